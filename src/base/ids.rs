@@ -1,0 +1,67 @@
+//! Dense ids: what strings become once the configuration has been read.
+//!
+//! An id is an index into an array that lives as long as the id is used. Names are for the edges
+//! (configuration, metrics labels, log lines); on the path of a request only ids travel, so looking
+//! something up is an array access and never a hash of a string.
+
+use std::fmt;
+
+macro_rules! dense_id {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $name(u16);
+
+        impl $name {
+            /// The id for position `index`.
+            ///
+            /// # Panics
+            /// When `index` does not fit 16 bits: the configuration bounds every table far below
+            /// that, so it is a bug in the caller.
+            pub fn new(index: usize) -> Self {
+                Self(u16::try_from(index).expect("dense id tables are bounded well below 65536"))
+            }
+
+            /// The position in the table this id indexes.
+            pub fn index(self) -> usize {
+                usize::from(self.0)
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "#{}", self.0)
+            }
+        }
+    };
+}
+
+dense_id!(
+    /// A pool: backends that may answer the same requests.
+    PoolId
+);
+dense_id!(
+    /// One vLLM server.
+    BackendId
+);
+dense_id!(
+    /// A model name that clients may send (LoRA adapters are models too).
+    ModelId
+);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_returns_the_index_it_was_made_of() {
+        assert_eq!(PoolId::new(7).index(), 7);
+        assert_eq!(BackendId::new(65_535).index(), 65_535);
+    }
+
+    #[test]
+    #[should_panic(expected = "bounded")]
+    fn an_index_that_does_not_fit_is_a_bug() {
+        ModelId::new(65_536);
+    }
+}

@@ -1,0 +1,3 @@
+//! sluice: a gateway in front of vLLM that keeps the tail short.
+
+pub mod base;
