@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::capacity::{Fit, Limits, Need, Usage};
 use super::health::Health;
+use super::layout::{Address, BackendSpec};
 use super::policy::Speed;
 use crate::base::PoolId;
 
@@ -52,10 +53,14 @@ const PREFILL_WEIGHT: f64 = 0.2;
 #[derive(Debug)]
 pub(super) struct Backend {
     pub(super) name: Arc<str>,
-    pub(super) target: Arc<str>,
+    pub(super) address: Arc<Address>,
     pub(super) pool: PoolId,
-    /// Position in its pool, for round robin.
+    /// Position in its pool, the order in which it is shown.
     pub(super) position: usize,
+    /// Share of new work relative to the others of its pool.
+    pub(super) weight: f64,
+    /// Round robin: how much it is owed.
+    pub(super) turn: f64,
     pub(super) limits: Limits,
     pub(super) used: Usage,
     pub(super) health: Health,
@@ -73,12 +78,14 @@ pub(super) struct Backend {
 }
 
 impl Backend {
-    pub(super) fn new(name: Arc<str>, target: Arc<str>, pool: PoolId, now: Instant) -> Self {
+    pub(super) fn new(spec: &BackendSpec, pool: PoolId, now: Instant) -> Self {
         Self {
-            name,
-            target,
+            name: Arc::clone(&spec.name),
+            address: Arc::clone(&spec.address),
             pool,
             position: 0,
+            weight: spec.weight,
+            turn: 0.0,
             limits: Limits { slots: 1, tokens: None, prefill_tokens: None, long_prefix: None },
             used: Usage::default(),
             health: Health::default(),

@@ -1,6 +1,6 @@
 //! What a configuration asks of admission, and how a reload is taken over without dropping anyone.
 //!
-//! Identity: a pool is its name; a backend is its pool, its name and its target. Whatever keeps its
+//! Identity: a pool is its name; a backend is its pool, its name and its endpoint. Whatever keeps its
 //! identity keeps its id, its counters, its health and what it carries; only limits, queue rules and
 //! spill lists change, in place. A backend that is no longer configured finishes what it carries and
 //! then its place is free for a new one. A pool that is no longer configured sends its waiters back
@@ -16,10 +16,10 @@ use super::backend::Backend;
 use super::capacity::Limits;
 use super::drain_rate::DrainRate;
 use super::health::HealthRules;
-use super::policy::Policy;
 use super::queue::{Order, Queue};
 use super::state::{Pool, State};
 use crate::base::{BackendId, PoolId};
+use crate::config::{Endpoint, Policy, Secret};
 
 /// The rules of one pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,16 +37,29 @@ pub struct Rules {
 }
 
 /// One backend as configured.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct BackendSpec {
     /// Its name, unique in the pool.
     pub name: Arc<str>,
-    /// Where it is reached; part of its identity.
-    pub target: Arc<str>,
+    /// Where it is reached; its endpoint is part of the backend's identity.
+    pub address: Arc<Address>,
+    /// Share of new work relative to the other backends of the pool, above 0.
+    pub weight: f64,
+}
+
+/// Where a backend is reached, in the form the path of a request needs it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Address {
+    /// Host, port and path prefix.
+    pub endpoint: Endpoint,
+    /// `host:port`, as it goes into a `Host` header.
+    pub authority: Arc<str>,
+    /// Sent upstream as a bearer token, instead of what the client sent.
+    pub api_key: Option<Secret>,
 }
 
 /// One pool as configured.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct PoolSpec {
     /// Its name.
     pub name: Arc<str>,
@@ -105,7 +118,6 @@ impl State {
             rules: spec.rules.clone(),
             fed_by: Vec::new(),
             queue: Queue::default(),
-            cursor: 0,
             drain: DrainRate::new(now),
             removed: false,
         });
@@ -118,6 +130,8 @@ impl State {
             if let Some(backend) = self.backend_mut(*id) {
                 backend.limits = spec.rules.limits;
                 backend.position = position;
+                backend.weight = spec.backends[position].weight;
+                backend.address = Arc::clone(&spec.backends[position].address);
                 backend.removed = false;
             }
         }
@@ -126,11 +140,11 @@ impl State {
     }
 
     fn place_backend(&mut self, spec: &BackendSpec, pool: PoolId, now: Instant) -> BackendId {
-        let same = |b: &Backend| b.pool == pool && b.name == spec.name && b.target == spec.target;
+        let same = |b: &Backend| b.pool == pool && b.name == spec.name && b.address.endpoint == spec.address.endpoint;
         if let Some(index) = self.backends.iter().position(|slot| slot.as_ref().is_some_and(same)) {
             return BackendId::new(index);
         }
-        let backend = Backend::new(Arc::clone(&spec.name), Arc::clone(&spec.target), pool, now);
+        let backend = Backend::new(spec, pool, now);
         match self.backends.iter().position(Option::is_none) {
             Some(index) => {
                 self.backends[index] = Some(backend);

@@ -19,6 +19,7 @@ use super::admission::Admission;
 use super::backend::Pulse;
 use super::capacity::Held;
 use super::health::Fault;
+use super::layout::Address;
 use super::queue::WaiterId;
 use crate::base::{BackendId, PoolId};
 
@@ -27,6 +28,9 @@ use crate::base::{BackendId, PoolId};
 pub(super) struct Grant {
     pub(super) backend: BackendId,
     pub(super) pool: PoolId,
+    pub(super) pool_name: Arc<str>,
+    pub(super) name: Arc<str>,
+    pub(super) address: Arc<Address>,
     pub(super) held: Held,
     pub(super) pulse: Arc<Pulse>,
     pub(super) cut: CancellationToken,
@@ -53,6 +57,21 @@ impl Lease {
     /// The pool that backend belongs to; not the request's home when it spilled.
     pub fn pool(&self) -> PoolId {
         self.grant.pool
+    }
+
+    /// That pool's name.
+    pub fn pool_name(&self) -> &Arc<str> {
+        &self.grant.pool_name
+    }
+
+    /// The backend's name.
+    pub fn name(&self) -> &Arc<str> {
+        &self.grant.name
+    }
+
+    /// Where the backend is reached.
+    pub fn address(&self) -> &Arc<Address> {
+        &self.grant.address
     }
 
     /// How long the prefill is expected to take: when the prefill share of an answer that is not

@@ -3,6 +3,7 @@
 //! See [`super::admission`] for the rules. Everything here runs under the lock, returns at once and
 //! wakes nobody itself: wakers are collected for the caller.
 
+use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
 
@@ -17,20 +18,20 @@ use super::drain_rate::DrainRate;
 use super::health::{Fault, HealthRules, Phase};
 use super::layout::Rules;
 use super::lease::Grant;
-use super::policy::Candidate;
+use super::policy::{self, Candidate};
 use super::queue::{Key, Lane, Queue, WaiterId};
 use crate::base::{BackendId, PoolId, Rng};
+use crate::config::Policy;
 
 /// One pool's members and its queue.
 #[derive(Debug)]
 pub(super) struct Pool {
-    pub(super) name: std::sync::Arc<str>,
+    pub(super) name: Arc<str>,
     pub(super) members: Vec<BackendId>,
     pub(super) rules: Rules,
     /// Pools whose requests may spill into this one, in configuration order.
     pub(super) fed_by: Vec<PoolId>,
     pub(super) queue: Queue,
-    pub(super) cursor: usize,
     pub(super) drain: DrainRate,
     pub(super) removed: bool,
 }
@@ -209,14 +210,33 @@ impl State {
             .filter(|(_, backend)| backend.fit(&ask.need) == Fit::Room)
             .map(|(id, backend)| Candidate {
                 id,
-                position: backend.position,
+                weight: backend.weight,
                 tokens: backend.used.tokens,
                 requests: backend.used.requests,
                 speed: backend.speed,
             })
             .collect();
-        let found = self.pools.get_mut(pool.index())?;
-        found.rules.policy.pick(&candidates, ask.need.tokens(), &mut found.cursor, &mut self.rng)
+        match self.pools.get(pool.index())?.rules.policy {
+            Policy::RoundRobin => self.next_in_turn(&candidates),
+            policy => policy::pick(policy, &candidates, ask.need.tokens(), &mut self.rng),
+        }
+    }
+
+    /// Smooth weighted round robin, as nginx does it: each candidate is owed its weight per round,
+    /// the one owed most is served and pays for the round.
+    fn next_in_turn(&mut self, candidates: &[Candidate]) -> Option<BackendId> {
+        let round: f64 = candidates.iter().map(|c| c.weight).sum();
+        for candidate in candidates {
+            if let Some(backend) = self.backend_mut(candidate.id) {
+                backend.turn += candidate.weight;
+            }
+        }
+        let owed = |id: BackendId| self.backend(id).map_or(0.0, |backend| backend.turn);
+        let next = candidates.iter().map(|c| c.id).rev().max_by(|a, b| owed(*a).total_cmp(&owed(*b)))?;
+        if let Some(backend) = self.backend_mut(next) {
+            backend.turn -= round;
+        }
+        Some(next)
     }
 
     fn grant(&mut self, backend: BackendId, ask: &Ask) -> Grant {
@@ -230,8 +250,11 @@ impl State {
         Grant {
             backend,
             pool: found.pool,
+            pool_name: Arc::clone(&self.pools[found.pool.index()].name),
+            name: Arc::clone(&found.name),
+            address: Arc::clone(&found.address),
             held,
-            pulse: std::sync::Arc::clone(&found.pulse),
+            pulse: Arc::clone(&found.pulse),
             cut: found.cut.clone(),
             prefill_time: found.prefill_time(prompt_tokens),
         }

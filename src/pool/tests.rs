@@ -12,6 +12,7 @@ use tokio::time::Instant;
 
 use super::*;
 use crate::base::{BackendId, PoolId};
+use crate::config::{Endpoint, Policy};
 
 const RULES: HealthRules = HealthRules {
     probe_failures: 2,
@@ -22,7 +23,7 @@ const RULES: HealthRules = HealthRules {
 
 fn spec(name: &str, backends: usize, limits: Limits, spill: Vec<usize>) -> PoolSpec {
     let backends = (0..backends)
-        .map(|i| BackendSpec { name: format!("{name}{i}").into(), target: format!("10.0.0.1:{i}").into() })
+        .map(|i| BackendSpec { name: format!("{name}{i}").into(), address: address(i), weight: 1.0 })
         .collect();
     let rules = Rules {
         policy: Policy::LeastWork,
@@ -32,6 +33,11 @@ fn spec(name: &str, backends: usize, limits: Limits, spill: Vec<usize>) -> PoolS
         order: Order::FIFO,
     };
     PoolSpec { name: name.into(), rules, backends, spill }
+}
+
+fn address(number: usize) -> Arc<Address> {
+    let endpoint = Endpoint { host: "10.0.0.1".to_owned(), port: number as u16 + 1, prefix: String::new() };
+    Arc::new(Address { authority: endpoint.authority().into(), endpoint, api_key: None })
 }
 
 fn limits(slots: u32, permits: u32) -> Limits {
@@ -382,6 +388,19 @@ proptest! {
             }
         }
     }
+}
+
+#[test]
+fn round_robin_gives_each_its_weight_and_steps_over_the_full() {
+    let mut specs = vec![spec("one", 2, limits(40, 1), vec![])];
+    specs[0].rules.policy = Policy::RoundRobin;
+    specs[0].backends[0].weight = 2.0;
+    let house = House::new(&specs);
+    let leases: Vec<Lease> = (0..6).map(|_| house.granted(0, 10)).collect();
+    let order: Vec<usize> = leases.iter().map(|lease| lease.backend().index()).collect();
+    assert_eq!(order, [0, 1, 0, 0, 1, 0]);
+    house.admission.set_draining(leases[0].backend(), true);
+    assert_eq!(house.granted(0, 10).backend().index(), 1);
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::capacity::{Limits, Usage};
 use super::health::Phase;
+use super::layout::Address;
 use super::state::State;
 use crate::base::{BackendId, PoolId};
 
@@ -31,7 +32,9 @@ pub struct BackendView {
     /// Its name.
     pub name: Arc<str>,
     /// Where it is reached.
-    pub target: Arc<str>,
+    pub address: Arc<Address>,
+    /// Share of new work.
+    pub weight: f64,
     /// Health.
     pub phase: Phase,
     /// The operator took it out of rotation.
@@ -87,7 +90,8 @@ impl State {
                 let view = BackendView {
                     id,
                     name: Arc::clone(&b.name),
-                    target: Arc::clone(&b.target),
+                    address: Arc::clone(&b.address),
+                    weight: b.weight,
                     phase: b.health.phase(),
                     draining: b.draining,
                     removed: b.removed,

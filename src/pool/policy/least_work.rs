@@ -1,6 +1,6 @@
 //! Least work: the backend that would be through soonest.
 //!
-//! Score = `(outstanding tokens + this request's tokens) x seconds per token`, lowest wins; seconds
+//! Score = `(outstanding tokens + this request's tokens) x seconds per token / weight`, lowest wins; seconds
 //! per token is the decayed mean of the TPOT seen on that backend. More load raises TPOT and so the
 //! score, a slower GPU raises it for good: the balance finds itself between unequal backends.
 //! A backend not yet measured counts as the fastest measured one, so that it gets work and is
@@ -61,7 +61,7 @@ pub(super) fn fastest(candidates: &[Candidate]) -> f64 {
 
 pub(super) fn score(candidate: &Candidate, need_tokens: u64, fastest: f64) -> f64 {
     let pace = candidate.speed.seconds_per_token.unwrap_or(fastest).min(fastest * SPREAD_MAX);
-    candidate.tokens.saturating_add(need_tokens) as f64 * pace
+    candidate.tokens.saturating_add(need_tokens) as f64 * pace / candidate.weight
 }
 
 #[cfg(test)]
@@ -73,7 +73,7 @@ mod tests {
         if let Some(ms) = tpot_ms {
             speed.observe(Duration::from_millis(ms));
         }
-        Candidate { id: BackendId::new(position), position, tokens, requests: 0, speed }
+        Candidate { id: BackendId::new(position), weight: 1.0, tokens, requests: 0, speed }
     }
 
     fn chosen(candidates: &[Candidate]) -> usize {

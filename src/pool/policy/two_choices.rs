@@ -29,7 +29,7 @@ mod tests {
         let candidates: Vec<_> = (0..3)
             .map(|i| Candidate {
                 id: BackendId::new(i),
-                position: i,
+                weight: 1.0,
                 tokens: tokens[i],
                 requests: 0,
                 speed: Speed::default(),
