@@ -25,7 +25,7 @@ pub struct Key {
     pub sha256: KeyDigest,
     /// Models it may use; 403 for others.
     pub models: ModelScope,
-    /// Larger is served earlier when requests wait; 0 is normal.
+    /// Lower is served earlier when requests wait, as in vLLM; 0 is normal.
     pub priority: i32,
     /// What it may use at once.
     pub limit: KeyLimit,

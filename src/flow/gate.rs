@@ -1,0 +1,177 @@
+//! From bytes to a decision: what is asked, by whom, how long it is, and which pools may take it.
+//!
+//! Everything that can be refused without a backend is refused here, cheapest check first, before
+//! anything is counted against a limit. The body is read once, in place; nothing of it is copied.
+
+use std::sync::Arc;
+
+use tokio::time::Instant;
+
+use super::classify::{self, Placement};
+use super::keys::{InFlight, KeyError};
+use super::plan::{ModelEntry, Plan};
+use super::record::{Open, Recorder};
+use super::Incoming;
+use crate::config::UsageInjection;
+use crate::estimate::{Estimate, How};
+use crate::experiment::Experiments;
+use crate::openai::rewrite::Body;
+use crate::openai::{Refusal, RequestView, request};
+use crate::pool::Need;
+
+/// A request that may ask for a backend.
+#[derive(Debug)]
+pub(super) struct Admitted {
+    pub(super) placement: Placement,
+    pub(super) need: Need,
+    pub(super) priority: i32,
+    pub(super) stream: bool,
+    /// The body as it goes upstream.
+    pub(super) body: Body,
+    /// What was injected, and so must be taken out of the answer.
+    pub(super) injected: Injected,
+    /// What the estimate was made of, to learn from the answer.
+    pub(super) lesson: Lesson,
+    /// Counts against the key's limit while the request lives.
+    _in_flight: Option<InFlight>,
+}
+
+/// Usage asked for on behalf of the client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Injected {
+    /// Nothing.
+    Nothing,
+    /// One usage event at the end.
+    Final,
+    /// Usage in every event.
+    Continuous {
+        /// The client asked for the last one itself.
+        keep_final: bool,
+    },
+}
+
+/// What is needed to learn from the answer.
+#[derive(Debug)]
+pub(super) struct Lesson {
+    pub(super) estimator: Arc<crate::estimate::ModelEstimator>,
+    pub(super) shape: crate::estimate::PromptShape,
+    pub(super) sequences: u32,
+    /// The prompt can be learned from: one engine prompt, text only.
+    pub(super) usable: bool,
+}
+
+/// Opens the gate for a request, or says why not.
+pub(super) async fn open<R: Recorder>(
+    plan: &Plan,
+    experiments: &Experiments,
+    incoming: &Incoming,
+    record: &mut Open<'_, R>,
+) -> Result<Admitted, Refusal> {
+    let begun = Instant::now();
+    let view = request::read(incoming.route, &incoming.content_type, &incoming.body)?;
+    let name = view.model.as_deref().ok_or_else(Refusal::no_model)?;
+    let known = plan.model(name);
+    let holder = match plan.keys.is_open() {
+        true => None,
+        false => Some(plan.keys.recognise(incoming.key.as_deref()).map_err(|error| match error {
+            KeyError::Missing => Refusal::NoKey,
+            KeyError::Unknown => Refusal::BadKey,
+        })?),
+    };
+    record.key = holder.as_ref().map(|holder| holder.name().into());
+    let Some((model, alias)) = known else {
+        return Err(Refusal::UnknownModel { model: name.to_owned(), known: valid_names(plan) });
+    };
+    if holder.as_ref().is_some_and(|holder| !holder.may_use(model.declared)) {
+        return Err(Refusal::ModelForbidden { model: name.to_owned() });
+    }
+    record.model = Some(Arc::clone(&model.name));
+    record.stream = view.stream;
+    let in_flight = match &holder {
+        Some(holder) => Some(holder.begin(incoming.arrived).map_err(|over| Refusal::KeyLimit { retry_after: over.0 })?),
+        None => None,
+    };
+    let estimate = estimate(plan, model, &view, incoming).await;
+    record.estimate = Some(estimate);
+    let placement = classify::place(plan, model, estimate.tokens)
+        .ok_or_else(|| Refusal::UnknownModel { model: name.to_owned(), known: valid_names(plan) })?;
+    let home = &plan.pools[placement.home];
+    record.home = Some(Arc::clone(&home.name));
+    let arm = experiments.assign();
+    record.arm = arm.map(|arm| Arc::clone(&arm.name));
+    let rename = arm.and_then(|arm| arm.model.as_deref()).or(alias.then_some(&*model.name));
+    let injected = injection(home.usage, &view);
+    let body = body(&view, incoming, rename, injected)?;
+    record.estimate_time = begun.elapsed();
+    let sequences = view.sequences();
+    Ok(Admitted {
+        placement,
+        need: Need {
+            slots: sequences,
+            prompt_tokens: estimate.tokens,
+            output_tokens: model.estimator.output(&view.output_bounds()).saturating_mul(u64::from(sequences)),
+        },
+        priority: holder.as_ref().map_or(0, |holder| holder.priority()),
+        stream: view.stream,
+        body,
+        injected,
+        lesson: Lesson {
+            estimator: Arc::clone(&model.estimator),
+            usable: incoming.route.generates() && view.prompts == 1 && view.shape.media_parts == 0,
+            shape: view.shape,
+            sequences,
+        },
+        _in_flight: in_flight,
+    })
+}
+
+/// The estimate, made exact where that can change a decision.
+async fn estimate(plan: &Plan, model: &ModelEntry, view: &RequestView<'_>, incoming: &Incoming) -> Estimate {
+    let estimate = model.estimator.estimate(&view.shape, model.media_part_tokens);
+    let Some(counter) = &model.exact else { return estimate };
+    if estimate.how == How::Exact || !classify::near_boundary(plan, model, estimate.tokens, estimate.spread) {
+        return estimate;
+    }
+    match counter.count(incoming.route, incoming.body.clone()).await {
+        Some(tokens) => Estimate { tokens, spread: 0.0, how: How::Exact },
+        None => estimate,
+    }
+}
+
+/// Usage is asked for when the pool says so, the answer is a stream that can carry it, and the client
+/// did not ask itself.
+fn injection(usage: UsageInjection, view: &RequestView<'_>) -> Injected {
+    if !view.stream || !view.takes_stream_options() {
+        return Injected::Nothing;
+    }
+    let asked = view.stream_options.include_usage;
+    match usage {
+        UsageInjection::Off => Injected::Nothing,
+        UsageInjection::Final if asked => Injected::Nothing,
+        UsageInjection::Final => Injected::Final,
+        UsageInjection::Continuous if asked && view.stream_options.continuous_usage_stats => Injected::Nothing,
+        UsageInjection::Continuous => Injected::Continuous { keep_final: asked },
+    }
+}
+
+fn body(
+    view: &RequestView<'_>,
+    incoming: &Incoming,
+    rename: Option<&str>,
+    injected: Injected,
+) -> Result<Body, Refusal> {
+    let mut body = Body::new(incoming.body.clone());
+    if let Some(name) = rename {
+        body.set_model(view, name);
+    }
+    match injected {
+        Injected::Nothing => {}
+        Injected::Final => body.inject_usage(view, false),
+        Injected::Continuous { .. } => body.inject_usage(view, true),
+    }
+    Ok(body)
+}
+
+fn valid_names(plan: &Plan) -> Vec<String> {
+    plan.names().map(|entry| entry.name.to_string()).collect()
+}
