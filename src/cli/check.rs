@@ -47,3 +47,38 @@ fn check(args: &CheckArgs, out: &mut dyn Write, err: &mut dyn Write) -> u8 {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run_on(text: &str, set: &[&str]) -> (u8, String, String) {
+        let folder = tempfile::tempdir().unwrap();
+        let config = folder.path().join("sluice.toml");
+        std::fs::write(&config, text).unwrap();
+        let args = CheckArgs { config, set: set.iter().map(|&set| set.to_owned()).collect() };
+        let (mut out, mut err) = (Vec::new(), Vec::new());
+        let code = check(&args, &mut out, &mut err);
+        (code, String::from_utf8(out).unwrap(), String::from_utf8(err).unwrap())
+    }
+
+    const POOL: &str = "[[pool]]\nname = \"p\"\n[[pool.backend]]\nname = \"b\"\nurl = \"http://127.0.0.1:8000\"\n";
+
+    #[test]
+    fn a_valid_file_is_printed_with_origins_and_exits_0() {
+        let (code, out, err) = run_on(POOL, &["pool.p.slots=3"]);
+        assert_eq!(code, 0);
+        assert!(out.contains("# line 5\n") && out.contains("# --set\n") && out.contains("# default\n"), "{out}");
+        assert!(err.contains("warning: ") && err.ends_with(": ok\n"), "{err}");
+    }
+
+    #[test]
+    fn an_invalid_file_prints_every_problem_to_stderr_and_exits_78() {
+        let (code, out, err) = run_on(POOL, &["pool.p.slots=0", "banana=1"]);
+        assert_eq!((code, out.as_str()), (78, ""));
+        assert!(
+            err.contains("pool[0].slots") && err.contains("banana: unknown key") && err.contains("2 errors"),
+            "{err}"
+        );
+    }
+}

@@ -62,7 +62,8 @@ impl Config {
         if bytes as u64 > defaults::MAX_FILE_BYTES {
             return Err(failed(format!("it is larger than {} bytes", defaults::MAX_FILE_BYTES)));
         }
-        let folder = path.parent().unwrap_or(Path::new(""));
+        let file = std::path::absolute(path).map_err(|error| failed(error.to_string()))?;
+        let folder = file.parent().unwrap_or(Path::new("/"));
         Self::parse(&text, &source, sets, &Surroundings::of_process(folder))
     }
 

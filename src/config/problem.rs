@@ -125,6 +125,8 @@ pub enum Situation {
     SecretLetters,
     #[error("not a SHA-256: expected 64 hex digits; make one with: printf %s \"$KEY\" | sha256sum")]
     Digest,
+    #[error("this is the same key as '{first}'; a request could not be attributed, so give each its own")]
+    SameKey { first: String },
     #[error("there is no file {path} (relative paths start at the configuration file's folder)")]
     FileMissing { path: String },
 

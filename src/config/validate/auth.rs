@@ -12,12 +12,20 @@ pub(super) fn auth(root: &mut Section<'_>, models: &[Model], server: &Server, re
     let sections = at.sections("keys", defaults::MAX_KEYS, report);
     let written = sections.len();
     let mut names = Names::new();
-    let keys = sections.into_iter().filter_map(|section| key(section, models, &mut names, report)).collect();
+    let mut keys: Vec<Key> = Vec::new();
+    for section in sections {
+        let place = section.place_of("sha256");
+        let Some(key) = key(section, models, &mut names, report) else { continue };
+        if let Some(first) = keys.iter().find(|other| other.sha256.bytes() == key.sha256.bytes()) {
+            report.add(&place, Situation::SameKey { first: first.name.clone() });
+        }
+        keys.push(key);
+    }
     if written == 0 {
         report.add(&at.place_of("keys"), Situation::Open { listen: server.listen.to_string() });
     }
     let admin_token = secret_at(&mut at, "admin_token", report);
-    if admin_token.is_none() && !server.admin.ip().is_loopback() {
+    if !at.has("admin_token") && !server.admin.ip().is_loopback() {
         report.add(&at.place_of("admin_token"), Situation::AdminOpen { admin: server.admin.to_string() });
     }
     at.finish(report);

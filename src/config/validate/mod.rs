@@ -40,11 +40,9 @@ impl Surroundings<'_> {
     /// This process and this machine, with relative paths starting at `folder`.
     pub fn of_process(folder: &Path) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        Self {
-            env: &|name| std::env::var(name).ok(),
-            folder: folder.to_owned(),
-            cores: cores.min(defaults::MAX_THREADS),
-        }
+        // Absolute, so that what is printed means the same wherever it is saved.
+        let folder = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
+        Self { env: &|name| std::env::var(name).ok(), folder, cores: cores.min(defaults::MAX_THREADS) }
     }
 }
 

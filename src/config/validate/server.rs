@@ -11,6 +11,8 @@ use crate::base::{ByteSize, Period};
 
 /// The shortest duration that counts as one.
 const SHORTEST: Period = Period(Duration::from_micros(1));
+/// The smallest share of requests that is worth an objective.
+const SMALLEST_SHARE: f64 = 0.01;
 const LONGEST: Period = Period(defaults::MAX_PERIOD);
 
 /// A duration above zero.
@@ -98,7 +100,14 @@ pub(super) fn slo(mut at: Section<'_>, general: Option<&Slo>, report: &mut Repor
     let tpot = target("tpot", general.and_then(|slo| slo.tpot));
     let e2el = target("e2el", general.and_then(|slo| slo.e2el));
     let default = general.map_or(defaults::ATTAINMENT, |slo| slo.attainment);
-    let attainment = at.within("attainment", default, f64::MIN_POSITIVE..=1.0, report);
+    let attainment = at.within("attainment", default, SMALLEST_SHARE..=1.0, report);
+    // What was inherited was decided where it was written for all.
+    if general.is_some() {
+        for key in ["ttft", "tpot", "e2el", "attainment"].into_iter().filter(|key| !at.has(key)) {
+            let origin = report.origins.of(&format!("slo.{key}"));
+            report.origins.note(at.place_of(key).path, origin);
+        }
+    }
     at.finish(report);
     Slo { ttft, tpot, e2el, attainment }
 }
