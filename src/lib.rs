@@ -25,3 +25,5 @@ pub mod base;
 pub mod config;
 
 pub mod pool;
+
+pub mod cli;
