@@ -1,3 +1,5 @@
 //! sluice: a gateway in front of vLLM that keeps the tail short.
 
 pub mod base;
+pub mod meter;
+pub mod openai;
