@@ -21,9 +21,11 @@
 //!    for the path of a request.
 
 pub mod base;
-
 pub mod config;
-
+pub mod openai;
+pub mod meter;
+pub mod estimate;
 pub mod pool;
-
+pub mod experiment;
+pub mod flow;
 pub mod cli;

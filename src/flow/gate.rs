@@ -11,12 +11,12 @@ use super::classify::{self, Placement};
 use super::keys::{InFlight, KeyError};
 use super::plan::{ModelEntry, Plan};
 use super::record::{Open, Recorder};
+use super::respond::whole_seconds;
 use super::Incoming;
 use crate::config::UsageInjection;
 use crate::estimate::{Estimate, How};
 use crate::experiment::Experiments;
-use crate::openai::rewrite::Body;
-use crate::openai::{Refusal, RequestView, request};
+use crate::openai::{Body, Edits, Refusal, RequestView, Usage, multipart, request};
 use crate::pool::Need;
 
 /// A request that may ask for a backend.
@@ -50,11 +50,21 @@ pub(super) enum Injected {
     },
 }
 
+impl Injected {
+    fn usage(self) -> Usage {
+        match self {
+            Self::Nothing => Usage::AsSent,
+            Self::Final => Usage::AtEnd,
+            Self::Continuous { .. } => Usage::InEveryEvent,
+        }
+    }
+}
+
 /// What is needed to learn from the answer.
 #[derive(Debug)]
 pub(super) struct Lesson {
     pub(super) estimator: Arc<crate::estimate::ModelEstimator>,
-    pub(super) shape: crate::estimate::PromptShape,
+    pub(super) shape: crate::openai::PromptShape,
     pub(super) sequences: u32,
     /// The prompt can be learned from: one engine prompt, text only.
     pub(super) usable: bool,
@@ -68,8 +78,8 @@ pub(super) async fn open<R: Recorder>(
     record: &mut Open<'_, R>,
 ) -> Result<Admitted, Refusal> {
     let begun = Instant::now();
-    let view = request::read(incoming.route, &incoming.content_type, &incoming.body)?;
-    let name = view.model.as_deref().ok_or_else(Refusal::no_model)?;
+    let view = read(incoming)?;
+    let name = view.model.as_deref().ok_or(Refusal::NoModel)?;
     let known = plan.model(name);
     let holder = match plan.keys.is_open() {
         true => None,
@@ -80,7 +90,7 @@ pub(super) async fn open<R: Recorder>(
     };
     record.key = holder.as_ref().map(|holder| holder.name().into());
     let Some((model, alias)) = known else {
-        return Err(Refusal::UnknownModel { model: name.to_owned(), known: valid_names(plan) });
+        return Err(Refusal::UnknownModel { model: name.to_owned(), valid: valid_names(plan) });
     };
     if holder.as_ref().is_some_and(|holder| !holder.may_use(model.declared)) {
         return Err(Refusal::ModelForbidden { model: name.to_owned() });
@@ -88,28 +98,28 @@ pub(super) async fn open<R: Recorder>(
     record.model = Some(Arc::clone(&model.name));
     record.stream = view.stream;
     let in_flight = match &holder {
-        Some(holder) => Some(holder.begin(incoming.arrived).map_err(|over| Refusal::KeyLimit { retry_after: over.0 })?),
+        Some(holder) => Some(holder.begin(incoming.arrived).map_err(|over| Refusal::KeyLimit { retry_after: whole_seconds(over.0) })?),
         None => None,
     };
     let estimate = estimate(plan, model, &view, incoming).await;
     record.estimate = Some(estimate);
     let placement = classify::place(plan, model, estimate.tokens)
-        .ok_or_else(|| Refusal::UnknownModel { model: name.to_owned(), known: valid_names(plan) })?;
+        .ok_or_else(|| Refusal::UnknownModel { model: name.to_owned(), valid: valid_names(plan) })?;
     let home = &plan.pools[placement.home];
     record.home = Some(Arc::clone(&home.name));
     let arm = experiments.assign();
     record.arm = arm.map(|arm| Arc::clone(&arm.name));
     let rename = arm.and_then(|arm| arm.model.as_deref()).or(alias.then_some(&*model.name));
     let injected = injection(home.usage, &view);
-    let body = body(&view, incoming, rename, injected)?;
+    let body = Body::edited(&incoming.body, &view.edits, Edits { model: rename, usage: injected.usage() });
     record.estimate_time = begun.elapsed();
-    let sequences = view.sequences();
+    let sequences = u32::try_from(view.sequences()).unwrap_or(u32::MAX);
     Ok(Admitted {
         placement,
         need: Need {
             slots: sequences,
             prompt_tokens: estimate.tokens,
-            output_tokens: model.estimator.output(&view.output_bounds()).saturating_mul(u64::from(sequences)),
+            output_tokens: expected_output(model, &view).saturating_mul(u64::from(sequences)),
         },
         priority: holder.as_ref().map_or(0, |holder| holder.priority()),
         stream: view.stream,
@@ -141,35 +151,32 @@ async fn estimate(plan: &Plan, model: &ModelEntry, view: &RequestView<'_>, incom
 /// Usage is asked for when the pool says so, the answer is a stream that can carry it, and the client
 /// did not ask itself.
 fn injection(usage: UsageInjection, view: &RequestView<'_>) -> Injected {
-    if !view.stream || !view.takes_stream_options() {
+    // With several sequences, events that end one come long before the usage event, and could not be
+    // given back the bytes that asking for it takes from them (see `meter::strip`).
+    if !view.stream || !view.route.has_stream_options() || view.sequences() > 1 {
         return Injected::Nothing;
     }
-    let asked = view.stream_options.include_usage;
+    let asked = view.include_usage;
     match usage {
         UsageInjection::Off => Injected::Nothing,
         UsageInjection::Final if asked => Injected::Nothing,
         UsageInjection::Final => Injected::Final,
-        UsageInjection::Continuous if asked && view.stream_options.continuous_usage_stats => Injected::Nothing,
+        UsageInjection::Continuous if asked && view.continuous_usage => Injected::Nothing,
         UsageInjection::Continuous => Injected::Continuous { keep_final: asked },
     }
 }
 
-fn body(
-    view: &RequestView<'_>,
-    incoming: &Incoming,
-    rename: Option<&str>,
-    injected: Injected,
-) -> Result<Body, Refusal> {
-    let mut body = Body::new(incoming.body.clone());
-    if let Some(name) = rename {
-        body.set_model(view, name);
-    }
-    match injected {
-        Injected::Nothing => {}
-        Injected::Final => body.inject_usage(view, false),
-        Injected::Continuous { .. } => body.inject_usage(view, true),
-    }
-    Ok(body)
+/// Output tokens of one sequence, as far as they can be foreseen.
+fn expected_output(model: &ModelEntry, view: &RequestView<'_>) -> u64 {
+    model.estimator.output(view.output_bound(), view.ignore_eos)
+}
+
+fn read(incoming: &Incoming) -> Result<RequestView<'_>, Refusal> {
+    let view = match incoming.route.is_multipart() {
+        true => multipart::read(incoming.route, &incoming.content_type, &incoming.body)?,
+        false => request::read(incoming.route, &incoming.body)?,
+    };
+    Ok(view)
 }
 
 fn valid_names(plan: &Plan) -> Vec<String> {

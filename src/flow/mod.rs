@@ -40,8 +40,8 @@ use http::HeaderMap;
 use tokio::time::Instant;
 
 use crate::experiment::Experiments;
-use crate::openai::{Refusal, Route};
-use crate::pool::{Admission, Shed};
+use crate::openai::{Refusal, Route, ShedReason};
+use crate::pool::Admission;
 
 pub use exchange::{Broken, Call, Downstream, Exchange, Gone, Head, SendError, Upstream};
 pub use plan::{Learned, Plan};
@@ -136,7 +136,7 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
     ) -> Result<(), Refusal> {
         let plan = self.plan();
         if self.is_closing() {
-            return Err(respond::shed(Shed::ShuttingDown, crate::config::defaults::RETRY_AFTER_MIN, record));
+            return Err(respond::shed(ShedReason::ShuttingDown, crate::config::defaults::RETRY_AFTER_MIN, record));
         }
         let admitted = gate::open(&plan, &self.experiments, incoming, record).await?;
         forward::Attempts::new(self, plan, incoming, admitted).run(down, record).await
