@@ -75,9 +75,9 @@ impl Reported {
     /// Replaces what a backend serves; whether the names changed.
     fn set(&self, backend: BackendId, cards: Vec<Card>) -> bool {
         let mut by_backend = self.0.lock();
-        let same = by_backend.get(&backend).is_some_and(|old| {
-            old.len() == cards.len() && old.iter().zip(&cards).all(|(a, b)| a.id == b.id)
-        });
+        let same = by_backend
+            .get(&backend)
+            .is_some_and(|old| old.len() == cards.len() && old.iter().zip(&cards).all(|(a, b)| a.id == b.id));
         by_backend.insert(backend, cards);
         !same
     }

@@ -8,11 +8,11 @@ use std::sync::Arc;
 
 use tokio::time::{Instant, timeout_at};
 
+use super::Flow;
 use super::classify;
 use super::exchange::Downstream;
 use super::plan::Plan;
 use super::record::Recorder;
-use super::Flow;
 use crate::base::{BackendId, PoolId};
 use crate::openai::ShedReason;
 use crate::pool::{Ask, Entry, Lease, Need, Waited};
@@ -77,7 +77,8 @@ where
             Waited::Granted(lease) => return Ok(lease),
             Waited::PoolGone => {
                 plan = flow.plan();
-                let again = plan.model(wish.model).and_then(|(m, _)| classify::place(&plan, m, wish.need.prompt_tokens));
+                let again =
+                    plan.model(wish.model).and_then(|(m, _)| classify::place(&plan, m, wish.need.prompt_tokens));
                 placement = again.ok_or(NoLease::Shed(ShedReason::NoBackend, home))?;
             }
         }

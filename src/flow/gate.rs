@@ -7,12 +7,12 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
+use super::Incoming;
 use super::classify::{self, Placement};
 use super::keys::{InFlight, KeyError};
 use super::plan::{ModelEntry, Plan};
 use super::record::{Open, Recorder};
 use super::respond::whole_seconds;
-use super::Incoming;
 use crate::config::UsageInjection;
 use crate::estimate::{Estimate, How};
 use crate::experiment::Experiments;
@@ -98,7 +98,9 @@ pub(super) async fn open<R: Recorder>(
     record.model = Some(Arc::clone(&model.name));
     record.stream = view.stream;
     let in_flight = match &holder {
-        Some(holder) => Some(holder.begin(incoming.arrived).map_err(|over| Refusal::KeyLimit { retry_after: whole_seconds(over.0) })?),
+        Some(holder) => Some(
+            holder.begin(incoming.arrived).map_err(|over| Refusal::KeyLimit { retry_after: whole_seconds(over.0) })?,
+        ),
         None => None,
     };
     let estimate = estimate(plan, model, &view, incoming).await;

@@ -23,6 +23,7 @@ pub mod plan;
 pub mod record;
 
 mod admit;
+mod answer;
 mod forward;
 mod gate;
 mod pump;
@@ -101,6 +102,11 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
     /// The owner of capacity.
     pub fn admission(&self) -> &Arc<Admission> {
         &self.admission
+    }
+
+    /// The engine side.
+    pub fn upstream(&self) -> &U {
+        &self.upstream
     }
 
     /// Where records go.

@@ -109,15 +109,8 @@ pub enum RetryReason {
 
 impl RetryReason {
     /// Every reason.
-    pub const ALL: [Self; 7] = [
-        Self::Connect,
-        Self::StaleConnection,
-        Self::Broken,
-        Self::Status,
-        Self::InStream,
-        Self::Timeout,
-        Self::Hung,
-    ];
+    pub const ALL: [Self; 7] =
+        [Self::Connect, Self::StaleConnection, Self::Broken, Self::Status, Self::InStream, Self::Timeout, Self::Hung];
 
     /// The label used in metrics.
     pub fn label(self) -> &'static str {

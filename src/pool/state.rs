@@ -95,7 +95,11 @@ impl State {
     }
 
     /// Grants at once, or puts in line (ticket and deadline), or sheds.
-    pub(super) fn enter(&mut self, ask: Ask, wakers: &mut Wakers) -> Result<Result<Grant, (WaiterId, Instant)>, ShedReason> {
+    pub(super) fn enter(
+        &mut self,
+        ask: Ask,
+        wakers: &mut Wakers,
+    ) -> Result<Result<Grant, (WaiterId, Instant)>, ShedReason> {
         let reachable: SmallVec<[PoolId; 4]> = std::iter::once(ask.home).chain(ask.spill.iter().copied()).collect();
         let allowed = |state: &Self, id: &BackendId| state.allows(&ask, *id);
         if !reachable.iter().any(|pool| self.members(*pool).iter().any(|id| allowed(self, id))) {

@@ -154,6 +154,11 @@ impl Running {
 }
 
 impl House {
+    /// The owner of capacity.
+    pub fn admission(&self) -> &Arc<Admission> {
+        &self.admission
+    }
+
     async fn keep_probing(self: Arc<Self>, mut prober: Prober, mut end: watch::Receiver<bool>) {
         loop {
             let interval = self.config.load().health.probe_interval;
