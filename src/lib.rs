@@ -1,5 +1,6 @@
 //! sluice: a gateway in front of vLLM that keeps the tail short.
 
 pub mod base;
+pub mod estimate;
 pub mod meter;
 pub mod openai;
