@@ -41,13 +41,15 @@ impl TextShape {
         if raw.len() <= SAMPLE_OVER {
             return count(raw);
         }
-        let mut sum = Self::default();
+        let (mut sum, mut seen) = (Self::default(), 0u128);
         let step = (raw.len() - WINDOW) as u128;
         for index in 0..WINDOWS {
             let start = (step * index as u128 / (WINDOWS as u128 - 1)) as usize;
-            sum.add(count(&raw[start..start + WINDOW]));
+            let window = &raw[past_escape(raw, start)..past_escape(raw, start + WINDOW)];
+            seen += window.len() as u128;
+            sum.add(count(window));
         }
-        let scale = |n: u64| (u128::from(n) * raw.len() as u128 / SAMPLE_OVER as u128) as u64;
+        let scale = |n: u64| (u128::from(n) * raw.len() as u128 / seen.max(1)) as u64;
         Self { plain: scale(sum.plain), marks: scale(sum.marks), wide: scale(sum.wide) }
     }
 
@@ -119,6 +121,17 @@ impl PromptSink for PromptShape {
     fn message(&mut self) {
         self.messages = self.messages.saturating_add(1);
     }
+}
+
+/// `at`, or the end of the escape that `at` would cut in two; halves of escapes would count as letters and digits.
+fn past_escape(raw: &[u8], at: usize) -> usize {
+    for back in 1..=at.min(5) {
+        if raw[at - back] == b'\\' {
+            let length = if raw.get(at - back + 1) == Some(&b'u') { 6 } else { 2 };
+            return (at - back + length).clamp(at, raw.len());
+        }
+    }
+    at
 }
 
 /// Counts every byte first (a loop the compiler turns into vector instructions), then visits the
