@@ -3,7 +3,7 @@
 //! [`ratio`] learns tokens from the look of the text · [`output`] how long answers are · [`exact`] counts with the
 //! model's tokenizer, where a configuration names one and the estimate is near a boundary.
 //!
-//! [`Estimators`] holds one state for each model, behind a lock of its own that is held for less than a
+//! A [`ModelEstimator`] holds what has been learned about one model, behind a lock that is held for less than a
 //! microsecond and never across an await. What is counted is in [`crate::openai::shape`].
 
 pub mod exact;
@@ -16,13 +16,12 @@ pub use exact::{Counted, ExactCounter, ExactError};
 pub use output::{Output, OutputBounds};
 pub use ratio::{Estimate, How, Ratio};
 
-use crate::base::ModelId;
 pub use crate::openai::{PromptShape, TextShape};
 
-/// What has been learned about each model.
+/// What has been learned about one model.
 #[derive(Debug, Default)]
-pub struct Estimators {
-    models: Vec<Mutex<Model>>,
+pub struct ModelEstimator {
+    model: Mutex<Model>,
 }
 
 #[derive(Debug, Default)]
@@ -31,37 +30,25 @@ struct Model {
     output: Output,
 }
 
-impl Estimators {
-    /// Fresh estimators for the models `0..models`.
-    pub fn new(models: usize) -> Self {
-        Self { models: (0..models).map(|_| Mutex::default()).collect() }
-    }
-
-    /// How many prompt tokens a request of this shape has. A model beyond the table gets the prior.
-    pub fn estimate(&self, model: ModelId, shape: &PromptShape) -> Estimate {
-        match self.models.get(model.index()) {
-            Some(state) => state.lock().ratio.estimate(shape),
-            None => Ratio::default().estimate(shape),
-        }
+impl ModelEstimator {
+    /// How many prompt tokens a request of this shape has; each media part counts as `media_part_tokens`.
+    pub fn estimate(&self, shape: &PromptShape, media_part_tokens: u64) -> Estimate {
+        self.model.lock().ratio.estimate(shape, media_part_tokens)
     }
 
     /// How many tokens to expect of one sequence of the answer.
-    pub fn expect_output(&self, model: ModelId, bounds: OutputBounds) -> u64 {
-        match self.models.get(model.index()) {
-            Some(state) => state.lock().output.expect(bounds),
-            None => Output::default().expect(bounds),
-        }
+    pub fn expect_output(&self, bounds: OutputBounds) -> u64 {
+        self.model.lock().output.expect(bounds)
     }
 
     /// Learns from a finished request: its usage. `completion_tokens` is per sequence (usage divided by
     /// [`RequestView::sequences`](crate::openai::RequestView::sequences)) and `None` where nothing was generated or
     /// the answer was cut short by a leaving client.
-    pub fn learn(&self, model: ModelId, shape: &PromptShape, prompt_tokens: u64, completion_tokens: Option<u64>) {
-        let Some(state) = self.models.get(model.index()) else { return };
-        let mut state = state.lock();
-        state.ratio.learn(shape, prompt_tokens);
+    pub fn learn(&self, shape: &PromptShape, prompt_tokens: u64, completion_tokens: Option<u64>) {
+        let mut model = self.model.lock();
+        model.ratio.learn(shape, prompt_tokens);
         if let Some(tokens) = completion_tokens {
-            state.output.learn(tokens);
+            model.output.learn(tokens);
         }
     }
 }
@@ -72,17 +59,16 @@ mod tests {
 
     #[test]
     fn models_learn_apart() {
-        let estimators = Estimators::new(2);
+        let (taught, other) = (ModelEstimator::default(), ModelEstimator::default());
         let text = TextShape { plain: 4_000, marks: 500, wide: 0 };
         let shape = PromptShape { text, messages: 1, ..PromptShape::default() };
-        let before = estimators.estimate(ModelId::new(1), &shape);
+        let before = other.estimate(&shape, 0);
         for _ in 0..30 {
-            estimators.learn(ModelId::new(0), &shape, 3_000, Some(20));
+            taught.learn(&shape, 3_000, Some(20));
         }
-        let learned = estimators.estimate(ModelId::new(0), &shape);
+        let learned = taught.estimate(&shape, 0);
         assert!((2_850..3_150).contains(&learned.tokens), "{learned:?}");
-        assert_eq!(estimators.estimate(ModelId::new(1), &shape), before);
-        assert_eq!(estimators.expect_output(ModelId::new(0), OutputBounds::default()), 20);
-        assert_eq!(estimators.expect_output(ModelId::new(9), OutputBounds::default()), output::UNSEEN);
+        assert_eq!(other.estimate(&shape, 0), before);
+        assert_eq!(taught.expect_output(OutputBounds::default()), 20);
     }
 }

@@ -14,7 +14,7 @@
 //! number (a truncated prompt, a broken engine) moves the estimate a little and is forgotten. Deterministic: the
 //! same samples give the same weights.
 //!
-//! Media cost [`MEDIA_TOKENS`] each and teach nothing, since their share of the usage is unknown. Token ids are exact.
+//! Media cost what the configuration says and teach nothing, since their share of the usage is unknown. Token ids are exact.
 
 use crate::openai::PromptShape;
 
@@ -24,8 +24,6 @@ pub const FORGET: f64 = 0.995;
 pub const PULL: f64 = 0.02;
 /// The largest ratio between actual and estimated that is believed at once.
 pub const SURPRISE: f64 = 4.0;
-/// Tokens that a media part is taken for: a mid-size image in the common vision models.
-pub const MEDIA_TOKENS: u64 = 1_000;
 /// Relative error assumed before anything was learned.
 pub const PRIOR_SPREAD: f64 = 0.35;
 /// Samples from which an estimate counts as learned.
@@ -109,12 +107,12 @@ impl Default for Ratio {
 }
 
 impl Ratio {
-    /// The length of a prompt of this shape.
-    pub fn estimate(&self, shape: &PromptShape) -> Estimate {
+    /// The length of a prompt of this shape, with `media_part_tokens` for each media part.
+    pub fn estimate(&self, shape: &PromptShape, media_part_tokens: u64) -> Estimate {
         if shape.is_exact() {
             return Estimate::exact(shape.token_ids);
         }
-        let known = shape.token_ids + u64::from(shape.media_parts) * MEDIA_TOKENS;
+        let known = shape.token_ids + u64::from(shape.media_parts) * media_part_tokens;
         let text = dot(&self.weights, &row(shape)).max(0.0);
         Estimate {
             tokens: known.saturating_add(text.round() as u64).max(1),
@@ -203,10 +201,10 @@ mod tests {
         for _ in 0..100 {
             let shape = any_shape(&mut rng);
             let actual = truth(&shape, &mut rng) as f64;
-            worst = worst.max((ratio.estimate(&shape).tokens as f64 / actual - 1.0).abs());
+            worst = worst.max((ratio.estimate(&shape, 0).tokens as f64 / actual - 1.0).abs());
         }
         assert!(worst < 0.12, "worst {worst}");
-        assert_eq!(ratio.estimate(&any_shape(&mut rng)).how, How::Learned);
+        assert_eq!(ratio.estimate(&any_shape(&mut rng), 0).how, How::Learned);
     }
 
     #[test]
@@ -217,11 +215,11 @@ mod tests {
             ratio.learn(&shape, truth(&shape, &mut rng));
         }
         let probe = shape(8_000, 1_000, 0, 2);
-        let before = ratio.estimate(&probe).tokens as f64;
+        let before = ratio.estimate(&probe, 0).tokens as f64;
         for poison in [1, u64::MAX] {
             let mut ratio = ratio.clone();
             ratio.learn(&probe, poison);
-            let after = ratio.estimate(&probe).tokens as f64;
+            let after = ratio.estimate(&probe, 0).tokens as f64;
             assert!((after / before - 1.0).abs() < 0.25, "{poison}: {before} -> {after}");
         }
     }
@@ -230,11 +228,11 @@ mod tests {
     fn token_ids_are_exact_and_media_cost_their_price() {
         let ratio = Ratio::default();
         let ids = PromptShape { token_ids: 77, ..PromptShape::default() };
-        assert_eq!(ratio.estimate(&ids), Estimate::exact(77));
+        assert_eq!(ratio.estimate(&ids, 0), Estimate::exact(77));
         let text = shape(400, 0, 0, 1);
         let image = PromptShape { media_parts: 2, ..text };
-        assert_eq!(ratio.estimate(&image).tokens, ratio.estimate(&text).tokens + 2 * MEDIA_TOKENS);
-        assert_eq!(ratio.estimate(&text).how, How::Prior);
+        assert_eq!(ratio.estimate(&image, 700).tokens, ratio.estimate(&text, 700).tokens + 2 * 700);
+        assert_eq!(ratio.estimate(&text, 0).how, How::Prior);
     }
 
     #[test]
@@ -244,7 +242,7 @@ mod tests {
             let shape = any_shape(&mut rng);
             ratio.learn(&shape, truth(&shape, &mut rng));
         }
-        let spread = ratio.estimate(&any_shape(&mut rng)).spread;
+        let spread = ratio.estimate(&any_shape(&mut rng), 0).spread;
         assert!((0.005..0.06).contains(&spread), "spread {spread}");
     }
 

@@ -14,7 +14,7 @@ use super::plan::{ModelEntry, Plan};
 use super::record::{Open, Recorder};
 use super::respond::whole_seconds;
 use crate::config::UsageInjection;
-use crate::estimate::{Estimate, How};
+use crate::estimate::{Counted, Estimate, ExactCounter, How, OutputBounds};
 use crate::experiment::Experiments;
 use crate::openai::{Body, Edits, Refusal, RequestView, Usage, multipart, request};
 use crate::pool::Need;
@@ -50,6 +50,20 @@ pub(super) enum Injected {
     },
 }
 
+impl Lesson {
+    /// Learns from the usage of the finished request.
+    pub(super) fn learn(&self, prompt_tokens: u64, completion_tokens: Option<u64>) {
+        if !self.usable {
+            return;
+        }
+        let each = completion_tokens.map(|tokens| tokens / u64::from(self.sequences.max(1)));
+        self.estimator.learn(&self.shape, prompt_tokens, each);
+        if let Some((counter, counted)) = &self.counted {
+            counter.learn(counted, prompt_tokens);
+        }
+    }
+}
+
 impl Injected {
     fn usage(self) -> Usage {
         match self {
@@ -65,6 +79,8 @@ impl Injected {
 pub(super) struct Lesson {
     pub(super) estimator: Arc<crate::estimate::ModelEstimator>,
     pub(super) shape: crate::openai::PromptShape,
+    /// The exact count, if one was made, for the counter to learn its template from.
+    pub(super) counted: Option<(Arc<ExactCounter>, Counted)>,
     pub(super) sequences: u32,
     /// The prompt can be learned from: one engine prompt, text only.
     pub(super) usable: bool,
@@ -103,7 +119,7 @@ pub(super) async fn open<R: Recorder>(
         ),
         None => None,
     };
-    let estimate = estimate(plan, model, &view, incoming).await;
+    let (estimate, counted) = estimate(plan, model, &view, incoming).await;
     record.estimate = Some(estimate);
     let placement = classify::place(plan, model, estimate.tokens)
         .ok_or_else(|| Refusal::UnknownModel { model: name.to_owned(), valid: valid_names(plan) })?;
@@ -131,6 +147,7 @@ pub(super) async fn open<R: Recorder>(
             estimator: Arc::clone(&model.estimator),
             usable: incoming.route.generates() && view.prompts == 1 && view.shape.media_parts == 0,
             shape: view.shape,
+            counted,
             sequences,
         },
         _in_flight: in_flight,
@@ -138,15 +155,20 @@ pub(super) async fn open<R: Recorder>(
 }
 
 /// The estimate, made exact where that can change a decision.
-async fn estimate(plan: &Plan, model: &ModelEntry, view: &RequestView<'_>, incoming: &Incoming) -> Estimate {
+async fn estimate(
+    plan: &Plan,
+    model: &ModelEntry,
+    view: &RequestView<'_>,
+    incoming: &Incoming,
+) -> (Estimate, Option<(Arc<ExactCounter>, Counted)>) {
     let estimate = model.estimator.estimate(&view.shape, model.media_part_tokens);
-    let Some(counter) = &model.exact else { return estimate };
+    let Some(counter) = &model.exact else { return (estimate, None) };
     if estimate.how == How::Exact || !classify::near_boundary(plan, model, estimate.tokens, estimate.spread) {
-        return estimate;
+        return (estimate, None);
     }
-    match counter.count(incoming.route, incoming.body.clone()).await {
-        Some(tokens) => Estimate { tokens, spread: 0.0, how: How::Exact },
-        None => estimate,
+    match counter.count_parts(incoming.route, incoming.body.clone()).await {
+        Some(counted) => (Estimate::exact(counted.total), Some((Arc::clone(counter), counted))),
+        None => (estimate, None),
     }
 }
 
@@ -170,7 +192,7 @@ fn injection(usage: UsageInjection, view: &RequestView<'_>) -> Injected {
 
 /// Output tokens of one sequence, as far as they can be foreseen.
 fn expected_output(model: &ModelEntry, view: &RequestView<'_>) -> u64 {
-    model.estimator.output(view.output_bound(), view.ignore_eos)
+    model.estimator.expect_output(OutputBounds::of(view))
 }
 
 fn read(incoming: &Incoming) -> Result<RequestView<'_>, Refusal> {

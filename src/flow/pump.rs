@@ -21,7 +21,7 @@ use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use tokio::time::{Instant, sleep_until};
 
 use super::answer::{self, Answer};
-use super::exchange::{Broken, Downstream, Exchange, Gone, Head};
+use super::exchange::{Downstream, Exchange, Gone, Head};
 use super::forward::{Failed, Tried};
 use super::gate::{Injected, Lesson};
 use super::record::{Open, Outcome, Recorder, RetryReason, Stage, UpstreamFault};
@@ -51,7 +51,7 @@ pub(super) struct Passage<'a> {
 enum Next {
     Bytes,
     End,
-    Broken(Broken),
+    Broken,
     ClientGone,
     Hung,
     Silent,
@@ -95,7 +95,10 @@ where
             read = exchange.body(&mut chunk) => match read {
                 Ok(true) => Next::Bytes,
                 Ok(false) => Next::End,
-                Err(broken) => Next::Broken(broken),
+                Err(error) => {
+                    tracing::debug!(backend = %pump.lease.name(), %error, "answer broke off");
+                    Next::Broken
+                }
             },
             () = pump.down.gone() => Next::ClientGone,
             () = pump.lease.cut().cancelled() => Next::Hung,
@@ -203,7 +206,7 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
     async fn end<X: Exchange>(mut self, exchange: X, now: Instant) -> Tried<X> {
         if self.answer.is_stream() && !self.answer.is_done() && self.answer.error().is_none() {
             // The connection ended in order but the stream did not: the engine was stopped under it.
-            return self.interrupted(Next::Broken(Broken::Closed("the stream has no end".to_owned())), now).await;
+            return self.interrupted(Next::Broken, now).await;
         }
         let tail = self.answer.finish(now);
         let sent = match self.send(tail).await {
@@ -290,14 +293,12 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
     /// What was measured goes into the record, and what it teaches to those who learn.
     fn account(self) {
         let stats = self.answer.stats();
-        let lesson = self.passage.lesson;
         let completed = self.record.outcome == Outcome::Completed;
         if completed && let Some(tpot) = stats.tpot {
             self.lease.observe(None, Some(tpot));
         }
-        if completed && let Some(prompt_tokens) = stats.usage.prompt.filter(|_| lesson.usable) {
-            let each = stats.usage.completion.map(|tokens| tokens / u64::from(lesson.sequences.max(1)));
-            lesson.estimator.learn(&lesson.shape, prompt_tokens, each);
+        if completed && let Some(prompt_tokens) = stats.usage.prompt {
+            self.passage.lesson.learn(prompt_tokens, stats.usage.completion);
         }
         if !self.passage.objectives.is_empty() && self.record.outcome != Outcome::ClientGone {
             self.record.slo_met = Some(self.passage.objectives.met(completed, &stats.timings()));

@@ -11,7 +11,7 @@ use super::record::{Open, Outcome, Record, Recorder};
 use crate::openai::{Refusal, ShedReason};
 
 /// The request's id, the client's own where it sent a valid one.
-pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const BACKEND: HeaderName = HeaderName::from_static("x-sluice-backend");
 const POOL: HeaderName = HeaderName::from_static("x-sluice-pool");
 const ARM: HeaderName = HeaderName::from_static("x-sluice-arm");
