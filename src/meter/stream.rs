@@ -114,6 +114,7 @@ impl StreamMeter {
     /// The stream has ended: returns what was held back of an unfinished event, usually nothing.
     pub fn finish(&mut self) -> Forward {
         let mut forward = Forward::new();
+        forward.extend(self.cutter.as_mut().map(Cutter::release).filter(|held| !held.is_empty()));
         if self.cutter.is_some() && !self.sse.pending().is_empty() {
             forward.push(Bytes::copy_from_slice(self.sse.pending()));
         }
