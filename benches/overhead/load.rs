@@ -228,6 +228,9 @@ impl Tally {
         if reply.events != expected {
             bail!("{} events instead of {expected}", reply.events);
         }
+        if reply.failed_inside() {
+            bail!("the stream ended without [DONE]");
+        }
         self.events += reply.events;
         self.ttft_us.push(u64::try_from(first.as_micros())?);
         self.e2el_us.push(u64::try_from(whole.as_micros())?);
