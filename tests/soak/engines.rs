@@ -20,8 +20,9 @@ use crate::engine::{Counters, serve};
 const START: Duration = Duration::from_secs(20);
 /// Pause between two attempts to connect or bind.
 const RETRY: Duration = Duration::from_millis(20);
-/// How much faster than the modelled GPU a simulated engine runs: short answers take tens of milliseconds.
-const SIM_SPEED: &str = "20";
+/// How much faster than the modelled GPU a simulated engine runs: short answers take some ten milliseconds,
+/// endless ones two minutes.
+const SIM_SPEED: &str = "5";
 
 /// What stands behind the gateway.
 #[derive(Clone, Copy, PartialEq)]
@@ -33,9 +34,13 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// `SLUICE_SOAK_ENGINE=mock` asks for the mock.
-    pub(crate) fn from_env() -> Self {
-        if std::env::var("SLUICE_SOAK_ENGINE").is_ok_and(|v| v == "mock") { Self::Mock } else { Self::Sim }
+    /// What `SLUICE_SOAK_ENGINE` asks for: `mock` or `sim`.
+    pub(crate) fn from_env(default: Self) -> Self {
+        match std::env::var("SLUICE_SOAK_ENGINE").as_deref() {
+            Ok("mock") => Self::Mock,
+            Ok("sim") => Self::Sim,
+            _ => default,
+        }
     }
 }
 
@@ -118,7 +123,7 @@ impl Engine {
 }
 
 fn sim(port: u16, model: &str) -> anyhow::Result<Child> {
-    Command::new(env!("CARGO_BIN_EXE_sluice"))
+    Command::new(crate::binary())
         .args(["sim", model, "--host", "127.0.0.1", "--port", &port.to_string(), "--sim-speed", SIM_SPEED])
         .args(["--max-model-len", "131072"])
         .stdin(Stdio::null())

@@ -45,7 +45,7 @@ impl Gateway {
         let config = folder.path().join("sluice.toml");
         fs::write(&config, text(port, admin, &backends, SLOTS[0]))?;
         let log = fs::File::create(folder.path().join("log"))?;
-        let child = Command::new(env!("CARGO_BIN_EXE_sluice"))
+        let child = Command::new(crate::binary())
             .args(["serve", "--config"])
             .arg(&config)
             .stdin(Stdio::null())
