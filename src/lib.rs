@@ -1,4 +1,6 @@
 //! sluice: a gateway in front of vLLM that keeps the tail short.
 
 pub mod base;
+pub mod cli;
 pub mod sim;
+pub mod vllm;
