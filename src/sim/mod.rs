@@ -25,6 +25,8 @@ mod outlet;
 pub mod protocol;
 mod routes;
 pub mod server;
+#[cfg(test)]
+mod server_tests;
 mod stats;
 pub mod text;
 pub mod wire;

@@ -3,34 +3,87 @@
 //! Adapters are names only: nothing is read from the path. Loading needs `--enable-lora`; an adapter that runs keeps
 //! running when it is unloaded. At most [`MAX_ADAPTERS`] are ever loaded in one process, so ids never run out.
 
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde_json::Value;
 
 use super::config::MAX_ADAPTERS;
 use super::driver::Shared;
 use super::generate::unix_time;
 use super::wire::ErrorBody;
+use crate::base::Rng;
+
+/// A model in `/v1/models`, in vLLM's key order.
+#[derive(Serialize)]
+struct Card<'a> {
+    id: &'a str,
+    object: &'static str,
+    created: u64,
+    owned_by: &'static str,
+    root: &'a str,
+    parent: Option<&'a str>,
+    max_model_len: Option<u32>,
+    permission: [Permission; 1],
+}
+
+#[derive(Serialize)]
+struct Permission {
+    id: String,
+    object: &'static str,
+    created: u64,
+    allow_create_engine: bool,
+    allow_sampling: bool,
+    allow_logprobs: bool,
+    allow_search_indices: bool,
+    allow_view: bool,
+    allow_fine_tuning: bool,
+    organization: &'static str,
+    group: Option<String>,
+    is_blocking: bool,
+}
+
+#[derive(Serialize)]
+struct List<'a> {
+    object: &'static str,
+    data: Vec<Card<'a>>,
+}
 
 /// The body of `/v1/models`.
-pub(super) fn list(shared: &Shared) -> Value {
+pub(super) fn list(shared: &Shared) -> String {
     let config = &shared.config;
     let created = unix_time();
-    let base = config.names.first().cloned().unwrap_or_default();
-    let permission = json!([{
-        "id": format!("modelperm-{:016x}", config.seed), "object": "model_permission", "created": created,
-        "allow_create_engine": false, "allow_sampling": true, "allow_logprobs": true, "allow_search_indices": false,
-        "allow_view": true, "allow_fine_tuning": false, "organization": "*", "group": null, "is_blocking": false
-    }]);
-    let card = |id: &str, root: &str, parent: Option<&str>, length: Option<u32>| {
-        json!({
-            "id": id, "object": "model", "created": created, "owned_by": "vllm", "root": root, "parent": parent,
-            "max_model_len": length, "permission": permission
-        })
+    let base = config.names.first().map_or("", String::as_str);
+    let card = |id, root, parent, max_model_len| Card {
+        id,
+        object: "model",
+        created,
+        owned_by: "vllm",
+        root,
+        parent,
+        max_model_len,
+        permission: [permission(config.seed, created)],
     };
-    let mut cards: Vec<Value> =
-        config.names.iter().map(|name| card(name, &config.root, None, Some(config.max_model_len))).collect();
     let adapters = shared.adapters.lock();
-    cards.extend(adapters.iter().flatten().map(|(name, path)| card(name, path, Some(&base), None)));
-    json!({"object": "list", "data": cards})
+    let names = config.names.iter().map(|name| card(name, config.root.as_str(), None, Some(config.max_model_len)));
+    let loaded = adapters.iter().flatten().map(|(name, path)| card(name, path.as_str(), Some(base), None));
+    let list = List { object: "list", data: names.chain(loaded).collect() };
+    serde_json::to_string(&list).expect("a list of plain fields is always JSON")
+}
+
+fn permission(seed: u64, created: u64) -> Permission {
+    Permission {
+        id: format!("modelperm-{:016x}", Rng::new(seed).next_u64()),
+        object: "model_permission",
+        created,
+        allow_create_engine: false,
+        allow_sampling: true,
+        allow_logprobs: true,
+        allow_search_indices: false,
+        allow_view: true,
+        allow_fine_tuning: false,
+        organization: "*",
+        group: None,
+        is_blocking: false,
+    }
 }
 
 fn text<'a>(value: &'a Value, field: &str) -> Result<&'a str, ErrorBody> {

@@ -69,7 +69,7 @@ async fn route(shared: &Arc<Shared>, request: Request<Incoming>) -> Result<Reply
             Ok(json_reply(&json!({"server_load": load})))
         }
         "/metrics" if get => Ok(metrics(shared)),
-        "/v1/models" if get => Ok(json_reply(&models::list(shared))),
+        "/v1/models" if get => Ok(body(StatusCode::OK, "application/json", models::list(shared))),
         "/v1/chat/completions" if post => generate(shared, Kind::Chat, request).await,
         "/v1/completions" if post => generate(shared, Kind::Completion, request).await,
         "/v1/embeddings" if post => embeddings(shared, &read_json(request).await?),

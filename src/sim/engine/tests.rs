@@ -237,7 +237,7 @@ proptest! {
         });
         let mut left: HashMap<SequenceId, u32> = HashMap::new();
         let mut next = 0;
-        let mut step = |engine: &mut Engine, left: &mut HashMap<SequenceId, u32>| -> Result<bool, TestCaseError> {
+        let step = |engine: &mut Engine, left: &mut HashMap<SequenceId, u32>| -> Result<bool, TestCaseError> {
             let Some(outcome) = engine.step() else { return Ok(false) };
             prop_assert!(outcome.load.tokens <= budget && outcome.load.tokens > 0);
             prop_assert!(engine.running() <= seqs as usize);
