@@ -1,4 +1,7 @@
 //! The `sluice` binary.
+//!
+//! Hands the arguments to the subcommand they name and exits with what it says. Everything else is in the library, so
+//! that tests and benches reach it.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,8 @@
 //! The server over real sockets on loopback, read as raw bytes.
+//!
+//! Raw, because framing is what is tested: a client library would hide a missing last chunk or a second answer.
+//! Each wait is for a condition and has a deadline; lengths of time are asserted only where they are the contract (the
+//! idle connection that closes after five seconds).
 
 use std::time::{Duration, Instant};
 
