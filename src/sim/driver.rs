@@ -72,6 +72,8 @@ pub(super) struct Shared {
     pub(super) reset_after: AtomicU32,
     pub(super) dead: CancellationToken,
     pub(super) stop: CancellationToken,
+    /// Cuts connections as they are.
+    pub(super) cut: CancellationToken,
     inbox: Mutex<Vec<Command>>,
     arrived: Notify,
 }
@@ -90,6 +92,7 @@ impl Shared {
             reset_after: AtomicU32::new(0),
             dead: CancellationToken::new(),
             stop: CancellationToken::new(),
+            cut: CancellationToken::new(),
             inbox: Mutex::default(),
             arrived: Notify::new(),
         }
@@ -173,16 +176,15 @@ impl Driver {
                 () = sleep => {}
             }
         }
-        let broken = if shared.dead.is_cancelled() { Broken::EngineDead } else { Broken::ShuttingDown };
-        self.end_all(&broken).await;
+        self.end_all().await;
     }
 
     /// Nobody is served any more: what is inside ends, and what still comes.
-    async fn end_all(&mut self, broken: &Broken) {
+    async fn end_all(&mut self) {
         loop {
             let ids: Vec<_> = self.followed.keys().copied().collect();
             for id in ids {
-                self.drop_sequence(id, Ended::Error, Some(broken.clone()));
+                self.drop_sequence(id, Ended::Error, Some(Broken::EngineDead));
             }
             self.lane = self.shared.config.lane();
             self.observe();
