@@ -5,6 +5,7 @@
 
 pub mod check;
 pub mod serve;
+pub mod sim;
 
 use std::process::ExitCode;
 
@@ -24,6 +25,9 @@ enum Command {
     Serve(serve::ServeArgs),
     /// Validate a configuration and print what it comes to
     Check(check::CheckArgs),
+    /// Run a process that behaves like `vllm serve` on a GPU of your choice
+    #[command(disable_help_flag = true)]
+    Sim(sim::SimArgs),
 }
 
 /// Runs what the command line says.
@@ -31,5 +35,6 @@ pub fn run() -> ExitCode {
     match Cli::parse().command {
         Command::Serve(args) => serve::run(&args),
         Command::Check(args) => check::run(&args),
+        Command::Sim(args) => sim::run(args.args),
     }
 }
