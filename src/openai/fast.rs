@@ -44,15 +44,13 @@ pub(super) fn choices(event: &[u8]) -> Option<Event> {
     let mut usage = None;
     loop {
         if at.0.starts_with(b",\"usage\":{") {
-            if usage.is_some() {
-                return None;
-            }
             usage = Some(at.usage()?);
-        } else {
-            match at.null_member()? {
-                Some(b"usage") | None => break,
-                Some(_) => {}
-            }
+            continue;
+        }
+        match at.null_member()? {
+            Some(b"usage") => usage = None,
+            Some(_) => {}
+            None => break,
         }
     }
     at.eat(b"}")?;
