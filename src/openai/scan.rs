@@ -558,7 +558,11 @@ mod tests {
             }
             Kind::Array => {
                 let mut list = Vec::new();
-                scanner.array(|scanner| Ok::<_, ScanError>(list.push(rebuild(scanner)))).unwrap();
+                let element = |scanner: &mut Scanner<'_>| {
+                    list.push(rebuild(scanner));
+                    Ok::<_, ScanError>(())
+                };
+                scanner.array(element).unwrap();
                 Value::Array(list)
             }
             Kind::String => Value::from(scanner.text().unwrap().decode().into_owned()),
