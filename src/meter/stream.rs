@@ -24,7 +24,7 @@ use super::slo::Timings;
 use super::strip::Cutter;
 pub use super::strip::Strip;
 use crate::openai::answer::{StreamError, TokenUsage};
-use crate::openai::chunk::{self, Dialect, Event, EventKind};
+use crate::openai::chunk::{self, Dialect, Event, EventKind, Memo};
 use crate::openai::sse::SseScanner;
 
 /// What must go to the client now: pieces in order, none of them empty.
@@ -36,6 +36,7 @@ pub struct StreamMeter {
     sse: SseScanner,
     cutter: Option<Cutter>,
     tally: Tally,
+    memo: Memo,
 }
 
 /// What was measured of one stream.
@@ -84,15 +85,20 @@ impl StreamStats {
 impl StreamMeter {
     /// A meter for a stream whose request was fully received at `start`.
     pub fn new(dialect: Dialect, start: Instant, strip: Strip) -> Self {
-        Self { sse: SseScanner::new(), cutter: Cutter::new(strip), tally: Tally::new(dialect, start) }
+        Self {
+            sse: SseScanner::new(),
+            cutter: Cutter::new(strip),
+            tally: Tally::new(dialect, start),
+            memo: Memo::default(),
+        }
     }
 
     /// Looks at a chunk that arrived at `now` and returns what to forward.
     pub fn feed(&mut self, chunk: Bytes, now: Instant) -> Forward {
-        let tally = &mut self.tally;
+        let (tally, memo) = (&mut self.tally, &mut self.memo);
         let Some(cutter) = &mut self.cutter else {
             self.sse.feed(&chunk, |raw| {
-                tally.event(chunk::read(tally.dialect, raw.bytes), raw.oversize, now);
+                tally.event(chunk::read_next(tally.dialect, raw.bytes, memo), raw.oversize, now);
             });
             self.sse.release();
             let mut forward = Forward::new();
@@ -103,7 +109,7 @@ impl StreamMeter {
         };
         let mut cut = cutter.begin(&chunk);
         self.sse.feed(&chunk, |raw| {
-            let event = chunk::read(tally.dialect, raw.bytes);
+            let event = chunk::read_next(tally.dialect, raw.bytes, memo);
             cut.event(&raw, &event);
             tally.event(event, raw.oversize, now);
         });

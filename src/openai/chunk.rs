@@ -14,6 +14,7 @@
 
 use super::answer::{self, FlatError, StreamError, TokenUsage};
 use super::fast;
+pub use super::fast::Memo;
 use super::route::Route;
 use super::scan::{Kind, ScanError, Scanner, Span};
 use super::sse::Fields;
@@ -73,8 +74,13 @@ pub struct Event {
 
 /// Reads one event, given with its lines (see [`RawEvent::bytes`](super::sse::RawEvent)).
 pub fn read(dialect: Dialect, event: &[u8]) -> Event {
+    read_next(dialect, event, &mut Memo::default())
+}
+
+/// The same for the next event of a stream, recognising what repeats from event to event. `memo` belongs to the stream.
+pub fn read_next(dialect: Dialect, event: &[u8], memo: &mut Memo) -> Event {
     if dialect == Dialect::Choices
-        && let Some(event) = fast::choices(event)
+        && let Some(event) = fast::choices(event, memo)
     {
         return event;
     }
@@ -474,8 +480,17 @@ mod tests {
     proptest! {
         #[test]
         fn the_fast_path_says_what_the_slow_one_says(event in event()) {
-            if let Some(fast) = fast::choices(event.as_bytes()) {
+            if let Some(fast) = fast::choices(event.as_bytes(), &mut Memo::default()) {
                 prop_assert_eq!(fast, read_slowly(Dialect::Choices, event.as_bytes()), "{}", event);
+            }
+        }
+
+        #[test]
+        fn what_is_remembered_of_a_stream_changes_no_reading(events in prop::collection::vec(event(), 1..6)) {
+            let mut memo = Memo::default();
+            for event in events.iter().chain(&events) {
+                let got = read_next(Dialect::Choices, event.as_bytes(), &mut memo);
+                prop_assert_eq!(got, read_slowly(Dialect::Choices, event.as_bytes()), "{}", event);
             }
         }
 
@@ -512,11 +527,11 @@ mod tests {
             "data: {\"id\":\"cmpl-1\",\"object\":\"text_completion\",\"created\":17,\"model\":\"m\",\"choices\":[{\"index\":0,\"text\":\" a\",\"logprobs\":null,\"finish_reason\":null,\"stop_reason\":null,\"token_ids\":null}],\"usage\":null}\n\n",
         ] {
             assert_eq!(
-                fast::choices(event.as_bytes()),
+                fast::choices(event.as_bytes(), &mut Memo::default()),
                 Some(read_slowly(Dialect::Choices, event.as_bytes())),
                 "{event}"
             );
-            assert_eq!(fast::choices(event.as_bytes()).unwrap().kind, EventKind::Content);
+            assert_eq!(fast::choices(event.as_bytes(), &mut Memo::default()).unwrap().kind, EventKind::Content);
         }
     }
 }
