@@ -28,6 +28,8 @@ SAMPLING = {"model": "tiny", "max_tokens": 12, "temperature": 1, "seed": 7, "ign
 GREEDY = {"model": "tiny", "max_tokens": 12, "temperature": 0, "ignore_eos": True}
 USAGE, CONTINUOUS = {"include_usage": True}, {"include_usage": True, "continuous_usage_stats": True}
 
+ROOT = pathlib.Path(sys.argv[1]).resolve()
+
 
 class Shelf:
     """The output folder and its index."""
@@ -45,6 +47,8 @@ class Shelf:
     def write(self, name, data):
         if isinstance(data, str):
             data = data.encode()
+        # Where the model lies on this machine is nobody's business; only /v1/models tells it.
+        data = data.replace(str(ROOT).encode(), b"/cache").replace(str(pathlib.Path.home()).encode(), b"/home/user")
         if len(data) > KEEP_BYTES:
             half = KEEP_BYTES // 2
             data = data[:half] + b"\n[... %d bytes left out ...]\n" % (len(data) - 2 * half) + data[-half:]
@@ -239,7 +243,7 @@ def death(shelf, server, name, sign, folder):
     shelf.keep(name, one.answer, "POST", "/v1/chat/completions", body, note)
     shelf.write(f"{name}.tail.http", one.answer.raw[-1500:])
     text = server.text()
-    shelf.write(f"{name}.log", text[text.rfind("POST /v1/chat/completions"):] if sign != signal.SIGKILL else server.tail(4))
+    shelf.write(f"{name}.log", tidy(text[text.rfind("POST /v1/chat/completions") :]))
 
 
 def engine_death(shelf, root, folder):
@@ -270,7 +274,7 @@ def engine_death(shelf, root, folder):
         shelf.add({"name": "death-engine", "exit": status, "note": note})
     finally:
         server.kill()
-    log = tidy(server.text(), root)
+    log = tidy(server.text())
     shelf.write("death-engine.log", log[log.find("WorkerProc hit an exception") - 100 :])
 
 
@@ -291,15 +295,15 @@ def refused(shelf, root, folder):
         finally:
             server.kill()
         status = server.child.returncode
-        shelf.write(f"{name}.log", tidy(server.text(), root))
+        shelf.write(f"{name}.log", tidy(server.text()))
         note = f"ended after {time.monotonic() - started:.0f} s"
         shelf.add({"name": name, "flags": [str(length), *flags], "exit": status, "body": f"{name}.log", "note": note})
         print("exit", status, name)
 
 
-def tidy(log, root):
-    """A log without this machine's folders and colours."""
-    return re.sub(r"\x1b\[[0-9;]*m", "", log).replace(str(root), "/cache").replace(str(pathlib.Path.home()), "/home/user")
+def tidy(log):
+    """A log without colours."""
+    return re.sub(r"\x1b\[[0-9;]*m", "", log)
 
 
 def busy(shelf, root, folder):
@@ -337,11 +341,11 @@ def busy(shelf, root, folder):
             if "lora" in x or "admission" in x or "num_requests" in x) + "\n")
     finally:
         server.terminate()
-    shelf.write("start-up-lora.log", tidy(server.text()[: server.text().find("Application startup complete") + 30], root))
+    shelf.write("start-up-lora.log", tidy(server.text()[: server.text().find("Application startup complete") + 30]))
 
 
 def main():
-    root, out = pathlib.Path(sys.argv[1]).resolve(), pathlib.Path(sys.argv[2])
+    root, out = ROOT, pathlib.Path(sys.argv[2])
     folder = root / "capture"
     folder.mkdir(exist_ok=True)
     shelf = Shelf(out)
@@ -359,7 +363,7 @@ def one_server(shelf, root, folder):
     try:
         server.healthy()
         other.healthy()
-        shelf.write("start-up.log", tidy(server.text(), root))
+        shelf.write("start-up.log", tidy(server.text()))
         for part in (chats, completions, other_routes, errors, raw, metrics):
             part(shelf, server)
         death(shelf, server, "death-sigterm", signal.SIGTERM, folder)
