@@ -47,6 +47,9 @@ class Gateway(Process):
 
     def idle(self):
         """Waits until nothing is in flight, queued or reserved: a permit that leaked would stay for ever."""
+        status, text = get(self.admin + "/metrics")
+        if status != 200 or "sluice_" not in text:
+            raise Failed(f"{self.name} shows no metrics at {self.admin}/metrics ({status} {text[:200]!r})")
         names = ("sluice_in_flight", "sluice_queue_length", "sluice_outstanding_tokens", "sluice_prefill_tokens")
         left = {}
 
