@@ -8,6 +8,7 @@ The last line is `N passed, N failed`; the exit status is 1 when anything failed
 """
 
 import asyncio
+import collections
 import hashlib
 import json
 import pathlib
@@ -498,6 +499,8 @@ def a_gateway_told_to_stop_finishes_its_streams(rig):
 
 
 def a_killed_engine_ends_its_streams_and_nobody_elses(rig):
+    import openai
+
     talk = {**GREEDY, "messages": MESSAGES, "stream": True, "max_tokens": 1500}
     kept = [Call(rig.gate.url, "POST", CHAT, talk) for _ in range(3)]
     prompt = [100 + i % 7000 for i in range(THRESHOLD + 500)]
@@ -505,9 +508,20 @@ def a_killed_engine_ends_its_streams_and_nobody_elses(rig):
     for one in kept + lost:
         next(one.stream())
     same([one.answer.headers.get("x-sluice-pool") for one in lost], ["long", "long"], "pools")
+    official = openai.OpenAI(base_url=rig.gate.url + "/v1", api_key="none", max_retries=0, timeout=60)
+    options = {"model": "tiny", "max_tokens": 7000, "temperature": 0, "extra_body": {"ignore_eos": True}}
+    read = iter(official.completions.create(prompt=prompt, stream=True, **options))
+    next(read)
     plain = Call(rig.gate.url, "POST", TEXT, {**ENDLESS, "prompt": prompt})
-    until("the plain request runs", lambda: rig.long.running() == 3, 20)
+    until("the plain request runs", lambda: rig.long.running() == 4, 20)
     rig.long.kill()
+
+    try:
+        collections.deque(read, maxlen=0)
+    except openai.APIError:
+        pass
+    else:
+        raise AssertionError("the official client took a dead stream for a whole one")
 
     for one in lost:
         answer = one.finish()
