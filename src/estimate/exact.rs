@@ -290,7 +290,7 @@ mod tests {
                 ratio.learn(&shape, actual);
                 seen += 1;
             }
-            let off = |(shape, actual): (_, u64)| (ratio.estimate(&shape).tokens as f64 / actual as f64 - 1.0).abs();
+            let off = |(shape, actual): (_, u64)| (ratio.estimate(&shape, 0).tokens as f64 / actual as f64 - 1.0).abs();
             errors.push((0..50).map(|_| off(next())).sum::<f64>() / 50.0);
         }
         errors

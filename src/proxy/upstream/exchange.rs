@@ -1,0 +1,266 @@
+//! One request and its answer on one of pingora's connections.
+//!
+//! Sending: head and body leave in as few writes as the socket takes, the body's pieces uncopied; a small
+//! body is put behind the head and both are one write.
+//! Receiving: everything that has arrived is taken at once and nothing is waited for. The read buffer is as large as
+//! what came last, from [`READ_MIN`] to [`READ_MAX`]: 5,000 streams that wait for one token each hold little.
+
+use std::future::{Future, poll_fn};
+use std::io::IoSlice;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use bytes::{BufMut, Bytes, BytesMut};
+use pingora::connectors::TransportConnector;
+use pingora::protocols::Stream;
+use pingora::upstreams::peer::{HttpPeer, Peer};
+use smallvec::SmallVec;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use super::super::headers;
+use super::wire::{Framing, WireError, take_head};
+use crate::config::defaults;
+use crate::flow::{Broken, Call, Exchange, Head};
+use crate::pool::Address;
+
+/// The least that is read at once: more than any event of one token.
+const READ_MIN: usize = 2 << 10;
+/// The most that is read at once.
+const READ_MAX: usize = 64 << 10;
+/// The most that is gathered into one write to the client.
+const COALESCE_MAX: usize = 256 << 10;
+/// Bodies up to this size are copied behind the head, so that both are one write.
+const INLINE_BODY: usize = 16 << 10;
+
+/// One request and its answer.
+pub struct EngineExchange {
+    stream: Stream,
+    peer: Arc<HttpPeer>,
+    connector: Arc<TransportConnector>,
+    reused: bool,
+    connect_time: Duration,
+    /// Read and not yet understood.
+    input: BytesMut,
+    read_size: usize,
+    framing: Framing,
+    keepalive: bool,
+    /// The connection has ended, or broke; said once what was read before has been passed on.
+    ended: Option<Broken>,
+}
+
+impl EngineExchange {
+    pub(super) fn new(
+        (stream, reused): (Stream, bool),
+        peer: Arc<HttpPeer>,
+        connector: Arc<TransportConnector>,
+        connect_time: Duration,
+    ) -> Self {
+        Self {
+            stream,
+            peer,
+            connector,
+            reused,
+            connect_time,
+            input: BytesMut::new(),
+            read_size: READ_MIN,
+            framing: Framing::UntilClose,
+            keepalive: false,
+            ended: None,
+        }
+    }
+
+    /// Sends the whole request.
+    pub(super) async fn write(&mut self, to: &Address, call: &Call) -> Result<(), Broken> {
+        let mut head = request_head(to, call);
+        if call.body.len() <= INLINE_BODY {
+            call.body.pieces().iter().for_each(|piece| head.extend_from_slice(piece));
+            self.write_all(&[head.freeze()]).await
+        } else {
+            let pieces: SmallVec<[Bytes; 6]> =
+                std::iter::once(head.freeze()).chain(call.body.pieces().iter().cloned()).collect();
+            self.write_all(&pieces).await
+        }
+    }
+
+    async fn write_all(&mut self, pieces: &[Bytes]) -> Result<(), Broken> {
+        let closed = |error: std::io::Error| Broken::Closed(error.to_string());
+        let mut slices: SmallVec<[IoSlice<'_>; 6]> = pieces.iter().map(|piece| IoSlice::new(piece)).collect();
+        let mut left = &mut slices[..];
+        while !left.is_empty() {
+            match self.stream.write_vectored(left).await {
+                Ok(0) => return Err(Broken::Closed("the engine takes no more".to_owned())),
+                Ok(written) => IoSlice::advance_slices(&mut left, written),
+                Err(error) => return Err(closed(error)),
+            }
+        }
+        self.stream.flush().await.map_err(closed)
+    }
+
+    /// Waits for bytes; false at the end of the connection.
+    async fn fill(&mut self) -> Result<bool, Broken> {
+        self.input.reserve(self.read_size);
+        match self.stream.read_buf(&mut self.input).await {
+            Ok(count) => {
+                self.adapt(count);
+                Ok(count > 0)
+            }
+            Err(error) => Err(Broken::Closed(error.to_string())),
+        }
+    }
+
+    /// Takes bytes that are there already; false when there are none, or no more will come.
+    async fn fill_ready(&mut self) -> bool {
+        self.input.reserve(self.read_size);
+        let (stream, input) = (&mut self.stream, &mut self.input);
+        let ready = poll_fn(|cx| {
+            let mut reading = pin!(stream.read_buf(input));
+            Poll::Ready(match reading.as_mut().poll(cx) {
+                Poll::Pending => None,
+                Poll::Ready(read) => Some(read),
+            })
+        });
+        match ready.await {
+            None => false,
+            Some(Ok(0)) => {
+                self.ended = Some(Broken::Closed("connection ended".to_owned()));
+                false
+            }
+            Some(Ok(count)) => {
+                self.adapt(count);
+                true
+            }
+            Some(Err(error)) => {
+                self.ended = Some(Broken::Closed(error.to_string()));
+                false
+            }
+        }
+    }
+
+    /// The next read is as large as this one made use of.
+    fn adapt(&mut self, count: usize) {
+        self.read_size = if count >= self.read_size {
+            (self.read_size * 4).min(READ_MAX)
+        } else {
+            count.next_power_of_two().clamp(READ_MIN, self.read_size)
+        };
+    }
+
+    /// The last read took all there was room for: there may be more.
+    fn may_have_more(&self) -> bool {
+        self.input.capacity() == self.input.len()
+    }
+
+    fn decode(&mut self, into: &mut BytesMut) -> Result<(), Broken> {
+        self.framing.decode(&mut self.input, into).map_err(malformed)
+    }
+
+    /// The connection has ended where the framing did not expect it, or just there.
+    fn at_end(&mut self, broken: Broken) -> Result<bool, Broken> {
+        match self.framing {
+            Framing::UntilClose => {
+                self.framing = Framing::Done;
+                Ok(false)
+            }
+            _ => Err(broken),
+        }
+    }
+}
+
+fn malformed(error: WireError) -> Broken {
+    Broken::Malformed(error.to_string())
+}
+
+/// The head as it goes over the wire. Values come from parsed headers and from the configuration, so they hold no line ends.
+fn request_head(to: &Address, call: &Call) -> BytesMut {
+    let inline = if call.body.len() <= INLINE_BODY { call.body.len() } else { 0 };
+    let mut head = BytesMut::with_capacity(512 + call.path.len() + inline);
+    for part in ["POST ", &to.endpoint.prefix, &call.path, " HTTP/1.1\r\nhost: ", &to.authority, "\r\n"] {
+        head.extend_from_slice(part.as_bytes());
+    }
+    let own_key = to.api_key.as_ref();
+    for (name, value) in &call.headers {
+        if own_key.is_some() && name == http::header::AUTHORIZATION {
+            continue;
+        }
+        head.extend_from_slice(name.as_str().as_bytes());
+        head.extend_from_slice(b": ");
+        head.extend_from_slice(value.as_bytes());
+        head.extend_from_slice(b"\r\n");
+    }
+    if let Some(key) = own_key {
+        for part in ["authorization: Bearer ", key.expose(), "\r\n"] {
+            head.extend_from_slice(part.as_bytes());
+        }
+    }
+    head.extend_from_slice(b"content-length: ");
+    head.put_slice(call.body.len().to_string().as_bytes());
+    head.extend_from_slice(b"\r\n\r\n");
+    head
+}
+
+impl Exchange for EngineExchange {
+    fn reused(&self) -> bool {
+        self.reused
+    }
+
+    fn connect_time(&self) -> Duration {
+        self.connect_time
+    }
+
+    async fn head(&mut self) -> Result<Head, Broken> {
+        loop {
+            while let Some(head) = take_head(&mut self.input).map_err(malformed)? {
+                if head.status == http::StatusCode::SWITCHING_PROTOCOLS {
+                    return Err(Broken::Malformed("the engine switched protocols".to_owned()));
+                }
+                // 100 Continue and the like are between the engine and us.
+                if !head.status.is_informational() {
+                    (self.framing, self.keepalive) = (head.framing, head.keepalive);
+                    let mut map = head.headers;
+                    headers::remove_hop_by_hop(&mut map);
+                    return Ok(Head { status: head.status, headers: map });
+                }
+            }
+            if !self.fill().await? {
+                return Err(Broken::Closed("connection ended before an answer".to_owned()));
+            }
+        }
+    }
+
+    async fn body(&mut self, into: &mut BytesMut) -> Result<bool, Broken> {
+        let before = into.len();
+        loop {
+            self.decode(into)?;
+            if self.framing == Framing::Done || into.len() > before {
+                break;
+            }
+            if let Some(broken) = self.ended.take() {
+                return self.at_end(broken);
+            }
+            if !self.fill().await? {
+                return self.at_end(Broken::Closed("connection ended inside an answer".to_owned()));
+            }
+        }
+        while self.framing != Framing::Done
+            && self.ended.is_none()
+            && into.len() < COALESCE_MAX
+            && self.may_have_more()
+            && self.fill_ready().await
+        {
+            // What was gathered before a broken chunk still goes to the client; the next call says what is wrong.
+            if let Err(broken) = self.decode(into) {
+                self.ended = Some(broken);
+                self.framing = Framing::Length(u64::MAX);
+            }
+        }
+        Ok(into.len() > before)
+    }
+
+    async fn keep(self) {
+        if self.framing == Framing::Done && self.keepalive && self.input.is_empty() && self.ended.is_none() {
+            self.connector.release_stream(self.stream, self.peer.reuse_hash(), Some(defaults::UPSTREAM_IDLE));
+        }
+    }
+}

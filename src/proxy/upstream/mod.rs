@@ -1,0 +1,122 @@
+//! The engine, as the request path sees it: pingora's connections behind the [`Upstream`] trait.
+//!
+//! Idle connections are kept at most [`defaults::UPSTREAM_IDLE`] (vLLM closes its side at 5 s), and pingora checks that
+//! one is still open before it is used again.
+//! Names are resolved when first needed and again after [`RESOLVE_AGAIN`]; addresses are used as they are.
+//!
+//! Bounds: [`PEERS_MAX`] entries in the peer table; pingora's own pool holds [`POOL_SIZE`] idle connections in all.
+
+mod exchange;
+mod wire;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use dashmap::DashMap;
+use pingora::connectors::{ConnectorOptions, TransportConnector};
+use pingora::upstreams::peer::HttpPeer;
+use tokio::time::{Instant, timeout};
+
+pub(super) use exchange::EngineExchange;
+
+use crate::config::defaults;
+use crate::flow::{Broken, Call, SendError, Upstream};
+use crate::pool::Address;
+
+/// How long a resolved name is believed.
+const RESOLVE_AGAIN: Duration = Duration::from_secs(10);
+/// Idle connections in all; the oldest is closed first.
+const POOL_SIZE: usize = 4_096;
+/// Peers remembered at most: every backend of a configuration, a few times over for reloads.
+const PEERS_MAX: usize = 4 * defaults::MAX_BACKENDS;
+
+/// Connections to all engines.
+pub struct Engines {
+    connector: Arc<TransportConnector>,
+    connect_timeout_ms: AtomicU64,
+    peers: DashMap<Arc<str>, (Arc<HttpPeer>, Option<Instant>)>,
+}
+
+impl std::fmt::Debug for Engines {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engines").field("peers", &self.peers.len()).finish_non_exhaustive()
+    }
+}
+
+impl Engines {
+    /// A connector whose attempts to connect may take `connect_timeout`.
+    pub fn new(connect_timeout: Duration) -> Self {
+        let options = ConnectorOptions::new(POOL_SIZE);
+        let engines = Self {
+            connector: Arc::new(TransportConnector::new(Some(options))),
+            connect_timeout_ms: AtomicU64::new(0),
+            peers: DashMap::new(),
+        };
+        engines.set_connect_timeout(connect_timeout);
+        engines
+    }
+
+    /// Changes how long connecting may take, for connections from now on.
+    pub fn set_connect_timeout(&self, timeout: Duration) {
+        let ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
+        if self.connect_timeout_ms.swap(ms, Ordering::Relaxed) != ms {
+            self.peers.clear();
+        }
+    }
+
+    async fn peer(&self, address: &Address) -> Result<Arc<HttpPeer>, Broken> {
+        if let Some(known) = self.peers.get(&address.authority) {
+            let (peer, until) = known.value();
+            if until.is_none_or(|until| Instant::now() < until) {
+                return Ok(Arc::clone(peer));
+            }
+        }
+        let patience = Duration::from_millis(self.connect_timeout_ms.load(Ordering::Relaxed));
+        let (host, port) = (address.endpoint.host.as_str(), address.endpoint.port);
+        let (socket, until) = match host.parse() {
+            Ok(ip) => (SocketAddr::new(ip, port), None),
+            Err(_) => (resolve(host, port, patience).await?, Some(Instant::now() + RESOLVE_AGAIN)),
+        };
+        let mut peer = HttpPeer::new(socket, false, String::new());
+        peer.options.connection_timeout = Some(patience);
+        peer.options.idle_timeout = Some(defaults::UPSTREAM_IDLE);
+        let peer = Arc::new(peer);
+        if self.peers.len() >= PEERS_MAX {
+            self.peers.clear();
+        }
+        self.peers.insert(Arc::clone(&address.authority), (Arc::clone(&peer), until));
+        Ok(peer)
+    }
+}
+
+async fn resolve(host: &str, port: u16, patience: Duration) -> Result<SocketAddr, Broken> {
+    let failed = |why: String| Broken::Connect(format!("cannot resolve {host}: {why}"));
+    match timeout(patience, tokio::net::lookup_host((host, port))).await {
+        Ok(Ok(mut found)) => found.next().ok_or_else(|| failed("no address".to_owned())),
+        Ok(Err(error)) => Err(failed(error.to_string())),
+        Err(_) => Err(failed("no answer in time".to_owned())),
+    }
+}
+
+impl Upstream for Engines {
+    type Exchange = EngineExchange;
+
+    async fn send(&self, to: &Address, call: &Call, fresh: bool) -> Result<EngineExchange, SendError> {
+        let begun = Instant::now();
+        let new = |broken| SendError { broken, reused: false };
+        let peer = self.peer(to).await.map_err(new)?;
+        let connected = match fresh {
+            true => self.connector.new_stream(&*peer).await.map(|stream| (stream, false)),
+            false => self.connector.get_stream(&*peer).await,
+        };
+        let (stream, reused) = connected.map_err(|error| new(Broken::Connect(error.to_string())))?;
+        let connector = Arc::clone(&self.connector);
+        let mut exchange = EngineExchange::new((stream, reused), peer, connector, begun.elapsed());
+        match exchange.write(to, call).await {
+            Ok(()) => Ok(exchange),
+            Err(broken) => Err(SendError { broken, reused }),
+        }
+    }
+}

@@ -1,0 +1,354 @@
+//! HTTP/1.1 answers, read from bytes: the head, and the body out of its framing.
+//!
+//! Pure functions of bytes, so that any split and any garbage can be tried in memory. Why not pingora's own
+//! session: it keeps a 64 KiB buffer for every open answer (5,000 open streams are what a gateway is for) and sends
+//! head and body apart. Connections, their pool and their checks are still pingora's.
+//!
+//! Framing (RFC 9112, 6.3): 1xx, 204 and 304 have no body; `chunked` last in `Transfer-Encoding`; else one
+//! `Content-Length`; else until the connection closes. An answer with both, with several different lengths or with an
+//! unknown coding is refused: it can only be misread.
+//! Bounds: [`HEAD_MAX`] bytes and [`HEADERS_MAX`] lines of head, [`LINE_MAX`] bytes of a chunk's size line,
+//! [`TRAILER_MAX`] bytes of trailers (which are dropped).
+
+use bytes::{Buf, Bytes, BytesMut};
+use http::header::{CONNECTION, CONTENT_LENGTH, HeaderName, HeaderValue, TRANSFER_ENCODING};
+use http::{HeaderMap, StatusCode};
+
+/// Bytes of an answer's head.
+pub(super) const HEAD_MAX: usize = 64 << 10;
+/// Headers of an answer.
+const HEADERS_MAX: usize = 128;
+/// Bytes of the line that says how long a chunk is, extensions included.
+const LINE_MAX: usize = 1_024;
+/// Bytes of trailers.
+const TRAILER_MAX: usize = 16 << 10;
+
+/// Why an answer cannot be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum WireError {
+    #[error("the head is not HTTP/1: {0}")]
+    NotHttp(httparse::Error),
+    #[error("the head is larger than {HEAD_MAX} bytes")]
+    HeadTooLarge,
+    #[error("the body's framing is ambiguous")]
+    Framing,
+    #[error("a chunk has no readable size")]
+    ChunkSize,
+    #[error("a chunk does not end where it should")]
+    ChunkEnd,
+    #[error("the trailers are larger than {TRAILER_MAX} bytes")]
+    TrailersTooLarge,
+}
+
+/// A head that has been read.
+#[derive(Debug)]
+pub(super) struct AnswerHead {
+    pub(super) status: StatusCode,
+    pub(super) headers: HeaderMap,
+    pub(super) framing: Framing,
+    /// The connection may serve another request afterwards.
+    pub(super) keepalive: bool,
+}
+
+/// Takes a head off the front of `input`; `None` while it is incomplete.
+pub(super) fn take_head(input: &mut BytesMut) -> Result<Option<AnswerHead>, WireError> {
+    let mut lines = [httparse::EMPTY_HEADER; HEADERS_MAX];
+    let mut parsed = httparse::Response::new(&mut lines);
+    let length = match parsed.parse(input) {
+        Ok(httparse::Status::Complete(length)) => length,
+        Ok(httparse::Status::Partial) if input.len() > HEAD_MAX => return Err(WireError::HeadTooLarge),
+        Ok(httparse::Status::Partial) => return Ok(None),
+        Err(httparse::Error::TooManyHeaders) => return Err(WireError::HeadTooLarge),
+        Err(error) => return Err(WireError::NotHttp(error)),
+    };
+    let status = parsed.code.and_then(|code| StatusCode::from_u16(code).ok());
+    let status = status.ok_or(WireError::NotHttp(httparse::Error::Status))?;
+    let first_version = parsed.version == Some(0);
+    let base = input.as_ptr() as usize;
+    let spans: smallvec::SmallVec<[(HeaderName, usize, usize); 16]> = parsed
+        .headers
+        .iter()
+        .filter_map(|line| {
+            let name = HeaderName::from_bytes(line.name.as_bytes()).ok()?;
+            Some((name, line.value.as_ptr() as usize - base, line.value.len()))
+        })
+        .collect();
+    let head = input.split_to(length).freeze();
+    let mut headers = HeaderMap::with_capacity(spans.len() + 6);
+    for (name, start, length) in spans {
+        // An empty value has no place of its own in the head.
+        let value = if length == 0 { Bytes::new() } else { head.slice(start..start + length) };
+        if let Ok(value) = HeaderValue::from_maybe_shared(value) {
+            headers.append(name, value);
+        }
+    }
+    let framing = Framing::of(status, &headers)?;
+    let keepalive = keeps_alive(first_version, &headers) && framing != Framing::UntilClose;
+    Ok(Some(AnswerHead { status, headers, framing, keepalive }))
+}
+
+fn keeps_alive(first_version: bool, headers: &HeaderMap) -> bool {
+    let says = |token: &str| {
+        let values = headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok());
+        values.flat_map(|value| value.split(',')).any(|word| word.trim().eq_ignore_ascii_case(token))
+    };
+    if first_version { says("keep-alive") } else { !says("close") }
+}
+
+/// How a body is framed, and how far it has been read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Framing {
+    /// This many bytes are left.
+    Length(u64),
+    /// Chunks.
+    Chunked(Chunk),
+    /// Everything until the connection closes.
+    UntilClose,
+    /// Nothing is left.
+    Done,
+}
+
+/// Where in the chunks the next byte stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Chunk {
+    /// At a size line.
+    Size,
+    /// Inside a chunk: this many bytes are left.
+    Bytes(u64),
+    /// At the line end behind a chunk.
+    End,
+    /// In the trailers, of which this many bytes were dropped.
+    Trailers(usize),
+}
+
+impl Framing {
+    fn of(status: StatusCode, headers: &HeaderMap) -> Result<Self, WireError> {
+        let bodyless = [StatusCode::NO_CONTENT, StatusCode::NOT_MODIFIED].contains(&status);
+        if status.is_informational() || bodyless {
+            return Ok(Self::Done);
+        }
+        let mut lengths = headers.get_all(CONTENT_LENGTH).iter();
+        let length = lengths.next();
+        if lengths.any(|other| Some(other) != length) {
+            return Err(WireError::Framing);
+        }
+        let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
+        match (codings.next(), length) {
+            (Some(coding), None) if codings.next().is_none() && coding.as_bytes().eq_ignore_ascii_case(b"chunked") => {
+                Ok(Self::Chunked(Chunk::Size))
+            }
+            (None, Some(length)) => {
+                let digits = length.to_str().ok().filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
+                let length = digits.and_then(|text| text.parse().ok()).ok_or(WireError::Framing)?;
+                Ok(if length == 0 { Self::Done } else { Self::Length(length) })
+            }
+            (None, None) => Ok(Self::UntilClose),
+            _ => Err(WireError::Framing),
+        }
+    }
+
+    /// Moves what can be moved of the body from `input` to `out`. Stops when more input is needed or at
+    /// [`Framing::Done`]; what follows the body stays in `input`.
+    pub(super) fn decode(&mut self, input: &mut BytesMut, out: &mut BytesMut) -> Result<(), WireError> {
+        loop {
+            match self {
+                Self::Done => return Ok(()),
+                Self::UntilClose => {
+                    pass(input, out, u64::MAX);
+                    return Ok(());
+                }
+                Self::Length(left) => {
+                    *left -= pass(input, out, *left);
+                    if *left > 0 {
+                        return Ok(());
+                    }
+                    *self = Self::Done;
+                }
+                Self::Chunked(chunk) => match chunk.step(input, out)? {
+                    Step::More => {}
+                    Step::Wait => return Ok(()),
+                    Step::End => *self = Self::Done,
+                },
+            }
+        }
+    }
+}
+
+enum Step {
+    More,
+    Wait,
+    End,
+}
+
+impl Chunk {
+    fn step(&mut self, input: &mut BytesMut, out: &mut BytesMut) -> Result<Step, WireError> {
+        match self {
+            Self::Size => {
+                let Some(newline) = memchr::memchr(b'\n', &input[..input.len().min(LINE_MAX)]) else {
+                    return if input.len() >= LINE_MAX { Err(WireError::ChunkSize) } else { Ok(Step::Wait) };
+                };
+                let size = chunk_size(&input[..newline]).ok_or(WireError::ChunkSize)?;
+                input.advance(newline + 1);
+                *self = if size == 0 { Self::Trailers(0) } else { Self::Bytes(size) };
+            }
+            Self::Bytes(left) => {
+                *left -= pass(input, out, *left);
+                if *left > 0 {
+                    return Ok(Step::Wait);
+                }
+                *self = Self::End;
+            }
+            Self::End => match &input[..] {
+                [b'\r', b'\n', ..] => {
+                    input.advance(2);
+                    *self = Self::Size;
+                }
+                [] | [b'\r'] => return Ok(Step::Wait),
+                _ => return Err(WireError::ChunkEnd),
+            },
+            Self::Trailers(dropped) => {
+                let Some(newline) = memchr::memchr(b'\n', input) else {
+                    let long = input.len() + *dropped > TRAILER_MAX;
+                    return if long { Err(WireError::TrailersTooLarge) } else { Ok(Step::Wait) };
+                };
+                let empty = matches!(&input[..newline], [] | [b'\r']);
+                *dropped += newline + 1;
+                input.advance(newline + 1);
+                if empty {
+                    return Ok(Step::End);
+                }
+                if *dropped > TRAILER_MAX {
+                    return Err(WireError::TrailersTooLarge);
+                }
+            }
+        }
+        Ok(Step::More)
+    }
+}
+
+/// Moves at most `most` bytes; returns how many.
+fn pass(input: &mut BytesMut, out: &mut BytesMut, most: u64) -> u64 {
+    let count = input.len().min(usize::try_from(most).unwrap_or(usize::MAX));
+    out.extend_from_slice(&input[..count]);
+    input.advance(count);
+    count as u64
+}
+
+/// The size in a line without its `\n`: hexadecimal digits, then nothing, blanks or an extension.
+fn chunk_size(line: &[u8]) -> Option<u64> {
+    let line = line.strip_suffix(b"\r").unwrap_or(line);
+    let digits = line.iter().take_while(|byte| byte.is_ascii_hexdigit()).count();
+    let behind = line.get(digits).copied();
+    if digits == 0 || digits > 15 || !matches!(behind, None | Some(b';' | b' ' | b'\t')) {
+        return None;
+    }
+    u64::from_str_radix(std::str::from_utf8(&line[..digits]).ok()?, 16).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn head(text: &str) -> Result<Option<AnswerHead>, WireError> {
+        take_head(&mut BytesMut::from(text.as_bytes()))
+    }
+
+    /// Reads a body that arrives in pieces of `size`; the rest is what follows it.
+    fn read(mut framing: Framing, body: &[u8], size: usize) -> Result<(Framing, Vec<u8>, Vec<u8>), WireError> {
+        let (mut input, mut out) = (BytesMut::new(), BytesMut::new());
+        for piece in body.chunks(size) {
+            input.extend_from_slice(piece);
+            framing.decode(&mut input, &mut out)?;
+        }
+        Ok((framing, out.to_vec(), input.to_vec()))
+    }
+
+    #[test]
+    fn a_head_is_taken_when_it_is_whole_and_not_before() {
+        let text = "HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nx-empty:\r\ncontent-length: 2\r\n\r\nhi";
+        for cut in 0..text.len() - 2 {
+            assert!(head(&text[..cut]).unwrap().is_none(), "{cut}");
+        }
+        let mut input = BytesMut::from(text);
+        let head = take_head(&mut input).unwrap().unwrap();
+        assert_eq!((head.status, head.framing, head.keepalive), (StatusCode::OK, Framing::Length(2), true));
+        assert_eq!(head.headers["content-type"], "text/plain");
+        assert_eq!(head.headers["x-empty"], "");
+        assert_eq!(&input[..], b"hi");
+    }
+
+    #[test]
+    fn framing_that_could_be_misread_is_refused() {
+        for lines in [
+            "content-length: 2\r\ncontent-length: 3",
+            "content-length: 2\r\ntransfer-encoding: chunked",
+            "transfer-encoding: gzip",
+            "transfer-encoding: chunked\r\ntransfer-encoding: chunked",
+            "content-length: +2",
+            "content-length: 99999999999999999999999",
+        ] {
+            let answer = head(&format!("HTTP/1.1 200 OK\r\n{lines}\r\n\r\n"));
+            assert_eq!(answer.unwrap_err(), WireError::Framing, "{lines}");
+        }
+        assert!(head("HTTP/1.1 200 OK\r\ncontent-length: 2\r\ncontent-length: 2\r\n\r\n").is_ok());
+    }
+
+    #[test]
+    fn garbage_and_endless_heads_are_errors() {
+        assert!(matches!(head("garbage\r\n\r\n"), Err(WireError::NotHttp(_))));
+        let endless = format!("HTTP/1.1 200 OK\r\nx: {}", "a".repeat(HEAD_MAX));
+        assert_eq!(head(&endless).unwrap_err(), WireError::HeadTooLarge);
+        let many = format!("HTTP/1.1 200 OK\r\n{}\r\n", "x: y\r\n".repeat(HEADERS_MAX + 1));
+        assert_eq!(head(&many).unwrap_err(), WireError::HeadTooLarge);
+    }
+
+    #[test]
+    fn a_connection_is_kept_as_the_answer_says() {
+        let keeps = |text: &str| head(text).unwrap().unwrap().keepalive;
+        assert!(keeps("HTTP/1.1 204 No Content\r\n\r\n"));
+        assert!(!keeps("HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: Close\r\n\r\n"));
+        assert!(!keeps("HTTP/1.0 200 OK\r\ncontent-length: 0\r\n\r\n"));
+        assert!(keeps("HTTP/1.0 200 OK\r\ncontent-length: 0\r\nconnection: keep-alive\r\n\r\n"));
+        assert!(!keeps("HTTP/1.1 200 OK\r\n\r\n"), "a body until close");
+    }
+
+    #[test]
+    fn broken_chunks_are_errors() {
+        let chunked = Framing::Chunked(Chunk::Size);
+        let failure = |body: &[u8]| read(chunked, body, body.len()).unwrap_err();
+        assert_eq!(failure(b"x\r\n"), WireError::ChunkSize);
+        assert_eq!(failure(b"\r\n"), WireError::ChunkSize);
+        assert_eq!(failure(b"ffffffffffffffff\r\n"), WireError::ChunkSize);
+        assert_eq!(failure(&[b'1'; LINE_MAX]), WireError::ChunkSize);
+        assert_eq!(failure(b"2\r\nabc\r\n"), WireError::ChunkEnd);
+        let trailers = [b"0\r\n".to_vec(), b"x: y\r\n".repeat(TRAILER_MAX / 6 + 1)].concat();
+        assert_eq!(failure(&trailers), WireError::TrailersTooLarge);
+    }
+
+    proptest! {
+        #[test]
+        fn chunks_come_out_whole_however_they_arrive(
+            chunks in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 1..200), 0..8),
+            size in 1..64usize,
+        ) {
+            let mut wire = Vec::new();
+            for chunk in &chunks {
+                wire.extend_from_slice(format!("{:X};ext=1\r\n", chunk.len()).as_bytes());
+                wire.extend_from_slice(chunk);
+                wire.extend_from_slice(b"\r\n");
+            }
+            wire.extend_from_slice(b"0\r\ntrailer: x\r\n\r\nnext");
+            let (framing, out, rest) = read(Framing::Chunked(Chunk::Size), &wire, size).unwrap();
+            prop_assert_eq!(framing, Framing::Done);
+            prop_assert_eq!(out, chunks.concat());
+            prop_assert_eq!(rest, b"next");
+        }
+
+        #[test]
+        fn no_bytes_make_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300), size in 1..40usize) {
+            let _ = take_head(&mut BytesMut::from(&bytes[..]));
+            let _ = read(Framing::Chunked(Chunk::Size), &bytes, size);
+        }
+    }
+}
