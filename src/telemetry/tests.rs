@@ -1,0 +1,259 @@
+//! The metrics page and the access log line, golden; and that a request counts exactly once.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::StatusCode;
+use jiff::Timestamp;
+use smallvec::{SmallVec, smallvec};
+use tokio::time::Instant;
+
+use super::families::{self, Kind};
+use super::line::line;
+use super::*;
+use crate::config::{Endpoint, Policy};
+use crate::estimate::{Estimate, How};
+use crate::flow::record::{RetryReason, Stage, UpstreamFault};
+use crate::flow::{Outcome, Record, Recorder};
+use crate::meter::{ItlHistogram, StreamStats};
+use crate::openai::Route;
+use crate::openai::answer::TokenUsage;
+use crate::pool::{Address, Admission, BackendSpec, HealthRules, Limits, LongPrefix, Order, PoolSpec, Rules, Shed};
+
+/// A request at home in the short pool that ended like this and of which nothing was measured.
+pub(super) fn record(outcome: Outcome) -> Record {
+    Record {
+        request_id: "req-1".into(),
+        route: Route::ChatCompletions.into(),
+        key: Some("team-a".into()),
+        model: Some("llama".into()),
+        home: Some("short".into()),
+        pool: None,
+        backend: None,
+        arm: None,
+        stream: true,
+        estimate: Some(Estimate { tokens: 110, spread: 0.1, how: How::Learned }),
+        status: Some(StatusCode::OK),
+        outcome,
+        retries: SmallVec::new(),
+        estimate_time: Duration::from_micros(40),
+        queue_wait: Duration::from_millis(2),
+        connect_time: Duration::from_micros(300),
+        total: Duration::from_millis(800),
+        stats: None,
+        backend_ttft: None,
+        slo_met: None,
+    }
+}
+
+/// A completed stream of 100 prompt and 50 output tokens.
+pub(super) fn completed(ttft: Duration, tpot: Duration) -> Record {
+    let mut itl = ItlHistogram::default();
+    itl.record(tpot, 49);
+    let stats = StreamStats {
+        ttft: Some(ttft),
+        tpot: Some(tpot),
+        e2el: Some(ttft + 49 * tpot),
+        itl,
+        usage: TokenUsage { prompt: Some(100), completion: Some(50), cached: Some(64) },
+        ..StreamStats::default()
+    };
+    Record {
+        pool: Some("short".into()),
+        backend: Some("gpu0".into()),
+        stats: Some(stats),
+        backend_ttft: Some(ttft),
+        slo_met: Some(true),
+        ..record(Outcome::Completed)
+    }
+}
+
+pub(super) fn admission(now: Instant) -> Arc<Admission> {
+    let rules = HealthRules {
+        probe_failures: 1,
+        request_failures: 3,
+        eject_base: Duration::from_secs(1),
+        eject_max: Duration::from_secs(30),
+    };
+    let admission = Admission::new(now, rules, 1);
+    let layout = admission.apply(&[spec("short", "gpu0", 8000), spec("long", "gpu1", 8001)], rules, now);
+    admission.probed(layout.backends[0][0], true, now);
+    admission
+}
+
+fn spec(name: &str, backend: &str, port: u16) -> PoolSpec {
+    let endpoint = Endpoint { host: "127.0.0.1".to_owned(), port, prefix: String::new() };
+    let address = Arc::new(Address { authority: endpoint.authority().into(), endpoint, api_key: None });
+    PoolSpec {
+        name: name.into(),
+        rules: Rules {
+            policy: Policy::LeastWork,
+            limits: Limits {
+                slots: 64,
+                tokens: Some(400_000),
+                prefill_tokens: None,
+                long_prefix: Some(LongPrefix { threshold: 5_000, slots: 1 }),
+            },
+            queue_length: 512,
+            queue_timeout: Duration::from_secs(20),
+            order: Order { aging_per_token: Duration::ZERO },
+        },
+        backends: vec![BackendSpec { name: backend.into(), address, weight: 1.0 }],
+        spill: vec![],
+    }
+}
+
+fn telemetry() -> Telemetry {
+    let admission = admission(Instant::now());
+    Telemetry::new(Arc::new(move || admission.view()), None)
+}
+
+/// One of each outcome, a spilled and a retried one, one without a route and one of an experiment.
+fn mixed() -> Vec<Record> {
+    let ms = Duration::from_millis;
+    let failed = |outcome| Record { pool: Some("short".into()), backend: Some("gpu0".into()), ..record(outcome) };
+    vec![
+        completed(ms(30), ms(6)),
+        Record { home: Some("long".into()), ..completed(ms(900), ms(12)) },
+        Record { retries: smallvec![RetryReason::Connect, RetryReason::StaleConnection], ..completed(ms(50), ms(7)) },
+        Record { arm: Some("int8".into()), slo_met: Some(false), ..completed(ms(20), ms(5)) },
+        Record { outcome: Outcome::ClientGone, slo_met: None, ..completed(ms(25), ms(6)) },
+        record(Outcome::Shed(Shed::QueueFull)),
+        failed(Outcome::UpstreamError(UpstreamFault::Broken)),
+        failed(Outcome::Timeout(Stage::FirstByte)),
+        Record { home: None, model: None, key: None, estimate: None, ..record(Outcome::Refused) },
+    ]
+}
+
+/// The page without what differs from run to run: values of the process's own metrics.
+fn stable(page: &str) -> String {
+    let line = |line: &str| match line.split_once(' ') {
+        Some((name, _)) if name.starts_with("process_") => format!("{name} (varies)\n"),
+        _ => format!("{line}\n"),
+    };
+    page.lines().map(line).collect()
+}
+
+/// The value of one series, 0 when it is not there.
+fn value(page: &str, series: &str) -> f64 {
+    let found = page.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
+    found.map_or(0.0, |text| text.parse().unwrap())
+}
+
+#[test]
+fn the_page_after_a_mixed_handful_of_requests() {
+    let telemetry = telemetry();
+    mixed().iter().for_each(|record| telemetry.record(record));
+    telemetry.reloaded(true);
+    // Histograms have hundreds of lines; counts and sums say that they were fed.
+    let page: String = stable(&telemetry.page()).lines().filter(|line| !line.contains("_bucket{")).map(|l| format!("{l}\n")).collect();
+    insta::assert_snapshot!(page);
+}
+
+#[test]
+fn every_family_of_the_table_is_on_the_page_with_its_labels() {
+    let telemetry = telemetry();
+    mixed().iter().for_each(|record| telemetry.record(record));
+    let page = telemetry.page();
+    for family in families::ALL {
+        let kind = match family.kind {
+            Kind::Counter => "counter",
+            Kind::Gauge => "gauge",
+            Kind::Histogram(_) => "histogram",
+        };
+        assert!(page.contains(&format!("# TYPE {} {kind}\n", family.name)), "{} is missing", family.name);
+        let suffix = if kind == "histogram" { "_count" } else { "" };
+        let start = format!("{}{suffix}", family.name);
+        let shown = page.lines().find(|line| line.strip_prefix(&start).is_some_and(|rest| rest.starts_with(['{', ' '])));
+        let shown = shown.unwrap_or_else(|| panic!("{} has no value", family.name));
+        let labels: Vec<&str> = shown.split(['{', ',', '}']).filter_map(|part| Some(part.split_once("=\"")?.0)).collect();
+        let mut wanted = family.labels.to_vec();
+        wanted.sort_unstable();
+        assert_eq!(labels, wanted, "{}", family.name);
+    }
+}
+
+#[test]
+fn a_record_of_each_outcome_counts_exactly_once() {
+    let outcomes = [
+        Outcome::Completed,
+        Outcome::ClientGone,
+        Outcome::Shed(Shed::NoBackend),
+        Outcome::UpstreamError(UpstreamFault::Connect),
+        Outcome::Timeout(Stage::Idle),
+        Outcome::Refused,
+    ];
+    let telemetry = telemetry();
+    for outcome in outcomes {
+        telemetry.record(&record(outcome));
+        let page = telemetry.page();
+        let counts: f64 = outcomes
+            .iter()
+            .map(|outcome| {
+                let labels = "arm=\"\",model=\"llama\",outcome=\"";
+                let rest = "\",pool=\"short\",route=\"chat_completions\"";
+                value(&page, &format!("sluice_requests_total{{{labels}{}{rest}}}", outcome.label()))
+            })
+            .sum();
+        let position = outcomes.iter().position(|one| *one == outcome).unwrap();
+        assert_eq!(counts, position as f64 + 1.0, "after {outcome:?}");
+    }
+}
+
+#[test]
+fn a_spilled_request_counts_where_it_ran_and_by_the_class_it_is_of() {
+    let telemetry = telemetry();
+    telemetry.record(&mixed()[1]);
+    let page = telemetry.page();
+    let request = "{arm=\"\",class=\"long\",model=\"llama\",pool=\"short\"}";
+    assert_eq!(value(&page, &format!("sluice_time_to_first_token_seconds_count{request}")), 1.0);
+    assert_eq!(value(&page, &format!("sluice_inter_token_latency_seconds_count{request}")), 49.0);
+    assert_eq!(value(&page, "sluice_spill_total{from=\"long\",to=\"short\"}"), 1.0);
+    assert_eq!(value(&page, "sluice_queue_wait_seconds_count{pool=\"long\"}"), 1.0);
+    let minute = |pool: &str| telemetry.minute(&pool.into());
+    assert_eq!((minute("long").completed, minute("long").spilled, minute("short").completed), (1, 1, 0));
+}
+
+#[test]
+fn a_removed_backend_is_gone_with_the_next_scrape() {
+    let now = Instant::now();
+    let admission = admission(now);
+    let pools = Arc::clone(&admission);
+    let telemetry = Telemetry::new(Arc::new(move || pools.view()), None);
+    assert!(telemetry.page().contains("sluice_in_flight{backend=\"gpu1\""));
+    let rules = HealthRules { probe_failures: 1, request_failures: 3, eject_base: now.elapsed(), eject_max: now.elapsed() };
+    admission.apply(&[spec("short", "gpu0", 8000)], rules, now);
+    let page = telemetry.page();
+    assert!(!page.contains("backend=\"gpu1\""));
+    assert!(page.contains("sluice_in_flight{backend=\"gpu0\""));
+}
+
+#[test]
+fn a_backend_that_moved_is_shown_once_while_its_old_place_drains() {
+    let now = Instant::now();
+    let admission = admission(now);
+    let rules = HealthRules { probe_failures: 1, request_failures: 3, eject_base: now.elapsed(), eject_max: now.elapsed() };
+    let ask = crate::pool::Ask {
+        home: crate::base::PoolId::new(0),
+        spill: SmallVec::new(),
+        need: crate::pool::Need { slots: 1, prompt_tokens: 10, output_tokens: 10 },
+        priority: 0,
+        arrived: now,
+        avoid: SmallVec::new(),
+    };
+    let lease = admission.enter(ask);
+    admission.apply(&[spec("short", "gpu0", 9000)], rules, now);
+    let pools = Arc::clone(&admission);
+    let page = Telemetry::new(Arc::new(move || pools.view()), None).page();
+    assert_eq!(page.matches("sluice_in_flight{backend=\"gpu0\"").count(), 1);
+    assert_eq!(value(&page, "sluice_in_flight{backend=\"gpu0\",pool=\"short\"}"), 0.0);
+    drop(lease);
+}
+
+#[test]
+fn the_access_log_line_of_a_completed_stream() {
+    let time: Timestamp = "2026-01-02T03:04:05.678901Z".parse().unwrap();
+    let retried = Record { retries: smallvec![RetryReason::Connect], ..completed(Duration::from_micros(30_123), Duration::from_micros(6_500)) };
+    let lines = [line(&retried, time), line(&mixed()[5], time), line(&mixed()[8], time)].concat();
+    insta::assert_snapshot!(String::from_utf8(lines).unwrap());
+}
