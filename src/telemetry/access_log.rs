@@ -295,7 +295,7 @@ impl Output for Appended {
 mod tests {
     use std::sync::mpsc;
 
-    use super::super::tests::{completed, record};
+    use super::super::testing::{completed, record};
     use super::*;
     use crate::flow::Outcome;
 

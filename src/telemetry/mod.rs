@@ -21,6 +21,8 @@ mod process;
 mod series;
 
 #[cfg(test)]
+pub(crate) mod testing;
+#[cfg(test)]
 mod tests;
 
 pub use access_log::{AccessLogError, Sink};

@@ -257,7 +257,7 @@ impl Attainment {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{completed, record};
+    use super::super::testing::{completed, record};
     use super::*;
 
     #[test]
