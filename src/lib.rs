@@ -20,8 +20,18 @@
 //! 6. No `dyn`, no lock and no allocation per chunk of a stream; strings are for edges, dense ids
 //!    for the path of a request.
 
+pub mod admin;
 pub mod base;
-
+pub mod cli;
 pub mod config;
-
+pub mod estimate;
+pub mod experiment;
+pub mod fleet;
+pub mod flow;
+pub mod meter;
+pub mod openai;
 pub mod pool;
+pub mod proxy;
+pub mod serve;
+pub mod telemetry;
+pub mod vllm;

@@ -1,2 +1,11 @@
-//! The `sluice` binary.
-fn main() {}
+//! The `sluice` binary: an allocator and the command line.
+
+use std::process::ExitCode;
+
+/// Measured against the system's allocator: less CPU per request, and memory that goes back after a burst.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+fn main() -> ExitCode {
+    sluice::cli::run()
+}

@@ -134,6 +134,8 @@ pub const MAX_THREADS: usize = 1_024;
 pub const MAX_MAX_BODY: ByteSize = ByteSize(1 << 30);
 /// Attempts per request that may be configured: more only multiplies load when everything is down.
 pub const MAX_RETRY_ATTEMPTS: u32 = 8;
+/// Failures until ejection that may be configured: beyond it nothing would ever be ejected.
+pub const MAX_EJECT_FAILURES: u32 = 1_000;
 /// Longest duration that any key takes (30 days): keeps arithmetic on instants far from overflow.
 pub const MAX_PERIOD: Duration = Duration::from_secs(30 * 24 * 3_600);
 /// Largest number of tokens that any key takes: keeps sums of them far from overflow.
@@ -164,3 +166,21 @@ pub const UPSTREAM_IDLE: Duration = Duration::from_secs(4);
 pub const RETRY_AFTER_MIN: Duration = Duration::from_secs(1);
 /// `Retry-After` is never longer: a client told to wait for minutes has been told to go away.
 pub const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn default_addresses_are_addresses() {
+        let addresses: Vec<std::net::SocketAddr> = [LISTEN, ADMIN].iter().map(|text| text.parse().unwrap()).collect();
+        assert_ne!(addresses[0], addresses[1]);
+    }
+
+    #[test]
+    fn defaults_are_within_their_bounds() {
+        assert!(MAX_BODY <= MAX_MAX_BODY && SLOTS <= MAX_SLOTS && QUEUE_LENGTH <= MAX_QUEUE_LENGTH);
+        assert!(RETRY_ATTEMPTS <= MAX_RETRY_ATTEMPTS && EJECTION_BASE <= EJECTION_MAX && MAX_PERIOD > RESPONSE_TIMEOUT);
+        assert!(UPSTREAM_IDLE < Duration::from_secs(5), "the engine closes idle connections at 5 s");
+    }
+}

@@ -17,25 +17,45 @@
 //! Not here: starting anything, asking a backend which models it has, watching the file.
 
 pub mod defaults;
+pub mod diff;
 
 mod auth;
+mod choice;
+mod file;
+mod load;
+mod origin;
 mod pool;
+mod problem;
+mod render;
 mod secret;
 mod server;
+mod set;
+mod suggest;
+mod validate;
+
+#[cfg(test)]
+mod tests;
 
 pub use auth::{Auth, Key, KeyLimit};
+pub use choice::Choice;
+pub use load::{Flags, Loaded};
+pub use origin::{Origin, Origins};
 pub use pool::{
     ArgValue, Backend, Endpoint, Launch, LongPrefix, ModelScope, Order, Policy, Pool, PromptRange, Queue, Target,
     UsageInjection,
 };
+pub use problem::{Problem, Problems, Situation};
+pub use render::Resolved;
 pub use secret::{KeyDigest, MASK, Secret};
 pub use server::{AccessLog, FirstByte, Health, Log, LogFormat, LogLevel, LogTarget, Retry, Server, Slo, Timeouts};
+pub use suggest::Suggestion;
+pub use validate::Surroundings;
 
 use std::path::PathBuf;
 
 use crate::base::{BackendId, ModelId, PoolId, Tokens};
 
-/// A valid configuration.
+/// A valid configuration. Built by [`Config::load`], [`Config::parse`] or [`Config::from_flags`] only.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
     /// Sockets, threads and limits of the client side.

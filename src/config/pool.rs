@@ -109,7 +109,7 @@ pub enum Policy {
 /// The permit returns at the first token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LongPrefix {
-    /// Prompts of this many tokens or more need a permit.
+    /// Prompts of more than this many tokens need a permit.
     pub threshold: Tokens,
     /// Permits per backend; 0: such prompts never run here.
     pub slots: u32,

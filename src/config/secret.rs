@@ -25,6 +25,11 @@ impl Secret {
         Self { value, reference }
     }
 
+    /// Whether it was written as `env:NAME` or `file:PATH`.
+    pub fn is_reference(&self) -> bool {
+        self.reference.is_some()
+    }
+
     /// The value itself, for the one place that compares or sends it.
     pub fn expose(&self) -> &str {
         &self.value
@@ -82,3 +87,27 @@ macro_rules! never_shown {
 
 never_shown!(Secret);
 never_shown!(KeyDigest);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_secret_is_never_shown() {
+        let plain = Secret::new("hunter2".to_owned(), None);
+        let referred = Secret::new("hunter2".to_owned(), Some("env:TOKEN".to_owned()));
+        assert_eq!(
+            format!("{plain} {plain:?} {referred} {referred:?}"),
+            "******** Secret(********) env:TOKEN Secret(env:TOKEN)"
+        );
+        assert_eq!(referred.expose(), "hunter2");
+    }
+
+    #[test]
+    fn a_digest_is_64_hex_digits_of_either_case() {
+        let digest = KeyDigest::from_hex(&"aB".repeat(32), None).unwrap();
+        assert_eq!(digest.bytes(), &[0xAB; 32]);
+        assert_eq!(KeyDigest::from_hex(&"ab".repeat(31), None), None);
+        assert_eq!(KeyDigest::from_hex(&"zz".repeat(32), None), None);
+    }
+}

@@ -8,13 +8,14 @@ use std::sync::Arc;
 
 use tokio::time::{Instant, timeout_at};
 
+use super::Flow;
 use super::classify;
 use super::exchange::Downstream;
 use super::plan::Plan;
 use super::record::Recorder;
-use super::Flow;
 use crate::base::{BackendId, PoolId};
-use crate::pool::{Ask, Entry, Lease, Need, Shed, Waited};
+use crate::openai::ShedReason;
+use crate::pool::{Ask, Entry, Lease, Need, Waited};
 
 /// How often a waiting request follows its pool through reloads.
 const REENTRIES_MAX: usize = 8;
@@ -23,7 +24,7 @@ const REENTRIES_MAX: usize = 8;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NoLease {
     /// Shed, by the pool it was at home in.
-    Shed(Shed, PoolId),
+    Shed(ShedReason, PoolId),
     /// The client left while it waited.
     ClientGone,
 }
@@ -69,17 +70,18 @@ where
         };
         let waited = tokio::select! {
             biased;
-            waited = timeout_at(deadline, ticket) => waited.map_err(|_| NoLease::Shed(Shed::QueueTimeout, home))?,
+            waited = timeout_at(deadline, ticket) => waited.map_err(|_| NoLease::Shed(ShedReason::QueueTimeout, home))?,
             () = down.gone() => return Err(NoLease::ClientGone),
         };
         match waited {
             Waited::Granted(lease) => return Ok(lease),
             Waited::PoolGone => {
                 plan = flow.plan();
-                let again = plan.model(wish.model).and_then(|(m, _)| classify::place(&plan, m, wish.need.prompt_tokens));
-                placement = again.ok_or(NoLease::Shed(Shed::NoBackend, home))?;
+                let again =
+                    plan.model(wish.model).and_then(|(m, _)| classify::place(&plan, m, wish.need.prompt_tokens));
+                placement = again.ok_or(NoLease::Shed(ShedReason::NoBackend, home))?;
             }
         }
     }
-    Err(NoLease::Shed(Shed::NoBackend, plan.pools[placement.home].id))
+    Err(NoLease::Shed(ShedReason::NoBackend, plan.pools[placement.home].id))
 }

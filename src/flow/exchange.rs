@@ -13,7 +13,7 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, StatusCode};
 
-use crate::openai::rewrite::Body;
+use crate::openai::Body;
 use crate::pool::Address;
 
 /// The head of a response.

@@ -14,8 +14,8 @@
 
 use std::sync::Arc;
 
-use http::header::HeaderValue;
 use http::StatusCode;
+use http::header::HeaderValue;
 use smallvec::SmallVec;
 use tokio::time::{Instant, sleep_until};
 
@@ -83,11 +83,7 @@ impl<'a, U: Upstream, R: Recorder> Attempts<'a, U, R> {
     }
 
     /// Tries until the request is over. An error is a refusal that has not been sent.
-    pub(super) async fn run<D: Downstream>(
-        mut self,
-        down: &mut D,
-        record: &mut Open<'_, R>,
-    ) -> Result<(), Refusal> {
+    pub(super) async fn run<D: Downstream>(mut self, down: &mut D, record: &mut Open<'_, R>) -> Result<(), Refusal> {
         let mut lease = match self.admit(down, record).await {
             Ok(lease) => lease,
             Err(NoLease::ClientGone) => return Ok(()),
@@ -145,7 +141,9 @@ impl<'a, U: Upstream, R: Recorder> Attempts<'a, U, R> {
         let refusal = failed.refusal();
         record.outcome = failed.outcome;
         let (Some((exchange, head)), Some(mut lease)) = (failed.answer, held) else { return Err(refusal) };
-        match pump::pump(exchange, head, self.passage(Instant::now()), &mut lease, down, record).await {
+        let now = Instant::now();
+        let passage = self.passage(now, now + self.plan.timeouts().idle);
+        match pump::pump(exchange, head, passage, &mut lease, down, record).await {
             Tried::Over => Ok(()),
             Tried::Again(_) => Err(refusal),
         }
@@ -188,7 +186,9 @@ impl<'a, U: Upstream, R: Recorder> Attempts<'a, U, R> {
                         answer: Some((exchange, head)),
                     });
                 }
-                Ok(Ok(head)) => return pump::pump(exchange, head, self.passage(sent), lease, down, record).await,
+                Ok(Ok(head)) => {
+                    return pump::pump(exchange, head, self.passage(sent, deadline), lease, down, record).await;
+                }
                 Ok(Err(Broken::Closed(_))) if exchange.reused() && !fresh => {
                     record.retries.push(RetryReason::StaleConnection);
                     fresh = true;
@@ -225,19 +225,20 @@ impl<'a, U: Upstream, R: Recorder> Attempts<'a, U, R> {
     fn call(&self, attempt: u32) -> Call {
         let mut headers = self.incoming.headers.clone();
         let id = &self.incoming.request_id;
-        let own = if attempt == 1 { HeaderValue::from_str(id) } else { HeaderValue::from_str(&format!("{id}-r{attempt}")) };
+        let own =
+            if attempt == 1 { HeaderValue::from_str(id) } else { HeaderValue::from_str(&format!("{id}-r{attempt}")) };
         if let Ok(value) = own {
             headers.insert(REQUEST_ID, value);
         }
         Call { path: self.incoming.path.clone(), headers, body: self.admitted.body.clone() }
     }
 
-    fn passage(&self, sent: Instant) -> Passage<'_> {
+    fn passage(&self, sent: Instant, deadline: Instant) -> Passage<'_> {
         Passage {
             route: self.incoming.route,
             arrived: self.incoming.arrived,
             sent,
-            stream: self.admitted.stream,
+            deadline,
             injected: self.admitted.injected,
             prompt_tokens: self.admitted.need.prompt_tokens,
             lesson: &self.admitted.lesson,
@@ -276,9 +277,7 @@ fn broken<X>(error: &Broken, lease: &Lease) -> Tried<X> {
 fn interruption<X>(interrupted: Interrupted, lease: &Lease) -> Tried<X> {
     match interrupted {
         Interrupted::ClientGone => Tried::Over,
-        Interrupted::Hung => {
-            Tried::Again(Failed::new(RetryReason::Hung, Outcome::UpstreamError(UpstreamFault::Hung)))
-        }
+        Interrupted::Hung => Tried::Again(Failed::new(RetryReason::Hung, Outcome::UpstreamError(UpstreamFault::Hung))),
         Interrupted::TimedOut => {
             lease.failure(Fault::Timeout, Instant::now());
             Tried::Again(Failed::new(RetryReason::Timeout, Outcome::Timeout(Stage::FirstByte)))

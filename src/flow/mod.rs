@@ -23,6 +23,7 @@ pub mod plan;
 pub mod record;
 
 mod admit;
+mod answer;
 mod forward;
 mod gate;
 mod pump;
@@ -40,8 +41,8 @@ use http::HeaderMap;
 use tokio::time::Instant;
 
 use crate::experiment::Experiments;
-use crate::openai::{Refusal, Route};
-use crate::pool::{Admission, Shed};
+use crate::openai::{Refusal, Route, ShedReason};
+use crate::pool::Admission;
 
 pub use exchange::{Broken, Call, Downstream, Exchange, Gone, Head, SendError, Upstream};
 pub use plan::{Learned, Plan};
@@ -103,6 +104,11 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
         &self.admission
     }
 
+    /// The engine side.
+    pub fn upstream(&self) -> &U {
+        &self.upstream
+    }
+
     /// Where records go.
     pub fn recorder(&self) -> &R {
         &self.recorder
@@ -136,7 +142,7 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
     ) -> Result<(), Refusal> {
         let plan = self.plan();
         if self.is_closing() {
-            return Err(respond::shed(Shed::ShuttingDown, crate::config::defaults::RETRY_AFTER_MIN, record));
+            return Err(respond::shed(ShedReason::ShuttingDown, crate::config::defaults::RETRY_AFTER_MIN, record));
         }
         let admitted = gate::open(&plan, &self.experiments, incoming, record).await?;
         forward::Attempts::new(self, plan, incoming, admitted).run(down, record).await

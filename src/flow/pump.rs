@@ -20,14 +20,15 @@ use http::StatusCode;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use tokio::time::{Instant, sleep_until};
 
-use super::exchange::{Broken, Downstream, Exchange, Gone, Head};
+use super::answer::{self, Answer};
+use super::exchange::{Downstream, Exchange, Gone, Head};
 use super::forward::{Failed, Tried};
 use super::gate::{Injected, Lesson};
 use super::record::{Open, Outcome, Recorder, RetryReason, Stage, UpstreamFault};
 use super::respond;
-use crate::meter::slo::Objectives;
-use crate::meter::{Forward, Meter, Strip};
-use crate::openai::{Route, error};
+use crate::meter::{Forward, Objectives, Strip};
+use crate::openai::Route;
+use crate::openai::error::{StreamFailure, sse_error_event};
 use crate::pool::{Fault, Lease};
 
 /// What the pump needs to know of its request.
@@ -37,7 +38,8 @@ pub(super) struct Passage<'a> {
     pub(super) arrived: Instant,
     /// When the request had been sent upstream.
     pub(super) sent: Instant,
-    pub(super) stream: bool,
+    /// Where the first byte must have come.
+    pub(super) deadline: Instant,
     pub(super) injected: Injected,
     pub(super) prompt_tokens: u64,
     pub(super) lesson: &'a Lesson,
@@ -49,7 +51,7 @@ pub(super) struct Passage<'a> {
 enum Next {
     Bytes,
     End,
-    Broken(Broken),
+    Broken,
     ClientGone,
     Hung,
     Silent,
@@ -58,10 +60,9 @@ enum Next {
 /// The state of one answer on its way.
 struct Pump<'a, 'r, D, R: Recorder> {
     passage: Passage<'a>,
-    meter: Meter,
+    answer: Answer,
     /// Not sent yet.
     head: Option<Head>,
-    sse: bool,
     status: StatusCode,
     lease: &'a mut Lease,
     down: &'a mut D,
@@ -72,7 +73,7 @@ struct Pump<'a, 'r, D, R: Recorder> {
 /// Passes one answer on. `Again` only while nothing has reached the client.
 pub(super) async fn pump<X, D, R>(
     mut exchange: X,
-    mut head: Head,
+    head: Head,
     passage: Passage<'_>,
     lease: &mut Lease,
     down: &mut D,
@@ -83,61 +84,44 @@ where
     D: Downstream,
     R: Recorder,
 {
-    let sse = head.headers.get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"));
-    let meter = if sse && head.status.is_success() {
-        Meter::stream(passage.route, passage.arrived, strip(passage.injected))
-    } else {
-        Meter::body(passage.route, passage.arrived)
-    };
-    if sse && passage.injected != Injected::Nothing {
-        head.headers.remove(CONTENT_LENGTH);
-    }
-    let status = head.status;
-    let mut pump = Pump { passage, meter, head: Some(head), sse, status, lease, down, record, prefilling: true };
-    pump.lease.beat(Instant::now());
+    let mut pump = Pump::new(head, passage, lease, down, record);
     let mut chunk = BytesMut::new();
-    let mut idle = pin!(sleep_until(Instant::now() + passage.idle));
-    let mut last = Instant::now();
+    // The first byte has its own deadline; after it, silence is measured from byte to byte.
+    let mut limit = passage.deadline;
+    let mut timer = pin!(sleep_until(limit));
     loop {
         let next = tokio::select! {
             biased;
             read = exchange.body(&mut chunk) => match read {
                 Ok(true) => Next::Bytes,
                 Ok(false) => Next::End,
-                Err(broken) => Next::Broken(broken),
+                Err(error) => {
+                    tracing::debug!(backend = %pump.lease.name(), %error, "answer broke off");
+                    Next::Broken
+                }
             },
             () = pump.down.gone() => Next::ClientGone,
             () = pump.lease.cut().cancelled() => Next::Hung,
-            () = &mut idle => {
+            () = &mut timer => {
                 // The timer is set anew only when it fires: a chunk costs no timer operation.
-                if last + passage.idle > Instant::now() {
-                    idle.as_mut().reset(last + passage.idle);
+                if limit > Instant::now() {
+                    timer.as_mut().reset(limit);
                     continue;
                 }
                 Next::Silent
             }
         };
-        last = Instant::now();
+        let now = Instant::now();
         match next {
-            Next::Bytes => match pump.forward(chunk.split().freeze(), last).await {
-                Step::On => {}
-                Step::Gone => return pump.client_gone(last),
-                Step::Refused => return pump.again(RetryReason::InStream, UpstreamFault::InStream),
+            Next::Bytes => match pump.forward(chunk.split().freeze(), now).await {
+                // Time that the client takes to read is not the backend's silence.
+                Step::On => limit = Instant::now() + passage.idle,
+                Step::Gone => return pump.client_gone(now),
+                Step::Busy => return pump.again(RetryReason::InStream, UpstreamFault::InStream),
             },
-            Next::End => return pump.end(exchange, last).await,
-            Next::ClientGone => return pump.client_gone(last),
-            Next::Broken(broken) => {
-                tracing::debug!(backend = %pump.lease.name(), error = %broken, "answer broke off");
-                pump.lease.failure(Fault::Answer, last);
-                return pump.cut_off(RetryReason::Broken, Outcome::UpstreamError(UpstreamFault::Broken), last).await;
-            }
-            Next::Hung => {
-                return pump.cut_off(RetryReason::Hung, Outcome::UpstreamError(UpstreamFault::Hung), last).await;
-            }
-            Next::Silent => {
-                pump.lease.failure(Fault::Timeout, last);
-                return pump.cut_off(RetryReason::Timeout, Outcome::Timeout(Stage::Idle), last).await;
-            }
+            Next::End => return pump.end(exchange, now).await,
+            Next::ClientGone => return pump.client_gone(now),
+            interrupted => return pump.interrupted(interrupted, now).await,
         }
     }
 }
@@ -155,18 +139,40 @@ enum Step {
     /// The client is gone.
     Gone,
     /// The engine refused in the stream before anything was sent.
-    Refused,
+    Busy,
 }
 
-impl<D: Downstream, R: Recorder> Pump<'_, '_, D, R> {
+impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
+    fn new(
+        mut head: Head,
+        passage: Passage<'a>,
+        lease: &'a mut Lease,
+        down: &'a mut D,
+        record: &'a mut Open<'r, R>,
+    ) -> Self {
+        let status = head.status;
+        let kind = head.headers.get(CONTENT_TYPE);
+        let events = kind.is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"));
+        let answer = if events && status.is_success() {
+            if passage.injected != Injected::Nothing {
+                head.headers.remove(CONTENT_LENGTH);
+            }
+            Answer::stream(passage.route, passage.arrived, strip(passage.injected))
+        } else {
+            Answer::body(passage.arrived)
+        };
+        lease.beat(Instant::now());
+        Self { passage, answer, head: Some(head), status, lease, down, record, prefilling: true }
+    }
+
     async fn forward(&mut self, chunk: Bytes, now: Instant) -> Step {
         self.lease.beat(now);
-        let forward = self.meter.feed(chunk, now);
-        if self.prefilling && self.meter.first_content_at().is_some() {
+        let forward = self.answer.feed(chunk, now);
+        if self.prefilling && self.answer.has_content() {
             self.first_token(now);
         }
-        if self.head.is_some() && self.meter.refused_before_content() {
-            return Step::Refused;
+        if self.head.is_some() && self.answer.is_busy_before_content() {
+            return Step::Busy;
         }
         match self.send(forward).await {
             Ok(()) => Step::On,
@@ -177,8 +183,8 @@ impl<D: Downstream, R: Recorder> Pump<'_, '_, D, R> {
     fn first_token(&mut self, now: Instant) {
         self.prefilling = false;
         self.lease.first_token();
-        let ttft = now.saturating_duration_since(self.passage.sent);
-        if self.passage.stream {
+        if self.answer.is_stream() {
+            let ttft = now.saturating_duration_since(self.passage.sent);
             self.record.backend_ttft = Some(ttft);
             self.lease.observe(Some((self.passage.prompt_tokens, ttft)), None);
         }
@@ -196,16 +202,13 @@ impl<D: Downstream, R: Recorder> Pump<'_, '_, D, R> {
         Ok(())
     }
 
-    /// The backend's answer is complete.
-    async fn end<X: Exchange>(&mut self, exchange: X, now: Instant) -> Tried<X> {
-        let tail = self.meter.finish(now);
-        let whole = !self.sse || self.meter.saw_end() || self.meter.error().is_some();
-        if !whole {
-            // The connection ended in order, the stream did not: the engine was stopped under it.
-            self.lease.failure(Fault::Answer, now);
-            let _ = self.send(tail).await;
-            return self.cut_off(RetryReason::Broken, Outcome::UpstreamError(UpstreamFault::Broken), now).await;
+    /// The backend's answer is at its end.
+    async fn end<X: Exchange>(mut self, exchange: X, now: Instant) -> Tried<X> {
+        if self.answer.is_stream() && !self.answer.is_done() && self.answer.error().is_none() {
+            // The connection ended in order but the stream did not: the engine was stopped under it.
+            return self.interrupted(Next::Broken, now).await;
         }
+        let tail = self.answer.finish(now);
         let sent = match self.send(tail).await {
             Ok(()) => self.down.finish().await,
             Err(gone) => Err(gone),
@@ -213,78 +216,92 @@ impl<D: Downstream, R: Recorder> Pump<'_, '_, D, R> {
         exchange.keep().await;
         self.record.outcome = self.verdict();
         match self.record.outcome {
-            Outcome::UpstreamError(_) if !self.is_engine_refusal() => self.lease.failure(Fault::Answer, now),
-            Outcome::UpstreamError(_) => {}
+            Outcome::UpstreamError(_) if self.is_busy() => {}
+            Outcome::UpstreamError(_) => self.lease.failure(Fault::Answer, now),
             _ => self.lease.success(),
         }
         // A client that closes as soon as it has the last event has it all.
-        if sent.is_err() && !self.meter.saw_end() {
+        if sent.is_err() && !self.answer.is_stream() {
             self.record.outcome = Outcome::ClientGone;
         }
-        self.account(now);
+        self.account();
         Tried::Over
     }
 
     fn verdict(&self) -> Outcome {
-        if respond::is_clients_fault(self.status) {
+        if self.status.is_client_error() {
             return Outcome::Refused;
         }
         if !self.status.is_success() {
             return Outcome::UpstreamError(UpstreamFault::Status);
         }
-        match self.meter.error() {
-            Some(error) if error.is_clients_fault() => Outcome::Refused,
+        match self.answer.error() {
+            Some(error) if answer::is_clients_fault(error) => Outcome::Refused,
             Some(_) => Outcome::UpstreamError(UpstreamFault::InStream),
             None => Outcome::Completed,
         }
     }
 
     /// The engine's own admission control speaking: a reason to go elsewhere, not a fault.
-    fn is_engine_refusal(&self) -> bool {
-        self.status == StatusCode::SERVICE_UNAVAILABLE || self.meter.error().is_some_and(|error| error.is_busy())
+    fn is_busy(&self) -> bool {
+        self.status == StatusCode::SERVICE_UNAVAILABLE || self.answer.error().is_some_and(answer::is_busy)
     }
 
-    fn client_gone<X>(&mut self, now: Instant) -> Tried<X> {
-        let _ = self.meter.finish(now);
-        self.record.outcome = if self.meter.saw_end() { Outcome::Completed } else { Outcome::ClientGone };
-        self.account(now);
+    fn client_gone<X>(mut self, now: Instant) -> Tried<X> {
+        let whole = self.answer.is_done();
+        let _ = self.answer.finish(now);
+        self.record.outcome = if whole { Outcome::Completed } else { Outcome::ClientGone };
+        self.account();
         Tried::Over
     }
 
-    fn again<X>(&mut self, reason: RetryReason, fault: UpstreamFault) -> Tried<X> {
+    fn again<X>(self, reason: RetryReason, fault: UpstreamFault) -> Tried<X> {
         Tried::Again(Failed { reason, outcome: Outcome::UpstreamError(fault), answer: None })
     }
 
     /// The answer cannot be completed: elsewhere if nothing was sent, else said in the stream.
-    async fn cut_off<X>(&mut self, reason: RetryReason, outcome: Outcome, now: Instant) -> Tried<X> {
-        if self.head.is_some() {
+    async fn interrupted<X>(mut self, why: Next, now: Instant) -> Tried<X> {
+        let first = self.head.is_some();
+        let (reason, outcome, failure) = match why {
+            Next::Hung => (RetryReason::Hung, Outcome::UpstreamError(UpstreamFault::Hung), StreamFailure::UpstreamIdle),
+            Next::Silent => {
+                self.lease.failure(Fault::Timeout, now);
+                let stage = if first { Stage::FirstByte } else { Stage::Idle };
+                (RetryReason::Timeout, Outcome::Timeout(stage), StreamFailure::UpstreamIdle)
+            }
+            _ => {
+                self.lease.failure(Fault::Answer, now);
+                (RetryReason::Broken, Outcome::UpstreamError(UpstreamFault::Broken), StreamFailure::UpstreamBroke)
+            }
+        };
+        if first {
             return Tried::Again(Failed { reason, outcome, answer: None });
         }
-        let tail = self.meter.finish(now);
         self.record.outcome = outcome;
-        if self.sse && self.send(tail).await.is_ok() {
-            let event = error::sse_error_event(self.passage.route.is_anthropic(), outcome.detail());
-            let _ = self.down.body(Bytes::from(event)).await;
+        if self.answer.is_stream() {
+            let tail = self.answer.finish(now);
+            if self.send(tail).await.is_ok() {
+                let event = sse_error_event(failure, self.passage.route.is_anthropic());
+                let _ = self.down.body(Bytes::from(event)).await;
+            }
         }
         self.down.abort();
-        self.account(now);
+        self.account();
         Tried::Over
     }
 
     /// What was measured goes into the record, and what it teaches to those who learn.
-    fn account(&mut self, _now: Instant) {
-        let stats = self.meter.stats();
-        let lesson = self.passage.lesson;
+    fn account(self) {
+        let stats = self.answer.stats();
         let completed = self.record.outcome == Outcome::Completed;
         if completed && let Some(tpot) = stats.tpot {
             self.lease.observe(None, Some(tpot));
         }
-        if completed && lesson.usable && let Some(prompt_tokens) = stats.prompt_tokens {
-            let each = stats.completion_tokens.map(|tokens| tokens / u64::from(lesson.sequences.max(1)));
-            lesson.estimator.learn(&lesson.shape, prompt_tokens, each);
+        if completed && let Some(prompt_tokens) = stats.usage.prompt {
+            self.passage.lesson.learn(prompt_tokens, stats.usage.completion);
         }
-        if !self.passage.objectives.is_empty() {
-            self.record.slo_met = Some(completed && self.passage.objectives.met(&stats));
+        if !self.passage.objectives.is_empty() && self.record.outcome != Outcome::ClientGone {
+            self.record.slo_met = Some(self.passage.objectives.met(completed, &stats.timings()));
         }
         self.record.stats = Some(stats);
     }

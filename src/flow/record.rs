@@ -16,8 +16,7 @@ use smallvec::SmallVec;
 
 use crate::estimate::Estimate;
 use crate::meter::StreamStats;
-use crate::openai::Route;
-use crate::pool::Shed;
+use crate::openai::{Route, ShedReason};
 
 /// How a request ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -27,7 +26,7 @@ pub enum Outcome {
     /// The client left: while queued, before the first token, or while streaming.
     ClientGone,
     /// Not served, to protect those who are.
-    Shed(Shed),
+    Shed(ShedReason),
     /// A backend failed and no other could take over.
     UpstreamError(UpstreamFault),
     /// Nothing came in time.
@@ -110,15 +109,8 @@ pub enum RetryReason {
 
 impl RetryReason {
     /// Every reason.
-    pub const ALL: [Self; 7] = [
-        Self::Connect,
-        Self::StaleConnection,
-        Self::Broken,
-        Self::Status,
-        Self::InStream,
-        Self::Timeout,
-        Self::Hung,
-    ];
+    pub const ALL: [Self; 7] =
+        [Self::Connect, Self::StaleConnection, Self::Broken, Self::Status, Self::InStream, Self::Timeout, Self::Hung];
 
     /// The label used in metrics.
     pub fn label(self) -> &'static str {
@@ -139,8 +131,8 @@ impl RetryReason {
 pub struct Record {
     /// The request id given to the client.
     pub request_id: Arc<str>,
-    /// What was asked.
-    pub route: Route,
+    /// What was asked; `None` for a path that is not served.
+    pub route: Option<Route>,
     /// The name of the key, if keys are used.
     pub key: Option<Arc<str>>,
     /// The model's label.
@@ -194,7 +186,7 @@ pub struct Open<'a, R: Recorder> {
 
 impl<'a, R: Recorder> Open<'a, R> {
     /// Opens the record of a request received at `arrived`.
-    pub fn new(recorder: &'a R, route: Route, request_id: Arc<str>, arrived: tokio::time::Instant) -> Self {
+    pub fn new(recorder: &'a R, route: Option<Route>, request_id: Arc<str>, arrived: tokio::time::Instant) -> Self {
         let record = Record {
             request_id,
             route,

@@ -3,25 +3,29 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER};
+use http::header::{ALLOW, CONTENT_LENGTH, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER};
 use http::{HeaderMap, StatusCode};
 
 use super::exchange::{Downstream, Head};
 use super::record::{Open, Outcome, Record, Recorder};
-use crate::openai::Refusal;
-use crate::pool::Shed;
+use crate::openai::{Refusal, ShedReason};
 
 /// The request's id, the client's own where it sent a valid one.
-pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const BACKEND: HeaderName = HeaderName::from_static("x-sluice-backend");
 const POOL: HeaderName = HeaderName::from_static("x-sluice-pool");
 const ARM: HeaderName = HeaderName::from_static("x-sluice-arm");
 const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
 
 /// Marks the record as shed and makes the refusal that says so.
-pub(super) fn shed<R: Recorder>(reason: Shed, retry_after: Duration, record: &mut Open<'_, R>) -> Refusal {
+pub(super) fn shed<R: Recorder>(reason: ShedReason, retry_after: Duration, record: &mut Open<'_, R>) -> Refusal {
     record.outcome = Outcome::Shed(reason);
-    Refusal::Shed { reason, retry_after }
+    Refusal::Shed { reason, retry_after: whole_seconds(retry_after) }
+}
+
+/// `Retry-After` counts whole seconds; rounded up, because too early is a second refusal.
+pub(super) fn whole_seconds(time: Duration) -> u64 {
+    time.as_secs() + u64::from(time.subsec_nanos() > 0)
 }
 
 /// Answers with a refusal. The outcome is left alone where it has been decided already.
@@ -42,7 +46,10 @@ pub async fn refuse<D: Downstream, R: Recorder>(
         headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
     }
     add_ours(&mut headers, record);
-    let status = refusal.status();
+    if let Some(allow) = refusal.allow() {
+        headers.insert(ALLOW, HeaderValue::from_static(allow));
+    }
+    let status = StatusCode::from_u16(refusal.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let sent = async {
         down.head(Head { status, headers }).await?;
         down.body(body).await?;
@@ -75,9 +82,4 @@ pub(super) fn add_ours(headers: &mut HeaderMap, record: &Record) {
     if let Ok(value) = HeaderValue::from_str(&timing) {
         headers.append(SERVER_TIMING, value);
     }
-}
-
-/// Whether an upstream status is the client's doing.
-pub(super) fn is_clients_fault(status: StatusCode) -> bool {
-    status.is_client_error()
 }

@@ -34,6 +34,7 @@ use super::queue::WaiterId;
 use super::state::State;
 use super::view::PoolView;
 use crate::base::{BackendId, PoolId};
+use crate::openai::ShedReason;
 
 /// What a request asks for.
 #[derive(Clone, Debug)]
@@ -52,34 +53,6 @@ pub struct Ask {
     pub avoid: SmallVec<[BackendId; 2]>,
 }
 
-/// Why a request was shed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Shed {
-    /// As many wait as the pool's queue holds.
-    QueueFull,
-    /// It waited as long as the pool allows.
-    QueueTimeout,
-    /// No backend that could serve it is in rotation.
-    NoBackend,
-    /// The gateway is shutting down.
-    ShuttingDown,
-}
-
-impl Shed {
-    /// Every reason, for metrics that must show zeros.
-    pub const ALL: [Self; 4] = [Self::QueueFull, Self::QueueTimeout, Self::NoBackend, Self::ShuttingDown];
-
-    /// The label used in metrics and logs.
-    pub fn label(self) -> &'static str {
-        match self {
-            Self::QueueFull => "queue_full",
-            Self::QueueTimeout => "queue_timeout",
-            Self::NoBackend => "no_backend",
-            Self::ShuttingDown => "shutting_down",
-        }
-    }
-}
-
 /// The answer to an [`Ask`].
 #[derive(Debug)]
 pub enum Entry {
@@ -88,7 +61,7 @@ pub enum Entry {
     /// None has; wait here, no longer than until the deadline.
     Queued(Ticket, Instant),
     /// Not served, and why.
-    Refused(Shed),
+    Refused(ShedReason),
 }
 
 /// The owner of all capacity and all queues.

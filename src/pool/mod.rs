@@ -26,7 +26,7 @@ pub mod view;
 #[cfg(test)]
 mod tests;
 
-pub use admission::{Admission, Ask, Entry, Shed};
+pub use admission::{Admission, Ask, Entry};
 pub use capacity::{Limits, LongPrefix, Need, Usage};
 pub use health::{Fault, HealthRules, Phase};
 pub use layout::{Address, BackendSpec, Layout, PoolSpec, Rules};

@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::admission::{Ask, Shed, Wakers};
+use super::admission::{Ask, Wakers};
 use super::backend::Backend;
 use super::capacity::{Fit, Held};
 use super::drain_rate::DrainRate;
@@ -22,6 +22,7 @@ use super::policy::{self, Candidate};
 use super::queue::{Key, Lane, Queue, WaiterId};
 use crate::base::{BackendId, PoolId, Rng};
 use crate::config::Policy;
+use crate::openai::ShedReason;
 
 /// One pool's members and its queue.
 #[derive(Debug)]
@@ -94,11 +95,15 @@ impl State {
     }
 
     /// Grants at once, or puts in line (ticket and deadline), or sheds.
-    pub(super) fn enter(&mut self, ask: Ask, wakers: &mut Wakers) -> Result<Result<Grant, (WaiterId, Instant)>, Shed> {
+    pub(super) fn enter(
+        &mut self,
+        ask: Ask,
+        wakers: &mut Wakers,
+    ) -> Result<Result<Grant, (WaiterId, Instant)>, ShedReason> {
         let reachable: SmallVec<[PoolId; 4]> = std::iter::once(ask.home).chain(ask.spill.iter().copied()).collect();
         let allowed = |state: &Self, id: &BackendId| state.allows(&ask, *id);
         if !reachable.iter().any(|pool| self.members(*pool).iter().any(|id| allowed(self, id))) {
-            return Err(Shed::NoBackend);
+            return Err(ShedReason::NoBackend);
         }
         for pool in &reachable {
             if self.unclaimed(*pool)
@@ -110,7 +115,7 @@ impl State {
         let home = ask.home;
         let (length, deadline) = match self.pools.get(home.index()) {
             Some(pool) => (pool.rules.queue_length, ask.arrived + pool.rules.queue_timeout),
-            None => return Err(Shed::NoBackend),
+            None => return Err(ShedReason::NoBackend),
         };
         let mut untried = ask.clone();
         let id = self.stand_in_line(ask);
@@ -127,7 +132,7 @@ impl State {
         }
         if self.pools[home.index()].queue.len() > length {
             self.leave(id, wakers);
-            return Err(Shed::QueueFull);
+            return Err(ShedReason::QueueFull);
         }
         Ok(Err((id, deadline)))
     }

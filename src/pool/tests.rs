@@ -13,6 +13,7 @@ use tokio::time::Instant;
 use super::*;
 use crate::base::{BackendId, PoolId};
 use crate::config::{Endpoint, Policy};
+use crate::openai::ShedReason;
 
 const RULES: HealthRules = HealthRules {
     probe_failures: 2,
@@ -173,7 +174,7 @@ fn a_full_queue_sheds_the_newcomer_and_a_departure_makes_room() {
     let house = House::new(&[spec("one", 1, limits(1, 1), vec![])]);
     let lease = house.granted(0, 10);
     let mut tickets: Vec<Ticket> = (0..8).map(|_| house.queued(0, 10)).collect();
-    assert!(matches!(house.admission.enter(house.ask(0, 10)), Entry::Refused(Shed::QueueFull)));
+    assert!(matches!(house.admission.enter(house.ask(0, 10)), Entry::Refused(ShedReason::QueueFull)));
     drop(tickets.remove(3));
     tickets.push(house.queued(0, 10));
     drop(lease);
@@ -199,7 +200,7 @@ fn a_ticket_dropped_after_its_grant_gives_the_grant_to_the_next() {
 fn without_a_backend_in_rotation_requests_are_shed_at_once() {
     let house = House::new(&two_pools());
     house.admission.set_draining(house.layout.backends[0][0], true);
-    assert!(matches!(house.admission.enter(house.ask(0, 10)), Entry::Refused(Shed::NoBackend)));
+    assert!(matches!(house.admission.enter(house.ask(0, 10)), Entry::Refused(ShedReason::NoBackend)));
     house.admission.set_draining(house.layout.backends[0][0], false);
     drop(house.granted(0, 10));
 }
@@ -213,7 +214,7 @@ fn a_retry_avoids_the_backend_that_failed() {
     let Entry::Granted(other) = house.admission.enter(ask.clone()) else { panic!("the other has room") };
     assert_ne!(other.backend(), failed);
     ask.avoid.push(other.backend());
-    assert!(matches!(house.admission.enter(ask), Entry::Refused(Shed::NoBackend)));
+    assert!(matches!(house.admission.enter(ask), Entry::Refused(ShedReason::NoBackend)));
 }
 
 #[test]
@@ -248,7 +249,7 @@ fn a_hung_backend_is_taken_out_and_its_exchanges_are_cut() {
     assert!(house.admission.silent(limit, later).is_empty());
     house.admission.hung(lease.backend(), later);
     assert!(lease.cut().is_cancelled());
-    assert!(matches!(house.admission.enter(house.ask(0, 10)), Entry::Refused(Shed::NoBackend)));
+    assert!(matches!(house.admission.enter(house.ask(0, 10)), Entry::Refused(ShedReason::NoBackend)));
 }
 
 /// One move in a random history.

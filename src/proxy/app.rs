@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use http::header::{ALLOW, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HeaderName, HeaderValue};
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HeaderName, HeaderValue};
 use http::{HeaderMap, Method, StatusCode};
 use pingora::apps::{HttpPersistentSettings, HttpServerApp, ReusedHttpStream};
 use pingora::protocols::http::ServerSession;
@@ -71,7 +71,7 @@ impl<U: Upstream, R: Recorder, L: Local> Gateway<U, R, L> {
             return self.send_local(session, answer, &request_id).await;
         }
         let begun = Instant::now();
-        match self.before_body(session, &plan, route, bare).await {
+        match self.before_body(session, &plan, route).await {
             Ok((route, body)) => {
                 let incoming = incoming(session, &plan, route, path, body, Arc::clone(&request_id));
                 let mut client = Client::new(session);
@@ -104,12 +104,11 @@ impl<U: Upstream, R: Recorder, L: Local> Gateway<U, R, L> {
         session: &mut ServerSession,
         plan: &Plan,
         route: Option<Route>,
-        path: &str,
     ) -> Result<(Route, Bytes), Option<Refusal>> {
         if session.is_upgrade_req() {
             return Err(Some(Refusal::UpgradeRefused));
         }
-        let route = route.ok_or_else(|| Some(Refusal::UnknownRoute { path: path.to_owned() }))?;
+        let route = route.ok_or_else(|| Some(Refusal::UnknownRoute))?;
         if session.req_header().method != Method::POST {
             return Err(Some(Refusal::MethodNotAllowed { allow: "POST" }));
         }
@@ -127,9 +126,10 @@ impl<U: Upstream, R: Recorder, L: Local> Gateway<U, R, L> {
         if body::announced(session).is_some_and(|size| size > limit) {
             return Err(too_large());
         }
-        let expects = session.get_header(EXPECT).is_some_and(|v| v.as_bytes().eq_ignore_ascii_case(b"100-continue"));
-        if expects && session.write_continue_response().await.is_err() {
-            return Err(None);
+        match session.get_header(EXPECT).map(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue")) {
+            Some(true) => session.write_continue_response().await.map_err(|_| None)?,
+            Some(false) => return Err(Some(Refusal::ExpectationFailed)),
+            None => {}
         }
         match body::read(session, limit, plan.config.server.body_timeout).await {
             Ok(body) => Ok((route, body)),
@@ -254,21 +254,21 @@ async fn refuse_head<U: Upstream, R: Recorder>(session: &mut ServerSession, erro
         return;
     }
     let text = error.to_string();
-    let refusal = if text.contains("larger than") || text.contains("TooManyHeaders") || text.contains("too many headers") {
-        Refusal::HeadersTooLarge
-    } else {
-        Refusal::bad_request("the request line or a header is malformed", None)
-    };
+    let refusal =
+        if text.contains("larger than") || text.contains("TooManyHeaders") || text.contains("too many headers") {
+            Refusal::HeadersTooLarge
+        } else {
+            Refusal::BadRequest { message: "the request line or a header is malformed".to_owned(), param: None }
+        };
     session.set_keepalive(None);
     let mut record = Open::new(flow.recorder(), None, "-".into(), Instant::now());
     record.outcome = crate::flow::Outcome::Refused;
-    record.status = Some(refusal.status());
     let mut parts = http::Response::new(()).into_parts().0;
-    parts.status = refusal.status();
-    parts.headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    parts.status = StatusCode::from_u16(refusal.status()).unwrap_or(StatusCode::BAD_REQUEST);
+    record.status = Some(parts.status);
     let body = Bytes::from(refusal.body(false));
+    parts.headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     parts.headers.insert(CONTENT_LENGTH, HeaderValue::from(body.len()));
     let response = pingora::http::ResponseHeader::from(parts);
     let _ = timeout(SETTLE, session.write_error_response(response, body)).await;
-    let _ = ALLOW;
 }

@@ -10,11 +10,11 @@
 
 use std::sync::Arc;
 
+use http::HeaderMap;
 use http::header::{
     ACCEPT_ENCODING, AUTHORIZATION, CONNECTION, CONTENT_LENGTH, EXPECT, HOST, HeaderName, HeaderValue,
     PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
 };
-use http::HeaderMap;
 
 use crate::base::Rng;
 use crate::config::defaults;
@@ -110,7 +110,8 @@ mod tests {
 
     #[test]
     fn what_connection_names_goes_no_further() {
-        let mut map = headers(&[("connection", "close, x-secret"), ("x-secret", "1"), ("te", "trailers"), ("x-kept", "2")]);
+        let mut map =
+            headers(&[("connection", "close, x-secret"), ("x-secret", "1"), ("te", "trailers"), ("x-kept", "2")]);
         remove_hop_by_hop(&mut map);
         assert_eq!(map, headers(&[("x-kept", "2")]));
     }

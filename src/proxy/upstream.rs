@@ -12,6 +12,7 @@ use std::future::{Future, poll_fn};
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -44,7 +45,7 @@ const CHUNK_RESERVE: usize = 4 << 10;
 /// Connections to all engines.
 pub struct Engines {
     connector: Arc<TransportConnector>,
-    connect_timeout: Duration,
+    connect_timeout_ms: AtomicU64,
     peers: DashMap<Arc<str>, (Arc<HttpPeer>, Option<Instant>)>,
 }
 
@@ -58,7 +59,21 @@ impl Engines {
     /// A connector whose attempts to connect may take `connect_timeout`.
     pub fn new(connect_timeout: Duration) -> Self {
         let options = ConnectorOptions::new(POOL_SIZE);
-        Self { connector: Arc::new(TransportConnector::new(Some(options))), connect_timeout, peers: DashMap::new() }
+        let engines = Self {
+            connector: Arc::new(TransportConnector::new(Some(options))),
+            connect_timeout_ms: AtomicU64::new(0),
+            peers: DashMap::new(),
+        };
+        engines.set_connect_timeout(connect_timeout);
+        engines
+    }
+
+    /// Changes how long connecting may take, for connections from now on.
+    pub fn set_connect_timeout(&self, timeout: Duration) {
+        let ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
+        if self.connect_timeout_ms.swap(ms, Ordering::Relaxed) != ms {
+            self.peers.clear();
+        }
     }
 
     async fn peer(&self, address: &Address) -> Result<Arc<HttpPeer>, Broken> {
@@ -68,13 +83,14 @@ impl Engines {
                 return Ok(Arc::clone(peer));
             }
         }
+        let patience = Duration::from_millis(self.connect_timeout_ms.load(Ordering::Relaxed));
         let (host, port) = (address.endpoint.host.as_str(), address.endpoint.port);
         let (socket, until) = match host.parse() {
             Ok(ip) => (SocketAddr::new(ip, port), None),
-            Err(_) => (resolve(host, port, self.connect_timeout).await?, Some(Instant::now() + RESOLVE_AGAIN)),
+            Err(_) => (resolve(host, port, patience).await?, Some(Instant::now() + RESOLVE_AGAIN)),
         };
         let mut peer = HttpPeer::new(socket, false, String::new());
-        peer.options.connection_timeout = Some(self.connect_timeout);
+        peer.options.connection_timeout = Some(patience);
         peer.options.idle_timeout = Some(defaults::UPSTREAM_IDLE);
         let peer = Arc::new(peer);
         if self.peers.len() >= PEERS_MAX {
@@ -147,8 +163,7 @@ fn request_header(to: &Address, call: &Call) -> Result<RequestHeader, &'static s
     map.insert(HOST, HeaderValue::from_str(&to.authority).map_err(|_| "unusable host name")?);
     map.insert(CONTENT_LENGTH, HeaderValue::from(call.body.len()));
     if let Some(key) = &to.api_key {
-        let mut bearer =
-            HeaderValue::from_str(&format!("Bearer {}", key.expose())).map_err(|_| "unusable api key")?;
+        let mut bearer = HeaderValue::from_str(&format!("Bearer {}", key.expose())).map_err(|_| "unusable api key")?;
         bearer.set_sensitive(true);
         map.insert(AUTHORIZATION, bearer);
     }

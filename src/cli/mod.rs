@@ -1,0 +1,35 @@
+//! The command line: one file per subcommand.
+//!
+//! Each has a clap `Args` struct and a `run` that returns the exit code: 0 ok, 1 failed while running,
+//! 2 wrong usage (clap's own), 78 configuration error. Results go to stdout, everything else to stderr.
+
+pub mod check;
+pub mod serve;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// A gateway in front of vLLM that keeps the tail short.
+#[derive(Debug, Parser)]
+#[command(name = "sluice", version, about, max_term_width = 100)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run the gateway
+    Serve(serve::ServeArgs),
+    /// Validate a configuration and print what it comes to
+    Check(check::CheckArgs),
+}
+
+/// Runs what the command line says.
+pub fn run() -> ExitCode {
+    match Cli::parse().command {
+        Command::Serve(args) => serve::run(&args),
+        Command::Check(args) => check::run(&args),
+    }
+}

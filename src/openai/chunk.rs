@@ -1,0 +1,295 @@
+//! What one event of a stream means, in each of the four dialects.
+//!
+//! The meter needs little of an event: does it carry output, does it finish, does it report usage, is it
+//! an error, is it the end? [`read`] answers that. Output is text, reasoning, a refusal or a tool call that is not empty, or
+//! a finish reason; a chunk with only a role or an empty delta is not output (the definition of TTFT in the contract).
+//! All choices count alike, whatever their index.
+//!
+//! Dialects: `choices` (chat, completions and transcriptions differ only in where the text is), Responses (`response.*`
+//! events; the terminal one has the usage) and Messages (Anthropic: usage in `message_start` and `message_delta`).
+//!
+//! The shapes that vLLM sends thousands of times in a row are recognised by [`super::fast`]; everything else
+//! is scanned here. Both give the same result; a property test holds them to it. An event that cannot be read is
+//! `Other`: we look on, the client judges.
+
+use super::answer::{self, FlatError, StreamError, TokenUsage};
+use super::fast;
+use super::route::Route;
+use super::scan::{Kind, ScanError, Scanner, Span};
+use super::sse::Fields;
+
+/// The language in which a stream's events are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dialect {
+    /// `choices[].delta` or `choices[].text`, ended by `[DONE]`.
+    Choices,
+    /// OpenAI Responses: `event: response.*`.
+    Responses,
+    /// Anthropic Messages.
+    Messages,
+}
+
+impl Dialect {
+    /// The dialect of a route's streams. Routes that never stream get [`Dialect::Choices`], where errors look the same.
+    pub const fn of(route: Route) -> Self {
+        match route {
+            Route::Responses => Self::Responses,
+            Route::Messages => Self::Messages,
+            _ => Self::Choices,
+        }
+    }
+}
+
+/// What kind of event it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum EventKind {
+    /// Output: text, reasoning, tool call or (with choices) a finish reason.
+    Content,
+    /// Part of the answer, but without output: a role, an empty delta, the frame of a message.
+    Empty,
+    /// Usage and no choices: the event that `include_usage` causes.
+    Usage,
+    /// An error.
+    Error,
+    /// The end: `[DONE]`, `message_stop`.
+    Done,
+    /// Anything else: comments, pings, what cannot be read.
+    #[default]
+    Other,
+}
+
+/// One event, understood.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Event {
+    /// Its kind.
+    pub kind: EventKind,
+    /// Whether it says why the answer ends (a finish reason, a stop reason, a terminal response).
+    pub finish: bool,
+    /// Usage that it reports; on content events only with continuous usage.
+    pub usage: Option<TokenUsage>,
+    /// The error, on [`EventKind::Error`].
+    pub error: Option<Box<StreamError>>,
+}
+
+/// Reads one event, given with its lines (see [`RawEvent::bytes`](super::sse::RawEvent)).
+pub fn read(dialect: Dialect, event: &[u8]) -> Event {
+    if dialect == Dialect::Choices
+        && let Some(event) = fast::choices(event)
+    {
+        return event;
+    }
+    read_slowly(dialect, event)
+}
+
+/// The same without the fast path; for comparison in tests and benches.
+pub fn read_slowly(dialect: Dialect, event: &[u8]) -> Event {
+    let fields = Fields::of(event);
+    let Some(data) = fields.data else { return Event::default() };
+    if *data == *b"[DONE]" {
+        return Event { kind: EventKind::Done, ..Event::default() };
+    }
+    let read = match dialect {
+        Dialect::Choices => choices(&data),
+        Dialect::Responses => typed(&data, fields.name).map(Typed::response),
+        Dialect::Messages => typed(&data, fields.name).map(Typed::message),
+    };
+    read.unwrap_or_default()
+}
+
+/// Where the member `usage` stands in an event of the choices dialect, with the comma that belongs to it:
+/// what to cut so that the event reads as if usage had not been asked for. `None` when it is not there.
+pub fn usage_member(event: &[u8]) -> Option<Span> {
+    let json = memchr::memchr(b'{', event)?;
+    let mut scanner = Scanner::new(&event[json..]);
+    let mut first = true;
+    let mut before = 1;
+    let mut found = None;
+    let scanned = scanner.object(|scanner, key| {
+        let is_usage = &*key.bytes() == b"usage";
+        scanner.skip()?;
+        if is_usage {
+            found = Some((first, Span { start: before, end: scanner.position() }));
+        }
+        (first, before) = (false, scanner.position());
+        Ok::<_, ScanError>(())
+    });
+    scanned.ok()?;
+    let (first, mut span) = found?;
+    span = Span { start: span.start + json, end: span.end + json };
+    // The comma stands before the member, except before the first one: then the one behind it goes.
+    if first {
+        let blanks = event[span.end..].iter().take_while(|byte| byte.is_ascii_whitespace()).count();
+        if event.get(span.end + blanks) == Some(&b',') {
+            span.end += blanks + 1;
+        }
+    }
+    Some(span)
+}
+
+fn choices(data: &[u8]) -> Result<Event, ScanError> {
+    let mut event = Event::default();
+    let mut flat = FlatError::default();
+    let mut error = None;
+    let (mut any, mut content) = (false, false);
+    let mut scanner = Scanner::new(data);
+    scanner.object(|scanner, key| {
+        match &*key.bytes() {
+            b"choices" if scanner.kind()? == Kind::Array => {
+                scanner.array(|scanner| {
+                    any = true;
+                    let (has_content, finish) = choice(scanner)?;
+                    content |= has_content;
+                    event.finish |= finish;
+                    Ok::<_, ScanError>(())
+                })?;
+            }
+            b"usage" => event.usage = answer::usage(scanner)?,
+            b"error" => error = answer::error(scanner)?,
+            key => flat.member(scanner, key)?,
+        }
+        Ok::<_, ScanError>(())
+    })?;
+    scanner.end()?;
+    event.error = error.or(flat.found()).map(Box::new);
+    event.kind = match () {
+        () if event.error.is_some() => EventKind::Error,
+        () if content || event.finish => EventKind::Content,
+        () if any => EventKind::Empty,
+        () if event.usage.is_some() => EventKind::Usage,
+        () => EventKind::Other,
+    };
+    Ok(event)
+}
+
+/// Whether a choice has content, and whether it has a finish reason.
+fn choice(scanner: &mut Scanner<'_>) -> Result<(bool, bool), ScanError> {
+    let (mut content, mut finish) = (false, false);
+    if scanner.kind()? != Kind::Object {
+        return scanner.skip().map(|_| (false, false));
+    }
+    scanner.object(|scanner, key| {
+        match &*key.bytes() {
+            b"delta" if scanner.kind()? == Kind::Object => {
+                scanner.object(|scanner, key| {
+                    match &*key.bytes() {
+                        b"content" | b"reasoning" | b"reasoning_content" | b"tool_calls" | b"function_call"
+                        | b"refusal" => content |= is_filled(scanner)?,
+                        _ => drop(scanner.skip()?),
+                    }
+                    Ok::<_, ScanError>(())
+                })?;
+            }
+            b"text" => content |= is_filled(scanner)?,
+            b"finish_reason" => finish |= is_filled(scanner)?,
+            _ => drop(scanner.skip()?),
+        }
+        Ok::<_, ScanError>(())
+    })?;
+    Ok((content, finish))
+}
+
+/// Takes a value and tells whether it is a text, list or object that is not empty.
+fn is_filled(scanner: &mut Scanner<'_>) -> Result<bool, ScanError> {
+    Ok(match scanner.kind()? {
+        Kind::String => !scanner.text()?.raw.is_empty(),
+        Kind::Array | Kind::Object => {
+            let raw = scanner.skip_raw()?;
+            raw[1..raw.len() - 1].iter().any(|byte| !byte.is_ascii_whitespace())
+        }
+        _ => scanner.skip().map(|_| false)?,
+    })
+}
+
+/// The members of an event that says its own type.
+#[derive(Default)]
+struct Typed {
+    name: String,
+    filled: bool,
+    stopped: bool,
+    usage: Option<TokenUsage>,
+    error: Option<StreamError>,
+    flat: FlatError,
+}
+
+fn typed(data: &[u8], name: Option<&[u8]>) -> Result<Typed, ScanError> {
+    let mut typed = Typed { name: String::from_utf8_lossy(name.unwrap_or_default()).into_owned(), ..Typed::default() };
+    let mut scanner = Scanner::new(data);
+    scanner.object(|scanner, key| {
+        let key = key.bytes();
+        match &*key {
+            b"type" if scanner.kind()? == Kind::String => typed.name = scanner.text()?.decode().into_owned(),
+            b"delta" => delta(scanner, &mut typed)?,
+            b"usage" => typed.usage = answer::usage(scanner)?.or(typed.usage),
+            b"error" => typed.error = answer::error(scanner)?,
+            b"response" | b"message" if scanner.kind()? == Kind::Object => {
+                scanner.object(|scanner, key| {
+                    match &*key.bytes() {
+                        b"usage" => typed.usage = answer::usage(scanner)?.or(typed.usage),
+                        b"error" => typed.error = answer::error(scanner)?,
+                        _ => drop(scanner.skip()?),
+                    }
+                    Ok::<_, ScanError>(())
+                })?;
+            }
+            key => typed.flat.member(scanner, key)?,
+        }
+        Ok::<_, ScanError>(())
+    })?;
+    scanner.end()?;
+    Ok(typed)
+}
+
+/// A text (Responses) or an object with text, thinking, partial JSON or a stop reason (Messages).
+fn delta(scanner: &mut Scanner<'_>, typed: &mut Typed) -> Result<(), ScanError> {
+    if scanner.kind()? != Kind::Object {
+        typed.filled |= is_filled(scanner)?;
+        return Ok(());
+    }
+    scanner.object(|scanner, key| {
+        match &*key.bytes() {
+            b"text" | b"thinking" | b"partial_json" => typed.filled |= is_filled(scanner)?,
+            b"stop_reason" => typed.stopped |= is_filled(scanner)?,
+            _ => drop(scanner.skip()?),
+        }
+        Ok::<_, ScanError>(())
+    })?;
+    Ok(())
+}
+
+impl Typed {
+    fn response(self) -> Event {
+        let usage = self.usage;
+        match self.name.as_str() {
+            "response.completed" | "response.incomplete" => {
+                Event { kind: EventKind::Usage, finish: true, usage, error: None }
+            }
+            "response.failed" | "error" => self.failed(),
+            name if name.ends_with(".delta") && self.filled => {
+                Event { kind: EventKind::Content, usage, ..Event::default() }
+            }
+            _ if self.error.is_some() => self.failed(),
+            name if name.starts_with("response.") => Event { kind: EventKind::Empty, ..Event::default() },
+            _ => Event::default(),
+        }
+    }
+
+    fn message(self) -> Event {
+        let usage = self.usage;
+        let event = |kind, finish| Event { kind, finish, usage, error: None };
+        match self.name.as_str() {
+            "content_block_delta" if self.filled => event(EventKind::Content, false),
+            "message_start" | "content_block_start" | "content_block_delta" | "content_block_stop" => {
+                event(EventKind::Empty, false)
+            }
+            "message_delta" => event(EventKind::Usage, self.stopped),
+            "message_stop" => event(EventKind::Done, false),
+            _ if self.name == "error" || self.error.is_some() => self.failed(),
+            _ => Event::default(),
+        }
+    }
+
+    fn failed(self) -> Event {
+        let error = self.error.unwrap_or_else(|| self.flat.into_fields());
+        Event { kind: EventKind::Error, finish: false, usage: self.usage, error: Some(Box::new(error)) }
+    }
+}
