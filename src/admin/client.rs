@@ -26,7 +26,9 @@ pub enum ClientError {
     #[error("'{0}' is not an address of an admin port; write for example http://127.0.0.1:8081")]
     Url(String),
     /// Nobody answers there.
-    #[error("no answer from the admin port at {url}: {reason}; is sluice serve running, and is server.admin this address?")]
+    #[error(
+        "no answer from the admin port at {url}: {reason}; is sluice serve running, and is server.admin this address?"
+    )]
     Unreachable {
         /// Where.
         url: String,

@@ -9,7 +9,7 @@
 //! | POST `/admin/reload` | the list of changes, or the problems | yes |
 //! | POST `/admin/backends/{pool}/{backend}/drain`, `/enable` | the backend's new state | yes |
 //!
-//! The token is `auth.admin_token`; without one the API is open to whoever reaches the port, which is loopback by
+//! The token is `auth.admin_token` of the configuration in force; without one the API is open to whoever reaches the port, which is loopback by
 //! default. `/health` is for probes, which carry no credentials. `/metrics` is open as it is on vLLM itself even with
 //! an API key: scrapers are configured once for a fleet, and the page holds names and counts, no
 //! keys and no text; who must hide it binds the port to a private address.
@@ -26,12 +26,19 @@ pub mod status;
 mod tests;
 
 pub use client::{Client, ClientError};
-pub use routes::Admin;
-pub use server::serve;
+pub use server::{Socket, bind};
 pub use status::{About, Status};
+
+use crate::config::Secret;
 
 /// What the admin port may ask of the running gateway. Called on a thread that may block.
 pub trait Control: Send + Sync + 'static {
+    /// What the API asks for, in the configuration in force; `None`: it is open.
+    fn admin_token(&self) -> Option<Secret>;
+
+    /// The metrics page.
+    fn metrics(&self) -> String;
+
     /// Everything that is shown.
     fn status(&self) -> Status;
 

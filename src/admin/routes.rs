@@ -17,8 +17,6 @@ use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
 use super::{Control, ReloadError};
-use crate::config::Secret;
-use crate::telemetry::Telemetry;
 
 /// The live page; whole, without any external resource.
 const PAGE: &str = include_str!("ui/index.html");
@@ -29,11 +27,15 @@ const PAGE_POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script
 const METRICS_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// The admin API of one gateway.
-#[derive(Debug)]
-pub struct Admin<C> {
-    control: Arc<C>,
-    telemetry: Telemetry,
-    token: Option<[u8; 32]>,
+#[derive(Clone)]
+pub struct Admin {
+    control: Arc<dyn Control>,
+}
+
+impl std::fmt::Debug for Admin {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Admin").finish_non_exhaustive()
+    }
 }
 
 /// Answers are small texts.
@@ -91,16 +93,17 @@ impl Route {
     }
 }
 
-impl<C: Control> Admin<C> {
-    /// An API that asks `control`, and asks for `token` where there is one.
-    pub fn new(control: Arc<C>, telemetry: Telemetry, token: Option<&Secret>) -> Self {
-        Self { control, telemetry, token: token.map(|token| digest(token.expose().as_bytes())) }
+impl Admin {
+    /// An API that asks `control`.
+    pub fn new(control: Arc<dyn Control>) -> Self {
+        Self { control }
     }
 
     /// Answers one request.
-    pub async fn answer<B>(self: &Arc<Self>, request: &Request<B>) -> Answer {
+    pub async fn answer<B>(&self, request: &Request<B>) -> Answer {
         let Some(route) = Route::of(request.uri().path()) else {
-            let message = format!("there is no {} here; see /, /metrics, /health and /admin/status", request.uri().path());
+            let message =
+                format!("there is no {} here; see /, /metrics, /health and /admin/status", request.uri().path());
             return error(StatusCode::NOT_FOUND, "not_found", &message);
         };
         if !route.allows(request.method()) {
@@ -120,12 +123,16 @@ impl<C: Control> Admin<C> {
             return answer;
         }
         // Reading files, and the locks that requests use, are not for the threads that serve connections.
-        let admin = Arc::clone(self);
+        let admin = self.clone();
         match tokio::task::spawn_blocking(move || admin.act(route)).await {
             Ok(answer) => answer,
             Err(failed) => {
                 tracing::error!(error = %failed, "an admin request failed");
-                error(StatusCode::INTERNAL_SERVER_ERROR, "internal", "this request failed inside the gateway; see its log")
+                error(
+                    StatusCode::INTERNAL_SERVER_ERROR,
+                    "internal",
+                    "this request failed inside the gateway; see its log",
+                )
             }
         }
     }
@@ -133,7 +140,7 @@ impl<C: Control> Admin<C> {
     fn act(&self, route: Route) -> Answer {
         match route {
             Route::Page => page(),
-            Route::Metrics => text(StatusCode::OK, METRICS_TYPE, self.telemetry.page()),
+            Route::Metrics => text(StatusCode::OK, METRICS_TYPE, self.control.metrics()),
             Route::Health => json(StatusCode::OK, &json!({ "status": "ok" })),
             Route::Status => json(StatusCode::OK, &self.control.status()),
             Route::Reload => self.reload(),
@@ -168,10 +175,10 @@ impl<C: Control> Admin<C> {
     }
 
     fn may(&self, headers: &HeaderMap) -> bool {
-        let Some(wanted) = &self.token else { return true };
+        let Some(wanted) = self.control.admin_token() else { return true };
         let given = headers.get(AUTHORIZATION).map(HeaderValue::as_bytes).unwrap_or_default();
         let bearer = given.len() > 7 && given[..7].eq_ignore_ascii_case(b"bearer ");
-        bearer && bool::from(digest(&given[7..]).ct_eq(wanted))
+        bearer && bool::from(digest(&given[7..]).ct_eq(&digest(wanted.expose().as_bytes())))
     }
 }
 
@@ -243,7 +250,9 @@ mod tests {
         let found = Route::of("/admin/backends/a%2Fb/gpu%3a0/enable");
         let wanted = Route::SetDraining { pool: "a/b".into(), backend: "gpu:0".into(), draining: false };
         assert_eq!(found, Some(wanted));
-        for path in ["/admin/backends/a/b/c/drain", "/admin/backends//b/drain", "/admin/backends/a/%2/drain", "/Metrics"] {
+        for path in
+            ["/admin/backends/a/b/c/drain", "/admin/backends//b/drain", "/admin/backends/a/%2/drain", "/Metrics"]
+        {
             assert_eq!(Route::of(path), None, "{path}");
         }
     }

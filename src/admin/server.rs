@@ -5,6 +5,7 @@
 //! plane and shares nothing with it but what [`Control`] hands out, so a slow reader here delays nobody there.
 
 use std::convert::Infallible;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,11 +14,12 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
-use tokio_util::sync::CancellationToken;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio_util::task::TaskTracker;
 
-use super::{Admin, Control};
+use super::Control;
+use super::routes::Admin;
+use crate::proxy::ListenError;
 
 /// Connections at once: a few scrapers, a few browsers with six each, and room.
 const CONNECTIONS_MAX: usize = 64;
@@ -27,48 +29,76 @@ const HEADER_TIMEOUT: Duration = Duration::from_secs(75);
 /// After a failed accept, which means that descriptors ran out: room may come back soon.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Serves until `stop` is cancelled, then lets running requests finish.
-pub async fn serve<C: Control>(listener: TcpListener, admin: Arc<Admin<C>>, stop: CancellationToken) {
-    let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-    let connections = TaskTracker::new();
-    loop {
-        let permit = tokio::select! {
-            permit = Arc::clone(&room).acquire_owned() => permit,
-            () = stop.cancelled() => break,
-        };
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
-            () = stop.cancelled() => break,
-        };
-        match accepted {
-            Ok((socket, _)) => {
-                let (admin, stop) = (Arc::clone(&admin), stop.clone());
-                connections.spawn(async move {
-                    connection(socket, admin, stop).await;
-                    drop(permit);
-                });
-            }
+/// A bound admin socket.
+#[derive(Debug)]
+pub struct Socket {
+    listener: TcpListener,
+    address: SocketAddr,
+}
+
+/// Binds `address`; port 0 takes a free one.
+pub async fn bind(address: SocketAddr) -> Result<Socket, ListenError> {
+    let failed = |source| ListenError { address, source };
+    let listener = TcpListener::bind(address).await.map_err(failed)?;
+    let address = listener.local_addr().map_err(failed)?;
+    Ok(Socket { listener, address })
+}
+
+impl Socket {
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Serves until `end` says true (or its sender is gone), then lets running requests finish.
+    pub async fn serve(self, control: Arc<dyn Control>, mut end: watch::Receiver<bool>) {
+        let admin = Admin::new(control);
+        let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+        let connections = TaskTracker::new();
+        loop {
+            let accepted = tokio::select! {
+                accepted = self.accept(&room) => accepted,
+                _ = end.wait_for(|ending| *ending) => break,
+            };
+            let Some((socket, permit)) = accepted else { continue };
+            let (admin, end) = (admin.clone(), end.clone());
+            connections.spawn(async move {
+                connection(socket, admin, end).await;
+                drop(permit);
+            });
+        }
+        connections.close();
+        connections.wait().await;
+    }
+
+    async fn accept(&self, room: &Arc<Semaphore>) -> Option<(TcpStream, OwnedSemaphorePermit)> {
+        let permit = Arc::clone(room).acquire_owned().await.ok()?;
+        match self.listener.accept().await {
+            Ok((socket, _)) => Some((socket, permit)),
             Err(error) => {
                 tracing::warn!(%error, "the admin port cannot accept; check the limit on open files (ulimit -n)");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
+                None
             }
         }
     }
-    connections.close();
-    connections.wait().await;
 }
 
-async fn connection<C: Control>(socket: TcpStream, admin: Arc<Admin<C>>, stop: CancellationToken) {
+async fn connection(socket: TcpStream, admin: Admin, mut end: watch::Receiver<bool>) {
     let service = service_fn(move |request: hyper::Request<Incoming>| {
-        let admin = Arc::clone(&admin);
+        let admin = admin.clone();
         async move { Ok::<_, Infallible>(admin.answer(&request).await) }
     });
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT);
     let mut served = std::pin::pin!(http.serve_connection(TokioIo::new(socket), service));
-    let ended = tokio::select! {
-        ended = served.as_mut() => ended,
-        () = stop.cancelled() => {
+    let early = tokio::select! {
+        ended = served.as_mut() => Some(ended),
+        _ = end.wait_for(|ending| *ending) => None,
+    };
+    let ended = match early {
+        Some(ended) => ended,
+        None => {
             served.as_mut().graceful_shutdown();
             served.await
         }

@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
-use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::status::find;
 use super::*;
 use crate::config::Secret;
-use crate::flow::{Outcome, Recorder};
+use crate::flow::Outcome;
 use crate::pool::Admission;
 use crate::telemetry::{Telemetry, testing};
 
@@ -23,11 +23,20 @@ const DEADLINE: Duration = Duration::from_secs(20);
 struct Fake {
     admission: Arc<Admission>,
     telemetry: Telemetry,
+    token: Option<Secret>,
     reload: fn() -> Result<Vec<String>, ReloadError>,
     panics: AtomicBool,
 }
 
 impl Control for Fake {
+    fn admin_token(&self) -> Option<Secret> {
+        self.token.clone()
+    }
+
+    fn metrics(&self) -> String {
+        self.telemetry.page()
+    }
+
     fn status(&self) -> Status {
         assert!(!self.panics.load(Ordering::Relaxed), "asked to fail");
         let about = About { version: "0.0.0".into(), listen: "127.0.0.1:8080".into(), ..About::default() };
@@ -48,23 +57,22 @@ impl Control for Fake {
 struct Served {
     address: String,
     control: Arc<Fake>,
-    _stop: DropGuard,
+    _end: watch::Sender<bool>,
 }
 
 async fn served(token: Option<&str>, reload: fn() -> Result<Vec<String>, ReloadError>) -> Served {
     let admission = testing::admission(Instant::now());
     let pools = Arc::clone(&admission);
-    let telemetry = Telemetry::new(Arc::new(move || pools.view()), None);
+    let telemetry = Telemetry::with(Box::new(move || pools.view()), None);
     telemetry.record(&testing::completed(Duration::from_millis(30), Duration::from_millis(6)));
     telemetry.record(&testing::record(Outcome::Refused));
-    let control = Arc::new(Fake { admission, telemetry: telemetry.clone(), reload, panics: AtomicBool::new(false) });
     let token = token.map(|token| Secret::new(token.to_owned(), None));
-    let admin = Arc::new(Admin::new(Arc::clone(&control), telemetry, token.as_ref()));
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap().to_string();
-    let stop = CancellationToken::new();
-    tokio::spawn(serve(listener, admin, stop.clone()));
-    Served { address, control, _stop: stop.drop_guard() }
+    let control = Arc::new(Fake { admission, telemetry, token, reload, panics: AtomicBool::new(false) });
+    let socket = bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
+    let address = socket.address().to_string();
+    let (end, ending) = watch::channel(false);
+    tokio::spawn(socket.serve(Arc::clone(&control) as Arc<dyn Control>, ending));
+    Served { address, control, _end: end }
 }
 
 /// Asks with these further header lines; status, head and body.
@@ -129,10 +137,9 @@ async fn a_reload_answers_with_the_changes_or_with_the_problems() {
     assert_eq!((status, code(&body).as_str()), (422, "invalid_config"));
     assert!(body.contains("\"problems\":[\"pool[0].slots: 0 is outside 1 to 65536\"]"), "{body}");
 
-    for (reload, expected) in [
-        ((|| Err(ReloadError::Busy)) as fn() -> _, "reload_busy"),
-        (|| Err(ReloadError::NoFile), "no_config_file"),
-    ] {
+    for (reload, expected) in
+        [((|| Err(ReloadError::Busy)) as fn() -> _, "reload_busy"), (|| Err(ReloadError::NoFile), "no_config_file")]
+    {
         let served = served(None, reload).await;
         let (status, _, body) = ask(&served, "POST /admin/reload", "").await;
         assert_eq!((status, code(&body).as_str()), (409, expected));
@@ -179,7 +186,10 @@ async fn the_status_shows_pools_backends_and_the_last_minute() {
     assert!(short.last_minute.ttft_ms.is_some_and(|ttft| (ttft.p50 / 30.0 - 1.0).abs() < 0.05));
     let backend = &short.backends[0];
     assert_eq!((backend.url.as_str(), backend.state.as_str()), ("http://127.0.0.1:8000", "ready"));
-    assert_eq!((backend.slots.limit, backend.long_prefills.limit, backend.long_threshold), (Some(64), Some(1), Some(5_000)));
+    assert_eq!(
+        (backend.slots.limit, backend.long_prefills.limit, backend.long_threshold),
+        (Some(64), Some(1), Some(5_000))
+    );
     assert_eq!(status.pools[1].backends[0].reason.as_deref(), Some("no probe has succeeded yet"));
 }
 

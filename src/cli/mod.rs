@@ -5,6 +5,7 @@
 
 pub mod check;
 pub mod serve;
+pub mod status;
 
 use std::process::ExitCode;
 
@@ -24,6 +25,8 @@ enum Command {
     Serve(serve::ServeArgs),
     /// Validate a configuration and print what it comes to
     Check(check::CheckArgs),
+    /// Show pools and backends of a running gateway
+    Status(status::StatusArgs),
 }
 
 /// Runs what the command line says.
@@ -31,5 +34,6 @@ pub fn run() -> ExitCode {
     match Cli::parse().command {
         Command::Serve(args) => serve::run(&args),
         Command::Check(args) => check::run(&args),
+        Command::Status(args) => status::run(&args),
     }
 }

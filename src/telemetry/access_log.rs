@@ -109,18 +109,16 @@ impl Sink {
     pub fn open(config: &AccessLog) -> Result<Self, AccessLogError> {
         let output: Box<dyn Output> = match &config.path {
             LogTarget::Stderr => Box::new(Stderr),
-            LogTarget::File(path) => Box::new(Appended::open(path).map_err(|source| AccessLogError::Open {
-                path: path.clone(),
-                source,
-            })?),
+            LogTarget::File(path) => {
+                Box::new(Appended::open(path).map_err(|source| AccessLogError::Open { path: path.clone(), source })?)
+            }
         };
         Self::with(output, config.sample)
     }
 
     pub(super) fn with(output: Box<dyn Output>, sample: f64) -> Result<Self, AccessLogError> {
         let state = Mutex::new(State::default());
-        let shared =
-            Arc::new(Shared { state, wake: Condvar::new(), idle: Condvar::new(), dropped: AtomicU64::new(0) });
+        let shared = Arc::new(Shared { state, wake: Condvar::new(), idle: Condvar::new(), dropped: AtomicU64::new(0) });
         let writer = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
             .name("access-log".to_owned())

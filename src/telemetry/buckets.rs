@@ -118,7 +118,8 @@ mod tests {
         let histogram = page[0].get_metric()[0].get_histogram();
         assert_eq!(histogram.get_sample_count(), 8);
         assert!((histogram.get_sample_sum() - 120.03).abs() < 1e-6);
-        let at = |bound: f64| histogram.get_bucket().iter().find(|b| b.upper_bound() == bound).unwrap().cumulative_count();
+        let at =
+            |bound: f64| histogram.get_bucket().iter().find(|b| b.upper_bound() == bound).unwrap().cumulative_count();
         assert_eq!((at(0.004), at(0.005), at(10.0)), (0, 6, 6));
     }
 }

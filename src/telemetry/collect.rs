@@ -13,36 +13,33 @@
 //! Gauges are read at scrape time from a closure given at construction (admission's view), so nothing here
 //! counts what admission counts already.
 //!
-//! A clone is the same telemetry. Recording takes about a microsecond and never waits for I/O.
+//! Recording takes about a microsecond and never waits for I/O.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use prometheus::proto::{LabelPair, Metric};
 use prometheus::{Histogram, IntCounterVec, Registry, TextEncoder};
 use tokio::time::Instant;
 
-use super::access_log::Sink;
+use super::access_log::{AccessLogError, Sink};
 use super::families;
 use super::gauges::Scrape;
 use super::recent::Minute;
 use super::series::{self, Book, OfPool, Series};
+use crate::config::Config;
 use crate::flow::{Outcome, Record, Recorder};
 use crate::meter::StreamStats;
 use crate::pool::PoolView;
 
 /// Gives a picture of all pools: `Admission::view`.
-pub type Pools = Arc<dyn Fn() -> Vec<PoolView> + Send + Sync>;
+pub type Pools = Box<dyn Fn() -> Vec<PoolView> + Send + Sync>;
 
-/// Where records go and pages come from. A clone is the same telemetry.
-#[derive(Clone)]
+/// Where records go and pages come from.
 pub struct Telemetry {
-    inner: Arc<Inner>,
-}
-
-struct Inner {
     registry: Registry,
     book: Arc<Book>,
-    pools: Pools,
     overhead_estimate: Histogram,
     overhead_connect: Histogram,
     reloads: IntCounterVec,
@@ -56,37 +53,52 @@ impl std::fmt::Debug for Telemetry {
 }
 
 impl Telemetry {
-    /// Telemetry whose gauges are read from `pools`; `access_log`: where lines go, if anywhere.
-    pub fn new(pools: Pools, access_log: Option<Sink>) -> Self {
+    /// Telemetry of a configuration, whose gauges are read from `pools`. Opens the access log.
+    pub fn new(config: &Config, pools: Pools) -> Result<Self, AccessLogError> {
+        let access_log = config.access_log.as_ref().map(Sink::open).transpose()?;
+        let telemetry = Self::with(pools, access_log);
+        telemetry.configured(config);
+        Ok(telemetry)
+    }
+
+    /// Telemetry that knows of no objectives yet. `access_log`: where lines go, if anywhere.
+    pub fn with(pools: Pools, access_log: Option<Sink>) -> Self {
         let registry = Registry::new();
         let book = Arc::new(Book::new(&registry));
         let (judged, lines) = (Arc::clone(&book), access_log.clone());
         let dropped = move || lines.as_ref().map_or(0, Sink::dropped);
-        series::register(&registry, Scrape::new(Arc::clone(&pools), move || attainments(&judged), dropped));
+        series::register(&registry, Scrape::new(pools, move || attainments(&judged), dropped));
         let overhead = series::histograms(&registry, &families::OVERHEAD_SECONDS);
         let reloads = series::counters(&registry, &families::RELOADS);
         for result in ["ok", "failed"] {
             reloads.with_label_values(&[result]);
         }
-        let inner = Inner {
+        Self {
             overhead_estimate: overhead.with_label_values(&["estimate"]),
             overhead_connect: overhead.with_label_values(&["connect"]),
             registry,
             book,
-            pools,
             reloads,
             access_log,
-        };
-        Self { inner: Arc::new(inner) }
+        }
+    }
+
+    /// Takes over what a configuration says about pools: which have objectives. Counters of its pools exist
+    /// from here on, at zero, so that a rate sees their first step.
+    pub fn configured(&self, config: &Config) {
+        for pool in &config.pools {
+            let judged = pool.slo.ttft.or(pool.slo.tpot).or(pool.slo.e2el).is_some();
+            self.book.pool(Some(&pool.name.as_str().into())).judged.store(judged, Ordering::Relaxed);
+        }
     }
 
     /// The metrics page, in Prometheus' text format.
     pub fn page(&self) -> String {
-        // Counters of a pool exist from the first scrape on, at zero, so that `rate` sees their first step.
-        for pool in (self.inner.pools)() {
-            self.inner.book.pool(Some(&pool.name));
+        let mut families = self.registry.gather();
+        for family in &mut families {
+            family.mut_metric().retain(|metric| !is_unplaced_zero(metric));
         }
-        let families = self.inner.registry.gather();
+        families.retain(|family| !family.get_metric().is_empty());
         let mut page = String::with_capacity(PAGE_BYTES);
         if let Err(error) = TextEncoder::new().encode_utf8(&families, &mut page) {
             tracing::error!(%error, "the metrics page could not be written whole");
@@ -95,28 +107,36 @@ impl Telemetry {
     }
 
     /// The last minute of a pool's own traffic; empty for a pool that has seen none.
-    pub fn minute(&self, pool: &Arc<str>) -> Minute {
-        self.inner.book.pool(Some(pool)).recent.minute(Instant::now())
+    pub fn minute(&self, pool: &str) -> Minute {
+        self.book.pool(Some(&pool.into())).recent.minute(Instant::now())
     }
 
     /// Counts a reload of the configuration.
     pub fn reloaded(&self, ok: bool) {
-        self.inner.reloads.with_label_values(&[if ok { "ok" } else { "failed" }]).inc();
+        self.reloads.with_label_values(&[if ok { "ok" } else { "failed" }]).inc();
     }
 
     /// Opens the access log's file anew, as after it was rotated. Nothing without an access log.
     pub fn reopen(&self) {
-        if let Some(access_log) = &self.inner.access_log {
+        if let Some(access_log) = &self.access_log {
             access_log.reopen();
         }
     }
 
-    /// Writes what the access log still holds and waits for it. Blocks for as long as the disk does.
+    /// Writes what the access log still holds and waits for it. Blocks for as long as the disk does, at most 5 s.
     pub fn flush(&self) {
-        if let Some(access_log) = &self.inner.access_log {
+        if let Some(access_log) = &self.access_log {
             access_log.flush();
         }
     }
+}
+
+/// Requests without a pool (refused before they were placed) have few of the metrics that are resolved for every
+/// combination of labels; the others would only be noise.
+fn is_unplaced_zero(metric: &Metric) -> bool {
+    let empty = |pair: &LabelPair| matches!(pair.name(), "pool" | "model") && pair.value().is_empty();
+    let nothing = metric.get_counter().get_value() == 0.0 && metric.get_histogram().get_sample_count() == 0;
+    nothing && metric.get_label().iter().any(empty)
 }
 
 /// Room for the page of a small configuration; larger ones grow it.
@@ -128,17 +148,23 @@ fn attainments(book: &Book) -> Vec<(String, f64)> {
     each.collect()
 }
 
-impl Recorder for Telemetry {
+impl Recorder for Arc<Telemetry> {
     fn record(&self, record: &Record) {
-        let inner = &*self.inner;
-        let series = inner.book.series(record);
-        inner.book.requests(&series, record).inc();
+        Telemetry::record(self, record);
+    }
+}
+
+impl Telemetry {
+    /// Counts a finished request. Once per request; never waits.
+    pub fn record(&self, record: &Record) {
+        let series = self.book.series(record);
+        self.book.requests(&series, record).inc();
         if record.home.is_some() {
-            inner.overhead_estimate.observe(seconds(record.estimate_time));
+            self.overhead_estimate.observe(seconds(record.estimate_time));
             placed(record, &series);
         }
         if record.backend.is_some() {
-            inner.overhead_connect.observe(seconds(record.connect_time));
+            self.overhead_connect.observe(seconds(record.connect_time));
         }
         retried(record, &series.ran_in);
         if let Some(stats) = &record.stats {
@@ -149,8 +175,9 @@ impl Recorder for Telemetry {
         if let Outcome::Shed(reason) = record.outcome {
             series.home.shed(reason).inc();
         }
-        series.home.recent.add(record, Instant::now());
-        if let Some(access_log) = &inner.access_log {
+        let judged = series.home.judged.load(Ordering::Relaxed);
+        series.home.recent.add(record, judged, Instant::now());
+        if let Some(access_log) = &self.access_log {
             access_log.write(record);
         }
     }

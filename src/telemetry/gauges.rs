@@ -140,7 +140,10 @@ fn distinct(pool: &PoolView) -> impl Iterator<Item = &BackendView> {
     pool.backends.iter().enumerate().filter_map(|(index, backend)| {
         let same = |other: &&BackendView| other.name == backend.name;
         let hidden = if backend.removed {
-            pool.backends.iter().enumerate().any(|(at, other)| at != index && same(&other) && (!other.removed || at < index))
+            pool.backends
+                .iter()
+                .enumerate()
+                .any(|(at, other)| at != index && same(&other) && (!other.removed || at < index))
         } else {
             false
         };

@@ -73,11 +73,10 @@ struct Line<'a> {
 pub(super) fn line(record: &Record, time: Timestamp) -> Vec<u8> {
     let stats = record.stats.as_ref();
     let usage = stats.map(|stats| stats.usage).unwrap_or_default();
-    let route: Option<Route> = record.route.into();
     let line = Line {
         time: format!("{time:.3}"),
         request_id: &record.request_id,
-        route: route.map(Route::label),
+        route: record.route.map(Route::label),
         key: record.key.as_deref(),
         model: record.model.as_deref(),
         pool: record.pool.as_deref(),

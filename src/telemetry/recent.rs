@@ -124,10 +124,11 @@ impl Recent {
         Self { window: Mutex::new(Window { epoch: now, slots, attainment }) }
     }
 
-    pub(super) fn add(&self, record: &Record, now: Instant) {
+    /// Counts a request. `judged`: its home pool has objectives.
+    pub(super) fn add(&self, record: &Record, judged: bool, now: Instant) {
         let mut window = self.window.lock();
         window.slot(now).add(record);
-        if let Some(met) = record.slo_met.filter(|_| counts_for_attainment(record.outcome)) {
+        if let Some(met) = verdict(record, judged) {
             window.attainment.add(met, now);
         }
     }
@@ -141,8 +142,14 @@ impl Recent {
     }
 }
 
-fn counts_for_attainment(outcome: Outcome) -> bool {
-    !matches!(outcome, Outcome::Refused | Outcome::ClientGone)
+/// Whether a request met its objectives; `None` when it says nothing about that. One that failed or was shed
+/// before anything could be measured is a miss wherever there was something to meet.
+fn verdict(record: &Record, judged: bool) -> Option<bool> {
+    match record.outcome {
+        Outcome::Refused | Outcome::ClientGone => None,
+        Outcome::Completed => record.slo_met,
+        Outcome::Shed(_) | Outcome::UpstreamError(_) | Outcome::Timeout(_) => judged.then_some(false),
+    }
 }
 
 impl Window {
@@ -259,13 +266,14 @@ impl Attainment {
 mod tests {
     use super::super::testing::{completed, record};
     use super::*;
+    use crate::openai::ShedReason;
 
     #[test]
     fn quantiles_are_right_within_five_percent() {
         let now = Instant::now();
         let recent = Recent::new(now);
         for ms in 1..=1_000 {
-            recent.add(&completed(Duration::from_millis(ms), Duration::from_micros(5 * ms)), now);
+            recent.add(&completed(Duration::from_millis(ms), Duration::from_micros(5 * ms)), true, now);
         }
         let minute = recent.minute(now + Duration::from_secs(10));
         let ttft = minute.ttft_ms.unwrap();
@@ -279,10 +287,14 @@ mod tests {
     fn the_window_forgets_after_a_minute() {
         let now = Instant::now();
         let recent = Recent::new(now);
-        recent.add(&completed(Duration::from_millis(10), Duration::from_millis(5)), now);
+        recent.add(&completed(Duration::from_millis(10), Duration::from_millis(5)), true, now);
         let at = |seconds| recent.minute(now + Duration::from_secs(seconds)).completed;
         assert_eq!((at(0), at(59), at(60), at(100_000)), (1, 1, 0, 0));
-        recent.add(&completed(Duration::from_millis(10), Duration::from_millis(5)), now + Duration::from_secs(60));
+        recent.add(
+            &completed(Duration::from_millis(10), Duration::from_millis(5)),
+            true,
+            now + Duration::from_secs(60),
+        );
         assert_eq!(at(61), 1);
     }
 
@@ -292,14 +304,18 @@ mod tests {
         let recent = Recent::new(now);
         assert_eq!(recent.attainment(now), None);
         let judged = |outcome, met| Record { slo_met: Some(met), ..record(outcome) };
-        recent.add(&judged(Outcome::Completed, false), now);
-        recent.add(&judged(Outcome::ClientGone, false), now);
-        recent.add(&judged(Outcome::Refused, false), now);
+        recent.add(&judged(Outcome::Completed, false), true, now);
+        recent.add(&judged(Outcome::ClientGone, false), true, now);
+        recent.add(&judged(Outcome::Refused, false), true, now);
         assert_eq!(recent.attainment(now), Some(0.0));
         let later = now + Duration::from_secs(300);
-        recent.add(&judged(Outcome::Completed, true), later);
+        recent.add(&judged(Outcome::Completed, true), true, later);
+        // Without objectives nothing can be missed.
+        recent.add(&record(Outcome::Shed(ShedReason::QueueFull)), false, later);
         let share = recent.attainment(later).unwrap();
         assert!((share - 1.0 / (1.0 + (-1.0f64).exp())).abs() < 1e-9, "{share}");
+        recent.add(&record(Outcome::Shed(ShedReason::QueueFull)), true, later);
+        assert!(recent.attainment(later).unwrap() < share);
         assert_eq!(recent.attainment(later + ATTAINMENT_STALE), None);
     }
 

@@ -8,7 +8,7 @@
 //! that requests are counted under the label "other" in every place, so totals stay right. One combination
 //! takes about 6 KiB.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use dashmap::DashMap;
@@ -21,8 +21,7 @@ use super::gauges::pairs;
 use super::recent::Recent;
 use crate::flow::record::RetryReason;
 use crate::flow::{Outcome, Record};
-use crate::openai::Route;
-use crate::pool::Shed;
+use crate::openai::{Route, ShedReason};
 
 /// Combinations of pool, model, arm and class that are told apart: all of a large configuration, and a bound of
 /// 12 MiB on what many reloads with ever new names can add up to.
@@ -87,14 +86,16 @@ pub(super) struct Series {
 pub(super) struct OfPool {
     pub(super) name: Arc<str>,
     pub(super) queue_wait: Histogram,
-    pub(super) shed: [IntCounter; Shed::ALL.len()],
+    pub(super) shed: [IntCounter; ShedReason::ALL.len()],
     pub(super) retries: [IntCounter; RetryReason::ALL.len()],
     pub(super) recent: Recent,
+    /// Whether it has objectives, in the configuration in force.
+    pub(super) judged: AtomicBool,
 }
 
 impl OfPool {
-    pub(super) fn shed(&self, reason: Shed) -> &IntCounter {
-        &self.shed[Shed::ALL.iter().position(|one| *one == reason).unwrap_or(0)]
+    pub(super) fn shed(&self, reason: ShedReason) -> &IntCounter {
+        &self.shed[ShedReason::ALL.iter().position(|one| *one == reason).unwrap_or(0)]
     }
 
     pub(super) fn retried(&self, reason: RetryReason) -> &IntCounter {
@@ -193,16 +194,16 @@ impl Book {
         OfPool {
             name: name.into(),
             queue_wait: self.queue_wait.with_label_values(&[name]),
-            shed: Shed::ALL.map(|reason| self.shed.with_label_values(&[name, reason.label()])),
+            shed: ShedReason::ALL.map(|reason| self.shed.with_label_values(&[name, reason.label()])),
             retries: RetryReason::ALL.map(|reason| self.retries.with_label_values(&[name, reason.label()])),
             recent: Recent::new(Instant::now()),
+            judged: AtomicBool::new(false),
         }
     }
 }
 
 fn route(record: &Record) -> (&'static str, usize) {
-    let route: Option<Route> = record.route.into();
-    match route {
+    match record.route {
         Some(route) => (route.label(), Route::ALL.iter().position(|one| *one == route).unwrap_or(ROUTES - 1)),
         None => (NO_ROUTE, ROUTES - 1),
     }

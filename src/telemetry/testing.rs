@@ -19,7 +19,7 @@ use crate::pool::{Address, Admission, BackendSpec, HealthRules, Limits, LongPref
 pub(crate) fn record(outcome: Outcome) -> Record {
     Record {
         request_id: "req-1".into(),
-        route: Route::ChatCompletions.into(),
+        route: Some(Route::ChatCompletions),
         key: Some("team-a".into()),
         model: Some("llama".into()),
         home: Some("short".into()),
