@@ -160,11 +160,11 @@ fn reason(phase: Phase, now: Instant) -> Option<String> {
         Phase::Ejected { until, fault } => {
             let left = until.saturating_duration_since(now);
             let then = if left > Duration::ZERO {
-                format!("for {:.0} s more", left.as_secs_f64().ceil())
+                format!("out for {:.0} s more", left.as_secs_f64().ceil())
             } else {
-                "until a probe succeeds".to_owned()
+                "out until a probe succeeds".to_owned()
             };
-            format!("{} {then}", fault_said(fault))
+            format!("{}, {then}", fault_said(fault))
         }
         Phase::Down => "its probe fails".to_owned(),
     };
@@ -173,10 +173,10 @@ fn reason(phase: Phase, now: Instant) -> Option<String> {
 
 fn fault_said(fault: Fault) -> &'static str {
     match fault {
-        Fault::Connect => "out after failed connections",
-        Fault::Answer => "out after failed answers",
-        Fault::Timeout => "out after timeouts",
-        Fault::Hung => "out because its streams stood still",
+        Fault::Connect => "failed connections",
+        Fault::Answer => "failed answers",
+        Fault::Timeout => "timeouts",
+        Fault::Hung => "streams stood still",
     }
 }
 

@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use comfy_table::presets::UTF8_HORIZONTAL_ONLY;
-use comfy_table::{Attribute, Cell, CellAlignment, Color, Table};
+use comfy_table::{Attribute, Cell, CellAlignment, Color, ContentArrangement, Table};
 
 use crate::admin::status::{BackendStatus, PoolStatus, Status, Used};
 use crate::admin::{Client, ClientError};
@@ -148,7 +148,7 @@ fn headline(pool: &PoolStatus) -> String {
 
 fn table(pool: &PoolStatus, colours: bool) -> Table {
     let mut table = Table::new();
-    table.load_preset(UTF8_HORIZONTAL_ONLY);
+    table.load_preset(UTF8_HORIZONTAL_ONLY).set_content_arrangement(ContentArrangement::Dynamic);
     table.set_header(["backend", "state", "slots", "tokens", "prefill tokens", "long prefills", "ms/token", "url"]);
     for backend in &pool.backends {
         table.add_row(row(backend, colours));
@@ -240,7 +240,7 @@ mod tests {
             name: "gpu1".into(),
             url: "http://127.0.0.1:8001".into(),
             state: "ejected".into(),
-            reason: Some("out after failed connections for 4 s more".into()),
+            reason: Some("failed connections, out for 4 s more".into()),
             slots: some(0, 64),
             ..BackendStatus::default()
         };

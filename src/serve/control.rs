@@ -1,4 +1,7 @@
 //! What the admin port may ask of a running gateway.
+//!
+//! Everything is answered from what is in force now: the token, the configuration's addresses and admission's view; only
+//! how the last reload went is kept, for those who look later. May block, as a reload reads files.
 
 use jiff::Timestamp;
 use tokio::time::Instant;

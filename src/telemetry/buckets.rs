@@ -60,12 +60,15 @@ impl Row {
     }
 }
 
+/// A row and the labels it is shown with.
+type Labelled = (Vec<LabelPair>, Arc<Row>);
+
 /// All rows of a family; a clone is the same rows.
 #[derive(Clone, Debug)]
 pub(super) struct Rows {
     family: Family,
     desc: Desc,
-    rows: Arc<RwLock<Vec<(Vec<LabelPair>, Arc<Row>)>>>,
+    rows: Arc<RwLock<Vec<Labelled>>>,
 }
 
 impl Rows {
