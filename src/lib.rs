@@ -33,5 +33,6 @@ pub mod openai;
 pub mod pool;
 pub mod proxy;
 pub mod serve;
+pub mod sim;
 pub mod telemetry;
 pub mod vllm;

@@ -5,6 +5,7 @@
 
 pub mod check;
 pub mod serve;
+pub mod sim;
 pub mod status;
 
 use std::process::ExitCode;
@@ -27,6 +28,9 @@ enum Command {
     Check(check::CheckArgs),
     /// Show pools and backends of a running gateway
     Status(status::StatusArgs),
+    /// Run a process that behaves like `vllm serve` on a GPU of your choice
+    #[command(disable_help_flag = true)]
+    Sim(sim::SimArgs),
 }
 
 /// Runs what the command line says.
@@ -35,5 +39,6 @@ pub fn run() -> ExitCode {
         Command::Serve(args) => serve::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Status(args) => status::run(&args),
+        Command::Sim(args) => sim::run(args.args),
     }
 }

@@ -195,3 +195,117 @@ impl PromptSink for Collected {
         self.messages += 1;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::Rng;
+    use crate::estimate::Ratio;
+    use crate::openai::request;
+    use serde_json::json;
+
+    const TOKENIZER: &str = "tests/fixtures/tokenizer.json";
+
+    #[tokio::test]
+    async fn prompts_of_all_shapes_are_counted() {
+        let counter = ExactCounter::load(TOKENIZER).unwrap();
+        let tokenizer = Tokenizer::from_file(TOKENIZER).unwrap();
+        let direct = |text: &str| tokenizer.encode(text, false).unwrap().len() as u64;
+        let text = "a \"quoted\" line\nand caf\u{e9} \u{6f22}\u{5b57}";
+        let count = async |route, body: serde_json::Value| counter.count(route, body.to_string().into()).await;
+        assert_eq!(count(Route::Completions, json!({"prompt": text})).await, Some(direct(text)));
+        assert_eq!(count(Route::Completions, json!({"prompt": [text, "b"]})).await, Some(direct(text) + direct("b")));
+        assert_eq!(count(Route::Completions, json!({"prompt": [[1, 2], [3]]})).await, Some(3));
+        let messages = json!({"messages": [{"role": "user", "content": text}, {"role": "user", "content": [{"type": "text", "text": "b"}]}]});
+        assert_eq!(count(Route::ChatCompletions, messages).await, Some(direct(text) + direct("b") + 10));
+        let image = json!({"messages": [{"content": [{"type": "image_url", "image_url": {"url": "x"}}]}]});
+        assert_eq!(count(Route::ChatCompletions, image).await, None);
+        assert_eq!(count(Route::Completions, json!({"prompt": "x".repeat(MAX_TEXT + 1)})).await, None);
+        assert_eq!(counter.count(Route::Completions, Bytes::from_static(b"{")).await, None);
+    }
+
+    #[tokio::test]
+    async fn over_the_bound_there_is_no_count_and_no_queue() {
+        let counter = ExactCounter::load(TOKENIZER).unwrap().sharing(Arc::new(Semaphore::new(0)));
+        assert_eq!(counter.count(Route::Completions, Bytes::from_static(b"{\"prompt\":\"a\"}")).await, None);
+    }
+
+    #[tokio::test]
+    async fn the_template_s_cost_is_learned() {
+        let counter = ExactCounter::load(TOKENIZER).unwrap();
+        let body = Bytes::from_static(br#"{"messages":[{"content":"a b"},{"content":"c"}]}"#);
+        for _ in 0..20 {
+            let counted = counter.count_parts(Route::ChatCompletions, body.clone()).await.unwrap();
+            counter.learn(&counted, counted.content + 2 * 9);
+        }
+        let counted = counter.count_parts(Route::ChatCompletions, body).await.unwrap();
+        assert_eq!(counted.total, counted.content + 18);
+    }
+
+    #[test]
+    fn a_missing_file_is_named() {
+        let message = ExactCounter::load("no/such/tokenizer.json").unwrap_err().to_string();
+        assert!(message.starts_with("cannot use the tokenizer no/such/tokenizer.json: "), "{message}");
+    }
+
+    /// Text of four kinds, made of small vocabularies.
+    fn sample(kind: usize, rng: &mut Rng) -> String {
+        let english = "the of and to in is that for it was on are as with they at be this from have or by one had not but what all were when we there can an your which their said if do will each about how up out them then she many some so these would other into has more her two like him see time could no make than first been its who now people my made over did down only way find use may water long little very after words called just where most know";
+        let cjk: Vec<char> = "\u{7684}\u{4e00}\u{662f}\u{4e0d}\u{4e86}\u{4eba}\u{6211}\u{5728}\u{6709}\u{4ed6}\u{8fd9}\u{4e2d}\u{5927}\u{6765}\u{4e0a}\u{56fd}\u{3002}\u{ff0c}\u{3053}\u{308c}\u{306f}\u{3067}\u{3059}".chars().collect();
+        let code = [
+            "fn main() {\n",
+            "    let x = 1;\n",
+            "    return x + 2;\n",
+            "}\n",
+            "if (a == b) {\n",
+            "for i in 0..n {\n",
+            "# comment\n",
+            "self.value = None\n",
+        ];
+        let words: Vec<&str> = english.split(' ').collect();
+        let count = 30 + rng.below(400);
+        (0..count)
+            .map(|_| match kind {
+                0 => format!("{} ", words[rng.below(words.len())]),
+                1 => cjk[rng.below(cjk.len())].to_string(),
+                2 => code[rng.below(code.len())].to_owned(),
+                _ => format!("{}, ", rng.below(100_000)),
+            })
+            .collect()
+    }
+
+    /// Mean relative error over 50 prompts that were not learned from, after each number of learned ones.
+    fn errors_after(tokenizer: &Tokenizer, learned: &[usize], kinds: &[usize]) -> Vec<f64> {
+        let (mut rng, mut ratio, mut seen) = (Rng::new(11), Ratio::default(), 0);
+        let mut next = || {
+            let text = sample(kinds[rng.below(kinds.len())], &mut rng);
+            let body = json!({"prompt": text}).to_string();
+            let shape = request::read(Route::Completions, body.as_bytes()).unwrap().shape;
+            (shape, tokenizer.encode_fast(text, false).unwrap().len() as u64)
+        };
+        let mut errors = Vec::new();
+        for learned in learned {
+            while seen < *learned {
+                let (shape, actual) = next();
+                ratio.learn(&shape, actual);
+                seen += 1;
+            }
+            let off = |(shape, actual): (_, u64)| (ratio.estimate(&shape).tokens as f64 / actual as f64 - 1.0).abs();
+            errors.push((0..50).map(|_| off(next())).sum::<f64>() / 50.0);
+        }
+        errors
+    }
+
+    #[test]
+    fn estimates_come_near_a_real_tokenizer() {
+        let tokenizer = Tokenizer::from_file(TOKENIZER).unwrap();
+        let kinds =
+            [("english", &[0][..]), ("cjk", &[1]), ("code", &[2]), ("digits", &[3]), ("all four", &[0, 1, 2, 3])];
+        for (name, kinds) in kinds {
+            let errors = errors_after(&tokenizer, &[0, 50, 200], kinds);
+            println!("{name}: mean relative error {errors:.3?} after 0, 50 and 200 samples");
+            let bound = if kinds.len() == 1 { 0.03 } else { 0.15 };
+            assert!(errors[1] < bound && errors[2] < bound, "{name}: {errors:?}");
+        }
+    }
+}

@@ -5,13 +5,13 @@
 //! minimise the squared *relative* error of all samples, older ones forgotten exponentially (a factor [`FORGET`]
 //! for each new one), pulled towards a prior that stands for typical byte-pair vocabularies:
 //!
-//! `sum FORGET^age * ((w.x - y) / y)^2  +  PULL * sum ((w_j - p_j) / p_j)^2`,   `LOW_j <= w_j <= HIGH_j`
+//! `sum FORGET^age * trust * ((w.x - y) / max(y, guess))^2  +  PULL * sum ((w_j - p_j) / p_j)^2`,   `LOW_j <= w_j <= HIGH_j`
 //!
 //! The sums are kept as a 5x5 matrix and a vector (O(1) memory); the bounded minimum is found by projected coordinate descent from the last weights, a
 //! few hundred multiplications. Relative error, because a boundary at 5,000 tokens is missed by a share, not by a number.
 //!
-//! Robust: a sample that is off by more than [`SURPRISE`] counts as off by that much, and weights never leave their bounds, so one wrong
-//! number (a truncated prompt, a broken engine) moves the estimate a little and is forgotten. Deterministic: the
+//! Robust: a sample that is off by more than a factor [`SURPRISE`] counts as off by that much, one that is off by more than
+//! usual is trusted less (Huber's idea, squared), and weights never leave their bounds, so one wrong number (a truncated prompt, a broken engine) moves the estimate a little and is forgotten. Deterministic: the
 //! same samples give the same weights.
 //!
 //! Media cost what the configuration says and teach nothing, since their share of the usage is unknown. Token ids are exact.
@@ -21,9 +21,13 @@ use crate::openai::PromptShape;
 /// Weight of a sample after each newer one: about 200 samples are remembered, minutes of traffic at most.
 pub const FORGET: f64 = 0.995;
 /// Strength of the prior, in samples.
-pub const PULL: f64 = 0.02;
+pub const PULL: f64 = 0.002;
 /// The largest ratio between actual and estimated that is believed at once.
 pub const SURPRISE: f64 = 4.0;
+/// Errors up to this many spreads count in full; larger ones less, by the square.
+const TRUSTED: f64 = 3.0;
+/// The same as a relative error, for when the spread is tiny.
+const TRUSTED_AT_LEAST: f64 = 0.15;
 /// Relative error assumed before anything was learned.
 pub const PRIOR_SPREAD: f64 = 0.35;
 /// Samples from which an estimate counts as learned.
@@ -86,7 +90,7 @@ impl Estimate {
 #[derive(Clone, Debug)]
 pub struct Ratio {
     weights: Row,
-    /// Sum of x x^T / y^2 and of x / y.
+    /// Weighted sums of x x^T and of x y.
     square: [Row; FEATURES],
     linear: Row,
     /// Moving average of the squared logarithm of estimated / actual.
@@ -130,13 +134,16 @@ impl Ratio {
         let guess = dot(&self.weights, &x).max(1.0);
         let y = ((actual - shape.token_ids) as f64).clamp(guess / SURPRISE, guess * SURPRISE);
         self.samples += 1;
-        let error = (guess / y).ln().powi(2);
+        let trusted = (TRUSTED * self.error.sqrt()).max(TRUSTED_AT_LEAST);
+        let error = (guess / y).ln().powi(2).max(f64::MIN_POSITIVE);
         self.error += (error - self.error) / (self.samples as f64 + 4.0).min(SPREAD_SAMPLES);
+        let trust = (trusted / error.sqrt()).min(1.0).powi(2);
+        let scale = trust / (y.max(guess) * y.max(guess));
         for (i, sum) in self.square.iter_mut().enumerate() {
             for (j, cell) in sum.iter_mut().enumerate() {
-                *cell = *cell * FORGET + x[i] * x[j] / (y * y);
+                *cell = *cell * FORGET + scale * x[i] * x[j];
             }
-            self.linear[i] = self.linear[i] * FORGET + x[i] / y;
+            self.linear[i] = self.linear[i] * FORGET + scale * x[i] * y;
         }
         self.solve();
     }

@@ -91,6 +91,8 @@ impl Reported {
 #[derive(Debug, Default)]
 struct Memory {
     models_at: Option<Instant>,
+    /// The last probe was missed.
+    missed: bool,
     /// The engine's progress when it was first suspected.
     suspected: Option<f64>,
 }
@@ -98,6 +100,7 @@ struct Memory {
 /// What one round found out about one backend.
 struct Finding {
     id: BackendId,
+    name: Arc<str>,
     up: Result<(), String>,
     models: Option<Models>,
     progress: Option<Result<f64, String>>,
@@ -138,7 +141,8 @@ impl Prober {
             if !suspect {
                 memory.suspected = None;
             }
-            asking.spawn(ask(backend.id, Arc::clone(&backend.address), rules.probe_timeout, models_due, suspect));
+            let about = (backend.id, Arc::clone(&backend.name));
+            asking.spawn(ask(about, Arc::clone(&backend.address), rules.probe_timeout, models_due, suspect));
         }
         self.memory.retain(|id, _| known.contains(id));
         self.reported.keep(&known);
@@ -156,11 +160,17 @@ impl Prober {
         let moved = self.admission.probed(finding.id, finding.up.is_ok(), now);
         if let Some((before, after)) = moved {
             let why = finding.up.as_ref().err().map_or("its probe answers", String::as_str);
-            tracing::info!(backend = %finding.id, from = before.label(), to = after.label(), why, "backend changed");
+            tracing::info!(backend = %finding.name, from = before.label(), to = after.label(), why, "backend changed");
         }
         let Some(memory) = self.memory.get_mut(&finding.id) else { return false };
-        if finding.up.is_err() {
+        if let Err(why) = &finding.up {
             memory.models_at = None;
+            // Said once per silence; a change of state is said above.
+            if !std::mem::replace(&mut memory.missed, true) && moved.is_none() {
+                tracing::warn!(backend = %finding.name, why, "backend does not answer its probe");
+            }
+        } else {
+            memory.missed = false;
         }
         if let Some(progress) = finding.progress {
             let stuck = match (&progress, memory.suspected) {
@@ -170,7 +180,7 @@ impl Prober {
             };
             memory.suspected = Some(progress.unwrap_or(f64::INFINITY));
             if stuck {
-                tracing::warn!(backend = %finding.id, "hung: requests in flight, no byte and no progress; ejected");
+                tracing::warn!(backend = %finding.name, "hung: requests in flight, no byte and no progress; ejected");
                 self.admission.hung(finding.id, now);
                 memory.suspected = None;
             }
@@ -182,7 +192,13 @@ impl Prober {
     }
 }
 
-async fn ask(id: BackendId, address: Arc<Address>, patience: Duration, models: bool, suspect: bool) -> Finding {
+async fn ask(
+    (id, name): (BackendId, Arc<str>),
+    address: Arc<Address>,
+    patience: Duration,
+    models: bool,
+    suspect: bool,
+) -> Finding {
     let up = match fetch(&address, "/health", patience, HEALTH_BYTES).await {
         Ok((status, _)) if status.is_success() => Ok(()),
         Ok((status, _)) => Err(format!("/health answers {status}")),
@@ -196,7 +212,7 @@ async fn ask(id: BackendId, address: Arc<Address>, patience: Duration, models: b
         true => Some(read_progress(&address, patience).await),
         false => None,
     };
-    Finding { id, up, models, progress }
+    Finding { id, name, up, models, progress }
 }
 
 async fn read_models(address: &Address, patience: Duration) -> Option<Models> {

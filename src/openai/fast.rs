@@ -14,7 +14,10 @@ use super::chunk::{Event, EventKind};
 use super::scan::Scanner;
 
 /// Reads an event of the choices dialect; `None` when it is not of the expected shape.
-pub(super) fn choices(event: &[u8]) -> Option<Event> {
+pub(super) fn choices(event: &[u8], memo: &mut Memo) -> Option<Event> {
+    if let Some(event) = memo.recognise(event) {
+        return Some(event);
+    }
     let mut at = Cursor(event.strip_prefix(b"data: {\"id\":")?);
     at.string()?;
     at.eat(b",\"object\":\"")?;
@@ -28,39 +31,77 @@ pub(super) fn choices(event: &[u8]) -> Option<Event> {
     at.string()?;
     at.eat(b",\"choices\":[{\"index\":")?;
     at.number()?;
-    let filled = if chat {
+    if chat {
         at.eat(b",\"delta\":{\"")?;
         at.eat(b"content").or_else(|| at.eat(b"reasoning"))?;
         at.eat(b"\":")?;
-        let filled = at.string()?;
-        at.eat(b"}")?;
-        filled
     } else {
         at.eat(b",\"text\":")?;
-        at.string()?
-    };
+    }
+    let before = event.len() - at.0.len();
+    let filled = at.string()?;
+    let after = event.len() - at.0.len();
+    if chat {
+        at.eat(b"}")?;
+    }
     while at.null_member()?.is_some() {}
     at.eat(b"}]")?;
     let mut usage = None;
     loop {
         if at.0.starts_with(b",\"usage\":{") {
-            if usage.is_some() {
-                return None;
-            }
             usage = Some(at.usage()?);
-        } else {
-            match at.null_member()? {
-                Some(b"usage") | None => break,
-                Some(_) => {}
-            }
+            continue;
+        }
+        match at.null_member()? {
+            Some(b"usage") => usage = None,
+            Some(_) => {}
+            None => break,
         }
     }
     at.eat(b"}")?;
     if !matches!(at.0, b"\n\n" | b"\r\n\r\n") {
         return None;
     }
+    if usage.is_none() {
+        memo.learn(&event[..before], &event[after..]);
+    }
+    Some(delta(filled, usage))
+}
+
+fn delta(filled: bool, usage: Option<TokenUsage>) -> Event {
     let kind = if filled { EventKind::Content } else { EventKind::Empty };
-    Some(Event { kind, finish: false, usage, error: None })
+    Event { kind, finish: false, usage, error: None }
+}
+
+/// Bytes around the text that are remembered, each; ids and model names are far shorter.
+const MEMO: usize = 1 << 10;
+
+/// What stood before and behind the text in the last event that matched. Id, time and model do not change within a
+/// stream, so the next event is mostly recognised by two comparisons.
+#[derive(Clone, Debug, Default)]
+pub struct Memo {
+    before: Vec<u8>,
+    after: Vec<u8>,
+}
+
+impl Memo {
+    fn recognise(&self, event: &[u8]) -> Option<Event> {
+        if self.before.is_empty() {
+            return None;
+        }
+        let mut at = Cursor(event.strip_prefix(&self.before[..])?);
+        let filled = at.string()?;
+        (at.0 == self.after).then(|| delta(filled, None))
+    }
+
+    fn learn(&mut self, before: &[u8], after: &[u8]) {
+        if before.len() <= MEMO && after.len() <= MEMO {
+            self.before.clear();
+            self.before.extend_from_slice(before);
+            self.after.clear();
+            self.after.extend_from_slice(after);
+        }
+    }
 }
 
 /// What is left of an event.

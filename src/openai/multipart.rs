@@ -122,3 +122,54 @@ fn parameter<'a>(line: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
         Some(value.strip_prefix(b"\"").and_then(|value| value.strip_suffix(b"\"")).unwrap_or(value))
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::openai::{Body, Edits};
+    use bytes::Bytes;
+
+    const TYPE: &str = "multipart/form-data; charset=utf-8; boundary=\"XyZ\"";
+
+    fn form(file: &[u8]) -> Vec<u8> {
+        let head = "--XyZ\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\nwhisper\r\n\
+                    --XyZ\r\ncontent-disposition: form-data; name=\"file\"; filename=\"a.wav\"\r\nContent-Type: audio/wav\r\n\r\n";
+        let tail = "\r\n--XyZ\r\nContent-Disposition: form-data; name=\"stream\"\r\n\r\nTrue\r\n\
+                    --XyZ\r\nContent-Disposition: form-data; name=\"prompt\"\r\n\r\n\r\n--XyZ--\r\n";
+        [head.as_bytes(), file, tail.as_bytes()].concat()
+    }
+
+    #[test]
+    fn model_stream_and_file_are_found() {
+        let body = form(b"RIFF\r\n--Xy\r\n\r\n\x00\xff name=\"model\"");
+        let view = read(Route::Transcriptions, TYPE, &body).unwrap();
+        assert_eq!(view.model.as_deref(), Some("whisper"));
+        assert!(view.stream);
+        assert_eq!(view.shape.media_parts, 1);
+    }
+
+    #[test]
+    fn the_model_can_be_renamed_in_place() {
+        let body = Bytes::from(form(b"xyz"));
+        let view = read(Route::Transcriptions, TYPE, &body).unwrap();
+        let renamed = Body::edited(&body, &view.edits, Edits { model: Some("w2"), ..Edits::default() }).to_bytes();
+        assert_eq!(read(Route::Transcriptions, TYPE, &renamed).unwrap().model.as_deref(), Some("w2"));
+        assert_eq!(renamed.len(), body.len() - "whisper".len() + 2);
+    }
+
+    #[test]
+    fn broken_forms_are_refused() {
+        let body = form(b"xyz");
+        let refused = |kind: &str, body: &[u8]| read(Route::Transcriptions, kind, body).is_err();
+        assert!(refused("application/json", &body));
+        assert!(refused("multipart/form-data", &body));
+        assert!(refused("multipart/form-data; boundary=other", &body));
+        assert!(refused(TYPE, b""));
+        for end in 0..body.len() - 4 {
+            assert!(refused(TYPE, &body[..end]), "{end}");
+        }
+        let part = "--XyZ\r\nContent-Disposition: form-data; name=\"x\"\r\n\r\n1\r\n";
+        assert!(refused(TYPE, format!("{}--XyZ--", part.repeat(65)).as_bytes()));
+        assert!(!refused(TYPE, format!("{}--XyZ--", part.repeat(63)).as_bytes()));
+    }
+}

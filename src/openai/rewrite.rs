@@ -231,3 +231,109 @@ impl OptionsPoints {
 fn quoted(name: &str) -> String {
     serde_json::Value::from(name).to_string()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::openai::{Route, request};
+    use proptest::prelude::*;
+    use serde_json::{Value, json};
+
+    fn edit(body: &str, edits: Edits<'_>) -> Body {
+        let bytes = Bytes::copy_from_slice(body.as_bytes());
+        let points = request::read(Route::ChatCompletions, &bytes).unwrap().edits;
+        Body::edited(&bytes, &points, edits)
+    }
+
+    fn edited(body: &str, edits: Edits<'_>) -> String {
+        let body = edit(body, edits);
+        let bytes = body.to_bytes();
+        assert_eq!(bytes.len(), body.len());
+        String::from_utf8(bytes.to_vec()).unwrap()
+    }
+
+    const AT_END: Edits<'static> = Edits { model: None, usage: Usage::AtEnd };
+
+    #[test]
+    fn without_edits_the_body_is_the_very_same_buffer() {
+        let bytes = Bytes::from_static(br#"{"model":"a"}"#);
+        let points = request::read(Route::ChatCompletions, &bytes).unwrap().edits;
+        let body = Body::edited(&bytes, &points, Edits::default());
+        assert_eq!(body.pieces().len(), 1);
+        assert_eq!(body.pieces()[0].as_ptr(), bytes.as_ptr());
+    }
+
+    #[test]
+    fn values_are_replaced_where_they_stand() {
+        let name = Edits { model: Some("b\"c"), usage: Usage::AsSent };
+        assert_eq!(edited(r#"{ "x":1, "model" : "a" ,"y":2}"#, name), r#"{ "x":1, "model" : "b\"c" ,"y":2}"#);
+        assert_eq!(edited(r#"{"model":"a","model":null}"#, name), r#"{"model":"a","model":"b\"c"}"#);
+        assert_eq!(edited("{}", name), r#"{"model":"b\"c"}"#);
+        assert_eq!(edited(r#"{"x":1}"#, name), r#"{"model":"b\"c","x":1}"#);
+    }
+
+    #[test]
+    fn usage_is_injected_and_other_options_stay() {
+        assert_eq!(edited("{}", AT_END), r#"{"stream_options":{"include_usage":true}}"#);
+        assert_eq!(edited(r#"{"x":1}"#, AT_END), r#"{"stream_options":{"include_usage":true},"x":1}"#);
+        assert_eq!(edited(r#"{"stream_options":null}"#, AT_END), r#"{"stream_options":{"include_usage":true}}"#);
+        assert_eq!(edited(r#"{"stream_options":{}}"#, AT_END), r#"{"stream_options":{"include_usage":true}}"#);
+        assert_eq!(
+            edited(r#"{"stream_options":{"include_usage":false,"z":[1]}}"#, AT_END),
+            r#"{"stream_options":{"include_usage":true,"z":[1]}}"#
+        );
+        let every = Edits { model: None, usage: Usage::InEveryEvent };
+        assert_eq!(
+            edited(r#"{"stream_options":{"include_usage":null}}"#, every),
+            r#"{"stream_options":{"continuous_usage_stats":true,"include_usage":true}}"#
+        );
+    }
+
+    #[test]
+    fn the_last_of_two_stream_options_is_edited() {
+        let body = r#"{"stream_options":{"include_usage":false},"stream_options":{"include_usage":false}}"#;
+        let value: Value = serde_json::from_str(&edited(body, AT_END)).unwrap();
+        assert_eq!(value["stream_options"]["include_usage"], true);
+    }
+
+    fn member() -> impl Strategy<Value = String> {
+        prop_oneof![
+            Just(r#""model":"old""#.to_owned()),
+            Just(r#""model":null"#.to_owned()),
+            Just(r#""mod\u0065l":"x\"y""#.to_owned()),
+            Just(r#""stream_options":null"#.to_owned()),
+            Just(r#""stream_options": {}"#.to_owned()),
+            Just(r#""stream_options":{ "include_usage" : false , "z":{"include_usage":1}}"#.to_owned()),
+            Just(r#""stream_options":{"continuous_usage_stats":false,"include_usage":true}"#.to_owned()),
+            Just(r#""stream_options":{"z":[{}],"include_usag\u0065":null}"#.to_owned()),
+            Just(r#""messages":[{"content":"{\"model\":\"m\",\"stream_options\":{}}"}]"#.to_owned()),
+            "[a-c]{1,3}".prop_map(|key| format!(r#" "k{key}" : [1, "two", {{"model":3}}] "#)),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn an_edited_body_parses_to_the_edited_value(
+            members in prop::collection::vec(member(), 0..7),
+            model in prop::option::of(".{1,12}"),
+            usage in prop_oneof![Just(Usage::AsSent), Just(Usage::AtEnd), Just(Usage::InEveryEvent)],
+        ) {
+            let body = format!(" {{{}}} ", members.join(","));
+            let mut want: Value = serde_json::from_str(&body).unwrap();
+            if let Some(model) = &model {
+                want["model"] = json!(model);
+            }
+            if usage != Usage::AsSent {
+                if want["stream_options"].is_null() {
+                    want["stream_options"] = json!({});
+                }
+                want["stream_options"]["include_usage"] = json!(true);
+                if usage == Usage::InEveryEvent {
+                    want["stream_options"]["continuous_usage_stats"] = json!(true);
+                }
+            }
+            let got = edited(&body, Edits { model: model.as_deref(), usage });
+            prop_assert_eq!(serde_json::from_str::<Value>(&got).unwrap(), want, "{}", got);
+        }
+    }
+}

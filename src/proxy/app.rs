@@ -24,7 +24,6 @@ use tokio::time::{Instant, timeout};
 use super::body::{self, BodyError};
 use super::downstream::Client;
 use super::headers;
-use crate::base::Rng;
 use crate::flow::keys::KeyError;
 use crate::flow::{Downstream, Flow, Head, Incoming, Open, Plan, Recorder, Upstream, refuse};
 use crate::openai::{Refusal, Route};
@@ -43,8 +42,9 @@ pub trait Local: Send + Sync + 'static {
 pub struct Gateway<U, R, L> {
     flow: Arc<Flow<U, R>>,
     local: L,
-    /// Seeds of request ids.
-    ids: AtomicU64,
+    seed: u64,
+    /// Requests so far; with the seed it makes a request id.
+    served: AtomicU64,
 }
 
 /// A local answer.
@@ -56,14 +56,14 @@ struct Answer {
 impl<U: Upstream, R: Recorder, L: Local> Gateway<U, R, L> {
     /// A gateway whose generated request ids start from `seed`.
     pub fn new(flow: Arc<Flow<U, R>>, local: L, seed: u64) -> Self {
-        Self { flow, local, ids: AtomicU64::new(seed) }
+        Self { flow, local, seed, served: AtomicU64::new(0) }
     }
 
     /// Serves one request; whether the connection may be used for another.
     async fn serve(&self, session: &mut ServerSession) -> bool {
         let plan = self.flow.plan();
-        let mut rng = Rng::new(self.ids.fetch_add(0x9E37_79B9_7F4A_7C15, Ordering::Relaxed));
-        let request_id = headers::request_id(&session.req_header().headers, &mut rng);
+        let number = self.served.fetch_add(1, Ordering::Relaxed);
+        let request_id = headers::request_id(&session.req_header().headers, self.seed, number);
         let path = session.req_header().uri.path_and_query().map_or("/", |path| path.as_str()).to_owned();
         let bare = path.split('?').next().unwrap_or("/");
         let route = Route::from_path(bare);

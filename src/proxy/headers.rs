@@ -85,18 +85,19 @@ pub(super) fn client_key(headers: &HeaderMap) -> Option<String> {
     bearer.or_else(anthropic).filter(|key| !key.is_empty())
 }
 
-/// The client's request id if it is usable as one, else a new one: 32 hex digits.
+/// The client's request id if it is usable as one, else a new one: 32 hex digits, fixed by a seed of this process
+/// and the number of the request in it.
 ///
 /// Usable: up to [`defaults::MAX_REQUEST_ID_BYTES`] visible ASCII characters without quotes, so that it
 /// can go into headers and log lines as it is.
-pub(super) fn request_id(headers: &HeaderMap, rng: &mut Rng) -> Arc<str> {
+pub(super) fn request_id(headers: &HeaderMap, seed: u64, number: u64) -> Arc<str> {
     let usable = |id: &&str| {
         let plain = |byte: u8| byte.is_ascii_graphic() && byte != b'"' && byte != b'\\';
         !id.is_empty() && id.len() <= defaults::MAX_REQUEST_ID_BYTES && id.bytes().all(plain)
     };
     match headers.get(X_REQUEST_ID).and_then(|value| value.to_str().ok()).filter(usable) {
         Some(id) => id.into(),
-        None => format!("{:016x}{:016x}", rng.next_u64(), rng.next_u64()).into(),
+        None => format!("{:016x}{:016x}", Rng::new(seed).next_u64(), Rng::new(!seed ^ number).next_u64()).into(),
     }
 }
 
@@ -133,10 +134,9 @@ mod tests {
 
     #[test]
     fn a_request_id_is_kept_if_it_can_stand_in_a_log_line() {
-        let mut rng = Rng::new(1);
-        assert_eq!(&*request_id(&headers(&[("x-request-id", "req-7")]), &mut rng), "req-7");
-        let replaced = request_id(&headers(&[("x-request-id", "a b")]), &mut rng);
+        assert_eq!(&*request_id(&headers(&[("x-request-id", "req-7")]), 1, 2), "req-7");
+        let replaced = request_id(&headers(&[("x-request-id", "a b")]), 1, 2);
         assert_eq!(replaced.len(), 32);
-        assert_ne!(replaced, request_id(&headers(&[]), &mut rng));
+        assert_ne!(replaced, request_id(&headers(&[]), 1, 3));
     }
 }

@@ -45,9 +45,8 @@ impl Local for ModelList {
                 cards.extend(own_card(alias, Some(&entry.name)));
             }
         }
-        let data: Vec<&RawValue> = cards.iter().map(|(_, json)| &**json).collect();
-        let list = json!({"object": "list", "data": data});
-        Bytes::from(serde_json::to_vec(&list).unwrap_or_default())
+        let data: Vec<&str> = cards.iter().map(|(_, json)| json.get()).collect();
+        Bytes::from(format!(r#"{{"object":"list","data":[{}]}}"#, data.join(",")))
     }
 }
 

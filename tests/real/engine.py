@@ -115,11 +115,11 @@ class Process:
 class Vllm(Process):
     """A real `vllm serve` on the CPU with the tiny model."""
 
-    def __init__(self, name, root, folder, max_model_len, *flags, env=None, model="tiny"):
+    def __init__(self, name, root, folder, max_model_len, *flags, env=None, port=None):
         root = pathlib.Path(root)
-        self.port = free_port()
+        self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        command = [root / "venv/bin/vllm", "serve", root / "tiny", "--served-model-name", model]
+        command = [root / "venv/bin/vllm", "serve", root / "tiny", "--served-model-name", "tiny"]
         command += ["--load-format", "dummy", "--enforce-eager", "--seed", "0", "--host", "127.0.0.1"]
         command += ["--port", self.port, "--max-model-len", max_model_len, *flags]
         settings = {
@@ -139,8 +139,10 @@ class Vllm(Process):
 
     def metric(self, name, **labels):
         """Sum of the samples of `name` whose labels include `labels`; 0 when there is none yet."""
-        status, text = get(self.url + "/metrics")
-        return total(text, name, **labels) if status == 200 else 0.0
+        status, text = get(self.url + "/metrics", 30)
+        if status != 200:
+            raise Failed(f"{self.name} shows no metrics ({status} {text[:200]}); log: {self.log}")
+        return total(text, name, **labels)
 
     def running(self):
         """Requests in the engine, running or waiting."""

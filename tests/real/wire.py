@@ -28,8 +28,8 @@ class Answer:
         return self.body.decode(errors="replace")
 
     def events(self):
-        """The `data:` payloads of an SSE body, in order."""
-        return [e[6:] for e in self.text().split("\n\n") if e.startswith("data: ")]
+        """The `data:` payloads of an SSE body, in order; one line each, as vLLM and the gateway write them."""
+        return [line[6:] for line in self.text().split("\n") if line.startswith("data: ")]
 
 
 class Call:
