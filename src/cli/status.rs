@@ -60,7 +60,7 @@ pub fn run(args: &StatusArgs) -> ExitCode {
 }
 
 async fn once(client: &Client, json: bool) -> ExitCode {
-    match look(client, json, colours()).await {
+    match look(client, json, Style::of_stdout()).await {
         Ok(text) if print(&text) => ExitCode::SUCCESS,
         Ok(_) => ExitCode::FAILURE,
         Err(error) => {
@@ -74,7 +74,7 @@ async fn once(client: &Client, json: bool) -> ExitCode {
 async fn watch(client: &Client, json: bool) -> ExitCode {
     let screen = std::io::stdout().is_terminal() && !json;
     loop {
-        let text = match look(client, json, colours()).await {
+        let text = match look(client, json, Style::of_stdout()).await {
             Ok(text) => text,
             Err(error) => format!("{error}\n"),
         };
@@ -85,16 +85,28 @@ async fn watch(client: &Client, json: bool) -> ExitCode {
     }
 }
 
-async fn look(client: &Client, json: bool, colours: bool) -> Result<String, ClientError> {
+async fn look(client: &Client, json: bool, style: Style) -> Result<String, ClientError> {
     if json {
         let whole: serde_json::Value = client.get("/admin/status").await?;
         return Ok(format!("{whole}\n"));
     }
-    Ok(shown(&client.get("/admin/status").await?, colours))
+    Ok(shown(&client.get("/admin/status").await?, style))
 }
 
-fn colours() -> bool {
-    std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none()
+/// How a table may look.
+#[derive(Clone, Copy, Default)]
+struct Style {
+    /// States have colours.
+    colours: bool,
+    /// Columns are wrapped to the width of the terminal.
+    fitted: bool,
+}
+
+impl Style {
+    fn of_stdout() -> Self {
+        let terminal = std::io::stdout().is_terminal();
+        Self { colours: terminal && std::env::var_os("NO_COLOR").is_none(), fitted: terminal }
+    }
 }
 
 /// Whether somebody reads.
@@ -104,7 +116,7 @@ fn print(text: &str) -> bool {
 }
 
 /// Everything, for people.
-fn shown(status: &Status, colours: bool) -> String {
+fn shown(status: &Status, style: Style) -> String {
     let about = &status.about;
     let mut text = format!(
         "sluice {} up {} · clients on {} · {}\n",
@@ -121,7 +133,7 @@ fn shown(status: &Status, colours: bool) -> String {
         last.lines.iter().for_each(|line| text.push_str(&format!("  {line}\n")));
     }
     for pool in &status.pools {
-        text.push_str(&format!("\n{}\n{}\n", headline(pool), table(pool, colours)));
+        text.push_str(&format!("\n{}\n{}\n", headline(pool), table(pool, style)));
     }
     text
 }
@@ -146,12 +158,15 @@ fn headline(pool: &PoolStatus) -> String {
     text
 }
 
-fn table(pool: &PoolStatus, colours: bool) -> Table {
+fn table(pool: &PoolStatus, style: Style) -> Table {
     let mut table = Table::new();
-    table.load_preset(UTF8_HORIZONTAL_ONLY).set_content_arrangement(ContentArrangement::Dynamic);
+    table.load_preset(UTF8_HORIZONTAL_ONLY);
+    if style.fitted {
+        table.set_content_arrangement(ContentArrangement::Dynamic);
+    }
     table.set_header(["backend", "state", "slots", "tokens", "prefill tokens", "long prefills", "ms/token", "url"]);
     for backend in &pool.backends {
-        table.add_row(row(backend, colours));
+        table.add_row(row(backend, style.colours));
     }
     for column in 2..=6 {
         if let Some(column) = table.column_mut(column) {
@@ -266,14 +281,14 @@ mod tests {
 
     #[test]
     fn what_people_see() {
-        insta::assert_snapshot!(shown(&status(), false));
+        insta::assert_snapshot!(shown(&status(), Style::default()));
     }
 
     #[tokio::test]
     async fn nobody_there_is_an_error_that_says_what_to_check() {
         let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
         let client = Client::new(&nobody, None).unwrap();
-        let error = look(&client, false, false).await.unwrap_err().to_string();
+        let error = look(&client, false, Style::default()).await.unwrap_err().to_string();
         assert!(error.contains("is sluice serve running"), "{error}");
         assert_eq!(once(&client, true).await, ExitCode::FAILURE);
     }

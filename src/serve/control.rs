@@ -10,6 +10,7 @@ use super::{House, ReloadError, Source};
 use crate::admin::status::{LastReload, find};
 use crate::admin::{self, About, Control, NoSuchBackend, Status};
 use crate::config::Secret;
+use crate::config::defaults::MAX_PROBLEMS;
 use crate::config::diff::Change;
 
 impl House {
@@ -25,7 +26,13 @@ impl House {
 }
 
 fn lines(error: &ReloadError) -> Vec<String> {
-    error.to_string().lines().map(str::to_owned).collect()
+    match error {
+        ReloadError::Config(problems) => {
+            let source = &problems.source;
+            problems.errors.iter().take(MAX_PROBLEMS).map(|problem| format!("{source}: {problem}")).collect()
+        }
+        ReloadError::Tokenizer(_) | ReloadError::NoFile => vec![error.to_string()],
+    }
 }
 
 impl Control for House {
