@@ -152,6 +152,7 @@ impl Running {
         for task in self.tasks {
             let _ = task.await;
         }
+        self.house.telemetry.flush();
         orderly
     }
 }
