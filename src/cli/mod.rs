@@ -6,6 +6,7 @@
 pub mod check;
 pub mod serve;
 pub mod sim;
+pub mod status;
 
 use std::process::ExitCode;
 
@@ -25,6 +26,8 @@ enum Command {
     Serve(serve::ServeArgs),
     /// Validate a configuration and print what it comes to
     Check(check::CheckArgs),
+    /// Show pools and backends of a running gateway
+    Status(status::StatusArgs),
     /// Run a process that behaves like `vllm serve` on a GPU of your choice
     #[command(disable_help_flag = true)]
     Sim(sim::SimArgs),
@@ -35,6 +38,7 @@ pub fn run() -> ExitCode {
     match Cli::parse().command {
         Command::Serve(args) => serve::run(&args),
         Command::Check(args) => check::run(&args),
+        Command::Status(args) => status::run(&args),
         Command::Sim(args) => sim::run(args.args),
     }
 }

@@ -51,7 +51,10 @@ pub fn run(args: &ServeArgs) -> ExitCode {
             return ExitCode::from(EXIT_CONFIG);
         }
     };
-    log::init(&loaded.config.log);
+    if let Err(error) = log::init(&loaded.config.log) {
+        eprintln!("{error}");
+        return ExitCode::FAILURE;
+    }
     for warning in &loaded.warnings {
         tracing::warn!("{warning}");
     }

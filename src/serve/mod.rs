@@ -7,6 +7,7 @@
 //! Stopping: `/ready` turns 503 and new requests are shed, the client socket closes, what is running
 //! or waiting goes on for at most `server.drain_timeout`; the admin socket answers until the end.
 
+mod control;
 mod local;
 mod reload;
 mod specs;
@@ -47,8 +48,8 @@ pub enum StartError {
         source: crate::estimate::ExactError,
     },
     /// The access log could not be opened.
-    #[error("access log: {0}")]
-    AccessLog(std::io::Error),
+    #[error(transparent)]
+    AccessLog(#[from] crate::telemetry::AccessLogError),
 }
 
 /// Everything a running gateway consists of.
@@ -63,6 +64,7 @@ pub struct House {
     pub(crate) source: Source,
     pub(crate) state: parking_lot::Mutex<reload::Loaded>,
     pub(crate) started: Instant,
+    pub(crate) last_reload: parking_lot::Mutex<Option<admin::status::LastReload>>,
 }
 
 /// A gateway that serves.
@@ -108,6 +110,7 @@ pub async fn start(config: Config, source: Source) -> Result<Running, StartError
         source,
         state: parking_lot::Mutex::new(reload::Loaded::new(layout, counters)),
         started: now,
+        last_reload: parking_lot::Mutex::default(),
     });
     let mut prober = Prober::new(Arc::clone(&house.admission), Arc::clone(&house.reported));
     let first = tokio::time::timeout(FIRST_PROBE, house.probe(&mut prober)).await;
@@ -149,6 +152,7 @@ impl Running {
         for task in self.tasks {
             let _ = task.await;
         }
+        self.house.telemetry.flush();
         orderly
     }
 }

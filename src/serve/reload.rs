@@ -65,6 +65,7 @@ impl House {
     pub fn reload(&self) -> Result<Vec<Change>, ReloadError> {
         let result = self.read_again().and_then(|config| self.take_over(config));
         self.telemetry.reloaded(result.is_ok());
+        self.remember(&result);
         match &result {
             Ok(changes) if changes.is_empty() => tracing::info!("reloaded: nothing changed"),
             Ok(changes) => changes.iter().for_each(|change| tracing::info!("reloaded: {change}")),

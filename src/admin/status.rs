@@ -1,0 +1,211 @@
+//! What `/admin/status` says, as types: written by the gateway, read by `sluice status` and the live page.
+//!
+//! Limits that are not set are absent. Times of day are RFC 3339 in UTC, durations say their unit in their name. Fields
+//! are only ever added, and a reader fills what an older gateway does not say with its default.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
+
+use super::NoSuchBackend;
+use crate::base::BackendId;
+use crate::pool::{BackendView, Fault, Phase, PoolView};
+use crate::telemetry::{Minute, Telemetry};
+
+/// Everything that is shown.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Status {
+    /// The process.
+    #[serde(flatten)]
+    pub about: About,
+    /// Pools in the order of the configuration.
+    pub pools: Vec<PoolStatus>,
+}
+
+/// The process and its configuration.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct About {
+    /// Of the gateway.
+    pub version: String,
+    /// Since it was started.
+    pub uptime_seconds: f64,
+    /// Where clients connect.
+    pub listen: String,
+    /// The file; absent when it was started by flags.
+    pub config: Option<String>,
+    /// New requests are shed; running ones finish.
+    pub shutting_down: bool,
+    /// The last reload, if there was one.
+    pub last_reload: Option<LastReload>,
+}
+
+/// How the last reload went.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LastReload {
+    /// When.
+    pub time: String,
+    /// Whether it was taken over.
+    pub ok: bool,
+    /// The changes, or the problems.
+    pub lines: Vec<String>,
+}
+
+/// One pool.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PoolStatus {
+    /// Its name.
+    pub name: String,
+    /// Requests waiting.
+    pub queue: Used,
+    /// The last minute of requests that are at home here, wherever they ran.
+    pub last_minute: Minute,
+    /// Its backends.
+    pub backends: Vec<BackendStatus>,
+}
+
+/// How much of a limit is used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Used {
+    /// Now.
+    pub used: u64,
+    /// At most; absent without a limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit: Option<u64>,
+}
+
+/// One backend.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct BackendStatus {
+    /// Its name.
+    pub name: String,
+    /// Where it is reached.
+    pub url: String,
+    /// starting, ready, probation, ejected, down, draining or removed.
+    pub state: String,
+    /// Why it is out of rotation, where that is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// Share of new work.
+    pub weight: f64,
+    /// Requests that hold a lease.
+    pub in_flight: u64,
+    /// Sequences.
+    pub slots: Used,
+    /// Outstanding prompt and output tokens, estimated.
+    pub tokens: Used,
+    /// Prompt tokens whose first output token has not been seen, estimated.
+    pub prefill_tokens: Used,
+    /// Long prompts in prefill, each with a permit.
+    pub long_prefills: Used,
+    /// Prompts over this many tokens need a permit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub long_threshold: Option<u64>,
+    /// Time per output token as observed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tpot_ms: Option<f64>,
+    /// Prompt tokens per second as observed (a guess before the first long enough prompt).
+    pub prefill_tokens_per_second: f64,
+    /// The engine's context limit, once it has told.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_model_len: Option<u64>,
+}
+
+impl Status {
+    /// The picture of `pools` at `now`.
+    pub fn new(about: About, pools: &[PoolView], telemetry: &Telemetry, now: Instant) -> Self {
+        let pool = |pool: &PoolView| PoolStatus {
+            name: pool.name.to_string(),
+            queue: Used { used: pool.queue_length as u64, limit: Some(pool.queue_limit as u64) },
+            last_minute: telemetry.minute(&pool.name),
+            backends: pool.backends.iter().map(|backend| BackendStatus::new(backend, now)).collect(),
+        };
+        Self { about, pools: pools.iter().map(pool).collect() }
+    }
+}
+
+impl BackendStatus {
+    fn new(backend: &BackendView, now: Instant) -> Self {
+        let (limits, used) = (&backend.limits, &backend.used);
+        Self {
+            name: backend.name.to_string(),
+            url: backend.address.endpoint.to_string(),
+            state: backend.state().to_owned(),
+            reason: reason(backend.phase, now),
+            weight: backend.weight,
+            in_flight: used.requests.into(),
+            slots: Used { used: used.slots.into(), limit: Some(limits.slots.into()) },
+            tokens: Used { used: used.tokens, limit: limits.tokens },
+            prefill_tokens: Used { used: used.prefill_tokens, limit: limits.prefill_tokens },
+            long_prefills: Used {
+                used: used.long_prefills.into(),
+                limit: limits.long_prefix.map(|long| long.slots.into()),
+            },
+            long_threshold: limits.long_prefix.map(|long| long.threshold),
+            tpot_ms: backend.seconds_per_token.map(|seconds| seconds * 1e3),
+            prefill_tokens_per_second: backend.prefill_rate,
+            max_model_len: backend.max_model_len,
+        }
+    }
+}
+
+fn reason(phase: Phase, now: Instant) -> Option<String> {
+    let said = match phase {
+        Phase::Starting => "no probe has succeeded yet".to_owned(),
+        Phase::Ready => return None,
+        Phase::Probation => "on trial with one request at a time".to_owned(),
+        Phase::Ejected { until, fault } => {
+            let left = until.saturating_duration_since(now);
+            let then = if left > Duration::ZERO {
+                format!("out for {:.0} s more", left.as_secs_f64().ceil())
+            } else {
+                "out until a probe succeeds".to_owned()
+            };
+            format!("{}, {then}", fault_said(fault))
+        }
+        Phase::Down => "its probe fails".to_owned(),
+    };
+    Some(said)
+}
+
+fn fault_said(fault: Fault) -> &'static str {
+    match fault {
+        Fault::Connect => "failed connections",
+        Fault::Answer => "failed answers",
+        Fault::Timeout => "timeouts",
+        Fault::Hung => "streams stood still",
+    }
+}
+
+/// The backend of these names, for whoever implements [`Control::set_draining`](super::Control::set_draining).
+/// One that is being removed is not found: its fate is decided.
+pub fn find(pools: &[PoolView], pool: &str, backend: &str) -> Result<BackendId, NoSuchBackend> {
+    let Some(found) = pools.iter().find(|view| &*view.name == pool) else {
+        let known = names(pools.iter().map(|view| &*view.name));
+        return Err(NoSuchBackend::Pool { pool: pool.to_owned(), known });
+    };
+    let mut staying = found.backends.iter().filter(|view| !view.removed);
+    match staying.clone().find(|view| &*view.name == backend) {
+        Some(view) => Ok(view.id),
+        None => Err(NoSuchBackend::Backend {
+            pool: pool.to_owned(),
+            backend: backend.to_owned(),
+            known: names(staying.by_ref().map(|view| &*view.name)),
+        }),
+    }
+}
+
+/// Names listed in a message.
+const NAMES_SHOWN: usize = 20;
+
+fn names<'a>(all: impl Iterator<Item = &'a str>) -> String {
+    let names: Vec<&str> = all.collect();
+    let mut text = names[..names.len().min(NAMES_SHOWN)].join(", ");
+    if names.len() > NAMES_SHOWN {
+        text.push_str(&format!(" and {} more", names.len() - NAMES_SHOWN));
+    }
+    text
+}

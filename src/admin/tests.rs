@@ -1,0 +1,226 @@
+//! The admin port over loopback: who may ask, what is answered, what is refused.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout};
+
+use super::status::find;
+use super::*;
+use crate::config::Secret;
+use crate::flow::Outcome;
+use crate::pool::Admission;
+use crate::telemetry::{Telemetry, testing};
+
+const TOKEN: &str = "open sesame";
+const DEADLINE: Duration = Duration::from_secs(20);
+
+/// A gateway that is all state and no traffic.
+struct Fake {
+    admission: Arc<Admission>,
+    telemetry: Telemetry,
+    token: Option<Secret>,
+    reload: fn() -> Result<Vec<String>, ReloadError>,
+    panics: AtomicBool,
+}
+
+impl Control for Fake {
+    fn admin_token(&self) -> Option<Secret> {
+        self.token.clone()
+    }
+
+    fn metrics(&self) -> String {
+        self.telemetry.page()
+    }
+
+    fn status(&self) -> Status {
+        assert!(!self.panics.load(Ordering::Relaxed), "asked to fail");
+        let about = About { version: "0.0.0".into(), listen: "127.0.0.1:8080".into(), ..About::default() };
+        Status::new(about, &self.admission.view(), &self.telemetry, Instant::now())
+    }
+
+    fn reload(&self) -> Result<Vec<String>, ReloadError> {
+        (self.reload)()
+    }
+
+    fn set_draining(&self, pool: &str, backend: &str, draining: bool) -> Result<(), NoSuchBackend> {
+        let id = find(&self.admission.view(), pool, backend)?;
+        self.admission.set_draining(id, draining);
+        Ok(())
+    }
+}
+
+struct Served {
+    address: String,
+    control: Arc<Fake>,
+    _end: watch::Sender<bool>,
+}
+
+async fn served(token: Option<&str>, reload: fn() -> Result<Vec<String>, ReloadError>) -> Served {
+    let admission = testing::admission(Instant::now());
+    let pools = Arc::clone(&admission);
+    let telemetry = Telemetry::with(Box::new(move || pools.view()), None);
+    telemetry.record(&testing::completed(Duration::from_millis(30), Duration::from_millis(6)));
+    telemetry.record(&testing::record(Outcome::Refused));
+    let token = token.map(|token| Secret::new(token.to_owned(), None));
+    let control = Arc::new(Fake { admission, telemetry, token, reload, panics: AtomicBool::new(false) });
+    let socket = bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
+    let address = socket.address().to_string();
+    let (end, ending) = watch::channel(false);
+    tokio::spawn(socket.serve(Arc::clone(&control) as Arc<dyn Control>, ending));
+    Served { address, control, _end: end }
+}
+
+/// Asks with these further header lines; status, head and body.
+async fn ask(served: &Served, request: &str, headers: &str) -> (u16, String, String) {
+    let mut socket = TcpStream::connect(&served.address).await.unwrap();
+    let text = format!("{request} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n{headers}\r\n", served.address);
+    socket.write_all(text.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    timeout(DEADLINE, socket.read_to_string(&mut answer)).await.unwrap().unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    (head[9..12].parse().unwrap(), head.to_lowercase(), body.to_owned())
+}
+
+fn no_changes() -> Result<Vec<String>, ReloadError> {
+    Ok(vec![])
+}
+
+fn code(body: &str) -> String {
+    let body: serde_json::Value = serde_json::from_str(body).unwrap();
+    assert!(body["error"]["message"].as_str().unwrap().len() > 10);
+    body["error"]["code"].as_str().unwrap().to_owned()
+}
+
+#[tokio::test]
+async fn the_page_metrics_and_health_need_no_token_and_the_rest_does() {
+    let served = served(Some(TOKEN), no_changes).await;
+    for open in ["GET /", "GET /metrics", "GET /health", "HEAD /health", "GET /health?verbose=1"] {
+        assert_eq!(ask(&served, open, "").await.0, 200, "{open}");
+    }
+    for locked in ["GET /admin/status", "POST /admin/reload", "POST /admin/backends/short/gpu0/drain"] {
+        for headers in ["", "Authorization: Bearer open sesam\r\n", "Authorization: Basic b3BlbiBzZXNhbWU=\r\n"] {
+            let (status, head, body) = ask(&served, locked, headers).await;
+            assert_eq!((status, code(&body).as_str()), (401, "unauthorized"), "{locked}");
+            assert!(head.contains("www-authenticate: bearer"));
+        }
+        assert_eq!(ask(&served, locked, &format!("Authorization: Bearer {TOKEN}\r\n")).await.0, 200, "{locked}");
+    }
+}
+
+#[tokio::test]
+async fn what_is_not_there_is_404_and_the_wrong_method_405_in_json() {
+    let served = served(None, no_changes).await;
+    for missing in ["GET /nothing", "GET /v1/chat/completions", "POST /admin/backends/short/gpu0/explode"] {
+        let (status, _, body) = ask(&served, missing, "").await;
+        assert_eq!((status, code(&body).as_str()), (404, "not_found"), "{missing}");
+    }
+    for (wrong, allowed) in [("GET /admin/reload", "allow: post"), ("DELETE /metrics", "allow: get, head")] {
+        let (status, head, body) = ask(&served, wrong, "").await;
+        assert_eq!((status, code(&body).as_str()), (405, "method_not_allowed"), "{wrong}");
+        assert!(head.contains(allowed), "{head}");
+    }
+}
+
+#[tokio::test]
+async fn a_reload_answers_with_the_changes_or_with_the_problems() {
+    let changed = served(None, || Ok(vec!["pool short: slots: 64 -> 32".to_owned()])).await;
+    let (status, _, body) = ask(&changed, "POST /admin/reload", "").await;
+    assert_eq!((status, body.as_str()), (200, "{\"changes\":[\"pool short: slots: 64 -> 32\"]}\n"));
+
+    let bad = served(None, || Err(ReloadError::Problems(vec!["pool[0].slots: 0 is outside 1 to 65536".into()]))).await;
+    let (status, _, body) = ask(&bad, "POST /admin/reload", "").await;
+    assert_eq!((status, code(&body).as_str()), (422, "invalid_config"));
+    assert!(body.contains("\"problems\":[\"pool[0].slots: 0 is outside 1 to 65536\"]"), "{body}");
+
+    for (reload, expected) in
+        [((|| Err(ReloadError::Busy)) as fn() -> _, "reload_busy"), (|| Err(ReloadError::NoFile), "no_config_file")]
+    {
+        let served = served(None, reload).await;
+        let (status, _, body) = ask(&served, "POST /admin/reload", "").await;
+        assert_eq!((status, code(&body).as_str()), (409, expected));
+    }
+}
+
+#[tokio::test]
+async fn draining_and_enabling_show_in_the_status() {
+    let served = served(None, no_changes).await;
+    let client = Client::new(&served.address, None).unwrap();
+    let state = async || client.get::<Status>("/admin/status").await.unwrap().pools[0].backends[0].state.clone();
+    assert_eq!(state().await, "ready");
+    let _: serde_json::Value = client.post("/admin/backends/short/gpu0/drain").await.unwrap();
+    assert_eq!(state().await, "draining");
+    let _: serde_json::Value = client.post("/admin/backends/short/gpu0/enable").await.unwrap();
+    assert_eq!(state().await, "ready");
+    for (path, said) in [
+        ("/admin/backends/short/gpu7/drain", "there is no backend 'gpu7' in pool 'short'; its backends are: gpu0"),
+        ("/admin/backends/shrot/gpu0/drain", "there is no pool 'shrot'; pools are: short, long"),
+    ] {
+        let refused = client.post::<serde_json::Value>(path).await.unwrap_err();
+        assert_eq!(refused.to_string(), said);
+    }
+}
+
+#[tokio::test]
+async fn a_page_of_another_origin_cannot_change_anything() {
+    let served = served(None, no_changes).await;
+    let own = format!("Origin: http://{}\r\nSec-Fetch-Site: same-origin\r\n", served.address);
+    assert_eq!(ask(&served, "POST /admin/reload", &own).await.0, 200);
+    for headers in ["Origin: http://evil.example\r\n", "Sec-Fetch-Site: cross-site\r\n", "Origin: null\r\n"] {
+        let (status, _, body) = ask(&served, "POST /admin/reload", headers).await;
+        assert_eq!((status, code(&body).as_str()), (403, "cross_origin"), "{headers}");
+    }
+}
+
+#[tokio::test]
+async fn the_status_shows_pools_backends_and_the_last_minute() {
+    let served = served(None, no_changes).await;
+    let status: Status = Client::new(&served.address, None).unwrap().get("/admin/status").await.unwrap();
+    let short = &status.pools[0];
+    assert_eq!((short.name.as_str(), short.queue.limit), ("short", Some(512)));
+    assert_eq!((short.last_minute.completed, short.last_minute.refused), (1, 1));
+    assert!(short.last_minute.ttft_ms.is_some_and(|ttft| (ttft.p50 / 30.0 - 1.0).abs() < 0.05));
+    let backend = &short.backends[0];
+    assert_eq!((backend.url.as_str(), backend.state.as_str()), ("http://127.0.0.1:8000", "ready"));
+    assert_eq!(
+        (backend.slots.limit, backend.long_prefills.limit, backend.long_threshold),
+        (Some(64), Some(1), Some(5_000))
+    );
+    assert_eq!(status.pools[1].backends[0].reason.as_deref(), Some("no probe has succeeded yet"));
+}
+
+#[tokio::test]
+async fn the_page_may_load_nothing_from_elsewhere() {
+    let served = served(None, no_changes).await;
+    let (_, head, page) = ask(&served, "GET /", "").await;
+    assert!(head.contains("content-security-policy: default-src 'none'"), "{head}");
+    for needle in ["src=\"http", "href=\"http", "@import", "url(", "innerHTML"] {
+        assert!(!page.contains(needle), "{needle}");
+    }
+}
+
+#[tokio::test]
+async fn a_failure_inside_is_a_500_and_the_port_goes_on() {
+    let served = served(None, no_changes).await;
+    served.control.panics.store(true, Ordering::Relaxed);
+    let (status, _, body) = ask(&served, "GET /admin/status", "").await;
+    assert_eq!((status, code(&body).as_str()), (500, "internal"));
+    served.control.panics.store(false, Ordering::Relaxed);
+    assert_eq!(ask(&served, "GET /admin/status", "").await.0, 200);
+}
+
+#[tokio::test]
+async fn the_client_says_what_to_do_next() {
+    let served = served(Some(TOKEN), no_changes).await;
+    let get = async |token| Client::new(&served.address, token).unwrap().get::<Status>("/admin/status").await;
+    assert!(get(Some(TOKEN)).await.is_ok());
+    let locked = get(None).await.unwrap_err().to_string();
+    assert!(locked.contains("pass --token or set SLUICE_ADMIN_TOKEN"), "{locked}");
+    let nobody = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().to_string();
+    let error = Client::new(&nobody, None).unwrap().get::<Status>("/admin/status").await.unwrap_err().to_string();
+    assert!(error.contains("no answer from the admin port") && error.contains("is sluice serve running"), "{error}");
+}

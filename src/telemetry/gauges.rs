@@ -1,0 +1,186 @@
+//! What is read at scrape time: the pools as admission sees them, the attainment of objectives, the process.
+//!
+//! Nothing here is counted along; each scrape asks for a picture and prints it. A backend that was removed is
+//! therefore gone from the page as soon as admission has forgotten it, and no gauge can drift.
+
+use std::collections::HashMap;
+
+use prometheus::core::{Collector, Desc};
+use prometheus::proto::{Counter, Gauge, LabelPair, Metric, MetricFamily, MetricType};
+
+use super::collect::Pools;
+use super::families::{self, Family};
+use super::process;
+use crate::pool::{BackendView, PoolView};
+
+/// The descriptor of a family that we collect ourselves.
+pub(super) fn describe(family: &Family) -> Desc {
+    let labels = family.labels.iter().map(|label| (*label).to_owned()).collect();
+    // Invariant: the table of families holds valid names only; its tests register every one.
+    Desc::new(family.name.to_owned(), family.help.to_owned(), labels, HashMap::new()).expect("a valid family")
+}
+
+/// Labels with their values, in the order in which Prometheus' own types show them.
+pub(super) fn pairs(family: &Family, values: &[&str]) -> Vec<LabelPair> {
+    let mut pairs: Vec<LabelPair> = family
+        .labels
+        .iter()
+        .zip(values)
+        .map(|(name, value)| {
+            let mut pair = LabelPair::default();
+            pair.set_name((*name).to_owned());
+            pair.set_value((*value).to_owned());
+            pair
+        })
+        .collect();
+    pairs.sort();
+    pairs
+}
+
+/// A family with its metrics; none when there are no metrics, since an empty family is not valid text.
+pub(super) fn family_of(family: &Family, kind: MetricType, metrics: Vec<Metric>) -> Option<MetricFamily> {
+    if metrics.is_empty() {
+        return None;
+    }
+    let mut page = MetricFamily::default();
+    page.set_name(family.name.to_owned());
+    page.set_help(family.help.to_owned());
+    page.set_field_type(kind);
+    page.set_metric(metrics);
+    Some(page)
+}
+
+fn gauge(family: &Family, values: &[&str], value: f64) -> Metric {
+    let mut gauge = Gauge::default();
+    gauge.set_value(value);
+    let mut metric = Metric::from_label(pairs(family, values));
+    metric.set_gauge(gauge);
+    metric
+}
+
+fn counter(family: &Family, value: f64) -> Metric {
+    let mut counter = Counter::default();
+    counter.set_value(value);
+    let mut metric = Metric::from_label(pairs(family, &[]));
+    metric.set_counter(counter);
+    metric
+}
+
+/// Families per backend, with how each is read.
+type OfBackend = fn(&BackendView) -> f64;
+const OF_BACKEND: [(Family, OfBackend); 5] = [
+    (families::IN_FLIGHT, |backend| f64::from(backend.used.requests)),
+    (families::SLOTS, |backend| f64::from(backend.limits.slots)),
+    (families::OUTSTANDING_TOKENS, |backend| backend.used.tokens as f64),
+    (families::PREFILL_TOKENS, |backend| backend.used.prefill_tokens as f64),
+    (families::LONG_PREFILLS, |backend| f64::from(backend.used.long_prefills)),
+];
+
+/// Everything that is only known when somebody asks.
+pub(super) struct Scrape {
+    pools: Pools,
+    attainment: Box<dyn Fn() -> Vec<(String, f64)> + Send + Sync>,
+    access_log_dropped: Box<dyn Fn() -> u64 + Send + Sync>,
+    descs: Vec<Desc>,
+}
+
+impl Scrape {
+    pub(super) fn new(
+        pools: Pools,
+        attainment: impl Fn() -> Vec<(String, f64)> + Send + Sync + 'static,
+        access_log_dropped: impl Fn() -> u64 + Send + Sync + 'static,
+    ) -> Self {
+        let own = [
+            families::QUEUE_LENGTH,
+            families::BACKEND_STATE,
+            families::SLO_ATTAINMENT,
+            families::ACCESS_LOG_DROPPED,
+            families::BUILD_INFO,
+            families::PROCESS_CPU,
+            families::PROCESS_RESIDENT,
+            families::PROCESS_OPEN_FDS,
+            families::PROCESS_MAX_FDS,
+            families::PROCESS_START,
+        ];
+        let descs = OF_BACKEND.iter().map(|(family, _)| family).chain(&own).map(describe).collect();
+        let (attainment, access_log_dropped) = (Box::new(attainment), Box::new(access_log_dropped));
+        Self { pools, attainment, access_log_dropped, descs }
+    }
+
+    fn pages(&self) -> Vec<Option<MetricFamily>> {
+        let pools = (self.pools)();
+        let mut pages: Vec<Option<MetricFamily>> = OF_BACKEND
+            .iter()
+            .map(|(family, read)| {
+                let each = backends(&pools).map(|(pool, b)| gauge(family, &[&pool.name, &b.name], read(b)));
+                family_of(family, MetricType::GAUGE, each.collect())
+            })
+            .collect();
+        let waiting = pools.iter().map(|p| gauge(&families::QUEUE_LENGTH, &[&p.name], p.queue_length as f64)).collect();
+        pages.push(family_of(&families::QUEUE_LENGTH, MetricType::GAUGE, waiting));
+        pages.push(family_of(&families::BACKEND_STATE, MetricType::GAUGE, states(&pools)));
+        let attained = (self.attainment)();
+        let attained = attained.iter().map(|(pool, share)| gauge(&families::SLO_ATTAINMENT, &[pool], *share)).collect();
+        pages.push(family_of(&families::SLO_ATTAINMENT, MetricType::GAUGE, attained));
+        let dropped = counter(&families::ACCESS_LOG_DROPPED, (self.access_log_dropped)() as f64);
+        pages.push(family_of(&families::ACCESS_LOG_DROPPED, MetricType::COUNTER, vec![dropped]));
+        let version = gauge(&families::BUILD_INFO, &[env!("CARGO_PKG_VERSION")], 1.0);
+        pages.push(family_of(&families::BUILD_INFO, MetricType::GAUGE, vec![version]));
+        pages.extend(process_pages());
+        pages
+    }
+}
+
+fn backends(pools: &[PoolView]) -> impl Iterator<Item = (&PoolView, &BackendView)> {
+    pools.iter().flat_map(|pool| distinct(pool).map(move |backend| (pool, backend)))
+}
+
+/// One backend per name: while one that was moved drains beside its successor, the successor is shown.
+fn distinct(pool: &PoolView) -> impl Iterator<Item = &BackendView> {
+    pool.backends.iter().enumerate().filter_map(|(index, backend)| {
+        let same = |other: &&BackendView| other.name == backend.name;
+        let hidden = if backend.removed {
+            pool.backends
+                .iter()
+                .enumerate()
+                .any(|(at, other)| at != index && same(&other) && (!other.removed || at < index))
+        } else {
+            false
+        };
+        (!hidden).then_some(backend)
+    })
+}
+
+fn states(pools: &[PoolView]) -> Vec<Metric> {
+    let each = backends(pools).flat_map(|(pool, backend)| {
+        BackendView::STATES.iter().map(move |state| {
+            let value = f64::from(u8::from(backend.state() == *state));
+            gauge(&families::BACKEND_STATE, &[&pool.name, &backend.name, state], value)
+        })
+    });
+    each.collect()
+}
+
+/// Nothing where the system does not say (other systems than Linux).
+fn process_pages() -> Vec<Option<MetricFamily>> {
+    let Some(now) = process::read() else { return Vec::new() };
+    let one = |family: &Family, value: f64| family_of(family, MetricType::GAUGE, vec![gauge(family, &[], value)]);
+    let cpu = counter(&families::PROCESS_CPU, now.cpu_seconds);
+    vec![
+        family_of(&families::PROCESS_CPU, MetricType::COUNTER, vec![cpu]),
+        one(&families::PROCESS_RESIDENT, now.resident_bytes as f64),
+        one(&families::PROCESS_OPEN_FDS, now.open_fds as f64),
+        one(&families::PROCESS_MAX_FDS, now.max_fds as f64),
+        one(&families::PROCESS_START, now.start_seconds),
+    ]
+}
+
+impl Collector for Scrape {
+    fn desc(&self) -> Vec<&Desc> {
+        self.descs.iter().collect()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        self.pages().into_iter().flatten().collect()
+    }
+}

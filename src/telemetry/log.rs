@@ -1,0 +1,89 @@
+//! The gateway's own log, on stderr: for people with colours on a terminal, or one JSON object per line.
+//!
+//! What is written: our own lines from the configured level on, everybody else's from `warn` on, and never more
+//! than was asked for. Libraries use lower levels for what matters to their authors: pingora announces every
+//! step of its start at `info`. Its errors stay: the ones it logs by itself on our path are failed
+//! accepts, which an operator must see; a client that disconnects is our own business, is an outcome in metrics
+//! and access log, and is no log line.
+//!
+//! `RUST_LOG` replaces all of this, in its usual syntax. Lines of libraries that use the `log` facade (pingora,
+//! tokenizers) come through the same filter.
+//!
+//! Not here: one line per request (that is the access log), rotation (stderr belongs to whoever started us).
+
+use std::io::IsTerminal;
+
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::ParseError;
+use tracing_subscriber::fmt;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::{SubscriberInitExt, TryInitError};
+
+use crate::config::{Log, LogFormat, LogLevel};
+
+/// The variable that overrides the configured level.
+pub const VARIABLE: &str = "RUST_LOG";
+
+/// Why the log could not be set up.
+#[derive(Debug, thiserror::Error)]
+pub enum LogError {
+    /// `RUST_LOG` is not in its syntax.
+    #[error("RUST_LOG is not understood: {0}; write for example RUST_LOG=info,sluice::flow=debug")]
+    Filter(#[from] ParseError),
+    /// Something in this process has set up a log already.
+    #[error("the log is set up already: {0}; call this once, at start")]
+    Twice(#[from] TryInitError),
+}
+
+/// Sets up the process's log. Once per process.
+pub fn init(log: &Log) -> Result<(), LogError> {
+    let filter = filter(log.level, std::env::var(VARIABLE).ok().as_deref())?;
+    let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    let lines = fmt::layer().with_writer(std::io::stderr);
+    let registry = tracing_subscriber::registry().with(filter);
+    match log.format {
+        LogFormat::Text => registry.with(lines.with_ansi(colours)).try_init()?,
+        LogFormat::Json => registry.with(lines.json().flatten_event(true).with_ansi(false)).try_init()?,
+    }
+    Ok(())
+}
+
+/// The filter in force: `RUST_LOG` where it says something, else ours.
+fn filter(level: LogLevel, variable: Option<&str>) -> Result<EnvFilter, ParseError> {
+    match variable {
+        Some(directives) if !directives.trim().is_empty() => EnvFilter::try_new(directives),
+        _ => EnvFilter::try_new(directives(level)),
+    }
+}
+
+fn directives(level: LogLevel) -> &'static str {
+    match level {
+        LogLevel::Error => "error",
+        LogLevel::Warn => "warn",
+        LogLevel::Info => "warn,sluice=info",
+        LogLevel::Debug => "warn,sluice=debug",
+        LogLevel::Trace => "warn,sluice=trace",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn libraries_are_heard_from_warn_on_and_never_above_the_configured_level() {
+        let text = |level| filter(level, None).unwrap().to_string();
+        assert_eq!(text(LogLevel::Error), "error");
+        let info = text(LogLevel::Info);
+        assert!(info.contains("sluice=info") && info.contains("warn"), "{info}");
+    }
+
+    #[test]
+    fn the_variable_overrides_unless_it_is_empty() {
+        let text = |variable| filter(LogLevel::Info, Some(variable)).unwrap().to_string();
+        assert_eq!(text("sluice::flow=debug"), "sluice::flow=debug");
+        assert!(text(" ").contains("sluice=info"));
+        let error = LogError::from(filter(LogLevel::Info, Some("a=b=c")).unwrap_err()).to_string();
+        assert!(error.starts_with("RUST_LOG is not understood"), "{error}");
+    }
+}
