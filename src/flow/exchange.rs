@@ -59,8 +59,9 @@ pub trait Downstream: Send {
     /// Sends the head. Called at most once, before any body.
     fn head(&mut self, head: Head) -> impl Future<Output = Result<(), Gone>> + Send;
 
-    /// Sends body bytes now; nothing is kept back.
-    fn body(&mut self, bytes: Bytes) -> impl Future<Output = Result<(), Gone>> + Send;
+    /// Sends body bytes now; nothing is kept back, unless they are the `last` ones and [`Downstream::finish`] follows
+    /// at once: then they may leave with the end.
+    fn body(&mut self, bytes: Bytes, last: bool) -> impl Future<Output = Result<(), Gone>> + Send;
 
     /// The answer is complete.
     fn finish(&mut self) -> impl Future<Output = Result<(), Gone>> + Send;
@@ -109,6 +110,9 @@ pub trait Exchange: Send {
     /// Waits for body bytes and appends everything that is there already, never waiting for more.
     /// `false` at the end of the body. Cancel safe.
     fn body(&mut self, into: &mut BytesMut) -> impl Future<Output = Result<bool, Broken>> + Send;
+
+    /// The bytes read so far were the last ones: [`Exchange::body`] will say so without waiting.
+    fn at_end(&self) -> bool;
 
     /// The answer was read to its end: the connection may serve another request.
     fn keep(self) -> impl Future<Output = ()> + Send;

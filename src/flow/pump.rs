@@ -113,7 +113,7 @@ where
         };
         let now = Instant::now();
         match next {
-            Next::Bytes => match pump.forward(chunk.split().freeze(), now).await {
+            Next::Bytes => match pump.forward(chunk.split().freeze(), exchange.at_end(), now).await {
                 // Time that the client takes to read is not the backend's silence.
                 Step::On => limit = Instant::now() + passage.idle,
                 Step::Gone => return pump.client_gone(now),
@@ -165,7 +165,7 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
         Self { passage, answer, head: Some(head), status, lease, down, record, prefilling: true }
     }
 
-    async fn forward(&mut self, chunk: Bytes, now: Instant) -> Step {
+    async fn forward(&mut self, chunk: Bytes, last: bool, now: Instant) -> Step {
         self.lease.beat(now);
         let forward = self.answer.feed(chunk, now);
         if self.prefilling && self.answer.has_content() {
@@ -174,7 +174,8 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
         if self.head.is_some() && self.answer.is_busy_before_content() {
             return Step::Busy;
         }
-        match self.send(forward).await {
+        // A stream that ends without saying so gets an error event behind its last bytes.
+        match self.send(forward, last && (!self.answer.is_stream() || self.answer.is_done())).await {
             Ok(()) => Step::On,
             Err(Gone) => Step::Gone,
         }
@@ -190,14 +191,15 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
         }
     }
 
-    async fn send(&mut self, forward: Forward) -> Result<(), Gone> {
+    async fn send(&mut self, forward: Forward, last: bool) -> Result<(), Gone> {
         if let Some(mut head) = self.head.take() {
             respond::add_ours(&mut head.headers, self.record);
             self.record.status = Some(head.status);
             self.down.head(head).await?;
         }
-        for piece in forward {
-            self.down.body(piece).await?;
+        let count = forward.len();
+        for (index, piece) in forward.into_iter().enumerate() {
+            self.down.body(piece, last && index + 1 == count).await?;
         }
         Ok(())
     }
@@ -209,7 +211,7 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
             return self.interrupted(Next::Broken, now).await;
         }
         let tail = self.answer.finish(now);
-        let sent = match self.send(tail).await {
+        let sent = match self.send(tail, true).await {
             Ok(()) => self.down.finish().await,
             Err(gone) => Err(gone),
         };
@@ -280,9 +282,9 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
         self.record.outcome = outcome;
         if self.answer.is_stream() {
             let tail = self.answer.finish(now);
-            if self.send(tail).await.is_ok() {
+            if self.send(tail, false).await.is_ok() {
                 let event = sse_error_event(failure, self.passage.route.is_anthropic());
-                let _ = self.down.body(Bytes::from(event)).await;
+                let _ = self.down.body(Bytes::from(event), false).await;
             }
         }
         self.down.abort();

@@ -52,7 +52,7 @@ pub async fn refuse<D: Downstream, R: Recorder>(
     let status = StatusCode::from_u16(refusal.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let sent = async {
         down.head(Head { status, headers }).await?;
-        down.body(body).await?;
+        down.body(body, true).await?;
         down.finish().await
     };
     match sent.await {

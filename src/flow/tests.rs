@@ -124,6 +124,10 @@ impl Exchange for Served {
         }
     }
 
+    fn at_end(&self) -> bool {
+        self.script.is_empty() && self.in_order
+    }
+
     async fn keep(self) {}
 }
 
@@ -149,7 +153,7 @@ impl Downstream for Client {
         Ok(())
     }
 
-    async fn body(&mut self, bytes: Bytes) -> Result<(), Gone> {
+    async fn body(&mut self, bytes: Bytes, _last: bool) -> Result<(), Gone> {
         self.body.extend_from_slice(&bytes);
         Ok(())
     }

@@ -178,7 +178,7 @@ impl<U: Upstream, R: Recorder, L: Local> Gateway<U, R, L> {
         let sent = async {
             client.head(Head { status: answer.status, headers: map }).await?;
             if !head_only {
-                client.body(answer.body).await?;
+                client.body(answer.body, true).await?;
             }
             client.finish().await
         };

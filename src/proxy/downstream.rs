@@ -15,6 +15,7 @@ use pingora::protocols::http::ServerSession;
 use tokio::time::timeout;
 
 use super::headers;
+use super::socket::ClientSocket;
 use crate::flow::{Downstream, Gone, Head};
 
 /// How long a client may take none of what is sent to it (nginx's `send_timeout`).
@@ -30,6 +31,14 @@ pub(super) struct Client<'a> {
 impl<'a> Client<'a> {
     pub(super) fn new(session: &'a mut ServerSession) -> Self {
         Self { session, finished: false, aborted: false }
+    }
+
+    /// While corked, nothing leaves: more follows at once.
+    fn cork(&self, corked: bool) {
+        let socket = self.session.stream().and_then(|stream| (**stream).as_any().downcast_ref::<ClientSocket>());
+        if let Some(socket) = socket {
+            socket.cork(corked);
+        }
     }
 
     /// The answer was sent to its end: the connection may be used again.
@@ -50,15 +59,19 @@ impl Downstream for Client<'_> {
         let (mut parts, ()) = http::Response::new(()).into_parts();
         parts.status = head.status;
         parts.headers = headers;
+        // The first bytes follow at once: the head leaves with them.
+        self.cork(true);
         let sending = self.session.write_response_header(Box::new(ResponseHeader::from(parts)));
         sent(timeout(SEND_TIMEOUT, sending).await)
     }
 
-    async fn body(&mut self, bytes: Bytes) -> Result<(), Gone> {
+    async fn body(&mut self, bytes: Bytes, last: bool) -> Result<(), Gone> {
+        self.cork(last);
         sent(timeout(SEND_TIMEOUT, self.session.write_response_body(bytes, false)).await)
     }
 
     async fn finish(&mut self) -> Result<(), Gone> {
+        self.cork(false);
         sent(timeout(SEND_TIMEOUT, self.session.write_response_body(Bytes::new(), true)).await)?;
         self.finished = true;
         Ok(())

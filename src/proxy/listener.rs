@@ -13,11 +13,12 @@ use std::time::Duration;
 
 use pingora::apps::{HttpServerApp, ServerApp};
 use pingora::protocols::Stream;
-use pingora::protocols::l4::stream::Stream as L4Stream;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::time::timeout;
 use tokio_util::task::TaskTracker;
+
+use super::socket::ClientSocket;
 
 /// Client connections at once.
 const CONNECTIONS_MAX: usize = 65_536;
@@ -96,5 +97,5 @@ impl Listener {
 fn stream(connection: TcpStream) -> Stream {
     // Tokens are small and wanted now.
     let _ = connection.set_nodelay(true);
-    Box::new(L4Stream::from(connection))
+    Box::new(ClientSocket::new(connection))
 }

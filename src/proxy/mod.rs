@@ -11,7 +11,8 @@
 //! | `app.rs` | one connection's requests: routes, local answers, refusals before the body |
 //! | `body.rs` | the bounded read of a request body |
 //! | `downstream.rs` | the client as the request path sees it |
-//! | `upstream.rs` | the engine as the request path sees it |
+//! | `upstream/` | the engine as the request path sees it: connections, one exchange, HTTP/1.1 from bytes |
+//! | `socket.rs` | the client's socket: what belongs together leaves in one packet |
 //! | `headers.rs` | what passes from one side to the other |
 //! | `listener.rs` | sockets, and the orderly end of connections |
 
@@ -20,6 +21,7 @@ mod body;
 mod downstream;
 mod headers;
 mod listener;
+mod socket;
 mod upstream;
 
 pub use app::{Gateway, Local};

@@ -1,22 +1,20 @@
 //! One request and its answer on one of pingora's connections.
 //!
-//! Sending: head and body leave in as few writes as the socket takes, the body's pieces uncopied; a small
-//! body is put behind the head and both are one write.
+//! Sending: head and body leave in as few writes as the socket takes; a body of up to [`INLINE_BODY`] is put behind the
+//! head and both are one write, a longer prompt goes out from where it was received.
 //! Receiving: everything that has arrived is taken at once and nothing is waited for. The read buffer is as large as
 //! what came last, from [`READ_MIN`] to [`READ_MAX`]: 5,000 streams that wait for one token each hold little.
 
 use std::future::{Future, poll_fn};
-use std::io::IoSlice;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::{BufMut, BytesMut};
 use pingora::connectors::TransportConnector;
 use pingora::protocols::Stream;
 use pingora::upstreams::peer::{HttpPeer, Peer};
-use smallvec::SmallVec;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::super::headers;
@@ -31,8 +29,8 @@ const READ_MIN: usize = 2 << 10;
 const READ_MAX: usize = 64 << 10;
 /// The most that is gathered into one write to the client.
 const COALESCE_MAX: usize = 256 << 10;
-/// Bodies up to this size are copied behind the head, so that both are one write.
-const INLINE_BODY: usize = 16 << 10;
+/// Pieces of a body up to this size are copied behind what goes before them, so that both are one write.
+const INLINE_BODY: usize = 64 << 10;
 
 /// One request and its answer.
 pub struct EngineExchange {
@@ -73,28 +71,18 @@ impl EngineExchange {
 
     /// Sends the whole request.
     pub(super) async fn write(&mut self, to: &Address, call: &Call) -> Result<(), Broken> {
-        let mut head = request_head(to, call);
-        if call.body.len() <= INLINE_BODY {
-            call.body.pieces().iter().for_each(|piece| head.extend_from_slice(piece));
-            self.write_all(&[head.freeze()]).await
-        } else {
-            let pieces: SmallVec<[Bytes; 6]> =
-                std::iter::once(head.freeze()).chain(call.body.pieces().iter().cloned()).collect();
-            self.write_all(&pieces).await
-        }
-    }
-
-    async fn write_all(&mut self, pieces: &[Bytes]) -> Result<(), Broken> {
         let closed = |error: std::io::Error| Broken::Closed(error.to_string());
-        let mut slices: SmallVec<[IoSlice<'_>; 6]> = pieces.iter().map(|piece| IoSlice::new(piece)).collect();
-        let mut left = &mut slices[..];
-        while !left.is_empty() {
-            match self.stream.write_vectored(left).await {
-                Ok(0) => return Err(Broken::Closed("the engine takes no more".to_owned())),
-                Ok(written) => IoSlice::advance_slices(&mut left, written),
-                Err(error) => return Err(closed(error)),
+        let mut gathered = request_head(to, call);
+        for piece in call.body.pieces() {
+            if piece.len() <= INLINE_BODY {
+                gathered.extend_from_slice(piece);
+                continue;
             }
+            self.stream.write_all(&gathered).await.map_err(closed)?;
+            gathered.clear();
+            self.stream.write_all(piece).await.map_err(closed)?;
         }
+        self.stream.write_all(&gathered).await.map_err(closed)?;
         self.stream.flush().await.map_err(closed)
     }
 
@@ -157,7 +145,7 @@ impl EngineExchange {
     }
 
     /// The connection has ended where the framing did not expect it, or just there.
-    fn at_end(&mut self, broken: Broken) -> Result<bool, Broken> {
+    fn connection_ended(&mut self, broken: Broken) -> Result<bool, Broken> {
         match self.framing {
             Framing::UntilClose => {
                 self.framing = Framing::Done;
@@ -237,10 +225,10 @@ impl Exchange for EngineExchange {
                 break;
             }
             if let Some(broken) = self.ended.take() {
-                return self.at_end(broken);
+                return self.connection_ended(broken);
             }
             if !self.fill().await? {
-                return self.at_end(Broken::Closed("connection ended inside an answer".to_owned()));
+                return self.connection_ended(Broken::Closed("connection ended inside an answer".to_owned()));
             }
         }
         while self.framing != Framing::Done
@@ -256,6 +244,10 @@ impl Exchange for EngineExchange {
             }
         }
         Ok(into.len() > before)
+    }
+
+    fn at_end(&self) -> bool {
+        self.framing == Framing::Done && self.ended.is_none()
     }
 
     async fn keep(self) {
