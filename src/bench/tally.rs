@@ -1,6 +1,6 @@
 //! Numbers from a run: counts, failures by reason, and exact percentiles, for each class and for all.
 //!
-//! Percentiles are computed from every value, not from buckets: sorted x, h = (n - 1) p / 100, linear
+//! Percentiles are computed from every value, not from buckets: sorted x, h = (n - 1) (p / 100), linear
 //! interpolation between the neighbours of h, as numpy does by default; when the fraction is 0.5 or
 //! more it interpolates down from the upper neighbour, so that the last bit agrees too. The standard
 //! deviation divides by n. A summary of nothing is all zeros (and its count says so).
@@ -62,7 +62,7 @@ impl Summary {
     /// The percentile `p` in 0..=100 (values outside are taken as the nearer end); 50 is the median.
     pub fn percentile(&self, p: f64) -> f64 {
         let Some(last) = self.sorted.len().checked_sub(1) else { return 0.0 };
-        let position = last as f64 * p.clamp(0.0, 100.0) / 100.0;
+        let position = last as f64 * (p.clamp(0.0, 100.0) / 100.0);
         let below = (position.floor() as usize).min(last);
         let fraction = position - below as f64;
         let low = self.sorted[below];
