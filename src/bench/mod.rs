@@ -31,7 +31,7 @@ pub mod tally;
 pub mod workload;
 
 #[cfg(test)]
-mod mock;
+pub(crate) mod mock;
 
 pub use arrival::{Arrival, Extent};
 pub use client::{Client, Failure, Timing};
