@@ -2,4 +2,6 @@
 
 pub mod base;
 pub mod bench;
+pub mod sim;
+
 pub mod cli;

@@ -1,0 +1,2 @@
+//! One test per rule of vLLM's step loop.
+use super::*;

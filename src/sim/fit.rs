@@ -1,0 +1,298 @@
+//! The measured rows of an H200 beside what the simulator makes of the same load, on virtual time.
+//!
+//! `cargo test --lib sim::fit -- --nocapture` prints the table. Closed loop: C streams, each sends its next request
+//! when the last answer is complete, 4 C requests (at least 40). Open loop: Poisson arrivals for 20 s. The client
+//! of the measurement was a Python process; its share sits in the front end's constants.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
+
+use super::cost::{CostModel, Profile};
+use super::engine::{Engine, EngineConfig, Request};
+use super::lane::{FrontEnd, Lane};
+use crate::base::Rng;
+
+#[derive(Clone, Copy)]
+struct Server {
+    budget: u32,
+    threshold: u32,
+}
+
+const DEFAULT: Server = Server { budget: 8192, threshold: 0 };
+
+fn lane(server: Server, max_loras: u32) -> Lane {
+    let profile = Profile::named("h200-llama-8b").unwrap();
+    let config = EngineConfig {
+        max_num_seqs: 256,
+        max_num_batched_tokens: server.budget,
+        long_prefill_token_threshold: server.threshold,
+        chunked_prefill: true,
+        num_blocks: profile.memory.kv_tokens / 16,
+        watermark: 0.0,
+        max_loras,
+        async_scheduling: true,
+        seed: 7,
+    };
+    let cost = CostModel::new(&profile, 256, server.budget);
+    Lane::new(Engine::new(config, cost), FrontEnd::new(&profile.front_end))
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Life {
+    sent: f64,
+    first: f64,
+    last: f64,
+    tokens: u32,
+    prompt: u32,
+}
+
+impl Life {
+    fn ttft(&self) -> f64 {
+        (self.first - self.sent) * 1e3
+    }
+    fn e2el(&self) -> f64 {
+        (self.last - self.sent) * 1e3
+    }
+    fn tpot(&self) -> f64 {
+        (self.last - self.first) * 1e3 / f64::from(self.tokens - 1)
+    }
+}
+
+fn mean(values: impl Iterator<Item = f64>) -> f64 {
+    let (sum, n) = values.fold((0.0, 0), |(sum, n), value| (sum + value, n + 1));
+    sum / f64::from(n)
+}
+
+fn quantile(mut values: Vec<f64>, q: f64) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let at = q * (values.len() - 1) as f64;
+    let (low, part) = (at.floor() as usize, at.fract());
+    values[low] + part * (values[(low + 1).min(values.len() - 1)] - values[low])
+}
+
+/// The Python client of the measurement starts and finishes streams one after the other.
+const CLIENT_GAP: Duration = Duration::from_micros(50);
+
+fn closed_loop(prompt: u32, output: u32, streams: u64, adapter: Option<u16>) -> (Vec<Life>, f64) {
+    let mut lane = lane(DEFAULT, 1);
+    let total = (4 * streams).max(40);
+    let mut lives: HashMap<u64, Life> = HashMap::new();
+    let mut next = 0;
+    let send = |lane: &mut Lane, lives: &mut HashMap<u64, Life>, at: Duration, next: &mut u64| {
+        if *next < total {
+            let request =
+                Request { id: *next, prompt_tokens: prompt, output_tokens: output, adapter, cached_prefix: 0 };
+            lane.submit(at, [request]);
+            lives.insert(*next, Life { sent: at.as_secs_f64(), prompt, ..Life::default() });
+            *next += 1;
+        }
+    };
+    for stream in 0..streams {
+        send(&mut lane, &mut lives, CLIENT_GAP * stream as u32, &mut next);
+    }
+    let mut end = 0.0_f64;
+    while let Some(at) = lane.next_at() {
+        let Some(step) = lane.poll(at) else { continue };
+        let now = step.ended;
+        let mut finished = 0;
+        for token in step.emitted {
+            let life = lives.get_mut(&token.id).unwrap();
+            life.tokens += 1;
+            if token.first {
+                life.first = now.as_secs_f64();
+            }
+            if token.last {
+                life.last = now.as_secs_f64();
+                end = end.max(life.last);
+                finished += 1;
+                send(&mut lane, &mut lives, now + CLIENT_GAP * finished, &mut next);
+            }
+        }
+    }
+    (lives.into_values().collect(), end)
+}
+
+struct Row {
+    shape: (u32, u32),
+    streams: u64,
+    adapter: bool,
+    /// req/s, TTFT p50, TPOT mean, E2EL mean; ms.
+    measured: [f64; 4],
+}
+
+const fn row(shape: (u32, u32), streams: u64, adapter: bool, measured: [f64; 4]) -> Row {
+    Row { shape, streams, adapter, measured }
+}
+
+const ROWS: &[Row] = &[
+    row((512, 128), 1, false, [1.46, 18.19, 4.851, 684.8]),
+    row((512, 128), 8, false, [10.659, 94.15, 5.186, 748.4]),
+    row((512, 128), 32, false, [28.802, 279.18, 6.57, 1106.9]),
+    row((512, 128), 64, false, [39.825, 487.03, 9.215, 1597.1]),
+    row((512, 128), 128, false, [46.469, 791.72, 12.58, 2440.4]),
+    row((512, 128), 256, false, [51.25, 979.2, 27.268, 4671.9]),
+    row((128, 384), 1, false, [0.521, 11.4, 4.863, 1918.6]),
+    row((128, 384), 100, false, [29.953, 351.72, 6.945, 2977.4]),
+    row((128, 384), 1, true, [f64::NAN, 21.81, 6.632, f64::NAN]),
+    row((128, 384), 100, true, [23.214, 466.71, 8.949, 3837.0]),
+];
+
+#[test]
+fn the_closed_loop_rows_of_the_h200_come_out() {
+    let mut errors = Vec::new();
+    println!("{:>9} {:>4} {:>4} | req/s | TTFT p50 | TPOT mean | E2EL mean   (measured/simulated)", "in/out", "C", "lora");
+    for row in ROWS {
+        let (lives, end) = closed_loop(row.shape.0, row.shape.1, row.streams, row.adapter.then_some(0));
+        let simulated = [
+            lives.len() as f64 / end,
+            quantile(lives.iter().map(Life::ttft).collect(), 0.5),
+            mean(lives.iter().map(Life::tpot)),
+            mean(lives.iter().map(Life::e2el)),
+        ];
+        let mut line = format!("{:>4}/{:<4} {:>4} {:>4} ", row.shape.0, row.shape.1, row.streams, row.adapter);
+        for (measured, simulated) in row.measured.iter().zip(simulated) {
+            let error = 100.0 * (simulated / measured - 1.0);
+            line += &format!("| {measured:8.2} {simulated:8.2} {error:+5.1}% ");
+            if measured.is_finite() {
+                errors.push(error.abs());
+            }
+        }
+        let p99 = quantile(lives.iter().map(Life::ttft).collect(), 0.99);
+        println!("{line} ttft p99 {p99:.1}");
+    }
+    println!("median {:.1}%  max {:.1}%", quantile(errors.clone(), 0.5), quantile(errors.clone(), 1.0));
+    assert!(quantile(errors.clone(), 0.5) <= 6.0);
+}
+
+#[derive(Clone, Copy)]
+enum Routing {
+    RoundRobin,
+    Split,
+    /// Long prefill permits on the long and on the short side; they return at the first token.
+    Permits(usize, usize),
+}
+
+const LONG: u32 = 16_000;
+
+/// Poisson arrivals for 20 s, shorts 200/128 and longs 16,000/64, over `servers`.
+fn open_loop(servers: &[Server], rates: (f64, f64), routing: Routing) -> Vec<Life> {
+    let mut lanes: Vec<Lane> = servers.iter().map(|server| lane(*server, 0)).collect();
+    let mut arrivals = Vec::new();
+    for (rate, prompt, output, seed) in [(rates.0, 200, 128, 1), (rates.1, LONG, 64, 2)] {
+        let (mut rng, mut at) = (Rng::new(seed), 0.0);
+        while rate > 0.0 {
+            at += rng.exponential() / rate;
+            if at > 20.0 {
+                break;
+            }
+            arrivals.push((at, prompt, output));
+        }
+    }
+    arrivals.sort_by(|a, b| b.0.total_cmp(&a.0));
+    let mut lives: BTreeMap<u64, Life> = BTreeMap::new();
+    let mut permits = match routing {
+        Routing::Permits(long, short) => [short, long],
+        _ => [usize::MAX; 2],
+    };
+    let mut queue: Vec<u64> = Vec::new();
+    let mut count = 0;
+    loop {
+        let step = (0..lanes.len()).filter_map(|at| Some((lanes[at].next_at()?, at))).min();
+        let arrival = arrivals.last().map(|(at, ..)| Duration::from_secs_f64(*at));
+        let now = match (step, arrival) {
+            (None, None) => break,
+            (Some((at, _)), Some(next)) if next < at => next,
+            (None, Some(next)) => next,
+            (Some((at, _)), _) => at,
+        };
+        if arrival == Some(now) {
+            let (at, prompt, output) = arrivals.pop().unwrap();
+            lives.insert(count, Life { sent: at, prompt, tokens: 0, ..Life::default() });
+            let home = match routing {
+                _ if lanes.len() == 1 => Some(0),
+                Routing::RoundRobin => Some(count as usize % lanes.len()),
+                Routing::Split => Some(usize::from(prompt == LONG)),
+                Routing::Permits(..) if prompt != LONG => Some(0),
+                Routing::Permits(..) => None,
+            };
+            let request =
+                Request { id: count, prompt_tokens: prompt, output_tokens: output, adapter: None, cached_prefix: 0 };
+            match home {
+                Some(home) => lanes[home].submit(now, [request]),
+                None => queue.push(count),
+            }
+            count += 1;
+        } else if let Some((_, at)) = step
+            && let Some(end) = lanes[at].poll(now)
+        {
+            for token in end.emitted {
+                let life = lives.get_mut(&token.id).unwrap();
+                life.tokens += 1;
+                if token.first {
+                    life.first = now.as_secs_f64();
+                    if life.prompt == LONG && matches!(routing, Routing::Permits(..)) {
+                        permits[at] += 1;
+                    }
+                }
+                if token.last {
+                    life.last = now.as_secs_f64();
+                }
+            }
+        }
+        for side in [1, 0] {
+            while matches!(routing, Routing::Permits(..)) && permits[side] > 0 && !queue.is_empty() {
+                permits[side] -= 1;
+                let request = Request {
+                    id: queue.remove(0),
+                    prompt_tokens: LONG,
+                    output_tokens: 64,
+                    adapter: None,
+                    cached_prefix: 0,
+                };
+                lanes[side].submit(now, [request]);
+            }
+        }
+    }
+    lives.into_values().collect()
+}
+
+fn tails(name: &str, lives: &[Life], measured: [f64; 6]) -> [f64; 6] {
+    let column = |long: bool, of: fn(&Life) -> f64, q: f64| {
+        let values: Vec<f64> = lives.iter().filter(|life| (life.prompt == LONG) == long).map(of).collect();
+        if values.is_empty() { f64::NAN } else { quantile(values, q) }
+    };
+    let simulated = [
+        column(false, Life::ttft, 0.5),
+        column(false, Life::ttft, 0.99),
+        column(false, Life::e2el, 0.99),
+        column(true, Life::ttft, 0.5),
+        column(true, Life::ttft, 0.99),
+        column(true, Life::e2el, 0.99),
+    ];
+    println!("{name:<34} measured  {}", measured.map(|value| format!("{value:9.1}")).join(" "));
+    println!("{:<34} simulated {}", "", simulated.map(|value| format!("{value:9.1}")).join(" "));
+    simulated
+}
+
+#[test]
+fn the_three_arrangements_differ_as_on_two_h200s() {
+    println!("{:<44} short TTFT p50/p99, E2EL p99; long TTFT p50/p99, E2EL p99", "");
+    let nan = f64::NAN;
+    let one = open_loop(&[DEFAULT], (15.0, 0.0), Routing::Split);
+    tails("one, short only", &one, [19.2, 26.4, 708.2, nan, nan, nan]);
+    let slow = Server { budget: 2048, threshold: 0 };
+    let mixed = open_loop(&[slow], (15.0, 1.5), Routing::Split);
+    tails("one, mixed, bt 2048", &mixed, [2103.6, 5427.7, 11626.5, nan, nan, nan]);
+    let robin = open_loop(&[DEFAULT; 2], (30.0, 2.0), Routing::RoundRobin);
+    let robin = tails("round robin", &robin, [26.5, 959.3, 4470.9, 523.1, 1046.4, 4117.0]);
+    let split = open_loop(&[DEFAULT; 2], (30.0, 2.0), Routing::Split);
+    let split = tails("split", &split, [21.9, 30.1, 780.0, 1415.8, 2789.4, 14137.3]);
+    let pieces = Server { budget: 8192, threshold: 512 };
+    let permits = open_loop(&[pieces, slow], (30.0, 2.0), Routing::Permits(2, 1));
+    let permits = tails("permits 2 and 1", &permits, [23.1, 88.2, 1885.3, 670.5, 1258.7, 2785.5]);
+    let fewer = open_loop(&[pieces, slow], (30.0, 2.0), Routing::Permits(1, 1));
+    tails("permits 1 and 1", &fewer, [28.7, 109.4, 2960.1, 555.9, 1365.5, 2837.7]);
+    assert!(robin[1] > 8.0 * permits[1], "short P99 TTFT: permits beat round robin");
+    assert!(split[1] < permits[1], "short P99 TTFT: nothing beats the split");
+    assert!(robin[2] > permits[2] && robin[5] > permits[5] && split[5] > robin[5]);
+}

@@ -1,0 +1,21 @@
+//! A process that behaves like `vllm serve` on a GPU that is not there.
+//!
+//! ```text
+//! socket -> server (HTTP, SSE, vLLM's shapes) -> driver (real clock) -> lane (front end) -> engine (step loop)
+//!                                                                                            cost (roofline)
+//! ```
+//!
+//! The queueing is the point: requests compete for the token budget of shared steps, exactly as in vLLM V1, so
+//! that routing arrangements differ here for the reason they differ on GPUs. The text is made up, the lengths and
+//! times are not. `engine`, `cost` and `lane` are pure and run on virtual time from a seed; `driver` ties a lane to
+//! the clock; `server` speaks HTTP.
+
+pub mod cost;
+pub mod engine;
+#[cfg(test)]
+mod fit;
+pub mod lane;
+
+pub use cost::{CostModel, Profile, StepLoad};
+pub use engine::{Engine, EngineConfig, Request, StepOutcome};
+pub use lane::Lane;
