@@ -15,8 +15,8 @@ use std::net::SocketAddr;
 
 /// The model's name, in requests and in the configuration.
 pub(super) const MODEL: &str = "llama-3.1-8b";
-/// What the engines are told to simulate.
-const PROFILE: &str = "h200-llama-8b";
+/// What the engines simulate.
+pub(super) const PROFILE: &str = "h200-llama-8b";
 
 /// One way to put the gateway in front of two engines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,13 +46,13 @@ impl Arrangement {
         }
     }
 
-    /// What each of the two engines is started with.
+    /// What each of the two engines is started with: the model and flags of `vllm serve`.
     pub(super) fn engine_args(self) -> [Vec<String>; 2] {
         let own: [&[&str]; 2] = match self {
             Self::RoundRobin | Self::Split => [&[], &[]],
             Self::Permits => [&["--long-prefill-token-threshold", "512"], &["--max-num-batched-tokens", "2048"]],
         };
-        own.map(|own| [MODEL, "--sim-profile", PROFILE].iter().chain(own).map(|arg| (*arg).to_owned()).collect())
+        own.map(|own| [MODEL].iter().chain(own).map(|arg| (*arg).to_owned()).collect())
     }
 
     /// The gateway's configuration in front of engines at `urls`.

@@ -9,7 +9,9 @@ use std::pin::Pin;
 
 use anyhow::Context as _;
 
-use super::arrangement::Arrangement;
+use super::arrangement::{Arrangement, PROFILE};
+use crate::sim::{self, Handle, Profile, SimConfig};
+use crate::vllm::args::ServeArgs;
 
 /// Where clients are served unless told otherwise.
 const USUAL_LISTEN: u16 = 8080;
@@ -66,8 +68,8 @@ pub(super) async fn raise(
     start_gateway: &impl AsyncFn(String) -> anyhow::Result<Gateway>,
 ) -> anyhow::Result<Up> {
     let [first, second] = arrangement.engine_args();
-    let engines = [start_engine(first).await?, start_engine(second).await?];
-    let urls = engines.each_ref().map(|engine| engine.url());
+    let engines = [start_engine(&first, 0).await?, start_engine(&second, 1).await?];
+    let urls = engines.each_ref().map(|engine| format!("http://{}", engine.addr()));
     let listen = address(addresses.listen, USUAL_LISTEN)?;
     let admin = address(addresses.admin, USUAL_ADMIN)?;
     let gateway = start_gateway(arrangement.config(&urls, listen, admin)).await.context("cannot start the gateway")?;
@@ -78,6 +80,15 @@ pub(super) async fn raise(
         }
     };
     Ok(Up::new(vec![gateway.client_url], Some(gateway.admin_url), stop))
+}
+
+/// A simulated engine on a free port, with flags of `vllm serve`.
+async fn start_engine(args: &[String], seed: u64) -> anyhow::Result<Handle> {
+    let profile = Profile::named(PROFILE).with_context(|| format!("there is no profile '{PROFILE}'"))?;
+    let mut config = SimConfig::from_args(&ServeArgs::parse(args)?, profile)?;
+    config.seed = seed;
+    let listener = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+    Ok(sim::spawn(config, listener)?)
 }
 
 /// `asked` when it is free; the usual port when that is; else any.
