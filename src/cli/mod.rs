@@ -4,3 +4,4 @@
 //! error (nothing was bound or started). Results go to stdout, progress and logs to stderr.
 
 pub mod demo;
+pub mod sim;

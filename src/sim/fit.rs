@@ -140,7 +140,10 @@ const ROWS: &[Row] = &[
 #[test]
 fn the_closed_loop_rows_of_the_h200_come_out() {
     let mut errors = Vec::new();
-    println!("{:>9} {:>4} {:>4} | req/s | TTFT p50 | TPOT mean | E2EL mean   (measured/simulated)", "in/out", "C", "lora");
+    println!(
+        "{:>9} {:>4} {:>4} | req/s | TTFT p50 | TPOT mean | E2EL mean   (measured/simulated)",
+        "in/out", "C", "lora"
+    );
     for row in ROWS {
         let (lives, end) = closed_loop(row.shape.0, row.shape.1, row.streams, row.adapter.then_some(0));
         let simulated = [

@@ -112,14 +112,7 @@ pub struct Lane {
 impl Lane {
     /// An idle lane at time zero.
     pub fn new(engine: Engine, front_end: FrontEnd) -> Self {
-        Self {
-            front_end,
-            engine,
-            coming: VecDeque::new(),
-            under_way: None,
-            refused: Vec::new(),
-            stall: Duration::ZERO,
-        }
+        Self { front_end, engine, coming: VecDeque::new(), under_way: None, refused: Vec::new(), stall: Duration::ZERO }
     }
 
     /// The sequences of one HTTP request that arrives at `now`: one pass of the front end for all of them.

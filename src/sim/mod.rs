@@ -10,12 +10,30 @@
 //! times are not. `engine`, `cost` and `lane` are pure and run on virtual time from a seed; `driver` ties a lane to
 //! the clock; `server` speaks HTTP.
 
+mod answer;
+pub mod config;
 pub mod cost;
+mod driver;
 pub mod engine;
+pub mod fault;
 #[cfg(test)]
 mod fit;
+mod generate;
 pub mod lane;
+mod models;
+mod outlet;
+pub mod protocol;
+mod routes;
+pub mod server;
+#[cfg(test)]
+mod server_tests;
+mod stats;
+pub mod text;
+pub mod wire;
 
+pub use config::SimConfig;
 pub use cost::{CostModel, Profile, StepLoad};
 pub use engine::{Engine, EngineConfig, Request, StepOutcome};
+pub use fault::Fault;
 pub use lane::Lane;
+pub use server::{Handle, Snapshot, spawn};

@@ -226,13 +226,7 @@ impl Engine {
         }
         let duration = self.jittered(self.cost.duration(&plan.load));
         let emitted = self.sample();
-        Some(StepOutcome {
-            duration,
-            load: plan.load,
-            emitted,
-            admitted: plan.admitted,
-            preempted: plan.preempted,
-        })
+        Some(StepOutcome { duration, load: plan.load, emitted, admitted: plan.admitted, preempted: plan.preempted })
     }
 
     /// Arrivals move up one stage per step, at once when no step is under way.

@@ -1,0 +1,365 @@
+//! Ties a lane to the real clock: one task that owns the engine and sleeps its steps.
+//!
+//! Virtual time = real time since the start x speed. Steps follow the lane's schedule and not the wake-ups of the
+//! timer, so lateness does not add up. The timer has a grain of 1 ms and rounds up: sleeping [`EARLY`] less makes it
+//! fire half a grain early or late, so that gaps between tokens are right on average. A pause of the whole process
+//! (over [`MAX_LAG`]) is forgiven: the clock is set back instead of running the missed steps in a burst.
+//!
+//! Requests, aborts and faults come in through an inbox that is emptied between steps; tokens leave through each
+//! request's outlet. Bounds: the inbox takes at most [`MAX_IN_FLIGHT`] sequences (the rest is refused), aborts at most
+//! one per sequence.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::config::SimConfig;
+use super::engine::{Request, SequenceId};
+use super::fault::Fault;
+use super::lane::{Lane, StepEnd};
+use super::outlet::{Broken, Outlet};
+use super::stats::{Ended, Finished, Gauges, Stats};
+use super::wire::Finish;
+
+/// Half the grain of tokio's timer.
+const EARLY: Duration = Duration::from_micros(500);
+/// Real time that a pause may last before the clock is set back.
+const MAX_LAG: Duration = Duration::from_millis(250);
+/// Sequences inside one server: far beyond what any load here needs, small enough for memory.
+pub(super) const MAX_IN_FLIGHT: u64 = 65_536;
+
+/// One choice of a request, on its way to the driver.
+#[derive(Debug)]
+pub(super) struct Submission {
+    pub(super) request: Request,
+    pub(super) finish: Finish,
+    pub(super) max_tokens: u32,
+    pub(super) n: u32,
+}
+
+#[derive(Debug)]
+pub(super) enum Command {
+    Submit(Vec<Submission>, Arc<Outlet>),
+    Abort(Vec<SequenceId>),
+    Fault(Fault),
+}
+
+/// Sequences and prompt tokens that count against the admission limits.
+#[derive(Debug, Default)]
+pub(super) struct Gate {
+    pub(super) in_flight: u64,
+    pub(super) prefill_tokens: u64,
+}
+
+/// What the driver and the HTTP side share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) config: SimConfig,
+    pub(super) stats: Mutex<Stats>,
+    pub(super) gate: Mutex<Gate>,
+    /// Adapters by id; unloaded ones leave a gap, so that ids stay what they were.
+    pub(super) adapters: Mutex<Vec<Option<(String, String)>>>,
+    pub(super) next_id: AtomicU64,
+    pub(super) load: AtomicU64,
+    pub(super) garbage: AtomicBool,
+    /// Tokens after which streams are cut; 0 is never.
+    pub(super) reset_after: AtomicU32,
+    pub(super) dead: CancellationToken,
+    pub(super) stop: CancellationToken,
+    inbox: Mutex<Vec<Command>>,
+    arrived: Notify,
+}
+
+impl Shared {
+    pub(super) fn new(config: SimConfig) -> Self {
+        let adapters = config.adapters.iter().cloned().map(Some).collect();
+        Self {
+            config,
+            stats: Mutex::default(),
+            gate: Mutex::default(),
+            adapters: Mutex::new(adapters),
+            next_id: AtomicU64::new(1),
+            load: AtomicU64::new(0),
+            garbage: AtomicBool::new(false),
+            reset_after: AtomicU32::new(0),
+            dead: CancellationToken::new(),
+            stop: CancellationToken::new(),
+            inbox: Mutex::default(),
+            arrived: Notify::new(),
+        }
+    }
+
+    pub(super) fn send(&self, command: Command) {
+        self.inbox.lock().push(command);
+        self.arrived.notify_one();
+    }
+
+    pub(super) fn fault(&self, fault: Fault) {
+        match fault {
+            Fault::None => {
+                self.garbage.store(false, Ordering::Relaxed);
+                self.reset_after.store(0, Ordering::Relaxed);
+            }
+            Fault::Garbage => self.garbage.store(true, Ordering::Relaxed),
+            Fault::ResetMidstream(after) => self.reset_after.store(after.max(1), Ordering::Relaxed),
+            Fault::Die => self.dead.cancel(),
+            Fault::Hang | Fault::Stall(_) => {}
+        }
+        self.send(Command::Fault(fault));
+    }
+}
+
+/// A sequence that the driver follows.
+#[derive(Debug)]
+struct Followed {
+    outlet: Arc<Outlet>,
+    choice: usize,
+    finish: Finish,
+    prompt: u32,
+    max_tokens: u32,
+    n: u32,
+    generated: u32,
+    arrived: Duration,
+    scheduled: Option<Duration>,
+    first: Option<Duration>,
+    last: Duration,
+}
+
+#[derive(Debug)]
+pub(super) struct Driver {
+    shared: Arc<Shared>,
+    lane: Lane,
+    followed: HashMap<SequenceId, Followed>,
+    /// Real time of virtual zero.
+    epoch: Instant,
+    hung_since: Option<Instant>,
+}
+
+impl Driver {
+    pub(super) fn new(shared: Arc<Shared>) -> Self {
+        let lane = shared.config.lane();
+        Self { shared, lane, followed: HashMap::new(), epoch: Instant::now(), hung_since: None }
+    }
+
+    /// Runs until the server stops or the engine dies.
+    pub(super) async fn run(mut self) {
+        let shared = Arc::clone(&self.shared);
+        loop {
+            let commands = std::mem::take(&mut *shared.inbox.lock());
+            for command in commands {
+                self.obey(command);
+            }
+            if shared.stop.is_cancelled() || shared.dead.is_cancelled() {
+                break;
+            }
+            let wake_at = self.catch_up();
+            let sleep = async {
+                match wake_at {
+                    Some(at) => tokio::time::sleep_until(at).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = shared.arrived.notified() => {}
+                () = shared.stop.cancelled() => {}
+                () = shared.dead.cancelled() => {}
+                () = sleep => {}
+            }
+        }
+        let broken = if shared.dead.is_cancelled() { Broken::EngineDead } else { Broken::ShuttingDown };
+        self.end_all(&broken).await;
+    }
+
+    /// Nobody is served any more: what is inside ends, and what still comes.
+    async fn end_all(&mut self, broken: &Broken) {
+        loop {
+            let ids: Vec<_> = self.followed.keys().copied().collect();
+            for id in ids {
+                self.drop_sequence(id, Ended::Error, Some(broken.clone()));
+            }
+            self.lane = self.shared.config.lane();
+            self.observe();
+            if self.shared.stop.is_cancelled() {
+                return;
+            }
+            tokio::select! {
+                () = self.shared.arrived.notified() => {}
+                () = self.shared.stop.cancelled() => {}
+            }
+            let commands = std::mem::take(&mut *self.shared.inbox.lock());
+            for command in commands {
+                self.obey(command);
+            }
+        }
+    }
+
+    fn virtual_now(&self) -> Duration {
+        Instant::now().saturating_duration_since(self.epoch).mul_f64(self.shared.config.speed)
+    }
+
+    fn real(&self, at: Duration) -> Instant {
+        self.epoch + at.div_f64(self.shared.config.speed)
+    }
+
+    /// Runs every step that is due; says when the next one is.
+    fn catch_up(&mut self) -> Option<Instant> {
+        if self.hung_since.is_some() {
+            return None;
+        }
+        if let Some(next) = self.lane.next_at() {
+            let lag = Instant::now().saturating_duration_since(self.real(next));
+            if lag > MAX_LAG {
+                self.epoch += lag;
+            }
+        }
+        let due = self.virtual_now() + EARLY.mul_f64(self.shared.config.speed);
+        let mut worked = false;
+        while self.lane.next_at().is_some_and(|at| at <= due) {
+            if let Some(end) = self.lane.poll(due) {
+                self.step_ended(end);
+                worked = true;
+            }
+        }
+        if worked {
+            self.observe();
+        }
+        self.lane.next_at().map(|at| self.real(at) - EARLY)
+    }
+
+    fn obey(&mut self, command: Command) {
+        match command {
+            Command::Submit(submissions, outlet) => self.submit(submissions, &outlet),
+            Command::Abort(ids) => {
+                for id in ids {
+                    self.lane.abort(id);
+                    self.drop_sequence(id, Ended::Abort, None);
+                }
+                self.observe();
+            }
+            Command::Fault(Fault::Hang) => {
+                self.hung_since.get_or_insert_with(Instant::now);
+            }
+            Command::Fault(Fault::None) => {
+                if let Some(since) = self.hung_since.take() {
+                    self.epoch += since.elapsed();
+                }
+            }
+            Command::Fault(Fault::Stall(extra)) => self.lane.stall(extra),
+            Command::Fault(_) => {}
+        }
+    }
+
+    fn submit(&mut self, submissions: Vec<Submission>, outlet: &Arc<Outlet>) {
+        let now = self.virtual_now();
+        let mut requests = Vec::with_capacity(submissions.len());
+        for (choice, submission) in submissions.into_iter().enumerate() {
+            let Submission { request, finish, max_tokens, n } = submission;
+            self.followed.insert(
+                request.id,
+                Followed {
+                    outlet: Arc::clone(outlet),
+                    choice,
+                    finish,
+                    prompt: request.prompt_tokens,
+                    max_tokens,
+                    n,
+                    generated: 0,
+                    arrived: now,
+                    scheduled: None,
+                    first: None,
+                    last: now,
+                },
+            );
+            requests.push(request);
+        }
+        self.lane.submit(now, requests);
+    }
+
+    fn step_ended(&mut self, end: StepEnd) {
+        let shared = Arc::clone(&self.shared);
+        let mut stats = shared.stats.lock();
+        stats.step(end.load.tokens);
+        stats.preemptions += u64::from(end.preempted);
+        for id in end.admitted {
+            if let Some(followed) = self.followed.get_mut(&id) {
+                followed.scheduled.get_or_insert(end.started);
+            }
+        }
+        let mut finished = Vec::new();
+        for token in &end.emitted {
+            let Some(followed) = self.followed.get_mut(&token.id) else { continue };
+            followed.generated += 1;
+            if followed.first.is_none() {
+                followed.first = Some(end.ended);
+                stats.first_token(followed.prompt, end.ended.saturating_sub(followed.arrived));
+                shared.gate.lock().prefill_tokens -= u64::from(followed.prompt);
+            } else {
+                stats.next_token(end.ended.saturating_sub(followed.last));
+            }
+            followed.last = end.ended;
+            followed.outlet.push(followed.choice, token.last.then_some(followed.finish));
+            if token.last {
+                finished.push(token.id);
+            }
+        }
+        drop(stats);
+        for token in &end.emitted {
+            if let Some(followed) = self.followed.get(&token.id) {
+                followed.outlet.wake();
+            }
+        }
+        for id in finished {
+            let stop = self.followed.get(&id).is_some_and(|followed| followed.finish == Finish::Stop);
+            self.drop_sequence(id, if stop { Ended::Stop } else { Ended::Length }, None);
+        }
+        for (id, error) in end.refused {
+            self.drop_sequence(id, Ended::Error, Some(Broken::Refused(error.to_string())));
+        }
+    }
+
+    /// Forgets a sequence: counts how it ended and gives back what it held at the gate.
+    fn drop_sequence(&mut self, id: SequenceId, ended: Ended, broken: Option<Broken>) {
+        let Some(followed) = self.followed.remove(&id) else { return };
+        {
+            let mut gate = self.shared.gate.lock();
+            gate.in_flight -= 1;
+            if followed.first.is_none() {
+                gate.prefill_tokens -= u64::from(followed.prompt);
+            }
+        }
+        let Followed { prompt, generated, max_tokens, n, arrived, scheduled, first, last, .. } = followed;
+        let now = if generated > 0 { last } else { self.virtual_now() };
+        let finished = Finished { ended, prompt, generated, max_tokens, n, arrived, scheduled, first, now };
+        self.shared.stats.lock().finish(&finished);
+        if let Some(broken) = broken {
+            followed.outlet.fail(broken);
+        }
+    }
+
+    fn observe(&self) {
+        let engine = self.lane.engine();
+        let deferred = engine.deferred().min(engine.waiting());
+        let mut stats = self.shared.stats.lock();
+        stats.gauges = Gauges {
+            running: engine.running(),
+            waiting: engine.waiting() - deferred,
+            deferred,
+            kv_usage: engine.blocks().usage(),
+        };
+        if self.shared.config.lora {
+            let (running, waiting) = engine.adapters();
+            let adapters = self.shared.adapters.lock();
+            let names = |ids: Vec<u16>| {
+                let name = |id: u16| Some(adapters.get(usize::from(id))?.as_ref()?.0.as_str());
+                ids.into_iter().filter_map(name).collect::<Vec<_>>().join(",")
+            };
+            stats.adapters = (names(running), names(waiting));
+        }
+    }
+}

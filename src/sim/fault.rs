@@ -1,0 +1,73 @@
+//! Faults that a server can be told to have: over `--sim-fault SPEC` or `POST /sim/fault`.
+//!
+//! | spec | what happens |
+//! |---|---|
+//! | `hang` | no step runs any more; `/health` stays 200, streams stay open |
+//! | `die` | the engine is dead: streams end with an error event, `/health` says 503, the process ends 5 s later |
+//! | `stall=MS` | the next step takes MS longer (simulated time) |
+//! | `reset-midstream[=TOKENS]` | each stream is cut after that many tokens (default 8), without `[DONE]` |
+//! | `garbage` | generating routes and `/metrics` answer bytes that are neither JSON nor SSE nor Prometheus |
+//! | `none` | all of it ends (a dead engine stays dead) |
+
+use std::str::FromStr;
+use std::time::Duration;
+
+/// Tokens after which `reset-midstream` cuts a stream.
+const RESET_AFTER: u32 = 8;
+
+/// A fault. See the head of this file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// Healthy again.
+    None,
+    /// No step runs.
+    Hang,
+    /// The engine is dead.
+    Die,
+    /// The next step takes longer.
+    Stall(Duration),
+    /// Streams are cut after this many tokens.
+    ResetMidstream(u32),
+    /// Answers make no sense.
+    Garbage,
+}
+
+/// A text that names no fault.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("'{0}' is no fault; write hang, die, stall=MS, reset-midstream[=TOKENS], garbage or none")]
+pub struct UnknownFault(String);
+
+impl FromStr for Fault {
+    type Err = UnknownFault;
+
+    fn from_str(text: &str) -> Result<Self, UnknownFault> {
+        let unknown = || UnknownFault(text.to_owned());
+        let (name, value) = match text.trim().split_once('=') {
+            Some((name, value)) => (name, Some(value.parse::<u32>().map_err(|_| unknown())?)),
+            None => (text.trim(), None),
+        };
+        match (name, value) {
+            ("none", None) => Ok(Self::None),
+            ("hang", None) => Ok(Self::Hang),
+            ("die", None) => Ok(Self::Die),
+            ("garbage", None) => Ok(Self::Garbage),
+            ("stall", Some(ms)) => Ok(Self::Stall(Duration::from_millis(u64::from(ms)))),
+            ("reset-midstream", after) => Ok(Self::ResetMidstream(after.unwrap_or(RESET_AFTER))),
+            _ => Err(unknown()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn faults_are_written_as_documented() {
+        assert_eq!("stall=250".parse(), Ok(Fault::Stall(Duration::from_millis(250))));
+        assert_eq!("reset-midstream".parse(), Ok(Fault::ResetMidstream(8)));
+        assert_eq!("reset-midstream=3".parse(), Ok(Fault::ResetMidstream(3)));
+        assert!("stall".parse::<Fault>().is_err());
+        assert!("explode".parse::<Fault>().unwrap_err().to_string().contains("write hang"));
+    }
+}

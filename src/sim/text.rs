@@ -1,0 +1,104 @@
+//! Made-up text: how many tokens a text has, and which words a token is.
+//!
+//! Counting rule (no tokenizer is needed, and the ratio is near Llama's): characters of Chinese, Japanese and
+//! Korean scripts are one token each, all others together one token per [`CHARS_PER_TOKEN`], rounded up.
+//! A token shows as a short word with a leading blank, chosen by the request's seed and the token's position, so
+//! output is readable and the same for the same request. Ids are hashes of pieces: stable, not invertible.
+
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+/// Characters of alphabetic scripts, digits, blanks and signs per token.
+pub const CHARS_PER_TOKEN: usize = 4;
+
+/// Ids are below this, as Llama 3's ordinary tokens are.
+pub const VOCABULARY: u64 = 128_000;
+
+const WORDS: [&str; 64] = [
+    " the", " a", " and", " of", " to", " in", " that", " it", " is", " was", " for", " on", " with", " as", " at",
+    " by", " from", " this", " which", " water", " gate", " stream", " stone", " mill", " wheel", " slow", " long",
+    " short", " deep", " clear", " river", " bank", " bridge", " light", " wind", " boat", " rope", " lock", " level",
+    " opens", " closes", " rises", " falls", " turns", " runs", " waits", " carries", " holds", " moves", " under",
+    " over", " through", " before", " after", " again", " still", " quiet", " morning", " evening", " field", " road",
+    " house", " hand", " day",
+];
+
+fn is_cjk(c: char) -> bool {
+    matches!(c, '\u{1100}'..='\u{11ff}' | '\u{2e80}'..='\u{9fff}' | '\u{ac00}'..='\u{d7af}' | '\u{f900}'..='\u{faff}'
+        | '\u{ff00}'..='\u{ffef}' | '\u{20000}'..='\u{3ffff}')
+}
+
+/// Tokens of a text.
+pub fn count(text: &str) -> usize {
+    if text.is_ascii() {
+        return text.len().div_ceil(CHARS_PER_TOKEN);
+    }
+    let (cjk, other) = text.chars().fold((0, 0), |(cjk, other), c| match is_cjk(c) {
+        true => (cjk + 1, other),
+        false => (cjk, other + 1),
+    });
+    cjk + usize::div_ceil(other, CHARS_PER_TOKEN)
+}
+
+/// Ids of the pieces of a text; as many as [`count`] says, give or take one at each change of script.
+pub fn ids(text: &str) -> Vec<u32> {
+    let mut ids = Vec::with_capacity(count(text));
+    let (mut start, mut chars) = (0, 0);
+    for (at, c) in text.char_indices() {
+        if is_cjk(c) || chars == CHARS_PER_TOKEN {
+            if at > start {
+                ids.push(id(&text[start..at]));
+            }
+            (start, chars) = (at, 0);
+        }
+        chars += 1;
+        if is_cjk(c) {
+            chars = CHARS_PER_TOKEN;
+        }
+    }
+    if start < text.len() {
+        ids.push(id(&text[start..]));
+    }
+    ids
+}
+
+fn id(piece: &str) -> u32 {
+    (xxh3_64_with_seed(piece.as_bytes(), 0) % VOCABULARY) as u32
+}
+
+/// The word that stands for token `position` of an answer with this seed.
+pub fn word(seed: u64, position: u32) -> &'static str {
+    WORDS[(token(seed, position) % 64) as usize]
+}
+
+/// The id that stands for it.
+pub fn token(seed: u64, position: u32) -> u32 {
+    (xxh3_64_with_seed(&position.to_le_bytes(), seed) % VOCABULARY) as u32
+}
+
+/// The word for an id, for `/detokenize`.
+pub fn word_of(id: u32) -> &'static str {
+    WORDS[(id % 64) as usize]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn four_characters_or_one_ideogram_make_a_token() {
+        assert_eq!(["", "a", "abcd", "abcde", "水門", "水門 gate"].map(count), [0, 1, 1, 2, 2, 4]);
+    }
+
+    #[test]
+    fn as_many_ids_as_counted() {
+        for text in ["", "abcdefgh", "hello world, how are you", "水門水門"] {
+            assert_eq!(ids(text).len(), count(text), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_same_request_reads_the_same() {
+        assert_eq!(word(7, 3), word(7, 3));
+        assert_eq!(word(7, 3), word_of(token(7, 3)));
+    }
+}

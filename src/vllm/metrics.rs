@@ -1,0 +1,249 @@
+//! vLLM's Prometheus page, read into what a prober needs.
+//!
+//! Values are summed over the `engine` label (data-parallel ranks) except the KV use, of which the highest rank counts.
+//! Names changed over versions ([`ALIASES`] maps the old ones; a page that shows both counts the new one), and under
+//! Ray the colon of `vllm:` is an underscore. Lines that make no sense are skipped: [`Snapshot::samples`] says how many
+//! lines of vLLM's were read, 0 means that this is not vLLM's page. Bounds: reads at most [`MAX_PAGE`] bytes.
+
+/// Longest page that is read, bytes; a real one has about 100 kB.
+pub const MAX_PAGE: usize = 8 << 20;
+
+/// Old name and the name since 0.12, without prefix.
+pub const ALIASES: &[(&str, &str)] = &[
+    ("gpu_cache_usage_perc", "kv_cache_usage_perc"),
+    ("gpu_prefix_cache_queries_total", "prefix_cache_queries_total"),
+    ("gpu_prefix_cache_hits_total", "prefix_cache_hits_total"),
+    ("time_per_output_token_seconds", "inter_token_latency_seconds"),
+];
+
+/// What a page says, summed over engines.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Snapshot {
+    /// Samples with vLLM's prefix; 0 when the page is something else.
+    pub samples: usize,
+    /// Requests in the running list.
+    pub running: f64,
+    /// Requests that wait.
+    pub waiting: f64,
+    /// Highest share of KV blocks in use, 0 to 1.
+    pub kv_usage: f64,
+    /// Prompt tokens since the start.
+    pub prompt_tokens: f64,
+    /// Generated tokens since the start.
+    pub generation_tokens: f64,
+    /// Finished requests by reason.
+    pub success: Success,
+    /// Preemptions since the start.
+    pub preemptions: f64,
+    /// Engine steps since the start (samples of `iteration_tokens_total`).
+    pub iterations: f64,
+    /// Tokens looked up in the prefix cache since the start (blocks in 0.8).
+    pub prefix_queries: f64,
+    /// Tokens found there.
+    pub prefix_hits: f64,
+    /// Time to first token: number of samples and their sum, seconds.
+    pub ttft: (f64, f64),
+    /// Value of `num_gpu_blocks`, where the page shows it.
+    pub gpu_blocks: Option<u64>,
+    progress: f64,
+}
+
+/// Finished requests by `finished_reason`.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Success {
+    /// End of sequence or stop string.
+    pub stop: f64,
+    /// Limit reached.
+    pub length: f64,
+    /// Client left.
+    pub abort: f64,
+    /// Failed.
+    pub error: f64,
+    /// Anything else.
+    pub other: f64,
+}
+
+impl Snapshot {
+    /// Reads a page.
+    pub fn parse(page: &str) -> Self {
+        let mut end = page.len().min(MAX_PAGE);
+        while !page.is_char_boundary(end) {
+            end -= 1;
+        }
+        let page = &page[..end];
+        let new_names: Vec<&str> = ALIASES.iter().map(|(_, new)| *new).filter(|new| shows(page, new)).collect();
+        let mut snapshot = Self::default();
+        for line in page.lines() {
+            if let Some((name, labels, value)) = sample(line) {
+                let name = match ALIASES.iter().find(|(old, _)| family_matches(name, old)) {
+                    Some((_, new)) if new_names.contains(new) => continue,
+                    Some((old, new)) => [new, &name[old.len()..]].concat(),
+                    None => name.to_owned(),
+                };
+                snapshot.add(&name, labels, value);
+            }
+        }
+        snapshot
+    }
+
+    fn add(&mut self, name: &str, labels: &str, value: f64) {
+        self.samples += 1;
+        if moves_only_with_work(name) {
+            self.progress += value;
+        }
+        match name {
+            "num_requests_running" => self.running += value,
+            "num_requests_waiting" => self.waiting += value,
+            "kv_cache_usage_perc" => self.kv_usage = self.kv_usage.max(value),
+            "prompt_tokens_total" => self.prompt_tokens += value,
+            "generation_tokens_total" => self.generation_tokens += value,
+            "num_preemptions_total" => self.preemptions += value,
+            "iteration_tokens_total_count" => self.iterations += value,
+            "prefix_cache_queries_total" => self.prefix_queries += value,
+            "prefix_cache_hits_total" => self.prefix_hits += value,
+            "time_to_first_token_seconds_count" => self.ttft.0 += value,
+            "time_to_first_token_seconds_sum" => self.ttft.1 += value,
+            "request_success_total" => {
+                let slot = match label(labels, "finished_reason") {
+                    Some("stop") => &mut self.success.stop,
+                    Some("length") => &mut self.success.length,
+                    Some("abort") => &mut self.success.abort,
+                    Some("error") => &mut self.success.error,
+                    _ => &mut self.success.other,
+                };
+                *slot += value;
+            }
+            "cache_config_info" => {
+                let blocks = label(labels, "num_gpu_blocks").and_then(|blocks| blocks.parse::<u64>().ok());
+                self.gpu_blocks = match (self.gpu_blocks, blocks) {
+                    (Some(sum), Some(more)) => Some(sum + more),
+                    (known, new) => known.or(new),
+                };
+            }
+            _ => {}
+        }
+    }
+
+    /// A number that grows when the engine works and stays when it does not: the sum of all `_total`, `_count` and
+    /// `_sum` samples that move only with steps. Aborts and refusals are left out, because the API server counts
+    /// them while the engine hangs.
+    pub fn progress(&self) -> f64 {
+        self.progress
+    }
+}
+
+/// Whether the family `name` (without suffix) occurs on the page.
+fn shows(page: &str, name: &str) -> bool {
+    page.lines().any(|line| sample(line).is_some_and(|(found, ..)| family_matches(found, name)))
+}
+
+/// `name` itself or one of its histogram samples.
+fn family_matches(name: &str, family: &str) -> bool {
+    name.strip_prefix(family).is_some_and(|rest| matches!(rest, "" | "_count" | "_sum" | "_bucket" | "_created"))
+}
+
+fn moves_only_with_work(name: &str) -> bool {
+    const ENGINE: [&str; 8] = [
+        "prompt_tokens",
+        "generation_tokens",
+        "num_preemptions",
+        "iteration_tokens",
+        "time_to_first_token_seconds",
+        "inter_token_latency_seconds",
+        "prefix_cache_",
+        "spec_decode_",
+    ];
+    let counts = ["_total", "_count", "_sum"].iter().any(|suffix| name.ends_with(suffix));
+    counts && ENGINE.iter().any(|family| name.starts_with(family))
+}
+
+/// Name without prefix, labels without braces, value. Comments and other people's metrics give nothing.
+fn sample(line: &str) -> Option<(&str, &str, f64)> {
+    let line = line.trim();
+    let rest = line.strip_prefix("vllm:").or_else(|| line.strip_prefix("vllm_"))?;
+    let (name, labels, value) = match rest.find('{') {
+        Some(open) => {
+            let close = open + rest[open..].rfind('}')?;
+            (&rest[..open], &rest[open + 1..close], &rest[close + 1..])
+        }
+        None => {
+            let (name, value) = rest.split_once(char::is_whitespace)?;
+            (name, "", value)
+        }
+    };
+    // A time stamp may follow the value.
+    let value: f64 = value.split_whitespace().next()?.parse().ok()?;
+    value.is_finite().then_some((name, labels, value))
+}
+
+/// The value of a label, as it is escaped on the page.
+fn label<'a>(labels: &'a str, wanted: &str) -> Option<&'a str> {
+    let mut rest = labels;
+    loop {
+        let (name, after) = rest.split_once("=\"")?;
+        let mut escaped = false;
+        let end = after.find(|c: char| {
+            let closes = c == '"' && !escaped;
+            escaped = c == '\\' && !escaped;
+            closes
+        })?;
+        if name.trim_start_matches([',', ' ']) == wanted {
+            return Some(&after[..end]);
+        }
+        rest = &after[end + 1..];
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn engines_are_summed() {
+        let page = "# TYPE vllm:num_requests_running gauge\n\
+            vllm:num_requests_running{engine=\"0\",model_name=\"a,\\\"}b\"} 3.0\n\
+            vllm:num_requests_running{engine=\"1\",model_name=\"m\"} 4.0\n\
+            vllm:kv_cache_usage_perc{engine=\"0\"} 0.25\nvllm:kv_cache_usage_perc{engine=\"1\"} 0.5\n\
+            vllm:request_success_total{engine=\"0\",finished_reason=\"abort\"} 2.0\n\
+            vllm:request_success_total{engine=\"0\",finished_reason=\"stop\"} 5.0\n\
+            vllm:iteration_tokens_total_count{engine=\"0\"} 9\nhttp_requests_total 99\n\
+            vllm:cache_config_info{block_size=\"16\",num_gpu_blocks=\"57301\"} 1.0\n";
+        let snapshot = Snapshot::parse(page);
+        assert_eq!((snapshot.running, snapshot.kv_usage, snapshot.iterations), (7.0, 0.5, 9.0));
+        assert_eq!((snapshot.success.abort, snapshot.success.stop), (2.0, 5.0));
+        assert_eq!((snapshot.gpu_blocks, snapshot.samples), (Some(57301), 8));
+        assert_eq!(snapshot.progress(), 9.0);
+    }
+
+    #[test]
+    fn old_names_count_unless_the_new_ones_are_there_too() {
+        let old = "vllm:gpu_cache_usage_perc{} 0.5\nvllm:gpu_prefix_cache_hits_total 8\n";
+        let both = format!("{old}vllm:kv_cache_usage_perc 0.7\nvllm:prefix_cache_hits_total 128\n");
+        assert_eq!((Snapshot::parse(old).kv_usage, Snapshot::parse(old).prefix_hits), (0.5, 8.0));
+        assert_eq!((Snapshot::parse(&both).kv_usage, Snapshot::parse(&both).prefix_hits), (0.7, 128.0));
+    }
+
+    #[test]
+    fn a_page_of_something_else_has_no_samples() {
+        assert_eq!(Snapshot::parse("<html>not found</html>").samples, 0);
+        assert_eq!(Snapshot::parse("").samples, 0);
+    }
+
+    #[test]
+    fn an_abort_in_a_hung_engine_is_no_progress() {
+        let at = |aborts| {
+            format!(
+                "vllm:generation_tokens_total 5\nvllm:request_success_total{{finished_reason=\"abort\"}} {aborts}\n"
+            )
+        };
+        assert_eq!(Snapshot::parse(&at(1)).progress(), Snapshot::parse(&at(7)).progress());
+    }
+
+    proptest! {
+        #[test]
+        fn no_page_makes_it_panic(page in "(vllm[:_])?[a-z_]{0,12}[{\"=\\\\},a-z]{0,20}[ 0-9.eN]{0,8}\n?.{0,40}") {
+            Snapshot::parse(&page);
+        }
+    }
+}
