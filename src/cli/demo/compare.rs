@@ -13,11 +13,9 @@ use std::fmt;
 use comfy_table::{CellAlignment, Table, presets};
 use serde_json::{Value, json};
 
+use super::LATE_MS;
 use super::arrangement::Arrangement;
 use crate::bench::{ClassTally, Summary, Tally, report};
-
-/// Requests sent later than this, P99, mean that the machine was too busy to measure on, in ms.
-const LATE_MS: f64 = 20.0;
 
 /// What one arrangement did.
 pub(super) struct Row {

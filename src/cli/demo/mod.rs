@@ -48,8 +48,16 @@ const MAX_SECONDS: f64 = 600.0;
 const REQUEST_LIMIT: Duration = Duration::from_secs(120);
 /// Requests of each class before the clock runs, so that every engine and connection has been used.
 const WARM_UP: u64 = 4;
+/// Requests sent later than this, P99, mean that the machine was too busy to measure on, in ms.
+const LATE_MS: f64 = 20.0;
+/// How often one arrangement is measured when the machine was too busy: once more, then it is as it is.
+const ATTEMPTS: u32 = 2;
 /// Where the numbers of requests that warm up begin: far from those that are counted.
 const WARM_UP_FROM: u64 = 1 << 40;
+
+/// The load of this seed has 39 long requests in 20 s (40 are expected), and on virtual time its four
+/// ratios are near the medians of the first 100 seeds: neither a lucky draw nor an unlucky one.
+const TYPICAL_SEED: u64 = 11;
 
 /// What `sluice demo` can be told.
 #[derive(Clone, Debug, clap::Args)]
@@ -64,7 +72,7 @@ pub struct DemoArgs {
     #[arg(long, default_value_t = 20.0, value_parser = seconds)]
     pub seconds: f64,
     /// Seed of the load: prompts and arrival times follow from it
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = TYPICAL_SEED)]
     pub seed: u64,
     /// Address for clients [default: 127.0.0.1:8080, or a free port when that is taken]
     #[arg(long)]
@@ -131,7 +139,8 @@ async fn show(
     Ok(if comparison.failures() == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Every arrangement in turn; the last one is left standing.
+/// Every arrangement in turn; the last one is left standing. An arrangement that a busy machine disturbed
+/// is measured again, with everything fresh.
 async fn compare_all(
     args: &DemoArgs,
     raise: impl AsyncFn(Arrangement) -> anyhow::Result<Up>,
@@ -140,13 +149,22 @@ async fn compare_all(
     let mut rows = Vec::new();
     let mut standing: Option<Up> = None;
     for (index, arrangement) in ALL.into_iter().enumerate() {
-        if let Some(previous) = standing.take() {
-            previous.stop().await;
-        }
-        let up = raise(arrangement).await.with_context(|| format!("cannot start '{}'", arrangement.label()))?;
         let title = format!("{} of {}: {}", index + 1, ALL.len(), arrangement.label());
-        rows.push(Row { arrangement, tally: measure(&plan, &up, &title).await? });
-        standing = Some(up);
+        for attempt in 1..=ATTEMPTS {
+            if let Some(previous) = standing.take() {
+                previous.stop().await;
+            }
+            let up = raise(arrangement).await.with_context(|| format!("cannot start '{}'", arrangement.label()))?;
+            let tally = measure(&plan, &up, &title).await?;
+            standing = Some(up);
+            let late = tally.all.late.percentile(99.0);
+            if attempt == ATTEMPTS || late <= LATE_MS {
+                rows.push(Row { arrangement, tally });
+                break;
+            }
+            // Judged by our own lateness alone, never by the result.
+            eprintln!("{}: this machine was busy (requests left {late:.0} ms late); once more", arrangement.label());
+        }
     }
     let up = standing.context("there are no arrangements")?;
     Ok((Comparison { rows, seconds: args.seconds, seed: args.seed }, up))
@@ -222,42 +240,64 @@ mod tests {
     use crate::bench::mock::{Answer, MockEngine, completion_stream};
 
     fn args() -> DemoArgs {
-        DemoArgs { once: true, json: true, seconds: 1.0, seed: 1, listen: None, admin: None }
+        DemoArgs { once: true, json: true, seconds: 1.0, seed: TYPICAL_SEED, listen: None, admin: None }
     }
 
-    async fn raise_mock(status: u16, downs: Arc<AtomicUsize>) -> anyhow::Result<Up> {
+    /// How many were brought up and taken down.
+    #[derive(Default)]
+    struct Counts {
+        ups: AtomicUsize,
+        downs: AtomicUsize,
+    }
+
+    impl Counts {
+        fn standing(&self) -> usize {
+            self.ups.load(Ordering::SeqCst) - self.downs.load(Ordering::SeqCst)
+        }
+    }
+
+    async fn raise_mock(status: u16, counts: Arc<Counts>) -> anyhow::Result<Up> {
         let engine = MockEngine::start(move |number| Answer {
             // The requests that warm up are answered; later ones as the test wants.
             status: if number < 2 * WARM_UP { 200 } else { status },
             ..Answer::stream(completion_stream(2), Duration::ZERO)
         })
         .await;
+        counts.ups.fetch_add(1, Ordering::SeqCst);
         let url = engine.url();
         let stop = async move {
             drop(engine);
-            downs.fetch_add(1, Ordering::SeqCst);
+            counts.downs.fetch_add(1, Ordering::SeqCst);
         };
         Ok(Up::new(vec![url], None, stop))
     }
 
     #[tokio::test]
     async fn three_arrangements_get_the_same_requests_and_all_are_taken_down() {
-        let downs = Arc::new(AtomicUsize::new(0));
-        let (comparison, up) = compare_all(&args(), async |_| raise_mock(200, downs.clone()).await).await.unwrap();
-        assert_eq!(downs.load(Ordering::SeqCst), 2, "the last is left standing");
+        let counts = Arc::new(Counts::default());
+        let (comparison, up) = compare_all(&args(), async |_| {
+            assert_eq!(counts.standing(), 0, "one at a time");
+            raise_mock(200, counts.clone()).await
+        })
+        .await
+        .unwrap();
+        assert_eq!(counts.standing(), 1, "the last is left standing");
         up.stop().await;
-        assert_eq!(downs.load(Ordering::SeqCst), 3);
+        assert_eq!(counts.standing(), 0);
+        // More when the machine that runs this test was busy and an arrangement was measured again.
+        assert!(counts.ups.load(Ordering::SeqCst) >= 3);
         let sent: Vec<u64> = comparison.rows.iter().map(|row| row.tally.all.sent).collect();
-        assert!(sent[0] > 0 && sent.iter().all(|count| *count == sent[0]), "{sent:?}");
+        assert!(sent.len() == 3 && sent[0] > 0 && sent.iter().all(|count| *count == sent[0]), "{sent:?}");
         assert_eq!(comparison.failures(), 0);
     }
 
     #[tokio::test]
     async fn failed_requests_make_the_demo_fail() {
-        let downs = Arc::new(AtomicUsize::new(0));
-        let code = show(&args(), async |_| raise_mock(503, downs.clone()).await, std::future::pending()).await.unwrap();
+        let counts = Arc::new(Counts::default());
+        let code =
+            show(&args(), async |_| raise_mock(503, counts.clone()).await, std::future::pending()).await.unwrap();
         assert_eq!(format!("{code:?}"), format!("{:?}", ExitCode::FAILURE));
-        assert_eq!(downs.load(Ordering::SeqCst), 3);
+        assert_eq!(counts.standing(), 0);
     }
 
     #[tokio::test]
