@@ -1,9 +1,39 @@
 //! sluice: a gateway in front of vLLM that keeps the tail short.
+//!
+//! ```text
+//!   client --> proxy::app --> flow: estimate -> classify -> assign -> admit -> forward -> meter -> record --> telemetry
+//!                                     |            |                    |          |
+//!                                 estimate/    flow/plan             pool/     proxy::upstream --> vLLM
+//!                                                                  (leases)
+//!   probes (serve/) --> pool health        reload (serve/) --> pool::apply, flow::Plan        sim/ looks like vLLM
+//! ```
+//!
+//! Modules are declared bottom-up; a file imports only from modules above its own line. What must
+//! stay absent:
+//! 1. Response bytes are never changed or held back, except what we ourselves injected (usage
+//!    events) and take out again.
+//! 2. There is no queue, map, buffer, label set or retry without a bound that has a name.
+//! 3. There is no retry after the first response byte has reached the client.
+//! 4. Domain code (everything above `proxy`) knows no metrics library, socket, process or wall clock.
+//! 5. No request ends without exactly one record; no lease is returned but by drop; no counter is
+//!    ever repaired by a reset.
+//! 6. No `dyn`, no lock and no allocation per chunk of a stream; strings are for edges, dense ids
+//!    for the path of a request.
 
+pub mod admin;
 pub mod base;
-pub mod vllm;
-
 pub mod bench;
-pub mod sim;
-
 pub mod cli;
+pub mod config;
+pub mod estimate;
+pub mod experiment;
+pub mod fleet;
+pub mod flow;
+pub mod meter;
+pub mod openai;
+pub mod pool;
+pub mod proxy;
+pub mod serve;
+pub mod sim;
+pub mod telemetry;
+pub mod vllm;

@@ -1,11 +1,11 @@
-//! The `sluice` binary.
+//! The `sluice` binary: an allocator and the command line.
 
 use std::process::ExitCode;
 
+/// Measured against the system's allocator: less CPU per request, and memory that goes back after a burst.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> ExitCode {
-    let mut args = std::env::args().skip(1);
-    match args.next().as_deref() {
-        Some("sim") => sluice::cli::sim::run(args.collect()),
-        _ => ExitCode::from(2),
-    }
+    sluice::cli::run()
 }

@@ -229,7 +229,7 @@ mod tests {
         assert!(matches!("many".parse::<Tokens>(), Err(UnitError::NotANumber(..))));
         assert!(matches!("5 parsecs".parse::<Period>(), Err(UnitError::UnknownUnit(..))));
         assert!(matches!("0.5B".parse::<ByteSize>(), Err(UnitError::OutOfRange(..))));
-        assert!(matches!("99999999999M".parse::<Tokens>(), Ok(_)));
+        assert!("99999999999M".parse::<Tokens>().is_ok());
         assert!(matches!("99999999999999999M".parse::<Tokens>(), Err(UnitError::OutOfRange(..))));
     }
 

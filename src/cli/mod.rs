@@ -1,7 +1,44 @@
-//! What the `sluice` command does: one file, or one folder, for each subcommand.
+//! The command line: one file per subcommand.
 //!
-//! Exit codes are the same everywhere: 0 ok, 1 failed while running, 2 wrong usage, 78 configuration
-//! error (nothing was bound or started). Results go to stdout, progress and logs to stderr.
+//! Each has a clap `Args` struct and a `run` that returns the exit code: 0 ok, 1 failed while running,
+//! 2 wrong usage (clap's own), 78 configuration error. Results go to stdout, everything else to stderr.
 
+pub mod check;
 pub mod demo;
+pub mod serve;
 pub mod sim;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// A gateway in front of vLLM that keeps the tail short.
+#[derive(Debug, Parser)]
+#[command(name = "sluice", version, about, max_term_width = 100)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run the gateway
+    Serve(serve::ServeArgs),
+    /// Show on simulated engines what the gateway is for
+    Demo(demo::DemoArgs),
+    /// Validate a configuration and print what it comes to
+    Check(check::CheckArgs),
+    /// Run a process that behaves like `vllm serve` on a GPU of your choice
+    #[command(disable_help_flag = true)]
+    Sim(sim::SimArgs),
+}
+
+/// Runs what the command line says.
+pub fn run() -> ExitCode {
+    match Cli::parse().command {
+        Command::Serve(args) => serve::run(&args),
+        Command::Demo(args) => demo::run(&args),
+        Command::Check(args) => check::run(&args),
+        Command::Sim(args) => sim::run(args.args),
+    }
+}

@@ -20,6 +20,7 @@ use anyhow::{Context, anyhow};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 
+use crate::sim::config::{ConfigError, without_effect};
 use crate::sim::cost::PROFILES;
 use crate::sim::{Profile, SimConfig, server};
 use crate::vllm::args::ServeArgs;
@@ -54,6 +55,14 @@ struct SimFlags {
     fault: Option<crate::sim::Fault>,
 }
 
+/// `sluice sim MODEL [flags of vllm serve] [--sim-*]`: the flags are `vllm serve`'s own and read by ours.
+#[derive(Clone, Debug, clap::Args)]
+pub struct SimArgs {
+    /// The model's name, then flags of `vllm serve` and `--sim-*` flags (see `sluice sim --help`)
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    pub args: Vec<String>,
+}
+
 /// Runs `sluice sim` with what follows the subcommand.
 pub fn run(args: Vec<String>) -> ExitCode {
     if args.iter().any(|arg| arg == "--help" || arg == "-h") {
@@ -75,11 +84,16 @@ pub fn run(args: Vec<String>) -> ExitCode {
         Ok(config) => {
             SimConfig { speed: flags.speed, seed: flags.seed, startup: flags.startup, fault: flags.fault, ..config }
         }
+        Err(error @ ConfigError::NoModel) => return usage(&error.to_string()),
         Err(error) => {
             eprintln!("{error}");
             return ExitCode::FAILURE;
         }
     };
+    let idle = without_effect(&parsed);
+    if !idle.is_empty() {
+        eprintln!("accepted without effect on the simulation: --{}", idle.join(" --"));
+    }
     let host = parsed.text("host").unwrap_or("0.0.0.0").to_owned();
     let port = parsed.int("port").unwrap_or(8000);
     match serve(config, &host, port) {

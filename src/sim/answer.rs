@@ -103,7 +103,6 @@ impl Answer {
     fn render(&mut self) -> String {
         let mut out = String::new();
         let mut text = String::new();
-        let mut open = self.choices.iter().filter(|choice| choice.finish.is_none()).count();
         for (index, (choice, news)) in self.choices.iter_mut().zip(&self.news).enumerate() {
             if news.tokens == 0 {
                 continue;
@@ -114,9 +113,8 @@ impl Answer {
             }
             text.clear();
             choice.advance(*news, &mut text);
-            open -= usize::from(news.finish.is_some());
             let usage = Usage { prompt, completion: u64::from(choice.shown) };
-            self.envelope.content(&mut out, index, &text, news.finish, open == 0, usage);
+            self.envelope.content(&mut out, index, &text, news.finish, usage);
         }
         if self.is_complete() {
             self.envelope.end(&mut out, self.usage());
@@ -173,7 +171,6 @@ impl Body for Answer {
                 "data: {\"choices\":[{\"delta\u{0}\u{fffd}}\n\nevent\n:data\n\n".to_owned()
             }
             Poll::Ready(Ok(())) => this.render(),
-            Poll::Ready(Err(Broken::ShuttingDown)) => return Poll::Ready(Some(Err(Cut))),
             Poll::Ready(Err(broken)) => {
                 this.ended = true;
                 this.abort.ids.clear();
@@ -187,7 +184,7 @@ impl Body for Answer {
 /// What the client is told when an answer breaks.
 pub(super) fn broken_body(broken: &Broken) -> ErrorBody {
     match broken {
-        Broken::EngineDead | Broken::ShuttingDown => ErrorBody::dead(),
+        Broken::EngineDead => ErrorBody::dead(),
         Broken::Refused(message) => ErrorBody::bad_request(None, message.clone()),
     }
 }

@@ -14,6 +14,39 @@ use crate::vllm::args::ServeArgs;
 /// Most adapters that can be loaded at once: an id is 16 bits wide, and nobody simulates more.
 pub const MAX_ADAPTERS: usize = 1024;
 
+/// Flags of vLLM that change something here, in alphabetical order; the others are accepted and have no effect.
+const SIMULATED: &[&str] = &[
+    "api-key",
+    "async-scheduling",
+    "enable-chunked-prefill",
+    "enable-force-include-usage",
+    "enable-lora",
+    "enable-request-id-headers",
+    "enable-server-load-tracking",
+    "gpu-memory-utilization",
+    "host",
+    "kv-cache-dtype",
+    "kv-cache-memory-bytes",
+    "long-prefill-token-threshold",
+    "lora-modules",
+    "max-loras",
+    "max-model-len",
+    "max-num-active-seqs",
+    "max-num-batched-tokens",
+    "max-num-queued-reqs",
+    "max-num-queued-tokens",
+    "max-num-seqs",
+    "num-gpu-blocks-override",
+    "port",
+    "served-model-name",
+    "watermark",
+];
+
+/// Flags that were given and that the simulator does not act on, for a warning.
+pub fn without_effect(args: &ServeArgs) -> Vec<&'static str> {
+    args.flags().filter(|flag| !SIMULATED.contains(flag)).collect()
+}
+
 /// Everything that a server needs to know.
 #[derive(Clone, Debug)]
 pub struct SimConfig {
@@ -264,6 +297,12 @@ mod tests {
                 .contains("the estimated maximum model length is 16000. Try")
         );
         assert!(matches!(config(&[] as &[&str]), Err(ConfigError::NoModel)));
+    }
+
+    #[test]
+    fn flags_that_change_nothing_are_named() {
+        let args = ServeArgs::parse(&["m", "--port", "1", "--stream-interval", "4", "--load-format", "dummy"]).unwrap();
+        assert_eq!(without_effect(&args), ["load-format", "stream-interval"]);
     }
 
     #[test]

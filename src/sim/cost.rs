@@ -97,6 +97,8 @@ pub struct Rates {
 pub struct FrontEndRates {
     /// Serial work per request (one thread: requests queue for it), microseconds.
     pub serial_us: f64,
+    /// Serial work to send one token, microseconds.
+    pub token_us: f64,
     /// Latency that requests share in parallel, microseconds.
     pub latency_us: f64,
 }

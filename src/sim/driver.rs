@@ -72,6 +72,8 @@ pub(super) struct Shared {
     pub(super) reset_after: AtomicU32,
     pub(super) dead: CancellationToken,
     pub(super) stop: CancellationToken,
+    /// Cuts connections as they are.
+    pub(super) cut: CancellationToken,
     inbox: Mutex<Vec<Command>>,
     arrived: Notify,
 }
@@ -90,6 +92,7 @@ impl Shared {
             reset_after: AtomicU32::new(0),
             dead: CancellationToken::new(),
             stop: CancellationToken::new(),
+            cut: CancellationToken::new(),
             inbox: Mutex::default(),
             arrived: Notify::new(),
         }
@@ -151,6 +154,7 @@ impl Driver {
     pub(super) async fn run(mut self) {
         let shared = Arc::clone(&self.shared);
         loop {
+            self.forgive_pause();
             let commands = std::mem::take(&mut *shared.inbox.lock());
             for command in commands {
                 self.obey(command);
@@ -172,16 +176,15 @@ impl Driver {
                 () = sleep => {}
             }
         }
-        let broken = if shared.dead.is_cancelled() { Broken::EngineDead } else { Broken::ShuttingDown };
-        self.end_all(&broken).await;
+        self.end_all().await;
     }
 
     /// Nobody is served any more: what is inside ends, and what still comes.
-    async fn end_all(&mut self, broken: &Broken) {
+    async fn end_all(&mut self) {
         loop {
             let ids: Vec<_> = self.followed.keys().copied().collect();
             for id in ids {
-                self.drop_sequence(id, Ended::Error, Some(broken.clone()));
+                self.drop_sequence(id, Ended::Error, Some(Broken::EngineDead));
             }
             self.lane = self.shared.config.lane();
             self.observe();
@@ -200,23 +203,31 @@ impl Driver {
     }
 
     fn virtual_now(&self) -> Duration {
-        Instant::now().saturating_duration_since(self.epoch).mul_f64(self.shared.config.speed)
+        // A hung engine's clock stands still: what arrives meanwhile is not late when it goes on.
+        let now = self.hung_since.unwrap_or_else(Instant::now);
+        now.saturating_duration_since(self.epoch).mul_f64(self.shared.config.speed)
     }
 
     fn real(&self, at: Duration) -> Instant {
         self.epoch + at.div_f64(self.shared.config.speed)
     }
 
-    /// Runs every step that is due; says when the next one is.
-    fn catch_up(&mut self) -> Option<Instant> {
-        if self.hung_since.is_some() {
-            return None;
-        }
-        if let Some(next) = self.lane.next_at() {
+    /// Sets the clock back after a pause of the whole process, before anything is dated by it.
+    fn forgive_pause(&mut self) {
+        if self.hung_since.is_none()
+            && let Some(next) = self.lane.next_at()
+        {
             let lag = Instant::now().saturating_duration_since(self.real(next));
             if lag > MAX_LAG {
                 self.epoch += lag;
             }
+        }
+    }
+
+    /// Runs every step that is due; says when the next one is.
+    fn catch_up(&mut self) -> Option<Instant> {
+        if self.hung_since.is_some() {
+            return None;
         }
         let due = self.virtual_now() + EARLY.mul_f64(self.shared.config.speed);
         let mut worked = false;
@@ -361,5 +372,72 @@ impl Driver {
             };
             stats.adapters = (names(running), names(waiting));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sim::cost::Profile;
+
+    fn start() -> (Arc<Shared>, tokio::task::JoinHandle<()>) {
+        let config = SimConfig::new("m", Profile::named("h200-llama-8b").unwrap());
+        let shared = Arc::new(Shared::new(config));
+        let driver = tokio::spawn(Driver::new(Arc::clone(&shared)).run());
+        (shared, driver)
+    }
+
+    fn submit(shared: &Shared, output_tokens: u32) -> Arc<Outlet> {
+        let outlet = Arc::new(Outlet::new(1));
+        let request = Request { id: 1, prompt_tokens: 16, output_tokens, adapter: None, cached_prefix: 0 };
+        *shared.gate.lock() = Gate { in_flight: 1, prefill_tokens: 16 };
+        let submission = Submission { request, finish: Finish::Length, max_tokens: output_tokens, n: 1 };
+        shared.send(Command::Submit(vec![submission], Arc::clone(&outlet)));
+        outlet
+    }
+
+    async fn tokens(outlet: &Outlet, wanted: u32) {
+        let (mut seen, mut news) = (0, Vec::new());
+        while seen < wanted {
+            std::future::poll_fn(|cx| outlet.poll_take(cx, &mut news)).await.unwrap();
+            seen += news[0].tokens;
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn tokens_come_at_the_pace_of_the_gpu() {
+        let (shared, _driver) = start();
+        let outlet = submit(&shared, 1001);
+        tokens(&outlet, 1).await;
+        let first = Instant::now();
+        tokens(&outlet, 1000).await;
+        let pace = first.elapsed().as_secs_f64();
+        assert!((4.8..5.1).contains(&pace), "ms per token: {pace}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_minute_of_hanging_costs_no_time_afterwards() {
+        let (shared, _driver) = start();
+        shared.fault(Fault::Hang);
+        tokio::task::yield_now().await;
+        tokio::time::advance(Duration::from_secs(60)).await;
+        let outlet = submit(&shared, 2);
+        tokio::task::yield_now().await;
+        let resumed = Instant::now();
+        shared.fault(Fault::None);
+        tokens(&outlet, 2).await;
+        assert!(resumed.elapsed() < Duration::from_millis(100), "{:?}", resumed.elapsed());
+        assert_eq!(shared.gate.lock().in_flight, 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pause_of_the_process_is_not_made_up_for_in_a_burst() {
+        let (shared, _driver) = start();
+        let outlet = submit(&shared, 1000);
+        tokens(&outlet, 1).await;
+        tokio::time::advance(Duration::from_secs(3)).await;
+        let after = Instant::now();
+        tokens(&outlet, 900).await;
+        assert!(after.elapsed() > Duration::from_secs(4), "{:?}", after.elapsed());
     }
 }

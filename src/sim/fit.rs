@@ -3,6 +3,11 @@
 //! `cargo test --lib sim::fit -- --nocapture` prints the table. Closed loop: C streams, each sends its next request
 //! when the last answer is complete, 4 C requests (at least 40). Open loop: Poisson arrivals for 20 s. The client
 //! of the measurement was a Python process; its share sits in the front end's constants.
+//!
+//! Where the sides cannot meet: the lone-stream rows contain warm-up requests (TTFT + 127 x TPOT is 634 ms, not 685);
+//! at 100 and more streams req/s x E2EL is 11 % below the streams, which is the ramp of a run of unknown length, so
+//! req/s is shown and not judged. Known misses: TTFT p50 at 128 and 256 streams (the simulated streams drift apart
+//! sooner, E2EL agrees) and TTFT of a lone request on a server with adapters.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -160,11 +165,19 @@ fn the_closed_loop_rows_of_the_h200_come_out() {
                 errors.push(error.abs());
             }
         }
+        let e2el = simulated[3] / row.measured[3] - 1.0;
+        assert!(
+            e2el.is_nan() || e2el.abs() <= 0.08,
+            "E2EL of {}/{} at {}: {e2el}",
+            row.shape.0,
+            row.shape.1,
+            row.streams
+        );
         let p99 = quantile(lives.iter().map(Life::ttft).collect(), 0.99);
         println!("{line} ttft p99 {p99:.1}");
     }
     println!("median {:.1}%  max {:.1}%", quantile(errors.clone(), 0.5), quantile(errors.clone(), 1.0));
-    assert!(quantile(errors.clone(), 0.5) <= 6.0);
+    assert!(quantile(errors, 0.5) <= 5.0);
 }
 
 #[derive(Clone, Copy)]
@@ -178,17 +191,16 @@ enum Routing {
 const LONG: u32 = 16_000;
 
 /// Poisson arrivals for 20 s, shorts 200/128 and longs 16,000/64, over `servers`.
-fn open_loop(servers: &[Server], rates: (f64, f64), routing: Routing) -> Vec<Life> {
+fn open_loop(servers: &[Server], rates: (f64, f64), routing: Routing, draw: u64) -> Vec<Life> {
     let mut lanes: Vec<Lane> = servers.iter().map(|server| lane(*server, 0)).collect();
     let mut arrivals = Vec::new();
-    for (rate, prompt, output, seed) in [(rates.0, 200, 128, 1), (rates.1, LONG, 64, 2)] {
-        let (mut rng, mut at) = (Rng::new(seed), 0.0);
-        while rate > 0.0 {
-            at += rng.exponential() / rate;
-            if at > 20.0 {
-                break;
-            }
+    for (rate, prompt, output, seed) in [(rates.0, 200, 128, 2 * draw), (rates.1, LONG, 64, 2 * draw + 1)] {
+        let mut rng = Rng::new(seed);
+        // A rate of zero has its first arrival at infinity.
+        let mut at = rng.exponential() / rate;
+        while at <= 20.0 {
             arrivals.push((at, prompt, output));
+            at += rng.exponential() / rate;
         }
     }
     arrivals.sort_by(|a, b| b.0.total_cmp(&a.0));
@@ -259,43 +271,83 @@ fn open_loop(servers: &[Server], rates: (f64, f64), routing: Routing) -> Vec<Lif
     lives.into_values().collect()
 }
 
-fn tails(name: &str, lives: &[Life], measured: [f64; 6]) -> [f64; 6] {
-    let column = |long: bool, of: fn(&Life) -> f64, q: f64| {
-        let values: Vec<f64> = lives.iter().filter(|life| (life.prompt == LONG) == long).map(of).collect();
-        if values.is_empty() { f64::NAN } else { quantile(values, q) }
-    };
-    let simulated = [
-        column(false, Life::ttft, 0.5),
-        column(false, Life::ttft, 0.99),
-        column(false, Life::e2el, 0.99),
-        column(true, Life::ttft, 0.5),
-        column(true, Life::ttft, 0.99),
-        column(true, Life::e2el, 0.99),
-    ];
-    println!("{name:<34} measured  {}", measured.map(|value| format!("{value:9.1}")).join(" "));
-    println!("{:<34} simulated {}", "", simulated.map(|value| format!("{value:9.1}")).join(" "));
-    simulated
+/// Draws of the arrivals; the measurement is one such draw.
+const DRAWS: u64 = 9;
+
+/// Median over draws of: short TTFT p50 and p99, short E2EL p99, long TTFT p50 and p99, long E2EL p99; ms.
+fn tails(name: &str, servers: &[Server], rates: (f64, f64), routing: Routing, measured: [f64; 6]) -> [f64; 6] {
+    let draws: Vec<[f64; 6]> = (0..DRAWS)
+        .map(|draw| {
+            let lives = open_loop(servers, rates, routing, draw);
+            let column = |long: bool, of: fn(&Life) -> f64, q: f64| {
+                let values: Vec<f64> = lives.iter().filter(|life| (life.prompt == LONG) == long).map(of).collect();
+                if values.is_empty() { f64::NAN } else { quantile(values, q) }
+            };
+            [
+                column(false, Life::ttft, 0.5),
+                column(false, Life::ttft, 0.99),
+                column(false, Life::e2el, 0.99),
+                column(true, Life::ttft, 0.5),
+                column(true, Life::ttft, 0.99),
+                column(true, Life::e2el, 0.99),
+            ]
+        })
+        .collect();
+    let at = |q: f64| std::array::from_fn::<f64, 6, _>(|at| quantile(draws.iter().map(|draw| draw[at]).collect(), q));
+    let show = |values: [f64; 6]| values.map(|value| format!("{value:9.1}")).join(" ");
+    println!("{name:<20} measured  {}", show(measured));
+    println!("{:<20} simulated {}   (lowest  {})", "", show(at(0.5)), show(at(0.0)));
+    println!("{:<20}           {:59}   (highest {})", "", "", show(at(1.0)));
+    at(0.5)
 }
 
 #[test]
 fn the_three_arrangements_differ_as_on_two_h200s() {
-    println!("{:<44} short TTFT p50/p99, E2EL p99; long TTFT p50/p99, E2EL p99", "");
+    println!("{:<20} short TTFT p50, p99, E2EL p99; long TTFT p50, p99, E2EL p99; median of {DRAWS} draws", "");
     let nan = f64::NAN;
-    let one = open_loop(&[DEFAULT], (15.0, 0.0), Routing::Split);
-    tails("one, short only", &one, [19.2, 26.4, 708.2, nan, nan, nan]);
     let slow = Server { budget: 2048, threshold: 0 };
-    let mixed = open_loop(&[slow], (15.0, 1.5), Routing::Split);
-    tails("one, mixed, bt 2048", &mixed, [2103.6, 5427.7, 11626.5, nan, nan, nan]);
-    let robin = open_loop(&[DEFAULT; 2], (30.0, 2.0), Routing::RoundRobin);
-    let robin = tails("round robin", &robin, [26.5, 959.3, 4470.9, 523.1, 1046.4, 4117.0]);
-    let split = open_loop(&[DEFAULT; 2], (30.0, 2.0), Routing::Split);
-    let split = tails("split", &split, [21.9, 30.1, 780.0, 1415.8, 2789.4, 14137.3]);
     let pieces = Server { budget: 8192, threshold: 512 };
-    let permits = open_loop(&[pieces, slow], (30.0, 2.0), Routing::Permits(2, 1));
-    let permits = tails("permits 2 and 1", &permits, [23.1, 88.2, 1885.3, 670.5, 1258.7, 2785.5]);
-    let fewer = open_loop(&[pieces, slow], (30.0, 2.0), Routing::Permits(1, 1));
-    tails("permits 1 and 1", &fewer, [28.7, 109.4, 2960.1, 555.9, 1365.5, 2837.7]);
-    assert!(robin[1] > 8.0 * permits[1], "short P99 TTFT: permits beat round robin");
-    assert!(split[1] < permits[1], "short P99 TTFT: nothing beats the split");
-    assert!(robin[2] > permits[2] && robin[5] > permits[5] && split[5] > robin[5]);
+    let (load, two, permits) = ((30.0, 2.0), [DEFAULT; 2], [pieces, slow]);
+    tails("one, short only", &[DEFAULT], (15.0, 0.0), Routing::Split, [19.2, 26.4, 708.2, nan, nan, nan]);
+    tails("one, mixed, bt 2048", &[slow], (15.0, 1.5), Routing::Split, [2103.6, 5427.7, 11626.5, nan, nan, nan]);
+    let robin = [26.5, 959.3, 4470.9, 523.1, 1046.4, 4117.0];
+    let robin = tails("round robin", &two, load, Routing::RoundRobin, robin);
+    let split = [21.9, 30.1, 780.0, 1415.8, 2789.4, 14137.3];
+    let split = tails("split", &two, load, Routing::Split, split);
+    let both = [23.1, 88.2, 1885.3, 670.5, 1258.7, 2785.5];
+    let both = tails("permits 2 and 1", &permits, load, Routing::Permits(2, 1), both);
+    let fewer = [28.7, 109.4, 2960.1, 555.9, 1365.5, 2837.7];
+    tails("permits 1 and 1", &permits, load, Routing::Permits(1, 1), fewer);
+    assert!(robin[1] > 8.0 * both[1], "short P99 TTFT: permits beat round robin");
+    assert!(split[1] < both[1], "short P99 TTFT: nothing beats the split");
+    assert!(robin[2] > both[2] && robin[5] > both[5] && split[5] > robin[5], "and the long ones pay for the split");
+}
+
+/// One simulated hour of 50 requests per second, for its CPU time: `cargo test --release --lib an_hour -- --ignored
+/// --nocapture`.
+#[test]
+#[ignore = "prints a speed; nothing to assert on a shared machine"]
+fn an_hour_of_fifty_requests_per_second() {
+    let started = std::time::Instant::now();
+    let mut lane = lane(DEFAULT, 0);
+    let (mut rng, mut at, mut id, mut steps, mut tokens) = (Rng::new(3), 0.0, 0, 0u64, 0u64);
+    loop {
+        let next = lane.next_at().map_or(f64::INFINITY, |next| next.as_secs_f64());
+        if at > 3600.0 && next == f64::INFINITY {
+            break;
+        }
+        if at <= 3600.0 && at <= next {
+            let (prompt_tokens, output_tokens) = (1 + rng.below(400) as u32, 1 + rng.below(256) as u32);
+            lane.submit(
+                Duration::from_secs_f64(at),
+                [Request { id, prompt_tokens, output_tokens, adapter: None, cached_prefix: 0 }],
+            );
+            id += 1;
+            at += rng.exponential() / 50.0;
+        } else if let Some(end) = lane.poll(Duration::from_secs_f64(next)) {
+            steps += 1;
+            tokens += end.emitted.len() as u64;
+        }
+    }
+    println!("{id} requests, {steps} steps, {tokens} tokens in {:.2} s", started.elapsed().as_secs_f64());
 }

@@ -22,12 +22,17 @@ use super::engine::{Emitted, Engine, EngineError, Request, SequenceId, StepOutco
 ///
 /// With n requests inside, each advances at 1/n of the thread. All need the same work S, so they leave in order of
 /// arrival: with V the work done per request since time zero (dV/dt = 1/n), a request that came at V leaves at V + S.
+/// Tokens on their way out take the thread first, so requests enter slowly while many streams decode.
 #[derive(Clone, Debug)]
 pub struct FrontEnd {
     /// Work per request, seconds of the thread.
     work: f64,
     /// What every request waits on top, in parallel.
     latency: Duration,
+    /// Work to send one token, which goes first.
+    token_work: Duration,
+    /// The thread sends tokens until then.
+    busy_until: Duration,
     /// Work done per request until `at`.
     done: f64,
     at: Duration,
@@ -41,6 +46,8 @@ impl FrontEnd {
         Self {
             work: rates.serial_us.max(0.0) * 1e-6,
             latency: Duration::from_secs_f64(rates.latency_us.max(0.0) * 1e-6),
+            token_work: Duration::from_secs_f64(rates.token_us.max(0.0) * 1e-6),
+            busy_until: Duration::ZERO,
             done: 0.0,
             at: Duration::ZERO,
             inside: VecDeque::new(),
@@ -57,7 +64,13 @@ impl FrontEnd {
     fn next_leave(&self) -> Option<Duration> {
         let (tag, _) = self.inside.front()?;
         let left = (tag - self.done).max(0.0) * self.inside.len() as f64;
-        Some(self.at + Duration::from_secs_f64(left))
+        Some(self.at.max(self.busy_until) + Duration::from_secs_f64(left))
+    }
+
+    /// The tokens of a step that ended at `now` are sent before any request goes on.
+    fn send_tokens(&mut self, now: Duration, tokens: usize) {
+        self.advance(now);
+        self.busy_until = self.busy_until.max(now) + self.token_work * tokens as u32;
     }
 
     /// Lets the first request leave if it is due at `now`; says when it reaches the engine.
@@ -70,7 +83,7 @@ impl FrontEnd {
 
     /// Moves the clock within an interval in which nobody leaves.
     fn advance(&mut self, now: Duration) {
-        let passed = now.saturating_sub(self.at);
+        let passed = now.saturating_sub(self.at.max(self.busy_until));
         if !self.inside.is_empty() {
             self.done += passed.as_secs_f64() / self.inside.len() as f64;
         }
@@ -162,6 +175,7 @@ impl Lane {
         match self.under_way.take() {
             Some((started, ended, outcome)) if ended <= now => {
                 self.start(ended);
+                self.front_end.send_tokens(ended, outcome.emitted.len());
                 let StepOutcome { load, emitted, admitted, preempted, .. } = outcome;
                 let refused = std::mem::take(&mut self.refused);
                 Some(StepEnd { started, ended, emitted, admitted, preempted, load, refused })
@@ -249,7 +263,7 @@ mod tests {
 
     #[test]
     fn a_burst_leaves_the_front_end_together_and_a_lone_request_alone() {
-        let mut front_end = FrontEnd::new(&FrontEndRates { serial_us: 1000.0, latency_us: 5000.0 });
+        let mut front_end = FrontEnd::new(&FrontEndRates { serial_us: 1000.0, latency_us: 5000.0, token_us: 0.0 });
         for _ in 0..10 {
             front_end.enter(Duration::ZERO, vec![request(1)]);
         }

@@ -22,12 +22,10 @@ pub(super) struct Progress {
 /// Why an answer will never be complete.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Broken {
-    /// The engine died.
+    /// The engine died, or was stopped with the server: the same to whoever waits.
     EngineDead,
     /// The engine refused the request when it got there.
     Refused(String),
-    /// The server shuts down: the connection is cut.
-    ShuttingDown,
 }
 
 #[derive(Debug, Default)]

@@ -25,7 +25,6 @@ use super::answer::{Cut, broken_body};
 use super::driver::Shared;
 use super::generate::{resolve_model, start, unix_time};
 use super::models;
-use super::outlet::Broken;
 use super::protocol::{Generate, Kind};
 use super::server::MAX_BODY;
 use super::text;
@@ -197,10 +196,7 @@ async fn generate(shared: &Arc<Shared>, kind: Kind, request: Request<Incoming>) 
         reply.headers_mut().insert(CONTENT_TYPE, sse);
         reply
     } else {
-        let text = answer.complete().await.map_err(|broken| match broken {
-            Broken::ShuttingDown => cut(),
-            broken => broken_body(&broken),
-        })?;
+        let text = answer.complete().await.map_err(|broken| broken_body(&broken))?;
         if shared.garbage.load(Ordering::Relaxed) {
             return Ok(body(StatusCode::OK, "application/json", "<html>\u{0}not what you asked for".into()));
         }
@@ -222,14 +218,11 @@ fn fresh_id(shared: &Shared) -> String {
 
 fn require_json(request: &Request<Incoming>) -> Result<(), ErrorBody> {
     let sent = request.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
-    match sent {
-        Some(sent) if !sent.to_ascii_lowercase().starts_with("application/json") => {
-            let text = "{'type': 'value_error', 'loc': 'body', 'msg': \"Value error, Unsupported Media Type: Only \
-                        'application/json' is allowed\"}";
-            Err(ErrorBody::invalid(&[("body".into(), text.into())]))
-        }
-        _ => Ok(()),
+    if sent.is_some_and(|sent| sent.to_ascii_lowercase().starts_with("application/json")) {
+        return Ok(());
     }
+    let message = "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed".to_owned();
+    Err(ErrorBody { status: 400, kind: "Bad Request", param: None, message })
 }
 
 async fn tokenize(shared: &Shared, request: Request<Incoming>) -> Result<Reply, ErrorBody> {

@@ -24,6 +24,8 @@ use super::stats::Ended;
 const KEEP_ALIVE: Duration = Duration::from_secs(5);
 /// Largest request body, bytes; 64 MiB hold the longest prompt of any model here.
 pub(super) const MAX_BODY: usize = 64 << 20;
+/// How long a connection may take to end after the server was stopped.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 /// Pause after a failed accept (out of file descriptors), so that the loop does not spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -108,11 +110,17 @@ impl Handle {
         self.shared.dead.cancelled().await;
     }
 
-    /// Cuts every connection, ends what is in flight and waits for all tasks.
+    /// Stops as after SIGTERM: what is in flight ends with an error, connections close, all tasks are waited for.
     pub async fn shutdown(self) {
         self.shared.stop.cancel();
         self.tasks.close();
         self.tasks.wait().await;
+    }
+
+    /// Stops as after SIGKILL: connections are cut inside whatever they send.
+    pub async fn kill(self) {
+        self.shared.cut.cancel();
+        self.shutdown().await;
     }
 }
 
@@ -135,11 +143,17 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>, tasks: TaskTracker) 
                 .timer(TokioTimer::new())
                 .header_read_timeout(KEEP_ALIVE)
                 .serve_connection(TokioIo::new(stream), service);
+            tokio::pin!(connection);
             tokio::select! {
+                biased;
+                () = shared.cut.cancelled() => return,
                 // A connection that breaks is the client's affair, or a fault that was asked for.
-                _ = connection => {}
+                _ = connection.as_mut() => return,
                 () = shared.stop.cancelled() => {}
             }
+            connection.as_mut().graceful_shutdown();
+            // A client that does not read its last words is cut.
+            let _ = tokio::time::timeout(LAST_WORDS, connection).await;
         });
     }
 }

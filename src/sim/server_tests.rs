@@ -1,4 +1,8 @@
 //! The server over real sockets on loopback, read as raw bytes.
+//!
+//! Raw, because framing is what is tested: a client library would hide a missing last chunk or a second answer.
+//! Each wait is for a condition and has a deadline; lengths of time are asserted only where they are the contract (the
+//! idle connection that closes after five seconds).
 
 use std::time::{Duration, Instant};
 
@@ -215,7 +219,7 @@ async fn a_dead_engine_says_so_everywhere() {
     handle.fault(Fault::Die);
     let (status, _, body, ended) = receive(stream).await;
     assert_eq!((status, ended), (200, true));
-    assert!(body.contains(r#""code":500"#) && body.ends_with("data: [DONE]\n\n"), "{body}");
+    assert!(body.contains(r#""code": 500"#) && body.ends_with("data: [DONE]\n\n"), "{body}");
     assert_eq!(call(&handle, "GET", "/health", "").await.0, 503);
     assert_eq!(call(&handle, "POST", COMPLETION, r#"{"prompt":"x"}"#).await.0, 500);
     assert_eq!(handle.snapshot().in_flight, 0);
@@ -252,14 +256,18 @@ async fn an_idle_connection_is_closed_after_five_seconds() {
 }
 
 #[tokio::test]
-async fn shutting_down_cuts_what_is_in_flight() {
-    let handle = server(|_| {}).await;
-    let body = r#"{"prompt":"x","max_tokens":8000,"ignore_eos":true,"stream":true}"#;
-    let stream = send(&handle, "POST", COMPLETION, body).await;
-    until(&handle, |snapshot| snapshot.generated_tokens > 0).await;
-    tokio::time::timeout(DEADLINE, handle.shutdown()).await.expect("it stops");
-    let (_, _, body, ended) = receive(stream).await;
-    assert!(!ended && !body.contains("[DONE]"));
+async fn stopping_ends_streams_with_an_error_and_killing_cuts_them() {
+    for kill in [false, true] {
+        let handle = server(|_| {}).await;
+        let body = r#"{"prompt":"x","max_tokens":8000,"ignore_eos":true,"stream":true}"#;
+        let stream = send(&handle, "POST", COMPLETION, body).await;
+        until(&handle, |snapshot| snapshot.generated_tokens > 0).await;
+        let stop = async { if kill { handle.kill().await } else { handle.shutdown().await } };
+        tokio::time::timeout(DEADLINE, stop).await.expect("it stops");
+        let (_, _, body, ended) = receive(stream).await;
+        let says = r#"data: {"error": {"message": "EngineCore encountered an issue."#;
+        assert_eq!((ended, body.ends_with("data: [DONE]\n\n"), body.contains(says)), (!kill, !kill, !kill), "{body}");
+    }
 }
 
 #[tokio::test]

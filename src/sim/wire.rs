@@ -1,9 +1,10 @@
 //! The bytes of answers: chunks, bodies, error objects, exactly as vLLM frames them.
 //!
 //! Key order and null fields follow captures of a real server: role chunk with `prompt_token_ids` and
-//! `prompt_text`, last content chunk with `finish_reason` and `stop_reason`, `system_fingerprint` on the last
-//! content chunk of the stream only when no usage chunk follows, otherwise on the usage chunk. Events are
-//! `data: <compact JSON>\n\n`, the last one is `data: [DONE]\n\n`. An end-of-sequence token counts and has no text.
+//! `prompt_text`, last content chunk with `finish_reason` and `stop_reason`, `system_fingerprint` on every chunk with a
+//! `finish_reason` when no usage chunk follows, otherwise on the usage chunk. Events are `data: <compact JSON>\n\n`,
+//! the last one is `data: [DONE]\n\n`; only errors inside a stream have blanks in their JSON, there as here. An
+//! end-of-sequence token counts and has no text.
 
 use std::fmt::Write;
 
@@ -85,16 +86,8 @@ impl Envelope {
         out.push_str(",\"prompt_token_ids\":null,\"prompt_text\":null}\n\n");
     }
 
-    /// A chunk with text; `ends` is whether the whole stream's content ends with it.
-    pub fn content(
-        &self,
-        out: &mut String,
-        choice: usize,
-        text: &str,
-        finish: Option<Finish>,
-        ends: bool,
-        usage: Usage,
-    ) {
+    /// A chunk with text.
+    pub fn content(&self, out: &mut String, choice: usize, text: &str, finish: Option<Finish>, usage: Usage) {
         out.push_str(&self.head);
         // The words of `text.rs` need no escaping.
         let _ = match self.kind {
@@ -111,7 +104,7 @@ impl Envelope {
             (Kind::Completion, _) => "\"stop_reason\":null,\"prompt_token_ids\":null,\"token_ids\":null}]",
         });
         self.running_usage(out, usage);
-        if ends && !self.usage_chunk {
+        if finish.is_some() && !self.usage_chunk {
             let _ = write!(out, ",\"system_fingerprint\":\"{FINGERPRINT}\"");
         }
         out.push_str("}\n\n");
@@ -222,7 +215,7 @@ impl ErrorBody {
 
     /// An engine that died.
     pub fn dead() -> Self {
-        let message = "The server had an error while processing your request.".to_owned();
+        let message = "EngineCore encountered an issue. See stack trace (above) for the root cause.".to_owned();
         Self { status: 500, kind: "InternalServerError", param: None, message }
     }
 
@@ -235,7 +228,13 @@ impl ErrorBody {
 
     /// The object as the event of a stream that already began, with the end of the stream.
     pub fn event(&self) -> String {
-        format!("data: {}\n\ndata: [DONE]\n\n", self.json())
+        let param = json!(self.param);
+        let (message, kind) = (json!(self.message), json!(self.kind));
+        format!(
+            "data: {{\"error\": {{\"message\": {message}, \"type\": {kind}, \"param\": {param}, \"code\": {}}}}}\n\n\
+             data: [DONE]\n\n",
+            self.status
+        )
     }
 }
 
@@ -247,8 +246,8 @@ mod tests {
         let (prefix, mut out) = (if kind == Kind::Chat { "chatcmpl-" } else { "cmpl-" }, String::new());
         let envelope = Envelope::new(kind, format!("{prefix}1"), 2, "m", usage_chunk, continuous);
         envelope.role(&mut out, 0, Usage { prompt: 5, completion: 0 });
-        envelope.content(&mut out, 0, " a", None, false, Usage { prompt: 5, completion: 1 });
-        envelope.content(&mut out, 0, " b", Some(Finish::Length), true, Usage { prompt: 5, completion: 2 });
+        envelope.content(&mut out, 0, " a", None, Usage { prompt: 5, completion: 1 });
+        envelope.content(&mut out, 0, " b", Some(Finish::Length), Usage { prompt: 5, completion: 2 });
         envelope.end(&mut out, Usage { prompt: 5, completion: 2 });
         out
     }

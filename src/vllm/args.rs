@@ -215,6 +215,11 @@ impl ServeArgs {
         argv
     }
 
+    /// Names of the flags that were given, in alphabetical order, without dashes.
+    pub fn flags(&self) -> impl Iterator<Item = &'static str> {
+        self.values.keys().copied()
+    }
+
     /// The model, if one was named.
     pub fn model(&self) -> Option<&str> {
         self.model.as_deref()

@@ -90,11 +90,24 @@ fn backend(index: usize, url: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::{Config, Surroundings};
 
     fn config(arrangement: Arrangement) -> toml::Table {
         let urls = ["http://127.0.0.1:9000".to_owned(), "http://127.0.0.1:9001".to_owned()];
         let [listen, admin] = [8080, 8081].map(|port| SocketAddr::from(([127, 0, 0, 1], port)));
         arrangement.config(&urls, listen, admin).parse().unwrap()
+    }
+
+    #[test]
+    fn every_configuration_is_valid() {
+        let urls = ["http://127.0.0.1:9000".to_owned(), "http://127.0.0.1:9001".to_owned()];
+        let [listen, admin] = [8080, 8081].map(|port| SocketAddr::from(([127, 0, 0, 1], port)));
+        for arrangement in ALL {
+            let text = arrangement.config(&urls, listen, admin);
+            let around = Surroundings::of_process(std::path::Path::new("."));
+            let loaded = Config::parse(&text, "demo", &[], &around);
+            assert!(loaded.is_ok(), "{}:\n{}\n{text}", arrangement.label(), loaded.unwrap_err());
+        }
     }
 
     #[test]

@@ -34,10 +34,10 @@ use anyhow::Context as _;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::Instant;
 
+use super::serve::raise_file_limit;
 use crate::bench::{self, Api, Arrival, Class, Client, Extent, Length, Plan, Tally, Workload};
 use arrangement::{ALL, Arrangement, MODEL};
 use compare::{Comparison, Row};
-pub use stage::Gateway;
 use stage::Up;
 
 /// Short and long requests per second.
@@ -59,7 +59,7 @@ const WARM_UP_FROM: u64 = 1 << 40;
 /// ratios are near the medians of the first 100 seeds: neither a lucky draw nor an unlucky one.
 const TYPICAL_SEED: u64 = 11;
 
-/// What `sluice demo` can be told.
+/// Show on simulated engines what the gateway is for.
 #[derive(Clone, Debug, clap::Args)]
 pub struct DemoArgs {
     /// Exit after the table instead of serving until Ctrl-C
@@ -89,15 +89,17 @@ fn seconds(text: &str) -> Result<f64, String> {
     }
 }
 
-/// Runs the demo; returns when it is over or interrupted. `start_gateway` gets the text of a
-/// configuration and starts a gateway with it in this process.
-///
-/// # Errors
-/// Engines or gateway could not be started, or did not answer.
-pub fn run(
-    args: &DemoArgs,
-    start_gateway: impl AsyncFn(String) -> anyhow::Result<Gateway>,
-) -> anyhow::Result<ExitCode> {
+/// Runs the demo until it is over or interrupted.
+pub fn run(args: &DemoArgs) -> ExitCode {
+    // Clients, gateway and engines are all in this process: each request takes four descriptors.
+    raise_file_limit();
+    run_on_threads(args).unwrap_or_else(|error| {
+        eprintln!("demo: {error:#}");
+        ExitCode::FAILURE
+    })
+}
+
+fn run_on_threads(args: &DemoArgs) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let addresses = stage::Addresses { listen: args.listen, admin: args.admin };
     let code = runtime.block_on(async {
@@ -109,7 +111,7 @@ pub fn run(
                 _ = terminate.recv() => {}
             }
         };
-        show(args, async |arrangement| stage::raise(arrangement, addresses, &start_gateway).await, stopped).await
+        show(args, async |arrangement| stage::raise(arrangement, addresses).await, stopped).await
     });
     runtime.shutdown_background();
     code

@@ -5,11 +5,14 @@
 //! free ones, unless the user named an address: then a taken port is an error, not a surprise.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::Path;
 use std::pin::Pin;
 
 use anyhow::Context as _;
 
 use super::arrangement::{Arrangement, PROFILE};
+use crate::config::{Config, Surroundings};
+use crate::serve::{self, Running, Source};
 use crate::sim::{self, Handle, Profile, SimConfig};
 use crate::vllm::args::ServeArgs;
 
@@ -26,16 +29,6 @@ pub(super) struct Addresses {
 }
 
 type Stop = Pin<Box<dyn Future<Output = ()>>>;
-
-/// A gateway that is running.
-pub struct Gateway {
-    /// Where clients send requests, `http://host:port`.
-    pub client_url: String,
-    /// Where metrics and dashboard are, `http://host:port`.
-    pub admin_url: String,
-    /// Ends it; done when its ports are free again.
-    pub stop: Stop,
-}
 
 /// An arrangement that answers.
 pub(super) struct Up {
@@ -58,28 +51,33 @@ impl Up {
     }
 }
 
-/// Starts the two engines and the gateway of `arrangement`; `start_gateway` gets its configuration.
+/// Starts the two engines and the gateway of `arrangement`.
 ///
 /// # Errors
 /// An address that is taken, or an engine or gateway that does not start.
-pub(super) async fn raise(
-    arrangement: Arrangement,
-    addresses: Addresses,
-    start_gateway: &impl AsyncFn(String) -> anyhow::Result<Gateway>,
-) -> anyhow::Result<Up> {
+pub(super) async fn raise(arrangement: Arrangement, addresses: Addresses) -> anyhow::Result<Up> {
     let [first, second] = arrangement.engine_args();
     let engines = [start_engine(&first, 0).await?, start_engine(&second, 1).await?];
     let urls = engines.each_ref().map(|engine| format!("http://{}", engine.addr()));
     let listen = address(addresses.listen, USUAL_LISTEN)?;
     let admin = address(addresses.admin, USUAL_ADMIN)?;
-    let gateway = start_gateway(arrangement.config(&urls, listen, admin)).await.context("cannot start the gateway")?;
+    let gateway = start_gateway(&arrangement.config(&urls, listen, admin)).await?;
+    let client = format!("http://{}", gateway.client_address());
+    let admin = format!("http://{}", gateway.admin_address());
     let stop = async move {
-        gateway.stop.await;
+        gateway.stop().await;
         for engine in engines {
             engine.shutdown().await;
         }
     };
-    Ok(Up::new(vec![gateway.client_url], Some(gateway.admin_url), stop))
+    Ok(Up::new(vec![client], Some(admin), stop))
+}
+
+/// A gateway in this process, as `sluice serve` would make it of the same text.
+async fn start_gateway(text: &str) -> anyhow::Result<Running> {
+    let surroundings = Surroundings::of_process(Path::new("."));
+    let loaded = Config::parse(text, "demo", &[], &surroundings).map_err(|problems| anyhow::anyhow!("{problems}"))?;
+    Ok(serve::start(loaded.config, Source::Fixed).await?)
 }
 
 /// A simulated engine on a free port, with flags of `vllm serve`.

@@ -20,6 +20,7 @@ mod schedule;
 mod tests;
 
 use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasherDefault, Hasher};
 use std::time::Duration;
 
 pub use blocks::{BLOCK_TOKENS, Blocks};
@@ -29,6 +30,27 @@ use crate::base::Rng;
 
 /// Names one sequence of the engine; the caller chooses it and must not reuse it while it lives.
 pub type SequenceId = u64;
+
+/// Hashes an id by one multiplication: ids are looked up for every token, and nobody chooses them to collide.
+#[derive(Clone, Copy, Debug, Default)]
+struct IdHasher(u64);
+
+impl Hasher for IdHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u64(u64::from(*byte));
+        }
+    }
+
+    fn write_u64(&mut self, id: u64) {
+        // The golden ratio in 64 bits; the table takes its bits from both ends.
+        self.0 = (self.0 ^ id).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(26);
+    }
+}
 
 /// Limits of the engine, named as vLLM's flags.
 #[derive(Clone, Debug)]
@@ -141,7 +163,7 @@ pub struct Engine {
     cost: CostModel,
     rng: Rng,
     blocks: Blocks,
-    sequences: HashMap<SequenceId, Sequence>,
+    sequences: HashMap<SequenceId, Sequence, BuildHasherDefault<IdHasher>>,
     running: Vec<SequenceId>,
     waiting: VecDeque<SequenceId>,
     /// Arrived while the step that runs now was under way, and while the one before it was.
@@ -162,7 +184,7 @@ impl Engine {
             cost,
             rng,
             blocks,
-            sequences: HashMap::new(),
+            sequences: HashMap::default(),
             running: Vec::new(),
             waiting: VecDeque::new(),
             fresh: Vec::new(),

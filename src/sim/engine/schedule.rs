@@ -76,9 +76,12 @@ impl Engine {
     }
 
     fn schedule_waiting(&mut self, plan: &mut Plan, budget: &mut u32, cap: u32, held_slots: u32) {
-        let mut adapters = self.distinct(self.running.iter());
-        let mut position = 0;
         self.deferred = 0;
+        if self.waiting.is_empty() {
+            return;
+        }
+        let mut adapters = if self.config.max_loras > 0 { self.distinct(self.running.iter()) } else { Vec::new() };
+        let mut position = 0;
         while *budget > 0 && position < self.waiting.len() {
             if self.running.len() + held_slots as usize >= self.config.max_num_seqs as usize {
                 break;

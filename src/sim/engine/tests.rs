@@ -1,4 +1,8 @@
 //! One test per rule of vLLM's step loop, and properties that hold under any load.
+//!
+//! Rules are tested without asynchronous scheduling, so that a step shows the effect of the one before; what that adds
+//! has tests of its own. The property drives random arrivals, aborts and steps: blocks are conserved, budget and slots
+//! hold, every request ends exactly once, and the engine always comes to an end.
 
 use std::collections::HashMap;
 

@@ -1,0 +1,483 @@
+//! Mock engine: answers `/v1/chat/completions` and `/v1/completions` with bytes shaped like vLLM's.
+//!
+//! A proxy is measured against something that costs little and always the same, so this server is written by hand on
+//! tokio sockets and every event is formatted once, at start. Answers do not depend on the prompt: two runs give
+//! the same bytes, and a client can compare what came through a proxy with what came directly.
+//!
+//! A request names its pace in headers, or, since some proxies drop unknown headers, in a text anywhere in the body:
+//!
+//! | header | body text `mock:first=0,interval=5,chunks=64;` | meaning |
+//! |---|---|---|
+//! | `x-mock-first-ms` | `first` | time before the first event, milliseconds |
+//! | `x-mock-interval-ms` | `interval` | time between content events; 0: back to back, each its own write |
+//! | `x-mock-chunks` | `chunks` | content events of the answer |
+//! | `x-mock-burst` | `burst` | 1: the whole answer in one write, as an engine's server does that has fallen behind |
+//!
+//! Streams: head, role event (chat only), `chunks` content events of which the last carries the finish reason, usage
+//! event when `include_usage` was asked for, `[DONE]`; each one chunk and one write, as uvicorn does. The header
+//! `x-mock-body` of an answer tells length and xxh3 of the request body that arrived; `GET /mock/last` tells its SHA-256.
+//!
+//! Bounds: heads of 64 KiB, bodies of 64 MiB, one request at a time per connection. A client that leaves is noticed
+//! while waiting between events and counted as `abort`. It does no batching, no queueing and checks no field.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use bytes::{Buf, BytesMut};
+use memchr::memmem;
+use parking_lot::Mutex;
+use sha2::{Digest, Sha256};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep_until};
+use xxhash_rust::xxh3::xxh3_64;
+
+/// Longest request head, bytes.
+const MAX_HEAD: usize = 64 << 10;
+/// Longest request body, bytes: twice the gateway's default limit.
+const MAX_BODY: usize = 64 << 20;
+/// Headers read of one request.
+const MAX_HEADERS: usize = 64;
+/// Content events when the request does not say: the row width of the overhead table.
+const DEFAULT_CHUNKS: u64 = 64;
+/// End of a chunked body.
+const LAST_CHUNK: &[u8] = b"0\r\n\r\n";
+/// Words that content events cycle through.
+const WORDS: [&str; 8] = [" the", " gate", " opens", " and", " long", " prompts", " wait", "."];
+
+/// What an engine has seen since it was created; survives `serve` being dropped and started again.
+#[derive(Default, Debug)]
+pub(crate) struct Counters {
+    /// Generation requests whose head and body arrived.
+    pub(crate) started: AtomicU64,
+    /// Answers written to their end.
+    pub(crate) finished: AtomicU64,
+    /// Answers whose client left before the end.
+    pub(crate) aborted: AtomicU64,
+    /// Answers cut off because this engine was killed.
+    pub(crate) lost: AtomicU64,
+    /// Bytes of all request bodies.
+    pub(crate) body_bytes: AtomicU64,
+    /// Set while the engine is being killed, so that dropped answers count as `lost`.
+    pub(crate) killed: AtomicBool,
+    last_body: Mutex<Vec<u8>>,
+}
+
+/// One answer in progress: counted as aborted unless it says that it finished.
+struct Answer<'a>(&'a Counters, bool);
+
+impl<'a> Answer<'a> {
+    fn begin(counters: &'a Counters) -> Self {
+        counters.started.fetch_add(1, Relaxed);
+        Self(counters, false)
+    }
+}
+
+impl Drop for Answer<'_> {
+    fn drop(&mut self) {
+        let c = self.0;
+        let slot = match (self.1, c.killed.load(Relaxed)) {
+            (true, _) => &c.finished,
+            (false, true) => &c.lost,
+            (false, false) => &c.aborted,
+        };
+        slot.fetch_add(1, Relaxed);
+    }
+}
+
+/// Pace and size of one answer.
+#[derive(Clone, Copy, PartialEq, Debug)]
+struct Pace {
+    first: Duration,
+    interval: Duration,
+    chunks: u64,
+    burst: bool,
+}
+
+/// A request as far as this engine cares.
+struct Request {
+    method: String,
+    path: String,
+    pace: Option<Pace>,
+    body: BytesMut,
+    keep_alive: bool,
+}
+
+/// Event frames of one dialect, chunk-encoded once.
+struct Frames {
+    role: Vec<u8>,
+    words: Vec<Vec<u8>>,
+    last: Vec<u8>,
+    id: &'static str,
+    object: &'static str,
+}
+
+fn frame(event: &str) -> Vec<u8> {
+    let body = format!("data: {event}\n\n");
+    format!("{:x}\r\n{body}\r\n", body.len()).into_bytes()
+}
+
+impl Frames {
+    fn chat() -> Self {
+        let (id, object) = ("chatcmpl-mock", "chat.completion.chunk");
+        let event = |delta: String, finish: &str| {
+            frame(&format!(
+                r#"{{"id":"{id}","object":"{object}","created":1763683200,"model":"mock","choices":[{{"index":0,"delta":{delta},"logprobs":null,"finish_reason":{finish},"token_ids":null}}]}}"#
+            ))
+        };
+        let word = |w: &str| format!(r#"{{"content":"{w}"}}"#);
+        Self {
+            role: event(r#"{"role":"assistant","content":""}"#.into(), "null"),
+            words: WORDS.iter().map(|w| event(word(w), "null")).collect(),
+            last: event(word("!"), r#""length","stop_reason":null"#),
+            id,
+            object,
+        }
+    }
+
+    fn completions() -> Self {
+        let (id, object) = ("cmpl-mock", "text_completion");
+        let event = |w: &str, finish: &str| {
+            frame(&format!(
+                r#"{{"id":"{id}","object":"{object}","created":1763683200,"model":"mock","choices":[{{"index":0,"text":"{w}","logprobs":null,"finish_reason":{finish},"stop_reason":null,"token_ids":null}}]}}"#
+            ))
+        };
+        Self {
+            role: Vec::new(),
+            words: WORDS.iter().map(|w| event(w, "null")).collect(),
+            last: event("!", r#""length""#),
+            id,
+            object,
+        }
+    }
+
+    /// Content event number `i` of `chunks`; the last one carries the finish reason.
+    fn content(&self, i: u64, chunks: u64) -> &[u8] {
+        if i + 1 == chunks { &self.last } else { &self.words[i as usize % WORDS.len()] }
+    }
+
+    /// What follows the content: usage if the body asks for it, and `[DONE]`.
+    fn end(&self, body: &[u8], chunks: u64) -> Vec<Vec<u8>> {
+        let usage = says(body, "include_usage", "true").then(|| self.usage(chunks));
+        usage.into_iter().chain([frame("[DONE]")]).collect()
+    }
+
+    fn usage(&self, chunks: u64) -> Vec<u8> {
+        let (id, object) = (self.id, self.object);
+        frame(&format!(
+            r#"{{"id":"{id}","object":"{object}","created":1763683200,"model":"mock","choices":[],"usage":{}}}"#,
+            usage(chunks)
+        ))
+    }
+}
+
+fn usage(chunks: u64) -> String {
+    format!(r#"{{"prompt_tokens":256,"total_tokens":{},"completion_tokens":{chunks}}}"#, 256 + chunks)
+}
+
+/// Listen on `address`, say where on stdout, serve until the process ends.
+pub(crate) async fn listen_and_serve(address: &str) -> anyhow::Result<()> {
+    let listener = TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))?;
+    println!("engine on http://{}", listener.local_addr()?);
+    serve(listener, Arc::new(Counters::default())).await;
+    Ok(())
+}
+
+/// Serve connections from `listener` for ever; dropping the future closes all of them.
+pub(crate) async fn serve(listener: TcpListener, counters: Arc<Counters>) {
+    let frames = Arc::new([Frames::chat(), Frames::completions()]);
+    let mut connections = JoinSet::new();
+    loop {
+        tokio::select! {
+            accepted = listener.accept() => {
+                let Ok((socket, _)) = accepted else { continue };
+                let (frames, counters) = (Arc::clone(&frames), Arc::clone(&counters));
+                connections.spawn(async move {
+                    // A connection ends by its client leaving; that is what the counters are for.
+                    let _ = connection(socket, &frames, &counters).await;
+                });
+            }
+            Some(_) = connections.join_next() => {}
+        }
+    }
+}
+
+async fn connection(mut socket: TcpStream, frames: &[Frames; 2], counters: &Counters) -> anyhow::Result<()> {
+    socket.set_nodelay(true)?;
+    let mut buffer = BytesMut::with_capacity(8 << 10);
+    while let Some(request) = read_request(&mut socket, &mut buffer).await? {
+        match (request.method.as_str(), request.path.as_str()) {
+            ("POST", "/v1/chat/completions") => answer(&mut socket, &request, &frames[0], counters).await?,
+            ("POST", "/v1/completions") => answer(&mut socket, &request, &frames[1], counters).await?,
+            ("GET", path) => {
+                let (status, kind, body) = page(path, counters);
+                socket.write_all(reply(status, kind, "", body.as_bytes()).as_slice()).await?;
+            }
+            _ => socket.write_all(&reply("404 Not Found", "application/json", "", b"{}")).await?,
+        }
+        if !request.keep_alive {
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
+fn page(path: &str, c: &Counters) -> (&'static str, &'static str, String) {
+    let load = |a: &AtomicU64| a.load(Relaxed);
+    match path {
+        "/health" | "/ping" => ("200 OK", "text/plain", String::new()),
+        "/version" => ("200 OK", "application/json", r#"{"version":"0.33.0"}"#.into()),
+        "/v1/models" => (
+            "200 OK",
+            "application/json",
+            r#"{"object":"list","data":[{"id":"mock","object":"model","created":1763683200,"owned_by":"vllm","root":"mock","parent":null,"max_model_len":131072,"permission":[]}]}"#.into(),
+        ),
+        "/mock/last" => {
+            let digest = Sha256::digest(&*c.last_body.lock());
+            ("200 OK", "application/json", format!("{{\"bytes\":{},\"sha256\":\"{digest:x}\"}}", c.last_body.lock().len()))
+        }
+        "/metrics" => {
+            let running = load(&c.started) - load(&c.finished) - load(&c.aborted) - load(&c.lost);
+            let labels = r#"engine="0",model_name="mock""#;
+            (
+                "200 OK",
+                "text/plain; version=0.0.4; charset=utf-8",
+                format!(
+                    "vllm:num_requests_running{{{labels}}} {running}\nvllm:num_requests_waiting{{{labels}}} 0\n\
+                     vllm:request_success_total{{{labels},finished_reason=\"length\"}} {}\n\
+                     vllm:request_success_total{{{labels},finished_reason=\"abort\"}} {}\n\
+                     vllm:kv_cache_usage_perc{{{labels}}} 0\nmock:body_bytes_total {}\n",
+                    load(&c.finished),
+                    load(&c.aborted),
+                    load(&c.body_bytes)
+                ),
+            )
+        }
+        _ => ("404 Not Found", "application/json", r#"{"error":{"message":"Not Found","type":"Not Found","param":null,"code":404}}"#.into()),
+    }
+}
+
+fn reply(status: &str, kind: &str, extra: &str, body: &[u8]) -> Vec<u8> {
+    let mut out = format!(
+        "HTTP/1.1 {status}\r\nserver: uvicorn\r\ncontent-type: {kind}\r\n{extra}content-length: {}\r\n\r\n",
+        body.len()
+    )
+    .into_bytes();
+    out.extend_from_slice(body);
+    out
+}
+
+/// Write the answer to one generation request.
+///
+/// # Errors
+/// When the client left; the request then counts as aborted.
+async fn answer(socket: &mut TcpStream, request: &Request, frames: &Frames, counters: &Counters) -> anyhow::Result<()> {
+    let mut progress = Answer::begin(counters);
+    let body = &request.body[..];
+    counters.body_bytes.fetch_add(body.len() as u64, Relaxed);
+    let integrity = format!("x-mock-body: {}-{:016x}\r\n", body.len(), xxh3_64(body));
+    if let Some(mut last) = counters.last_body.try_lock() {
+        last.clear();
+        last.extend_from_slice(body);
+    }
+    let pace = request.pace.unwrap_or_else(|| pace_of_body(body));
+    let mut due = Instant::now() + pace.first;
+    if !says(body, "stream", "true") {
+        due += pace.interval * u32::try_from(pace.chunks).unwrap_or(u32::MAX);
+        wait(socket, due).await?;
+        let text = plain(frames, pace.chunks);
+        socket.write_all(&reply("200 OK", "application/json", &integrity, text.as_bytes())).await?;
+        progress.1 = true;
+        return Ok(());
+    }
+    let head = format!(
+        "HTTP/1.1 200 OK\r\nserver: uvicorn\r\ncontent-type: text/event-stream; charset=utf-8\r\n{integrity}transfer-encoding: chunked\r\n\r\n"
+    );
+    if pace.burst {
+        wait(socket, due).await?;
+        let mut whole = head.into_bytes();
+        whole.extend_from_slice(&frames.role);
+        (0..pace.chunks).for_each(|i| whole.extend_from_slice(frames.content(i, pace.chunks)));
+        frames.end(body, pace.chunks).iter().for_each(|event| whole.extend_from_slice(event));
+        whole.extend_from_slice(LAST_CHUNK);
+        progress.1 = true;
+        return Ok(socket.write_all(&whole).await?);
+    }
+    socket.write_all(head.as_bytes()).await?;
+    wait(socket, due).await?;
+    if !frames.role.is_empty() {
+        socket.write_all(&frames.role).await?;
+    }
+    for i in 0..pace.chunks {
+        if i > 0 {
+            due += pace.interval;
+            wait(socket, due).await?;
+        }
+        socket.write_all(frames.content(i, pace.chunks)).await?;
+    }
+    for event in frames.end(body, pace.chunks) {
+        socket.write_all(&event).await?;
+    }
+    // From here on nothing is left to abort, as in vLLM: the engine is done, only the connection is not.
+    progress.1 = true;
+    socket.write_all(LAST_CHUNK).await?;
+    Ok(())
+}
+
+fn plain(frames: &Frames, chunks: u64) -> String {
+    let text: String = (0..chunks).map(|i| WORDS[i as usize % WORDS.len()]).collect();
+    let choice = if frames.role.is_empty() {
+        format!(r#""text":"{text}""#)
+    } else {
+        format!(
+            r#""message":{{"role":"assistant","content":"{text}","refusal":null,"tool_calls":[],"reasoning":null}}"#
+        )
+    };
+    let object = if frames.role.is_empty() { frames.object } else { "chat.completion" };
+    format!(
+        r#"{{"id":"{}","object":"{object}","created":1763683200,"model":"mock","choices":[{{"index":0,{choice},"logprobs":null,"finish_reason":"length","stop_reason":null,"token_ids":null}}],"service_tier":null,"system_fingerprint":null,"usage":{},"prompt_logprobs":null,"kv_transfer_params":null}}"#,
+        frames.id,
+        usage(chunks)
+    )
+}
+
+/// Wait until `due`, noticing a client that leaves meanwhile.
+async fn wait(socket: &mut TcpStream, due: Instant) -> anyhow::Result<()> {
+    if due <= Instant::now() {
+        return Ok(());
+    }
+    let mut byte = [0u8; 1];
+    tokio::select! {
+        () = sleep_until(due) => Ok(()),
+        n = socket.peek(&mut byte) => match n? {
+            0 => bail!("the client left"),
+            // The next request already waits: answer this one first.
+            _ => { sleep_until(due).await; Ok(()) }
+        },
+    }
+}
+
+/// Does the JSON text hold `"key":value`, with or without one blank?
+fn says(body: &[u8], key: &str, value: &str) -> bool {
+    ["", " "].iter().any(|gap| memmem::find(body, format!("\"{key}\":{gap}{value}").as_bytes()).is_some())
+}
+
+fn pace_of_body(body: &[u8]) -> Pace {
+    let knob = |name: &str| -> Option<u64> {
+        let start = memmem::find(body, b"mock:")? + 5;
+        let text = &body[start..start + memchr::memchr(b';', &body[start..])?];
+        std::str::from_utf8(text).ok()?.split(',').find_map(|kv| kv.strip_prefix(name)?.strip_prefix('=')?.parse().ok())
+    };
+    pace(knob)
+}
+
+fn pace(knob: impl Fn(&str) -> Option<u64>) -> Pace {
+    let ms = |name| Duration::from_millis(knob(name).unwrap_or(0));
+    Pace {
+        first: ms("first"),
+        interval: ms("interval"),
+        chunks: knob("chunks").unwrap_or(DEFAULT_CHUNKS).max(1),
+        burst: knob("burst") == Some(1),
+    }
+}
+
+enum Framing {
+    Length(usize),
+    Chunked,
+}
+
+/// Read one request; `None` when the client closed between requests.
+async fn read_request(socket: &mut TcpStream, buffer: &mut BytesMut) -> anyhow::Result<Option<Request>> {
+    let (mut request, framing, expects) = loop {
+        if let Some(found) = parse_head(buffer)? {
+            break found;
+        }
+        if buffer.len() > MAX_HEAD {
+            bail!("head too long");
+        }
+        if socket.read_buf(buffer).await? == 0 {
+            return Ok(None);
+        }
+    };
+    if expects {
+        socket.write_all(b"HTTP/1.1 100 Continue\r\n\r\n").await?;
+    }
+    match framing {
+        Framing::Length(length) => {
+            if length > MAX_BODY {
+                bail!("body too long");
+            }
+            buffer.reserve(length.saturating_sub(buffer.len()));
+            fill(socket, buffer, length).await?;
+            request.body = buffer.split_to(length);
+        }
+        Framing::Chunked => loop {
+            let line = loop {
+                if let Some(end) = memmem::find(buffer, b"\r\n") {
+                    break end;
+                }
+                let more = buffer.len() + 1;
+                fill(socket, buffer, more).await?;
+            };
+            let size = usize::from_str_radix(
+                std::str::from_utf8(&buffer[..line])?.split(';').next().unwrap_or("").trim(),
+                16,
+            )?;
+            if request.body.len().saturating_add(size) > MAX_BODY {
+                bail!("body too long");
+            }
+            buffer.advance(line + 2);
+            fill(socket, buffer, size + 2).await?;
+            request.body.extend_from_slice(&buffer[..size]);
+            buffer.advance(size + 2);
+            if size == 0 {
+                break;
+            }
+        },
+    }
+    Ok(Some(request))
+}
+
+async fn fill(socket: &mut TcpStream, buffer: &mut BytesMut, length: usize) -> anyhow::Result<()> {
+    while buffer.len() < length {
+        if socket.read_buf(buffer).await? == 0 {
+            bail!("the client left inside a request");
+        }
+    }
+    Ok(())
+}
+
+fn parse_head(buffer: &mut BytesMut) -> anyhow::Result<Option<(Request, Framing, bool)>> {
+    let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
+    let mut head = httparse::Request::new(&mut headers);
+    let httparse::Status::Complete(length) = head.parse(buffer)? else { return Ok(None) };
+    let find = |name: &str| {
+        let header = head.headers.iter().find(|h| h.name.eq_ignore_ascii_case(name))?;
+        std::str::from_utf8(header.value).ok().map(str::trim)
+    };
+    let number = |name: &str| find(name).and_then(|v| v.parse::<u64>().ok());
+    let framing = match (find("transfer-encoding"), number("content-length")) {
+        (Some(coding), _) if coding.eq_ignore_ascii_case("chunked") => Framing::Chunked,
+        (_, length) => Framing::Length(usize::try_from(length.unwrap_or(0)).unwrap_or(usize::MAX)),
+    };
+    let named = |name: &str| match name {
+        "first" => number("x-mock-first-ms"),
+        "interval" => number("x-mock-interval-ms"),
+        "chunks" => number("x-mock-chunks"),
+        _ => number("x-mock-burst"),
+    };
+    let path = head.path.unwrap_or("/");
+    let request = Request {
+        method: head.method.unwrap_or("").to_owned(),
+        path: path.split('?').next().unwrap_or("/").to_owned(),
+        pace: number("x-mock-interval-ms").map(|_| pace(named)),
+        body: BytesMut::new(),
+        keep_alive: !find("connection").is_some_and(|v| v.eq_ignore_ascii_case("close")),
+    };
+    let expects = find("expect").is_some();
+    buffer.advance(length);
+    Ok(Some((request, framing, expects)))
+}

@@ -1,0 +1,72 @@
+//! Tools for the side-by-side overhead measurement: a mock engine, a load generator and a peer.
+//!
+//! `benches/overhead/run` starts everything and prints the table; this program is what it starts. One executable with
+//! three commands, so that one link serves the whole measurement:
+//!
+//! - `engine`: answers like vLLM, as cheaply as it can, at a pace the request names (`engine.rs`)
+//! - `load`: closed-loop client that times the first content and the whole answer (`load.rs`)
+//! - `bare`: pingora's `HttpServerApp` forwarding chunk by chunk, with no work of ours (`bare.rs`)
+//!
+//! None of it is part of the product. Without a command (as `cargo bench` calls it) it only says where to look: timing
+//! needs all peers in one run, which a single process cannot give.
+
+mod bare;
+mod engine;
+mod load;
+mod reply;
+
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(about = "tools of the side-by-side overhead measurement")]
+struct Cli {
+    #[command(subcommand)]
+    command: Option<Command>,
+    /// Passed by `cargo bench`; means nothing here.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Mock engine: vLLM's answers at a pace that the request names.
+    Engine {
+        /// Address to listen on.
+        #[arg(long, default_value = "127.0.0.1:0")]
+        listen: String,
+    },
+    /// Closed-loop load; prints one line of JSON.
+    Load(load::Load),
+    /// Bare pingora `HttpServerApp` in front of one backend.
+    Bare {
+        /// Address to listen on.
+        #[arg(long)]
+        listen: String,
+        /// `host:port` of the backend.
+        #[arg(long)]
+        backend: String,
+        /// Threads that serve.
+        #[arg(long, default_value_t = 2)]
+        threads: usize,
+    },
+}
+
+fn main() -> anyhow::Result<()> {
+    match Cli::parse().command {
+        Some(Command::Engine { listen }) => run(engine::listen_and_serve(&listen)),
+        Some(Command::Load(load)) => run(load::run(load)),
+        Some(Command::Bare { listen, backend, threads }) => {
+            bare::run(&listen, &backend, threads);
+            Ok(())
+        }
+        None => {
+            eprintln!("the measurement is started by benches/overhead/run; --help shows its parts");
+            Ok(())
+        }
+    }
+}
+
+/// One thread on purpose: the tools must leave the cores to the proxy that is measured.
+fn run(work: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(work)
+}

@@ -1,0 +1,159 @@
+//! `sluice serve`: run the gateway until it is told to stop.
+//!
+//! SIGTERM and SIGINT stop it in order (a second one at once), SIGHUP reloads the configuration file.
+//! Exit codes: 0 stopped in order, 1 a socket could not be opened or requests were cut at the end, 78
+//! the configuration is wrong (nothing was bound).
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use super::check::EXIT_CONFIG;
+use crate::base::Tokens;
+use crate::config::{Config, Flags, Loaded, Problems, Surroundings};
+use crate::serve::{self, Running, Source};
+use crate::telemetry::log;
+
+/// Run the gateway.
+#[derive(Clone, Debug, clap::Args)]
+#[command(group(clap::ArgGroup::new("what").required(true).multiple(false).args(["config", "backend"])))]
+pub struct ServeArgs {
+    /// The configuration file
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// A vLLM server, such as http://127.0.0.1:8000 (repeatable; instead of a file)
+    #[arg(long, value_name = "URL")]
+    pub backend: Vec<String>,
+    /// A vLLM server for long prompts (repeatable): makes a short and a long pool
+    #[arg(long, value_name = "URL", requires = "backend")]
+    pub long: Vec<String>,
+    /// Prompts of this many tokens or more are long [default: 5k]
+    #[arg(long, value_name = "TOKENS", requires = "long")]
+    pub threshold: Option<Tokens>,
+    /// Where clients connect, with --backend [default: 127.0.0.1:8080]
+    #[arg(long, value_name = "ADDRESS", conflicts_with = "config")]
+    pub listen: Option<String>,
+    /// Where metrics and the admin API are, with --backend [default: 127.0.0.1:8081]
+    #[arg(long, value_name = "ADDRESS", conflicts_with = "config")]
+    pub admin: Option<String>,
+    /// Change one value, such as pool.short.slots=32 or server.listen=0.0.0.0:8080 (repeatable)
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+}
+
+/// Runs the command.
+pub fn run(args: &ServeArgs) -> ExitCode {
+    let (loaded, source) = match load(args) {
+        Ok(loaded) => loaded,
+        Err(problems) => {
+            eprintln!("{problems}");
+            return ExitCode::from(EXIT_CONFIG);
+        }
+    };
+    log::init(&loaded.config.log);
+    for warning in &loaded.warnings {
+        tracing::warn!("{warning}");
+    }
+    raise_file_limit();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(loaded.config.server.threads)
+        .thread_name("sluice")
+        .enable_all()
+        .build();
+    match runtime {
+        Ok(runtime) => runtime.block_on(serve(loaded.config, source)),
+        Err(error) => {
+            tracing::error!("cannot start threads: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn load(args: &ServeArgs) -> Result<(Loaded, Source), Problems> {
+    if let Some(path) = &args.config {
+        let loaded = Config::load(path, &args.set)?;
+        return Ok((loaded, Source::File { path: path.clone(), sets: args.set.clone() }));
+    }
+    let flags = Flags {
+        backends: args.backend.clone(),
+        long: args.long.clone(),
+        threshold: args.threshold,
+        listen: args.listen.clone(),
+        admin: args.admin.clone(),
+    };
+    let here = PathBuf::from(".");
+    let loaded = Config::from_flags(&flags, &args.set, &Surroundings::of_process(&here))?;
+    Ok((loaded, Source::Fixed))
+}
+
+async fn serve(config: Config, source: Source) -> ExitCode {
+    let running = match serve::start(config, source).await {
+        Ok(running) => running,
+        Err(error) => {
+            tracing::error!("{error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    tracing::info!("serving clients on http://{}", running.client_address());
+    tracing::info!("metrics and live page on http://{}", running.admin_address());
+    if let Err(error) = wait_for_stop(&running).await {
+        tracing::error!("cannot listen for signals: {error}");
+        return ExitCode::FAILURE;
+    }
+    let (in_flight, waiting) = running.house().admission().load();
+    tracing::info!(in_flight, waiting, "stopping: no new requests; a second signal stops at once");
+    tokio::select! {
+        orderly = running.stop() => {
+            if orderly {
+                tracing::info!("stopped");
+                return ExitCode::SUCCESS;
+            }
+            tracing::warn!("stopped with requests still running: server.drain_timeout is over");
+            ExitCode::FAILURE
+        }
+        _ = second_signal() => {
+            tracing::warn!("stopped at once");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Waits for SIGTERM or SIGINT; reloads on SIGHUP.
+async fn wait_for_stop(running: &Running) -> std::io::Result<()> {
+    let (mut term, mut int, mut hup) = signals()?;
+    loop {
+        tokio::select! {
+            _ = term.recv() => return Ok(()),
+            _ = int.recv() => return Ok(()),
+            _ = hup.recv() => {
+                // Said in the log, whatever comes of it.
+                let _ = running.house().reload();
+            }
+        }
+    }
+}
+
+async fn second_signal() -> std::io::Result<()> {
+    let (mut term, mut int, _) = signals()?;
+    tokio::select! {
+        _ = term.recv() => {}
+        _ = int.recv() => {}
+    }
+    Ok(())
+}
+
+fn signals() -> std::io::Result<(Signal, Signal, Signal)> {
+    Ok((signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?, signal(SignalKind::hangup())?))
+}
+
+/// Every client and every request takes a descriptor: as many as the system allows without asking.
+pub(super) fn raise_file_limit() {
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+    if let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE)
+        && soft < hard
+        && let Err(error) = setrlimit(Resource::RLIMIT_NOFILE, hard, hard)
+    {
+        tracing::warn!("cannot raise the limit of open files from {soft} to {hard}: {error}");
+    }
+}

@@ -1,0 +1,233 @@
+//! What can be wrong with a configuration: one variant per situation, and the report of all of them.
+//!
+//! A problem is a situation at a key: `pool[0].long_prefix.slots`, with the line it was written on. The
+//! text of a situation says what is wrong and what to do next; it does not repeat the key. Warnings are
+//! situations too: the gateway runs with them, and says them at start and in `sluice check`.
+//!
+//! A report lists at most `MAX_PROBLEMS` problems in order of lines and counts the rest.
+
+use std::fmt;
+
+use super::defaults::MAX_PROBLEMS;
+use super::origin::Origin;
+use super::suggest::Suggestion;
+
+/// One situation at one key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    path: String,
+    origin: Origin,
+    situation: Situation,
+}
+
+/// What is wrong (or, for warnings, worth knowing).
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the message is the documentation of each situation, and its fields stand in it")]
+pub enum Situation {
+    #[error("cannot read {path}: {reason}")]
+    Unreadable { path: String, reason: String },
+    #[error("not TOML: {message}")]
+    Syntax { message: String },
+    #[error("{text} does not fit a 64-bit number")]
+    Number { text: String },
+    #[error("'--set {text}' is not KEY=VALUE; write for example --set pool.short.slots=32")]
+    SetMalformed { text: String },
+    #[error("'--set {text}': nothing in '{list}' is called '{wanted}'; {suggestion}")]
+    SetNoSuchElement { text: String, list: String, wanted: String, suggestion: Suggestion },
+    #[error("'--set {text}': '{key}' is {found}, not a table, and has no keys below it")]
+    SetInsideValue { text: String, key: String, found: String },
+
+    #[error("unknown key; {suggestion}")]
+    UnknownKey { suggestion: Suggestion },
+    #[error("missing; {hint}")]
+    Missing { hint: &'static str },
+    #[error("expected {wanted}, found {found}")]
+    WrongType { wanted: &'static str, found: String },
+    #[error("{reason}")]
+    Unit { reason: String },
+    #[error("unknown value '{found}'; {suggestion}")]
+    UnknownChoice { found: String, suggestion: Suggestion },
+    #[error("{found} is outside {min} to {max}")]
+    OutOfRange { found: String, min: String, max: String },
+    #[error("{found} entries, but at most {max} are supported")]
+    TooMany { found: usize, max: usize },
+    #[error("'{found}' is not an address; write one such as \"127.0.0.1:8080\" or \"[::]:8080\"")]
+    Address { found: String },
+
+    #[error("the name is empty")]
+    NameEmpty,
+    #[error("the name has {bytes} bytes; at most {max} are supported")]
+    NameTooLong { bytes: usize, max: usize },
+    #[error("'{name}' may contain only letters, digits and . _ : / -, since it becomes a label and a header")]
+    NameLetters { name: String },
+    #[error("'{name}' may not contain blanks at its ends or control characters")]
+    ModelNameLetters { name: String },
+    #[error("'{name}' is used twice; it is already at {first}")]
+    Duplicate { name: String, first: String },
+
+    #[error("there is no pool; add [[pool]] with a [[pool.backend]], or start with --backend URL")]
+    NoPool,
+    #[error("the pool has no backend; add [[pool.backend]] with a url")]
+    NoBackend,
+    #[error("the list is empty; name at least one model, or \"*\" for all")]
+    NoModels,
+    #[error("\"*\" already means all models; remove it or the names beside it")]
+    StarAndNames,
+    #[error("no model is called '{name}'; {suggestion} (models are declared in [[model]])")]
+    UnknownModel { name: String, suggestion: Suggestion },
+    #[error("no pool serves model '{model}'; add it to the models of a pool, or remove it")]
+    UnreachableModel { model: String },
+    #[error("min {min} is not below max {max}; the range is half open, min <= prompt < max")]
+    EmptyRange { min: String, max: String },
+    #[error("{model}: no pool is for prompts of {gap} tokens; let prompt_tokens of one pool begin where another ends")]
+    Gap { model: String, gap: String },
+    #[error(
+        "{model}: prompts of {overlap} tokens belong to both '{first}' and '{second}'; let one range end where the other begins"
+    )]
+    Overlap { model: String, overlap: String, first: String, second: String },
+    #[error(
+        "prompts of {threshold} tokens and more belong to this pool but could never run here; give it at least 1 slot"
+    )]
+    LongNeverRuns { threshold: String },
+    #[error("no pool is called '{name}'; {suggestion}")]
+    UnknownPool { name: String, suggestion: Suggestion },
+    #[error("a pool cannot spill to itself; remove it from the list")]
+    SpillToSelf,
+    #[error("pool '{to}' does not serve {model}, which this pool would spill to it")]
+    SpillWithoutModel { to: String, model: String },
+
+    #[error("give either url (an engine that somebody else runs) or launch (one that we run), not both")]
+    UrlAndLaunch,
+    #[error("the backend has neither url nor launch; add for example url = \"http://127.0.0.1:8000\"")]
+    NeitherUrlNorLaunch,
+    #[error("https to backends is not supported yet; terminate TLS in front of the engine and use http")]
+    Https,
+    #[error("'{found}' is not a URL of a backend: {reason}")]
+    Url { found: String, reason: &'static str },
+    #[error(
+        "{endpoint} is already backend '{first}'; limits would not be shared, so list a backend once and use spill or several models per pool"
+    )]
+    SameEndpoint { endpoint: String, first: String },
+    #[error("{endpoint} is the gateway's own address; requests would go round in circles")]
+    OwnAddress { endpoint: String },
+    #[error("the admin address may not overlap server.listen ({listen}); give it another port")]
+    AdminIsListen { listen: String },
+    #[error("the base ({base}) is longer than the longest ejection ({max})")]
+    EjectionOrder { base: String, max: String },
+
+    #[error("environment variable {name} is not set (or not text); set it before starting")]
+    SecretEnvMissing { name: String },
+    #[error("cannot read the secret in {path}: {reason}")]
+    SecretFile { path: String, reason: String },
+    #[error("the secret is empty")]
+    SecretEmpty,
+    #[error("the secret has characters that cannot stand in a header; it must be one line of visible ASCII")]
+    SecretLetters,
+    #[error("not a SHA-256: expected 64 hex digits; make one with: printf %s \"$KEY\" | sha256sum")]
+    Digest,
+    #[error("this is the same key as '{first}'; a request could not be attributed, so give each its own")]
+    SameKey { first: String },
+    #[error("there is no file {path} (relative paths start at the configuration file's folder)")]
+    FileMissing { path: String },
+
+    #[error("no client keys: everybody who reaches {listen} may send requests; add keys to [auth]")]
+    Open { listen: String },
+    #[error("no admin_token: everybody who reaches {admin} may change the gateway; set auth.admin_token")]
+    AdminOpen { admin: String },
+    #[error("a secret in plain text; write \"env:NAME\" or \"file:PATH\" instead")]
+    PlainSecret,
+    #[error("engines are not started by this release: start it yourself; it is used as http://127.0.0.1:{port}")]
+    LaunchNotStarted { port: u16 },
+}
+
+impl Situation {
+    /// Whether the gateway runs in spite of it.
+    pub fn is_warning(&self) -> bool {
+        matches!(self, Self::Open { .. } | Self::AdminOpen { .. } | Self::PlainSecret | Self::LaunchNotStarted { .. })
+    }
+}
+
+impl Problem {
+    pub(super) fn new(path: String, origin: Origin, situation: Situation) -> Self {
+        Self { path, origin, situation }
+    }
+
+    /// The key, such as `pool[0].long_prefix.slots`; empty when it concerns the file as a whole.
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// Where it was written.
+    pub fn origin(&self) -> Origin {
+        self.origin
+    }
+
+    /// What is wrong.
+    pub fn situation(&self) -> &Situation {
+        &self.situation
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.origin {
+            Origin::File { line, column } => write!(f, "{line}:{column}: ")?,
+            Origin::Set(_) if self.path.is_empty() => {}
+            Origin::Set(_) | Origin::Flag => write!(f, "{}: ", self.origin)?,
+            Origin::Default => {}
+        }
+        if !self.path.is_empty() {
+            write!(f, "{}: ", self.path)?;
+        }
+        write!(f, "{}", self.situation)
+    }
+}
+
+/// Everything that is wrong with a configuration; nothing was bound or started. Exit code 78.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problems {
+    /// The name of the file, or what stands for it.
+    pub source: String,
+    /// What must be corrected, in order of lines; at least one.
+    pub errors: Vec<Problem>,
+    /// What else is worth knowing, in order of lines.
+    pub warnings: Vec<Problem>,
+}
+
+impl Problems {
+    pub(super) fn sorted(source: &str, found: Vec<Problem>) -> Self {
+        let (mut warnings, mut errors): (Vec<_>, Vec<_>) = found.into_iter().partition(|p| p.situation.is_warning());
+        warnings.sort_by_key(Problem::origin);
+        errors.sort_by_key(Problem::origin);
+        Self { source: source.to_owned(), errors, warnings }
+    }
+
+    /// One line per warning, with the name of the file.
+    pub fn write_warnings(out: &mut dyn fmt::Write, source: &str, warnings: &[Problem]) -> fmt::Result {
+        warnings.iter().try_for_each(|problem| writeln!(out, "warning: {}", Located(source, problem)))
+    }
+}
+
+/// A problem with the name of its file in front of the line.
+struct Located<'a>(&'a str, &'a Problem);
+
+impl fmt::Display for Located<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let separator = if matches!(self.1.origin, Origin::File { .. }) { ":" } else { ": " };
+        write!(f, "{}{separator}{}", self.0, self.1)
+    }
+}
+
+impl fmt::Display for Problems {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for problem in self.errors.iter().take(MAX_PROBLEMS) {
+            writeln!(f, "error: {}", Located(&self.source, problem))?;
+        }
+        Self::write_warnings(f, &self.source, &self.warnings[..self.warnings.len().min(MAX_PROBLEMS)])?;
+        let count = self.errors.len();
+        write!(f, "{}: {count} error{}", self.source, if count == 1 { "" } else { "s" })?;
+        if count > MAX_PROBLEMS { write!(f, ", the first {MAX_PROBLEMS} are shown") } else { Ok(()) }
+    }
+}
+
+impl std::error::Error for Problems {}

@@ -1,0 +1,113 @@
+//! Secrets: where they are read from, and that they are never shown.
+//!
+//! A secret is written as a reference, `env:NAME` or `file:PATH` (line ends at its end are cut off,
+//! since editors and `echo` add them). Written in plain text it still works, with a warning. Debug and
+//! Display print the reference, or a mask for plain text, never the value.
+//!
+//! Key digests (`sha256 = ...`) are the SHA-256 of a client's key as 64 hex digits, in place or by
+//! reference. They are masked too: a digest of a weak key can be searched for.
+
+use std::fmt;
+
+/// What stands for a value that is not shown.
+pub const MASK: &str = "********";
+
+/// A text that is never printed.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret {
+    value: String,
+    reference: Option<String>,
+}
+
+impl Secret {
+    /// A secret with the reference it was read through, if any.
+    pub fn new(value: String, reference: Option<String>) -> Self {
+        Self { value, reference }
+    }
+
+    /// Whether it was written as `env:NAME` or `file:PATH`.
+    pub fn is_reference(&self) -> bool {
+        self.reference.is_some()
+    }
+
+    /// The value itself, for the one place that compares or sends it.
+    pub fn expose(&self) -> &str {
+        &self.value
+    }
+}
+
+/// SHA-256 of a client's key.
+#[derive(Clone, PartialEq, Eq)]
+pub struct KeyDigest {
+    bytes: [u8; 32],
+    reference: Option<String>,
+}
+
+impl KeyDigest {
+    /// A digest with the reference it was read through, if any.
+    pub fn new(bytes: [u8; 32], reference: Option<String>) -> Self {
+        Self { bytes, reference }
+    }
+
+    /// The digest itself. Compare in constant time.
+    pub fn bytes(&self) -> &[u8; 32] {
+        &self.bytes
+    }
+
+    /// Reads 64 hex digits; `None` when `text` is anything else.
+    pub fn from_hex(text: &str, reference: Option<String>) -> Option<Self> {
+        let digits = text.as_bytes();
+        if digits.len() != 64 {
+            return None;
+        }
+        let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|value| u8::try_from(value).ok());
+        let mut bytes = [0; 32];
+        for (byte, pair) in bytes.iter_mut().zip(digits.chunks_exact(2)) {
+            *byte = digit(pair[0])? << 4 | digit(pair[1])?;
+        }
+        Some(Self { bytes, reference })
+    }
+}
+
+macro_rules! never_shown {
+    ($name:ident) => {
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(self.reference.as_deref().unwrap_or(MASK))
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, concat!(stringify!($name), "({})"), self)
+            }
+        }
+    };
+}
+
+never_shown!(Secret);
+never_shown!(KeyDigest);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_secret_is_never_shown() {
+        let plain = Secret::new("hunter2".to_owned(), None);
+        let referred = Secret::new("hunter2".to_owned(), Some("env:TOKEN".to_owned()));
+        assert_eq!(
+            format!("{plain} {plain:?} {referred} {referred:?}"),
+            "******** Secret(********) env:TOKEN Secret(env:TOKEN)"
+        );
+        assert_eq!(referred.expose(), "hunter2");
+    }
+
+    #[test]
+    fn a_digest_is_64_hex_digits_of_either_case() {
+        let digest = KeyDigest::from_hex(&"aB".repeat(32), None).unwrap();
+        assert_eq!(digest.bytes(), &[0xAB; 32]);
+        assert_eq!(KeyDigest::from_hex(&"ab".repeat(31), None), None);
+        assert_eq!(KeyDigest::from_hex(&"zz".repeat(32), None), None);
+    }
+}

@@ -1,0 +1,87 @@
+//! A reload is described by its differences, and by nothing else.
+
+use super::{TWO_POOLS, read_with, valid};
+use crate::config::Config;
+use crate::config::diff::changes;
+
+fn with(sets: &[&str]) -> Config {
+    read_with(TWO_POOLS, sets).unwrap_or_else(|problems| panic!("{problems}")).config
+}
+
+fn shown(old: &Config, new: &Config) -> Vec<String> {
+    changes(old, new).iter().map(ToString::to_string).collect()
+}
+
+#[test]
+fn nothing_changes_when_nothing_changed() {
+    assert_eq!(changes(&valid(TWO_POOLS), &valid(TWO_POOLS)), vec![]);
+}
+
+#[test]
+fn limits_and_ranges_are_shown_with_both_values() {
+    let sets = [
+        "pool.short.slots=8",
+        "pool.short.tokens=9k",
+        "pool.short.prompt_tokens.max=6k",
+        "pool.long.prompt_tokens.min=6k",
+    ];
+    assert_eq!(
+        shown(&with(&[]), &with(&sets)),
+        [
+            "pool short: prompt_tokens: 0 to 5k -> 0 to 6k",
+            "pool short: slots: 256 -> 8, tokens: none -> 9k",
+            "pool long: prompt_tokens: 5k and more -> 6k and more",
+        ]
+    );
+}
+
+#[test]
+fn a_backend_that_moved_is_removed_and_added() {
+    let moved = with(&["pool.short.backend.a.url=http://127.0.0.1:9000"]);
+    assert_eq!(shown(&with(&[]), &moved), ["backend short/a: removed, it drains", "backend short/a: added"]);
+    let reweighted = with(&["pool.short.backend.a.weight=2"]);
+    assert_eq!(shown(&with(&[]), &reweighted), ["backend short/a: weight or api_key changed"]);
+}
+
+#[test]
+fn pools_that_come_and_go_are_named() {
+    let renamed = with(&["pool.short.name=brief", "pool.long.spill=[\"brief\"]"]);
+    assert_eq!(
+        shown(&with(&[]), &renamed),
+        ["pool short: removed, its backends drain", "pool long: spill changed", "pool brief: added"]
+    );
+}
+
+#[test]
+fn sockets_need_a_restart_and_other_server_settings_do_not() {
+    let moved = with(&["server.listen=127.0.0.1:9999", "server.keepalive=5s", "retry.attempts=3"]);
+    assert_eq!(
+        shown(&with(&[]), &moved),
+        ["server.listen: changed, needs a restart; the running value stays", "server: changed", "retry: changed"]
+    );
+}
+
+#[test]
+fn models_are_compared_by_name_and_not_by_position() {
+    let before = valid(&TWO_POOLS.replace("models = [\"m\"]", "models = [\"*\"]"));
+    let text = format!("[[model]]\nname = \"n\"\n{}", TWO_POOLS.replace("models = [\"m\"]", "models = [\"*\"]"));
+    assert_eq!(shown(&before, &valid(&text)), ["model n: added"]);
+    let first = format!("[[model]]\nname = \"n\"\n{TWO_POOLS}").replace("[\"m\"]", "[\"m\", \"n\"]");
+    assert_eq!(
+        shown(&with(&[]), &valid(&first)),
+        ["model n: added", "pool short: models changed", "pool long: models changed"]
+    );
+}
+
+#[test]
+fn a_queue_a_model_and_keys_are_each_one_change() {
+    let sets = ["pool.long.queue.length=5", "model.m.aliases=[]", "auth.keys=[{name=\"k\", sha256=\"env:DIGEST\"}]"];
+    assert_eq!(
+        shown(&with(&[]), &with(&sets)),
+        [
+            "auth: keys or admin_token changed",
+            "model m: aliases, tokenizer or media_part_tokens changed",
+            "pool long: queue changed"
+        ]
+    );
+}

@@ -1,0 +1,75 @@
+//! One GET to an engine: bounded in time and in size, on a connection of its own.
+//!
+//! Probes do not share connections with requests: a probe must fail when an engine no longer accepts,
+//! even while old connections still work.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::StatusCode;
+use http::header::{AUTHORIZATION, CONNECTION, HOST};
+use http_body_util::{BodyExt, Empty, Limited};
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use crate::pool::Address;
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum FetchError {
+    /// Nobody listens, or the host is gone.
+    #[error("no connection: {0}")]
+    Connect(#[from] std::io::Error),
+    /// The connection broke or what came is not HTTP.
+    #[error("broken answer: {0}")]
+    Http(#[from] hyper::Error),
+    /// More than the caller is ready to read, or a broken body.
+    #[error("unreadable body: {0}")]
+    Body(String),
+    /// It took too long.
+    #[error("no answer within {0:?}")]
+    Timeout(Duration),
+    /// The path cannot be put into a request.
+    #[error("unusable request: {0}")]
+    Request(#[from] http::Error),
+}
+
+/// Fetches `path` from an engine: status and body of at most `limit` bytes, within `patience` in all.
+pub async fn fetch(
+    address: &Address,
+    path: &str,
+    patience: Duration,
+    limit: usize,
+) -> Result<(StatusCode, Bytes), FetchError> {
+    timeout(patience, get(address, path, limit)).await.map_err(|_| FetchError::Timeout(patience))?
+}
+
+async fn get(address: &Address, path: &str, limit: usize) -> Result<(StatusCode, Bytes), FetchError> {
+    let endpoint = &address.endpoint;
+    let stream = TcpStream::connect((endpoint.host.as_str(), endpoint.port)).await?;
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
+    let driving = async {
+        // Ends by itself when the answer has been read; its error would repeat ours.
+        let _ = connection.await;
+        std::future::pending::<()>().await
+    };
+    let mut request = http::Request::get(format!("{}{path}", endpoint.prefix))
+        .header(HOST, &*address.authority)
+        .header(CONNECTION, "close");
+    if let Some(key) = &address.api_key {
+        request = request.header(AUTHORIZATION, format!("Bearer {}", key.expose()));
+    }
+    let request = request.body(Empty::<Bytes>::new())?;
+    let asking = async {
+        let response = sender.send_request(request).await?;
+        let status = response.status();
+        let body = Limited::new(response.into_body(), limit).collect().await;
+        let body = body.map_err(|error| FetchError::Body(error.to_string()))?;
+        Ok((status, body.to_bytes()))
+    };
+    tokio::select! {
+        answer = asking => answer,
+        () = driving => Err(FetchError::Body("connection ended".to_owned())),
+    }
+}

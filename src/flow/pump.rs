@@ -1,0 +1,308 @@
+//! The answer: bytes from the backend to the client, metered as they go by and watched from both ends.
+//!
+//! What is ready is forwarded in one write and nothing is waited for; a chunk is looked at once. The
+//! head is kept until the first body bytes are there: vLLM sends its 200 before a request has even been
+//! queued, and an engine that fails between the two can still be replaced by another.
+//!
+//! At the first token the lease's prefill share goes back. An answer that breaks after bytes have
+//! reached the client ends with an SSE `error` event and a closed connection; never with a fake finish.
+//! A client that leaves makes the exchange drop, which closes the upstream connection and so tells the
+//! engine to abort.
+//!
+//! Bounds: one chunk buffer of at most what the upstream side coalesces; the silence of the backend by
+//! `timeouts.idle`; the patience with a client that does not read by the downstream side.
+
+use std::pin::pin;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use http::StatusCode;
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use tokio::time::{Instant, sleep_until};
+
+use super::answer::{self, Answer};
+use super::exchange::{Downstream, Exchange, Gone, Head};
+use super::forward::{Failed, Tried};
+use super::gate::{Injected, Lesson};
+use super::record::{Open, Outcome, Recorder, RetryReason, Stage, UpstreamFault};
+use super::respond;
+use crate::meter::{Forward, Objectives, Strip};
+use crate::openai::Route;
+use crate::openai::error::{StreamFailure, sse_error_event};
+use crate::pool::{Fault, Lease};
+
+/// What the pump needs to know of its request.
+#[derive(Clone, Copy)]
+pub(super) struct Passage<'a> {
+    pub(super) route: Route,
+    pub(super) arrived: Instant,
+    /// When the request had been sent upstream.
+    pub(super) sent: Instant,
+    /// Where the first byte must have come.
+    pub(super) deadline: Instant,
+    pub(super) injected: Injected,
+    pub(super) prompt_tokens: u64,
+    pub(super) lesson: &'a Lesson,
+    pub(super) idle: Duration,
+    pub(super) objectives: &'a Objectives,
+}
+
+/// What came next from the backend, or instead of it.
+enum Next {
+    Bytes,
+    End,
+    Broken,
+    ClientGone,
+    Hung,
+    Silent,
+}
+
+/// The state of one answer on its way.
+struct Pump<'a, 'r, D, R: Recorder> {
+    passage: Passage<'a>,
+    answer: Answer,
+    /// Not sent yet.
+    head: Option<Head>,
+    status: StatusCode,
+    lease: &'a mut Lease,
+    down: &'a mut D,
+    record: &'a mut Open<'r, R>,
+    prefilling: bool,
+}
+
+/// Passes one answer on. `Again` only while nothing has reached the client.
+pub(super) async fn pump<X, D, R>(
+    mut exchange: X,
+    head: Head,
+    passage: Passage<'_>,
+    lease: &mut Lease,
+    down: &mut D,
+    record: &mut Open<'_, R>,
+) -> Tried<X>
+where
+    X: Exchange,
+    D: Downstream,
+    R: Recorder,
+{
+    let mut pump = Pump::new(head, passage, lease, down, record);
+    let mut chunk = BytesMut::new();
+    // The first byte has its own deadline; after it, silence is measured from byte to byte.
+    let mut limit = passage.deadline;
+    let mut timer = pin!(sleep_until(limit));
+    loop {
+        let next = tokio::select! {
+            biased;
+            read = exchange.body(&mut chunk) => match read {
+                Ok(true) => Next::Bytes,
+                Ok(false) => Next::End,
+                Err(error) => {
+                    tracing::debug!(backend = %pump.lease.name(), %error, "answer broke off");
+                    Next::Broken
+                }
+            },
+            () = pump.down.gone() => Next::ClientGone,
+            () = pump.lease.cut().cancelled() => Next::Hung,
+            () = &mut timer => {
+                // The timer is set anew only when it fires: a chunk costs no timer operation.
+                if limit > Instant::now() {
+                    timer.as_mut().reset(limit);
+                    continue;
+                }
+                Next::Silent
+            }
+        };
+        let now = Instant::now();
+        match next {
+            Next::Bytes => match pump.forward(chunk.split().freeze(), now).await {
+                // Time that the client takes to read is not the backend's silence.
+                Step::On => limit = Instant::now() + passage.idle,
+                Step::Gone => return pump.client_gone(now),
+                Step::Busy => return pump.again(RetryReason::InStream, UpstreamFault::InStream),
+            },
+            Next::End => return pump.end(exchange, now).await,
+            Next::ClientGone => return pump.client_gone(now),
+            interrupted => return pump.interrupted(interrupted, now).await,
+        }
+    }
+}
+
+fn strip(injected: Injected) -> Strip {
+    match injected {
+        Injected::Nothing => Strip::Nothing,
+        Injected::Final => Strip::InjectedUsage,
+        Injected::Continuous { keep_final } => Strip::Continuous { keep_final },
+    }
+}
+
+enum Step {
+    On,
+    /// The client is gone.
+    Gone,
+    /// The engine refused in the stream before anything was sent.
+    Busy,
+}
+
+impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
+    fn new(
+        mut head: Head,
+        passage: Passage<'a>,
+        lease: &'a mut Lease,
+        down: &'a mut D,
+        record: &'a mut Open<'r, R>,
+    ) -> Self {
+        let status = head.status;
+        let kind = head.headers.get(CONTENT_TYPE);
+        let events = kind.is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"));
+        let answer = if events && status.is_success() {
+            if passage.injected != Injected::Nothing {
+                head.headers.remove(CONTENT_LENGTH);
+            }
+            Answer::stream(passage.route, passage.arrived, strip(passage.injected))
+        } else {
+            Answer::body(passage.arrived)
+        };
+        lease.beat(Instant::now());
+        Self { passage, answer, head: Some(head), status, lease, down, record, prefilling: true }
+    }
+
+    async fn forward(&mut self, chunk: Bytes, now: Instant) -> Step {
+        self.lease.beat(now);
+        let forward = self.answer.feed(chunk, now);
+        if self.prefilling && self.answer.has_content() {
+            self.first_token(now);
+        }
+        if self.head.is_some() && self.answer.is_busy_before_content() {
+            return Step::Busy;
+        }
+        match self.send(forward).await {
+            Ok(()) => Step::On,
+            Err(Gone) => Step::Gone,
+        }
+    }
+
+    fn first_token(&mut self, now: Instant) {
+        self.prefilling = false;
+        self.lease.first_token();
+        if self.answer.is_stream() {
+            let ttft = now.saturating_duration_since(self.passage.sent);
+            self.record.backend_ttft = Some(ttft);
+            self.lease.observe(Some((self.passage.prompt_tokens, ttft)), None);
+        }
+    }
+
+    async fn send(&mut self, forward: Forward) -> Result<(), Gone> {
+        if let Some(mut head) = self.head.take() {
+            respond::add_ours(&mut head.headers, self.record);
+            self.record.status = Some(head.status);
+            self.down.head(head).await?;
+        }
+        for piece in forward {
+            self.down.body(piece).await?;
+        }
+        Ok(())
+    }
+
+    /// The backend's answer is at its end.
+    async fn end<X: Exchange>(mut self, exchange: X, now: Instant) -> Tried<X> {
+        if self.answer.is_stream() && !self.answer.is_done() && self.answer.error().is_none() {
+            // The connection ended in order but the stream did not: the engine was stopped under it.
+            return self.interrupted(Next::Broken, now).await;
+        }
+        let tail = self.answer.finish(now);
+        let sent = match self.send(tail).await {
+            Ok(()) => self.down.finish().await,
+            Err(gone) => Err(gone),
+        };
+        exchange.keep().await;
+        self.record.outcome = self.verdict();
+        match self.record.outcome {
+            Outcome::UpstreamError(_) if self.is_busy() => {}
+            Outcome::UpstreamError(_) => self.lease.failure(Fault::Answer, now),
+            _ => self.lease.success(),
+        }
+        // A client that closes as soon as it has the last event has it all.
+        if sent.is_err() && !self.answer.is_stream() {
+            self.record.outcome = Outcome::ClientGone;
+        }
+        self.account();
+        Tried::Over
+    }
+
+    fn verdict(&self) -> Outcome {
+        if self.status.is_client_error() {
+            return Outcome::Refused;
+        }
+        if !self.status.is_success() {
+            return Outcome::UpstreamError(UpstreamFault::Status);
+        }
+        match self.answer.error() {
+            Some(error) if answer::is_clients_fault(error) => Outcome::Refused,
+            Some(_) => Outcome::UpstreamError(UpstreamFault::InStream),
+            None => Outcome::Completed,
+        }
+    }
+
+    /// The engine's own admission control speaking: a reason to go elsewhere, not a fault.
+    fn is_busy(&self) -> bool {
+        self.status == StatusCode::SERVICE_UNAVAILABLE || self.answer.error().is_some_and(answer::is_busy)
+    }
+
+    fn client_gone<X>(mut self, now: Instant) -> Tried<X> {
+        let whole = self.answer.is_done();
+        let _ = self.answer.finish(now);
+        self.record.outcome = if whole { Outcome::Completed } else { Outcome::ClientGone };
+        self.account();
+        Tried::Over
+    }
+
+    fn again<X>(self, reason: RetryReason, fault: UpstreamFault) -> Tried<X> {
+        Tried::Again(Failed { reason, outcome: Outcome::UpstreamError(fault), answer: None })
+    }
+
+    /// The answer cannot be completed: elsewhere if nothing was sent, else said in the stream.
+    async fn interrupted<X>(mut self, why: Next, now: Instant) -> Tried<X> {
+        let first = self.head.is_some();
+        let (reason, outcome, failure) = match why {
+            Next::Hung => (RetryReason::Hung, Outcome::UpstreamError(UpstreamFault::Hung), StreamFailure::UpstreamIdle),
+            Next::Silent => {
+                self.lease.failure(Fault::Timeout, now);
+                let stage = if first { Stage::FirstByte } else { Stage::Idle };
+                (RetryReason::Timeout, Outcome::Timeout(stage), StreamFailure::UpstreamIdle)
+            }
+            _ => {
+                self.lease.failure(Fault::Answer, now);
+                (RetryReason::Broken, Outcome::UpstreamError(UpstreamFault::Broken), StreamFailure::UpstreamBroke)
+            }
+        };
+        if first {
+            return Tried::Again(Failed { reason, outcome, answer: None });
+        }
+        self.record.outcome = outcome;
+        if self.answer.is_stream() {
+            let tail = self.answer.finish(now);
+            if self.send(tail).await.is_ok() {
+                let event = sse_error_event(failure, self.passage.route.is_anthropic());
+                let _ = self.down.body(Bytes::from(event)).await;
+            }
+        }
+        self.down.abort();
+        self.account();
+        Tried::Over
+    }
+
+    /// What was measured goes into the record, and what it teaches to those who learn.
+    fn account(self) {
+        let stats = self.answer.stats();
+        let completed = self.record.outcome == Outcome::Completed;
+        if completed && let Some(tpot) = stats.tpot {
+            self.lease.observe(None, Some(tpot));
+        }
+        if completed && let Some(prompt_tokens) = stats.usage.prompt {
+            self.passage.lesson.learn(prompt_tokens, stats.usage.completion);
+        }
+        if !self.passage.objectives.is_empty() && self.record.outcome != Outcome::ClientGone {
+            self.record.slo_met = Some(self.passage.objectives.met(completed, &stats.timings()));
+        }
+        self.record.stats = Some(stats);
+    }
+}

@@ -1,0 +1,487 @@
+//! The path of a request against scripted engines, in memory, on paused time.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use http::header::{CONTENT_TYPE, HeaderValue};
+use http::{HeaderMap, StatusCode};
+use parking_lot::Mutex;
+use tokio::time::{Instant, sleep};
+
+use super::*;
+use crate::config::{Config, Surroundings};
+use crate::flow::record::{RetryReason, Stage, UpstreamFault};
+use crate::pool::{Address, BackendSpec, HealthRules, Order, PoolSpec, Rules};
+
+/// What an engine does with one request.
+#[derive(Clone)]
+enum Script {
+    NoConnection,
+    StaleConnection,
+    CloseBeforeHead,
+    NeverAnswers,
+    Json(u16, &'static str),
+    /// Chunks of a stream with the pause before each; `true`: ends in order.
+    Stream(Vec<(u64, &'static str)>, bool),
+}
+
+const ROLE: &str = "data: {\"choices\":[{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"}}]}\n\n";
+const WORD: &str = "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"w\"},\"finish_reason\":null}]}\n\n";
+const LAST: &str = "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"z\"},\"finish_reason\":\"stop\"}]}\n\n";
+const USAGE: &str =
+    "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":9,\"total_tokens\":11,\"completion_tokens\":2}}\n\n";
+const DONE: &str = "data: [DONE]\n\n";
+const BUSY: &str = "data: {\"error\":{\"message\":\"busy\",\"type\":\"x\",\"code\":503}}\n\ndata: [DONE]\n\n";
+
+fn good() -> Script {
+    Script::Stream(vec![(10, ROLE), (0, WORD), (5, LAST), (0, USAGE), (0, DONE)], true)
+}
+
+/// Engines by port; each request takes the next script, the last one stays.
+#[derive(Default)]
+struct Engines {
+    scripts: Mutex<Vec<(u16, VecDeque<Script>)>>,
+    calls: Mutex<Vec<(u16, String, Bytes)>>,
+    open: Arc<Mutex<i32>>,
+}
+
+struct Served {
+    script: VecDeque<(u64, &'static str)>,
+    in_order: bool,
+    head: Result<Head, Broken>,
+    answers: bool,
+    reused: bool,
+    open: Arc<Mutex<i32>>,
+}
+
+impl Upstream for Engines {
+    type Exchange = Served;
+
+    async fn send(&self, to: &Address, call: &Call, fresh: bool) -> Result<Served, SendError> {
+        let id = call.headers["x-request-id"].to_str().unwrap().to_owned();
+        self.calls.lock().push((to.endpoint.port, id, call.body.to_bytes()));
+        let script = {
+            let mut scripts = self.scripts.lock();
+            let (_, queue) = scripts.iter_mut().find(|(port, _)| *port == to.endpoint.port).unwrap();
+            if queue.len() > 1 { queue.pop_front().unwrap() } else { queue[0].clone() }
+        };
+        let closed = || Broken::Closed("eof".to_owned());
+        let head = |status: u16, kind: &'static str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+            Ok(Head { status: StatusCode::from_u16(status).unwrap(), headers })
+        };
+        let served = |head, script: Vec<(u64, &'static str)>, in_order, answers, reused| {
+            *self.open.lock() += 1;
+            Ok(Served { script: script.into(), in_order, head, answers, reused, open: Arc::clone(&self.open) })
+        };
+        match script {
+            Script::NoConnection => Err(SendError { broken: Broken::Connect("refused".to_owned()), reused: false }),
+            Script::StaleConnection if !fresh => served(Err(closed()), vec![], false, true, true),
+            Script::StaleConnection => served(head(200, "text/event-stream"), script_of(good()), true, true, false),
+            Script::CloseBeforeHead => served(Err(closed()), vec![], false, true, false),
+            Script::NeverAnswers => served(Err(closed()), vec![], false, false, false),
+            Script::Json(status, body) => served(head(status, "application/json"), vec![(20, body)], true, true, false),
+            Script::Stream(chunks, in_order) => {
+                served(head(200, "text/event-stream; charset=utf-8"), chunks, in_order, true, false)
+            }
+        }
+    }
+}
+
+fn script_of(script: Script) -> Vec<(u64, &'static str)> {
+    if let Script::Stream(chunks, _) = script { chunks } else { vec![] }
+}
+
+impl Exchange for Served {
+    fn reused(&self) -> bool {
+        self.reused
+    }
+
+    fn connect_time(&self) -> Duration {
+        Duration::ZERO
+    }
+
+    async fn head(&mut self) -> Result<Head, Broken> {
+        if !self.answers {
+            std::future::pending::<()>().await;
+        }
+        self.head.clone()
+    }
+
+    async fn body(&mut self, into: &mut BytesMut) -> Result<bool, Broken> {
+        match self.script.front().copied() {
+            Some((pause, text)) => {
+                sleep(Duration::from_millis(pause)).await;
+                self.script.pop_front();
+                into.extend_from_slice(text.as_bytes());
+                Ok(true)
+            }
+            None if self.in_order => Ok(false),
+            None => Err(Broken::Closed("eof".to_owned())),
+        }
+    }
+
+    async fn keep(self) {}
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        *self.open.lock() -= 1;
+    }
+}
+
+/// A client that writes down what it gets and may leave.
+#[derive(Default)]
+struct Client {
+    head: Option<Head>,
+    body: Vec<u8>,
+    finished: bool,
+    aborted: bool,
+    leaves_at: Option<Instant>,
+}
+
+impl Downstream for Client {
+    async fn head(&mut self, head: Head) -> Result<(), Gone> {
+        assert!(self.head.replace(head).is_none(), "one head per answer");
+        Ok(())
+    }
+
+    async fn body(&mut self, bytes: Bytes) -> Result<(), Gone> {
+        self.body.extend_from_slice(&bytes);
+        Ok(())
+    }
+
+    async fn finish(&mut self) -> Result<(), Gone> {
+        self.finished = true;
+        Ok(())
+    }
+
+    fn abort(&mut self) {
+        self.aborted = true;
+    }
+
+    async fn gone(&mut self) {
+        match self.leaves_at {
+            Some(at) => tokio::time::sleep_until(at).await,
+            None => std::future::pending().await,
+        }
+    }
+}
+
+#[derive(Clone, Default)]
+struct Records(Arc<Mutex<Vec<Record>>>);
+
+impl Recorder for Records {
+    fn record(&self, record: &Record) {
+        self.0.lock().push(record.clone());
+    }
+}
+
+struct World {
+    flow: Flow<Engines, Records>,
+    records: Records,
+}
+
+const PORTS: [u16; 2] = [7001, 7002];
+
+impl World {
+    /// One pool of two engines, of which the first is always asked first.
+    fn new(first: Vec<Script>, second: Vec<Script>) -> Self {
+        Self::with(first, second, "")
+    }
+
+    fn with(first: Vec<Script>, second: Vec<Script>, extra: &str) -> Self {
+        let text = format!(
+            "[[model]]\nname = \"m\"\naliases = [\"alias\"]\n[[pool]]\nname = \"p\"\nmodels = [\"m\"]\n{extra}\n\
+             [[pool.backend]]\nname = \"a\"\nurl = \"http://127.0.0.1:7001\"\nweight = 1000.0\n\
+             [[pool.backend]]\nname = \"b\"\nurl = \"http://127.0.0.1:7002\"\n"
+        );
+        let around = Surroundings { env: &|_| None, folder: "/".into(), cores: 1 };
+        let config = Arc::new(Config::parse(&text, "test", &[], &around).unwrap().config);
+        let rules = HealthRules {
+            probe_failures: 3,
+            request_failures: 3,
+            eject_base: Duration::from_secs(5),
+            eject_max: Duration::from_secs(60),
+        };
+        let now = Instant::now();
+        let admission = Admission::new(now, rules, 1);
+        let pool = &config.pools[0];
+        let spec = PoolSpec {
+            name: "p".into(),
+            rules: Rules {
+                policy: pool.policy,
+                limits: plan::limits_of(pool),
+                queue_length: pool.queue.length,
+                queue_timeout: pool.queue.timeout,
+                order: Order::FIFO,
+            },
+            backends: pool.backends.iter().map(spec_of).collect(),
+            spill: vec![],
+        };
+        let layout = admission.apply(&[spec], rules, now);
+        for backend in &layout.backends[0] {
+            admission.probed(*backend, true, now);
+        }
+        let records = Records::default();
+        let engines = Engines::default();
+        *engines.scripts.lock() = vec![(PORTS[0], first.into()), (PORTS[1], second.into())];
+        let plan = Plan::new(config, &layout, &[], &[None], &Learned::default());
+        Self { flow: Flow::new(admission, engines, records.clone(), plan), records }
+    }
+
+    async fn ask(&self, body: &'static str) -> (Client, Record) {
+        self.ask_as(body, Client::default()).await
+    }
+
+    async fn ask_as(&self, body: &'static str, mut client: Client) -> (Client, Record) {
+        self.flow.run(incoming(body), &mut client).await;
+        let mut records = self.records.0.lock();
+        assert_eq!(records.len(), 1, "exactly one record");
+        let record = records.pop().unwrap();
+        self.idle();
+        (client, record)
+    }
+
+    /// Nothing is held and no connection is open.
+    fn idle(&self) {
+        assert_eq!(self.flow.admission().load(), (0, 0));
+        assert_eq!(self.flow.admission().check(), Ok(()));
+        for backend in &self.flow.admission().view()[0].backends {
+            assert_eq!(backend.used, crate::pool::Usage::default());
+        }
+        assert_eq!(*self.flow.upstream().open.lock(), 0, "every exchange was closed");
+    }
+
+    fn asked(&self) -> Vec<(u16, String)> {
+        self.flow.upstream().calls.lock().iter().map(|(port, id, _)| (*port, id.clone())).collect()
+    }
+}
+
+fn spec_of(backend: &crate::config::Backend) -> BackendSpec {
+    let endpoint = backend.target.endpoint();
+    let address = Address { authority: endpoint.authority().into(), endpoint, api_key: None };
+    BackendSpec { name: backend.name.as_str().into(), address: Arc::new(address), weight: backend.weight }
+}
+
+const STREAM: &str = r#"{"model":"m","stream":true,"messages":[{"role":"user","content":"hi"}]}"#;
+const PLAIN: &str = r#"{"model":"m","messages":[{"role":"user","content":"hi"}]}"#;
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_passes_metered_and_without_the_usage_we_asked_for() {
+    let world = World::new(vec![good()], vec![good()]);
+    let (client, record) = world.ask(STREAM).await;
+    assert_eq!(String::from_utf8(client.body).unwrap(), [ROLE, WORD, LAST, DONE].concat());
+    assert!(client.finished && !client.aborted);
+    assert_eq!(record.outcome, Outcome::Completed);
+    let stats = record.stats.unwrap();
+    assert_eq!((stats.ttft, stats.e2el), (Some(Duration::from_millis(10)), Some(Duration::from_millis(15))));
+    assert_eq!(stats.tpot, Some(Duration::from_millis(5)));
+    assert_eq!(stats.usage.prompt, Some(9));
+    let sent = world.flow.upstream().calls.lock()[0].2.clone();
+    let sent: serde_json::Value = serde_json::from_slice(&sent).unwrap();
+    assert_eq!(sent["stream_options"]["include_usage"], true);
+    let head = client.head.unwrap();
+    assert_eq!(head.headers["x-sluice-backend"], "a");
+    assert_eq!(head.headers["x-sluice-pool"], "p");
+    assert_eq!(head.headers["x-request-id"], "req");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_alias_is_renamed_on_its_way_and_unknown_models_are_not_found() {
+    let world = World::new(vec![Script::Json(200, "{}")], vec![good()]);
+    world.ask(r#"{"model":"alias","messages":[]}"#).await;
+    assert_eq!(world.flow.upstream().calls.lock()[0].2, r#"{"model":"m","messages":[]}"#);
+    let (client, record) = world.ask(r#"{"model":"nobody","messages":[]}"#).await;
+    assert_eq!(client.head.unwrap().status, StatusCode::NOT_FOUND);
+    assert_eq!(record.outcome, Outcome::Refused);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_fails_before_the_first_byte_is_served_by_the_other_backend_under_a_fresh_id() {
+    let failing = [
+        (Script::NoConnection, RetryReason::Connect),
+        (Script::CloseBeforeHead, RetryReason::Broken),
+        (Script::Json(503, "{}"), RetryReason::Status),
+        (Script::Json(502, "{}"), RetryReason::Status),
+        (Script::Stream(vec![(0, BUSY)], true), RetryReason::InStream),
+        (Script::Stream(vec![], false), RetryReason::Broken),
+        (Script::NeverAnswers, RetryReason::Timeout),
+    ];
+    for (script, reason) in failing {
+        let world = World::new(vec![script], vec![good()]);
+        let (client, record) = world.ask(STREAM).await;
+        assert_eq!(record.outcome, Outcome::Completed, "{reason:?}");
+        assert_eq!(record.retries.as_slice(), [reason]);
+        assert_eq!(record.backend.as_deref(), Some("b"));
+        assert!(client.finished);
+        assert_eq!(world.asked(), [(7001, "req".to_owned()), (7002, "req-r2".to_owned())]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn when_nobody_takes_over_the_client_learns_what_went_wrong() {
+    let cases = [
+        (Script::NoConnection, 502, Outcome::UpstreamError(UpstreamFault::Connect)),
+        (Script::CloseBeforeHead, 502, Outcome::UpstreamError(UpstreamFault::Broken)),
+        (Script::NeverAnswers, 504, Outcome::Timeout(Stage::FirstByte)),
+        (Script::Json(503, "{\"error\":\"busy\"}"), 503, Outcome::UpstreamError(UpstreamFault::Status)),
+    ];
+    for (script, status, outcome) in cases {
+        let world = World::new(vec![script.clone()], vec![script]);
+        let (client, record) = world.ask(STREAM).await;
+        assert_eq!(client.head.unwrap().status, status);
+        assert_eq!(record.outcome, outcome);
+        assert_eq!(record.status.unwrap(), status);
+        if status == 503 {
+            assert_eq!(client.body, b"{\"error\":\"busy\"}", "the engine's own words");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_4xx_is_the_clients_and_is_neither_retried_nor_held_against_the_backend() {
+    let world = World::new(vec![Script::Json(400, "{\"error\":{}}")], vec![good()]);
+    for _ in 0..10 {
+        let (client, record) = world.ask(PLAIN).await;
+        assert_eq!(client.head.unwrap().status, 400);
+        assert_eq!((record.outcome, record.retries.len()), (Outcome::Refused, 0));
+    }
+    assert_eq!(world.flow.admission().view()[0].backends[0].state(), "ready");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dead_reused_connection_is_replaced_on_the_same_backend() {
+    let world = World::new(vec![Script::StaleConnection], vec![Script::NoConnection]);
+    let (_, record) = world.ask(STREAM).await;
+    assert_eq!(record.outcome, Outcome::Completed);
+    assert_eq!(record.retries.as_slice(), [RetryReason::StaleConnection]);
+    assert_eq!(record.backend.as_deref(), Some("a"));
+    assert_eq!(world.flow.admission().view()[0].backends[0].state(), "ready");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_that_breaks_ends_with_an_error_event_and_is_never_retried() {
+    for in_order in [false, true] {
+        let world = World::new(vec![Script::Stream(vec![(1, ROLE), (1, WORD)], in_order)], vec![good()]);
+        let (client, record) = world.ask(STREAM).await;
+        let text = String::from_utf8(client.body).unwrap();
+        assert!(text.starts_with(&[ROLE, WORD].concat()), "{text}");
+        assert!(text.contains("event: error") && !text.contains("[DONE]"), "{text}");
+        assert!(client.aborted && !client.finished);
+        assert_eq!(record.outcome, Outcome::UpstreamError(UpstreamFault::Broken));
+        assert_eq!(world.asked().len(), 1);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn silence_inside_a_stream_ends_it() {
+    let world = World::new(vec![Script::Stream(vec![(1, WORD), (3_600_000, LAST)], true)], vec![good()]);
+    let (client, record) = world.ask(STREAM).await;
+    assert_eq!(record.outcome, Outcome::Timeout(Stage::Idle));
+    assert!(client.aborted);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_leaves_frees_everything_wherever_it_was() {
+    let slow = || vec![Script::Stream(vec![(100, WORD), (100, WORD), (100, LAST), (0, DONE)], true)];
+    for after in [50, 150, 250] {
+        let world = World::new(slow(), slow());
+        let client = Client { leaves_at: Some(Instant::now() + Duration::from_millis(after)), ..Client::default() };
+        let (client, record) = world.ask_as(STREAM, client).await;
+        assert_eq!(record.outcome, Outcome::ClientGone, "after {after} ms");
+        assert_eq!(client.head.is_some(), after > 100);
+    }
+    let waiting = World::with(vec![Script::NeverAnswers], vec![Script::NeverAnswers], "slots = 1");
+    let held: Vec<_> = (0..2).map(|_| hold(&waiting)).collect();
+    let mut client = Client { leaves_at: Some(Instant::now() + Duration::from_millis(50)), ..Client::default() };
+    waiting.flow.run(incoming(STREAM), &mut client).await;
+    assert_eq!(waiting.records.0.lock()[0].outcome, Outcome::ClientGone);
+    assert_eq!(waiting.flow.admission().load(), (2, 0), "it left the line");
+    drop(held);
+    waiting.idle();
+}
+
+fn incoming(body: &'static str) -> Incoming {
+    Incoming {
+        route: Route::ChatCompletions,
+        path: "/v1/chat/completions".to_owned(),
+        headers: HeaderMap::new(),
+        content_type: "application/json".to_owned(),
+        body: Bytes::from_static(body.as_bytes()),
+        arrived: Instant::now(),
+        request_id: "req".into(),
+        key: None,
+    }
+}
+
+fn hold(world: &World) -> crate::pool::Lease {
+    let ask = crate::pool::Ask {
+        home: world.flow.plan().pools[0].id,
+        spill: Default::default(),
+        need: crate::pool::Need { slots: 1, prompt_tokens: 1, output_tokens: 1 },
+        priority: 0,
+        arrived: Instant::now(),
+        avoid: Default::default(),
+    };
+    match world.flow.admission().enter(ask) {
+        crate::pool::Entry::Granted(lease) => lease,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_waits_too_long_or_finds_the_queue_full_is_shed_with_retry_after() {
+    let world = World::with(vec![good()], vec![good()], "slots = 1\nqueue = { length = 1, timeout = \"2s\" }");
+    let held: Vec<_> = (0..2).map(|_| hold(&world)).collect();
+    let mut client = Client::default();
+    let begun = Instant::now();
+    world.flow.run(incoming(STREAM), &mut client).await;
+    assert_eq!(begun.elapsed().as_secs(), 2);
+    let head = client.head.unwrap();
+    assert_eq!(head.status, 503);
+    assert!(head.headers["retry-after"].to_str().unwrap().parse::<u64>().unwrap() >= 1);
+    assert_eq!(world.records.0.lock()[0].outcome, Outcome::Shed(ShedReason::QueueTimeout));
+    drop(held);
+    world.idle();
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_prefill_share_goes_back_at_the_first_token_or_when_an_unstreamed_prefill_should_be_over() {
+    let slow = Script::Stream(vec![(100, WORD), (1_000, LAST), (0, DONE)], true);
+    let world = World::new(vec![slow], vec![good()]);
+    let watch = || world.flow.admission().view()[0].backends[0].used.prefill_tokens;
+    let mut client = Client::default();
+    let watching = async {
+        sleep(Duration::from_millis(50)).await;
+        assert!(watch() > 0);
+        sleep(Duration::from_millis(100)).await;
+        assert_eq!(watch(), 0);
+    };
+    tokio::join!(world.flow.run(incoming(STREAM), &mut client), watching);
+    world.idle();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_gateway_that_closes_sheds_what_is_new() {
+    let world = World::new(vec![good()], vec![good()]);
+    world.flow.close();
+    let (client, record) = world.ask(STREAM).await;
+    assert_eq!(client.head.unwrap().status, 503);
+    assert_eq!(record.outcome, Outcome::Shed(ShedReason::ShuttingDown));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_task_that_is_dropped_is_recorded_and_frees_everything() {
+    let world = World::new(vec![Script::NeverAnswers], vec![good()]);
+    {
+        let mut client = Client::default();
+        let running = world.flow.run(incoming(STREAM), &mut client);
+        assert!(tokio::time::timeout(Duration::from_millis(20), running).await.is_err());
+    }
+    assert_eq!(world.records.0.lock().len(), 1);
+    world.idle();
+}

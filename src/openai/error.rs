@@ -1,0 +1,375 @@
+//! The only table from refusals to HTTP: status, type, code, message, `Retry-After`.
+//!
+//! Shapes: OpenAI's `{"error":{"message","type","param","code"}}`, Anthropic's
+//! `{"type":"error","error":{"type","message"}}` on `/v1/messages`, and the same as an SSE event once a
+//! stream has begun.
+//!
+//! `code` is a word such as `queue_full`, not the status: the status line already has the number, OpenAI
+//! itself sends words, and a word tells apart the reasons behind one 503. It also tells ours from
+//! the engine's errors, whose code is an integer. Types follow OpenAI's vocabulary, since client
+//! libraries branch on status and type.
+//!
+//! Choices that are not obvious. An upgrade (WebSocket, h2c) or CONNECT gets **501**: HAProxy answers what it cannot do with
+//! 501, and a 4xx would blame a request that is well-formed. A wrong key is 401 and a right key for the wrong
+//! model 403; an unknown model is 404 as in vLLM. Our own overload is 503, as vLLM's is; 429 is only ever this key's own limit. A
+//! message never repeats the body, a key, or an upstream's address; the model name it repeats is cut to
+//! [`MAX_NAME_SHOWN`] characters.
+
+use std::borrow::Cow;
+
+use serde_json::{Value, json};
+
+/// How many valid model names an "unknown model" message lists; enough to spot a typo, short enough to read.
+pub const MAX_NAMES_SHOWN: usize = 20;
+/// Characters of a client-given name that a message repeats.
+pub const MAX_NAME_SHOWN: usize = 128;
+
+/// Why a request was shed: refused early so that others meet their deadlines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ShedReason {
+    /// The pool's queue has no place left.
+    QueueFull,
+    /// It waited as long as the pool allows.
+    QueueTimeout,
+    /// No backend of the pool is ready.
+    NoBackend,
+    /// The gateway drains before it stops.
+    ShuttingDown,
+}
+
+impl ShedReason {
+    /// Every reason, in the order of declaration.
+    pub const ALL: [Self; 4] = [Self::QueueFull, Self::QueueTimeout, Self::NoBackend, Self::ShuttingDown];
+
+    /// The value of the `reason` label and of `code`.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::QueueFull => "queue_full",
+            Self::QueueTimeout => "queue_timeout",
+            Self::NoBackend => "no_backend",
+            Self::ShuttingDown => "shutting_down",
+        }
+    }
+
+    const fn message(self) -> &'static str {
+        match self {
+            Self::QueueFull => "the queue for this model is full; try again later",
+            Self::QueueTimeout => "no capacity became free in time; try again later",
+            Self::NoBackend => "no backend for this model is ready; try again later",
+            Self::ShuttingDown => "the gateway is shutting down; send the request again",
+        }
+    }
+}
+
+/// An answer that the gateway gives itself, instead of a backend.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// 400: the body or a field of it cannot be understood.
+    BadRequest {
+        /// What is wrong and what would be right.
+        message: String,
+        /// The field at fault.
+        param: Option<&'static str>,
+    },
+    /// 400: no model was named and no default exists.
+    NoModel,
+    /// 413: the body is over the configured limit.
+    BodyTooLarge {
+        /// The limit, bytes.
+        limit: u64,
+    },
+    /// 408: the body came too slowly.
+    BodyTimeout,
+    /// 431: the header section is over the limit.
+    HeadersTooLarge,
+    /// 401: no key where one is needed.
+    NoKey,
+    /// 401: a key nobody has.
+    BadKey,
+    /// 403: the key may not use this model.
+    ModelForbidden {
+        /// What the client asked for.
+        model: String,
+    },
+    /// 404: no pool serves this model.
+    UnknownModel {
+        /// What the client asked for.
+        model: String,
+        /// Names that would work for this key; the first [`MAX_NAMES_SHOWN`] are shown.
+        valid: Vec<String>,
+    },
+    /// 404: the path is not served.
+    UnknownRoute,
+    /// 405: the path is served, but not with this method.
+    MethodNotAllowed {
+        /// Methods that are, for the `Allow` header: `"POST"` or `"GET, HEAD"`.
+        allow: &'static str,
+    },
+    /// 417: an expectation other than `100-continue`.
+    ExpectationFailed,
+    /// 429: this key's own limit.
+    KeyLimit {
+        /// Seconds until trying again makes sense.
+        retry_after: u64,
+    },
+    /// 501: an upgrade or CONNECT.
+    UpgradeRefused,
+    /// 503: shed.
+    Shed {
+        /// Why.
+        reason: ShedReason,
+        /// Seconds, from the measured drain rate.
+        retry_after: u64,
+    },
+    /// 502: the upstream broke before the first byte and no other backend could take it.
+    UpstreamBroke,
+    /// 504: the upstream did not answer in time and no other backend could take it.
+    UpstreamTimeout,
+    /// 500: a bug of ours.
+    Internal,
+}
+
+/// One row of the table.
+struct Row {
+    status: u16,
+    kind: &'static str,
+    code: &'static str,
+    message: Cow<'static, str>,
+}
+
+const INVALID: &str = "invalid_request_error";
+const AUTHENTICATION: &str = "authentication_error";
+const UNAVAILABLE: &str = "service_unavailable";
+const SERVER: &str = "server_error";
+
+impl Refusal {
+    fn row(&self) -> Row {
+        let row = |status, kind, code, message: &'static str| Row { status, kind, code, message: message.into() };
+        let told = |status, kind, code, message: String| Row { status, kind, code, message: message.into() };
+        match self {
+            Self::BadRequest { message, .. } => told(400, INVALID, "invalid_request", message.clone()),
+            Self::NoModel => row(400, INVALID, "model_missing", "'model' is missing; name one of /v1/models"),
+            Self::BodyTooLarge { limit } => {
+                told(413, INVALID, "body_too_large", format!("the body is over the limit of {limit} bytes"))
+            }
+            Self::BodyTimeout => row(408, INVALID, "body_timeout", "the body did not arrive in time"),
+            Self::HeadersTooLarge => row(431, INVALID, "headers_too_large", "the request headers are too large"),
+            Self::NoKey => {
+                row(401, AUTHENTICATION, "missing_api_key", "an API key is needed; send 'Authorization: Bearer <key>'")
+            }
+            Self::BadKey => row(401, AUTHENTICATION, "invalid_api_key", "this API key is not known"),
+            Self::ModelForbidden { model } => {
+                let message = format!("this API key may not use the model '{}'", shown(model));
+                told(403, "permission_error", "model_forbidden", message)
+            }
+            Self::UnknownModel { model, valid } => {
+                told(404, "not_found_error", "model_not_found", unknown(model, valid))
+            }
+            Self::UnknownRoute => row(404, "not_found_error", "route_not_found", "this path is not served here"),
+            Self::MethodNotAllowed { allow } => {
+                told(405, INVALID, "method_not_allowed", format!("this path takes only {allow}"))
+            }
+            Self::ExpectationFailed => {
+                row(417, INVALID, "expectation_failed", "the only expectation met here is '100-continue'")
+            }
+            Self::KeyLimit { .. } => row(
+                429,
+                "rate_limit_error",
+                "rate_limit_exceeded",
+                "this API key has reached its limit; try again later",
+            ),
+            Self::UpgradeRefused => {
+                row(501, INVALID, "upgrade_not_supported", "connection upgrades are not supported; send plain HTTP/1.1")
+            }
+            Self::Shed { reason, .. } => row(503, UNAVAILABLE, reason.label(), reason.message()),
+            Self::UpstreamBroke => row(502, SERVER, "upstream_broke", "the backend failed before it answered"),
+            Self::UpstreamTimeout => row(504, SERVER, "upstream_timeout", "the backend did not answer in time"),
+            Self::Internal => row(500, SERVER, "internal_error", "the gateway failed; see its log"),
+        }
+    }
+
+    /// The HTTP status.
+    pub fn status(&self) -> u16 {
+        self.row().status
+    }
+
+    /// The word in `error.code`, also the label of the outcome `refused(reason)`.
+    pub fn code(&self) -> &'static str {
+        self.row().code
+    }
+
+    /// Seconds for the `Retry-After` header, at least 1; `None` where trying again does not help by itself.
+    pub fn retry_after(&self) -> Option<u64> {
+        match self {
+            Self::KeyLimit { retry_after } | Self::Shed { retry_after, .. } => Some((*retry_after).max(1)),
+            _ => None,
+        }
+    }
+
+    /// The value of the `Allow` header, on 405.
+    pub fn allow(&self) -> Option<&'static str> {
+        match self {
+            Self::MethodNotAllowed { allow } => Some(allow),
+            _ => None,
+        }
+    }
+
+    /// The JSON body.
+    pub fn body(&self, anthropic: bool) -> Vec<u8> {
+        let row = self.row();
+        if anthropic {
+            return anthropic_error(row.status, &row.message).to_string().into_bytes();
+        }
+        let param = match self {
+            Self::BadRequest { param, .. } => *param,
+            Self::NoModel | Self::ModelForbidden { .. } | Self::UnknownModel { .. } => Some("model"),
+            _ => None,
+        };
+        openai_error(row.kind, row.code, &row.message, param).to_string().into_bytes()
+    }
+}
+
+/// Why a stream ended after its first byte had gone out; the status line says 200 already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StreamFailure {
+    /// The upstream closed or reset the connection in the middle.
+    UpstreamBroke,
+    /// The upstream said nothing for longer than the idle timeout.
+    UpstreamIdle,
+    /// The gateway stops and its drain time is over.
+    ShuttingDown,
+}
+
+/// The SSE event that ends a stream which failed after its first byte; close the connection behind it. It begins with a
+/// blank line, so that it stands apart even if the stream broke inside an event.
+pub fn sse_error_event(failure: StreamFailure, anthropic: bool) -> Vec<u8> {
+    let (kind, code, message) = match failure {
+        StreamFailure::UpstreamBroke => (SERVER, "upstream_broke", "the backend failed while it was answering"),
+        StreamFailure::UpstreamIdle => (SERVER, "upstream_timeout", "the backend stopped answering"),
+        StreamFailure::ShuttingDown => (UNAVAILABLE, "shutting_down", "the gateway is shutting down"),
+    };
+    let value = if anthropic { anthropic_error(500, message) } else { openai_error(kind, code, message, None) };
+    format!("\n\nevent: error\ndata: {value}\n\n").into_bytes()
+}
+
+fn openai_error(kind: &str, code: &str, message: &str, param: Option<&str>) -> Value {
+    json!({"error": {"message": message, "type": kind, "param": param, "code": code}})
+}
+
+/// Anthropic has one type for each status.
+fn anthropic_error(status: u16, message: &str) -> Value {
+    let kind = match status {
+        401 => "authentication_error",
+        403 => "permission_error",
+        404 => "not_found_error",
+        413 => "request_too_large",
+        429 => "rate_limit_error",
+        503 => "overloaded_error",
+        400..=499 | 501 => "invalid_request_error",
+        _ => "api_error",
+    };
+    json!({"type": "error", "error": {"type": kind, "message": message}})
+}
+
+fn unknown(model: &str, valid: &[String]) -> String {
+    let mut message = format!("the model '{}' does not exist", shown(model));
+    if !valid.is_empty() {
+        message.push_str("; valid names: ");
+        message.push_str(&valid[..valid.len().min(MAX_NAMES_SHOWN)].join(", "));
+        if valid.len() > MAX_NAMES_SHOWN {
+            message.push_str(&format!(" and {} more", valid.len() - MAX_NAMES_SHOWN));
+        }
+    }
+    message
+}
+
+fn shown(name: &str) -> Cow<'_, str> {
+    match name.char_indices().nth(MAX_NAME_SHOWN) {
+        Some((at, _)) => Cow::Owned(format!("{}...", &name[..at])),
+        None => Cow::Borrowed(name),
+    }
+}
+
+impl From<super::RequestError> for Refusal {
+    fn from(error: super::RequestError) -> Self {
+        Self::BadRequest { param: error.param(), message: error.to_string() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all() -> Vec<Refusal> {
+        let shed = ShedReason::ALL.map(|reason| Refusal::Shed { reason, retry_after: 0 });
+        let rest = [
+            Refusal::BadRequest { message: "'n' must be an integer".into(), param: Some("n") },
+            Refusal::NoModel,
+            Refusal::BodyTooLarge { limit: 7 },
+            Refusal::BodyTimeout,
+            Refusal::HeadersTooLarge,
+            Refusal::NoKey,
+            Refusal::BadKey,
+            Refusal::ModelForbidden { model: "m\"".into() },
+            Refusal::UnknownModel { model: "x".repeat(999), valid: (0..30).map(|n| format!("m{n}")).collect() },
+            Refusal::UnknownRoute,
+            Refusal::MethodNotAllowed { allow: "POST" },
+            Refusal::ExpectationFailed,
+            Refusal::KeyLimit { retry_after: 3 },
+            Refusal::UpgradeRefused,
+            Refusal::UpstreamBroke,
+            Refusal::UpstreamTimeout,
+            Refusal::Internal,
+        ];
+        shed.into_iter().chain(rest).collect()
+    }
+
+    #[test]
+    fn every_refusal_has_openai_s_shape_and_a_code_of_its_own() {
+        let mut codes = std::collections::HashSet::new();
+        for refusal in all() {
+            let body: Value = serde_json::from_slice(&refusal.body(false)).unwrap();
+            let error = body["error"].as_object().unwrap();
+            assert_eq!(error.keys().collect::<Vec<_>>(), ["code", "message", "param", "type"]);
+            assert_eq!(error["code"], refusal.code());
+            assert!(codes.insert(refusal.code()), "{refusal:?}");
+            assert!((400..=599).contains(&refusal.status()));
+            assert!(error["message"].as_str().unwrap().len() < 400, "{refusal:?}");
+        }
+    }
+
+    #[test]
+    fn every_refusal_has_anthropic_s_shape_too() {
+        for refusal in all() {
+            let body: Value = serde_json::from_slice(&refusal.body(true)).unwrap();
+            assert_eq!(body["type"], "error");
+            assert!(body["error"]["type"].is_string() && body["error"]["message"].is_string());
+        }
+    }
+
+    #[test]
+    fn retry_after_is_a_second_at_least_and_only_on_429_and_503() {
+        for refusal in all() {
+            assert_eq!(refusal.retry_after().is_some(), matches!(refusal.status(), 429 | 503), "{refusal:?}");
+            assert!(refusal.retry_after().is_none_or(|seconds| seconds >= 1));
+        }
+    }
+
+    #[test]
+    fn an_unknown_model_is_told_at_most_twenty_names() {
+        let refusal = Refusal::UnknownModel { model: "x".into(), valid: (0..23).map(|n| format!("m{n}")).collect() };
+        let body: Value = serde_json::from_slice(&refusal.body(false)).unwrap();
+        let message = body["error"]["message"].as_str().unwrap();
+        assert!(message.contains("m19") && !message.contains("m20") && message.ends_with("and 3 more"), "{message}");
+    }
+
+    #[test]
+    fn a_stream_that_fails_ends_with_an_error_event() {
+        let event = String::from_utf8(sse_error_event(StreamFailure::UpstreamBroke, false)).unwrap();
+        let data = event.strip_prefix("\n\nevent: error\ndata: ").unwrap().strip_suffix("\n\n").unwrap();
+        let value: Value = serde_json::from_str(data).unwrap();
+        assert_eq!(value["error"]["code"], "upstream_broke");
+        let event = String::from_utf8(sse_error_event(StreamFailure::UpstreamIdle, true)).unwrap();
+        assert!(event.contains(r#""type":"api_error""#), "{event}");
+    }
+}

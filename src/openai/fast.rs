@@ -1,0 +1,156 @@
+//! The fast path for the events that make up nearly all of a stream.
+//!
+//! vLLM writes the same chunk thousands of times with other text in it: fixed keys in a fixed order, compact,
+//! one `data:` line. Walking that template compares a few constants and skips three strings, about a third of what
+//! scanning every key costs, and the gateway does this for each token of each stream.
+//!
+//! It is a template, not a search: the whole event is matched from first to last byte, with the string rules of
+//! the scanner, and the first deviation means "not mine" (`None`), so it can never read an event differently
+//! from the slow path. Only unfinished content is recognised (`finish_reason` null); of everything else a stream
+//! has one or two.
+
+use super::answer::{TokenUsage, digits};
+use super::chunk::{Event, EventKind};
+use super::scan::Scanner;
+
+/// Reads an event of the choices dialect; `None` when it is not of the expected shape.
+pub(super) fn choices(event: &[u8], memo: &mut Memo) -> Option<Event> {
+    if let Some(event) = memo.recognise(event) {
+        return Some(event);
+    }
+    let mut at = Cursor(event.strip_prefix(b"data: {\"id\":")?);
+    at.string()?;
+    at.eat(b",\"object\":\"")?;
+    let chat = at.eat(b"chat.completion.chunk").is_some();
+    if !chat {
+        at.eat(b"text_completion")?;
+    }
+    at.eat(b"\",\"created\":")?;
+    at.number()?;
+    at.eat(b",\"model\":")?;
+    at.string()?;
+    at.eat(b",\"choices\":[{\"index\":")?;
+    at.number()?;
+    if chat {
+        at.eat(b",\"delta\":{\"")?;
+        at.eat(b"content").or_else(|| at.eat(b"reasoning"))?;
+        at.eat(b"\":")?;
+    } else {
+        at.eat(b",\"text\":")?;
+    }
+    let before = event.len() - at.0.len();
+    let filled = at.string()?;
+    let after = event.len() - at.0.len();
+    if chat {
+        at.eat(b"}")?;
+    }
+    while at.null_member()?.is_some() {}
+    at.eat(b"}]")?;
+    let mut usage = None;
+    loop {
+        if at.0.starts_with(b",\"usage\":{") {
+            usage = Some(at.usage()?);
+            continue;
+        }
+        match at.null_member()? {
+            Some(b"usage") => usage = None,
+            Some(_) => {}
+            None => break,
+        }
+    }
+    at.eat(b"}")?;
+    if !matches!(at.0, b"\n\n" | b"\r\n\r\n") {
+        return None;
+    }
+    if usage.is_none() {
+        memo.learn(&event[..before], &event[after..]);
+    }
+    Some(delta(filled, usage))
+}
+
+fn delta(filled: bool, usage: Option<TokenUsage>) -> Event {
+    let kind = if filled { EventKind::Content } else { EventKind::Empty };
+    Event { kind, finish: false, usage, error: None }
+}
+
+/// Bytes around the text that are remembered, each; ids and model names are far shorter.
+const MEMO: usize = 1 << 10;
+
+/// What stood before and behind the text in the last event that matched. Id, time and model do not change within a
+/// stream, so the next event is mostly recognised by two comparisons.
+#[derive(Clone, Debug, Default)]
+pub struct Memo {
+    before: Vec<u8>,
+    after: Vec<u8>,
+}
+
+impl Memo {
+    fn recognise(&self, event: &[u8]) -> Option<Event> {
+        if self.before.is_empty() {
+            return None;
+        }
+        let mut at = Cursor(event.strip_prefix(&self.before[..])?);
+        let filled = at.string()?;
+        (at.0 == self.after).then(|| delta(filled, None))
+    }
+
+    fn learn(&mut self, before: &[u8], after: &[u8]) {
+        if before.len() <= MEMO && after.len() <= MEMO {
+            self.before.clear();
+            self.before.extend_from_slice(before);
+            self.after.clear();
+            self.after.extend_from_slice(after);
+        }
+    }
+}
+
+/// What is left of an event.
+struct Cursor<'a>(&'a [u8]);
+
+impl<'a> Cursor<'a> {
+    fn eat(&mut self, expected: &[u8]) -> Option<()> {
+        self.0 = self.0.strip_prefix(expected)?;
+        Some(())
+    }
+
+    /// Takes a string; tells whether it is not empty.
+    fn string(&mut self) -> Option<bool> {
+        if self.0.first() != Some(&b'"') {
+            return None;
+        }
+        let mut scanner = Scanner::new(self.0);
+        let text = scanner.text().ok()?;
+        self.0 = &self.0[scanner.position()..];
+        Some(!text.raw.is_empty())
+    }
+
+    /// Takes a whole number as JSON writes one.
+    fn number(&mut self) -> Option<u64> {
+        let end = self.0.iter().position(|byte| !byte.is_ascii_digit())?;
+        let (number, rest) = self.0.split_at(end);
+        if number.len() > 1 && number[0] == b'0' {
+            return None;
+        }
+        self.0 = rest;
+        digits(number)
+    }
+
+    /// Takes `,"key":null` and returns the key; `Some(None)` when something other than a member follows.
+    fn null_member(&mut self) -> Option<Option<&'a [u8]>> {
+        let Some(rest) = self.0.strip_prefix(b",\"") else { return Some(None) };
+        let end = rest.iter().position(|byte| !(byte.is_ascii_lowercase() || *byte == b'_'))?;
+        self.0 = rest[end..].strip_prefix(b"\":null")?;
+        Some(Some(&rest[..end]))
+    }
+
+    fn usage(&mut self) -> Option<TokenUsage> {
+        self.eat(b",\"usage\":{\"prompt_tokens\":")?;
+        let prompt = self.number()?;
+        self.eat(b",\"total_tokens\":")?;
+        self.number()?;
+        self.eat(b",\"completion_tokens\":")?;
+        let completion = self.number()?;
+        self.eat(b"}")?;
+        Some(TokenUsage { prompt: Some(prompt), completion: Some(completion), cached: None })
+    }
+}

@@ -1,0 +1,528 @@
+//! What the gateway must know of a request, read from its body in one pass and without a tree.
+//!
+//! [`read`] checks that the body is UTF-8 and one JSON object, and takes the dozen fields that decide
+//! routing, bounds and rewriting. It is exactly as strict as it must be to understand those fields, never stricter
+//! than vLLM: pydantic turns `"8"` and `8.0` into 8 and `"true"` into true, so those are read the same way;
+//! unknown members are skipped; ranges and combinations are left to the engine, whose messages are
+//! better. What is refused is what vLLM refuses too, with a message that names the field.
+//!
+//! `null` counts as absent. A member given twice: the last one counts, as in Python. Members are
+//! recognised by their decoded key, so a client cannot show one `model` to the gateway and another to the engine.
+//!
+//! Cost: one UTF-8 check, one scan, and a bounded count per text: a 400 KB chat body takes tens of microseconds.
+
+use std::borrow::Cow;
+
+use super::prompt;
+use super::rewrite::{EditPoints, OptionsPoints};
+use super::route::Route;
+use super::scan::{Kind, ScanError, Scanner, Span};
+use super::shape::PromptShape;
+
+/// The largest `n`; vLLM's own bound (`VLLM_MAX_N_SEQUENCES`).
+pub const MAX_SEQUENCES: u32 = 16_384;
+
+/// The output bound of `/v1/completions` when the client gives none (OpenAI's and vLLM's default).
+pub const COMPLETIONS_DEFAULT_OUTPUT: u64 = 16;
+
+/// Why a body is refused with status 400. The fault is downstream's.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RequestError {
+    /// Not UTF-8.
+    #[error("the body is not UTF-8 at byte {at}; encode it as UTF-8")]
+    NotUtf8 {
+        /// Offset of the first byte that is not.
+        at: usize,
+    },
+    /// Not JSON, or JSON that we do not follow.
+    #[error("{0}")]
+    NotJson(#[from] ScanError),
+    /// JSON, but not an object.
+    #[error("the body must be a JSON object, not {got}")]
+    NotAnObject {
+        /// What it is instead.
+        got: &'static str,
+    },
+    /// A field of the wrong type.
+    #[error("'{param}' must be {expected}, not {got}")]
+    WrongType {
+        /// The field.
+        param: &'static str,
+        /// What would be right.
+        expected: &'static str,
+        /// What was sent.
+        got: &'static str,
+    },
+    /// A number outside its range.
+    #[error("'{param}' must be {expected}")]
+    OutOfRange {
+        /// The field.
+        param: &'static str,
+        /// What would be right.
+        expected: &'static str,
+    },
+    /// A form that cannot be read.
+    #[error("the form is broken: {why}")]
+    NotAForm {
+        /// What is missing or too much.
+        why: &'static str,
+    },
+}
+
+impl RequestError {
+    /// The field at fault, for `param` in the error body.
+    pub fn param(&self) -> Option<&'static str> {
+        match self {
+            Self::WrongType { param, .. } | Self::OutOfRange { param, .. } => Some(param),
+            _ => None,
+        }
+    }
+}
+
+/// The fields of a request that the gateway acts on. Borrows only the model's name from the body.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RequestView<'a> {
+    /// The route the body was read for.
+    pub route: Route,
+    /// The model asked for; `None` when absent, null or empty (vLLM then serves its base model).
+    pub model: Option<Cow<'a, str>>,
+    /// Whether the answer is to be streamed.
+    pub stream: bool,
+    /// The client's bound on output tokens per sequence, as sent: `max_completion_tokens` before `max_tokens`, or
+    /// `max_output_tokens`. See [`RequestView::output_bound`] for the bound that applies.
+    pub max_output: Option<u64>,
+    /// Tokens that must be produced before a stop is honoured.
+    pub min_tokens: u64,
+    /// Whether end-of-sequence is ignored, so that output has exactly `max_output` tokens.
+    pub ignore_eos: bool,
+    /// Sequences per prompt (`n`, or `best_of` when larger); 1..=[`MAX_SEQUENCES`].
+    pub n: u32,
+    /// Prompts or inputs in the request; at least 1.
+    pub prompts: u32,
+    /// What the prompt looks like, all prompts together.
+    pub shape: PromptShape,
+    /// Scheduling priority (lower is earlier), when given.
+    pub priority: Option<i64>,
+    /// Whether the client itself asked for the usage event at the end of a stream.
+    pub include_usage: bool,
+    /// Whether the client itself asked for usage in every event.
+    pub continuous_usage: bool,
+    /// Where the body can be edited; owns nothing of the body and outlives the view.
+    pub edits: EditPoints,
+}
+
+impl<'a> RequestView<'a> {
+    /// A view of nothing: every field absent.
+    pub(super) fn empty(route: Route) -> Self {
+        Self {
+            route,
+            model: None,
+            stream: false,
+            max_output: None,
+            min_tokens: 0,
+            ignore_eos: false,
+            n: 1,
+            prompts: 1,
+            shape: PromptShape::default(),
+            priority: None,
+            include_usage: false,
+            continuous_usage: false,
+            edits: EditPoints::default(),
+        }
+    }
+
+    /// The most tokens one sequence can produce, when the request bounds that: `max_output`, the default of
+    /// `/v1/completions`, or 0 on routes that do not generate. `None`: only the context length bounds it.
+    pub fn output_bound(&self) -> Option<u64> {
+        match self.route {
+            route if !route.generates() => Some(0),
+            Route::Completions => self.max_output.or(Some(COMPLETIONS_DEFAULT_OUTPUT)),
+            _ => self.max_output,
+        }
+    }
+
+    /// Sequences that the engine will run for this request: prompts times `n`.
+    pub fn sequences(&self) -> u64 {
+        u64::from(self.prompts) * u64::from(self.n)
+    }
+}
+
+/// Reads a JSON body that was sent to `route`. For multipart routes see
+/// [`multipart::read`](super::multipart::read).
+///
+/// # Errors
+/// When the body is not a JSON object, or a field that matters here has a type that vLLM refuses too.
+pub fn read(route: Route, body: &[u8]) -> Result<RequestView<'_>, RequestError> {
+    if let Err(error) = std::str::from_utf8(body) {
+        return Err(RequestError::NotUtf8 { at: error.valid_up_to() });
+    }
+    let mut scanner = Scanner::new(body);
+    let kind = scanner.kind()?;
+    if kind != Kind::Object {
+        // Broken JSON is reported as such, before its kind is.
+        scanner.skip()?;
+        scanner.end()?;
+        return Err(RequestError::NotAnObject { got: kind.name() });
+    }
+    let mut view = RequestView::empty(route);
+    let mut limits = Limits::default();
+    view.edits = EditPoints::json(scanner.position() + 1);
+    scanner.object(|scanner, key| {
+        view.edits.saw_member();
+        let key = key.bytes();
+        if prompt::member(scanner, route, &key, &mut view.shape, &mut view.prompts)? {
+            return Ok(());
+        }
+        field(scanner, &key, &mut view, &mut limits)
+    })?;
+    scanner.end()?;
+    view.max_output = match route {
+        Route::Responses => limits.max_output_tokens,
+        Route::ChatCompletions => limits.max_completion_tokens.or(limits.max_tokens),
+        _ => limits.max_tokens,
+    };
+    view.n = limits.n.unwrap_or(1).max(limits.best_of.unwrap_or(1));
+    Ok(view)
+}
+
+/// Fields of which several speak about the same thing.
+#[derive(Default)]
+struct Limits {
+    max_tokens: Option<u64>,
+    max_completion_tokens: Option<u64>,
+    max_output_tokens: Option<u64>,
+    n: Option<u32>,
+    best_of: Option<u32>,
+}
+
+fn field<'a>(
+    scanner: &mut Scanner<'a>,
+    key: &[u8],
+    view: &mut RequestView<'a>,
+    limits: &mut Limits,
+) -> Result<(), RequestError> {
+    match key {
+        b"model" => {
+            let (span, model) = model(scanner)?;
+            view.edits.set_model_span(span);
+            view.model = model;
+        }
+        b"stream" => view.stream = boolean(scanner, "stream")?.unwrap_or(false),
+        b"stream_options" => {
+            let options = stream_options(scanner)?;
+            view.include_usage = options.include.unwrap_or(false);
+            view.continuous_usage = options.continuous.unwrap_or(false) && view.include_usage;
+            view.edits.set_options(options.points);
+        }
+        b"max_tokens" => limits.max_tokens = amount(scanner, "max_tokens")?,
+        b"max_completion_tokens" => limits.max_completion_tokens = amount(scanner, "max_completion_tokens")?,
+        b"max_output_tokens" => limits.max_output_tokens = amount(scanner, "max_output_tokens")?,
+        b"min_tokens" => view.min_tokens = amount(scanner, "min_tokens")?.unwrap_or(0),
+        b"ignore_eos" => view.ignore_eos = boolean(scanner, "ignore_eos")?.unwrap_or(false),
+        b"n" => limits.n = sequences(scanner, "n")?,
+        b"best_of" => limits.best_of = sequences(scanner, "best_of")?,
+        b"priority" => {
+            let clamp = |n: i128| n.clamp(i64::MIN.into(), i64::MAX.into()) as i64;
+            view.priority = integer(scanner, "priority")?.map(clamp);
+        }
+        _ => drop(scanner.skip()?),
+    }
+    Ok(())
+}
+
+fn model<'a>(scanner: &mut Scanner<'a>) -> Result<(Span, Option<Cow<'a, str>>), RequestError> {
+    match scanner.kind()? {
+        Kind::Null => Ok((scanner.skip()?, None)),
+        Kind::String => {
+            let start = scanner.position();
+            let name = scanner.text()?.decode();
+            Ok((Span { start, end: scanner.position() }, (!name.is_empty()).then_some(name)))
+        }
+        kind => Err(RequestError::WrongType { param: "model", expected: "a string", got: kind.name() }),
+    }
+}
+
+#[derive(Default)]
+struct StreamOptions {
+    include: Option<bool>,
+    continuous: Option<bool>,
+    points: OptionsPoints,
+}
+
+fn stream_options(scanner: &mut Scanner<'_>) -> Result<StreamOptions, RequestError> {
+    let mut options = StreamOptions::default();
+    match scanner.kind()? {
+        Kind::Null => options.points = OptionsPoints::replace(scanner.skip()?),
+        Kind::Object => {
+            options.points = OptionsPoints::object(scanner.position() + 1);
+            let span = scanner.object(|scanner, key| {
+                options.points.saw_member();
+                scanner.kind()?;
+                let start = scanner.position();
+                match &*key.bytes() {
+                    b"include_usage" => {
+                        options.include = boolean(scanner, "stream_options.include_usage")?;
+                        options.points.include = Some(Span { start, end: scanner.position() });
+                    }
+                    b"continuous_usage_stats" => {
+                        options.continuous = boolean(scanner, "stream_options.continuous_usage_stats")?;
+                        options.points.continuous = Some(Span { start, end: scanner.position() });
+                    }
+                    _ => drop(scanner.skip()?),
+                }
+                Ok::<_, RequestError>(())
+            })?;
+            options.points.span = span;
+        }
+        kind => {
+            return Err(RequestError::WrongType { param: "stream_options", expected: "an object", got: kind.name() });
+        }
+    }
+    Ok(options)
+}
+
+/// A boolean as pydantic reads one: also 0 and 1, and the usual words.
+fn boolean(scanner: &mut Scanner<'_>, param: &'static str) -> Result<Option<bool>, RequestError> {
+    let kind = scanner.kind()?;
+    let wrong = RequestError::WrongType { param, expected: "a boolean", got: kind.name() };
+    match kind {
+        Kind::Null => scanner.skip().map(|_| None).map_err(Into::into),
+        Kind::Bool => Ok(Some(scanner.boolean()?)),
+        Kind::Number => match as_integer(scanner.number()?) {
+            Some(0) => Ok(Some(false)),
+            Some(1) => Ok(Some(true)),
+            _ => Err(wrong),
+        },
+        Kind::String => match scanner.text()?.decode().to_ascii_lowercase().as_str() {
+            "true" | "t" | "yes" | "y" | "on" | "1" => Ok(Some(true)),
+            "false" | "f" | "no" | "n" | "off" | "0" => Ok(Some(false)),
+            _ => Err(wrong),
+        },
+        Kind::Object | Kind::Array => Err(wrong),
+    }
+}
+
+/// An integer as pydantic reads one: also `8.0`, `"8"` and booleans.
+fn integer(scanner: &mut Scanner<'_>, param: &'static str) -> Result<Option<i128>, RequestError> {
+    let kind = scanner.kind()?;
+    let wrong = || RequestError::WrongType { param, expected: "an integer", got: kind.name() };
+    match kind {
+        Kind::Null => scanner.skip().map(|_| None).map_err(Into::into),
+        Kind::Bool => Ok(Some(i128::from(scanner.boolean()?))),
+        Kind::Number => {
+            let expected = "an integer";
+            as_integer(scanner.number()?).map(Some).ok_or(RequestError::OutOfRange { param, expected })
+        }
+        Kind::String => as_integer(scanner.text()?.decode().trim().as_bytes()).map(Some).ok_or_else(wrong),
+        Kind::Object | Kind::Array => Err(wrong()),
+    }
+}
+
+/// The integer that a number is, when it is one. Anything beyond 64 bits is as good as infinite.
+fn as_integer(number: &[u8]) -> Option<i128> {
+    let text = std::str::from_utf8(number).ok()?;
+    if let Ok(value) = text.parse::<i64>() {
+        return Some(value.into());
+    }
+    let value = text.parse::<f64>().ok()?;
+    (value.is_finite() && value.fract() == 0.0).then(|| (value as i128).clamp(-(1 << 100), 1 << 100))
+}
+
+fn amount(scanner: &mut Scanner<'_>, param: &'static str) -> Result<Option<u64>, RequestError> {
+    let Some(value) = integer(scanner, param)? else { return Ok(None) };
+    if value < 0 {
+        return Err(RequestError::OutOfRange { param, expected: "a number of tokens, 0 or more" });
+    }
+    Ok(Some(u64::try_from(value).unwrap_or(u64::MAX)))
+}
+
+fn sequences(scanner: &mut Scanner<'_>, param: &'static str) -> Result<Option<u32>, RequestError> {
+    let Some(value) = integer(scanner, param)? else { return Ok(None) };
+    match u32::try_from(value) {
+        Ok(value @ 1..=MAX_SEQUENCES) => Ok(Some(value)),
+        _ => Err(RequestError::OutOfRange { param, expected: "an integer from 1 to 16384" }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chat(body: &str) -> RequestView<'_> {
+        read(Route::ChatCompletions, body.as_bytes()).unwrap()
+    }
+
+    fn refused(route: Route, body: &str) -> (Option<&'static str>, String) {
+        let error = read(route, body.as_bytes()).unwrap_err();
+        (error.param(), error.to_string())
+    }
+
+    #[test]
+    fn the_fields_of_a_chat_request_are_read() {
+        let view = chat(
+            r#"{"model":"m","stream":true,"max_tokens":5,"max_completion_tokens":7,"min_tokens":2,"n":3,
+               "ignore_eos":true,"priority":-4,"stream_options":{"include_usage":true,"continuous_usage_stats":true},
+               "messages":[{"role":"system","content":"ab 1"},
+                 {"role":"user","content":[{"type":"text","text":"cd"},{"type":"image_url","image_url":{"url":"data:xxxxxxxx"}}]}]}"#,
+        );
+        assert_eq!(view.model.as_deref(), Some("m"));
+        assert!(view.stream && view.ignore_eos && view.include_usage && view.continuous_usage);
+        assert_eq!((view.max_output, view.min_tokens, view.n, view.prompts), (Some(7), 2, 3, 1));
+        assert_eq!(view.priority, Some(-4));
+        assert_eq!((view.shape.messages, view.shape.media_parts), (2, 1));
+        assert_eq!((view.shape.text.plain, view.shape.text.marks), (5, 1));
+        assert_eq!(view.sequences(), 3);
+    }
+
+    #[test]
+    fn a_model_inside_the_prompt_is_text() {
+        let view =
+            chat(r#"{"messages":[{"role":"user","content":"{\"model\":\"evil\"}","model":"x"}],"model":"good"}"#);
+        assert_eq!(view.model.as_deref(), Some("good"));
+        assert_eq!(chat(r#"{"messages":[{"content":"\"model\":\"evil\""}]}"#).model, None);
+    }
+
+    #[test]
+    fn a_model_key_written_with_escapes_is_still_the_model() {
+        assert_eq!(chat(r#"{"model":"a","mod\u0065l":"b"}"#).model.as_deref(), Some("b"));
+        assert_eq!(chat(r#"{"\u006dodel":"caf\u00e9"}"#).model.as_deref(), Some("caf\u{e9}"));
+    }
+
+    #[test]
+    fn of_duplicate_keys_the_last_one_counts() {
+        let view = chat(r#"{"model":"a","stream":true,"max_tokens":1,"model":"b","stream":false,"max_tokens":2}"#);
+        assert_eq!((view.model.as_deref(), view.stream, view.max_output), (Some("b"), false, Some(2)));
+        assert_eq!(chat(r#"{"model":"a","model":null}"#).model, None);
+    }
+
+    #[test]
+    fn prompts_may_be_text_lists_or_ids() {
+        let of = |prompt: &str| {
+            let body = format!(r#"{{"prompt":{prompt}}}"#);
+            let view = read(Route::Completions, body.as_bytes()).unwrap();
+            (view.prompts, view.shape.token_ids, view.shape.text.characters())
+        };
+        assert_eq!(of(r#""abc""#), (1, 0, 3));
+        assert_eq!(of(r#"["abc","de"]"#), (2, 0, 5));
+        assert_eq!(of("[1,2,3]"), (1, 3, 0));
+        assert_eq!(of("[[1,2],[3],[4,5,6]]"), (3, 6, 0));
+        assert_eq!(of("[]"), (1, 0, 0));
+        assert_eq!(of("null"), (1, 0, 0));
+    }
+
+    #[test]
+    fn every_route_finds_its_prompt() {
+        let characters = |route, body: &str| read(route, body.as_bytes()).unwrap().shape.text.characters();
+        let cases = [
+            (Route::Embeddings, r#"{"input":["abc","de"],"prompt":"no"}"#),
+            (Route::Pooling, r#"{"input":"abcde"}"#),
+            (Route::Classify, r#"{"input":"abcde"}"#),
+            (
+                Route::Responses,
+                r#"{"instructions":"ab","input":[{"role":"user","content":[{"type":"input_text","text":"cde"}]}]}"#,
+            ),
+            (
+                Route::Messages,
+                r#"{"system":[{"type":"text","text":"ab"}],"messages":[{"role":"user","content":"cde"}]}"#,
+            ),
+            (Route::Tokenize, r#"{"prompt":"abcde"}"#),
+            (Route::Rerank, r#"{"query":"ab","documents":["c",{"text":"de"}]}"#),
+            (Route::Score, r#"{"text_1":"ab","text_2":["c","de"]}"#),
+            (Route::ChatCompletions, r#"{"messages":[],"tools":["x"]}"#),
+        ];
+        for (route, body) in cases {
+            assert_eq!(characters(route, body), 5, "{route}");
+        }
+        let ids = read(Route::Detokenize, br#"{"tokens":[1,2,3]}"#).unwrap();
+        assert_eq!(ids.shape.token_ids, 3);
+        let pairs = read(Route::Rerank, br#"{"query":"a","documents":["b","c","d"]}"#).unwrap();
+        assert_eq!(pairs.prompts, 3);
+    }
+
+    #[test]
+    fn media_is_counted_as_parts_and_never_as_text() {
+        let view = read(
+            Route::Messages,
+            br#"{"messages":[{"content":[{"type":"image","source":{"data":"aGVsbG8="}},
+                {"type":"tool_result","content":[{"type":"text","text":"ab"}]}]}]}"#,
+        );
+        let shape = view.unwrap().shape;
+        assert_eq!((shape.media_parts, shape.text.characters()), (1, 2));
+    }
+
+    #[test]
+    fn what_pydantic_turns_into_the_right_type_is_read_so() {
+        let view =
+            chat(r#"{"max_tokens":"8","n":2.0,"stream":"true","ignore_eos":1,"priority":"-3","min_tokens":1e1}"#);
+        assert_eq!((view.max_output, view.n, view.stream, view.ignore_eos), (Some(8), 2, true, true));
+        assert_eq!((view.priority, view.min_tokens), (Some(-3), 10));
+    }
+
+    #[test]
+    fn null_is_absent() {
+        let view = chat(
+            r#"{"model":null,"stream":null,"max_tokens":null,"n":null,"messages":null,"stream_options":null,"tools":null}"#,
+        );
+        assert_eq!((view.model, view.stream, view.max_output, view.n), (None, false, None, 1));
+        assert_eq!(view.shape, PromptShape::default());
+    }
+
+    #[test]
+    fn wrong_types_are_refused_by_name() {
+        let chat = |body| refused(Route::ChatCompletions, body);
+        assert_eq!(chat(r#"{"model":5}"#), (Some("model"), "'model' must be a string, not a number".into()));
+        assert_eq!(chat(r#"{"stream":"maybe"}"#), (Some("stream"), "'stream' must be a boolean, not a string".into()));
+        assert_eq!(chat(r#"{"stream":2}"#).0, Some("stream"));
+        assert_eq!(chat(r#"{"n":0}"#), (Some("n"), "'n' must be an integer from 1 to 16384".into()));
+        assert_eq!(chat(r#"{"n":16385}"#).0, Some("n"));
+        assert_eq!(chat(r#"{"n":1.5}"#).0, Some("n"));
+        assert_eq!(chat(r#"{"n":[1]}"#).1, "'n' must be an integer, not a list");
+        assert_eq!(chat(r#"{"max_tokens":-1}"#).0, Some("max_tokens"));
+        assert_eq!(chat(r#"{"messages":"hi"}"#), (Some("messages"), "'messages' must be a list, not a string".into()));
+        assert_eq!(chat(r#"{"stream_options":[]}"#).0, Some("stream_options"));
+        assert_eq!(
+            refused(Route::Completions, r#"{"prompt":7}"#).1,
+            "'prompt' must be a string or a list, not a number"
+        );
+    }
+
+    #[test]
+    fn what_is_not_a_json_object_is_refused() {
+        let read = |body: &[u8]| read(Route::ChatCompletions, body).unwrap_err();
+        assert_eq!(read(b"[]"), RequestError::NotAnObject { got: "a list" });
+        assert!(matches!(read(b""), RequestError::NotJson(ScanError::Truncated { .. })));
+        assert!(matches!(
+            read(br#"{"model":"m","messages":[{"content":"ab"#),
+            RequestError::NotJson(ScanError::Truncated { .. })
+        ));
+        assert!(matches!(read(b"{} {}"), RequestError::NotJson(ScanError::Trailing { at: 3 })));
+        assert!(matches!(read(b"{\"a\":\"\xff\"}"), RequestError::NotUtf8 { at: 6 }));
+        let deep = format!(r#"{{"messages":{}"#, "[".repeat(100_000));
+        assert!(matches!(read(deep.as_bytes()), RequestError::NotJson(ScanError::TooDeep { .. })));
+    }
+
+    #[test]
+    fn the_output_bound_follows_the_route() {
+        let bound = |route, body: &str| read(route, body.as_bytes()).unwrap().output_bound();
+        assert_eq!(bound(Route::Completions, "{}"), Some(16));
+        assert_eq!(bound(Route::ChatCompletions, "{}"), None);
+        assert_eq!(bound(Route::Responses, r#"{"max_output_tokens":9,"max_tokens":3}"#), Some(9));
+        assert_eq!(bound(Route::Messages, r#"{"max_tokens":9}"#), Some(9));
+        assert_eq!(bound(Route::Embeddings, r#"{"max_tokens":9}"#), Some(0));
+    }
+
+    #[test]
+    fn a_huge_number_saturates() {
+        assert_eq!(chat(r#"{"max_tokens":99999999999999999999999}"#).max_output, Some(u64::MAX));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn arbitrary_bodies_never_panic(text in "[{}\\[\\]:,\"\\\\a-z0-9 ]{0,80}", bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..60)) {
+            for route in Route::ALL {
+                let _ = read(route, text.as_bytes());
+                let _ = read(route, &bytes);
+            }
+        }
+    }
+}

@@ -1,0 +1,339 @@
+//! Edits on a body that leave its long parts where they are.
+//!
+//! A body goes upstream byte for byte except for two values: `model`, when an alias or an arm of an
+//! experiment renames it, and `stream_options`, when usage must be injected. Both are a few bytes in up to
+//! 32 MiB, so an edited body is a list of pieces: slices of the received buffer (a reference count, no
+//! copy) and the new values between them. Its length is known before it is sent (Content-Length).
+//!
+//! [`EditPoints`] remembers where the values stand, not the values: it owns nothing, so a request can
+//! wait in a queue and be sent again to another backend under another name. Of duplicates the last one is edited, because that
+//! is the one Python reads. An absent member is inserted behind the opening brace, where a duplicate cannot follow:
+//! there is none. Other members of `stream_options` stay as they are.
+
+use bytes::Bytes;
+use smallvec::SmallVec;
+
+use super::scan::Span;
+
+/// Pieces kept without allocating: two edits cut a body into five pieces.
+const INLINE_PIECES: usize = 5;
+
+/// What to change in a body.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Edits<'a> {
+    /// The name to put into `model`.
+    pub model: Option<&'a str>,
+    /// What to ask of `stream_options`.
+    pub usage: Usage,
+}
+
+/// Which usage to inject. Never takes away what the client asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Usage {
+    /// Leave `stream_options` alone.
+    #[default]
+    AsSent,
+    /// One usage event at the end of the stream (`include_usage`).
+    AtEnd,
+    /// Usage in every event as well (`continuous_usage_stats`).
+    InEveryEvent,
+}
+
+/// Where the editable values of one body stand. Only meaningful for the very body it was read from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EditPoints {
+    form: bool,
+    open: usize,
+    members: bool,
+    model: Option<Span>,
+    options: Option<OptionsPoints>,
+}
+
+/// The same for the inside of `stream_options`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct OptionsPoints {
+    pub(super) span: Span,
+    pub(super) include: Option<Span>,
+    pub(super) continuous: Option<Span>,
+    /// Behind its opening brace; `None` when it is `null` and must be replaced whole.
+    open: Option<usize>,
+    members: bool,
+}
+
+impl OptionsPoints {
+    pub(super) fn replace(span: Span) -> Self {
+        Self { span, ..Self::default() }
+    }
+
+    pub(super) fn object(open: usize) -> Self {
+        Self { open: Some(open), ..Self::default() }
+    }
+
+    pub(super) fn saw_member(&mut self) {
+        self.members = true;
+    }
+}
+
+impl EditPoints {
+    pub(super) fn json(open: usize) -> Self {
+        Self { open, ..Self::default() }
+    }
+
+    pub(super) fn form(model: Option<Span>) -> Self {
+        Self { form: true, model, ..Self::default() }
+    }
+
+    pub(super) fn saw_member(&mut self) {
+        self.members = true;
+    }
+
+    pub(super) fn set_model_span(&mut self, span: Span) {
+        self.model = Some(span);
+    }
+
+    pub(super) fn set_options(&mut self, points: OptionsPoints) {
+        self.options = Some(points);
+    }
+}
+
+/// A body as a list of pieces.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Body {
+    pieces: SmallVec<[Bytes; INLINE_PIECES]>,
+    len: usize,
+}
+
+impl Body {
+    /// `body`, which `points` was read from, with `edits` applied. Without edits it is one piece: `body` itself.
+    ///
+    /// In a form only an existing `model` field can be edited; the rest is ignored there.
+    pub fn edited(body: &Bytes, points: &EditPoints, edits: Edits<'_>) -> Self {
+        let mut patches: Patches = SmallVec::new();
+        let mut front = String::new();
+        if let Some(name) = edits.model {
+            let value = if points.form { name.to_owned() } else { quoted(name) };
+            match points.model {
+                Some(span) => patches.push((span, value)),
+                None if points.form => {}
+                None => front.push_str(&format!("\"model\":{value},")),
+            }
+        }
+        if !points.form {
+            match points.options {
+                Some(options) => options.patch(edits.usage, &mut patches),
+                None => front
+                    .push_str(&edits.usage.members().map_or(String::new(), |m| format!("\"stream_options\":{{{m}}},"))),
+            }
+        }
+        if !front.is_empty() {
+            if !points.members {
+                front.pop();
+            }
+            patches.push((Span { start: points.open, end: points.open }, front));
+        }
+        patches.sort_by_key(|(span, _)| span.start);
+        Self::patched(body, patches)
+    }
+
+    /// The length in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no bytes at all.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The pieces in order; none is empty.
+    pub fn pieces(&self) -> &[Bytes] {
+        &self.pieces
+    }
+
+    /// All bytes in one buffer; copies unless there is only one piece.
+    pub fn to_bytes(&self) -> Bytes {
+        match &*self.pieces {
+            [] => Bytes::new(),
+            [one] => one.clone(),
+            many => many.concat().into(),
+        }
+    }
+
+    fn patched(body: &Bytes, patches: Patches) -> Self {
+        let mut out = Self::default();
+        let mut at = 0;
+        for (span, value) in patches {
+            out.push(body.slice(at..span.start));
+            out.push(value.into());
+            at = span.end;
+        }
+        out.push(body.slice(at..));
+        out
+    }
+
+    fn push(&mut self, piece: Bytes) {
+        if !piece.is_empty() {
+            self.len += piece.len();
+            self.pieces.push(piece);
+        }
+    }
+}
+
+impl From<Bytes> for Body {
+    fn from(body: Bytes) -> Self {
+        let mut out = Self::default();
+        out.push(body);
+        out
+    }
+}
+
+type Patches = SmallVec<[(Span, String); 4]>;
+
+impl Usage {
+    fn members(self) -> Option<&'static str> {
+        match self {
+            Self::AsSent => None,
+            Self::AtEnd => Some("\"include_usage\":true"),
+            Self::InEveryEvent => Some("\"include_usage\":true,\"continuous_usage_stats\":true"),
+        }
+    }
+}
+
+impl OptionsPoints {
+    fn patch(&self, usage: Usage, patches: &mut Patches) {
+        let Some(all) = usage.members() else { return };
+        let Some(open) = self.open else {
+            patches.push((self.span, format!("{{{all}}}")));
+            return;
+        };
+        let mut front = String::new();
+        let wanted = [
+            (true, self.include, "\"include_usage\":true,"),
+            (usage == Usage::InEveryEvent, self.continuous, "\"continuous_usage_stats\":true,"),
+        ];
+        for (wanted, span, member) in wanted {
+            match span {
+                _ if !wanted => {}
+                Some(span) => patches.push((span, "true".to_owned())),
+                None => front.push_str(member),
+            }
+        }
+        if !front.is_empty() {
+            if !self.members {
+                front.pop();
+            }
+            patches.push((Span { start: open, end: open }, front));
+        }
+    }
+}
+
+/// `name` as a JSON string.
+fn quoted(name: &str) -> String {
+    serde_json::Value::from(name).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::openai::{Route, request};
+    use proptest::prelude::*;
+    use serde_json::{Value, json};
+
+    fn edit(body: &str, edits: Edits<'_>) -> Body {
+        let bytes = Bytes::copy_from_slice(body.as_bytes());
+        let points = request::read(Route::ChatCompletions, &bytes).unwrap().edits;
+        Body::edited(&bytes, &points, edits)
+    }
+
+    fn edited(body: &str, edits: Edits<'_>) -> String {
+        let body = edit(body, edits);
+        let bytes = body.to_bytes();
+        assert_eq!(bytes.len(), body.len());
+        String::from_utf8(bytes.to_vec()).unwrap()
+    }
+
+    const AT_END: Edits<'static> = Edits { model: None, usage: Usage::AtEnd };
+
+    #[test]
+    fn without_edits_the_body_is_the_very_same_buffer() {
+        let bytes = Bytes::from_static(br#"{"model":"a"}"#);
+        let points = request::read(Route::ChatCompletions, &bytes).unwrap().edits;
+        let body = Body::edited(&bytes, &points, Edits::default());
+        assert_eq!(body.pieces().len(), 1);
+        assert_eq!(body.pieces()[0].as_ptr(), bytes.as_ptr());
+    }
+
+    #[test]
+    fn values_are_replaced_where_they_stand() {
+        let name = Edits { model: Some("b\"c"), usage: Usage::AsSent };
+        assert_eq!(edited(r#"{ "x":1, "model" : "a" ,"y":2}"#, name), r#"{ "x":1, "model" : "b\"c" ,"y":2}"#);
+        assert_eq!(edited(r#"{"model":"a","model":null}"#, name), r#"{"model":"a","model":"b\"c"}"#);
+        assert_eq!(edited("{}", name), r#"{"model":"b\"c"}"#);
+        assert_eq!(edited(r#"{"x":1}"#, name), r#"{"model":"b\"c","x":1}"#);
+    }
+
+    #[test]
+    fn usage_is_injected_and_other_options_stay() {
+        assert_eq!(edited("{}", AT_END), r#"{"stream_options":{"include_usage":true}}"#);
+        assert_eq!(edited(r#"{"x":1}"#, AT_END), r#"{"stream_options":{"include_usage":true},"x":1}"#);
+        assert_eq!(edited(r#"{"stream_options":null}"#, AT_END), r#"{"stream_options":{"include_usage":true}}"#);
+        assert_eq!(edited(r#"{"stream_options":{}}"#, AT_END), r#"{"stream_options":{"include_usage":true}}"#);
+        assert_eq!(
+            edited(r#"{"stream_options":{"include_usage":false,"z":[1]}}"#, AT_END),
+            r#"{"stream_options":{"include_usage":true,"z":[1]}}"#
+        );
+        let every = Edits { model: None, usage: Usage::InEveryEvent };
+        assert_eq!(
+            edited(r#"{"stream_options":{"include_usage":null}}"#, every),
+            r#"{"stream_options":{"continuous_usage_stats":true,"include_usage":true}}"#
+        );
+    }
+
+    #[test]
+    fn the_last_of_two_stream_options_is_edited() {
+        let body = r#"{"stream_options":{"include_usage":false},"stream_options":{"include_usage":false}}"#;
+        let value: Value = serde_json::from_str(&edited(body, AT_END)).unwrap();
+        assert_eq!(value["stream_options"]["include_usage"], true);
+    }
+
+    fn member() -> impl Strategy<Value = String> {
+        prop_oneof![
+            Just(r#""model":"old""#.to_owned()),
+            Just(r#""model":null"#.to_owned()),
+            Just(r#""mod\u0065l":"x\"y""#.to_owned()),
+            Just(r#""stream_options":null"#.to_owned()),
+            Just(r#""stream_options": {}"#.to_owned()),
+            Just(r#""stream_options":{ "include_usage" : false , "z":{"include_usage":1}}"#.to_owned()),
+            Just(r#""stream_options":{"continuous_usage_stats":false,"include_usage":true}"#.to_owned()),
+            Just(r#""stream_options":{"z":[{}],"include_usag\u0065":null}"#.to_owned()),
+            Just(r#""messages":[{"content":"{\"model\":\"m\",\"stream_options\":{}}"}]"#.to_owned()),
+            "[a-c]{1,3}".prop_map(|key| format!(r#" "k{key}" : [1, "two", {{"model":3}}] "#)),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn an_edited_body_parses_to_the_edited_value(
+            members in prop::collection::vec(member(), 0..7),
+            model in prop::option::of(".{1,12}"),
+            usage in prop_oneof![Just(Usage::AsSent), Just(Usage::AtEnd), Just(Usage::InEveryEvent)],
+        ) {
+            let body = format!(" {{{}}} ", members.join(","));
+            let mut want: Value = serde_json::from_str(&body).unwrap();
+            if let Some(model) = &model {
+                want["model"] = json!(model);
+            }
+            if usage != Usage::AsSent {
+                if want["stream_options"].is_null() {
+                    want["stream_options"] = json!({});
+                }
+                want["stream_options"]["include_usage"] = json!(true);
+                if usage == Usage::InEveryEvent {
+                    want["stream_options"]["continuous_usage_stats"] = json!(true);
+                }
+            }
+            let got = edited(&body, Edits { model: model.as_deref(), usage });
+            prop_assert_eq!(serde_json::from_str::<Value>(&got).unwrap(), want, "{}", got);
+        }
+    }
+}

@@ -1,0 +1,620 @@
+//! A pull scanner over raw JSON: finds values without building a tree and without allocating.
+//!
+//! A request body is up to 32 MiB of which the gateway needs a dozen small fields, so the long
+//! strings must be skipped at memory speed: inside a string only `"` and `\` matter, and `memchr2`
+//! finds those 16 or 32 bytes at a time. The caller drives: it asks for the kind of the next value,
+//! then enters it ([`Scanner::object`], [`Scanner::array`]), takes it ([`Scanner::text`],
+//! [`Scanner::number`]) or skips it ([`Scanner::skip`]).
+//!
+//! Checked: structure, numbers, escapes, literals, nesting (at most [`MAX_DEPTH`]), nothing after
+//! the end. Accepted although JSON forbids it: raw control characters inside strings (looking for
+//! them would need a second pass; the engine refuses them) and `NaN`, `Infinity`, `-Infinity`
+//! (Python's parser takes them, so the engine must be the one to judge).
+//!
+//! Keys and strings come as [`Text`], still escaped; [`Text::bytes`] decodes, so that `"mod\u0065l"`
+//! is the key `model` for us as it is for the engine. Duplicate keys are all reported, in order: a
+//! caller that keeps the last one agrees with Python's `json`. UTF-8 is the caller's to check
+//! (once, over the whole body); decoding replaces what is not valid.
+
+use std::borrow::Cow;
+
+use memchr::memchr2;
+
+/// The deepest nesting that is followed. Requests of real clients stay below 20 (tool schemas);
+/// the bound keeps the recursion of [`Scanner::skip`] far from the end of a thread's stack.
+pub const MAX_DEPTH: u32 = 64;
+
+/// Bytes that are looked at one by one before a vector search is started.
+const NEAR: usize = 16;
+
+/// Why bytes are not a JSON document that we follow. The fault is downstream's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ScanError {
+    /// The input ends inside a value.
+    #[error("the JSON ends in the middle of a value at byte {at}; send the whole document")]
+    Truncated {
+        /// Offset of the end.
+        at: usize,
+    },
+    /// Something else stands where `expected` should.
+    #[error("the JSON is broken at byte {at}: expected {expected}")]
+    Broken {
+        /// Offset of the first byte that does not fit.
+        at: usize,
+        /// What would have fitted.
+        expected: &'static str,
+    },
+    /// More than [`MAX_DEPTH`] containers inside each other.
+    #[error("the JSON nests deeper than {MAX_DEPTH} levels at byte {at}; flatten it")]
+    TooDeep {
+        /// Offset of the container that is one too many.
+        at: usize,
+    },
+    /// Bytes after the document.
+    #[error("the JSON goes on after its end at byte {at}; send one document")]
+    Trailing {
+        /// Offset of the first byte after the end that is not blank.
+        at: usize,
+    },
+}
+
+/// Where a value stands in its input: bytes `start..end`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Span {
+    /// Offset of the first byte.
+    pub start: usize,
+    /// Offset after the last byte.
+    pub end: usize,
+}
+
+impl Span {
+    /// The bytes of `input` that the span covers.
+    pub fn of(self, input: &[u8]) -> &[u8] {
+        &input[self.start..self.end]
+    }
+}
+
+/// What kind of value comes next, judged by its first byte.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// `{`
+    Object,
+    /// `[`
+    Array,
+    /// `"`
+    String,
+    /// A digit or `-` (and `N`, `I`: what Python writes for numbers that JSON cannot say)
+    Number,
+    /// `true` or `false`
+    Bool,
+    /// `null`
+    Null,
+}
+
+impl Kind {
+    /// The name to use in a message.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Object => "an object",
+            Self::Array => "a list",
+            Self::String => "a string",
+            Self::Number => "a number",
+            Self::Bool => "a boolean",
+            Self::Null => "null",
+        }
+    }
+}
+
+/// A string as it stands in the input, without its quotes, escapes not decoded.
+#[derive(Clone, Copy, Debug)]
+pub struct Text<'a> {
+    /// The bytes between the quotes.
+    pub raw: &'a [u8],
+    /// Whether `raw` holds at least one escape.
+    pub escaped: bool,
+}
+
+impl<'a> Text<'a> {
+    /// The bytes it stands for; borrowed when nothing is escaped.
+    pub fn bytes(self) -> Cow<'a, [u8]> {
+        if !self.escaped {
+            return Cow::Borrowed(self.raw);
+        }
+        Cow::Owned(unescape(self.raw).into_bytes())
+    }
+
+    /// The text it stands for; borrowed when nothing is escaped. Invalid UTF-8 and lone surrogates
+    /// become U+FFFD.
+    pub fn decode(self) -> Cow<'a, str> {
+        if !self.escaped {
+            return String::from_utf8_lossy(self.raw);
+        }
+        Cow::Owned(unescape(self.raw))
+    }
+}
+
+/// A position in a JSON document.
+#[derive(Clone, Debug)]
+pub struct Scanner<'a> {
+    bytes: &'a [u8],
+    at: usize,
+    depth: u32,
+}
+
+impl<'a> Scanner<'a> {
+    /// Starts at the first byte of `bytes`.
+    pub fn new(bytes: &'a [u8]) -> Self {
+        Self { bytes, at: 0, depth: 0 }
+    }
+
+    /// Offset of the next byte that was not consumed.
+    pub fn position(&self) -> usize {
+        self.at
+    }
+
+    /// Skips blanks and tells what comes next, without consuming it.
+    pub fn kind(&mut self) -> Result<Kind, ScanError> {
+        Ok(match self.peek()? {
+            b'"' => Kind::String,
+            b'{' => Kind::Object,
+            b'[' => Kind::Array,
+            b'-' | b'0'..=b'9' | b'N' | b'I' => Kind::Number,
+            b't' | b'f' => Kind::Bool,
+            b'n' => Kind::Null,
+            _ => return Err(self.broken("a value")),
+        })
+    }
+
+    /// Enters an object and calls `member` for each of its keys, standing before the value.
+    /// `member` must consume exactly that value. Returns the span of the object.
+    pub fn object<E: From<ScanError>>(
+        &mut self,
+        mut member: impl FnMut(&mut Self, Text<'a>) -> Result<(), E>,
+    ) -> Result<Span, E> {
+        let start = self.open(b'{', "'{'")?;
+        if self.peek()? == b'}' {
+            return Ok(self.close(start));
+        }
+        loop {
+            if self.peek()? != b'"' {
+                return Err(self.broken("a key in quotes").into());
+            }
+            let key = self.text()?;
+            if self.peek()? != b':' {
+                return Err(self.broken("':'").into());
+            }
+            self.at += 1;
+            member(self, key)?;
+            match self.peek()? {
+                b',' => self.at += 1,
+                b'}' => return Ok(self.close(start)),
+                _ => return Err(self.broken("',' or '}'").into()),
+            }
+        }
+    }
+
+    /// Enters an array and calls `element` before each element, which it must consume. Returns the
+    /// span of the array.
+    pub fn array<E: From<ScanError>>(
+        &mut self,
+        mut element: impl FnMut(&mut Self) -> Result<(), E>,
+    ) -> Result<Span, E> {
+        let start = self.open(b'[', "'['")?;
+        if self.peek()? == b']' {
+            return Ok(self.close(start));
+        }
+        loop {
+            element(self)?;
+            match self.peek()? {
+                b',' => self.at += 1,
+                b']' => return Ok(self.close(start)),
+                _ => return Err(self.broken("',' or ']'").into()),
+            }
+        }
+    }
+
+    /// Takes a string.
+    pub fn text(&mut self) -> Result<Text<'a>, ScanError> {
+        if self.peek()? != b'"' {
+            return Err(self.broken("a string"));
+        }
+        let start = self.at + 1;
+        let mut at = start;
+        let mut escaped = false;
+        loop {
+            at = self.quote_or_escape(at).ok_or(ScanError::Truncated { at: self.bytes.len() })?;
+            if self.bytes[at] == b'"' {
+                self.at = at + 1;
+                return Ok(Text { raw: &self.bytes[start..at], escaped });
+            }
+            escaped = true;
+            // Escapes come in runs (non-Latin text as Python writes it): stay out of memchr for them.
+            while self.bytes.get(at) == Some(&b'\\') {
+                at = self.escape(at)?;
+            }
+        }
+    }
+
+    /// Takes a number and returns its characters.
+    pub fn number(&mut self) -> Result<&'a [u8], ScanError> {
+        self.peek()?;
+        let start = self.at;
+        if self.at_byte() == Some(b'-') {
+            self.at += 1;
+        }
+        match self.at_byte() {
+            Some(b'0') => self.at += 1,
+            Some(b'1'..=b'9') => self.digits()?,
+            Some(b'N') if self.at == start => self.literal(b"NaN", "a number")?,
+            Some(b'I') => self.literal(b"Infinity", "a number")?,
+            Some(_) => return Err(self.broken("a digit")),
+            None => return Err(ScanError::Truncated { at: self.at }),
+        }
+        if self.at_byte() == Some(b'.') {
+            self.at += 1;
+            self.digits()?;
+        }
+        if matches!(self.at_byte(), Some(b'e' | b'E')) {
+            self.at += 1;
+            if matches!(self.at_byte(), Some(b'+' | b'-')) {
+                self.at += 1;
+            }
+            self.digits()?;
+        }
+        Ok(&self.bytes[start..self.at])
+    }
+
+    /// Takes `true` or `false`.
+    pub fn boolean(&mut self) -> Result<bool, ScanError> {
+        if self.peek()? == b't' {
+            return self.literal(b"true", "true").map(|()| true);
+        }
+        self.literal(b"false", "true or false").map(|()| false)
+    }
+
+    /// Consumes the next value, whatever it is, and returns where it stands.
+    pub fn skip(&mut self) -> Result<Span, ScanError> {
+        let kind = self.kind()?;
+        let start = self.at;
+        match kind {
+            Kind::Object => return self.object(|scanner, _| scanner.skip().map(drop)),
+            Kind::Array => return self.array(|scanner| scanner.skip().map(drop)),
+            Kind::String => drop(self.text()?),
+            Kind::Number => drop(self.number()?),
+            Kind::Bool => drop(self.boolean()?),
+            Kind::Null => self.literal(b"null", "null")?,
+        }
+        Ok(Span { start, end: self.at })
+    }
+
+    /// Consumes the next value and returns its bytes.
+    pub fn skip_raw(&mut self) -> Result<&'a [u8], ScanError> {
+        let span = self.skip()?;
+        Ok(&self.bytes[span.start..span.end])
+    }
+
+    /// Consumes an array of integers and returns how many there are; the one shape of prompt that
+    /// is worth a loop of its own (100,000 token ids are 600 KB). `Ok(None)` and nothing consumed when
+    /// it holds anything else.
+    pub fn integers(&mut self) -> Result<Option<u64>, ScanError> {
+        if self.peek()? != b'[' {
+            return Ok(None);
+        }
+        let rest = &self.bytes[self.at..];
+        let Some(end) = memchr::memchr(b']', rest) else {
+            // Truncated, unless it holds something that the general path will find broken.
+            return Ok(None);
+        };
+        // From the bracket on, so that every digit has a byte before it.
+        let (before, list) = (&rest[..end - 1], &rest[1..end]);
+        let mut count = 0u64;
+        for (before, list) in before.chunks(255).zip(list.chunks(255)) {
+            let (mut starts, mut known) = (0u8, 0u8);
+            for (before, byte) in before.iter().zip(list) {
+                starts += u8::from(byte.is_ascii_digit() & !before.is_ascii_digit());
+                // Comparisons joined without branches, so that the compiler can make vector instructions of them.
+                let blank = (*byte == b' ') | (*byte == b'\n') | (*byte == b'\r') | (*byte == b'\t');
+                known += u8::from(byte.is_ascii_digit() | (*byte == b',') | blank);
+            }
+            if usize::from(known) != list.len() {
+                return Ok(None);
+            }
+            count += u64::from(starts);
+        }
+        self.at += end + 1;
+        Ok(Some(count))
+    }
+
+    /// Checks that nothing but blanks is left.
+    pub fn end(&mut self) -> Result<(), ScanError> {
+        self.blanks();
+        if self.at < self.bytes.len() {
+            return Err(ScanError::Trailing { at: self.at });
+        }
+        Ok(())
+    }
+
+    fn open(&mut self, bracket: u8, expected: &'static str) -> Result<usize, ScanError> {
+        if self.peek()? != bracket {
+            return Err(self.broken(expected));
+        }
+        if self.depth == MAX_DEPTH {
+            return Err(ScanError::TooDeep { at: self.at });
+        }
+        self.depth += 1;
+        self.at += 1;
+        Ok(self.at - 1)
+    }
+
+    fn close(&mut self, start: usize) -> Span {
+        self.depth -= 1;
+        self.at += 1;
+        Span { start, end: self.at }
+    }
+
+    /// Where the next `"` or `\\` stands. Keys are short and code is full of escapes, so a few bytes are looked at one by one
+    /// before it pays to call `memchr2`.
+    fn quote_or_escape(&self, at: usize) -> Option<usize> {
+        let near = self.bytes.get(at..)?;
+        let near = &near[..near.len().min(NEAR)];
+        match near.iter().position(|byte| matches!(byte, b'"' | b'\\')) {
+            Some(offset) => Some(at + offset),
+            None => Some(at + near.len() + memchr2(b'"', b'\\', &self.bytes[at + near.len()..])?),
+        }
+    }
+
+    /// Steps over the escape whose backslash is at `at`.
+    fn escape(&self, at: usize) -> Result<usize, ScanError> {
+        let expected = "a valid escape after '\\'";
+        match self.bytes.get(at + 1) {
+            None => Err(ScanError::Truncated { at: self.bytes.len() }),
+            Some(b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't') => Ok(at + 2),
+            Some(b'u') => match self.bytes.get(at + 2..at + 6) {
+                None => Err(ScanError::Truncated { at: self.bytes.len() }),
+                Some(hex) if hex.iter().all(u8::is_ascii_hexdigit) => Ok(at + 6),
+                Some(_) => Err(ScanError::Broken { at, expected }),
+            },
+            Some(_) => Err(ScanError::Broken { at, expected }),
+        }
+    }
+
+    fn digits(&mut self) -> Result<(), ScanError> {
+        let rest = &self.bytes[self.at..];
+        let count = rest.iter().position(|byte| !byte.is_ascii_digit()).unwrap_or(rest.len());
+        self.at += count;
+        match (count, self.at_byte()) {
+            (0, None) => Err(ScanError::Truncated { at: self.at }),
+            (0, Some(_)) => Err(self.broken("a digit")),
+            _ => Ok(()),
+        }
+    }
+
+    fn literal(&mut self, word: &'static [u8], expected: &'static str) -> Result<(), ScanError> {
+        let rest = &self.bytes[self.at..];
+        if rest.starts_with(word) {
+            self.at += word.len();
+            return Ok(());
+        }
+        if word.starts_with(rest) {
+            return Err(ScanError::Truncated { at: self.bytes.len() });
+        }
+        Err(self.broken(expected))
+    }
+
+    fn blanks(&mut self) {
+        while let Some(b' ' | b'\n' | b'\r' | b'\t') = self.bytes.get(self.at) {
+            self.at += 1;
+        }
+    }
+
+    fn peek(&mut self) -> Result<u8, ScanError> {
+        self.blanks();
+        self.at_byte().ok_or(ScanError::Truncated { at: self.at })
+    }
+
+    fn at_byte(&self) -> Option<u8> {
+        self.bytes.get(self.at).copied()
+    }
+
+    fn broken(&self, expected: &'static str) -> ScanError {
+        ScanError::Broken { at: self.at, expected }
+    }
+}
+
+/// Decodes the escapes of a string that [`Scanner::text`] has accepted.
+fn unescape(raw: &[u8]) -> String {
+    let text = String::from_utf8_lossy(raw);
+    let mut out = String::with_capacity(text.len());
+    let mut rest = &*text;
+    while let Some(at) = rest.find('\\') {
+        out.push_str(&rest[..at]);
+        let (decoded, len) = escape_at(&rest[at..]);
+        out.push(decoded);
+        rest = &rest[at + len..];
+    }
+    out.push_str(rest);
+    out
+}
+
+/// The character that the escape at the start of `text` stands for, and the escape's length.
+fn escape_at(text: &str) -> (char, usize) {
+    match text.as_bytes().get(1) {
+        Some(b'n') => ('\n', 2),
+        Some(b't') => ('\t', 2),
+        Some(b'r') => ('\r', 2),
+        Some(b'b') => ('\u{8}', 2),
+        Some(b'f') => ('\u{c}', 2),
+        Some(b'u') => match (hex4(text, 2), hex4(text, 8)) {
+            (Some(high @ 0xD800..0xDC00), Some(low @ 0xDC00..0xE000)) if text.get(6..8) == Some("\\u") => {
+                let scalar = 0x1_0000 + ((high - 0xD800) << 10) + (low - 0xDC00);
+                (char::from_u32(scalar).unwrap_or(char::REPLACEMENT_CHARACTER), 12)
+            }
+            (Some(scalar), _) => (char::from_u32(scalar).unwrap_or(char::REPLACEMENT_CHARACTER), 6),
+            (None, _) => (char::REPLACEMENT_CHARACTER, text.len().min(2)),
+        },
+        Some(other) if other.is_ascii() => (char::from(*other), 2),
+        _ => (char::REPLACEMENT_CHARACTER, 1),
+    }
+}
+
+fn hex4(text: &str, at: usize) -> Option<u32> {
+    let digits = text.get(at..at + 4)?;
+    digits.bytes().all(|byte| byte.is_ascii_hexdigit()).then(|| u32::from_str_radix(digits, 16).ok())?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use serde_json::Value;
+
+    fn check(text: &[u8]) -> Result<(), ScanError> {
+        let mut scanner = Scanner::new(text);
+        scanner.skip()?;
+        scanner.end()
+    }
+
+    #[test]
+    fn escapes_decode_as_json_says() {
+        let mut scanner = Scanner::new(br#""a\u0065\n\"\\\/\ud83d\ude00\ud83dx\u00e9""#);
+        assert_eq!(scanner.text().unwrap().decode(), "ae\n\"\\/\u{1f600}\u{fffd}x\u{e9}");
+    }
+
+    #[test]
+    fn nesting_is_bounded() {
+        let deep = |levels: usize| [vec![b'['; levels], vec![b']'; levels]].concat();
+        assert_eq!(check(&deep(64)), Ok(()));
+        assert_eq!(check(&deep(65)), Err(ScanError::TooDeep { at: 64 }));
+        assert_eq!(check(&vec![b'['; 1 << 20]), Err(ScanError::TooDeep { at: 64 }));
+    }
+
+    #[test]
+    fn every_prefix_of_a_document_is_truncated() {
+        let text = br#"{"a":[1,-2.5e+3,true,null,"x\u00e9\n"],"b":{"c":false}}"#;
+        assert_eq!(check(text), Ok(()));
+        for end in 0..text.len() {
+            assert!(
+                matches!(check(&text[..end]), Err(ScanError::Truncated { .. })),
+                "{end}: {:?}",
+                check(&text[..end])
+            );
+        }
+    }
+
+    #[test]
+    fn broken_structure_is_found() {
+        for text in [
+            "{a:1}",
+            "[1 2]",
+            "[1,]",
+            "{\"a\" 1}",
+            "{\"a\":1,}",
+            "01",
+            "1.",
+            "+1",
+            "tru e",
+            "\"\\x\"",
+            "\"\\u12G4\"",
+            "]",
+        ] {
+            assert!(
+                matches!(
+                    check(text.as_bytes()),
+                    Err(ScanError::Broken { .. } | ScanError::Trailing { .. } | ScanError::Truncated { .. })
+                ),
+                "{text}"
+            );
+        }
+        assert_eq!(check(b"{} x"), Err(ScanError::Trailing { at: 3 }));
+        assert_eq!(check(b"{}{}"), Err(ScanError::Trailing { at: 2 }));
+    }
+
+    #[test]
+    fn numbers_that_only_python_writes_pass() {
+        assert_eq!(check(b"[NaN,Infinity,-Infinity]"), Ok(()));
+        assert!(check(b"-NaN").is_err());
+    }
+
+    #[test]
+    fn integers_are_counted_and_anything_else_is_left_alone() {
+        let count = |text: &'static [u8]| Scanner::new(text).integers();
+        assert_eq!(count(b" [1, 22,\n333 ]"), Ok(Some(3)));
+        assert_eq!(count(b"[]"), Ok(Some(0)));
+        assert_eq!(count(b"[1.5]"), Ok(None));
+        assert_eq!(count(b"[[1]]"), Ok(None));
+        assert_eq!(count(b"7"), Ok(None));
+        assert_eq!(count(b"[1,2"), Ok(None));
+        let many = format!("{:?}", (0..5_000).collect::<Vec<u32>>());
+        assert_eq!(Scanner::new(many.as_bytes()).integers(), Ok(Some(5_000)));
+    }
+
+    fn json() -> impl Strategy<Value = Value> {
+        let leaf = prop_oneof![
+            Just(Value::Null),
+            any::<bool>().prop_map(Value::from),
+            any::<i64>().prop_map(Value::from),
+            any::<f64>().prop_filter("finite", |x| x.is_finite()).prop_map(Value::from),
+            ".{0,20}".prop_map(Value::from),
+        ];
+        leaf.prop_recursive(5, 60, 6, |inner| {
+            prop_oneof![
+                prop::collection::vec(inner.clone(), 0..6).prop_map(Value::from),
+                prop::collection::btree_map(".{0,8}", inner, 0..6)
+                    .prop_map(|map| Value::Object(map.into_iter().collect())),
+            ]
+        })
+    }
+
+    /// Rebuilds a tree with the scanner alone.
+    fn rebuild(scanner: &mut Scanner<'_>) -> Value {
+        match scanner.kind().unwrap() {
+            Kind::Object => {
+                let mut map = serde_json::Map::new();
+                let member = |scanner: &mut Scanner<'_>, key: Text<'_>| {
+                    map.insert(key.decode().into_owned(), rebuild(scanner));
+                    Ok::<_, ScanError>(())
+                };
+                scanner.object(member).unwrap();
+                Value::Object(map)
+            }
+            Kind::Array => {
+                let mut list = Vec::new();
+                let element = |scanner: &mut Scanner<'_>| {
+                    list.push(rebuild(scanner));
+                    Ok::<_, ScanError>(())
+                };
+                scanner.array(element).unwrap();
+                Value::Array(list)
+            }
+            Kind::String => Value::from(scanner.text().unwrap().decode().into_owned()),
+            Kind::Number => serde_json::from_slice(scanner.number().unwrap()).unwrap(),
+            Kind::Bool => Value::from(scanner.boolean().unwrap()),
+            Kind::Null => scanner.skip().map(|_| Value::Null).unwrap(),
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_tree_rebuilt_by_scanning_is_the_tree_serde_reads(value in json(), pretty in any::<bool>()) {
+            let text = if pretty { serde_json::to_string_pretty(&value) } else { serde_json::to_string(&value) }.unwrap();
+            prop_assert_eq!(check(text.as_bytes()), Ok(()));
+            let again: Value = serde_json::from_str(&text).unwrap();
+            prop_assert_eq!(rebuild(&mut Scanner::new(text.as_bytes())), again);
+        }
+
+        #[test]
+        fn what_serde_accepts_after_damage_is_accepted_here(value in json(), at in any::<prop::sample::Index>(), byte in any::<u8>()) {
+            let mut text = serde_json::to_vec(&value).unwrap();
+            let at = at.index(text.len());
+            text[at] = byte;
+            if serde_json::from_slice::<Value>(&text).is_ok() {
+                prop_assert_eq!(check(&text), Ok(()));
+            }
+        }
+
+        #[test]
+        fn arbitrary_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            let _ = check(&bytes);
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! Where events begin and end in a stream of server-sent events, however it is cut into chunks.
+//!
+//! An event ends at an empty line; lines end with `\n` or `\r\n` (vLLM sends only `\n`; a bare `\r`, which
+//! the standard also allows, no server of ours sends, and it is not a line end here). [`SseScanner::feed`]
+//! calls back for each event that the chunk completes, with its bytes including the empty line. An event
+//! that lies whole in the chunk is a slice of it; only a split event is put together in a buffer.
+//!
+//! Bounds: that buffer never exceeds [`MAX_EVENT`]. A longer event is not kept ([`SseScanner::release`] gives up what
+//! was): it is reported as [`RawEvent::oversize`] when it ends. Its bytes reach the client all the same; forwarding does not wait for this scanner.
+//!
+//! Cost: one `memchr` for each line; no allocation unless an event is split.
+
+use std::borrow::Cow;
+
+use memchr::{memchr, memchr_iter};
+
+/// The longest event that is looked into, bytes. vLLM's own are below 1 KiB, with logprobs some tens of KiB.
+pub const MAX_EVENT: usize = 1 << 20;
+
+/// Capacity that the buffer may keep between events, bytes.
+const KEEP_CAPACITY: usize = 64 << 10;
+
+/// An event that ended in the chunk just fed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RawEvent<'a> {
+    /// Its bytes, with the empty line that ends it. When it was too long: only what is still held of it
+    /// from earlier chunks, usually nothing.
+    pub bytes: &'a [u8],
+    /// Offset in the chunk after its last byte.
+    pub end: usize,
+    /// Whether it began in an earlier chunk.
+    pub split: bool,
+    /// Whether it was over [`MAX_EVENT`], so that its bytes were not kept.
+    pub oversize: bool,
+}
+
+/// The state between chunks of one stream.
+#[derive(Clone, Debug, Default)]
+pub struct SseScanner {
+    carry: Vec<u8>,
+    line: Line,
+    /// Whether an event has begun in an earlier chunk.
+    open: bool,
+    oversize: bool,
+}
+
+/// What the unfinished line holds so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Line {
+    #[default]
+    Empty,
+    /// Only `\r`: empty if `\n` follows.
+    Return,
+    Filled,
+}
+
+impl SseScanner {
+    /// A scanner at the start of a stream.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Looks at the next chunk; calls `event` for each event that ends in it, in order.
+    pub fn feed(&mut self, chunk: &[u8], mut event: impl FnMut(RawEvent<'_>)) {
+        let mut event_start = 0;
+        let mut line_start = 0;
+        for newline in memchr_iter(b'\n', chunk) {
+            let line = self.line.then(&chunk[line_start..newline]);
+            self.line = Line::Empty;
+            line_start = newline + 1;
+            if line != Line::Filled {
+                self.complete(&chunk[event_start..line_start], line_start, &mut event);
+                event_start = line_start;
+            }
+        }
+        self.line = self.line.then(&chunk[line_start..]);
+        if event_start < chunk.len() {
+            self.keep(&chunk[event_start..]);
+            self.open = true;
+        }
+    }
+
+    /// Bytes of the unfinished event, as far as they are kept.
+    pub fn pending(&self) -> &[u8] {
+        &self.carry
+    }
+
+    /// Whether the unfinished event has grown too long to be kept.
+    pub fn pending_oversize(&self) -> bool {
+        self.oversize
+    }
+
+    /// Takes the bytes that were kept of an event which has turned out to be too long. To be called after each feed.
+    pub fn release(&mut self) -> Vec<u8> {
+        if self.oversize { std::mem::take(&mut self.carry) } else { Vec::new() }
+    }
+
+    fn complete(&mut self, rest: &[u8], end: usize, event: &mut impl FnMut(RawEvent<'_>)) {
+        if !self.open {
+            event(RawEvent { bytes: rest, end, split: false, oversize: false });
+            return;
+        }
+        self.keep(rest);
+        event(RawEvent { bytes: &self.carry, end, split: true, oversize: self.oversize });
+        self.carry.clear();
+        self.carry.shrink_to(KEEP_CAPACITY);
+        self.open = false;
+        self.oversize = false;
+    }
+
+    fn keep(&mut self, part: &[u8]) {
+        if self.oversize || self.carry.len() + part.len() > MAX_EVENT {
+            self.oversize = true;
+            return;
+        }
+        self.carry.extend_from_slice(part);
+    }
+}
+
+impl Line {
+    fn then(self, more: &[u8]) -> Self {
+        match (self, more) {
+            (_, []) => self,
+            (Self::Empty, b"\r") => Self::Return,
+            _ => Self::Filled,
+        }
+    }
+}
+
+/// The fields of an event that matter here.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Fields<'a> {
+    /// The last `event:` line, when there is one.
+    pub name: Option<&'a [u8]>,
+    /// The `data:` lines joined by `\n`, when there is one; borrowed when there is exactly one.
+    pub data: Option<Cow<'a, [u8]>>,
+}
+
+impl<'a> Fields<'a> {
+    /// Reads the lines of an event. Comments and other fields are ignored.
+    pub fn of(event: &'a [u8]) -> Self {
+        let mut fields = Self::default();
+        let mut rest = event;
+        while !rest.is_empty() {
+            let end = memchr(b'\n', rest).unwrap_or(rest.len());
+            let line = rest[..end].strip_suffix(b"\r").unwrap_or(&rest[..end]);
+            rest = rest.get(end + 1..).unwrap_or_default();
+            if let Some(value) = value_of(line, b"data") {
+                fields.data = Some(match fields.data.take() {
+                    None => Cow::Borrowed(value),
+                    Some(before) => Cow::Owned([&before, &b"\n"[..], value].concat()),
+                });
+            } else if let Some(value) = value_of(line, b"event") {
+                fields.name = Some(value);
+            }
+        }
+        fields
+    }
+}
+
+/// The value of a line `name: value`; the blank after the colon is optional.
+fn value_of<'a>(line: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
+    let value = line.strip_prefix(name)?;
+    if value.is_empty() {
+        return Some(value);
+    }
+    let value = value.strip_prefix(b":")?;
+    Some(value.strip_prefix(b" ").unwrap_or(value))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn events(chunks: &[&[u8]]) -> Vec<Vec<u8>> {
+        let mut scanner = SseScanner::new();
+        let mut out = Vec::new();
+        for chunk in chunks {
+            scanner.feed(chunk, |event| out.push(event.bytes.to_vec()));
+        }
+        out
+    }
+
+    #[test]
+    fn events_end_at_empty_lines_of_either_kind() {
+        let text = b"data: 1\n\ndata: 2\r\n\r\n: keep-alive\n\nevent: x\ndata: 3\n\ndata: 4";
+        let want: Vec<&[u8]> = vec![b"data: 1\n\n", b"data: 2\r\n\r\n", b": keep-alive\n\n", b"event: x\ndata: 3\n\n"];
+        assert_eq!(events(&[text]), want);
+    }
+
+    #[test]
+    fn fields_are_read_and_comments_are_not() {
+        let fields = Fields::of(b": note\nevent: a\ndata: 1\ndata:2\r\nid: 7\n\n");
+        assert_eq!(fields.name, Some(&b"a"[..]));
+        assert_eq!(fields.data.as_deref(), Some(&b"1\n2"[..]));
+        assert_eq!(Fields::of(b": keep-alive\n\n"), Fields::default());
+        assert_eq!(Fields::of(b"database: 1\n\n").data, None);
+    }
+
+    #[test]
+    fn an_event_over_the_bound_takes_no_memory_and_the_next_one_is_seen() {
+        let mut scanner = SseScanner::new();
+        let (mut oversize, mut seen) = (0, Vec::new());
+        for _ in 0..40 {
+            scanner.feed(&[b'x'; 64 << 10], |_| unreachable!());
+            assert!(scanner.carry.capacity() <= 2 * MAX_EVENT);
+            scanner.release();
+        }
+        assert!(scanner.pending_oversize() && scanner.pending().is_empty());
+        scanner.feed(b"x\n\ndata: 1\n\n", |event| {
+            oversize += u32::from(event.oversize);
+            seen.push(event.bytes.to_vec());
+        });
+        assert_eq!((oversize, seen), (1, vec![Vec::new(), b"data: 1\n\n".to_vec()]));
+    }
+
+    proptest! {
+        #[test]
+        fn any_split_gives_the_same_events(
+            parts in prop::collection::vec("(data: [a-z]{0,9}|: c|event: e|\r|\r\r|)(\n|\r\n|\n\n|\r\n\r\n)", 0..20),
+            cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..8),
+        ) {
+            let text = parts.concat().into_bytes();
+            let mut cuts: Vec<usize> = cuts.iter().map(|cut| cut.index(text.len() + 1)).collect();
+            cuts.extend([0, text.len()]);
+            cuts.sort_unstable();
+            let chunks: Vec<&[u8]> = cuts.windows(2).map(|pair| &text[pair[0]..pair[1]]).collect();
+            let whole = events(&[&text]);
+            prop_assert_eq!(events(&chunks), whole.clone());
+            let bytes: Vec<&[u8]> = text.chunks(1).collect();
+            prop_assert_eq!(events(&bytes), whole.clone());
+            prop_assert!(text.starts_with(&whole.concat()));
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! One vLLM server as admission sees it: identity, limits, what it carries, how it fares.
+//!
+//! Plain data behind the admission's lock, except [`Pulse`], which the pump of every request
+//! touches per chunk and which is therefore atomic and shared.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::capacity::{Fit, Limits, Need, Usage};
+use super::health::Health;
+use super::layout::{Address, BackendSpec};
+use super::policy::Speed;
+use crate::base::PoolId;
+
+/// When bytes last came from a backend, and the cord that cuts its streams when it is hung.
+#[derive(Debug)]
+pub(super) struct Pulse {
+    epoch: Instant,
+    last_ms: AtomicU64,
+}
+
+impl Pulse {
+    pub(super) fn new(now: Instant) -> Self {
+        Self { epoch: now, last_ms: AtomicU64::new(0) }
+    }
+
+    /// Bytes came.
+    pub(super) fn beat(&self, now: Instant) {
+        let ms = now.saturating_duration_since(self.epoch).as_millis();
+        self.last_ms.store(u64::try_from(ms).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    fn last(&self) -> Instant {
+        self.epoch + Duration::from_millis(self.last_ms.load(Ordering::Relaxed))
+    }
+}
+
+/// Prompt tokens per second assumed before the first measurement; an 8B model does 10k-50k on
+/// current GPUs, and assuming too few only keeps a permit a little longer.
+const PREFILL_RATE_INITIAL: f64 = 10_000.0;
+/// Bounds of what is believed, in prompt tokens per second.
+const PREFILL_RATE_RANGE: (f64, f64) = (50.0, 1_000_000.0);
+/// Prompts below this many tokens say more about fixed costs than about the rate.
+const PREFILL_TOKENS_MIN: u64 = 256;
+/// Weight of one new observation of the prefill rate.
+const PREFILL_WEIGHT: f64 = 0.2;
+
+/// One backend.
+#[derive(Debug)]
+pub(super) struct Backend {
+    pub(super) name: Arc<str>,
+    pub(super) address: Arc<Address>,
+    pub(super) pool: PoolId,
+    /// Position in its pool, the order in which it is shown.
+    pub(super) position: usize,
+    /// Share of new work relative to the others of its pool.
+    pub(super) weight: f64,
+    /// Round robin: how much it is owed.
+    pub(super) turn: f64,
+    pub(super) limits: Limits,
+    pub(super) used: Usage,
+    pub(super) health: Health,
+    pub(super) draining: bool,
+    /// No longer configured: finishes what it carries, then its place is free.
+    pub(super) removed: bool,
+    pub(super) speed: Speed,
+    pub(super) prefill_rate: f64,
+    /// The engine's own context limit, once it has told us.
+    pub(super) max_model_len: Option<u64>,
+    pub(super) pulse: Arc<Pulse>,
+    pub(super) cut: CancellationToken,
+    /// Since when it has been seen carrying something, at the pace of the liveness check.
+    busy_since: Option<Instant>,
+}
+
+impl Backend {
+    pub(super) fn new(spec: &BackendSpec, pool: PoolId, now: Instant) -> Self {
+        Self {
+            name: Arc::clone(&spec.name),
+            address: Arc::clone(&spec.address),
+            pool,
+            position: 0,
+            weight: spec.weight,
+            turn: 0.0,
+            limits: Limits { slots: 1, tokens: None, prefill_tokens: None, long_prefix: None },
+            used: Usage::default(),
+            health: Health::default(),
+            draining: false,
+            removed: false,
+            speed: Speed::default(),
+            prefill_rate: PREFILL_RATE_INITIAL,
+            max_model_len: None,
+            pulse: Arc::new(Pulse::new(now)),
+            cut: CancellationToken::new(),
+            busy_since: None,
+        }
+    }
+
+    /// How long it has been carrying something without a byte; `None` while it carries nothing.
+    pub(super) fn silence(&mut self, now: Instant) -> Option<Duration> {
+        if self.used.requests == 0 {
+            self.busy_since = None;
+            return None;
+        }
+        let busy_since = *self.busy_since.get_or_insert(now);
+        Some(now.saturating_duration_since(self.pulse.last().max(busy_since)))
+    }
+
+    /// Whether new work may go here at all, room or not.
+    pub(super) fn in_rotation(&self) -> bool {
+        !self.draining && !self.removed && self.health.allowance() != Some(0)
+    }
+
+    /// Whether `need` could ever be carried here with the present limits.
+    pub(super) fn could_serve(&self, need: &Need) -> bool {
+        let barred = self.limits.long_prefix.is_some_and(|long| long.slots == 0 && need.prompt_tokens > long.threshold);
+        self.in_rotation() && !barred
+    }
+
+    /// Whether `need` can be carried now.
+    pub(super) fn fit(&self, need: &Need) -> Fit {
+        match self.health.allowance() {
+            Some(requests) if self.used.requests >= requests => Fit::Full,
+            _ if !self.in_rotation() => Fit::Full,
+            _ => self.used.fit(&self.limits, need),
+        }
+    }
+
+    /// Learns the prefill rate from a streamed request's time to first token at the backend.
+    pub(super) fn observe_prefill(&mut self, prompt_tokens: u64, ttft: Duration) {
+        if prompt_tokens >= PREFILL_TOKENS_MIN && !ttft.is_zero() {
+            let sample = (prompt_tokens as f64 / ttft.as_secs_f64()).clamp(PREFILL_RATE_RANGE.0, PREFILL_RATE_RANGE.1);
+            self.prefill_rate += PREFILL_WEIGHT * (sample - self.prefill_rate);
+        }
+    }
+
+    /// How long the prefill of a prompt is expected to take.
+    pub(super) fn prefill_time(&self, prompt_tokens: u64) -> Duration {
+        Duration::from_secs_f64(prompt_tokens as f64 / self.prefill_rate)
+    }
+}

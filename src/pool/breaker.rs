@@ -1,0 +1,70 @@
+//! The passive half of health: do this backend's answers say that it is broken?
+//!
+//! Trips on `limit` failures in a row, or when at least half of the last 32 requests failed (and at
+//! least [`SAMPLES_MIN`] were seen): with a hundred requests in flight an engine that fails every
+//! second one never fails three times in a row. Counts requests, not time: a quiet backend keeps
+//! its record. The caller decides what a failure is (never a 4xx) and what tripping means.
+
+/// Requests that must have been seen before their failure rate counts.
+const SAMPLES_MIN: u32 = 20;
+/// The window of the failure rate, in requests (bits of the ring).
+const WINDOW: u32 = 32;
+
+/// The recent outcomes of one backend.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Breaker {
+    in_a_row: u32,
+    seen: u32,
+    /// Bit 0 is the latest request; a set bit is a failure.
+    ring: u32,
+}
+
+impl Breaker {
+    /// A request came through.
+    pub(super) fn success(&mut self) {
+        self.in_a_row = 0;
+        self.push(false);
+    }
+
+    /// A request failed; whether that trips.
+    pub(super) fn failure(&mut self, limit: u32) -> bool {
+        self.in_a_row = self.in_a_row.saturating_add(1);
+        self.push(true);
+        self.in_a_row >= limit || (self.seen >= SAMPLES_MIN && self.ring.count_ones() * 2 >= self.seen)
+    }
+
+    fn push(&mut self, failed: bool) {
+        self.ring = (self.ring << 1) | u32::from(failed);
+        self.seen = (self.seen + 1).min(WINDOW);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_second_request_failing_trips_by_rate() {
+        let mut breaker = Breaker::default();
+        let tripped = (0..40).position(|i| {
+            if i % 2 == 0 {
+                breaker.success();
+                return false;
+            }
+            breaker.failure(3)
+        });
+        assert_eq!(tripped, Some(19));
+    }
+
+    #[test]
+    fn a_failure_now_and_then_does_not() {
+        let mut breaker = Breaker::default();
+        for i in 0..200 {
+            if i % 5 == 0 {
+                assert!(!breaker.failure(3));
+            } else {
+                breaker.success();
+            }
+        }
+    }
+}

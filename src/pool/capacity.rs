@@ -1,0 +1,226 @@
+//! What one backend can carry, and what it carries now.
+//!
+//! Three things are counted at once, because each alone lets a different load through:
+//! - **slots**: engine sequences in flight (a request with `n = 4` or four prompts takes four);
+//! - **tokens**: outstanding prompt + output tokens, the backend's share of the KV cache;
+//! - **prefill**: prompt tokens whose first output token has not been seen, and, for prompts over
+//!   the `long_prefix` threshold, a *permit*. Both return at the first token. The permit is the
+//!   mechanism this product is built around: it bounds how many long prompts are in prefill at
+//!   once without bounding how many are decoding.
+//!
+//! Arithmetic only: no clock, no lock. Every amount taken is held in a [`Held`] and given back
+//! exactly once; `used` may exceed a limit that was lowered under load, and then nothing more is
+//! admitted until it has fallen.
+//!
+//! A demand larger than a whole limit is admitted when the backend carries nothing else in that
+//! dimension: refusing it would mean never serving it, and the engine is the judge of what it
+//! cannot do.
+
+/// Limits of one backend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Sequences in flight; at least 1.
+    pub slots: u32,
+    /// Outstanding prompt + output tokens; `None` is no limit.
+    pub tokens: Option<u64>,
+    /// Prompt tokens in prefill; `None` is no limit.
+    pub prefill_tokens: Option<u64>,
+    /// Bound on long prompts in prefill; `None` is no limit.
+    pub long_prefix: Option<LongPrefix>,
+}
+
+/// At most `slots` prompts longer than `threshold` tokens in prefill at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LongPrefix {
+    /// Prompts of more than this many tokens need a permit.
+    pub threshold: u64,
+    /// Permits of one backend; 0 keeps long prompts away from it.
+    pub slots: u32,
+}
+
+impl Limits {
+    /// Whether a prompt of this many tokens needs a permit here.
+    pub fn is_long(&self, prompt_tokens: u64) -> bool {
+        self.long_prefix.is_some_and(|long| prompt_tokens > long.threshold)
+    }
+}
+
+/// What a request asks of a backend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Need {
+    /// Sequences: prompts times `n`; at least 1.
+    pub slots: u32,
+    /// Estimated prompt tokens, all prompts together.
+    pub prompt_tokens: u64,
+    /// Estimated output tokens, all sequences together.
+    pub output_tokens: u64,
+}
+
+impl Need {
+    /// Prompt and output together.
+    pub fn tokens(&self) -> u64 {
+        self.prompt_tokens.saturating_add(self.output_tokens)
+    }
+}
+
+/// What a backend carries: the sum of everything held on it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Leases out.
+    pub requests: u32,
+    /// Sequences in flight.
+    pub slots: u32,
+    /// Outstanding prompt + output tokens.
+    pub tokens: u64,
+    /// Prompt tokens whose first output token has not been seen.
+    pub prefill_tokens: u64,
+    /// Long prompts in prefill.
+    pub long_prefills: u32,
+}
+
+/// What one lease holds; the exact amounts that go back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Held {
+    slots: u32,
+    tokens: u64,
+    prefill_tokens: u64,
+    permit: bool,
+}
+
+impl Held {
+    /// Whether a prefill permit is among what is held.
+    pub fn permit(&self) -> bool {
+        self.permit
+    }
+}
+
+/// Whether a demand can be carried now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fit {
+    /// Yes.
+    Room,
+    /// Only a prefill permit is missing: requests behind this one that need none may go first
+    /// without delaying it, because permits are not what they take.
+    NoPermit,
+    /// Slots or tokens are short: who comes behind must not take what this one waits for.
+    Full,
+}
+
+impl Usage {
+    /// Whether `need` fits under `limits` on top of what is carried already.
+    pub fn fit(&self, limits: &Limits, need: &Need) -> Fit {
+        let under = |used: u64, wanted: u64, limit: u64| used == 0 || used.saturating_add(wanted) <= limit;
+        if !under(self.slots.into(), need.slots.into(), limits.slots.into()) {
+            return Fit::Full;
+        }
+        if limits.tokens.is_some_and(|limit| !under(self.tokens, need.tokens(), limit)) {
+            return Fit::Full;
+        }
+        if limits.long_prefix.is_some_and(|long| limits.is_long(need.prompt_tokens) && self.long_prefills >= long.slots)
+        {
+            return Fit::NoPermit;
+        }
+        if limits.prefill_tokens.is_some_and(|limit| !under(self.prefill_tokens, need.prompt_tokens, limit)) {
+            return Fit::Full;
+        }
+        Fit::Room
+    }
+
+    /// Takes what `need` asks for. The caller has checked [`Usage::fit`].
+    pub fn take(&mut self, limits: &Limits, need: &Need) -> Held {
+        let held = Held {
+            slots: need.slots,
+            tokens: need.tokens(),
+            prefill_tokens: need.prompt_tokens,
+            permit: limits.is_long(need.prompt_tokens),
+        };
+        self.requests += 1;
+        self.slots += held.slots;
+        self.tokens += held.tokens;
+        self.prefill_tokens += held.prefill_tokens;
+        self.long_prefills += u32::from(held.permit);
+        held
+    }
+
+    /// The first token was seen: the prefill share of `held` goes back. Idempotent.
+    pub fn end_prefill(&mut self, held: &mut Held) {
+        self.prefill_tokens -= std::mem::take(&mut held.prefill_tokens);
+        self.long_prefills -= u32::from(std::mem::take(&mut held.permit));
+    }
+
+    /// Everything that is still held goes back.
+    pub fn give_back(&mut self, mut held: Held) {
+        self.end_prefill(&mut held);
+        self.requests -= 1;
+        self.slots -= held.slots;
+        self.tokens -= held.tokens;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: Limits = Limits {
+        slots: 4,
+        tokens: Some(1_000),
+        prefill_tokens: None,
+        long_prefix: Some(LongPrefix { threshold: 100, slots: 1 }),
+    };
+
+    fn need(slots: u32, prompt_tokens: u64, output_tokens: u64) -> Need {
+        Need { slots, prompt_tokens, output_tokens }
+    }
+
+    #[test]
+    fn a_long_prompt_takes_the_permit_and_returns_it_at_the_first_token() {
+        let mut used = Usage::default();
+        let mut held = used.take(&LIMITS, &need(1, 101, 10));
+        assert_eq!(used.fit(&LIMITS, &need(1, 101, 10)), Fit::NoPermit);
+        assert_eq!(used.fit(&LIMITS, &need(1, 100, 10)), Fit::Room);
+        used.end_prefill(&mut held);
+        assert_eq!(used.fit(&LIMITS, &need(1, 101, 10)), Fit::Room);
+        assert_eq!((used.slots, used.tokens, used.prefill_tokens), (1, 111, 0));
+        used.end_prefill(&mut held);
+        used.give_back(held);
+        assert_eq!(used, Usage::default());
+    }
+
+    #[test]
+    fn slots_and_tokens_are_bounds() {
+        let mut used = Usage::default();
+        used.take(&LIMITS, &need(3, 50, 50));
+        assert_eq!(used.fit(&LIMITS, &need(2, 1, 1)), Fit::Full);
+        assert_eq!(used.fit(&LIMITS, &need(1, 50, 851)), Fit::Full);
+        assert_eq!(used.fit(&LIMITS, &need(1, 50, 850)), Fit::Room);
+    }
+
+    #[test]
+    fn a_demand_beyond_the_whole_limit_is_served_alone() {
+        let mut used = Usage::default();
+        let huge = need(16, 90, 5_000);
+        assert_eq!(used.fit(&LIMITS, &huge), Fit::Room);
+        let held = used.take(&LIMITS, &huge);
+        assert_eq!(used.fit(&LIMITS, &need(1, 1, 1)), Fit::Full);
+        used.give_back(held);
+        assert_eq!(used, Usage::default());
+    }
+
+    #[test]
+    fn zero_permits_keep_long_prompts_away() {
+        let limits = Limits { long_prefix: Some(LongPrefix { threshold: 100, slots: 0 }), ..LIMITS };
+        assert_eq!(Usage::default().fit(&limits, &need(1, 101, 1)), Fit::NoPermit);
+    }
+
+    #[test]
+    fn a_limit_lowered_under_load_admits_nothing_until_usage_has_fallen() {
+        let mut used = Usage::default();
+        let first = used.take(&LIMITS, &need(2, 10, 10));
+        let _second = used.take(&LIMITS, &need(2, 10, 10));
+        let lowered = Limits { slots: 2, ..LIMITS };
+        assert_eq!(used.fit(&lowered, &need(1, 1, 1)), Fit::Full);
+        used.give_back(first);
+        assert_eq!(used.fit(&lowered, &need(1, 1, 1)), Fit::Full);
+        assert_eq!(used.fit(&Limits { slots: 3, ..LIMITS }, &need(1, 1, 1)), Fit::Room);
+    }
+}

@@ -1,0 +1,86 @@
+//! How fast requests leave a pool, so that Retry-After can be honest.
+//!
+//! Departures are counted as they happen and turned into a rate when somebody asks or at the
+//! latest at the next request for it: an exponentially weighted mean over about [`MEMORY`].
+//! `time_for(n)` is the time in which `n` requests leave at that rate, rounded up to whole seconds
+//! and kept within [`SHORTEST`, `LONGEST`]: clients treat the header as seconds, and a proxy that
+//! says "try in ten minutes" after a burst is believed.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// The span over which the rate is averaged.
+const MEMORY: Duration = Duration::from_secs(10);
+/// Never ask a client back sooner than this.
+const SHORTEST: Duration = Duration::from_secs(1);
+/// Never send a client away for longer than this.
+const LONGEST: Duration = Duration::from_secs(60);
+/// Spans shorter than this are too short to be a rate.
+const SPAN_MIN: Duration = Duration::from_millis(100);
+
+/// The departure rate of one pool.
+#[derive(Debug)]
+pub(super) struct DrainRate {
+    since: Instant,
+    departed: u64,
+    per_second: Option<f64>,
+}
+
+impl DrainRate {
+    /// What is said before anything has been measured.
+    pub(super) const UNKNOWN: Duration = Duration::from_secs(5);
+
+    pub(super) fn new(now: Instant) -> Self {
+        Self { since: now, departed: 0, per_second: None }
+    }
+
+    /// A request left its backend.
+    pub(super) fn departed(&mut self) {
+        self.departed += 1;
+    }
+
+    /// The time in which `count` requests will have left.
+    pub(super) fn time_for(&mut self, count: usize, now: Instant) -> Duration {
+        self.fold(now);
+        match self.per_second {
+            Some(rate) if rate > 0.0 => {
+                let seconds = (count as f64 / rate).ceil().min(LONGEST.as_secs_f64());
+                Duration::from_secs_f64(seconds).max(SHORTEST)
+            }
+            _ => Self::UNKNOWN,
+        }
+    }
+
+    fn fold(&mut self, now: Instant) {
+        let span = now.saturating_duration_since(self.since);
+        if span < SPAN_MIN {
+            return;
+        }
+        let sample = self.departed as f64 / span.as_secs_f64();
+        let weight = 1.0 - (-span.as_secs_f64() / MEMORY.as_secs_f64()).exp();
+        self.per_second = Some(match self.per_second {
+            None => sample,
+            Some(mean) => mean + weight * (sample - mean),
+        });
+        self.since = now;
+        self.departed = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn retry_after_is_the_queue_over_the_rate() {
+        let start = Instant::now();
+        let mut drain = DrainRate::new(start);
+        assert_eq!(drain.time_for(1, start), DrainRate::UNKNOWN);
+        (0..40).for_each(|_| drain.departed());
+        // 40 in 10 s are 4 a second: 30 requests take 7.5 s.
+        assert_eq!(drain.time_for(30, start + Duration::from_secs(10)), Duration::from_secs(8));
+        assert_eq!(drain.time_for(1, start + Duration::from_secs(10)), Duration::from_secs(1));
+        assert_eq!(drain.time_for(100_000, start + Duration::from_secs(10)), LONGEST);
+    }
+}

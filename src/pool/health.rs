@@ -1,0 +1,284 @@
+//! Whether a backend may be given work: one small state machine, fed from three sides.
+//!
+//! - the active probe (`/health`): says when an engine is up; `probe_failures` misses in a row take
+//!   it down;
+//! - the requests themselves: connect failures, 5xx and timeouts eject ([`Breaker`]); a 4xx is the
+//!   client's doing and never counts;
+//! - progress: requests in flight, no byte for too long and counters that stand still mean a hung
+//!   engine although its `/health` still says 200.
+//!
+//! ```text
+//!   Starting --probe ok--> Ready --tripped / hung--> Ejected --time over and probe ok--> Probation
+//!      any   --probe misses--> Down --probe ok--> Probation --first success--> Ready
+//!                                                 Probation --failure--> Ejected (twice as long)
+//! ```
+//! In probation a backend carries one request at a time: the half-open trial.
+//! Time is a parameter. Draining is the operator's wish, not health: it lives beside this.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::breaker::Breaker;
+
+/// How patient health is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HealthRules {
+    /// Probe misses in a row that take a backend down; at least 1.
+    pub probe_failures: u32,
+    /// Failed requests in a row that eject; at least 1.
+    pub request_failures: u32,
+    /// The first ejection lasts this long; each further one twice as long.
+    pub eject_base: Duration,
+    /// The longest ejection.
+    pub eject_max: Duration,
+}
+
+/// What went wrong with a request, as far as the backend is to blame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// No connection: nobody listens, or the host is gone.
+    Connect,
+    /// A 5xx answer, an in-stream error, a broken or unreadable answer.
+    Answer,
+    /// Nothing came in time.
+    Timeout,
+    /// Requests in flight and no progress at all.
+    Hung,
+}
+
+/// Where a backend stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Not probed successfully since it was configured.
+    Starting,
+    /// In rotation.
+    Ready,
+    /// In rotation for one request at a time.
+    Probation,
+    /// Out of rotation until a time, for a fault.
+    Ejected {
+        /// Not before this is it tried again.
+        until: Instant,
+        /// What it was ejected for.
+        fault: Fault,
+    },
+    /// Its probe fails.
+    Down,
+}
+
+impl Phase {
+    /// The label used in metrics, logs and the admin API.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Starting => "starting",
+            Self::Ready => "ready",
+            Self::Probation => "probation",
+            Self::Ejected { .. } => "ejected",
+            Self::Down => "down",
+        }
+    }
+}
+
+/// Successes in a row after which earlier ejections are forgiven.
+const FORGIVEN_AFTER: u32 = 64;
+
+/// The health of one backend.
+#[derive(Clone, Debug)]
+pub struct Health {
+    phase: Phase,
+    breaker: Breaker,
+    probe_misses: u32,
+    /// Ejections not yet forgiven; the exponent of the next one's length.
+    strikes: u32,
+    successes: u32,
+}
+
+impl Default for Health {
+    fn default() -> Self {
+        Self { phase: Phase::Starting, breaker: Breaker::default(), probe_misses: 0, strikes: 0, successes: 0 }
+    }
+}
+
+impl Health {
+    /// Where it stands.
+    pub fn phase(&self) -> Phase {
+        self.phase
+    }
+
+    /// Requests it may carry at once as far as health is concerned; `None` is no bound.
+    pub fn allowance(&self) -> Option<u32> {
+        match self.phase {
+            Phase::Ready => None,
+            Phase::Probation => Some(1),
+            Phase::Starting | Phase::Ejected { .. } | Phase::Down => Some(0),
+        }
+    }
+
+    /// The probe answered.
+    pub fn probe_ok(&mut self, now: Instant) {
+        self.probe_misses = 0;
+        self.phase = match self.phase {
+            Phase::Starting => Phase::Ready,
+            Phase::Down => Phase::Probation,
+            Phase::Ejected { until, .. } if now >= until => Phase::Probation,
+            other => other,
+        };
+    }
+
+    /// The probe did not answer, or not with 200.
+    pub fn probe_missed(&mut self, rules: &HealthRules) {
+        self.probe_misses = self.probe_misses.saturating_add(1);
+        // A backend that never was up stays "starting": nothing has been taken away.
+        if self.probe_misses >= rules.probe_failures && self.phase != Phase::Starting {
+            self.phase = Phase::Down;
+        }
+    }
+
+    /// A request came through.
+    pub fn success(&mut self) {
+        self.breaker.success();
+        self.successes = self.successes.saturating_add(1);
+        if self.successes >= FORGIVEN_AFTER {
+            self.strikes = 0;
+        }
+        if self.phase == Phase::Probation {
+            self.phase = Phase::Ready;
+        }
+    }
+
+    /// A request failed by the backend's fault. `only_one`: no other backend of the pool is ready;
+    /// then wrong answers and timeouts do not eject, because a poisonous request would turn a
+    /// partial failure into a total one. A refused connection or a hung engine ejects all the same.
+    pub fn failure(&mut self, fault: Fault, only_one: bool, rules: &HealthRules, now: Instant) {
+        self.successes = 0;
+        let tripped = self.breaker.failure(rules.request_failures) || fault == Fault::Hung;
+        let ejectable = match self.phase {
+            Phase::Ready => tripped && !(only_one && matches!(fault, Fault::Answer | Fault::Timeout)),
+            Phase::Probation => true,
+            Phase::Starting | Phase::Ejected { .. } | Phase::Down => false,
+        };
+        if ejectable {
+            let length = rules.eject_base.saturating_mul(1 << self.strikes.min(16)).min(rules.eject_max);
+            self.strikes = self.strikes.saturating_add(1);
+            self.breaker = Breaker::default();
+            self.phase = Phase::Ejected { until: now + length, fault };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RULES: HealthRules = HealthRules {
+        probe_failures: 2,
+        request_failures: 3,
+        eject_base: Duration::from_secs(1),
+        eject_max: Duration::from_secs(30),
+    };
+
+    fn ready(now: Instant) -> Health {
+        let mut health = Health::default();
+        health.probe_ok(now);
+        assert_eq!(health.phase(), Phase::Ready);
+        health
+    }
+
+    fn fail(health: &mut Health, times: u32, fault: Fault, now: Instant) {
+        for _ in 0..times {
+            health.failure(fault, false, &RULES, now);
+        }
+    }
+
+    #[test]
+    fn three_failures_in_a_row_eject_and_each_ejection_is_twice_as_long() {
+        let now = Instant::now();
+        let mut health = ready(now);
+        fail(&mut health, 2, Fault::Connect, now);
+        assert_eq!(health.phase(), Phase::Ready);
+        fail(&mut health, 1, Fault::Connect, now);
+        let until = now + Duration::from_secs(1);
+        assert_eq!(health.phase(), Phase::Ejected { until, fault: Fault::Connect });
+        health.probe_ok(now);
+        assert!(matches!(health.phase(), Phase::Ejected { .. }), "a probe alone does not shorten it");
+        health.probe_ok(until);
+        assert_eq!(health.allowance(), Some(1));
+        fail(&mut health, 1, Fault::Answer, until);
+        assert_eq!(health.phase(), Phase::Ejected { until: until + Duration::from_secs(2), fault: Fault::Answer });
+    }
+
+    #[test]
+    fn one_success_ends_probation() {
+        let now = Instant::now();
+        let mut health = ready(now);
+        fail(&mut health, 3, Fault::Timeout, now);
+        health.probe_ok(now + Duration::from_secs(1));
+        health.success();
+        assert_eq!(health.phase(), Phase::Ready);
+    }
+
+    #[test]
+    fn the_only_backend_is_not_ejected_for_its_answers_but_is_for_being_gone_or_hung() {
+        let now = Instant::now();
+        for (fault, ejected) in
+            [(Fault::Answer, false), (Fault::Timeout, false), (Fault::Connect, true), (Fault::Hung, true)]
+        {
+            let mut health = ready(now);
+            (0..3).for_each(|_| health.failure(fault, true, &RULES, now));
+            assert_eq!(matches!(health.phase(), Phase::Ejected { .. }), ejected, "{fault:?}");
+        }
+    }
+
+    #[test]
+    fn probe_misses_take_a_backend_down_but_not_one_that_never_was_up() {
+        let now = Instant::now();
+        let mut health = ready(now);
+        health.probe_missed(&RULES);
+        assert_eq!(health.phase(), Phase::Ready);
+        health.probe_missed(&RULES);
+        assert_eq!(health.phase(), Phase::Down);
+        health.probe_ok(now);
+        assert_eq!(health.phase(), Phase::Probation);
+        let mut fresh = Health::default();
+        (0..5).for_each(|_| fresh.probe_missed(&RULES));
+        assert_eq!(fresh.phase(), Phase::Starting);
+    }
+
+    /// Every sequence of up to six events from every side: the invariants hold in each state.
+    #[test]
+    fn exhaustively_no_sequence_of_events_breaks_the_machine() {
+        let start = Instant::now();
+        let events = 7usize;
+        for length in 0..=6u32 {
+            for code in 0..events.pow(length) {
+                let (mut health, mut now, mut rest) = (Health::default(), start, code);
+                let mut probed = false;
+                for _ in 0..length {
+                    let before = health.phase();
+                    match rest % events {
+                        0 => {
+                            health.probe_ok(now);
+                            probed = true;
+                        }
+                        1 => health.probe_missed(&RULES),
+                        2 => health.success(),
+                        3 => health.failure(Fault::Connect, false, &RULES, now),
+                        4 => health.failure(Fault::Answer, true, &RULES, now),
+                        5 => health.failure(Fault::Hung, true, &RULES, now),
+                        _ => now += Duration::from_secs(1),
+                    }
+                    rest /= events;
+                    if let Phase::Ejected { until, .. } = health.phase() {
+                        assert!(until <= now + RULES.eject_max);
+                    }
+                    // Nothing but a probe brings a backend into rotation that was out of it.
+                    let was_out = matches!(before, Phase::Starting | Phase::Ejected { .. } | Phase::Down);
+                    let is_in = matches!(health.phase(), Phase::Ready | Phase::Probation);
+                    assert!(!is_in || probed);
+                    assert!(!(was_out && health.phase() == Phase::Ready) || before == Phase::Starting);
+                }
+            }
+        }
+    }
+}

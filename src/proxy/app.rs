@@ -1,0 +1,274 @@
+//! One client connection's requests: what is answered here, what is refused before its body, and what
+//! goes down the request path.
+//!
+//! Order of checks, cheapest and most certain first: request line and headers (400, 431), an upgrade
+//! (501), the route (404, 405), the key (401), the announced size (413), the body (413, 408). A request
+//! that is refused with its body unread closes the connection, after the client had a chance to read why.
+//!
+//! Only the routes of this table reach an engine; its control routes (sleep, LoRA loading, profiling,
+//! metrics) are never reachable from the client port.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HeaderName, HeaderValue};
+use http::{HeaderMap, Method, StatusCode};
+use pingora::apps::{HttpPersistentSettings, HttpServerApp, ReusedHttpStream};
+use pingora::protocols::http::ServerSession;
+use pingora::server::ShutdownWatch;
+use tokio::time::{Instant, timeout};
+
+use super::body::{self, BodyError};
+use super::downstream::Client;
+use super::headers;
+use crate::flow::keys::KeyError;
+use crate::flow::{Downstream, Flow, Head, Incoming, Open, Plan, Recorder, Upstream, refuse};
+use crate::openai::{Refusal, Route};
+
+/// What the gateway answers itself, beside refusals.
+pub trait Local: Send + Sync + 'static {
+    /// Whether at least one backend of every pool could take a request.
+    fn ready(&self) -> bool;
+
+    /// The body of `/v1/models`.
+    fn models(&self) -> Bytes;
+}
+
+/// The client side of the gateway.
+#[derive(Debug)]
+pub struct Gateway<U, R, L> {
+    flow: Arc<Flow<U, R>>,
+    local: L,
+    seed: u64,
+    /// Requests so far; with the seed it makes a request id.
+    served: AtomicU64,
+}
+
+/// A local answer.
+struct Answer {
+    status: StatusCode,
+    body: Bytes,
+}
+
+impl<U: Upstream, R: Recorder, L: Local> Gateway<U, R, L> {
+    /// A gateway whose generated request ids start from `seed`.
+    pub fn new(flow: Arc<Flow<U, R>>, local: L, seed: u64) -> Self {
+        Self { flow, local, seed, served: AtomicU64::new(0) }
+    }
+
+    /// Serves one request; whether the connection may be used for another.
+    async fn serve(&self, session: &mut ServerSession) -> bool {
+        let plan = self.flow.plan();
+        let number = self.served.fetch_add(1, Ordering::Relaxed);
+        let request_id = headers::request_id(&session.req_header().headers, self.seed, number);
+        let path = session.req_header().uri.path_and_query().map_or("/", |path| path.as_str()).to_owned();
+        let bare = path.split('?').next().unwrap_or("/");
+        let route = Route::from_path(bare);
+        if let Some(answer) = self.answer(session, bare) {
+            return self.send_local(session, answer, &request_id).await;
+        }
+        let begun = Instant::now();
+        match self.before_body(session, &plan, route).await {
+            Ok((route, body)) => {
+                let incoming = incoming(session, &plan, route, path, body, Arc::clone(&request_id));
+                let mut client = Client::new(session);
+                self.flow.run(incoming, &mut client).await;
+                client.is_finished()
+            }
+            Err(refusal) => {
+                let unread = !session.is_body_done();
+                let mut record = Open::new(self.flow.recorder(), route, request_id, begun);
+                if unread {
+                    session.set_keepalive(None);
+                }
+                let Some(refusal) = refusal else { return false };
+                let mut client = Client::new(session);
+                let anthropic = route.is_some_and(Route::is_anthropic);
+                refuse(&mut client, &refusal, anthropic, &mut record).await;
+                let finished = client.is_finished();
+                if unread && finished {
+                    body::linger(session).await;
+                }
+                finished && !unread
+            }
+        }
+    }
+
+    /// Everything that is checked before the path of the request begins. `Err(None)`: nobody is there
+    /// any more to be told.
+    async fn before_body(
+        &self,
+        session: &mut ServerSession,
+        plan: &Plan,
+        route: Option<Route>,
+    ) -> Result<(Route, Bytes), Option<Refusal>> {
+        if session.is_upgrade_req() {
+            return Err(Some(Refusal::UpgradeRefused));
+        }
+        let route = route.ok_or_else(|| Some(Refusal::UnknownRoute))?;
+        if session.req_header().method != Method::POST {
+            return Err(Some(Refusal::MethodNotAllowed { allow: "POST" }));
+        }
+        if !plan.keys.is_open() {
+            let key = headers::client_key(&session.req_header().headers);
+            plan.keys.recognise(key.as_deref()).map_err(|error| {
+                Some(match error {
+                    KeyError::Missing => Refusal::NoKey,
+                    KeyError::Unknown => Refusal::BadKey,
+                })
+            })?;
+        }
+        let limit = plan.config.server.max_body.0;
+        let too_large = || Some(Refusal::BodyTooLarge { limit });
+        if body::announced(session).is_some_and(|size| size > limit) {
+            return Err(too_large());
+        }
+        match session.get_header(EXPECT).map(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue")) {
+            Some(true) => session.write_continue_response().await.map_err(|_| None)?,
+            Some(false) => return Err(Some(Refusal::ExpectationFailed)),
+            None => {}
+        }
+        match body::read(session, limit, plan.config.server.body_timeout).await {
+            Ok(body) => Ok((route, body)),
+            Err(BodyError::TooLarge) => Err(too_large()),
+            Err(BodyError::TooSlow) => Err(Some(Refusal::BodyTimeout)),
+            Err(BodyError::Gone) => Err(None),
+        }
+    }
+
+    /// The routes that are answered here.
+    fn answer(&self, session: &ServerSession, path: &str) -> Option<Answer> {
+        let method = &session.req_header().method;
+        if method != Method::GET && method != Method::HEAD {
+            return None;
+        }
+        let status = |ok: bool| if ok { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+        match path {
+            "/health" => Some(Answer { status: StatusCode::OK, body: Bytes::new() }),
+            "/ready" => {
+                Some(Answer { status: status(self.local.ready() && !self.flow.is_closing()), body: Bytes::new() })
+            }
+            "/v1/models" if self.may_list(session) => {
+                Some(Answer { status: StatusCode::OK, body: self.local.models() })
+            }
+            _ => None,
+        }
+    }
+
+    fn may_list(&self, session: &ServerSession) -> bool {
+        let plan = self.flow.plan();
+        let key = headers::client_key(&session.req_header().headers);
+        plan.keys.is_open() || plan.keys.recognise(key.as_deref()).is_ok()
+    }
+
+    async fn send_local(&self, session: &mut ServerSession, answer: Answer, request_id: &str) -> bool {
+        let mut map = HeaderMap::with_capacity(3);
+        map.insert(CONTENT_LENGTH, HeaderValue::from(answer.body.len()));
+        if !answer.body.is_empty() {
+            map.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        }
+        if let Ok(id) = HeaderValue::from_str(request_id) {
+            map.insert(HeaderName::from_static("x-request-id"), id);
+        }
+        let head_only = session.req_header().method == Method::HEAD;
+        let mut client = Client::new(session);
+        let sent = async {
+            client.head(Head { status: answer.status, headers: map }).await?;
+            if !head_only {
+                client.body(answer.body).await?;
+            }
+            client.finish().await
+        };
+        sent.await.is_ok()
+    }
+}
+
+fn incoming(
+    session: &ServerSession,
+    plan: &Plan,
+    route: Route,
+    path: String,
+    body: Bytes,
+    request_id: Arc<str>,
+) -> Incoming {
+    let sent = &session.req_header().headers;
+    let ours = !plan.keys.is_open();
+    let content_type = sent.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned();
+    let key = if ours { headers::client_key(sent) } else { None };
+    let headers = headers::for_engine(sent.clone(), ours);
+    Incoming { route, path, headers, content_type, body, arrived: Instant::now(), request_id, key }
+}
+
+#[async_trait]
+impl<U: Upstream, R: Recorder, L: Local> HttpServerApp for Gateway<U, R, L> {
+    async fn process_new_http(
+        self: &Arc<Self>,
+        mut session: ServerSession,
+        shutdown: &ShutdownWatch,
+    ) -> Option<ReusedHttpStream> {
+        let (keepalive, header_timeout) = {
+            let server = &self.flow.plan().config.server;
+            (server.keepalive, server.header_timeout)
+        };
+        session.set_keepalive(Some(keepalive.as_secs().max(1)));
+        // A pipelined request is kept for its turn; bytes after a body are not a client that left.
+        session.set_pipelining_enabled(true);
+        let mut stop = shutdown.clone();
+        let read = tokio::select! {
+            biased;
+            read = timeout(keepalive + header_timeout, session.read_request()) => read.ok()?,
+            // Between requests a connection is closed at once when the gateway stops.
+            _ = stop.wait_for(|stopping| *stopping), if self.flow.is_closing() => return None,
+        };
+        match read {
+            Ok(true) => {}
+            Ok(false) => return None,
+            Err(error) => {
+                refuse_head(&mut session, &error, &self.flow).await;
+                return None;
+            }
+        }
+        if self.flow.is_closing() {
+            session.set_keepalive(None);
+        }
+        if !self.serve(&mut session).await {
+            session.shutdown().await;
+            return None;
+        }
+        let settings = HttpPersistentSettings::for_session(&session);
+        let reusable = timeout(SETTLE, session.finish()).await.ok()?.ok()??;
+        Some(ReusedHttpStream::from_reusable_stream(reusable, settings))
+    }
+}
+
+/// How long the end of a request may take before its connection is given up.
+const SETTLE: Duration = Duration::from_secs(5);
+
+/// Answers a request whose head could not be read.
+async fn refuse_head<U: Upstream, R: Recorder>(session: &mut ServerSession, error: &pingora::Error, flow: &Flow<U, R>) {
+    use pingora::ErrorType::InvalidHTTPHeader;
+    if *error.etype() != InvalidHTTPHeader {
+        return;
+    }
+    let text = error.to_string();
+    let refusal =
+        if text.contains("larger than") || text.contains("TooManyHeaders") || text.contains("too many headers") {
+            Refusal::HeadersTooLarge
+        } else {
+            Refusal::BadRequest { message: "the request line or a header is malformed".to_owned(), param: None }
+        };
+    session.set_keepalive(None);
+    let mut record = Open::new(flow.recorder(), None, "-".into(), Instant::now());
+    record.outcome = crate::flow::Outcome::Refused;
+    let mut parts = http::Response::new(()).into_parts().0;
+    parts.status = StatusCode::from_u16(refusal.status()).unwrap_or(StatusCode::BAD_REQUEST);
+    record.status = Some(parts.status);
+    let body = Bytes::from(refusal.body(false));
+    parts.headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    parts.headers.insert(CONTENT_LENGTH, HeaderValue::from(body.len()));
+    let response = pingora::http::ResponseHeader::from(parts);
+    let _ = timeout(SETTLE, session.write_error_response(response, body)).await;
+}

@@ -1,0 +1,27 @@
+//! pingora at the edges: the client side as an `HttpServerApp`, the engine side as a `Connector`.
+//!
+//! Why not pingora's `ProxyHttp`: a length-aware gateway must read the body before it can choose an
+//! upstream, and there a body that was read beforehand is sent again only from a 64 KiB buffer; the
+//! 65,537th byte is lost in silence. 64 KiB are about 16k tokens: exactly the prompts this is about.
+//! Owning both ends also means owning hop-by-hop headers, `100 Continue`, retries and error bodies;
+//! they are in the files of this folder, and nothing else in the crate touches pingora.
+//!
+//! | file | what |
+//! |---|---|
+//! | `app.rs` | one connection's requests: routes, local answers, refusals before the body |
+//! | `body.rs` | the bounded read of a request body |
+//! | `downstream.rs` | the client as the request path sees it |
+//! | `upstream.rs` | the engine as the request path sees it |
+//! | `headers.rs` | what passes from one side to the other |
+//! | `listener.rs` | sockets, and the orderly end of connections |
+
+mod app;
+mod body;
+mod downstream;
+mod headers;
+mod listener;
+mod upstream;
+
+pub use app::{Gateway, Local};
+pub use listener::{ListenError, Listener};
+pub use upstream::Engines;

@@ -1,0 +1,58 @@
+//! What the gateway answers itself: is it ready, and which models are there.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use serde_json::json;
+use serde_json::value::{RawValue, to_raw_value};
+
+use super::House;
+use crate::pool::Phase;
+use crate::proxy::Local;
+
+/// `/ready` and `/v1/models` of a running gateway.
+#[derive(Debug)]
+pub struct ModelList {
+    house: Arc<House>,
+}
+
+impl ModelList {
+    pub(super) fn new(house: Arc<House>) -> Self {
+        Self { house }
+    }
+}
+
+impl Local for ModelList {
+    fn ready(&self) -> bool {
+        let takes = |phase: Phase| matches!(phase, Phase::Ready | Phase::Probation);
+        let pools = self.house.admission.view();
+        !pools.is_empty() && pools.iter().all(|pool| pool.backends.iter().any(|b| takes(b.phase) && !b.draining))
+    }
+
+    /// The union over all backends, each card as its engine sent it; declared models that no backend
+    /// reports yet and aliases get a card of ours. Names that clients may not send are left out.
+    fn models(&self) -> Bytes {
+        let plan = self.house.flow.plan();
+        let mut cards: Vec<(String, Box<RawValue>)> = Vec::new();
+        let reported = self.house.reported.cards();
+        for entry in plan.names() {
+            match reported.iter().find(|card| card.id == *entry.name) {
+                Some(card) => cards.push((card.id.clone(), card.json.clone())),
+                None => cards.extend(own_card(&entry.name, None)),
+            }
+            let aliases = entry.declared.map(|id| &plan.config.models[id.index()].aliases);
+            for alias in aliases.into_iter().flatten() {
+                cards.extend(own_card(alias, Some(&entry.name)));
+            }
+        }
+        let data: Vec<&str> = cards.iter().map(|(_, json)| json.get()).collect();
+        Bytes::from(format!(r#"{{"object":"list","data":[{}]}}"#, data.join(",")))
+    }
+}
+
+fn own_card(name: &str, root: Option<&str>) -> Option<(String, Box<RawValue>)> {
+    let card = json!({
+        "id": name, "object": "model", "created": 0, "owned_by": "sluice", "root": root.unwrap_or(name), "parent": null,
+    });
+    Some((name.to_owned(), to_raw_value(&card).ok()?))
+}

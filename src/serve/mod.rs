@@ -1,0 +1,194 @@
+//! The composition root: a configuration becomes a running gateway.
+//!
+//! [`start`] binds both sockets, hands the pools to admission, probes every backend once, and only then
+//! serves; a failure on the way leaves nothing behind. The result is a [`Running`] gateway: it reloads,
+//! stops in order, and can be one of several in a process, which is how the demo and the tests use it.
+//!
+//! Stopping: `/ready` turns 503 and new requests are shed, the client socket closes, what is running
+//! or waiting goes on for at most `server.drain_timeout`; the admin socket answers until the end.
+
+mod local;
+mod reload;
+mod specs;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+
+use crate::admin;
+use crate::config::Config;
+use crate::estimate::ExactCounter;
+use crate::fleet::{Prober, Reported};
+use crate::flow::{Flow, Learned, Plan};
+use crate::pool::Admission;
+use crate::proxy::{Engines, Gateway, ListenError, Listener};
+use crate::telemetry::Telemetry;
+
+pub use local::ModelList;
+pub use reload::{ReloadError, Source};
+
+/// Why a gateway did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// A socket could not be opened.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    /// A tokenizer could not be loaded.
+    #[error("model \"{model}\": {source}")]
+    Tokenizer {
+        /// Whose.
+        model: String,
+        /// Why.
+        source: crate::estimate::ExactError,
+    },
+    /// The access log could not be opened.
+    #[error("access log: {0}")]
+    AccessLog(std::io::Error),
+}
+
+/// Everything a running gateway consists of.
+#[derive(Debug)]
+pub struct House {
+    pub(crate) flow: Arc<Flow<Engines, Arc<Telemetry>>>,
+    pub(crate) admission: Arc<Admission>,
+    pub(crate) telemetry: Arc<Telemetry>,
+    pub(crate) learned: Learned,
+    pub(crate) reported: Arc<Reported>,
+    pub(crate) config: ArcSwap<Config>,
+    pub(crate) source: Source,
+    pub(crate) state: parking_lot::Mutex<reload::Loaded>,
+    pub(crate) started: Instant,
+}
+
+/// A gateway that serves.
+#[derive(Debug)]
+pub struct Running {
+    house: Arc<House>,
+    client: SocketAddr,
+    admin: SocketAddr,
+    stop: watch::Sender<bool>,
+    end: watch::Sender<bool>,
+    serving: JoinHandle<bool>,
+    tasks: Vec<JoinHandle<()>>,
+}
+
+/// How long the first probe of all backends may hold up the start.
+const FIRST_PROBE: Duration = Duration::from_secs(2);
+
+/// Starts a gateway. `source` is where a reload reads the configuration again.
+pub async fn start(config: Config, source: Source) -> Result<Running, StartError> {
+    let now = Instant::now();
+    let counters = load_counters(&config)?;
+    let listener = Listener::bind(config.server.listen).await?;
+    let admin_socket = admin::bind(config.server.admin).await?;
+    let config = Arc::new(config);
+    let admission = Admission::new(now, specs::health_rules(&config.health), seed());
+    let layout = admission.apply(&specs::pools(&config), specs::health_rules(&config.health), now);
+    let view = Arc::clone(&admission);
+    let telemetry = Telemetry::new(&config, Box::new(move || view.view())).map_err(StartError::AccessLog)?;
+    let telemetry = Arc::new(telemetry);
+    let learned = Learned::default();
+    let plan = Plan::new(Arc::clone(&config), &layout, &[], &counters, &learned);
+    let engines = Engines::new(config.timeouts.connect);
+    let flow = Arc::new(Flow::new(Arc::clone(&admission), engines, Arc::clone(&telemetry), plan));
+    let reported = Arc::new(Reported::default());
+    let (client, admin) = (listener.address(), admin_socket.address());
+    let house = Arc::new(House {
+        flow,
+        admission,
+        telemetry,
+        learned,
+        reported,
+        config: ArcSwap::new(config),
+        source,
+        state: parking_lot::Mutex::new(reload::Loaded::new(layout, counters)),
+        started: now,
+    });
+    let mut prober = Prober::new(Arc::clone(&house.admission), Arc::clone(&house.reported));
+    let first = tokio::time::timeout(FIRST_PROBE, house.probe(&mut prober)).await;
+    tracing::debug!(complete = first.is_ok(), "first probe done");
+    let (stop, stopping) = watch::channel(false);
+    let (end, ending) = watch::channel(false);
+    let gateway = Arc::new(Gateway::new(Arc::clone(&house.flow), ModelList::new(Arc::clone(&house)), seed()));
+    let drain = house.config.load().server.drain_timeout;
+    let serving = tokio::spawn(listener.serve(gateway, stopping, drain));
+    let tasks = vec![
+        tokio::spawn(Arc::clone(&house).keep_probing(prober, ending.clone())),
+        tokio::spawn(admin_socket.serve(Arc::clone(&house) as Arc<dyn admin::Control>, ending)),
+    ];
+    Ok(Running { house, client, admin, stop, end, serving, tasks })
+}
+
+impl Running {
+    /// Where clients connect.
+    pub fn client_address(&self) -> SocketAddr {
+        self.client
+    }
+
+    /// Where metrics and the admin API are.
+    pub fn admin_address(&self) -> SocketAddr {
+        self.admin
+    }
+
+    /// The gateway's parts, for reloading and looking.
+    pub fn house(&self) -> &Arc<House> {
+        &self.house
+    }
+
+    /// Stops in order. Whether everything that was running came to its end in time.
+    pub async fn stop(self) -> bool {
+        self.house.flow.close();
+        self.stop.send_replace(true);
+        let orderly = self.serving.await.unwrap_or(false);
+        self.end.send_replace(true);
+        for task in self.tasks {
+            let _ = task.await;
+        }
+        orderly
+    }
+}
+
+impl House {
+    /// The owner of capacity.
+    pub fn admission(&self) -> &Arc<Admission> {
+        &self.admission
+    }
+
+    async fn keep_probing(self: Arc<Self>, mut prober: Prober, mut end: watch::Receiver<bool>) {
+        loop {
+            let interval = self.config.load().health.probe_interval;
+            tokio::select! {
+                () = tokio::time::sleep(interval) => {}
+                _ = end.wait_for(|ending| *ending) => return,
+            }
+            self.probe(&mut prober).await;
+        }
+    }
+
+    async fn probe(&self, prober: &mut Prober) {
+        let rules = self.config.load().health.clone();
+        if prober.round(&rules).await {
+            self.replan();
+        }
+    }
+}
+
+fn load_counters(config: &Config) -> Result<Vec<Option<Arc<ExactCounter>>>, StartError> {
+    let load = |model: &crate::config::Model| {
+        let Some(path) = &model.tokenizer else { return Ok(None) };
+        let loaded = ExactCounter::load(path).map(|counter| Some(Arc::new(counter)));
+        loaded.map_err(|source| StartError::Tokenizer { model: model.name.clone(), source })
+    };
+    config.models.iter().map(load).collect()
+}
+
+/// A seed for request ids and coins: different in every process, of no value to anybody.
+fn seed() -> u64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    since.as_nanos() as u64 ^ (u64::from(std::process::id()) << 32)
+}

@@ -1,0 +1,114 @@
+//! Taking over another configuration while requests run.
+//!
+//! Read and check everything first; a problem changes nothing and is said in full. Then: pools and
+//! limits in admission, the plan in the request path, objectives in telemetry. Requests under way keep
+//! the plan they began with; waiting ones keep their place. What only a restart can change (sockets,
+//! threads, logs) keeps its running value, and the list of changes says so.
+//!
+//! The plan is also rebuilt, from the configuration in force, when backends report other models.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use tokio::time::Instant;
+
+use super::{House, StartError, load_counters, specs};
+use crate::config::diff::{self, Change};
+use crate::config::{Config, Problems};
+use crate::estimate::ExactCounter;
+use crate::flow::Plan;
+use crate::pool::Layout;
+
+/// Where a reload reads the configuration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// A file, with what the command line changes in it.
+    File {
+        /// The file.
+        path: PathBuf,
+        /// `--set` texts.
+        sets: Vec<String>,
+    },
+    /// Flags or code: there is nothing to read again.
+    Fixed,
+}
+
+/// Why a reload changed nothing.
+#[derive(Debug, thiserror::Error)]
+pub enum ReloadError {
+    /// The new configuration is wrong.
+    #[error("{0}")]
+    Config(#[from] Problems),
+    /// A tokenizer it names cannot be loaded.
+    #[error("{0}")]
+    Tokenizer(#[from] StartError),
+    /// The gateway was not started from a file.
+    #[error("the gateway was started from flags, there is no file to read again; start it with --config FILE")]
+    NoFile,
+}
+
+/// What of the last load is needed to build plans.
+#[derive(Debug)]
+pub(crate) struct Loaded {
+    layout: Layout,
+    counters: Vec<Option<Arc<ExactCounter>>>,
+}
+
+impl Loaded {
+    pub(super) fn new(layout: Layout, counters: Vec<Option<Arc<ExactCounter>>>) -> Self {
+        Self { layout, counters }
+    }
+}
+
+impl House {
+    /// Reads the configuration again and takes it over. Returns what changed.
+    pub fn reload(&self) -> Result<Vec<Change>, ReloadError> {
+        let result = self.read_again().and_then(|config| self.take_over(config));
+        self.telemetry.reloaded(result.is_ok());
+        match &result {
+            Ok(changes) if changes.is_empty() => tracing::info!("reloaded: nothing changed"),
+            Ok(changes) => changes.iter().for_each(|change| tracing::info!("reloaded: {change}")),
+            Err(error) => tracing::error!("reload refused, nothing changed: {error}"),
+        }
+        result
+    }
+
+    fn read_again(&self) -> Result<Config, ReloadError> {
+        let Source::File { path, sets } = &self.source else { return Err(ReloadError::NoFile) };
+        let loaded = Config::load(path, sets)?;
+        loaded.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+        Ok(loaded.config)
+    }
+
+    /// Takes over a configuration that is known to be valid.
+    pub fn take_over(&self, mut config: Config) -> Result<Vec<Change>, ReloadError> {
+        let running = self.config.load_full();
+        let changes = diff::changes(&running, &config);
+        let counters = load_counters(&config)?;
+        // What only a restart changes keeps its running value, so that what is shown is what is true.
+        config.server.listen = running.server.listen;
+        config.server.admin = running.server.admin;
+        config.server.threads = running.server.threads;
+        config.access_log = running.access_log.clone();
+        config.log = running.log.clone();
+        let config = Arc::new(config);
+        let mut state = self.state.lock();
+        let layout = self.admission.apply(&specs::pools(&config), specs::health_rules(&config.health), Instant::now());
+        *state = Loaded { layout, counters };
+        self.config.store(Arc::clone(&config));
+        self.flow.upstream().set_connect_timeout(config.timeouts.connect);
+        self.telemetry.configured(&config);
+        self.flow.set_plan(self.plan_of(config, &state));
+        Ok(changes)
+    }
+
+    /// Backends report other models than before.
+    pub(super) fn replan(&self) {
+        let state = self.state.lock();
+        self.flow.set_plan(self.plan_of(self.config.load_full(), &state));
+    }
+
+    fn plan_of(&self, config: Arc<Config>, state: &Loaded) -> Plan {
+        Plan::new(config, &state.layout, &self.reported.names(), &state.counters, &self.learned)
+    }
+}

@@ -1,0 +1,54 @@
+//! From the configuration's words to admission's: the one place where they meet.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::config::{self, Config, Order as ConfiguredOrder};
+use crate::flow::plan::limits_of;
+use crate::pool::{Address, BackendSpec, HealthRules, Order, PoolSpec, Rules};
+
+/// The pools of a configuration.
+pub(super) fn pools(config: &Config) -> Vec<PoolSpec> {
+    config.pools.iter().map(pool).collect()
+}
+
+/// The health rules of a configuration.
+pub(super) fn health_rules(health: &config::Health) -> HealthRules {
+    HealthRules {
+        probe_failures: health.failures,
+        request_failures: health.failures,
+        eject_base: health.ejection_base,
+        eject_max: health.ejection_max,
+    }
+}
+
+fn pool(pool: &config::Pool) -> PoolSpec {
+    PoolSpec {
+        name: pool.name.as_str().into(),
+        rules: Rules {
+            policy: pool.policy,
+            limits: limits_of(pool),
+            queue_length: pool.queue.length,
+            queue_timeout: pool.queue.timeout,
+            order: order(&pool.queue),
+        },
+        backends: pool.backends.iter().map(backend).collect(),
+        spill: pool.spill.iter().map(|pool| pool.index()).collect(),
+    }
+}
+
+fn order(queue: &config::Queue) -> Order {
+    match queue.order {
+        ConfiguredOrder::Fifo => Order::FIFO,
+        ConfiguredOrder::ShortestFirst => {
+            Order { aging_per_token: Duration::from_nanos(queue.aging_per_1k_tokens.as_nanos() as u64 / 1_000) }
+        }
+    }
+}
+
+fn backend(backend: &config::Backend) -> BackendSpec {
+    let endpoint = backend.target.endpoint();
+    let authority = endpoint.authority().into();
+    let address = Address { endpoint, authority, api_key: backend.api_key.clone() };
+    BackendSpec { name: backend.name.as_str().into(), address: Arc::new(address), weight: backend.weight }
+}

@@ -1,0 +1,165 @@
+"""Starts and stops processes for the real-engine suite: vLLM servers, the gateway, anything with a log and a port.
+
+Rules that everything here keeps: a process gets a session of its own, so that its whole tree can be ended by its group
+and nothing else can be hit; every wait is for a condition and has a deadline; logs stay on disk for the post-mortem.
+Standard library only, so that it also runs before the environment exists.
+"""
+
+import os
+import pathlib
+import re
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+
+HERE = pathlib.Path(__file__).resolve().parent
+# A cold start imports torch three times over; 2 shared cores have been seen to need 50 s for it.
+START_SECONDS = 240
+STOP_SECONDS = 20
+
+
+class Failed(Exception):
+    """A condition did not come true before its deadline, or a process ended early."""
+
+
+def until(what, condition, seconds, every=0.02):
+    """Returns the first true value of `condition`, polled until the deadline; says `what` was awaited otherwise."""
+    deadline = time.monotonic() + seconds
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            raise Failed(f"after {seconds} s still not: {what}")
+        time.sleep(every)
+
+
+def free_port():
+    """A port nobody listens on. It is released again, so use it soon."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def get(url, timeout=5):
+    """(status, text) of a GET; status 0 when nothing answered."""
+    try:
+        with urllib.request.urlopen(url, timeout=timeout) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode(errors="replace")
+    except OSError as error:
+        return 0, str(error)
+
+
+class Process:
+    """One command in its own session, with its output in a file."""
+
+    def __init__(self, name, command, log, env=None):
+        self.name, self.log = name, pathlib.Path(log)
+        with open(self.log, "wb") as out:
+            self.child = subprocess.Popen(
+                [str(c) for c in command],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **(env or {})},
+                start_new_session=True,
+            )
+        self.pid = self.child.pid
+
+    def alive(self):
+        return self.child.poll() is None
+
+    def text(self):
+        return self.log.read_text(errors="replace")
+
+    def tail(self, lines=25):
+        return "\n".join(self.text().splitlines()[-lines:])
+
+    def ready(self, url, seconds):
+        """Waits until `url` answers 200; fails at once when the process ends."""
+
+        def answered():
+            if not self.alive():
+                raise Failed(f"{self.name} ended with {self.child.returncode} before {url} answered:\n{self.tail()}")
+            return get(url, 2)[0] == 200
+
+        until(f"{self.name} answers {url} (log: {self.log})", answered, seconds, 0.1)
+
+    def terminate(self, seconds=STOP_SECONDS):
+        """SIGTERM to the leader, then whatever is left of the group is killed. Returns the exit status, or None."""
+        status = None
+        if self.alive():
+            self.child.terminate()
+            try:
+                status = self.child.wait(seconds)
+            except subprocess.TimeoutExpired:
+                pass
+        self.kill()
+        return status
+
+    def kill(self):
+        """SIGKILL to the whole group. The group id is our own child's pid, so it cannot be anybody else's."""
+        try:
+            os.killpg(self.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        if self.child.poll() is None:
+            self.child.wait(STOP_SECONDS)
+
+
+class Vllm(Process):
+    """A real `vllm serve` on the CPU with the tiny model."""
+
+    def __init__(self, name, root, folder, max_model_len, *flags, env=None, port=None):
+        root = pathlib.Path(root)
+        self.port = port or free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        command = [root / "venv/bin/vllm", "serve", root / "tiny", "--served-model-name", "tiny"]
+        command += ["--load-format", "dummy", "--enforce-eager", "--seed", "0", "--host", "127.0.0.1"]
+        command += ["--port", self.port, "--max-model-len", max_model_len, *flags]
+        settings = {
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_CACHE_ROOT": str(root / "cache"),
+            "PYTHONUNBUFFERED": "1",
+            # Three processes import torch at each start: cached bytecode saves about 20 s of it.
+            "PYTHONDONTWRITEBYTECODE": "",
+        }
+        super().__init__(name, command, pathlib.Path(folder) / f"{name}.log", {**settings, **(env or {})})
+
+    def healthy(self, seconds=START_SECONDS):
+        self.ready(self.url + "/health", seconds)
+        return self
+
+    def metric(self, name, **labels):
+        """Sum of the samples of `name` whose labels include `labels`; 0 when there is none yet."""
+        status, text = get(self.url + "/metrics", 30)
+        if status != 200:
+            raise Failed(f"{self.name} shows no metrics ({status} {text[:200]}); log: {self.log}")
+        return total(text, name, **labels)
+
+    def running(self):
+        """Requests in the engine, running or waiting."""
+        return self.metric("vllm:num_requests_running") + self.metric("vllm:num_requests_waiting")
+
+
+SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})? (\S+)$")
+LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+
+
+def samples(text):
+    """(name, labels, value) of every sample line of a Prometheus page."""
+    for line in text.splitlines():
+        hit = SAMPLE.match(line)
+        if hit:
+            yield hit[1], dict(LABEL.findall(hit[2] or "")), float(hit[3])
+
+
+def total(text, name, **labels):
+    return sum(v for n, ls, v in samples(text) if n == name and labels.items() <= ls.items())

@@ -1,0 +1,218 @@
+//! The crowd of clients: who asks for what and who leaves when is fixed by the seed and the number of the request.
+//!
+//! Of every ten requests seven are finite and are read to their end, streamed or plain; three are endless streams that
+//! their client leaves: at once (within a few milliseconds of sending it whole), as soon as the head of the answer
+//! is there, or after some events. Finite requests reuse their connection, leavers close theirs. Prompts are mostly
+//! short; some are longer than 64 KiB.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use anyhow::bail;
+use sluice::base::Rng;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+
+use crate::POOLS;
+use crate::reply::Reply;
+
+/// Clients at the same time: more than the slots of all backends, so that a queue forms.
+const CLIENTS: usize = 96;
+/// Longest time for one answer.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Output tokens of an endless request: 1,000 s with the mock's pace, two minutes with the simulated engine's.
+const ENDLESS: u64 = 100_000;
+/// Most kinds of failures told apart.
+const MAX_KINDS: usize = 16;
+
+/// What clients of one pool saw.
+#[derive(Default, Debug)]
+pub(crate) struct Tally {
+    /// Requests sent whole.
+    pub(crate) sent: u64,
+    /// Answers read to their end.
+    pub(crate) completed: u64,
+    /// Left without having read anything.
+    pub(crate) left_at_once: u64,
+    /// Left when the head of a 200 had arrived.
+    pub(crate) left_at_head: u64,
+    /// Left after some events.
+    pub(crate) left_in_content: u64,
+    /// Refused with 503 and Retry-After, or 429.
+    pub(crate) shed: u64,
+    /// Everything else: other statuses, broken answers, answers without an end.
+    pub(crate) failed: u64,
+    /// The latter by kind.
+    pub(crate) failures: BTreeMap<String, u64>,
+}
+
+impl Tally {
+    /// All that left.
+    pub(crate) fn left(&self) -> u64 {
+        self.left_at_once + self.left_at_head + self.left_in_content
+    }
+
+    fn add(&mut self, other: &Self) {
+        self.sent += other.sent;
+        self.completed += other.completed;
+        self.left_at_once += other.left_at_once;
+        self.left_at_head += other.left_at_head;
+        self.left_in_content += other.left_in_content;
+        self.shed += other.shed;
+        self.failed += other.failed;
+        other.failures.iter().for_each(|(kind, n)| self.count_failure(kind, *n));
+    }
+
+    fn count_failure(&mut self, kind: &str, n: u64) {
+        let known = self.failures.contains_key(kind) || self.failures.len() < MAX_KINDS;
+        *self.failures.entry(if known { kind } else { "other" }.to_owned()).or_default() += n;
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Leave {
+    Never,
+    AtOnce(Duration),
+    AtHead,
+    /// After this many events.
+    InContent(u64),
+}
+
+struct Plan {
+    pool: usize,
+    leave: Leave,
+    body: String,
+}
+
+impl Plan {
+    fn of(number: u64, seed: u64) -> Self {
+        let mut rng = Rng::new(seed.rotate_left(32) ^ number);
+        let pool = rng.below(2);
+        let leave = match rng.below(10) {
+            0 => Leave::AtOnce(Duration::from_millis(rng.below(8) as u64)),
+            1 => Leave::AtHead,
+            2 => Leave::InContent(2 + rng.below(6) as u64),
+            _ => Leave::Never,
+        };
+        let finite = leave == Leave::Never;
+        let stream = !finite || rng.below(3) > 0;
+        let (tokens, interval) = if finite { (1 + rng.below(8) as u64, 1) } else { (ENDLESS, 10) };
+        let first = rng.below(6);
+        let prompt = match rng.below(50) {
+            0 => 60_000 + rng.below(20_000),
+            1..10 => 2_000 + rng.below(6_000),
+            _ => 20 + rng.below(400),
+        };
+        let body = format!(
+            r#"{{"model":"{}","stream":{stream},"max_tokens":{tokens},"ignore_eos":true,"user":"mock:first={first},interval={interval},chunks={tokens};","messages":[{{"role":"user","content":"{}"}}]}}"#,
+            POOLS[pool],
+            "gate ".repeat(prompt / 5)
+        );
+        Self { pool, leave, body }
+    }
+}
+
+/// All clients of one soak.
+pub(crate) struct Crowd {
+    ports: [u16; 2],
+    requests: u64,
+    seed: u64,
+    next: AtomicU64,
+}
+
+impl Crowd {
+    /// `requests` in all; those for pool `i` go to `ports[i]`.
+    pub(crate) fn new(ports: [u16; 2], requests: u64, seed: u64) -> Arc<Self> {
+        Arc::new(Self { ports, requests, seed, next: AtomicU64::new(0) })
+    }
+
+    /// Send everything; what happened, by pool.
+    pub(crate) async fn run(self: Arc<Self>) -> anyhow::Result<[Tally; 2]> {
+        let mut tasks = JoinSet::new();
+        for _ in 0..CLIENTS {
+            tasks.spawn(Arc::clone(&self).client());
+        }
+        let mut tallies: [Tally; 2] = Default::default();
+        while let Some(of_client) = tasks.join_next().await {
+            tallies.iter_mut().zip(&of_client?).for_each(|(all, one)| all.add(one));
+        }
+        Ok(tallies)
+    }
+
+    async fn client(self: Arc<Self>) -> [Tally; 2] {
+        let mut tallies: [Tally; 2] = Default::default();
+        let mut kept: [Option<TcpStream>; 2] = [None, None];
+        loop {
+            let number = self.next.fetch_add(1, Relaxed);
+            if number >= self.requests {
+                return tallies;
+            }
+            let plan = Plan::of(number, self.seed);
+            let (tally, kept) = (&mut tallies[plan.pool], &mut kept[plan.pool]);
+            let exchange = exchange(self.ports[plan.pool], &plan, kept, tally);
+            if let Err(why) = timeout(PATIENCE, exchange).await.map_err(anyhow::Error::from).flatten() {
+                *kept = None;
+                tally.failed += 1;
+                tally.count_failure(&format!("{why:#}"), 1);
+            }
+        }
+    }
+}
+
+/// One request to wherever its plan leads.
+async fn exchange(port: u16, plan: &Plan, kept: &mut Option<TcpStream>, tally: &mut Tally) -> anyhow::Result<()> {
+    let reuse = if plan.leave == Leave::Never { kept.take() } else { None };
+    let mut socket = match reuse {
+        Some(socket) => socket,
+        None => TcpStream::connect(("127.0.0.1", port)).await?,
+    };
+    let head = format!(
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+        plan.body.len()
+    );
+    socket.write_all(&[head.as_bytes(), plan.body.as_bytes()].concat()).await?;
+    tally.sent += 1;
+    if let Leave::AtOnce(pause) = plan.leave {
+        sleep(pause).await;
+        tally.left_at_once += 1;
+        return Ok(());
+    }
+    let mut reply = Reply::keeping(300);
+    let mut buffer = [0_u8; 4096];
+    while !reply.done() {
+        match socket.read(&mut buffer).await? {
+            0 => {
+                reply.end();
+                if !reply.done() {
+                    bail!("closed before the answer ended, status {}", reply.status);
+                }
+            }
+            n => reply.feed(&buffer[..n])?,
+        }
+        let running = reply.status == 200 && !reply.done();
+        match plan.leave {
+            Leave::AtHead if running => {
+                tally.left_at_head += 1;
+                return Ok(());
+            }
+            Leave::InContent(events) if running && reply.events >= events => {
+                tally.left_in_content += 1;
+                return Ok(());
+            }
+            _ => {}
+        }
+    }
+    match (reply.status, plan.leave) {
+        (200, Leave::Never) if !reply.failed_inside() => tally.completed += 1,
+        (429 | 503, _) if reply.retry_after => tally.shed += 1,
+        (status, _) => bail!("status {status}: {}", String::from_utf8_lossy(&reply.start)),
+    }
+    if plan.leave == Leave::Never && !reply.close {
+        *kept = Some(socket);
+    }
+    Ok(())
+}
