@@ -22,6 +22,7 @@
 
 pub mod admin;
 pub mod base;
+pub mod bench;
 pub mod cli;
 pub mod config;
 pub mod estimate;

@@ -4,6 +4,7 @@
 //! 2 wrong usage (clap's own), 78 configuration error. Results go to stdout, everything else to stderr.
 
 pub mod check;
+pub mod demo;
 pub mod serve;
 pub mod sim;
 pub mod status;
@@ -24,6 +25,8 @@ pub struct Cli {
 enum Command {
     /// Run the gateway
     Serve(serve::ServeArgs),
+    /// Show on simulated engines what the gateway is for
+    Demo(demo::DemoArgs),
     /// Validate a configuration and print what it comes to
     Check(check::CheckArgs),
     /// Show pools and backends of a running gateway
@@ -37,6 +40,7 @@ enum Command {
 pub fn run() -> ExitCode {
     match Cli::parse().command {
         Command::Serve(args) => serve::run(&args),
+        Command::Demo(args) => demo::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Status(args) => status::run(&args),
         Command::Sim(args) => sim::run(args.args),

@@ -151,7 +151,7 @@ fn signals() -> std::io::Result<(Signal, Signal, Signal)> {
 }
 
 /// Every client and every request takes a descriptor: as many as the system allows without asking.
-fn raise_file_limit() {
+pub(super) fn raise_file_limit() {
     use nix::sys::resource::{Resource, getrlimit, setrlimit};
     if let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE)
         && soft < hard

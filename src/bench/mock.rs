@@ -1,0 +1,165 @@
+//! A server for the tests of this module: answers every request with a script.
+//!
+//! It understands nothing and measures nothing; what it sends, and how it breaks, is given by the
+//! test. Not a simulator: that is `sim`, and `bench` must not depend on it.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+
+use super::workload::{Api, Class, Length, Question, Workload};
+
+/// How one request is answered.
+#[derive(Clone, Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    /// Pieces of the body, each written by itself.
+    pub(crate) pieces: Vec<String>,
+    /// Time before each piece.
+    pub(crate) pause: Duration,
+    /// Closes the connection where the body's end should be.
+    pub(crate) breaks: bool,
+}
+
+impl Answer {
+    pub(crate) fn stream(pieces: Vec<String>, pause: Duration) -> Self {
+        Self { status: 200, pieces, pause, breaks: false }
+    }
+}
+
+/// A completions stream of `tokens` events, usage and end.
+pub(crate) fn completion_stream(tokens: u64) -> Vec<String> {
+    let event = "data: {\"choices\":[{\"index\":0,\"text\":\" a\",\"finish_reason\":null}]}\n\n".to_owned();
+    let mut pieces = vec![event; usize::try_from(tokens).unwrap()];
+    pieces.push(format!(
+        "data: {{\"choices\":[],\"usage\":{{\"prompt_tokens\":3,\"completion_tokens\":{tokens}}}}}\n\ndata: [DONE]\n\n"
+    ));
+    pieces
+}
+
+/// A workload of one small class.
+pub(crate) fn small_workload() -> Workload {
+    let class = Class { name: "small".into(), prompt: Length::Exactly(3), output: Length::Exactly(2), weight: 1.0 };
+    Workload { model: "m".into(), api: Api::Completions, classes: vec![class], vocabulary: 1..1_000, seed: 1 }
+}
+
+/// Some question.
+pub(crate) fn question() -> Question {
+    small_workload().question(0)
+}
+
+type Script = Arc<dyn Fn(u64) -> Answer + Send + Sync>;
+
+/// The server; stops when dropped.
+pub(crate) struct MockEngine {
+    address: SocketAddr,
+    script: Script,
+    counts: Arc<Counts>,
+    accepting: tokio::task::JoinHandle<Infallible>,
+}
+
+#[derive(Default)]
+struct Counts {
+    connections: AtomicU64,
+    requests: AtomicU64,
+}
+
+impl MockEngine {
+    /// Serves on a free port; `script` gets the number of the request, from 0.
+    pub(crate) async fn start(script: impl Fn(u64) -> Answer + Send + Sync + 'static) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        Self::serve(listener, Arc::new(script))
+    }
+
+    fn serve(listener: TcpListener, script: Script) -> Self {
+        let address = listener.local_addr().unwrap();
+        let counts = Arc::new(Counts::default());
+        let accepting = tokio::spawn(accept(listener, script.clone(), counts.clone()));
+        Self { address, script, counts, accepting }
+    }
+
+    /// Closes everything and begins again on the same port with counts of 0.
+    pub(crate) async fn restart(mut self) -> Self {
+        self.accepting.abort();
+        let _ = (&mut self.accepting).await;
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.set_reuseaddr(true).unwrap();
+        socket.bind(self.address).unwrap();
+        Self::serve(socket.listen(64).unwrap(), self.script.clone())
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    pub(crate) fn connections(&self) -> u64 {
+        self.counts.connections.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn requests(&self) -> u64 {
+        self.counts.requests.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for MockEngine {
+    fn drop(&mut self) {
+        self.accepting.abort();
+    }
+}
+
+/// The connections live in this task's set, so that ending it ends them.
+async fn accept(listener: TcpListener, script: Script, counts: Arc<Counts>) -> Infallible {
+    let mut connections = JoinSet::new();
+    loop {
+        let (socket, _) = listener.accept().await.unwrap();
+        counts.connections.fetch_add(1, Ordering::SeqCst);
+        connections.spawn(connection(socket, script.clone(), counts.clone()));
+    }
+}
+
+async fn connection(mut socket: TcpStream, script: Script, counts: Arc<Counts>) -> std::io::Result<()> {
+    socket.set_nodelay(true)?;
+    let mut input = Vec::new();
+    while read_request(&mut socket, &mut input).await? {
+        let answer = script(counts.requests.fetch_add(1, Ordering::SeqCst));
+        let head = format!("HTTP/1.1 {} Status\r\ntransfer-encoding: chunked\r\n\r\n", answer.status);
+        socket.write_all(head.as_bytes()).await?;
+        for piece in &answer.pieces {
+            tokio::time::sleep(answer.pause).await;
+            let chunk = format!("{:x}\r\n{piece}\r\n", piece.len());
+            socket.write_all(chunk.as_bytes()).await?;
+        }
+        if answer.breaks {
+            return Ok(());
+        }
+        socket.write_all(b"0\r\n\r\n").await?;
+    }
+    Ok(())
+}
+
+/// Takes one request off the connection; false when the client has closed it.
+async fn read_request(socket: &mut TcpStream, input: &mut Vec<u8>) -> std::io::Result<bool> {
+    loop {
+        if let Some(head) = memchr::memmem::find(input, b"\r\n\r\n") {
+            let text = String::from_utf8_lossy(&input[..head]).to_lowercase();
+            let length = text.lines().find_map(|line| line.strip_prefix("content-length: ")).unwrap_or("0");
+            let total = head + 4 + length.trim().parse::<usize>().unwrap();
+            if input.len() >= total {
+                input.drain(..total);
+                return Ok(true);
+            }
+        }
+        let mut piece = [0; 4096];
+        match socket.read(&mut piece).await? {
+            0 => return Ok(false),
+            read => input.extend_from_slice(&Bytes::copy_from_slice(&piece[..read])),
+        }
+    }
+}

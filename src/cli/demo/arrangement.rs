@@ -1,0 +1,143 @@
+//! The three arrangements of the same two engines, each as flags for the engines and a configuration
+//! for the gateway: exactly what a user would write.
+//!
+//! They are the ones measured on real GPUs: round robin over two engines with vLLM's defaults; one
+//! engine for each side of 5,000 prompt tokens; and the same split with prefill permits, where at most
+//! two long prompts are in prefill on the long side, one on the short side, and a long prompt that
+//! finds no permit at home spills to the short side. There the engines run in a way that suits their
+//! side: small prefill pieces where short requests live, small steps where long prompts do.
+//!
+//! Limits that are not part of the comparison (slots, tokens, queue) are alike in all three and wide
+//! enough for nobody to be refused: an arrangement must not win by turning requests away.
+
+use std::fmt::Write as _;
+use std::net::SocketAddr;
+
+/// The model's name, in requests and in the configuration.
+pub(super) const MODEL: &str = "llama-3.1-8b";
+/// What the engines simulate.
+pub(super) const PROFILE: &str = "h200-llama-8b";
+
+/// One way to put the gateway in front of two engines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Arrangement {
+    /// One pool, requests in turn.
+    RoundRobin,
+    /// Short prompts to one engine, long ones to the other.
+    Split,
+    /// The split, with permits for long prefills and spill to the short side.
+    Permits,
+}
+
+/// In the order in which they are shown; the last is compared with the first.
+pub(super) const ALL: [Arrangement; 3] = [Arrangement::RoundRobin, Arrangement::Split, Arrangement::Permits];
+
+/// Limits of every pool: the engine's own bounds of the profile (sequences at once would be 256;
+/// what is beyond waits in the engine, as it would without a gateway; 900k tokens of KV cache).
+const WIDE: &str = "slots = 1024\ntokens = \"900k\"\nqueue = { length = 4096, timeout = \"2m\", order = \"fifo\" }\n";
+
+impl Arrangement {
+    /// How it is called in tables.
+    pub(super) fn label(self) -> &'static str {
+        match self {
+            Self::RoundRobin => "round robin",
+            Self::Split => "split by length",
+            Self::Permits => "prefill permits with spill",
+        }
+    }
+
+    /// What each of the two engines is started with: the model and flags of `vllm serve`.
+    pub(super) fn engine_args(self) -> [Vec<String>; 2] {
+        let own: [&[&str]; 2] = match self {
+            Self::RoundRobin | Self::Split => [&[], &[]],
+            Self::Permits => [&["--long-prefill-token-threshold", "512"], &["--max-num-batched-tokens", "2048"]],
+        };
+        own.map(|own| [MODEL].iter().chain(own).map(|arg| (*arg).to_owned()).collect())
+    }
+
+    /// The gateway's configuration in front of engines at `urls`.
+    pub(super) fn config(self, urls: &[String; 2], listen: SocketAddr, admin: SocketAddr) -> String {
+        let mut text =
+            format!("[server]\nlisten = \"{listen}\"\nadmin = \"{admin}\"\n\n[[model]]\nname = \"{MODEL}\"\n");
+        let [gpu0, gpu1] = [0, 1].map(|index| backend(index, &urls[index]));
+        match self {
+            Self::RoundRobin => pool(&mut text, "all", "policy = \"round_robin\"\n", &[&gpu0, &gpu1]),
+            Self::Split => {
+                pool(&mut text, "short", "prompt_tokens = { max = \"5k\" }\n", &[&gpu0]);
+                pool(&mut text, "long", "prompt_tokens = { min = \"5k\" }\n", &[&gpu1]);
+            }
+            Self::Permits => {
+                let short = "prompt_tokens = { max = \"5k\" }\nlong_prefix = { threshold = \"5k\", slots = 1 }\n";
+                let long = "prompt_tokens = { min = \"5k\" }\nlong_prefix = { threshold = \"5k\", slots = 2 }\n\
+                            spill = [\"short\"]\n";
+                pool(&mut text, "short", short, &[&gpu0]);
+                pool(&mut text, "long", long, &[&gpu1]);
+            }
+        }
+        text
+    }
+}
+
+fn pool(text: &mut String, name: &str, own: &str, backends: &[&str]) {
+    // Writing to a String cannot fail.
+    let _ = write!(text, "\n[[pool]]\nname = \"{name}\"\nmodels = [\"{MODEL}\"]\n{own}{WIDE}{}", backends.concat());
+}
+
+fn backend(index: usize, url: &str) -> String {
+    format!("[[pool.backend]]\nname = \"gpu{index}\"\nurl = \"{url}\"\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Config, Surroundings};
+
+    fn config(arrangement: Arrangement) -> toml::Table {
+        let urls = ["http://127.0.0.1:9000".to_owned(), "http://127.0.0.1:9001".to_owned()];
+        let [listen, admin] = [8080, 8081].map(|port| SocketAddr::from(([127, 0, 0, 1], port)));
+        arrangement.config(&urls, listen, admin).parse().unwrap()
+    }
+
+    #[test]
+    fn every_configuration_is_valid() {
+        let urls = ["http://127.0.0.1:9000".to_owned(), "http://127.0.0.1:9001".to_owned()];
+        let [listen, admin] = [8080, 8081].map(|port| SocketAddr::from(([127, 0, 0, 1], port)));
+        for arrangement in ALL {
+            let text = arrangement.config(&urls, listen, admin);
+            let around = Surroundings::of_process(std::path::Path::new("."));
+            let loaded = Config::parse(&text, "demo", &[], &around);
+            assert!(loaded.is_ok(), "{}:\n{}\n{text}", arrangement.label(), loaded.unwrap_err());
+        }
+    }
+
+    #[test]
+    fn round_robin_is_one_pool_of_both_engines() {
+        let pools = config(Arrangement::RoundRobin)["pool"].as_array().unwrap().clone();
+        assert_eq!(pools.len(), 1);
+        assert_eq!(pools[0]["policy"].as_str(), Some("round_robin"));
+        assert_eq!(pools[0]["backend"].as_array().unwrap().len(), 2);
+    }
+
+    #[test]
+    fn permits_are_two_on_the_long_side_one_on_the_short_side_and_spill_goes_one_way() {
+        let pools = config(Arrangement::Permits)["pool"].as_array().unwrap().clone();
+        let [short, long] = &pools[..] else { panic!("two pools expected") };
+        assert_eq!(short["long_prefix"]["slots"].as_integer(), Some(1));
+        assert_eq!(long["long_prefix"]["slots"].as_integer(), Some(2));
+        assert_eq!(long["spill"][0].as_str(), Some("short"));
+        assert!(short.get("spill").is_none());
+        let [short, long] = Arrangement::Permits.engine_args();
+        assert!(short.ends_with(&["--long-prefill-token-threshold".into(), "512".into()]));
+        assert!(long.ends_with(&["--max-num-batched-tokens".into(), "2048".into()]));
+    }
+
+    #[test]
+    fn arrangements_differ_in_nothing_but_what_they_are_about() {
+        for arrangement in ALL {
+            for pool in config(arrangement)["pool"].as_array().unwrap() {
+                assert_eq!(pool["slots"].as_integer(), Some(1024));
+                assert_eq!(pool["tokens"].as_str(), Some("900k"));
+            }
+        }
+    }
+}

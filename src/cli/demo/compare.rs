@@ -1,0 +1,253 @@
+//! The tails of the arrangements side by side, and what they say.
+//!
+//! Four numbers decide: P99 of TTFT and of E2EL, for short and for long requests, in milliseconds.
+//! The verdict compares the last arrangement with the first in each of them, as the ratio first/last,
+//! and says "better in all four" only when it is so. Percentiles come from completed requests only, so
+//! a run with failures is not comparable, and the verdict says that instead of a ratio.
+//!
+//! One run of 20 s has about 40 long requests: their P99 is nearly the slowest of them. The table
+//! is a demonstration of a pattern, not a measurement of a machine.
+
+use std::fmt;
+
+use comfy_table::{CellAlignment, Table, presets};
+use serde_json::{Value, json};
+
+use super::LATE_MS;
+use super::arrangement::Arrangement;
+use crate::bench::{ClassTally, Summary, Tally, report};
+
+/// What one arrangement did.
+pub(super) struct Row {
+    pub(super) arrangement: Arrangement,
+    pub(super) tally: Tally,
+}
+
+/// What all of them did with the same load.
+pub(super) struct Comparison {
+    pub(super) rows: Vec<Row>,
+    /// Of load, for each row.
+    pub(super) seconds: f64,
+    pub(super) seed: u64,
+}
+
+/// A number that decides.
+struct Decider {
+    name: &'static str,
+    key: &'static str,
+    class: &'static str,
+    of: fn(&ClassTally) -> &Summary,
+}
+
+const DECIDERS: [Decider; 4] = [
+    Decider { name: "short TTFT P99", key: "short_p99_ttft", class: "short", of: |class| &class.ttft },
+    Decider { name: "short E2EL P99", key: "short_p99_e2el", class: "short", of: |class| &class.e2el },
+    Decider { name: "long TTFT P99", key: "long_p99_ttft", class: "long", of: |class| &class.ttft },
+    Decider { name: "long E2EL P99", key: "long_p99_e2el", class: "long", of: |class| &class.e2el },
+];
+
+impl Row {
+    fn class(&self, name: &str) -> Option<&ClassTally> {
+        self.tally.classes.iter().find(|class| class.name == name)
+    }
+
+    /// Percentile `p` in ms of one measure of one class, where there is any value.
+    fn percentile(&self, class: &str, of: fn(&ClassTally) -> &Summary, p: f64) -> Option<f64> {
+        self.class(class).map(of).filter(|summary| summary.count() > 0).map(|summary| summary.percentile(p))
+    }
+}
+
+impl Comparison {
+    /// Failed requests of all arrangements.
+    pub(super) fn failures(&self) -> u64 {
+        self.rows.iter().map(|row| row.tally.all.failures()).sum()
+    }
+
+    /// For each decider, how many times larger it was in the first arrangement than in the last;
+    /// nothing when the two cannot be compared.
+    fn ratios(&self) -> Option<[f64; 4]> {
+        let (first, last) = (self.rows.first()?, self.rows.last()?);
+        let mut ratios = [0.0; 4];
+        for (ratio, decider) in ratios.iter_mut().zip(&DECIDERS) {
+            let [before, after] = [first, last].map(|row| row.percentile(decider.class, decider.of, 99.0));
+            *ratio = before? / after.filter(|after| *after > 0.0)?;
+        }
+        (self.failures() == 0).then_some(ratios)
+    }
+
+    fn verdict(&self) -> String {
+        let names = self.rows.last().zip(self.rows.first());
+        let Some((last, first)) = names.map(|(last, first)| (last.arrangement.label(), first.arrangement.label()))
+        else {
+            return "nothing was measured".to_owned();
+        };
+        let Some(ratios) = self.ratios() else {
+            return match self.failures() {
+                0 => "No verdict: a class of requests has no values; run longer with --seconds.".to_owned(),
+                failures => format!("No verdict: {failures} requests failed, so the percentiles are not comparable."),
+            };
+        };
+        let parts: Vec<String> =
+            DECIDERS.iter().zip(ratios).map(|(decider, ratio)| format!("{} {}", decider.name, times(ratio))).collect();
+        let worse: Vec<&str> =
+            DECIDERS.iter().zip(ratios).filter(|(_, ratio)| *ratio <= 1.0).map(|(decider, _)| decider.name).collect();
+        let sum = if worse.is_empty() {
+            "better in all four".to_owned()
+        } else {
+            format!("not better in {}", worse.join(", "))
+        };
+        format!("{last} against {first}: {}: {sum}.", parts.join(", "))
+    }
+
+    /// Sends that were late on our side make every number pessimistic: said when it matters.
+    fn lateness(&self) -> Option<String> {
+        let late = self.rows.iter().map(|row| row.tally.all.late.percentile(99.0)).fold(0.0, f64::max);
+        (late > LATE_MS).then(|| {
+            format!(
+                "This machine was busy: requests were sent up to {late:.0} ms late (P99), and that is in the numbers."
+            )
+        })
+    }
+
+    /// The same for programs.
+    pub(super) fn json(&self) -> Value {
+        let rows: Vec<Value> = self
+            .rows
+            .iter()
+            .map(|row| json!({ "arrangement": row.arrangement.label(), "result": report::json(&row.tally) }))
+            .collect();
+        let ratios = self.ratios();
+        json!({
+            "seconds": self.seconds,
+            "seed": self.seed,
+            "arrangements": rows,
+            "ratios": ratios.map(|ratios| DECIDERS.iter().zip(ratios).map(|(decider, ratio)| (decider.key, ratio)).collect::<std::collections::BTreeMap<_, _>>()),
+            "better_in_all": ratios.is_some_and(|ratios| ratios.iter().all(|ratio| *ratio > 1.0)),
+            "verdict": self.verdict(),
+        })
+    }
+}
+
+impl fmt::Display for Comparison {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(first) = self.rows.first() else { return Ok(()) };
+        let count = |class| first.class(class).map_or(0, |class| class.sent);
+        writeln!(
+            f,
+            "{} short and {} long requests in {} s, seed {}, the same for each arrangement; times in ms",
+            count("short"),
+            count("long"),
+            self.seconds,
+            self.seed
+        )?;
+        writeln!(f, "{}", self.table())?;
+        for row in &self.rows {
+            for (failure, count) in &row.tally.all.failed {
+                writeln!(f, "{}: {count} failed: {failure}", row.arrangement.label())?;
+            }
+        }
+        if let Some(late) = self.lateness() {
+            writeln!(f, "{late}")?;
+        }
+        write!(f, "{}", self.verdict())
+    }
+}
+
+impl Comparison {
+    fn table(&self) -> Table {
+        let mut table = Table::new();
+        table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
+        let mut header = vec!["arrangement", "short TTFT P50"];
+        header.extend(DECIDERS.iter().map(|decider| decider.name));
+        header.push("failed");
+        table.set_header(header);
+        for row in &self.rows {
+            let mut cells = vec![row.arrangement.label().to_owned()];
+            cells.push(millis(row.percentile("short", |class| &class.ttft, 50.0)));
+            cells.extend(DECIDERS.iter().map(|decider| millis(row.percentile(decider.class, decider.of, 99.0))));
+            cells.push(row.tally.all.failures().to_string());
+            table.add_row(cells);
+        }
+        for column in table.column_iter_mut().skip(1) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+        table
+    }
+}
+
+fn millis(value: Option<f64>) -> String {
+    value.map_or_else(|| "-".to_owned(), |value| format!("{value:.1}"))
+}
+
+/// "10.9x lower", "1.3x higher".
+fn times(ratio: f64) -> String {
+    if ratio >= 1.0 { format!("{ratio:.1}x lower") } else { format!("{:.1}x higher", 1.0 / ratio) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn row(arrangement: Arrangement, short: (f64, f64), long: (f64, f64), failed: u64) -> Row {
+        let class = |name: &str, (ttft, e2el)| ClassTally {
+            name: name.into(),
+            sent: 1,
+            completed: 1,
+            ttft: Summary::of(vec![ttft]),
+            e2el: Summary::of(vec![e2el]),
+            ..ClassTally::default()
+        };
+        let mut all = ClassTally { name: "all".into(), ..ClassTally::default() };
+        if failed > 0 {
+            all.failed.insert(crate::bench::Failure::Status(503), failed);
+        }
+        let classes = vec![class("short", short), class("long", long)];
+        Row { arrangement, tally: Tally { duration: Duration::from_secs(20), classes, all } }
+    }
+
+    fn comparison(last: Row) -> Comparison {
+        let rows = vec![
+            row(Arrangement::RoundRobin, (959.3, 4470.9), (1046.4, 4117.0), 0),
+            row(Arrangement::Split, (30.1, 780.0), (2789.4, 14137.3), 0),
+            last,
+        ];
+        Comparison { rows, seconds: 20.0, seed: 1 }
+    }
+
+    #[test]
+    fn the_verdict_gives_the_four_ratios() {
+        let comparison = comparison(row(Arrangement::Permits, (88.2, 1885.3), (950.0, 2785.5), 0));
+        assert_eq!(
+            comparison.verdict(),
+            "prefill permits with spill against round robin: short TTFT P99 10.9x lower, short E2EL P99 2.4x lower, \
+             long TTFT P99 1.1x lower, long E2EL P99 1.5x lower: better in all four."
+        );
+        assert_eq!(comparison.json()["better_in_all"], true);
+        assert!((comparison.json()["ratios"]["short_p99_ttft"].as_f64().unwrap() - 10.876).abs() < 0.001);
+    }
+
+    #[test]
+    fn a_number_that_got_worse_is_not_hidden() {
+        let comparison = comparison(row(Arrangement::Permits, (88.2, 1885.3), (1258.7, 2785.5), 0));
+        assert!(comparison.verdict().ends_with("not better in long TTFT P99."), "{}", comparison.verdict());
+        assert_eq!(comparison.json()["better_in_all"], false);
+    }
+
+    #[test]
+    fn with_failures_there_is_no_verdict() {
+        let comparison = comparison(row(Arrangement::Permits, (1.0, 1.0), (1.0, 1.0), 3));
+        assert!(comparison.verdict().starts_with("No verdict: 3 requests failed"));
+        assert_eq!(comparison.json()["ratios"], Value::Null);
+        assert!(comparison.to_string().contains("prefill permits with spill: 3 failed: status 503"));
+    }
+
+    #[test]
+    fn the_table_stands_side_by_side() {
+        let text = comparison(row(Arrangement::Permits, (88.2, 1885.3), (1258.7, 2785.5), 0)).to_string();
+        let split = text.lines().find(|line| line.contains("split by length")).unwrap();
+        let cells: Vec<&str> = split.split_whitespace().collect();
+        assert_eq!(cells, ["split", "by", "length", "30.1", "30.1", "780.0", "2789.4", "14137.3", "0"]);
+    }
+}

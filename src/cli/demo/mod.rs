@@ -1,0 +1,319 @@
+//! `sluice demo`: why this product exists, shown in a minute and a half without a GPU.
+//!
+//! Two simulated engines (profile `h200-llama-8b`) and the gateway, all in this process, are given the
+//! same mixed load three times: same seed, same prompts, same moments. What differs is how the
+//! gateway is arranged (`arrangement`). The tails are printed side by side, then the last arrangement
+//! keeps serving until Ctrl-C, or ends at once with `--once`.
+//!
+//! The load is the one that was measured on two real H200 GPUs: short requests of 200 prompt and 128
+//! output tokens at 30 per second, long ones of 16,000 and 64 at 2 per second, both Poisson. Prompts
+//! are token ids, so that nobody has to estimate a length.
+//!
+//! Engines run in real time (speed 1): the gateway's own delays are inside the numbers, in true
+//! proportion. Each arrangement gets fresh engines and a fresh gateway, and a few requests that are
+//! not counted, so that none inherits the queue or the connections of another.
+//!
+//! | file | what |
+//! |---|---|
+//! | `arrangement` | the three: engine flags and the gateway's configuration |
+//! | `stage` | brings engines and gateway up, and down again |
+//! | `compare` | the table, the verdict, the JSON |
+//! | `progress` | a line on the terminal meanwhile |
+
+mod arrangement;
+mod compare;
+mod progress;
+mod stage;
+
+use std::io::Write as _;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::time::Instant;
+
+use super::serve::raise_file_limit;
+use crate::bench::{self, Api, Arrival, Class, Client, Extent, Length, Plan, Tally, Workload};
+use arrangement::{ALL, Arrangement, MODEL};
+use compare::{Comparison, Row};
+use stage::Up;
+
+/// Short and long requests per second.
+const RATES: [f64; 2] = [30.0, 2.0];
+/// Longest demo: three times ten minutes is patience enough.
+const MAX_SECONDS: f64 = 600.0;
+/// A request that takes longer than this has failed; the slowest measured one took 14 s.
+const REQUEST_LIMIT: Duration = Duration::from_secs(120);
+/// Requests of each class before the clock runs, so that every engine and connection has been used.
+const WARM_UP: u64 = 4;
+/// Requests sent later than this, P99, mean that the machine was too busy to measure on, in ms.
+const LATE_MS: f64 = 20.0;
+/// How often one arrangement is measured when the machine was too busy: once more, then it is as it is.
+const ATTEMPTS: u32 = 2;
+/// Where the numbers of requests that warm up begin: far from those that are counted.
+const WARM_UP_FROM: u64 = 1 << 40;
+
+/// A seed whose load is nearly the nominal one: 580 short requests in 20 s (600 are expected), 39 long
+/// ones (40 are). Results differ between seeds, the long side's most: some have 30 long requests, some 50.
+const TYPICAL_SEED: u64 = 11;
+
+/// Show on simulated engines what the gateway is for.
+#[derive(Clone, Debug, clap::Args)]
+pub struct DemoArgs {
+    /// Exit after the table instead of serving until Ctrl-C
+    #[arg(long)]
+    pub once: bool,
+    /// Print the result as JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Seconds of load for each of the three arrangements
+    #[arg(long, default_value_t = 20.0, value_parser = seconds)]
+    pub seconds: f64,
+    /// Seed of the load: prompts and arrival times follow from it
+    #[arg(long, default_value_t = TYPICAL_SEED)]
+    pub seed: u64,
+    /// Address for clients [default: 127.0.0.1:8080, or a free port when that is taken]
+    #[arg(long)]
+    pub listen: Option<std::net::SocketAddr>,
+    /// Address for metrics and the dashboard [default: 127.0.0.1:8081, or a free port when that is taken]
+    #[arg(long)]
+    pub admin: Option<std::net::SocketAddr>,
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(value) if (1.0..=MAX_SECONDS).contains(&value) => Ok(value),
+        _ => Err(format!("give a number of seconds from 1 to {MAX_SECONDS}")),
+    }
+}
+
+/// Runs the demo until it is over or interrupted.
+pub fn run(args: &DemoArgs) -> ExitCode {
+    // Clients, gateway and engines are all in this process: each request takes four descriptors.
+    raise_file_limit();
+    run_on_threads(args).unwrap_or_else(|error| {
+        eprintln!("demo: {error:#}");
+        ExitCode::FAILURE
+    })
+}
+
+fn run_on_threads(args: &DemoArgs) -> anyhow::Result<ExitCode> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let addresses = stage::Addresses { listen: args.listen, admin: args.admin };
+    let code = runtime.block_on(async {
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        let mut terminate = signal(SignalKind::terminate())?;
+        let stopped = async move {
+            tokio::select! {
+                _ = interrupt.recv() => {}
+                _ = terminate.recv() => {}
+            }
+        };
+        show(args, async |arrangement| stage::raise(arrangement, addresses).await, stopped).await
+    });
+    runtime.shutdown_background();
+    code
+}
+
+/// The demo itself, with its surroundings as parameters: `raise` brings an arrangement up, `stopped`
+/// ends when the user has seen enough.
+async fn show(
+    args: &DemoArgs,
+    raise: impl AsyncFn(Arrangement) -> anyhow::Result<Up>,
+    stopped: impl Future<Output = ()>,
+) -> anyhow::Result<ExitCode> {
+    let mut stopped = std::pin::pin!(stopped);
+    let (comparison, up) = tokio::select! {
+        outcome = compare_all(args, raise) => outcome?,
+        () = &mut stopped => {
+            eprintln!("interrupted before the three arrangements were through; there is nothing to compare");
+            return Ok(ExitCode::FAILURE);
+        }
+    };
+    print_result(args, &comparison)?;
+    if !args.once {
+        print_invitation(&up);
+        stopped.await;
+    }
+    up.stop().await;
+    Ok(if comparison.failures() == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Every arrangement in turn; the last one is left standing. An arrangement that a busy machine disturbed
+/// is measured again, with everything fresh.
+async fn compare_all(
+    args: &DemoArgs,
+    raise: impl AsyncFn(Arrangement) -> anyhow::Result<Up>,
+) -> anyhow::Result<(Comparison, Up)> {
+    let plan = plan(args);
+    let mut rows = Vec::new();
+    let mut standing: Option<Up> = None;
+    for (index, arrangement) in ALL.into_iter().enumerate() {
+        let title = format!("{} of {}: {}", index + 1, ALL.len(), arrangement.label());
+        for attempt in 1..=ATTEMPTS {
+            if let Some(previous) = standing.take() {
+                previous.stop().await;
+            }
+            let up = raise(arrangement).await.with_context(|| format!("cannot start '{}'", arrangement.label()))?;
+            let tally = measure(&plan, &up, &title).await?;
+            standing = Some(up);
+            let late = tally.all.late.percentile(99.0);
+            if attempt == ATTEMPTS || late <= LATE_MS {
+                rows.push(Row { arrangement, tally });
+                break;
+            }
+            // Judged by our own lateness alone, never by the result.
+            eprintln!("{}: this machine was busy (requests left {late:.0} ms late); once more", arrangement.label());
+        }
+    }
+    let up = standing.context("there are no arrangements")?;
+    Ok((Comparison { rows, seconds: args.seconds, seed: args.seed }, up))
+}
+
+async fn measure(plan: &Plan, up: &Up, title: &str) -> anyhow::Result<Tally> {
+    let client = Arc::new(Client::new(&up.urls, plan.workload.api, REQUEST_LIMIT)?);
+    for ordinal in WARM_UP_FROM..WARM_UP_FROM + WARM_UP {
+        for class in 0..plan.workload.classes.len() {
+            let question = plan.workload.question_in(class, ordinal);
+            client
+                .ask(&question, Instant::now())
+                .await
+                .map_err(|failure| anyhow::anyhow!("the first requests failed ({failure})"))?;
+        }
+    }
+    let progress = Arc::new(bench::Progress::default());
+    let shown = progress::Line::start(title, plan.extent, progress.clone());
+    let run = bench::run(plan, &client, &progress).await?;
+    shown.end();
+    Ok(Tally::of(&run, &plan.workload))
+}
+
+fn plan(args: &DemoArgs) -> Plan {
+    let class = |name: &str, prompt, output, weight| Class {
+        name: name.to_owned(),
+        prompt: Length::Exactly(prompt),
+        output: Length::Exactly(output),
+        weight,
+    };
+    let classes = vec![class("short", 200, 128, RATES[0]), class("long", 16_000, 64, RATES[1])];
+    // Ids that every vocabulary of a Llama 3 has, without the special ones at its end.
+    let vocabulary = 1_000..100_000;
+    let workload = Workload { model: MODEL.to_owned(), api: Api::Completions, classes, vocabulary, seed: args.seed };
+    Plan {
+        workload,
+        arrival: Arrival::Poisson { rate: RATES.iter().sum() },
+        extent: Extent::Lasting(Duration::from_secs_f64(args.seconds)),
+        max_in_flight: bench::run::MAX_IN_FLIGHT,
+    }
+}
+
+fn print_result(args: &DemoArgs, comparison: &Comparison) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        writeln!(out, "{:#}", comparison.json())?;
+    } else {
+        writeln!(out, "{comparison}")?;
+    }
+    out.flush()?;
+    Ok(())
+}
+
+/// What can be done with what is still running. To stderr: it is not a result.
+fn print_invitation(up: &Up) {
+    let url = up.urls.first().map_or("", String::as_str);
+    eprintln!("\nStill serving '{}'. Try it:", ALL[ALL.len() - 1].label());
+    eprintln!(
+        "  curl -N {url}/v1/chat/completions -H 'content-type: application/json' \\\n    \
+         -d '{{\"model\":\"{MODEL}\",\"stream\":true,\"max_tokens\":64,\"messages\":[{{\"role\":\"user\",\"content\":\"hello\"}}]}}'"
+    );
+    if let Some(admin) = &up.admin {
+        eprintln!("  dashboard {admin}/   metrics {admin}/metrics");
+    }
+    eprintln!("Ctrl-C ends it.");
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+    use crate::bench::mock::{Answer, MockEngine, completion_stream};
+
+    fn args() -> DemoArgs {
+        DemoArgs { once: true, json: true, seconds: 1.0, seed: TYPICAL_SEED, listen: None, admin: None }
+    }
+
+    /// How many were brought up and taken down.
+    #[derive(Default)]
+    struct Counts {
+        ups: AtomicUsize,
+        downs: AtomicUsize,
+    }
+
+    impl Counts {
+        fn standing(&self) -> usize {
+            self.ups.load(Ordering::SeqCst) - self.downs.load(Ordering::SeqCst)
+        }
+    }
+
+    async fn raise_mock(status: u16, counts: Arc<Counts>) -> anyhow::Result<Up> {
+        let engine = MockEngine::start(move |number| Answer {
+            // The requests that warm up are answered; later ones as the test wants.
+            status: if number < 2 * WARM_UP { 200 } else { status },
+            ..Answer::stream(completion_stream(2), Duration::ZERO)
+        })
+        .await;
+        counts.ups.fetch_add(1, Ordering::SeqCst);
+        let url = engine.url();
+        let stop = async move {
+            drop(engine);
+            counts.downs.fetch_add(1, Ordering::SeqCst);
+        };
+        Ok(Up::new(vec![url], None, stop))
+    }
+
+    #[tokio::test]
+    async fn three_arrangements_get_the_same_requests_and_all_are_taken_down() {
+        let counts = Arc::new(Counts::default());
+        let (comparison, up) = compare_all(&args(), async |_| {
+            assert_eq!(counts.standing(), 0, "one at a time");
+            raise_mock(200, counts.clone()).await
+        })
+        .await
+        .unwrap();
+        assert_eq!(counts.standing(), 1, "the last is left standing");
+        up.stop().await;
+        assert_eq!(counts.standing(), 0);
+        // More when the machine that runs this test was busy and an arrangement was measured again.
+        assert!(counts.ups.load(Ordering::SeqCst) >= 3);
+        let sent: Vec<u64> = comparison.rows.iter().map(|row| row.tally.all.sent).collect();
+        assert!(sent.len() == 3 && sent[0] > 0 && sent.iter().all(|count| *count == sent[0]), "{sent:?}");
+        assert_eq!(comparison.failures(), 0);
+    }
+
+    #[tokio::test]
+    async fn failed_requests_make_the_demo_fail() {
+        let counts = Arc::new(Counts::default());
+        let code =
+            show(&args(), async |_| raise_mock(503, counts.clone()).await, std::future::pending()).await.unwrap();
+        assert_eq!(format!("{code:?}"), format!("{:?}", ExitCode::FAILURE));
+        assert_eq!(counts.standing(), 0);
+    }
+
+    #[tokio::test]
+    async fn an_interrupt_ends_it_at_once() {
+        let raise = async |_: Arrangement| std::future::pending::<anyhow::Result<Up>>().await;
+        let code = show(&args(), raise, std::future::ready(())).await.unwrap();
+        assert_eq!(format!("{code:?}"), format!("{:?}", ExitCode::FAILURE));
+    }
+
+    #[test]
+    fn seconds_out_of_range_are_wrong_usage() {
+        assert_eq!(seconds("20"), Ok(20.0));
+        assert!(seconds("0").is_err());
+        assert!(seconds("soon").is_err());
+        assert!(seconds("NaN").is_err());
+    }
+}

@@ -1,0 +1,121 @@
+//! Brings an arrangement up, engines first and then the gateway, and takes it down in the other order.
+//!
+//! Everything listens on loopback. Engines take free ports. The gateway takes the usual ones, 8080 and
+//! 8081, when they are free, because those are what a reader of the documentation will try; otherwise
+//! free ones, unless the user named an address: then a taken port is an error, not a surprise.
+
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::Path;
+use std::pin::Pin;
+
+use anyhow::Context as _;
+
+use super::arrangement::{Arrangement, PROFILE};
+use crate::config::{Config, Surroundings};
+use crate::serve::{self, Running, Source};
+use crate::sim::{self, Handle, Profile, SimConfig};
+use crate::vllm::args::ServeArgs;
+
+/// Where clients are served unless told otherwise.
+const USUAL_LISTEN: u16 = 8080;
+/// Where metrics and the dashboard are unless told otherwise.
+const USUAL_ADMIN: u16 = 8081;
+
+/// Addresses that the user asked for.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Addresses {
+    pub(super) listen: Option<SocketAddr>,
+    pub(super) admin: Option<SocketAddr>,
+}
+
+type Stop = Pin<Box<dyn Future<Output = ()>>>;
+
+/// An arrangement that answers.
+pub(super) struct Up {
+    /// Where to send requests; several are taken in turn.
+    pub(super) urls: Vec<String>,
+    /// Where the dashboard and the metrics are.
+    pub(super) admin: Option<String>,
+    stop: Stop,
+}
+
+impl Up {
+    /// `stop` takes it down.
+    pub(super) fn new(urls: Vec<String>, admin: Option<String>, stop: impl Future<Output = ()> + 'static) -> Self {
+        Self { urls, admin, stop: Box::pin(stop) }
+    }
+
+    /// Takes it down and waits until it is.
+    pub(super) async fn stop(self) {
+        self.stop.await;
+    }
+}
+
+/// Starts the two engines and the gateway of `arrangement`.
+///
+/// # Errors
+/// An address that is taken, or an engine or gateway that does not start.
+pub(super) async fn raise(arrangement: Arrangement, addresses: Addresses) -> anyhow::Result<Up> {
+    let [first, second] = arrangement.engine_args();
+    let engines = [start_engine(&first, 0).await?, start_engine(&second, 1).await?];
+    let urls = engines.each_ref().map(|engine| format!("http://{}", engine.addr()));
+    let listen = address(addresses.listen, USUAL_LISTEN)?;
+    let admin = address(addresses.admin, USUAL_ADMIN)?;
+    let gateway = start_gateway(&arrangement.config(&urls, listen, admin)).await?;
+    let client = format!("http://{}", gateway.client_address());
+    let admin = format!("http://{}", gateway.admin_address());
+    let stop = async move {
+        gateway.stop().await;
+        for engine in engines {
+            engine.shutdown().await;
+        }
+    };
+    Ok(Up::new(vec![client], Some(admin), stop))
+}
+
+/// A gateway in this process, as `sluice serve` would make it of the same text.
+async fn start_gateway(text: &str) -> anyhow::Result<Running> {
+    let surroundings = Surroundings::of_process(Path::new("."));
+    let loaded = Config::parse(text, "demo", &[], &surroundings).map_err(|problems| anyhow::anyhow!("{problems}"))?;
+    Ok(serve::start(loaded.config, Source::Fixed).await?)
+}
+
+/// A simulated engine on a free port, with flags of `vllm serve`.
+async fn start_engine(args: &[String], seed: u64) -> anyhow::Result<Handle> {
+    let profile = Profile::named(PROFILE).with_context(|| format!("there is no profile '{PROFILE}'"))?;
+    let mut config = SimConfig::from_args(&ServeArgs::parse(args)?, profile)?;
+    config.seed = seed;
+    let listener = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+    Ok(sim::spawn(config, listener)?)
+}
+
+/// `asked` when it is free; the usual port when that is; else any.
+fn address(asked: Option<SocketAddr>, usual: u16) -> anyhow::Result<SocketAddr> {
+    if let Some(address) = asked {
+        return free(address).with_context(|| format!("cannot listen on {address}; give another address"));
+    }
+    let at = |port| free(SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
+    at(usual).or_else(|_| at(0)).context("no free port on 127.0.0.1")
+}
+
+/// The address, with a port of the system's choice for port 0. Bound and let go: whoever takes it in
+/// between makes the gateway's own bind fail, which is reported.
+fn free(address: SocketAddr) -> std::io::Result<SocketAddr> {
+    TcpListener::bind(address)?.local_addr()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_taken_usual_port_gives_another_and_a_taken_named_one_is_an_error() {
+        let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address_taken = taken.local_addr().unwrap();
+        assert_ne!(address(None, address_taken.port()).unwrap(), address_taken);
+        let error = address(Some(address_taken), USUAL_LISTEN).unwrap_err();
+        assert!(error.to_string().contains("give another address"), "{error}");
+        drop(taken);
+        assert_eq!(address(Some(address_taken), USUAL_LISTEN).unwrap(), address_taken);
+    }
+}
