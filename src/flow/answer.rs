@@ -14,7 +14,7 @@ pub(super) enum Answer {
     /// `text/event-stream`.
     Stream(Box<StreamMeter>),
     /// Anything else.
-    Body(BodyMeter, Option<StreamStats>),
+    Body(Box<(BodyMeter, Option<StreamStats>)>),
 }
 
 impl Answer {
@@ -25,7 +25,7 @@ impl Answer {
 
     /// A meter for a body that comes at once.
     pub(super) fn body(arrived: Instant) -> Self {
-        Self::Body(BodyMeter::new(arrived), None)
+        Self::Body(Box::new((BodyMeter::new(arrived), None)))
     }
 
     /// Whether it is a stream of events.
@@ -37,8 +37,8 @@ impl Answer {
     pub(super) fn feed(&mut self, chunk: Bytes, now: Instant) -> Forward {
         match self {
             Self::Stream(meter) => meter.feed(chunk, now),
-            Self::Body(meter, _) => {
-                meter.feed(&chunk);
+            Self::Body(body) => {
+                body.0.feed(&chunk);
                 let mut forward = Forward::new();
                 forward.push(chunk);
                 forward
@@ -50,9 +50,9 @@ impl Answer {
     pub(super) fn finish(&mut self, now: Instant) -> Forward {
         match self {
             Self::Stream(meter) => meter.finish(),
-            Self::Body(meter, stats) => {
-                let body = meter.finish(now);
-                *stats = Some(StreamStats {
+            Self::Body(answer) => {
+                let body = answer.0.finish(now);
+                answer.1 = Some(StreamStats {
                     e2el: Some(body.e2el),
                     usage: body.usage,
                     error: body.error,
@@ -67,7 +67,7 @@ impl Answer {
     pub(super) fn has_content(&self) -> bool {
         match self {
             Self::Stream(meter) => meter.first_content_at().is_some(),
-            Self::Body(..) => true,
+            Self::Body(_) => true,
         }
     }
 
@@ -80,7 +80,7 @@ impl Answer {
     pub(super) fn error(&self) -> Option<&StreamError> {
         match self {
             Self::Stream(meter) => meter.saw_error(),
-            Self::Body(_, stats) => stats.as_ref().and_then(|stats| stats.error.as_ref()),
+            Self::Body(body) => body.1.as_ref().and_then(|stats| stats.error.as_ref()),
         }
     }
 
@@ -88,7 +88,7 @@ impl Answer {
     pub(super) fn is_done(&self) -> bool {
         match self {
             Self::Stream(meter) => meter.is_done(),
-            Self::Body(_, stats) => stats.is_some(),
+            Self::Body(body) => body.1.is_some(),
         }
     }
 
@@ -96,7 +96,7 @@ impl Answer {
     pub(super) fn stats(self) -> StreamStats {
         match self {
             Self::Stream(meter) => meter.stats(),
-            Self::Body(_, stats) => stats.unwrap_or_default(),
+            Self::Body(body) => body.1.unwrap_or_default(),
         }
     }
 }

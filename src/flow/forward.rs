@@ -28,7 +28,7 @@ use super::record::{Open, Outcome, Recorder, RetryReason, Stage, UpstreamFault};
 use super::respond::{self, REQUEST_ID};
 use super::{Flow, Incoming};
 use crate::base::BackendId;
-use crate::openai::Refusal;
+use crate::openai::{Body, Refusal};
 use crate::pool::{Fault, Lease};
 
 /// All attempts of one request.
@@ -143,25 +143,27 @@ impl<'a, U: Upstream, R: Recorder> Attempts<'a, U, R> {
         let (Some((exchange, head)), Some(mut lease)) = (failed.answer, held) else { return Err(refusal) };
         let now = Instant::now();
         let passage = self.passage(now, now + self.plan.timeouts().idle);
-        match pump::pump(exchange, head, passage, &mut lease, down, record).await {
+        match pump::pump(exchange, head, passage, &mut Body::default(), &mut lease, down, record).await {
             Tried::Over => Ok(()),
             Tried::Again(_) => Err(refusal),
         }
     }
 
     async fn attempt<D: Downstream>(
-        &self,
+        &mut self,
         attempt: u32,
         lease: &mut Lease,
         down: &mut D,
         record: &mut Open<'_, R>,
     ) -> Tried<U::Exchange> {
-        let call = self.call(attempt);
         let begun = Instant::now();
         let deadline = begun + self.plan.first_byte(self.admitted.stream, self.admitted.need.prompt_tokens);
         let mut fresh = false;
         loop {
-            let sending = self.flow.upstream.send(lease.address(), &call, fresh);
+            let sending = async {
+                let call = self.call(attempt);
+                self.flow.upstream.send(lease.address(), &call, fresh).await
+            };
             let mut exchange = match guarded(sending, down, lease, deadline).await {
                 Ok(Ok(exchange)) => exchange,
                 Ok(Err(error)) if error.reused && !fresh => {
@@ -187,7 +189,11 @@ impl<'a, U: Upstream, R: Recorder> Attempts<'a, U, R> {
                     });
                 }
                 Ok(Ok(head)) => {
-                    return pump::pump(exchange, head, self.passage(sent, deadline), lease, down, record).await;
+                    let mut body = std::mem::take(&mut self.admitted.body);
+                    let passage = self.passage(sent, deadline);
+                    let tried = pump::pump(exchange, head, passage, &mut body, lease, down, record).await;
+                    self.admitted.body = body;
+                    return tried;
                 }
                 Ok(Err(Broken::Closed(_))) if exchange.reused() && !fresh => {
                     record.retries.push(RetryReason::StaleConnection);

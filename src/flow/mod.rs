@@ -125,10 +125,10 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
     }
 
     /// Sees one request to its end.
-    pub async fn run<D: Downstream>(&self, incoming: Incoming, down: &mut D) {
+    pub async fn run<D: Downstream>(&self, mut incoming: Incoming, down: &mut D) {
         let mut record =
             Open::new(&self.recorder, Some(incoming.route), Arc::clone(&incoming.request_id), incoming.arrived);
-        if let Err(refusal) = self.serve(&incoming, down, &mut record).await {
+        if let Err(refusal) = self.serve(&mut incoming, down, &mut record).await {
             refuse(down, &refusal, incoming.route.is_anthropic(), &mut record).await;
         }
     }
@@ -136,7 +136,7 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
     /// Everything up to the answer; an error is an answer of our own that has not been sent.
     async fn serve<D: Downstream>(
         &self,
-        incoming: &Incoming,
+        incoming: &mut Incoming,
         down: &mut D,
         record: &mut Open<'_, R>,
     ) -> Result<(), Refusal> {
@@ -145,6 +145,8 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
             return Err(respond::shed(ShedReason::ShuttingDown, crate::config::defaults::RETRY_AFTER_MIN, record));
         }
         let admitted = gate::open(&plan, &self.experiments, incoming, record).await?;
+        // From here on the body lives in the pieces that go upstream, and only as long as they may be sent again.
+        incoming.body = Bytes::new();
         forward::Attempts::new(self, plan, incoming, admitted).run(down, record).await
     }
 }

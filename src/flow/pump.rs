@@ -27,8 +27,8 @@ use super::gate::{Injected, Lesson};
 use super::record::{Open, Outcome, Recorder, RetryReason, Stage, UpstreamFault};
 use super::respond;
 use crate::meter::{Forward, Objectives, Strip};
-use crate::openai::Route;
 use crate::openai::error::{StreamFailure, sse_error_event};
+use crate::openai::{Body, Route};
 use crate::pool::{Fault, Lease};
 
 /// What the pump needs to know of its request.
@@ -63,6 +63,8 @@ struct Pump<'a, 'r, D, R: Recorder> {
     answer: Answer,
     /// Not sent yet.
     head: Option<Head>,
+    /// What was sent upstream; let go when it can no longer be sent again.
+    body: &'a mut Body,
     status: StatusCode,
     lease: &'a mut Lease,
     down: &'a mut D,
@@ -75,6 +77,7 @@ pub(super) async fn pump<X, D, R>(
     mut exchange: X,
     head: Head,
     passage: Passage<'_>,
+    body: &mut Body,
     lease: &mut Lease,
     down: &mut D,
     record: &mut Open<'_, R>,
@@ -84,7 +87,7 @@ where
     D: Downstream,
     R: Recorder,
 {
-    let mut pump = Pump::new(head, passage, lease, down, record);
+    let mut pump = Pump::new(head, passage, body, lease, down, record);
     let mut chunk = BytesMut::new();
     // The first byte has its own deadline; after it, silence is measured from byte to byte.
     let mut limit = passage.deadline;
@@ -146,6 +149,7 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
     fn new(
         mut head: Head,
         passage: Passage<'a>,
+        body: &'a mut Body,
         lease: &'a mut Lease,
         down: &'a mut D,
         record: &'a mut Open<'r, R>,
@@ -162,7 +166,7 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
             Answer::body(passage.arrived)
         };
         lease.beat(Instant::now());
-        Self { passage, answer, head: Some(head), status, lease, down, record, prefilling: true }
+        Self { passage, answer, head: Some(head), body, status, lease, down, record, prefilling: true }
     }
 
     async fn forward(&mut self, chunk: Bytes, last: bool, now: Instant) -> Step {
@@ -196,6 +200,7 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
             respond::add_ours(&mut head.headers, self.record);
             self.record.status = Some(head.status);
             self.down.head(head).await?;
+            *self.body = Body::default();
         }
         let count = forward.len();
         for (index, piece) in forward.into_iter().enumerate() {

@@ -7,7 +7,8 @@
 //! one decision instead of a protocol; it is held for about a microsecond, three times a request.
 //!
 //! Rules:
-//! - home pool first, then the spill list in its order; a waiter takes whichever of its backends has
+//! - home pool first, then the spill list in its order; a prompt that needs a permit goes where fewest long
+//!   prefills run, home on a tie; a waiter takes whichever of its backends has
 //!   room first;
 //! - on one backend, those who call it home come before those who spill to it;
 //! - nobody overtakes a waiter ahead of him on the same backend, except one who waits only for a

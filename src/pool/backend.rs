@@ -130,6 +130,11 @@ impl Backend {
         }
     }
 
+    /// Long prefills that `need` would run beside here; 0 if it is not long itself.
+    pub(super) fn prefills_beside(&self, need: &Need) -> u32 {
+        if self.limits.is_long(need.prompt_tokens) { self.used.long_prefills } else { 0 }
+    }
+
     /// Learns the prefill rate from a streamed request's time to first token at the backend.
     pub(super) fn observe_prefill(&mut self, prompt_tokens: u64, ttft: Duration) {
         if prompt_tokens >= PREFILL_TOKENS_MIN && !ttft.is_zero() {

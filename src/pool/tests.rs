@@ -115,12 +115,12 @@ fn lease_of(ticket: &mut Ticket) -> Lease {
 }
 
 #[test]
-fn long_prompts_take_home_permits_then_spill_then_wait_and_the_first_token_lets_the_next_in() {
+fn long_prompts_go_where_fewest_long_prefills_run_then_wait_and_the_first_token_lets_the_next_in() {
     let house = House::new(&two_pools());
     let mut at_home = house.granted(1, 16_000);
+    let spilled = house.granted(1, 16_000);
     let also_home = house.granted(1, 16_000);
     assert_eq!((at_home.pool(), also_home.pool()), (house.layout.pools[1], house.layout.pools[1]));
-    let spilled = house.granted(1, 16_000);
     assert_eq!(spilled.pool(), house.layout.pools[0]);
     let mut waiting = house.queued(1, 16_000);
     let short = house.granted(0, 200);
@@ -136,6 +136,7 @@ fn a_spilled_prompt_that_waits_comes_after_those_who_are_at_home() {
     let house = House::new(&two_pools());
     let mut holders: Vec<Lease> = (0..4).map(|_| house.granted(0, 200)).collect();
     let long: Vec<Lease> = (0..2).map(|_| house.granted(1, 16_000)).collect();
+    assert!(long.iter().all(|lease| lease.pool() == house.layout.pools[1]), "the short side has no slot");
     let mut spilling = house.queued(1, 16_000);
     let mut home = house.queued(0, 200);
     drop(holders.pop());
@@ -286,7 +287,7 @@ fn moves() -> impl Strategy<Value = Move> {
     ]
 }
 
-fn any_of<T>(list: &mut Vec<T>, index: usize) -> Option<&mut T> {
+fn any_of<T>(list: &mut [T], index: usize) -> Option<&mut T> {
     let len = list.len();
     if len == 0 { None } else { list.get_mut(index % len) }
 }

@@ -108,7 +108,7 @@ impl<U: Upstream, R: Recorder, L: Local> Gateway<U, R, L> {
         if session.is_upgrade_req() {
             return Err(Some(Refusal::UpgradeRefused));
         }
-        let route = route.ok_or_else(|| Some(Refusal::UnknownRoute))?;
+        let route = route.ok_or(Some(Refusal::UnknownRoute))?;
         if session.req_header().method != Method::POST {
             return Err(Some(Refusal::MethodNotAllowed { allow: "POST" }));
         }
