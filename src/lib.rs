@@ -20,20 +20,20 @@
 //! 6. No `dyn`, no lock and no allocation per chunk of a stream; strings are for edges, dense ids
 //!    for the path of a request.
 
-pub mod admin;
 pub mod base;
-pub mod bench;
-pub mod cli;
 pub mod config;
-pub mod estimate;
-pub mod experiment;
-pub mod fleet;
-pub mod flow;
-pub mod meter;
 pub mod openai;
-pub mod pool;
-pub mod proxy;
-pub mod serve;
-pub mod sim;
-pub mod telemetry;
 pub mod vllm;
+pub mod meter;
+pub mod estimate;
+pub mod pool;
+pub mod experiment;
+pub mod flow;
+pub mod telemetry;
+pub mod proxy;
+pub mod fleet;
+pub mod bench;
+pub mod sim;
+pub mod admin;
+pub mod serve;
+pub mod cli;

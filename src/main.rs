@@ -1,4 +1,6 @@
 //! The `sluice` binary: an allocator and the command line.
+//!
+//! Everything else is in the library, where tests reach it.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,7 @@
 //! Answers of our own: refusals before anything was sent, and the headers we add to what vLLM says.
+//!
+//! The table from refusals to HTTP is in `openai::error`; this sends them. Added headers never replace what the engine
+//! sent, except the request id, which is ours to keep the same from end to end.
 
 use std::time::Duration;
 

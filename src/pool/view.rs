@@ -1,5 +1,7 @@
 //! A picture of all pools, for metrics, the admin API and the live page. Copies; no lock is held
 //! while somebody looks at it.
+//!
+//! Gauges are read from here when they are scraped and kept nowhere else, so they cannot drift from the truth.
 
 use std::sync::Arc;
 

@@ -1,4 +1,7 @@
 //! What the gateway answers itself: is it ready, and which models are there.
+//!
+//! `/ready` asks whether every pool has a backend in rotation: a load balancer in front should stop sending when a class of
+//! requests could only be shed.
 
 use std::sync::Arc;
 

@@ -1,4 +1,6 @@
 //! From the configuration's words to admission's: the one place where they meet.
+//!
+//! Pure translation: what is valid has been decided by `config`, what it means is decided by `pool`.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,4 +1,7 @@
 //! One line on the terminal that says what is going on; nothing when stderr is not a terminal.
+//!
+//! Redrawn in place a few times a second and wiped before the table is printed, so that what is left on the screen (and
+//! whatever is piped) is the result alone.
 
 use std::io::{IsTerminal as _, Write as _};
 use std::sync::Arc;

@@ -1,4 +1,7 @@
 //! Reads `[auth]`, and says what an open gateway or an open admin port means.
+//!
+//! Keys are digests, never the keys themselves; two keys with one name or one digest are a mistake, because a log line or
+//! a limit could then mean either.
 
 use super::super::problem::Situation;
 use super::super::secret::Secret;

@@ -1,4 +1,7 @@
 //! Reads `[[pool.backend]]`: engines that somebody else runs (`url`) or that we run (`launch`).
+//!
+//! Exactly one of the two. A URL is taken apart here, so that nobody later meets one that cannot be connected to; an
+//! engine to launch is checked as far as that is possible without starting it.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,7 @@
 //! Reads `[[model]]`, and lists of model names wherever they stand.
+//!
+//! A name that nothing declares is refused with the nearest one that exists: a pool for a misspelt model would be a pool
+//! that nobody reaches.
 
 use std::collections::BTreeMap;
 

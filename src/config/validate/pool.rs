@@ -1,4 +1,7 @@
 //! Reads `[[pool]]`. What concerns several pools at once is judged in `across.rs`.
+//!
+//! Reads every key even when some are wrong, so that one run reports all problems; a pool with an error is left out of the
+//! checks across pools.
 
 use super::super::problem::Situation;
 use super::super::suggest::Suggestion;

@@ -1,4 +1,7 @@
 //! Reads the sections that exist once. Mirrors `config/server.rs` field by field.
+//!
+//! Each value gets its default from `defaults.rs` when it is absent, and a range check when it is not; the checks here are
+//! those that concern one section alone.
 
 use std::net::SocketAddr;
 use std::time::Duration;

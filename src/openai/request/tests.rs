@@ -1,0 +1,175 @@
+//! What is read of request bodies: by example, and against a JSON tree.
+//!
+//! Regressions are named by their symptom and stay.
+
+use super::*;
+
+fn chat(body: &str) -> RequestView<'_> {
+    read(Route::ChatCompletions, body.as_bytes()).unwrap()
+}
+
+fn refused(route: Route, body: &str) -> (Option<&'static str>, String) {
+    let error = read(route, body.as_bytes()).unwrap_err();
+    (error.param(), error.to_string())
+}
+
+#[test]
+fn the_fields_of_a_chat_request_are_read() {
+    let view = chat(
+        r#"{"model":"m","stream":true,"max_tokens":5,"max_completion_tokens":7,"min_tokens":2,"n":3,
+           "ignore_eos":true,"priority":-4,"stream_options":{"include_usage":true,"continuous_usage_stats":true},
+           "messages":[{"role":"system","content":"ab 1"},
+             {"role":"user","content":[{"type":"text","text":"cd"},{"type":"image_url","image_url":{"url":"data:xxxxxxxx"}}]}]}"#,
+    );
+    assert_eq!(view.model.as_deref(), Some("m"));
+    assert!(view.stream && view.ignore_eos && view.include_usage && view.continuous_usage);
+    assert_eq!((view.max_output, view.min_tokens, view.n, view.prompts), (Some(7), 2, 3, 1));
+    assert_eq!(view.priority, Some(-4));
+    assert_eq!((view.shape.messages, view.shape.media_parts), (2, 1));
+    assert_eq!((view.shape.text.plain, view.shape.text.marks), (5, 1));
+    assert_eq!(view.sequences(), 3);
+}
+
+#[test]
+fn a_model_inside_the_prompt_is_text() {
+    let view = chat(r#"{"messages":[{"role":"user","content":"{\"model\":\"evil\"}","model":"x"}],"model":"good"}"#);
+    assert_eq!(view.model.as_deref(), Some("good"));
+    assert_eq!(chat(r#"{"messages":[{"content":"\"model\":\"evil\""}]}"#).model, None);
+}
+
+#[test]
+fn a_model_key_written_with_escapes_is_still_the_model() {
+    assert_eq!(chat(r#"{"model":"a","mod\u0065l":"b"}"#).model.as_deref(), Some("b"));
+    assert_eq!(chat(r#"{"\u006dodel":"caf\u00e9"}"#).model.as_deref(), Some("caf\u{e9}"));
+}
+
+#[test]
+fn of_duplicate_keys_the_last_one_counts() {
+    let view = chat(r#"{"model":"a","stream":true,"max_tokens":1,"model":"b","stream":false,"max_tokens":2}"#);
+    assert_eq!((view.model.as_deref(), view.stream, view.max_output), (Some("b"), false, Some(2)));
+    assert_eq!(chat(r#"{"model":"a","model":null}"#).model, None);
+}
+
+#[test]
+fn prompts_may_be_text_lists_or_ids() {
+    let of = |prompt: &str| {
+        let body = format!(r#"{{"prompt":{prompt}}}"#);
+        let view = read(Route::Completions, body.as_bytes()).unwrap();
+        (view.prompts, view.shape.token_ids, view.shape.text.characters())
+    };
+    assert_eq!(of(r#""abc""#), (1, 0, 3));
+    assert_eq!(of(r#"["abc","de"]"#), (2, 0, 5));
+    assert_eq!(of("[1,2,3]"), (1, 3, 0));
+    assert_eq!(of("[[1,2],[3],[4,5,6]]"), (3, 6, 0));
+    assert_eq!(of("[]"), (1, 0, 0));
+    assert_eq!(of("null"), (1, 0, 0));
+}
+
+#[test]
+fn every_route_finds_its_prompt() {
+    let characters = |route, body: &str| read(route, body.as_bytes()).unwrap().shape.text.characters();
+    let cases = [
+        (Route::Embeddings, r#"{"input":["abc","de"],"prompt":"no"}"#),
+        (Route::Pooling, r#"{"input":"abcde"}"#),
+        (Route::Classify, r#"{"input":"abcde"}"#),
+        (
+            Route::Responses,
+            r#"{"instructions":"ab","input":[{"role":"user","content":[{"type":"input_text","text":"cde"}]}]}"#,
+        ),
+        (Route::Messages, r#"{"system":[{"type":"text","text":"ab"}],"messages":[{"role":"user","content":"cde"}]}"#),
+        (Route::Tokenize, r#"{"prompt":"abcde"}"#),
+        (Route::Rerank, r#"{"query":"ab","documents":["c",{"text":"de"}]}"#),
+        (Route::Score, r#"{"text_1":"ab","text_2":["c","de"]}"#),
+        (Route::ChatCompletions, r#"{"messages":[],"tools":["x"]}"#),
+    ];
+    for (route, body) in cases {
+        assert_eq!(characters(route, body), 5, "{route}");
+    }
+    let ids = read(Route::Detokenize, br#"{"tokens":[1,2,3]}"#).unwrap();
+    assert_eq!(ids.shape.token_ids, 3);
+    let pairs = read(Route::Rerank, br#"{"query":"a","documents":["b","c","d"]}"#).unwrap();
+    assert_eq!(pairs.prompts, 3);
+}
+
+#[test]
+fn media_is_counted_as_parts_and_never_as_text() {
+    let view = read(
+        Route::Messages,
+        br#"{"messages":[{"content":[{"type":"image","source":{"data":"aGVsbG8="}},
+            {"type":"tool_result","content":[{"type":"text","text":"ab"}]}]}]}"#,
+    );
+    let shape = view.unwrap().shape;
+    assert_eq!((shape.media_parts, shape.text.characters()), (1, 2));
+}
+
+#[test]
+fn what_pydantic_turns_into_the_right_type_is_read_so() {
+    let view = chat(r#"{"max_tokens":"8","n":2.0,"stream":"true","ignore_eos":1,"priority":"-3","min_tokens":1e1}"#);
+    assert_eq!((view.max_output, view.n, view.stream, view.ignore_eos), (Some(8), 2, true, true));
+    assert_eq!((view.priority, view.min_tokens), (Some(-3), 10));
+}
+
+#[test]
+fn null_is_absent() {
+    let view = chat(
+        r#"{"model":null,"stream":null,"max_tokens":null,"n":null,"messages":null,"stream_options":null,"tools":null}"#,
+    );
+    assert_eq!((view.model, view.stream, view.max_output, view.n), (None, false, None, 1));
+    assert_eq!(view.shape, PromptShape::default());
+}
+
+#[test]
+fn wrong_types_are_refused_by_name() {
+    let chat = |body| refused(Route::ChatCompletions, body);
+    assert_eq!(chat(r#"{"model":5}"#), (Some("model"), "'model' must be a string, not a number".into()));
+    assert_eq!(chat(r#"{"stream":"maybe"}"#), (Some("stream"), "'stream' must be a boolean, not a string".into()));
+    assert_eq!(chat(r#"{"stream":2}"#).0, Some("stream"));
+    assert_eq!(chat(r#"{"n":0}"#), (Some("n"), "'n' must be an integer from 1 to 16384".into()));
+    assert_eq!(chat(r#"{"n":16385}"#).0, Some("n"));
+    assert_eq!(chat(r#"{"n":1.5}"#).0, Some("n"));
+    assert_eq!(chat(r#"{"n":[1]}"#).1, "'n' must be an integer, not a list");
+    assert_eq!(chat(r#"{"max_tokens":-1}"#).0, Some("max_tokens"));
+    assert_eq!(chat(r#"{"messages":"hi"}"#), (Some("messages"), "'messages' must be a list, not a string".into()));
+    assert_eq!(chat(r#"{"stream_options":[]}"#).0, Some("stream_options"));
+    assert_eq!(refused(Route::Completions, r#"{"prompt":7}"#).1, "'prompt' must be a string or a list, not a number");
+}
+
+#[test]
+fn what_is_not_a_json_object_is_refused() {
+    let read = |body: &[u8]| read(Route::ChatCompletions, body).unwrap_err();
+    assert_eq!(read(b"[]"), RequestError::NotAnObject { got: "a list" });
+    assert!(matches!(read(b""), RequestError::NotJson(ScanError::Truncated { .. })));
+    assert!(matches!(
+        read(br#"{"model":"m","messages":[{"content":"ab"#),
+        RequestError::NotJson(ScanError::Truncated { .. })
+    ));
+    assert!(matches!(read(b"{} {}"), RequestError::NotJson(ScanError::Trailing { at: 3 })));
+    assert!(matches!(read(b"{\"a\":\"\xff\"}"), RequestError::NotUtf8 { at: 6 }));
+    let deep = format!(r#"{{"messages":{}"#, "[".repeat(100_000));
+    assert!(matches!(read(deep.as_bytes()), RequestError::NotJson(ScanError::TooDeep { .. })));
+}
+
+#[test]
+fn the_output_bound_follows_the_route() {
+    let bound = |route, body: &str| read(route, body.as_bytes()).unwrap().output_bound();
+    assert_eq!(bound(Route::Completions, "{}"), Some(16));
+    assert_eq!(bound(Route::ChatCompletions, "{}"), None);
+    assert_eq!(bound(Route::Responses, r#"{"max_output_tokens":9,"max_tokens":3}"#), Some(9));
+    assert_eq!(bound(Route::Messages, r#"{"max_tokens":9}"#), Some(9));
+    assert_eq!(bound(Route::Embeddings, r#"{"max_tokens":9}"#), Some(0));
+}
+
+#[test]
+fn a_huge_number_saturates() {
+    assert_eq!(chat(r#"{"max_tokens":99999999999999999999999}"#).max_output, Some(u64::MAX));
+}
+
+proptest::proptest! {
+    #[test]
+    fn arbitrary_bodies_never_panic(text in "[{}\\[\\]:,\"\\\\a-z0-9 ]{0,80}", bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..60)) {
+        for route in Route::ALL {
+            let _ = read(route, text.as_bytes());
+            let _ = read(route, &bytes);
+        }
+    }
+}
