@@ -504,9 +504,13 @@ def a_killed_engine_ends_its_streams_and_nobody_elses(rig):
     talk = {**GREEDY, "messages": MESSAGES, "stream": True, "max_tokens": 1500}
     kept = [Call(rig.gate.url, "POST", CHAT, talk) for _ in range(3)]
     prompt = [100 + i % 7000 for i in range(THRESHOLD + 500)]
-    lost = [Call(rig.gate.url, "POST", TEXT, {**ENDLESS, "prompt": prompt, "stream": True}) for _ in range(2)]
-    for one in kept + lost:
+    for one in kept:
         next(one.stream())
+    # One after the other: a long prompt goes where fewest long prefills run, and home on a tie.
+    lost = []
+    for _ in range(2):
+        lost.append(Call(rig.gate.url, "POST", TEXT, {**ENDLESS, "prompt": prompt, "stream": True}))
+        next(lost[-1].stream())
     same([one.answer.headers.get("x-sluice-pool") for one in lost], ["long", "long"], "pools")
     official = openai.OpenAI(base_url=rig.gate.url + "/v1", api_key="none", max_retries=0, timeout=60)
     options = {"model": "tiny", "max_tokens": 7000, "temperature": 0, "extra_body": {"ignore_eos": True}}
