@@ -26,7 +26,7 @@ pub struct Head {
 }
 
 /// What is sent to a backend.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Call {
     /// Path and query, without the backend's prefix.
     pub path: String,

@@ -28,7 +28,7 @@ use super::record::{Open, Outcome, Recorder, RetryReason, Stage, UpstreamFault};
 use super::respond::{self, REQUEST_ID};
 use super::{Flow, Incoming};
 use crate::base::BackendId;
-use crate::openai::{Body, Refusal};
+use crate::openai::Refusal;
 use crate::pool::{Fault, Lease};
 
 /// All attempts of one request.
@@ -37,6 +37,8 @@ pub(super) struct Attempts<'a, U, R> {
     plan: Arc<Plan>,
     incoming: &'a Incoming,
     admitted: Admitted,
+    /// What is sent; let go when it can no longer be sent again.
+    call: Call,
     avoid: SmallVec<[BackendId; 2]>,
 }
 
@@ -78,8 +80,14 @@ enum Interrupted {
 }
 
 impl<'a, U: Upstream, R: Recorder> Attempts<'a, U, R> {
-    pub(super) fn new(flow: &'a Flow<U, R>, plan: Arc<Plan>, incoming: &'a Incoming, admitted: Admitted) -> Self {
-        Self { flow, plan, incoming, admitted, avoid: SmallVec::new() }
+    pub(super) fn new(
+        flow: &'a Flow<U, R>,
+        plan: Arc<Plan>,
+        incoming: &'a Incoming,
+        admitted: Admitted,
+        call: Call,
+    ) -> Self {
+        Self { flow, plan, incoming, admitted, call, avoid: SmallVec::new() }
     }
 
     /// Tries until the request is over. An error is a refusal that has not been sent.
@@ -143,7 +151,7 @@ impl<'a, U: Upstream, R: Recorder> Attempts<'a, U, R> {
         let (Some((exchange, head)), Some(mut lease)) = (failed.answer, held) else { return Err(refusal) };
         let now = Instant::now();
         let passage = self.passage(now, now + self.plan.timeouts().idle);
-        match pump::pump(exchange, head, passage, &mut Body::default(), &mut lease, down, record).await {
+        match pump::pump(exchange, head, passage, &mut Call::default(), &mut lease, down, record).await {
             Tried::Over => Ok(()),
             Tried::Again(_) => Err(refusal),
         }
@@ -156,14 +164,12 @@ impl<'a, U: Upstream, R: Recorder> Attempts<'a, U, R> {
         down: &mut D,
         record: &mut Open<'_, R>,
     ) -> Tried<U::Exchange> {
+        self.name(attempt);
         let begun = Instant::now();
         let deadline = begun + self.plan.first_byte(self.admitted.stream, self.admitted.need.prompt_tokens);
         let mut fresh = false;
         loop {
-            let sending = async {
-                let call = self.call(attempt);
-                self.flow.upstream.send(lease.address(), &call, fresh).await
-            };
+            let sending = self.flow.upstream.send(lease.address(), &self.call, fresh);
             let mut exchange = match guarded(sending, down, lease, deadline).await {
                 Ok(Ok(exchange)) => exchange,
                 Ok(Err(error)) if error.reused && !fresh => {
@@ -189,10 +195,10 @@ impl<'a, U: Upstream, R: Recorder> Attempts<'a, U, R> {
                     });
                 }
                 Ok(Ok(head)) => {
-                    let mut body = std::mem::take(&mut self.admitted.body);
+                    let mut call = std::mem::take(&mut self.call);
                     let passage = self.passage(sent, deadline);
-                    let tried = pump::pump(exchange, head, passage, &mut body, lease, down, record).await;
-                    self.admitted.body = body;
+                    let tried = pump::pump(exchange, head, passage, &mut call, lease, down, record).await;
+                    self.call = call;
                     return tried;
                 }
                 Ok(Err(Broken::Closed(_))) if exchange.reused() && !fresh => {
@@ -226,17 +232,16 @@ impl<'a, U: Upstream, R: Recorder> Attempts<'a, U, R> {
         guarded(exchange.head(), down, lease, deadline).await
     }
 
-    /// The request as it goes to the backend. Each attempt has an id of its own: engines before 0.14
-    /// confuse two requests of one id.
-    fn call(&self, attempt: u32) -> Call {
-        let mut headers = self.incoming.headers.clone();
+    /// Each attempt has an id of its own: engines before 0.14 confuse two requests of one id.
+    fn name(&mut self, attempt: u32) {
         let id = &self.incoming.request_id;
-        let own =
-            if attempt == 1 { HeaderValue::from_str(id) } else { HeaderValue::from_str(&format!("{id}-r{attempt}")) };
+        let own = match attempt {
+            1 => HeaderValue::from_str(id),
+            _ => HeaderValue::from_str(&format!("{id}-r{attempt}")),
+        };
         if let Ok(value) = own {
-            headers.insert(REQUEST_ID, value);
+            self.call.headers.insert(REQUEST_ID, value);
         }
-        Call { path: self.incoming.path.clone(), headers, body: self.admitted.body.clone() }
     }
 
     fn passage(&self, sent: Instant, deadline: Instant) -> Passage<'_> {

@@ -144,9 +144,14 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
         if self.is_closing() {
             return Err(respond::shed(ShedReason::ShuttingDown, crate::config::defaults::RETRY_AFTER_MIN, record));
         }
-        let admitted = gate::open(&plan, &self.experiments, incoming, record).await?;
-        // From here on the body lives in the pieces that go upstream, and only as long as they may be sent again.
+        let mut admitted = gate::open(&plan, &self.experiments, incoming, record).await?;
+        // From here on the request lives in what goes upstream, and only as long as that may be sent again.
         incoming.body = Bytes::new();
-        forward::Attempts::new(self, plan, incoming, admitted).run(down, record).await
+        let call = Call {
+            path: std::mem::take(&mut incoming.path),
+            headers: std::mem::take(&mut incoming.headers),
+            body: std::mem::take(&mut admitted.body),
+        };
+        forward::Attempts::new(self, plan, incoming, admitted, call).run(down, record).await
     }
 }

@@ -21,14 +21,14 @@ use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use tokio::time::{Instant, sleep_until};
 
 use super::answer::{self, Answer};
-use super::exchange::{Downstream, Exchange, Gone, Head};
+use super::exchange::{Call, Downstream, Exchange, Gone, Head};
 use super::forward::{Failed, Tried};
 use super::gate::{Injected, Lesson};
 use super::record::{Open, Outcome, Recorder, RetryReason, Stage, UpstreamFault};
 use super::respond;
 use crate::meter::{Forward, Objectives, Strip};
+use crate::openai::Route;
 use crate::openai::error::{StreamFailure, sse_error_event};
-use crate::openai::{Body, Route};
 use crate::pool::{Fault, Lease};
 
 /// What the pump needs to know of its request.
@@ -64,7 +64,7 @@ struct Pump<'a, 'r, D, R: Recorder> {
     /// Not sent yet.
     head: Option<Head>,
     /// What was sent upstream; let go when it can no longer be sent again.
-    body: &'a mut Body,
+    call: &'a mut Call,
     status: StatusCode,
     lease: &'a mut Lease,
     down: &'a mut D,
@@ -77,7 +77,7 @@ pub(super) async fn pump<X, D, R>(
     mut exchange: X,
     head: Head,
     passage: Passage<'_>,
-    body: &mut Body,
+    call: &mut Call,
     lease: &mut Lease,
     down: &mut D,
     record: &mut Open<'_, R>,
@@ -87,7 +87,7 @@ where
     D: Downstream,
     R: Recorder,
 {
-    let mut pump = Pump::new(head, passage, body, lease, down, record);
+    let mut pump = Pump::new(head, passage, call, lease, down, record);
     let mut chunk = BytesMut::new();
     // The first byte has its own deadline; after it, silence is measured from byte to byte.
     let mut limit = passage.deadline;
@@ -149,7 +149,7 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
     fn new(
         mut head: Head,
         passage: Passage<'a>,
-        body: &'a mut Body,
+        call: &'a mut Call,
         lease: &'a mut Lease,
         down: &'a mut D,
         record: &'a mut Open<'r, R>,
@@ -166,7 +166,7 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
             Answer::body(passage.arrived)
         };
         lease.beat(Instant::now());
-        Self { passage, answer, head: Some(head), body, status, lease, down, record, prefilling: true }
+        Self { passage, answer, head: Some(head), call, status, lease, down, record, prefilling: true }
     }
 
     async fn forward(&mut self, chunk: Bytes, last: bool, now: Instant) -> Step {
@@ -200,7 +200,7 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
             respond::add_ours(&mut head.headers, self.record);
             self.record.status = Some(head.status);
             self.down.head(head).await?;
-            *self.body = Body::default();
+            *self.call = Call::default();
         }
         let count = forward.len();
         for (index, piece) in forward.into_iter().enumerate() {

@@ -17,6 +17,7 @@ use bytes::Bytes;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HeaderName, HeaderValue};
 use http::{HeaderMap, Method, StatusCode};
 use pingora::apps::{HttpPersistentSettings, HttpServerApp, ReusedHttpStream};
+use pingora::http::RequestHeader;
 use pingora::protocols::http::ServerSession;
 use pingora::server::ShutdownWatch;
 use tokio::time::{Instant, timeout};
@@ -187,19 +188,30 @@ impl<U: Upstream, R: Recorder, L: Local> Gateway<U, R, L> {
 }
 
 fn incoming(
-    session: &ServerSession,
+    session: &mut ServerSession,
     plan: &Plan,
     route: Route,
     path: String,
     body: Bytes,
     request_id: Arc<str>,
 ) -> Incoming {
-    let sent = &session.req_header().headers;
+    // Everything that pingora reads in them has been read: they are taken, not copied.
+    let sent = take_headers(session);
     let ours = !plan.keys.is_open();
     let content_type = sent.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned();
-    let key = if ours { headers::client_key(sent) } else { None };
-    let headers = headers::for_engine(sent.clone(), ours);
+    let key = if ours { headers::client_key(&sent) } else { None };
+    let headers = headers::for_engine(sent, ours);
     Incoming { route, path, headers, content_type, body, arrived: Instant::now(), request_id, key }
+}
+
+/// Takes the headers out of a session and leaves a request line behind, which is all that pingora still looks at.
+fn take_headers(session: &mut ServerSession) -> HeaderMap {
+    let version = session.req_header().version;
+    let Ok(mut bare) = RequestHeader::build(Method::POST, b"/", Some(0)) else {
+        return session.req_header().headers.clone();
+    };
+    bare.set_version(version);
+    http::request::Parts::from(std::mem::replace(session.req_header_mut(), bare)).headers
 }
 
 #[async_trait]

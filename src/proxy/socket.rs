@@ -24,8 +24,6 @@ use tokio::net::TcpStream;
 
 /// Bytes that are gathered; a larger write passes through behind what was gathered before.
 const GATHER_MAX: usize = 16 << 10;
-/// Capacity that an idle connection may keep.
-const KEEP_CAPACITY: usize = 2 << 10;
 
 /// A client's connection.
 #[derive(Debug)]
@@ -65,9 +63,8 @@ impl ClientSocket {
             }
             self.gathered.advance(written);
         }
-        if self.gathered.capacity() > KEEP_CAPACITY {
-            self.gathered = BytesMut::new();
-        }
+        // Thousands of connections wait most of the time: they keep nothing.
+        self.gathered = BytesMut::new();
         Poll::Ready(Ok(()))
     }
 }

@@ -24,7 +24,7 @@ use crate::flow::{Broken, Call, Exchange, Head};
 use crate::pool::Address;
 
 /// The least that is read at once: more than any event of one token.
-const READ_MIN: usize = 2 << 10;
+const READ_MIN: usize = 1 << 10;
 /// The most that is read at once.
 const READ_MAX: usize = 64 << 10;
 /// The most that is gathered into one write to the client.
@@ -88,6 +88,10 @@ impl EngineExchange {
 
     /// Waits for bytes; false at the end of the connection.
     async fn fill(&mut self) -> Result<bool, Broken> {
+        if self.input.is_empty() && self.input.capacity() > READ_MAX {
+            // A buffer that a burst has blown up is let go.
+            self.input = BytesMut::new();
+        }
         self.input.reserve(self.read_size);
         match self.stream.read_buf(&mut self.input).await {
             Ok(count) => {

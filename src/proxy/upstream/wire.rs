@@ -10,7 +10,7 @@
 //! Bounds: [`HEAD_MAX`] bytes and [`HEADERS_MAX`] lines of head, [`LINE_MAX`] bytes of a chunk's size line,
 //! [`TRAILER_MAX`] bytes of trailers (which are dropped).
 
-use bytes::{Buf, Bytes, BytesMut};
+use bytes::{Buf, BytesMut};
 use http::header::{CONNECTION, CONTENT_LENGTH, HeaderName, HeaderValue, TRANSFER_ENCODING};
 use http::{HeaderMap, StatusCode};
 
@@ -64,24 +64,16 @@ pub(super) fn take_head(input: &mut BytesMut) -> Result<Option<AnswerHead>, Wire
     let status = parsed.code.and_then(|code| StatusCode::from_u16(code).ok());
     let status = status.ok_or(WireError::NotHttp(httparse::Error::Status))?;
     let first_version = parsed.version == Some(0);
-    let base = input.as_ptr() as usize;
-    let spans: smallvec::SmallVec<[(HeaderName, usize, usize); 16]> = parsed
-        .headers
-        .iter()
-        .filter_map(|line| {
-            let name = HeaderName::from_bytes(line.name.as_bytes()).ok()?;
-            Some((name, line.value.as_ptr() as usize - base, line.value.len()))
-        })
-        .collect();
-    let head = input.split_to(length).freeze();
-    let mut headers = HeaderMap::with_capacity(spans.len() + 6);
-    for (name, start, length) in spans {
-        // An empty value has no place of its own in the head.
-        let value = if length == 0 { Bytes::new() } else { head.slice(start..start + length) };
-        if let Ok(value) = HeaderValue::from_maybe_shared(value) {
+    // Room for what is added on the way to the client. Values are copied: as slices they would keep the whole read buffer
+    // for as long as the answer lasts.
+    let mut headers = HeaderMap::with_capacity(parsed.headers.len() + 6);
+    for line in parsed.headers.iter() {
+        let name = HeaderName::from_bytes(line.name.as_bytes());
+        if let (Ok(name), Ok(value)) = (name, HeaderValue::from_bytes(line.value)) {
             headers.append(name, value);
         }
     }
+    input.advance(length);
     let framing = Framing::of(status, &headers)?;
     let keepalive = keeps_alive(first_version, &headers) && framing != Framing::UntilClose;
     Ok(Some(AnswerHead { status, headers, framing, keepalive }))
