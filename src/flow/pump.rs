@@ -179,7 +179,7 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
             return Step::Busy;
         }
         // A stream that ends without saying so gets an error event behind its last bytes.
-        match self.send(forward, last && (!self.answer.is_stream() || self.answer.is_done())).await {
+        match self.forward_on(forward, last && (!self.answer.is_stream() || self.answer.is_done())).await {
             Ok(()) => Step::On,
             Err(Gone) => Step::Gone,
         }
@@ -193,6 +193,12 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
             self.record.backend_ttft = Some(ttft);
             self.lease.observe(Some((self.passage.prompt_tokens, ttft)), None);
         }
+    }
+
+    /// Sends what there is, behind the head if that has not been sent. Without bytes the head waits for them: until
+    /// then another backend may take over.
+    async fn forward_on(&mut self, forward: Forward, last: bool) -> Result<(), Gone> {
+        if forward.is_empty() { Ok(()) } else { self.send(forward, last).await }
     }
 
     async fn send(&mut self, forward: Forward, last: bool) -> Result<(), Gone> {

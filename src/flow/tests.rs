@@ -489,3 +489,12 @@ async fn a_task_that_is_dropped_is_recorded_and_frees_everything() {
     assert_eq!(world.records.0.lock().len(), 1);
     world.idle();
 }
+
+#[tokio::test(start_paused = true)]
+async fn half_an_event_is_not_yet_an_answer_and_another_backend_may_still_take_over() {
+    let world = World::new(vec![Script::Stream(vec![(1, "data: {\"choi")], false)], vec![good()]);
+    let (client, record) = world.ask(STREAM).await;
+    assert_eq!(record.outcome, Outcome::Completed);
+    assert_eq!(record.retries.as_slice(), [RetryReason::Broken]);
+    assert_eq!(String::from_utf8(client.body).unwrap(), [ROLE, WORD, LAST, DONE].concat());
+}
