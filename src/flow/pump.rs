@@ -229,7 +229,7 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
         exchange.keep().await;
         self.record.outcome = self.verdict();
         match self.record.outcome {
-            Outcome::UpstreamError(_) if self.is_busy() => {}
+            Outcome::UpstreamError(_) if self.is_judged() => {}
             Outcome::UpstreamError(_) => self.lease.failure(Fault::Answer, now),
             _ => self.lease.success(),
         }
@@ -255,9 +255,11 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
         }
     }
 
-    /// The engine's own admission control speaking: a reason to go elsewhere, not a fault.
-    fn is_busy(&self) -> bool {
-        self.status == StatusCode::SERVICE_UNAVAILABLE || self.answer.error().is_some_and(answer::is_busy)
+    /// Not to be held against the backend here: its own admission control speaking, which is a reason to go elsewhere
+    /// and no fault, or a 502, which was counted when it came.
+    fn is_judged(&self) -> bool {
+        matches!(self.status, StatusCode::SERVICE_UNAVAILABLE | StatusCode::BAD_GATEWAY)
+            || self.answer.error().is_some_and(answer::is_busy)
     }
 
     fn client_gone<X>(mut self, now: Instant) -> Tried<X> {

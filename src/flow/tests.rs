@@ -498,3 +498,15 @@ async fn half_an_event_is_not_yet_an_answer_and_another_backend_may_still_take_o
     assert_eq!(record.retries.as_slice(), [RetryReason::Broken]);
     assert_eq!(String::from_utf8(client.body).unwrap(), [ROLE, WORD, LAST, DONE].concat());
 }
+
+#[tokio::test(start_paused = true)]
+async fn one_502_counts_once_against_its_backend_although_it_is_passed_on() {
+    let bad = || vec![Script::Json(502, "{}")];
+    let world = World::new(bad(), bad());
+    for _ in 0..2 {
+        let (client, _) = world.ask(STREAM).await;
+        assert_eq!(client.head.unwrap().status, 502);
+    }
+    let states: Vec<_> = world.flow.admission().view()[0].backends.iter().map(|b| b.state()).collect();
+    assert_eq!(states, ["ready", "ready"], "two failures each, three eject");
+}
