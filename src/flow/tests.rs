@@ -510,3 +510,15 @@ async fn one_502_counts_once_against_its_backend_although_it_is_passed_on() {
     let states: Vec<_> = world.flow.admission().view()[0].backends.iter().map(|b| b.state()).collect();
     assert_eq!(states, ["ready", "ready"], "two failures each, three eject");
 }
+
+#[tokio::test(start_paused = true)]
+async fn an_absurd_wish_for_output_cannot_overflow_what_a_backend_carries() {
+    let world = World::new(vec![good()], vec![good()]);
+    let body = r#"{"model":"m","stream":true,"min_tokens":18446744073709551615,"messages":[]}"#;
+    let (mut one, mut two) = (Client::default(), Client::default());
+    for _ in 0..4 {
+        tokio::join!(world.flow.run(incoming(body), &mut one), world.flow.run(incoming(body), &mut two));
+        (one, two) = (Client::default(), Client::default());
+    }
+    world.idle();
+}
