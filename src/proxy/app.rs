@@ -221,7 +221,7 @@ impl<U: Upstream, R: Recorder, L: Local> HttpServerApp for Gateway<U, R, L> {
             biased;
             read = timeout(keepalive + header_timeout, session.read_request()) => read.ok()?,
             // Between requests a connection is closed at once when the gateway stops.
-            _ = stop.wait_for(|stopping| *stopping), if self.flow.is_closing() => return None,
+            _ = stop.wait_for(|stopping| *stopping) => return None,
         };
         match read {
             Ok(true) => {}

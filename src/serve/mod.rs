@@ -196,3 +196,42 @@ fn seed() -> u64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     since.as_nanos() as u64 ^ (u64::from(std::process::id()) << 32)
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpStream;
+    use tokio::time::timeout;
+
+    use super::*;
+    use crate::config::Surroundings;
+
+    /// A gateway in front of an engine that is not there.
+    async fn gateway(extra: &str) -> Running {
+        let text = format!(
+            "[server]\nlisten = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"\nmax_body = \"1KiB\"\n{extra}\n\
+             [[model]]\nname = \"m\"\n[[pool]]\nname = \"p\"\nmodels = [\"m\"]\n\
+             [[pool.backend]]\nname = \"a\"\nurl = \"http://127.0.0.1:9\"\n"
+        );
+        let around = Surroundings { env: &|_| None, folder: "/".into(), cores: 1 };
+        start(Config::parse(&text, "test", &[], &around).unwrap().config, Source::Fixed).await.unwrap()
+    }
+
+    /// Sends a request on its own connection; the connection and the status it got.
+    async fn ask(gateway: &Running, request: &str) -> (TcpStream, u16) {
+        let mut connection = TcpStream::connect(gateway.client_address()).await.unwrap();
+        connection.write_all(request.as_bytes()).await.unwrap();
+        let mut got = [0; 12];
+        timeout(Duration::from_secs(10), connection.read_exact(&mut got)).await.unwrap().unwrap();
+        (connection, std::str::from_utf8(&got[9..]).unwrap().parse().unwrap())
+    }
+
+    #[tokio::test]
+    async fn an_idle_connection_does_not_hold_up_a_stop() {
+        let gateway = gateway("").await;
+        let (_idle, status) = ask(&gateway, "GET /health HTTP/1.1\r\nhost: x\r\n\r\n").await;
+        assert_eq!(status, 200);
+        let orderly = timeout(Duration::from_secs(10), gateway.stop()).await;
+        assert_eq!(orderly, Ok(true));
+    }
+}
