@@ -108,7 +108,7 @@ impl<U: Upstream, R: Recorder, L: Local> Gateway<U, R, L> {
         if session.is_upgrade_req() {
             return Err(Some(Refusal::UpgradeRefused));
         }
-        let route = route.ok_or(Some(Refusal::UnknownRoute))?;
+        let Some(route) = route else { return Err(Some(not_for_an_engine(session))) };
         if session.req_header().method != Method::POST {
             return Err(Some(Refusal::MethodNotAllowed { allow: "POST" }));
         }
@@ -243,6 +243,21 @@ impl<U: Upstream, R: Recorder, L: Local> HttpServerApp for Gateway<U, R, L> {
         Some(ReusedHttpStream::from_reusable_stream(reusable, settings))
     }
 }
+
+/// Why a path that goes to no engine was not answered here either: another method, no key, or not ours at all.
+fn not_for_an_engine(session: &ServerSession) -> Refusal {
+    let request = session.req_header();
+    let listed = request.uri.path() == "/v1/models";
+    match (listed || LOCAL_CHECKS.contains(&request.uri.path()), &request.method) {
+        (false, _) => Refusal::UnknownRoute,
+        (true, &Method::GET | &Method::HEAD) if headers::client_key(&request.headers).is_some() => Refusal::BadKey,
+        (true, &Method::GET | &Method::HEAD) => Refusal::NoKey,
+        (true, _) => Refusal::MethodNotAllowed { allow: "GET, HEAD" },
+    }
+}
+
+/// Paths that are answered here without a key.
+const LOCAL_CHECKS: [&str; 2] = ["/health", "/ready"];
 
 /// How long the end of a request may take before its connection is given up.
 const SETTLE: Duration = Duration::from_secs(5);

@@ -234,4 +234,23 @@ mod tests {
         let orderly = timeout(Duration::from_secs(10), gateway.stop()).await;
         assert_eq!(orderly, Ok(true));
     }
+
+    #[tokio::test]
+    async fn what_the_gateway_answers_itself_says_what_is_wrong_with_a_request_for_it() {
+        let gateway = gateway(
+            "[auth]\nkeys = [{ name = \"k\", sha256 = \"2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b\" }]",
+        )
+        .await;
+        for (line, want) in [
+            ("GET /v1/models", 401),
+            ("POST /v1/models", 405),
+            ("POST /health", 405),
+            ("GET /health", 200),
+            ("GET /metrics", 404),
+        ] {
+            let (_, status) = ask(&gateway, &format!("{line} HTTP/1.1\r\nhost: x\r\n\r\n")).await;
+            assert_eq!(status, want, "{line}");
+        }
+        gateway.stop().await;
+    }
 }
