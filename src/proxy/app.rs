@@ -105,6 +105,9 @@ impl<U: Upstream, R: Recorder, L: Local> Gateway<U, R, L> {
         plan: &Plan,
         route: Option<Route>,
     ) -> Result<(Route, Bytes), Option<Refusal>> {
+        if headers::too_large(&session.req_header().headers) {
+            return Err(Some(Refusal::HeadersTooLarge));
+        }
         if session.is_upgrade_req() {
             return Err(Some(Refusal::UpgradeRefused));
         }

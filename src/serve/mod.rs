@@ -253,4 +253,19 @@ mod tests {
         }
         gateway.stop().await;
     }
+
+    #[tokio::test]
+    async fn sizes_are_bounded_whether_they_are_announced_or_not() {
+        let gateway = gateway("").await;
+        let chunk = "x".repeat(2_000);
+        let body = format!("transfer-encoding: chunked\r\n\r\n{:x}\r\n{chunk}\r\n0\r\n\r\n", chunk.len());
+        let many = "x: y\r\n".repeat(200);
+        let large = format!("x: {}\r\n", "y".repeat(100 << 10));
+        for (rest, want) in [(body, 413), (format!("{many}\r\n"), 431), (format!("{large}\r\n"), 431)] {
+            let request = format!("POST /v1/completions HTTP/1.1\r\nhost: x\r\n{rest}");
+            let (_, status) = ask(&gateway, &request).await;
+            assert_eq!(status, want);
+        }
+        gateway.stop().await;
+    }
 }
