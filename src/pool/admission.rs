@@ -29,7 +29,7 @@ use tokio::time::Instant;
 
 use super::capacity::{Held, Need};
 use super::health::{Fault, HealthRules, Phase};
-use super::layout::{Layout, PoolSpec};
+use super::layout::{Address, Layout, PoolSpec};
 use super::lease::{Grant, Lease, Ticket};
 use super::queue::WaiterId;
 use super::state::State;
@@ -106,6 +106,13 @@ impl Admission {
     /// The probe of a backend answered or did not. Returns what changed, for the log.
     pub fn probed(&self, backend: BackendId, up: bool, now: Instant) -> Option<(Phase, Phase)> {
         self.update(|state, wakers| state.probed(backend, up, now, wakers))
+    }
+
+    /// Whether an id still means the backend of that name and endpoint. Ids are used again: whoever asked an engine
+    /// something outside the lock has to know whether the answer is still about the same one.
+    pub fn is_still(&self, backend: BackendId, name: &str, address: &Address) -> bool {
+        let state = self.state.lock();
+        state.backend(backend).is_some_and(|b| *b.name == *name && b.address.endpoint == address.endpoint)
     }
 
     /// The engine's context limit, as `/v1/models` reports it.
