@@ -239,6 +239,15 @@ fn a_reload_changes_limits_under_load_and_sends_waiters_of_a_removed_pool_back()
 }
 
 #[test]
+fn whoever_enters_a_pool_that_was_removed_is_sent_back_to_classify() {
+    let house = House::new(&two_pools());
+    let ask = house.ask(1, 10);
+    let mut published = false;
+    house.admission.apply_with(&two_pools()[..1], RULES, house.now, |layout| published = layout.pools.len() == 1);
+    assert!(published && matches!(house.admission.enter(ask), Entry::PoolGone));
+}
+
+#[test]
 fn a_hung_backend_is_taken_out_and_its_exchanges_are_cut() {
     let house = House::new(&two_pools());
     let lease = house.granted(0, 10);
@@ -323,7 +332,7 @@ proptest! {
                     match house.admission.enter(ask) {
                         Entry::Granted(lease) => leases.push(lease),
                         Entry::Queued(ticket, _) => tickets.push(ticket),
-                        Entry::Refused(_) => {}
+                        Entry::Refused(_) | Entry::PoolGone => {}
                     }
                 }
                 Move::Poll(index) => {
