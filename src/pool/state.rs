@@ -301,7 +301,7 @@ impl State {
         self.serial += 1;
         let arrived = ask.arrived.saturating_duration_since(self.epoch);
         let key = rules.order.key(ask.priority, arrived, ask.need.prompt_tokens, self.serial);
-        let home = ask.home;
+        let (home, since) = (ask.home, ask.arrived);
         let waiter = Waiter { ask, lane, key, stage: Stage::Waiting, waker: None };
         let id = match self.free.pop() {
             Some(id) => {
@@ -314,6 +314,9 @@ impl State {
             }
         };
         let pool = &mut self.pools[home.index()];
+        if pool.queue.is_empty() {
+            pool.drain.begin(since);
+        }
         pool.queue.insert(lane, key, id);
         id
     }
@@ -376,6 +379,9 @@ impl State {
     pub(super) fn retry_after(&mut self, pool: PoolId, now: Instant) -> Duration {
         match self.pools.get_mut(pool.index()) {
             Some(pool) => {
+                if pool.queue.is_empty() {
+                    pool.drain.leave_out_idle(now);
+                }
                 pool.drain.time_for(pool.queue.len() + 1, now)
             }
             None => DrainRate::UNKNOWN,
