@@ -118,7 +118,8 @@ pub async fn start(config: Config, source: Source) -> Result<Running, StartError
     let (stop, stopping) = watch::channel(false);
     let (end, ending) = watch::channel(false);
     let gateway = Arc::new(Gateway::new(Arc::clone(&house.flow), ModelList::new(Arc::clone(&house)), seed()));
-    let drain = house.config.load().server.drain_timeout;
+    let asked = Arc::clone(&house);
+    let drain = move || asked.config.load().server.drain_timeout;
     let serving = tokio::spawn(listener.serve(gateway, stopping, drain));
     let tasks = vec![
         tokio::spawn(Arc::clone(&house).keep_probing(prober, ending.clone())),
