@@ -108,6 +108,8 @@ impl Exchange for Served {
         if !self.answers {
             std::future::pending::<()>().await;
         }
+        // Others get their turn between a request and its answer.
+        tokio::task::yield_now().await;
         self.head.clone()
     }
 
@@ -548,5 +550,18 @@ async fn a_retry_follows_a_pool_that_a_reload_has_replaced() {
     tokio::join!(world.flow.run(incoming(STREAM), &mut client), reload);
     let record = world.records.0.lock().pop().unwrap();
     assert_eq!((record.outcome, record.pool.as_deref()), (Outcome::Completed, Some("q")));
+    world.idle();
+}
+
+#[tokio::test(start_paused = true)]
+async fn two_requests_that_were_told_503_do_not_wait_for_each_others_slot() {
+    let busy = || vec![Script::Json(503, "{}"), good()];
+    let world = World::with(busy(), busy(), "slots = 1");
+    let (mut one, mut two) = (Client::default(), Client::default());
+    let begun = Instant::now();
+    tokio::join!(world.flow.run(incoming(STREAM), &mut one), world.flow.run(incoming(STREAM), &mut two));
+    assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
+    let outcomes: Vec<_> = world.records.0.lock().iter().map(|record| record.outcome).collect();
+    assert_eq!(outcomes, [Outcome::Completed, Outcome::Completed]);
     world.idle();
 }
