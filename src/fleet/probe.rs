@@ -8,9 +8,13 @@
 //!
 //! **Progress**: a backend that carries requests and has sent no byte for `health.stall` is suspected.
 //! Its `/metrics` are read, and again at each later tick: if nothing that moves only when the engine
-//! works has moved, or they cannot be read at all, it is hung: ejected, and its streams are cut so that
-//! they can be tried elsewhere or end honestly. One long answer that is not streamed shows no bytes
-//! either, but its engine's counters move.
+//! works has moved for a third of `health.stall`, or nobody answers, it is hung: ejected, and its streams are cut so
+//! that they can be tried elsewhere or end honestly. One long answer that is not streamed shows no bytes
+//! either, but its engine's counters move; a long prefill moves no counter, but takes KV blocks.
+//! An engine that answers without vLLM's numbers (`--disable-log-stats`) is never called hung: nothing
+//! tells one long answer from a standstill, and the timeouts of requests still bound it.
+//!
+//! A finding belongs to the backend that was asked. A reload may give its id to another one meanwhile: then it is dropped.
 //!
 //! Bounds: bodies by [`HEALTH_BYTES`] and [`METRICS_BYTES`]; one probe per backend at a time.
 
@@ -82,8 +86,12 @@ impl Reported {
         !same
     }
 
-    fn keep(&self, known: &[BackendId]) {
-        self.0.lock().retain(|id, _| known.contains(id));
+    /// Forgets all backends but these; whether there was one to forget.
+    fn keep(&self, known: &[BackendId]) -> bool {
+        let mut by_backend = self.0.lock();
+        let before = by_backend.len();
+        by_backend.retain(|id, _| known.contains(id));
+        by_backend.len() < before
     }
 }
 
@@ -93,17 +101,56 @@ struct Memory {
     models_at: Option<Instant>,
     /// The last probe was missed.
     missed: bool,
-    /// The engine's progress when it was first suspected.
-    suspected: Option<f64>,
+    /// Since when a suspect has shown the same; `None` instead of marks: it did not answer.
+    suspected: Option<(Instant, Option<Marks>)>,
 }
+
+/// What changes while an engine works: its counters, and its share of KV blocks in use.
+type Marks = (f64, f64);
+
+/// What a suspect shows of its progress.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Sign {
+    Marks(Marks),
+    /// It answers, but not with vLLM's numbers.
+    NoNumbers,
+    NoAnswer,
+}
+
+impl Memory {
+    /// Takes in what a suspect shows; whether it has stood still for at least `patience`.
+    fn stands_still(&mut self, sign: Sign, patience: Duration, now: Instant) -> bool {
+        let shown = match sign {
+            Sign::Marks(marks) => Some(marks),
+            Sign::NoAnswer => None,
+            Sign::NoNumbers => {
+                self.suspected = None;
+                return false;
+            }
+        };
+        match self.suspected {
+            Some((since, before)) if shown.is_none() || shown == before => {
+                now.saturating_duration_since(since) >= patience
+            }
+            _ => {
+                self.suspected = Some((now, shown));
+                false
+            }
+        }
+    }
+}
+
+/// Share of `health.stall` for which a suspect must stand still: an engine's step may outlast a tick.
+const STILL_SHARE: u32 = 3;
 
 /// What one round found out about one backend.
 struct Finding {
     id: BackendId,
     name: Arc<str>,
+    address: Arc<Address>,
     up: Result<(), String>,
     models: Option<Models>,
-    progress: Option<Result<f64, String>>,
+    progress: Option<Sign>,
 }
 
 #[derive(Debug)]
@@ -118,15 +165,17 @@ pub struct Prober {
     admission: Arc<Admission>,
     reported: Arc<Reported>,
     memory: HashMap<BackendId, Memory>,
+    /// The set of model names has changed and nobody was told yet; survives a round that is given up half way.
+    changed: bool,
 }
 
 impl Prober {
     /// A prober that writes into `admission` and `reported`.
     pub fn new(admission: Arc<Admission>, reported: Arc<Reported>) -> Self {
-        Self { admission, reported, memory: HashMap::new() }
+        Self { admission, reported, memory: HashMap::new(), changed: false }
     }
 
-    /// One round over all backends; whether the set of model names changed.
+    /// One round over all backends; whether the set of model names changed since a round last came to its end.
     pub async fn round(&mut self, rules: &Health) -> bool {
         let now = Instant::now();
         let silent = self.admission.silent(rules.stall, now);
@@ -145,18 +194,20 @@ impl Prober {
             asking.spawn(ask(about, Arc::clone(&backend.address), rules.probe_timeout, models_due, suspect));
         }
         self.memory.retain(|id, _| known.contains(id));
-        self.reported.keep(&known);
-        let mut changed = false;
+        self.changed |= self.reported.keep(&known);
         while let Some(found) = asking.join_next().await {
             if let Ok(finding) = found {
-                changed |= self.take_in(finding);
+                self.changed |= self.take_in(finding, rules.stall / STILL_SHARE);
             }
         }
-        changed
+        std::mem::take(&mut self.changed)
     }
 
-    fn take_in(&mut self, finding: Finding) -> bool {
+    fn take_in(&mut self, finding: Finding, patience: Duration) -> bool {
         let now = Instant::now();
+        if !self.admission.is_still(finding.id, &finding.name, &finding.address) {
+            return false;
+        }
         let moved = self.admission.probed(finding.id, finding.up.is_ok(), now);
         if let Some((before, after)) = moved {
             let why = finding.up.as_ref().err().map_or("its probe answers", String::as_str);
@@ -172,18 +223,12 @@ impl Prober {
         } else {
             memory.missed = false;
         }
-        if let Some(progress) = finding.progress {
-            let stuck = match (&progress, memory.suspected) {
-                (Ok(now), Some(before)) => *now <= before,
-                (Ok(_), None) => false,
-                (Err(_), first) => first.is_some(),
-            };
-            memory.suspected = Some(progress.unwrap_or(f64::INFINITY));
-            if stuck {
-                tracing::warn!(backend = %finding.name, "hung: requests in flight, no byte and no progress; ejected");
-                self.admission.hung(finding.id, now);
-                memory.suspected = None;
-            }
+        if let Some(sign) = finding.progress
+            && memory.stands_still(sign, patience, now)
+        {
+            tracing::warn!(backend = %finding.name, "hung: requests in flight, no byte and no progress; ejected");
+            self.admission.hung(finding.id, now);
+            memory.suspected = None;
         }
         let Some(models) = finding.models else { return false };
         memory.models_at = Some(now);
@@ -212,7 +257,7 @@ async fn ask(
         true => Some(read_progress(&address, patience).await),
         false => None,
     };
-    Finding { id, name, up, models, progress }
+    Finding { id, name, address, up, models, progress }
 }
 
 async fn read_models(address: &Address, patience: Duration) -> Option<Models> {
@@ -237,11 +282,134 @@ async fn read_models(address: &Address, patience: Duration) -> Option<Models> {
     Some(models)
 }
 
-async fn read_progress(address: &Address, patience: Duration) -> Result<f64, String> {
-    let (status, body) = fetch(address, "/metrics", patience, METRICS_BYTES).await.map_err(|e| e.to_string())?;
-    if !status.is_success() {
-        return Err(format!("/metrics answers {status}"));
+async fn read_progress(address: &Address, patience: Duration) -> Sign {
+    let Ok((status, body)) = fetch(address, "/metrics", patience, METRICS_BYTES).await else { return Sign::NoAnswer };
+    let page = metrics::Snapshot::parse(std::str::from_utf8(&body).unwrap_or_default());
+    match status.is_success() && page.samples > 0 {
+        true => Sign::Marks((page.progress(), page.kv_usage)),
+        false => Sign::NoNumbers,
     }
-    let text = std::str::from_utf8(&body).map_err(|error| error.to_string())?;
-    Ok(metrics::Snapshot::parse(text).progress())
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
+    use super::*;
+    use crate::config::{Endpoint, Policy};
+    use crate::pool::{BackendSpec, HealthRules, Limits, Order, PoolSpec, Rules};
+
+    const RULES: HealthRules = HealthRules {
+        probe_failures: 2,
+        request_failures: 3,
+        eject_base: Duration::from_secs(1),
+        eject_max: Duration::from_secs(30),
+    };
+
+    fn spec(ports: &[u16]) -> PoolSpec {
+        let limits = Limits { slots: 4, tokens: None, prefill_tokens: None, long_prefix: None };
+        let backend = |port: &u16| {
+            let endpoint = Endpoint { host: "127.0.0.1".to_owned(), port: *port, prefix: String::new() };
+            let address = Arc::new(Address { authority: endpoint.authority().into(), endpoint, api_key: None });
+            BackendSpec { name: port.to_string().into(), address, weight: 1.0 }
+        };
+        let rules = Rules {
+            policy: Policy::LeastWork,
+            limits,
+            queue_length: 8,
+            queue_timeout: Duration::from_secs(20),
+            order: Order::FIFO,
+        };
+        PoolSpec { name: "p".into(), rules, backends: ports.iter().map(backend).collect(), spill: vec![] }
+    }
+
+    fn prober(ports: &[u16]) -> Prober {
+        let now = Instant::now();
+        let admission = Admission::new(now, RULES, 1);
+        admission.apply(&[spec(ports)], RULES, now);
+        Prober::new(admission, Arc::default())
+    }
+
+    /// An engine that answers every request with a model list; a mute one takes connections and says nothing.
+    async fn engine(mute: bool) -> u16 {
+        let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = socket.local_addr().unwrap().port();
+        tokio::spawn(async move {
+            let mut open = Vec::new();
+            while let Ok((mut connection, _)) = socket.accept().await {
+                if !mute {
+                    let _ = connection.read(&mut [0; 1024]).await;
+                    let list = r#"{"data":[{"id":"m"}]}"#;
+                    let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{list}", list.len());
+                    let _ = connection.write_all(answer.as_bytes()).await;
+                }
+                open.push(connection);
+            }
+        });
+        port
+    }
+
+    #[tokio::test]
+    async fn names_learned_in_a_round_that_was_given_up_are_told_by_the_next() {
+        let mut prober = prober(&[engine(false).await, engine(true).await]);
+        let second = Duration::from_secs(1);
+        let rules = Health {
+            probe_interval: second,
+            probe_timeout: second,
+            failures: 3,
+            ejection_base: second,
+            ejection_max: second,
+            stall: 30 * second,
+        };
+        let reported = Arc::clone(&prober.reported);
+        let learned = async {
+            while reported.names().is_empty() {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::select! {
+            _ = prober.round(&rules) => panic!("the mute one holds the round up"),
+            () = learned => {}
+        }
+        assert!(prober.round(&rules).await);
+        assert!(!prober.round(&rules).await);
+    }
+
+    #[tokio::test]
+    async fn a_finding_is_not_held_against_the_backend_that_has_its_id_now() {
+        let mut prober = prober(&[1]);
+        let old = prober.admission.view()[0].backends[0].clone();
+        prober.memory.entry(old.id).or_default();
+        for port in [2, 3] {
+            prober.admission.apply(&[spec(&[port])], RULES, Instant::now());
+        }
+        let new = prober.admission.view()[0].backends[0].clone();
+        assert_eq!(new.id, old.id, "ids are used again");
+        let finding =
+            Finding { id: old.id, name: old.name, address: old.address, up: Ok(()), models: None, progress: None };
+        prober.take_in(finding, Duration::ZERO);
+        assert_eq!(prober.admission.view()[0].backends[0].phase, Phase::Starting);
+    }
+
+    #[test]
+    fn only_an_engine_that_shows_the_same_for_long_enough_stands_still() {
+        let patience = Duration::from_secs(10);
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let judged = |signs: &[(u64, Sign)]| {
+            let mut memory = Memory::default();
+            signs.iter().map(|(second, sign)| memory.stands_still(*sign, patience, at(*second))).collect::<Vec<_>>()
+        };
+        let same = Sign::Marks((5.0, 0.5));
+        assert_eq!(judged(&[(0, same), (2, same), (10, same)]), [false, false, true]);
+        let prefilling = Sign::Marks((5.0, 0.6));
+        assert_eq!(
+            judged(&[(0, same), (9, prefilling), (18, prefilling), (19, prefilling)]),
+            [false, false, false, true]
+        );
+        assert_eq!(judged(&[(0, Sign::NoAnswer), (10, same)]), [false, false], "one missed answer proves nothing");
+        assert_eq!(judged(&[(0, same), (10, Sign::NoAnswer)]), [false, true]);
+        assert_eq!(judged(&[(0, Sign::NoNumbers), (60, Sign::NoNumbers)]), [false, false]);
+    }
 }

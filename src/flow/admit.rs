@@ -1,7 +1,7 @@
 //! Waiting for a lease: until there is one, the deadline, or the client leaves.
 //!
 //! A client that leaves while queued leaves the line at once: the ticket is dropped with the wait.
-//! When a reload removes the pool somebody waits in, the request is classified by the new plan and
+//! When a reload removes the pool somebody waits in or was about to enter, the request is classified by the new plan and
 //! enters again with its age; a loop that is bounded by [`REENTRIES_MAX`], because only reloads drive it.
 
 use std::sync::Arc;
@@ -63,15 +63,16 @@ where
             arrived: wish.arrived,
             avoid: wish.avoid.into(),
         };
-        let (ticket, deadline) = match flow.admission().enter(ask) {
+        let waited = match flow.admission().enter(ask) {
             Entry::Granted(lease) => return Ok(lease),
             Entry::Refused(shed) => return Err(NoLease::Shed(shed, home)),
-            Entry::Queued(ticket, deadline) => (ticket, deadline),
-        };
-        let waited = tokio::select! {
-            biased;
-            waited = timeout_at(deadline, ticket) => waited.map_err(|_| NoLease::Shed(ShedReason::QueueTimeout, home))?,
-            () = down.gone() => return Err(NoLease::ClientGone),
+            Entry::PoolGone => Waited::PoolGone,
+            Entry::Queued(ticket, deadline) => tokio::select! {
+                biased;
+                waited = timeout_at(deadline, ticket) =>
+                    waited.map_err(|_| NoLease::Shed(ShedReason::QueueTimeout, home))?,
+                () = down.gone() => return Err(NoLease::ClientGone),
+            },
         };
         match waited {
             Waited::Granted(lease) => return Ok(lease),

@@ -106,7 +106,8 @@ impl<'a, U: Upstream, R: Recorder> Attempts<'a, U, R> {
                 Tried::Again(failed) => failed,
             };
             self.avoid.push(lease.backend());
-            // The backend's own answer keeps its lease for as long as it may still be passed on.
+            // Whoever refused carries nothing; waiting for another while holding on to it would be half of a deadlock.
+            lease.release();
             let held = failed.answer.is_some().then_some(lease);
             if attempt >= self.plan.config.retry.attempts {
                 return self.give_up(failed, held, down, record).await;

@@ -14,6 +14,7 @@ use super::plan::{ModelEntry, Plan};
 use super::record::{Open, Recorder};
 use super::respond::whole_seconds;
 use crate::config::UsageInjection;
+use crate::config::defaults::MAX_TOKENS;
 use crate::estimate::{Counted, Estimate, ExactCounter, How, OutputBounds};
 use crate::experiment::Experiments;
 use crate::openai::{Body, Edits, Refusal, RequestView, Usage, multipart, request};
@@ -136,8 +137,9 @@ pub(super) async fn open<R: Recorder>(
         placement,
         need: Need {
             slots: sequences,
-            prompt_tokens: estimate.tokens,
-            output_tokens: expected_output(model, &view).saturating_mul(u64::from(sequences)),
+            // Clients write these numbers: sums over all requests of a backend must stay far from overflow.
+            prompt_tokens: estimate.tokens.min(MAX_TOKENS.0),
+            output_tokens: expected_output(model, &view).saturating_mul(u64::from(sequences)).min(MAX_TOKENS.0),
         },
         priority: holder.as_ref().map_or(0, |holder| holder.priority()),
         stream: view.stream,

@@ -179,7 +179,7 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
             return Step::Busy;
         }
         // A stream that ends without saying so gets an error event behind its last bytes.
-        match self.send(forward, last && (!self.answer.is_stream() || self.answer.is_done())).await {
+        match self.forward_on(forward, last && (!self.answer.is_stream() || self.answer.is_done())).await {
             Ok(()) => Step::On,
             Err(Gone) => Step::Gone,
         }
@@ -193,6 +193,12 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
             self.record.backend_ttft = Some(ttft);
             self.lease.observe(Some((self.passage.prompt_tokens, ttft)), None);
         }
+    }
+
+    /// Sends what there is, behind the head if that has not been sent. Without bytes the head waits for them: until
+    /// then another backend may take over.
+    async fn forward_on(&mut self, forward: Forward, last: bool) -> Result<(), Gone> {
+        if forward.is_empty() { Ok(()) } else { self.send(forward, last).await }
     }
 
     async fn send(&mut self, forward: Forward, last: bool) -> Result<(), Gone> {
@@ -223,7 +229,7 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
         exchange.keep().await;
         self.record.outcome = self.verdict();
         match self.record.outcome {
-            Outcome::UpstreamError(_) if self.is_busy() => {}
+            Outcome::UpstreamError(_) if self.is_judged() => {}
             Outcome::UpstreamError(_) => self.lease.failure(Fault::Answer, now),
             _ => self.lease.success(),
         }
@@ -249,9 +255,11 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
         }
     }
 
-    /// The engine's own admission control speaking: a reason to go elsewhere, not a fault.
-    fn is_busy(&self) -> bool {
-        self.status == StatusCode::SERVICE_UNAVAILABLE || self.answer.error().is_some_and(answer::is_busy)
+    /// Not to be held against the backend here: its own admission control speaking, which is a reason to go elsewhere
+    /// and no fault, or a 502, which was counted when it came.
+    fn is_judged(&self) -> bool {
+        matches!(self.status, StatusCode::SERVICE_UNAVAILABLE | StatusCode::BAD_GATEWAY)
+            || self.answer.error().is_some_and(answer::is_busy)
     }
 
     fn client_gone<X>(mut self, now: Instant) -> Tried<X> {

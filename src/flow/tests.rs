@@ -108,6 +108,8 @@ impl Exchange for Served {
         if !self.answers {
             std::future::pending::<()>().await;
         }
+        // Others get their turn between a request and its answer.
+        tokio::task::yield_now().await;
         self.head.clone()
     }
 
@@ -198,35 +200,10 @@ impl World {
     }
 
     fn with(first: Vec<Script>, second: Vec<Script>, extra: &str) -> Self {
-        let text = format!(
-            "[[model]]\nname = \"m\"\naliases = [\"alias\"]\n[[pool]]\nname = \"p\"\nmodels = [\"m\"]\n{extra}\n\
-             [[pool.backend]]\nname = \"a\"\nurl = \"http://127.0.0.1:7001\"\nweight = 1000.0\n\
-             [[pool.backend]]\nname = \"b\"\nurl = \"http://127.0.0.1:7002\"\n"
-        );
-        let around = Surroundings { env: &|_| None, folder: "/".into(), cores: 1 };
-        let config = Arc::new(Config::parse(&text, "test", &[], &around).unwrap().config);
-        let rules = HealthRules {
-            probe_failures: 3,
-            request_failures: 3,
-            eject_base: Duration::from_secs(5),
-            eject_max: Duration::from_secs(60),
-        };
+        let (config, spec) = configured("p", extra);
         let now = Instant::now();
-        let admission = Admission::new(now, rules, 1);
-        let pool = &config.pools[0];
-        let spec = PoolSpec {
-            name: "p".into(),
-            rules: Rules {
-                policy: pool.policy,
-                limits: plan::limits_of(pool),
-                queue_length: pool.queue.length,
-                queue_timeout: pool.queue.timeout,
-                order: Order::FIFO,
-            },
-            backends: pool.backends.iter().map(spec_of).collect(),
-            spill: vec![],
-        };
-        let layout = admission.apply(&[spec], rules, now);
+        let admission = Admission::new(now, RULES, 1);
+        let layout = admission.apply(&[spec], RULES, now);
         for backend in &layout.backends[0] {
             admission.probed(*backend, true, now);
         }
@@ -263,6 +240,38 @@ impl World {
     fn asked(&self) -> Vec<(u16, String)> {
         self.flow.upstream().calls.lock().iter().map(|(port, id, _)| (*port, id.clone())).collect()
     }
+}
+
+const RULES: HealthRules = HealthRules {
+    probe_failures: 3,
+    request_failures: 3,
+    eject_base: Duration::from_secs(5),
+    eject_max: Duration::from_secs(60),
+};
+
+/// One pool of that name with both engines.
+fn configured(name: &str, extra: &str) -> (Arc<Config>, PoolSpec) {
+    let text = format!(
+        "[[model]]\nname = \"m\"\naliases = [\"alias\"]\n[[pool]]\nname = \"{name}\"\nmodels = [\"m\"]\n{extra}\n\
+         [[pool.backend]]\nname = \"a\"\nurl = \"http://127.0.0.1:7001\"\nweight = 1000.0\n\
+         [[pool.backend]]\nname = \"b\"\nurl = \"http://127.0.0.1:7002\"\n"
+    );
+    let around = Surroundings { env: &|_| None, folder: "/".into(), cores: 1 };
+    let config = Arc::new(Config::parse(&text, "test", &[], &around).unwrap().config);
+    let pool = &config.pools[0];
+    let spec = PoolSpec {
+        name: name.into(),
+        rules: Rules {
+            policy: pool.policy,
+            limits: plan::limits_of(pool),
+            queue_length: pool.queue.length,
+            queue_timeout: pool.queue.timeout,
+            order: Order::FIFO,
+        },
+        backends: pool.backends.iter().map(spec_of).collect(),
+        spill: vec![],
+    };
+    (config, spec)
 }
 
 fn spec_of(backend: &crate::config::Backend) -> BackendSpec {
@@ -487,5 +496,72 @@ async fn a_task_that_is_dropped_is_recorded_and_frees_everything() {
         assert!(tokio::time::timeout(Duration::from_millis(20), running).await.is_err());
     }
     assert_eq!(world.records.0.lock().len(), 1);
+    world.idle();
+}
+
+#[tokio::test(start_paused = true)]
+async fn half_an_event_is_not_yet_an_answer_and_another_backend_may_still_take_over() {
+    let world = World::new(vec![Script::Stream(vec![(1, "data: {\"choi")], false)], vec![good()]);
+    let (client, record) = world.ask(STREAM).await;
+    assert_eq!(record.outcome, Outcome::Completed);
+    assert_eq!(record.retries.as_slice(), [RetryReason::Broken]);
+    assert_eq!(String::from_utf8(client.body).unwrap(), [ROLE, WORD, LAST, DONE].concat());
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_502_counts_once_against_its_backend_although_it_is_passed_on() {
+    let bad = || vec![Script::Json(502, "{}")];
+    let world = World::new(bad(), bad());
+    for _ in 0..2 {
+        let (client, _) = world.ask(STREAM).await;
+        assert_eq!(client.head.unwrap().status, 502);
+    }
+    let states: Vec<_> = world.flow.admission().view()[0].backends.iter().map(|b| b.state()).collect();
+    assert_eq!(states, ["ready", "ready"], "two failures each, three eject");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_absurd_wish_for_output_cannot_overflow_what_a_backend_carries() {
+    let world = World::new(vec![good()], vec![good()]);
+    let body = r#"{"model":"m","stream":true,"min_tokens":18446744073709551615,"messages":[]}"#;
+    let (mut one, mut two) = (Client::default(), Client::default());
+    for _ in 0..4 {
+        tokio::join!(world.flow.run(incoming(body), &mut one), world.flow.run(incoming(body), &mut two));
+        (one, two) = (Client::default(), Client::default());
+    }
+    world.idle();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_retry_follows_a_pool_that_a_reload_has_replaced() {
+    let broken = Script::Stream(vec![(100, "data: {\"choi")], false);
+    let world = World::new(vec![broken, good()], vec![good()]);
+    let mut client = Client::default();
+    let reload = async {
+        sleep(Duration::from_millis(50)).await;
+        let (config, spec) = configured("q", "");
+        let layout = world.flow.admission().apply_with(&[spec], RULES, Instant::now(), |layout| {
+            world.flow.set_plan(Plan::new(config, layout, &[], &[None], &Learned::default()));
+        });
+        for backend in &layout.backends[0] {
+            world.flow.admission().probed(*backend, true, Instant::now());
+        }
+    };
+    tokio::join!(world.flow.run(incoming(STREAM), &mut client), reload);
+    let record = world.records.0.lock().pop().unwrap();
+    assert_eq!((record.outcome, record.pool.as_deref()), (Outcome::Completed, Some("q")));
+    world.idle();
+}
+
+#[tokio::test(start_paused = true)]
+async fn two_requests_that_were_told_503_do_not_wait_for_each_others_slot() {
+    let busy = || vec![Script::Json(503, "{}"), good()];
+    let world = World::with(busy(), busy(), "slots = 1");
+    let (mut one, mut two) = (Client::default(), Client::default());
+    let begun = Instant::now();
+    tokio::join!(world.flow.run(incoming(STREAM), &mut one), world.flow.run(incoming(STREAM), &mut two));
+    assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
+    let outcomes: Vec<_> = world.records.0.lock().iter().map(|record| record.outcome).collect();
+    assert_eq!(outcomes, [Outcome::Completed, Outcome::Completed]);
     world.idle();
 }

@@ -29,7 +29,7 @@ use tokio::time::Instant;
 
 use super::capacity::{Held, Need};
 use super::health::{Fault, HealthRules, Phase};
-use super::layout::{Layout, PoolSpec};
+use super::layout::{Address, Layout, PoolSpec};
 use super::lease::{Grant, Lease, Ticket};
 use super::queue::WaiterId;
 use super::state::State;
@@ -63,6 +63,8 @@ pub enum Entry {
     Queued(Ticket, Instant),
     /// Not served, and why.
     Refused(ShedReason),
+    /// A reload has removed the home pool: classify again by the plan in force.
+    PoolGone,
 }
 
 /// The owner of all capacity and all queues.
@@ -84,12 +86,29 @@ impl Admission {
     /// no longer configured drains. Requests in flight and waiters are not touched, except that
     /// waiters of a removed pool are told to classify again.
     pub fn apply(&self, pools: &[PoolSpec], rules: HealthRules, now: Instant) -> Layout {
-        self.update(|state, wakers| state.apply(pools, rules, now, wakers))
+        self.apply_with(pools, rules, now, |_| ())
+    }
+
+    /// The same; `publish` makes the new ids known before anybody can notice that old ones are gone: whoever is told
+    /// to classify again must not find the plan that sent him here. Runs under the lock, once for each reload.
+    pub fn apply_with(
+        &self,
+        pools: &[PoolSpec],
+        rules: HealthRules,
+        now: Instant,
+        publish: impl FnOnce(&Layout),
+    ) -> Layout {
+        self.update(|state, wakers| {
+            let layout = state.apply(pools, rules, now, wakers);
+            publish(&layout);
+            layout
+        })
     }
 
     /// Asks for a backend.
     pub fn enter(self: &Arc<Self>, ask: Ask) -> Entry {
-        let entered = self.update(|state, wakers| state.enter(ask, wakers));
+        let entered = self.update(|state, wakers| (!state.is_gone(ask.home)).then(|| state.enter(ask, wakers)));
+        let Some(entered) = entered else { return Entry::PoolGone };
         match entered {
             Ok(Ok(grant)) => Entry::Granted(Lease::new(Arc::clone(self), grant)),
             Ok(Err((id, deadline))) => Entry::Queued(Ticket::new(Arc::clone(self), id), deadline),
@@ -106,6 +125,13 @@ impl Admission {
     /// The probe of a backend answered or did not. Returns what changed, for the log.
     pub fn probed(&self, backend: BackendId, up: bool, now: Instant) -> Option<(Phase, Phase)> {
         self.update(|state, wakers| state.probed(backend, up, now, wakers))
+    }
+
+    /// Whether an id still means the backend of that name and endpoint. Ids are used again: whoever asked an engine
+    /// something outside the lock has to know whether the answer is still about the same one.
+    pub fn is_still(&self, backend: BackendId, name: &str, address: &Address) -> bool {
+        let state = self.state.lock();
+        state.backend(backend).is_some_and(|b| *b.name == *name && b.address.endpoint == address.endpoint)
     }
 
     /// The engine's context limit, as `/v1/models` reports it.

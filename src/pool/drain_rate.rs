@@ -1,7 +1,8 @@
 //! How fast requests leave a pool, so that Retry-After can be honest.
 //!
 //! Departures are counted as they happen and turned into a rate when somebody asks or at the
-//! latest at the next request for it: an exponentially weighted mean over about [`MEMORY`].
+//! latest at the next request for it: an exponentially weighted mean over about [`MEMORY`]. Only time in which somebody
+//! waits counts: how few left in a quiet hour says nothing about how fast a full queue moves.
 //! `time_for(n)` is the time in which `n` requests leave at that rate, rounded up to whole seconds
 //! and kept within [`SHORTEST`, `LONGEST`]: clients treat the header as seconds, and a proxy that
 //! says "try in ten minutes" after a burst is believed.
@@ -33,6 +34,19 @@ impl DrainRate {
 
     pub(super) fn new(now: Instant) -> Self {
         Self { since: now, departed: 0, per_second: None }
+    }
+
+    /// Somebody begins to wait: the time before does not count.
+    pub(super) fn begin(&mut self, now: Instant) {
+        self.since = now;
+        self.departed = 0;
+    }
+
+    /// Nobody waits. A span longer than the memory was idle at least in part.
+    pub(super) fn leave_out_idle(&mut self, now: Instant) {
+        if now.saturating_duration_since(self.since) > MEMORY {
+            self.begin(now);
+        }
     }
 
     /// A request left its backend.

@@ -42,11 +42,13 @@ pub(super) struct Grant {
 pub struct Lease {
     admission: Arc<Admission>,
     grant: Grant,
+    /// Everything has gone back: the id may mean another backend by now.
+    released: bool,
 }
 
 impl Lease {
     pub(super) fn new(admission: Arc<Admission>, grant: Grant) -> Self {
-        Self { admission, grant }
+        Self { admission, grant, released: false }
     }
 
     /// The backend to use.
@@ -90,30 +92,47 @@ impl Lease {
         &self.grant.cut
     }
 
+    /// The backend is done with the request, although its answer may still be on its way to the client: everything goes
+    /// back now. What is reported afterwards is not taken in.
+    pub fn release(&mut self) {
+        if !std::mem::replace(&mut self.released, true) {
+            self.admission.give_back(self.grant.backend, std::mem::take(&mut self.grant.held));
+        }
+    }
+
     /// The first token was seen: prefill tokens and the permit go back. Idempotent.
     pub fn first_token(&mut self) {
+        if self.released {
+            return;
+        }
         self.admission.end_prefill(self.grant.backend, &mut self.grant.held);
     }
 
     /// Teaches the backend's prefill rate and decoding speed.
     pub fn observe(&self, prefill: Option<(u64, Duration)>, tpot: Option<Duration>) {
-        self.admission.observe(self.grant.backend, prefill, tpot);
+        if !self.released {
+            self.admission.observe(self.grant.backend, prefill, tpot);
+        }
     }
 
     /// The backend did its part.
     pub fn success(&self) {
-        self.admission.success(self.grant.backend);
+        if !self.released {
+            self.admission.success(self.grant.backend);
+        }
     }
 
     /// The backend failed this request.
     pub fn failure(&self, fault: Fault, now: Instant) {
-        self.admission.failure(self.grant.backend, fault, now);
+        if !self.released {
+            self.admission.failure(self.grant.backend, fault, now);
+        }
     }
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.admission.give_back(self.grant.backend, std::mem::take(&mut self.grant.held));
+        self.release();
     }
 }
 

@@ -94,6 +94,11 @@ impl State {
         self.backends.get_mut(id.index())?.as_mut()
     }
 
+    /// Whether a pool is no longer configured.
+    pub(super) fn is_gone(&self, pool: PoolId) -> bool {
+        self.pools.get(pool.index()).is_none_or(|pool| pool.removed)
+    }
+
     /// Grants at once, or puts in line (ticket and deadline), or sheds.
     pub(super) fn enter(
         &mut self,
@@ -296,7 +301,7 @@ impl State {
         self.serial += 1;
         let arrived = ask.arrived.saturating_duration_since(self.epoch);
         let key = rules.order.key(ask.priority, arrived, ask.need.prompt_tokens, self.serial);
-        let home = ask.home;
+        let (home, since) = (ask.home, ask.arrived);
         let waiter = Waiter { ask, lane, key, stage: Stage::Waiting, waker: None };
         let id = match self.free.pop() {
             Some(id) => {
@@ -308,7 +313,11 @@ impl State {
                 (self.waiters.len() - 1) as WaiterId
             }
         };
-        self.pools[home.index()].queue.insert(lane, key, id);
+        let pool = &mut self.pools[home.index()];
+        if pool.queue.is_empty() {
+            pool.drain.begin(since);
+        }
+        pool.queue.insert(lane, key, id);
         id
     }
 
@@ -369,7 +378,12 @@ impl State {
 
     pub(super) fn retry_after(&mut self, pool: PoolId, now: Instant) -> Duration {
         match self.pools.get_mut(pool.index()) {
-            Some(pool) => pool.drain.time_for(pool.queue.len() + 1, now),
+            Some(pool) => {
+                if pool.queue.is_empty() {
+                    pool.drain.leave_out_idle(now);
+                }
+                pool.drain.time_for(pool.queue.len() + 1, now)
+            }
             None => DrainRate::UNKNOWN,
         }
     }

@@ -239,6 +239,28 @@ fn a_reload_changes_limits_under_load_and_sends_waiters_of_a_removed_pool_back()
 }
 
 #[test]
+fn retry_after_is_not_stretched_by_the_quiet_time_before_a_burst() {
+    let mut house = House::new(&[spec("one", 1, limits(1, 1), vec![])]);
+    let pool = house.layout.pools[0];
+    drop(house.granted(0, 10));
+    house.now += Duration::from_secs(3_600);
+    let lease = house.granted(0, 10);
+    let waiting = house.queued(0, 10);
+    house.now += Duration::from_millis(200);
+    drop((lease, waiting));
+    assert_eq!(house.admission.retry_after(pool, house.now), Duration::from_secs(1), "one left in 200 ms");
+}
+
+#[test]
+fn whoever_enters_a_pool_that_was_removed_is_sent_back_to_classify() {
+    let house = House::new(&two_pools());
+    let ask = house.ask(1, 10);
+    let mut published = false;
+    house.admission.apply_with(&two_pools()[..1], RULES, house.now, |layout| published = layout.pools.len() == 1);
+    assert!(published && matches!(house.admission.enter(ask), Entry::PoolGone));
+}
+
+#[test]
 fn a_hung_backend_is_taken_out_and_its_exchanges_are_cut() {
     let house = House::new(&two_pools());
     let lease = house.granted(0, 10);
@@ -323,7 +345,7 @@ proptest! {
                     match house.admission.enter(ask) {
                         Entry::Granted(lease) => leases.push(lease),
                         Entry::Queued(ticket, _) => tickets.push(ticket),
-                        Entry::Refused(_) => {}
+                        Entry::Refused(_) | Entry::PoolGone => {}
                     }
                 }
                 Move::Poll(index) => {

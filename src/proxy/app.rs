@@ -106,10 +106,13 @@ impl<U: Upstream, R: Recorder, L: Local> Gateway<U, R, L> {
         plan: &Plan,
         route: Option<Route>,
     ) -> Result<(Route, Bytes), Option<Refusal>> {
+        if headers::too_large(&session.req_header().headers) {
+            return Err(Some(Refusal::HeadersTooLarge));
+        }
         if session.is_upgrade_req() {
             return Err(Some(Refusal::UpgradeRefused));
         }
-        let route = route.ok_or(Some(Refusal::UnknownRoute))?;
+        let Some(route) = route else { return Err(Some(not_for_an_engine(session))) };
         if session.req_header().method != Method::POST {
             return Err(Some(Refusal::MethodNotAllowed { allow: "POST" }));
         }
@@ -233,7 +236,7 @@ impl<U: Upstream, R: Recorder, L: Local> HttpServerApp for Gateway<U, R, L> {
             biased;
             read = timeout(keepalive + header_timeout, session.read_request()) => read.ok()?,
             // Between requests a connection is closed at once when the gateway stops.
-            _ = stop.wait_for(|stopping| *stopping), if self.flow.is_closing() => return None,
+            _ = stop.wait_for(|stopping| *stopping) => return None,
         };
         match read {
             Ok(true) => {}
@@ -255,6 +258,21 @@ impl<U: Upstream, R: Recorder, L: Local> HttpServerApp for Gateway<U, R, L> {
         Some(ReusedHttpStream::from_reusable_stream(reusable, settings))
     }
 }
+
+/// Why a path that goes to no engine was not answered here either: another method, no key, or not ours at all.
+fn not_for_an_engine(session: &ServerSession) -> Refusal {
+    let request = session.req_header();
+    let listed = request.uri.path() == "/v1/models";
+    match (listed || LOCAL_CHECKS.contains(&request.uri.path()), &request.method) {
+        (false, _) => Refusal::UnknownRoute,
+        (true, &Method::GET | &Method::HEAD) if headers::client_key(&request.headers).is_some() => Refusal::BadKey,
+        (true, &Method::GET | &Method::HEAD) => Refusal::NoKey,
+        (true, _) => Refusal::MethodNotAllowed { allow: "GET, HEAD" },
+    }
+}
+
+/// Paths that are answered here without a key.
+const LOCAL_CHECKS: [&str; 2] = ["/health", "/ready"];
 
 /// How long the end of a request may take before its connection is given up.
 const SETTLE: Duration = Duration::from_secs(5);

@@ -43,6 +43,9 @@ pub(super) async fn read(session: &mut ServerSession, limit: u64, pause: Duratio
         return Err(BodyError::TooLarge);
     }
     let Some(first) = next(session, pause).await? else { return Ok(Bytes::new()) };
+    if first.len() as u64 > limit {
+        return Err(BodyError::TooLarge);
+    }
     if size.is_some_and(|size| size == first.len() as u64) {
         return Ok(first);
     }

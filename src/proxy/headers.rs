@@ -57,6 +57,12 @@ pub(super) fn remove_hop_by_hop(headers: &mut HeaderMap) {
     }
 }
 
+/// Whether a request has more or longer headers than are served here; pingora's own bounds are looser.
+pub(super) fn too_large(headers: &HeaderMap) -> bool {
+    let bytes = || headers.iter().map(|(name, value)| name.as_str().len() + value.len()).sum::<usize>();
+    headers.len() > defaults::MAX_HEADERS || bytes() > defaults::MAX_HEADER_BYTES
+}
+
 /// What of a request's headers goes to an engine.
 pub(super) fn for_engine(mut headers: HeaderMap, ours: bool) -> HeaderMap {
     remove_hop_by_hop(&mut headers);

@@ -56,11 +56,12 @@ impl Listener {
         self.address
     }
 
-    /// Accepts and serves until `stop` says true, then waits for running requests, at most `drain`.
+    /// Accepts and serves until `stop` says true, then waits for running requests, at most what `drain` then says.
     /// Whether all of them ended.
-    pub async fn serve<A>(self, app: Arc<A>, mut stop: watch::Receiver<bool>, drain: Duration) -> bool
+    pub async fn serve<A, D>(self, app: Arc<A>, mut stop: watch::Receiver<bool>, drain: D) -> bool
     where
         A: HttpServerApp + Send + Sync + 'static,
+        D: FnOnce() -> Duration + Send,
     {
         let tasks = TaskTracker::new();
         let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
@@ -90,7 +91,7 @@ impl Listener {
         }
         drop(self.socket);
         tasks.close();
-        timeout(drain, tasks.wait()).await.is_ok()
+        timeout(drain(), tasks.wait()).await.is_ok()
     }
 }
 

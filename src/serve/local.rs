@@ -29,7 +29,8 @@ impl Local for ModelList {
     fn ready(&self) -> bool {
         let takes = |phase: Phase| matches!(phase, Phase::Ready | Phase::Probation);
         let pools = self.house.admission.view();
-        !pools.is_empty() && pools.iter().all(|pool| pool.backends.iter().any(|b| takes(b.phase) && !b.draining))
+        !pools.is_empty()
+            && pools.iter().all(|pool| pool.backends.iter().any(|b| takes(b.phase) && !b.draining && !b.removed))
     }
 
     /// The union over all backends, each card as its engine sent it; declared models that no backend

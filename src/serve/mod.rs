@@ -118,7 +118,8 @@ pub async fn start(config: Config, source: Source) -> Result<Running, StartError
     let (stop, stopping) = watch::channel(false);
     let (end, ending) = watch::channel(false);
     let gateway = Arc::new(Gateway::new(Arc::clone(&house.flow), ModelList::new(Arc::clone(&house)), seed()));
-    let drain = house.config.load().server.drain_timeout;
+    let asked = Arc::clone(&house);
+    let drain = move || asked.config.load().server.drain_timeout;
     let serving = tokio::spawn(listener.serve(gateway, stopping, drain));
     let tasks = vec![
         tokio::spawn(Arc::clone(&house).keep_probing(prober, ending.clone())),
@@ -195,4 +196,77 @@ fn load_counters(config: &Config) -> Result<Vec<Option<Arc<ExactCounter>>>, Star
 fn seed() -> u64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     since.as_nanos() as u64 ^ (u64::from(std::process::id()) << 32)
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpStream;
+    use tokio::time::timeout;
+
+    use super::*;
+    use crate::config::Surroundings;
+
+    /// A gateway in front of an engine that is not there.
+    async fn gateway(extra: &str) -> Running {
+        let text = format!(
+            "[server]\nlisten = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"\nmax_body = \"1KiB\"\n{extra}\n\
+             [[model]]\nname = \"m\"\n[[pool]]\nname = \"p\"\nmodels = [\"m\"]\n\
+             [[pool.backend]]\nname = \"a\"\nurl = \"http://127.0.0.1:9\"\n"
+        );
+        let around = Surroundings { env: &|_| None, folder: "/".into(), cores: 1 };
+        start(Config::parse(&text, "test", &[], &around).unwrap().config, Source::Fixed).await.unwrap()
+    }
+
+    /// Sends a request on its own connection; the connection and the status it got.
+    async fn ask(gateway: &Running, request: &str) -> (TcpStream, u16) {
+        let mut connection = TcpStream::connect(gateway.client_address()).await.unwrap();
+        connection.write_all(request.as_bytes()).await.unwrap();
+        let mut got = [0; 12];
+        timeout(Duration::from_secs(10), connection.read_exact(&mut got)).await.unwrap().unwrap();
+        (connection, std::str::from_utf8(&got[9..]).unwrap().parse().unwrap())
+    }
+
+    #[tokio::test]
+    async fn an_idle_connection_does_not_hold_up_a_stop() {
+        let gateway = gateway("").await;
+        let (_idle, status) = ask(&gateway, "GET /health HTTP/1.1\r\nhost: x\r\n\r\n").await;
+        assert_eq!(status, 200);
+        let orderly = timeout(Duration::from_secs(10), gateway.stop()).await;
+        assert_eq!(orderly, Ok(true));
+    }
+
+    #[tokio::test]
+    async fn what_the_gateway_answers_itself_says_what_is_wrong_with_a_request_for_it() {
+        let gateway = gateway(
+            "[auth]\nkeys = [{ name = \"k\", sha256 = \"2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b\" }]",
+        )
+        .await;
+        for (line, want) in [
+            ("GET /v1/models", 401),
+            ("POST /v1/models", 405),
+            ("POST /health", 405),
+            ("GET /health", 200),
+            ("GET /metrics", 404),
+        ] {
+            let (_, status) = ask(&gateway, &format!("{line} HTTP/1.1\r\nhost: x\r\n\r\n")).await;
+            assert_eq!(status, want, "{line}");
+        }
+        gateway.stop().await;
+    }
+
+    #[tokio::test]
+    async fn sizes_are_bounded_whether_they_are_announced_or_not() {
+        let gateway = gateway("").await;
+        let chunk = "x".repeat(2_000);
+        let body = format!("transfer-encoding: chunked\r\n\r\n{:x}\r\n{chunk}\r\n0\r\n\r\n", chunk.len());
+        let many = "x: y\r\n".repeat(200);
+        let large = format!("x: {}\r\n", "y".repeat(100 << 10));
+        for (rest, want) in [(body, 413), (format!("{many}\r\n"), 431), (format!("{large}\r\n"), 431)] {
+            let request = format!("POST /v1/completions HTTP/1.1\r\nhost: x\r\n{rest}");
+            let (_, status) = ask(&gateway, &request).await;
+            assert_eq!(status, want);
+        }
+        gateway.stop().await;
+    }
 }

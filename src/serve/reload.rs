@@ -1,7 +1,7 @@
 //! Taking over another configuration while requests run.
 //!
-//! Read and check everything first; a problem changes nothing and is said in full. Then: pools and
-//! limits in admission, the plan in the request path, objectives in telemetry. Requests under way keep
+//! Read and check everything first; a problem changes nothing and is said in full. Then: objectives in telemetry, pools
+//! and limits in admission together with the plan in the request path, in one step. Requests under way keep
 //! the plan they began with; waiting ones keep their place. What only a restart can change (sockets,
 //! threads, logs) keeps its running value, and the list of changes says so.
 //!
@@ -94,12 +94,15 @@ impl House {
         config.log = running.log.clone();
         let config = Arc::new(config);
         let mut state = self.state.lock();
-        let layout = self.admission.apply(&specs::pools(&config), specs::health_rules(&config.health), Instant::now());
-        *state = Loaded { layout, counters };
-        self.config.store(Arc::clone(&config));
-        self.flow.upstream().set_connect_timeout(config.timeouts.connect);
+        let (pools, health, reported) =
+            (specs::pools(&config), specs::health_rules(&config.health), self.reported.names());
         self.telemetry.configured(&config);
-        self.flow.set_plan(self.plan_of(config, &state));
+        let layout = self.admission.apply_with(&pools, health, Instant::now(), |layout| {
+            self.flow.set_plan(Plan::new(Arc::clone(&config), layout, &reported, &counters, &self.learned));
+        });
+        *state = Loaded { layout, counters };
+        self.flow.upstream().set_connect_timeout(config.timeouts.connect);
+        self.config.store(config);
         Ok(changes)
     }
 

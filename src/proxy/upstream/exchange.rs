@@ -245,6 +245,7 @@ impl Exchange for EngineExchange {
             if let Err(broken) = self.decode(into) {
                 self.ended = Some(broken);
                 self.framing = Framing::Length(u64::MAX);
+                self.input.clear();
             }
         }
         Ok(into.len() > before)
