@@ -198,35 +198,10 @@ impl World {
     }
 
     fn with(first: Vec<Script>, second: Vec<Script>, extra: &str) -> Self {
-        let text = format!(
-            "[[model]]\nname = \"m\"\naliases = [\"alias\"]\n[[pool]]\nname = \"p\"\nmodels = [\"m\"]\n{extra}\n\
-             [[pool.backend]]\nname = \"a\"\nurl = \"http://127.0.0.1:7001\"\nweight = 1000.0\n\
-             [[pool.backend]]\nname = \"b\"\nurl = \"http://127.0.0.1:7002\"\n"
-        );
-        let around = Surroundings { env: &|_| None, folder: "/".into(), cores: 1 };
-        let config = Arc::new(Config::parse(&text, "test", &[], &around).unwrap().config);
-        let rules = HealthRules {
-            probe_failures: 3,
-            request_failures: 3,
-            eject_base: Duration::from_secs(5),
-            eject_max: Duration::from_secs(60),
-        };
+        let config = config_of("p", extra);
         let now = Instant::now();
-        let admission = Admission::new(now, rules, 1);
-        let pool = &config.pools[0];
-        let spec = PoolSpec {
-            name: "p".into(),
-            rules: Rules {
-                policy: pool.policy,
-                limits: plan::limits_of(pool),
-                queue_length: pool.queue.length,
-                queue_timeout: pool.queue.timeout,
-                order: Order::FIFO,
-            },
-            backends: pool.backends.iter().map(spec_of).collect(),
-            spill: vec![],
-        };
-        let layout = admission.apply(&[spec], rules, now);
+        let admission = Admission::new(now, RULES, 1);
+        let layout = admission.apply(&[pool_of(&config)], RULES, now);
         for backend in &layout.backends[0] {
             admission.probed(*backend, true, now);
         }
@@ -263,6 +238,36 @@ impl World {
     fn asked(&self) -> Vec<(u16, String)> {
         self.flow.upstream().calls.lock().iter().map(|(port, id, _)| (*port, id.clone())).collect()
     }
+}
+
+const RULES: HealthRules = HealthRules {
+    probe_failures: 3,
+    request_failures: 3,
+    eject_base: Duration::from_secs(5),
+    eject_max: Duration::from_secs(60),
+};
+
+fn config_of(pool: &str, extra: &str) -> Arc<Config> {
+    let text = format!(
+        "[[model]]\nname = \"m\"\naliases = [\"alias\"]\n[[pool]]\nname = \"{pool}\"\nmodels = [\"m\"]\n{extra}\n\
+         [[pool.backend]]\nname = \"a\"\nurl = \"http://127.0.0.1:7001\"\nweight = 1000.0\n\
+         [[pool.backend]]\nname = \"b\"\nurl = \"http://127.0.0.1:7002\"\n"
+    );
+    let around = Surroundings { env: &|_| None, folder: "/".into(), cores: 1 };
+    Arc::new(Config::parse(&text, "test", &[], &around).unwrap().config)
+}
+
+fn pool_of(config: &Config) -> PoolSpec {
+    let pool = &config.pools[0];
+    let rules = Rules {
+        policy: pool.policy,
+        limits: plan::limits_of(pool),
+        queue_length: pool.queue.length,
+        queue_timeout: pool.queue.timeout,
+        order: Order::FIFO,
+    };
+    let backends = pool.backends.iter().map(spec_of).collect();
+    PoolSpec { name: pool.name.as_str().into(), rules, backends, spill: vec![] }
 }
 
 fn spec_of(backend: &crate::config::Backend) -> BackendSpec {
@@ -466,6 +471,23 @@ async fn the_prefill_share_goes_back_at_the_first_token_or_when_an_unstreamed_pr
         assert_eq!(watch(), 0);
     };
     tokio::join!(world.flow.run(incoming(STREAM), &mut client), watching);
+    world.idle();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_whose_pool_a_reload_has_removed_waits_for_the_plan_that_follows() {
+    let world = World::new(vec![good()], vec![good()]);
+    let config = config_of("q", "");
+    let layout = world.flow.admission().apply(&[pool_of(&config)], RULES, Instant::now());
+    let mut client = Client::default();
+    let reload = async {
+        tokio::task::yield_now().await;
+        assert!(world.records.0.lock().is_empty(), "it waits");
+        world.flow.set_plan(Plan::new(config, &layout, &[], &[None], &Learned::default()));
+    };
+    tokio::join!(world.flow.run(incoming(STREAM), &mut client), reload);
+    let record = world.records.0.lock().pop().unwrap();
+    assert_eq!((record.outcome, record.pool.as_deref()), (Outcome::Completed, Some("q")));
     world.idle();
 }
 

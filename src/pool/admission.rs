@@ -63,6 +63,9 @@ pub enum Entry {
     Queued(Ticket, Instant),
     /// Not served, and why.
     Refused(ShedReason),
+    /// The home pool was removed by a reload after the request had been classified: classify again by the plan that
+    /// follows, and re-enter.
+    PoolGone,
 }
 
 /// The owner of all capacity and all queues.
@@ -89,7 +92,11 @@ impl Admission {
 
     /// Asks for a backend.
     pub fn enter(self: &Arc<Self>, ask: Ask) -> Entry {
-        let entered = self.update(|state, wakers| state.enter(ask, wakers));
+        let entered = self.update(|state, wakers| match state.is_gone(ask.home) {
+            true => None,
+            false => Some(state.enter(ask, wakers)),
+        });
+        let Some(entered) = entered else { return Entry::PoolGone };
         match entered {
             Ok(Ok(grant)) => Entry::Granted(Lease::new(Arc::clone(self), grant)),
             Ok(Err((id, deadline))) => Entry::Queued(Ticket::new(Arc::clone(self), id), deadline),

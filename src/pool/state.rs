@@ -94,6 +94,11 @@ impl State {
         self.backends.get_mut(id.index())?.as_mut()
     }
 
+    /// Whether this pool was removed by a reload.
+    pub(super) fn is_gone(&self, pool: PoolId) -> bool {
+        self.pools.get(pool.index()).is_some_and(|pool| pool.removed)
+    }
+
     /// Grants at once, or puts in line (ticket and deadline), or sheds.
     pub(super) fn enter(
         &mut self,

@@ -239,6 +239,27 @@ fn a_reload_changes_limits_under_load_and_sends_waiters_of_a_removed_pool_back()
 }
 
 #[test]
+fn whoever_enters_a_pool_that_was_just_removed_is_sent_back_instead_of_standing_in_a_dead_line() {
+    let house = House::new(&two_pools());
+    let ask = Ask { spill: smallvec![house.layout.pools[0]], ..house.ask(1, 16_000) };
+    house.admission.apply(&two_pools()[..1], RULES, house.now);
+    assert!(matches!(house.admission.enter(house.ask(1, 16_000)), Entry::PoolGone));
+    assert!(matches!(house.admission.enter(ask), Entry::PoolGone));
+    assert_eq!(house.admission.load(), (0, 0));
+}
+
+#[test]
+fn an_engine_that_a_reload_moves_to_another_pool_is_ready_there_at_once() {
+    let mut pools = vec![spec("all", 2, limits(4, 2), vec![])];
+    let house = House::new(&pools);
+    let moved = BackendSpec { name: "long0".into(), ..pools[0].backends.pop().unwrap() };
+    pools.push(PoolSpec { name: "long".into(), backends: vec![moved], ..pools[0].clone() });
+    let layout = house.admission.apply(&pools, RULES, house.now);
+    let ask = Ask { home: layout.pools[1], ..house.ask(0, 16_000) };
+    assert!(matches!(house.admission.enter(ask), Entry::Granted(lease) if lease.backend() == layout.backends[1][0]));
+}
+
+#[test]
 fn a_hung_backend_is_taken_out_and_its_exchanges_are_cut() {
     let house = House::new(&two_pools());
     let lease = house.granted(0, 10);
@@ -323,7 +344,7 @@ proptest! {
                     match house.admission.enter(ask) {
                         Entry::Granted(lease) => leases.push(lease),
                         Entry::Queued(ticket, _) => tickets.push(ticket),
-                        Entry::Refused(_) => {}
+                        Entry::Refused(_) | Entry::PoolGone => {}
                     }
                 }
                 Move::Poll(index) => {
