@@ -1,9 +1,9 @@
 //! Waiting for a lease: until there is one, the deadline, or the client leaves.
 //!
 //! A client that leaves while queued leaves the line at once: the ticket is dropped with the wait.
-//! When a reload removes the pool somebody waits in, or is about to enter, the request is classified by the new
+//! When a reload removes the pool somebody waits in, or what he is about to enter, the request is classified by the new
 //! plan and enters again with its age; a loop that is bounded by [`REENTRIES_MAX`], because only reloads drive it.
-//! Admission knows of a removed pool a moment before the new plan is in force: that moment is waited for.
+//! Admission knows of a reload a moment before the new plan is in force: that moment is waited for.
 
 use std::sync::Arc;
 
@@ -57,6 +57,7 @@ where
     for _ in 0..REENTRIES_MAX {
         let home = plan.pools[placement.home].id;
         let ask = Ask {
+            layout: plan.layout,
             home,
             spill: placement.spill.clone(),
             need: wish.need,

@@ -240,12 +240,9 @@ impl World {
     }
 }
 
-const RULES: HealthRules = HealthRules {
-    probe_failures: 3,
-    request_failures: 3,
-    eject_base: Duration::from_secs(5),
-    eject_max: Duration::from_secs(60),
-};
+const EJECTED: Duration = Duration::from_secs(5);
+const RULES: HealthRules =
+    HealthRules { probe_failures: 3, request_failures: 3, eject_base: EJECTED, eject_max: EJECTED };
 
 fn config_of(pool: &str, extra: &str) -> Arc<Config> {
     let text = format!(
@@ -259,13 +256,8 @@ fn config_of(pool: &str, extra: &str) -> Arc<Config> {
 
 fn pool_of(config: &Config) -> PoolSpec {
     let pool = &config.pools[0];
-    let rules = Rules {
-        policy: pool.policy,
-        limits: plan::limits_of(pool),
-        queue_length: pool.queue.length,
-        queue_timeout: pool.queue.timeout,
-        order: Order::FIFO,
-    };
+    let (limits, queue_length, queue_timeout) = (plan::limits_of(pool), pool.queue.length, pool.queue.timeout);
+    let rules = Rules { policy: pool.policy, limits, queue_length, queue_timeout, order: Order::FIFO };
     let backends = pool.backends.iter().map(spec_of).collect();
     PoolSpec { name: pool.name.as_str().into(), rules, backends, spill: vec![] }
 }
@@ -429,6 +421,7 @@ fn incoming(body: &'static str) -> Incoming {
 
 fn hold(world: &World) -> crate::pool::Lease {
     let ask = crate::pool::Ask {
+        layout: world.flow.plan().layout,
         home: world.flow.plan().pools[0].id,
         spill: Default::default(),
         need: crate::pool::Need { slots: 1, prompt_tokens: 1, output_tokens: 1 },
@@ -479,16 +472,9 @@ async fn a_request_whose_pool_a_reload_has_removed_waits_for_the_plan_that_follo
     let world = World::new(vec![good()], vec![good()]);
     let config = config_of("q", "");
     let layout = world.flow.admission().apply(&[pool_of(&config)], RULES, Instant::now());
-    let mut client = Client::default();
-    let reload = async {
-        tokio::task::yield_now().await;
-        assert!(world.records.0.lock().is_empty(), "it waits");
-        world.flow.set_plan(Plan::new(config, &layout, &[], &[None], &Learned::default()));
-    };
-    tokio::join!(world.flow.run(incoming(STREAM), &mut client), reload);
-    let record = world.records.0.lock().pop().unwrap();
+    let reload = async { world.flow.set_plan(Plan::new(config, &layout, &[], &[None], &Learned::default())) };
+    let ((_, record), ()) = tokio::join!(world.ask(STREAM), reload);
     assert_eq!((record.outcome, record.pool.as_deref()), (Outcome::Completed, Some("q")));
-    world.idle();
 }
 
 #[tokio::test(start_paused = true)]

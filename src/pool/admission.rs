@@ -40,6 +40,8 @@ use crate::openai::ShedReason;
 /// What a request asks for.
 #[derive(Clone, Debug)]
 pub struct Ask {
+    /// The number of the layout that it was classified by.
+    pub layout: u64,
     /// The pool its prompt length belongs to.
     pub home: PoolId,
     /// Where else it may go, in order of preference.
@@ -63,8 +65,8 @@ pub enum Entry {
     Queued(Ticket, Instant),
     /// Not served, and why.
     Refused(ShedReason),
-    /// The home pool was removed by a reload after the request had been classified: classify again by the plan that
-    /// follows, and re-enter.
+    /// A reload after the request had been classified removed its home pool, or left nobody there who may serve it:
+    /// classify again by the plan that follows, and re-enter.
     PoolGone,
 }
 
@@ -92,9 +94,13 @@ impl Admission {
 
     /// Asks for a backend.
     pub fn enter(self: &Arc<Self>, ask: Ask) -> Entry {
-        let entered = self.update(|state, wakers| match state.is_gone(ask.home) {
-            true => None,
-            false => Some(state.enter(ask, wakers)),
+        let entered = self.update(|state, wakers| {
+            if state.is_gone(ask.home) {
+                return None;
+            }
+            let outdated = ask.layout != state.layout;
+            let entered = state.enter(ask, wakers);
+            (!outdated || !matches!(entered, Err(ShedReason::NoBackend))).then_some(entered)
         });
         let Some(entered) = entered else { return Entry::PoolGone };
         match entered {

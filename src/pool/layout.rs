@@ -75,6 +75,8 @@ pub struct PoolSpec {
 /// The ids given to a configuration, position by position.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Layout {
+    /// Which one it is: grows with every configuration taken over.
+    pub number: u64,
     /// One per pool.
     pub pools: Vec<PoolId>,
     /// One list per pool.
@@ -90,9 +92,10 @@ impl State {
         wakers: &mut Wakers,
     ) -> Layout {
         self.rules = rules;
+        self.layout += 1;
         let pools: Vec<PoolId> = specs.iter().map(|spec| self.place_pool(spec, now)).collect();
         let backends = specs.iter().zip(&pools).map(|(spec, pool)| self.place_backends(spec, *pool, now)).collect();
-        let layout = Layout { pools, backends };
+        let layout = Layout { number: self.layout, pools, backends };
         self.retire(&layout, wakers);
         for (index, pool) in layout.pools.iter().enumerate() {
             let feeders = specs.iter().zip(&layout.pools).filter(|(spec, _)| spec.spill.contains(&index));

@@ -71,6 +71,7 @@ impl House {
     fn ask(&self, home: usize, prompt_tokens: u64) -> Ask {
         let spill = if home == 1 { smallvec![self.layout.pools[0]] } else { smallvec![] };
         Ask {
+            layout: self.layout.number,
             home: self.layout.pools[home],
             spill,
             need: Need { slots: 1, prompt_tokens, output_tokens: 10 },
@@ -246,6 +247,18 @@ fn whoever_enters_a_pool_that_was_just_removed_is_sent_back_instead_of_standing_
     assert!(matches!(house.admission.enter(house.ask(1, 16_000)), Entry::PoolGone));
     assert!(matches!(house.admission.enter(ask), Entry::PoolGone));
     assert_eq!(house.admission.load(), (0, 0));
+}
+
+#[test]
+fn whoever_a_reload_has_just_barred_from_his_pool_is_classified_again_instead_of_shed() {
+    let mut pools = two_pools();
+    let house = House::new(&pools);
+    pools[0].rules.limits = limits(4, 0);
+    let layout = house.admission.apply(&pools, RULES, house.now);
+    let long = house.ask(0, 16_000);
+    assert!(matches!(house.admission.enter(long.clone()), Entry::PoolGone));
+    let again = Ask { layout: layout.number, ..long };
+    assert!(matches!(house.admission.enter(again), Entry::Refused(ShedReason::NoBackend)));
 }
 
 #[test]
