@@ -1,8 +1,9 @@
 //! Waiting for a lease: until there is one, the deadline, or the client leaves.
 //!
 //! A client that leaves while queued leaves the line at once: the ticket is dropped with the wait.
-//! When a reload removes the pool somebody waits in or was about to enter, the request is classified by the new plan and
-//! enters again with its age; a loop that is bounded by [`REENTRIES_MAX`], because only reloads drive it.
+//! When a reload removes the pool somebody waits in, or what he is about to enter, the request is classified by the new
+//! plan and enters again with its age; a loop that is bounded by [`REENTRIES_MAX`], because only reloads drive it.
+//! Admission knows of a reload a moment before the new plan is in force: that moment is waited for.
 
 use std::sync::Arc;
 
@@ -56,6 +57,7 @@ where
     for _ in 0..REENTRIES_MAX {
         let home = plan.pools[placement.home].id;
         let ask = Ask {
+            layout: plan.layout,
             home,
             spill: placement.spill.clone(),
             need: wish.need,
@@ -69,20 +71,22 @@ where
             Entry::PoolGone => Waited::PoolGone,
             Entry::Queued(ticket, deadline) => tokio::select! {
                 biased;
-                waited = timeout_at(deadline, ticket) =>
-                    waited.map_err(|_| NoLease::Shed(ShedReason::QueueTimeout, home))?,
+                waited = timeout_at(deadline, ticket) => {
+                    waited.map_err(|_| NoLease::Shed(ShedReason::QueueTimeout, home))?
+                }
                 () = down.gone() => return Err(NoLease::ClientGone),
             },
         };
-        match waited {
-            Waited::Granted(lease) => return Ok(lease),
-            Waited::PoolGone => {
-                plan = flow.plan();
-                let again =
-                    plan.model(wish.model).and_then(|(m, _)| classify::place(&plan, m, wish.need.prompt_tokens));
-                placement = again.ok_or(NoLease::Shed(ShedReason::NoBackend, home))?;
-            }
+        if let Waited::Granted(lease) = waited {
+            return Ok(lease);
         }
+        plan = tokio::select! {
+            biased;
+            newer = flow.newer_plan(&plan) => newer,
+            () = down.gone() => return Err(NoLease::ClientGone),
+        };
+        let again = plan.model(wish.model).and_then(|(m, _)| classify::place(&plan, m, wish.need.prompt_tokens));
+        placement = again.ok_or(NoLease::Shed(ShedReason::NoBackend, home))?;
     }
     Err(NoLease::Shed(ShedReason::NoBackend, plan.pools[placement.home].id))
 }

@@ -38,6 +38,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use arc_swap::ArcSwap;
 use bytes::Bytes;
 use http::HeaderMap;
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::experiment::Experiments;
@@ -78,6 +79,8 @@ pub struct Flow<U, R> {
     recorder: R,
     experiments: Experiments,
     plan: ArcSwap<Plan>,
+    /// Tells that `plan` was swapped.
+    replanned: Notify,
     closing: AtomicBool,
 }
 
@@ -86,7 +89,15 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
     pub fn new(admission: Arc<Admission>, upstream: U, recorder: R, plan: Plan) -> Self {
         let plan = ArcSwap::from_pointee(plan);
         let experiments = Experiments::default();
-        Self { admission, upstream, recorder, experiments, plan, closing: AtomicBool::new(false) }
+        Self {
+            admission,
+            upstream,
+            recorder,
+            experiments,
+            plan,
+            replanned: Notify::new(),
+            closing: AtomicBool::new(false),
+        }
     }
 
     /// The plan in force.
@@ -97,6 +108,21 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
     /// Routes by another plan from now on. Requests under way keep theirs.
     pub fn set_plan(&self, plan: Plan) {
         self.plan.store(Arc::new(plan));
+        self.replanned.notify_waiters();
+    }
+
+    /// The plan in force as soon as it is another than `old`: for who has learned from admission, which is told
+    /// first, that `old` is out of date.
+    async fn newer_plan(&self, old: &Arc<Plan>) -> Arc<Plan> {
+        loop {
+            // Made before looking, so that a swap in between is not missed.
+            let swapped = self.replanned.notified();
+            let plan = self.plan();
+            if !Arc::ptr_eq(&plan, old) {
+                return plan;
+            }
+            swapped.await;
+        }
     }
 
     /// The owner of capacity.

@@ -29,6 +29,8 @@ pub const OTHER: &str = "other";
 pub struct Plan {
     /// The configuration it was built of.
     pub config: Arc<Config>,
+    /// The number of the layout that its ids are from.
+    pub layout: u64,
     /// Pools in the order of the configuration.
     pub pools: Vec<PoolEntry>,
     /// Who may ask.
@@ -110,7 +112,8 @@ impl Plan {
     ) -> Self {
         let pools = config.pools.iter().zip(&layout.pools).map(|(pool, id)| PoolEntry::new(pool, *id)).collect();
         let keys = Keyring::new(&config.auth, &learned.key_usage);
-        let mut plan = Self { pools, keys, entries: Vec::new(), by_name: HashMap::new(), other: None, config };
+        let (entries, by_name, other, layout) = (Vec::new(), HashMap::new(), None, layout.number);
+        let mut plan = Self { pools, keys, entries, by_name, other, config, layout };
         plan.declare(counters, learned);
         let open: Vec<usize> = (0..plan.pools.len())
             .filter(|index| matches!(plan.config.pools[*index].models, crate::config::ModelScope::All))

@@ -200,10 +200,10 @@ impl World {
     }
 
     fn with(first: Vec<Script>, second: Vec<Script>, extra: &str) -> Self {
-        let (config, spec) = configured("p", extra);
+        let config = config_of("p", extra);
         let now = Instant::now();
         let admission = Admission::new(now, RULES, 1);
-        let layout = admission.apply(&[spec], RULES, now);
+        let layout = admission.apply(&[pool_of(&config)], RULES, now);
         for backend in &layout.backends[0] {
             admission.probed(*backend, true, now);
         }
@@ -242,36 +242,26 @@ impl World {
     }
 }
 
-const RULES: HealthRules = HealthRules {
-    probe_failures: 3,
-    request_failures: 3,
-    eject_base: Duration::from_secs(5),
-    eject_max: Duration::from_secs(60),
-};
+const EJECTED: Duration = Duration::from_secs(5);
+const RULES: HealthRules =
+    HealthRules { probe_failures: 3, request_failures: 3, eject_base: EJECTED, eject_max: EJECTED };
 
-/// One pool of that name with both engines.
-fn configured(name: &str, extra: &str) -> (Arc<Config>, PoolSpec) {
+fn config_of(pool: &str, extra: &str) -> Arc<Config> {
     let text = format!(
-        "[[model]]\nname = \"m\"\naliases = [\"alias\"]\n[[pool]]\nname = \"{name}\"\nmodels = [\"m\"]\n{extra}\n\
+        "[[model]]\nname = \"m\"\naliases = [\"alias\"]\n[[pool]]\nname = \"{pool}\"\nmodels = [\"m\"]\n{extra}\n\
          [[pool.backend]]\nname = \"a\"\nurl = \"http://127.0.0.1:7001\"\nweight = 1000.0\n\
          [[pool.backend]]\nname = \"b\"\nurl = \"http://127.0.0.1:7002\"\n"
     );
     let around = Surroundings { env: &|_| None, folder: "/".into(), cores: 1 };
-    let config = Arc::new(Config::parse(&text, "test", &[], &around).unwrap().config);
+    Arc::new(Config::parse(&text, "test", &[], &around).unwrap().config)
+}
+
+fn pool_of(config: &Config) -> PoolSpec {
     let pool = &config.pools[0];
-    let spec = PoolSpec {
-        name: name.into(),
-        rules: Rules {
-            policy: pool.policy,
-            limits: plan::limits_of(pool),
-            queue_length: pool.queue.length,
-            queue_timeout: pool.queue.timeout,
-            order: Order::FIFO,
-        },
-        backends: pool.backends.iter().map(spec_of).collect(),
-        spill: vec![],
-    };
-    (config, spec)
+    let (limits, queue_length, queue_timeout) = (plan::limits_of(pool), pool.queue.length, pool.queue.timeout);
+    let rules = Rules { policy: pool.policy, limits, queue_length, queue_timeout, order: Order::FIFO };
+    let backends = pool.backends.iter().map(spec_of).collect();
+    PoolSpec { name: pool.name.as_str().into(), rules, backends, spill: vec![] }
 }
 
 fn spec_of(backend: &crate::config::Backend) -> BackendSpec {
@@ -433,6 +423,7 @@ fn incoming(body: &'static str) -> Incoming {
 
 fn hold(world: &World) -> crate::pool::Lease {
     let ask = crate::pool::Ask {
+        layout: world.flow.plan().layout,
         home: world.flow.plan().pools[0].id,
         spill: Default::default(),
         need: crate::pool::Need { slots: 1, prompt_tokens: 1, output_tokens: 1 },
@@ -476,6 +467,16 @@ async fn the_prefill_share_goes_back_at_the_first_token_or_when_an_unstreamed_pr
     };
     tokio::join!(world.flow.run(incoming(STREAM), &mut client), watching);
     world.idle();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_whose_pool_a_reload_has_removed_waits_for_the_plan_that_follows() {
+    let world = World::new(vec![good()], vec![good()]);
+    let config = config_of("q", "");
+    let layout = world.flow.admission().apply(&[pool_of(&config)], RULES, Instant::now());
+    let reload = async { world.flow.set_plan(Plan::new(config, &layout, &[], &[None], &Learned::default())) };
+    let ((_, record), ()) = tokio::join!(world.ask(STREAM), reload);
+    assert_eq!((record.outcome, record.pool.as_deref()), (Outcome::Completed, Some("q")));
 }
 
 #[tokio::test(start_paused = true)]
@@ -539,7 +540,8 @@ async fn a_retry_follows_a_pool_that_a_reload_has_replaced() {
     let mut client = Client::default();
     let reload = async {
         sleep(Duration::from_millis(50)).await;
-        let (config, spec) = configured("q", "");
+        let config = config_of("q", "");
+        let spec = pool_of(&config);
         let layout = world.flow.admission().apply_with(&[spec], RULES, Instant::now(), |layout| {
             world.flow.set_plan(Plan::new(config, layout, &[], &[None], &Learned::default()));
         });

@@ -40,6 +40,8 @@ use crate::openai::ShedReason;
 /// What a request asks for.
 #[derive(Clone, Debug)]
 pub struct Ask {
+    /// The number of the layout that it was classified by.
+    pub layout: u64,
     /// The pool its prompt length belongs to.
     pub home: PoolId,
     /// Where else it may go, in order of preference.
@@ -63,7 +65,8 @@ pub enum Entry {
     Queued(Ticket, Instant),
     /// Not served, and why.
     Refused(ShedReason),
-    /// A reload has removed the home pool: classify again by the plan in force.
+    /// A reload after the request had been classified removed its home pool, or left nobody there who may serve it:
+    /// classify again by the plan that follows, and re-enter.
     PoolGone,
 }
 
@@ -107,7 +110,14 @@ impl Admission {
 
     /// Asks for a backend.
     pub fn enter(self: &Arc<Self>, ask: Ask) -> Entry {
-        let entered = self.update(|state, wakers| (!state.is_gone(ask.home)).then(|| state.enter(ask, wakers)));
+        let entered = self.update(|state, wakers| {
+            if state.is_gone(ask.home) {
+                return None;
+            }
+            let outdated = ask.layout != state.layout;
+            let entered = state.enter(ask, wakers);
+            (!outdated || !matches!(entered, Err(ShedReason::NoBackend))).then_some(entered)
+        });
         let Some(entered) = entered else { return Entry::PoolGone };
         match entered {
             Ok(Ok(grant)) => Entry::Granted(Lease::new(Arc::clone(self), grant)),

@@ -100,6 +100,15 @@ impl Backend {
         }
     }
 
+    /// The same engine under another name or in another pool: what is known of it stays known.
+    pub(super) fn take_after(&mut self, known: &Self) {
+        self.health = known.health.clone();
+        self.speed = known.speed;
+        self.prefill_rate = known.prefill_rate;
+        self.max_model_len = known.max_model_len;
+        self.draining = known.draining;
+    }
+
     /// How long it has been carrying something without a byte; `None` while it carries nothing.
     pub(super) fn silence(&mut self, now: Instant) -> Option<Duration> {
         if self.used.requests == 0 {

@@ -2,7 +2,8 @@
 //!
 //! Identity: a pool is its name; a backend is its pool, its name and its endpoint. Whatever keeps its
 //! identity keeps its id, its counters, its health and what it carries; only limits, queue rules and
-//! spill lists change, in place. A backend that is no longer configured finishes what it carries and
+//! spill lists change, in place. A backend that is new but whose endpoint is known, because it moved to another pool or was
+//! renamed, is as healthy and as fast as it was: its engine does not notice what we call it. A backend that is no longer configured finishes what it carries and
 //! then its place is free for a new one. A pool that is no longer configured sends its waiters back
 //! to be classified by the new configuration.
 
@@ -74,6 +75,8 @@ pub struct PoolSpec {
 /// The ids given to a configuration, position by position.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Layout {
+    /// Which one it is: grows with every configuration taken over.
+    pub number: u64,
     /// One per pool.
     pub pools: Vec<PoolId>,
     /// One list per pool.
@@ -89,9 +92,10 @@ impl State {
         wakers: &mut Wakers,
     ) -> Layout {
         self.rules = rules;
+        self.layout += 1;
         let pools: Vec<PoolId> = specs.iter().map(|spec| self.place_pool(spec, now)).collect();
         let backends = specs.iter().zip(&pools).map(|(spec, pool)| self.place_backends(spec, *pool, now)).collect();
-        let layout = Layout { pools, backends };
+        let layout = Layout { number: self.layout, pools, backends };
         self.retire(&layout, wakers);
         for (index, pool) in layout.pools.iter().enumerate() {
             let feeders = specs.iter().zip(&layout.pools).filter(|(spec, _)| spec.spill.contains(&index));
@@ -144,7 +148,11 @@ impl State {
         if let Some(index) = self.backends.iter().position(|slot| slot.as_ref().is_some_and(same)) {
             return BackendId::new(index);
         }
-        let backend = Backend::new(spec, pool, now);
+        let mut backend = Backend::new(spec, pool, now);
+        let engine = self.backends.iter().flatten().filter(|b| b.address.endpoint == spec.address.endpoint);
+        if let Some(known) = engine.max_by_key(|b| !b.removed) {
+            backend.take_after(known);
+        }
         match self.backends.iter().position(Option::is_none) {
             Some(index) => {
                 self.backends[index] = Some(backend);

@@ -60,6 +60,8 @@ enum Stage {
 pub(super) struct State {
     epoch: Instant,
     pub(super) rules: HealthRules,
+    /// The number of the layout in force.
+    pub(super) layout: u64,
     pub(super) pools: Vec<Pool>,
     pub(super) backends: Vec<Option<Backend>>,
     waiters: Vec<Option<Waiter>>,
@@ -77,6 +79,7 @@ impl State {
         Self {
             epoch: now,
             rules,
+            layout: 0,
             pools: Vec::new(),
             backends: Vec::new(),
             waiters: Vec::new(),

@@ -71,6 +71,7 @@ impl House {
     fn ask(&self, home: usize, prompt_tokens: u64) -> Ask {
         let spill = if home == 1 { smallvec![self.layout.pools[0]] } else { smallvec![] };
         Ask {
+            layout: self.layout.number,
             home: self.layout.pools[home],
             spill,
             need: Need { slots: 1, prompt_tokens, output_tokens: 10 },
@@ -258,6 +259,39 @@ fn whoever_enters_a_pool_that_was_removed_is_sent_back_to_classify() {
     let mut published = false;
     house.admission.apply_with(&two_pools()[..1], RULES, house.now, |layout| published = layout.pools.len() == 1);
     assert!(published && matches!(house.admission.enter(ask), Entry::PoolGone));
+}
+
+#[test]
+fn whoever_enters_a_pool_that_was_just_removed_is_sent_back_instead_of_standing_in_a_dead_line() {
+    let house = House::new(&two_pools());
+    let ask = Ask { spill: smallvec![house.layout.pools[0]], ..house.ask(1, 16_000) };
+    house.admission.apply(&two_pools()[..1], RULES, house.now);
+    assert!(matches!(house.admission.enter(house.ask(1, 16_000)), Entry::PoolGone));
+    assert!(matches!(house.admission.enter(ask), Entry::PoolGone));
+    assert_eq!(house.admission.load(), (0, 0));
+}
+
+#[test]
+fn whoever_a_reload_has_just_barred_from_his_pool_is_classified_again_instead_of_shed() {
+    let mut pools = two_pools();
+    let house = House::new(&pools);
+    pools[0].rules.limits = limits(4, 0);
+    let layout = house.admission.apply(&pools, RULES, house.now);
+    let long = house.ask(0, 16_000);
+    assert!(matches!(house.admission.enter(long.clone()), Entry::PoolGone));
+    let again = Ask { layout: layout.number, ..long };
+    assert!(matches!(house.admission.enter(again), Entry::Refused(ShedReason::NoBackend)));
+}
+
+#[test]
+fn an_engine_that_a_reload_moves_to_another_pool_is_ready_there_at_once() {
+    let mut pools = vec![spec("all", 2, limits(4, 2), vec![])];
+    let house = House::new(&pools);
+    let moved = BackendSpec { name: "long0".into(), ..pools[0].backends.pop().unwrap() };
+    pools.push(PoolSpec { name: "long".into(), backends: vec![moved], ..pools[0].clone() });
+    let layout = house.admission.apply(&pools, RULES, house.now);
+    let ask = Ask { home: layout.pools[1], ..house.ask(0, 16_000) };
+    assert!(matches!(house.admission.enter(ask), Entry::Granted(lease) if lease.backend() == layout.backends[1][0]));
 }
 
 #[test]

@@ -153,6 +153,7 @@ fn a_backend_that_moved_is_shown_once_while_its_old_place_drains() {
     let rules =
         HealthRules { probe_failures: 1, request_failures: 3, eject_base: now.elapsed(), eject_max: now.elapsed() };
     let ask = crate::pool::Ask {
+        layout: 1,
         home: crate::base::PoolId::new(0),
         spill: SmallVec::new(),
         need: crate::pool::Need { slots: 1, prompt_tokens: 10, output_tokens: 10 },

@@ -1,9 +1,9 @@
 //! The crowd of clients: who asks for what and who leaves when is fixed by the seed and the number of the request.
 //!
-//! Of every ten requests seven are finite and are read to their end, streamed or plain; three are endless streams that
-//! their client leaves: at once (within a few milliseconds of sending it whole), as soon as the head of the answer
-//! is there, or after some events. Finite requests reuse their connection, leavers close theirs. Prompts are mostly
-//! short; some are longer than 64 KiB.
+//! Of every ten requests seven are finite and are read to their end, streamed or plain; three are endless and left by
+//! their client: at once (within milliseconds, some later, of sending it whole; streamed or plain), as soon as the
+//! head of the answer is there, or after some events. Finite requests reuse their connection, leavers close theirs.
+//! Prompts are mostly short; one in twelve is long, up to 80 KB.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use crate::POOLS;
+use crate::MODELS;
 use crate::reply::Reply;
 
 /// Clients at the same time: more than the slots of all backends, so that a queue forms.
@@ -29,7 +29,7 @@ const ENDLESS: u64 = 100_000;
 /// Most kinds of failures told apart.
 const MAX_KINDS: usize = 16;
 
-/// What clients of one pool saw.
+/// What clients of one model saw.
 #[derive(Default, Debug)]
 pub(crate) struct Tally {
     /// Requests sent whole.
@@ -83,7 +83,7 @@ enum Leave {
 }
 
 struct Plan {
-    pool: usize,
+    model: usize,
     leave: Leave,
     body: String,
 }
@@ -91,28 +91,33 @@ struct Plan {
 impl Plan {
     fn of(number: u64, seed: u64) -> Self {
         let mut rng = Rng::new(seed.rotate_left(32) ^ number);
-        let pool = rng.below(2);
+        let model = rng.below(2);
         let leave = match rng.below(10) {
-            0 => Leave::AtOnce(Duration::from_millis(rng.below(8) as u64)),
+            0 => {
+                let most = if rng.below(3) == 0 { 60 } else { 8 };
+                Leave::AtOnce(Duration::from_millis(rng.below(most) as u64))
+            }
             1 => Leave::AtHead,
             2 => Leave::InContent(2 + rng.below(6) as u64),
             _ => Leave::Never,
         };
         let finite = leave == Leave::Never;
-        let stream = !finite || rng.below(3) > 0;
+        // Who leaves at the head or later must have a stream to leave.
+        let stream = matches!(leave, Leave::AtHead | Leave::InContent(_)) || rng.below(3) > 0;
         let (tokens, interval) = if finite { (1 + rng.below(8) as u64, 1) } else { (ENDLESS, 10) };
         let first = rng.below(6);
-        let prompt = match rng.below(50) {
+        let prompt = match rng.below(48) {
             0 => 60_000 + rng.below(20_000),
-            1..10 => 2_000 + rng.below(6_000),
+            1..4 => 12_000 + rng.below(30_000),
+            4..12 => 2_000 + rng.below(6_000),
             _ => 20 + rng.below(400),
         };
         let body = format!(
             r#"{{"model":"{}","stream":{stream},"max_tokens":{tokens},"ignore_eos":true,"user":"mock:first={first},interval={interval},chunks={tokens};","messages":[{{"role":"user","content":"{}"}}]}}"#,
-            POOLS[pool],
+            MODELS[model],
             "gate ".repeat(prompt / 5)
         );
-        Self { pool, leave, body }
+        Self { model, leave, body }
     }
 }
 
@@ -125,12 +130,17 @@ pub(crate) struct Crowd {
 }
 
 impl Crowd {
-    /// `requests` in all; those for pool `i` go to `ports[i]`.
+    /// `requests` in all; those for model `i` go to `ports[i]`.
     pub(crate) fn new(ports: [u16; 2], requests: u64, seed: u64) -> Arc<Self> {
         Arc::new(Self { ports, requests, seed, next: AtomicU64::new(0) })
     }
 
-    /// Send everything; what happened, by pool.
+    /// Share of the requests that clients have begun with, 0 to 1.
+    pub(crate) fn progress(&self) -> f64 {
+        (self.next.load(Relaxed) as f64 / self.requests as f64).min(1.0)
+    }
+
+    /// Send everything; what happened, by model.
     pub(crate) async fn run(self: Arc<Self>) -> anyhow::Result<[Tally; 2]> {
         let mut tasks = JoinSet::new();
         for _ in 0..CLIENTS {
@@ -152,8 +162,8 @@ impl Crowd {
                 return tallies;
             }
             let plan = Plan::of(number, self.seed);
-            let (tally, kept) = (&mut tallies[plan.pool], &mut kept[plan.pool]);
-            let exchange = exchange(self.ports[plan.pool], &plan, kept, tally);
+            let (tally, kept) = (&mut tallies[plan.model], &mut kept[plan.model]);
+            let exchange = exchange(self.ports[plan.model], &plan, kept, tally);
             if let Err(why) = timeout(PATIENCE, exchange).await.map_err(anyhow::Error::from).flatten() {
                 *kept = None;
                 tally.failed += 1;

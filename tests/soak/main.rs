@@ -1,25 +1,29 @@
 //! Soak: many requests, clients that leave, engines that die, reloads; afterwards nothing may be left over.
 //!
-//! Two pools with a model each: `steady`, whose engines are never touched, and `brittle`, whose engines are killed and
-//! started again. Two kinds of requests (`clients.rs`): *finite* ones, which their client reads to the end, and *endless*
-//! ones, which would run for minutes and which their client leaves: at once (queued or not), at the head
-//! of the answer, or after some content. That makes the accounts exact:
+//! Two models: `steady`, whose engines are never touched, and `brittle`, whose engines are killed and started again, one
+//! at a time. Each has three engines, whose pools change with every reload (`gateway.rs`). Two kinds of requests
+//! (`clients.rs`): *finite* ones, which their client reads to the end, and *endless* ones, which would run for minutes and
+//! which their client leaves: queued, before the first token, or in the answer. That makes the accounts exact:
 //!
-//! 1. per pool: sum over outcomes in `sluice_requests_total` = requests sent, and `completed` = answers read to the end
-//! 2. every gauge of the gateway (in flight, outstanding tokens, prefill tokens, queue) is 0
+//! 1. per model: sum over outcomes in `sluice_requests_total` = requests sent = lines of the access log, no request id twice,
+//!    and `completed` = answers read to the end
+//! 2. every gauge of the gateway (in flight, outstanding tokens, prefill tokens, long prefills, queue) is 0
 //! 3. every engine runs and queues nothing: an abort that an engine missed would still be running (or, after minutes,
 //!    have finished, which account 4 finds)
-//! 4. steady: no request failed (a reload drops nothing), the engines finished as many as clients read, and
-//!    `left after content <= aborts seen by the engines <= client_gone <= all that left`
+//! 4. steady: nothing failed and nothing was refused for want of a backend (a reload drops nothing);
+//!    `client_gone + shed = all that left + those who read that they were shed`; the engines finished as many as
+//!    clients read; and `left an answer <= aborts seen by the engines <= gone from a backend`
+//! 5. brittle: whoever was failed got an answer that says so, and no wait ran into a time limit
+//! 6. descriptors are back where they were before the first client, memory is where it was after a quarter
 //!
-//! For clients that left before any content it is open whether an engine had begun to work for them: the request may
-//! have been queued, shed, or still on its way through the engine's front end, whose head leaves first. Hence the
+//! The gateway passes on no byte before the engine's first event, so a client that saw an answer left a running request.
+//! One that left earlier may have been queued, shed, or still on its way through the engine's front end; hence the
 //! inequalities, and account 3. Aborts of a killed engine are lost with its counters, hence `steady`.
 //!
 //! Everything random follows from `SLUICE_SOAK_SEED`, except what the operating system schedules. Size: by default small
-//! enough for `cargo test`; `SLUICE_SOAK_REQUESTS=100000` is the real one. `SLUICE_SOAK_ENGINE` chooses the engines (`sim`:
-//! processes of `sluice sim`; `mock`: that of `benches/overhead`), `SLUICE_BIN` another build of the program. The whole
-//! test has a deadline; waits are for conditions.
+//! enough for `cargo test`; `SLUICE_SOAK_REQUESTS=100000` is the real one, which must also have met every situation above.
+//! `SLUICE_SOAK_ENGINE` chooses the engines (`sim`: processes of `sluice sim`; `mock`: that of `benches/overhead`),
+//! `SLUICE_BIN` another build of the program. The whole test has a deadline; waits are for conditions.
 
 #[expect(dead_code, reason = "the soak uses parts of what the overhead measurement needs")]
 #[path = "../../benches/overhead/engine.rs"]
@@ -32,8 +36,11 @@ mod clients;
 mod engines;
 mod gateway;
 mod page;
+mod records;
 
 use std::ffi::OsString;
+use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, ensure};
@@ -42,8 +49,9 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use clients::{Crowd, Tally};
 use engines::{Engine, Kind};
-use gateway::Gateway;
+use gateway::{ENGINES, Gateway};
 use page::Page;
+use records::Records;
 
 /// Requests when nothing else is said: a few seconds.
 const REQUESTS: u64 = 600;
@@ -55,9 +63,14 @@ const PER_REQUEST: Duration = Duration::from_millis(5);
 const SETTLE: Duration = Duration::from_secs(30);
 /// Pause between two looks at a condition.
 const LOOK: Duration = Duration::from_millis(50);
+/// From this size on a soak must have met every situation that it is about.
+const THOROUGH: u64 = 10_000;
+/// Resident memory that may be added between a quarter of the requests and the end, bytes: what an allocator keeps of one
+/// burst. A leak of a kilobyte per request adds 75 MB to the real soak.
+const MEMORY_SLACK: u64 = 24 << 20;
 
-/// Names of the two pools, which are also their models.
-const POOLS: [&str; 2] = ["steady", "brittle"];
+/// Names of the two models.
+const MODELS: [&str; 2] = ["steady", "brittle"];
 const STEADY: usize = 0;
 const BRITTLE: usize = 1;
 
@@ -75,7 +88,6 @@ fn limit(requests: u64) -> Duration {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs `sluice serve` and `sluice sim`"]
 async fn nothing_is_left_over_after_clients_leave_engines_die_and_the_gateway_reloads() {
     let (requests, seed) = (setting("SLUICE_SOAK_REQUESTS", REQUESTS), setting("SLUICE_SOAK_SEED", 1));
     println!("soak: {requests} requests, seed {seed}");
@@ -88,7 +100,7 @@ async fn without_a_gateway_the_engines_see_every_client_that_leaves() {
     let (requests, seed) = (setting("SLUICE_SOAK_REQUESTS", REQUESTS), setting("SLUICE_SOAK_SEED", 1));
     let kind = Kind::from_env(Kind::Mock);
     let direct = async {
-        let engines = [Engine::start(kind, POOLS[0]).await?, Engine::start(kind, POOLS[1]).await?];
+        let engines = [Engine::start(kind, MODELS[0]).await?, Engine::start(kind, MODELS[1]).await?];
         let tallies = Crowd::new([engines[0].port, engines[1].port], requests, seed).run().await?;
         for (engine, tally) in engines.iter().zip(&tallies) {
             println!("{tally:?}");
@@ -97,7 +109,7 @@ async fn without_a_gateway_the_engines_see_every_client_that_leaves() {
             // An engine may not have read yet what a client sent before it left: its counts are waited for.
             eventually(async || {
                 let page = idle(engine).await?;
-                aborts_fit(tally, aborted(&page), tally.left())?;
+                aborts_fit(tally.left_in_content, aborted(&page), tally.left())?;
                 ensure!(
                     kind == Kind::Sim || aborted(&page) == tally.left(),
                     "the mock counts every client that leaves"
@@ -114,43 +126,141 @@ async fn without_a_gateway_the_engines_see_every_client_that_leaves() {
 async fn soak(requests: u64, seed: u64) -> anyhow::Result<()> {
     let kind = Kind::from_env(Kind::Sim);
     let mut engines = Vec::new();
-    for pool in [STEADY, STEADY, BRITTLE, BRITTLE] {
-        engines.push(Engine::start(kind, POOLS[pool]).await?);
+    for model in MODELS {
+        for _ in 0..ENGINES {
+            engines.push(Engine::start(kind, model).await?);
+        }
     }
-    let ports: Vec<u16> = engines.iter().map(|e| e.port).collect();
-    let mut gateway = Gateway::start(&ports[..2], &ports[2..]).await?;
+    let mut gateway = Gateway::start(engines.iter().map(|e| e.port).collect()).await?;
+    let at_start = Footprint::of(&Page::fetch(gateway.admin).await?);
     let crowd = Crowd::new([gateway.port; 2], requests, seed);
-    let clients = tokio::spawn(crowd.run());
-    let brittle = &mut engines[2..];
-    let (mut kills, mut reloads) = (0_u64, 0_u64);
-    let mut rng = Rng::new(seed ^ 0xC4A0_5000);
-    while !clients.is_finished() {
-        // One engine at a time dies, so that `brittle` always has one left; the pauses are the disturbance's own rhythm.
-        let victim = &mut brittle[rng.below(2)];
-        sleep(Duration::from_millis(100 + rng.below(400) as u64)).await;
-        victim.kill().await;
-        kills += 1;
-        gateway.reload()?;
-        reloads += 1;
-        sleep(Duration::from_millis(50 + rng.below(300) as u64)).await;
-        victim.revive().await?;
-    }
+    let clients = tokio::spawn(Arc::clone(&crowd).run());
+    let seen = disturb(&mut gateway, &mut engines[ENGINES..], seed, || clients.is_finished(), &crowd).await?;
     let tallies = clients.await??;
-    println!("{kills} kills, {reloads} reloads");
-    POOLS.iter().zip(&tallies).for_each(|(pool, tally)| println!("{pool}: {tally:?}"));
+    MODELS.iter().zip(&tallies).for_each(|(model, tally)| println!("{model}: {tally:?}"));
     ensure!(gateway.runs()?, "the gateway ended by itself:\n{}", gateway.log());
 
     let page = eventually(async || closed(Page::fetch(gateway.admin).await?, &tallies)).await.context(gateway.log())?;
-    let gone = outcome(&page, STEADY, "client_gone");
     eventually(async || {
-        let mut pages = Vec::new();
         for engine in &engines {
-            pages.push(idle(engine).await?);
+            idle(engine).await?;
         }
-        steady_accounts(&tallies[STEADY], gone, &pages[..2])
+        Ok(())
     })
     .await?;
-    gateway.stop().await
+    let at_end = eventually(async || at_rest(Page::fetch(gateway.admin).await?, &at_start)).await?;
+    println!("{seen}, {} right and {} wrong reloads", gateway.reloads[0], gateway.reloads[1]);
+    println!("at start {at_start}; after a quarter {}; at the end {at_end}", seen.quarter);
+    reloads(&page, &gateway)?;
+    gateway.stop().await?;
+
+    let records = Records::read(&gateway.access_log())?;
+    MODELS.iter().zip(&records).for_each(|(model, records)| println!("{model}: {records:?}"));
+    for (i, records) in records.iter().enumerate() {
+        equal(&format!("lines about {}", MODELS[i]), records.lines(), tallies[i].sent)?;
+        for of in ["completed", "client_gone", "shed", "upstream_error"] {
+            equal(&format!("{of} lines about {}", MODELS[i]), records.outcome(of), outcome(&page, i, of))?;
+        }
+    }
+    let mut pages = Vec::new();
+    for engine in &engines[..ENGINES] {
+        pages.push(idle(engine).await?);
+    }
+    steady_accounts(&tallies[STEADY], &records[STEADY], &pages)?;
+    brittle_accounts(&tallies[BRITTLE], &records[BRITTLE])?;
+    if requests >= THOROUGH {
+        seen.is_thorough(&records)?;
+        ensure!(at_end.memory <= seen.quarter.memory + MEMORY_SLACK, "memory grew: {} -> {at_end}", seen.quarter);
+    }
+    Ok(())
+}
+
+/// What the gateway takes of its machine.
+#[derive(Clone, Copy, Default)]
+struct Footprint {
+    /// Resident, bytes.
+    memory: u64,
+    descriptors: u64,
+}
+
+impl Footprint {
+    fn of(page: &Page) -> Self {
+        Self { memory: page.sum("process_resident_memory_bytes", &[]), descriptors: page.sum("process_open_fds", &[]) }
+    }
+}
+
+impl fmt::Display for Footprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:.1} MiB, {} descriptors", self.memory as f64 / f64::from(1 << 20), self.descriptors)
+    }
+}
+
+/// What was seen from outside while clients were at work.
+#[derive(Default)]
+struct Seen {
+    kills: u64,
+    /// The footprint when a quarter of the requests had begun.
+    quarter: Footprint,
+    most: Footprint,
+    longest_queue: u64,
+    most_long_prefills: u64,
+}
+
+impl Seen {
+    fn look(&mut self, page: &Page, progress: f64) {
+        let now = Footprint::of(page);
+        if progress < 0.25 || self.quarter.memory == 0 {
+            self.quarter = now;
+        }
+        self.most.memory = self.most.memory.max(now.memory);
+        self.most.descriptors = self.most.descriptors.max(now.descriptors);
+        self.longest_queue = self.longest_queue.max(page.sum("sluice_queue_length", &[]));
+        self.most_long_prefills = self.most_long_prefills.max(page.sum("sluice_long_prefills", &[]));
+    }
+
+    /// Every situation that the soak is about was met.
+    fn is_thorough(&self, records: &[Records; 2]) -> anyhow::Result<()> {
+        ensure!(self.kills > 10 && self.longest_queue > 0 && self.most_long_prefills > 0, "nothing happened: {self}");
+        for (model, r) in MODELS.iter().zip(records) {
+            let left = [r.gone_queued, r.gone_waiting, r.gone_answered];
+            ensure!(left.iter().all(|n| *n > 0), "{model}: nobody left queued, before or in the answer: {left:?}");
+            let met = [r.queued, r.spilled, r.outcome("shed")];
+            ensure!(met.iter().all(|n| *n > 0), "{model}: nobody queued, spilled or was shed: {met:?}");
+        }
+        ensure!(records[BRITTLE].retried > 0, "no request was sent again");
+        Ok(())
+    }
+}
+
+impl fmt::Display for Seen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { kills, most, longest_queue, most_long_prefills, .. } = self;
+        write!(f, "{kills} kills, at most {longest_queue} queued, {most_long_prefills} long prefills, {most}")
+    }
+}
+
+/// Kills, revives and reloads until the clients are done.
+async fn disturb(
+    gateway: &mut Gateway,
+    brittle: &mut [Engine],
+    seed: u64,
+    over: impl Fn() -> bool,
+    crowd: &Crowd,
+) -> anyhow::Result<Seen> {
+    let mut seen = Seen::default();
+    let mut rng = Rng::new(seed ^ 0xC4A0_5000);
+    while !over() {
+        // One engine at a time dies, so that others are left; the pauses are the disturbance's own rhythm.
+        let victim = &mut brittle[rng.below(ENGINES)];
+        sleep(Duration::from_millis(100 + rng.below(400) as u64)).await;
+        victim.kill().await;
+        seen.kills += 1;
+        gateway.reload()?;
+        sleep(Duration::from_millis(50 + rng.below(300) as u64)).await;
+        seen.look(&Page::fetch(gateway.admin).await?, crowd.progress());
+        victim.revive().await?;
+    }
+    Ok(seen)
 }
 
 fn equal(what: &str, found: u64, expected: u64) -> anyhow::Result<()> {
@@ -166,29 +276,66 @@ fn finished(page: &Page) -> u64 {
     ["stop", "length"].iter().map(|r| page.sum("vllm:request_success_total", &[("finished_reason", r)])).sum()
 }
 
-fn outcome(page: &Page, pool: usize, outcome: &str) -> u64 {
-    page.sum("sluice_requests_total", &[("pool", POOLS[pool]), ("outcome", outcome)])
+fn outcome(page: &Page, model: usize, outcome: &str) -> u64 {
+    page.sum("sluice_requests_total", &[("model", MODELS[model]), ("outcome", outcome)])
 }
 
-/// The accounts of the pool whose engines never died; `gone` is the gateway's count of clients that left.
-fn steady_accounts(steady: &Tally, gone: u64, engines: &[Page]) -> anyhow::Result<()> {
+/// The accounts of the model whose engines never died.
+fn steady_accounts(tally: &Tally, records: &Records, engines: &[Page]) -> anyhow::Result<()> {
+    ensure!(tally.failed == 0, "requests to engines that never died failed: {:?}", tally.failures);
+    for (outcome, n) in &records.outcomes {
+        let fine = ["completed", "client_gone", "shed queue_full", "shed queue_timeout"].contains(&outcome.as_str());
+        ensure!(fine, "{n} requests to engines that never died: {outcome}");
+    }
+    let (gone, shed, left) = (records.outcome("client_gone"), records.outcome("shed"), tally.left());
+    equal("gone and shed", gone + shed, left + tally.shed)?;
+    equal("finished by the steady engines", engines.iter().map(finished).sum(), tally.completed)?;
     let aborts: u64 = engines.iter().map(aborted).sum();
-    let all = steady.left();
-    ensure!(steady.failed == 0, "requests to engines that never died failed: {:?}", steady.failures);
-    equal("finished by the steady engines", engines.iter().map(finished).sum(), steady.completed)?;
-    aborts_fit(steady, aborts, gone)?;
-    ensure!(gone <= all, "the gateway recorded {gone} clients gone, only {all} left");
-    let sure = steady.left_in_content;
-    println!("steady: {sure} left a running answer <= {aborts} aborts in engines <= {gone} gone <= {all} left");
+    let (answered, on_backend) = (tally.left_at_head + tally.left_in_content, gone - records.gone_queued);
+    aborts_fit(answered, aborts, on_backend)?;
+    println!(
+        "steady: {answered} left an answer <= {aborts} aborts in engines <= {on_backend} gone from a backend; \
+         {gone} gone + {shed} shed = {left} left + {} read that they were shed",
+        tally.shed
+    );
     Ok(())
 }
 
-/// Engines saw every client that left a running answer, and no abort that nobody (`most`) caused.
-fn aborts_fit(tally: &Tally, aborts: u64, most: u64) -> anyhow::Result<()> {
-    let sure = tally.left_in_content;
-    ensure!(sure <= aborts, "{sure} clients left a running answer, the engines saw only {aborts} aborts");
+/// The accounts of the model whose engines died: a failure is said, and soon.
+fn brittle_accounts(tally: &Tally, records: &Records) -> anyhow::Result<()> {
+    for (failure, n) in &tally.failures {
+        let said = ["closed before the answer ended, status 200", "status 200", "status 502"];
+        ensure!(said.iter().any(|start| failure.starts_with(start)), "{n} requests failed without a word: {failure}");
+    }
+    let errors = records.outcome("upstream_error");
+    ensure!(records.outcome("timeout") == 0, "requests ran into a time limit: {:?}", records.outcomes);
+    let (least, most) = (tally.failed, tally.failed + tally.left());
+    ensure!((least..=most).contains(&errors), "{errors} upstream errors, clients saw {least} and {most} at most");
+    println!("brittle: {least} read a failure <= {errors} upstream errors <= {most} with all that left");
+    Ok(())
+}
+
+/// Engines saw every client that left a running answer (`least`), and no abort that nobody (`most`) caused.
+fn aborts_fit(least: u64, aborts: u64, most: u64) -> anyhow::Result<()> {
+    ensure!(least <= aborts, "{least} clients left a running answer, the engines saw only {aborts} aborts");
     ensure!(aborts <= most, "the engines saw {aborts} aborts, only {most} clients are known to have left");
     Ok(())
+}
+
+/// The gateway took over right files and refused wrong ones; signals that come close together are one.
+fn reloads(page: &Page, gateway: &Gateway) -> anyhow::Result<()> {
+    for (result, sent) in ["ok", "failed"].iter().zip(gateway.reloads) {
+        let done = page.sum("sluice_config_reloads_total", &[("result", result)]);
+        ensure!(done <= sent && (done > 0 || sent == 0), "{done} reloads were {result}, {sent} should have been");
+    }
+    Ok(())
+}
+
+/// The gateway's footprint, if all connections are closed that were opened for clients.
+fn at_rest(page: Page, before: &Footprint) -> anyhow::Result<Footprint> {
+    let now = Footprint::of(&page);
+    ensure!(now.descriptors <= before.descriptors, "{} descriptors, {} before", now.descriptors, before.descriptors);
+    Ok(now)
 }
 
 /// Try until it succeeds; after `SETTLE` the last error counts.
@@ -206,21 +353,27 @@ async fn eventually<T>(mut attempt: impl AsyncFnMut() -> anyhow::Result<T>) -> a
     Err(last)
 }
 
+/// Gauges that are 0 when nobody asks for anything.
+const GAUGES: [&str; 5] = [
+    "sluice_in_flight",
+    "sluice_outstanding_tokens",
+    "sluice_prefill_tokens",
+    "sluice_long_prefills",
+    "sluice_queue_length",
+];
+
 /// The gateway's page, if its accounts are closed.
 fn closed(page: Page, tallies: &[Tally; 2]) -> anyhow::Result<Page> {
-    for gauge in ["sluice_in_flight", "sluice_outstanding_tokens", "sluice_prefill_tokens", "sluice_queue_length"] {
+    for gauge in GAUGES {
         ensure!(page.has(gauge), "no metric {gauge}");
         page.all_zero(gauge)?;
     }
-    let sent = tallies.iter().map(|t| t.sent).sum();
-    equal("outcomes recorded", page.sum("sluice_requests_total", &[]), sent)?;
+    equal("lost lines of the access log", page.sum("sluice_access_log_dropped_total", &[]), 0)?;
+    equal("outcomes recorded", page.sum("sluice_requests_total", &[]), tallies.iter().map(|t| t.sent).sum())?;
     for (i, tally) in tallies.iter().enumerate() {
-        equal(
-            &format!("outcomes of {}", POOLS[i]),
-            page.sum("sluice_requests_total", &[("pool", POOLS[i])]),
-            tally.sent,
-        )?;
-        equal(&format!("completed in {}", POOLS[i]), outcome(&page, i, "completed"), tally.completed)?;
+        let recorded = page.sum("sluice_requests_total", &[("model", MODELS[i])]);
+        equal(&format!("outcomes of {}", MODELS[i]), recorded, tally.sent)?;
+        equal(&format!("completed by {}", MODELS[i]), outcome(&page, i, "completed"), tally.completed)?;
     }
     Ok(page)
 }

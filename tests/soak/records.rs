@@ -1,0 +1,75 @@
+//! The gateway's access log after it has stopped: one line per request, and what the lines say about who left when.
+//!
+//! The metrics count outcomes; the log also tells them apart: a client that left while it queued (no backend), before the
+//! first token (a backend, but no status) or in the answer. It is read line by line; only a hash of each request id is kept.
+
+use std::collections::{BTreeMap, HashSet};
+use std::fs::File;
+use std::io::{BufRead as _, BufReader};
+use std::path::Path;
+
+use anyhow::{Context as _, ensure};
+use serde_json::Value;
+use xxhash_rust::xxh3::xxh3_64;
+
+/// What the lines about one model add up to.
+#[derive(Default, Debug)]
+pub(crate) struct Records {
+    /// Lines by outcome, shed ones with their reason.
+    pub(crate) outcomes: BTreeMap<String, u64>,
+    /// Clients that left while they queued.
+    pub(crate) gone_queued: u64,
+    /// Clients that left a backend before it had begun to answer.
+    pub(crate) gone_waiting: u64,
+    /// Clients that left an answer.
+    pub(crate) gone_answered: u64,
+    /// Requests that waited for a backend, longer than a millisecond.
+    pub(crate) queued: u64,
+    /// Requests that ran outside their home.
+    pub(crate) spilled: u64,
+    /// Requests that were sent more than once.
+    pub(crate) retried: u64,
+}
+
+impl Records {
+    /// Read the log; per model of [`crate::MODELS`].
+    pub(crate) fn read(path: &Path) -> anyhow::Result<[Self; 2]> {
+        let mut records: [Self; 2] = Default::default();
+        let mut ids = HashSet::new();
+        for line in BufReader::new(File::open(path)?).lines() {
+            let line: Value = serde_json::from_str(&line?).context("a line of the access log")?;
+            let id = line["request_id"].as_str().unwrap_or_default();
+            ensure!(ids.insert(xxh3_64(id.as_bytes())), "request {id} has two lines");
+            let model = crate::MODELS.iter().position(|model| line["model"] == **model);
+            records[model.with_context(|| format!("a line without a model: {line}"))?].add(&line);
+        }
+        Ok(records)
+    }
+
+    /// Lines in all.
+    pub(crate) fn lines(&self) -> u64 {
+        self.outcomes.values().sum()
+    }
+
+    /// Lines of an outcome, whatever the reason.
+    pub(crate) fn outcome(&self, outcome: &str) -> u64 {
+        self.outcomes.iter().filter(|(key, _)| key.split(' ').next() == Some(outcome)).map(|(_, n)| n).sum()
+    }
+
+    fn add(&mut self, line: &Value) {
+        let text = |key: &str| line[key].as_str().unwrap_or_default();
+        let key = format!("{} {}", text("outcome"), text("detail"));
+        *self.outcomes.entry(key.trim_end().to_owned()).or_default() += 1;
+        let backend = line.get("backend").is_some();
+        if text("outcome") == "client_gone" {
+            *match (backend, line.get("status").is_some()) {
+                (false, _) => &mut self.gone_queued,
+                (true, false) => &mut self.gone_waiting,
+                (true, true) => &mut self.gone_answered,
+            } += 1;
+        }
+        self.queued += u64::from(line["queue_ms"].as_f64().unwrap_or(0.0) > 1.0);
+        self.spilled += u64::from(backend && text("pool") != text("home"));
+        self.retried += u64::from(line.get("retries").is_some());
+    }
+}
