@@ -158,7 +158,7 @@ impl Gateway {
     /// Write another file and tell the gateway to read it.
     pub(crate) fn reload(&mut self) -> anyhow::Result<()> {
         let number = self.reloads[0] + self.reloads[1] + 1;
-        let wrong = number % WRONG_EVERY == 0;
+        let wrong = number.is_multiple_of(WRONG_EVERY);
         self.reloads[usize::from(wrong)] += 1;
         let mut text = text([self.port, self.admin], &self.engines, &TURNS[self.reloads[0] as usize % TURNS.len()]);
         if wrong {
