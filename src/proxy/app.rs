@@ -28,6 +28,9 @@ use crate::flow::keys::KeyError;
 use crate::flow::{Downstream, Flow, Head, Incoming, Open, Plan, Recorder, Upstream, refuse};
 use crate::openai::{Refusal, Route};
 
+/// Paths that are answered here, with GET and HEAD.
+const LOCAL_PATHS: [&str; 3] = ["/health", "/ready", "/v1/models"];
+
 /// What the gateway answers itself, beside refusals.
 pub trait Local: Send + Sync + 'static {
     /// Whether at least one backend of every pool could take a request.
@@ -108,19 +111,15 @@ impl<U: Upstream, R: Recorder, L: Local> Gateway<U, R, L> {
         if session.is_upgrade_req() {
             return Err(Some(Refusal::UpgradeRefused));
         }
-        let route = route.ok_or(Some(Refusal::UnknownRoute))?;
+        if body::is_framed_twice(session) {
+            let message = "both Content-Length and Transfer-Encoding were sent; send one of them".to_owned();
+            return Err(Some(Refusal::BadRequest { message, param: None }));
+        }
+        let Some(route) = route else { return Err(Some(self.not_a_route(session, plan))) };
         if session.req_header().method != Method::POST {
             return Err(Some(Refusal::MethodNotAllowed { allow: "POST" }));
         }
-        if !plan.keys.is_open() {
-            let key = headers::client_key(&session.req_header().headers);
-            plan.keys.recognise(key.as_deref()).map_err(|error| {
-                Some(match error {
-                    KeyError::Missing => Refusal::NoKey,
-                    KeyError::Unknown => Refusal::BadKey,
-                })
-            })?;
-        }
+        key_refusal(session, plan).map_or(Ok(()), |refusal| Err(Some(refusal)))?;
         let limit = plan.config.server.max_body.0;
         let too_large = || Some(Refusal::BodyTooLarge { limit });
         if body::announced(session).is_some_and(|size| size > limit) {
@@ -159,9 +158,20 @@ impl<U: Upstream, R: Recorder, L: Local> Gateway<U, R, L> {
     }
 
     fn may_list(&self, session: &ServerSession) -> bool {
-        let plan = self.flow.plan();
-        let key = headers::client_key(&session.req_header().headers);
-        plan.keys.is_open() || plan.keys.recognise(key.as_deref()).is_ok()
+        key_refusal(session, &self.flow.plan()).is_none()
+    }
+
+    /// Why a path that leads to no engine was not answered here either.
+    fn not_a_route(&self, session: &ServerSession, plan: &Plan) -> Refusal {
+        let request = session.req_header();
+        if !LOCAL_PATHS.contains(&request.uri.path()) {
+            return Refusal::UnknownRoute;
+        }
+        match request.method {
+            // Only the list of models asks for a key.
+            Method::GET | Method::HEAD => key_refusal(session, plan).unwrap_or(Refusal::UnknownRoute),
+            _ => Refusal::MethodNotAllowed { allow: "GET, HEAD" },
+        }
     }
 
     async fn send_local(&self, session: &mut ServerSession, answer: Answer, request_id: &str) -> bool {
@@ -184,6 +194,18 @@ impl<U: Upstream, R: Recorder, L: Local> Gateway<U, R, L> {
         };
         sent.await.is_ok()
     }
+}
+
+/// What is wrong with the key of a request, where keys are asked for.
+fn key_refusal(session: &ServerSession, plan: &Plan) -> Option<Refusal> {
+    if plan.keys.is_open() {
+        return None;
+    }
+    let key = headers::client_key(&session.req_header().headers);
+    plan.keys.recognise(key.as_deref()).err().map(|error| match error {
+        KeyError::Missing => Refusal::NoKey,
+        KeyError::Unknown => Refusal::BadKey,
+    })
 }
 
 fn incoming(
@@ -221,7 +243,7 @@ impl<U: Upstream, R: Recorder, L: Local> HttpServerApp for Gateway<U, R, L> {
             biased;
             read = timeout(keepalive + header_timeout, session.read_request()) => read.ok()?,
             // Between requests a connection is closed at once when the gateway stops.
-            _ = stop.wait_for(|stopping| *stopping), if self.flow.is_closing() => return None,
+            _ = stop.wait_for(|stopping| *stopping) => return None,
         };
         match read {
             Ok(true) => {}
