@@ -33,7 +33,7 @@ async fn an_answer_whose_head_cannot_be_read_is_502() {
             answer.is(502, "upstream_broke");
         }
         assert!(engine.count() >= 2);
-        assert_eq!(gate.outcomes("upstream_error").await, 2.0, "{what}");
+        gate.recorded("upstream_error", 2.0).await;
         gate.settled().await;
     }
 }
@@ -94,16 +94,18 @@ async fn half_an_answer_reaches_the_client_as_half_an_answer() {
     let long = format!("HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n", COMPLETION.len());
     let chunked = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n";
     for steps in [
-        vec![send(long + half), Step::Close],
-        vec![send(chunked.to_owned() + &chunk(half)), Step::Close],
-        vec![send(chunked.to_owned() + &chunk(half) + "zz\r\n"), Step::Close],
+        vec![send(long + half), Step::Gate, Step::Close],
+        vec![send(chunked.to_owned() + &chunk(half)), Step::Gate, Step::Close],
+        vec![send(chunked.to_owned() + &chunk(half)), Step::Gate, send("zz\r\n"), Step::Close],
     ] {
-        let (_engine, gate) = over(steps).await;
+        let (engine, gate) = over(steps).await;
         let mut client = gate.client().await;
-        let answer = client.ask(chat(CHAT)).await;
+        client.send(chat(CHAT)).await.until(half).await;
+        engine.open_gate();
+        let answer = client.answer().await;
         assert!(!answer.whole, "half an answer looks whole: {}", answer.text());
         assert_eq!(answer.text(), half);
-        assert_eq!(gate.outcomes("upstream_error").await, 1.0);
+        gate.recorded("upstream_error", 1.0).await;
         gate.settled().await;
     }
 }
@@ -112,21 +114,24 @@ async fn half_an_answer_reaches_the_client_as_half_an_answer() {
 async fn a_stream_that_breaks_off_ends_with_an_error_event_and_a_closed_connection() {
     let begun = STREAM.to_owned() + &chunk(&event("one"));
     for (what, steps) in [
-        ("closed inside a chunk", vec![send(begun.clone() + "20\r\nhalf"), Step::Close]),
-        ("closed between chunks", vec![send(begun.clone()), Step::Close]),
-        ("ended in order without its end", vec![send(begun.clone() + LAST)]),
-        ("a chunk of no size", vec![send(begun.clone() + "what\r\n"), Step::Silence]),
-        ("a chunk that is longer than it says", vec![send(begun.clone() + "2\r\nlonger\r\n"), Step::Silence]),
+        ("closed inside a chunk", vec![send("20\r\nhalf"), Step::Close]),
+        ("closed between chunks", vec![Step::Close]),
+        ("ended in order without its end", vec![send(LAST)]),
+        ("a chunk of no size", vec![send("what\r\n"), Step::Silence]),
+        ("a chunk that is longer than it says", vec![send("2\r\nlonger\r\n"), Step::Silence]),
     ] {
-        let (_engine, gate) = over(steps).await;
+        let steps = [vec![send(begun.clone()), Step::Gate], steps].concat();
+        let (engine, gate) = over(steps).await;
         let mut client = gate.client().await;
-        let answer = client.ask(chat(STREAMED)).await;
+        client.send(chat(STREAMED)).await.until("one").await;
+        engine.open_gate();
+        let answer = client.answer().await;
         let text = answer.text();
         assert!(text.starts_with(&event("one")), "{what}: {text}");
         assert!(text.contains("\n\nevent: error\ndata: {\"error\":"), "{what}: {text}");
         assert!(!text.contains("[DONE]") && !text.contains("finish_reason\":\"stop"), "{what}: a fake end: {text}");
         assert!(!answer.whole, "{what}: the client cannot tell that it is incomplete");
-        assert_eq!(gate.outcomes("upstream_error").await, 1.0, "{what}");
+        gate.recorded("upstream_error", 1.0).await;
         gate.settled().await;
     }
 }
@@ -139,7 +144,7 @@ async fn a_stream_that_falls_silent_ends_with_an_error_event() {
     assert!(answer.text().contains("event: error") && answer.text().contains("upstream_timeout"), "{}", answer.text());
     assert!(!answer.whole);
     eventually("the engine is left", async || engine.left() == 1).await;
-    assert_eq!(gate.outcomes("timeout").await, 1.0);
+    gate.recorded("timeout", 1.0).await;
     gate.settled().await;
 }
 
@@ -196,7 +201,7 @@ async fn one_huge_chunk_passes() {
     let (_engine, gate) = over(vec![send(text)]).await;
     let answer = gate.ask(chat(STREAMED)).await;
     assert!(answer.whole && answer.text() == event + &ending());
-    assert_eq!(gate.outcomes("completed").await, 1.0);
+    gate.recorded("completed", 1.0).await;
     gate.settled().await;
 }
 

@@ -36,7 +36,7 @@ async fn a_body_that_cannot_be_understood_is_400_with_a_reason_and_the_connectio
     }
     assert_eq!(client.ask(chat(CHAT)).await.status(), 200);
     assert_eq!(engine.count(), 1);
-    assert_eq!(gate.outcomes("refused").await, 11.0);
+    gate.recorded("refused", 11.0).await;
     gate.settled().await;
 }
 
@@ -117,7 +117,7 @@ async fn with_keys(engine: &Engine, limit: &str) -> Gate {
             digest("all"),
             digest("some")
         );
-    Gate::from_text(&text, &[]).await
+    Gate::from_text(&text, &["pool.only.models=['m', 'other']"]).await
 }
 
 fn with_key(key: &str, body: &str) -> Vec<u8> {
@@ -228,8 +228,8 @@ async fn a_full_queue_and_a_long_wait_are_503_with_retry_after() {
     engine.open_gate();
     assert!(running.answer().await.whole);
     assert_eq!(engine.count(), 1);
-    assert_eq!(gate.metric("sluice_shed_total", &["reason=\"queue_full\""]).await, 1.0);
-    assert_eq!(gate.metric("sluice_shed_total", &["reason=\"queue_timeout\""]).await, 1.0);
+    gate.counts("sluice_shed_total", "reason=\"queue_full\"", 1.0).await;
+    gate.counts("sluice_shed_total", "reason=\"queue_timeout\"", 1.0).await;
     gate.settled().await;
 }
 

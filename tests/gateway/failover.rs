@@ -50,8 +50,8 @@ async fn a_failure_before_the_first_byte_is_made_good_by_the_other_backend() {
         ids.sort();
         assert_eq!(ids, ["r", "r-r2"], "{what}: an attempt has an id of its own");
         assert_eq!(answer.head.header("x-request-id"), Some("r"));
-        assert_eq!(gate.metric("sluice_retries_total", &[&format!("reason=\"{reason}\"")]).await, 1.0, "{what}");
-        assert_eq!(gate.outcomes("completed").await, 1.0, "{what}");
+        gate.counts("sluice_retries_total", &format!("reason=\"{reason}\""), 1.0).await;
+        gate.recorded("completed", 1.0).await;
         gate.settled().await;
     }
 }
@@ -67,7 +67,7 @@ async fn a_refused_connection_is_made_good_by_the_other_backend() {
         assert_eq!(gate.ask(chat(CHAT)).await.text(), COMPLETION);
     }
     assert_eq!(stays.count(), 10);
-    assert_eq!(gate.metric("sluice_retries_total", &["reason=\"connect\""]).await, 3.0, "then it is ejected");
+    gate.counts("sluice_retries_total", "reason=\"connect\"", 3.0).await;
     assert_eq!(gate.state(0), "ejected");
     gate.settled().await;
 }
@@ -83,7 +83,7 @@ async fn a_silent_backend_is_replaced_at_the_first_byte_deadline() {
     let gate = Gate::over(&[engines[0].url(), engines[1].url()], &["timeouts.first_byte.base=200ms"]).await;
     let answer = gate.ask(chat(STREAMED)).await;
     assert_eq!(answer.text(), event("good") + &ending());
-    assert_eq!(gate.metric("sluice_retries_total", &["reason=\"timeout\""]).await, 1.0);
+    gate.counts("sluice_retries_total", "reason=\"timeout\"", 1.0).await;
     gate.settled().await;
 }
 
@@ -154,7 +154,7 @@ async fn an_idle_connection_that_the_engine_closes_costs_no_request() {
         assert_eq!((answer.status(), answer.text().as_str()), (200, COMPLETION));
     }
     assert!(gate.metric("sluice_retries_total", &["reason=\"stale_connection\""]).await >= 4.0);
-    assert_eq!(gate.outcomes("completed").await, 12.0);
+    gate.recorded("completed", 12.0).await;
     assert_eq!(gate.state(0), "ready", "the race is nobody's fault");
     gate.settled().await;
 }

@@ -22,7 +22,7 @@ pub(crate) struct Gate {
 pub(crate) fn one_pool(urls: &[String]) -> String {
     let mut text = String::from(
         "[server]\nlisten = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"\n[[model]]\nname = \"m\"\naliases = [\"alias\"]\n\
-         [[pool]]\nname = \"only\"\nusage = \"off\"\n",
+         [[pool]]\nname = \"only\"\nmodels = [\"m\"]\nusage = \"off\"\n",
     );
     for (index, url) in urls.iter().enumerate() {
         text += &format!("[[pool.backend]]\nname = \"b{index}\"\nurl = \"{url}\"\n");
@@ -74,6 +74,11 @@ impl Gate {
         self.running.house().admission().load()
     }
 
+    /// Slots in use on the first backend of the first pool.
+    pub(crate) fn slots(&self) -> u32 {
+        self.running.house().admission().view()[0].backends[0].used.slots
+    }
+
     /// The state of a backend of the first pool.
     pub(crate) fn state(&self, backend: usize) -> &'static str {
         self.running.house().admission().view()[0].backends[backend].phase.label()
@@ -89,9 +94,15 @@ impl Gate {
         sum(&self.page().await, name, labels)
     }
 
-    /// Requests that ended so.
-    pub(crate) async fn outcomes(&self, outcome: &str) -> f64 {
-        self.metric("sluice_requests_total", &[&format!("outcome=\"{outcome}\"")]).await
+    /// Waits until a counter has this value; a request is recorded just behind its answer.
+    pub(crate) async fn counts(&self, name: &str, label: &str, value: f64) {
+        let what = format!("{name}{{{label}}} is {value}");
+        eventually(&what, async || self.metric(name, &[label]).await == value).await;
+    }
+
+    /// Waits until so many requests have ended so.
+    pub(crate) async fn recorded(&self, outcome: &str, value: f64) {
+        self.counts("sluice_requests_total", &format!("outcome=\"{outcome}\""), value).await;
     }
 
     /// Waits until nothing is held any more and the books agree, at most for `within`.

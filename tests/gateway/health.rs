@@ -15,18 +15,26 @@ pub(crate) async fn sim() -> Handle {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn failures_in_a_row_eject_and_one_good_request_in_probation_readmits() {
+    // Alone it would not be ejected for its answers: bad ones are better than none.
+    let other = Engine::always(completion()).await;
     let engine = Engine::start(|number, _| match number {
         0..3 => vec![Step::Send(answer(500, "application/json", b"{}"))],
         3 => vec![Step::Gate, Step::Send(crate::engine::json(COMPLETION.as_bytes()))],
         _ => completion(),
     })
     .await;
-    let sets = ["health.ejection_base=50ms", "health.probe_interval=20ms", "pool.only.queue.timeout=5s"];
-    let gate = Gate::over(&[engine.url()], &sets).await;
-    for _ in 0..3 {
-        assert_eq!(gate.ask(chat(CHAT)).await.status(), 500, "a 500 passes unchanged");
+    let sets = ["health.ejection_base=50ms", "health.probe_interval=20ms", "pool.only.policy=round_robin"];
+    let gate = Gate::over(&[engine.url(), other.url()], &sets).await;
+    let mut failures = 0;
+    while failures < 3 {
+        let status = gate.ask(chat(CHAT)).await.status();
+        assert!([200, 500].contains(&status), "a 500 passes unchanged");
+        failures += usize::from(status == 500);
     }
     assert_ne!(gate.state(0), "ready");
+    // From here on it is the only one.
+    other.set_healthy(false);
+    eventually("the other is down", async || gate.state(1) == "down").await;
     eventually("probation", async || gate.state(0) == "probation").await;
     // Half open: one request at a time is let through.
     let mut trial = gate.client().await;
@@ -115,7 +123,7 @@ async fn an_engine_that_hangs_behind_a_healthy_port_is_found_and_its_waiting_req
     }
     assert_eq!([gate.state(0), gate.state(1)], ["ejected", "ready"]);
     assert!(gate.metric("sluice_retries_total", &["reason=\"hung\""]).await >= 1.0);
-    assert_eq!(gate.outcomes("completed").await, 7.0);
+    gate.recorded("completed", 7.0).await;
     gate.settled().await;
     gate.stop().await;
     for engine in engines {
