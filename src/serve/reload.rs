@@ -100,6 +100,7 @@ impl House {
         self.flow.upstream().set_connect_timeout(config.timeouts.connect);
         self.telemetry.configured(&config);
         self.flow.set_plan(self.plan_of(config, &state));
+        self.probe_now.notify_one();
         Ok(changes)
     }
 

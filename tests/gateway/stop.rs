@@ -214,6 +214,6 @@ async fn a_wrong_configuration_is_78_and_wrong_usage_is_2() {
     for args in [&["serve"][..], &["serve", "--config"], &["serve", "--bogus"], &["bogus"], &[]] {
         let (code, said) = run(args).await;
         assert_eq!(code, Some(2), "{args:?}: {said}");
-        assert!(said.contains("Usage"), "{said}");
+        assert!(said.contains("Usage") || said.contains("--help"), "{said}");
     }
 }

@@ -251,6 +251,8 @@ impl Exchange for EngineExchange {
             if let Err(broken) = self.decode(into) {
                 self.ended = Some(broken);
                 self.framing = Framing::Length(u64::MAX);
+                // Nothing behind it can be understood.
+                self.input.clear();
             }
         }
         Ok(into.len() > before)
