@@ -1,12 +1,14 @@
 //! Waiting for a lease: until there is one, the deadline, or the client leaves.
 //!
 //! A client that leaves while queued leaves the line at once: the ticket is dropped with the wait.
-//! When a reload removes the pool somebody waits in, the request is classified by the new plan and
-//! enters again with its age; a loop that is bounded by [`REENTRIES_MAX`], because only reloads drive it.
+//! When a reload removes the pool somebody waits in or is about to enter, the request is classified by the new plan and
+//! enters again with its age; a loop that is bounded by [`REENTRIES_MAX`], because only reloads drive it. A reload changes
+//! pools first and the plan right behind them: in between, the new plan is waited for, at most [`PLAN_PATIENCE`].
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::Flow;
 use super::classify;
@@ -19,6 +21,8 @@ use crate::pool::{Ask, Entry, Lease, Need, Waited};
 
 /// How often a waiting request follows its pool through reloads.
 const REENTRIES_MAX: usize = 8;
+/// How long a reload may take between its pools and its plan; it is a matter of microseconds.
+const PLAN_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Why there is no lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,23 +67,26 @@ where
             arrived: wish.arrived,
             avoid: wish.avoid.into(),
         };
-        let (ticket, deadline) = match flow.admission().enter(ask) {
+        let waited = match flow.admission().enter(ask) {
             Entry::Granted(lease) => return Ok(lease),
+            Entry::Refused(ShedReason::NoBackend) if flow.admission().is_removed(home) => Waited::PoolGone,
             Entry::Refused(shed) => return Err(NoLease::Shed(shed, home)),
-            Entry::Queued(ticket, deadline) => (ticket, deadline),
-        };
-        let waited = tokio::select! {
-            biased;
-            waited = timeout_at(deadline, ticket) => waited.map_err(|_| NoLease::Shed(ShedReason::QueueTimeout, home))?,
-            () = down.gone() => return Err(NoLease::ClientGone),
+            Entry::Queued(ticket, deadline) => tokio::select! {
+                biased;
+                waited = timeout_at(deadline, ticket) => {
+                    waited.map_err(|_| NoLease::Shed(ShedReason::QueueTimeout, home))?
+                }
+                () = down.gone() => return Err(NoLease::ClientGone),
+            },
         };
         match waited {
             Waited::Granted(lease) => return Ok(lease),
             Waited::PoolGone => {
-                plan = flow.plan();
+                let nowhere = NoLease::Shed(ShedReason::NoBackend, home);
+                plan = timeout(PLAN_PATIENCE, flow.plan_after(&plan)).await.map_err(|_| nowhere)?;
                 let again =
                     plan.model(wish.model).and_then(|(m, _)| classify::place(&plan, m, wish.need.prompt_tokens));
-                placement = again.ok_or(NoLease::Shed(ShedReason::NoBackend, home))?;
+                placement = again.ok_or(nowhere)?;
             }
         }
     }

@@ -38,6 +38,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use arc_swap::ArcSwap;
 use bytes::Bytes;
 use http::HeaderMap;
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::experiment::Experiments;
@@ -78,6 +79,8 @@ pub struct Flow<U, R> {
     recorder: R,
     experiments: Experiments,
     plan: ArcSwap<Plan>,
+    /// Wakes those who wait for another plan.
+    replaced: Notify,
     closing: AtomicBool,
 }
 
@@ -86,7 +89,15 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
     pub fn new(admission: Arc<Admission>, upstream: U, recorder: R, plan: Plan) -> Self {
         let plan = ArcSwap::from_pointee(plan);
         let experiments = Experiments::default();
-        Self { admission, upstream, recorder, experiments, plan, closing: AtomicBool::new(false) }
+        Self {
+            admission,
+            upstream,
+            recorder,
+            experiments,
+            plan,
+            replaced: Notify::new(),
+            closing: AtomicBool::new(false),
+        }
     }
 
     /// The plan in force.
@@ -97,6 +108,19 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
     /// Routes by another plan from now on. Requests under way keep theirs.
     pub fn set_plan(&self, plan: Plan) {
         self.plan.store(Arc::new(plan));
+        self.replaced.notify_waiters();
+    }
+
+    /// The plan in force as soon as it is another one than `old`.
+    async fn plan_after(&self, old: &Arc<Plan>) -> Arc<Plan> {
+        loop {
+            let replaced = self.replaced.notified();
+            let plan = self.plan();
+            if !Arc::ptr_eq(&plan, old) {
+                return plan;
+            }
+            replaced.await;
+        }
     }
 
     /// The owner of capacity.

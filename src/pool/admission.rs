@@ -108,6 +108,11 @@ impl Admission {
         self.update(|state, wakers| state.probed(backend, up, now, wakers))
     }
 
+    /// Whether a reload has removed this pool: who asks for it goes by an old plan.
+    pub fn is_removed(&self, pool: PoolId) -> bool {
+        self.state.lock().pools.get(pool.index()).is_none_or(|pool| pool.removed)
+    }
+
     /// The engine's context limit, as `/v1/models` reports it.
     pub fn set_max_model_len(&self, backend: BackendId, tokens: Option<u64>) {
         self.update(|state, _| {
