@@ -91,6 +91,14 @@ fn load(args: &ServeArgs) -> Result<(Loaded, Source), Problems> {
 }
 
 async fn serve(config: Config, source: Source) -> ExitCode {
+    // Before anything else: a signal during the start is obeyed behind it, instead of ending the program.
+    let signals = match signals() {
+        Ok(signals) => signals,
+        Err(error) => {
+            tracing::error!("cannot listen for signals: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
     let running = match serve::start(config, source).await {
         Ok(running) => running,
         Err(error) => {
@@ -100,10 +108,7 @@ async fn serve(config: Config, source: Source) -> ExitCode {
     };
     tracing::info!("serving clients on http://{}", running.client_address());
     tracing::info!("metrics and live page on http://{}", running.admin_address());
-    if let Err(error) = wait_for_stop(&running).await {
-        tracing::error!("cannot listen for signals: {error}");
-        return ExitCode::FAILURE;
-    }
+    wait_for_stop(&running, signals).await;
     let (in_flight, waiting) = running.house().admission().load();
     tracing::info!(in_flight, waiting, "stopping: no new requests; a second signal stops at once");
     tokio::select! {
@@ -123,12 +128,11 @@ async fn serve(config: Config, source: Source) -> ExitCode {
 }
 
 /// Waits for SIGTERM or SIGINT; reloads on SIGHUP.
-async fn wait_for_stop(running: &Running) -> std::io::Result<()> {
-    let (mut term, mut int, mut hup) = signals()?;
+async fn wait_for_stop(running: &Running, (mut term, mut int, mut hup): (Signal, Signal, Signal)) {
     loop {
         tokio::select! {
-            _ = term.recv() => return Ok(()),
-            _ = int.recv() => return Ok(()),
+            _ = term.recv() => return,
+            _ = int.recv() => return,
             _ = hup.recv() => {
                 // Said in the log, whatever comes of it.
                 let _ = running.house().reload();

@@ -118,7 +118,13 @@ where
         match next {
             Next::Bytes => match pump.forward(chunk.split().freeze(), exchange.at_end(), now).await {
                 // Time that the client takes to read is not the backend's silence.
-                Step::On => limit = Instant::now() + passage.idle,
+                Step::On => {
+                    limit = Instant::now() + passage.idle;
+                    // Only the first byte's deadline can lie behind this one: at most one timer operation more.
+                    if limit < timer.deadline() {
+                        timer.as_mut().reset(limit);
+                    }
+                }
                 Step::Gone => return pump.client_gone(now),
                 Step::Busy => return pump.again(RetryReason::InStream, UpstreamFault::InStream),
             },

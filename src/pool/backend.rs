@@ -124,10 +124,15 @@ impl Backend {
         !self.draining && !self.removed && self.health.allowance() != Some(0)
     }
 
+    /// Whether it is given work, or is about to be asked for the first time whether it can be.
+    fn is_worth_waiting_for(&self) -> bool {
+        self.in_rotation() || (self.health.is_untried() && !self.draining && !self.removed)
+    }
+
     /// Whether `need` could ever be carried here with the present limits.
     pub(super) fn could_serve(&self, need: &Need) -> bool {
         let barred = self.limits.long_prefix.is_some_and(|long| long.slots == 0 && need.prompt_tokens > long.threshold);
-        self.in_rotation() && !barred
+        self.is_worth_waiting_for() && !barred
     }
 
     /// Whether `need` can be carried now.

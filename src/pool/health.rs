@@ -115,6 +115,11 @@ impl Health {
         }
     }
 
+    /// Not probed at all yet: a backend that a reload has just brought may be up in a moment.
+    pub fn is_untried(&self) -> bool {
+        self.phase == Phase::Starting && self.probe_misses == 0
+    }
+
     /// The probe answered.
     pub fn probe_ok(&mut self, now: Instant) {
         self.probe_misses = 0;

@@ -29,6 +29,9 @@ use crate::flow::keys::KeyError;
 use crate::flow::{Downstream, Flow, Head, Incoming, Open, Plan, Recorder, Upstream, refuse};
 use crate::openai::{Refusal, Route};
 
+/// Paths that are answered here, with GET and HEAD.
+const LOCAL_PATHS: [&str; 3] = ["/health", "/ready", "/v1/models"];
+
 /// What the gateway answers itself, beside refusals.
 pub trait Local: Send + Sync + 'static {
     /// Whether at least one backend of every pool could take a request.
@@ -112,19 +115,15 @@ impl<U: Upstream, R: Recorder, L: Local> Gateway<U, R, L> {
         if session.is_upgrade_req() {
             return Err(Some(Refusal::UpgradeRefused));
         }
-        let Some(route) = route else { return Err(Some(not_for_an_engine(session))) };
+        if body::is_framed_twice(session) {
+            let message = "both Content-Length and Transfer-Encoding were sent; send one of them".to_owned();
+            return Err(Some(Refusal::BadRequest { message, param: None }));
+        }
+        let Some(route) = route else { return Err(Some(self.not_a_route(session, plan))) };
         if session.req_header().method != Method::POST {
             return Err(Some(Refusal::MethodNotAllowed { allow: "POST" }));
         }
-        if !plan.keys.is_open() {
-            let key = headers::client_key(&session.req_header().headers);
-            plan.keys.recognise(key.as_deref()).map_err(|error| {
-                Some(match error {
-                    KeyError::Missing => Refusal::NoKey,
-                    KeyError::Unknown => Refusal::BadKey,
-                })
-            })?;
-        }
+        key_refusal(session, plan).map_or(Ok(()), |refusal| Err(Some(refusal)))?;
         let limit = plan.config.server.max_body.0;
         let too_large = || Some(Refusal::BodyTooLarge { limit });
         if body::announced(session).is_some_and(|size| size > limit) {
@@ -163,9 +162,20 @@ impl<U: Upstream, R: Recorder, L: Local> Gateway<U, R, L> {
     }
 
     fn may_list(&self, session: &ServerSession) -> bool {
-        let plan = self.flow.plan();
-        let key = headers::client_key(&session.req_header().headers);
-        plan.keys.is_open() || plan.keys.recognise(key.as_deref()).is_ok()
+        key_refusal(session, &self.flow.plan()).is_none()
+    }
+
+    /// Why a path that leads to no engine was not answered here either.
+    fn not_a_route(&self, session: &ServerSession, plan: &Plan) -> Refusal {
+        let request = session.req_header();
+        if !LOCAL_PATHS.contains(&request.uri.path()) {
+            return Refusal::UnknownRoute;
+        }
+        match request.method {
+            // Only the list of models asks for a key.
+            Method::GET | Method::HEAD => key_refusal(session, plan).unwrap_or(Refusal::UnknownRoute),
+            _ => Refusal::MethodNotAllowed { allow: "GET, HEAD" },
+        }
     }
 
     async fn send_local(&self, session: &mut ServerSession, answer: Answer, request_id: &str) -> bool {
@@ -188,6 +198,18 @@ impl<U: Upstream, R: Recorder, L: Local> Gateway<U, R, L> {
         };
         sent.await.is_ok()
     }
+}
+
+/// What is wrong with the key of a request, where keys are asked for.
+fn key_refusal(session: &ServerSession, plan: &Plan) -> Option<Refusal> {
+    if plan.keys.is_open() {
+        return None;
+    }
+    let key = headers::client_key(&session.req_header().headers);
+    plan.keys.recognise(key.as_deref()).err().map(|error| match error {
+        KeyError::Missing => Refusal::NoKey,
+        KeyError::Unknown => Refusal::BadKey,
+    })
 }
 
 fn incoming(
@@ -258,21 +280,6 @@ impl<U: Upstream, R: Recorder, L: Local> HttpServerApp for Gateway<U, R, L> {
         Some(ReusedHttpStream::from_reusable_stream(reusable, settings))
     }
 }
-
-/// Why a path that goes to no engine was not answered here either: another method, no key, or not ours at all.
-fn not_for_an_engine(session: &ServerSession) -> Refusal {
-    let request = session.req_header();
-    let listed = request.uri.path() == "/v1/models";
-    match (listed || LOCAL_CHECKS.contains(&request.uri.path()), &request.method) {
-        (false, _) => Refusal::UnknownRoute,
-        (true, &Method::GET | &Method::HEAD) if headers::client_key(&request.headers).is_some() => Refusal::BadKey,
-        (true, &Method::GET | &Method::HEAD) => Refusal::NoKey,
-        (true, _) => Refusal::MethodNotAllowed { allow: "GET, HEAD" },
-    }
-}
-
-/// Paths that are answered here without a key.
-const LOCAL_CHECKS: [&str; 2] = ["/health", "/ready"];
 
 /// How long the end of a request may take before its connection is given up.
 const SETTLE: Duration = Duration::from_secs(5);

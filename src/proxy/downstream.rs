@@ -24,13 +24,15 @@ const SEND_TIMEOUT: Duration = Duration::from_secs(60);
 /// One client, for the length of one request.
 pub(super) struct Client<'a> {
     session: &'a mut ServerSession,
+    /// The answer has a `Content-Length`.
+    sized: bool,
     finished: bool,
     aborted: bool,
 }
 
 impl<'a> Client<'a> {
     pub(super) fn new(session: &'a mut ServerSession) -> Self {
-        Self { session, finished: false, aborted: false }
+        Self { session, sized: false, finished: false, aborted: false }
     }
 
     /// While corked, nothing leaves: more follows at once.
@@ -38,6 +40,7 @@ impl<'a> Client<'a> {
         let socket = self.session.stream().and_then(|stream| (**stream).as_any().downcast_ref::<ClientSocket>());
         if let Some(socket) = socket {
             socket.cork(corked);
+            socket.pass(!corked && self.sized);
         }
     }
 
@@ -56,6 +59,7 @@ impl Downstream for Client<'_> {
         if version == Version::HTTP_11 && !bodyless && !headers.contains_key(CONTENT_LENGTH) {
             headers.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
         }
+        self.sized = headers.contains_key(CONTENT_LENGTH);
         let (mut parts, ()) = http::Response::new(()).into_parts();
         parts.status = head.status;
         parts.headers = headers;

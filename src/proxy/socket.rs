@@ -31,6 +31,7 @@ pub(super) struct ClientSocket {
     stream: TcpStream,
     gathered: BytesMut,
     corked: AtomicBool,
+    passing: AtomicBool,
     established: SystemTime,
     socket: Arc<SocketDigest>,
     proxy: Option<Arc<ProxyDigest>>,
@@ -43,6 +44,7 @@ impl ClientSocket {
             stream,
             gathered: BytesMut::new(),
             corked: AtomicBool::new(false),
+            passing: AtomicBool::new(false),
             established: SystemTime::now(),
             socket,
             proxy: None,
@@ -52,6 +54,12 @@ impl ClientSocket {
     /// While corked, a flush does nothing: more follows at once.
     pub(super) fn cork(&self, corked: bool) {
         self.corked.store(corked, Ordering::Relaxed);
+    }
+
+    /// While passing, writes leave at once: pingora flushes behind every chunk, but in a body of known length only
+    /// behind the last byte, and what is there of it must not wait for the rest.
+    pub(super) fn pass(&self, passing: bool) {
+        self.passing.store(passing, Ordering::Relaxed);
     }
 
     /// Writes out what was gathered.
@@ -86,7 +94,7 @@ impl AsyncWrite for ClientSocket {
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let total: usize = slices.iter().map(|slice| slice.len()).sum();
-        if self.gathered.len() + total <= GATHER_MAX {
+        if self.gathered.len() + total <= GATHER_MAX && !self.passing.load(Ordering::Relaxed) {
             slices.iter().for_each(|slice| self.gathered.extend_from_slice(slice));
             return Poll::Ready(Ok(total));
         }

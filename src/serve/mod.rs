@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
@@ -65,6 +65,8 @@ pub struct House {
     pub(crate) state: parking_lot::Mutex<reload::Loaded>,
     pub(crate) started: Instant,
     pub(crate) last_reload: parking_lot::Mutex<Option<admin::status::LastReload>>,
+    /// Backends are to be probed now: a reload may have brought new ones, and requests wait for them.
+    pub(crate) probe_now: Notify,
 }
 
 /// A gateway that serves.
@@ -111,6 +113,7 @@ pub async fn start(config: Config, source: Source) -> Result<Running, StartError
         state: parking_lot::Mutex::new(reload::Loaded::new(layout, counters)),
         started: now,
         last_reload: parking_lot::Mutex::default(),
+        probe_now: Notify::new(),
     });
     let mut prober = Prober::new(Arc::clone(&house.admission), Arc::clone(&house.reported));
     let first = tokio::time::timeout(FIRST_PROBE, house.probe(&mut prober)).await;
@@ -169,6 +172,7 @@ impl House {
             let interval = self.config.load().health.probe_interval;
             tokio::select! {
                 () = tokio::time::sleep(interval) => {}
+                () = self.probe_now.notified() => {}
                 _ = end.wait_for(|ending| *ending) => return,
             }
             self.probe(&mut prober).await;

@@ -103,6 +103,7 @@ impl House {
         *state = Loaded { layout, counters };
         self.flow.upstream().set_connect_timeout(config.timeouts.connect);
         self.config.store(config);
+        self.probe_now.notify_one();
         Ok(changes)
     }
 

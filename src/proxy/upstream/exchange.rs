@@ -27,6 +27,9 @@ use crate::pool::Address;
 const READ_MIN: usize = 1 << 10;
 /// The most that is read at once.
 const READ_MAX: usize = 64 << 10;
+/// Interim answers (100 Continue and the like) before one answer: engines send at most one; a read that never waits
+/// would also keep every timer of its task from being looked at.
+const INTERIM_MAX: u32 = 64;
 /// The most that is gathered into one write to the client.
 const COALESCE_MAX: usize = 256 << 10;
 /// Pieces of a body up to this size are copied behind what goes before them, so that both are one write.
@@ -44,6 +47,8 @@ pub struct EngineExchange {
     read_size: usize,
     framing: Framing,
     keepalive: bool,
+    /// Interim answers so far.
+    interim: u32,
     /// The connection has ended, or broke; said once what was read before has been passed on.
     ended: Option<Broken>,
 }
@@ -65,6 +70,7 @@ impl EngineExchange {
             read_size: READ_MIN,
             framing: Framing::UntilClose,
             keepalive: false,
+            interim: 0,
             ended: None,
         }
     }
@@ -214,6 +220,10 @@ impl Exchange for EngineExchange {
                     headers::remove_hop_by_hop(&mut map);
                     return Ok(Head { status: head.status, headers: map });
                 }
+                self.interim += 1;
+                if self.interim > INTERIM_MAX {
+                    return Err(Broken::Malformed(format!("more than {INTERIM_MAX} interim answers")));
+                }
             }
             if !self.fill().await? {
                 return Err(Broken::Closed("connection ended before an answer".to_owned()));
@@ -245,6 +255,7 @@ impl Exchange for EngineExchange {
             if let Err(broken) = self.decode(into) {
                 self.ended = Some(broken);
                 self.framing = Framing::Length(u64::MAX);
+                // Nothing behind it can be understood.
                 self.input.clear();
             }
         }

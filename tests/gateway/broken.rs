@@ -1,0 +1,239 @@
+//! Engines that misbehave: the client gets an honest error or an honestly broken stream, never a fake end, and the
+//! gateway holds nothing afterwards.
+
+use crate::client::{CHAT, STREAMED, chat};
+use crate::engine::{COMPLETION, Engine, LAST, STREAM, Step, chunk, completion, ending, event, json, send};
+use crate::gate::{Gate, eventually};
+
+/// A gateway over one engine that always does this; never ejected, so that every request gets there.
+async fn over(steps: Vec<Step>) -> (Engine, Gate) {
+    let engine = Engine::always(steps).await;
+    let gate = Gate::over(&[engine.url()], &["health.failures=1000", "timeouts.idle=2s"]).await;
+    (engine, gate)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_answer_whose_head_cannot_be_read_is_502() {
+    let head = "HTTP/1.1 200 OK\r\n";
+    for (what, bytes) in [
+        ("garbage", b"\x00\x01\x02 what?\r\n\r\n".to_vec()),
+        ("another protocol", b"SSH-2.0-OpenSSH_9.6\r\n\r\n".to_vec()),
+        ("half a head", format!("{head}content-le").into_bytes()),
+        ("no length anybody understands", format!("{head}content-length: many\r\n\r\n{{}}").into_bytes()),
+        ("two lengths", format!("{head}content-length: 2\r\ncontent-length: 3\r\n\r\n{{}}").into_bytes()),
+        (
+            "length and chunks",
+            format!("{head}content-length: 2\r\ntransfer-encoding: chunked\r\n\r\n{{}}").into_bytes(),
+        ),
+        ("too many headers", format!("{head}{}\r\n", "x: y\r\n".repeat(1_000)).into_bytes()),
+        ("a switch of protocols", b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\n\r\n".to_vec()),
+        ("a status out of range", b"HTTP/1.1 999999 What\r\n\r\n".to_vec()),
+    ] {
+        let (engine, gate) = over(vec![Step::Send(bytes), Step::Close]).await;
+        for body in [CHAT, STREAMED] {
+            let answer = gate.ask(chat(body)).await;
+            assert_eq!(answer.status(), 502, "{what}: {}", answer.text());
+            answer.is(502, "upstream_broke");
+        }
+        assert!(engine.count() >= 2);
+        gate.recorded("upstream_error", 2.0).await;
+        gate.settled().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn headers_without_end_are_502_and_bounded() {
+    for endless in ["x-filler: 1\r\n", "x"] {
+        let steps = vec![send("HTTP/1.1 200 OK\r\n"), Step::Endlessly(endless.repeat(1_000).into_bytes())];
+        let (engine, gate) = over(steps).await;
+        gate.ask(chat(CHAT)).await.is(502, "upstream_broke");
+        eventually("the engine is left", async || engine.left() == engine.count()).await;
+        gate.settled().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn interim_answers_are_kept_to_ourselves() {
+    let interim = "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n";
+    let whole = [interim.repeat(20).into_bytes(), json(COMPLETION.as_bytes())].concat();
+    let (_engine, gate) = over(vec![Step::Send(whole)]).await;
+    let mut client = gate.client().await;
+    for _ in 0..2 {
+        let answer = client.ask(chat(CHAT)).await;
+        assert_eq!((answer.status(), answer.text().as_str()), (200, COMPLETION));
+    }
+    gate.settled().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn interim_answers_without_end_do_not_hold_a_request_for_ever() {
+    let engine = Engine::always(vec![Step::Endlessly(b"HTTP/1.1 100 Continue\r\n\r\n".repeat(100))]).await;
+    let gate = Gate::over(&[engine.url()], &["timeouts.response=500ms", "timeouts.first_byte.base=500ms"]).await;
+    for body in [CHAT, STREAMED] {
+        let status = gate.ask(chat(body)).await.status();
+        assert!([502, 504].contains(&status), "{status}");
+    }
+    eventually("the engine is left", async || engine.left() == engine.count()).await;
+    gate.settled().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_200_and_then_nothing_is_502_because_the_client_has_seen_nothing() {
+    for head in [
+        "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n".to_owned(),
+        STREAM.to_owned(),
+    ] {
+        let (_engine, gate) = over(vec![send(head), Step::Close]).await;
+        for body in [CHAT, STREAMED] {
+            gate.ask(chat(body)).await.is(502, "upstream_broke");
+        }
+        gate.settled().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn half_an_answer_reaches_the_client_as_half_an_answer() {
+    let half = &COMPLETION[..60];
+    let long =
+        format!("HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n", COMPLETION.len());
+    let chunked = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n";
+    for steps in [
+        vec![send(long + half), Step::Gate, Step::Close],
+        vec![send(chunked.to_owned() + &chunk(half)), Step::Gate, Step::Close],
+        vec![send(chunked.to_owned() + &chunk(half)), Step::Gate, send("zz\r\n"), Step::Close],
+    ] {
+        let (engine, gate) = over(steps).await;
+        let mut client = gate.client().await;
+        client.send(chat(CHAT)).await.until(half).await;
+        engine.open_gate();
+        let answer = client.answer().await;
+        assert!(!answer.whole, "half an answer looks whole: {}", answer.text());
+        assert_eq!(answer.text(), half);
+        gate.recorded("upstream_error", 1.0).await;
+        gate.settled().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_that_breaks_off_ends_with_an_error_event_and_a_closed_connection() {
+    let begun = STREAM.to_owned() + &chunk(&event("one"));
+    for (what, steps) in [
+        ("closed inside a chunk", vec![send("20\r\nhalf"), Step::Close]),
+        ("closed between chunks", vec![Step::Close]),
+        ("ended in order without its end", vec![send(LAST)]),
+        ("a chunk of no size", vec![send("what\r\n"), Step::Silence]),
+        ("a chunk that is longer than it says", vec![send("2\r\nlonger\r\n"), Step::Silence]),
+    ] {
+        let steps = [vec![send(begun.clone()), Step::Gate], steps].concat();
+        let (engine, gate) = over(steps).await;
+        let mut client = gate.client().await;
+        client.send(chat(STREAMED)).await.until("one").await;
+        engine.open_gate();
+        let answer = client.answer().await;
+        let text = answer.text();
+        assert!(text.starts_with(&event("one")), "{what}: {text}");
+        assert!(text.contains("\n\nevent: error\ndata: {\"error\":"), "{what}: {text}");
+        assert!(!text.contains("[DONE]") && !text.contains("finish_reason\":\"stop"), "{what}: a fake end: {text}");
+        assert!(!answer.whole, "{what}: the client cannot tell that it is incomplete");
+        gate.recorded("upstream_error", 1.0).await;
+        gate.settled().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_that_falls_silent_ends_with_an_error_event() {
+    let engine = Engine::always(vec![send(STREAM.to_owned() + &chunk(&event("one"))), Step::Silence]).await;
+    let gate = Gate::over(&[engine.url()], &["timeouts.idle=200ms"]).await;
+    let answer = gate.ask(chat(STREAMED)).await;
+    assert!(answer.text().contains("event: error") && answer.text().contains("upstream_timeout"), "{}", answer.text());
+    assert!(!answer.whole);
+    eventually("the engine is left", async || engine.left() == 1).await;
+    gate.recorded("timeout", 1.0).await;
+    gate.settled().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_that_is_done_is_whole_even_if_its_framing_is_not() {
+    // `[DONE]` has been said; what is missing is the last chunk.
+    let text = event("one") + &ending();
+    let (_engine, gate) = over(vec![send(STREAM.to_owned() + &chunk(&text)), Step::Close]).await;
+    let answer = gate.ask(chat(STREAMED)).await;
+    assert!(answer.text().starts_with(&text), "{}", answer.text());
+    gate.settled().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn more_bytes_than_announced_never_reach_the_next_request() {
+    let engine = Engine::start(|number, _| {
+        if number == 0 {
+            let answer = [json(COMPLETION.as_bytes()), json(b"smuggled")].concat();
+            return vec![Step::Send(answer)];
+        }
+        completion()
+    })
+    .await;
+    let gate = Gate::over(&[engine.url()], &[]).await;
+    let mut client = gate.client().await;
+    for _ in 0..3 {
+        assert_eq!(client.ask(chat(CHAT)).await.text(), COMPLETION);
+    }
+    let seen = engine.seen();
+    assert_ne!(seen[0].connection, seen[1].connection, "a connection with bytes left in it was used again");
+    gate.settled().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_answer_until_close_and_one_without_body_are_whole() {
+    let until_close = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n".to_owned() + COMPLETION;
+    let (_engine, gate) = over(vec![send(until_close), Step::Close]).await;
+    let answer = gate.ask(chat(CHAT)).await;
+    assert_eq!((answer.whole, answer.text().as_str()), (true, COMPLETION));
+    gate.settled().await;
+
+    let (_engine, gate) = over(vec![send("HTTP/1.1 204 No Content\r\n\r\n")]).await;
+    let mut client = gate.client().await;
+    for _ in 0..2 {
+        assert_eq!(client.ask(chat(CHAT)).await.status(), 204);
+    }
+    gate.settled().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_huge_chunk_passes() {
+    let event = event(&"x".repeat(3_000_000));
+    let text = STREAM.to_owned() + &chunk(&(event.clone() + &ending())) + LAST;
+    let (_engine, gate) = over(vec![send(text)]).await;
+    let answer = gate.ask(chat(STREAMED)).await;
+    assert!(answer.whole && answer.text() == event + &ending());
+    gate.recorded("completed", 1.0).await;
+    gate.settled().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_engine_that_answers_before_it_has_read_the_prompt_is_heard() {
+    // It refuses 2 MB from the head alone, and closes: the client should get that answer, not a broken pipe.
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let serving = tokio::spawn(async move {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        loop {
+            let (mut socket, _) = listener.accept().await.unwrap();
+            let mut bytes = vec![0; 1_000];
+            let count = socket.read(&mut bytes).await.unwrap();
+            if bytes[..count].starts_with(b"GET /health") {
+                socket.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await.unwrap();
+            } else if bytes[..count].starts_with(b"POST") {
+                let body = r#"{"error":{"message":"too long","type":"x","param":null,"code":400}}"#;
+                let answer = crate::engine::answer(400, "application/json", body.as_bytes());
+                socket.write_all(&answer).await.unwrap();
+                // What is still coming is read, so that closing does not reset the connection.
+                while socket.read(&mut bytes).await.is_ok_and(|count| count > 0) {}
+            }
+        }
+    });
+    let gate = Gate::over(&[url], &[]).await;
+    let body = format!(r#"{{"model":"m","prompt":"{}"}}"#, "x".repeat(2_000_000));
+    assert_eq!(gate.ask(chat(&body)).await.status(), 400);
+    gate.settled().await;
+    serving.abort();
+}

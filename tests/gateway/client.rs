@@ -1,0 +1,267 @@
+//! A client that sends exactly the bytes a test says and reads answers without mercy.
+//!
+//! Every wait has the deadline [`PATIENCE`] and says what it had read when it gives up.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+/// Longest wait for anything that must happen.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The plainest body that is served.
+pub(crate) const CHAT: &str = r#"{"model":"m","messages":[{"role":"user","content":"hi"}]}"#;
+/// The same, streamed.
+pub(crate) const STREAMED: &str = r#"{"model":"m","stream":true,"messages":[{"role":"user","content":"hi"}]}"#;
+
+/// A request to `/v1/chat/completions`.
+pub(crate) fn chat(body: &str) -> Vec<u8> {
+    post("/v1/chat/completions", "", body.as_bytes())
+}
+
+/// A POST with its length; `headers` are whole lines.
+pub(crate) fn post(path: &str, headers: &str, body: &[u8]) -> Vec<u8> {
+    let length = body.len();
+    let head = format!(
+        "POST {path} HTTP/1.1\r\nhost: gate\r\ncontent-type: application/json\r\n{headers}content-length: {length}\r\n\r\n"
+    );
+    [head.as_bytes(), body].concat()
+}
+
+/// A GET.
+pub(crate) fn get(path: &str) -> String {
+    format!("GET {path} HTTP/1.1\r\nhost: gate\r\n\r\n")
+}
+
+/// The head of an answer.
+#[derive(Clone, Debug)]
+pub(crate) struct Head {
+    pub(crate) status: u16,
+    /// Names in lower case.
+    pub(crate) headers: Vec<(String, String)>,
+}
+
+impl Head {
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        self.headers.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
+    }
+
+    /// `Retry-After` in seconds.
+    pub(crate) fn retry_after(&self) -> u64 {
+        self.header("retry-after").expect("no Retry-After").parse().unwrap()
+    }
+}
+
+/// A whole answer.
+#[derive(Clone, Debug)]
+pub(crate) struct Answer {
+    pub(crate) head: Head,
+    pub(crate) body: Vec<u8>,
+    /// The framing says that nothing is missing.
+    pub(crate) whole: bool,
+}
+
+impl Answer {
+    pub(crate) fn status(&self) -> u16 {
+        self.head.status
+    }
+
+    pub(crate) fn text(&self) -> String {
+        String::from_utf8_lossy(&self.body).into_owned()
+    }
+
+    pub(crate) fn json(&self) -> serde_json::Value {
+        serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error}: {}", self.text()))
+    }
+
+    /// `error.code` of OpenAI's shape, whose four members must all be there.
+    pub(crate) fn code(&self) -> String {
+        let body = self.json();
+        let error = body["error"].as_object().unwrap_or_else(|| panic!("no error object: {body}"));
+        assert!(error["message"].is_string() && error["type"].is_string() && error.contains_key("param"), "{body}");
+        assert_eq!(self.head.header("content-type"), Some("application/json"));
+        error["code"].as_str().unwrap_or_else(|| panic!("not one of our codes: {body}")).to_owned()
+    }
+
+    /// Asserts status and code of a refusal of ours.
+    #[track_caller]
+    pub(crate) fn is(&self, status: u16, code: &str) -> &Self {
+        assert_eq!((self.status(), self.code().as_str()), (status, code), "{}", self.text());
+        self
+    }
+}
+
+/// One connection to the gateway.
+pub(crate) struct Client {
+    socket: TcpStream,
+    unread: Vec<u8>,
+}
+
+impl Client {
+    pub(crate) async fn to(address: SocketAddr) -> Self {
+        let socket = TcpStream::connect(address).await.unwrap();
+        socket.set_nodelay(true).unwrap();
+        Self { socket, unread: Vec::new() }
+    }
+
+    /// Sends bytes; they must be taken.
+    pub(crate) async fn send(&mut self, bytes: impl AsRef<[u8]>) -> &mut Self {
+        timeout(PATIENCE, self.socket.write_all(bytes.as_ref())).await.expect("nobody reads").unwrap();
+        self
+    }
+
+    /// Sends bytes one at a time.
+    pub(crate) async fn send_bytewise(&mut self, bytes: &[u8]) -> &mut Self {
+        for byte in bytes {
+            self.send([*byte]).await;
+            tokio::task::yield_now().await;
+        }
+        self
+    }
+
+    /// Sends `total` bytes in pieces while the answer is read: whether all were taken, and the answer.
+    pub(crate) async fn send_while_reading(self, piece: &[u8], times: usize) -> (bool, Answer) {
+        let Self { socket, unread } = self;
+        let (mut reading, mut writing) = socket.into_split();
+        let sending = async {
+            for _ in 0..times {
+                if writing.write_all(piece).await.is_err() {
+                    return false;
+                }
+            }
+            true
+        };
+        // The answer is read only afterwards, like a client does that knows nothing of early answers.
+        let sent = timeout(PATIENCE, sending).await.expect("nobody reads");
+        let mut unread = unread;
+        let mut whole = None;
+        while whole.is_none() {
+            let read = timeout(PATIENCE, reading.read_buf(&mut unread)).await.expect("no answer");
+            assert!(read.unwrap_or(0) > 0, "the answer was lost: {}", String::from_utf8_lossy(&unread));
+            whole = parse(&unread, false);
+        }
+        (sent, whole.unwrap().0)
+    }
+
+    /// Reads more; false at the end of the connection.
+    async fn read(&mut self) -> bool {
+        match timeout(PATIENCE, self.socket.read_buf(&mut self.unread)).await {
+            Ok(read) => read.unwrap_or(0) > 0,
+            Err(_) => panic!("nothing came; so far: {}", String::from_utf8_lossy(&self.unread)),
+        }
+    }
+
+    /// The head of the next answer, as soon as it is there.
+    pub(crate) async fn head(&mut self) -> Head {
+        loop {
+            if let Some((head, length)) = parse_head(&self.unread) {
+                self.unread.drain(..length);
+                return head;
+            }
+            assert!(self.read().await, "closed before a head: {}", String::from_utf8_lossy(&self.unread));
+        }
+    }
+
+    /// Reads until `text` has arrived (framing and all), and returns everything so far without taking it.
+    pub(crate) async fn until(&mut self, text: &str) -> String {
+        loop {
+            let so_far = String::from_utf8_lossy(&self.unread).into_owned();
+            if so_far.contains(text) {
+                return so_far;
+            }
+            assert!(self.read().await, "closed before '{text}': {so_far}");
+        }
+    }
+
+    /// The next answer, to its end.
+    pub(crate) async fn answer(&mut self) -> Answer {
+        self.answer_to("").await
+    }
+
+    /// The same to a HEAD request: there is no body, whatever its length.
+    pub(crate) async fn answer_to_head(&mut self) -> Answer {
+        self.answer_to("HEAD").await
+    }
+
+    async fn answer_to(&mut self, method: &str) -> Answer {
+        loop {
+            if method == "HEAD" {
+                let head = self.head().await;
+                return Answer { head, body: Vec::new(), whole: true };
+            }
+            if let Some((answer, used)) = parse(&self.unread, false) {
+                self.unread.drain(..used);
+                return answer;
+            }
+            if !self.read().await {
+                let rest = std::mem::take(&mut self.unread);
+                let (answer, _) = parse(&rest, true)
+                    .unwrap_or_else(|| panic!("closed without an answer: {}", String::from_utf8_lossy(&rest)));
+                return answer;
+            }
+        }
+    }
+
+    /// Waits for the gateway to close the connection; what came before.
+    pub(crate) async fn closed(&mut self) -> String {
+        while self.read().await {}
+        String::from_utf8_lossy(&self.unread).into_owned()
+    }
+
+    /// One exchange.
+    pub(crate) async fn ask(&mut self, request: impl AsRef<[u8]>) -> Answer {
+        self.send(request).await.answer().await
+    }
+}
+
+fn parse_head(bytes: &[u8]) -> Option<(Head, usize)> {
+    let end = bytes.windows(4).position(|window| window == b"\r\n\r\n")?;
+    let text = String::from_utf8_lossy(&bytes[..end]).into_owned();
+    let mut lines = text.split("\r\n");
+    let status = lines.next()?.split(' ').nth(1)?.parse().ok()?;
+    let headers = lines.filter_map(|line| line.split_once(':'));
+    let headers = headers.map(|(name, value)| (name.to_ascii_lowercase(), value.trim().to_owned())).collect();
+    Some((Head { status, headers }, end + 4))
+}
+
+/// A whole answer at the front of `bytes` and its length; at the `end` of the connection also half a one.
+fn parse(bytes: &[u8], end: bool) -> Option<(Answer, usize)> {
+    let (head, start) = parse_head(bytes)?;
+    let rest = &bytes[start..];
+    if head.status < 200 || head.status == 204 || head.status == 304 {
+        return Some((Answer { head, body: Vec::new(), whole: true }, start));
+    }
+    let (body, used, whole) = if let Some(length) = head.header("content-length") {
+        let length: usize = length.parse().unwrap();
+        let there = rest.len().min(length);
+        (rest[..there].to_vec(), there, there == length)
+    } else if head.header("transfer-encoding") == Some("chunked") {
+        dechunk(rest)
+    } else {
+        (rest.to_vec(), rest.len(), end)
+    };
+    (whole || end).then_some((Answer { head, body, whole }, start + used))
+}
+
+/// The body in chunks so far, bytes used, and whether the last chunk was there.
+fn dechunk(bytes: &[u8]) -> (Vec<u8>, usize, bool) {
+    let (mut body, mut at) = (Vec::new(), 0);
+    while let Some(line) = bytes[at..].windows(2).position(|window| window == b"\r\n") {
+        let size = std::str::from_utf8(&bytes[at..at + line]).unwrap();
+        let size = usize::from_str_radix(size, 16).expect("a chunk's size");
+        let data = at + line + 2;
+        if bytes.len() < data + size + 2 {
+            break;
+        }
+        body.extend_from_slice(&bytes[data..data + size]);
+        assert_eq!(&bytes[data + size..data + size + 2], b"\r\n");
+        at = data + size + 2;
+        if size == 0 {
+            return (body, at, true);
+        }
+    }
+    (body, at, false)
+}

@@ -1,0 +1,308 @@
+//! An engine that does exactly what a test says, byte for byte.
+//!
+//! It answers what the gateway asks on its own account (`/health`, `/v1/models`, `/metrics`) by itself; every POST is kept
+//! and then answered with the steps that the test's script gives for it, by the number of the request. While a step
+//! waits, the connection is watched: a gateway that closes it is counted at once, as vLLM would abort.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::task::JoinHandle;
+
+/// One thing to do with a connection.
+#[derive(Clone)]
+pub(crate) enum Step {
+    /// Send these bytes in one write.
+    Send(Vec<u8>),
+    /// Send these bytes one at a time, each in a write of its own.
+    Bytewise(Vec<u8>),
+    /// Send these bytes again and again until the gateway has had enough.
+    Endlessly(Vec<u8>),
+    /// Wait until the test opens the gate once more, or the gateway leaves.
+    Gate,
+    /// Say nothing until the gateway leaves.
+    Silence,
+    /// Close the connection.
+    Close,
+}
+
+/// A request as it arrived.
+#[derive(Clone, Debug)]
+pub(crate) struct Seen {
+    /// Request line and headers, as sent.
+    pub(crate) head: String,
+    pub(crate) body: Vec<u8>,
+    /// Which connection it came on.
+    pub(crate) connection: usize,
+}
+
+impl Seen {
+    /// The value of a header.
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        self.head.lines().skip(1).find_map(|line| {
+            let (key, value) = line.split_once(':')?;
+            key.eq_ignore_ascii_case(name).then(|| value.trim())
+        })
+    }
+}
+
+type Script = Box<dyn Fn(usize, &Seen) -> Vec<Step> + Send + Sync>;
+
+struct Inside {
+    script: Script,
+    seen: Mutex<Vec<Seen>>,
+    healthy: AtomicBool,
+    connections: AtomicUsize,
+    left: AtomicUsize,
+    gate: Semaphore,
+}
+
+/// A running engine. Dropping it closes its port and every connection.
+pub(crate) struct Engine {
+    address: SocketAddr,
+    inside: Arc<Inside>,
+    accepting: JoinHandle<()>,
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.accepting.abort();
+    }
+}
+
+impl Engine {
+    /// An engine on a free port. `script` is asked once per POST, with its number from 0.
+    pub(crate) async fn start(script: impl Fn(usize, &Seen) -> Vec<Step> + Send + Sync + 'static) -> Self {
+        Self::at("127.0.0.1:0".parse().unwrap(), script).await
+    }
+
+    /// An engine that always does the same.
+    pub(crate) async fn always(steps: Vec<Step>) -> Self {
+        Self::start(move |_, _| steps.clone()).await
+    }
+
+    /// An engine on a port that was known before.
+    pub(crate) async fn at(
+        address: SocketAddr,
+        script: impl Fn(usize, &Seen) -> Vec<Step> + Send + Sync + 'static,
+    ) -> Self {
+        let listener = TcpListener::bind(address).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let inside = Arc::new(Inside {
+            script: Box::new(script),
+            seen: Mutex::default(),
+            healthy: AtomicBool::new(true),
+            connections: AtomicUsize::new(0),
+            left: AtomicUsize::new(0),
+            gate: Semaphore::new(0),
+        });
+        let accepting = tokio::spawn(accept(listener, Arc::clone(&inside)));
+        Self { address, inside, accepting }
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// Requests so far, probes not counted.
+    pub(crate) fn seen(&self) -> Vec<Seen> {
+        self.inside.seen.lock().unwrap().clone()
+    }
+
+    /// How many requests so far.
+    pub(crate) fn count(&self) -> usize {
+        self.inside.seen.lock().unwrap().len()
+    }
+
+    /// How often the gateway closed a connection while a script was still at work on it.
+    pub(crate) fn left(&self) -> usize {
+        self.inside.left.load(SeqCst)
+    }
+
+    /// What `/health` says from now on.
+    pub(crate) fn set_healthy(&self, healthy: bool) {
+        self.inside.healthy.store(healthy, SeqCst);
+    }
+
+    /// Lets one script pass one gate.
+    pub(crate) fn open_gate(&self) {
+        self.inside.gate.add_permits(1);
+    }
+}
+
+async fn accept(listener: TcpListener, inside: Arc<Inside>) {
+    let mut tasks = tokio::task::JoinSet::new();
+    loop {
+        let Ok((socket, _)) = listener.accept().await else { return };
+        socket.set_nodelay(true).unwrap();
+        let inside = Arc::clone(&inside);
+        tasks.spawn(async move {
+            let _ = converse(socket, &inside).await;
+        });
+    }
+}
+
+/// Serves one connection until either side closes it.
+async fn converse(mut socket: TcpStream, inside: &Inside) -> std::io::Result<()> {
+    let connection = inside.connections.fetch_add(1, SeqCst);
+    let mut unread = Vec::new();
+    while let Some(seen) = receive(&mut socket, &mut unread, connection).await? {
+        if seen.head.starts_with("GET ") {
+            socket.write_all(&own_answer(&seen.head, inside)).await?;
+            continue;
+        }
+        let number = {
+            let mut all = inside.seen.lock().unwrap();
+            all.push(seen.clone());
+            all.len() - 1
+        };
+        for step in (inside.script)(number, &seen) {
+            match perform(step, &mut socket, inside).await {
+                Ok(true) => {}
+                Ok(false) => return Ok(()),
+                Err(error) => {
+                    inside.left.fetch_add(1, SeqCst);
+                    return Err(error);
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Reads one request; `None` when the gateway closes instead.
+async fn receive(socket: &mut TcpStream, unread: &mut Vec<u8>, connection: usize) -> std::io::Result<Option<Seen>> {
+    loop {
+        if let Some(at) = unread.windows(4).position(|window| window == b"\r\n\r\n") {
+            let head = String::from_utf8_lossy(&unread[..at]).into_owned();
+            let mut seen = Seen { head, body: Vec::new(), connection };
+            let length = seen.header("content-length").map_or(0, |text| text.parse().unwrap());
+            unread.drain(..at + 4);
+            while unread.len() < length {
+                if socket.read_buf(unread).await? == 0 {
+                    return Ok(None);
+                }
+            }
+            seen.body = unread.drain(..length).collect();
+            return Ok(Some(seen));
+        }
+        if socket.read_buf(unread).await? == 0 {
+            return Ok(None);
+        }
+    }
+}
+
+/// What the gateway asks on its own account.
+fn own_answer(head: &str, inside: &Inside) -> Vec<u8> {
+    let path = head.split(' ').nth(1).unwrap_or("/");
+    match path {
+        "/health" if !inside.healthy.load(SeqCst) => answer(503, "text/plain", b""),
+        "/health" => answer(200, "text/plain", b""),
+        "/v1/models" => json(br#"{"object":"list","data":[{"id":"m","object":"model","max_model_len":131072}]}"#),
+        _ => answer(404, "text/plain", b"not found"),
+    }
+}
+
+/// Performs one step; false when it closed the connection.
+async fn perform(step: Step, socket: &mut TcpStream, inside: &Inside) -> std::io::Result<bool> {
+    match step {
+        Step::Send(bytes) => socket.write_all(&bytes).await?,
+        Step::Bytewise(bytes) => {
+            for byte in bytes {
+                socket.write_all(&[byte]).await?;
+                // Another task gets its turn, so that the bytes are read one by one.
+                tokio::task::yield_now().await;
+            }
+        }
+        Step::Endlessly(bytes) => loop {
+            socket.write_all(&bytes).await?;
+        },
+        Step::Gate => tokio::select! {
+            permit = inside.gate.acquire() => permit.unwrap().forget(),
+            gone = gone(socket) => return Err(gone),
+        },
+        Step::Silence => return Err(gone(socket).await),
+        Step::Close => return Ok(false),
+    }
+    Ok(true)
+}
+
+/// Resolves when the other side has closed.
+async fn gone(socket: &mut TcpStream) -> std::io::Error {
+    let mut byte = [0];
+    match socket.read(&mut byte).await {
+        Ok(_) => std::io::ErrorKind::UnexpectedEof.into(),
+        Err(error) => error,
+    }
+}
+
+/// A whole answer with its length.
+pub(crate) fn answer(status: u16, kind: &str, body: &[u8]) -> Vec<u8> {
+    let length = body.len();
+    let head = format!("HTTP/1.1 {status} Said\r\ncontent-type: {kind}\r\ncontent-length: {length}\r\n\r\n");
+    [head.as_bytes(), body].concat()
+}
+
+/// A whole JSON answer.
+pub(crate) fn json(body: &[u8]) -> Vec<u8> {
+    answer(200, "application/json", body)
+}
+
+/// A completion that is not streamed.
+pub(crate) const COMPLETION: &str = r#"{"id":"c","object":"chat.completion","model":"m","choices":[{"index":0,"message":{"role":"assistant","content":"yes"},"finish_reason":"stop"}],"usage":{"prompt_tokens":5,"completion_tokens":1,"total_tokens":6}}"#;
+
+/// Answers with [`COMPLETION`].
+pub(crate) fn completion() -> Vec<Step> {
+    vec![Step::Send(json(COMPLETION.as_bytes()))]
+}
+
+/// The head of a stream of events.
+pub(crate) const STREAM: &str =
+    "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n";
+/// The last chunk.
+pub(crate) const LAST: &str = "0\r\n\r\n";
+
+/// A content event.
+pub(crate) fn event(content: &str) -> String {
+    format!(
+        r#"data: {{"id":"c","object":"chat.completion.chunk","created":1,"model":"m","choices":[{{"index":0,"delta":{{"content":"{content}"}},"finish_reason":null}}]}}"#
+    ) + "\n\n"
+}
+
+/// The event that says why the answer ended, and the end of the stream.
+pub(crate) fn ending() -> String {
+    concat!(
+        r#"data: {"id":"c","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}"#,
+        "\n\ndata: [DONE]\n\n"
+    )
+    .to_owned()
+}
+
+/// A chunk of a chunked body.
+pub(crate) fn chunk(text: &str) -> String {
+    format!("{:x}\r\n{text}\r\n", text.len())
+}
+
+/// Sends text.
+pub(crate) fn send(text: impl Into<String>) -> Step {
+    Step::Send(text.into().into_bytes())
+}
+
+/// A stream: one event, a gate, another event, a gate, the end.
+pub(crate) fn gated_stream() -> Vec<Step> {
+    vec![
+        send(STREAM.to_owned() + &chunk(&event("one"))),
+        Step::Gate,
+        send(chunk(&event("two"))),
+        Step::Gate,
+        send(chunk(&ending()) + LAST),
+    ]
+}

@@ -1,0 +1,162 @@
+//! A gateway in this process, started from the text of a configuration, and its books.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use sluice::config::{Config, Surroundings};
+use sluice::serve::{self, Running, Source};
+use tokio::time::{Instant, sleep};
+
+use crate::client::{Answer, Client, PATIENCE, get};
+
+/// Pause between two looks at a condition.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// A gateway with one or more pools.
+pub(crate) struct Gate {
+    running: Running,
+}
+
+/// A configuration of one pool, `only`, for model `m`, over these backends: `b0`, `b1`, ...
+pub(crate) fn one_pool(urls: &[String]) -> String {
+    let mut text = String::from(
+        "[server]\nlisten = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"\n[[model]]\nname = \"m\"\naliases = [\"alias\"]\n\
+         [[pool]]\nname = \"only\"\nmodels = [\"m\"]\nusage = \"off\"\n",
+    );
+    for (index, url) in urls.iter().enumerate() {
+        text += &format!("[[pool.backend]]\nname = \"b{index}\"\nurl = \"{url}\"\n");
+    }
+    text
+}
+
+impl Gate {
+    /// A gateway of one pool; `sets` are what `--set` takes.
+    pub(crate) async fn over(urls: &[String], sets: &[&str]) -> Self {
+        Self::from_text(&one_pool(urls), sets).await
+    }
+
+    /// A gateway of any configuration.
+    pub(crate) async fn from_text(text: &str, sets: &[&str]) -> Self {
+        let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
+        let around = Surroundings::of_process(Path::new("."));
+        let loaded = Config::parse(text, "test", &sets, &around).unwrap_or_else(|problems| panic!("{problems}"));
+        Self { running: serve::start(loaded.config, Source::Fixed).await.unwrap() }
+    }
+
+    /// A gateway of a file, which can be read again.
+    pub(crate) async fn from_file(path: &Path) -> Self {
+        let loaded = Config::load(path, &[]).unwrap_or_else(|problems| panic!("{problems}"));
+        let source = Source::File { path: path.to_owned(), sets: Vec::new() };
+        Self { running: serve::start(loaded.config, source).await.unwrap() }
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.running.client_address()
+    }
+
+    pub(crate) fn admin(&self) -> SocketAddr {
+        self.running.admin_address()
+    }
+
+    /// A connection to the client port.
+    pub(crate) async fn client(&self) -> Client {
+        Client::to(self.address()).await
+    }
+
+    /// One exchange on a connection of its own.
+    pub(crate) async fn ask(&self, request: impl AsRef<[u8]>) -> Answer {
+        self.client().await.ask(request).await
+    }
+
+    /// Requests in flight and waiting.
+    pub(crate) fn load(&self) -> (usize, usize) {
+        self.running.house().admission().load()
+    }
+
+    /// Slots in use on the first backend of the first pool.
+    pub(crate) fn slots(&self) -> u32 {
+        self.running.house().admission().view()[0].backends[0].used.slots
+    }
+
+    /// The state of a backend of the first pool.
+    pub(crate) fn state(&self, backend: usize) -> &'static str {
+        self.running.house().admission().view()[0].backends[backend].phase.label()
+    }
+
+    /// The metrics page.
+    pub(crate) async fn page(&self) -> String {
+        Client::to(self.admin()).await.ask(get("/metrics")).await.text()
+    }
+
+    /// The sum of a metric's samples whose labels include all of these.
+    pub(crate) async fn metric(&self, name: &str, labels: &[&str]) -> f64 {
+        sum(&self.page().await, name, labels)
+    }
+
+    /// Waits until a counter has this value; a request is recorded just behind its answer.
+    pub(crate) async fn counts(&self, name: &str, label: &str, value: f64) {
+        let what = format!("{name}{{{label}}} is {value}");
+        eventually(&what, async || self.metric(name, &[label]).await == value).await;
+    }
+
+    /// Waits until so many requests have ended so.
+    pub(crate) async fn recorded(&self, outcome: &str, value: f64) {
+        self.counts("sluice_requests_total", &format!("outcome=\"{outcome}\""), value).await;
+    }
+
+    /// Waits until nothing is held any more and the books agree, at most for `within`.
+    pub(crate) async fn settled_within(&self, within: Duration) {
+        let deadline = Instant::now() + within;
+        loop {
+            let page = self.page().await;
+            let gauges =
+                ["sluice_in_flight", "sluice_outstanding_tokens", "sluice_prefill_tokens", "sluice_queue_length"];
+            let held: Vec<(&str, f64)> = gauges.map(|name| (name, sum(&page, name, &[]))).into();
+            gauges.iter().for_each(|name| assert!(page.contains(name), "no metric {name}"));
+            let books = self.running.house().admission().check();
+            if books.is_ok() && self.load() == (0, 0) && held.iter().all(|(_, value)| *value == 0.0) {
+                return;
+            }
+            assert!(Instant::now() < deadline, "still held: {held:?}, {books:?}, {:?}", self.load());
+            sleep(LOOK).await;
+        }
+    }
+
+    /// The same within the usual patience.
+    pub(crate) async fn settled(&self) {
+        self.settled_within(PATIENCE).await;
+    }
+
+    /// Stops it in order; whether everything ended.
+    pub(crate) async fn stop(self) -> bool {
+        self.running.stop().await
+    }
+
+    /// From now on new requests are refused; resolves when what runs has ended.
+    pub(crate) fn begin_stop(self) -> tokio::task::JoinHandle<bool> {
+        tokio::spawn(self.running.stop())
+    }
+}
+
+fn sum(page: &str, name: &str, labels: &[&str]) -> f64 {
+    let samples = page.lines().filter(|line| {
+        let behind = line.strip_prefix(name).and_then(|rest| rest.chars().next());
+        matches!(behind, Some('{' | ' ')) && labels.iter().all(|label| line.contains(label))
+    });
+    samples.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum()
+}
+
+/// Waits until `condition` holds; `what` is said when it does not.
+pub(crate) async fn eventually(what: &str, condition: impl AsyncFnMut() -> bool) {
+    eventually_within(PATIENCE, what, condition).await;
+}
+
+/// The same within a given time.
+pub(crate) async fn eventually_within(within: Duration, what: &str, mut condition: impl AsyncFnMut() -> bool) {
+    let deadline = Instant::now() + within;
+    while !condition().await {
+        assert!(Instant::now() < deadline, "not within {within:?}: {what}");
+        sleep(LOOK).await;
+    }
+}

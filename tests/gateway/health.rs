@@ -1,0 +1,151 @@
+//! Backends leave rotation when they fail or hang, and come back when they have shown that they work.
+
+use sluice::sim::{self, Fault, Handle, Profile, SimConfig};
+
+use crate::client::{CHAT, STREAMED, chat, get};
+use crate::engine::{COMPLETION, Engine, Step, answer, completion};
+use crate::gate::{Gate, eventually, one_pool};
+
+/// A simulated engine that serves `m`.
+pub(crate) async fn sim() -> Handle {
+    let config = SimConfig::new("m", Profile::named("h200-llama-8b").unwrap());
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    sim::spawn(config, listener).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn failures_in_a_row_eject_and_one_good_request_in_probation_readmits() {
+    // Alone it would not be ejected for its answers: bad ones are better than none.
+    let other = Engine::always(completion()).await;
+    let engine = Engine::start(|number, _| match number {
+        0..3 => vec![Step::Send(answer(500, "application/json", b"{}"))],
+        3 => vec![Step::Gate, Step::Send(crate::engine::json(COMPLETION.as_bytes()))],
+        _ => completion(),
+    })
+    .await;
+    let sets = ["health.ejection_base=50ms", "health.probe_interval=20ms", "pool.only.policy=round_robin"];
+    let gate = Gate::over(&[engine.url(), other.url()], &sets).await;
+    let mut failures = 0;
+    while failures < 3 {
+        let status = gate.ask(chat(CHAT)).await.status();
+        assert!([200, 500].contains(&status), "a 500 passes unchanged");
+        failures += usize::from(status == 500);
+    }
+    assert_ne!(gate.state(0), "ready");
+    // From here on it is the only one.
+    other.set_healthy(false);
+    eventually("the other is down", async || gate.state(1) == "down").await;
+    eventually("probation", async || gate.state(0) == "probation").await;
+    // Half open: one request at a time is let through.
+    let mut trial = gate.client().await;
+    trial.send(chat(CHAT)).await;
+    eventually("the trial runs", async || engine.count() == 4).await;
+    let mut next = gate.client().await;
+    next.send(chat(CHAT)).await;
+    eventually("the next one waits", async || gate.load() == (1, 1)).await;
+    engine.open_gate();
+    assert_eq!(trial.answer().await.text(), COMPLETION);
+    assert_eq!(next.answer().await.text(), COMPLETION);
+    assert_eq!(gate.state(0), "ready");
+    assert_eq!(gate.metric("sluice_backend_state", &["backend=\"b0\"", "state=\"ready\""]).await, 1.0);
+    gate.settled().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn errors_of_the_client_never_eject() {
+    let engine = Engine::always(vec![Step::Send(answer(400, "application/json", b"{}"))]).await;
+    let gate = Gate::over(&[engine.url()], &[]).await;
+    let mut client = gate.client().await;
+    for _ in 0..20 {
+        assert_eq!(client.ask(chat(CHAT)).await.status(), 400);
+    }
+    assert_eq!(gate.state(0), "ready");
+    gate.settled().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_backend_whose_probe_fails_gets_no_requests_until_it_answers_again() {
+    let engines = [Engine::always(completion()).await, Engine::always(completion()).await];
+    let sets = ["health.probe_interval=20ms", "health.failures=2"];
+    let gate = Gate::over(&[engines[0].url(), engines[1].url()], &sets).await;
+    engines[0].set_healthy(false);
+    eventually("it is down", async || gate.state(0) == "down").await;
+    let before = engines[0].count();
+    let mut client = gate.client().await;
+    for _ in 0..10 {
+        assert_eq!(client.ask(chat(CHAT)).await.status(), 200);
+    }
+    assert_eq!((engines[0].count() - before, engines[1].count()), (0, 10));
+    engines[0].set_healthy(true);
+    eventually("it serves again", async || {
+        assert_eq!(client.ask(chat(CHAT)).await.status(), 200);
+        engines[0].count() > before
+    })
+    .await;
+    gate.settled().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_backend_that_starts_late_is_taken_in() {
+    let address = {
+        let socket = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        socket.local_addr().unwrap()
+    };
+    let gate = Gate::over(&[format!("http://{address}")], &["health.probe_interval=20ms"]).await;
+    assert_eq!(gate.ask(get("/ready")).await.status(), 503);
+    let _engine = Engine::at(address, |_, _| completion()).await;
+    eventually("it is ready", async || gate.ask(get("/ready")).await.status() == 200).await;
+    assert_eq!(gate.ask(chat(CHAT)).await.text(), COMPLETION);
+    gate.settled().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_engine_that_hangs_behind_a_healthy_port_is_found_and_its_waiting_requests_are_served_elsewhere() {
+    let engines = [sim().await, sim().await];
+    let urls = engines.each_ref().map(|engine| format!("http://{}", engine.addr()));
+    let text = one_pool(&urls) + "[health]\nstall = \"300ms\"\nprobe_interval = \"100ms\"\nejection_base = \"60s\"\n";
+    let gate = Gate::from_text(&text, &["pool.only.policy=round_robin"]).await;
+    let body = STREAMED.replace("\"stream\"", "\"max_tokens\":20,\"ignore_eos\":true,\"stream\"");
+    assert_eq!(gate.ask(chat(&body)).await.status(), 200);
+    engines[0].fault(Fault::Hang);
+    // The engine's port still says that all is well.
+    assert_eq!(crate::client::Client::to(engines[0].addr()).await.ask(get("/health")).await.status(), 200);
+    let mut clients = Vec::new();
+    for _ in 0..6 {
+        let mut client = gate.client().await;
+        client.send(chat(&body)).await;
+        clients.push(client);
+    }
+    for client in &mut clients {
+        let answer = client.answer().await;
+        assert!(answer.whole && answer.text().ends_with("data: [DONE]\n\n"), "{}", answer.text());
+        assert_eq!(answer.head.header("x-sluice-backend"), Some("b1"));
+    }
+    assert_eq!([gate.state(0), gate.state(1)], ["ejected", "ready"]);
+    assert!(gate.metric("sluice_retries_total", &["reason=\"hung\""]).await >= 1.0);
+    gate.recorded("completed", 7.0).await;
+    gate.settled().await;
+    gate.stop().await;
+    for engine in engines {
+        engine.kill().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_on_an_engine_that_hangs_in_the_middle_ends_with_an_error_event() {
+    let engine = sim().await;
+    let text = one_pool(&[format!("http://{}", engine.addr())])
+        + "[health]\nstall = \"300ms\"\nprobe_interval = \"100ms\"\nejection_base = \"60s\"\n";
+    let gate = Gate::from_text(&text, &[]).await;
+    let endless = STREAMED.replace("\"stream\"", "\"max_tokens\":100000,\"ignore_eos\":true,\"stream\"");
+    let mut client = gate.client().await;
+    client.send(chat(&endless)).await.until("content").await;
+    engine.fault(Fault::Hang);
+    let answer = client.answer().await;
+    assert!(!answer.whole);
+    assert!(answer.text().contains("event: error"), "{}", &answer.text()[answer.text().len() - 300..]);
+    assert_eq!(gate.state(0), "ejected");
+    gate.settled().await;
+    gate.stop().await;
+    engine.kill().await;
+}

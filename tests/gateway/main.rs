@@ -1,0 +1,23 @@
+//! The gateway over real sockets: what a client and an engine see of it, byte for byte.
+//!
+//! Each test starts a gateway in this process in front of engines that do exactly what the test says (`engine.rs`), or of
+//! simulated ones, and speaks to it through a plain socket (`client.rs`). Its books (`gate.rs`) must be closed afterwards:
+//! nothing in flight, nothing waiting, no tokens outstanding.
+//!
+//! Every wait is for a condition and has a deadline; nothing here sleeps to be on time. By topic: `errors` (the
+//! table of answers of our own), `input` (clients that misbehave), `broken` (engines that do), `bodies` (bytes arrive
+//! unchanged and at once), `leaving` (clients that go), `failover`, `health`, `reload`, `stop`.
+
+mod client;
+mod engine;
+mod gate;
+
+mod bodies;
+mod broken;
+mod errors;
+mod failover;
+mod health;
+mod input;
+mod leaving;
+mod reload;
+mod stop;

@@ -1,0 +1,199 @@
+//! Another configuration is taken over while requests run and wait; a bad one changes nothing and says why.
+
+use std::path::PathBuf;
+
+use crate::client::{CHAT, Client, STREAMED, chat, get, post};
+use crate::engine::{COMPLETION, Engine, completion, ending, event, gated_stream};
+use crate::gate::{Gate, eventually, one_pool};
+
+/// A configuration file that a test rewrites.
+struct File {
+    _folder: tempfile::TempDir,
+    path: PathBuf,
+}
+
+impl File {
+    fn new(text: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("sluice.toml");
+        std::fs::write(&path, text).unwrap();
+        Self { _folder: folder, path }
+    }
+
+    fn write(&self, text: &str) {
+        std::fs::write(&self.path, text).unwrap();
+    }
+}
+
+/// `POST /admin/reload`: status and body.
+async fn reload(gate: &Gate) -> (u16, serde_json::Value) {
+    let answer = Client::to(gate.admin()).await.ask(post("/admin/reload", "", b"")).await;
+    (answer.status(), answer.json())
+}
+
+/// A line for the pool, behind its name.
+fn with_line(text: &str, line: &str) -> String {
+    text.replacen("usage = \"off\"\n", &format!("usage = \"off\"\n{line}\n"), 1)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn raised_limits_let_waiting_requests_through_and_lowered_ones_cut_nobody() {
+    let engine = Engine::always(gated_stream()).await;
+    let text = one_pool(&[engine.url()]);
+    let file = File::new(&with_line(&text, "slots = 1"));
+    let gate = Gate::from_file(&file.path).await;
+    let mut clients = Vec::new();
+    for _ in 0..4 {
+        let mut client = gate.client().await;
+        client.send(chat(STREAMED)).await;
+        clients.push(client);
+    }
+    eventually("one runs, three wait", async || gate.load() == (1, 3)).await;
+    file.write(&with_line(&text, "slots = 3"));
+    let (status, body) = reload(&gate).await;
+    assert_eq!(status, 200, "{body}");
+    assert!(body["changes"].to_string().contains("slots"), "{body}");
+    eventually("three run, one waits", async || gate.load() == (3, 1)).await;
+    file.write(&with_line(&text, "slots = 1"));
+    assert_eq!(reload(&gate).await.0, 200);
+    assert_eq!(gate.load(), (3, 1), "those that run go on");
+    for _ in 0..8 {
+        engine.open_gate();
+    }
+    for client in &mut clients {
+        let answer = client.answer().await;
+        assert!(answer.whole && answer.text() == event("one") + &event("two") + &ending(), "{}", answer.text());
+    }
+    assert_eq!((engine.count(), engine.left()), (4, 0));
+    gate.settled().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_that_wait_in_a_removed_pool_go_where_the_new_plan_says() {
+    let (old, new) = (Engine::always(gated_stream()).await, Engine::always(gated_stream()).await);
+    let file = File::new(&with_line(&one_pool(&[old.url()]), "slots = 1"));
+    let gate = Gate::from_file(&file.path).await;
+    let mut running = gate.client().await;
+    running.send(chat(STREAMED)).await.until("one").await;
+    let mut waiting = gate.client().await;
+    waiting.send(chat(STREAMED)).await;
+    eventually("one waits", async || gate.load() == (1, 1)).await;
+    file.write(&one_pool(&[new.url()]).replace("\"only\"", "\"other\""));
+    assert_eq!(reload(&gate).await.0, 200);
+    waiting.until("one").await;
+    assert_eq!(new.count(), 1);
+    for engine in [&old, &new] {
+        engine.open_gate();
+        engine.open_gate();
+    }
+    let waited = waiting.answer().await;
+    assert!(waited.whole);
+    assert_eq!(waited.head.header("x-sluice-pool"), Some("other"));
+    // The backend that was removed ends its stream whole, and is gone then.
+    let ran = running.answer().await;
+    assert!(ran.whole && ran.text().ends_with(&ending()), "{}", ran.text());
+    assert_eq!((old.count(), old.left()), (1, 0));
+    gate.settled().await;
+    eventually("the old pool is not shown any more", async || !gate.page().await.contains("pool=\"only\",state="))
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_backend_that_is_removed_while_it_streams_gets_nothing_new() {
+    let engines = [Engine::always(gated_stream()).await, Engine::always(gated_stream()).await];
+    let file = File::new(&one_pool(&[engines[0].url(), engines[1].url()]));
+    let gate = Gate::from_file(&file.path).await;
+    let mut clients = Vec::new();
+    for _ in 0..4 {
+        let mut client = gate.client().await;
+        client.send(chat(STREAMED)).await.until("one").await;
+        clients.push(client);
+    }
+    assert_eq!(engines.each_ref().map(Engine::count), [2, 2]);
+    file.write(&one_pool(&[engines[0].url()]));
+    assert_eq!(reload(&gate).await.0, 200);
+    for _ in 0..3 {
+        let mut client = gate.client().await;
+        client.send(chat(STREAMED)).await.until("one").await;
+        clients.push(client);
+    }
+    assert_eq!(engines.each_ref().map(Engine::count), [5, 2]);
+    for _ in 0..10 {
+        engines.iter().for_each(Engine::open_gate);
+    }
+    for client in &mut clients {
+        assert!(client.answer().await.whole);
+    }
+    assert_eq!(engines.each_ref().map(Engine::left), [0, 0]);
+    gate.settled().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_bad_file_changes_nothing_and_every_problem_is_said() {
+    let engine = Engine::always(completion()).await;
+    let text = one_pool(&[engine.url()]);
+    let file = File::new(&text);
+    let gate = Gate::from_file(&file.path).await;
+    for (bad, words) in [
+        (with_line(&text, "slots = \"many\"\npolicy = \"magic\""), vec!["pool[0].slots", "magic"]),
+        (text.replace("[server]", "[server"), vec!["sluice.toml"]),
+        (String::new(), vec!["pool"]),
+    ] {
+        file.write(&bad);
+        let (status, body) = reload(&gate).await;
+        assert_eq!((status, body["error"]["code"].as_str()), (422, Some("invalid_config")), "{body}");
+        let problems = body["error"]["problems"].to_string();
+        words.iter().for_each(|word| assert!(problems.contains(word), "{word}: {problems}"));
+        assert_eq!(gate.ask(chat(CHAT)).await.text(), COMPLETION);
+    }
+    std::fs::remove_file(&file.path).unwrap();
+    assert_eq!(reload(&gate).await.0, 422);
+    assert_eq!(gate.ask(chat(CHAT)).await.text(), COMPLETION);
+    file.write(&text);
+    assert_eq!(reload(&gate).await, (200, serde_json::json!({ "changes": [] })));
+    assert_eq!(Client::to(gate.admin()).await.ask(get("/admin/reload")).await.status(), 405);
+    gate.settled().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reloads_under_load_lose_no_request() {
+    let engines = [crate::health::sim().await, crate::health::sim().await];
+    let urls = engines.each_ref().map(|engine| format!("http://{}", engine.addr()));
+    let texts = [
+        with_line(&one_pool(&urls), "slots = 2"),
+        with_line(&one_pool(&urls[..1]), "slots = 8"),
+        with_line(&one_pool(&urls), "slots = 4\npolicy = \"round_robin\"").replace("\"only\"", "\"again\""),
+    ];
+    let file = File::new(&texts[0]);
+    let gate = Gate::from_file(&file.path).await;
+    let address = gate.address();
+    let mut clients = tokio::task::JoinSet::new();
+    for _ in 0..8 {
+        clients.spawn(async move {
+            let mut client = Client::to(address).await;
+            let body = STREAMED.replace("\"stream\"", "\"max_tokens\":8,\"ignore_eos\":true,\"stream\"");
+            for _ in 0..12 {
+                let answer = client.ask(chat(&body)).await;
+                assert!(answer.whole && answer.status() == 200, "{}: {}", answer.status(), answer.text());
+                assert!(answer.text().ends_with("data: [DONE]\n\n"), "{}", answer.text());
+            }
+        });
+    }
+    let mut reloads = 0;
+    while !clients.is_empty() {
+        reloads += 1;
+        file.write(&texts[reloads % 3]);
+        assert_eq!(reload(&gate).await.0, 200);
+        while let Some(ended) = clients.try_join_next() {
+            ended.unwrap();
+        }
+    }
+    assert!(reloads >= 3, "only {reloads} reloads");
+    gate.settled().await;
+    gate.recorded("completed", 96.0).await;
+    gate.stop().await;
+    for engine in engines {
+        assert_eq!(engine.snapshot().aborted, 0);
+        engine.shutdown().await;
+    }
+}
