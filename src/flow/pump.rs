@@ -208,6 +208,7 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
     }
 
     async fn send(&mut self, forward: Forward, last: bool) -> Result<(), Gone> {
+        let _not_the_backends_silence = self.lease.at_client();
         if let Some(mut head) = self.head.take() {
             respond::add_ours(&mut head.headers, self.record);
             self.record.status = Some(head.status);
@@ -229,7 +230,10 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
         }
         let tail = self.answer.finish(now);
         let sent = match self.send(tail, true).await {
-            Ok(()) => self.down.finish().await,
+            Ok(()) => {
+                let _not_the_backends_silence = self.lease.at_client();
+                self.down.finish().await
+            }
             Err(gone) => Err(gone),
         };
         exchange.keep().await;

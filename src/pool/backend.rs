@@ -4,7 +4,7 @@
 //! touches per chunk and which is therefore atomic and shared.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -21,17 +21,34 @@ use crate::base::PoolId;
 pub(super) struct Pulse {
     epoch: Instant,
     last_ms: AtomicU64,
+    /// Requests that wait for their client to take bytes: no silence of the backend.
+    at_client: AtomicU32,
+}
+
+/// While it lives, a request waits for its client and not for the backend.
+#[derive(Debug)]
+pub struct AtClient<'a>(&'a Pulse);
+
+impl Drop for AtClient<'_> {
+    fn drop(&mut self) {
+        self.0.at_client.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl Pulse {
     pub(super) fn new(now: Instant) -> Self {
-        Self { epoch: now, last_ms: AtomicU64::new(0) }
+        Self { epoch: now, last_ms: AtomicU64::new(0), at_client: AtomicU32::new(0) }
     }
 
     /// Bytes came.
     pub(super) fn beat(&self, now: Instant) {
         let ms = now.saturating_duration_since(self.epoch).as_millis();
         self.last_ms.store(u64::try_from(ms).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    pub(super) fn at_client(&self) -> AtClient<'_> {
+        self.at_client.fetch_add(1, Ordering::Relaxed);
+        AtClient(self)
     }
 
     fn last(&self) -> Instant {
@@ -109,9 +126,9 @@ impl Backend {
         self.draining = known.draining;
     }
 
-    /// How long it has been carrying something without a byte; `None` while it carries nothing.
+    /// How long it has been carrying something without a byte; `None` while nobody waits for one.
     pub(super) fn silence(&mut self, now: Instant) -> Option<Duration> {
-        if self.used.requests == 0 {
+        if self.used.requests <= self.pulse.at_client.load(Ordering::Relaxed) {
             self.busy_since = None;
             return None;
         }

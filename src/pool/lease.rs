@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::admission::Admission;
-use super::backend::Pulse;
+use super::backend::{AtClient, Pulse};
 use super::capacity::Held;
 use super::health::Fault;
 use super::layout::Address;
@@ -85,6 +85,11 @@ impl Lease {
     /// Bytes came from the backend.
     pub fn beat(&self, now: Instant) {
         self.grant.pulse.beat(now);
+    }
+
+    /// The request waits for its client, as long as what is returned lives: not the backend's silence.
+    pub fn at_client(&self) -> AtClient<'_> {
+        self.grant.pulse.at_client()
     }
 
     /// Resolves when the backend was found hung: the exchange is to be given up.

@@ -302,6 +302,9 @@ fn a_hung_backend_is_taken_out_and_its_exchanges_are_cut() {
     assert!(house.admission.silent(limit, house.now).is_empty());
     let later = house.now + Duration::from_secs(31);
     assert_eq!(house.admission.silent(limit, later), [lease.backend()]);
+    let at_client = lease.at_client();
+    assert!(house.admission.silent(limit, later).is_empty(), "a client that does not read is not its silence");
+    drop(at_client);
     lease.beat(later);
     assert!(house.admission.silent(limit, later).is_empty());
     house.admission.hung(lease.backend(), later);

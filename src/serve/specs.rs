@@ -1,6 +1,7 @@
 //! From the configuration's words to admission's: the one place where they meet.
 //!
-//! Pure translation: what is valid has been decided by `config`, what it means is decided by `pool`.
+//! Admission knows nothing of files, keys or defaults: limits, order, weight and address come to it in its own words, pool
+//! by pool in the order of the configuration. Pure; a valid configuration has a translation, so nothing fails here.
 
 use std::sync::Arc;
 use std::time::Duration;
