@@ -49,9 +49,8 @@ pub(super) fn is_framed_twice(session: &ServerSession) -> bool {
     let name = CONTENT_LENGTH.as_str().as_bytes();
     let head = session.get_headers_raw_bytes();
     head.split(|byte| *byte == b'\n').any(|line| {
-        line.split_at_checked(name.len()).is_some_and(|(start, rest)| {
-            start.eq_ignore_ascii_case(name) && rest.trim_ascii_start().starts_with(b":")
-        })
+        line.split_at_checked(name.len())
+            .is_some_and(|(start, rest)| start.eq_ignore_ascii_case(name) && rest.trim_ascii_start().starts_with(b":"))
     })
 }
 
