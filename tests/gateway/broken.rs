@@ -21,7 +21,10 @@ async fn an_answer_whose_head_cannot_be_read_is_502() {
         ("half a head", format!("{head}content-le").into_bytes()),
         ("no length anybody understands", format!("{head}content-length: many\r\n\r\n{{}}").into_bytes()),
         ("two lengths", format!("{head}content-length: 2\r\ncontent-length: 3\r\n\r\n{{}}").into_bytes()),
-        ("length and chunks", format!("{head}content-length: 2\r\ntransfer-encoding: chunked\r\n\r\n{{}}").into_bytes()),
+        (
+            "length and chunks",
+            format!("{head}content-length: 2\r\ntransfer-encoding: chunked\r\n\r\n{{}}").into_bytes(),
+        ),
         ("too many headers", format!("{head}{}\r\n", "x: y\r\n".repeat(1_000)).into_bytes()),
         ("a switch of protocols", b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\n\r\n".to_vec()),
         ("a status out of range", b"HTTP/1.1 999999 What\r\n\r\n".to_vec()),
@@ -91,7 +94,8 @@ async fn a_200_and_then_nothing_is_502_because_the_client_has_seen_nothing() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn half_an_answer_reaches_the_client_as_half_an_answer() {
     let half = &COMPLETION[..60];
-    let long = format!("HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n", COMPLETION.len());
+    let long =
+        format!("HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n", COMPLETION.len());
     let chunked = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n";
     for steps in [
         vec![send(long + half), Step::Gate, Step::Close],

@@ -265,7 +265,8 @@ pub(crate) fn completion() -> Vec<Step> {
 }
 
 /// The head of a stream of events.
-pub(crate) const STREAM: &str = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n";
+pub(crate) const STREAM: &str =
+    "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n";
 /// The last chunk.
 pub(crate) const LAST: &str = "0\r\n\r\n";
 

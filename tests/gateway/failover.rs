@@ -5,7 +5,9 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 
 use crate::client::{CHAT, STREAMED, chat, post};
-use crate::engine::{COMPLETION, Engine, LAST, STREAM, Seen, Step, answer, chunk, completion, ending, event, json, send};
+use crate::engine::{
+    COMPLETION, Engine, LAST, STREAM, Seen, Step, answer, chunk, completion, ending, event, json, send,
+};
 use crate::gate::Gate;
 
 /// The answer of an engine that is full, before a request is begun.

@@ -94,7 +94,8 @@ async fn requests_that_wait_in_a_removed_pool_go_where_the_new_plan_says() {
     assert!(ran.whole && ran.text().ends_with(&ending()), "{}", ran.text());
     assert_eq!((old.count(), old.left()), (1, 0));
     gate.settled().await;
-    eventually("the old pool is not shown any more", async || !gate.page().await.contains("pool=\"only\",state=")).await;
+    eventually("the old pool is not shown any more", async || !gate.page().await.contains("pool=\"only\",state="))
+        .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
