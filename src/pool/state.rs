@@ -108,6 +108,10 @@ impl State {
         ask: Ask,
         wakers: &mut Wakers,
     ) -> Result<Result<Grant, (WaiterId, Instant)>, ShedReason> {
+        // Nobody serves the line of a removed pool: who asks for one goes by an old plan.
+        if self.pools.get(ask.home.index()).is_none_or(|pool| pool.removed) {
+            return Err(ShedReason::NoBackend);
+        }
         let reachable: SmallVec<[PoolId; 4]> = std::iter::once(ask.home).chain(ask.spill.iter().copied()).collect();
         let allowed = |state: &Self, id: &BackendId| state.allows(&ask, *id);
         if !reachable.iter().any(|pool| self.members(*pool).iter().any(|id| allowed(self, id))) {

@@ -169,7 +169,7 @@ async fn lists_of_prompts_and_n_take_as_many_slots() {
     let more = r#"{"model":"m","prompt":"x","n":17}"#;
     engine.open_gate();
     let answer = gate.ask(post("/v1/completions", "", more.as_bytes())).await;
-    assert!([200, 400, 503].contains(&answer.status()), "{}", answer.text());
+    assert_eq!(answer.status(), 200, "alone on an idle backend it is let through: {}", answer.text());
     gate.settled().await;
 }
 
@@ -196,12 +196,12 @@ async fn pipelined_requests_are_all_answered_in_order_and_the_first_is_not_cut()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pipelined_bytes_do_not_keep_a_processor_busy() {
+async fn a_client_that_leaves_behind_a_pipelined_request_leaves_nothing_behind() {
     let engine = Engine::always(gated_stream()).await;
     let gate = Gate::over(&[engine.url()], &[]).await;
     let mut client = gate.client().await;
     client.send([chat(STREAMED), chat(CHAT)].concat()).await.until("one").await;
-    // A client that leaves is still noticed behind the bytes of its next request, or the stream ends whole.
+    // That it left is noticed at the latest when the next bytes cannot be written.
     engine.open_gate();
     client.until("two").await;
     drop(client);
