@@ -138,12 +138,21 @@ pub enum Situation {
     PlainSecret,
     #[error("engines are not started by this release: start it yourself; it is used as http://127.0.0.1:{port}")]
     LaunchNotStarted { port: u16 },
+    #[error("prefix_affinity comes with a later release; until then this pool picks by least_work")]
+    AffinityNotYet,
 }
 
 impl Situation {
     /// Whether the gateway runs in spite of it.
     pub fn is_warning(&self) -> bool {
-        matches!(self, Self::Open { .. } | Self::AdminOpen { .. } | Self::PlainSecret | Self::LaunchNotStarted { .. })
+        matches!(
+            self,
+            Self::Open { .. }
+                | Self::AdminOpen { .. }
+                | Self::PlainSecret
+                | Self::LaunchNotStarted { .. }
+                | Self::AffinityNotYet
+        )
     }
 }
 

@@ -196,6 +196,12 @@ fn launch_is_checked_and_said_not_to_be_started() {
 }
 
 #[test]
+fn a_policy_that_does_not_exist_yet_is_said_to_be_replaced() {
+    let loaded = read_with(TWO_POOLS, &["pool.long.policy=prefix_affinity"]).unwrap();
+    assert!(loaded.warnings.iter().any(|warning| warning.to_string().contains("picks by least_work")));
+}
+
+#[test]
 fn clients_and_admin_never_share_a_port() {
     one(&["server.admin=127.0.0.1:8080"], "server.admin", "may not overlap");
     one(&["server.admin=127.0.0.1:9000", "server.listen=0.0.0.0:9000"], "server.admin", "may not overlap");

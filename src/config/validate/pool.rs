@@ -5,7 +5,7 @@
 
 use super::super::problem::Situation;
 use super::super::suggest::Suggestion;
-use super::super::{LongPrefix, Model, Pool, PromptRange, Queue, Slo, defaults};
+use super::super::{LongPrefix, Model, Policy, Pool, PromptRange, Queue, Slo, defaults};
 use super::backend::backends;
 use super::model::{Names, scope};
 use super::section::{Place, Report, Section};
@@ -71,6 +71,9 @@ fn pool(mut at: Section<'_>, models: &[Model], general: &Slo, names: &mut Names,
         slo: slo(at.section_or_empty("slo", report), Some(general), report),
         backends,
     };
+    if pool.policy == Policy::PrefixAffinity {
+        report.add(&at.place_of("policy"), Situation::AffinityNotYet);
+    }
     let spill = at.texts("spill", defaults::MAX_POOLS, report).unwrap_or_default();
     let place = at.place.clone();
     at.finish(report);

@@ -28,7 +28,7 @@ pub struct Candidate {
 }
 
 /// Picks one of `candidates` (none when empty). Round robin keeps its turn with the backends and is
-/// decided there; `prefix_affinity` is refused by the configuration until it exists.
+/// decided there; for `prefix_affinity`, until it exists, the configuration says in a warning that least work is used.
 pub fn pick(policy: Policy, candidates: &[Candidate], need_tokens: u64, rng: &mut Rng) -> Option<BackendId> {
     match policy {
         Policy::TwoChoices => two_choices::pick(candidates, need_tokens, rng),
