@@ -14,7 +14,7 @@ use pingora::protocols::http::ServerSession;
 use tokio::time::{Instant, timeout};
 
 /// Memory set aside for a body at once; more comes as bytes arrive.
-const INITIAL_CAPACITY: usize = 256 << 10;
+const INITIAL_CAPACITY: usize = 1 << 20;
 /// How long a refused client may go on sending.
 const LINGER: Duration = Duration::from_secs(5);
 /// How much a refused client may go on sending.
