@@ -504,20 +504,22 @@ def a_killed_engine_ends_its_streams_and_nobody_elses(rig):
     talk = {**GREEDY, "messages": MESSAGES, "stream": True, "max_tokens": 1500}
     kept = [Call(rig.gate.url, "POST", CHAT, talk) for _ in range(3)]
     prompt = [100 + i % 7000 for i in range(THRESHOLD + 500)]
+    # Longer than any pause of a machine that runs two engines on two cores.
+    endless = {**GREEDY, "max_tokens": 29000}
     for one in kept:
         next(one.stream())
     # One after the other: a long prompt goes where fewest long prefills run, and home on a tie.
     lost = []
     for _ in range(2):
-        lost.append(Call(rig.gate.url, "POST", TEXT, {**ENDLESS, "prompt": prompt, "stream": True}))
+        lost.append(Call(rig.gate.url, "POST", TEXT, {**endless, "prompt": prompt, "stream": True}))
         next(lost[-1].stream())
     same([one.answer.headers.get("x-sluice-pool") for one in lost], ["long", "long"], "pools")
     official = openai.OpenAI(base_url=rig.gate.url + "/v1", api_key="none", max_retries=0, timeout=60)
-    options = {"model": "tiny", "max_tokens": 7000, "temperature": 0, "extra_body": {"ignore_eos": True}}
+    options = {"model": "tiny", "max_tokens": endless["max_tokens"], "temperature": 0, "extra_body": {"ignore_eos": True}}
     read = iter(official.completions.create(prompt=prompt, stream=True, **options))
     next(read)
     plain = Call(rig.gate.url, "POST", TEXT, {**ENDLESS, "prompt": prompt})
-    until("the plain request runs", lambda: rig.long.running() == 4, 20)
+    until("the plain request runs", lambda: rig.long.running() == 4, 90)
     rig.long.kill()
 
     try:
