@@ -229,3 +229,13 @@ fn the_usual_events_take_the_fast_path() {
         assert_eq!(fast::choices(event.as_bytes(), &mut Memo::default()).unwrap().kind, EventKind::Content);
     }
 }
+
+#[test]
+fn usage_that_is_given_twice_the_second_time_as_null_reads_the_same_on_both_paths() {
+    let event = concat!(
+        r#"data: {"id":"chatcmpl-1","object":"text_completion","created":17,"model":"m","choices":[{"index":0,"text":""}],"#,
+        r#""usage":{"prompt_tokens":3,"total_tokens":5,"completion_tokens":2},"usage":null}"#,
+        "\n\n"
+    );
+    assert_eq!(read(Dialect::Choices, event.as_bytes()), read_slowly(Dialect::Choices, event.as_bytes()));
+}
