@@ -241,13 +241,10 @@ impl<'a> Scanner<'a> {
         }
     }
 
-    /// The rest of a long string from `from`, which is no place inside an escape: up to the first quote behind an even number
-    /// of backslashes. Stepping over each escape of 400 KB of code takes half a millisecond; whether they are all valid
-    /// is the engine's to say.
+    /// The rest of a long string from `from`, which is no place inside an escape. Stepping over each escape of 400 KB of
+    /// code takes half a millisecond; whether they are all valid is the engine's to say.
     fn long_text(&mut self, start: usize, from: usize) -> Result<Text<'a>, ScanError> {
-        let rest = &self.bytes[from..];
-        let ends = |quote: &usize| rest[..*quote].iter().rev().take_while(|byte| **byte == b'\\').count() % 2 == 0;
-        let quote = memchr_iter(b'"', rest).find(ends).ok_or(ScanError::Truncated { at: self.bytes.len() })?;
+        let quote = closing_quote(&self.bytes[from..]).ok_or(ScanError::Truncated { at: self.bytes.len() })?;
         self.at = from + quote + 1;
         let raw = &self.bytes[start..from + quote];
         Ok(Text { raw, escaped: memchr(b'\\', raw).is_some() })
@@ -437,6 +434,32 @@ impl<'a> Scanner<'a> {
     fn broken(&self, expected: &'static str) -> ScanError {
         ScanError::Broken { at: self.at, expected }
     }
+}
+
+/// The first quote behind an even number of backslashes.
+///
+/// Two bytes before a quote rule out almost every escaped one, and comparing three shifted copies needs no branch, so
+/// that the compiler makes vector instructions of it: code and JSON inside a prompt are full of escaped quotes.
+fn closing_quote(rest: &[u8]) -> Option<usize> {
+    const BLOCK: usize = 128;
+    let ends = |quote: &usize| rest[..*quote].iter().rev().take_while(|byte| **byte == b'\\').count() % 2 == 0;
+    let from = |start: usize, len: usize| {
+        memchr_iter(b'"', &rest[start..start + len]).map(|offset| start + offset).find(|quote| ends(quote))
+    };
+    if let Some(quote) = from(0, rest.len().min(2)) {
+        return Some(quote);
+    }
+    let blocks = rest.get(2..)?.chunks(BLOCK).zip(rest[1..].chunks(BLOCK)).zip(rest.chunks(BLOCK));
+    for (index, ((block, before), second)) in blocks.enumerate() {
+        let mut possible = false;
+        for ((byte, before), second) in block.iter().zip(before).zip(second) {
+            possible |= (*byte == b'"') & ((*before != b'\\') | (*second == b'\\'));
+        }
+        if possible && let Some(quote) = from(2 + index * BLOCK, block.len()) {
+            return Some(quote);
+        }
+    }
+    None
 }
 
 /// Decodes the escapes of a string that [`Scanner::text`] has accepted.
