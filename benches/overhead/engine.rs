@@ -30,7 +30,7 @@ use memchr::memmem;
 use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 use xxhash_rust::xxh3::xxh3_64;
@@ -178,9 +178,17 @@ fn usage(chunks: u64) -> String {
     format!(r#"{{"prompt_tokens":256,"total_tokens":{},"completion_tokens":{chunks}}}"#, 256 + chunks)
 }
 
+/// A socket with room for a burst of connections, as servers have: the usual 128 overflow with 256 streams opened at once.
+fn listen(address: &str) -> anyhow::Result<TcpListener> {
+    let socket = TcpSocket::new_v4()?;
+    socket.set_reuseaddr(true)?;
+    socket.bind(address.parse()?)?;
+    Ok(socket.listen(4_096)?)
+}
+
 /// Listen on `address`, say where on stdout, serve until the process ends.
 pub(crate) async fn listen_and_serve(address: &str) -> anyhow::Result<()> {
-    let listener = TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))?;
+    let listener = listen(address).with_context(|| format!("cannot listen on {address}"))?;
     println!("engine on http://{}", listener.local_addr()?);
     serve(listener, Arc::new(Counters::default())).await;
     Ok(())

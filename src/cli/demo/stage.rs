@@ -85,7 +85,7 @@ async fn start_engine(args: &[String], seed: u64) -> anyhow::Result<Handle> {
     let profile = Profile::named(PROFILE).with_context(|| format!("there is no profile '{PROFILE}'"))?;
     let mut config = SimConfig::from_args(&ServeArgs::parse(args)?, profile)?;
     config.seed = seed;
-    let listener = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+    let listener = crate::proxy::listen((Ipv4Addr::LOCALHOST, 0).into())?;
     Ok(sim::spawn(config, listener)?)
 }
 
