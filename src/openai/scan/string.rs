@@ -1,4 +1,7 @@
 //! Inside a string: where it ends, and what its escapes stand for.
+//!
+//! A prompt is one string of up to 32 MiB, so its end is looked for at memory speed and its escapes are decoded only by
+//! who needs the text.
 
 use memchr::memchr_iter;
 
