@@ -1,10 +1,9 @@
-//! Engines as processes that somebody runs: are they up, what do they serve, do they move?
+//! Engines as processes: are they up, what do they serve, do they move; and those that we run ourselves.
 //!
-//! Today every engine is run by somebody else, and this folder only asks: an active probe of `/health`,
-//! the model list of `/v1/models`, and, when an engine that has work has gone silent, its counters.
-//! Starting, draining and restarting engines belongs here too, and nowhere else: it is the only place
-//! that will spawn a process.
+//! [`probe`](Prober) asks every engine: `/health`, `/v1/models`, and, when an engine that has work has gone silent, its
+//! counters. [`driver`] is the seam to what starts and stops engines. This is the only place that spawns one.
 
+pub mod driver;
 mod http;
 mod probe;
 
