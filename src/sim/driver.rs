@@ -297,8 +297,8 @@ impl Driver {
         let mut stats = shared.stats.lock();
         stats.step(end.load.tokens);
         stats.preemptions += u64::from(end.preempted);
-        for id in end.admitted {
-            if let Some(followed) = self.followed.get_mut(&id) {
+        for admitted in end.admitted {
+            if let Some(followed) = self.followed.get_mut(&admitted.id) {
                 followed.scheduled.get_or_insert(end.started);
             }
         }
@@ -389,7 +389,7 @@ mod tests {
 
     fn submit(shared: &Shared, output_tokens: u32) -> Arc<Outlet> {
         let outlet = Arc::new(Outlet::new(1));
-        let request = Request { id: 1, prompt_tokens: 16, output_tokens, adapter: None, cached_prefix: 0 };
+        let request = Request { id: 1, prompt_tokens: 16, output_tokens, adapter: None, ..Request::default() };
         *shared.gate.lock() = Gate { in_flight: 1, prefill_tokens: 16 };
         let submission = Submission { request, finish: Finish::Length, max_tokens: output_tokens, n: 1 };
         shared.send(Command::Submit(vec![submission], Arc::clone(&outlet)));

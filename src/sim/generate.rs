@@ -66,7 +66,7 @@ pub(super) fn start(shared: &Arc<Shared>, request: &Generate, request_id: &str) 
             let seed = prompt.seed ^ shared.config.seed.rotate_left(17) ^ u64::from(sibling).rotate_left(40);
             let (output_tokens, finish) = draw_length(request, prompt, seed, shared.config.max_model_len);
             submissions.push(Submission {
-                request: Request { id, prompt_tokens: prompt.tokens, output_tokens, adapter, cached_prefix: 0 },
+                request: Request { id, prompt_tokens: prompt.tokens, output_tokens, adapter, ..Request::default() },
                 finish,
                 max_tokens: request.output_limit(prompt, shared.config.max_model_len),
                 n: request.n,

@@ -33,7 +33,7 @@ pub mod wire;
 
 pub use config::SimConfig;
 pub use cost::{CostModel, Profile, StepLoad};
-pub use engine::{Engine, EngineConfig, Request, StepOutcome};
+pub use engine::{Content, Engine, EngineConfig, Policy, Request, StepOutcome};
 pub use fault::Fault;
 pub use lane::Lane;
 pub use server::{Handle, Snapshot, spawn};
