@@ -40,7 +40,7 @@ pub enum Kind {
 
 /// What a server was started with, as far as requests depend on it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Limits {
+pub(super) struct Limits<'a> {
     /// `--max-model-len`, tokens.
     pub(super) max_model_len: u32,
     /// `--max-logprobs`.
@@ -48,7 +48,7 @@ pub(super) struct Limits {
     /// `--enable-auto-tool-choice`.
     pub(super) auto_tools: bool,
     /// Name of the model in refusals.
-    pub(super) name: &'static str,
+    pub(super) name: &'a str,
 }
 
 /// A request that can be served.
@@ -105,14 +105,14 @@ impl Generate {
     ///
     /// # Errors
     /// What vLLM answers after it found the model: template, context overflow, sampling parameters (400).
-    pub(super) fn new(kind: Kind, body: &Body, texts: &Texts, limits: Limits) -> Result<Self, ErrorBody> {
+    pub(super) fn new(kind: Kind, body: &Body, texts: &Texts, limits: Limits<'_>) -> Result<Self, ErrorBody> {
         let fields = &body.fields;
         let length = limits.max_model_len;
         let asked_chat = fields.int("max_completion_tokens").filter(|_| kind == Kind::Chat);
         let asked = asked_chat.or(fields.int("max_tokens")).or((kind == Kind::Completion).then_some(COMPLETION_TOKENS));
         if kind == Kind::Completion && fields.get("suffix").is_some_and(|suffix| !suffix.is_null()) {
-            let text = "suffix is only supported for models with FIM completion rendering (parameter=suffix)";
-            return Err(ErrorBody::bad_request(Some("suffix"), text.replace(" (parameter=suffix)", "")));
+            let text = "suffix is only supported for models with FIM completion rendering";
+            return Err(ErrorBody::bad_request(Some("suffix"), text.to_owned()));
         }
         if kind == Kind::Chat {
             rules::check_rendering(fields, limits.auto_tools)?;
@@ -150,10 +150,7 @@ impl Generate {
         let count = |asked: i64| u32::try_from(asked).unwrap_or(limits.max_logprobs.max(0) as u32);
         let options = fields.get("stream_options");
         let option = |name: &str| options.is_some_and(|options| options[name].as_bool().unwrap_or(false));
-        let implied = echo.then_some(()).and(match kind {
-            Kind::Chat => Some(0),
-            Kind::Completion => logprobs,
-        });
+        let implied = if echo && kind == Kind::Chat { Some(0) } else { logprobs.filter(|_| echo) };
         Ok(Self {
             kind,
             n: fields.int("n").map_or(1, |n| n as u32),
