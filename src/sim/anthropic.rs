@@ -60,7 +60,9 @@ pub(super) fn read(bytes: &[u8], counting: bool) -> Result<Body, ErrorBody> {
 fn joined(content: &Value) -> Option<String> {
     match content {
         Value::String(text) => Some(text.clone()),
-        Value::Array(blocks) => Some(blocks.iter().filter_map(|block| block["text"].as_str()).collect::<Vec<_>>().join("\n")),
+        Value::Array(blocks) => {
+            Some(blocks.iter().filter_map(|block| block["text"].as_str()).collect::<Vec<_>>().join("\n"))
+        }
         _ => None,
     }
 }

@@ -54,7 +54,19 @@ pub(super) struct Choice {
 impl Choice {
     pub(super) fn new(script: Script, prompt: Prompt, texts: Arc<Texts>, wanted: Wanted) -> Self {
         let text = String::new();
-        Self { script, prompt, texts, wanted, shown: 0, text, sent: 0, offset: 0, cached: 0, opened: false, finish: None }
+        Self {
+            script,
+            prompt,
+            texts,
+            wanted,
+            shown: 0,
+            text,
+            sent: 0,
+            offset: 0,
+            cached: 0,
+            opened: false,
+            finish: None,
+        }
     }
 
     /// Tokens told so far.
@@ -114,7 +126,8 @@ impl Choice {
             list(&ids)
         });
         let echo_ids = echo && stream && self.wanted.kind == Kind::Completion;
-        let prompt_ids = first.then(|| if echo_ids { Some(list(&self.prompt.ids)) } else { self.prompt_ids() }).flatten();
+        let prompt_ids =
+            first.then(|| if echo_ids { Some(list(&self.prompt.ids)) } else { self.prompt_ids() }).flatten();
         let ended_itself = self.finish == Some(self.script.finish());
         let stop_reason = if ended_itself { self.script.stop_reason() } else { "null".to_owned() };
         Piece { text, logprobs, token_ids, prompt_ids, finish: self.finish, stop_reason }

@@ -16,7 +16,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::cost::{FrontEndRates, StepLoad};
-use super::engine::{Admitted, Emitted, Engine, EngineError, Request, SequenceId, StepOutcome};
+use super::engine::{Admitted, Emitted, Engine, EngineError, Pause, Request, SequenceId, StepOutcome};
 
 /// The API server's thread, shared by the requests in it (processor sharing).
 ///
@@ -227,6 +227,19 @@ impl Lane {
     /// The engine, for gauges.
     pub fn engine(&self) -> &Engine {
         &self.engine
+    }
+
+    /// The engine, for what an operator does to it.
+    pub fn engine_mut(&mut self) -> &mut Engine {
+        &mut self.engine
+    }
+
+    /// Ends a pause of the engine: what waits is scheduled from `now` on.
+    pub fn resume(&mut self, now: Duration) {
+        self.engine.pause(Pause::No);
+        if self.under_way.is_none() {
+            self.start(now);
+        }
     }
 
     /// Sequences still in the front end.

@@ -33,7 +33,14 @@ impl Default for Requests {
 
 impl Requests {
     /// A request to a known route (its template) or none ended with this status; `size` is its length in bytes.
-    pub(super) fn count(&mut self, handler: Option<&'static str>, method: &str, status: u16, took: Duration, size: u64) {
+    pub(super) fn count(
+        &mut self,
+        handler: Option<&'static str>,
+        method: &str,
+        status: u16,
+        took: Duration,
+        size: u64,
+    ) {
         let handler = handler.unwrap_or("none");
         if EXCLUDED.contains(&handler) {
             return;
@@ -115,7 +122,8 @@ pub(super) fn process(out: &mut String, started: f64) {
     const TICKS: f64 = 100.0;
     let open = std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count) as f64;
     let limits = std::fs::read_to_string("/proc/self/limits").unwrap_or_default();
-    let most = limits.lines().find(|line| line.starts_with("Max open files")).and_then(|line| line.split_whitespace().nth(3));
+    let most =
+        limits.lines().find(|line| line.starts_with("Max open files")).and_then(|line| line.split_whitespace().nth(3));
     let most = most.and_then(|text| text.parse().ok()).unwrap_or(0.0);
     for (name, kind, help, value) in [
         ("virtual_memory_bytes", "gauge", "Virtual memory.", number(20)),

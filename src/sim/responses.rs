@@ -184,7 +184,11 @@ impl Writer {
         self.event(out, "response.in_progress", &response);
         let item = format!("\"item\":{},\"output_index\":0", self.message("", "in_progress"));
         self.event(out, "response.output_item.added", &item);
-        let part = format!("\"content_index\":0,\"item_id\":\"{}\",\"output_index\":0,\"part\":{}", self.item, Self::part("", "[]"));
+        let part = format!(
+            "\"content_index\":0,\"item_id\":\"{}\",\"output_index\":0,\"part\":{}",
+            self.item,
+            Self::part("", "[]")
+        );
         self.event(out, "response.content_part.added", &part);
     }
 

@@ -203,7 +203,8 @@ mod tests {
 
     #[test]
     fn a_forced_token_is_all_there_is() {
-        let all = scripts(r#"{"prompt":"x","max_tokens":5,"logit_bias":{"19":100},"stop_token_ids":[19],"min_tokens":2}"#);
+        let all =
+            scripts(r#"{"prompt":"x","max_tokens":5,"logit_bias":{"19":100},"stop_token_ids":[19],"min_tokens":2}"#);
         assert_eq!((all[0].tokens, all[0].stop_reason()), (3, "19".to_owned()));
         let eos = scripts(r#"{"prompt":"x","max_tokens":5,"logit_bias":{"128001":100}}"#);
         assert_eq!((eos[0].tokens, eos[0].finish()), (1, Finish::Stop));

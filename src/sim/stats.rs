@@ -23,6 +23,9 @@ const CHOICES: &[f64] = &[1.0, 2.0, 5.0, 10.0, 20.0];
 const LENGTHS: &[f64] =
     &[1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6];
 
+/// Combinations of adapters that are remembered.
+const MAX_SEEN: usize = 256;
+
 /// A Prometheus histogram.
 #[derive(Clone, Debug)]
 pub(super) struct Histogram {
@@ -200,6 +203,15 @@ impl Stats {
     pub(super) fn next_token(&mut self, after: Duration) {
         self.generation_tokens += 1;
         self.itl.observe(after.as_secs_f64());
+    }
+
+    /// These adapters run and wait. Of the combinations seen the latest [`MAX_SEEN`] are shown, as vLLM shows all.
+    pub(super) fn saw_adapters(&mut self, names: (String, String), now: f64) {
+        self.adapters.insert(names, now);
+        while self.adapters.len() > MAX_SEEN {
+            let oldest = self.adapters.iter().min_by(|a, b| a.1.total_cmp(b.1)).map(|(names, _)| names.clone());
+            oldest.map(|names| self.adapters.remove(&names));
+        }
     }
 
     /// A sequence ended.

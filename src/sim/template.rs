@@ -6,6 +6,8 @@
 
 use std::path::Path;
 
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::Serde;
 use minijinja::{Environment, Error, ErrorKind, Value as Jinja, context};
 use serde_json::Value;
 
@@ -22,8 +24,8 @@ impl Template {
     /// What Jinja says about it.
     pub fn new(source: String, special: &Value) -> Result<Self, String> {
         let mut env = Environment::new();
-        env.set_trim_blocks(true);
-        env.set_lstrip_blocks(true);
+        let blocks = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+        env.set_syntax(blocks.map_err(|error| error.to_string())?);
         env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         env.add_function("raise_exception", |text: String| -> Result<Jinja, Error> {
             Err(Error::new(ErrorKind::InvalidOperation, text))
@@ -59,8 +61,8 @@ impl Template {
     /// What the template refuses, in its words.
     pub fn render(&self, messages: &Value, tools: &Value, generation: bool) -> Result<String, String> {
         let template = self.0.get_template(NAME).map_err(|error| error.to_string())?;
-        let messages = Jinja::from_serialize(messages);
-        let tools = if tools.is_null() { Jinja::from(()) } else { Jinja::from_serialize(tools) };
+        let messages = Jinja::from(Serde(messages));
+        let tools = if tools.is_null() { Jinja::from(()) } else { Jinja::from(Serde(tools)) };
         let rendered = template.render(context! { messages, tools, add_generation_prompt => generation });
         rendered.map_err(|error| error.detail().map_or_else(|| error.to_string(), str::to_owned))
     }
@@ -83,7 +85,8 @@ mod tests {
 
     #[test]
     fn pythons_methods_and_refusals_work() {
-        let template = Template::new("{{ bos_token + messages[0]['content'].strip() }}".into(), &json!({"bos_token": "<s>"}));
+        let template =
+            Template::new("{{ bos_token + messages[0]['content'].strip() }}".into(), &json!({"bos_token": "<s>"}));
         let messages = json!([{"role": "user", "content": " hi "}]);
         assert_eq!(template.unwrap().render(&messages, &Value::Null, true).unwrap(), "<s>hi");
         let refusing = Template::new("{{ raise_exception('roles must alternate') }}".into(), &Value::Null).unwrap();

@@ -51,8 +51,8 @@ impl Vocabulary {
         if !file.is_file() {
             return Ok(None);
         }
-        let tokenizer =
-            Tokenizer::from_file(&file).map_err(|error| NoTokenizer(folder.display().to_string(), error.to_string()))?;
+        let tokenizer = Tokenizer::from_file(&file)
+            .map_err(|error| NoTokenizer(folder.display().to_string(), error.to_string()))?;
         let size = tokenizer.get_vocab_size(true) as u32;
         let special = tokenizer.get_added_tokens_decoder();
         let plain = |id: &u32| {
@@ -96,7 +96,11 @@ impl Vocabulary {
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> String {
         match &self.real {
             Some(real) => real.tokenizer.decode(ids, skip_special).unwrap_or_default(),
-            None => ids.iter().filter(|id| !skip_special || **id < text::VOCABULARY as u32).map(|id| text::word_of(*id)).collect(),
+            None => ids
+                .iter()
+                .filter(|id| !skip_special || **id < text::VOCABULARY as u32)
+                .map(|id| text::word_of(*id))
+                .collect(),
         }
     }
 

@@ -204,7 +204,8 @@ impl Envelope {
     /// The whole body of an answer that was not streamed. `prompt` is what a chat says of its prompt: log probabilities
     /// and token ids.
     pub fn body(&self, choices: &[Whole], usage: Usage) -> String {
-        let mut out = String::with_capacity(600 + choices.iter().map(|whole| whole.piece.text.len() + 300).sum::<usize>());
+        let mut out =
+            String::with_capacity(600 + choices.iter().map(|whole| whole.piece.text.len() + 300).sum::<usize>());
         let object = match self.kind {
             Kind::Chat => "chat.completion",
             Kind::Completion => "text_completion",
@@ -223,7 +224,8 @@ impl Envelope {
             let (logprobs, ids) = (or_null(&piece.logprobs), or_null(&piece.token_ids));
             let _ = match self.kind {
                 Kind::Chat => {
-                    let _ = write!(out, "{comma}{{\"index\":{index},\"message\":{{\"role\":\"assistant\",\"content\":\"");
+                    let _ =
+                        write!(out, "{comma}{{\"index\":{index},\"message\":{{\"role\":\"assistant\",\"content\":\"");
                     push_text(&mut out, &piece.text);
                     write!(
                         out,
@@ -336,7 +338,8 @@ mod tests {
         let shown = UsageShown { at_end: usage_chunk, continuous };
         let envelope = Envelope::new(kind, format!("{prefix}1"), 2, "m", &"vllm-0.33.0-51ca51ca".into(), shown);
         let usage = |completion| Usage { prompt: 5, completion, cached: None };
-        let piece = |text: &str, finish| Piece { text: text.into(), finish, stop_reason: "null".into(), ..Piece::default() };
+        let piece =
+            |text: &str, finish| Piece { text: text.into(), finish, stop_reason: "null".into(), ..Piece::default() };
         envelope.role(&mut out, 0, None, usage(0));
         envelope.content(&mut out, 0, &piece(" a", None), usage(1));
         envelope.content(&mut out, 0, &piece(" b", Some(Finish::Length)), usage(2));
@@ -381,7 +384,12 @@ mod tests {
         for kind in [Kind::Chat, Kind::Completion] {
             let envelope = Envelope::new(kind, "x".into(), 1, "a \"b\"", &"f".into(), UsageShown::default());
             let whole = |text: &str, finish| Whole {
-                piece: Piece { text: text.into(), finish: Some(finish), stop_reason: "null".into(), ..Piece::default() },
+                piece: Piece {
+                    text: text.into(),
+                    finish: Some(finish),
+                    stop_reason: "null".into(),
+                    ..Piece::default()
+                },
                 prompt_logprobs: None,
             };
             let choices = [whole("one \"two\"\n", Finish::Stop), whole("two", Finish::Length)];

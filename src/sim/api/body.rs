@@ -58,7 +58,8 @@ impl Body {
         }
         let mut fields = Map::new();
         for (name, value) in raw {
-            let value = if name == "prompt" { Value::Array(Vec::new()) } else { serde_json::from_str(value.get()).ok()? };
+            let value =
+                if name == "prompt" { Value::Array(Vec::new()) } else { serde_json::from_str(value.get()).ok()? };
             fields.insert(name.into_owned(), value);
         }
         Some(Self { fields, ids: Some(ids) })
@@ -67,6 +68,11 @@ impl Body {
     /// A chat made of another API's request; its fields were checked there.
     pub(in crate::sim) fn of_chat(fields: Map<String, Value>) -> Self {
         Self { fields, ids: None }
+    }
+
+    /// Its fields.
+    pub(in crate::sim) fn fields(&self) -> &Map<String, Value> {
+        &self.fields
     }
 
     /// The model asked for; none when the name is empty.

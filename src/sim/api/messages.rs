@@ -33,10 +33,9 @@ fn check_message(item: &Value, at: &str, problems: &mut Problems) {
     let Some(fields) = item.as_object() else {
         for (branch, ..) in MESSAGES {
             let (kind, text) = match *branch {
-                "Message" => (
-                    "model_attributes_type",
-                    "Input should be a valid dictionary or object to extract fields from",
-                ),
+                "Message" => {
+                    ("model_attributes_type", "Input should be a valid dictionary or object to extract fields from")
+                }
                 _ => ("dict_type", "Input should be a valid dictionary"),
             };
             problems.add(kind, &format!("{at}.{branch}"), text, &shown(item), "");

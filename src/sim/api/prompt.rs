@@ -95,7 +95,12 @@ impl Texts {
     ///
     /// # Errors
     /// An empty conversation, media for a model of text, what the template refuses, a text that cannot fit.
-    pub(in crate::sim) fn of_chat(&self, fields: &Map<String, Value>, name: &str, length: u32) -> Result<Prompt, ErrorBody> {
+    pub(in crate::sim) fn of_chat(
+        &self,
+        fields: &Map<String, Value>,
+        name: &str,
+        length: u32,
+    ) -> Result<Prompt, ErrorBody> {
         let messages = fields.get("messages").cloned().unwrap_or_default();
         let list = messages.as_array().map_or(&[][..], Vec::as_slice);
         if list.is_empty() {
@@ -166,7 +171,8 @@ impl Texts {
     ) -> Result<Vec<Prompt>, ErrorBody> {
         let special = fields.get("add_special_tokens").is_none() || fields.truth("add_special_tokens");
         let whole = |item: &Value| item.as_u64().or_else(|| item.as_str()?.trim().parse().ok());
-        let list = |items: &[Value]| items.iter().filter_map(whole).map(|id| id.min(u64::from(u32::MAX)) as u32).collect();
+        let list =
+            |items: &[Value]| items.iter().filter_map(whole).map(|id| id.min(u64::from(u32::MAX)) as u32).collect();
         let prompts = match (ids, fields.get("prompt")) {
             (Some(ids), _) => vec![self.of_ids(ids.clone())?],
             (None, Some(Value::String(text))) => vec![self.of_text(text, special, length)?],

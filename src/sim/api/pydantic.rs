@@ -148,7 +148,9 @@ fn check_value(takes: Type, value: &Value, at: &str, problems: &mut Problems) {
         Type::Float => {
             if float(value).is_none() {
                 let (kind, text) = match value {
-                    Value::String(_) => ("float_parsing", "Input should be a valid number, unable to parse string as a number"),
+                    Value::String(_) => {
+                        ("float_parsing", "Input should be a valid number, unable to parse string as a number")
+                    }
                     _ => ("float_type", "Input should be a valid number"),
                 };
                 wrong(kind, text);
@@ -263,9 +265,10 @@ fn int(value: &Value) -> Result<i128, (&'static str, &'static str)> {
                 None => Err(("int_from_float", "Input should be a valid integer, got a number with a fractional part")),
             }
         }
-        Value::String(text) => text.trim().parse().map_err(|_| {
-            ("int_parsing", "Input should be a valid integer, unable to parse string as an integer")
-        }),
+        Value::String(text) => text
+            .trim()
+            .parse()
+            .map_err(|_| ("int_parsing", "Input should be a valid integer, unable to parse string as an integer")),
         _ => Err(("int_type", "Input should be a valid integer")),
     }
 }

@@ -105,10 +105,9 @@ fn tools(fields: &Map<String, Value>) -> Result<(), ErrorBody> {
     let known = |tool: &Value| tool["function"]["name"] == *name;
     match tools.as_array().is_some_and(|tools| tools.iter().any(known)) {
         true => Ok(()),
-        false => refuse(
-            "tool_choice",
-            "The tool specified in `tool_choice` does not match any of the specified `tools`",
-        ),
+        false => {
+            refuse("tool_choice", "The tool specified in `tool_choice` does not match any of the specified `tools`")
+        }
     }
 }
 

@@ -121,8 +121,12 @@ pub(super) fn check_engine(
         named("prompt_logprobs", count, text)?;
     }
     let keys = fields.get("logit_bias").and_then(Value::as_object);
-    let unknown: Vec<u64> =
-        keys.into_iter().flatten().filter_map(|(key, _)| key.parse().ok()).filter(|id| *id >= u64::from(vocabulary)).collect();
+    let unknown: Vec<u64> = keys
+        .into_iter()
+        .flatten()
+        .filter_map(|(key, _)| key.parse().ok())
+        .filter(|id| *id >= u64::from(vocabulary))
+        .collect();
     if !unknown.is_empty() {
         let text = format!(
             "token_id(s) {unknown:?} in logit_bias contain out-of-vocab token ids. Vocabulary size: {vocabulary}"
@@ -148,7 +152,11 @@ pub(super) fn check_bias(fields: &Map<String, Value>) -> Result<(), ErrorBody> {
         return Ok(());
     }
     let list = format!("[{}]", wrong.join(", "));
-    named("logit_bias", &list, format!("logit_bias contains key(s) that cannot be converted to integer token IDs: {list}"))
+    named(
+        "logit_bias",
+        &list,
+        format!("logit_bias contains key(s) that cannot be converted to integer token IDs: {list}"),
+    )
 }
 
 /// Stop strings.
