@@ -48,6 +48,8 @@ pub(super) struct Answer {
     news: Vec<Progress>,
     keep_alive: Option<(Duration, Pin<Box<Sleep>>)>,
     ended: bool,
+    /// The stream is cut when what was sent has left.
+    cutting: bool,
 }
 
 impl Answer {
@@ -63,7 +65,17 @@ impl Answer {
         let every = shared.config.keep_alive.map(|every| every.div_f64(shared.config.speed));
         let abort = Abort { shared, ids };
         let keep_alive = every.map(|every| (every, Box::pin(tokio::time::sleep(every))));
-        Self { abort, outlet, format, choices, prompt_tokens, news: Vec::new(), keep_alive, ended: false }
+        Self {
+            abort,
+            outlet,
+            format,
+            choices,
+            prompt_tokens,
+            news: Vec::new(),
+            keep_alive,
+            ended: false,
+            cutting: false,
+        }
     }
 
     fn usage(&self) -> Usage {
@@ -146,7 +158,12 @@ impl Body for Answer {
         let this = &mut *self;
         let cut_at = this.abort.shared.reset_after.load(Ordering::Relaxed);
         if cut_at > 0 && this.choices.iter().any(|choice| choice.tokens() >= cut_at) {
-            return Poll::Ready(Some(Err(Cut)));
+            if std::mem::replace(&mut this.cutting, true) {
+                return Poll::Ready(Some(Err(Cut)));
+            }
+            // hyper sends what it holds when there is nothing more at once.
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
         }
         let bytes = match this.outlet.poll_take(cx, &mut this.news) {
             Poll::Pending => return this.poll_keep_alive(cx).map(|comment| Some(Ok(Frame::data(comment)))),

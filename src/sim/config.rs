@@ -248,6 +248,24 @@ impl SimConfig {
         Ok(config)
     }
 
+    /// The settings nearest to flags that are refused: what a start shows until it ends.
+    pub fn sketch(args: &ServeArgs, profile: Profile) -> Self {
+        let name = args.model().unwrap_or_default();
+        let profile = laid_out(args, profile.clone(), None).unwrap_or(profile);
+        let mut config = Self::new(name, profile);
+        let most = config.profile.shape.max_model_len;
+        config.max_model_len = match args.int("max-model-len") {
+            Some(asked) if asked > 0 => u32::try_from(asked).unwrap_or(u32::MAX),
+            _ => most,
+        };
+        // What cannot be read keeps its default.
+        let _ = config.read_frontend(args);
+        let _ = config.read_scheduler(args, Some(config.max_model_len));
+        config.lora = args.switch("enable-lora").unwrap_or(false);
+        config.compiled = args.switch("enforce-eager") != Some(true);
+        config
+    }
+
     fn read_frontend(&mut self, args: &ServeArgs) -> Result<(), Refusal> {
         let on = |flag| args.switch(flag).unwrap_or(false);
         let optional = |flag| args.int(flag).and_then(|value| u64::try_from(value).ok());
@@ -502,14 +520,21 @@ fn hint(profile: &Profile, settings: &MemorySettings, error: MemoryError, wanted
     if layout == settings.layout {
         return None;
     }
-    let smaller = MemorySettings { layout, max_num_seqs: settings.max_num_seqs.min(64), ..*settings };
-    let budget = kv_budget(&profile.gpu, &profile.model, &smaller).ok()?;
+    // The first of these that fits: fewer sequences, then more of the memory, then no graphs.
+    let (seqs, share) = (settings.max_num_seqs.min(64), settings.utilisation.max(0.95));
+    let fp8 = MemorySettings { layout, max_num_seqs: seqs, ..*settings };
+    let more = MemorySettings { utilisation: share, ..fp8 };
+    let (few, most) =
+        (format!("--max-num-seqs {seqs}"), format!("--max-num-seqs {seqs} --gpu-memory-utilization {share}"));
+    let eager = format!("{most} --enforce-eager");
+    let ways = [(fp8, few), (more, most), (MemorySettings { graphs: false, ..more }, eager)];
+    let (budget, flags) =
+        ways.into_iter().find_map(|(way, flags)| Some((kv_budget(&profile.gpu, &profile.model, &way).ok()?, flags)))?;
     let fits = budget.longest().min(profile.shape.max_model_len);
     let asked = wanted.map_or(String::new(), |wanted| format!(" instead of {wanted}"));
     Some(format!(
-        "(advice of the simulator: with --quantization fp8 --kv-cache-dtype fp8 --max-num-seqs {} the weights fit; based on \
-         the available memory, the estimated maximum model length is {fits}{asked})",
-        smaller.max_num_seqs
+        "(advice of the simulator: with --quantization fp8 --kv-cache-dtype fp8 {flags} the weights fit; based on the \
+         available memory, the estimated maximum model length is {fits}{asked})"
     ))
 }
 

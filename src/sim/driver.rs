@@ -65,8 +65,6 @@ pub(super) enum Control {
     ResetPrefixCache { preempt: bool },
     /// Sleep at a level, or wake up.
     Sleep(Option<u8>),
-    /// New requests end as aborted; what is inside goes on.
-    Drain,
 }
 
 /// Sequences and prompt tokens that count against the admission limits.
@@ -89,6 +87,8 @@ pub(super) struct Shared {
     pub(super) garbage: AtomicBool,
     pub(super) paused: AtomicBool,
     pub(super) profiling: AtomicBool,
+    /// Nothing new is taken any more: what is inside is waited for.
+    pub(super) draining: AtomicBool,
     pub(super) requests: Mutex<Requests>,
     /// Unix seconds of the start.
     pub(super) started: f64,
@@ -119,6 +119,7 @@ impl Shared {
             garbage: AtomicBool::new(false),
             paused: AtomicBool::new(false),
             profiling: AtomicBool::new(false),
+            draining: AtomicBool::new(false),
             requests: Mutex::default(),
             started: unix_seconds(),
             fingerprint,
@@ -178,21 +179,12 @@ pub(super) struct Driver {
     hung_since: Option<Instant>,
     /// Running sequences at which the GPU is out of memory.
     out_of_memory_at: Option<u32>,
-    draining: bool,
 }
 
 impl Driver {
     pub(super) fn new(shared: Arc<Shared>) -> Self {
         let lane = shared.config.lane();
-        Self {
-            shared,
-            lane,
-            followed: HashMap::new(),
-            epoch: Instant::now(),
-            hung_since: None,
-            out_of_memory_at: None,
-            draining: false,
-        }
+        Self { shared, lane, followed: HashMap::new(), epoch: Instant::now(), hung_since: None, out_of_memory_at: None }
     }
 
     /// Runs until the server stops or the engine dies.
@@ -343,7 +335,6 @@ impl Driver {
                 }
                 self.shared.stats.lock().sleep = level;
             }
-            Control::Drain => self.draining = true,
         }
         true
     }
@@ -388,12 +379,6 @@ impl Driver {
                 },
             );
             requests.push(Request { arrived: now, ..request });
-        }
-        if self.draining {
-            for request in requests {
-                self.end_aborted(request.id);
-            }
-            return;
         }
         self.lane.submit(now, requests);
     }

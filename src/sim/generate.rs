@@ -53,9 +53,8 @@ pub(super) fn resolve_model(shared: &Shared, name: Option<&str>) -> Result<Named
     if let Some(id) = adapters.iter().position(|slot| slot.as_ref().is_some_and(|(known, _)| known == name)) {
         return Ok(Named { name: name.to_owned(), adapter: u16::try_from(id).ok() });
     }
-    let known: Vec<&str> =
-        names.iter().map(String::as_str).chain(adapters.iter().flatten().map(|(name, _)| name.as_str())).collect();
-    let message = format!("The model `{name}` does not exist. Valid aliases: {}.", known.join(", "));
+    // Adapters are valid too, but vLLM lists only names of the base model.
+    let message = format!("The model `{name}` does not exist. Valid aliases: {}.", names.join(", "));
     Err(ErrorBody::not_found(Some("model"), message))
 }
 
@@ -71,6 +70,11 @@ pub(super) fn start(
 ) -> Result<Answer, ErrorBody> {
     if shared.dead.is_cancelled() {
         return Err(ErrorBody::dead());
+    }
+    if shared.draining.load(Ordering::Relaxed) {
+        // The pool of threads that would render the prompt is gone already.
+        let message = "cannot schedule new futures after shutdown".to_owned();
+        return Err(ErrorBody { status: 500, kind: "InternalServerError", param: None, message });
     }
     let prompt_tokens: u64 = request.prompts.iter().map(|prompt| u64::from(prompt.tokens())).sum();
     admit(shared, request, prompt_tokens)?;

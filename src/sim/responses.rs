@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::api::Body;
 use super::api::json as body_json;
-use super::api::pydantic::{self, Fields, Problems};
+use super::api::pydantic::{self, Fields, Problems, shown};
 use super::api::schema;
 use super::logprobs::quoted;
 use super::wire::{ErrorBody, Finish, Piece, Usage, Whole};
@@ -31,9 +31,15 @@ pub(super) struct Echo {
 /// # Errors
 /// What vLLM answers to a body whose fields are wrong, and to what needs a store.
 pub(super) fn read(bytes: &[u8]) -> Result<(Body, Echo), ErrorBody> {
-    let fields = body_json::object(bytes)?;
+    let mut fields = body_json::object(bytes)?;
+    // vLLM adds a field before it validates, which shows in its counts.
+    fields.entry("request_id").or_insert_with(|| Value::from("resp"));
     let mut problems = Problems::default();
     pydantic::check(schema::RESPONSES, &fields, &mut problems);
+    if let Some(value) = fields.get("input").filter(|value| !value.is_string() && !value.is_array()) {
+        problems.add("string_type", "body.input", "Input should be a valid string", &shown(value), "");
+        problems.add("list_type", "body.input", "Input should be a valid list", &shown(value), "");
+    }
     if !problems.is_empty() {
         return Err(problems.refusal());
     }

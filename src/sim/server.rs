@@ -6,6 +6,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use hyper::server::conn::http1;
@@ -15,7 +16,7 @@ use tokio::net::TcpListener;
 use tokio_util::task::TaskTracker;
 
 use super::config::SimConfig;
-use super::driver::{Command, Control, Driver, Shared};
+use super::driver::{Driver, Shared};
 use super::fault::Fault;
 use super::routes;
 use super::stats::Ended;
@@ -122,7 +123,7 @@ impl Handle {
     /// Refuses what is new and waits until what is inside has ended, at most this long. Says whether all has.
     pub async fn drain(&self, within: Duration) -> bool {
         const LOOK_EVERY: Duration = Duration::from_millis(5);
-        self.shared.send(Command::Control(Control::Drain, None));
+        self.shared.draining.store(true, Ordering::Relaxed);
         let deadline = tokio::time::Instant::now() + within;
         while self.shared.gate.lock().in_flight > 0 {
             if tokio::time::Instant::now() >= deadline || self.shared.dead.is_cancelled() {

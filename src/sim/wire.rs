@@ -47,6 +47,8 @@ pub struct Envelope {
     fingerprint: Arc<str>,
     usage_chunk: bool,
     continuous: bool,
+    /// Who speaks in a chat; JSON.
+    role: String,
 }
 
 /// Which usage a stream shows.
@@ -125,7 +127,14 @@ impl Envelope {
         );
         let (usage_chunk, continuous) = (shown.at_end, shown.at_end && shown.continuous);
         let (model, fingerprint) = (model.to_owned(), Arc::clone(fingerprint));
-        Self { kind, head, id, created, model, fingerprint, usage_chunk, continuous }
+        let role = "\"assistant\"".to_owned();
+        Self { kind, head, id, created, model, fingerprint, usage_chunk, continuous, role }
+    }
+
+    /// Somebody else speaks: a chat that goes on without a new message goes on with the last role.
+    pub fn spoken_by(mut self, role: &str) -> Self {
+        self.role = json!(role).to_string();
+        self
     }
 
     /// The chunk that opens a choice of a chat; completions have none.
@@ -136,8 +145,8 @@ impl Envelope {
         out.push_str(&self.head);
         let _ = write!(
             out,
-            "{{\"index\":{choice},\"delta\":{{\"role\":\"assistant\",\"content\":\"\"}},\"logprobs\":null,\
-             \"finish_reason\":null}}]"
+            "{{\"index\":{choice},\"delta\":{{\"role\":{},\"content\":\"\"}},\"logprobs\":null,\"finish_reason\":null}}]",
+            self.role
         );
         self.running_usage(out, usage);
         let _ = write!(out, ",\"prompt_token_ids\":{},\"prompt_text\":null}}\n\n", prompt_ids.unwrap_or(NULL));
@@ -225,7 +234,7 @@ impl Envelope {
             let _ = match self.kind {
                 Kind::Chat => {
                     let _ =
-                        write!(out, "{comma}{{\"index\":{index},\"message\":{{\"role\":\"assistant\",\"content\":\"");
+                        write!(out, "{comma}{{\"index\":{index},\"message\":{{\"role\":{},\"content\":\"", self.role);
                     push_text(&mut out, &piece.text);
                     write!(
                         out,

@@ -125,11 +125,8 @@ fn engine() -> ExitCode {
     }
     let mut workers = Vec::new();
     for rank in 0..number(WORKERS) as u32 {
-        let mut command =
-            std::process::Command::from(match self::command(&format!("VLLM::Worker_TP{rank}"), "worker") {
-                Ok(command) => command.into_std(),
-                Err(_) => return ExitCode::FAILURE,
-            });
+        let Ok(command) = self::command(&format!("VLLM::Worker_TP{rank}"), "worker") else { return ExitCode::FAILURE };
+        let mut command = command.into_std();
         command.stdout(Stdio::null());
         workers.extend(command.spawn());
     }

@@ -98,7 +98,7 @@ pub fn run(args: Vec<String>) -> ExitCode {
         Err(Refusal::NoModel) => usage("vllm serve", &Refusal::NoModel.to_string()),
         Err(refusal) => {
             // What a start shows until it ends belongs to the settings nearest to those given.
-            let nearest = SimConfig::new(args.model().unwrap_or_default(), profile);
+            let nearest = SimConfig::sketch(&args, profile);
             start::run(settled(nearest), &args, &flags, Some(refusal))
         }
         Ok(config) => {

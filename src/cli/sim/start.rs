@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, anyhow};
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::process::Child;
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{Instant, MissedTickBehavior};
 
 use super::core::Plan;
@@ -28,14 +28,6 @@ const STATS_EVERY: Duration = Duration::from_secs(10);
 /// Clients that may wait to be accepted, as uvicorn has it.
 const BACKLOG: u32 = 2048;
 
-/// Why a process ends before it serves.
-enum Ended {
-    /// By a signal.
-    Signal,
-    /// By an error; it was told already if there is no text.
-    Error(String),
-}
-
 /// Starts, serves and ends. `refusal` is why it will not come to serving.
 pub(super) fn run(mut config: SimConfig, args: &ServeArgs, flags: &SimFlags, refusal: Option<Refusal>) -> ExitCode {
     let pid = std::process::id();
@@ -50,23 +42,15 @@ pub(super) fn run(mut config: SimConfig, args: &ServeArgs, flags: &SimFlags, ref
         }
     };
     runtime.block_on(async {
-        let (mut terminate, mut interrupt) = match (signal(SignalKind::terminate()), signal(SignalKind::interrupt())) {
-            (Ok(terminate), Ok(interrupt)) => (terminate, interrupt),
-            _ => return ExitCode::FAILURE,
-        };
         let mut life = Life { config, child: None };
-        let started = tokio::select! {
-            started = life.start(args, flags, refusal) => started,
-            _ = terminate.recv() => Err(Ended::Signal),
-            _ = interrupt.recv() => Err(Ended::Signal),
+        // Until it serves a signal ends the process as it ends any other, and orphans the engine: as in vLLM.
+        let served = match life.start(args, flags, refusal).await {
+            Ok(handle) => life.serve(handle, args).await.map_err(|error| error.to_string()),
+            Err(text) => Err(text),
         };
-        let code = match started {
-            Ok(handle) => {
-                life.serve(handle, args, &mut terminate, &mut interrupt).await;
-                ExitCode::SUCCESS
-            }
-            Err(Ended::Signal) => ExitCode::SUCCESS,
-            Err(Ended::Error(text)) => {
+        let code = match served {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(text) => {
                 eprintln!("Traceback (most recent call last):\n{text}");
                 ExitCode::FAILURE
             }
@@ -84,7 +68,7 @@ struct Life {
 
 impl Life {
     /// Runs the plan of a start.
-    async fn start(&mut self, args: &ServeArgs, flags: &SimFlags, refusal: Option<Refusal>) -> Result<Handle, Ended> {
+    async fn start(&mut self, args: &ServeArgs, flags: &SimFlags, refusal: Option<Refusal>) -> Result<Handle, String> {
         let folder = cache::folder(&self.config);
         let host = args.text("host").unwrap_or("0.0.0.0").to_owned();
         let port = args.int("port").unwrap_or(8000);
@@ -116,20 +100,18 @@ impl Life {
                     };
                     self.config.log.line(speaker, level, source, &text);
                 }
-                Event::Bind => {
-                    socket = Some(bind(&host, port).await.map_err(|error| Ended::Error(format!("{error:#}")))?)
-                }
+                Event::Bind => socket = Some(bind(&host, port).await.map_err(|error| format!("{error:#}"))?),
                 Event::Spawn => self.spawn(flags).await?,
                 Event::Compiled => cache::keep(&folder),
             }
         }
         if let Some(refusal) = refusal {
-            return Err(Ended::Error(match refusal.is_engine() {
+            return Err(match refusal.is_engine() {
                 true => "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): \
                          {'EngineCore': 1}"
                     .to_owned(),
                 false => refusal.to_string(),
-            }));
+            });
         }
         let log = self.config.log;
         log.uvicorn(&format!("Started server process [{}]", std::process::id()));
@@ -138,12 +120,12 @@ impl Life {
             .context("no socket")
             .and_then(|(socket, _)| listen(socket))
             .and_then(|listener| Ok(server::spawn(self.config.clone(), listener)?))
-            .map_err(|error| Ended::Error(format!("{error:#}")))?;
+            .map_err(|error| format!("{error:#}"))?;
         log.uvicorn("Application startup complete.");
         Ok(handle)
     }
 
-    async fn spawn(&mut self, flags: &SimFlags) -> Result<(), Ended> {
+    async fn spawn(&mut self, flags: &SimFlags) -> Result<(), String> {
         let group = self.config.profile.layout.tensor_parallel;
         let plan = Plan {
             device: flags.device.clone(),
@@ -151,7 +133,7 @@ impl Life {
             workers: if group > 1 { group } else { 0 },
             orphan: flags.orphan,
         };
-        let child = core::spawn(&plan).await.map_err(|error| Ended::Error(format!("RuntimeError: {error:#}")))?;
+        let child = core::spawn(&plan).await.map_err(|error| format!("RuntimeError: {error:#}"))?;
         if let Log::On { api, access, .. } = self.config.log {
             self.config.log = Log::On { api, engine: child.id().unwrap_or(api), access };
         }
@@ -160,8 +142,9 @@ impl Life {
     }
 
     /// Serves until a signal comes or the engine dies.
-    async fn serve(&mut self, handle: Handle, args: &ServeArgs, terminate: &mut Signal, interrupt: &mut Signal) {
+    async fn serve(&mut self, handle: Handle, args: &ServeArgs) -> anyhow::Result<()> {
         let log = self.config.log;
+        let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
         let report = stats(&handle, args, self.config.speed, log);
         let asked = async {
             tokio::select! {
@@ -190,6 +173,7 @@ impl Life {
                 self.bury(handle).await;
             }
         }
+        Ok(())
     }
 
     /// After SIGTERM: at once, or when what is inside has ended.
@@ -204,7 +188,15 @@ impl Life {
         );
         log.api("core_client.py:770", &format!("[shutdown] MPClient: start timeout={seconds}s"));
         if !timeout.is_zero() {
+            let count = handle.snapshot().in_flight;
+            log.engine("core.py:1635", &format!("[shutdown] EngineCore: start mode=drain timeout={seconds}s"));
+            let text = format!("[shutdown] EngineCore: draining in-flight requests count={count} timeout={seconds}s");
+            log.engine("core.py:1655", &text);
             handle.drain(timeout).await;
+            log.engine(
+                "core.py:1666",
+                "[shutdown] EngineCore: request processing complete; starting resource teardown",
+            );
         }
         log.api("core_client.py:772", "[shutdown] MPClient: stopping engine manager");
         log.api("utils.py:628", "[shutdown] Process manager: send sigterm to process EngineCore");

@@ -5,7 +5,7 @@
 
 use serde_json::{Map, Value};
 
-use super::pydantic::{Problems, shown};
+use super::pydantic::{Problems, repr, shown};
 use crate::sim::wire::ErrorBody;
 
 /// The object in a body.
@@ -28,7 +28,7 @@ pub(in crate::sim) fn object(bytes: &[u8]) -> Result<Map<String, Value>, ErrorBo
         }
         Err(_) => match python_error(text) {
             Some((at, reason)) => {
-                let context = format!("'error': '{reason}'");
+                let context = format!("'error': {}", repr(reason));
                 problems.add("json_invalid", &format!("body.{at}"), "JSON decode error", "<dict of 0 items>", &context);
             }
             // Python takes NaN and infinities, which JSON does not have; the one place where they appear is a number

@@ -9,11 +9,11 @@ const MESSAGES: &[(&str, &str, &[&str])] = &[
     ("ChatCompletionDeveloperMessageParam", "developer", &["content", "role"]),
     ("ChatCompletionSystemMessageParam", "system", &["content", "role"]),
     ("ChatCompletionUserMessageParam", "user", &["content", "role"]),
-    ("ChatCompletionAssistantMessageParam", "assistant", &["role"]),
+    ("ChatCompletionAssistantMessageParam", "assistant", &["content", "role"]),
     ("ChatCompletionToolMessageParam", "tool", &["content", "role", "tool_call_id"]),
     ("ChatCompletionFunctionMessageParam", "function", &["content", "name", "role"]),
-    ("CustomChatCompletionMessageParam", "", &["role"]),
-    ("Message", "", &[]),
+    ("CustomChatCompletionMessageParam", "", &["content", "role"]),
+    ("Message", "", &["author", "content"]),
 ];
 
 /// Checks a list of messages. A message fits when one branch takes it: any role will do, because vLLM has a branch for
@@ -45,7 +45,7 @@ fn check_message(item: &Value, at: &str, problems: &mut Problems) {
     let role = fields.get("role").and_then(Value::as_str);
     let content_fits = match fields.get("content") {
         None | Some(Value::String(_) | Value::Array(_)) => true,
-        Some(Value::Null) => role == Some("assistant"),
+        Some(Value::Null) => matches!(role, Some("assistant" | "function")),
         Some(_) => false,
     };
     if role.is_some() && content_fits {
@@ -55,18 +55,36 @@ fn check_message(item: &Value, at: &str, problems: &mut Problems) {
         let at = |field: &str| format!("{at}.{branch}.{field}");
         for field in *required {
             match fields.get(*field) {
-                None => problems.missing(&at(field), fields.len()),
-                Some(value) if *field == "content" && !content_fits => {
-                    problems.add("string_type", &at(field), "Input should be a valid string", &shown(value), "");
-                    problems.add("iterable_type", &at(field), "Input should be iterable", &shown(value), "");
+                // Their content may be left out.
+                None if *field == "content"
+                    && ["CustomChatCompletionMessageParam", "ChatCompletionAssistantMessageParam"].contains(branch) => {
                 }
+                None => {
+                    problems.missing(&at(field), fields.len());
+                }
+                Some(value) if *field == "content" => check_content(branch, value, &at(field), problems),
                 Some(value) if *field == "role" && !wanted.is_empty() && role != Some(wanted) => {
                     let text = format!("Input should be '{wanted}'");
                     let context = format!("'expected': \"'{wanted}'\"");
                     problems.add("literal_error", &at(field), &text, &shown(value), &context);
                 }
-                Some(_) => {}
+                _ => {}
             }
+        }
+    }
+}
+
+/// The content of one branch.
+fn check_content(branch: &str, value: &Value, at: &str, problems: &mut Problems) {
+    let mut add = |kind: &str, text: &str| problems.add(kind, at, text, &shown(value), "");
+    match (branch, value) {
+        ("Message", value) if !value.is_array() => add("list_type", "Input should be a valid list"),
+        ("Message", _) | (_, Value::String(_) | Value::Array(_)) => {}
+        ("ChatCompletionAssistantMessageParam" | "ChatCompletionFunctionMessageParam", Value::Null) => {}
+        ("ChatCompletionFunctionMessageParam", _) => add("string_type", "Input should be a valid string"),
+        _ => {
+            add("string_type", "Input should be a valid string");
+            add("iterable_type", "Input should be iterable");
         }
     }
 }

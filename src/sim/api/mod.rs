@@ -74,6 +74,8 @@ pub struct Generate {
     pub continuous_usage: bool,
     /// Id chosen in the body.
     pub request_id: Option<String>,
+    /// Who speaks in the answer of a chat, when it is not the assistant.
+    pub role: Option<String>,
     /// Repeat the prompt in the answer.
     pub echo: bool,
     /// Nothing but the prompt is wanted (`echo` with `max_tokens` 0).
@@ -161,6 +163,7 @@ impl Generate {
             include_usage: option("include_usage"),
             continuous_usage: option("continuous_usage_stats"),
             request_id: fields.text("request_id").map(str::to_owned),
+            role: last_role(fields),
             echo,
             only_echo,
             logprobs: logprobs.map(count),
@@ -176,6 +179,12 @@ impl Generate {
             prompts,
         })
     }
+}
+
+/// Role of the last message of a chat that goes on without a new one.
+fn last_role(fields: &serde_json::Map<String, serde_json::Value>) -> Option<String> {
+    fields.get("add_generation_prompt").filter(|_| !fields.truth("add_generation_prompt"))?;
+    Some(fields.get("messages")?.as_array()?.last()?["role"].as_str()?.to_owned())
 }
 
 /// `truncate_prompt_tokens`: the last so many tokens, or as many as the context holds for -1.

@@ -51,6 +51,9 @@ pub(in crate::sim) struct Field {
     pub(in crate::sim) required: bool,
 }
 
+/// Problems that are told one by one.
+const MOST_TOLD: usize = 10;
+
 /// Problems found so far: the place of the first, and all as listed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(in crate::sim) struct Problems {
@@ -85,7 +88,14 @@ impl Problems {
     pub(in crate::sim) fn refusal(self) -> ErrorBody {
         let count = self.lines.len();
         let plural = if count == 1 { "" } else { "s" };
-        let message = format!("{count} validation error{plural}:\n  {}", self.lines.join("\n  "));
+        let mut message = format!("{count} validation error{plural}:");
+        for line in self.lines.iter().take(MOST_TOLD) {
+            message.push_str("\n  ");
+            message.push_str(line);
+        }
+        if count > MOST_TOLD {
+            message.push_str(&format!("\n  ...and {} more errors", count - MOST_TOLD));
+        }
         ErrorBody { status: 400, kind: "Bad Request", param: self.first, message }
     }
 }
@@ -121,7 +131,11 @@ pub(in crate::sim) fn shown(value: &Value) -> String {
         Value::String(text) => text.clone(),
         Value::Array(items) => format!("<list of {} items>", items.len()),
         Value::Object(fields) => format!("<dict of {} items>", fields.len()),
-        Value::Number(number) => number.to_string(),
+        // Beyond 64 bits a number is read as a float here, and was written as a whole one.
+        Value::Number(number) => match number.as_f64() {
+            Some(float) if number.is_f64() && float.fract() == 0.0 && float.abs() > 1e16 => format!("{float:.0}"),
+            _ => number.to_string(),
+        },
     }
 }
 

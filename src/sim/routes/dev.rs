@@ -40,7 +40,7 @@ fn truth(query: Option<&str>, name: &str) -> Result<bool, ErrorBody> {
     }
 }
 
-fn mode<'a>(query: Option<&'a str>) -> Result<&'a str, ErrorBody> {
+fn mode(query: Option<&str>) -> Result<&str, ErrorBody> {
     let mode = parameter(query, "mode").unwrap_or("abort");
     if ["abort", "wait", "keep"].contains(&mode) {
         return Ok(mode);

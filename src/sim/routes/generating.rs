@@ -99,6 +99,10 @@ async fn openai(shared: &Arc<Shared>, kind: Kind, headers: &HeaderMap, sent: &[u
     let prefix = if kind == Kind::Chat { "chatcmpl" } else { "cmpl" };
     let usage = UsageShown { at_end: request.include_usage, continuous: request.continuous_usage };
     let envelope = Envelope::new(kind, format!("{prefix}-{id}"), unix_time(), &model.name, &shared.fingerprint, usage);
+    let envelope = match &request.role {
+        Some(role) => envelope.spoken_by(role),
+        None => envelope,
+    };
     let mut reply = send(shared, &request, &model, Format::Chunks(envelope)).await?;
     if shared.config.request_id_headers
         && let Ok(value) = HeaderValue::from_str(&id)
