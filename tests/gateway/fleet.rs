@@ -7,8 +7,11 @@ use std::collections::BTreeMap;
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
 use std::time::Duration;
 
+use nix::sys::signal::{Signal, kill, killpg};
+use nix::unistd::Pid;
 use sluice::config::{ArgValue, Endpoint, Launch};
 use sluice::fleet::driver::{Driver, Failure, Owner, Settings, Status, StopRules, Trace};
 use sluice::fleet::{ProcessDriver, Ready, ReadyRules, until_ready};
@@ -25,6 +28,17 @@ struct Rig {
     _folder: tempfile::TempDir,
     driver: ProcessDriver,
     port: u16,
+    /// Leaders of what was started, so that a test that fails leaves nothing behind.
+    started: Mutex<Vec<i32>>,
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        for leader in self.started.lock().unwrap().iter().filter(|leader| !session(**leader).is_empty()) {
+            // Somebody of that session lives, so its number, and its group's, is still what it was.
+            let _ = killpg(Pid::from_raw(*leader), Signal::SIGKILL);
+        }
+    }
 }
 
 fn free_port() -> u16 {
@@ -48,7 +62,12 @@ impl Rig {
         let port = free_port();
         let env = BTreeMap::from([("VLLM_CACHE_ROOT".to_owned(), folder.path().join("cache").display().to_string())]);
         let launch = Launch { command, port, gpu: Vec::new(), env, args: BTreeMap::new() };
-        Self { driver: ProcessDriver::new("short/gpu0", launch, &folder.path().join("state")), port, _folder: folder }
+        Self {
+            driver: ProcessDriver::new("short/gpu0", launch, &folder.path().join("state")),
+            port,
+            _folder: folder,
+            started: Mutex::default(),
+        }
     }
 
     fn address(&self) -> Address {
@@ -57,7 +76,9 @@ impl Rig {
     }
 
     async fn start(&self, settings: &Settings) -> Trace {
-        self.driver.start(settings).await.unwrap_or_else(|failure| panic!("{failure}"))
+        let trace = self.driver.start(settings).await.unwrap_or_else(|failure| panic!("{failure}"));
+        self.started.lock().unwrap().push(leader(&trace));
+        trace
     }
 
     async fn ready(&self, expected: &[&str], rules: ReadyRules) -> Result<Ready, Failure> {
@@ -145,7 +166,7 @@ async fn a_killed_api_server_leaves_nothing_on_the_device() {
     let rig = Rig::new(&format!("--sim-device {}", device.path().display()));
     let trace = rig.start(&Settings::default()).await;
     rig.ready(&["m"], ReadyRules::default()).await.unwrap();
-    let killed = nix::sys::signal::kill(nix::unistd::Pid::from_raw(leader(&trace)), nix::sys::signal::Signal::SIGKILL);
+    let killed = kill(Pid::from_raw(leader(&trace)), Signal::SIGKILL);
     killed.unwrap();
     assert_eq!(timeout(PATIENCE, rig.driver.ended()).await.unwrap(), Exit::Signal(9));
     assert!(!session(leader(&trace)).is_empty(), "the engine process is an orphan that holds the device");
@@ -196,7 +217,8 @@ async fn a_server_of_somebody_elses_on_the_port_is_never_taken_for_ours() {
         args: BTreeMap::new(),
     };
     let other = ProcessDriver::new("other/gpu0", launch, elsewhere.path());
-    other.start(&Settings::default()).await.unwrap();
+    let theirs = other.start(&Settings::default()).await.unwrap();
+    rig.started.lock().unwrap().push(leader(&theirs));
     until_ready(&other, &rig.address(), &["m".to_owned()], ReadyRules::default()).await.unwrap();
     let failure = rig.ready(&["m"], ReadyRules::default()).await.unwrap_err();
     assert_eq!(failure.class, Class::WrongEngine, "{failure}");
@@ -308,7 +330,7 @@ async fn a_real_vllm_is_refused_started_killed_and_cleaned_up() {
     assert_eq!(rig.driver.owner().await, Owner::Ours);
     let before = session(leader(&trace));
     assert!(before.len() >= 3, "API server, engine, worker: {before:?}");
-    nix::sys::signal::kill(nix::unistd::Pid::from_raw(leader(&trace)), nix::sys::signal::Signal::SIGKILL).unwrap();
+    kill(Pid::from_raw(leader(&trace)), Signal::SIGKILL).unwrap();
     timeout(PATIENCE, rig.driver.ended()).await.unwrap();
     let stopped = rig.stop().await;
     println!("{stopped:?}");
