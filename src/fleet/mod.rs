@@ -4,6 +4,7 @@
 //! counters. [`driver`] is the seam to what starts and stops engines. This is the only place that spawns one.
 
 pub mod driver;
+pub mod life;
 mod http;
 mod probe;
 
