@@ -4,9 +4,11 @@
 //! counters. [`driver`] is the seam to what starts and stops engines. This is the only place that spawns one.
 
 pub mod driver;
+mod journal;
 pub mod life;
 mod http;
 mod probe;
 
-pub use http::{FetchError, fetch};
+pub use http::{FetchError, fetch, post};
+pub use journal::{Journal, JournalError, Record};
 pub use probe::{Prober, Reported};
