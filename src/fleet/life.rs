@@ -210,7 +210,8 @@ impl<S: Clone + PartialEq> Life<S> {
     /// An engine that is to be started for the first time.
     pub fn new(settings: S) -> Self {
         Self {
-            step: Step::Start,
+            // A stop where nothing runs does no harm, and what nobody remembers may run.
+            step: Step::Stop,
             wanted: settings.clone(),
             good: settings,
             change: None,
@@ -304,6 +305,22 @@ impl<S: Clone + PartialEq> Life<S> {
             }
             (_, Event::Failed(trouble) | Event::Gone(trouble)) => self.broke(trouble, rules, now_ms),
         }
+    }
+
+    /// Whether the settings that run are known to be good, and nothing went wrong lately.
+    pub fn is_settled(&self) -> bool {
+        self.wanted == self.good && self.attempts == 0
+    }
+
+    /// The same life with other settings, whatever was under way: the configuration says something else now. Begins with
+    /// a stop of whatever runs.
+    #[must_use]
+    pub fn anew(mut self, settings: S) -> Self {
+        self.end(Outcome::Aborted("the configuration of the engine has changed".to_owned()));
+        (self.wanted, self.good) = (settings.clone(), settings);
+        self.forgive();
+        self.stop_and(Then::Start);
+        self
     }
 
     /// The wait in `Backoff`.

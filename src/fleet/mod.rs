@@ -4,11 +4,19 @@
 //! counters. [`driver`] is the seam to what starts and stops engines. This is the only place that spawns one.
 
 pub mod driver;
-mod journal;
-pub mod life;
 mod http;
+mod journal;
+mod launch;
+pub mod life;
 mod probe;
+mod process;
+mod ready;
+pub mod supervisor;
 
 pub use http::{FetchError, fetch, post};
 pub use journal::{Journal, JournalError, Record};
+pub use launch::adapter_rank;
 pub use probe::{Prober, Reported};
+pub use process::ProcessDriver;
+pub use ready::{Ready, ReadyRules, until_ready};
+pub use supervisor::{CannotRestart, EngineSpec, EngineView, Fleet, RestartAsk};

@@ -117,6 +117,7 @@ fn crashes_are_restarted_after_doubling_waits_until_the_budget_is_spent() {
 #[test]
 fn what_cannot_succeed_is_not_tried_again() {
     let mut life = Life::new(0);
+    life.on(Event::Done, &RULES, 0);
     life.on(Event::Failed(Trouble { why: "no such flag".to_owned(), hopeless: true }), &RULES, 0);
     life.on(Event::Done, &RULES, 0);
     assert_eq!((life.step, life.why.as_deref()), (Step::Hold, Some("no such flag")));
