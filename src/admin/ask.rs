@@ -110,7 +110,8 @@ mod tests {
 
     #[test]
     fn what_the_client_writes_the_port_reads() {
-        let sets = ["--max_num_seqs=32", "speculative-config={\"a\": \"b&c=d%\"}", "enforce-eager=true", "watermark=0.5"];
+        let sets =
+            ["--max_num_seqs=32", "speculative-config={\"a\": \"b&c=d%\"}", "enforce-eager=true", "watermark=0.5"];
         let query = query(&sets.map(str::to_owned), &["hold"]);
         let ask = read(query.strip_prefix('?').unwrap()).unwrap();
         let value = |name: &str| ask.set[name].clone();

@@ -193,7 +193,9 @@ impl Admin {
         let (status, code) = match &refused {
             RestartError::Unknown(_) => (StatusCode::NOT_FOUND, "no_such_backend"),
             RestartError::Cannot(CannotRestart::NotOurs(_)) => (StatusCode::CONFLICT, "not_ours"),
-            RestartError::Cannot(CannotRestart::Another(_) | CannotRestart::Refused(_)) => (StatusCode::CONFLICT, "busy"),
+            RestartError::Cannot(CannotRestart::Another(_) | CannotRestart::Refused(_)) => {
+                (StatusCode::CONFLICT, "busy")
+            }
             RestartError::Cannot(CannotRestart::NotNow(_)) => (StatusCode::CONFLICT, "no_stand_in"),
             RestartError::Cannot(CannotRestart::Settings(_)) => (StatusCode::UNPROCESSABLE_ENTITY, "bad_settings"),
         };

@@ -120,13 +120,7 @@ pub struct BackendStatus {
 
 impl Status {
     /// The picture of `pools` at `now`.
-    pub fn new(
-        about: About,
-        pools: &[PoolView],
-        engines: &[EngineView],
-        telemetry: &Telemetry,
-        now: Instant,
-    ) -> Self {
+    pub fn new(about: About, pools: &[PoolView], engines: &[EngineView], telemetry: &Telemetry, now: Instant) -> Self {
         let engine = |pool: &str, name: &str| {
             let is_it = |view: &&EngineView| view.backend.split_once('/') == Some((pool, name));
             engines.iter().find(is_it).cloned()

@@ -258,7 +258,12 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// One runs already, the program is missing, the port is taken, or the command failed. Nothing runs then.
     async fn start(&self, settings: &Settings) -> Result<Trace, Failure>;
 
-    /// Takes over an engine that an earlier gateway started; `false` when it is gone.
+    /// Looks for an engine of this backend that runs and is not under command, whatever a journal says: it may have been
+    /// lost between a start and the note of it. Give what is found to [`Driver::adopt`].
+    async fn find(&self) -> Option<Trace>;
+
+    /// Takes over what an earlier gateway started; `false` when nothing of it is left. When its leader is gone and only
+    /// descendants are left, it is taken over as [`Status::Ended`], to be stopped.
     ///
     /// # Errors
     /// It cannot be told, or another one runs.
@@ -271,7 +276,8 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// [`Class::NotOurs`].
     async fn stop(&self, rules: StopRules) -> Result<Stopped, Failure>;
 
-    /// What is known of the engine now.
+    /// What is known of the engine now. An engine that ended stays [`Status::Ended`] until it is stopped, which also ends
+    /// what it left behind.
     async fn status(&self) -> Status;
 
     /// Returns when the engine has ended; never, when nobody here can tell or none runs.

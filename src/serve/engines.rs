@@ -35,7 +35,10 @@ pub(super) fn engines(config: &Config, layout: &Layout) -> Vec<EngineSpec> {
                 spill: pool.spill.iter().map(|id| config.pools[id.index()].name.clone()).collect(),
                 models: served.iter().filter(|model| model.adapter.is_none()).map(|m| m.name.clone()).collect(),
                 adapters: served.iter().filter_map(|m| Some((m.name.clone(), m.adapter.clone()?))).collect(),
-                golden: served.iter().flat_map(|m| m.golden.iter().map(|text| (m.name.clone(), text.clone()))).collect(),
+                golden: served
+                    .iter()
+                    .flat_map(|m| m.golden.iter().map(|text| (m.name.clone(), text.clone())))
+                    .collect(),
                 rules: config.fleet.clone(),
                 stall: config.health.stall,
                 patience: config.health.probe_timeout,

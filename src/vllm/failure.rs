@@ -162,8 +162,10 @@ pub fn diagnose<S: AsRef<str>>(lines: &[S], exit: Option<Exit>, phase: StartPhas
         (None, Some(_)) if served => Class::EngineDied,
         (None, _) => Class::EngineFailed,
     };
+    // Read from the whole line: what is kept of it may end before the number.
+    let suggestion = found.and_then(|(_, line)| suggested(class, line));
     let cause = found.map(|(_, line)| clipped(line)).or_else(|| last_words(lines));
-    Diagnosis::plain(class, cause)
+    Diagnosis { class, cause, advice: class.advice(suggestion.as_ref()), suggestion }
 }
 
 /// The most telling line, and its class; of equally telling ones the first.

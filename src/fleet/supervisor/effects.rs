@@ -71,7 +71,9 @@ async fn standstill(scene: &Scene, step: Step) -> String {
         sleep(LOOK * 4).await;
         let (Some(place), true) = (scene.place(), step.in_rotation()) else { continue };
         match place.phase {
-            Phase::Ejected { fault: Fault::Hung, .. } => return "it hangs: requests in flight and no progress".to_owned(),
+            Phase::Ejected { fault: Fault::Hung, .. } => {
+                return "it hangs: requests in flight and no progress".to_owned();
+            }
             Phase::Down => {
                 let since = *down_since.get_or_insert_with(Instant::now);
                 let stall = scene.spec.load().stall;

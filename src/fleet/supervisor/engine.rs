@@ -67,7 +67,10 @@ pub(super) async fn load_adapters(scene: &Arc<Scene>) -> Result<(), Trouble> {
                 404 => "; start it with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and --enable-lora",
                 _ => "",
             };
-            return Err(Trouble { why: format!("adapter '{name}' cannot be loaded: {}{hint}", message(&said)), hopeless: true });
+            return Err(Trouble {
+                why: format!("adapter '{name}' cannot be loaded: {}{hint}", message(&said)),
+                hopeless: true,
+            });
         }
         generate(&spec.address, name, "warm", 1).await.map_err(|why| trouble(format!("adapter '{name}': {why}")))?;
     }
@@ -114,7 +117,9 @@ pub(super) async fn compare_golden(scene: &Scene) -> Result<(), Trouble> {
     let (_, base) = names(&spec.address, spec.patience).await?;
     if let Some(base) = base {
         scene.detail("asking for a first token");
-        generate(&spec.address, &base, "hello", 1).await.map_err(|why| trouble(format!("it is up but does not answer: {why}")))?;
+        generate(&spec.address, &base, "hello", 1)
+            .await
+            .map_err(|why| trouble(format!("it is up but does not answer: {why}")))?;
     }
     let before = scene.kept.lock().golden.clone();
     for (model, prompt) in &spec.golden {
@@ -124,7 +129,9 @@ pub(super) async fn compare_golden(scene: &Scene) -> Result<(), Trouble> {
         let found = answer.await.map_err(|why| trouble(format!("golden prompt of '{model}': {why}")))?;
         if found.as_ref() != Some(wanted) {
             let found = found.unwrap_or_default();
-            let why = format!("'{model}' answers a golden prompt in another way than before: {found:?} instead of {wanted:?}");
+            let why = format!(
+                "'{model}' answers a golden prompt in another way than before: {found:?} instead of {wanted:?}"
+            );
             return Err(Trouble { why, hopeless: true });
         }
     }

@@ -120,7 +120,8 @@ mod tests {
     fn somebody_in_rotation_and_in_reach_must_serve_every_name_that_it_serves() {
         let (admission, layout) = pools(8);
         assert_eq!(judge(&admission, &[], same), Ok(()));
-        let without_lora = |view: &BackendView| same(view).into_iter().take(if *view.name == *"b1" { 2 } else { 1 }).collect();
+        let without_lora =
+            |view: &BackendView| same(view).into_iter().take(if *view.name == *"b1" { 2 } else { 1 }).collect();
         assert_eq!(judge(&admission, &[], without_lora), Err(NotNow::NoStandIn("lora".to_owned())));
         admission.set_cordon(layout.backends[0][1], Cordon::Coming);
         assert_eq!(judge(&admission, &[], same), Err(NotNow::NoStandIn("m, lora".to_owned())));

@@ -22,8 +22,8 @@ fn a_context_longer_than_the_cache_names_the_length_that_fits() {
     let log = captured!("start-refused-context-over-kv.log");
     let found = starts(&log, 1, StartPhase::SizingKvCache, Class::KvTooSmall, "To serve at least one request");
     let suggestion = found.suggestion.unwrap();
-    assert_eq!((suggestion.flag.as_str(), suggestion.value), ("max-model-len", 2_097_152));
-    assert!(found.advice.contains("max-model-len to 2097152"), "{}", found.advice);
+    assert_eq!((suggestion.flag.as_str(), suggestion.value), ("max-model-len", 2_097_024));
+    assert!(found.advice.contains("max-model-len to 2097024"), "{}", found.advice);
 }
 
 #[test]
