@@ -29,7 +29,8 @@ pub mod status;
 #[cfg(test)]
 mod tests;
 
-pub use ask::{flag, query};
+pub(crate) use ask::encode;
+pub use ask::{AskError, flag, query};
 pub use client::{Client, ClientError};
 pub use server::{Socket, bind};
 pub use status::{About, Status};

@@ -19,6 +19,8 @@ pub struct Fleet {
     pub drain: Duration,
     /// From SIGTERM to SIGKILL, for an engine that carries nothing.
     pub grace: Duration,
+    /// Multiplies how long each phase of a start may go without progress.
+    pub patience: f64,
     /// Generations that a fresh engine does before it is given requests; 0: none.
     pub warm_up: u32,
     /// How long a fresh engine takes to come to all its slots; 0: at once.

@@ -13,7 +13,7 @@
 //! Bounds: a command gets [`Commands::timeout`], then its process group is killed; [`OUTPUT_MAX`] bytes of its output are
 //! kept. Output goes to a file, not a pipe, because a daemon that inherits a pipe would hold it open for ever.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -286,6 +286,8 @@ impl Driver for CommandDriver {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
     use crate::config::ArgValue;
 

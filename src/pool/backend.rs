@@ -109,6 +109,8 @@ pub(super) struct Backend {
     pub(super) max_model_len: Option<u64>,
     pub(super) pulse: Arc<Pulse>,
     pub(super) cut: CancellationToken,
+    /// How often it was found hung.
+    pub(super) hangs: u64,
     /// Since when it has been seen carrying something, at the pace of the liveness check.
     busy_since: Option<Instant>,
 }
@@ -136,6 +138,7 @@ impl Backend {
             max_model_len: None,
             pulse: Arc::new(Pulse::new(now)),
             cut: CancellationToken::new(),
+            hangs: 0,
             busy_since: None,
         }
     }

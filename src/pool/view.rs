@@ -46,6 +46,8 @@ pub struct BackendView {
     pub cordon: Cordon,
     /// No longer configured.
     pub removed: bool,
+    /// How often it was found hung since it was configured.
+    pub hangs: u64,
     /// Its limits.
     pub limits: Limits,
     /// What it carries.
@@ -108,6 +110,7 @@ impl State {
                     draining: b.draining,
                     cordon: b.cordon,
                     removed: b.removed,
+                    hangs: b.hangs,
                     limits: b.limits,
                     used: b.used,
                     seconds_per_token: b.speed.seconds_per_token(),

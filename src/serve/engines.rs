@@ -22,7 +22,11 @@ pub(super) fn engines(config: &Config, layout: &Layout) -> Vec<EngineSpec> {
             let endpoint = backend.target.endpoint();
             let authority = endpoint.authority().into();
             let served: Vec<&Model> = served(config, pool);
-            let identity = Launch { args: Default::default(), ..launch.clone() };
+            let mut identity = Launch { args: Default::default(), ..launch.clone() };
+            if served.iter().any(|model| model.adapter.is_some()) {
+                // Without it the engine has no route to load adapters.
+                identity.env.entry("VLLM_ALLOW_RUNTIME_LORA_UPDATING".to_owned()).or_insert_with(|| "1".to_owned());
+            }
             engines.push(EngineSpec {
                 name: format!("{}/{}", pool.name, backend.name).into(),
                 backend: *id,

@@ -14,7 +14,7 @@ use super::scene::Scene;
 use crate::fleet::driver::Failure;
 use crate::fleet::life::{Event, Step, Trouble};
 use crate::fleet::{ReadyRules, until_ready};
-use crate::pool::Cordon;
+use crate::pool::{Cordon, Phase};
 use crate::vllm::failure::Retry;
 
 /// Between two looks at something that has to come to an end.
@@ -65,23 +65,22 @@ fn plain(why: impl Into<String>) -> Trouble {
 
 /// Requests in flight that do not move, or a process that does not answer any more.
 async fn standstill(scene: &Scene, step: Step) -> String {
-    use crate::pool::{Fault, Phase};
+    let hangs = scene.place().map_or(0, |place| place.hangs);
     let mut down_since = None;
     loop {
         sleep(LOOK * 4).await;
         let (Some(place), true) = (scene.place(), step.in_rotation()) else { continue };
-        match place.phase {
-            Phase::Ejected { fault: Fault::Hung, .. } => {
-                return "it hangs: requests in flight and no progress".to_owned();
-            }
-            Phase::Down => {
-                let since = *down_since.get_or_insert_with(Instant::now);
-                let stall = scene.spec.load().stall;
-                if since.elapsed() >= stall {
-                    return format!("its /health has not answered for {:.0} s", stall.as_secs_f64());
-                }
-            }
-            _ => down_since = None,
+        // Counted, not looked up: an ejection may be over before anybody looks.
+        if place.hangs > hangs {
+            return "it hangs: requests in flight and no progress".to_owned();
+        }
+        if place.phase != Phase::Down {
+            down_since = None;
+            continue;
+        }
+        let (since, stall) = (*down_since.get_or_insert_with(Instant::now), scene.spec.load().stall);
+        if since.elapsed() >= stall {
+            return format!("its /health has not answered for {:.0} s", stall.as_secs_f64());
         }
     }
 }
@@ -152,7 +151,7 @@ async fn ready(scene: &Arc<Scene>) -> Result<(), Trouble> {
             sleep(LOOK * 4).await;
         }
     };
-    let rules = ReadyRules { answer: spec.patience, ..ReadyRules::default() };
+    let rules = ReadyRules { answer: spec.patience, patience: spec.rules.patience, ..ReadyRules::default() };
     tokio::select! {
         ready = until_ready(&*scene.driver, &spec.address, &spec.models, rules) => {
             ready.map(drop).map_err(|failure| trouble(&failure))

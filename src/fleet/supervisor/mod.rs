@@ -37,7 +37,7 @@ use scene::{Kept, Scene};
 
 pub use preflight::NotNow;
 pub use scene::EngineSpec;
-pub use view::EngineView;
+pub use view::{EngineView, LastChange};
 
 /// Commands that may wait for one keeper; each is obeyed within moments.
 const COMMANDS: usize = 16;

@@ -103,7 +103,9 @@ mod tests {
         let now = Instant::now();
         let admission = Admission::new(now, rules, 1);
         let layout = admission.apply(&[spec("one", 1), spec("two", 3)], rules, now);
-        layout.backends.iter().flatten().for_each(|id| drop(admission.probed(*id, true, now)));
+        for id in layout.backends.iter().flatten() {
+            admission.probed(*id, true, now);
+        }
         (admission, layout)
     }
 
