@@ -343,7 +343,7 @@ mod tests {
     #[tokio::test]
     async fn a_command_that_stays_is_ended_with_its_children() {
         let (folder, mut driver) = rig("sleep 600 & echo $! >UP; wait");
-        driver.commands.timeout = Duration::from_millis(300);
+        driver.commands.timeout = Duration::from_secs(3);
         let failure = driver.start(&settings()).await.unwrap_err();
         assert!(failure.to_string().contains("it must return"), "{failure}");
         let child: i32 = fs::read_to_string(folder.path().join("up")).unwrap().trim().parse().unwrap();

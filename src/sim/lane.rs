@@ -16,7 +16,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::cost::{FrontEndRates, StepLoad};
-use super::engine::{Emitted, Engine, EngineError, Request, SequenceId, StepOutcome};
+use super::engine::{Admitted, Emitted, Engine, EngineError, Pause, Request, SequenceId, StepOutcome};
 
 /// The API server's thread, shared by the requests in it (processor sharing).
 ///
@@ -101,7 +101,7 @@ pub struct StepEnd {
     /// Tokens sampled.
     pub emitted: Vec<Emitted>,
     /// Sequences admitted by the step, at its start.
-    pub admitted: Vec<SequenceId>,
+    pub admitted: Vec<Admitted>,
     /// Sequences preempted by the step.
     pub preempted: u32,
     /// What it computed.
@@ -229,6 +229,19 @@ impl Lane {
         &self.engine
     }
 
+    /// The engine, for what an operator does to it.
+    pub fn engine_mut(&mut self) -> &mut Engine {
+        &mut self.engine
+    }
+
+    /// Ends a pause of the engine: what waits is scheduled from `now` on.
+    pub fn resume(&mut self, now: Duration) {
+        self.engine.pause(Pause::No);
+        if self.under_way.is_none() {
+            self.start(now);
+        }
+    }
+
     /// Sequences still in the front end.
     pub fn coming(&self) -> usize {
         self.coming.len() + self.front_end.inside.iter().map(|(_, requests)| requests.len()).sum::<usize>()
@@ -249,16 +262,14 @@ mod tests {
             long_prefill_token_threshold: 0,
             chunked_prefill: true,
             num_blocks: 1000,
-            watermark: 0.0,
-            max_loras: 0,
-            async_scheduling: true,
             seed: 1,
+            ..EngineConfig::default()
         };
         Lane::new(Engine::new(config, CostModel::new(&profile, 256, 8192)), FrontEnd::new(&profile.front_end))
     }
 
     fn request(id: u64) -> Request {
-        Request { id, prompt_tokens: 100, output_tokens: 3, adapter: None, cached_prefix: 0 }
+        Request { id, prompt_tokens: 100, output_tokens: 3, adapter: None, ..Request::default() }
     }
 
     #[test]

@@ -91,6 +91,7 @@ const MARKS: &[(&str, Class)] = &[
     ("Address already in use", Class::PortInUse),
     ("address already in use", Class::PortInUse),
     ("error: unrecognized arguments:", Class::UnknownFlag),
+    ("error: unexpected argument", Class::UnknownFlag),
     ("error: argument ", Class::BadArguments),
     ("error: the following arguments are required", Class::BadArguments),
     ("Repository Not Found", Class::ModelNotFound),
@@ -105,14 +106,17 @@ const MARKS: &[(&str, Class)] = &[
     ("Cannot find the requested files in the disk cache", Class::ModelNotFound),
     ("LocalEntryNotFoundError", Class::ModelNotFound),
     ("GatedRepoError", Class::ModelNotFound),
+    ("No module named 'vllm", Class::ProgramMissing),
     ("Timed out waiting for engine core", Class::Timeout),
-    ("did not start within", Class::Timeout),
     ("OutOfMemoryError", Class::OutOfMemory),
     ("CUDA out of memory", Class::OutOfMemory),
     ("HIP out of memory", Class::OutOfMemory),
     ("CUBLAS_STATUS_ALLOC_FAILED", Class::OutOfMemory),
     ("DefaultCPUAllocator: can't allocate memory", Class::OutOfMemory),
+    ("CUDA error: out of memory", Class::OutOfMemory),
     ("CUDA error:", Class::DeviceError),
+    ("Failed to infer device type", Class::DeviceError),
+    ("Found no NVIDIA driver", Class::DeviceError),
     ("NCCL error", Class::DeviceError),
     ("No CUDA GPUs are available", Class::DeviceError),
     ("invalid device ordinal", Class::DeviceError),
@@ -134,6 +138,9 @@ const CONSEQUENCES: &[&str] = &[
     "EOFError",
 ];
 
+/// What an API server says when a signal told it to end.
+const TOLD_TO_END: &str = "API server: shutdown triggered";
+
 /// Lines that a living engine prints: what stands before the last one is history.
 const HEALTHY: &[&str] = &["Avg prompt throughput:", "HTTP/1.1\" 200", "Application startup complete"];
 
@@ -142,6 +149,9 @@ const HEALTHY: &[&str] = &["Avg prompt throughput:", "HTTP/1.1\" 200", "Applicat
 /// `phase` is [`StartPhase::Serving`] for an engine that had been ready.
 pub fn diagnose<S: AsRef<str>>(lines: &[S], exit: Option<Exit>, phase: StartPhase) -> Diagnosis {
     let served = phase == StartPhase::Serving;
+    if served && let Some(line) = told_to_end(lines) {
+        return Diagnosis::plain(Class::Killed, Some(clipped(line)));
+    }
     let healthy = |line: &S| HEALTHY.iter().any(|mark| line.as_ref().contains(mark));
     let from = if served { lines.iter().rposition(healthy).map_or(0, |at| at + 1) } else { 0 };
     // The error itself may have come just before the last line of health: another request's answer, or a probe's.
@@ -166,6 +176,12 @@ pub fn diagnose<S: AsRef<str>>(lines: &[S], exit: Option<Exit>, phase: StartPhas
     let suggestion = found.and_then(|(_, line)| suggested(class, line));
     let cause = found.map(|(_, line)| clipped(line)).or_else(|| last_words(lines));
     Diagnosis { class, cause, advice: class.advice(suggestion.as_ref()), suggestion }
+}
+
+/// The line that says that a signal ended a healthy server, if one did: what breaks after it is its consequence.
+fn told_to_end<S: AsRef<str>>(lines: &[S]) -> Option<&str> {
+    let at = lines.iter().rposition(|line| line.as_ref().contains(TOLD_TO_END))?;
+    (!crashed(&lines[..at])).then(|| message(lines[at].as_ref()))
 }
 
 /// The most telling line, and its class; of equally telling ones the first.
@@ -239,9 +255,11 @@ fn clipped(line: &str) -> String {
     }
 }
 
-/// The last line that is not empty: better than nothing.
+/// The first exception of any kind, else the last line that is not empty: better than nothing.
 fn last_words<S: AsRef<str>>(lines: &[S]) -> Option<String> {
-    lines.iter().rev().map(|line| message(line.as_ref())).find(|text| !text.trim().is_empty()).map(clipped)
+    let mut texts = lines.iter().map(|line| message(line.as_ref()));
+    let passed_on = texts.clone().find(|text| is_exception(text));
+    passed_on.or_else(|| texts.rfind(|text| !text.trim().is_empty())).map(clipped)
 }
 
 /// The value that the engine says would fit.

@@ -14,7 +14,7 @@ use crate::vllm::args::ServeArgs;
 use crate::vllm::failure::{Class, Diagnosis, Suggestion};
 use crate::vllm::logs::StartPhase;
 
-/// Ranks that vLLM's `--max-lora-rank` accepts.
+/// Ranks that vLLM's `--max-lora-rank` accepts, for a suggestion.
 const RANKS: &[i64] = &[1, 8, 16, 32, 64, 128, 256, 320, 512];
 /// Most that is read of an adapter's configuration.
 const ADAPTER_CONFIG_MAX: u64 = 1 << 20;
@@ -141,9 +141,6 @@ fn ranges(flat: &Flat) -> Result<(), Failure> {
     }
     if let Some(share) = flat.float("gpu-memory-utilization").filter(|share| !(*share > 0.0 && *share <= 1.0)) {
         return bad(format!("gpu-memory-utilization = {share} must be above 0 and at most 1"));
-    }
-    if let Some(rank) = flat.int("max-lora-rank").filter(|rank| !RANKS.contains(rank)) {
-        return bad(format!("max-lora-rank = {rank} must be one of {RANKS:?}"));
     }
     Ok(())
 }

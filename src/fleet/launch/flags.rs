@@ -5,7 +5,7 @@
 //! anew. A program that cannot be asked (a wrapper script, an answer with fewer than [`ENOUGH`] flags, none within
 //! [`ASK_WITHIN`]) is not asked again in this process; its flags are then checked by type and value only.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -18,8 +18,9 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::config::Launch;
 
-/// The names of the flags that a program has, without dashes in front; `no-` forms are names too.
-pub(in crate::fleet) type Known = BTreeSet<String>;
+/// The flags that a program has, by name without dashes in front (`no-` forms are names too), each with the values that it
+/// chooses from; none: any value.
+pub(in crate::fleet) type Known = BTreeMap<String, Vec<String>>;
 
 /// Longest wait for the help text.
 const ASK_WITHIN: Duration = Duration::from_secs(120);
@@ -49,19 +50,25 @@ impl Flags {
         let program = super::program_of(launch).ok()?;
         let file = self.folder.join(format!("flags-{:016x}.txt", identity(&program, words)?));
         if let Ok(text) = fs::read_to_string(&file) {
-            let known: Known = text.lines().map(str::to_owned).collect();
+            let known: Known = text.lines().map(from_line).collect();
             if known.len() >= ENOUGH {
                 return Some(known);
             }
         }
         let known = ask(&program, words, launch).await?;
-        let text = known.iter().map(|name| format!("{name}\n")).collect::<String>();
+        let text: String = known.iter().map(|(name, choices)| format!("{name} {}\n", choices.join(","))).collect();
         let kept = fs::create_dir_all(&self.folder).and_then(|()| fs::write(&file, text));
         if let Err(error) = kept {
             tracing::warn!(file = %file.display(), %error, "cannot keep the engine's list of flags; it is asked again next time");
         }
         Some(known)
     }
+}
+
+/// A line of the file: a name, a space, choices between commas.
+fn from_line(line: &str) -> (String, Vec<String>) {
+    let (name, choices) = line.split_once(' ').unwrap_or((line, ""));
+    (name.to_owned(), choices.split(',').filter(|choice| !choice.is_empty()).map(str::to_owned).collect())
 }
 
 /// The words between the program and what it serves: `serve` of `vllm serve MODEL`, `sim` of `sluice sim`, `-m MODULE` of
@@ -108,9 +115,21 @@ fn parse(help: &str) -> Known {
         // Two spaces end the names and begin the description.
         let names = head.split("  ").next().unwrap_or(head);
         let words = names.split([' ', ',', '=']).filter_map(|word| word.strip_prefix("--"));
-        known.extend(words.filter(|name| !name.is_empty()).map(|name| name.replace('_', "-")));
+        for name in words.filter(|name| !name.is_empty()) {
+            known.insert(name.replace('_', "-"), choices(names, name));
+        }
     }
     known
+}
+
+/// The choices in `--name {a,b,c}`. None where more than they is allowed: `{a,b} or a name that is registered`.
+fn choices(names: &str, name: &str) -> Vec<String> {
+    let list = || {
+        let (_, after) = names.split_once(&format!("--{name} {{"))?;
+        let (list, rest) = after.split_once('}')?;
+        (rest.is_empty() || rest.starts_with(',')).then_some(list)
+    };
+    list().map(|list| list.split(',').map(str::to_owned).collect()).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -125,9 +144,16 @@ mod tests {
     fn names_are_read_from_a_help_text() {
         let help = "usage: vllm serve [options]\n\noptions:\n  --api-server-count API_SERVER_COUNT, -asc API_SERVER_COUNT\n\
                     \x20                       How many --processes to run.\n\
-                    \x20 --enable-lora, --no-enable-lora  Handle adapters.\n  --dtype {auto,half}   Type\n  -h, --help   show\n";
-        let wanted = ["api-server-count", "dtype", "enable-lora", "help", "no-enable-lora"];
-        assert_eq!(parse(help).into_iter().collect::<Vec<_>>(), wanted);
+                    \x20 --enable-lora, --no-enable-lora  Handle adapters.\n  --dtype {auto,half}   Type\n  -h, --help   show\n\
+                    \x20 --parser {a,b} or name registered elsewhere\n";
+        let known = parse(help);
+        let wanted = ["api-server-count", "dtype", "enable-lora", "help", "no-enable-lora", "parser"];
+        assert_eq!(known.keys().collect::<Vec<_>>(), wanted);
+        assert_eq!(known["dtype"], ["auto", "half"]);
+        assert!(known["parser"].is_empty() && known["help"].is_empty());
+        for (name, choices) in known {
+            assert_eq!(from_line(&format!("{name} {}", choices.join(","))), (name, choices));
+        }
     }
 
     #[test]

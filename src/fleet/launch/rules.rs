@@ -56,14 +56,17 @@ pub(super) fn flags(
             _ => name.clone(),
         };
         match known {
-            Some(known) if !known.contains(&written) && !name.contains('.') => match unknown(&name, &value, known) {
+            Some(known) if !has(known, &written) => match unknown(&name, &value, known) {
                 Ok(notice) => {
                     notices.push(notice);
                     continue;
                 }
                 Err(failure) => return Err(failure),
             },
-            _ => typed(&name, &value)?,
+            _ => {
+                typed(&name, &value)?;
+                chosen(&name, &value, known)?;
+            }
         }
         kept.insert(name, value);
     }
@@ -73,9 +76,7 @@ pub(super) fn flags(
 /// Refuses flags in `launch.command` that the program does not have. They are the user's own words and are not edited.
 pub(super) fn command(written: &Flat, known: Option<&Known>) -> Result<(), Failure> {
     let Some(known) = known else { return Ok(()) };
-    // A dotted name sets one key of a flag that takes JSON.
-    let is_known = |name: &str| known.contains(name) || name.contains('.');
-    match written.names().find(|name| !is_known(name)) {
+    match written.names().find(|name| !has(known, name)) {
         Some(name) => {
             Err(Failure::new(Class::UnknownFlag, format!("this vLLM has no flag --{name} in launch.command")))
         }
@@ -83,12 +84,19 @@ pub(super) fn command(written: &Flat, known: Option<&Known>) -> Result<(), Failu
     }
 }
 
+/// Whether argparse takes a name: in full, cut short while only one flag begins so, or dotted, for one key of JSON.
+fn has(known: &Known, name: &str) -> bool {
+    let name = name.split('.').next().unwrap_or(name);
+    let beginning = known.range(name.to_owned()..).take_while(|(other, _)| other.starts_with(name));
+    known.contains_key(name) || beginning.count() == 1
+}
+
 /// What to do about a flag that the program does not have: dropped with a notice, or refused.
 fn unknown(name: &str, value: &ArgValue, known: &Known) -> Result<Notice, Failure> {
     if OBSOLETE.contains(&name) {
         return Ok(Notice(format!("{name} is dropped: this vLLM does not have it any more and does the same without")));
     }
-    if matches!(value, ArgValue::Flag(false)) && known.contains(name) {
+    if matches!(value, ArgValue::Flag(false)) && known.contains_key(name) {
         return Err(Failure::new(
             Class::BadArguments,
             format!("{name} = false: --{name} has no --no- form; leave it out"),
@@ -114,14 +122,34 @@ fn typed(name: &str, value: &ArgValue) -> Result<(), Failure> {
     let mut argv = vec!["model".to_owned()];
     super::write(name, value, &mut argv);
     match ServeArgs::parse(&argv) {
-        Ok(_) | Err(ArgsError::Unrecognized(_)) => Ok(()),
+        // Versions differ in the flags and choices that they have; in types they do not.
+        Ok(_) | Err(ArgsError::Unrecognized(_) | ArgsError::Choice(..) | ArgsError::Ambiguous(..)) => Ok(()),
         Err(wrong) => Err(Failure::new(Class::BadArguments, wrong.to_string())),
+    }
+}
+
+/// Whether the value is one of those that the program lists for the flag, if it lists any.
+fn chosen(name: &str, value: &ArgValue, known: Option<&Known>) -> Result<(), Failure> {
+    let Some(choices) = known.and_then(|known| known.get(name)).filter(|choices| !choices.is_empty()) else {
+        return Ok(());
+    };
+    let given = match value {
+        ArgValue::Int(number) => vec![number.to_string()],
+        ArgValue::Text(text) => vec![text.clone()],
+        ArgValue::List(texts) => texts.clone(),
+        ArgValue::Flag(_) | ArgValue::Float(_) => return Ok(()),
+    };
+    match given.iter().find(|value| !choices.contains(value)) {
+        Some(wrong) => {
+            Err(Failure::new(Class::BadArguments, format!("{name} = {wrong} must be one of {}", choices.join(", "))))
+        }
+        None => Ok(()),
     }
 }
 
 /// The known name with the fewest letters to change, at most a third of them.
 fn closest<'a>(name: &str, known: &'a Known) -> Option<&'a str> {
-    let scored = known.iter().map(|other| (distance(name, other), other.as_str()));
+    let scored = known.keys().map(|other| (distance(name, other), other.as_str()));
     let (changes, other) = scored.min()?;
     (changes * 3 <= name.len()).then_some(other)
 }

@@ -23,7 +23,9 @@ fn known() -> Known {
     let names = "dtype enable-lora max-lora-rank max-num-seqs max-num-batched-tokens no-enable-prefix-caching \
                  enable-prefix-caching disable-log-stats lora-modules tensor-parallel-size max-model-len served-model-name \
                  gpu-memory-utilization cudagraph-capture-sizes max-loras max-cpu-loras port host model";
-    names.split_whitespace().map(str::to_owned).collect()
+    let mut known: Known = names.split_whitespace().map(|name| (name.to_owned(), Vec::new())).collect();
+    known.insert("max-lora-rank".to_owned(), ["1", "8", "32"].map(str::to_owned).to_vec());
+    known
 }
 
 fn plan(json: &str) -> Result<Plan, Failure> {
@@ -94,7 +96,7 @@ fn nonsense_is_refused_by_the_name_of_its_flag() {
     refused(r#"{"max-num-seqs": 0}"#, Class::BadArguments, "at least 1");
     refused(r#"{"max-num-seqs": 1.5}"#, Class::BadArguments, "--max-num-seqs");
     refused(r#"{"gpu-memory-utilization": 92}"#, Class::BadArguments, "at most 1");
-    refused(r#"{"max-lora-rank": 12}"#, Class::BadArguments, "must be one of");
+    refused(r#"{"max-lora-rank": 12}"#, Class::BadArguments, "must be one of 1, 8, 32");
     refused(r#"{"max-num-batched-tokens": 64, "max-num-seqs": 128}"#, Class::BadArguments, "(64) must be greater");
     refused(r#"{"max-loras": 8, "max-cpu-loras": 4}"#, Class::BadArguments, "max-cpu-loras (4)");
     refused(r#"{"port": 9}"#, Class::BadArguments, "launch.port only");
