@@ -10,7 +10,7 @@ use serde_json::json;
 use serde_json::value::{RawValue, to_raw_value};
 
 use super::House;
-use crate::pool::Phase;
+use crate::pool::BackendView;
 use crate::proxy::Local;
 
 /// `/ready` and `/v1/models` of a running gateway.
@@ -27,10 +27,8 @@ impl ModelList {
 
 impl Local for ModelList {
     fn ready(&self) -> bool {
-        let takes = |phase: Phase| matches!(phase, Phase::Ready | Phase::Probation);
         let pools = self.house.admission.view();
-        !pools.is_empty()
-            && pools.iter().all(|pool| pool.backends.iter().any(|b| takes(b.phase) && !b.draining && !b.removed))
+        !pools.is_empty() && pools.iter().all(|pool| pool.backends.iter().any(BackendView::in_rotation))
     }
 
     /// The union over all backends, each card as its engine sent it; declared models that no backend
