@@ -222,7 +222,7 @@ impl Driver for CommandDriver {
         while self.runs().await == Some(true) {
             if Instant::now() >= deadline {
                 let cause = format!("the stop command of {} returned, and its status command says it runs", self.name);
-                return Err(Failure::new(Class::WontDie, cause));
+                return Err(Failure::new(Class::CommandFailed, cause));
             }
             sleep(Duration::from_millis(250)).await;
         }

@@ -224,7 +224,7 @@ impl Class {
             Self::MemoryKept => {
                 "see nvidia-smi for who holds it; nothing new is started on this device until it is back"
             }
-            Self::CommandFailed => "run the command by hand and correct it; its output is in the cause",
+            Self::CommandFailed => "run the command by hand and correct it",
             Self::NotOurs => {
                 "restart it where it runs, or give the backend `launch` or `control` instead of a bare url"
             }
