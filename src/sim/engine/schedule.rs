@@ -52,6 +52,10 @@ struct Found {
 impl Engine {
     /// Plans a step.
     pub(super) fn plan(&mut self) -> Plan {
+        #[cfg(test)]
+        {
+            self.observed = (self.blocks.free(), Vec::new());
+        }
         let mut plan = Plan::default();
         let whole = if self.pause == Pause::All { 0 } else { self.config.max_num_batched_tokens };
         let mut limits = Limits { budget: whole, cap: self.cap(), decode_only: self.decodes_only() };
@@ -201,6 +205,7 @@ impl Engine {
         sequence.chain = found.chain;
         (sequence.computed, sequence.chunk) = (cached, chunk);
         (sequence.place, sequence.prefilling) = (Some(Place::Running), true);
+        self.ending += usize::from(sequence.ending.is_some());
         let admitted = Admitted { id: sequence.request.id, cached_tokens: cached, resumed: sequence.preempted };
         if self.config.prefix_caching && !sequence.preempted && !sequence.request.skip_cached {
             self.prefix.queries += u64::from(tokens);

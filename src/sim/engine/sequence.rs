@@ -28,8 +28,10 @@ pub(super) struct Rank {
 /// Where a sequence is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
-    /// Arrived, not yet looked at.
+    /// Arrived while the step that runs now was under way.
     Arriving,
+    /// Arrived one step before that: it is in the next plan.
+    Staged,
     /// In the queue.
     Waiting,
     /// In the running list.
