@@ -150,7 +150,7 @@ class Case:
     def run(self):
         self.entries = {f"{e['id']:06}": e for batch in self.batches for e in batch["add"]}
         self.generated = {name: 0 for name in self.entries}
-        self.since_idle, self.batch = 0, 0
+        self.since_idle, self.batch, self.preempted = 0, 0, 0
         (self.run_ahead if self.limits["async"] else self.run_plain)()
 
     def take_batch(self):
@@ -183,6 +183,10 @@ class Case:
         output.samples = {
             name: not scheduler.requests[name].is_prefill_chunk for name in output.num_scheduled_tokens}
         self.since_idle = self.since_idle + 1 if count else 0
+        preempted = sum(
+            request.num_preemptions - before[name] for name, request in scheduler.requests.items() if name in before)
+        # A plan may do nothing but preempt; the one after it answers for both.
+        self.preempted += preempted
         if count:
             entered = [r for r in scheduler.running if r.request_id not in running]
             admitted = []
@@ -190,10 +194,9 @@ class Case:
                 chunk = output.num_scheduled_tokens[request.request_id]
                 cached = request.num_computed_tokens - chunk
                 admitted.append([int(request.request_id), cached, request.num_preemptions > 0])
-            preempted = sum(
-                request.num_preemptions - before[name] for name, request in scheduler.requests.items() if name in before)
             chunks = sorted([int(name), tokens] for name, tokens in output.num_scheduled_tokens.items())
-            self.steps.append([free, chunks, admitted, preempted])
+            self.steps.append([free, chunks, admitted, self.preempted])
+            self.preempted = 0
         return output, count
 
     def update(self, output):
@@ -217,17 +220,20 @@ class Case:
             sampled_token_ids=sampled, logprobs=None, prompt_logprobs_dict={}, pooler_output=[]))
 
     def run_plain(self):
+        empty = 0
         while True:
             if self.scheduler.has_unfinished_requests():
                 output, count = self.schedule()
                 added = self.take_batch() if count else []
                 self.update(output)
                 self.add(added)
-                if count:
+                empty = 0 if count else empty + 1
+                if empty < 3:
                     continue
             if self.batch >= len(self.batches):
                 break
             self.add(self.take_batch())
+            empty = 0
         assert not self.scheduler.has_unfinished_requests(), "blocked for good"
 
     def run_ahead(self):

@@ -253,7 +253,8 @@ impl Engine {
         }
         self.steps += 1;
         let adapter_loads = self.prepare_adapters();
-        let (load, emitted) = self.advance();
+        let (mut load, emitted) = self.advance();
+        (load.adapter_activations, load.adapter_loads) = (adapter_loads.to_gpu, adapter_loads.from_disk);
         let duration = self.jittered(self.cost.duration(&load));
         let Plan { admitted, preempted, .. } = plan;
         Some(StepOutcome { duration, load, emitted, admitted, preempted, adapter_loads })
