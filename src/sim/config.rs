@@ -142,13 +142,8 @@ impl SimConfig {
         let engine = EngineConfig {
             max_num_seqs: profile.memory.max_num_seqs,
             max_num_batched_tokens: profile.memory.max_num_batched_tokens,
-            long_prefill_token_threshold: 0,
-            chunked_prefill: true,
             num_blocks: profile.memory.kv_tokens / BLOCK_TOKENS,
-            watermark: 0.0,
-            max_loras: 0,
-            async_scheduling: true,
-            seed: 0,
+            ..EngineConfig::default()
         };
         Self {
             names: vec![model.to_owned()],
@@ -234,7 +229,7 @@ impl SimConfig {
     }
 
     /// The lane that this server drives.
-    pub(super) fn lane(&self) -> Lane {
+    pub fn lane(&self) -> Lane {
         let engine = EngineConfig { seed: self.seed, ..self.engine.clone() };
         let cost = CostModel::new(&self.profile, engine.max_num_seqs, engine.max_num_batched_tokens);
         Lane::new(Engine::new(engine, cost), FrontEnd::new(&self.profile.front_end))

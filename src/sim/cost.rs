@@ -13,106 +13,12 @@
 //! are padded to the next captured size, which costs linear FLOPs and per-sequence work. `max` and not a sum,
 //! because the weights are read while the tensor cores multiply.
 //!
-//! The constants live in `profiles/*.toml`. Nothing here knows about time or chance: jitter is applied by the
+//! The constants live in `profiles/`, see [`Profile`]. Nothing here knows about time or chance: jitter is applied by the
 //! engine, which owns the generator.
 
 use std::time::Duration;
 
-use serde::Deserialize;
-
-const H200_LLAMA_8B: &str = include_str!("profiles/h200-llama-8b.toml");
-
-/// Names that [`Profile::named`] knows.
-pub const PROFILES: &[&str] = &["h200-llama-8b"];
-
-/// A GPU and a model: shape, memory and fitted constants.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Profile {
-    /// The model's dimensions.
-    pub shape: Shape,
-    /// What fits, and the defaults that vLLM would choose.
-    pub memory: Memory,
-    /// Constants of the step.
-    pub cost: Rates,
-    /// Constants of the API server in front of the engine.
-    pub front_end: FrontEndRates,
-}
-
-/// Dimensions of the model.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Shape {
-    /// Transformer layers.
-    pub layers: u32,
-    /// Query heads x head size.
-    pub hidden: u32,
-    /// Parameters that every token is multiplied by.
-    pub linear_parameters: f64,
-    /// Bytes of weights read in every step.
-    pub weight_bytes: f64,
-    /// Bytes of KV cache per token.
-    pub kv_bytes_per_token: f64,
-    /// Longest context the model was made for, tokens.
-    pub max_model_len: u32,
-}
-
-/// KV capacity and defaults.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Memory {
-    /// Tokens that fit the KV cache.
-    pub kv_tokens: u32,
-    /// Default of `--max-num-seqs`.
-    pub max_num_seqs: u32,
-    /// Default of `--max-num-batched-tokens`.
-    pub max_num_batched_tokens: u32,
-}
-
-/// Fitted constants of the step.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Rates {
-    /// Effective bandwidth for weights, bytes per second.
-    pub weight_bytes_per_s: f64,
-    /// Effective bandwidth for KV blocks, bytes per second.
-    pub kv_bytes_per_s: f64,
-    /// Effective rate of the linear layers, FLOP per second.
-    pub linear_flops_per_s: f64,
-    /// Effective rate of prefill attention, FLOP per second.
-    pub attention_flops_per_s: f64,
-    /// Cost of any step, microseconds.
-    pub step_overhead_us: f64,
-    /// Cost of each sequence in a step, microseconds.
-    pub per_sequence_us: f64,
-    /// Factor on the weight and linear terms of a step with an adapter.
-    pub lora_factor: f64,
-    /// Standard deviation of the logarithm of a step's length.
-    pub jitter: f64,
-}
-
-/// Fitted constants of the API server.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct FrontEndRates {
-    /// Serial work per request (one thread: requests queue for it), microseconds.
-    pub serial_us: f64,
-    /// Serial work to send one token, microseconds.
-    pub token_us: f64,
-    /// Latency that requests share in parallel, microseconds.
-    pub latency_us: f64,
-}
-
-impl Profile {
-    /// The built-in profile with this name.
-    pub fn named(name: &str) -> Option<Self> {
-        let text = match name {
-            "h200-llama-8b" => H200_LLAMA_8B,
-            _ => return None,
-        };
-        Some(toml::from_str(text).expect("built-in profiles are parsed by a test"))
-    }
-}
+pub use super::profile::{FrontEndRates, PROFILES, Profile, Rates, Shape};
 
 /// What one step has to do; the engine fills it while it schedules.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -127,6 +33,11 @@ pub struct StepLoad {
     pub attention_pairs: f64,
     /// Whether a sequence in the step uses a LoRA adapter.
     pub adapter: bool,
+    /// Adapters that were not in a GPU slot and are put into one by this step, from the host's cache. The engine
+    /// counts them when it admits the first sequence of such an adapter.
+    pub adapter_activations: u32,
+    /// Those of them that were not in the host's cache (`--max-cpu-loras`) either and are read from disk first.
+    pub adapter_loads: u32,
 }
 
 impl StepLoad {
@@ -163,7 +74,7 @@ impl CostModel {
 
     /// Standard deviation of the logarithm of a step's length.
     pub fn jitter(&self) -> f64 {
-        self.rates.jitter
+        self.rates.step.jitter
     }
 
     /// How long a step with this load takes, without jitter.
@@ -172,14 +83,17 @@ impl CostModel {
         let padded = self.padded(load.tokens);
         let extra = f64::from(padded - load.tokens);
         let weights = self.shape.weight_bytes / rates.weight_bytes_per_s;
-        let linear = 2.0 * self.shape.linear_parameters * f64::from(padded) / rates.linear_flops_per_s;
-        let lora = if load.adapter { rates.lora_factor } else { 1.0 };
+        let products =
+            self.shape.linear_parameters * f64::from(padded) + self.shape.head_parameters * f64::from(load.sequences);
+        let linear = 2.0 * products / rates.linear_flops_per_s;
+        let lora = if load.adapter { rates.step.lora_factor } else { 1.0 };
         let kv = load.context_read as f64 * self.shape.kv_bytes_per_token / rates.kv_bytes_per_s;
         let flops_per_pair = 4.0 * f64::from(self.shape.hidden) * f64::from(self.shape.layers);
         let attention = load.attention_pairs * flops_per_pair / rates.attention_flops_per_s;
-        let per_sequence = (f64::from(load.sequences) + extra) * rates.per_sequence_us;
-        let fixed = (rates.step_overhead_us + per_sequence) * 1e-6;
-        Duration::from_secs_f64(weights.max(linear) * lora + kv + attention + fixed)
+        let per_sequence = (f64::from(load.sequences) + extra) * rates.step.per_sequence_us;
+        let fixed = (rates.step.overhead_us + per_sequence) * 1e-6;
+        let reduce = rates.reduce.0 + rates.reduce.1 * f64::from(padded);
+        Duration::from_secs_f64(weights.max(linear) * lora + kv + attention + reduce + fixed)
     }
 
     /// Tokens after padding to the next captured graph size (1, 2, 4, then by 8 to 256, then by 16).
@@ -211,14 +125,6 @@ mod tests {
             load.add(computed, chunk, adapter);
         }
         model().duration(&load).as_secs_f64() * 1e3
-    }
-
-    #[test]
-    fn every_built_in_profile_parses() {
-        for name in PROFILES {
-            assert!(Profile::named(name).is_some());
-        }
-        assert!(Profile::named("abacus").is_none());
     }
 
     #[test]

@@ -18,10 +18,13 @@ pub mod engine;
 pub mod fault;
 #[cfg(test)]
 mod fit;
+mod gate;
 mod generate;
 pub mod lane;
+pub mod memory;
 mod models;
 mod outlet;
+pub mod profile;
 pub mod protocol;
 mod routes;
 pub mod server;
@@ -32,8 +35,10 @@ pub mod text;
 pub mod wire;
 
 pub use config::SimConfig;
-pub use cost::{CostModel, Profile, StepLoad};
-pub use engine::{Engine, EngineConfig, Request, StepOutcome};
+pub use cost::{CostModel, StepLoad};
+pub use engine::{Content, Engine, EngineConfig, Policy, Request, StepOutcome};
 pub use fault::Fault;
 pub use lane::Lane;
+pub use memory::{KvBudget, MemoryError, MemorySettings, kv_budget};
+pub use profile::{Constants, Gpu, Layout, Model, Profile, ProfileError};
 pub use server::{Handle, Snapshot, spawn};
