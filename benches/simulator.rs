@@ -7,7 +7,7 @@
 //! |---|---|
 //! | chat | 50 a second, 512 prompt tokens, 128 output tokens: near what this server can do |
 //! | chat, one prefix | the same, of which 400 prompt tokens are the same text for all |
-//! | mixed | 30 a second of 200 and 128 tokens, 2 a second of 16,000 and 64 |
+//! | mixed | 15 a second of 200 and 128 tokens, 1 a second of 16,000 and 64 |
 //! | crowded | 50 a second of 512 and 128 on a cache of 2,000 blocks: preemptions and a queue that grows |
 
 use std::time::Duration;
@@ -79,7 +79,7 @@ fn main() {
     let hours: f64 = std::env::args().skip(1).find_map(|word| word.parse().ok()).unwrap_or(1.0);
     let chat: &[Kind] = &[(50.0, 512, 128, 0)];
     let shared: &[Kind] = &[(50.0, 512, 128, 400)];
-    let mixed: &[Kind] = &[(30.0, 200, 128, 0), (2.0, 16_000, 64, 0)];
+    let mixed: &[Kind] = &[(15.0, 200, 128, 0), (1.0, 16_000, 64, 0)];
     let loads = [("chat", chat, None), ("chat, one prefix", shared, None), ("mixed", mixed, None)];
     println!("{hours} simulated hour(s) of one server");
     println!("| load | CPU s | requests | steps | tokens | ns a scheduled row | TTFT p50 / p99 ms | preempted |");

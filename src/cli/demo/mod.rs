@@ -24,6 +24,8 @@ mod arrangement;
 mod compare;
 mod progress;
 mod stage;
+#[cfg(test)]
+mod system;
 
 use std::io::Write as _;
 use std::process::ExitCode;
