@@ -13,6 +13,9 @@
 //! | `client` | how it is sent: HTTP/1.1, keep-alive, one task for each stream |
 //! | `events` | what an answer's bytes mean, and when they meant it |
 //! | `run` | the three together, until everything has ended |
+//! | `result` | what a run leaves behind: one record for each request |
+//! | `metrics` | the statistics of `vllm bench serve` from records |
+//! | `file` | results on disk, with the keys of the original |
 //! | `tally` | numbers: counts, failures by reason, exact percentiles |
 //! | `report` | the numbers as a table and as JSON |
 //!
@@ -25,7 +28,10 @@
 pub mod arrival;
 pub mod client;
 pub mod events;
+pub mod file;
+pub mod metrics;
 pub mod report;
+pub mod result;
 pub mod run;
 pub mod tally;
 pub mod workload;
