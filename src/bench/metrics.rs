@@ -307,12 +307,12 @@ mod tests {
 
     #[test]
     fn only_completed_requests_enter_latencies_and_only_judged_ones_the_attainment() {
-        let slo = Slo { ttft: Some(20.0), ..Slo::default() };
+        let slo = Slo { ttft: Some(62.5), ..Slo::default() };
         let left = Record { outcome: Outcome::Left, ..Record::default() };
         let requests = vec![
-            completed(0.0, 0.010, &[0.005, 0.007]),
+            completed(0.0, 0.0625, &[0.25, 0.5]),
             failed("status 503"),
-            completed(0.0, 0.030, &[]),
+            completed(0.0, 0.1875, &[]),
             left,
             Record::default(),
         ];
@@ -321,10 +321,10 @@ mod tests {
         let metrics = Metrics::of(&result);
         assert_eq!((metrics.sent, metrics.completed, metrics.failed), (5, 2, 1));
         assert_eq!((metrics.left, metrics.unfinished, metrics.good), (1, 1, 1));
-        assert_eq!((metrics.ttft.mean(), metrics.ttft.count()), (0.02, 2));
-        assert_eq!((metrics.itl.mean(), metrics.itl.count()), (0.006, 2));
+        assert_eq!((metrics.ttft.mean(), metrics.ttft.count()), (0.125, 2));
+        assert_eq!((metrics.itl.mean(), metrics.itl.count()), (0.375, 2));
         // One token has no time per token.
-        assert_eq!((metrics.tpot.mean(), metrics.tpot.count()), (0.006, 1));
+        assert_eq!((metrics.tpot.mean(), metrics.tpot.count()), (0.375, 1));
         assert_eq!((metrics.input_tokens, metrics.output_tokens), (10, 4));
         assert_eq!(metrics.per_second(metrics.completed), 1.0);
         assert_eq!(metrics.attainment(), 1.0 / 3.0);

@@ -321,12 +321,12 @@ mod tests {
 
     #[test]
     fn an_objective_is_met_at_equality_and_never_by_a_failure() {
-        let slo = Slo { ttft: Some(100.0), tpot: Some(10.0), e2el: Some(400.0) };
+        let slo = Slo { ttft: Some(125.0), tpot: Some(10.0), e2el: Some(375.0) };
         let outcome = Outcome::Completed;
-        let record = Record { outcome, output_tokens: 31, ttft: 0.1, latency: 0.4, ..Record::default() };
+        let record = Record { outcome, output_tokens: 26, ttft: 0.125, latency: 0.375, ..Record::default() };
         assert!(record.meets(&slo));
-        assert!(!Record { ttft: 0.1001, ..record.clone() }.meets(&slo));
-        assert!(!Record { output_tokens: 30, ..record.clone() }.meets(&slo));
+        assert!(!Record { ttft: 0.1251, ..record.clone() }.meets(&slo));
+        assert!(!Record { output_tokens: 25, ..record.clone() }.meets(&slo));
         assert!(Record { output_tokens: 1, ..record.clone() }.meets(&slo));
         assert!(!Record { outcome: Outcome::Failed("status 503".into()), ..record }.meets(&slo));
     }
