@@ -16,8 +16,11 @@ use std::sync::Arc;
 use serde::Deserialize as _;
 use serde_json::{Map, Value, json};
 
+use super::believe::Delivered;
 use super::metrics::{Distribution, Metrics};
 use super::result::{Outcome, Record, RunConfig, RunResult};
+use super::slices::{self, By};
+use super::steady::{self, Steady};
 
 /// Gaps between tokens that a file holds without `--save-detailed`: about 20 MB of text.
 pub const MAX_GAPS: usize = 1_000_000;
@@ -119,9 +122,55 @@ pub fn to_json(result: &RunResult, detailed: bool) -> Value {
     }
     if let Some(own) = own.as_object_mut() {
         own.insert("version".into(), json!(VERSION));
+        own.insert("summary".into(), summary(result));
+    }
+    if let Some(steady) = steady::steady(result) {
+        top.insert("steady_state".into(), steady_json(&steady, &result.config));
     }
     top.insert("sluice".into(), own);
     Value::Object(top)
+}
+
+/// Numbers that the original does not have. They follow from the rest and are not read back.
+pub fn summary(result: &RunResult) -> Value {
+    let whole = Metrics::of(result);
+    let mut map = slices::part(&whole, result);
+    for by in By::ALL {
+        let parts = slices::json(result, by);
+        if parts.as_object().is_some_and(|parts| !parts.is_empty()) {
+            map.insert(format!("by_{}", by.name()), parts);
+        }
+    }
+    map.insert("failures".into(), json!(slices::failures(result)));
+    map.insert("delivered".into(), json!(Delivered::of(result)));
+    map.insert("p99_lag_ms".into(), json!(whole.lag.percentile(99.0) * 1e3));
+    map.insert("max_lag_ms".into(), json!(whole.lag.max() * 1e3));
+    if result.requests.iter().any(|record| record.due.is_some()) {
+        let from_due = result.from_due();
+        map.insert("from_due".into(), Value::Object(numbers(&Metrics::of(&from_due), &result.config)));
+    }
+    Value::Object(map)
+}
+
+/// The steady window under the keys of `vllm-rs bench serve`.
+fn steady_json(steady: &Steady, config: &RunConfig) -> Value {
+    let mut map = Map::new();
+    let mut window = json!(steady.window);
+    if let (Some(window), Some(target)) = (window.as_object_mut(), steady.window.target_concurrency) {
+        window.insert("threshold".into(), json!(steady::THRESHOLD));
+        window.insert("threshold_abs".into(), json!((steady::THRESHOLD * f64::from(target)).ceil()));
+    }
+    map.insert("window".into(), window);
+    map.insert("request_throughput".into(), json!(steady.request_throughput));
+    map.insert("input_throughput".into(), json!(steady.input_throughput));
+    map.insert("output_throughput".into(), json!(steady.output_throughput));
+    map.insert("total_token_throughput".into(), json!(steady.input_throughput + steady.output_throughput));
+    for name in &config.percentile_metrics {
+        if let Some(distribution) = steady.metrics.measure(name) {
+            statistics(&mut map, name, distribution, &config.percentiles);
+        }
+    }
+    Value::Object(map)
 }
 
 /// The keys of the original for the whole run, without arrays.

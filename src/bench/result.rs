@@ -284,6 +284,25 @@ impl Record {
     }
 }
 
+impl RunResult {
+    /// The same run as independent users saw it: every request is taken as sent when it was due, so that our own lag and the
+    /// wait for `max_concurrency` are inside TTFT and E2EL.
+    #[must_use]
+    pub fn from_due(&self) -> Self {
+        let mut result = self.clone();
+        for record in &mut result.requests {
+            let delay = record.delay();
+            record.sent -= delay;
+            record.queued = 0.0;
+            if record.is_completed() {
+                record.ttft += delay;
+                record.latency += delay;
+            }
+        }
+        result
+    }
+}
+
 impl Slo {
     /// Whether there is nothing to meet.
     pub fn is_empty(&self) -> bool {
@@ -317,6 +336,25 @@ mod tests {
         assert_eq!((record.delay(), record.lag()), (0.5, 0.25));
         let closed = Record { due: None, sent: 3.0, ..Record::default() };
         assert_eq!((closed.delay(), closed.lag()), (0.0, 0.0));
+    }
+
+    #[test]
+    fn seen_from_when_it_was_due_a_request_took_longer_but_its_tokens_did_not() {
+        let record = Record {
+            due: Some(1.0),
+            sent: 1.5,
+            ttft: 0.25,
+            latency: 0.75,
+            outcome: Outcome::Completed,
+            output_tokens: 3,
+            ..Record::default()
+        };
+        let failed = Record { outcome: Outcome::Failed("cut".into()), ttft: 0.0, ..record.clone() };
+        let run = RunResult { requests: vec![record, failed], ..RunResult::default() }.from_due();
+        let record = &run.requests[0];
+        assert_eq!((record.sent, record.ttft, record.latency, record.delay()), (1.0, 0.75, 1.25, 0.0));
+        assert_eq!(record.tpot(), Some(0.25));
+        assert_eq!(run.requests[1].ttft, 0.0);
     }
 
     #[test]
