@@ -9,11 +9,12 @@
 //! | file | what |
 //! |---|---|
 //! | `args`, `values` | the flags |
-//! | `plan` | from flags to a plan |
+//! | `requests`, `plan` | from flags to a workload and a plan |
 //! | `show` | tables, files, names of files |
 
 mod args;
 mod plan;
+mod requests;
 mod show;
 mod values;
 
