@@ -5,6 +5,7 @@
 
 pub mod check;
 pub mod demo;
+pub mod find_rate;
 pub mod serve;
 pub mod sim;
 pub mod status;
