@@ -25,6 +25,8 @@ pub enum Choice {
     RoundRobin,
     /// The k-th name (from 1) in proportion to `1 / k^s`.
     Zipf(f64),
+    /// None is drawn: each request of a file names its own, or is for the base model.
+    Named,
     /// In proportion to these, one for each name; one more at the end is the base model's.
     Weights(Vec<f64>),
 }
@@ -69,6 +71,7 @@ impl Adapters {
         let mut rng = stream(seed, Purpose::Adapter, ordinal);
         let index = match &self.choice {
             Choice::Even => rng.below(count),
+            Choice::Named => return None,
             Choice::RoundRobin => (ordinal % count as u64) as usize,
             Choice::Zipf(s) => pick(rng.unit(), (1..=count).map(|k| (k as f64).powf(-s))),
             Choice::Weights(weights) => pick(rng.unit(), weights.iter().copied()),

@@ -200,6 +200,17 @@ impl Client {
         answers
     }
 
+    /// The status of a POST of nothing to `path` of each server, in their order.
+    pub async fn post_each(&self, path: &str) -> Vec<Result<u16, Failure>> {
+        let mut answers = Vec::with_capacity(self.targets.len());
+        for target in &self.targets {
+            let make = || target.request(Method::POST, path, &self.headers, Bytes::new());
+            let sent = tokio::time::timeout(self.limit, target.send(make)).await.unwrap_or(Err(Failure::Timeout));
+            answers.push(sent.map(|(_, response)| response.status().as_u16()));
+        }
+        answers
+    }
+
     /// Sends `question` and reads its answer to the end. Times count from `start`: now, just before.
     ///
     /// # Errors

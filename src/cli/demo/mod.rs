@@ -18,11 +18,9 @@
 //! | `arrangement` | the three: engine flags and the gateway's configuration |
 //! | `stage` | brings engines and gateway up, and down again |
 //! | `compare` | the table, the verdict, the JSON |
-//! | `progress` | a line on the terminal meanwhile |
 
 mod arrangement;
 mod compare;
-mod progress;
 mod stage;
 
 use std::io::Write as _;
@@ -34,6 +32,7 @@ use anyhow::Context as _;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::Instant;
 
+use super::line::Line;
 use super::serve::raise_file_limit;
 use crate::bench::{self, Arrival, Class, Client, Extent, Length, Plan, Prefix, RunResult, Slo, Tokens, Workload};
 use arrangement::{ALL, Arrangement, MODEL};
@@ -184,7 +183,7 @@ async fn measure(plan: &Plan, up: &Up, title: &str) -> anyhow::Result<RunResult>
         }
     }
     let progress = Arc::new(bench::Progress::default());
-    let shown = progress::Line::start(title, plan.extent, progress.clone());
+    let shown = Line::start(title, plan.extent, progress.clone());
     let run = bench::run(plan, &client, &progress).await?;
     shown.end();
     Ok(run)
