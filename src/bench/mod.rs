@@ -19,6 +19,7 @@
 //! | `metrics`, `steady`, `slices` | the statistics of `vllm bench serve`; the steady window; by class, adapter, pool |
 //! | `believe` | whether a run can be believed |
 //! | `table` | the numbers for people |
+//! | `search` | the highest rate at which the objectives hold |
 //!
 //! Definitions are those of `vllm bench serve`, with two differences, both on the side of truth: an
 //! error inside a stream and a stream that stops before its end are failures, not short successes.
@@ -42,6 +43,7 @@ pub mod progress;
 pub mod result;
 pub mod run;
 pub mod scrape;
+pub mod search;
 pub mod session;
 pub mod slices;
 pub mod steady;

@@ -13,6 +13,7 @@
 //! | `show` | tables, files, names of files |
 
 mod args;
+mod find_rate;
 mod plan;
 mod requests;
 mod show;
