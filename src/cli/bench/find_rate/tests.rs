@@ -76,17 +76,7 @@ struct Simulated {
 impl Simulated {
     fn lane(&self, seed: u64) -> Lane {
         let profile = Profile::named("h200-llama-8b").unwrap();
-        let config = EngineConfig {
-            max_num_seqs: self.scene.max_num_seqs,
-            max_num_batched_tokens: 8192,
-            long_prefill_token_threshold: 0,
-            chunked_prefill: true,
-            num_blocks: 57_301,
-            watermark: 0.0,
-            max_loras: 0,
-            async_scheduling: true,
-            seed,
-        };
+        let config = EngineConfig { max_num_seqs: self.scene.max_num_seqs, seed, ..EngineConfig::default() };
         let cost = CostModel::new(&profile, config.max_num_seqs, config.max_num_batched_tokens);
         Lane::new(Engine::new(config, cost), FrontEnd::new(&profile.front_end))
     }
@@ -97,7 +87,7 @@ impl Simulated {
         let of = |(short, other): (u32, u32)| if long { other } else { short };
         // Answers of one length would march in step.
         let output_tokens = 1 + rng.below(2 * of(scene.output) as usize - 1) as u32;
-        Request { id, prompt_tokens: of(scene.prompt), output_tokens, adapter: None, cached_prefix: 0 }
+        Request::new(id, of(scene.prompt), output_tokens)
     }
 }
 
