@@ -142,7 +142,7 @@ impl Engine {
     pub(super) fn requeue(&mut self, slot: Slot) {
         let sequence = &mut self.sequences[slot as usize];
         self.blocks.give(&mut sequence.blocks);
-        (sequence.computed, sequence.chunk, sequence.chain) = (0, 0, sequence.root());
+        (sequence.chunk, sequence.chain) = (0, sequence.root());
         (sequence.sampled, sequence.preempted) = (false, true);
         if sequence.ending.is_some() {
             self.ending -= 1;
