@@ -42,6 +42,10 @@ enum Command {
 
 /// Runs what the command line says.
 pub fn run() -> ExitCode {
+    // The simulator starts this program again as the process of its engine.
+    if let Some(code) = sim::run_child() {
+        return code;
+    }
     match Cli::parse().command {
         Command::Serve(args) => serve::run(&args),
         Command::Demo(args) => demo::run(&args),
