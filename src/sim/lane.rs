@@ -254,6 +254,19 @@ impl Lane {
         &self.engine
     }
 
+    /// The engine, for what an operator does to it.
+    pub fn engine_mut(&mut self) -> &mut Engine {
+        &mut self.engine
+    }
+
+    /// Ends a pause of the engine: what waits is scheduled from `now` on.
+    pub fn resume(&mut self, now: Duration) {
+        self.engine.pause(Pause::No);
+        if self.under_way.is_none() {
+            self.start(now);
+        }
+    }
+
     /// Sequences still in the front end.
     pub fn coming(&self) -> usize {
         self.coming.len() + self.front_end.inside.iter().map(|(_, requests)| requests.len()).sum::<usize>()

@@ -83,7 +83,7 @@ async fn start_gateway(text: &str) -> anyhow::Result<Running> {
 /// A simulated engine on a free port, with flags of `vllm serve`.
 async fn start_engine(args: &[String], seed: u64) -> anyhow::Result<Handle> {
     let config = engine_config(args, seed)?;
-    let listener = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+    let listener = crate::proxy::listen((Ipv4Addr::LOCALHOST, 0).into())?;
     Ok(sim::spawn(config, listener)?)
 }
 

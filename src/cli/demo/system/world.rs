@@ -231,7 +231,7 @@ async fn ask(flow: &Flow<Engines, Records>, number: u64, body: String, leaves_at
         key: None,
     };
     let mut client = Client { leaves_at, ..Client::default() };
-    flow.run(incoming, &mut client).await;
+    flow.run(Box::new(incoming), &mut client).await;
     client
 }
 
