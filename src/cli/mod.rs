@@ -3,8 +3,10 @@
 //! Each has a clap `Args` struct and a `run` that returns the exit code: 0 ok, 1 failed while running,
 //! 2 wrong usage (clap's own), 78 configuration error. Results go to stdout, everything else to stderr.
 
+pub mod bench;
 pub mod check;
 pub mod demo;
+mod line;
 pub mod serve;
 pub mod sim;
 pub mod status;
@@ -27,6 +29,8 @@ enum Command {
     Serve(serve::ServeArgs),
     /// Show on simulated engines what the gateway is for
     Demo(demo::DemoArgs),
+    /// Put load on a server and measure what its clients see
+    Bench(Box<bench::BenchArgs>),
     /// Validate a configuration and print what it comes to
     Check(check::CheckArgs),
     /// Show pools and backends of a running gateway
@@ -45,6 +49,7 @@ pub fn run() -> ExitCode {
     match Cli::parse().command {
         Command::Serve(args) => serve::run(&args),
         Command::Demo(args) => demo::run(&args),
+        Command::Bench(args) => bench::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Status(args) => status::run(&args),
         Command::Sim(args) => sim::run(args.args),

@@ -448,7 +448,7 @@ impl SimConfig {
     }
 
     /// The lane that this server drives.
-    pub(super) fn lane(&self) -> Lane {
+    pub fn lane(&self) -> Lane {
         let engine = EngineConfig { seed: self.seed, ..self.engine.clone() };
         let cost = CostModel::new(&self.profile, engine.max_num_seqs, engine.max_num_batched_tokens);
         Lane::new(Engine::new(engine, cost), FrontEnd::new(&self.profile.front_end))

@@ -6,7 +6,7 @@
 //! (over [`MAX_LAG`]) is forgiven: the clock is set back instead of running the missed steps in a burst.
 //!
 //! Requests, aborts and faults come in through an inbox that is emptied between steps; tokens leave through each
-//! request's outlet. Bounds: the inbox takes at most [`MAX_IN_FLIGHT`] sequences (the rest is refused), aborts at most
+//! request's outlet. Bounds: the inbox takes at most [`super::gate::MAX_IN_FLIGHT`] sequences (the rest is refused), aborts at most
 //! one per sequence.
 
 use std::collections::HashMap;
@@ -22,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 use super::config::SimConfig;
 use super::engine::{Pause, Request, SequenceId};
 use super::fault::Fault;
+use super::gate::Gate;
 use super::generate::unix_seconds;
 use super::lane::{Lane, StepEnd};
 use super::log::{Level, Speaker};
@@ -34,8 +35,6 @@ use super::wire::Finish;
 const EARLY: Duration = Duration::from_micros(500);
 /// Real time that a pause may last before the clock is set back.
 const MAX_LAG: Duration = Duration::from_millis(250);
-/// Sequences inside one server: far beyond what any load here needs, small enough for memory.
-pub(super) const MAX_IN_FLIGHT: u64 = 65_536;
 
 /// One choice of a request, on its way to the driver.
 #[derive(Debug)]
@@ -65,13 +64,6 @@ pub(super) enum Control {
     ResetPrefixCache { preempt: bool },
     /// Sleep at a level, or wake up.
     Sleep(Option<u8>),
-}
-
-/// Sequences and prompt tokens that count against the admission limits.
-#[derive(Debug, Default)]
-pub(super) struct Gate {
-    pub(super) in_flight: u64,
-    pub(super) prefill_tokens: u64,
 }
 
 /// What the driver and the HTTP side share.
@@ -404,7 +396,7 @@ impl Driver {
             if followed.first.is_none() {
                 followed.first = Some(end.ended);
                 stats.first_token(followed.prompt, followed.cached, end.ended.saturating_sub(followed.arrived));
-                shared.gate.lock().prefill_tokens -= u64::from(followed.prompt);
+                shared.gate.lock().prefilled(followed.prompt);
             } else {
                 stats.next_token(end.ended.saturating_sub(followed.last));
             }
@@ -432,13 +424,7 @@ impl Driver {
     /// Forgets a sequence: counts how it ended and gives back what it held at the gate.
     fn drop_sequence(&mut self, id: SequenceId, ended: Ended, broken: Option<Broken>) {
         let Some(followed) = self.followed.remove(&id) else { return };
-        {
-            let mut gate = self.shared.gate.lock();
-            gate.in_flight -= 1;
-            if followed.first.is_none() {
-                gate.prefill_tokens -= u64::from(followed.prompt);
-            }
-        }
+        self.shared.gate.lock().leave(if followed.first.is_none() { followed.prompt } else { 0 });
         let Followed { prompt, cached, generated, max_tokens, n, arrived, scheduled, first, last, .. } = followed;
         let now = if generated > 0 { last } else { self.virtual_now() };
         let finished =

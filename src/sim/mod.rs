@@ -22,6 +22,7 @@ pub mod fault;
 #[cfg(test)]
 mod fit;
 mod format;
+mod gate;
 mod generate;
 pub mod lane;
 pub mod log;

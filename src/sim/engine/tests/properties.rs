@@ -118,7 +118,8 @@ impl Watched {
         prop_assert!(self.engine.running.len() <= config.max_num_seqs as usize);
         prop_assert!(outcome.admitted.is_empty() || config.max_loras as usize >= self.engine.adapters().0.len());
         for admitted in &outcome.admitted {
-            let (left, request) = &self.left[&admitted.id];
+            // It may have left since the plan was made.
+            let Some((left, request)) = self.left.get(&admitted.id) else { continue };
             let tokens = request.prompt_tokens + request.output_tokens - left;
             prop_assert!(admitted.cached_tokens < tokens && admitted.cached_tokens % BLOCK_TOKENS == 0);
             prop_assert!(config.prefix_caching || admitted.cached_tokens == 0);
