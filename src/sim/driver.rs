@@ -309,21 +309,21 @@ impl Driver {
                 if abort {
                     self.abort_all();
                 }
-                self.lane.engine_mut().pause(Pause::All);
+                self.lane.pause(self.virtual_now(), Pause::All);
                 self.shared.paused.store(true, Ordering::Relaxed);
             }
             Control::Resume => {
-                self.lane.resume(self.virtual_now());
+                self.lane.pause(self.virtual_now(), Pause::No);
                 self.shared.paused.store(false, Ordering::Relaxed);
             }
-            Control::ResetPrefixCache { preempt } => return self.lane.engine_mut().reset_prefix_cache(preempt),
+            Control::ResetPrefixCache { preempt } => return self.lane.reset_prefix_cache(self.virtual_now(), preempt),
             Control::Sleep(level) => {
                 if level.is_some() {
                     self.abort_all();
-                    self.lane.engine_mut().reset_prefix_cache(true);
-                    self.lane.engine_mut().pause(Pause::All);
+                    self.lane.reset_prefix_cache(self.virtual_now(), true);
+                    self.lane.pause(self.virtual_now(), Pause::All);
                 } else {
-                    self.lane.resume(self.virtual_now());
+                    self.lane.pause(self.virtual_now(), Pause::No);
                 }
                 self.shared.stats.lock().sleep = level;
             }

@@ -6,7 +6,8 @@
 //!
 //! Every wait is for a condition and has a deadline; nothing here sleeps to be on time. By topic: `errors` (the
 //! table of answers of our own), `input` (clients that misbehave), `broken` (engines that do), `bodies` (bytes arrive
-//! unchanged and at once), `leaving` (clients that go), `failover`, `health`, `reload`, `stop`.
+//! unchanged and at once), `leaving` (clients that go), `failover`, `health`, `reload`, `stop`; and `simulator`
+//! (the process that stands in for an engine).
 
 mod client;
 mod engine;
@@ -20,4 +21,5 @@ mod health;
 mod input;
 mod leaving;
 mod reload;
+mod simulator;
 mod stop;

@@ -4,6 +4,7 @@
 //! process starts and ends with this one, except after SIGKILL.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -101,7 +102,8 @@ impl Life {
                     self.config.log.line(speaker, level, source, &text);
                 }
                 Event::Bind => socket = Some(bind(&host, port).await.map_err(|error| format!("{error:#}"))?),
-                Event::Spawn => self.spawn(flags).await?,
+                // An engine that is refused does not get the device.
+                Event::Spawn => self.spawn(flags, flags.device.clone().filter(|_| refusal.is_none())).await?,
                 Event::Compiled => cache::keep(&folder),
             }
         }
@@ -125,10 +127,10 @@ impl Life {
         Ok(handle)
     }
 
-    async fn spawn(&mut self, flags: &SimFlags) -> Result<(), String> {
+    async fn spawn(&mut self, flags: &SimFlags, device: Option<PathBuf>) -> Result<(), String> {
         let group = self.config.profile.layout.tensor_parallel;
         let plan = Plan {
-            device: flags.device.clone(),
+            device,
             bytes: self.config.utilisation * self.config.profile.gpu.memory_gib * f64::from(1u32 << 30),
             workers: if group > 1 { group } else { 0 },
             orphan: flags.orphan,
