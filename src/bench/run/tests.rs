@@ -27,7 +27,7 @@ async fn every_scheduled_request_is_sent_once_and_near_its_time() {
         let due = due.as_secs_f64();
         assert!((record.due.unwrap() - due).abs() < 1e-9);
         assert!(record.sent >= due - 2.0 * TIMER_GRAIN.as_secs_f64(), "sent {} due {due}", record.sent);
-        assert!(record.is_completed() && record.queued == 0.0);
+        assert!(record.is_completed() && record.queued == 0.0, "{record:?}");
         assert!(record.ended >= record.sent + record.latency - 1e-9);
     }
     assert!(!outcome.partial && outcome.duration > 0.29);
