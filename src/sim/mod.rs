@@ -18,6 +18,7 @@ pub mod engine;
 pub mod fault;
 #[cfg(test)]
 mod fit;
+pub mod front_end;
 mod generate;
 pub mod lane;
 pub mod memory;
