@@ -142,13 +142,8 @@ impl SimConfig {
         let engine = EngineConfig {
             max_num_seqs: profile.memory.max_num_seqs,
             max_num_batched_tokens: profile.memory.max_num_batched_tokens,
-            long_prefill_token_threshold: 0,
-            chunked_prefill: true,
             num_blocks: profile.memory.kv_tokens / BLOCK_TOKENS,
-            watermark: 0.0,
-            max_loras: 0,
-            async_scheduling: true,
-            seed: 0,
+            ..EngineConfig::default()
         };
         Self {
             names: vec![model.to_owned()],

@@ -6,7 +6,7 @@
 //! (over [`MAX_LAG`]) is forgiven: the clock is set back instead of running the missed steps in a burst.
 //!
 //! Requests, aborts and faults come in through an inbox that is emptied between steps; tokens leave through each
-//! request's outlet. Bounds: the inbox takes at most [`MAX_IN_FLIGHT`] sequences (the rest is refused), aborts at most
+//! request's outlet. Bounds: the inbox takes at most [`super::gate::MAX_IN_FLIGHT`] sequences (the rest is refused), aborts at most
 //! one per sequence.
 
 use std::collections::HashMap;
@@ -22,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 use super::config::SimConfig;
 use super::engine::{Request, SequenceId};
 use super::fault::Fault;
+use super::gate::Gate;
 use super::lane::{Lane, StepEnd};
 use super::outlet::{Broken, Outlet};
 use super::stats::{Ended, Finished, Gauges, Stats};
@@ -31,8 +32,6 @@ use super::wire::Finish;
 const EARLY: Duration = Duration::from_micros(500);
 /// Real time that a pause may last before the clock is set back.
 const MAX_LAG: Duration = Duration::from_millis(250);
-/// Sequences inside one server: far beyond what any load here needs, small enough for memory.
-pub(super) const MAX_IN_FLIGHT: u64 = 65_536;
 
 /// One choice of a request, on its way to the driver.
 #[derive(Debug)]
@@ -48,13 +47,6 @@ pub(super) enum Command {
     Submit(Vec<Submission>, Arc<Outlet>),
     Abort(Vec<SequenceId>),
     Fault(Fault),
-}
-
-/// Sequences and prompt tokens that count against the admission limits.
-#[derive(Debug, Default)]
-pub(super) struct Gate {
-    pub(super) in_flight: u64,
-    pub(super) prefill_tokens: u64,
 }
 
 /// What the driver and the HTTP side share.
@@ -297,8 +289,8 @@ impl Driver {
         let mut stats = shared.stats.lock();
         stats.step(end.load.tokens);
         stats.preemptions += u64::from(end.preempted);
-        for id in end.admitted {
-            if let Some(followed) = self.followed.get_mut(&id) {
+        for admitted in end.admitted {
+            if let Some(followed) = self.followed.get_mut(&admitted.id) {
                 followed.scheduled.get_or_insert(end.started);
             }
         }
@@ -309,7 +301,7 @@ impl Driver {
             if followed.first.is_none() {
                 followed.first = Some(end.ended);
                 stats.first_token(followed.prompt, end.ended.saturating_sub(followed.arrived));
-                shared.gate.lock().prefill_tokens -= u64::from(followed.prompt);
+                shared.gate.lock().prefilled(followed.prompt);
             } else {
                 stats.next_token(end.ended.saturating_sub(followed.last));
             }
@@ -337,13 +329,7 @@ impl Driver {
     /// Forgets a sequence: counts how it ended and gives back what it held at the gate.
     fn drop_sequence(&mut self, id: SequenceId, ended: Ended, broken: Option<Broken>) {
         let Some(followed) = self.followed.remove(&id) else { return };
-        {
-            let mut gate = self.shared.gate.lock();
-            gate.in_flight -= 1;
-            if followed.first.is_none() {
-                gate.prefill_tokens -= u64::from(followed.prompt);
-            }
-        }
+        self.shared.gate.lock().leave(if followed.first.is_none() { followed.prompt } else { 0 });
         let Followed { prompt, generated, max_tokens, n, arrived, scheduled, first, last, .. } = followed;
         let now = if generated > 0 { last } else { self.virtual_now() };
         let finished = Finished { ended, prompt, generated, max_tokens, n, arrived, scheduled, first, now };
@@ -389,7 +375,7 @@ mod tests {
 
     fn submit(shared: &Shared, output_tokens: u32) -> Arc<Outlet> {
         let outlet = Arc::new(Outlet::new(1));
-        let request = Request { id: 1, prompt_tokens: 16, output_tokens, adapter: None, cached_prefix: 0 };
+        let request = Request { id: 1, prompt_tokens: 16, output_tokens, adapter: None, ..Request::default() };
         *shared.gate.lock() = Gate { in_flight: 1, prefill_tokens: 16 };
         let submission = Submission { request, finish: Finish::Length, max_tokens: output_tokens, n: 1 };
         shared.send(Command::Submit(vec![submission], Arc::clone(&outlet)));

@@ -33,10 +33,9 @@ fn lane(server: Server, max_loras: u32) -> Lane {
         long_prefill_token_threshold: server.threshold,
         chunked_prefill: true,
         num_blocks: profile.memory.kv_tokens / 16,
-        watermark: 0.0,
         max_loras,
-        async_scheduling: true,
         seed: 7,
+        ..EngineConfig::default()
     };
     let cost = CostModel::new(&profile, 256, server.budget);
     Lane::new(Engine::new(config, cost), FrontEnd::new(&profile.front_end))
@@ -86,7 +85,7 @@ fn closed_loop(prompt: u32, output: u32, streams: u64, adapter: Option<u16>) -> 
     let send = |lane: &mut Lane, lives: &mut HashMap<u64, Life>, at: Duration, next: &mut u64| {
         if *next < total {
             let request =
-                Request { id: *next, prompt_tokens: prompt, output_tokens: output, adapter, cached_prefix: 0 };
+                Request { id: *next, prompt_tokens: prompt, output_tokens: output, adapter, ..Request::default() };
             lane.submit(at, [request]);
             lives.insert(*next, Life { sent: at.as_secs_f64(), prompt, ..Life::default() });
             *next += 1;
@@ -230,8 +229,13 @@ fn open_loop(servers: &[Server], rates: (f64, f64), routing: Routing, draw: u64)
                 Routing::Permits(..) if prompt != LONG => Some(0),
                 Routing::Permits(..) => None,
             };
-            let request =
-                Request { id: count, prompt_tokens: prompt, output_tokens: output, adapter: None, cached_prefix: 0 };
+            let request = Request {
+                id: count,
+                prompt_tokens: prompt,
+                output_tokens: output,
+                adapter: None,
+                ..Request::default()
+            };
             match home {
                 Some(home) => lanes[home].submit(now, [request]),
                 None => queue.push(count),
@@ -262,7 +266,7 @@ fn open_loop(servers: &[Server], rates: (f64, f64), routing: Routing, draw: u64)
                     prompt_tokens: LONG,
                     output_tokens: 64,
                     adapter: None,
-                    cached_prefix: 0,
+                    ..Request::default()
                 };
                 lanes[side].submit(now, [request]);
             }
@@ -340,7 +344,7 @@ fn an_hour_of_fifty_requests_per_second() {
             let (prompt_tokens, output_tokens) = (1 + rng.below(400) as u32, 1 + rng.below(256) as u32);
             lane.submit(
                 Duration::from_secs_f64(at),
-                [Request { id, prompt_tokens, output_tokens, adapter: None, cached_prefix: 0 }],
+                [Request { id, prompt_tokens, output_tokens, adapter: None, ..Request::default() }],
             );
             id += 1;
             at += rng.exponential() / 50.0;

@@ -128,7 +128,7 @@ mod tests {
     };
 
     fn request(id: u64, prompt_tokens: u32) -> Vec<Request> {
-        vec![Request { id, prompt_tokens, output_tokens: 3, adapter: None, cached_prefix: 0 }]
+        vec![Request { id, prompt_tokens, output_tokens: 3, ..Request::default() }]
     }
 
     #[test]

@@ -10,8 +10,9 @@ use std::sync::atomic::Ordering;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::answer::{Answer, Choice};
-use super::driver::{Command, MAX_IN_FLIGHT, Shared, Submission};
+use super::driver::{Command, Shared, Submission};
 use super::engine::Request;
+use super::gate::Full;
 use super::outlet::Outlet;
 use super::protocol::{Generate, Kind, Prompt};
 use super::wire::{Envelope, ErrorBody, Finish};
@@ -66,7 +67,7 @@ pub(super) fn start(shared: &Arc<Shared>, request: &Generate, request_id: &str) 
             let seed = prompt.seed ^ shared.config.seed.rotate_left(17) ^ u64::from(sibling).rotate_left(40);
             let (output_tokens, finish) = draw_length(request, prompt, seed, shared.config.max_model_len);
             submissions.push(Submission {
-                request: Request { id, prompt_tokens: prompt.tokens, output_tokens, adapter, cached_prefix: 0 },
+                request: Request { id, prompt_tokens: prompt.tokens, output_tokens, adapter, ..Request::default() },
                 finish,
                 max_tokens: request.output_limit(prompt, shared.config.max_model_len),
                 n: request.n,
@@ -91,26 +92,17 @@ pub(super) fn start(shared: &Arc<Shared>, request: &Generate, request_id: &str) 
     Ok(answer)
 }
 
-/// vLLM's own admission limits, and a bound of ours on sequences inside the process.
+/// Passes the gate, or says which limit is reached.
 fn admit(shared: &Shared, request: &Generate, prompt_tokens: u64) -> Result<(), ErrorBody> {
     let config = &shared.config;
     let sequences = request.prompts.len() as u64 * u64::from(request.n);
     let tokens = prompt_tokens * u64::from(request.n);
-    let mut gate = shared.gate.lock();
-    let refused = if gate.in_flight + sequences > config.max_queued_requests.unwrap_or(MAX_IN_FLIGHT).min(MAX_IN_FLIGHT)
-    {
-        Some((0, "The engine is currently busy and cannot accept new requests."))
-    } else if config.max_queued_tokens.is_some_and(|most| gate.prefill_tokens + tokens > most) {
-        Some((1, "The engine has reached its prefill token backlog limit."))
-    } else {
-        None
+    let entered = shared.gate.lock().enter(sequences, tokens, config.max_queued_requests, config.max_queued_tokens);
+    let Err(full) = entered else { return Ok(()) };
+    let (reason, why) = match full {
+        Full::Requests => (0, "The engine is currently busy and cannot accept new requests."),
+        Full::Tokens => (1, "The engine has reached its prefill token backlog limit."),
     };
-    let Some((reason, why)) = refused else {
-        gate.in_flight += sequences;
-        gate.prefill_tokens += tokens;
-        return Ok(());
-    };
-    drop(gate);
     shared.stats.lock().rejections[reason] += 1;
     let message = format!("{why} Please try again later or on a different instance.");
     Err(ErrorBody { status: 503, kind: "Service Unavailable", param: None, message })

@@ -14,7 +14,7 @@ use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
 use super::cost::StepLoad;
-use super::engine::{Emitted, Engine, EngineError, Request, SequenceId, StepOutcome};
+use super::engine::{Admitted, Emitted, Engine, EngineError, Request, SequenceId, StepOutcome};
 pub use super::front_end::FrontEnd;
 
 /// Something that happened in a lane, with the virtual time at which it became visible.
@@ -27,7 +27,7 @@ pub struct StepEnd {
     /// Tokens sampled.
     pub emitted: Vec<Emitted>,
     /// Sequences admitted by the step, at its start.
-    pub admitted: Vec<SequenceId>,
+    pub admitted: Vec<Admitted>,
     /// Sequences preempted by the step.
     pub preempted: u32,
     /// What it computed.
@@ -204,16 +204,14 @@ mod tests {
             long_prefill_token_threshold: 0,
             chunked_prefill: true,
             num_blocks: 1000,
-            watermark: 0.0,
-            max_loras: 0,
-            async_scheduling: true,
             seed: 1,
+            ..EngineConfig::default()
         };
         Lane::new(Engine::new(config, CostModel::new(&profile, 256, 8192)), FrontEnd::new(&profile.front_end))
     }
 
     fn request(id: u64) -> Request {
-        Request { id, prompt_tokens: 100, output_tokens: 3, adapter: None, cached_prefix: 0 }
+        Request { id, prompt_tokens: 100, output_tokens: 3, adapter: None, ..Request::default() }
     }
 
     #[test]

@@ -19,6 +19,7 @@ pub mod fault;
 #[cfg(test)]
 mod fit;
 pub mod front_end;
+mod gate;
 mod generate;
 pub mod lane;
 pub mod memory;
@@ -36,7 +37,7 @@ pub mod wire;
 
 pub use config::SimConfig;
 pub use cost::{CostModel, StepLoad};
-pub use engine::{Engine, EngineConfig, Request, StepOutcome};
+pub use engine::{Content, Engine, EngineConfig, Policy, Request, StepOutcome};
 pub use fault::Fault;
 pub use lane::Lane;
 pub use memory::{KvBudget, MemoryError, MemorySettings, kv_budget};

@@ -1,24 +1,77 @@
-//! KV blocks, counted: how many are free, how many a sequence of some length needs.
+//! The KV blocks of one engine: who holds them, which are free, and what is still written in those.
 //!
-//! A block holds [`BLOCK_TOKENS`] tokens. As in vLLM one block is reserved as the null block, so `total` blocks
-//! serve `total - 1`. Only counts are kept: which block it is matters to a prefix cache alone, whose seat is
-//! `Request::cached_prefix`. Invariant: free + held by sequences = usable, always.
+//! A block holds [`BLOCK_TOKENS`] tokens. As in vLLM one block is the null block, so `total` blocks serve `total - 1`.
+//! A full block may be *published* under the hash of all tokens up to its end; a later request with the same beginning
+//! then holds it too. A published block that nobody holds is free and stays findable until it is handed out again.
+//!
+//! Order of reuse (vLLM 0.32, `BlockPool`): free blocks form one list. Blocks without a hash go to its front, so the last
+//! one back is the first one out; published ones go to its end, those of a sequence from its tail to its head, so that
+//! what is oldest and least shared is overwritten first. Finding a free block takes it out of the list.
+//! The same hash can be published by several blocks (two requests that computed the same at the same time): the one
+//! published first is found.
+//!
+//! Invariants: references = owners; a block is in the free list exactly when nobody holds it; free + held = usable.
+//! Memory: 32 bytes per block and one map entry per published hash, whatever the traffic.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
 
 /// Tokens in one block.
 pub const BLOCK_TOKENS: u32 = 16;
 
-/// The pool of blocks of one engine.
+/// Names a block. 0 is the null block, which also closes the free list into a ring.
+pub(super) type BlockId = u32;
+const NULL: BlockId = 0;
+
+/// Passes a value on that is a hash already.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct AsIs(u64);
+
+impl Hasher for AsIs {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = self.0.rotate_left(8) ^ u64::from(*byte);
+        }
+    }
+
+    fn write_u64(&mut self, value: u64) {
+        self.0 = value;
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Block {
+    /// Under which it is published; 0 when it is not.
+    hash: u64,
+    /// Sequences that hold it.
+    owners: u32,
+    /// Neighbours in the free list, while it is free.
+    next: BlockId,
+    previous: BlockId,
+    /// Ring of the blocks with the same hash, in the order in which they were published.
+    next_twin: BlockId,
+    previous_twin: BlockId,
+}
+
+/// The pool of blocks of one engine. See the head of this file.
 #[derive(Clone, Debug)]
 pub struct Blocks {
-    usable: u32,
+    blocks: Vec<Block>,
     free: u32,
+    /// First published block of each hash.
+    published: HashMap<u64, BlockId, BuildHasherDefault<AsIs>>,
 }
 
 impl Blocks {
     /// A pool of `total` blocks, of which one is the null block.
     pub fn new(total: u32) -> Self {
-        let usable = total.saturating_sub(1);
-        Self { usable, free: usable }
+        let total = total.max(1);
+        let ring = |id: u32| Block { next: (id + 1) % total, previous: (id + total - 1) % total, ..Block::default() };
+        Self { blocks: (0..total).map(ring).collect(), free: total - 1, published: HashMap::default() }
     }
 
     /// Blocks that hold `tokens` tokens.
@@ -26,49 +79,281 @@ impl Blocks {
         tokens.div_ceil(BLOCK_TOKENS)
     }
 
-    /// Takes `count` blocks, or none when fewer are free.
-    pub fn take(&mut self, count: u32) -> bool {
-        let fits = count <= self.free;
-        if fits {
-            self.free -= count;
+    /// Takes `count` blocks from the front of the free list and appends them to `into`; none when fewer are free.
+    pub(super) fn take(&mut self, count: u32, into: &mut Vec<BlockId>) -> bool {
+        if count > self.free {
+            return false;
         }
-        fits
+        for _ in 0..count {
+            let id = self.blocks[NULL as usize].next;
+            self.unlink(id);
+            self.forget(id);
+            self.blocks[id as usize].owners = 1;
+            into.push(id);
+        }
+        true
     }
 
-    /// Gives `count` blocks back.
-    pub fn give(&mut self, count: u32) {
-        self.free += count;
-        debug_assert!(self.free <= self.usable, "more blocks came back than were taken");
+    /// One more sequence holds a published block.
+    pub(super) fn share(&mut self, id: BlockId) {
+        if self.is_free(id) {
+            self.unlink(id);
+        }
+        self.blocks[id as usize].owners += 1;
     }
 
-    /// Free blocks.
+    /// A sequence gives back the blocks it held, given from head to tail, and holds none afterwards.
+    pub(super) fn give(&mut self, held: &mut Vec<BlockId>) {
+        // Blocks without a hash keep their order among themselves: the tail comes out first.
+        let mut after = NULL;
+        for id in held.drain(..).rev() {
+            let block = &mut self.blocks[id as usize];
+            debug_assert!(block.owners > 0, "block {id} came back from somebody who did not hold it");
+            block.owners -= 1;
+            if block.owners > 0 {
+                continue;
+            }
+            if block.hash == 0 {
+                self.link_after(after, id);
+                after = id;
+            } else {
+                self.link_after(self.blocks[NULL as usize].previous, id);
+            }
+        }
+    }
+
+    /// The block published under `hash`.
+    pub(super) fn find(&self, hash: u64) -> Option<BlockId> {
+        self.published.get(&hash).copied()
+    }
+
+    /// Makes a full block findable under `hash` (not 0), unless it is already.
+    pub(super) fn publish(&mut self, id: BlockId, hash: u64) {
+        debug_assert!(hash != 0 && self.blocks[id as usize].owners > 0);
+        if self.blocks[id as usize].hash != 0 {
+            return;
+        }
+        self.blocks[id as usize].hash = hash;
+        let first = *self.published.entry(hash).or_insert(id);
+        let last = if first == id { id } else { self.blocks[first as usize].previous_twin };
+        self.blocks[id as usize].next_twin = first;
+        self.blocks[id as usize].previous_twin = last;
+        self.blocks[last as usize].next_twin = id;
+        self.blocks[first as usize].previous_twin = id;
+    }
+
+    /// Takes a block's hash away.
+    fn forget(&mut self, id: BlockId) {
+        let Block { hash, next_twin, previous_twin, .. } = self.blocks[id as usize];
+        if hash == 0 {
+            return;
+        }
+        self.blocks[id as usize].hash = 0;
+        if next_twin == id {
+            self.published.remove(&hash);
+            return;
+        }
+        self.blocks[previous_twin as usize].next_twin = next_twin;
+        self.blocks[next_twin as usize].previous_twin = previous_twin;
+        if let Some(first) = self.published.get_mut(&hash)
+            && *first == id
+        {
+            *first = next_twin;
+        }
+    }
+
+    /// Forgets everything that is published. Refused, as in vLLM, while any block is held.
+    pub(super) fn forget_all(&mut self) -> bool {
+        if self.free != self.usable() {
+            return false;
+        }
+        self.published.clear();
+        self.blocks.iter_mut().for_each(|block| block.hash = 0);
+        true
+    }
+
+    /// Nobody holds the block.
+    pub(super) fn is_free(&self, id: BlockId) -> bool {
+        self.blocks[id as usize].owners == 0
+    }
+
+    fn link_after(&mut self, place: BlockId, id: BlockId) {
+        let next = self.blocks[place as usize].next;
+        self.blocks[id as usize].next = next;
+        self.blocks[id as usize].previous = place;
+        self.blocks[place as usize].next = id;
+        self.blocks[next as usize].previous = id;
+        self.free += 1;
+    }
+
+    fn unlink(&mut self, id: BlockId) {
+        let Block { next, previous, .. } = self.blocks[id as usize];
+        self.blocks[previous as usize].next = next;
+        self.blocks[next as usize].previous = previous;
+        self.free -= 1;
+    }
+
+    /// Free blocks, those that are still findable included.
     pub fn free(&self) -> u32 {
         self.free
     }
 
     /// Blocks that sequences can hold together.
     pub fn usable(&self) -> u32 {
-        self.usable
+        self.blocks.len() as u32 - 1
     }
 
-    /// Share in use, 0 to 1: what vLLM shows as `kv_cache_usage_perc`.
+    /// Share in use, 0 to 1: what vLLM shows as `kv_cache_usage_perc`. A block that is findable but free counts as free.
     pub fn usage(&self) -> f64 {
-        if self.usable == 0 { 0.0 } else { 1.0 - f64::from(self.free) / f64::from(self.usable) }
+        match self.usable() {
+            0 => 0.0,
+            usable => 1.0 - f64::from(self.free) / f64::from(usable),
+        }
+    }
+
+    /// Hashes that can be found.
+    pub fn published(&self) -> usize {
+        self.published.len()
+    }
+
+    /// Complains when an invariant of the head of this file does not hold; `owners` lists every block once per holder.
+    #[cfg(test)]
+    pub(super) fn check(&self, owners: impl Iterator<Item = BlockId>) -> Result<(), String> {
+        let mut held = vec![0; self.blocks.len()];
+        owners.for_each(|id| held[id as usize] += 1);
+        let mut listed = vec![false; self.blocks.len()];
+        let (mut at, mut count) = (self.blocks[NULL as usize].next, 0);
+        while at != NULL {
+            if std::mem::replace(&mut listed[at as usize], true) {
+                return Err(format!("block {at} is twice in the free list"));
+            }
+            if self.blocks[self.blocks[at as usize].previous as usize].next != at {
+                return Err(format!("block {at} is linked one way only"));
+            }
+            count += 1;
+            at = self.blocks[at as usize].next;
+        }
+        if count != self.free {
+            return Err(format!("{} blocks are said to be free and {count} are listed", self.free));
+        }
+        for (id, block) in self.blocks.iter().enumerate().skip(1) {
+            if block.owners != held[id] {
+                return Err(format!("block {id} counts {} owners and has {}", block.owners, held[id]));
+            }
+            if listed[id] == (block.owners > 0) {
+                return Err(format!("block {id} with {} owners, in the free list: {}", block.owners, listed[id]));
+            }
+        }
+        let hashed = self.blocks.iter().filter(|block| block.hash != 0).count();
+        let mut reachable = 0;
+        for (hash, first) in &self.published {
+            let mut at = *first;
+            loop {
+                if self.blocks[at as usize].hash != *hash {
+                    return Err(format!("block {at} is found under a hash that it does not have"));
+                }
+                reachable += 1;
+                at = self.blocks[at as usize].next_twin;
+                if at == *first || reachable > hashed {
+                    break;
+                }
+            }
+        }
+        if reachable != hashed { Err(format!("{hashed} blocks have a hash, {reachable} are found")) } else { Ok(()) }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    fn take(blocks: &mut Blocks, count: u32) -> Vec<BlockId> {
+        let mut taken = Vec::new();
+        assert!(blocks.take(count, &mut taken));
+        taken
+    }
 
     #[test]
     fn one_block_is_reserved_and_nothing_is_taken_that_does_not_fit() {
         let mut blocks = Blocks::new(5);
-        assert!(!blocks.take(5));
-        assert!(blocks.take(4));
+        let mut held = Vec::new();
+        assert!(!blocks.take(5, &mut held) && held.is_empty());
+        assert!(blocks.take(4, &mut held));
         assert_eq!(blocks.usage(), 1.0);
-        blocks.give(4);
+        blocks.give(&mut held);
         assert_eq!((blocks.free(), blocks.usage()), (4, 0.0));
-        assert_eq!(Blocks::needed(17), 2);
+        assert_eq!((Blocks::needed(16), Blocks::needed(17)), (1, 2));
+    }
+
+    #[test]
+    fn blocks_without_a_hash_are_reused_first_and_the_tail_of_the_last_one_back_before_all() {
+        let mut blocks = Blocks::new(7);
+        let (mut one, mut two) = (take(&mut blocks, 2), take(&mut blocks, 2));
+        assert_eq!((one.as_slice(), two.as_slice()), ([1, 2].as_slice(), [3, 4].as_slice()));
+        blocks.give(&mut one);
+        blocks.give(&mut two);
+        assert_eq!(take(&mut blocks, 6), [4, 3, 2, 1, 5, 6]);
+    }
+
+    #[test]
+    fn published_blocks_are_overwritten_oldest_first_and_tails_before_heads() {
+        let mut blocks = Blocks::new(7);
+        let (mut one, mut two) = (take(&mut blocks, 3), take(&mut blocks, 2));
+        one.iter().chain(&two).for_each(|id| blocks.publish(*id, u64::from(*id) + 100));
+        blocks.give(&mut one);
+        blocks.give(&mut two);
+        assert_eq!(blocks.usage(), 0.0, "findable and free");
+        assert_eq!(take(&mut blocks, 1), [6], "never used");
+        assert_eq!(take(&mut blocks, 2), [3, 2]);
+        assert_eq!((blocks.find(101), blocks.find(102), blocks.find(105)), (Some(1), None, Some(5)));
+        blocks.share(1);
+        assert_eq!(take(&mut blocks, 2), [5, 4], "what was found is no longer there to take");
+    }
+
+    #[test]
+    fn of_two_blocks_with_one_hash_the_first_is_found_until_it_is_overwritten() {
+        let mut blocks = Blocks::new(4);
+        let mut held = take(&mut blocks, 3);
+        held.iter().for_each(|id| blocks.publish(*id, 7));
+        assert_eq!((blocks.find(7), blocks.published()), (Some(1), 1));
+        let mut first = vec![held.remove(0)];
+        blocks.give(&mut first);
+        assert_eq!(take(&mut blocks, 1), [1]);
+        assert_eq!(blocks.find(7), Some(2));
+        blocks.check([1, 2, 3].into_iter()).unwrap();
+    }
+
+    #[test]
+    fn everything_is_forgotten_only_when_nothing_is_held() {
+        let mut blocks = Blocks::new(4);
+        let mut held = take(&mut blocks, 1);
+        blocks.publish(held[0], 7);
+        assert!(!blocks.forget_all() && blocks.find(7).is_some());
+        blocks.give(&mut held);
+        assert!(blocks.forget_all() && blocks.find(7).is_none());
+    }
+
+    proptest! {
+        #[test]
+        fn references_are_owners_whatever_is_taken_shared_published_and_given(
+            acts in proptest::collection::vec((0u8..4, 0usize..8, 1u64..6), 1..120),
+        ) {
+            let mut blocks = Blocks::new(12);
+            let mut holders: Vec<Vec<BlockId>> = vec![Vec::new(); 8];
+            for (act, who, value) in acts {
+                match act {
+                    0 => { let _ = blocks.take(value as u32, &mut holders[who]); }
+                    1 => if let Some(id) = blocks.find(value) {
+                        blocks.share(id);
+                        holders[who].push(id);
+                    },
+                    2 => if let Some(id) = holders[who].last() { blocks.publish(*id, value); },
+                    _ => { let mut held = std::mem::take(&mut holders[who]); blocks.give(&mut held); }
+                }
+                prop_assert_eq!(blocks.check(holders.iter().flatten().copied()), Ok(()));
+            }
+        }
     }
 }

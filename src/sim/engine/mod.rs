@@ -5,33 +5,42 @@
 //! There are no prefill and decode phases: each step tries to advance `computed` up to prompt + generated.
 //!
 //! Asynchronous scheduling (vLLM's default): step N + 1 is planned when step N starts. So a request that arrives
-//! while N runs is first considered for N + 2, and what finishes in N keeps its slot and blocks through the
-//! planning of N + 1. An idle engine plans at once. [`EngineConfig::async_scheduling`] turns that off.
+//! while N runs is first considered for N + 2, and what ends in N keeps its place and its blocks through the plan of
+//! N + 1: a limit is foreseen and nothing more is computed for it, a stop token or a client that leaves is not. An
+//! idle engine plans at once. [`EngineConfig::async_scheduling`] turns that off.
 //!
 //! Pure: no clock, no I/O, no global chance. Whoever drives it decides what a duration means: a test adds it to a
 //! number, the server sleeps. Bounds: the caller bounds the number of requests; a request must fit the KV cache
 //! ([`Engine::add`] refuses it otherwise), so every admitted request ends exactly once.
 //!
-//! Not here: the prefix cache (its seat is [`Request::cached_prefix`]), priorities, speculative decoding.
+//! The rules were read in vLLM 0.32 and checked against its scheduler, step by step (`tests/traces.rs` here). Not here:
+//! speculative decoding, encoders, KV transfer, sliding windows.
 
+mod adapters;
 mod blocks;
+mod content;
+mod request;
 mod schedule;
+mod sequence;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::time::Duration;
 
+pub use adapters::AdapterLoads;
 pub use blocks::{BLOCK_TOKENS, Blocks};
+pub use content::Content;
+pub use request::{EngineConfig, EngineError, Policy, Request, SequenceId};
 
 use super::cost::{CostModel, StepLoad};
 use crate::base::Rng;
+use adapters::Adapters;
+use schedule::Plan;
+use sequence::{Ending, Place, Queue, Sequence, Slot};
 
-/// Names one sequence of the engine; the caller chooses it and must not reuse it while it lives.
-pub type SequenceId = u64;
-
-/// Hashes an id by one multiplication: ids are looked up for every token, and nobody chooses them to collide.
+/// Hashes an id by one multiplication: nobody chooses ids to collide.
 #[derive(Clone, Copy, Debug, Default)]
 struct IdHasher(u64);
 
@@ -52,45 +61,6 @@ impl Hasher for IdHasher {
     }
 }
 
-/// Limits of the engine, named as vLLM's flags.
-#[derive(Clone, Debug)]
-pub struct EngineConfig {
-    /// Most sequences in the running list.
-    pub max_num_seqs: u32,
-    /// Token budget of a step.
-    pub max_num_batched_tokens: u32,
-    /// Most tokens one request gets in a step while it is not alone; 0 turns it off.
-    pub long_prefill_token_threshold: u32,
-    /// Whether a prompt may be split over steps.
-    pub chunked_prefill: bool,
-    /// KV blocks, the null block included.
-    pub num_blocks: u32,
-    /// Share of the blocks that admission keeps free while something runs.
-    pub watermark: f64,
-    /// Distinct adapters in the running list; 0 when LoRA is off (then no request names one).
-    pub max_loras: u32,
-    /// Plan one step ahead.
-    pub async_scheduling: bool,
-    /// Seed of the step jitter.
-    pub seed: u64,
-}
-
-/// One sequence to generate (a request with `n` choices is `n` of these).
-#[derive(Clone, Debug)]
-pub struct Request {
-    /// Its name.
-    pub id: SequenceId,
-    /// Prompt tokens, at least 1.
-    pub prompt_tokens: u32,
-    /// Tokens it will generate, at least 1.
-    pub output_tokens: u32,
-    /// Adapter in use.
-    pub adapter: Option<u16>,
-    /// Leading prompt tokens found in a prefix cache when it is admitted; whole blocks and at most
-    /// `prompt_tokens - 1` of it count.
-    pub cached_prefix: u32,
-}
-
 /// A token that a step produced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Emitted {
@@ -102,6 +72,17 @@ pub struct Emitted {
     pub last: bool,
 }
 
+/// A sequence that came from the queue into the running list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Admitted {
+    /// Whose.
+    pub id: SequenceId,
+    /// Tokens it found in the prefix cache.
+    pub cached_tokens: u32,
+    /// It had been running before and was preempted: what a client is told about cached tokens is of the first time.
+    pub resumed: bool,
+}
+
 /// What a step did. Everything in it becomes visible when `duration` has passed.
 #[derive(Clone, Debug)]
 pub struct StepOutcome {
@@ -111,49 +92,34 @@ pub struct StepOutcome {
     pub load: StepLoad,
     /// Tokens sampled, in running order.
     pub emitted: Vec<Emitted>,
-    /// Sequences that were admitted from the waiting queue.
-    pub admitted: Vec<SequenceId>,
+    /// Sequences that were admitted from the waiting queue, in that order; one may have left since the plan was made.
+    pub admitted: Vec<Admitted>,
     /// Sequences that lost their blocks to others.
     pub preempted: u32,
+    /// Adapters that had to be loaded first.
+    pub adapter_loads: AdapterLoads,
 }
 
-/// Why a request cannot enter the engine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum EngineError {
-    /// It would never fit.
-    #[error("the sequence needs {needed} KV blocks and the engine has {usable}; lower max_tokens or --max-model-len")]
-    NeverFits {
-        /// Blocks for prompt and output.
-        needed: u32,
-        /// Blocks there are.
-        usable: u32,
-    },
-    /// Chunked prefill is off and the prompt is longer than a step.
-    #[error("the prompt has {prompt} tokens and a step takes {budget} without chunked prefill; raise the budget")]
-    PromptOverBudget {
-        /// Prompt tokens.
-        prompt: u32,
-        /// Budget of a step.
-        budget: u32,
-    },
+/// What the prefix cache was asked and what it knew, in tokens, since the start: vLLM's counters of these names. A sequence
+/// is counted when it is admitted, and not again when it comes back from a preemption.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PrefixStats {
+    /// `vllm:prefix_cache_queries`.
+    pub queries: u64,
+    /// `vllm:prefix_cache_hits`.
+    pub hits: u64,
 }
 
-/// A sequence inside the engine.
-#[derive(Debug)]
-struct Sequence {
-    request: Request,
-    computed: u32,
-    generated: u32,
-    blocks: u32,
-    /// Tokens scheduled in the step that runs now.
-    chunk: u32,
-}
-
-impl Sequence {
-    /// Tokens that exist: prompt and generated.
-    fn tokens(&self) -> u32 {
-        self.request.prompt_tokens + self.generated
-    }
+/// What a paused engine still does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Pause {
+    /// Everything: it is not paused.
+    #[default]
+    No,
+    /// Go on with what runs; admit nothing.
+    Admission,
+    /// Nothing.
+    All,
 }
 
 /// The engine. See the head of this file.
@@ -163,35 +129,55 @@ pub struct Engine {
     cost: CostModel,
     rng: Rng,
     blocks: Blocks,
-    sequences: HashMap<SequenceId, Sequence, BuildHasherDefault<IdHasher>>,
-    running: Vec<SequenceId>,
-    waiting: VecDeque<SequenceId>,
+    /// By slot; a vacant one has no place.
+    sequences: Vec<Sequence>,
+    vacant: Vec<Slot>,
+    slots: HashMap<SequenceId, Slot, BuildHasherDefault<IdHasher>>,
+    running: Vec<Slot>,
+    waiting: Queue,
     /// Arrived while the step that runs now was under way, and while the one before it was.
-    fresh: Vec<SequenceId>,
-    staged: Vec<SequenceId>,
-    /// Blocks and slots of what ended in the last step, held until the next plan was made.
-    retiring_blocks: u32,
-    retiring_slots: u32,
-    deferred: u32,
+    fresh: Vec<Slot>,
+    staged: Vec<Slot>,
+    /// Sequences in the running list that are over, and those before it that are.
+    ending: usize,
+    leaving: Vec<Slot>,
+    deferred: usize,
+    adapters: Adapters,
+    prefix: PrefixStats,
+    pause: Pause,
+    /// Steps since the engine was idle, and whether the last admission left requests behind for want of room.
+    steps: u64,
+    crowded: bool,
+    /// What tests want to know of a step: free blocks when it was planned, and who advanced by how many tokens.
+    #[cfg(test)]
+    observed: (u32, Vec<(SequenceId, u32)>),
 }
 
 impl Engine {
     /// An idle engine.
     pub fn new(config: EngineConfig, cost: CostModel) -> Self {
-        let (rng, blocks) = (Rng::new(config.seed), Blocks::new(config.num_blocks));
         Self {
+            rng: Rng::new(config.seed),
+            blocks: Blocks::new(config.num_blocks),
+            waiting: Queue::new(config.policy),
+            adapters: Adapters::new(config.max_loras, config.max_cpu_loras),
             config,
             cost,
-            rng,
-            blocks,
-            sequences: HashMap::default(),
+            sequences: Vec::new(),
+            vacant: Vec::new(),
+            slots: HashMap::default(),
             running: Vec::new(),
-            waiting: VecDeque::new(),
             fresh: Vec::new(),
             staged: Vec::new(),
-            retiring_blocks: 0,
-            retiring_slots: 0,
+            ending: 0,
+            leaving: Vec::new(),
             deferred: 0,
+            prefix: PrefixStats::default(),
+            pause: Pause::No,
+            steps: 0,
+            crowded: false,
+            #[cfg(test)]
+            observed: Default::default(),
         }
     }
 
@@ -211,21 +197,39 @@ impl Engine {
             return Err(EngineError::PromptOverBudget { prompt, budget });
         }
         let request = Request { prompt_tokens: prompt, output_tokens: output, ..request };
-        self.fresh.push(request.id);
-        self.sequences.insert(request.id, Sequence { request, computed: 0, generated: 0, blocks: 0, chunk: 0 });
+        let slot = self.vacant.pop().unwrap_or_else(|| {
+            self.sequences.push(Sequence::default());
+            self.sequences.len() as Slot - 1
+        });
+        self.slots.insert(request.id, slot);
+        let sequence = &mut self.sequences[slot as usize];
+        // The list of blocks is kept for its memory.
+        let blocks = std::mem::take(&mut sequence.blocks);
+        *sequence = Sequence { request, blocks, place: Some(Place::Arriving), ..Sequence::default() };
+        sequence.chain = sequence.root();
+        self.fresh.push(slot);
         Ok(())
     }
 
-    /// Ends a request early; its blocks are free for the plan after the next. Says whether it was there.
+    /// Ends a request early. Says whether it was there. With asynchronous scheduling the next plan is already made: the
+    /// request has its part in that, is computed in vain, and then its blocks are free.
     pub fn abort(&mut self, id: SequenceId) -> bool {
-        let Some(sequence) = self.sequences.remove(&id) else { return false };
-        if let Some(position) = self.running.iter().position(|other| *other == id) {
-            self.running.remove(position);
-            self.retire(sequence.blocks);
-        } else {
-            self.waiting.retain(|other| *other != id);
-            self.staged.retain(|other| *other != id);
-            self.fresh.retain(|other| *other != id);
+        let Some(slot) = self.slots.remove(&id) else { return false };
+        let sequence = &mut self.sequences[slot as usize];
+        match sequence.place {
+            Some(Place::Arriving) | None => {
+                self.fresh.retain(|other| *other != slot);
+                self.vacate(slot);
+                return true;
+            }
+            Some(Place::Running) => self.ending += 1,
+            Some(Place::Waiting | Place::Staged) => {}
+        }
+        sequence.ending = Some(Ending::Aborted);
+        self.leaving.push(slot);
+        if !self.config.async_scheduling {
+            self.leave(&mut StepLoad::default());
+            self.running.retain(|other| *other != slot);
         }
         true
     }
@@ -233,73 +237,154 @@ impl Engine {
     /// Runs one step, or returns nothing when there is nothing to run.
     pub fn step(&mut self) -> Option<StepOutcome> {
         self.take_arrivals();
-        let held = (std::mem::take(&mut self.retiring_blocks), std::mem::take(&mut self.retiring_slots));
-        let mut plan = self.schedule(held.1);
-        if plan.load.sequences == 0 && held != (0, 0) {
-            // No pass is under way, so nothing is planned ahead of it: what ended is gone already.
-            self.blocks.give(held.0);
-            plan = self.schedule(0);
-        } else {
-            self.blocks.give(held.0);
+        let mut plan = self.plan();
+        if plan.tokens == 0 {
+            // No pass is under way, so nothing is planned ahead of it: what ended is gone, what came is there.
+            self.settle();
+            self.steps = 0;
+            self.stage_all();
+            let preempted = plan.preempted;
+            plan = self.plan();
+            plan.preempted += preempted;
         }
-        if plan.load.sequences == 0 {
-            debug_assert!(self.running.is_empty(), "running sequences always advance or are preempted");
+        if plan.tokens == 0 {
+            debug_assert!(self.pause == Pause::All || self.running.is_empty(), "what runs advances or is preempted");
             return None;
         }
-        let duration = self.jittered(self.cost.duration(&plan.load));
-        let emitted = self.sample();
-        Some(StepOutcome { duration, load: plan.load, emitted, admitted: plan.admitted, preempted: plan.preempted })
+        self.steps += 1;
+        let adapter_loads = self.prepare_adapters();
+        let (mut load, emitted) = self.advance();
+        (load.adapter_activations, load.adapter_loads) = (adapter_loads.to_gpu, adapter_loads.from_disk);
+        let duration = self.jittered(self.cost.duration(&load));
+        let Plan { admitted, preempted, .. } = plan;
+        Some(StepOutcome { duration, load, emitted, admitted, preempted, adapter_loads })
     }
 
     /// Arrivals move up one stage per step, at once when no step is under way.
     fn take_arrivals(&mut self) {
-        self.waiting.extend(self.staged.drain(..));
-        std::mem::swap(&mut self.staged, &mut self.fresh);
-        let idle = self.running.is_empty() && self.waiting.is_empty();
+        let idle = self.running.is_empty() && self.waiting.is_empty() && self.staged.is_empty();
         if idle || !self.config.async_scheduling {
-            self.waiting.extend(self.staged.drain(..));
+            return self.stage_all();
+        }
+        for slot in self.staged.drain(..) {
+            self.waiting.push(slot, &mut self.sequences[slot as usize], false);
+        }
+        std::mem::swap(&mut self.staged, &mut self.fresh);
+        for slot in &self.staged {
+            self.sequences[*slot as usize].place = Some(Place::Staged);
         }
     }
 
-    /// Advances what was scheduled; a sequence that caught up samples one token.
-    fn sample(&mut self) -> Vec<Emitted> {
+    /// Those go whose clients went away before the plan that was just made; what it has them compute is added to `load`.
+    /// They free their blocks before those that ended by themselves.
+    fn leave(&mut self, load: &mut StepLoad) {
+        for slot in std::mem::take(&mut self.leaving) {
+            let sequence = &self.sequences[slot as usize];
+            match sequence.place {
+                Some(Place::Waiting) => self.waiting.remove(sequence.rank),
+                Some(Place::Staged) => self.staged.retain(|other| *other != slot),
+                // Its place in the list goes with the next walk over that.
+                Some(Place::Running) => {
+                    self.ending -= 1;
+                    self.compute(slot, load);
+                }
+                // It was preempted.
+                Some(Place::Arriving) | None => continue,
+            }
+            self.vacate(slot);
+        }
+    }
+
+    /// Adds what is scheduled for a sequence to the load, and says how many tokens that is.
+    fn compute(&mut self, slot: Slot, load: &mut StepLoad) -> u32 {
+        let sequence = &mut self.sequences[slot as usize];
+        let chunk = std::mem::take(&mut sequence.chunk);
+        if chunk > 0 {
+            load.add(sequence.computed, chunk, sequence.request.adapter.is_some());
+            #[cfg(test)]
+            self.observed.1.push((sequence.request.id, chunk));
+        }
+        chunk
+    }
+
+    /// Everything that arrived is in the queue.
+    fn stage_all(&mut self) {
+        for slot in self.staged.drain(..).chain(self.fresh.drain(..)) {
+            self.waiting.push(slot, &mut self.sequences[slot as usize], false);
+        }
+    }
+
+    /// Carries the plan out: what was scheduled is computed, a sequence that caught up samples one token, and what was over
+    /// when the step began goes.
+    fn advance(&mut self) -> (StepLoad, Vec<Emitted>) {
+        let mut load = StepLoad::default();
+        self.leave(&mut load);
         let mut emitted = Vec::with_capacity(self.running.len());
-        let (mut freed, mut ended) = (0, 0);
-        let sequences = &mut self.sequences;
-        self.running.retain(|&id| {
-            let Some(sequence) = sequences.get_mut(&id) else { return false };
-            let chunk = std::mem::take(&mut sequence.chunk);
+        let mut kept = 0;
+        for at in 0..self.running.len() {
+            let slot = self.running[at];
+            let chunk = self.compute(slot, &mut load);
+            let sequence = &mut self.sequences[slot as usize];
+            if sequence.place.is_none() {
+                continue;
+            }
+            if sequence.ending.is_some() {
+                self.finish(slot);
+                continue;
+            }
             sequence.computed += chunk;
-            if chunk == 0 || sequence.computed < sequence.tokens() {
-                return true;
+            sequence.sampled = chunk > 0 && sequence.computed >= sequence.tokens();
+            if sequence.sampled {
+                sequence.prefilling = false;
+                sequence.generated += 1;
+                let Request { id, output_tokens, stops, .. } = sequence.request;
+                let last = sequence.generated >= output_tokens;
+                emitted.push(Emitted { id, first: sequence.generated == 1, last });
+                if last {
+                    sequence.ending = Some(if stops { Ending::Stopped } else { Ending::AtLimit });
+                    self.slots.remove(&id);
+                    self.ending += 1;
+                    if !self.config.async_scheduling {
+                        self.finish(slot);
+                        continue;
+                    }
+                }
             }
-            sequence.generated += 1;
-            let last = sequence.generated >= sequence.request.output_tokens;
-            emitted.push(Emitted { id, first: sequence.generated == 1, last });
-            if last {
-                freed += sequence.blocks;
-                ended += 1;
-                sequences.remove(&id);
-            }
-            !last
-        });
-        self.retiring_blocks += freed;
-        self.retiring_slots += ended;
-        self.settle_unless_async();
-        emitted
-    }
-
-    fn retire(&mut self, blocks: u32) {
-        self.retiring_blocks += blocks;
-        self.retiring_slots += 1;
-        self.settle_unless_async();
-    }
-
-    fn settle_unless_async(&mut self) {
-        if !self.config.async_scheduling {
-            self.blocks.give(std::mem::take(&mut self.retiring_blocks));
-            self.retiring_slots = 0;
+            self.running[kept] = slot;
+            kept += 1;
         }
+        self.running.truncate(kept);
+        (load, emitted)
+    }
+
+    /// Lets go of what is over.
+    fn settle(&mut self) {
+        self.leave(&mut StepLoad::default());
+        let running = std::mem::take(&mut self.running);
+        for slot in running {
+            let sequence = &self.sequences[slot as usize];
+            match (sequence.place, sequence.ending) {
+                (None, _) => {}
+                (_, Some(_)) => self.finish(slot),
+                (_, None) => self.running.push(slot),
+            }
+        }
+    }
+
+    /// A sequence that is over frees what it held. Its own blocks stay findable, the generated ones too.
+    fn finish(&mut self, slot: Slot) {
+        self.ending -= 1;
+        self.publish(slot, self.sequences[slot as usize].computed);
+        self.vacate(slot);
+    }
+
+    /// Frees the place of a sequence that is in no list any more, and its blocks.
+    fn vacate(&mut self, slot: Slot) {
+        let sequence = &mut self.sequences[slot as usize];
+        self.blocks.give(&mut sequence.blocks);
+        sequence.place = None;
+        sequence.request.content = Content::default();
+        self.vacant.push(slot);
     }
 
     /// Log-normal with mean 1 (Box-Muller), so that jitter leaves throughput alone.
@@ -313,24 +398,46 @@ impl Engine {
         duration.mul_f64((sigma * normal - sigma * sigma / 2.0).exp())
     }
 
-    /// Whether any sequence is inside.
-    pub fn is_empty(&self) -> bool {
-        self.sequences.is_empty()
+    /// Stops admission or everything, from the next plan on; [`Pause::No`] goes on.
+    pub fn pause(&mut self, pause: Pause) {
+        self.pause = pause;
     }
 
-    /// Sequences in the running list.
+    /// Forgets all cached blocks; `preempt` puts what runs back into the queue first. Says whether it was done: as in vLLM
+    /// it is refused while any block is held.
+    pub fn reset_prefix_cache(&mut self, preempt: bool) -> bool {
+        if preempt {
+            self.settle();
+            while let Some(slot) = self.running.pop() {
+                self.requeue(slot);
+            }
+        }
+        self.blocks.forget_all()
+    }
+
+    /// An adapter was unloaded.
+    pub fn forget_adapter(&mut self, adapter: u16) {
+        self.adapters.remove(adapter);
+    }
+
+    /// Whether any sequence is inside that was not told to end.
+    pub fn is_empty(&self) -> bool {
+        self.slots.is_empty()
+    }
+
+    /// Sequences in the running list that go on.
     pub fn running(&self) -> usize {
-        self.running.len()
+        self.running.len() - self.ending
     }
 
     /// Sequences that wait for admission, those deferred by the adapter limit included.
     pub fn waiting(&self) -> usize {
-        self.sequences.len() - self.running.len()
+        self.slots.len() - self.running()
     }
 
     /// Sequences that the last plan passed over because of the adapter limit.
     pub fn deferred(&self) -> usize {
-        self.deferred as usize
+        self.deferred.min(self.waiting())
     }
 
     /// The block pool, for gauges and tests.
@@ -338,17 +445,32 @@ impl Engine {
         &self.blocks
     }
 
-    /// Adapters of the running and of the waiting sequences, each sorted and without repetition.
-    pub fn adapters(&self) -> (Vec<u16>, Vec<u16>) {
-        let running = self.distinct(self.running.iter());
-        let waiting = self.distinct(self.waiting.iter().chain(&self.staged).chain(&self.fresh));
-        (running, waiting)
+    /// Counters of the prefix cache.
+    pub fn prefix(&self) -> PrefixStats {
+        self.prefix
     }
 
-    fn distinct<'a>(&self, ids: impl Iterator<Item = &'a SequenceId>) -> Vec<u16> {
-        let mut found: Vec<u16> = ids.filter_map(|id| self.sequences.get(id)?.request.adapter).collect();
+    /// Adapters of the running and of the waiting sequences, each sorted and without repetition.
+    pub fn adapters(&self) -> (Vec<u16>, Vec<u16>) {
+        let running = self.distinct(self.running.iter().copied());
+        let waiting = self.waiting.slots().chain(self.staged.iter().copied()).chain(self.fresh.iter().copied());
+        (running, self.distinct(waiting))
+    }
+
+    fn distinct(&self, slots: impl Iterator<Item = Slot>) -> Vec<u16> {
+        let mut found: Vec<u16> = slots.filter_map(|slot| self.sequences[slot as usize].request.adapter).collect();
         found.sort_unstable();
         found.dedup();
         found
+    }
+
+    /// Loads the adapters that the planned step uses.
+    fn prepare_adapters(&mut self) -> AdapterLoads {
+        if self.config.max_loras == 0 {
+            return AdapterLoads::default();
+        }
+        let scheduled = self.running.iter().copied().filter(|slot| self.sequences[*slot as usize].chunk > 0);
+        let used = self.distinct(scheduled);
+        self.adapters.prepare(&used)
     }
 }

@@ -1,32 +1,18 @@
 //! One test per rule of vLLM's step loop, and properties that hold under any load.
 //!
 //! Rules are tested without asynchronous scheduling, so that a step shows the effect of the one before; what that adds
-//! has tests of its own. The property drives random arrivals, aborts and steps: blocks are conserved, budget and slots
-//! hold, every request ends exactly once, and the engine always comes to an end.
+//! has tests of its own. What holds under any load is in `properties`.
 
 use std::collections::HashMap;
-
-use proptest::prelude::*;
 
 use super::*;
 use crate::sim::cost::Profile;
 
-fn config() -> EngineConfig {
-    EngineConfig {
-        max_num_seqs: 256,
-        max_num_batched_tokens: 8192,
-        long_prefill_token_threshold: 0,
-        chunked_prefill: true,
-        num_blocks: 10_000,
-        watermark: 0.0,
-        max_loras: 0,
-        async_scheduling: false,
-        seed: 1,
-    }
-}
+mod properties;
+mod traces;
 
 fn engine(change: impl FnOnce(&mut EngineConfig)) -> Engine {
-    let mut config = config();
+    let mut config = EngineConfig { num_blocks: 10_000, async_scheduling: false, seed: 1, ..EngineConfig::default() };
     change(&mut config);
     let cost =
         CostModel::new(&Profile::named("h200-llama-8b").unwrap(), config.max_num_seqs, config.max_num_batched_tokens);
@@ -34,7 +20,12 @@ fn engine(change: impl FnOnce(&mut EngineConfig)) -> Engine {
 }
 
 fn request(id: SequenceId, prompt_tokens: u32, output_tokens: u32) -> Request {
-    Request { id, prompt_tokens, output_tokens, adapter: None, cached_prefix: 0 }
+    Request::new(id, prompt_tokens, output_tokens)
+}
+
+/// Who was admitted, in order.
+fn admitted(outcome: &StepOutcome) -> Vec<SequenceId> {
+    outcome.admitted.iter().map(|admitted| admitted.id).collect()
 }
 
 fn ids(outcome: &StepOutcome) -> Vec<SequenceId> {
@@ -77,7 +68,7 @@ fn without_blocks_the_last_running_request_is_preempted_and_computed_again() {
     let mut engine = engine(|config| config.num_blocks = 9);
     engine.add(request(1, 60, 40)).unwrap();
     engine.add(request(2, 62, 8)).unwrap();
-    assert_eq!(engine.step().unwrap().admitted, [1, 2]);
+    assert_eq!(admitted(&engine.step().unwrap()), [1, 2]);
     let mut preempted = 0;
     let mut emitted = HashMap::<_, u32>::new();
     while let Some(step) = engine.step() {
@@ -103,11 +94,11 @@ fn a_prompt_that_does_not_fit_whole_stops_admission_for_all_behind_it() {
     engine.add(request(1, 800, 2)).unwrap();
     engine.add(request(2, 900, 2)).unwrap();
     engine.add(request(3, 16, 2)).unwrap();
-    let mut admitted = Vec::new();
+    let mut entered = Vec::new();
     while engine.blocks().usage() < 0.4 {
-        admitted.extend(engine.step().unwrap().admitted);
+        entered.extend(admitted(&engine.step().unwrap()));
     }
-    assert_eq!(admitted, [1], "the small one waits behind the big one");
+    assert_eq!(entered, [1], "the small one waits behind the big one");
 }
 
 #[test]
@@ -117,7 +108,7 @@ fn the_watermark_keeps_blocks_free_only_while_something_runs() {
         config.watermark = 0.5;
     });
     engine.add(request(1, 900, 5)).unwrap();
-    assert_eq!(engine.step().unwrap().admitted, [1]);
+    assert_eq!(admitted(&engine.step().unwrap()), [1]);
     engine.add(request(2, 16, 5)).unwrap();
     assert!(engine.step().unwrap().admitted.is_empty());
 }
@@ -139,12 +130,12 @@ fn a_new_adapter_beyond_max_loras_is_deferred_and_others_pass() {
     engine.add(with(3, None)).unwrap();
     engine.add(with(4, Some(0))).unwrap();
     let step = engine.step().unwrap();
-    assert_eq!((step.admitted, engine.deferred()), (vec![1, 3, 4], 1));
+    assert_eq!((admitted(&step), engine.deferred()), (vec![1, 3, 4], 1));
     assert!(step.load.adapter);
     while engine.running() > 0 {
         engine.step().unwrap();
     }
-    assert_eq!(engine.step().unwrap().admitted, [2], "it runs when the slot is free");
+    assert_eq!(admitted(&engine.step().unwrap()), [2], "it runs when the slot is free");
 }
 
 #[test]
@@ -155,16 +146,9 @@ fn without_chunked_prefill_a_prompt_waits_for_a_step_that_holds_it() {
     });
     engine.add(request(1, 60, 3)).unwrap();
     engine.add(request(2, 60, 3)).unwrap();
-    assert_eq!(engine.step().unwrap().admitted, [1]);
-    assert_eq!(engine.step().unwrap().admitted, [2]);
+    assert_eq!(admitted(&engine.step().unwrap()), [1]);
+    assert_eq!(admitted(&engine.step().unwrap()), [2]);
     assert!(matches!(engine.add(request(3, 101, 3)), Err(EngineError::PromptOverBudget { .. })));
-}
-
-#[test]
-fn a_cached_prefix_saves_whole_blocks_and_never_the_last_token() {
-    let mut engine = engine(|_| {});
-    engine.add(Request { cached_prefix: 64, ..request(1, 64, 2) }).unwrap();
-    assert_eq!(engine.step().unwrap().load.tokens, 16);
 }
 
 #[test]
@@ -182,10 +166,10 @@ fn an_abort_frees_blocks_and_slot() {
 fn asynchronous_scheduling_looks_at_an_arrival_one_step_later() {
     let mut engine = engine(|config| config.async_scheduling = true);
     engine.add(request(1, 10, 9)).unwrap();
-    assert_eq!(engine.step().unwrap().admitted, [1], "an idle engine starts at once");
+    assert_eq!(admitted(&engine.step().unwrap()), [1], "an idle engine starts at once");
     engine.add(request(2, 10, 9)).unwrap();
     assert!(engine.step().unwrap().admitted.is_empty(), "this step was planned before it came");
-    assert_eq!(engine.step().unwrap().admitted, [2]);
+    assert_eq!(admitted(&engine.step().unwrap()), [2]);
 }
 
 #[test]
@@ -197,9 +181,9 @@ fn asynchronous_scheduling_holds_the_slot_of_what_ended_for_one_more_plan() {
     engine.add(request(1, 10, 1)).unwrap();
     engine.add(request(2, 10, 9)).unwrap();
     engine.add(request(3, 10, 9)).unwrap();
-    assert_eq!(engine.step().unwrap().admitted, [1, 2]);
+    assert_eq!(admitted(&engine.step().unwrap()), [1, 2]);
     assert!(engine.step().unwrap().admitted.is_empty());
-    assert_eq!(engine.step().unwrap().admitted, [3]);
+    assert_eq!(admitted(&engine.step().unwrap()), [3]);
 }
 
 #[test]
@@ -207,83 +191,4 @@ fn what_can_never_fit_is_refused() {
     let mut engine = engine(|config| config.num_blocks = 11);
     assert_eq!(engine.add(request(1, 160, 2)), Err(EngineError::NeverFits { needed: 11, usable: 10 }));
     assert!(engine.add(request(2, 160, 1)).is_ok());
-}
-
-#[derive(Clone, Debug)]
-enum Act {
-    Add(u32, u32, Option<u16>),
-    Abort(usize),
-    Step,
-}
-
-fn acts() -> impl Strategy<Value = Vec<Act>> {
-    let act = prop_oneof![
-        3 => (1u32..400, 1u32..60, proptest::option::of(0u16..3)).prop_map(|(p, o, a)| Act::Add(p, o, a)),
-        1 => (0usize..50).prop_map(Act::Abort),
-        6 => Just(Act::Step),
-    ];
-    proptest::collection::vec(act, 1..200)
-}
-
-proptest! {
-    #[test]
-    fn blocks_are_conserved_budgets_hold_and_every_request_ends_once(
-        acts in acts(), blocks in 32u32..120, budget in 16u32..300, seqs in 1u32..12, threshold in 0u32..64,
-        asynchronous in any::<bool>(),
-    ) {
-        let mut engine = engine(|config| {
-            config.num_blocks = blocks;
-            config.max_num_batched_tokens = budget;
-            config.max_num_seqs = seqs.min(budget);
-            config.long_prefill_token_threshold = threshold;
-            config.max_loras = 2;
-            config.async_scheduling = asynchronous;
-        });
-        let mut left: HashMap<SequenceId, u32> = HashMap::new();
-        let mut next = 0;
-        let step = |engine: &mut Engine, left: &mut HashMap<SequenceId, u32>| -> Result<bool, TestCaseError> {
-            let Some(outcome) = engine.step() else { return Ok(false) };
-            prop_assert!(outcome.load.tokens <= budget && outcome.load.tokens > 0);
-            prop_assert!(engine.running() <= seqs as usize);
-            for token in outcome.emitted {
-                let tokens = left.get_mut(&token.id);
-                prop_assert!(tokens.is_some(), "a token for a request that ended");
-                let tokens = tokens.unwrap();
-                *tokens -= 1;
-                prop_assert_eq!(token.last, *tokens == 0);
-                if token.last {
-                    left.remove(&token.id);
-                }
-            }
-            let held: u32 = engine.sequences.values().map(|sequence| sequence.blocks).sum();
-            prop_assert_eq!(held + engine.retiring_blocks + engine.blocks().free(), engine.blocks().usable());
-            Ok(true)
-        };
-        for act in acts {
-            match act {
-                Act::Add(prompt, output, adapter) => {
-                    if engine.add(Request { adapter, ..request(next, prompt, output) }).is_ok() {
-                        left.insert(next, output);
-                    }
-                    next += 1;
-                }
-                Act::Abort(at) => {
-                    let mut live: Vec<_> = left.keys().copied().collect();
-                    live.sort_unstable();
-                    if let Some(id) = live.get(at) {
-                        prop_assert!(engine.abort(*id));
-                        left.remove(id);
-                    }
-                }
-                Act::Step => { step(&mut engine, &mut left)?; }
-            }
-        }
-        let mut steps = 0;
-        while step(&mut engine, &mut left)? {
-            steps += 1;
-            prop_assert!(steps < 100_000, "the engine does not come to an end");
-        }
-        prop_assert!(left.is_empty() && engine.is_empty());
-        prop_assert_eq!(engine.blocks().free(), engine.blocks().usable());
-    }
 }

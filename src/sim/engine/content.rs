@@ -1,0 +1,144 @@
+//! What a sequence says, as far as the prefix cache must know it: one number per block of 16 tokens.
+//!
+//! vLLM hashes the token ids of a block together with the hash of the block before it, so that a hash stands for the whole
+//! beginning of a text. Here the content of a block is one 64-bit number that whoever makes the request computes (from
+//! token ids, from text, or from a rule), and the chain is made of those. Two sequences share a block when all contents
+//! up to it agree, and so do salt and adapter, which are part of the first link.
+//!
+//! Generated tokens have content too, because the next turn of a chat repeats them. Chance of a false hit: about n^2 / 2^65
+//! for n different blocks ever seen.
+
+use std::sync::Arc;
+
+use super::blocks::BLOCK_TOKENS;
+use super::request::{Request, SequenceId};
+
+/// The content of a sequence, prompt and answer, block by block.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Content {
+    /// A text that no sequence with another id has.
+    #[default]
+    Own,
+    /// Made by a rule: the first `tokens` tokens are those of text number `head`, everything behind them is of text
+    /// number `tail`. A block on the border belongs to the tail. Two requests with one head share it as far as it goes;
+    /// a chat whose every turn repeats all before it is one head without an end (`tokens: u32::MAX`).
+    Text {
+        /// Number of the text at the beginning.
+        head: u64,
+        /// How far it goes, tokens.
+        tokens: u32,
+        /// Number of the text behind it; must differ between requests that have nothing in common.
+        tail: u64,
+    },
+    /// Computed from what is really there.
+    Blocks {
+        /// Content of each whole block, in order; may go on beyond the prompt when the answer is known.
+        blocks: Arc<[u64]>,
+        /// Number of the text behind the last of them, generated tokens included.
+        tail: u64,
+    },
+}
+
+impl Content {
+    /// A beginning of `tokens` tokens that all requests with the same `head` share, then a text of its own.
+    pub fn shared(head: u64, tokens: u32, tail: u64) -> Self {
+        Self::Text { head, tokens, tail }
+    }
+
+    /// The content of block `index` (0 is the first) of the sequence with this id.
+    fn block(&self, index: u32, id: SequenceId) -> u64 {
+        // Heads, tails and ids are numbered apart.
+        let of = |kind: u64, text: u64| mix(mix(kind, text), u64::from(index));
+        match self {
+            Self::Own => of(1, id),
+            Self::Text { head, tokens, tail } => {
+                let whole = (u64::from(index) + 1) * u64::from(BLOCK_TOKENS) <= u64::from(*tokens);
+                if whole { of(2, *head) } else { of(3, *tail) }
+            }
+            Self::Blocks { blocks, tail } => blocks.get(index as usize).copied().unwrap_or_else(|| of(3, *tail)),
+        }
+    }
+}
+
+/// The hashes of a sequence's blocks, from the first on.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Chain {
+    /// Hash of the last block; the root before any.
+    hash: u64,
+    /// Blocks hashed so far.
+    blocks: u32,
+}
+
+impl Chain {
+    /// Before the first block; `salt` and adapter are part of all that follows.
+    pub(super) fn new(salt: u64, adapter: Option<u16>) -> Self {
+        let adapter = adapter.map_or(0, |id| u64::from(id) + 1);
+        Self { hash: mix(salt, adapter), blocks: 0 }
+    }
+
+    /// Blocks hashed so far.
+    pub(super) fn blocks(&self) -> u32 {
+        self.blocks
+    }
+
+    /// The chain one block longer, and that block's hash (never 0).
+    pub(super) fn next(self, request: &Request) -> (Self, u64) {
+        let hash = mix(self.hash, request.content.block(self.blocks, request.id)).max(1);
+        (Self { hash, blocks: self.blocks + 1 }, hash)
+    }
+}
+
+/// Mixes two numbers into one (the finaliser of MurmurHash3 over a multiply-add; every input bit reaches every output bit).
+fn mix(one: u64, two: u64) -> u64 {
+    let mut mixed = one.wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(two).wrapping_add(0x5851_F42D_4C95_7F2D);
+    mixed = (mixed ^ (mixed >> 33)).wrapping_mul(0xFF51_AFD7_ED55_8CCD);
+    mixed = (mixed ^ (mixed >> 33)).wrapping_mul(0xC4CE_B9FE_1A85_EC53);
+    mixed ^ (mixed >> 33)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hashes(content: &Content, salt: u64, adapter: Option<u16>) -> Vec<u64> {
+        let request = Request { content: content.clone(), ..Request::new(7, 1, 1) };
+        let mut chain = Chain::new(salt, adapter);
+        let mut next = || {
+            let (longer, hash) = chain.next(&request);
+            chain = longer;
+            hash
+        };
+        (0..8).map(|_| next()).collect()
+    }
+
+    fn common(one: &[u64], two: &[u64]) -> usize {
+        one.iter().zip(two).take_while(|(one, two)| one == two).count()
+    }
+
+    #[test]
+    fn a_head_is_shared_in_whole_blocks_and_what_follows_is_not() {
+        let one = hashes(&Content::shared(5, 50, 1), 0, None);
+        let two = hashes(&Content::shared(5, 50, 2), 0, None);
+        assert_eq!(common(&one, &two), 3);
+        assert!(one.iter().skip(3).all(|hash| !two.contains(hash)), "one difference changes all that follows");
+        assert_eq!(common(&one, &hashes(&Content::shared(5, 64, 2), 0, None)), 3);
+    }
+
+    #[test]
+    fn salt_and_adapter_are_part_of_every_hash() {
+        let content = Content::Own;
+        let plain = hashes(&content, 0, None);
+        for other in [hashes(&content, 1, None), hashes(&content, 0, Some(0)), hashes(&content, 0, Some(1))] {
+            assert!(plain.iter().all(|hash| !other.contains(hash)));
+        }
+    }
+
+    #[test]
+    fn given_blocks_count_and_the_tail_goes_on_behind_them() {
+        let content = |blocks: &[u64], tail| Content::Blocks { blocks: blocks.into(), tail };
+        let one = hashes(&content(&[1, 2, 3], 7), 0, None);
+        assert_eq!(common(&one, &hashes(&content(&[1, 2, 4], 7), 0, None)), 2);
+        assert_eq!(common(&one, &hashes(&content(&[1, 2, 3], 8), 0, None)), 3);
+        assert_eq!(common(&one, &hashes(&content(&[1, 2, 3], 7), 0, None)), 8);
+    }
+}

@@ -1,0 +1,155 @@
+//! What goes into the engine: its limits, named as vLLM's flags, and the sequences it is asked to generate.
+//!
+//! Both have defaults, so that a caller names only what it cares about. The defaults of the limits are vLLM's for a
+//! GPU of 70 GiB and more, except `max_num_seqs` (256, that of smaller ones) and the number of blocks, which is that of an
+//! H200 with an 8B model: whoever simulates a server sets both from a profile.
+
+use std::time::Duration;
+
+use super::content::Content;
+
+/// Names one sequence of the engine; the caller chooses it and must not reuse it while it lives.
+pub type SequenceId = u64;
+
+/// Who goes first: `--scheduling-policy`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Policy {
+    /// In order of arrival; the last running sequence is preempted.
+    #[default]
+    Fcfs,
+    /// Lower `priority` first, then earlier arrival, then lower id; the running sequence with the highest priority value
+    /// and the latest arrival is preempted.
+    Priority,
+}
+
+/// Limits of the engine, named as vLLM's flags.
+#[derive(Clone, Debug)]
+pub struct EngineConfig {
+    /// Most sequences in the running list.
+    pub max_num_seqs: u32,
+    /// Admission stops at this many running sequences, when it is fewer than `max_num_seqs`.
+    pub max_num_active_seqs: Option<u32>,
+    /// Token budget of a step.
+    pub max_num_batched_tokens: u32,
+    /// Most tokens one request gets in a step while it is not alone; 0 turns it off. Off without chunked prefill.
+    pub long_prefill_token_threshold: u32,
+    /// The threshold is at least the budget divided by the requests that run or wait.
+    pub long_prefill_token_threshold_adaptive: bool,
+    /// Prefill only in every n-th step while something decodes, unless admission could not keep up. 1 turns it off.
+    /// vLLM 0.32 and 0.33 obey it only with data parallelism of mixture-of-experts models: leave it at 1 for others.
+    pub prefill_schedule_interval: u32,
+    /// Whether a prompt may be split over steps.
+    pub chunked_prefill: bool,
+    /// Admit only what fits the free blocks with its whole prompt, and not just with its first chunk.
+    pub scheduler_reserve_full_isl: bool,
+    /// Find and keep blocks by their content.
+    pub prefix_caching: bool,
+    /// KV blocks, the null block included.
+    pub num_blocks: u32,
+    /// Share of all blocks that admission keeps free while something runs, rounded down to whole blocks.
+    pub watermark: f64,
+    /// Who goes first.
+    pub policy: Policy,
+    /// Distinct adapters in the running list; 0 when LoRA is off (then no request names one).
+    pub max_loras: u32,
+    /// Adapters in host memory; at least `max_loras`.
+    pub max_cpu_loras: u32,
+    /// Plan one step ahead.
+    pub async_scheduling: bool,
+    /// Seed of the step jitter.
+    pub seed: u64,
+}
+
+impl Default for EngineConfig {
+    fn default() -> Self {
+        Self {
+            max_num_seqs: 256,
+            max_num_active_seqs: None,
+            max_num_batched_tokens: 8192,
+            long_prefill_token_threshold: 0,
+            long_prefill_token_threshold_adaptive: false,
+            prefill_schedule_interval: 1,
+            chunked_prefill: true,
+            scheduler_reserve_full_isl: true,
+            prefix_caching: true,
+            num_blocks: 57_301,
+            watermark: 0.0,
+            policy: Policy::Fcfs,
+            max_loras: 0,
+            max_cpu_loras: 0,
+            async_scheduling: true,
+            seed: 0,
+        }
+    }
+}
+
+/// One sequence to generate (a request with `n` choices is `n` of these).
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// Its name.
+    pub id: SequenceId,
+    /// Prompt tokens, at least 1.
+    pub prompt_tokens: u32,
+    /// Tokens it will generate, at least 1.
+    pub output_tokens: u32,
+    /// Adapter in use.
+    pub adapter: Option<u16>,
+    /// `priority` of the request; lower goes first. Counts with [`Policy::Priority`] only.
+    pub priority: i64,
+    /// When it arrived, on the caller's clock; decides between equal priorities.
+    pub arrived: Duration,
+    /// It ends with a stop token and not at its limit. Asynchronous scheduling foresees a limit but not a stop token: the
+    /// step after the last one still computes a token for the sequence, which is thrown away.
+    pub stops: bool,
+    /// What it says, for the prefix cache.
+    pub content: Content,
+    /// What else its blocks depend on (`cache_salt`, images): sequences with different salts share no block.
+    pub salt: u64,
+    /// It does not look for cached blocks (as with `prompt_logprobs`); its own are cached all the same.
+    pub skip_cached: bool,
+}
+
+impl Default for Request {
+    fn default() -> Self {
+        Self {
+            id: 0,
+            prompt_tokens: 1,
+            output_tokens: 1,
+            adapter: None,
+            priority: 0,
+            arrived: Duration::ZERO,
+            stops: false,
+            content: Content::Own,
+            salt: 0,
+            skip_cached: false,
+        }
+    }
+}
+
+impl Request {
+    /// A sequence with a text of its own and defaults for the rest.
+    pub fn new(id: SequenceId, prompt_tokens: u32, output_tokens: u32) -> Self {
+        Self { id, prompt_tokens, output_tokens, ..Self::default() }
+    }
+}
+
+/// Why a request cannot enter the engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum EngineError {
+    /// It would never fit.
+    #[error("the sequence needs {needed} KV blocks and the engine has {usable}; lower max_tokens or --max-model-len")]
+    NeverFits {
+        /// Blocks for prompt and output.
+        needed: u32,
+        /// Blocks there are.
+        usable: u32,
+    },
+    /// Chunked prefill is off and the prompt is longer than a step.
+    #[error("the prompt has {prompt} tokens and a step takes {budget} without chunked prefill; raise the budget")]
+    PromptOverBudget {
+        /// Prompt tokens.
+        prompt: u32,
+        /// Budget of a step.
+        budget: u32,
+    },
+}

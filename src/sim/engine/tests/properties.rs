@@ -1,0 +1,172 @@
+//! What holds under any load: random arrivals, aborts, pauses, resets and steps, under any limits.
+//!
+//! Blocks are conserved (references are owners, nothing is lost), budget and places hold, what a sequence finds in the cache
+//! is what somebody with the same beginning wrote, every request ends exactly once, and the engine comes to an end.
+
+use std::collections::HashMap;
+
+use proptest::prelude::*;
+
+use super::*;
+
+#[derive(Clone, Debug)]
+enum Act {
+    Add { prompt: u32, output: u32, adapter: Option<u16>, priority: i64, head: u64, shared: u32, stops: bool },
+    Abort(usize),
+    Pause(Pause),
+    Reset(bool),
+    Step,
+}
+
+fn acts() -> impl Strategy<Value = Vec<Act>> {
+    let sizes = (1u32..400, 1u32..60, 0u64..3, 0u32..400);
+    let add = (sizes, proptest::option::of(0u16..3), 0i64..3, any::<bool>()).prop_map(
+        |((prompt, output, head, shared), adapter, priority, stops)| Act::Add {
+            prompt,
+            output,
+            adapter,
+            priority,
+            head,
+            shared,
+            stops,
+        },
+    );
+    let pause = prop_oneof![4 => Just(Pause::No), 1 => Just(Pause::Admission), 1 => Just(Pause::All)];
+    let act = prop_oneof![
+        9 => add,
+        3 => (0usize..50).prop_map(Act::Abort),
+        1 => pause.prop_map(Act::Pause),
+        1 => any::<bool>().prop_map(Act::Reset),
+        18 => Just(Act::Step),
+    ];
+    proptest::collection::vec(act, 1..200)
+}
+
+fn limits() -> impl Strategy<Value = EngineConfig> {
+    let sizes = (32u32..120, 16u32..300, 1u32..12, 0u32..64, 1u32..4, 0.0..0.3);
+    let switches = (any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>());
+    (sizes, switches).prop_map(|((blocks, budget, seqs, threshold, interval, watermark), switches)| {
+        let (asynchronous, reserve, caching, priority, adaptive) = switches;
+        EngineConfig {
+            num_blocks: blocks,
+            max_num_batched_tokens: budget,
+            max_num_seqs: seqs.min(budget),
+            long_prefill_token_threshold: threshold,
+            long_prefill_token_threshold_adaptive: adaptive,
+            prefill_schedule_interval: interval,
+            scheduler_reserve_full_isl: reserve,
+            prefix_caching: caching,
+            watermark,
+            policy: if priority { Policy::Priority } else { Policy::Fcfs },
+            max_loras: 2,
+            max_cpu_loras: 2,
+            async_scheduling: asynchronous,
+            ..EngineConfig::default()
+        }
+    })
+}
+
+/// An engine and what must come out of it.
+struct Watched {
+    engine: Engine,
+    /// Tokens still to come, and the request.
+    left: HashMap<SequenceId, (u32, Request)>,
+    next: SequenceId,
+}
+
+impl Watched {
+    fn act(&mut self, act: Act) -> Result<(), TestCaseError> {
+        match act {
+            Act::Add { prompt, output, adapter, priority, head, shared, stops } => {
+                let content = Content::Text { head, tokens: shared, tail: self.next };
+                let plain = Request::new(self.next, prompt, output);
+                // Two of one priority and one arrival preempt each other in turn, in vLLM too: let nobody arrive at once.
+                let arrived = Duration::from_micros(self.next);
+                let request = Request { adapter, priority, stops, content, arrived, ..plain };
+                if self.engine.add(request.clone()).is_ok() {
+                    self.left.insert(self.next, (output, request));
+                }
+                self.next += 1;
+            }
+            Act::Abort(at) => {
+                let mut live: Vec<_> = self.left.keys().copied().collect();
+                live.sort_unstable();
+                if let Some(id) = live.get(at) {
+                    prop_assert!(self.engine.abort(*id));
+                    prop_assert!(!self.engine.abort(*id));
+                    self.left.remove(id);
+                }
+            }
+            Act::Pause(pause) => self.engine.pause(pause),
+            Act::Reset(preempt) => {
+                let done = self.engine.reset_prefix_cache(preempt);
+                prop_assert!(done || !preempt, "after a preemption nothing is held");
+                prop_assert!(!done || self.engine.blocks().published() == 0);
+            }
+            Act::Step => {
+                self.step()?;
+            }
+        }
+        self.check()
+    }
+
+    fn step(&mut self) -> Result<bool, TestCaseError> {
+        let Some(outcome) = self.engine.step() else { return Ok(false) };
+        let config = &self.engine.config;
+        prop_assert!(outcome.load.tokens > 0 && outcome.load.tokens <= config.max_num_batched_tokens);
+        prop_assert!(outcome.load.sequences <= config.max_num_seqs);
+        prop_assert!(self.engine.running.len() <= config.max_num_seqs as usize);
+        prop_assert!(outcome.admitted.is_empty() || config.max_loras as usize >= self.engine.adapters().0.len());
+        for admitted in &outcome.admitted {
+            // It may have left since the plan was made.
+            let Some((left, request)) = self.left.get(&admitted.id) else { continue };
+            let tokens = request.prompt_tokens + request.output_tokens - left;
+            prop_assert!(admitted.cached_tokens < tokens && admitted.cached_tokens % BLOCK_TOKENS == 0);
+            prop_assert!(config.prefix_caching || admitted.cached_tokens == 0);
+            let Content::Text { tokens: shared, .. } = request.content else { unreachable!() };
+            prop_assert!(admitted.resumed || admitted.cached_tokens <= shared, "found what nobody else has written");
+        }
+        for token in outcome.emitted {
+            let entry = self.left.get_mut(&token.id);
+            prop_assert!(entry.is_some(), "a token for a request that ended");
+            let (left, request) = entry.unwrap();
+            prop_assert_eq!(token.first, *left == request.output_tokens);
+            *left -= 1;
+            prop_assert_eq!(token.last, *left == 0);
+            if token.last {
+                self.left.remove(&token.id);
+            }
+        }
+        Ok(true)
+    }
+
+    fn check(&self) -> Result<(), TestCaseError> {
+        let engine = &self.engine;
+        let owners = engine.sequences.iter().flat_map(|sequence| sequence.blocks.iter().copied());
+        prop_assert_eq!(engine.blocks.check(owners), Ok(()));
+        prop_assert_eq!(engine.running() + engine.waiting(), self.left.len());
+        prop_assert_eq!(engine.is_empty(), self.left.is_empty());
+        let over = engine.running.iter().filter(|slot| engine.sequences[**slot as usize].ending.is_some());
+        prop_assert_eq!(over.count(), engine.ending);
+        Ok(())
+    }
+}
+
+proptest! {
+    #[test]
+    fn blocks_are_conserved_limits_hold_and_every_request_ends_once(acts in acts(), limits in limits()) {
+        let mut watched = Watched { engine: engine(|config| *config = limits), left: HashMap::new(), next: 0 };
+        for act in acts {
+            watched.act(act)?;
+        }
+        watched.engine.pause(Pause::No);
+        let mut steps = 0;
+        while watched.step()? {
+            watched.check()?;
+            steps += 1;
+            prop_assert!(steps < 100_000, "the engine does not come to an end");
+        }
+        prop_assert!(watched.left.is_empty() && watched.engine.is_empty());
+        prop_assert_eq!(watched.engine.blocks().free(), watched.engine.blocks().usable());
+    }
+}
