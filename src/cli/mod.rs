@@ -7,6 +7,7 @@ pub mod check;
 pub mod demo;
 pub mod serve;
 pub mod sim;
+mod sim_fit;
 pub mod status;
 
 use std::process::ExitCode;

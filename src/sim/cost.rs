@@ -39,6 +39,8 @@ pub struct StepLoad {
     pub context_read: u64,
     /// Pairs of query and key in chunks of more than one token (causal).
     pub attention_pairs: f64,
+    /// Sequences that advance by more than one token.
+    pub prompts: u32,
     /// Whether a sequence in the step uses a LoRA adapter.
     pub adapter: bool,
     /// Adapters that were not in a GPU slot and are put into one by this step, from the host's cache. The engine
@@ -57,6 +59,7 @@ impl StepLoad {
         if chunk == 1 {
             self.context_read += u64::from(computed) + 1;
         } else {
+            self.prompts += 1;
             let (computed, chunk) = (f64::from(computed), f64::from(chunk));
             self.attention_pairs += chunk * (computed + chunk / 2.0);
         }
@@ -109,25 +112,42 @@ impl CostModel {
     pub fn duration(&self, load: &StepLoad) -> Duration {
         let step = &self.rates.step;
         let (padded, layers) = (f64::from(self.padded(load.tokens)), f64::from(self.shape.layers));
-        let has_prompt = load.attention_pairs > 0.0;
         let mut gap = step.layer_us;
-        let mut launch = step.launch_layer_us;
-        if has_prompt {
+        if load.prompts > 0 {
             gap += step.prompt_layer_us;
         }
         if load.adapter {
             gap += step.lora_layer_us + step.lora_token_layer_us * f64::from(load.tokens);
-            launch += step.lora_launch_layer_us;
         }
         let gpu = self.arithmetic(load, padded)
             + (layers * gap + f64::from(load.sequences) * step.sequence_us) * 1e-6
             + self.rates.reduce.0
             + self.rates.reduce.1 * padded;
-        let launch = if load.tokens > self.largest_graph { layers * launch * 1e-6 } else { 0.0 };
         let moved = self.adapter_bytes * 1e-9;
         let stall = moved * f64::from(load.adapter_loads) / step.adapter_read_gb_per_s
             + moved * f64::from(load.adapter_activations) / step.adapter_copy_gb_per_s;
-        Duration::from_secs_f64(gpu.max(launch) + stall)
+        Duration::from_secs_f64(gpu + stall).max(self.launch(load))
+    }
+
+    /// How long the CPU launches a step: kernel by kernel without a graph, and where a graph holds all but attention.
+    pub fn launch(&self, load: &StepLoad) -> Duration {
+        let step = &self.rates.step;
+        let share = match load {
+            _ if load.tokens > self.largest_graph => 1.0,
+            _ if load.prompts > 0 => step.piecewise_launch_share,
+            _ => step.graph_launch_share,
+        };
+        let layer = step.launch_layer_us + if load.adapter { step.lora_launch_layer_us } else { 0.0 };
+        Duration::from_secs_f64(f64::from(self.shape.layers) * share * layer * 1e-6)
+    }
+
+    /// The share of steps with this load whose launch waits for the GPU.
+    pub fn stall_share(&self, load: &StepLoad) -> f64 {
+        match (load.tokens > self.largest_graph && load.prompts > 1, load.adapter) {
+            (false, _) => 0.0,
+            (true, false) => self.rates.step.stall_share,
+            (true, true) => self.rates.step.lora_stall_share,
+        }
     }
 
     /// Seconds that follow from sizes: weights and linear layers, KV cache, attention of prompts.

@@ -6,7 +6,10 @@
 //!
 //! Steps follow each other without a gap: the next one starts when the last one ended, whenever [`Lane::poll`] is called.
 //! So a driver that is late does not slow the engine down. What a step produced is reported when a client sees it, while
-//! later steps run.
+//! later steps run: the engine looks at results only after it has launched the next step, which takes the CPU 10 ms
+//! without a graph and, now and then, as long as the GPU takes for it ([`CostModel::stall_share`]).
+//!
+//! [`CostModel::stall_share`]: super::cost::CostModel::stall_share
 //!
 //! The server drives a lane against the real clock, tests drive it against a number: both see the same engine.
 
@@ -16,6 +19,7 @@ use std::time::Duration;
 use super::cost::StepLoad;
 use super::engine::{Admitted, Emitted, Engine, EngineError, Request, SequenceId, StepOutcome};
 pub use super::front_end::FrontEnd;
+use crate::base::Rng;
 
 /// Something that happened in a lane, with the virtual time at which it became visible.
 #[derive(Debug)]
@@ -36,6 +40,19 @@ pub struct StepEnd {
     pub refused: Vec<(SequenceId, EngineError)>,
 }
 
+/// The step that the GPU computes.
+#[derive(Debug)]
+struct UnderWay {
+    started: Duration,
+    ended: Duration,
+    /// When its plan was made, and when the next step's is: the CPU is done with launching this one then.
+    planned: Duration,
+    next_plan: Duration,
+    /// Its launch waits until the GPU is done with it.
+    stalled: bool,
+    outcome: StepOutcome,
+}
+
 /// A front end and an engine on one time line. See the head of this file.
 #[derive(Debug)]
 pub struct Lane {
@@ -43,7 +60,7 @@ pub struct Lane {
     engine: Engine,
     /// On the way through the front end, in order of readiness.
     coming: VecDeque<(Duration, Request)>,
-    under_way: Option<(Duration, Duration, StepOutcome)>,
+    under_way: Option<UnderWay>,
     /// Ended, and on the way to the clients; in order of time.
     leaving: VecDeque<StepEnd>,
     /// Prompts of sequences that have no first token yet.
@@ -97,7 +114,7 @@ impl Lane {
     pub fn next_at(&self) -> Option<Duration> {
         let leaving = self.leaving.front().map(|end| end.ended);
         let engine = match &self.under_way {
-            Some((_, end, _)) => Some(*end),
+            Some(step) => Some(step.ended),
             None => {
                 let ready = self.coming.front().map(|(ready, _)| *ready);
                 ready.into_iter().chain(self.front_end.next_leave()).min()
@@ -109,7 +126,7 @@ impl Lane {
     /// Advances by at most one event that is due at `now`: the end of a step, its tokens at the clients, a start.
     pub fn poll(&mut self, now: Duration) -> Option<StepEnd> {
         let engine_first = match (&self.under_way, self.leaving.front()) {
-            (Some((_, end, _)), Some(leaving)) => *end < leaving.ended,
+            (Some(step), Some(leaving)) => step.ended < leaving.ended,
             (Some(_), None) => true,
             (None, _) => false,
         };
@@ -117,9 +134,9 @@ impl Lane {
             return self.leaving.pop_front();
         }
         match self.under_way.take() {
-            Some((started, ended, outcome)) if ended <= now => {
-                self.start(ended);
-                self.finish(started, ended, outcome);
+            Some(step) if step.ended <= now => {
+                self.start(step.ended, step.next_plan);
+                self.finish(step);
                 None
             }
             Some(step) => {
@@ -131,7 +148,7 @@ impl Lane {
                 if let Some((ready, _)) = self.coming.front()
                     && *ready <= now
                 {
-                    self.start(*ready);
+                    self.start(*ready, *ready);
                 }
                 let refused = std::mem::take(&mut self.refused);
                 let at = now;
@@ -148,23 +165,49 @@ impl Lane {
         }
     }
 
+    /// When the engine looks at the results of a step that ended: once the next one is launched.
+    fn results_taken(&self, ended: Duration) -> Duration {
+        match &self.under_way {
+            None => ended,
+            Some(next) if next.stalled => next.ended,
+            Some(next) => ended.max(next.planned + self.engine.cost().launch(&next.outcome.load)),
+        }
+    }
+
     /// Hands the tokens of a step that ended to the front end.
-    fn finish(&mut self, started: Duration, ended: Duration, outcome: StepOutcome) {
+    fn finish(&mut self, step: UnderWay) {
+        let UnderWay { started, ended, outcome, .. } = step;
         let StepOutcome { load, emitted, admitted, preempted, .. } = outcome;
+        let taken = self.results_taken(ended);
         let prompts = &mut self.prompts;
         let firsts = emitted.iter().filter(|token| token.first).filter_map(|token| prompts.remove(&token.id));
-        let seen = self.front_end.send(ended, emitted.len(), firsts);
+        let seen = self.front_end.send(taken, emitted.len(), firsts);
         // A client sees steps in order.
         let seen = self.leaving.back().map_or(seen, |last| last.ended.max(seen));
         let refused = std::mem::take(&mut self.refused);
         self.leaving.push_back(StepEnd { started, ended: seen, emitted, admitted, preempted, load, refused });
     }
 
-    /// Starts a step at `at` with what has come through the front end by then.
-    fn start(&mut self, at: Duration) {
+    /// Starts a step at `at`, whose plan was made at `planned`.
+    fn start(&mut self, at: Duration, planned: Duration) {
         self.drain_front_end(at);
+        self.hand_over(planned);
+        self.engine.stage_fresh();
+        self.hand_over(at);
+        let Some(outcome) = self.engine.step() else { return };
+        let ended = at + outcome.duration + std::mem::take(&mut self.stall);
+        let cost = self.engine.cost();
+        // The length of a step is as good as drawn, so its last digits serve as this chance.
+        let stalled = Rng::new(outcome.duration.as_nanos() as u64).unit() < cost.stall_share(&outcome.load);
+        let launched = if stalled { ended } else { planned + cost.launch(&outcome.load) };
+        let next_plan = launched.clamp(at, ended);
+        self.under_way = Some(UnderWay { started: at, ended, planned, next_plan, stalled, outcome });
+    }
+
+    /// Gives the engine what came through the front end by `until`.
+    fn hand_over(&mut self, until: Duration) {
         while let Some((ready, _)) = self.coming.front()
-            && *ready <= at
+            && *ready <= until
         {
             let Some((_, request)) = self.coming.pop_front() else { break };
             let (id, prompt) = (request.id, request.prompt_tokens);
@@ -172,10 +215,6 @@ impl Lane {
                 Ok(()) => _ = self.prompts.insert(id, prompt),
                 Err(error) => self.refused.push((id, error)),
             }
-        }
-        if let Some(outcome) = self.engine.step() {
-            let end = at + outcome.duration + std::mem::take(&mut self.stall);
-            self.under_way = Some((at, end, outcome));
         }
     }
 

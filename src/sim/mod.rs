@@ -16,8 +16,7 @@ pub mod cost;
 mod driver;
 pub mod engine;
 pub mod fault;
-#[cfg(test)]
-mod fit;
+pub mod fit;
 pub mod front_end;
 mod gate;
 mod generate;

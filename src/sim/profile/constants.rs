@@ -43,6 +43,10 @@ pub struct StepConstants {
     pub prompt_layer_us: f64,
     /// Each layer of a step too large for a graph takes the CPU this long to launch: such a step is not shorter.
     pub launch_layer_us: f64,
+    /// The part of it that remains where graphs hold all but the attention of prompts.
+    pub piecewise_launch_share: f64,
+    /// The part of it that remains where one graph holds the whole step.
+    pub graph_launch_share: f64,
     /// Each sequence in a step: sampler, block tables.
     pub sequence_us: f64,
     /// Each layer of a step with an adapter, on top.
@@ -51,6 +55,11 @@ pub struct StepConstants {
     pub lora_token_layer_us: f64,
     /// Each layer of a step with an adapter that is too large for a graph takes the CPU so much longer to launch.
     pub lora_launch_layer_us: f64,
+    /// The share of such steps, when they begin several prompts, whose launch waits until the GPU has done them: what
+    /// the step before produced is seen that much later. Seen, not explained; oftener while a server is young.
+    pub stall_share: f64,
+    /// The same with an adapter.
+    pub lora_stall_share: f64,
     /// An adapter is read from disk at this rate, 10^9 bytes per second, while every sequence waits.
     pub adapter_read_gb_per_s: f64,
     /// An adapter is copied from the host into a slot at this rate, 10^9 bytes per second.
@@ -107,6 +116,14 @@ impl Constants {
         Ok(constants)
     }
 
+    /// This set as the tables of its file.
+    ///
+    /// # Panics
+    /// Never: it holds numbers only.
+    pub fn table(&self) -> toml::Table {
+        toml::Table::try_from(self).expect("numbers in tables")
+    }
+
     /// This set with what the file of `gpu` replaces; `name` is the file's, for errors.
     ///
     /// # Errors
@@ -115,7 +132,7 @@ impl Constants {
         if gpu.efficiency.is_empty() && gpu.step.is_empty() && gpu.front_end.is_empty() {
             return Ok(self.clone());
         }
-        let mut table = toml::Table::try_from(self).expect("numbers in tables");
+        let mut table = self.table();
         for (part, replaced) in [("efficiency", &gpu.efficiency), ("step", &gpu.step), ("front_end", &gpu.front_end)] {
             if let Some(toml::Value::Table(part)) = table.get_mut(part) {
                 part.extend(replaced.clone());
