@@ -67,7 +67,7 @@ const IMPURE: &[&str] = &[
 const CONFINED: &[(&str, &[&str])] = &[("pingora", &["proxy", "serve", "admin"]), ("prometheus", &["telemetry"])];
 
 /// Where processes may be started.
-const SPAWNERS: &[&str] = &["fleet", "cli/demo"];
+const SPAWNERS: &[&str] = &["fleet", "cli/demo", "cli/sim"];
 
 /// Lines of `//!` that open a file: what it is, why, the rule, the bounds.
 const HEADER_LINES: usize = 3;

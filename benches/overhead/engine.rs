@@ -30,7 +30,7 @@ use memchr::memmem;
 use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 use xxhash_rust::xxh3::xxh3_64;
@@ -61,6 +61,9 @@ pub(crate) struct Counters {
     pub(crate) lost: AtomicU64,
     /// Bytes of all request bodies.
     pub(crate) body_bytes: AtomicU64,
+    /// Streamed answers whose first content was written, and by how much later than named, ns: what a client of ours
+    /// must not be blamed for.
+    first_late: [AtomicU64; 2],
     /// Set while the engine is being killed, so that dropped answers count as `lost`.
     pub(crate) killed: AtomicBool,
     last_body: Mutex<Vec<u8>>,
@@ -178,9 +181,17 @@ fn usage(chunks: u64) -> String {
     format!(r#"{{"prompt_tokens":256,"total_tokens":{},"completion_tokens":{chunks}}}"#, 256 + chunks)
 }
 
+/// A socket with room for a burst of connections, as servers have: the usual 128 overflow with 256 streams opened at once.
+fn listen(address: &str) -> anyhow::Result<TcpListener> {
+    let socket = TcpSocket::new_v4()?;
+    socket.set_reuseaddr(true)?;
+    socket.bind(address.parse()?)?;
+    Ok(socket.listen(4_096)?)
+}
+
 /// Listen on `address`, say where on stdout, serve until the process ends.
 pub(crate) async fn listen_and_serve(address: &str) -> anyhow::Result<()> {
-    let listener = TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))?;
+    let listener = listen(address).with_context(|| format!("cannot listen on {address}"))?;
     println!("engine on http://{}", listener.local_addr()?);
     serve(listener, Arc::new(Counters::default())).await;
     Ok(())
@@ -249,10 +260,13 @@ fn page(path: &str, c: &Counters) -> (&'static str, &'static str, String) {
                     "vllm:num_requests_running{{{labels}}} {running}\nvllm:num_requests_waiting{{{labels}}} 0\n\
                      vllm:request_success_total{{{labels},finished_reason=\"length\"}} {}\n\
                      vllm:request_success_total{{{labels},finished_reason=\"abort\"}} {}\n\
-                     vllm:kv_cache_usage_perc{{{labels}}} 0\nmock:body_bytes_total {}\n",
+                     vllm:kv_cache_usage_perc{{{labels}}} 0\nmock:body_bytes_total {}\n\
+                     mock:first_late_seconds_count {}\nmock:first_late_seconds_sum {}\n",
                     load(&c.finished),
                     load(&c.aborted),
-                    load(&c.body_bytes)
+                    load(&c.body_bytes),
+                    load(&c.first_late[0]),
+                    load(&c.first_late[1]) as f64 / 1e9
                 ),
             )
         }
@@ -317,6 +331,10 @@ async fn answer(socket: &mut TcpStream, request: &Request, frames: &Frames, coun
             wait(socket, due).await?;
         }
         socket.write_all(frames.content(i, pace.chunks)).await?;
+        if i == 0 {
+            counters.first_late[0].fetch_add(1, Relaxed);
+            counters.first_late[1].fetch_add(due.elapsed().as_nanos() as u64, Relaxed);
+        }
     }
     for event in frames.end(body, pace.chunks) {
         socket.write_all(&event).await?;

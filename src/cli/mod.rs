@@ -3,11 +3,12 @@
 //! Each has a clap `Args` struct and a `run` that returns the exit code: 0 ok, 1 failed while running,
 //! 2 wrong usage (clap's own), 78 configuration error. Results go to stdout, everything else to stderr.
 
+pub mod bench;
 pub mod check;
 pub mod demo;
+mod line;
 pub mod serve;
 pub mod sim;
-mod sim_fit;
 pub mod status;
 
 use std::process::ExitCode;
@@ -28,6 +29,8 @@ enum Command {
     Serve(serve::ServeArgs),
     /// Show on simulated engines what the gateway is for
     Demo(demo::DemoArgs),
+    /// Put load on a server and measure what its clients see
+    Bench(Box<bench::BenchArgs>),
     /// Validate a configuration and print what it comes to
     Check(check::CheckArgs),
     /// Show pools and backends of a running gateway
@@ -39,9 +42,14 @@ enum Command {
 
 /// Runs what the command line says.
 pub fn run() -> ExitCode {
+    // The simulator starts this program again as the process of its engine.
+    if let Some(code) = sim::run_child() {
+        return code;
+    }
     match Cli::parse().command {
         Command::Serve(args) => serve::run(&args),
         Command::Demo(args) => demo::run(&args),
+        Command::Bench(args) => bench::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Status(args) => status::run(&args),
         Command::Sim(args) => sim::run(args.args),

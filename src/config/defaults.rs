@@ -32,8 +32,9 @@ pub const KEEPALIVE: Duration = Duration::from_secs(75);
 
 // ---- [timeouts] and [retry] ---------------------------------------------------------------------
 
-/// TCP connect to a backend: in one network it takes about a millisecond; a full SYN retry takes 1 s.
-pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+/// TCP connect to a backend: in one network it takes about a millisecond, and the kernel repeats a lost SYN after 1 s,
+/// which happens when a burst overflows the engine's listen queue: that one repetition gets its chance.
+pub const CONNECT_TIMEOUT: Duration = Duration::from_millis(1_500);
 /// First byte of a response, before the part that grows with the prompt: covers the engine's own queue.
 pub const FIRST_BYTE_BASE: Duration = Duration::from_secs(60);
 /// Added per 1,000 prompt tokens: a slow GPU prefills 1,000 tokens of a large model well within 1 s.

@@ -182,13 +182,28 @@ impl fmt::Display for Problem {
         match self.origin {
             Origin::File { line, column } => write!(f, "{line}:{column}: ")?,
             Origin::Set(_) if self.path.is_empty() => {}
-            Origin::Set(_) | Origin::Flag => write!(f, "{}: ", self.origin)?,
-            Origin::Default => {}
+            Origin::Set(_) => write!(f, "{}: ", self.origin)?,
+            // The source has said it already.
+            Origin::Flag | Origin::Default => {}
         }
-        if !self.path.is_empty() {
-            write!(f, "{}: ", self.path)?;
+        let name = if self.origin == Origin::Flag { flag(&self.path) } else { None };
+        match name.unwrap_or(&self.path) {
+            "" => {}
+            name => write!(f, "{name}: ")?,
         }
         write!(f, "{}", self.situation)
+    }
+}
+
+/// The flag behind a key of the configuration that flags stand for.
+fn flag(path: &str) -> Option<&'static str> {
+    match path {
+        "server.listen" => Some("--listen"),
+        "server.admin" => Some("--admin"),
+        _ if !path.ends_with("].url") => None,
+        _ if path.starts_with("pool[0].backend[") => Some("--backend"),
+        _ if path.starts_with("pool[1].backend[") => Some("--long"),
+        _ => None,
     }
 }
 

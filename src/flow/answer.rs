@@ -93,10 +93,10 @@ impl Answer {
     }
 
     /// What was measured.
-    pub(super) fn stats(self) -> StreamStats {
+    pub(super) fn stats(&self) -> StreamStats {
         match self {
             Self::Stream(meter) => meter.stats(),
-            Self::Body(body) => body.1.unwrap_or_default(),
+            Self::Body(body) => body.1.clone().unwrap_or_default(),
         }
     }
 }

@@ -12,6 +12,7 @@
 //!
 //! An engine's 503 is its own admission control: a reason to go elsewhere, not a fault.
 
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 
 use http::StatusCode;
@@ -23,7 +24,7 @@ use super::admit::{self, NoLease, Wish};
 use super::exchange::{Broken, Call, Downstream, Exchange, Head, Upstream};
 use super::gate::Admitted;
 use super::plan::Plan;
-use super::pump::{self, Passage};
+use super::pump::{Passage, Pump};
 use super::record::{Open, Outcome, Recorder, RetryReason, Stage, UpstreamFault};
 use super::respond::{self, REQUEST_ID};
 use super::{Flow, Incoming};
@@ -91,7 +92,7 @@ impl<'a, U: Upstream, R: Recorder> Attempts<'a, U, R> {
     }
 
     /// Tries until the request is over. An error is a refusal that has not been sent.
-    pub(super) async fn run<D: Downstream>(mut self, down: &mut D, record: &mut Open<'_, R>) -> Result<(), Refusal> {
+    pub(super) async fn run<D: Downstream>(&mut self, down: &mut D, record: &mut Open<'_, R>) -> Result<(), Refusal> {
         let mut lease = match self.admit(down, record).await {
             Ok(lease) => lease,
             Err(NoLease::ClientGone) => return Ok(()),
@@ -110,12 +111,12 @@ impl<'a, U: Upstream, R: Recorder> Attempts<'a, U, R> {
             lease.release();
             let held = failed.answer.is_some().then_some(lease);
             if attempt >= self.plan.config.retry.attempts {
-                return self.give_up(failed, held, down, record).await;
+                return Box::pin(self.give_up(failed, held, down, record)).await;
             }
             lease = match self.admit(down, record).await {
                 Ok(other) => other,
                 Err(NoLease::ClientGone) => return Ok(()),
-                Err(NoLease::Shed(..)) => return self.give_up(failed, held, down, record).await,
+                Err(NoLease::Shed(..)) => return Box::pin(self.give_up(failed, held, down, record)).await,
             };
             record.retries.push(failed.reason);
         }
@@ -149,11 +150,15 @@ impl<'a, U: Upstream, R: Recorder> Attempts<'a, U, R> {
     ) -> Result<(), Refusal> {
         let refusal = failed.refusal();
         record.outcome = failed.outcome;
-        let (Some((exchange, head)), Some(mut lease)) = (failed.answer, held) else { return Err(refusal) };
+        let (Some((mut exchange, head)), Some(mut lease)) = (failed.answer, held) else { return Err(refusal) };
         let now = Instant::now();
-        let passage = self.passage(now, now + self.plan.timeouts().idle);
-        match pump::pump(exchange, head, passage, &mut Call::default(), &mut lease, down, record).await {
-            Tried::Over => Ok(()),
+        let passage = passage(self.incoming, &self.admitted, &self.plan, (now, now + self.plan.timeouts().idle));
+        let mut call = Call::default();
+        match Pump::new(head, passage, &mut call, &mut lease, down, record).run(&mut exchange).await {
+            Tried::Over => {
+                keep(exchange).await;
+                Ok(())
+            }
             Tried::Again(_) => Err(refusal),
         }
     }
@@ -170,8 +175,11 @@ impl<'a, U: Upstream, R: Recorder> Attempts<'a, U, R> {
         let deadline = begun + self.plan.first_byte(self.admitted.stream, self.admitted.need.prompt_tokens);
         let mut fresh = false;
         loop {
-            let sending = self.flow.upstream.send(lease.address(), &self.call, fresh);
-            let mut exchange = match guarded(sending, down, lease, deadline).await {
+            let sent = {
+                let sending = pin!(self.flow.upstream.send(lease.address(), &self.call, fresh));
+                guarded(sending, down, lease, deadline).await
+            };
+            let mut exchange = match sent {
                 Ok(Ok(exchange)) => exchange,
                 Ok(Err(error)) if error.reused && !fresh => {
                     record.retries.push(RetryReason::StaleConnection);
@@ -196,10 +204,12 @@ impl<'a, U: Upstream, R: Recorder> Attempts<'a, U, R> {
                     });
                 }
                 Ok(Ok(head)) => {
-                    let mut call = std::mem::take(&mut self.call);
-                    let passage = self.passage(sent, deadline);
-                    let tried = pump::pump(exchange, head, passage, &mut call, lease, down, record).await;
-                    self.call = call;
+                    let passage = passage(self.incoming, &self.admitted, &self.plan, (sent, deadline));
+                    let mut pump = Pump::new(head, passage, &mut self.call, lease, down, record);
+                    let tried = pump.run(&mut exchange).await;
+                    if matches!(tried, Tried::Over) {
+                        keep(exchange).await;
+                    }
                     return tried;
                 }
                 Ok(Err(Broken::Closed(_))) if exchange.reused() && !fresh => {
@@ -224,13 +234,13 @@ impl<'a, U: Upstream, R: Recorder> Attempts<'a, U, R> {
     ) -> Result<Result<Head, Broken>, Interrupted> {
         if !self.admitted.stream {
             let prefilled = sent + lease.prefill_time();
-            let early = guarded(exchange.head(), down, lease, prefilled.min(deadline)).await;
+            let early = guarded(pin!(exchange.head()), down, lease, prefilled.min(deadline)).await;
             match early {
                 Err(Interrupted::TimedOut) if prefilled < deadline => lease.first_token(),
                 other => return other,
             }
         }
-        guarded(exchange.head(), down, lease, deadline).await
+        guarded(pin!(exchange.head()), down, lease, deadline).await
     }
 
     /// Each attempt has an id of its own: engines before 0.14 confuse two requests of one id.
@@ -244,25 +254,38 @@ impl<'a, U: Upstream, R: Recorder> Attempts<'a, U, R> {
             self.call.headers.insert(REQUEST_ID, value);
         }
     }
+}
 
-    fn passage(&self, sent: Instant, deadline: Instant) -> Passage<'_> {
-        Passage {
-            route: self.incoming.route,
-            arrived: self.incoming.arrived,
-            sent,
-            deadline,
-            injected: self.admitted.injected,
-            prompt_tokens: self.admitted.need.prompt_tokens,
-            lesson: &self.admitted.lesson,
-            idle: self.plan.timeouts().idle,
-            objectives: &self.plan.pools[self.admitted.placement.home].objectives,
-        }
+/// What the pump needs to know of a request that was sent at `sent` and must show a first byte by `deadline`.
+fn passage<'a>(
+    incoming: &Incoming,
+    admitted: &'a Admitted,
+    plan: &'a Plan,
+    (sent, deadline): (Instant, Instant),
+) -> Passage<'a> {
+    Passage {
+        route: incoming.route,
+        arrived: incoming.arrived,
+        sent,
+        deadline,
+        injected: admitted.injected,
+        prompt_tokens: admitted.need.prompt_tokens,
+        lesson: &admitted.lesson,
+        idle: plan.timeouts().idle,
+        objectives: &plan.pools[admitted.placement.home].objectives,
+    }
+}
+
+/// An answer that was read to its end leaves a connection behind.
+async fn keep<X: Exchange>(exchange: X) {
+    if exchange.at_end() {
+        exchange.keep().await;
     }
 }
 
 /// Waits for `wanted` until the client leaves, the backend is found hung, or the deadline.
 async fn guarded<T, D: Downstream>(
-    wanted: impl Future<Output = T>,
+    wanted: Pin<&mut impl Future<Output = T>>,
     down: &mut D,
     lease: &Lease,
     deadline: Instant,

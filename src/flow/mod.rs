@@ -151,12 +151,28 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
     }
 
     /// Sees one request to its end.
-    pub async fn run<D: Downstream>(&self, mut incoming: Incoming, down: &mut D) {
+    pub async fn run<D: Downstream>(&self, mut incoming: Box<Incoming>, down: &mut D) {
         let mut record =
             Open::new(&self.recorder, Some(incoming.route), Arc::clone(&incoming.request_id), incoming.arrived);
         if let Err(refusal) = self.serve(&mut incoming, down, &mut record).await {
             refuse(down, &refusal, incoming.route.is_anthropic(), &mut record).await;
         }
+    }
+
+    /// From here on the request lives in what goes upstream, and only as long as that may be sent again.
+    fn attempts<'a>(
+        &'a self,
+        plan: Arc<Plan>,
+        incoming: &'a mut Incoming,
+        mut admitted: gate::Admitted,
+    ) -> forward::Attempts<'a, U, R> {
+        incoming.body = Bytes::new();
+        let call = Call {
+            path: std::mem::take(&mut incoming.path),
+            headers: std::mem::take(&mut incoming.headers),
+            body: std::mem::take(&mut admitted.body),
+        };
+        forward::Attempts::new(self, plan, incoming, admitted, call)
     }
 
     /// Everything up to the answer; an error is an answer of our own that has not been sent.
@@ -170,14 +186,8 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
         if self.is_closing() {
             return Err(respond::shed(ShedReason::ShuttingDown, crate::config::defaults::RETRY_AFTER_MIN, record));
         }
-        let mut admitted = gate::open(&plan, &self.experiments, incoming, record).await?;
-        // From here on the request lives in what goes upstream, and only as long as that may be sent again.
-        incoming.body = Bytes::new();
-        let call = Call {
-            path: std::mem::take(&mut incoming.path),
-            headers: std::mem::take(&mut incoming.headers),
-            body: std::mem::take(&mut admitted.body),
-        };
-        forward::Attempts::new(self, plan, incoming, admitted, call).run(down, record).await
+        let admitted = gate::open(&plan, &self.experiments, incoming, record).await?;
+        let mut attempts = self.attempts(plan, incoming, admitted);
+        attempts.run(down, record).await
     }
 }

@@ -58,7 +58,7 @@ enum Next {
 }
 
 /// The state of one answer on its way.
-struct Pump<'a, 'r, D, R: Recorder> {
+pub(super) struct Pump<'a, 'r, D, R: Recorder> {
     passage: Passage<'a>,
     answer: Answer,
     /// Not sent yet.
@@ -72,69 +72,6 @@ struct Pump<'a, 'r, D, R: Recorder> {
     prefilling: bool,
 }
 
-/// Passes one answer on. `Again` only while nothing has reached the client.
-pub(super) async fn pump<X, D, R>(
-    mut exchange: X,
-    head: Head,
-    passage: Passage<'_>,
-    call: &mut Call,
-    lease: &mut Lease,
-    down: &mut D,
-    record: &mut Open<'_, R>,
-) -> Tried<X>
-where
-    X: Exchange,
-    D: Downstream,
-    R: Recorder,
-{
-    let mut pump = Pump::new(head, passage, call, lease, down, record);
-    let mut chunk = BytesMut::new();
-    // The first byte has its own deadline; after it, silence is measured from byte to byte.
-    let mut limit = passage.deadline;
-    let mut timer = pin!(sleep_until(limit));
-    loop {
-        let next = tokio::select! {
-            biased;
-            read = exchange.body(&mut chunk) => match read {
-                Ok(true) => Next::Bytes,
-                Ok(false) => Next::End,
-                Err(error) => {
-                    tracing::debug!(backend = %pump.lease.name(), %error, "answer broke off");
-                    Next::Broken
-                }
-            },
-            () = pump.down.gone() => Next::ClientGone,
-            () = pump.lease.cut().cancelled() => Next::Hung,
-            () = &mut timer => {
-                // The timer is set anew only when it fires: a chunk costs no timer operation.
-                if limit > Instant::now() {
-                    timer.as_mut().reset(limit);
-                    continue;
-                }
-                Next::Silent
-            }
-        };
-        let now = Instant::now();
-        match next {
-            Next::Bytes => match pump.forward(chunk.split().freeze(), exchange.at_end(), now).await {
-                // Time that the client takes to read is not the backend's silence.
-                Step::On => {
-                    limit = Instant::now() + passage.idle;
-                    // Only the first byte's deadline can lie behind this one: at most one timer operation more.
-                    if limit < timer.deadline() {
-                        timer.as_mut().reset(limit);
-                    }
-                }
-                Step::Gone => return pump.client_gone(now),
-                Step::Busy => return pump.again(RetryReason::InStream, UpstreamFault::InStream),
-            },
-            Next::End => return pump.end(exchange, now).await,
-            Next::ClientGone => return pump.client_gone(now),
-            interrupted => return pump.interrupted(interrupted, now).await,
-        }
-    }
-}
-
 fn strip(injected: Injected) -> Strip {
     match injected {
         Injected::Nothing => Strip::Nothing,
@@ -143,16 +80,8 @@ fn strip(injected: Injected) -> Strip {
     }
 }
 
-enum Step {
-    On,
-    /// The client is gone.
-    Gone,
-    /// The engine refused in the stream before anything was sent.
-    Busy,
-}
-
 impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
-    fn new(
+    pub(super) fn new(
         mut head: Head,
         passage: Passage<'a>,
         call: &'a mut Call,
@@ -175,20 +104,71 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
         Self { passage, answer, head: Some(head), call, status, lease, down, record, prefilling: true }
     }
 
-    async fn forward(&mut self, chunk: Bytes, last: bool, now: Instant) -> Step {
+    /// Passes the answer on. `Again` only while nothing has reached the client.
+    pub(super) async fn run<X: Exchange>(&mut self, exchange: &mut X) -> Tried<X> {
+        let mut chunk = BytesMut::new();
+        // The first byte has its own deadline; after it, silence is measured from byte to byte.
+        let mut limit = self.passage.deadline;
+        let mut timer = pin!(sleep_until(limit));
+        loop {
+            let next = tokio::select! {
+                biased;
+                read = exchange.body(&mut chunk) => match read {
+                    Ok(true) => Next::Bytes,
+                    Ok(false) => Next::End,
+                    Err(error) => {
+                        tracing::debug!(backend = %self.lease.name(), %error, "answer broke off");
+                        Next::Broken
+                    }
+                },
+                () = self.down.gone() => Next::ClientGone,
+                () = self.lease.cut().cancelled() => Next::Hung,
+                () = &mut timer => {
+                    // The timer is set anew only when it fires: a chunk costs no timer operation.
+                    if limit > Instant::now() {
+                        timer.as_mut().reset(limit);
+                        continue;
+                    }
+                    Next::Silent
+                }
+            };
+            let now = Instant::now();
+            match next {
+                Next::Bytes => {
+                    let Some((forward, last)) = self.look(chunk.split().freeze(), exchange.at_end(), now) else {
+                        return self.again(RetryReason::InStream, UpstreamFault::InStream);
+                    };
+                    // Without bytes the head waits for them: until then another backend may take over.
+                    if !forward.is_empty() && self.send(forward, last).await == Err(Gone) {
+                        return self.client_gone(now);
+                    }
+                    // Time that the client takes to read is not the backend's silence.
+                    limit = Instant::now() + self.passage.idle;
+                    // Only the first byte's deadline can lie behind this one: at most one timer operation more.
+                    if limit < timer.deadline() {
+                        timer.as_mut().reset(limit);
+                    }
+                }
+                Next::End => return self.end(now).await,
+                Next::ClientGone => return self.client_gone(now),
+                interrupted => return self.interrupted(interrupted, now).await,
+            }
+        }
+    }
+
+    /// Meters a chunk; returns what goes to the client of it, and whether that is the last of the answer. Nothing when
+    /// the engine refused in the stream before anything was sent.
+    fn look(&mut self, chunk: Bytes, last: bool, now: Instant) -> Option<(Forward, bool)> {
         self.lease.beat(now);
         let forward = self.answer.feed(chunk, now);
         if self.prefilling && self.answer.has_content() {
             self.first_token(now);
         }
         if self.head.is_some() && self.answer.is_busy_before_content() {
-            return Step::Busy;
+            return None;
         }
         // A stream that ends without saying so gets an error event behind its last bytes.
-        match self.forward_on(forward, last && (!self.answer.is_stream() || self.answer.is_done())).await {
-            Ok(()) => Step::On,
-            Err(Gone) => Step::Gone,
-        }
+        Some((forward, last && (!self.answer.is_stream() || self.answer.is_done())))
     }
 
     fn first_token(&mut self, now: Instant) {
@@ -201,12 +181,7 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
         }
     }
 
-    /// Sends what there is, behind the head if that has not been sent. Without bytes the head waits for them: until
-    /// then another backend may take over.
-    async fn forward_on(&mut self, forward: Forward, last: bool) -> Result<(), Gone> {
-        if forward.is_empty() { Ok(()) } else { self.send(forward, last).await }
-    }
-
+    /// Sends what there is, behind the head if that has not been sent.
     async fn send(&mut self, forward: Forward, last: bool) -> Result<(), Gone> {
         let _not_the_backends_silence = self.lease.at_client();
         if let Some(mut head) = self.head.take() {
@@ -223,7 +198,7 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
     }
 
     /// The backend's answer is at its end.
-    async fn end<X: Exchange>(mut self, exchange: X, now: Instant) -> Tried<X> {
+    async fn end<X>(&mut self, now: Instant) -> Tried<X> {
         if self.answer.is_stream() && !self.answer.is_done() && self.answer.error().is_none() {
             // The connection ended in order but the stream did not: the engine was stopped under it.
             return self.interrupted(Next::Broken, now).await;
@@ -236,7 +211,6 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
             }
             Err(gone) => Err(gone),
         };
-        exchange.keep().await;
         self.record.outcome = self.verdict();
         match self.record.outcome {
             Outcome::UpstreamError(_) if self.is_judged() => {}
@@ -272,7 +246,7 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
             || self.answer.error().is_some_and(answer::is_busy)
     }
 
-    fn client_gone<X>(mut self, now: Instant) -> Tried<X> {
+    fn client_gone<X>(&mut self, now: Instant) -> Tried<X> {
         let whole = self.answer.is_done();
         let _ = self.answer.finish(now);
         self.record.outcome = if whole { Outcome::Completed } else { Outcome::ClientGone };
@@ -280,12 +254,12 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
         Tried::Over
     }
 
-    fn again<X>(self, reason: RetryReason, fault: UpstreamFault) -> Tried<X> {
+    fn again<X>(&self, reason: RetryReason, fault: UpstreamFault) -> Tried<X> {
         Tried::Again(Failed { reason, outcome: Outcome::UpstreamError(fault), answer: None })
     }
 
     /// The answer cannot be completed: elsewhere if nothing was sent, else said in the stream.
-    async fn interrupted<X>(mut self, why: Next, now: Instant) -> Tried<X> {
+    async fn interrupted<X>(&mut self, why: Next, now: Instant) -> Tried<X> {
         let first = self.head.is_some();
         let (reason, outcome, failure) = match why {
             Next::Hung => (RetryReason::Hung, Outcome::UpstreamError(UpstreamFault::Hung), StreamFailure::UpstreamIdle),
@@ -316,7 +290,7 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
     }
 
     /// What was measured goes into the record, and what it teaches to those who learn.
-    fn account(self) {
+    fn account(&mut self) {
         let stats = self.answer.stats();
         let completed = self.record.outcome == Outcome::Completed;
         if completed && let Some(tpot) = stats.tpot {

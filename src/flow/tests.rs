@@ -410,8 +410,8 @@ async fn a_client_that_leaves_frees_everything_wherever_it_was() {
     waiting.idle();
 }
 
-fn incoming(body: &'static str) -> Incoming {
-    Incoming {
+fn incoming(body: &'static str) -> Box<Incoming> {
+    Box::new(Incoming {
         route: Route::ChatCompletions,
         path: "/v1/chat/completions".to_owned(),
         headers: HeaderMap::new(),
@@ -420,7 +420,7 @@ fn incoming(body: &'static str) -> Incoming {
         arrived: Instant::now(),
         request_id: "req".into(),
         key: None,
-    }
+    })
 }
 
 fn hold(world: &World) -> crate::pool::Lease {

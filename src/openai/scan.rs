@@ -16,9 +16,13 @@
 //! caller that keeps the last one agrees with Python's `json`. UTF-8 is the caller's to check
 //! (once, over the whole body); decoding replaces what is not valid.
 
+mod string;
+
 use std::borrow::Cow;
 
-use memchr::{memchr, memchr_iter, memchr2};
+use memchr::{memchr, memchr2};
+
+use string::{closing_quote, unescape};
 
 /// The deepest nesting that is followed. Requests of real clients stay below 20 (tool schemas);
 /// the bound keeps the recursion of [`Scanner::skip`] far from the end of a thread's stack.
@@ -241,13 +245,10 @@ impl<'a> Scanner<'a> {
         }
     }
 
-    /// The rest of a long string from `from`, which is no place inside an escape: up to the first quote behind an even number
-    /// of backslashes. Stepping over each escape of 400 KB of code takes half a millisecond; whether they are all valid
-    /// is the engine's to say.
+    /// The rest of a long string from `from`, which is no place inside an escape. Stepping over each escape of 400 KB of
+    /// code takes half a millisecond; whether they are all valid is the engine's to say.
     fn long_text(&mut self, start: usize, from: usize) -> Result<Text<'a>, ScanError> {
-        let rest = &self.bytes[from..];
-        let ends = |quote: &usize| rest[..*quote].iter().rev().take_while(|byte| **byte == b'\\').count() % 2 == 0;
-        let quote = memchr_iter(b'"', rest).find(ends).ok_or(ScanError::Truncated { at: self.bytes.len() })?;
+        let quote = closing_quote(&self.bytes[from..]).ok_or(ScanError::Truncated { at: self.bytes.len() })?;
         self.at = from + quote + 1;
         let raw = &self.bytes[start..from + quote];
         Ok(Text { raw, escaped: memchr(b'\\', raw).is_some() })
@@ -437,47 +438,6 @@ impl<'a> Scanner<'a> {
     fn broken(&self, expected: &'static str) -> ScanError {
         ScanError::Broken { at: self.at, expected }
     }
-}
-
-/// Decodes the escapes of a string that [`Scanner::text`] has accepted.
-fn unescape(raw: &[u8]) -> String {
-    let text = String::from_utf8_lossy(raw);
-    let mut out = String::with_capacity(text.len());
-    let mut rest = &*text;
-    while let Some(at) = rest.find('\\') {
-        out.push_str(&rest[..at]);
-        let (decoded, len) = escape_at(&rest[at..]);
-        out.push(decoded);
-        rest = &rest[at + len..];
-    }
-    out.push_str(rest);
-    out
-}
-
-/// The character that the escape at the start of `text` stands for, and the escape's length.
-fn escape_at(text: &str) -> (char, usize) {
-    match text.as_bytes().get(1) {
-        Some(b'n') => ('\n', 2),
-        Some(b't') => ('\t', 2),
-        Some(b'r') => ('\r', 2),
-        Some(b'b') => ('\u{8}', 2),
-        Some(b'f') => ('\u{c}', 2),
-        Some(b'u') => match (hex4(text, 2), hex4(text, 8)) {
-            (Some(high @ 0xD800..0xDC00), Some(low @ 0xDC00..0xE000)) if text.get(6..8) == Some("\\u") => {
-                let scalar = 0x1_0000 + ((high - 0xD800) << 10) + (low - 0xDC00);
-                (char::from_u32(scalar).unwrap_or(char::REPLACEMENT_CHARACTER), 12)
-            }
-            (Some(scalar), _) => (char::from_u32(scalar).unwrap_or(char::REPLACEMENT_CHARACTER), 6),
-            (None, _) => (char::REPLACEMENT_CHARACTER, text.len().min(2)),
-        },
-        Some(other) if other.is_ascii() => (char::from(*other), 2),
-        _ => (char::REPLACEMENT_CHARACTER, 1),
-    }
-}
-
-fn hex4(text: &str, at: usize) -> Option<u32> {
-    let digits = text.get(at..at + 4)?;
-    digits.bytes().all(|byte| byte.is_ascii_hexdigit()).then(|| u32::from_str_radix(digits, 16).ok())?
 }
 
 #[cfg(test)]

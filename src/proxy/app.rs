@@ -8,11 +8,11 @@
 //! Only the routes of this table reach an engine; its control routes (sleep, LoRA loading, profiling,
 //! metrics) are never reachable from the client port.
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use async_trait::async_trait;
 use bytes::Bytes;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HeaderName, HeaderValue};
 use http::{HeaderMap, Method, StatusCode};
@@ -25,7 +25,7 @@ use tokio::time::{Instant, timeout};
 use super::body::{self, BodyError};
 use super::downstream::Client;
 use super::headers;
-use crate::flow::keys::KeyError;
+use crate::flow::keys::{Holder, KeyError};
 use crate::flow::{Downstream, Flow, Head, Incoming, Open, Plan, Recorder, Upstream, refuse};
 use crate::openai::{Refusal, Route};
 
@@ -37,8 +37,8 @@ pub trait Local: Send + Sync + 'static {
     /// Whether at least one backend of every pool could take a request.
     fn ready(&self) -> bool;
 
-    /// The body of `/v1/models`.
-    fn models(&self) -> Bytes;
+    /// The body of `/v1/models` for the holder of a key; without keys there is no holder.
+    fn models(&self, plan: &Plan, holder: Option<&Holder<'_>>) -> Bytes;
 }
 
 /// The client side of the gateway.
@@ -63,6 +63,32 @@ impl<U: Upstream, R: Recorder, L: Local> Gateway<U, R, L> {
         Self { flow, local, seed, served: AtomicU64::new(0) }
     }
 
+    /// Waits for a request and reads its head; false when there is none to serve.
+    async fn read_head(&self, session: &mut ServerSession, shutdown: &ShutdownWatch) -> bool {
+        let (keepalive, header_timeout) = {
+            let server = &self.flow.plan().config.server;
+            (server.keepalive, server.header_timeout)
+        };
+        session.set_keepalive(Some(keepalive.as_secs().max(1)));
+        // A pipelined request is kept for its turn; bytes after a body are not a client that left.
+        session.set_pipelining_enabled(true);
+        let mut stop = shutdown.clone();
+        let read = tokio::select! {
+            biased;
+            read = timeout(keepalive + header_timeout, session.read_request()) => read,
+            // Between requests a connection is closed at once when the gateway stops.
+            _ = stop.wait_for(|stopping| *stopping) => return false,
+        };
+        match read {
+            Ok(Ok(request)) => request,
+            Ok(Err(error)) => {
+                refuse_head(session, &error, &self.flow).await;
+                false
+            }
+            Err(_) => false,
+        }
+    }
+
     /// Serves one request; whether the connection may be used for another.
     async fn serve(&self, session: &mut ServerSession) -> bool {
         let plan = self.flow.plan();
@@ -83,22 +109,33 @@ impl<U: Upstream, R: Recorder, L: Local> Gateway<U, R, L> {
                 client.is_finished()
             }
             Err(refusal) => {
-                let unread = !session.is_body_done();
-                let mut record = Open::new(self.flow.recorder(), route, request_id, begun);
-                if unread {
-                    session.set_keepalive(None);
-                }
-                let Some(refusal) = refusal else { return false };
-                let mut client = Client::new(session);
-                let anthropic = route.is_some_and(Route::is_anthropic);
-                refuse(&mut client, &refusal, anthropic, &mut record).await;
-                let finished = client.is_finished();
-                if unread && finished {
-                    body::linger(session).await;
-                }
-                finished && !unread
+                let record = Open::new(self.flow.recorder(), route, request_id, begun);
+                self.refuse(session, refusal, route, record).await
             }
         }
+    }
+
+    /// Refuses a request, whose body may not have been read; whether the connection may be used for another.
+    async fn refuse(
+        &self,
+        session: &mut ServerSession,
+        refusal: Option<Refusal>,
+        route: Option<Route>,
+        mut record: Open<'_, R>,
+    ) -> bool {
+        let unread = !session.is_body_done();
+        if unread {
+            session.set_keepalive(None);
+        }
+        let Some(refusal) = refusal else { return false };
+        let mut client = Client::new(session);
+        let anthropic = route.is_some_and(Route::is_anthropic);
+        refuse(&mut client, &refusal, anthropic, &mut record).await;
+        let finished = client.is_finished();
+        if unread && finished {
+            body::linger(session).await;
+        }
+        finished && !unread
     }
 
     /// Everything that is checked before the path of the request begins. `Err(None)`: nobody is there
@@ -154,15 +191,22 @@ impl<U: Upstream, R: Recorder, L: Local> Gateway<U, R, L> {
             "/ready" => {
                 Some(Answer { status: status(self.local.ready() && !self.flow.is_closing()), body: Bytes::new() })
             }
-            "/v1/models" if self.may_list(session) => {
-                Some(Answer { status: StatusCode::OK, body: self.local.models() })
-            }
+            "/v1/models" => self.list(session),
             _ => None,
         }
     }
 
-    fn may_list(&self, session: &ServerSession) -> bool {
-        key_refusal(session, &self.flow.plan()).is_none()
+    /// The models that the sender of a request may use; nothing without a key that is asked for.
+    fn list(&self, session: &ServerSession) -> Option<Answer> {
+        let plan = self.flow.plan();
+        let holder = match plan.keys.is_open() {
+            true => None,
+            false => {
+                let key = headers::client_key(&session.req_header().headers);
+                Some(plan.keys.recognise(key.as_deref()).ok()?)
+            }
+        };
+        Some(Answer { status: StatusCode::OK, body: self.local.models(&plan, holder.as_ref()) })
     }
 
     /// Why a path that leads to no engine was not answered here either.
@@ -219,14 +263,14 @@ fn incoming(
     path: String,
     body: Bytes,
     request_id: Arc<str>,
-) -> Incoming {
+) -> Box<Incoming> {
     // Everything that pingora reads in them has been read: they are taken, not copied.
     let sent = take_headers(session);
     let ours = !plan.keys.is_open();
     let content_type = sent.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned();
     let key = if ours { headers::client_key(&sent) } else { None };
     let headers = headers::for_engine(sent, ours);
-    Incoming { route, path, headers, content_type, body, arrived: Instant::now(), request_id, key }
+    Box::new(Incoming { route, path, headers, content_type, body, arrived: Instant::now(), request_id, key })
 }
 
 /// Takes the headers out of a session and leaves a request line behind, which is all that pingora still looks at.
@@ -239,45 +283,33 @@ fn take_headers(session: &mut ServerSession) -> HeaderMap {
     http::request::Parts::from(std::mem::replace(session.req_header_mut(), bare)).headers
 }
 
-#[async_trait]
 impl<U: Upstream, R: Recorder, L: Local> HttpServerApp for Gateway<U, R, L> {
-    async fn process_new_http(
-        self: &Arc<Self>,
+    /// Written out and not by `async_trait`, which keeps the session (680 bytes) twice in every open stream.
+    fn process_new_http<'a, 'b, 'c>(
+        self: &'a Arc<Self>,
         mut session: ServerSession,
-        shutdown: &ShutdownWatch,
-    ) -> Option<ReusedHttpStream> {
-        let (keepalive, header_timeout) = {
-            let server = &self.flow.plan().config.server;
-            (server.keepalive, server.header_timeout)
-        };
-        session.set_keepalive(Some(keepalive.as_secs().max(1)));
-        // A pipelined request is kept for its turn; bytes after a body are not a client that left.
-        session.set_pipelining_enabled(true);
-        let mut stop = shutdown.clone();
-        let read = tokio::select! {
-            biased;
-            read = timeout(keepalive + header_timeout, session.read_request()) => read.ok()?,
-            // Between requests a connection is closed at once when the gateway stops.
-            _ = stop.wait_for(|stopping| *stopping) => return None,
-        };
-        match read {
-            Ok(true) => {}
-            Ok(false) => return None,
-            Err(error) => {
-                refuse_head(&mut session, &error, &self.flow).await;
+        shutdown: &'b ShutdownWatch,
+    ) -> Pin<Box<dyn Future<Output = Option<ReusedHttpStream>> + Send + 'c>>
+    where
+        'a: 'c,
+        'b: 'c,
+        Self: 'c,
+    {
+        Box::pin(async move {
+            if !self.read_head(&mut session, shutdown).await {
                 return None;
             }
-        }
-        if self.flow.is_closing() {
-            session.set_keepalive(None);
-        }
-        if !self.serve(&mut session).await {
-            session.shutdown().await;
-            return None;
-        }
-        let settings = HttpPersistentSettings::for_session(&session);
-        let reusable = timeout(SETTLE, session.finish()).await.ok()?.ok()??;
-        Some(ReusedHttpStream::from_reusable_stream(reusable, settings))
+            if self.flow.is_closing() {
+                session.set_keepalive(None);
+            }
+            if !self.serve(&mut session).await {
+                session.shutdown().await;
+                return None;
+            }
+            let settings = HttpPersistentSettings::for_session(&session);
+            let reusable = timeout(SETTLE, session.finish()).await.ok()?.ok()??;
+            Some(ReusedHttpStream::from_reusable_stream(reusable, settings))
+        })
     }
 }
 

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use pingora::apps::HttpServerApp;
 use pingora::protocols::http::ServerSession;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::time::timeout;
 use tokio_util::task::TaskTracker;
@@ -24,6 +24,23 @@ use super::socket::ClientSocket;
 const CONNECTIONS_MAX: usize = 65_536;
 /// Pause after an accept that failed for want of resources.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Connections that the kernel completes before they are accepted; it takes the smaller one of this and
+/// `net.core.somaxconn`. What does not fit loses its first packet and comes back a second later, which is a second of
+/// TTFT. The standard library's 128 overflow in an ordinary burst.
+const BACKLOG: u32 = 4_096;
+
+/// Opens a listening socket with room for a burst of connections.
+///
+/// # Errors
+/// Those of `socket`, `bind` and `listen`: the port is in use, or not ours to open.
+pub fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    // A restart may take over the port while old connections linger; a port with a listener stays in use.
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
+}
 
 /// A socket that could not be opened.
 #[derive(Debug, thiserror::Error)]
@@ -46,7 +63,7 @@ impl Listener {
     /// Binds `address`; port 0 takes a free one.
     pub async fn bind(address: SocketAddr) -> Result<Self, ListenError> {
         let failed = |source| ListenError { address, source };
-        let socket = TcpListener::bind(address).await.map_err(failed)?;
+        let socket = listen(address).map_err(failed)?;
         let address = socket.local_addr().map_err(failed)?;
         Ok(Self { socket, address })
     }
@@ -107,5 +124,36 @@ async fn serve_connection<A: HttpServerApp>(app: &Arc<A>, connection: TcpStream,
         if let Some(settings) = settings {
             settings.apply_to_session(&mut session);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Connections in the accept queue of the socket that listens on `port`, from `/proc/net/tcp`.
+    fn completed(port: u16) -> usize {
+        let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
+        let local = format!("0100007F:{port:04X}");
+        let mut fields = table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+        let listening = fields.find(|fields| fields[1] == local && fields[3] == "0A").unwrap();
+        usize::from_str_radix(listening[4].split(':').nth(1).unwrap(), 16).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_burst_of_connections_is_completed_before_the_first_is_accepted() {
+        let most = std::fs::read_to_string("/proc/sys/net/core/somaxconn").unwrap().trim().parse().unwrap();
+        let burst = 600.min(most);
+        let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
+        let address = listener.local_addr().unwrap();
+        let opening = async {
+            let mut open = Vec::new();
+            while open.len() < burst {
+                open.push(TcpStream::connect(address).await.unwrap());
+            }
+            open
+        };
+        let open = timeout(Duration::from_secs(20), opening).await.expect("nobody is turned away");
+        assert_eq!((open.len(), completed(address.port())), (burst, burst));
     }
 }

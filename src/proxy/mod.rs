@@ -25,5 +25,5 @@ mod socket;
 mod upstream;
 
 pub use app::{Gateway, Local};
-pub use listener::{ListenError, Listener};
+pub use listener::{ListenError, Listener, listen};
 pub use upstream::Engines;

@@ -10,7 +10,7 @@
 mod control;
 mod local;
 mod reload;
-mod specs;
+pub(crate) mod specs;
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -1,20 +1,24 @@
 //! Answers under way: takes tokens from an outlet and turns them into SSE events or one body.
 //!
 //! Dropping an answer before its end aborts its sequences in the engine: hyper drops the body of a connection that
-//! the client closed, streamed or not, which is the only signal that HTTP/1.1 has.
+//! the client closed, streamed or not, which is the only signal that HTTP/1.1 has. While nothing comes, a stream with a
+//! keep-alive interval says so.
 
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use hyper::body::{Body, Bytes, Frame};
+use tokio::time::Sleep;
 
+use super::choice::Choice;
 use super::driver::{Command, Shared};
 use super::engine::SequenceId;
+use super::format::Format;
 use super::outlet::{Broken, Outlet, Progress};
-use super::text;
-use super::wire::{Envelope, ErrorBody, Finish, Usage};
+use super::wire::{ErrorBody, Finish, Usage};
 
 /// Aborts its sequences when it is dropped before they ended.
 #[derive(Debug)]
@@ -32,92 +36,78 @@ impl Drop for Abort {
     }
 }
 
-/// A choice of an answer.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Choice {
-    /// Seed of its words.
-    pub(super) seed: u64,
-    /// Tokens of its prompt.
-    pub(super) prompt: u32,
-    /// Tokens shown so far.
-    shown: u32,
-    opened: bool,
-    finish: Option<Finish>,
-}
-
-impl Choice {
-    pub(super) fn new(seed: u64, prompt: u32) -> Self {
-        Self { seed, prompt, shown: 0, opened: false, finish: None }
-    }
-
-    /// The text of the next `progress.tokens` tokens.
-    fn advance(&mut self, progress: Progress, into: &mut String) {
-        for position in self.shown..self.shown + progress.tokens {
-            let last = position + 1 == self.shown + progress.tokens;
-            if !(last && progress.finish == Some(Finish::Stop)) {
-                into.push_str(text::word(self.seed, position));
-            }
-        }
-        self.shown += progress.tokens;
-        self.finish = self.finish.or(progress.finish);
-    }
-}
-
 /// An answer under way.
 #[derive(Debug)]
 pub(super) struct Answer {
     abort: Abort,
     outlet: Arc<Outlet>,
-    envelope: Envelope,
+    format: Format,
     choices: Vec<Choice>,
     /// Tokens of all distinct prompts.
     prompt_tokens: u64,
     news: Vec<Progress>,
+    keep_alive: Option<(Duration, Pin<Box<Sleep>>)>,
     ended: bool,
+    /// The stream is cut when what was sent has left.
+    cutting: bool,
 }
 
 impl Answer {
     pub(super) fn new(
         shared: Arc<Shared>,
         outlet: Arc<Outlet>,
-        envelope: Envelope,
+        format: Format,
         ids: Vec<SequenceId>,
         choices: Vec<Choice>,
         prompt_tokens: u64,
     ) -> Self {
         shared.load.fetch_add(1, Ordering::Relaxed);
+        let every = shared.config.keep_alive.map(|every| every.div_f64(shared.config.speed));
         let abort = Abort { shared, ids };
-        Self { abort, outlet, envelope, choices, prompt_tokens, news: Vec::new(), ended: false }
+        let keep_alive = every.map(|every| (every, Box::pin(tokio::time::sleep(every))));
+        Self {
+            abort,
+            outlet,
+            format,
+            choices,
+            prompt_tokens,
+            news: Vec::new(),
+            keep_alive,
+            ended: false,
+            cutting: false,
+        }
     }
 
     fn usage(&self) -> Usage {
-        let completion = self.choices.iter().map(|choice| u64::from(choice.shown)).sum();
-        Usage { prompt: self.prompt_tokens, completion }
+        let completion = self.choices.iter().map(|choice| u64::from(choice.tokens())).sum();
+        let cached = self.choices.first().map_or(0, |choice| u64::from(choice.cached()));
+        let cached = (self.abort.shared.config.prompt_details && cached > 0).then_some(cached);
+        Usage { prompt: self.prompt_tokens, completion, cached }
     }
 
     fn is_complete(&self) -> bool {
-        self.choices.iter().all(|choice| choice.finish.is_some())
+        self.choices.iter().all(Choice::is_complete)
     }
 
     /// Renders what is new as events.
     fn render(&mut self) -> String {
         let mut out = String::new();
-        let mut text = String::new();
         for (index, (choice, news)) in self.choices.iter_mut().zip(&self.news).enumerate() {
-            if news.tokens == 0 {
+            if news.tokens == 0 && news.finish.is_none() {
                 continue;
             }
-            let prompt = u64::from(choice.prompt);
-            if !std::mem::replace(&mut choice.opened, true) {
-                self.envelope.role(&mut out, index, Usage { prompt, completion: 0 });
+            let prompt = u64::from(choice.prompt_tokens());
+            if choice.open() {
+                self.format.open(&mut out, index, choice, Usage { prompt, completion: 0, cached: None });
             }
-            text.clear();
-            choice.advance(*news, &mut text);
-            let usage = Usage { prompt, completion: u64::from(choice.shown) };
-            self.envelope.content(&mut out, index, &text, news.finish, usage);
+            let piece = choice.advance(*news, true);
+            let usage = Usage { prompt, completion: u64::from(choice.tokens()), cached: None };
+            self.format.content(&mut out, index, &piece, usage);
         }
         if self.is_complete() {
-            self.envelope.end(&mut out, self.usage());
+            let usage = self.usage();
+            let finish = self.choices.first().and_then(Choice::finish);
+            self.format.end(&mut out, usage, finish.unwrap_or(Finish::Length));
             self.abort.ids.clear();
             self.ended = true;
         }
@@ -129,17 +119,26 @@ impl Answer {
     /// # Errors
     /// When it breaks on the way.
     pub(super) async fn complete(mut self) -> Result<String, Broken> {
-        let mut texts = vec![String::new(); self.choices.len()];
         while !self.is_complete() {
             std::future::poll_fn(|cx| self.outlet.poll_take(cx, &mut self.news)).await?;
-            for ((choice, news), text) in self.choices.iter_mut().zip(&self.news).zip(&mut texts) {
-                choice.advance(*news, text);
+            for (choice, news) in self.choices.iter_mut().zip(&self.news) {
+                choice.take(*news);
             }
         }
         self.abort.ids.clear();
-        let finishes = self.choices.iter().map(|choice| choice.finish.unwrap_or(Finish::Length));
-        let choices: Vec<_> = texts.into_iter().zip(finishes).collect();
-        Ok(self.envelope.body(&choices, self.usage()))
+        let usage = self.usage();
+        let choices: Vec<_> = self.choices.iter_mut().map(Choice::whole).collect();
+        Ok(self.format.body(&choices, usage))
+    }
+
+    /// A comment, when nothing was said for a while.
+    fn poll_keep_alive(&mut self, cx: &mut Context<'_>) -> Poll<Bytes> {
+        let Some((every, sleep)) = &mut self.keep_alive else { return Poll::Pending };
+        if sleep.as_mut().poll(cx).is_pending() {
+            return Poll::Pending;
+        }
+        sleep.as_mut().reset(tokio::time::Instant::now() + *every);
+        Poll::Ready(Bytes::from_static(b": keep-alive\n\n"))
     }
 }
 
@@ -158,14 +157,19 @@ impl Body for Answer {
         }
         let this = &mut *self;
         let cut_at = this.abort.shared.reset_after.load(Ordering::Relaxed);
-        if cut_at > 0 && this.choices.iter().any(|choice| choice.shown >= cut_at) {
-            return Poll::Ready(Some(Err(Cut)));
+        if cut_at > 0 && this.choices.iter().any(|choice| choice.tokens() >= cut_at) {
+            if std::mem::replace(&mut this.cutting, true) {
+                return Poll::Ready(Some(Err(Cut)));
+            }
+            // hyper sends what it holds when there is nothing more at once.
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
         }
         let bytes = match this.outlet.poll_take(cx, &mut this.news) {
-            Poll::Pending => return Poll::Pending,
+            Poll::Pending => return this.poll_keep_alive(cx).map(|comment| Some(Ok(Frame::data(comment)))),
             Poll::Ready(Ok(())) if this.abort.shared.garbage.load(Ordering::Relaxed) => {
                 for (choice, news) in this.choices.iter_mut().zip(&this.news) {
-                    choice.advance(*news, &mut String::new());
+                    choice.take(*news);
                 }
                 this.ended = this.is_complete();
                 "data: {\"choices\":[{\"delta\u{0}\u{fffd}}\n\nevent\n:data\n\n".to_owned()
@@ -174,9 +178,12 @@ impl Body for Answer {
             Poll::Ready(Err(broken)) => {
                 this.ended = true;
                 this.abort.ids.clear();
-                broken_body(&broken).event()
+                this.format.error(&broken_body(&broken))
             }
         };
+        if let Some((every, sleep)) = &mut this.keep_alive {
+            sleep.as_mut().reset(tokio::time::Instant::now() + *every);
+        }
         Poll::Ready(Some(Ok(Frame::data(Bytes::from(bytes)))))
     }
 }

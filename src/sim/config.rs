@@ -1,15 +1,23 @@
-//! What a simulated server is: flags of `vllm serve` resolved against a profile.
+//! What a simulated server is: flags of `vllm serve` resolved against a GPU and a model.
 //!
-//! Valid by construction: [`SimConfig::from_args`] refuses what vLLM refuses at start-up, in its words. Defaults are
-//! the profile's. Everything is public, so that a test or the demo can start from [`SimConfig::new`] and change a field.
+//! Valid by construction: [`SimConfig::from_args`] refuses what vLLM refuses at start-up, in its words ([`Refusal`]).
+//! Defaults are vLLM's for the GPU. Everything is public, so that a test or the demo can start from [`SimConfig::new`],
+//! which has the limits of the measured server, and change a field.
 
+use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
-use super::cost::{CostModel, Profile};
-use super::engine::{BLOCK_TOKENS, Engine, EngineConfig};
+use super::api::Texts;
+use super::cost::CostModel;
+use super::engine::{BLOCK_TOKENS, Engine, EngineConfig, Policy};
 use super::fault::Fault;
 use super::lane::{FrontEnd, Lane};
+use super::memory::{KvBudget, MemoryError, MemorySettings, kv_budget};
+use super::profile::{Constants, GIB, Layout, Model, Profile};
+use super::refusal::{Refusal, Stage};
 use crate::vllm::args::ServeArgs;
+use crate::vllm::version::Version;
 
 /// Most adapters that can be loaded at once: an id is 16 bits wide, and nobody simulates more.
 pub const MAX_ADAPTERS: usize = 1024;
@@ -18,17 +26,31 @@ pub const MAX_ADAPTERS: usize = 1024;
 const SIMULATED: &[&str] = &[
     "api-key",
     "async-scheduling",
+    "compilation-config",
+    "disable-log-stats",
+    "disable-uvicorn-access-log",
+    "enable-auto-tool-choice",
     "enable-chunked-prefill",
     "enable-force-include-usage",
+    "enable-log-requests",
     "enable-lora",
+    "enable-prefix-caching",
+    "enable-prompt-tokens-details",
     "enable-request-id-headers",
+    "enable-scale-out",
     "enable-server-load-tracking",
+    "enable-sleep-mode",
+    "enforce-eager",
     "gpu-memory-utilization",
     "host",
     "kv-cache-dtype",
     "kv-cache-memory-bytes",
     "long-prefill-token-threshold",
+    "long-prefill-token-threshold-adaptive",
     "lora-modules",
+    "max-cpu-loras",
+    "max-logprobs",
+    "max-lora-rank",
     "max-loras",
     "max-model-len",
     "max-num-active-seqs",
@@ -36,9 +58,23 @@ const SIMULATED: &[&str] = &[
     "max-num-queued-reqs",
     "max-num-queued-tokens",
     "max-num-seqs",
+    "model",
     "num-gpu-blocks-override",
+    "optimization-level",
+    "performance-mode",
     "port",
+    "profiler-config",
+    "quantization",
+    "scheduler-reserve-full-isl",
+    "scheduling-policy",
     "served-model-name",
+    "show-hidden-metrics-for-version",
+    "shutdown-timeout",
+    "sse-keep-alive-interval",
+    "stream-interval",
+    "tensor-parallel-size",
+    "tool-call-parser",
+    "uvicorn-log-level",
     "watermark",
 ];
 
@@ -50,94 +86,82 @@ pub fn without_effect(args: &ServeArgs) -> Vec<&'static str> {
 /// Everything that a server needs to know.
 #[derive(Clone, Debug)]
 pub struct SimConfig {
+    /// The version that it looks like.
+    pub version: Version,
     /// Names of the base model; the first one is shown in metrics.
     pub names: Vec<String>,
     /// What `root` says in `/v1/models`.
     pub root: String,
+    /// Tokenizer and chat template.
+    pub texts: Arc<Texts>,
     /// Longest context, tokens.
     pub max_model_len: u32,
     /// Limits of the engine.
     pub engine: EngineConfig,
     /// GPU and model.
     pub profile: Profile,
+    /// Where the memory goes.
+    pub budget: Option<KvBudget>,
+    /// `--gpu-memory-utilization`.
+    pub utilisation: f64,
+    /// Whether steps are compiled and captured as graphs (not with `--enforce-eager` or `-O0`).
+    pub compiled: bool,
     /// Adapters loaded at the start: name and path.
     pub adapters: Vec<(String, String)>,
     /// Whether `--enable-lora` was given.
     pub lora: bool,
+    /// `--max-lora-rank`.
+    pub max_lora_rank: i64,
+    /// Whether the model is a folder: then adapters are, too.
+    pub on_disk: bool,
+    /// Whether adapters come and go over HTTP (`VLLM_ALLOW_RUNTIME_LORA_UPDATING`).
+    pub runtime_lora: bool,
+    /// Whether `/v1/embeddings` exists, which a generating vLLM does not have.
+    pub embeddings: bool,
+    /// Whether routes for development exist (`VLLM_SERVER_DEV_MODE`).
+    pub dev_mode: bool,
+    /// Whether `/start_profile` and `/stop_profile` exist.
+    pub profiler: bool,
     /// `--max-num-queued-reqs`.
     pub max_queued_requests: Option<u64>,
     /// `--max-num-queued-tokens`.
     pub max_queued_tokens: Option<u64>,
     /// `--api-key`.
     pub api_keys: Vec<String>,
+    /// `--max-logprobs`.
+    pub max_logprobs: i64,
+    /// Whether a tool may be called without being asked for by name.
+    pub auto_tools: bool,
+    /// `--stream-interval`, tokens.
+    pub stream_interval: u32,
+    /// `--sse-keep-alive-interval`.
+    pub keep_alive: Option<Duration>,
     /// `--enable-server-load-tracking`.
     pub track_load: bool,
     /// `--enable-request-id-headers`.
     pub request_id_headers: bool,
     /// `--enable-force-include-usage`.
     pub force_usage: bool,
+    /// `--enable-prompt-tokens-details`.
+    pub prompt_details: bool,
+    /// `--enable-scale-out`.
+    pub scale_out: bool,
+    /// `--show-hidden-metrics-for-version` was given.
+    pub show_hidden: bool,
+    /// How long a shutdown waits for what is in flight; zero ends it at once.
+    pub shutdown_timeout: Duration,
     /// Simulated seconds per real second.
     pub speed: f64,
     /// Seed of output lengths, words and jitter.
     pub seed: u64,
     /// A fault from the start.
     pub fault: Option<Fault>,
-    /// How long the port stays closed at the start (real time).
-    pub startup: Duration,
-}
-
-/// Why a server would not start. vLLM exits with code 1.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ConfigError {
-    /// No model was named.
-    #[error("no model was named; write `sluice sim MODEL`")]
-    NoModel,
-    /// A number is out of its range.
-    #[error("ValueError: --{0} must be between {1} and {2}, got {3}")]
-    Range(&'static str, i64, i64, i64),
-    /// Fewer tokens than sequences.
-    #[error("ValueError: max_num_batched_tokens ({0}) must be greater than or equal to max_num_seqs ({1}).")]
-    BudgetBelowSeqs(u32, u32),
-    /// Without chunked prefill a step must hold the longest prompt.
-    #[error("ValueError: max_num_batched_tokens ({0}) is smaller than max_model_len ({1}); enable chunked prefill")]
-    BudgetBelowLength(u32, u32),
-    /// The longest context does not fit the cache.
-    #[error(
-        "ValueError: To serve at least one request with the model's max seq len ({wanted}), ({needed:.1} GiB KV cache \
-         is needed, which is larger than the available KV cache memory ({available:.1} GiB). Based on the available \
-         memory, the estimated maximum model length is {fits}. Try increasing `gpu_memory_utilization` or decreasing \
-         `max_model_len` when initializing the engine.",
-        needed = f64::from(*wanted) * *per_token / GIB, available = f64::from(*fits) * *per_token / GIB
-    )]
-    TooLongForCache {
-        /// Asked for, tokens.
-        wanted: u32,
-        /// Fits, tokens.
-        fits: u32,
-        /// Bytes per token, as whole bytes.
-        per_token: PerToken,
-    },
-    /// An adapter without a path.
-    #[error("argument --lora-modules: '{0}' is not NAME=PATH")]
-    LoraModule(String),
-}
-
-const GIB: f64 = (1u64 << 30) as f64;
-
-/// Bytes of KV cache per token; whole, so that errors compare.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PerToken(u64);
-
-impl std::ops::Mul<PerToken> for f64 {
-    type Output = f64;
-
-    fn mul(self, bytes: PerToken) -> f64 {
-        self * bytes.0 as f64
-    }
+    /// Whether the process writes vLLM's log to stdout.
+    pub log: super::log::Log,
 }
 
 impl SimConfig {
-    /// A server of `model` on `profile` with all defaults.
+    /// A server of `model` on `profile` with the limits of the measured server.
     pub fn new(model: &str, profile: Profile) -> Self {
         let engine = EngineConfig {
             max_num_seqs: profile.memory.max_num_seqs,
@@ -146,169 +170,388 @@ impl SimConfig {
             ..EngineConfig::default()
         };
         Self {
+            version: Version::COMPARED,
             names: vec![model.to_owned()],
             root: model.to_owned(),
+            texts: Arc::new(Texts::made_up()),
             max_model_len: profile.shape.max_model_len.min(profile.memory.kv_tokens),
             engine,
             profile,
+            budget: None,
+            utilisation: MemorySettings::default().utilisation,
+            compiled: true,
             adapters: Vec::new(),
             lora: false,
+            max_lora_rank: 16,
+            on_disk: false,
+            runtime_lora: true,
+            embeddings: true,
+            dev_mode: false,
+            profiler: false,
             max_queued_requests: None,
             max_queued_tokens: None,
             api_keys: Vec::new(),
+            max_logprobs: 20,
+            auto_tools: false,
+            stream_interval: 1,
+            keep_alive: None,
             track_load: false,
             request_id_headers: false,
             force_usage: false,
+            prompt_details: false,
+            scale_out: false,
+            show_hidden: false,
+            shutdown_timeout: Duration::ZERO,
             speed: 1.0,
             seed: 0,
             fault: None,
-            startup: Duration::ZERO,
+            log: super::log::Log::Off,
         }
     }
 
-    /// The server that these flags ask for.
+    /// The server that these flags ask for, on the profile's GPU. A model that is a folder is read from its files; else it
+    /// is the profile's.
     ///
     /// # Errors
     /// What vLLM would refuse at start-up.
-    pub fn from_args(args: &ServeArgs, profile: Profile) -> Result<Self, ConfigError> {
-        let mut config = Self::new(args.model().ok_or(ConfigError::NoModel)?, profile);
+    pub fn from_args(args: &ServeArgs, profile: Profile) -> Result<Self, Refusal> {
+        Self::with_occupied(args, profile, 0.0)
+    }
+
+    /// The same on a GPU of which somebody else uses this many bytes.
+    ///
+    /// # Errors
+    /// What vLLM would refuse at start-up.
+    pub fn with_occupied(args: &ServeArgs, profile: Profile, occupied: f64) -> Result<Self, Refusal> {
+        let name = args.model().ok_or(Refusal::NoModel)?;
+        let (texts, model) = model_of(name)?;
+        let profile = laid_out(args, profile, model)?;
+        let mut config = Self::new(name, profile);
+        config.texts = Arc::new(texts);
+        // A made-up model is for trying gateways: it has what its tests need. A folder is served as vLLM serves it.
+        config.on_disk = Path::new(name).is_dir();
+        let pooling = args.text("runner") == Some("pooling") || args.text("convert") == Some("embed");
+        config.embeddings = pooling || !config.on_disk;
+        let lora_env = std::env::var_os("VLLM_ALLOW_RUNTIME_LORA_UPDATING").is_some();
+        config.runtime_lora = allowed("VLLM_ALLOW_RUNTIME_LORA_UPDATING") || !(lora_env || config.on_disk);
+        config.dev_mode = allowed("VLLM_SERVER_DEV_MODE");
         if !args.texts("served-model-name").is_empty() {
             config.names = args.texts("served-model-name").to_vec();
         }
-        let at_least_one = |flag, default| number(args, flag, 1, default);
-        let seqs = at_least_one("max-num-seqs", config.engine.max_num_seqs)?;
-        let engine = &mut config.engine;
-        engine.max_num_batched_tokens = at_least_one("max-num-batched-tokens", engine.max_num_batched_tokens)?;
-        if engine.max_num_batched_tokens < seqs {
-            return Err(ConfigError::BudgetBelowSeqs(engine.max_num_batched_tokens, seqs));
-        }
-        engine.max_num_seqs = at_least_one("max-num-active-seqs", seqs)?.min(seqs);
-        engine.long_prefill_token_threshold = number(args, "long-prefill-token-threshold", 0, 0)?;
-        engine.chunked_prefill = args.switch("enable-chunked-prefill").unwrap_or(true);
-        engine.async_scheduling = args.switch("async-scheduling").unwrap_or(true);
-        engine.watermark = args.float("watermark").unwrap_or(0.0).clamp(0.0, 1.0);
-        engine.num_blocks = match args.int("num-gpu-blocks-override") {
-            Some(_) => number(args, "num-gpu-blocks-override", 2, 2)?,
-            None => scaled_blocks(&config.profile, args),
-        };
-        config.lora = args.switch("enable-lora").unwrap_or(false);
-        engine.max_loras = if config.lora { number(args, "max-loras", 1, 1)? } else { 0 };
-        config.limit_length(args)?;
-        for module in args.texts("lora-modules") {
-            let (name, path) = module.split_once('=').ok_or_else(|| ConfigError::LoraModule(module.clone()))?;
-            config.adapters.push((name.to_owned(), path.to_owned()));
-        }
-        let optional = |flag| args.int(flag).and_then(|value| u64::try_from(value).ok());
-        config.max_queued_requests = optional("max-num-queued-reqs");
-        config.max_queued_tokens = optional("max-num-queued-tokens");
-        config.api_keys = args.texts("api-key").to_vec();
-        config.track_load = args.switch("enable-server-load-tracking").unwrap_or(false);
-        config.request_id_headers = args.switch("enable-request-id-headers").unwrap_or(false);
-        config.force_usage = args.switch("enable-force-include-usage").unwrap_or(false);
+        config.read_frontend(args)?;
+        config.read_adapters(args)?;
+        let wanted = config.length(args)?;
+        config.read_scheduler(args, wanted)?;
+        let level = args.text("optimization-level");
+        config.compiled = args.switch("enforce-eager") != Some(true) && level != Some("0");
+        config.read_memory(args, wanted, occupied)?;
         Ok(config)
     }
 
-    fn limit_length(&mut self, args: &ServeArgs) -> Result<(), ConfigError> {
-        let fits = self.engine.num_blocks.saturating_sub(1).saturating_mul(BLOCK_TOKENS);
-        let model = self.profile.shape.max_model_len;
-        let wanted = match args.int("max-model-len") {
-            Some(-1) => model.min(fits),
-            Some(_) => number(args, "max-model-len", 2, model)?,
-            None => model,
+    /// The settings nearest to flags that are refused: what a start shows until it ends.
+    pub fn sketch(args: &ServeArgs, profile: Profile) -> Self {
+        let name = args.model().unwrap_or_default();
+        let profile = laid_out(args, profile.clone(), None).unwrap_or(profile);
+        let mut config = Self::new(name, profile);
+        let most = config.profile.shape.max_model_len;
+        config.max_model_len = match args.int("max-model-len") {
+            Some(asked) if asked > 0 => u32::try_from(asked).unwrap_or(u32::MAX),
+            _ => most,
         };
-        if wanted > fits {
-            let per_token = PerToken(self.profile.shape.kv_bytes_per_token as u64);
-            return Err(ConfigError::TooLongForCache { wanted, fits, per_token });
+        // What cannot be read keeps its default.
+        let _ = config.read_frontend(args);
+        let _ = config.read_scheduler(args, Some(config.max_model_len));
+        config.lora = args.switch("enable-lora").unwrap_or(false);
+        config.compiled = args.switch("enforce-eager") != Some(true);
+        config
+    }
+
+    fn read_frontend(&mut self, args: &ServeArgs) -> Result<(), Refusal> {
+        let on = |flag| args.switch(flag).unwrap_or(false);
+        let optional = |flag| args.int(flag).and_then(|value| u64::try_from(value).ok());
+        self.max_queued_requests = optional("max-num-queued-reqs");
+        self.max_queued_tokens = optional("max-num-queued-tokens");
+        self.api_keys = args.texts("api-key").to_vec();
+        self.max_logprobs = args.int("max-logprobs").unwrap_or(self.max_logprobs);
+        self.auto_tools = on("enable-auto-tool-choice");
+        if self.auto_tools && args.text("tool-call-parser").is_none() {
+            let text = "Error: --enable-auto-tool-choice requires --tool-call-parser".to_owned();
+            return Err(Refusal::Other { kind: "TypeError", text, stage: Stage::Settings });
         }
-        let budget = self.engine.max_num_batched_tokens;
-        if !self.engine.chunked_prefill && budget < wanted {
-            return Err(ConfigError::BudgetBelowLength(budget, wanted));
+        self.stream_interval = at_least(args, "SchedulerConfig", "stream_interval", 1, 1)?;
+        let seconds = args.int("sse-keep-alive-interval").unwrap_or(0);
+        self.keep_alive = u64::try_from(seconds).ok().filter(|every| *every > 0).map(Duration::from_secs);
+        self.track_load = on("enable-server-load-tracking");
+        self.request_id_headers = on("enable-request-id-headers");
+        self.force_usage = on("enable-force-include-usage");
+        self.prompt_details = on("enable-prompt-tokens-details");
+        self.scale_out = on("enable-scale-out");
+        self.profiler = args.text("profiler-config").is_some();
+        self.show_hidden = args.text("show-hidden-metrics-for-version").is_some();
+        let timeout = at_least(args, "VllmConfig", "shutdown_timeout", 0, 0)?;
+        self.shutdown_timeout = Duration::from_secs(u64::from(timeout));
+        Ok(())
+    }
+
+    fn read_adapters(&mut self, args: &ServeArgs) -> Result<(), Refusal> {
+        self.lora = args.switch("enable-lora").unwrap_or(false);
+        let most = at_least(args, "LoRAConfig", "max_loras", 1, 1)?;
+        let host = match args.int("max-cpu-loras") {
+            Some(_) => at_least(args, "LoRAConfig", "max_cpu_loras", 1, most)?,
+            None => most,
+        };
+        if self.lora && host < most {
+            let text = format!("max_cpu_loras ({host}) must be >= max_loras ({most}).");
+            return Err(Refusal::Together { class: "LoRAConfig", text });
+        }
+        (self.engine.max_loras, self.engine.max_cpu_loras) = if self.lora { (most, host) } else { (0, 0) };
+        self.adapters = args.adapters();
+        let stage = Stage::Adapters;
+        if !self.adapters.is_empty() && !self.lora {
+            let text = "LoRA is not enabled. Use --enable-lora to enable LoRA.";
+            let text = format!(
+                "Call to add_lora method failed: Worker failed with error '{text}', please check the stack trace above for \
+                 the root cause"
+            );
+            return Err(Refusal::Other { kind: "ValueError", text, stage });
+        }
+        let rank = args.int("max-lora-rank").unwrap_or(16);
+        self.max_lora_rank = rank;
+        for (name, path) in self.adapters.iter().filter(|_| self.on_disk) {
+            super::models::check_adapter(name, path, rank).map_err(|text| Refusal::Other {
+                kind: "ValueError",
+                text,
+                stage,
+            })?;
+        }
+        Ok(())
+    }
+
+    /// The longest context asked for; `None` is as long as fits.
+    fn length(&self, args: &ServeArgs) -> Result<Option<u32>, Refusal> {
+        let most = self.profile.shape.max_model_len;
+        match args.int("max-model-len") {
+            Some(-1) => Ok(None),
+            Some(asked) if asked > i64::from(most) && !allowed("VLLM_ALLOW_LONG_MAX_MODEL_LEN") => {
+                let text = format!(
+                    "User-specified max_model_len ({asked}) is greater than the derived max_model_len \
+                     (max_position_embeddings={most}.0 or model_max_length=None in model's config.json). To allow \
+                     overriding this maximum, set the env var VLLM_ALLOW_LONG_MAX_MODEL_LEN=1. \
+                     VLLM_ALLOW_LONG_MAX_MODEL_LEN must be used with extreme caution. If the model uses relative position \
+                     encoding (RoPE), positions exceeding derived_max_model_len lead to nan. If the model uses absolute \
+                     position encoding, positions exceeding derived_max_model_len will cause a CUDA array out-of-bounds \
+                     error."
+                );
+                Err(Refusal::Together { class: "ModelConfig", text })
+            }
+            Some(_) => Ok(Some(at_least(args, "ModelConfig", "max_model_len", 1, most)?)),
+            None => Ok(Some(most)),
+        }
+    }
+
+    fn read_scheduler(&mut self, args: &ServeArgs, wanted: Option<u32>) -> Result<(), Refusal> {
+        const CLASS: &str = "SchedulerConfig";
+        let (seqs, budget) = defaults(&self.profile, args.text("performance-mode"));
+        let engine = &mut self.engine;
+        engine.max_num_seqs = at_least(args, CLASS, "max_num_seqs", 1, seqs)?;
+        // A budget that nobody chose is as large as it must be.
+        let length = wanted.unwrap_or(self.profile.shape.max_model_len);
+        engine.chunked_prefill = args.switch("enable-chunked-prefill").unwrap_or(true);
+        let budget = if engine.chunked_prefill { budget } else { budget.max(length) };
+        let budget = budget.max(engine.max_num_seqs);
+        engine.max_num_batched_tokens = at_least(args, CLASS, "max_num_batched_tokens", 1, budget)?;
+        let (tokens, seqs) = (engine.max_num_batched_tokens, engine.max_num_seqs);
+        let together = |text: String| Err(Refusal::Together { class: CLASS, text });
+        if !engine.chunked_prefill && tokens < length {
+            return together(format!(
+                "max_num_batched_tokens ({tokens}) is smaller than max_model_len ({length}). This effectively limits the \
+                 maximum sequence length to max_num_batched_tokens and makes vLLM reject longer sequences. Please increase \
+                 max_num_batched_tokens or decrease max_model_len."
+            ));
+        }
+        if tokens < seqs {
+            return together(format!(
+                "max_num_batched_tokens ({tokens}) must be greater than or equal to max_num_seqs ({seqs})."
+            ));
+        }
+        engine.max_num_active_seqs = match args.int("max-num-active-seqs") {
+            Some(_) => Some(at_least(args, CLASS, "max_num_active_seqs", 1, seqs)?),
+            None => None,
+        };
+        engine.long_prefill_token_threshold = at_least(args, CLASS, "long_prefill_token_threshold", 0, 0)?;
+        if engine.long_prefill_token_threshold > length {
+            let threshold = engine.long_prefill_token_threshold;
+            return together(format!(
+                "long_prefill_token_threshold ({threshold}) cannot be greater than the max_model_len ({length})."
+            ));
+        }
+        engine.long_prefill_token_threshold_adaptive =
+            args.switch("long-prefill-token-threshold-adaptive").unwrap_or(false);
+        // The interval itself has an effect only on mixture-of-experts models in data parallelism.
+        at_least(args, CLASS, "prefill_schedule_interval", 1, 1)?;
+        engine.scheduler_reserve_full_isl = args.switch("scheduler-reserve-full-isl").unwrap_or(true);
+        engine.prefix_caching = args.switch("enable-prefix-caching").unwrap_or(true);
+        engine.policy =
+            if args.text("scheduling-policy") == Some("priority") { Policy::Priority } else { Policy::Fcfs };
+        engine.async_scheduling = args.switch("async-scheduling").unwrap_or(true);
+        engine.watermark = args.float("watermark").unwrap_or(0.0);
+        if !(0.0..1.0).contains(&engine.watermark) {
+            let (bound, kind) = match engine.watermark >= 1.0 {
+                true => ("less than 1", "less_than"),
+                false => ("greater than or equal to 0", "greater_than_equal"),
+            };
+            let value = format!("{:?}", engine.watermark);
+            let (bound, value_type) = (bound.to_owned(), "float");
+            return Err(Refusal::Bound { class: CLASS, field: "watermark", bound, kind, value, value_type });
+        }
+        Ok(())
+    }
+
+    fn read_memory(&mut self, args: &ServeArgs, wanted: Option<u32>, occupied: f64) -> Result<(), Refusal> {
+        let utilisation = args.float("gpu-memory-utilization").unwrap_or(self.utilisation);
+        if !(utilisation > 0.0 && utilisation <= 1.0) {
+            let (bound, kind) = match utilisation > 1.0 {
+                true => ("less than or equal to 1", "less_than_equal"),
+                false => ("greater than 0", "greater_than"),
+            };
+            let (bound, value) = (bound.to_owned(), format!("{utilisation:?}"));
+            let field = "gpu_memory_utilization";
+            return Err(Refusal::Bound { class: "CacheConfig", field, bound, kind, value, value_type: "float" });
+        }
+        self.utilisation = utilisation;
+        let rank = args.int("max-lora-rank").and_then(|rank| u32::try_from(rank).ok()).unwrap_or(16);
+        let settings = MemorySettings {
+            utilisation,
+            max_num_seqs: self.engine.max_num_seqs,
+            max_num_batched_tokens: self.engine.max_num_batched_tokens,
+            layout: self.profile.layout,
+            lora: self.lora.then_some((self.engine.max_loras, rank)),
+            graphs: self.compiled,
+            kv_cache_bytes: args.int("kv-cache-memory-bytes").and_then(|bytes| u64::try_from(bytes).ok()),
+            occupied_bytes: occupied,
+        };
+        let budget = kv_budget(&self.profile.gpu, &self.profile.model, &settings)
+            .map_err(|error| Refusal::memory(error, hint(&self.profile, &settings, error, wanted)))?;
+        self.engine.num_blocks = match args.int("num-gpu-blocks-override") {
+            Some(_) => at_least(args, "CacheConfig", "num_gpu_blocks_override", 1, 1)?,
+            None => budget.blocks,
+        };
+        self.budget = Some(budget);
+        let fits = self.engine.num_blocks.saturating_sub(1).saturating_mul(BLOCK_TOKENS);
+        let wanted = wanted.unwrap_or_else(|| self.profile.shape.max_model_len.min(fits).max(1));
+        if wanted > fits {
+            let available = f64::from(self.engine.num_blocks) * f64::from(BLOCK_TOKENS) * budget.per_token;
+            return Err(Refusal::too_long(wanted, fits, budget.per_token, available));
         }
         self.max_model_len = wanted;
         Ok(())
     }
 
     /// The lane that this server drives.
-    pub(super) fn lane(&self) -> Lane {
+    pub fn lane(&self) -> Lane {
         let engine = EngineConfig { seed: self.seed, ..self.engine.clone() };
         let cost = CostModel::new(&self.profile, engine.max_num_seqs, engine.max_num_batched_tokens);
         Lane::new(Engine::new(engine, cost), FrontEnd::new(&self.profile.front_end))
     }
+
+    /// Weights on one GPU, GiB.
+    pub fn weights_gib(&self) -> f64 {
+        self.budget.map_or(self.profile.shape.weight_bytes, |budget| budget.weights) / GIB
+    }
 }
 
-fn number(args: &ServeArgs, flag: &'static str, least: i64, default: u32) -> Result<u32, ConfigError> {
-    let value = args.int(flag).unwrap_or(i64::from(default));
-    u32::try_from(value).ok().filter(|_| value >= least).ok_or(ConfigError::Range(
-        flag,
-        least,
-        i64::from(u32::MAX),
-        value,
+/// Whether an environment variable of vLLM is switched on.
+pub(super) fn allowed(name: &str) -> bool {
+    std::env::var(name).is_ok_and(|value| ["1", "true"].contains(&value.trim().to_lowercase().as_str()))
+}
+
+/// Tokenizer and sizes of a model that is a folder; made-up tokens and no sizes for a name.
+fn model_of(name: &str) -> Result<(Texts, Option<Model>), Refusal> {
+    let folder = Path::new(name);
+    if folder.is_dir() {
+        let texts = Texts::of_folder(folder).map_err(|error| Refusal::Folder(error.to_string()))?;
+        return Ok((texts, super::models::sizes_of_folder(folder)));
+    }
+    if name.starts_with(['/', '.', '~']) || name.matches('/').count() > 1 {
+        return Err(Refusal::NoFolder(name.to_owned()));
+    }
+    Ok((Texts::made_up(), None))
+}
+
+/// The profile's GPU with the model and the layout that the flags ask for.
+fn laid_out(args: &ServeArgs, profile: Profile, model: Option<Model>) -> Result<Profile, Refusal> {
+    let fp8 = |flag| args.text(flag).is_some_and(|text: &str| text.starts_with("fp8"));
+    let group = at_least(args, "ParallelConfig", "tensor_parallel_size", 1, profile.layout.tensor_parallel)?;
+    let layout = Layout {
+        tensor_parallel: group,
+        fp8_weights: profile.layout.fp8_weights || fp8("quantization"),
+        fp8_kv: profile.layout.fp8_kv || fp8("kv-cache-dtype"),
+    };
+    if model.is_none() && layout == profile.layout {
+        return Ok(profile);
+    }
+    let (gpu, model) = (profile.gpu, model.unwrap_or(profile.model));
+    Profile::new(gpu, model, layout, &Constants::fitted()).map_err(|error| Refusal::Other {
+        kind: "ValueError",
+        text: error.to_string(),
+        stage: Stage::Settings,
+    })
+}
+
+/// Defaults of `--max-num-seqs` and `--max-num-batched-tokens` of a server on this GPU.
+fn defaults(profile: &Profile, mode: Option<&str>) -> (u32, u32) {
+    let gpu = &profile.gpu;
+    let a100 = gpu.title.contains("A100");
+    let (seqs, tokens) = match gpu.memory_gib {
+        gib if gib >= 160.0 => (1024, 16_384),
+        gib if gib >= 70.0 && !a100 => (1024, 8192),
+        _ => (256, 2048),
+    };
+    let factor = if mode == Some("throughput") { 2 } else { 1 };
+    (seqs * factor, tokens * factor)
+}
+
+/// Advice where weights alone do not fit: what the same GPU holds in fp8.
+fn hint(profile: &Profile, settings: &MemorySettings, error: MemoryError, wanted: Option<u32>) -> Option<String> {
+    if !matches!(error, MemoryError::Weights { .. } | MemoryError::NoCache { .. }) {
+        return None;
+    }
+    let layout = Layout { fp8_weights: true, fp8_kv: true, ..settings.layout };
+    if layout == settings.layout {
+        return None;
+    }
+    // The first of these that fits: fewer sequences, then more of the memory, then no graphs.
+    let (seqs, share) = (settings.max_num_seqs.min(64), settings.utilisation.max(0.95));
+    let fp8 = MemorySettings { layout, max_num_seqs: seqs, ..*settings };
+    let more = MemorySettings { utilisation: share, ..fp8 };
+    let (few, most) =
+        (format!("--max-num-seqs {seqs}"), format!("--max-num-seqs {seqs} --gpu-memory-utilization {share}"));
+    let eager = format!("{most} --enforce-eager");
+    let ways = [(fp8, few), (more, most), (MemorySettings { graphs: false, ..more }, eager)];
+    let (budget, flags) =
+        ways.into_iter().find_map(|(way, flags)| Some((kv_budget(&profile.gpu, &profile.model, &way).ok()?, flags)))?;
+    let fits = budget.longest().min(profile.shape.max_model_len);
+    let asked = wanted.map_or(String::new(), |wanted| format!(" instead of {wanted}"));
+    Some(format!(
+        "(advice of the simulator: with --quantization fp8 --kv-cache-dtype fp8 {flags} the weights fit; based on the \
+         available memory, the estimated maximum model length is {fits}{asked})"
     ))
 }
 
-/// Blocks at the utilisation asked for; the profile's count belongs to 0.92 of the memory less weights and overhead.
-fn scaled_blocks(profile: &Profile, args: &ServeArgs) -> u32 {
-    const PROFILED_AT: f64 = 0.92;
-    let per_token = profile.shape.kv_bytes_per_token;
-    let at_profile = f64::from(profile.memory.kv_tokens) * per_token;
-    let bytes = match (args.int("kv-cache-memory-bytes"), args.float("gpu-memory-utilization")) {
-        (Some(bytes), _) => bytes as f64,
-        (None, Some(share)) => {
-            let fixed = profile.shape.weight_bytes;
-            (at_profile + fixed) * share / PROFILED_AT - fixed
-        }
-        (None, None) => at_profile,
-    };
-    let fp8 = args.text("kv-cache-dtype").is_some_and(|dtype| dtype.starts_with("fp8"));
-    let per_token = if fp8 { per_token / 2.0 } else { per_token };
-    (bytes.max(0.0) / per_token / f64::from(BLOCK_TOKENS)) as u32
+/// A whole number that has a lower bound; the flag is the field with dashes.
+fn at_least(
+    args: &ServeArgs,
+    class: &'static str,
+    field: &'static str,
+    least: i64,
+    default: u32,
+) -> Result<u32, Refusal> {
+    let value = args.int(&field.replace('_', "-")).unwrap_or(i64::from(default));
+    if value < least {
+        return Err(Refusal::below(class, field, least, value));
+    }
+    Ok(u32::try_from(value).unwrap_or(u32::MAX))
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn config(flags: &[&str]) -> Result<SimConfig, ConfigError> {
-        let profile = Profile::named("h200-llama-8b").unwrap();
-        SimConfig::from_args(&ServeArgs::parse(flags).unwrap(), profile)
-    }
-
-    #[test]
-    fn defaults_are_those_of_the_measured_server() {
-        let config = config(&["m"]).unwrap();
-        assert_eq!((config.engine.max_num_seqs, config.engine.max_num_batched_tokens), (256, 8192));
-        assert_eq!((config.engine.num_blocks, config.max_model_len), (57_301, 131_072));
-    }
-
-    #[test]
-    fn what_vllm_refuses_is_refused_in_its_words() {
-        let text = |flags: &[&str]| config(flags).unwrap_err().to_string();
-        assert_eq!(
-            text(&["m", "--max-num-batched-tokens", "512", "--max-num-seqs", "1024"]),
-            "ValueError: max_num_batched_tokens (512) must be greater than or equal to max_num_seqs (1024)."
-        );
-        assert!(
-            text(&["m", "--num-gpu-blocks-override", "1001"])
-                .contains("the estimated maximum model length is 16000. Try")
-        );
-        assert!(matches!(config(&[] as &[&str]), Err(ConfigError::NoModel)));
-    }
-
-    #[test]
-    fn flags_that_change_nothing_are_named() {
-        let args = ServeArgs::parse(&["m", "--port", "1", "--stream-interval", "4", "--load-format", "dummy"]).unwrap();
-        assert_eq!(without_effect(&args), ["load-format", "stream-interval"]);
-    }
-
-    #[test]
-    fn auto_length_fits_the_cache() {
-        let config = config(&["m", "--num-gpu-blocks-override", "1001", "--max-model-len", "auto"]).unwrap();
-        assert_eq!(config.max_model_len, 16_000);
-    }
-
-    #[test]
-    fn half_the_memory_leaves_fewer_blocks() {
-        let config = config(&["m", "--gpu-memory-utilization", "0.5"]).unwrap();
-        assert!((20_000..30_000).contains(&config.engine.num_blocks), "{}", config.engine.num_blocks);
-    }
-}
+mod tests;

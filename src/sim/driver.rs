@@ -15,16 +15,19 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::config::SimConfig;
-use super::engine::{Request, SequenceId};
+use super::engine::{Pause, Request, SequenceId};
 use super::fault::Fault;
 use super::gate::Gate;
+use super::generate::unix_seconds;
 use super::lane::{Lane, StepEnd};
+use super::log::{Level, Speaker};
 use super::outlet::{Broken, Outlet};
+use super::requests::Requests;
 use super::stats::{Ended, Finished, Gauges, Stats};
 use super::wire::Finish;
 
@@ -47,6 +50,20 @@ pub(super) enum Command {
     Submit(Vec<Submission>, Arc<Outlet>),
     Abort(Vec<SequenceId>),
     Fault(Fault),
+    Control(Control, Option<oneshot::Sender<bool>>),
+}
+
+/// What an operator does to a running engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Control {
+    /// Nothing more is scheduled; what is inside ends as aborted first, if asked for.
+    Pause { abort: bool },
+    /// On with it.
+    Resume,
+    /// Empty the prefix cache; what runs is preempted for it, if asked for.
+    ResetPrefixCache { preempt: bool },
+    /// Sleep at a level, or wake up.
+    Sleep(Option<u8>),
 }
 
 /// What the driver and the HTTP side share.
@@ -60,6 +77,14 @@ pub(super) struct Shared {
     pub(super) next_id: AtomicU64,
     pub(super) load: AtomicU64,
     pub(super) garbage: AtomicBool,
+    pub(super) paused: AtomicBool,
+    pub(super) profiling: AtomicBool,
+    /// Nothing new is taken any more: what is inside is waited for.
+    pub(super) draining: AtomicBool,
+    pub(super) requests: Mutex<Requests>,
+    /// Unix seconds of the start.
+    pub(super) started: f64,
+    pub(super) fingerprint: Arc<str>,
     /// Tokens after which streams are cut; 0 is never.
     pub(super) reset_after: AtomicU32,
     pub(super) dead: CancellationToken,
@@ -73,6 +98,9 @@ pub(super) struct Shared {
 impl Shared {
     pub(super) fn new(config: SimConfig) -> Self {
         let adapters = config.adapters.iter().cloned().map(Some).collect();
+        let settings = format!("{:?}{:?}{}", config.names, config.engine, config.max_model_len);
+        let hash = xxhash_rust::xxh3::xxh3_64(settings.as_bytes()) as u32;
+        let fingerprint = format!("vllm-{}-{hash:08x}", config.version).into();
         Self {
             config,
             stats: Mutex::default(),
@@ -81,6 +109,12 @@ impl Shared {
             next_id: AtomicU64::new(1),
             load: AtomicU64::new(0),
             garbage: AtomicBool::new(false),
+            paused: AtomicBool::new(false),
+            profiling: AtomicBool::new(false),
+            draining: AtomicBool::new(false),
+            requests: Mutex::default(),
+            started: unix_seconds(),
+            fingerprint,
             reset_after: AtomicU32::new(0),
             dead: CancellationToken::new(),
             stop: CancellationToken::new(),
@@ -104,7 +138,7 @@ impl Shared {
             Fault::Garbage => self.garbage.store(true, Ordering::Relaxed),
             Fault::ResetMidstream(after) => self.reset_after.store(after.max(1), Ordering::Relaxed),
             Fault::Die => self.dead.cancel(),
-            Fault::Hang | Fault::Stall(_) => {}
+            Fault::Hang | Fault::Stall(_) | Fault::OutOfMemory(_) | Fault::SlowStart(_) => {}
         }
         self.send(Command::Fault(fault));
     }
@@ -119,6 +153,7 @@ struct Followed {
     prompt: u32,
     max_tokens: u32,
     n: u32,
+    cached: u32,
     generated: u32,
     arrived: Duration,
     scheduled: Option<Duration>,
@@ -134,12 +169,14 @@ pub(super) struct Driver {
     /// Real time of virtual zero.
     epoch: Instant,
     hung_since: Option<Instant>,
+    /// Running sequences at which the GPU is out of memory.
+    out_of_memory_at: Option<u32>,
 }
 
 impl Driver {
     pub(super) fn new(shared: Arc<Shared>) -> Self {
         let lane = shared.config.lane();
-        Self { shared, lane, followed: HashMap::new(), epoch: Instant::now(), hung_since: None }
+        Self { shared, lane, followed: HashMap::new(), epoch: Instant::now(), hung_since: None, out_of_memory_at: None }
     }
 
     /// Runs until the server stops or the engine dies.
@@ -249,13 +286,66 @@ impl Driver {
                 self.hung_since.get_or_insert_with(Instant::now);
             }
             Command::Fault(Fault::None) => {
+                self.out_of_memory_at = None;
                 if let Some(since) = self.hung_since.take() {
                     self.epoch += since.elapsed();
                 }
             }
             Command::Fault(Fault::Stall(extra)) => self.lane.stall(extra),
+            Command::Fault(Fault::OutOfMemory(running)) => self.out_of_memory_at = Some(running),
             Command::Fault(_) => {}
+            Command::Control(control, done) => {
+                let result = self.control(control);
+                // Whoever asked may have left.
+                let _ = done.map(|done| done.send(result));
+                self.observe();
+            }
         }
+    }
+
+    fn control(&mut self, control: Control) -> bool {
+        match control {
+            Control::Pause { abort } => {
+                if abort {
+                    self.abort_all();
+                }
+                self.lane.engine_mut().pause(Pause::All);
+                self.shared.paused.store(true, Ordering::Relaxed);
+            }
+            Control::Resume => {
+                self.lane.resume(self.virtual_now());
+                self.shared.paused.store(false, Ordering::Relaxed);
+            }
+            Control::ResetPrefixCache { preempt } => return self.lane.engine_mut().reset_prefix_cache(preempt),
+            Control::Sleep(level) => {
+                if level.is_some() {
+                    self.abort_all();
+                    self.lane.engine_mut().reset_prefix_cache(true);
+                    self.lane.engine_mut().pause(Pause::All);
+                } else {
+                    self.lane.resume(self.virtual_now());
+                }
+                self.shared.stats.lock().sleep = level;
+            }
+        }
+        true
+    }
+
+    /// Ends all that is inside, with the finish reason that says so.
+    fn abort_all(&mut self) {
+        let ids: Vec<_> = self.followed.keys().copied().collect();
+        for id in ids {
+            self.lane.abort(id);
+            self.end_aborted(id);
+        }
+    }
+
+    fn end_aborted(&mut self, id: SequenceId) {
+        if let Some(followed) = self.followed.get(&id) {
+            followed.outlet.end(followed.choice, Finish::Abort);
+            followed.outlet.wake();
+        }
+        self.drop_sequence(id, Ended::Abort, None);
     }
 
     fn submit(&mut self, submissions: Vec<Submission>, outlet: &Arc<Outlet>) {
@@ -272,6 +362,7 @@ impl Driver {
                     prompt: request.prompt_tokens,
                     max_tokens,
                     n,
+                    cached: 0,
                     generated: 0,
                     arrived: now,
                     scheduled: None,
@@ -279,7 +370,7 @@ impl Driver {
                     last: now,
                 },
             );
-            requests.push(request);
+            requests.push(Request { arrived: now, ..request });
         }
         self.lane.submit(now, requests);
     }
@@ -292,6 +383,10 @@ impl Driver {
         for admitted in end.admitted {
             if let Some(followed) = self.followed.get_mut(&admitted.id) {
                 followed.scheduled.get_or_insert(end.started);
+                if !admitted.resumed {
+                    followed.cached = admitted.cached_tokens;
+                    followed.outlet.admit(followed.choice, admitted.cached_tokens);
+                }
             }
         }
         let mut finished = Vec::new();
@@ -300,7 +395,7 @@ impl Driver {
             followed.generated += 1;
             if followed.first.is_none() {
                 followed.first = Some(end.ended);
-                stats.first_token(followed.prompt, end.ended.saturating_sub(followed.arrived));
+                stats.first_token(followed.prompt, followed.cached, end.ended.saturating_sub(followed.arrived));
                 shared.gate.lock().prefilled(followed.prompt);
             } else {
                 stats.next_token(end.ended.saturating_sub(followed.last));
@@ -330,9 +425,10 @@ impl Driver {
     fn drop_sequence(&mut self, id: SequenceId, ended: Ended, broken: Option<Broken>) {
         let Some(followed) = self.followed.remove(&id) else { return };
         self.shared.gate.lock().leave(if followed.first.is_none() { followed.prompt } else { 0 });
-        let Followed { prompt, generated, max_tokens, n, arrived, scheduled, first, last, .. } = followed;
+        let Followed { prompt, cached, generated, max_tokens, n, arrived, scheduled, first, last, .. } = followed;
         let now = if generated > 0 { last } else { self.virtual_now() };
-        let finished = Finished { ended, prompt, generated, max_tokens, n, arrived, scheduled, first, now };
+        let finished =
+            Finished { ended, prompt, generated, max_tokens, n, cached, preempted: 0, arrived, scheduled, first, now };
         self.shared.stats.lock().finish(&finished);
         if let Some(broken) = broken {
             followed.outlet.fail(broken);
@@ -349,6 +445,8 @@ impl Driver {
             deferred,
             kv_usage: engine.blocks().usage(),
         };
+        let prefix = engine.prefix();
+        stats.prefix = (prefix.queries, prefix.hits);
         if self.shared.config.lora {
             let (running, waiting) = engine.adapters();
             let adapters = self.shared.adapters.lock();
@@ -356,8 +454,22 @@ impl Driver {
                 let name = |id: u16| Some(adapters.get(usize::from(id))?.as_ref()?.0.as_str());
                 ids.into_iter().filter_map(name).collect::<Vec<_>>().join(",")
             };
-            stats.adapters = (names(running), names(waiting));
+            let key = (names(running), names(waiting));
+            stats.saw_adapters(key, unix_seconds());
         }
+        let running = stats.gauges.running;
+        drop(stats);
+        if self.out_of_memory_at.is_some_and(|most| running > most as usize) {
+            self.run_out_of_memory();
+        }
+    }
+
+    /// The GPU had no room for a step: the engine is gone.
+    fn run_out_of_memory(&self) {
+        let text = "EngineCore encountered a fatal error.\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate \
+                    1.02 GiB. GPU 0 has a total capacity of which 0.31 GiB is free.";
+        self.shared.config.log.line(Speaker::EngineCore, Level::Error, "core.py:1519", text);
+        self.shared.dead.cancel();
     }
 }
 
@@ -374,7 +486,7 @@ mod tests {
     }
 
     fn submit(shared: &Shared, output_tokens: u32) -> Arc<Outlet> {
-        let outlet = Arc::new(Outlet::new(1));
+        let outlet = Arc::new(Outlet::new(1, 1));
         let request = Request { id: 1, prompt_tokens: 16, output_tokens, adapter: None, ..Request::default() };
         *shared.gate.lock() = Gate { in_flight: 1, prefill_tokens: 16 };
         let submission = Submission { request, finish: Finish::Length, max_tokens: output_tokens, n: 1 };

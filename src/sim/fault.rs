@@ -7,6 +7,8 @@
 //! | `stall=MS` | the next step takes MS longer (simulated time) |
 //! | `reset-midstream[=TOKENS]` | each stream is cut after that many tokens (default 8), without `[DONE]` |
 //! | `garbage` | generating routes and `/metrics` answer bytes that are neither JSON nor SSE nor Prometheus |
+//! | `oom[=SEQUENCES]` | the GPU runs out of memory as soon as more sequences run at once (default 32): the engine dies |
+//! | `slow-start[=SECONDS]` | the start takes that much longer, real time (default 60); at the start only |
 //! | `none` | all of it ends (a dead engine stays dead) |
 
 use std::str::FromStr;
@@ -14,6 +16,11 @@ use std::time::Duration;
 
 /// Tokens after which `reset-midstream` cuts a stream.
 const RESET_AFTER: u32 = 8;
+
+/// Sequences that fit the memory with `oom`.
+const RUNNING_AT_MOST: u32 = 32;
+/// What `slow-start` adds.
+const SLOW_START: Duration = Duration::from_secs(60);
 
 /// A fault. See the head of this file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,11 +37,17 @@ pub enum Fault {
     ResetMidstream(u32),
     /// Answers make no sense.
     Garbage,
+    /// The engine dies as soon as more sequences than this run.
+    OutOfMemory(u32),
+    /// The start takes longer.
+    SlowStart(Duration),
 }
 
 /// A text that names no fault.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("'{0}' is no fault; write hang, die, stall=MS, reset-midstream[=TOKENS], garbage or none")]
+#[error(
+    "'{0}' is no fault; write hang, die, stall=MS, reset-midstream[=TOKENS], garbage, oom[=SEQUENCES], slow-start[=SECONDS] or none"
+)]
 pub struct UnknownFault(String);
 
 impl FromStr for Fault {
@@ -52,6 +65,10 @@ impl FromStr for Fault {
             ("die", None) => Ok(Self::Die),
             ("garbage", None) => Ok(Self::Garbage),
             ("stall", Some(ms)) => Ok(Self::Stall(Duration::from_millis(u64::from(ms)))),
+            ("oom", most) => Ok(Self::OutOfMemory(most.unwrap_or(RUNNING_AT_MOST))),
+            ("slow-start", longer) => {
+                Ok(Self::SlowStart(longer.map_or(SLOW_START, |seconds| Duration::from_secs(u64::from(seconds)))))
+            }
             ("reset-midstream", after) => Ok(Self::ResetMidstream(after.unwrap_or(RESET_AFTER))),
             _ => Err(unknown()),
         }
@@ -67,6 +84,8 @@ mod tests {
         assert_eq!("stall=250".parse(), Ok(Fault::Stall(Duration::from_millis(250))));
         assert_eq!("reset-midstream".parse(), Ok(Fault::ResetMidstream(8)));
         assert_eq!("reset-midstream=3".parse(), Ok(Fault::ResetMidstream(3)));
+        assert_eq!("oom=7".parse(), Ok(Fault::OutOfMemory(7)));
+        assert_eq!("slow-start".parse(), Ok(Fault::SlowStart(SLOW_START)));
         assert!("stall".parse::<Fault>().is_err());
         assert!("explode".parse::<Fault>().unwrap_err().to_string().contains("write hang"));
     }

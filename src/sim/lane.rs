@@ -17,7 +17,7 @@ use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
 use super::cost::StepLoad;
-use super::engine::{Admitted, Emitted, Engine, EngineError, Request, SequenceId, StepOutcome};
+use super::engine::{Admitted, Emitted, Engine, EngineError, Pause, Request, SequenceId, StepOutcome};
 pub use super::front_end::FrontEnd;
 use crate::base::Rng;
 
@@ -87,7 +87,8 @@ impl Lane {
     /// The sequences of one HTTP request that arrives at `now`: one pass of the front end for all of them.
     pub fn submit(&mut self, now: Duration, requests: impl IntoIterator<Item = Request>) {
         self.drain_front_end(now);
-        self.front_end.enter(now, requests.into_iter().collect());
+        let arrived = requests.into_iter().map(|request| Request { arrived: now, ..request });
+        self.front_end.enter(now, arrived.collect());
     }
 
     /// Ends a sequence early, wherever it is. Says whether it was still there.
@@ -108,6 +109,30 @@ impl Lane {
     /// Makes the next step that starts longer by `extra`.
     pub fn stall(&mut self, extra: Duration) {
         self.stall += extra;
+    }
+
+    /// Pauses the engine or lets it go on: then a step starts at `now` if none is under way.
+    pub fn pause(&mut self, now: Duration, pause: Pause) {
+        self.engine.pause(pause);
+        self.restart(now);
+    }
+
+    /// Empties the prefix cache; with `preempt` what runs is computed again. See [`Engine::reset_prefix_cache`].
+    pub fn reset_prefix_cache(&mut self, now: Duration, preempt: bool) -> bool {
+        let done = self.engine.reset_prefix_cache(preempt);
+        self.restart(now);
+        done
+    }
+
+    /// An adapter was unloaded.
+    pub fn forget_adapter(&mut self, adapter: u16) {
+        self.engine.forget_adapter(adapter);
+    }
+
+    fn restart(&mut self, now: Duration) {
+        if self.under_way.is_none() {
+            self.start(now, now);
+        }
     }
 
     /// When something happens next, or nothing when the lane is idle.
@@ -223,6 +248,19 @@ impl Lane {
         &self.engine
     }
 
+    /// The engine, for what an operator does to it.
+    pub fn engine_mut(&mut self) -> &mut Engine {
+        &mut self.engine
+    }
+
+    /// Ends a pause of the engine: what waits is scheduled from `now` on.
+    pub fn resume(&mut self, now: Duration) {
+        self.engine.pause(Pause::No);
+        if self.under_way.is_none() {
+            self.start(now, now);
+        }
+    }
+
     /// Sequences still in the front end.
     pub fn coming(&self) -> usize {
         self.coming.len() + self.front_end.sequences()
@@ -267,6 +305,27 @@ mod tests {
             last
         };
         assert_eq!(drive(Duration::ZERO), drive(Duration::from_millis(50)));
+    }
+
+    #[test]
+    fn a_paused_lane_keeps_what_it_has_and_goes_on_when_told() {
+        let mut lane = lane();
+        lane.submit(Duration::ZERO, [request(1)]);
+        lane.poll(Duration::from_secs(1));
+        lane.pause(Duration::from_secs(1), Pause::All);
+        let mut tokens = 0;
+        while let Some(at) = lane.next_at() {
+            tokens += lane.poll(at).map_or(0, |end| end.emitted.len());
+        }
+        assert_eq!((tokens, lane.engine().running()), (1, 1), "the step under way ends, and no other begins");
+        let later = Duration::from_secs(60);
+        lane.pause(later, Pause::No);
+        while let Some(at) = lane.next_at() {
+            assert!(at > later);
+            tokens += lane.poll(at).map_or(0, |end| end.emitted.len());
+        }
+        assert_eq!((tokens, lane.engine().is_empty()), (3, true));
+        assert!(lane.reset_prefix_cache(later, false));
     }
 
     #[test]

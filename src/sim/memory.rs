@@ -205,7 +205,7 @@ fn graph_bytes(model: &Model, settings: &MemorySettings) -> f64 {
 }
 
 /// How many sizes are captured: 1, 2, 4, then by 8 to 256, then by 16, up to the largest.
-fn graph_sizes(largest: u32) -> u32 {
+pub(super) fn graph_sizes(largest: u32) -> u32 {
     let small = [1, 2, 4].iter().filter(|size| **size <= largest).count() as u32;
     small + largest.min(248) / 8 + largest.saturating_sub(240) / 16
 }

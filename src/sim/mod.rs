@@ -10,28 +10,41 @@
 //! times are not. `engine`, `cost` and `lane` are pure and run on virtual time from a seed; `driver` ties a lane to
 //! the clock; `server` speaks HTTP.
 
+mod anthropic;
 mod answer;
+pub mod api;
+mod choice;
 pub mod config;
 pub mod cost;
 mod driver;
 pub mod engine;
 pub mod fault;
 pub mod fit;
+mod format;
 pub mod front_end;
 mod gate;
 mod generate;
 pub mod lane;
+pub mod log;
+mod logprobs;
 pub mod memory;
 mod models;
 mod outlet;
+mod page;
 pub mod profile;
-pub mod protocol;
+pub mod refusal;
+mod requests;
+mod responses;
 mod routes;
+mod script;
 pub mod server;
 #[cfg(test)]
 mod server_tests;
+pub mod startup;
 mod stats;
+mod template;
 pub mod text;
+pub mod vocabulary;
 pub mod wire;
 
 pub use config::SimConfig;
@@ -41,4 +54,5 @@ pub use fault::Fault;
 pub use lane::Lane;
 pub use memory::{KvBudget, MemoryError, MemorySettings, kv_budget};
 pub use profile::{Constants, Gpu, Layout, Model, Profile, ProfileError};
+pub use refusal::Refusal;
 pub use server::{Handle, Snapshot, spawn};

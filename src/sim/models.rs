@@ -1,14 +1,21 @@
 //! Names that a server answers to: `/v1/models` and LoRA adapters at run time.
 //!
-//! Adapters are names only: nothing is read from the path. Loading needs `--enable-lora`; an adapter that runs keeps
-//! running when it is unloaded. At most [`MAX_ADAPTERS`] are ever loaded in one process, so ids never run out.
+//! A server of a made-up model takes any path for an adapter. One whose model is a folder reads the adapter's
+//! `adapter_config.json`, and refuses what vLLM would. Loading needs `--enable-lora`; an adapter that runs keeps running
+//! when it is unloaded. At most [`MAX_ADAPTERS`] are ever loaded in one process, so ids never run out.
+
+use std::path::Path;
 
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
+
+use super::api::pydantic::{self, Field, Fields, Problems};
+use super::api::{json, schema};
 
 use super::config::MAX_ADAPTERS;
 use super::driver::Shared;
 use super::generate::unix_time;
+use super::profile::Model;
 use super::wire::ErrorBody;
 use crate::base::Rng;
 
@@ -86,55 +93,116 @@ fn permission(seed: u64, created: u64) -> Permission {
     }
 }
 
-fn text<'a>(value: &'a Value, field: &str) -> Result<&'a str, ErrorBody> {
-    let given = value[field].as_str().filter(|text| !text.is_empty());
-    given.ok_or_else(|| invalid(format!("Both 'lora_name' and 'lora_path' must be provided ('{field}' is missing).")))
-}
-
 fn invalid(message: String) -> ErrorBody {
     ErrorBody { status: 400, kind: "InvalidUserInput", param: None, message }
 }
 
+fn checked(bytes: &[u8], schema: &[Field]) -> Result<Map<String, Value>, ErrorBody> {
+    let fields = json::object(bytes)?;
+    let mut problems = Problems::default();
+    pydantic::check(schema, &fields, &mut problems);
+    if problems.is_empty() { Ok(fields) } else { Err(problems.refusal()) }
+}
+
 /// `/v1/load_lora_adapter`
-pub(super) fn load(shared: &Shared, value: &Value) -> Result<String, ErrorBody> {
-    let (name, path) = (text(value, "lora_name")?, text(value, "lora_path")?);
-    if !shared.config.lora {
-        return Err(invalid("LoRA is not enabled; start with --enable-lora.".into()));
+pub(super) fn load(shared: &Shared, bytes: &[u8]) -> Result<String, ErrorBody> {
+    let fields = checked(bytes, schema::LOAD_ADAPTER)?;
+    let text = |name: &str| fields.text(name).unwrap_or_default();
+    let (name, path) = (text("lora_name"), text("lora_path"));
+    if name.is_empty() || path.is_empty() {
+        return Err(invalid("Both 'lora_name' and 'lora_path' must be provided.".into()));
+    }
+    if shared.config.names.iter().any(|known| known == name) {
+        return Err(invalid(format!("The lora adapter '{name}' conflicts with a served base model.")));
     }
     let mut adapters = shared.adapters.lock();
-    let full = adapters.len() >= MAX_ADAPTERS;
     let loaded = adapters.iter_mut().flatten().find(|(known, _)| known == name);
-    match loaded {
-        Some((_, known)) if value["load_inplace"].as_bool().unwrap_or(false) => *known = path.to_owned(),
-        Some(_) => {
-            let message = format!(
-                "The lora adapter '{name}' has already been loaded. If you want to load the adapter in place, set \
-                 'load_inplace' to True."
-            );
-            return Err(invalid(message));
-        }
-        None if shared.config.names.iter().any(|known| known == name) => {
-            return Err(invalid(format!("The lora adapter '{name}' has the name of a base model.")));
-        }
-        None if full => {
-            return Err(invalid(format!("at most {MAX_ADAPTERS} adapters can be loaded in one process.")));
-        }
-        None => adapters.push(Some((name.to_owned(), path.to_owned()))),
+    if loaded.is_some() && !fields.truth("load_inplace") {
+        let message = format!(
+            "The lora adapter '{name}' has already been loaded. If you want to load the adapter in place, set \
+             'load_inplace' to True."
+        );
+        return Err(invalid(message));
+    }
+    if !shared.config.lora {
+        let message = "Call to add_lora method failed: Worker failed with error 'LoRA is not enabled. Use --enable-lora to \
+                       enable LoRA.', please check the stack trace above for the root cause";
+        return Err(ErrorBody::bad_request(None, message.to_owned()));
+    }
+    if shared.config.on_disk
+        && let Err(message) = check_adapter(name, path, shared.config.max_lora_rank)
+    {
+        return Err(ErrorBody::not_found(None, message));
+    }
+    if let Some((_, known)) = loaded {
+        *known = path.to_owned();
+    } else if adapters.len() >= MAX_ADAPTERS {
+        return Err(invalid(format!("at most {MAX_ADAPTERS} adapters can be loaded in one process.")));
+    } else {
+        adapters.push(Some((name.to_owned(), path.to_owned())));
     }
     Ok(format!("Success: LoRA adapter '{name}' added successfully."))
 }
 
 /// `/v1/unload_lora_adapter`
-pub(super) fn unload(shared: &Shared, value: &Value) -> Result<String, ErrorBody> {
-    let name = value["lora_name"].as_str().unwrap_or_default();
+pub(super) fn unload(shared: &Shared, bytes: &[u8]) -> Result<String, ErrorBody> {
+    let fields = checked(bytes, schema::UNLOAD_ADAPTER)?;
+    let name = fields.text("lora_name").unwrap_or_default();
+    if name.is_empty() {
+        return Err(invalid("'lora_name' needs to be provided to unload a LoRA adapter.".into()));
+    }
+    remove(shared, name)?;
+    Ok(format!("Success: LoRA adapter '{name}' removed successfully."))
+}
+
+/// Forgets an adapter.
+///
+/// # Errors
+/// When there is none of this name.
+pub(super) fn remove(shared: &Shared, name: &str) -> Result<(), ErrorBody> {
     let mut adapters = shared.adapters.lock();
     let slot = adapters.iter_mut().find(|slot| slot.as_ref().is_some_and(|(known, _)| known == name));
-    match slot {
-        Some(slot) => *slot = None,
-        None => {
-            let message = format!("The lora adapter '{name}' cannot be found.");
-            return Err(ErrorBody { status: 404, kind: "NotFoundError", param: None, message });
-        }
+    let Some(slot) = slot else {
+        return Err(ErrorBody::not_found(None, format!("The lora adapter '{name}' cannot be found.")));
+    };
+    *slot = None;
+    Ok(())
+}
+
+/// Looks whether the path leads to an adapter whose rank fits.
+///
+/// # Errors
+/// In vLLM's words.
+pub(super) fn check_adapter(name: &str, path: &str, max_rank: i64) -> Result<(), String> {
+    let folder = Path::new(path);
+    let missing = || format!("Loading lora {name} failed: No adapter found for {path}");
+    let config = std::fs::read_to_string(folder.join("adapter_config.json")).map_err(|_| missing())?;
+    let config: Value = serde_json::from_str(&config).map_err(|_| missing())?;
+    let rank = config["r"].as_i64().unwrap_or(0);
+    if rank > max_rank {
+        return Err(format!(
+            "Call to add_lora method failed: Worker failed with error 'LoRA rank {rank} is greater than max_lora_rank \
+             {max_rank}.', please check the stack trace above for the root cause"
+        ));
     }
-    Ok(format!("Success: LoRA adapter '{name}' removed successfully."))
+    Ok(())
+}
+
+/// Sizes of the model in a folder, from its `config.json`; none when that does not describe a dense decoder.
+pub(super) fn sizes_of_folder(folder: &Path) -> Option<Model> {
+    let config: Value = serde_json::from_str(&std::fs::read_to_string(folder.join("config.json")).ok()?).ok()?;
+    let number =
+        |name: &str| config[name].as_u64().and_then(|value| u32::try_from(value).ok()).filter(|value| *value > 0);
+    let (hidden, heads) = (number("hidden_size")?, number("num_attention_heads")?);
+    Some(Model {
+        layers: number("num_hidden_layers")?,
+        hidden,
+        intermediate: number("intermediate_size")?,
+        heads,
+        kv_heads: number("num_key_value_heads").unwrap_or(heads),
+        head_dim: number("head_dim").unwrap_or(hidden / heads),
+        vocabulary: number("vocab_size")?,
+        tied_embeddings: config["tie_word_embeddings"].as_bool().unwrap_or(false),
+        max_model_len: number("max_position_embeddings")?,
+    })
 }

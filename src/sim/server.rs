@@ -6,6 +6,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use hyper::server::conn::http1;
@@ -50,6 +51,12 @@ pub struct Snapshot {
     pub generated_tokens: u64,
     /// Preemptions.
     pub preemptions: u64,
+    /// Sequences that wait for an adapter slot after the last step; part of `waiting`.
+    pub deferred: usize,
+    /// Prompt tokens of requests that got their first token.
+    pub prompt_tokens: u64,
+    /// Tokens looked up in the prefix cache, and found there.
+    pub prefix: (u64, u64),
 }
 
 /// A running server. Dropping the handle leaves it running; [`Handle::shutdown`] ends it.
@@ -97,6 +104,9 @@ impl Handle {
             kv_usage: stats.gauges.kv_usage,
             generated_tokens: stats.generation_tokens,
             preemptions: stats.preemptions,
+            deferred: stats.gauges.deferred,
+            prompt_tokens: stats.prompt_tokens,
+            prefix: stats.prefix,
         }
     }
 
@@ -108,6 +118,20 @@ impl Handle {
     /// Resolves when the engine has died.
     pub async fn died(&self) {
         self.shared.dead.cancelled().await;
+    }
+
+    /// Refuses what is new and waits until what is inside has ended, at most this long. Says whether all has.
+    pub async fn drain(&self, within: Duration) -> bool {
+        const LOOK_EVERY: Duration = Duration::from_millis(5);
+        self.shared.draining.store(true, Ordering::Relaxed);
+        let deadline = tokio::time::Instant::now() + within;
+        while self.shared.gate.lock().in_flight > 0 {
+            if tokio::time::Instant::now() >= deadline || self.shared.dead.is_cancelled() {
+                return false;
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+        true
     }
 
     /// Stops as after SIGTERM: what is in flight ends with an error, connections close, all tasks are waited for.
@@ -130,7 +154,7 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>, tasks: TaskTracker) 
             accepted = listener.accept() => accepted,
             () = shared.stop.cancelled() => return,
         };
-        let Ok((stream, _)) = accepted else {
+        let Ok((stream, peer)) = accepted else {
             tokio::time::sleep(ACCEPT_PAUSE).await;
             continue;
         };
@@ -138,7 +162,7 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>, tasks: TaskTracker) 
         let _ = stream.set_nodelay(true);
         let shared = Arc::clone(&shared);
         tasks.spawn(async move {
-            let service = service_fn(|request| routes::handle(Arc::clone(&shared), request));
+            let service = service_fn(|request| routes::handle(Arc::clone(&shared), peer, request));
             let connection = http1::Builder::new()
                 .timer(TokioTimer::new())
                 .header_read_timeout(KEEP_ALIVE)

@@ -156,13 +156,14 @@ async fn errors_are_vllms() {
         ("POST", CHAT, r#"{"model":"x","messages":[]}"#, 404, "The model `x` does not exist. Valid aliases: m."),
         ("POST", COMPLETION, r#"{"prompt":"a","max_tokens":9999}"#, 400, "cannot be greater than max_model_len=8192"),
         ("POST", COMPLETION, "{", 400, "1 validation error"),
-        ("GET", "/v1/nothing", "", 404, "Not Found"),
-        ("GET", CHAT, "", 405, "Method Not Allowed"),
     ] {
         let (found, body) = call(&handle, method, path, body).await;
         let error: Value = serde_json::from_str(&body).unwrap();
         assert_eq!((found, error["error"]["code"].as_u64()), (status, Some(u64::from(status))), "{path}");
         assert!(error["error"]["message"].as_str().unwrap().contains(message), "{body}");
+    }
+    for (path, status, detail) in [("/v1/nothing", 404, "Not Found"), (CHAT, 405, "Method Not Allowed")] {
+        assert_eq!(call(&handle, "GET", path, "").await, (status, format!("{{\"detail\":\"{detail}\"}}")));
     }
     handle.shutdown().await;
 }

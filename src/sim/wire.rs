@@ -7,21 +7,21 @@
 //! end-of-sequence token counts and has no text.
 
 use std::fmt::Write;
+use std::sync::Arc;
 
 use serde_json::json;
 
-use super::protocol::Kind;
-
-/// What `system_fingerprint` says.
-const FINGERPRINT: &str = "vllm-0.33.0-51ca51ca";
+use super::api::Kind;
 
 /// Why a sequence ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finish {
-    /// It drew an end-of-sequence token.
+    /// It drew an end-of-sequence token or said a stop string.
     Stop,
     /// It reached its limit.
     Length,
+    /// It was ended by the server: paused, asleep, or shutting down.
+    Abort,
 }
 
 impl Finish {
@@ -30,6 +30,7 @@ impl Finish {
         match self {
             Self::Stop => "stop",
             Self::Length => "length",
+            Self::Abort => "abort",
         }
     }
 }
@@ -43,8 +44,20 @@ pub struct Envelope {
     id: String,
     created: u64,
     model: String,
+    fingerprint: Arc<str>,
     usage_chunk: bool,
     continuous: bool,
+    /// Who speaks in a chat; JSON.
+    role: String,
+}
+
+/// Which usage a stream shows.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct UsageShown {
+    /// A chunk at the end.
+    pub at_end: bool,
+    /// On every chunk, too.
+    pub continuous: bool,
 }
 
 /// Token counts of an answer.
@@ -54,11 +67,55 @@ pub struct Usage {
     pub prompt: u64,
     /// Tokens of the answers.
     pub completion: u64,
+    /// Tokens of the prompts that were in the prefix cache, where that is shown and there were any.
+    pub cached: Option<u64>,
+}
+
+/// A part of an answer: some tokens of one choice. What is JSON is rendered already.
+#[derive(Clone, Debug, Default)]
+pub struct Piece {
+    /// Its text.
+    pub text: String,
+    /// `logprobs`, JSON.
+    pub logprobs: Option<String>,
+    /// `token_ids`, JSON.
+    pub token_ids: Option<String>,
+    /// `prompt_token_ids`, JSON: on the first piece of a completion.
+    pub prompt_ids: Option<String>,
+    /// Set on the last piece.
+    pub finish: Option<Finish>,
+    /// `stop_reason`, JSON, with `finish`.
+    pub stop_reason: String,
+}
+
+/// A choice of an answer that was not streamed.
+#[derive(Clone, Debug, Default)]
+pub struct Whole {
+    /// All of it as one piece.
+    pub piece: Piece,
+    /// `prompt_logprobs`, JSON.
+    pub prompt_logprobs: Option<String>,
+}
+
+const NULL: &str = "null";
+
+fn or_null(json: &Option<String>) -> &str {
+    json.as_deref().unwrap_or(NULL)
+}
+
+/// Appends a text as JSON without its quotes.
+fn push_text(out: &mut String, text: &str) {
+    if text.bytes().all(|byte| byte >= 0x20 && byte != b'"' && byte != b'\\') {
+        out.push_str(text);
+    } else {
+        let quoted = json!(text).to_string();
+        out.push_str(&quoted[1..quoted.len() - 1]);
+    }
 }
 
 impl Envelope {
     /// An answer with this id (already prefixed); `created` in Unix seconds.
-    pub fn new(kind: Kind, id: String, created: u64, model: &str, usage_chunk: bool, continuous: bool) -> Self {
+    pub fn new(kind: Kind, id: String, created: u64, model: &str, fingerprint: &Arc<str>, shown: UsageShown) -> Self {
         let object = match kind {
             Kind::Chat => "chat.completion.chunk",
             Kind::Completion => "text_completion",
@@ -68,44 +125,63 @@ impl Envelope {
             json!(id),
             json!(model)
         );
-        Self { kind, head, id, created, model: model.to_owned(), usage_chunk, continuous: continuous && usage_chunk }
+        let (usage_chunk, continuous) = (shown.at_end, shown.at_end && shown.continuous);
+        let (model, fingerprint) = (model.to_owned(), Arc::clone(fingerprint));
+        let role = "\"assistant\"".to_owned();
+        Self { kind, head, id, created, model, fingerprint, usage_chunk, continuous, role }
+    }
+
+    /// Somebody else speaks: a chat that goes on without a new message goes on with the last role.
+    pub fn spoken_by(mut self, role: &str) -> Self {
+        self.role = json!(role).to_string();
+        self
     }
 
     /// The chunk that opens a choice of a chat; completions have none.
-    pub fn role(&self, out: &mut String, choice: usize, usage: Usage) {
+    pub fn role(&self, out: &mut String, choice: usize, prompt_ids: Option<&str>, usage: Usage) {
         if self.kind == Kind::Completion {
             return;
         }
         out.push_str(&self.head);
         let _ = write!(
             out,
-            "{{\"index\":{choice},\"delta\":{{\"role\":\"assistant\",\"content\":\"\"}},\"logprobs\":null,\
-             \"finish_reason\":null}}]"
+            "{{\"index\":{choice},\"delta\":{{\"role\":{},\"content\":\"\"}},\"logprobs\":null,\"finish_reason\":null}}]",
+            self.role
         );
         self.running_usage(out, usage);
-        out.push_str(",\"prompt_token_ids\":null,\"prompt_text\":null}\n\n");
+        let _ = write!(out, ",\"prompt_token_ids\":{},\"prompt_text\":null}}\n\n", prompt_ids.unwrap_or(NULL));
     }
 
     /// A chunk with text.
-    pub fn content(&self, out: &mut String, choice: usize, text: &str, finish: Option<Finish>, usage: Usage) {
+    pub fn content(&self, out: &mut String, choice: usize, piece: &Piece, usage: Usage) {
         out.push_str(&self.head);
-        // The words of `text.rs` need no escaping.
         let _ = match self.kind {
-            Kind::Chat => write!(out, "{{\"index\":{choice},\"delta\":{{\"content\":\"{text}\"}},\"logprobs\":null,"),
-            Kind::Completion => write!(out, "{{\"index\":{choice},\"text\":\"{text}\",\"logprobs\":null,"),
+            Kind::Chat => write!(out, "{{\"index\":{choice},\"delta\":{{\"content\":\""),
+            Kind::Completion => write!(out, "{{\"index\":{choice},\"text\":\""),
         };
-        let _ = match finish {
+        push_text(out, &piece.text);
+        let logprobs = or_null(&piece.logprobs);
+        let _ = match self.kind {
+            Kind::Chat => write!(out, "\"}},\"logprobs\":{logprobs},"),
+            Kind::Completion => write!(out, "\",\"logprobs\":{logprobs},"),
+        };
+        let _ = match piece.finish {
             Some(finish) => write!(out, "\"finish_reason\":\"{}\",", finish.as_str()),
             None => write!(out, "\"finish_reason\":null,"),
         };
-        out.push_str(match (self.kind, finish) {
-            (Kind::Chat, Some(_)) => "\"stop_reason\":null,\"token_ids\":null}]",
-            (Kind::Chat, None) => "\"token_ids\":null}]",
-            (Kind::Completion, _) => "\"stop_reason\":null,\"prompt_token_ids\":null,\"token_ids\":null}]",
-        });
+        let reason = if piece.finish.is_some() { piece.stop_reason.as_str() } else { NULL };
+        let ids = or_null(&piece.token_ids);
+        let _ = match (self.kind, piece.finish) {
+            (Kind::Chat, Some(_)) => write!(out, "\"stop_reason\":{reason},\"token_ids\":{ids}}}]"),
+            (Kind::Chat, None) => write!(out, "\"token_ids\":{ids}}}]"),
+            (Kind::Completion, _) => {
+                let prompt = or_null(&piece.prompt_ids);
+                write!(out, "\"stop_reason\":{reason},\"prompt_token_ids\":{prompt},\"token_ids\":{ids}}}]")
+            }
+        };
         self.running_usage(out, usage);
-        if finish.is_some() && !self.usage_chunk {
-            let _ = write!(out, ",\"system_fingerprint\":\"{FINGERPRINT}\"");
+        if piece.finish.is_some() && !self.usage_chunk {
+            let _ = write!(out, ",\"system_fingerprint\":\"{}\"", self.fingerprint);
         }
         out.push_str("}\n\n");
     }
@@ -115,15 +191,18 @@ impl Envelope {
         if self.usage_chunk {
             out.push_str(&self.head);
             out.push(']');
-            self.write_usage(out, usage);
-            let _ = write!(out, "}},\"system_fingerprint\":\"{FINGERPRINT}\"}}\n\n");
+            write_usage(out, usage);
+            if let Some(cached) = usage.cached {
+                let _ = write!(out, ",\"prompt_tokens_details\":{{\"cached_tokens\":{cached}}}");
+            }
+            let _ = write!(out, "}},\"system_fingerprint\":\"{}\"}}\n\n", self.fingerprint);
         }
         out.push_str("data: [DONE]\n\n");
     }
 
     fn running_usage(&self, out: &mut String, usage: Usage) {
         if self.continuous {
-            self.write_usage(out, usage);
+            write_usage(out, usage);
             out.push_str(match self.kind {
                 Kind::Chat => ",\"completion_tokens_details\":null}",
                 Kind::Completion => "}",
@@ -131,18 +210,11 @@ impl Envelope {
         }
     }
 
-    fn write_usage(&self, out: &mut String, usage: Usage) {
-        let Usage { prompt, completion } = usage;
-        let total = prompt + completion;
-        let _ = write!(
-            out,
-            ",\"usage\":{{\"prompt_tokens\":{prompt},\"total_tokens\":{total},\"completion_tokens\":{completion}"
-        );
-    }
-
-    /// The whole body of an answer that was not streamed.
-    pub fn body(&self, choices: &[(String, Finish)], usage: Usage) -> String {
-        let mut out = String::with_capacity(600 + choices.iter().map(|(text, _)| text.len() + 300).sum::<usize>());
+    /// The whole body of an answer that was not streamed. `prompt` is what a chat says of its prompt: log probabilities
+    /// and token ids.
+    pub fn body(&self, choices: &[Whole], usage: Usage) -> String {
+        let mut out =
+            String::with_capacity(600 + choices.iter().map(|whole| whole.piece.text.len() + 300).sum::<usize>());
         let object = match self.kind {
             Kind::Chat => "chat.completion",
             Kind::Completion => "text_completion",
@@ -154,35 +226,60 @@ impl Envelope {
             self.created,
             json!(self.model)
         );
-        for (index, (text, finish)) in choices.iter().enumerate() {
+        for (index, Whole { piece, prompt_logprobs }) in choices.iter().enumerate() {
             let comma = if index > 0 { "," } else { "" };
-            let finish = finish.as_str();
+            let finish = piece.finish.map_or("length", Finish::as_str);
+            let reason = piece.stop_reason.as_str();
+            let (logprobs, ids) = (or_null(&piece.logprobs), or_null(&piece.token_ids));
             let _ = match self.kind {
-                Kind::Chat => write!(
-                    out,
-                    "{comma}{{\"index\":{index},\"message\":{{\"role\":\"assistant\",\"content\":\"{text}\",\
-                     \"refusal\":null,\"annotations\":null,\"audio\":null,\"function_call\":null,\"reasoning\":null}},\
-                     \"logprobs\":null,\"finish_reason\":\"{finish}\",\"stop_reason\":null,\"token_ids\":null,\
-                     \"routed_experts\":null}}"
-                ),
-                Kind::Completion => write!(
-                    out,
-                    "{comma}{{\"index\":{index},\"text\":\"{text}\",\"logprobs\":null,\"finish_reason\":\"{finish}\",\
-                     \"stop_reason\":null,\"token_ids\":null,\"prompt_logprobs\":null,\"prompt_token_ids\":null,\
-                     \"routed_experts\":null}}"
-                ),
+                Kind::Chat => {
+                    let _ =
+                        write!(out, "{comma}{{\"index\":{index},\"message\":{{\"role\":{},\"content\":\"", self.role);
+                    push_text(&mut out, &piece.text);
+                    write!(
+                        out,
+                        "\",\"refusal\":null,\"annotations\":null,\"audio\":null,\"function_call\":null,\"reasoning\":\
+                         null}},\"logprobs\":{logprobs},\"finish_reason\":\"{finish}\",\"stop_reason\":{reason},\
+                         \"token_ids\":{ids},\"routed_experts\":null}}"
+                    )
+                }
+                Kind::Completion => {
+                    let _ = write!(out, "{comma}{{\"index\":{index},\"text\":\"");
+                    push_text(&mut out, &piece.text);
+                    let (prompt, prompt_ids) = (or_null(prompt_logprobs), or_null(&piece.prompt_ids));
+                    write!(
+                        out,
+                        "\",\"logprobs\":{logprobs},\"finish_reason\":\"{finish}\",\"stop_reason\":{reason},\
+                         \"token_ids\":{ids},\"prompt_logprobs\":{prompt},\"prompt_token_ids\":{prompt_ids},\
+                         \"routed_experts\":null}}"
+                    )
+                }
             };
         }
-        let _ = write!(out, "],\"service_tier\":null,\"system_fingerprint\":\"{FINGERPRINT}\"");
-        self.write_usage(&mut out, usage);
-        out.push_str(",\"prompt_tokens_details\":null,\"completion_tokens_details\":null}");
-        if self.kind == Kind::Chat {
-            out.push_str(",\"prompt_logprobs\":null,\"prompt_token_ids\":null,\"prompt_text\":null");
+        let _ = write!(out, "],\"service_tier\":null,\"system_fingerprint\":\"{}\"", self.fingerprint);
+        write_usage(&mut out, usage);
+        let details = usage.cached.map_or(NULL.to_owned(), |cached| format!("{{\"cached_tokens\":{cached}}}"));
+        let _ = write!(out, ",\"prompt_tokens_details\":{details},\"completion_tokens_details\":null}}");
+        if let (Kind::Chat, Some(first)) = (self.kind, choices.first()) {
+            let (logprobs, ids) = (or_null(&first.prompt_logprobs), or_null(&first.piece.prompt_ids));
+            let _ = write!(out, ",\"prompt_logprobs\":{logprobs},\"prompt_token_ids\":{ids},\"prompt_text\":null");
         }
         out.push_str(",\"kv_transfer_params\":null,\"ec_transfer_params\":null,\"metrics\":null}");
         out
     }
 }
+
+fn write_usage(out: &mut String, usage: Usage) {
+    let Usage { prompt, completion, .. } = usage;
+    let total = prompt + completion;
+    let _ = write!(
+        out,
+        ",\"usage\":{{\"prompt_tokens\":{prompt},\"total_tokens\":{total},\"completion_tokens\":{completion}"
+    );
+}
+
+/// `kind` of an error that is not vLLM's own.
+const DETAIL: &str = "detail";
 
 /// An error object and its status.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -203,14 +300,14 @@ impl ErrorBody {
         Self { status: 400, kind: "BadRequestError", param: param.map(str::to_owned), message }
     }
 
-    /// A body that fails validation (400, `Bad Request`); `problems` are pydantic-like.
-    pub fn invalid(problems: &[(String, String)]) -> Self {
-        let plural = if problems.len() == 1 { "" } else { "s" };
-        let mut message = format!("{} validation error{plural}:", problems.len());
-        for (_, text) in problems {
-            let _ = write!(message, "\n  {text}");
-        }
-        Self { status: 400, kind: "Bad Request", param: problems.first().map(|(at, _)| at.clone()), message }
+    /// What the framework below vLLM answers: `{"detail": ..}`.
+    pub fn detail(status: u16, message: &str) -> Self {
+        Self { status, kind: DETAIL, param: None, message: message.to_owned() }
+    }
+
+    /// Something that is not there (404, `NotFoundError`).
+    pub fn not_found(param: Option<&str>, message: String) -> Self {
+        Self { status: 404, kind: "NotFoundError", param: param.map(str::to_owned), message }
     }
 
     /// An engine that died.
@@ -221,6 +318,9 @@ impl ErrorBody {
 
     /// The object as JSON.
     pub fn json(&self) -> String {
+        if self.kind == DETAIL {
+            return json!({"detail": self.message}).to_string();
+        }
         let param = json!(self.param);
         let (message, kind) = (json!(self.message), json!(self.kind));
         format!("{{\"error\":{{\"message\":{message},\"type\":{kind},\"param\":{param},\"code\":{}}}}}", self.status)
@@ -244,11 +344,15 @@ mod tests {
 
     fn render(kind: Kind, usage_chunk: bool, continuous: bool) -> String {
         let (prefix, mut out) = (if kind == Kind::Chat { "chatcmpl-" } else { "cmpl-" }, String::new());
-        let envelope = Envelope::new(kind, format!("{prefix}1"), 2, "m", usage_chunk, continuous);
-        envelope.role(&mut out, 0, Usage { prompt: 5, completion: 0 });
-        envelope.content(&mut out, 0, " a", None, Usage { prompt: 5, completion: 1 });
-        envelope.content(&mut out, 0, " b", Some(Finish::Length), Usage { prompt: 5, completion: 2 });
-        envelope.end(&mut out, Usage { prompt: 5, completion: 2 });
+        let shown = UsageShown { at_end: usage_chunk, continuous };
+        let envelope = Envelope::new(kind, format!("{prefix}1"), 2, "m", &"vllm-0.33.0-51ca51ca".into(), shown);
+        let usage = |completion| Usage { prompt: 5, completion, cached: None };
+        let piece =
+            |text: &str, finish| Piece { text: text.into(), finish, stop_reason: "null".into(), ..Piece::default() };
+        envelope.role(&mut out, 0, None, usage(0));
+        envelope.content(&mut out, 0, &piece(" a", None), usage(1));
+        envelope.content(&mut out, 0, &piece(" b", Some(Finish::Length)), usage(2));
+        envelope.end(&mut out, usage(2));
         out
     }
 
@@ -287,8 +391,17 @@ mod tests {
             serde_json::from_str::<serde_json::Value>(event.strip_prefix("data: ").unwrap()).unwrap();
         }
         for kind in [Kind::Chat, Kind::Completion] {
-            let envelope = Envelope::new(kind, "x".into(), 1, "a \"b\"", false, false);
-            let choices = [("one".into(), Finish::Stop), ("two".into(), Finish::Length)];
+            let envelope = Envelope::new(kind, "x".into(), 1, "a \"b\"", &"f".into(), UsageShown::default());
+            let whole = |text: &str, finish| Whole {
+                piece: Piece {
+                    text: text.into(),
+                    finish: Some(finish),
+                    stop_reason: "null".into(),
+                    ..Piece::default()
+                },
+                prompt_logprobs: None,
+            };
+            let choices = [whole("one \"two\"\n", Finish::Stop), whole("two", Finish::Length)];
             serde_json::from_str::<serde_json::Value>(&envelope.body(&choices, Usage::default())).unwrap();
         }
     }

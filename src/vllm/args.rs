@@ -1,116 +1,18 @@
 //! Flags of `vllm serve`, typed both ways: argv -> [`ServeArgs`] -> argv.
 //!
-//! Grammar as argparse reads it: `--flag value`, `--flag=value`, `_` and `-` alike in names, switches with a
-//! `--no-` form, `-tp` and its kin, one positional model (or `--model`). Sizes take k (1,000), K (1,024) and the
-//! same with m, M, g, G. A flag that is unknown here or was removed from vLLM is an error that ends the process
-//! with code 2, because that is how a real start fails when an old script passes an old flag.
+//! Grammar as argparse reads it: `--flag value`, `--flag=value`, `_` and `-` alike in names, unique abbreviations,
+//! switches with a `--no-` form, `-tp` and its kin, one positional model (or `--model`), `-O2`, and parts of a JSON
+//! flag as `--flag.key value`. Sizes take k (1,000), K (1,024) and the same with m, g and t, where vLLM takes them. A
+//! flag that is unknown here or was removed from vLLM is an error that ends the process with code 2, because that is
+//! how a real start fails when an old script passes an old flag.
 //!
-//! The table holds the flags that decide capacity, queueing, names and addresses, plus those that people commonly
-//! pass and that change nothing for us. Values are kept as written; typed readers check them when parsing, so a
-//! `ServeArgs` that exists reads without errors. Repeating a flag: the last one wins.
+//! Values are kept as written; typed readers check them when parsing, so a `ServeArgs` that exists reads without errors.
+//! Repeating a flag: the last one wins.
 
 use std::collections::BTreeMap;
 
-/// What a flag takes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Takes {
-    /// Nothing; `--no-` negates it.
-    Switch,
-    /// A whole number, perhaps with a unit.
-    Int,
-    /// A number.
-    Float,
-    /// Any text.
-    Text,
-    /// One or more texts, up to the next flag.
-    Texts,
-}
-
-use Takes::{Float, Int, Switch, Text, Texts};
-
-const FLAGS: &[(&str, Takes)] = &[
-    ("api-key", Texts),
-    ("api-server-count", Int),
-    ("async-scheduling", Switch),
-    ("block-size", Int),
-    ("chat-template", Text),
-    ("compilation-config", Text),
-    ("cpu-offload-gb", Float),
-    ("cudagraph-capture-sizes", Texts),
-    ("data-parallel-size", Int),
-    ("device-ids", Text),
-    ("disable-fastapi-docs", Switch),
-    ("disable-log-stats", Switch),
-    ("download-dir", Text),
-    ("dtype", Text),
-    ("enable-auto-tool-choice", Switch),
-    ("enable-chunked-prefill", Switch),
-    ("enable-force-include-usage", Switch),
-    ("enable-log-requests", Switch),
-    ("enable-lora", Switch),
-    ("enable-per-request-metrics", Switch),
-    ("enable-prefix-caching", Switch),
-    ("enable-prompt-tokens-details", Switch),
-    ("enable-request-id-headers", Switch),
-    ("enable-server-load-tracking", Switch),
-    ("enable-sleep-mode", Switch),
-    ("enforce-eager", Switch),
-    ("generation-config", Text),
-    ("gpu-memory-utilization", Float),
-    ("host", Text),
-    ("kv-cache-dtype", Text),
-    ("kv-cache-memory-bytes", Int),
-    ("kv-events-config", Text),
-    ("load-format", Text),
-    ("long-prefill-token-threshold", Int),
-    ("long-prefill-token-threshold-adaptive", Switch),
-    ("lora-modules", Texts),
-    ("max-cpu-loras", Int),
-    ("max-cudagraph-capture-size", Int),
-    ("max-logprobs", Int),
-    ("max-lora-rank", Int),
-    ("max-loras", Int),
-    ("max-model-len", Int),
-    ("max-num-active-seqs", Int),
-    ("max-num-batched-tokens", Int),
-    ("max-num-queued-reqs", Int),
-    ("max-num-queued-tokens", Int),
-    ("max-num-scheduled-tokens", Int),
-    ("max-num-seqs", Int),
-    ("model", Text),
-    ("num-gpu-blocks-override", Int),
-    ("performance-mode", Text),
-    ("pipeline-parallel-size", Int),
-    ("port", Int),
-    ("prefill-schedule-interval", Int),
-    ("prefix-caching-hash-algo", Text),
-    ("quantization", Text),
-    ("reasoning-parser", Text),
-    ("revision", Text),
-    ("root-path", Text),
-    ("scheduler-reserve-full-isl", Switch),
-    ("scheduling-policy", Text),
-    ("seed", Int),
-    ("served-model-name", Texts),
-    ("shutdown-timeout", Int),
-    ("speculative-config", Text),
-    ("sse-keep-alive-interval", Float),
-    ("stream-interval", Int),
-    ("tensor-parallel-size", Int),
-    ("tokenizer", Text),
-    ("tool-call-parser", Text),
-    ("trust-remote-code", Switch),
-    ("uvicorn-log-level", Text),
-    ("watermark", Float),
-];
-
-const SHORT: &[(&str, &str)] = &[
-    ("-tp", "tensor-parallel-size"),
-    ("-pp", "pipeline-parallel-size"),
-    ("-dp", "data-parallel-size"),
-    ("-asc", "api-server-count"),
-    ("-q", "quantization"),
-];
+use super::flags::{self, Flag, Lookup, Takes};
+use super::version::Version;
 
 /// The value of a flag that was given.
 #[derive(Clone, Debug, PartialEq)]
@@ -128,22 +30,62 @@ pub enum ArgsError {
     /// Flags that vLLM does not have (any more).
     #[error("unrecognized arguments: {0}")]
     Unrecognized(String),
+    /// An abbreviation of several flags.
+    #[error("ambiguous option: {0} could match {1}")]
+    Ambiguous(String, String),
     /// A flag without its value.
-    #[error("argument --{0}: expected {1}")]
+    #[error("argument {0}: expected {1}")]
     Missing(String, &'static str),
     /// A value of the wrong type.
-    #[error("argument --{flag}: invalid {wanted} value: '{value}'")]
+    #[error("argument {flag}: invalid {wanted} value: '{value}'")]
     Invalid {
-        /// Name of the flag.
+        /// The flag as argparse names it.
         flag: String,
         /// Type it takes.
         wanted: &'static str,
         /// What was given.
         value: String,
     },
+    /// A value of the wrong type where none at all is allowed too.
+    #[error("argument {0}: Value {1} cannot be converted to {2}.")]
+    Convert(String, String, &'static str),
+    /// A value that is not among the choices.
+    #[error("argument {0}: invalid choice: {1} (choose from {2})")]
+    Choice(String, String, String),
+    /// A fraction of a power of two.
+    #[error(
+        "argument {flag}: Decimals are not allowed with binary suffixes like {unit}. Did you mean to use {number}{} \
+         instead?", unit.to_ascii_lowercase()
+    )]
+    Decimal {
+        /// The flag.
+        flag: String,
+        /// The number before the unit.
+        number: String,
+        /// The unit.
+        unit: char,
+    },
+    /// Something that should be JSON.
+    #[error("argument {0}: {1} is not valid JSON")]
+    Json(String, String),
+    /// An adapter that is neither `name=path` nor JSON.
+    #[error("Invalid JSON format for --lora-modules: {0}")]
+    Lora(String),
+    /// An adapter whose JSON lacks a field.
+    #[error(
+        "Invalid fields for --lora-modules: {0} - LoRAModulePath.__init__() missing 1 required positional argument: '{1}'"
+    )]
+    LoraField(String, &'static str),
     /// A switch with a value.
-    #[error("argument --{0}: ignored explicit argument '{1}'")]
+    #[error("argument {0}: ignored explicit argument '{1}'")]
     SwitchWithValue(String, String),
+}
+
+impl ArgsError {
+    /// Whether the top parser complains (`vllm`) and not that of the subcommand (`vllm serve`).
+    pub fn is_from_the_top(&self) -> bool {
+        matches!(self, Self::Unrecognized(_))
+    }
 }
 
 /// An argv of `vllm serve`, parsed.
@@ -154,41 +96,73 @@ pub struct ServeArgs {
 }
 
 impl ServeArgs {
-    /// Parses what follows `vllm serve`.
+    /// Parses what follows `vllm serve`, as the version that we compare with reads it.
     ///
     /// # Errors
     /// See [`ArgsError`]; all unrecognized arguments are named at once.
     pub fn parse<S: AsRef<str>>(argv: &[S]) -> Result<Self, ArgsError> {
+        Self::parse_as(Version::COMPARED, argv)
+    }
+
+    /// Parses what follows `vllm serve`, as this version reads it.
+    ///
+    /// # Errors
+    /// See [`ArgsError`]; all unrecognized arguments are named at once.
+    pub fn parse_as<S: AsRef<str>>(version: Version, argv: &[S]) -> Result<Self, ArgsError> {
+        let argv = model_first(argv);
         let mut args = Self::default();
         let mut unrecognized = Vec::new();
-        let mut rest = argv.iter().map(AsRef::as_ref).peekable();
+        let mut rest = argv.iter().map(String::as_str).peekable();
         while let Some(word) = rest.next() {
-            if !word.starts_with('-') || word == "-" {
+            if word == "--" {
+                continue;
+            }
+            if !is_flag(word) || word == "-" {
                 match args.model {
                     None => args.model = Some(word.to_owned()),
                     Some(_) => unrecognized.push(word.to_owned()),
                 }
                 continue;
             }
+            if let Some(level) = optimization_level(word) {
+                args.values.insert("optimization-level", Value::Text(level.to_owned()));
+                continue;
+            }
             let (name, attached) = match word.split_once('=') {
                 Some((name, value)) => (name, Some(value.to_owned())),
                 None => (word, None),
             };
-            let Some((flag, takes, on)) = find(name) else {
-                unrecognized.push(word.to_owned());
-                if attached.is_none() && rest.peek().is_some_and(|next| !next.starts_with('-')) {
-                    unrecognized.extend(rest.next().map(str::to_owned));
+            let (name, key) = name.split_once('.').map_or((name, None), |(name, key)| (name, Some(key)));
+            let (flag, on) = match flags::find(name, version) {
+                Ok(found) => found,
+                Err(Lookup::Ambiguous(names)) => {
+                    return Err(ArgsError::Ambiguous(name.to_owned(), names.join(", ")));
                 }
-                continue;
+                Err(Lookup::Unknown) => {
+                    unrecognized.push(word.to_owned());
+                    if attached.is_none() && rest.peek().is_some_and(|next| !is_flag(next)) {
+                        unrecognized.extend(rest.next().map(str::to_owned));
+                    }
+                    continue;
+                }
             };
             let mut values: Vec<String> = attached.into_iter().collect();
-            if takes != Switch && values.is_empty() {
-                let most = if takes == Texts { usize::MAX } else { 1 };
+            if !matches!(flag.takes, Takes::Switch | Takes::Flag) && values.is_empty() {
+                let most = if flag.many { usize::MAX } else { 1 };
                 while values.len() < most && rest.peek().is_some_and(|next| !is_flag(next)) {
                     values.extend(rest.next().map(str::to_owned));
                 }
             }
-            args.values.insert(flag, value(flag, takes, on, values)?);
+            let value = match key {
+                // Parts are merged by vLLM; here they stay what was written, one flag for each.
+                Some(key) if flag.takes == Takes::Json => {
+                    let part = values.pop().ok_or_else(|| ArgsError::Missing(name.to_owned(), "one argument"))?;
+                    let before = args.text(flag.name).map(|text| format!("{text} ")).unwrap_or_default();
+                    Value::Text(format!("{before}{key}={part}"))
+                }
+                _ => value(flag, version, on, values)?,
+            };
+            args.values.insert(flag.name, value);
         }
         if let Some(Value::Text(model)) = args.values.remove("model") {
             args.model = Some(model);
@@ -257,6 +231,11 @@ impl ServeArgs {
         }
     }
 
+    /// Adapters of `--lora-modules`: name and path.
+    pub fn adapters(&self) -> Vec<(String, String)> {
+        self.texts("lora-modules").iter().filter_map(|text| lora(text).ok()).collect()
+    }
+
     /// A switch: `Some(false)` for its `--no-` form, nothing when it was not given.
     pub fn switch(&self, flag: &str) -> Option<bool> {
         match self.values.get(flag) {
@@ -266,67 +245,131 @@ impl ServeArgs {
     }
 }
 
+/// `--model X` becomes the positional model, as `vllm serve` rearranges it; one that was there already is left over.
+fn model_first<S: AsRef<str>>(argv: &[S]) -> Vec<String> {
+    let mut argv: Vec<String> = argv.iter().map(|word| word.as_ref().to_owned()).collect();
+    let Some(at) = argv.iter().position(|word| word == "--model" || word.starts_with("--model=")) else { return argv };
+    let word = argv.remove(at);
+    match word.strip_prefix("--model=") {
+        Some(model) => argv.insert(0, model.to_owned()),
+        None if at < argv.len() => {
+            let model = argv.remove(at);
+            argv.insert(0, model);
+        }
+        None => argv.push(word),
+    }
+    argv
+}
+
+/// `-O3`, `-O=3`
+fn optimization_level(word: &str) -> Option<&str> {
+    let level = word.strip_prefix("-O").filter(|level| !level.is_empty())?;
+    Some(level.strip_prefix('=').unwrap_or(level))
+}
+
 /// A flag and not a negative number.
 fn is_flag(word: &str) -> bool {
     word.starts_with('-') && word.parse::<f64>().is_err()
 }
 
-fn find(name: &str) -> Option<(&'static str, Takes, bool)> {
-    if let Some((_, long)) = SHORT.iter().find(|(short, _)| *short == name) {
-        return find(&format!("--{long}"));
-    }
-    let name = name.strip_prefix("--")?.replace('_', "-");
-    let known = |name: &str| FLAGS.iter().find(|(flag, _)| *flag == name);
-    if let Some((flag, takes)) = known(&name) {
-        return Some((flag, *takes, true));
-    }
-    let (flag, takes) = known(name.strip_prefix("no-")?)?;
-    (*takes == Switch).then_some((*flag, *takes, false))
-}
-
-fn value(flag: &str, takes: Takes, on: bool, mut values: Vec<String>) -> Result<Value, ArgsError> {
-    let invalid = |wanted, value: &str| ArgsError::Invalid { flag: flag.to_owned(), wanted, value: value.to_owned() };
-    let missing = |wanted| ArgsError::Missing(flag.to_owned(), wanted);
-    match takes {
-        Switch => match values.pop() {
+fn value(flag: &Flag, version: Version, on: bool, mut values: Vec<String>) -> Result<Value, ArgsError> {
+    let name = || flag.shown(version);
+    match flag.takes {
+        Takes::Switch | Takes::Flag => match values.pop() {
             None => Ok(Value::Switch(on)),
-            Some(value) => Err(ArgsError::SwitchWithValue(flag.to_owned(), value)),
+            Some(value) => Err(ArgsError::SwitchWithValue(name(), value)),
         },
-        Texts if values.is_empty() => Err(missing("at least one argument")),
-        Texts => Ok(Value::Texts(values)),
-        _ => {
-            let text = values.pop().ok_or_else(|| missing("one argument"))?;
-            match takes {
-                Int => whole(&text).map(Value::Int).ok_or_else(|| invalid("int", &text)),
-                Float => match text.parse::<f64>() {
-                    Ok(number) if number.is_finite() => Ok(Value::Float(number)),
-                    _ => Err(invalid("float", &text)),
-                },
-                _ => Ok(Value::Text(text)),
+        _ if flag.many && values.is_empty() => Err(ArgsError::Missing(name(), "at least one argument")),
+        _ if flag.many => {
+            for value in &values {
+                check(flag, version, value)?;
             }
+            Ok(Value::Texts(values))
+        }
+        _ => {
+            let text = values.pop().ok_or_else(|| ArgsError::Missing(name(), "one argument"))?;
+            check(flag, version, &text)
         }
     }
 }
 
+fn check(flag: &Flag, version: Version, text: &str) -> Result<Value, ArgsError> {
+    let name = || flag.shown(version);
+    let wrong = |wanted: &'static str, class: &'static str| match flag.optional {
+        true => ArgsError::Convert(name(), text.to_owned(), class),
+        false => ArgsError::Invalid { flag: name(), wanted, value: text.to_owned() },
+    };
+    // None is a value of every optional type.
+    if flag.optional && text == "None" {
+        return Ok(Value::Text(text.to_owned()));
+    }
+    let value = match flag.takes {
+        Takes::Int => Value::Int(text.trim().replace('_', "").parse().map_err(|_| wrong("int", "<class 'int'>"))?),
+        Takes::Float => Value::Float(text.trim().parse().map_err(|_| wrong("float", "<class 'float'>"))?),
+        Takes::Size | Takes::SizeAuto => Value::Int(size(flag, version, text)?.ok_or_else(|| {
+            let auto = flag.takes == Takes::SizeAuto;
+            let wanted = if auto { "human_readable_int_or_auto" } else { "human_readable_int" };
+            wrong(wanted, "<function human_readable_int>")
+        })?),
+        // A list of parts is checked part by part in vLLM; JSON itself must at least be JSON.
+        Takes::Json if serde_json::from_str::<serde_json::Value>(text).is_err() => {
+            return Err(ArgsError::Json(name(), text.to_owned()));
+        }
+        Takes::Lora => {
+            lora(text)?;
+            Value::Text(text.to_owned())
+        }
+        _ => Value::Text(text.to_owned()),
+    };
+    if flag.choices.is_empty() || flag.choices.contains(&text) {
+        return Ok(value);
+    }
+    let number = matches!(value, Value::Int(_));
+    let quote = |text: &&str| if number || *text == "None" { (*text).to_owned() } else { format!("'{text}'") };
+    let choices: Vec<String> = flag.choices.iter().map(quote).collect();
+    Err(ArgsError::Choice(name(), quote(&text), choices.join(", ")))
+}
+
+/// Checks one adapter; see [`ServeArgs::adapters`].
+fn lora(text: &str) -> Result<(String, String), ArgsError> {
+    if let Some((name, path)) = text.split_once('=').filter(|_| !text.contains(',')) {
+        return Ok((name.to_owned(), path.to_owned()));
+    }
+    let object: serde_json::Value = serde_json::from_str(text).map_err(|_| ArgsError::Lora(text.to_owned()))?;
+    let field = |name: &'static str| {
+        let value = object[name].as_str().map(str::to_owned);
+        value.ok_or_else(|| ArgsError::LoraField(text.to_owned(), name))
+    };
+    Ok((field("name")?, field("path")?))
+}
+
 /// `32768`, `32k`, `32K`, `1.5m`: lower case counts in thousands, upper case in powers of two. `auto` is -1.
-fn whole(text: &str) -> Option<i64> {
-    if text == "auto" {
-        return Some(-1);
+fn size(flag: &Flag, version: Version, text: &str) -> Result<Option<i64>, ArgsError> {
+    let text = text.trim();
+    if flag.takes == Takes::SizeAuto && (text.eq_ignore_ascii_case("auto") || text == "-1") {
+        return Ok(Some(-1));
     }
     if let Ok(number) = text.parse() {
-        return Some(number);
+        return Ok(Some(number));
     }
-    let (number, scale) = match text.char_indices().next_back()? {
-        (at, 'k') => (&text[..at], 1e3),
-        (at, 'K') => (&text[..at], 1024.0),
-        (at, 'm') => (&text[..at], 1e6),
-        (at, 'M') => (&text[..at], 1024.0 * 1024.0),
-        (at, 'g') => (&text[..at], 1e9),
-        (at, 'G') => (&text[..at], 1024.0 * 1024.0 * 1024.0),
-        _ => return None,
+    let Some((at, unit)) = text.char_indices().next_back() else { return Ok(None) };
+    let power = match unit.to_ascii_lowercase() {
+        'k' => 1,
+        'm' => 2,
+        'g' => 3,
+        't' => 4,
+        _ => return Ok(None),
     };
-    let value = number.parse::<f64>().ok()? * scale;
-    (value.fract() == 0.0 && value.abs() < 9e15).then_some(value as i64)
+    let number = &text[..at];
+    if !number.starts_with(|c: char| c.is_ascii_digit()) || !number.ends_with(|c: char| c.is_ascii_digit()) {
+        return Ok(None);
+    }
+    let base: f64 = if unit.is_ascii_lowercase() { 1000.0 } else { 1024.0 };
+    if base > 1000.0 && number.contains('.') {
+        return Err(ArgsError::Decimal { flag: flag.shown(version), number: number.to_owned(), unit });
+    }
+    let value = number.parse::<f64>().ok().map(|number| (number * base.powi(power)).trunc());
+    Ok(value.filter(|value| value.abs() < 9e15).map(|value| value as i64))
 }
 
 #[cfg(test)]
@@ -369,13 +412,59 @@ mod tests {
         let text = |argv: &[&str]| ServeArgs::parse(argv).unwrap_err().to_string();
         assert_eq!(text(&["--port", "http"]), "argument --port: invalid int value: 'http'");
         assert_eq!(text(&["--port"]), "argument --port: expected one argument");
-        assert_eq!(text(&["--enforce-eager=yes"]), "argument --enforce-eager: ignored explicit argument 'yes'");
+        assert_eq!(
+            text(&["--enforce-eager=yes"]),
+            "argument --enforce-eager/--no-enforce-eager: ignored explicit argument 'yes'"
+        );
     }
 
     #[test]
     fn sizes_count_in_thousands_or_in_powers_of_two() {
-        assert_eq!([whole("1k"), whole("1K"), whole("1.5m"), whole("auto")], [1000, 1024, 1_500_000, -1].map(Some));
-        assert_eq!(whole("1.0001k"), None);
+        let length =
+            |text: &str| ServeArgs::parse(&["m", "--max-model-len", text]).map(|args| args.int("max-model-len"));
+        for (text, value) in [("1k", 1000), ("1K", 1024), ("1.5m", 1_500_000), ("auto", -1), ("-1", -1)] {
+            assert_eq!(length(text), Ok(Some(value)), "{text}");
+        }
+        assert_eq!(
+            length("1.5K").unwrap_err().to_string(),
+            "argument --max-model-len: Decimals are not allowed with binary suffixes like K. Did you mean to use 1.5k \
+             instead?"
+        );
+        assert!(length("abc").unwrap_err().to_string().contains("invalid human_readable_int_or_auto value: 'abc'"));
+        assert!(ServeArgs::parse(&["m", "--max-num-seqs", "1k"]).is_err(), "only sizes take units");
+    }
+
+    #[test]
+    fn choices_are_those_of_the_flag() {
+        let text = |argv: &[&str]| ServeArgs::parse(argv).unwrap_err().to_string();
+        assert_eq!(
+            text(&["m", "--scheduling-policy", "lifo"]),
+            "argument --scheduling-policy: invalid choice: 'lifo' (choose from 'fcfs', 'priority')"
+        );
+        assert_eq!(
+            text(&["m", "--max-lora-rank", "7"]),
+            "argument --max-lora-rank: invalid choice: 7 (choose from 1, 8, 16, 32, 64, 128, 256, 320, 512)"
+        );
+        assert!(text(&["m", "--max-num-queued-reqs", "x"]).ends_with("Value x cannot be converted to <class 'int'>."));
+    }
+
+    #[test]
+    fn adapters_are_written_in_two_ways() {
+        let args =
+            ServeArgs::parse(&["m", "--lora-modules", "a=/x", r#"{"name":"b","path":"/y","base_model_name":"m"}"#]);
+        assert_eq!(args.unwrap().adapters(), [("a".into(), "/x".into()), ("b".into(), "/y".into())]);
+        assert_eq!(
+            ServeArgs::parse(&["m", "--lora-modules", "a"]).unwrap_err().to_string(),
+            "Invalid JSON format for --lora-modules: a"
+        );
+    }
+
+    #[test]
+    fn the_model_may_be_a_flag_and_parts_of_json_too() {
+        let args = ServeArgs::parse(&["--port", "1", "--model", "x", "-O3", "--compilation-config.mode", "0"]).unwrap();
+        assert_eq!((args.model(), args.int("port")), (Some("x"), Some(1)));
+        assert_eq!(args.text("optimization-level"), Some("3"));
+        assert!(ServeArgs::parse(&["m", "--model", "x"]).is_err());
     }
 
     proptest! {

@@ -233,7 +233,7 @@ class Case:
             if self.batch >= len(self.batches):
                 break
             self.add(self.take_batch())
-            empty = 0
+            empty = self.since_idle = 0
         assert not self.scheduler.has_unfinished_requests(), "blocked for good"
 
     def run_ahead(self):
@@ -250,6 +250,7 @@ class Case:
                 if self.batch >= len(self.batches):
                     break
                 self.add(self.take_batch())
+                self.since_idle = 0
                 continue
             output, executed = queue.pop()
             added = self.take_batch() if executed else []

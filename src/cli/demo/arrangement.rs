@@ -52,7 +52,8 @@ impl Arrangement {
             Self::RoundRobin | Self::Split => [&[], &[]],
             Self::Permits => [&["--long-prefill-token-threshold", "512"], &["--max-num-batched-tokens", "2048"]],
         };
-        own.map(|own| [MODEL].iter().chain(own).map(|arg| (*arg).to_owned()).collect())
+        // As many as where the rows were measured; vLLM's default for this GPU has grown since.
+        own.map(|own| [MODEL, "--max-num-seqs", "256"].iter().chain(own).map(|arg| (*arg).to_owned()).collect())
     }
 
     /// The gateway's configuration in front of engines at `urls`.

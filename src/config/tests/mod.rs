@@ -107,7 +107,7 @@ fn a_flag_that_is_no_url_is_a_problem_of_the_command_line() {
     let flags = Flags { backends: vec!["https://gpu0".into(), "gpu1:80".into()], ..Flags::default() };
     let problems = Config::from_flags(&flags, &[], &around(Path::new(""))).unwrap_err();
     assert_eq!(problems.errors.len(), 2);
-    assert!(problems.to_string().contains("command line: pool[0].backend[0].url: https"), "{problems}");
+    assert!(problems.to_string().contains("command line: --backend: https"), "{problems}");
 }
 
 #[test]

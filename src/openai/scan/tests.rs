@@ -139,3 +139,21 @@ proptest! {
         let _ = check(&bytes);
     }
 }
+
+proptest! {
+    #[test]
+    fn a_long_string_ends_where_stepping_over_its_escapes_ends_it(
+        text in proptest::collection::vec(prop_oneof![6 => Just(b'a'), 3 => Just(b'\\'), 1 => Just(b'"')], 0..700)
+    ) {
+        let mut at = 0;
+        let stepped = loop {
+            match text.get(at) {
+                None => break None,
+                Some(b'"') => break Some(at),
+                Some(b'\\') => at += 2,
+                Some(_) => at += 1,
+            }
+        };
+        prop_assert_eq!(closing_quote(&text), stepped);
+    }
+}

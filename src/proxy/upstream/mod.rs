@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use dashmap::DashMap;
 use pingora::connectors::{ConnectorOptions, TransportConnector};
+use pingora::protocols::Stream;
 use pingora::upstreams::peer::HttpPeer;
 use tokio::time::{Instant, timeout};
 
@@ -91,6 +92,19 @@ impl Engines {
     }
 }
 
+impl Engines {
+    /// A connection to `to`, and whether it has been used before.
+    async fn connect(&self, to: &Address, fresh: bool) -> Result<(Arc<HttpPeer>, Stream, bool), Broken> {
+        let peer = self.peer(to).await?;
+        let connected = match fresh {
+            true => self.connector.new_stream(&*peer).await.map(|stream| (stream, false)),
+            false => self.connector.get_stream(&*peer).await,
+        };
+        let (stream, reused) = connected.map_err(|error| Broken::Connect(error.to_string()))?;
+        Ok((peer, stream, reused))
+    }
+}
+
 async fn resolve(host: &str, port: u16, patience: Duration) -> Result<SocketAddr, Broken> {
     let failed = |why: String| Broken::Connect(format!("cannot resolve {host}: {why}"));
     match timeout(patience, tokio::net::lookup_host((host, port))).await {
@@ -106,12 +120,8 @@ impl Upstream for Engines {
     async fn send(&self, to: &Address, call: &Call, fresh: bool) -> Result<EngineExchange, SendError> {
         let begun = Instant::now();
         let new = |broken| SendError { broken, reused: false };
-        let peer = self.peer(to).await.map_err(new)?;
-        let connected = match fresh {
-            true => self.connector.new_stream(&*peer).await.map(|stream| (stream, false)),
-            false => self.connector.get_stream(&*peer).await,
-        };
-        let (stream, reused) = connected.map_err(|error| new(Broken::Connect(error.to_string())))?;
+        // What connecting needs, over 2 KB, is let go when it has ended and not carried through the whole answer.
+        let (peer, stream, reused) = Box::pin(self.connect(to, fresh)).await.map_err(new)?;
         let connector = Arc::clone(&self.connector);
         let mut exchange = EngineExchange::new((stream, reused), peer, connector, begun.elapsed());
         match exchange.write(to, call).await {

@@ -211,8 +211,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Ends a request early. Says whether it was there. With asynchronous scheduling the next plan is already made: the
-    /// request has its part in that, is computed in vain, and then its blocks are free.
+    /// Ends a request early. Says whether it was there. Its blocks are free from the next step on; with asynchronous
+    /// scheduling that step is already planned: the request has its part in it and is computed in vain.
     pub fn abort(&mut self, id: SequenceId) -> bool {
         let Some(slot) = self.slots.remove(&id) else { return false };
         let sequence = &mut self.sequences[slot as usize];
@@ -227,15 +227,15 @@ impl Engine {
         }
         sequence.ending = Some(Ending::Aborted);
         self.leaving.push(slot);
-        if !self.config.async_scheduling {
-            self.leave(&mut StepLoad::default());
-            self.running.retain(|other| *other != slot);
-        }
         true
     }
 
     /// Runs one step, or returns nothing when there is nothing to run.
     pub fn step(&mut self) -> Option<StepOutcome> {
+        if !self.config.async_scheduling {
+            // Nothing was planned ahead of what ended.
+            self.settle();
+        }
         self.take_arrivals();
         let mut plan = self.plan();
         if plan.tokens == 0 {
@@ -276,8 +276,12 @@ impl Engine {
 
     /// Arrivals move up one stage per step, at once when no step is under way.
     fn take_arrivals(&mut self) {
-        let idle = self.running.is_empty() && self.waiting.is_empty() && self.staged.is_empty();
-        if idle || !self.config.async_scheduling {
+        if !self.config.async_scheduling {
+            return self.stage_all();
+        }
+        if self.running.is_empty() && self.waiting.is_empty() && self.staged.is_empty() {
+            // The plan that was made ahead is empty.
+            self.steps = 0;
             return self.stage_all();
         }
         for slot in self.staged.drain(..) {
@@ -295,7 +299,7 @@ impl Engine {
         for slot in std::mem::take(&mut self.leaving) {
             let sequence = &self.sequences[slot as usize];
             match sequence.place {
-                Some(Place::Waiting) => self.waiting.remove(sequence.rank),
+                Some(Place::Waiting) => self.dequeue(slot),
                 Some(Place::Staged) => self.staged.retain(|other| *other != slot),
                 // Its place in the list goes with the next walk over that.
                 Some(Place::Running) => {
@@ -307,6 +311,13 @@ impl Engine {
             }
             self.vacate(slot);
         }
+    }
+
+    /// Takes a sequence out of the queue.
+    fn dequeue(&mut self, slot: Slot) {
+        let sequence = &mut self.sequences[slot as usize];
+        self.waiting.remove(sequence.rank);
+        self.deferred -= usize::from(std::mem::take(&mut sequence.deferred));
     }
 
     /// Adds what is scheduled for a sequence to the load, and says how many tokens that is.
@@ -358,10 +369,6 @@ impl Engine {
                     sequence.ending = Some(if stops { Ending::Stopped } else { Ending::AtLimit });
                     self.slots.remove(&id);
                     self.ending += 1;
-                    if !self.config.async_scheduling {
-                        self.finish(slot);
-                        continue;
-                    }
                 }
             }
             self.running[kept] = slot;
@@ -373,7 +380,11 @@ impl Engine {
 
     /// Lets go of what is over.
     fn settle(&mut self) {
+        let nobody = self.ending == 0;
         self.leave(&mut StepLoad::default());
+        if nobody {
+            return;
+        }
         let running = std::mem::take(&mut self.running);
         for slot in running {
             let sequence = &self.sequences[slot as usize];
@@ -449,9 +460,9 @@ impl Engine {
         self.slots.len() - self.running()
     }
 
-    /// Sequences that the last plan passed over because of the adapter limit.
+    /// Waiting sequences that admission passed over because of the adapter limit.
     pub fn deferred(&self) -> usize {
-        self.deferred.min(self.waiting())
+        self.deferred
     }
 
     /// The block pool, for gauges and tests.

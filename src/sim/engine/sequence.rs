@@ -67,6 +67,8 @@ pub(super) struct Sequence {
     pub(super) prefilling: bool,
     /// It sampled a token in the step before, which asynchronous scheduling does not know yet.
     pub(super) sampled: bool,
+    /// Admission passed it over because of its adapter.
+    pub(super) deferred: bool,
     /// It was preempted before.
     pub(super) preempted: bool,
     pub(super) blocks: Vec<BlockId>,

@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use super::*;
 use crate::sim::cost::Profile;
 
+mod cache;
 mod properties;
 mod traces;
 

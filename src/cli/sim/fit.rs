@@ -133,7 +133,10 @@ mod tests {
         let text = std::fs::read_to_string(path("c.toml")).unwrap();
         assert!(text.starts_with("# Written by sluice sim fit for h200 and llama-3.1-8b: 1 cells"), "{text}");
         let fitted = Constants::parse("c.toml", &text).unwrap();
-        assert!(fitted.efficiency.bandwidth < Constants::fitted().efficiency.bandwidth, "slower than it was");
+        let setting = Setting::new(Gpu::load("h200").unwrap(), Model::load("llama-3.1-8b").unwrap(), Layout::default());
+        let rows = rows::parse(&std::fs::read_to_string(path("rows.csv")).unwrap()).unwrap();
+        let tpot = |constants: &Constants| setting.play_all(constants, &rows).unwrap()[0][2];
+        assert!((tpot(&Constants::fitted()) / 5.2 - 1.0).abs() > 0.05 && (tpot(&fitted) / 5.2 - 1.0).abs() < 0.02);
         fit(&args(&[&path("rows.csv"), "--start", &path("c.toml"), "--show"]).unwrap()).unwrap();
     }
 

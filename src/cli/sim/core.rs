@@ -1,0 +1,158 @@
+//! The engine's process: a child named `VLLM::EngineCore` that holds the GPU and does nothing else.
+//!
+//! The steps run in the parent, but what a supervisor sees is as in vLLM: a second process in the same group, with
+//! workers under it for a group of GPUs; it ends with the parent's shutdown, and it outlives a parent that was killed. The
+//! GPU is a file (`--sim-device`) that the child locks and in which it writes what it uses: a second engine finds it taken
+//! until the child is gone. An orphan ends itself after a while (`--sim-orphan`), so that a forgotten one does not stay
+//! for ever.
+//!
+//! The child is this program again, with its name as only argument and the rest in its environment. Its output is
+//! closed: an orphan holds no pipe of whoever started the parent.
+
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Seek, Write};
+use std::os::unix::process::parent_id;
+use std::path::{Path, PathBuf};
+use std::process::{ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use tokio::io::AsyncReadExt;
+use tokio::process::{Child, Command};
+
+/// Set in the environment of a child: what it is.
+const ROLE: &str = "SLUICE_SIM_PROCESS";
+const DEVICE: &str = "SLUICE_SIM_DEVICE";
+const BYTES: &str = "SLUICE_SIM_BYTES";
+const WORKERS: &str = "SLUICE_SIM_WORKERS";
+const ORPHAN: &str = "SLUICE_SIM_ORPHAN";
+/// Says on the child's stdout that it holds the device.
+const READY: &[u8] = b"ready\n";
+/// How often a child looks whether its parent is still there.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// How long the child may take to say that it is ready.
+const READY_WITHIN: Duration = Duration::from_secs(10);
+
+/// What a child is started with.
+#[derive(Clone, Debug)]
+pub(super) struct Plan {
+    pub(super) device: Option<PathBuf>,
+    /// Memory that it uses.
+    pub(super) bytes: f64,
+    /// Worker processes under it; none for one GPU.
+    pub(super) workers: u32,
+    pub(super) orphan: Duration,
+}
+
+/// Bytes that somebody uses of the device; 0 when it is free.
+pub(super) fn occupied(device: &Path) -> anyhow::Result<f64> {
+    let mut file = open(device)?;
+    match file.try_lock() {
+        Ok(()) => Ok(0.0),
+        Err(std::fs::TryLockError::WouldBlock) => {
+            let mut text = String::new();
+            file.read_to_string(&mut text)?;
+            Ok(text.split_whitespace().nth(1).and_then(|bytes| bytes.parse().ok()).unwrap_or(0.0))
+        }
+        Err(std::fs::TryLockError::Error(error)) => Err(error).context("--sim-device cannot be locked"),
+    }
+}
+
+fn open(device: &Path) -> anyhow::Result<File> {
+    let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(device);
+    file.with_context(|| {
+        format!("argument --sim-device: cannot open {}; give a file that can be written", device.display())
+    })
+}
+
+fn command(name: &str, role: &str) -> anyhow::Result<Command> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.arg0(name).env(ROLE, role).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    Ok(command)
+}
+
+/// Starts the engine's process and waits until it holds the device.
+///
+/// # Errors
+/// When it cannot be started or does not get the device.
+pub(super) async fn spawn(plan: &Plan) -> anyhow::Result<Child> {
+    let mut command = command("VLLM::EngineCore", "engine")?;
+    if let Some(device) = &plan.device {
+        command.env(DEVICE, device);
+    }
+    command.env(BYTES, plan.bytes.to_string()).env(WORKERS, plan.workers.to_string());
+    command.env(ORPHAN, plan.orphan.as_secs_f64().to_string());
+    let mut child = command.spawn().context("the engine's process does not start")?;
+    let mut said = [0; READY.len()];
+    let mut stdout = child.stdout.take().context("the engine's process has no output")?;
+    let read = tokio::time::timeout(READY_WITHIN, stdout.read_exact(&mut said)).await;
+    match read {
+        Ok(Ok(_)) if said == READY => Ok(child),
+        _ => {
+            let _ = child.kill().await;
+            anyhow::bail!("the engine's process did not get the device")
+        }
+    }
+}
+
+/// Whether this process is such a child; then it runs here and never returns to the command line.
+pub fn run_child() -> Option<ExitCode> {
+    let role = std::env::var(ROLE).ok()?;
+    let name = if role == "engine" { c"VLLM::EngineCore" } else { c"VLLM::Worker_TP" };
+    // The name that `ps -o comm` shows; cosmetic.
+    let _ = nix::sys::prctl::set_name(name);
+    Some(if role == "engine" { engine() } else { worker() })
+}
+
+fn number(name: &str) -> f64 {
+    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(0.0)
+}
+
+fn engine() -> ExitCode {
+    let parent = parent_id();
+    let mut held = None;
+    if let Some(device) = std::env::var_os(DEVICE) {
+        let Ok(mut file) = open(Path::new(&device)) else { return ExitCode::FAILURE };
+        if file.try_lock().is_err() {
+            return ExitCode::FAILURE;
+        }
+        let note = format!("{} {}\n", std::process::id(), number(BYTES));
+        let written = file.set_len(0).and_then(|()| file.rewind()).and_then(|()| file.write_all(note.as_bytes()));
+        if written.is_err() {
+            return ExitCode::FAILURE;
+        }
+        held = Some(file);
+    }
+    let mut workers = Vec::new();
+    for rank in 0..number(WORKERS) as u32 {
+        let Ok(command) = self::command(&format!("VLLM::Worker_TP{rank}"), "worker") else { return ExitCode::FAILURE };
+        let mut command = command.into_std();
+        command.stdout(Stdio::null());
+        workers.extend(command.spawn());
+    }
+    let mut out = std::io::stdout();
+    let _ = out.write_all(READY).and_then(|()| out.flush());
+    let orphan_for = Duration::from_secs_f64(number(ORPHAN).max(0.0));
+    let mut orphaned: Option<Instant> = None;
+    loop {
+        std::thread::sleep(LOOK_EVERY);
+        if parent_id() != parent && orphaned.get_or_insert_with(Instant::now).elapsed() > orphan_for {
+            break;
+        }
+    }
+    for mut worker in workers {
+        let _ = worker.kill();
+        let _ = worker.wait();
+    }
+    drop(held);
+    ExitCode::SUCCESS
+}
+
+/// A worker watches the engine, as vLLM's do, and goes with it.
+fn worker() -> ExitCode {
+    let parent = parent_id();
+    while parent_id() == parent {
+        std::thread::sleep(LOOK_EVERY);
+    }
+    ExitCode::SUCCESS
+}

@@ -1,0 +1,141 @@
+//! `sluice sim MODEL [flags of vllm serve] [--sim-*]`: a process that behaves like `vllm serve`.
+//!
+//! Flags of the simulator itself:
+//!
+//! | flag | default | what |
+//! |---|---|---|
+//! | `--sim-gpu NAME` | h200 | a built-in GPU or a TOML file |
+//! | `--sim-model NAME` | by the model's name, else llama-3.1-8b | a built-in model or a TOML file; a folder is read itself |
+//! | `--sim-vllm-version X.Y` | 0.32.0 | whose flags and metrics |
+//! | `--sim-speed X` | 1 | simulated seconds per real second |
+//! | `--sim-seed N` | 0 | output lengths, words, jitter |
+//! | `--sim-startup SECONDS`, `real` | 1 | real time of a cold start; `real`: as on the GPU, by the simulated clock |
+//! | `--sim-device FILE` | none | the GPU: who holds its lock uses its memory |
+//! | `--sim-orphan SECONDS` | 300 | how long the engine's process outlives a killed parent |
+//! | `--sim-fault SPEC` | none | a fault from the start, as `POST /sim/fault` takes it |
+//!
+//! Exit codes as vLLM's: 2 for flags it does not know, 1 for a start it refuses, 0 after SIGTERM or SIGINT (what is in
+//! flight is cut, or drained with `--shutdown-timeout`) and 0 when the engine died, within five seconds.
+
+mod cache;
+mod core;
+mod fit;
+mod flags;
+mod start;
+
+use std::process::ExitCode;
+
+use self::flags::split;
+use crate::sim::config::without_effect;
+use crate::sim::{Gpu, Model, Refusal, SimConfig};
+use crate::vllm::args::{ArgsError, ServeArgs};
+
+pub use self::core::run_child;
+
+const HELP: &str = "\
+a process that behaves like `vllm serve` on a GPU that is not there
+
+usage: sluice sim MODEL [flags of vllm serve] [--sim-*]
+       sluice sim fit DATA     fits the constants to measured rows (see sluice sim fit --help)
+
+  --host ADDRESS          (default 0.0.0.0)
+  --port PORT             (default 8000; 0 picks a free one)
+  --max-num-seqs N, --max-num-batched-tokens N, --max-model-len N,
+  --long-prefill-token-threshold N, --served-model-name NAME..., and so on: as vllm serve
+  --sim-gpu NAME          GPU: GPUS, or a TOML file (default h200)
+  --sim-model NAME        MODELS, or a TOML file
+                          (default: by the model's name, else llama-3.1-8b)
+  --sim-vllm-version X.Y  whose flags and metrics (default 0.32.0)
+  --sim-speed X           simulated seconds per real second (default 1)
+  --sim-seed N            output lengths, words, jitter (default 0)
+  --sim-startup SECONDS   real time of a cold start (default 1), or `real`
+  --sim-device FILE       the GPU: a second engine on it finds it taken
+  --sim-orphan SECONDS    how long the engine's process outlives a killed parent (default 300)
+  --sim-fault SPEC        hang, die, stall=MS, reset-midstream[=TOKENS], garbage, oom[=SEQUENCES],
+                          slow-start[=SECONDS]; also later: POST /sim/fault
+";
+
+/// `sluice sim MODEL [flags of vllm serve] [--sim-*]`: the flags are `vllm serve`'s own and read by ours.
+#[derive(Clone, Debug, clap::Args)]
+pub struct SimArgs {
+    /// The model's name, then flags of `vllm serve` and `--sim-*` flags (see `sluice sim --help`)
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    pub args: Vec<String>,
+}
+
+/// Runs `sluice sim` with what follows the subcommand.
+pub fn run(args: Vec<String>) -> ExitCode {
+    if args.first().is_some_and(|arg| arg == "fit") {
+        return fit::run(&args[1..]);
+    }
+    if args.iter().any(|arg| arg == "--help" || arg == "-h" || arg.starts_with("--help=")) {
+        let names = |names: Vec<&str>| names.join(", ");
+        print!(
+            "{}",
+            HELP.replace("GPUS", &names(Gpu::names().collect())).replace("MODELS", &names(Model::names().collect()))
+        );
+        return ExitCode::SUCCESS;
+    }
+    let (flags, argv) = match split(args) {
+        Ok(split) => split,
+        Err(error) => return usage("vllm serve", &error.to_string()),
+    };
+    let args = match ServeArgs::parse_as(flags.version, &argv) {
+        Ok(args) => args,
+        Err(error) => return refused_arguments(&error),
+    };
+    let profile = match flags.profile(args.model().unwrap_or_default()) {
+        Ok(profile) => profile,
+        Err(error) => return usage("vllm serve", &error.to_string()),
+    };
+    let occupied = match flags.device.as_deref().map(self::core::occupied).transpose() {
+        Ok(occupied) => occupied.unwrap_or(0.0),
+        Err(error) => return usage("vllm serve", &format!("{error:#}")),
+    };
+    let settled = |config: SimConfig| SimConfig {
+        version: flags.version,
+        speed: flags.speed,
+        seed: flags.seed,
+        fault: flags.fault,
+        ..config
+    };
+    match SimConfig::with_occupied(&args, profile.clone(), occupied).map(settled) {
+        Err(Refusal::NoModel) => usage("vllm serve", &Refusal::NoModel.to_string()),
+        Err(refusal) => {
+            // What a start shows until it ends belongs to the settings nearest to those given.
+            let nearest = SimConfig::sketch(&args, profile);
+            start::run(settled(nearest), &args, &flags, Some(refusal))
+        }
+        Ok(config) => {
+            let idle = without_effect(&args);
+            if !idle.is_empty() {
+                eprintln!("accepted without effect on the simulation: --{}", idle.join(" --"));
+            }
+            start::run(config, &args, &flags, None)
+        }
+    }
+}
+
+fn usage(prog: &str, message: &str) -> ExitCode {
+    eprintln!("usage: vllm serve [model_tag] [options]\n{prog}: error: {message}");
+    ExitCode::from(2)
+}
+
+/// argparse's last words: unknown flags are left over for the top parser.
+fn refused_arguments(error: &ArgsError) -> ExitCode {
+    if !error.is_from_the_top() {
+        return usage("vllm serve", &error.to_string());
+    }
+    let hint = if error.to_string().contains("--task") {
+        "\n\nHint: --task is not a vllm serve option. For embedding, reranking, or reward models, use --runner pooling. To \
+         adapt a generative model for pooling, also use --convert embed, --convert classify, or --convert reward."
+    } else {
+        ""
+    };
+    eprintln!(
+        "usage: vllm [-h] [-v]\n            \
+         {{chat,complete,serve,launch,bench,collect-env,download-kernels,preload,run-batch,snapshot}}\n            ...\n\
+         vllm: error: {error}{hint}"
+    );
+    ExitCode::from(2)
+}

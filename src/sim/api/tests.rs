@@ -1,0 +1,101 @@
+use super::*;
+
+fn parse(kind: Kind, body: &str, max_model_len: u32) -> Result<Generate, ErrorBody> {
+    let limits = Limits { max_model_len, max_logprobs: 20, auto_tools: false, name: "m" };
+    Generate::new(kind, &Body::read(kind, body.as_bytes())?, &Texts::made_up(), limits)
+}
+
+fn completion(body: &str) -> Result<Generate, ErrorBody> {
+    parse(Kind::Completion, body, 8192)
+}
+
+fn chat(body: &str) -> Result<Generate, ErrorBody> {
+    parse(Kind::Chat, body, 8192)
+}
+
+#[test]
+fn defaults_are_vllms() {
+    let request = completion(r#"{"prompt":"hello world"}"#).unwrap();
+    assert_eq!((request.limits[0], request.n, request.prompts[0].tokens()), (16, 1, 4));
+    let request =
+        chat(r#"{"messages":[{"role":"user","content":"hi"}],"max_tokens":5,"max_completion_tokens":9}"#).unwrap();
+    assert_eq!((request.limits[0], request.prompts[0].tokens()), (9, 10));
+    assert_eq!(chat(r#"{"messages":[{"role":"user","content":"hi"}]}"#).unwrap().limits[0], 8182);
+}
+
+#[test]
+fn prompts_come_in_five_shapes() {
+    for (prompt, tokens) in [
+        (r#""abcd""#, vec![2]),
+        (r#"["abcd","x"]"#, vec![2, 2]),
+        ("[1,2,3]", vec![3]),
+        ("[[1],[2,3]]", vec![1, 2]),
+        (r#"["1"]"#, vec![2]),
+    ] {
+        let request = completion(&format!(r#"{{"prompt":{prompt}}}"#)).unwrap();
+        assert_eq!(request.prompts.iter().map(Prompt::tokens).collect::<Vec<_>>(), tokens, "{prompt}");
+    }
+}
+
+#[test]
+fn refusals_are_vllms() {
+    let text = |body: &str| completion(body).unwrap_err().message;
+    assert_eq!(
+        text(r#"{"prompt":""}"#),
+        "Either prompt or prompt_embeds must be provided and non-empty. (parameter=prompt)"
+    );
+    assert_eq!(text(r#"{"prompt":[]}"#), "You must pass at least one prompt");
+    assert_eq!(text(r#"{"prompt":["a"],"n":0}"#), "n must be at least 1, got 0.");
+    assert_eq!(
+        text(r#"{"prompt":"a","temperature":-1}"#),
+        "temperature must be non-negative, got -1.0. (parameter=temperature, value=-1.0)"
+    );
+    assert_eq!(text(r#"{"prompt":"a","temperature":0,"n":2}"#), "n must be 1 when using greedy sampling, got 2.");
+    assert_eq!(
+        text(r#"{"prompt":"a","logprobs":99}"#),
+        "Requested sample logprobs of 99, which is greater than max allowed: 20 (parameter=logprobs, value=99)"
+    );
+    assert!(text(r#"{"prompt":5}"#).starts_with("4 validation errors:"));
+    let text = |body: &str| chat(body).unwrap_err().message;
+    assert_eq!(text(r#"{"messages":null}"#), "'NoneType' object is not iterable");
+    assert_eq!(
+        text(r#"{"messages":[]}"#),
+        "Cannot apply chat template to an empty conversation. Provide at least one message."
+    );
+    assert!(text(r#"{"messages":[5]}"#).starts_with(
+        "8 validation errors:\n  {'type': 'dict_type', 'loc': 'body.messages.0.ChatCompletionDeveloperMessageParam'"
+    ));
+    assert!(
+        text("{}").contains(
+            "'type': 'missing', 'loc': 'body.messages', 'msg': 'Field required', 'input': '<dict of 0 items>'"
+        )
+    );
+}
+
+#[test]
+fn a_prompt_as_long_as_the_context_leaves_no_room_and_a_longer_one_is_refused() {
+    let ids = |count: usize| format!(r#"{{"prompt":{:?}}}"#, vec![7; count]);
+    let at = |count: usize| parse(Kind::Completion, &ids(count), 100).map(|request| request.limits[0]);
+    assert_eq!(at(99).unwrap(), 1);
+    assert_eq!(at(100).unwrap_err().message, "max_tokens must be at least 1, got 0. (parameter=max_tokens, value=0)");
+    assert!(at(101).unwrap_err().message.contains("your prompt contains 101 input tokens, which exceeds"));
+    let text = format!(r#"{{"prompt":"{}"}}"#, "x".repeat(1000));
+    assert!(parse(Kind::Completion, &text, 100).unwrap_err().message.contains("at least 101 input tokens"));
+    let text = format!(r#"{{"prompt":"{}"}}"#, "x".repeat(7001));
+    assert!(
+        parse(Kind::Completion, &text, 100).unwrap_err().message.contains("7001 characters (more than 7000 characters")
+    );
+}
+
+#[test]
+fn echo_alone_asks_for_nothing_new() {
+    let request = completion(r#"{"prompt":"a","echo":true,"max_tokens":0}"#).unwrap();
+    assert!(request.only_echo && request.limits[0] == 1);
+    assert!(completion(r#"{"prompt":"a","max_tokens":0}"#).is_err());
+}
+
+#[test]
+fn a_prompt_can_be_cut_to_its_end() {
+    let request = completion(r#"{"prompt":[1,2,3,4],"truncate_prompt_tokens":2}"#).unwrap();
+    assert_eq!(*request.prompts[0].ids, [3, 4]);
+}

@@ -1,0 +1,100 @@
+use super::super::profile::Gpu;
+use super::*;
+
+fn config(flags: &[&str]) -> Result<SimConfig, Refusal> {
+    SimConfig::from_args(&ServeArgs::parse(flags).unwrap(), Profile::named("h200-llama-8b").unwrap())
+}
+
+fn on(gpu: &str, flags: &[&str]) -> Result<SimConfig, Refusal> {
+    let model = Model::load("llama-3.1-8b").unwrap();
+    let profile = Profile::new(Gpu::load(gpu).unwrap(), model, Layout::default(), &Constants::fitted()).unwrap();
+    SimConfig::from_args(&ServeArgs::parse(flags).unwrap(), profile)
+}
+
+#[test]
+fn defaults_are_vllms_for_the_gpu() {
+    let seqs_and_tokens = |config: SimConfig| (config.engine.max_num_seqs, config.engine.max_num_batched_tokens);
+    assert_eq!(seqs_and_tokens(config(&["m"]).unwrap()), (1024, 8192));
+    let small = &["m", "--max-model-len", "2048"];
+    assert_eq!(seqs_and_tokens(on("l4", small).unwrap()), (256, 2048));
+    assert_eq!(seqs_and_tokens(on("a100-80", small).unwrap()), (256, 2048));
+    let double = config(&["m", "--performance-mode", "throughput"]).unwrap();
+    assert_eq!(seqs_and_tokens(double), (2048, 16_384));
+}
+
+#[test]
+fn the_measured_server_has_its_cache() {
+    let config = config(&["m", "--max-num-seqs", "256"]).unwrap();
+    assert_eq!((config.engine.num_blocks, config.max_model_len), (57_301, 131_072));
+}
+
+#[test]
+fn what_vllm_refuses_is_refused_in_its_words() {
+    let text = |flags: &[&str]| config(flags).unwrap_err().to_string();
+    assert!(text(&["m", "--max-num-batched-tokens", "512", "--max-num-seqs", "1024"]).contains(
+        "1 validation error for SchedulerConfig\n  Value error, max_num_batched_tokens (512) must be greater than or \
+             equal to max_num_seqs (1024). [type=value_error"
+    ));
+    assert!(text(&["m", "--stream-interval", "0"]).contains(
+        "SchedulerConfig\nstream_interval\n  Input should be greater than or equal to 1 [type=greater_than_equal, \
+         input_value=0, input_type=int]"
+    ));
+    assert!(text(&["m", "--gpu-memory-utilization", "1.5"]).contains("less than or equal to 1 [type=less_than_equal"));
+    assert!(text(&["m", "--watermark", "2"]).contains("Input should be less than 1"));
+    assert!(text(&["m", "--max-model-len", "999999"]).contains("greater than the derived max_model_len"));
+    assert!(
+        text(&["m", "--long-prefill-token-threshold", "10000", "--max-model-len", "8192"]).contains("(10000) cannot")
+    );
+    assert!(
+        text(&["m", "--enable-lora", "--max-loras", "4", "--max-cpu-loras", "2"]).contains("max_cpu_loras (2) must")
+    );
+    assert!(
+        text(&["m", "--enable-auto-tool-choice"]).starts_with("TypeError: Error: --enable-auto-tool-choice requires")
+    );
+    assert!(
+        text(&["m", "--num-gpu-blocks-override", "1001"]).contains("the estimated maximum model length is 16000. Try")
+    );
+    assert!(text(&["/nowhere/model"]).contains("Repo id must be in the form"));
+    assert!(matches!(config(&[] as &[&str]), Err(Refusal::NoModel)));
+}
+
+#[test]
+fn a_small_card_refuses_a_large_model_and_takes_it_in_fp8() {
+    let refused = on("rtx3080-10", &["m", "--max-model-len", "30576"]).unwrap_err();
+    assert_eq!(refused.stage(), Stage::Weights);
+    assert!(refused.log_line().unwrap().contains("not enough GPU memory"));
+    assert!(refused.to_string().contains("the estimated maximum model length is"), "{refused}");
+    let fp8 = [
+        "m",
+        "--quantization",
+        "fp8",
+        "--kv-cache-dtype",
+        "fp8",
+        "--max-num-seqs",
+        "16",
+        "--gpu-memory-utilization",
+        "0.97",
+    ];
+    let long = on("rtx3080-10", &[&fp8[..], &["--max-model-len", "30576"]].concat()).unwrap_err().to_string();
+    assert!(long.contains("max seq len (30576)") && long.contains("the estimated maximum model length is"), "{long}");
+    assert!(on("rtx3080-10", &[&fp8[..], &["--max-model-len", "1024"]].concat()).is_ok());
+}
+
+#[test]
+fn flags_that_change_nothing_are_named() {
+    let args = ServeArgs::parse(&["m", "--port", "1", "--load-format", "dummy", "--stream-interval", "4"]).unwrap();
+    assert_eq!(without_effect(&args), ["load-format"]);
+}
+
+#[test]
+fn auto_length_fits_the_cache() {
+    let config = config(&["m", "--num-gpu-blocks-override", "1001", "--max-model-len", "auto"]).unwrap();
+    assert_eq!(config.max_model_len, 16_000);
+}
+
+#[test]
+fn somebody_else_on_the_gpu_is_noticed_first() {
+    let args = ServeArgs::parse(&["m"]).unwrap();
+    let refused = SimConfig::with_occupied(&args, Profile::named("h200-llama-8b").unwrap(), 100.0 * GIB).unwrap_err();
+    assert!(refused.to_string().starts_with("ValueError: Free memory on device cuda:0 ("), "{refused}");
+}

@@ -1,0 +1,63 @@
+//! The three shapes in which an answer leaves: OpenAI's chunks, OpenAI's responses, Anthropic's messages.
+
+use super::anthropic;
+use super::choice::Choice;
+use super::responses;
+use super::wire::{Envelope, ErrorBody, Finish, Piece, Usage, Whole};
+
+/// How an answer is written.
+#[derive(Debug)]
+pub(super) enum Format {
+    /// `/v1/chat/completions` and `/v1/completions`
+    Chunks(Envelope),
+    /// `/v1/messages`
+    Messages(anthropic::Writer),
+    /// `/v1/responses`
+    Responses(Box<responses::Writer>),
+}
+
+impl Format {
+    /// What comes before a choice's first tokens.
+    pub(super) fn open(&mut self, out: &mut String, index: usize, choice: &Choice, usage: Usage) {
+        match self {
+            Self::Chunks(envelope) => envelope.role(out, index, choice.prompt_ids().as_deref(), usage),
+            Self::Messages(writer) => writer.open(out, usage),
+            Self::Responses(writer) => writer.open(out),
+        }
+    }
+
+    /// Tokens of a choice.
+    pub(super) fn content(&mut self, out: &mut String, index: usize, piece: &Piece, usage: Usage) {
+        match self {
+            Self::Chunks(envelope) => envelope.content(out, index, piece, usage),
+            Self::Messages(writer) => writer.content(out, piece),
+            Self::Responses(writer) => writer.content(out, piece),
+        }
+    }
+
+    /// What follows the last token.
+    pub(super) fn end(&mut self, out: &mut String, usage: Usage, finish: Finish) {
+        match self {
+            Self::Chunks(envelope) => envelope.end(out, usage),
+            Self::Messages(writer) => writer.end(out, usage, finish),
+            Self::Responses(writer) => writer.end(out, usage, finish),
+        }
+    }
+
+    /// An answer that was not streamed.
+    pub(super) fn body(&self, choices: &[Whole], usage: Usage) -> String {
+        match self {
+            Self::Chunks(envelope) => envelope.body(choices, usage),
+            Self::Messages(writer) => writer.body(choices, usage),
+            Self::Responses(writer) => writer.body(choices, usage),
+        }
+    }
+
+    /// An error inside a stream, and its end.
+    pub(super) fn error(&self, error: &ErrorBody) -> String {
+        match self {
+            Self::Chunks(_) | Self::Responses(_) => error.event(),
+            Self::Messages(_) => anthropic::error_event(error),
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! The log of `vllm serve`, line by line, on stdout: `(APIServer pid=1) INFO 11-21 10:55:59 [file.py:1] text`.
+//!
+//! A server inside a test writes nothing. Lines of the engine's process are written by the parent, under the child's pid.
+//! Line numbers belong to 0.32.0. Writing never fails: a closed pipe is the reader's affair.
+
+use std::io::Write;
+
+/// Who speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Speaker {
+    /// The parent.
+    ApiServer,
+    /// Its child.
+    EngineCore,
+}
+
+/// How loud.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Level {
+    /// As it should be.
+    Info,
+    /// Worth a look.
+    Warning,
+    /// Wrong.
+    Error,
+}
+
+/// Where log lines go.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Log {
+    /// Nowhere.
+    #[default]
+    Off,
+    /// To stdout, for these processes.
+    On {
+        /// Pid of the API server.
+        api: u32,
+        /// Pid of the engine.
+        engine: u32,
+        /// Whether requests are logged as uvicorn does.
+        access: bool,
+    },
+}
+
+impl Log {
+    /// Writes a text, one prefix for each of its lines. `source` is `file.py:line`.
+    pub fn line(self, speaker: Speaker, level: Level, source: &str, text: &str) {
+        let Self::On { api, engine, .. } = self else { return };
+        let (name, pid) = match speaker {
+            Speaker::ApiServer => ("APIServer", api),
+            Speaker::EngineCore => ("EngineCore", engine),
+        };
+        let level = match level {
+            Level::Info => "INFO",
+            Level::Warning => "WARNING",
+            Level::Error => "ERROR",
+        };
+        let now = jiff::Zoned::now().strftime("%m-%d %H:%M:%S").to_string();
+        let lines = text.split('\n').map(|line| format!("({name} pid={pid}) {level} {now} [{source}] {line}\n"));
+        write(&lines.collect::<String>());
+    }
+
+    /// An informative line of the API server.
+    pub fn api(self, source: &str, text: &str) {
+        self.line(Speaker::ApiServer, Level::Info, source, text);
+    }
+
+    /// An informative line of the engine.
+    pub fn engine(self, source: &str, text: &str) {
+        self.line(Speaker::EngineCore, Level::Info, source, text);
+    }
+
+    /// uvicorn's line about a request that was answered.
+    pub fn access(self, peer: std::net::SocketAddr, method: &str, path: &str, status: http::StatusCode) {
+        if let Self::On { access: true, .. } = self {
+            let reason = status.canonical_reason().unwrap_or_default();
+            write(&format!("INFO:     {peer} - \"{method} {path} HTTP/1.1\" {} {reason}\n", status.as_u16()));
+        }
+    }
+
+    /// A line of uvicorn itself, which goes to stderr.
+    pub fn uvicorn(self, text: &str) {
+        if self != Self::Off {
+            let _ = writeln!(std::io::stderr(), "INFO:     {text}");
+        }
+    }
+}
+
+fn write(text: &str) {
+    let mut out = std::io::stdout().lock();
+    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+}

@@ -1,0 +1,198 @@
+//! The table of `vllm serve`'s flags, and how argparse finds a flag in it.
+//!
+//! The table is `flags.txt`: names, kinds and choices in the order of registration. A name may be written with `_` for
+//! `-`, and may be cut short while only one flag begins with it (argparse's abbreviations). Up to 0.32 a switch is
+//! negated by `--no-NAME`; since 0.33 also by swapping `--enable-` and `--disable-`, so that 0.33 takes some flags
+//! that had been removed long before (`--disable-log-requests`).
+
+use std::sync::OnceLock;
+
+use super::version::Version;
+
+/// What a flag takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Takes {
+    /// Nothing, and there is no negative form.
+    Flag,
+    /// Nothing; `--no-` negates it.
+    Switch,
+    /// A whole number.
+    Int,
+    /// A number.
+    Float,
+    /// A whole number, perhaps with a unit.
+    Size,
+    /// The same, or `auto`.
+    SizeAuto,
+    /// Any text.
+    Text,
+    /// JSON.
+    Json,
+    /// `name=path` or a JSON object.
+    Lora,
+}
+
+/// A flag of the table.
+#[derive(Clone, Debug)]
+pub(super) struct Flag {
+    /// Its first name without dashes: the key.
+    pub(super) name: &'static str,
+    /// All positive names as written.
+    names: Vec<&'static str>,
+    pub(super) takes: Takes,
+    /// Whether the type is optional; errors read differently.
+    pub(super) optional: bool,
+    /// One or more values.
+    pub(super) many: bool,
+    /// Allowed values; empty when any will do.
+    pub(super) choices: Vec<&'static str>,
+}
+
+impl Flag {
+    /// `--a/--no-a/-b`, as errors name it.
+    pub(super) fn shown(&self, version: Version) -> String {
+        let forms = self.forms(version);
+        let names: Vec<&str> = forms.iter().filter(|form| form.shown).map(|form| form.text.as_str()).collect();
+        names.join("/")
+    }
+
+    /// Every way to write it, in argparse's order.
+    fn forms(&self, version: Version) -> Vec<Form> {
+        let form = |text: String, on, shown| Form { text, on, shown };
+        let mut forms = Vec::new();
+        let inverse = |name: &str| {
+            let other = name.strip_prefix("--enable-").map(|rest| format!("--disable-{rest}"));
+            other.or_else(|| name.strip_prefix("--disable-").map(|rest| format!("--enable-{rest}")))
+        };
+        let swaps = self.takes == Takes::Switch && version.since(33) && self.names.iter().any(|n| inverse(n).is_some());
+        for name in &self.names {
+            forms.push(form((*name).to_owned(), true, true));
+            if let Some(long) = name.strip_prefix("--").filter(|_| self.takes == Takes::Switch) {
+                forms.push(form(format!("--no-{long}"), false, !swaps));
+            }
+        }
+        if swaps {
+            forms.extend(self.names.iter().filter_map(|name| inverse(name)).map(|text| form(text, false, true)));
+        }
+        forms
+    }
+}
+
+/// One way to write a flag.
+struct Form {
+    text: String,
+    on: bool,
+    shown: bool,
+}
+
+/// Why a word is not one flag.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Lookup {
+    /// No flag begins so.
+    Unknown,
+    /// Several do.
+    Ambiguous(Vec<String>),
+}
+
+/// The table, in order of registration.
+pub(super) fn table() -> &'static [Flag] {
+    static TABLE: OnceLock<Vec<Flag>> = OnceLock::new();
+    TABLE.get_or_init(|| include_str!("flags.txt").lines().filter(|line| !line.starts_with('#')).map(parse).collect())
+}
+
+fn parse(line: &'static str) -> Flag {
+    let (left, choices) = line.split_once(" = ").unwrap_or((line, ""));
+    let mut words = left.split(' ');
+    let kind = words.next().unwrap_or_default();
+    let names: Vec<&str> = words.filter(|word| word.starts_with('-')).collect();
+    let plain = kind.trim_end_matches('+');
+    let takes = match plain.trim_end_matches('?') {
+        "flag" => Takes::Flag,
+        "switch" => Takes::Switch,
+        "int" => Takes::Int,
+        "float" => Takes::Float,
+        "size" => Takes::Size,
+        "size-auto" => Takes::SizeAuto,
+        "json" => Takes::Json,
+        "lora" => Takes::Lora,
+        _ => Takes::Text,
+    };
+    Flag {
+        name: names.iter().find_map(|name| name.strip_prefix("--")).unwrap_or_default(),
+        names,
+        takes,
+        optional: plain.ends_with('?'),
+        many: kind.ends_with('+'),
+        choices: choices.split_whitespace().collect(),
+    }
+}
+
+/// The flag that `name` (dashes included, without a value) means, and whether it turns a switch on.
+pub(super) fn find(name: &str, version: Version) -> Result<(&'static Flag, bool), Lookup> {
+    let name = match name.strip_prefix("--") {
+        Some(long) => format!("--{}", long.replace('_', "-")),
+        None => name.to_owned(),
+    };
+    let mut found = Vec::new();
+    for flag in table() {
+        for form in flag.forms(version) {
+            if form.text == name {
+                return Ok((flag, form.on));
+            }
+            // An abbreviation of a single-dash name is a longer word that argparse does not take here.
+            if name.starts_with("--") && name.len() > 2 && form.text.starts_with(&name) {
+                found.push((flag, form.on, form.text));
+            }
+        }
+    }
+    match found.as_slice() {
+        [] => Err(Lookup::Unknown),
+        [(flag, on, _)] => Ok((flag, *on)),
+        _ => Err(Lookup::Ambiguous(found.into_iter().map(|(_, _, text)| text).collect())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OLD: Version = Version::COMPARED;
+    const NEW: Version = Version::new(0, 33, 0);
+
+    #[test]
+    fn the_table_has_every_flag_once() {
+        let mut names: Vec<_> = table().iter().flat_map(|flag| flag.names.clone()).collect();
+        let all = names.len();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), all);
+        assert!(table().len() > 300 && table().iter().all(|flag| !flag.name.is_empty()));
+    }
+
+    #[test]
+    fn a_name_may_be_cut_short_while_it_is_unique() {
+        assert_eq!(find("--enable-lor", OLD).map(|(flag, on)| (flag.name, on)), Ok(("enable-lora", true)));
+        assert_eq!(
+            find("--max-num-s", OLD).unwrap_err(),
+            Lookup::Ambiguous(vec!["--max-num-scheduled-tokens".into(), "--max-num-seqs".into()])
+        );
+        assert_eq!(find("--swap-space", OLD).unwrap_err(), Lookup::Unknown);
+    }
+
+    #[test]
+    fn since_033_disable_is_the_opposite_of_enable() {
+        assert_eq!(find("--disable-log-requests", OLD).unwrap_err(), Lookup::Unknown);
+        assert_eq!(
+            find("--disable-log-requests", NEW).map(|(flag, on)| (flag.name, on)),
+            Ok(("enable-log-requests", false))
+        );
+        assert_eq!(find("--no-enable-lora", NEW).map(|(flag, on)| (flag.name, on)), Ok(("enable-lora", false)));
+        assert_eq!(find("--disable-log-stats", NEW).map(|(flag, on)| (flag.name, on)), Ok(("disable-log-stats", true)));
+    }
+
+    impl PartialEq for Flag {
+        fn eq(&self, other: &Self) -> bool {
+            self.name == other.name
+        }
+    }
+}

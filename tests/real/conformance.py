@@ -1,0 +1,292 @@
+"""The simulator beside a real vLLM on the CPU: the same flags, the same requests, every difference listed.
+
+Usage: conformance.py ROOT [PART...]     (ROOT from ./setup; parts: requests, metrics, process, starts; all without any)
+       conformance.py ROOT --against REAL_URL SIM_URL     (two servers that run already; requests and metrics only)
+
+Differences that are known have a reason in ACCEPTED and are counted; any other one is printed and fails the run. So is an
+entry of ACCEPTED that nothing needed: a list of excuses must not grow old. Last line: `N compared, N accepted, N different`.
+"""
+
+import collections
+import json
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import compare
+from engine import Failed, Process, Vllm, free_port, get, until
+from gateway import binary
+from requests import BASE, TEXT, script
+from wire import Call, call
+
+# The request's name, the part that differs, and why nobody minds. Both are regular expressions.
+ACCEPTED = [
+    (r"metrics", r"python_.*", "there is no Python"),
+    (r"metrics", r"label .*cache_config_info .*", "the cache of a GPU and not of a CPU"),
+    (r"process", r"child VLLM::Worker", "on a CPU the engine always has a worker process; one GPU has none"),
+]
+FLAGS = ["--enable-lora", "--max-loras", "2", "--max-lora-rank", "8", "--enable-request-id-headers"]
+LENGTH = "8192"
+ENV = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_SERVER_DEV_MODE": "1"}
+START_SECONDS = 240
+
+
+class Tally:
+    """What was compared and what differed."""
+
+    def __init__(self):
+        self.compared, self.accepted, self.different, self.used = 0, 0, 0, set()
+
+    def differ(self, name, part, real, sim):
+        for at, (names, parts, _) in enumerate(ACCEPTED):
+            if re.search(names, name) and re.fullmatch(parts, part):
+                self.accepted += 1
+                self.used.add(at)
+                return
+        self.different += 1
+        print(f"- {name}: {part}\n    real {str(real)[:700]}\n    sim  {str(sim)[:700]}", flush=True)
+
+    def same(self, name, part, real, sim):
+        self.compared += 1
+        if real != sim:
+            self.differ(name, part, real, sim)
+
+
+class Sim(Process):
+    """`sluice sim` with the flags of the real server."""
+
+    def __init__(self, root, folder, *flags, name="sim", port=None, env=None):
+        self.port = port or free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        command = [binary(), "sim", root / "tiny", "--served-model-name", "tiny", "--load-format", "dummy", "--enforce-eager", "--seed", "0"]
+        # A model this small would be faster than the timer: slower, each token is an event of its own.
+        command += ["--host", "127.0.0.1", "--port", self.port, "--sim-speed", "0.1", "--sim-startup", "1", *flags]
+        super().__init__(name, command, pathlib.Path(folder) / f"{name}.log", {"VLLM_CACHE_ROOT": str(root / "cache"), **(env or {})})
+
+    def healthy(self):
+        self.ready(self.url + "/health", 30)
+        return self
+
+
+def ask(url, method, path, body, headers):
+    headers = dict(headers)
+    if body == b"" and method == "POST":
+        headers.setdefault("content-type", "application/json")
+    return call(url, method, path, body, headers, timeout=60)
+
+
+def requests(tally, real, sim, lora):
+    for name, method, path, body, headers in script(lora):
+        tally.compared += 1
+        a, b = (ask(url, method, path, body, headers) for url in (real, sim))
+        if a.status >= 500 and a.status != b.status:
+            raise Failed(f"the real server answers {name} with {a.status}: {a.text()[:300]}")
+        for part, x, y in compare.differences(compare.reduced(a, path), compare.reduced(b, path)):
+            tally.differ(name, part, x, y)
+
+
+def families(page):
+    """Name -> type, labels and bucket bounds of a Prometheus page."""
+    found = {}
+    for line in page.splitlines():
+        if line.startswith("# TYPE "):
+            _, _, name, kind = line.split(" ")
+            found[name] = {"type": kind, "labels": set(), "buckets": []}
+    for line in page.splitlines():
+        hit = re.match(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})? \S+$", line)
+        if not hit:
+            continue
+        name = hit[1]
+        owner = next((name.removesuffix(end) for end in ("_bucket", "_count", "_sum") if name.removesuffix(end) in found), name)
+        family = found.setdefault(owner if owner in found else name, {"type": "untyped", "labels": set(), "buckets": []})
+        labels = dict(re.findall(r'(\w+)="((?:[^"\\]|\\.)*)"', hit[2] or ""))
+        if "le" in labels and name.endswith("_bucket"):
+            bound = labels.pop("le")
+            if bound not in family["buckets"]:
+                family["buckets"].append(bound)
+        # Labels whose values are known in advance are compared by value.
+        family["labels"].add(tuple(sorted((k, v if k in ("reason", "source", "finished_reason", "sleep_state", "engine", "model_name") else "") for k, v in labels.items())))
+    return found
+
+
+def metrics(tally, real, sim):
+    a, b = families(get(real + "/metrics", 30)[1]), families(get(sim + "/metrics", 30)[1])
+    for name in sorted(set(a) | set(b)):
+        tally.same("metrics", name, a.get(name, {}).get("type"), b.get(name, {}).get("type"))
+        if name in a and name in b:
+            tally.same("metrics", f"buckets of {name}", a[name]["buckets"], b[name]["buckets"])
+            if name == "vllm:cache_config_info":
+                tally.same("metrics", f"labels of {name}", [[k for k, _ in row] for row in a[name]["labels"]], [[k for k, _ in row] for row in b[name]["labels"]])
+            elif not name.startswith("http_"):
+                tally.same("metrics", f"labels of {name}", sorted(a[name]["labels"]), sorted(b[name]["labels"]))
+
+
+def children(pid):
+    """Names of all processes below `pid`, sorted, Python's own helpers left out."""
+    table = subprocess.run(["ps", "-eo", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
+    below = collections.defaultdict(list)
+    for line in table.splitlines():
+        child, parent, args = line.split(None, 2)
+        below[int(parent)].append((int(child), args))
+    found, left = [], [pid]
+    while left:
+        for child, args in below[left.pop()]:
+            left.append(child)
+            found.append(args)
+    return sorted(name for name in found if name.startswith("VLLM::"))
+
+
+def kinds(log):
+    """Log lines without numbers, paths and addresses: who, how loud, and the text."""
+    found = []
+    for line in log.splitlines():
+        hit = re.match(r"^\((\w+) pid=\d+\) (\w+) \d\d-\d\d \d\d:\d\d:\d\d \[([\w.]+):\d+\] ?(.*)$", line)
+        if hit:
+            found.append((hit[1], hit[2], hit[3], re.sub(r"pid \d+|[\d.]+", "#", hit[4])))
+    return found
+
+
+# Lines of a start and a shutdown by which a supervisor knows how far it is; who says them, and how they begin.
+LANDMARKS = [
+    ("APIServer", "non-default args: "), ("APIServer", "Using max model len #"), ("EngineCore", "Initializing a V1 LLM engine (v#) with config: model="),
+    ("EngineCore", "init engine (profile, create kv cache, warmup model) took # s"), ("APIServer", "Supported tasks: ['generate']"),
+    ("APIServer", "Loaded new LoRA adapter: name 'ad'"), ("APIServer", "Starting vLLM server on http://"), ("APIServer", "Available routes are:"),
+    ("APIServer", "[shutdown] API server: shutdown triggered"), ("APIServer", "[shutdown] API server: stopping engine client mode=abort timeout=#s"),
+    ("APIServer", "[shutdown] API server: engine client stopped"), ("APIServer", "[shutdown] API server: shutting down FastAPI HTTP server"),
+]
+
+
+def landmarks(log):
+    lines = kinds(log)
+    return [text for who, text in LANDMARKS if any(w == who and t.startswith(text) for w, _, _, t in lines)]
+
+
+def process(tally, real, sim):
+    """Children, what a stream sees of SIGTERM, the exit status, the log."""
+    names = [children(server.pid) for server in (real, sim)]
+    for name in sorted(set(names[0]) | set(names[1])):
+        tally.same("process", f"child {name}", names[0].count(name), names[1].count(name))
+    ends, codes = [], []
+    for server in (real, sim):
+        stream = Call(server.url, "POST", TEXT, {**BASE, "prompt": "x", "max_tokens": 8000, "stream": True})
+        pieces = stream.stream()
+        next(pieces)
+        server.child.send_signal(signal.SIGTERM)
+        for _ in pieces:
+            pass
+        tail = stream.answer.text().split("\n\n")[-3:]
+        ends.append((stream.answer.whole, [compare.shape(json.loads(t[6:])) if t.startswith("data: {") else t for t in tail]))
+        stream.close()
+        codes.append(server.child.wait(30))
+    tally.same("process", "end of a stream at SIGTERM", *ends)
+    tally.same("process", "exit status after SIGTERM", *codes)
+    tally.same("process", "landmarks of the log", landmarks(real.text()), landmarks(sim.text()))
+
+
+def refusals(root, port):
+    """Flags that no server starts with: name, flags, environment."""
+    tiny = [str(root / "tiny"), "--served-model-name", "tiny", "--load-format", "dummy", "--enforce-eager"]
+    return [
+        ("unknown flag", [*tiny, "--what", "3"], {}),
+        ("removed flags", [*tiny, "--swap-space", "4", "--disable-log-requests"], {}),
+        ("wrong type", [*tiny, "--port", "http"], {}),
+        ("wrong choice", [*tiny, "--scheduling-policy", "lifo"], {}),
+        ("ambiguous", [*tiny, "--max-num-s", "4"], {}),
+        ("batched < seqs", [*tiny, "--max-model-len", "8192", "--max-num-batched-tokens", "64", "--max-num-seqs", "128"], {}),
+        ("longer than the model", [*tiny, "--max-model-len", "999999"], {}),
+        ("utilisation", [*tiny, "--gpu-memory-utilization", "1.5"], {}),
+        ("no such model", ["/nope/model"], {}),
+        ("port in use", [*tiny, "--port", str(port)], {}),
+        ("no port", [*tiny, "--port", "70000"], {}),
+        ("tool choice", [*tiny, "--enable-auto-tool-choice"], {}),
+        ("longer than the cache", [*tiny, "--max-model-len", "2000000000"], {"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}),
+    ]
+
+
+# What is compared of the last words: the line with the reason.
+REASON = re.compile(r"(\w[\w.]*(?:Error|Exception): .*|vllm(?: serve)?: error: .*|  (?:Value error, |Input should).*)")
+NUMBERS = re.compile(r"\d+(?:\.\d+)?")
+# Arguments are refused alike by all versions of Python; what stands behind is of one of them.
+CUT = re.compile(r" \[type=.*| See https?:.*| \(which also controls CPU memory on the CPU backend\)")
+
+
+def last_words(text, numbers):
+    found = [CUT.sub("", line) for line in REASON.findall(text) if "ulimit" not in line]
+    # The parent's own error says only that the engine failed.
+    causes = [line for line in found if "initialization failed" not in line] or found
+    words = causes[-1] if causes else ""
+    return words if numbers else NUMBERS.sub("#", words)
+
+
+def starts(tally, root, folder):
+    port = free_port()
+    holder = subprocess.Popen([sys.executable, "-c", f"import socket,time\ns=socket.socket()\ns.setsockopt(1,2,1)\ns.bind(('0.0.0.0',{port}))\ns.listen()\ntime.sleep(900)"])
+    try:
+        for name, flags, env in refusals(root, port):
+            texts, codes = [], []
+            for who, command in (("real", [root / "venv/bin/vllm", "serve"]), ("sim", [binary(), "sim"])):
+                env_of = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CACHE_ROOT": str(root / "cache"), **env}
+                one = Process(f"start-{who}", [*command, *flags], pathlib.Path(folder) / f"start-{who}.log", env_of)
+                try:
+                    until(f"{who} ends with {name}", lambda: not one.alive(), START_SECONDS)
+                finally:
+                    one.kill()
+                texts.append(last_words(one.text(), numbers=name != "longer than the cache"))
+                codes.append(one.child.returncode)
+            tally.same(f"start: {name}", "exit status", *codes)
+            tally.same(f"start: {name}", "reason", *texts)
+    finally:
+        holder.kill()
+        holder.wait()
+
+
+def run(root, parts):
+    tally, folder = Tally(), root / "conformance"
+    folder.mkdir(exist_ok=True)
+    wanted = lambda part: not parts or part in parts
+    lora = str(root / "lora")
+    flags = [*FLAGS, "--lora-modules", f"ad={lora}"]
+    if wanted("requests") or wanted("metrics") or wanted("process"):
+        real = Vllm("real", root, folder, LENGTH, *flags, env=ENV)
+        sim = Sim(root, folder, "--max-model-len", LENGTH, *flags, env=ENV)
+        try:
+            real.healthy()
+            sim.healthy()
+            if wanted("requests"):
+                requests(tally, real.url, sim.url, lora)
+            if wanted("metrics"):
+                metrics(tally, real.url, sim.url)
+            if wanted("process"):
+                process(tally, real, sim)
+        finally:
+            real.terminate()
+            sim.terminate()
+    if wanted("starts"):
+        starts(tally, root, folder)
+    return tally
+
+
+def main():
+    root = pathlib.Path(sys.argv[1]).resolve()
+    rest = sys.argv[2:]
+    began = time.monotonic()
+    if rest[:1] == ["--against"]:
+        tally = Tally()
+        requests(tally, rest[1], rest[2], str(root / "lora"))
+        metrics(tally, rest[1], rest[2])
+    else:
+        tally = run(root, rest)
+        if not rest:
+            for at in set(range(len(ACCEPTED))) - tally.used:
+                tally.different += 1
+                print(f"- accepted but never seen: {ACCEPTED[at]}")
+    print(f"{tally.compared} compared, {tally.accepted} accepted, {tally.different} different ({time.monotonic() - began:.0f} s)")
+    sys.exit(1 if tally.different else 0)
+
+
+if __name__ == "__main__":
+    main()
