@@ -260,6 +260,20 @@ impl Engine {
         Some(StepOutcome { duration, load, emitted, admitted, preempted, adapter_loads })
     }
 
+    /// What was added since the last step began is considered by the next one already: its plan is made later than the
+    /// step under way began, because the CPU was still launching that.
+    pub fn stage_fresh(&mut self) {
+        for slot in self.fresh.drain(..) {
+            self.sequences[slot as usize].place = Some(Place::Staged);
+            self.staged.push(slot);
+        }
+    }
+
+    /// What steps cost.
+    pub fn cost(&self) -> &CostModel {
+        &self.cost
+    }
+
     /// Arrivals move up one stage per step, at once when no step is under way.
     fn take_arrivals(&mut self) {
         if !self.config.async_scheduling {
