@@ -165,6 +165,13 @@ impl Target {
         }
     }
 
+    /// Opens a connection and keeps it, if it can.
+    pub(super) async fn open(&self) {
+        if let Ok(wire) = self.connect().await {
+            self.put_back(wire).await;
+        }
+    }
+
     async fn connect(&self) -> Result<Wire, Failure> {
         let socket = TcpStream::connect(&self.authority).await.map_err(|_| Failure::Connect)?;
         // A small request must leave at once; without this option the rest of the path is delayed, not wrong.
