@@ -19,6 +19,7 @@
 //! | `metrics`, `steady`, `slices` | the statistics of `vllm bench serve`; the steady window; by class, adapter, pool |
 //! | `believe` | whether a run can be believed |
 //! | `table`, `report`, `knee` | the numbers for people: in the terminal, as HTML with plots |
+//! | `compare` | two results: what changed, how sure that is, whether it matters |
 //! | `search` | the highest rate at which the objectives hold |
 //!
 //! Definitions are those of `vllm bench serve`, with two differences, both on the side of truth: an
@@ -32,6 +33,7 @@ pub mod arrival;
 pub mod believe;
 pub mod body;
 pub mod client;
+pub mod compare;
 pub mod csv;
 pub mod dataset;
 pub mod events;

@@ -68,7 +68,7 @@ fn title(runs: &[RunResult]) -> String {
 }
 
 /// How a run among several is called.
-fn name(run: &RunResult) -> String {
+pub fn name(run: &RunResult) -> String {
     let config = &run.config;
     let streams = config.max_concurrency.map(|streams| format!("concurrency {streams}"));
     let rate = config.request_rate.map(|rate| format!("{} requests per second", short(rate)));

@@ -8,12 +8,16 @@ use std::path::PathBuf;
 
 use clap::{ArgAction, Args, ValueEnum};
 
+use super::tools::Tool;
 use super::values::{ClassSpec, Goodput, RangeRatio, Rate, Steps, pair, share};
 use crate::bench::Length;
 
 /// Put load on a server and measure what its clients see
 #[derive(Clone, Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub struct BenchArgs {
+    #[command(subcommand)]
+    pub(super) tool: Option<Tool>,
     #[command(flatten)]
     pub(super) server: ServerArgs,
     #[command(flatten)]

@@ -11,11 +11,13 @@
 //! | `args`, `values` | the flags |
 //! | `plan` | from flags to a plan |
 //! | `show` | tables, files, names of files |
+//! | `tools` | what to do with saved results: report, compare |
 
 mod args;
 mod find_rate;
 mod plan;
 mod show;
+mod tools;
 mod values;
 
 use std::process::ExitCode;
@@ -55,6 +57,9 @@ fn failed(error: impl Into<anyhow::Error>) -> Trouble {
 
 /// Runs the command.
 pub fn run(args: &BenchArgs) -> ExitCode {
+    if let Some(tool) = &args.tool {
+        return tools::run(tool);
+    }
     raise_file_limit();
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,

@@ -1,0 +1,477 @@
+//! Two results side by side: what changed from A to B, how sure that is, and whether it matters.
+//!
+//! For each number: both values, the change with an interval, and a verdict by [`stats::compare`](crate::stats::compare):
+//! better, worse, no difference (the whole interval is inside the margin), or undecided. The intervals hold all at once with
+//! [`Question::confidence`], and they know that requests of one run come in clumps.
+//!
+//! | number | change | interval from |
+//! |---|---|---|
+//! | completed requests and output tokens per second | ratio | counts in [`WINDOWS`] parts of the run |
+//! | failed; within objectives (where both have the same) | difference in points | Wilson, effective number of requests |
+//! | P50 and P99 of TTFT, TPOT, ITL, E2EL | ratio | order statistics, effective number of values |
+//!
+//! Values are in order of time: requests by when they were sent, gaps between tokens by when they ended. Only completed
+//! requests have latencies, so a run with more failures can look faster; the table shows failures first.
+//!
+//! What the intervals cannot know is what differs between two runs besides what was meant to: the age of the server, its
+//! caches, the machine. So a difference should be seen again before it is believed, and the text says so.
+
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::result::{Outcome, Record, RunConfig, RunResult};
+use crate::stats::compare::each_of;
+use crate::stats::{Change, Estimate, Sense, Verdict, mean, percentile, proportion, quantile};
+
+/// Parts of a run in which completed requests are counted.
+pub const WINDOWS: usize = 10;
+/// Gaps between tokens that are looked at; of more, every n-th request's.
+const MOST_GAPS: usize = 1_000_000;
+
+/// How to compare.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Question {
+    /// Of all intervals together, in (0, 1).
+    pub confidence: f64,
+    /// The change of a rate or latency that nobody would act on, as a share.
+    pub margin: f64,
+    /// The same for shares of requests, as a difference.
+    pub points: f64,
+}
+
+impl Default for Question {
+    /// 95 %, 5 %, 1 point.
+    fn default() -> Self {
+        Self { confidence: 0.95, margin: 0.05, points: 0.01 }
+    }
+}
+
+/// What a row is measured in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Unit {
+    /// In each second.
+    PerSecond,
+    /// Of requests.
+    Share,
+    /// A latency.
+    Seconds,
+}
+
+/// One number of both results.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Row {
+    /// What it is.
+    pub name: String,
+    /// Of its values and intervals.
+    pub unit: Unit,
+    /// In A.
+    pub a: Estimate,
+    /// In B.
+    pub b: Estimate,
+    /// From A to B: a share of A, or a difference for [`Unit::Share`].
+    pub change: Change,
+    /// What that means.
+    pub verdict: Verdict,
+}
+
+/// Two results side by side.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Comparison {
+    /// Every number that both have.
+    pub rows: Vec<Row>,
+    /// What makes the two hard to compare. Plain sentences.
+    pub notes: Vec<String>,
+    /// How it was asked.
+    pub question: Question,
+}
+
+/// Why two results cannot be compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CompareError {
+    /// Statistics alone have no intervals.
+    #[error("result {0} holds no single requests, so nothing can be said of chance; save it with --save-detailed")]
+    NoRequests(char),
+    /// Nothing was answered.
+    #[error("result {0} has no completed request")]
+    NothingCompleted(char),
+}
+
+/// How a number is read off a result, with a confidence.
+type Estimator = Box<dyn Fn(&RunResult, f64) -> Estimate>;
+
+/// A number before its change is known.
+struct Pair {
+    name: String,
+    unit: Unit,
+    sense: Sense,
+    estimate: Estimator,
+}
+
+/// Compares `b` with `a`.
+///
+/// # Errors
+/// One of them holds no single requests, or completed none.
+pub fn compare(a: &RunResult, b: &RunResult, question: Question) -> Result<Comparison, CompareError> {
+    for (name, result) in [('A', a), ('B', b)] {
+        if result.requests.is_empty() {
+            return Err(CompareError::NoRequests(name));
+        }
+        if !result.requests.iter().any(Record::is_completed) {
+            return Err(CompareError::NothingCompleted(name));
+        }
+    }
+    let pairs = pairs(a, b);
+    let confidence = each_of(pairs.len(), question.confidence);
+    let rows = pairs.into_iter().map(|pair| {
+        let [a, b] = [a, b].map(|result| (pair.estimate)(result, confidence));
+        let (change, margin) = match pair.unit {
+            Unit::Share => (Change::difference(&a, &b), question.points),
+            _ => (Change::ratio(&a, &b), question.margin),
+        };
+        let verdict = change.verdict(pair.sense, margin);
+        Row { name: pair.name, unit: pair.unit, a, b, change, verdict }
+    });
+    Ok(Comparison { rows: rows.collect(), notes: notes(a, b), question })
+}
+
+fn pairs(a: &RunResult, b: &RunResult) -> Vec<Pair> {
+    let pair = |name: &str, unit, sense, estimate: Estimator| Pair { name: name.to_owned(), unit, sense, estimate };
+    let mut pairs = vec![
+        pair("failed", Unit::Share, Sense::LowerIsBetter, Box::new(|run, level| share(run, Record::is_failed, level))),
+        pair("requests/s", Unit::PerSecond, Sense::HigherIsBetter, Box::new(|run, level| rate(run, |_| 1, level))),
+        pair(
+            "output tokens/s",
+            Unit::PerSecond,
+            Sense::HigherIsBetter,
+            Box::new(|run, level| rate(run, |record| record.output_tokens, level)),
+        ),
+    ];
+    if a.config.has_slo() && same_objectives(&a.config, &b.config) {
+        let met = |run: &RunResult, level| share(run, |record| record.meets(run.config.slo_of(record.class)), level);
+        pairs.push(pair("within objectives", Unit::Share, Sense::HigherIsBetter, Box::new(met)));
+    }
+    for measure in [Measure::Ttft, Measure::Tpot, Measure::Itl, Measure::E2el] {
+        let has = |run: &RunResult| !measure.values(run).is_empty();
+        if has(a) && has(b) {
+            for (label, q) in [("P50", 0.5), ("P99", 0.99)] {
+                let estimate = move |run: &RunResult, level| quantile::of_series(&measure.values(run), q, level);
+                let name = format!("{} {label}", measure.name());
+                pairs.push(pair(&name, Unit::Seconds, Sense::LowerIsBetter, Box::new(estimate)));
+            }
+        }
+    }
+    pairs
+}
+
+fn same_objectives(a: &RunConfig, b: &RunConfig) -> bool {
+    let of = |config: &RunConfig| (config.slo, config.classes.iter().map(|class| class.slo).collect::<Vec<_>>());
+    of(a) == of(b)
+}
+
+#[derive(Clone, Copy)]
+enum Measure {
+    Ttft,
+    Tpot,
+    Itl,
+    E2el,
+}
+
+impl Measure {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Ttft => "TTFT",
+            Self::Tpot => "TPOT",
+            Self::Itl => "ITL",
+            Self::E2el => "E2EL",
+        }
+    }
+
+    /// Seconds, in order of time.
+    fn values(self, run: &RunResult) -> Vec<f64> {
+        let requests = in_order(run);
+        let completed = requests.iter().filter(|record| record.is_completed());
+        match self {
+            Self::Ttft => completed.map(|record| record.ttft).collect(),
+            Self::Tpot => completed.filter_map(|record| record.tpot()).collect(),
+            Self::E2el => completed.map(|record| record.latency).collect(),
+            Self::Itl => {
+                let count: usize = completed.clone().map(|record| record.itls.len()).sum();
+                let mut gaps = Vec::new();
+                for record in completed.step_by(count.div_ceil(MOST_GAPS).max(1)) {
+                    let mut at = record.sent + record.ttft;
+                    for gap in &record.itls {
+                        at += gap;
+                        gaps.push((at, *gap));
+                    }
+                }
+                gaps.sort_by(|a, b| a.0.total_cmp(&b.0));
+                gaps.into_iter().map(|(_, gap)| gap).collect()
+            }
+        }
+    }
+}
+
+/// Requests that count for or against the server, by when they were sent.
+fn in_order(run: &RunResult) -> Vec<&Record> {
+    let judged = |record: &&Record| matches!(record.outcome, Outcome::Completed | Outcome::Failed(_));
+    let mut requests: Vec<&Record> = run.requests.iter().filter(judged).collect();
+    requests.sort_by(|a, b| a.sent.total_cmp(&b.sent));
+    requests
+}
+
+fn share(run: &RunResult, of: impl Fn(&Record) -> bool, confidence: f64) -> Estimate {
+    let requests = in_order(run);
+    let hits: Vec<bool> = requests.iter().map(|record| of(record)).collect();
+    // A failure is slower than anything.
+    let latencies: Vec<f64> =
+        requests.iter().map(|record| if record.is_completed() { record.latency } else { f64::MAX }).collect();
+    proportion::of_series_with(&hits, &latencies, confidence)
+}
+
+/// What `of` counts of completed requests, per second of the whole run.
+fn rate(run: &RunResult, of: impl Fn(&Record) -> u64, confidence: f64) -> Estimate {
+    let length = run.duration / WINDOWS as f64;
+    if length <= 0.0 {
+        return mean::of_series(&[], confidence);
+    }
+    let mut windows = [0.0; WINDOWS];
+    for record in run.requests.iter().filter(|record| record.is_completed()) {
+        let ended = if record.ended > 0.0 { record.ended } else { record.sent + record.latency };
+        windows[((ended / length) as usize).min(WINDOWS - 1)] += of(record) as f64;
+    }
+    mean::of_series(&windows.map(|count| count / length), confidence)
+}
+
+/// What makes two results hard to compare.
+fn notes(a: &RunResult, b: &RunResult) -> Vec<String> {
+    let mut notes = Vec::new();
+    let number = |value: Option<f64>| value.map_or_else(|| "none".to_owned(), |value| value.to_string());
+    let asked = |config: &RunConfig| {
+        [
+            ("model", config.model.clone()),
+            ("dataset", config.dataset.clone()),
+            ("arrivals", config.arrival.clone()),
+            ("request rate", number(config.request_rate)),
+            ("max concurrency", number(config.max_concurrency.map(f64::from))),
+            ("number of prompts", config.num_prompts.to_string()),
+        ]
+    };
+    for ((name, was), (_, is)) in asked(&a.config).into_iter().zip(asked(&b.config)) {
+        // Files of other tools do not say everything.
+        if was != is && !was.is_empty() && !is.is_empty() {
+            notes.push(format!("the runs were not asked the same: {name} was '{was}' in A and '{is}' in B"));
+        }
+    }
+    if a.config.has_slo() && b.config.has_slo() && !same_objectives(&a.config, &b.config) {
+        notes.push("the objectives differ, so the shares within them are not compared".to_owned());
+    }
+    let lengths = |run: &RunResult| {
+        let mut lengths: Vec<f64> = run.requests.iter().map(|record| record.prompt_tokens as f64).collect();
+        lengths.sort_by(f64::total_cmp);
+        percentile(&lengths, 0.5)
+    };
+    let (was, is) = (lengths(a), lengths(b));
+    if (was - is).abs() > 0.1 * was.max(is) {
+        notes.push(format!("prompts differ in length: half are above {was:.0} tokens in A and above {is:.0} in B"));
+    }
+    for (name, run) in [('A', a), ('B', b)] {
+        notes.extend(run.warnings.iter().map(|warning| format!("{name}: {warning}")));
+    }
+    notes
+}
+
+impl Comparison {
+    /// Names of the rows with this verdict.
+    fn with(&self, verdict: Verdict) -> Vec<&str> {
+        self.rows.iter().filter(|row| row.verdict == verdict).map(|row| row.name.as_str()).collect()
+    }
+
+    /// One word for all: `better`, `worse`, `mixed`, `no difference`, `undecided`.
+    pub fn word(&self) -> &'static str {
+        let any = |verdict| !self.with(verdict).is_empty();
+        match (any(Verdict::Better), any(Verdict::Worse), any(Verdict::Undecided)) {
+            (true, true, _) => "mixed",
+            (true, false, _) => "better",
+            (false, true, _) => "worse",
+            (false, false, true) => "undecided",
+            (false, false, false) => "no difference",
+        }
+    }
+
+    /// The verdict in words.
+    pub fn verdict(&self) -> String {
+        let list = |verdict| self.with(verdict).join(", ");
+        let (better, worse, open) = (list(Verdict::Better), list(Verdict::Worse), list(Verdict::Undecided));
+        let margin = format!("within ±{:.3} %", self.question.margin * 100.0);
+        let margin = margin.replace(".000", "");
+        let mut text = match self.word() {
+            "mixed" => format!("B is better in {better} and worse in {worse}."),
+            "better" => format!("B is better in {better}."),
+            "worse" => format!("B is worse in {worse}."),
+            "undecided" => "No difference was found.".to_owned(),
+            _ => format!("No difference: every change is {margin}."),
+        };
+        if !open.is_empty() {
+            text.push_str(&format!(
+                " These runs are too short to tell in {open}: the interval holds both no change and one that matters."
+            ));
+        }
+        text
+    }
+
+    /// For programs.
+    pub fn json(&self) -> Value {
+        let end = |value: f64| if value.is_finite() { json!(value) } else { Value::Null };
+        let estimate = |estimate: &Estimate| json!({"value": end(estimate.value), "low": end(estimate.low), "high": end(estimate.high)});
+        let rows: Vec<Value> = self
+            .rows
+            .iter()
+            .map(|row| {
+                json!({
+                    "name": row.name,
+                    "unit": row.unit,
+                    "a": estimate(&row.a),
+                    "b": estimate(&row.b),
+                    "change": estimate(&row.change.0),
+                    "verdict": verdict_word(row.verdict),
+                })
+            })
+            .collect();
+        json!({
+            "verdict": self.word(),
+            "text": self.verdict(),
+            "confidence": self.question.confidence,
+            "margin": self.question.margin,
+            "margin_points": self.question.points,
+            "rows": rows,
+            "notes": self.notes,
+        })
+    }
+}
+
+/// How a verdict is called.
+pub fn verdict_word(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Better => "better",
+        Verdict::Worse => "worse",
+        Verdict::NoDifference => "no difference",
+        Verdict::Undecided => "undecided",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::Rng;
+    use crate::bench::result::Slo;
+
+    /// An open loop at 20 requests per second whose latencies are `slower` times those of another.
+    fn run(seed: u64, requests: u64, slower: f64) -> RunResult {
+        let mut rng = Rng::new(Rng::new(seed).next_u64());
+        let record = |index: u64| {
+            let sent = index as f64 / 20.0;
+            let ttft = slower * (0.05 + 0.002 * rng.exponential());
+            let itls: Vec<f64> = (0..9).map(|_| slower * (0.009 + 0.002 * rng.unit())).collect();
+            let latency = ttft + itls.iter().sum::<f64>();
+            let outcome = Outcome::Completed;
+            Record {
+                index,
+                sent,
+                ended: sent + latency,
+                outcome,
+                prompt_tokens: 100,
+                output_tokens: 10,
+                ttft,
+                latency,
+                itls,
+                ..Record::default()
+            }
+        };
+        let requests: Vec<Record> = (0..requests).map(record).collect();
+        let duration = requests.iter().map(|record| record.ended).fold(0.0, f64::max);
+        RunResult { requests, duration, ..RunResult::default() }
+    }
+
+    fn compared(a: &RunResult, b: &RunResult) -> Comparison {
+        compare(a, b, Question::default()).unwrap()
+    }
+
+    #[test]
+    fn two_runs_of_the_same_are_called_different_no_more_often_than_allowed() {
+        let mut different = 0;
+        for seed in 0..30 {
+            let comparison = compared(&run(2 * seed, 1000, 1.0), &run(2 * seed + 1, 1000, 1.0));
+            different += usize::from(!matches!(comparison.word(), "no difference" | "undecided"));
+        }
+        assert!(different <= 4, "{different} of 30");
+    }
+
+    #[test]
+    fn a_long_run_against_its_like_is_no_difference_and_a_slower_one_is_worse() {
+        let (a, b) = (run(1, 6000, 1.0), run(2, 6000, 1.0));
+        let same = compared(&a, &b);
+        assert_eq!(same.word(), "no difference", "{:?}", same.rows);
+        assert_eq!(same.verdict(), "No difference: every change is within ±5 %.");
+        let slower = compared(&a, &run(3, 6000, 1.2));
+        assert_eq!(slower.word(), "worse");
+        let verdicts: Vec<Verdict> =
+            slower.rows.iter().filter(|row| row.unit == Unit::Seconds).map(|row| row.verdict).collect();
+        assert_eq!(verdicts, [Verdict::Worse; 8]);
+        let row = slower.rows.iter().find(|row| row.name == "TTFT P50").unwrap();
+        assert!(row.change.0.contains(0.2) && (row.change.0.value - 0.2).abs() < 0.02, "{row:?}");
+        assert_eq!(compared(&run(3, 6000, 1.2), &a).word(), "better");
+        let throughput = slower.rows.iter().find(|row| row.name == "requests/s").unwrap();
+        assert_eq!(throughput.verdict, Verdict::NoDifference, "an open loop delivers what it is asked for");
+    }
+
+    #[test]
+    fn a_tail_of_few_requests_is_undecided() {
+        let comparison = compared(&run(1, 100, 1.0), &run(2, 100, 1.03));
+        let tail = comparison.rows.iter().find(|row| row.name == "TTFT P99").unwrap();
+        assert_eq!(tail.verdict, Verdict::Undecided);
+        assert!(!tail.a.is_bounded());
+        assert!(comparison.json()["rows"][4]["a"]["value"].is_number());
+        assert!(comparison.verdict().contains("too short to tell in"));
+    }
+
+    #[test]
+    fn failures_and_objectives_are_compared_as_shares() {
+        let a = RunResult {
+            config: RunConfig { slo: Slo { ttft: Some(60.0), ..Slo::default() }, ..RunConfig::default() },
+            ..run(1, 2000, 1.0)
+        };
+        let mut b = RunResult { config: a.config.clone(), ..run(2, 2000, 1.3) };
+        for record in b.requests.iter_mut().step_by(10) {
+            record.outcome = Outcome::Failed("status 503".into());
+        }
+        let comparison = compared(&a, &b);
+        let row = |name: &str| comparison.rows.iter().find(|row| row.name == name).unwrap();
+        assert_eq!((row("failed").verdict, row("within objectives").verdict), (Verdict::Worse, Verdict::Worse));
+        assert!((row("failed").change.0.value - 0.1).abs() < 1e-9);
+        b.config.slo.ttft = Some(90.0);
+        let apart = compared(&a, &b);
+        assert!(apart.rows.iter().all(|row| row.name != "within objectives"));
+        assert!(apart.notes.iter().any(|note| note.contains("objectives differ")));
+    }
+
+    #[test]
+    fn what_was_not_asked_the_same_is_said() {
+        let a = RunResult { config: RunConfig { request_rate: Some(8.0), ..RunConfig::default() }, ..run(1, 100, 1.0) };
+        let mut b =
+            RunResult { config: RunConfig { request_rate: Some(10.0), ..RunConfig::default() }, ..run(1, 100, 1.0) };
+        b.warnings.push("the load was not delivered".to_owned());
+        let notes = compared(&a, &b).notes;
+        assert_eq!(notes[0], "the runs were not asked the same: request rate was '8' in A and '10' in B");
+        assert_eq!(notes[1], "B: the load was not delivered");
+    }
+
+    #[test]
+    fn results_without_requests_are_refused() {
+        let empty = RunResult::default();
+        assert_eq!(compare(&run(1, 10, 1.0), &empty, Question::default()), Err(CompareError::NoRequests('B')));
+        let mut failed = run(1, 10, 1.0);
+        failed.requests.iter_mut().for_each(|record| record.outcome = Outcome::Failed("stream cut".into()));
+        assert_eq!(compare(&failed, &empty, Question::default()), Err(CompareError::NothingCompleted('A')));
+    }
+}
