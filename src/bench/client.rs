@@ -27,7 +27,7 @@ use tokio::time::Instant;
 use super::BenchError;
 use super::body::Api;
 use super::events::{EventReader, Message};
-use super::target::Target;
+use super::target::{Target, Wire};
 use super::workload::Question;
 
 /// Token events of one answer; a stream with more is taken for one that never ends.
@@ -246,18 +246,18 @@ impl Client {
             request.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
             request
         };
-        let (sender, response) = target.send(make).await?;
+        let (mut wire, response) = target.send(make).await?;
         *place = self.place(response.headers());
         if response.status() != StatusCode::OK {
             let status = response.status().as_u16();
-            if let Some(body) = drain(response.into_body()).await {
+            if let Some(body) = drain(&mut wire, response.into_body()).await {
                 self.note_reason(status, &body);
-                target.put_back(sender).await;
+                target.put_back(wire).await;
             }
             return Err(Failure::Status(status));
         }
-        let timing = read_stream(self.api, response.into_body(), question, start).await?;
-        target.put_back(sender).await;
+        let timing = read_stream(self.api, &mut wire, response.into_body(), question, start).await?;
+        target.put_back(wire).await;
         Ok(timing)
     }
 
@@ -303,9 +303,9 @@ fn span_of(timing: &str, name: &str) -> Option<Duration> {
 }
 
 /// Reads a refusal's body; nothing when it is too long to be worth it or broke.
-async fn drain(mut body: Incoming) -> Option<Vec<u8>> {
+async fn drain(wire: &mut Wire, mut body: Incoming) -> Option<Vec<u8>> {
     let mut read = Vec::new();
-    while let Some(frame) = body.frame().await {
+    while let Some(frame) = wire.drive(body.frame()).await {
         let frame = frame.ok()?;
         read.extend_from_slice(frame.data_ref().map_or(&[], |data| &data[..]));
         if read.len() > MAX_REFUSAL {
@@ -315,13 +315,19 @@ async fn drain(mut body: Incoming) -> Option<Vec<u8>> {
     Some(read)
 }
 
-async fn read_stream(api: Api, mut body: Incoming, question: &Question, start: Instant) -> Result<Timing, Failure> {
+async fn read_stream(
+    api: Api,
+    wire: &mut Wire,
+    mut body: Incoming,
+    question: &Question,
+    start: Instant,
+) -> Result<Timing, Failure> {
     let mut reader = EventReader::new(api);
     if question.keep_text {
         reader = reader.keeping_text();
     }
     let mut seen = Seen::default();
-    while let Some(frame) = body.frame().await {
+    while let Some(frame) = wire.drive(body.frame()).await {
         let Ok(frame) = frame else { return Err(seen.failure().unwrap_or(Failure::Cut)) };
         let Some(piece) = frame.data_ref() else { continue };
         let now = Instant::now();

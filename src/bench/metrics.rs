@@ -105,6 +105,9 @@ pub struct Metrics {
     pub unfinished: u64,
     /// Completed requests that met all their objectives; all completed ones where there are none.
     pub good: u64,
+    /// For each request that counts for or against the server, in the order of sending: whether it was good, and its latency
+    /// (infinite when it failed).
+    pub judgements: Vec<(bool, f64)>,
     /// Prompt tokens of completed requests.
     pub input_tokens: u64,
     /// Output tokens of completed requests.
@@ -159,11 +162,15 @@ impl Metrics {
                 super::result::Outcome::Left => metrics.left += 1,
                 super::result::Outcome::Unfinished => metrics.unfinished += 1,
             }
+            let good = record.meets(slo(record));
+            if record.is_completed() || record.is_failed() {
+                metrics.judgements.push((good, if record.is_failed() { f64::INFINITY } else { record.latency }));
+            }
             if !record.is_completed() {
                 continue;
             }
             metrics.completed += 1;
-            metrics.good += u64::from(record.meets(slo(record)));
+            metrics.good += u64::from(good);
             metrics.input_tokens += record.prompt_tokens;
             metrics.output_tokens += record.output_tokens;
             ttft.push(record.ttft);

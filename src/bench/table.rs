@@ -116,8 +116,9 @@ fn load(text: &mut String, result: &RunResult, metrics: &Metrics) {
         line(text, "CPU of this process (cores):", result.client.cpu_seconds / result.duration);
     }
     if result.config.has_slo() {
-        let (share, [low, high]) = slices::attainment(metrics);
-        let range = format!("{:.2} % (95 %: {:.2} to {:.2})", share * 100.0, low * 100.0, high * 100.0);
+        let interval = slices::attainment(metrics);
+        let share = metrics.attainment() * 100.0;
+        let range = format!("{share:.2} % (95 %: {:.2} to {:.2})", interval.low * 100.0, interval.high * 100.0);
         let _ = writeln!(text, "{:<40} {range}", "Met all objectives:");
     }
     if metrics.queue_wait.count() > 0 {

@@ -262,8 +262,8 @@ pub(super) struct LoadArgs {
     /// Shape of the gaps: 1 is Poisson, less comes in bursts, inf is even
     #[arg(long, value_name = "SHAPE", default_value = "1")]
     pub(super) burstiness: Rate,
-    /// Requests in flight at most
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    /// Requests (or conversations) in flight at most
+    #[arg(long, value_name = "N", alias = "multi-turn-concurrency", value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) max_concurrency: Option<u32>,
     /// So many requests at the same moment, at --request-rate on average
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]

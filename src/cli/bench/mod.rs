@@ -9,13 +9,14 @@
 //! | file | what |
 //! |---|---|
 //! | `args`, `values` | the flags |
-//! | `plan` | from flags to a plan |
+//! | `requests`, `plan` | from flags to a workload and a plan |
 //! | `show` | tables, files, names of files |
 //! | `tools` | what to do with saved results: report, compare |
 
 mod args;
 mod find_rate;
 mod plan;
+mod requests;
 mod show;
 mod tools;
 mod values;
