@@ -21,6 +21,7 @@ use plot::{NARROW, Plot, WIDE, escape};
 use super::metrics::Metrics;
 use super::result::RunResult;
 use super::slices::{By, attainment, failures, slices};
+use crate::stats::Estimate;
 use scale::short;
 
 /// The HTML of some results; what they are is found out by looking at them.
@@ -36,7 +37,7 @@ pub fn html(runs: &[RunResult]) -> String {
                 page.section(sweep_title(&sweep, &metrics), "");
                 page.plots(&sweep.plots(runs, &metrics));
             }
-            page.section("Runs".to_owned(), "");
+            page.section("Runs".to_owned(), "Latencies in milliseconds.");
             page.table(&run_table(runs, &metrics));
             for (run, metrics) in runs.iter().zip(&metrics) {
                 page.fold(&name(run), |page| one(page, run, metrics));
@@ -137,7 +138,7 @@ fn one(page: &mut Page, run: &RunResult, metrics: &Metrics) {
     for by in By::ALL {
         let parts = slices(run, by);
         if parts.len() > 1 {
-            page.section(format!("By {}", by.name()), "");
+            page.section(format!("By {}", by.name()), "Latencies in milliseconds.");
             page.table(&part_table(by, &parts, run));
         }
     }
@@ -174,7 +175,7 @@ fn tiles(run: &RunResult, metrics: &Metrics) -> Vec<(String, String, String)> {
         }
     }
     if run.config.has_slo() {
-        let (share, [low, high]) = attainment(metrics);
+        let Estimate { value: share, low, high } = attainment(metrics);
         let note = format!("95 %: {:.1} to {:.1} %", low * 100.0, high * 100.0);
         tiles.push(tile(format!("{:.2} %", share * 100.0), "within objectives", note));
     }

@@ -16,7 +16,7 @@ h1{font-size:25px;line-height:1.2;margin:0 0 4px;overflow-wrap:anywhere}h1 small
 font-weight:600;letter-spacing:.02em;margin-bottom:4px}h2{font-size:17px;margin:30px 0 2px}.note{color:var(--soft);font-size:13px;margin:0 0 8px}\
 dl{display:flex;flex-wrap:wrap;gap:2px 22px;margin:6px 0 0;font-size:13px}dl div{display:flex;gap:6px;min-width:0}\
 dt{color:var(--soft)}dd{margin:0;overflow-wrap:anywhere}\
-.warn{background:var(--warn-bg);color:var(--warn);border-radius:10px;padding:10px 16px;margin:16px 0 0}.warn ul{margin:0;padding-left:18px}\
+.warn{background:var(--warn-bg);color:var(--warn);border-radius:10px;padding:10px 16px;margin:16px 0 0}.warn ul{margin:0;padding-left:18px}.warn details{margin:4px 0 0;border:0;padding:0}.warn summary{font-weight:500;font-size:13px}\
 .tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:12px;margin:18px 0 0}\
 .tile,.card{background:var(--card);border:1px solid var(--line);border-radius:10px}.tile{padding:12px 16px}\
 .tile b{display:block;font-size:23px;line-height:1.2;letter-spacing:-.01em;white-space:nowrap}.tile span{display:block;font-size:13px}\
@@ -31,6 +31,9 @@ footer{color:var(--soft);font-size:12px;padding-top:26px;padding-bottom:30px}\
 @media (max-width:600px){header,main,footer{padding-left:14px;padding-right:14px}header{padding-top:18px}h1{font-size:21px}\
 .tiles{grid-template-columns:1fr 1fr;gap:8px}.tile{padding:10px 12px}.tile b{font-size:20px}.card{padding:10px 8px 6px}\
 .scroll{padding:4px 12px 6px}.wide{display:none}.narrow{display:block}}";
+
+/// Warnings that are not folded away.
+const WARNINGS: usize = 4;
 
 /// A page being written.
 pub(super) struct Page {
@@ -60,13 +63,25 @@ impl Page {
 
     pub(super) fn warnings(&mut self, warnings: &[String]) {
         if !warnings.is_empty() {
-            self.out.push_str("<div class=\"warn\"><ul>");
-            warnings.iter().for_each(|warning| {
-                let _ = write!(self.out, "<li>{}</li>", escape(warning));
-            });
-            self.out.push_str("</ul></div>\n");
+            self.out.push_str("<div class=\"warn\">");
+            let (first, rest) = warnings.split_at(warnings.len().min(WARNINGS));
+            self.list(first);
+            if !rest.is_empty() {
+                let _ = write!(self.out, "<details><summary>and {} more</summary>", rest.len());
+                self.list(rest);
+                self.out.push_str("</details>");
+            }
+            self.out.push_str("</div>\n");
         }
         self.out.push_str("</header>\n<main>\n");
+    }
+
+    fn list(&mut self, texts: &[String]) {
+        self.out.push_str("<ul>");
+        for text in texts {
+            let _ = write!(self.out, "<li>{}</li>", escape(text));
+        }
+        self.out.push_str("</ul>");
     }
 
     pub(super) fn section(&mut self, title: String, note: &str) {

@@ -81,12 +81,13 @@ pub(super) const VARIABLES: &str = ":root{--ink:#17202a;--soft:#5b6875;--line:#d
 pub(super) const STYLE: &str = ".plot{font:12px system-ui,sans-serif;font-variant-numeric:tabular-nums}\
 .plot text{fill:var(--soft)}.plot .t{fill:var(--ink);font-weight:600;font-size:14px}.plot .g{stroke:var(--line);stroke-width:1}\
 .plot .a{stroke:var(--soft);stroke-width:1}.plot .m{stroke:var(--ink);stroke-width:1;stroke-dasharray:3 3}\
-.plot .ml{fill:var(--ink)}.plot .l{fill:none;stroke-width:2;stroke-linejoin:round}.plot .d{fill-opacity:.5}\
+.plot .ml{fill:var(--ink);paint-order:stroke;stroke:var(--card);stroke-width:5px;stroke-linejoin:round}.plot .l{fill:none;stroke-width:2;stroke-linejoin:round}.plot .d{fill-opacity:.5}\
 .plot .k{fill:var(--card);stroke-width:2}\n";
 
 const LEFT: f64 = 58.0;
 const RIGHT: f64 = 14.0;
 const LEGEND_ROW: f64 = 18.0;
+const MARK_ROW: f64 = 15.0;
 /// About the width of a character, for laying out the legend.
 const CHARACTER: f64 = 6.8;
 const DASHES: [&str; 5] = ["", "7 4", "2 3", "10 3 2 3", ""];
@@ -126,6 +127,8 @@ impl Plot {
         );
         let legend = self.legend(width);
         let top = 34.0 + LEGEND_ROW * legend.iter().map(|(_, row, _)| row + 1).max().unwrap_or(0) as f64;
+        let above = top;
+        let top = top + MARK_ROW * self.marks.len() as f64;
         let (bottom, right) = (height - 44.0, width - RIGHT);
         let (x, y) = (self.scale(&self.x, 0, LEFT, right), self.scale(&self.y, 1, bottom, top));
         for (index, row, at) in legend {
@@ -135,7 +138,7 @@ impl Plot {
         for series in &self.series {
             series.draw(&mut out, &x, &y);
         }
-        self.mark(&mut out, &x, top, bottom, right);
+        self.mark(&mut out, &x, above, bottom, right);
         let _ = write!(
             out,
             "<text x=\"{}\" y=\"{}\" text-anchor=\"middle\">{}</text><text x=\"14\" y=\"{}\" text-anchor=\"middle\" \
@@ -161,8 +164,9 @@ impl Plot {
         if axis.from_zero && !axis.log {
             low = low.min(0.0);
         }
-        if coordinate == 1 && !axis.log {
-            high += (high - low) * 0.06;
+        if coordinate == 1 {
+            // Lines must not run along the frame.
+            (low, high) = if axis.log { (low / 1.12, high * 1.12) } else { (low, high + (high - low) * 0.06) };
         }
         Scale::new(low, axis.until.unwrap_or(high), axis.log, from, to)
     }
@@ -192,7 +196,7 @@ impl Plot {
         let _ = write!(out, "<line class=\"a\" x1=\"{LEFT}\" x2=\"{right}\" y1=\"{bottom}\" y2=\"{bottom}\"/>");
     }
 
-    /// Vertical lines; a label goes to the side with more room, and below the one before it.
+    /// Vertical lines from their labels above the field down; a label goes to the side with more room.
     fn mark(&self, out: &mut String, x: &Scale, top: f64, bottom: f64, right: f64) {
         for (row, mark) in self.marks.iter().enumerate() {
             let at = x.at(mark.at);
@@ -201,7 +205,7 @@ impl Plot {
                 out,
                 "<line class=\"m\" x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"{top}\" y2=\"{bottom}\"/><text class=\"ml\" x=\"{label:.1}\" \
                  y=\"{:.1}\" text-anchor=\"{anchor}\">{}</text>",
-                top + 13.0 + 16.0 * row as f64,
+                top + 11.0 + MARK_ROW * row as f64,
                 escape(&mark.label)
             );
         }

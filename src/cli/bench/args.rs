@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use clap::{ArgAction, Args, ValueEnum};
 
+use super::find_rate::FindRateArgs;
 use super::tools::Tool;
 use super::values::{ClassSpec, Goodput, RangeRatio, Rate, Steps, pair, share};
 use crate::bench::Length;
@@ -26,6 +27,8 @@ pub struct BenchArgs {
     pub(super) load: LoadArgs,
     #[command(flatten)]
     pub(super) sampling: SamplingArgs,
+    #[command(flatten)]
+    pub(super) search: FindRateArgs,
     #[command(flatten)]
     pub(super) output: OutputArgs,
     #[command(flatten)]
@@ -377,6 +380,9 @@ pub(super) struct OutputArgs {
     /// File name of the result [default: made of label, load, model and time]
     #[arg(long, value_name = "FILE")]
     pub(super) result_filename: Option<PathBuf>,
+    /// Write the results as one HTML page, with plots
+    #[arg(long, value_name = "FILE")]
+    pub(super) html: Option<PathBuf>,
     /// One line of CSV for each request
     #[arg(long, value_name = "FILE")]
     pub(super) csv: Option<PathBuf>,

@@ -11,6 +11,7 @@
 //! | `args`, `values` | the flags |
 //! | `requests`, `plan` | from flags to a workload and a plan |
 //! | `show` | tables, files, names of files |
+//! | `find_rate` | the search for the highest rate |
 //! | `tools` | what to do with saved results: report, compare |
 
 mod args;
@@ -87,6 +88,10 @@ pub fn run(args: &BenchArgs) -> ExitCode {
 async fn measure_all(args: &BenchArgs) -> Result<ExitCode, Trouble> {
     let setup = set_up(args).await?;
     setup.notes.iter().for_each(|note| eprintln!("note: {note}"));
+    if args.search.find_rate && !args.output.dry_run {
+        let mut stop = Stop::listen().map_err(failed)?;
+        return find_rate::run(args, &setup, &mut stop).await;
+    }
     let runs = setup.runs();
     if args.output.dry_run {
         return show::dry_run(&setup, &runs).map(|()| ExitCode::SUCCESS).map_err(usage);
