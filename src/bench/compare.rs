@@ -1,14 +1,15 @@
 //! Two results side by side: what changed from A to B, how sure that is, and whether it matters.
 //!
 //! For each number: both values, the change with an interval, and a verdict by [`stats::compare`](crate::stats::compare):
-//! better, worse, no difference (the whole interval is inside the margin), or undecided. The intervals hold all at once with
-//! [`Question::confidence`], and they know that requests of one run come in clumps.
+//! better, worse, no difference (the whole interval is inside the margin), or undecided. The intervals know that requests of
+//! one run come in clumps. They hold together with [`Question::confidence`] as far as the rows are worth [`APART`] independent
+//! ones: each is that much surer.
 //!
 //! | number | change | interval from |
 //! |---|---|---|
-//! | completed requests and output tokens per second | ratio | counts in [`WINDOWS`] parts of the run |
+//! | completed requests and output tokens per second | ratio | counts in [`WINDOWS`] parts of the run, ramp and drain left out |
 //! | failed; within objectives (where both have the same) | difference in points | Wilson, effective number of requests |
-//! | P50 and P99 of TTFT, TPOT, ITL, E2EL | ratio | order statistics, effective number of values |
+//! | P50 and P99 of TTFT, TPOT, ITL, E2EL | ratio | order statistics, effective number of values; where those have no end, ten parts of the run ([`Row::rough`]) |
 //!
 //! Values are in order of time: requests by when they were sent, gaps between tokens by when they ended. Only completed
 //! requests have latencies, so a run with more failures can look faster; the table shows failures first.
@@ -25,6 +26,9 @@ use crate::stats::{Change, Estimate, Sense, Verdict, mean, percentile, proportio
 
 /// Parts of a run in which completed requests are counted.
 pub const WINDOWS: usize = 10;
+/// Rows that are as good as independent: the others follow from them. Two runs of the same are called different in about 1 of
+/// 20 comparisons then (tests).
+pub const APART: usize = 5;
 /// Gaps between tokens that are looked at; of more, every n-th request's.
 const MOST_GAPS: usize = 1_000_000;
 
@@ -73,6 +77,8 @@ pub struct Row {
     pub change: Change,
     /// What that means.
     pub verdict: Verdict,
+    /// The interval is a rough one: too few values, or too clumped, for one that is sure to hold.
+    pub rough: bool,
 }
 
 /// Two results side by side.
@@ -97,8 +103,8 @@ pub enum CompareError {
     NothingCompleted(char),
 }
 
-/// How a number is read off a result, with a confidence.
-type Estimator = Box<dyn Fn(&RunResult, f64) -> Estimate>;
+/// How a number is read off a result, with a confidence; and whether the interval is a rough one.
+type Estimator = Box<dyn Fn(&RunResult, f64) -> (Estimate, bool)>;
 
 /// A number before its change is known.
 struct Pair {
@@ -122,15 +128,15 @@ pub fn compare(a: &RunResult, b: &RunResult, question: Question) -> Result<Compa
         }
     }
     let pairs = pairs(a, b);
-    let confidence = each_of(pairs.len(), question.confidence);
+    let confidence = each_of(APART, question.confidence);
     let rows = pairs.into_iter().map(|pair| {
-        let [a, b] = [a, b].map(|result| (pair.estimate)(result, confidence));
+        let [(a, rough), (b, rough_too)] = [a, b].map(|result| (pair.estimate)(result, confidence));
         let (change, margin) = match pair.unit {
             Unit::Share => (Change::difference(&a, &b), question.points),
             _ => (Change::ratio(&a, &b), question.margin),
         };
         let verdict = change.verdict(pair.sense, margin);
-        Row { name: pair.name, unit: pair.unit, a, b, change, verdict }
+        Row { name: pair.name, unit: pair.unit, a, b, change, verdict, rough: rough || rough_too }
     });
     Ok(Comparison { rows: rows.collect(), notes: notes(a, b), question })
 }
@@ -138,24 +144,29 @@ pub fn compare(a: &RunResult, b: &RunResult, question: Question) -> Result<Compa
 fn pairs(a: &RunResult, b: &RunResult) -> Vec<Pair> {
     let pair = |name: &str, unit, sense, estimate: Estimator| Pair { name: name.to_owned(), unit, sense, estimate };
     let mut pairs = vec![
-        pair("failed", Unit::Share, Sense::LowerIsBetter, Box::new(|run, level| share(run, Record::is_failed, level))),
-        pair("requests/s", Unit::PerSecond, Sense::HigherIsBetter, Box::new(|run, level| rate(run, |_| 1, level))),
+        pair("failed", Unit::Share, Sense::LowerIsBetter, Box::new(|run, level| (failed(run, level), false))),
+        pair(
+            "requests/s",
+            Unit::PerSecond,
+            Sense::HigherIsBetter,
+            Box::new(|run, level| (rate(run, |_| 1, level), false)),
+        ),
         pair(
             "output tokens/s",
             Unit::PerSecond,
             Sense::HigherIsBetter,
-            Box::new(|run, level| rate(run, |record| record.output_tokens, level)),
+            Box::new(|run, level| (rate(run, |record| record.output_tokens, level), false)),
         ),
     ];
     if a.config.has_slo() && same_objectives(&a.config, &b.config) {
-        let met = |run: &RunResult, level| share(run, |record| record.meets(run.config.slo_of(record.class)), level);
+        let met = |run: &RunResult, level| (within_objectives(run, level), false);
         pairs.push(pair("within objectives", Unit::Share, Sense::HigherIsBetter, Box::new(met)));
     }
     for measure in [Measure::Ttft, Measure::Tpot, Measure::Itl, Measure::E2el] {
         let has = |run: &RunResult| !measure.values(run).is_empty();
         if has(a) && has(b) {
             for (label, q) in [("P50", 0.5), ("P99", 0.99)] {
-                let estimate = move |run: &RunResult, level| quantile::of_series(&measure.values(run), q, level);
+                let estimate = move |run: &RunResult, level| latency(&measure.values(run), q, level);
                 let name = format!("{} {label}", measure.name());
                 pairs.push(pair(&name, Unit::Seconds, Sense::LowerIsBetter, Box::new(estimate)));
             }
@@ -220,13 +231,30 @@ fn in_order(run: &RunResult) -> Vec<&Record> {
     requests
 }
 
-fn share(run: &RunResult, of: impl Fn(&Record) -> bool, confidence: f64) -> Estimate {
+fn failed(run: &RunResult, confidence: f64) -> Estimate {
+    let hits: Vec<bool> = in_order(run).into_iter().map(Record::is_failed).collect();
+    proportion::of_series(&hits, confidence)
+}
+
+fn within_objectives(run: &RunResult, confidence: f64) -> Estimate {
     let requests = in_order(run);
-    let hits: Vec<bool> = requests.iter().map(|record| of(record)).collect();
+    let hits: Vec<bool> = requests.iter().map(|record| record.meets(run.config.slo_of(record.class))).collect();
     // A failure is slower than anything.
     let latencies: Vec<f64> =
         requests.iter().map(|record| if record.is_completed() { record.latency } else { f64::MAX }).collect();
     proportion::of_series_with(&hits, &latencies, confidence)
+}
+
+/// A percentile of values in order of time, and whether its interval is a rough one.
+fn latency(values: &[f64], q: f64, confidence: f64) -> (Estimate, bool) {
+    let sure = quantile::of_series(values, q, confidence);
+    if sure.is_bounded() {
+        return (sure, false);
+    }
+    let rough = quantile::sectioned(values, q, confidence);
+    let low = if sure.low.is_finite() { sure.low } else { rough.low };
+    let high = if sure.high.is_finite() { sure.high } else { rough.high };
+    (Estimate { value: sure.value, low, high }, true)
 }
 
 /// What `of` counts of completed requests, per second of the whole run.
@@ -240,7 +268,11 @@ fn rate(run: &RunResult, of: impl Fn(&Record) -> u64, confidence: f64) -> Estima
         let ended = if record.ended > 0.0 { record.ended } else { record.sent + record.latency };
         windows[((ended / length) as usize).min(WINDOWS - 1)] += of(record) as f64;
     }
-    mean::of_series(&windows.map(|count| count / length), confidence)
+    let rates = windows.map(|count| count / length);
+    // How it starts and ends is no chance.
+    let middle = mean::of_series(&rates[1..WINDOWS - 1], confidence);
+    let (value, reach) = (rates.iter().sum::<f64>() / WINDOWS as f64, middle.high - middle.value);
+    Estimate { value, low: value - reach, high: value + reach }
 }
 
 /// What makes two results hard to compare.
@@ -335,6 +367,7 @@ impl Comparison {
                     "b": estimate(&row.b),
                     "change": estimate(&row.change.0),
                     "verdict": verdict_word(row.verdict),
+                    "rough": row.rough,
                 })
             })
             .collect();
@@ -430,9 +463,28 @@ mod tests {
         let comparison = compared(&run(1, 100, 1.0), &run(2, 100, 1.03));
         let tail = comparison.rows.iter().find(|row| row.name == "TTFT P99").unwrap();
         assert_eq!(tail.verdict, Verdict::Undecided);
-        assert!(!tail.a.is_bounded());
+        assert!(tail.rough && tail.a.is_bounded());
         assert!(comparison.json()["rows"][4]["a"]["value"].is_number());
         assert!(comparison.verdict().contains("too short to tell in"));
+    }
+
+    #[test]
+    fn what_is_plain_to_see_is_seen_in_few_requests_and_in_a_run_that_never_settles() {
+        let few = compared(&run(1, 150, 1.0), &run(2, 150, 1.5));
+        assert_eq!(few.word(), "worse");
+        assert!(
+            few.rows.iter().filter(|row| row.unit == Unit::Seconds).all(|row| row.verdict == Verdict::Worse),
+            "{few:?}"
+        );
+        // Overloaded from the start: every request waits longer than the one before.
+        let mut growing = run(3, 800, 1.0);
+        for record in &mut growing.requests {
+            record.ttft += record.sent * 0.1;
+            record.latency += record.sent * 0.1;
+        }
+        let comparison = compared(&run(4, 800, 1.0), &growing);
+        let verdict = |name: &str| comparison.rows.iter().find(|row| row.name == name).unwrap().verdict;
+        assert_eq!((verdict("TTFT P50"), verdict("TPOT P50")), (Verdict::Worse, Verdict::NoDifference));
     }
 
     #[test]

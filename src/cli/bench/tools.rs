@@ -174,7 +174,7 @@ fn comparison_text(comparison: &Comparison) -> String {
             number(row.unit, row.a.value),
             number(row.unit, row.b.value),
             if value.is_finite() { format!("{:+.1}{unit}", value * scale) } else { "-".to_owned() },
-            format!("{} .. {}", end(low), end(high)),
+            format!("{}{} .. {}", if row.rough { "~ " } else { "" }, end(low), end(high)),
             compare::verdict_word(row.verdict).to_owned(),
         ]);
     }
@@ -182,12 +182,16 @@ fn comparison_text(comparison: &Comparison) -> String {
         column.set_cell_alignment(CellAlignment::Right);
     }
     let mut text = format!("{table}\n{}\n", comparison.verdict());
-    let unbounded = comparison.rows.iter().any(|row| !row.change.0.is_bounded());
-    if unbounded {
-        text.push_str("?: too few requests, or too alike within their queue, to bound the change on that side.\n");
+    if comparison.rows.iter().any(|row| row.rough) {
+        text.push_str(
+            "~: a rough interval: too few requests, or too much alike in their queue, for one that is sure to hold.\n",
+        );
+    }
+    if comparison.rows.iter().any(|row| !row.change.0.is_bounded()) {
+        text.push_str("?: nothing bounds the change on that side.\n");
     }
     text.push_str(&format!(
-        "All intervals together: {} %. They know of chance within a run, not of what else differs between two runs (age, caches, \
+        "All intervals together: about {} %. They know of chance within a run, not of what else differs between two runs (age, caches, \
          machine): repeat before you believe a difference.\n",
         comparison.question.confidence * 100.0
     ));
