@@ -30,7 +30,7 @@ use super::arrival::{Arrival, Extent, MAX_REQUESTS};
 use super::believe;
 use super::client::{Client, Failure, Place, Timing};
 use super::lag::Watch;
-use super::progress::Progress;
+use super::progress::{News, Progress};
 use super::result::{Outcome, Ramp, Record, RunConfig, RunResult};
 use super::scrape::Scraper;
 use super::session::Sessions;
@@ -131,6 +131,11 @@ impl Plan {
             _ => 0,
         };
         at_once.min(self.max_in_flight).min(self.max_concurrency.map_or(usize::MAX, |most| most as usize))
+    }
+
+    /// Seconds between the call of [`run`] and the start that its moments count from.
+    pub fn lead_seconds(&self) -> f64 {
+        self.lead().as_secs_f64()
     }
 
     /// How far ahead of its start a run must begin, so that the prompts due first are made in time.
@@ -321,6 +326,8 @@ impl Sender {
         }
         let sent = Instant::now();
         self.progress.note_sent();
+        let at = due.unwrap_or(sent).saturating_duration_since(self.start).as_secs_f64();
+        self.progress.tell(News::Sent { index: ordinal, class: question.class, at });
         let mut place = Place::default();
         let answer = tokio::select! {
             answer = self.client.ask_placed(&question, sent, &mut place) => Some(answer),
@@ -333,6 +340,7 @@ impl Sender {
         record.queued = queued.as_secs_f64();
         place_in(&mut record, place);
         let text = answer_in(&mut record, answer);
+        self.progress.tell(News::Ended(&record));
         Some((record, text))
     }
 
