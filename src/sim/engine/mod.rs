@@ -260,8 +260,7 @@ impl Engine {
         Some(StepOutcome { duration, load, emitted, admitted, preempted, adapter_loads })
     }
 
-    /// What was added since the last step began is considered by the next one already: its plan is made later than the
-    /// step under way began, because the CPU was still launching that.
+    /// What was added since the last step began is considered by the next one: its plan is made later than that step began.
     pub fn stage_fresh(&mut self) {
         for slot in self.fresh.drain(..) {
             self.sequences[slot as usize].place = Some(Place::Staged);
