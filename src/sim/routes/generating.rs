@@ -104,11 +104,6 @@ async fn openai(shared: &Arc<Shared>, kind: Kind, headers: &HeaderMap, sent: &[u
         None => envelope,
     };
     let mut reply = send(shared, &request, &model, Format::Chunks(envelope)).await?;
-    if shared.config.request_id_headers
-        && let Ok(value) = HeaderValue::from_str(&id)
-    {
-        reply.headers_mut().insert("x-request-id", value);
-    }
     if !request.stream {
         report_load(shared, headers, &mut reply);
     }
