@@ -18,7 +18,8 @@
 //! | `result`, `file`, `csv` | what a run leaves behind: one record for each request; on disk |
 //! | `metrics`, `steady`, `slices` | the statistics of `vllm bench serve`; the steady window; by class, adapter, pool |
 //! | `believe` | whether a run can be believed |
-//! | `table` | the numbers for people |
+//! | `table`, `report`, `knee` | the numbers for people: in the terminal, as HTML with plots |
+//! | `compare` | two results: what changed, how sure that is, whether it matters |
 //! | `search` | the highest rate at which the objectives hold |
 //!
 //! Definitions are those of `vllm bench serve`, with two differences, both on the side of truth: an
@@ -32,14 +33,17 @@ pub mod arrival;
 pub mod believe;
 pub mod body;
 pub mod client;
+pub mod compare;
 pub mod csv;
 pub mod dataset;
 pub mod events;
 pub mod file;
 pub mod lag;
+pub mod knee;
 pub mod length;
 pub mod metrics;
 pub mod progress;
+pub mod report;
 pub mod result;
 pub mod run;
 pub mod scrape;

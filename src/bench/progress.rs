@@ -12,6 +12,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::metrics::Distribution;
+use super::result::Record;
 
 /// How far back the present goes.
 pub const WINDOW: Duration = Duration::from_secs(10);
@@ -29,6 +30,35 @@ pub struct Progress {
     pub failed: AtomicU64,
     recent: Mutex<VecDeque<(Instant, Option<f64>)>>,
     stop: CancellationToken,
+    watcher: Watcher,
+}
+
+/// What a watcher hears of a request.
+#[derive(Clone, Copy, Debug)]
+pub enum News<'a> {
+    /// It was sent.
+    Sent {
+        /// Its number in the workload.
+        index: u64,
+        /// Index of its class.
+        class: u32,
+        /// When it was due, or sent where nothing was due; seconds from the start.
+        at: f64,
+    },
+    /// It has ended.
+    Ended(&'a Record),
+}
+
+/// Somebody who hears of each request at once, on the task that sent it; so it must be quick.
+#[derive(Default)]
+struct Watcher(Option<Box<Hear>>);
+
+type Hear = dyn Fn(News<'_>) + Send + Sync;
+
+impl std::fmt::Debug for Watcher {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(if self.0.is_some() { "Watcher" } else { "nobody" })
+    }
 }
 
 /// The last [`WINDOW`].
@@ -41,6 +71,17 @@ pub struct Now {
 }
 
 impl Progress {
+    /// Progress that `watcher` hears of.
+    pub fn watched(watcher: impl Fn(News<'_>) + Send + Sync + 'static) -> Self {
+        Self { watcher: Watcher(Some(Box::new(watcher))), ..Self::default() }
+    }
+
+    pub(super) fn tell(&self, news: News<'_>) {
+        if let Some(watcher) = &self.watcher.0 {
+            watcher(news);
+        }
+    }
+
     /// Ends the run: nothing more is sent, and requests in flight are given up at once.
     pub fn stop(&self) {
         self.stop.cancel();

@@ -16,8 +16,11 @@
 
 use statrs::function::beta::beta_reg;
 
-use super::Estimate;
-use super::dependence::{Dependence, design_effect};
+use super::dependence::{BATCHES, Dependence, batches, design_effect};
+use super::{Estimate, two_sided_t};
+
+/// What sectioning is widened by: tails of short parts vary less than the tail of the whole.
+pub const CAUTION: f64 = 1.5;
 
 /// The quantile `q` in 0..=1 of ascending `sorted`; 0 of nothing.
 pub fn percentile(sorted: &[f64], q: f64) -> f64 {
@@ -45,6 +48,26 @@ pub fn of_series(values: &[f64], q: f64, confidence: f64) -> Estimate {
     };
     let (here, middle) = (effect_at(q), effect_at(0.5));
     estimate(&sorted, q, confidence, if middle.effect > here.effect { middle } else { here })
+}
+
+/// The same by sectioning (Asmussen and Glynn, *Stochastic Simulation*, III.5): the spread of the quantile among ten parts of
+/// the series around that of the whole, in logarithms, times [`CAUTION`]. Always bounded for 20 positive values or more, also
+/// where order statistics are not; but it is only as good as the parts are long, and a P99 of few or clumped values is
+/// covered less often than it says (87 % and more at 99 % in the tests). Unbounded for fewer values.
+pub fn sectioned(values: &[f64], q: f64, confidence: f64) -> Estimate {
+    let log_of = |values: &[f64]| {
+        let mut sorted = values.to_vec();
+        sorted.sort_unstable_by(f64::total_cmp);
+        percentile(&sorted, q).ln()
+    };
+    let whole = log_of(values);
+    if values.len() < 2 * BATCHES || !whole.is_finite() {
+        return Estimate { value: whole.exp(), low: f64::NEG_INFINITY, high: f64::INFINITY };
+    }
+    let freedom = (BATCHES - 1) as f64;
+    let squares: f64 = batches(values).map(|part| (log_of(part) - whole).powi(2)).sum();
+    let reach = CAUTION * two_sided_t(confidence, freedom) * (squares / freedom / BATCHES as f64).sqrt();
+    Estimate { value: whole.exp(), low: (whole - reach).exp(), high: (whole + reach).exp() }
 }
 
 /// How many independent values the upper end of quantile `q` needs before it is finite.
@@ -127,6 +150,21 @@ mod tests {
             let share = coverage(300, truth, |seed| of_series(&exponentials(seed, count), q, 0.95));
             assert!(share > 0.912, "{count} values in time order, quantile {q}: {share}");
         }
+    }
+
+    #[test]
+    fn sections_bound_what_order_statistics_cannot() {
+        let tail = -f64::ln(0.01);
+        let share = coverage(300, tail, |seed| sectioned(&exponentials(seed, 100), 0.99, 0.99));
+        assert!(share > 0.96, "{share} of 100 independent values");
+        let share = coverage(300, 1.0 + wait_quantile(0.7, 0.99), |seed| {
+            let times: Vec<f64> = waits(seed, 0.7, 1000).into_iter().map(|wait| wait + 1.0).collect();
+            sectioned(&times, 0.99, 0.99)
+        });
+        assert!(share > 0.86, "{share} of 1000 in a queue");
+        let ramp: Vec<f64> = (1..=200).map(f64::from).collect();
+        assert!(sectioned(&ramp, 0.5, 0.99).is_bounded() && !of_series(&ramp, 0.99, 0.99).is_bounded());
+        assert!(!sectioned(&ramp[..19], 0.5, 0.99).is_bounded() && !sectioned(&[0.0; 50], 0.5, 0.99).is_bounded());
     }
 
     #[test]

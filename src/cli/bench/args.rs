@@ -8,12 +8,17 @@ use std::path::PathBuf;
 
 use clap::{ArgAction, Args, ValueEnum};
 
+use super::find_rate::FindRateArgs;
+use super::tools::Tool;
 use super::values::{ClassSpec, Goodput, RangeRatio, Rate, Steps, pair, share};
 use crate::bench::Length;
 
 /// Put load on a server and measure what its clients see
 #[derive(Clone, Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub struct BenchArgs {
+    #[command(subcommand)]
+    pub(super) tool: Option<Tool>,
     #[command(flatten)]
     pub(super) server: ServerArgs,
     #[command(flatten)]
@@ -22,6 +27,8 @@ pub struct BenchArgs {
     pub(super) load: LoadArgs,
     #[command(flatten)]
     pub(super) sampling: SamplingArgs,
+    #[command(flatten)]
+    pub(super) search: FindRateArgs,
     #[command(flatten)]
     pub(super) output: OutputArgs,
     #[command(flatten)]
@@ -373,6 +380,9 @@ pub(super) struct OutputArgs {
     /// File name of the result [default: made of label, load, model and time]
     #[arg(long, value_name = "FILE")]
     pub(super) result_filename: Option<PathBuf>,
+    /// Write the results as one HTML page, with plots
+    #[arg(long, value_name = "FILE")]
+    pub(super) html: Option<PathBuf>,
     /// One line of CSV for each request
     #[arg(long, value_name = "FILE")]
     pub(super) csv: Option<PathBuf>,

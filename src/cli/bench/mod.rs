@@ -11,12 +11,15 @@
 //! | `args`, `values` | the flags |
 //! | `requests`, `plan` | from flags to a workload and a plan |
 //! | `show` | tables, files, names of files |
+//! | `find_rate` | the search for the highest rate |
+//! | `tools` | what to do with saved results: report, compare |
 
 mod args;
 mod find_rate;
 mod plan;
 mod requests;
 mod show;
+mod tools;
 mod values;
 
 use std::process::ExitCode;
@@ -56,6 +59,9 @@ fn failed(error: impl Into<anyhow::Error>) -> Trouble {
 
 /// Runs the command.
 pub fn run(args: &BenchArgs) -> ExitCode {
+    if let Some(tool) = &args.tool {
+        return tools::run(tool);
+    }
     raise_file_limit();
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
@@ -82,6 +88,10 @@ pub fn run(args: &BenchArgs) -> ExitCode {
 async fn measure_all(args: &BenchArgs) -> Result<ExitCode, Trouble> {
     let setup = set_up(args).await?;
     setup.notes.iter().for_each(|note| eprintln!("note: {note}"));
+    if args.search.find_rate && !args.output.dry_run {
+        let mut stop = Stop::listen().map_err(failed)?;
+        return find_rate::run(args, &setup, &mut stop).await;
+    }
     let runs = setup.runs();
     if args.output.dry_run {
         return show::dry_run(&setup, &runs).map(|()| ExitCode::SUCCESS).map_err(usage);

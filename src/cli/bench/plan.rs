@@ -202,7 +202,7 @@ fn arrival(args: &BenchArgs, workload: &Workload) -> anyhow::Result<(Arrival, Ex
     Ok((arrival, extent))
 }
 
-fn paced(rate: f64, burstiness: f64, burst: Option<u32>) -> Arrival {
+pub(super) fn paced(rate: f64, burstiness: f64, burst: Option<u32>) -> Arrival {
     match burst {
         Some(size) => Arrival::Burst { rate, size },
         None if burstiness.is_infinite() => Arrival::Constant { rate },

@@ -82,6 +82,10 @@ impl<'a> Output<'a> {
         if let Some(path) = &self.path {
             eprintln!("saved {}", path.display());
         }
+        if let Some(path) = &self.args.html {
+            let runs: Vec<RunResult> = self.results.iter().map(|(_, result)| result.clone()).collect();
+            super::tools::page(&runs, path)?;
+        }
         let answered = self.results.iter().any(|(_, result)| Metrics::of(result).completed > 0);
         let partial = self.results.iter().any(|(_, result)| result.partial);
         Ok(if answered && !partial { ExitCode::SUCCESS } else { ExitCode::FAILURE })
