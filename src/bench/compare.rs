@@ -8,7 +8,7 @@
 //! | number | change | interval from |
 //! |---|---|---|
 //! | completed requests and output tokens per second | ratio | counts in [`WINDOWS`] parts of the run, ramp and drain left out |
-//! | failed; within objectives (where both have the same) | difference in points | Wilson, effective number of requests |
+//! | failed (where any did); within objectives (where both have the same) | difference in points | Wilson, effective number of requests |
 //! | P50 and P99 of TTFT, TPOT, ITL, E2EL | ratio | order statistics, effective number of values; where those have no end, ten parts of the run ([`Row::rough`]) |
 //!
 //! Values are in order of time: requests by when they were sent, gaps between tokens by when they ended. Only completed
@@ -143,8 +143,12 @@ pub fn compare(a: &RunResult, b: &RunResult, question: Question) -> Result<Compa
 
 fn pairs(a: &RunResult, b: &RunResult) -> Vec<Pair> {
     let pair = |name: &str, unit, sense, estimate: Estimator| Pair { name: name.to_owned(), unit, sense, estimate };
-    let mut pairs = vec![
-        pair("failed", Unit::Share, Sense::LowerIsBetter, Box::new(|run, level| (failed(run, level), false))),
+    let mut pairs = Vec::new();
+    if [a, b].iter().any(|run| run.requests.iter().any(Record::is_failed)) {
+        let estimate: Estimator = Box::new(|run, level| (failed(run, level), false));
+        pairs.push(pair("failed", Unit::Share, Sense::LowerIsBetter, estimate));
+    }
+    pairs.extend([
         pair(
             "requests/s",
             Unit::PerSecond,
@@ -157,7 +161,7 @@ fn pairs(a: &RunResult, b: &RunResult) -> Vec<Pair> {
             Sense::HigherIsBetter,
             Box::new(|run, level| (rate(run, |record| record.output_tokens, level), false)),
         ),
-    ];
+    ]);
     if a.config.has_slo() && same_objectives(&a.config, &b.config) {
         let met = |run: &RunResult, level| (within_objectives(run, level), false);
         pairs.push(pair("within objectives", Unit::Share, Sense::HigherIsBetter, Box::new(met)));
@@ -268,10 +272,19 @@ fn rate(run: &RunResult, of: impl Fn(&Record) -> u64, confidence: f64) -> Estima
         let ended = if record.ended > 0.0 { record.ended } else { record.sent + record.latency };
         windows[((ended / length) as usize).min(WINDOWS - 1)] += of(record) as f64;
     }
+    let value = windows.iter().sum::<f64>() / run.duration;
+    // What arrived in a part of an open loop was drawn by us: only what the server added to that is its chance.
+    if run.config.request_rate.is_some() {
+        let each = windows.iter().sum::<f64>() / run.requests.len().max(1) as f64;
+        for record in &run.requests {
+            let due = record.due.unwrap_or(record.sent).max(0.0);
+            windows[((due / length) as usize).min(WINDOWS - 1)] -= each;
+        }
+    }
     let rates = windows.map(|count| count / length);
     // How it starts and ends is no chance.
     let middle = mean::of_series(&rates[1..WINDOWS - 1], confidence);
-    let (value, reach) = (rates.iter().sum::<f64>() / WINDOWS as f64, middle.high - middle.value);
+    let reach = middle.high - middle.value;
     Estimate { value, low: value - reach, high: value + reach }
 }
 

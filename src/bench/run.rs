@@ -42,6 +42,8 @@ pub const LEAD: Duration = Duration::from_millis(20);
 pub const MAX_LEAD: Duration = Duration::from_secs(5);
 /// Time to make a prompt, for each of its tokens: several times what it takes.
 const MAKING: Duration = Duration::from_nanos(100);
+/// Time to open a connection, likewise.
+const CONNECTING: Duration = Duration::from_millis(1);
 /// The grain of the runtime's timers.
 pub(super) const TIMER_GRAIN: Duration = Duration::from_millis(1);
 /// Requests in flight when nothing else is asked for: a descriptor each, below what a raised soft limit allows.
@@ -138,10 +140,12 @@ impl Plan {
         self.lead().as_secs_f64()
     }
 
-    /// How far ahead of its start a run must begin, so that the prompts due first are made in time.
+    /// How far ahead of its start a run must begin, so that connections are open and the prompts due first are made in time.
     fn lead(&self) -> Duration {
-        let tokens = u64::from(self.workload.question(0).prompt_tokens) * self.at_once().max(1) as u64;
-        (LEAD + MAKING * u32::try_from(tokens).unwrap_or(u32::MAX)).min(MAX_LEAD)
+        let at_once = u32::try_from(self.at_once()).unwrap_or(u32::MAX);
+        let tokens = u64::from(self.workload.question(0).prompt_tokens) * u64::from(at_once.max(1));
+        let making = MAKING.saturating_mul(u32::try_from(tokens).unwrap_or(u32::MAX));
+        LEAD.saturating_add(making).saturating_add(CONNECTING.saturating_mul(at_once)).min(MAX_LEAD)
     }
 }
 
@@ -154,14 +158,15 @@ pub async fn run(plan: &Plan, client: &Arc<Client>, progress: &Arc<Progress>) ->
     plan.sessions.as_ref().map_or(Ok(()), Sessions::check)?;
     let schedule = plan.arrival.schedule(plan.extent, plan.workload.seed)?;
     let started_at = jiff::Timestamp::now();
+    // Tasks are started ahead of time, and so is the run.
+    let start = Instant::now() + plan.lead();
     client.open(plan.at_once()).await;
     let sender = Sender {
         plan: Arc::new(plan.clone()),
         client: client.clone(),
         progress: progress.clone(),
         room: plan.max_concurrency.map(|most| Arc::new(Semaphore::new(most.max(1) as usize))),
-        // Tasks are started ahead of time, and so is the run.
-        start: Instant::now() + plan.lead(),
+        start,
     };
     let scraper = Scraper::start(&plan.scrape, client.headers(), sender.start).await?;
     let watch = Watch::start();

@@ -30,12 +30,15 @@ use super::client::Failure;
 /// How long an idle connection is reused: below the 5 s after which vLLM closes it.
 pub(super) const IDLE_LIMIT: Duration = Duration::from_secs(4);
 
+/// What moves the bytes of one connection when it is polled.
+type Moving = Connection<TokioIo<TcpStream>, Full<Bytes>>;
+
 /// One connection: what sends on it, and what moves its bytes.
 #[derive(Debug)]
 pub(super) struct Wire {
     sender: SendRequest<Full<Bytes>>,
     /// Nothing when it is over: its end must be dropped for the sender to learn of it.
-    connection: Option<Pin<Box<Connection<TokioIo<TcpStream>, Full<Bytes>>>>>,
+    connection: Option<Pin<Box<Moving>>>,
 }
 
 impl Wire {
