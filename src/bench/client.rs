@@ -12,8 +12,10 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -40,6 +42,10 @@ const MAX_REASON: usize = 300;
 const MAX_REASONS: usize = 16;
 /// How long a client that leaves before the first token waits for it.
 const LEAVE_WAITING: Duration = Duration::from_millis(100);
+/// Connections opened at the same time.
+const OPENING: usize = 32;
+/// How long opening may take: the first must not grow too old meanwhile.
+const OPEN_LIMIT: Duration = Duration::from_secs(2);
 /// Names of pools, backends and arms that are kept; those of a configuration are far fewer.
 const MAX_NAMES: usize = 4_096;
 
@@ -190,6 +196,20 @@ impl Client {
         self.reasons.lock().clone()
     }
 
+    /// Opens `count` connections, spread over the servers, a few at a time; those that cannot be opened in time are left to
+    /// the requests. They are used while they are fresh or not at all.
+    pub async fn open(&self, count: usize) {
+        let opening = async {
+            for begin in (0..count).step_by(OPENING) {
+                let all =
+                    (begin..count.min(begin + OPENING)).map(|turn| self.targets[turn % self.targets.len()].open());
+                futures_all(all).await;
+            }
+        };
+        // What is open by then is open.
+        let _ = tokio::time::timeout(OPEN_LIMIT, opening).await;
+    }
+
     /// The answer to a GET of `path` from each server, in their order: status and body of at most `max` bytes.
     pub async fn get_each(&self, path: &str, max: usize) -> Vec<Result<(u16, Bytes), Failure>> {
         let mut answers = Vec::with_capacity(self.targets.len());
@@ -293,6 +313,16 @@ impl Client {
         (names.len() < MAX_NAMES).then(|| names.insert(text.to_owned(), name.clone()));
         Some(name)
     }
+}
+
+/// Waits for all of a few futures, together.
+async fn futures_all<F: Future<Output = ()>>(all: impl Iterator<Item = F>) {
+    let mut open: Vec<_> = all.map(Box::pin).collect();
+    poll_fn(|context| {
+        open.retain_mut(|future| future.as_mut().poll(context).is_pending());
+        if open.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
 }
 
 /// The duration of `name` in a `server-timing` header, which counts in milliseconds.

@@ -12,6 +12,9 @@
 //! The duration of a run is from its start until the last request has ended, as `vllm bench serve` counts it. A run that is
 //! stopped gives up what is in flight and returns what it has. Dropping the future of [`run`] ends every request.
 //!
+//! Streams and bursts that begin at the start find their connections open: hundreds of them opened in one moment overflow a
+//! server's queue of new connections, and the kernel tries those again after a second, which is nobody's TTFT.
+//!
 //! Prompts are made on other threads than the ones that read answers, so that a long prompt does not delay a clock.
 
 use std::sync::Arc;
@@ -119,20 +122,20 @@ impl Plan {
         }
     }
 
-    /// Seconds between the call of [`run`] and the start that its moments count from.
-    pub fn lead_seconds(&self) -> f64 {
-        self.lead().as_secs_f64()
+    /// Requests that are sent at the very start.
+    fn at_once(&self) -> usize {
+        let at_once = match (&self.arrival, self.extent) {
+            (Arrival::ClosedLoop { streams }, _) => *streams as usize,
+            (Arrival::Burst { size, .. }, _) => *size as usize,
+            (Arrival::AtOnce, Extent::Requests(count)) => usize::try_from(count).unwrap_or(usize::MAX),
+            _ => 0,
+        };
+        at_once.min(self.max_in_flight).min(self.max_concurrency.map_or(usize::MAX, |most| most as usize))
     }
 
     /// How far ahead of its start a run must begin, so that the prompts due first are made in time.
     fn lead(&self) -> Duration {
-        let at_once = match (&self.arrival, self.extent) {
-            (Arrival::ClosedLoop { streams }, _) => u64::from(*streams),
-            (Arrival::Burst { size, .. }, _) => u64::from(*size),
-            (Arrival::AtOnce, Extent::Requests(count)) => count,
-            _ => 1,
-        };
-        let tokens = u64::from(self.workload.question(0).prompt_tokens) * at_once.min(self.max_in_flight as u64);
+        let tokens = u64::from(self.workload.question(0).prompt_tokens) * self.at_once().max(1) as u64;
         (LEAD + MAKING * u32::try_from(tokens).unwrap_or(u32::MAX)).min(MAX_LEAD)
     }
 }
@@ -146,6 +149,7 @@ pub async fn run(plan: &Plan, client: &Arc<Client>, progress: &Arc<Progress>) ->
     plan.sessions.as_ref().map_or(Ok(()), Sessions::check)?;
     let schedule = plan.arrival.schedule(plan.extent, plan.workload.seed)?;
     let started_at = jiff::Timestamp::now();
+    client.open(plan.at_once()).await;
     let sender = Sender {
         plan: Arc::new(plan.clone()),
         client: client.clone(),

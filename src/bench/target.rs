@@ -30,12 +30,15 @@ use super::client::Failure;
 /// How long an idle connection is reused: below the 5 s after which vLLM closes it.
 pub(super) const IDLE_LIMIT: Duration = Duration::from_secs(4);
 
+/// What moves the bytes of one connection when it is polled.
+type Moving = Connection<TokioIo<TcpStream>, Full<Bytes>>;
+
 /// One connection: what sends on it, and what moves its bytes.
 #[derive(Debug)]
 pub(super) struct Wire {
     sender: SendRequest<Full<Bytes>>,
     /// Nothing when it is over: its end must be dropped for the sender to learn of it.
-    connection: Option<Pin<Box<Connection<TokioIo<TcpStream>, Full<Bytes>>>>>,
+    connection: Option<Pin<Box<Moving>>>,
 }
 
 impl Wire {
@@ -162,6 +165,13 @@ impl Target {
     pub(super) async fn put_back(&self, mut wire: Wire) {
         if wire.ready().await && wire.connection.is_some() {
             self.idle.lock().push(Idle { wire, since: Instant::now() });
+        }
+    }
+
+    /// Opens a connection and keeps it, if it can.
+    pub(super) async fn open(&self) {
+        if let Ok(wire) = self.connect().await {
+            self.put_back(wire).await;
         }
     }
 

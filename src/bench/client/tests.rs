@@ -142,3 +142,17 @@ async fn the_text_of_an_answer_is_kept_when_the_question_wants_it() {
     assert_eq!(client.ask(&wanting, Instant::now()).await.unwrap().text.as_deref(), Some(" a a a"));
     assert_eq!(client.ask(&question(), Instant::now()).await.unwrap().text, None);
 }
+
+#[tokio::test]
+async fn connections_may_be_opened_ahead_and_are_then_used() {
+    let engine = MockEngine::start(|_| Answer::stream(completion_stream(1), Duration::ZERO)).await;
+    let client = Client::new(&[engine.url()], Api::Completions, LIMIT).unwrap();
+    client.open(40).await;
+    let deadline = Instant::now() + LIMIT;
+    while engine.connections() < 40 {
+        assert!(Instant::now() < deadline, "{} connections", engine.connections());
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    client.ask(&question(), Instant::now()).await.unwrap();
+    assert_eq!(engine.connections(), 40);
+}
