@@ -21,8 +21,7 @@ use crate::cli::line::Line;
 /// Between two looks at what is open.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Seconds that a request may be open beyond its bound before it is given up: the start of a run is known to a few milliseconds
-/// here, and an answer that comes meanwhile tells exactly.
+/// Seconds that a request may be open beyond its bound before it is given up: an answer that comes meanwhile tells exactly.
 const GRACE: f64 = 0.25;
 
 /// Why a search cannot go on.
@@ -74,6 +73,8 @@ struct Watched {
     /// Class and moment of what is open, by index.
     open: HashMap<u64, (u32, f64)>,
     ended: Vec<f64>,
+    /// The start of the run, or a little later: nothing is sent before it is due.
+    start: Option<Instant>,
 }
 
 impl Watched {
@@ -85,6 +86,8 @@ impl Watched {
         match news {
             News::Sent { index, class, at } => {
                 self.open.insert(index, (class, at));
+                let start = Instant::now().checked_sub(Duration::from_secs_f64(at));
+                self.start = self.start.into_iter().chain(start).min();
             }
             News::Ended(record) => {
                 self.open.remove(&record.index);
@@ -132,13 +135,13 @@ impl Probe for Servers<'_> {
             objectives: self.objectives.clone(),
             open: HashMap::new(),
             ended: Vec::new(),
+            start: None,
         }));
         let hears = watched.clone();
         let progress = Arc::new(Progress::watched(move |news| hears.lock().hear(news)));
         let title = format!("run {}, {}", self.runs, super::text::load(&order.load));
         let quiet = self.args.output.disable_tqdm;
         let line = (!quiet).then(|| Line::start(&title, plan.extent, progress.clone()));
-        let (begun, lead) = (Instant::now(), plan.lead_seconds());
         let mut halted = false;
         let result = {
             let mut running = std::pin::pin!(bench::run(&plan, &self.setup.client, &progress));
@@ -148,7 +151,9 @@ impl Probe for Servers<'_> {
                     result = &mut running => break result,
                     _ = ticks.tick() => {
                         let mut watched = watched.lock();
-                        watched.give_up(begun.elapsed().as_secs_f64() - lead);
+                        if let Some(start) = watched.start {
+                            watched.give_up(start.elapsed().as_secs_f64());
+                        }
                         if watched.judge.finding().is_some() {
                             progress.stop();
                         }
@@ -212,7 +217,8 @@ mod tests {
     fn a_request_that_is_open_for_too_long_has_missed() {
         let rule = Rule { manner: Manner::Look, target: 0.9, warmup: 0, length: 10 };
         let judge = Judge::new(rule);
-        let mut watched = Watched { judge, objectives: vec![SLO].into(), open: HashMap::new(), ended: Vec::new() };
+        let mut watched =
+            Watched { judge, objectives: vec![SLO].into(), open: HashMap::new(), ended: Vec::new(), start: None };
         for index in 0..2 {
             watched.hear(News::Sent { index, class: 0, at: 1.0 });
         }
