@@ -75,7 +75,7 @@ impl Diagnosis {
 
 /// A text, and the class that a line with it shows. The earlier in the list, the more a text says.
 const MARKS: &[(&str, Class)] = &[
-    ("estimated maximum model length is", Class::KvTooSmall),
+    ("To serve at least one request with the model's max seq len", Class::KvTooSmall),
     ("larger than the maximum number of tokens that can be stored in KV cache", Class::KvTooSmall),
     ("larger than the available KV cache memory", Class::KvTooSmall),
     ("No available memory for the cache blocks", Class::NoKvMemory),

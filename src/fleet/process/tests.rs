@@ -20,6 +20,20 @@ const PATIENCE: Duration = Duration::from_secs(30);
 struct Rig {
     folder: tempfile::TempDir,
     driver: ProcessDriver,
+    _ends: Ends,
+}
+
+/// Ends what was started when its test fails before it has: the marks begin with the folder of the test.
+struct Ends(PathBuf);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        let prefix = self.0.display().to_string();
+        let marked = |row: &Row| table::mark_of(row.pid).is_some_and(|mark| mark.starts_with(&prefix));
+        for row in table::all().into_iter().filter(|row| row.lives() && marked(row)) {
+            let _ = kill(Pid::from_raw(row.pid), Signal::SIGKILL);
+        }
+    }
 }
 
 impl Rig {
@@ -30,7 +44,8 @@ impl Rig {
         fs::write(&program, format!("#!/bin/bash\nDIR={}\n{script}\n", folder.path().display())).unwrap();
         fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
         let driver = Self::driver(&folder);
-        Self { folder, driver }
+        let _ends = Ends(folder.path().to_owned());
+        Self { folder, driver, _ends }
     }
 
     fn driver(folder: &tempfile::TempDir) -> ProcessDriver {
@@ -189,7 +204,7 @@ async fn another_driver_of_the_same_backend_finds_what_was_left_and_takes_it_ove
     let rig = Rig::new(&format!("trap 'exit 7' TERM\necho one; echo $$ >$DIR/pid\n{SERVE}"));
     let trace = rig.driver.start(&Settings::default()).await.unwrap();
     let pid = rig.number("pid").await;
-    let Rig { folder, driver } = rig;
+    let Rig { folder, driver, _ends } = rig;
     drop(driver);
     assert!(lives(pid), "an engine outlives its driver");
     let second = Rig::driver(&folder);
@@ -217,7 +232,7 @@ async fn orphans_whose_leader_is_gone_are_taken_over_to_be_stopped() {
     let rig = Rig::new("sh -c 'echo $$ >'$DIR'/child; exec sleep 600' &\nwait");
     let trace = rig.driver.start(&Settings::default()).await.unwrap();
     let child = rig.number("child").await;
-    let Rig { folder, driver } = rig;
+    let Rig { folder, driver, _ends } = rig;
     let leader = driver.keeper().unwrap().trace.leader;
     kill(Pid::from_raw(leader), Signal::SIGKILL).unwrap();
     timeout(PATIENCE, driver.ended()).await.unwrap();
