@@ -8,6 +8,9 @@
 //! | GET `/admin/status` | pools, backends, the last minute ([`Status`]) | yes |
 //! | POST `/admin/reload` | the list of changes, or the problems | yes |
 //! | POST `/admin/backends/{pool}/{backend}/drain`, `/enable` | the backend's new state | yes |
+//! | POST `/admin/backends/{pool}/{backend}/restart` | 202 and the number of the change; `/admin/status` shows how it goes | yes |
+//!
+//! A restart takes its wishes from the query: `set=FLAG=VALUE` (encoded, repeatable), `reset`, `hold`, `cut`.
 //!
 //! The token is `auth.admin_token` of the configuration in force; without one the API is open to whoever reaches the port, which is loopback by
 //! default. `/health` is for probes, which carry no credentials. `/metrics` is open as it is on vLLM itself even with
@@ -17,6 +20,7 @@
 //! [`routes`] what is answered · [`status`] the shapes of answers, shared with `sluice status` · [`server`] the
 //! listener · [`client`] the other side, for subcommands. What reload and drain do belongs to [`Control`].
 
+mod ask;
 pub mod client;
 pub mod routes;
 pub mod server;
@@ -25,11 +29,14 @@ pub mod status;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use ask::encode;
+pub use ask::{AskError, flag, query};
 pub use client::{Client, ClientError};
 pub use server::{Socket, bind};
 pub use status::{About, Status};
 
 use crate::config::Secret;
+use crate::fleet::{CannotRestart, RestartAsk};
 
 /// What the admin port may ask of the running gateway. Called on a thread that may block.
 pub trait Control: Send + Sync + 'static {
@@ -47,6 +54,9 @@ pub trait Control: Send + Sync + 'static {
 
     /// Takes a backend out of rotation or back in; running requests finish.
     fn set_draining(&self, pool: &str, backend: &str, draining: bool) -> Result<(), NoSuchBackend>;
+
+    /// Restarts an engine that the gateway runs. The number of the change, once it has begun.
+    fn restart(&self, pool: &str, backend: &str, ask: RestartAsk) -> Result<u64, RestartError>;
 }
 
 /// Why a reload changed nothing.
@@ -61,6 +71,17 @@ pub enum ReloadError {
     /// The gateway was started without a file.
     #[error("the gateway was started without a configuration file; start it with --config to reload")]
     NoFile,
+}
+
+/// Why a restart does not begin.
+#[derive(Debug, thiserror::Error)]
+pub enum RestartError {
+    /// There is no such backend.
+    #[error(transparent)]
+    Unknown(#[from] NoSuchBackend),
+    /// It is there, and stays as it is.
+    #[error(transparent)]
+    Cannot(#[from] CannotRestart),
 }
 
 /// There is no such backend.

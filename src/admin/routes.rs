@@ -16,7 +16,9 @@ use serde_json::json;
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
-use super::{Control, ReloadError};
+use super::ask::{self, decode};
+use super::{Control, ReloadError, RestartError};
+use crate::fleet::CannotRestart;
 
 /// The live page; whole, without any external resource.
 const PAGE: &str = include_str!("ui/index.html");
@@ -50,6 +52,7 @@ enum Route {
     Status,
     Reload,
     SetDraining { pool: String, backend: String, draining: bool },
+    Restart { pool: String, backend: String },
 }
 
 impl Route {
@@ -64,15 +67,15 @@ impl Route {
                 // Names may contain a slash, which then comes encoded.
                 let mut parts = path.strip_prefix("/admin/backends/")?.split('/');
                 let (pool, backend, action) = (decode(parts.next()?)?, decode(parts.next()?)?, parts.next()?);
-                let draining = match action {
-                    "drain" => true,
-                    "enable" => false,
-                    _ => return None,
-                };
                 if parts.next().is_some() {
                     return None;
                 }
-                Self::SetDraining { pool, backend, draining }
+                match action {
+                    "drain" => Self::SetDraining { pool, backend, draining: true },
+                    "enable" => Self::SetDraining { pool, backend, draining: false },
+                    "restart" => Self::Restart { pool, backend },
+                    _ => return None,
+                }
             }
         })
     }
@@ -80,7 +83,7 @@ impl Route {
     fn allows(&self, method: &Method) -> bool {
         match self {
             Self::Page | Self::Metrics | Self::Health | Self::Status => matches!(*method, Method::GET | Method::HEAD),
-            Self::Reload | Self::SetDraining { .. } => *method == Method::POST,
+            Self::Reload | Self::SetDraining { .. } | Self::Restart { .. } => *method == Method::POST,
         }
     }
 
@@ -123,8 +126,8 @@ impl Admin {
             return answer;
         }
         // Reading files, and the locks that requests use, are not for the threads that serve connections.
-        let admin = self.clone();
-        match tokio::task::spawn_blocking(move || admin.act(route)).await {
+        let (admin, query) = (self.clone(), request.uri().query().unwrap_or_default().to_owned());
+        match tokio::task::spawn_blocking(move || admin.act(route, &query)).await {
             Ok(answer) => answer,
             Err(failed) => {
                 tracing::error!(error = %failed, "an admin request failed");
@@ -137,7 +140,7 @@ impl Admin {
         }
     }
 
-    fn act(&self, route: Route) -> Answer {
+    fn act(&self, route: Route, query: &str) -> Answer {
         match route {
             Route::Page => page(),
             Route::Metrics => text(StatusCode::OK, METRICS_TYPE, self.control.metrics()),
@@ -145,6 +148,7 @@ impl Admin {
             Route::Status => json(StatusCode::OK, &self.control.status()),
             Route::Reload => self.reload(),
             Route::SetDraining { pool, backend, draining } => self.set_draining(&pool, &backend, draining),
+            Route::Restart { pool, backend } => self.restart(&pool, &backend, query),
         }
     }
 
@@ -174,6 +178,31 @@ impl Admin {
         }
     }
 
+    fn restart(&self, pool: &str, backend: &str, query: &str) -> Answer {
+        let ask = match ask::read(query) {
+            Ok(ask) => ask,
+            Err(wrong) => return error(StatusCode::BAD_REQUEST, "bad_request", &wrong.to_string()),
+        };
+        tracing::info!(pool, backend, query, "restart asked for through the admin api");
+        let refused = match self.control.restart(pool, backend, ask) {
+            Ok(change) => {
+                return json(StatusCode::ACCEPTED, &json!({ "pool": pool, "backend": backend, "change": change }));
+            }
+            Err(refused) => refused,
+        };
+        let (status, code) = match &refused {
+            RestartError::Unknown(_) => (StatusCode::NOT_FOUND, "no_such_backend"),
+            RestartError::Cannot(CannotRestart::NotOurs(_)) => (StatusCode::CONFLICT, "not_ours"),
+            RestartError::Cannot(CannotRestart::Another(_) | CannotRestart::Refused(_)) => {
+                (StatusCode::CONFLICT, "busy")
+            }
+            RestartError::Cannot(CannotRestart::NotNow(_)) => (StatusCode::CONFLICT, "no_stand_in"),
+            RestartError::Cannot(CannotRestart::Settings(_)) => (StatusCode::UNPROCESSABLE_ENTITY, "bad_settings"),
+        };
+        tracing::warn!(pool, backend, "restart refused: {refused}");
+        error(status, code, &refused.to_string())
+    }
+
     fn may(&self, headers: &HeaderMap) -> bool {
         let Some(wanted) = self.control.admin_token() else { return true };
         let given = headers.get(AUTHORIZATION).map(HeaderValue::as_bytes).unwrap_or_default();
@@ -197,21 +226,6 @@ fn same_origin(headers: &HeaderMap) -> bool {
         None => true,
         Some(origin) => origin.split_once("://").is_some_and(|(_, host)| Some(host) == text(HOST)),
     }
-}
-
-/// Percent decoding; `None` when it is broken or not UTF-8.
-fn decode(part: &str) -> Option<String> {
-    let mut bytes = part.bytes();
-    let mut decoded = Vec::with_capacity(part.len());
-    while let Some(byte) = bytes.next() {
-        decoded.push(if byte == b'%' {
-            let mut digit = || char::from(bytes.next()?).to_digit(16);
-            u8::try_from(digit()? * 16 + digit()?).ok()?
-        } else {
-            byte
-        });
-    }
-    String::from_utf8(decoded).ok().filter(|text| !text.is_empty())
 }
 
 fn page() -> Answer {

@@ -10,7 +10,8 @@ use tokio::time::Instant;
 
 use super::NoSuchBackend;
 use crate::base::BackendId;
-use crate::pool::{BackendView, Fault, Phase, PoolView};
+use crate::fleet::EngineView;
+use crate::pool::{BackendView, Cordon, Fault, Phase, PoolView};
 use crate::telemetry::{Minute, Telemetry};
 
 /// Everything that is shown.
@@ -112,16 +113,30 @@ pub struct BackendStatus {
     /// The engine's context limit, once it has told.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_model_len: Option<u64>,
+    /// The engine behind it, when the gateway runs it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub engine: Option<EngineView>,
 }
 
 impl Status {
     /// The picture of `pools` at `now`.
-    pub fn new(about: About, pools: &[PoolView], telemetry: &Telemetry, now: Instant) -> Self {
+    pub fn new(about: About, pools: &[PoolView], engines: &[EngineView], telemetry: &Telemetry, now: Instant) -> Self {
+        let engine = |pool: &str, name: &str| {
+            let is_it = |view: &&EngineView| view.backend.split_once('/') == Some((pool, name));
+            engines.iter().find(is_it).cloned()
+        };
         let pool = |pool: &PoolView| PoolStatus {
             name: pool.name.to_string(),
             queue: Used { used: pool.queue_length as u64, limit: Some(pool.queue_limit as u64) },
             last_minute: telemetry.minute(&pool.name),
-            backends: pool.backends.iter().map(|backend| BackendStatus::new(backend, now)).collect(),
+            backends: pool
+                .backends
+                .iter()
+                .map(|backend| BackendStatus {
+                    engine: engine(&pool.name, &backend.name).filter(|_| !backend.removed),
+                    ..BackendStatus::new(backend, now)
+                })
+                .collect(),
         };
         Self { about, pools: pools.iter().map(pool).collect() }
     }
@@ -134,7 +149,8 @@ impl BackendStatus {
             name: backend.name.to_string(),
             url: backend.address.endpoint.to_string(),
             state: backend.state().to_owned(),
-            reason: reason(backend.phase, now),
+            // While whoever runs its engine has taken it out, its probes say nothing.
+            reason: reason(backend.phase, now).filter(|_| backend.cordon == Cordon::Open),
             weight: backend.weight,
             in_flight: used.requests.into(),
             slots: Used { used: used.slots.into(), limit: Some(limits.slots.into()) },
@@ -148,6 +164,7 @@ impl BackendStatus {
             tpot_ms: backend.seconds_per_token.map(|seconds| seconds * 1e3),
             prefill_tokens_per_second: backend.prefill_rate,
             max_model_len: backend.max_model_len,
+            engine: None,
         }
     }
 }

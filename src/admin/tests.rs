@@ -40,7 +40,7 @@ impl Control for Fake {
     fn status(&self) -> Status {
         assert!(!self.panics.load(Ordering::Relaxed), "asked to fail");
         let about = About { version: "0.0.0".into(), listen: "127.0.0.1:8080".into(), ..About::default() };
-        Status::new(about, &self.admission.view(), &self.telemetry, Instant::now())
+        Status::new(about, &self.admission.view(), &[], &self.telemetry, Instant::now())
     }
 
     fn reload(&self) -> Result<Vec<String>, ReloadError> {
@@ -51,6 +51,12 @@ impl Control for Fake {
         let id = find(&self.admission.view(), pool, backend)?;
         self.admission.set_draining(id, draining);
         Ok(())
+    }
+
+    fn restart(&self, pool: &str, backend: &str, ask: RestartAsk) -> Result<u64, RestartError> {
+        find(&self.admission.view(), pool, backend)?;
+        let name = format!("{pool}/{backend}");
+        if ask.hold { Ok(7) } else { Err(CannotRestart::NotOurs(name).into()) }
     }
 }
 
@@ -163,6 +169,22 @@ async fn draining_and_enabling_show_in_the_status() {
         let refused = client.post::<serde_json::Value>(path).await.unwrap_err();
         assert_eq!(refused.to_string(), said);
     }
+}
+
+#[tokio::test]
+async fn a_restart_answers_with_its_number_or_with_what_is_in_its_way() {
+    let served = served(None, no_changes).await;
+    let path = |query: &str| format!("POST /admin/backends/short/gpu0/restart{query}");
+    let (status, _, body) = ask(&served, &path("?set=max-num-seqs%3D32&hold"), "").await;
+    assert_eq!((status, body.trim()), (202, r#"{"backend":"gpu0","change":7,"pool":"short"}"#));
+    let (status, _, body) = ask(&served, &path(""), "").await;
+    assert_eq!((status, code(&body).as_str()), (409, "not_ours"));
+    assert!(body.contains("drain it here, restart it there"), "{body}");
+    let (status, _, body) = ask(&served, &path("?force"), "").await;
+    assert_eq!((status, code(&body).as_str()), (400, "bad_request"));
+    let (status, _, body) = ask(&served, "POST /admin/backends/short/gpu9/restart?hold", "").await;
+    assert_eq!((status, code(&body).as_str()), (404, "no_such_backend"));
+    assert_eq!(ask(&served, "GET /admin/backends/short/gpu0/restart", "").await.0, 405);
 }
 
 #[tokio::test]

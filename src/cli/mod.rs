@@ -3,6 +3,7 @@
 //! Each has a clap `Args` struct and a `run` that returns the exit code: 0 ok, 1 failed while running,
 //! 2 wrong usage (clap's own), 78 configuration error. Results go to stdout, everything else to stderr.
 
+pub mod backend;
 pub mod bench;
 pub mod check;
 pub mod demo;
@@ -35,6 +36,8 @@ enum Command {
     Check(check::CheckArgs),
     /// Show pools and backends of a running gateway
     Status(status::StatusArgs),
+    /// Drain, restart and enable backends of a running gateway
+    Backend(backend::BackendArgs),
     /// Run a process that behaves like `vllm serve` on a GPU of your choice
     #[command(disable_help_flag = true)]
     Sim(sim::SimArgs),
@@ -52,6 +55,7 @@ pub fn run() -> ExitCode {
         Command::Bench(args) => bench::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Status(args) => status::run(&args),
+        Command::Backend(args) => backend::run(&args),
         Command::Sim(args) => sim::run(args.args),
     }
 }

@@ -12,6 +12,7 @@ use std::time::Duration;
 use comfy_table::presets::UTF8_HORIZONTAL_ONLY;
 use comfy_table::{Attribute, Cell, CellAlignment, Color, ContentArrangement, Table};
 
+use super::backend::doing;
 use crate::admin::status::{BackendStatus, PoolStatus, Status, Used};
 use crate::admin::{Client, ClientError};
 use crate::config::defaults;
@@ -177,16 +178,18 @@ fn table(pool: &PoolStatus, style: Style) -> Table {
 }
 
 fn row(backend: &BackendStatus, colours: bool) -> Vec<Cell> {
-    let state = match &backend.reason {
-        Some(reason) => format!("{}: {reason}", backend.state),
-        None => backend.state.clone(),
+    let busy = backend.engine.as_ref().filter(|engine| engine.step != "serve");
+    let state = match (busy, &backend.reason) {
+        (Some(engine), _) => format!("{} ({})", backend.state, doing(engine)),
+        (None, Some(reason)) => format!("{}: {reason}", backend.state),
+        (None, None) => backend.state.clone(),
     };
     let mut state = Cell::new(state);
     if colours {
         state = match backend.state.as_str() {
             "ready" => state.fg(Color::Green),
             "ejected" | "down" => state.fg(Color::Red).add_attribute(Attribute::Bold),
-            "probation" | "draining" => state.fg(Color::Yellow),
+            "probation" | "draining" | "starting" => state.fg(Color::Yellow),
             _ => state,
         };
     }

@@ -3,7 +3,7 @@
 //! Reading, the list in an error message, and writing a configuration back all use the same table, so
 //! a policy cannot exist in one of them only. An unknown word is an error, never a default.
 
-use super::{LogFormat, LogLevel, Order, Policy, UsageInjection};
+use super::{LogFormat, LogLevel, OnExit, OnStart, Order, Policy, UsageInjection};
 
 /// A type whose values are words of the configuration.
 pub trait Choice: Copy + PartialEq + 'static {
@@ -37,6 +37,14 @@ impl Choice for Order {
 impl Choice for UsageInjection {
     const WORDS: &'static [(&'static str, Self)] =
         &[("final", Self::Final), ("continuous", Self::Continuous), ("off", Self::Off)];
+}
+
+impl Choice for OnStart {
+    const WORDS: &'static [(&'static str, Self)] = &[("adopt", Self::Adopt), ("stop", Self::Stop)];
+}
+
+impl Choice for OnExit {
+    const WORDS: &'static [(&'static str, Self)] = &[("stop", Self::Stop), ("keep", Self::Keep)];
 }
 
 impl Choice for LogLevel {

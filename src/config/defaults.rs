@@ -10,7 +10,7 @@
 
 use std::time::Duration;
 
-use super::{LogFormat, LogLevel, Order, Policy, UsageInjection};
+use super::{LogFormat, LogLevel, OnExit, OnStart, Order, Policy, UsageInjection};
 use crate::base::{ByteSize, Tokens};
 
 // ---- [server] -----------------------------------------------------------------------------------
@@ -92,6 +92,37 @@ pub const EJECTION_MAX: Duration = Duration::from_secs(60);
 /// No progress on any stream of a busy backend for this long: it is stuck, whatever `/health` says.
 pub const STALL: Duration = Duration::from_secs(30);
 
+// ---- [fleet] ------------------------------------------------------------------------------------
+
+/// Folder of the journal, beside the configuration: it belongs to this gateway and to no other.
+pub const FLEET_STATE: &str = ".sluice";
+/// An engine that outlived the gateway goes on: a crash of ours should not cost minutes of loading.
+pub const FLEET_ON_START: OnStart = OnStart::Adopt;
+/// Who stops the gateway wants its GPUs back.
+pub const FLEET_ON_EXIT: OnExit = OnExit::Stop;
+/// A drain waits as long as a shutdown does: longer than nearly every completion.
+pub const FLEET_DRAIN: Duration = Duration::from_secs(300);
+/// An idle vLLM ends within a few seconds of SIGTERM.
+pub const FLEET_GRACE: Duration = Duration::from_secs(10);
+/// Each phase of a start may go without progress for several times the longest that is known of it.
+pub const FLEET_PATIENCE: f64 = 1.0;
+/// The first generations of a fresh engine are slow; five bring it to its pace.
+pub const FLEET_WARM_UP: u32 = 5;
+/// Slots come back over this time: caches are cold and a full load at once would show in the tail.
+pub const FLEET_RAMP: Duration = Duration::from_secs(10);
+/// Out of memory under load shows within minutes, if at all.
+pub const FLEET_SETTLE: Duration = Duration::from_secs(600);
+/// One crash is chance; five in ten minutes are a state that restarting does not change.
+pub const FLEET_RESTARTS: u32 = 5;
+/// See [`FLEET_RESTARTS`].
+pub const FLEET_RESTART_WINDOW: Duration = Duration::from_secs(600);
+/// The first wait before an unplanned restart: memory and ports of the one before come free.
+pub const FLEET_BACKOFF: Duration = Duration::from_secs(1);
+/// The longest: a cause that has gone away is noticed within a minute.
+pub const FLEET_BACKOFF_MAX: Duration = Duration::from_secs(60);
+/// The others should not be more than this full after one has been taken out: bursts need the rest.
+pub const FLEET_HEADROOM: f64 = 0.8;
+
 // ---- [access_log] -------------------------------------------------------------------------------
 
 /// Share of requests written to the access log, when there is one.
@@ -135,6 +166,12 @@ pub const MAX_THREADS: usize = 1_024;
 pub const MAX_MAX_BODY: ByteSize = ByteSize(1 << 30);
 /// Attempts per request that may be configured: more only multiplies load when everything is down.
 pub const MAX_RETRY_ATTEMPTS: u32 = 8;
+/// Generations of a warm-up: beyond it nothing gets warmer.
+pub const MAX_FLEET_WARM_UP: u32 = 1_000;
+/// Unplanned restarts within a window.
+pub const MAX_FLEET_RESTARTS: u32 = 1_000;
+/// Golden prompts of one model: each delays every restart.
+pub const MAX_GOLDEN: usize = 64;
 /// Failures until ejection that may be configured: beyond it nothing would ever be ejected.
 pub const MAX_EJECT_FAILURES: u32 = 1_000;
 /// Longest duration that any key takes (30 days): keeps arithmetic on instants far from overflow.

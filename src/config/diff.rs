@@ -101,16 +101,19 @@ fn sections(old: &Config, new: &Config, list: &mut Vec<Change>) {
         ("server.threads", old.server.threads != new.server.threads),
         ("access_log", old.access_log != new.access_log),
         ("log", old.log != new.log),
+        ("fleet.state", old.fleet.state != new.fleet.state),
     ];
     list.extend(restart.into_iter().filter(|(_, differs)| *differs).map(|(key, _)| Change::NeedsRestart(key)));
     let mut server = new.server.clone();
     (server.listen, server.admin, server.threads) = (old.server.listen, old.server.admin, old.server.threads);
+    let fleet = super::Fleet { state: old.fleet.state.clone(), ..new.fleet.clone() };
     let taken_over = [
         ("server", old.server != server),
         ("timeouts", old.timeouts != new.timeouts),
         ("retry", old.retry != new.retry),
         ("slo", old.slo != new.slo),
         ("health", old.health != new.health),
+        ("fleet", old.fleet != fleet),
     ];
     list.extend(taken_over.into_iter().filter(|(_, differs)| *differs).map(|(key, _)| Change::Section(key)));
     // Keys name models by id, which means something else in the other configuration.

@@ -22,6 +22,7 @@ pub mod diff;
 mod auth;
 mod choice;
 mod file;
+mod fleet;
 mod load;
 mod origin;
 mod pool;
@@ -38,6 +39,7 @@ mod tests;
 
 pub use auth::{Auth, Key, KeyLimit};
 pub use choice::Choice;
+pub use fleet::{Fleet, OnExit, OnStart};
 pub use load::{Flags, Loaded};
 pub use origin::{Origin, Origins};
 pub use pool::{
@@ -76,6 +78,8 @@ pub struct Config {
     pub slo: Slo,
     /// How backends leave and re-enter rotation.
     pub health: Health,
+    /// How engines that we run are looked after.
+    pub fleet: Fleet,
     /// Where one line per request goes; `None`: nowhere.
     pub access_log: Option<AccessLog>,
     /// The gateway's own log, on stderr.
@@ -93,6 +97,10 @@ pub struct Model {
     pub tokenizer: Option<PathBuf>,
     /// Prompt tokens assumed for each media part (image, audio, video) of a request.
     pub media_part_tokens: Tokens,
+    /// It is a LoRA adapter, in this folder: engines that we run and whose pool serves it load it and keep it.
+    pub adapter: Option<PathBuf>,
+    /// Prompts whose greedy answers must be the same before and after a restart of an engine that we run.
+    pub golden: Vec<String>,
 }
 
 impl Config {

@@ -12,6 +12,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use super::secret::Secret;
 use super::server::Slo;
 use crate::base::{ModelId, PoolId, Tokens};
@@ -224,8 +226,9 @@ pub struct Launch {
     pub args: BTreeMap<String, ArgValue>,
 }
 
-/// The value of a flag of an engine.
-#[derive(Clone, Debug, PartialEq)]
+/// The value of a flag of an engine. In JSON it is the plain value.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
 pub enum ArgValue {
     /// `true`: the flag alone; `false`: its `no-` form.
     Flag(bool),

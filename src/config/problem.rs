@@ -136,8 +136,6 @@ pub enum Situation {
     AdminOpen { admin: String },
     #[error("a secret in plain text; write \"env:NAME\" or \"file:PATH\" instead")]
     PlainSecret,
-    #[error("engines are not started by this release: start it yourself; it is used as http://127.0.0.1:{port}")]
-    LaunchNotStarted { port: u16 },
     #[error("prefix_affinity comes with a later release; until then this pool picks by least_work")]
     AffinityNotYet,
 }
@@ -145,14 +143,7 @@ pub enum Situation {
 impl Situation {
     /// Whether the gateway runs in spite of it.
     pub fn is_warning(&self) -> bool {
-        matches!(
-            self,
-            Self::Open { .. }
-                | Self::AdminOpen { .. }
-                | Self::PlainSecret
-                | Self::LaunchNotStarted { .. }
-                | Self::AffinityNotYet
-        )
+        matches!(self, Self::Open { .. } | Self::AdminOpen { .. } | Self::PlainSecret | Self::AffinityNotYet)
     }
 }
 

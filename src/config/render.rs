@@ -129,6 +129,23 @@ fn single_sections(page: &mut Page<'_, '_>, config: &Config) -> fmt::Result {
     page.period("ejection_max", health.ejection_max)?;
     page.period("stall", health.stall)?;
 
+    let fleet = &config.fleet;
+    page.table("[fleet]", "fleet".into())?;
+    page.words("state", fleet.state.display())?;
+    page.words("on_start", fleet.on_start.word())?;
+    page.words("on_exit", fleet.on_exit.word())?;
+    page.period("drain", fleet.drain)?;
+    page.period("grace", fleet.grace)?;
+    page.key("patience", format!("{:?}", fleet.patience))?;
+    page.key("warm_up", fleet.warm_up)?;
+    page.period("ramp", fleet.ramp)?;
+    page.period("settle", fleet.settle)?;
+    page.key("restarts", fleet.restarts)?;
+    page.period("restart_window", fleet.restart_window)?;
+    page.period("backoff", fleet.backoff)?;
+    page.period("backoff_max", fleet.backoff_max)?;
+    page.key("headroom", format!("{:?}", fleet.headroom))?;
+
     if let Some(access_log) = &config.access_log {
         page.table("[access_log]", "access_log".into())?;
         match &access_log.path {
@@ -164,7 +181,10 @@ fn print_model(page: &mut Page<'_, '_>, index: usize, model: &Model) -> fmt::Res
     page.key("aliases", list(&model.aliases))?;
     let tokenizer = model.tokenizer.as_ref().map(|path| text(&path.display().to_string()));
     page.maybe("tokenizer", tokenizer, "none, lengths are estimated from bytes")?;
-    page.words("media_part_tokens", model.media_part_tokens)
+    page.words("media_part_tokens", model.media_part_tokens)?;
+    let adapter = model.adapter.as_ref().map(|path| text(&path.display().to_string()));
+    page.maybe("adapter", adapter, "no adapter, or loaded by somebody else")?;
+    page.key("golden", list(&model.golden))
 }
 
 fn print_pool(page: &mut Page<'_, '_>, index: usize, pool: &Pool, config: &Config) -> fmt::Result {

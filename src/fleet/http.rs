@@ -1,4 +1,4 @@
-//! One GET to an engine: bounded in time and in size, on a connection of its own.
+//! One request to an engine: bounded in time and in size, on a connection of its own.
 //!
 //! Probes do not share connections with requests: a probe must fail when an engine no longer accepts,
 //! even while old connections still work.
@@ -6,9 +6,9 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::StatusCode;
-use http::header::{AUTHORIZATION, CONNECTION, HOST};
-use http_body_util::{BodyExt, Empty, Limited};
+use http::header::{AUTHORIZATION, CONNECTION, CONTENT_TYPE, HOST};
+use http::{Request, StatusCode, request};
+use http_body_util::{BodyExt, Full, Limited};
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
@@ -42,10 +42,33 @@ pub async fn fetch(
     patience: Duration,
     limit: usize,
 ) -> Result<(StatusCode, Bytes), FetchError> {
-    timeout(patience, get(address, path, limit)).await.map_err(|_| FetchError::Timeout(patience))?
+    let asking = exchange(address, Request::get(path_of(address, path)), Bytes::new(), limit);
+    timeout(patience, asking).await.map_err(|_| FetchError::Timeout(patience))?
 }
 
-async fn get(address: &Address, path: &str, limit: usize) -> Result<(StatusCode, Bytes), FetchError> {
+/// Sends JSON to `path` of an engine: status and body of at most `limit` bytes, within `patience` in all.
+pub async fn post(
+    address: &Address,
+    path: &str,
+    body: &serde_json::Value,
+    patience: Duration,
+    limit: usize,
+) -> Result<(StatusCode, Bytes), FetchError> {
+    let request = Request::post(path_of(address, path)).header(CONTENT_TYPE, "application/json");
+    let asking = exchange(address, request, Bytes::from(body.to_string()), limit);
+    timeout(patience, asking).await.map_err(|_| FetchError::Timeout(patience))?
+}
+
+fn path_of(address: &Address, path: &str) -> String {
+    format!("{}{path}", address.endpoint.prefix)
+}
+
+async fn exchange(
+    address: &Address,
+    request: request::Builder,
+    body: Bytes,
+    limit: usize,
+) -> Result<(StatusCode, Bytes), FetchError> {
     let endpoint = &address.endpoint;
     let stream = TcpStream::connect((endpoint.host.as_str(), endpoint.port)).await?;
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
@@ -54,13 +77,11 @@ async fn get(address: &Address, path: &str, limit: usize) -> Result<(StatusCode,
         let _ = connection.await;
         std::future::pending::<()>().await
     };
-    let mut request = http::Request::get(format!("{}{path}", endpoint.prefix))
-        .header(HOST, &*address.authority)
-        .header(CONNECTION, "close");
+    let mut request = request.header(HOST, &*address.authority).header(CONNECTION, "close");
     if let Some(key) = &address.api_key {
         request = request.header(AUTHORIZATION, format!("Bearer {}", key.expose()));
     }
-    let request = request.body(Empty::<Bytes>::new())?;
+    let request = request.body(Full::new(body))?;
     let asking = async {
         let response = sender.send_request(request).await?;
         let status = response.status();

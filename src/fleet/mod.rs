@@ -1,12 +1,27 @@
-//! Engines as processes that somebody runs: are they up, what do they serve, do they move?
+//! Engines as processes: are they up, what do they serve, do they move; and those that we run ourselves.
 //!
-//! Today every engine is run by somebody else, and this folder only asks: an active probe of `/health`,
-//! the model list of `/v1/models`, and, when an engine that has work has gone silent, its counters.
-//! Starting, draining and restarting engines belongs here too, and nowhere else: it is the only place
-//! that will spawn a process.
+//! [`probe`](Prober) asks every engine: `/health`, `/v1/models`, and, when an engine that has work has gone silent, its
+//! counters. [`driver`] is the seam to what starts and stops engines; [`life`] says what follows what, the [`supervisor`]
+//! carries it out and writes each step to the [`journal`](Journal) first. This is the only place that spawns an engine.
 
+mod command;
+pub mod driver;
+mod external;
 mod http;
+mod journal;
+mod launch;
+pub mod life;
 mod probe;
+mod process;
+mod ready;
+pub mod supervisor;
 
-pub use http::{FetchError, fetch};
+pub use command::{CommandDriver, Commands};
+pub use external::ExternalDriver;
+pub use http::{FetchError, fetch, post};
+pub use journal::{Journal, JournalError, Record};
+pub use launch::adapter_rank;
 pub use probe::{Prober, Reported};
+pub use process::ProcessDriver;
+pub use ready::{Ready, ReadyRules, until_ready};
+pub use supervisor::{CannotRestart, EngineSpec, EngineView, Fleet, RestartAsk};

@@ -71,6 +71,12 @@ impl Reported {
         cards
     }
 
+    /// The names that one backend serves.
+    pub fn of(&self, backend: BackendId) -> Vec<String> {
+        let by_backend = self.0.lock();
+        by_backend.get(&backend).into_iter().flatten().map(|card| card.id.clone()).collect()
+    }
+
     /// Every name.
     pub fn names(&self) -> Vec<String> {
         self.cards().into_iter().map(|card| card.id).collect()

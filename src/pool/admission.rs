@@ -27,6 +27,7 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
+use super::backend::Cordon;
 use super::capacity::{Held, Need};
 use super::health::{Fault, HealthRules, Phase};
 use super::layout::{Address, Layout, PoolSpec};
@@ -158,6 +159,38 @@ impl Admission {
         self.update(|state, wakers| {
             let Some(found) = state.backend_mut(backend) else { return false };
             found.draining = draining;
+            state.dispatch(backend, wakers);
+            true
+        })
+    }
+
+    /// Says for whoever runs its engine whether a backend may be given work, and whether it is worth waiting for. False if
+    /// unknown.
+    pub fn set_cordon(&self, backend: BackendId, cordon: Cordon) -> bool {
+        self.update(|state, wakers| {
+            let Some(found) = state.backend_mut(backend) else { return false };
+            found.cordon = cordon;
+            state.dispatch(backend, wakers);
+            true
+        })
+    }
+
+    /// Bounds the slots of a backend beside its configured limit: what its engine is good for now. `None`: no such bound.
+    /// Requests under way are not touched; nothing more is admitted until usage has fallen. False if unknown.
+    pub fn set_ceiling(&self, backend: BackendId, slots: Option<u32>) -> bool {
+        self.update(|state, wakers| {
+            let Some(found) = state.backend_mut(backend) else { return false };
+            found.set_ceiling(slots);
+            state.dispatch(backend, wakers);
+            true
+        })
+    }
+
+    /// Another engine stands behind a backend and was seen to be ready: its health begins anew. False if unknown.
+    pub fn renew(&self, backend: BackendId, now: Instant) -> bool {
+        self.update(|state, wakers| {
+            let Some(found) = state.backend_mut(backend) else { return false };
+            found.renew(now);
             state.dispatch(backend, wakers);
             true
         })

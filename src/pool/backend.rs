@@ -66,6 +66,20 @@ const PREFILL_TOKENS_MIN: u64 = 256;
 /// Weight of one new observation of the prefill rate.
 const PREFILL_WEIGHT: f64 = 0.2;
 
+/// What whoever runs an engine says about it. Beside the operator's wish to drain: each can only take back its own word.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Cordon {
+    /// Nothing: health decides.
+    #[default]
+    Open,
+    /// No new requests; those under way finish. It will be back: requests that find nobody else may wait for it.
+    Draining,
+    /// It is being started. Requests may wait for it.
+    Coming,
+    /// It does not run, and nobody is about to start it. Nobody waits for it.
+    Away,
+}
+
 /// One backend.
 #[derive(Debug)]
 pub(super) struct Backend {
@@ -78,10 +92,15 @@ pub(super) struct Backend {
     pub(super) weight: f64,
     /// Round robin: how much it is owed.
     pub(super) turn: f64,
+    /// The limits in force: those configured, under the ceiling.
     pub(super) limits: Limits,
+    configured: Limits,
+    /// Slots that its engine is good for now, whatever was configured.
+    ceiling: Option<u32>,
     pub(super) used: Usage,
     pub(super) health: Health,
     pub(super) draining: bool,
+    pub(super) cordon: Cordon,
     /// No longer configured: finishes what it carries, then its place is free.
     pub(super) removed: bool,
     pub(super) speed: Speed,
@@ -90,12 +109,15 @@ pub(super) struct Backend {
     pub(super) max_model_len: Option<u64>,
     pub(super) pulse: Arc<Pulse>,
     pub(super) cut: CancellationToken,
+    /// How often it was found hung.
+    pub(super) hangs: u64,
     /// Since when it has been seen carrying something, at the pace of the liveness check.
     busy_since: Option<Instant>,
 }
 
 impl Backend {
     pub(super) fn new(spec: &BackendSpec, pool: PoolId, now: Instant) -> Self {
+        let limits = Limits { slots: 1, tokens: None, prefill_tokens: None, long_prefix: None };
         Self {
             name: Arc::clone(&spec.name),
             address: Arc::clone(&spec.address),
@@ -103,16 +125,20 @@ impl Backend {
             position: 0,
             weight: spec.weight,
             turn: 0.0,
-            limits: Limits { slots: 1, tokens: None, prefill_tokens: None, long_prefix: None },
+            limits,
+            configured: limits,
+            ceiling: None,
             used: Usage::default(),
             health: Health::default(),
             draining: false,
+            cordon: Cordon::Open,
             removed: false,
             speed: Speed::default(),
             prefill_rate: PREFILL_RATE_INITIAL,
             max_model_len: None,
             pulse: Arc::new(Pulse::new(now)),
             cut: CancellationToken::new(),
+            hangs: 0,
             busy_since: None,
         }
     }
@@ -124,6 +150,29 @@ impl Backend {
         self.prefill_rate = known.prefill_rate;
         self.max_model_len = known.max_model_len;
         self.draining = known.draining;
+        self.cordon = known.cordon;
+        self.ceiling = known.ceiling;
+    }
+
+    /// Its configured limits.
+    pub(super) fn set_limits(&mut self, limits: Limits) {
+        self.configured = limits;
+        let slots = self.ceiling.map_or(limits.slots, |ceiling| limits.slots.min(ceiling).max(1));
+        self.limits = Limits { slots, ..limits };
+    }
+
+    /// A bound on its slots beside the configured one.
+    pub(super) fn set_ceiling(&mut self, slots: Option<u32>) {
+        self.ceiling = slots;
+        self.set_limits(self.configured);
+    }
+
+    /// Another engine stands behind it, which has been seen to be ready: what was known of the health of the one before
+    /// it does not count.
+    pub(super) fn renew(&mut self, now: Instant) {
+        self.health = Health::default();
+        self.health.probe_ok(now);
+        self.max_model_len = None;
     }
 
     /// How long it has been carrying something without a byte; `None` while nobody waits for one.
@@ -138,12 +187,17 @@ impl Backend {
 
     /// Whether new work may go here at all, room or not.
     pub(super) fn in_rotation(&self) -> bool {
-        !self.draining && !self.removed && self.health.allowance() != Some(0)
+        !self.draining && !self.removed && self.cordon == Cordon::Open && self.health.allowance() != Some(0)
     }
 
     /// Whether it is given work, or is about to be asked for the first time whether it can be.
     fn is_worth_waiting_for(&self) -> bool {
-        self.in_rotation() || (self.health.is_untried() && !self.draining && !self.removed)
+        let coming = match self.cordon {
+            Cordon::Open => self.health.is_untried(),
+            Cordon::Draining | Cordon::Coming => true,
+            Cordon::Away => false,
+        };
+        self.in_rotation() || (coming && !self.draining && !self.removed)
     }
 
     /// Whether `need` could ever be carried here with the present limits.

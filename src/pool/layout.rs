@@ -132,7 +132,7 @@ impl State {
         let ids: Vec<BackendId> = spec.backends.iter().map(|backend| self.place_backend(backend, pool, now)).collect();
         for (position, id) in ids.iter().enumerate() {
             if let Some(backend) = self.backend_mut(*id) {
-                backend.limits = spec.rules.limits;
+                backend.set_limits(spec.rules.limits);
                 backend.position = position;
                 backend.weight = spec.backends[position].weight;
                 backend.address = Arc::clone(&spec.backends[position].address);

@@ -27,6 +27,7 @@ pub mod view;
 mod tests;
 
 pub use admission::{Admission, Ask, Entry};
+pub use backend::Cordon;
 pub use capacity::{Limits, LongPrefix, Need, Usage};
 pub use health::{Fault, HealthRules, Phase};
 pub use layout::{Address, BackendSpec, Layout, PoolSpec, Rules};

@@ -440,6 +440,7 @@ impl State {
     pub(super) fn hung(&mut self, backend: BackendId, now: Instant) {
         self.failure(backend, Fault::Hung, now);
         if let Some(found) = self.backend_mut(backend) {
+            found.hangs += 1;
             std::mem::replace(&mut found.cut, CancellationToken::new()).cancel();
         }
     }

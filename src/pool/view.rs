@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use super::backend::Cordon;
 use super::capacity::{Limits, Usage};
 use super::health::Phase;
 use super::layout::Address;
@@ -41,8 +42,12 @@ pub struct BackendView {
     pub phase: Phase,
     /// The operator took it out of rotation.
     pub draining: bool,
+    /// What whoever runs its engine says.
+    pub cordon: Cordon,
     /// No longer configured.
     pub removed: bool,
+    /// How often it was found hung since it was configured.
+    pub hangs: u64,
     /// Its limits.
     pub limits: Limits,
     /// What it carries.
@@ -58,13 +63,20 @@ pub struct BackendView {
 impl BackendView {
     /// The state as metrics and people name it.
     pub fn state(&self) -> &'static str {
-        if self.removed {
-            "removed"
-        } else if self.draining {
-            "draining"
-        } else {
-            self.phase.label()
+        match self.cordon {
+            _ if self.removed => "removed",
+            _ if self.draining => "draining",
+            Cordon::Draining => "draining",
+            Cordon::Coming => "starting",
+            Cordon::Away => "down",
+            Cordon::Open => self.phase.label(),
         }
+    }
+
+    /// Whether it is given new work, as far as room allows.
+    pub fn in_rotation(&self) -> bool {
+        let healthy = matches!(self.phase, Phase::Ready | Phase::Probation);
+        healthy && self.cordon == Cordon::Open && !self.draining && !self.removed
     }
 
     /// Every name [`BackendView::state`] can return.
@@ -96,7 +108,9 @@ impl State {
                     weight: b.weight,
                     phase: b.health.phase(),
                     draining: b.draining,
+                    cordon: b.cordon,
                     removed: b.removed,
+                    hangs: b.hangs,
                     limits: b.limits,
                     used: b.used,
                     seconds_per_token: b.speed.seconds_per_token(),

@@ -4,14 +4,16 @@
 //! how the last reload went is kept, for those who look later. May block, as a reload reads files.
 
 use jiff::Timestamp;
+use tokio::runtime::Handle;
 use tokio::time::Instant;
 
 use super::{House, ReloadError, Source};
 use crate::admin::status::{LastReload, find};
-use crate::admin::{self, About, Control, NoSuchBackend, Status};
+use crate::admin::{self, About, Control, NoSuchBackend, RestartError, Status};
 use crate::config::Secret;
 use crate::config::defaults::MAX_PROBLEMS;
 use crate::config::diff::Change;
+use crate::fleet::RestartAsk;
 
 impl House {
     /// Keeps how a reload went, for those who ask later.
@@ -31,7 +33,7 @@ fn lines(error: &ReloadError) -> Vec<String> {
             let source = &problems.source;
             problems.errors.iter().take(MAX_PROBLEMS).map(|problem| format!("{source}: {problem}")).collect()
         }
-        ReloadError::Tokenizer(_) | ReloadError::NoFile => vec![error.to_string()],
+        ReloadError::Unusable(_) | ReloadError::NoFile => vec![error.to_string()],
     }
 }
 
@@ -58,7 +60,7 @@ impl Control for House {
             shutting_down: self.flow.is_closing(),
             last_reload: self.last_reload.lock().clone(),
         };
-        Status::new(about, &self.admission.view(), &self.telemetry, now)
+        Status::new(about, &self.admission.view(), &self.fleet.views(), &self.telemetry, now)
     }
 
     fn reload(&self) -> Result<Vec<String>, admin::ReloadError> {
@@ -72,6 +74,19 @@ impl Control for House {
     fn set_draining(&self, pool: &str, backend: &str, draining: bool) -> Result<(), NoSuchBackend> {
         let id = find(&self.admission.view(), pool, backend)?;
         self.admission.set_draining(id, draining);
+        if !draining {
+            // It may hold, or wait for its next attempt: whoever enables it wants it now.
+            let enabled = Handle::current().block_on(self.fleet.enable(&format!("{pool}/{backend}")));
+            if let Err(refused) = enabled {
+                tracing::warn!(pool, backend, "enabled, but its engine stays as it is: {refused}");
+            }
+        }
         Ok(())
+    }
+
+    fn restart(&self, pool: &str, backend: &str, ask: RestartAsk) -> Result<u64, RestartError> {
+        find(&self.admission.view(), pool, backend)?;
+        let name = format!("{pool}/{backend}");
+        Ok(Handle::current().block_on(self.fleet.restart(&name, ask))?)
     }
 }

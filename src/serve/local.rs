@@ -12,7 +12,7 @@ use serde_json::value::{RawValue, to_raw_value};
 use super::House;
 use crate::flow::Plan;
 use crate::flow::keys::Holder;
-use crate::pool::Phase;
+use crate::pool::BackendView;
 use crate::proxy::Local;
 
 /// `/ready` and `/v1/models` of a running gateway.
@@ -29,10 +29,8 @@ impl ModelList {
 
 impl Local for ModelList {
     fn ready(&self) -> bool {
-        let takes = |phase: Phase| matches!(phase, Phase::Ready | Phase::Probation);
         let pools = self.house.admission.view();
-        !pools.is_empty()
-            && pools.iter().all(|pool| pool.backends.iter().any(|b| takes(b.phase) && !b.draining && !b.removed))
+        !pools.is_empty() && pools.iter().all(|pool| pool.backends.iter().any(BackendView::in_rotation))
     }
 
     /// The union over all backends, each card as its engine sent it; declared models that no backend

@@ -4,10 +4,13 @@
 //! serves; a failure on the way leaves nothing behind. The result is a [`Running`] gateway: it reloads,
 //! stops in order, and can be one of several in a process, which is how the demo and the tests use it.
 //!
+//! Engines that we run are started beside serving: requests wait for them as the queue allows.
+//!
 //! Stopping: `/ready` turns 503 and new requests are shed, the client socket closes, what is running
-//! or waiting goes on for at most `server.drain_timeout`; the admin socket answers until the end.
+//! or waiting goes on for at most `server.drain_timeout`, then engines stop (`fleet.on_exit`); the admin socket answers until the end.
 
 mod control;
+mod engines;
 mod local;
 mod reload;
 pub(crate) mod specs;
@@ -22,9 +25,9 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use crate::admin;
-use crate::config::Config;
+use crate::config::{Config, OnExit};
 use crate::estimate::ExactCounter;
-use crate::fleet::{Prober, Reported};
+use crate::fleet::{Fleet, JournalError, Prober, Reported};
 use crate::flow::{Flow, Learned, Plan};
 use crate::pool::Admission;
 use crate::proxy::{Engines, Gateway, ListenError, Listener};
@@ -50,6 +53,9 @@ pub enum StartError {
     /// The access log could not be opened.
     #[error(transparent)]
     AccessLog(#[from] crate::telemetry::AccessLogError),
+    /// The journal of the engines could not be opened.
+    #[error(transparent)]
+    Journal(#[from] JournalError),
 }
 
 /// Everything a running gateway consists of.
@@ -60,6 +66,7 @@ pub struct House {
     pub(crate) telemetry: Arc<Telemetry>,
     pub(crate) learned: Learned,
     pub(crate) reported: Arc<Reported>,
+    pub(crate) fleet: Arc<Fleet>,
     pub(crate) config: ArcSwap<Config>,
     pub(crate) source: Source,
     pub(crate) state: parking_lot::Mutex<reload::Loaded>,
@@ -101,6 +108,11 @@ pub async fn start(config: Config, source: Source) -> Result<Running, StartError
     let engines = Engines::new(config.timeouts.connect);
     let flow = Arc::new(Flow::new(Arc::clone(&admission), engines, Arc::clone(&telemetry), plan));
     let reported = Arc::new(Reported::default());
+    let fleet = Fleet::new(Arc::clone(&admission), Arc::clone(&reported), Arc::new(engines::driver));
+    let launched = engines::engines(&config, &layout);
+    if !launched.is_empty() {
+        fleet.open(&config.fleet.state)?;
+    }
     let (client, admin) = (listener.address(), admin_socket.address());
     let house = Arc::new(House {
         flow,
@@ -108,6 +120,7 @@ pub async fn start(config: Config, source: Source) -> Result<Running, StartError
         telemetry,
         learned,
         reported,
+        fleet,
         config: ArcSwap::new(config),
         source,
         state: parking_lot::Mutex::new(reload::Loaded::new(layout, counters)),
@@ -115,6 +128,7 @@ pub async fn start(config: Config, source: Source) -> Result<Running, StartError
         last_reload: parking_lot::Mutex::default(),
         probe_now: Notify::new(),
     });
+    house.fleet.apply(launched);
     let mut prober = Prober::new(Arc::clone(&house.admission), Arc::clone(&house.reported));
     let first = tokio::time::timeout(FIRST_PROBE, house.probe(&mut prober)).await;
     tracing::debug!(complete = first.is_ok(), "first probe done");
@@ -152,6 +166,10 @@ impl Running {
         self.house.flow.close();
         self.stop.send_replace(true);
         let orderly = self.serving.await.unwrap_or(false);
+        match self.house.config.load().fleet.on_exit {
+            OnExit::Stop => self.house.fleet.stop().await,
+            OnExit::Keep => self.house.fleet.abandon(),
+        }
         self.end.send_replace(true);
         for task in self.tasks {
             let _ = task.await;

@@ -12,9 +12,9 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::{House, StartError, load_counters, specs};
+use super::{House, StartError, engines, load_counters, specs};
 use crate::config::diff::{self, Change};
-use crate::config::{Config, Problems};
+use crate::config::{Config, Problems, Target};
 use crate::estimate::ExactCounter;
 use crate::flow::Plan;
 use crate::pool::Layout;
@@ -39,9 +39,9 @@ pub enum ReloadError {
     /// The new configuration is wrong.
     #[error("{0}")]
     Config(#[from] Problems),
-    /// A tokenizer it names cannot be loaded.
+    /// A tokenizer or a folder it names cannot be used.
     #[error("{0}")]
-    Tokenizer(#[from] StartError),
+    Unusable(#[from] StartError),
     /// The gateway was not started from a file.
     #[error("the gateway was started from flags, there is no file to read again; start it with --config FILE")]
     NoFile,
@@ -92,6 +92,10 @@ impl House {
         config.server.threads = running.server.threads;
         config.access_log = running.access_log.clone();
         config.log = running.log.clone();
+        config.fleet.state.clone_from(&running.fleet.state);
+        if config.backends().any(|(_, _, backend)| matches!(backend.target, Target::Launch(_))) {
+            self.fleet.open(&config.fleet.state).map_err(StartError::Journal)?;
+        }
         let config = Arc::new(config);
         let mut state = self.state.lock();
         let (pools, health, reported) =
@@ -100,6 +104,7 @@ impl House {
         let layout = self.admission.apply_with(&pools, health, Instant::now(), |layout| {
             self.flow.set_plan(Plan::new(Arc::clone(&config), layout, &reported, &counters, &self.learned));
         });
+        self.fleet.apply(engines::engines(&config, &layout));
         *state = Loaded { layout, counters };
         self.flow.upstream().set_connect_timeout(config.timeouts.connect);
         self.config.store(config);

@@ -1,8 +1,10 @@
-//! What is known about vLLM from outside: its flags, its versions and its Prometheus page.
+//! What is known about vLLM from outside: its flags, its versions, its Prometheus page, its log and its failures.
 //!
 //! Facts of vLLM 0.32 and 0.33, with older names where they differ. Pure: text in, values out.
 
 pub mod args;
+pub mod failure;
 mod flags;
+pub mod logs;
 pub mod metrics;
 pub mod version;

@@ -6,7 +6,7 @@
 //!
 //! Every wait is for a condition and has a deadline; nothing here sleeps to be on time. By topic: `errors` (the
 //! table of answers of our own), `input` (clients that misbehave), `broken` (engines that do), `bodies` (bytes arrive
-//! unchanged and at once), `leaving` (clients that go), `failover`, `health`, `reload`, `stop`; and `simulator`
+//! unchanged and at once), `leaving` (clients that go), `failover`, `fleet`, `health`, `reload`, `stop`; and `simulator`
 //! (the process that stands in for an engine).
 
 mod client;
@@ -17,6 +17,7 @@ mod bodies;
 mod broken;
 mod errors;
 mod failover;
+mod fleet;
 mod health;
 mod input;
 mod leaving;

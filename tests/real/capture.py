@@ -1,6 +1,6 @@
 """Captures what a real vLLM says, byte for byte, into tests/fixtures/vllm-<version>/.
 
-Usage: capture.py ROOT OUT [PART...]      (ROOT is what ./setup printed; parts: main, engine_death, busy, refused)
+Usage: capture.py ROOT OUT [PART...]      (ROOT is what ./setup printed; parts: main, engine_death, busy, refused, refused_things)
 
 Every case writes NAME.head (status line and headers) and NAME.sse | .json | .txt (body after de-chunking, untouched);
 index.json says what was asked. Fixtures are evidence: never edit one by hand, capture again.
@@ -11,6 +11,7 @@ import json
 import pathlib
 import re
 import signal
+import socket
 import sys
 import time
 
@@ -288,17 +289,34 @@ def refused(shelf, root, folder):
         "start-refused-context-over-model": (65536,),
     }
     for name, (length, *flags) in cases.items():
-        started = time.monotonic()
-        server = Vllm(name, root, folder, length, *flags)
-        try:
-            until(f"{name} gives up", lambda: not server.alive(), 300, 0.2)
-        finally:
-            server.kill()
-        status = server.child.returncode
-        shelf.write(f"{name}.log", tidy(server.text()))
-        note = f"ended after {time.monotonic() - started:.0f} s"
-        shelf.add({"name": name, "flags": [str(length), *flags], "exit": status, "body": f"{name}.log", "note": note})
-        print("exit", status, name)
+        refusal(shelf, root, folder, name, length, *flags)
+
+
+def refused_things(shelf, root, folder):
+    """Starts that must fail because of what is around them: a model, an adapter, a port."""
+    refusal(shelf, root, folder, "start-refused-no-model-folder", 8192, model="/nonexistent/model")
+    refusal(shelf, root, folder, "start-refused-unknown-model", 8192, model="nobody/no-such-model")
+    lora = ["--enable-lora", "--max-lora-rank", "1", "--lora-modules", f"ad={root / 'lora'}"]
+    refusal(shelf, root, folder, "start-refused-lora-rank", 8192, *lora)
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        refusal(shelf, root, folder, "start-refused-port-in-use", 8192, port=holder.getsockname()[1])
+
+
+def refusal(shelf, root, folder, name, length, *flags, **where):
+    """One start that must fail."""
+    started = time.monotonic()
+    server = Vllm(name, root, folder, length, *flags, **where)
+    try:
+        until(f"{name} gives up", lambda: not server.alive(), 300, 0.2)
+    finally:
+        server.kill()
+    status = server.child.returncode
+    shelf.write(f"{name}.log", tidy(server.text()))
+    note = f"ended after {time.monotonic() - started:.0f} s"
+    shelf.add({"name": name, "flags": [str(length), *flags], "exit": status, "body": f"{name}.log", "note": note})
+    print("exit", status, name)
 
 
 def tidy(log):
@@ -350,7 +368,7 @@ def main():
     folder.mkdir(exist_ok=True)
     shelf = Shelf(out)
     try:
-        for part in sys.argv[3:] or ["main", "engine_death", "busy", "refused"]:
+        for part in sys.argv[3:] or list(PARTS):
             PARTS[part](shelf, root, folder)
     finally:
         shelf.close()
@@ -373,7 +391,8 @@ def one_server(shelf, root, folder):
         other.terminate()
 
 
-PARTS = {"main": one_server, "engine_death": engine_death, "busy": busy, "refused": refused}
+PARTS = {"main": one_server, "engine_death": engine_death, "busy": busy, "refused": refused,
+         "refused_things": refused_things}
 
 if __name__ == "__main__":
     main()

@@ -115,11 +115,11 @@ class Process:
 class Vllm(Process):
     """A real `vllm serve` on the CPU with the tiny model."""
 
-    def __init__(self, name, root, folder, max_model_len, *flags, env=None, port=None):
+    def __init__(self, name, root, folder, max_model_len, *flags, env=None, port=None, model=None):
         root = pathlib.Path(root)
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        command = [root / "venv/bin/vllm", "serve", root / "tiny", "--served-model-name", "tiny"]
+        command = [root / "venv/bin/vllm", "serve", model or root / "tiny", "--served-model-name", "tiny"]
         command += ["--load-format", "dummy", "--enforce-eager", "--seed", "0", "--host", "127.0.0.1"]
         command += ["--port", self.port, "--max-model-len", max_model_len, *flags]
         settings = {

@@ -56,7 +56,6 @@ fn target(at: &mut Section<'_>, report: &mut Report<'_>) -> (Option<Target>, Pla
     }
     let place = at.place_of(if launch_written { "launch" } else { "url" });
     if let Some(launch) = launched {
-        report.add(&place, Situation::LaunchNotStarted { port: launch.port });
         return (Some(Target::Launch(launch)), place);
     }
     let place_of_url = at.place_of("url");

@@ -12,6 +12,7 @@
 mod across;
 mod auth;
 mod backend;
+mod fleet;
 mod model;
 mod pool;
 mod section;
@@ -57,6 +58,7 @@ pub(super) fn validate(document: &Document, around: &Surroundings<'_>) -> (Optio
     let retry = server::retry(&mut root, &mut report);
     let slo = server::slo(root.section_or_empty("slo", &mut report), None, &mut report);
     let health = server::health(&mut root, &mut report);
+    let fleet = fleet::fleet(&mut root, &mut report);
     let access_log = server::access_log(&mut root, &mut report);
     let log = server::log(&mut root, &mut report);
     let models = model::models(&mut root, &mut report);
@@ -67,6 +69,6 @@ pub(super) fn validate(document: &Document, around: &Surroundings<'_>) -> (Optio
     across::check(&models, &drafts, &server, &mut report);
     let pools = drafts.into_iter().map(|draft| draft.pool).collect();
     let failed = report.problems.iter().any(|problem| !problem.situation().is_warning());
-    let config = Config { server, timeouts, retry, auth, models, pools, slo, health, access_log, log };
+    let config = Config { server, timeouts, retry, auth, models, pools, slo, health, fleet, access_log, log };
     ((!failed).then_some(config), report.origins, report.problems)
 }

@@ -52,9 +52,12 @@ fn model(mut at: Section<'_>, names: &mut Names, report: &mut Report<'_>) -> Mod
     }
     let media_part_tokens =
         at.within("media_part_tokens", defaults::MEDIA_PART_TOKENS, Tokens(0)..=defaults::MAX_TOKENS, report);
+    let adapter = at.optional("adapter", report).map(|path: String| path_in(&report.around.folder, &path));
+    let golden = at.texts("golden", defaults::MAX_GOLDEN, report).unwrap_or_default();
     at.finish(report);
+    let golden = golden.into_iter().map(|(_, prompt)| prompt).collect();
     let aliases = aliases.into_iter().map(|(_, alias)| alias).collect();
-    Model { name: name.unwrap_or_default(), aliases, tokenizer, media_part_tokens }
+    Model { name: name.unwrap_or_default(), aliases, tokenizer, media_part_tokens, adapter, golden }
 }
 
 fn check_and_claim(name: &str, place: &Place, names: &mut Names, report: &mut Report<'_>) {

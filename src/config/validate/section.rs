@@ -15,7 +15,7 @@ use super::super::file::{Entry, Table, Value};
 use super::super::origin::{Origin, Origins};
 use super::super::problem::{Problem, Situation};
 use super::super::suggest::Suggestion;
-use super::super::{LogFormat, LogLevel, Order, Policy, UsageInjection};
+use super::super::{LogFormat, LogLevel, OnExit, OnStart, Order, Policy, UsageInjection};
 use super::Surroundings;
 use crate::base::{ByteSize, Period, Tokens};
 
@@ -309,4 +309,4 @@ macro_rules! read_choice {
     )*};
 }
 
-read_choice!(Policy, Order, UsageInjection, LogLevel, LogFormat);
+read_choice!(Policy, Order, UsageInjection, OnStart, OnExit, LogLevel, LogFormat);

@@ -1,0 +1,171 @@
+//! The flags that the installed program has, asked once with `--help=all`.
+//!
+//! vLLM takes 5 to 30 s to print its help, since it imports everything first. The answer is kept in memory and in a file that
+//! is named after the program's path, size and time of change and the words before the flags, so another version is asked
+//! anew. A program that cannot be asked (a wrapper script, an answer with fewer than [`ENOUGH`] flags, none within
+//! [`ASK_WITHIN`]) is not asked again in this process; its flags are then checked by type and value only.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::{Duration, UNIX_EPOCH};
+
+use tokio::process::Command;
+use tokio::sync::OnceCell;
+use tokio::time::timeout;
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::config::Launch;
+
+/// The flags that a program has, by name without dashes in front (`no-` forms are names too), each with the values that it
+/// chooses from; none: any value.
+pub(in crate::fleet) type Known = BTreeMap<String, Vec<String>>;
+
+/// Longest wait for the help text.
+const ASK_WITHIN: Duration = Duration::from_secs(120);
+/// A help text with fewer flags is not vLLM's.
+const ENOUGH: usize = 30;
+
+/// Knows, or finds out, the flags of one backend's program.
+#[derive(Debug)]
+pub(in crate::fleet) struct Flags {
+    folder: PathBuf,
+    known: OnceCell<Option<Known>>,
+}
+
+impl Flags {
+    /// Keeps what is found out in `folder`.
+    pub(in crate::fleet) fn new(folder: &Path) -> Self {
+        Self { folder: folder.to_owned(), known: OnceCell::new() }
+    }
+
+    /// The flags of the program of `launch`; `None` where it cannot be asked.
+    pub(in crate::fleet) async fn of(&self, launch: &Launch) -> Option<Known> {
+        self.known.get_or_init(|| self.find_out(launch)).await.clone()
+    }
+
+    async fn find_out(&self, launch: &Launch) -> Option<Known> {
+        let words = before_flags(&launch.command)?;
+        let program = super::program_of(launch).ok()?;
+        let file = self.folder.join(format!("flags-{:016x}.txt", identity(&program, words)?));
+        if let Ok(text) = fs::read_to_string(&file) {
+            let known: Known = text.lines().map(from_line).collect();
+            if known.len() >= ENOUGH {
+                return Some(known);
+            }
+        }
+        let known = ask(&program, words, launch).await?;
+        let text: String = known.iter().map(|(name, choices)| format!("{name} {}\n", choices.join(","))).collect();
+        let kept = fs::create_dir_all(&self.folder).and_then(|()| fs::write(&file, text));
+        if let Err(error) = kept {
+            tracing::warn!(file = %file.display(), %error, "cannot keep the engine's list of flags; it is asked again next time");
+        }
+        Some(known)
+    }
+}
+
+/// A line of the file: a name, a space, choices between commas.
+fn from_line(line: &str) -> (String, Vec<String>) {
+    let (name, choices) = line.split_once(' ').unwrap_or((line, ""));
+    (name.to_owned(), choices.split(',').filter(|choice| !choice.is_empty()).map(str::to_owned).collect())
+}
+
+/// The words between the program and what it serves: `serve` of `vllm serve MODEL`, `sim` of `sluice sim`, `-m MODULE` of
+/// `python -m MODULE`. `None`: a command that is not understood, which is not asked.
+pub(super) fn before_flags(command: &[String]) -> Option<&[String]> {
+    let words = command.get(1..)?;
+    let is_module = |at: usize| at > 0 && words[at - 1] == "-m" && words[at].contains("vllm");
+    let verb = |(at, word): (usize, &String)| word == "serve" || (at == 0 && word == "sim") || is_module(at);
+    let last = words.iter().enumerate().take(8).position(verb)?;
+    Some(&words[..=last])
+}
+
+fn identity(program: &Path, words: &[String]) -> Option<u64> {
+    let path = program.canonicalize().ok()?;
+    let file = path.metadata().ok()?;
+    let changed = file.modified().ok()?.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+    Some(xxh3_64(format!("{}\n{}\n{changed}\n{words:?}", program.display(), file.len()).as_bytes()))
+}
+
+async fn ask(program: &Path, words: &[String], launch: &Launch) -> Option<Known> {
+    let mut command = Command::new(program);
+    command.args(words).arg("--help=all").envs(&launch.env);
+    // Wide, so that no list of names is broken over lines.
+    command.env("COLUMNS", "4000").env("NO_COLOR", "1");
+    command.stdin(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
+    let answer = timeout(ASK_WITHIN, command.output()).await.ok()?.ok()?;
+    let known = parse(&String::from_utf8_lossy(&answer.stdout));
+    let understood = answer.status.success() && known.len() >= ENOUGH;
+    if !understood {
+        tracing::info!(program = %program.display(), flags = known.len(), "cannot be asked for its flags with --help=all");
+    }
+    understood.then_some(known)
+}
+
+/// The long flags at the head of each entry: `  --model MODEL, -m MODEL   What it is`.
+fn parse(help: &str) -> Known {
+    let mut known = Known::new();
+    for line in help.lines() {
+        let head = line.trim_start();
+        let indent = line.len() - head.len();
+        if !(1..=8).contains(&indent) || !head.starts_with('-') {
+            continue;
+        }
+        // Two spaces end the names and begin the description.
+        let names = head.split("  ").next().unwrap_or(head);
+        let words = names.split([' ', ',', '=']).filter_map(|word| word.strip_prefix("--"));
+        for name in words.filter(|name| !name.is_empty()) {
+            known.insert(name.replace('_', "-"), choices(names, name));
+        }
+    }
+    known
+}
+
+/// The choices in `--name {a,b,c}`. None where more than they is allowed: `{a,b} or a name that is registered`.
+fn choices(names: &str, name: &str) -> Vec<String> {
+    let list = || {
+        let (_, after) = names.split_once(&format!("--{name} {{"))?;
+        let (list, rest) = after.split_once('}')?;
+        (rest.is_empty() || rest.starts_with(',')).then_some(list)
+    };
+    list().map(|list| list.split(',').map(str::to_owned).collect()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(text: &str) -> Vec<String> {
+        text.split(' ').map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn names_are_read_from_a_help_text() {
+        let help = "usage: vllm serve [options]\n\noptions:\n  --api-server-count API_SERVER_COUNT, -asc API_SERVER_COUNT\n\
+                    \x20                       How many --processes to run.\n\
+                    \x20 --enable-lora, --no-enable-lora  Handle adapters.\n  --dtype {auto,half}   Type\n  -h, --help   show\n\
+                    \x20 --parser {a,b} or name registered elsewhere\n";
+        let known = parse(help);
+        let wanted = ["api-server-count", "dtype", "enable-lora", "help", "no-enable-lora", "parser"];
+        assert_eq!(known.keys().collect::<Vec<_>>(), wanted);
+        assert_eq!(known["dtype"], ["auto", "half"]);
+        assert!(known["parser"].is_empty() && known["help"].is_empty());
+        for (name, choices) in known {
+            assert_eq!(from_line(&format!("{name} {}", choices.join(","))), (name, choices));
+        }
+    }
+
+    #[test]
+    fn the_words_before_the_flags_are_found() {
+        let before = |text: &str| before_flags(&words(text)).map(|words| words.join(" "));
+        assert_eq!(before("vllm serve m --port 1"), Some("serve".into()));
+        assert_eq!(
+            before("python3 -m vllm.entrypoints.openai.api_server --model m"),
+            Some("-m vllm.entrypoints.openai.api_server".into())
+        );
+        assert_eq!(before("nice -n 10 vllm serve m"), Some("-n 10 vllm serve".into()));
+        assert_eq!(before("sluice sim m"), Some("sim".into()));
+        assert_eq!(before("./start.sh m"), None);
+    }
+}

@@ -1,0 +1,146 @@
+//! From the configuration of a backend and its settings to the words of a command, checked before anything is stopped.
+//!
+//! The words: `launch.command`, then the settings as flags in alphabetical order, then `--host 127.0.0.1` and `--port` unless
+//! they are there. Argparse lets the last of two equal flags win, so settings override the command. A setting that is `true`
+//! becomes `--name`, one that is `false` `--no-name`, a list `--name a b`, anything else `--name=value`.
+//!
+//! The environment: the gateway's, then `launch.env`, then what follows from the rest unless it is written there:
+//! `CUDA_VISIBLE_DEVICES` from `gpu`; `VLLM_ALLOW_RUNTIME_LORA_UPDATING` with `enable-lora`, because adapters are loaded at
+//! run time. `VLLM_CACHE_ROOT` is made absolute, so that every start finds the compiled graphs of the last one.
+//!
+//! A flag that the installed vLLM does not know ends the process with status 2, minutes after the old one was stopped. So the
+//! program is asked for its flags once ([`Flags`]); an unknown flag is refused here, with the name that comes closest, and
+//! one that was removed because it no longer changes anything is dropped with a notice.
+
+pub(super) mod check;
+mod flags;
+mod rules;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use super::driver::{Failure, Notice, Settings};
+use crate::config::{ArgValue, Launch};
+use crate::vllm::failure::Class;
+
+pub use check::adapter_rank;
+pub(super) use flags::{Flags, Known};
+
+/// A start that was found in order.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Plan {
+    /// Program and arguments; the program as an absolute path.
+    pub(super) argv: Vec<String>,
+    /// Added to the gateway's environment.
+    pub(super) env: BTreeMap<String, String>,
+    /// What is worth telling.
+    pub(super) notices: Vec<Notice>,
+}
+
+impl Plan {
+    /// The plan for starting `launch` with `settings`. `known`: the flags of the installed program, where it could be asked.
+    ///
+    /// # Errors
+    /// What is wrong, in the words of the user's keys. Nothing was changed.
+    pub(super) fn new(launch: &Launch, settings: &Settings, known: Option<&Known>) -> Result<Self, Failure> {
+        let program = program_of(launch)?;
+        let mut notices = Vec::new();
+        let args: BTreeMap<String, ArgValue> = settings.with(&BTreeMap::new()).args;
+        let args = rules::flags(args, known, &mut notices)?;
+        let all = check::Flat::new(&launch.command, &args);
+        rules::command(&check::Flat::new(&launch.command, &BTreeMap::new()), known)?;
+        check::all(launch, &all)?;
+        let mut argv = vec![program.display().to_string()];
+        argv.extend(launch.command[1..].iter().cloned());
+        args.iter().for_each(|(name, value)| write(name, value, &mut argv));
+        if all.text("host").is_none() {
+            argv.extend(["--host".to_owned(), "127.0.0.1".to_owned()]);
+        }
+        if all.text("port").is_none() {
+            argv.extend(["--port".to_owned(), launch.port.to_string()]);
+        }
+        Ok(Self { argv, env: environment(launch, &all), notices })
+    }
+}
+
+/// The flags that settings become.
+pub(super) fn words_of(settings: &Settings) -> Vec<String> {
+    let mut words = Vec::new();
+    settings.args.iter().for_each(|(name, value)| write(&name.replace('_', "-"), value, &mut words));
+    words
+}
+
+/// Whether each setting is of the type that its flag takes, where the flag is one that we know.
+pub(super) fn check_types(settings: &Settings) -> Result<(), Failure> {
+    rules::flags(settings.with(&BTreeMap::new()).args, None, &mut Vec::new()).map(drop)
+}
+
+fn write(name: &str, value: &ArgValue, argv: &mut Vec<String>) {
+    match value {
+        ArgValue::Flag(true) => argv.push(format!("--{name}")),
+        ArgValue::Flag(false) => argv.push(format!("--no-{name}")),
+        ArgValue::Int(number) => argv.push(format!("--{name}={number}")),
+        ArgValue::Float(number) => argv.push(format!("--{name}={number}")),
+        ArgValue::Text(text) => argv.push(format!("--{name}={text}")),
+        ArgValue::List(texts) => {
+            argv.push(format!("--{name}"));
+            argv.extend(texts.iter().cloned());
+        }
+    }
+}
+
+fn environment(launch: &Launch, all: &check::Flat) -> BTreeMap<String, String> {
+    let mut env = launch.env.clone();
+    if let Some(root) = env.get_mut("VLLM_CACHE_ROOT")
+        && !root.starts_with('~')
+        && let Ok(absolute) = std::path::absolute(&*root)
+    {
+        *root = absolute.display().to_string();
+    }
+    if !launch.gpu.is_empty() {
+        let list: Vec<String> = launch.gpu.iter().map(u16::to_string).collect();
+        env.entry("CUDA_VISIBLE_DEVICES".to_owned()).or_insert_with(|| list.join(","));
+    }
+    if all.on("enable-lora") {
+        env.entry("VLLM_ALLOW_RUNTIME_LORA_UPDATING".to_owned()).or_insert_with(|| "1".to_owned());
+    }
+    env
+}
+
+fn program_of(launch: &Launch) -> Result<PathBuf, Failure> {
+    let word = launch.command.first().map(String::as_str).unwrap_or_default();
+    // A PATH that the engine is given is the one its program is looked for in, as a shell would.
+    let path = launch.env.get("PATH").cloned();
+    let found = match &path {
+        Some(path) => find_in(word, path),
+        None => find_program(word),
+    };
+    found.ok_or_else(|| {
+        let place = if word.contains('/') { "is not a program that can be run" } else { "is not in PATH" };
+        Failure::new(Class::ProgramMissing, format!("{word} {place}"))
+    })
+}
+
+/// Where a program is: a word with a slash as it stands, any other in the gateway's `PATH`.
+pub(super) fn find_program(word: &str) -> Option<PathBuf> {
+    find_in(word, &std::env::var("PATH").unwrap_or_default())
+}
+
+fn find_in(word: &str, path: &str) -> Option<PathBuf> {
+    if word.is_empty() {
+        return None;
+    }
+    if word.contains('/') {
+        return std::path::absolute(word).ok().filter(|path| runs(path));
+    }
+    std::env::split_paths(path).map(|folder| folder.join(word)).find(|path| runs(path))
+}
+
+/// Whether a path is a file that somebody may execute.
+fn runs(path: &Path) -> bool {
+    use std::os::unix::fs::PermissionsExt;
+    path.metadata().is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,152 @@
+//! What is passed, what is refused and what is dropped, before anything starts.
+
+use std::fs;
+
+use super::*;
+use crate::vllm::failure::Retry;
+
+fn launch(command: &[&str]) -> Launch {
+    Launch {
+        command: command.iter().map(|word| (*word).to_owned()).collect(),
+        port: 8001,
+        gpu: Vec::new(),
+        env: BTreeMap::new(),
+        args: BTreeMap::new(),
+    }
+}
+
+fn settings(json: &str) -> Settings {
+    Settings { args: serde_json::from_str(json).unwrap() }
+}
+
+fn known() -> Known {
+    let names = "dtype enable-lora max-lora-rank max-num-seqs max-num-batched-tokens no-enable-prefix-caching \
+                 enable-prefix-caching disable-log-stats lora-modules tensor-parallel-size max-model-len served-model-name \
+                 gpu-memory-utilization cudagraph-capture-sizes max-loras max-cpu-loras port host model";
+    let mut known: Known = names.split_whitespace().map(|name| (name.to_owned(), Vec::new())).collect();
+    known.insert("max-lora-rank".to_owned(), ["1", "8", "32"].map(str::to_owned).to_vec());
+    known
+}
+
+fn plan(json: &str) -> Result<Plan, Failure> {
+    Plan::new(&launch(&["sh", "serve", "org/model"]), &settings(json), Some(&known()))
+}
+
+#[track_caller]
+fn refused(json: &str, class: Class, words: &str) {
+    let failure = plan(json).unwrap_err();
+    assert_eq!((failure.class, failure.retry()), (class, Retry::Never), "{failure}");
+    assert!(failure.to_string().contains(words), "{failure}");
+}
+
+#[test]
+fn settings_become_flags_after_the_command() {
+    let json = r#"{"max_num_seqs": 32, "enable-prefix-caching": false, "dtype": "half", "enable-lora": true,
+                   "gpu-memory-utilization": 0.9, "served-model-name": ["a", "b"]}"#;
+    let plan = plan(json).unwrap();
+    assert!(Path::new(&plan.argv[0]).is_absolute());
+    let wanted = "serve org/model --dtype=half --enable-lora --no-enable-prefix-caching --gpu-memory-utilization=0.9 \
+                  --max-num-seqs=32 --served-model-name a b --host 127.0.0.1 --port 8001";
+    assert_eq!(plan.argv[1..].join(" "), wanted);
+    assert_eq!(plan.env["VLLM_ALLOW_RUNTIME_LORA_UPDATING"], "1");
+}
+
+#[test]
+fn devices_and_the_cache_reach_the_environment() {
+    let mut launch = launch(&["sh", "serve", "m"]);
+    launch.gpu = vec![2, 3];
+    launch.env = BTreeMap::from([("VLLM_CACHE_ROOT".to_owned(), "cache/vllm".to_owned())]);
+    let plan = Plan::new(&launch, &Settings::default(), None).unwrap();
+    assert_eq!(plan.env["CUDA_VISIBLE_DEVICES"], "2,3");
+    let root = Path::new(&plan.env["VLLM_CACHE_ROOT"]);
+    assert!(root.is_absolute() && root.ends_with("cache/vllm"), "{}", root.display());
+    launch.env.insert("CUDA_VISIBLE_DEVICES".to_owned(), "GPU-1".to_owned());
+    assert_eq!(Plan::new(&launch, &Settings::default(), None).unwrap().env["CUDA_VISIBLE_DEVICES"], "GPU-1");
+}
+
+#[test]
+fn unknown_flags_are_refused_and_obsolete_ones_dropped() {
+    refused(r#"{"max-num-sequences": 3}"#, Class::UnknownFlag, "did you mean max-num-seqs?");
+    refused(r#"{"banana": 3}"#, Class::UnknownFlag, "no flag --banana");
+    refused(r#"{"cuda-graph-sizes": 3}"#, Class::UnknownFlag, "replaced by cudagraph-capture-sizes");
+    refused(r#"{"disable-log-stats": false}"#, Class::BadArguments, "leave it out");
+    let plan = plan(r#"{"disable-log-requests": true, "swap_space": 4}"#).unwrap();
+    assert_eq!(plan.argv[1..].join(" "), "serve org/model --host 127.0.0.1 --port 8001");
+    assert_eq!(plan.notices.len(), 2);
+    assert!(plan.notices[0].to_string().contains("disable-log-requests is dropped"));
+}
+
+#[test]
+fn an_unknown_flag_in_the_command_is_refused_too() {
+    let command = ["sh", "serve", "m", "--max-num-seqs", "4", "--disable-log-requests"];
+    let failure = Plan::new(&launch(&command), &Settings::default(), Some(&known())).unwrap_err();
+    assert_eq!(failure.class, Class::UnknownFlag);
+    assert!(failure.to_string().contains("--disable-log-requests in launch.command"), "{failure}");
+}
+
+#[test]
+fn a_program_that_could_not_be_asked_gets_what_it_is_given() {
+    let plan = Plan::new(&launch(&["sh", "serve", "m"]), &settings(r#"{"new-flag-of-2027": 1}"#), None).unwrap();
+    assert!(plan.argv.contains(&"--new-flag-of-2027=1".to_owned()));
+}
+
+#[test]
+fn nonsense_is_refused_by_the_name_of_its_flag() {
+    refused(r#"{"max-num-seqs": "banana"}"#, Class::BadArguments, "--max-num-seqs: invalid int value: 'banana'");
+    refused(r#"{"max-num-seqs": 0}"#, Class::BadArguments, "at least 1");
+    refused(r#"{"max-num-seqs": 1.5}"#, Class::BadArguments, "--max-num-seqs");
+    refused(r#"{"gpu-memory-utilization": 92}"#, Class::BadArguments, "at most 1");
+    refused(r#"{"max-lora-rank": 12}"#, Class::BadArguments, "must be one of 1, 8, 32");
+    refused(r#"{"max-num-batched-tokens": 64, "max-num-seqs": 128}"#, Class::BadArguments, "(64) must be greater");
+    refused(r#"{"max-loras": 8, "max-cpu-loras": 4}"#, Class::BadArguments, "max-cpu-loras (4)");
+    refused(r#"{"port": 9}"#, Class::BadArguments, "launch.port only");
+    refused(r#"{"-x y": 9}"#, Class::UnknownFlag, "-x y");
+}
+
+#[test]
+fn settings_are_weighed_against_the_flags_of_the_command() {
+    let command = launch(&["sh", "serve", "m", "--max-num-batched-tokens", "64"]);
+    let failure = Plan::new(&command, &settings(r#"{"max-num-seqs": 128}"#), Some(&known())).unwrap_err();
+    assert!(failure.to_string().contains("max_num_batched_tokens (64)"), "{failure}");
+}
+
+#[test]
+fn more_devices_than_are_listed_are_refused() {
+    let mut launch = launch(&["sh", "serve", "m"]);
+    launch.gpu = vec![0];
+    let failure = Plan::new(&launch, &settings(r#"{"tensor-parallel-size": 2}"#), Some(&known())).unwrap_err();
+    assert!(failure.to_string().contains("needs 2 devices, gpu lists 1"), "{failure}");
+}
+
+#[test]
+fn a_model_folder_that_is_not_there_is_refused() {
+    let at = |model: &str| Plan::new(&launch(&["sh", "serve", model]), &Settings::default(), Some(&known()));
+    let failure = at("/nonexistent/model").unwrap_err();
+    assert_eq!((failure.class, failure.retry()), (Class::ModelNotFound, Retry::Never));
+    let folder = tempfile::tempdir().unwrap();
+    assert!(at(folder.path().to_str().unwrap()).unwrap_err().to_string().contains("no config.json"));
+    fs::write(folder.path().join("config.json"), "{}").unwrap();
+    assert!(at(folder.path().to_str().unwrap()).is_ok());
+    assert!(at("org/model-on-a-hub").is_ok());
+}
+
+#[test]
+fn an_adapter_of_a_larger_rank_is_refused_with_the_rank_that_fits() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("adapter_config.json"), r#"{"r": 24}"#).unwrap();
+    let path = folder.path().display();
+    for module in [format!("ad={path}"), format!(r#"{{\"name\": \"ad\", \"path\": \"{path}\"}}"#)] {
+        let json = format!(r#"{{"enable-lora": true, "max-lora-rank": 8, "lora-modules": ["{module}"]}}"#);
+        let failure = plan(&json).unwrap_err();
+        assert_eq!(failure.class, Class::LoraRank, "{failure}");
+        assert_eq!(failure.suggestion.map(|suggestion| suggestion.value), Some(32));
+    }
+    let json = format!(r#"{{"enable-lora": true, "max-lora-rank": 32, "lora-modules": ["ad={path}"]}}"#);
+    assert!(plan(&json).is_ok());
+    refused(&format!(r#"{{"lora-modules": ["ad={path}"]}}"#), Class::BadArguments, "enable-lora = true");
+    refused(
+        r#"{"enable-lora": true, "lora-modules": ["ad=/nonexistent/ad"]}"#,
+        Class::ModelNotFound,
+        "/nonexistent/ad",
+    );
+}

@@ -1,0 +1,173 @@
+//! Memory of the devices an engine uses, as `nvidia-smi` tells it.
+//!
+//! A process that is gone may still hold device memory for a moment, and an engine that starts in that moment fails with
+//! "Free memory on device ... is less than desired" or mis-measures what it has. So memory in use is noted before a start,
+//! and after a stop it must come back to that, within [`SLACK_MIB`], in two readings one after the other.
+//!
+//! Where there is no `nvidia-smi`, nothing is known and nothing is waited for. When two engines of this gateway share a
+//! device, their memory cannot be told apart and is not waited for either.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::OsString;
+use std::process::Stdio;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::process::Command;
+use tokio::time::{Instant, sleep, timeout};
+
+/// What a context or a monitor may take meanwhile, MiB.
+const SLACK_MIB: u64 = 256;
+/// Longest wait for `nvidia-smi`; its first call without the persistence daemon takes seconds.
+const ASK_WITHIN: Duration = Duration::from_secs(10);
+/// Pause between readings.
+const READ_EVERY: Duration = Duration::from_millis(500);
+
+/// MiB in use, by index of the device.
+pub(super) type InUse = BTreeMap<u16, u64>;
+
+/// How many running engines of this process use each device.
+static TENANTS: Mutex<Option<HashMap<u16, u32>>> = Mutex::new(None);
+
+/// The devices of one engine.
+#[derive(Debug)]
+pub(super) struct Devices {
+    program: OsString,
+    /// By index; empty: all that there are.
+    indices: Vec<u16>,
+}
+
+/// An engine's presence on its devices; leaves when dropped.
+#[derive(Debug)]
+pub(super) struct Tenancy(Vec<u16>);
+
+impl Drop for Tenancy {
+    fn drop(&mut self) {
+        let mut tenants = TENANTS.lock();
+        let counts = tenants.get_or_insert_default();
+        for index in &self.0 {
+            if let Some(count) = counts.get_mut(index) {
+                *count = count.saturating_sub(1);
+            }
+        }
+    }
+}
+
+impl Devices {
+    /// The devices with these indices, asked about through `program` (`nvidia-smi`).
+    pub(super) fn new(program: impl Into<OsString>, indices: Vec<u16>) -> Self {
+        Self { program: program.into(), indices }
+    }
+
+    /// Notes that an engine uses them.
+    pub(super) fn enter(&self) -> Tenancy {
+        let mut tenants = TENANTS.lock();
+        let counts = tenants.get_or_insert_default();
+        for index in &self.indices {
+            *counts.entry(*index).or_default() += 1;
+        }
+        Tenancy(self.indices.clone())
+    }
+
+    fn shared(&self) -> bool {
+        let mut tenants = TENANTS.lock();
+        let counts = tenants.get_or_insert_default();
+        self.indices.iter().any(|index| counts.get(index).is_some_and(|count| *count > 1))
+    }
+
+    /// Memory in use now; `None` where it cannot be told.
+    pub(super) async fn in_use(&self) -> Option<InUse> {
+        let mut command = Command::new(&self.program);
+        command.args(["--query-gpu=index,memory.used", "--format=csv,noheader,nounits"]);
+        command.stdin(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
+        let answer = timeout(ASK_WITHIN, command.output()).await.ok()?.ok()?;
+        if !answer.status.success() {
+            return None;
+        }
+        let in_use = parse(&String::from_utf8_lossy(&answer.stdout), &self.indices);
+        (!in_use.is_empty()).then_some(in_use)
+    }
+
+    /// Waits until memory in use is back at `baseline`; the last reading when it is not back within `patience`.
+    pub(super) async fn back(&self, baseline: &InUse, patience: Duration) -> Result<Option<bool>, InUse> {
+        if self.shared() {
+            return Ok(None);
+        }
+        let deadline = Instant::now() + patience;
+        let mut good = 0;
+        loop {
+            let Some(now) = self.in_use().await else { return Ok(None) };
+            good = if is_back(&now, baseline) { good + 1 } else { 0 };
+            if good == 2 {
+                return Ok(Some(true));
+            }
+            if good == 0 && Instant::now() >= deadline {
+                return Err(now);
+            }
+            sleep(READ_EVERY).await;
+        }
+    }
+}
+
+fn is_back(now: &InUse, baseline: &InUse) -> bool {
+    baseline.iter().all(|(index, before)| now.get(index).is_some_and(|used| *used <= before + SLACK_MIB))
+}
+
+/// Lines of `0, 1234`, those of `wanted` only.
+fn parse(text: &str, wanted: &[u16]) -> InUse {
+    let lines = text.lines().filter_map(|line| {
+        let (index, used) = line.split_once(',')?;
+        Some((index.trim().parse().ok()?, used.trim().parse().ok()?))
+    });
+    lines.filter(|(index, _)| wanted.is_empty() || wanted.contains(index)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    /// A program that answers with the first line of a list and takes it off, until one is left.
+    fn smi(answers: &[&str]) -> (tempfile::TempDir, Devices) {
+        let folder = tempfile::tempdir().unwrap();
+        let (program, list) = (folder.path().join("smi"), folder.path().join("list"));
+        fs::write(&list, answers.join("\n") + "\n").unwrap();
+        let script = format!(
+            "#!/bin/sh\nhead -1 {0} | tr ';' '\\n'\nif [ $(wc -l <{0}) -gt 1 ]; then sed -i 1d {0}; fi\n",
+            list.display()
+        );
+        fs::write(&program, script).unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        (folder, Devices::new(program, vec![61]))
+    }
+
+    #[tokio::test]
+    async fn memory_is_back_when_two_readings_say_so() {
+        let (_folder, devices) =
+            smi(&["60, 9;61, 500", "61, 60000", "61, 600", "61, 9000", "61, 700", "61, 756", "61, 1"]);
+        let baseline = devices.in_use().await.unwrap();
+        assert_eq!(baseline, BTreeMap::from([(61, 500)]));
+        assert_eq!(devices.back(&baseline, Duration::from_secs(20)).await, Ok(Some(true)));
+        assert_eq!(devices.in_use().await.unwrap(), BTreeMap::from([(61, 1)]), "took another number of readings");
+    }
+
+    #[tokio::test]
+    async fn memory_that_stays_taken_is_told() {
+        let (_folder, devices) = smi(&["61, 40000"]);
+        let kept = devices.back(&BTreeMap::from([(61, 500)]), Duration::ZERO).await;
+        assert_eq!(kept, Err(BTreeMap::from([(61, 40_000)])));
+    }
+
+    #[tokio::test]
+    async fn without_a_program_or_with_two_tenants_nothing_is_known() {
+        let nothing = Devices::new("/nonexistent/nvidia-smi", vec![62]);
+        assert_eq!(nothing.in_use().await, None);
+        let (_folder, devices) = smi(&["61, 40000"]);
+        let (one, _two) = (devices.enter(), devices.enter());
+        assert!(devices.shared());
+        drop(one);
+        assert!(!devices.shared());
+    }
+}

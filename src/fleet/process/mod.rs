@@ -1,0 +1,207 @@
+//! The driver that spawns engines itself.
+//!
+//! An engine gets a session and a process group of its own, writes its own log file, and carries a mark in its environment.
+//! It outlives the gateway on purpose: a gateway that was killed finds it again by its trace or its mark.
+//!
+//! Unsafe code is forbidden here, so nothing can run between fork and exec. A session of its own therefore comes from the
+//! `setsid` program of util-linux, which replaces itself by the engine and keeps the process id; where it is missing, the
+//! engine gets a process group only. The gateway declares itself reaper of orphans, so that an engine process whose parent
+//! was killed becomes our child and can be waited for.
+//!
+//! The leader is waited for without being reaped until [`Driver::stop`]: as long as it is a zombie its number cannot be
+//! given to another process, so a signal to its group cannot hit a stranger. Every end must be followed by a stop.
+
+mod device;
+mod keeper;
+mod log;
+mod spawn;
+mod stop;
+pub(super) mod table;
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use tokio::sync::{Mutex, watch};
+
+use super::driver::{Driver, Failure, Kind, Notice, Owner, Progress, Settings, Status, StopRules, Stopped, Trace};
+use super::launch::{Flags, Plan};
+use crate::config::Launch;
+use crate::vllm::failure::{Class, Exit, diagnose};
+use device::Devices;
+use keeper::Keeper;
+use log::Log;
+use table::Row;
+
+/// Runs one backend's engine as a child of the gateway.
+#[derive(Debug)]
+pub struct ProcessDriver {
+    name: String,
+    launch: Launch,
+    folder: PathBuf,
+    log: Arc<Log>,
+    flags: Flags,
+    devices: Devices,
+    /// The engine under command. Taken by start, adopt and stop for as long as they take, so that they cannot overlap.
+    run: Mutex<Option<Arc<Keeper>>>,
+    /// The same for those who only look.
+    seen: parking_lot::Mutex<Option<Arc<Keeper>>>,
+}
+
+impl ProcessDriver {
+    /// A driver for the backend called `name` (unique in the gateway, such as `short/gpu0`), which keeps logs and what it
+    /// learns about the engine's program in `folder`. Starts nothing.
+    pub fn new(name: &str, launch: Launch, folder: &Path) -> Self {
+        // The mark holds the folder; it must be the same however the folder was written.
+        let folder = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
+        Self {
+            name: name.to_owned(),
+            log: Arc::new(Log::new(&folder, name)),
+            flags: Flags::new(&folder),
+            devices: Devices::new("nvidia-smi", launch.gpu.clone()),
+            launch,
+            folder,
+            run: Mutex::default(),
+            seen: parking_lot::Mutex::default(),
+        }
+    }
+
+    /// The folder's log file of this backend.
+    pub fn log_file(&self) -> &Path {
+        self.log.path()
+    }
+
+    /// What all marks of this backend's engines begin with.
+    fn mark_prefix(&self) -> String {
+        format!("{}#{}#", self.folder.display(), self.name)
+    }
+
+    fn keeper(&self) -> Option<Arc<Keeper>> {
+        self.seen.lock().clone()
+    }
+
+    fn set(&self, run: &mut Option<Arc<Keeper>>, keeper: Option<Arc<Keeper>>) {
+        run.clone_from(&keeper);
+        *self.seen.lock() = keeper;
+    }
+
+    /// A process that listens on the engine's port already.
+    fn port_holder(&self) -> Option<String> {
+        match table::owner(self.launch.port, &HashSet::new()) {
+            Owner::Other(who) => Some(who),
+            _ => None,
+        }
+    }
+}
+
+#[async_trait]
+impl Driver for ProcessDriver {
+    fn kind(&self) -> Kind {
+        Kind::Process
+    }
+
+    async fn check(&self, settings: &Settings) -> Result<Vec<Notice>, Failure> {
+        let known = self.flags.of(&self.launch).await;
+        Ok(Plan::new(&self.launch, settings, known.as_ref())?.notices)
+    }
+
+    async fn start(&self, settings: &Settings) -> Result<Trace, Failure> {
+        let mut run = self.run.lock().await;
+        if let Some(keeper) = &*run {
+            let cause = format!("an engine of this backend was started and not stopped: {}", keeper.trace.describe());
+            return Err(Failure::new(Class::PortInUse, cause));
+        }
+        let known = self.flags.of(&self.launch).await;
+        let plan = Plan::new(&self.launch, settings, known.as_ref())?;
+        if let Some(who) = self.port_holder() {
+            return Err(Failure::new(Class::PortInUse, format!("port {} is held by {who}", self.launch.port)));
+        }
+        let baseline = self.devices.in_use().await;
+        let keeper = Keeper::start(self, &plan, baseline)?;
+        let trace = keeper.trace.clone();
+        self.set(&mut run, Some(Arc::new(keeper)));
+        Ok(trace.public())
+    }
+
+    async fn adopt(&self, trace: &Trace) -> Result<bool, Failure> {
+        let Trace::Process { pid, started, boot, mark } = trace else {
+            return Err(Failure::new(Class::NotOurs, "the trace is not one of a process"));
+        };
+        let mut run = self.run.lock().await;
+        if let Some(keeper) = &*run {
+            let cause = format!("an engine of this backend is under command already: {}", keeper.trace.describe());
+            return Err(Failure::new(Class::PortInUse, cause));
+        }
+        let trace = keeper::Track { leader: *pid, started: *started, boot: boot.clone(), mark: mark.clone() };
+        let Some(keeper) = Keeper::adopt(self, trace) else { return Ok(false) };
+        self.set(&mut run, Some(Arc::new(keeper)));
+        Ok(true)
+    }
+
+    async fn find(&self) -> Option<Trace> {
+        let prefix = self.mark_prefix();
+        let marked = table::all().into_iter().filter(Row::lives).filter_map(|row| {
+            let mark = table::mark_of(row.pid)?;
+            mark.starts_with(&prefix).then_some((row, mark))
+        });
+        // The leader if it lives; else whoever is left names the session that it led.
+        let (row, mark) = marked.min_by_key(|(row, _)| (row.pid != row.session, row.started))?;
+        let started = Row::of(row.session).map_or(row.started, |leader| leader.started);
+        Some(Trace::Process { pid: row.session, started, boot: table::boot(), mark })
+    }
+
+    async fn stop(&self, rules: StopRules) -> Result<Stopped, Failure> {
+        let mut run = self.run.lock().await;
+        let Some(keeper) = run.clone() else {
+            return Ok(Stopped { exit: None, forced: false, orphans: 0, memory_back: None });
+        };
+        let mut stopped = stop::processes(&keeper, rules).await?;
+        // From here on nothing of it is left; what is kept is only the memory, and a second stop waits for that again.
+        if let Some(baseline) = &keeper.baseline {
+            stopped.memory_back = self.devices.back(baseline, rules.memory).await.map_err(|now| {
+                let what = |(index, used): (&u16, &u64)| {
+                    format!("gpu {index}: {used} MiB in use, {} before the start", baseline.get(index).unwrap_or(&0))
+                };
+                Failure::new(Class::MemoryKept, now.iter().map(what).collect::<Vec<_>>().join(", "))
+            })?;
+        }
+        self.set(&mut run, None);
+        Ok(stopped)
+    }
+
+    async fn status(&self) -> Status {
+        match self.keeper() {
+            None => Status::Absent,
+            Some(keeper) => keeper.exit().map_or(Status::Running, Status::Ended),
+        }
+    }
+
+    async fn ended(&self) -> Exit {
+        match self.keeper() {
+            Some(keeper) => keeper.ended().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    async fn owner(&self) -> Owner {
+        let members = self.keeper().map(|keeper| keeper.members()).unwrap_or_default();
+        table::owner(self.launch.port, &members.into_iter().map(|row| row.pid).collect())
+    }
+
+    fn tail(&self, lines: usize) -> Vec<String> {
+        self.log.tail(lines)
+    }
+
+    fn progress(&self) -> Option<watch::Receiver<Progress>> {
+        Some(self.log.progress())
+    }
+
+    fn diagnosis(&self, exit: Option<Exit>) -> Failure {
+        let phase = self.log.progress().borrow().phase;
+        Failure::of(diagnose(&self.log.tail(log::LINES_MAX), exit, phase), exit, phase)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,199 @@
+//! What each step of an engine's life does. One future per step; how it ends says what comes next.
+//!
+//! A future may be dropped at any moment, because the engine died or somebody decided otherwise: whatever it began is
+//! either without harm or found again by the step that follows. Every wait has a bound: the rules of `[fleet]`, the
+//! patience for one question, or, for a start, progress in the log.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep, timeout};
+
+use super::engine;
+use super::preflight::could_run;
+use super::scene::Scene;
+use crate::fleet::driver::Failure;
+use crate::fleet::life::{Event, Step, Trouble};
+use crate::fleet::{ReadyRules, until_ready};
+use crate::pool::{Cordon, Phase};
+use crate::vllm::failure::Retry;
+
+/// Between two looks at something that has to come to an end.
+const LOOK: Duration = Duration::from_millis(50);
+/// Steps in which a fresh engine comes to all its slots.
+const RAMP: [u32; 3] = [8, 4, 2];
+
+/// Carries out `step`, to its end.
+pub(super) async fn perform(scene: Arc<Scene>, step: Step) -> Event {
+    let result = match step {
+        Step::Adopt => ready(&scene).await,
+        Step::Drain => drain(&scene).await,
+        Step::Stop => stop(&scene).await,
+        Step::Start => start(&scene).await,
+        Step::Adapters => engine::load_adapters(&scene).await,
+        Step::Golden => engine::compare_golden(&scene).await,
+        Step::WarmUp => engine::warm_up(&scene).await,
+        Step::Ramp => ramp(&scene).await,
+        Step::Serve => serve(&scene).await,
+        Step::Backoff => backoff(&scene).await,
+        Step::Off | Step::Hold => std::future::pending().await,
+    };
+    match result {
+        Ok(()) => Event::Done,
+        Err(trouble) => Event::Failed(trouble),
+    }
+}
+
+/// The engine is there no more, or does nothing; for steps in which it should live. Never returns otherwise.
+pub(super) async fn gone(scene: Arc<Scene>, step: Step) -> Event {
+    let watched = matches!(step, Step::Drain | Step::Adapters | Step::Golden | Step::WarmUp) || step.in_rotation();
+    if !watched {
+        return std::future::pending().await;
+    }
+    tokio::select! {
+        exit = scene.driver.ended() => Event::Gone(trouble(&scene.driver.diagnosis(Some(exit)))),
+        why = standstill(&scene, step) => Event::Gone(Trouble { why, hopeless: false }),
+    }
+}
+
+pub(super) fn trouble(failure: &Failure) -> Trouble {
+    Trouble { why: failure.to_string(), hopeless: failure.retry() == Retry::Never }
+}
+
+fn plain(why: impl Into<String>) -> Trouble {
+    Trouble { why: why.into(), hopeless: false }
+}
+
+/// Requests in flight that do not move, or a process that does not answer any more.
+async fn standstill(scene: &Scene, step: Step) -> String {
+    let hangs = scene.place().map_or(0, |place| place.hangs);
+    let mut down_since = None;
+    loop {
+        sleep(LOOK * 4).await;
+        let (Some(place), true) = (scene.place(), step.in_rotation()) else { continue };
+        // Counted, not looked up: an ejection may be over before anybody looks.
+        if place.hangs > hangs {
+            return "it hangs: requests in flight and no progress".to_owned();
+        }
+        if place.phase != Phase::Down {
+            down_since = None;
+            continue;
+        }
+        let (since, stall) = (*down_since.get_or_insert_with(Instant::now), scene.spec.load().stall);
+        if since.elapsed() >= stall {
+            return format!("its /health has not answered for {:.0} s", stall.as_secs_f64());
+        }
+    }
+}
+
+/// Our own requests first, then whatever else the engine runs; then what its golden answers are now.
+async fn drain(scene: &Arc<Scene>) -> Result<(), Trouble> {
+    let limit = scene.spec.load().rules.drain;
+    let emptied = async {
+        loop {
+            let running = scene.place().map_or(0, |place| place.used.requests);
+            if running == 0 {
+                break;
+            }
+            scene.detail(format!("{running} requests under way"));
+            sleep(LOOK).await;
+        }
+        // Who is asked to end, with the gateway or for good, does not wait for clients that are not the gateway's.
+        let leaving = scene.kept.lock().life.leaving;
+        while !leaving && let Some(running) = engine::running(scene).await.filter(|running| *running > 0.0) {
+            scene.detail(format!("{running:.0} requests of others under way"));
+            sleep(LOOK).await;
+        }
+    };
+    if timeout(limit, emptied).await.is_err() {
+        let left = scene.place().map_or(0, |place| place.used.requests);
+        let why = format!(
+            "{left} requests were still running after {:.0} s (fleet.drain); try again later, raise it, or restart with --cut",
+            limit.as_secs_f64()
+        );
+        return Err(plain(why));
+    }
+    engine::note_golden(scene).await;
+    Ok(())
+}
+
+async fn stop(scene: &Arc<Scene>) -> Result<(), Trouble> {
+    let stopped = scene.driver.stop(scene.spec.load().stop_rules()).await.map_err(|failure| trouble(&failure))?;
+    if stopped.forced || stopped.orphans > 0 {
+        let name = Arc::clone(&scene.spec.load().name);
+        tracing::warn!(backend = %name, forced = stopped.forced, orphans = stopped.orphans, "engine ended by force");
+    }
+    scene.kept.lock().trace = None;
+    Ok(())
+}
+
+async fn start(scene: &Arc<Scene>) -> Result<(), Trouble> {
+    let settings = scene.settings();
+    let notices = could_run(scene, &settings).await.map_err(|failure| trouble(&failure))?;
+    for notice in notices {
+        tracing::warn!(backend = %scene.spec.load().name, "{notice}");
+    }
+    let trace = scene.driver.start(&settings).await.map_err(|failure| trouble(&failure))?;
+    {
+        let mut kept = scene.kept.lock();
+        (kept.trace, kept.adopted) = (Some(trace), false);
+    }
+    if let Err(error) = scene.write().await {
+        tracing::error!(backend = %scene.spec.load().name, %error, "the journal cannot be written");
+    }
+    ready(scene).await
+}
+
+async fn ready(scene: &Arc<Scene>) -> Result<(), Trouble> {
+    let spec = scene.spec.load_full();
+    let progress = scene.driver.progress();
+    let shown = async {
+        let Some(progress) = progress else { return std::future::pending().await };
+        loop {
+            scene.detail(progress.borrow().to_string());
+            sleep(LOOK * 4).await;
+        }
+    };
+    let rules = ReadyRules { answer: spec.patience, patience: spec.rules.patience, ..ReadyRules::default() };
+    tokio::select! {
+        ready = until_ready(&*scene.driver, &spec.address, &spec.models, rules) => {
+            ready.map(drop).map_err(|failure| trouble(&failure))
+        }
+        never = shown => never,
+    }
+}
+
+/// In rotation with a growing share of its slots.
+async fn ramp(scene: &Scene) -> Result<(), Trouble> {
+    let (spec, settings) = (scene.spec.load_full(), scene.settings());
+    let full = Scene::ceiling(&settings);
+    let most = full.unwrap_or(u32::MAX).min(spec.slots);
+    let quick = scene.kept.lock().adopted;
+    scene.admission.set_ceiling(spec.backend, if quick { full } else { Some((most / RAMP[0]).max(1)) });
+    scene.admission.renew(spec.backend, Instant::now());
+    scene.admission.set_cordon(spec.backend, Cordon::Open);
+    for share in RAMP.iter().take(if quick { 0 } else { RAMP.len() }) {
+        let slots = (most / share).max(1);
+        scene.admission.set_ceiling(spec.backend, Some(slots));
+        scene.detail(format!("{slots} of {most} slots"));
+        sleep(spec.rules.ramp / RAMP.len() as u32).await;
+    }
+    scene.admission.set_ceiling(spec.backend, full);
+    Ok(())
+}
+
+/// Ends once, when the settings that serve have not yet been known to be good and have now served long enough.
+async fn serve(scene: &Scene) -> Result<(), Trouble> {
+    if scene.kept.lock().life.is_settled() {
+        return std::future::pending().await;
+    }
+    sleep(scene.spec.load().rules.settle).await;
+    Ok(())
+}
+
+async fn backoff(scene: &Scene) -> Result<(), Trouble> {
+    let wait = Duration::from_millis(scene.kept.lock().life.backoff_ms(&scene.spec.load().life_rules()));
+    scene.detail(format!("next attempt after {:.1} s", wait.as_secs_f64()));
+    sleep(wait).await;
+    Ok(())
+}

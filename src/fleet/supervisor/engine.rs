@@ -1,0 +1,189 @@
+//! What is asked of a running engine between its start and its first request: adapters, golden answers, warm-up.
+//!
+//! Spoken to directly, beside admission: these requests count for nobody. Bounds: one question takes at most
+//! [`QUESTION`], an answer is read up to [`ANSWER_BYTES`], a golden answer has [`GOLDEN_TOKENS`] tokens.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::task::JoinSet;
+
+use super::scene::Scene;
+use crate::fleet::life::Trouble;
+use crate::fleet::{fetch, post};
+use crate::pool::Address;
+use crate::vllm::metrics;
+
+/// For one question to a fresh engine, whose first generations may compile something.
+const QUESTION: Duration = Duration::from_secs(120);
+/// The most that is read of an answer.
+const ANSWER_BYTES: usize = 8 << 20;
+/// Length of a golden answer: long enough to differ, short enough to be quick.
+const GOLDEN_TOKENS: u32 = 16;
+/// Length of a warm-up generation.
+const WARM_UP_TOKENS: u32 = 32;
+/// Words of a warm-up prompt: a few hundred tokens, more than one block, less than any context.
+const WARM_UP_WORDS: usize = 200;
+
+fn trouble(why: String) -> Trouble {
+    Trouble { why, hopeless: false }
+}
+
+/// Requests that the engine itself counts as running or waiting; `None` when it does not say.
+pub(super) async fn running(scene: &Scene) -> Option<f64> {
+    let spec = scene.spec.load_full();
+    let (status, page) = fetch(&spec.address, "/metrics", spec.patience, ANSWER_BYTES).await.ok()?;
+    let page = metrics::Snapshot::parse(std::str::from_utf8(&page).ok()?);
+    (status.is_success() && page.samples > 0).then_some(page.running + page.waiting)
+}
+
+/// Names that it serves, and the first of them that is no adapter.
+async fn names(address: &Address, patience: Duration) -> Result<(Vec<String>, Option<String>), Trouble> {
+    let asked = fetch(address, "/v1/models", patience, ANSWER_BYTES).await;
+    let (_, body) = asked.map_err(|error| trouble(format!("/v1/models: {error}")))?;
+    let list: Value = serde_json::from_slice(&body).map_err(|error| trouble(format!("/v1/models: {error}")))?;
+    let cards: Vec<&Value> = list["data"].as_array().into_iter().flatten().collect();
+    let id = |card: &&Value| card["id"].as_str().map(str::to_owned);
+    let base = cards.iter().find(|card| card["parent"].is_null()).and_then(id);
+    Ok((cards.iter().filter_map(id).collect(), base))
+}
+
+/// Loads the adapters that should be there and are not, and warms each.
+pub(super) async fn load_adapters(scene: &Arc<Scene>) -> Result<(), Trouble> {
+    let spec = scene.spec.load_full();
+    if spec.adapters.is_empty() {
+        return Ok(());
+    }
+    let (known, _) = names(&spec.address, spec.patience).await?;
+    for (name, path) in spec.adapters.iter().filter(|(name, _)| !known.contains(name)) {
+        scene.detail(format!("loading adapter {name}"));
+        let body = json!({ "lora_name": name, "lora_path": path });
+        let (status, said) = post(&spec.address, "/v1/load_lora_adapter", &body, QUESTION, ANSWER_BYTES)
+            .await
+            .map_err(|error| trouble(format!("adapter '{name}' cannot be loaded: {error}")))?;
+        if !status.is_success() {
+            let hint = match status.as_u16() {
+                404 => "; start it with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and --enable-lora",
+                _ => "",
+            };
+            return Err(Trouble {
+                why: format!("adapter '{name}' cannot be loaded: {}{hint}", message(&said)),
+                hopeless: true,
+            });
+        }
+        generate(&spec.address, name, "warm", 1).await.map_err(|why| trouble(format!("adapter '{name}': {why}")))?;
+    }
+    Ok(())
+}
+
+/// Takes out adapters that are no longer wanted; what fails is said in the log, and the adapter stays.
+pub(super) async fn unload_adapters(scene: &Scene, gone: &[String]) {
+    let spec = scene.spec.load_full();
+    for name in gone {
+        let body = json!({ "lora_name": name });
+        match post(&spec.address, "/v1/unload_lora_adapter", &body, QUESTION, ANSWER_BYTES).await {
+            Ok((status, _)) if status.is_success() => tracing::info!(backend = %spec.name, adapter = name, "unloaded"),
+            Ok((_, said)) => {
+                tracing::warn!(backend = %spec.name, adapter = name, "cannot be unloaded: {}", message(&said));
+            }
+            Err(error) => tracing::warn!(backend = %spec.name, adapter = name, "cannot be unloaded: {error}"),
+        }
+    }
+}
+
+/// What the engine answers to the golden prompts now, while nothing else runs on it.
+pub(super) async fn note_golden(scene: &Scene) {
+    let spec = scene.spec.load_full();
+    let mut answers = Vec::new();
+    for (model, prompt) in &spec.golden {
+        scene.detail("noting golden answers");
+        match generate(&spec.address, model, prompt, GOLDEN_TOKENS).await {
+            Ok(Some(answer)) => answers.push((key(model, prompt), answer)),
+            Ok(None) => {}
+            Err(why) => tracing::warn!(backend = %spec.name, model, "no golden answer from the old engine: {why}"),
+        }
+    }
+    scene.kept.lock().golden = answers;
+}
+
+fn key(model: &str, prompt: &str) -> String {
+    format!("{model}: {prompt}")
+}
+
+/// Every model answers at all, and golden prompts are answered as before.
+pub(super) async fn compare_golden(scene: &Scene) -> Result<(), Trouble> {
+    let spec = scene.spec.load_full();
+    let (_, base) = names(&spec.address, spec.patience).await?;
+    if let Some(base) = base {
+        scene.detail("asking for a first token");
+        generate(&spec.address, &base, "hello", 1)
+            .await
+            .map_err(|why| trouble(format!("it is up but does not answer: {why}")))?;
+    }
+    let before = scene.kept.lock().golden.clone();
+    for (model, prompt) in &spec.golden {
+        let Some((_, wanted)) = before.iter().find(|(asked, _)| *asked == key(model, prompt)) else { continue };
+        scene.detail("comparing golden answers");
+        let answer = generate(&spec.address, model, prompt, GOLDEN_TOKENS);
+        let found = answer.await.map_err(|why| trouble(format!("golden prompt of '{model}': {why}")))?;
+        if found.as_ref() != Some(wanted) {
+            let found = found.unwrap_or_default();
+            let why = format!(
+                "'{model}' answers a golden prompt in another way than before: {found:?} instead of {wanted:?}"
+            );
+            return Err(Trouble { why, hopeless: true });
+        }
+    }
+    Ok(())
+}
+
+/// Generations beside each other that nobody waits for. What fails here fails under load as well.
+pub(super) async fn warm_up(scene: &Scene) -> Result<(), Trouble> {
+    let spec = scene.spec.load_full();
+    let rounds = spec.rules.warm_up;
+    if rounds == 0 || scene.kept.lock().adopted {
+        return Ok(());
+    }
+    let (_, Some(base)) = names(&spec.address, spec.patience).await? else { return Ok(()) };
+    scene.detail(format!("{rounds} generations"));
+    let mut asking = JoinSet::new();
+    for round in 0..rounds {
+        let (address, base) = (Arc::clone(&spec.address), base.clone());
+        // Different beginnings: a prefix that is cached would warm nothing.
+        let prompt = format!("{round}{}", " warm".repeat(WARM_UP_WORDS));
+        asking.spawn(async move { generate(&address, &base, &prompt, WARM_UP_TOKENS).await });
+    }
+    while let Some(done) = asking.join_next().await {
+        match done {
+            Ok(Ok(_)) => {}
+            Ok(Err(why)) => return Err(trouble(format!("a warm-up generation failed: {why}"))),
+            Err(error) => return Err(trouble(error.to_string())),
+        }
+    }
+    Ok(())
+}
+
+/// A greedy completion; `None` where the engine has no completions (it embeds or scores).
+async fn generate(address: &Address, model: &str, prompt: &str, tokens: u32) -> Result<Option<String>, String> {
+    let body = json!({ "model": model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "seed": 0 });
+    let asked = post(address, "/v1/completions", &body, QUESTION, ANSWER_BYTES).await;
+    let (status, said) = asked.map_err(|error| error.to_string())?;
+    let answer: Value = serde_json::from_slice(&said).unwrap_or_default();
+    if status.is_success() {
+        let text = answer["choices"][0]["text"].as_str();
+        return text.map(|text| Some(text.to_owned())).ok_or_else(|| "the answer has no text".to_owned());
+    }
+    let no_route = status.as_u16() == 404 && answer["detail"] == "Not Found";
+    if no_route || message(&said).contains("does not support Completions") {
+        return Ok(None);
+    }
+    Err(format!("{status}: {}", message(&said)))
+}
+
+/// What an error says.
+fn message(body: &[u8]) -> String {
+    let answer: Value = serde_json::from_slice(body).unwrap_or_default();
+    let said = answer["error"]["message"].as_str().or_else(|| answer["message"].as_str());
+    said.map_or_else(|| String::from_utf8_lossy(&body[..body.len().min(300)]).into_owned(), str::to_owned)
+}

@@ -1,0 +1,152 @@
+//! Keeps one engine: carries its life out, step by step.
+//!
+//! Before a step begins it is in the journal and admission knows whether requests may go there. Then its effect runs, beside
+//! a watch for the engine's end and for commands; whichever comes first decides the next step. A journal that cannot be
+//! written keeps planned changes from beginning; healing goes on without, loudly.
+
+use std::sync::Arc;
+
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
+
+use super::effects::{gone, perform};
+use super::engine;
+use super::scene::{EngineSpec, Scene, now_ms};
+use crate::fleet::driver::Settings;
+use crate::fleet::life::{Event, Refused, Step, Trouble};
+use crate::pool::Cordon;
+
+/// What a keeper is told.
+#[derive(Debug)]
+pub(super) enum Command {
+    /// Go over to these settings.
+    Change { id: u64, to: Settings, cut: bool, answer: oneshot::Sender<Result<(), Refused>> },
+    /// Try again where it holds.
+    Enable { answer: oneshot::Sender<Result<(), Refused>> },
+    /// The configuration says something else about what no restart is needed for.
+    Describe(Box<EngineSpec>),
+    /// Drain, stop, end.
+    Leave,
+}
+
+/// Runs until the engine has left.
+pub(super) async fn keep(scene: Arc<Scene>, mut commands: mpsc::Receiver<Command>) {
+    loop {
+        let step = scene.step();
+        let mut next = enter(&scene, step).await;
+        if leaving(&scene) && matches!(step, Step::Off | Step::Hold) {
+            return;
+        }
+        let mut effect = std::pin::pin!(perform(Arc::clone(&scene), step));
+        let mut end = std::pin::pin!(gone(Arc::clone(&scene), step));
+        while next.is_none() && scene.step() == step {
+            tokio::select! {
+                event = &mut effect => next = Some(event),
+                event = &mut end => next = Some(event),
+                Some(command) = commands.recv() => obey(&scene, command),
+            }
+        }
+        if let Some(event) = next {
+            take(&scene, step, event);
+        }
+    }
+}
+
+fn leaving(scene: &Scene) -> bool {
+    scene.kept.lock().life.leaving
+}
+
+/// The step begins: on disk, in admission, in what is shown. An event when it cannot begin.
+async fn enter(scene: &Arc<Scene>, step: Step) -> Option<Event> {
+    let spec = scene.spec.load_full();
+    let (leaving, settings) = {
+        let mut kept = scene.kept.lock();
+        (kept.since, kept.detail) = (Instant::now(), String::new());
+        (kept.life.leaving, kept.life.wanted.clone())
+    };
+    tracing::info!(backend = %spec.name, step = step.label(), settings = %shown(&settings), "engine");
+    if let Err(error) = scene.write().await {
+        tracing::error!(backend = %spec.name, %error, "the journal cannot be written; free or mount fleet.state");
+        if step == Step::Drain && !leaving {
+            let why = format!("the journal cannot be written: {error}");
+            return Some(Event::Failed(Trouble { why, hopeless: false }));
+        }
+    }
+    let cordon = match step {
+        Step::Drain => Cordon::Draining,
+        _ if leaving || !step.is_coming() => Cordon::Away,
+        // Opens itself, together with a bound on slots.
+        Step::Ramp => return None,
+        Step::Serve => Cordon::Open,
+        _ => Cordon::Coming,
+    };
+    if step == Step::Serve {
+        scene.admission.set_ceiling(spec.backend, Scene::ceiling(&settings));
+    }
+    scene.admission.set_cordon(spec.backend, cordon);
+    None
+}
+
+fn take(scene: &Scene, step: Step, event: Event) {
+    let spec = scene.spec.load_full();
+    if let Event::Failed(trouble) | Event::Gone(trouble) = &event {
+        tracing::warn!(backend = %spec.name, step = step.label(), "engine: {}", trouble.why);
+        // At once: the next step may take a while to begin.
+        if step.in_rotation() {
+            scene.admission.set_cordon(spec.backend, Cordon::Coming);
+        }
+    }
+    let mut kept = scene.kept.lock();
+    let before = kept.life.ended.clone();
+    kept.life.on(event, &spec.life_rules(), now_ms());
+    if let Some(ended) = kept.life.ended.as_ref().filter(|ended| Some(*ended) != before.as_ref()) {
+        tracing::info!(backend = %spec.name, change = ended.id, outcome = ?ended.outcome, "change ended");
+    }
+}
+
+fn obey(scene: &Arc<Scene>, command: Command) {
+    match command {
+        Command::Change { id, to, cut, answer } => {
+            let spec = scene.spec.load_full();
+            let mut kept = scene.kept.lock();
+            let answered = kept.life.change(id, to, cut);
+            if answered.is_ok() {
+                kept.configured.clone_from(&spec.configured);
+            }
+            // Who asked may have gone away; the change goes on.
+            let _ = answer.send(answered);
+        }
+        Command::Enable { answer } => {
+            let _ = answer.send(scene.kept.lock().life.enable());
+        }
+        Command::Leave => scene.kept.lock().life.leave(),
+        Command::Describe(spec) => {
+            let before = scene.spec.swap(Arc::new(*spec));
+            let now = scene.spec.load_full();
+            let names = |spec: &EngineSpec| spec.adapters.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
+            let gone: Vec<String> = names(&before).into_iter().filter(|name| !names(&now).contains(name)).collect();
+            if before.adapters != now.adapters && scene.step().in_rotation() {
+                tokio::spawn(reconcile(Arc::clone(scene), gone));
+            }
+        }
+    }
+}
+
+/// Adapters as they should be now, on an engine that serves.
+async fn reconcile(scene: Arc<Scene>, gone: Vec<String>) {
+    engine::unload_adapters(&scene, &gone).await;
+    if let Err(trouble) = engine::load_adapters(&scene).await {
+        tracing::error!(backend = %scene.spec.load().name, "{}", trouble.why);
+        scene.detail(trouble.why);
+    }
+}
+
+/// Settings on one line.
+pub(super) fn shown(settings: &Settings) -> String {
+    let word = |value: &crate::config::ArgValue| match serde_json::to_string(value) {
+        Ok(text) => text.trim_matches('"').to_owned(),
+        Err(_) => "?".to_owned(),
+    };
+    let all: Vec<String> = settings.args.iter().map(|(name, value)| format!("{name}={}", word(value))).collect();
+    all.join(" ")
+}

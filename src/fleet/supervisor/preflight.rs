@@ -1,0 +1,203 @@
+//! Whether an engine may be taken out now, and whether what is to follow can work.
+//!
+//! The first is pure: a picture of admission and of what engines report goes in.
+//! Others that are in rotation must serve every name that it serves, adapters too, and must have room for what runs and
+//! waits now, with a margin (`fleet.headroom`). Others are those of its own pool and of the pools that requests at
+//! home there may spill to.
+
+use std::path::PathBuf;
+
+use super::scene::Scene;
+use crate::fleet::adapter_rank;
+use crate::fleet::driver::{Failure, Kind, Notice, Settings};
+use crate::pool::{BackendView, PoolView};
+use crate::vllm::failure::Class;
+
+/// `--max-lora-rank` where nothing is said.
+const LORA_RANK: i64 = 16;
+
+/// Whether the engine could run with these settings, its adapters included; what is worth telling.
+///
+/// # Errors
+/// What is wrong, found without touching anything.
+pub(super) async fn could_run(scene: &Scene, settings: &Settings) -> Result<Vec<Notice>, Failure> {
+    let notices = scene.driver.check(settings).await?;
+    // Folders of an engine that commands start may be on another machine.
+    if scene.driver.kind() == Kind::Process {
+        adapters_fit(&scene.spec.load().adapters, settings.int("max-lora-rank").unwrap_or(LORA_RANK))?;
+    }
+    Ok(notices)
+}
+
+fn adapters_fit(adapters: &[(String, PathBuf)], most: i64) -> Result<(), Failure> {
+    for (name, folder) in adapters {
+        if !folder.is_dir() {
+            let cause = format!("adapter '{name}': there is no folder {}", folder.display());
+            return Err(Failure::new(Class::ModelNotFound, cause));
+        }
+        if let Some(rank) = adapter_rank(folder).filter(|rank| i64::from(*rank) > most) {
+            let cause = format!("adapter '{name}' has rank {rank}, above max-lora-rank {most}");
+            return Err(Failure::new(Class::LoraRank, cause));
+        }
+    }
+    Ok(())
+}
+
+/// Why it may not.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum NotNow {
+    /// Nobody else serves something.
+    #[error(
+        "no other backend in rotation serves {0}; add one, or restart with --hold: requests then wait, as long as the \
+         pool's queue allows"
+    )]
+    NoStandIn(String),
+    /// The others are too full.
+    #[error(
+        "without it {used} of {room} slots would be in use, more than fleet.headroom ({headroom:.0} %) allows; try again \
+         with less load, or restart with --hold"
+    )]
+    NoRoom {
+        /// Slots in use and requests waiting, all together.
+        used: u64,
+        /// Slots of the others.
+        room: u64,
+        /// The share that is allowed, in percent.
+        headroom: f64,
+    },
+}
+
+/// Judges whether `name` of `pool` may go. `spill`: pools that requests at home there may go to. `names`: what a backend
+/// serves.
+pub(super) fn may_go(
+    views: &[PoolView],
+    (pool, name): (&str, &str),
+    spill: &[String],
+    names: impl Fn(&BackendView) -> Vec<String>,
+    headroom: f64,
+) -> Result<(), NotNow> {
+    let reachable = |view: &&PoolView| *view.name == *pool || spill.iter().any(|spill| **spill == *view.name);
+    let of = |view: &PoolView, backend: &BackendView| *view.name == *pool && *backend.name == *name;
+    let mut others = Vec::new();
+    let (mut wanted, mut used) = (Vec::new(), 0u64);
+    for view in views.iter().filter(reachable) {
+        used += view.queue_length as u64;
+        for backend in &view.backends {
+            used += u64::from(backend.used.slots);
+            if of(view, backend) {
+                wanted = names(backend);
+            } else if backend.in_rotation() {
+                others.push(backend);
+            }
+        }
+    }
+    let served: Vec<String> = others.iter().flat_map(|other| names(other)).collect();
+    wanted.retain(|name| !served.contains(name));
+    if others.is_empty() || !wanted.is_empty() {
+        let missing = if wanted.is_empty() { "its requests".to_owned() } else { wanted.join(", ") };
+        return Err(NotNow::NoStandIn(missing));
+    }
+    let room: u64 = others.iter().map(|other| u64::from(other.limits.slots)).sum();
+    if used as f64 > room as f64 * headroom {
+        return Err(NotNow::NoRoom { used, room, headroom: headroom * 100.0 });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use tokio::time::Instant;
+
+    use super::*;
+    use crate::config::{Endpoint, Policy};
+    use crate::pool::*;
+
+    /// Two pools with two backends each, all ready, and the ids of the backends.
+    fn pools(slots: u32) -> (Arc<Admission>, Layout) {
+        let limits = Limits { slots, tokens: None, prefill_tokens: None, long_prefix: None };
+        let second = std::time::Duration::from_secs(1);
+        let rules = HealthRules { probe_failures: 1, request_failures: 1, eject_base: second, eject_max: second };
+        let spec = |name: &str, base: u16| PoolSpec {
+            name: name.into(),
+            rules: Rules {
+                policy: Policy::LeastWork,
+                limits,
+                queue_length: 8,
+                queue_timeout: second,
+                order: Order::FIFO,
+            },
+            backends: (base..base + 2)
+                .map(|port| {
+                    let endpoint = Endpoint { host: "10.0.0.1".to_owned(), port, prefix: String::new() };
+                    let address = Address { authority: endpoint.authority().into(), endpoint, api_key: None };
+                    BackendSpec { name: format!("b{port}").into(), address: Arc::new(address), weight: 1.0 }
+                })
+                .collect(),
+            spill: vec![],
+        };
+        let now = Instant::now();
+        let admission = Admission::new(now, rules, 1);
+        let layout = admission.apply(&[spec("one", 1), spec("two", 3)], rules, now);
+        for id in layout.backends.iter().flatten() {
+            admission.probed(*id, true, now);
+        }
+        (admission, layout)
+    }
+
+    fn judge(admission: &Admission, spill: &[&str], names: impl Fn(&BackendView) -> Vec<String>) -> Result<(), NotNow> {
+        let spill: Vec<String> = spill.iter().map(|&pool| pool.to_owned()).collect();
+        may_go(&admission.view(), ("one", "b1"), &spill, names, 0.5)
+    }
+
+    fn same(_: &BackendView) -> Vec<String> {
+        vec!["m".to_owned(), "lora".to_owned()]
+    }
+
+    #[test]
+    fn somebody_in_rotation_and_in_reach_must_serve_every_name_that_it_serves() {
+        let (admission, layout) = pools(8);
+        assert_eq!(judge(&admission, &[], same), Ok(()));
+        let without_lora =
+            |view: &BackendView| same(view).into_iter().take(if *view.name == *"b1" { 2 } else { 1 }).collect();
+        assert_eq!(judge(&admission, &[], without_lora), Err(NotNow::NoStandIn("lora".to_owned())));
+        admission.set_cordon(layout.backends[0][1], Cordon::Coming);
+        assert_eq!(judge(&admission, &[], same), Err(NotNow::NoStandIn("m, lora".to_owned())));
+        assert_eq!(judge(&admission, &["two"], same), Ok(()));
+    }
+
+    #[test]
+    fn an_adapter_that_is_not_there_or_too_big_is_found_before_anything_is_touched() {
+        let folder = tempfile::tempdir().unwrap();
+        let adapters = |path: &std::path::Path| [("sql".to_owned(), path.to_owned())];
+        let said = |path: &std::path::Path, most| adapters_fit(&adapters(path), most).unwrap_err().to_string();
+        assert!(said(&folder.path().join("none"), 16).contains("there is no folder"));
+        std::fs::write(folder.path().join("adapter_config.json"), r#"{"r": 32}"#).unwrap();
+        let too_big = said(folder.path(), 16);
+        assert!(too_big.contains("rank 32, above max-lora-rank 16") && too_big.contains("raise"), "{too_big}");
+        assert!(adapters_fit(&adapters(folder.path()), 32).is_ok());
+    }
+
+    #[test]
+    fn what_runs_and_waits_must_fit_on_the_others_with_a_margin() {
+        let (admission, layout) = pools(4);
+        let ask = || Ask {
+            layout: layout.number,
+            home: layout.pools[0],
+            spill: [].into_iter().collect(),
+            need: Need { slots: 1, prompt_tokens: 1, output_tokens: 1 },
+            priority: 0,
+            arrived: Instant::now(),
+            avoid: [].into_iter().collect(),
+        };
+        let mut held = Vec::new();
+        for _ in 0..2 {
+            let Entry::Granted(lease) = admission.enter(ask()) else { panic!("there is room") };
+            held.push(lease);
+        }
+        assert_eq!(judge(&admission, &[], same), Ok(()));
+        let Entry::Granted(_third) = admission.enter(ask()) else { panic!("there is room") };
+        assert_eq!(judge(&admission, &[], same), Err(NotNow::NoRoom { used: 3, room: 4, headroom: 50.0 }));
+    }
+}

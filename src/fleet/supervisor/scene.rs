@@ -1,0 +1,153 @@
+//! What the steps of one engine's life work with: its description, its driver, its place in admission, and what is shown.
+//!
+//! Shared by the keeper, which decides, and the effects, which act. Locks are held for a moment and never across an await.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use jiff::Timestamp;
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use crate::base::BackendId;
+use crate::config::{Fleet as Rules, Launch};
+use crate::fleet::driver::{AnyDriver, Settings, StopRules, Trace};
+use crate::fleet::journal::{Journal, Record};
+use crate::fleet::life::{self, Life, Step};
+use crate::pool::{Address, Admission, BackendView};
+
+/// An engine that we run, as the configuration describes it.
+#[derive(Clone, Debug)]
+pub struct EngineSpec {
+    /// `pool/backend`.
+    pub name: Arc<str>,
+    /// Its place in admission.
+    pub backend: BackendId,
+    /// Where it is reached.
+    pub address: Arc<Address>,
+    /// How it is started, flags excepted.
+    pub launch: Launch,
+    /// Its flags as configured.
+    pub settings: Settings,
+    /// Program, port, devices and environment, as a digest: what a driver is made for.
+    pub identity: String,
+    /// Everything about it that only a restart changes, as a digest.
+    pub configured: String,
+    /// The slots that its pool gives it.
+    pub slots: u32,
+    /// Pools that requests at home in its pool may spill to.
+    pub spill: Vec<String>,
+    /// Names that it must serve once it is ready, adapters that we load excepted.
+    pub models: Vec<String>,
+    /// Adapters that it must have, by name, with their folders.
+    pub adapters: Vec<(String, PathBuf)>,
+    /// Model and prompt; the answers must survive a restart.
+    pub golden: Vec<(String, String)>,
+    /// Patience.
+    pub rules: Rules,
+    /// Without a byte, a counter or an answer for this long it is taken for stuck.
+    pub stall: Duration,
+    /// How long one question to it may take.
+    pub patience: Duration,
+}
+
+impl EngineSpec {
+    /// The rules of its life.
+    pub(super) fn life_rules(&self) -> life::Rules {
+        let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        life::Rules {
+            restarts: self.rules.restarts as usize,
+            window_ms: ms(self.rules.restart_window),
+            backoff_ms: ms(self.rules.backoff),
+            backoff_max_ms: ms(self.rules.backoff_max),
+        }
+    }
+
+    pub(super) fn stop_rules(&self) -> StopRules {
+        StopRules { grace: self.rules.grace, ..StopRules::default() }
+    }
+}
+
+/// What changes while an engine lives.
+#[derive(Debug)]
+pub(super) struct Kept {
+    pub(super) life: Life<Settings>,
+    pub(super) trace: Option<Trace>,
+    pub(super) golden: Vec<(String, String)>,
+    /// What the settings that run were configured as.
+    pub(super) configured: String,
+    pub(super) since: Instant,
+    /// How far the step is, for people.
+    pub(super) detail: String,
+    /// The engine was taken over, not started: it is warm.
+    pub(super) adopted: bool,
+}
+
+/// One engine: everything that its keeper and its effects share.
+#[derive(Debug)]
+pub(super) struct Scene {
+    pub(super) spec: ArcSwap<EngineSpec>,
+    pub(super) driver: AnyDriver,
+    pub(super) admission: Arc<Admission>,
+    pub(super) journal: Arc<Mutex<Journal>>,
+    pub(super) kept: Mutex<Kept>,
+    /// What the driver was made for.
+    pub(super) identity: String,
+}
+
+impl Scene {
+    pub(super) fn step(&self) -> Step {
+        self.kept.lock().life.step
+    }
+
+    pub(super) fn settings(&self) -> Settings {
+        self.kept.lock().life.wanted.clone()
+    }
+
+    /// Says how far the step is.
+    pub(super) fn detail(&self, text: impl Into<String>) {
+        self.kept.lock().detail = text.into();
+    }
+
+    /// Its place in admission as it is now; `None` when it is no longer configured.
+    pub(super) fn place(&self) -> Option<BackendView> {
+        let id = self.spec.load().backend;
+        self.admission.view().into_iter().flat_map(|pool| pool.backends).find(|backend| backend.id == id)
+    }
+
+    /// Sequences that the engine runs at once with these settings, where they say so.
+    pub(super) fn ceiling(settings: &Settings) -> Option<u32> {
+        let ranks = settings.int("data-parallel-size").unwrap_or(1).max(1);
+        let seqs = settings.int("max-num-seqs")?.saturating_mul(ranks);
+        u32::try_from(seqs).ok().filter(|seqs| *seqs > 0)
+    }
+
+    /// Writes the present state to the journal. Returns once it is on the disk.
+    pub(super) async fn write(self: &Arc<Self>) -> std::io::Result<()> {
+        let scene = Arc::clone(self);
+        let written = tokio::task::spawn_blocking(move || {
+            let record = scene.record();
+            scene.journal.lock().write(record)
+        });
+        written.await.unwrap_or_else(|panicked| Err(std::io::Error::other(panicked)))
+    }
+
+    fn record(&self) -> Record {
+        let kept = self.kept.lock();
+        Record {
+            at: Timestamp::now().to_string(),
+            backend: self.spec.load().name.to_string(),
+            life: kept.life.clone(),
+            trace: kept.trace.clone(),
+            configured: kept.configured.clone(),
+            golden: kept.golden.clone(),
+        }
+    }
+}
+
+/// Milliseconds since 1970: the clock of budgets, which a restart of the gateway must not set back.
+pub(super) fn now_ms() -> u64 {
+    u64::try_from(Timestamp::now().as_millisecond()).unwrap_or(0)
+}

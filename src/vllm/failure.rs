@@ -1,0 +1,279 @@
+//! Why an engine failed: a class, the line that says so, and what to do about it.
+//!
+//! vLLM prints the root cause early, from another process than the one that ends last, and the last line only says "see root
+//! cause above". So all kept lines are searched, the telling ones first:
+//! 1. texts of vLLM and CUDA that name one situation ([`MARKS`]), in order of how much they say;
+//! 2. else the first exception that is not a mere consequence of another;
+//! 3. else the exit status.
+//!
+//! When the engine had been serving, old errors of single requests are in the log too: then only what follows the last sign
+//! of health is searched. Texts are those of vLLM 0.22 to 0.33 (and two of 0.6); nothing here reads a clock or a file.
+
+mod class;
+
+pub use class::{Class, Retry};
+
+use serde::{Deserialize, Serialize};
+
+use super::logs::{StartPhase, message};
+
+/// How a process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Exit {
+    /// By itself, with this status.
+    Code(i32),
+    /// By this signal.
+    Signal(i32),
+    /// It is gone and nobody could see how: it was not our child.
+    Unseen,
+}
+
+impl std::fmt::Display for Exit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Code(code) => write!(f, "exit status {code}"),
+            Self::Signal(signal) => write!(f, "signal {signal}"),
+            Self::Unseen => f.write_str("gone, exit status unknown"),
+        }
+    }
+}
+
+/// A flag whose value would have worked, in the engine's own estimate.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Suggestion {
+    /// The flag, without dashes.
+    pub flag: String,
+    /// The value.
+    pub value: i64,
+}
+
+/// What is known about a failure.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Diagnosis {
+    /// Its class.
+    pub class: Class,
+    /// The line that says so, without the logger's prefix, at most [`CAUSE_MAX`] characters.
+    pub cause: Option<String>,
+    /// What to do.
+    pub advice: String,
+    /// A value that would do, when the engine named one.
+    pub suggestion: Option<Suggestion>,
+}
+
+/// Longest cause that is kept, characters.
+pub const CAUSE_MAX: usize = 600;
+
+impl Diagnosis {
+    /// A diagnosis that no log is needed for.
+    pub fn plain(class: Class, cause: Option<String>) -> Self {
+        let suggestion = cause.as_deref().and_then(|cause| suggested(class, cause));
+        let advice = class.advice(suggestion.as_ref());
+        Self { class, cause, advice, suggestion }
+    }
+}
+
+/// A text, and the class that a line with it shows. The earlier in the list, the more a text says.
+const MARKS: &[(&str, Class)] = &[
+    ("To serve at least one request with the model's max seq len", Class::KvTooSmall),
+    ("larger than the maximum number of tokens that can be stored in KV cache", Class::KvTooSmall),
+    ("larger than the available KV cache memory", Class::KvTooSmall),
+    ("No available memory for the cache blocks", Class::NoKvMemory),
+    ("less than desired GPU memory utilization", Class::MemoryTaken),
+    ("less than desired CPU memory utilization", Class::MemoryTaken),
+    ("Error in memory profiling", Class::MemoryMoved),
+    ("not enough GPU memory", Class::OutOfMemoryLoading),
+    ("out of memory occurred when warming up sampler", Class::OutOfMemoryWarmUp),
+    ("greater than or equal to max_num_seqs", Class::BadArguments),
+    ("is smaller than max_model_len", Class::BadArguments),
+    ("is greater than the derived max_model_len", Class::BadArguments),
+    ("is greater than max_lora_rank", Class::LoraRank),
+    ("Address already in use", Class::PortInUse),
+    ("address already in use", Class::PortInUse),
+    ("error: unrecognized arguments:", Class::UnknownFlag),
+    ("error: unexpected argument", Class::UnknownFlag),
+    ("error: argument ", Class::BadArguments),
+    ("error: the following arguments are required", Class::BadArguments),
+    ("Repository Not Found", Class::ModelNotFound),
+    ("Repo id must be", Class::ModelNotFound),
+    ("Repo id must use", Class::ModelNotFound),
+    ("is not a local folder and is not a valid model identifier", Class::ModelNotFound),
+    ("Invalid repository ID or local directory", Class::ModelNotFound),
+    ("does not appear to have a file named", Class::ModelNotFound),
+    ("We couldn't connect to", Class::ModelNotFound),
+    ("Can't load the configuration of", Class::ModelNotFound),
+    ("Cannot find any model weights", Class::ModelNotFound),
+    ("Cannot find the requested files in the disk cache", Class::ModelNotFound),
+    ("LocalEntryNotFoundError", Class::ModelNotFound),
+    ("GatedRepoError", Class::ModelNotFound),
+    ("No module named 'vllm", Class::ProgramMissing),
+    ("Timed out waiting for engine core", Class::Timeout),
+    ("OutOfMemoryError", Class::OutOfMemory),
+    ("CUDA out of memory", Class::OutOfMemory),
+    ("HIP out of memory", Class::OutOfMemory),
+    ("CUBLAS_STATUS_ALLOC_FAILED", Class::OutOfMemory),
+    ("DefaultCPUAllocator: can't allocate memory", Class::OutOfMemory),
+    ("CUDA error: out of memory", Class::OutOfMemory),
+    ("CUDA error:", Class::DeviceError),
+    ("Failed to infer device type", Class::DeviceError),
+    ("Found no NVIDIA driver", Class::DeviceError),
+    ("NCCL error", Class::DeviceError),
+    ("No CUDA GPUs are available", Class::DeviceError),
+    ("invalid device ordinal", Class::DeviceError),
+];
+
+/// Exceptions that only pass on another one.
+const CONSEQUENCES: &[&str] = &[
+    "Engine core initialization failed",
+    "EngineDeadError",
+    "EngineCore encountered an issue",
+    "Worker failed with error",
+    "WorkerProc initialization failed",
+    "See root cause above",
+    "check the stack trace above",
+    "CancelledError",
+    "KeyboardInterrupt",
+    "BrokenPipeError",
+    "ConnectionResetError",
+    "EOFError",
+];
+
+/// What an API server says when a signal told it to end.
+const TOLD_TO_END: &str = "API server: shutdown triggered";
+
+/// Lines that a living engine prints: what stands before the last one is history.
+const HEALTHY: &[&str] = &["Avg prompt throughput:", "HTTP/1.1\" 200", "Application startup complete"];
+
+/// Diagnoses an end from the log's last lines (oldest first), the exit and the phase the start had reached.
+///
+/// `phase` is [`StartPhase::Serving`] for an engine that had been ready.
+pub fn diagnose<S: AsRef<str>>(lines: &[S], exit: Option<Exit>, phase: StartPhase) -> Diagnosis {
+    let served = phase == StartPhase::Serving;
+    if served && let Some(line) = told_to_end(lines) {
+        return Diagnosis::plain(Class::Killed, Some(clipped(line)));
+    }
+    let healthy = |line: &S| HEALTHY.iter().any(|mark| line.as_ref().contains(mark));
+    let from = if served { lines.iter().rposition(healthy).map_or(0, |at| at + 1) } else { 0 };
+    // The error itself may have come just before the last line of health: another request's answer, or a probe's.
+    let recent = marked(&lines[from..]).or_else(|| exception(&lines[from..]).map(|line| (Class::EngineFailed, line)));
+    let found = recent.or_else(|| match served && crashed(lines) {
+        true => marked_last(lines).or_else(|| exception_last(lines).map(|line| (Class::EngineFailed, line))),
+        false => None,
+    });
+    let class = match (&found, exit) {
+        (Some((Class::OutOfMemory, _)), _) => out_of_memory_in(phase),
+        (Some((Class::EngineFailed, _)), _) if served => Class::EngineDied,
+        // argparse ends with 2 and says what is wrong in a line of its own.
+        (Some((Class::EngineFailed, _)) | None, Some(Exit::Code(2))) if !served => Class::BadArguments,
+        (Some((class, _)), _) => *class,
+        // Nobody but the system sends this one unasked; our own stops are not diagnosed.
+        (None, Some(Exit::Signal(9) | Exit::Code(137))) => Class::Killed,
+        (None, Some(Exit::Code(126 | 127))) => Class::ProgramMissing,
+        (None, Some(_)) if served => Class::EngineDied,
+        (None, _) => Class::EngineFailed,
+    };
+    // Read from the whole line: what is kept of it may end before the number.
+    let suggestion = found.and_then(|(_, line)| suggested(class, line));
+    let cause = found.map(|(_, line)| clipped(line)).or_else(|| last_words(lines));
+    Diagnosis { class, cause, advice: class.advice(suggestion.as_ref()), suggestion }
+}
+
+/// The line that says that a signal ended a healthy server, if one did: what breaks after it is its consequence.
+fn told_to_end<S: AsRef<str>>(lines: &[S]) -> Option<&str> {
+    let at = lines.iter().rposition(|line| line.as_ref().contains(TOLD_TO_END))?;
+    (!crashed(&lines[..at])).then(|| message(lines[at].as_ref()))
+}
+
+/// The most telling line, and its class; of equally telling ones the first.
+fn marked<S: AsRef<str>>(lines: &[S]) -> Option<(Class, &str)> {
+    MARKS.iter().find_map(|(mark, class)| {
+        let line = lines.iter().map(|line| message(line.as_ref())).find(|text| is_said(text, mark));
+        line.map(|line| (*class, line))
+    })
+}
+
+/// The last line that a mark is on.
+fn marked_last<S: AsRef<str>>(lines: &[S]) -> Option<(Class, &str)> {
+    lines.iter().rev().map(|line| message(line.as_ref())).find_map(|text| {
+        let (_, class) = MARKS.iter().find(|(mark, _)| is_said(text, mark))?;
+        Some((*class, text))
+    })
+}
+
+/// Whether a line says it, and does not quote source code or warn of it.
+fn is_said(text: &str, mark: &str) -> bool {
+    text.contains(mark) && !text.starts_with("    ") && !text.contains("This can cause")
+}
+
+fn exceptions<S: AsRef<str>>(lines: &[S]) -> impl DoubleEndedIterator<Item = &str> {
+    let texts = lines.iter().map(|line| message(line.as_ref()));
+    texts.filter(|text| is_exception(text) && !CONSEQUENCES.iter().any(|mark| text.contains(mark)))
+}
+
+fn exception<S: AsRef<str>>(lines: &[S]) -> Option<&str> {
+    exceptions(lines).next()
+}
+
+fn exception_last<S: AsRef<str>>(lines: &[S]) -> Option<&str> {
+    exceptions(lines).next_back()
+}
+
+/// Whether the log says that the engine itself broke.
+fn crashed<S: AsRef<str>>(lines: &[S]) -> bool {
+    lines.iter().any(|line| {
+        let line = line.as_ref();
+        line.contains("EngineDeadError")
+            || line.contains("EngineCore encountered")
+            || line.contains("died unexpectedly")
+    })
+}
+
+/// The last line of a traceback: a dotted name that ends in Error or Exception, then a colon or nothing.
+fn is_exception(text: &str) -> bool {
+    let name = text.split(':').next().unwrap_or_default();
+    let last = name.rsplit('.').next().unwrap_or_default();
+    let named = last.ends_with("Error") || last.ends_with("Exception") || last.ends_with("Interrupt");
+    named && !name.is_empty() && name.chars().all(|letter| letter.is_alphanumeric() || matches!(letter, '.' | '_'))
+}
+
+fn out_of_memory_in(phase: StartPhase) -> Class {
+    match phase {
+        StartPhase::Launching | StartPhase::Configuring | StartPhase::EngineStarting | StartPhase::LoadingWeights => {
+            Class::OutOfMemoryLoading
+        }
+        StartPhase::Compiling | StartPhase::SizingKvCache => Class::OutOfMemoryWarmUp,
+        StartPhase::CapturingGraphs | StartPhase::OpeningHttp => Class::OutOfMemoryGraphs,
+        StartPhase::Serving => Class::OutOfMemoryServing,
+    }
+}
+
+fn clipped(line: &str) -> String {
+    let line = line.trim();
+    match line.char_indices().nth(CAUSE_MAX) {
+        Some((at, _)) => format!("{}…", &line[..at]),
+        None => line.to_owned(),
+    }
+}
+
+/// The first exception of any kind, else the last line that is not empty: better than nothing.
+fn last_words<S: AsRef<str>>(lines: &[S]) -> Option<String> {
+    let mut texts = lines.iter().map(|line| message(line.as_ref()));
+    let passed_on = texts.clone().find(|text| is_exception(text));
+    passed_on.or_else(|| texts.rfind(|text| !text.trim().is_empty())).map(clipped)
+}
+
+/// The value that the engine says would fit.
+fn suggested(class: Class, cause: &str) -> Option<Suggestion> {
+    if class != Class::KvTooSmall {
+        return None;
+    }
+    // 0.33: "the estimated maximum model length is 80272."; 0.6: "stored in KV cache (17072)."
+    let after = ["estimated maximum model length is ", "stored in KV cache ("];
+    let rest = after.iter().find_map(|text| cause.split_once(text))?.1;
+    let digits: String = rest.chars().take_while(|c| c.is_ascii_digit() || *c == ',').filter(|c| *c != ',').collect();
+    let value = digits.parse().ok().filter(|value| *value > 0)?;
+    Some(Suggestion { flag: "max-model-len".to_owned(), value })
+}
+
+#[cfg(test)]
+mod tests;

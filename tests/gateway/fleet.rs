@@ -1,0 +1,347 @@
+//! Engines under command, as real processes: `sluice sim` stands in for `vllm serve`.
+//!
+//! Start until ready, progress, refusals with their class, an API server that is killed while its engine process holds the
+//! device, a server of somebody else's on the same port, a start that hangs.
+
+use std::collections::BTreeMap;
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill, killpg};
+use nix::unistd::Pid;
+use sluice::config::{ArgValue, Endpoint, Launch};
+use sluice::fleet::driver::{Driver, Failure, Owner, Settings, Status, StopRules, Trace};
+use sluice::fleet::{ProcessDriver, Ready, ReadyRules, until_ready};
+use sluice::pool::Address;
+use sluice::vllm::failure::{Class, Exit, Retry};
+use sluice::vllm::logs::StartPhase;
+use tokio::time::timeout;
+
+/// Only a failing test waits that long.
+const PATIENCE: Duration = Duration::from_secs(90);
+
+struct Rig {
+    /// Kept for as long as the engine may write into it.
+    _folder: tempfile::TempDir,
+    driver: ProcessDriver,
+    port: u16,
+    /// Leaders of what was started, so that a test that fails leaves nothing behind.
+    started: Mutex<Vec<i32>>,
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        for leader in self.started.lock().unwrap().iter().filter(|leader| !session(**leader).is_empty()) {
+            // Somebody of that session lives, so its number, and its group's, is still what it was.
+            let _ = killpg(Pid::from_raw(*leader), Signal::SIGKILL);
+        }
+    }
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+fn words(text: &str) -> Vec<String> {
+    text.split_whitespace().map(str::to_owned).collect()
+}
+
+impl Rig {
+    /// A simulated engine with these flags of the simulator.
+    fn new(flags: &str) -> Self {
+        let mut command = vec![env!("CARGO_BIN_EXE_sluice").to_owned()];
+        command.extend(words("sim meta-llama/Llama-3.1-8B-Instruct --served-model-name m --sim-speed 1000"));
+        command.extend(words(flags));
+        Self::of(command, tempfile::tempdir().unwrap())
+    }
+
+    fn of(command: Vec<String>, folder: tempfile::TempDir) -> Self {
+        let port = free_port();
+        let env = BTreeMap::from([("VLLM_CACHE_ROOT".to_owned(), folder.path().join("cache").display().to_string())]);
+        let launch = Launch { command, port, gpu: Vec::new(), env, args: BTreeMap::new() };
+        Self {
+            driver: ProcessDriver::new("short/gpu0", launch, &folder.path().join("state")),
+            port,
+            _folder: folder,
+            started: Mutex::default(),
+        }
+    }
+
+    fn address(&self) -> Address {
+        let endpoint = Endpoint { host: "127.0.0.1".to_owned(), port: self.port, prefix: String::new() };
+        Address { authority: endpoint.authority().into(), endpoint, api_key: None }
+    }
+
+    async fn start(&self, settings: &Settings) -> Trace {
+        let trace = self.driver.start(settings).await.unwrap_or_else(|failure| panic!("{failure}"));
+        self.started.lock().unwrap().push(leader(&trace));
+        trace
+    }
+
+    async fn ready(&self, expected: &[&str], rules: ReadyRules) -> Result<Ready, Failure> {
+        let expected: Vec<String> = expected.iter().map(|name| (*name).to_owned()).collect();
+        let address = self.address();
+        let waiting = until_ready(&self.driver, &address, &expected, rules);
+        timeout(PATIENCE, waiting).await.expect("neither ready nor refused")
+    }
+
+    async fn stop(&self) -> sluice::fleet::driver::Stopped {
+        let rules = StopRules { grace: PATIENCE, kill: PATIENCE, memory: Duration::ZERO };
+        self.driver.stop(rules).await.unwrap_or_else(|failure| panic!("{failure}"))
+    }
+
+    fn log(&self) -> String {
+        self.driver.tail(usize::MAX).join("\n")
+    }
+}
+
+fn settings(pairs: &[(&str, i64)]) -> Settings {
+    Settings { args: pairs.iter().map(|(name, value)| ((*name).to_owned(), ArgValue::Int(*value))).collect() }
+}
+
+/// The living processes whose session this is, from the system's own table.
+fn session(leader: i32) -> Vec<i32> {
+    let entries =
+        std::fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    let of = |pid: &i32| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let fields: Vec<&str> = stat.rsplit_once(") ").map(|(_, rest)| rest.split(' ').collect()).unwrap_or_default();
+        fields.get(3) == Some(&leader.to_string().as_str()) && fields[0] != "Z"
+    };
+    entries.filter(of).collect()
+}
+
+fn leader(trace: &Trace) -> i32 {
+    let Trace::Process { pid, .. } = trace else { panic!("{trace:?}") };
+    *pid
+}
+
+/// A process of somebody else's whose command line reads like an engine's.
+struct Stranger(Child);
+
+impl Stranger {
+    fn start() -> Self {
+        let mut command = Command::new("bash");
+        command.args(["-c", "exec -a 'vllm serve meta-llama/x' sleep 300"]).stdout(Stdio::null());
+        Self(command.spawn().unwrap())
+    }
+
+    fn lives(&mut self) -> bool {
+        self.0.try_wait().unwrap().is_none()
+    }
+}
+
+impl Drop for Stranger {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[tokio::test]
+async fn an_engine_becomes_ready_shows_its_phases_and_stops_without_a_trace() {
+    let rig = Rig::new("");
+    let progress = rig.driver.progress().unwrap();
+    let trace = rig.start(&settings(&[("max-num-seqs", 32)])).await;
+    let ready =
+        rig.ready(&["m"], ReadyRules::default()).await.unwrap_or_else(|failure| panic!("{failure}\n{}", rig.log()));
+    assert_eq!(ready.models, ["m"]);
+    assert!(ready.max_model_len.is_some_and(|length| length > 0));
+    assert_eq!((progress.borrow().phase, rig.driver.owner().await), (StartPhase::Serving, Owner::Ours));
+    assert!(rig.log().contains("--max-num-seqs 32"), "{}", rig.log());
+    assert!(session(leader(&trace)).len() >= 2, "an API server and its engine process");
+    let stopped = rig.stop().await;
+    assert_eq!((stopped.exit, stopped.forced), (Some(Exit::Code(0)), false), "{}", rig.log());
+    assert!(session(leader(&trace)).is_empty());
+    assert_eq!((rig.driver.status().await, rig.driver.owner().await), (Status::Absent, Owner::Nobody));
+}
+
+#[tokio::test]
+async fn a_killed_api_server_leaves_nothing_on_the_device() {
+    let mut stranger = Stranger::start();
+    let device = tempfile::NamedTempFile::new().unwrap();
+    let rig = Rig::new(&format!("--sim-device {}", device.path().display()));
+    let trace = rig.start(&Settings::default()).await;
+    rig.ready(&["m"], ReadyRules::default()).await.unwrap();
+    let killed = kill(Pid::from_raw(leader(&trace)), Signal::SIGKILL);
+    killed.unwrap();
+    assert_eq!(timeout(PATIENCE, rig.driver.ended()).await.unwrap(), Exit::Signal(9));
+    assert!(!session(leader(&trace)).is_empty(), "the engine process is an orphan that holds the device");
+    assert_eq!(rig.driver.diagnosis(Some(Exit::Signal(9))).class, Class::Killed);
+    let stopped = rig.stop().await;
+    assert!(stopped.orphans >= 1, "{stopped:?}");
+    assert!(session(leader(&trace)).is_empty());
+    assert!(stranger.lives());
+    // The device is free: an engine that found it taken would refuse to start.
+    rig.start(&Settings::default()).await;
+    rig.ready(&["m"], ReadyRules::default()).await.unwrap_or_else(|failure| panic!("{failure}\n{}", rig.log()));
+    rig.stop().await;
+}
+
+#[tokio::test]
+async fn a_refusal_has_its_class_its_cause_and_the_length_that_fits() {
+    let small = "--sim-gpu rtx3080-10 --quantization fp8 --kv-cache-dtype fp8 --gpu-memory-utilization 0.95";
+    let rig = Rig::new(&format!("{small} --max-num-seqs 64 --max-model-len 30576"));
+    rig.start(&Settings::default()).await;
+    let failure = rig.ready(&["m"], ReadyRules::default()).await.unwrap_err();
+    assert_eq!((failure.class, failure.retry()), (Class::KvTooSmall, Retry::Never), "{failure}\n{}", rig.log());
+    assert!(failure.cause.as_deref().is_some_and(|cause| cause.contains("30576")), "{failure}");
+    assert_eq!(failure.exit, Some(Exit::Code(1)));
+    let fits = failure.suggestion.expect("the length that fits").value;
+    rig.stop().await;
+    // What it suggests is true.
+    rig.start(&settings(&[("max-model-len", fits)])).await;
+    let ready =
+        rig.ready(&["m"], ReadyRules::default()).await.unwrap_or_else(|failure| panic!("{failure}\n{}", rig.log()));
+    assert_eq!(ready.max_model_len, u64::try_from(fits).ok());
+    rig.stop().await;
+}
+
+#[tokio::test]
+async fn a_server_of_somebody_elses_on_the_port_is_never_taken_for_ours() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = folder.path().join("engine");
+    std::fs::write(&script, "#!/bin/sh\nexec sleep 300\n").unwrap();
+    make_executable(&script);
+    let rig = Rig::of(vec![script.display().to_string()], folder);
+    rig.start(&Settings::default()).await;
+    let elsewhere = tempfile::tempdir().unwrap();
+    let launch = Launch {
+        command: words(&format!("{} sim org/m --served-model-name m", env!("CARGO_BIN_EXE_sluice"))),
+        port: rig.port,
+        gpu: Vec::new(),
+        env: BTreeMap::new(),
+        args: BTreeMap::new(),
+    };
+    let other = ProcessDriver::new("other/gpu0", launch, elsewhere.path());
+    let theirs = other.start(&Settings::default()).await.unwrap();
+    rig.started.lock().unwrap().push(leader(&theirs));
+    until_ready(&other, &rig.address(), &["m".to_owned()], ReadyRules::default()).await.unwrap();
+    let failure = rig.ready(&["m"], ReadyRules::default()).await.unwrap_err();
+    assert_eq!(failure.class, Class::WrongEngine, "{failure}");
+    assert!(failure.cause.as_deref().is_some_and(|cause| cause.contains("pid ")), "{failure}");
+    assert!(matches!(rig.driver.owner().await, Owner::Other(_)));
+    rig.stop().await;
+    let taken = rig.driver.start(&Settings::default()).await.unwrap_err();
+    assert_eq!(taken.class, Class::PortInUse, "{taken}");
+    other.stop(StopRules::default()).await.unwrap();
+}
+
+fn make_executable(path: &Path) {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+#[tokio::test]
+async fn models_that_are_missing_and_starts_that_stand_still_are_told_apart() {
+    // A hundredth of the patience that a real start gets.
+    let hasty = ReadyRules { patience: 0.01, ..ReadyRules::default() };
+    let rig = Rig::new("--sim-startup 0");
+    rig.start(&Settings::default()).await;
+    let failure = rig.ready(&["m", "an-adapter"], hasty).await.unwrap_err();
+    assert_eq!(failure.class, Class::WrongModels, "{failure}\n{}", rig.log());
+    assert!(failure.to_string().contains("does not serve an-adapter"), "{failure}");
+    rig.stop().await;
+    let stuck = Rig::new("--sim-startup 0 --sim-fault slow-start=600");
+    let trace = stuck.start(&Settings::default()).await;
+    let failure = stuck.ready(&["m"], hasty).await.unwrap_err();
+    assert_eq!((failure.class, failure.retry()), (Class::Timeout, Retry::Later), "{failure}");
+    assert!(failure.to_string().contains("no progress for"), "{failure}");
+    stuck.stop().await;
+    assert!(session(leader(&trace)).is_empty());
+}
+
+#[tokio::test]
+async fn an_engine_out_of_memory_under_load_is_called_so() {
+    let rig = Rig::new("--sim-fault oom=1");
+    rig.start(&Settings::default()).await;
+    rig.ready(&["m"], ReadyRules::default()).await.unwrap();
+    let body = r#"{"model":"m","prompt":"hello","max_tokens":4000,"ignore_eos":true}"#;
+    let ask = || async {
+        use tokio::io::AsyncWriteExt;
+        let mut stream = tokio::net::TcpStream::connect(("127.0.0.1", rig.port)).await.unwrap();
+        let head = format!(
+            "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        stream.write_all(head.as_bytes()).await.unwrap();
+        stream
+    };
+    let _requests = [ask().await, ask().await, ask().await];
+    let exit = timeout(PATIENCE, rig.driver.ended()).await.expect("the engine survives");
+    let failure = rig.driver.diagnosis(Some(exit));
+    assert_eq!((failure.class, failure.retry()), (Class::OutOfMemoryServing, Retry::Later), "{failure}\n{}", rig.log());
+    rig.stop().await;
+}
+
+/// The real thing, on the CPU: `SLUICE_REAL=$(tests/real/setup) cargo test --test gateway -- --ignored real_vllm`.
+#[tokio::test]
+#[ignore = "needs a real vLLM: SLUICE_REAL=$(tests/real/setup)"]
+async fn a_real_vllm_is_refused_started_killed_and_cleaned_up() {
+    let root = std::env::var("SLUICE_REAL").expect("SLUICE_REAL says where tests/real/setup put vLLM");
+    let flags = "--served-model-name m --load-format dummy --enforce-eager --seed 0";
+    let command = words(&format!("{root}/venv/bin/vllm serve {root}/tiny {flags}"));
+    let mut rig = Rig::of(command.clone(), tempfile::tempdir().unwrap());
+    let cache = format!("{root}/cache");
+    let variables = [
+        ("HF_HUB_OFFLINE", "1"),
+        ("VLLM_NO_USAGE_STATS", "1"),
+        ("VLLM_CPU_KVCACHE_SPACE", "1"),
+        ("VLLM_CACHE_ROOT", &cache),
+    ];
+    let env = BTreeMap::from(variables.map(|(name, value)| (name.to_owned(), value.to_owned())));
+    let launch = Launch { command, port: rig.port, gpu: Vec::new(), env, args: BTreeMap::new() };
+    rig.driver = ProcessDriver::new("short/gpu0", launch, &rig._folder.path().join("state"));
+    let mut stranger = Stranger::start();
+    // Seconds of imports three times over on a busy machine.
+    let wait = |expected: Vec<String>| {
+        let (driver, address) = (&rig.driver, rig.address());
+        async move { timeout(4 * PATIENCE, until_ready(driver, &address, &expected, ReadyRules::default())).await.unwrap() }
+    };
+
+    // Its own help says which flags it has.
+    let text = |name: &str, value| Settings { args: BTreeMap::from([(name.to_owned(), value)]) };
+    let unknown = rig.driver.check(&text("max-num-sequences", ArgValue::Int(3))).await.unwrap_err();
+    assert_eq!(unknown.class, Class::UnknownFlag);
+    assert!(unknown.to_string().contains("did you mean max-num-seqs?"), "{unknown}");
+    let dropped = rig.driver.check(&text("disable-log-requests", ArgValue::Flag(true))).await.unwrap();
+    assert!(dropped[0].to_string().contains("is dropped"), "{dropped:?}");
+
+    // A context that its cache cannot hold.
+    let mut long = settings(&[("max-model-len", 4_000_000)]);
+    long.args.insert("hf-overrides".to_owned(), ArgValue::Text(r#"{"max_position_embeddings": 4000000}"#.to_owned()));
+    rig.start(&long).await;
+    let refusal = wait(vec!["m".to_owned()]).await.unwrap_err();
+    println!("{refusal}");
+    assert_eq!((refusal.class, refusal.exit), (Class::KvTooSmall, Some(Exit::Code(1))), "{refusal}\n{}", rig.log());
+    let fits = refusal.suggestion.expect("the length that fits").value;
+    assert!((100_000..4_000_000).contains(&fits), "{fits}");
+    rig.stop().await;
+
+    // What it suggests is true; and an engine whose API server is killed leaves nothing.
+    long.args.insert("max-model-len".to_owned(), ArgValue::Int(fits));
+    let trace = rig.start(&long).await;
+    let ready = wait(vec!["m".to_owned()]).await.unwrap_or_else(|failure| panic!("{failure}\n{}", rig.log()));
+    println!("ready in {:.1} s with a context of {fits}", ready.took.as_secs_f64());
+    assert_eq!(ready.max_model_len, u64::try_from(fits).ok());
+    assert_eq!(rig.driver.owner().await, Owner::Ours);
+    let before = session(leader(&trace));
+    assert!(before.len() >= 3, "API server, engine, worker: {before:?}");
+    kill(Pid::from_raw(leader(&trace)), Signal::SIGKILL).unwrap();
+    timeout(PATIENCE, rig.driver.ended()).await.unwrap();
+    let stopped = rig.stop().await;
+    println!("{stopped:?}");
+    assert!(session(leader(&trace)).is_empty());
+    assert!(before.iter().all(|pid| !Path::new(&format!("/proc/{pid}")).exists()), "reaped, not only ended");
+    assert!(stranger.lives());
+
+    // An ordinary stop is quick and not forced.
+    rig.start(&settings(&[("max-model-len", 8192)])).await;
+    wait(vec!["m".to_owned()]).await.unwrap_or_else(|failure| panic!("{failure}\n{}", rig.log()));
+    let stopped = rig.stop().await;
+    assert_eq!((stopped.exit, stopped.forced), (Some(Exit::Code(0)), false), "{stopped:?}\n{}", rig.log());
+    assert_eq!((rig.driver.status().await, rig.driver.owner().await), (Status::Absent, Owner::Nobody));
+}

@@ -1,0 +1,116 @@
+//! Clients that ask all the time and read every answer to its end.
+//!
+//! A loss is anything but a whole stream with its `[DONE]`. Each is kept with the moment it was seen and the backend that
+//! answered, so that the test can tell what its own faults caused: a stream that was cut on an engine that it crashed, a
+//! connection that broke when it killed the gateway.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, timeout};
+
+/// Clients at the same time.
+const CLIENTS: usize = 6;
+/// Longest time for one answer.
+const PATIENCE: Duration = Duration::from_secs(90);
+/// Pause of a client between two requests.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// A request that did not come through.
+#[derive(Clone, Debug)]
+#[expect(dead_code, reason = "what happened is there to be printed")]
+pub(crate) struct Loss {
+    pub(crate) began: Instant,
+    pub(crate) ended: Instant,
+    /// The backend that answered, if one did.
+    pub(crate) backend: Option<String>,
+    pub(crate) what: String,
+}
+
+/// The clients and what they saw.
+pub(crate) struct Load {
+    stop: Arc<AtomicBool>,
+    done: Arc<AtomicU64>,
+    clients: JoinSet<Vec<Loss>>,
+}
+
+impl Load {
+    pub(crate) fn on(port: u16) -> Self {
+        let (stop, done) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let mut clients = JoinSet::new();
+        for client in 0..CLIENTS {
+            let (stop, done) = (Arc::clone(&stop), Arc::clone(&done));
+            clients.spawn(async move {
+                let mut losses = Vec::new();
+                let mut number = client;
+                while !stop.load(Relaxed) {
+                    let began = Instant::now();
+                    let tokens = 8 + number * 7 % 60;
+                    let asked = timeout(PATIENCE, ask(port, tokens)).await;
+                    let (backend, result) = asked.unwrap_or((None, Err("no end in time".to_owned())));
+                    match result {
+                        Ok(()) => drop(done.fetch_add(1, Relaxed)),
+                        Err(what) => losses.push(Loss { began, ended: Instant::now(), backend, what }),
+                    }
+                    number += CLIENTS;
+                    sleep(PAUSE).await;
+                }
+                losses
+            });
+        }
+        Self { stop, done, clients }
+    }
+
+    /// Answers read to their end so far.
+    pub(crate) fn completed(&self) -> u64 {
+        self.done.load(Relaxed)
+    }
+
+    /// Lets every client finish what it is at; all losses.
+    pub(crate) async fn end(self) -> Vec<Loss> {
+        self.stop.store(true, Relaxed);
+        self.clients.join_all().await.into_iter().flatten().collect()
+    }
+}
+
+async fn ask(port: u16, tokens: usize) -> (Option<String>, Result<(), String>) {
+    let body = format!(
+        r#"{{"model":"m","stream":true,"max_tokens":{tokens},"ignore_eos":true,"messages":[{{"role":"user","content":"roll"}}]}}"#
+    );
+    let request = format!(
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n\
+         content-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    let mut answer = Vec::new();
+    let exchanged = async {
+        let mut socket = TcpStream::connect(("127.0.0.1", port)).await?;
+        socket.write_all(request.as_bytes()).await?;
+        socket.read_to_end(&mut answer).await
+    };
+    let exchanged = exchanged.await;
+    let text = String::from_utf8_lossy(&answer);
+    let head = text.split("\r\n\r\n").next().unwrap_or_default();
+    let backend =
+        head.lines().find_map(|line| line.to_ascii_lowercase().strip_prefix("x-sluice-backend: ").map(str::to_owned));
+    let status = head.get(9..12).unwrap_or("none");
+    let whole = status == "200" && text.contains("data: [DONE]");
+    let result = match exchanged {
+        _ if whole => Ok(()),
+        Ok(_) => Err(format!("status {status}, {} bytes, ends: {}", text.len(), tail(&text))),
+        Err(error) => Err(format!("{error} after {} bytes", text.len())),
+    };
+    (backend, result)
+}
+
+fn tail(text: &str) -> String {
+    let mut from = text.len().saturating_sub(200);
+    while !text.is_char_boundary(from) {
+        from += 1;
+    }
+    text[from..].to_owned()
+}

@@ -1,0 +1,375 @@
+//! Rolling restarts of engines that the gateway runs, under load, while everything goes wrong.
+//!
+//! Three simulated engines, clients that never pause, and one restart after the other with other flags. Each restart meets
+//! one fault: the start fails, or hangs; the engine runs out of memory under load, or hangs there; it ignores SIGTERM;
+//! it leaves a child behind; somebody else takes its port; the gateway itself is killed. Afterwards must hold:
+//!
+//! 1. no request was lost but by a fault that kills by itself: a stream on an engine while that engine crashed, a
+//!    connection of a gateway that was killed. Restarts lose none;
+//! 2. whenever somebody looked, all engines but the one being changed were ready (after a kill of the gateway: again as
+//!    soon as it has found them);
+//! 3. every change has the outcome that its fault calls for, and the journal says so, with the reason;
+//! 4. at the end no process of any engine is left, whatever session it is in.
+//!
+//! `SLUICE_ROLLING_RESTARTS` sets the number of restarts (default: each fault once), `SLUICE_ROLLING_SEED` the order.
+
+mod load;
+mod rig;
+
+use std::net::TcpListener;
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use sluice::base::Rng;
+use sluice::fleet::supervisor::LastChange;
+use tokio::time::{Instant, sleep, timeout};
+
+use load::{Load, Loss};
+use rig::{ENGINES, LOOK, PATIENCE, Rig};
+
+/// Time for everything beside the restarts.
+const OVERHEAD: Duration = Duration::from_secs(120);
+/// Time allowed per restart; most take two seconds.
+const PER_RESTART: Duration = Duration::from_secs(15);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fault {
+    None,
+    StartFails,
+    StartHangs,
+    OomUnderLoad,
+    HangsUnderLoad,
+    SigtermIgnored,
+    OrphanChild,
+    PortTaken,
+    GatewayKilled,
+}
+
+const FAULTS: [Fault; 9] = [
+    Fault::None,
+    Fault::StartFails,
+    Fault::StartHangs,
+    Fault::OomUnderLoad,
+    Fault::HangsUnderLoad,
+    Fault::SigtermIgnored,
+    Fault::OrphanChild,
+    Fault::PortTaken,
+    Fault::GatewayKilled,
+];
+
+impl Fault {
+    /// What the engine's script calls it, if the fault is the engine's own.
+    fn word(self) -> Option<&'static str> {
+        match self {
+            Self::StartFails => Some("start-fails"),
+            Self::StartHangs => Some("start-hangs"),
+            Self::OomUnderLoad => Some("oom-under-load"),
+            Self::SigtermIgnored => Some("sigterm-ignored"),
+            Self::OrphanChild => Some("orphan-child"),
+            Self::None | Self::HangsUnderLoad | Self::PortTaken | Self::GatewayKilled => None,
+        }
+    }
+}
+
+/// A time in which losses of a kind are the fault's own doing.
+#[derive(Debug)]
+struct Window {
+    from: Instant,
+    until: Instant,
+    /// Streams of this backend; `None`: of the gateway as a whole.
+    backend: Option<&'static str>,
+}
+
+impl Window {
+    /// Whether a loss is what the fault does by itself.
+    fn explains(&self, loss: &Loss) -> bool {
+        let meanwhile = loss.began <= self.until && loss.ended >= self.from;
+        meanwhile && self.backend.is_none_or(|backend| loss.backend.as_deref() == Some(backend))
+    }
+}
+
+fn setting(name: &str, default: u64) -> u64 {
+    std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(default)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rolling_restarts_lose_nothing_whatever_goes_wrong() {
+    let restarts = setting("SLUICE_ROLLING_RESTARTS", FAULTS.len() as u64);
+    let limit = OVERHEAD + PER_RESTART * u32::try_from(restarts).unwrap();
+    timeout(limit, roll(restarts, setting("SLUICE_ROLLING_SEED", 1))).await.expect("took longer than allowed").unwrap();
+}
+
+async fn roll(restarts: u64, seed: u64) -> anyhow::Result<()> {
+    let mut rng = Rng::new(seed);
+    let mut rig = Rig::start("settle = \"1h\"").await?;
+    let load = Load::on(rig.port);
+    let (mut windows, mut tally) = (Vec::new(), std::collections::BTreeMap::<String, u64>::new());
+    let mut order = FAULTS.to_vec();
+    for number in 0..restarts {
+        let turn = number as usize % FAULTS.len();
+        if turn == 0 {
+            (1..order.len()).rev().for_each(|i| order.swap(i, rng.below(i + 1)));
+        }
+        let (fault, name) = (order[turn], ENGINES[rng.below(ENGINES.len())]);
+        // Never what ran before.
+        let seqs = 32 + number as usize % 31;
+        let last = one(&mut rig, fault, name, seqs, &mut rng, &mut windows)
+            .await
+            .with_context(|| format!("restart {number} of {name} with {fault:?}; log:\n{}", rig.log()))?;
+        *tally.entry(format!("{fault:?}: {}", last.outcome)).or_default() += 1;
+    }
+    let completed = load.completed();
+    let losses = load.end().await;
+    let (explained, lost): (Vec<Loss>, Vec<Loss>) =
+        losses.into_iter().partition(|loss| windows.iter().any(|window| window.explains(loss)));
+    println!(
+        "{restarts} restarts: {tally:?}\n{completed} answers, {} cut by a fault itself, {} lost",
+        explained.len(),
+        lost.len()
+    );
+    ensure!(lost.is_empty(), "lost by restarting: {lost:#?}\n{}", rig.log());
+    ensure!(completed > restarts * 3, "only {completed} answers: this was no load");
+    rig.stop().await?;
+    let left = rig.processes()?;
+    ensure!(left.is_empty(), "processes are left: {left:?}");
+    Ok(())
+}
+
+/// One restart with one fault; how it ended.
+async fn one(
+    rig: &mut Rig,
+    fault: Fault,
+    name: &'static str,
+    seqs: usize,
+    rng: &mut Rng,
+    windows: &mut Vec<Window>,
+) -> anyhow::Result<LastChange> {
+    if let Some(word) = fault.word() {
+        std::fs::write(rig.path(&format!("fault.{name}")), word)?;
+    }
+    let from = Instant::now();
+    let id = rig.restart(name, &[format!("max-num-seqs={seqs}")], &[]).await?;
+    match fault {
+        Fault::PortTaken => {
+            let at = ENGINES.iter().position(|engine| *engine == name).unwrap_or(0);
+            take_port(rig.ports[at]).await?;
+        }
+        Fault::GatewayKilled => {
+            sleep(Duration::from_millis(rng.below(1_500) as u64)).await;
+            let from = Instant::now();
+            rig.kill().await?;
+            rig.run().await?;
+            rig.settled().await?;
+            windows.push(Window { from, until: Instant::now(), backend: None });
+        }
+        _ => {}
+    }
+    let last = ended(rig, name, id, fault).await?;
+    if matches!(fault, Fault::OomUnderLoad | Fault::HangsUnderLoad) {
+        let before = restarts_of(rig, name).await?;
+        if fault == Fault::OomUnderLoad {
+            std::fs::write(rig.path(&format!("now.{name}")), "")?;
+        } else {
+            hang(rig, name).await?;
+        }
+        rig.until("the crash was noticed", async |rig| Ok(restarts_of(rig, name).await? > before)).await?;
+    }
+    rig.settled().await?;
+    if matches!(fault, Fault::OomUnderLoad | Fault::HangsUnderLoad) {
+        windows.push(Window { from, until: Instant::now(), backend: Some(name) });
+    }
+    judge(rig, fault, name, seqs, &last).await?;
+    Ok(last)
+}
+
+/// Waits for the end of a change; meanwhile all others must be ready.
+async fn ended(rig: &Rig, name: &str, id: u64, fault: Fault) -> anyhow::Result<LastChange> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let status = rig.status().await?;
+        for backend in status.pools[0].backends.iter().filter(|backend| backend.name != name) {
+            ensure!(
+                backend.state == "ready",
+                "{} is {} while {name} is changed ({fault:?})",
+                backend.name,
+                backend.state
+            );
+        }
+        let backend = status.pools[0].backends.iter().find(|backend| backend.name == name);
+        let engine = backend.and_then(|backend| backend.engine.clone()).context("it is ours")?;
+        if let Some(last) = engine.last_change.clone().filter(|last| last.id == id && engine.change.is_none()) {
+            return Ok(last);
+        }
+        ensure!(Instant::now() < deadline, "the change does not end: {engine:?}");
+        sleep(LOOK).await;
+    }
+}
+
+/// The outcome, the flags that run, and what the journal says about both.
+async fn judge(rig: &Rig, fault: Fault, name: &str, seqs: usize, last: &LastChange) -> anyhow::Result<()> {
+    let (outcomes, reason): (&[&str], &str) = match fault {
+        Fault::None | Fault::SigtermIgnored | Fault::OrphanChild => (&["done"], ""),
+        Fault::OomUnderLoad | Fault::HangsUnderLoad => (&["done"], ""),
+        Fault::StartFails => (&["rolled_back"], "out of memory"),
+        Fault::StartHangs => (&["rolled_back"], "no progress"),
+        Fault::PortTaken => (&["rolled_back", "done"], ""),
+        Fault::GatewayKilled => (&["done", "aborted", "rolled_back"], ""),
+    };
+    ensure!(outcomes.contains(&last.outcome.as_str()), "{fault:?} ended as {last:?}");
+    let why = last.why.clone().unwrap_or_default().to_lowercase();
+    ensure!(why.contains(reason), "the reason does not say '{reason}': {last:?}");
+    let crashed = matches!(fault, Fault::OomUnderLoad | Fault::HangsUnderLoad);
+    let status = rig.status().await?;
+    let backend = status.pools[0].backends.iter().find(|backend| backend.name == name).context("configured")?;
+    let engine = backend.engine.clone().context("ours")?;
+    let runs_new = engine.settings == format!("max-num-seqs={seqs}");
+    ensure!(crashed || runs_new == (last.outcome == "done"), "runs {} after {last:?}", engine.settings);
+    ensure!(!crashed || engine.settings == "max-num-seqs=64", "not back to what was good: {}", engine.settings);
+    // In the same step as the engine's own limit.
+    let slots = engine.settings.strip_prefix("max-num-seqs=").and_then(|n| n.parse().ok());
+    ensure!(backend.slots.limit == slots, "{:?} slots with {}", backend.slots.limit, engine.settings);
+    let journal = rig.journal()?;
+    let told = journal.iter().any(|line| {
+        let ended = &line["life"]["ended"];
+        ended["id"].as_u64() == Some(last.id) && ended["outcome"] == last.outcome.as_str()
+    });
+    ensure!(told, "the journal does not tell how change {} ended", last.id);
+    Ok(())
+}
+
+async fn restarts_of(rig: &Rig, name: &str) -> anyhow::Result<usize> {
+    let status = rig.status().await?;
+    let backend = status.pools[0].backends.iter().find(|backend| backend.name == name).context("configured")?;
+    Ok(backend.engine.as_ref().context("ours")?.restarts)
+}
+
+/// Holds a port for a while, as soon as it is free.
+async fn take_port(port: u16) -> anyhow::Result<()> {
+    let deadline = Instant::now() + PATIENCE;
+    let held = loop {
+        match TcpListener::bind(("127.0.0.1", port)) {
+            Ok(held) => break held,
+            Err(error) => ensure!(Instant::now() < deadline, "port {port} never came free: {error}"),
+        }
+        sleep(Duration::from_millis(1)).await;
+    };
+    sleep(Duration::from_millis(700)).await;
+    drop(held);
+    Ok(())
+}
+
+/// Tells a simulated engine to stand still.
+async fn hang(rig: &Rig, name: &str) -> anyhow::Result<()> {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let at = ENGINES.iter().position(|engine| *engine == name).unwrap_or(0);
+    let mut socket = tokio::net::TcpStream::connect(("127.0.0.1", rig.ports[at])).await?;
+    let request = "POST /sim/fault HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 4\r\n\r\nhang";
+    socket.write_all(request.as_bytes()).await?;
+    let mut answer = String::new();
+    socket.read_to_string(&mut answer).await?;
+    ensure!(answer.contains("200"), "{answer}");
+    Ok(())
+}
+
+/// Where nobody can stand in, a restart is refused; with `hold`, requests wait for the engine and none is lost.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_restart_without_a_stand_in_is_refused_or_holds_requests() {
+    let held = async {
+        let mut rig = Rig::start("").await?;
+        for other in ["b", "c"] {
+            rig.drain(other).await?;
+        }
+        let load = Load::on(rig.port);
+        rig.until("requests come through", async |_| Ok(load.completed() > 20)).await?;
+        let refused = rig.restart("a", &[], &[]).await.unwrap_err().to_string();
+        ensure!(refused.contains("no other backend in rotation serves m") && refused.contains("--hold"), "{refused}");
+        let id = rig.restart("a", &["max-num-seqs=48".to_owned()], &["hold"]).await?;
+        let busy = rig.restart("b", &[], &["hold"]).await.unwrap_err().to_string();
+        ensure!(busy.contains("p/a is being changed"), "{busy}");
+        rig.until("it serves again", async |rig| {
+            let engine = rig.status().await?.pools[0].backends[0].engine.clone();
+            Ok(engine
+                .is_some_and(|engine| engine.last_change.is_some_and(|last| last.id == id && last.outcome == "done")))
+        })
+        .await?;
+        let before = load.completed();
+        rig.until("requests come through", async |_| Ok(load.completed() > before + 20)).await?;
+        let losses = load.end().await;
+        ensure!(losses.is_empty(), "{losses:#?}\n{}", rig.log());
+        rig.stop().await
+    };
+    timeout(OVERHEAD, held).await.expect("took longer than allowed").unwrap();
+}
+
+/// Flags that change in the configuration go through the fleet one engine at a time; flags that cannot work stop nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reload_takes_changed_engines_through_a_restart_each() {
+    let rolled = async {
+        let mut rig = Rig::start("").await?;
+        let load = Load::on(rig.port);
+        rig.until("requests come through", async |_| Ok(load.completed() > 20)).await?;
+        let refused = rig.restart("a", &["max-num-seqs=many".to_owned()], &[]).await.unwrap_err().to_string();
+        ensure!(refused.contains("these settings would not start") && refused.contains("max-num-seqs"), "{refused}");
+        rig.reconfigure("max-num-seqs = 64", "max-num-seqs = 40").await?;
+        rig.until("all run with what the file says", async |rig| {
+            let status = rig.status().await?;
+            let engines = status.pools[0].backends.iter().filter_map(|backend| backend.engine.as_ref());
+            let serving = status.pools[0].backends.iter().filter(|backend| backend.state == "ready").count();
+            ensure!(serving >= ENGINES.len() - 1, "only {serving} ready");
+            Ok(engines.filter(|engine| engine.settings == "max-num-seqs=40" && engine.step == "serve").count()
+                == ENGINES.len())
+        })
+        .await?;
+        let losses = load.end().await;
+        ensure!(losses.is_empty(), "{losses:#?}\n{}", rig.log());
+        rig.stop().await?;
+        ensure!(rig.processes()?.is_empty(), "left: {:?}", rig.processes()?);
+        anyhow::Ok(())
+    };
+    timeout(OVERHEAD, rolled).await.expect("took longer than allowed").unwrap();
+}
+
+/// A gateway that was killed finds its engines again and does not start others beside them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gateway_that_was_killed_finds_its_engines_again() {
+    let adopted = async {
+        let mut rig = Rig::start("").await?;
+        let before = rig.processes()?;
+        ensure!(before.len() >= ENGINES.len(), "{before:?}");
+        rig.kill().await?;
+        ensure!(rig.processes()? == before, "engines outlive the gateway");
+        rig.run().await?;
+        rig.settled().await?;
+        ensure!(rig.processes()? == before, "{before:?} became {:?}", rig.processes()?);
+        let load = Load::on(rig.port);
+        rig.until("requests come through", async |_| Ok(load.completed() > 20)).await?;
+        // Adopted engines can be restarted like any other, and stop with the gateway.
+        rig.restart("a", &["max-num-seqs=16".to_owned()], &[]).await?;
+        rig.settled().await?;
+        let losses = load.end().await;
+        ensure!(losses.is_empty(), "{losses:#?}");
+        rig.stop().await?;
+        ensure!(rig.processes()?.is_empty(), "left: {:?}", rig.processes()?);
+        anyhow::Ok(())
+    };
+    timeout(OVERHEAD, adopted).await.expect("took longer than allowed").unwrap();
+}
+
+/// The same where the configuration says that such engines are stopped.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gateway_that_may_not_adopt_stops_what_it_finds_before_it_starts_anything() {
+    let replaced = async {
+        let mut rig = Rig::start("on_start = \"stop\"").await?;
+        let before = rig.processes()?;
+        rig.kill().await?;
+        rig.run().await?;
+        rig.settled().await?;
+        let after = rig.processes()?;
+        ensure!(after.len() == before.len(), "{before:?} became {after:?}");
+        ensure!(after.iter().all(|new| !before.contains(new)), "{before:?} became {after:?}");
+        rig.stop().await?;
+        ensure!(rig.processes()?.is_empty(), "left: {:?}", rig.processes()?);
+        anyhow::Ok(())
+    };
+    timeout(OVERHEAD, replaced).await.expect("took longer than allowed").unwrap();
+}

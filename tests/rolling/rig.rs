@@ -1,0 +1,208 @@
+//! The gateway under test as a process that runs three engines, and what can be seen of it from outside.
+
+use std::fs::{self, File};
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+use sluice::admin::{Client, Status, query};
+use tempfile::TempDir;
+use tokio::process::{Child, Command};
+use tokio::time::{Instant, sleep};
+
+/// Time for anything that the gateway or an engine has to do.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+/// Pause between two looks at a condition.
+pub(crate) const LOOK: Duration = Duration::from_millis(20);
+/// Names of the engines.
+pub(crate) const ENGINES: [&str; 3] = ["a", "b", "c"];
+
+/// A gateway and the folder that it and its engines live in.
+pub(crate) struct Rig {
+    pub(crate) port: u16,
+    pub(crate) ports: [u16; 3],
+    admin: Client,
+    folder: TempDir,
+    child: Option<Child>,
+}
+
+impl Rig {
+    /// Starts a gateway and waits until its engines serve. `fleet`: further lines of `[fleet]`.
+    pub(crate) async fn start(fleet: &str) -> anyhow::Result<Self> {
+        let folder = tempfile::tempdir()?;
+        // All held until all are known, so that no two are the same.
+        let held: Vec<TcpListener> = (0..5).map(|_| TcpListener::bind("127.0.0.1:0")).collect::<Result<_, _>>()?;
+        let ports: Vec<u16> = held.iter().map(|held| Ok(held.local_addr()?.port())).collect::<anyhow::Result<_>>()?;
+        let [port, admin_port, a, b, c] = ports[..] else { bail!("five ports") };
+        let engines = [a, b, c];
+        drop(held);
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/rolling/engine.sh");
+        let mut text = format!(
+            "[server]\nlisten = \"127.0.0.1:{port}\"\nadmin = \"127.0.0.1:{admin_port}\"\n\
+             [health]\nprobe_interval = \"100ms\"\nstall = \"2s\"\nejection_base = \"200ms\"\nejection_max = \"1s\"\n\
+             [fleet]\ngrace = \"500ms\"\nramp = \"150ms\"\nbackoff = \"100ms\"\nbackoff_max = \"400ms\"\n\
+             restarts = 1000\nwarm_up = 2\ndrain = \"20s\"\npatience = 0.03\n{fleet}\n\
+             [[model]]\nname = \"m\"\n[[pool]]\nname = \"p\"\nmodels = [\"m\"]\n\
+             queue = {{ length = 512, timeout = \"60s\" }}\n"
+        );
+        for (name, port) in ENGINES.iter().zip(engines) {
+            text += &format!(
+                "[[pool.backend]]\nname = \"{name}\"\n[pool.backend.launch]\n\
+                 command = [\"/bin/bash\", {script:?}, \"{name}\"]\nport = {port}\n\
+                 env = {{ RIG = {:?}, SLUICE = {:?} }}\nargs = {{ max-num-seqs = 64 }}\n",
+                folder.path(),
+                binary(),
+            );
+        }
+        fs::write(folder.path().join("sluice.toml"), text)?;
+        let admin = Client::new(&format!("127.0.0.1:{admin_port}"), None)?;
+        let mut rig = Self { port, ports: engines, admin, folder, child: None };
+        rig.run().await?;
+        rig.settled().await?;
+        Ok(rig)
+    }
+
+    /// Starts the gateway's process and waits until its admin port answers.
+    pub(crate) async fn run(&mut self) -> anyhow::Result<()> {
+        let log = File::options().create(true).append(true).open(self.path("log"))?;
+        let child = Command::new(binary())
+            .args(["serve", "--config"])
+            .arg(self.path("sluice.toml"))
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .kill_on_drop(true)
+            .spawn()?;
+        self.child = Some(child);
+        self.until("the gateway answers", async |rig| Ok(rig.status().await.is_ok())).await
+    }
+
+    /// SIGKILL, and nothing else.
+    pub(crate) async fn kill(&mut self) -> anyhow::Result<()> {
+        let mut child = self.child.take().context("the gateway does not run")?;
+        child.kill().await?;
+        Ok(())
+    }
+
+    /// SIGTERM, and waits for the end; must be orderly.
+    pub(crate) async fn stop(&mut self) -> anyhow::Result<()> {
+        let mut child = self.child.take().context("the gateway does not run")?;
+        kill(Pid::from_raw(i32::try_from(child.id().context("it has ended")?)?), Signal::SIGTERM)?;
+        let status = tokio::time::timeout(PATIENCE, child.wait()).await.context("it does not stop")??;
+        anyhow::ensure!(status.success(), "ended with {status}:\n{}", self.log());
+        Ok(())
+    }
+
+    pub(crate) async fn status(&self) -> anyhow::Result<Status> {
+        Ok(self.admin.get("/admin/status").await?)
+    }
+
+    /// Asks for a restart; the number of the change.
+    pub(crate) async fn restart(&self, name: &str, sets: &[String], switches: &[&str]) -> anyhow::Result<u64> {
+        let path = format!("/admin/backends/p/{name}/restart{}", query(sets, switches));
+        let begun: Value = self.admin.post(&path).await?;
+        begun["change"].as_u64().context("a change has a number")
+    }
+
+    /// Takes a backend out of rotation, as an operator does.
+    pub(crate) async fn drain(&self, name: &str) -> anyhow::Result<()> {
+        let _: Value = self.admin.post(&format!("/admin/backends/p/{name}/drain")).await?;
+        Ok(())
+    }
+
+    /// Changes the configuration and has it read again.
+    pub(crate) async fn reconfigure(&self, from: &str, to: &str) -> anyhow::Result<()> {
+        let path = self.path("sluice.toml");
+        fs::write(&path, fs::read_to_string(&path)?.replace(from, to))?;
+        let _: Value = self.admin.post("/admin/reload").await?;
+        Ok(())
+    }
+
+    /// Waits until all engines serve and no change is under way.
+    pub(crate) async fn settled(&self) -> anyhow::Result<()> {
+        self.until("all engines serve", async |rig| {
+            let Ok(status) = rig.status().await else { return Ok(false) };
+            let backends = &status.pools[0].backends;
+            Ok(backends.iter().all(|backend| {
+                let serves = backend.engine.as_ref().is_some_and(|e| e.step == "serve" && e.change.is_none());
+                serves && backend.state == "ready"
+            }))
+        })
+        .await
+    }
+
+    /// Waits for a condition.
+    pub(crate) async fn until(
+        &self,
+        what: &str,
+        holds: impl AsyncFn(&Self) -> anyhow::Result<bool>,
+    ) -> anyhow::Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        while !holds(self).await? {
+            if Instant::now() > deadline {
+                bail!("waited in vain until {what}; the end of the log:\n{}", self.log());
+            }
+            sleep(LOOK).await;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// The end of what the gateway logged.
+    pub(crate) fn log(&self) -> String {
+        let text = fs::read_to_string(self.path("log")).unwrap_or_default();
+        let lines: Vec<&str> = text.lines().collect();
+        lines[lines.len().saturating_sub(60)..].join("\n")
+    }
+
+    /// Everything the journal says, oldest first.
+    pub(crate) fn journal(&self) -> anyhow::Result<Vec<Value>> {
+        let mut lines = Vec::new();
+        for name in [".sluice/journal.1.jsonl", ".sluice/journal.jsonl"] {
+            let text = fs::read_to_string(self.path(name)).unwrap_or_default();
+            for line in text.lines().filter(|line| !line.is_empty()) {
+                lines.push(serde_json::from_str(line)?);
+            }
+        }
+        Ok(lines)
+    }
+
+    /// Processes of any engine of this rig, by what is in their environment: id and command line.
+    pub(crate) fn processes(&self) -> anyhow::Result<Vec<(i32, String)>> {
+        let mark = format!("RIG={}", self.folder.path().display());
+        let mut found = Vec::new();
+        for entry in fs::read_dir("/proc")?.flatten() {
+            let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+            let read = |name: &str| fs::read(entry.path().join(name)).unwrap_or_default();
+            if read("environ").split(|byte| *byte == 0).any(|word| word == mark.as_bytes()) {
+                found.push((pid, String::from_utf8_lossy(&read("cmdline")).replace('\0', " ")));
+            }
+        }
+        Ok(found)
+    }
+}
+
+impl Drop for Rig {
+    /// A failed test leaves no engines behind.
+    fn drop(&mut self) {
+        drop(self.child.take());
+        for (pid, _) in self.processes().unwrap_or_default() {
+            // It may have ended by now.
+            let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+        }
+    }
+}
+
+/// The program under test: `SLUICE_BIN` (a release build, say), or the one that was built with this test.
+pub(crate) fn binary() -> PathBuf {
+    std::env::var_os("SLUICE_BIN")
+        .map_or_else(|| env!("CARGO_BIN_EXE_sluice").into(), |path| std::path::absolute(path).unwrap_or_default())
+}
