@@ -1,4 +1,7 @@
 //! From a request to an answer under way: model, admission, what will be said, submission.
+//!
+//! Nothing is awaited here: a request is refused or on its way when this returns, and the answer that comes back aborts its
+//! sequences when it is dropped. What is inside is bounded by the gate.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

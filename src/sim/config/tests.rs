@@ -1,3 +1,5 @@
+//! Defaults, refusals in vLLM's words, and a server under load on virtual time.
+
 use super::super::profile::Gpu;
 use super::*;
 

@@ -1,4 +1,7 @@
 //! Routes that generate: OpenAI's three, Anthropic's, and SageMaker's that stands for two of them.
+//!
+//! All become one [`Generate`] and differ in how the answer is written. A request is read whole before anything is looked at;
+//! its size is bounded by the server.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
