@@ -102,6 +102,8 @@ pub const FLEET_ON_START: OnStart = OnStart::Adopt;
 pub const FLEET_ON_EXIT: OnExit = OnExit::Stop;
 /// A drain waits as long as a shutdown does: longer than nearly every completion.
 pub const FLEET_DRAIN: Duration = Duration::from_secs(300);
+/// A command that starts or stops an engine elsewhere; container images may have to be fetched.
+pub const CONTROL_TIMEOUT: Duration = Duration::from_secs(120);
 /// An idle vLLM ends within a few seconds of SIGTERM.
 pub const FLEET_GRACE: Duration = Duration::from_secs(10);
 /// Each phase of a start may go without progress for several times the longest that is known of it.

@@ -200,6 +200,7 @@ fn same(one: &Backend, other: &Backend) -> bool {
     let same_target = match (&one.target, &other.target) {
         (Target::Url(here), Target::Url(there)) => here == there,
         (Target::Launch(here), Target::Launch(there)) => here == there,
+        (Target::Control(here, ours), Target::Control(there, theirs)) => here == there && ours == theirs,
         _ => false,
     };
     one.name == other.name && same_target

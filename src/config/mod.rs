@@ -43,8 +43,8 @@ pub use fleet::{Fleet, OnExit, OnStart};
 pub use load::{Flags, Loaded};
 pub use origin::{Origin, Origins};
 pub use pool::{
-    ArgValue, Backend, Endpoint, Launch, LongPrefix, ModelScope, Order, Policy, Pool, PromptRange, Queue, Target,
-    UsageInjection,
+    ArgValue, Backend, Control, Endpoint, Launch, LongPrefix, ModelScope, Order, Policy, Pool, PromptRange, Queue,
+    Target, UsageInjection,
 };
 pub use problem::{Problem, Problems, Situation};
 pub use render::Resolved;

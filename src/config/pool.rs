@@ -171,13 +171,15 @@ pub enum Target {
     Url(Endpoint),
     /// An engine that we run, on loopback.
     Launch(Launch),
+    /// An engine that commands start and stop, wherever it runs.
+    Control(Endpoint, Control),
 }
 
 impl Target {
     /// Where requests go, whoever runs the engine.
     pub fn endpoint(&self) -> Endpoint {
         match self {
-            Self::Url(endpoint) => endpoint.clone(),
+            Self::Url(endpoint) | Self::Control(endpoint, _) => endpoint.clone(),
             Self::Launch(launch) => Endpoint { host: "127.0.0.1".to_owned(), port: launch.port, prefix: String::new() },
         }
     }
@@ -223,6 +225,21 @@ pub struct Launch {
     /// Added to its environment.
     pub env: BTreeMap<String, String>,
     /// Flags without their dashes, with values.
+    pub args: BTreeMap<String, ArgValue>,
+}
+
+/// Commands by which an engine is started and stopped: programs and their arguments, no shell.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Control {
+    /// Brings it up and returns, at least the program.
+    pub start: Vec<String>,
+    /// Takes it down and returns, at least the program.
+    pub stop: Vec<String>,
+    /// Ends with status 0 while it runs; empty: nothing tells.
+    pub status: Vec<String>,
+    /// The longest that one of them may take.
+    pub timeout: Duration,
+    /// Flags of the engine, handed to `start`, without their dashes.
     pub args: BTreeMap<String, ArgValue>,
 }
 

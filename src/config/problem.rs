@@ -100,6 +100,8 @@ pub enum Situation {
     UrlAndLaunch,
     #[error("the backend has neither url nor launch; add for example url = \"http://127.0.0.1:8000\"")]
     NeitherUrlNorLaunch,
+    #[error("control is for an engine at a url; an engine that the gateway launches needs no commands")]
+    ControlWithoutUrl,
     #[error("https to backends is not supported yet; terminate TLS in front of the engine and use http")]
     Https,
     #[error("'{found}' is not a URL of a backend: {reason}")]

@@ -5,12 +5,13 @@
 //! resolved. Keys without a value, which mean "no limit", are shown as comments so that the reader
 //! sees that they exist.
 
+use std::collections::BTreeMap;
 use std::fmt::{self, Display, Write as _};
 use std::time::Duration;
 
 use super::choice::Choice;
 use super::origin::Origins;
-use super::{ArgValue, Backend, Config, Key, Launch, LogTarget, Model, ModelScope, Pool, Slo, Target};
+use super::{ArgValue, Backend, Config, Control, Key, Launch, LogTarget, Model, ModelScope, Pool, Slo, Target};
 use crate::base::Period;
 
 /// Column at which the comments begin, where the line is short enough.
@@ -222,7 +223,7 @@ fn print_backend(page: &mut Page<'_, '_>, pool: &str, index: usize, backend: &Ba
     let path = format!("{pool}.backend[{index}]");
     page.table("[[pool.backend]]", path.clone())?;
     page.words("name", &backend.name)?;
-    if let Target::Url(endpoint) = &backend.target {
+    if let Target::Url(endpoint) | Target::Control(endpoint, _) = &backend.target {
         page.words("url", endpoint)?;
     }
     page.key("weight", format!("{:?}", backend.weight))?;
@@ -230,7 +231,20 @@ fn print_backend(page: &mut Page<'_, '_>, pool: &str, index: usize, backend: &Ba
     if let Target::Launch(launch) = &backend.target {
         print_launch(page, &format!("{path}.launch"), launch)?;
     }
+    if let Target::Control(_, control) = &backend.target {
+        print_control(page, &format!("{path}.control"), control)?;
+    }
     Ok(())
+}
+
+fn print_control(page: &mut Page<'_, '_>, path: &str, control: &Control) -> fmt::Result {
+    page.table("[pool.backend.control]", path.to_owned())?;
+    page.key("start", list(&control.start))?;
+    page.key("stop", list(&control.stop))?;
+    page.key("status", list(&control.status))?;
+    page.period("timeout", control.timeout)?;
+    page.table("[pool.backend.control.args]", format!("{path}.args"))?;
+    print_args(page, &control.args)
 }
 
 fn print_launch(page: &mut Page<'_, '_>, path: &str, launch: &Launch) -> fmt::Result {
@@ -241,7 +255,11 @@ fn print_launch(page: &mut Page<'_, '_>, path: &str, launch: &Launch) -> fmt::Re
     page.table("[pool.backend.launch.env]", format!("{path}.env"))?;
     launch.env.iter().try_for_each(|(name, value)| page.words(name, value))?;
     page.table("[pool.backend.launch.args]", format!("{path}.args"))?;
-    launch.args.iter().try_for_each(|(name, value)| match value {
+    print_args(page, &launch.args)
+}
+
+fn print_args(page: &mut Page<'_, '_>, args: &BTreeMap<String, ArgValue>) -> fmt::Result {
+    args.iter().try_for_each(|(name, value)| match value {
         ArgValue::Flag(flag) => page.key(name, flag),
         ArgValue::Int(number) => page.key(name, number),
         ArgValue::Float(number) => page.key(name, format!("{number:?}")),

@@ -10,7 +10,7 @@
 //! becomes the flags quoted for a shell, as `ssh HOST "vllm-up {args}"` needs. And every command finds `SLUICE_BACKEND`,
 //! `SLUICE_ARGS` (quoted for a shell) and `SLUICE_ARGS_JSON` in its environment.
 //!
-//! Bounds: a command gets [`Commands::timeout`], then its process group is killed; [`OUTPUT_MAX`] bytes of its output are
+//! Bounds: a command gets `control.timeout`, then its process group is killed; [`OUTPUT_MAX`] bytes of its output are
 //! kept. Output goes to a file, not a pipe, because a daemon that inherits a pipe would hold it open for ever.
 
 use std::collections::HashSet;
@@ -30,6 +30,7 @@ use tokio::time::{Instant, sleep, timeout};
 use super::driver::{Driver, Failure, Kind, Notice, Owner, Progress, Settings, Status, StopRules, Stopped, Trace};
 use super::launch::{check_types, find_program, words_of};
 use super::process::table::{self, MARK, Row};
+use crate::config::Control;
 use crate::vllm::failure::{Class, Exit, diagnose};
 use crate::vllm::logs::StartPhase;
 
@@ -40,24 +41,11 @@ const STATUS_EVERY: Duration = Duration::from_secs(2);
 /// What becomes the flags.
 const ARGS: &str = "{args}";
 
-/// Commands of the user's.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Commands {
-    /// Brings the engine up.
-    pub start: Vec<String>,
-    /// Takes it down.
-    pub stop: Vec<String>,
-    /// Whether it runs; empty: cannot be told.
-    pub status: Vec<String>,
-    /// The longest that one of them may take.
-    pub timeout: Duration,
-}
-
 /// Runs one backend's engine through commands.
 #[derive(Debug)]
 pub struct CommandDriver {
     name: String,
-    commands: Commands,
+    commands: Control,
     output: PathBuf,
     /// Whether the engine is thought to be up: started or adopted, not stopped.
     up: Mutex<bool>,
@@ -67,7 +55,7 @@ pub struct CommandDriver {
 
 impl CommandDriver {
     /// A driver for the backend called `name`, which keeps the output of its commands in `folder`. Runs nothing.
-    pub fn new(name: &str, commands: Commands, folder: &Path) -> Self {
+    pub fn new(name: &str, commands: Control, folder: &Path) -> Self {
         Self {
             name: name.to_owned(),
             commands,
@@ -299,7 +287,8 @@ mod tests {
     fn rig(start: &str) -> (tempfile::TempDir, CommandDriver) {
         let folder = tempfile::tempdir().unwrap();
         let up = folder.path().join("up").display().to_string();
-        let commands = Commands {
+        let commands = Control {
+            args: BTreeMap::new(),
             start: words(&["sh", "-c", &start.replace("UP", &up), "start", ARGS]),
             stop: words(&["rm", &up]),
             status: words(&["test", "-e", &up]),

@@ -16,7 +16,7 @@ mod process;
 mod ready;
 pub mod supervisor;
 
-pub use command::{CommandDriver, Commands};
+pub use command::CommandDriver;
 pub use external::ExternalDriver;
 pub use http::{FetchError, fetch, post};
 pub use journal::{Journal, JournalError, Record};

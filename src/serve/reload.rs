@@ -93,7 +93,7 @@ impl House {
         config.access_log = running.access_log.clone();
         config.log = running.log.clone();
         config.fleet.state.clone_from(&running.fleet.state);
-        if config.backends().any(|(_, _, backend)| matches!(backend.target, Target::Launch(_))) {
+        if config.backends().any(|(_, _, backend)| !matches!(backend.target, Target::Url(_))) {
             self.fleet.open(&config.fleet.state).map_err(StartError::Journal)?;
         }
         let config = Arc::new(config);

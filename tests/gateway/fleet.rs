@@ -125,7 +125,7 @@ struct Stranger(Child);
 impl Stranger {
     fn start() -> Self {
         let mut command = Command::new("bash");
-        command.args(["-c", "exec -a 'vllm serve meta-llama/x' sleep 300"]).stdout(Stdio::null());
+        command.args(["-c", "exec -a 'vllm serve meta-llama/x' sleep 3600"]).stdout(Stdio::null());
         Self(command.spawn().unwrap())
     }
 

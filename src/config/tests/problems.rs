@@ -1,7 +1,7 @@
 //! Each problem has a test that finds it at its key, and one report shows many at once.
 
 use super::{DIGEST, TWO_POOLS, read, read_with};
-use crate::config::{Config, Problems};
+use crate::config::{ArgValue, Config, Problems, Target};
 
 /// The errors of `text` with `sets`, each as `path: message`.
 fn errors_with(text: &str, sets: &[&str]) -> Vec<String> {
@@ -178,6 +178,28 @@ fn a_backend_has_exactly_one_place() {
     one(&["pool.long.backend.b.url=http://h/v1"], "pool[1].backend[0].url", "already begin with /v1");
     one(&["pool.long.backend.b.url=http://127.0.0.1:8000/"], "pool[1].backend[0].url", "already backend 'short/a'");
     one(&["pool.long.backend.b.url=http://localhost:8080"], "pool[1].backend[0].url", "gateway's own address");
+}
+
+#[test]
+fn commands_for_an_engine_are_checked() {
+    let control = |table: &str| format!("pool.long.backend=[{{name=\"b\", url=\"http://h:1\", control={table}}}]");
+    one(&[&control("{stop=[\"down\"]}")], "pool[1].backend[0].control.start", "missing");
+    one(&[&control("{start=[\"up\"], stop=[]}")], "pool[1].backend[0].control.stop", "empty");
+    one(
+        &[&control("{start=[\"up\"], stop=[\"down\"], timeout=\"0s\"}")],
+        "pool[1].backend[0].control.timeout",
+        "outside",
+    );
+    let launched = "pool.long.backend=[{name=\"b\", launch={command=[\"vllm\"], port=8005}, control={start=[\"up\"], stop=[\"down\"]}}]";
+    one(&[launched], "pool[1].backend[0].control", "needs no commands");
+    let loaded =
+        read_with(TWO_POOLS, &[&control("{start=[\"up\", \"{args}\"], stop=[\"down\"], args={max-num-seqs=4}}")])
+            .unwrap();
+    let Target::Control(endpoint, control) = &loaded.config.pools[1].backends[0].target else {
+        panic!("not controlled")
+    };
+    assert_eq!((endpoint.port, control.start.len(), control.timeout.as_secs()), (1, 2, 120));
+    assert_eq!(control.args["max-num-seqs"], ArgValue::Int(4));
 }
 
 #[test]

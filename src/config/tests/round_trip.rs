@@ -29,7 +29,9 @@ fn file(cuts: &[u64], slots: u32, micros: u64, words: (usize, usize, usize), nam
              queue = {{ order = \"{order}\", timeout = \"{micros}us\" }}\nlong_prefix = {{ threshold = {slots}, slots = 1 }}\n\
              [[pool.backend]]\nname = \"b\"\nurl = \"http://h{index}:8000/p\"\nweight = 0.{slots}1\napi_key = \"env:TOKEN\"\n\
              [[pool.backend]]\nname = \"c\"\nlaunch = {{ command = [\"x\", {quoted}], port = {port}, gpu = [1, 2], \
-             env = {{ {quoted} = {quoted} }}, args = {{ a = {slots}, b = true, c = 1.5, d = {quoted}, e = [{quoted}] }} }}\n",
+             env = {{ {quoted} = {quoted} }}, args = {{ a = {slots}, b = true, c = 1.5, d = {quoted}, e = [{quoted}] }} }}\n\
+             [[pool.backend]]\nname = \"d\"\nurl = \"http://d{index}:1\"\ncontrol = {{ start = [\"up\", {quoted}], stop = [\"down\"], \
+             status = [{quoted}], timeout = \"{micros}us\", args = {{ a = {slots}, e = [{quoted}] }} }}\n",
             port = 20_000 + index
         );
     }

@@ -7,10 +7,11 @@ use std::collections::BTreeMap;
 
 use super::super::file::{Entry, Value};
 use super::super::problem::Situation;
-use super::super::{ArgValue, Backend, Launch, Target, defaults};
+use super::super::{ArgValue, Backend, Control, Launch, Target, defaults};
 use super::auth::secret_at;
 use super::model::Names;
 use super::section::{Place, Read, Report, Section};
+use super::server::duration;
 use super::text::{check_name, endpoint};
 
 /// Words of a command, GPUs of an engine, values of a flag.
@@ -49,6 +50,11 @@ fn target(at: &mut Section<'_>, report: &mut Report<'_>) -> (Option<Target>, Pla
     let (url_written, launch_written) = (at.has("url"), at.has("launch"));
     let url: Option<String> = at.optional("url", report);
     let launched = at.section("launch", report).and_then(|section| launch(section, report));
+    let control_at = at.place_of("control");
+    let controlled = at.section("control", report).map(|section| control(section, report));
+    if controlled.is_some() && !url_written {
+        report.add(&control_at, Situation::ControlWithoutUrl);
+    }
     if url_written && launch_written {
         report.add(&own, Situation::UrlAndLaunch);
     } else if !url_written && !launch_written {
@@ -60,18 +66,51 @@ fn target(at: &mut Section<'_>, report: &mut Report<'_>) -> (Option<Target>, Pla
     }
     let place_of_url = at.place_of("url");
     let endpoint = url.and_then(|url| endpoint(&url).map_err(|wrong| report.add(&place_of_url, wrong)).ok());
-    (endpoint.map(Target::Url), place)
+    let target = match (endpoint, controlled) {
+        (Some(endpoint), None) => Some(Target::Url(endpoint)),
+        (Some(endpoint), Some(Some(control))) => Some(Target::Control(endpoint, control)),
+        (None, _) | (_, Some(None)) => None,
+    };
+    (target, place)
+}
+
+/// The words of a command; none when it is missing or empty, which is told.
+fn command(at: &mut Section<'_>, key: &'static str, hint: &'static str, report: &mut Report<'_>) -> Vec<String> {
+    let written = at.has(key);
+    let words: Vec<String> =
+        at.texts(key, MAX_LAUNCH_ITEMS, report).unwrap_or_default().into_iter().map(|(_, word)| word).collect();
+    if words.first().is_none_or(String::is_empty) {
+        let found = if written { Situation::NameEmpty } else { Situation::Missing { hint } };
+        report.add(&at.place_of(key), found);
+        return Vec::new();
+    }
+    words
+}
+
+fn control(mut at: Section<'_>, report: &mut Report<'_>) -> Option<Control> {
+    let start = command(
+        &mut at,
+        "start",
+        "write the command that starts it, such as [\"systemctl\", \"start\", \"vllm\"]",
+        report,
+    );
+    let stop = command(
+        &mut at,
+        "stop",
+        "write the command that stops it, such as [\"systemctl\", \"stop\", \"vllm\"]",
+        report,
+    );
+    let status = at.texts("status", MAX_LAUNCH_ITEMS, report).unwrap_or_default();
+    let timeout = duration(&mut at, "timeout", defaults::CONTROL_TIMEOUT, report);
+    let args = free_table(&mut at, "args", report, arg);
+    at.finish(report);
+    let status = status.into_iter().map(|(_, word)| word).collect();
+    (!start.is_empty() && !stop.is_empty()).then_some(Control { start, stop, status, timeout, args })
 }
 
 fn launch(mut at: Section<'_>, report: &mut Report<'_>) -> Option<Launch> {
     let hint = "write the program and its arguments, such as [\"vllm\", \"serve\", \"MODEL\"]";
-    let written = at.has("command");
-    let command: Vec<String> =
-        at.texts("command", MAX_LAUNCH_ITEMS, report).unwrap_or_default().into_iter().map(|(_, word)| word).collect();
-    if command.is_empty() || command[0].is_empty() {
-        let found = if written { Situation::NameEmpty } else { Situation::Missing { hint } };
-        report.add(&at.place_of("command"), found);
-    }
+    let command = command(&mut at, "command", hint, report);
     let port = at.required("port", "write the port the engine listens on, on 127.0.0.1", report);
     if port == Some(0) {
         let situation = Situation::OutOfRange { found: "0".into(), min: "1".into(), max: u16::MAX.to_string() };

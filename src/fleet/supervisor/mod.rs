@@ -49,7 +49,9 @@ pub type DriverMaker = Arc<dyn Fn(&EngineSpec) -> AnyDriver + Send + Sync>;
 #[derive(Debug, thiserror::Error)]
 pub enum CannotRestart {
     /// The gateway does not run that engine.
-    #[error("{0} is run by somebody else (it has a url, no launch): drain it here, restart it there, then enable it")]
+    #[error(
+        "{0} is run by somebody else (it has a url, no launch and no control): drain it here, restart it there, then enable it"
+    )]
     NotOurs(String),
     /// One change at a time.
     #[error("{0} is being changed; one at a time: wait until it serves (sluice backend list)")]

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::base::BackendId;
-use crate::config::{Fleet as Rules, Launch};
+use crate::config::{Fleet as Rules, Target};
 use crate::fleet::driver::{AnyDriver, Settings, StopRules, Trace};
 use crate::fleet::journal::{Journal, Record};
 use crate::fleet::life::{self, Life, Step};
@@ -27,8 +27,8 @@ pub struct EngineSpec {
     pub backend: BackendId,
     /// Where it is reached.
     pub address: Arc<Address>,
-    /// How it is started, flags excepted.
-    pub launch: Launch,
+    /// How it is started and stopped, flags excepted.
+    pub target: Target,
     /// Its flags as configured.
     pub settings: Settings,
     /// Program, port, devices and environment, as a digest: what a driver is made for.
