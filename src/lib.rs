@@ -21,6 +21,7 @@
 //!    for the path of a request.
 
 pub mod base;
+pub mod stats;
 pub mod config;
 pub mod openai;
 pub mod vllm;

@@ -61,6 +61,9 @@ pub(crate) struct Counters {
     pub(crate) lost: AtomicU64,
     /// Bytes of all request bodies.
     pub(crate) body_bytes: AtomicU64,
+    /// Streamed answers whose first content was written, and by how much later than named, ns: what a client of ours
+    /// must not be blamed for.
+    first_late: [AtomicU64; 2],
     /// Set while the engine is being killed, so that dropped answers count as `lost`.
     pub(crate) killed: AtomicBool,
     last_body: Mutex<Vec<u8>>,
@@ -257,10 +260,13 @@ fn page(path: &str, c: &Counters) -> (&'static str, &'static str, String) {
                     "vllm:num_requests_running{{{labels}}} {running}\nvllm:num_requests_waiting{{{labels}}} 0\n\
                      vllm:request_success_total{{{labels},finished_reason=\"length\"}} {}\n\
                      vllm:request_success_total{{{labels},finished_reason=\"abort\"}} {}\n\
-                     vllm:kv_cache_usage_perc{{{labels}}} 0\nmock:body_bytes_total {}\n",
+                     vllm:kv_cache_usage_perc{{{labels}}} 0\nmock:body_bytes_total {}\n\
+                     mock:first_late_seconds_count {}\nmock:first_late_seconds_sum {}\n",
                     load(&c.finished),
                     load(&c.aborted),
-                    load(&c.body_bytes)
+                    load(&c.body_bytes),
+                    load(&c.first_late[0]),
+                    load(&c.first_late[1]) as f64 / 1e9
                 ),
             )
         }
@@ -325,6 +331,10 @@ async fn answer(socket: &mut TcpStream, request: &Request, frames: &Frames, coun
             wait(socket, due).await?;
         }
         socket.write_all(frames.content(i, pace.chunks)).await?;
+        if i == 0 {
+            counters.first_late[0].fetch_add(1, Relaxed);
+            counters.first_late[1].fetch_add(due.elapsed().as_nanos() as u64, Relaxed);
+        }
     }
     for event in frames.end(body, pace.chunks) {
         socket.write_all(&event).await?;

@@ -1,35 +1,48 @@
 //! When requests are due: the schedule of a run, drawn before the run begins.
 //!
-//! Open arrivals (Poisson, constant, bursts) fix the moment of every request in advance, whatever
-//! the server does: that is how independent users behave, and it is what makes queues visible. A
-//! closed loop keeps a number of streams busy and sends the next request when the last has ended;
-//! it has no schedule, and says nothing about tails under a load that does not wait.
+//! Open arrivals fix the moment of every request in advance, whatever the server does: that is how independent users
+//! behave, and it is what makes queues visible. A closed loop keeps a number of streams busy and sends the next request
+//! when the last has ended; it has no schedule, and says nothing about tails under a load that does not wait.
 //!
 //! Rules, with rate r in requests per second:
 //!
-//! - Poisson: gaps are exponential with mean 1/r. When a number of requests N is asked for, all times
-//!   are scaled so that the last is N/r, as `vllm bench serve` does; that removes the spread of the
-//!   count, so it is not exactly a Poisson process. When a duration is asked for nothing is scaled.
+//! - Gamma: gaps are drawn from Gamma(shape = b, scale = 1/(r b)), b the *burstiness*: 1 is Poisson, less comes in bursts,
+//!   more is even. When a number of requests N is asked for, all times are scaled so that the last is N/r, as
+//!   `vllm bench serve` does; that removes the spread of the count, so it is not exactly a Poisson process. When a
+//!   duration is asked for nothing is scaled.
 //! - Constant: request i is due at (i + 1)/r.
 //! - Burst: `size` requests at once, every size/r seconds, the first burst at time 0.
+//! - Ramp: the gap before request i of N has the rate at i/(N - 1) on the way from start to end, linear or geometric, and
+//!   nothing is scaled (`--ramp-up-strategy`).
+//! - Steps: Poisson at one rate after the other, each for its time.
+//! - At once: everything is due at 0. Recorded: the moments of a trace.
 //!
 //! Times are offsets from the start of the run. At most [`MAX_REQUESTS`] of them.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use super::length::normal;
 use super::{BenchError, Purpose, stream};
+use crate::base::Rng;
 
-/// The most requests in one schedule: 16 bytes each in the plan and some 100 in the result, so a
-/// gigabyte at the very most.
+/// The most requests in one run: some 300 bytes each in the result and 8 for each token.
 pub const MAX_REQUESTS: u64 = 5_000_000;
 
 /// How requests arrive.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Arrival {
     /// Independent arrivals at `rate` requests per second.
     Poisson {
         /// Requests per second.
         rate: f64,
+    },
+    /// Arrivals at `rate` whose gaps are gamma distributed.
+    Gamma {
+        /// Requests per second.
+        rate: f64,
+        /// Shape of the gaps: 1 is Poisson, less is burstier.
+        burstiness: f64,
     },
     /// Evenly spaced arrivals at `rate` requests per second.
     Constant {
@@ -43,6 +56,23 @@ pub enum Arrival {
         /// Requests in one burst.
         size: u32,
     },
+    /// A rate that changes from the first request to the last.
+    Ramp {
+        /// Requests per second at the first.
+        start: f64,
+        /// Requests per second at the last.
+        end: f64,
+        /// By equal factors instead of equal steps.
+        geometric: bool,
+        /// As in `Gamma`; infinite is even.
+        burstiness: f64,
+    },
+    /// Poisson at each rate (requests per second) for its time (seconds).
+    Steps(Vec<(f64, f64)>),
+    /// All at the start.
+    AtOnce,
+    /// At these moments, seconds from the start, ascending.
+    Recorded(Arc<[f64]>),
     /// `streams` requests in flight all the time.
     ClosedLoop {
         /// Requests in flight.
@@ -64,65 +94,168 @@ impl Arrival {
     ///
     /// # Errors
     /// A rate, size or stream count that is not above 0.
-    pub fn check(self) -> Result<(), BenchError> {
-        let (rate, count, what) = match self {
-            Self::Poisson { rate } | Self::Constant { rate } => (rate, 1, ""),
-            Self::Burst { rate, size } => (rate, size, "a burst size"),
-            Self::ClosedLoop { streams } => (1.0, streams, "a number of streams"),
+    pub fn check(&self) -> Result<(), BenchError> {
+        let positive = |value: f64| value.is_finite() && value > 0.0;
+        let wrong = match self {
+            Self::Poisson { rate } | Self::Constant { rate } => (!positive(*rate)).then_some("a rate"),
+            Self::Gamma { rate, burstiness } => {
+                if positive(*rate) {
+                    (!positive(*burstiness)).then_some("a burstiness")
+                } else {
+                    Some("a rate")
+                }
+            }
+            Self::Burst { rate, size } => {
+                if positive(*rate) {
+                    (*size == 0).then_some("a burst size")
+                } else {
+                    Some("a rate")
+                }
+            }
+            Self::Ramp { start, end, burstiness, .. } => {
+                let sound = positive(*start) && positive(*end) && *burstiness > 0.0;
+                (!sound).then_some("both rates of a ramp, and a burstiness,")
+            }
+            Self::Steps(steps) => {
+                let sound = !steps.is_empty() && steps.iter().all(|(rate, time)| positive(*rate) && positive(*time));
+                (!sound).then_some("every rate and time of the steps")
+            }
+            Self::Recorded(moments) => moments.is_empty().then_some("a number of recorded moments"),
+            Self::ClosedLoop { streams } => (*streams == 0).then_some("a number of streams"),
+            Self::AtOnce => None,
         };
-        if !(rate.is_finite() && rate > 0.0) {
-            return Err(BenchError::BadArrival("a rate"));
+        wrong.map_or(Ok(()), |what| Err(BenchError::BadArrival(what)))
+    }
+
+    /// Requests per second where that is one number.
+    pub fn rate(&self) -> Option<f64> {
+        match self {
+            Self::Poisson { rate } | Self::Gamma { rate, .. } | Self::Constant { rate } | Self::Burst { rate, .. } => {
+                Some(*rate)
+            }
+            _ => None,
         }
-        if count == 0 { Err(BenchError::BadArrival(what)) } else { Ok(()) }
+    }
+
+    /// One or two words for a report.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Poisson { .. } => "poisson",
+            Self::Gamma { .. } => "gamma",
+            Self::Constant { .. } => "constant",
+            Self::Burst { .. } => "bursts",
+            Self::Ramp { .. } => "ramp",
+            Self::Steps(_) => "steps",
+            Self::AtOnce => "at once",
+            Self::Recorded(_) => "recorded",
+            Self::ClosedLoop { .. } => "closed loop",
+        }
     }
 
     /// The moments at which requests are due, ascending; empty for a closed loop.
     ///
     /// # Errors
     /// As [`Arrival::check`]; or more than [`MAX_REQUESTS`] requests.
-    pub fn schedule(self, extent: Extent, seed: u64) -> Result<Vec<Duration>, BenchError> {
+    pub fn schedule(&self, extent: Extent, seed: u64) -> Result<Vec<Duration>, BenchError> {
         self.check()?;
-        let rate = match self {
-            Self::Poisson { rate } | Self::Constant { rate } | Self::Burst { rate, .. } => rate,
-            Self::ClosedLoop { .. } => return Ok(Vec::new()),
-        };
-        let expected = match extent {
-            Extent::Requests(count) => count as f64,
-            Extent::Lasting(length) => (rate * length.as_secs_f64()).ceil(),
+        let expected = match (self, extent) {
+            (Self::ClosedLoop { .. }, _) => return Ok(Vec::new()),
+            (Self::AtOnce | Self::Ramp { .. }, Extent::Lasting(_)) => {
+                return Err(BenchError::BadArrival("a number of requests, which this kind of arrival needs, "));
+            }
+            (Self::Recorded(moments), _) => moments.len() as f64,
+            (_, Extent::Requests(count)) => count as f64,
+            (Self::Steps(steps), _) => steps.iter().map(|(rate, time)| rate * time).sum(),
+            (_, Extent::Lasting(length)) => (self.rate().unwrap_or(0.0) * length.as_secs_f64()).ceil(),
         };
         if expected > MAX_REQUESTS as f64 {
             return Err(BenchError::TooManyRequests(expected as u64, MAX_REQUESTS));
         }
         let mut times = self.draw(extent, seed);
-        if let (Self::Poisson { .. }, Extent::Requests(count)) = (self, extent) {
+        if let (Self::Poisson { rate } | Self::Gamma { rate, .. }, Extent::Requests(count)) = (self, extent) {
             stretch(&mut times, count as f64 / rate);
         }
         Ok(times.into_iter().map(Duration::from_secs_f64).collect())
     }
 
     /// Times in seconds, before any scaling.
-    fn draw(self, extent: Extent, seed: u64) -> Vec<f64> {
+    fn draw(&self, extent: Extent, seed: u64) -> Vec<f64> {
         let mut rng = stream(seed, Purpose::Arrival, 0);
-        let mut now = 0.0;
-        let mut times = Vec::new();
+        let (mut now, mut times) = (0.0, Vec::new());
         loop {
             let sent = times.len() as u64;
-            now = match self {
-                Self::Poisson { rate } => now + rng.exponential() / rate,
-                Self::Constant { rate } => (sent + 1) as f64 / rate,
-                Self::Burst { rate, size } => ((sent / u64::from(size)) * u64::from(size)) as f64 / rate,
-                Self::ClosedLoop { .. } => return times,
+            let next = match self {
+                Self::Poisson { rate } => Some(now + rng.exponential() / rate),
+                Self::Gamma { rate, burstiness } => Some(now + gamma(&mut rng, *burstiness) / rate),
+                Self::Constant { rate } => Some((sent + 1) as f64 / rate),
+                Self::Burst { rate, size } => Some(((sent / u64::from(*size)) * u64::from(*size)) as f64 / rate),
+                Self::Ramp { start, end, geometric, burstiness } => {
+                    let all = if let Extent::Requests(count) = extent { count } else { 1 };
+                    let progress = sent as f64 / (all.max(2) - 1) as f64;
+                    let rate = match geometric {
+                        true => start * (end / start).powf(progress),
+                        false => start + (end - start) * progress,
+                    };
+                    Some(now + gamma(&mut rng, *burstiness) / rate)
+                }
+                Self::Steps(steps) => next_in_steps(steps, now, rng.exponential()),
+                Self::AtOnce => Some(0.0),
+                Self::Recorded(moments) => moments.get(times.len()).copied(),
+                Self::ClosedLoop { .. } => None,
             };
+            let Some(next) = next else { return times };
             let ended = match extent {
                 Extent::Requests(count) => sent >= count,
-                Extent::Lasting(length) => now > length.as_secs_f64() || sent >= MAX_REQUESTS,
+                Extent::Lasting(length) => next > length.as_secs_f64() || sent >= MAX_REQUESTS,
             };
             if ended {
                 return times;
             }
+            now = next;
             times.push(now);
         }
     }
+}
+
+/// A sample of the gamma distribution with this shape and mean 1 (Marsaglia and Tsang 2000); 1 when the shape is infinite.
+fn gamma(rng: &mut Rng, shape: f64) -> f64 {
+    if shape == 1.0 {
+        return rng.exponential();
+    }
+    if shape.is_infinite() {
+        return 1.0;
+    }
+    // Below 1 the method needs a shape of one more and a power of a uniform.
+    let (d, boost) = match shape < 1.0 {
+        true => (shape + 2.0 / 3.0, (1.0 - rng.unit()).powf(1.0 / shape)),
+        false => (shape - 1.0 / 3.0, 1.0),
+    };
+    let c = 1.0 / (9.0 * d).sqrt();
+    loop {
+        let x = normal(rng);
+        let v = (1.0 + c * x).powi(3);
+        if v > 0.0 && (1.0 - rng.unit()).ln() < 0.5 * x * x + d - d * v + d * v.ln() {
+            return d * v * boost / shape;
+        }
+    }
+}
+
+/// The next arrival after `now` of a Poisson process whose rate has steps: `unit` is how much expectation lies between.
+fn next_in_steps(steps: &[(f64, f64)], mut now: f64, mut unit: f64) -> Option<f64> {
+    let mut end = 0.0;
+    for (rate, time) in steps {
+        end += time;
+        if now >= end {
+            continue;
+        }
+        let room = (end - now) * rate;
+        if unit <= room {
+            return Some(now + unit / rate);
+        }
+        unit -= room;
+        now = end;
+    }
+    None
 }
 
 fn stretch(times: &mut [f64], end: f64) {
@@ -193,5 +326,60 @@ mod tests {
         assert_eq!(poisson(1e6), Err(BenchError::TooManyRequests(60_000_000, MAX_REQUESTS)));
         assert!(Arrival::Burst { rate: 1.0, size: 0 }.check().is_err());
         assert!(Arrival::ClosedLoop { streams: 0 }.check().is_err());
+        assert!(Arrival::Gamma { rate: 1.0, burstiness: 0.0 }.check().is_err());
+        assert!(Arrival::Steps(vec![(1.0, 0.0)]).check().is_err());
+        assert!(Arrival::Recorded([].into()).check().is_err());
+        assert!(Arrival::AtOnce.schedule(Extent::Lasting(MINUTE), 0).is_err());
+    }
+
+    /// Mean and squared coefficient of variation of the gaps.
+    fn gaps(arrival: &Arrival) -> (f64, f64) {
+        let times = arrival.schedule(Extent::Lasting(MINUTE * 20), 11).unwrap();
+        let gaps: Vec<f64> = times.windows(2).map(|pair| (pair[1] - pair[0]).as_secs_f64()).collect();
+        let mean = gaps.iter().sum::<f64>() / gaps.len() as f64;
+        let variance = gaps.iter().map(|gap| (gap - mean).powi(2)).sum::<f64>() / gaps.len() as f64;
+        (mean, variance / (mean * mean))
+    }
+
+    #[test]
+    fn gamma_gaps_have_the_rate_and_the_spread_of_their_shape() {
+        for shape in [0.25, 0.5, 1.0, 4.0] {
+            let (mean, spread) = gaps(&Arrival::Gamma { rate: 30.0, burstiness: shape });
+            assert!((mean * 30.0 - 1.0).abs() < 0.04, "shape {shape}: mean {mean}");
+            assert!((spread * shape - 1.0).abs() < 0.1, "shape {shape}: spread {spread}");
+        }
+        let (mean, spread) = gaps(&Arrival::Gamma { rate: 30.0, burstiness: 1e9 });
+        assert!((mean * 30.0 - 1.0).abs() < 0.01 && spread < 1e-6, "{mean} {spread}");
+    }
+
+    #[test]
+    fn a_ramp_goes_from_one_rate_to_the_other() {
+        let ramp = |geometric| Arrival::Ramp { start: 1.0, end: 4.0, geometric, burstiness: f64::INFINITY };
+        let seconds = |geometric| -> Vec<f64> {
+            ramp(geometric).schedule(Extent::Requests(3), 0).unwrap().iter().map(Duration::as_secs_f64).collect()
+        };
+        assert_eq!(seconds(false), [1.0, 1.4, 1.65]);
+        assert_eq!(seconds(true), [1.0, 1.5, 1.75]);
+    }
+
+    #[test]
+    fn steps_have_each_rate_for_its_time_and_end() {
+        let steps = Arrival::Steps(vec![(100.0, 20.0), (10.0, 20.0), (200.0, 20.0)]);
+        let times = steps.schedule(Extent::Lasting(MINUTE * 9), 2).unwrap();
+        let within = |from: u64, to: u64| times.iter().filter(|time| (from..to).contains(&time.as_secs())).count();
+        // Within four standard deviations each.
+        assert!((1_820..2_180).contains(&within(0, 20)), "{}", within(0, 20));
+        assert!((143..257).contains(&within(20, 40)), "{}", within(20, 40));
+        assert!((3_750..4_250).contains(&within(40, 60)), "{}", within(40, 60));
+        assert_eq!(within(60, 600), 0);
+    }
+
+    #[test]
+    fn recorded_moments_and_all_at_once_are_as_they_are() {
+        let recorded = Arrival::Recorded([0.0, 0.5, 0.5, 7.25].into());
+        let times = |arrival: &Arrival, count| arrival.schedule(Extent::Requests(count), 0).unwrap();
+        assert_eq!(times(&recorded, 9), [0, 500, 500, 7_250].map(Duration::from_millis));
+        assert_eq!(times(&recorded, 2).len(), 2);
+        assert_eq!(times(&Arrival::AtOnce, 3), [Duration::ZERO; 3]);
     }
 }

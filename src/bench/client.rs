@@ -1,43 +1,53 @@
 //! Sends one request and measures its stream: HTTP/1.1, keep-alive, one task for each request.
 //!
-//! Times are those of a client: TTFT from the start moment (given by the caller; connection set-up is
-//! inside) to the first token event, ITL between token events, E2EL to the last token event. All
-//! events in one piece of the network share the time at which the piece was read.
+//! Times are those of a client: TTFT from the moment given by the caller (just before the request is sent; connection
+//! set-up is inside) to the first token event, ITL between token events, E2EL to the last token event. All events in one
+//! piece of the network share the time at which the piece was read.
 //!
-//! An answer counts as completed when the status is 200, at least one token event came, no message was
-//! an error and the stream said `[DONE]`. Everything else is a [`Failure`] with a reason, and failures
-//! have no timing: a fast refusal must not improve a percentile.
+//! An answer counts as completed when the status is 200, at least one token event came, no message was an error and the
+//! stream said `[DONE]`. Everything else is a [`Failure`] with a reason, and failures have no timing: a fast refusal must
+//! not improve a percentile. A client that leaves on purpose closes its connection, which is how vLLM learns of it.
 //!
-//! Connections: idle ones are kept for [`IDLE_LIMIT`] (vLLM closes them after 5 s), the last used
-//! first. When a reused connection turns out to be dead before any byte of an answer, the request is
-//! sent once more on a fresh one, as every HTTP client does; its start moment stays. Nothing else is
-//! ever retried. Several targets are taken in turn.
+//! Several targets are taken in turn. What the gateway says of itself in its headers is kept beside the timing.
 
+use std::collections::BTreeMap;
 use std::fmt;
+use std::future::poll_fn;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{CONTENT_TYPE, HOST};
-use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri};
-use http_body_util::{BodyExt, Full};
+use http::header::CONTENT_TYPE;
+use http::{HeaderMap, HeaderValue, Method, StatusCode};
+use http_body_util::BodyExt;
 use hyper::body::Incoming;
-use hyper::client::conn::http1::{self, SendRequest};
-use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
-use tokio::net::TcpStream;
 use tokio::time::Instant;
 
 use super::BenchError;
+use super::body::Api;
 use super::events::{EventReader, Message};
-use super::workload::{Api, Question};
+use super::target::{Target, Wire};
+use super::workload::Question;
 
-/// How long an idle connection is reused: below the 5 s after which vLLM closes it.
-pub const IDLE_LIMIT: Duration = Duration::from_secs(4);
 /// Token events of one answer; a stream with more is taken for one that never ends.
 pub const MAX_EVENTS: usize = 1 << 20;
 /// Bytes of a refusal's body that are read so that its connection can be used again.
 const MAX_REFUSAL: usize = 64 << 10;
+/// Characters of a refusal's message that are kept, for one refusal of each status.
+const MAX_REASON: usize = 300;
+/// Statuses whose messages are kept.
+const MAX_REASONS: usize = 16;
+/// How long a client that leaves before the first token waits for it.
+const LEAVE_WAITING: Duration = Duration::from_millis(100);
+/// Connections opened at the same time.
+const OPENING: usize = 32;
+/// How long opening may take: the first must not grow too old meanwhile.
+const OPEN_LIMIT: Duration = Duration::from_secs(2);
+/// Names of pools, backends and arms that are kept; those of a configuration are far fewer.
+const MAX_NAMES: usize = 4_096;
 
 /// What a client saw of a completed answer.
 #[derive(Clone, Debug, PartialEq)]
@@ -52,14 +62,10 @@ pub struct Timing {
     pub output_tokens: u64,
     /// Prompt tokens by the server's usage, when it sent one.
     pub prompt_tokens: Option<u64>,
-}
-
-impl Timing {
-    /// (E2EL - TTFT) / (output tokens - 1); nothing for answers of one token.
-    pub fn tpot(&self) -> Option<Duration> {
-        let steps = self.output_tokens.checked_sub(1).filter(|steps| *steps > 0)?;
-        Some(self.e2el.saturating_sub(self.ttft).div_f64(steps as f64))
-    }
+    /// Those found in the prefix cache, when the server says so.
+    pub cached_tokens: Option<u64>,
+    /// The answer, when the question wanted it.
+    pub text: Option<String>,
 }
 
 /// Why a request has no timing.
@@ -83,6 +89,8 @@ pub enum Failure {
     Endless,
     /// Not finished within the request's time limit.
     Timeout,
+    /// We left on purpose: no failure of anybody.
+    Left,
 }
 
 impl fmt::Display for Failure {
@@ -98,35 +106,36 @@ impl fmt::Display for Failure {
             Self::Malformed => f.write_str("not an event stream"),
             Self::Endless => f.write_str("stream without end"),
             Self::Timeout => f.write_str("timed out"),
+            Self::Left => f.write_str("left on purpose"),
         }
     }
+}
+
+/// Where the gateway says that a request went; nothing without a gateway.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Place {
+    /// `x-sluice-pool`.
+    pub pool: Option<Arc<str>>,
+    /// `x-sluice-backend`.
+    pub backend: Option<Arc<str>>,
+    /// `x-sluice-arm`.
+    pub arm: Option<Arc<str>>,
+    /// Time in its queue, of `server-timing`.
+    pub queue: Option<Duration>,
 }
 
 /// Sends requests to one server, or to several in turn.
 #[derive(Debug)]
 pub struct Client {
     api: Api,
+    path: String,
     targets: Vec<Target>,
     turn: AtomicUsize,
     headers: HeaderMap,
     limit: Duration,
-}
-
-#[derive(Debug)]
-struct Target {
-    /// `host:port`, for connecting and for the Host header.
-    authority: String,
-    host: HeaderValue,
-    /// What stands before the API's path, without a slash at its end.
-    base: String,
-    /// Bounded by the requests that were ever in flight at once.
-    idle: Mutex<Vec<Idle>>,
-}
-
-#[derive(Debug)]
-struct Idle {
-    sender: SendRequest<Full<Bytes>>,
-    since: Instant,
+    /// The message of the first refusal of each status.
+    reasons: Mutex<BTreeMap<u16, String>>,
+    names: Mutex<BTreeMap<String, Arc<str>>>,
 }
 
 impl Client {
@@ -140,7 +149,16 @@ impl Client {
             return Err(BenchError::NoTarget);
         }
         let targets = urls.iter().map(|url| Target::new(url)).collect::<Result<_, _>>()?;
-        Ok(Self { api, targets, turn: AtomicUsize::new(0), headers: HeaderMap::new(), limit })
+        Ok(Self {
+            api,
+            path: api.path().to_owned(),
+            targets,
+            turn: AtomicUsize::new(0),
+            headers: HeaderMap::new(),
+            limit,
+            reasons: Mutex::default(),
+            names: Mutex::default(),
+        })
     }
 
     /// The same client with `headers` (an API key, say) on every request.
@@ -149,123 +167,197 @@ impl Client {
         Self { headers, ..self }
     }
 
-    /// Sends `question` and reads its answer to the end. `start` is the moment from which it is
-    /// measured: when it was due, or now.
+    /// The same client with requests to `path` instead of the API's usual one.
+    ///
+    /// # Errors
+    /// It is no path.
+    pub fn with_path(self, path: &str) -> Result<Self, BenchError> {
+        let sound = path.starts_with('/') && path.parse::<http::uri::PathAndQuery>().is_ok();
+        if sound { Ok(Self { path: path.to_owned(), ..self }) } else { Err(BenchError::BadPath(path.to_owned())) }
+    }
+
+    /// Addresses of the servers.
+    pub fn urls(&self) -> Vec<String> {
+        self.targets.iter().map(|target| target.url.clone()).collect()
+    }
+
+    /// Path of the requests.
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// What is sent with every request.
+    pub fn headers(&self) -> &HeaderMap {
+        &self.headers
+    }
+
+    /// What servers said with the first refusal of each status.
+    pub fn reasons(&self) -> BTreeMap<u16, String> {
+        self.reasons.lock().clone()
+    }
+
+    /// Opens `count` connections, spread over the servers, a few at a time; those that cannot be opened in time are left to
+    /// the requests. They are used while they are fresh or not at all.
+    pub async fn open(&self, count: usize) {
+        let opening = async {
+            for begin in (0..count).step_by(OPENING) {
+                let all =
+                    (begin..count.min(begin + OPENING)).map(|turn| self.targets[turn % self.targets.len()].open());
+                futures_all(all).await;
+            }
+        };
+        // What is open by then is open.
+        let _ = tokio::time::timeout(OPEN_LIMIT, opening).await;
+    }
+
+    /// The answer to a GET of `path` from each server, in their order: status and body of at most `max` bytes.
+    pub async fn get_each(&self, path: &str, max: usize) -> Vec<Result<(u16, Bytes), Failure>> {
+        let mut answers = Vec::with_capacity(self.targets.len());
+        for target in &self.targets {
+            let answer = target.get(path, &self.headers, max);
+            answers.push(tokio::time::timeout(self.limit, answer).await.unwrap_or(Err(Failure::Timeout)));
+        }
+        answers
+    }
+
+    /// The status of a POST of nothing to `path` of each server, in their order.
+    pub async fn post_each(&self, path: &str) -> Vec<Result<u16, Failure>> {
+        let mut answers = Vec::with_capacity(self.targets.len());
+        for target in &self.targets {
+            let make = || target.request(Method::POST, path, &self.headers, Bytes::new());
+            let sent = tokio::time::timeout(self.limit, target.send(make)).await.unwrap_or(Err(Failure::Timeout));
+            answers.push(sent.map(|(_, response)| response.status().as_u16()));
+        }
+        answers
+    }
+
+    /// Sends `question` and reads its answer to the end. Times count from `start`: now, just before.
     ///
     /// # Errors
     /// Why there is no timing.
     pub async fn ask(&self, question: &Question, start: Instant) -> Result<Timing, Failure> {
+        self.ask_placed(question, start, &mut Place::default()).await
+    }
+
+    /// As [`Client::ask`], and tells where it went, also when it failed.
+    ///
+    /// # Errors
+    /// Why there is no timing.
+    pub async fn ask_placed(&self, question: &Question, start: Instant, place: &mut Place) -> Result<Timing, Failure> {
         let target = &self.targets[self.turn.fetch_add(1, Ordering::Relaxed) % self.targets.len()];
-        let exchange = self.exchange(target, question, start);
-        tokio::time::timeout(self.limit, exchange).await.unwrap_or(Err(Failure::Timeout))
+        let exchange = self.exchange(target, question, start, place);
+        let exchange = tokio::time::timeout(self.limit, exchange);
+        if question.leave_after != Some(0) {
+            return exchange.await.unwrap_or(Err(Failure::Timeout));
+        }
+        let limit = LEAVE_WAITING.min(self.limit);
+        tokio::time::timeout(limit, exchange).await.unwrap_or(Ok(Err(Failure::Left))).unwrap_or(Err(Failure::Timeout))
     }
 
-    async fn exchange(&self, target: &Target, question: &Question, start: Instant) -> Result<Timing, Failure> {
-        let (mut sender, response) = self.send(target, question).await?;
-        if response.status() != StatusCode::OK {
-            let status = response.status().as_u16();
-            if drain(response.into_body()).await {
-                target.put_back(sender);
-            }
-            return Err(Failure::Status(status));
-        }
-        let timing = read_stream(self.api, response.into_body(), start).await?;
-        if sender.ready().await.is_ok() {
-            target.put_back(sender);
-        }
-        Ok(timing)
-    }
-
-    async fn send(
+    async fn exchange(
         &self,
         target: &Target,
         question: &Question,
-    ) -> Result<(SendRequest<Full<Bytes>>, Response<Incoming>), Failure> {
-        while let Some(mut sender) = target.take_idle() {
-            if sender.ready().await.is_err() {
-                continue;
+        start: Instant,
+        place: &mut Place,
+    ) -> Result<Timing, Failure> {
+        let make = || {
+            let mut request = target.request(Method::POST, &self.path, &self.headers, question.body.clone());
+            request.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+            request
+        };
+        let (mut wire, response) = target.send(make).await?;
+        *place = self.place(response.headers());
+        if response.status() != StatusCode::OK {
+            let status = response.status().as_u16();
+            if let Some(body) = drain(&mut wire, response.into_body()).await {
+                self.note_reason(status, &body);
+                target.put_back(wire).await;
             }
-            match sender.send_request(self.request(target, question)).await {
-                Ok(response) => return Ok((sender, response)),
-                // It died under us before a byte of an answer: the one case that is sent again.
-                Err(error) if error.is_canceled() || error.is_incomplete_message() || error.is_closed() => break,
-                Err(_) => return Err(Failure::NoAnswer),
-            }
+            return Err(Failure::Status(status));
         }
-        let mut sender = target.connect().await?;
-        let response = sender.send_request(self.request(target, question)).await.map_err(|_| Failure::NoAnswer)?;
-        Ok((sender, response))
+        let timing = read_stream(self.api, &mut wire, response.into_body(), question, start).await?;
+        target.put_back(wire).await;
+        Ok(timing)
     }
 
-    fn request(&self, target: &Target, question: &Question) -> Request<Full<Bytes>> {
-        let mut request = Request::new(Full::new(question.body.clone()));
-        *request.method_mut() = Method::POST;
-        // The base was parsed as part of a URI when the client was made; a path follows it.
-        *request.uri_mut() = format!("{}{}", target.base, self.api.path()).parse().unwrap_or_default();
-        *request.headers_mut() = self.headers.clone();
-        request.headers_mut().insert(HOST, target.host.clone());
-        request.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        request
+    fn note_reason(&self, status: u16, body: &[u8]) {
+        let mut reasons = self.reasons.lock();
+        if reasons.len() < MAX_REASONS && !reasons.contains_key(&status) {
+            let json: Option<serde_json::Value> = serde_json::from_slice(body).ok();
+            let message = json.as_ref().and_then(|json| json.pointer("/error/message").or(json.get("message")));
+            let message = message.and_then(serde_json::Value::as_str).map(str::to_owned);
+            let message = message.unwrap_or_else(|| String::from_utf8_lossy(body).trim().to_owned());
+            reasons.insert(status, message.chars().take(MAX_REASON).collect());
+        }
+    }
+
+    fn place(&self, headers: &HeaderMap) -> Place {
+        let named =
+            |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).and_then(|text| self.name(text));
+        let timing = headers.get("server-timing").and_then(|value| value.to_str().ok());
+        Place {
+            pool: named("x-sluice-pool"),
+            backend: named("x-sluice-backend"),
+            arm: named("x-sluice-arm"),
+            queue: timing.and_then(|timing| span_of(timing, "queue")),
+        }
+    }
+
+    fn name(&self, text: &str) -> Option<Arc<str>> {
+        let mut names = self.names.lock();
+        if let Some(name) = names.get(text) {
+            return Some(name.clone());
+        }
+        let name: Arc<str> = text.into();
+        (names.len() < MAX_NAMES).then(|| names.insert(text.to_owned(), name.clone()));
+        Some(name)
     }
 }
 
-impl Target {
-    fn new(url: &str) -> Result<Self, BenchError> {
-        let bad = || BenchError::BadUrl(url.to_owned());
-        let uri: Uri = url.parse().map_err(|_| bad())?;
-        let host = uri.host().filter(|_| uri.scheme_str() == Some("http")).ok_or_else(bad)?;
-        let authority = format!("{host}:{}", uri.port_u16().unwrap_or(80));
-        let host = HeaderValue::from_str(&authority).map_err(|_| bad())?;
-        let base = uri.path().trim_end_matches('/').to_owned();
-        Ok(Self { authority, host, base, idle: Mutex::new(Vec::new()) })
-    }
-
-    fn take_idle(&self) -> Option<SendRequest<Full<Bytes>>> {
-        let mut idle = self.idle.lock();
-        let newest = idle.pop()?;
-        if newest.since.elapsed() < IDLE_LIMIT {
-            return Some(newest.sender);
-        }
-        // The newest is too old, so all the others are.
-        idle.clear();
-        None
-    }
-
-    fn put_back(&self, sender: SendRequest<Full<Bytes>>) {
-        if !sender.is_closed() {
-            self.idle.lock().push(Idle { sender, since: Instant::now() });
-        }
-    }
-
-    async fn connect(&self) -> Result<SendRequest<Full<Bytes>>, Failure> {
-        let socket = TcpStream::connect(&self.authority).await.map_err(|_| Failure::Connect)?;
-        // A small request must leave at once; without this option the rest of the path is delayed, not wrong.
-        let _ = socket.set_nodelay(true);
-        let (sender, connection) = http1::handshake(TokioIo::new(socket)).await.map_err(|_| Failure::Connect)?;
-        // Ends by itself when the sender is gone or the peer closes; its error is seen by the sender.
-        tokio::spawn(connection);
-        Ok(sender)
-    }
+/// Waits for all of a few futures, together.
+async fn futures_all<F: Future<Output = ()>>(all: impl Iterator<Item = F>) {
+    let mut open: Vec<_> = all.map(Box::pin).collect();
+    poll_fn(|context| {
+        open.retain_mut(|future| future.as_mut().poll(context).is_pending());
+        if open.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
 }
 
-/// Reads a refusal's body; false when it is too long to be worth it or broke.
-async fn drain(mut body: Incoming) -> bool {
-    let mut left = MAX_REFUSAL;
-    while let Some(frame) = body.frame().await {
-        let Ok(frame) = frame else { return false };
-        let length = frame.data_ref().map_or(0, Bytes::len);
-        match left.checked_sub(length) {
-            Some(rest) => left = rest,
-            None => return false,
-        }
-    }
-    true
+/// The duration of `name` in a `server-timing` header, which counts in milliseconds.
+fn span_of(timing: &str, name: &str) -> Option<Duration> {
+    let metric = timing.split(',').find(|metric| metric.split(';').next().is_some_and(|found| found.trim() == name))?;
+    let millis = metric.split(';').find_map(|part| part.trim().strip_prefix("dur="))?.parse::<f64>().ok()?;
+    Duration::try_from_secs_f64(millis / 1e3).ok()
 }
 
-async fn read_stream(api: Api, mut body: Incoming, start: Instant) -> Result<Timing, Failure> {
+/// Reads a refusal's body; nothing when it is too long to be worth it or broke.
+async fn drain(wire: &mut Wire, mut body: Incoming) -> Option<Vec<u8>> {
+    let mut read = Vec::new();
+    while let Some(frame) = wire.drive(body.frame()).await {
+        let frame = frame.ok()?;
+        read.extend_from_slice(frame.data_ref().map_or(&[], |data| &data[..]));
+        if read.len() > MAX_REFUSAL {
+            return None;
+        }
+    }
+    Some(read)
+}
+
+async fn read_stream(
+    api: Api,
+    wire: &mut Wire,
+    mut body: Incoming,
+    question: &Question,
+    start: Instant,
+) -> Result<Timing, Failure> {
     let mut reader = EventReader::new(api);
+    if question.keep_text {
+        reader = reader.keeping_text();
+    }
     let mut seen = Seen::default();
-    while let Some(frame) = body.frame().await {
+    while let Some(frame) = wire.drive(body.frame()).await {
         let Ok(frame) = frame else { return Err(seen.failure().unwrap_or(Failure::Cut)) };
         let Some(piece) = frame.data_ref() else { continue };
         let now = Instant::now();
@@ -274,8 +366,11 @@ async fn read_stream(api: Api, mut body: Incoming, start: Instant) -> Result<Tim
             return Err(failure);
         }
         fed.map_err(|_| Failure::Malformed)?;
+        if question.leave_after.is_some_and(|events| seen.events() >= events as usize && !seen.done) {
+            return Err(Failure::Left);
+        }
     }
-    seen.finish(start)
+    Ok(Timing { text: reader.into_text(), ..seen.finish(start)? })
 }
 
 /// What has been seen of a stream so far.
@@ -286,6 +381,7 @@ struct Seen {
     gaps: Vec<Duration>,
     output_tokens: Option<u64>,
     prompt_tokens: Option<u64>,
+    cached_tokens: Option<u64>,
     error: Option<Option<u16>>,
     endless: bool,
     done: bool,
@@ -300,6 +396,7 @@ impl Seen {
         if let Some(usage) = message.usage {
             self.output_tokens = Some(usage.completion_tokens);
             self.prompt_tokens = Some(usage.prompt_tokens);
+            self.cached_tokens = usage.cached_tokens;
         }
         if !message.token {
             return;
@@ -309,6 +406,10 @@ impl Seen {
             Some(_) if self.gaps.len() + 1 >= MAX_EVENTS => self.endless = true,
             Some(previous) => self.gaps.push(now - previous),
         }
+    }
+
+    fn events(&self) -> usize {
+        self.first.map_or(0, |_| self.gaps.len() + 1)
     }
 
     fn failure(&self) -> Option<Failure> {
@@ -325,127 +426,12 @@ impl Seen {
             e2el: last.saturating_duration_since(start),
             output_tokens: self.output_tokens.unwrap_or(self.gaps.len() as u64 + 1),
             prompt_tokens: self.prompt_tokens,
+            cached_tokens: self.cached_tokens,
+            text: None,
             gaps: self.gaps,
         })
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::bench::mock::{Answer, MockEngine, completion_stream, question};
-
-    const LIMIT: Duration = Duration::from_secs(20);
-
-    async fn ask(answer: Answer) -> Result<Timing, Failure> {
-        let engine = MockEngine::start(move |_| answer.clone()).await;
-        let client = Client::new(&[engine.url()], Api::Completions, LIMIT).unwrap();
-        client.ask(&question(), Instant::now()).await
-    }
-
-    #[tokio::test]
-    async fn a_stream_is_measured_event_by_event() {
-        let pause = Duration::from_millis(30);
-        let timing = ask(Answer::stream(completion_stream(4), pause)).await.unwrap();
-        assert_eq!(timing.gaps.len(), 3);
-        assert_eq!(timing.output_tokens, 4);
-        assert_eq!(timing.prompt_tokens, Some(3));
-        // The mock waits before each piece; a loaded machine can only make that longer.
-        assert!(timing.ttft >= pause);
-        assert!(timing.gaps.iter().all(|gap| *gap >= pause / 2), "{:?}", timing.gaps);
-        assert_eq!(timing.e2el, timing.ttft + timing.gaps.iter().sum::<Duration>());
-        assert!(timing.tpot().unwrap() >= pause / 2);
-    }
-
-    #[tokio::test]
-    async fn an_error_in_the_stream_is_a_failure_although_the_status_is_200() {
-        let mut pieces = completion_stream(2);
-        pieces.truncate(2);
-        pieces.push("data: {\"error\":{\"message\":\"engine died\",\"code\":500}}\n\n".into());
-        pieces.push("data: [DONE]\n\n".into());
-        assert_eq!(ask(Answer::stream(pieces, Duration::ZERO)).await, Err(Failure::InStream(Some(500))));
-    }
-
-    #[tokio::test]
-    async fn a_stream_that_stops_early_is_cut_whether_the_connection_breaks_or_ends_politely() {
-        let mut pieces = completion_stream(5);
-        pieces.truncate(3);
-        let polite = Answer::stream(pieces.clone(), Duration::ZERO);
-        assert_eq!(ask(polite).await, Err(Failure::Cut));
-        let broken = Answer { breaks: true, ..Answer::stream(pieces, Duration::ZERO) };
-        assert_eq!(ask(broken).await, Err(Failure::Cut));
-    }
-
-    #[tokio::test]
-    async fn refusals_and_nonsense_have_their_own_reasons() {
-        let shed = Answer { status: 503, ..Answer::stream(vec!["{\"error\":{}}".into()], Duration::ZERO) };
-        assert_eq!(ask(shed).await, Err(Failure::Status(503)));
-        let html = Answer::stream(vec!["data: <html>\n\n".into()], Duration::ZERO);
-        assert_eq!(ask(html).await, Err(Failure::Malformed));
-        let empty = Answer::stream(vec!["data: [DONE]\n\n".into()], Duration::ZERO);
-        assert_eq!(ask(empty).await, Err(Failure::Empty));
-    }
-
-    #[tokio::test]
-    async fn a_refused_connection_is_a_failure_of_its_own() {
-        // Bound and dropped, so that the port is free and nobody listens.
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let url = format!("http://{}", listener.local_addr().unwrap());
-        drop(listener);
-        let client = Client::new(&[url], Api::Completions, LIMIT).unwrap();
-        assert_eq!(client.ask(&question(), Instant::now()).await, Err(Failure::Connect));
-    }
-
-    #[tokio::test]
-    async fn a_request_over_its_limit_is_a_timeout() {
-        let engine = MockEngine::start(|_| Answer::stream(completion_stream(4), Duration::from_secs(600))).await;
-        let client = Client::new(&[engine.url()], Api::Completions, Duration::from_millis(50)).unwrap();
-        assert_eq!(client.ask(&question(), Instant::now()).await, Err(Failure::Timeout));
-    }
-
-    #[tokio::test]
-    async fn connections_are_reused_and_a_dead_one_is_replaced() {
-        let engine = MockEngine::start(|_| Answer::stream(completion_stream(2), Duration::ZERO)).await;
-        let client = Client::new(&[engine.url()], Api::Completions, LIMIT).unwrap();
-        for _ in 0..3 {
-            client.ask(&question(), Instant::now()).await.unwrap();
-        }
-        assert_eq!(engine.connections(), 1);
-        let engine = engine.restart().await;
-        client.ask(&question(), Instant::now()).await.unwrap();
-        assert_eq!(engine.connections(), 1);
-    }
-
-    #[tokio::test]
-    async fn several_targets_are_taken_in_turn() {
-        let start = || MockEngine::start(|_| Answer::stream(completion_stream(1), Duration::ZERO));
-        let (first, second) = (start().await, start().await);
-        let client = Client::new(&[first.url(), second.url()], Api::Completions, LIMIT).unwrap();
-        for _ in 0..6 {
-            client.ask(&question(), Instant::now()).await.unwrap();
-        }
-        assert_eq!((first.requests(), second.requests()), (3, 3));
-    }
-
-    #[test]
-    fn an_address_that_cannot_be_used_is_named() {
-        let new = |url: &str| Client::new(&[url.into()], Api::Chat, LIMIT).map(|_| ());
-        assert_eq!(new("localhost:8000"), Err(BenchError::BadUrl("localhost:8000".into())));
-        assert_eq!(new("https://a"), Err(BenchError::BadUrl("https://a".into())));
-        assert!(new("http://127.0.0.1:8000/prefix/").is_ok());
-        assert_eq!(Client::new(&[], Api::Chat, LIMIT).map(|_| ()), Err(BenchError::NoTarget));
-    }
-
-    #[test]
-    fn tpot_spreads_the_decode_time_over_all_tokens_but_the_first() {
-        let timing = |output_tokens| Timing {
-            ttft: Duration::from_millis(100),
-            e2el: Duration::from_millis(400),
-            gaps: vec![],
-            output_tokens,
-            prompt_tokens: None,
-        };
-        assert_eq!(timing(4).tpot(), Some(Duration::from_millis(100)));
-        assert_eq!(timing(1).tpot(), None);
-    }
-}
+mod tests;

@@ -11,17 +11,16 @@
 //! A message is a *token event*, as `vllm bench serve` counts them:
 //!
 //! - completions: `choices` is not empty (the text may be);
-//! - chat: some choice's delta has reasoning, tool calls, a function call or content, where empty
-//!   content counts only without a role. So the opening role chunk is not an event.
+//! - chat: some choice's delta has content, reasoning, tool calls or a function call that are not empty, or content that
+//!   is empty where there is no role. So the opening role chunk is not an event.
 //!
 //! A message with a top-level `error` is a failure whatever the HTTP status was.
 
 use memchr::memchr;
 use serde::Deserialize;
-use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 
-use super::workload::Api;
+use super::body::Api;
 
 /// The longest line kept while its end has not arrived: far above any event of a generation.
 pub const MAX_LINE: usize = 1 << 20;
@@ -48,6 +47,17 @@ pub struct Usage {
     /// Tokens generated so far.
     #[serde(default)]
     pub completion_tokens: u64,
+    /// Tokens of the prompt that were found in the prefix cache, where the server says so.
+    #[serde(default, rename = "prompt_tokens_details", deserialize_with = "cached_tokens")]
+    pub cached_tokens: Option<u64>,
+}
+
+fn cached_tokens<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
+    #[derive(Deserialize)]
+    struct Details {
+        cached_tokens: Option<u64>,
+    }
+    Ok(Option::<Details>::deserialize(from)?.and_then(|details| details.cached_tokens))
 }
 
 /// An error object inside a stream.
@@ -73,12 +83,25 @@ pub enum EventError {
 pub struct EventReader {
     api: Api,
     unfinished: Vec<u8>,
+    /// The text of the answer so far, when somebody wants it.
+    text: Option<String>,
 }
 
 impl EventReader {
     /// A reader for the stream of one answer.
     pub fn new(api: Api) -> Self {
-        Self { api, unfinished: Vec::new() }
+        Self { api, unfinished: Vec::new(), text: None }
+    }
+
+    /// The same reader, which keeps the text of the first choice.
+    #[must_use]
+    pub fn keeping_text(self) -> Self {
+        Self { text: Some(String::new()), ..self }
+    }
+
+    /// The text kept; nothing when none was to be kept.
+    pub fn into_text(self) -> Option<String> {
+        self.text
     }
 
     /// Reads the next piece and hands over each message that it completes, in order.
@@ -88,10 +111,10 @@ impl EventReader {
     pub fn feed(&mut self, mut piece: &[u8], mut each: impl FnMut(Message)) -> Result<(), EventError> {
         while let Some(end) = memchr(b'\n', piece) {
             let message = if self.unfinished.is_empty() {
-                read_line(self.api, &piece[..end])?
+                read_line(self.api, &piece[..end], self.text.as_mut())?
             } else {
                 self.keep(&piece[..end])?;
-                let message = read_line(self.api, &self.unfinished);
+                let message = read_line(self.api, &self.unfinished, self.text.as_mut());
                 self.unfinished.clear();
                 message?
             };
@@ -112,7 +135,7 @@ impl EventReader {
     }
 }
 
-fn read_line(api: Api, line: &[u8]) -> Result<Option<Message>, EventError> {
+fn read_line(api: Api, line: &[u8], text: Option<&mut String>) -> Result<Option<Message>, EventError> {
     let line = line.strip_suffix(b"\r").unwrap_or(line);
     let Some(value) = line.strip_prefix(b"data:") else { return Ok(None) };
     let value = value.strip_prefix(b" ").unwrap_or(value);
@@ -124,6 +147,10 @@ fn read_line(api: Api, line: &[u8]) -> Result<Option<Message>, EventError> {
         Api::Completions => !chunk.choices.is_empty(),
         Api::Chat => chunk.choices.iter().any(|choice| choice.delta.as_ref().is_some_and(Delta::is_token)),
     };
+    if let Some(text) = text {
+        let said = chunk.choices.first().and_then(|choice| choice.text.or_else(|| choice.delta.as_ref()?.content));
+        text.push_str(&said.and_then(|said| serde_json::from_str::<String>(said.get()).ok()).unwrap_or_default());
+    }
     Ok(Some(Message { token, usage: chunk.usage, error: chunk.error.map(stream_error), done: false }))
 }
 
@@ -148,29 +175,43 @@ struct Chunk<'a> {
 #[derive(Deserialize)]
 struct Choice<'a> {
     #[serde(borrow)]
+    text: Option<&'a RawValue>,
+    #[serde(borrow)]
     delta: Option<Delta<'a>>,
 }
 
+/// A field is there even when it is `null`, which matters for the role.
 #[derive(Deserialize)]
 struct Delta<'a> {
-    role: Option<IgnoredAny>,
+    #[serde(borrow, default, deserialize_with = "present")]
+    role: Option<&'a RawValue>,
     #[serde(borrow)]
     content: Option<&'a RawValue>,
-    reasoning: Option<IgnoredAny>,
-    reasoning_content: Option<IgnoredAny>,
-    tool_calls: Option<IgnoredAny>,
-    function_call: Option<IgnoredAny>,
+    #[serde(borrow)]
+    reasoning: Option<&'a RawValue>,
+    #[serde(borrow)]
+    reasoning_content: Option<&'a RawValue>,
+    #[serde(borrow)]
+    tool_calls: Option<&'a RawValue>,
+    #[serde(borrow)]
+    function_call: Option<&'a RawValue>,
+}
+
+fn present<'de: 'a, 'a, D: serde::Deserializer<'de>>(from: D) -> Result<Option<&'a RawValue>, D::Error> {
+    <&RawValue>::deserialize(from).map(Some)
 }
 
 impl Delta<'_> {
     fn is_token(&self) -> bool {
-        let thought_or_call = self.reasoning.is_some()
-            || self.reasoning_content.is_some()
-            || self.tool_calls.is_some()
-            || self.function_call.is_some();
-        let says = self.content.is_some_and(|content| content.get() != "\"\"" || self.role.is_none());
-        thought_or_call || says
+        let fields = [self.content, self.reasoning, self.reasoning_content, self.tool_calls, self.function_call];
+        let says = fields.into_iter().flatten().any(|value| !is_empty(value));
+        says || (self.role.is_none() && self.content.is_some_and(|content| content.get() == "\"\""))
     }
+}
+
+/// What counts as nothing in the original's language.
+fn is_empty(value: &RawValue) -> bool {
+    matches!(value.get(), "\"\"" | "null" | "[]" | "{}" | "false" | "0")
 }
 
 #[cfg(test)]
@@ -198,7 +239,8 @@ mod tests {
         data: [DONE]\n\n";
 
     fn completion_messages() -> Vec<Message> {
-        let usage = Message { usage: Some(Usage { prompt_tokens: 3, completion_tokens: 2 }), ..NOTHING };
+        let usage =
+            Message { usage: Some(Usage { prompt_tokens: 3, completion_tokens: 2, cached_tokens: None }), ..NOTHING };
         vec![TOKEN, TOKEN, usage, DONE]
     }
 
@@ -219,6 +261,30 @@ mod tests {
         assert_eq!(of(r#"{"content":"a\"b"}"#), TOKEN);
         assert_eq!(of(r#"{"reasoning":"hm"}"#), TOKEN);
         assert_eq!(of(r#"{"tool_calls":[{"index":0}]}"#), TOKEN);
+        assert_eq!(of(r#"{"reasoning":"","content":null}"#), NOTHING);
+        assert_eq!(of(r#"{"role":"assistant","content":"x"}"#), TOKEN);
+        assert_eq!(of(r#"{"role":null,"content":""}"#), NOTHING);
+        assert_eq!(of(r#"{"tool_calls":[]}"#), NOTHING);
+    }
+
+    #[test]
+    fn the_text_is_kept_when_asked_for() {
+        let text = |api, stream: &[u8]| {
+            let mut reader = EventReader::new(api).keeping_text();
+            reader.feed(stream, |_| {}).unwrap();
+            reader.into_text().unwrap()
+        };
+        assert_eq!(text(Api::Completions, COMPLETION), " a");
+        let chat = b"data: {\"choices\":[{\"delta\":{\"content\":\"a\\n\"}}]}\n\ndata: {\"choices\":[{\"delta\":{\"content\":\"b\"}}]}\n\n";
+        assert_eq!(text(Api::Chat, chat), "a\nb");
+    }
+
+    #[test]
+    fn cached_tokens_are_read_where_they_are_told() {
+        let line = b"data: {\"choices\":[],\"usage\":{\"prompt_tokens\":9,\"completion_tokens\":1,\"prompt_tokens_details\":{\"cached_tokens\":8}}}\n\n";
+        assert_eq!(read_all(Api::Chat, &[line]).unwrap()[0].usage.unwrap().cached_tokens, Some(8));
+        let null = b"data: {\"choices\":[],\"usage\":{\"prompt_tokens\":9,\"completion_tokens\":1,\"prompt_tokens_details\":null}}\n\n";
+        assert_eq!(read_all(Api::Chat, &[null]).unwrap()[0].usage.unwrap().cached_tokens, None);
     }
 
     #[test]

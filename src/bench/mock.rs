@@ -14,7 +14,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
-use super::workload::{Api, Class, Length, Question, Workload};
+use super::length::Length;
+use super::result::Slo;
+use super::workload::{Class, Prefix, Question, Workload};
 
 /// How one request is answered.
 #[derive(Clone, Debug)]
@@ -24,13 +26,15 @@ pub(crate) struct Answer {
     pub(crate) pieces: Vec<String>,
     /// Time before each piece.
     pub(crate) pause: Duration,
+    /// Lines of its head, each with its end.
+    pub(crate) headers: String,
     /// Closes the connection where the body's end should be.
     pub(crate) breaks: bool,
 }
 
 impl Answer {
     pub(crate) fn stream(pieces: Vec<String>, pause: Duration) -> Self {
-        Self { status: 200, pieces, pause, breaks: false }
+        Self { status: 200, pieces, pause, headers: String::new(), breaks: false }
     }
 }
 
@@ -44,10 +48,15 @@ pub(crate) fn completion_stream(tokens: u64) -> Vec<String> {
     pieces
 }
 
+/// A class of these lengths.
+pub(crate) fn class(name: &str, prompt: Length, output: Length, weight: f64) -> Class {
+    Class { name: name.into(), prompt, output, weight, prefix: Prefix::default(), slo: Slo::default() }
+}
+
 /// A workload of one small class.
 pub(crate) fn small_workload() -> Workload {
-    let class = Class { name: "small".into(), prompt: Length::Exactly(3), output: Length::Exactly(2), weight: 1.0 };
-    Workload { model: "m".into(), api: Api::Completions, classes: vec![class], vocabulary: 1..1_000, seed: 1 }
+    let class = class("small", Length::Exactly(3), Length::Exactly(2), 1.0);
+    Workload::of_classes("m", vec![class], 1)
 }
 
 /// Some question.
@@ -69,6 +78,7 @@ pub(crate) struct MockEngine {
 struct Counts {
     connections: AtomicU64,
     requests: AtomicU64,
+    bodies: parking_lot::Mutex<Vec<Vec<u8>>>,
 }
 
 impl MockEngine {
@@ -103,6 +113,11 @@ impl MockEngine {
         self.counts.connections.load(Ordering::SeqCst)
     }
 
+    /// The JSON bodies received so far.
+    pub(crate) fn bodies(&self) -> Vec<serde_json::Value> {
+        self.counts.bodies.lock().iter().map(|body| serde_json::from_slice(body).unwrap()).collect()
+    }
+
     pub(crate) fn requests(&self) -> u64 {
         self.counts.requests.load(Ordering::SeqCst)
     }
@@ -127,9 +142,12 @@ async fn accept(listener: TcpListener, script: Script, counts: Arc<Counts>) -> I
 async fn connection(mut socket: TcpStream, script: Script, counts: Arc<Counts>) -> std::io::Result<()> {
     socket.set_nodelay(true)?;
     let mut input = Vec::new();
-    while read_request(&mut socket, &mut input).await? {
+    while let Some(body) = read_request(&mut socket, &mut input).await? {
+        if !body.is_empty() {
+            counts.bodies.lock().push(body);
+        }
         let answer = script(counts.requests.fetch_add(1, Ordering::SeqCst));
-        let head = format!("HTTP/1.1 {} Status\r\ntransfer-encoding: chunked\r\n\r\n", answer.status);
+        let head = format!("HTTP/1.1 {} Status\r\ntransfer-encoding: chunked\r\n{}\r\n", answer.status, answer.headers);
         socket.write_all(head.as_bytes()).await?;
         for piece in &answer.pieces {
             tokio::time::sleep(answer.pause).await;
@@ -144,21 +162,20 @@ async fn connection(mut socket: TcpStream, script: Script, counts: Arc<Counts>) 
     Ok(())
 }
 
-/// Takes one request off the connection; false when the client has closed it.
-async fn read_request(socket: &mut TcpStream, input: &mut Vec<u8>) -> std::io::Result<bool> {
+/// Takes one request off the connection, and returns its body; nothing when the client has closed it.
+async fn read_request(socket: &mut TcpStream, input: &mut Vec<u8>) -> std::io::Result<Option<Vec<u8>>> {
     loop {
         if let Some(head) = memchr::memmem::find(input, b"\r\n\r\n") {
             let text = String::from_utf8_lossy(&input[..head]).to_lowercase();
             let length = text.lines().find_map(|line| line.strip_prefix("content-length: ")).unwrap_or("0");
             let total = head + 4 + length.trim().parse::<usize>().unwrap();
             if input.len() >= total {
-                input.drain(..total);
-                return Ok(true);
+                return Ok(Some(input.drain(..total).skip(head + 4).collect()));
             }
         }
         let mut piece = [0; 4096];
         match socket.read(&mut piece).await? {
-            0 => return Ok(false),
+            0 => return Ok(None),
             read => input.extend_from_slice(&Bytes::copy_from_slice(&piece[..read])),
         }
     }

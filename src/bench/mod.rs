@@ -3,41 +3,72 @@
 //! It exists because the product's claims are about tails, and a tail is only as honest as the
 //! clock that measured it. So it is a witness: it shares no code with the gateway's request path,
 //! reads the bytes of the answers itself, and decides when a request *should* have been sent before
-//! the run begins. A request that leaves late, for whatever reason on our side, is measured from
-//! the moment it was due; a slow server cannot make itself look better by slowing us down.
+//! the run begins. What is late by our own fault is in the result, and so is the load that was really delivered.
 //!
 //! | file | question |
 //! |---|---|
-//! | `workload` | what is asked: classes, lengths, prompts |
-//! | `arrival` | when: Poisson, constant, bursts, or a closed loop |
-//! | `client` | how it is sent: HTTP/1.1, keep-alive, one task for each stream |
+//! | `workload`, `length`, `body`, `adapters` | what is asked: classes, lengths, prompts, LoRA mixes |
+//! | `dataset` | the same, read from files: conversations, traces, the gateway's access log |
+//! | `session` | conversations of several turns |
+//! | `arrival` | when: Poisson, gamma, constant, bursts, ramps, steps, recorded, or a closed loop |
+//! | `client`, `target` | how it is sent: HTTP/1.1, keep-alive, one task for each stream |
 //! | `events` | what an answer's bytes mean, and when they meant it |
-//! | `run` | the three together, until everything has ended |
-//! | `tally` | numbers: counts, failures by reason, exact percentiles |
-//! | `report` | the numbers as a table and as JSON |
+//! | `run`, `progress` | all of it together, until everything has ended or it is told to stop |
+//! | `scrape`, `lag` | what the servers say of themselves, and how well we kept up |
+//! | `result`, `file`, `csv` | what a run leaves behind: one record for each request; on disk |
+//! | `metrics`, `steady`, `slices` | the statistics of `vllm bench serve`; the steady window; by class, adapter, pool |
+//! | `believe` | whether a run can be believed |
+//! | `table`, `report`, `knee` | the numbers for people: in the terminal, as HTML with plots |
+//! | `compare` | two results: what changed, how sure that is, whether it matters |
+//! | `search` | the highest rate at which the objectives hold |
 //!
 //! Definitions are those of `vllm bench serve`, with two differences, both on the side of truth: an
 //! error inside a stream and a stream that stops before its end are failures, not short successes.
 //!
 //! Everything random follows from one seed, so two runs with the same plan send the same bytes at
-//! the same times. Not here: TLS, recorded traces, sweeps.
+//! the same times. Not here: TLS, HTTP/2.
 
+pub mod adapters;
 pub mod arrival;
+pub mod believe;
+pub mod body;
 pub mod client;
+pub mod compare;
+pub mod csv;
+pub mod dataset;
 pub mod events;
+pub mod file;
+pub mod lag;
+pub mod knee;
+pub mod length;
+pub mod metrics;
+pub mod progress;
 pub mod report;
+pub mod result;
 pub mod run;
-pub mod tally;
+pub mod scrape;
+pub mod search;
+pub mod session;
+pub mod slices;
+pub mod steady;
+pub mod table;
+mod target;
 pub mod workload;
 
 #[cfg(test)]
 pub(crate) mod mock;
 
+pub use adapters::{Adapters, Choice};
 pub use arrival::{Arrival, Extent};
+pub use body::{Api, Fields, Tokens};
 pub use client::{Client, Failure, Timing};
-pub use run::{Plan, Progress, Run, Sample, run};
-pub use tally::{ClassTally, Summary, Tally};
-pub use workload::{Api, Class, Length, Workload};
+pub use length::Length;
+pub use metrics::{Distribution, Metrics};
+pub use progress::Progress;
+pub use result::{Outcome, Record, RunConfig, RunResult, Slo};
+pub use run::{Plan, run};
+pub use session::Sessions;
+pub use workload::{Class, Prefix, PrefixKind, Source, Workload};
 
 use crate::base::Rng;
 
@@ -69,6 +100,24 @@ pub enum BenchError {
     /// An address that cannot be used.
     #[error("'{0}' is not an address to send to; write it like http://127.0.0.1:8080")]
     BadUrl(String),
+    /// A path that cannot be used.
+    #[error("'{0}' is not a path; write it like /v1/completions")]
+    BadPath(String),
+    /// Token ids as the content of a chat message.
+    #[error("a chat message is text and cannot be made of token ids; use the completions backend, or text")]
+    IdsInChat,
+    /// A field that the load generator itself must decide.
+    #[error("the extra body may not set `{0}`: that is decided here")]
+    BadExtra(&'static str),
+    /// A mix of adapters that makes no sense.
+    #[error("the adapters make no sense: {0}")]
+    BadAdapters(String),
+    /// A share outside 0 to 1.
+    #[error("the share of {0} cannot be {1}; give a number from 0 to 1")]
+    BadShare(&'static str, f64),
+    /// Conversations that make no sense.
+    #[error("a conversation needs {0}")]
+    BadSessions(&'static str),
 }
 
 /// What a random stream is for: each purpose has its own, so that changing how many numbers one of
@@ -78,6 +127,15 @@ enum Purpose {
     Arrival = 1,
     Class = 2,
     Prompt = 3,
+    Adapter = 4,
+    /// Which prefix a request has, and how much of it.
+    Prefix = 5,
+    /// The tokens of shared parts.
+    Common = 6,
+    Leave = 7,
+    Session = 8,
+    Think = 9,
+    Shuffle = 10,
 }
 
 /// The random stream for `purpose` and the `ordinal`-th thing of its kind.

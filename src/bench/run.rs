@@ -1,16 +1,21 @@
-//! Sends a workload on its schedule and waits until everything has ended.
+//! Sends a workload on its schedule and waits until everything has ended, or until it is told to stop.
 //!
-//! Open arrivals: each request gets a task of its own, started [`LEAD`] before the request is due, so
-//! that making a long prompt is over in time. The clock of a request starts when it was *due*, or when
-//! it was really sent if that was earlier (timers here have a grain of 1 ms, so a task aims one grain
-//! early). A request can only be late by our own fault, a busy machine or [`Plan::max_in_flight`]; the
-//! delay is inside its TTFT and E2EL and also reported as `late`.
+//! Open arrivals: each request gets a task of its own, started [`LEAD`] before the request is due, so that making a long
+//! prompt is over in time. A task aims one grain of the timers early, and sends. The clock of a request starts when it is
+//! sent; when it was *due* is in its record, and so is a wait for `max_concurrency`, so a late client can hide nothing.
 //!
-//! Closed loop: `streams` tasks, each sends its next request when its last has ended. Nothing is due,
-//! so nothing is late.
+//! Closed loop: `streams` tasks, each sends its next request when its last has ended; the next one is made while the last
+//! is answered. Nothing is due, so nothing is late.
 //!
-//! The duration of a run is from its start until the last request has ended, as `vllm bench serve`
-//! counts it. Dropping the future of [`run`] ends every request.
+//! Sessions (`session`) take the place of single requests in both.
+//!
+//! The duration of a run is from its start until the last request has ended, as `vllm bench serve` counts it. A run that is
+//! stopped gives up what is in flight and returns what it has. Dropping the future of [`run`] ends every request.
+//!
+//! Streams and bursts that begin at the start find their connections open: hundreds of them opened in one moment overflow a
+//! server's queue of new connections, and the kernel tries those again after a second, which is nobody's TTFT.
+//!
+//! Prompts are made on other threads than the ones that read answers, so that a long prompt does not delay a clock.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,15 +27,26 @@ use tokio::time::Instant;
 
 use super::BenchError;
 use super::arrival::{Arrival, Extent, MAX_REQUESTS};
-use super::client::{Client, Failure, Timing};
-use super::workload::{Question, Workload};
+use super::believe;
+use super::client::{Client, Failure, Place, Timing};
+use super::lag::Watch;
+use super::progress::{News, Progress};
+use super::result::{Outcome, Ramp, Record, RunConfig, RunResult};
+use super::scrape::Scraper;
+use super::session::Sessions;
+use super::workload::{Question, Source, Workload};
 
 /// How long before a request is due its task starts.
 pub const LEAD: Duration = Duration::from_millis(20);
+/// The longest that a run's start is put off so that prompts due at once can be made.
+pub const MAX_LEAD: Duration = Duration::from_secs(5);
+/// Time to make a prompt, for each of its tokens: several times what it takes.
+const MAKING: Duration = Duration::from_nanos(100);
+/// Time to open a connection, likewise.
+const CONNECTING: Duration = Duration::from_millis(1);
 /// The grain of the runtime's timers.
-const TIMER_GRAIN: Duration = Duration::from_millis(1);
-/// Requests in flight when nothing else is asked for: a descriptor each, below what a raised soft
-/// limit allows.
+pub(super) const TIMER_GRAIN: Duration = Duration::from_millis(1);
+/// Requests in flight when nothing else is asked for: a descriptor each, below what a raised soft limit allows.
 pub const MAX_IN_FLIGHT: usize = 10_000;
 
 /// What to send, and when.
@@ -42,105 +58,193 @@ pub struct Plan {
     pub arrival: Arrival,
     /// How many, or for how long.
     pub extent: Extent,
-    /// Requests in flight at most; further ones wait here, and are late.
+    /// Requests that exist at once at most; further ones wait here, and are late by our own fault.
     pub max_in_flight: usize,
+    /// Requests in flight that the user allows; the wait for it is the request's `queued`.
+    pub max_concurrency: Option<u32>,
+    /// Conversations in the place of single requests.
+    pub sessions: Option<Sessions>,
+    /// Servers whose `/metrics` are read during the run.
+    pub scrape: Vec<String>,
 }
 
-/// Counts that may be read while a run goes on.
-#[derive(Debug, Default)]
-pub struct Progress {
-    /// Requests sent.
-    pub sent: AtomicU64,
-    /// Requests ended, failures included.
-    pub ended: AtomicU64,
-    /// Requests failed.
-    pub failed: AtomicU64,
-}
+impl Plan {
+    /// A plan without anything special.
+    pub fn new(workload: Workload, arrival: Arrival, extent: Extent) -> Self {
+        Self {
+            workload,
+            arrival,
+            extent,
+            max_in_flight: MAX_IN_FLIGHT,
+            max_concurrency: None,
+            sessions: None,
+            scrape: Vec::new(),
+        }
+    }
 
-/// One request and what came of it.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Sample {
-    /// Its number in the workload.
-    pub ordinal: u64,
-    /// Index of its class.
-    pub class: usize,
-    /// Prompt tokens asked for.
-    pub prompt_tokens: u32,
-    /// When its clock started, from the start of the run.
-    pub started: Duration,
-    /// How much later than due it was sent.
-    pub late: Duration,
-    /// What the client saw.
-    pub answer: Result<Timing, Failure>,
-}
+    /// What a result says of this plan. The words of the user (label, objectives, percentiles) are his to add.
+    pub fn config(&self, client: &Client) -> RunConfig {
+        let concurrency = match self.arrival {
+            Arrival::ClosedLoop { streams } => Some(streams),
+            _ => self.max_concurrency,
+        };
+        let burstiness = match self.arrival {
+            Arrival::Gamma { burstiness, .. } | Arrival::Ramp { burstiness, .. } => Some(burstiness),
+            Arrival::Constant { .. } => None,
+            _ => Some(1.0),
+        };
+        let ramp = match &self.arrival {
+            Arrival::Ramp { start, end, geometric, .. } => Some(Ramp {
+                strategy: if *geometric { "exponential" } else { "linear" }.to_owned(),
+                start: *start,
+                end: *end,
+            }),
+            _ => None,
+        };
+        RunConfig {
+            urls: client.urls(),
+            endpoint: client.path().to_owned(),
+            model: self.workload.model.clone(),
+            num_prompts: if let Extent::Requests(count) = self.extent { count } else { 0 },
+            dataset: match self.workload.source {
+                Source::Classes(_) => "random".to_owned(),
+                Source::Items(_) => "file".to_owned(),
+            },
+            arrival: self.arrival.name().to_owned(),
+            request_rate: self.arrival.rate(),
+            burstiness: burstiness.filter(|shape| shape.is_finite()),
+            max_concurrency: concurrency,
+            ramp,
+            percentiles: vec![50.0, 90.0, 99.0],
+            percentile_metrics: ["ttft", "tpot", "itl", "e2el"].map(str::to_owned).to_vec(),
+            classes: self.workload.class_configs(),
+            adapters: self.workload.adapters.names.clone(),
+            seed: self.workload.seed,
+            ..RunConfig::default()
+        }
+    }
 
-/// Everything a run has shown.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Run {
-    /// One for each request that was sent, by ordinal.
-    pub samples: Vec<Sample>,
-    /// From the start to the end of the last request.
-    pub duration: Duration,
+    /// Requests that are sent at the very start.
+    fn at_once(&self) -> usize {
+        let at_once = match (&self.arrival, self.extent) {
+            (Arrival::ClosedLoop { streams }, _) => *streams as usize,
+            (Arrival::Burst { size, .. }, _) => *size as usize,
+            (Arrival::AtOnce, Extent::Requests(count)) => usize::try_from(count).unwrap_or(usize::MAX),
+            _ => 0,
+        };
+        at_once.min(self.max_in_flight).min(self.max_concurrency.map_or(usize::MAX, |most| most as usize))
+    }
+
+    /// Seconds between the call of [`run`] and the start that its moments count from.
+    pub fn lead_seconds(&self) -> f64 {
+        self.lead().as_secs_f64()
+    }
+
+    /// How far ahead of its start a run must begin, so that connections are open and the prompts due first are made in time.
+    fn lead(&self) -> Duration {
+        let at_once = u32::try_from(self.at_once()).unwrap_or(u32::MAX);
+        let tokens = u64::from(self.workload.question(0).prompt_tokens) * u64::from(at_once.max(1));
+        let making = MAKING.saturating_mul(u32::try_from(tokens).unwrap_or(u32::MAX));
+        LEAD.saturating_add(making).saturating_add(CONNECTING.saturating_mul(at_once)).min(MAX_LEAD)
+    }
 }
 
 /// Runs `plan` against the servers of `client`.
 ///
 /// # Errors
 /// The plan makes no sense; nothing has been sent then.
-pub async fn run(plan: &Plan, client: &Arc<Client>, progress: &Arc<Progress>) -> Result<Run, BenchError> {
+pub async fn run(plan: &Plan, client: &Arc<Client>, progress: &Arc<Progress>) -> Result<RunResult, BenchError> {
     plan.workload.check()?;
+    plan.sessions.as_ref().map_or(Ok(()), Sessions::check)?;
     let schedule = plan.arrival.schedule(plan.extent, plan.workload.seed)?;
+    let started_at = jiff::Timestamp::now();
+    // Tasks are started ahead of time, and so is the run.
+    let start = Instant::now() + plan.lead();
+    client.open(plan.at_once()).await;
     let sender = Sender {
-        workload: Arc::new(plan.workload.clone()),
+        plan: Arc::new(plan.clone()),
         client: client.clone(),
         progress: progress.clone(),
-        // Tasks are started ahead of time, and so is the run.
-        start: Instant::now() + LEAD,
+        room: plan.max_concurrency.map(|most| Arc::new(Semaphore::new(most.max(1) as usize))),
+        start,
     };
-    let mut samples = match plan.arrival {
-        Arrival::ClosedLoop { streams } => sender.closed(streams, plan.extent).await?,
-        _ => sender.open(&schedule, plan.max_in_flight).await,
+    let scraper = Scraper::start(&plan.scrape, client.headers(), sender.start).await?;
+    let watch = Watch::start();
+    let mut requests = match plan.arrival {
+        Arrival::ClosedLoop { streams } => sender.closed(streams).await?,
+        _ => sender.open(&schedule).await,
     };
-    samples.sort_unstable_by_key(|sample| sample.ordinal);
-    Ok(Run { samples, duration: sender.start.elapsed() })
+    let client_health = watch.finish();
+    let duration = Instant::now().saturating_duration_since(sender.start).as_secs_f64();
+    requests.sort_unstable_by_key(|record| record.index);
+    let mut result = RunResult {
+        started_at: format!("{started_at:.0}"),
+        config: plan.config(client),
+        duration,
+        partial: progress.is_stopped(),
+        requests,
+        servers: scraper.finish(sender.start).await,
+        client: client_health,
+        ..RunResult::default()
+    };
+    result.warnings = believe::warnings(&result);
+    Ok(result)
 }
 
 #[derive(Clone)]
-struct Sender {
-    workload: Arc<Workload>,
+pub(super) struct Sender {
+    pub(super) plan: Arc<Plan>,
     client: Arc<Client>,
-    progress: Arc<Progress>,
+    pub(super) progress: Arc<Progress>,
+    room: Option<Arc<Semaphore>>,
     start: Instant,
 }
 
 impl Sender {
-    async fn open(&self, schedule: &[Duration], max_in_flight: usize) -> Vec<Sample> {
-        let room = Arc::new(Semaphore::new(max_in_flight.max(1)));
+    async fn open(&self, schedule: &[Duration]) -> Vec<Record> {
+        let room = Arc::new(Semaphore::new(self.plan.max_in_flight.max(1)));
+        let lead = self.plan.lead();
         let mut tasks = JoinSet::new();
-        let mut samples = Vec::with_capacity(schedule.len());
+        let mut records = Vec::with_capacity(schedule.len());
         for (ordinal, offset) in (0u64..).zip(schedule) {
             let due = self.start + *offset;
-            tokio::time::sleep_until(due - LEAD).await;
+            let begin = async {
+                tokio::time::sleep_until(due - lead).await;
+                room.clone().acquire_owned().await
+            };
+            let permit = tokio::select! {
+                permit = begin => permit,
+                () = self.progress.stopped() => break,
+            };
             // Fails only when closed, and nobody closes it.
-            let Ok(permit) = room.clone().acquire_owned().await else { break };
+            let Ok(permit) = permit else { break };
             while let Some(ended) = tasks.try_join_next() {
-                samples.push(sample_of(ended));
+                records.extend(value_of::<Vec<Record>>(ended));
             }
             let sender = self.clone();
             tasks.spawn(async move {
-                let sample = sender.send_when_due(ordinal, due).await;
+                let records = sender.unit(ordinal, Some(due)).await;
                 drop(permit);
-                sample
+                records
             });
         }
         while let Some(ended) = tasks.join_next().await {
-            samples.push(sample_of(ended));
+            records.extend(value_of(ended));
         }
-        samples
+        records
     }
 
-    async fn closed(&self, streams: u32, extent: Extent) -> Result<Vec<Sample>, BenchError> {
-        let (count, end) = match extent {
+    /// One request, or one session.
+    async fn unit(&self, ordinal: u64, due: Option<Instant>) -> Vec<Record> {
+        if self.plan.sessions.is_some() {
+            return self.session(ordinal, due).await;
+        }
+        let question = self.make(ordinal).await;
+        self.send_when_due(ordinal, question, due).await.into_iter().collect()
+    }
+
+    async fn closed(&self, streams: u32) -> Result<Vec<Record>, BenchError> {
+        let (count, end) = match self.plan.extent {
             Extent::Requests(count) if count > MAX_REQUESTS => {
                 return Err(BenchError::TooManyRequests(count, MAX_REQUESTS));
             }
@@ -151,56 +255,159 @@ impl Sender {
         let mut tasks = JoinSet::new();
         for _ in 0..streams {
             let (sender, next) = (self.clone(), next.clone());
-            tasks.spawn(async move {
-                let mut samples = Vec::new();
-                tokio::time::sleep_until(sender.start).await;
-                while end.is_none_or(|end| Instant::now() < end) {
-                    let ordinal = next.fetch_add(1, Ordering::Relaxed);
-                    if ordinal >= count {
-                        break;
-                    }
-                    let question = sender.workload.question(ordinal);
-                    let now = Instant::now();
-                    samples.push(sender.send(ordinal, question, now, now).await);
-                }
-                samples
-            });
+            tasks.spawn(async move { sender.stream(&next, count, end).await });
         }
-        let mut samples = Vec::new();
+        let mut records = Vec::new();
         while let Some(ended) = tasks.join_next().await {
-            samples.extend(sample_of(ended));
+            records.extend(value_of::<Vec<Record>>(ended));
         }
-        Ok(samples)
+        Ok(records)
     }
 
-    async fn send_when_due(&self, ordinal: u64, due: Instant) -> Sample {
-        let question = self.workload.question(ordinal);
-        tokio::time::sleep_until(due - TIMER_GRAIN).await;
-        self.send(ordinal, question, due, Instant::now()).await
+    /// One stream of a closed loop.
+    async fn stream(&self, next: &AtomicU64, count: u64, end: Option<Instant>) -> Vec<Record> {
+        let take = || Some(next.fetch_add(1, Ordering::Relaxed)).filter(|ordinal| *ordinal < count);
+        let mut records = Vec::new();
+        let mut ordinal = take();
+        let mut made = match ordinal {
+            Some(ordinal) if self.plan.sessions.is_none() => Some(self.make(ordinal).await),
+            _ => None,
+        };
+        self.until(self.start).await;
+        while let Some(current) = ordinal {
+            if self.progress.is_stopped() || end.is_some_and(|end| Instant::now() >= end) {
+                break;
+            }
+            let Some(question) = made.take() else {
+                records.extend(self.session(current, None).await);
+                ordinal = take();
+                continue;
+            };
+            ordinal = take();
+            let making = ordinal.map(|ordinal| tokio::spawn(self.clone().make_owned(ordinal)));
+            records.extend(self.send_when_due(current, question, None).await);
+            made = match making {
+                Some(making) => Some(value_of(making.await)),
+                None => None,
+            };
+        }
+        records
     }
 
-    async fn send(&self, ordinal: u64, question: Question, due: Instant, now: Instant) -> Sample {
-        let start = due.min(now);
-        self.progress.sent.fetch_add(1, Ordering::Relaxed);
-        let answer = self.client.ask(&question, start).await;
-        self.progress.ended.fetch_add(1, Ordering::Relaxed);
-        if answer.is_err() {
-            self.progress.failed.fetch_add(1, Ordering::Relaxed);
+    async fn make(&self, ordinal: u64) -> Question {
+        let plan = self.plan.clone();
+        value_of(tokio::task::spawn_blocking(move || plan.workload.question(ordinal)).await)
+    }
+
+    async fn make_owned(self, ordinal: u64) -> Question {
+        self.make(ordinal).await
+    }
+
+    /// Returns at `moment`, or when the run is stopped.
+    pub(super) async fn until(&self, moment: Instant) {
+        tokio::select! {
+            () = tokio::time::sleep_until(moment) => {}
+            () = self.progress.stopped() => {}
         }
-        Sample {
-            ordinal,
+    }
+
+    async fn send_when_due(&self, ordinal: u64, question: Question, due: Option<Instant>) -> Option<Record> {
+        self.send(ordinal, question, due).await.map(|(record, _)| record)
+    }
+
+    /// Sends a question when it is due and there is room; nothing when the run is stopped before.
+    pub(super) async fn send(
+        &self,
+        ordinal: u64,
+        question: Question,
+        due: Option<Instant>,
+    ) -> Option<(Record, Option<String>)> {
+        if let Some(due) = due {
+            self.until(due - TIMER_GRAIN).await;
+        }
+        let (_permit, queued) = self.enter(due).await?;
+        if self.progress.is_stopped() {
+            return None;
+        }
+        let sent = Instant::now();
+        self.progress.note_sent();
+        let at = due.unwrap_or(sent).saturating_duration_since(self.start).as_secs_f64();
+        self.progress.tell(News::Sent { index: ordinal, class: question.class, at });
+        let mut place = Place::default();
+        let answer = tokio::select! {
+            answer = self.client.ask_placed(&question, sent, &mut place) => Some(answer),
+            () = self.progress.stopped() => None,
+        };
+        let ttft = answer.as_ref().and_then(|answer| answer.as_ref().ok()).map(|timing| timing.ttft.as_secs_f64());
+        let failed = matches!(&answer, Some(Err(failure)) if *failure != Failure::Left);
+        self.progress.note_ended(ttft, failed);
+        let mut record = self.record(ordinal, &question, due, sent);
+        record.queued = queued.as_secs_f64();
+        place_in(&mut record, place);
+        let text = answer_in(&mut record, answer);
+        self.progress.tell(News::Ended(&record));
+        Some((record, text))
+    }
+
+    /// Room under the user's limit, and how long it was waited for. Nothing when the run is stopped meanwhile.
+    async fn enter(&self, due: Option<Instant>) -> Option<(Option<tokio::sync::OwnedSemaphorePermit>, Duration)> {
+        let Some(room) = &self.room else { return Some((None, Duration::ZERO)) };
+        if let Ok(permit) = room.clone().try_acquire_owned() {
+            return Some((Some(permit), Duration::ZERO));
+        }
+        let since = due.unwrap_or_else(Instant::now);
+        tokio::select! {
+            permit = room.clone().acquire_owned() => Some((permit.ok(), since.elapsed())),
+            () = self.progress.stopped() => None,
+        }
+    }
+
+    fn record(&self, ordinal: u64, question: &Question, due: Option<Instant>, sent: Instant) -> Record {
+        let offset = |moment: Instant| moment.saturating_duration_since(self.start).as_secs_f64();
+        Record {
+            index: ordinal,
             class: question.class,
-            prompt_tokens: question.prompt_tokens,
-            started: start.saturating_duration_since(self.start),
-            late: now.saturating_duration_since(due),
-            answer,
+            adapter: question.adapter,
+            session: question.session,
+            due: due.map(offset),
+            sent: offset(sent),
+            ended: offset(Instant::now()),
+            prompt_tokens: u64::from(question.prompt_tokens),
+            ..Record::default()
         }
     }
 }
 
+fn place_in(record: &mut Record, place: Place) {
+    record.pool = place.pool;
+    record.backend = place.backend;
+    record.arm = place.arm;
+    record.queue_wait = place.queue.map(|queue| queue.as_secs_f64());
+}
+
+/// Fills in what came of a request; nothing is one that was still running. Returns the answer's text.
+fn answer_in(record: &mut Record, answer: Option<Result<Timing, Failure>>) -> Option<String> {
+    match answer {
+        None => record.outcome = Outcome::Unfinished,
+        Some(Err(Failure::Left)) => record.outcome = Outcome::Left,
+        Some(Err(failure)) => record.outcome = Outcome::Failed(failure.to_string().into()),
+        Some(Ok(timing)) => {
+            record.outcome = Outcome::Completed;
+            record.prompt_tokens = timing.prompt_tokens.unwrap_or(record.prompt_tokens);
+            record.cached_tokens = timing.cached_tokens;
+            record.output_tokens = timing.output_tokens;
+            record.ttft = timing.ttft.as_secs_f64();
+            record.latency = timing.e2el.as_secs_f64();
+            record.itls = timing.gaps.iter().map(Duration::as_secs_f64).collect();
+            return timing.text;
+        }
+    }
+    None
+}
+
 /// A task's result; tasks are never cancelled while someone waits here, so an error is a panic of
 /// ours, and it goes on where it can be seen.
-fn sample_of<T>(ended: Result<T, JoinError>) -> T {
+fn value_of<T>(ended: Result<T, JoinError>) -> T {
     match ended {
         Ok(value) => value,
         Err(error) => std::panic::resume_unwind(error.into_panic()),
@@ -208,74 +415,4 @@ fn sample_of<T>(ended: Result<T, JoinError>) -> T {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::bench::mock::{Answer, MockEngine, completion_stream, small_workload};
-
-    fn plan(arrival: Arrival, extent: Extent) -> Plan {
-        Plan { workload: small_workload(), arrival, extent, max_in_flight: MAX_IN_FLIGHT }
-    }
-
-    async fn run_against(engine: &MockEngine, plan: &Plan) -> (Run, Arc<Progress>) {
-        let client = Client::new(&[engine.url()], plan.workload.api, Duration::from_secs(20)).unwrap();
-        let progress = Arc::new(Progress::default());
-        let outcome = run(plan, &Arc::new(client), &progress).await.unwrap();
-        (outcome, progress)
-    }
-
-    #[tokio::test]
-    async fn every_scheduled_request_is_sent_once_and_near_its_time() {
-        let engine = MockEngine::start(|_| Answer::stream(completion_stream(2), Duration::ZERO)).await;
-        let plan = plan(Arrival::Poisson { rate: 200.0 }, Extent::Requests(60));
-        let schedule = plan.arrival.schedule(plan.extent, plan.workload.seed).unwrap();
-        let (outcome, progress) = run_against(&engine, &plan).await;
-        assert_eq!(engine.requests(), 60);
-        assert_eq!(outcome.samples.len(), 60);
-        assert_eq!(progress.ended.load(Ordering::Relaxed), 60);
-        for (sample, due) in outcome.samples.iter().zip(&schedule) {
-            assert!(sample.started <= *due, "a clock starts when due or earlier");
-            assert!(*due - sample.started <= TIMER_GRAIN * 2);
-            assert!(sample.answer.is_ok());
-        }
-    }
-
-    #[tokio::test]
-    async fn a_late_send_is_measured_from_the_moment_it_was_due() {
-        // Three requests due at once, one in flight at most, 50 ms or more each: the last waits for two.
-        let pause = Duration::from_millis(25);
-        let engine = MockEngine::start(move |_| Answer::stream(completion_stream(1), pause)).await;
-        let burst = plan(Arrival::Burst { rate: 1_000.0, size: 3 }, Extent::Requests(3));
-        let (outcome, _) = run_against(&engine, &Plan { max_in_flight: 1, ..burst }).await;
-        let last = &outcome.samples[2];
-        let timing = last.answer.as_ref().unwrap();
-        assert!(last.late >= pause * 4 - TIMER_GRAIN, "late by {:?}", last.late);
-        assert!(timing.ttft >= last.late + pause - TIMER_GRAIN, "{timing:?} does not contain {:?}", last.late);
-        assert!(last.started < TIMER_GRAIN * 2);
-    }
-
-    #[tokio::test]
-    async fn a_closed_loop_keeps_its_streams_busy_and_counts_its_requests() {
-        let engine = MockEngine::start(|_| Answer::stream(completion_stream(2), Duration::from_millis(2))).await;
-        let plan = plan(Arrival::ClosedLoop { streams: 4 }, Extent::Requests(30));
-        let (outcome, _) = run_against(&engine, &plan).await;
-        assert_eq!(outcome.samples.len(), 30);
-        assert_eq!(engine.connections(), 4);
-        assert!(outcome.samples.iter().all(|sample| sample.late.is_zero()));
-        let ordinals: Vec<u64> = outcome.samples.iter().map(|sample| sample.ordinal).collect();
-        assert_eq!(ordinals, (0..30).collect::<Vec<_>>());
-    }
-
-    #[tokio::test]
-    async fn failures_are_counted_beside_the_rest() {
-        let engine = MockEngine::start(|number| Answer {
-            status: if number % 3 == 0 { 503 } else { 200 },
-            ..Answer::stream(completion_stream(1), Duration::ZERO)
-        })
-        .await;
-        let plan = plan(Arrival::Constant { rate: 500.0 }, Extent::Requests(30));
-        let (outcome, progress) = run_against(&engine, &plan).await;
-        assert_eq!(progress.failed.load(Ordering::Relaxed), 10);
-        let failed = outcome.samples.iter().filter(|sample| sample.answer == Err(Failure::Status(503))).count();
-        assert_eq!(failed, 10);
-    }
-}
+mod tests;

@@ -4,8 +4,10 @@
 //! 2 wrong usage (clap's own), 78 configuration error. Results go to stdout, everything else to stderr.
 
 pub mod backend;
+pub mod bench;
 pub mod check;
 pub mod demo;
+mod line;
 pub mod serve;
 pub mod sim;
 pub mod status;
@@ -28,6 +30,8 @@ enum Command {
     Serve(serve::ServeArgs),
     /// Show on simulated engines what the gateway is for
     Demo(demo::DemoArgs),
+    /// Put load on a server and measure what its clients see
+    Bench(Box<bench::BenchArgs>),
     /// Validate a configuration and print what it comes to
     Check(check::CheckArgs),
     /// Show pools and backends of a running gateway
@@ -48,6 +52,7 @@ pub fn run() -> ExitCode {
     match Cli::parse().command {
         Command::Serve(args) => serve::run(&args),
         Command::Demo(args) => demo::run(&args),
+        Command::Bench(args) => bench::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Status(args) => status::run(&args),
         Command::Backend(args) => backend::run(&args),

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::Incoming;
 use super::classify::{self, Placement};
-use super::keys::{InFlight, KeyError};
+use super::keys::{Holder, InFlight, KeyError};
 use super::plan::{ModelEntry, Plan};
 use super::record::{Open, Recorder};
 use super::respond::whole_seconds;
@@ -107,7 +107,7 @@ pub(super) async fn open<R: Recorder>(
     };
     record.key = holder.as_ref().map(|holder| holder.name().into());
     let Some((model, alias)) = known else {
-        return Err(Refusal::UnknownModel { model: name.to_owned(), valid: valid_names(plan) });
+        return Err(Refusal::UnknownModel { model: name.to_owned(), valid: valid_names(plan, holder.as_ref()) });
     };
     if holder.as_ref().is_some_and(|holder| !holder.may_use(model.declared)) {
         return Err(Refusal::ModelForbidden { model: name.to_owned() });
@@ -123,7 +123,7 @@ pub(super) async fn open<R: Recorder>(
     let (estimate, counted) = estimate(plan, model, &view, incoming).await;
     record.estimate = Some(estimate);
     let placement = classify::place(plan, model, estimate.tokens)
-        .ok_or_else(|| Refusal::UnknownModel { model: name.to_owned(), valid: valid_names(plan) })?;
+        .ok_or_else(|| Refusal::UnknownModel { model: name.to_owned(), valid: valid_names(plan, holder.as_ref()) })?;
     let home = &plan.pools[placement.home];
     record.home = Some(Arc::clone(&home.name));
     let arm = experiments.assign();
@@ -205,6 +205,6 @@ fn read(incoming: &Incoming) -> Result<RequestView<'_>, Refusal> {
     Ok(view)
 }
 
-fn valid_names(plan: &Plan) -> Vec<String> {
-    plan.names().map(|entry| entry.name.to_string()).collect()
+fn valid_names(plan: &Plan, holder: Option<&Holder<'_>>) -> Vec<String> {
+    plan.names(holder).map(|entry| entry.name.to_string()).collect()
 }

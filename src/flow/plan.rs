@@ -14,7 +14,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::keys::{KeyUsage, Keyring};
+use super::keys::{Holder, KeyUsage, Keyring};
 use crate::base::{ModelId, PoolId};
 use crate::config::{Config, PromptRange, Timeouts, UsageInjection, defaults};
 use crate::estimate::{ExactCounter, ModelEstimator};
@@ -139,9 +139,11 @@ impl Plan {
         Some((entry, alias))
     }
 
-    /// Names that clients may send, for error messages and `/v1/models`: declared and reported ones.
-    pub fn names(&self) -> impl Iterator<Item = &ModelEntry> {
-        self.entries.iter().enumerate().filter(|(index, _)| Some(*index) != self.other).map(|(_, entry)| entry)
+    /// Names that the holder of a key may send, for error messages and `/v1/models`: declared and reported ones. Where
+    /// no key is asked for there is no holder, and everybody may use everything.
+    pub fn names(&self, holder: Option<&Holder<'_>>) -> impl Iterator<Item = &ModelEntry> {
+        let known = self.entries.iter().enumerate().filter(|(index, _)| Some(*index) != self.other);
+        known.map(|(_, entry)| entry).filter(move |entry| holder.is_none_or(|holder| holder.may_use(entry.declared)))
     }
 
     /// The timeouts in force.

@@ -1,5 +1,7 @@
 //! Admission as a whole: rules by example, conservation by property.
 
+mod cordon;
+
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;

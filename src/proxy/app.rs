@@ -25,7 +25,7 @@ use tokio::time::{Instant, timeout};
 use super::body::{self, BodyError};
 use super::downstream::Client;
 use super::headers;
-use crate::flow::keys::KeyError;
+use crate::flow::keys::{Holder, KeyError};
 use crate::flow::{Downstream, Flow, Head, Incoming, Open, Plan, Recorder, Upstream, refuse};
 use crate::openai::{Refusal, Route};
 
@@ -37,8 +37,8 @@ pub trait Local: Send + Sync + 'static {
     /// Whether at least one backend of every pool could take a request.
     fn ready(&self) -> bool;
 
-    /// The body of `/v1/models`.
-    fn models(&self) -> Bytes;
+    /// The body of `/v1/models` for the holder of a key; without keys there is no holder.
+    fn models(&self, plan: &Plan, holder: Option<&Holder<'_>>) -> Bytes;
 }
 
 /// The client side of the gateway.
@@ -191,15 +191,22 @@ impl<U: Upstream, R: Recorder, L: Local> Gateway<U, R, L> {
             "/ready" => {
                 Some(Answer { status: status(self.local.ready() && !self.flow.is_closing()), body: Bytes::new() })
             }
-            "/v1/models" if self.may_list(session) => {
-                Some(Answer { status: StatusCode::OK, body: self.local.models() })
-            }
+            "/v1/models" => self.list(session),
             _ => None,
         }
     }
 
-    fn may_list(&self, session: &ServerSession) -> bool {
-        key_refusal(session, &self.flow.plan()).is_none()
+    /// The models that the sender of a request may use; nothing without a key that is asked for.
+    fn list(&self, session: &ServerSession) -> Option<Answer> {
+        let plan = self.flow.plan();
+        let holder = match plan.keys.is_open() {
+            true => None,
+            false => {
+                let key = headers::client_key(&session.req_header().headers);
+                Some(plan.keys.recognise(key.as_deref()).ok()?)
+            }
+        };
+        Some(Answer { status: StatusCode::OK, body: self.local.models(&plan, holder.as_ref()) })
     }
 
     /// Why a path that leads to no engine was not answered here either.

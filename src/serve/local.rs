@@ -10,6 +10,8 @@ use serde_json::json;
 use serde_json::value::{RawValue, to_raw_value};
 
 use super::House;
+use crate::flow::Plan;
+use crate::flow::keys::Holder;
 use crate::pool::BackendView;
 use crate::proxy::Local;
 
@@ -32,12 +34,11 @@ impl Local for ModelList {
     }
 
     /// The union over all backends, each card as its engine sent it; declared models that no backend
-    /// reports yet and aliases get a card of ours. Names that clients may not send are left out.
-    fn models(&self) -> Bytes {
-        let plan = self.house.flow.plan();
+    /// reports yet and aliases get a card of ours. Names that this client may not send are left out.
+    fn models(&self, plan: &Plan, holder: Option<&Holder<'_>>) -> Bytes {
         let mut cards: Vec<(String, Box<RawValue>)> = Vec::new();
         let reported = self.house.reported.cards();
-        for entry in plan.names() {
+        for entry in plan.names(holder) {
             match reported.iter().find(|card| card.id == *entry.name) {
                 Some(card) => cards.push((card.id.clone(), card.json.clone())),
                 None => cards.extend(own_card(&entry.name, None)),

@@ -13,7 +13,7 @@ mod control;
 mod engines;
 mod local;
 mod reload;
-mod specs;
+pub(crate) mod specs;
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -11,12 +11,12 @@ use crate::flow::plan::limits_of;
 use crate::pool::{Address, BackendSpec, HealthRules, Order, PoolSpec, Rules};
 
 /// The pools of a configuration.
-pub(super) fn pools(config: &Config) -> Vec<PoolSpec> {
+pub(crate) fn pools(config: &Config) -> Vec<PoolSpec> {
     config.pools.iter().map(pool).collect()
 }
 
 /// The health rules of a configuration.
-pub(super) fn health_rules(health: &config::Health) -> HealthRules {
+pub(crate) fn health_rules(health: &config::Health) -> HealthRules {
     HealthRules {
         probe_failures: health.failures,
         request_failures: health.failures,

@@ -1,4 +1,7 @@
 //! One choice of an answer: how far its script was told, and the pieces that tell it.
+//!
+//! A choice holds no text but what a stop string may still begin in, so a long answer costs no memory. Streamed or whole,
+//! the same script gives the same words.
 
 use std::sync::Arc;
 

@@ -6,7 +6,7 @@
 //! (over [`MAX_LAG`]) is forgiven: the clock is set back instead of running the missed steps in a burst.
 //!
 //! Requests, aborts and faults come in through an inbox that is emptied between steps; tokens leave through each
-//! request's outlet. Bounds: the inbox takes at most [`MAX_IN_FLIGHT`] sequences (the rest is refused), aborts at most
+//! request's outlet. Bounds: the inbox takes at most [`super::gate::MAX_IN_FLIGHT`] sequences (the rest is refused), aborts at most
 //! one per sequence.
 
 use std::collections::HashMap;
@@ -22,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 use super::config::SimConfig;
 use super::engine::{Pause, Request, SequenceId};
 use super::fault::Fault;
+use super::gate::Gate;
 use super::generate::unix_seconds;
 use super::lane::{Lane, StepEnd};
 use super::log::{Level, Speaker};
@@ -34,8 +35,6 @@ use super::wire::Finish;
 const EARLY: Duration = Duration::from_micros(500);
 /// Real time that a pause may last before the clock is set back.
 const MAX_LAG: Duration = Duration::from_millis(250);
-/// Sequences inside one server: far beyond what any load here needs, small enough for memory.
-pub(super) const MAX_IN_FLIGHT: u64 = 65_536;
 
 /// One choice of a request, on its way to the driver.
 #[derive(Debug)]
@@ -65,13 +64,6 @@ pub(super) enum Control {
     ResetPrefixCache { preempt: bool },
     /// Sleep at a level, or wake up.
     Sleep(Option<u8>),
-}
-
-/// Sequences and prompt tokens that count against the admission limits.
-#[derive(Debug, Default)]
-pub(super) struct Gate {
-    pub(super) in_flight: u64,
-    pub(super) prefill_tokens: u64,
 }
 
 /// What the driver and the HTTP side share.
@@ -317,21 +309,21 @@ impl Driver {
                 if abort {
                     self.abort_all();
                 }
-                self.lane.engine_mut().pause(Pause::All);
+                self.lane.pause(self.virtual_now(), Pause::All);
                 self.shared.paused.store(true, Ordering::Relaxed);
             }
             Control::Resume => {
-                self.lane.resume(self.virtual_now());
+                self.lane.pause(self.virtual_now(), Pause::No);
                 self.shared.paused.store(false, Ordering::Relaxed);
             }
-            Control::ResetPrefixCache { preempt } => return self.lane.engine_mut().reset_prefix_cache(preempt),
+            Control::ResetPrefixCache { preempt } => return self.lane.reset_prefix_cache(self.virtual_now(), preempt),
             Control::Sleep(level) => {
                 if level.is_some() {
                     self.abort_all();
-                    self.lane.engine_mut().reset_prefix_cache(true);
-                    self.lane.engine_mut().pause(Pause::All);
+                    self.lane.reset_prefix_cache(self.virtual_now(), true);
+                    self.lane.pause(self.virtual_now(), Pause::All);
                 } else {
-                    self.lane.resume(self.virtual_now());
+                    self.lane.pause(self.virtual_now(), Pause::No);
                 }
                 self.shared.stats.lock().sleep = level;
             }
@@ -404,7 +396,7 @@ impl Driver {
             if followed.first.is_none() {
                 followed.first = Some(end.ended);
                 stats.first_token(followed.prompt, followed.cached, end.ended.saturating_sub(followed.arrived));
-                shared.gate.lock().prefill_tokens -= u64::from(followed.prompt);
+                shared.gate.lock().prefilled(followed.prompt);
             } else {
                 stats.next_token(end.ended.saturating_sub(followed.last));
             }
@@ -432,13 +424,7 @@ impl Driver {
     /// Forgets a sequence: counts how it ended and gives back what it held at the gate.
     fn drop_sequence(&mut self, id: SequenceId, ended: Ended, broken: Option<Broken>) {
         let Some(followed) = self.followed.remove(&id) else { return };
-        {
-            let mut gate = self.shared.gate.lock();
-            gate.in_flight -= 1;
-            if followed.first.is_none() {
-                gate.prefill_tokens -= u64::from(followed.prompt);
-            }
-        }
+        self.shared.gate.lock().leave(if followed.first.is_none() { followed.prompt } else { 0 });
         let Followed { prompt, cached, generated, max_tokens, n, arrived, scheduled, first, last, .. } = followed;
         let now = if generated > 0 { last } else { self.virtual_now() };
         let finished =
@@ -488,68 +474,4 @@ impl Driver {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::sim::cost::Profile;
-
-    fn start() -> (Arc<Shared>, tokio::task::JoinHandle<()>) {
-        let config = SimConfig::new("m", Profile::named("h200-llama-8b").unwrap());
-        let shared = Arc::new(Shared::new(config));
-        let driver = tokio::spawn(Driver::new(Arc::clone(&shared)).run());
-        (shared, driver)
-    }
-
-    fn submit(shared: &Shared, output_tokens: u32) -> Arc<Outlet> {
-        let outlet = Arc::new(Outlet::new(1, 1));
-        let request = Request { id: 1, prompt_tokens: 16, output_tokens, adapter: None, ..Request::default() };
-        *shared.gate.lock() = Gate { in_flight: 1, prefill_tokens: 16 };
-        let submission = Submission { request, finish: Finish::Length, max_tokens: output_tokens, n: 1 };
-        shared.send(Command::Submit(vec![submission], Arc::clone(&outlet)));
-        outlet
-    }
-
-    async fn tokens(outlet: &Outlet, wanted: u32) {
-        let (mut seen, mut news) = (0, Vec::new());
-        while seen < wanted {
-            std::future::poll_fn(|cx| outlet.poll_take(cx, &mut news)).await.unwrap();
-            seen += news[0].tokens;
-        }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn tokens_come_at_the_pace_of_the_gpu() {
-        let (shared, _driver) = start();
-        let outlet = submit(&shared, 1001);
-        tokens(&outlet, 1).await;
-        let first = Instant::now();
-        tokens(&outlet, 1000).await;
-        let pace = first.elapsed().as_secs_f64();
-        assert!((4.8..5.1).contains(&pace), "ms per token: {pace}");
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_minute_of_hanging_costs_no_time_afterwards() {
-        let (shared, _driver) = start();
-        shared.fault(Fault::Hang);
-        tokio::task::yield_now().await;
-        tokio::time::advance(Duration::from_secs(60)).await;
-        let outlet = submit(&shared, 2);
-        tokio::task::yield_now().await;
-        let resumed = Instant::now();
-        shared.fault(Fault::None);
-        tokens(&outlet, 2).await;
-        assert!(resumed.elapsed() < Duration::from_millis(100), "{:?}", resumed.elapsed());
-        assert_eq!(shared.gate.lock().in_flight, 0);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_pause_of_the_process_is_not_made_up_for_in_a_burst() {
-        let (shared, _driver) = start();
-        let outlet = submit(&shared, 1000);
-        tokens(&outlet, 1).await;
-        tokio::time::advance(Duration::from_secs(3)).await;
-        let after = Instant::now();
-        tokens(&outlet, 900).await;
-        assert!(after.elapsed() > Duration::from_secs(4), "{:?}", after.elapsed());
-    }
-}
+mod tests;

@@ -1,4 +1,7 @@
 //! The three shapes in which an answer leaves: OpenAI's chunks, OpenAI's responses, Anthropic's messages.
+//!
+//! Each has the same five moments: before the first tokens, tokens, the end, the whole, an error inside a stream. An enum and
+//! no trait object, because a stream goes through it for every token.
 
 use super::anthropic;
 use super::choice::Choice;

@@ -1,4 +1,7 @@
 //! From a request to an answer under way: model, admission, what will be said, submission.
+//!
+//! Nothing is awaited here: a request is refused or on its way when this returns, and the answer that comes back aborts its
+//! sequences when it is dropped. What is inside is bounded by the gate.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -9,9 +12,10 @@ use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 use super::answer::Answer;
 use super::api::{Generate, Prompt};
 use super::choice::{Choice, Wanted};
-use super::driver::{Command, MAX_IN_FLIGHT, Shared, Submission};
+use super::driver::{Command, Shared, Submission};
 use super::engine::{BLOCK_TOKENS, Content, Request};
 use super::format::Format;
+use super::gate::Full;
 use super::outlet::Outlet;
 use super::script::{self, Script};
 use super::wire::ErrorBody;
@@ -129,26 +133,17 @@ fn content(prompt: &Prompt, script: &Script) -> Content {
     Content::Blocks { blocks: blocks.into(), tail: xxh3_64_with_seed(&block, prompt.seed) }
 }
 
-/// vLLM's own admission limits, and a bound of ours on sequences inside the process.
+/// Passes the gate, or says which limit is reached.
 fn admit(shared: &Shared, request: &Generate, prompt_tokens: u64) -> Result<(), ErrorBody> {
     let config = &shared.config;
     let sequences = request.prompts.len() as u64 * u64::from(request.n);
     let tokens = prompt_tokens * u64::from(request.n);
-    let mut gate = shared.gate.lock();
-    let refused = if gate.in_flight + sequences > config.max_queued_requests.unwrap_or(MAX_IN_FLIGHT).min(MAX_IN_FLIGHT)
-    {
-        Some((0, "The engine is currently busy and cannot accept new requests."))
-    } else if config.max_queued_tokens.is_some_and(|most| gate.prefill_tokens + tokens > most) {
-        Some((1, "The engine has reached its prefill token backlog limit."))
-    } else {
-        None
+    let entered = shared.gate.lock().enter(sequences, tokens, config.max_queued_requests, config.max_queued_tokens);
+    let Err(full) = entered else { return Ok(()) };
+    let (reason, why) = match full {
+        Full::Requests => (0, "The engine is currently busy and cannot accept new requests."),
+        Full::Tokens => (1, "The engine has reached its prefill token backlog limit."),
     };
-    let Some((reason, why)) = refused else {
-        gate.in_flight += sequences;
-        gate.prefill_tokens += tokens;
-        return Ok(());
-    };
-    drop(gate);
     shared.stats.lock().rejections[reason] += 1;
     let message = format!("{why} Please try again later or on a different instance.");
     Err(ErrorBody { status: 503, kind: "Service Unavailable", param: None, message })

@@ -1,4 +1,7 @@
 //! Log probabilities, made up: plausible numbers in vLLM's two shapes, the same for the same token of the same answer.
+//!
+//! They are a function of token and rank, so streamed and whole answers agree. Sums over a vocabulary mean nothing: only the
+//! shape, the order and the sign are vLLM's.
 
 use std::fmt::Write;
 

@@ -19,9 +19,10 @@ pub mod cost;
 mod driver;
 pub mod engine;
 pub mod fault;
-#[cfg(test)]
-mod fit;
+pub mod fit;
 mod format;
+pub mod front_end;
+mod gate;
 mod generate;
 pub mod lane;
 pub mod log;

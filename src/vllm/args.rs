@@ -124,6 +124,10 @@ impl ServeArgs {
                 }
                 continue;
             }
+            if word == "-O" && rest.peek().is_some_and(|next| ["0", "1", "2", "3"].contains(next)) {
+                args.values.insert("optimization-level", Value::Text(rest.next().unwrap_or_default().to_owned()));
+                continue;
+            }
             if let Some(level) = optimization_level(word) {
                 args.values.insert("optimization-level", Value::Text(level.to_owned()));
                 continue;
@@ -462,6 +466,8 @@ mod tests {
     #[test]
     fn the_model_may_be_a_flag_and_parts_of_json_too() {
         let args = ServeArgs::parse(&["--port", "1", "--model", "x", "-O3", "--compilation-config.mode", "0"]).unwrap();
+        let spaced = ServeArgs::parse(&["m", "-O", "1"]).unwrap();
+        assert_eq!(spaced.text("optimization-level"), Some("1"));
         assert_eq!((args.model(), args.int("port")), (Some("x"), Some(1)));
         assert_eq!(args.text("optimization-level"), Some("3"));
         assert!(ServeArgs::parse(&["m", "--model", "x"]).is_err());

@@ -146,6 +146,27 @@ async fn keys_are_asked_for_and_never_reach_the_engine() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_key_sees_the_models_it_may_use_and_no_others() {
+    let engine = Engine::always(completion()).await;
+    let gate = with_keys(&engine, "").await;
+    let list = async |key: &str| {
+        let answer = gate.ask(format!("GET /v1/models HTTP/1.1\r\nauthorization: Bearer {key}\r\n\r\n")).await;
+        let page: serde_json::Value = serde_json::from_slice(&answer.body).unwrap();
+        let cards = page["data"].as_array().unwrap();
+        cards.iter().map(|card| card["id"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(list("all").await, ["m", "alias", "other"]);
+    assert_eq!(list("some").await, ["other"]);
+    let unknown = r#"{"model":"nobody","messages":[]}"#;
+    let said =
+        |answer: crate::client::Answer| String::from_utf8(answer.is(404, "model_not_found").body.clone()).unwrap();
+    let (all, some) = (gate.ask(with_key("all", unknown)).await, gate.ask(with_key("some", unknown)).await);
+    assert!(said(all).contains("m, other"));
+    assert!(!said(some).contains("m, other"), "names that a key may not use are not told to it");
+    gate.settled().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_keys_own_limit_is_429_with_retry_after() {
     let engine = Engine::always(gated_stream()).await;
     let gate = with_keys(&engine, "limit = { in_flight = 1 }").await;

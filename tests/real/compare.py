@@ -95,6 +95,8 @@ def reduced(answer, path):
     headers = {k: v for k, v in answer.headers.items() if k not in HEADERS_ASIDE}
     if "location" in headers:
         headers["location"] = re.sub(r"//[^/]*", "//host", headers["location"])
+    if re.fullmatch(r"[0-9a-f]{32}", headers.get("x-request-id", "")):
+        headers["x-request-id"] = "<id>"
     text = answer.text()
     if "event-stream" in answer.headers.get("content-type", ""):
         body = events(text)

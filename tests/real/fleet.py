@@ -33,7 +33,11 @@ from gateway import binary
 from wire import post
 
 CHAT = "/v1/chat/completions"
-CLIENTS = 8
+CLIENTS = 4
+# Of a client between two requests: engines that start must find some of the machine's two cores.
+PAUSE_SECONDS = 0.2
+# A start beside an engine under load, on two cores that others use too.
+CHANGE_SECONDS = 900
 SEQS = 32
 # From SIGKILL of the API server until no process of that engine is left.
 GONE_SECONDS = 25
@@ -90,7 +94,7 @@ class Fleet:
         self.gate = Process(name, [binary(), "serve", "--config", self.file], self.folder / f"{name}.log")
         self.gate.ready(self.admin_url + "/health", 20)
 
-    def sluice(self, *arguments, seconds=START_SECONDS):
+    def sluice(self, *arguments, seconds=CHANGE_SECONDS):
         """Exit status and output of a subcommand."""
         done = subprocess.run([binary(), "backend", "--admin", self.admin_url, *arguments], capture_output=True, text=True,
                               timeout=seconds, stdin=subprocess.DEVNULL)
@@ -100,7 +104,7 @@ class Fleet:
         pools = json.loads(get(self.admin_url + "/admin/status", 10)[1])["pools"]
         return {b["name"]: b for b in pools[0]["backends"]}
 
-    def serving(self, seconds=2 * START_SECONDS):
+    def serving(self, seconds=CHANGE_SECONDS):
         """Waits until both engines serve."""
 
         def both():
@@ -162,6 +166,7 @@ class Load:
             except Exception as error:  # whatever a client sees counts
                 self.failures.append((0, repr(error)))
             number += CLIENTS
+            self.over.wait(PAUSE_SECONDS)
 
     def end(self):
         self.over.set()
@@ -185,7 +190,7 @@ def restarts_in_turn_under_load_lose_nothing(fleet):
     for name in NAMES:
         began = time.monotonic()
         status, said = fleet.sluice("restart", name, "--set", f"max-num-seqs={SEQS}", "--wait")
-        print(f"  {name}: {said.splitlines()[-1]} ({time.monotonic() - began:.0f} s)")
+        print(f"  {name}: {said.splitlines()[0]} ({time.monotonic() - began:.0f} s)")
         check(status == 0, f"restart of {name} ended with {status}: {said}\n{fleet.gate.tail()}")
     more = sum(load.done) + 3 * CLIENTS
     until("requests come through afterwards", lambda: sum(load.done) > more, 60)

@@ -148,7 +148,7 @@ async fn one(
         std::fs::write(rig.path(&format!("fault.{name}")), word)?;
     }
     let from = Instant::now();
-    let id = rig.restart(name, &[format!("max-num-seqs={seqs}")]).await?;
+    let id = rig.restart(name, &[format!("max-num-seqs={seqs}")], &[]).await?;
     match fault {
         Fault::PortTaken => {
             let at = ENGINES.iter().position(|engine| *engine == name).unwrap_or(0);
@@ -271,6 +271,64 @@ async fn hang(rig: &Rig, name: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Where nobody can stand in, a restart is refused; with `hold`, requests wait for the engine and none is lost.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_restart_without_a_stand_in_is_refused_or_holds_requests() {
+    let held = async {
+        let mut rig = Rig::start("").await?;
+        for other in ["b", "c"] {
+            rig.drain(other).await?;
+        }
+        let load = Load::on(rig.port);
+        rig.until("requests come through", async |_| Ok(load.completed() > 20)).await?;
+        let refused = rig.restart("a", &[], &[]).await.unwrap_err().to_string();
+        ensure!(refused.contains("no other backend in rotation serves m") && refused.contains("--hold"), "{refused}");
+        let id = rig.restart("a", &["max-num-seqs=48".to_owned()], &["hold"]).await?;
+        let busy = rig.restart("b", &[], &["hold"]).await.unwrap_err().to_string();
+        ensure!(busy.contains("p/a is being changed"), "{busy}");
+        rig.until("it serves again", async |rig| {
+            let engine = rig.status().await?.pools[0].backends[0].engine.clone();
+            Ok(engine
+                .is_some_and(|engine| engine.last_change.is_some_and(|last| last.id == id && last.outcome == "done")))
+        })
+        .await?;
+        let before = load.completed();
+        rig.until("requests come through", async |_| Ok(load.completed() > before + 20)).await?;
+        let losses = load.end().await;
+        ensure!(losses.is_empty(), "{losses:#?}\n{}", rig.log());
+        rig.stop().await
+    };
+    timeout(OVERHEAD, held).await.expect("took longer than allowed").unwrap();
+}
+
+/// Flags that change in the configuration go through the fleet one engine at a time; flags that cannot work stop nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reload_takes_changed_engines_through_a_restart_each() {
+    let rolled = async {
+        let mut rig = Rig::start("").await?;
+        let load = Load::on(rig.port);
+        rig.until("requests come through", async |_| Ok(load.completed() > 20)).await?;
+        let refused = rig.restart("a", &["max-num-seqs=many".to_owned()], &[]).await.unwrap_err().to_string();
+        ensure!(refused.contains("these settings would not start") && refused.contains("max-num-seqs"), "{refused}");
+        rig.reconfigure("max-num-seqs = 64", "max-num-seqs = 40").await?;
+        rig.until("all run with what the file says", async |rig| {
+            let status = rig.status().await?;
+            let engines = status.pools[0].backends.iter().filter_map(|backend| backend.engine.as_ref());
+            let serving = status.pools[0].backends.iter().filter(|backend| backend.state == "ready").count();
+            ensure!(serving >= ENGINES.len() - 1, "only {serving} ready");
+            Ok(engines.filter(|engine| engine.settings == "max-num-seqs=40" && engine.step == "serve").count()
+                == ENGINES.len())
+        })
+        .await?;
+        let losses = load.end().await;
+        ensure!(losses.is_empty(), "{losses:#?}\n{}", rig.log());
+        rig.stop().await?;
+        ensure!(rig.processes()?.is_empty(), "left: {:?}", rig.processes()?);
+        anyhow::Ok(())
+    };
+    timeout(OVERHEAD, rolled).await.expect("took longer than allowed").unwrap();
+}
+
 /// A gateway that was killed finds its engines again and does not start others beside them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_gateway_that_was_killed_finds_its_engines_again() {
@@ -286,7 +344,7 @@ async fn a_gateway_that_was_killed_finds_its_engines_again() {
         let load = Load::on(rig.port);
         rig.until("requests come through", async |_| Ok(load.completed() > 20)).await?;
         // Adopted engines can be restarted like any other, and stop with the gateway.
-        rig.restart("a", &["max-num-seqs=16".to_owned()]).await?;
+        rig.restart("a", &["max-num-seqs=16".to_owned()], &[]).await?;
         rig.settled().await?;
         let losses = load.end().await;
         ensure!(losses.is_empty(), "{losses:#?}");

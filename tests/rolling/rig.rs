@@ -103,10 +103,24 @@ impl Rig {
     }
 
     /// Asks for a restart; the number of the change.
-    pub(crate) async fn restart(&self, name: &str, sets: &[String]) -> anyhow::Result<u64> {
-        let path = format!("/admin/backends/p/{name}/restart{}", query(sets, &[]));
+    pub(crate) async fn restart(&self, name: &str, sets: &[String], switches: &[&str]) -> anyhow::Result<u64> {
+        let path = format!("/admin/backends/p/{name}/restart{}", query(sets, switches));
         let begun: Value = self.admin.post(&path).await?;
         begun["change"].as_u64().context("a change has a number")
+    }
+
+    /// Takes a backend out of rotation, as an operator does.
+    pub(crate) async fn drain(&self, name: &str) -> anyhow::Result<()> {
+        let _: Value = self.admin.post(&format!("/admin/backends/p/{name}/drain")).await?;
+        Ok(())
+    }
+
+    /// Changes the configuration and has it read again.
+    pub(crate) async fn reconfigure(&self, from: &str, to: &str) -> anyhow::Result<()> {
+        let path = self.path("sluice.toml");
+        fs::write(&path, fs::read_to_string(&path)?.replace(from, to))?;
+        let _: Value = self.admin.post("/admin/reload").await?;
+        Ok(())
     }
 
     /// Waits until all engines serve and no change is under way.

@@ -8,6 +8,7 @@
 //! One run of 20 s has about 40 long requests: their P99 is nearly the slowest of them. The table
 //! is a demonstration of a pattern, not a measurement of a machine.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use comfy_table::{CellAlignment, Table, presets};
@@ -15,12 +16,17 @@ use serde_json::{Value, json};
 
 use super::LATE_MS;
 use super::arrangement::Arrangement;
-use crate::bench::{ClassTally, Summary, Tally, report};
+use crate::bench::slices::{self, By};
+use crate::bench::{Distribution, Metrics, RunResult, file};
 
 /// What one arrangement did.
 pub(super) struct Row {
     pub(super) arrangement: Arrangement,
-    pub(super) tally: Tally,
+    /// All requests, each from the moment when it was due.
+    pub(super) all: Metrics,
+    classes: Vec<(String, Metrics)>,
+    failures: BTreeMap<String, u64>,
+    json: Value,
 }
 
 /// What all of them did with the same load.
@@ -36,7 +42,7 @@ struct Decider {
     name: &'static str,
     key: &'static str,
     class: &'static str,
-    of: fn(&ClassTally) -> &Summary,
+    of: fn(&Metrics) -> &Distribution,
 }
 
 const DECIDERS: [Decider; 4] = [
@@ -47,20 +53,41 @@ const DECIDERS: [Decider; 4] = [
 ];
 
 impl Row {
-    fn class(&self, name: &str) -> Option<&ClassTally> {
-        self.tally.classes.iter().find(|class| class.name == name)
+    pub(super) fn of(arrangement: Arrangement, result: &RunResult) -> Self {
+        // A request that left late by our own fault waited for its user all the same.
+        let seen = result.from_due();
+        let lag = Metrics::of(result).lag;
+        let failures = slices::failures(result).into_iter().map(|(reason, count)| (reason.to_owned(), count)).collect();
+        let mut json = Value::Object(file::numbers(&Metrics::of(&seen), &result.config));
+        json["classes"] = slices::json(&seen, By::Class);
+        Self {
+            arrangement,
+            all: Metrics { lag, ..Metrics::of(&seen) },
+            classes: slices::slices(&seen, By::Class),
+            failures,
+            json,
+        }
+    }
+
+    /// How late requests were sent, P99, in ms.
+    pub(super) fn late_ms(&self) -> f64 {
+        self.all.lag.percentile(99.0) * 1e3
+    }
+
+    fn class(&self, name: &str) -> Option<&Metrics> {
+        self.classes.iter().find(|(class, _)| class == name).map(|(_, metrics)| metrics)
     }
 
     /// Percentile `p` in ms of one measure of one class, where there is any value.
-    fn percentile(&self, class: &str, of: fn(&ClassTally) -> &Summary, p: f64) -> Option<f64> {
-        self.class(class).map(of).filter(|summary| summary.count() > 0).map(|summary| summary.percentile(p))
+    fn percentile(&self, class: &str, of: fn(&Metrics) -> &Distribution, p: f64) -> Option<f64> {
+        self.class(class).map(of).filter(|of| of.count() > 0).map(|of| of.percentile(p) * 1e3)
     }
 }
 
 impl Comparison {
     /// Failed requests of all arrangements.
     pub(super) fn failures(&self) -> u64 {
-        self.rows.iter().map(|row| row.tally.all.failures()).sum()
+        self.rows.iter().map(|row| row.all.failed).sum()
     }
 
     /// For each decider, how many times larger it was in the first arrangement than in the last;
@@ -101,7 +128,7 @@ impl Comparison {
 
     /// Sends that were late on our side make every number pessimistic: said when it matters.
     fn lateness(&self) -> Option<String> {
-        let late = self.rows.iter().map(|row| row.tally.all.late.percentile(99.0)).fold(0.0, f64::max);
+        let late = self.rows.iter().map(Row::late_ms).fold(0.0, f64::max);
         (late > LATE_MS).then(|| {
             format!(
                 "This machine was busy: requests were sent up to {late:.0} ms late (P99), and that is in the numbers."
@@ -111,11 +138,8 @@ impl Comparison {
 
     /// The same for programs.
     pub(super) fn json(&self) -> Value {
-        let rows: Vec<Value> = self
-            .rows
-            .iter()
-            .map(|row| json!({ "arrangement": row.arrangement.label(), "result": report::json(&row.tally) }))
-            .collect();
+        let rows: Vec<Value> =
+            self.rows.iter().map(|row| json!({ "arrangement": row.arrangement.label(), "result": row.json })).collect();
         let ratios = self.ratios();
         json!({
             "seconds": self.seconds,
@@ -142,7 +166,7 @@ impl fmt::Display for Comparison {
         )?;
         writeln!(f, "{}", self.table())?;
         for row in &self.rows {
-            for (failure, count) in &row.tally.all.failed {
+            for (failure, count) in &row.failures {
                 writeln!(f, "{}: {count} failed: {failure}", row.arrangement.label())?;
             }
         }
@@ -165,7 +189,7 @@ impl Comparison {
             let mut cells = vec![row.arrangement.label().to_owned()];
             cells.push(millis(row.percentile("short", |class| &class.ttft, 50.0)));
             cells.extend(DECIDERS.iter().map(|decider| millis(row.percentile(decider.class, decider.of, 99.0))));
-            cells.push(row.tally.all.failures().to_string());
+            cells.push(row.all.failed.to_string());
             table.add_row(cells);
         }
         for column in table.column_iter_mut().skip(1) {
@@ -186,25 +210,25 @@ fn times(ratio: f64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
+    use crate::bench::result::ClassConfig;
+    use crate::bench::{Outcome, Record, RunConfig};
 
     fn row(arrangement: Arrangement, short: (f64, f64), long: (f64, f64), failed: u64) -> Row {
-        let class = |name: &str, (ttft, e2el)| ClassTally {
-            name: name.into(),
-            sent: 1,
-            completed: 1,
-            ttft: Summary::of(vec![ttft]),
-            e2el: Summary::of(vec![e2el]),
-            ..ClassTally::default()
+        let record = |class, (ttft, e2el): (f64, f64)| Record {
+            class,
+            outcome: Outcome::Completed,
+            ttft: ttft / 1e3,
+            latency: e2el / 1e3,
+            ..Record::default()
         };
-        let mut all = ClassTally { name: "all".into(), ..ClassTally::default() };
-        if failed > 0 {
-            all.failed.insert(crate::bench::Failure::Status(503), failed);
+        let mut requests = vec![record(0, short), record(1, long)];
+        for _ in 0..failed {
+            requests.push(Record { outcome: Outcome::Failed("status 503".into()), ..Record::default() });
         }
-        let classes = vec![class("short", short), class("long", long)];
-        Row { arrangement, tally: Tally { duration: Duration::from_secs(20), classes, all } }
+        let class = |name: &str| ClassConfig { name: name.into(), weight: 1.0, ..ClassConfig::default() };
+        let config = RunConfig { classes: vec![class("short"), class("long")], ..RunConfig::default() };
+        Row::of(arrangement, &RunResult { requests, config, duration: 20.0, ..RunResult::default() })
     }
 
     fn comparison(last: Row) -> Comparison {

@@ -18,12 +18,12 @@
 //! | `arrangement` | the three: engine flags and the gateway's configuration |
 //! | `stage` | brings engines and gateway up, and down again |
 //! | `compare` | the table, the verdict, the JSON |
-//! | `progress` | a line on the terminal meanwhile |
 
 mod arrangement;
 mod compare;
-mod progress;
 mod stage;
+#[cfg(test)]
+mod system;
 
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -34,8 +34,9 @@ use anyhow::Context as _;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::Instant;
 
+use super::line::Line;
 use super::serve::raise_file_limit;
-use crate::bench::{self, Api, Arrival, Class, Client, Extent, Length, Plan, Tally, Workload};
+use crate::bench::{self, Arrival, Class, Client, Extent, Length, Plan, Prefix, RunResult, Slo, Tokens, Workload};
 use arrangement::{ALL, Arrangement, MODEL};
 use compare::{Comparison, Row};
 use stage::Up;
@@ -157,11 +158,11 @@ async fn compare_all(
                 previous.stop().await;
             }
             let up = raise(arrangement).await.with_context(|| format!("cannot start '{}'", arrangement.label()))?;
-            let tally = measure(&plan, &up, &title).await?;
+            let row = Row::of(arrangement, &measure(&plan, &up, &title).await?);
             standing = Some(up);
-            let late = tally.all.late.percentile(99.0);
+            let late = row.late_ms();
             if attempt == ATTEMPTS || late <= LATE_MS {
-                rows.push(Row { arrangement, tally });
+                rows.push(row);
                 break;
             }
             // Judged by our own lateness alone, never by the result.
@@ -172,11 +173,11 @@ async fn compare_all(
     Ok((Comparison { rows, seconds: args.seconds, seed: args.seed }, up))
 }
 
-async fn measure(plan: &Plan, up: &Up, title: &str) -> anyhow::Result<Tally> {
+async fn measure(plan: &Plan, up: &Up, title: &str) -> anyhow::Result<RunResult> {
     let client = Arc::new(Client::new(&up.urls, plan.workload.api, REQUEST_LIMIT)?);
     for ordinal in WARM_UP_FROM..WARM_UP_FROM + WARM_UP {
-        for class in 0..plan.workload.classes.len() {
-            let question = plan.workload.question_in(class, ordinal);
+        for class in 0..RATES.len() {
+            let question = plan.workload.question_in(class as u32, ordinal);
             client
                 .ask(&question, Instant::now())
                 .await
@@ -184,10 +185,10 @@ async fn measure(plan: &Plan, up: &Up, title: &str) -> anyhow::Result<Tally> {
         }
     }
     let progress = Arc::new(bench::Progress::default());
-    let shown = progress::Line::start(title, plan.extent, progress.clone());
+    let shown = Line::start(title, plan.extent, progress.clone());
     let run = bench::run(plan, &client, &progress).await?;
     shown.end();
-    Ok(Tally::of(&run, &plan.workload))
+    Ok(run)
 }
 
 fn plan(args: &DemoArgs) -> Plan {
@@ -196,17 +197,14 @@ fn plan(args: &DemoArgs) -> Plan {
         prompt: Length::Exactly(prompt),
         output: Length::Exactly(output),
         weight,
+        prefix: Prefix::default(),
+        slo: Slo::default(),
     };
     let classes = vec![class("short", 200, 128, RATES[0]), class("long", 16_000, 64, RATES[1])];
     // Ids that every vocabulary of a Llama 3 has, without the special ones at its end.
-    let vocabulary = 1_000..100_000;
-    let workload = Workload { model: MODEL.to_owned(), api: Api::Completions, classes, vocabulary, seed: args.seed };
-    Plan {
-        workload,
-        arrival: Arrival::Poisson { rate: RATES.iter().sum() },
-        extent: Extent::Lasting(Duration::from_secs_f64(args.seconds)),
-        max_in_flight: bench::run::MAX_IN_FLIGHT,
-    }
+    let workload = Workload { tokens: Tokens::Ids(1_000..100_000), ..Workload::of_classes(MODEL, classes, args.seed) };
+    let extent = Extent::Lasting(Duration::from_secs_f64(args.seconds));
+    Plan::new(workload, Arrival::Poisson { rate: RATES.iter().sum() }, extent)
 }
 
 fn print_result(args: &DemoArgs, comparison: &Comparison) -> anyhow::Result<()> {
@@ -288,7 +286,7 @@ mod tests {
         assert_eq!(counts.standing(), 0);
         // More when the machine that runs this test was busy and an arrangement was measured again.
         assert!(counts.ups.load(Ordering::SeqCst) >= 3);
-        let sent: Vec<u64> = comparison.rows.iter().map(|row| row.tally.all.sent).collect();
+        let sent: Vec<u64> = comparison.rows.iter().map(|row| row.all.sent).collect();
         assert!(sent.len() == 3 && sent[0] > 0 && sent.iter().all(|count| *count == sent[0]), "{sent:?}");
         assert_eq!(comparison.failures(), 0);
     }

@@ -82,11 +82,16 @@ async fn start_gateway(text: &str) -> anyhow::Result<Running> {
 
 /// A simulated engine on a free port, with flags of `vllm serve`.
 async fn start_engine(args: &[String], seed: u64) -> anyhow::Result<Handle> {
-    let profile = Profile::named(PROFILE).with_context(|| format!("there is no profile '{PROFILE}'"))?;
-    let mut config = SimConfig::from_args(&ServeArgs::parse(args)?, profile)?;
-    config.seed = seed;
+    let config = engine_config(args, seed)?;
     let listener = crate::proxy::listen((Ipv4Addr::LOCALHOST, 0).into())?;
     Ok(sim::spawn(config, listener)?)
+}
+
+/// What an engine with these flags of `vllm serve` is.
+pub(super) fn engine_config(args: &[String], seed: u64) -> anyhow::Result<SimConfig> {
+    let profile = Profile::named(PROFILE).with_context(|| format!("there is no profile '{PROFILE}'"))?;
+    let config = SimConfig::from_args(&ServeArgs::parse(args)?, profile)?;
+    Ok(SimConfig { seed, ..config })
 }
 
 /// `asked` when it is free; the usual port when that is; else any.

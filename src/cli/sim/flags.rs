@@ -1,4 +1,7 @@
 //! Flags of the simulator itself, taken out of the argv before vLLM's are read.
+//!
+//! They stand anywhere among vLLM's, as `--sim-name value` or `--sim-name=value`. A flag or a value that is none is refused
+//! before anything starts, with the names that exist.
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -19,6 +19,7 @@
 
 mod cache;
 mod core;
+mod fit;
 mod flags;
 mod start;
 
@@ -35,6 +36,7 @@ const HELP: &str = "\
 a process that behaves like `vllm serve` on a GPU that is not there
 
 usage: sluice sim MODEL [flags of vllm serve] [--sim-*]
+       sluice sim fit DATA     fits the constants to measured rows (see sluice sim fit --help)
 
   --host ADDRESS          (default 0.0.0.0)
   --port PORT             (default 8000; 0 picks a free one)
@@ -63,6 +65,9 @@ pub struct SimArgs {
 
 /// Runs `sluice sim` with what follows the subcommand.
 pub fn run(args: Vec<String>) -> ExitCode {
+    if args.first().is_some_and(|arg| arg == "fit") {
+        return fit::run(&args[1..]);
+    }
     if args.iter().any(|arg| arg == "--help" || arg == "-h" || arg.starts_with("--help=")) {
         let names = |names: Vec<&str>| names.join(", ");
         print!(

@@ -10,6 +10,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::engine;
+use super::preflight::could_run;
 use super::scene::Scene;
 use crate::fleet::driver::Failure;
 use crate::fleet::life::{Event, Step, Trouble};
@@ -97,7 +98,9 @@ async fn drain(scene: &Arc<Scene>) -> Result<(), Trouble> {
             scene.detail(format!("{running} requests under way"));
             sleep(LOOK).await;
         }
-        while let Some(running) = engine::running(scene).await.filter(|running| *running > 0.0) {
+        // Who is asked to end, with the gateway or for good, does not wait for clients that are not the gateway's.
+        let leaving = scene.kept.lock().life.leaving;
+        while !leaving && let Some(running) = engine::running(scene).await.filter(|running| *running > 0.0) {
             scene.detail(format!("{running:.0} requests of others under way"));
             sleep(LOOK).await;
         }
@@ -126,7 +129,7 @@ async fn stop(scene: &Arc<Scene>) -> Result<(), Trouble> {
 
 async fn start(scene: &Arc<Scene>) -> Result<(), Trouble> {
     let settings = scene.settings();
-    let notices = scene.driver.check(&settings).await.map_err(|failure| trouble(&failure))?;
+    let notices = could_run(scene, &settings).await.map_err(|failure| trouble(&failure))?;
     for notice in notices {
         tracing::warn!(backend = %scene.spec.load().name, "{notice}");
     }

@@ -163,8 +163,8 @@ impl Fleet {
         for spec in &new {
             self.admission.set_cordon(spec.backend, Cordon::Coming);
         }
-        if !new.is_empty() || !changed.is_empty() {
-            tokio::spawn(roll::roll(Arc::clone(self), new, changed));
+        if !new.is_empty() || !changed.is_empty() || !gone.is_empty() {
+            tokio::spawn(roll::roll(Arc::clone(self), gone, new, changed));
         }
     }
 
@@ -226,6 +226,19 @@ impl Fleet {
         }
     }
 
+    /// What is no longer configured and has stopped need not be written again.
+    fn forget(&self, names: &[String]) {
+        let Some(journal) = self.journal.lock().clone() else { return };
+        let mut journal = journal.lock();
+        let stopped =
+            |journal: &Journal, name: &str| journal.last().get(name).is_some_and(|r| r.life.step == Step::Off);
+        for name in names {
+            if stopped(&journal, name) {
+                journal.forget(name);
+            }
+        }
+    }
+
     /// Restarts an engine. Returns the number of the change once it has begun; [`Fleet::views`] shows how it goes on.
     ///
     /// # Errors
@@ -235,7 +248,7 @@ impl Fleet {
         let spec = scene.spec.load_full();
         let base = if ask.reset { spec.settings.clone() } else { scene.settings() };
         let to = base.with(&ask.set);
-        scene.driver.check(&to).await?;
+        preflight::could_run(&scene, &to).await?;
         let _gate = self.gate.lock().await;
         if let Some(other) = self.views().into_iter().find(|view| view.change.is_some()) {
             return Err(CannotRestart::Another(other.backend));
@@ -326,5 +339,9 @@ async fn recover(scene: &Arc<Scene>) {
         record.life.anew(spec.settings.clone())
     };
     kept.adopted = kept.life.step == Step::Adopt;
+    if kept.life.wanted != spec.settings {
+        let settings = keeper::shown(&kept.life.wanted);
+        tracing::info!(backend = %spec.name, settings, "flags were changed since the configuration (restart --reset undoes that)");
+    }
     tracing::info!(backend = %spec.name, alive, step = kept.life.step.label(), "goes on where an earlier gateway left off");
 }

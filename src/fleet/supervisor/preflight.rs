@@ -1,10 +1,47 @@
-//! Whether an engine may be taken out now. Pure: a picture of admission and of what engines report goes in.
+//! Whether an engine may be taken out now, and whether what is to follow can work.
 //!
+//! The first is pure: a picture of admission and of what engines report goes in.
 //! Others that are in rotation must serve every name that it serves, adapters too, and must have room for what runs and
 //! waits now, with a margin (`fleet.headroom`). Others are those of its own pool and of the pools that requests at
 //! home there may spill to.
 
+use std::path::PathBuf;
+
+use super::scene::Scene;
+use crate::fleet::adapter_rank;
+use crate::fleet::driver::{Failure, Kind, Notice, Settings};
 use crate::pool::{BackendView, PoolView};
+use crate::vllm::failure::Class;
+
+/// `--max-lora-rank` where nothing is said.
+const LORA_RANK: i64 = 16;
+
+/// Whether the engine could run with these settings, its adapters included; what is worth telling.
+///
+/// # Errors
+/// What is wrong, found without touching anything.
+pub(super) async fn could_run(scene: &Scene, settings: &Settings) -> Result<Vec<Notice>, Failure> {
+    let notices = scene.driver.check(settings).await?;
+    // Folders of an engine that commands start may be on another machine.
+    if scene.driver.kind() == Kind::Process {
+        adapters_fit(&scene.spec.load().adapters, settings.int("max-lora-rank").unwrap_or(LORA_RANK))?;
+    }
+    Ok(notices)
+}
+
+fn adapters_fit(adapters: &[(String, PathBuf)], most: i64) -> Result<(), Failure> {
+    for (name, folder) in adapters {
+        if !folder.is_dir() {
+            let cause = format!("adapter '{name}': there is no folder {}", folder.display());
+            return Err(Failure::new(Class::ModelNotFound, cause));
+        }
+        if let Some(rank) = adapter_rank(folder).filter(|rank| i64::from(*rank) > most) {
+            let cause = format!("adapter '{name}' has rank {rank}, above max-lora-rank {most}");
+            return Err(Failure::new(Class::LoraRank, cause));
+        }
+    }
+    Ok(())
+}
 
 /// Why it may not.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -128,6 +165,18 @@ mod tests {
         admission.set_cordon(layout.backends[0][1], Cordon::Coming);
         assert_eq!(judge(&admission, &[], same), Err(NotNow::NoStandIn("m, lora".to_owned())));
         assert_eq!(judge(&admission, &["two"], same), Ok(()));
+    }
+
+    #[test]
+    fn an_adapter_that_is_not_there_or_too_big_is_found_before_anything_is_touched() {
+        let folder = tempfile::tempdir().unwrap();
+        let adapters = |path: &std::path::Path| [("sql".to_owned(), path.to_owned())];
+        let said = |path: &std::path::Path, most| adapters_fit(&adapters(path), most).unwrap_err().to_string();
+        assert!(said(&folder.path().join("none"), 16).contains("there is no folder"));
+        std::fs::write(folder.path().join("adapter_config.json"), r#"{"r": 32}"#).unwrap();
+        let too_big = said(folder.path(), 16);
+        assert!(too_big.contains("rank 32, above max-lora-rank 16") && too_big.contains("raise"), "{too_big}");
+        assert!(adapters_fit(&adapters(folder.path()), 32).is_ok());
     }
 
     #[test]

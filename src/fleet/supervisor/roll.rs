@@ -16,9 +16,10 @@ use crate::fleet::life::{Outcome, Refused, Step};
 /// Between two looks at whether the others can carry it, or whether it serves.
 const LOOK: Duration = Duration::from_millis(200);
 
-pub(super) async fn roll(fleet: Arc<Fleet>, new: Vec<EngineSpec>, changed: Vec<EngineSpec>) {
+pub(super) async fn roll(fleet: Arc<Fleet>, gone: Vec<String>, new: Vec<EngineSpec>, changed: Vec<EngineSpec>) {
     // They may leave the very devices and ports that the new ones are for.
     fleet.departed().await;
+    fleet.forget(&gone);
     new.into_iter().for_each(|spec| fleet.take_on(spec));
     for spec in changed {
         let name = Arc::clone(&spec.name);

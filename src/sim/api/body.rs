@@ -1,4 +1,7 @@
 //! The body of a generating request, read once: its fields, with a long list of token ids kept apart.
+//!
+//! Ids are read straight from the text, because a prompt of a hundred thousand is common; everything else becomes JSON
+//! values. Bound: the body itself, which the server limits.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;

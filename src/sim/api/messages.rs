@@ -1,4 +1,7 @@
 //! Types of `messages` and `prompt`: unions, in which every branch complains.
+//!
+//! A value that fits no branch is refused with the problems of all of them, in vLLM's order and under the names of its
+//! branches. What fits one branch is taken without looking further.
 
 use serde_json::Value;
 

@@ -1,4 +1,7 @@
 //! Rules on whole bodies that vLLM checks before it looks at the fields, in its order (the last declared goes first).
+//!
+//! They look at raw JSON, so a number may be a text here and truth is Python's. The first rule that is broken is told, as
+//! an error of the request and not of a field.
 
 use serde_json::{Map, Value};
 

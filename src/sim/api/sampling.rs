@@ -1,4 +1,7 @@
 //! Sampling parameters: vLLM's limits, checked in its order, after the prompt is known.
+//!
+//! Limits are those of `SamplingParams` and of the engine in 0.32; numbers in messages are written as Python writes them.
+//! What only changes which words are drawn (temperature, top-p) has no other effect here.
 
 use serde_json::{Map, Value};
 

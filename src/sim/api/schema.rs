@@ -1,4 +1,7 @@
 //! Fields of the bodies that the routes take, in the order in which vLLM 0.32 declares them.
+//!
+//! Only names and types: what they mean is read in [`super`]. Unknown fields are allowed, as in vLLM, and a field that
+//! nobody simulates is still checked for its type.
 
 use super::pydantic::{Field, INT, Type};
 

@@ -1,3 +1,5 @@
+//! Bodies of both routes: defaults, shapes of prompts, refusals.
+
 use super::*;
 
 fn parse(kind: Kind, body: &str, max_model_len: u32) -> Result<Generate, ErrorBody> {

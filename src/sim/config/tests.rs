@@ -1,3 +1,5 @@
+//! Defaults, refusals in vLLM's words, and a server under load on virtual time.
+
 use super::super::profile::Gpu;
 use super::*;
 
@@ -97,4 +99,43 @@ fn somebody_else_on_the_gpu_is_noticed_first() {
     let args = ServeArgs::parse(&["m"]).unwrap();
     let refused = SimConfig::with_occupied(&args, Profile::named("h200-llama-8b").unwrap(), 100.0 * GIB).unwrap_err();
     assert!(refused.to_string().starts_with("ValueError: Free memory on device cuda:0 ("), "{refused}");
+}
+
+/// A closed loop of so many streams on virtual time: tokens per second, and the median time to first token, seconds.
+fn loaded(config: &SimConfig, streams: u64) -> (f64, f64) {
+    const ROUNDS: u64 = 6;
+    let mut lane = config.lane();
+    let request = |id| crate::sim::Request::new(id, 512, 128);
+    let mut sent: std::collections::HashMap<u64, Duration> = (0..streams).map(|id| (id, Duration::ZERO)).collect();
+    for id in 0..streams {
+        lane.submit(Duration::ZERO, [request(id)]);
+    }
+    let (mut waits, mut tokens, mut next, mut now) = (Vec::new(), 0u64, streams, Duration::ZERO);
+    while let Some(at) = lane.next_at() {
+        now = at;
+        let Some(end) = lane.poll(at) else { continue };
+        for token in end.emitted {
+            tokens += 1;
+            if token.first {
+                waits.push((end.ended - sent[&token.id]).as_secs_f64());
+            }
+            if token.last && next < ROUNDS * streams {
+                sent.insert(next, end.ended);
+                lane.submit(end.ended, [request(next)]);
+                next += 1;
+            }
+        }
+    }
+    waits.sort_by(f64::total_cmp);
+    (tokens as f64 / now.as_secs_f64(), waits[waits.len() / 2])
+}
+
+#[test]
+fn beyond_max_num_seqs_only_the_wait_grows() {
+    let config = config(&["m", "--max-num-seqs", "50"]).unwrap();
+    let [(few, _), (some, _), (full, wait), (over, long_wait)] =
+        [10, 25, 50, 150].map(|streams| loaded(&config, streams));
+    assert!(some > 1.5 * few && full > 1.2 * some, "throughput grows up to the limit: {few} {some} {full}");
+    assert!((over / full - 1.0).abs() < 0.15, "and is flat behind it: {full} {over}");
+    assert!(long_wait > 4.0 * wait, "while the wait grows: {wait} {long_wait}");
 }

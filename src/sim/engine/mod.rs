@@ -92,7 +92,7 @@ pub struct StepOutcome {
     pub load: StepLoad,
     /// Tokens sampled, in running order.
     pub emitted: Vec<Emitted>,
-    /// Sequences that were admitted from the waiting queue, in that order.
+    /// Sequences that were admitted from the waiting queue, in that order; one may have left since the plan was made.
     pub admitted: Vec<Admitted>,
     /// Sequences that lost their blocks to others.
     pub preempted: u32,
@@ -138,8 +138,9 @@ pub struct Engine {
     /// Arrived while the step that runs now was under way, and while the one before it was.
     fresh: Vec<Slot>,
     staged: Vec<Slot>,
-    /// Sequences in the running list that are over.
+    /// Sequences in the running list that are over, and those before it that are.
     ending: usize,
+    leaving: Vec<Slot>,
     deferred: usize,
     adapters: Adapters,
     prefix: PrefixStats,
@@ -147,15 +148,14 @@ pub struct Engine {
     /// Steps since the engine was idle, and whether the last admission left requests behind for want of room.
     steps: u64,
     crowded: bool,
+    /// What tests want to know of a step: free blocks when it was planned, and who advanced by how many tokens.
+    #[cfg(test)]
+    observed: (u32, Vec<(SequenceId, u32)>),
 }
 
 impl Engine {
     /// An idle engine.
     pub fn new(config: EngineConfig, cost: CostModel) -> Self {
-        let mut config = config;
-        if !config.chunked_prefill {
-            config.long_prefill_token_threshold = 0;
-        }
         Self {
             rng: Rng::new(config.seed),
             blocks: Blocks::new(config.num_blocks),
@@ -170,11 +170,14 @@ impl Engine {
             fresh: Vec::new(),
             staged: Vec::new(),
             ending: 0,
+            leaving: Vec::new(),
             deferred: 0,
             prefix: PrefixStats::default(),
             pause: Pause::No,
             steps: 0,
             crowded: false,
+            #[cfg(test)]
+            observed: Default::default(),
         }
     }
 
@@ -208,34 +211,31 @@ impl Engine {
         Ok(())
     }
 
-    /// Ends a request early. Says whether it was there. What runs is computed until the plan that is already made has been
-    /// carried out (asynchronous scheduling), and then its blocks are free.
+    /// Ends a request early. Says whether it was there. Its blocks are free from the next step on; with asynchronous
+    /// scheduling that step is already planned: the request has its part in it and is computed in vain.
     pub fn abort(&mut self, id: SequenceId) -> bool {
         let Some(slot) = self.slots.remove(&id) else { return false };
         let sequence = &mut self.sequences[slot as usize];
         match sequence.place {
-            Some(Place::Running) => {
-                sequence.ending = Some(Ending::Aborted);
-                self.ending += 1;
-                if !self.config.async_scheduling {
-                    self.settle();
-                }
-            }
-            Some(Place::Waiting) => {
-                self.waiting.remove(sequence.rank);
-                self.vacate(slot);
-            }
             Some(Place::Arriving) | None => {
-                self.staged.retain(|other| *other != slot);
                 self.fresh.retain(|other| *other != slot);
                 self.vacate(slot);
+                return true;
             }
+            Some(Place::Running) => self.ending += 1,
+            Some(Place::Waiting | Place::Staged) => {}
         }
+        sequence.ending = Some(Ending::Aborted);
+        self.leaving.push(slot);
         true
     }
 
     /// Runs one step, or returns nothing when there is nothing to run.
     pub fn step(&mut self) -> Option<StepOutcome> {
+        if !self.config.async_scheduling {
+            // Nothing was planned ahead of what ended.
+            self.settle();
+        }
         self.take_arrivals();
         let mut plan = self.plan();
         if plan.tokens == 0 {
@@ -253,22 +253,82 @@ impl Engine {
         }
         self.steps += 1;
         let adapter_loads = self.prepare_adapters();
-        let (load, emitted) = self.advance();
+        let (mut load, emitted) = self.advance();
+        (load.adapter_activations, load.adapter_loads) = (adapter_loads.to_gpu, adapter_loads.from_disk);
         let duration = self.jittered(self.cost.duration(&load));
         let Plan { admitted, preempted, .. } = plan;
         Some(StepOutcome { duration, load, emitted, admitted, preempted, adapter_loads })
     }
 
+    /// What was added since the last step began is considered by the next one: its plan is made later than that step began.
+    pub fn stage_fresh(&mut self) {
+        for slot in self.fresh.drain(..) {
+            self.sequences[slot as usize].place = Some(Place::Staged);
+            self.staged.push(slot);
+        }
+    }
+
+    /// What steps cost.
+    pub fn cost(&self) -> &CostModel {
+        &self.cost
+    }
+
     /// Arrivals move up one stage per step, at once when no step is under way.
     fn take_arrivals(&mut self) {
-        let idle = self.running.is_empty() && self.waiting.is_empty();
-        if idle || !self.config.async_scheduling {
+        if !self.config.async_scheduling {
+            return self.stage_all();
+        }
+        if self.running.is_empty() && self.waiting.is_empty() && self.staged.is_empty() {
+            // The plan that was made ahead is empty.
+            self.steps = 0;
             return self.stage_all();
         }
         for slot in self.staged.drain(..) {
             self.waiting.push(slot, &mut self.sequences[slot as usize], false);
         }
         std::mem::swap(&mut self.staged, &mut self.fresh);
+        for slot in &self.staged {
+            self.sequences[*slot as usize].place = Some(Place::Staged);
+        }
+    }
+
+    /// Those go whose clients went away before the plan that was just made; what it has them compute is added to `load`.
+    /// They free their blocks before those that ended by themselves.
+    fn leave(&mut self, load: &mut StepLoad) {
+        for slot in std::mem::take(&mut self.leaving) {
+            let sequence = &self.sequences[slot as usize];
+            match sequence.place {
+                Some(Place::Waiting) => self.dequeue(slot),
+                Some(Place::Staged) => self.staged.retain(|other| *other != slot),
+                // Its place in the list goes with the next walk over that.
+                Some(Place::Running) => {
+                    self.ending -= 1;
+                    self.compute(slot, load);
+                }
+                // It was preempted.
+                Some(Place::Arriving) | None => continue,
+            }
+            self.vacate(slot);
+        }
+    }
+
+    /// Takes a sequence out of the queue.
+    fn dequeue(&mut self, slot: Slot) {
+        let sequence = &mut self.sequences[slot as usize];
+        self.waiting.remove(sequence.rank);
+        self.deferred -= usize::from(std::mem::take(&mut sequence.deferred));
+    }
+
+    /// Adds what is scheduled for a sequence to the load, and says how many tokens that is.
+    fn compute(&mut self, slot: Slot, load: &mut StepLoad) -> u32 {
+        let sequence = &mut self.sequences[slot as usize];
+        let chunk = std::mem::take(&mut sequence.chunk);
+        if chunk > 0 {
+            load.add(sequence.computed, chunk, sequence.request.adapter.is_some());
+            #[cfg(test)]
+            self.observed.1.push((sequence.request.id, chunk));
+        }
+        chunk
     }
 
     /// Everything that arrived is in the queue.
@@ -282,14 +342,15 @@ impl Engine {
     /// when the step began goes.
     fn advance(&mut self) -> (StepLoad, Vec<Emitted>) {
         let mut load = StepLoad::default();
+        self.leave(&mut load);
         let mut emitted = Vec::with_capacity(self.running.len());
         let mut kept = 0;
         for at in 0..self.running.len() {
             let slot = self.running[at];
+            let chunk = self.compute(slot, &mut load);
             let sequence = &mut self.sequences[slot as usize];
-            let chunk = std::mem::take(&mut sequence.chunk);
-            if chunk > 0 {
-                load.add(sequence.computed, chunk, sequence.request.adapter.is_some());
+            if sequence.place.is_none() {
+                continue;
             }
             if sequence.ending.is_some() {
                 self.finish(slot);
@@ -307,10 +368,6 @@ impl Engine {
                     sequence.ending = Some(if stops { Ending::Stopped } else { Ending::AtLimit });
                     self.slots.remove(&id);
                     self.ending += 1;
-                    if !self.config.async_scheduling {
-                        self.finish(slot);
-                        continue;
-                    }
                 }
             }
             self.running[kept] = slot;
@@ -322,15 +379,18 @@ impl Engine {
 
     /// Lets go of what is over.
     fn settle(&mut self) {
-        if self.ending == 0 {
+        let nobody = self.ending == 0;
+        self.leave(&mut StepLoad::default());
+        if nobody {
             return;
         }
         let running = std::mem::take(&mut self.running);
         for slot in running {
-            if self.sequences[slot as usize].ending.is_some() {
-                self.finish(slot);
-            } else {
-                self.running.push(slot);
+            let sequence = &self.sequences[slot as usize];
+            match (sequence.place, sequence.ending) {
+                (None, _) => {}
+                (_, Some(_)) => self.finish(slot),
+                (_, None) => self.running.push(slot),
             }
         }
     }
@@ -338,9 +398,7 @@ impl Engine {
     /// A sequence that is over frees what it held. Its own blocks stay findable, the generated ones too.
     fn finish(&mut self, slot: Slot) {
         self.ending -= 1;
-        if self.sequences[slot as usize].ending != Some(Ending::Aborted) {
-            self.publish(slot, self.sequences[slot as usize].computed);
-        }
+        self.publish(slot, self.sequences[slot as usize].computed);
         self.vacate(slot);
     }
 
@@ -398,12 +456,12 @@ impl Engine {
 
     /// Sequences that wait for admission, those deferred by the adapter limit included.
     pub fn waiting(&self) -> usize {
-        self.waiting.len() + self.staged.len() + self.fresh.len()
+        self.slots.len() - self.running()
     }
 
-    /// Sequences that the last plan passed over because of the adapter limit.
+    /// Waiting sequences that admission passed over because of the adapter limit.
     pub fn deferred(&self) -> usize {
-        self.deferred.min(self.waiting.len())
+        self.deferred
     }
 
     /// The block pool, for gauges and tests.

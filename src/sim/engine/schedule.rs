@@ -52,6 +52,10 @@ struct Found {
 impl Engine {
     /// Plans a step.
     pub(super) fn plan(&mut self) -> Plan {
+        #[cfg(test)]
+        {
+            self.observed = (self.blocks.free(), Vec::new());
+        }
         let mut plan = Plan::default();
         let whole = if self.pause == Pause::All { 0 } else { self.config.max_num_batched_tokens };
         let mut limits = Limits { budget: whole, cap: self.cap(), decode_only: self.decodes_only() };
@@ -138,7 +142,7 @@ impl Engine {
     pub(super) fn requeue(&mut self, slot: Slot) {
         let sequence = &mut self.sequences[slot as usize];
         self.blocks.give(&mut sequence.blocks);
-        (sequence.computed, sequence.chunk, sequence.chain) = (0, 0, sequence.root());
+        (sequence.chunk, sequence.chain) = (0, sequence.root());
         (sequence.sampled, sequence.preempted) = (false, true);
         if sequence.ending.is_some() {
             self.ending -= 1;
@@ -153,20 +157,19 @@ impl Engine {
         let lora = self.config.max_loras > 0;
         let mut adapters = if lora { self.distinct(self.running.iter().copied()) } else { Vec::new() };
         let mut passed: Option<Rank> = None;
-        self.deferred = 0;
         while limits.budget > 0 && self.running.len() < most {
             let Some((rank, slot)) = self.waiting.after(passed) else { break };
             let adapter = self.sequences[slot as usize].request.adapter;
             let new = adapter.filter(|adapter| !adapters.contains(adapter));
             if new.is_some() && adapters.len() >= self.config.max_loras.max(1) as usize {
-                self.deferred += 1;
+                self.deferred += usize::from(!std::mem::replace(&mut self.sequences[slot as usize].deferred, true));
                 passed = Some(rank);
                 continue;
             }
             let Some(admitted) = self.admit(slot, limits) else { break };
             plan.admitted.push(admitted);
             adapters.extend(new);
-            self.waiting.remove(rank);
+            self.dequeue(slot);
             self.running.push(slot);
         }
         if !limits.decode_only {
@@ -201,6 +204,7 @@ impl Engine {
         sequence.chain = found.chain;
         (sequence.computed, sequence.chunk) = (cached, chunk);
         (sequence.place, sequence.prefilling) = (Some(Place::Running), true);
+        self.ending += usize::from(sequence.ending.is_some());
         let admitted = Admitted { id: sequence.request.id, cached_tokens: cached, resumed: sequence.preempted };
         if self.config.prefix_caching && !sequence.preempted && !sequence.request.skip_cached {
             self.prefix.queries += u64::from(tokens);

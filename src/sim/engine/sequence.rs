@@ -28,8 +28,10 @@ pub(super) struct Rank {
 /// Where a sequence is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
-    /// Arrived, not yet looked at.
+    /// Arrived while the step that runs now was under way.
     Arriving,
+    /// Arrived one step before that: it is in the next plan.
+    Staged,
     /// In the queue.
     Waiting,
     /// In the running list.
@@ -65,6 +67,8 @@ pub(super) struct Sequence {
     pub(super) prefilling: bool,
     /// It sampled a token in the step before, which asynchronous scheduling does not know yet.
     pub(super) sampled: bool,
+    /// Admission passed it over because of its adapter.
+    pub(super) deferred: bool,
     /// It was preempted before.
     pub(super) preempted: bool,
     pub(super) blocks: Vec<BlockId>,

@@ -8,7 +8,9 @@ use std::collections::HashMap;
 use super::*;
 use crate::sim::cost::Profile;
 
+mod cache;
 mod properties;
+mod traces;
 
 fn engine(change: impl FnOnce(&mut EngineConfig)) -> Engine {
     let mut config = EngineConfig { num_blocks: 10_000, async_scheduling: false, seed: 1, ..EngineConfig::default() };

@@ -90,16 +90,16 @@ pub struct Memory {
 /// Rates of the step on one GPU of the group.
 #[derive(Clone, Debug)]
 pub struct Rates {
-    /// Effective bandwidth for weights, bytes per second.
-    pub weight_bytes_per_s: f64,
-    /// Effective bandwidth for KV blocks, bytes per second.
-    pub kv_bytes_per_s: f64,
+    /// Effective bandwidth, bytes per second.
+    pub bytes_per_s: f64,
     /// Effective rate of the linear layers, FLOP per second.
     pub linear_flops_per_s: f64,
-    /// Effective rate of prefill attention, FLOP per second.
+    /// Effective rate of prefill attention, FLOP per second, of the whole group.
     pub attention_flops_per_s: f64,
     /// All-reduces in a group: seconds per step, and per token.
     pub reduce: (f64, f64),
+    /// Bytes of an adapter for each rank, on one GPU.
+    pub adapter_bytes_per_rank: f64,
     /// Costs that do not follow from sizes.
     pub step: StepConstants,
 }
@@ -153,11 +153,11 @@ impl Profile {
         let ring = 2.0 * (share - 1.0) / share;
         let reduces = 2.0 * f64::from(model.layers);
         let cost = Rates {
-            weight_bytes_per_s: gpu.bandwidth_gb_per_s * 1e9 * constants.efficiency.weights,
-            kv_bytes_per_s: gpu.bandwidth_gb_per_s * 1e9 * constants.efficiency.kv,
+            bytes_per_s: gpu.bandwidth_gb_per_s * 1e9 * constants.efficiency.bandwidth,
             linear_flops_per_s: flops * 1e12 * constants.efficiency.linear,
             attention_flops_per_s: gpu.bf16_tflops * 1e12 * constants.efficiency.attention * share,
             reduce: (reduces * latency, reduces * ring * f64::from(model.hidden) * 2.0 / link),
+            adapter_bytes_per_rank: 2.0 * model.adapter_elements_per_rank() / share,
             step: constants.step,
         };
         let settings = MemorySettings { layout, ..MemorySettings::default() };

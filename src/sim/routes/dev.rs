@@ -1,4 +1,7 @@
 //! Routes for operators: sleep, pause, the prefix cache, the profiler.
+//!
+//! They exist with `VLLM_SERVER_DEV_MODE` or `--profiler-config` and wait until the driver has done what they ask. A dead
+//! engine answers 500 instead of never.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -1,4 +1,7 @@
 //! Routes that generate: OpenAI's three, Anthropic's, and SageMaker's that stands for two of them.
+//!
+//! All become one [`Generate`] and differ in how the answer is written. A request is read whole before anything is looked at;
+//! its size is bounded by the server.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -104,11 +107,6 @@ async fn openai(shared: &Arc<Shared>, kind: Kind, headers: &HeaderMap, sent: &[u
         None => envelope,
     };
     let mut reply = send(shared, &request, &model, Format::Chunks(envelope)).await?;
-    if shared.config.request_id_headers
-        && let Ok(value) = HeaderValue::from_str(&id)
-    {
-        reply.headers_mut().insert("x-request-id", value);
-    }
     if !request.stream {
         report_load(shared, headers, &mut reply);
     }

@@ -49,6 +49,7 @@ pub(super) async fn handle(shared: Arc<Shared>, peer: SocketAddr, request: Reque
     let began = Instant::now();
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let size = request.headers().get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok()).unwrap_or(0);
+    let asked_id = request.headers().get("x-request-id").and_then(|value| value.to_str().ok()).map(str::to_owned);
     let template = match table::find(&shared.config, &method, &path) {
         Target::Route(template, _) | Target::Redirect(template, _) => Some(template),
         _ => None,
@@ -59,10 +60,22 @@ pub(super) async fn handle(shared: Arc<Shared>, peer: SocketAddr, request: Reque
     }
     let mut reply = reply.unwrap_or_else(|error| error_reply(&error));
     reply.headers_mut().insert(SERVER, HeaderValue::from_static("uvicorn"));
+    if shared.config.request_id_headers {
+        // Every answer has one: the client's, or a new one that is nobody's id.
+        let id = asked_id.unwrap_or_else(|| fresh_uuid(&shared));
+        if let Ok(value) = HeaderValue::from_str(&id) {
+            reply.headers_mut().insert("x-request-id", value);
+        }
+    }
     reply.headers_mut().entry(VARY).or_insert(HeaderValue::from_static("Origin"));
     shared.requests.lock().count(template, method.as_str(), reply.status().as_u16(), began.elapsed(), size);
     shared.config.log.access(peer, method.as_str(), &path, reply.status());
     Ok(reply)
+}
+
+/// 32 hex digits.
+fn fresh_uuid(shared: &Shared) -> String {
+    generating::fresh_id(shared) + &generating::fresh_id(shared)
 }
 
 fn error_reply(error: &ErrorBody) -> Reply {

@@ -1,4 +1,7 @@
 //! Text and numbers: `/tokenize`, `/detokenize`, `/v1/embeddings`.
+//!
+//! Counts are the tokenizer's where the model is a folder that has one, and those of [`crate::sim::text`] elsewhere. Embeddings
+//! are numbers made of the text, for gateways that must pass them on.
 
 use std::sync::Arc;
 

@@ -118,7 +118,8 @@ impl Watched {
         prop_assert!(self.engine.running.len() <= config.max_num_seqs as usize);
         prop_assert!(outcome.admitted.is_empty() || config.max_loras as usize >= self.engine.adapters().0.len());
         for admitted in &outcome.admitted {
-            let (left, request) = &self.left[&admitted.id];
+            // It may have left since the plan was made.
+            let Some((left, request)) = self.left.get(&admitted.id) else { continue };
             let tokens = request.prompt_tokens + request.output_tokens - left;
             prop_assert!(admitted.cached_tokens < tokens && admitted.cached_tokens % BLOCK_TOKENS == 0);
             prop_assert!(config.prefix_caching || admitted.cached_tokens == 0);
@@ -151,21 +152,89 @@ impl Watched {
     }
 }
 
+/// Plays all of it, then lets the engine come to its end.
+fn play(limits: EngineConfig, acts: Vec<Act>) -> Result<(), TestCaseError> {
+    let mut watched = Watched { engine: engine(|config| *config = limits), left: HashMap::new(), next: 0 };
+    for act in acts {
+        watched.act(act)?;
+    }
+    watched.engine.pause(Pause::No);
+    let mut steps = 0;
+    while watched.step()? {
+        watched.check()?;
+        steps += 1;
+        prop_assert!(steps < 100_000, "the engine does not come to an end");
+    }
+    prop_assert!(watched.left.is_empty() && watched.engine.is_empty());
+    prop_assert_eq!(watched.engine.blocks().free(), watched.engine.blocks().usable());
+    Ok(())
+}
+
+#[test]
+fn every_short_history_of_a_tiny_engine_keeps_its_accounts() {
+    let add = |prompt, output, shared, stops| Act::Add {
+        prompt,
+        output,
+        adapter: None,
+        priority: i64::from(output) % 2,
+        head: 1,
+        shared,
+        stops,
+    };
+    // One that fills the cache, one that grows, one that shares and ends by itself; who came first leaves.
+    let letters = [add(60, 4, 0, false), add(17, 30, 0, false), add(33, 3, 32, true), Act::Abort(0), Act::Step];
+    let histories = 5u32.pow(5);
+    for (asynchronous, policy) in [(false, Policy::Fcfs), (true, Policy::Fcfs), (true, Policy::Priority)] {
+        for number in 0..histories {
+            let acts = (0..5).map(|place| letters[(number / 5u32.pow(place) % 5) as usize].clone()).collect();
+            let limits = EngineConfig {
+                num_blocks: 6,
+                max_num_batched_tokens: 40,
+                max_num_seqs: 2,
+                async_scheduling: asynchronous,
+                policy,
+                ..EngineConfig::default()
+            };
+            play(limits, acts).unwrap_or_else(|error| panic!("history {number}, {policy:?}: {error}"));
+        }
+    }
+}
+
+#[test]
+fn a_big_prompt_is_served_although_small_ones_keep_coming() {
+    let mut engine = engine(|config| config.num_blocks = 65);
+    let mut next = 1;
+    let small = |engine: &mut Engine, next: &mut u64| {
+        engine.add(request(*next, 100, 20)).unwrap();
+        *next += 1;
+    };
+    (0..8).for_each(|_| small(&mut engine, &mut next));
+    engine.step().unwrap();
+    engine.add(request(0, 1000, 1)).unwrap();
+    let served = (0..200).any(|_| {
+        small(&mut engine, &mut next);
+        ids(&engine.step().unwrap()).contains(&0)
+    });
+    assert!(served, "it is at the head of the queue, and nobody passes it");
+}
+
+#[test]
+fn an_adapter_waits_for_ever_while_another_one_keeps_the_only_slot() {
+    let mut engine = engine(|config| config.max_loras = 1);
+    let with = |id, adapter| Request { adapter: Some(adapter), ..request(id, 10, 5) };
+    engine.add(with(1, 0)).unwrap();
+    engine.step().unwrap();
+    engine.add(with(0, 1)).unwrap();
+    for id in 2..300 {
+        engine.add(with(id, 0)).unwrap();
+        assert!(!admitted(&engine.step().unwrap()).contains(&0), "as in vLLM, nothing gives the other one a turn");
+    }
+    assert_eq!(engine.deferred(), 1);
+}
+
 proptest! {
     #[test]
     fn blocks_are_conserved_limits_hold_and_every_request_ends_once(acts in acts(), limits in limits()) {
-        let mut watched = Watched { engine: engine(|config| *config = limits), left: HashMap::new(), next: 0 };
-        for act in acts {
-            watched.act(act)?;
-        }
-        watched.engine.pause(Pause::No);
-        let mut steps = 0;
-        while watched.step()? {
-            watched.check()?;
-            steps += 1;
-            prop_assert!(steps < 100_000, "the engine does not come to an end");
-        }
-        prop_assert!(watched.left.is_empty() && watched.engine.is_empty());
-        prop_assert_eq!(watched.engine.blocks().free(), watched.engine.blocks().usable());
+        play(limits, acts)?;
     }
 }

@@ -1,4 +1,7 @@
-//! One line on the terminal that says what is going on; nothing when stderr is not a terminal.
+//! One line on the terminal that says what a load generator is doing; nothing when stderr is not a terminal.
+//!
+//! How much is sent and in flight, how many requests ended per second and the P99 of their TTFT, both over the last ten
+//! seconds, and failures.
 //!
 //! Redrawn in place a few times a second and wiped before the table is printed, so that what is left on the screen (and
 //! whatever is piped) is the result alone.
@@ -33,7 +36,8 @@ impl Line {
         let task = tokio::spawn(async move {
             loop {
                 // A terminal that cannot be written to is no reason to stop.
-                let _ = write!(std::io::stderr(), "{CLEAR}{title}: {}", text(extent, start.elapsed(), &progress));
+                let now = text(extent, start.elapsed(), &progress);
+                let _ = write!(std::io::stderr(), "{CLEAR}{title}: {now}");
                 tokio::time::sleep(REFRESH).await;
             }
         });
@@ -62,6 +66,12 @@ fn text(extent: Extent, elapsed: Duration, progress: &Progress) -> String {
         failed => format!(", {failed} failed"),
     };
     let open = sent.saturating_sub(ended);
+    let now = progress.now(elapsed);
+    let mut recent = format!(", {:.1} req/s", now.rate);
+    if let Some(ttft) = now.ttft_p99 {
+        recent.push_str(&format!(", TTFT P99 {:.0} ms", ttft * 1e3));
+    }
+    let failed = format!("{recent}{failed}");
     match extent {
         Extent::Lasting(length) if elapsed > length => format!("waiting for the last {open} of {sent}{failed}"),
         Extent::Lasting(length) => {
@@ -82,9 +92,15 @@ mod tests {
         progress.sent.store(12, Relaxed);
         progress.ended.store(9, Relaxed);
         let lasting = Extent::Lasting(Duration::from_secs(20));
-        assert_eq!(text(lasting, Duration::from_secs(3), &progress), "3 of 20 s, 12 sent, 3 in flight");
+        assert_eq!(text(lasting, Duration::from_secs(3), &progress), "3 of 20 s, 12 sent, 3 in flight, 0.0 req/s");
         progress.failed.store(1, Relaxed);
-        assert_eq!(text(lasting, Duration::from_secs(21), &progress), "waiting for the last 3 of 12, 1 failed");
-        assert_eq!(text(Extent::Requests(40), Duration::ZERO, &progress), "12 of 40 sent, 3 in flight, 1 failed");
+        assert_eq!(
+            text(lasting, Duration::from_secs(21), &progress),
+            "waiting for the last 3 of 12, 0.0 req/s, 1 failed"
+        );
+        assert_eq!(
+            text(Extent::Requests(40), Duration::ZERO, &progress),
+            "12 of 40 sent, 3 in flight, 0.0 req/s, 1 failed"
+        );
     }
 }

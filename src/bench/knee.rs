@@ -1,0 +1,112 @@
+//! The knee of a sweep: the concurrency beyond which more of it buys latency and no throughput.
+//!
+//! Two straight lines that meet, fitted to throughput over concurrency by least squares; where they meet is the knee. It
+//! is accepted only if the picture really has one: five points or more; the second line rises by at most [`FLAT`] of the
+//! first; two lines leave at most half of the error that one line leaves; and throughput at the knee is at least [`HIGH`] of
+//! the most measured. (guidellm accepts its knee by the same four.)
+//!
+//! Anything else is no knee: throughput that still grows at the end of the sweep, or a curve too smooth to have one.
+
+/// Slope of the second line over that of the first, at most.
+const FLAT: f64 = 0.25;
+/// Throughput at the knee over the highest, at least.
+const HIGH: f64 = 0.85;
+/// Points at least.
+const POINTS: usize = 5;
+/// Places tried for the knee between the second and the last but one point.
+const PLACES: usize = 400;
+
+/// The knee of points (concurrency, throughput), which are in order of concurrency; nothing where there is none.
+pub fn knee(points: &[(f64, f64)]) -> Option<f64> {
+    let points: Vec<(f64, f64)> = points.iter().copied().filter(|(x, y)| x.is_finite() && y.is_finite()).collect();
+    if points.len() < POINTS || !points.is_sorted_by(|a, b| a.0 < b.0) {
+        return None;
+    }
+    let (first, last) = (points[1].0, points[points.len() - 2].0);
+    let most = points.iter().map(|(_, y)| *y).fold(0.0, f64::max);
+    let alone = fit(&points, None)?;
+    let fits = (0..=PLACES).filter_map(|place| {
+        let at = first + (last - first) * place as f64 / PLACES as f64;
+        Some((at, fit(&points, Some(at))?))
+    });
+    let (at, bent) = fits.min_by(|a, b| a.1.left.total_cmp(&b.1.left))?;
+    let accepted = bent.slope > 0.0
+        && bent.slope + bent.bend <= FLAT * bent.slope
+        && bent.left <= 0.5 * alone.left
+        && bent.start + bent.slope * at >= HIGH * most;
+    accepted.then_some(at)
+}
+
+/// y = start + slope x + bend max(0, x - at), and the squares that it leaves.
+struct Fit {
+    start: f64,
+    slope: f64,
+    bend: f64,
+    left: f64,
+}
+
+fn fit(points: &[(f64, f64)], at: Option<f64>) -> Option<Fit> {
+    let row = |x: f64| [1.0, x, at.map_or(0.0, |at| (x - at).max(0.0))];
+    let mut normal = [[0.0; 4]; 3];
+    for &(x, y) in points {
+        let row = row(x);
+        for i in 0..3 {
+            for j in 0..3 {
+                normal[i][j] += row[i] * row[j];
+            }
+            normal[i][3] += row[i] * y;
+        }
+    }
+    if at.is_none() {
+        normal[2] = [0.0, 0.0, 1.0, 0.0];
+    }
+    let [start, slope, bend] = solve(normal)?;
+    let left = points.iter().map(|&(x, y)| (y - start - slope * x - bend * row(x)[2]).powi(2)).sum();
+    Some(Fit { start, slope, bend, left })
+}
+
+/// Three linear equations by elimination with pivots; nothing when they do not determine the solution.
+fn solve(mut rows: [[f64; 4]; 3]) -> Option<[f64; 3]> {
+    for column in 0..3 {
+        let pivot = (column..3).max_by(|a, b| rows[*a][column].abs().total_cmp(&rows[*b][column].abs()))?;
+        rows.swap(column, pivot);
+        if rows[column][column].abs() < 1e-12 {
+            return None;
+        }
+        for row in 0..3 {
+            if row != column {
+                let factor = rows[row][column] / rows[column][column];
+                let above = rows[column];
+                rows[row].iter_mut().zip(above).for_each(|(cell, above)| *cell -= factor * above);
+            }
+        }
+    }
+    Some([0, 1, 2].map(|row| rows[row][3] / rows[row][row]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SWEEP: [f64; 12] = [1.0, 5.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 90.0, 100.0];
+
+    #[test]
+    fn the_knee_of_two_lines_is_where_they_meet() {
+        let points = SWEEP.map(|x| (x, x.min(50.0) * 3.0));
+        assert!((knee(&points).unwrap() - 50.0).abs() < 1.0);
+        // Between two points, with some noise, and coarse.
+        let points = SWEEP.map(|x| (x, x.min(46.0) * 3.0 * (1.0 + 0.02 * (x * 7.0).sin())));
+        assert!((knee(&points).unwrap() - 46.0).abs() < 3.0);
+        let coarse = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0].map(|x: f64| (x, x.min(50.0)));
+        assert!((knee(&coarse).unwrap() - 50.0).abs() < 4.0);
+    }
+
+    #[test]
+    fn a_curve_without_a_knee_has_none() {
+        assert_eq!(knee(&SWEEP.map(|x| (x, 2.0 * x))), None, "still growing");
+        assert_eq!(knee(&SWEEP.map(|x| (x, 80.0))), None, "flat from the start");
+        assert_eq!(knee(&SWEEP[..4].iter().map(|x| (*x, x.min(10.0))).collect::<Vec<_>>()), None, "four points");
+        assert_eq!(knee(&[(2.0, 1.0), (1.0, 2.0), (3.0, 3.0), (4.0, 3.0), (5.0, 3.0)]), None, "out of order");
+        assert_eq!(knee(&[]), None);
+    }
+}

@@ -1,0 +1,340 @@
+//! The plots of a report: of one run, its distributions and its course; of several, what a sweep shows.
+//!
+//! Latencies are in milliseconds while the largest is below 10 s, else in seconds. Distributions show every value up to
+//! [`MOST_POINTS`], then every n-th of them sorted, the ends included. A course shows at most [`MOST_DOTS`] dots: of each
+//! of as many parts of the run the slowest request, so that thinning cannot hide a tail; the caption says so.
+
+use super::plot::{Axis, Draw, Mark, Plot, Series};
+use crate::bench::knee::knee;
+use crate::bench::metrics::{Distribution, Metrics};
+use crate::bench::result::{Outcome, RunResult};
+use crate::bench::slices::{By, slices};
+
+/// Points of a distribution at most.
+const MOST_POINTS: usize = 400;
+/// Dots of a course at most.
+pub(super) const MOST_DOTS: usize = 1200;
+/// Classes that are told apart in a plot; more would not be.
+const MOST_CLASSES: usize = 4;
+
+/// Milliseconds or seconds: what to multiply with, and what to call it.
+fn unit(largest: f64) -> (f64, &'static str) {
+    if largest < 10.0 { (1e3, "ms") } else { (1.0, "s") }
+}
+
+fn axis(label: String) -> Axis {
+    Axis { label, ..Axis::default() }
+}
+
+/// The distributions of one run: TTFT, TPOT, ITL, E2EL, where there are values.
+pub(super) fn distributions(run: &RunResult) -> Vec<Plot> {
+    let classes = slices(run, By::Class);
+    let parts: Vec<(String, Metrics)> = match classes.len() {
+        2..=MOST_CLASSES => classes,
+        _ => vec![("all".to_owned(), Metrics::of(run))],
+    };
+    let measures = [
+        ("ttft", "Time to first token"),
+        ("tpot", "Time per output token"),
+        ("itl", "Gaps between tokens"),
+        ("e2el", "End-to-end latency"),
+    ];
+    let plots = measures.map(|(measure, title)| distribution(&parts, measure, title));
+    plots.into_iter().filter(|plot| !plot.is_empty()).collect()
+}
+
+fn distribution(parts: &[(String, Metrics)], measure: &str, title: &str) -> Plot {
+    let of = |metrics: &Metrics| metrics.measure(measure).cloned().unwrap_or_default();
+    let all: Vec<(&String, Distribution)> = parts.iter().map(|(name, metrics)| (name, of(metrics))).collect();
+    let (scale, unit) = unit(all.iter().map(|(_, values)| values.max()).fold(0.0, f64::max));
+    let log =
+        all.iter().any(|(_, values)| values.count() > 0 && values.max() > 20.0 * values.percentile(1.0).max(1e-9));
+    let series: Vec<Series> = all
+        .iter()
+        .enumerate()
+        .filter(|(_, (_, values))| values.count() > 0)
+        .map(|(color, (name, values))| Series {
+            name: (*name).clone(),
+            draw: Draw::Line,
+            color,
+            points: cumulative(values.values(), scale),
+        })
+        .collect();
+    let marks = match &all[..] {
+        [(_, values)] if values.count() > 0 => [50.0, 99.0]
+            .map(|p| Mark { at: values.percentile(p) * scale, label: format!("P{p} {}", told(values.percentile(p))) })
+            .to_vec(),
+        _ => Vec::new(),
+    };
+    Plot {
+        title: format!("{title}: distribution"),
+        x: Axis {
+            log,
+            ..axis(format!("{} ({unit}{})", measure.to_uppercase(), if log { ", logarithmic" } else { "" }))
+        },
+        y: Axis { from_zero: true, until: Some(100.0), ..axis("share at or below (%)".to_owned()) },
+        series,
+        marks,
+    }
+}
+
+/// Share of values at or below each value, in percent.
+fn cumulative(sorted: &[f64], scale: f64) -> Vec<(f64, f64)> {
+    let count = sorted.len();
+    let step = count.div_ceil(MOST_POINTS).max(1);
+    let places = (0..count).filter(|place| place % step == 0 || *place + 1 == count || *place + step / 2 >= count);
+    places.map(|place| (sorted[place] * scale, 100.0 * (place + 1) as f64 / count as f64)).collect()
+}
+
+/// A duration in words.
+pub(super) fn told(seconds: f64) -> String {
+    let (scale, unit) = if seconds < 1.0 { (1e3, "ms") } else { (1.0, "s") };
+    format!("{} {unit}", super::scale::short(seconds * scale))
+}
+
+/// Requests in flight over time.
+pub(super) fn in_flight(run: &RunResult) -> Plot {
+    let mut changes: Vec<(f64, f64)> = Vec::new();
+    for record in &run.requests {
+        changes.push((record.sent, 1.0));
+        changes.push((record.ended.max(record.sent), -1.0));
+    }
+    changes.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let mut open = 0.0;
+    let course: Vec<(f64, f64)> = changes
+        .into_iter()
+        .map(|(at, change)| {
+            open += change;
+            (at, open)
+        })
+        .collect();
+    let mut series =
+        vec![Series { name: "sent, not ended".to_owned(), draw: Draw::Steps, color: 0, points: thinned(course, 1000) }];
+    if let [server] = &run.servers[..] {
+        type Of = fn(&crate::bench::result::ServerSample) -> f64;
+        let shown: [(&str, usize, Of); 2] = [
+            ("running in the server", 2, |sample| sample.running),
+            ("waiting in the server", 1, |sample| sample.waiting),
+        ];
+        for (name, color, of) in shown {
+            let points: Vec<_> = server.samples.iter().map(|sample| (sample.at, of(sample))).collect();
+            if points.len() > 2 {
+                series.push(Series { name: name.to_owned(), draw: Draw::Line, color, points: thinned(points, 1000) });
+            }
+        }
+    }
+    Plot {
+        title: "Requests in flight over time".to_owned(),
+        x: Axis { from_zero: true, ..axis("time from the start (s)".to_owned()) },
+        y: Axis { from_zero: true, ..axis("requests".to_owned()) },
+        series,
+        marks: Vec::new(),
+    }
+}
+
+/// Of as many parts as `most`, the point with the largest value.
+fn thinned(points: Vec<(f64, f64)>, most: usize) -> Vec<(f64, f64)> {
+    if points.len() <= most {
+        return points;
+    }
+    let part = points.len().div_ceil(most);
+    let highest = |part: &[(f64, f64)]| part.iter().copied().max_by(|a, b| a.1.total_cmp(&b.1));
+    points.chunks(part).filter_map(highest).collect()
+}
+
+/// TTFT of every request over the time at which it was sent, and where requests failed.
+pub(super) fn ttft_course(run: &RunResult) -> Plot {
+    let largest =
+        run.requests.iter().filter(|record| record.is_completed()).map(|record| record.ttft).fold(0.0, f64::max);
+    let (scale, unit) = unit(largest);
+    let mut series = Vec::new();
+    let names: Vec<String> = run.config.classes.iter().map(|class| class.name.clone()).collect();
+    let told_apart = (2..=MOST_CLASSES).contains(&names.len());
+    for (color, name) in names.iter().enumerate().take(if told_apart { MOST_CLASSES } else { 0 }) {
+        series.push(dots(run, name, color, scale, |class| class == color));
+    }
+    if series.is_empty() {
+        series.push(dots(run, "completed", 0, scale, |_| true));
+    }
+    let failed: Vec<(f64, f64)> = run
+        .requests
+        .iter()
+        .filter(|record| matches!(record.outcome, Outcome::Failed(_)))
+        .map(|r| (r.sent, 0.0))
+        .collect();
+    if !failed.is_empty() {
+        series.push(Series {
+            name: "failed".to_owned(),
+            draw: Draw::Dots,
+            color: 4,
+            points: thinned(failed, MOST_DOTS),
+        });
+    }
+    Plot {
+        title: "Time to first token over time".to_owned(),
+        x: Axis { from_zero: true, ..axis("sent, from the start (s)".to_owned()) },
+        y: Axis { from_zero: true, ..axis(format!("TTFT ({unit})")) },
+        series,
+        marks: Vec::new(),
+    }
+}
+
+fn dots(run: &RunResult, name: &str, color: usize, scale: f64, of: impl Fn(usize) -> bool) -> Series {
+    let records = run.requests.iter().filter(|record| record.is_completed() && of(record.class as usize));
+    let mut points: Vec<(f64, f64)> = records.map(|record| (record.sent, record.ttft * scale)).collect();
+    points.sort_by(|a, b| a.0.total_cmp(&b.0));
+    Series { name: name.to_owned(), draw: Draw::Dots, color, points: thinned(points, MOST_DOTS) }
+}
+
+/// What a sweep varies, and the place of each run on that axis.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Sweep {
+    /// `concurrency` or `rate`.
+    pub(super) varied: &'static str,
+    /// What a plot's axis says.
+    pub(super) label: &'static str,
+    /// Place and index of each run, ascending.
+    pub(super) places: Vec<(f64, usize)>,
+}
+
+impl Sweep {
+    /// Of runs that differ in their concurrency, or in their rate; nothing where neither tells them apart.
+    pub(super) fn of(runs: &[RunResult]) -> Option<Self> {
+        let by = |varied, label, place: fn(&RunResult) -> Option<f64>| {
+            let mut places: Vec<(f64, usize)> =
+                runs.iter().enumerate().map(|(index, run)| Some((place(run)?, index))).collect::<Option<_>>()?;
+            places.sort_by(|a, b| a.0.total_cmp(&b.0));
+            let apart = places.first()?.0 < places.last()?.0;
+            apart.then_some(Self { varied, label, places })
+        };
+        let concurrency = |run: &RunResult| run.config.max_concurrency.map(f64::from);
+        by("concurrency", "concurrency (requests in flight)", concurrency)
+            .or_else(|| by("rate", "rate asked for (requests per second)", |run| run.config.request_rate))
+    }
+
+    /// Where the knee is, in a sweep over concurrency.
+    pub(super) fn knee(&self, metrics: &[Metrics]) -> Option<f64> {
+        let throughput = |metrics: &Metrics| metrics.per_second(metrics.completed);
+        let points: Vec<(f64, f64)> = self.places.iter().map(|(at, run)| (*at, throughput(&metrics[*run]))).collect();
+        knee(&points).filter(|_| self.varied == "concurrency")
+    }
+
+    /// Throughput, output tokens, TTFT and TPOT over what is varied; the knee marked.
+    pub(super) fn plots(&self, runs: &[RunResult], metrics: &[Metrics]) -> Vec<Plot> {
+        let marks: Vec<Mark> =
+            self.knee(metrics).map(|at| Mark { at, label: format!("knee at {at:.0}") }).into_iter().collect();
+        let line = |name: &str, color, of: &dyn Fn(&Metrics) -> f64| Series {
+            name: name.to_owned(),
+            draw: Draw::Marked,
+            color,
+            points: self.places.iter().map(|(at, run)| (*at, of(&metrics[*run]))).collect(),
+        };
+        let plot = |title: String, y: Axis, series| Plot {
+            title,
+            x: Axis { from_zero: true, ..axis(self.label.to_owned()) },
+            y,
+            series,
+            marks: marks.clone(),
+        };
+        let over = |what: &str| format!("{what} over {}", self.varied);
+        let zero = |label: &str| Axis { from_zero: true, ..axis(label.to_owned()) };
+        let mut throughput = vec![line("completed", 0, &|m| m.per_second(m.completed))];
+        if runs.iter().all(|run| run.config.has_slo()) {
+            throughput.push(line("within objectives", 1, &|m| m.per_second(m.good)));
+        }
+        let of = |p: f64, measure: &'static str, scale: f64| {
+            move |m: &Metrics| m.measure(measure).map_or(0.0, |values| values.percentile(p)) * scale
+        };
+        let mut plots = vec![
+            plot(over("Throughput"), zero("requests per second"), throughput),
+            plot(
+                over("Output"),
+                zero("tokens per second"),
+                vec![line("output tokens", 0, &|m| m.per_second(m.output_tokens))],
+            ),
+        ];
+        for (measure, title) in [("ttft", "Time to first token"), ("tpot", "Time per output token")] {
+            let largest = metrics.iter().map(|m| of(99.0, measure, 1.0)(m));
+            let least = metrics.iter().map(|m| of(50.0, measure, 1.0)(m)).fold(f64::INFINITY, f64::min);
+            let largest = largest.fold(0.0, f64::max);
+            let (scale, unit) = unit(largest);
+            let log = largest > 30.0 * least && least > 0.0;
+            let label = format!("{} ({unit}{})", measure.to_uppercase(), if log { ", logarithmic" } else { "" });
+            let series = vec![line("P50", 0, &of(50.0, measure, scale)), line("P99", 1, &of(99.0, measure, scale))];
+            plots.push(plot(over(title), Axis { log, from_zero: true, ..axis(label) }, series));
+        }
+        // The two that decide stand side by side.
+        plots.swap(1, 2);
+        plots.into_iter().filter(|plot| !plot.is_empty()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::result::{Record, RunConfig};
+
+    fn run(streams: u32, ttft: f64, rate: f64) -> RunResult {
+        let record = |index: u64| Record {
+            index,
+            sent: index as f64 / rate,
+            ended: index as f64 / rate + 0.5,
+            outcome: Outcome::Completed,
+            output_tokens: 2,
+            ttft,
+            latency: 0.5,
+            itls: vec![0.5 - ttft],
+            ..Record::default()
+        };
+        RunResult {
+            config: RunConfig { max_concurrency: Some(streams), ..RunConfig::default() },
+            requests: (0..100).map(record).collect(),
+            duration: 100.0 / rate,
+            ..RunResult::default()
+        }
+    }
+
+    #[test]
+    fn a_sweep_is_in_order_and_its_knee_is_marked() {
+        let streams = [100u32, 1, 10, 50, 20, 75, 35];
+        let runs = streams.map(|streams| run(streams, 0.01, f64::from(streams.min(50))));
+        let metrics: Vec<Metrics> = runs.iter().map(Metrics::of).collect();
+        let sweep = Sweep::of(&runs).unwrap();
+        assert_eq!(
+            sweep.places.iter().map(|(at, _)| *at).collect::<Vec<_>>(),
+            [1.0, 10.0, 20.0, 35.0, 50.0, 75.0, 100.0]
+        );
+        let knee = sweep.knee(&metrics).unwrap();
+        assert!((48.0..52.0).contains(&knee), "{knee}");
+        let plots = sweep.plots(&runs, &metrics);
+        assert_eq!(plots[0].title, "Throughput over concurrency");
+        assert_eq!(plots[1].title, "Time to first token over concurrency");
+        assert!(plots.iter().all(|plot| plot.marks[0].label == format!("knee at {knee:.0}")));
+        assert_eq!(plots[0].series[0].points[0], (1.0, 1.0));
+        assert_eq!(Sweep::of(&runs[..1]), None);
+    }
+
+    #[test]
+    fn a_distribution_reaches_from_the_first_value_to_all_of_them() {
+        let values: Vec<f64> = (0..10_000).map(f64::from).collect();
+        let points = cumulative(&values, 1.0);
+        assert!(points.len() <= MOST_POINTS * 2);
+        assert_eq!((points[0].0, *points.last().unwrap()), (0.0, (9999.0, 100.0)));
+        assert!(points.is_sorted_by(|a, b| a.0 < b.0 && a.1 < b.1));
+    }
+
+    #[test]
+    fn requests_in_flight_rise_and_fall_to_none() {
+        let plot = in_flight(&run(4, 0.1, 10.0));
+        let most = plot.series[0].points.iter().map(|(_, open)| *open).fold(0.0, f64::max);
+        assert!((5.0..=6.0).contains(&most), "{most}");
+        assert_eq!(plot.series[0].points.last().unwrap().1, 0.0);
+    }
+
+    #[test]
+    fn thinning_keeps_the_slowest() {
+        let points: Vec<(f64, f64)> = (0..10_000).map(|n| (f64::from(n), if n == 7777 { 9.0 } else { 1.0 })).collect();
+        let thin = thinned(points, 1000);
+        assert!(thin.len() <= 1000 && thin.contains(&(7777.0, 9.0)));
+    }
+}

@@ -1,0 +1,377 @@
+//! A small renderer of line and dot plots as SVG.
+//!
+//! Every plot has a title, named axes with units, and a legend when it shows more than one thing. Colours come from CSS
+//! variables, so a plot follows a dark page; series also differ in dashes and in the shape of their marks, so they can be told
+//! apart in grey. Text is 12 units high: a plot is drawn once for a wide and once for a narrow place, not scaled.
+//!
+//! Values that are not finite are left out. Not here: bars, stacking, interaction.
+
+use std::fmt::Write as _;
+
+use super::scale::{Scale, short};
+
+/// What one axis shows.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Axis {
+    pub(super) label: String,
+    pub(super) log: bool,
+    /// The range begins at 0 (not on a logarithmic axis).
+    pub(super) from_zero: bool,
+    /// The range ends here and not at the largest value.
+    pub(super) until: Option<f64>,
+}
+
+/// How a series is drawn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Draw {
+    /// Straight lines between the points.
+    Line,
+    /// Lines, and a mark at each point.
+    Marked,
+    /// Horizontal until the next point.
+    Steps,
+    /// Dots alone.
+    Dots,
+}
+
+/// One thing in a plot.
+#[derive(Clone, Debug)]
+pub(super) struct Series {
+    pub(super) name: String,
+    pub(super) draw: Draw,
+    /// Which of the colours; 4 is the one for failures.
+    pub(super) color: usize,
+    pub(super) points: Vec<(f64, f64)>,
+}
+
+/// A vertical line with a label.
+#[derive(Clone, Debug)]
+pub(super) struct Mark {
+    pub(super) at: f64,
+    pub(super) label: String,
+}
+
+/// A plot. See the head of this file.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Plot {
+    pub(super) title: String,
+    pub(super) x: Axis,
+    pub(super) y: Axis,
+    pub(super) series: Vec<Series>,
+    pub(super) marks: Vec<Mark>,
+}
+
+/// A place for a plot, in units of the text's size.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Size {
+    pub(super) width: f64,
+    pub(super) height: f64,
+}
+
+/// In a column of a page on a desk.
+pub(super) const WIDE: Size = Size { width: 580.0, height: 330.0 };
+/// On a phone.
+pub(super) const NARROW: Size = Size { width: 340.0, height: 290.0 };
+
+/// Colours and strokes of a plot that stands alone; a page defines the variables itself.
+pub(super) const VARIABLES: &str = ":root{--ink:#17202a;--soft:#5b6875;--line:#dfe4e9;--card:#fff;--s0:#0b7f7f;--s1:#c2570c;\
+--s2:#6a4bc4;--s3:#4d6a8a;--s4:#c62828}\n@media (prefers-color-scheme:dark){:root{--ink:#e6ebef;--soft:#9aa8b5;--line:#2b363f;\
+--card:#161d23;--s0:#3dbdb7;--s1:#f0a05a;--s2:#ab97f5;--s3:#9db7d3;--s4:#f0716b}}\n";
+/// What a plot needs besides the variables.
+pub(super) const STYLE: &str = ".plot{font:12px system-ui,sans-serif;font-variant-numeric:tabular-nums}\
+.plot text{fill:var(--soft)}.plot .t{fill:var(--ink);font-weight:600;font-size:14px}.plot .g{stroke:var(--line);stroke-width:1}\
+.plot .a{stroke:var(--soft);stroke-width:1}.plot .m{stroke:var(--ink);stroke-width:1;stroke-dasharray:3 3}\
+.plot .ml{fill:var(--ink);paint-order:stroke;stroke:var(--card);stroke-width:5px;stroke-linejoin:round}.plot .l{fill:none;stroke-width:2;stroke-linejoin:round}.plot .d{fill-opacity:.5}\
+.plot .k{fill:var(--card);stroke-width:2}\n";
+
+const LEFT: f64 = 58.0;
+const RIGHT: f64 = 14.0;
+const LEGEND_ROW: f64 = 18.0;
+const MARK_ROW: f64 = 15.0;
+/// About the width of a character, for laying out the legend.
+const CHARACTER: f64 = 6.8;
+const DASHES: [&str; 5] = ["", "7 4", "2 3", "10 3 2 3", ""];
+
+impl Plot {
+    /// Whether there is anything to see.
+    pub(super) fn is_empty(&self) -> bool {
+        self.points().next().is_none()
+    }
+
+    fn points(&self) -> impl Iterator<Item = (f64, f64)> {
+        let all = self.series.iter().flat_map(|series| series.points.iter().copied());
+        all.filter(|(x, y)| x.is_finite() && y.is_finite())
+    }
+
+    /// An SVG element that a page can hold.
+    pub(super) fn svg(&self, size: Size) -> String {
+        self.draw(size, "")
+    }
+
+    /// An SVG file of its own.
+    pub(super) fn file(&self, size: Size) -> String {
+        self.draw(
+            size,
+            &format!("<style>{VARIABLES}{STYLE}</style><rect width=\"100%\" height=\"100%\" fill=\"var(--card)\"/>"),
+        )
+    }
+
+    fn draw(&self, size: Size, before: &str) -> String {
+        let mut out = String::new();
+        let Size { width, height } = size;
+        let title = escape(&self.title);
+        let _ = write!(
+            out,
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" class=\"plot\" viewBox=\"0 0 {width} {height}\" role=\"img\" \
+             aria-label=\"{title}\">{before}<text class=\"t\" x=\"4\" y=\"18\">{title}</text>"
+        );
+        let legend = self.legend(width);
+        let top = 34.0 + LEGEND_ROW * legend.iter().map(|(_, row, _)| row + 1).max().unwrap_or(0) as f64;
+        let above = top;
+        let top = top + MARK_ROW * self.marks.len() as f64;
+        let (bottom, right) = (height - 44.0, width - RIGHT);
+        let (x, y) = (self.scale(&self.x, 0, LEFT, right), self.scale(&self.y, 1, bottom, top));
+        for (index, row, at) in legend {
+            self.key(&mut out, index, at, 36.0 + LEGEND_ROW * row as f64);
+        }
+        self.grid(&mut out, (&x, &y), (top, bottom, right), width < 400.0);
+        for series in &self.series {
+            series.draw(&mut out, &x, &y);
+        }
+        self.mark(&mut out, &x, above, bottom, right);
+        let _ = write!(
+            out,
+            "<text x=\"{}\" y=\"{}\" text-anchor=\"middle\">{}</text><text x=\"14\" y=\"{}\" text-anchor=\"middle\" \
+             transform=\"rotate(-90 14 {})\">{}</text></svg>",
+            (LEFT + right) / 2.0,
+            height - 8.0,
+            escape(&self.x.label),
+            (top + bottom) / 2.0,
+            (top + bottom) / 2.0,
+            escape(&self.y.label)
+        );
+        out
+    }
+
+    /// The axis that shows coordinate 0 or 1 of the points.
+    fn scale(&self, axis: &Axis, coordinate: usize, from: f64, to: f64) -> Scale {
+        let values = self.points().map(|(x, y)| if coordinate == 0 { x } else { y });
+        let (mut low, mut high) =
+            values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), v| (low.min(v), high.max(v)));
+        if low > high {
+            (low, high) = (0.0, 1.0);
+        }
+        if axis.from_zero && !axis.log {
+            low = low.min(0.0);
+        }
+        if coordinate == 1 {
+            // Lines must not run along the frame.
+            (low, high) = if axis.log { (low / 1.12, high * 1.12) } else { (low, high + (high - low) * 0.06) };
+        }
+        Scale::new(low, axis.until.unwrap_or(high), axis.log, from, to)
+    }
+
+    fn grid(&self, out: &mut String, (x, y): (&Scale, &Scale), (top, bottom, right): (f64, f64, f64), narrow: bool) {
+        for tick in y.ticks(5) {
+            let at = y.at(tick);
+            let _ = write!(
+                out,
+                "<line class=\"g\" x1=\"{LEFT}\" x2=\"{right}\" y1=\"{at:.1}\" y2=\"{at:.1}\"/><text x=\"{}\" y=\"{:.1}\" \
+                 text-anchor=\"end\">{}</text>",
+                LEFT - 6.0,
+                at + 4.0,
+                short(tick)
+            );
+        }
+        for tick in x.ticks(if narrow { 4 } else { 7 }) {
+            let at = x.at(tick);
+            let _ = write!(
+                out,
+                "<line class=\"g\" x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"{top}\" y2=\"{bottom}\"/><text x=\"{at:.1}\" y=\"{}\" \
+                 text-anchor=\"middle\">{}</text>",
+                bottom + 16.0,
+                short(tick)
+            );
+        }
+        let _ = write!(out, "<line class=\"a\" x1=\"{LEFT}\" x2=\"{right}\" y1=\"{bottom}\" y2=\"{bottom}\"/>");
+    }
+
+    /// Vertical lines from their labels above the field down; a label goes to the side with more room.
+    fn mark(&self, out: &mut String, x: &Scale, top: f64, bottom: f64, right: f64) {
+        for (row, mark) in self.marks.iter().enumerate() {
+            let at = x.at(mark.at);
+            let (anchor, label) = if at > (LEFT + right) / 2.0 { ("end", at - 5.0) } else { ("start", at + 5.0) };
+            let _ = write!(
+                out,
+                "<line class=\"m\" x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"{top}\" y2=\"{bottom}\"/><text class=\"ml\" x=\"{label:.1}\" \
+                 y=\"{:.1}\" text-anchor=\"{anchor}\">{}</text>",
+                top + 11.0 + MARK_ROW * row as f64,
+                escape(&mark.label)
+            );
+        }
+    }
+
+    /// Which series is named, in which row and where.
+    fn legend(&self, width: f64) -> Vec<(usize, usize, f64)> {
+        if self.series.len() < 2 {
+            return Vec::new();
+        }
+        let (mut row, mut at, mut places) = (0, LEFT - 50.0, Vec::new());
+        for (index, series) in self.series.iter().enumerate() {
+            let needs = 34.0 + CHARACTER * series.name.chars().count() as f64;
+            if at + needs > width && at > LEFT {
+                (row, at) = (row + 1, LEFT - 50.0);
+            }
+            places.push((index, row, at));
+            at += needs;
+        }
+        places
+    }
+
+    fn key(&self, out: &mut String, index: usize, at: f64, y: f64) {
+        let series = &self.series[index];
+        let color = series.color;
+        match series.draw {
+            Draw::Dots => {
+                let _ = write!(
+                    out,
+                    "<circle class=\"d\" cx=\"{}\" cy=\"{y}\" r=\"3\" fill=\"var(--s{color})\"/>",
+                    at + 10.0
+                );
+            }
+            _ => {
+                let _ = write!(
+                    out,
+                    "<line class=\"l\" x1=\"{at}\" x2=\"{}\" y1=\"{y}\" y2=\"{y}\" stroke=\"var(--s{color})\" \
+                     stroke-dasharray=\"{}\"/>",
+                    at + 20.0,
+                    DASHES[color.min(4)]
+                );
+            }
+        }
+        let _ = write!(out, "<text x=\"{}\" y=\"{}\">{}</text>", at + 26.0, y + 4.0, escape(&series.name));
+    }
+}
+
+impl Series {
+    fn draw(&self, out: &mut String, x: &Scale, y: &Scale) {
+        let places: Vec<(f64, f64)> = self
+            .points
+            .iter()
+            .filter(|(a, b)| a.is_finite() && b.is_finite())
+            .map(|(a, b)| (x.at(*a), y.at(*b)))
+            .collect();
+        let color = self.color;
+        if self.draw == Draw::Dots {
+            for (x, y) in places {
+                let _ =
+                    write!(out, "<circle class=\"d\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"2\" fill=\"var(--s{color})\"/>");
+            }
+            return;
+        }
+        let mut path = String::new();
+        for (index, (x, y)) in places.iter().enumerate() {
+            match (index, self.draw) {
+                (0, _) => {
+                    let _ = write!(path, "M{x:.1} {y:.1}");
+                }
+                (_, Draw::Steps) => {
+                    let _ = write!(path, "H{x:.1}V{y:.1}");
+                }
+                _ => {
+                    let _ = write!(path, "L{x:.1} {y:.1}");
+                }
+            }
+        }
+        let dash = DASHES[color.min(4)];
+        let _ = write!(out, "<path class=\"l\" d=\"{path}\" stroke=\"var(--s{color})\" stroke-dasharray=\"{dash}\"/>");
+        if self.draw == Draw::Marked {
+            for ((x, y), (a, b)) in places.iter().zip(&self.points) {
+                let told = format!("{}: {} at {}", escape(&self.name), short(*b), short(*a));
+                let shape = match color % 3 {
+                    0 => format!("<circle class=\"k\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3.5\""),
+                    1 => {
+                        format!("<rect class=\"k\" x=\"{:.1}\" y=\"{:.1}\" width=\"7\" height=\"7\"", x - 3.5, y - 3.5)
+                    }
+                    _ => format!("<path class=\"k\" d=\"M{x:.1} {:.1}l4 7h-8z\"", y - 4.5),
+                };
+                let _ = write!(out, "{shape} stroke=\"var(--s{color})\"><title>{told}</title>{}", closing(color));
+            }
+        }
+    }
+}
+
+fn closing(color: usize) -> &'static str {
+    ["</circle>", "</rect>", "</path>"][color % 3]
+}
+
+/// Text that may hold anything, for a place inside an element or an attribute in double quotes.
+pub(super) fn escape(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&quot;"),
+            '\'' => out.push_str("&#39;"),
+            c if c.is_control() => out.push(' '),
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plot() -> Plot {
+        let series = |name: &str, color, points| Series { name: name.to_owned(), draw: Draw::Marked, color, points };
+        Plot {
+            title: "Throughput <over> concurrency".to_owned(),
+            x: Axis { label: "streams".to_owned(), ..Axis::default() },
+            y: Axis { label: "requests per second".to_owned(), from_zero: true, ..Axis::default() },
+            series: vec![
+                series("measured", 0, vec![(1.0, 10.0), (50.0, 200.0), (100.0, f64::NAN)]),
+                series("asked", 1, vec![(1.0, 10.0), (100.0, 400.0)]),
+            ],
+            marks: vec![Mark { at: 50.0, label: "knee at 50".to_owned() }],
+        }
+    }
+
+    #[test]
+    fn a_plot_has_its_title_axes_legend_and_marks_and_nothing_unescaped() {
+        for size in [WIDE, NARROW] {
+            let svg = plot().svg(size);
+            for text in [
+                "Throughput &lt;over&gt; concurrency",
+                ">streams<",
+                ">requests per second<",
+                ">measured<",
+                ">knee at 50<",
+            ] {
+                assert!(svg.contains(text), "{text} in {svg}");
+            }
+            assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
+            assert_eq!(svg.matches("<circle class=\"k\"").count(), 2, "what is not a number is left out");
+            assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>"));
+        }
+        assert!(plot().file(WIDE).contains("<style>"));
+    }
+
+    #[test]
+    fn every_place_is_inside_the_picture() {
+        let svg = plot().svg(NARROW);
+        for at in svg.split("cx=\"").skip(1).filter_map(|rest| rest.split('"').next()?.parse::<f64>().ok()) {
+            assert!((LEFT..=NARROW.width).contains(&at), "{at}");
+        }
+    }
+
+    #[test]
+    fn a_plot_of_nothing_is_still_a_picture() {
+        let empty = Plot { title: "Nothing".to_owned(), ..Plot::default() };
+        assert!(empty.is_empty() && !plot().is_empty());
+        assert!(empty.svg(WIDE).ends_with("</svg>"));
+    }
+}

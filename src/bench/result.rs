@@ -1,0 +1,380 @@
+//! The result of a run: what was asked, one record for each request, and what the server and the client itself did.
+//!
+//! This is the model that everything behind a run reads (tables, JSON, CSV, reports, comparisons, searches). It holds
+//! what was *measured*; every statistic is computed from it (`metrics`), so a file that was saved yesterday can answer
+//! a question of tomorrow.
+//!
+//! Times are seconds as `f64`: moments from the start of the run, spans from their own start. The clock of a request is
+//! that of `vllm bench serve`: it starts when the request is sent, after any wait for `--max-concurrency`. What came
+//! before is kept apart in the record (`due`, `queued`), so that the other reading, from the moment the request was due,
+//! can be computed as well: [`Record::delay`].
+//!
+//! On disk: `file`.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// Everything one run has shown.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RunResult {
+    /// When the run began, UTC, RFC 3339; empty when it is not known.
+    pub started_at: String,
+    /// What was asked for.
+    pub config: RunConfig,
+    /// Seconds from the start until the last request had ended: what rates are divided by.
+    pub duration: f64,
+    /// The run was ended early (Ctrl-C): the numbers are of its part up to then.
+    pub partial: bool,
+    /// One for each request that was sent, in the order of the workload.
+    pub requests: Vec<Record>,
+    /// One for each server whose `/metrics` could be read.
+    pub servers: Vec<ServerSide>,
+    /// The load generator itself.
+    pub client: ClientHealth,
+    /// What a reader must know before believing a number. Plain sentences.
+    pub warnings: Vec<String>,
+    /// The top-level keys of the file that this was read from; empty for a run of our own. Files of other tools may
+    /// hold statistics without the requests they came from.
+    #[serde(skip)]
+    pub reported: Map<String, Value>,
+}
+
+/// What was asked for.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RunConfig {
+    /// The user's name for the run.
+    pub label: Option<String>,
+    /// `openai`, `openai-chat` or `vllm`, as given.
+    pub backend: String,
+    /// Base addresses of the servers; requests take them in turn.
+    pub urls: Vec<String>,
+    /// Path of the requests.
+    pub endpoint: String,
+    /// What was sent as `"model"` (without adapters).
+    pub model: String,
+    /// Requests asked for.
+    pub num_prompts: u64,
+    /// Where prompts came from: `random`, `sharegpt`, ...
+    pub dataset: String,
+    /// How requests arrived, in words: `poisson`, `gamma`, `constant`, `closed loop`, `recorded`, ...
+    pub arrival: String,
+    /// Requests per second; nothing when all were due at once (`inf`) or the moments were recorded ones.
+    pub request_rate: Option<f64>,
+    /// Shape of the gamma distribution of the gaps; 1 is Poisson, `inf` (written as nothing) constant.
+    pub burstiness: Option<f64>,
+    /// Requests in flight at most.
+    pub max_concurrency: Option<u32>,
+    /// The rate changed during the run.
+    pub ramp: Option<Ramp>,
+    /// Objectives of every class that has none of its own.
+    pub slo: Slo,
+    /// Percentiles to report, 0 to 100.
+    pub percentiles: Vec<f64>,
+    /// Measures to report: `ttft`, `tpot`, `itl`, `e2el`.
+    pub percentile_metrics: Vec<String>,
+    /// Kinds of requests; [`Record::class`] is an index into it.
+    pub classes: Vec<ClassConfig>,
+    /// LoRA adapters in the mix; [`Record::adapter`] is an index into it.
+    pub adapters: Vec<String>,
+    /// Where all randomness came from.
+    pub seed: u64,
+    /// The user's own keys and values.
+    pub metadata: BTreeMap<String, String>,
+}
+
+/// A rate that changes over the requests of a run.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Ramp {
+    /// `linear` or `exponential`.
+    pub strategy: String,
+    /// Requests per second of the first request.
+    pub start: f64,
+    /// Requests per second of the last.
+    pub end: f64,
+}
+
+/// One kind of request.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ClassConfig {
+    /// How reports call it.
+    pub name: String,
+    /// Its share of the requests, relative to the other classes.
+    pub weight: f64,
+    /// Its objectives.
+    pub slo: Slo,
+}
+
+/// Upper bounds in milliseconds, as `--goodput` gives them; nothing is no objective.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Slo {
+    /// Time to first token.
+    pub ttft: Option<f64>,
+    /// Time per output token; requests of one token meet it.
+    pub tpot: Option<f64>,
+    /// Start to last token.
+    pub e2el: Option<f64>,
+}
+
+/// One request and what came of it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Record {
+    /// Its number in the workload.
+    pub index: u64,
+    /// Index into [`RunConfig::classes`].
+    pub class: u32,
+    /// Index into [`RunConfig::adapters`]; nothing for the base model.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub adapter: Option<u32>,
+    /// The conversation that it belongs to, and which turn of it this is (from 0).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub session: Option<(u64, u32)>,
+    /// When it should have been sent; nothing in a closed loop, where a request is due when the one before it ended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub due: Option<f64>,
+    /// Span that it waited here for room under `max_concurrency`.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub queued: f64,
+    /// When it was sent.
+    pub sent: f64,
+    /// When its answer had ended, or it had failed.
+    pub ended: f64,
+    /// What came of it.
+    pub outcome: Outcome,
+    /// Prompt tokens: by the server's usage where it sent one, otherwise as asked for.
+    pub prompt_tokens: u64,
+    /// Prompt tokens that the server found in its prefix cache, where it says so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cached_tokens: Option<u64>,
+    /// Output tokens: by usage, otherwise the number of token events. 0 when it failed.
+    pub output_tokens: u64,
+    /// Sent to first token event. 0 when there was none.
+    pub ttft: f64,
+    /// Sent to last token event. 0 when there was none.
+    pub latency: f64,
+    /// Gaps between token events.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub itls: Vec<f64>,
+    /// What the gateway said of where it went: `x-sluice-pool`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pool: Option<Arc<str>>,
+    /// `x-sluice-backend`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub backend: Option<Arc<str>>,
+    /// `x-sluice-arm`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub arm: Option<Arc<str>>,
+    /// Span in the gateway's queue: `server-timing: queue`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub queue_wait: Option<f64>,
+}
+
+/// What came of a request.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    /// A complete answer.
+    Completed,
+    /// None, and why: `status 503`, `stream cut`, ...
+    Failed(Arc<str>),
+    /// We left on purpose in the middle, as the workload said. Neither a success nor a failure.
+    Left,
+    /// Still running when the run was ended early. Neither a success nor a failure.
+    #[default]
+    Unfinished,
+}
+
+/// What one server says of itself, from its `/metrics`: differences over the run, and peaks of what was sampled.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ServerSide {
+    /// Its base address.
+    pub url: String,
+    /// Tokens looked up in the prefix cache.
+    pub prefix_queries: f64,
+    /// Tokens found there.
+    pub prefix_hits: f64,
+    /// Requests thrown out of the KV cache and recomputed.
+    pub preemptions: f64,
+    /// Prompt tokens it counted.
+    pub prompt_tokens: f64,
+    /// Output tokens it counted.
+    pub generation_tokens: f64,
+    /// Highest share of KV blocks in use, 0 to 1.
+    pub kv_peak: f64,
+    /// Most requests running at once.
+    pub running_peak: f64,
+    /// Most requests waiting at once.
+    pub waiting_peak: f64,
+    /// What was read, in order of time.
+    pub samples: Vec<ServerSample>,
+}
+
+/// One look at a server.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ServerSample {
+    /// When.
+    pub at: f64,
+    /// Requests running.
+    pub running: f64,
+    /// Requests waiting.
+    pub waiting: f64,
+    /// Share of KV blocks in use, 0 to 1.
+    pub kv_usage: f64,
+}
+
+/// How well the load generator did its own work.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ClientHealth {
+    /// CPU time of this process during the run, user and system, seconds.
+    pub cpu_seconds: f64,
+    /// Cores that it may use.
+    pub cores: u32,
+    /// How late its timers fired, seconds: 99th percentile of ticks through the whole run. A timer has a grain of 1 ms.
+    pub lag_p99: f64,
+    /// The worst.
+    pub lag_max: f64,
+}
+
+impl Record {
+    /// Whether it got a complete answer.
+    pub fn is_completed(&self) -> bool {
+        self.outcome == Outcome::Completed
+    }
+
+    /// Whether it failed.
+    pub fn is_failed(&self) -> bool {
+        matches!(self.outcome, Outcome::Failed(_))
+    }
+
+    /// (latency - ttft) / (output tokens - 1); nothing for answers of one token.
+    pub fn tpot(&self) -> Option<f64> {
+        (self.is_completed() && self.output_tokens > 1)
+            .then(|| (self.latency - self.ttft) / (self.output_tokens - 1) as f64)
+    }
+
+    /// Span from when it was due until it was sent, whatever the reason; 0 when nothing was due. Added to `ttft` and
+    /// `latency` this gives what an independent user would have seen.
+    pub fn delay(&self) -> f64 {
+        self.due.map_or(0.0, |due| (self.sent - due).max(0.0))
+    }
+
+    /// The part of [`Record::delay`] that is this client's own fault: not the wait for `max_concurrency`.
+    pub fn lag(&self) -> f64 {
+        (self.delay() - self.queued).max(0.0)
+    }
+
+    /// Whether it completed and met every bound of `slo`, as `vllm bench serve` decides (a bound is met at equality;
+    /// a request of one token meets any TPOT).
+    pub fn meets(&self, slo: &Slo) -> bool {
+        let holds = |bound: Option<f64>, value: f64| bound.is_none_or(|bound| value <= bound / 1e3);
+        self.is_completed()
+            && holds(slo.ttft, self.ttft)
+            && holds(slo.tpot, self.tpot().unwrap_or(0.0))
+            && holds(slo.e2el, self.latency)
+    }
+}
+
+impl RunResult {
+    /// The same run as independent users saw it: every request is taken as sent when it was due, so that our own lag and the
+    /// wait for `max_concurrency` are inside TTFT and E2EL.
+    #[must_use]
+    pub fn from_due(&self) -> Self {
+        let mut result = self.clone();
+        for record in &mut result.requests {
+            let delay = record.delay();
+            record.sent -= delay;
+            record.queued = 0.0;
+            if record.is_completed() {
+                record.ttft += delay;
+                record.latency += delay;
+            }
+        }
+        result
+    }
+}
+
+impl Slo {
+    /// Whether there is nothing to meet.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+impl RunConfig {
+    /// The objectives of a class: its own, otherwise those of the run.
+    pub fn slo_of(&self, class: u32) -> &Slo {
+        self.classes.get(class as usize).map(|class| &class.slo).filter(|slo| !slo.is_empty()).unwrap_or(&self.slo)
+    }
+
+    /// Whether any class has objectives.
+    pub fn has_slo(&self) -> bool {
+        !self.slo.is_empty() || self.classes.iter().any(|class| !class.slo.is_empty())
+    }
+}
+
+fn is_zero(value: &f64) -> bool {
+    *value == 0.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_wait_for_room_is_not_the_clients_lag() {
+        let record = Record { due: Some(1.0), queued: 0.25, sent: 1.5, ..Record::default() };
+        assert_eq!((record.delay(), record.lag()), (0.5, 0.25));
+        let closed = Record { due: None, sent: 3.0, ..Record::default() };
+        assert_eq!((closed.delay(), closed.lag()), (0.0, 0.0));
+    }
+
+    #[test]
+    fn seen_from_when_it_was_due_a_request_took_longer_but_its_tokens_did_not() {
+        let record = Record {
+            due: Some(1.0),
+            sent: 1.5,
+            ttft: 0.25,
+            latency: 0.75,
+            outcome: Outcome::Completed,
+            output_tokens: 3,
+            ..Record::default()
+        };
+        let failed = Record { outcome: Outcome::Failed("cut".into()), ttft: 0.0, ..record.clone() };
+        let run = RunResult { requests: vec![record, failed], ..RunResult::default() }.from_due();
+        let record = &run.requests[0];
+        assert_eq!((record.sent, record.ttft, record.latency, record.delay()), (1.0, 0.75, 1.25, 0.0));
+        assert_eq!(record.tpot(), Some(0.25));
+        assert_eq!(run.requests[1].ttft, 0.0);
+    }
+
+    #[test]
+    fn an_objective_is_met_at_equality_and_never_by_a_failure() {
+        let slo = Slo { ttft: Some(125.0), tpot: Some(10.0), e2el: Some(375.0) };
+        let outcome = Outcome::Completed;
+        let record = Record { outcome, output_tokens: 26, ttft: 0.125, latency: 0.375, ..Record::default() };
+        assert!(record.meets(&slo));
+        assert!(!Record { ttft: 0.1251, ..record.clone() }.meets(&slo));
+        assert!(!Record { output_tokens: 25, ..record.clone() }.meets(&slo));
+        assert!(Record { output_tokens: 1, ..record.clone() }.meets(&slo));
+        assert!(!Record { outcome: Outcome::Failed("status 503".into()), ..record }.meets(&slo));
+    }
+
+    #[test]
+    fn a_class_without_objectives_has_those_of_the_run() {
+        let class = |slo| ClassConfig { name: "c".into(), weight: 1.0, slo };
+        let own = Slo { ttft: Some(1.0), ..Slo::default() };
+        let slo = Slo { e2el: Some(9.0), ..Slo::default() };
+        let config = RunConfig { slo, classes: vec![class(Slo::default()), class(own)], ..RunConfig::default() };
+        assert_eq!((config.slo_of(0), config.slo_of(1), config.slo_of(7)), (&slo, &own, &slo));
+    }
+}

@@ -1,0 +1,126 @@
+//! The search against queues whose capacity is known by formula.
+//!
+//! M/M/1, first come first served, service rate 1: the time in the system is exponential with rate 1 - load, whatever
+//! the seed, so attainment within t is 1 - exp(-(1 - load) t), and the highest load with a share a is 1 + ln(1 - a)/t.
+
+use std::convert::Infallible;
+use std::task::{Context, Poll, Waker};
+
+use super::*;
+use crate::base::Rng;
+
+/// Runs a future that never waits.
+fn at_once<T>(future: impl Future<Output = T>) -> T {
+    match std::pin::pin!(future).as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(value) => value,
+        Poll::Pending => panic!("a probe on virtual time does not wait"),
+    }
+}
+
+/// One server, exponential work, an objective on the time in the system.
+struct Queue {
+    bound: f64,
+    seed: u64,
+    /// The client sends no faster than this.
+    fastest: f64,
+    /// Beyond this rate every answer is a failure.
+    breaks_at: f64,
+}
+
+impl Queue {
+    fn new(bound: f64, seed: u64) -> Self {
+        Self { bound, seed, fastest: f64::INFINITY, breaks_at: f64::INFINITY }
+    }
+
+    fn attainment(&self, rate: f64) -> f64 {
+        if rate >= 1.0 { 0.0 } else { 1.0 - f64::exp(-(1.0 - rate) * self.bound) }
+    }
+
+    fn capacity(&self, share: f64) -> f64 {
+        1.0 + (1.0 - share).ln() / self.bound
+    }
+
+    fn search(&mut self) -> Found {
+        at_once(find_rate(self, &Goal::new(self.bound), |_| ())).unwrap()
+    }
+}
+
+impl Probe for Queue {
+    type Error = Infallible;
+
+    async fn run(&mut self, order: &Order, judge: &mut Judge) -> Result<Seen, Infallible> {
+        let mut rng = Rng::new(Rng::new((self.seed << 32) ^ order.seed).next_u64());
+        let (mut due, mut free, mut ended) = (0.0f64, 0.0f64, Vec::new());
+        let broken = matches!(order.load, Load::Rate(rate) if rate > self.breaks_at);
+        for ordinal in 0..order.requests {
+            match order.load {
+                Load::Stream => due = free,
+                Load::Saturated(_) => due = 0.0,
+                Load::Rate(rate) => due += rng.exponential() / rate.min(self.fastest),
+            }
+            free = free.max(due) + rng.exponential();
+            judge.record(ordinal, due, if broken { f64::INFINITY } else { (free - due) / self.bound });
+            ended.push(free);
+            if judge.finding().is_some() {
+                break;
+            }
+        }
+        let delivered = if let Load::Rate(rate) = order.load { (self.fastest / rate).min(1.0) } else { 1.0 };
+        Ok(Seen { throughput: throughput(&ended, order.warmup), delivered, seconds: free })
+    }
+}
+
+fn rate(found: &Found) -> f64 {
+    found.best.map_or(0.0, |(rate, _)| rate)
+}
+
+#[test]
+fn the_capacity_of_a_queue_is_found_and_not_exceeded() {
+    let (mut near, mut too_high) = (0, 0);
+    for seed in 0..20 {
+        let mut queue = Queue::new(10.0, seed);
+        let found = queue.search();
+        near += usize::from((rate(&found) / queue.capacity(0.99) - 1.0).abs() <= 0.05);
+        too_high += usize::from(queue.attainment(rate(&found)) < 0.98);
+        assert!(found.steps.len() <= 40 && matches!(found.ending, Ending::Found | Ending::OutOfProbes));
+    }
+    // 85 and 0 of 100 seeds; these 20 are the first of them.
+    assert!(near >= 17 && too_high == 0, "{near} of 20 within 5 %, {too_high} too high");
+}
+
+#[test]
+fn what_is_reported_was_proven_at_that_rate() {
+    let found = Queue::new(10.0, 3).search();
+    let (rate, attainment) = found.best.unwrap();
+    let last = found.steps.last().unwrap();
+    assert_eq!((last.load, last.manner, last.finding), (Load::Rate(rate), Manner::Proof, Finding::Holds));
+    assert!(last.attainment == attainment && attainment.value >= 0.99);
+    assert_eq!(found, Queue::new(10.0, 3).search(), "the same seed finds the same");
+    assert_ne!(found, Queue::new(10.0, 4).search());
+}
+
+#[test]
+fn a_request_that_is_too_slow_alone_ends_the_search_at_once() {
+    let found = Queue::new(1.0, 1).search();
+    assert_eq!((found.ending, found.best, found.steps.len()), (Ending::NoRate, None, 1));
+}
+
+#[test]
+fn a_client_that_is_too_slow_is_not_taken_for_the_server() {
+    let found = Queue { fastest: 0.2, ..Queue::new(10.0, 1) }.search();
+    assert_eq!((found.ending, found.best), (Ending::ClientLimit, None));
+}
+
+#[test]
+fn a_server_that_breaks_is_taken_to_where_it_breaks() {
+    let found = Queue { breaks_at: 0.3, ..Queue::new(10.0, 1) }.search();
+    assert!((0.25..=0.3).contains(&rate(&found)), "{found:?}");
+}
+
+#[test]
+fn few_runs_give_a_proven_rate_or_none_and_say_so() {
+    let goal = Goal { max_probes: 12, ..Goal::new(10.0) };
+    let found = at_once(find_rate(&mut Queue::new(10.0, 1), &goal, |_| ())).unwrap();
+    assert_eq!(found.ending, Ending::OutOfProbes);
+    assert!(found.steps.len() <= 12);
+}

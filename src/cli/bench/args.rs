@@ -1,0 +1,414 @@
+//! The flags of `sluice bench`: those of `vllm bench serve` where one exists, with its meaning and default.
+//!
+//! Where ours differs from the original it is on purpose and said in the help: prompts of the completions backend are token
+//! ids (exact lengths without a tokenizer), more measures and percentiles are shown, and several servers may be given. Flags
+//! that only concern the original's own tokenizer loading are taken and have no effect.
+
+use std::path::PathBuf;
+
+use clap::{ArgAction, Args, ValueEnum};
+
+use super::find_rate::FindRateArgs;
+use super::tools::Tool;
+use super::values::{ClassSpec, Goodput, RangeRatio, Rate, Steps, pair, share};
+use crate::bench::Length;
+
+/// Put load on a server and measure what its clients see
+#[derive(Clone, Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub struct BenchArgs {
+    #[command(subcommand)]
+    pub(super) tool: Option<Tool>,
+    #[command(flatten)]
+    pub(super) server: ServerArgs,
+    #[command(flatten)]
+    pub(super) dataset: DatasetArgs,
+    #[command(flatten)]
+    pub(super) load: LoadArgs,
+    #[command(flatten)]
+    pub(super) sampling: SamplingArgs,
+    #[command(flatten)]
+    pub(super) search: FindRateArgs,
+    #[command(flatten)]
+    pub(super) output: OutputArgs,
+    #[command(flatten)]
+    pub(super) ignored: IgnoredArgs,
+}
+
+/// Which API requests use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum Backend {
+    /// Completions
+    Vllm,
+    /// Completions
+    Openai,
+    /// Chat completions
+    OpenaiChat,
+}
+
+impl Backend {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Vllm => "vllm",
+            Self::Openai => "openai",
+            Self::OpenaiChat => "openai-chat",
+        }
+    }
+}
+
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Server")]
+pub(super) struct ServerArgs {
+    /// The API: completions (vllm, openai) or chat
+    #[arg(long, value_enum, default_value = "openai")]
+    pub(super) backend: Backend,
+    /// Base address; several are taken in turn [default: http://HOST:PORT]
+    #[arg(long, value_name = "URL", value_delimiter = ',')]
+    pub(super) base_url: Vec<String>,
+    /// Host, when there is no base address
+    #[arg(long, default_value = "127.0.0.1")]
+    pub(super) host: String,
+    /// Port, when there is no base address
+    #[arg(long, default_value_t = 8000)]
+    pub(super) port: u16,
+    /// Path of requests [default: that of the backend]
+    #[arg(long, value_name = "PATH")]
+    pub(super) endpoint: Option<String>,
+    /// What to send as "model" [default: the first that the server names]
+    #[arg(long, value_name = "NAME")]
+    pub(super) model: Option<String>,
+    /// The model's name on the wire, when it differs from --model
+    #[arg(long, value_name = "NAME")]
+    pub(super) served_model_name: Option<String>,
+    /// Headers to send, KEY=VALUE; a bearer token is taken from OPENAI_API_KEY
+    #[arg(long, value_name = "KEY=VALUE", num_args = 1.., value_parser = pair)]
+    pub(super) header: Vec<(String, String)>,
+    /// Servers whose /metrics are read during the run [default: the base addresses]
+    #[arg(long, value_name = "URL", value_delimiter = ',')]
+    pub(super) metrics_url: Vec<String>,
+    /// Wait so long for the server to answer at all
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.0)]
+    pub(super) ready_check_timeout_sec: f64,
+    /// A request that takes longer has failed
+    #[arg(long, value_name = "SECONDS", default_value_t = 21_600.0)]
+    pub(super) request_timeout: f64,
+}
+
+/// Where requests come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum DatasetName {
+    /// Made-up prompts of given lengths
+    Random,
+    /// Made-up prompts, each beginning with one of a few prefixes
+    #[value(name = "prefix_repetition")]
+    PrefixRepetition,
+    /// Conversations: a JSON file
+    Sharegpt,
+    /// Prompts of your own: JSON lines with "prompt" and "output_tokens"
+    Custom,
+    /// BurstGPT's CSV, with its moments
+    Burstgpt,
+    /// Azure's LLM traces (CSV), with their moments
+    Azure,
+    /// Mooncake's JSON lines, with moments and shared prefixes
+    Mooncake,
+    /// JSON lines like Mooncake's with other units
+    #[value(name = "timed_trace")]
+    TimedTrace,
+    /// The access log of sluice: yesterday's traffic again
+    #[value(name = "access_log")]
+    AccessLog,
+}
+
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Requests")]
+pub(super) struct DatasetArgs {
+    /// Where requests come from
+    #[arg(long, value_enum, default_value = "random")]
+    pub(super) dataset_name: DatasetName,
+    /// The file of a dataset that is one
+    #[arg(long, value_name = "FILE")]
+    pub(super) dataset_path: Option<PathBuf>,
+    /// Prompt length in tokens: 1024, 100-2000 or lognormal:MEDIAN:SIGMA[:MAX]
+    #[arg(long, value_name = "LENGTH", default_value = "1024", alias = "input-len")]
+    pub(super) random_input_len: Length,
+    /// Output length in tokens, written likewise
+    #[arg(long, value_name = "LENGTH", default_value = "128")]
+    pub(super) random_output_len: Length,
+    /// Output length for whatever dataset
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(super) output_len: Option<u32>,
+    /// Lengths within +-RATIO of the given ones; or {"input": R, "output": R}
+    #[arg(long, value_name = "RATIO", default_value = "0")]
+    pub(super) random_range_ratio: RangeRatio,
+    /// Tokens before the prompt length that all prompts share
+    #[arg(long, value_name = "TOKENS", default_value_t = 0)]
+    pub(super) random_prefix_len: u32,
+    /// Share of prompt tokens that the prefix cache should find: so much of each prompt is shared
+    #[arg(long, value_name = "SHARE", value_parser = share)]
+    pub(super) prefix_hit_rate: Option<f64>,
+    /// Different shared prefixes
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(super) num_prefixes: u32,
+    /// Share of the prompts that have a shared part
+    #[arg(long, value_name = "SHARE", value_parser = share)]
+    pub(super) random_cache_hit_fraction: Option<f64>,
+    /// How much of those is shared
+    #[arg(long, value_name = "SHARE", value_parser = share, requires = "random_cache_hit_fraction")]
+    pub(super) random_cache_ratio: Option<f64>,
+    /// A class of requests, for a mix: short:weight=15,in=200,out=128,ttft=300; repeat it
+    #[arg(long, value_name = "NAME:KEY=VALUE,..")]
+    pub(super) class: Vec<ClassSpec>,
+    /// Shared tokens of prefix_repetition
+    #[arg(long, value_name = "TOKENS", default_value_t = 256)]
+    pub(super) prefix_repetition_prefix_len: u32,
+    /// Other tokens of prefix_repetition
+    #[arg(long, value_name = "TOKENS", default_value_t = 256)]
+    pub(super) prefix_repetition_suffix_len: u32,
+    /// Prefixes of prefix_repetition
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(super) prefix_repetition_num_prefixes: u32,
+    /// Output tokens of prefix_repetition
+    #[arg(long, value_name = "TOKENS", default_value_t = 128)]
+    pub(super) prefix_repetition_output_len: u32,
+    /// Output tokens of sharegpt, instead of each answer's own length
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(super) sharegpt_output_len: Option<u32>,
+    /// Output tokens of custom; -1 takes "output_tokens" of each line
+    #[arg(long, value_name = "TOKENS", default_value_t = -1, allow_negative_numbers = true)]
+    pub(super) custom_output_len: i64,
+    /// Keep the order of sharegpt and custom
+    #[arg(long)]
+    pub(super) disable_shuffle: bool,
+    /// Tokens that a block's name in a timed trace stands for
+    #[arg(long, value_name = "TOKENS", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(super) timed_trace_chunk_hash_size: u32,
+    /// Seconds in one unit of a timed trace's moments (0.001 for milliseconds)
+    #[arg(long, value_name = "SECONDS", default_value_t = 1.0)]
+    pub(super) timed_trace_sec_multiplier: f64,
+    /// Key of a timed trace's moment
+    #[arg(long, value_name = "KEY", default_value = "timestamp")]
+    pub(super) timed_trace_label_timestamp: String,
+    /// Key of a timed trace's prompt length
+    #[arg(long, value_name = "KEY", default_value = "input_length")]
+    pub(super) timed_trace_label_input_length: String,
+    /// Key of a timed trace's output length
+    #[arg(long, value_name = "KEY", default_value = "output_length")]
+    pub(super) timed_trace_label_output_length: String,
+    /// Key of a timed trace's block names
+    #[arg(long, value_name = "KEY", default_value = "hash_ids")]
+    pub(super) timed_trace_label_hash_ids: String,
+    /// tokenizer.json, or its folder: exact lengths of texts
+    #[arg(long, value_name = "PATH")]
+    pub(super) tokenizer: Option<PathBuf>,
+    /// Make prompts of token ids (the default for completions)
+    #[arg(long, conflicts_with = "prompt_text")]
+    pub(super) prompt_token_ids: bool,
+    /// Make prompts of words, about one for each token
+    #[arg(long)]
+    pub(super) prompt_text: bool,
+    /// Token ids that prompts are made of, FIRST-LAST
+    #[arg(long, value_name = "RANGE", default_value = "1000-7999")]
+    pub(super) vocabulary: Length,
+    /// Conversations instead of single requests; --num-prompts counts them
+    #[arg(long)]
+    pub(super) multi_turn: bool,
+    /// Turns of a conversation: 3 or 2-8
+    #[arg(long, value_name = "LENGTH", default_value = "3")]
+    pub(super) multi_turn_num_turns: Length,
+    /// Mean time between an answer and the next turn
+    #[arg(long, value_name = "MS", default_value_t = 0.0)]
+    pub(super) multi_turn_delay_ms: f64,
+    /// Tokens added by each later turn [default: the prompt length]
+    #[arg(long, value_name = "LENGTH")]
+    pub(super) per_turn_input_len: Option<Length>,
+    /// LoRA adapters that requests ask for
+    #[arg(long, value_name = "NAME", num_args = 1..)]
+    pub(super) lora_modules: Vec<String>,
+    /// How a request's adapter is chosen
+    #[arg(long, value_enum, default_value = "random")]
+    pub(super) lora_assignment: LoraAssignment,
+    /// Exponent of zipf
+    #[arg(long, value_name = "S", default_value_t = 1.0)]
+    pub(super) lora_zipf: f64,
+    /// Weights of the adapters, and one more for the base model if it is to have a share
+    #[arg(long, value_name = "W", value_delimiter = ',')]
+    pub(super) lora_weights: Vec<f64>,
+    /// Share of clients that leave before the end of their answer
+    #[arg(long, value_name = "SHARE", default_value_t = 0.0, value_parser = share)]
+    pub(super) leave_share: f64,
+}
+
+/// How an adapter is chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum LoraAssignment {
+    /// Each as likely as any other (or by --lora-weights)
+    Random,
+    /// One after the other
+    RoundRobin,
+    /// The k-th in proportion to 1/k^S
+    Zipf,
+}
+
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Load")]
+pub(super) struct LoadArgs {
+    /// Requests in all
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(super) num_prompts: u64,
+    /// Send for so long, instead of a number of requests
+    #[arg(long, value_name = "SECONDS", conflicts_with = "num_prompts")]
+    pub(super) duration: Option<f64>,
+    /// Requests per second; inf is all at once, or a closed loop with --max-concurrency
+    #[arg(long, value_name = "RATE", default_value = "inf")]
+    pub(super) request_rate: Rate,
+    /// Shape of the gaps: 1 is Poisson, less comes in bursts, inf is even
+    #[arg(long, value_name = "SHAPE", default_value = "1")]
+    pub(super) burstiness: Rate,
+    /// Requests (or conversations) in flight at most
+    #[arg(long, value_name = "N", alias = "multi-turn-concurrency", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(super) max_concurrency: Option<u32>,
+    /// So many requests at the same moment, at --request-rate on average
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(super) burst_size: Option<u32>,
+    /// One rate after the other, RATExSECONDS: 5x30,20x10,5x30
+    #[arg(long, value_name = "STEPS", conflicts_with_all = ["burst_size", "duration"])]
+    pub(super) rate_steps: Option<Steps>,
+    /// A rate that grows from the first request to the last
+    #[arg(long, value_enum, requires_all = ["ramp_up_start_rps", "ramp_up_end_rps"])]
+    pub(super) ramp_up_strategy: Option<RampStrategy>,
+    /// Requests per second at the first request
+    #[arg(long, value_name = "RATE")]
+    pub(super) ramp_up_start_rps: Option<f64>,
+    /// Requests per second at the last request
+    #[arg(long, value_name = "RATE")]
+    pub(super) ramp_up_end_rps: Option<f64>,
+    /// Send at a trace's own moments (the default for traces)
+    #[arg(long, overrides_with = "no_self_timed")]
+    pub(super) self_timed: bool,
+    /// Ignore a trace's moments and use --request-rate
+    #[arg(long)]
+    pub(super) no_self_timed: bool,
+    /// Replay a trace so many times faster
+    #[arg(long, value_name = "X", default_value_t = 1.0)]
+    pub(super) trace_speed: f64,
+    /// Requests sent before the clock runs, as many at once as allowed
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(super) num_warmups: u32,
+    /// Where all randomness comes from
+    #[arg(long, default_value_t = 0)]
+    pub(super) seed: u64,
+    /// One run for each of these numbers of streams
+    #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..))]
+    pub(super) sweep_max_concurrency: Vec<u32>,
+    /// One run for each of these rates
+    #[arg(long, value_name = "RATE,..", value_delimiter = ',', conflicts_with = "sweep_max_concurrency")]
+    pub(super) sweep_request_rate: Vec<Rate>,
+    /// In a sweep of concurrency, so many requests for each stream
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(super) sweep_num_prompts_factor: Option<u64>,
+    /// Empty the server's prefix cache before each run (vLLM in dev mode)
+    #[arg(long)]
+    pub(super) reset_prefix_cache: bool,
+}
+
+/// How a rate grows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum RampStrategy {
+    /// By equal steps
+    Linear,
+    /// By equal factors
+    Exponential,
+}
+
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Sampling")]
+pub(super) struct SamplingArgs {
+    /// Generate to the full length (always on for made-up prompts and traces)
+    #[arg(long)]
+    pub(super) ignore_eos: bool,
+    #[arg(long, value_name = "T")]
+    pub(super) temperature: Option<f64>,
+    #[arg(long, value_name = "P")]
+    pub(super) top_p: Option<f64>,
+    #[arg(long, value_name = "K")]
+    pub(super) top_k: Option<i64>,
+    #[arg(long, value_name = "P")]
+    pub(super) min_p: Option<f64>,
+    #[arg(long, value_name = "X")]
+    pub(super) frequency_penalty: Option<f64>,
+    #[arg(long, value_name = "X")]
+    pub(super) presence_penalty: Option<f64>,
+    #[arg(long, value_name = "X")]
+    pub(super) repetition_penalty: Option<f64>,
+    /// Log-probabilities per token
+    #[arg(long, value_name = "N")]
+    pub(super) logprobs: Option<u32>,
+    /// More fields of the body, as a JSON object
+    #[arg(long, value_name = "JSON")]
+    pub(super) extra_body: Option<String>,
+}
+
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Output")]
+pub(super) struct OutputArgs {
+    /// Measures to show
+    #[arg(long, value_name = "NAME,..", value_delimiter = ',', default_value = "ttft,tpot,itl,e2el",
+          value_parser = ["ttft", "tpot", "itl", "e2el", "client_queue_time"])]
+    pub(super) percentile_metrics: Vec<String>,
+    /// Percentiles to show
+    #[arg(long, value_name = "P,..", value_delimiter = ',', default_value = "50,90,99", value_parser = super::values::percentile)]
+    pub(super) metric_percentiles: Vec<f64>,
+    /// Objectives in ms: ttft:300 tpot:50 e2el:2000
+    #[arg(long, value_name = "KEY:MS", num_args = 1..)]
+    pub(super) goodput: Vec<Goodput>,
+    /// Print JSON instead of the table
+    #[arg(long)]
+    pub(super) json: bool,
+    /// Save the result as JSON, with the keys of vllm bench serve
+    #[arg(long)]
+    pub(super) save_result: bool,
+    /// With its arrays of single requests
+    #[arg(long)]
+    pub(super) save_detailed: bool,
+    /// Add the result to the end of the file
+    #[arg(long)]
+    pub(super) append_result: bool,
+    /// Folder of the result
+    #[arg(long, value_name = "FOLDER")]
+    pub(super) result_dir: Option<PathBuf>,
+    /// File name of the result [default: made of label, load, model and time]
+    #[arg(long, value_name = "FILE")]
+    pub(super) result_filename: Option<PathBuf>,
+    /// Write the results as one HTML page, with plots
+    #[arg(long, value_name = "FILE")]
+    pub(super) html: Option<PathBuf>,
+    /// One line of CSV for each request
+    #[arg(long, value_name = "FILE")]
+    pub(super) csv: Option<PathBuf>,
+    /// Your name for the run
+    #[arg(long)]
+    pub(super) label: Option<String>,
+    /// Keys of your own in the result
+    #[arg(long, value_name = "KEY=VALUE", num_args = 1.., value_parser = pair)]
+    pub(super) metadata: Vec<(String, String)>,
+    /// No line of progress
+    #[arg(long)]
+    pub(super) disable_tqdm: bool,
+    /// Show what would be sent, and send nothing
+    #[arg(long)]
+    pub(super) dry_run: bool,
+}
+
+/// Flags of the original that have nothing to decide here.
+#[derive(Clone, Debug, Args)]
+pub(super) struct IgnoredArgs {
+    #[arg(long, hide = true, action = ArgAction::SetTrue)]
+    trust_remote_code: bool,
+    #[arg(long, hide = true, action = ArgAction::SetTrue)]
+    skip_tokenizer_init: bool,
+    #[arg(long, hide = true)]
+    tokenizer_mode: Option<String>,
+    #[arg(long, hide = true, action = ArgAction::SetTrue)]
+    skip_chat_template: bool,
+}

@@ -1,0 +1,112 @@
+//! `sluice bench --find-rate`: the highest rate at which the objectives hold, on real servers.
+//!
+//! The search is `bench::search`; what is here puts its orders on the wire. Each run is a run of the load generator with the
+//! workload of the flags and prompts of its own. A request is judged from the moment it was *due*, so a client that lags
+//! cannot flatter the server, and as missed as soon as it is open for longer than its bound on E2EL, so a server
+//! that hangs ends a run instead of prolonging it. A run ends when the judge has seen enough; what is in flight is given up.
+//!
+//! Ctrl-C ends the search; what was found until then is printed, marked as unfinished.
+
+mod probe;
+#[cfg(test)]
+mod tests;
+mod text;
+
+use std::process::ExitCode;
+
+use clap::Args;
+
+use super::plan::Setup;
+use super::{BenchArgs, Stop, Trouble, failed, usage};
+use crate::bench::search::{Ending, Found, Goal, Step, find_rate};
+use crate::bench::{Slo, Source};
+use probe::{Halt, Servers};
+
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Search")]
+pub(super) struct FindRateArgs {
+    /// Search the highest rate at which enough requests meet their objectives (--goodput, or those of --class)
+    #[arg(long, conflicts_with_all = ["sweep_max_concurrency", "sweep_request_rate", "ramp_up_strategy", "rate_steps", "multi_turn", "duration"])]
+    pub(super) find_rate: bool,
+    /// Percentage of requests that must meet their objectives
+    #[arg(long, value_name = "PERCENT", default_value_t = 99.0, requires = "find_rate")]
+    find_rate_attainment: f64,
+    /// Requests of a short run; long ones have three times as many. Fewer cost less and say less
+    #[arg(long, value_name = "N", default_value_t = 1500, requires = "find_rate")]
+    find_rate_requests: usize,
+    /// Runs go on until the rate is known this well, in percent either way
+    #[arg(long, value_name = "PERCENT", default_value_t = 3.5, requires = "find_rate")]
+    find_rate_tolerance: f64,
+    /// Runs at most
+    #[arg(long, value_name = "N", default_value_t = 40, requires = "find_rate")]
+    find_rate_runs: usize,
+}
+
+/// Searches and prints.
+pub(super) async fn run(args: &BenchArgs, setup: &Setup, stop: &mut Stop) -> Result<ExitCode, Trouble> {
+    let objectives = objectives(setup).map_err(usage)?;
+    let goal = goal(args, &objectives).map_err(usage)?;
+    let mut steps: Vec<Step> = Vec::new();
+    let mut servers = Servers::new(args, setup, objectives, stop);
+    eprintln!("{}", text::STEPS);
+    let outcome = find_rate(&mut servers, &goal, |step| {
+        eprintln!("{}", text::step(step));
+        steps.push(*step);
+    })
+    .await;
+    let (found, halted) = match outcome {
+        Ok(found) => (found, false),
+        Err(Halt::Bench(error)) => return Err(usage(error)),
+        Err(Halt::Stopped) => (Found { best: None, capacity: None, ending: Ending::OutOfProbes, steps }, true),
+    };
+    text::print(&found, &goal, halted, args.output.json).map_err(failed)?;
+    Ok(if found.best.is_some() && !halted { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Of each class, in their order; all have some.
+fn objectives(setup: &Setup) -> anyhow::Result<Vec<Slo>> {
+    let plan = &setup.plan;
+    if plan.sessions.is_some() || plan.workload.leaving > 0.0 {
+        anyhow::bail!("--find-rate counts single requests that are waited for; leave out sessions and --leave-share");
+    }
+    let mut told = crate::bench::RunResult::default();
+    told.config.classes = plan.workload.class_configs();
+    setup.dress(&mut told);
+    let count = match &plan.workload.source {
+        Source::Classes(classes) => classes.len() as u32,
+        Source::Items(_) => told.config.classes.len() as u32,
+    };
+    let all: Vec<Slo> = (0..count.max(1)).map(|class| *told.config.slo_of(class)).collect();
+    if all.iter().any(Slo::is_empty) {
+        anyhow::bail!(
+            "--find-rate needs objectives for every class: give --goodput ttft:500 e2el:5000 (ms), or ttft= in --class"
+        );
+    }
+    Ok(all)
+}
+
+fn goal(args: &BenchArgs, objectives: &[Slo]) -> anyhow::Result<Goal> {
+    let search = &args.search;
+    let share = search.find_rate_attainment / 100.0;
+    if !(share > 0.0 && share < 1.0) {
+        anyhow::bail!(
+            "--find-rate-attainment {}: give a percentage above 0 and below 100",
+            search.find_rate_attainment
+        );
+    }
+    let tolerance = search.find_rate_tolerance / 100.0;
+    if !(tolerance > 0.0 && tolerance < 1.0) || search.find_rate_requests < 30 || search.find_rate_runs < 3 {
+        anyhow::bail!("--find-rate: give a tolerance above 0 and below 100 %, 30 requests or more, and 3 runs or more");
+    }
+    // A bound on TPOT alone has no span of its own: how long a queue may grow is then not limited, and a second is taken.
+    let spans = objectives.iter().flat_map(|slo| [slo.ttft, slo.e2el]).flatten().map(|ms| ms / 1e3);
+    let patience = spans.reduce(f64::max).unwrap_or(1.0);
+    Ok(Goal {
+        attainment: share,
+        tolerance,
+        requests: search.find_rate_requests,
+        max_probes: search.find_rate_runs,
+        seed: args.load.seed,
+        ..Goal::new(patience)
+    })
+}

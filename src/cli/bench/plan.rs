@@ -1,0 +1,212 @@
+//! From flags to a plan: the arrivals, the client, the runs of a sweep.
+//!
+//! Everything that can be wrong without a server is found here, before anything is sent, and is wrong usage (exit code 2):
+//! flags that contradict each other, a dataset that cannot be read. [`Setup::runs`] turns a sweep into one plan for each run.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use http::HeaderMap;
+use http::header::{AUTHORIZATION, HeaderName, HeaderValue};
+
+use super::args::{BenchArgs, RampStrategy};
+use super::requests::{api, dataset_name, sessions, workload};
+use super::values::{Goodput, Rate};
+use crate::bench::{Arrival, Client, Extent, Plan, PrefixKind, RunResult, Source, Workload};
+
+/// All that a run needs, and what its result is to say.
+#[derive(Debug)]
+pub(super) struct Setup {
+    pub(super) plan: Plan,
+    pub(super) client: Arc<Client>,
+    /// What a reader should know of the dataset.
+    pub(super) notes: Vec<String>,
+    args: BenchArgs,
+}
+
+/// The client for the servers that the flags name.
+pub(super) fn client(args: &BenchArgs) -> anyhow::Result<Client> {
+    let server = &args.server;
+    let urls = match server.base_url.is_empty() {
+        true => vec![format!("http://{}:{}", server.host, server.port)],
+        false => server.base_url.clone(),
+    };
+    let limit = Duration::try_from_secs_f64(server.request_timeout).context("--request-timeout")?;
+    let client = Client::new(&urls, api(args), limit)?.with_headers(headers(args)?);
+    Ok(match &server.endpoint {
+        Some(path) => client.with_path(path)?,
+        None => client,
+    })
+}
+
+fn headers(args: &BenchArgs) -> anyhow::Result<HeaderMap> {
+    let mut headers = HeaderMap::new();
+    if let Ok(key) = std::env::var("OPENAI_API_KEY") {
+        let mut value = HeaderValue::from_str(&format!("Bearer {key}")).context("OPENAI_API_KEY is no header value")?;
+        value.set_sensitive(true);
+        headers.insert(AUTHORIZATION, value);
+    }
+    for (key, value) in &args.server.header {
+        let name = HeaderName::from_bytes(key.as_bytes()).with_context(|| format!("--header: '{key}' is no header"))?;
+        headers.insert(name, HeaderValue::from_str(value).with_context(|| format!("--header {key}: bad value"))?);
+    }
+    Ok(headers)
+}
+
+impl Setup {
+    /// What the flags ask for, with `model` as the model's name.
+    pub(super) fn of(args: &BenchArgs, client: Client, model: &str) -> anyhow::Result<Self> {
+        let (workload, notes) = workload(args, model)?;
+        let (arrival, extent) = arrival(args, &workload)?;
+        let closed = matches!(arrival, Arrival::ClosedLoop { .. });
+        let metrics = match args.server.metrics_url.is_empty() {
+            true => client.urls(),
+            false => args.server.metrics_url.clone(),
+        };
+        let plan = Plan {
+            max_concurrency: args.load.max_concurrency.filter(|_| !closed),
+            sessions: sessions(args)?,
+            scrape: metrics,
+            ..Plan::new(workload, arrival, extent)
+        };
+        plan.workload.check()?;
+        plan.arrival.check()?;
+        Ok(Self { plan, client: Arc::new(client), notes, args: args.clone() })
+    }
+
+    /// The plan of each run, and what is varied: one, or those of a sweep.
+    pub(super) fn runs(&self) -> Vec<(String, Plan)> {
+        let load = &self.args.load;
+        if !load.sweep_max_concurrency.is_empty() {
+            return load.sweep_max_concurrency.iter().map(|streams| self.at_concurrency(*streams)).collect();
+        }
+        let at = |rate: &Rate| {
+            let arrival = match rate.finite() {
+                Some(rate) => paced(rate, load.burstiness.0, load.burst_size),
+                None => Arrival::AtOnce,
+            };
+            let name = rate.finite().map_or_else(|| "inf".to_owned(), |rate| rate.to_string());
+            (name, Plan { arrival, ..self.plan.clone() })
+        };
+        match load.sweep_request_rate.is_empty() {
+            true => vec![(String::new(), self.plan.clone())],
+            false => load.sweep_request_rate.iter().map(at).collect(),
+        }
+    }
+
+    fn at_concurrency(&self, streams: u32) -> (String, Plan) {
+        let extent = match (self.args.load.sweep_num_prompts_factor, self.plan.extent) {
+            (Some(factor), Extent::Requests(_)) => Extent::Requests(factor * u64::from(streams)),
+            (_, extent) => extent,
+        };
+        let plan = match self.args.load.request_rate.finite() {
+            None => Plan { arrival: Arrival::ClosedLoop { streams }, extent, ..self.plan.clone() },
+            Some(_) => Plan { max_concurrency: Some(streams), extent, ..self.plan.clone() },
+        };
+        (streams.to_string(), plan)
+    }
+
+    /// What is varied in a sweep.
+    pub(super) fn varied(&self) -> &'static str {
+        if self.args.load.sweep_request_rate.is_empty() { "concurrency" } else { "rate" }
+    }
+
+    /// Puts the user's own words into a result.
+    pub(super) fn dress(&self, result: &mut RunResult) {
+        let (args, config) = (&self.args, &mut result.config);
+        config.label = args.output.label.clone();
+        config.backend = args.server.backend.name().to_owned();
+        config.dataset = dataset_name(args.dataset.dataset_name);
+        config.slo = Goodput::all(&args.output.goodput);
+        config.percentiles = args.output.metric_percentiles.clone();
+        config.percentile_metrics = args.output.percentile_metrics.clone();
+        config.metadata = args.output.metadata.iter().cloned().collect();
+        if config.num_prompts == 0 {
+            config.num_prompts = result.requests.len() as u64;
+        }
+        result.warnings.extend(cached_less(&self.plan, result));
+    }
+}
+
+/// A target hit rate that the server did not reach.
+fn cached_less(plan: &Plan, result: &RunResult) -> Option<String> {
+    let Source::Classes(classes) = &plan.workload.source else { return None };
+    let [class] = classes.as_slice() else { return None };
+    let PrefixKind::Share(share) = class.prefix.kind else { return None };
+    let target = share * class.prefix.warm;
+    let (queries, hits) = result
+        .servers
+        .iter()
+        .fold((0.0, 0.0), |(queries, hits), side| (queries + side.prefix_queries, hits + side.prefix_hits));
+    let measured = hits / queries;
+    (queries > 0.0 && measured < target - 0.02).then(|| {
+        format!(
+            "the prefix cache found {:.1} % of the prompt tokens, {:.1} % were to be found: prefixes seen for the first \
+             time, a cache too small, or requests spread over servers",
+            measured * 100.0,
+            target * 100.0
+        )
+    })
+}
+
+fn arrival(args: &BenchArgs, workload: &Workload) -> anyhow::Result<(Arrival, Extent)> {
+    let load = &args.load;
+    let mut extent = match load.duration {
+        None => Extent::Requests(load.num_prompts),
+        Some(seconds) if seconds > 0.0 => Extent::Lasting(Duration::try_from_secs_f64(seconds).context("--duration")?),
+        Some(seconds) => bail!("--duration {seconds}: give a number of seconds above 0"),
+    };
+    let moments = match &workload.source {
+        Source::Items(items) => items.moments(),
+        Source::Classes(_) => None,
+    };
+    if load.self_timed && moments.is_none() {
+        bail!("--self-timed: this dataset has no moments of its own; use a trace, or --request-rate");
+    }
+    let own_rate = load.request_rate.finite().is_some() || load.rate_steps.is_some() || load.ramp_up_strategy.is_some();
+    // A rate asks for other moments than the trace's, unless those are asked for as well.
+    let replays = !load.no_self_timed && (load.self_timed || !own_rate);
+    let arrival = if let Some(moments) = moments.filter(|_| replays) {
+        if !(load.trace_speed.is_finite() && load.trace_speed > 0.0) {
+            bail!("--trace-speed {}: give a number above 0", load.trace_speed);
+        }
+        if let Extent::Requests(count) = &mut extent {
+            *count = (*count).min(moments.len() as u64);
+        }
+        Arrival::Recorded(moments.iter().map(|at| at / load.trace_speed).collect())
+    } else if let Some(steps) = &load.rate_steps {
+        extent = Extent::Lasting(Duration::from_secs_f64(steps.0.iter().map(|(_, time)| time).sum()));
+        Arrival::Steps(steps.0.clone())
+    } else if let Some(strategy) = load.ramp_up_strategy {
+        if load.request_rate.finite().is_some() {
+            bail!("--ramp-up-strategy sets the rate; leave --request-rate out");
+        }
+        let (Some(start), Some(end)) = (load.ramp_up_start_rps, load.ramp_up_end_rps) else {
+            bail!("--ramp-up-strategy needs --ramp-up-start-rps and --ramp-up-end-rps");
+        };
+        if start > end {
+            bail!("--ramp-up-start-rps {start} is above --ramp-up-end-rps {end}; a ramp goes up");
+        }
+        let geometric = strategy == RampStrategy::Exponential;
+        Arrival::Ramp { start, end, geometric, burstiness: load.burstiness.0 }
+    } else if let Some(rate) = load.request_rate.finite() {
+        paced(rate, load.burstiness.0, load.burst_size)
+    } else if let Some(streams) = load.max_concurrency {
+        Arrival::ClosedLoop { streams }
+    } else if load.duration.is_some() && load.sweep_max_concurrency.is_empty() && load.sweep_request_rate.is_empty() {
+        bail!("--duration needs a --request-rate or a --max-concurrency: everything at once would never end");
+    } else {
+        Arrival::AtOnce
+    };
+    Ok((arrival, extent))
+}
+
+pub(super) fn paced(rate: f64, burstiness: f64, burst: Option<u32>) -> Arrival {
+    match burst {
+        Some(size) => Arrival::Burst { rate, size },
+        None if burstiness.is_infinite() => Arrival::Constant { rate },
+        None if burstiness == 1.0 => Arrival::Poisson { rate },
+        None => Arrival::Gamma { rate, burstiness },
+    }
+}

@@ -1,0 +1,198 @@
+//! Tests of the command from its flags to its exit code and files, against a scripted server.
+
+use clap::Parser as _;
+
+use super::*;
+use crate::bench::file;
+use crate::bench::mock::{Answer, MockEngine, completion_stream};
+
+#[derive(Debug, clap::Parser)]
+struct Parsed {
+    #[command(flatten)]
+    bench: BenchArgs,
+}
+
+fn parsed(flags: &[&str]) -> BenchArgs {
+    Parsed::parse_from([&["bench", "--disable-tqdm", "--json"], flags].concat()).bench
+}
+
+async fn engine() -> MockEngine {
+    MockEngine::start(|_| Answer::stream(completion_stream(3), Duration::from_millis(1))).await
+}
+
+/// Exit code, and what was said when there was trouble.
+async fn code(flags: &[&str]) -> (u8, String) {
+    match measure_all(&parsed(flags)).await {
+        Ok(code) => (u8::from(format!("{code:?}") != format!("{:?}", ExitCode::SUCCESS)), String::new()),
+        Err(Trouble::Usage(error)) => (2, format!("{error:#}")),
+        Err(Trouble::Failed(error)) => (1, format!("{error:#}")),
+    }
+}
+
+#[track_caller]
+fn says(outcome: (u8, String), code: u8, text: &str) {
+    assert!(outcome.0 == code && outcome.1.contains(text), "{outcome:?} is not {code} with '{text}'");
+}
+
+#[tokio::test]
+async fn a_run_is_measured_and_saved_with_all_its_requests() {
+    let engine = engine().await;
+    let folder = tempfile::tempdir().unwrap();
+    let (path, csv) = (folder.path().join("deep/r.json"), folder.path().join("r.csv"));
+    let flags = [
+        "--base-url",
+        &engine.url(),
+        "--model",
+        "m",
+        "--num-prompts",
+        "20",
+        "--max-concurrency",
+        "4",
+        "--random-input-len",
+        "5-9",
+        "--random-output-len",
+        "3",
+        "--num-warmups",
+        "2",
+        "--seed",
+        "5",
+        "--goodput",
+        "ttft:60000",
+        "--metadata",
+        "gpu=none",
+        "--temperature",
+        "0",
+        "--result-filename",
+        path.to_str().unwrap(),
+        "--csv",
+        csv.to_str().unwrap(),
+    ];
+    assert_eq!(code(&flags).await, (0, String::new()));
+    let result = file::load(&path).unwrap().remove(0);
+    assert_eq!(result.requests.len(), 20);
+    assert_eq!((result.config.max_concurrency, result.config.seed), (Some(4), 5));
+    assert_eq!(result.config.metadata["gpu"], "none");
+    assert_eq!(result.reported["completed"], 20);
+    assert_eq!(result.reported["request_rate"], "inf");
+    assert_eq!(std::fs::read_to_string(&csv).unwrap().lines().count(), 21);
+    let bodies = engine.bodies();
+    assert_eq!(bodies.len(), 22);
+    assert!(bodies.iter().all(|body| body["temperature"] == 0.0 && body["ignore_eos"] == true));
+    assert!(bodies.iter().all(|body| (5..=9).contains(&body["prompt"].as_array().unwrap().len())));
+}
+
+#[tokio::test]
+async fn a_sweep_saves_each_run_in_one_file() {
+    let engine = engine().await;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("sweep.json");
+    let flags = [
+        "--base-url",
+        &engine.url(),
+        "--model",
+        "m",
+        "--sweep-max-concurrency",
+        "1,3",
+        "--sweep-num-prompts-factor",
+        "4",
+        "--random-input-len",
+        "5",
+        "--random-output-len",
+        "3",
+        "--result-filename",
+        path.to_str().unwrap(),
+    ];
+    assert_eq!(code(&flags).await.0, 0);
+    let runs = file::load(&path).unwrap();
+    let what: Vec<_> = runs.iter().map(|run| (run.config.max_concurrency, run.requests.len())).collect();
+    assert_eq!(what, [(Some(1), 4), (Some(3), 12)]);
+}
+
+#[tokio::test]
+async fn a_server_that_refuses_is_quoted_and_fails_the_command() {
+    let refusing = MockEngine::start(|_| Answer {
+        status: 401,
+        ..Answer::stream(vec![r#"{"error":{"message":"no key"}}"#.into()], Duration::ZERO)
+    })
+    .await;
+    let url = refusing.url();
+    let small = ["--base-url", &url, "--model", "m", "--num-prompts", "3", "--random-input-len", "5"];
+    assert_eq!(code(&small).await, (1, String::new()));
+    says(
+        code(&[&small[..], &["--num-warmups", "1"]].concat()).await,
+        1,
+        "a request that warms up failed (status 401): no key",
+    );
+    says(code(&["--base-url", &url, "--num-prompts", "3"]).await, 1, "the server names no model; give --model");
+    says(code(&[&small[..], &["--reset-prefix-cache"]].concat()).await, 1, "/reset_prefix_cache answered 401");
+}
+
+#[tokio::test]
+async fn nobody_there_is_an_error_that_says_what_to_check() {
+    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    says(code(&["--base-url", &format!("http://{nobody}"), "--model", "m"]).await, 1, "is the server running?");
+}
+
+#[tokio::test]
+async fn wrong_usage_is_found_before_anything_is_sent() {
+    let engine = engine().await;
+    let url = engine.url();
+    let wrong = async |flags: &[&str], text: &str| {
+        says(code(&[&["--base-url", &url, "--model", "m"], flags].concat()).await, 2, text);
+    };
+    wrong(&["--dataset-path", "x.json"], "--dataset-path needs a dataset that is a file").await;
+    wrong(&["--dataset-name", "sharegpt"], "--dataset-name sharegpt needs a file").await;
+    wrong(&["--dataset-name", "azure", "--dataset-path", "/nowhere.csv"], "cannot read the dataset /nowhere.csv").await;
+    wrong(&["--self-timed"], "no moments of its own").await;
+    wrong(&["--backend", "openai-chat", "--prompt-token-ids"], "only completions take token ids").await;
+    wrong(&["--extra-body", "[1]"], "--extra-body is not a JSON object").await;
+    wrong(&["--extra-body", "{\"stream\":false}"], "may not set `stream`").await;
+    wrong(&["--duration", "5"], "needs a --request-rate or a --max-concurrency").await;
+    wrong(&["--lora-modules", "a", "--lora-weights", "1,2,3"], "3 weights for 1 adapters").await;
+    wrong(&["--multi-turn", "--multi-turn-num-turns", "2000"], "1 to 1000 turns").await;
+    wrong(&["--class", "a:weight=0"], "class 'a' has the weight 0").await;
+    wrong(&["--vocabulary", "7"], "FIRST-LAST").await;
+    let ramp = ["--ramp-up-strategy", "linear", "--ramp-up-start-rps", "9", "--ramp-up-end-rps", "1"];
+    wrong(&ramp, "is above").await;
+    assert_eq!(engine.requests(), 0);
+    let error = Parsed::try_parse_from(["bench", "--request-rate", "-3"]).unwrap_err();
+    assert_eq!(error.exit_code(), 2);
+}
+
+#[tokio::test]
+async fn a_trace_is_sent_at_its_own_moments_or_at_a_rate() {
+    let engine = engine().await;
+    let folder = tempfile::tempdir().unwrap();
+    let (path, saved) = (folder.path().join("t.jsonl"), folder.path().join("r.json"));
+    let line = |at: u32| format!("{{\"timestamp\":{at},\"input_length\":8,\"output_length\":2,\"hash_ids\":[1]}}\n");
+    std::fs::write(&path, [line(5_000), line(5_100), line(5_300)].concat()).unwrap();
+    let url = engine.url();
+    let base = [
+        "--base-url",
+        &url,
+        "--model",
+        "m",
+        "--dataset-name",
+        "mooncake",
+        "--dataset-path",
+        path.to_str().unwrap(),
+        "--result-filename",
+        saved.to_str().unwrap(),
+    ];
+    assert_eq!(code(&[&base[..], &["--trace-speed", "2"]].concat()).await.0, 0);
+    let due = |saved: &std::path::Path| -> Vec<f64> {
+        file::load(saved).unwrap()[0].requests.iter().map(|record| record.due.unwrap()).collect()
+    };
+    let moments = due(&saved);
+    assert!(moments.iter().zip([0.0, 0.05, 0.15]).all(|(at, wanted)| (at - wanted).abs() < 1e-9), "{moments:?}");
+    assert_eq!(
+        code(&[&base[..], &["--no-self-timed", "--request-rate", "100", "--num-prompts", "5"]].concat()).await.0,
+        0
+    );
+    assert_eq!(due(&saved).len(), 5);
+}
+
+#[tokio::test]
+async fn a_dry_run_sends_nothing() {
+    assert_eq!(code(&["--base-url", "http://127.0.0.1:1", "--model", "m", "--dry-run"]).await, (0, String::new()));
+}

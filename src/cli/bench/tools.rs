@@ -1,0 +1,223 @@
+//! `sluice bench report` and `sluice bench compare`: what to do with results that were saved.
+//!
+//! They read files of `--save-result` (and of `vllm bench serve` where those hold single requests) and touch no server. A file
+//! may hold several results: a sweep. Exit codes: 0 done, whatever the verdict; 1 a file cannot be read or written; 2 wrong usage.
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context as _, bail};
+use clap::{Args, Subcommand};
+use comfy_table::{CellAlignment, Table, presets};
+
+use crate::bench::compare::{self, Comparison, Question, Unit};
+use crate::bench::{RunResult, file, report};
+use crate::stats::Estimate;
+
+/// What to do with saved results
+#[derive(Clone, Debug, Subcommand)]
+pub(super) enum Tool {
+    /// Draw saved results: one HTML file that needs nothing else, and SVG plots
+    Report(ReportArgs),
+    /// Compare two saved results: what changed, how sure that is, and whether it matters
+    Compare(CompareArgs),
+}
+
+#[derive(Clone, Debug, Args)]
+pub(super) struct CompareArgs {
+    /// The result to compare with
+    #[arg(value_name = "A.json")]
+    a: PathBuf,
+    /// The result that may be better or worse
+    #[arg(value_name = "B.json")]
+    b: PathBuf,
+    /// Confidence of all intervals together, in percent
+    #[arg(long, value_name = "PERCENT", default_value_t = 95.0)]
+    confidence: f64,
+    /// A change of a rate or latency that nobody would act on, in percent
+    #[arg(long, value_name = "PERCENT", default_value_t = 5.0)]
+    margin: f64,
+    /// The same for shares of requests (failed, within objectives), in percentage points
+    #[arg(long, value_name = "POINTS", default_value_t = 1.0)]
+    margin_points: f64,
+    /// For programs
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Debug, Args)]
+pub(super) struct ReportArgs {
+    /// Files written by --save-result; several results are drawn as a sweep
+    #[arg(value_name = "FILE", required = true)]
+    files: Vec<PathBuf>,
+    /// Where to write the page; - is stdout
+    #[arg(long, value_name = "FILE", default_value = "report.html")]
+    html: PathBuf,
+    /// Also write each plot as an SVG file into this folder
+    #[arg(long, value_name = "DIR")]
+    svg: Option<PathBuf>,
+}
+
+/// Runs one of them.
+pub(super) fn run(tool: &Tool) -> ExitCode {
+    let done = match tool {
+        Tool::Report(args) => draw(args),
+        Tool::Compare(args) => return compare(args),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("bench: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn draw(args: &ReportArgs) -> anyhow::Result<()> {
+    let mut runs = Vec::new();
+    for path in &args.files {
+        runs.extend(file::load(path)?);
+    }
+    page(&runs, &args.html)?;
+    args.svg.as_deref().map_or(Ok(()), |folder| plots(&runs, folder))
+}
+
+/// Writes the page of `runs`; `-` is stdout.
+pub(super) fn page(runs: &[RunResult], path: &Path) -> anyhow::Result<()> {
+    let html = report::html(runs);
+    if path == Path::new("-") {
+        return std::io::stdout().write_all(html.as_bytes()).context("cannot write to stdout");
+    }
+    std::fs::write(path, html).with_context(|| format!("cannot write {}", path.display()))?;
+    eprintln!("wrote {}", path.display());
+    Ok(())
+}
+
+/// Compares and prints.
+fn compare(args: &CompareArgs) -> ExitCode {
+    let wrong = |what: &str, why: &str| {
+        eprintln!("bench: {what}: {why}");
+        ExitCode::from(2)
+    };
+    if !(50.0..100.0).contains(&args.confidence) {
+        return wrong("--confidence", "give a percentage from 50 to below 100");
+    }
+    if !(args.margin.is_finite() && args.margin >= 0.0 && args.margin_points.is_finite() && args.margin_points >= 0.0) {
+        return wrong("--margin", "give a percentage of 0 or more");
+    }
+    let question = Question {
+        confidence: args.confidence / 100.0,
+        margin: args.margin / 100.0,
+        points: args.margin_points / 100.0,
+    };
+    let print = |text: String| std::io::stdout().write_all(text.as_bytes()).context("cannot write to stdout");
+    let done = sides(args).and_then(|pairs| {
+        let many = pairs.len() > 1;
+        let mut all = Vec::new();
+        for (name, a, b) in pairs {
+            let comparison = compare::compare(&a, &b, question)?;
+            if args.json {
+                let mut json = comparison.json();
+                json["name"] = name.into();
+                all.push(json);
+                continue;
+            }
+            let title = if many { format!("\n{name}\n") } else { String::new() };
+            print(format!("{title}{}\n", comparison_text(&comparison)))?;
+        }
+        match (args.json, many) {
+            (false, _) => Ok(()),
+            (true, true) => print(format!("{:#}\n", serde_json::Value::Array(all))),
+            (true, false) => print(format!("{:#}\n", all.pop().unwrap_or_default())),
+        }
+    });
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("bench: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The results to compare with each other: one of each file, or those of two sweeps, run by run.
+fn sides(args: &CompareArgs) -> anyhow::Result<Vec<(String, RunResult, RunResult)>> {
+    let (a, b) = (file::load(&args.a)?, file::load(&args.b)?);
+    if let ([a], [b]) = (&a[..], &b[..]) {
+        return Ok(vec![(String::new(), a.clone(), b.clone())]);
+    }
+    let key = |run: &RunResult| (run.config.max_concurrency, run.config.request_rate.map(f64::to_bits));
+    let mut pairs = Vec::new();
+    for run in a {
+        if let Some(like) = b.iter().find(|other| key(other) == key(&run)) {
+            pairs.push((report::name(&run), run, like.clone()));
+        }
+    }
+    if pairs.is_empty() {
+        bail!("the sweeps have no concurrency or rate in common; compare runs that were asked the same");
+    }
+    Ok(pairs)
+}
+
+/// The table, the verdict and the notes.
+fn comparison_text(comparison: &Comparison) -> String {
+    let mut table = Table::new();
+    table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
+    table.set_header(["", "A", "B", "change", "interval", "verdict"]);
+    for row in &comparison.rows {
+        let Estimate { value, low, high } = row.change.0;
+        let (scale, unit) = if row.unit == Unit::Share { (100.0, " pt") } else { (100.0, " %") };
+        let end = |value: f64| if value.is_finite() { format!("{:+.1}", value * scale) } else { "?".to_owned() };
+        table.add_row([
+            row.name.clone(),
+            number(row.unit, row.a.value),
+            number(row.unit, row.b.value),
+            if value.is_finite() { format!("{:+.1}{unit}", value * scale) } else { "-".to_owned() },
+            format!("{}{} .. {}", if row.rough { "~ " } else { "" }, end(low), end(high)),
+            compare::verdict_word(row.verdict).to_owned(),
+        ]);
+    }
+    for column in table.column_iter_mut().skip(1).take(4) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    let mut text = format!("{table}\n{}\n", comparison.verdict());
+    if comparison.rows.iter().any(|row| row.rough) {
+        text.push_str(
+            "~: a rough interval: too few requests, or too much alike in their queue, for one that is sure to hold.\n",
+        );
+    }
+    if comparison.rows.iter().any(|row| !row.change.0.is_bounded()) {
+        text.push_str("?: nothing bounds the change on that side.\n");
+    }
+    text.push_str(&format!(
+        "All intervals together: about {} %. They know of chance within a run, not of what else differs between two runs (age, caches, \
+         machine): repeat before you believe a difference.\n",
+        comparison.question.confidence * 100.0
+    ));
+    comparison.notes.iter().for_each(|note| text.push_str(&format!("note: {note}\n")));
+    text
+}
+
+fn number(unit: Unit, value: f64) -> String {
+    match unit {
+        Unit::Share => format!("{:.2} %", value * 100.0),
+        Unit::PerSecond => format!("{value:.2}"),
+        Unit::Seconds if value < 10.0 => format!("{:.1} ms", value * 1e3),
+        Unit::Seconds => format!("{value:.2} s"),
+    }
+}
+
+fn plots(runs: &[RunResult], folder: &Path) -> anyhow::Result<()> {
+    let plots = report::plots(runs);
+    if plots.is_empty() {
+        bail!("nothing to plot: these results are neither one run nor a sweep over concurrency or rate");
+    }
+    std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    for (name, svg) in plots {
+        let path = folder.join(name);
+        std::fs::write(&path, svg).with_context(|| format!("cannot write {}", path.display()))?;
+        eprintln!("wrote {}", path.display());
+    }
+    Ok(())
+}

@@ -1,0 +1,72 @@
+//! The whole system in memory on paused time: the gateway's path, its pools and its health rules in front of simulated
+//! engines, minutes of traffic in seconds, the same from the same seed.
+//!
+//! Nothing is mocked but sockets: requests go through `Flow` with the demo's own configurations, engines are lanes of the
+//! simulator. Load, clients that leave and faults (an engine dies and comes back, hangs, stalls) follow from a seed.
+//! Whatever happens: every request ends and is recorded once, whoever was told "complete" has every token, and at the end
+//! nobody holds anything.
+
+mod client;
+mod engine;
+mod world;
+
+use std::time::Duration;
+
+use super::arrangement::{ALL, Arrangement};
+use crate::flow::Outcome;
+use world::{Life, Script, run};
+
+/// How long after the last fault requests may still fail: a round of probes and the first ejection.
+const RECOVERY: Duration = Duration::from_secs(7);
+
+/// The value at `q` of the sorted values.
+fn quantile(values: impl Iterator<Item = Duration>, q: f64) -> f64 {
+    let mut values: Vec<f64> = values.map(|value| value.as_secs_f64()).collect();
+    values.sort_by(f64::total_cmp);
+    values[(q * (values.len() - 1) as f64).round() as usize]
+}
+
+/// P99 of short TTFT, short E2EL, long TTFT, long E2EL, seconds.
+fn tails(lives: &[Life]) -> [f64; 4] {
+    let of = |long: bool| lives.iter().filter(move |life| life.long == long);
+    let ttft = |long| quantile(of(long).map(|life| life.ttft.unwrap()), 0.99);
+    let e2el = |long| quantile(of(long).map(|life| life.total), 0.99);
+    [ttft(false), e2el(false), ttft(true), e2el(true)]
+}
+
+#[test]
+fn the_arrangements_are_in_the_order_that_was_measured_on_gpus() {
+    let script = Script { seconds: 40, faults: 0, leaving: 0.0, ..Script::new(1) };
+    let rows = ALL.map(|arrangement| {
+        let end = run(arrangement, &script);
+        end.check();
+        assert!(end.lives.iter().all(|life| life.outcome == Outcome::Completed), "nobody is turned away");
+        tails(&end.lives)
+    });
+    let [round_robin, split, permits] = rows;
+    assert!(split[0] < permits[0] && permits[0] * 2.0 < round_robin[0], "short TTFT: {rows:?}");
+    assert!(split[1] < permits[1] && permits[1] < round_robin[1], "short E2EL: {rows:?}");
+    assert!(split[2] > round_robin[2] && split[3] > round_robin[3], "the split ruins the long ones: {rows:?}");
+    assert!(permits[3] < round_robin[3], "long E2EL: {rows:?}");
+}
+
+#[test]
+fn whatever_fails_every_request_ends_once_nothing_is_held_and_service_comes_back() {
+    for seed in [3, 6] {
+        for arrangement in ALL {
+            let end = run(arrangement, &Script::new(seed));
+            end.check();
+            let bad = |life: &&Life| !matches!(life.outcome, Outcome::Completed | Outcome::ClientGone);
+            let last = end.lives.iter().filter(bad).map(|life| life.arrived).max().unwrap_or_default();
+            assert!(last < end.sound_from + RECOVERY, "seed {seed}, {}: {last:?}", arrangement.label());
+            assert!(end.lives.iter().any(|life| life.arrived > end.sound_from + RECOVERY), "the run is too short");
+        }
+    }
+}
+
+#[test]
+fn a_seed_says_everything_that_happens() {
+    let lives = |seed| run(Arrangement::Permits, &Script { seconds: 12, ..Script::new(seed) }).lives;
+    assert_eq!(lives(11), lives(11));
+    assert_ne!(lives(11), lives(12));
+}

@@ -1,0 +1,283 @@
+//! Simulated engines as the gateway's upstream: lanes that tokio's paused clock drives, without sockets.
+//!
+//! What a server would do is done in short: a request is refused while the engine is dead, its tokens come as the events
+//! of a completion stream, dropping the exchange aborts it. An engine that dies takes its streams with it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::BytesMut;
+use http::header::{CONTENT_TYPE, HeaderValue};
+use http::{HeaderMap, StatusCode};
+use parking_lot::Mutex;
+use serde::Deserialize;
+use tokio::sync::{Notify, mpsc};
+use tokio::time::Instant;
+
+use crate::flow::{Broken, Call, Exchange, Head, SendError, Upstream};
+use crate::pool::Address;
+use crate::sim::engine::{Content, SequenceId};
+use crate::sim::{Lane, Request, SimConfig};
+
+const TOKEN: &str = "data: {\"choices\":[{\"index\":0,\"text\":\"w\",\"finish_reason\":null}]}\n\n";
+const LAST: &str = "data: {\"choices\":[{\"index\":0,\"text\":\"w\",\"finish_reason\":\"length\"}]}\n\n";
+const DONE: &str = "data: [DONE]\n\n";
+
+#[derive(Deserialize)]
+struct Body {
+    prompt: Vec<u32>,
+    max_tokens: u32,
+    stream_options: Option<Options>,
+}
+
+#[derive(Deserialize)]
+struct Options {
+    include_usage: Option<bool>,
+}
+
+/// What a stream is told: a token, and whether it is the last one.
+type Told = bool;
+
+struct Machine {
+    lane: Lane,
+    streams: HashMap<SequenceId, mpsc::UnboundedSender<Told>>,
+    alive: bool,
+    hung_since: Option<Instant>,
+    /// Real time at the lane's time zero.
+    epoch: Instant,
+    next: SequenceId,
+}
+
+/// One engine.
+pub(super) struct Engine {
+    config: SimConfig,
+    machine: Mutex<Machine>,
+    changed: Notify,
+}
+
+impl Engine {
+    pub(super) fn new(config: SimConfig) -> Arc<Self> {
+        let machine = Machine {
+            lane: config.lane(),
+            streams: HashMap::new(),
+            alive: true,
+            hung_since: None,
+            epoch: Instant::now(),
+            next: 0,
+        };
+        Arc::new(Self { config, machine: Mutex::new(machine), changed: Notify::new() })
+    }
+
+    /// Runs steps as they fall due, for ever.
+    pub(super) async fn drive(self: Arc<Self>) {
+        loop {
+            let wake = self.catch_up();
+            let sleep = async {
+                match wake {
+                    Some(at) => tokio::time::sleep_until(at).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = self.changed.notified() => {}
+                () = sleep => {}
+            }
+        }
+    }
+
+    fn catch_up(&self) -> Option<Instant> {
+        let mut machine = self.machine.lock();
+        let machine = &mut *machine;
+        if !machine.alive || machine.hung_since.is_some() {
+            return None;
+        }
+        let now = machine.epoch.elapsed();
+        while machine.lane.next_at().is_some_and(|at| at <= now) {
+            let Some(end) = machine.lane.poll(now) else { continue };
+            assert!(end.refused.is_empty(), "requests of the test fit");
+            for token in end.emitted {
+                let Some(stream) = machine.streams.get(&token.id) else { continue };
+                // Whoever left is aborted by its drop.
+                let _ = stream.send(token.last);
+                if token.last {
+                    machine.streams.remove(&token.id);
+                }
+            }
+        }
+        machine.lane.next_at().map(|at| machine.epoch + at)
+    }
+
+    /// The engine is gone, and everything in it.
+    pub(super) fn die(&self) {
+        let mut machine = self.machine.lock();
+        machine.streams.clear();
+        (machine.lane, machine.epoch) = (self.config.lane(), Instant::now());
+        (machine.alive, machine.hung_since) = (false, None);
+    }
+
+    /// A fresh process takes its place.
+    pub(super) fn restart(&self) {
+        let mut machine = self.machine.lock();
+        (machine.alive, machine.epoch) = (true, Instant::now());
+    }
+
+    pub(super) fn hang(&self) {
+        self.machine.lock().hung_since.get_or_insert_with(Instant::now);
+    }
+
+    /// A hung engine goes on as if no time had passed.
+    pub(super) fn go_on(&self) {
+        let mut machine = self.machine.lock();
+        if let Some(since) = machine.hung_since.take() {
+            machine.epoch += since.elapsed();
+        }
+        self.changed.notify_one();
+    }
+
+    pub(super) fn stall(&self, extra: Duration) {
+        self.machine.lock().lane.stall(extra);
+    }
+
+    pub(super) fn is_alive(&self) -> bool {
+        self.machine.lock().alive
+    }
+
+    pub(super) fn is_hung(&self) -> bool {
+        self.machine.lock().hung_since.is_some()
+    }
+
+    /// Complains when somebody is still inside.
+    pub(super) fn check_empty(&self) {
+        let machine = self.machine.lock();
+        assert!(machine.streams.is_empty(), "{} streams are left", machine.streams.len());
+        assert_eq!((machine.lane.coming(), machine.lane.engine().is_empty()), (0, true));
+        // What was aborted last is let go by a step that nothing asks for any more.
+        let engine = machine.lane.engine();
+        assert_eq!((engine.running(), engine.waiting()), (0, 0));
+    }
+
+    fn time(machine: &Machine) -> Duration {
+        machine.hung_since.unwrap_or_else(Instant::now).saturating_duration_since(machine.epoch)
+    }
+
+    fn submit(self: &Arc<Self>, body: &Body) -> Option<Stream> {
+        let mut machine = self.machine.lock();
+        if !machine.alive {
+            return None;
+        }
+        let (tell, told) = mpsc::unbounded_channel();
+        let id = machine.next;
+        machine.next += 1;
+        let prompt = body.prompt.len() as u32;
+        machine.streams.insert(id, tell);
+        let content = Content::shared(u64::from(body.prompt[0]), prompt, id);
+        let now = Self::time(&machine);
+        machine.lane.submit(now, [Request { content, ..Request::new(id, prompt, body.max_tokens) }]);
+        drop(machine);
+        self.changed.notify_one();
+        let usage = body.stream_options.as_ref().and_then(|options| options.include_usage).unwrap_or(false);
+        let usage = usage.then_some((prompt, body.max_tokens));
+        Some(Stream { engine: Arc::clone(self), id, told, usage, ended: false, open: None })
+    }
+}
+
+/// The engines, by port.
+pub(super) struct Engines {
+    pub(super) by_port: Vec<(u16, Arc<Engine>)>,
+    pub(super) open: Arc<Mutex<usize>>,
+}
+
+impl Upstream for Engines {
+    type Exchange = Stream;
+
+    async fn send(&self, to: &Address, call: &Call, _fresh: bool) -> Result<Stream, SendError> {
+        let (_, engine) = self.by_port.iter().find(|(port, _)| *port == to.endpoint.port).unwrap();
+        let body: Body = serde_json::from_slice(&call.body.to_bytes()).unwrap();
+        let refused = || SendError { broken: Broken::Connect("refused".to_owned()), reused: false };
+        let stream = engine.submit(&body).ok_or_else(refused)?;
+        *self.open.lock() += 1;
+        let mut stream = stream;
+        stream.open = Some(Arc::clone(&self.open));
+        Ok(stream)
+    }
+}
+
+/// One answer under way.
+pub(super) struct Stream {
+    engine: Arc<Engine>,
+    id: SequenceId,
+    told: mpsc::UnboundedReceiver<Told>,
+    /// Prompt and completion tokens, when usage was asked for.
+    usage: Option<(u32, u32)>,
+    ended: bool,
+    open: Option<Arc<Mutex<usize>>>,
+}
+
+impl Stream {
+    fn write(&mut self, last: Told, into: &mut BytesMut) {
+        into.extend_from_slice(if last { LAST } else { TOKEN }.as_bytes());
+        if !last {
+            return;
+        }
+        if let Some((prompt, completion)) = self.usage {
+            let total = prompt + completion;
+            let usage = format!(
+                "data: {{\"choices\":[],\"usage\":{{\"prompt_tokens\":{prompt},\"total_tokens\":{total},\
+                 \"completion_tokens\":{completion}}}}}\n\n"
+            );
+            into.extend_from_slice(usage.as_bytes());
+        }
+        into.extend_from_slice(DONE.as_bytes());
+        self.ended = true;
+    }
+}
+
+impl Exchange for Stream {
+    fn reused(&self) -> bool {
+        false
+    }
+
+    fn connect_time(&self) -> Duration {
+        Duration::ZERO
+    }
+
+    async fn head(&mut self) -> Result<Head, Broken> {
+        let mut headers = HeaderMap::new();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+        Ok(Head { status: StatusCode::OK, headers })
+    }
+
+    async fn body(&mut self, into: &mut BytesMut) -> Result<bool, Broken> {
+        if self.ended {
+            return Ok(false);
+        }
+        let Some(last) = self.told.recv().await else { return Err(Broken::Closed("the engine died".to_owned())) };
+        self.write(last, into);
+        while let Ok(last) = self.told.try_recv() {
+            self.write(last, into);
+        }
+        Ok(true)
+    }
+
+    fn at_end(&self) -> bool {
+        self.ended
+    }
+
+    async fn keep(self) {}
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        if let Some(open) = &self.open {
+            *open.lock() -= 1;
+        }
+        let mut machine = self.engine.machine.lock();
+        // A stream that the engine's death took is of an earlier lane.
+        if machine.streams.remove(&self.id).is_some() {
+            machine.lane.abort(self.id);
+            drop(machine);
+            self.engine.changed.notify_one();
+        }
+    }
+}

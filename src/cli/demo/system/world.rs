@@ -1,0 +1,253 @@
+//! One run: engines, gateway, prober, load and faults on one paused clock, and the accounts at its end.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::HeaderMap;
+use parking_lot::Mutex;
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::{Instant, sleep, sleep_until};
+
+use super::super::arrangement::{Arrangement, MODEL};
+use super::super::stage::engine_config;
+use super::client::Client;
+use super::engine::{Engine, Engines};
+use crate::base::Rng;
+use crate::config::{Config, Surroundings};
+use crate::flow::plan::Learned;
+use crate::flow::{Flow, Incoming, Outcome, Plan, Record, Recorder};
+use crate::openai::Route;
+use crate::pool::{Admission, Layout, Usage};
+use crate::serve::specs;
+
+const PORTS: [u16; 2] = [8001, 8002];
+/// Requests a second, prompt and output tokens of the short and of the long ones: the demo's.
+const KINDS: [(f64, u32, u32); 2] = [(30.0, 200, 128), (2.0, 16_000, 64)];
+/// By then everything has ended, or it never will.
+const DEADLINE: Duration = Duration::from_secs(3600);
+
+/// What happens in a run; all of it follows from the seed.
+#[derive(Clone, Debug)]
+pub(super) struct Script {
+    pub(super) seed: u64,
+    /// How long requests arrive.
+    pub(super) seconds: u64,
+    /// Faults, at random times in the first third of that.
+    pub(super) faults: u32,
+    /// Share of the clients that leave, at a random time within two seconds.
+    pub(super) leaving: f64,
+}
+
+impl Script {
+    /// Half a minute with two faults, and one client in twenty leaves.
+    pub(super) fn new(seed: u64) -> Self {
+        Self { seed, seconds: 36, faults: 2, leaving: 0.05 }
+    }
+}
+
+/// What became of a request.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Life {
+    pub(super) long: bool,
+    pub(super) outcome: Outcome,
+    /// When it came, from the start of the run.
+    pub(super) arrived: Duration,
+    /// From its arrival.
+    pub(super) ttft: Option<Duration>,
+    pub(super) total: Duration,
+    tokens: usize,
+    asked: usize,
+    finished: bool,
+}
+
+/// A run that is over.
+pub(super) struct World {
+    pub(super) lives: Vec<Life>,
+    /// When the last fault was over, from the start of the run.
+    pub(super) sound_from: Duration,
+    flow: Arc<Flow<Engines, Records>>,
+    engines: [Arc<Engine>; 2],
+}
+
+#[derive(Clone, Default)]
+pub(super) struct Records(Arc<Mutex<Vec<Record>>>);
+
+impl Recorder for Records {
+    fn record(&self, record: &Record) {
+        self.0.lock().push(record.clone());
+    }
+}
+
+/// Runs a script against an arrangement, on a clock of its own.
+pub(super) fn run(arrangement: Arrangement, script: &Script) -> World {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    runtime.block_on(async { World::raise(arrangement, script.seed).play(script).await })
+}
+
+impl World {
+    fn raise(arrangement: Arrangement, seed: u64) -> Self {
+        let urls = PORTS.map(|port| format!("http://127.0.0.1:{port}"));
+        let any = "127.0.0.1:0".parse().unwrap();
+        let around = Surroundings { env: &|_| None, folder: "/".into(), cores: 1 };
+        let config = Config::parse(&arrangement.config(&urls, any, any), "test", &[], &around).unwrap().config;
+        let config = Arc::new(config);
+        let now = Instant::now();
+        let rules = specs::health_rules(&config.health);
+        let admission = Admission::new(now, rules, seed);
+        let layout = admission.apply(&specs::pools(&config), rules, now);
+        layout.backends.iter().flatten().for_each(|backend| {
+            admission.probed(*backend, true, now);
+        });
+        let args = arrangement.engine_args();
+        let engines = [0, 1].map(|index| Engine::new(engine_config(&args[index], seed + index as u64).unwrap()));
+        let by_port = PORTS.into_iter().zip(engines.iter().cloned()).collect();
+        let plan = Plan::new(Arc::clone(&config), &layout, &[], &[None], &Learned::default());
+        let upstream = Engines { by_port, open: Arc::default() };
+        let flow = Arc::new(Flow::new(admission, upstream, Records::default(), plan));
+        for engine in &engines {
+            tokio::spawn(Arc::clone(engine).drive());
+        }
+        tokio::spawn(probe(Arc::clone(&flow), layout, engines.clone()));
+        Self { lives: Vec::new(), sound_from: Duration::ZERO, flow, engines }
+    }
+
+    async fn play(mut self, script: &Script) -> Self {
+        let mut rng = Rng::new(script.seed);
+        let begun = Instant::now();
+        let faults: Vec<_> = (0..script.faults).map(|_| self.fault(&mut rng, begun, script.seconds)).collect();
+        let bodies = KINDS.map(|(_, prompt, output)| {
+            let prompt: Vec<String> = (0..prompt).map(|at| (prompt + at).to_string()).collect();
+            (prompt.join(","), output)
+        });
+        let mut asking = JoinSet::new();
+        let mut at = Duration::ZERO;
+        let rate = KINDS.iter().map(|kind| kind.0).sum::<f64>();
+        let mut count = 0;
+        loop {
+            at += Duration::from_secs_f64(rng.exponential() / rate);
+            if at > Duration::from_secs(script.seconds) {
+                break;
+            }
+            let long = rng.unit() * rate < KINDS[1].0;
+            let leaves = (rng.unit() < script.leaving).then(|| Duration::from_secs_f64(2.0 * rng.unit()));
+            let (prompt, output) = &bodies[usize::from(long)];
+            // The first token is the request's own: no two prompts begin alike.
+            let body = format!(
+                r#"{{"model":"{MODEL}","stream":true,"ignore_eos":true,"max_tokens":{output},"prompt":[{},{prompt}]}}"#,
+                1_000_000 + count
+            );
+            let (flow, arrives, output) = (Arc::clone(&self.flow), begun + at, *output as usize);
+            asking.spawn(async move {
+                sleep_until(arrives).await;
+                let client = ask(&flow, count, body, leaves.map(|after| arrives + after)).await;
+                (count, long, output, arrives, client, Instant::now())
+            });
+            count += 1;
+        }
+        let mut ended = Vec::new();
+        let all = async {
+            while let Some(one) = asking.join_next().await {
+                ended.push(one.unwrap());
+            }
+        };
+        tokio::time::timeout(DEADLINE, all).await.expect("every request ends");
+        for fault in faults {
+            let over: Instant = fault.await.unwrap();
+            self.sound_from = self.sound_from.max(over - begun);
+        }
+        // Aborts are taken in by the engines, and the step that was under way ends.
+        sleep(Duration::from_secs(5)).await;
+        ended.sort_by_key(|one| one.0);
+        let mut records = std::mem::take(&mut *self.flow.recorder().0.lock());
+        records.sort_by_key(|record| record.request_id.parse::<u64>().unwrap());
+        assert_eq!(records.len(), ended.len(), "one record for each request");
+        for (record, (number, long, asked, arrives, client, over)) in records.iter().zip(ended) {
+            assert_eq!(*record.request_id, *number.to_string());
+            self.lives.push(Life {
+                long,
+                outcome: record.outcome,
+                arrived: arrives - begun,
+                ttft: client.first.map(|at| at - arrives),
+                total: over - arrives,
+                tokens: client.tokens,
+                asked,
+                finished: client.finished && client.done,
+            });
+        }
+        self
+    }
+
+    /// Something goes wrong at a random time, and ends.
+    fn fault(&self, rng: &mut Rng, begun: Instant, seconds: u64) -> JoinHandle<Instant> {
+        let engine = Arc::clone(&self.engines[rng.below(2)]);
+        let at = begun + Duration::from_secs_f64(rng.unit() * seconds as f64 / 3.0);
+        let lasts = Duration::from_secs_f64(1.0 + 9.0 * rng.unit());
+        let kind = rng.below(3);
+        tokio::spawn(async move {
+            sleep_until(at).await;
+            match kind {
+                0 => engine.die(),
+                1 => engine.hang(),
+                _ => engine.stall(lasts),
+            }
+            sleep(lasts).await;
+            match kind {
+                0 => engine.restart(),
+                1 => engine.go_on(),
+                _ => {}
+            }
+            Instant::now()
+        })
+    }
+
+    /// The accounts: nobody holds anything, and who was told "complete" has everything.
+    pub(super) fn check(&self) {
+        let admission = self.flow.admission();
+        assert_eq!(admission.load(), (0, 0));
+        assert_eq!(admission.check(), Ok(()));
+        for backend in admission.view().iter().flat_map(|pool| &pool.backends) {
+            assert_eq!(backend.used, Usage::default());
+        }
+        assert_eq!(*self.flow.upstream().open.lock(), 0, "every exchange was closed");
+        self.engines.iter().for_each(|engine| engine.check_empty());
+        for life in &self.lives {
+            let complete = life.outcome == Outcome::Completed;
+            assert_eq!(complete, life.finished, "{life:?}");
+            assert!(life.tokens <= life.asked && (!complete || life.tokens == life.asked), "{life:?}");
+        }
+    }
+}
+
+async fn ask(flow: &Flow<Engines, Records>, number: u64, body: String, leaves_at: Option<Instant>) -> Client {
+    let incoming = Incoming {
+        route: Route::Completions,
+        path: "/v1/completions".to_owned(),
+        headers: HeaderMap::new(),
+        content_type: "application/json".to_owned(),
+        body: Bytes::from(body),
+        arrived: Instant::now(),
+        request_id: number.to_string().into(),
+        key: None,
+    };
+    let mut client = Client { leaves_at, ..Client::default() };
+    flow.run(Box::new(incoming), &mut client).await;
+    client
+}
+
+/// What the gateway's prober does, with the engines' state in the place of their answers.
+async fn probe(flow: Arc<Flow<Engines, Records>>, layout: Layout, engines: [Arc<Engine>; 2]) {
+    let health = flow.plan().config.health.clone();
+    let backends: Vec<_> = layout.backends.iter().flatten().copied().collect();
+    loop {
+        let now = Instant::now();
+        let silent = flow.admission().silent(health.stall, now);
+        for (backend, engine) in backends.iter().zip(&engines) {
+            flow.admission().probed(*backend, engine.is_alive(), now);
+            if silent.contains(backend) && engine.is_hung() {
+                flow.admission().hung(*backend, now);
+            }
+        }
+        sleep(health.probe_interval).await;
+    }
+}

@@ -1,0 +1,182 @@
+//! The search for constants: which set makes played rows come out nearest to measured ones.
+//!
+//! The distance is the mean over all measured cells of |log(simulated / measured)|, with what lies beyond
+//! [`TOLERATED`] counted [`STRESS`] times more, so that no row is given up for the others. The median TTFT of a single
+//! stream is left out: it is a handful of latencies and not a queue.
+//!
+//! The search goes through the constants one by one, moves each up and down by a share, keeps what helps, and halves the
+//! share when nothing does: no derivatives, because a queue has none, and no chance. Constants that no row
+//! depends on stay where they were. Bounds: a few shares, each at most [`SWEEPS`] times through the constants.
+
+use super::play::play;
+use super::rows::Row;
+use crate::sim::profile::{Constants, Gpu, Layout, Model, Profile, ProfileError};
+
+/// Errors beyond this weigh more.
+const TOLERATED: f64 = 0.12;
+/// How much more.
+const STRESS: f64 = 3.0;
+/// Shares by which a thorough search moves constants.
+const THOROUGH: &[f64] = &[0.25, 0.12, 0.06, 0.03];
+/// Most times through all constants with one share.
+const SWEEPS: usize = 3;
+/// Smallest gain that counts; less is rounding.
+const GAIN: f64 = 1e-5;
+/// Draws of arrivals and jitter that a cell is the median of.
+const DRAWS: u64 = 3;
+
+/// The constants that are fitted: table, key, lowest, highest.
+pub const FITTED: &[(&str, &str, f64, f64)] = &[
+    ("efficiency", "bandwidth", 0.2, 1.0),
+    ("efficiency", "linear", 0.2, 1.0),
+    ("efficiency", "attention", 0.1, 1.0),
+    ("step", "layer_us", 5.0, 500.0),
+    ("step", "sequence_us", 0.5, 100.0),
+    ("step", "lora_layer_us", 1.0, 500.0),
+    ("step", "lora_token_layer_us", 0.005, 5.0),
+    ("step", "stall_share", 0.01, 1.0),
+    ("step", "lora_stall_share", 0.01, 1.0),
+    ("front_end", "request_us", 10.0, 10_000.0),
+    ("front_end", "token_us", 1.0, 1000.0),
+    ("front_end", "in_us", 50.0, 50_000.0),
+];
+
+/// What stays the same during a fit.
+#[derive(Clone, Debug)]
+pub struct Setting {
+    /// The GPU that the rows were measured on.
+    pub gpu: Gpu,
+    /// The model that it served.
+    pub model: Model,
+    /// How they were put together.
+    pub layout: Layout,
+    /// Draws of arrivals and jitter that a cell is the median of.
+    pub draws: u64,
+    /// Shares by which the search moves constants, the largest first, and times that it goes through them with each.
+    pub shares: &'static [f64],
+    /// See `shares`.
+    pub sweeps: usize,
+}
+
+impl Setting {
+    /// A thorough search on this machine.
+    pub fn new(gpu: Gpu, model: Model, layout: Layout) -> Self {
+        Self { gpu, model, layout, draws: DRAWS, shares: THOROUGH, sweeps: SWEEPS }
+    }
+
+    /// What the simulator makes of each row with these constants.
+    ///
+    /// # Errors
+    /// When GPU, model and constants do not go together.
+    pub fn play_all(&self, constants: &Constants, rows: &[Row]) -> Result<Vec<[f64; 4]>, ProfileError> {
+        let profile = Profile::new(self.gpu.clone(), self.model.clone(), self.layout, constants)?;
+        let lanes = std::thread::available_parallelism().map_or(1, usize::from).min(rows.len().max(1));
+        let mut played = vec![[f64::NAN; 4]; rows.len()];
+        std::thread::scope(|scope| {
+            let workers: Vec<_> = (0..lanes)
+                .map(|first| {
+                    let profile = &profile;
+                    let mine = move || rows.iter().enumerate().skip(first).step_by(lanes);
+                    scope
+                        .spawn(move || mine().map(|(at, row)| (at, play(profile, row, self.draws))).collect::<Vec<_>>())
+                })
+                .collect();
+            for (at, cells) in workers.into_iter().flat_map(|worker| worker.join().unwrap_or_default()) {
+                played[at] = cells;
+            }
+        });
+        Ok(played)
+    }
+
+    /// The distance of `constants` from the rows.
+    fn distance(&self, constants: &Constants, rows: &[Row]) -> Result<f64, ProfileError> {
+        let played = self.play_all(constants, rows)?;
+        let (mut sum, mut cells) = (0.0, 0.0);
+        for (row, simulated) in rows.iter().zip(played) {
+            for error in errors(row, &simulated).into_iter().flatten() {
+                let log = error.ln_1p().abs();
+                sum += log + STRESS * (log - TOLERATED).max(0.0);
+                cells += 1.0;
+            }
+        }
+        Ok(sum / f64::max(cells, 1.0))
+    }
+
+    /// Leaves every third row out, fits to the others, predicts those left out; three times, so that each row is predicted
+    /// by a fit that has not seen it. Returns the rows, third by third, and their cells.
+    ///
+    /// # Errors
+    /// When GPU, model and constants do not go together.
+    pub fn leave_thirds_out(&self, start: &Constants, rows: &[Row]) -> Result<(Vec<Row>, Vec<[f64; 4]>), ProfileError> {
+        let (mut left, mut cells) = (Vec::new(), Vec::new());
+        for third in 0..3 {
+            let (out, kept) = split(rows, third);
+            let fitted = self.fit(start, &kept)?;
+            cells.extend(self.play_all(&fitted, &out)?);
+            left.extend(out);
+        }
+        Ok((left, cells))
+    }
+
+    /// The constants nearest to the rows, from `start`.
+    ///
+    /// # Errors
+    /// When GPU, model and constants do not go together.
+    pub fn fit(&self, start: &Constants, rows: &[Row]) -> Result<Constants, ProfileError> {
+        let mut best = (self.distance(start, rows)?, start.clone());
+        for share in self.shares {
+            for _ in 0..self.sweeps {
+                let before = best.0;
+                for parameter in FITTED {
+                    for factor in [1.0 + share, 1.0 / (1.0 + share)] {
+                        let Some(tried) = moved(&best.1, parameter, factor)? else { continue };
+                        let distance = self.distance(&tried, rows)?;
+                        if distance < best.0 - GAIN {
+                            best = (distance, tried);
+                            break;
+                        }
+                    }
+                }
+                if best.0 > before - GAIN {
+                    break;
+                }
+            }
+        }
+        Ok(best.1)
+    }
+}
+
+/// Every third row of these, from the given one on, and the others.
+fn split(rows: &[Row], third: usize) -> (Vec<Row>, Vec<Row>) {
+    let (left, kept): (Vec<_>, Vec<_>) = rows.iter().cloned().enumerate().partition(|(at, _)| at % 3 == third);
+    let plain = |rows: Vec<(usize, Row)>| rows.into_iter().map(|(_, row)| row).collect();
+    (plain(left), plain(kept))
+}
+
+/// Relative errors of the judged cells: simulated / measured - 1; none where nothing was measured or nothing is judged.
+pub fn errors(row: &Row, simulated: &[f64; 4]) -> [Option<f64>; 4] {
+    std::array::from_fn(|cell| {
+        let judged = !(row.is_single_stream() && cell == 1);
+        row.measured[cell].filter(|_| judged).map(|measured| simulated[cell] / measured - 1.0)
+    })
+}
+
+/// `constants` with one of them multiplied; none where its range ends.
+fn moved(
+    constants: &Constants,
+    (part, key, low, high): &(&str, &str, f64, f64),
+    factor: f64,
+) -> Result<Option<Constants>, ProfileError> {
+    let mut table = constants.table();
+    let Some(value) = table.get_mut(*part).and_then(|part| part.get_mut(*key)) else { return Ok(None) };
+    let old = value.as_float().unwrap_or(*low);
+    let new = (old * factor).clamp(*low, *high);
+    // Four digits: what is written is what was tried.
+    let digits = 10f64.powi(3 - new.abs().log10().floor() as i32);
+    let new = (new * digits).round() / digits;
+    if (new - old).abs() < 1e-12 {
+        return Ok(None);
+    }
+    *value = toml::Value::Float(new);
+    Constants::parse("(in the fit)", &table.to_string()).map(Some)
+}

@@ -1,0 +1,105 @@
+//! The share of requests that would meet their objectives in the long run.
+//!
+//! Wilson's score interval: with p the share seen among n and z the normal quantile,
+//! (p + z^2/2n +- z sqrt(p (1 - p)/n + z^2/4n^2)) / (1 + z^2/n) (Wilson 1927; recommended by Brown, Cai, DasGupta 2001).
+//! It stays inside 0..1 and says something sensible at 0 of n and n of n, where the textbook interval has no width.
+//!
+//! n may be real: for a series in time order it is the number of values over their design effect.
+
+use super::dependence::{Dependence, design_effect};
+use super::{Estimate, percentile, two_sided_z};
+
+/// The long-run share behind `hits` of `count` independent trials; everything is possible after none.
+pub fn wilson(hits: f64, count: f64, confidence: f64) -> Estimate {
+    if count <= 0.0 {
+        return Estimate { value: 0.0, low: 0.0, high: 1.0 };
+    }
+    let (share, z2) = ((hits / count).clamp(0.0, 1.0), two_sided_z(confidence).powi(2));
+    let middle = share + z2 / (2.0 * count);
+    let reach = (z2 * (share * (1.0 - share) / count + z2 / (4.0 * count * count))).sqrt();
+    let scale = 1.0 + z2 / count;
+    // Rounding must not move an end past what was seen.
+    let low = ((middle - reach) / scale).clamp(0.0, share);
+    let high = ((middle + reach) / scale).clamp(share, 1.0);
+    Estimate { value: share, low, high }
+}
+
+/// The same for trials in time order.
+pub fn of_series(hits: &[bool], confidence: f64) -> Estimate {
+    with_dependence(hits, confidence, dependence(hits))
+}
+
+/// The same where each trial also has a value (a latency) that rises and falls with the chance of a miss.
+///
+/// Few misses, or none, do not show how far they clump; the values do. So the larger of two design effects is taken: of the
+/// hits, and of being above the median value.
+pub fn of_series_with(hits: &[bool], values: &[f64], confidence: f64) -> Estimate {
+    let mut sorted = values.to_vec();
+    sorted.sort_unstable_by(f64::total_cmp);
+    let middle = percentile(&sorted, 0.5);
+    let above: Vec<f64> = values.iter().map(|value| f64::from(u8::from(*value > middle))).collect();
+    let (own, bulk) = (dependence(hits), design_effect(&above));
+    with_dependence(hits, confidence, if bulk.effect > own.effect { bulk } else { own })
+}
+
+/// The design effect of a series of hits and misses.
+pub fn dependence(hits: &[bool]) -> Dependence {
+    let values: Vec<f64> = hits.iter().map(|hit| f64::from(u8::from(*hit))).collect();
+    design_effect(&values)
+}
+
+fn with_dependence(hits: &[bool], confidence: f64, dependence: Dependence) -> Estimate {
+    let total = hits.iter().filter(|hit| **hit).count() as f64;
+    let inflation = dependence.inflation(confidence);
+    wilson(total / inflation, hits.len() as f64 / inflation, confidence)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::Rng;
+    use crate::stats::testing::{coverage, waits};
+
+    #[test]
+    fn the_interval_is_that_of_the_literature() {
+        // statsmodels: proportion_confint(90, 100, method="wilson"), and 0 and 10 of 10.
+        let close = |estimate: Estimate, low: f64, high: f64| {
+            assert!((estimate.low - low).abs() < 1e-6 && (estimate.high - high).abs() < 1e-6, "{estimate:?}");
+        };
+        close(wilson(90.0, 100.0, 0.95), 0.825634, 0.944771);
+        close(wilson(0.0, 10.0, 0.95), 0.0, 0.277533);
+        close(wilson(10.0, 10.0, 0.95), 0.722467, 1.0);
+        assert_eq!(wilson(0.0, 0.0, 0.95), Estimate { value: 0.0, low: 0.0, high: 1.0 });
+    }
+
+    #[test]
+    fn the_share_of_independent_hits_is_covered() {
+        for (truth, count) in [(0.9, 200), (0.99, 1000)] {
+            let share = coverage(1000, truth, |seed| {
+                let mut rng = Rng::new(Rng::new(seed).next_u64());
+                let hits: Vec<bool> = (0..count).map(|_| rng.unit() < truth).collect();
+                of_series(&hits, 0.95)
+            });
+            assert!(share > 0.93, "{truth} of {count}: {share}");
+        }
+    }
+
+    #[test]
+    fn the_share_of_a_queue_that_waits_too_long_is_covered() {
+        let (load, bound) = (0.8, 15.0);
+        let truth = 1.0 - load * f64::exp(-(1.0 - load) * bound);
+        let hits = |waits: &[f64]| waits.iter().map(|wait| *wait <= bound).collect::<Vec<_>>();
+        let cover = |estimate: fn(&[bool], &[f64]) -> Estimate| {
+            coverage(300, truth, |seed| {
+                let waits = waits(seed, load, 4000);
+                estimate(&hits(&waits), &waits)
+            })
+        };
+        let share = cover(|hits, waits| of_series_with(hits, waits, 0.95));
+        assert!(share > 0.85, "{share}");
+        let by_hits = cover(|hits, _| of_series(hits, 0.95));
+        assert!(by_hits > 0.6 && by_hits < share, "{by_hits} by the hits alone");
+        let naive = cover(|hits, _| with_dependence(hits, 0.95, Dependence::NONE));
+        assert!(naive < 0.65, "{naive} without the design effect");
+    }
+}

@@ -1,0 +1,99 @@
+//! Can we stop already? Wald's sequential probability ratio test on hits and misses.
+//!
+//! Two hypotheses about the share of misses: acceptable p0 and unacceptable p1 > p0. After each trial the logarithm of the
+//! likelihood ratio grows by ln(p1/p0) for a miss and by ln((1 - p1)/(1 - p0)) for a hit. The test ends for p1 at
+//! ln((1 - b)/a) and for p0 at ln(b/(1 - a)), with a and b the errors allowed (Wald 1945). With p0 = 0.5 %, p1 = 2 % and errors
+//! of 5 %, 194 hits in a row accept.
+//!
+//! The errors are as promised for independent trials. Misses of one queue come in clumps, so a clump ends the test too
+//! early: it steers a search and does not certify its result.
+
+/// Where a test stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ratio {
+    /// The misses are acceptable.
+    Acceptable,
+    /// They are not.
+    Unacceptable,
+    /// Go on.
+    Open,
+}
+
+/// A test under way.
+#[derive(Clone, Debug)]
+pub struct RatioTest {
+    sum: f64,
+    per_miss: f64,
+    per_hit: f64,
+    accept: f64,
+    reject: f64,
+}
+
+impl RatioTest {
+    /// Tells misses of `acceptable` from `unacceptable` (0 < acceptable < unacceptable < 1), with errors of `error` either
+    /// way (0 < error < 0.5). Values outside are moved to the nearest that makes sense.
+    pub fn new(acceptable: f64, unacceptable: f64, error: f64) -> Self {
+        let p0 = acceptable.clamp(1e-9, 0.5);
+        let p1 = unacceptable.clamp(p0 * 1.000_001, 1.0 - 1e-9);
+        let bound = |error: f64| ((1.0 - error) / error).ln();
+        let error = error.clamp(1e-9, 0.499);
+        Self {
+            sum: 0.0,
+            per_miss: (p1 / p0).ln(),
+            per_hit: ((1.0 - p1) / (1.0 - p0)).ln(),
+            accept: -bound(error),
+            reject: bound(error),
+        }
+    }
+
+    /// Adds a trial.
+    pub fn add(&mut self, hit: bool) {
+        self.sum += if hit { self.per_hit } else { self.per_miss };
+    }
+
+    /// Where the test stands now. It does not hold on to a bound that it has crossed and left.
+    pub fn state(&self) -> Ratio {
+        if self.sum >= self.reject {
+            Ratio::Unacceptable
+        } else if self.sum <= self.accept {
+            Ratio::Acceptable
+        } else {
+            Ratio::Open
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::Rng;
+
+    #[test]
+    fn a_run_of_hits_accepts_after_194_and_misses_reject() {
+        let mut test = RatioTest::new(0.005, 0.02, 0.05);
+        for hit in 1..=193 {
+            test.add(true);
+            assert_eq!(test.state(), Ratio::Open, "after {hit}");
+        }
+        test.add(true);
+        assert_eq!(test.state(), Ratio::Acceptable);
+        let mut test = RatioTest::new(0.005, 0.02, 0.05);
+        (0..3).for_each(|_| test.add(false));
+        assert_eq!(test.state(), Ratio::Unacceptable);
+    }
+
+    #[test]
+    fn errors_are_as_promised_for_independent_trials() {
+        let decide = |seed: u64, misses: f64| {
+            let mut rng = Rng::new(Rng::new(seed).next_u64());
+            let mut test = RatioTest::new(0.005, 0.02, 0.05);
+            while test.state() == Ratio::Open {
+                test.add(rng.unit() >= misses);
+            }
+            test.state()
+        };
+        let wrong_rejects = (0..1000).filter(|seed| decide(*seed, 0.005) == Ratio::Unacceptable).count();
+        let wrong_accepts = (0..1000).filter(|seed| decide(*seed, 0.02) == Ratio::Acceptable).count();
+        assert!(wrong_rejects <= 70 && wrong_accepts <= 70, "{wrong_rejects} {wrong_accepts}");
+    }
+}

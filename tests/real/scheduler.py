@@ -1,0 +1,288 @@
+#!/usr/bin/env python3
+"""What vLLM's own scheduler decides, step by step: the oracle of the simulator's step loop.
+
+Takes vLLM's scheduler by itself (no model, no worker; it needs no GPU and no weights), feeds it random requests and
+aborts under random limits, and writes down for every step what it scheduled, admitted, found in the prefix cache and
+preempted, and how many blocks were free. `src/sim/engine/tests/traces.rs` replays the same requests and must decide
+the same.
+
+  tests/real/setup                                            # once
+  PYTHON=~/.cache/sluice/vllm-0.32.0/venv/bin/python
+  $PYTHON tests/real/scheduler.py --model ~/.cache/sluice/vllm-0.32.0/tiny > tests/fixtures/vllm-0.32/scheduler.jsonl
+  $PYTHON tests/real/scheduler.py --model ... --cases 2000 --seed 7 > /tmp/more.jsonl     # as many as you like
+  SLUICE_SCHEDULER_TRACES=/tmp/more.jsonl cargo test --lib engine::tests::traces
+
+One line per case: the limits, the batches of events (batch i arrives while step i - 1 runs, or when nothing is left to
+do), and the steps: free blocks before it, [id, tokens] of who advances, [id, cached tokens, after a preemption] of who is
+admitted, and how many are preempted. The order of work is that of vLLM's engine loop with a queue of two batches (asynchronous scheduling)
+or of one.
+
+With adapters asynchronous scheduling is left out: 0.32 counts the adapters of what is scheduled, 0.33 of all that runs.
+"""
+
+import argparse
+import json
+import os
+import random
+import sys
+from collections import deque
+
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+
+import torch  # noqa: E402
+from vllm.config import CacheConfig, LoRAConfig, ModelConfig, SchedulerConfig, VllmConfig  # noqa: E402
+from vllm.lora.request import LoRARequest  # noqa: E402
+from vllm.sampling_params import SamplingParams  # noqa: E402
+from vllm.utils.hashing import sha256  # noqa: E402
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash  # noqa: E402
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler  # noqa: E402
+from vllm.v1.core.sched.scheduler import Scheduler  # noqa: E402
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec  # noqa: E402
+from vllm.v1.outputs import ModelRunnerOutput  # noqa: E402
+from vllm.v1.request import Request, RequestStatus  # noqa: E402
+from vllm.v1.structured_output import StructuredOutputManager  # noqa: E402
+
+BLOCK = 16
+STOP = 3
+LENGTH = 4096
+
+
+def token(text, position):
+    """The token of a text at a position; no two texts agree on a whole block."""
+    return 10 + (hash((text, position)) % 90_000)
+
+
+class Case:
+    def __init__(self, rng, model):
+        asynchronous = rng.random() < 0.6
+        adapters = not asynchronous and rng.random() < 0.4
+        budget = rng.choice([32, 64, 128, 256])
+        seqs = rng.randint(1, min(10, budget))
+        self.limits = {
+            "num_blocks": rng.randint(24, 90),
+            "max_num_batched_tokens": budget,
+            "max_num_seqs": seqs,
+            "max_num_active_seqs": rng.randint(1, seqs) if rng.random() < 0.2 else None,
+            "long_prefill_token_threshold": rng.choice([0, 0, 8, 24]),
+            "adaptive": rng.random() < 0.3,
+            "interval": rng.choice([1, 1, 1, 3]),
+            "chunked_prefill": rng.random() < 0.9,
+            "reserve_full_isl": rng.random() < 0.7,
+            "prefix_caching": rng.random() < 0.8,
+            "watermark": rng.choice([0.0, 0.0, 0.1]),
+            "priority": rng.random() < 0.4,
+            "max_loras": rng.randint(1, 2) if adapters else 0,
+            "async": asynchronous,
+        }
+        self.rng = rng
+        self.steps = []
+        self.batches = self.script()
+        self.scheduler = self.build(model)
+
+    def script(self):
+        rng, limits = self.rng, self.limits
+        usable = limits["num_blocks"] - 1
+        batches, count = [], 0
+        for _ in range(rng.randint(20, 60)):
+            batch = []
+            for _ in range(rng.choice([0, 0, 0, 1, 1, 2, 4])):
+                prompt = rng.choice([rng.randint(1, 40), rng.randint(30, 120), rng.randint(100, 300)])
+                output = rng.choice([1, 2, rng.randint(2, 30), rng.randint(10, 60)])
+                if not limits["chunked_prefill"]:
+                    prompt = min(prompt, limits["max_num_batched_tokens"] - output)
+                if prompt < 1 or -(-(prompt + output - 1) // BLOCK) > usable:
+                    continue
+                batch.append({
+                    "id": count, "prompt": prompt, "output": output, "priority": rng.randint(0, 2),
+                    "head": rng.randint(0, 2), "shared": rng.choice([0, 0, 33, 64, 150, 9999]),
+                    "stops": rng.random() < 0.4, "salt": rng.choice([0, 0, 0, 1]),
+                    "adapter": rng.choice([None, 0, 1, 2]) if limits["max_loras"] else None,
+                })
+                count += 1
+            batches.append({"add": batch, "abort": []})
+        return batches
+
+    def build(self, model):
+        limits = self.limits
+        scheduler_config = SchedulerConfig(
+            max_num_seqs=limits["max_num_seqs"], max_num_active_seqs=limits["max_num_active_seqs"],
+            max_num_batched_tokens=limits["max_num_batched_tokens"],
+            max_model_len=LENGTH if limits["chunked_prefill"] else limits["max_num_batched_tokens"],
+            long_prefill_token_threshold=limits["long_prefill_token_threshold"],
+            long_prefill_token_threshold_adaptive=limits["adaptive"],
+            enable_chunked_prefill=limits["chunked_prefill"], is_encoder_decoder=False,
+            policy="priority" if limits["priority"] else "fcfs", watermark=limits["watermark"],
+            scheduler_reserve_full_isl=limits["reserve_full_isl"], async_scheduling=limits["async"],
+        )
+        cache_config = CacheConfig(block_size=BLOCK, enable_prefix_caching=limits["prefix_caching"])
+        lora = LoRAConfig(max_loras=limits["max_loras"], max_cpu_loras=3) if limits["max_loras"] else None
+        config = VllmConfig(
+            scheduler_config=scheduler_config, model_config=model, cache_config=cache_config, lora_config=lora)
+        # Not what the model's own configuration makes of it.
+        config.scheduler_config.long_prefill_token_threshold = scheduler_config.long_prefill_token_threshold
+        cache_config.num_gpu_blocks = limits["num_blocks"]
+        spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=1, dtype=torch.float32)
+        kv = KVCacheConfig(limits["num_blocks"], [], [KVCacheGroupSpec(["layer"], spec)])
+        kind = AsyncScheduler if limits["async"] else Scheduler
+        return kind(
+            vllm_config=config, kv_cache_config=kv, structured_output_manager=StructuredOutputManager(config),
+            block_size=BLOCK, log_stats=True)
+
+    # What a request says.
+
+    def word(self, entry, position):
+        text = ("head", entry["head"]) if position < entry["shared"] else ("tail", entry["id"])
+        return token(text, position)
+
+    def request(self, entry):
+        limit = entry["output"] + (50 if entry["stops"] else 0)
+        parameters = SamplingParams(max_tokens=limit, ignore_eos=True, stop_token_ids=[STOP])
+        parameters.update_from_generation_config({}, None)
+        adapter = entry["adapter"]
+        return Request(
+            request_id=f"{entry['id']:06}", sampling_params=parameters, pooling_params=None,
+            prompt_token_ids=[self.word(entry, at) for at in range(entry["prompt"])],
+            arrival_time=float(entry["id"]), priority=entry["priority"],
+            cache_salt=str(entry["salt"]) if entry["salt"] else None,
+            lora_request=LoRARequest(f"lora{adapter}", adapter + 1, "/none") if adapter is not None else None,
+            block_hasher=get_request_block_hasher(BLOCK, sha256) if self.limits["prefix_caching"] else None)
+
+    def run(self):
+        self.entries = {f"{e['id']:06}": e for batch in self.batches for e in batch["add"]}
+        self.generated = {name: 0 for name in self.entries}
+        self.since_idle, self.batch, self.preempted = 0, 0, 0
+        (self.run_ahead if self.limits["async"] else self.run_plain)()
+
+    def take_batch(self):
+        """The next batch: aborts now, the additions for later. None when there is none."""
+        if self.batch >= len(self.batches):
+            return []
+        batch = self.batches[self.batch]
+        self.batch += 1
+        # Somebody leaves who is not about to end: what is first in a tie of the two is not the scheduler's business.
+        live = [name for name in self.scheduler.requests
+                if self.entries[name]["output"] - self.generated[name] > 3]
+        if live and self.rng.random() < 0.15:
+            name = self.rng.choice(live)
+            batch["abort"].append(self.entries[name]["id"])
+            self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+        return batch["add"]
+
+    def add(self, entries):
+        for entry in entries:
+            self.scheduler.add_request(self.request(entry))
+
+    def schedule(self):
+        scheduler = self.scheduler
+        free = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+        before = {name: request.num_preemptions for name, request in scheduler.requests.items()}
+        running = {request.request_id for request in scheduler.running}
+        interval = self.limits["interval"]
+        output = scheduler.schedule(self.since_idle % interval != 0)
+        count = output.total_num_scheduled_tokens
+        output.samples = {
+            name: not scheduler.requests[name].is_prefill_chunk for name in output.num_scheduled_tokens}
+        self.since_idle = self.since_idle + 1 if count else 0
+        preempted = sum(
+            request.num_preemptions - before[name] for name, request in scheduler.requests.items() if name in before)
+        # A plan may do nothing but preempt; the one after it answers for both.
+        self.preempted += preempted
+        if count:
+            entered = [r for r in scheduler.running if r.request_id not in running]
+            admitted = []
+            for request in entered:
+                chunk = output.num_scheduled_tokens[request.request_id]
+                cached = request.num_computed_tokens - chunk
+                admitted.append([int(request.request_id), cached, request.num_preemptions > 0])
+            chunks = sorted([int(name), tokens] for name, tokens in output.num_scheduled_tokens.items())
+            self.steps.append([free, chunks, admitted, self.preempted])
+            self.preempted = 0
+        return output, count
+
+    def update(self, output):
+        names = list(output.num_scheduled_tokens)
+        sampled = []
+        for name in names:
+            entry = self.entries[name]
+            if not output.samples[name]:
+                sampled.append([])
+                continue
+            request = self.scheduler.requests.get(name)
+            if request is None:
+                sampled.append([0])
+                continue
+            self.generated[name] += 1
+            last = self.generated[name] >= entry["output"]
+            position = entry["prompt"] + self.generated[name] - 1
+            sampled.append([STOP if last and entry["stops"] else self.word(entry, position)])
+        self.scheduler.update_from_output(output, ModelRunnerOutput(
+            req_ids=names, req_id_to_index={name: at for at, name in enumerate(names)},
+            sampled_token_ids=sampled, logprobs=None, prompt_logprobs_dict={}, pooler_output=[]))
+
+    def run_plain(self):
+        empty = 0
+        while True:
+            if self.scheduler.has_unfinished_requests():
+                output, count = self.schedule()
+                added = self.take_batch() if count else []
+                self.update(output)
+                self.add(added)
+                empty = 0 if count else empty + 1
+                if empty < 3:
+                    continue
+            if self.batch >= len(self.batches):
+                break
+            self.add(self.take_batch())
+            empty = self.since_idle = 0
+        assert not self.scheduler.has_unfinished_requests(), "blocked for good"
+
+    def run_ahead(self):
+        queue = deque()
+        empty = 0
+        while True:
+            count = 0
+            if self.scheduler.has_requests():
+                output, count = self.schedule()
+                queue.appendleft((output, count))
+                if len(queue) < 2 and (count or self.scheduler.has_requests()):
+                    continue
+            elif not queue:
+                if self.batch >= len(self.batches):
+                    break
+                self.add(self.take_batch())
+                self.since_idle = 0
+                continue
+            output, executed = queue.pop()
+            added = self.take_batch() if executed else []
+            self.update(output)
+            self.add(added)
+            empty = 0 if executed else empty + 1
+            assert empty < 10, "blocked for good"
+
+
+def main():
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--model", required=True, help="folder of any small model's config.json and tokenizer")
+    arguments.add_argument("--cases", type=int, default=25)
+    arguments.add_argument("--seed", type=int, default=1)
+    arguments = arguments.parse_args()
+    if os.environ.get("PYTHONHASHSEED") != "0":
+        # Tokens come from hash(): the same in every run.
+        os.environ["PYTHONHASHSEED"] = "0"
+        os.execv(sys.executable, [sys.executable, *sys.argv])
+    init_none_hash(sha256)
+    model = ModelConfig(model=arguments.model, tokenizer=arguments.model, dtype="float16", max_model_len=LENGTH)
+    done = 0
+    seed = arguments.seed * 1_000_000
+    while done < arguments.cases:
+        case = Case(random.Random(seed), model)
+        case.run()
+        seed += 1
+        if not case.steps:
+            continue
+        done += 1
+        print(json.dumps({"limits": case.limits, "batches": case.batches, "steps": case.steps}, separators=(",", ":")))
+
+
+if __name__ == "__main__":
+    main()
