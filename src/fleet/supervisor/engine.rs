@@ -39,7 +39,7 @@ pub(super) async fn running(scene: &Scene) -> Option<f64> {
 }
 
 /// Names that it serves, and the first of them that is no adapter.
-async fn names(address: &Address, patience: Duration) -> Result<(Vec<String>, Option<String>), Trouble> {
+pub(super) async fn names(address: &Address, patience: Duration) -> Result<(Vec<String>, Option<String>), Trouble> {
     let asked = fetch(address, "/v1/models", patience, ANSWER_BYTES).await;
     let (_, body) = asked.map_err(|error| trouble(format!("/v1/models: {error}")))?;
     let list: Value = serde_json::from_slice(&body).map_err(|error| trouble(format!("/v1/models: {error}")))?;

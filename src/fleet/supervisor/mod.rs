@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot};
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
 
 use super::driver::{AnyDriver, Failure};
@@ -31,7 +31,7 @@ use super::journal::{Journal, JournalError};
 use super::life::{Life, Refused, Step};
 use super::probe::Reported;
 use crate::config::{ArgValue, OnStart};
-use crate::pool::{Admission, Cordon};
+use crate::pool::{Admission, BackendView, Cordon};
 use keeper::{Command, keep};
 use scene::{Kept, Scene};
 
@@ -254,7 +254,7 @@ impl Fleet {
             return Err(CannotRestart::Another(other.backend));
         }
         if scene.step().in_rotation() && !ask.hold {
-            self.may_go(&spec)?;
+            self.may_go(&spec).await?;
         }
         let id = self.changes.fetch_add(1, Ordering::Relaxed);
         let (answer, answered) = oneshot::channel();
@@ -299,9 +299,23 @@ impl Fleet {
         hands.get(name).map(|hand| (Arc::clone(&hand.scene), hand.commands.clone()))
     }
 
-    fn may_go(&self, spec: &EngineSpec) -> Result<(), NotNow> {
+    /// Asks every engine what it serves now, because what probes report may be some seconds old, and judges.
+    async fn may_go(&self, spec: &EngineSpec) -> Result<(), NotNow> {
+        let mut asking = JoinSet::new();
+        for backend in self.admission.view().into_iter().flat_map(|pool| pool.backends) {
+            let patience = spec.patience;
+            asking.spawn(async move { (backend.id, engine::names(&backend.address, patience).await) });
+        }
+        let mut now = BTreeMap::new();
+        while let Some(asked) = asking.join_next().await {
+            if let Ok((id, Ok((names, _)))) = asked {
+                now.insert(id, names);
+            }
+        }
         let (pool, name) = spec.name.split_once('/').unwrap_or(("", &spec.name));
-        let names = |backend: &crate::pool::BackendView| self.reported.of(backend.id);
+        // One that does not answer now is taken at its last word for what it serves; whether it is fit is admission's.
+        let names =
+            |backend: &BackendView| now.get(&backend.id).cloned().unwrap_or_else(|| self.reported.of(backend.id));
         preflight::may_go(&self.admission.view(), (pool, name), &spec.spill, names, spec.rules.headroom)
     }
 }

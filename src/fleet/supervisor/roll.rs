@@ -37,7 +37,7 @@ async fn one(fleet: &Arc<Fleet>, spec: EngineSpec) -> Result<(), String> {
     let name = spec.name.to_string();
     let Some((scene, _)) = fleet.hand(&name) else { return Err("it is gone".to_owned()) };
     if scene.identity != spec.identity {
-        while scene.step().in_rotation() && fleet.may_go(&spec).is_err() {
+        while scene.step().in_rotation() && fleet.may_go(&spec).await.is_err() {
             sleep(LOOK).await;
         }
         fleet.let_go(&name);
