@@ -144,13 +144,16 @@ impl Drop for Stranger {
 #[tokio::test]
 async fn an_engine_becomes_ready_shows_its_phases_and_stops_without_a_trace() {
     let rig = Rig::new("");
-    let progress = rig.driver.progress().unwrap();
+    let mut progress = rig.driver.progress().unwrap();
     let trace = rig.start(&settings(&[("max-num-seqs", 32)])).await;
     let ready =
         rig.ready(&["m"], ReadyRules::default()).await.unwrap_or_else(|failure| panic!("{failure}\n{}", rig.log()));
     assert_eq!(ready.models, ["m"]);
     assert!(ready.max_model_len.is_some_and(|length| length > 0));
-    assert_eq!((progress.borrow().phase, rig.driver.owner().await), (StartPhase::Serving, Owner::Ours));
+    // The log is read beside the probes: its last line may come after the first answer.
+    let serving = progress.wait_for(|progress| progress.phase == StartPhase::Serving);
+    tokio::time::timeout(Duration::from_secs(30), serving).await.expect("the log says so").unwrap();
+    assert_eq!(rig.driver.owner().await, Owner::Ours);
     assert!(rig.log().contains("--max-num-seqs 32"), "{}", rig.log());
     assert!(session(leader(&trace)).len() >= 2, "an API server and its engine process");
     let stopped = rig.stop().await;
