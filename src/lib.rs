@@ -6,6 +6,8 @@
 //!                                 estimate/    flow/plan             pool/     proxy::upstream --> vLLM
 //!                                                                  (leases)
 //!   probes (serve/) --> pool health        reload (serve/) --> pool::apply, flow::Plan        sim/ looks like vLLM
+//!   fleet/ starts, stops, restarts and heals engines; it cordons and resizes backends in the pool meanwhile
+//!   bench/ puts load on any server and judges it by stats/; cli/ says it, and draws it
 //! ```
 //!
 //! Modules are declared bottom-up; a file imports only from modules above its own line. What must
