@@ -372,12 +372,33 @@ def received(engine):
     return engine.text().count("Received request")
 
 
-def aborted(engine, before, left):
-    """The engine said that it aborted one request more, in time, and makes no more tokens."""
-    until("the engine aborts the request", lambda: aborts(engine) > before, ABORT_SECONDS - (time.monotonic() - left))
-    until("the engine runs nothing", lambda: engine.running() == 0, 2)
-    made = engine.metric("vllm:generation_tokens_total")
-    same(engine.metric("vllm:generation_tokens_total"), made, "tokens made after the abort")
+MADE = "vllm:generation_tokens_total"
+
+
+def aborted(engine, leave, tokens=ENDLESS["max_tokens"]):
+    """After `leave` the engine says in time that it aborted one request more, and makes no more tokens.
+
+    On a small machine vLLM's API server is now and then stuck for seconds, asked directly too, while the engine core
+    runs. So only time in which the engine answered counts, and a try does not count whose request made all its `tokens`
+    meanwhile, for nothing was left to abort.
+    """
+    for _ in range(TRIES):
+        before, made, answering = aborts(engine), engine.metric(MADE), 0
+        leave()
+        while answering < ABORT_SECONDS and aborts(engine) == before:
+            asked = time.monotonic()
+            engine.metric(MADE)
+            time.sleep(0.02)
+            answering += min(time.monotonic() - asked, 0.25)
+        if aborts(engine) > before:
+            until("the engine runs nothing", lambda: engine.running() == 0, 10)
+            made = engine.metric(MADE)
+            same(engine.metric(MADE), made, "tokens made after the abort")
+            return
+        if engine.metric(MADE) - made < tokens:
+            raise AssertionError(f"{engine.name} did not abort within {ABORT_SECONDS} s; log: {engine.log}")
+        until("the engine runs nothing", lambda: engine.running() == 0, 30)
+    raise AssertionError(f"{engine.name} ended every one of {TRIES} requests before it could hear of its client")
 
 
 def gone(rig):
@@ -385,47 +406,62 @@ def gone(rig):
 
 
 def a_client_that_leaves_mid_stream_is_aborted(rig):
-    before, counted = aborts(rig.short), gone(rig)
-    one = Call(rig.gate.url, "POST", CHAT, {**ENDLESS, "messages": MESSAGES, "stream": True})
-    pieces = one.stream()
-    while one.answer.body.count(b"data: ") < 4:
-        next(pieces)
-    one.close()
-    aborted(rig.short, before, time.monotonic())
+    def leave():
+        nonlocal counted
+        counted = gone(rig)
+        one = Call(rig.gate.url, "POST", CHAT, {**ENDLESS, "messages": MESSAGES, "stream": True})
+        for _ in one.stream():
+            if one.answer.body.count(b"data: ") >= 4:
+                break
+        one.close()
+
+    counted = None
+    aborted(rig.short, leave)
     until("the gateway counts it", lambda: gone(rig) == counted + 1, 5)
 
 
 def a_client_that_leaves_before_the_first_token_is_aborted(rig):
-    before = aborts(rig.long)
-    seen = received(rig.long)
     prompt = [100 + i % 7001 for i in range(32_000)]
-    one = Call(rig.gate.url, "POST", TEXT, {**GREEDY, "prompt": prompt, "stream": True, "max_tokens": 500})
-    until("the engine has the request", lambda: received(rig.long) > seen, 20)
-    one.close()
-    aborted(rig.long, before, time.monotonic())
-    check(b"data: " not in one.pending + one.answer.body, "the first token came before the client could leave")
+
+    def leave():
+        nonlocal early
+        seen = received(rig.long)
+        one = Call(rig.gate.url, "POST", TEXT, {**GREEDY, "prompt": prompt, "stream": True})
+        until("the engine has the request", lambda: received(rig.long) > seen, 20)
+        one.close()
+        early = b"data: " not in one.pending + one.answer.body
+
+    early = False
+    aborted(rig.long, leave, GREEDY["max_tokens"])
+    check(early, "the first token came before the client could leave")
 
 
 def a_client_that_leaves_a_plain_answer_is_aborted(rig):
-    before, seen = aborts(rig.short), received(rig.short)
-    one = Call(rig.gate.url, "POST", CHAT, {**ENDLESS, "messages": MESSAGES})
-    until("the engine has the request", lambda: received(rig.short) > seen, 20)
-    one.close()
-    aborted(rig.short, before, time.monotonic())
+    def leave():
+        seen = received(rig.short)
+        one = Call(rig.gate.url, "POST", CHAT, {**ENDLESS, "messages": MESSAGES})
+        until("the engine has the request", lambda: received(rig.short) > seen, 20)
+        one.close()
+
+    aborted(rig.short, leave)
 
 
 def a_client_that_leaves_the_queue_never_reaches_the_engine(rig):
-    seat = Call(rig.narrow.url, "POST", TEXT, {**ENDLESS, "prompt": PROMPT, "stream": True})
-    next(seat.stream())
-    seen, before = received(rig.short), aborts(rig.short)
-    waiting = [Call(rig.narrow.url, "POST", TEXT, {**GREEDY, "prompt": PROMPT, "stream": s}) for s in (True, False)]
-    until("two wait", lambda: rig.narrow.metric("sluice_queue_length") == 2, 5)
-    for one in waiting:
-        one.close()
-    until("none waits", lambda: rig.narrow.metric("sluice_queue_length") == 0, ABORT_SECONDS)
-    same(received(rig.short), seen, "requests that the engine received")
-    seat.close()
-    aborted(rig.short, before, time.monotonic())
+    def leave():
+        nonlocal seen
+        seen, made = received(rig.short) + 1, rig.short.metric(MADE)
+        seat = Call(rig.narrow.url, "POST", TEXT, {**ENDLESS, "prompt": PROMPT, "stream": True})
+        until("the engine has the request that holds the seat", lambda: received(rig.short) == seen, 20)
+        waiting = [Call(rig.narrow.url, "POST", TEXT, {**GREEDY, "prompt": PROMPT, "stream": s}) for s in (True, False)]
+        full = lambda: rig.narrow.metric("sluice_queue_length") == 2  # noqa: E731
+        until("two wait", lambda: full() or rig.short.metric(MADE) - made >= ENDLESS["max_tokens"], 30)
+        for one in waiting:
+            one.close()
+        until("none waits", lambda: rig.narrow.metric("sluice_queue_length") == 0, ABORT_SECONDS)
+        seat.close()
+
+    seen = None
+    aborted(rig.short, leave)
     same(received(rig.short), seen, "requests that the engine received")
     same(post(rig.narrow.url, TEXT, {**SAMPLING, "prompt": PROMPT}).status, 200, "statuses afterwards")
 
@@ -473,14 +509,17 @@ def the_official_async_client_works(rig):
             check(all(texts), "an empty stream")
             plain = await client.chat.completions.create(messages=MESSAGES, **options)
             same(plain.usage.completion_tokens, 8, "completion tokens")
-            left = await client.chat.completions.create(messages=MESSAGES, stream=True, **{**options, "max_tokens": 7000})
+
+    async def leave():
+        async with openai.AsyncOpenAI(base_url=rig.gate.url + "/v1", api_key="none", max_retries=0, timeout=60) as client:
+            options = {**{k: ENDLESS[k] for k in ("model", "temperature", "max_tokens")}, "extra_body": {"ignore_eos": True}}
+            left = await client.chat.completions.create(messages=MESSAGES, stream=True, **options)
             async for _ in left:
                 break
             await left.close()
 
-    before = aborts(rig.short)
     asyncio.run(talk())
-    aborted(rig.short, before, time.monotonic())
+    aborted(rig.short, lambda: asyncio.run(leave()))
 
 
 # Processes that end. These come last, since they take away what the others need.
