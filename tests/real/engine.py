@@ -130,6 +130,8 @@ class Vllm(Process):
             "PYTHONUNBUFFERED": "1",
             # Three processes import torch at each start: cached bytecode saves about 20 s of it.
             "PYTHONDONTWRITEBYTECODE": "",
+            # Left alone, every engine pins its threads to the same core.
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         }
         super().__init__(name, command, pathlib.Path(folder) / f"{name}.log", {**settings, **(env or {})})
 
