@@ -238,12 +238,13 @@ fn millis(of: &Distribution, seconds: f64) -> String {
 pub fn sweep_table(name: &str, runs: &[(String, RunResult)]) -> Table {
     let mut table = Table::new();
     table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
+    let rates = steady::rates(runs.iter().map(|(_, result)| result));
     table.set_header([
         name,
         "ok",
         "failed",
-        "req/s",
-        "out tok/s",
+        &format!("req/s\n{}", rates.basis),
+        &format!("out tok/s\n{}", rates.basis),
         "TTFT mean",
         "TTFT p50",
         "TTFT p99",
@@ -252,12 +253,8 @@ pub fn sweep_table(name: &str, runs: &[(String, RunResult)]) -> Table {
         "E2EL p99",
         "met %",
     ]);
-    for (value, result) in runs {
+    for ((value, result), (requests, tokens)) in runs.iter().zip(rates.of) {
         let metrics = Metrics::of(result);
-        let steady = steady::steady(result);
-        let rates = steady.as_ref().map(|steady| (steady.request_throughput, steady.output_throughput));
-        let whole = (metrics.per_second(metrics.completed), metrics.per_second(metrics.output_tokens));
-        let (requests, tokens) = rates.unwrap_or(whole);
         let met = format!("{:.2}", metrics.attainment() * 100.0);
         table.add_row([
             value.clone(),

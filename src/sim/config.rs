@@ -413,6 +413,9 @@ impl SimConfig {
     pub fn lane(&self) -> Lane {
         let engine = EngineConfig { seed: self.seed, ..self.engine.clone() };
         let cost = CostModel::new(&self.profile, engine.max_num_seqs, engine.max_num_batched_tokens);
+        // Slots have the size of the largest rank, whatever the adapter in them.
+        let cost = cost.with_rank(u32::try_from(self.max_lora_rank).unwrap_or(16));
+        let cost = if self.compiled { cost } else { cost.eager() };
         Lane::new(Engine::new(engine, cost), FrontEnd::new(&self.profile.front_end))
     }
 

@@ -27,7 +27,8 @@ from wire import Call, call
 ACCEPTED = [
     (r"metrics", r"python_.*", "there is no Python"),
     (r"metrics", r"label .*cache_config_info .*", "the cache of a GPU and not of a CPU"),
-    # Seen both ways with the same server: an error event, and a chunk whose finish reason is "abort".
+    # Seen three ways with the same server: an error event, a chunk whose finish reason is "abort", and silence until the
+    # client leaves.
     (r"process", r"end of a stream at SIGTERM", "vLLM races: the engine's last word is an abort or the news of its death"),
     (r"process", r"child VLLM::Worker", "on a CPU the engine always has a worker process; one GPU has none"),
 ]
@@ -35,6 +36,8 @@ FLAGS = ["--enable-lora", "--max-loras", "2", "--max-lora-rank", "8", "--enable-
 LENGTH = "8192"
 ENV = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_SERVER_DEV_MODE": "1"}
 START_SECONDS = 240
+# A stream that says nothing for so long after a SIGTERM has ended.
+SILENCE_SECONDS = 15
 
 
 class Tally:
@@ -65,7 +68,7 @@ class Sim(Process):
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         command = [binary(), "sim", root / "tiny", "--served-model-name", "tiny", "--load-format", "dummy", "--enforce-eager", "--seed", "0"]
-        # A model this small would be faster than the timer: slower, each token is an event of its own.
+        # A model this small would be faster than the timer: at 6 ms a step each token is an event of its own.
         command += ["--host", "127.0.0.1", "--port", self.port, "--sim-speed", "0.1", "--sim-startup", "1", *flags]
         super().__init__(name, command, pathlib.Path(folder) / f"{name}.log", {"VLLM_CACHE_ROOT": str(root / "cache"), **(env or {})})
 
@@ -178,7 +181,11 @@ def process(tally, real, sim):
         pieces = stream.stream()
         next(pieces)
         server.child.send_signal(signal.SIGTERM)
-        for _ in pieces:
+        stream.socket.settimeout(SILENCE_SECONDS)
+        try:
+            for _ in pieces:
+                pass
+        except TimeoutError:
             pass
         tail = stream.answer.text().split("\n\n")[-3:]
         ends.append((stream.answer.whole, [compare.shape(json.loads(t[6:])) if t.startswith("data: {") else t for t in tail]))

@@ -136,7 +136,8 @@ impl Gpu {
         GPUS.iter().map(|(name, _)| *name)
     }
 
-    /// The built-in GPU with this name, or the one in the file at this path.
+    /// The built-in GPU with this name (or the only one that begins so; case and signs do not count), or the one in the
+    /// file at this path.
     ///
     /// # Errors
     /// An unknown name (with those that exist), an unreadable file, missing or wrong numbers (with their keys).
@@ -242,6 +243,13 @@ fn find(what: &'static str, name: &str, built_in: &[(&str, &'static str)]) -> Re
             path: name.to_owned(),
             error: error.to_string(),
         });
+    }
+    // "RTX-3080" and "H100" too: letters and digits decide, and the beginning is enough where only one has it.
+    let plain = |name: &str| name.to_lowercase().replace(|c: char| !c.is_ascii_alphanumeric(), "");
+    let begins = |known: &str| plain(known).starts_with(&plain(name)) && !plain(name).is_empty();
+    let mut alike = built_in.iter().filter(|(known, _)| begins(known));
+    if let (Some((_, text)), None) = (alike.next(), alike.next()) {
+        return Ok((*text).to_owned());
     }
     let known = built_in.iter().map(|(known, _)| *known).collect::<Vec<_>>().join(", ");
     Err(ProfileError::Unknown { what, name: name.to_owned(), known })

@@ -30,6 +30,8 @@ fn parameters_add_up_to_the_names() {
 
 #[test]
 fn an_unknown_name_is_answered_with_the_known_ones() {
+    assert_eq!(Gpu::load("RTX-3080").unwrap(), Gpu::load("rtx3080-10").unwrap());
+    assert!(Gpu::load("h").is_err() && Gpu::load("-").is_err(), "two begin so");
     let error = Gpu::load("h300").unwrap_err().to_string();
     assert!(error.contains("'h300'") && error.contains("h200, h100-80, a100-80, rtx3080-10, l4"), "{error}");
     assert!(Model::load("gpt-5").unwrap_err().to_string().contains("llama-3.2-1b"));
