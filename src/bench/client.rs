@@ -79,6 +79,8 @@ pub enum Failure {
     Status(u16),
     /// An error object inside the stream, with its code when that was a number.
     InStream(Option<u16>),
+    /// The server gave the answer up: `finish_reason` is `abort`.
+    Aborted,
     /// The stream ended before `[DONE]`.
     Cut,
     /// The stream ended properly without a single token event.
@@ -101,6 +103,7 @@ impl fmt::Display for Failure {
             Self::Status(status) => write!(f, "status {status}"),
             Self::InStream(Some(code)) => write!(f, "error {code} in the stream"),
             Self::InStream(None) => f.write_str("error in the stream"),
+            Self::Aborted => f.write_str("given up by the server (abort)"),
             Self::Cut => f.write_str("stream cut"),
             Self::Empty => f.write_str("stream without tokens"),
             Self::Malformed => f.write_str("not an event stream"),
@@ -385,11 +388,13 @@ struct Seen {
     error: Option<Option<u16>>,
     endless: bool,
     done: bool,
+    aborted: bool,
 }
 
 impl Seen {
     fn note(&mut self, message: Message, now: Instant) {
         self.done |= message.done;
+        self.aborted |= message.aborted;
         if let Some(error) = message.error {
             self.error.get_or_insert(error.code);
         }
@@ -413,7 +418,8 @@ impl Seen {
     }
 
     fn failure(&self) -> Option<Failure> {
-        self.error.map(Failure::InStream).or(self.endless.then_some(Failure::Endless))
+        let failed = self.error.map(Failure::InStream).or(self.aborted.then_some(Failure::Aborted));
+        failed.or(self.endless.then_some(Failure::Endless))
     }
 
     fn finish(self, start: Instant) -> Result<Timing, Failure> {

@@ -14,7 +14,8 @@
 //! - chat: some choice's delta has content, reasoning, tool calls or a function call that are not empty, or content that
 //!   is empty where there is no role. So the opening role chunk is not an event.
 //!
-//! A message with a top-level `error` is a failure whatever the HTTP status was.
+//! A message with a top-level `error` is a failure whatever the HTTP status was. So is an answer that the server gave up
+//! (`finish_reason` is `abort`, which vLLM says when it is told to stop): `vllm bench serve` counts it as served.
 
 use memchr::memchr;
 use serde::Deserialize;
@@ -36,6 +37,8 @@ pub struct Message {
     pub error: Option<StreamError>,
     /// It was the end of the stream.
     pub done: bool,
+    /// It was the end of an answer that the server gave up (`finish_reason` is `abort`).
+    pub aborted: bool,
 }
 
 /// Token counts as the server reports them.
@@ -151,7 +154,8 @@ fn read_line(api: Api, line: &[u8], text: Option<&mut String>) -> Result<Option<
         let said = chunk.choices.first().and_then(|choice| choice.text.or_else(|| choice.delta.as_ref()?.content));
         text.push_str(&said.and_then(|said| serde_json::from_str::<String>(said.get()).ok()).unwrap_or_default());
     }
-    Ok(Some(Message { token, usage: chunk.usage, error: chunk.error.map(stream_error), done: false }))
+    let aborted = chunk.choices.iter().any(|choice| choice.finish_reason.is_some_and(|why| why.get() == "\"abort\""));
+    Ok(Some(Message { token, usage: chunk.usage, error: chunk.error.map(stream_error), done: false, aborted }))
 }
 
 /// `error` is an object in every version of vLLM; anything else still means that it failed.
@@ -178,6 +182,8 @@ struct Choice<'a> {
     text: Option<&'a RawValue>,
     #[serde(borrow)]
     delta: Option<Delta<'a>>,
+    #[serde(borrow)]
+    finish_reason: Option<&'a RawValue>,
 }
 
 /// A field is there even when it is `null`, which matters for the role.
@@ -228,9 +234,9 @@ mod tests {
         Ok(messages)
     }
 
-    const TOKEN: Message = Message { token: true, usage: None, error: None, done: false };
-    const NOTHING: Message = Message { token: false, usage: None, error: None, done: false };
-    const DONE: Message = Message { token: false, usage: None, error: None, done: true };
+    const TOKEN: Message = Message { token: true, usage: None, error: None, done: false, aborted: false };
+    const NOTHING: Message = Message { token: false, usage: None, error: None, done: false, aborted: false };
+    const DONE: Message = Message { token: false, usage: None, error: None, done: true, aborted: false };
 
     const COMPLETION: &[u8] = b": keep-alive\n\n\
         data: {\"id\":\"c\",\"choices\":[{\"index\":0,\"text\":\"\",\"finish_reason\":null}]}\n\n\
@@ -285,6 +291,12 @@ mod tests {
         assert_eq!(read_all(Api::Chat, &[line]).unwrap()[0].usage.unwrap().cached_tokens, Some(8));
         let null = b"data: {\"choices\":[],\"usage\":{\"prompt_tokens\":9,\"completion_tokens\":1,\"prompt_tokens_details\":null}}\n\n";
         assert_eq!(read_all(Api::Chat, &[null]).unwrap()[0].usage.unwrap().cached_tokens, None);
+    }
+
+    #[test]
+    fn an_answer_that_the_server_gave_up_is_told() {
+        let line = b"data: {\"choices\":[{\"index\":0,\"text\":\"\",\"finish_reason\":\"abort\"}]}\n\n";
+        assert!(read_all(Api::Completions, &[line]).unwrap()[0].aborted);
     }
 
     #[test]

@@ -34,6 +34,7 @@ const WORD: &str = "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"w\
 const LAST: &str = "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"z\"},\"finish_reason\":\"stop\"}]}\n\n";
 const USAGE: &str =
     "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":9,\"total_tokens\":11,\"completion_tokens\":2}}\n\n";
+const GIVEN_UP: &str = "data: {\"choices\":[{\"index\":0,\"delta\":{},\"finish_reason\":\"abort\"}]}\n\n";
 const DONE: &str = "data: [DONE]\n\n";
 const BUSY: &str = "data: {\"error\":{\"message\":\"busy\",\"type\":\"x\",\"code\":503}}\n\ndata: [DONE]\n\n";
 
@@ -313,6 +314,7 @@ async fn what_fails_before_the_first_byte_is_served_by_the_other_backend_under_a
         (Script::Json(503, "{}"), RetryReason::Status),
         (Script::Json(502, "{}"), RetryReason::Status),
         (Script::Stream(vec![(0, BUSY)], true), RetryReason::InStream),
+        (Script::Stream(vec![(0, GIVEN_UP)], true), RetryReason::InStream),
         (Script::Stream(vec![], false), RetryReason::Broken),
         (Script::NeverAnswers, RetryReason::Timeout),
     ];
@@ -325,6 +327,16 @@ async fn what_fails_before_the_first_byte_is_served_by_the_other_backend_under_a
         assert!(client.finished);
         assert_eq!(world.asked(), [(7001, "req".to_owned()), (7002, "req-r2".to_owned())]);
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_the_engine_gave_up_is_passed_on_and_not_taken_for_a_whole_one() {
+    let events = [(1, ROLE), (1, WORD), (1, GIVEN_UP), (0, DONE)];
+    let world = World::new(vec![Script::Stream(events.to_vec(), true)], vec![good()]);
+    let (client, record) = world.ask(STREAM).await;
+    assert_eq!(record.outcome, Outcome::UpstreamError(UpstreamFault::InStream));
+    let text = String::from_utf8(client.body).unwrap();
+    assert!(client.finished && text.ends_with(&[GIVEN_UP, DONE].concat()), "{text}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -182,12 +182,16 @@ impl Tally {
         }
         self.stats.finished |= event.finish;
         self.stats.done |= event.kind == EventKind::Done || (event.finish && self.dialect == Dialect::Responses);
-        let output = event.kind == EventKind::Content || (event.finish && self.first.is_none());
+        let output = !event.aborted && (event.kind == EventKind::Content || (event.finish && self.first.is_none()));
         if output {
             self.output(event.usage.and_then(|usage| usage.completion), now);
         }
         if output || event.finish || event.kind == EventKind::Empty {
             self.last_choices = Some(now);
+        }
+        if event.aborted && self.stats.error.is_none() {
+            self.stats.error_before_content = self.first.is_none();
+            self.stats.error = Some(StreamError::aborted());
         }
         if event.kind == EventKind::Error && self.stats.error.is_none() {
             self.stats.error_before_content = self.first.is_none();
@@ -357,6 +361,14 @@ mod tests {
         assert_eq!(early.error.unwrap().code, Some(503));
         let (_, late) = run(Strip::Nothing, &[(1, text("a").as_bytes()), (2, error)]);
         assert!(!late.error_before_content && late.error.is_some());
+    }
+
+    #[test]
+    fn an_answer_that_was_given_up_is_not_whole_whatever_its_end() {
+        let finish =
+            "data: {\"choices\":[{\"index\":0,\"text\":\"\",\"finish_reason\":\"abort\"}]}\n\ndata: [DONE]\n\n";
+        let (_, stats) = run(Strip::Nothing, &[(1, text("a").as_bytes()), (2, finish.as_bytes())]);
+        assert!(stats.done && !stats.is_complete() && !stats.error_before_content);
     }
 
     #[test]

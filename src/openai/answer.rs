@@ -14,6 +14,10 @@ use super::scan::{Kind, ScanError, Scanner};
 /// Bytes of an upstream's error message that are kept, for logs.
 pub const MAX_MESSAGE: usize = 512;
 
+/// The finish reason of an answer that the engine gave up. vLLM does so to what it runs when it is told to stop: the answer
+/// ends in form and is not whole.
+pub(super) const ABORT: &[u8] = b"abort";
+
 /// Token counts that an answer reports. A field that was not reported is `None`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TokenUsage {
@@ -23,6 +27,13 @@ pub struct TokenUsage {
     pub completion: Option<u64>,
     /// Prompt tokens that came from the prefix cache.
     pub cached: Option<u64>,
+}
+
+impl StreamError {
+    /// Of an answer that the engine gave up: no fault of the request, so another backend may take it, as after a 503.
+    pub fn aborted() -> Self {
+        Self { code: Some(503), message: "the engine gave the answer up (finish reason abort)".to_owned() }
+    }
 }
 
 impl TokenUsage {
@@ -55,7 +66,7 @@ pub struct Answer {
 /// Reads the JSON body of any route's answer. What cannot be read is taken as not said: answers are
 /// the client's to judge, we only look on.
 pub fn read(body: &[u8]) -> Answer {
-    let mut answer = Answer::default();
+    let (mut answer, mut aborted) = (Answer::default(), false);
     let mut flat = FlatError::default();
     let mut scanner = Scanner::new(body);
     // A broken tail still leaves what stood before it.
@@ -63,12 +74,32 @@ pub fn read(body: &[u8]) -> Answer {
         match &*key.bytes() {
             b"usage" => answer.usage = usage(scanner)?,
             b"error" => answer.error = error(scanner)?,
+            b"choices" if scanner.kind()? == Kind::Array => aborted |= choices(scanner)?,
             key => flat.member(scanner, key)?,
         }
         Ok::<_, ScanError>(())
     });
-    answer.error = answer.error.or(flat.found());
+    answer.error = answer.error.or(flat.found()).or_else(|| aborted.then(StreamError::aborted));
     answer
+}
+
+/// Whether the engine gave one of the choices up.
+fn choices(scanner: &mut Scanner<'_>) -> Result<bool, ScanError> {
+    let mut aborted = false;
+    scanner.array(|scanner| {
+        if scanner.kind()? != Kind::Object {
+            return scanner.skip().map(drop);
+        }
+        scanner.object(|scanner, key| {
+            match &*key.bytes() {
+                b"finish_reason" if scanner.kind()? == Kind::String => aborted |= scanner.text()?.raw == ABORT,
+                _ => drop(scanner.skip()?),
+            }
+            Ok::<_, ScanError>(())
+        })?;
+        Ok::<_, ScanError>(())
+    })?;
+    Ok(aborted)
 }
 
 /// Finds the usage in the last bytes of a body whose beginning is gone.

@@ -66,6 +66,8 @@ pub struct Event {
     pub kind: EventKind,
     /// Whether it says why the answer ends (a finish reason, a stop reason, a terminal response).
     pub finish: bool,
+    /// Whether the reason is that the engine gave the answer up: vLLM says `abort` when it is told to stop.
+    pub aborted: bool,
     /// Usage that it reports; on content events only with continuous usage.
     pub usage: Option<TokenUsage>,
     /// The error, on [`EventKind::Error`].
@@ -143,9 +145,10 @@ fn choices(data: &[u8]) -> Result<Event, ScanError> {
             b"choices" if scanner.kind()? == Kind::Array => {
                 scanner.array(|scanner| {
                     any = true;
-                    let (has_content, finish) = choice(scanner)?;
-                    content |= has_content;
-                    event.finish |= finish;
+                    let choice = choice(scanner)?;
+                    content |= choice.content;
+                    event.finish |= choice.finish;
+                    event.aborted |= choice.aborted;
                     Ok::<_, ScanError>(())
                 })?;
             }
@@ -167,11 +170,18 @@ fn choices(data: &[u8]) -> Result<Event, ScanError> {
     Ok(event)
 }
 
-/// Whether a choice has content, and whether it has a finish reason.
-fn choice(scanner: &mut Scanner<'_>) -> Result<(bool, bool), ScanError> {
-    let (mut content, mut finish) = (false, false);
+/// What a choice of an event says.
+#[derive(Default)]
+struct Choice {
+    content: bool,
+    finish: bool,
+    aborted: bool,
+}
+
+fn choice(scanner: &mut Scanner<'_>) -> Result<Choice, ScanError> {
+    let mut choice = Choice::default();
     if scanner.kind()? != Kind::Object {
-        return scanner.skip().map(|_| (false, false));
+        return scanner.skip().map(|_| choice);
     }
     scanner.object(|scanner, key| {
         match &*key.bytes() {
@@ -179,19 +189,23 @@ fn choice(scanner: &mut Scanner<'_>) -> Result<(bool, bool), ScanError> {
                 scanner.object(|scanner, key| {
                     match &*key.bytes() {
                         b"content" | b"reasoning" | b"reasoning_content" | b"tool_calls" | b"function_call"
-                        | b"refusal" => content |= is_filled(scanner)?,
+                        | b"refusal" => choice.content |= is_filled(scanner)?,
                         _ => drop(scanner.skip()?),
                     }
                     Ok::<_, ScanError>(())
                 })?;
             }
-            b"text" => content |= is_filled(scanner)?,
-            b"finish_reason" => finish |= is_filled(scanner)?,
+            b"text" => choice.content |= is_filled(scanner)?,
+            b"finish_reason" if scanner.kind()? == Kind::String => {
+                let reason = scanner.text()?.raw;
+                choice.finish |= !reason.is_empty();
+                choice.aborted |= reason == answer::ABORT;
+            }
             _ => drop(scanner.skip()?),
         }
         Ok::<_, ScanError>(())
     })?;
-    Ok((content, finish))
+    Ok(choice)
 }
 
 /// Takes a value and tells whether it is a text, list or object that is not empty.
@@ -267,7 +281,7 @@ impl Typed {
         let usage = self.usage;
         match self.name.as_str() {
             "response.completed" | "response.incomplete" => {
-                Event { kind: EventKind::Usage, finish: true, usage, error: None }
+                Event { kind: EventKind::Usage, finish: true, usage, ..Event::default() }
             }
             "response.failed" | "error" => self.failed(),
             name if name.ends_with(".delta") && self.filled => {
@@ -281,7 +295,7 @@ impl Typed {
 
     fn message(self) -> Event {
         let usage = self.usage;
-        let event = |kind, finish| Event { kind, finish, usage, error: None };
+        let event = |kind, finish| Event { kind, finish, usage, ..Event::default() };
         match self.name.as_str() {
             "content_block_delta" if self.filled => event(EventKind::Content, false),
             "message_start" | "content_block_start" | "content_block_delta" | "content_block_stop" => {
@@ -296,7 +310,7 @@ impl Typed {
 
     fn failed(self) -> Event {
         let error = self.error.unwrap_or_else(|| self.flat.into_fields());
-        Event { kind: EventKind::Error, finish: false, usage: self.usage, error: Some(Box::new(error)) }
+        Event { kind: EventKind::Error, usage: self.usage, error: Some(Box::new(error)), ..Event::default() }
     }
 }
 

@@ -70,7 +70,7 @@ pub(super) fn choices(event: &[u8], memo: &mut Memo) -> Option<Event> {
 
 fn delta(filled: bool, usage: Option<TokenUsage>) -> Event {
     let kind = if filled { EventKind::Content } else { EventKind::Empty };
-    Event { kind, finish: false, usage, error: None }
+    Event { kind, usage, ..Event::default() }
 }
 
 /// Bytes around the text that are remembered, each; ids and model names are far shorter.

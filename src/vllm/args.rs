@@ -95,6 +95,14 @@ pub struct ServeArgs {
     values: BTreeMap<&'static str, Value>,
 }
 
+/// The flags whose names contain `word` (all have ""), one to a line as in vLLM's own help. For programs that ask which
+/// flags there are before they use one.
+pub fn help(version: Version, word: &str) -> String {
+    let word = word.replace('_', "-");
+    let entries = flags::table().iter().map(|flag| flag.entry(version)).filter(|entry| entry.contains(&word));
+    entries.map(|entry| format!("  {entry}\n")).collect()
+}
+
 impl ServeArgs {
     /// Parses what follows `vllm serve`, as the version that we compare with reads it.
     ///

@@ -56,6 +56,19 @@ impl Flag {
         names.join("/")
     }
 
+    /// `--a A, -b A`, `--a, --no-a` or `--a {x,y}`, as it stands in a help text.
+    pub(super) fn entry(&self, version: Version) -> String {
+        let value = match self.takes {
+            Takes::Flag | Takes::Switch => String::new(),
+            _ if self.choices.is_empty() => format!(" {}", self.name.to_uppercase().replace('-', "_")),
+            _ => format!(" {{{}}}", self.choices.join(",")),
+        };
+        let more = if self.many { format!(" [{} ...]", value.trim_start()) } else { String::new() };
+        let forms = self.forms(version).into_iter().filter(|form| form.shown);
+        let entries: Vec<String> = forms.map(|form| format!("{}{value}{more}", form.text)).collect();
+        entries.join(", ")
+    }
+
     /// Every way to write it, in argparse's order.
     fn forms(&self, version: Version) -> Vec<Form> {
         let form = |text: String, on, shown| Form { text, on, shown };

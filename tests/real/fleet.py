@@ -161,7 +161,7 @@ class Load:
                     "temperature": 0, "ignore_eos": True, "messages": [{"role": "user", "content": "fox " * words}]}
             try:
                 answer = post(self.url, CHAT, body)
-                if answer.status != 200 or not answer.whole or b"data: [DONE]" not in answer.body:
+                if answer.status != 200 or not answer.whole or b'"finish_reason":"length"' not in answer.body or b"data: [DONE]" not in answer.body:
                     self.failures.append((answer.status, answer.body[-300:]))
                 else:
                     self.done[which] += 1

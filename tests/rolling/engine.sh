@@ -21,8 +21,8 @@ sigterm-ignored)
     while :; do sleep 0.1; done
     ;;
 orphan-child)
-    # In a session of its own, as a worker that outlives its parents would be.
-    setsid sleep 600 &
+    # In a session of its own and deaf, as a worker that outlives its parents would be.
+    (trap '' TERM; exec setsid sleep 600) &
     sim "$@"
     ;;
 oom-under-load)

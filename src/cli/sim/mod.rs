@@ -28,7 +28,8 @@ use std::process::ExitCode;
 use self::flags::split;
 use crate::sim::config::without_effect;
 use crate::sim::{Gpu, Model, Refusal, SimConfig};
-use crate::vllm::args::{ArgsError, ServeArgs};
+use crate::vllm::args::{self, ArgsError, ServeArgs};
+use crate::vllm::version::Version;
 
 pub use self::core::run_child;
 
@@ -42,6 +43,7 @@ usage: sluice sim MODEL [flags of vllm serve] [--sim-*]
   --port PORT             (default 8000; 0 picks a free one)
   --max-num-seqs N, --max-num-batched-tokens N, --max-model-len N,
   --long-prefill-token-threshold N, --served-model-name NAME..., and so on: as vllm serve
+                          (--help=all lists them, --help=WORD those with WORD in their names)
   --sim-gpu NAME          GPU: GPUS, or a TOML file (default h200)
   --sim-model NAME        MODELS, or a TOML file
                           (default: by the model's name, else llama-3.1-8b)
@@ -68,12 +70,8 @@ pub fn run(args: Vec<String>) -> ExitCode {
     if args.first().is_some_and(|arg| arg == "fit") {
         return fit::run(&args[1..]);
     }
-    if args.iter().any(|arg| arg == "--help" || arg == "-h" || arg.starts_with("--help=")) {
-        let names = |names: Vec<&str>| names.join(", ");
-        print!(
-            "{}",
-            HELP.replace("GPUS", &names(Gpu::names().collect())).replace("MODELS", &names(Model::names().collect()))
-        );
+    if let Some(asked) = args.iter().find(|arg| *arg == "--help" || *arg == "-h" || arg.starts_with("--help=")) {
+        print!("{}", help(asked));
         return ExitCode::SUCCESS;
     }
     let (flags, argv) = match split(args) {
@@ -113,6 +111,24 @@ pub fn run(args: Vec<String>) -> ExitCode {
             }
             start::run(config, &args, &flags, None)
         }
+    }
+}
+
+/// Our own flags; with `--help=all` vLLM's too, with `--help=WORD` those with it in their names.
+fn help(asked: &str) -> String {
+    let names = |names: Vec<&str>| names.join(", ");
+    let own = HELP.replace("GPUS", &names(Gpu::names().collect())).replace("MODELS", &names(Model::names().collect()));
+    let word = match asked.split_once('=') {
+        None => return own,
+        Some((_, "all")) => "",
+        Some((_, word)) => word,
+    };
+    match args::help(Version::COMPARED, word) {
+        found if word.is_empty() => format!("{own}\nflags of vllm serve {}:\n{found}", Version::COMPARED),
+        found if found.is_empty() => {
+            format!("No group or arguments matching '{word}'.\nUse '--help=all' to see all available parameters.\n")
+        }
+        found => format!("Arguments matching '{word}':\n{found}"),
     }
 }
 

@@ -40,6 +40,24 @@ fn output_is_what_the_contract_calls_output() {
 }
 
 #[test]
+fn an_answer_that_the_engine_gave_up_is_told_from_one_that_ends() {
+    let end = |reason: &str| {
+        let event = chat(&format!(r#"{{"choices":[{{"index":0,"text":"","finish_reason":{reason}}}]}}"#));
+        (event.finish, event.aborted)
+    };
+    assert_eq!(end(r#""abort""#), (true, true));
+    assert_eq!(end(r#""length""#), (true, false));
+    assert_eq!((end("null"), end("{}")), ((false, false), (false, false)));
+    let body = |reason: &str| {
+        answer::read(
+            format!(r#"{{"choices":[{{"text":"a"}},{{"finish_reason":"{reason}"}}],"usage":null}}"#).as_bytes(),
+        )
+        .error
+    };
+    assert_eq!((body("abort"), body("stop")), (Some(answer::StreamError::aborted()), None));
+}
+
+#[test]
 fn usage_errors_and_the_end_are_told_apart() {
     let usage = chat(r#"{"choices":[],"usage":{"prompt_tokens":5,"total_tokens":7,"completion_tokens":2}}"#);
     assert_eq!(usage.kind, EventKind::Usage);
