@@ -107,32 +107,6 @@ pub fn steady(result: &RunResult) -> Option<Steady> {
     })
 }
 
-/// Rates of runs that stand beside each other, all on one basis.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Rates {
-    /// `steady window`, where every run has one of at least half its length; otherwise `whole run`.
-    pub basis: &'static str,
-    /// Of each run: requests completed and output tokens per second.
-    pub of: Vec<(f64, f64)>,
-}
-
-/// The rates by which runs of a sweep are compared.
-pub fn rates<'a>(runs: impl Iterator<Item = &'a RunResult> + Clone) -> Rates {
-    let in_window = |run: &RunResult| {
-        let steady = steady(run)?;
-        let long = 2.0 * steady.window.duration_s >= run.duration;
-        long.then_some((steady.request_throughput, steady.output_throughput))
-    };
-    if let Some(of) = runs.clone().map(in_window).collect() {
-        return Rates { basis: "steady window", of };
-    }
-    let whole = |run: &RunResult| {
-        let metrics = Metrics::of(run);
-        (metrics.per_second(metrics.completed), metrics.per_second(metrics.output_tokens))
-    };
-    Rates { basis: "whole run", of: runs.map(whole).collect() }
-}
-
 /// Whether requests in flight kept growing in the steady window of an open loop: the means of its first and last third.
 pub fn growth(result: &RunResult) -> Option<(f64, f64)> {
     result.config.request_rate?;

@@ -234,17 +234,16 @@ fn millis(of: &Distribution, seconds: f64) -> String {
     if of.count() == 0 { "-".to_owned() } else { format!("{:.1}", seconds * 1e3) }
 }
 
-/// One line for each run of a sweep, by what was varied.
+/// One line for each run of a sweep, by what was varied. Rates are of the whole run, as in its JSON and its report.
 pub fn sweep_table(name: &str, runs: &[(String, RunResult)]) -> Table {
     let mut table = Table::new();
     table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
-    let rates = steady::rates(runs.iter().map(|(_, result)| result));
     table.set_header([
         name,
         "ok",
         "failed",
-        &format!("req/s\n{}", rates.basis),
-        &format!("out tok/s\n{}", rates.basis),
+        "req/s",
+        "out tok/s",
         "TTFT mean",
         "TTFT p50",
         "TTFT p99",
@@ -253,8 +252,9 @@ pub fn sweep_table(name: &str, runs: &[(String, RunResult)]) -> Table {
         "E2EL p99",
         "met %",
     ]);
-    for ((value, result), (requests, tokens)) in runs.iter().zip(rates.of) {
+    for (value, result) in runs {
         let metrics = Metrics::of(result);
+        let (requests, tokens) = (metrics.per_second(metrics.completed), metrics.per_second(metrics.output_tokens));
         let met = format!("{:.2}", metrics.attainment() * 100.0);
         table.add_row([
             value.clone(),

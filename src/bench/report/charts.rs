@@ -9,7 +9,6 @@ use crate::bench::knee::knee;
 use crate::bench::metrics::{Distribution, Metrics};
 use crate::bench::result::{Outcome, RunResult};
 use crate::bench::slices::{By, slices};
-use crate::bench::steady::Rates;
 
 /// Points of a distribution at most.
 const MOST_POINTS: usize = 400;
@@ -214,22 +213,22 @@ impl Sweep {
     }
 
     /// Where the knee is, in a sweep over concurrency.
-    pub(super) fn knee(&self, rates: &Rates) -> Option<f64> {
-        let points: Vec<(f64, f64)> = self.places.iter().map(|(at, run)| (*at, rates.of[*run].0)).collect();
+    pub(super) fn knee(&self, metrics: &[Metrics]) -> Option<f64> {
+        let throughput = |metrics: &Metrics| metrics.per_second(metrics.completed);
+        let points: Vec<(f64, f64)> = self.places.iter().map(|(at, run)| (*at, throughput(&metrics[*run]))).collect();
         knee(&points).filter(|_| self.varied == "concurrency")
     }
 
     /// Throughput, output tokens, TTFT and TPOT over what is varied; the knee marked.
-    pub(super) fn plots(&self, runs: &[RunResult], metrics: &[Metrics], rates: &Rates) -> Vec<Plot> {
+    pub(super) fn plots(&self, runs: &[RunResult], metrics: &[Metrics]) -> Vec<Plot> {
         let marks: Vec<Mark> =
-            self.knee(rates).map(|at| Mark { at, label: format!("knee at {at:.0}") }).into_iter().collect();
-        let of_run = |name: &str, color, of: &dyn Fn(usize) -> f64| Series {
+            self.knee(metrics).map(|at| Mark { at, label: format!("knee at {at:.0}") }).into_iter().collect();
+        let line = |name: &str, color, of: &dyn Fn(&Metrics) -> f64| Series {
             name: name.to_owned(),
             draw: Draw::Marked,
             color,
-            points: self.places.iter().map(|(at, run)| (*at, of(*run))).collect(),
+            points: self.places.iter().map(|(at, run)| (*at, of(&metrics[*run]))).collect(),
         };
-        let line = |name: &str, color, of: &dyn Fn(&Metrics) -> f64| of_run(name, color, &|run| of(&metrics[run]));
         let plot = |title: String, y: Axis, series| Plot {
             title,
             x: Axis { from_zero: true, ..axis(self.label.to_owned()) },
@@ -239,20 +238,19 @@ impl Sweep {
         };
         let over = |what: &str| format!("{what} over {}", self.varied);
         let zero = |label: &str| Axis { from_zero: true, ..axis(label.to_owned()) };
-        let mut throughput = vec![of_run("completed", 0, &|run| rates.of[run].0)];
+        let mut throughput = vec![line("completed", 0, &|m| m.per_second(m.completed))];
         if runs.iter().all(|run| run.config.has_slo()) {
-            let share = |m: &Metrics| if m.completed == 0 { 0.0 } else { m.good as f64 / m.completed as f64 };
-            throughput.push(of_run("within objectives", 1, &|run| rates.of[run].0 * share(&metrics[run])));
+            throughput.push(line("within objectives", 1, &|m| m.per_second(m.good)));
         }
         let of = |p: f64, measure: &'static str, scale: f64| {
             move |m: &Metrics| m.measure(measure).map_or(0.0, |values| values.percentile(p)) * scale
         };
         let mut plots = vec![
-            plot(over("Throughput"), zero(&format!("requests per second, {}", rates.basis)), throughput),
+            plot(over("Throughput"), zero("requests per second"), throughput),
             plot(
                 over("Output"),
-                zero(&format!("tokens per second, {}", rates.basis)),
-                vec![of_run("output tokens", 0, &|run| rates.of[run].1)],
+                zero("tokens per second"),
+                vec![line("output tokens", 0, &|m| m.per_second(m.output_tokens))],
             ),
         ];
         for (measure, title) in [("ttft", "Time to first token"), ("tpot", "Time per output token")] {
@@ -275,7 +273,6 @@ impl Sweep {
 mod tests {
     use super::*;
     use crate::bench::result::{Record, RunConfig};
-    use crate::bench::steady::rates;
 
     fn run(streams: u32, ttft: f64, rate: f64) -> RunResult {
         let record = |index: u64| Record {
@@ -302,14 +299,14 @@ mod tests {
         let streams = [100u32, 1, 10, 50, 20, 75, 35];
         let runs = streams.map(|streams| run(streams, 0.01, f64::from(streams.min(50))));
         let metrics: Vec<Metrics> = runs.iter().map(Metrics::of).collect();
-        let (sweep, rates) = (Sweep::of(&runs).unwrap(), rates(runs.iter()));
+        let sweep = Sweep::of(&runs).unwrap();
         assert_eq!(
             sweep.places.iter().map(|(at, _)| *at).collect::<Vec<_>>(),
             [1.0, 10.0, 20.0, 35.0, 50.0, 75.0, 100.0]
         );
-        let knee = sweep.knee(&rates).unwrap();
+        let knee = sweep.knee(&metrics).unwrap();
         assert!((48.0..52.0).contains(&knee), "{knee}");
-        let plots = sweep.plots(&runs, &metrics, &rates);
+        let plots = sweep.plots(&runs, &metrics);
         assert_eq!(plots[0].title, "Throughput over concurrency");
         assert_eq!(plots[1].title, "Time to first token over concurrency");
         assert!(plots.iter().all(|plot| plot.marks[0].label == format!("knee at {knee:.0}")));

@@ -21,14 +21,12 @@ use plot::{NARROW, Plot, WIDE, escape};
 use super::metrics::Metrics;
 use super::result::RunResult;
 use super::slices::{By, attainment, failures, slices};
-use super::steady::{self, Rates};
 use crate::stats::Estimate;
 use scale::short;
 
 /// The HTML of some results; what they are is found out by looking at them.
 pub fn html(runs: &[RunResult]) -> String {
     let metrics: Vec<Metrics> = runs.iter().map(Metrics::of).collect();
-    let rates = steady::rates(runs.iter());
     let mut page = Page::new(&title(runs));
     head(&mut page, runs);
     warnings(&mut page, runs);
@@ -36,11 +34,11 @@ pub fn html(runs: &[RunResult]) -> String {
         ([run], _) => one(&mut page, run, &metrics[0]),
         (_, sweep) => {
             if let Some(sweep) = sweep {
-                page.section(sweep_title(&sweep, &rates), "");
-                page.plots(&sweep.plots(runs, &metrics, &rates));
+                page.section(sweep_title(&sweep, &metrics), "");
+                page.plots(&sweep.plots(runs, &metrics));
             }
-            page.section("Runs".to_owned(), &format!("Latencies in milliseconds; rates of the {}.", rates.basis));
-            page.table(&run_table(runs, &metrics, &rates));
+            page.section("Runs".to_owned(), "Latencies in milliseconds; rates of the whole run.");
+            page.table(&run_table(runs, &metrics));
             for (run, metrics) in runs.iter().zip(&metrics) {
                 page.fold(&name(run), |page| one(page, run, metrics));
             }
@@ -54,7 +52,7 @@ pub fn plots(runs: &[RunResult]) -> Vec<(String, String)> {
     let metrics: Vec<Metrics> = runs.iter().map(Metrics::of).collect();
     let plots: Vec<Plot> = match (runs, Sweep::of(runs)) {
         ([run], _) => run_plots(run),
-        (_, Some(sweep)) => sweep.plots(runs, &metrics, &steady::rates(runs.iter())),
+        (_, Some(sweep)) => sweep.plots(runs, &metrics),
         (_, None) => Vec::new(),
     };
     let name = |title: &str| {
@@ -203,12 +201,12 @@ fn millis(seconds: f64) -> String {
 
 const PART: [&str; 7] = ["ok", "failed", "req/s", "tok/s", "TTFT P50", "TTFT P99", "E2EL P99"];
 
-fn part_row(metrics: &Metrics, (requests, tokens): (f64, f64)) -> Vec<String> {
+fn part_row(metrics: &Metrics) -> Vec<String> {
     vec![
         short(metrics.completed as f64),
         short(metrics.failed as f64),
-        short(requests),
-        short(tokens),
+        short(metrics.per_second(metrics.completed)),
+        short(metrics.per_second(metrics.output_tokens)),
         millis(metrics.ttft.median()),
         millis(metrics.ttft.percentile(99.0)),
         millis(metrics.e2el.percentile(99.0)),
@@ -221,17 +219,14 @@ fn part_table(by: By, parts: &[(String, Metrics)], run: &RunResult) -> Vec<Vec<S
     head.extend(slo.then(|| "within objectives".to_owned()));
     let row = |(name, metrics): &(String, Metrics)| {
         let mut row = vec![name.clone()];
-        row.extend(part_row(
-            metrics,
-            (metrics.per_second(metrics.completed), metrics.per_second(metrics.output_tokens)),
-        ));
+        row.extend(part_row(metrics));
         row.extend(slo.then(|| format!("{:.1} %", metrics.attainment() * 100.0)));
         row
     };
     std::iter::once(head).chain(parts.iter().map(row)).collect()
 }
 
-fn run_table(runs: &[RunResult], metrics: &[Metrics], rates: &Rates) -> Vec<Vec<String>> {
+fn run_table(runs: &[RunResult], metrics: &[Metrics]) -> Vec<Vec<String>> {
     let slo = runs.iter().all(|run| run.config.has_slo());
     let mut head: Vec<String> = std::iter::once("run").chain(PART).map(str::to_owned).collect();
     head.extend(slo.then(|| "within objectives".to_owned()));
@@ -241,17 +236,17 @@ fn run_table(runs: &[RunResult], metrics: &[Metrics], rates: &Rates) -> Vec<Vec<
     }
     let row = |run: usize| {
         let mut row = vec![name(&runs[run])];
-        row.extend(part_row(&metrics[run], rates.of[run]));
+        row.extend(part_row(&metrics[run]));
         row.extend(slo.then(|| format!("{:.1} %", metrics[run].attainment() * 100.0)));
         row
     };
     std::iter::once(head).chain(order.into_iter().map(row)).collect()
 }
 
-fn sweep_title(sweep: &Sweep, rates: &Rates) -> String {
+fn sweep_title(sweep: &Sweep, metrics: &[Metrics]) -> String {
     let mut title = format!("Sweep over {}", sweep.varied);
     if sweep.varied == "concurrency" {
-        let _ = match sweep.knee(rates) {
+        let _ = match sweep.knee(metrics) {
             Some(knee) => write!(title, ": the knee is at {knee:.0} in flight"),
             None => write!(title, ": no knee in this range"),
         };
