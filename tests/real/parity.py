@@ -9,6 +9,9 @@ lengths with the same load; the order within a round changes every time, so that
 For every number that both report, the difference of the means is compared with the spread from run to run: it agrees when it is
 within the range that both sets of runs share, or below 3 standard errors of the difference. Exit status 1 when one does not.
 Standard library only.
+
+Start the server with --no-enable-prefix-caching: the prompts of vllm-rs are counted up, so some begin alike from one run to
+the next and are found in the cache; those of `sluice bench` are drawn.
 """
 
 import argparse

@@ -25,8 +25,12 @@ use probe::{Halt, Servers};
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Search")]
 pub(super) struct FindRateArgs {
-    /// Search the highest rate at which enough requests meet their objectives (--goodput, or those of --class)
-    #[arg(long, conflicts_with_all = ["sweep_max_concurrency", "sweep_request_rate", "ramp_up_strategy", "rate_steps", "multi_turn", "duration"])]
+    /// Search the highest rate at which enough requests meet their objectives (--goodput, or those of --class); prints what
+    /// it finds, with --json as JSON
+    #[arg(long, conflicts_with_all = [
+        "sweep_max_concurrency", "sweep_request_rate", "ramp_up_strategy", "rate_steps", "multi_turn", "duration",
+        "html", "csv", "save_result",
+    ])]
     pub(super) find_rate: bool,
     /// Percentage of requests that must meet their objectives
     #[arg(long, value_name = "PERCENT", default_value_t = 99.0, requires = "find_rate")]
