@@ -26,6 +26,8 @@ use super::length::normal;
 use super::{BenchError, Purpose, stream};
 use crate::base::Rng;
 
+/// The latest moment that a request may be sent at, seconds from the start: thirty years.
+pub const MAX_SECONDS: f64 = 1e9;
 /// The most requests in one run: some 300 bytes each in the result and 8 for each token.
 pub const MAX_REQUESTS: u64 = 5_000_000;
 
@@ -174,6 +176,9 @@ impl Arrival {
         let mut times = self.draw(extent, seed);
         if let (Self::Poisson { rate } | Self::Gamma { rate, .. }, Extent::Requests(count)) = (self, extent) {
             stretch(&mut times, count as f64 / rate);
+        }
+        if let Some(last) = times.iter().copied().find(|time| *time > MAX_SECONDS) {
+            return Err(BenchError::TooLong(last, MAX_SECONDS));
         }
         Ok(times.into_iter().map(Duration::from_secs_f64).collect())
     }

@@ -213,12 +213,13 @@ impl Client {
         let _ = tokio::time::timeout(OPEN_LIMIT, opening).await;
     }
 
-    /// The answer to a GET of `path` from each server, in their order: status and body of at most `max` bytes.
-    pub async fn get_each(&self, path: &str, max: usize) -> Vec<Result<(u16, Bytes), Failure>> {
+    /// The answer to a GET of `path` from each server, in their order: status and body of at most `max` bytes. None may take
+    /// longer than `limit`.
+    pub async fn get_each(&self, path: &str, max: usize, limit: Duration) -> Vec<Result<(u16, Bytes), Failure>> {
         let mut answers = Vec::with_capacity(self.targets.len());
         for target in &self.targets {
             let answer = target.get(path, &self.headers, max);
-            answers.push(tokio::time::timeout(self.limit, answer).await.unwrap_or(Err(Failure::Timeout)));
+            answers.push(tokio::time::timeout(limit, answer).await.unwrap_or(Err(Failure::Timeout)));
         }
         answers
     }
@@ -360,10 +361,12 @@ async fn read_stream(
         reader = reader.keeping_text();
     }
     let mut seen = Seen::default();
+    let mut last = start;
     while let Some(frame) = wire.drive(body.frame()).await {
         let Ok(frame) = frame else { return Err(seen.failure().unwrap_or(Failure::Cut)) };
         let Some(piece) = frame.data_ref() else { continue };
         let now = Instant::now();
+        last = now;
         let fed = reader.feed(piece, |message| seen.note(message, now));
         if let Some(failure) = seen.failure() {
             return Err(failure);
@@ -373,6 +376,8 @@ async fn read_stream(
             return Err(Failure::Left);
         }
     }
+    // A last line without its end counts as the original counts it; what is no message was cut, which is told below.
+    let _ = reader.feed(b"\n", |message| seen.note(message, last));
     Ok(Timing { text: reader.into_text(), ..seen.finish(start)? })
 }
 

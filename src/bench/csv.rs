@@ -9,7 +9,8 @@ use std::io::{self, Write};
 use super::result::{Outcome, Record, RunResult};
 
 /// The names of the columns, in order.
-pub const COLUMNS: [&str; 22] = [
+pub const COLUMNS: [&str; 23] = [
+    "run",
     "index",
     "class",
     "adapter",
@@ -34,19 +35,26 @@ pub const COLUMNS: [&str; 22] = [
     "queue_wait",
 ];
 
-/// Writes the requests of a run, with a header.
+/// Writes the names of the columns.
 ///
 /// # Errors
 /// Those of `out`.
-pub fn write(result: &RunResult, mut out: impl Write) -> io::Result<()> {
-    writeln!(out, "{}", COLUMNS.join(","))?;
+pub fn write_header(mut out: impl Write) -> io::Result<()> {
+    writeln!(out, "{}", COLUMNS.join(","))
+}
+
+/// Writes the requests of a run; `run` is its name among several.
+///
+/// # Errors
+/// Those of `out`.
+pub fn write(run: &str, result: &RunResult, mut out: impl Write) -> io::Result<()> {
     for record in &result.requests {
-        writeln!(out, "{}", row(result, record).map(|field| quoted(&field)).join(","))?;
+        writeln!(out, "{}", row(run, result, record).map(|field| quoted(&field)).join(","))?;
     }
     Ok(())
 }
 
-fn row(result: &RunResult, record: &Record) -> [String; COLUMNS.len()] {
+fn row(run: &str, result: &RunResult, record: &Record) -> [String; COLUMNS.len()] {
     let number = |value: Option<f64>| value.map(|value| value.to_string()).unwrap_or_default();
     let count = |value: Option<u64>| value.map(|value| value.to_string()).unwrap_or_default();
     let text = |value: Option<&str>| value.unwrap_or_default().to_owned();
@@ -59,6 +67,7 @@ fn row(result: &RunResult, record: &Record) -> [String; COLUMNS.len()] {
         Outcome::Unfinished => ("unfinished", ""),
     };
     [
+        run.to_owned(),
         record.index.to_string(),
         text(config.classes.get(record.class as usize).map(|class| class.name.as_str())),
         text(record.adapter.and_then(|adapter| config.adapters.get(adapter as usize)).map(String::as_str)),
@@ -110,12 +119,13 @@ mod tests {
         let failed = Record { index: 1, outcome: Outcome::Failed("status 503".into()), ..Record::default() };
         let result = RunResult { requests: vec![completed, failed], ..RunResult::default() };
         let mut text = Vec::new();
-        write(&result, &mut text).unwrap();
+        write_header(&mut text).unwrap();
+        write("7", &result, &mut text).unwrap();
         let text = String::from_utf8(text).unwrap();
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), 3);
         assert_eq!(lines[0].split(',').count(), COLUMNS.len());
-        assert_eq!(lines[1], "0,,,,,0.5,0,0,0,completed,,0,,3,0.25,0.25,0.75,0.25,\"a,\"\"b\"\"\",,,");
-        assert_eq!(lines[2], "1,,,,,,0,0,0,failed,status 503,0,,0,,,,,,,,");
+        assert_eq!(lines[1], "7,0,,,,,0.5,0,0,0,completed,,0,,3,0.25,0.25,0.75,0.25,\"a,\"\"b\"\"\",,,");
+        assert_eq!(lines[2], "7,1,,,,,,0,0,0,failed,status 503,0,,0,,,,,,,,");
     }
 }

@@ -106,15 +106,19 @@ pub fn save(result: &RunResult, path: &Path, detailed: bool, append: bool) -> Re
     std::fs::rename(&unfinished, path).map_err(io)
 }
 
+/// Gaps between tokens in a result.
+pub fn gaps(result: &RunResult) -> usize {
+    result.requests.iter().map(|record| record.itls.len()).sum()
+}
+
 /// The JSON object of a result; with the arrays of single requests when `detailed`.
 pub fn to_json(result: &RunResult, detailed: bool) -> Value {
     let mut top = vllm_keys(result, &Metrics::of(result));
     if detailed {
         top.append(&mut arrays(result));
     }
-    let gaps: usize = result.requests.iter().map(|record| record.itls.len()).sum();
     let mut own = json!(result);
-    if detailed || gaps > MAX_GAPS {
+    if detailed || gaps(result) > MAX_GAPS {
         let records = own.get_mut("requests").and_then(Value::as_array_mut);
         for record in records.into_iter().flatten().filter_map(Value::as_object_mut) {
             record.remove("itls");

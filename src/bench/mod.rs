@@ -59,7 +59,7 @@ pub mod workload;
 pub(crate) mod mock;
 
 pub use adapters::{Adapters, Choice};
-pub use arrival::{Arrival, Extent};
+pub use arrival::{Arrival, Extent, MAX_SECONDS};
 pub use body::{Api, Fields, Tokens};
 pub use client::{Client, Failure, Timing};
 pub use length::Length;
@@ -94,11 +94,18 @@ pub enum BenchError {
     /// More requests than one run may hold.
     #[error("this would be {0} requests, above the bound of {1}; shorten the run or lower the rate")]
     TooManyRequests(u64, u64),
+    /// A request that would be sent in years, seconds from the start.
+    #[error(
+        "a request would be sent {0:.3e} s after the start, beyond the bound of {1:.0e} s; raise the rate or the trace's speed"
+    )]
+    TooLong(f64, f64),
     /// No address to send to.
     #[error("there is no target; give at least one url such as http://127.0.0.1:8080")]
     NoTarget,
     /// An address that cannot be used.
-    #[error("'{0}' is not an address to send to; write it like http://127.0.0.1:8080")]
+    #[error(
+        "'{0}' is not an address to send to; write it like http://127.0.0.1:8080 (https is not supported: send to the server itself, or to what ends TLS before it)"
+    )]
     BadUrl(String),
     /// A path that cannot be used.
     #[error("'{0}' is not a path; write it like /v1/completions")]

@@ -29,6 +29,9 @@ use crate::config::ArgValue;
 use crate::vllm::failure::{Class, Diagnosis, Exit, Retry, Suggestion};
 use crate::vllm::logs::StartPhase;
 
+/// `--max-lora-rank` where nothing is said.
+pub(super) const LORA_RANK: i64 = 16;
+
 /// Who runs the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -251,6 +254,11 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// # Errors
     /// What is wrong with them: classes that [`Class::retry`] calls [`Retry::Never`]. Nothing was changed.
     async fn check(&self, settings: &Settings) -> Result<Vec<Notice>, Failure>;
+
+    /// The largest rank of an adapter that an engine with these settings takes.
+    fn max_lora_rank(&self, settings: &Settings) -> i64 {
+        settings.int("max-lora-rank").unwrap_or(LORA_RANK)
+    }
 
     /// Starts an engine and says how to find it again.
     ///

@@ -138,6 +138,10 @@ pub struct SimConfig {
     pub stream_interval: u32,
     /// `--sse-keep-alive-interval`.
     pub keep_alive: Option<Duration>,
+    /// How long a connection may idle: `VLLM_HTTP_TIMEOUT_KEEP_ALIVE`.
+    pub http_keep_alive: Duration,
+    /// Whether `/metrics` has the engine's families (not with `--disable-log-stats`).
+    pub log_stats: bool,
     /// `--enable-server-load-tracking`.
     pub track_load: bool,
     /// `--enable-request-id-headers`.
@@ -197,6 +201,8 @@ impl SimConfig {
             auto_tools: false,
             stream_interval: 1,
             keep_alive: None,
+            http_keep_alive: Duration::from_secs(5),
+            log_stats: true,
             track_load: false,
             request_id_headers: false,
             force_usage: false,
@@ -274,6 +280,15 @@ impl SimConfig {
         self.max_queued_requests = optional("max-num-queued-reqs");
         self.max_queued_tokens = optional("max-num-queued-tokens");
         self.api_keys = args.texts("api-key").to_vec();
+        if self.api_keys.is_empty() {
+            self.api_keys.extend(std::env::var("VLLM_API_KEY").ok().filter(|key| !key.is_empty()));
+        }
+        self.log_stats = !on("disable-log-stats");
+        if let Some(seconds) =
+            std::env::var("VLLM_HTTP_TIMEOUT_KEEP_ALIVE").ok().and_then(|text| text.trim().parse().ok())
+        {
+            self.http_keep_alive = Duration::from_secs(seconds);
+        }
         self.max_logprobs = args.int("max-logprobs").unwrap_or(self.max_logprobs);
         self.auto_tools = on("enable-auto-tool-choice");
         if self.auto_tools && args.text("tool-call-parser").is_none() {
@@ -355,12 +370,14 @@ impl SimConfig {
         const CLASS: &str = "SchedulerConfig";
         let (seqs, budget) = defaults(&self.profile, args.text("performance-mode"));
         let engine = &mut self.engine;
-        engine.max_num_seqs = at_least(args, CLASS, "max_num_seqs", 1, seqs)?;
-        // A budget that nobody chose is as large as it must be.
+        // What nobody chose fits what somebody chose: no more sequences than tokens, no more tokens than all of them hold.
         let length = wanted.unwrap_or(self.profile.shape.max_model_len);
+        let chosen = args.int("max-num-batched-tokens").and_then(|tokens| u32::try_from(tokens).ok());
+        let seqs = seqs.min(chosen.unwrap_or(u32::MAX).max(1));
+        engine.max_num_seqs = at_least(args, CLASS, "max_num_seqs", 1, seqs)?;
         engine.chunked_prefill = args.switch("enable-chunked-prefill").unwrap_or(true);
         let budget = if engine.chunked_prefill { budget } else { budget.max(length) };
-        let budget = budget.max(engine.max_num_seqs);
+        let budget = budget.min(engine.max_num_seqs.saturating_mul(length)).max(engine.max_num_seqs);
         engine.max_num_batched_tokens = at_least(args, CLASS, "max_num_batched_tokens", 1, budget)?;
         let (tokens, seqs) = (engine.max_num_batched_tokens, engine.max_num_seqs);
         let together = |text: String| Err(Refusal::Together { class: CLASS, text });
@@ -443,7 +460,8 @@ fn model_of(name: &str) -> Result<(Texts, Option<Model>), Refusal> {
     Ok((Texts::made_up(), None))
 }
 
-/// The profile's GPU with the model and the layout that the flags ask for.
+/// The profile's GPU with the model and the layout that the flags ask for. Heads that the group does not divide are refused
+/// in vLLM's words.
 fn laid_out(args: &ServeArgs, profile: Profile, model: Option<Model>) -> Result<Profile, Refusal> {
     let fp8 = |flag| args.text(flag).is_some_and(|text: &str| text.starts_with("fp8"));
     let group = at_least(args, "ParallelConfig", "tensor_parallel_size", 1, profile.layout.tensor_parallel)?;
@@ -456,6 +474,13 @@ fn laid_out(args: &ServeArgs, profile: Profile, model: Option<Model>) -> Result<
         return Ok(profile);
     }
     let (gpu, model) = (profile.gpu, model.unwrap_or(profile.model));
+    if !model.heads.is_multiple_of(group) {
+        let text = format!(
+            "Total number of attention heads ({}) must be divisible by tensor parallel size ({group}).",
+            model.heads
+        );
+        return Err(Refusal::Other { kind: "ValueError", text, stage: Stage::Settings });
+    }
     Profile::new(gpu, model, layout, &Constants::fitted()).map_err(|error| Refusal::Other {
         kind: "ValueError",
         text: error.to_string(),

@@ -154,6 +154,7 @@ struct Followed {
     max_tokens: u32,
     n: u32,
     cached: u32,
+    preempted: u32,
     generated: u32,
     arrived: Duration,
     scheduled: Option<Duration>,
@@ -280,7 +281,7 @@ impl Driver {
                     self.lane.abort(id);
                     self.drop_sequence(id, Ended::Abort, None);
                 }
-                self.observe();
+                self.observe_unless_hung();
             }
             Command::Fault(Fault::Hang) => {
                 self.hung_since.get_or_insert_with(Instant::now);
@@ -298,7 +299,7 @@ impl Driver {
                 let result = self.control(control);
                 // Whoever asked may have left.
                 let _ = done.map(|done| done.send(result));
-                self.observe();
+                self.observe_unless_hung();
             }
         }
     }
@@ -363,6 +364,7 @@ impl Driver {
                     max_tokens,
                     n,
                     cached: 0,
+                    preempted: 0,
                     generated: 0,
                     arrived: now,
                     scheduled: None,
@@ -383,6 +385,7 @@ impl Driver {
         for admitted in end.admitted {
             if let Some(followed) = self.followed.get_mut(&admitted.id) {
                 followed.scheduled.get_or_insert(end.started);
+                followed.preempted += u32::from(admitted.resumed);
                 if !admitted.resumed {
                     followed.cached = admitted.cached_tokens;
                     followed.outlet.admit(followed.choice, admitted.cached_tokens);
@@ -425,13 +428,21 @@ impl Driver {
     fn drop_sequence(&mut self, id: SequenceId, ended: Ended, broken: Option<Broken>) {
         let Some(followed) = self.followed.remove(&id) else { return };
         self.shared.gate.lock().leave(if followed.first.is_none() { followed.prompt } else { 0 });
-        let Followed { prompt, cached, generated, max_tokens, n, arrived, scheduled, first, last, .. } = followed;
+        let Followed { prompt, cached, preempted, generated, max_tokens, n, arrived, scheduled, first, last, .. } =
+            followed;
         let now = if generated > 0 { last } else { self.virtual_now() };
         let finished =
-            Finished { ended, prompt, generated, max_tokens, n, cached, preempted: 0, arrived, scheduled, first, now };
+            Finished { ended, prompt, generated, max_tokens, n, cached, preempted, arrived, scheduled, first, now };
         self.shared.stats.lock().finish(&finished);
         if let Some(broken) = broken {
             followed.outlet.fail(broken);
+        }
+    }
+
+    /// A hung engine reports nothing: what was running still is, whoever left meanwhile.
+    fn observe_unless_hung(&self) {
+        if self.hung_since.is_none() {
+            self.observe();
         }
     }
 

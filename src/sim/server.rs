@@ -21,8 +21,6 @@ use super::fault::Fault;
 use super::routes;
 use super::stats::Ended;
 
-/// `VLLM_HTTP_TIMEOUT_KEEP_ALIVE`.
-const KEEP_ALIVE: Duration = Duration::from_secs(5);
 /// Largest request body, bytes; 64 MiB hold the longest prompt of any model here.
 pub(super) const MAX_BODY: usize = 64 << 20;
 /// How long a connection may take to end after the server was stopped.
@@ -165,7 +163,7 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>, tasks: TaskTracker) 
             let service = service_fn(|request| routes::handle(Arc::clone(&shared), peer, request));
             let connection = http1::Builder::new()
                 .timer(TokioTimer::new())
-                .header_read_timeout(KEEP_ALIVE)
+                .header_read_timeout(shared.config.http_keep_alive)
                 .serve_connection(TokioIo::new(stream), service);
             tokio::pin!(connection);
             tokio::select! {

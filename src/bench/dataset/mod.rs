@@ -89,7 +89,7 @@ pub struct Items {
 }
 
 /// Which kind of file.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Format {
     /// Conversations.
     ShareGpt,
@@ -189,7 +189,11 @@ pub fn load(path: &Path, format: &Format, reading: &Reading<'_>) -> Result<Items
     if std::fs::metadata(path).map_err(io)?.len() > MAX_FILE {
         return Err(DatasetError::TooLarge(file));
     }
-    parse(&String::from_utf8_lossy(&std::fs::read(path).map_err(io)?), &file, format, reading)
+    let bytes = std::fs::read(path).map_err(io)?;
+    if bytes.starts_with(&[0x1f, 0x8b]) {
+        return Err(io(std::io::Error::other("it is compressed; unpack it first (gunzip)")));
+    }
+    parse(&String::from_utf8_lossy(&bytes), &file, format, reading)
 }
 
 /// Reads the text of a file called `file`.

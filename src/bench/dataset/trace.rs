@@ -12,7 +12,7 @@ use super::text::{keys, objects};
 use super::{DatasetError, Item, ItemPrompt, Items, MAX_ITEMS, lines, row};
 
 /// How the lines of a timed trace are to be understood.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Labels {
     /// Key of the moment.
     pub timestamp: String,
@@ -25,13 +25,13 @@ pub struct Labels {
     /// Tokens in a block.
     pub block: u32,
     /// Units of the moment in a second: 1000 for milliseconds.
-    pub per_second: u32,
+    pub per_second: f64,
 }
 
 impl Labels {
     /// As Mooncake has it: milliseconds, blocks of 512.
     pub fn mooncake() -> Self {
-        Self { block: 512, per_second: 1_000, ..Self::default() }
+        Self { block: 512, per_second: 1_000.0, ..Self::default() }
     }
 }
 
@@ -44,7 +44,7 @@ impl Default for Labels {
             output: "output_length".into(),
             hashes: "hash_ids".into(),
             block: 16,
-            per_second: 1,
+            per_second: 1.0,
         }
     }
 }
@@ -179,7 +179,7 @@ pub(super) fn timed(text: &str, file: &str, labels: &Labels) -> Result<Items, Da
             let number = value.as_f64().filter(|number| *number >= 0.0);
             number.ok_or_else(|| row(file, line, format!("`{key}` is not a number of 0 or more")))
         };
-        let at = number(&labels.timestamp)? / f64::from(labels.per_second);
+        let at = number(&labels.timestamp)? / labels.per_second;
         let (input, output) = (number(&labels.input)?, number(&labels.output)?);
         let class = items.class(entry.get("type").and_then(Value::as_str).unwrap_or("all"));
         let mut item = made(at, class, input, output);

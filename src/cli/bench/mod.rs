@@ -38,6 +38,8 @@ use plan::Setup;
 
 /// Between two looks whether the server answers.
 const READY_EVERY: Duration = Duration::from_millis(500);
+/// The longest that one of them may take.
+const READY_LOOK: Duration = Duration::from_secs(10);
 /// Of a list of models.
 const MAX_LIST: usize = 4 << 20;
 
@@ -96,13 +98,27 @@ async fn measure_all(args: &BenchArgs) -> Result<ExitCode, Trouble> {
     if args.output.dry_run {
         return show::dry_run(&setup, &runs).map(|()| ExitCode::SUCCESS).map_err(usage);
     }
-    let mut out = show::Output::new(args, &setup, runs.len() > 1);
+    let mut out = show::Output::new(args, &setup, runs.len() > 1).map_err(usage)?;
+    // What ends a sweep early; what was measured until then is shown and written first.
+    let mut trouble = None;
     let mut stop = Stop::listen().map_err(failed)?;
     for (number, (name, plan)) in runs.iter().enumerate() {
-        if args.load.reset_prefix_cache {
-            reset_prefix_cache(&setup.client).await.map_err(failed)?;
+        let prepared = async {
+            if args.load.reset_prefix_cache {
+                reset_prefix_cache(&setup.client).await?;
+            }
+            warm_up(args, &setup.client, plan).await
+        };
+        tokio::select! {
+            prepared = prepared => if let Err(error) = prepared {
+                trouble = Some(error);
+                break;
+            },
+            () = stop.wanted() => {
+                trouble = Some(anyhow::anyhow!("stopped before the run had begun"));
+                break;
+            }
         }
-        warm_up(args, &setup.client, plan).await.map_err(failed)?;
         let title = match runs.len() {
             1 => "bench".to_owned(),
             all => format!("{} of {all}, {} {name}", number + 1, setup.varied()),
@@ -113,12 +129,16 @@ async fn measure_all(args: &BenchArgs) -> Result<ExitCode, Trouble> {
             result.warnings.push(format!("the first answer with status {status} said: {reason}"));
         }
         let partial = result.partial;
-        out.take(name, result).map_err(failed)?;
+        if let Err(error) = out.take(name, result) {
+            trouble = Some(error);
+            break;
+        }
         if partial {
             break;
         }
     }
-    out.finish().map_err(failed)
+    let code = out.finish().map_err(failed)?;
+    trouble.map_or(Ok(code), |error| Err(failed(error)))
 }
 
 /// Everything before the first request.
@@ -150,20 +170,23 @@ async fn ready(args: &BenchArgs, client: &Client) -> anyhow::Result<Vec<String>>
     let wait = args.server.ready_check_timeout_sec;
     let deadline = Instant::now() + Duration::try_from_secs_f64(wait.max(0.0)).unwrap_or_default();
     loop {
-        let answers = client.get_each("/v1/models", MAX_LIST).await;
-        let silent =
-            client.urls().into_iter().zip(&answers).find_map(|(url, answer)| Some((url, answer.as_ref().err()?)));
-        let Some((url, failure)) = silent else {
+        let answers = client.get_each("/v1/models", MAX_LIST, READY_LOOK).await;
+        let unready = client.urls().into_iter().zip(&answers).find_map(|(url, answer)| match answer {
+            Err(Failure::Connect) => Some(format!(
+                "nothing listens at {url}; is the server running? (--base-url, --ready-check-timeout-sec)"
+            )),
+            Err(failure) => Some(format!("{url} does not answer /v1/models: {failure}")),
+            Ok((status @ 500.., _)) => {
+                Some(format!("{url} is not ready: /v1/models answers {status} (--ready-check-timeout-sec waits)"))
+            }
+            Ok((401 | 403, _)) => Some(format!("{url} wants a key: set OPENAI_API_KEY, or --header authorization=...")),
+            Ok(_) => None,
+        });
+        let Some(unready) = unready else {
             let (_, body) = answers.into_iter().next().and_then(Result::ok).unwrap_or_default();
             return Ok(names(&body));
         };
-        if Instant::now() >= deadline {
-            anyhow::bail!(match failure {
-                Failure::Connect =>
-                    format!("nothing listens at {url}; is the server running? (--base-url, --ready-check-timeout-sec)"),
-                failure => format!("{url} does not answer /v1/models: {failure}"),
-            });
-        }
+        anyhow::ensure!(Instant::now() < deadline, unready);
         tokio::time::sleep(READY_EVERY).await;
     }
 }

@@ -13,7 +13,7 @@ use http::header::{AUTHORIZATION, HeaderName, HeaderValue};
 use super::args::{BenchArgs, RampStrategy};
 use super::requests::{api, dataset_name, sessions, workload};
 use super::values::{Goodput, Rate};
-use crate::bench::{Arrival, Client, Extent, Plan, PrefixKind, RunResult, Source, Workload};
+use crate::bench::{Arrival, Client, Extent, MAX_SECONDS, Plan, PrefixKind, RunResult, Source, Workload};
 
 /// All that a run needs, and what its result is to say.
 #[derive(Debug)]
@@ -176,7 +176,9 @@ fn arrival(args: &BenchArgs, workload: &Workload) -> anyhow::Result<(Arrival, Ex
         }
         Arrival::Recorded(moments.iter().map(|at| at / load.trace_speed).collect())
     } else if let Some(steps) = &load.rate_steps {
-        extent = Extent::Lasting(Duration::from_secs_f64(steps.0.iter().map(|(_, time)| time).sum()));
+        let length: f64 = steps.0.iter().map(|(_, time)| time).sum();
+        let length = Duration::try_from_secs_f64(length).ok().filter(|length| length.as_secs_f64() <= MAX_SECONDS);
+        extent = Extent::Lasting(length.with_context(|| format!("--rate-steps: longer than {MAX_SECONDS:.0e} s"))?);
         Arrival::Steps(steps.0.clone())
     } else if let Some(strategy) = load.ramp_up_strategy {
         if load.request_rate.finite().is_some() {

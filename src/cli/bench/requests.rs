@@ -87,9 +87,9 @@ fn format(args: &BenchArgs) -> anyhow::Result<Option<Format>> {
         DatasetName::AccessLog => Format::AccessLog,
         DatasetName::TimedTrace => {
             let per_second = 1.0 / asked.timed_trace_sec_multiplier;
-            if !(per_second.is_finite() && per_second >= 0.5) {
+            if !(per_second.is_finite() && per_second > 0.0) {
                 bail!(
-                    "--timed-trace-sec-multiplier {}: give 1 for seconds, 0.001 for milliseconds",
+                    "--timed-trace-sec-multiplier {}: give a number above 0: 1 for seconds, 0.001 for milliseconds",
                     asked.timed_trace_sec_multiplier
                 );
             }
@@ -99,7 +99,7 @@ fn format(args: &BenchArgs) -> anyhow::Result<Option<Format>> {
                 output: asked.timed_trace_label_output_length.clone(),
                 hashes: asked.timed_trace_label_hash_ids.clone(),
                 block: asked.timed_trace_chunk_hash_size,
-                per_second: per_second.round() as u32,
+                per_second,
             })
         }
     }))

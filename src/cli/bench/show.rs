@@ -5,7 +5,7 @@
 
 use std::fs::File;
 use std::io::{BufWriter, Write as _};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context as _;
@@ -26,7 +26,10 @@ pub(super) struct Output<'a> {
 
 impl<'a> Output<'a> {
     /// Of one run, or of a sweep.
-    pub(super) fn new(args: &'a BenchArgs, setup: &Setup, sweep: bool) -> Self {
+    ///
+    /// # Errors
+    /// What is asked for could not be written when the runs are over.
+    pub(super) fn new(args: &'a BenchArgs, setup: &Setup, sweep: bool) -> anyhow::Result<Self> {
         let output = &args.output;
         let wanted =
             output.save_result || output.append_result || output.save_detailed || output.result_filename.is_some();
@@ -34,35 +37,52 @@ impl<'a> Output<'a> {
             let name = output.result_filename.clone().unwrap_or_else(|| file_name(args, &setup.plan, &now()).into());
             output.result_dir.as_ref().map_or(name.clone(), |folder| folder.join(name))
         });
-        Self { args: output, varied: sweep.then(|| setup.varied()), path, results: Vec::new(), csv: None }
+        for path in path.iter().chain(&output.html) {
+            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+            anyhow::ensure!(
+                folder.is_dir(),
+                "cannot write {}: there is no folder {}",
+                path.display(),
+                folder.display()
+            );
+        }
+        let csv = match &output.csv {
+            None => None,
+            Some(path) => {
+                let told = || format!("cannot write {}", path.display());
+                let mut out = BufWriter::new(File::create(path).with_context(told)?);
+                csv::write_header(&mut out).with_context(told)?;
+                Some(out)
+            }
+        };
+        Ok(Self { args: output, varied: sweep.then(|| setup.varied()), path, results: Vec::new(), csv })
     }
 
     /// A run is over.
+    ///
+    /// # Errors
+    /// It could not be saved. It is printed and kept all the same.
     pub(super) fn take(&mut self, name: &str, result: RunResult) -> anyhow::Result<()> {
-        if let Some(path) = &self.path {
-            let append = self.args.append_result || !self.results.is_empty();
-            file::save(&result, path, self.args.save_detailed, append)?;
-        }
-        self.write_csv(&result)?;
+        let first = self.results.is_empty();
+        self.results.push((name.to_owned(), result));
+        let Some((name, result)) = self.results.last() else { return Ok(()) };
         if !self.args.json {
             match self.varied {
-                Some(varied) => print(&format!("\n{varied} {name}\n{}", table::table(&result)))?,
-                None => print(&table::table(&result))?,
+                Some(varied) => print(&format!("\n{varied} {name}\n{}", table::table(result)))?,
+                None => print(&table::table(result))?,
             }
         }
-        self.results.push((name.to_owned(), result));
-        Ok(())
-    }
-
-    /// One file for all runs of a sweep.
-    fn write_csv(&mut self, result: &RunResult) -> anyhow::Result<()> {
-        let Some(path) = &self.args.csv else { return Ok(()) };
-        let told = || format!("cannot write {}", path.display());
-        if self.csv.is_none() {
-            self.csv = Some(BufWriter::new(File::create(path).with_context(told)?));
-        }
         if let Some(out) = &mut self.csv {
-            csv::write(result, &mut *out).and_then(|()| out.flush()).with_context(told)?;
+            csv::write(name, result, &mut *out).and_then(|()| out.flush()).context("cannot write to the CSV file")?;
+        }
+        if let Some(path) = &self.path {
+            file::save(result, path, self.args.save_detailed, self.args.append_result || !first)?;
+            if !self.args.save_detailed && file::gaps(result) > file::MAX_GAPS {
+                eprintln!(
+                    "note: the gaps between tokens are not in the file, there are over {}; --save-detailed keeps them",
+                    file::MAX_GAPS
+                );
+            }
         }
         Ok(())
     }

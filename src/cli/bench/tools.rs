@@ -143,16 +143,21 @@ fn compare(args: &CompareArgs) -> ExitCode {
 
 /// The results to compare with each other: one of each file, or those of two sweeps, run by run.
 fn sides(args: &CompareArgs) -> anyhow::Result<Vec<(String, RunResult, RunResult)>> {
-    let (a, b) = (file::load(&args.a)?, file::load(&args.b)?);
+    let (a, mut b) = (file::load(&args.a)?, file::load(&args.b)?);
     if let ([a], [b]) = (&a[..], &b[..]) {
         return Ok(vec![(String::new(), a.clone(), b.clone())]);
     }
     let key = |run: &RunResult| (run.config.max_concurrency, run.config.request_rate.map(f64::to_bits));
-    let mut pairs = Vec::new();
+    let (mut pairs, mut alone) = (Vec::new(), 0);
+    // The first with the first of its kind, the second with the second.
     for run in a {
-        if let Some(like) = b.iter().find(|other| key(other) == key(&run)) {
-            pairs.push((report::name(&run), run, like.clone()));
+        match b.iter().position(|other| key(other) == key(&run)) {
+            Some(at) => pairs.push((report::name(&run), run, b.remove(at))),
+            None => alone += 1,
         }
+    }
+    if alone + b.len() > 0 {
+        eprintln!("note: {alone} runs of A and {} of B have no counterpart and are left out", b.len());
     }
     if pairs.is_empty() {
         bail!("the sweeps have no concurrency or rate in common; compare runs that were asked the same");

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use super::super::driver::Failure;
+use super::super::driver::{Failure, LORA_RANK};
 use super::flags::before_flags;
 use crate::config::{ArgValue, Launch};
 use crate::vllm::args::ServeArgs;
@@ -95,7 +95,7 @@ impl Flat {
     }
 
     /// A whole number, with a unit where vLLM takes one; `auto` is -1. Unreadable text is none: its type is checked elsewhere.
-    fn int(&self, name: &str) -> Option<i64> {
+    pub(super) fn int(&self, name: &str) -> Option<i64> {
         let text = self.text(name)?;
         ServeArgs::parse(&["m", &format!("--{name}={text}")]).ok()?.int(name)
     }
@@ -207,7 +207,7 @@ fn adapters(flat: &Flat) -> Result<(), Failure> {
         return bad("lora-modules needs enable-lora = true".to_owned());
     }
     // 16 is vLLM's own default.
-    let most = flat.int("max-lora-rank").unwrap_or(16);
+    let most = flat.int("max-lora-rank").unwrap_or(LORA_RANK);
     for module in modules {
         let Some((name, path)) = named(module) else {
             return bad(format!("lora-modules: {module:?} is neither NAME=PATH nor JSON with name and path"));

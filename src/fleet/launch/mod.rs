@@ -19,12 +19,18 @@ mod rules;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use super::driver::{Failure, Notice, Settings};
+use super::driver::{Failure, LORA_RANK, Notice, Settings};
 use crate::config::{ArgValue, Launch};
 use crate::vllm::failure::Class;
 
 pub use check::adapter_rank;
 pub(super) use flags::{Flags, Known};
+
+/// `--max-lora-rank`, wherever it is written.
+pub(super) fn max_lora_rank(launch: &Launch, settings: &Settings) -> i64 {
+    let args = settings.with(&BTreeMap::new()).args;
+    check::Flat::new(&launch.command, &args).int("max-lora-rank").unwrap_or(LORA_RANK)
+}
 
 /// A start that was found in order.
 #[derive(Clone, Debug, PartialEq)]

@@ -16,6 +16,8 @@ use parking_lot::Mutex;
 use tokio::process::Command;
 use tokio::time::{Instant, sleep, timeout};
 
+use crate::config::Launch;
+
 /// What a context or a monitor may take meanwhile, MiB.
 const SLACK_MIB: u64 = 256;
 /// Longest wait for `nvidia-smi`; its first call without the persistence daemon takes seconds.
@@ -25,6 +27,9 @@ const READ_EVERY: Duration = Duration::from_millis(500);
 
 /// MiB in use, by index of the device.
 pub(super) type InUse = BTreeMap<u16, u64>;
+
+/// Stands among the devices for every engine, so that engines whose devices are not known are counted too.
+const ANY: u16 = u16::MAX;
 
 /// How many running engines of this process use each device.
 static TENANTS: Mutex<Option<HashMap<u16, u32>>> = Mutex::new(None);
@@ -59,20 +64,33 @@ impl Devices {
         Self { program: program.into(), indices }
     }
 
+    /// Those that an engine may see: as configured, else as `CUDA_VISIBLE_DEVICES` says, in its environment or ours.
+    pub(super) fn of(launch: &Launch) -> Self {
+        let inherited = || std::env::var("CUDA_VISIBLE_DEVICES").ok();
+        let visible = launch.env.get("CUDA_VISIBLE_DEVICES").cloned().or_else(inherited).unwrap_or_default();
+        // Names such as GPU-1a2b... are no indices: then nothing is known.
+        let indices: Option<Vec<u16>> = visible.split(',').map(|index| index.trim().parse().ok()).collect();
+        let indices = if launch.gpu.is_empty() { indices.unwrap_or_default() } else { launch.gpu.clone() };
+        Self::new("nvidia-smi", indices)
+    }
+
     /// Notes that an engine uses them.
     pub(super) fn enter(&self) -> Tenancy {
         let mut tenants = TENANTS.lock();
         let counts = tenants.get_or_insert_default();
-        for index in &self.indices {
+        let used: Vec<u16> = self.indices.iter().copied().chain([ANY]).collect();
+        for index in &used {
             *counts.entry(*index).or_default() += 1;
         }
-        Tenancy(self.indices.clone())
+        Tenancy(used)
     }
 
     fn shared(&self) -> bool {
         let mut tenants = TENANTS.lock();
         let counts = tenants.get_or_insert_default();
-        self.indices.iter().any(|index| counts.get(index).is_some_and(|count| *count > 1))
+        // Which device is whose cannot be told without their indices: then every other engine may be on it.
+        let watched = if self.indices.is_empty() { &[ANY][..] } else { &self.indices };
+        watched.iter().any(|index| counts.get(index).is_some_and(|count| *count > 1))
     }
 
     /// Memory in use now; `None` where it cannot be told.

@@ -26,7 +26,7 @@ use async_trait::async_trait;
 use tokio::sync::{Mutex, watch};
 
 use super::driver::{Driver, Failure, Kind, Notice, Owner, Progress, Settings, Status, StopRules, Stopped, Trace};
-use super::launch::{Flags, Plan};
+use super::launch::{Flags, Plan, max_lora_rank};
 use crate::config::Launch;
 use crate::vllm::failure::{Class, Exit, diagnose};
 use device::Devices;
@@ -59,7 +59,7 @@ impl ProcessDriver {
             name: name.to_owned(),
             log: Arc::new(Log::new(&folder, name)),
             flags: Flags::new(&folder),
-            devices: Devices::new("nvidia-smi", launch.gpu.clone()),
+            devices: Devices::of(&launch),
             launch,
             folder,
             run: Mutex::default(),
@@ -104,6 +104,10 @@ impl Driver for ProcessDriver {
     async fn check(&self, settings: &Settings) -> Result<Vec<Notice>, Failure> {
         let known = self.flags.of(&self.launch).await;
         Ok(Plan::new(&self.launch, settings, known.as_ref())?.notices)
+    }
+
+    fn max_lora_rank(&self, settings: &Settings) -> i64 {
+        max_lora_rank(&self.launch, settings)
     }
 
     async fn start(&self, settings: &Settings) -> Result<Trace, Failure> {

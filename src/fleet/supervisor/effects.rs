@@ -51,7 +51,11 @@ pub(super) async fn gone(scene: Arc<Scene>, step: Step) -> Event {
         return std::future::pending().await;
     }
     tokio::select! {
-        exit = scene.driver.ended() => Event::Gone(trouble(&scene.driver.diagnosis(Some(exit)))),
+        // It ran with these settings: whatever its log says last, they are not hopeless.
+        exit = scene.driver.ended() => {
+            let why = scene.driver.diagnosis(Some(exit)).to_string();
+            Event::Gone(Trouble { why, hopeless: false })
+        }
         why = standstill(&scene, step) => Event::Gone(Trouble { why, hopeless: false }),
     }
 }

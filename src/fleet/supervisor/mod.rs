@@ -18,13 +18,14 @@ mod view;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
+use tokio_util::task::TaskTracker;
 
 use super::driver::{AnyDriver, Failure};
 use super::journal::{Journal, JournalError};
@@ -95,10 +96,12 @@ pub struct Fleet {
     journal: Mutex<Option<Arc<Mutex<Journal>>>>,
     hands: Mutex<BTreeMap<String, Hand>>,
     /// Keepers that are on their way out, until they are.
-    departing: Mutex<Vec<JoinHandle<()>>>,
+    departing: TaskTracker,
     /// Held from the preflight of a change until the change has begun: two that pass it together would both begin.
     gate: tokio::sync::Mutex<()>,
     changes: AtomicU64,
+    /// Nothing is started any more.
+    closing: AtomicBool,
     maker: DriverMaker,
 }
 
@@ -116,9 +119,10 @@ impl Fleet {
             reported,
             journal: Mutex::default(),
             hands: Mutex::default(),
-            departing: Mutex::default(),
+            departing: TaskTracker::new(),
             gate: tokio::sync::Mutex::default(),
             changes: AtomicU64::new(1),
+            closing: AtomicBool::new(false),
             maker,
         })
     }
@@ -144,6 +148,9 @@ impl Fleet {
     /// Takes over the engines of a configuration: new ones start, those that are gone leave, changed ones are restarted
     /// one after the other. Returns at once. Needs an open journal where there is an engine.
     pub fn apply(self: &Arc<Self>, engines: Vec<EngineSpec>) {
+        if self.closing.load(Ordering::Relaxed) {
+            return;
+        }
         let names: Vec<Arc<str>> = engines.iter().map(|spec| Arc::clone(&spec.name)).collect();
         let gone: Vec<String> = {
             let hands = self.hands.lock();
@@ -180,6 +187,10 @@ impl Fleet {
 
     /// Starts to keep an engine.
     fn take_on(self: &Arc<Self>, spec: EngineSpec) {
+        // A roll that was waiting when the gateway was told to stop.
+        if self.closing.load(Ordering::Relaxed) {
+            return;
+        }
         let Some(journal) = self.journal.lock().clone() else {
             tracing::error!(backend = %spec.name, "not started: there is no journal");
             return;
@@ -211,19 +222,17 @@ impl Fleet {
     fn let_go(&self, name: &str) {
         let Some(hand) = self.hands.lock().remove(name) else { return };
         let _ = hand.commands.try_send(Command::Leave);
-        let mut departing = self.departing.lock();
-        departing.retain(|task| !task.is_finished());
-        departing.push(hand.task);
+        self.departing.spawn(async move {
+            if let Err(error) = hand.task.await {
+                tracing::error!(%error, "a keeper failed");
+            }
+        });
     }
 
     /// Returns when whoever was let go has stopped.
     async fn departed(&self) {
-        let tasks: Vec<JoinHandle<()>> = std::mem::take(&mut *self.departing.lock());
-        for task in tasks {
-            if let Err(error) = task.await {
-                tracing::error!(%error, "a keeper failed");
-            }
-        }
+        self.departing.close();
+        self.departing.wait().await;
     }
 
     /// What is no longer configured and has stopped need not be written again.
@@ -282,6 +291,7 @@ impl Fleet {
 
     /// Stops every engine and waits until they are gone. Nothing is started any more.
     pub async fn stop(&self) {
+        self.closing.store(true, Ordering::Relaxed);
         let names: Vec<String> = self.hands.lock().keys().cloned().collect();
         names.iter().for_each(|name| self.let_go(name));
         self.departed().await;
@@ -289,6 +299,7 @@ impl Fleet {
 
     /// Stops keeping them; the engines go on, and the journal says where they are.
     pub fn abandon(&self) {
+        self.closing.store(true, Ordering::Relaxed);
         for hand in std::mem::take(&mut *self.hands.lock()).into_values() {
             hand.task.abort();
         }
@@ -345,7 +356,8 @@ async fn recover(scene: &Arc<Scene>) {
     let Some(record) = record else { return };
     let adopt = spec.rules.on_start == OnStart::Adopt;
     let mut kept = scene.kept.lock();
-    kept.golden = record.golden;
+    // Another program or model answers otherwise, and is meant to.
+    kept.golden = if record.configured == spec.configured { record.golden } else { Vec::new() };
     kept.trace = written.filter(|_| alive);
     kept.life = if record.configured == spec.configured {
         record.life.recover(alive, adopt)

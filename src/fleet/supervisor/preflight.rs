@@ -13,9 +13,6 @@ use crate::fleet::driver::{Failure, Kind, Notice, Settings};
 use crate::pool::{BackendView, PoolView};
 use crate::vllm::failure::Class;
 
-/// `--max-lora-rank` where nothing is said.
-const LORA_RANK: i64 = 16;
-
 /// Whether the engine could run with these settings, its adapters included; what is worth telling.
 ///
 /// # Errors
@@ -24,7 +21,7 @@ pub(super) async fn could_run(scene: &Scene, settings: &Settings) -> Result<Vec<
     let notices = scene.driver.check(settings).await?;
     // Folders of an engine that commands start may be on another machine.
     if scene.driver.kind() == Kind::Process {
-        adapters_fit(&scene.spec.load().adapters, settings.int("max-lora-rank").unwrap_or(LORA_RANK))?;
+        adapters_fit(&scene.spec.load().adapters, scene.driver.max_lora_rank(settings))?;
     }
     Ok(notices)
 }

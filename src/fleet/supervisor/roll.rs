@@ -37,6 +37,8 @@ async fn one(fleet: &Arc<Fleet>, spec: EngineSpec) -> Result<(), String> {
     let name = spec.name.to_string();
     let Some((scene, _)) = fleet.hand(&name) else { return Err("it is gone".to_owned()) };
     if scene.identity != spec.identity {
+        // What could never start is told while the old one still runs.
+        (fleet.maker)(&spec).check(&spec.settings).await.map_err(|failure| failure.to_string())?;
         while scene.step().in_rotation() && fleet.may_go(&spec).await.is_err() {
             sleep(LOOK).await;
         }

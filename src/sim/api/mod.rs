@@ -134,7 +134,7 @@ impl Generate {
         truncate(fields.int("truncate_prompt_tokens"), length, &mut prompts);
         prompts.iter().try_for_each(|prompt| prompt::check_length(prompt, length))?;
         let echo = fields.truth("echo");
-        let only_echo = echo && asked == Some(0);
+        let only_echo = echo && kind == Kind::Completion && asked == Some(0);
         let mut rooms = Vec::with_capacity(prompts.len());
         sampling::check_bias(fields)?;
         for prompt in &prompts {
@@ -149,7 +149,7 @@ impl Generate {
         };
         sampling::check_engine(fields, logprobs, limits.max_logprobs, texts.vocabulary.size())?;
         // -1 asks for the whole vocabulary, which is more than anybody reads.
-        let count = |asked: i64| u32::try_from(asked).unwrap_or(limits.max_logprobs.max(0) as u32);
+        let count = |asked: i64| u32::try_from(asked).unwrap_or(MANY_LOGPROBS);
         let options = fields.get("stream_options");
         let option = |name: &str| options.is_some_and(|options| options[name].as_bool().unwrap_or(false));
         let implied = if echo && kind == Kind::Chat { Some(0) } else { logprobs.filter(|_| echo) };
@@ -180,6 +180,9 @@ impl Generate {
         })
     }
 }
+
+/// Log probabilities that are written where all of the vocabulary were asked for.
+const MANY_LOGPROBS: u32 = 20;
 
 /// Role of the last message of a chat that goes on without a new one.
 fn last_role(fields: &serde_json::Map<String, serde_json::Value>) -> Option<String> {

@@ -114,7 +114,10 @@ pub(super) fn check_engine(
     most_logprobs: i64,
     vocabulary: u32,
 ) -> Result<(), ErrorBody> {
-    let over = |count: Option<i64>| count.filter(|count| *count > most_logprobs);
+    // -1 is all of them, in a request and in the limit.
+    let all = |count: i64| if count == -1 { i64::from(vocabulary) } else { count };
+    let most_logprobs = all(most_logprobs);
+    let over = |count: Option<i64>| count.map(all).filter(|count| *count > most_logprobs);
     if let Some(count) = over(sample_logprobs) {
         let text = format!("Requested sample logprobs of {count}, which is greater than max allowed: {most_logprobs}");
         named("logprobs", count, text)?;

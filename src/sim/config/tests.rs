@@ -22,6 +22,11 @@ fn defaults_are_vllms_for_the_gpu() {
     assert_eq!(seqs_and_tokens(on("a100-80", small).unwrap()), (256, 2048));
     let double = config(&["m", "--performance-mode", "throughput"]).unwrap();
     assert_eq!(seqs_and_tokens(double), (2048, 16_384));
+    // A default gives way to what was chosen.
+    let tight = config(&["m", "--max-num-batched-tokens", "512"]).unwrap();
+    assert_eq!(seqs_and_tokens(tight), (512, 512));
+    let few = config(&["m", "--max-num-seqs", "4", "--max-model-len", "1024"]).unwrap();
+    assert_eq!(seqs_and_tokens(few), (4, 4096));
 }
 
 #[test]

@@ -262,7 +262,9 @@ fn metrics(shared: &Shared) -> Reply {
     requests::process(&mut out, shared.started);
     // The page is made of a copy: writing it takes longer than a step may wait.
     let stats = shared.stats.lock().clone();
-    out.push_str(&page::engine(&stats, facts));
+    if config.log_stats {
+        out.push_str(&page::engine(&stats, facts));
+    }
     shared.requests.lock().render(&mut out, shared.started);
     body(StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8", out)
 }

@@ -29,7 +29,7 @@ pub(super) struct FindRateArgs {
     /// it finds, with --json as JSON
     #[arg(long, conflicts_with_all = [
         "sweep_max_concurrency", "sweep_request_rate", "ramp_up_strategy", "rate_steps", "multi_turn", "duration",
-        "html", "csv", "save_result",
+        "html", "csv", "save_result", "append_result", "result_filename",
     ])]
     pub(super) find_rate: bool,
     /// Percentage of requests that must meet their objectives
@@ -63,6 +63,9 @@ pub(super) async fn run(args: &BenchArgs, setup: &Setup, stop: &mut Stop) -> Res
         Err(Halt::Bench(error)) => return Err(usage(error)),
         Err(Halt::Stopped) => (Found { best: None, capacity: None, ending: Ending::OutOfProbes, steps }, true),
     };
+    for (status, reason) in setup.client.reasons() {
+        eprintln!("warning: the first answer with status {status} said: {reason}");
+    }
     text::print(&found, &goal, halted, args.output.json).map_err(failed)?;
     Ok(if found.best.is_some() && !halted { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

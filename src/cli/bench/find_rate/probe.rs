@@ -93,7 +93,8 @@ impl Watched {
                 self.open.remove(&record.index);
                 // What was given up at the end of a run says nothing.
                 if record.is_completed() || record.is_failed() {
-                    self.ended.push(record.ended);
+                    // What is refused fast is no throughput.
+                    self.ended.extend(record.is_completed().then_some(record.ended));
                     let due = record.due.unwrap_or(record.sent);
                     self.judge.record(record.index as usize, due, strain(record, &self.slo(record.class)));
                 }
