@@ -156,7 +156,11 @@ async fn set_up(args: &BenchArgs) -> Result<Setup, Trouble> {
     let model = match (&args.server.model, models.first()) {
         (Some(model), _) => model.clone(),
         (None, Some(model)) => model.clone(),
-        (None, None) => return Err(failed(anyhow::anyhow!("the server names no model; give --model"))),
+        (None, None) => {
+            return Err(failed(anyhow::anyhow!(
+                "the server names no model; give --model, and OPENAI_API_KEY or --header where it wants a key"
+            )));
+        }
     };
     let sent = args.server.served_model_name.as_ref().unwrap_or(&model);
     if !models.is_empty() && !models.contains(sent) {
@@ -179,7 +183,6 @@ async fn ready(args: &BenchArgs, client: &Client) -> anyhow::Result<Vec<String>>
             Ok((status @ 500.., _)) => {
                 Some(format!("{url} is not ready: /v1/models answers {status} (--ready-check-timeout-sec waits)"))
             }
-            Ok((401 | 403, _)) => Some(format!("{url} wants a key: set OPENAI_API_KEY, or --header authorization=...")),
             Ok(_) => None,
         });
         let Some(unready) = unready else {

@@ -39,12 +39,7 @@ impl<'a> Output<'a> {
         });
         for path in path.iter().chain(&output.html) {
             let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-            anyhow::ensure!(
-                folder.is_dir(),
-                "cannot write {}: there is no folder {}",
-                path.display(),
-                folder.display()
-            );
+            std::fs::create_dir_all(folder).with_context(|| format!("cannot write {}", path.display()))?;
         }
         let csv = match &output.csv {
             None => None,

@@ -202,7 +202,9 @@ fn the_three_arrangements_differ_as_on_two_h200s() {
     tails("permits 1 and 1", &permits, load, Routing::Permits(1, 1), fewer);
     assert!(robin[1] > 8.0 * both[1], "short P99 TTFT: permits beat round robin");
     assert!(split[1] < both[1], "short P99 TTFT: nothing beats the split");
-    assert!(robin[2] > both[2] && robin[5] > both[5] && split[5] > robin[5], "and the long ones pay for the split");
+    assert!(robin[2] > both[2] && split[5] > 1.5 * robin[5], "and the long ones pay for the split");
+    // Measured, the long ones gain as well (4.1 s to 2.8 s, one draw each); over draws this simple router makes them equal.
+    assert!(both[5] < 1.2 * robin[5], "and not for the permits");
 }
 
 /// One simulated hour of 50 requests per second, for its CPU time: `cargo test --release --lib an_hour -- --ignored

@@ -97,8 +97,8 @@ fn as_text(found: &Found, goal: &Goal, halted: bool) -> String {
         _ if halted => "The search was ended early; nothing above is more than a beginning.",
         Ending::Found => return text,
         Ending::NoRate => {
-            "Requests fail or miss their objectives even when they are alone, or nearly: no rate helps. Where they fail, \
-             see the warnings; otherwise loosen the objectives, shorten the requests, or use a faster server."
+            "Requests fail or miss their objectives even when they are alone, or nearly: no rate helps. Loosen the \
+             objectives, shorten the requests, or use a faster server; where they fail, the warnings say why."
         }
         Ending::ClientLimit => {
             "This client could not send as fast as it was asked to, so the server may bear more. Use a faster \
