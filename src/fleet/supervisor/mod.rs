@@ -27,7 +27,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
-use super::driver::{AnyDriver, Failure};
+use super::driver::{AnyDriver, Failure, Settings};
 use super::journal::{Journal, JournalError};
 use super::life::{Life, Refused, Step};
 use super::probe::Reported;
@@ -253,10 +253,16 @@ impl Fleet {
     /// # Errors
     /// It does not begin, and nothing was touched.
     pub async fn restart(&self, name: &str, ask: RestartAsk) -> Result<u64, CannotRestart> {
+        let (scene, _) = self.hand(name).ok_or_else(|| CannotRestart::NotOurs(name.to_owned()))?;
+        let base = if ask.reset { scene.spec.load().settings.clone() } else { scene.settings() };
+        let to = base.with(&ask.set);
+        self.change(name, to, ask).await
+    }
+
+    /// The same with all of its settings said. The keeper may not yet have read what was last said of its engine.
+    async fn change(&self, name: &str, to: Settings, ask: RestartAsk) -> Result<u64, CannotRestart> {
         let (scene, commands) = self.hand(name).ok_or_else(|| CannotRestart::NotOurs(name.to_owned()))?;
         let spec = scene.spec.load_full();
-        let base = if ask.reset { spec.settings.clone() } else { scene.settings() };
-        let to = base.with(&ask.set);
         preflight::could_run(&scene, &to).await?;
         let _gate = self.gate.lock().await;
         if let Some(other) = self.views().into_iter().find(|view| view.change.is_some()) {

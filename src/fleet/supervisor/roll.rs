@@ -47,10 +47,9 @@ async fn one(fleet: &Arc<Fleet>, spec: EngineSpec) -> Result<(), String> {
         fleet.take_on(spec);
         return serves(fleet, &name).await;
     }
-    let ask = RestartAsk { reset: true, ..RestartAsk::default() };
     let mut said = false;
     let id = loop {
-        match fleet.restart(&name, ask.clone()).await {
+        match fleet.change(&name, spec.settings.clone(), RestartAsk::default()).await {
             Ok(id) => break id,
             Err(error @ (CannotRestart::Settings(_) | CannotRestart::NotOurs(_))) => return Err(error.to_string()),
             Err(CannotRestart::Refused(Refused::Leaving)) => return Err("it is being shut down".to_owned()),
