@@ -330,16 +330,6 @@ async fn what_fails_before_the_first_byte_is_served_by_the_other_backend_under_a
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_that_the_engine_gave_up_is_passed_on_and_not_taken_for_a_whole_one() {
-    let events = [(1, ROLE), (1, WORD), (1, GIVEN_UP), (0, DONE)];
-    let world = World::new(vec![Script::Stream(events.to_vec(), true)], vec![good()]);
-    let (client, record) = world.ask(STREAM).await;
-    assert_eq!(record.outcome, Outcome::UpstreamError(UpstreamFault::InStream));
-    let text = String::from_utf8(client.body).unwrap();
-    assert!(client.finished && text.ends_with(&[GIVEN_UP, DONE].concat()), "{text}");
-}
-
-#[tokio::test(start_paused = true)]
 async fn when_nobody_takes_over_the_client_learns_what_went_wrong() {
     let cases = [
         (Script::NoConnection, 502, Outcome::UpstreamError(UpstreamFault::Connect)),

@@ -14,11 +14,13 @@ use super::engine::{BLOCK_TOKENS, Engine, EngineConfig, Policy};
 use super::fault::Fault;
 use super::lane::{FrontEnd, Lane};
 use super::memory::{KvBudget, MemorySettings};
-use super::profile::{Constants, GIB, Layout, Model, Profile};
+use super::profile::{GIB, Profile};
 use super::refusal::{Refusal, Stage};
 use crate::vllm::args::ServeArgs;
 use crate::vllm::version::Version;
+use hardware::{defaults, laid_out, model_of};
 
+mod hardware;
 mod memory;
 
 /// Most adapters that can be loaded at once: an id is 16 bits wide, and nobody simulates more.
@@ -445,60 +447,6 @@ impl SimConfig {
 /// Whether an environment variable of vLLM is switched on.
 pub(super) fn allowed(name: &str) -> bool {
     std::env::var(name).is_ok_and(|value| ["1", "true"].contains(&value.trim().to_lowercase().as_str()))
-}
-
-/// Tokenizer and sizes of a model that is a folder; made-up tokens and no sizes for a name.
-fn model_of(name: &str) -> Result<(Texts, Option<Model>), Refusal> {
-    let folder = Path::new(name);
-    if folder.is_dir() {
-        let texts = Texts::of_folder(folder).map_err(|error| Refusal::Folder(error.to_string()))?;
-        return Ok((texts, super::models::sizes_of_folder(folder)));
-    }
-    if name.starts_with(['/', '.', '~']) || name.matches('/').count() > 1 {
-        return Err(Refusal::NoFolder(name.to_owned()));
-    }
-    Ok((Texts::made_up(), None))
-}
-
-/// The profile's GPU with the model and the layout that the flags ask for. Heads that the group does not divide are refused
-/// in vLLM's words.
-fn laid_out(args: &ServeArgs, profile: Profile, model: Option<Model>) -> Result<Profile, Refusal> {
-    let fp8 = |flag| args.text(flag).is_some_and(|text: &str| text.starts_with("fp8"));
-    let group = at_least(args, "ParallelConfig", "tensor_parallel_size", 1, profile.layout.tensor_parallel)?;
-    let layout = Layout {
-        tensor_parallel: group,
-        fp8_weights: profile.layout.fp8_weights || fp8("quantization"),
-        fp8_kv: profile.layout.fp8_kv || fp8("kv-cache-dtype"),
-    };
-    if model.is_none() && layout == profile.layout {
-        return Ok(profile);
-    }
-    let (gpu, model) = (profile.gpu, model.unwrap_or(profile.model));
-    if !model.heads.is_multiple_of(group) {
-        let text = format!(
-            "Total number of attention heads ({}) must be divisible by tensor parallel size ({group}).",
-            model.heads
-        );
-        return Err(Refusal::Other { kind: "ValueError", text, stage: Stage::Settings });
-    }
-    Profile::new(gpu, model, layout, &Constants::fitted()).map_err(|error| Refusal::Other {
-        kind: "ValueError",
-        text: error.to_string(),
-        stage: Stage::Settings,
-    })
-}
-
-/// Defaults of `--max-num-seqs` and `--max-num-batched-tokens` of a server on this GPU.
-fn defaults(profile: &Profile, mode: Option<&str>) -> (u32, u32) {
-    let gpu = &profile.gpu;
-    let a100 = gpu.title.contains("A100");
-    let (seqs, tokens) = match gpu.memory_gib {
-        gib if gib >= 160.0 => (1024, 16_384),
-        gib if gib >= 70.0 && !a100 => (1024, 8192),
-        _ => (256, 2048),
-    };
-    let factor = if mode == Some("throughput") { 2 } else { 1 };
-    (seqs * factor, tokens * factor)
 }
 
 /// A whole number that has a lower bound; the flag is the field with dashes.

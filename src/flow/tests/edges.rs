@@ -84,3 +84,13 @@ async fn a_task_that_is_dropped_is_recorded_and_frees_everything() {
     assert_eq!(world.records.0.lock().len(), 1);
     world.idle();
 }
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_the_engine_gave_up_is_passed_on_and_not_taken_for_a_whole_one() {
+    let events = [(1, ROLE), (1, WORD), (1, GIVEN_UP), (0, DONE)];
+    let world = World::new(vec![Script::Stream(events.to_vec(), true)], vec![good()]);
+    let (client, record) = world.ask(STREAM).await;
+    assert_eq!(record.outcome, Outcome::UpstreamError(UpstreamFault::InStream));
+    let text = String::from_utf8(client.body).unwrap();
+    assert!(client.finished && text.ends_with(&[GIVEN_UP, DONE].concat()), "{text}");
+}

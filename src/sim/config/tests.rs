@@ -1,6 +1,6 @@
 //! Defaults, refusals in vLLM's words, and a server under load on virtual time.
 
-use super::super::profile::Gpu;
+use super::super::profile::{Constants, Gpu, Layout, Model};
 use super::*;
 
 fn config(flags: &[&str]) -> Result<SimConfig, Refusal> {
