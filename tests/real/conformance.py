@@ -26,7 +26,6 @@ from wire import Call, call
 # The request's name, the part that differs, and why nobody minds. Both are regular expressions.
 ACCEPTED = [
     (r"metrics", r"python_.*", "there is no Python"),
-    (r"metrics", r"label .*cache_config_info .*", "the cache of a GPU and not of a CPU"),
     # Seen three ways with the same server: an error event, a chunk whose finish reason is "abort", and silence until the
     # client leaves.
     (r"process", r"end of a stream at SIGTERM", "vLLM races: the engine's last word is an abort or the news of its death"),
