@@ -378,6 +378,9 @@ async fn read_stream(
     }
     // A last line without its end counts as the original counts it; what is no message was cut, which is told below.
     let _ = reader.feed(b"\n", |message| seen.note(message, last));
+    if let Some(failure) = seen.failure() {
+        return Err(failure);
+    }
     Ok(Timing { text: reader.into_text(), ..seen.finish(start)? })
 }
 

@@ -150,6 +150,13 @@ async fn the_metrics_page_says_what_was_done() {
 }
 
 #[tokio::test]
+async fn without_statistics_the_page_has_no_engine() {
+    let handle = server(|config| config.log_stats = false).await;
+    let (status, page) = call(&handle, "GET", "/metrics", "").await;
+    assert!(status == 200 && page.contains("process_resident_memory_bytes") && !page.contains("vllm:"), "{page}");
+}
+
+#[tokio::test]
 async fn errors_are_vllms() {
     let handle = server(|_| {}).await;
     for (method, path, body, status, message) in [

@@ -34,6 +34,17 @@ async fn an_error_in_the_stream_is_a_failure_although_the_status_is_200() {
 }
 
 #[tokio::test]
+async fn a_last_line_without_its_end_counts() {
+    let token = r#"data: {"choices":[{"index":0,"text":"a","finish_reason":null}]}"#;
+    let ends =
+        async |last: &str| ask(Answer::stream(vec![format!("{token}\n\n"), last.to_owned()], Duration::ZERO)).await;
+    assert_eq!(ends("data: [DONE]").await.map(|timing| timing.output_tokens), Ok(1));
+    assert_eq!(ends("data: [DON").await, Err(Failure::Cut));
+    let abort = r#"data: {"choices":[{"index":0,"text":"","finish_reason":"abort"}]}"#;
+    assert_eq!(ends(abort).await, Err(Failure::Aborted));
+}
+
+#[tokio::test]
 async fn a_stream_that_stops_early_is_cut_whether_the_connection_breaks_or_ends_politely() {
     let mut pieces = completion_stream(5);
     pieces.truncate(3);

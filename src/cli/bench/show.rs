@@ -84,6 +84,9 @@ impl<'a> Output<'a> {
 
     /// All runs are over.
     pub(super) fn finish(self) -> anyhow::Result<ExitCode> {
+        if self.results.is_empty() {
+            return Ok(ExitCode::FAILURE);
+        }
         if self.args.json {
             let mut all: Vec<Value> =
                 self.results.iter().map(|(_, result)| brief(result, self.args.save_detailed)).collect();

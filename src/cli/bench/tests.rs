@@ -123,6 +123,9 @@ async fn a_server_that_refuses_is_quoted_and_fails_the_command() {
         1,
         "a request that warms up failed (status 401): no key",
     );
+    let page = tempfile::tempdir().unwrap().path().join("new/page.html");
+    code(&[&small[..], &["--num-warmups", "1", "--html", page.to_str().unwrap()]].concat()).await;
+    assert!(page.parent().unwrap().is_dir() && !page.exists(), "the folder was tried, and there is nothing to show");
     says(code(&["--base-url", &url, "--num-prompts", "3"]).await, 1, "the server names no model; give --model");
     says(code(&[&small[..], &["--reset-prefix-cache"]].concat()).await, 1, "/reset_prefix_cache answered 401");
 }

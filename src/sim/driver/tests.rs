@@ -63,3 +63,15 @@ async fn a_pause_of_the_process_is_not_made_up_for_in_a_burst() {
     tokens(&outlet, 900).await;
     assert!(after.elapsed() > Duration::from_secs(4), "{:?}", after.elapsed());
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_hung_engine_still_counts_whoever_left() {
+    let (shared, _driver) = start();
+    let outlet = submit(&shared, 1000);
+    tokens(&outlet, 2).await;
+    shared.fault(Fault::Hang);
+    shared.send(Command::Abort(vec![1]));
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert_eq!(shared.stats.lock().gauges.running, 1, "no step ran, so nothing is reported");
+    assert_eq!(shared.gate.lock().in_flight, 0, "the server itself knows");
+}
