@@ -218,11 +218,6 @@ impl Driver for CommandDriver {
     async fn stop(&self, rules: StopRules) -> Result<Stopped, Failure> {
         let mut up = self.up.lock().await;
         // Many a stop command fails where nothing runs (docker stop, pkill), which is what is wanted.
-        let nothing = Ok(Stopped { exit: None, forced: false, orphans: 0, memory_back: None });
-        if self.runs().await == Some(false) {
-            *up = false;
-            return nothing;
-        }
         if let Err(failure) = self.must("stop", &self.commands.stop, &Settings::default()).await {
             let gone = self.runs().await;
             if gone == Some(true) || gone.is_none() && *up {
@@ -239,7 +234,7 @@ impl Driver for CommandDriver {
             sleep(Duration::from_millis(250)).await;
         }
         *up = false;
-        nothing
+        Ok(Stopped { exit: None, forced: false, orphans: 0, memory_back: None })
     }
 
     async fn status(&self) -> Status {
