@@ -104,6 +104,12 @@ impl Engine {
         Self { address, inside, accepting }
     }
 
+    /// Ends it; whoever connects from now on is refused. A dropped one may still accept for a moment.
+    pub(crate) async fn end(mut self) {
+        self.accepting.abort();
+        let _ = (&mut self.accepting).await;
+    }
+
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }

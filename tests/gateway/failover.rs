@@ -65,7 +65,7 @@ async fn a_refused_connection_is_made_good_by_the_other_backend() {
     let stays = Engine::always(completion()).await;
     // Probes are rare, so that the first to notice is a request.
     let gate = Gate::over(&[gone.url(), stays.url()], &["health.probe_interval=1h"]).await;
-    drop(gone);
+    gone.end().await;
     for _ in 0..10 {
         assert_eq!(gate.ask(chat(CHAT)).await.text(), COMPLETION);
     }

@@ -4,7 +4,6 @@
 //! device, a server of somebody else's on the same port, a start that hangs.
 
 use std::collections::BTreeMap;
-use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
@@ -19,6 +18,8 @@ use sluice::pool::Address;
 use sluice::vllm::failure::{Class, Exit, Retry};
 use sluice::vllm::logs::StartPhase;
 use tokio::time::timeout;
+
+use crate::ports::free_port;
 
 /// Only a failing test waits that long.
 const PATIENCE: Duration = Duration::from_secs(90);
@@ -39,10 +40,6 @@ impl Drop for Rig {
             let _ = killpg(Pid::from_raw(*leader), Signal::SIGKILL);
         }
     }
-}
-
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 fn words(text: &str) -> Vec<String> {

@@ -12,6 +12,8 @@
 mod client;
 mod engine;
 mod gate;
+#[path = "../common/ports.rs"]
+mod ports;
 
 mod bodies;
 mod broken;

@@ -13,11 +13,9 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
 
-const DEADLINE: Duration = Duration::from_secs(30);
+use crate::ports::free_port;
 
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
+const DEADLINE: Duration = Duration::from_secs(30);
 
 /// Whether a process is gone, or a zombie: another test of this process may have made it the one that orphans are handed
 /// to, and it need not have looked after them yet.

@@ -8,7 +8,6 @@
 //! Its access log is kept: one line per request is what `records.rs` counts.
 
 use std::fs;
-use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Duration;
@@ -20,6 +19,8 @@ use tempfile::TempDir;
 use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep, timeout};
+
+use crate::ports::free_port;
 
 /// Time for the gateway to accept connections, and to end after SIGTERM with nothing in flight.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -122,16 +123,12 @@ pub(crate) struct Gateway {
     engines: Vec<u16>,
 }
 
-fn free_port() -> anyhow::Result<u16> {
-    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
-}
-
 impl Gateway {
     /// Start it in front of these engines, [`ENGINES`] per model, and wait until it accepts clients.
     pub(crate) async fn start(engines: Vec<u16>) -> anyhow::Result<Self> {
         let folder = tempfile::tempdir()?;
         let log = fs::File::create(folder.path().join("log"))?;
-        let (port, admin) = (free_port()?, free_port()?);
+        let (port, admin) = (free_port(), free_port());
         let config = folder.path().join("sluice.toml");
         fs::write(&config, text([port, admin], &engines, &TURNS[0]))?;
         let child = Command::new(crate::binary())

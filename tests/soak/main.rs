@@ -36,6 +36,8 @@ mod clients;
 mod engines;
 mod gateway;
 mod page;
+#[path = "../common/ports.rs"]
+mod ports;
 mod records;
 
 use std::ffi::OsString;

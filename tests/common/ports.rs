@@ -1,0 +1,35 @@
+//! Ports for servers that tests start as processes, given out so that no two get the same.
+//!
+//! A port that the system chose and that is free again may be given to anybody's next connection. These lie below the
+//! range that the system chooses from, each is tried before it is given out, and a lock file per port keeps programs and
+//! tests that run beside each other apart for as long as this process lives.
+
+use std::fs::File;
+use std::net::TcpListener;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU16, Ordering};
+
+/// Below the range of `net.ipv4.ip_local_port_range`, which begins at 32768 unless somebody changed it.
+const PORTS: std::ops::Range<u16> = 12_000..32_000;
+
+/// Held until the process ends.
+static LOCKS: Mutex<Vec<File>> = Mutex::new(Vec::new());
+static NEXT: AtomicU16 = AtomicU16::new(0);
+
+/// A port on which nobody listens, on 127.0.0.1.
+pub(crate) fn free_port() -> u16 {
+    let folder = std::env::temp_dir().join("sluice-test-ports");
+    std::fs::create_dir_all(&folder).unwrap();
+    // Processes begin at different places, so that they seldom try the same.
+    let begin = std::process::id().wrapping_mul(7_919) as usize;
+    for _ in PORTS {
+        let step = NEXT.fetch_add(1, Ordering::Relaxed) as usize;
+        let port = PORTS.start + ((begin + step) % PORTS.len()) as u16;
+        let lock = File::options().create(true).append(true).open(folder.join(port.to_string())).unwrap();
+        if lock.try_lock().is_ok() && TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            LOCKS.lock().unwrap().push(lock);
+            return port;
+        }
+    }
+    panic!("no free port in {PORTS:?}");
+}
