@@ -4,7 +4,9 @@
 //! cause above". So all kept lines are searched, the telling ones first:
 //! 1. texts of vLLM and CUDA that name one situation ([`MARKS`]), in order of how much they say;
 //! 2. else the first exception that is not a mere consequence of another;
-//! 3. else the exit status.
+//! 3. else a text of the first kind in a line that vLLM calls information or a warning: such a line may be about something
+//!    that it then went around, so it counts only where no error says more;
+//! 4. else the exit status.
 //!
 //! When the engine had been serving, old errors of single requests are in the log too: then only what follows the last sign
 //! of health is searched. Texts are those of vLLM 0.22 to 0.33 (and two of 0.6); nothing here reads a clock or a file.
@@ -15,7 +17,7 @@ pub use class::{Class, Retry};
 
 use serde::{Deserialize, Serialize};
 
-use super::logs::{StartPhase, message};
+use super::logs::{StartPhase, is_remark, message};
 
 /// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -155,7 +157,7 @@ pub fn diagnose<S: AsRef<str>>(lines: &[S], exit: Option<Exit>, phase: StartPhas
     let healthy = |line: &S| HEALTHY.iter().any(|mark| line.as_ref().contains(mark));
     let from = if served { lines.iter().rposition(healthy).map_or(0, |at| at + 1) } else { 0 };
     // The error itself may have come just before the last line of health: another request's answer, or a probe's.
-    let recent = marked(&lines[from..]).or_else(|| exception(&lines[from..]).map(|line| (Class::EngineFailed, line)));
+    let recent = telling(&lines[from..]);
     let found = recent.or_else(|| match served && crashed(lines) {
         true => marked_last(lines).or_else(|| exception_last(lines).map(|line| (Class::EngineFailed, line))),
         false => None,
@@ -184,17 +186,25 @@ fn told_to_end<S: AsRef<str>>(lines: &[S]) -> Option<&str> {
     (!crashed(&lines[..at])).then(|| message(lines[at].as_ref()))
 }
 
+/// The line that says most, and its class.
+fn telling<S: AsRef<str>>(lines: &[S]) -> Option<(Class, &str)> {
+    let errors = marked(lines.iter().map(AsRef::as_ref).filter(|line| !is_remark(line)));
+    let exception = || exception(lines).map(|line| (Class::EngineFailed, line));
+    errors.or_else(exception).or_else(|| marked(lines.iter().map(AsRef::as_ref)))
+}
+
 /// The most telling line, and its class; of equally telling ones the first.
-fn marked<S: AsRef<str>>(lines: &[S]) -> Option<(Class, &str)> {
+fn marked<'l>(lines: impl Iterator<Item = &'l str> + Clone) -> Option<(Class, &'l str)> {
     MARKS.iter().find_map(|(mark, class)| {
-        let line = lines.iter().map(|line| message(line.as_ref())).find(|text| is_said(text, mark));
+        let line = lines.clone().map(message).find(|text| is_said(text, mark));
         line.map(|line| (*class, line))
     })
 }
 
 /// The last line that a mark is on.
 fn marked_last<S: AsRef<str>>(lines: &[S]) -> Option<(Class, &str)> {
-    lines.iter().rev().map(|line| message(line.as_ref())).find_map(|text| {
+    let errors = lines.iter().rev().map(AsRef::as_ref).filter(|line| !is_remark(line));
+    errors.map(message).find_map(|text| {
         let (_, class) = MARKS.iter().find(|(mark, _)| is_said(text, mark))?;
         Some((*class, text))
     })
@@ -206,7 +216,7 @@ fn is_said(text: &str, mark: &str) -> bool {
 }
 
 fn exceptions<S: AsRef<str>>(lines: &[S]) -> impl DoubleEndedIterator<Item = &str> {
-    let texts = lines.iter().map(|line| message(line.as_ref()));
+    let texts = lines.iter().map(AsRef::as_ref).filter(|line| !is_remark(line)).map(message);
     texts.filter(|text| is_exception(text) && !CONSEQUENCES.iter().any(|mark| text.contains(mark)))
 }
 

@@ -140,13 +140,7 @@ const MARKS: &[(&str, StartPhase)] = &[
 ///
 /// Indentation behind the prefix is kept, since it tells the frames of a traceback from its last line.
 pub fn message(line: &str) -> &str {
-    let mut rest = line.trim_end();
-    if rest.starts_with('(')
-        && let Some((process, after)) = rest.split_once(") ")
-        && process.contains(" pid=")
-    {
-        rest = after;
-    }
+    let rest = without_process(line);
     let Some((level, after)) = rest.split_once(' ') else { return rest };
     if !matches!(level, "DEBUG" | "INFO" | "WARNING" | "ERROR" | "CRITICAL") {
         return rest;
@@ -154,6 +148,22 @@ pub fn message(line: &str) -> &str {
     match after.find('[').zip(after.find("] ")) {
         // The time and the place: "11-21 03:55:19 [core.py:1512] ".
         Some((open, close)) if open < close && open <= 32 => &after[close + 2..],
+        _ => rest,
+    }
+}
+
+/// Whether the logger calls the line information or a warning, not an error. Lines without a level (tracebacks, what argparse
+/// prints) are no such remarks.
+pub fn is_remark(line: &str) -> bool {
+    let level = without_process(line).split([' ', ':']).next().unwrap_or_default();
+    matches!(level, "DEBUG" | "INFO" | "WARNING")
+}
+
+/// Without the process that vLLM's logger names: `(EngineCore pid=7) `.
+fn without_process(line: &str) -> &str {
+    let rest = line.trim_end();
+    match rest.split_once(") ") {
+        Some((process, after)) if rest.starts_with('(') && process.contains(" pid=") => after,
         _ => rest,
     }
 }

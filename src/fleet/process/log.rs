@@ -80,13 +80,29 @@ impl Log {
         OpenOptions::new().create(true).append(true).open(&self.path)
     }
 
-    /// Goes on with the file of an engine that runs already, from its last lines. It is taken to serve.
+    /// Goes on with the file of an engine that runs already. A short one is read again from its beginning, because the
+    /// engine may still be starting and its phases say how patient to be; a long one is that of an engine that serves.
     pub(super) fn resume(&self) {
-        let read_to = self.path.metadata().map_or(0, |file| file.len().saturating_sub(READ_MAX / 16));
+        let length = self.path.metadata().map_or(0, |file| file.len());
+        let long = length > READ_MAX;
+        let read_to = if long { length - READ_MAX / 16 } else { 0 };
         *self.state.lock() = State { read_to, ..State::default() };
-        let now = Instant::now();
-        self.progress.send_replace(Progress { phase: StartPhase::Serving, ..Progress::begin(now) });
+        self.progress.send_replace(Progress::begin(Instant::now()));
+        if long {
+            self.note_ready();
+        }
         self.look();
+    }
+
+    /// The engine serves. Its log may not say so: uvicorn's lines can be turned off.
+    pub(super) fn note_ready(&self) {
+        self.progress.send_if_modified(|progress| {
+            let before = std::mem::replace(&mut progress.phase, StartPhase::Serving);
+            if before != StartPhase::Serving {
+                progress.phase_since = Instant::now();
+            }
+            before != StartPhase::Serving
+        });
     }
 
     /// Reads what was written since the last look; whether there was anything.
@@ -253,6 +269,23 @@ mod tests {
         assert!(size("short.gpu0.log") < FILE_MAX / 2, "{}", size("short.gpu0.log"));
         assert!(size("short.gpu0.log.1") > FILE_MAX);
         assert_eq!(log.tail(usize::MAX).len(), LINES_MAX);
+    }
+
+    #[test]
+    fn an_engine_that_is_taken_over_is_in_the_phase_that_its_log_says() {
+        let (_folder, log) = log();
+        writeln!(log.begin().unwrap(), "old lines\nStarting to load model x...").unwrap();
+        let next = Log::new(log.path().parent().unwrap(), "short/gpu0");
+        next.resume();
+        assert_eq!(next.progress().borrow().phase, StartPhase::LoadingWeights);
+        assert_eq!(next.tail(9), ["old lines", "Starting to load model x..."]);
+        // It answers and has not said so.
+        next.note_ready();
+        assert_eq!(next.progress().borrow().phase, StartPhase::Serving);
+        let mut file = log.begin().unwrap();
+        (0..=READ_MAX / 1_000).for_each(|_| writeln!(file, "{}", "x".repeat(1_000)).unwrap());
+        next.resume();
+        assert_eq!(next.progress().borrow().phase, StartPhase::Serving, "nobody writes that much while it starts");
     }
 
     #[test]

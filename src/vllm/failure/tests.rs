@@ -170,6 +170,17 @@ fn a_request_that_failed_an_hour_ago_is_not_why_the_engine_died() {
 }
 
 #[test]
+fn what_a_start_only_warns_of_hides_neither_an_error_nor_is_it_forgotten() {
+    let warning = "(APIServer pid=7) WARNING 11-21 03:54:00 [x.py:1] max_num_batched_tokens (8192) is smaller than max_model_len (32768).";
+    let with = |line: &str| [vec![warning.to_owned()], log_with(line)].concat();
+    let said = |lines: &[String]| diagnose(lines, Some(Exit::Code(1)), StartPhase::Compiling);
+    assert_eq!(said(&with("ImportError: libfoo.so: cannot open shared object file")).class, Class::EngineFailed);
+    assert_eq!(said(&with("torch.OutOfMemoryError: CUDA out of memory.")).class, Class::OutOfMemoryWarmUp);
+    // Nothing else says anything.
+    assert_eq!(said(&[warning.to_owned()]).class, Class::BadArguments);
+}
+
+#[test]
 fn a_server_that_was_told_to_end_was_not_broken() {
     let log = captured!("death-sigterm.log");
     starts(&log, 0, StartPhase::Serving, Class::Killed, "shutdown triggered");
