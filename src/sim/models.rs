@@ -19,6 +19,9 @@ use super::profile::Model;
 use super::wire::ErrorBody;
 use crate::base::Rng;
 
+/// What makes a folder an adapter's.
+const ADAPTER_CONFIG: &str = "adapter_config.json";
+
 /// A model in `/v1/models`, in vLLM's key order.
 #[derive(Serialize)]
 struct Card<'a> {
@@ -127,12 +130,14 @@ pub(super) fn load(shared: &Shared, bytes: &[u8]) -> Result<String, ErrorBody> {
     if !shared.config.lora {
         let message = "Call to add_lora method failed: Worker failed with error 'LoRA is not enabled. Use --enable-lora to \
                        enable LoRA.', please check the stack trace above for the root cause";
-        return Err(ErrorBody::bad_request(None, message.to_owned()));
+        return Err(broke_inside(message.to_owned()));
     }
-    if shared.config.on_disk
+    // A model that is only a name takes adapters that are only names, but not one that is there and does not fit.
+    if (shared.config.on_disk || Path::new(path).join(ADAPTER_CONFIG).exists())
         && let Err(message) = check_adapter(name, path, shared.config.max_lora_rank)
     {
-        return Err(ErrorBody::not_found(None, message));
+        let missing = message.contains("No adapter found");
+        return Err(if missing { ErrorBody::not_found(None, message) } else { broke_inside(message) });
     }
     if let Some((_, known)) = loaded {
         *known = path.to_owned();
@@ -142,6 +147,11 @@ pub(super) fn load(shared: &Shared, bytes: &[u8]) -> Result<String, ErrorBody> {
         adapters.push(Some((name.to_owned(), path.to_owned())));
     }
     Ok(format!("Success: LoRA adapter '{name}' added successfully."))
+}
+
+/// What the engine itself refused.
+fn broke_inside(message: String) -> ErrorBody {
+    ErrorBody { status: 500, kind: "InternalServerError", param: None, message }
 }
 
 /// `/v1/unload_lora_adapter`
@@ -176,7 +186,7 @@ pub(super) fn remove(shared: &Shared, name: &str) -> Result<(), ErrorBody> {
 pub(super) fn check_adapter(name: &str, path: &str, max_rank: i64) -> Result<(), String> {
     let folder = Path::new(path);
     let missing = || format!("Loading lora {name} failed: No adapter found for {path}");
-    let config = std::fs::read_to_string(folder.join("adapter_config.json")).map_err(|_| missing())?;
+    let config = std::fs::read_to_string(folder.join(ADAPTER_CONFIG)).map_err(|_| missing())?;
     let config: Value = serde_json::from_str(&config).map_err(|_| missing())?;
     let rank = config["r"].as_i64().unwrap_or(0);
     if rank > max_rank {
