@@ -1,9 +1,10 @@
 //! The flags that the installed program has, asked once with `--help=all`.
 //!
 //! vLLM takes 5 to 30 s to print its help, since it imports everything first. The answer is kept in memory and in a file that
-//! is named after the program's path, size and time of change and the words before the flags, so another version is asked
-//! anew. A program that cannot be asked (a wrapper script, an answer with fewer than [`ENOUGH`] flags, none within
-//! [`ASK_WITHIN`]) is not asked again in this process; its flags are then checked by type and value only.
+//! is named after the program's path, size and time of change, the vLLM installed beside it and the words before the flags,
+//! so another version is asked anew, also one that was installed in place. A program that cannot be asked (a wrapper script,
+//! an answer with fewer than [`ENOUGH`] flags, none within [`ASK_WITHIN`]) is not asked again until it changes; its flags are
+//! then checked by type and value only.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,7 +13,7 @@ use std::process::Stdio;
 use std::time::{Duration, UNIX_EPOCH};
 
 use tokio::process::Command;
-use tokio::sync::OnceCell;
+use tokio::sync::Mutex;
 use tokio::time::timeout;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -31,31 +32,41 @@ const ENOUGH: usize = 30;
 #[derive(Debug)]
 pub(in crate::fleet) struct Flags {
     folder: PathBuf,
-    known: OnceCell<Option<Known>>,
+    /// What was found out, and of which program. Taken while it is asked, so that it is asked once.
+    known: Mutex<Option<(u64, Option<Known>)>>,
 }
 
 impl Flags {
     /// Keeps what is found out in `folder`.
     pub(in crate::fleet) fn new(folder: &Path) -> Self {
-        Self { folder: folder.to_owned(), known: OnceCell::new() }
+        Self { folder: folder.to_owned(), known: Mutex::default() }
     }
 
     /// The flags of the program of `launch`; `None` where it cannot be asked.
     pub(in crate::fleet) async fn of(&self, launch: &Launch) -> Option<Known> {
-        self.known.get_or_init(|| self.find_out(launch)).await.clone()
-    }
-
-    async fn find_out(&self, launch: &Launch) -> Option<Known> {
         let words = before_flags(&launch.command)?;
         let program = super::program_of(launch).ok()?;
-        let file = self.folder.join(format!("flags-{:016x}.txt", identity(&program, words)?));
+        let identity = identity(&program, words)?;
+        let mut known = self.known.lock().await;
+        if let Some((of, known)) = &*known
+            && *of == identity
+        {
+            return known.clone();
+        }
+        let found = self.find_out(&program, words, identity, launch).await;
+        *known = Some((identity, found.clone()));
+        found
+    }
+
+    async fn find_out(&self, program: &Path, words: &[String], identity: u64, launch: &Launch) -> Option<Known> {
+        let file = self.folder.join(format!("flags-{identity:016x}.txt"));
         if let Ok(text) = fs::read_to_string(&file) {
             let known: Known = text.lines().map(from_line).collect();
             if known.len() >= ENOUGH {
                 return Some(known);
             }
         }
-        let known = ask(&program, words, launch).await?;
+        let known = ask(program, words, launch).await?;
         let text: String = known.iter().map(|(name, choices)| format!("{name} {}\n", choices.join(","))).collect();
         let kept = fs::create_dir_all(&self.folder).and_then(|()| fs::write(&file, text));
         if let Err(error) = kept {
@@ -85,7 +96,24 @@ fn identity(program: &Path, words: &[String]) -> Option<u64> {
     let path = program.canonicalize().ok()?;
     let file = path.metadata().ok()?;
     let changed = file.modified().ok()?.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
-    Some(xxh3_64(format!("{}\n{}\n{changed}\n{words:?}", program.display(), file.len()).as_bytes()))
+    let installed = installed_beside(program);
+    Some(xxh3_64(format!("{}\n{}\n{changed}\n{installed:?}\n{words:?}", program.display(), file.len()).as_bytes()))
+}
+
+/// The versions of vLLM in the Python environment that a program belongs to (`ENV/bin/vllm`, `ENV/bin/python`), as the names
+/// of their `vllm-*.dist-info` folders: an upgrade in place need not touch the program.
+fn installed_beside(program: &Path) -> Vec<String> {
+    let Some(environment) = program.parent().and_then(Path::parent) else { return Vec::new() };
+    let within = |folder: &Path| fs::read_dir(folder).into_iter().flatten().flatten();
+    let pythons = ["lib", "lib64"].into_iter().flat_map(|lib| within(&environment.join(lib)));
+    let packages = pythons.filter(|python| python.file_name().to_string_lossy().starts_with("python"));
+    let names = packages.flat_map(|python| within(&python.path().join("site-packages")));
+    let names = names.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    let mut found: Vec<String> =
+        names.filter(|name| name.starts_with("vllm-") && name.ends_with(".dist-info")).collect();
+    found.sort_unstable();
+    found.dedup();
+    found
 }
 
 async fn ask(program: &Path, words: &[String], launch: &Launch) -> Option<Known> {
@@ -167,5 +195,29 @@ mod tests {
         assert_eq!(before("nice -n 10 vllm serve m"), Some("-n 10 vllm serve".into()));
         assert_eq!(before("sluice sim m"), Some("sim".into()));
         assert_eq!(before("./start.sh m"), None);
+    }
+
+    #[tokio::test]
+    async fn a_program_is_asked_once_and_again_when_another_vllm_stands_beside_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let (bin, packages) = (folder.path().join("bin"), folder.path().join("lib/python3.12/site-packages"));
+        fs::create_dir_all(&bin).unwrap();
+        fs::create_dir_all(packages.join("vllm-0.32.0.dist-info")).unwrap();
+        let (program, asked) = (bin.join("vllm"), folder.path().join("asked"));
+        let flags: String = (0..ENOUGH).map(|number| format!("echo '  --flag-{number} N   text'\n")).collect();
+        let script = format!("#!/bin/sh\necho >>{}\n{flags}", asked.display());
+        fs::write(&program, script).unwrap();
+        fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        let command = vec![program.display().to_string(), "serve".to_owned(), "m".to_owned()];
+        let launch = Launch { command, port: 1, gpu: Vec::new(), env: BTreeMap::new(), args: BTreeMap::new() };
+        let times = || fs::read_to_string(&asked).unwrap().len();
+        let state = folder.path().join("state");
+        let (flags, others) = (Flags::new(&state), Flags::new(&state));
+        for known in [flags.of(&launch).await, flags.of(&launch).await, others.of(&launch).await] {
+            assert_eq!((known.map(|known| known.len()), times()), (Some(ENOUGH), 1));
+        }
+        fs::rename(packages.join("vllm-0.32.0.dist-info"), packages.join("vllm-0.33.0.dist-info")).unwrap();
+        flags.of(&launch).await.unwrap();
+        assert_eq!(times(), 2);
     }
 }
