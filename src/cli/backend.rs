@@ -280,10 +280,11 @@ impl Teller {
 
 /// What an engine is doing, for people: `start: loading weights, 12 s (20 s in all)`.
 pub(super) fn doing(engine: &EngineView) -> String {
-    match (engine.detail.as_str(), &engine.why) {
-        ("", Some(why)) => format!("{}: {why}", engine.step),
-        ("", None) => engine.step.clone(),
-        (detail, _) => format!("{}: {detail}", engine.step),
+    match (engine.detail.as_str(), &engine.why, &engine.waits) {
+        ("", Some(why), _) => format!("{}: {why}", engine.step),
+        ("", None, Some(waits)) => format!("{}; its new configuration waits: {waits}", engine.step),
+        ("", None, None) => engine.step.clone(),
+        (detail, ..) => format!("{}: {detail}", engine.step),
     }
 }
 

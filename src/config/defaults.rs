@@ -96,6 +96,8 @@ pub const STALL: Duration = Duration::from_secs(30);
 
 /// Folder of the journal, beside the configuration: it belongs to this gateway and to no other.
 pub const FLEET_STATE: &str = ".sluice";
+/// Above the ports that people give to engines by hand, below those that the system gives to connections.
+pub const FLEET_PORTS: std::ops::RangeInclusive<u16> = 8100..=8999;
 /// An engine that outlived the gateway goes on: a crash of ours should not cost minutes of loading.
 pub const FLEET_ON_START: OnStart = OnStart::Adopt;
 /// Who stops the gateway wants its GPUs back.

@@ -9,7 +9,7 @@
 
 use std::fmt;
 
-use super::{Backend, Config, Pool, PromptRange, Target};
+use super::{Backend, Config, Pool, PromptRange};
 
 /// One thing that a reload changes. Names, not ids: ids differ between the two configurations.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,11 +64,18 @@ pub enum Change {
         /// Its name.
         backend: String,
     },
+    /// How the engine of a backend is run: its flags, program, devices or commands, or who runs it.
+    Engine {
+        /// Its pool.
+        pool: String,
+        /// Its name.
+        backend: String,
+    },
     /// A model that did not exist.
     ModelAdded(String),
     /// A model that is no longer served.
     ModelRemoved(String),
-    /// Aliases, tokenizer or media tokens of a model.
+    /// Aliases, tokenizer, media tokens, adapter or golden prompts of a model.
     ModelSettings(String),
     /// Keys, their limits or the admin token.
     Auth,
@@ -196,14 +203,9 @@ fn limits(old: &Pool, new: &Pool) -> Vec<String> {
     pairs.map(|((name, before), (_, after))| format!("{name}: {before} -> {after}")).collect()
 }
 
+/// Whoever runs its engine.
 fn same(one: &Backend, other: &Backend) -> bool {
-    let same_target = match (&one.target, &other.target) {
-        (Target::Url(here), Target::Url(there)) => here == there,
-        (Target::Launch(here), Target::Launch(there)) => here == there,
-        (Target::Control(here, ours), Target::Control(there, theirs)) => here == there && ours == theirs,
-        _ => false,
-    };
-    one.name == other.name && same_target
+    one.name == other.name && one.target.endpoint() == other.target.endpoint()
 }
 
 fn backend_changes(old: &Pool, new: &Pool, list: &mut Vec<Change>) {
@@ -211,8 +213,14 @@ fn backend_changes(old: &Pool, new: &Pool, list: &mut Vec<Change>) {
     for backend in &old.backends {
         let (pool, name) = named(backend);
         match new.backends.iter().find(|other| same(backend, other)) {
-            Some(other) if other == backend => {}
-            Some(_) => list.push(Change::BackendSettings { pool, backend: name }),
+            Some(other) => {
+                if (other.weight, &other.api_key) != (backend.weight, &backend.api_key) {
+                    list.push(Change::BackendSettings { pool: pool.clone(), backend: name.clone() });
+                }
+                if other.target != backend.target {
+                    list.push(Change::Engine { pool, backend: name });
+                }
+            }
             None => list.push(Change::BackendRemoved { pool, backend: name }),
         }
     }
@@ -234,9 +242,12 @@ impl fmt::Display for Change {
             Self::BackendAdded { pool, backend } => write!(f, "backend {pool}/{backend}: added"),
             Self::BackendRemoved { pool, backend } => write!(f, "backend {pool}/{backend}: removed, it drains"),
             Self::BackendSettings { pool, backend } => write!(f, "backend {pool}/{backend}: weight or api_key changed"),
+            Self::Engine { pool, backend } => {
+                write!(f, "backend {pool}/{backend}: how its engine is run changed; it follows in its turn")
+            }
             Self::ModelAdded(model) => write!(f, "model {model}: added"),
             Self::ModelRemoved(model) => write!(f, "model {model}: removed"),
-            Self::ModelSettings(model) => write!(f, "model {model}: aliases, tokenizer or media_part_tokens changed"),
+            Self::ModelSettings(model) => write!(f, "model {model}: its settings changed"),
             Self::Auth => f.write_str("auth: keys or admin_token changed"),
             Self::Section(section) => write!(f, "{section}: changed"),
             Self::NeedsRestart(key) => write!(f, "{key}: changed, needs a restart; the running value stays"),

@@ -3,6 +3,7 @@
 //! Nothing in here matters while no backend has a `launch` table. Which engines there are stands with the backends, which
 //! adapters they must have with the models; this is about patience.
 
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -11,6 +12,8 @@ use std::time::Duration;
 pub struct Fleet {
     /// Folder of the journal, which says after a crash what was under way.
     pub state: PathBuf,
+    /// Where engines that are configured without a port get theirs from.
+    pub ports: RangeInclusive<u16>,
     /// What becomes of an engine that outlived the gateway that started it.
     pub on_start: OnStart,
     /// What becomes of the engines when the gateway stops.

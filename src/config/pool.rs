@@ -190,7 +190,7 @@ impl Target {
 pub struct Endpoint {
     /// Name or address in lower case; an IPv6 address without its brackets.
     pub host: String,
-    /// TCP port, never 0.
+    /// TCP port; 0 only for an engine of ours whose port has not been chosen yet.
     pub port: u16,
     /// Put before the path of every request; empty, or begins with `/` and does not end with one.
     pub prefix: String,
@@ -218,7 +218,8 @@ impl fmt::Display for Endpoint {
 pub struct Launch {
     /// Program and its first arguments, at least the program.
     pub command: Vec<String>,
-    /// The port it is told to listen on, on loopback.
+    /// The port it is told to listen on, on loopback; 0: one of `fleet.ports` that is free, chosen when the gateway starts
+    /// and kept from then on.
     pub port: u16,
     /// GPUs it may see, by index; empty: as the environment says.
     pub gpu: Vec<u16>,

@@ -133,6 +133,7 @@ fn single_sections(page: &mut Page<'_, '_>, config: &Config) -> fmt::Result {
     let fleet = &config.fleet;
     page.table("[fleet]", "fleet".into())?;
     page.words("state", fleet.state.display())?;
+    page.words("ports", format!("{}-{}", fleet.ports.start(), fleet.ports.end()))?;
     page.words("on_start", fleet.on_start.word())?;
     page.words("on_exit", fleet.on_exit.word())?;
     page.period("drain", fleet.drain)?;

@@ -187,6 +187,10 @@ impl Driver for CommandDriver {
         Ok(unseen.then(|| Notice(text.to_owned())).into_iter().collect())
     }
 
+    fn adapter_rank(&self, _settings: &Settings) -> Option<i64> {
+        None
+    }
+
     async fn start(&self, settings: &Settings) -> Result<Trace, Failure> {
         let mut up = self.up.lock().await;
         if *up || self.runs().await == Some(true) {

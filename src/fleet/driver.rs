@@ -29,7 +29,7 @@ use crate::config::ArgValue;
 use crate::vllm::failure::{Class, Diagnosis, Exit, Retry, Suggestion};
 use crate::vllm::logs::StartPhase;
 
-/// `--max-lora-rank` where nothing is said.
+/// `--max-lora-rank` where nothing is said, in vLLM.
 pub(super) const LORA_RANK: i64 = 16;
 
 /// Who runs the engine.
@@ -147,10 +147,11 @@ pub struct StopRules {
 }
 
 impl Default for StopRules {
-    /// 10 s, which is long past what vLLM takes when nothing is in flight; 10 s; 30 s.
+    /// 10 s, which is long past what vLLM takes when nothing is in flight; 10 s; 2 min, long past the seconds that memory was
+    /// seen to take, because who gives up here leaves an engine that somebody has to look at.
     fn default() -> Self {
         let seconds = Duration::from_secs;
-        Self { grace: seconds(10), kill: seconds(10), memory: seconds(30) }
+        Self { grace: seconds(10), kill: seconds(10), memory: seconds(120) }
     }
 }
 
@@ -255,10 +256,12 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// What is wrong with them: classes that [`Class::retry`] calls [`Retry::Never`]. Nothing was changed.
     async fn check(&self, settings: &Settings) -> Result<Vec<Notice>, Failure>;
 
-    /// The largest rank of an adapter that an engine with these settings takes.
-    fn max_lora_rank(&self, settings: &Settings) -> i64 {
-        settings.int("max-lora-rank").unwrap_or(LORA_RANK)
-    }
+    /// The largest rank of an adapter that an engine with these settings takes; `None`: it takes none, or it cannot be told
+    /// from here.
+    fn adapter_rank(&self, settings: &Settings) -> Option<i64>;
+
+    /// The engine was seen to be ready, whatever its log says or leaves out.
+    fn note_ready(&self) {}
 
     /// Starts an engine and says how to find it again.
     ///

@@ -36,6 +36,10 @@ impl Driver for ExternalDriver {
         Err(self.refusal())
     }
 
+    fn adapter_rank(&self, _settings: &Settings) -> Option<i64> {
+        None
+    }
+
     async fn start(&self, _settings: &Settings) -> Result<Trace, Failure> {
         Err(self.refusal())
     }

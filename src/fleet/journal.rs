@@ -39,8 +39,11 @@ pub struct Record {
     /// How the engine is found again; absent before its start was seen.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trace: Option<Trace>,
-    /// What the configuration said about the engine, as a digest: when it says something else now, it goes before.
+    /// What the configuration said about the settings that run, as a digest: when it says something else now, they go.
     pub configured: String,
+    /// The part of that which is not flags: program, port, devices, environment.
+    #[serde(default)]
+    pub identity: String,
     /// Golden prompts and their answers, before the restart that is under way or the last one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub golden: Vec<(String, String)>,
@@ -106,6 +109,21 @@ impl Journal {
         Ok(Self { folder: folder.to_owned(), file, bytes, full, last, _lock: lock })
     }
 
+    /// The last lines of the journal in a folder, whoever uses it; none where there is no journal that can be read.
+    pub fn peek(folder: &Path) -> BTreeMap<String, Record> {
+        let mut last = BTreeMap::new();
+        for name in NAMES.iter().rev() {
+            // For a warning only.
+            let _ = read_into(&folder.join(name), &mut last);
+        }
+        last
+    }
+
+    /// Where it is.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
     /// The last line of each backend.
     pub fn last(&self) -> &BTreeMap<String, Record> {
         &self.last
@@ -127,7 +145,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Forgets a backend that is no longer configured and whose engine is gone.
+    /// Forgets a backend that is no longer configured and whose engine is gone: the next file begins without it.
     pub fn forget(&mut self, backend: &str) {
         self.last.remove(backend);
     }
@@ -195,7 +213,8 @@ mod tests {
         let mut life = Life::new(Settings::default());
         life.step = step;
         let (at, backend) = ("2026-01-01T00:00:00Z".to_owned(), backend.to_owned());
-        Record { at, backend, life, trace: None, configured: String::new(), golden: Vec::new() }
+        let (configured, identity) = (String::new(), String::new());
+        Record { at, backend, life, trace: None, configured, identity, golden: Vec::new() }
     }
 
     #[test]

@@ -10,8 +10,8 @@
 //!
 //! Each step has one effect, which somebody else carries out; when it ends, [`Life::on`] says what comes next. Rules:
 //! - nothing is started but after a stop that was confirmed: never two engines of one backend, never two on one device;
-//! - a planned change stops an engine only when it is drained; past the deadline the change is given up, unless it was
-//!   asked for with `cut`;
+//! - a planned change stops an engine only when it is drained and others can stand in; past the deadline the change is
+//!   given up, unless it was asked for with `cut`;
 //! - settings are `good` once they served for the settling time. A change that fails goes back to what ran before it, a
 //!   crash before that time to what was good;
 //! - unplanned restarts: at most [`Rules::restarts`] per [`Rules::window_ms`], each after twice the wait of the one before,
@@ -101,6 +101,12 @@ pub struct Change<S> {
     pub to: S,
     /// Requests that outlast the drain's deadline are cut, instead of the change being given up.
     pub cut: bool,
+    /// It goes on although nobody can stand in.
+    #[serde(default)]
+    pub hold: bool,
+    /// What the new settings were configured as, where the configuration asks for them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub configured: Option<String>,
     /// Why the new settings were given up, if they were.
     pub failed: Option<String>,
 }
@@ -229,7 +235,8 @@ impl<S: Clone + PartialEq> Life<S> {
         if self.leaving {
             return Err(Refused::Leaving);
         }
-        let change = Change { id, from: self.wanted.clone(), to, cut, failed: None };
+        let from = self.wanted.clone();
+        let change = Change { id, from, to, cut, hold: false, configured: None, failed: None };
         match self.step {
             Step::Serve => self.step = Step::Drain,
             // Nothing serves: what ran before is no better than what is asked for.
@@ -277,7 +284,9 @@ impl<S: Clone + PartialEq> Life<S> {
             (Step::Off | Step::Hold, _) => {}
             (Step::Drain, Event::Done | Event::Gone(_)) => self.drained(),
             (Step::Drain, Event::Failed(trouble)) => {
-                if self.leaving || self.change.as_ref().is_some_and(|change| change.cut) {
+                // Nobody to stand in is no matter of time: cutting does not help, and the change is given up.
+                let cut = self.change.as_ref().is_some_and(|change| change.cut) && !trouble.hopeless;
+                if self.leaving || cut {
                     self.drained();
                 } else {
                     self.end(Outcome::Aborted(trouble.why));
@@ -318,6 +327,8 @@ impl<S: Clone + PartialEq> Life<S> {
     pub fn anew(mut self, settings: S) -> Self {
         self.end(Outcome::Aborted("the configuration of the engine has changed".to_owned()));
         (self.wanted, self.good) = (settings.clone(), settings);
+        // The gateway before may have ended it in order.
+        self.leaving = false;
         self.forgive();
         self.stop_and(Then::Start);
         self

@@ -3,7 +3,7 @@
 //! Backends with a `launch` or a `control` table, each with what its pool serves. Digests stand for what only a restart changes, so that
 //! a reload and a gateway after a crash can tell whether an engine still is what the configuration says.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fmt::Debug;
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 
 use crate::config::{ArgValue, Config, Control, Launch, Model, ModelScope, Pool, Target};
 use crate::fleet::driver::{AnyDriver, Settings};
-use crate::fleet::{CommandDriver, EngineSpec, ExternalDriver, ProcessDriver};
+use crate::fleet::{CommandDriver, EngineSpec, ExternalDriver, PortsError, ProcessDriver, ports};
 use crate::pool::{Address, Layout};
 
 /// The engines of a configuration that is in force as `layout`.
@@ -19,16 +19,10 @@ pub(super) fn engines(config: &Config, layout: &Layout) -> Vec<EngineSpec> {
     let mut engines = Vec::new();
     for (pool, ids) in config.pools.iter().zip(&layout.backends) {
         for (backend, id) in pool.backends.iter().zip(ids) {
-            let Some((mut target, args)) = without_args(&backend.target) else { continue };
+            let Some((target, args)) = without_args(&backend.target) else { continue };
             let endpoint = backend.target.endpoint();
             let authority = endpoint.authority().into();
             let served: Vec<&Model> = served(config, pool);
-            if let Target::Launch(identity) = &mut target
-                && served.iter().any(|model| model.adapter.is_some())
-            {
-                // Without it the engine has no route to load adapters.
-                identity.env.entry("VLLM_ALLOW_RUNTIME_LORA_UPDATING".to_owned()).or_insert_with(|| "1".to_owned());
-            }
             engines.push(EngineSpec {
                 name: format!("{}/{}", pool.name, backend.name).into(),
                 backend: *id,
@@ -52,6 +46,70 @@ pub(super) fn engines(config: &Config, layout: &Layout) -> Vec<EngineSpec> {
         }
     }
     engines
+}
+
+/// Whether there is any engine that we run.
+pub(super) fn any(config: &Config) -> bool {
+    config.backends().any(|(_, _, backend)| !matches!(backend.target, Target::Url(_)))
+}
+
+/// Gives a port to each engine of ours that has none. An engine that runs stays where it is: a reload cannot move it without
+/// taking it from its clients. Whether the configuration would have moved one.
+///
+/// # Errors
+/// No port is free, or one is asked for where another engine stays.
+pub(super) fn settle_ports(config: &mut Config, running: Option<&Config>) -> Result<bool, PortsError> {
+    let stays: BTreeMap<String, u16> = running.into_iter().flat_map(ports_of).filter(|(_, port)| *port > 0).collect();
+    let without: Vec<String> = ports_of(config).filter(|(_, port)| *port == 0).map(|(name, _)| name).collect();
+    let mut moved = false;
+    for (name, launch) in launches(config) {
+        if let Some(port) = stays.get(&name) {
+            moved |= launch.port != *port && launch.port != 0;
+            launch.port = *port;
+        }
+    }
+    let mut taken: BTreeMap<u16, String> = BTreeMap::new();
+    for (engine, port) in ports_of(config).filter(|(_, port)| *port > 0) {
+        if let Some(other) = taken.insert(port, engine.clone()) {
+            let (holder, engine) = if stays.contains_key(&other) { (other, engine) } else { (engine, other) };
+            return Err(PortsError::Held { port, engine, holder });
+        }
+    }
+    if without.is_empty() {
+        return Ok(moved);
+    }
+    let urls = config.backends().map(|(_, _, backend)| backend.target.endpoint().port);
+    let mut others: HashSet<u16> = urls.chain(taken.into_keys()).collect();
+    others.extend([config.server.listen.port(), config.server.admin.port()]);
+    let wanted: Vec<(String, Option<u16>)> =
+        without.into_iter().map(|name| (name.clone(), stays.get(&name).copied())).collect();
+    let given = ports::give(&config.fleet.state, &config.fleet.ports, &wanted, &others)?;
+    for (name, launch) in launches(config) {
+        if let Some(port) = given.get(&name) {
+            launch.port = *port;
+        }
+    }
+    Ok(moved)
+}
+
+/// The engines that we start, by `pool/backend`.
+fn launches(config: &mut Config) -> impl Iterator<Item = (String, &mut Launch)> {
+    config.pools.iter_mut().flat_map(|pool| {
+        let name = pool.name.clone();
+        pool.backends.iter_mut().filter_map(move |backend| match &mut backend.target {
+            Target::Launch(launch) => Some((format!("{name}/{}", backend.name), launch)),
+            Target::Url(_) | Target::Control(..) => None,
+        })
+    })
+}
+
+fn ports_of(config: &Config) -> impl Iterator<Item = (String, u16)> {
+    config.pools.iter().flat_map(|pool| {
+        pool.backends.iter().filter_map(|backend| match &backend.target {
+            Target::Launch(launch) => Some((format!("{}/{}", pool.name, backend.name), launch.port)),
+            Target::Url(_) | Target::Control(..) => None,
+        })
+    })
 }
 
 /// What an engine of ours is started by, and its flags apart; `None` for one that somebody else runs.

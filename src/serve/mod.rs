@@ -27,7 +27,7 @@ use tokio::time::Instant;
 use crate::admin;
 use crate::config::{Config, OnExit};
 use crate::estimate::ExactCounter;
-use crate::fleet::{Fleet, JournalError, Prober, Reported};
+use crate::fleet::{Fleet, JournalError, PortsError, Prober, Reported, unattended};
 use crate::flow::{Flow, Learned, Plan};
 use crate::pool::Admission;
 use crate::proxy::{Engines, Gateway, ListenError, Listener};
@@ -56,6 +56,9 @@ pub enum StartError {
     /// The journal of the engines could not be opened.
     #[error(transparent)]
     Journal(#[from] JournalError),
+    /// An engine was left without a port.
+    #[error(transparent)]
+    Ports(#[from] PortsError),
 }
 
 /// Everything a running gateway consists of.
@@ -92,13 +95,26 @@ pub struct Running {
 const FIRST_PROBE: Duration = Duration::from_secs(2);
 
 /// Starts a gateway. `source` is where a reload reads the configuration again.
-pub async fn start(config: Config, source: Source) -> Result<Running, StartError> {
+pub async fn start(mut config: Config, source: Source) -> Result<Running, StartError> {
     let now = Instant::now();
     let counters = load_counters(&config)?;
     let listener = Listener::bind(config.server.listen).await?;
     let admin_socket = admin::bind(config.server.admin).await?;
-    let config = Arc::new(config);
     let admission = Admission::new(now, specs::health_rules(&config.health), seed());
+    let reported = Arc::new(Reported::default());
+    let fleet = Fleet::new(Arc::clone(&admission), Arc::clone(&reported), Arc::new(engines::driver));
+    if engines::any(&config) {
+        fleet.open(&config.fleet.state)?;
+        engines::settle_ports(&mut config, None)?;
+    } else {
+        for name in unattended(&config.fleet.state) {
+            let state = config.fleet.state.display();
+            tracing::warn!(
+                "{name}: an engine runs that another gateway started (fleet.state {state}); none is configured here, so it is left alone"
+            );
+        }
+    }
+    let config = Arc::new(config);
     let layout = admission.apply(&specs::pools(&config), specs::health_rules(&config.health), now);
     let view = Arc::clone(&admission);
     let telemetry = Telemetry::new(&config, Box::new(move || view.view())).map_err(StartError::AccessLog)?;
@@ -107,12 +123,7 @@ pub async fn start(config: Config, source: Source) -> Result<Running, StartError
     let plan = Plan::new(Arc::clone(&config), &layout, &[], &counters, &learned);
     let engines = Engines::new(config.timeouts.connect);
     let flow = Arc::new(Flow::new(Arc::clone(&admission), engines, Arc::clone(&telemetry), plan));
-    let reported = Arc::new(Reported::default());
-    let fleet = Fleet::new(Arc::clone(&admission), Arc::clone(&reported), Arc::new(engines::driver));
     let launched = engines::engines(&config, &layout);
-    if !launched.is_empty() {
-        fleet.open(&config.fleet.state)?;
-    }
     let (client, admin) = (listener.address(), admin_socket.address());
     let house = Arc::new(House {
         flow,

@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use super::{House, StartError, engines, load_counters, specs};
 use crate::config::diff::{self, Change};
-use crate::config::{Config, Problems, Target};
+use crate::config::{Config, Problems};
 use crate::estimate::ExactCounter;
 use crate::flow::Plan;
 use crate::pool::Layout;
@@ -84,8 +84,16 @@ impl House {
     /// Takes over a configuration that is known to be valid.
     pub fn take_over(&self, mut config: Config) -> Result<Vec<Change>, ReloadError> {
         let running = self.config.load_full();
-        let changes = diff::changes(&running, &config);
         let counters = load_counters(&config)?;
+        let mut moved = false;
+        if engines::any(&config) {
+            self.fleet.open(&running.fleet.state).map_err(StartError::Journal)?;
+            let state = std::mem::replace(&mut config.fleet.state, running.fleet.state.clone());
+            moved = engines::settle_ports(&mut config, Some(&running)).map_err(StartError::Ports)?;
+            config.fleet.state = state;
+        }
+        let mut changes = diff::changes(&running, &config);
+        changes.extend(moved.then_some(Change::NeedsRestart("pool.backend.launch.port")));
         // What only a restart changes keeps its running value, so that what is shown is what is true.
         config.server.listen = running.server.listen;
         config.server.admin = running.server.admin;
@@ -93,9 +101,6 @@ impl House {
         config.access_log = running.access_log.clone();
         config.log = running.log.clone();
         config.fleet.state.clone_from(&running.fleet.state);
-        if config.backends().any(|(_, _, backend)| !matches!(backend.target, Target::Url(_))) {
-            self.fleet.open(&config.fleet.state).map_err(StartError::Journal)?;
-        }
         let config = Arc::new(config);
         let mut state = self.state.lock();
         let (pools, health, reported) =

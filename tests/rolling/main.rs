@@ -13,7 +13,10 @@
 //!
 //! `SLUICE_ROLLING_RESTARTS` sets the number of restarts (default: each fault once), `SLUICE_ROLLING_SEED` the order.
 
+mod config;
 mod load;
+#[path = "../common/ports.rs"]
+mod ports;
 mod rig;
 
 use std::net::TcpListener;

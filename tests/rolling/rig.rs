@@ -1,7 +1,6 @@
 //! The gateway under test as a process that runs three engines, and what can be seen of it from outside.
 
 use std::fs::{self, File};
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
@@ -14,6 +13,8 @@ use sluice::admin::{Client, Status, query};
 use tempfile::TempDir;
 use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep};
+
+use crate::ports::free_port;
 
 /// Time for anything that the gateway or an engine has to do.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -35,12 +36,8 @@ impl Rig {
     /// Starts a gateway and waits until its engines serve. `fleet`: further lines of `[fleet]`.
     pub(crate) async fn start(fleet: &str) -> anyhow::Result<Self> {
         let folder = tempfile::tempdir()?;
-        // All held until all are known, so that no two are the same.
-        let held: Vec<TcpListener> = (0..5).map(|_| TcpListener::bind("127.0.0.1:0")).collect::<Result<_, _>>()?;
-        let ports: Vec<u16> = held.iter().map(|held| Ok(held.local_addr()?.port())).collect::<anyhow::Result<_>>()?;
-        let [port, admin_port, a, b, c] = ports[..] else { bail!("five ports") };
-        let engines = [a, b, c];
-        drop(held);
+        let (port, admin_port) = (free_port(), free_port());
+        let engines = [(); 3].map(|()| free_port());
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/rolling/engine.sh");
         let mut text = format!(
             "[server]\nlisten = \"127.0.0.1:{port}\"\nadmin = \"127.0.0.1:{admin_port}\"\n\
@@ -115,12 +112,45 @@ impl Rig {
         Ok(())
     }
 
+    /// Puts it back.
+    pub(crate) async fn enable(&self, name: &str) -> anyhow::Result<()> {
+        let _: Value = self.admin.post(&format!("/admin/backends/p/{name}/enable")).await?;
+        Ok(())
+    }
+
     /// Changes the configuration and has it read again.
     pub(crate) async fn reconfigure(&self, from: &str, to: &str) -> anyhow::Result<()> {
-        let path = self.path("sluice.toml");
-        fs::write(&path, fs::read_to_string(&path)?.replace(from, to))?;
+        self.edit(from, to)?;
         let _: Value = self.admin.post("/admin/reload").await?;
         Ok(())
+    }
+
+    /// Changes the configuration's file, wherever `from` stands in it.
+    pub(crate) fn edit(&self, from: &str, to: &str) -> anyhow::Result<()> {
+        let path = self.path("sluice.toml");
+        let text = fs::read_to_string(&path)?;
+        anyhow::ensure!(text.contains(from), "nothing to replace: {from:?} in\n{text}");
+        Ok(fs::write(&path, text.replace(from, to))?)
+    }
+
+    /// The lines of the file that describe a backend.
+    pub(crate) fn described(&self, name: &str) -> anyhow::Result<String> {
+        let text = fs::read_to_string(self.path("sluice.toml"))?;
+        let from = text.find(&format!("[[pool.backend]]\nname = \"{name}\"")).context("no such backend")?;
+        let rest = &text[from..];
+        let end = rest[1..].find("[[pool.backend]]").map_or(rest.len(), |end| end + 1);
+        Ok(rest[..end].to_owned())
+    }
+
+    /// Processes of one engine: its script, and the simulator that the script becomes.
+    pub(crate) fn processes_of(&self, name: &str) -> anyhow::Result<Vec<i32>> {
+        let mark = format!("#p/{name}#");
+        let of = |pid: &i32| {
+            let environ = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+            let marks = environ.split(|byte| *byte == 0).filter(|word| word.starts_with(b"SLUICE_ENGINE="));
+            marks.into_iter().any(|word| String::from_utf8_lossy(word).contains(&mark))
+        };
+        Ok(self.processes()?.into_iter().map(|(pid, _)| pid).filter(of).collect())
     }
 
     /// Waits until all engines serve and no change is under way.

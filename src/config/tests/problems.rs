@@ -206,8 +206,13 @@ fn commands_for_an_engine_are_checked() {
 fn launch_is_checked_as_far_as_that_is_possible_without_starting_it() {
     let launch = |table: &str| format!("pool.long.backend=[{{name=\"b\", launch={table}}}]");
     one(&[&launch("{port=8005}")], "pool[1].backend[0].launch.command", "missing");
-    one(&[&launch("{command=[\"vllm\"]}")], "pool[1].backend[0].launch.port", "missing");
-    one(&[&launch("{command=[\"vllm\"], port=0}")], "pool[1].backend[0].launch.port", "outside 1 to");
+    one(&[&launch("{command=[\"vllm\"], port=70000}")], "pool[1].backend[0].launch.port", "70000");
+    // Ports that are chosen later are not the same one.
+    let unchosen = "pool.long.backend=[{name=\"b\", launch={command=[\"vllm\"]}}, {name=\"c\", launch={command=[\"vllm\"], port=0}}]";
+    read_with(TWO_POOLS, &[unchosen]).unwrap();
+    for range in ["9000", "9000-8000", "0-9", "a-b"] {
+        one(&[&format!("fleet.ports=\"{range}\"")], "fleet.ports", "not a range of ports");
+    }
     one(
         &[&launch("{command=[\"vllm\"], port=1, args={x={}}}")],
         "pool[1].backend[0].launch.args.x",

@@ -120,6 +120,10 @@ fn check_endpoints(drafts: &[Draft], server: &Server, report: &mut Report<'_>) {
         for (backend, place) in draft.pool.backends.iter().zip(&draft.targets) {
             count += 1;
             let endpoint = backend.target.endpoint();
+            // A port that is chosen later is chosen so that it is nobody else's.
+            if endpoint.port == 0 {
+                continue;
+            }
             let address = endpoint.authority().replace("localhost:", "127.0.0.1:").parse();
             if address.is_ok_and(|address| is_own(address, server.listen) || is_own(address, server.admin)) {
                 report.add(place, Situation::OwnAddress { endpoint: endpoint.to_string() });

@@ -111,11 +111,8 @@ fn control(mut at: Section<'_>, report: &mut Report<'_>) -> Option<Control> {
 fn launch(mut at: Section<'_>, report: &mut Report<'_>) -> Option<Launch> {
     let hint = "write the program and its arguments, such as [\"vllm\", \"serve\", \"MODEL\"]";
     let command = command(&mut at, "command", hint, report);
-    let port = at.required("port", "write the port the engine listens on, on 127.0.0.1", report);
-    if port == Some(0) {
-        let situation = Situation::OutOfRange { found: "0".into(), min: "1".into(), max: u16::MAX.to_string() };
-        report.add(&at.place_of("port"), situation);
-    }
+    // 0: it is chosen later.
+    let port = at.value("port", 0, report);
     let mut gpu = Vec::new();
     for (place, entry) in at.list("gpu", MAX_LAUNCH_ITEMS, report).unwrap_or_default() {
         match u16::read(entry) {
@@ -129,7 +126,7 @@ fn launch(mut at: Section<'_>, report: &mut Report<'_>) -> Option<Launch> {
     });
     let args = free_table(&mut at, "args", report, arg);
     at.finish(report);
-    Some(Launch { command, port: port?, gpu, env, args })
+    Some(Launch { command, port, gpu, env, args })
 }
 
 /// A table whose keys are not ours.

@@ -3,6 +3,8 @@
 //! The folder is not looked at here: whether it can be written shows when the first engine is to be started, and a check on
 //! another machine must not fail for it.
 
+use std::ops::RangeInclusive;
+
 use super::super::problem::Situation;
 use super::super::{Fleet, defaults};
 use super::section::{Report, Section};
@@ -18,6 +20,7 @@ pub(super) fn fleet(root: &mut Section<'_>, report: &mut Report<'_>) -> Fleet {
     }
     let fleet = Fleet {
         state: path_in(&report.around.folder, &state),
+        ports: ports(&mut at, report),
         on_start: at.value("on_start", defaults::FLEET_ON_START, report),
         on_exit: at.value("on_exit", defaults::FLEET_ON_EXIT, report),
         drain: duration(&mut at, "drain", defaults::FLEET_DRAIN, report),
@@ -38,4 +41,17 @@ pub(super) fn fleet(root: &mut Section<'_>, report: &mut Report<'_>) -> Fleet {
     }
     at.finish(report);
     fleet
+}
+
+/// Two ports with a dash between.
+fn ports(at: &mut Section<'_>, report: &mut Report<'_>) -> RangeInclusive<u16> {
+    let place = at.place_of("ports");
+    let Some(text) = at.optional::<String>("ports", report) else { return defaults::FLEET_PORTS };
+    let port = |text: &str| text.trim().parse::<u16>().ok().filter(|port| *port > 0);
+    let range = text.split_once('-').and_then(|(first, last)| Some(port(first)?..=port(last)?));
+    range.filter(|range| !range.is_empty()).unwrap_or_else(|| {
+        let reason = format!("'{text}' is not a range of ports; write the first and the last, such as \"8100-8999\"");
+        report.add(&place, Situation::Unit { reason });
+        defaults::FLEET_PORTS
+    })
 }

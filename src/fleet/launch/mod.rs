@@ -26,10 +26,11 @@ use crate::vllm::failure::Class;
 pub use check::adapter_rank;
 pub(super) use flags::{Flags, Known};
 
-/// `--max-lora-rank`, wherever it is written.
-pub(super) fn max_lora_rank(launch: &Launch, settings: &Settings) -> i64 {
+/// `--max-lora-rank`, wherever it is written; `None` without `--enable-lora`.
+pub(super) fn rank_of_adapters(launch: &Launch, settings: &Settings) -> Option<i64> {
     let args = settings.with(&BTreeMap::new()).args;
-    check::Flat::new(&launch.command, &args).int("max-lora-rank").unwrap_or(LORA_RANK)
+    let flat = check::Flat::new(&launch.command, &args);
+    flat.on("enable-lora").then(|| flat.int("max-lora-rank").unwrap_or(LORA_RANK))
 }
 
 /// A start that was found in order.

@@ -150,3 +150,15 @@ fn an_adapter_of_a_larger_rank_is_refused_with_the_rank_that_fits() {
         "/nonexistent/ad",
     );
 }
+
+#[test]
+fn the_rank_that_adapters_may_have_is_read_wherever_it_is_written() {
+    let rank = |command: &[&str], json: &str| rank_of_adapters(&launch(command), &settings(json));
+    let bare = &["sh", "serve", "m"];
+    assert_eq!(rank(bare, "{}"), None, "no adapters without --enable-lora");
+    assert_eq!(rank(bare, r#"{"enable-lora": true}"#), Some(16));
+    assert_eq!(rank(bare, r#"{"enable_lora": true, "max_lora_rank": 64}"#), Some(64));
+    let command = &["sh", "serve", "m", "--enable-lora", "--max-lora-rank=32"];
+    assert_eq!(rank(command, "{}"), Some(32));
+    assert_eq!(rank(command, r#"{"max-lora-rank": 8}"#), Some(8), "settings win");
+}

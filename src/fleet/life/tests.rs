@@ -115,6 +115,33 @@ fn crashes_are_restarted_after_doubling_waits_until_the_budget_is_spent() {
 }
 
 #[test]
+fn other_settings_begin_anew_whatever_the_life_before_came_to() {
+    let mut left = serving();
+    left.leave();
+    (0..2).for_each(|_| left.on(Event::Done, &RULES, 0));
+    assert_eq!(left.step, Step::Off);
+    let mut crashed = serving();
+    while crashed.step != Step::Hold {
+        crashed.on(gone(), &RULES, 0);
+        crashed.on(Event::Done, &RULES, 0);
+    }
+    for life in [left, crashed, serving()] {
+        let mut life = life.anew(7);
+        assert_eq!(life.step, Step::Stop, "whatever runs is stopped first");
+        up(&mut life);
+        assert_eq!((life.wanted, life.good), (7, 7));
+    }
+}
+
+#[test]
+fn a_change_is_given_up_where_nobody_can_stand_in_even_if_it_may_cut() {
+    let mut life = serving();
+    life.change(1, 5, true).unwrap();
+    life.on(Event::Failed(Trouble { why: "alone".to_owned(), hopeless: true }), &RULES, 0);
+    assert_eq!((life.step, life.wanted, outcome(&life)), (Step::Serve, 0, Outcome::Aborted("alone".to_owned())));
+}
+
+#[test]
 fn what_cannot_succeed_is_not_tried_again() {
     let mut life = Life::new(0);
     life.on(Event::Done, &RULES, 0);

@@ -178,6 +178,18 @@ mod tests {
         assert_eq!(kept, Err(BTreeMap::from([(61, 40_000)])));
     }
 
+    #[test]
+    fn the_devices_of_an_engine_are_those_that_it_may_see() {
+        let indices = |gpu: &[u16], visible: Option<&str>| {
+            let env = visible.map(|list| ("CUDA_VISIBLE_DEVICES".to_owned(), list.to_owned())).into_iter().collect();
+            let (command, args) = (vec!["vllm".to_owned()], BTreeMap::new());
+            Devices::of(&Launch { command, port: 1, gpu: gpu.to_vec(), env, args }).indices
+        };
+        assert_eq!(indices(&[3], Some("5")), [3]);
+        assert_eq!(indices(&[], Some("5, 7")), [5, 7]);
+        assert!(indices(&[], Some("GPU-1a2b")).is_empty(), "nothing is known of a name");
+    }
+
     #[tokio::test]
     async fn without_a_program_or_with_two_tenants_nothing_is_known() {
         let nothing = Devices::new("/nonexistent/nvidia-smi", vec![62]);

@@ -26,13 +26,25 @@ use async_trait::async_trait;
 use tokio::sync::{Mutex, watch};
 
 use super::driver::{Driver, Failure, Kind, Notice, Owner, Progress, Settings, Status, StopRules, Stopped, Trace};
-use super::launch::{Flags, Plan, max_lora_rank};
+use super::launch::{Flags, Plan, rank_of_adapters};
 use crate::config::Launch;
 use crate::vllm::failure::{Class, Exit, diagnose};
 use device::Devices;
 use keeper::Keeper;
 use log::Log;
 use table::Row;
+
+fn mark_prefix(folder: &Path, name: &str) -> String {
+    format!("{}#{name}#", folder.display())
+}
+
+/// Whether any process of an engine lives that was started for the backend `name` with this `folder`.
+pub(super) fn is_running(folder: &Path, name: &str) -> bool {
+    let folder = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
+    let prefix = mark_prefix(&folder, name);
+    let marked = |row: &Row| row.lives() && table::mark_of(row.pid).is_some_and(|mark| mark.starts_with(&prefix));
+    table::all().iter().any(marked)
+}
 
 /// Runs one backend's engine as a child of the gateway.
 #[derive(Debug)]
@@ -74,7 +86,7 @@ impl ProcessDriver {
 
     /// What all marks of this backend's engines begin with.
     fn mark_prefix(&self) -> String {
-        format!("{}#{}#", self.folder.display(), self.name)
+        mark_prefix(&self.folder, &self.name)
     }
 
     fn keeper(&self) -> Option<Arc<Keeper>> {
@@ -106,8 +118,12 @@ impl Driver for ProcessDriver {
         Ok(Plan::new(&self.launch, settings, known.as_ref())?.notices)
     }
 
-    fn max_lora_rank(&self, settings: &Settings) -> i64 {
-        max_lora_rank(&self.launch, settings)
+    fn adapter_rank(&self, settings: &Settings) -> Option<i64> {
+        rank_of_adapters(&self.launch, settings)
+    }
+
+    fn note_ready(&self) {
+        self.log.note_ready();
     }
 
     async fn start(&self, settings: &Settings) -> Result<Trace, Failure> {

@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout};
 
-use super::engine;
-use super::preflight::could_run;
+use super::preflight::{NotNow, could_run, may_go_now};
 use super::scene::Scene;
+use super::{adapters, engine};
 use crate::fleet::driver::Failure;
 use crate::fleet::life::{Event, Step, Trouble};
 use crate::fleet::{ReadyRules, until_ready};
@@ -30,7 +30,7 @@ pub(super) async fn perform(scene: Arc<Scene>, step: Step) -> Event {
         Step::Drain => drain(&scene).await,
         Step::Stop => stop(&scene).await,
         Step::Start => start(&scene).await,
-        Step::Adapters => engine::load_adapters(&scene).await,
+        Step::Adapters => adapters::load(&scene).await,
         Step::Golden => engine::compare_golden(&scene).await,
         Step::WarmUp => engine::warm_up(&scene).await,
         Step::Ramp => ramp(&scene).await,
@@ -117,8 +117,21 @@ async fn drain(scene: &Arc<Scene>) -> Result<(), Trouble> {
         );
         return Err(plain(why));
     }
+    still_spared(scene).await?;
     engine::note_golden(scene).await;
     Ok(())
+}
+
+/// Whoever was to stand in may have died while this one drained. A change that may cut is given up too.
+async fn still_spared(scene: &Scene) -> Result<(), Trouble> {
+    let asked = scene.kept.lock().life.change.as_ref().is_some_and(|change| !change.hold);
+    if !asked {
+        return Ok(());
+    }
+    match may_go_now(&scene.admission, &scene.reported, &scene.spec.load()).await {
+        Err(why @ NotNow::NoStandIn(_)) => Err(Trouble { why: format!("while it drained: {why}"), hopeless: true }),
+        _ => Ok(()),
+    }
 }
 
 async fn stop(scene: &Arc<Scene>) -> Result<(), Trouble> {
@@ -133,7 +146,8 @@ async fn stop(scene: &Arc<Scene>) -> Result<(), Trouble> {
 
 async fn start(scene: &Arc<Scene>) -> Result<(), Trouble> {
     let settings = scene.settings();
-    let notices = could_run(scene, &settings).await.map_err(|failure| trouble(&failure))?;
+    let spec = scene.spec.load_full();
+    let notices = could_run(&*scene.driver, &spec, &settings).await.map_err(|failure| trouble(&failure))?;
     for notice in notices {
         tracing::warn!(backend = %scene.spec.load().name, "{notice}");
     }
@@ -161,7 +175,7 @@ async fn ready(scene: &Arc<Scene>) -> Result<(), Trouble> {
     let rules = ReadyRules { answer: spec.patience, patience: spec.rules.patience, ..ReadyRules::default() };
     tokio::select! {
         ready = until_ready(&*scene.driver, &spec.address, &spec.models, rules) => {
-            ready.map(drop).map_err(|failure| trouble(&failure))
+            ready.map(|_| scene.driver.note_ready()).map_err(|failure| trouble(&failure))
         }
         never = shown => never,
     }
@@ -173,26 +187,32 @@ async fn ramp(scene: &Scene) -> Result<(), Trouble> {
     let full = Scene::ceiling(&settings);
     let most = full.unwrap_or(u32::MAX).min(spec.slots);
     let quick = scene.kept.lock().adopted;
-    scene.admission.set_ceiling(spec.backend, if quick { full } else { Some((most / RAMP[0]).max(1)) });
-    scene.admission.renew(spec.backend, Instant::now());
-    scene.admission.set_cordon(spec.backend, Cordon::Open);
+    scene.set_ceiling(if quick { full } else { Some((most / RAMP[0]).max(1)) });
+    scene.renew();
+    scene.set_cordon(Cordon::Open);
     for share in RAMP.iter().take(if quick { 0 } else { RAMP.len() }) {
         let slots = (most / share).max(1);
-        scene.admission.set_ceiling(spec.backend, Some(slots));
+        scene.set_ceiling(Some(slots));
         scene.detail(format!("{slots} of {most} slots"));
         sleep(spec.rules.ramp / RAMP.len() as u32).await;
     }
-    scene.admission.set_ceiling(spec.backend, full);
+    scene.set_ceiling(full);
     Ok(())
 }
 
-/// Ends once, when the settings that serve have not yet been known to be good and have now served long enough.
-async fn serve(scene: &Scene) -> Result<(), Trouble> {
-    if scene.kept.lock().life.is_settled() {
-        return std::future::pending().await;
+/// Ends once, when the settings that serve have not yet been known to be good and have now served long enough. Meanwhile,
+/// and after, its adapters are those that should be there.
+async fn serve(scene: &Arc<Scene>) -> Result<(), Trouble> {
+    let settled = async {
+        if scene.kept.lock().life.is_settled() {
+            return std::future::pending().await;
+        }
+        sleep(scene.spec.load().rules.settle).await;
+    };
+    tokio::select! {
+        () = settled => Ok(()),
+        never = adapters::keep(scene) => never,
     }
-    sleep(scene.spec.load().rules.settle).await;
-    Ok(())
 }
 
 async fn backoff(scene: &Scene) -> Result<(), Trouble> {

@@ -1,4 +1,4 @@
-//! What is asked of a running engine between its start and its first request: adapters, golden answers, warm-up.
+//! What is asked of a running engine between its start and its first request: what it serves, golden answers, warm-up.
 //!
 //! Spoken to directly, beside admission: these requests count for nobody. Bounds: one question takes at most
 //! [`QUESTION`], an answer is read up to [`ANSWER_BYTES`], a golden answer has [`GOLDEN_TOKENS`] tokens.
@@ -16,9 +16,9 @@ use crate::pool::Address;
 use crate::vllm::metrics;
 
 /// For one question to a fresh engine, whose first generations may compile something.
-const QUESTION: Duration = Duration::from_secs(120);
+pub(super) const QUESTION: Duration = Duration::from_secs(120);
 /// The most that is read of an answer.
-const ANSWER_BYTES: usize = 8 << 20;
+pub(super) const ANSWER_BYTES: usize = 8 << 20;
 /// Length of a golden answer: long enough to differ, short enough to be quick.
 const GOLDEN_TOKENS: u32 = 16;
 /// Length of a warm-up generation.
@@ -26,7 +26,7 @@ const WARM_UP_TOKENS: u32 = 32;
 /// Words of a warm-up prompt: a few hundred tokens, more than one block, less than any context.
 const WARM_UP_WORDS: usize = 200;
 
-fn trouble(why: String) -> Trouble {
+pub(super) fn trouble(why: String) -> Trouble {
     Trouble { why, hopeless: false }
 }
 
@@ -38,58 +38,32 @@ pub(super) async fn running(scene: &Scene) -> Option<f64> {
     (status.is_success() && page.samples > 0).then_some(page.running + page.waiting)
 }
 
-/// Names that it serves, and the first of them that is no adapter.
-pub(super) async fn names(address: &Address, patience: Duration) -> Result<(Vec<String>, Option<String>), Trouble> {
+/// Something that it serves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Served {
+    pub(super) name: String,
+    /// Whether it is an adapter to something else.
+    pub(super) adapter: bool,
+    /// Where it was loaded from.
+    pub(super) root: Option<String>,
+}
+
+/// What it serves.
+pub(super) async fn served(address: &Address, patience: Duration) -> Result<Vec<Served>, Trouble> {
     let asked = fetch(address, "/v1/models", patience, ANSWER_BYTES).await;
     let (_, body) = asked.map_err(|error| trouble(format!("/v1/models: {error}")))?;
     let list: Value = serde_json::from_slice(&body).map_err(|error| trouble(format!("/v1/models: {error}")))?;
-    let cards: Vec<&Value> = list["data"].as_array().into_iter().flatten().collect();
-    let id = |card: &&Value| card["id"].as_str().map(str::to_owned);
-    let base = cards.iter().find(|card| card["parent"].is_null()).and_then(id);
-    Ok((cards.iter().filter_map(id).collect(), base))
+    let text = |value: &Value| value.as_str().map(str::to_owned);
+    let read = |card: &Value| {
+        let (name, root) = (text(&card["id"])?, text(&card["root"]));
+        Some(Served { name, adapter: !card["parent"].is_null(), root })
+    };
+    Ok(list["data"].as_array().into_iter().flatten().filter_map(read).collect())
 }
 
-/// Loads the adapters that should be there and are not, and warms each.
-pub(super) async fn load_adapters(scene: &Arc<Scene>) -> Result<(), Trouble> {
-    let spec = scene.spec.load_full();
-    if spec.adapters.is_empty() {
-        return Ok(());
-    }
-    let (known, _) = names(&spec.address, spec.patience).await?;
-    for (name, path) in spec.adapters.iter().filter(|(name, _)| !known.contains(name)) {
-        scene.detail(format!("loading adapter {name}"));
-        let body = json!({ "lora_name": name, "lora_path": path });
-        let (status, said) = post(&spec.address, "/v1/load_lora_adapter", &body, QUESTION, ANSWER_BYTES)
-            .await
-            .map_err(|error| trouble(format!("adapter '{name}' cannot be loaded: {error}")))?;
-        if !status.is_success() {
-            let hint = match status.as_u16() {
-                404 => "; start it with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and --enable-lora",
-                _ => "",
-            };
-            return Err(Trouble {
-                why: format!("adapter '{name}' cannot be loaded: {}{hint}", message(&said)),
-                hopeless: true,
-            });
-        }
-        generate(&spec.address, name, "warm", 1).await.map_err(|why| trouble(format!("adapter '{name}': {why}")))?;
-    }
-    Ok(())
-}
-
-/// Takes out adapters that are no longer wanted; what fails is said in the log, and the adapter stays.
-pub(super) async fn unload_adapters(scene: &Scene, gone: &[String]) {
-    let spec = scene.spec.load_full();
-    for name in gone {
-        let body = json!({ "lora_name": name });
-        match post(&spec.address, "/v1/unload_lora_adapter", &body, QUESTION, ANSWER_BYTES).await {
-            Ok((status, _)) if status.is_success() => tracing::info!(backend = %spec.name, adapter = name, "unloaded"),
-            Ok((_, said)) => {
-                tracing::warn!(backend = %spec.name, adapter = name, "cannot be unloaded: {}", message(&said));
-            }
-            Err(error) => tracing::warn!(backend = %spec.name, adapter = name, "cannot be unloaded: {error}"),
-        }
-    }
+/// The first name that is no adapter.
+fn base(served: Vec<Served>) -> Option<String> {
+    served.into_iter().find(|served| !served.adapter).map(|served| served.name)
 }
 
 /// What the engine answers to the golden prompts now, while nothing else runs on it.
@@ -114,8 +88,7 @@ fn key(model: &str, prompt: &str) -> String {
 /// Every model answers at all, and golden prompts are answered as before.
 pub(super) async fn compare_golden(scene: &Scene) -> Result<(), Trouble> {
     let spec = scene.spec.load_full();
-    let (_, base) = names(&spec.address, spec.patience).await?;
-    if let Some(base) = base {
+    if let Some(base) = base(served(&spec.address, spec.patience).await?) {
         scene.detail("asking for a first token");
         generate(&spec.address, &base, "hello", 1)
             .await
@@ -145,7 +118,7 @@ pub(super) async fn warm_up(scene: &Scene) -> Result<(), Trouble> {
     if rounds == 0 || scene.kept.lock().adopted {
         return Ok(());
     }
-    let (_, Some(base)) = names(&spec.address, spec.patience).await? else { return Ok(()) };
+    let Some(base) = base(served(&spec.address, spec.patience).await?) else { return Ok(()) };
     scene.detail(format!("{rounds} generations"));
     let mut asking = JoinSet::new();
     for round in 0..rounds {
@@ -165,7 +138,12 @@ pub(super) async fn warm_up(scene: &Scene) -> Result<(), Trouble> {
 }
 
 /// A greedy completion; `None` where the engine has no completions (it embeds or scores).
-async fn generate(address: &Address, model: &str, prompt: &str, tokens: u32) -> Result<Option<String>, String> {
+pub(super) async fn generate(
+    address: &Address,
+    model: &str,
+    prompt: &str,
+    tokens: u32,
+) -> Result<Option<String>, String> {
     let body = json!({ "model": model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "seed": 0 });
     let asked = post(address, "/v1/completions", &body, QUESTION, ANSWER_BYTES).await;
     let (status, said) = asked.map_err(|error| error.to_string())?;
@@ -182,7 +160,7 @@ async fn generate(address: &Address, model: &str, prompt: &str, tokens: u32) -> 
 }
 
 /// What an error says.
-fn message(body: &[u8]) -> String {
+pub(super) fn message(body: &[u8]) -> String {
     let answer: Value = serde_json::from_slice(body).unwrap_or_default();
     let said = answer["error"]["message"].as_str().or_else(|| answer["message"].as_str());
     said.map_or_else(|| String::from_utf8_lossy(&body[..body.len().min(300)]).into_owned(), str::to_owned)

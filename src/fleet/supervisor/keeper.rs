@@ -10,23 +10,35 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
 use super::effects::{gone, perform};
-use super::engine;
 use super::scene::{EngineSpec, Scene, now_ms};
 use crate::fleet::driver::Settings;
-use crate::fleet::life::{Event, Refused, Step, Trouble};
+use crate::fleet::life::{Event, Outcome, Refused, Step, Trouble};
 use crate::pool::Cordon;
 
 /// What a keeper is told.
 #[derive(Debug)]
 pub(super) enum Command {
     /// Go over to these settings.
-    Change { id: u64, to: Settings, cut: bool, answer: oneshot::Sender<Result<(), Refused>> },
+    Change { wish: Wish, answer: oneshot::Sender<Result<(), Refused>> },
     /// Try again where it holds.
     Enable { answer: oneshot::Sender<Result<(), Refused>> },
     /// The configuration says something else about what no restart is needed for.
     Describe(Box<EngineSpec>),
     /// Drain, stop, end.
     Leave,
+}
+
+/// A planned change.
+#[derive(Debug)]
+pub(super) struct Wish {
+    pub(super) id: u64,
+    pub(super) to: Settings,
+    /// Requests that outlast the drain are cut.
+    pub(super) cut: bool,
+    /// It goes on although nobody can stand in.
+    pub(super) hold: bool,
+    /// What the settings were configured as, if they are the configuration's.
+    pub(super) configured: Option<String>,
 }
 
 /// Runs until the engine has left.
@@ -81,9 +93,9 @@ async fn enter(scene: &Arc<Scene>, step: Step) -> Option<Event> {
         _ => Cordon::Coming,
     };
     if step == Step::Serve {
-        scene.admission.set_ceiling(spec.backend, Scene::ceiling(&settings));
+        scene.set_ceiling(Scene::ceiling(&settings));
     }
-    scene.admission.set_cordon(spec.backend, cordon);
+    scene.set_cordon(cordon);
     None
 }
 
@@ -93,25 +105,31 @@ fn take(scene: &Scene, step: Step, event: Event) {
         tracing::warn!(backend = %spec.name, step = step.label(), "engine: {}", trouble.why);
         // At once: the next step may take a while to begin.
         if step.in_rotation() {
-            scene.admission.set_cordon(spec.backend, Cordon::Coming);
+            scene.set_cordon(Cordon::Coming);
         }
     }
     let mut kept = scene.kept.lock();
-    let before = kept.life.ended.clone();
+    let change = kept.life.change.clone();
     kept.life.on(event, &spec.life_rules(), now_ms());
-    if let Some(ended) = kept.life.ended.as_ref().filter(|ended| Some(*ended) != before.as_ref()) {
-        tracing::info!(backend = %spec.name, change = ended.id, outcome = ?ended.outcome, "change ended");
+    let ended = kept.life.ended.clone().filter(|_| change.is_some() && kept.life.change.is_none());
+    let Some(ended) = ended else { return };
+    tracing::info!(backend = %spec.name, change = ended.id, outcome = ?ended.outcome, "change ended");
+    let configured = change.and_then(|change| change.configured);
+    if let (Outcome::Done, Some(configured)) = (&ended.outcome, configured) {
+        kept.configured = configured;
     }
 }
 
 fn obey(scene: &Arc<Scene>, command: Command) {
     match command {
-        Command::Change { id, to, cut, answer } => {
-            let spec = scene.spec.load_full();
+        Command::Change { wish: Wish { id, to, cut, hold, configured }, answer } => {
             let mut kept = scene.kept.lock();
             let answered = kept.life.change(id, to, cut);
-            if answered.is_ok() {
-                kept.configured.clone_from(&spec.configured);
+            if answered.is_ok()
+                && let Some(change) = kept.life.change.as_mut()
+            {
+                (change.hold, change.configured) = (hold, configured);
+                kept.waits = None;
             }
             // Who asked may have gone away; the change goes on.
             let _ = answer.send(answered);
@@ -123,21 +141,15 @@ fn obey(scene: &Arc<Scene>, command: Command) {
         Command::Describe(spec) => {
             let before = scene.spec.swap(Arc::new(*spec));
             let now = scene.spec.load_full();
-            let names = |spec: &EngineSpec| spec.adapters.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
-            let gone: Vec<String> = names(&before).into_iter().filter(|name| !names(&now).contains(name)).collect();
-            if before.adapters != now.adapters && scene.step().in_rotation() {
-                tokio::spawn(reconcile(Arc::clone(scene), gone));
+            if before.adapters == now.adapters {
+                return;
             }
+            let listed = |name: &String| now.adapters.iter().any(|(other, _)| other == name);
+            let mut kept = scene.kept.lock();
+            kept.unwanted.retain(|name| !listed(name));
+            kept.unwanted.extend(before.adapters.iter().map(|(name, _)| name.clone()).filter(|name| !listed(name)));
+            scene.adapters.notify_one();
         }
-    }
-}
-
-/// Adapters as they should be now, on an engine that serves.
-async fn reconcile(scene: Arc<Scene>, gone: Vec<String>) {
-    engine::unload_adapters(&scene, &gone).await;
-    if let Err(trouble) = engine::load_adapters(&scene).await {
-        tracing::error!(backend = %scene.spec.load().name, "{}", trouble.why);
-        scene.detail(trouble.why);
     }
 }
 

@@ -3,14 +3,17 @@
 //! One [`keeper`] per engine carries its life out; here is what concerns them together. At most one planned change is under
 //! way in the whole fleet, and it begins only when the others can carry what the one carries ([`preflight`]). A reload
 //! starts what is new, lets go of what is no longer configured, and takes changed engines through a restart one after
-//! the other. What was under way when a gateway died is found in the [journal](super::journal) and continued.
+//! the other ([`roll`]). What was under way when a gateway died is found in the [journal](super::journal) and continued
+//! ([`recover`]).
 //!
 //! Bounds: one keeper per configured backend; [`COMMANDS`] waiting commands each.
 
+mod adapters;
 mod effects;
 mod engine;
 mod keeper;
 mod preflight;
+mod recover;
 mod roll;
 mod scene;
 mod view;
@@ -22,21 +25,22 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
-use tokio::sync::{mpsc, oneshot};
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
 use super::driver::{AnyDriver, Failure, Settings};
-use super::journal::{Journal, JournalError};
+use super::journal::{Journal, JournalError, Record};
 use super::life::{Life, Refused, Step};
 use super::probe::Reported;
-use crate::config::{ArgValue, OnStart};
-use crate::pool::{Admission, BackendView, Cordon};
-use keeper::{Command, keep};
+use crate::config::ArgValue;
+use crate::pool::{Admission, Cordon};
+use keeper::{Command, Wish, keep};
 use scene::{Kept, Scene};
 
 pub use preflight::NotNow;
+pub use recover::unattended;
 pub use scene::EngineSpec;
 pub use view::{EngineView, LastChange};
 
@@ -94,12 +98,16 @@ pub struct Fleet {
     admission: Arc<Admission>,
     reported: Arc<Reported>,
     journal: Mutex<Option<Arc<Mutex<Journal>>>>,
+    /// What earlier gateways wrote last of each engine, until the first configuration is applied.
+    earlier: Mutex<Vec<Record>>,
     hands: Mutex<BTreeMap<String, Hand>>,
     /// Keepers that are on their way out, until they are.
     departing: TaskTracker,
     /// Held from the preflight of a change until the change has begun: two that pass it together would both begin.
     gate: tokio::sync::Mutex<()>,
     changes: AtomicU64,
+    /// How many configurations were applied: the roll of an earlier one ends where it stands.
+    rolls: AtomicU64,
     /// Nothing is started any more.
     closing: AtomicBool,
     maker: DriverMaker,
@@ -118,10 +126,12 @@ impl Fleet {
             admission,
             reported,
             journal: Mutex::default(),
+            earlier: Mutex::default(),
             hands: Mutex::default(),
             departing: TaskTracker::new(),
             gate: tokio::sync::Mutex::default(),
             changes: AtomicU64::new(1),
+            rolls: AtomicU64::new(0),
             closing: AtomicBool::new(false),
             maker,
         })
@@ -140,6 +150,7 @@ impl Fleet {
                 change.into_iter().chain(record.life.ended.as_ref().map(|ended| ended.id))
             });
             self.changes.store(known.max().unwrap_or(0) + 1, Ordering::Relaxed);
+            *self.earlier.lock() = opened.last().values().cloned().collect();
             *journal = Some(Arc::new(Mutex::new(opened)));
         }
         Ok(())
@@ -151,14 +162,13 @@ impl Fleet {
         if self.closing.load(Ordering::Relaxed) {
             return;
         }
-        let names: Vec<Arc<str>> = engines.iter().map(|spec| Arc::clone(&spec.name)).collect();
-        let gone: Vec<String> = {
-            let hands = self.hands.lock();
-            hands.keys().filter(|name| !names.iter().any(|kept| **kept == ***name)).cloned().collect()
-        };
-        gone.iter().for_each(|name| self.let_go(name));
-        let mut changed = Vec::new();
-        let mut new = Vec::new();
+        let number = self.rolls.fetch_add(1, Ordering::Relaxed) + 1;
+        let is_listed = |name: &str| engines.iter().any(|spec| *spec.name == *name);
+        let earlier = std::mem::take(&mut *self.earlier.lock());
+        recover::clear(self, earlier.into_iter().filter(|record| !is_listed(&record.backend)));
+        let gone: Vec<String> = self.hands.lock().keys().filter(|name| !is_listed(name)).cloned().collect();
+        let gone: Vec<Arc<Scene>> = gone.iter().filter_map(|name| self.let_go(name)).collect();
+        let (mut new, mut changed) = (Vec::new(), Vec::new());
         for spec in engines {
             match self.describe(&spec) {
                 Some(false) => {}
@@ -170,32 +180,44 @@ impl Fleet {
         for spec in &new {
             self.admission.set_cordon(spec.backend, Cordon::Coming);
         }
-        if !new.is_empty() || !changed.is_empty() || !gone.is_empty() {
-            tokio::spawn(roll::roll(Arc::clone(self), gone, new, changed));
-        }
+        tokio::spawn(roll::roll(Arc::clone(self), number, roll::Work { gone, new, changed }));
     }
 
     /// Tells a keeper what is said of its engine now; whether that takes a restart. `None`: there is no such keeper.
     fn describe(&self, spec: &EngineSpec) -> Option<bool> {
         let hands = self.hands.lock();
         let hand = hands.get(&*spec.name)?;
-        let differs = hand.scene.spec.load().configured != spec.configured;
+        let scene = &hand.scene;
+        if scene.identity != spec.identity {
+            // Until it is replaced the engine is what it was, and where it was.
+            if scene.spec.load().backend != spec.backend {
+                self.admission.set_cordon(spec.backend, Cordon::Coming);
+            }
+            return Some(true);
+        }
         // A full line means that the keeper has stopped listening, and then it is leaving.
         let _ = hand.commands.try_send(Command::Describe(Box::new(spec.clone())));
-        Some(differs)
+        let mut kept = scene.kept.lock();
+        kept.waits = None;
+        Some(kept.heads_for() != spec.configured)
     }
 
-    /// Starts to keep an engine.
-    fn take_on(self: &Arc<Self>, spec: EngineSpec) {
+    /// Starts to keep an engine. The answer, once what an earlier gateway left of it was looked at: whether it runs with
+    /// other settings than these.
+    fn take_on(self: &Arc<Self>, spec: EngineSpec) -> Option<oneshot::Receiver<bool>> {
         // A roll that was waiting when the gateway was told to stop.
         if self.closing.load(Ordering::Relaxed) {
-            return;
+            return None;
         }
         let Some(journal) = self.journal.lock().clone() else {
             tracing::error!(backend = %spec.name, "not started: there is no journal");
-            return;
+            return None;
         };
+        let mut hands = self.hands.lock();
         let name = spec.name.to_string();
+        if hands.contains_key(&name) {
+            return None;
+        }
         let kept = Kept {
             life: Life::new(spec.settings.clone()),
             trace: None,
@@ -204,29 +226,41 @@ impl Fleet {
             since: Instant::now(),
             detail: String::new(),
             adopted: false,
+            waits: None,
+            unwanted: Vec::new(),
         };
-        let driver = (self.maker)(&spec);
-        let admission = Arc::clone(&self.admission);
-        let (identity, kept) = (spec.identity.clone(), Mutex::new(kept));
-        let scene = Arc::new(Scene { spec: ArcSwap::from_pointee(spec), driver, admission, journal, kept, identity });
+        let scene = Arc::new(Scene {
+            driver: (self.maker)(&spec),
+            admission: Arc::clone(&self.admission),
+            reported: Arc::clone(&self.reported),
+            journal,
+            kept: Mutex::new(kept),
+            adapters: Notify::new(),
+            identity: spec.identity.clone(),
+            spec: ArcSwap::from_pointee(spec),
+        });
         let (commands, inbox) = mpsc::channel(COMMANDS);
+        let (recovered, answer) = oneshot::channel();
         let kept = Arc::clone(&scene);
         let task = tokio::spawn(async move {
-            recover(&kept).await;
+            // Nobody may wait for it any more.
+            let _ = recovered.send(recover::recover(&kept).await);
             keep(kept, inbox).await;
         });
-        self.hands.lock().insert(name, Hand { scene, commands, task });
+        hands.insert(name, Hand { scene, commands, task });
+        Some(answer)
     }
 
     /// Lets an engine drain and stop; its keeper ends with it.
-    fn let_go(&self, name: &str) {
-        let Some(hand) = self.hands.lock().remove(name) else { return };
+    fn let_go(&self, name: &str) -> Option<Arc<Scene>> {
+        let hand = self.hands.lock().remove(name)?;
         let _ = hand.commands.try_send(Command::Leave);
         self.departing.spawn(async move {
             if let Err(error) = hand.task.await {
                 tracing::error!(%error, "a keeper failed");
             }
         });
+        Some(hand.scene)
     }
 
     /// Returns when whoever was let go has stopped.
@@ -235,15 +269,18 @@ impl Fleet {
         self.departing.wait().await;
     }
 
-    /// What is no longer configured and has stopped need not be written again.
-    fn forget(&self, names: &[String]) {
-        let Some(journal) = self.journal.lock().clone() else { return };
-        let mut journal = journal.lock();
-        let stopped =
-            |journal: &Journal, name: &str| journal.last().get(name).is_some_and(|r| r.life.step == Step::Off);
-        for name in names {
-            if stopped(&journal, name) {
-                journal.forget(name);
+    /// What is no longer configured and has stopped need not be written again, and who took its place, if anybody, may have
+    /// requests: its port may now be that of an engine that somebody else runs.
+    fn forget(&self, gone: &[Arc<Scene>]) {
+        let hands = self.hands.lock();
+        for scene in gone {
+            let spec = scene.spec.load();
+            if hands.contains_key(&*spec.name) || scene.step() != Step::Off {
+                continue;
+            }
+            scene.journal.lock().forget(&spec.name);
+            if hands.values().all(|hand| hand.scene.spec.load().backend != spec.backend) {
+                scene.set_cordon(Cordon::Open);
             }
         }
     }
@@ -254,26 +291,35 @@ impl Fleet {
     /// It does not begin, and nothing was touched.
     pub async fn restart(&self, name: &str, ask: RestartAsk) -> Result<u64, CannotRestart> {
         let (scene, _) = self.hand(name).ok_or_else(|| CannotRestart::NotOurs(name.to_owned()))?;
-        let base = if ask.reset { scene.spec.load().settings.clone() } else { scene.settings() };
+        let spec = scene.spec.load_full();
+        let base = if ask.reset { spec.settings.clone() } else { scene.settings() };
         let to = base.with(&ask.set);
-        self.change(name, to, ask).await
+        self.change(name, to, ask.reset.then(|| spec.configured.clone()), ask).await
     }
 
-    /// The same with all of its settings said. The keeper may not yet have read what was last said of its engine.
-    async fn change(&self, name: &str, to: Settings, ask: RestartAsk) -> Result<u64, CannotRestart> {
+    /// The same with all of its settings said, and what they were configured as. The keeper may not yet have read what was
+    /// last said of its engine.
+    async fn change(
+        &self,
+        name: &str,
+        to: Settings,
+        configured: Option<String>,
+        ask: RestartAsk,
+    ) -> Result<u64, CannotRestart> {
         let (scene, commands) = self.hand(name).ok_or_else(|| CannotRestart::NotOurs(name.to_owned()))?;
         let spec = scene.spec.load_full();
-        preflight::could_run(&scene, &to).await?;
+        preflight::could_run(&*scene.driver, &spec, &to).await?;
         let _gate = self.gate.lock().await;
         if let Some(other) = self.views().into_iter().find(|view| view.change.is_some()) {
             return Err(CannotRestart::Another(other.backend));
         }
         if scene.step().in_rotation() && !ask.hold {
-            self.may_go(&spec).await?;
+            preflight::may_go_now(&self.admission, &self.reported, &spec).await?;
         }
         let id = self.changes.fetch_add(1, Ordering::Relaxed);
         let (answer, answered) = oneshot::channel();
-        let told = commands.send(Command::Change { id, to, cut: ask.cut, answer }).await;
+        let wish = Wish { id, to, cut: ask.cut, hold: ask.hold, configured };
+        let told = commands.send(Command::Change { wish, answer }).await;
         told.map_err(|_| Refused::Leaving)?;
         answered.await.map_err(|_| Refused::Leaving)??;
         Ok(id)
@@ -299,7 +345,7 @@ impl Fleet {
     pub async fn stop(&self) {
         self.closing.store(true, Ordering::Relaxed);
         let names: Vec<String> = self.hands.lock().keys().cloned().collect();
-        names.iter().for_each(|name| self.let_go(name));
+        names.iter().for_each(|name| drop(self.let_go(name)));
         self.departed().await;
     }
 
@@ -315,65 +361,4 @@ impl Fleet {
         let hands = self.hands.lock();
         hands.get(name).map(|hand| (Arc::clone(&hand.scene), hand.commands.clone()))
     }
-
-    /// Asks every engine what it serves now, because what probes report may be some seconds old, and judges.
-    async fn may_go(&self, spec: &EngineSpec) -> Result<(), NotNow> {
-        let mut asking = JoinSet::new();
-        for backend in self.admission.view().into_iter().flat_map(|pool| pool.backends) {
-            let patience = spec.patience;
-            asking.spawn(async move { (backend.id, engine::names(&backend.address, patience).await) });
-        }
-        let mut now = BTreeMap::new();
-        while let Some(asked) = asking.join_next().await {
-            if let Ok((id, Ok((names, _)))) = asked {
-                now.insert(id, names);
-            }
-        }
-        let (pool, name) = spec.name.split_once('/').unwrap_or(("", &spec.name));
-        // One that does not answer now is taken at its last word for what it serves; whether it is fit is admission's.
-        let names =
-            |backend: &BackendView| now.get(&backend.id).cloned().unwrap_or_else(|| self.reported.of(backend.id));
-        preflight::may_go(&self.admission.view(), (pool, name), &spec.spill, names, spec.rules.headroom)
-    }
-}
-
-/// Finds what an earlier gateway left of this engine, and decides where its life goes on.
-async fn recover(scene: &Arc<Scene>) {
-    let spec = scene.spec.load_full();
-    let record = scene.journal.lock().last().get(&*spec.name).cloned();
-    let written = record.as_ref().and_then(|record| record.trace.clone());
-    let alive = match &written {
-        Some(trace) => match scene.driver.adopt(trace).await {
-            Ok(alive) => alive,
-            Err(failure) => {
-                tracing::error!(backend = %spec.name, "an engine of an earlier gateway cannot be told: {failure}");
-                false
-            }
-        },
-        None => false,
-    };
-    if !alive && let Some(trace) = scene.driver.find().await {
-        // Without its line in the journal it is not known what it runs: it is there to be stopped.
-        tracing::warn!(backend = %spec.name, "found what is left of an engine that the journal does not know");
-        if let Err(failure) = scene.driver.adopt(&trace).await {
-            tracing::error!(backend = %spec.name, "it cannot be taken over: {failure}");
-        }
-    }
-    let Some(record) = record else { return };
-    let adopt = spec.rules.on_start == OnStart::Adopt;
-    let mut kept = scene.kept.lock();
-    // Another program or model answers otherwise, and is meant to.
-    kept.golden = if record.configured == spec.configured { record.golden } else { Vec::new() };
-    kept.trace = written.filter(|_| alive);
-    kept.life = if record.configured == spec.configured {
-        record.life.recover(alive, adopt)
-    } else {
-        record.life.anew(spec.settings.clone())
-    };
-    kept.adopted = kept.life.step == Step::Adopt;
-    if kept.life.wanted != spec.settings {
-        let settings = keeper::shown(&kept.life.wanted);
-        tracing::info!(backend = %spec.name, settings, "flags were changed since the configuration (restart --reset undoes that)");
-    }
-    tracing::info!(backend = %spec.name, alive, step = kept.life.step.label(), "goes on where an earlier gateway left off");
 }

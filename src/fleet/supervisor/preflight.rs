@@ -1,33 +1,47 @@
 //! Whether an engine may be taken out now, and whether what is to follow can work.
 //!
-//! The first is pure: a picture of admission and of what engines report goes in.
+//! The first is judged from a picture of admission and of what engines report when they are asked.
 //! Others that are in rotation must serve every name that it serves, adapters too, and must have room for what runs and
 //! waits now, with a margin (`fleet.headroom`). Others are those of its own pool and of the pools that requests at
 //! home there may spill to.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use super::scene::Scene;
+use tokio::task::JoinSet;
+
+use super::engine;
+use super::scene::EngineSpec;
 use crate::fleet::adapter_rank;
-use crate::fleet::driver::{Failure, Kind, Notice, Settings};
-use crate::pool::{BackendView, PoolView};
+use crate::fleet::driver::{Driver, Failure, Kind, Notice, Settings};
+use crate::fleet::probe::Reported;
+use crate::pool::{Admission, BackendView, PoolView};
 use crate::vllm::failure::Class;
 
 /// Whether the engine could run with these settings, its adapters included; what is worth telling.
 ///
 /// # Errors
 /// What is wrong, found without touching anything.
-pub(super) async fn could_run(scene: &Scene, settings: &Settings) -> Result<Vec<Notice>, Failure> {
-    let notices = scene.driver.check(settings).await?;
+pub(super) async fn could_run(
+    driver: &dyn Driver,
+    spec: &EngineSpec,
+    settings: &Settings,
+) -> Result<Vec<Notice>, Failure> {
+    let notices = driver.check(settings).await?;
     // Folders of an engine that commands start may be on another machine.
-    if scene.driver.kind() == Kind::Process {
-        adapters_fit(&scene.spec.load().adapters, scene.driver.max_lora_rank(settings))?;
+    if driver.kind() == Kind::Process {
+        adapters_fit(&spec.adapters, driver.adapter_rank(settings))?;
     }
     Ok(notices)
 }
 
-fn adapters_fit(adapters: &[(String, PathBuf)], most: i64) -> Result<(), Failure> {
+fn adapters_fit(adapters: &[(String, PathBuf)], most: Option<i64>) -> Result<(), Failure> {
     for (name, folder) in adapters {
+        let Some(most) = most else {
+            let cause =
+                format!("adapter '{name}' is to be loaded, and enable-lora is not set; set args.enable-lora = true");
+            return Err(Failure::new(Class::BadArguments, cause));
+        };
         if !folder.is_dir() {
             let cause = format!("adapter '{name}': there is no folder {}", folder.display());
             return Err(Failure::new(Class::ModelNotFound, cause));
@@ -62,6 +76,25 @@ pub enum NotNow {
         /// The share that is allowed, in percent.
         headroom: f64,
     },
+}
+
+/// Asks every backend what it serves now, because what probes report may be some seconds old, and judges.
+pub(super) async fn may_go_now(admission: &Admission, reported: &Reported, spec: &EngineSpec) -> Result<(), NotNow> {
+    let mut asking = JoinSet::new();
+    for backend in admission.view().into_iter().flat_map(|pool| pool.backends) {
+        let patience = spec.patience;
+        asking.spawn(async move { (backend.id, engine::served(&backend.address, patience).await) });
+    }
+    let mut now = BTreeMap::new();
+    while let Some(asked) = asking.join_next().await {
+        if let Ok((id, Ok(served))) = asked {
+            now.insert(id, served.into_iter().map(|served| served.name).collect::<Vec<_>>());
+        }
+    }
+    let (pool, name) = spec.name.split_once('/').unwrap_or(("", &spec.name));
+    // One that does not answer now is taken at its last word for what it serves; whether it is fit is admission's.
+    let names = |backend: &BackendView| now.get(&backend.id).cloned().unwrap_or_else(|| reported.of(backend.id));
+    may_go(&admission.view(), (pool, name), &spec.spill, names, spec.rules.headroom)
 }
 
 /// Judges whether `name` of `pool` may go. `spill`: pools that requests at home there may go to. `names`: what a backend
@@ -168,12 +201,15 @@ mod tests {
     fn an_adapter_that_is_not_there_or_too_big_is_found_before_anything_is_touched() {
         let folder = tempfile::tempdir().unwrap();
         let adapters = |path: &std::path::Path| [("sql".to_owned(), path.to_owned())];
-        let said = |path: &std::path::Path, most| adapters_fit(&adapters(path), most).unwrap_err().to_string();
+        let said = |path: &std::path::Path, most| adapters_fit(&adapters(path), Some(most)).unwrap_err().to_string();
         assert!(said(&folder.path().join("none"), 16).contains("there is no folder"));
+        let none = adapters_fit(&adapters(folder.path()), None).unwrap_err().to_string();
+        assert!(none.contains("set args.enable-lora = true"), "{none}");
         std::fs::write(folder.path().join("adapter_config.json"), r#"{"r": 32}"#).unwrap();
         let too_big = said(folder.path(), 16);
         assert!(too_big.contains("rank 32, above max-lora-rank 16") && too_big.contains("raise"), "{too_big}");
-        assert!(adapters_fit(&adapters(folder.path()), 32).is_ok());
+        assert!(adapters_fit(&adapters(folder.path()), Some(32)).is_ok());
+        assert!(adapters_fit(&[], None).is_ok());
     }
 
     #[test]

@@ -9,6 +9,7 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use jiff::Timestamp;
 use parking_lot::Mutex;
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::base::BackendId;
@@ -16,7 +17,8 @@ use crate::config::{Fleet as Rules, Target};
 use crate::fleet::driver::{AnyDriver, Settings, StopRules, Trace};
 use crate::fleet::journal::{Journal, Record};
 use crate::fleet::life::{self, Life, Step};
-use crate::pool::{Address, Admission, BackendView};
+use crate::fleet::probe::Reported;
+use crate::pool::{Address, Admission, BackendView, Cordon};
 
 /// An engine that we run, as the configuration describes it.
 #[derive(Clone, Debug)]
@@ -83,6 +85,18 @@ pub(super) struct Kept {
     pub(super) detail: String,
     /// The engine was taken over, not started: it is warm.
     pub(super) adopted: bool,
+    /// What the configuration asks for and the reason why it is not done yet.
+    pub(super) waits: Option<String>,
+    /// Adapters that were taken out of the configuration and may still be loaded.
+    pub(super) unwanted: Vec<String>,
+}
+
+impl Kept {
+    /// What the settings that run, or are on their way, were configured as.
+    pub(super) fn heads_for(&self) -> &str {
+        let change = self.life.change.as_ref().and_then(|change| change.configured.as_deref());
+        change.unwrap_or(&self.configured)
+    }
 }
 
 /// One engine: everything that its keeper and its effects share.
@@ -91,8 +105,11 @@ pub(super) struct Scene {
     pub(super) spec: ArcSwap<EngineSpec>,
     pub(super) driver: AnyDriver,
     pub(super) admission: Arc<Admission>,
+    pub(super) reported: Arc<Reported>,
     pub(super) journal: Arc<Mutex<Journal>>,
     pub(super) kept: Mutex<Kept>,
+    /// Which adapters there should be has changed.
+    pub(super) adapters: Notify,
     /// What the driver was made for.
     pub(super) identity: String,
 }
@@ -111,10 +128,31 @@ impl Scene {
         self.kept.lock().detail = text.into();
     }
 
-    /// Its place in admission as it is now; `None` when it is no longer configured.
+    /// Its place in admission as it is now; `None` when it is no longer configured and carries nothing.
     pub(super) fn place(&self) -> Option<BackendView> {
-        let id = self.spec.load().backend;
+        let id = self.here()?;
         self.admission.view().into_iter().flat_map(|pool| pool.backends).find(|backend| backend.id == id)
+    }
+
+    /// Its id in admission, while that means this engine: once it is no longer configured, the number may be given to
+    /// another backend.
+    fn here(&self) -> Option<BackendId> {
+        let spec = self.spec.load();
+        let name = spec.name.split_once('/').map_or(&*spec.name, |(_, name)| name);
+        self.admission.is_still(spec.backend, name, &spec.address).then_some(spec.backend)
+    }
+
+    pub(super) fn set_cordon(&self, cordon: Cordon) {
+        self.here().map(|id| self.admission.set_cordon(id, cordon));
+    }
+
+    pub(super) fn set_ceiling(&self, slots: Option<u32>) {
+        self.here().map(|id| self.admission.set_ceiling(id, slots));
+    }
+
+    /// Another engine stands there: its health begins anew.
+    pub(super) fn renew(&self) {
+        self.here().map(|id| self.admission.renew(id, Instant::now()));
     }
 
     /// Sequences that the engine runs at once with these settings, where they say so.
@@ -142,6 +180,7 @@ impl Scene {
             life: kept.life.clone(),
             trace: kept.trace.clone(),
             configured: kept.configured.clone(),
+            identity: self.identity.clone(),
             golden: kept.golden.clone(),
         }
     }

@@ -34,6 +34,9 @@ pub struct EngineView {
     /// How the last change ended.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_change: Option<LastChange>,
+    /// What the configuration asks for and why it is not done yet.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub waits: Option<String>,
     /// Restarts that nobody asked for, within fleet.restart_window.
     pub restarts: usize,
     /// What went wrong last, while it still matters.
@@ -79,6 +82,7 @@ pub(super) fn of(scene: &Scene) -> EngineView {
         last_good: (life.good != life.wanted).then(|| shown(&life.good)),
         change: life.change.as_ref().map(|change| change.id),
         last_change: life.ended.as_ref().map(LastChange::from),
+        waits: kept.waits.clone(),
         restarts: life.restarts_within(&spec.life_rules(), now_ms()),
         why: life.why.clone(),
     }

@@ -1,0 +1,316 @@
+//! Configurations that change: while the gateway runs, and while it does not.
+//!
+//! Whatever the file says afterwards, an engine is stopped only when what follows it can work and others stand in for it,
+//! and nothing that is no longer asked for goes on.
+
+use std::time::Duration;
+
+use anyhow::ensure;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+use sluice::fleet::EngineView;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use crate::load::Load;
+use crate::ports::free_port;
+use crate::rig::{ENGINES, Rig};
+
+/// Only a failing test takes that long.
+const LIMIT: Duration = Duration::from_secs(240);
+
+/// Every engine as it stands.
+async fn engines(rig: &Rig) -> anyhow::Result<Vec<EngineView>> {
+    Ok(rig.status().await?.pools[0].backends.iter().filter_map(|backend| backend.engine.clone()).collect())
+}
+
+/// Waits until all engines serve with this.
+async fn all_run_with(rig: &Rig, settings: &str) -> anyhow::Result<()> {
+    rig.until(&format!("all run with {settings}"), async |rig| {
+        let engines = engines(rig).await?;
+        Ok(engines.len() == ENGINES.len() && engines.iter().all(|e| e.settings == settings && e.step == "serve"))
+    })
+    .await
+}
+
+async fn ends_well(load: Load, mut rig: Rig) -> anyhow::Result<()> {
+    let losses = load.end().await;
+    ensure!(losses.is_empty(), "{losses:#?}\n{}", rig.log());
+    rig.stop().await?;
+    ensure!(rig.processes()?.is_empty(), "left: {:?}", rig.processes()?);
+    Ok(())
+}
+
+/// Flags that were changed while the gateway was down: the engines go on with the old ones until each has its turn; flags
+/// that cannot work stop nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn flags_that_changed_while_the_gateway_was_down_are_rolled_out_and_wrong_ones_stop_nothing() {
+    let rolled = async {
+        let mut rig = Rig::start("").await?;
+        let before = rig.processes()?;
+        rig.kill().await?;
+        rig.edit("max-num-seqs = 64", "max-num-seqs = 40, max-num-batched-tokens = 8")?;
+        rig.run().await?;
+        rig.until("the mistake is told", async |rig| Ok(rig.log().contains("keeps its old configuration"))).await?;
+        rig.settled().await?;
+        ensure!(rig.log().contains("max_num_batched_tokens (8)"), "{}", rig.log());
+        ensure!(rig.processes()? == before, "{before:?} became {:?}", rig.processes()?);
+        all_run_with(&rig, "max-num-seqs=64").await?;
+        rig.kill().await?;
+        rig.edit("max-num-seqs = 40, max-num-batched-tokens = 8", "max-num-seqs = 48")?;
+        rig.run().await?;
+        let load = Load::on(rig.port);
+        all_run_with(&rig, "max-num-seqs=48").await?;
+        ends_well(load, rig).await
+    };
+    timeout(LIMIT, rolled).await.expect("took longer than allowed").unwrap();
+}
+
+/// The engine of a backend that was taken out of the configuration while no gateway ran is stopped by the next one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_engine_that_nobody_asks_for_any_more_is_stopped_by_the_next_gateway() {
+    let cleared = async {
+        let mut rig = Rig::start("").await?;
+        ensure!(!rig.processes_of("b")?.is_empty(), "{:?}", rig.processes()?);
+        let others = [rig.processes_of("a")?, rig.processes_of("c")?];
+        rig.kill().await?;
+        // Its place is taken by another one on the same port.
+        rig.edit("name = \"b\"\n[pool.backend.launch]", "name = \"d\"\n[pool.backend.launch]")?;
+        rig.run().await?;
+        rig.settled().await?;
+        ensure!(rig.processes_of("b")?.is_empty(), "{}", rig.log());
+        ensure!(!rig.processes_of("d")?.is_empty(), "{}", rig.log());
+        ensure!(others == [rig.processes_of("a")?, rig.processes_of("c")?], "they were not to be touched");
+        ensure!(rig.log().contains("stopped: it ran, and is no longer configured"), "{}", rig.log());
+        rig.stop().await?;
+        ensure!(rig.processes()?.is_empty(), "left: {:?}", rig.processes()?);
+        anyhow::Ok(())
+    };
+    timeout(LIMIT, cleared).await.expect("took longer than allowed").unwrap();
+}
+
+/// Two reloads in a row: the second wins, whatever the first has begun.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_latest_of_several_reloads_is_what_runs() {
+    let rolled = async {
+        let rig = Rig::start("").await?;
+        let load = Load::on(rig.port);
+        rig.until("requests come through", async |_| Ok(load.completed() > 20)).await?;
+        rig.reconfigure("max-num-seqs = 64", "max-num-seqs = 40").await?;
+        rig.until("one is being changed", async |rig| Ok(engines(rig).await?.iter().any(|e| e.change.is_some())))
+            .await?;
+        rig.reconfigure("max-num-seqs = 40", "max-num-seqs = 48").await?;
+        all_run_with(&rig, "max-num-seqs=48").await?;
+        let outdated =
+            |line: &&Value| line["life"]["step"] == "start" && line["life"]["wanted"]["args"]["max-num-seqs"] == 40;
+        let journal = rig.journal()?;
+        let started: std::collections::BTreeSet<_> =
+            journal.iter().filter(outdated).filter_map(|line| line["backend"].as_str()).collect();
+        ensure!(started.len() <= 1, "{started:?} were started with what was outdated by then");
+        // And back to what ran at first, while the last one has hardly settled.
+        rig.reconfigure("max-num-seqs = 48", "max-num-seqs = 64").await?;
+        all_run_with(&rig, "max-num-seqs=64").await?;
+        ends_well(load, rig).await
+    };
+    timeout(LIMIT, rolled).await.expect("took longer than allowed").unwrap();
+}
+
+/// The gateway is told to stop in the middle of a roll: nothing is started any more and nothing is left.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gateway_that_stops_in_the_middle_of_a_roll_leaves_nothing() {
+    let stopped = async {
+        let mut rig = Rig::start("").await?;
+        rig.reconfigure("max-num-seqs = 64", "max-num-seqs = 40").await?;
+        rig.until("one is being changed", async |rig| Ok(engines(rig).await?.iter().any(|e| e.change.is_some())))
+            .await?;
+        rig.stop().await?;
+        ensure!(rig.processes()?.is_empty(), "left: {:?}\n{}", rig.processes()?, rig.log());
+        // The next one starts all with what the file says.
+        rig.run().await?;
+        all_run_with(&rig, "max-num-seqs=40").await?;
+        rig.stop().await
+    };
+    timeout(LIMIT, stopped).await.expect("took longer than allowed").unwrap();
+}
+
+/// New flags that do not come up are rolled back, and a second reload of the same file tries them again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reload_that_was_rolled_back_can_be_repeated() {
+    let repeated = async {
+        let rig = Rig::start("").await?;
+        let load = Load::on(rig.port);
+        std::fs::write(rig.path("fault.a"), "start-fails")?;
+        rig.reconfigure("max-num-seqs = 64", "max-num-seqs = 40").await?;
+        rig.until("it is rolled back", async |rig| {
+            let engines = engines(rig).await?;
+            Ok(engines.iter().any(|e| e.last_change.as_ref().is_some_and(|last| last.outcome == "rolled_back")))
+        })
+        .await?;
+        all_run_with(&rig, "max-num-seqs=64").await?;
+        rig.reconfigure("max-num-seqs = 40", "max-num-seqs = 40").await?;
+        all_run_with(&rig, "max-num-seqs=40").await?;
+        ends_well(load, rig).await
+    };
+    timeout(LIMIT, repeated).await.expect("took longer than allowed").unwrap();
+}
+
+/// Who was to stand in dies while an engine drains: the engine is not stopped.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_engine_that_turned_out_to_be_the_last_is_not_stopped() {
+    let spared = async {
+        let mut rig = Rig::start("").await?;
+        for other in ["b", "c"] {
+            rig.drain(other).await?;
+        }
+        let before = rig.processes_of("a")?;
+        let stream = long_stream(rig.port).await?;
+        rig.enable("c").await?;
+        rig.until("c can stand in", async |rig| Ok(rig.status().await?.pools[0].backends[2].state == "ready")).await?;
+        let id = rig.restart("a", &["max-num-seqs=48".to_owned()], &["cut"]).await?;
+        std::fs::write(rig.path("fault.c"), "start-hangs")?;
+        for pid in rig.processes_of("c")? {
+            kill(Pid::from_raw(pid), Signal::SIGKILL)?;
+        }
+        rig.until("that was noticed", async |rig| Ok(rig.status().await?.pools[0].backends[2].state != "ready"))
+            .await?;
+        drop(stream);
+        rig.until("the change ends", async |rig| {
+            let last = engines(rig).await?[0].last_change.clone();
+            Ok(last.is_some_and(|last| last.id == id))
+        })
+        .await?;
+        let last = engines(&rig).await?[0].last_change.clone().unwrap_or_default();
+        ensure!(last.outcome == "aborted", "{last:?}");
+        let why = last.why.unwrap_or_default();
+        ensure!(why.contains("while it drained: no other backend"), "{why}");
+        ensure!(rig.processes_of("a")? == before, "it was stopped");
+        rig.stop().await
+    };
+    timeout(LIMIT, spared).await.expect("took longer than allowed").unwrap();
+}
+
+/// A stream of an hour, of which the beginning was seen.
+async fn long_stream(port: u16) -> anyhow::Result<TcpStream> {
+    let body = r#"{"model":"m","prompt":"x","max_tokens":100000,"ignore_eos":true,"stream":true}"#;
+    let mut socket = TcpStream::connect(("127.0.0.1", port)).await?;
+    let head = format!(
+        "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    socket.write_all(head.as_bytes()).await?;
+    let mut begun = [0; 12];
+    timeout(LIMIT / 4, socket.read_exact(&mut begun)).await??;
+    ensure!(begun.ends_with(b"200"), "{}", String::from_utf8_lossy(&begun));
+    Ok(socket)
+}
+
+/// The engine is handed over to somebody else, who starts another one on the same port.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_backend_that_somebody_else_runs_from_now_on_gets_requests_again() {
+    let handed = async {
+        let mut rig = Rig::start("").await?;
+        let port = rig.ports[1];
+        let url = format!("[[pool.backend]]\nname = \"b\"\nurl = \"http://127.0.0.1:{port}\"\n");
+        rig.reconfigure(&rig.described("b")?, &url).await?;
+        rig.until("its engine is gone", async |rig| Ok(rig.processes_of("b")?.is_empty())).await?;
+        let mut theirs = tokio::process::Command::new(crate::rig::binary())
+            .args(["sim", "m", "--port", &port.to_string(), "--sim-startup", "0"])
+            .stdout(std::process::Stdio::null())
+            .stderr(std::process::Stdio::null())
+            .kill_on_drop(true)
+            .spawn()?;
+        rig.until("it is in rotation", async |rig| {
+            let status = rig.status().await?;
+            let backend = status.pools[0].backends.iter().find(|backend| backend.name == "b");
+            Ok(backend.is_some_and(|backend| backend.state == "ready" && backend.engine.is_none()))
+        })
+        .await?;
+        theirs.kill().await?;
+        rig.stop().await
+    };
+    timeout(LIMIT, handed).await.expect("took longer than allowed").unwrap();
+}
+
+/// Engines without a port get one each and keep it; one that is configured anew while they run does not move them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn engines_without_a_port_are_given_one_and_keep_it() {
+    let given = async {
+        let mut rig = Rig::start("").await?;
+        let before = rig.processes()?;
+        let ports = rig.ports;
+        // A port that is changed while the engine runs there is taken over by the next gateway only.
+        let other = free_port();
+        rig.reconfigure(&format!("port = {}\n", ports[0]), &format!("port = {other}\n")).await?;
+        ensure!(rig.log().contains("launch.port: changed, needs a restart"), "{}", rig.log());
+        rig.settled().await?;
+        ensure!(rig.processes()? == before, "{before:?} became {:?}", rig.processes()?);
+        rig.stop().await?;
+        rig.edit(&format!("port = {other}\n"), "")?;
+        rig.edit(&format!("port = {}\n", ports[1]), "")?;
+        rig.edit("[fleet]\n", "[fleet]\nports = \"14000-15999\"\n")?;
+        rig.run().await?;
+        rig.settled().await?;
+        let given: Value = serde_json::from_slice(&std::fs::read(rig.path(".sluice/ports.json"))?)?;
+        let first = |name: &str| given[name].as_u64().filter(|port| (14_000..16_000).contains(port));
+        ensure!(first("p/a").is_some() && first("p/b").is_some() && first("p/a") != first("p/b"), "{given}");
+        let running = rig.processes()?;
+        rig.kill().await?;
+        rig.run().await?;
+        rig.settled().await?;
+        ensure!(rig.processes()? == running, "they are found where they were: {}", rig.log());
+        rig.stop().await
+    };
+    timeout(LIMIT, given).await.expect("took longer than allowed").unwrap();
+}
+
+/// Adapters follow the configuration on engines that serve: loaded, moved, retried when that failed, unloaded.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn adapters_follow_the_configuration_without_a_restart() {
+    let followed = async {
+        let rig = Rig::start("").await?;
+        for (folder, rank) in [("one", 8), ("two", 64)] {
+            std::fs::create_dir(rig.path(folder))?;
+            std::fs::write(rig.path(folder).join("adapter_config.json"), format!("{{\"r\": {rank}}}"))?;
+        }
+        rig.reconfigure("max-num-seqs = 64", "max-num-seqs = 64, enable-lora = true, max-lora-rank = 16").await?;
+        all_run_with(&rig, "enable-lora=true max-lora-rank=16 max-num-seqs=64").await?;
+        let before = rig.processes()?;
+        let model = "[[model]]\nname = \"m\"\n";
+        let adapter = |folder: &str| format!("{model}[[model]]\nname = \"ad\"\nadapter = \"{folder}\"\n");
+        rig.edit("models = [\"m\"]", "models = [\"m\", \"ad\"]")?;
+        rig.reconfigure(model, &adapter("one")).await?;
+        loaded_from(&rig, Some("one")).await?;
+        // It does not fit: what is loaded stays, and once it fits it is loaded.
+        rig.reconfigure("adapter = \"one\"", "adapter = \"two\"").await?;
+        rig.until("the failure is told", async |rig| Ok(rig.log().contains("tried again every"))).await?;
+        loaded_from(&rig, Some("one")).await?;
+        std::fs::write(rig.path("two/adapter_config.json"), "{\"r\": 16}")?;
+        loaded_from(&rig, Some("two")).await?;
+        rig.edit("models = [\"m\", \"ad\"]", "models = [\"m\"]")?;
+        rig.reconfigure(&adapter("two"), model).await?;
+        loaded_from(&rig, None).await?;
+        ensure!(rig.processes()? == before, "no engine was restarted");
+        let mut rig = rig;
+        rig.stop().await
+    };
+    timeout(LIMIT, followed).await.expect("took longer than allowed").unwrap();
+}
+
+/// Waits until every engine serves the adapter `ad` from this folder of the rig, or not at all.
+async fn loaded_from(rig: &Rig, folder: Option<&str>) -> anyhow::Result<()> {
+    let wanted = folder.map(|folder| rig.path(folder).display().to_string());
+    rig.until(&format!("the adapter is that of {folder:?}"), async |rig| {
+        for port in rig.ports {
+            let client = sluice::admin::Client::new(&format!("127.0.0.1:{port}"), None)?;
+            let list: Value = client.get("/v1/models").await?;
+            let card = list["data"].as_array().into_iter().flatten().find(|card| card["id"] == "ad");
+            if card.and_then(|card| card["root"].as_str()) != wanted.as_deref() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    })
+    .await
+}
