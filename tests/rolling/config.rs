@@ -314,3 +314,68 @@ async fn loaded_from(rig: &Rig, folder: Option<&str>) -> anyhow::Result<()> {
     })
     .await
 }
+
+/// Engines that commands start and stop are taken through restarts, over a kill of the gateway and through a crash too.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn engines_that_commands_run_are_restarted_healed_and_found_again() {
+    let commanded = async {
+        let mut rig = Rig::start("").await?;
+        rig.stop().await?;
+        for (name, port) in ENGINES.iter().zip(rig.ports) {
+            let described = rig.described(name)?;
+            rig.edit(&described, &controlled(&rig, name, port))?;
+        }
+        rig.run().await?;
+        rig.settled().await?;
+        let load = Load::on(rig.port);
+        rig.until("requests come through", async |_| Ok(load.completed() > 20)).await?;
+        for name in ["a", "b"] {
+            let id = rig.restart(name, &["max-num-seqs=48".to_owned()], &[]).await?;
+            rig.until("it is done", async |rig| {
+                let engines = engines(rig).await?;
+                let last = engines.iter().filter_map(|e| e.last_change.as_ref()).find(|last| last.id == id);
+                ensure!(last.is_none_or(|last| last.outcome == "done"), "{last:?}");
+                Ok(last.is_some())
+            })
+            .await?;
+        }
+        let losses = load.end().await;
+        ensure!(losses.is_empty(), "{losses:#?}\n{}", rig.log());
+        let before = rig.processes()?;
+        rig.kill().await?;
+        rig.run().await?;
+        rig.settled().await?;
+        ensure!(rig.processes()? == before, "{before:?} became {:?}", rig.processes()?);
+        let crashed: i32 = std::fs::read_to_string(rig.path("pid.c"))?.trim().parse()?;
+        kill(Pid::from_raw(crashed), Signal::SIGKILL)?;
+        rig.until("c is restarted", async |rig| Ok(engines(rig).await?[2].restarts == 1)).await?;
+        rig.settled().await?;
+        ensure!(std::fs::read_to_string(rig.path("pid.c"))?.trim() != crashed.to_string(), "the same process");
+        let bad = rig.restart("a", &["max-num-seqs=many".to_owned()], &[]).await.unwrap_err().to_string();
+        ensure!(bad.contains("these settings would not start"), "{bad}");
+        rig.stop().await?;
+        ensure!(rig.processes()?.is_empty(), "left: {:?}", rig.processes()?);
+        anyhow::Ok(())
+    };
+    timeout(LIMIT, commanded).await.expect("took longer than allowed").unwrap();
+}
+
+/// A backend whose engine a shell brings up, as a service manager would.
+fn controlled(rig: &Rig, name: &str, port: u16) -> String {
+    let (pid, sluice) = (rig.path(&format!("pid.{name}")), crate::rig::binary());
+    let (pid, sluice, folder) = (pid.display(), sluice.display(), rig.path("").display().to_string());
+    let folder = folder.trim_end_matches('/');
+    let start = format!(
+        "RIG={folder} setsid {sluice} sim m --sim-speed 20 --max-model-len 131072 --port {port} \"$@\" \
+         >{folder}/{name}.out 2>&1 </dev/null & echo $! >{pid}"
+    );
+    // The whole group: an engine process outlives an API server that was killed.
+    let stop = format!(
+        "p=$(cat {pid}); kill -- -$p; for i in $(seq 40); do kill -0 -- -$p || exit 0; sleep 0.05; done; kill -9 -- -$p"
+    );
+    format!(
+        "[[pool.backend]]\nname = \"{name}\"\nurl = \"http://127.0.0.1:{port}\"\n[pool.backend.control]\n\
+         start = [\"bash\", \"-c\", {start:?}, \"start\", \"{{args}}\"]\nstop = [\"bash\", \"-c\", {stop:?}]\n\
+         status = [\"bash\", \"-c\", \"kill -0 $(cat {pid})\"]\nargs = {{ max-num-seqs = 64 }}\n"
+    )
+}
