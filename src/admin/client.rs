@@ -1,6 +1,6 @@
 //! The other side of the admin port: what subcommands ask a running gateway with.
 //!
-//! One connection per request, HTTP/1.1 without TLS, as the port speaks it. Bounds: [`TIMEOUT`] for the whole exchange,
+//! One connection per request, HTTP/1.1 without TLS, as the port speaks it. Bounds: [`TIMEOUT`] for the whole exchange (see [`RESTART_TIMEOUT`]),
 //! [`ANSWER_MAX`] bytes of answer. Errors say what to do next; an answer that is an error is one too, with
 //! what the gateway said.
 
@@ -14,8 +14,10 @@ use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
 use tokio::net::TcpStream;
 
-/// For connecting, asking and answering together: everything here takes milliseconds, a reload a second.
+/// For connecting, asking and answering together: most things here take milliseconds, a reload a second.
 const TIMEOUT: Duration = Duration::from_secs(10);
+/// The same where a restart is asked for: the gateway may first have to ask vLLM for its flags, which is given 300 s.
+pub const RESTART_TIMEOUT: Duration = Duration::from_secs(330);
 /// Largest answer that is read: the status of the largest configuration has about 1 MiB.
 const ANSWER_MAX: usize = 16 << 20;
 
@@ -90,12 +92,17 @@ impl Client {
 
     /// Asks and reads the JSON answer.
     pub async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
-        self.read(&self.ask(Method::GET, path).await?)
+        self.read(&self.ask(Method::GET, path, TIMEOUT).await?)
     }
 
     /// Tells it to do something and reads the JSON answer.
     pub async fn post<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
-        self.read(&self.ask(Method::POST, path).await?)
+        self.post_within(path, TIMEOUT).await
+    }
+
+    /// The same, for what may take longer.
+    pub async fn post_within<T: DeserializeOwned>(&self, path: &str, limit: Duration) -> Result<T, ClientError> {
+        self.read(&self.ask(Method::POST, path, limit).await?)
     }
 
     fn read<T: DeserializeOwned>(&self, answer: &Bytes) -> Result<T, ClientError> {
@@ -103,17 +110,17 @@ impl Client {
             .map_err(|error| ClientError::NotOurs { url: self.url.clone(), reason: error.to_string() })
     }
 
-    async fn ask(&self, method: Method, path: &str) -> Result<Bytes, ClientError> {
+    async fn ask(&self, method: Method, path: &str, limit: Duration) -> Result<Bytes, ClientError> {
         let mut request = Request::builder().method(method).uri(path).header(HOST, &self.authority);
         if let Some(token) = &self.token {
             request = request.header(AUTHORIZATION, format!("Bearer {token}"));
         }
         let request = request.body(Empty::<Bytes>::new()).map_err(|_| ClientError::TokenText)?;
-        let exchanged = tokio::time::timeout(TIMEOUT, self.exchange(request)).await;
+        let exchanged = tokio::time::timeout(limit, self.exchange(request)).await;
         let (status, answer) = match exchanged {
             Ok(Ok(answer)) => answer,
             Ok(Err(reason)) => return Err(self.unreachable(reason.to_string())),
-            Err(_) => return Err(self.unreachable(format!("nothing came for {} s", TIMEOUT.as_secs()))),
+            Err(_) => return Err(self.unreachable(format!("nothing came for {} s", limit.as_secs()))),
         };
         if status.is_success() {
             return Ok(answer);

@@ -31,12 +31,12 @@ mod tests;
 
 pub(crate) use ask::encode;
 pub use ask::{AskError, flag, query};
-pub use client::{Client, ClientError};
+pub use client::{Client, ClientError, RESTART_TIMEOUT};
 pub use server::{Socket, bind};
 pub use status::{About, Status};
 
 use crate::config::Secret;
-use crate::fleet::{CannotRestart, RestartAsk};
+use crate::fleet::{Begun, CannotRestart, RestartAsk};
 
 /// What the admin port may ask of the running gateway. Called on a thread that may block.
 pub trait Control: Send + Sync + 'static {
@@ -56,7 +56,7 @@ pub trait Control: Send + Sync + 'static {
     fn set_draining(&self, pool: &str, backend: &str, draining: bool) -> Result<(), NoSuchBackend>;
 
     /// Restarts an engine that the gateway runs. The number of the change, once it has begun.
-    fn restart(&self, pool: &str, backend: &str, ask: RestartAsk) -> Result<u64, RestartError>;
+    fn restart(&self, pool: &str, backend: &str, ask: RestartAsk) -> Result<Begun, RestartError>;
 }
 
 /// Why a reload changed nothing.

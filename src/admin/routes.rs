@@ -18,7 +18,7 @@ use subtle::ConstantTimeEq;
 
 use super::ask::{self, decode};
 use super::{Control, ReloadError, RestartError};
-use crate::fleet::CannotRestart;
+use crate::fleet::{Begun, CannotRestart};
 
 /// The live page; whole, without any external resource.
 const PAGE: &str = include_str!("ui/index.html");
@@ -185,15 +185,16 @@ impl Admin {
         };
         tracing::info!(pool, backend, query, "restart asked for through the admin api");
         let refused = match self.control.restart(pool, backend, ask) {
-            Ok(change) => {
-                return json(StatusCode::ACCEPTED, &json!({ "pool": pool, "backend": backend, "change": change }));
+            Ok(Begun { change, notices }) => {
+                let begun = json!({ "pool": pool, "backend": backend, "change": change, "notices": notices });
+                return json(StatusCode::ACCEPTED, &begun);
             }
             Err(refused) => refused,
         };
         let (status, code) = match &refused {
             RestartError::Unknown(_) => (StatusCode::NOT_FOUND, "no_such_backend"),
             RestartError::Cannot(CannotRestart::NotOurs(_)) => (StatusCode::CONFLICT, "not_ours"),
-            RestartError::Cannot(CannotRestart::Another(_) | CannotRestart::Refused(_)) => {
+            RestartError::Cannot(CannotRestart::Another(_) | CannotRestart::Refused(_) | CannotRestart::Outdated) => {
                 (StatusCode::CONFLICT, "busy")
             }
             RestartError::Cannot(CannotRestart::NotNow(_)) => (StatusCode::CONFLICT, "no_stand_in"),

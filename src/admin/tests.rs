@@ -53,10 +53,14 @@ impl Control for Fake {
         Ok(())
     }
 
-    fn restart(&self, pool: &str, backend: &str, ask: RestartAsk) -> Result<u64, RestartError> {
+    fn restart(&self, pool: &str, backend: &str, ask: RestartAsk) -> Result<Begun, RestartError> {
         find(&self.admission.view(), pool, backend)?;
         let name = format!("{pool}/{backend}");
-        if ask.hold { Ok(7) } else { Err(CannotRestart::NotOurs(name).into()) }
+        if ask.hold {
+            Ok(Begun { change: 7, notices: vec!["x is dropped".to_owned()] })
+        } else {
+            Err(CannotRestart::NotOurs(name).into())
+        }
     }
 }
 
@@ -176,7 +180,10 @@ async fn a_restart_answers_with_its_number_or_with_what_is_in_its_way() {
     let served = served(None, no_changes).await;
     let path = |query: &str| format!("POST /admin/backends/short/gpu0/restart{query}");
     let (status, _, body) = ask(&served, &path("?set=max-num-seqs%3D32&hold"), "").await;
-    assert_eq!((status, body.trim()), (202, r#"{"backend":"gpu0","change":7,"pool":"short"}"#));
+    assert_eq!(
+        (status, body.trim()),
+        (202, r#"{"backend":"gpu0","change":7,"notices":["x is dropped"],"pool":"short"}"#)
+    );
     let (status, _, body) = ask(&served, &path(""), "").await;
     assert_eq!((status, code(&body).as_str()), (409, "not_ours"));
     assert!(body.contains("drain it here, restart it there"), "{body}");

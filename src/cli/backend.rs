@@ -15,7 +15,7 @@ use comfy_table::{ContentArrangement, Table};
 use serde_json::{Value, json};
 
 use crate::admin::status::{BackendStatus, Status};
-use crate::admin::{Client, ClientError, encode, flag, query};
+use crate::admin::{Client, ClientError, RESTART_TIMEOUT, encode, flag, query};
 use crate::config::defaults;
 use crate::fleet::EngineView;
 
@@ -157,6 +157,8 @@ async fn act(client: &Client, command: &Command) -> Result<(), Failed> {
             let switches: Vec<&str> = switches.iter().filter(|(on, _)| *on).map(|(_, name)| *name).collect();
             let begun = tell(client, &path, &format!("/restart{}", query(set, &switches))).await?;
             let id = begun["change"].as_u64().unwrap_or(0);
+            let notices = begun["notices"].as_array().into_iter().flatten().filter_map(Value::as_str);
+            notices.for_each(|notice| eprintln!("{path}: {notice}"));
             if !*wait {
                 say(&format!("restart {id} of {path} has begun; sluice backend list shows how it goes on"));
                 return Ok(());
@@ -176,6 +178,7 @@ fn outcome(backend: &BackendStatus, id: u64) -> Option<Result<(), String>> {
     Some(match last.outcome.as_str() {
         "done" => Ok(()),
         "aborted" => Err(format!("not restarted, the old engine goes on: {why}")),
+        "failed" => Err(format!("neither the new settings nor the old ones came up; it is tried again: {why}")),
         "rolled_back" => Err(format!("the new settings failed, the old ones serve again: {why}")),
         _ => Err(format!("it holds; change the settings or fix the cause, then: sluice backend enable. {why}")),
     })
@@ -215,7 +218,9 @@ fn path(status: &Status, name: &str) -> Result<Path, Failed> {
 }
 
 async fn tell(client: &Client, path: &Path, action: &str) -> Result<Value, ClientError> {
-    client.post(&format!("/admin/backends/{}/{}{action}", encode(&path.pool), encode(&path.backend))).await
+    let path = format!("/admin/backends/{}/{}{action}", encode(&path.pool), encode(&path.backend));
+    // Before a restart begins, the installed vLLM may be asked for its flags.
+    client.post_within(&path, RESTART_TIMEOUT).await
 }
 
 /// Looks until `ended` says so, and tells on stderr how it goes on.
@@ -259,7 +264,8 @@ impl Teller {
         let terminal = std::io::stderr().is_terminal();
         let line = match &backend.engine {
             Some(engine) if terminal => format!("{path}: {}, {} in flight", doing(engine), backend.in_flight),
-            Some(engine) => format!("{path}: {}", engine.step),
+            // A line for each phase, not for each second of it.
+            Some(engine) => format!("{path}: {}", doing(engine).split(',').next().unwrap_or_default()),
             None => format!("{path}: {}, {} in flight", backend.state, backend.in_flight),
         };
         if terminal {

@@ -27,6 +27,28 @@ const DRAFT: &str = "journal.tmp";
 /// Locked while a gateway uses the folder.
 const LOCK: &str = "lock";
 
+/// Settings, and what the configuration called them.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Setup {
+    /// What the engine is started with.
+    #[serde(flatten)]
+    pub settings: Settings,
+    /// What the configuration said about the engine when these came from it, as a digest; changes that somebody asked for
+    /// since are on top. When the configuration says something else now, they go.
+    #[serde(default)]
+    pub configured: String,
+}
+
+impl Life<Setup> {
+    /// What the engine is on its way to, or runs.
+    pub fn heads_for(&self) -> &Setup {
+        match &self.change {
+            Some(change) if change.failed.is_none() => &change.to,
+            _ => &self.wanted,
+        }
+    }
+}
+
 /// One line: what is about to happen to one backend.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Record {
@@ -35,13 +57,11 @@ pub struct Record {
     /// `pool/backend`.
     pub backend: String,
     /// The step that begins, and all that decides what follows it.
-    pub life: Life<Settings>,
+    pub life: Life<Setup>,
     /// How the engine is found again; absent before its start was seen.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trace: Option<Trace>,
-    /// What the configuration said about the settings that run, as a digest: when it says something else now, they go.
-    pub configured: String,
-    /// The part of that which is not flags: program, port, devices, environment.
+    /// Program, port, devices and environment of the engine, as a digest.
     #[serde(default)]
     pub identity: String,
     /// Golden prompts and their answers, before the restart that is under way or the last one.
@@ -138,8 +158,11 @@ impl Journal {
         if self.bytes + line.len() as u64 > self.full {
             self.turn_over()?;
         }
-        self.file.write_all(&line)?;
-        self.file.sync_data()?;
+        if let Err(error) = self.file.write_all(&line).and_then(|()| self.file.sync_data()) {
+            // Half a line would swallow the next one.
+            let _ = self.file.set_len(self.bytes);
+            return Err(error);
+        }
         self.bytes += line.len() as u64;
         self.last.insert(record.backend.clone(), record);
         Ok(())
@@ -210,11 +233,10 @@ mod tests {
     use crate::fleet::life::Step;
 
     fn record(backend: &str, step: Step) -> Record {
-        let mut life = Life::new(Settings::default());
+        let mut life = Life::new(Setup::default());
         life.step = step;
         let (at, backend) = ("2026-01-01T00:00:00Z".to_owned(), backend.to_owned());
-        let (configured, identity) = (String::new(), String::new());
-        Record { at, backend, life, trace: None, configured, identity, golden: Vec::new() }
+        Record { at, backend, life, trace: None, identity: String::new(), golden: Vec::new() }
     }
 
     #[test]

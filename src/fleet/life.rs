@@ -104,9 +104,6 @@ pub struct Change<S> {
     /// It goes on although nobody can stand in.
     #[serde(default)]
     pub hold: bool,
-    /// What the new settings were configured as, where the configuration asks for them.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub configured: Option<String>,
     /// Why the new settings were given up, if they were.
     pub failed: Option<String>,
 }
@@ -121,6 +118,8 @@ pub enum Outcome {
     Aborted(String),
     /// The new settings did not come up; the old ones serve again.
     RolledBack(String),
+    /// Neither came up, so far; it is tried again with what was good, as after a crash.
+    Failed(String),
     /// Neither came up; somebody has to look.
     Held(String),
 }
@@ -236,11 +235,12 @@ impl<S: Clone + PartialEq> Life<S> {
             return Err(Refused::Leaving);
         }
         let from = self.wanted.clone();
-        let change = Change { id, from, to, cut, hold: false, configured: None, failed: None };
+        let change = Change { id, from, to, cut, hold: false, failed: None };
         match self.step {
             Step::Serve => self.step = Step::Drain,
             // Nothing serves: what ran before is no better than what is asked for.
             Step::Hold | Step::Backoff | Step::Off => {
+                self.end(Outcome::Aborted("another change was asked for".to_owned()));
                 self.wanted = change.to.clone();
                 self.forgive();
                 self.stop_and(Then::Start);
@@ -412,7 +412,14 @@ impl<S: Clone + PartialEq> Life<S> {
         self.restarts.push(now_ms);
         self.attempts = self.attempts.saturating_add(1);
         let spent = self.restarts.len() > rules.restarts;
-        self.stop_and(if spent || (settled && trouble.hopeless) { Then::Hold } else { Then::Backoff });
+        if spent || (settled && trouble.hopeless) {
+            return self.stop_and(Then::Hold);
+        }
+        // From here on it is healed like any other, and other changes need not wait for it.
+        if self.change.as_ref().is_some_and(|change| change.failed.is_some()) || self.attempts > 1 {
+            self.end(Outcome::Failed(trouble.why));
+        }
+        self.stop_and(Then::Backoff);
     }
 
     fn stop_and(&mut self, then: Then) {

@@ -13,7 +13,7 @@ use crate::admin::{self, About, Control, NoSuchBackend, RestartError, Status};
 use crate::config::Secret;
 use crate::config::defaults::MAX_PROBLEMS;
 use crate::config::diff::Change;
-use crate::fleet::RestartAsk;
+use crate::fleet::{Begun, RestartAsk};
 
 impl House {
     /// Keeps how a reload went, for those who ask later.
@@ -84,7 +84,7 @@ impl Control for House {
         Ok(())
     }
 
-    fn restart(&self, pool: &str, backend: &str, ask: RestartAsk) -> Result<u64, RestartError> {
+    fn restart(&self, pool: &str, backend: &str, ask: RestartAsk) -> Result<Begun, RestartError> {
         find(&self.admission.view(), pool, backend)?;
         let name = format!("{pool}/{backend}");
         Ok(Handle::current().block_on(self.fleet.restart(&name, ask))?)

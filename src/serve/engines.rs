@@ -9,9 +9,10 @@ use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
 
-use crate::config::{ArgValue, Config, Control, Launch, Model, ModelScope, Pool, Target};
+use crate::base::BackendId;
+use crate::config::{ArgValue, Backend, Config, Control, Launch, Model, ModelScope, Pool, Target};
 use crate::fleet::driver::{AnyDriver, Settings};
-use crate::fleet::{CommandDriver, EngineSpec, ExternalDriver, PortsError, ProcessDriver, ports};
+use crate::fleet::{CommandDriver, EngineSpec, ExternalDriver, Other, PortsError, ProcessDriver, ports};
 use crate::pool::{Address, Layout};
 
 /// The engines of a configuration that is in force as `layout`.
@@ -110,6 +111,14 @@ fn ports_of(config: &Config) -> impl Iterator<Item = (String, u16)> {
             Target::Url(_) | Target::Control(..) => None,
         })
     })
+}
+
+/// The backends of a configuration that somebody else runs.
+pub(super) fn others(config: &Config, layout: &Layout) -> Vec<Other> {
+    let places = config.pools.iter().zip(&layout.backends).flat_map(|(pool, ids)| pool.backends.iter().zip(ids));
+    let theirs = places.filter(|(backend, _)| matches!(backend.target, Target::Url(_)));
+    let other = |(backend, id): (&Backend, &BackendId)| Other { backend: *id, endpoint: backend.target.endpoint() };
+    theirs.map(other).collect()
 }
 
 /// What an engine of ours is started by, and its flags apart; `None` for one that somebody else runs.

@@ -75,6 +75,8 @@ pub struct House {
     pub(crate) state: parking_lot::Mutex<reload::Loaded>,
     pub(crate) started: Instant,
     pub(crate) last_reload: parking_lot::Mutex<Option<admin::status::LastReload>>,
+    /// One reload at a time, from reading the file to its end: the later one is what counts.
+    pub(crate) reloading: parking_lot::Mutex<()>,
     /// Backends are to be probed now: a reload may have brought new ones, and requests wait for them.
     pub(crate) probe_now: Notify,
 }
@@ -123,7 +125,7 @@ pub async fn start(mut config: Config, source: Source) -> Result<Running, StartE
     let plan = Plan::new(Arc::clone(&config), &layout, &[], &counters, &learned);
     let engines = Engines::new(config.timeouts.connect);
     let flow = Arc::new(Flow::new(Arc::clone(&admission), engines, Arc::clone(&telemetry), plan));
-    let launched = engines::engines(&config, &layout);
+    let (launched, others) = (engines::engines(&config, &layout), engines::others(&config, &layout));
     let (client, admin) = (listener.address(), admin_socket.address());
     let house = Arc::new(House {
         flow,
@@ -137,9 +139,10 @@ pub async fn start(mut config: Config, source: Source) -> Result<Running, StartE
         state: parking_lot::Mutex::new(reload::Loaded::new(layout, counters)),
         started: now,
         last_reload: parking_lot::Mutex::default(),
+        reloading: parking_lot::Mutex::default(),
         probe_now: Notify::new(),
     });
-    house.fleet.apply(launched);
+    house.fleet.apply(launched, others);
     let mut prober = Prober::new(Arc::clone(&house.admission), Arc::clone(&house.reported));
     let first = tokio::time::timeout(FIRST_PROBE, house.probe(&mut prober)).await;
     tracing::debug!(complete = first.is_ok(), "first probe done");

@@ -63,6 +63,7 @@ impl Loaded {
 impl House {
     /// Reads the configuration again and takes it over. Returns what changed.
     pub fn reload(&self) -> Result<Vec<Change>, ReloadError> {
+        let _one = self.reloading.lock();
         let result = self.read_again().and_then(|config| self.take_over(config));
         self.telemetry.reloaded(result.is_ok());
         self.remember(&result);
@@ -109,7 +110,7 @@ impl House {
         let layout = self.admission.apply_with(&pools, health, Instant::now(), |layout| {
             self.flow.set_plan(Plan::new(Arc::clone(&config), layout, &reported, &counters, &self.learned));
         });
-        self.fleet.apply(engines::engines(&config, &layout));
+        self.fleet.apply(engines::engines(&config, &layout), engines::others(&config, &layout));
         *state = Loaded { layout, counters };
         self.flow.upstream().set_connect_timeout(config.timeouts.connect);
         self.config.store(config);

@@ -156,6 +156,41 @@ async fn a_reload_that_was_rolled_back_can_be_repeated() {
     timeout(LIMIT, repeated).await.expect("took longer than allowed").unwrap();
 }
 
+/// Another environment, another name: another engine comes in the old one's place, one at a time and without a loss; when
+/// the file says at once what it said before, nothing of it remains.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn engines_are_replaced_under_load_and_a_reload_that_is_taken_back_leaves_them_alone() {
+    let replaced = async {
+        let rig = Rig::start("").await?;
+        let load = Load::on(rig.port);
+        rig.until("requests come through", async |_| Ok(load.completed() > 20)).await?;
+        let before = rig.processes()?;
+        for _ in 0..5 {
+            rig.reconfigure("env = { RIG", "env = { MORE = \"1\", RIG").await?;
+            rig.reconfigure("env = { MORE = \"1\", RIG", "env = { RIG").await?;
+        }
+        rig.settled().await?;
+        let here = |rig: &Rig| ENGINES.map(|name| rig.processes_of(name).unwrap_or_default().len());
+        ensure!(here(&rig) == [2, 2, 2], "{:?} of {before:?}", rig.processes()?);
+        rig.reconfigure("env = { RIG", "env = { MORE = \"1\", RIG").await?;
+        rig.until("all are replaced", async |rig| {
+            let status = rig.status().await?;
+            let ready = status.pools[0].backends.iter().filter(|backend| backend.state == "ready").count();
+            ensure!(ready >= ENGINES.len() - 1, "only {ready} ready");
+            Ok(rig.log().matches("runs with its new configuration").count() >= ENGINES.len())
+        })
+        .await?;
+        rig.settled().await?;
+        // The name changes and the place does not.
+        rig.reconfigure("name = \"b\"\n[pool.backend.launch]", "name = \"d\"\n[pool.backend.launch]").await?;
+        rig.until("b is gone", async |rig| Ok(rig.processes_of("b")?.is_empty())).await?;
+        rig.settled().await?;
+        ensure!(rig.processes_of("d")?.len() == 2, "{:?}", rig.processes()?);
+        ends_well(load, rig).await
+    };
+    timeout(LIMIT, replaced).await.expect("took longer than allowed").unwrap();
+}
+
 /// Who was to stand in dies while an engine drains: the engine is not stopped.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_engine_that_turned_out_to_be_the_last_is_not_stopped() {
@@ -269,7 +304,7 @@ async fn engines_without_a_port_are_given_one_and_keep_it() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn adapters_follow_the_configuration_without_a_restart() {
     let followed = async {
-        let rig = Rig::start("").await?;
+        let mut rig = Rig::start("").await?;
         for (folder, rank) in [("one", 8), ("two", 64)] {
             std::fs::create_dir(rig.path(folder))?;
             std::fs::write(rig.path(folder).join("adapter_config.json"), format!("{{\"r\": {rank}}}"))?;
@@ -286,13 +321,17 @@ async fn adapters_follow_the_configuration_without_a_restart() {
         rig.reconfigure("adapter = \"one\"", "adapter = \"two\"").await?;
         rig.until("the failure is told", async |rig| Ok(rig.log().contains("tried again every"))).await?;
         loaded_from(&rig, Some("one")).await?;
+        // A gateway that finds the engines again does not stop them for it.
+        rig.kill().await?;
+        rig.run().await?;
+        rig.settled().await?;
+        ensure!(rig.processes()? == before, "{before:?} became {:?}", rig.processes()?);
         std::fs::write(rig.path("two/adapter_config.json"), "{\"r\": 16}")?;
         loaded_from(&rig, Some("two")).await?;
         rig.edit("models = [\"m\", \"ad\"]", "models = [\"m\"]")?;
         rig.reconfigure(&adapter("two"), model).await?;
         loaded_from(&rig, None).await?;
         ensure!(rig.processes()? == before, "no engine was restarted");
-        let mut rig = rig;
         rig.stop().await
     };
     timeout(LIMIT, followed).await.expect("took longer than allowed").unwrap();

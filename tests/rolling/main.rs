@@ -215,7 +215,8 @@ async fn judge(rig: &Rig, fault: Fault, name: &str, seqs: usize, last: &LastChan
         Fault::OomUnderLoad | Fault::HangsUnderLoad => (&["done"], ""),
         Fault::StartFails => (&["rolled_back"], "out of memory"),
         Fault::StartHangs => (&["rolled_back"], "no progress"),
-        Fault::PortTaken => (&["rolled_back", "done"], ""),
+        // It may be held for so long that the old settings do not come up at once either.
+        Fault::PortTaken => (&["rolled_back", "done", "failed"], ""),
         Fault::GatewayKilled => (&["done", "aborted", "rolled_back"], ""),
     };
     ensure!(outcomes.contains(&last.outcome.as_str()), "{fault:?} ended as {last:?}");

@@ -78,10 +78,6 @@ fn a_queue_a_model_and_keys_are_each_one_change() {
     let sets = ["pool.long.queue.length=5", "model.m.aliases=[]", "auth.keys=[{name=\"k\", sha256=\"env:DIGEST\"}]"];
     assert_eq!(
         shown(&with(&[]), &with(&sets)),
-        [
-            "auth: keys or admin_token changed",
-            "model m: aliases, tokenizer or media_part_tokens changed",
-            "pool long: queue changed"
-        ]
+        ["auth: keys or admin_token changed", "model m: its settings changed", "pool long: queue changed"]
     );
 }

@@ -81,6 +81,25 @@ fn settings_that_do_not_come_up_are_rolled_back_at_once_and_cost_no_budget() {
 }
 
 #[test]
+fn a_change_after_which_nothing_comes_up_ends_and_what_was_good_is_tried_on() {
+    for to in [0, 5] {
+        let mut life = serving();
+        life.change(1, to, false).unwrap();
+        // Drained and stopped; then two starts in a row fail.
+        (0..2).for_each(|_| life.on(Event::Done, &RULES, 0));
+        for _ in 0..2 {
+            life.on(failed(), &RULES, 0);
+            while life.step != Step::Start && life.change.is_some() {
+                life.on(Event::Done, &RULES, 0);
+            }
+        }
+        assert_eq!((life.step, outcome(&life)), (Step::Stop, Outcome::Failed("failed".to_owned())));
+        up(&mut life);
+        assert_eq!(life.wanted, 0);
+    }
+}
+
+#[test]
 fn a_crash_before_the_new_settings_settled_returns_to_the_good_ones() {
     let mut life = serving();
     life.change(1, 5, false).unwrap();

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout};
 
-use super::preflight::{NotNow, could_run, may_go_now};
+use super::preflight::{NotNow, may_go_now};
 use super::scene::Scene;
 use super::{adapters, engine};
 use crate::fleet::driver::Failure;
@@ -30,7 +30,7 @@ pub(super) async fn perform(scene: Arc<Scene>, step: Step) -> Event {
         Step::Drain => drain(&scene).await,
         Step::Stop => stop(&scene).await,
         Step::Start => start(&scene).await,
-        Step::Adapters => adapters::load(&scene).await,
+        Step::Adapters => load_adapters(&scene).await,
         Step::Golden => engine::compare_golden(&scene).await,
         Step::WarmUp => engine::warm_up(&scene).await,
         Step::Ramp => ramp(&scene).await,
@@ -95,7 +95,7 @@ async fn drain(scene: &Arc<Scene>) -> Result<(), Trouble> {
     let limit = scene.spec.load().rules.drain;
     let emptied = async {
         loop {
-            let running = scene.place().map_or(0, |place| place.used.requests);
+            let running = scene.running();
             if running == 0 {
                 break;
             }
@@ -110,7 +110,7 @@ async fn drain(scene: &Arc<Scene>) -> Result<(), Trouble> {
         }
     };
     if timeout(limit, emptied).await.is_err() {
-        let left = scene.place().map_or(0, |place| place.used.requests);
+        let left = scene.running();
         let why = format!(
             "{left} requests were still running after {:.0} s (fleet.drain); try again later, raise it, or restart with --cut",
             limit.as_secs_f64()
@@ -118,7 +118,9 @@ async fn drain(scene: &Arc<Scene>) -> Result<(), Trouble> {
         return Err(plain(why));
     }
     still_spared(scene).await?;
-    engine::note_golden(scene).await;
+    if !scene.kept.lock().life.leaving {
+        engine::note_golden(scene).await;
+    }
     Ok(())
 }
 
@@ -146,8 +148,8 @@ async fn stop(scene: &Arc<Scene>) -> Result<(), Trouble> {
 
 async fn start(scene: &Arc<Scene>) -> Result<(), Trouble> {
     let settings = scene.settings();
-    let spec = scene.spec.load_full();
-    let notices = could_run(&*scene.driver, &spec, &settings).await.map_err(|failure| trouble(&failure))?;
+    // Its adapters were judged when the change was asked for; see `load_adapters` for what becomes of them now.
+    let notices = scene.driver.check(&settings).await.map_err(|failure| trouble(&failure))?;
     for notice in notices {
         tracing::warn!(backend = %scene.spec.load().name, "{notice}");
     }
@@ -178,6 +180,20 @@ async fn ready(scene: &Arc<Scene>) -> Result<(), Trouble> {
             ready.map(|_| scene.driver.note_ready()).map_err(|failure| trouble(&failure))
         }
         never = shown => never,
+    }
+}
+
+/// Fails a change that somebody asked for; a restart after a crash goes on without them, because what else the engine serves
+/// is worth having, and they are tried again while it serves.
+async fn load_adapters(scene: &Arc<Scene>) -> Result<(), Trouble> {
+    let loaded = adapters::load(scene).await;
+    let asked = scene.kept.lock().life.change.as_ref().is_some_and(|change| change.failed.is_none());
+    match loaded {
+        Err(trouble) if !asked => {
+            tracing::error!(backend = %scene.spec.load().name, "goes on without: {}", trouble.why);
+            Ok(())
+        }
+        loaded => loaded,
     }
 }
 

@@ -12,7 +12,8 @@ use tokio::time::Instant;
 use super::effects::{gone, perform};
 use super::scene::{EngineSpec, Scene, now_ms};
 use crate::fleet::driver::Settings;
-use crate::fleet::life::{Event, Outcome, Refused, Step, Trouble};
+use crate::fleet::journal::Setup;
+use crate::fleet::life::{Event, Refused, Step, Trouble};
 use crate::pool::Cordon;
 
 /// What a keeper is told.
@@ -32,13 +33,11 @@ pub(super) enum Command {
 #[derive(Debug)]
 pub(super) struct Wish {
     pub(super) id: u64,
-    pub(super) to: Settings,
+    pub(super) to: Setup,
     /// Requests that outlast the drain are cut.
     pub(super) cut: bool,
     /// It goes on although nobody can stand in.
     pub(super) hold: bool,
-    /// What the settings were configured as, if they are the configuration's.
-    pub(super) configured: Option<String>,
 }
 
 /// Runs until the engine has left.
@@ -74,7 +73,7 @@ async fn enter(scene: &Arc<Scene>, step: Step) -> Option<Event> {
     let (leaving, settings) = {
         let mut kept = scene.kept.lock();
         (kept.since, kept.detail) = (Instant::now(), String::new());
-        (kept.life.leaving, kept.life.wanted.clone())
+        (kept.life.leaving, kept.life.wanted.settings.clone())
     };
     tracing::info!(backend = %spec.name, step = step.label(), settings = %shown(&settings), "engine");
     if let Err(error) = scene.write().await {
@@ -84,9 +83,13 @@ async fn enter(scene: &Arc<Scene>, step: Step) -> Option<Event> {
             return Some(Event::Failed(Trouble { why, hopeless: false }));
         }
     }
+    if leaving {
+        // Its place may be another's by now; who let it go has closed it.
+        return None;
+    }
     let cordon = match step {
         Step::Drain => Cordon::Draining,
-        _ if leaving || !step.is_coming() => Cordon::Away,
+        _ if !step.is_coming() => Cordon::Away,
         // Opens itself, together with a bound on slots.
         Step::Ramp => return None,
         Step::Serve => Cordon::Open,
@@ -104,31 +107,27 @@ fn take(scene: &Scene, step: Step, event: Event) {
     if let Event::Failed(trouble) | Event::Gone(trouble) = &event {
         tracing::warn!(backend = %spec.name, step = step.label(), "engine: {}", trouble.why);
         // At once: the next step may take a while to begin.
-        if step.in_rotation() {
+        if step.in_rotation() && !leaving(scene) {
             scene.set_cordon(Cordon::Coming);
         }
     }
     let mut kept = scene.kept.lock();
-    let change = kept.life.change.clone();
+    let changing = kept.life.change.is_some();
     kept.life.on(event, &spec.life_rules(), now_ms());
-    let ended = kept.life.ended.clone().filter(|_| change.is_some() && kept.life.change.is_none());
-    let Some(ended) = ended else { return };
-    tracing::info!(backend = %spec.name, change = ended.id, outcome = ?ended.outcome, "change ended");
-    let configured = change.and_then(|change| change.configured);
-    if let (Outcome::Done, Some(configured)) = (&ended.outcome, configured) {
-        kept.configured = configured;
+    if let Some(ended) = kept.life.ended.as_ref().filter(|_| changing && kept.life.change.is_none()) {
+        tracing::info!(backend = %spec.name, change = ended.id, outcome = ?ended.outcome, "change ended");
     }
 }
 
 fn obey(scene: &Arc<Scene>, command: Command) {
     match command {
-        Command::Change { wish: Wish { id, to, cut, hold, configured }, answer } => {
+        Command::Change { wish: Wish { id, to, cut, hold }, answer } => {
             let mut kept = scene.kept.lock();
             let answered = kept.life.change(id, to, cut);
             if answered.is_ok()
                 && let Some(change) = kept.life.change.as_mut()
             {
-                (change.hold, change.configured) = (hold, configured);
+                change.hold = hold;
                 kept.waits = None;
             }
             // Who asked may have gone away; the change goes on.

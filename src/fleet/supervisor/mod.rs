@@ -1,10 +1,10 @@
 //! The supervisor: every engine that we run, and what may be asked of them.
 //!
 //! One [`keeper`] per engine carries its life out; here is what concerns them together. At most one planned change is under
-//! way in the whole fleet, and it begins only when the others can carry what the one carries ([`preflight`]). A reload
-//! starts what is new, lets go of what is no longer configured, and takes changed engines through a restart one after
-//! the other ([`roll`]). What was under way when a gateway died is found in the [journal](super::journal) and continued
-//! ([`recover`]).
+//! way in the whole fleet, and it begins only when the others can carry what the one carries ([`preflight`]). A configuration
+//! is what the [reconciler](reconcile) works towards: it starts what is new, lets go of what is no longer configured, and
+//! takes changed engines through a restart one after the other ([`roll`]). What was under way when a gateway died is found
+//! in the [journal](super::journal) and continued ([`recover`]).
 //!
 //! Bounds: one keeper per configured backend; [`COMMANDS`] waiting commands each.
 
@@ -13,6 +13,7 @@ mod effects;
 mod engine;
 mod keeper;
 mod preflight;
+mod reconcile;
 mod recover;
 mod roll;
 mod scene;
@@ -30,13 +31,15 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
-use super::driver::{AnyDriver, Failure, Settings};
-use super::journal::{Journal, JournalError, Record};
-use super::life::{Life, Refused, Step};
+use super::driver::{AnyDriver, Failure};
+use super::journal::{Journal, JournalError, Record, Setup};
+use super::life::{Life, Refused};
 use super::probe::Reported;
-use crate::config::ArgValue;
+use crate::base::BackendId;
+use crate::config::{ArgValue, Endpoint};
 use crate::pool::{Admission, Cordon};
 use keeper::{Command, Wish, keep};
+use reconcile::Departing;
 use scene::{Kept, Scene};
 
 pub use preflight::NotNow;
@@ -70,6 +73,9 @@ pub enum CannotRestart {
     /// The moment is wrong.
     #[error("{0}")]
     Refused(#[from] Refused),
+    /// A newer configuration was applied meanwhile.
+    #[error("the configuration has changed since")]
+    Outdated,
 }
 
 /// What is asked for with a restart.
@@ -85,12 +91,41 @@ pub struct RestartAsk {
     pub cut: bool,
 }
 
+/// A change that has begun.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Begun {
+    /// Its number: [`EngineView::change`] while it is under way, [`EngineView::last_change`] after it.
+    pub change: u64,
+    /// What is worth knowing about the settings.
+    pub notices: Vec<String>,
+}
+
 /// One engine and its keeper.
 #[derive(Debug)]
 struct Hand {
     scene: Arc<Scene>,
     commands: mpsc::Sender<Command>,
     task: JoinHandle<()>,
+}
+
+/// What the configuration in force asks for.
+#[derive(Debug, Default)]
+struct Wanted {
+    /// Grows with each configuration.
+    number: u64,
+    /// In the order of the configuration.
+    engines: Vec<EngineSpec>,
+    /// Backends that somebody else runs.
+    others: Vec<Other>,
+}
+
+/// A backend whose engine somebody else runs.
+#[derive(Clone, Debug)]
+pub struct Other {
+    /// Its place in admission.
+    pub backend: BackendId,
+    /// Where it is reached.
+    pub endpoint: Endpoint,
 }
 
 /// All engines that this gateway runs.
@@ -101,13 +136,18 @@ pub struct Fleet {
     /// What earlier gateways wrote last of each engine, until the first configuration is applied.
     earlier: Mutex<Vec<Record>>,
     hands: Mutex<BTreeMap<String, Hand>>,
-    /// Keepers that are on their way out, until they are.
-    departing: TaskTracker,
+    wanted: Mutex<Wanted>,
+    /// Engines that were let go and may still run.
+    departing: Mutex<Vec<Departing>>,
+    /// Something is to be looked at again.
+    look: Notify,
+    /// The reconciler runs.
+    reconciling: AtomicBool,
+    /// Everything that has to end before the gateway does.
+    tasks: TaskTracker,
     /// Held from the preflight of a change until the change has begun: two that pass it together would both begin.
     gate: tokio::sync::Mutex<()>,
     changes: AtomicU64,
-    /// How many configurations were applied: the roll of an earlier one ends where it stands.
-    rolls: AtomicU64,
     /// Nothing is started any more.
     closing: AtomicBool,
     maker: DriverMaker,
@@ -128,10 +168,13 @@ impl Fleet {
             journal: Mutex::default(),
             earlier: Mutex::default(),
             hands: Mutex::default(),
-            departing: TaskTracker::new(),
+            wanted: Mutex::default(),
+            departing: Mutex::default(),
+            look: Notify::new(),
+            reconciling: AtomicBool::new(false),
+            tasks: TaskTracker::new(),
             gate: tokio::sync::Mutex::default(),
             changes: AtomicU64::new(1),
-            rolls: AtomicU64::new(0),
             closing: AtomicBool::new(false),
             maker,
         })
@@ -156,73 +199,58 @@ impl Fleet {
         Ok(())
     }
 
-    /// Takes over the engines of a configuration: new ones start, those that are gone leave, changed ones are restarted
-    /// one after the other. Returns at once. Needs an open journal where there is an engine.
-    pub fn apply(self: &Arc<Self>, engines: Vec<EngineSpec>) {
-        if self.closing.load(Ordering::Relaxed) {
+    /// Takes over a configuration: new engines start, those that are gone leave, changed ones are restarted one after the
+    /// other. Returns at once; the [reconciler](reconcile) does it. Needs an open journal where there is an engine.
+    pub fn apply(self: &Arc<Self>, engines: Vec<EngineSpec>, others: Vec<Other>) {
+        if self.is_closing() {
             return;
         }
-        let number = self.rolls.fetch_add(1, Ordering::Relaxed) + 1;
-        let is_listed = |name: &str| engines.iter().any(|spec| *spec.name == *name);
+        {
+            let mut wanted = self.wanted.lock();
+            let number = wanted.number + 1;
+            *wanted = Wanted { number, engines: engines.clone(), others };
+        }
+        // After that: an engine that is taken on meanwhile knows the new words already.
+        engines.iter().for_each(|spec| self.describe(spec));
         let earlier = std::mem::take(&mut *self.earlier.lock());
-        recover::clear(self, earlier.into_iter().filter(|record| !is_listed(&record.backend)));
-        let gone: Vec<String> = self.hands.lock().keys().filter(|name| !is_listed(name)).cloned().collect();
-        let gone: Vec<Arc<Scene>> = gone.iter().filter_map(|name| self.let_go(name)).collect();
-        let (mut new, mut changed) = (Vec::new(), Vec::new());
-        for spec in engines {
-            match self.describe(&spec) {
-                Some(false) => {}
-                Some(true) => changed.push(spec),
-                None => new.push(spec),
-            }
+        recover::clear(self, earlier);
+        reconcile::tidy(self);
+        self.look.notify_one();
+        if !self.reconciling.swap(true, Ordering::Relaxed) {
+            let fleet = Arc::clone(self);
+            self.tasks.spawn(async move { reconcile::reconcile(fleet).await });
         }
-        // Before the prober can find another server on that port.
-        for spec in &new {
-            self.admission.set_cordon(spec.backend, Cordon::Coming);
-        }
-        tokio::spawn(roll::roll(Arc::clone(self), number, roll::Work { gone, new, changed }));
     }
 
-    /// Tells a keeper what is said of its engine now; whether that takes a restart. `None`: there is no such keeper.
-    fn describe(&self, spec: &EngineSpec) -> Option<bool> {
+    /// Tells a keeper what is said of its engine now. One with another program is replaced: until then it is what it was.
+    fn describe(&self, spec: &EngineSpec) {
         let hands = self.hands.lock();
-        let hand = hands.get(&*spec.name)?;
-        let scene = &hand.scene;
-        if scene.identity != spec.identity {
-            // Until it is replaced the engine is what it was, and where it was.
-            if scene.spec.load().backend != spec.backend {
-                self.admission.set_cordon(spec.backend, Cordon::Coming);
-            }
-            return Some(true);
+        let Some(hand) = hands.get(&*spec.name) else { return };
+        hand.scene.kept.lock().waits = None;
+        if hand.scene.identity == spec.identity {
+            // A full line means that the keeper has stopped listening, and then it is leaving.
+            let _ = hand.commands.try_send(Command::Describe(Box::new(spec.clone())));
         }
-        // A full line means that the keeper has stopped listening, and then it is leaving.
-        let _ = hand.commands.try_send(Command::Describe(Box::new(spec.clone())));
-        let mut kept = scene.kept.lock();
-        kept.waits = None;
-        Some(kept.heads_for() != spec.configured)
     }
 
-    /// Starts to keep an engine. The answer, once what an earlier gateway left of it was looked at: whether it runs with
-    /// other settings than these.
-    fn take_on(self: &Arc<Self>, spec: EngineSpec) -> Option<oneshot::Receiver<bool>> {
-        // A roll that was waiting when the gateway was told to stop.
-        if self.closing.load(Ordering::Relaxed) {
-            return None;
-        }
+    /// Starts to keep an engine, as the latest configuration describes it.
+    fn take_on(self: &Arc<Self>, name: &str) {
         let Some(journal) = self.journal.lock().clone() else {
-            tracing::error!(backend = %spec.name, "not started: there is no journal");
-            return None;
+            tracing::error!(backend = name, "not started: there is no journal");
+            return;
         };
+        let wanted = self.wanted.lock();
+        let Some(spec) = wanted.engines.iter().find(|spec| *spec.name == *name).cloned() else { return };
         let mut hands = self.hands.lock();
-        let name = spec.name.to_string();
-        if hands.contains_key(&name) {
-            return None;
+        // Whoever closes lists the hands after that.
+        if self.is_closing() || hands.contains_key(name) {
+            return;
         }
         let kept = Kept {
-            life: Life::new(spec.settings.clone()),
+            life: Life::new(spec.setup()),
             trace: None,
             golden: Vec::new(),
-            configured: spec.configured.clone(),
+            recovered: false,
             since: Instant::now(),
             detail: String::new(),
             adopted: false,
@@ -240,75 +268,68 @@ impl Fleet {
             spec: ArcSwap::from_pointee(spec),
         });
         let (commands, inbox) = mpsc::channel(COMMANDS);
-        let (recovered, answer) = oneshot::channel();
         let kept = Arc::clone(&scene);
         let task = tokio::spawn(async move {
-            // Nobody may wait for it any more.
-            let _ = recovered.send(recover::recover(&kept).await);
+            recover::recover(&kept).await;
             keep(kept, inbox).await;
         });
-        hands.insert(name, Hand { scene, commands, task });
-        Some(answer)
+        hands.insert(name.to_owned(), Hand { scene, commands, task });
     }
 
-    /// Lets an engine drain and stop; its keeper ends with it.
-    fn let_go(&self, name: &str) -> Option<Arc<Scene>> {
-        let hand = self.hands.lock().remove(name)?;
+    /// Lets an engine drain and stop; its keeper ends with it. `number`: only if no newer configuration was applied.
+    fn let_go(self: &Arc<Self>, name: &str, number: Option<u64>) -> bool {
+        // In this order everywhere: what is wanted, who is kept, who departs.
+        let wanted = self.wanted.lock();
+        if number.is_some_and(|number| wanted.number != number) {
+            return false;
+        }
+        let Some(hand) = self.hands.lock().remove(name) else { return false };
+        // At once, before anybody counts on it. Who waits for its place may go on waiting.
+        hand.scene.set_cordon(Cordon::Draining);
         let _ = hand.commands.try_send(Command::Leave);
-        self.departing.spawn(async move {
+        self.departing.lock().push(Departing::of(&hand.scene));
+        let fleet = Arc::clone(self);
+        self.tasks.spawn(async move {
             if let Err(error) = hand.task.await {
                 tracing::error!(%error, "a keeper failed");
             }
+            reconcile::see_off(&fleet, &hand.scene).await;
         });
-        Some(hand.scene)
+        true
     }
 
-    /// Returns when whoever was let go has stopped.
-    async fn departed(&self) {
-        self.departing.close();
-        self.departing.wait().await;
+    fn is_closing(&self) -> bool {
+        self.closing.load(Ordering::Relaxed)
     }
 
-    /// What is no longer configured and has stopped need not be written again, and who took its place, if anybody, may have
-    /// requests: its port may now be that of an engine that somebody else runs.
-    fn forget(&self, gone: &[Arc<Scene>]) {
-        let hands = self.hands.lock();
-        for scene in gone {
-            let spec = scene.spec.load();
-            if hands.contains_key(&*spec.name) || scene.step() != Step::Off {
-                continue;
-            }
-            scene.journal.lock().forget(&spec.name);
-            if hands.values().all(|hand| hand.scene.spec.load().backend != spec.backend) {
-                scene.set_cordon(Cordon::Open);
-            }
-        }
+    /// Whether a newer configuration than this was applied, or the gateway stops.
+    fn is_outdated(&self, number: u64) -> bool {
+        self.is_closing() || self.wanted.lock().number != number
     }
 
-    /// Restarts an engine. Returns the number of the change once it has begun; [`Fleet::views`] shows how it goes on.
+    /// Restarts an engine. Returns once the change has begun; [`Fleet::views`] shows how it goes on.
     ///
     /// # Errors
     /// It does not begin, and nothing was touched.
-    pub async fn restart(&self, name: &str, ask: RestartAsk) -> Result<u64, CannotRestart> {
+    pub async fn restart(&self, name: &str, ask: RestartAsk) -> Result<Begun, CannotRestart> {
         let (scene, _) = self.hand(name).ok_or_else(|| CannotRestart::NotOurs(name.to_owned()))?;
-        let spec = scene.spec.load_full();
-        let base = if ask.reset { spec.settings.clone() } else { scene.settings() };
-        let to = base.with(&ask.set);
-        self.change(name, to, ask.reset.then(|| spec.configured.clone()), ask).await
+        let Setup { settings, configured } = if ask.reset { scene.spec.load().setup() } else { scene.setup() };
+        let to = Setup { settings: settings.with(&ask.set), configured };
+        self.change(name, to, ask, None).await
     }
 
-    /// The same with all of its settings said, and what they were configured as. The keeper may not yet have read what was
-    /// last said of its engine.
+    /// The same with all of its settings said. The keeper may not yet have read what was last said of its engine.
+    /// `number`: only if no newer configuration was applied.
     async fn change(
         &self,
         name: &str,
-        to: Settings,
-        configured: Option<String>,
+        to: Setup,
         ask: RestartAsk,
-    ) -> Result<u64, CannotRestart> {
+        number: Option<u64>,
+    ) -> Result<Begun, CannotRestart> {
         let (scene, commands) = self.hand(name).ok_or_else(|| CannotRestart::NotOurs(name.to_owned()))?;
         let spec = scene.spec.load_full();
-        preflight::could_run(&*scene.driver, &spec, &to).await?;
+        let notices = preflight::could_run(&*scene.driver, &spec, &to.settings).await?;
         let _gate = self.gate.lock().await;
         if let Some(other) = self.views().into_iter().find(|view| view.change.is_some()) {
             return Err(CannotRestart::Another(other.backend));
@@ -316,13 +337,16 @@ impl Fleet {
         if scene.step().in_rotation() && !ask.hold {
             preflight::may_go_now(&self.admission, &self.reported, &spec).await?;
         }
+        if number.is_some_and(|number| self.is_outdated(number)) {
+            return Err(CannotRestart::Outdated);
+        }
         let id = self.changes.fetch_add(1, Ordering::Relaxed);
         let (answer, answered) = oneshot::channel();
-        let wish = Wish { id, to, cut: ask.cut, hold: ask.hold, configured };
+        let wish = Wish { id, to, cut: ask.cut, hold: ask.hold };
         let told = commands.send(Command::Change { wish, answer }).await;
         told.map_err(|_| Refused::Leaving)?;
         answered.await.map_err(|_| Refused::Leaving)??;
-        Ok(id)
+        Ok(Begun { change: id, notices: notices.iter().map(ToString::to_string).collect() })
     }
 
     /// Lets an engine that holds, or waits for its next attempt, try now. Nothing for one that somebody else runs.
@@ -336,22 +360,41 @@ impl Fleet {
         answered.await.map_err(|_| Refused::Leaving)?
     }
 
-    /// Every engine as it stands, in the order of names.
+    /// Every engine as it stands, in the order of names: those that are kept, those that are on their way out, and those
+    /// that wait for them.
     pub fn views(&self) -> Vec<EngineView> {
-        self.hands.lock().values().map(|hand| view::of(&hand.scene)).collect()
+        let mut views: BTreeMap<String, EngineView> = BTreeMap::new();
+        for (name, waits) in reconcile::waiting(self) {
+            views.insert(
+                name.clone(),
+                EngineView { backend: name, step: "off".to_owned(), waits: Some(waits), ..EngineView::default() },
+            );
+        }
+        for departing in self.departing.lock().iter() {
+            views.extend(departing.view().map(|view| (view.backend.clone(), view)));
+        }
+        for (name, hand) in self.hands.lock().iter() {
+            views.insert(name.clone(), view::of(&hand.scene));
+        }
+        views.into_values().collect()
     }
 
     /// Stops every engine and waits until they are gone. Nothing is started any more.
-    pub async fn stop(&self) {
+    pub async fn stop(self: &Arc<Self>) {
         self.closing.store(true, Ordering::Relaxed);
+        self.look.notify_one();
         let names: Vec<String> = self.hands.lock().keys().cloned().collect();
-        names.iter().for_each(|name| drop(self.let_go(name)));
-        self.departed().await;
+        for name in names {
+            self.let_go(&name, None);
+        }
+        self.tasks.close();
+        self.tasks.wait().await;
     }
 
     /// Stops keeping them; the engines go on, and the journal says where they are.
     pub fn abandon(&self) {
         self.closing.store(true, Ordering::Relaxed);
+        self.look.notify_one();
         for hand in std::mem::take(&mut *self.hands.lock()).into_values() {
             hand.task.abort();
         }

@@ -10,60 +10,89 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
+use parking_lot::Mutex;
+use tokio::time::sleep;
+
 use super::Fleet;
 use super::keeper::shown;
+use super::reconcile::{AGAIN, Departing};
 use super::scene::Scene;
 use crate::config::{Launch, OnStart};
-use crate::fleet::driver::{Driver, Failure, StopRules, Trace};
+use crate::fleet::driver::{Driver, Failure, Kind, StopRules, Trace};
+use crate::fleet::fetch;
 use crate::fleet::journal::{Journal, Record};
 use crate::fleet::life::Step;
 use crate::fleet::process::{ProcessDriver, is_running};
 use crate::vllm::failure::Class;
 
-/// Finds what an earlier gateway left of this engine, and decides where its life goes on. Whether it goes on with other
-/// settings than the configuration's.
-pub(super) async fn recover(scene: &Arc<Scene>) -> bool {
+/// Finds what an earlier gateway left of this engine, and decides where its life goes on.
+pub(super) async fn recover(scene: &Arc<Scene>) {
     let spec = scene.spec.load_full();
     let record = scene.journal.lock().last().get(&*spec.name).cloned();
-    let written = record.as_ref().and_then(|record| record.trace.clone());
-    let alive = match &written {
-        Some(trace) => match scene.driver.adopt(trace).await {
-            Ok(alive) => alive,
-            Err(failure) => {
-                tracing::error!(backend = %spec.name, "an engine of an earlier gateway cannot be told: {failure}");
-                false
-            }
-        },
-        None => false,
-    };
-    if !alive && let Some(trace) = scene.driver.find().await {
-        // Without its line in the journal it is not known what it runs: it is there to be stopped.
-        tracing::warn!(backend = %spec.name, "found what is left of an engine that the journal does not know");
-        if let Err(failure) = scene.driver.adopt(&trace).await {
-            tracing::error!(backend = %spec.name, "it cannot be taken over: {failure}");
-        }
-    }
-    let Some(record) = record else { return false };
-    let same = record.configured == spec.configured;
+    let found = find(scene, record.as_ref().and_then(|record| record.trace.as_ref())).await;
     let adopt = spec.rules.on_start == OnStart::Adopt;
-    let flags_only = !same && record.identity == spec.identity && alive && adopt;
     let mut kept = scene.kept.lock();
-    // Another program or model answers otherwise, and is meant to.
-    kept.golden = if same { record.golden } else { Vec::new() };
-    kept.trace = written.filter(|_| alive);
-    kept.life = if same || flags_only {
-        kept.configured = record.configured;
-        record.life.recover(alive, adopt)
-    } else {
-        record.life.anew(spec.settings.clone())
+    kept.recovered = true;
+    kept.trace = found.clone();
+    let Some(record) = record else {
+        if found.is_some() {
+            // It may carry requests: it was in rotation until now, or is in use by others.
+            (kept.life.step, kept.adopted) = if adopt { (Step::Adopt, true) } else { (Step::Drain, false) };
+            tracing::info!(backend = %spec.name, step = kept.life.step.label(), "its engine runs already");
+        }
+        return;
     };
+    let (same, alive) = (record.life.heads_for().configured == spec.configured, found.is_some());
+    // Flags alone are no reason to stop an engine that serves: they have their turn while it does.
+    let flags_only = record.identity == spec.identity && alive && adopt;
+    // Another program or model answers otherwise, and is meant to.
+    kept.golden = if same || flags_only { record.golden } else { Vec::new() };
+    kept.life = if same || flags_only { record.life.recover(alive, adopt) } else { record.life.anew(spec.setup()) };
     kept.adopted = kept.life.step == Step::Adopt;
-    if same && kept.life.wanted != spec.settings {
-        let settings = shown(&kept.life.wanted);
+    if same && kept.life.wanted.settings != spec.settings {
+        let settings = shown(&kept.life.wanted.settings);
         tracing::info!(backend = %spec.name, settings, "flags were changed since the configuration (restart --reset undoes that)");
     }
     tracing::info!(backend = %spec.name, alive, step = kept.life.step.label(), "goes on where an earlier gateway left off");
-    flags_only && kept.heads_for() != spec.configured
+}
+
+/// An engine that runs and whose settings are known, now under command. One whose settings nobody knows is under command
+/// too, to be stopped.
+async fn find(scene: &Scene, written: Option<&Trace>) -> Option<Trace> {
+    let name = Arc::clone(&scene.spec.load().name);
+    if let Some(trace) = written {
+        match scene.driver.adopt(trace).await {
+            Ok(true) => return Some(trace.clone()),
+            Ok(false) => {}
+            Err(failure) => {
+                tracing::error!(backend = %name, "an engine of an earlier gateway cannot be told: {failure}")
+            }
+        }
+    }
+    let trace = match scene.driver.find().await {
+        Some(trace) => trace,
+        // Nothing tells whether commands have brought it up, but it may answer.
+        None if scene.driver.kind() == Kind::Command && answers(scene).await => Trace::Command,
+        None => return None,
+    };
+    match scene.driver.adopt(&trace).await {
+        // A command's engine is what its commands make it; there is no more to know.
+        Ok(true) if trace == Trace::Command => Some(trace),
+        Ok(_) => {
+            tracing::warn!(backend = %name, "found what is left of an engine that the journal does not know");
+            None
+        }
+        Err(failure) => {
+            tracing::error!(backend = %name, "it cannot be taken over: {failure}");
+            None
+        }
+    }
+}
+
+async fn answers(scene: &Scene) -> bool {
+    let spec = scene.spec.load_full();
+    let asked = fetch(&spec.address, "/health", spec.patience, 1 << 16).await;
+    asked.is_ok_and(|(status, _)| status.is_success())
 }
 
 /// Engines of an earlier gateway that run although nobody looks after them. A gateway that runs no engines leaves them alone:
@@ -73,33 +102,50 @@ pub fn unattended(folder: &Path) -> Vec<String> {
     records.map(|record| record.backend).filter(|name| is_running(folder, name)).collect()
 }
 
-/// Stops, beside everything else, the engines of an earlier gateway that are no longer configured. [`Fleet::departed`]
-/// waits for that.
-pub(super) fn clear(fleet: &Arc<Fleet>, earlier: impl Iterator<Item = Record>) {
-    for record in earlier {
+/// Stops the engines of an earlier gateway that are no longer configured, beside everything else; until that is done
+/// nothing starts that could be on their devices.
+pub(super) fn clear(fleet: &Arc<Fleet>, earlier: Vec<Record>) {
+    let wanted: Vec<Arc<str>> = fleet.wanted.lock().engines.iter().map(|spec| Arc::clone(&spec.name)).collect();
+    for record in earlier.into_iter().filter(|record| !wanted.iter().any(|name| **name == *record.backend)) {
         let Some(journal) = fleet.journal.lock().clone() else { return };
         if !record.life.step.may_run() {
             journal.lock().forget(&record.backend);
             continue;
         }
-        fleet.departing.spawn(async move {
-            let folder = journal.lock().folder().to_owned();
-            let name = record.backend.clone();
-            let engine = leftover(&name, &folder);
-            match stop(&engine, record.trace.as_ref()).await {
-                Ok(stopped) => {
-                    let journal = Arc::clone(&journal);
-                    let written = tokio::task::spawn_blocking(move || note_stopped(&journal, record)).await;
-                    if let Ok(Err(error)) = written {
-                        tracing::error!(backend = name, %error, "the journal cannot be written");
-                    }
-                    if stopped {
-                        tracing::warn!(backend = name, "stopped: it ran, and is no longer configured");
-                    }
-                }
-                Err(why) => tracing::error!(backend = name, "is no longer configured and may run: {why}"),
-            }
+        fleet.departing.lock().push(Departing::unknown(&record.backend));
+        let fleet = Arc::clone(fleet);
+        fleet.clone().tasks.spawn(async move {
+            end(&fleet, &journal, &record).await;
+            fleet.departing.lock().retain(|departing| !departing.is_unknown(&record.backend));
+            fleet.look.notify_one();
         });
+    }
+}
+
+/// Ends what is left of an engine, however often that takes; gives up only with the gateway, or where it cannot be done
+/// from here.
+async fn end(fleet: &Fleet, journal: &Arc<Mutex<Journal>>, record: &Record) {
+    let name = &record.backend;
+    let engine = leftover(name, &journal.lock().folder().to_owned());
+    while !fleet.is_closing() {
+        match stop(&engine, record.trace.as_ref()).await {
+            Ok(stopped) => {
+                let (journal, record) = (Arc::clone(journal), record.clone());
+                let written = tokio::task::spawn_blocking(move || note_stopped(&journal, record)).await;
+                if let Ok(Err(error)) = written {
+                    tracing::error!(backend = name, %error, "the journal cannot be written");
+                }
+                if stopped {
+                    tracing::warn!(backend = name, "stopped: it ran, and is no longer configured");
+                }
+                return;
+            }
+            Err(failure) => tracing::error!(backend = name, "is no longer configured and may run: {failure}"),
+        }
+        if matches!(record.trace, Some(Trace::Command)) {
+            return;
+        }
+        sleep(AGAIN).await;
     }
 }
 
@@ -125,7 +171,7 @@ async fn stop(engine: &ProcessDriver, trace: Option<&Trace>) -> Result<bool, Fai
     Ok(there)
 }
 
-fn note_stopped(journal: &parking_lot::Mutex<Journal>, mut record: Record) -> std::io::Result<()> {
+fn note_stopped(journal: &Mutex<Journal>, mut record: Record) -> std::io::Result<()> {
     let mut journal = journal.lock();
     let name = record.backend.clone();
     (record.life.step, record.trace, record.at) = (Step::Off, None, jiff::Timestamp::now().to_string());

@@ -1,34 +1,27 @@
-//! What a reload brings: new engines, and changed ones through a restart each, one after the other.
+//! Takes one engine over to what a configuration says.
 //!
 //! A change that only concerns flags is a change like one that somebody asks for, with everything that protects it. Another
 //! program, device or environment needs another driver: the old engine leaves, the new one comes in its place. Either waits
-//! until the others can carry its load, and the engine shows what it waits for; the first that does not come to serve ends
-//! the roll, so that a mistake costs one engine. The roll of an older configuration ends as soon as a newer one is applied.
+//! until the others can carry its load, and the engine shows what it waits for. Ends early, with nothing half done, when a
+//! newer configuration is applied.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
-use super::preflight::{could_run, may_go_now};
+use super::preflight::{NotNow, could_run, may_go_now};
 use super::scene::Scene;
 use super::{CannotRestart, EngineSpec, Fleet, RestartAsk};
 use crate::fleet::life::{Outcome, Refused, Step};
+use crate::pool::Cordon;
 
 /// Between two looks at whether the others can carry it, or whether it serves.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// What a configuration changes.
-pub(super) struct Work {
-    /// Engines that were let go.
-    pub(super) gone: Vec<Arc<Scene>>,
-    pub(super) new: Vec<EngineSpec>,
-    pub(super) changed: Vec<EngineSpec>,
-}
-
-/// Why a roll ends early.
-enum End {
+/// Why an engine was not taken over.
+#[derive(Debug)]
+pub(super) enum End {
     /// A newer configuration was applied, or the gateway stops.
     Outdated,
     Failed(String),
@@ -40,33 +33,17 @@ impl<W: Into<String>> From<W> for End {
     }
 }
 
-pub(super) async fn roll(fleet: Arc<Fleet>, number: u64, work: Work) {
-    let Work { gone, new, mut changed } = work;
-    // They may leave the very devices and ports that the new ones are for.
-    fleet.departed().await;
-    fleet.forget(&gone);
+/// Carries it out, to its end.
+pub(super) async fn one(fleet: Arc<Fleet>, number: u64, spec: EngineSpec) -> Result<(), End> {
     let roll = Roll { fleet: &fleet, number };
-    if roll.is_outdated() {
-        return;
-    }
-    let taken: Vec<_> = new.into_iter().map(|spec| (fleet.take_on(spec.clone()), spec)).collect();
-    for (recovered, spec) in taken {
-        let Some(recovered) = recovered else { continue };
-        if recovered.await == Ok(true) {
-            changed.push(spec);
-        }
-    }
-    for spec in changed {
-        let name = Arc::clone(&spec.name);
-        match roll.one(spec).await {
-            Ok(()) => tracing::info!(backend = %name, "runs with its new configuration"),
-            Err(End::Outdated) => return,
-            Err(End::Failed(why)) => {
-                tracing::error!(backend = %name, "keeps its old configuration, as do those after it: {why}");
-                return;
-            }
-        }
-    }
+    let (scene, _) = fleet.hand(&spec.name).ok_or("it is gone")?;
+    let done = if scene.identity == spec.identity {
+        roll.change(&scene, &spec).await
+    } else {
+        roll.replace(&scene, &spec).await
+    };
+    scene.kept.lock().waits = None;
+    done
 }
 
 struct Roll<'f> {
@@ -75,88 +52,102 @@ struct Roll<'f> {
 }
 
 impl Roll<'_> {
-    fn is_outdated(&self) -> bool {
-        self.fleet.closing.load(Ordering::Relaxed) || self.fleet.rolls.load(Ordering::Relaxed) != self.number
-    }
-
     async fn pause(&self) -> Result<(), End> {
         sleep(LOOK).await;
-        if self.is_outdated() { Err(End::Outdated) } else { Ok(()) }
+        if self.fleet.is_outdated(self.number) { Err(End::Outdated) } else { Ok(()) }
     }
 
-    async fn one(&self, spec: EngineSpec) -> Result<(), End> {
-        let name = spec.name.to_string();
-        let (scene, _) = self.fleet.hand(&name).ok_or("it is gone")?;
-        if scene.identity != spec.identity {
-            return self.replace(&scene, spec).await;
-        }
+    async fn change(&self, scene: &Scene, spec: &EngineSpec) -> Result<(), End> {
         let id = loop {
-            let asked =
-                self.fleet.change(&name, spec.settings.clone(), Some(spec.configured.clone()), RestartAsk::default());
+            let asked = self.fleet.change(&spec.name, spec.setup(), RestartAsk::default(), Some(self.number));
             match asked.await {
-                Ok(id) => break id,
+                Ok(begun) => break begun.change,
                 Err(error @ (CannotRestart::Settings(_) | CannotRestart::NotOurs(_))) => {
                     return Err(error.to_string().into());
                 }
                 Err(CannotRestart::Refused(Refused::Leaving)) => return Err("it is being shut down".into()),
-                Err(wait) => note_wait(&scene, &wait.to_string()),
+                Err(CannotRestart::Outdated) => return Err(End::Outdated),
+                Err(wait) => note_wait(scene, &wait.to_string()),
             }
             self.pause().await?;
         };
         loop {
-            let (scene, _) = self.fleet.hand(&name).ok_or("it is gone")?;
+            let (scene, _) = self.fleet.hand(&spec.name).ok_or("it is gone")?;
             let ended = scene.kept.lock().life.ended.clone().filter(|ended| ended.id >= id);
             match ended.map(|ended| ended.outcome) {
                 Some(Outcome::Done) => return Ok(()),
-                Some(Outcome::Aborted(why) | Outcome::RolledBack(why) | Outcome::Held(why)) => return Err(why.into()),
+                Some(Outcome::Aborted(why) | Outcome::RolledBack(why) | Outcome::Failed(why) | Outcome::Held(why)) => {
+                    return Err(why.into());
+                }
                 None => self.pause().await?,
             }
         }
     }
 
     /// Another engine in its place.
-    async fn replace(&self, scene: &Scene, spec: EngineSpec) -> Result<(), End> {
-        let name = spec.name.to_string();
+    async fn replace(&self, scene: &Arc<Scene>, spec: &EngineSpec) -> Result<(), End> {
         // What could never start is told while the old one still runs.
-        let driver = (self.fleet.maker)(&spec);
-        could_run(&*driver, &spec, &spec.settings).await.map_err(|failure| failure.to_string())?;
+        let driver = (self.fleet.maker)(spec);
+        could_run(&*driver, spec, &spec.settings).await.map_err(|failure| failure.to_string())?;
         // One that moves gets no requests where it is since the reload: nothing is gained by waiting.
         let moves = scene.spec.load().backend != spec.backend;
         while !moves && scene.step().in_rotation() {
-            let _gate = self.fleet.gate.lock().await;
-            let other = self.fleet.views().into_iter().find(|view| view.change.is_some());
-            let wait = match other {
-                Some(other) => CannotRestart::Another(other.backend).to_string(),
-                None => match may_go_now(&self.fleet.admission, &self.fleet.reported, &spec).await {
-                    Ok(()) => {
-                        // Before the gate opens, so that nobody else counts on it.
-                        self.fleet.let_go(&name);
-                        break;
-                    }
-                    Err(wait) => wait.to_string(),
-                },
-            };
-            drop(_gate);
-            note_wait(scene, &wait);
+            match self.spare(scene).await {
+                Ok(()) => break,
+                Err(wait) => note_wait(scene, &wait),
+            }
             self.pause().await?;
         }
-        self.fleet.let_go(&name);
-        self.fleet.departed().await;
-        if self.is_outdated() {
+        if !self.fleet.let_go(&spec.name, Some(self.number)) {
             return Err(End::Outdated);
         }
-        self.fleet.take_on(spec);
-        self.serves(&name).await
-    }
-
-    async fn serves(&self, name: &str) -> Result<(), End> {
         loop {
-            let (scene, _) = self.fleet.hand(name).ok_or("it is gone")?;
+            self.pause().await?;
+            // The reconciler takes the new one on once the old one is gone.
+            let Some((scene, _)) = self.fleet.hand(&spec.name) else { continue };
             match scene.step() {
+                _ if !scene.kept.lock().recovered => {}
                 Step::Serve => return Ok(()),
                 Step::Hold | Step::Off => return Err(scene.kept.lock().life.why.clone().unwrap_or_default().into()),
-                _ => self.pause().await?,
+                _ => {}
             }
+        }
+    }
+
+    /// Takes it out of rotation and waits until nothing runs on it; back in if that cannot be, or if nobody can stand in.
+    ///
+    /// # Errors
+    /// Why not now. It is in rotation as before.
+    async fn spare(&self, scene: &Arc<Scene>) -> Result<(), String> {
+        let spec = scene.spec.load_full();
+        let may_go = async || may_go_now(&self.fleet.admission, &self.fleet.reported, &spec).await;
+        {
+            let _gate = self.fleet.gate.lock().await;
+            if let Some(other) = self.fleet.views().into_iter().find(|view| view.change.is_some()) {
+                return Err(CannotRestart::Another(other.backend).to_string());
+            }
+            may_go().await.map_err(|not_now| not_now.to_string())?;
+            // Before the gate opens, so that nobody else counts on it.
+            scene.set_cordon(Cordon::Draining);
+        }
+        let back = |why: String| {
+            if scene.step().in_rotation() {
+                scene.set_cordon(Cordon::Open);
+            }
+            Err(why)
+        };
+        let deadline = Instant::now() + spec.rules.drain;
+        while scene.running() > 0 {
+            if Instant::now() >= deadline {
+                return back(format!("{} requests were still running after the drain", scene.running()));
+            }
+            if self.pause().await.is_err() {
+                return back("the configuration has changed since".to_owned());
+            }
+        }
+        match may_go().await {
+            Err(why @ NotNow::NoStandIn(_)) => back(why.to_string()),
+            _ => Ok(()),
         }
     }
 }

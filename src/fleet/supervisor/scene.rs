@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use crate::base::BackendId;
 use crate::config::{Fleet as Rules, Target};
 use crate::fleet::driver::{AnyDriver, Settings, StopRules, Trace};
-use crate::fleet::journal::{Journal, Record};
+use crate::fleet::journal::{Journal, Record, Setup};
 use crate::fleet::life::{self, Life, Step};
 use crate::fleet::probe::Reported;
 use crate::pool::{Address, Admission, BackendView, Cordon};
@@ -56,6 +56,25 @@ pub struct EngineSpec {
 }
 
 impl EngineSpec {
+    /// Its settings as configured.
+    pub(super) fn setup(&self) -> Setup {
+        Setup { settings: self.settings.clone(), configured: self.configured.clone() }
+    }
+
+    /// Whether it would run on a device of the other, or in its place, as far as that is known.
+    pub(super) fn is_in_the_way_of(&self, other: &Self) -> bool {
+        let devices = |spec: &Self| match &spec.target {
+            Target::Launch(launch) => Some(launch.gpu.clone()),
+            Target::Url(_) | Target::Control(..) => None,
+        };
+        let shared = match (devices(self), devices(other)) {
+            // Without indices nobody knows which they are.
+            (Some(one), Some(two)) => one.is_empty() || two.is_empty() || one.iter().any(|gpu| two.contains(gpu)),
+            _ => false,
+        };
+        shared || self.name == other.name || self.address.endpoint == other.address.endpoint
+    }
+
     /// The rules of its life.
     pub(super) fn life_rules(&self) -> life::Rules {
         let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
@@ -75,11 +94,11 @@ impl EngineSpec {
 /// What changes while an engine lives.
 #[derive(Debug)]
 pub(super) struct Kept {
-    pub(super) life: Life<Settings>,
+    pub(super) life: Life<Setup>,
     pub(super) trace: Option<Trace>,
     pub(super) golden: Vec<(String, String)>,
-    /// What the settings that run were configured as.
-    pub(super) configured: String,
+    /// What an earlier gateway left of it has been looked at; before that, `life` says nothing.
+    pub(super) recovered: bool,
     pub(super) since: Instant,
     /// How far the step is, for people.
     pub(super) detail: String,
@@ -89,14 +108,6 @@ pub(super) struct Kept {
     pub(super) waits: Option<String>,
     /// Adapters that were taken out of the configuration and may still be loaded.
     pub(super) unwanted: Vec<String>,
-}
-
-impl Kept {
-    /// What the settings that run, or are on their way, were configured as.
-    pub(super) fn heads_for(&self) -> &str {
-        let change = self.life.change.as_ref().and_then(|change| change.configured.as_deref());
-        change.unwrap_or(&self.configured)
-    }
 }
 
 /// One engine: everything that its keeper and its effects share.
@@ -119,8 +130,20 @@ impl Scene {
         self.kept.lock().life.step
     }
 
-    pub(super) fn settings(&self) -> Settings {
+    pub(super) fn setup(&self) -> Setup {
         self.kept.lock().life.wanted.clone()
+    }
+
+    pub(super) fn settings(&self) -> Settings {
+        self.setup().settings
+    }
+
+    /// Requests of ours that run on it. Another backend may have taken its place in the configuration meanwhile.
+    pub(super) fn running(&self) -> u32 {
+        let spec = self.spec.load();
+        let backends = self.admission.view().into_iter().flat_map(|pool| pool.backends);
+        let there = backends.filter(|backend| backend.address.endpoint == spec.address.endpoint);
+        there.map(|backend| backend.used.requests).sum()
     }
 
     /// Says how far the step is.
@@ -179,7 +202,6 @@ impl Scene {
             backend: self.spec.load().name.to_string(),
             life: kept.life.clone(),
             trace: kept.trace.clone(),
-            configured: kept.configured.clone(),
             identity: self.identity.clone(),
             golden: kept.golden.clone(),
         }

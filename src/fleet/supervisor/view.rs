@@ -49,7 +49,7 @@ pub struct EngineView {
 pub struct LastChange {
     /// Which.
     pub id: u64,
-    /// done, aborted, rolled_back or held.
+    /// done, aborted, rolled_back, failed or held.
     pub outcome: String,
     /// Why it is not done.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -62,6 +62,7 @@ impl From<&Ended> for LastChange {
             Outcome::Done => ("done", None),
             Outcome::Aborted(why) => ("aborted", Some(why.clone())),
             Outcome::RolledBack(why) => ("rolled_back", Some(why.clone())),
+            Outcome::Failed(why) => ("failed", Some(why.clone())),
             Outcome::Held(why) => ("held", Some(why.clone())),
         };
         Self { id: ended.id, outcome: outcome.to_owned(), why }
@@ -78,8 +79,8 @@ pub(super) fn of(scene: &Scene) -> EngineView {
         step: life.step.label().to_owned(),
         seconds: kept.since.elapsed().as_secs_f64(),
         detail: kept.detail.clone(),
-        settings: shown(&life.wanted),
-        last_good: (life.good != life.wanted).then(|| shown(&life.good)),
+        settings: shown(&life.wanted.settings),
+        last_good: (life.good.settings != life.wanted.settings).then(|| shown(&life.good.settings)),
         change: life.change.as_ref().map(|change| change.id),
         last_change: life.ended.as_ref().map(LastChange::from),
         waits: kept.waits.clone(),

@@ -1,0 +1,221 @@
+//! Works towards what the configuration asks for, from whatever is there.
+//!
+//! One task. It looks at the engines that are kept and at those that were let go, does what can be done now, and looks again
+//! when something has changed: so it does not matter in which order reloads, crashes and commands come, and a newer
+//! configuration needs no memory of an older one.
+//!
+//! - An engine that is no longer configured is let go. It drains, stops, and is in the way of whatever would run on its
+//!   device, its port or under its name until its end is confirmed. One that cannot be ended stays in the way, is tried again
+//!   every [`AGAIN`], and what waits for it says so: two engines must not share a device.
+//! - An engine that is configured and not kept is taken on as soon as nothing is in its way.
+//! - An engine that heads for something else than the configuration says is changed, one at a time ([`roll`](super::roll)).
+//!   The first that does not come to serve ends that until another configuration is applied; engines that moved to another
+//!   place are gone on with, since where they were they get no requests.
+//! - A backend that somebody else runs is open, unless an engine of ours still has its place.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::JoinHandle;
+use tokio::time::{sleep, timeout};
+
+use super::roll::{self, End};
+use super::scene::{EngineSpec, Scene};
+use super::{EngineView, Fleet, view};
+use crate::fleet::driver::StopRules;
+use crate::fleet::life::Step;
+use crate::pool::Cordon;
+
+/// Between two looks while something is on its way.
+const LOOK: Duration = Duration::from_millis(200);
+/// Between two looks while nothing is: what others did meanwhile is found too.
+const IDLE: Duration = Duration::from_secs(5);
+/// Between two attempts to end an engine that could not be ended.
+pub(super) const AGAIN: Duration = Duration::from_secs(10);
+
+/// An engine that was let go and may still run.
+#[derive(Debug)]
+pub(super) struct Departing {
+    name: String,
+    /// Absent for one of an earlier gateway, of which no more than the name is known.
+    scene: Option<Arc<Scene>>,
+}
+
+impl Departing {
+    pub(super) fn of(scene: &Arc<Scene>) -> Self {
+        Self { name: scene.spec.load().name.to_string(), scene: Some(Arc::clone(scene)) }
+    }
+
+    pub(super) fn unknown(name: &str) -> Self {
+        Self { name: name.to_owned(), scene: None }
+    }
+
+    pub(super) fn is_unknown(&self, name: &str) -> bool {
+        self.scene.is_none() && self.name == name
+    }
+
+    fn is_in_the_way_of(&self, spec: &EngineSpec) -> bool {
+        self.scene.as_ref().is_none_or(|scene| scene.spec.load().is_in_the_way_of(spec))
+    }
+
+    pub(super) fn view(&self) -> Option<EngineView> {
+        self.scene.as_deref().map(view::of)
+    }
+
+    /// Why something waits for it.
+    fn said(&self) -> String {
+        let why = self.scene.as_ref().and_then(|scene| {
+            let kept = scene.kept.lock();
+            (kept.life.step == Step::Hold).then(|| kept.life.why.clone().unwrap_or_default())
+        });
+        match why {
+            Some(why) => format!("{} cannot be ended, and may be on its device: {why}", self.name),
+            None => format!("{} is on its way out", self.name),
+        }
+    }
+}
+
+/// Engines that are configured and wait for others to be gone, and what for.
+pub(super) fn waiting(fleet: &Fleet) -> Vec<(String, String)> {
+    let (wanted, hands, departing) = (fleet.wanted.lock(), fleet.hands.lock(), fleet.departing.lock());
+    let missing = wanted.engines.iter().filter(|spec| !hands.contains_key(&*spec.name));
+    let why = |spec: &EngineSpec| departing.iter().find(|other| other.is_in_the_way_of(spec)).map(Departing::said);
+    missing.filter_map(|spec| Some((spec.name.to_string(), why(spec)?))).collect()
+}
+
+/// Places of backends that no keeper looks after.
+pub(super) fn tidy(fleet: &Fleet) {
+    let (wanted, hands, departing) = (fleet.wanted.lock(), fleet.hands.lock(), fleet.departing.lock());
+    for spec in &wanted.engines {
+        let kept = hands.get(&*spec.name).is_some_and(|hand| hand.scene.spec.load().backend == spec.backend);
+        if !kept {
+            // Before the prober can find another server on that port.
+            fleet.admission.set_cordon(spec.backend, Cordon::Coming);
+        }
+    }
+    for other in &wanted.others {
+        let leaving = |departing: &Departing| {
+            let scene = departing.scene.as_ref();
+            scene.is_some_and(|scene| scene.spec.load().address.endpoint == other.endpoint)
+        };
+        let still_ours = departing.iter().any(leaving);
+        fleet.admission.set_cordon(other.backend, if still_ours { Cordon::Coming } else { Cordon::Open });
+        fleet.admission.set_ceiling(other.backend, None);
+    }
+}
+
+/// What is being done to changed engines, for one configuration.
+#[derive(Debug, Default)]
+struct Roll {
+    number: u64,
+    /// Those that could not be changed.
+    failed: BTreeSet<String>,
+    under_way: Option<(String, JoinHandle<Result<(), End>>)>,
+}
+
+pub(super) async fn reconcile(fleet: Arc<Fleet>) {
+    let mut roll = Roll::default();
+    while !fleet.is_closing() {
+        let (number, engines) = {
+            let wanted = fleet.wanted.lock();
+            (wanted.number, wanted.engines.clone())
+        };
+        if roll.number != number {
+            // What is under way notices by itself.
+            (roll.number, roll.failed) = (number, BTreeSet::new());
+        }
+        let kept: Vec<String> = fleet.hands.lock().keys().cloned().collect();
+        for name in kept.iter().filter(|name| !engines.iter().any(|spec| *spec.name == ***name)) {
+            fleet.let_go(name, Some(number));
+        }
+        let mut missing = false;
+        for spec in engines.iter().filter(|spec| !kept.contains(&spec.name.to_string())) {
+            let free = !fleet.departing.lock().iter().any(|departing| departing.is_in_the_way_of(spec));
+            if free {
+                fleet.take_on(&spec.name);
+            }
+            missing |= !free;
+        }
+        tidy(&fleet);
+        let rolling = roll.go_on(&fleet, &engines).await;
+        let pause = if missing || rolling { LOOK } else { IDLE };
+        let _ = timeout(pause, fleet.look.notified()).await;
+    }
+    if let Some((_, task)) = roll.under_way {
+        task.abort();
+    }
+}
+
+impl Roll {
+    /// Whether there is more to do.
+    async fn go_on(&mut self, fleet: &Arc<Fleet>, engines: &[EngineSpec]) -> bool {
+        if let Some((name, task)) = self.under_way.take() {
+            if !task.is_finished() {
+                self.under_way = Some((name, task));
+                return true;
+            }
+            match task.await {
+                Ok(Ok(())) => tracing::info!(backend = name, "runs with its new configuration"),
+                Ok(Err(End::Outdated)) => {}
+                Ok(Err(End::Failed(why))) => {
+                    tracing::error!(backend = name, "keeps its old configuration, as do those after it: {why}");
+                    self.failed.insert(name);
+                }
+                Err(error) => {
+                    tracing::error!(backend = name, %error, "a change of configuration failed");
+                    self.failed.insert(name);
+                }
+            }
+        }
+        let Some(next) = engines.iter().find(|spec| self.is_due(fleet, spec)) else {
+            return engines
+                .iter()
+                .any(|spec| fleet.hand(&spec.name).is_some_and(|(scene, _)| !scene.kept.lock().recovered));
+        };
+        let task = fleet.tasks.spawn(roll::one(Arc::clone(fleet), self.number, next.clone()));
+        self.under_way = Some((next.name.to_string(), task));
+        true
+    }
+
+    /// Whether an engine is to be changed now.
+    fn is_due(&self, fleet: &Fleet, spec: &EngineSpec) -> bool {
+        let Some((scene, _)) = fleet.hand(&spec.name) else { return false };
+        let moves = scene.spec.load().backend != spec.backend;
+        let kept = scene.kept.lock();
+        let differs = scene.identity != spec.identity || kept.life.heads_for().configured != spec.configured;
+        let may = if moves { !self.failed.contains(&*spec.name) } else { self.failed.is_empty() };
+        kept.recovered && differs && may
+    }
+}
+
+/// The keeper of an engine that was let go has ended. Its engine is gone, or is tried to be ended until it is.
+pub(super) async fn see_off(fleet: &Arc<Fleet>, scene: &Arc<Scene>) {
+    let name = scene.spec.load().name.to_string();
+    while scene.step() != Step::Off {
+        tracing::error!(
+            backend = name,
+            "its engine is not known to be gone: {}",
+            scene.kept.lock().life.why.clone().unwrap_or_default()
+        );
+        sleep(AGAIN).await;
+        if fleet.is_closing() {
+            break;
+        }
+        match scene.driver.stop(StopRules::default()).await {
+            Ok(_) => scene.kept.lock().life.step = Step::Off,
+            Err(failure) => scene.kept.lock().life.why = Some(failure.to_string()),
+        }
+        if let Err(error) = scene.write().await {
+            tracing::error!(backend = name, %error, "the journal cannot be written");
+        }
+    }
+    let again = fleet.wanted.lock().engines.iter().any(|spec| *spec.name == *name);
+    if scene.step() == Step::Off && !again {
+        scene.journal.lock().forget(&name);
+    }
+    let is_it = |departing: &Departing| departing.scene.as_ref().is_some_and(|other| Arc::ptr_eq(other, scene));
+    fleet.departing.lock().retain(|departing| !is_it(departing));
+    tidy(fleet);
+    fleet.look.notify_one();
+}
