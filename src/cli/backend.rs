@@ -308,7 +308,7 @@ fn list(status: &Status, as_json: bool) {
     if std::io::stdout().is_terminal() {
         table.set_content_arrangement(ContentArrangement::Dynamic);
     }
-    table.set_header(["backend", "state", "in flight", "slots", "engine", "restarts", "last change", "flags"]);
+    table.set_header(["backend", "url", "state", "in flight", "slots", "engine", "restarts", "last change", "flags"]);
     for pool in &status.pools {
         for backend in &pool.backends {
             let engine = backend.engine.clone().unwrap_or_default();
@@ -322,6 +322,7 @@ fn list(status: &Status, as_json: bool) {
             let ours = backend.engine.is_some();
             table.add_row([
                 format!("{}/{}", pool.name, backend.name),
+                backend.url.clone(),
                 backend.state.clone(),
                 backend.in_flight.to_string(),
                 backend.slots.limit.unwrap_or_default().to_string(),

@@ -322,11 +322,14 @@ impl<S: Clone + PartialEq> Life<S> {
     }
 
     /// The same life with other settings, whatever was under way: the configuration says something else now. Begins with
-    /// a stop of whatever runs.
+    /// a stop of whatever runs. `fall_back`: what was good is gone back to when they do not come up.
     #[must_use]
-    pub fn anew(mut self, settings: S) -> Self {
+    pub fn anew(mut self, settings: S, fall_back: bool) -> Self {
         self.end(Outcome::Aborted("the configuration of the engine has changed".to_owned()));
-        (self.wanted, self.good) = (settings.clone(), settings);
+        if !fall_back {
+            self.good = settings.clone();
+        }
+        self.wanted = settings;
         // The gateway before may have ended it in order.
         self.leaving = false;
         self.forgive();

@@ -83,7 +83,7 @@ async fn an_engine_that_nobody_asks_for_any_more_is_stopped_by_the_next_gateway(
         ensure!(rig.processes_of("b")?.is_empty(), "{}", rig.log());
         ensure!(!rig.processes_of("d")?.is_empty(), "{}", rig.log());
         ensure!(others == [rig.processes_of("a")?, rig.processes_of("c")?], "they were not to be touched");
-        ensure!(rig.log().contains("stopped: it ran, and is no longer configured"), "{}", rig.log());
+        ensure!(rig.log().contains("stopped: it ran, and is no longer configured as it was"), "{}", rig.log());
         rig.stop().await?;
         ensure!(rig.processes()?.is_empty(), "left: {:?}", rig.processes()?);
         anyhow::Ok(())

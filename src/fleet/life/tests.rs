@@ -145,10 +145,19 @@ fn other_settings_begin_anew_whatever_the_life_before_came_to() {
         crashed.on(Event::Done, &RULES, 0);
     }
     for life in [left, crashed, serving()] {
-        let mut life = life.anew(7);
-        assert_eq!(life.step, Step::Stop, "whatever runs is stopped first");
-        up(&mut life);
-        assert_eq!((life.wanted, life.good), (7, 7));
+        for fall_back in [false, true] {
+            let mut life = life.clone().anew(7, fall_back);
+            assert_eq!(life.step, Step::Stop, "whatever runs is stopped first");
+            let mut broken = life.clone();
+            broken.on(Event::Done, &RULES, 0);
+            broken.on(Event::Failed(Trouble { why: "no".to_owned(), hopeless: true }), &RULES, 0);
+            broken.on(Event::Done, &RULES, 0);
+            let back = if fall_back { (Step::Backoff, 0) } else { (Step::Hold, 7) };
+            assert_eq!((broken.step, broken.wanted), back);
+            up(&mut life);
+            life.on(Event::Done, &RULES, 0);
+            assert_eq!((life.wanted, life.good), (7, 7));
+        }
     }
 }
 

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use super::effects::{gone, perform};
 use super::scene::{EngineSpec, Scene, now_ms};
@@ -23,10 +24,6 @@ pub(super) enum Command {
     Change { wish: Wish, answer: oneshot::Sender<Result<(), Refused>> },
     /// Try again where it holds.
     Enable { answer: oneshot::Sender<Result<(), Refused>> },
-    /// The configuration says something else about what no restart is needed for.
-    Describe(Box<EngineSpec>),
-    /// Drain, stop, end.
-    Leave,
 }
 
 /// A planned change.
@@ -40,9 +37,12 @@ pub(super) struct Wish {
     pub(super) hold: bool,
 }
 
-/// Runs until the engine has left.
-pub(super) async fn keep(scene: Arc<Scene>, mut commands: mpsc::Receiver<Command>) {
+/// Runs until the engine has left: `leave` has it drain, stop and end.
+pub(super) async fn keep(scene: Arc<Scene>, mut commands: mpsc::Receiver<Command>, leave: CancellationToken) {
     loop {
+        if leave.is_cancelled() && !leaving(&scene) {
+            scene.kept.lock().life.leave();
+        }
         let step = scene.step();
         let mut next = enter(&scene, step).await;
         if leaving(&scene) && matches!(step, Step::Off | Step::Hold) {
@@ -55,6 +55,11 @@ pub(super) async fn keep(scene: Arc<Scene>, mut commands: mpsc::Receiver<Command
                 event = &mut effect => next = Some(event),
                 event = &mut end => next = Some(event),
                 Some(command) = commands.recv() => obey(&scene, command),
+                () = leave.cancelled(), if !leaving(&scene) => {
+                    scene.kept.lock().life.leave();
+                    // A drain that was under way is another one now.
+                    break;
+                }
             }
         }
         if let Some(event) = next {
@@ -92,6 +97,8 @@ async fn enter(scene: &Arc<Scene>, step: Step) -> Option<Event> {
         _ if !step.is_coming() => Cordon::Away,
         // Opens itself, together with a bound on slots.
         Step::Ramp => return None,
+        // Somebody is about to let it go.
+        Step::Serve if scene.kept.lock().spared => Cordon::Draining,
         Step::Serve => Cordon::Open,
         _ => Cordon::Coming,
     };
@@ -136,20 +143,21 @@ fn obey(scene: &Arc<Scene>, command: Command) {
         Command::Enable { answer } => {
             let _ = answer.send(scene.kept.lock().life.enable());
         }
-        Command::Leave => scene.kept.lock().life.leave(),
-        Command::Describe(spec) => {
-            let before = scene.spec.swap(Arc::new(*spec));
-            let now = scene.spec.load_full();
-            if before.adapters == now.adapters {
-                return;
-            }
-            let listed = |name: &String| now.adapters.iter().any(|(other, _)| other == name);
-            let mut kept = scene.kept.lock();
-            kept.unwanted.retain(|name| !listed(name));
-            kept.unwanted.extend(before.adapters.iter().map(|(name, _)| name.clone()).filter(|name| !listed(name)));
-            scene.adapters.notify_one();
-        }
     }
+}
+
+/// The configuration says something else about what no restart is needed for.
+pub(super) fn describe(scene: &Scene, spec: EngineSpec) {
+    let before = scene.spec.swap(Arc::new(spec));
+    let now = scene.spec.load_full();
+    if before.adapters == now.adapters {
+        return;
+    }
+    let listed = |name: &String| now.adapters.iter().any(|(other, _)| other == name);
+    let mut kept = scene.kept.lock();
+    kept.unwanted.retain(|name| !listed(name));
+    kept.unwanted.extend(before.adapters.iter().map(|(name, _)| name.clone()).filter(|name| !listed(name)));
+    scene.adapters.notify_one();
 }
 
 /// Settings on one line.

@@ -29,6 +29,7 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::driver::{AnyDriver, Failure};
@@ -105,6 +106,7 @@ pub struct Begun {
 struct Hand {
     scene: Arc<Scene>,
     commands: mpsc::Sender<Command>,
+    leave: CancellationToken,
     task: JoinHandle<()>,
 }
 
@@ -228,23 +230,25 @@ impl Fleet {
         let Some(hand) = hands.get(&*spec.name) else { return };
         hand.scene.kept.lock().waits = None;
         if hand.scene.identity == spec.identity {
-            // A full line means that the keeper has stopped listening, and then it is leaving.
-            let _ = hand.commands.try_send(Command::Describe(Box::new(spec.clone())));
+            keeper::describe(&hand.scene, spec.clone());
         }
     }
 
-    /// Starts to keep an engine, as the latest configuration describes it.
-    fn take_on(self: &Arc<Self>, name: &str) {
+    /// Starts to keep an engine, as the latest configuration describes it, unless somebody is in its way. Whether it is kept.
+    fn take_on(self: &Arc<Self>, name: &str) -> bool {
         let Some(journal) = self.journal.lock().clone() else {
             tracing::error!(backend = name, "not started: there is no journal");
-            return;
+            return true;
         };
         let wanted = self.wanted.lock();
-        let Some(spec) = wanted.engines.iter().find(|spec| *spec.name == *name).cloned() else { return };
+        let Some(spec) = wanted.engines.iter().find(|spec| *spec.name == *name).cloned() else { return true };
         let mut hands = self.hands.lock();
         // Whoever closes lists the hands after that.
         if self.is_closing() || hands.contains_key(name) {
-            return;
+            return true;
+        }
+        if reconcile::in_the_way(&wanted, &hands, &self.departing.lock(), &spec).is_some() {
+            return false;
         }
         let kept = Kept {
             life: Life::new(spec.setup()),
@@ -254,6 +258,7 @@ impl Fleet {
             since: Instant::now(),
             detail: String::new(),
             adopted: false,
+            spared: false,
             waits: None,
             unwanted: Vec::new(),
         };
@@ -268,12 +273,14 @@ impl Fleet {
             spec: ArcSwap::from_pointee(spec),
         });
         let (commands, inbox) = mpsc::channel(COMMANDS);
-        let kept = Arc::clone(&scene);
+        let leave = CancellationToken::new();
+        let (kept, leaves) = (Arc::clone(&scene), leave.clone());
         let task = tokio::spawn(async move {
             recover::recover(&kept).await;
-            keep(kept, inbox).await;
+            keep(kept, inbox, leaves).await;
         });
-        hands.insert(name.to_owned(), Hand { scene, commands, task });
+        hands.insert(name.to_owned(), Hand { scene, commands, leave, task });
+        true
     }
 
     /// Lets an engine drain and stop; its keeper ends with it. `number`: only if no newer configuration was applied.
@@ -286,7 +293,7 @@ impl Fleet {
         let Some(hand) = self.hands.lock().remove(name) else { return false };
         // At once, before anybody counts on it. Who waits for its place may go on waiting.
         hand.scene.set_cordon(Cordon::Draining);
-        let _ = hand.commands.try_send(Command::Leave);
+        hand.leave.cancel();
         self.departing.lock().push(Departing::of(&hand.scene));
         let fleet = Arc::clone(self);
         self.tasks.spawn(async move {

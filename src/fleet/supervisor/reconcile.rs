@@ -13,18 +13,19 @@
 //!   place are gone on with, since where they were they get no requests.
 //! - A backend that somebody else runs is open, unless an engine of ours still has its place.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::task::JoinHandle;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::roll::{self, End};
 use super::scene::{EngineSpec, Scene};
-use super::{EngineView, Fleet, view};
+use super::{EngineView, Fleet, Hand, Wanted, view};
 use crate::fleet::driver::StopRules;
 use crate::fleet::life::Step;
+use crate::fleet::process::is_running;
 use crate::pool::Cordon;
 
 /// Between two looks while something is on its way.
@@ -33,6 +34,12 @@ const LOOK: Duration = Duration::from_millis(200);
 const IDLE: Duration = Duration::from_secs(5);
 /// Between two attempts to end an engine that could not be ended.
 pub(super) const AGAIN: Duration = Duration::from_secs(10);
+
+/// What is said of an engine in whose way another one is that the configuration wants elsewhere.
+const MOVES: &str = "has to move first";
+
+/// Before an engine is tried again that could not be changed for the moment.
+const REST: Duration = Duration::from_secs(3);
 
 /// An engine that was let go and may still run.
 #[derive(Debug)]
@@ -55,8 +62,13 @@ impl Departing {
         self.scene.is_none() && self.name == name
     }
 
+    /// Of whatever shares a device, a port or a name with it. Of an unknown one no device is known, so it is in everybody's
+    /// way who does not run already.
     fn is_in_the_way_of(&self, spec: &EngineSpec) -> bool {
-        self.scene.as_ref().is_none_or(|scene| scene.spec.load().is_in_the_way_of(spec))
+        match &self.scene {
+            Some(scene) => scene.spec.load().is_in_the_way_of(spec),
+            None => self.name == *spec.name || !is_running(&spec.rules.state, &spec.name),
+        }
     }
 
     pub(super) fn view(&self) -> Option<EngineView> {
@@ -76,11 +88,47 @@ impl Departing {
     }
 }
 
+/// Who keeps an engine from being started, for people: one that departs, or one that still has to move away itself.
+pub(super) fn in_the_way(
+    wanted: &Wanted,
+    hands: &BTreeMap<String, Hand>,
+    departing: &[Departing],
+    spec: &EngineSpec,
+) -> Option<String> {
+    if let Some(other) = departing.iter().find(|other| other.is_in_the_way_of(spec)) {
+        return Some(other.said());
+    }
+    let other = hands.iter().find(|(name, hand)| has_to_move_for(wanted, name, &hand.scene, spec));
+    other.map(|(name, _)| format!("{name} {MOVES}"))
+}
+
+/// Whether a kept engine is where another one is to be, and is itself to be elsewhere. Two that are to share a device do not
+/// wait for each other.
+fn has_to_move_for(wanted: &Wanted, name: &str, scene: &Scene, spec: &EngineSpec) -> bool {
+    let Some(next) = wanted.engines.iter().find(|wanted| *wanted.name == *name) else { return false };
+    let moves = next.identity != scene.identity && *spec.name != *name;
+    moves && scene.spec.load().is_where(spec) && !next.is_where(spec)
+}
+
+/// Whether an engine that was let go waits for another one to move, whose turn has to come for that.
+pub(super) fn waits_for_a_move(fleet: &Fleet, spec: &EngineSpec) -> bool {
+    let (wanted, hands, departing) = (fleet.wanted.lock(), fleet.hands.lock(), fleet.departing.lock());
+    in_the_way(&wanted, &hands, &departing, spec).is_some_and(|why| why.ends_with(MOVES))
+}
+
+/// Whether a wanted engine waits for this one to move.
+pub(super) fn is_waited_for(fleet: &Fleet, scene: &Scene) -> bool {
+    let (wanted, hands) = (fleet.wanted.lock(), fleet.hands.lock());
+    let name = scene.spec.load().name.to_string();
+    let mut missing = wanted.engines.iter().filter(|spec| !hands.contains_key(&*spec.name));
+    missing.any(|spec| has_to_move_for(&wanted, &name, scene, spec))
+}
+
 /// Engines that are configured and wait for others to be gone, and what for.
 pub(super) fn waiting(fleet: &Fleet) -> Vec<(String, String)> {
     let (wanted, hands, departing) = (fleet.wanted.lock(), fleet.hands.lock(), fleet.departing.lock());
     let missing = wanted.engines.iter().filter(|spec| !hands.contains_key(&*spec.name));
-    let why = |spec: &EngineSpec| departing.iter().find(|other| other.is_in_the_way_of(spec)).map(Departing::said);
+    let why = |spec: &EngineSpec| in_the_way(&wanted, &hands, &departing, spec);
     missing.filter_map(|spec| Some((spec.name.to_string(), why(spec)?))).collect()
 }
 
@@ -111,7 +159,11 @@ struct Roll {
     number: u64,
     /// Those that could not be changed.
     failed: BTreeSet<String>,
+    /// Those that were. Who has to be changed again has gone back by itself, because it crashed before it settled.
+    done: BTreeSet<String>,
     under_way: Option<(String, JoinHandle<Result<(), End>>)>,
+    /// Nothing is begun before this moment.
+    rest: Option<Instant>,
 }
 
 pub(super) async fn reconcile(fleet: Arc<Fleet>) {
@@ -123,7 +175,7 @@ pub(super) async fn reconcile(fleet: Arc<Fleet>) {
         };
         if roll.number != number {
             // What is under way notices by itself.
-            (roll.number, roll.failed) = (number, BTreeSet::new());
+            (roll.number, roll.failed, roll.done) = (number, BTreeSet::new(), BTreeSet::new());
         }
         let kept: Vec<String> = fleet.hands.lock().keys().cloned().collect();
         for name in kept.iter().filter(|name| !engines.iter().any(|spec| *spec.name == ***name)) {
@@ -131,11 +183,7 @@ pub(super) async fn reconcile(fleet: Arc<Fleet>) {
         }
         let mut missing = false;
         for spec in engines.iter().filter(|spec| !kept.contains(&spec.name.to_string())) {
-            let free = !fleet.departing.lock().iter().any(|departing| departing.is_in_the_way_of(spec));
-            if free {
-                fleet.take_on(&spec.name);
-            }
-            missing |= !free;
+            missing |= !fleet.take_on(&spec.name);
         }
         tidy(&fleet);
         let rolling = roll.go_on(&fleet, &engines).await;
@@ -156,8 +204,12 @@ impl Roll {
                 return true;
             }
             match task.await {
-                Ok(Ok(())) => tracing::info!(backend = name, "runs with its new configuration"),
+                Ok(Ok(())) => {
+                    tracing::info!(backend = name, "runs with its new configuration");
+                    self.done.insert(name);
+                }
                 Ok(Err(End::Outdated)) => {}
+                Ok(Err(End::Again)) => self.rest = Some(Instant::now() + REST),
                 Ok(Err(End::Failed(why))) => {
                     tracing::error!(backend = name, "keeps its old configuration, as do those after it: {why}");
                     self.failed.insert(name);
@@ -168,11 +220,20 @@ impl Roll {
                 }
             }
         }
+        if self.rest.is_some_and(|until| Instant::now() < until) {
+            return true;
+        }
         let Some(next) = engines.iter().find(|spec| self.is_due(fleet, spec)) else {
             return engines
                 .iter()
                 .any(|spec| fleet.hand(&spec.name).is_some_and(|(scene, _)| !scene.kept.lock().recovered));
         };
+        if self.done.contains(&*next.name) {
+            let name = &next.name;
+            tracing::error!(backend = %name, "went back to what was good before; its configuration is not tried again until the next reload");
+            self.failed.insert(name.to_string());
+            return true;
+        }
         let task = fleet.tasks.spawn(roll::one(Arc::clone(fleet), self.number, next.clone()));
         self.under_way = Some((next.name.to_string(), task));
         true

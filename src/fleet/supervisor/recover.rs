@@ -18,7 +18,7 @@ use super::keeper::shown;
 use super::reconcile::{AGAIN, Departing};
 use super::scene::Scene;
 use crate::config::{Launch, OnStart};
-use crate::fleet::driver::{Driver, Failure, Kind, StopRules, Trace};
+use crate::fleet::driver::{Driver, Failure, Kind, Status, StopRules, Trace};
 use crate::fleet::fetch;
 use crate::fleet::journal::{Journal, Record};
 use crate::fleet::life::Step;
@@ -43,11 +43,17 @@ pub(super) async fn recover(scene: &Arc<Scene>) {
         return;
     };
     let (same, alive) = (record.life.heads_for().configured == spec.configured, found.is_some());
-    // Flags alone are no reason to stop an engine that serves: they have their turn while it does.
-    let flags_only = record.identity == spec.identity && alive && adopt;
+    // Flags alone are no reason to stop an engine that serves: they have their turn while it does. Nor are they a reason to
+    // forget what was good.
+    let same_program = record.identity == spec.identity;
+    let flags_only = same_program && alive && adopt;
     // Another program or model answers otherwise, and is meant to.
     kept.golden = if same || flags_only { record.golden } else { Vec::new() };
-    kept.life = if same || flags_only { record.life.recover(alive, adopt) } else { record.life.anew(spec.setup()) };
+    kept.life = if same || flags_only {
+        record.life.recover(alive, adopt)
+    } else {
+        record.life.anew(spec.setup(), same_program)
+    };
     kept.adopted = kept.life.step == Step::Adopt;
     if same && kept.life.wanted.settings != spec.settings {
         let settings = shown(&kept.life.wanted.settings);
@@ -102,11 +108,17 @@ pub fn unattended(folder: &Path) -> Vec<String> {
     records.map(|record| record.backend).filter(|name| is_running(folder, name)).collect()
 }
 
-/// Stops the engines of an earlier gateway that are no longer configured, beside everything else; until that is done
-/// nothing starts that could be on their devices.
+/// Stops the engines of an earlier gateway that are no longer configured, or have another program, port or device now,
+/// beside everything else; until that is done nothing starts that could be on their devices.
 pub(super) fn clear(fleet: &Arc<Fleet>, earlier: Vec<Record>) {
-    let wanted: Vec<Arc<str>> = fleet.wanted.lock().engines.iter().map(|spec| Arc::clone(&spec.name)).collect();
-    for record in earlier.into_iter().filter(|record| !wanted.iter().any(|name| **name == *record.backend)) {
+    let wanted = fleet.wanted.lock().engines.clone();
+    let goes_on = |record: &Record| {
+        let spec = wanted.iter().find(|spec| *spec.name == *record.backend);
+        // Other commands for an engine that commands run are its keeper's matter.
+        let commands = matches!(record.trace, Some(Trace::Command));
+        spec.is_some_and(|spec| commands || record.identity == spec.identity)
+    };
+    for record in earlier.into_iter().filter(|record| !goes_on(record)) {
         let Some(journal) = fleet.journal.lock().clone() else { return };
         if !record.life.step.may_run() {
             journal.lock().forget(&record.backend);
@@ -126,7 +138,7 @@ pub(super) fn clear(fleet: &Arc<Fleet>, earlier: Vec<Record>) {
 /// from here.
 async fn end(fleet: &Fleet, journal: &Arc<Mutex<Journal>>, record: &Record) {
     let name = &record.backend;
-    let engine = leftover(name, &journal.lock().folder().to_owned());
+    let engine = leftover(name, journal.lock().folder());
     while !fleet.is_closing() {
         match stop(&engine, record.trace.as_ref()).await {
             Ok(stopped) => {
@@ -136,11 +148,13 @@ async fn end(fleet: &Fleet, journal: &Arc<Mutex<Journal>>, record: &Record) {
                     tracing::error!(backend = name, %error, "the journal cannot be written");
                 }
                 if stopped {
-                    tracing::warn!(backend = name, "stopped: it ran, and is no longer configured");
+                    tracing::warn!(backend = name, "stopped: it ran, and is no longer configured as it was");
                 }
                 return;
             }
-            Err(failure) => tracing::error!(backend = name, "is no longer configured and may run: {failure}"),
+            Err(failure) => {
+                tracing::error!(backend = name, "is no longer configured as it was, and may run: {failure}")
+            }
         }
         if matches!(record.trace, Some(Trace::Command)) {
             return;
@@ -157,14 +171,14 @@ async fn stop(engine: &ProcessDriver, trace: Option<&Trace>) -> Result<bool, Fai
             "it was started by a command, and its stop command is not known any more; stop it by hand",
         ));
     }
-    let there = match trace {
-        Some(trace) => engine.adopt(trace).await?,
-        None => false,
-    };
-    let there = match engine.find().await {
-        Some(found) if !there => engine.adopt(&found).await?,
-        _ => there,
-    };
+    // One that could not be ended is under command already.
+    let mut there = engine.status().await != Status::Absent;
+    if let Some(trace) = trace.filter(|_| !there) {
+        there = engine.adopt(trace).await?;
+    }
+    if !there && let Some(found) = engine.find().await {
+        there = engine.adopt(&found).await?;
+    }
     if there {
         engine.stop(StopRules::default()).await?;
     }

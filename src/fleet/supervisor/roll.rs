@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep};
 
 use super::preflight::{NotNow, could_run, may_go_now};
 use super::scene::Scene;
-use super::{CannotRestart, EngineSpec, Fleet, RestartAsk};
+use super::{CannotRestart, EngineSpec, Fleet, RestartAsk, reconcile};
 use crate::fleet::life::{Outcome, Refused, Step};
 use crate::pool::Cordon;
 
@@ -24,6 +24,8 @@ const LOOK: Duration = Duration::from_millis(200);
 pub(super) enum End {
     /// A newer configuration was applied, or the gateway stops.
     Outdated,
+    /// It could not be done now, and nothing was touched.
+    Again,
     Failed(String),
 }
 
@@ -42,7 +44,9 @@ pub(super) async fn one(fleet: Arc<Fleet>, number: u64, spec: EngineSpec) -> Res
     } else {
         roll.replace(&scene, &spec).await
     };
-    scene.kept.lock().waits = None;
+    if !matches!(done, Err(End::Again)) {
+        scene.kept.lock().waits = None;
+    }
     done
 }
 
@@ -58,7 +62,12 @@ impl Roll<'_> {
     }
 
     async fn change(&self, scene: &Scene, spec: &EngineSpec) -> Result<(), End> {
+        let serves_it = || scene.kept.lock().life.heads_for().configured == spec.configured;
         let id = loop {
+            // Somebody may have done it by hand meanwhile.
+            if serves_it() && scene.step().in_rotation() {
+                return Ok(());
+            }
             let asked = self.fleet.change(&spec.name, spec.setup(), RestartAsk::default(), Some(self.number));
             match asked.await {
                 Ok(begun) => break begun.change,
@@ -91,20 +100,32 @@ impl Roll<'_> {
         could_run(&*driver, spec, &spec.settings).await.map_err(|failure| failure.to_string())?;
         // One that moves gets no requests where it is since the reload: nothing is gained by waiting.
         let moves = scene.spec.load().backend != spec.backend;
-        while !moves && scene.step().in_rotation() {
-            match self.spare(scene).await {
-                Ok(()) => break,
-                Err(wait) => note_wait(scene, &wait),
+        while !moves {
+            match scene.step() {
+                Step::Serve => match self.spare(scene).await {
+                    Ok(()) => break,
+                    Err(wait) => note_wait(scene, &wait),
+                },
+                // Requests run on it, or are about to.
+                step @ (Step::Ramp | Step::Drain) => note_wait(scene, &Refused::Busy(step.label()).to_string()),
+                _ => break,
             }
             self.pause().await?;
         }
         if !self.fleet.let_go(&spec.name, Some(self.number)) {
+            back_in(scene);
             return Err(End::Outdated);
         }
         loop {
             self.pause().await?;
             // The reconciler takes the new one on once the old one is gone.
-            let Some((scene, _)) = self.fleet.hand(&spec.name) else { continue };
+            let Some((scene, _)) = self.fleet.hand(&spec.name) else {
+                if reconcile::waits_for_a_move(self.fleet, spec) {
+                    // Whose turn must come first.
+                    return Err(End::Again);
+                }
+                continue;
+            };
             match scene.step() {
                 _ if !scene.kept.lock().recovered => {}
                 Step::Serve => return Ok(()),
@@ -115,12 +136,16 @@ impl Roll<'_> {
     }
 
     /// Takes it out of rotation and waits until nothing runs on it; back in if that cannot be, or if nobody can stand in.
+    /// Where another engine waits for its device, nobody is asked to stand in: requests wait in the queue.
     ///
     /// # Errors
     /// Why not now. It is in rotation as before.
     async fn spare(&self, scene: &Arc<Scene>) -> Result<(), String> {
         let spec = scene.spec.load_full();
-        let may_go = async || may_go_now(&self.fleet.admission, &self.fleet.reported, &spec).await;
+        let may_go = async || match reconcile::is_waited_for(self.fleet, scene) {
+            true => Ok(()),
+            false => may_go_now(&self.fleet.admission, &self.fleet.reported, &spec).await,
+        };
         {
             let _gate = self.fleet.gate.lock().await;
             if let Some(other) = self.fleet.views().into_iter().find(|view| view.change.is_some()) {
@@ -128,27 +153,40 @@ impl Roll<'_> {
             }
             may_go().await.map_err(|not_now| not_now.to_string())?;
             // Before the gate opens, so that nobody else counts on it.
+            scene.kept.lock().spared = true;
             scene.set_cordon(Cordon::Draining);
         }
-        let back = |why: String| {
-            if scene.step().in_rotation() {
-                scene.set_cordon(Cordon::Open);
-            }
-            Err(why)
+        let emptied = self.emptied(scene, spec.rules.drain).await;
+        let spared = match emptied {
+            Ok(()) => match may_go().await {
+                Err(why @ NotNow::NoStandIn(_)) => Err(why.to_string()),
+                _ => Ok(()),
+            },
+            Err(why) => Err(why),
         };
-        let deadline = Instant::now() + spec.rules.drain;
+        if spared.is_err() {
+            back_in(scene);
+        }
+        spared
+    }
+
+    async fn emptied(&self, scene: &Scene, limit: Duration) -> Result<(), String> {
+        let deadline = Instant::now() + limit;
         while scene.running() > 0 {
             if Instant::now() >= deadline {
-                return back(format!("{} requests were still running after the drain", scene.running()));
+                return Err(format!("{} requests were still running after the drain", scene.running()));
             }
-            if self.pause().await.is_err() {
-                return back("the configuration has changed since".to_owned());
-            }
+            self.pause().await.map_err(|_| "the configuration has changed since".to_owned())?;
         }
-        match may_go().await {
-            Err(why @ NotNow::NoStandIn(_)) => back(why.to_string()),
-            _ => Ok(()),
-        }
+        Ok(())
+    }
+}
+
+/// It stays, and is given requests again.
+fn back_in(scene: &Scene) {
+    scene.kept.lock().spared = false;
+    if scene.step().in_rotation() {
+        scene.set_cordon(Cordon::Open);
     }
 }
 

@@ -61,18 +61,28 @@ impl EngineSpec {
         Setup { settings: self.settings.clone(), configured: self.configured.clone() }
     }
 
-    /// Whether it would run on a device of the other, or in its place, as far as that is known.
-    pub(super) fn is_in_the_way_of(&self, other: &Self) -> bool {
-        let devices = |spec: &Self| match &spec.target {
-            Target::Launch(launch) => Some(launch.gpu.clone()),
-            Target::Url(_) | Target::Control(..) => None,
-        };
-        let shared = match (devices(self), devices(other)) {
-            // Without indices nobody knows which they are.
-            (Some(one), Some(two)) => one.is_empty() || two.is_empty() || one.iter().any(|gpu| two.contains(gpu)),
+    /// The GPUs that it may see; `None`: any, or none of this machine's that is known of.
+    fn devices(&self) -> Option<&[u16]> {
+        match &self.target {
+            Target::Launch(launch) if !launch.gpu.is_empty() => Some(&launch.gpu),
+            Target::Launch(_) | Target::Url(_) | Target::Control(..) => None,
+        }
+    }
+
+    /// Whether both are known to be on one device or at one place.
+    pub(super) fn is_where(&self, other: &Self) -> bool {
+        let shared = match (self.devices(), other.devices()) {
+            (Some(one), Some(two)) => one.iter().any(|gpu| two.contains(gpu)),
             _ => false,
         };
-        shared || self.name == other.name || self.address.endpoint == other.address.endpoint
+        shared || self.address.endpoint == other.address.endpoint
+    }
+
+    /// Whether they could be, where it is not known: then one must be gone before the other starts.
+    pub(super) fn is_in_the_way_of(&self, other: &Self) -> bool {
+        let launched = |spec: &Self| matches!(spec.target, Target::Launch(_));
+        let unknown = self.devices().is_none() || other.devices().is_none();
+        (launched(self) && launched(other) && unknown) || self.is_where(other) || self.name == other.name
     }
 
     /// The rules of its life.
@@ -104,6 +114,8 @@ pub(super) struct Kept {
     pub(super) detail: String,
     /// The engine was taken over, not started: it is warm.
     pub(super) adopted: bool,
+    /// It serves, and is kept out of rotation to be replaced.
+    pub(super) spared: bool,
     /// What the configuration asks for and the reason why it is not done yet.
     pub(super) waits: Option<String>,
     /// Adapters that were taken out of the configuration and may still be loaded.
