@@ -64,23 +64,29 @@ impl Kind {
 /// backend's configuration and belongs to its driver.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Settings {
-    /// Flags of the engine without their dashes, as in `launch.args`; `_` in a name is read as `-`.
+    /// Flags of the engine without their dashes, as in `launch.args`; `_` in a name is read as `-` (see [`dashed`]).
     pub args: BTreeMap<String, ArgValue>,
+}
+
+/// The name of a flag as vLLM reads it: `_` is `-`, but not behind a dot, where names of JSON's keys stand.
+pub fn dashed(name: &str) -> String {
+    match name.split_once('.') {
+        Some((flag, keys)) => format!("{}.{keys}", flag.replace('_', "-")),
+        None => name.replace('_', "-"),
+    }
 }
 
 impl Settings {
     /// These settings with some changed; a name is found whether it is written with `-` or `_`.
     pub fn with(&self, changes: &BTreeMap<String, ArgValue>) -> Self {
-        let dashed = |args: &BTreeMap<String, ArgValue>| -> Vec<(String, ArgValue)> {
-            args.iter().map(|(name, value)| (name.replace('_', "-"), value.clone())).collect()
-        };
-        Self { args: dashed(&self.args).into_iter().chain(dashed(changes)).collect() }
+        let all = self.args.iter().chain(changes);
+        Self { args: all.map(|(name, value)| (dashed(name), value.clone())).collect() }
     }
 
     /// A whole number that was set: `int("max-num-seqs")`.
     pub fn int(&self, flag: &str) -> Option<i64> {
-        let wanted = flag.replace('_', "-");
-        let (_, value) = self.args.iter().find(|(name, _)| name.replace('_', "-") == wanted)?;
+        let wanted = dashed(flag);
+        let (_, value) = self.args.iter().find(|(name, _)| dashed(name) == wanted)?;
         match value {
             ArgValue::Int(number) => Some(*number),
             _ => None,

@@ -2,7 +2,9 @@
 //!
 //! The words: `launch.command`, then the settings as flags in alphabetical order, then `--host 127.0.0.1` and `--port` unless
 //! they are there. Argparse lets the last of two equal flags win, so settings override the command. A setting that is `true`
-//! becomes `--name`, one that is `false` `--no-name`, a list `--name a b`, anything else `--name=value`.
+//! becomes `--name`, one that is `false` `--no-name`, a list `--name a b`, anything else `--name=value`. One key of a flag
+//! that takes JSON (`compilation-config.mode`) always becomes `--name=value`, the value as JSON. `config` becomes two words,
+//! because vLLM looks for the word `--config` before it reads anything.
 //!
 //! The environment: the gateway's, then `launch.env`, then what follows from the rest unless it is written there:
 //! `CUDA_VISIBLE_DEVICES` from `gpu`; `VLLM_ALLOW_RUNTIME_LORA_UPDATING` with `enable-lora`, because adapters are loaded at
@@ -19,7 +21,7 @@ mod rules;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use super::driver::{Failure, LORA_RANK, Notice, Settings};
+use super::driver::{Failure, LORA_RANK, Notice, Settings, dashed};
 use crate::config::{ArgValue, Launch};
 use crate::vllm::failure::Class;
 
@@ -73,7 +75,7 @@ impl Plan {
 /// The flags that settings become.
 pub(super) fn words_of(settings: &Settings) -> Vec<String> {
     let mut words = Vec::new();
-    settings.args.iter().for_each(|(name, value)| write(&name.replace('_', "-"), value, &mut words));
+    settings.args.iter().for_each(|(name, value)| write(&dashed(name), value, &mut words));
     words
 }
 
@@ -83,7 +85,11 @@ pub(super) fn check_types(settings: &Settings) -> Result<(), Failure> {
 }
 
 fn write(name: &str, value: &ArgValue, argv: &mut Vec<String>) {
+    let is_key = name.contains('.');
     match value {
+        ArgValue::Flag(on) if is_key => argv.push(format!("--{name}={on}")),
+        ArgValue::List(texts) if is_key => argv.push(format!("--{name}={}", json(texts))),
+        ArgValue::Text(text) if name == "config" => argv.extend(["--config".to_owned(), text.clone()]),
         ArgValue::Flag(true) => argv.push(format!("--{name}")),
         ArgValue::Flag(false) => argv.push(format!("--no-{name}")),
         ArgValue::Int(number) => argv.push(format!("--{name}={number}")),
@@ -94,6 +100,13 @@ fn write(name: &str, value: &ArgValue, argv: &mut Vec<String>) {
             argv.extend(texts.iter().cloned());
         }
     }
+}
+
+/// Texts as a list of JSON, those that are numbers or truths as such.
+fn json(texts: &[String]) -> serde_json::Value {
+    let plain =
+        |text: &String| serde_json::from_str(text).ok().filter(|v: &serde_json::Value| v.is_number() || v.is_boolean());
+    texts.iter().map(|text| plain(text).unwrap_or_else(|| text.as_str().into())).collect()
 }
 
 fn environment(launch: &Launch, all: &check::Flat) -> BTreeMap<String, String> {

@@ -52,7 +52,7 @@ pub(super) fn flags(
     let mut kept = BTreeMap::new();
     for (name, value) in args {
         let written = match value {
-            ArgValue::Flag(false) => format!("no-{name}"),
+            ArgValue::Flag(false) if !name.contains('.') => format!("no-{name}"),
             _ => name.clone(),
         };
         match known {

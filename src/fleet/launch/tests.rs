@@ -52,6 +52,30 @@ fn settings_become_flags_after_the_command() {
 }
 
 #[test]
+fn a_key_of_json_keeps_its_name_and_a_file_of_settings_is_two_words() {
+    let json = r#"{"compilation_config.cudagraph_mode": "FULL", "compilation-config.use_inductor": false,
+                   "speculative_config.num_speculative_tokens": 3, "compilation-config.compile_sizes": ["1", "a"],
+                   "config": "x.yaml"}"#;
+    let plan = Plan::new(&launch(&["sh", "serve", "m"]), &settings(json), None).unwrap();
+    let wanted = [
+        "serve",
+        "m",
+        "--compilation-config.compile_sizes=[1,\"a\"]",
+        "--compilation-config.cudagraph_mode=FULL",
+        "--compilation-config.use_inductor=false",
+        "--config",
+        "x.yaml",
+        "--speculative-config.num_speculative_tokens=3",
+    ];
+    assert_eq!(plan.argv[1..9], wanted);
+    assert_eq!(words_of(&settings(r#"{"compilation_config.max_num": 1}"#)), ["--compilation-config.max_num=1"]);
+    let mut known = known();
+    known.insert("compilation-config".to_owned(), Vec::new());
+    let off = settings(r#"{"compilation-config.use_inductor": false}"#);
+    assert!(Plan::new(&launch(&["sh", "serve", "m"]), &off, Some(&known)).is_ok());
+}
+
+#[test]
 fn devices_and_the_cache_reach_the_environment() {
     let mut launch = launch(&["sh", "serve", "m"]);
     launch.gpu = vec![2, 3];
