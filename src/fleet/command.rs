@@ -27,8 +27,10 @@ use nix::unistd::Pid;
 use tokio::sync::{Mutex, watch};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::driver::{Driver, Failure, Kind, Notice, Owner, Progress, Settings, Status, StopRules, Stopped, Trace};
-use super::launch::{check_types, find_program, words_of};
+use super::driver::{
+    AdapterRank, Driver, Failure, Kind, Notice, Owner, Progress, Settings, Status, StopRules, Stopped, Trace,
+};
+use super::launch::{check_values, find_program, words_of};
 use super::process::table::{self, MARK, Row};
 use crate::config::Control;
 use crate::vllm::failure::{Class, Exit, diagnose};
@@ -180,15 +182,15 @@ impl Driver for CommandDriver {
                 program(words)?;
             }
         }
-        check_types(settings)?;
+        check_values(settings)?;
         let passes = self.commands.start.iter().any(|word| word.contains(ARGS));
         let unseen = !settings.args.is_empty() && !passes;
         let text = "the start command has no {args}: settings reach it through SLUICE_ARGS and SLUICE_ARGS_JSON only";
         Ok(unseen.then(|| Notice(text.to_owned())).into_iter().collect())
     }
 
-    fn adapter_rank(&self, _settings: &Settings) -> Option<i64> {
-        None
+    fn adapter_rank(&self, _settings: &Settings) -> AdapterRank {
+        AdapterRank::Unknown
     }
 
     async fn start(&self, settings: &Settings) -> Result<Trace, Failure> {

@@ -174,6 +174,17 @@ pub struct Stopped {
     pub memory_back: Option<bool>,
 }
 
+/// Which adapters an engine takes while it serves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AdapterRank {
+    /// Those of up to this rank.
+    UpTo(i64),
+    /// None at all: why, and what to set.
+    None(String),
+    /// It cannot be told from here.
+    Unknown,
+}
+
 /// Something worth telling that does not forbid a start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Notice(pub String);
@@ -262,9 +273,8 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// What is wrong with them: classes that [`Class::retry`] calls [`Retry::Never`]. Nothing was changed.
     async fn check(&self, settings: &Settings) -> Result<Vec<Notice>, Failure>;
 
-    /// The largest rank of an adapter that an engine with these settings takes; `None`: it takes none, or it cannot be told
-    /// from here.
-    fn adapter_rank(&self, settings: &Settings) -> Option<i64>;
+    /// The largest rank of an adapter that an engine with these settings takes while it serves.
+    fn adapter_rank(&self, settings: &Settings) -> AdapterRank;
 
     /// The engine was seen to be ready, whatever its log says or leaves out.
     fn note_ready(&self) {}

@@ -7,8 +7,9 @@
 //! because vLLM looks for the word `--config` before it reads anything.
 //!
 //! The environment: the gateway's, then `launch.env`, then what follows from the rest unless it is written there:
-//! `CUDA_VISIBLE_DEVICES` from `gpu`; `VLLM_ALLOW_RUNTIME_LORA_UPDATING` with `enable-lora`, because adapters are loaded at
-//! run time. `VLLM_CACHE_ROOT` is made absolute, so that every start finds the compiled graphs of the last one.
+//! `CUDA_VISIBLE_DEVICES` from `gpu`, and `CUDA_DEVICE_ORDER`, because `nvidia-smi` counts devices by their place on the bus;
+//! `VLLM_ALLOW_RUNTIME_LORA_UPDATING` with `enable-lora`, because adapters are loaded at run time (vLLM does not start with
+//! it and more than one API server). `VLLM_CACHE_ROOT` is made absolute, so that every start finds the compiled graphs of the last one.
 //!
 //! A flag that the installed vLLM does not know ends the process with status 2, minutes after the old one was stopped. So the
 //! program is asked for its flags once ([`Flags`]); an unknown flag is refused here, with the name that comes closest, and
@@ -17,22 +18,22 @@
 pub(super) mod check;
 mod flags;
 mod rules;
+mod words;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use super::driver::{Failure, LORA_RANK, Notice, Settings, dashed};
+use super::driver::{AdapterRank, Failure, Notice, Settings, dashed};
 use crate::config::{ArgValue, Launch};
 use crate::vllm::failure::Class;
 
 pub use check::adapter_rank;
 pub(super) use flags::{Flags, Known};
 
-/// `--max-lora-rank`, wherever it is written; `None` without `--enable-lora`.
-pub(super) fn rank_of_adapters(launch: &Launch, settings: &Settings) -> Option<i64> {
+/// `--max-lora-rank`, wherever it is written.
+pub(super) fn rank_of_adapters(launch: &Launch, settings: &Settings) -> AdapterRank {
     let args = settings.with(&BTreeMap::new()).args;
-    let flat = check::Flat::new(&launch.command, &args);
-    flat.on("enable-lora").then(|| flat.int("max-lora-rank").unwrap_or(LORA_RANK))
+    check::Flat::new(&launch.command, &args).adapter_rank()
 }
 
 /// A start that was found in order.
@@ -58,6 +59,7 @@ impl Plan {
         let args = rules::flags(args, known, &mut notices)?;
         let all = check::Flat::new(&launch.command, &args);
         rules::command(&check::Flat::new(&launch.command, &BTreeMap::new()), known)?;
+        check::written(launch, &args)?;
         check::all(launch, &all)?;
         let mut argv = vec![program.display().to_string()];
         argv.extend(launch.command[1..].iter().cloned());
@@ -79,9 +81,11 @@ pub(super) fn words_of(settings: &Settings) -> Vec<String> {
     words
 }
 
-/// Whether each setting is of the type that its flag takes, where the flag is one that we know.
-pub(super) fn check_types(settings: &Settings) -> Result<(), Failure> {
-    rules::flags(settings.with(&BTreeMap::new()).args, None, &mut Vec::new()).map(drop)
+/// Whether each setting is of the type that its flag takes, where the flag is one that we know, in its range, and in
+/// agreement with the others: all that can be told without knowing the program, the devices and the files.
+pub(super) fn check_values(settings: &Settings) -> Result<(), Failure> {
+    let args = rules::flags(settings.with(&BTreeMap::new()).args, None, &mut Vec::new())?;
+    check::values(&check::Flat::new(&[], &args))
 }
 
 fn write(name: &str, value: &ArgValue, argv: &mut Vec<String>) {
@@ -120,8 +124,9 @@ fn environment(launch: &Launch, all: &check::Flat) -> BTreeMap<String, String> {
     if !launch.gpu.is_empty() {
         let list: Vec<String> = launch.gpu.iter().map(u16::to_string).collect();
         env.entry("CUDA_VISIBLE_DEVICES".to_owned()).or_insert_with(|| list.join(","));
+        env.entry("CUDA_DEVICE_ORDER".to_owned()).or_insert_with(|| "PCI_BUS_ID".to_owned());
     }
-    if all.on("enable-lora") {
+    if all.loads_adapters() {
         env.entry("VLLM_ALLOW_RUNTIME_LORA_UPDATING".to_owned()).or_insert_with(|| "1".to_owned());
     }
     env

@@ -25,7 +25,9 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use tokio::sync::{Mutex, watch};
 
-use super::driver::{Driver, Failure, Kind, Notice, Owner, Progress, Settings, Status, StopRules, Stopped, Trace};
+use super::driver::{
+    AdapterRank, Driver, Failure, Kind, Notice, Owner, Progress, Settings, Status, StopRules, Stopped, Trace,
+};
 use super::launch::{Flags, Plan, rank_of_adapters};
 use crate::config::Launch;
 use crate::vllm::failure::{Class, Exit, diagnose};
@@ -118,7 +120,7 @@ impl Driver for ProcessDriver {
         Ok(Plan::new(&self.launch, settings, known.as_ref())?.notices)
     }
 
-    fn adapter_rank(&self, settings: &Settings) -> Option<i64> {
+    fn adapter_rank(&self, settings: &Settings) -> AdapterRank {
         rank_of_adapters(&self.launch, settings)
     }
 
