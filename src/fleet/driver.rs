@@ -108,6 +108,9 @@ pub enum Trace {
         boot: String,
         /// The value of `SLUICE_ENGINE` in the environment of all its processes.
         mark: String,
+        /// What its devices had in use before it started: index and MiB. Missing where that could not be told.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        baseline: Option<Vec<(u16, u64)>>,
     },
     /// The user's commands know it.
     Command,
@@ -170,7 +173,8 @@ pub struct Stopped {
     pub forced: bool,
     /// Processes that had outlived their leader and were killed.
     pub orphans: u32,
-    /// Whether the device's memory was seen to be back; `None`: there is nothing here that tells.
+    /// Whether the device's memory was seen to be back; `None`: there is nothing here that tells. Not back, and no error:
+    /// it is not known to be the engine's, or somebody was told before.
     pub memory_back: Option<bool>,
 }
 
@@ -299,8 +303,8 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// Stops the engine and all that descends from it, and waits until the device is free again.
     ///
     /// # Errors
-    /// [`Class::WontDie`] or [`Class::MemoryKept`]: nothing may be started on that device. [`Class::CommandFailed`],
-    /// [`Class::NotOurs`].
+    /// [`Class::WontDie`] or [`Class::MemoryKept`]: nothing may be started on that device, until a repeated stop succeeds;
+    /// after [`Class::MemoryKept`] it does. [`Class::CommandFailed`], [`Class::NotOurs`].
     async fn stop(&self, rules: StopRules) -> Result<Stopped, Failure>;
 
     /// What is known of the engine now. An engine that ended stays [`Status::Ended`] until it is stopped, which also ends
