@@ -118,8 +118,6 @@ const MARKS: &[(&str, Class)] = &[
     ("Cannot find any model weights", Class::ModelNotFound),
     ("GatedRepoError", Class::ModelNotFound),
     ("LocalEntryNotFoundError", Class::Network),
-    ("Max retries exceeded with url", Class::Network),
-    ("Temporary failure in name resolution", Class::Network),
     ("No module named 'vllm", Class::ProgramMissing),
     ("Timed out waiting for engine core", Class::Timeout),
     ("OutOfMemoryError", Class::OutOfMemory),
@@ -141,6 +139,8 @@ const MARKS: &[(&str, Class)] = &[
     ("Unexpected error from cudaGetDeviceCount()", Class::DeviceError),
     ("system not yet initialized", Class::DeviceError),
     ("NVMLError", Class::DeviceError),
+    ("Max retries exceeded with url", Class::Network),
+    ("Temporary failure in name resolution", Class::Network),
     // What pydantic refuses for a reason that no other text here is about.
     (FOLDED, Class::BadArguments),
 ];
@@ -272,9 +272,10 @@ fn marked_last<S: AsRef<str>>(lines: &[S]) -> Option<(Class, &str)> {
     })
 }
 
-/// Whether a line says it, and does not quote source code or warn of it.
+/// Whether a line says it, and does not quote source code, warn of it or try again.
 fn is_said(text: &str, mark: &str) -> bool {
-    text.contains(mark) && !text.starts_with("    ") && !text.contains("This can cause")
+    let passing = ["This can cause", "thrown while requesting", "Retrying in"];
+    text.contains(mark) && !text.starts_with("    ") && !passing.iter().any(|words| text.contains(words))
 }
 
 fn exceptions<S: AsRef<str>>(lines: &[S]) -> impl DoubleEndedIterator<Item = &str> {

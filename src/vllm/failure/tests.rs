@@ -391,6 +391,12 @@ fn a_hub_that_cannot_be_reached_may_be_reached_later_and_one_that_must_not_be_ne
     let entry =
         "huggingface_hub.errors.LocalEntryNotFoundError: An error happened while trying to locate the files on the Hub";
     assert_eq!(of(&[entry]), Class::Network);
+    let retried = "'(MaxRetryError(\"HTTPSConnectionPool(host='huggingface.co', port=443): Max retries exceeded with url: /m\")' \
+                   thrown while requesting HEAD https://huggingface.co/m";
+    assert_eq!(of(&[retried, "torch.OutOfMemoryError: CUDA out of memory."]), Class::OutOfMemoryLoading);
+    assert_eq!(of(&[retried, "TypeError: nobody has seen this one before"]), Class::EngineFailed);
+    let last = "requests.exceptions.ConnectionError: Max retries exceeded with url: /m";
+    assert_eq!(of(&[retried, last]), Class::Network);
     assert_eq!(
         of(&["INFO 11-21 03:00:05 [x.py:1] HF_HUB_OFFLINE is True, replace model_id", lost]),
         Class::ModelNotFound
