@@ -90,7 +90,7 @@ const MARKS: &[(&str, Class)] = &[
     ("less than desired CPU memory utilization", Class::MemoryTaken),
     ("Error in memory profiling", Class::MemoryMoved),
     ("not enough GPU memory", Class::OutOfMemoryLoading),
-    ("out of memory occurred when warming up sampler", Class::OutOfMemoryWarmUp),
+    ("out of memory occurred when warming up", Class::OutOfMemoryWarmUp),
     ("greater than or equal to max_num_seqs", Class::BadArguments),
     ("is smaller than max_model_len", Class::BadArguments),
     ("is greater than the derived max_model_len", Class::BadArguments),

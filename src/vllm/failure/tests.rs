@@ -346,6 +346,11 @@ fn texts_that_say_out_of_memory_in_other_words_count_by_the_phase() {
     );
     let shared = "triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 114688, Hardware limit: 101376.";
     says(shared, CapturingGraphs, Class::EngineFailed);
+    says(
+        "RuntimeError: CUDA out of memory occurred when warming up pooler (task=embed)",
+        CapturingGraphs,
+        Class::OutOfMemoryWarmUp,
+    );
     let mamba = says(
         "ValueError: max_num_seqs (1024) exceeds available Mamba cache blocks (311). Each decode",
         CapturingGraphs,
