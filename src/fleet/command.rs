@@ -10,6 +10,9 @@
 //! becomes the flags quoted for a shell, as `ssh HOST "vllm-up {args}"` needs. And every command finds `SLUICE_BACKEND`,
 //! `SLUICE_ARGS` (quoted for a shell) and `SLUICE_ARGS_JSON` in its environment.
 //!
+//! The status command may fail for reasons of its own (ssh, a daemon that restarts), so an end is believed when it said so
+//! [`MISSES`] times in a row, [`STATUS_EVERY`] apart.
+//!
 //! Bounds: a command gets `control.timeout`, then its process group is killed; [`OUTPUT_MAX`] bytes of its output are
 //! kept. Output goes to a file, not a pipe, because a daemon that inherits a pipe would hold it open for ever.
 
@@ -18,6 +21,7 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -27,8 +31,10 @@ use nix::unistd::Pid;
 use tokio::sync::{Mutex, watch};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::driver::{Driver, Failure, Kind, Notice, Owner, Progress, Settings, Status, StopRules, Stopped, Trace};
-use super::launch::{check_types, find_program, words_of};
+use super::driver::{
+    AdapterRank, Driver, Failure, Kind, Notice, Owner, Progress, Settings, Status, StopRules, Stopped, Trace,
+};
+use super::launch::{check_values, find_program, words_of};
 use super::process::table::{self, MARK, Row};
 use crate::config::Control;
 use crate::vllm::failure::{Class, Exit, diagnose};
@@ -36,8 +42,10 @@ use crate::vllm::logs::StartPhase;
 
 /// Output of a command that is kept, bytes.
 const OUTPUT_MAX: usize = 64 << 10;
-/// How often the status command is run while an end is waited for.
-const STATUS_EVERY: Duration = Duration::from_secs(2);
+/// How often the status command is run while an end or readiness is waited for.
+pub(super) const STATUS_EVERY: Duration = Duration::from_secs(2);
+/// How often in a row it must say that nothing runs before an end is believed.
+pub(super) const MISSES: u32 = 3;
 /// What becomes the flags.
 const ARGS: &str = "{args}";
 
@@ -47,6 +55,9 @@ pub struct CommandDriver {
     name: String,
     commands: Control,
     output: PathBuf,
+    /// Where in that file the words of the last start begin.
+    said_from: AtomicU64,
+    status_every: Duration,
     /// Whether the engine is thought to be up: started or adopted, not stopped.
     up: Mutex<bool>,
     /// Daemons that `start` left to us: they are our children since their parent ended, and reaped when they end.
@@ -56,10 +67,14 @@ pub struct CommandDriver {
 impl CommandDriver {
     /// A driver for the backend called `name`, which keeps the output of its commands in `folder`. Runs nothing.
     pub fn new(name: &str, commands: Control, folder: &Path) -> Self {
+        let output = folder.join(format!("{}.commands.log", name.replace('/', ".")));
         Self {
             name: name.to_owned(),
             commands,
-            output: folder.join(format!("{}.commands.log", name.replace('/', "."))),
+            // What stands there already was said before this gateway.
+            said_from: AtomicU64::new(length(&output)),
+            output,
+            status_every: STATUS_EVERY,
             up: Mutex::new(false),
             left_to_us: parking_lot::Mutex::default(),
         }
@@ -101,12 +116,12 @@ impl CommandDriver {
     }
 
     async fn must(&self, what: &str, words: &[String], settings: &Settings) -> Result<(), Failure> {
-        let before = self.output.metadata().map_or(0, |file| file.len());
+        let before = length(&self.output);
         let ended = self.run(what, words, settings).await?;
         if ended.success() {
             return Ok(());
         }
-        let now = self.output.metadata().map_or(0, |file| file.len());
+        let now = length(&self.output);
         // A file that was begun anew holds this command's words only.
         let said = if now == before { String::new() } else { self.tail(3).join(" | ") };
         let said = if said.is_empty() { "it said nothing" } else { &said };
@@ -129,8 +144,18 @@ impl CommandDriver {
         }
         if self.output.metadata().is_ok_and(|file| file.len() > OUTPUT_MAX as u64) {
             fs::remove_file(&self.output)?;
+            self.said_from.store(0, Ordering::Relaxed);
         }
         File::options().create(true).append(true).open(&self.output)
+    }
+
+    /// The last lines that commands wrote from this byte of the file on.
+    fn lines_from(&self, from: u64, lines: usize) -> Vec<String> {
+        let bytes = fs::read(&self.output).unwrap_or_default();
+        let from = usize::try_from(from).unwrap_or(usize::MAX).max(bytes.len().saturating_sub(OUTPUT_MAX));
+        let text = String::from_utf8_lossy(bytes.get(from..).unwrap_or_default());
+        let all: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+        all[all.len().saturating_sub(lines)..].iter().map(|line| (*line).to_owned()).collect()
     }
 
     fn mark(&self) -> String {
@@ -152,6 +177,10 @@ impl CommandDriver {
             }
         }
     }
+}
+
+fn length(file: &Path) -> u64 {
+    file.metadata().map_or(0, |file| file.len())
 }
 
 fn program(argv: &[String]) -> Result<PathBuf, Failure> {
@@ -180,15 +209,15 @@ impl Driver for CommandDriver {
                 program(words)?;
             }
         }
-        check_types(settings)?;
+        check_values(settings)?;
         let passes = self.commands.start.iter().any(|word| word.contains(ARGS));
         let unseen = !settings.args.is_empty() && !passes;
         let text = "the start command has no {args}: settings reach it through SLUICE_ARGS and SLUICE_ARGS_JSON only";
         Ok(unseen.then(|| Notice(text.to_owned())).into_iter().collect())
     }
 
-    fn adapter_rank(&self, _settings: &Settings) -> Option<i64> {
-        None
+    fn adapter_rank(&self, _settings: &Settings) -> AdapterRank {
+        AdapterRank::Unknown
     }
 
     async fn start(&self, settings: &Settings) -> Result<Trace, Failure> {
@@ -197,6 +226,7 @@ impl Driver for CommandDriver {
             let cause = format!("the engine of {} runs already; stop it first", self.name);
             return Err(Failure::new(Class::PortInUse, cause));
         }
+        self.said_from.store(length(&self.output), Ordering::Relaxed);
         self.must("start", &self.commands.start, settings).await?;
         *up = true;
         Ok(Trace::Command)
@@ -252,13 +282,15 @@ impl Driver for CommandDriver {
     }
 
     async fn ended(&self) -> Exit {
+        let mut misses = 0;
         loop {
-            sleep(STATUS_EVERY).await;
-            match self.status().await {
-                Status::Ended(exit) => return exit,
+            sleep(self.status_every).await;
+            misses = match self.status().await {
+                Status::Ended(exit) if misses + 1 >= MISSES => return exit,
+                Status::Ended(_) => misses + 1,
                 Status::Unknown if self.commands.status.is_empty() => std::future::pending().await,
-                _ => {}
-            }
+                _ => 0,
+            };
         }
     }
 
@@ -267,11 +299,7 @@ impl Driver for CommandDriver {
     }
 
     fn tail(&self, lines: usize) -> Vec<String> {
-        let bytes = fs::read(&self.output).unwrap_or_default();
-        let kept = &bytes[bytes.len().saturating_sub(OUTPUT_MAX)..];
-        let text = String::from_utf8_lossy(kept);
-        let all: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
-        all[all.len().saturating_sub(lines)..].iter().map(|line| (*line).to_owned()).collect()
+        self.lines_from(0, lines)
     }
 
     fn progress(&self) -> Option<watch::Receiver<Progress>> {
@@ -279,7 +307,8 @@ impl Driver for CommandDriver {
     }
 
     fn diagnosis(&self, exit: Option<Exit>) -> Failure {
-        Failure::of(diagnose(&self.tail(200), exit, StartPhase::Launching), exit, StartPhase::Launching)
+        let said = self.lines_from(self.said_from.load(Ordering::Relaxed), 200);
+        Failure::of(diagnose(&said, exit, StartPhase::Launching), exit, StartPhase::Launching)
     }
 }
 
@@ -348,7 +377,38 @@ mod tests {
         let failure = driver.start(&settings()).await.unwrap_err();
         assert!(failure.to_string().contains("it must return"), "{failure}");
         let child: i32 = fs::read_to_string(folder.path().join("up")).unwrap().trim().parse().unwrap();
-        assert!(Row::of(child).is_none_or(|row| !row.lives()));
+        // Its signal was sent; on a loaded machine it dies a moment later.
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while Row::of(child).is_some_and(|row| row.lives()) {
+            assert!(Instant::now() < deadline, "it outlived its command");
+            sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn an_end_is_believed_when_it_is_said_several_times_in_a_row() {
+        let (folder, mut driver) = rig("true");
+        let asked = folder.path().join("asked").display().to_string();
+        // It says that nothing runs at the third and fourth look, and again from the sixth on.
+        let script = format!("echo >>{asked}; n=$(wc -l <{asked}); test $n -lt 3 -o $n -eq 5");
+        driver.commands.status = words(&["sh", "-c", &script]);
+        driver.status_every = Duration::from_millis(1);
+        *driver.up.lock().await = true;
+        assert_eq!(driver.ended().await, Exit::Unseen);
+        assert_eq!(fs::read_to_string(&asked).unwrap().lines().count(), 8);
+    }
+
+    #[tokio::test]
+    async fn what_was_said_before_the_last_start_is_not_why_it_ended() {
+        let (folder, driver) = rig("echo 'ValueError: No available memory for the cache blocks'; touch UP");
+        driver.start(&settings()).await.unwrap();
+        assert_eq!(driver.diagnosis(None).class, Class::NoKvMemory);
+        driver.stop(StopRules::default()).await.unwrap();
+        let mut commands = driver.commands.clone();
+        commands.start = words(&["touch", &folder.path().join("up").display().to_string()]);
+        let second = CommandDriver::new("short/gpu0", commands, folder.path());
+        second.start(&settings()).await.unwrap();
+        assert_eq!((second.diagnosis(None).class, second.tail(9).len()), (Class::EngineFailed, 1));
     }
 
     #[tokio::test]
@@ -356,6 +416,13 @@ mod tests {
         let (_folder, mut driver) = rig("true");
         let wrong = Settings { args: BTreeMap::from([("max-num-seqs".to_owned(), ArgValue::Text("banana".into()))]) };
         assert_eq!(driver.check(&wrong).await.unwrap_err().class, Class::BadArguments);
+        let with = |pairs: &[(&str, i64)]| Settings {
+            args: pairs.iter().map(|(name, value)| ((*name).to_owned(), ArgValue::Int(*value))).collect(),
+        };
+        let none = driver.check(&with(&[("max-num-seqs", 0)])).await.unwrap_err();
+        assert!(none.to_string().contains("at least 1"), "{none}");
+        let below = with(&[("max_num_batched_tokens", 64), ("max-num-seqs", 128)]);
+        assert_eq!(driver.check(&below).await.unwrap_err().class, Class::BadArguments);
         driver.commands.stop = words(&["no-such-program-anywhere"]);
         assert_eq!(driver.check(&settings()).await.unwrap_err().class, Class::ProgramMissing);
     }

@@ -64,23 +64,29 @@ impl Kind {
 /// backend's configuration and belongs to its driver.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Settings {
-    /// Flags of the engine without their dashes, as in `launch.args`; `_` in a name is read as `-`.
+    /// Flags of the engine without their dashes, as in `launch.args`; `_` in a name is read as `-` (see [`dashed`]).
     pub args: BTreeMap<String, ArgValue>,
+}
+
+/// The name of a flag as vLLM reads it: `_` is `-`, but not behind a dot, where names of JSON's keys stand.
+pub fn dashed(name: &str) -> String {
+    match name.split_once('.') {
+        Some((flag, keys)) => format!("{}.{keys}", flag.replace('_', "-")),
+        None => name.replace('_', "-"),
+    }
 }
 
 impl Settings {
     /// These settings with some changed; a name is found whether it is written with `-` or `_`.
     pub fn with(&self, changes: &BTreeMap<String, ArgValue>) -> Self {
-        let dashed = |args: &BTreeMap<String, ArgValue>| -> Vec<(String, ArgValue)> {
-            args.iter().map(|(name, value)| (name.replace('_', "-"), value.clone())).collect()
-        };
-        Self { args: dashed(&self.args).into_iter().chain(dashed(changes)).collect() }
+        let all = self.args.iter().chain(changes);
+        Self { args: all.map(|(name, value)| (dashed(name), value.clone())).collect() }
     }
 
     /// A whole number that was set: `int("max-num-seqs")`.
     pub fn int(&self, flag: &str) -> Option<i64> {
-        let wanted = flag.replace('_', "-");
-        let (_, value) = self.args.iter().find(|(name, _)| name.replace('_', "-") == wanted)?;
+        let wanted = dashed(flag);
+        let (_, value) = self.args.iter().find(|(name, _)| dashed(name) == wanted)?;
         match value {
             ArgValue::Int(number) => Some(*number),
             _ => None,
@@ -102,6 +108,9 @@ pub enum Trace {
         boot: String,
         /// The value of `SLUICE_ENGINE` in the environment of all its processes.
         mark: String,
+        /// What its devices had in use before it started: index and MiB. Missing where that could not be told.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        baseline: Option<Vec<(u16, u64)>>,
     },
     /// The user's commands know it.
     Command,
@@ -164,8 +173,20 @@ pub struct Stopped {
     pub forced: bool,
     /// Processes that had outlived their leader and were killed.
     pub orphans: u32,
-    /// Whether the device's memory was seen to be back; `None`: there is nothing here that tells.
+    /// Whether the device's memory was seen to be back; `None`: there is nothing here that tells. Not back, and no error:
+    /// it is not known to be the engine's, or somebody was told before.
     pub memory_back: Option<bool>,
+}
+
+/// Which adapters an engine takes while it serves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AdapterRank {
+    /// Those of up to this rank.
+    UpTo(i64),
+    /// None at all: why, and what to set.
+    None(String),
+    /// It cannot be told from here.
+    Unknown,
 }
 
 /// Something worth telling that does not forbid a start.
@@ -256,9 +277,8 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// What is wrong with them: classes that [`Class::retry`] calls [`Retry::Never`]. Nothing was changed.
     async fn check(&self, settings: &Settings) -> Result<Vec<Notice>, Failure>;
 
-    /// The largest rank of an adapter that an engine with these settings takes; `None`: it takes none, or it cannot be told
-    /// from here.
-    fn adapter_rank(&self, settings: &Settings) -> Option<i64>;
+    /// The largest rank of an adapter that an engine with these settings takes while it serves.
+    fn adapter_rank(&self, settings: &Settings) -> AdapterRank;
 
     /// The engine was seen to be ready, whatever its log says or leaves out.
     fn note_ready(&self) {}
@@ -283,8 +303,8 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// Stops the engine and all that descends from it, and waits until the device is free again.
     ///
     /// # Errors
-    /// [`Class::WontDie`] or [`Class::MemoryKept`]: nothing may be started on that device. [`Class::CommandFailed`],
-    /// [`Class::NotOurs`].
+    /// [`Class::WontDie`] or [`Class::MemoryKept`]: nothing may be started on that device, until a repeated stop succeeds;
+    /// after [`Class::MemoryKept`] it does. [`Class::CommandFailed`], [`Class::NotOurs`].
     async fn stop(&self, rules: StopRules) -> Result<Stopped, Failure>;
 
     /// What is known of the engine now. An engine that ended stays [`Status::Ended`] until it is stopped, which also ends

@@ -5,7 +5,9 @@
 use async_trait::async_trait;
 use tokio::sync::watch;
 
-use super::driver::{Driver, Failure, Kind, Notice, Owner, Progress, Settings, Status, StopRules, Stopped, Trace};
+use super::driver::{
+    AdapterRank, Driver, Failure, Kind, Notice, Owner, Progress, Settings, Status, StopRules, Stopped, Trace,
+};
 use crate::vllm::failure::{Class, Exit};
 use crate::vllm::logs::StartPhase;
 
@@ -36,8 +38,8 @@ impl Driver for ExternalDriver {
         Err(self.refusal())
     }
 
-    fn adapter_rank(&self, _settings: &Settings) -> Option<i64> {
-        None
+    fn adapter_rank(&self, _settings: &Settings) -> AdapterRank {
+        AdapterRank::Unknown
     }
 
     async fn start(&self, _settings: &Settings) -> Result<Trace, Failure> {

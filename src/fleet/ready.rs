@@ -6,18 +6,20 @@
 //!
 //! There is no fixed limit. The log is followed through its phases, and each may stand still for as long as
 //! [`StartPhase::patience`](crate::vllm::logs::StartPhase::patience) says; where there is no log, [`ReadyRules::blind`] holds.
-//! An engine that ends is told at once, with its diagnosis.
+//! An engine that ends is told at once, with its diagnosis; so is one that wants another key than the backend has.
 
 use std::collections::HashSet;
 use std::time::Duration;
 
+use http::StatusCode;
 use serde::Deserialize;
 use tokio::time::{Instant, sleep};
 
-use super::driver::{Driver, Failure, Owner, Status};
+use super::command::{MISSES, STATUS_EVERY};
+use super::driver::{Driver, Failure, Kind, Owner, Status};
 use super::http::fetch;
 use crate::pool::Address;
-use crate::vllm::failure::{Class, Diagnosis};
+use crate::vllm::failure::{Class, Diagnosis, Exit};
 use crate::vllm::logs::StartPhase;
 
 /// The most that is read of `/health` and `/v1/models`.
@@ -30,7 +32,7 @@ pub struct ReadyRules {
     pub poll: Duration,
     /// One answer of the engine.
     pub answer: Duration,
-    /// Multiplies the patience of every phase.
+    /// Multiplies the patience of every phase, and `blind`.
     pub patience: f64,
     /// The whole start where no log can be followed.
     pub blind: Duration,
@@ -74,8 +76,9 @@ pub async fn until_ready(
 ) -> Result<Ready, Failure> {
     let started = Instant::now();
     let mut serving_since: Option<Instant> = None;
+    let mut ends = Ends::default();
     loop {
-        if let Status::Ended(exit) = driver.status().await {
+        if let Some(exit) = ends.look(driver).await {
             return Err(driver.diagnosis(Some(exit)));
         }
         let owner = driver.owner().await;
@@ -83,9 +86,19 @@ pub async fn until_ready(
             return Err(at_phase(driver, Class::WrongEngine, format!("{} is answered by {who}", address.authority)));
         }
         let mut missing = None;
-        if owner != Owner::Nobody
-            && let Some(list) = asked(address, rules.answer).await
-        {
+        let answer = match owner {
+            Owner::Nobody => Answer::Nothing,
+            _ => asked(address, rules.answer).await,
+        };
+        if let Answer::Refused(status) = answer {
+            let cause = format!(
+                "{} answers /v1/models with {status}: set api_key of this backend to the engine's --api-key (or \
+                 VLLM_API_KEY)",
+                address.authority
+            );
+            return Err(at_phase(driver, Class::BadArguments, cause));
+        }
+        if let Answer::Serves(list) = answer {
             let absent = list.absent(expected);
             if absent.is_empty() {
                 let (models, max_model_len) = list.into_parts();
@@ -108,6 +121,34 @@ pub async fn until_ready(
     }
 }
 
+/// Looks for the end of an engine that starts. One of ours is seen to end; commands are run now and then only, and must say
+/// so several times.
+#[derive(Debug, Default)]
+struct Ends {
+    looked: Option<Instant>,
+    misses: u32,
+}
+
+impl Ends {
+    async fn look(&mut self, driver: &dyn Driver) -> Option<Exit> {
+        let (every, enough) = match driver.kind() {
+            Kind::Command => (STATUS_EVERY, MISSES),
+            Kind::Process | Kind::External => (Duration::ZERO, 1),
+        };
+        if self.looked.is_some_and(|at| at.elapsed() < every) {
+            return None;
+        }
+        let status = driver.status().await;
+        self.looked = Some(Instant::now());
+        let Status::Ended(exit) = status else {
+            self.misses = 0;
+            return None;
+        };
+        self.misses += 1;
+        (self.misses >= enough).then_some(exit)
+    }
+}
+
 /// Why the start has taken too long, if it has.
 fn overdue(driver: &dyn Driver, started: Instant, rules: ReadyRules) -> Option<String> {
     let all = started.elapsed();
@@ -115,7 +156,7 @@ fn overdue(driver: &dyn Driver, started: Instant, rules: ReadyRules) -> Option<S
         return Some(format!("not ready after {} s", all.as_secs()));
     }
     let Some(progress) = driver.progress() else {
-        return (all > rules.blind)
+        return (all > rules.blind.mul_f64(rules.patience))
             .then(|| format!("not ready after {} s, and there is no log to follow", all.as_secs()));
     };
     let progress = progress.borrow();
@@ -157,12 +198,84 @@ impl List {
     }
 }
 
-/// What the engine serves, if it is healthy.
-async fn asked(address: &Address, patience: Duration) -> Option<List> {
-    let (status, _) = fetch(address, "/health", patience, BODY_MAX).await.ok()?;
-    if !status.is_success() {
-        return None;
+/// What the engine says.
+#[derive(Debug)]
+enum Answer {
+    /// It is not healthy yet, or what it says is not understood.
+    Nothing,
+    /// It is healthy and wants a key that we do not have.
+    Refused(StatusCode),
+    /// It is healthy.
+    Serves(List),
+}
+
+/// What the engine serves, if it is healthy. vLLM asks for its key on `/v1` only.
+async fn asked(address: &Address, patience: Duration) -> Answer {
+    match fetch(address, "/health", patience, BODY_MAX).await {
+        Ok((status, _)) if status.is_success() => {}
+        _ => return Answer::Nothing,
     }
-    let (status, body) = fetch(address, "/v1/models", patience, BODY_MAX).await.ok()?;
-    status.is_success().then(|| serde_json::from_slice(&body).ok())?
+    match fetch(address, "/v1/models", patience, BODY_MAX).await {
+        Ok((status @ (StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN), _)) => Answer::Refused(status),
+        Ok((status, body)) if status.is_success() => {
+            serde_json::from_slice(&body).map_or(Answer::Nothing, Answer::Serves)
+        }
+        _ => Answer::Nothing,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
+    use super::*;
+    use crate::config::Endpoint;
+    use crate::fleet::external::ExternalDriver;
+
+    /// A server that is healthy and answers anything else with this head and body.
+    async fn server(answer: &'static str) -> Address {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        tokio::spawn(async move {
+            while let Ok((mut peer, _)) = listener.accept().await {
+                let mut head = vec![0; 4096];
+                let read = peer.read(&mut head).await.unwrap_or_default();
+                let healthy = head[..read].starts_with(b"GET /health ");
+                let answer = if healthy { "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n" } else { answer };
+                let _ = peer.write_all(answer.as_bytes()).await;
+            }
+        });
+        let endpoint = Endpoint { host: "127.0.0.1".to_owned(), port, prefix: String::new() };
+        Address { authority: endpoint.authority().into(), endpoint, api_key: None }
+    }
+
+    #[tokio::test]
+    async fn an_engine_that_wants_a_key_is_told_at_once() {
+        let address = server("HTTP/1.1 401 Unauthorized\r\ncontent-length: 0\r\n\r\n").await;
+        let driver = ExternalDriver::new("a/b");
+        let failure = until_ready(&driver, &address, &["m".to_owned()], ReadyRules::default()).await.unwrap_err();
+        assert!(failure.to_string().contains("set api_key of this backend"), "{failure}");
+        assert_eq!(failure.class, Class::BadArguments);
+    }
+
+    #[tokio::test]
+    async fn an_engine_that_lists_its_models_is_ready() {
+        let list =
+            "HTTP/1.1 200 OK\r\ncontent-length: 46\r\n\r\n{\"data\": [{\"id\": \"m\", \"max_model_len\": 4096}]}";
+        let address = server(list).await;
+        let driver = ExternalDriver::new("a/b");
+        let ready = until_ready(&driver, &address, &["m".to_owned()], ReadyRules::default()).await.unwrap();
+        assert_eq!((ready.models, ready.max_model_len), (vec!["m".to_owned()], Some(4096)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_start_without_a_log_has_its_share_of_the_patience() {
+        let (driver, started) = (ExternalDriver::new("a/b"), Instant::now());
+        let rules = ReadyRules { blind: Duration::from_secs(10), patience: 3.0, ..ReadyRules::default() };
+        tokio::time::advance(Duration::from_secs(29)).await;
+        assert_eq!(overdue(&driver, started, rules), None);
+        tokio::time::advance(Duration::from_secs(2)).await;
+        assert!(overdue(&driver, started, rules).is_some_and(|why| why.contains("not ready after 31 s")));
+    }
 }

@@ -2,21 +2,25 @@
 //!
 //! vLLM prints the root cause early, from another process than the one that ends last, and the last line only says "see root
 //! cause above". So all kept lines are searched, the telling ones first:
-//! 1. texts of vLLM and CUDA that name one situation ([`MARKS`]), in order of how much they say;
-//! 2. else the first exception that is not a mere consequence of another;
-//! 3. else a text of the first kind in a line that vLLM calls information or a warning: such a line may be about something
+//! 1. that a process of the engine was killed, where no error stands before it: what breaks after it is its consequence;
+//! 2. texts of vLLM and CUDA that name one situation ([`MARKS`]), in order of how much they say;
+//! 3. else the first exception that is not a mere consequence of another;
+//! 4. else that a process of the engine ended, for whatever reason;
+//! 5. else a text of the second kind in a line that vLLM calls information or a warning: such a line may be about something
 //!    that it then went around, so it counts only where no error says more;
-//! 4. else the exit status.
+//! 6. else the exit status.
 //!
 //! When the engine had been serving, old errors of single requests are in the log too: then only what follows the last sign
 //! of health is searched. Texts are those of vLLM 0.22 to 0.33 (and two of 0.6); nothing here reads a clock or a file.
 
 mod class;
+mod fold;
 
 pub use class::{Class, Retry};
 
 use serde::{Deserialize, Serialize};
 
+use self::fold::FOLDED;
 use super::logs::{StartPhase, is_remark, message};
 
 /// How a process ended.
@@ -70,7 +74,7 @@ impl Diagnosis {
     /// A diagnosis that no log is needed for.
     pub fn plain(class: Class, cause: Option<String>) -> Self {
         let suggestion = cause.as_deref().and_then(|cause| suggested(class, cause));
-        let advice = class.advice(suggestion.as_ref());
+        let advice = class.advice(suggestion.as_ref(), cause.as_deref());
         Self { class, cause, advice, suggestion }
     }
 }
@@ -81,17 +85,22 @@ const MARKS: &[(&str, Class)] = &[
     ("larger than the maximum number of tokens that can be stored in KV cache", Class::KvTooSmall),
     ("larger than the available KV cache memory", Class::KvTooSmall),
     ("No available memory for the cache blocks", Class::NoKvMemory),
+    ("Cannot auto-fit max_model_len", Class::NoKvMemory),
     ("less than desired GPU memory utilization", Class::MemoryTaken),
     ("less than desired CPU memory utilization", Class::MemoryTaken),
     ("Error in memory profiling", Class::MemoryMoved),
     ("not enough GPU memory", Class::OutOfMemoryLoading),
-    ("out of memory occurred when warming up sampler", Class::OutOfMemoryWarmUp),
+    ("out of memory occurred when warming up", Class::OutOfMemoryWarmUp),
     ("greater than or equal to max_num_seqs", Class::BadArguments),
     ("is smaller than max_model_len", Class::BadArguments),
     ("is greater than the derived max_model_len", Class::BadArguments),
+    ("exceeds available Mamba cache blocks", Class::BadArguments),
+    ("No valid attention backend found for", Class::BadArguments),
+    ("Bfloat16 is only supported on GPUs", Class::BadArguments),
     ("is greater than max_lora_rank", Class::LoraRank),
     ("Address already in use", Class::PortInUse),
     ("address already in use", Class::PortInUse),
+    ("EADDRINUSE", Class::PortInUse),
     ("error: unrecognized arguments:", Class::UnknownFlag),
     ("error: unexpected argument", Class::UnknownFlag),
     ("error: argument ", Class::BadArguments),
@@ -102,12 +111,13 @@ const MARKS: &[(&str, Class)] = &[
     ("is not a local folder and is not a valid model identifier", Class::ModelNotFound),
     ("Invalid repository ID or local directory", Class::ModelNotFound),
     ("does not appear to have a file named", Class::ModelNotFound),
-    ("We couldn't connect to", Class::ModelNotFound),
+    ("outgoing traffic has been disabled", Class::ModelNotFound),
+    ("OfflineModeIsEnabled", Class::ModelNotFound),
+    ("We couldn't connect to", Class::Network),
     ("Can't load the configuration of", Class::ModelNotFound),
     ("Cannot find any model weights", Class::ModelNotFound),
-    ("Cannot find the requested files in the disk cache", Class::ModelNotFound),
-    ("LocalEntryNotFoundError", Class::ModelNotFound),
     ("GatedRepoError", Class::ModelNotFound),
+    ("LocalEntryNotFoundError", Class::Network),
     ("No module named 'vllm", Class::ProgramMissing),
     ("Timed out waiting for engine core", Class::Timeout),
     ("OutOfMemoryError", Class::OutOfMemory),
@@ -116,13 +126,27 @@ const MARKS: &[(&str, Class)] = &[
     ("CUBLAS_STATUS_ALLOC_FAILED", Class::OutOfMemory),
     ("DefaultCPUAllocator: can't allocate memory", Class::OutOfMemory),
     ("CUDA error: out of memory", Class::OutOfMemory),
+    // Of vLLM's own allocator, of Triton, and of NCCL (`Cuda failure 2 'out of memory'`).
+    ("CUDA Error: out of memory", Class::OutOfMemory),
+    ("Triton Error [CUDA]: out of memory", Class::OutOfMemory),
+    ("'out of memory'", Class::OutOfMemory),
     ("CUDA error:", Class::DeviceError),
     ("Failed to infer device type", Class::DeviceError),
     ("Found no NVIDIA driver", Class::DeviceError),
     ("NCCL error", Class::DeviceError),
     ("No CUDA GPUs are available", Class::DeviceError),
     ("invalid device ordinal", Class::DeviceError),
+    ("Unexpected error from cudaGetDeviceCount()", Class::DeviceError),
+    ("system not yet initialized", Class::DeviceError),
+    ("NVMLError", Class::DeviceError),
+    ("Max retries exceeded with url", Class::Network),
+    ("Temporary failure in name resolution", Class::Network),
+    // What pydantic refuses for a reason that no other text here is about.
+    (FOLDED, Class::BadArguments),
 ];
+
+/// Texts that say that the host is not to reach any hub: then one that is not reached is no outage.
+const OFFLINE: &[&str] = &["outgoing traffic has been disabled", "HF_HUB_OFFLINE", "OfflineModeIsEnabled"];
 
 /// Exceptions that only pass on another one.
 const CONSEQUENCES: &[&str] = &[
@@ -131,6 +155,7 @@ const CONSEQUENCES: &[&str] = &[
     "EngineCore encountered an issue",
     "Worker failed with error",
     "WorkerProc initialization failed",
+    "Executor failed.",
     "See root cause above",
     "check the stack trace above",
     "CancelledError",
@@ -140,8 +165,8 @@ const CONSEQUENCES: &[&str] = &[
     "EOFError",
 ];
 
-/// What an API server says when a signal told it to end.
-const TOLD_TO_END: &str = "API server: shutdown triggered";
+/// What an API server says when a signal told it to end, or its engine core where it says nothing (0.22).
+const TOLD_TO_END: &[&str] = &["API server: shutdown triggered", "Shutdown initiated (timeout="];
 
 /// Lines that a living engine prints: what stands before the last one is history.
 const HEALTHY: &[&str] = &["Avg prompt throughput:", "HTTP/1.1\" 200", "Application startup complete"];
@@ -150,21 +175,25 @@ const HEALTHY: &[&str] = &["Avg prompt throughput:", "HTTP/1.1\" 200", "Applicat
 ///
 /// `phase` is [`StartPhase::Serving`] for an engine that had been ready.
 pub fn diagnose<S: AsRef<str>>(lines: &[S], exit: Option<Exit>, phase: StartPhase) -> Diagnosis {
+    let lines = &fold::folded(lines)[..];
     let served = phase == StartPhase::Serving;
     if served && let Some(line) = told_to_end(lines) {
         return Diagnosis::plain(Class::Killed, Some(clipped(line)));
     }
-    let healthy = |line: &S| HEALTHY.iter().any(|mark| line.as_ref().contains(mark));
-    let from = if served { lines.iter().rposition(healthy).map_or(0, |at| at + 1) } else { 0 };
+    let from = if served { after_health(lines) } else { 0 };
     // The error itself may have come just before the last line of health: another request's answer, or a probe's.
-    let recent = telling(&lines[from..]);
-    let found = recent.or_else(|| match served && crashed(lines) {
+    let killed = killed(lines, served).map(|line| (Class::Killed, line));
+    let found = killed.or_else(|| telling(&lines[from..])).or_else(|| match served && crashed(lines) {
         true => marked_last(lines).or_else(|| exception_last(lines).map(|line| (Class::EngineFailed, line))),
         false => None,
     });
     let class = match (&found, exit) {
         (Some((Class::OutOfMemory, _)), _) => out_of_memory_in(phase),
-        (Some((Class::EngineFailed, _)), _) if served => Class::EngineDied,
+        (Some((Class::Network, _)), _) if is_offline(lines) => Class::ModelNotFound,
+        // What keeps an engine from starting is not what one that had started died of, but a request that was refused.
+        (Some((class, _)), _) if served && (*class == Class::EngineFailed || class.retry() == Retry::Never) => {
+            Class::EngineDied
+        }
         // argparse ends with 2 and says what is wrong in a line of its own.
         (Some((Class::EngineFailed, _)) | None, Some(Exit::Code(2))) if !served => Class::BadArguments,
         (Some((class, _)), _) => *class,
@@ -177,20 +206,53 @@ pub fn diagnose<S: AsRef<str>>(lines: &[S], exit: Option<Exit>, phase: StartPhas
     // Read from the whole line: what is kept of it may end before the number.
     let suggestion = found.and_then(|(_, line)| suggested(class, line));
     let cause = found.map(|(_, line)| clipped(line)).or_else(|| last_words(lines));
-    Diagnosis { class, cause, advice: class.advice(suggestion.as_ref()), suggestion }
+    Diagnosis { class, advice: class.advice(suggestion.as_ref(), cause.as_deref()), cause, suggestion }
+}
+
+/// Where the lines begin that follow the last sign of health.
+fn after_health<S: AsRef<str>>(lines: &[S]) -> usize {
+    let healthy = |line: &S| HEALTHY.iter().any(|mark| line.as_ref().contains(mark));
+    lines.iter().rposition(healthy).map_or(0, |at| at + 1)
+}
+
+fn is_offline<S: AsRef<str>>(lines: &[S]) -> bool {
+    lines.iter().any(|line| OFFLINE.iter().any(|mark| line.as_ref().contains(mark)))
+}
+
+/// The line that says that a process of the engine got SIGKILL, unless an error before it says more.
+fn killed<S: AsRef<str>>(lines: &[S], served: bool) -> Option<&str> {
+    let at = lines.iter().rposition(|line| is_kill(message(line.as_ref())))?;
+    let before = &lines[if served { after_health(&lines[..at]) } else { 0 }..at];
+    (errors(before).is_none() && exception(before).is_none()).then(|| message(lines[at].as_ref()))
+}
+
+/// `Worker proc VllmWorker-1 died unexpectedly (exit code: -9)`, `Process ApiServer_1 (PID: 7) died with exit code -9`,
+/// `Failed core proc(s): {'EngineCore': -9}`.
+fn is_kill(text: &str) -> bool {
+    let died = text.contains("died ") && (text.contains("exit code: -9)") || text.ends_with("exit code -9"));
+    died || text.contains("Failed ") && text.contains(" proc(s): {") && text.contains("': -9")
 }
 
 /// The line that says that a signal ended a healthy server, if one did: what breaks after it is its consequence.
 fn told_to_end<S: AsRef<str>>(lines: &[S]) -> Option<&str> {
-    let at = lines.iter().rposition(|line| line.as_ref().contains(TOLD_TO_END))?;
+    let at = lines.iter().position(|line| TOLD_TO_END.iter().any(|mark| line.as_ref().contains(mark)))?;
     (!crashed(&lines[..at])).then(|| message(lines[at].as_ref()))
 }
 
 /// The line that says most, and its class.
 fn telling<S: AsRef<str>>(lines: &[S]) -> Option<(Class, &str)> {
-    let errors = marked(lines.iter().map(AsRef::as_ref).filter(|line| !is_remark(line)));
-    let exception = || exception(lines).map(|line| (Class::EngineFailed, line));
-    errors.or_else(exception).or_else(|| marked(lines.iter().map(AsRef::as_ref)))
+    let unnamed = || exception(lines).or_else(|| died(lines)).map(|line| (Class::EngineFailed, line));
+    errors(lines).or_else(unnamed).or_else(|| marked(lines.iter().map(AsRef::as_ref)))
+}
+
+/// The most telling line of those that are no remarks.
+fn errors<S: AsRef<str>>(lines: &[S]) -> Option<(Class, &str)> {
+    marked(lines.iter().map(AsRef::as_ref).filter(|line| !is_remark(line)))
+}
+
+/// The first line that says that a process of the engine ended.
+fn died<S: AsRef<str>>(lines: &[S]) -> Option<&str> {
+    lines.iter().map(|line| message(line.as_ref())).find(|text| text.contains("died unexpectedly"))
 }
 
 /// The most telling line, and its class; of equally telling ones the first.
@@ -210,9 +272,10 @@ fn marked_last<S: AsRef<str>>(lines: &[S]) -> Option<(Class, &str)> {
     })
 }
 
-/// Whether a line says it, and does not quote source code or warn of it.
+/// Whether a line says it, and does not quote source code, warn of it or try again.
 fn is_said(text: &str, mark: &str) -> bool {
-    text.contains(mark) && !text.starts_with("    ") && !text.contains("This can cause")
+    let passing = ["This can cause", "thrown while requesting", "Retrying in"];
+    text.contains(mark) && !text.starts_with("    ") && !passing.iter().any(|words| text.contains(words))
 }
 
 fn exceptions<S: AsRef<str>>(lines: &[S]) -> impl DoubleEndedIterator<Item = &str> {
@@ -238,11 +301,13 @@ fn crashed<S: AsRef<str>>(lines: &[S]) -> bool {
     })
 }
 
-/// The last line of a traceback: a dotted name that ends in Error or Exception, then a colon or nothing.
+/// The last line of a traceback: a dotted name that ends in Error or Exception (or is one of the few that do not), then a
+/// colon or nothing.
 fn is_exception(text: &str) -> bool {
     let name = text.split(':').next().unwrap_or_default();
     let last = name.rsplit('.').next().unwrap_or_default();
     let named = last.ends_with("Error") || last.ends_with("Exception") || last.ends_with("Interrupt");
+    let named = named || last == "OutOfResources" || last.contains("Error_");
     named && !name.is_empty() && name.chars().all(|letter| letter.is_alphanumeric() || matches!(letter, '.' | '_'))
 }
 
@@ -259,6 +324,7 @@ fn out_of_memory_in(phase: StartPhase) -> Class {
 
 fn clipped(line: &str) -> String {
     let line = line.trim();
+    let line = line.strip_prefix(FOLDED).unwrap_or(line);
     match line.char_indices().nth(CAUSE_MAX) {
         Some((at, _)) => format!("{}…", &line[..at]),
         None => line.to_owned(),
@@ -272,17 +338,25 @@ fn last_words<S: AsRef<str>>(lines: &[S]) -> Option<String> {
     passed_on.or_else(|| texts.rfind(|text| !text.trim().is_empty())).map(clipped)
 }
 
-/// The value that the engine says would fit.
+/// The value that the engine says would fit: a text that stands before it, and the flag that it is of.
 fn suggested(class: Class, cause: &str) -> Option<Suggestion> {
-    if class != Class::KvTooSmall {
-        return None;
-    }
-    // 0.33: "the estimated maximum model length is 80272."; 0.6: "stored in KV cache (17072)."
-    let after = ["estimated maximum model length is ", "stored in KV cache ("];
-    let rest = after.iter().find_map(|text| cause.split_once(text))?.1;
+    let texts: &[(&str, &str)] = match class {
+        // 0.33: "the estimated maximum model length is 80272."; 0.6: "stored in KV cache (17072)."
+        Class::KvTooSmall => {
+            &[("estimated maximum model length is ", "max-model-len"), ("stored in KV cache (", "max-model-len")]
+        }
+        // "(max_position_embeddings=131072.0 or ..."; the name of the key differs.
+        Class::BadArguments => &[
+            ("Mamba cache blocks (", "max-num-seqs"),
+            ("derived max_model_len (max_position_embeddings=", "max-model-len"),
+        ],
+        _ => return None,
+    };
+    let found = texts.iter().find_map(|(text, flag)| Some((cause.split_once(text)?.1, flag)));
+    let (rest, flag) = found?;
     let digits: String = rest.chars().take_while(|c| c.is_ascii_digit() || *c == ',').filter(|c| *c != ',').collect();
     let value = digits.parse().ok().filter(|value| *value > 0)?;
-    Some(Suggestion { flag: "max-model-len".to_owned(), value })
+    Some(Suggestion { flag: (*flag).to_owned(), value })
 }
 
 #[cfg(test)]

@@ -159,6 +159,12 @@ pub fn is_remark(line: &str) -> bool {
     matches!(level, "DEBUG" | "INFO" | "WARNING")
 }
 
+/// The process that vLLM names before a line: `EngineCore pid=7`.
+pub fn process(line: &str) -> Option<&str> {
+    let (process, _) = line.strip_prefix('(')?.split_once(')')?;
+    process.contains(" pid=").then_some(process)
+}
+
 /// Without the process that vLLM's logger names: `(EngineCore pid=7) `.
 fn without_process(line: &str) -> &str {
     let rest = line.trim_end();

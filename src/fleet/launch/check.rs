@@ -7,8 +7,9 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use super::super::driver::{Failure, LORA_RANK};
+use super::super::driver::{AdapterRank, Failure, LORA_RANK};
 use super::flags::before_flags;
+use super::words::{self, Values, Words};
 use crate::config::{ArgValue, Launch};
 use crate::vllm::args::ServeArgs;
 use crate::vllm::failure::{Class, Diagnosis, Suggestion};
@@ -19,71 +20,49 @@ const RANKS: &[i64] = &[1, 8, 16, 32, 64, 128, 256, 320, 512];
 /// Most that is read of an adapter's configuration.
 const ADAPTER_CONFIG_MAX: u64 = 1 << 20;
 
-/// All flags of a start as text: those in the command, then those of the settings, which win.
+/// All flags of a start as text: those of a file of settings, then those in the command, then those of the settings; the
+/// later win.
 #[derive(Debug)]
 pub(super) struct Flat {
-    values: BTreeMap<String, Vec<String>>,
+    values: Values,
+    /// The long names in the command as they were written, without dashes.
+    written: Vec<String>,
     model: Option<String>,
+    /// Whether more may be set than is seen, in a file that cannot be read from here.
+    unseen: bool,
 }
 
 impl Flat {
     pub(super) fn new(command: &[String], args: &BTreeMap<String, ArgValue>) -> Self {
-        let mut flat = Self { values: BTreeMap::new(), model: None };
         let before = before_flags(command).map(<[String]>::len);
-        if let Some(before) = before {
-            flat.take_words(&command[before + 1..]);
-        }
+        let words = before.map(|before| Words::read(&command[before + 1..])).unwrap_or_default();
+        let mut settings = Values::new();
         for (name, value) in args {
+            let (name, on) = words::setting(name);
             let texts = match value {
-                ArgValue::Flag(on) => {
-                    flat.values.remove(&format!("no-{name}"));
-                    vec![on.to_string()]
-                }
+                ArgValue::Flag(said) => vec![(*said == on).to_string()],
                 ArgValue::Int(number) => vec![number.to_string()],
                 ArgValue::Float(number) => vec![number.to_string()],
                 ArgValue::Text(text) => vec![text.clone()],
                 ArgValue::List(texts) => texts.clone(),
             };
-            flat.values.insert(name.clone(), texts);
+            settings.insert(name, texts);
         }
-        flat.model = flat.text("model").map(str::to_owned).or(flat.model);
-        flat
+        let named = settings.get("config").or_else(|| words.values.get("config")).and_then(|path| path.last());
+        let file = named.map(|path| words::file(path));
+        let unseen = matches!(file, Some(None));
+        let mut values = file.flatten().unwrap_or_default();
+        // A model that is named in the words beats that of the file.
+        let of = |values: &Values| values.get("model").and_then(|names| names.last()).cloned();
+        let model = of(&settings).or_else(|| of(&words.values)).or(words.positional).or_else(|| of(&values));
+        values.extend(words.values);
+        values.extend(settings);
+        Self { values, written: words.written, model, unseen }
     }
 
-    /// Words of a command line. Without a table of which flags take values, a word after a flag is its value; the model
-    /// comes first, as in `vllm serve MODEL`.
-    fn take_words(&mut self, words: &[String]) {
-        let mut at = 0;
-        if let Some(model) = words.first().filter(|word| !word.starts_with('-')) {
-            self.model = Some(model.clone());
-            at = 1;
-        }
-        while at < words.len() {
-            let Some(name) = words[at].strip_prefix("--") else {
-                at += 1;
-                continue;
-            };
-            at += 1;
-            let (name, attached) = match name.split_once('=') {
-                Some((name, value)) => (name, Some(value.to_owned())),
-                None => (name, None),
-            };
-            let mut values: Vec<String> = attached.into_iter().collect();
-            while values.is_empty() || name == "lora-modules" || name == "served-model-name" {
-                let Some(value) = words.get(at).filter(|word| !word.starts_with("--")) else { break };
-                values.push(value.clone());
-                at += 1;
-            }
-            if values.is_empty() {
-                values.push("true".to_owned());
-            }
-            self.values.insert(name.replace('_', "-"), values);
-        }
-    }
-
-    /// Names of the flags that are there, without dashes.
-    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
-        self.values.keys().map(String::as_str)
+    /// Names of the flags in the command, without dashes.
+    pub(super) fn written(&self) -> impl Iterator<Item = &str> {
+        self.written.iter().map(String::as_str)
     }
 
     pub(super) fn text(&self, name: &str) -> Option<&str> {
@@ -92,6 +71,42 @@ impl Flat {
 
     pub(super) fn on(&self, name: &str) -> bool {
         self.text(name) == Some("true")
+    }
+
+    /// How many processes of vLLM answer HTTP: as set, else one for each engine that this one balances between.
+    fn api_servers(&self) -> i64 {
+        let outside = ["data-parallel-external-lb", "data-parallel-multi-port-external-lb"];
+        let hybrid = self.on("data-parallel-hybrid-lb") || self.text("data-parallel-start-rank").is_some();
+        if self.on("enable-elastic-ep") {
+            return 1;
+        }
+        let balanced = || match self.text("data-parallel-rank").is_some() || outside.iter().any(|name| self.on(name)) {
+            true => Some(1),
+            false if hybrid => self.int("data-parallel-size-local"),
+            false => self.int("data-parallel-size"),
+        };
+        self.int("api-server-count").or_else(balanced).unwrap_or(1)
+    }
+
+    /// Whether adapters can be loaded while it serves, which vLLM refuses to more than one API server.
+    pub(super) fn loads_adapters(&self) -> bool {
+        self.on("enable-lora") && self.api_servers() <= 1
+    }
+
+    /// The largest rank of an adapter that can be loaded while it serves.
+    pub(super) fn adapter_rank(&self) -> AdapterRank {
+        let servers = self.api_servers();
+        match (self.on("enable-lora"), self.int("max-lora-rank")) {
+            (false, _) if self.unseen => AdapterRank::Unknown,
+            (false, _) => AdapterRank::None("enable-lora is not set; set args.enable-lora = true".to_owned()),
+            (true, _) if servers > 1 => AdapterRank::None(format!(
+                "vLLM loads adapters while it serves with one API server only, and would start {servers}; \
+                 set args.api-server-count = 1"
+            )),
+            (true, Some(rank)) => AdapterRank::UpTo(rank),
+            (true, None) if self.unseen => AdapterRank::Unknown,
+            (true, None) => AdapterRank::UpTo(LORA_RANK),
+        }
     }
 
     /// A whole number, with a unit where vLLM takes one; `auto` is -1. Unreadable text is none: its type is checked elsewhere.
@@ -108,11 +123,36 @@ impl Flat {
 /// All checks.
 pub(super) fn all(launch: &Launch, flat: &Flat) -> Result<(), Failure> {
     ports(launch, flat)?;
-    ranges(flat)?;
-    together(flat)?;
+    values(flat)?;
     devices(launch, flat)?;
     model(flat)?;
     adapters(flat)
+}
+
+/// Checks of the values alone, whoever starts the engine.
+pub(super) fn values(flat: &Flat) -> Result<(), Failure> {
+    ranges(flat)?;
+    together(flat)
+}
+
+/// Refuses what is written in two places of which vLLM would silently take one, or none.
+pub(super) fn written(launch: &Launch, args: &BTreeMap<String, ArgValue>) -> Result<(), Failure> {
+    if launch.command.iter().any(|word| word.starts_with("--config=")) {
+        return bad(
+            "vLLM does not see --config=FILE in launch.command; write --config and the file as two words".to_owned()
+        );
+    }
+    let Some(before) = before_flags(&launch.command) else { return Ok(()) };
+    let own = Words::read(&launch.command[before.len() + 1..]);
+    let model = own.positional.as_ref().or_else(|| own.values.get("model")?.last());
+    // The server's own module takes the last of two; `vllm serve` makes the first --model the positional one.
+    let serves = before.last().is_some_and(|verb| verb == "serve" || verb == "sim");
+    match (args.contains_key("model"), model) {
+        (true, Some(model)) if serves => {
+            bad(format!("model is set, and launch.command names {model} already; name the model in one of the two"))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn bad(cause: String) -> Result<(), Failure> {
@@ -120,6 +160,12 @@ fn bad(cause: String) -> Result<(), Failure> {
 }
 
 fn ports(launch: &Launch, flat: &Flat) -> Result<(), Failure> {
+    if let Some(name) = ["ssl-keyfile", "ssl-certfile", "uds"].into_iter().find(|name| flat.text(name).is_some()) {
+        return bad(format!(
+            "the gateway speaks plain HTTP to 127.0.0.1:{}; remove {name} (TLS belongs between clients and the gateway)",
+            launch.port
+        ));
+    }
     match flat.text("port") {
         Some(port) if port != launch.port.to_string() => {
             bad(format!("--port {port} contradicts launch.port = {}; write it in launch.port only", launch.port))
@@ -155,7 +201,7 @@ fn together(flat: &Flat) -> Result<(), Failure> {
             "max_num_batched_tokens ({tokens}) must be greater than or equal to max_num_seqs ({seqs})"
         ));
     }
-    let whole = flat.text("enable-chunked-prefill") == Some("false") || flat.on("no-enable-chunked-prefill");
+    let whole = flat.text("enable-chunked-prefill") == Some("false");
     if let (true, Some(tokens), Some(length)) = (whole, tokens, flat.int("max-model-len"))
         && tokens < length
     {
@@ -171,12 +217,36 @@ fn together(flat: &Flat) -> Result<(), Failure> {
     Ok(())
 }
 
-fn devices(launch: &Launch, flat: &Flat) -> Result<(), Failure> {
+/// Flags that multiply to the number of devices.
+const SIZES: [&str; 4] =
+    ["tensor-parallel-size", "pipeline-parallel-size", "prefill-context-parallel-size", "data-parallel-size"];
+
+/// Devices that an engine needs on this host; `None` where others may lend some.
+fn wanted_here(flat: &Flat) -> Option<i64> {
     let size = |name| flat.int(name).unwrap_or(1).max(1);
-    let wanted = size("tensor-parallel-size").saturating_mul(size("pipeline-parallel-size"));
+    let elsewhere = flat.text("distributed-executor-backend").is_some_and(|by| !matches!(by, "mp" | "uni" | "None"));
+    let balanced_outside =
+        ["data-parallel-external-lb", "data-parallel-hybrid-lb", "data-parallel-multi-port-external-lb"];
+    let one_of_many = ["data-parallel-rank", "data-parallel-start-rank", "data-parallel-address"];
+    if size("nnodes") > 1 || elsewhere || flat.text("data-parallel-backend") == Some("ray") {
+        return None;
+    }
+    let engines = match flat.int("data-parallel-size-local") {
+        Some(local) => local.max(1),
+        None if balanced_outside.iter().any(|name| flat.on(name)) => 1,
+        None if one_of_many.iter().any(|name| flat.text(name).is_some()) => 1,
+        None => size("data-parallel-size"),
+    };
+    Some(SIZES[..3].iter().map(|name| size(name)).fold(engines, i64::saturating_mul))
+}
+
+fn devices(launch: &Launch, flat: &Flat) -> Result<(), Failure> {
     let given = launch.gpu.len();
-    if given > 0 && usize::try_from(wanted).is_ok_and(|wanted| wanted > given) {
-        return bad(format!("tensor-parallel-size x pipeline-parallel-size needs {wanted} devices, gpu lists {given}"));
+    let wanted = wanted_here(flat);
+    if given > 0 && wanted.is_some_and(|wanted| usize::try_from(wanted).is_ok_and(|wanted| wanted > given)) {
+        let sizes = SIZES.map(|name| flat.int(name).filter(|size| *size > 1).map(|size| format!("{name} {size}")));
+        let sizes = sizes.into_iter().flatten().collect::<Vec<_>>().join(" x ");
+        return bad(format!("{sizes} needs {} devices, gpu lists {given}", wanted.unwrap_or_default()));
     }
     let mut seen = launch.gpu.clone();
     seen.sort_unstable();
@@ -197,17 +267,20 @@ fn model(flat: &Flat) -> Result<(), Failure> {
     if !path.is_dir() {
         return Err(Failure::new(Class::ModelNotFound, format!("there is no model folder {model}")));
     }
-    let described = ["config.json", "params.json"].iter().any(|name| path.join(name).exists());
+    let described = flat.text("hf-config-path").is_some() || flat.unseen;
+    let described = described || ["config.json", "params.json"].iter().any(|name| path.join(name).exists());
     if described { Ok(()) } else { Err(Failure::new(Class::ModelNotFound, format!("{model} holds no config.json"))) }
 }
 
 fn adapters(flat: &Flat) -> Result<(), Failure> {
     let modules = flat.values.get("lora-modules").map(Vec::as_slice).unwrap_or_default();
-    if !modules.is_empty() && !flat.on("enable-lora") {
+    if !modules.is_empty() && !flat.on("enable-lora") && !flat.unseen {
         return bad("lora-modules needs enable-lora = true".to_owned());
     }
-    // 16 is vLLM's own default.
-    let most = flat.int("max-lora-rank").unwrap_or(LORA_RANK);
+    let most = match flat.int("max-lora-rank") {
+        None if flat.unseen => i64::MAX,
+        most => most.unwrap_or(LORA_RANK),
+    };
     for module in modules {
         let Some((name, path)) = named(module) else {
             return bad(format!("lora-modules: {module:?} is neither NAME=PATH nor JSON with name and path"));

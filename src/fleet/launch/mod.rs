@@ -2,11 +2,14 @@
 //!
 //! The words: `launch.command`, then the settings as flags in alphabetical order, then `--host 127.0.0.1` and `--port` unless
 //! they are there. Argparse lets the last of two equal flags win, so settings override the command. A setting that is `true`
-//! becomes `--name`, one that is `false` `--no-name`, a list `--name a b`, anything else `--name=value`.
+//! becomes `--name`, one that is `false` `--no-name`, a list `--name a b`, anything else `--name=value`. One key of a flag
+//! that takes JSON (`compilation-config.mode`) always becomes `--name=value`, the value as JSON. `config` becomes two words,
+//! because vLLM looks for the word `--config` before it reads anything.
 //!
 //! The environment: the gateway's, then `launch.env`, then what follows from the rest unless it is written there:
-//! `CUDA_VISIBLE_DEVICES` from `gpu`; `VLLM_ALLOW_RUNTIME_LORA_UPDATING` with `enable-lora`, because adapters are loaded at
-//! run time. `VLLM_CACHE_ROOT` is made absolute, so that every start finds the compiled graphs of the last one.
+//! `CUDA_VISIBLE_DEVICES` from `gpu`, and `CUDA_DEVICE_ORDER`, because `nvidia-smi` counts devices by their place on the bus;
+//! `VLLM_ALLOW_RUNTIME_LORA_UPDATING` with `enable-lora`, because adapters are loaded at run time (vLLM does not start with
+//! it and more than one API server). `VLLM_CACHE_ROOT` is made absolute, so that every start finds the compiled graphs of the last one.
 //!
 //! A flag that the installed vLLM does not know ends the process with status 2, minutes after the old one was stopped. So the
 //! program is asked for its flags once ([`Flags`]); an unknown flag is refused here, with the name that comes closest, and
@@ -15,22 +18,22 @@
 pub(super) mod check;
 mod flags;
 mod rules;
+mod words;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use super::driver::{Failure, LORA_RANK, Notice, Settings};
+use super::driver::{AdapterRank, Failure, Notice, Settings, dashed};
 use crate::config::{ArgValue, Launch};
 use crate::vllm::failure::Class;
 
 pub use check::adapter_rank;
 pub(super) use flags::{Flags, Known};
 
-/// `--max-lora-rank`, wherever it is written; `None` without `--enable-lora`.
-pub(super) fn rank_of_adapters(launch: &Launch, settings: &Settings) -> Option<i64> {
+/// `--max-lora-rank`, wherever it is written.
+pub(super) fn rank_of_adapters(launch: &Launch, settings: &Settings) -> AdapterRank {
     let args = settings.with(&BTreeMap::new()).args;
-    let flat = check::Flat::new(&launch.command, &args);
-    flat.on("enable-lora").then(|| flat.int("max-lora-rank").unwrap_or(LORA_RANK))
+    check::Flat::new(&launch.command, &args).adapter_rank()
 }
 
 /// A start that was found in order.
@@ -56,6 +59,7 @@ impl Plan {
         let args = rules::flags(args, known, &mut notices)?;
         let all = check::Flat::new(&launch.command, &args);
         rules::command(&check::Flat::new(&launch.command, &BTreeMap::new()), known)?;
+        check::written(launch, &args)?;
         check::all(launch, &all)?;
         let mut argv = vec![program.display().to_string()];
         argv.extend(launch.command[1..].iter().cloned());
@@ -73,17 +77,23 @@ impl Plan {
 /// The flags that settings become.
 pub(super) fn words_of(settings: &Settings) -> Vec<String> {
     let mut words = Vec::new();
-    settings.args.iter().for_each(|(name, value)| write(&name.replace('_', "-"), value, &mut words));
+    settings.args.iter().for_each(|(name, value)| write(&dashed(name), value, &mut words));
     words
 }
 
-/// Whether each setting is of the type that its flag takes, where the flag is one that we know.
-pub(super) fn check_types(settings: &Settings) -> Result<(), Failure> {
-    rules::flags(settings.with(&BTreeMap::new()).args, None, &mut Vec::new()).map(drop)
+/// Whether each setting is of the type that its flag takes, where the flag is one that we know, in its range, and in
+/// agreement with the others: all that can be told without knowing the program, the devices and the files.
+pub(super) fn check_values(settings: &Settings) -> Result<(), Failure> {
+    let args = rules::flags(settings.with(&BTreeMap::new()).args, None, &mut Vec::new())?;
+    check::values(&check::Flat::new(&[], &args))
 }
 
 fn write(name: &str, value: &ArgValue, argv: &mut Vec<String>) {
+    let is_key = name.contains('.');
     match value {
+        ArgValue::Flag(on) if is_key => argv.push(format!("--{name}={on}")),
+        ArgValue::List(texts) if is_key => argv.push(format!("--{name}={}", json(texts))),
+        ArgValue::Text(text) if name == "config" => argv.extend(["--config".to_owned(), text.clone()]),
         ArgValue::Flag(true) => argv.push(format!("--{name}")),
         ArgValue::Flag(false) => argv.push(format!("--no-{name}")),
         ArgValue::Int(number) => argv.push(format!("--{name}={number}")),
@@ -94,6 +104,13 @@ fn write(name: &str, value: &ArgValue, argv: &mut Vec<String>) {
             argv.extend(texts.iter().cloned());
         }
     }
+}
+
+/// Texts as a list of JSON, those that are numbers or truths as such.
+fn json(texts: &[String]) -> serde_json::Value {
+    let plain =
+        |text: &String| serde_json::from_str(text).ok().filter(|v: &serde_json::Value| v.is_number() || v.is_boolean());
+    texts.iter().map(|text| plain(text).unwrap_or_else(|| text.as_str().into())).collect()
 }
 
 fn environment(launch: &Launch, all: &check::Flat) -> BTreeMap<String, String> {
@@ -107,8 +124,9 @@ fn environment(launch: &Launch, all: &check::Flat) -> BTreeMap<String, String> {
     if !launch.gpu.is_empty() {
         let list: Vec<String> = launch.gpu.iter().map(u16::to_string).collect();
         env.entry("CUDA_VISIBLE_DEVICES".to_owned()).or_insert_with(|| list.join(","));
+        env.entry("CUDA_DEVICE_ORDER".to_owned()).or_insert_with(|| "PCI_BUS_ID".to_owned());
     }
-    if all.on("enable-lora") {
+    if all.loads_adapters() {
         env.entry("VLLM_ALLOW_RUNTIME_LORA_UPDATING".to_owned()).or_insert_with(|| "1".to_owned());
     }
     env

@@ -52,7 +52,7 @@ pub(super) fn flags(
     let mut kept = BTreeMap::new();
     for (name, value) in args {
         let written = match value {
-            ArgValue::Flag(false) => format!("no-{name}"),
+            ArgValue::Flag(false) if !name.contains('.') => format!("no-{name}"),
             _ => name.clone(),
         };
         match known {
@@ -76,7 +76,7 @@ pub(super) fn flags(
 /// Refuses flags in `launch.command` that the program does not have. They are the user's own words and are not edited.
 pub(super) fn command(written: &Flat, known: Option<&Known>) -> Result<(), Failure> {
     let Some(known) = known else { return Ok(()) };
-    match written.names().find(|name| !has(known, name)) {
+    match written.written().find(|name| !has(known, name)) {
         Some(name) => {
             Err(Failure::new(Class::UnknownFlag, format!("this vLLM has no flag --{name} in launch.command")))
         }
@@ -119,13 +119,45 @@ fn typed(name: &str, value: &ArgValue) -> Result<(), Failure> {
             format!("{name:?} is not the name of a flag (without its dashes)"),
         ));
     }
-    let mut argv = vec!["model".to_owned()];
-    super::write(name, value, &mut argv);
-    match ServeArgs::parse(&argv) {
-        // Versions differ in the flags and choices that they have; in types they do not.
-        Ok(_) | Err(ArgsError::Unrecognized(_) | ArgsError::Choice(..) | ArgsError::Ambiguous(..)) => Ok(()),
-        Err(wrong) => Err(Failure::new(Class::BadArguments, wrong.to_string())),
+    // `--hf-token` alone is the token that was stored on this host.
+    if name == "hf-token" && *value == ArgValue::Flag(true) {
+        return Ok(());
     }
+    let wrong = |cause: String| Err(Failure::new(Class::BadArguments, cause));
+    let parsed = |value: &ArgValue| {
+        let mut argv = vec!["model".to_owned()];
+        super::write(name, value, &mut argv);
+        ServeArgs::parse(&argv)
+    };
+    match (parsed(value), value) {
+        // Versions differ in the flags and choices that they have; in types they do not.
+        (Ok(_) | Err(ArgsError::Choice(..) | ArgsError::Ambiguous(..)), _) => Ok(()),
+        (Err(ArgsError::Unrecognized(words)), _) => {
+            match words.trim_start_matches('-').starts_with(name) || words.starts_with("--no-") {
+                true => Ok(()),
+                false => wrong(format!("{name} takes one value, not a list")),
+            }
+        }
+        (Err(ArgsError::Json(..)), ArgValue::Text(text)) if parsed(&ArgValue::Text(without_units(text))).is_ok() => {
+            Ok(())
+        }
+        (Err(error), _) => wrong(error.to_string()),
+    }
+}
+
+/// JSON whose bare numbers have lost their units (`{"cpu_bytes_to_use": 80m}`), which vLLM multiplies out.
+fn without_units(text: &str) -> String {
+    let (mut plain, mut quoted, mut escaped) = (String::new(), false, false);
+    for letter in text.chars() {
+        let digit = plain.ends_with(|c: char| c.is_ascii_digit());
+        if !quoted && digit && "kKmMgGtT".contains(letter) {
+            continue;
+        }
+        quoted ^= letter == '"' && !escaped;
+        escaped = quoted && letter == '\\' && !escaped;
+        plain.push(letter);
+    }
+    plain
 }
 
 /// Whether the value is one of those that the program lists for the flag, if it lists any.

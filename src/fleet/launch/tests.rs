@@ -52,12 +52,39 @@ fn settings_become_flags_after_the_command() {
 }
 
 #[test]
+fn a_key_of_json_keeps_its_name_and_a_file_of_settings_is_two_words() {
+    let json = r#"{"compilation_config.cudagraph_mode": "FULL", "compilation-config.use_inductor": false,
+                   "speculative_config.num_speculative_tokens": 3, "compilation-config.compile_sizes": ["1", "a"],
+                   "config": "x.yaml"}"#;
+    let plan = Plan::new(&launch(&["sh", "serve", "m"]), &settings(json), None).unwrap();
+    let wanted = [
+        "serve",
+        "m",
+        "--compilation-config.compile_sizes=[1,\"a\"]",
+        "--compilation-config.cudagraph_mode=FULL",
+        "--compilation-config.use_inductor=false",
+        "--config",
+        "x.yaml",
+        "--speculative-config.num_speculative_tokens=3",
+    ];
+    assert_eq!(plan.argv[1..9], wanted);
+    assert_eq!(words_of(&settings(r#"{"compilation_config.max_num": 1}"#)), ["--compilation-config.max_num=1"]);
+    let mut known = known();
+    known.insert("compilation-config".to_owned(), Vec::new());
+    let off = settings(r#"{"compilation-config.use_inductor": false}"#);
+    assert!(Plan::new(&launch(&["sh", "serve", "m"]), &off, Some(&known)).is_ok());
+}
+
+#[test]
 fn devices_and_the_cache_reach_the_environment() {
     let mut launch = launch(&["sh", "serve", "m"]);
     launch.gpu = vec![2, 3];
     launch.env = BTreeMap::from([("VLLM_CACHE_ROOT".to_owned(), "cache/vllm".to_owned())]);
     let plan = Plan::new(&launch, &Settings::default(), None).unwrap();
-    assert_eq!(plan.env["CUDA_VISIBLE_DEVICES"], "2,3");
+    assert_eq!(
+        (plan.env["CUDA_VISIBLE_DEVICES"].as_str(), plan.env["CUDA_DEVICE_ORDER"].as_str()),
+        ("2,3", "PCI_BUS_ID")
+    );
     let root = Path::new(&plan.env["VLLM_CACHE_ROOT"]);
     assert!(root.is_absolute() && root.ends_with("cache/vllm"), "{}", root.display());
     launch.env.insert("CUDA_VISIBLE_DEVICES".to_owned(), "GPU-1".to_owned());
@@ -116,6 +143,23 @@ fn more_devices_than_are_listed_are_refused() {
     launch.gpu = vec![0];
     let failure = Plan::new(&launch, &settings(r#"{"tensor-parallel-size": 2}"#), Some(&known())).unwrap_err();
     assert!(failure.to_string().contains("needs 2 devices, gpu lists 1"), "{failure}");
+    launch.gpu = vec![0, 1];
+    let mut of = |words: &[&str], json: &str| {
+        launch.command = ["sh", "serve", "m"].iter().chain(words).map(|word| (*word).to_owned()).collect();
+        Plan::new(&launch, &settings(json), None)
+    };
+    assert!(of(&["-tp", "4"], "{}").unwrap_err().to_string().contains("tensor-parallel-size 4 needs 4 devices"));
+    let data = r#"{"data-parallel-size": 2, "tensor-parallel-size": 2}"#;
+    assert!(of(&[], data).unwrap_err().to_string().contains("needs 4 devices, gpu lists 2"));
+    for words in [
+        ["--nnodes", "2"],
+        ["--distributed-executor-backend", "ray"],
+        ["--data-parallel-size-local", "1"],
+        ["--data-parallel-backend", "ray"],
+        ["--data-parallel-rank", "1"],
+    ] {
+        assert!(of(&words, data).is_ok(), "{words:?}");
+    }
 }
 
 #[test]
@@ -125,6 +169,9 @@ fn a_model_folder_that_is_not_there_is_refused() {
     assert_eq!((failure.class, failure.retry()), (Class::ModelNotFound, Retry::Never));
     let folder = tempfile::tempdir().unwrap();
     assert!(at(folder.path().to_str().unwrap()).unwrap_err().to_string().contains("no config.json"));
+    let described = settings(r#"{"hf-config-path": "org/m"}"#);
+    let weights = launch(&["sh", "serve", folder.path().to_str().unwrap()]);
+    assert!(Plan::new(&weights, &described, None).is_ok());
     fs::write(folder.path().join("config.json"), "{}").unwrap();
     assert!(at(folder.path().to_str().unwrap()).is_ok());
     assert!(at("org/model-on-a-hub").is_ok());
@@ -155,10 +202,66 @@ fn an_adapter_of_a_larger_rank_is_refused_with_the_rank_that_fits() {
 fn the_rank_that_adapters_may_have_is_read_wherever_it_is_written() {
     let rank = |command: &[&str], json: &str| rank_of_adapters(&launch(command), &settings(json));
     let bare = &["sh", "serve", "m"];
-    assert_eq!(rank(bare, "{}"), None, "no adapters without --enable-lora");
-    assert_eq!(rank(bare, r#"{"enable-lora": true}"#), Some(16));
-    assert_eq!(rank(bare, r#"{"enable_lora": true, "max_lora_rank": 64}"#), Some(64));
-    let command = &["sh", "serve", "m", "--enable-lora", "--max-lora-rank=32"];
-    assert_eq!(rank(command, "{}"), Some(32));
-    assert_eq!(rank(command, r#"{"max-lora-rank": 8}"#), Some(8), "settings win");
+    let none = |rank: AdapterRank| match rank {
+        AdapterRank::None(why) => why,
+        other => panic!("{other:?}"),
+    };
+    assert!(none(rank(bare, "{}")).contains("set args.enable-lora = true"));
+    assert_eq!(rank(bare, r#"{"enable-lora": true}"#), AdapterRank::UpTo(16));
+    assert_eq!(rank(bare, r#"{"enable_lora": true, "max_lora_rank": 64}"#), AdapterRank::UpTo(64));
+    let command = &["sh", "serve", "--enable-lora", "m", "--max-lora-rank=32"];
+    assert_eq!(rank(command, "{}"), AdapterRank::UpTo(32));
+    assert_eq!(rank(command, r#"{"max-lora-rank": 8}"#), AdapterRank::UpTo(8), "settings win");
+    let short = &["sh", "serve", "m", "--enable-lora", "-tp", "2"];
+    assert_eq!(rank(short, "{}"), AdapterRank::UpTo(16));
+    let unseen = &["sh", "serve", "m", "--config", "/nonexistent/settings.yaml"];
+    assert_eq!(rank(unseen, "{}"), AdapterRank::Unknown);
+    assert!(none(rank(command, r#"{"data-parallel-size": 2}"#)).contains("set args.api-server-count = 1"));
+    assert_eq!(rank(command, r#"{"data-parallel-size": 2, "api-server-count": 1}"#), AdapterRank::UpTo(32));
+    assert_eq!(rank(command, r#"{"data-parallel-size": 2, "data-parallel-external-lb": true}"#), AdapterRank::UpTo(32));
+}
+
+#[test]
+fn adapters_are_loaded_at_run_time_only_where_vllm_starts_with_it() {
+    let env =
+        |json: &str| Plan::new(&launch(&["sh", "serve", "m", "--enable-lora"]), &settings(json), None).unwrap().env;
+    assert!(env("{}").contains_key("VLLM_ALLOW_RUNTIME_LORA_UPDATING"));
+    assert!(!env(r#"{"data-parallel-size": 2}"#).contains_key("VLLM_ALLOW_RUNTIME_LORA_UPDATING"));
+    assert!(!env(r#"{"api-server-count": 2}"#).contains_key("VLLM_ALLOW_RUNTIME_LORA_UPDATING"));
+}
+
+#[test]
+fn a_file_of_settings_counts_where_it_can_be_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("settings.yaml");
+    fs::write(&file, "enable-lora: true\nmax-lora-rank: 8\nmax-num-seqs: 128\n").unwrap();
+    fs::write(folder.path().join("adapter_config.json"), r#"{"r": 16}"#).unwrap();
+    let path = folder.path().display().to_string();
+    let command = launch(&["sh", "serve", "m", "--config", &file.display().to_string()]);
+    let of = |command: &Launch, json: &str| Plan::new(command, &settings(json), None);
+    let module = format!(r#"{{"lora-modules": ["ad={path}"]}}"#);
+    assert_eq!(of(&command, &module).unwrap_err().class, Class::LoraRank);
+    assert_eq!(of(&command, r#"{"max-num-batched-tokens": 64}"#).unwrap_err().class, Class::BadArguments);
+    let unseen = launch(&["sh", "serve", "m", "--config", "/nonexistent/settings.yaml"]);
+    assert!(of(&unseen, &module).is_ok(), "what is not seen may be set");
+    let glued = launch(&["sh", "serve", "m", "--config=x.yaml"]);
+    assert!(of(&glued, "{}").unwrap_err().to_string().contains("two words"));
+}
+
+#[test]
+fn what_would_be_overlooked_or_cannot_be_reached_is_refused() {
+    let of = |command: &[&str], json: &str| Plan::new(&launch(command), &settings(json), None);
+    let twice = of(&["sh", "serve", "m"], r#"{"model": "other"}"#).unwrap_err().to_string();
+    assert!(twice.contains("names m already"), "{twice}");
+    assert!(of(&["sh", "-m", "vllm.entrypoints.openai.api_server", "--model", "a"], r#"{"model": "b"}"#).is_ok());
+    for json in [r#"{"ssl-keyfile": "/k"}"#, r#"{"ssl_certfile": "/c"}"#, r#"{"uds": "/s"}"#] {
+        assert!(of(&["sh", "serve", "m"], json).unwrap_err().to_string().contains("plain HTTP"), "{json}");
+    }
+    assert!(of(&["sh", "serve", "m", "--uds", "/s"], "{}").is_err());
+    let list = of(&["sh", "serve", "m"], r#"{"max-num-seqs": ["1", "2"]}"#).unwrap_err().to_string();
+    assert!(list.contains("max-num-seqs takes one value"), "{list}");
+    assert!(of(&["sh", "serve", "m"], r#"{"new-flag": ["1", "2"], "hf-token": true}"#).is_ok());
+    let units = r#"{"kv-transfer-config": "{\"kv_connector\": \"x1k\", \"kv_buffer_size\": 80m}"}"#;
+    assert!(of(&["sh", "serve", "m"], units).is_ok());
+    assert!(of(&["sh", "serve", "m"], r#"{"kv-transfer-config": "{\"a\": b}"}"#).is_err());
 }

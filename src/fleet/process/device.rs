@@ -5,7 +5,8 @@
 //! and after a stop it must come back to that, within [`SLACK_MIB`], in two readings one after the other.
 //!
 //! Where there is no `nvidia-smi`, nothing is known and nothing is waited for. When two engines of this gateway share a
-//! device, their memory cannot be told apart and is not waited for either.
+//! device, their memory cannot be told apart and is not waited for either. When the devices of an engine are not known, all
+//! are watched, and what stays in use on them may be anybody's: that is worth a warning and forbids nothing.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsString;
@@ -83,6 +84,11 @@ impl Devices {
             *counts.entry(*index).or_default() += 1;
         }
         Tenancy(used)
+    }
+
+    /// Whether it is known which ones they are.
+    pub(super) fn are_known(&self) -> bool {
+        !self.indices.is_empty()
     }
 
     fn shared(&self) -> bool {

@@ -35,8 +35,9 @@ pub(super) struct Track {
 }
 
 impl Track {
-    pub(super) fn public(self) -> Trace {
-        Trace::Process { pid: self.leader, started: self.started, boot: self.boot, mark: self.mark }
+    pub(super) fn public(self, baseline: Option<&InUse>) -> Trace {
+        let baseline = baseline.map(|in_use| in_use.iter().map(|(index, used)| (*index, *used)).collect());
+        Trace::Process { pid: self.leader, started: self.started, boot: self.boot, mark: self.mark, baseline }
     }
 
     /// For messages.
@@ -51,6 +52,8 @@ pub(super) struct Keeper {
     pub(super) trace: Track,
     /// Memory in use before it started.
     pub(super) baseline: Option<InUse>,
+    /// Whether a stop has failed because of the memory: then somebody knows, and the next one only looks.
+    pub(super) memory_told: AtomicBool,
     shared: Arc<Shared>,
     _tenancy: Tenancy,
 }
@@ -92,7 +95,7 @@ impl Keeper {
     }
 
     /// Takes over what is left of an engine that an earlier gateway started; nothing when nothing is left.
-    pub(super) fn adopt(driver: &ProcessDriver, trace: Track) -> Option<Self> {
+    pub(super) fn adopt(driver: &ProcessDriver, trace: Track, baseline: Option<InUse>) -> Option<Self> {
         if trace.boot != table::boot() {
             return None;
         }
@@ -105,7 +108,7 @@ impl Keeper {
         let child = leader.is_some_and(|row| row.parent == own);
         let gone = leader.is_none();
         driver.log.resume();
-        let keeper = Self::keep(driver, trace, child, None);
+        let keeper = Self::keep(driver, trace, child, baseline);
         if gone {
             keeper.shared.exit.send_replace(Some(Exit::Unseen));
         }
@@ -127,7 +130,8 @@ impl Keeper {
             // Without it an end is seen at the next probe only, and the log shows nothing.
             tracing::error!(%error, "no thread to watch an engine");
         }
-        Self { trace, baseline, shared, _tenancy: driver.devices.enter() }
+        let memory_told = AtomicBool::new(false);
+        Self { trace, baseline, memory_told, shared, _tenancy: driver.devices.enter() }
     }
 
     /// How the leader ended, if it did.

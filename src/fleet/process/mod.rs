@@ -21,11 +21,15 @@ pub(super) mod table;
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use tokio::sync::{Mutex, watch};
 
-use super::driver::{Driver, Failure, Kind, Notice, Owner, Progress, Settings, Status, StopRules, Stopped, Trace};
+use super::driver::{
+    AdapterRank, Driver, Failure, Kind, Notice, Owner, Progress, Settings, Status, StopRules, Stopped, Trace,
+};
 use super::launch::{Flags, Plan, rank_of_adapters};
 use crate::config::Launch;
 use crate::vllm::failure::{Class, Exit, diagnose};
@@ -98,6 +102,35 @@ impl ProcessDriver {
         *self.seen.lock() = keeper;
     }
 
+    /// Waits until the memory of the engine's devices is back at what it was.
+    ///
+    /// # Errors
+    /// It is not, for the first time, on devices that are known to be the engine's.
+    async fn memory_back(
+        &self,
+        keeper: &Keeper,
+        baseline: &device::InUse,
+        rules: StopRules,
+    ) -> Result<Option<bool>, Failure> {
+        let told = keeper.memory_told.load(Ordering::Relaxed);
+        let patience = if told { Duration::ZERO } else { rules.memory };
+        let now = match self.devices.back(baseline, patience).await {
+            Ok(back) => return Ok(back),
+            Err(now) => now,
+        };
+        let what = |(index, used): (&u16, &u64)| {
+            format!("gpu {index}: {used} MiB in use, {} before the start", baseline.get(index).unwrap_or(&0))
+        };
+        let cause = now.iter().map(what).collect::<Vec<_>>().join(", ");
+        if self.devices.are_known() && !told {
+            keeper.memory_told.store(true, Ordering::Relaxed);
+            return Err(Failure::new(Class::MemoryKept, cause));
+        }
+        let why = if told { "told before" } else { "may be anybody's: `gpu` of this backend is not set" };
+        tracing::warn!(backend = %self.name, "device memory is not back after a stop ({why}): {cause}");
+        Ok(Some(false))
+    }
+
     /// A process that listens on the engine's port already.
     fn port_holder(&self) -> Option<String> {
         match table::owner(self.launch.port, &HashSet::new()) {
@@ -118,7 +151,7 @@ impl Driver for ProcessDriver {
         Ok(Plan::new(&self.launch, settings, known.as_ref())?.notices)
     }
 
-    fn adapter_rank(&self, settings: &Settings) -> Option<i64> {
+    fn adapter_rank(&self, settings: &Settings) -> AdapterRank {
         rank_of_adapters(&self.launch, settings)
     }
 
@@ -139,13 +172,13 @@ impl Driver for ProcessDriver {
         }
         let baseline = self.devices.in_use().await;
         let keeper = Keeper::start(self, &plan, baseline)?;
-        let trace = keeper.trace.clone();
+        let trace = keeper.trace.clone().public(keeper.baseline.as_ref());
         self.set(&mut run, Some(Arc::new(keeper)));
-        Ok(trace.public())
+        Ok(trace)
     }
 
     async fn adopt(&self, trace: &Trace) -> Result<bool, Failure> {
-        let Trace::Process { pid, started, boot, mark } = trace else {
+        let Trace::Process { pid, started, boot, mark, baseline } = trace else {
             return Err(Failure::new(Class::NotOurs, "the trace is not one of a process"));
         };
         let mut run = self.run.lock().await;
@@ -154,7 +187,8 @@ impl Driver for ProcessDriver {
             return Err(Failure::new(Class::PortInUse, cause));
         }
         let trace = keeper::Track { leader: *pid, started: *started, boot: boot.clone(), mark: mark.clone() };
-        let Some(keeper) = Keeper::adopt(self, trace) else { return Ok(false) };
+        let baseline = baseline.as_ref().map(|in_use| in_use.iter().copied().collect());
+        let Some(keeper) = Keeper::adopt(self, trace, baseline) else { return Ok(false) };
         self.set(&mut run, Some(Arc::new(keeper)));
         Ok(true)
     }
@@ -168,7 +202,7 @@ impl Driver for ProcessDriver {
         // The leader if it lives; else whoever is left names the session that it led.
         let (row, mark) = marked.min_by_key(|(row, _)| (row.pid != row.session, row.started))?;
         let started = Row::of(row.session).map_or(row.started, |leader| leader.started);
-        Some(Trace::Process { pid: row.session, started, boot: table::boot(), mark })
+        Some(Trace::Process { pid: row.session, started, boot: table::boot(), mark, baseline: None })
     }
 
     async fn stop(&self, rules: StopRules) -> Result<Stopped, Failure> {
@@ -177,14 +211,9 @@ impl Driver for ProcessDriver {
             return Ok(Stopped { exit: None, forced: false, orphans: 0, memory_back: None });
         };
         let mut stopped = stop::processes(&keeper, rules).await?;
-        // From here on nothing of it is left; what is kept is only the memory, and a second stop waits for that again.
+        // From here on nothing of it is left; what is kept is only the memory.
         if let Some(baseline) = &keeper.baseline {
-            stopped.memory_back = self.devices.back(baseline, rules.memory).await.map_err(|now| {
-                let what = |(index, used): (&u16, &u64)| {
-                    format!("gpu {index}: {used} MiB in use, {} before the start", baseline.get(index).unwrap_or(&0))
-                };
-                Failure::new(Class::MemoryKept, now.iter().map(what).collect::<Vec<_>>().join(", "))
-            })?;
+            stopped.memory_back = self.memory_back(&keeper, baseline, rules).await?;
         }
         self.set(&mut run, None);
         Ok(stopped)

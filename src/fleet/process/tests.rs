@@ -221,7 +221,7 @@ async fn another_driver_of_the_same_backend_finds_what_was_left_and_takes_it_ove
 async fn a_trace_of_another_process_with_the_same_number_is_not_believed() {
     let rig = Rig::new("");
     let own = Row::of(i32::try_from(std::process::id()).unwrap()).unwrap();
-    let trace = |started, boot| Trace::Process { pid: own.pid, started, boot, mark: "x".to_owned() };
+    let trace = |started, boot| Trace::Process { pid: own.pid, started, boot, mark: "x".to_owned(), baseline: None };
     assert!(!rig.driver.adopt(&trace(own.started + 1, table::boot())).await.unwrap());
     assert!(!rig.driver.adopt(&trace(own.started, "another boot".to_owned())).await.unwrap());
     assert!(rig.driver.adopt(&Trace::External).await.is_err());
@@ -245,12 +245,18 @@ async fn orphans_whose_leader_is_gone_are_taken_over_to_be_stopped() {
     assert!(!lives(child));
 }
 
-#[tokio::test]
-async fn memory_that_does_not_come_back_is_an_error_until_it_does() {
-    let mut rig = Rig::new(&format!("trap 'exit 0' TERM\n{SERVE}"));
+/// A program in place of `nvidia-smi`, and the file of what it says.
+fn smi(rig: &Rig) -> (PathBuf, PathBuf) {
     let (smi, used) = (rig.folder.path().join("smi"), rig.folder.path().join("used"));
     fs::write(&smi, format!("#!/bin/sh\ncat {}\n", used.display())).unwrap();
     fs::set_permissions(&smi, fs::Permissions::from_mode(0o755)).unwrap();
+    (smi, used)
+}
+
+#[tokio::test]
+async fn memory_that_does_not_come_back_is_an_error_until_it_does() {
+    let mut rig = Rig::new(&format!("trap 'exit 0' TERM\n{SERVE}"));
+    let (smi, used) = smi(&rig);
     fs::write(&used, "77, 100\n").unwrap();
     rig.driver.devices = Devices::new(smi, vec![77]);
     let pid = rig.start().await;
@@ -263,4 +269,52 @@ async fn memory_that_does_not_come_back_is_an_error_until_it_does() {
     fs::write(&used, "77, 300\n").unwrap();
     assert_eq!(rig.driver.stop(rules(PATIENCE)).await.unwrap().memory_back, Some(true));
     assert_eq!(rig.driver.status().await, Status::Absent);
+}
+
+#[tokio::test]
+async fn memory_that_stays_taken_stops_the_first_stop_only() {
+    let mut rig = Rig::new(&format!("trap 'exit 0' TERM\n{SERVE}"));
+    let (smi, used) = smi(&rig);
+    fs::write(&used, "78, 100\n").unwrap();
+    rig.driver.devices = Devices::new(smi, vec![78]);
+    rig.start().await;
+    fs::write(&used, "78, 90000\n").unwrap();
+    assert_eq!(rig.driver.stop(rules(PATIENCE)).await.unwrap_err().class, Class::MemoryKept);
+    assert_eq!(rig.driver.stop(rules(PATIENCE)).await.unwrap().memory_back, Some(false));
+    rig.start().await;
+    assert_eq!(rig.driver.stop(rules(PATIENCE)).await.unwrap().memory_back, Some(true), "a new baseline");
+}
+
+#[tokio::test]
+async fn memory_on_devices_that_may_be_anybodys_forbids_nothing() {
+    let mut rig = Rig::new(&format!("trap 'exit 0' TERM\n{SERVE}"));
+    let (smi, used) = smi(&rig);
+    fs::write(&used, "79, 100\n").unwrap();
+    rig.driver.devices = Devices::new(smi, Vec::new());
+    rig.start().await;
+    fs::write(&used, "79, 90000\n").unwrap();
+    let back = rig.driver.stop(rules(PATIENCE)).await.unwrap().memory_back;
+    // Engines of other tests count too, when devices are not known: then nothing can be told.
+    assert_ne!(back, Some(true));
+    assert_eq!(rig.driver.status().await, Status::Absent);
+}
+
+#[tokio::test]
+async fn an_engine_that_is_taken_over_is_waited_for_with_its_memory() {
+    let mut rig = Rig::new(&format!("trap 'exit 0' TERM\n{SERVE}"));
+    let (smi, used) = smi(&rig);
+    fs::write(&used, "76, 100\n").unwrap();
+    rig.driver.devices = Devices::new(&smi, vec![76]);
+    let trace = rig.driver.start(&Settings::default()).await.unwrap();
+    let written = serde_json::to_string(&trace).unwrap();
+    assert_eq!(serde_json::from_str::<Trace>(&written).unwrap(), trace, "{written}");
+    let Rig { folder, driver, _ends } = rig;
+    drop(driver);
+    let mut second = Rig::driver(&folder);
+    second.devices = Devices::new(&smi, vec![76]);
+    assert!(second.adopt(&trace).await.unwrap());
+    fs::write(&used, "76, 90000\n").unwrap();
+    assert_eq!(second.stop(rules(PATIENCE)).await.unwrap_err().class, Class::MemoryKept);
+    let old = r#"{"by": "process", "pid": 1, "started": 2, "boot": "b", "mark": "m"}"#;
+    assert!(matches!(serde_json::from_str(old).unwrap(), Trace::Process { baseline: None, .. }));
 }

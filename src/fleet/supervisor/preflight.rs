@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 use super::engine;
 use super::scene::EngineSpec;
 use crate::fleet::adapter_rank;
-use crate::fleet::driver::{Driver, Failure, Kind, Notice, Settings};
+use crate::fleet::driver::{AdapterRank, Driver, Failure, Kind, Notice, Settings};
 use crate::fleet::probe::Reported;
 use crate::pool::{Admission, BackendView, PoolView};
 use crate::vllm::failure::Class;
@@ -35,18 +35,18 @@ pub(super) async fn could_run(
     Ok(notices)
 }
 
-fn adapters_fit(adapters: &[(String, PathBuf)], most: Option<i64>) -> Result<(), Failure> {
+fn adapters_fit(adapters: &[(String, PathBuf)], takes: AdapterRank) -> Result<(), Failure> {
     for (name, folder) in adapters {
-        let Some(most) = most else {
-            let cause =
-                format!("adapter '{name}' is to be loaded, and enable-lora is not set; set args.enable-lora = true");
-            return Err(Failure::new(Class::BadArguments, cause));
-        };
+        if let AdapterRank::None(why) = &takes {
+            return Err(Failure::new(Class::BadArguments, format!("adapter '{name}' is to be loaded, and {why}")));
+        }
         if !folder.is_dir() {
             let cause = format!("adapter '{name}': there is no folder {}", folder.display());
             return Err(Failure::new(Class::ModelNotFound, cause));
         }
-        if let Some(rank) = adapter_rank(folder).filter(|rank| i64::from(*rank) > most) {
+        if let AdapterRank::UpTo(most) = takes
+            && let Some(rank) = adapter_rank(folder).filter(|rank| i64::from(*rank) > most)
+        {
             let cause = format!("adapter '{name}' has rank {rank}, above max-lora-rank {most}");
             return Err(Failure::new(Class::LoraRank, cause));
         }
@@ -201,15 +201,19 @@ mod tests {
     fn an_adapter_that_is_not_there_or_too_big_is_found_before_anything_is_touched() {
         let folder = tempfile::tempdir().unwrap();
         let adapters = |path: &std::path::Path| [("sql".to_owned(), path.to_owned())];
-        let said = |path: &std::path::Path, most| adapters_fit(&adapters(path), Some(most)).unwrap_err().to_string();
+        let said = |path: &std::path::Path, most| {
+            adapters_fit(&adapters(path), AdapterRank::UpTo(most)).unwrap_err().to_string()
+        };
         assert!(said(&folder.path().join("none"), 16).contains("there is no folder"));
-        let none = adapters_fit(&adapters(folder.path()), None).unwrap_err().to_string();
-        assert!(none.contains("set args.enable-lora = true"), "{none}");
+        let why = || AdapterRank::None("x; set args.enable-lora = true".to_owned());
+        let none = adapters_fit(&adapters(folder.path()), why()).unwrap_err().to_string();
+        assert!(none.contains("and x; set args.enable-lora = true"), "{none}");
+        assert!(adapters_fit(&adapters(folder.path()), AdapterRank::Unknown).is_ok());
         std::fs::write(folder.path().join("adapter_config.json"), r#"{"r": 32}"#).unwrap();
         let too_big = said(folder.path(), 16);
         assert!(too_big.contains("rank 32, above max-lora-rank 16") && too_big.contains("raise"), "{too_big}");
-        assert!(adapters_fit(&adapters(folder.path()), Some(32)).is_ok());
-        assert!(adapters_fit(&[], None).is_ok());
+        assert!(adapters_fit(&adapters(folder.path()), AdapterRank::UpTo(32)).is_ok());
+        assert!(adapters_fit(&[], why()).is_ok());
     }
 
     #[test]

@@ -39,6 +39,8 @@ pub enum Class {
     BadArguments,
     /// The model's folder or name leads nowhere.
     ModelNotFound,
+    /// The model's hub could not be reached.
+    Network,
     /// An adapter's rank is above `--max-lora-rank`.
     LoraRank,
     /// The engine did not start, for the reason in the cause.
@@ -76,7 +78,7 @@ pub enum Retry {
 
 impl Class {
     /// All of them.
-    pub const ALL: [Self; 26] = [
+    pub const ALL: [Self; 27] = [
         Self::KvTooSmall,
         Self::NoKvMemory,
         Self::MemoryTaken,
@@ -91,6 +93,7 @@ impl Class {
         Self::UnknownFlag,
         Self::BadArguments,
         Self::ModelNotFound,
+        Self::Network,
         Self::LoraRank,
         Self::EngineFailed,
         Self::EngineDied,
@@ -122,6 +125,7 @@ impl Class {
             Self::UnknownFlag => "unknown_flag",
             Self::BadArguments => "bad_arguments",
             Self::ModelNotFound => "model_not_found",
+            Self::Network => "network",
             Self::LoraRank => "lora_rank",
             Self::EngineFailed => "engine_failed",
             Self::EngineDied => "engine_died",
@@ -158,6 +162,7 @@ impl Class {
             | Self::OutOfMemory
             | Self::DeviceError
             | Self::PortInUse
+            | Self::Network
             | Self::EngineFailed
             | Self::EngineDied
             | Self::Timeout
@@ -169,8 +174,9 @@ impl Class {
         }
     }
 
-    /// What to do, in one sentence.
-    pub(super) fn advice(self, suggestion: Option<&Suggestion>) -> String {
+    /// What to do, in one sentence; `cause`: the line that says what happened.
+    pub(super) fn advice(self, suggestion: Option<&Suggestion>, cause: Option<&str>) -> String {
+        let says = |text: &str| cause.is_some_and(|cause| cause.contains(text));
         let advice = match self {
             Self::KvTooSmall => match suggestion {
                 Some(Suggestion { flag, value }) => {
@@ -204,11 +210,27 @@ impl Class {
             }
             Self::OutOfMemory => "lower gpu-memory-utilization, max-num-seqs or max-num-batched-tokens",
             Self::DeviceError => "look at the device (nvidia-smi, dmesg) and at `gpu` of this backend",
+            // Engines open more ports than the one that they serve on.
+            Self::PortInUse if says("ZMQError") || says("tcp://") => {
+                "the port is one that the engine opens besides its own: give kv-events-config another endpoint (each \
+                 engine of a host needs one), or data-parallel-rpc-port another port, or end what holds it"
+            }
+            Self::PortInUse if says("EADDRINUSE") || says("DistNetworkError") || says("server socket has failed") => {
+                "the port is one that the engine's processes talk over: give master-port another port, or VLLM_PORT in \
+                 the engine's environment, or end what holds it"
+            }
             Self::PortInUse => "end what listens on the port, or give the backend another one",
             Self::UnknownFlag => "remove the flag: this vLLM does not have it (see `vllm serve --help=all`)",
-            Self::BadArguments => "correct the arguments that the cause names",
+            Self::BadArguments => match suggestion {
+                Some(Suggestion { flag, value }) => return format!("set {flag} to {value} or less"),
+                None => "correct the arguments that the cause names",
+            },
             Self::ModelNotFound => {
                 "check the model's path or name, and that this host may read or download it (HF_TOKEN, HF_HUB_OFFLINE)"
+            }
+            Self::Network => {
+                "see whether this host reaches the model's hub (proxy, DNS, HF_ENDPOINT), or download the model and give \
+                 its folder; it is tried again meanwhile"
             }
             Self::LoraRank => "raise max-lora-rank to the adapter's rank and restart, or do not load the adapter",
             Self::EngineFailed => "see the cause and the engine's log",
