@@ -8,6 +8,7 @@ use std::fmt::Write as _;
 
 use crate::config::ArgValue;
 use crate::fleet::RestartAsk;
+use crate::fleet::driver::dashed;
 
 /// What is wrong with a query.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -30,8 +31,8 @@ pub enum AskError {
 pub fn flag(text: &str) -> Result<(String, ArgValue), AskError> {
     let wrong = || AskError::NotAFlag(text.to_owned());
     let (name, value) = text.split_once('=').ok_or_else(wrong)?;
-    let name = name.trim().trim_start_matches("--").replace('_', "-");
-    if name.is_empty() || !name.chars().all(|letter| letter.is_ascii_alphanumeric() || "-.".contains(letter)) {
+    let name = dashed(name.trim().trim_start_matches("--"));
+    if name.is_empty() || !name.chars().all(|letter| letter.is_ascii_alphanumeric() || "-._".contains(letter)) {
         return Err(wrong());
     }
     let value = value.trim();
@@ -118,6 +119,8 @@ mod tests {
         assert_eq!(value("max-num-seqs"), ArgValue::Int(32));
         assert_eq!(value("speculative-config"), ArgValue::Text("{\"a\": \"b&c=d%\"}".to_owned()));
         assert_eq!((value("enforce-eager"), value("watermark")), (ArgValue::Flag(true), ArgValue::Float(0.5)));
+        let (name, _) = flag("compilation_config.cudagraph_mode=FULL").unwrap();
+        assert_eq!(name, "compilation-config.cudagraph_mode", "behind the dot stand keys of JSON");
         assert!(ask.hold && !ask.cut && !ask.reset && ask.set.len() == 4);
         assert_eq!(read("").unwrap(), RestartAsk::default());
     }

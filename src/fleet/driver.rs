@@ -17,6 +17,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -279,6 +280,17 @@ pub trait Driver: Send + Sync + fmt::Debug {
 
     /// The largest rank of an adapter that an engine with these settings takes while it serves.
     fn adapter_rank(&self, settings: &Settings) -> AdapterRank;
+
+    /// Sequences that an engine with these settings runs at once, over all its ranks, where they say so.
+    fn sequences(&self, settings: &Settings) -> Option<i64> {
+        let ranks = settings.int("data-parallel-size").unwrap_or(1).max(1);
+        Some(settings.int("max-num-seqs")?.saturating_mul(ranks))
+    }
+
+    /// Where its log is, if it is on this machine.
+    fn log_path(&self) -> Option<&Path> {
+        None
+    }
 
     /// The engine was seen to be ready, whatever its log says or leaves out.
     fn note_ready(&self) {}

@@ -36,6 +36,14 @@ pub(super) fn rank_of_adapters(launch: &Launch, settings: &Settings) -> AdapterR
     check::Flat::new(&launch.command, &args).adapter_rank()
 }
 
+/// `--max-num-seqs` of all data parallel ranks together, wherever it is written.
+pub(super) fn sequences(launch: &Launch, settings: &Settings) -> Option<i64> {
+    let args = settings.with(&BTreeMap::new()).args;
+    let flat = check::Flat::new(&launch.command, &args);
+    let ranks = flat.int("data-parallel-size").unwrap_or(1).max(1);
+    Some(flat.int("max-num-seqs")?.saturating_mul(ranks))
+}
+
 /// A start that was found in order.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Plan {

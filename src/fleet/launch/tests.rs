@@ -265,3 +265,11 @@ fn what_would_be_overlooked_or_cannot_be_reached_is_refused() {
     assert!(of(&["sh", "serve", "m"], units).is_ok());
     assert!(of(&["sh", "serve", "m"], r#"{"kv-transfer-config": "{\"a\": b}"}"#).is_err());
 }
+
+#[test]
+fn the_sequences_of_an_engine_are_read_wherever_they_are_written() {
+    let command = launch(&["sh", "serve", "m", "--max-num-seqs", "64", "-dp", "2"]);
+    assert_eq!(sequences(&command, &settings("{}")), Some(128));
+    assert_eq!(sequences(&command, &settings(r#"{"max-num-seqs": 32}"#)), Some(64));
+    assert_eq!(sequences(&launch(&["sh", "serve", "m"]), &settings("{}")), None);
+}

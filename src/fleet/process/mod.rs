@@ -30,7 +30,7 @@ use tokio::sync::{Mutex, watch};
 use super::driver::{
     AdapterRank, Driver, Failure, Kind, Notice, Owner, Progress, Settings, Status, StopRules, Stopped, Trace,
 };
-use super::launch::{Flags, Plan, rank_of_adapters};
+use super::launch::{Flags, Plan, rank_of_adapters, sequences};
 use crate::config::Launch;
 use crate::vllm::failure::{Class, Exit, diagnose};
 use device::Devices;
@@ -81,11 +81,6 @@ impl ProcessDriver {
             run: Mutex::default(),
             seen: parking_lot::Mutex::default(),
         }
-    }
-
-    /// The folder's log file of this backend.
-    pub fn log_file(&self) -> &Path {
-        self.log.path()
     }
 
     /// What all marks of this backend's engines begin with.
@@ -153,6 +148,14 @@ impl Driver for ProcessDriver {
 
     fn adapter_rank(&self, settings: &Settings) -> AdapterRank {
         rank_of_adapters(&self.launch, settings)
+    }
+
+    fn sequences(&self, settings: &Settings) -> Option<i64> {
+        sequences(&self.launch, settings)
+    }
+
+    fn log_path(&self) -> Option<&Path> {
+        Some(self.log.path())
     }
 
     fn note_ready(&self) {

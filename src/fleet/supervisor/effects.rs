@@ -177,7 +177,12 @@ async fn ready(scene: &Arc<Scene>) -> Result<(), Trouble> {
     let rules = ReadyRules { answer: spec.patience, patience: spec.rules.patience, ..ReadyRules::default() };
     tokio::select! {
         ready = until_ready(&*scene.driver, &spec.address, &spec.models, rules) => {
-            ready.map(|_| scene.driver.note_ready()).map_err(|failure| trouble(&failure))
+            ready.map(|_| scene.driver.note_ready()).map_err(|failure| {
+                let mut told = trouble(&failure);
+                let log = scene.driver.log_path().map(|path| format!(" (log: {})", path.display()));
+                told.why += &log.unwrap_or_default();
+                told
+            })
         }
         never = shown => never,
     }
@@ -200,7 +205,7 @@ async fn load_adapters(scene: &Arc<Scene>) -> Result<(), Trouble> {
 /// In rotation with a growing share of its slots.
 async fn ramp(scene: &Scene) -> Result<(), Trouble> {
     let (spec, settings) = (scene.spec.load_full(), scene.settings());
-    let full = Scene::ceiling(&settings);
+    let full = scene.ceiling(&settings);
     let most = full.unwrap_or(u32::MAX).min(spec.slots);
     let quick = scene.kept.lock().adopted;
     scene.set_ceiling(if quick { full } else { Some((most / RAMP[0]).max(1)) });

@@ -103,7 +103,7 @@ async fn enter(scene: &Arc<Scene>, step: Step) -> Option<Event> {
         _ => Cordon::Coming,
     };
     if step == Step::Serve {
-        scene.set_ceiling(Scene::ceiling(&settings));
+        scene.set_ceiling(scene.ceiling(&settings));
     }
     scene.set_cordon(cordon);
     None

@@ -99,18 +99,8 @@ impl Roll<'_> {
         let driver = (self.fleet.maker)(spec);
         could_run(&*driver, spec, &spec.settings).await.map_err(|failure| failure.to_string())?;
         // One that moves gets no requests where it is since the reload: nothing is gained by waiting.
-        let moves = scene.spec.load().backend != spec.backend;
-        while !moves {
-            match scene.step() {
-                Step::Serve => match self.spare(scene).await {
-                    Ok(()) => break,
-                    Err(wait) => note_wait(scene, &wait),
-                },
-                // Requests run on it, or are about to.
-                step @ (Step::Ramp | Step::Drain) => note_wait(scene, &Refused::Busy(step.label()).to_string()),
-                _ => break,
-            }
-            self.pause().await?;
+        if scene.spec.load().backend == spec.backend {
+            self.until_spared(scene).await?;
         }
         if !self.fleet.let_go(&spec.name, Some(self.number)) {
             back_in(scene);
@@ -132,6 +122,22 @@ impl Roll<'_> {
                 Step::Hold | Step::Off => return Err(scene.kept.lock().life.why.clone().unwrap_or_default().into()),
                 _ => {}
             }
+        }
+    }
+
+    /// Returns when it serves nobody and the others can do without it, or when it does not serve anyway.
+    async fn until_spared(&self, scene: &Arc<Scene>) -> Result<(), End> {
+        loop {
+            match scene.step() {
+                Step::Serve => match self.spare(scene).await {
+                    Ok(()) => return Ok(()),
+                    Err(wait) => note_wait(scene, &wait),
+                },
+                // Requests run on it, or are about to.
+                step @ (Step::Ramp | Step::Drain) => note_wait(scene, &Refused::Busy(step.label()).to_string()),
+                _ => return Ok(()),
+            }
+            self.pause().await?;
         }
     }
 

@@ -191,10 +191,8 @@ impl Scene {
     }
 
     /// Sequences that the engine runs at once with these settings, where they say so.
-    pub(super) fn ceiling(settings: &Settings) -> Option<u32> {
-        let ranks = settings.int("data-parallel-size").unwrap_or(1).max(1);
-        let seqs = settings.int("max-num-seqs")?.saturating_mul(ranks);
-        u32::try_from(seqs).ok().filter(|seqs| *seqs > 0)
+    pub(super) fn ceiling(&self, settings: &Settings) -> Option<u32> {
+        u32::try_from(self.driver.sequences(settings)?).ok().filter(|seqs| *seqs > 0)
     }
 
     /// Writes the present state to the journal. Returns once it is on the disk.
