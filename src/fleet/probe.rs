@@ -31,7 +31,7 @@ use tokio::time::Instant;
 use super::http::fetch;
 use crate::base::BackendId;
 use crate::config::Health;
-use crate::pool::{Address, Admission, Phase};
+use crate::pool::{Address, Admission, Cordon, Phase};
 use crate::vllm::metrics;
 
 /// How often a backend's models are asked for while nothing changes.
@@ -181,6 +181,12 @@ impl Prober {
         Self { admission, reported, memory: HashMap::new(), changed: false }
     }
 
+    /// Whether its engine is known to be away: it starts, or is being stopped.
+    fn is_away(&self, backend: BackendId) -> bool {
+        let mut backends = self.admission.view().into_iter().flat_map(|pool| pool.backends);
+        backends.any(|view| view.id == backend && view.cordon != Cordon::Open)
+    }
+
     /// One round over all backends; whether the set of model names changed since a round last came to its end.
     pub async fn round(&mut self, rules: &Health) -> bool {
         let now = Instant::now();
@@ -219,11 +225,12 @@ impl Prober {
             let why = finding.up.as_ref().err().map_or("its probe answers", String::as_str);
             tracing::info!(backend = %finding.name, from = before.label(), to = after.label(), why, "backend changed");
         }
+        let is_away = finding.up.is_err() && self.is_away(finding.id);
         let Some(memory) = self.memory.get_mut(&finding.id) else { return false };
         if let Err(why) = &finding.up {
             memory.models_at = None;
             // Said once per silence; a change of state is said above.
-            if !std::mem::replace(&mut memory.missed, true) && moved.is_none() {
+            if !std::mem::replace(&mut memory.missed, true) && moved.is_none() && !is_away {
                 tracing::warn!(backend = %finding.name, why, "backend does not answer its probe");
             }
         } else {

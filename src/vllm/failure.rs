@@ -184,7 +184,8 @@ pub fn diagnose<S: AsRef<str>>(lines: &[S], exit: Option<Exit>, phase: StartPhas
     // The error itself may have come just before the last line of health: another request's answer, or a probe's.
     let killed = killed(lines, served).map(|line| (Class::Killed, line));
     let found = killed.or_else(|| telling(&lines[from..])).or_else(|| match served && crashed(lines) {
-        true => marked_last(lines).or_else(|| exception_last(lines).map(|line| (Class::EngineFailed, line))),
+        true => marked_last(lines)
+            .or_else(|| exception_last(lines).or_else(|| died(lines)).map(|line| (Class::EngineFailed, line))),
         false => None,
     });
     let class = match (&found, exit) {

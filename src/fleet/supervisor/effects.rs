@@ -138,9 +138,14 @@ async fn still_spared(scene: &Scene) -> Result<(), Trouble> {
 
 async fn stop(scene: &Arc<Scene>) -> Result<(), Trouble> {
     let stopped = scene.driver.stop(scene.spec.load().stop_rules()).await.map_err(|failure| trouble(&failure))?;
-    if stopped.forced || stopped.orphans > 0 {
-        let name = Arc::clone(&scene.spec.load().name);
-        tracing::warn!(backend = %name, forced = stopped.forced, orphans = stopped.orphans, "engine ended by force");
+    let (name, orphans) = (Arc::clone(&scene.spec.load().name), stopped.orphans);
+    if stopped.forced {
+        tracing::warn!(backend = %name, orphans, "its engine did not end when it was asked to, and was killed");
+    } else if orphans > 0 {
+        tracing::info!(backend = %name, orphans, "processes that outlived their engine were ended");
+    }
+    if stopped.memory_back == Some(false) {
+        tracing::warn!(backend = %name, "its device's memory is not back to what it was before");
     }
     scene.kept.lock().trace = None;
     Ok(())

@@ -422,3 +422,16 @@ fn every_class_has_advice_and_its_label_is_its_name_in_journals() {
         assert_eq!(serde_json::to_value(class).unwrap(), class.label());
     }
 }
+
+#[test]
+fn a_worker_that_died_is_named_although_the_server_answered_probes_after_it() {
+    let log = "(EngineCore pid=4035) ERROR 11-21 19:17:47 [multiproc_executor.py:283] Worker proc VllmWorker-1 died unexpectedly, shutting down executor.\n\
+               (APIServer pid=3857) INFO:     127.0.0.1:43098 - \"GET /health HTTP/1.1\" 200 OK\n\
+               (EngineCore pid=4035) ERROR 11-21 19:17:50 [core.py:1167] EngineCore encountered a fatal error.\n\
+               (EngineCore pid=4035) ERROR 11-21 19:17:50 [core.py:1167]     raise RuntimeError(\"Executor failed.\")\n\
+               (EngineCore pid=4035) ERROR 11-21 19:17:50 [core.py:1167] RuntimeError: Executor failed.";
+    let lines: Vec<&str> = log.lines().collect();
+    let found = diagnose(&lines, Some(Exit::Code(0)), StartPhase::Serving);
+    assert_eq!(found.class, Class::EngineDied);
+    assert_eq!(found.cause.as_deref(), Some("Worker proc VllmWorker-1 died unexpectedly, shutting down executor."));
+}
