@@ -28,7 +28,7 @@ pub(super) struct Flat {
     /// The long names in the command as they were written, without dashes.
     written: Vec<String>,
     model: Option<String>,
-    /// Whether more may be set than is seen, in a file that cannot be read from here.
+    /// Whether more may be set than is seen: in a file that cannot be read from here, or by a script.
     unseen: bool,
 }
 
@@ -50,7 +50,8 @@ impl Flat {
         }
         let named = settings.get("config").or_else(|| words.values.get("config")).and_then(|path| path.last());
         let file = named.map(|path| words::file(path));
-        let unseen = matches!(file, Some(None));
+        // A script may set anything.
+        let unseen = matches!(file, Some(None)) || before.is_none();
         let mut values = file.flatten().unwrap_or_default();
         // A model that is named in the words beats that of the file.
         let of = |values: &Values| values.get("model").and_then(|names| names.last()).cloned();

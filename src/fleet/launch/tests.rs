@@ -267,6 +267,16 @@ fn what_would_be_overlooked_or_cannot_be_reached_is_refused() {
 }
 
 #[test]
+fn what_a_script_sets_is_not_known() {
+    let script = launch(&["sh", "start.sh", "m"]);
+    assert_eq!(rank_of_adapters(&script, &settings("{}")), AdapterRank::Unknown);
+    assert_eq!(
+        rank_of_adapters(&script, &settings(r#"{"enable-lora": true, "max-lora-rank": 8}"#)),
+        AdapterRank::UpTo(8)
+    );
+}
+
+#[test]
 fn the_sequences_of_an_engine_are_read_wherever_they_are_written() {
     let command = launch(&["sh", "serve", "m", "--max-num-seqs", "64", "-dp", "2"]);
     assert_eq!(sequences(&command, &settings("{}")), Some(128));
