@@ -418,3 +418,69 @@ fn controlled(rig: &Rig, name: &str, port: u16) -> String {
          status = [\"bash\", \"-c\", \"kill -0 $(cat {pid})\"]\nargs = {{ max-num-seqs = 64 }}\n"
     )
 }
+
+/// Two engines change their devices in one reload: never are both on one, and nobody's request is lost meanwhile.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn engines_that_swap_their_devices_never_share_one() {
+    let swapped = async {
+        let mut rig = Rig::start("").await?;
+        rig.stop().await?;
+        for (gpu, name) in ENGINES.iter().enumerate() {
+            let described = rig.described(name)?;
+            rig.edit(&described, &described.replace("env = {", &format!("gpu = [{gpu}]\nenv = {{")))?;
+        }
+        rig.run().await?;
+        rig.settled().await?;
+        let load = Load::on(rig.port);
+        rig.until("requests come through", async |_| Ok(load.completed() > 20)).await?;
+        for (name, from, to) in [("a", 0, 1), ("b", 1, 0)] {
+            let described = rig.described(name)?;
+            rig.edit(&described, &described.replace(&format!("gpu = [{from}]"), &format!("gpu = [{to}]")))?;
+        }
+        rig.reconfigure("[fleet]\n", "[fleet]\n").await?;
+        rig.until("both have moved", async |rig| {
+            let on = ["a", "b", "c"].map(|name| devices_of(rig, name).unwrap_or_default());
+            for (one, two) in [(0, 1), (1, 2), (0, 2)] {
+                ensure!(on[one].is_disjoint(&on[two]), "two on one device: {on:?}");
+            }
+            let there = |at: usize, gpu: &str| on[at].len() == 1 && on[at].contains(gpu);
+            Ok(there(0, "1") && there(1, "0") && there(2, "2"))
+        })
+        .await?;
+        rig.settled().await?;
+        ends_well(load, rig).await
+    };
+    timeout(LIMIT, swapped).await.expect("took longer than allowed").unwrap();
+}
+
+/// The devices that processes of an engine may see.
+fn devices_of(rig: &Rig, name: &str) -> anyhow::Result<std::collections::BTreeSet<String>> {
+    let visible = |pid: &i32| {
+        let environ = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        let list = environ.split(|byte| *byte == 0).find_map(|word| word.strip_prefix(b"CUDA_VISIBLE_DEVICES="));
+        list.map(|list| String::from_utf8_lossy(list).into_owned())
+    };
+    Ok(rig.processes_of(name)?.iter().filter_map(visible).collect())
+}
+
+/// While no gateway ran, an engine was handed to commands: the one that was started before is ended first.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_engine_that_commands_are_to_run_from_now_on_replaces_the_one_that_runs() {
+    let handed = async {
+        let mut rig = Rig::start("").await?;
+        rig.kill().await?;
+        let described = rig.described("a")?;
+        rig.edit(&described, &controlled(&rig, "a", rig.ports[0]))?;
+        let before = rig.processes_of("a")?;
+        rig.run().await?;
+        rig.settled().await?;
+        let left = rig.processes_of("a")?;
+        ensure!(left.iter().all(|pid| !before.contains(pid)), "{left:?} of {before:?} go on:\n{}", rig.log());
+        let now: i32 = std::fs::read_to_string(rig.path("pid.a"))?.trim().parse()?;
+        ensure!(!before.contains(&now) && kill(Pid::from_raw(now), None).is_ok(), "it does not run");
+        rig.stop().await?;
+        ensure!(rig.processes()?.is_empty(), "left: {:?}", rig.processes()?);
+        anyhow::Ok(())
+    };
+    timeout(LIMIT, handed).await.expect("took longer than allowed").unwrap();
+}
