@@ -161,9 +161,17 @@ struct Roll {
     failed: BTreeSet<String>,
     /// Those that were. Who has to be changed again has gone back by itself, because it crashed before it settled.
     done: BTreeSet<String>,
-    under_way: Option<(String, JoinHandle<Result<(), End>>)>,
+    under_way: Option<Turn>,
     /// Nothing is begun before this moment.
     rest: Option<Instant>,
+}
+
+/// An engine that is being changed, and for which configuration.
+#[derive(Debug)]
+struct Turn {
+    number: u64,
+    name: String,
+    task: JoinHandle<Result<(), End>>,
 }
 
 pub(super) async fn reconcile(fleet: Arc<Fleet>) {
@@ -190,20 +198,23 @@ pub(super) async fn reconcile(fleet: Arc<Fleet>) {
         let pause = if missing || rolling { LOOK } else { IDLE };
         let _ = timeout(pause, fleet.look.notified()).await;
     }
-    if let Some((_, task)) = roll.under_way {
-        task.abort();
+    if let Some(turn) = roll.under_way {
+        turn.task.abort();
     }
 }
 
 impl Roll {
     /// Whether there is more to do.
     async fn go_on(&mut self, fleet: &Arc<Fleet>, engines: &[EngineSpec]) -> bool {
-        if let Some((name, task)) = self.under_way.take() {
-            if !task.is_finished() {
-                self.under_way = Some((name, task));
+        if let Some(turn) = self.under_way.take() {
+            if !turn.task.is_finished() {
+                self.under_way = Some(turn);
                 return true;
             }
+            let Turn { number, name, task } = turn;
             match task.await {
+                // How it went says nothing about the configuration that is in force now.
+                _ if number != self.number => {}
                 Ok(Ok(())) => {
                     tracing::info!(backend = name, "runs with its new configuration");
                     self.done.insert(name);
@@ -235,7 +246,7 @@ impl Roll {
             return true;
         }
         let task = fleet.tasks.spawn(roll::one(Arc::clone(fleet), self.number, next.clone()));
-        self.under_way = Some((next.name.to_string(), task));
+        self.under_way = Some(Turn { number: self.number, name: next.name.to_string(), task });
         true
     }
 
