@@ -10,8 +10,11 @@
 //!   bench/ puts load on any server and judges it by stats/; cli/ says it, and draws it
 //! ```
 //!
-//! Modules are declared bottom-up; a file imports only from modules above its own line. What must
-//! stay absent:
+//! The layers are crates, so that the compiler enforces them and a change compiles only what is above it:
+//! `src/core` <- `src/gateway` <- `src/fleet`; `src/bench` and `src/sim` know `src/core` alone; this crate
+//! composes them. Within a crate modules are declared bottom-up and a file imports only from above its own line.
+//!
+//! What must stay absent:
 //! 1. Response bytes are never changed or held back, except what we ourselves injected (usage
 //!    events) and take out again.
 //! 2. There is no queue, map, buffer, label set or retry without a bound that has a name.
@@ -22,21 +25,12 @@
 //! 6. No `dyn`, no lock and no allocation per chunk of a stream; strings are for edges, dense ids
 //!    for the path of a request.
 
-pub mod base;
-pub mod stats;
-pub mod config;
-pub mod openai;
-pub mod vllm;
-pub mod meter;
-pub mod estimate;
-pub mod pool;
-pub mod experiment;
-pub mod flow;
-pub mod telemetry;
-pub mod proxy;
-pub mod fleet;
-pub mod bench;
-pub mod sim;
+pub use sluice_bench as bench;
+pub use sluice_core::{base, meter, openai, stats, vllm};
+pub use sluice_fleet as fleet;
+pub use sluice_gateway::{config, estimate, experiment, flow, pool, proxy, telemetry};
+pub use sluice_sim as sim;
+
 pub mod admin;
 pub mod serve;
 pub mod cli;

@@ -24,7 +24,7 @@ use std::time::Duration;
 
 use super::length::normal;
 use super::{BenchError, Purpose, stream};
-use crate::base::Rng;
+use sluice_core::base::Rng;
 
 /// The latest moment that a request may be sent at, seconds from the start: thirty years.
 pub const MAX_SECONDS: f64 = 1e9;

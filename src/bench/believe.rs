@@ -117,7 +117,7 @@ fn few(result: &RunResult, warnings: &mut Vec<String>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::result::{ClientHealth, Record, RunConfig};
+    use crate::result::{ClientHealth, Record, RunConfig};
 
     fn run(late: f64, queued: f64) -> RunResult {
         let requests = (1..=1_000).map(|i| {

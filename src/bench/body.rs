@@ -14,7 +14,7 @@ use bytes::Bytes;
 use serde_json::{Map, Value};
 
 use super::BenchError;
-use crate::base::Rng;
+use sluice_core::base::Rng;
 
 /// Which API the requests use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

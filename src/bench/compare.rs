@@ -1,6 +1,6 @@
 //! Two results side by side: what changed from A to B, how sure that is, and whether it matters.
 //!
-//! For each number: both values, the change with an interval, and a verdict by [`stats::compare`](crate::stats::compare):
+//! For each number: both values, the change with an interval, and a verdict by [`stats::compare`](sluice_core::stats::compare):
 //! better, worse, no difference (the whole interval is inside the margin), or undecided. The intervals know that requests of
 //! one run come in clumps. They hold together with [`Question::confidence`] as far as the rows are worth [`APART`] independent
 //! ones: each is that much surer.
@@ -21,8 +21,8 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::result::{Outcome, Record, RunConfig, RunResult};
-use crate::stats::compare::each_of;
-use crate::stats::{Change, Estimate, Sense, Verdict, mean, percentile, proportion, quantile};
+use sluice_core::stats::compare::each_of;
+use sluice_core::stats::{Change, Estimate, Sense, Verdict, mean, percentile, proportion, quantile};
 
 /// Parts of a run in which completed requests are counted.
 pub const WINDOWS: usize = 10;

@@ -13,7 +13,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::base::Rng;
+use sluice_core::base::Rng;
 
 /// No prompt or answer is longer: a bound for memory, above every context length in use.
 pub const MAX_TOKENS: u32 = 1 << 24;

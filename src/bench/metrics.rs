@@ -251,8 +251,8 @@ fn peaks(completed: &[&Record]) -> (f64, u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::file;
-    use crate::bench::result::Outcome;
+    use crate::file;
+    use crate::result::Outcome;
     use proptest::prelude::*;
 
     #[test]

@@ -3,6 +3,8 @@
 //! It understands nothing and measures nothing; what it sends, and how it breaks, is given by the
 //! test. Not a simulator: that is `sim`, and `bench` must not depend on it.
 
+#![allow(missing_docs, unreachable_pub, reason = "used by tests alone")]
+
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -20,26 +22,26 @@ use super::workload::{Class, Prefix, Question, Workload};
 
 /// How one request is answered.
 #[derive(Clone, Debug)]
-pub(crate) struct Answer {
-    pub(crate) status: u16,
+pub struct Answer {
+    pub status: u16,
     /// Pieces of the body, each written by itself.
-    pub(crate) pieces: Vec<String>,
+    pub pieces: Vec<String>,
     /// Time before each piece.
-    pub(crate) pause: Duration,
+    pub pause: Duration,
     /// Lines of its head, each with its end.
-    pub(crate) headers: String,
+    pub headers: String,
     /// Closes the connection where the body's end should be.
-    pub(crate) breaks: bool,
+    pub breaks: bool,
 }
 
 impl Answer {
-    pub(crate) fn stream(pieces: Vec<String>, pause: Duration) -> Self {
+    pub fn stream(pieces: Vec<String>, pause: Duration) -> Self {
         Self { status: 200, pieces, pause, headers: String::new(), breaks: false }
     }
 }
 
 /// A completions stream of `tokens` events, usage and end.
-pub(crate) fn completion_stream(tokens: u64) -> Vec<String> {
+pub fn completion_stream(tokens: u64) -> Vec<String> {
     let event = "data: {\"choices\":[{\"index\":0,\"text\":\" a\",\"finish_reason\":null}]}\n\n".to_owned();
     let mut pieces = vec![event; usize::try_from(tokens).unwrap()];
     pieces.push(format!(
@@ -49,25 +51,25 @@ pub(crate) fn completion_stream(tokens: u64) -> Vec<String> {
 }
 
 /// A class of these lengths.
-pub(crate) fn class(name: &str, prompt: Length, output: Length, weight: f64) -> Class {
+pub fn class(name: &str, prompt: Length, output: Length, weight: f64) -> Class {
     Class { name: name.into(), prompt, output, weight, prefix: Prefix::default(), slo: Slo::default() }
 }
 
 /// A workload of one small class.
-pub(crate) fn small_workload() -> Workload {
+pub fn small_workload() -> Workload {
     let class = class("small", Length::Exactly(3), Length::Exactly(2), 1.0);
     Workload::of_classes("m", vec![class], 1)
 }
 
 /// Some question.
-pub(crate) fn question() -> Question {
+pub fn question() -> Question {
     small_workload().question(0)
 }
 
 type Script = Arc<dyn Fn(u64) -> Answer + Send + Sync>;
 
 /// The server; stops when dropped.
-pub(crate) struct MockEngine {
+pub struct MockEngine {
     address: SocketAddr,
     script: Script,
     counts: Arc<Counts>,
@@ -83,7 +85,7 @@ struct Counts {
 
 impl MockEngine {
     /// Serves on a free port; `script` gets the number of the request, from 0.
-    pub(crate) async fn start(script: impl Fn(u64) -> Answer + Send + Sync + 'static) -> Self {
+    pub async fn start(script: impl Fn(u64) -> Answer + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         Self::serve(listener, Arc::new(script))
     }
@@ -96,7 +98,7 @@ impl MockEngine {
     }
 
     /// Closes everything and begins again on the same port with counts of 0.
-    pub(crate) async fn restart(mut self) -> Self {
+    pub async fn restart(mut self) -> Self {
         self.accepting.abort();
         let _ = (&mut self.accepting).await;
         let socket = tokio::net::TcpSocket::new_v4().unwrap();
@@ -105,20 +107,20 @@ impl MockEngine {
         Self::serve(socket.listen(64).unwrap(), self.script.clone())
     }
 
-    pub(crate) fn url(&self) -> String {
+    pub fn url(&self) -> String {
         format!("http://{}", self.address)
     }
 
-    pub(crate) fn connections(&self) -> u64 {
+    pub fn connections(&self) -> u64 {
         self.counts.connections.load(Ordering::SeqCst)
     }
 
     /// The JSON bodies received so far.
-    pub(crate) fn bodies(&self) -> Vec<serde_json::Value> {
+    pub fn bodies(&self) -> Vec<serde_json::Value> {
         self.counts.bodies.lock().iter().map(|body| serde_json::from_slice(body).unwrap()).collect()
     }
 
-    pub(crate) fn requests(&self) -> u64 {
+    pub fn requests(&self) -> u64 {
         self.counts.requests.load(Ordering::SeqCst)
     }
 }

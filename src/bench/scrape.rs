@@ -18,7 +18,7 @@ use tokio::time::Instant;
 use super::BenchError;
 use super::result::{ServerSample, ServerSide};
 use super::target::Target;
-use crate::vllm::metrics::{MAX_PAGE, Snapshot};
+use sluice_core::vllm::metrics::{MAX_PAGE, Snapshot};
 
 /// Between two looks.
 pub const PERIOD: Duration = Duration::from_secs(1);
@@ -118,7 +118,7 @@ impl Seen {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::mock::{Answer, MockEngine};
+    use crate::mock::{Answer, MockEngine};
 
     fn page(queries: u64, hits: u64, running: u64) -> Answer {
         let page = format!(

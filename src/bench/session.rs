@@ -151,11 +151,11 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::bench::arrival::{Arrival, Extent};
-    use crate::bench::client::Client;
-    use crate::bench::mock::{Answer, MockEngine, completion_stream, small_workload};
-    use crate::bench::progress::Progress;
-    use crate::bench::run::{Plan, run};
+    use crate::arrival::{Arrival, Extent};
+    use crate::client::Client;
+    use crate::mock::{Answer, MockEngine, completion_stream, small_workload};
+    use crate::progress::Progress;
+    use crate::run::{Plan, run};
 
     #[tokio::test]
     async fn a_turn_carries_all_that_was_said_and_waits_for_its_answer() {

@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 use super::file::numbers;
 use super::metrics::Metrics;
 use super::result::{Outcome, Record, RunResult};
-use crate::stats::{Estimate, proportion};
+use sluice_core::stats::{Estimate, proportion};
 
 /// What parts are made by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,7 +121,7 @@ pub fn part(metrics: &Metrics, result: &RunResult) -> Map<String, Value> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::result::{ClassConfig, RunConfig, Slo};
+    use crate::result::{ClassConfig, RunConfig, Slo};
 
     fn run() -> RunResult {
         let record = |class, adapter, pool: Option<&str>, outcome| Record {

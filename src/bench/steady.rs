@@ -203,7 +203,7 @@ fn events(record: &Record) -> impl Iterator<Item = f64> + '_ {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::result::{Outcome, RunConfig};
+    use crate::result::{Outcome, RunConfig};
 
     fn record(index: u64, sent: f64, latency: f64) -> Record {
         let outcome = Outcome::Completed;
@@ -281,7 +281,7 @@ mod tests {
     #[test]
     fn the_window_of_a_closed_loop_is_that_of_the_original() {
         let text = include_bytes!("../../tests/golden/bench_closed_loop.json");
-        let result = crate::bench::file::parse(text, "golden").unwrap().remove(0);
+        let result = crate::file::parse(text, "golden").unwrap().remove(0);
         let (ours, theirs) = (steady(&result).unwrap(), &result.reported["steady_state"]);
         let near = |ours: f64, theirs: &serde_json::Value, tolerance: f64| {
             let theirs = theirs.as_f64().unwrap();

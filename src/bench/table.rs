@@ -280,7 +280,7 @@ pub fn sweep_table(name: &str, runs: &[(String, RunResult)]) -> Table {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::result::{ClassConfig, Outcome, Record, RunConfig, Slo};
+    use crate::result::{ClassConfig, Outcome, Record, RunConfig, Slo};
 
     fn result() -> RunResult {
         let record = |class, ttft: f64| Record {

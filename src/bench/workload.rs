@@ -20,7 +20,7 @@ use super::dataset::{Item, ItemPrompt, Items};
 use super::length::Length;
 use super::result::{ClassConfig, Slo};
 use super::{BenchError, Purpose, stream};
-use crate::base::Rng;
+use sluice_core::base::Rng;
 
 /// Tokens in a block of vLLM's prefix cache when nothing else is configured.
 pub const BLOCK: u32 = 16;

@@ -36,9 +36,9 @@ use super::driver::{
 };
 use super::launch::{check_values, find_program, words_of};
 use super::process::table::{self, MARK, Row};
-use crate::config::Control;
-use crate::vllm::failure::{Class, Exit, diagnose};
-use crate::vllm::logs::StartPhase;
+use sluice_core::vllm::failure::{Class, Exit, diagnose};
+use sluice_core::vllm::logs::StartPhase;
+use sluice_gateway::config::Control;
 
 /// Output of a command that is kept, bytes.
 const OUTPUT_MAX: usize = 64 << 10;
@@ -317,7 +317,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::config::ArgValue;
+    use sluice_gateway::config::ArgValue;
 
     fn words(words: &[&str]) -> Vec<String> {
         words.iter().map(|word| (*word).to_owned()).collect()

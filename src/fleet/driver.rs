@@ -26,9 +26,9 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::config::ArgValue;
-use crate::vllm::failure::{Class, Diagnosis, Exit, Retry, Suggestion};
-use crate::vllm::logs::StartPhase;
+use sluice_core::vllm::failure::{Class, Diagnosis, Exit, Retry, Suggestion};
+use sluice_core::vllm::logs::StartPhase;
+use sluice_gateway::config::ArgValue;
 
 /// `--max-lora-rank` where nothing is said, in vLLM.
 pub(super) const LORA_RANK: i64 = 16;

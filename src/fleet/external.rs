@@ -8,8 +8,8 @@ use tokio::sync::watch;
 use super::driver::{
     AdapterRank, Driver, Failure, Kind, Notice, Owner, Progress, Settings, Status, StopRules, Stopped, Trace,
 };
-use crate::vllm::failure::{Class, Exit};
-use crate::vllm::logs::StartPhase;
+use sluice_core::vllm::failure::{Class, Exit};
+use sluice_core::vllm::logs::StartPhase;
 
 /// An engine that is only known by its URL.
 #[derive(Debug)]
@@ -89,7 +89,7 @@ impl Driver for ExternalDriver {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::vllm::failure::Retry;
+    use sluice_core::vllm::failure::Retry;
 
     #[tokio::test]
     async fn every_command_is_refused_by_name() {

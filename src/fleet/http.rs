@@ -13,7 +13,7 @@ use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use crate::pool::Address;
+use sluice_gateway::pool::Address;
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]

@@ -230,7 +230,7 @@ fn open_whole(path: &Path) -> io::Result<(File, u64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fleet::life::Step;
+    use crate::life::Step;
 
     fn record(backend: &str, step: Step) -> Record {
         let mut life = Life::new(Setup::default());

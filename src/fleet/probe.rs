@@ -29,10 +29,10 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::http::fetch;
-use crate::base::BackendId;
-use crate::config::Health;
-use crate::pool::{Address, Admission, Cordon, Phase};
-use crate::vllm::metrics;
+use sluice_core::base::BackendId;
+use sluice_core::vllm::metrics;
+use sluice_gateway::config::Health;
+use sluice_gateway::pool::{Address, Admission, Cordon, Phase};
 
 /// How often a backend's models are asked for while nothing changes.
 const MODELS_EVERY: Duration = Duration::from_secs(15);
@@ -310,8 +310,8 @@ mod tests {
     use tokio::net::TcpListener;
 
     use super::*;
-    use crate::config::{Endpoint, Policy};
-    use crate::pool::{BackendSpec, HealthRules, Limits, Order, PoolSpec, Rules};
+    use sluice_gateway::config::{Endpoint, Policy};
+    use sluice_gateway::pool::{BackendSpec, HealthRules, Limits, Order, PoolSpec, Rules};
 
     const RULES: HealthRules = HealthRules {
         probe_failures: 2,

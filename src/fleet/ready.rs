@@ -5,7 +5,7 @@
 //! may hold the same port and answer in its place; it would even list the right models.
 //!
 //! There is no fixed limit. The log is followed through its phases, and each may stand still for as long as
-//! [`StartPhase::patience`](crate::vllm::logs::StartPhase::patience) says; where there is no log, [`ReadyRules::blind`] holds.
+//! [`StartPhase::patience`](sluice_core::vllm::logs::StartPhase::patience) says; where there is no log, [`ReadyRules::blind`] holds.
 //! An engine that ends is told at once, with its diagnosis; so is one that wants another key than the backend has.
 
 use std::collections::HashSet;
@@ -18,9 +18,9 @@ use tokio::time::{Instant, sleep};
 use super::command::{MISSES, STATUS_EVERY};
 use super::driver::{Driver, Failure, Kind, Owner, Status};
 use super::http::fetch;
-use crate::pool::Address;
-use crate::vllm::failure::{Class, Diagnosis, Exit};
-use crate::vllm::logs::StartPhase;
+use sluice_core::vllm::failure::{Class, Diagnosis, Exit};
+use sluice_core::vllm::logs::StartPhase;
+use sluice_gateway::pool::Address;
 
 /// The most that is read of `/health` and `/v1/models`.
 const BODY_MAX: usize = 1 << 20;
@@ -230,8 +230,8 @@ mod tests {
     use tokio::net::TcpListener;
 
     use super::*;
-    use crate::config::Endpoint;
-    use crate::fleet::external::ExternalDriver;
+    use crate::external::ExternalDriver;
+    use sluice_gateway::config::Endpoint;
 
     /// A server that is healthy and answers anything else with this head and body.
     async fn server(answer: &'static str) -> Address {

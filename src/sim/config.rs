@@ -16,9 +16,9 @@ use super::lane::{FrontEnd, Lane};
 use super::memory::{KvBudget, MemorySettings};
 use super::profile::{GIB, Profile};
 use super::refusal::{Refusal, Stage};
-use crate::vllm::args::ServeArgs;
-use crate::vllm::version::Version;
 use hardware::{defaults, laid_out, model_of};
+use sluice_core::vllm::args::ServeArgs;
+use sluice_core::vllm::version::Version;
 
 mod hardware;
 mod memory;

@@ -19,7 +19,7 @@ use std::time::Duration;
 use super::cost::StepLoad;
 use super::engine::{Admitted, Emitted, Engine, EngineError, Pause, Request, SequenceId, StepOutcome};
 pub use super::front_end::FrontEnd;
-use crate::base::Rng;
+use sluice_core::base::Rng;
 
 /// Something that happened in a lane, with the virtual time at which it became visible.
 #[derive(Debug)]
@@ -270,8 +270,8 @@ impl Lane {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sim::cost::{CostModel, Profile};
-    use crate::sim::engine::EngineConfig;
+    use crate::cost::{CostModel, Profile};
+    use crate::engine::EngineConfig;
 
     pub(crate) fn lane() -> Lane {
         let profile = Profile::named("h200-llama-8b").unwrap();

@@ -17,7 +17,7 @@ use super::driver::Shared;
 use super::generate::unix_time;
 use super::profile::Model;
 use super::wire::ErrorBody;
-use crate::base::Rng;
+use sluice_core::base::Rng;
 
 /// What makes a folder an adapter's.
 const ADAPTER_CONFIG: &str = "adapter_config.json";

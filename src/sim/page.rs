@@ -14,7 +14,7 @@
 use std::fmt::{self, Write};
 
 use super::stats::{Gauges, Histogram, REASONS, Stats};
-use crate::vllm::version::Version;
+use sluice_core::vllm::version::Version;
 
 /// What a page says that is no number of the engine.
 #[derive(Clone, Copy, Debug)]

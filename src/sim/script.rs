@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use super::api::{Generate, Prompt, Texts};
 use super::wire::Finish;
-use crate::base::Rng;
+use sluice_core::base::Rng;
 
 /// Median of drawn output lengths, tokens.
 const MEDIAN_TOKENS: f64 = 180.0;
@@ -158,7 +158,7 @@ pub(super) fn seed(server: u64, prompt: &Prompt, choice: u32) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sim::api::{Body, Kind, Limits};
+    use crate::api::{Body, Kind, Limits};
 
     fn scripts(body: &str) -> Vec<Script> {
         let texts = Arc::new(Texts::made_up());

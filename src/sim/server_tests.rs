@@ -11,7 +11,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
 use super::{Fault, Handle, Profile, SimConfig, Snapshot, spawn};
-use crate::vllm::metrics;
+use sluice_core::vllm::metrics;
 
 /// No wait in these tests may last longer.
 const DEADLINE: Duration = Duration::from_secs(20);

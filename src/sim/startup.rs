@@ -282,8 +282,8 @@ pub fn length(events: &[Event]) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sim::Profile;
-    use crate::vllm::args::ServeArgs;
+    use crate::Profile;
+    use sluice_core::vllm::args::ServeArgs;
 
     fn start(flags: &[&str], cached: bool) -> Vec<Event> {
         let args = ServeArgs::parse(flags).unwrap();

@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     fn tiny() -> Vocabulary {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tiny");
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join("tests/fixtures/tiny");
         Vocabulary::of_folder(&folder, Some(1)).unwrap().unwrap()
     }
 

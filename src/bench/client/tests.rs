@@ -1,7 +1,7 @@
 //! Tests of the client against a scripted server.
 
 use super::*;
-use crate::bench::mock::{Answer, MockEngine, completion_stream, question};
+use crate::mock::{Answer, MockEngine, completion_stream, question};
 
 const LIMIT: Duration = Duration::from_secs(20);
 

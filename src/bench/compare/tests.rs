@@ -1,8 +1,8 @@
 //! Comparisons of made-up runs whose difference is known.
 
 use super::*;
-use crate::base::Rng;
-use crate::bench::result::Slo;
+use crate::result::Slo;
+use sluice_core::base::Rng;
 
 /// An open loop at 20 requests per second whose latencies are `slower` times those of another.
 fn run(seed: u64, requests: u64, slower: f64) -> RunResult {

@@ -47,7 +47,7 @@ fn sharegpt_keeps_the_conversations_that_the_original_keeps() {
 
 #[test]
 fn a_tokenizer_counts_exactly() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tiny");
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/tiny");
     let counter = Counter::exact(Path::new(path)).unwrap();
     assert!(counter.vocabulary().is_some_and(|size| size > 0));
     assert!(counter.count("one two three") >= 3);

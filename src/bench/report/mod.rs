@@ -21,8 +21,8 @@ use plot::{NARROW, Plot, WIDE, escape};
 use super::metrics::Metrics;
 use super::result::RunResult;
 use super::slices::{By, attainment, failures, slices};
-use crate::stats::Estimate;
 use scale::short;
+use sluice_core::stats::Estimate;
 
 /// The HTML of some results; what they are is found out by looking at them.
 pub fn html(runs: &[RunResult]) -> String {
@@ -257,7 +257,7 @@ fn sweep_title(sweep: &Sweep, metrics: &[Metrics]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::result::{Outcome, Record, RunConfig, Slo};
+    use crate::result::{Outcome, Record, RunConfig, Slo};
 
     fn run(streams: Option<u32>, label: &str) -> RunResult {
         let record = |index: u64| Record {

@@ -1,7 +1,7 @@
 //! Tests of runs against a scripted server.
 
 use super::*;
-use crate::bench::mock::{Answer, MockEngine, completion_stream, small_workload};
+use crate::mock::{Answer, MockEngine, completion_stream, small_workload};
 
 fn plan(arrival: Arrival, extent: Extent) -> Plan {
     Plan::new(small_workload(), arrival, extent)
@@ -50,7 +50,7 @@ async fn a_late_send_is_measured_and_its_lateness_told() {
     let last = outcome.requests.iter().max_by(|a, b| a.sent.total_cmp(&b.sent)).unwrap();
     assert!(last.queued >= 0.1 - 2.0 * grain, "queued for {}", last.queued);
     assert!((last.delay() - last.queued).abs() < 0.02, "{last:?}");
-    let in_flight = crate::bench::steady::changes(&outcome.requests);
+    let in_flight = crate::steady::changes(&outcome.requests);
     assert!(in_flight.iter().all(|(_, open)| *open <= 1), "{in_flight:?}");
 }
 

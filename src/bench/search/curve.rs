@@ -18,7 +18,7 @@
 //! them if that is larger. It is inflated as an estimate with few degrees of freedom is. A background of misses that no rate
 //! explains ([`BACKGROUND`]) keeps one stray miss far below the boundary from upsetting everything.
 
-use crate::stats::Dependence;
+use sluice_core::stats::Dependence;
 
 /// Of the intervals that are read from the curve.
 pub(super) const CONFIDENCE: f64 = 0.9;

@@ -20,7 +20,7 @@
 //! Growing strain: a line through it ([`Trend`]) rises by more than chance and by more than a quarter of its middle. A queue
 //! that grows has a long-run attainment of 0 whatever it shows so far.
 
-use crate::stats::{Estimate, Ratio, RatioTest, Trend, proportion};
+use sluice_core::stats::{Estimate, Ratio, RatioTest, Trend, proportion};
 
 /// A proof goes on to this many times its length at most.
 pub const PATIENCE: usize = 4;

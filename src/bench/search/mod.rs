@@ -43,7 +43,7 @@ use bracket::Bracket;
 use curve::{Curve, Point};
 pub use judge::{Finding, Judge, Manner, Rule};
 
-use crate::stats::{Estimate, mean, proportion};
+use sluice_core::stats::{Estimate, mean, proportion};
 
 /// Requests of the run with one stream that count.
 pub const ALONE: usize = 30;

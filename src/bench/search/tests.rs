@@ -7,7 +7,7 @@ use std::convert::Infallible;
 use std::task::{Context, Poll, Waker};
 
 use super::*;
-use crate::base::Rng;
+use sluice_core::base::Rng;
 
 /// Runs a future that never waits.
 fn at_once<T>(future: impl Future<Output = T>) -> T {

@@ -1,9 +1,9 @@
 //! Tests of workloads: what request number n is.
 
 use super::*;
-use crate::bench::adapters::Choice;
-use crate::bench::dataset::{Counter, Format, Labels, Reading, parse};
-use crate::bench::mock::class;
+use crate::adapters::Choice;
+use crate::dataset::{Counter, Format, Labels, Reading, parse};
+use crate::mock::class;
 
 fn mixed(api: Api) -> Workload {
     let tokens = if api == Api::Chat { Tokens::Words } else { Tokens::Ids(1_000..8_000) };

@@ -10,10 +10,10 @@ use std::path::Path;
 use super::super::driver::{AdapterRank, Failure, LORA_RANK};
 use super::flags::before_flags;
 use super::words::{self, Values, Words};
-use crate::config::{ArgValue, Launch};
-use crate::vllm::args::ServeArgs;
-use crate::vllm::failure::{Class, Diagnosis, Suggestion};
-use crate::vllm::logs::StartPhase;
+use sluice_core::vllm::args::ServeArgs;
+use sluice_core::vllm::failure::{Class, Diagnosis, Suggestion};
+use sluice_core::vllm::logs::StartPhase;
+use sluice_gateway::config::{ArgValue, Launch};
 
 /// Ranks that vLLM's `--max-lora-rank` accepts, for a suggestion.
 const RANKS: &[i64] = &[1, 8, 16, 32, 64, 128, 256, 320, 512];

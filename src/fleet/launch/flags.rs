@@ -17,11 +17,11 @@ use tokio::sync::Mutex;
 use tokio::time::timeout;
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::config::Launch;
+use sluice_gateway::config::Launch;
 
 /// The flags that a program has, by name without dashes in front (`no-` forms are names too), each with the values that it
 /// chooses from; none: any value.
-pub(in crate::fleet) type Known = BTreeMap<String, Vec<String>>;
+pub(crate) type Known = BTreeMap<String, Vec<String>>;
 
 /// Longest wait for the help text: it has been seen to take over 120 s on a machine with ten times the load it has cores for.
 const ASK_WITHIN: Duration = Duration::from_secs(300);
@@ -30,7 +30,7 @@ const ENOUGH: usize = 30;
 
 /// Knows, or finds out, the flags of one backend's program.
 #[derive(Debug)]
-pub(in crate::fleet) struct Flags {
+pub(crate) struct Flags {
     folder: PathBuf,
     /// What was found out, and of which program. Taken while it is asked, so that it is asked once.
     known: Mutex<Option<(u64, Option<Known>)>>,
@@ -38,12 +38,12 @@ pub(in crate::fleet) struct Flags {
 
 impl Flags {
     /// Keeps what is found out in `folder`.
-    pub(in crate::fleet) fn new(folder: &Path) -> Self {
+    pub(crate) fn new(folder: &Path) -> Self {
         Self { folder: folder.to_owned(), known: Mutex::default() }
     }
 
     /// The flags of the program of `launch`; `None` where it cannot be asked.
-    pub(in crate::fleet) async fn of(&self, launch: &Launch) -> Option<Known> {
+    pub(crate) async fn of(&self, launch: &Launch) -> Option<Known> {
         let words = before_flags(&launch.command)?;
         let program = super::program_of(launch).ok()?;
         let identity = identity(&program, words)?;

@@ -24,8 +24,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use super::driver::{AdapterRank, Failure, Notice, Settings, dashed};
-use crate::config::{ArgValue, Launch};
-use crate::vllm::failure::Class;
+use sluice_core::vllm::failure::Class;
+use sluice_gateway::config::{ArgValue, Launch};
 
 pub use check::adapter_rank;
 pub(super) use flags::{Flags, Known};

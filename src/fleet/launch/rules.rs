@@ -8,9 +8,9 @@ use std::collections::BTreeMap;
 use super::super::driver::{Failure, Notice};
 use super::Known;
 use super::check::Flat;
-use crate::config::ArgValue;
-use crate::vllm::args::{ArgsError, ServeArgs};
-use crate::vllm::failure::Class;
+use sluice_core::vllm::args::{ArgsError, ServeArgs};
+use sluice_core::vllm::failure::Class;
+use sluice_gateway::config::ArgValue;
 
 /// Removed from vLLM; without them it does the same.
 const OBSOLETE: &[&str] = &[

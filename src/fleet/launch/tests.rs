@@ -3,7 +3,7 @@
 use std::fs;
 
 use super::*;
-use crate::vllm::failure::Retry;
+use sluice_core::vllm::failure::Retry;
 
 fn launch(command: &[&str]) -> Launch {
     Launch {

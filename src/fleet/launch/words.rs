@@ -10,7 +10,7 @@ use std::fs;
 use std::path::Path;
 
 use super::super::driver::dashed;
-use crate::vllm::args::{ArgsError, ServeArgs};
+use sluice_core::vllm::args::{ArgsError, ServeArgs};
 
 /// The most that is read of a file of settings.
 const FILE_MAX: u64 = 1 << 20;

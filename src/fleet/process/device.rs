@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 use tokio::process::Command;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::config::Launch;
+use sluice_gateway::config::Launch;
 
 /// What a context or a monitor may take meanwhile, MiB.
 const SLACK_MIB: u64 = 256;

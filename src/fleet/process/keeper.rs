@@ -20,7 +20,7 @@ use super::device::{InUse, Tenancy};
 use super::log::{LOOK_EVERY, Log};
 use super::table::{self, Kin, Row};
 use super::{ProcessDriver, spawn};
-use crate::vllm::failure::{Class, Exit};
+use sluice_core::vllm::failure::{Class, Exit};
 
 /// How often members are looked for while the engine runs.
 const SCAN_EVERY: Duration = Duration::from_secs(2);

@@ -22,7 +22,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::super::driver::Progress;
-use crate::vllm::logs::{Follower, Movement, StartPhase};
+use sluice_core::vllm::logs::{Follower, Movement, StartPhase};
 
 /// How often the file is looked at.
 pub(super) const LOOK_EVERY: Duration = Duration::from_millis(100);

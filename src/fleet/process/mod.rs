@@ -31,11 +31,11 @@ use super::driver::{
     AdapterRank, Driver, Failure, Kind, Notice, Owner, Progress, Settings, Status, StopRules, Stopped, Trace,
 };
 use super::launch::{Flags, Plan, rank_of_adapters, sequences};
-use crate::config::Launch;
-use crate::vllm::failure::{Class, Exit, diagnose};
 use device::Devices;
 use keeper::Keeper;
 use log::Log;
+use sluice_core::vllm::failure::{Class, Exit, diagnose};
+use sluice_gateway::config::Launch;
 use table::Row;
 
 fn mark_prefix(folder: &Path, name: &str) -> String {

@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep};
 use super::super::driver::{Failure, StopRules, Stopped};
 use super::keeper::Keeper;
 use super::table::Row;
-use crate::vllm::failure::Class;
+use sluice_core::vllm::failure::Class;
 
 /// Pause between two looks.
 const LOOK_EVERY: Duration = Duration::from_millis(25);

@@ -12,7 +12,7 @@ use nix::unistd::Pid;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::*;
-use crate::vllm::failure::Retry;
+use sluice_core::vllm::failure::Retry;
 
 /// Long enough for a loaded machine; only a failing test waits that long.
 const PATIENCE: Duration = Duration::from_secs(30);

@@ -15,8 +15,8 @@ use tokio::time::timeout;
 
 use super::engine::{ANSWER_BYTES, QUESTION, Served, generate, message, served, trouble};
 use super::scene::Scene;
-use crate::fleet::life::Trouble;
-use crate::fleet::post;
+use crate::life::Trouble;
+use crate::post;
 
 /// How often an engine that serves is asked for its adapters.
 const LOOK_EVERY: Duration = Duration::from_secs(30);

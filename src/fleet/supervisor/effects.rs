@@ -12,11 +12,11 @@ use tokio::time::{Instant, sleep, timeout};
 use super::preflight::{NotNow, may_go_now};
 use super::scene::Scene;
 use super::{adapters, engine};
-use crate::fleet::driver::Failure;
-use crate::fleet::life::{Event, Step, Trouble};
-use crate::fleet::{ReadyRules, until_ready};
-use crate::pool::{Cordon, Phase};
-use crate::vllm::failure::Retry;
+use crate::driver::Failure;
+use crate::life::{Event, Step, Trouble};
+use crate::{ReadyRules, until_ready};
+use sluice_core::vllm::failure::Retry;
+use sluice_gateway::pool::{Cordon, Phase};
 
 /// Between two looks at something that has to come to an end.
 const LOOK: Duration = Duration::from_millis(50);

@@ -10,10 +10,10 @@ use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
 use super::scene::Scene;
-use crate::fleet::life::Trouble;
-use crate::fleet::{fetch, post};
-use crate::pool::Address;
-use crate::vllm::metrics;
+use crate::life::Trouble;
+use crate::{fetch, post};
+use sluice_core::vllm::metrics;
+use sluice_gateway::pool::Address;
 
 /// For one question to a fresh engine, whose first generations may compile something.
 pub(super) const QUESTION: Duration = Duration::from_secs(120);

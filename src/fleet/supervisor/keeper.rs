@@ -12,10 +12,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::effects::{gone, perform};
 use super::scene::{EngineSpec, Scene, now_ms};
-use crate::fleet::driver::Settings;
-use crate::fleet::journal::Setup;
-use crate::fleet::life::{Event, Refused, Step, Trouble};
-use crate::pool::Cordon;
+use crate::driver::Settings;
+use crate::journal::Setup;
+use crate::life::{Event, Refused, Step, Trouble};
+use sluice_gateway::pool::Cordon;
 
 /// What a keeper is told.
 #[derive(Debug)]
@@ -162,7 +162,7 @@ pub(super) fn describe(scene: &Scene, spec: EngineSpec) {
 
 /// Settings on one line.
 pub(super) fn shown(settings: &Settings) -> String {
-    let word = |value: &crate::config::ArgValue| match serde_json::to_string(value) {
+    let word = |value: &sluice_gateway::config::ArgValue| match serde_json::to_string(value) {
         Ok(text) => text.trim_matches('"').to_owned(),
         Err(_) => "?".to_owned(),
     };

@@ -36,12 +36,12 @@ use super::driver::{AnyDriver, Failure};
 use super::journal::{Journal, JournalError, Record, Setup};
 use super::life::{Life, Refused};
 use super::probe::Reported;
-use crate::base::BackendId;
-use crate::config::{ArgValue, Endpoint};
-use crate::pool::{Admission, Cordon};
 use keeper::{Command, Wish, keep};
 use reconcile::Departing;
 use scene::{Kept, Scene};
+use sluice_core::base::BackendId;
+use sluice_gateway::config::{ArgValue, Endpoint};
+use sluice_gateway::pool::{Admission, Cordon};
 
 pub use preflight::NotNow;
 pub use recover::unattended;

@@ -12,11 +12,11 @@ use tokio::task::JoinSet;
 
 use super::engine;
 use super::scene::EngineSpec;
-use crate::fleet::adapter_rank;
-use crate::fleet::driver::{AdapterRank, Driver, Failure, Kind, Notice, Settings};
-use crate::fleet::probe::Reported;
-use crate::pool::{Admission, BackendView, PoolView};
-use crate::vllm::failure::Class;
+use crate::adapter_rank;
+use crate::driver::{AdapterRank, Driver, Failure, Kind, Notice, Settings};
+use crate::probe::Reported;
+use sluice_core::vllm::failure::Class;
+use sluice_gateway::pool::{Admission, BackendView, PoolView};
 
 /// Whether the engine could run with these settings, its adapters included; what is worth telling.
 ///
@@ -141,8 +141,8 @@ mod tests {
     use tokio::time::Instant;
 
     use super::*;
-    use crate::config::{Endpoint, Policy};
-    use crate::pool::*;
+    use sluice_gateway::config::{Endpoint, Policy};
+    use sluice_gateway::pool::*;
 
     /// Two pools with two backends each, all ready, and the ids of the backends.
     fn pools(slots: u32) -> (Arc<Admission>, Layout) {

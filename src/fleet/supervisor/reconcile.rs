@@ -23,10 +23,10 @@ use tokio::time::{Instant, sleep, timeout};
 use super::roll::{self, End};
 use super::scene::{EngineSpec, Scene};
 use super::{EngineView, Fleet, Hand, Wanted, view};
-use crate::fleet::driver::StopRules;
-use crate::fleet::life::Step;
-use crate::fleet::process::is_running;
-use crate::pool::Cordon;
+use crate::driver::StopRules;
+use crate::life::Step;
+use crate::process::is_running;
+use sluice_gateway::pool::Cordon;
 
 /// Between two looks while something is on its way.
 const LOOK: Duration = Duration::from_millis(200);

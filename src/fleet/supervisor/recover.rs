@@ -17,13 +17,13 @@ use super::Fleet;
 use super::keeper::shown;
 use super::reconcile::{AGAIN, Departing};
 use super::scene::Scene;
-use crate::config::{Launch, OnStart};
-use crate::fleet::driver::{Driver, Failure, Kind, Status, StopRules, Trace};
-use crate::fleet::fetch;
-use crate::fleet::journal::{Journal, Record};
-use crate::fleet::life::Step;
-use crate::fleet::process::{ProcessDriver, is_running};
-use crate::vllm::failure::Class;
+use crate::driver::{Driver, Failure, Kind, Status, StopRules, Trace};
+use crate::fetch;
+use crate::journal::{Journal, Record};
+use crate::life::Step;
+use crate::process::{ProcessDriver, is_running};
+use sluice_core::vllm::failure::Class;
+use sluice_gateway::config::{Launch, OnStart};
 
 /// Finds what an earlier gateway left of this engine, and decides where its life goes on.
 pub(super) async fn recover(scene: &Arc<Scene>) {

@@ -13,8 +13,8 @@ use tokio::time::{Instant, sleep};
 use super::preflight::{NotNow, could_run, may_go_now};
 use super::scene::Scene;
 use super::{CannotRestart, EngineSpec, Fleet, RestartAsk, reconcile};
-use crate::fleet::life::{Outcome, Refused, Step};
-use crate::pool::Cordon;
+use crate::life::{Outcome, Refused, Step};
+use sluice_gateway::pool::Cordon;
 
 /// Between two looks at whether the others can carry it, or whether it serves.
 const LOOK: Duration = Duration::from_millis(200);

@@ -12,13 +12,13 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use crate::base::BackendId;
-use crate::config::{Fleet as Rules, Target};
-use crate::fleet::driver::{AnyDriver, Settings, StopRules, Trace};
-use crate::fleet::journal::{Journal, Record, Setup};
-use crate::fleet::life::{self, Life, Step};
-use crate::fleet::probe::Reported;
-use crate::pool::{Address, Admission, BackendView, Cordon};
+use crate::driver::{AnyDriver, Settings, StopRules, Trace};
+use crate::journal::{Journal, Record, Setup};
+use crate::life::{self, Life, Step};
+use crate::probe::Reported;
+use sluice_core::base::BackendId;
+use sluice_gateway::config::{Fleet as Rules, Target};
+use sluice_gateway::pool::{Address, Admission, BackendView, Cordon};
 
 /// An engine that we run, as the configuration describes it.
 #[derive(Clone, Debug)]

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::keeper::shown;
 use super::scene::{Scene, now_ms};
-use crate::fleet::life::{Ended, Outcome};
+use crate::life::{Ended, Outcome};
 
 /// An engine that the gateway runs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -11,11 +11,11 @@ use serde_json::{Map, Value};
 
 use super::pydantic::{self, Problems};
 use super::{Kind, json, messages, rules, schema};
-use crate::sim::wire::ErrorBody;
+use crate::wire::ErrorBody;
 
 /// A body that passed the checks of its fields.
 #[derive(Clone, Debug)]
-pub(in crate::sim) struct Body {
+pub(crate) struct Body {
     /// Its fields. `prompt` is an empty list where `ids` are given.
     pub(super) fields: Map<String, Value>,
     /// The prompt, when it is one list of token ids: a hundred thousand of them are common, and slow as JSON values.
@@ -27,7 +27,7 @@ impl Body {
     ///
     /// # Errors
     /// What vLLM answers before it looks for the model.
-    pub(in crate::sim) fn read(kind: Kind, bytes: &[u8]) -> Result<Self, ErrorBody> {
+    pub(crate) fn read(kind: Kind, bytes: &[u8]) -> Result<Self, ErrorBody> {
         let body = match Self::with_ids(kind, bytes) {
             Some(body) => body,
             None => Self { fields: json::object(bytes)?, ids: None },
@@ -69,17 +69,17 @@ impl Body {
     }
 
     /// A chat made of another API's request; its fields were checked there.
-    pub(in crate::sim) fn of_chat(fields: Map<String, Value>) -> Self {
+    pub(crate) fn of_chat(fields: Map<String, Value>) -> Self {
         Self { fields, ids: None }
     }
 
     /// Its fields.
-    pub(in crate::sim) fn fields(&self) -> &Map<String, Value> {
+    pub(crate) fn fields(&self) -> &Map<String, Value> {
         &self.fields
     }
 
     /// The model asked for; none when the name is empty.
-    pub(in crate::sim) fn model(&self) -> Option<&str> {
+    pub(crate) fn model(&self) -> Option<&str> {
         self.fields.get("model").and_then(Value::as_str).filter(|name| !name.is_empty())
     }
 }

@@ -6,13 +6,13 @@
 use serde_json::{Map, Value};
 
 use super::pydantic::{Problems, repr, shown};
-use crate::sim::wire::ErrorBody;
+use crate::wire::ErrorBody;
 
 /// The object in a body.
 ///
 /// # Errors
 /// No body, no JSON, no object, no UTF-8: what vLLM answers to each.
-pub(in crate::sim) fn object(bytes: &[u8]) -> Result<Map<String, Value>, ErrorBody> {
+pub(crate) fn object(bytes: &[u8]) -> Result<Map<String, Value>, ErrorBody> {
     let text = std::str::from_utf8(bytes).map_err(|_| ErrorBody::detail(400, "There was an error parsing the body"))?;
     let mut problems = Problems::default();
     if bytes.is_empty() {

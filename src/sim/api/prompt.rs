@@ -1,7 +1,7 @@
 //! Prompts as clients write them -> token ids.
 //!
 //! With the model's own tokenizer and template the ids are those of a real server. Without them text is counted by
-//! [`crate::sim::text`], and a chat costs [`TOKENS_PER_MESSAGE`] more per message, [`TOKENS_PER_CHAT`] more per chat
+//! [`crate::text`], and a chat costs [`TOKENS_PER_MESSAGE`] more per message, [`TOKENS_PER_CHAT`] more per chat
 //! for the template that is not there, and [`TOKENS_PER_IMAGE`] for each part that is not text.
 
 use std::sync::Arc;
@@ -10,9 +10,9 @@ use serde_json::{Map, Value, json};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 use super::pydantic::Fields;
-use crate::sim::template::Template;
-use crate::sim::vocabulary::Vocabulary;
-use crate::sim::wire::ErrorBody;
+use crate::template::Template;
+use crate::vocabulary::Vocabulary;
+use crate::wire::ErrorBody;
 
 /// Template tokens around each message.
 pub const TOKENS_PER_MESSAGE: usize = 4;
@@ -62,7 +62,7 @@ impl Texts {
     ///
     /// # Errors
     /// When a file of the folder cannot be used.
-    pub fn of_folder(folder: &std::path::Path) -> Result<Self, crate::sim::vocabulary::NoTokenizer> {
+    pub fn of_folder(folder: &std::path::Path) -> Result<Self, crate::vocabulary::NoTokenizer> {
         let read = |name: &str| std::fs::read_to_string(folder.join(name)).ok();
         let config: Value = read("config.json").and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default();
         let eos = config["eos_token_id"].as_u64().or_else(|| config["eos_token_id"][0].as_u64());
@@ -95,12 +95,7 @@ impl Texts {
     ///
     /// # Errors
     /// An empty conversation, media for a model of text, what the template refuses, a text that cannot fit.
-    pub(in crate::sim) fn of_chat(
-        &self,
-        fields: &Map<String, Value>,
-        name: &str,
-        length: u32,
-    ) -> Result<Prompt, ErrorBody> {
+    pub(crate) fn of_chat(&self, fields: &Map<String, Value>, name: &str, length: u32) -> Result<Prompt, ErrorBody> {
         let messages = fields.get("messages").cloned().unwrap_or_default();
         let list = messages.as_array().map_or(&[][..], Vec::as_slice);
         if list.is_empty() {
@@ -133,7 +128,7 @@ impl Texts {
         let mut ids: Vec<u32> = Vec::new();
         let filler = |word: &str, count: usize| {
             let hash = xxh3_64(word.as_bytes());
-            (0..count).map(move |at| (hash.rotate_left(at as u32 * 7) % crate::sim::text::VOCABULARY) as u32)
+            (0..count).map(move |at| (hash.rotate_left(at as u32 * 7) % crate::text::VOCABULARY) as u32)
         };
         ids.extend(filler("begin", TOKENS_PER_CHAT - if generation { 4 } else { 0 }));
         for message in list {

@@ -6,11 +6,11 @@
 
 use serde_json::{Map, Value};
 
-use crate::sim::wire::ErrorBody;
+use crate::wire::ErrorBody;
 
 /// What a field takes.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(in crate::sim) enum Type {
+pub(crate) enum Type {
     /// A text.
     Text,
     /// A whole number between two bounds.
@@ -36,19 +36,19 @@ pub(in crate::sim) enum Type {
 }
 
 /// No bounds.
-pub(in crate::sim) const INT: Type = Type::Int(i64::MIN, i64::MAX);
+pub(crate) const INT: Type = Type::Int(i64::MIN, i64::MAX);
 
 /// One field of a schema.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::sim) struct Field {
+pub(crate) struct Field {
     /// Its name.
-    pub(in crate::sim) name: &'static str,
+    pub(crate) name: &'static str,
     /// What it takes.
-    pub(in crate::sim) takes: Type,
+    pub(crate) takes: Type,
     /// Whether `null` is a value.
-    pub(in crate::sim) nullable: bool,
+    pub(crate) nullable: bool,
     /// Whether it must be there.
-    pub(in crate::sim) required: bool,
+    pub(crate) required: bool,
 }
 
 /// Problems that are told one by one.
@@ -56,14 +56,14 @@ const MOST_TOLD: usize = 10;
 
 /// Problems found so far: the place of the first, and all as listed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(in crate::sim) struct Problems {
+pub(crate) struct Problems {
     first: Option<String>,
     lines: Vec<String>,
 }
 
 impl Problems {
     /// Adds a problem at a place (`body.n`).
-    pub(in crate::sim) fn add(&mut self, kind: &str, at: &str, text: &str, input: &str, context: &str) {
+    pub(crate) fn add(&mut self, kind: &str, at: &str, text: &str, input: &str, context: &str) {
         self.first.get_or_insert_with(|| at.to_owned());
         let context = if context.is_empty() { String::new() } else { format!(", 'ctx': {{{context}}}") };
         self.lines.push(format!(
@@ -75,17 +75,17 @@ impl Problems {
     }
 
     /// A field that is not there.
-    pub(in crate::sim) fn missing(&mut self, at: &str, fields: usize) {
+    pub(crate) fn missing(&mut self, at: &str, fields: usize) {
         self.add("missing", at, "Field required", &format!("<dict of {fields} items>"), "");
     }
 
     /// Whether there is none.
-    pub(in crate::sim) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.lines.is_empty()
     }
 
     /// The refusal that lists them.
-    pub(in crate::sim) fn refusal(self) -> ErrorBody {
+    pub(crate) fn refusal(self) -> ErrorBody {
         let count = self.lines.len();
         let plural = if count == 1 { "" } else { "s" };
         let mut message = format!("{count} validation error{plural}:");
@@ -101,7 +101,7 @@ impl Problems {
 }
 
 /// Python's `repr` of a text.
-pub(in crate::sim) fn repr(text: &str) -> String {
+pub(crate) fn repr(text: &str) -> String {
     let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
     let mut out = String::with_capacity(text.len() + 2);
     out.push(quote);
@@ -123,7 +123,7 @@ pub(in crate::sim) fn repr(text: &str) -> String {
 }
 
 /// A value as errors show it.
-pub(in crate::sim) fn shown(value: &Value) -> String {
+pub(crate) fn shown(value: &Value) -> String {
     match value {
         Value::Null => "None".to_owned(),
         Value::Bool(true) => "True".to_owned(),
@@ -140,7 +140,7 @@ pub(in crate::sim) fn shown(value: &Value) -> String {
 }
 
 /// Checks every field of a schema.
-pub(in crate::sim) fn check(schema: &[Field], body: &Map<String, Value>, problems: &mut Problems) {
+pub(crate) fn check(schema: &[Field], body: &Map<String, Value>, problems: &mut Problems) {
     for field in schema {
         let at = format!("body.{}", field.name);
         match body.get(field.name) {
@@ -288,7 +288,7 @@ fn int(value: &Value) -> Result<i128, (&'static str, &'static str)> {
 }
 
 /// A number as pydantic coerces it.
-pub(in crate::sim) fn float(value: &Value) -> Option<f64> {
+pub(crate) fn float(value: &Value) -> Option<f64> {
     match value {
         Value::Bool(truth) => Some(f64::from(u8::from(*truth))),
         Value::Number(number) => number.as_f64(),
@@ -298,7 +298,7 @@ pub(in crate::sim) fn float(value: &Value) -> Option<f64> {
 }
 
 /// A truth value as pydantic coerces it.
-pub(in crate::sim) fn truth(value: &Value) -> Option<bool> {
+pub(crate) fn truth(value: &Value) -> Option<bool> {
     match value {
         Value::Bool(truth) => Some(*truth),
         Value::Number(number) => match number.as_f64() {
@@ -316,7 +316,7 @@ pub(in crate::sim) fn truth(value: &Value) -> Option<bool> {
 }
 
 /// Readers of a body that passed [`check`].
-pub(in crate::sim) trait Fields {
+pub(crate) trait Fields {
     /// A whole number.
     fn int(&self, name: &str) -> Option<i64>;
     /// A number.

@@ -7,8 +7,8 @@ use serde_json::{Map, Value};
 
 use super::body::Body;
 use super::pydantic::{Fields, repr, shown};
-use crate::sim::api::Kind;
-use crate::sim::wire::ErrorBody;
+use crate::api::Kind;
+use crate::wire::ErrorBody;
 
 /// vLLM's `VLLM_MAX_COMPLETION_PROMPTS`.
 const MAX_PROMPTS: usize = 1024;

@@ -6,7 +6,7 @@
 use serde_json::{Map, Value};
 
 use super::pydantic::Fields;
-use crate::sim::wire::ErrorBody;
+use crate::wire::ErrorBody;
 
 /// vLLM's `VLLM_MAX_N_SEQUENCES`.
 const MAX_CHOICES: i64 = 16_384;

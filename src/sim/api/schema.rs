@@ -109,7 +109,7 @@ pub(super) const COMPLETION: &[Field] = sampling![
 ];
 
 /// `/v1/responses`
-pub(in crate::sim) const RESPONSES: &[Field] = &[
+pub(crate) const RESPONSES: &[Field] = &[
     optional("background", Type::Bool),
     required("input", Type::Any),
     optional("instructions", Type::Text),
@@ -143,7 +143,7 @@ pub(in crate::sim) const RESPONSES: &[Field] = &[
 ];
 
 /// `/v1/messages`
-pub(in crate::sim) const MESSAGES: &[Field] = &[
+pub(crate) const MESSAGES: &[Field] = &[
     required("model", Type::Text),
     required("messages", Type::Any),
     required("max_tokens", INT),
@@ -158,15 +158,15 @@ pub(in crate::sim) const MESSAGES: &[Field] = &[
 ];
 
 /// `/v1/messages/count_tokens`
-pub(in crate::sim) const COUNT_TOKENS: &[Field] =
+pub(crate) const COUNT_TOKENS: &[Field] =
     &[required("model", Type::Text), required("messages", Type::Any), optional("system", Type::Any)];
 
 /// `/detokenize`
-pub(in crate::sim) const DETOKENIZE: &[Field] = &[optional("model", Type::Text), required("tokens", Type::Ints(0))];
+pub(crate) const DETOKENIZE: &[Field] = &[optional("model", Type::Text), required("tokens", Type::Ints(0))];
 
 /// `/v1/load_lora_adapter`
-pub(in crate::sim) const LOAD_ADAPTER: &[Field] =
+pub(crate) const LOAD_ADAPTER: &[Field] =
     &[required("lora_name", Type::Text), required("lora_path", Type::Text), plain("load_inplace", Type::Bool)];
 
 /// `/v1/unload_lora_adapter`
-pub(in crate::sim) const UNLOAD_ADAPTER: &[Field] = &[required("lora_name", Type::Text), optional("lora_int_id", INT)];
+pub(crate) const UNLOAD_ADAPTER: &[Field] = &[required("lora_name", Type::Text), optional("lora_int_id", INT)];

@@ -110,7 +110,7 @@ fn somebody_else_on_the_gpu_is_noticed_first() {
 fn loaded(config: &SimConfig, streams: u64) -> (f64, f64) {
     const ROUNDS: u64 = 6;
     let mut lane = config.lane();
-    let request = |id| crate::sim::Request::new(id, 512, 128);
+    let request = |id| crate::Request::new(id, 512, 128);
     let mut sent: std::collections::HashMap<u64, Duration> = (0..streams).map(|id| (id, Duration::ZERO)).collect();
     for id in 0..streams {
         lane.submit(Duration::ZERO, [request(id)]);

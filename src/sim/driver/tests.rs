@@ -1,7 +1,7 @@
 //! The driver on tokio's paused clock.
 
 use super::*;
-use crate::sim::cost::Profile;
+use crate::cost::Profile;
 
 fn start() -> (Arc<Shared>, tokio::task::JoinHandle<()>) {
     let config = SimConfig::new("m", Profile::named("h200-llama-8b").unwrap());

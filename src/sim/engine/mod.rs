@@ -35,10 +35,10 @@ pub use content::Content;
 pub use request::{EngineConfig, EngineError, Policy, Request, SequenceId};
 
 use super::cost::{CostModel, StepLoad};
-use crate::base::Rng;
 use adapters::Adapters;
 use schedule::Plan;
 use sequence::{Ending, Place, Queue, Sequence, Slot};
+use sluice_core::base::Rng;
 
 /// Hashes an id by one multiplication: nobody chooses ids to collide.
 #[derive(Clone, Copy, Debug, Default)]

@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 
 use super::*;
-use crate::sim::cost::Profile;
+use crate::cost::Profile;
 
 mod cache;
 mod properties;

@@ -7,10 +7,10 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::play::{Life, quantile};
-use crate::base::Rng;
-use crate::sim::cost::{CostModel, Profile};
-use crate::sim::engine::{Engine, EngineConfig, Request};
-use crate::sim::lane::{FrontEnd, Lane};
+use crate::cost::{CostModel, Profile};
+use crate::engine::{Engine, EngineConfig, Request};
+use crate::lane::{FrontEnd, Lane};
+use sluice_core::base::Rng;
 
 #[derive(Clone, Copy)]
 struct Server {

@@ -8,10 +8,10 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::rows::{Load, Row};
-use crate::base::Rng;
-use crate::sim::engine::{Engine, EngineConfig, Request};
-use crate::sim::lane::{FrontEnd, Lane};
-use crate::sim::{CostModel, Profile};
+use crate::engine::{Engine, EngineConfig, Request};
+use crate::lane::{FrontEnd, Lane};
+use crate::{CostModel, Profile};
+use sluice_core::base::Rng;
 
 /// A client program starts and finishes streams one after the other.
 const CLIENT_GAP: Duration = Duration::from_micros(50);

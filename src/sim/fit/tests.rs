@@ -6,8 +6,8 @@
 use super::play::{Arrival, Life, quantile, replay};
 use super::rows::{Load, Server};
 use super::*;
-use crate::sim::profile::{Constants, Gpu, Layout, Model, Profile};
-use crate::sim::{CostModel, StepLoad};
+use crate::profile::{Constants, Gpu, Layout, Model, Profile};
+use crate::{CostModel, StepLoad};
 
 const FIRST: &str = include_str!("../../../tests/fixtures/h200/first.csv");
 const SECOND: &str = include_str!("../../../tests/fixtures/h200/second.csv");

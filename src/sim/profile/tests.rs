@@ -1,7 +1,7 @@
 //! Tests of profiles: what is built in reads, what is wrong is named.
 
 use super::*;
-use crate::sim::{CostModel, StepLoad};
+use crate::{CostModel, StepLoad};
 
 #[test]
 fn every_built_in_profile_reads_and_joins() {

@@ -11,9 +11,9 @@ use serde_json::{Value, json};
 use tokio::sync::oneshot;
 
 use super::{Reply, body, json_reply};
-use crate::sim::api::pydantic::{Problems, repr};
-use crate::sim::driver::{Command, Control, Shared};
-use crate::sim::wire::ErrorBody;
+use crate::api::pydantic::{Problems, repr};
+use crate::driver::{Command, Control, Shared};
+use crate::wire::ErrorBody;
 
 /// Does something to the engine and waits until it is done.
 async fn control(shared: &Shared, control: Control) -> Result<bool, ErrorBody> {

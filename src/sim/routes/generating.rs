@@ -13,15 +13,15 @@ use hyper::{Request, Response, StatusCode};
 use serde_json::{Value, json};
 
 use super::{Reply, body, read, require_json};
-use crate::base::Rng;
-use crate::sim::answer::broken_body;
-use crate::sim::api::pydantic::Problems;
-use crate::sim::api::{Body, Generate, Kind, Limits, json as body_json};
-use crate::sim::driver::Shared;
-use crate::sim::format::Format;
-use crate::sim::generate::{Named, resolve_model, start, unix_time};
-use crate::sim::wire::{Envelope, ErrorBody, UsageShown};
-use crate::sim::{anthropic, responses};
+use crate::answer::broken_body;
+use crate::api::pydantic::Problems;
+use crate::api::{Body, Generate, Kind, Limits, json as body_json};
+use crate::driver::Shared;
+use crate::format::Format;
+use crate::generate::{Named, resolve_model, start, unix_time};
+use crate::wire::{Envelope, ErrorBody, UsageShown};
+use crate::{anthropic, responses};
+use sluice_core::base::Rng;
 
 /// Answers one of the routes.
 ///

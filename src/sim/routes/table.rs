@@ -5,7 +5,7 @@
 
 use hyper::Method;
 
-use crate::sim::config::SimConfig;
+use crate::config::SimConfig;
 
 /// When a route exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,7 +100,7 @@ fn exists(gate: Gate, config: &SimConfig) -> bool {
 }
 
 /// The routes of a server with their methods, for its log.
-pub(in crate::sim) fn listed(config: &SimConfig) -> impl Iterator<Item = (&'static str, &'static [&'static str])> {
+pub(crate) fn listed(config: &SimConfig) -> impl Iterator<Item = (&'static str, &'static [&'static str])> {
     let shown = |row: &&Row| !matches!(row.2, Gate::Sim | Gate::Embeddings) && exists(row.2, config);
     ROUTES.iter().filter(shown).map(|(path, methods, _)| (*path, *methods))
 }
@@ -149,7 +149,7 @@ fn matches<'a>(template: &str, path: &'a str) -> Option<Option<&'a str>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sim::Profile;
+    use crate::Profile;
 
     #[test]
     fn paths_lead_where_the_framework_leads_them() {

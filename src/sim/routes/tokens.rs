@@ -1,6 +1,6 @@
 //! Text and numbers: `/tokenize`, `/detokenize`, `/v1/embeddings`.
 //!
-//! Counts are the tokenizer's where the model is a folder that has one, and those of [`crate::sim::text`] elsewhere. Embeddings
+//! Counts are the tokenizer's where the model is a folder that has one, and those of [`crate::text`] elsewhere. Embeddings
 //! are numbers made of the text, for gateways that must pass them on.
 
 use std::sync::Arc;
@@ -10,13 +10,13 @@ use hyper::{Request, StatusCode};
 use serde_json::{Map, Value, json};
 
 use super::{Reply, body, json_reply, read, require_json};
-use crate::base::Rng;
-use crate::sim::api::pydantic::{self, Fields, Problems, shown};
-use crate::sim::api::{json as body_json, schema};
-use crate::sim::driver::Shared;
-use crate::sim::generate::{resolve_model, unix_time};
-use crate::sim::logprobs::quoted;
-use crate::sim::wire::ErrorBody;
+use crate::api::pydantic::{self, Fields, Problems, shown};
+use crate::api::{json as body_json, schema};
+use crate::driver::Shared;
+use crate::generate::{resolve_model, unix_time};
+use crate::logprobs::quoted;
+use crate::wire::ErrorBody;
+use sluice_core::base::Rng;
 
 /// Dimensions of a made-up embedding.
 const EMBEDDING: usize = 64;

@@ -1,0 +1,10 @@
+//! The ground that everything in sluice stands on: units, statistics, the wire formats of OpenAI and vLLM, the meter.
+//!
+//! Nothing here reads a clock, a socket, a file or global randomness: time and chance are parameters. The load
+//! generator and the simulator use this crate and none of the gateway's state, so that they check it from outside.
+
+pub mod base;
+pub mod stats;
+pub mod openai;
+pub mod vllm;
+pub mod meter;

@@ -1,0 +1,311 @@
+//! The log of a vLLM server while it starts: which phase it is in, and whether it still moves.
+//!
+//! A fixed time limit either kills a slow compile or waits ten minutes for an engine that died at once. The log tells the
+//! phases apart, so each gets a limit of its own, counted from the last line that shows movement. What counts as movement:
+//! - a line that opens a later phase (a phase never goes back);
+//! - a progress bar whose count changed;
+//! - a line whose text, digits left out, has not been seen since the start. "Waiting for 1 engine core to start" every
+//!   minute is one text, as are the access lines of our own probes.
+//!
+//! Source of the phases: start-up logs of vLLM 0.22 to 0.33. Bound: [`SEEN_MAX`] texts are remembered; beyond, a new text
+//! no longer counts, a new phase still does.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::xxh3_64;
+
+/// Texts that are remembered as seen.
+pub const SEEN_MAX: usize = 4_096;
+
+/// Where a start has got to. Phases follow one another in this order; some are skipped.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StartPhase {
+    /// The process runs and has said nothing that we know; Python imports take 5 to 50 s.
+    #[default]
+    Launching,
+    /// Arguments are read, the configuration is worked out; the port is bound, not listening.
+    Configuring,
+    /// The engine's own process starts.
+    EngineStarting,
+    /// Weights are read.
+    LoadingWeights,
+    /// Graphs are compiled, or read from the cache.
+    Compiling,
+    /// Memory is measured, the KV cache is laid out.
+    SizingKvCache,
+    /// CUDA graphs are captured.
+    CapturingGraphs,
+    /// The engine is done; the HTTP server comes up.
+    OpeningHttp,
+    /// It listens.
+    Serving,
+}
+
+impl StartPhase {
+    /// All of them, in order.
+    pub const ALL: [Self; 9] = [
+        Self::Launching,
+        Self::Configuring,
+        Self::EngineStarting,
+        Self::LoadingWeights,
+        Self::Compiling,
+        Self::SizingKvCache,
+        Self::CapturingGraphs,
+        Self::OpeningHttp,
+        Self::Serving,
+    ];
+
+    /// For a progress line: "loading weights".
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Launching => "launching",
+            Self::Configuring => "configuring",
+            Self::EngineStarting => "starting the engine",
+            Self::LoadingWeights => "loading weights",
+            Self::Compiling => "compiling",
+            Self::SizingKvCache => "sizing the KV cache",
+            Self::CapturingGraphs => "capturing graphs",
+            Self::OpeningHttp => "opening HTTP",
+            Self::Serving => "serving",
+        }
+    }
+
+    /// How long this phase may show no movement before the start counts as stuck.
+    ///
+    /// Chosen from published starts, at several times the longest step that prints nothing: imports on a cold disk, a shard
+    /// of weights over a network, one compile range (2,222 s have been seen in all, 300 s for one range), one autotune
+    /// (600 s). A start that moves is not limited by these.
+    pub fn patience(self) -> Duration {
+        Duration::from_secs(match self {
+            Self::Launching | Self::Configuring | Self::EngineStarting => 180,
+            Self::LoadingWeights => 900,
+            Self::Compiling | Self::CapturingGraphs => 1_200,
+            Self::SizingKvCache => 900,
+            Self::OpeningHttp => 120,
+            Self::Serving => 60,
+        })
+    }
+
+    /// The phase that a line opens, if it opens one.
+    pub fn opened_by(line: &str) -> Option<Self> {
+        let text = message(line);
+        let found = MARKS.iter().find(|(mark, _)| text.contains(mark))?;
+        Some(found.1)
+    }
+}
+
+impl fmt::Display for StartPhase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.label())
+    }
+}
+
+/// What a line contains, and the phase that it opens. Lines that end a phase open the next one.
+const MARKS: &[(&str, StartPhase)] = &[
+    ("non-default args:", StartPhase::Configuring),
+    ("Resolved architecture:", StartPhase::Configuring),
+    ("Chunked prefill is enabled with", StartPhase::Configuring),
+    ("vLLM API server version", StartPhase::Configuring),
+    ("Initializing a V1 LLM engine", StartPhase::EngineStarting),
+    ("Starting to load model", StartPhase::LoadingWeights),
+    ("Loading safetensors checkpoint shards", StartPhase::LoadingWeights),
+    ("Loading weights took", StartPhase::LoadingWeights),
+    ("Model loading took", StartPhase::Compiling),
+    ("Starting torch.compile", StartPhase::Compiling),
+    ("Dynamo bytecode transform time", StartPhase::Compiling),
+    ("Compiling a graph for", StartPhase::Compiling),
+    ("Directly load the compiled graph", StartPhase::Compiling),
+    ("torch.compile took", StartPhase::SizingKvCache),
+    ("torch.compile takes", StartPhase::SizingKvCache),
+    ("Initial profiling/warmup run took", StartPhase::SizingKvCache),
+    ("Available KV cache memory", StartPhase::SizingKvCache),
+    ("KV cache size:", StartPhase::SizingKvCache),
+    ("# GPU blocks:", StartPhase::SizingKvCache),
+    ("Capturing CUDA graph", StartPhase::CapturingGraphs),
+    ("Capturing cudagraphs", StartPhase::CapturingGraphs),
+    ("init engine (profile", StartPhase::OpeningHttp),
+    ("Supported tasks:", StartPhase::OpeningHttp),
+    ("Supported_tasks:", StartPhase::OpeningHttp),
+    ("Starting vLLM server on", StartPhase::OpeningHttp),
+    ("Starting vLLM API server", StartPhase::OpeningHttp),
+    ("Application startup complete", StartPhase::Serving),
+    ("Uvicorn running on", StartPhase::Serving),
+];
+
+/// A line without what vLLM's logger puts before it: `(EngineCore pid=7) ERROR 11-21 03:55:19 [core.py:1512] `.
+///
+/// Indentation behind the prefix is kept, since it tells the frames of a traceback from its last line.
+pub fn message(line: &str) -> &str {
+    let rest = without_process(line);
+    let Some((level, after)) = rest.split_once(' ') else { return rest };
+    if !matches!(level, "DEBUG" | "INFO" | "WARNING" | "ERROR" | "CRITICAL") {
+        return rest;
+    }
+    match after.find('[').zip(after.find("] ")) {
+        // The time and the place: "11-21 03:55:19 [core.py:1512] ".
+        Some((open, close)) if open < close && open <= 32 => &after[close + 2..],
+        _ => rest,
+    }
+}
+
+/// Whether the logger calls the line information or a warning, not an error. Lines without a level (tracebacks, what argparse
+/// prints) are no such remarks.
+pub fn is_remark(line: &str) -> bool {
+    let level = without_process(line).split([' ', ':']).next().unwrap_or_default();
+    matches!(level, "DEBUG" | "INFO" | "WARNING")
+}
+
+/// The process that vLLM names before a line: `EngineCore pid=7`.
+pub fn process(line: &str) -> Option<&str> {
+    let (process, _) = line.strip_prefix('(')?.split_once(')')?;
+    process.contains(" pid=").then_some(process)
+}
+
+/// Without the process that vLLM's logger names: `(EngineCore pid=7) `.
+fn without_process(line: &str) -> &str {
+    let rest = line.trim_end();
+    match rest.split_once(") ") {
+        Some((process, after)) if rest.starts_with('(') && process.contains(" pid=") => after,
+        _ => rest,
+    }
+}
+
+/// Follows a start line by line. Time is the caller's: this only says whether a line moved the start on.
+#[derive(Clone, Debug, Default)]
+pub struct Follower {
+    phase: StartPhase,
+    seen: HashSet<u64>,
+}
+
+/// What a line meant to a start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Movement {
+    /// A later phase began.
+    Phase(StartPhase),
+    /// The same phase, further on.
+    Step,
+    /// Nothing new.
+    None,
+}
+
+impl Follower {
+    /// The phase that the start is in.
+    pub fn phase(&self) -> StartPhase {
+        self.phase
+    }
+
+    /// Takes in a line.
+    pub fn take_in(&mut self, line: &str) -> Movement {
+        if let Some(phase) = StartPhase::opened_by(line).filter(|phase| *phase > self.phase) {
+            self.phase = phase;
+            self.remember(line);
+            return Movement::Phase(phase);
+        }
+        if self.remember(line) { Movement::Step } else { Movement::None }
+    }
+
+    /// Whether the text is new.
+    fn remember(&mut self, line: &str) -> bool {
+        let text = message(line);
+        if text.trim().is_empty() {
+            return false;
+        }
+        // A bar counts by its numbers, anything else by its words: clocks and process ids change by themselves.
+        let key = if is_bar(text) {
+            text.to_owned()
+        } else {
+            text.chars().filter(|letter| !letter.is_ascii_digit()).collect()
+        };
+        self.seen.len() < SEEN_MAX && self.seen.insert(xxh3_64(bar_part(&key).as_bytes()))
+    }
+}
+
+/// A progress bar: `Loading safetensors checkpoint shards:  25% Completed | 1/4 [00:00<00:02,  1.5it/s]`.
+fn is_bar(text: &str) -> bool {
+    text.contains("%|") || text.contains("% Completed |")
+}
+
+/// Of a bar, what stands before its clock; of anything else, all.
+fn bar_part(text: &str) -> &str {
+    match is_bar(text) {
+        true => text.split('[').next().unwrap_or(text),
+        false => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn phases(log: &str) -> Vec<StartPhase> {
+        let mut follower = Follower::default();
+        let moved = log.lines().filter_map(|line| match follower.take_in(line) {
+            Movement::Phase(phase) => Some(phase),
+            _ => None,
+        });
+        moved.collect()
+    }
+
+    #[test]
+    fn a_captured_start_goes_through_its_phases_in_order() {
+        use StartPhase::{Configuring, EngineStarting, LoadingWeights, OpeningHttp, Serving, SizingKvCache};
+        let log = include_str!("../../../tests/fixtures/vllm-0.32/start-up.log");
+        assert_eq!(phases(log), [Configuring, EngineStarting, LoadingWeights, SizingKvCache, OpeningHttp, Serving]);
+    }
+
+    #[test]
+    fn the_lines_of_a_gpu_start_open_their_phases() {
+        use StartPhase::{CapturingGraphs, Compiling, LoadingWeights, OpeningHttp, SizingKvCache};
+        let of = |line: &str| StartPhase::opened_by(line);
+        let core = |text: &str| format!("(EngineCore pid=9) INFO 11-21 03:55:19 [core.py:1] {text}");
+        assert_eq!(of(&core("Loading weights took 3.41 seconds")), Some(LoadingWeights));
+        assert_eq!(of(&core("Model loading took 14.99 GiB memory and 5.1 seconds")), Some(Compiling));
+        assert_eq!(of(&core("Dynamo bytecode transform time: 4.60 s")), Some(Compiling));
+        assert_eq!(of(&core("torch.compile took 19.4 s in total")), Some(SizingKvCache));
+        assert_eq!(of(&core("GPU KV cache size: 451,520 tokens")), Some(SizingKvCache));
+        let bar = "Capturing CUDA graphs (mixed prefill-decode, PIECEWISE):  12%|█▏  | 8/67 [00:01<00:09]";
+        assert_eq!(of(bar), Some(CapturingGraphs));
+        assert_eq!(of(&core("init engine (profile, create kv cache, warmup model) took 34.11 s")), Some(OpeningHttp));
+        assert_eq!(of(&core("Starting vLLM API server 0 on http://0.0.0.0:8000")), Some(OpeningHttp));
+    }
+
+    #[test]
+    fn repeated_lines_do_not_move_a_start_and_a_bar_does() {
+        let mut follower = Follower::default();
+        let waiting = |minute: u32| {
+            format!(
+                "(APIServer pid=1) DEBUG 11-21 03:{minute:02}:19 [utils.py:9] Waiting for 1 local core engine proc(s)."
+            )
+        };
+        assert_eq!(follower.take_in(&waiting(1)), Movement::Step);
+        assert_eq!(follower.take_in(&waiting(2)), Movement::None);
+        let bar =
+            |done: u32, second: u32| format!("Loading shards:  25% Completed | {done}/4 [00:0{second}<00:09, 1.0s/it]");
+        assert_eq!(follower.take_in(&bar(1, 1)), Movement::Step);
+        assert_eq!(follower.take_in(&bar(1, 2)), Movement::None);
+        assert_eq!(follower.take_in(&bar(2, 3)), Movement::Step);
+        let probe = |port: u32| format!("INFO:     127.0.0.1:{port} - \"GET /health HTTP/1.1\" 200 OK");
+        assert_eq!(follower.take_in(&probe(1000)), Movement::Step);
+        assert_eq!(follower.take_in(&probe(2001)), Movement::None);
+    }
+
+    #[test]
+    fn a_phase_never_goes_back() {
+        let mut follower = Follower::default();
+        assert_eq!(follower.take_in("Application startup complete."), Movement::Phase(StartPhase::Serving));
+        follower.take_in("Starting to load model x...");
+        assert_eq!(follower.phase(), StartPhase::Serving);
+    }
+
+    #[test]
+    fn a_prefix_is_taken_off_and_indentation_stays() {
+        assert_eq!(message("(EngineCore pid=7) ERROR 11-21 03:55:19 [core.py:1]   File \"x\""), "  File \"x\"");
+        assert_eq!(message("INFO 11-21 03:55:19 [core.py:1] hello"), "hello");
+        assert_eq!(message("ValueError: a [b] c"), "ValueError: a [b] c");
+        assert_eq!(message("INFO:     Started server process [7]"), "INFO:     Started server process [7]");
+    }
+}

@@ -1,0 +1,158 @@
+//! The ways to a [`Config`]: a file, a text, or the flags of `sluice serve`.
+//!
+//! All of them go through the same document and the same checks; flags are written as a small document
+//! first. `--set` is applied in between, whatever the source. Relative paths in a file start at the
+//! file's own folder, so that the gateway does not depend on where it was started.
+
+use std::fmt::Write as _;
+use std::io::Read as _;
+use std::path::Path;
+
+use super::file::Document;
+use super::origin::{Origin, Origins};
+use super::problem::{Problem, Problems, Situation};
+use super::render::text;
+use super::validate::{Surroundings, validate};
+use super::{Config, defaults};
+use sluice_core::base::Tokens;
+
+/// A configuration with what is known about it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Loaded {
+    /// The configuration.
+    pub config: Config,
+    /// The name of the file, or what stands for it.
+    pub source: String,
+    /// Who decided each value.
+    pub origins: Origins,
+    /// What the operator should know although it is no error, in order of lines.
+    pub warnings: Vec<Problem>,
+}
+
+/// What `sluice serve` takes instead of a file.
+#[derive(Clone, Debug, Default)]
+pub struct Flags {
+    /// `--backend URL`, at least one.
+    pub backends: Vec<String>,
+    /// `--long URL`: backends for long prompts; none: one pool for all.
+    pub long: Vec<String>,
+    /// `--threshold`: the prompt length from which a prompt is long; `None`: the default.
+    pub threshold: Option<Tokens>,
+    /// `--listen ADDRESS`; `None`: the default.
+    pub listen: Option<String>,
+    /// `--admin ADDRESS`; `None`: the default.
+    pub admin: Option<String>,
+}
+
+impl Config {
+    /// Reads a file, applies `--set` texts, checks everything.
+    ///
+    /// # Errors
+    /// Every problem at once; the caller exits with 78, or keeps the configuration it has.
+    pub fn load(path: &Path, sets: &[String]) -> Result<Loaded, Problems> {
+        let source = path.display().to_string();
+        let failed = |reason: String| {
+            let situation = Situation::Unreadable { path: source.clone(), reason };
+            Problems::sorted(&source, vec![Problem::new(String::new(), Origin::Default, situation)])
+        };
+        let mut text = String::new();
+        let file = std::fs::File::open(path).map_err(|error| failed(error.to_string()))?;
+        let read = file.take(defaults::MAX_FILE_BYTES + 1).read_to_string(&mut text);
+        let bytes = read.map_err(|error| failed(error.to_string()))?;
+        if bytes as u64 > defaults::MAX_FILE_BYTES {
+            return Err(failed(format!("it is larger than {} bytes", defaults::MAX_FILE_BYTES)));
+        }
+        let file = std::path::absolute(path).map_err(|error| failed(error.to_string()))?;
+        let folder = file.parent().unwrap_or(Path::new("/"));
+        Self::parse(&text, &source, sets, &Surroundings::of_process(folder))
+    }
+
+    /// Reads a text that was called `source`; for tests and for configurations that are not files.
+    ///
+    /// # Errors
+    /// Every problem at once.
+    pub fn parse(text: &str, source: &str, sets: &[String], around: &Surroundings<'_>) -> Result<Loaded, Problems> {
+        match Document::parse(text) {
+            Ok(document) => finish(document, source, sets, around),
+            Err(problems) => Err(Problems::sorted(source, problems)),
+        }
+    }
+
+    /// Makes a configuration of flags: one pool for everything, or, when there are long backends, a
+    /// short pool and a long one that spills into it, with bounded long prefills on both.
+    ///
+    /// # Errors
+    /// Every problem at once, such as a URL that is none.
+    pub fn from_flags(flags: &Flags, sets: &[String], around: &Surroundings<'_>) -> Result<Loaded, Problems> {
+        let source = "command line";
+        let document = Document::parse(&written(flags)).map_err(|problems| Problems::sorted(source, problems))?;
+        finish(document.attributed_to(Origin::Flag), source, sets, around)
+    }
+}
+
+fn finish(
+    mut document: Document,
+    source: &str,
+    sets: &[String],
+    around: &Surroundings<'_>,
+) -> Result<Loaded, Problems> {
+    let mut problems = document.set_all(sets);
+    let (config, origins, found) = validate(&document, around);
+    let set_failed = !problems.is_empty();
+    problems.extend(found);
+    let sorted = Problems::sorted(source, problems);
+    match config {
+        Some(config) if !set_failed => {
+            Ok(Loaded { config, source: source.to_owned(), origins, warnings: sorted.warnings })
+        }
+        _ => Err(sorted),
+    }
+}
+
+/// The flags as a document.
+fn written(flags: &Flags) -> String {
+    let mut out = String::new();
+    out.push_str("[server]\n");
+    for (key, value) in [("listen", &flags.listen), ("admin", &flags.admin)] {
+        if let Some(value) = value {
+            put(&mut out, format_args!("{key} = {}", text(value)));
+        }
+    }
+    if flags.long.is_empty() {
+        put(&mut out, format_args!("[[pool]]\nname = \"default\""));
+        backends(&mut out, &flags.backends);
+        return out;
+    }
+    let threshold = flags.threshold.unwrap_or(defaults::FLAG_THRESHOLD);
+    let mut pool = |name: &str, range: &str, slots: u32, spill: &str, urls: &[String]| {
+        put(&mut out, format_args!("[[pool]]\nname = \"{name}\"\nprompt_tokens = {{ {range} = \"{threshold}\" }}"));
+        put(
+            &mut out,
+            format_args!("long_prefix = {{ threshold = \"{threshold}\", slots = {slots} }}\nspill = [{spill}]"),
+        );
+        backends(&mut out, urls);
+    };
+    pool("short", "max", defaults::FLAG_SHORT_LONG_SLOTS, "", &flags.backends);
+    pool("long", "min", defaults::FLAG_LONG_LONG_SLOTS, "\"short\"", &flags.long);
+    out
+}
+
+/// Backends are called by host and port, which is what an operator recognises; or by number where that
+/// cannot be a name.
+fn backends(out: &mut String, urls: &[String]) {
+    let mut names: Vec<String> = Vec::new();
+    for (index, url) in urls.iter().enumerate() {
+        let place = url.split("://").last().unwrap_or("").split('/').next().unwrap_or("");
+        let fine =
+            !place.is_empty() && place.len() <= defaults::MAX_NAME_BYTES && !names.iter().any(|name| name == place);
+        let letters = place.chars().all(|letter| letter.is_ascii_alphanumeric() || ".:_-".contains(letter));
+        let name = if fine && letters { place.to_owned() } else { format!("backend-{index}") };
+        put(out, format_args!("[[pool.backend]]\nname = {}\nurl = {}", text(&name), text(url)));
+        names.push(name);
+    }
+}
+
+fn put(out: &mut String, line: std::fmt::Arguments<'_>) {
+    // Writing to a String cannot fail.
+    let _ = writeln!(out, "{line}");
+}

@@ -1,0 +1,314 @@
+//! Each problem has a test that finds it at its key, and one report shows many at once.
+
+use super::{DIGEST, TWO_POOLS, read, read_with};
+use crate::config::{ArgValue, Config, Problems, Target};
+
+/// The errors of `text` with `sets`, each as `path: message`.
+fn errors_with(text: &str, sets: &[&str]) -> Vec<String> {
+    let problems = read_with(text, sets).map(|_| ()).unwrap_err();
+    problems.errors.iter().map(|problem| format!("{}: {}", problem.path(), problem.situation())).collect()
+}
+
+/// Asserts that `sets` applied to two fine pools give exactly one error, at `path`, saying `part`.
+#[track_caller]
+fn one(sets: &[&str], path: &str, part: &str) {
+    one_in(TWO_POOLS, sets, path, part);
+}
+
+#[track_caller]
+fn one_in(text: &str, sets: &[&str], path: &str, part: &str) {
+    let errors = errors_with(text, sets);
+    assert_eq!(errors.len(), 1, "{errors:#?}");
+    assert!(errors[0].starts_with(&format!("{path}: ")) && errors[0].contains(part), "{}", errors[0]);
+}
+
+#[test]
+fn unknown_keys_are_all_reported_with_suggestions() {
+    let errors =
+        errors_with(TWO_POOLS, &["pool.short.slotz=1", "pool.short.queue.lenght=1", "sever.listen=x", "banana=1"]);
+    assert_eq!(errors.len(), 4, "{errors:#?}");
+    assert!(errors.contains(&"pool[0].slotz: unknown key; did you mean 'slots'?".to_owned()), "{errors:#?}");
+    assert!(errors.contains(&"pool[0].queue.lenght: unknown key; did you mean 'length'?".to_owned()), "{errors:#?}");
+    assert!(errors.contains(&"sever: unknown key; did you mean 'server'?".to_owned()), "{errors:#?}");
+}
+
+#[test]
+fn unknown_words_are_errors_and_never_a_default() {
+    one(&["pool.short.policy=least-work"], "pool[0].policy", "did you mean 'least_work'?");
+    one(&["pool.short.queue.order=lifo"], "pool[0].queue.order", "did you mean 'fifo'?");
+    one(&["pool.short.usage=always"], "pool[0].usage", "known: final, continuous, off");
+    one(&["log.level=loud"], "log.level", "known: error, warn");
+    one(&["log.format=xml"], "log.format", "known: text, json");
+}
+
+#[test]
+fn values_of_the_wrong_type_are_named() {
+    one(&["pool.short.slots=many"], "pool[0].slots", "expected a whole number");
+    one(&["pool.short.slots=-1"], "pool[0].slots", "found the number -1");
+    one(&["pool.short.queue=5"], "pool[0].queue", "expected a table");
+    one(&["pool.short.spill=long"], "pool[0].spill", "expected a list");
+    one(&["pool.short.spill=[5]"], "pool[0].spill[0]", "expected a text");
+    one(&["server.listen=8080"], "server.listen", "expected a text");
+    one(&["server.listen=somewhere"], "server.listen", "is not an address");
+    one(&["server.drain_timeout=30"], "server.drain_timeout", "has no unit");
+    one(&["server.max_body=huge"], "server.max_body", "is not a size");
+    one(&["pool.short.tokens=-5"], "pool[0].tokens", "number of tokens");
+}
+
+#[test]
+fn values_out_of_bounds_are_named_with_the_bounds() {
+    one(&["pool.short.slots=0"], "pool[0].slots", "outside 1 to");
+    one(&["timeouts.connect=0s"], "timeouts.connect", "0s is outside");
+    one(&["timeouts.idle=0s"], "timeouts.idle", "0s is outside");
+    one(&["timeouts.first_byte.base=0s"], "timeouts.first_byte.base", "0s is outside");
+    one(&["pool.short.queue.timeout=0s"], "pool[0].queue.timeout", "0s is outside");
+    one(&["pool.short.queue.length=1000000"], "pool[0].queue.length", "outside 0 to 100000");
+    one(&["health.probe_timeout=99999d"], "health.probe_timeout", "outside");
+    one(&["retry.attempts=0"], "retry.attempts", "outside 1 to 8");
+    one(&["slo.attainment=1.5"], "slo.attainment", "1.5 is outside");
+    one(&["access_log={path=\"-\", sample=2}"], "access_log.sample", "outside 0 to 1");
+    one(&["pool.short.backend.a.weight=0"], "pool[0].backend[0].weight", "outside");
+    one(&["health.ejection_base=2m"], "health.ejection_base", "longer than the longest ejection");
+}
+
+#[test]
+fn a_gap_between_pools_is_an_error() {
+    one(
+        &["pool.long.prompt_tokens.min=6k"],
+        "pool[1].prompt_tokens",
+        "model 'm': no pool is for prompts of 5k to 6k tokens",
+    );
+    one(&["pool.short.prompt_tokens.min=1"], "pool[0].prompt_tokens", "no pool is for prompts of 0 to 1 tokens");
+    one(&["pool.long.prompt_tokens.max=9k"], "pool[1].prompt_tokens", "9k and more");
+}
+
+#[test]
+fn an_overlap_of_pools_is_an_error() {
+    one(
+        &["pool.long.prompt_tokens.min=4k"],
+        "pool[1].prompt_tokens",
+        "4k to 5k tokens belong to both 'short' and 'long'",
+    );
+    one(&["pool.short.prompt_tokens={}"], "pool[1].prompt_tokens", "5k and more tokens belong to both");
+}
+
+#[test]
+fn ranges_are_judged_for_each_model_by_the_pools_that_serve_it() {
+    let second = "[[model]]\nname = \"n\"\n";
+    let errors = errors_with(&format!("{second}{TWO_POOLS}"), &["pool.short.models=[\"m\", \"n\"]"]);
+    assert_eq!(
+        errors,
+        [
+            "pool[0].prompt_tokens: model 'n': no pool is for prompts of 5k and more tokens; let prompt_tokens of one pool begin where another ends"
+        ]
+    );
+}
+
+#[test]
+fn an_empty_range_is_an_error() {
+    one(&["pool.short.prompt_tokens={min=7, max=7}"], "pool[0].prompt_tokens", "min 7 is not below max 7");
+}
+
+#[test]
+fn a_model_that_no_pool_serves_is_an_error() {
+    one_in(&format!("{TWO_POOLS}[[model]]\nname = \"n\"\n"), &[], "model[1]", "no pool serves model 'n'");
+}
+
+#[test]
+fn names_are_unique_and_fit_to_be_labels() {
+    one(&["pool.long.name=short", "pool.1.spill=[]"], "pool[1].name", "already at pool[0].name");
+    one(&["model.m.aliases=[\"m\"]"], "model[0].aliases[0]", "'m' is used twice");
+    one(&["model.m.aliases=[\"x\", \"x\"]"], "model[0].aliases[1]", "'x' is used twice");
+    let twin = "[[pool.backend]]\nname = \"b\"\nurl = \"http://127.0.0.1:8002\"\n";
+    one_in(&format!("{TWO_POOLS}{twin}"), &[], "pool[1].backend[1].name", "'b' is used twice");
+    one(&["pool.long.name=lo ng"], "pool[1].name", "only letters");
+    one(&["pool.long.name="], "pool[1].name", "empty");
+    one(&["model.m.aliases=[\" x\"]"], "model[0].aliases[0]", "blanks");
+}
+
+#[test]
+fn a_pool_without_backends_is_an_error_and_so_is_no_pool() {
+    one(&["pool.long.backend=[]"], "pool[1].backend", "no backend");
+    one_in("", &[], "pool", "no pool");
+}
+
+#[test]
+fn spill_goes_to_another_pool_that_serves_the_models() {
+    one(&["pool.long.spill=[\"shrt\"]"], "pool[1].spill[0]", "did you mean 'short'?");
+    one(&["pool.long.spill=[\"long\"]"], "pool[1].spill[0]", "cannot spill to itself");
+    one(&["pool.long.spill=[\"short\", \"short\"]"], "pool[1].spill[1]", "used twice");
+    let other = "[[model]]\nname = \"n\"\n[[pool]]\nname = \"n\"\nmodels = [\"n\"]\n[[pool.backend]]\nname = \"c\"\nurl = \"http://c\"\n";
+    one_in(
+        &format!("{TWO_POOLS}{other}"),
+        &["pool.long.spill=[\"n\"]"],
+        "pool[1].spill[0]",
+        "does not serve model 'm'",
+    );
+}
+
+#[test]
+fn spilling_in_circles_is_fine() {
+    assert!(read_with(TWO_POOLS, &["pool.short.spill=[\"long\"]"]).is_ok());
+}
+
+#[test]
+fn long_prompts_at_home_need_a_permit_to_exist() {
+    one(&["pool.long.long_prefix={threshold=\"5k\", slots=0}"], "pool[1].long_prefix.slots", "could never run here");
+    one(&["pool.long.long_prefix={slots=1}"], "pool[1].long_prefix.threshold", "missing");
+    assert!(read_with(TWO_POOLS, &["pool.short.long_prefix={threshold=\"5k\", slots=0}"]).is_ok());
+}
+
+#[test]
+fn models_are_named_as_declared() {
+    one(
+        &["pool.long.models=[\"mm\"]", "pool.long.spill=[]"],
+        "pool[1].models[0]",
+        "no model is called 'mm'; did you mean 'm'?",
+    );
+    one(&["pool.long.models=[]"], "pool[1].models", "the list is empty");
+    one(&["pool.long.models=[\"*\", \"m\"]"], "pool[1].models", "already means all");
+    one(&["pool.long.models=[\"alias\", \"m\"]"], "pool[1].models[1]", "used twice");
+}
+
+#[test]
+fn a_backend_has_exactly_one_place() {
+    one(&["pool.long.backend.b.launch={command=[\"vllm\"], port=8005}"], "pool[1].backend[0]", "not both");
+    one(&["pool.long.backend=[{name=\"b\"}]"], "pool[1].backend[0]", "neither url nor launch");
+    one(&["pool.long.backend.b.url=https://gpu0"], "pool[1].backend[0].url", "terminate TLS in front");
+    one(&["pool.long.backend.b.url=http://h/v1"], "pool[1].backend[0].url", "already begin with /v1");
+    one(&["pool.long.backend.b.url=http://127.0.0.1:8000/"], "pool[1].backend[0].url", "already backend 'short/a'");
+    one(&["pool.long.backend.b.url=http://localhost:8080"], "pool[1].backend[0].url", "gateway's own address");
+}
+
+#[test]
+fn commands_for_an_engine_are_checked() {
+    let control = |table: &str| format!("pool.long.backend=[{{name=\"b\", url=\"http://h:1\", control={table}}}]");
+    one(&[&control("{stop=[\"down\"]}")], "pool[1].backend[0].control.start", "missing");
+    one(&[&control("{start=[\"up\"], stop=[]}")], "pool[1].backend[0].control.stop", "empty");
+    one(
+        &[&control("{start=[\"up\"], stop=[\"down\"], timeout=\"0s\"}")],
+        "pool[1].backend[0].control.timeout",
+        "outside",
+    );
+    let launched = "pool.long.backend=[{name=\"b\", launch={command=[\"vllm\"], port=8005}, control={start=[\"up\"], stop=[\"down\"]}}]";
+    one(&[launched], "pool[1].backend[0].control", "needs no commands");
+    let loaded =
+        read_with(TWO_POOLS, &[&control("{start=[\"up\", \"{args}\"], stop=[\"down\"], args={max-num-seqs=4}}")])
+            .unwrap();
+    let Target::Control(endpoint, control) = &loaded.config.pools[1].backends[0].target else {
+        panic!("not controlled")
+    };
+    assert_eq!((endpoint.port, control.start.len(), control.timeout.as_secs()), (1, 2, 120));
+    assert_eq!(control.args["max-num-seqs"], ArgValue::Int(4));
+}
+
+#[test]
+fn launch_is_checked_as_far_as_that_is_possible_without_starting_it() {
+    let launch = |table: &str| format!("pool.long.backend=[{{name=\"b\", launch={table}}}]");
+    one(&[&launch("{port=8005}")], "pool[1].backend[0].launch.command", "missing");
+    one(&[&launch("{command=[\"vllm\"], port=70000}")], "pool[1].backend[0].launch.port", "70000");
+    // Ports that are chosen later are not the same one.
+    let unchosen = "pool.long.backend=[{name=\"b\", launch={command=[\"vllm\"]}}, {name=\"c\", launch={command=[\"vllm\"], port=0}}]";
+    read_with(TWO_POOLS, &[unchosen]).unwrap();
+    for range in ["9000", "9000-8000", "0-9", "a-b"] {
+        one(&[&format!("fleet.ports=\"{range}\"")], "fleet.ports", "not a range of ports");
+    }
+    one(
+        &[&launch("{command=[\"vllm\"], port=1, args={x={}}}")],
+        "pool[1].backend[0].launch.args.x",
+        "JSON arguments as a text",
+    );
+    read_with(TWO_POOLS, &[&launch("{command=[\"vllm\"], port=8005, args={a=1, b=[\"x\"]}}")]).unwrap();
+}
+
+#[test]
+fn a_policy_that_does_not_exist_yet_is_said_to_be_replaced() {
+    let loaded = read_with(TWO_POOLS, &["pool.long.policy=prefix_affinity"]).unwrap();
+    assert!(loaded.warnings.iter().any(|warning| warning.to_string().contains("picks by least_work")));
+}
+
+#[test]
+fn clients_and_admin_never_share_a_port() {
+    one(&["server.admin=127.0.0.1:8080"], "server.admin", "may not overlap");
+    one(&["server.admin=127.0.0.1:9000", "server.listen=0.0.0.0:9000"], "server.admin", "may not overlap");
+}
+
+#[test]
+fn secrets_that_cannot_be_read_are_errors_without_being_shown() {
+    one(&["auth.admin_token=env:NOT_SET"], "auth.admin_token", "environment variable NOT_SET is not set");
+    one(&["auth.admin_token=env:EMPTY"], "auth.admin_token", "empty");
+    one(&["auth.admin_token=env:TWO_LINES"], "auth.admin_token", "one line of visible ASCII");
+    one(&["auth.admin_token=file:/no/such/file"], "auth.admin_token", "cannot read the secret in /no/such/file");
+    one(&["auth.keys=[{name=\"k\", sha256=\"hunter2\"}]"], "auth.keys[0].sha256", "expected 64 hex digits");
+    let report = read_with(TWO_POOLS, &["auth.keys=[{name=\"k\", sha256=\"hunter2\"}]"]).unwrap_err().to_string();
+    assert!(!report.contains("hunter2"), "{report}");
+}
+
+#[test]
+fn a_secret_in_a_file_loses_its_line_end() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("token"), "letmein\r\n").unwrap();
+    let text = format!("[auth]\nadmin_token = \"file:token\"\n{TWO_POOLS}");
+    let config = Config::parse(&text, "x", &[], &super::around(folder.path())).unwrap().config;
+    assert_eq!(config.auth.admin_token.unwrap().expose(), "letmein");
+}
+
+#[test]
+fn a_plain_secret_is_accepted_with_a_warning_and_masked() {
+    let loaded = read_with(TWO_POOLS, &["auth.admin_token=hunter2"]).unwrap();
+    assert!(loaded.warnings.iter().any(|warning| warning.path() == "auth.admin_token"));
+    assert!(!format!("{} {:?}", loaded.config, loaded.config).contains("hunter2"));
+}
+
+#[test]
+fn keys_are_checked() {
+    let key = |rest: &str| format!("auth.keys=[{{name=\"k\", sha256=\"{DIGEST}\"{rest}}}]");
+    assert!(read_with(TWO_POOLS, &[&key("")]).unwrap().warnings.is_empty());
+    one(&[&key(", models=[\"x\"]")], "auth.keys[0].models[0]", "no model is called 'x'");
+    one(&[&key(", limit={in_flight=0}")], "auth.keys[0].limit.in_flight", "outside 1");
+    let twins = "auth.keys=[{name=\"k\", sha256=\"env:DIGEST\"}, {name=\"l\", sha256=\"env:DIGEST\"}]";
+    one(&[twins], "auth.keys[1].sha256", "the same key as 'k'");
+    one(&["auth.keys=[{sha256=\"env:DIGEST\"}]"], "auth.keys[0].name", "missing");
+    one(&["auth.keys=[{name=\"k\"}]"], "auth.keys[0].sha256", "missing");
+}
+
+#[test]
+fn a_tokenizer_that_is_not_there_is_an_error() {
+    one(&["model.m.tokenizer=no.json"], "model[0].tokenizer", "there is no file /nowhere/no.json");
+}
+
+#[test]
+fn an_admin_port_for_everybody_without_a_token_is_warned_about() {
+    let warnings = read_with(TWO_POOLS, &["server.admin=0.0.0.0:8081"]).unwrap().warnings;
+    assert!(warnings.iter().any(|warning| warning.to_string().contains("may change the gateway")), "{warnings:?}");
+}
+
+#[test]
+fn a_file_that_is_not_there_or_not_toml_is_said_so() {
+    let problems = Config::load(std::path::Path::new("/no/such.toml"), &[]).unwrap_err();
+    assert!(problems.to_string().contains("cannot read /no/such.toml"), "{problems}");
+    let problems = read("[server\nlisten = 1\n").unwrap_err();
+    assert!(problems.to_string().starts_with("error: test.toml:1:"), "{problems}");
+}
+
+#[test]
+fn very_many_problems_are_counted_and_not_all_listed() {
+    let text: String = (0..500).map(|number| format!("key{number} = 1\n")).collect();
+    let report = read(&text).unwrap_err().to_string();
+    assert!(report.ends_with("test.toml: 501 errors, the first 200 are shown"), "{report}");
+}
+
+#[test]
+fn the_report_of_a_file_with_many_problems() {
+    let golden = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join("tests/golden");
+    let text = std::fs::read_to_string(golden.join("config_problems.toml")).unwrap();
+    let problems: Problems = Config::parse(&text, "bad.toml", &[], &super::around(&golden)).unwrap_err();
+    assert!(problems.errors.len() >= 15, "{}", problems.errors.len());
+    let mut settings = insta::Settings::clone_current();
+    settings.set_snapshot_path(golden);
+    settings.set_prepend_module_to_snapshot(false);
+    settings.set_omit_expression(true);
+    settings.bind(|| {
+        insta::assert_snapshot!("config_problems", format!("{problems}").replace(env!("CARGO_MANIFEST_DIR"), ""))
+    });
+}

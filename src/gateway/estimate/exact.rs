@@ -1,0 +1,311 @@
+//! Exact prompt lengths with the model's own tokenizer, off the request path's threads.
+//!
+//! Tokenizing costs about a microsecond for each token, so it is done only when a configuration names a tokenizer and the estimate
+//! is so near a boundary that it could decide wrongly. It runs on tokio's blocking threads, at most
+//! [`MAX_AT_ONCE`] at a time over all requests: when all are busy, or the text is over [`MAX_TEXT`], there is no exact count and the
+//! estimate stands. Waiting for a count would be a second queue that nobody bounds.
+//!
+//! What is counted is the same prompt that the shape is taken of. A conversation also costs template tokens that
+//! only the engine knows; they are learned as a moving mean per message: usage minus counted content
+//! ([`ExactCounter::learn`]). Media have no count here.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use tokenizers::Tokenizer;
+use tokio::sync::Semaphore;
+
+use sluice_core::openai::scan::{Scanner, Text};
+use sluice_core::openai::shape::PromptSink;
+use sluice_core::openai::{Route, prompt};
+
+/// Counts that run at the same time. They compete with the proxy's own threads for cores.
+pub const MAX_AT_ONCE: usize = 2;
+/// Bytes of prompt text that are counted; beyond about 250,000 tokens no boundary is near.
+pub const MAX_TEXT: usize = 1 << 20;
+/// Tokens a chat template is taken to add to each message before anything was learned.
+pub const TEMPLATE_PRIOR: f64 = 5.0;
+/// Samples that the mean template cost remembers.
+const TEMPLATE_MEMORY: f64 = 50.0;
+/// Template tokens per message that are believed.
+const TEMPLATE_MAX: f64 = 200.0;
+
+/// Why there is no counter.
+#[derive(Debug, thiserror::Error)]
+pub enum ExactError {
+    /// The file is missing or not a tokenizer.
+    #[error("cannot use the tokenizer {path}: {why}; give the tokenizer.json of the model")]
+    Load {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+}
+
+/// A counted prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Counted {
+    /// Tokens of the text itself.
+    pub content: u64,
+    /// Messages that a template will wrap.
+    pub messages: u64,
+    /// Content and template together.
+    pub total: u64,
+}
+
+/// The tokenizer of one model.
+#[derive(Clone)]
+pub struct ExactCounter {
+    tokenizer: Arc<Tokenizer>,
+    permits: Arc<Semaphore>,
+    template: Arc<Mutex<Template>>,
+}
+
+#[derive(Debug)]
+struct Template {
+    per_message: f64,
+    samples: u64,
+}
+
+impl ExactCounter {
+    /// Reads a `tokenizer.json`. Blocks; for start-up and reload.
+    ///
+    /// # Errors
+    /// When the file cannot be read or is not a tokenizer.
+    pub fn load(path: impl AsRef<Path>) -> Result<Self, ExactError> {
+        let path = path.as_ref();
+        let tokenizer = Tokenizer::from_file(path)
+            .map_err(|error| ExactError::Load { path: path.to_owned(), why: error.to_string() })?;
+        Ok(Self {
+            tokenizer: Arc::new(tokenizer),
+            permits: Arc::new(Semaphore::new(MAX_AT_ONCE)),
+            template: Arc::new(Mutex::new(Template { per_message: TEMPLATE_PRIOR, samples: 0 })),
+        })
+    }
+
+    /// The same tokenizer limited by `permits`, so that several models share one bound.
+    pub fn sharing(mut self, permits: Arc<Semaphore>) -> Self {
+        self.permits = permits;
+        self
+    }
+
+    /// Prompt tokens of `body`, template included; `None` when it cannot or should not be counted.
+    pub async fn count(&self, route: Route, body: Bytes) -> Option<u64> {
+        Some(self.count_parts(route, body).await?.total)
+    }
+
+    /// The same, with what [`ExactCounter::learn`] needs.
+    pub async fn count_parts(&self, route: Route, body: Bytes) -> Option<Counted> {
+        let permit = Arc::clone(&self.permits).try_acquire_owned().ok()?;
+        let tokenizer = Arc::clone(&self.tokenizer);
+        let counted = tokio::task::spawn_blocking(move || {
+            let _permit = permit;
+            content(&tokenizer, route, &body)
+        });
+        let (content, messages) = counted.await.ok()??;
+        let template = (self.template.lock().per_message * messages as f64).round() as u64;
+        Some(Counted { content, messages, total: content + template })
+    }
+
+    /// Learns the template's cost from the usage of a request that was counted.
+    pub fn learn(&self, counted: &Counted, prompt_tokens: u64) {
+        if counted.messages == 0 || prompt_tokens < counted.content {
+            return;
+        }
+        let cost = (prompt_tokens - counted.content) as f64 / counted.messages as f64;
+        let mut template = self.template.lock();
+        template.samples += 1;
+        let share = 1.0 / (template.samples as f64).min(TEMPLATE_MEMORY);
+        let off = cost.min(TEMPLATE_MAX) - template.per_message;
+        template.per_message += share * off;
+    }
+}
+
+impl std::fmt::Debug for ExactCounter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ExactCounter").field("template", &self.template).finish_non_exhaustive()
+    }
+}
+
+/// Content tokens and messages of the prompt in `body`.
+fn content(tokenizer: &Tokenizer, route: Route, body: &[u8]) -> Option<(u64, u64)> {
+    let mut collected = Collected::default();
+    let mut prompts = 1;
+    let mut scanner = Scanner::new(body);
+    let read = scanner.object(|scanner, key| {
+        if !prompt::member(scanner, route, &key.bytes(), &mut collected, &mut prompts)? {
+            scanner.skip()?;
+        }
+        Ok::<_, sluice_core::openai::RequestError>(())
+    });
+    read.ok()?;
+    if collected.uncountable {
+        return None;
+    }
+    // A template adds its own special tokens; bare prompts get theirs from the tokenizer, once each.
+    let special = collected.messages == 0;
+    let mut tokens = collected.token_ids;
+    for text in &collected.texts {
+        tokens += tokenizer.encode_fast(text.as_str(), special).ok()?.len() as u64;
+    }
+    Some((tokens, collected.messages))
+}
+
+/// Prompt text in pieces, at most [`MAX_TEXT`] bytes of it.
+#[derive(Default)]
+struct Collected {
+    texts: Vec<String>,
+    bytes: usize,
+    token_ids: u64,
+    messages: u64,
+    uncountable: bool,
+}
+
+impl Collected {
+    fn push(&mut self, raw_len: usize, text: impl FnOnce() -> String) {
+        self.bytes += raw_len;
+        self.uncountable |= self.bytes > MAX_TEXT;
+        if !self.uncountable {
+            self.texts.push(text());
+        }
+    }
+}
+
+impl PromptSink for Collected {
+    fn text(&mut self, text: Text<'_>) {
+        self.push(text.raw.len(), || text.decode().into_owned());
+    }
+
+    fn json(&mut self, raw: &[u8]) {
+        self.push(raw.len(), || String::from_utf8_lossy(raw).into_owned());
+    }
+
+    fn token_ids(&mut self, count: u64) {
+        self.token_ids += count;
+    }
+
+    fn media(&mut self) {
+        self.uncountable = true;
+    }
+
+    fn message(&mut self) {
+        self.messages += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::estimate::Ratio;
+    use serde_json::json;
+    use sluice_core::base::Rng;
+    use sluice_core::openai::request;
+
+    const TOKENIZER: &str = "tests/fixtures/tokenizer.json";
+
+    #[tokio::test]
+    async fn prompts_of_all_shapes_are_counted() {
+        let counter = ExactCounter::load(TOKENIZER).unwrap();
+        let tokenizer = Tokenizer::from_file(TOKENIZER).unwrap();
+        let direct = |text: &str| tokenizer.encode(text, false).unwrap().len() as u64;
+        let text = "a \"quoted\" line\nand caf\u{e9} \u{6f22}\u{5b57}";
+        let count = async |route, body: serde_json::Value| counter.count(route, body.to_string().into()).await;
+        assert_eq!(count(Route::Completions, json!({"prompt": text})).await, Some(direct(text)));
+        assert_eq!(count(Route::Completions, json!({"prompt": [text, "b"]})).await, Some(direct(text) + direct("b")));
+        assert_eq!(count(Route::Completions, json!({"prompt": [[1, 2], [3]]})).await, Some(3));
+        let messages = json!({"messages": [{"role": "user", "content": text}, {"role": "user", "content": [{"type": "text", "text": "b"}]}]});
+        assert_eq!(count(Route::ChatCompletions, messages).await, Some(direct(text) + direct("b") + 10));
+        let image = json!({"messages": [{"content": [{"type": "image_url", "image_url": {"url": "x"}}]}]});
+        assert_eq!(count(Route::ChatCompletions, image).await, None);
+        assert_eq!(count(Route::Completions, json!({"prompt": "x".repeat(MAX_TEXT + 1)})).await, None);
+        assert_eq!(counter.count(Route::Completions, Bytes::from_static(b"{")).await, None);
+    }
+
+    #[tokio::test]
+    async fn over_the_bound_there_is_no_count_and_no_queue() {
+        let counter = ExactCounter::load(TOKENIZER).unwrap().sharing(Arc::new(Semaphore::new(0)));
+        assert_eq!(counter.count(Route::Completions, Bytes::from_static(b"{\"prompt\":\"a\"}")).await, None);
+    }
+
+    #[tokio::test]
+    async fn the_template_s_cost_is_learned() {
+        let counter = ExactCounter::load(TOKENIZER).unwrap();
+        let body = Bytes::from_static(br#"{"messages":[{"content":"a b"},{"content":"c"}]}"#);
+        for _ in 0..20 {
+            let counted = counter.count_parts(Route::ChatCompletions, body.clone()).await.unwrap();
+            counter.learn(&counted, counted.content + 2 * 9);
+        }
+        let counted = counter.count_parts(Route::ChatCompletions, body).await.unwrap();
+        assert_eq!(counted.total, counted.content + 18);
+    }
+
+    #[test]
+    fn a_missing_file_is_named() {
+        let message = ExactCounter::load("no/such/tokenizer.json").unwrap_err().to_string();
+        assert!(message.starts_with("cannot use the tokenizer no/such/tokenizer.json: "), "{message}");
+    }
+
+    /// Text of four kinds, made of small vocabularies.
+    fn sample(kind: usize, rng: &mut Rng) -> String {
+        let english = "the of and to in is that for it was on are as with they at be this from have or by one had not but what all were when we there can an your which their said if do will each about how up out them then she many some so these would other into has more her two like him see time could no make than first been its who now people my made over did down only way find use may water long little very after words called just where most know";
+        let cjk: Vec<char> = "\u{7684}\u{4e00}\u{662f}\u{4e0d}\u{4e86}\u{4eba}\u{6211}\u{5728}\u{6709}\u{4ed6}\u{8fd9}\u{4e2d}\u{5927}\u{6765}\u{4e0a}\u{56fd}\u{3002}\u{ff0c}\u{3053}\u{308c}\u{306f}\u{3067}\u{3059}".chars().collect();
+        let code = [
+            "fn main() {\n",
+            "    let x = 1;\n",
+            "    return x + 2;\n",
+            "}\n",
+            "if (a == b) {\n",
+            "for i in 0..n {\n",
+            "# comment\n",
+            "self.value = None\n",
+        ];
+        let words: Vec<&str> = english.split(' ').collect();
+        let count = 30 + rng.below(400);
+        (0..count)
+            .map(|_| match kind {
+                0 => format!("{} ", words[rng.below(words.len())]),
+                1 => cjk[rng.below(cjk.len())].to_string(),
+                2 => code[rng.below(code.len())].to_owned(),
+                _ => format!("{}, ", rng.below(100_000)),
+            })
+            .collect()
+    }
+
+    /// Mean relative error over 50 prompts that were not learned from, after each number of learned ones.
+    fn errors_after(tokenizer: &Tokenizer, learned: &[usize], kinds: &[usize]) -> Vec<f64> {
+        let (mut rng, mut ratio, mut seen) = (Rng::new(11), Ratio::default(), 0);
+        let mut next = || {
+            let text = sample(kinds[rng.below(kinds.len())], &mut rng);
+            let body = json!({"prompt": text}).to_string();
+            let shape = request::read(Route::Completions, body.as_bytes()).unwrap().shape;
+            (shape, tokenizer.encode_fast(text, false).unwrap().len() as u64)
+        };
+        let mut errors = Vec::new();
+        for learned in learned {
+            while seen < *learned {
+                let (shape, actual) = next();
+                ratio.learn(&shape, actual);
+                seen += 1;
+            }
+            let off = |(shape, actual): (_, u64)| (ratio.estimate(&shape, 0).tokens as f64 / actual as f64 - 1.0).abs();
+            errors.push((0..50).map(|_| off(next())).sum::<f64>() / 50.0);
+        }
+        errors
+    }
+
+    #[test]
+    fn estimates_come_near_a_real_tokenizer() {
+        let tokenizer = Tokenizer::from_file(TOKENIZER).unwrap();
+        let kinds =
+            [("english", &[0][..]), ("cjk", &[1]), ("code", &[2]), ("digits", &[3]), ("all four", &[0, 1, 2, 3])];
+        for (name, kinds) in kinds {
+            let errors = errors_after(&tokenizer, &[0, 50, 200], kinds);
+            println!("{name}: mean relative error {errors:.3?} after 0, 50 and 200 samples");
+            let bound = if kinds.len() == 1 { 0.03 } else { 0.15 };
+            assert!(errors[1] < bound && errors[2] < bound, "{name}: {errors:?}");
+        }
+    }
+}

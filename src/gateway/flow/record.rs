@@ -1,0 +1,235 @@
+//! What is known of one request when it is over: exactly one record each, whatever happened.
+//!
+//! The record is opened when the request has been received and given to the [`Recorder`] when it is
+//! dropped, so a request whose task is cancelled is recorded too. Until something better is known the
+//! outcome is `client_gone`: the only way for a path to end without saying so is that its client left
+//! and the task was dropped.
+//!
+//! Plain data, no clock: durations are measured by the path. Label texts come from the configuration
+//! only. The prompt and the answer never enter a record.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::StatusCode;
+use smallvec::SmallVec;
+
+use crate::estimate::Estimate;
+use sluice_core::meter::StreamStats;
+use sluice_core::openai::{Route, ShedReason};
+
+/// How a request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Outcome {
+    /// The backend answered, and the client has it all.
+    Completed,
+    /// The client left: while queued, before the first token, or while streaming.
+    ClientGone,
+    /// Not served, to protect those who are.
+    Shed(ShedReason),
+    /// A backend failed and no other could take over.
+    UpstreamError(UpstreamFault),
+    /// Nothing came in time.
+    Timeout(Stage),
+    /// The client's own doing: a bad request, a wrong key, or a 4xx of the engine.
+    Refused,
+}
+
+/// How a backend failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum UpstreamFault {
+    /// No connection.
+    Connect,
+    /// The connection broke before the answer was complete.
+    Broken,
+    /// A 5xx answer.
+    Status,
+    /// An error event inside the stream.
+    InStream,
+    /// It was found hung, and its streams were cut.
+    Hung,
+}
+
+/// What took too long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Stage {
+    /// The first byte of the answer.
+    FirstByte,
+    /// The next byte of an answer that had begun.
+    Idle,
+}
+
+impl Outcome {
+    /// The label used in metrics and the access log.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Completed => "completed",
+            Self::ClientGone => "client_gone",
+            Self::Shed(_) => "shed",
+            Self::UpstreamError(_) => "upstream_error",
+            Self::Timeout(_) => "timeout",
+            Self::Refused => "refused",
+        }
+    }
+
+    /// What exactly, for the access log; empty when the label says it all.
+    pub fn detail(self) -> &'static str {
+        match self {
+            Self::Completed | Self::ClientGone | Self::Refused => "",
+            Self::Shed(shed) => shed.label(),
+            Self::UpstreamError(UpstreamFault::Connect) => "connect",
+            Self::UpstreamError(UpstreamFault::Broken) => "broken",
+            Self::UpstreamError(UpstreamFault::Status) => "status",
+            Self::UpstreamError(UpstreamFault::InStream) => "in_stream",
+            Self::UpstreamError(UpstreamFault::Hung) => "hung",
+            Self::Timeout(Stage::FirstByte) => "first_byte",
+            Self::Timeout(Stage::Idle) => "idle",
+        }
+    }
+}
+
+/// Why an attempt was repeated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum RetryReason {
+    /// No connection.
+    Connect,
+    /// A reused connection had died.
+    StaleConnection,
+    /// The connection broke before any byte of an answer.
+    Broken,
+    /// 502 or 503.
+    Status,
+    /// An in-stream 503 before any content.
+    InStream,
+    /// No byte in time.
+    Timeout,
+    /// Cut because the backend hung.
+    Hung,
+}
+
+impl RetryReason {
+    /// Every reason.
+    pub const ALL: [Self; 7] =
+        [Self::Connect, Self::StaleConnection, Self::Broken, Self::Status, Self::InStream, Self::Timeout, Self::Hung];
+
+    /// The label used in metrics.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Connect => "connect",
+            Self::StaleConnection => "stale_connection",
+            Self::Broken => "broken",
+            Self::Status => "status",
+            Self::InStream => "in_stream",
+            Self::Timeout => "timeout",
+            Self::Hung => "hung",
+        }
+    }
+}
+
+/// Everything that is known of one request.
+#[derive(Clone, Debug)]
+pub struct Record {
+    /// The request id given to the client.
+    pub request_id: Arc<str>,
+    /// What was asked; `None` for a path that is not served.
+    pub route: Option<Route>,
+    /// The name of the key, if keys are used.
+    pub key: Option<Arc<str>>,
+    /// The model's label.
+    pub model: Option<Arc<str>>,
+    /// The home pool.
+    pub home: Option<Arc<str>>,
+    /// The pool it ran in.
+    pub pool: Option<Arc<str>>,
+    /// The backend it ran on, the last one tried.
+    pub backend: Option<Arc<str>>,
+    /// The arm of an experiment.
+    pub arm: Option<Arc<str>>,
+    /// A streamed answer was asked for.
+    pub stream: bool,
+    /// The prompt's length as estimated.
+    pub estimate: Option<Estimate>,
+    /// The status the client saw; `None` when it left before one was sent.
+    pub status: Option<StatusCode>,
+    /// How it ended.
+    pub outcome: Outcome,
+    /// Why attempts were repeated.
+    pub retries: SmallVec<[RetryReason; 2]>,
+    /// Time to read and estimate.
+    pub estimate_time: Duration,
+    /// Time between asking for a backend and having one, all attempts together.
+    pub queue_wait: Duration,
+    /// Time to get a connection, all attempts together.
+    pub connect_time: Duration,
+    /// From the request received to the answer's end.
+    pub total: Duration,
+    /// TTFT, ITL, TPOT, E2EL and token counts, as far as the answer went.
+    pub stats: Option<StreamStats>,
+    /// TTFT from when the request had been sent upstream.
+    pub backend_ttft: Option<Duration>,
+    /// Whether every objective of its pool was met; `None` without objectives.
+    pub slo_met: Option<bool>,
+}
+
+/// Takes finished records: telemetry.
+pub trait Recorder: Send + Sync + 'static {
+    /// Called once per request. Must not block.
+    fn record(&self, record: &Record);
+}
+
+/// A record that reports itself when dropped.
+pub struct Open<'a, R: Recorder> {
+    recorder: &'a R,
+    record: Record,
+    arrived: tokio::time::Instant,
+}
+
+impl<'a, R: Recorder> Open<'a, R> {
+    /// Opens the record of a request received at `arrived`.
+    pub fn new(recorder: &'a R, route: Option<Route>, request_id: Arc<str>, arrived: tokio::time::Instant) -> Self {
+        let record = Record {
+            request_id,
+            route,
+            key: None,
+            model: None,
+            home: None,
+            pool: None,
+            backend: None,
+            arm: None,
+            stream: false,
+            estimate: None,
+            status: None,
+            outcome: Outcome::ClientGone,
+            retries: SmallVec::new(),
+            estimate_time: Duration::ZERO,
+            queue_wait: Duration::ZERO,
+            connect_time: Duration::ZERO,
+            total: Duration::ZERO,
+            stats: None,
+            backend_ttft: None,
+            slo_met: None,
+        };
+        Self { recorder, record, arrived }
+    }
+}
+
+impl<R: Recorder> std::ops::Deref for Open<'_, R> {
+    type Target = Record;
+
+    fn deref(&self) -> &Record {
+        &self.record
+    }
+}
+
+impl<R: Recorder> std::ops::DerefMut for Open<'_, R> {
+    fn deref_mut(&mut self) -> &mut Record {
+        &mut self.record
+    }
+}
+
+impl<R: Recorder> Drop for Open<'_, R> {
+    fn drop(&mut self) {
+        self.record.total = self.arrived.elapsed();
+        self.recorder.record(&self.record);
+    }
+}

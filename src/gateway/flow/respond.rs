@@ -1,0 +1,88 @@
+//! Answers of our own: refusals before anything was sent, and the headers we add to what vLLM says.
+//!
+//! The table from refusals to HTTP is in `openai::error`; this sends them. Added headers never replace what the engine
+//! sent, except the request id, which is ours to keep the same from end to end.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{ALLOW, CONTENT_LENGTH, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER};
+use http::{HeaderMap, StatusCode};
+
+use super::exchange::{Downstream, Head};
+use super::record::{Open, Outcome, Record, Recorder};
+use sluice_core::openai::{Refusal, ShedReason};
+
+/// The request's id, the client's own where it sent a valid one.
+pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+const BACKEND: HeaderName = HeaderName::from_static("x-sluice-backend");
+const POOL: HeaderName = HeaderName::from_static("x-sluice-pool");
+const ARM: HeaderName = HeaderName::from_static("x-sluice-arm");
+const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
+
+/// Marks the record as shed and makes the refusal that says so.
+pub(super) fn shed<R: Recorder>(reason: ShedReason, retry_after: Duration, record: &mut Open<'_, R>) -> Refusal {
+    record.outcome = Outcome::Shed(reason);
+    Refusal::Shed { reason, retry_after: whole_seconds(retry_after) }
+}
+
+/// `Retry-After` counts whole seconds; rounded up, because too early is a second refusal.
+pub(super) fn whole_seconds(time: Duration) -> u64 {
+    time.as_secs() + u64::from(time.subsec_nanos() > 0)
+}
+
+/// Answers with a refusal. The outcome is left alone where it has been decided already.
+pub async fn refuse<D: Downstream, R: Recorder>(
+    down: &mut D,
+    refusal: &Refusal,
+    anthropic: bool,
+    record: &mut Open<'_, R>,
+) {
+    if record.outcome == Outcome::ClientGone {
+        record.outcome = Outcome::Refused;
+    }
+    let body = Bytes::from(refusal.body(anthropic));
+    let mut headers = HeaderMap::with_capacity(6);
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    headers.insert(CONTENT_LENGTH, HeaderValue::from(body.len()));
+    if let Some(seconds) = refusal.retry_after() {
+        headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
+    }
+    add_ours(&mut headers, record);
+    if let Some(allow) = refusal.allow() {
+        headers.insert(ALLOW, HeaderValue::from_static(allow));
+    }
+    let status = StatusCode::from_u16(refusal.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let sent = async {
+        down.head(Head { status, headers }).await?;
+        down.body(body, true).await?;
+        down.finish().await
+    };
+    match sent.await {
+        Ok(()) => record.status = Some(status),
+        Err(_) => record.outcome = Outcome::ClientGone,
+    }
+}
+
+/// Adds what we know to a response's headers.
+pub(super) fn add_ours(headers: &mut HeaderMap, record: &Record) {
+    let mut set = |name: HeaderName, text: Option<&str>| {
+        if let Some(value) = text.and_then(|text| HeaderValue::from_str(text).ok()) {
+            headers.insert(name, value);
+        }
+    };
+    set(REQUEST_ID, Some(&record.request_id));
+    set(BACKEND, record.backend.as_deref());
+    set(POOL, record.pool.as_deref());
+    set(ARM, record.arm.as_deref());
+    let ms = |time: Duration| time.as_secs_f64() * 1e3;
+    let timing = format!(
+        "estimate;dur={:.3}, queue;dur={:.3}, connect;dur={:.3}",
+        ms(record.estimate_time),
+        ms(record.queue_wait),
+        ms(record.connect_time)
+    );
+    if let Ok(value) = HeaderValue::from_str(&timing) {
+        headers.append(SERVER_TIMING, value);
+    }
+}

@@ -1,0 +1,17 @@
+//! The request path: from the bytes of a client to a backend and back.
+//!
+//! ```text
+//!   client --> proxy --> flow: estimate -> classify -> assign -> admit -> forward -> meter -> record --> telemetry
+//!                               |            |           |         |         |
+//!                           estimate/   flow/classify  experiment/ pool/   proxy::upstream --> vLLM
+//! ```
+//!
+//! Modules are declared bottom-up; a file imports only from modules above its own line.
+
+pub mod config;
+pub mod estimate;
+pub mod pool;
+pub mod experiment;
+pub mod flow;
+pub mod telemetry;
+pub mod proxy;

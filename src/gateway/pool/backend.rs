@@ -1,0 +1,235 @@
+//! One vLLM server as admission sees it: identity, limits, what it carries, how it fares.
+//!
+//! Plain data behind the admission's lock, except [`Pulse`], which the pump of every request
+//! touches per chunk and which is therefore atomic and shared.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::capacity::{Fit, Limits, Need, Usage};
+use super::health::Health;
+use super::layout::{Address, BackendSpec};
+use super::policy::Speed;
+use sluice_core::base::PoolId;
+
+/// When bytes last came from a backend, and the cord that cuts its streams when it is hung.
+#[derive(Debug)]
+pub(super) struct Pulse {
+    epoch: Instant,
+    last_ms: AtomicU64,
+    /// Requests that wait for their client to take bytes: no silence of the backend.
+    at_client: AtomicU32,
+}
+
+/// While it lives, a request waits for its client and not for the backend.
+#[derive(Debug)]
+pub struct AtClient<'a>(&'a Pulse);
+
+impl Drop for AtClient<'_> {
+    fn drop(&mut self) {
+        self.0.at_client.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Pulse {
+    pub(super) fn new(now: Instant) -> Self {
+        Self { epoch: now, last_ms: AtomicU64::new(0), at_client: AtomicU32::new(0) }
+    }
+
+    /// Bytes came.
+    pub(super) fn beat(&self, now: Instant) {
+        let ms = now.saturating_duration_since(self.epoch).as_millis();
+        self.last_ms.store(u64::try_from(ms).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    pub(super) fn at_client(&self) -> AtClient<'_> {
+        self.at_client.fetch_add(1, Ordering::Relaxed);
+        AtClient(self)
+    }
+
+    fn last(&self) -> Instant {
+        self.epoch + Duration::from_millis(self.last_ms.load(Ordering::Relaxed))
+    }
+}
+
+/// Prompt tokens per second assumed before the first measurement; an 8B model does 10k-50k on
+/// current GPUs, and assuming too few only keeps a permit a little longer.
+const PREFILL_RATE_INITIAL: f64 = 10_000.0;
+/// Bounds of what is believed, in prompt tokens per second.
+const PREFILL_RATE_RANGE: (f64, f64) = (50.0, 1_000_000.0);
+/// Prompts below this many tokens say more about fixed costs than about the rate.
+const PREFILL_TOKENS_MIN: u64 = 256;
+/// Weight of one new observation of the prefill rate.
+const PREFILL_WEIGHT: f64 = 0.2;
+
+/// What whoever runs an engine says about it. Beside the operator's wish to drain: each can only take back its own word.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Cordon {
+    /// Nothing: health decides.
+    #[default]
+    Open,
+    /// No new requests; those under way finish. It will be back: requests that find nobody else may wait for it.
+    Draining,
+    /// It is being started. Requests may wait for it.
+    Coming,
+    /// It does not run, and nobody is about to start it. Nobody waits for it.
+    Away,
+}
+
+/// One backend.
+#[derive(Debug)]
+pub(super) struct Backend {
+    pub(super) name: Arc<str>,
+    pub(super) address: Arc<Address>,
+    pub(super) pool: PoolId,
+    /// Position in its pool, the order in which it is shown.
+    pub(super) position: usize,
+    /// Share of new work relative to the others of its pool.
+    pub(super) weight: f64,
+    /// Round robin: how much it is owed.
+    pub(super) turn: f64,
+    /// The limits in force: those configured, under the ceiling.
+    pub(super) limits: Limits,
+    configured: Limits,
+    /// Slots that its engine is good for now, whatever was configured.
+    ceiling: Option<u32>,
+    pub(super) used: Usage,
+    pub(super) health: Health,
+    pub(super) draining: bool,
+    pub(super) cordon: Cordon,
+    /// No longer configured: finishes what it carries, then its place is free.
+    pub(super) removed: bool,
+    pub(super) speed: Speed,
+    pub(super) prefill_rate: f64,
+    /// The engine's own context limit, once it has told us.
+    pub(super) max_model_len: Option<u64>,
+    pub(super) pulse: Arc<Pulse>,
+    pub(super) cut: CancellationToken,
+    /// How often it was found hung.
+    pub(super) hangs: u64,
+    /// Since when it has been seen carrying something, at the pace of the liveness check.
+    busy_since: Option<Instant>,
+}
+
+impl Backend {
+    pub(super) fn new(spec: &BackendSpec, pool: PoolId, now: Instant) -> Self {
+        let limits = Limits { slots: 1, tokens: None, prefill_tokens: None, long_prefix: None };
+        Self {
+            name: Arc::clone(&spec.name),
+            address: Arc::clone(&spec.address),
+            pool,
+            position: 0,
+            weight: spec.weight,
+            turn: 0.0,
+            limits,
+            configured: limits,
+            ceiling: None,
+            used: Usage::default(),
+            health: Health::default(),
+            draining: false,
+            cordon: Cordon::Open,
+            removed: false,
+            speed: Speed::default(),
+            prefill_rate: PREFILL_RATE_INITIAL,
+            max_model_len: None,
+            pulse: Arc::new(Pulse::new(now)),
+            cut: CancellationToken::new(),
+            hangs: 0,
+            busy_since: None,
+        }
+    }
+
+    /// The same engine under another name or in another pool: what is known of it stays known.
+    pub(super) fn take_after(&mut self, known: &Self) {
+        self.health = known.health.clone();
+        self.speed = known.speed;
+        self.prefill_rate = known.prefill_rate;
+        self.max_model_len = known.max_model_len;
+        self.draining = known.draining;
+        self.cordon = known.cordon;
+        self.ceiling = known.ceiling;
+    }
+
+    /// Its configured limits.
+    pub(super) fn set_limits(&mut self, limits: Limits) {
+        self.configured = limits;
+        let slots = self.ceiling.map_or(limits.slots, |ceiling| limits.slots.min(ceiling).max(1));
+        self.limits = Limits { slots, ..limits };
+    }
+
+    /// A bound on its slots beside the configured one.
+    pub(super) fn set_ceiling(&mut self, slots: Option<u32>) {
+        self.ceiling = slots;
+        self.set_limits(self.configured);
+    }
+
+    /// Another engine stands behind it, which has been seen to be ready: what was known of the health of the one before
+    /// it does not count.
+    pub(super) fn renew(&mut self, now: Instant) {
+        self.health = Health::default();
+        self.health.probe_ok(now);
+        self.max_model_len = None;
+    }
+
+    /// How long it has been carrying something without a byte; `None` while nobody waits for one.
+    pub(super) fn silence(&mut self, now: Instant) -> Option<Duration> {
+        if self.used.requests <= self.pulse.at_client.load(Ordering::Relaxed) {
+            self.busy_since = None;
+            return None;
+        }
+        let busy_since = *self.busy_since.get_or_insert(now);
+        Some(now.saturating_duration_since(self.pulse.last().max(busy_since)))
+    }
+
+    /// Whether new work may go here at all, room or not.
+    pub(super) fn in_rotation(&self) -> bool {
+        !self.draining && !self.removed && self.cordon == Cordon::Open && self.health.allowance() != Some(0)
+    }
+
+    /// Whether it is given work, or is about to be asked for the first time whether it can be.
+    fn is_worth_waiting_for(&self) -> bool {
+        let coming = match self.cordon {
+            Cordon::Open => self.health.is_untried(),
+            Cordon::Draining | Cordon::Coming => true,
+            Cordon::Away => false,
+        };
+        self.in_rotation() || (coming && !self.draining && !self.removed)
+    }
+
+    /// Whether `need` could ever be carried here with the present limits.
+    pub(super) fn could_serve(&self, need: &Need) -> bool {
+        let barred = self.limits.long_prefix.is_some_and(|long| long.slots == 0 && need.prompt_tokens > long.threshold);
+        self.is_worth_waiting_for() && !barred
+    }
+
+    /// Whether `need` can be carried now.
+    pub(super) fn fit(&self, need: &Need) -> Fit {
+        match self.health.allowance() {
+            Some(requests) if self.used.requests >= requests => Fit::Full,
+            _ if !self.in_rotation() => Fit::Full,
+            _ => self.used.fit(&self.limits, need),
+        }
+    }
+
+    /// Long prefills that `need` would run beside here; 0 if it is not long itself.
+    pub(super) fn prefills_beside(&self, need: &Need) -> u32 {
+        if self.limits.is_long(need.prompt_tokens) { self.used.long_prefills } else { 0 }
+    }
+
+    /// Learns the prefill rate from a streamed request's time to first token at the backend.
+    pub(super) fn observe_prefill(&mut self, prompt_tokens: u64, ttft: Duration) {
+        if prompt_tokens >= PREFILL_TOKENS_MIN && !ttft.is_zero() {
+            let sample = (prompt_tokens as f64 / ttft.as_secs_f64()).clamp(PREFILL_RATE_RANGE.0, PREFILL_RATE_RANGE.1);
+            self.prefill_rate += PREFILL_WEIGHT * (sample - self.prefill_rate);
+        }
+    }
+
+    /// How long the prefill of a prompt is expected to take.
+    pub(super) fn prefill_time(&self, prompt_tokens: u64) -> Duration {
+        Duration::from_secs_f64(prompt_tokens as f64 / self.prefill_rate)
+    }
+}

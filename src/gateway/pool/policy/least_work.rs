@@ -1,0 +1,103 @@
+//! Least work: the backend that would be through soonest.
+//!
+//! Score = `(outstanding tokens + this request's tokens) x seconds per token / weight`, lowest wins; seconds
+//! per token is the decayed mean of the TPOT seen on that backend. More load raises TPOT and so the
+//! score, a slower GPU raises it for good: the balance finds itself between unequal backends.
+//! A backend not yet measured counts as the fastest measured one, so that it gets work and is
+//! measured. Observations are clamped to [`TPOT_MIN`, `TPOT_MAX`], and one speed may differ from
+//! the best by at most [`SPREAD_MAX`]: an odd sample can make a backend unpopular, never a leper.
+//! Ties are broken by the fewest requests, then by the coin.
+
+use std::time::Duration;
+
+use super::Candidate;
+use sluice_core::base::{BackendId, Rng};
+
+/// Below this a TPOT is a measurement error (several tokens in one event).
+const TPOT_MIN: Duration = Duration::from_micros(100);
+/// Above this an engine is stuck rather than slow; health decides about it, not balance.
+const TPOT_MAX: Duration = Duration::from_secs(2);
+/// Weight of one new observation: about the last 20 requests count.
+const WEIGHT: f64 = 0.1;
+/// A backend is never scored as more than this many times slower than the fastest.
+const SPREAD_MAX: f64 = 8.0;
+
+/// Observed decoding speed of one backend.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Speed {
+    seconds_per_token: Option<f64>,
+}
+
+impl Speed {
+    /// Takes in the TPOT of one finished request.
+    pub fn observe(&mut self, tpot: Duration) {
+        let sample = tpot.clamp(TPOT_MIN, TPOT_MAX).as_secs_f64();
+        self.seconds_per_token = Some(match self.seconds_per_token {
+            None => sample,
+            Some(mean) => mean + WEIGHT * (sample - mean),
+        });
+    }
+
+    /// Seconds per output token; `None` before the first observation.
+    pub fn seconds_per_token(&self) -> Option<f64> {
+        self.seconds_per_token
+    }
+}
+
+pub(super) fn pick(candidates: &[Candidate], need_tokens: u64, rng: &mut Rng) -> Option<BackendId> {
+    let fastest = fastest(candidates);
+    let offset = rng.below(candidates.len());
+    let rotated = candidates[offset..].iter().chain(&candidates[..offset]);
+    rotated
+        .map(|c| (score(c, need_tokens, fastest), c))
+        .min_by(|(a, ca), (b, cb)| a.total_cmp(b).then(ca.requests.cmp(&cb.requests)))
+        .map(|(_, c)| c.id)
+}
+
+pub(super) fn fastest(candidates: &[Candidate]) -> f64 {
+    let best = candidates.iter().filter_map(|c| c.speed.seconds_per_token).fold(f64::INFINITY, f64::min);
+    if best.is_finite() { best } else { 1.0 }
+}
+
+pub(super) fn score(candidate: &Candidate, need_tokens: u64, fastest: f64) -> f64 {
+    let pace = candidate.speed.seconds_per_token.unwrap_or(fastest).min(fastest * SPREAD_MAX);
+    candidate.tokens.saturating_add(need_tokens) as f64 * pace / candidate.weight
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn candidate(position: usize, tokens: u64, tpot_ms: Option<u64>) -> Candidate {
+        let mut speed = Speed::default();
+        if let Some(ms) = tpot_ms {
+            speed.observe(Duration::from_millis(ms));
+        }
+        Candidate { id: BackendId::new(position), weight: 1.0, tokens, requests: 0, speed }
+    }
+
+    fn chosen(candidates: &[Candidate]) -> usize {
+        pick(candidates, 100, &mut Rng::new(3)).expect("there are candidates").index()
+    }
+
+    #[test]
+    fn equal_speed_means_fewest_tokens() {
+        assert_eq!(chosen(&[candidate(0, 900, Some(5)), candidate(1, 800, Some(5))]), 1);
+    }
+
+    #[test]
+    fn a_gpu_twice_as_fast_carries_twice_as_much() {
+        assert_eq!(chosen(&[candidate(0, 1_000, Some(5)), candidate(1, 700, Some(10))]), 0);
+        assert_eq!(chosen(&[candidate(0, 1_000, Some(5)), candidate(1, 400, Some(10))]), 1);
+    }
+
+    #[test]
+    fn an_unmeasured_backend_is_given_a_chance() {
+        assert_eq!(chosen(&[candidate(0, 10, Some(50)), candidate(1, 0, None)]), 1);
+    }
+
+    #[test]
+    fn one_odd_sample_cannot_exile_a_backend() {
+        assert_eq!(chosen(&[candidate(0, 10_000, Some(5)), candidate(1, 0, Some(2_000))]), 1);
+    }
+}

@@ -1,0 +1,46 @@
+//! Two choices: draw two different backends, keep the one with less work.
+//!
+//! Nearly as even as looking at all of them, and no herd: several gateways in front of the same
+//! engines, each blind to the others' requests, do not all pick the same one
+//! (Mitzenmacher, "The power of two choices in randomized load balancing", 2001).
+
+use super::{Candidate, least_work};
+use sluice_core::base::{BackendId, Rng};
+
+pub(super) fn pick(candidates: &[Candidate], need_tokens: u64, rng: &mut Rng) -> Option<BackendId> {
+    let count = candidates.len();
+    if count < 2 {
+        return candidates.first().map(|c| c.id);
+    }
+    let first = rng.below(count);
+    let second = (first + 1 + rng.below(count - 1)) % count;
+    let pair = [candidates[first], candidates[second]];
+    least_work::pick(&pair, need_tokens, rng)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Speed;
+    use super::*;
+
+    #[test]
+    fn the_busiest_of_three_is_never_chosen() {
+        let tokens = [5, 10, 1_000];
+        let candidates: Vec<_> = (0..3)
+            .map(|i| Candidate {
+                id: BackendId::new(i),
+                weight: 1.0,
+                tokens: tokens[i],
+                requests: 0,
+                speed: Speed::default(),
+            })
+            .collect();
+        let mut rng = Rng::new(7);
+        let mut counts = [0; 3];
+        for _ in 0..300 {
+            counts[pick(&candidates, 1, &mut rng).expect("there are candidates").index()] += 1;
+        }
+        assert_eq!(counts[2], 0);
+        assert!(counts[1] > 50, "both of the others are drawn: {counts:?}");
+    }
+}

@@ -1,0 +1,126 @@
+//! A picture of all pools, for metrics, the admin API and the live page. Copies; no lock is held
+//! while somebody looks at it.
+//!
+//! Gauges are read from here when they are scraped and kept nowhere else, so they cannot drift from the truth.
+
+use std::sync::Arc;
+
+use super::backend::Cordon;
+use super::capacity::{Limits, Usage};
+use super::health::Phase;
+use super::layout::Address;
+use super::state::State;
+use sluice_core::base::{BackendId, PoolId};
+
+/// One pool.
+#[derive(Clone, Debug)]
+pub struct PoolView {
+    /// Its id.
+    pub id: PoolId,
+    /// Its name.
+    pub name: Arc<str>,
+    /// How many wait.
+    pub queue_length: usize,
+    /// How many may.
+    pub queue_limit: usize,
+    /// Its backends; those being removed as well, while they carry something.
+    pub backends: Vec<BackendView>,
+}
+
+/// One backend.
+#[derive(Clone, Debug)]
+pub struct BackendView {
+    /// Its id.
+    pub id: BackendId,
+    /// Its name.
+    pub name: Arc<str>,
+    /// Where it is reached.
+    pub address: Arc<Address>,
+    /// Share of new work.
+    pub weight: f64,
+    /// Health.
+    pub phase: Phase,
+    /// The operator took it out of rotation.
+    pub draining: bool,
+    /// What whoever runs its engine says.
+    pub cordon: Cordon,
+    /// No longer configured.
+    pub removed: bool,
+    /// How often it was found hung since it was configured.
+    pub hangs: u64,
+    /// Its limits.
+    pub limits: Limits,
+    /// What it carries.
+    pub used: Usage,
+    /// Seconds per output token, as observed.
+    pub seconds_per_token: Option<f64>,
+    /// Prompt tokens per second, as observed.
+    pub prefill_rate: f64,
+    /// The engine's context limit, if it told.
+    pub max_model_len: Option<u64>,
+}
+
+impl BackendView {
+    /// The state as metrics and people name it.
+    pub fn state(&self) -> &'static str {
+        match self.cordon {
+            _ if self.removed => "removed",
+            _ if self.draining => "draining",
+            Cordon::Draining => "draining",
+            Cordon::Coming => "starting",
+            Cordon::Away => "down",
+            Cordon::Open => self.phase.label(),
+        }
+    }
+
+    /// Whether it is given new work, as far as room allows.
+    pub fn in_rotation(&self) -> bool {
+        let healthy = matches!(self.phase, Phase::Ready | Phase::Probation);
+        healthy && self.cordon == Cordon::Open && !self.draining && !self.removed
+    }
+
+    /// Every name [`BackendView::state`] can return.
+    pub const STATES: [&'static str; 7] = ["starting", "ready", "probation", "ejected", "down", "draining", "removed"];
+}
+
+impl State {
+    pub(super) fn view(&self) -> Vec<PoolView> {
+        let shown = self.pools.iter().enumerate().map(|(index, pool)| PoolView {
+            id: PoolId::new(index),
+            name: Arc::clone(&pool.name),
+            queue_length: pool.queue.len(),
+            queue_limit: pool.rules.queue_length,
+            backends: self.backends_of(PoolId::new(index)),
+        });
+        shown.filter(|view| !self.pools[view.id.index()].removed || !view.backends.is_empty()).collect()
+    }
+
+    fn backends_of(&self, pool: PoolId) -> Vec<BackendView> {
+        let all =
+            self.backends.iter().enumerate().filter_map(|(index, slot)| Some((BackendId::new(index), slot.as_ref()?)));
+        let mut views: Vec<(usize, BackendView)> = all
+            .filter(|(_, backend)| backend.pool == pool)
+            .map(|(id, b)| {
+                let view = BackendView {
+                    id,
+                    name: Arc::clone(&b.name),
+                    address: Arc::clone(&b.address),
+                    weight: b.weight,
+                    phase: b.health.phase(),
+                    draining: b.draining,
+                    cordon: b.cordon,
+                    removed: b.removed,
+                    hangs: b.hangs,
+                    limits: b.limits,
+                    used: b.used,
+                    seconds_per_token: b.speed.seconds_per_token(),
+                    prefill_rate: b.prefill_rate,
+                    max_model_len: b.max_model_len,
+                };
+                (b.position, view)
+            })
+            .collect();
+        views.sort_by_key(|(position, _)| *position);
+        views.into_iter().map(|(_, view)| view).collect()
+    }
+}

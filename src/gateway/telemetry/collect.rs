@@ -1,0 +1,226 @@
+//! From records to metrics, and from metrics to a page.
+//!
+//! [`Telemetry`] takes each finished record exactly once: one request counter by outcome, histograms of what was
+//! measured, the window of the last minute, the access log. What is measured when:
+//!
+//! | metric | of which requests |
+//! |---|---|
+//! | TTFT, ITL | streams, however they ended: a client that left after the first token did see it |
+//! | TPOT, duration | completed ones; a cut-off request is shorter for the wrong reason |
+//! | tokens, estimate ratio | those whose engine reported usage |
+//! | queue wait | those that asked for a backend |
+//!
+//! Gauges are read at scrape time from a closure given at construction (admission's view), so nothing here
+//! counts what admission counts already.
+//!
+//! Recording takes about a microsecond and never waits for I/O.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use prometheus::proto::{LabelPair, Metric};
+use prometheus::{Histogram, IntCounterVec, Registry, TextEncoder};
+use tokio::time::Instant;
+
+use super::access_log::{AccessLogError, Sink};
+use super::families;
+use super::gauges::Scrape;
+use super::recent::Minute;
+use super::series::{self, Book, OfPool, Series};
+use crate::config::Config;
+use crate::flow::{Outcome, Record, Recorder};
+use crate::pool::PoolView;
+use sluice_core::meter::StreamStats;
+
+/// Gives a picture of all pools: `Admission::view`.
+pub type Pools = Box<dyn Fn() -> Vec<PoolView> + Send + Sync>;
+
+/// Where records go and pages come from.
+pub struct Telemetry {
+    registry: Registry,
+    book: Arc<Book>,
+    overhead_estimate: Histogram,
+    overhead_connect: Histogram,
+    reloads: IntCounterVec,
+    access_log: Option<Sink>,
+}
+
+impl std::fmt::Debug for Telemetry {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Telemetry").finish_non_exhaustive()
+    }
+}
+
+impl Telemetry {
+    /// Telemetry of a configuration, whose gauges are read from `pools`. Opens the access log.
+    pub fn new(config: &Config, pools: Pools) -> Result<Self, AccessLogError> {
+        let access_log = config.access_log.as_ref().map(Sink::open).transpose()?;
+        let telemetry = Self::with(pools, access_log);
+        telemetry.configured(config);
+        Ok(telemetry)
+    }
+
+    /// Telemetry that knows of no objectives yet. `access_log`: where lines go, if anywhere.
+    pub fn with(pools: Pools, access_log: Option<Sink>) -> Self {
+        let registry = Registry::new();
+        let book = Arc::new(Book::new(&registry));
+        let (judged, lines) = (Arc::clone(&book), access_log.clone());
+        let dropped = move || lines.as_ref().map_or(0, Sink::dropped);
+        series::register(&registry, Scrape::new(pools, move || attainments(&judged), dropped));
+        let overhead = series::histograms(&registry, &families::OVERHEAD_SECONDS);
+        let reloads = series::counters(&registry, &families::RELOADS);
+        for result in ["ok", "failed"] {
+            reloads.with_label_values(&[result]);
+        }
+        Self {
+            overhead_estimate: overhead.with_label_values(&["estimate"]),
+            overhead_connect: overhead.with_label_values(&["connect"]),
+            registry,
+            book,
+            reloads,
+            access_log,
+        }
+    }
+
+    /// Takes over what a configuration says about pools: which have objectives. Counters of its pools exist
+    /// from here on, at zero, so that a rate sees their first step.
+    pub fn configured(&self, config: &Config) {
+        for pool in &config.pools {
+            let judged = pool.slo.ttft.or(pool.slo.tpot).or(pool.slo.e2el).is_some();
+            self.book.pool(Some(&pool.name.as_str().into())).judged.store(judged, Ordering::Relaxed);
+        }
+    }
+
+    /// The metrics page, in Prometheus' text format.
+    pub fn page(&self) -> String {
+        let mut families = self.registry.gather();
+        for family in &mut families {
+            family.mut_metric().retain(|metric| !is_unplaced_zero(metric));
+        }
+        families.retain(|family| !family.get_metric().is_empty());
+        let mut page = String::with_capacity(PAGE_BYTES);
+        if let Err(error) = TextEncoder::new().encode_utf8(&families, &mut page) {
+            tracing::error!(%error, "the metrics page could not be written whole");
+        }
+        page
+    }
+
+    /// The last minute of a pool's own traffic; empty for a pool that has seen none.
+    pub fn minute(&self, pool: &str) -> Minute {
+        self.book.pool(Some(&pool.into())).recent.minute(Instant::now())
+    }
+
+    /// Counts a reload of the configuration.
+    pub fn reloaded(&self, ok: bool) {
+        self.reloads.with_label_values(&[if ok { "ok" } else { "failed" }]).inc();
+    }
+
+    /// Opens the access log's file anew, as after it was rotated. Nothing without an access log.
+    pub fn reopen(&self) {
+        if let Some(access_log) = &self.access_log {
+            access_log.reopen();
+        }
+    }
+
+    /// Writes what the access log still holds and waits for it. Blocks for as long as the disk does, at most 5 s.
+    pub fn flush(&self) {
+        if let Some(access_log) = &self.access_log {
+            access_log.flush();
+        }
+    }
+}
+
+/// Requests without a pool (refused before they were placed) have few of the metrics that are resolved for every
+/// combination of labels; the others would only be noise.
+fn is_unplaced_zero(metric: &Metric) -> bool {
+    let empty = |pair: &LabelPair| matches!(pair.name(), "pool" | "model") && pair.value().is_empty();
+    let nothing = metric.get_counter().get_value() == 0.0 && metric.get_histogram().get_sample_count() == 0;
+    nothing && metric.get_label().iter().any(empty)
+}
+
+/// Room for the page of a small configuration; larger ones grow it.
+const PAGE_BYTES: usize = 64 << 10;
+
+fn attainments(book: &Book) -> Vec<(String, f64)> {
+    let now = Instant::now();
+    let each = book.pools().into_iter().filter_map(|pool| Some((pool.name.to_string(), pool.recent.attainment(now)?)));
+    each.collect()
+}
+
+impl Recorder for Arc<Telemetry> {
+    fn record(&self, record: &Record) {
+        Telemetry::record(self, record);
+    }
+}
+
+impl Telemetry {
+    /// Counts a finished request. Once per request; never waits.
+    pub fn record(&self, record: &Record) {
+        let series = self.book.series(record);
+        self.book.requests(&series, record).inc();
+        if record.home.is_some() {
+            self.overhead_estimate.observe(seconds(record.estimate_time));
+            placed(record, &series);
+        }
+        if record.backend.is_some() {
+            self.overhead_connect.observe(seconds(record.connect_time));
+        }
+        retried(record, &series.ran_in);
+        if let Some(stats) = &record.stats {
+            measured(record, stats, &series);
+        } else if record.outcome == Outcome::Completed {
+            series.duration.observe(seconds(record.total));
+        }
+        if let Outcome::Shed(reason) = record.outcome {
+            series.home.shed(reason).inc();
+        }
+        let judged = series.home.judged.load(Ordering::Relaxed);
+        series.home.recent.add(record, judged, Instant::now());
+        if let Some(access_log) = &self.access_log {
+            access_log.write(record);
+        }
+    }
+}
+
+/// Of a request whose home is known.
+fn placed(record: &Record, series: &Series) {
+    let asked = record.backend.is_some() || record.outcome != Outcome::Refused;
+    if asked {
+        series.home.queue_wait.observe(seconds(record.queue_wait));
+    }
+    if let Some(spill) = &series.spill {
+        spill.inc();
+    }
+}
+
+fn retried(record: &Record, pool: &OfPool) {
+    for reason in &record.retries {
+        pool.retried(*reason).inc();
+    }
+}
+
+/// Of a request whose answer was metered.
+fn measured(record: &Record, stats: &StreamStats, series: &Series) {
+    if record.stream {
+        if let Some(ttft) = stats.ttft {
+            series.ttft.observe(seconds(ttft));
+        }
+        series.itl.merge(&stats.itl);
+    }
+    if record.outcome == Outcome::Completed {
+        if let Some(tpot) = stats.tpot {
+            series.tpot.observe(seconds(tpot));
+        }
+        series.duration.observe(seconds(stats.e2el.unwrap_or(record.total)));
+    }
+    series.prompt.inc_by(stats.usage.prompt.unwrap_or(0));
+    series.generation.inc_by(stats.usage.completion.unwrap_or(0));
+    if let (Some(estimate), Some(actual @ 1..)) = (&record.estimate, stats.usage.prompt) {
+        series.estimate_ratio.observe(estimate.tokens as f64 / actual as f64);
+    }
+}
+
+fn seconds(time: Duration) -> f64 {
+    time.as_secs_f64()
+}

@@ -1,0 +1,171 @@
+//! Every metric of the gateway, in one table: name, kind, labels, buckets, help.
+//!
+//! Names and labels are a contract with dashboards and alerts of other people: they are only ever added.
+//! Values of labels come from the configuration, from closed sets in the code, or from what backends report;
+//! never from clients, so the number of series is bounded by the configuration. Words:
+//!
+//! - `pool`: the pool a request ran in, or its home if it never ran; `class`: its home pool, that is, the
+//!   length class of its prompt. They differ for a request that spilled.
+//! - `arm`: the arm of an experiment, empty without one. `model`: empty if none was recognised.
+//!
+//! Units are seconds and tokens. Bounds of buckets are upper and inclusive. They resolve an 8B model on a fast GPU
+//! (TTFT 10-100 ms, ITL 4-20 ms, P99 under mixed load up to seconds) and reach to what a queue makes of it.
+
+use sluice_core::meter::ITL_BUCKETS_SECONDS;
+
+/// What a family is to Prometheus.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Kind {
+    /// Only grows.
+    Counter,
+    /// Goes up and down; read at scrape time.
+    Gauge,
+    /// Counts by upper bounds, in the family's unit.
+    Histogram(&'static [f64]),
+}
+
+/// One metric family.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Family {
+    /// Its name.
+    pub name: &'static str,
+    /// What it is to Prometheus.
+    pub kind: Kind,
+    /// Its labels.
+    pub labels: &'static [&'static str],
+    /// What it says, in one sentence.
+    pub help: &'static str,
+}
+
+/// Time to first token: 1 ms to 2 min, denser where answers are usually felt (20 ms to 1 s).
+const TTFT: &[f64] = &[
+    0.001, 0.002, 0.005, 0.010, 0.015, 0.020, 0.030, 0.040, 0.060, 0.080, 0.100, 0.150, 0.200, 0.300, 0.400, 0.600,
+    0.800, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0,
+];
+/// Time per output token: a mean over a request, so narrower than the gaps it is made of.
+const TPOT: &[f64] = &[
+    0.0005, 0.001, 0.002, 0.003, 0.004, 0.005, 0.006, 0.007, 0.008, 0.010, 0.012, 0.014, 0.016, 0.018, 0.020, 0.025,
+    0.030, 0.040, 0.050, 0.075, 0.100, 0.150, 0.250, 0.500, 1.0, 2.5,
+];
+/// Whole requests: from an embedding of 5 ms to a long completion of 10 min.
+const DURATION: &[f64] = &[
+    0.005, 0.010, 0.025, 0.050, 0.100, 0.200, 0.300, 0.500, 0.750, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 10.0, 13.0, 16.0,
+    20.0, 30.0, 45.0, 60.0, 120.0, 300.0, 600.0,
+];
+/// Waiting for a backend: mostly microseconds, at most the queue's timeout.
+const QUEUE_WAIT: &[f64] =
+    &[0.0001, 0.001, 0.005, 0.010, 0.025, 0.050, 0.100, 0.250, 0.500, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0];
+/// What the gateway adds: microseconds when all is well.
+const OVERHEAD: &[f64] = &[
+    0.000_005, 0.000_01, 0.000_02, 0.000_05, 0.000_1, 0.000_2, 0.000_5, 0.001, 0.002, 0.005, 0.010, 0.025, 0.100,
+    0.500, 1.0,
+];
+/// Estimated over actual tokens: 1 is exact, symmetric around it in proportion.
+const RATIO: &[f64] = &[0.25, 0.5, 0.67, 0.8, 0.9, 0.95, 0.98, 1.0, 1.02, 1.05, 1.1, 1.25, 1.5, 2.0, 4.0];
+
+const REQUEST: &[&str] = &["pool", "model", "arm", "class"];
+const BACKEND: &[&str] = &["pool", "backend"];
+
+macro_rules! families {
+    ($($const:ident: $name:literal $kind:expr, $labels:expr, $help:literal;)*) => {
+        $(
+            #[doc = $help]
+            pub const $const: Family = Family { name: $name, kind: $kind, labels: $labels, help: $help };
+        )*
+        /// Every family, in the order of the table.
+        pub const ALL: &[Family] = &[$($const),*];
+    };
+}
+
+families! {
+    REQUESTS: "sluice_requests_total" Kind::Counter, &["route", "pool", "model", "arm", "outcome"],
+        "Requests that are over, by how they ended (completed, client_gone, shed, upstream_error, timeout, refused)";
+    TIME_TO_FIRST_TOKEN: "sluice_time_to_first_token_seconds" Kind::Histogram(TTFT), REQUEST,
+        "From a streamed request fully received to the first event with output, the queue included";
+    INTER_TOKEN_LATENCY: "sluice_inter_token_latency_seconds" Kind::Histogram(&ITL_BUCKETS_SECONDS), REQUEST,
+        "Gaps between successive output events of a stream, or between tokens where usage is continuous";
+    TIME_PER_OUTPUT_TOKEN: "sluice_time_per_output_token_seconds" Kind::Histogram(TPOT), REQUEST,
+        "(E2EL - TTFT) / (completion tokens - 1) of completed streams of two tokens or more";
+    REQUEST_DURATION: "sluice_request_duration_seconds" Kind::Histogram(DURATION), REQUEST,
+        "E2EL of completed requests: from fully received to the last event with choices, or to the answer's end";
+    QUEUE_WAIT_SECONDS: "sluice_queue_wait_seconds" Kind::Histogram(QUEUE_WAIT), &["pool"],
+        "Time between asking for a backend and having one, or giving up; by home pool";
+    PROMPT_TOKENS: "sluice_prompt_tokens_total" Kind::Counter, &["pool", "model", "arm"],
+        "Prompt tokens as the engines counted them";
+    GENERATION_TOKENS: "sluice_generation_tokens_total" Kind::Counter, &["pool", "model", "arm"],
+        "Output tokens as the engines counted them";
+    ESTIMATE_RATIO: "sluice_prompt_estimate_ratio" Kind::Histogram(RATIO), &["model"],
+        "Estimated prompt tokens divided by those the engine counted";
+    IN_FLIGHT: "sluice_in_flight" Kind::Gauge, BACKEND,
+        "Requests that hold a lease on a backend";
+    SLOTS: "sluice_slots" Kind::Gauge, BACKEND,
+        "Sequences that a backend may carry at once";
+    OUTSTANDING_TOKENS: "sluice_outstanding_tokens" Kind::Gauge, BACKEND,
+        "Estimated prompt and output tokens of the requests in flight";
+    PREFILL_TOKENS: "sluice_prefill_tokens" Kind::Gauge, BACKEND,
+        "Estimated prompt tokens of requests whose first token has not been seen";
+    LONG_PREFILLS: "sluice_long_prefills" Kind::Gauge, BACKEND,
+        "Long prompts in prefill, each with a permit";
+    QUEUE_LENGTH: "sluice_queue_length" Kind::Gauge, &["pool"],
+        "Requests waiting in the pool's queue";
+    SHED: "sluice_shed_total" Kind::Counter, &["pool", "reason"],
+        "Requests not served, to protect those who are; by home pool";
+    SPILL: "sluice_spill_total" Kind::Counter, &["from", "to"],
+        "Requests that ran outside their home pool";
+    RETRIES: "sluice_retries_total" Kind::Counter, &["pool", "reason"],
+        "Attempts that were repeated, by why and by the pool the request ran in at last";
+    BACKEND_STATE: "sluice_backend_state" Kind::Gauge, &["pool", "backend", "state"],
+        "1 for the state a backend is in, 0 for every other";
+    OVERHEAD_SECONDS: "sluice_overhead_seconds" Kind::Histogram(OVERHEAD), &["stage"],
+        "Time added before a backend worked: estimate (read, recognise, estimate, place), connect (get a connection); \
+         the queue has its own family";
+    SLO_ATTAINMENT: "sluice_slo_attainment" Kind::Gauge, &["pool"],
+        "Share of requests at home in the pool that met all its objectives, decaying with a time constant of 5 min; \
+         refused requests and clients that left do not count; absent after 15 min without requests";
+    RELOADS: "sluice_config_reloads_total" Kind::Counter, &["result"],
+        "Configuration reloads, ok or failed";
+    ACCESS_LOG_DROPPED: "sluice_access_log_dropped_total" Kind::Counter, &[],
+        "Access log lines lost because they could not be written fast enough, or at all";
+    BUILD_INFO: "sluice_build_info" Kind::Gauge, &["version"],
+        "Always 1; the version of the gateway is its label";
+    PROCESS_CPU: "process_cpu_seconds_total" Kind::Counter, &[],
+        "CPU time of the gateway, user and system";
+    PROCESS_RESIDENT: "process_resident_memory_bytes" Kind::Gauge, &[],
+        "Resident memory of the gateway";
+    PROCESS_OPEN_FDS: "process_open_fds" Kind::Gauge, &[],
+        "Open file descriptors of the gateway";
+    PROCESS_MAX_FDS: "process_max_fds" Kind::Gauge, &[],
+        "Most file descriptors that the gateway may open";
+    PROCESS_START: "process_start_time_seconds" Kind::Gauge, &[],
+        "When the gateway was started, seconds since 1970";
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_say_kind_and_unit() {
+        for (index, family) in ALL.iter().enumerate() {
+            assert!(ALL[..index].iter().all(|other| other.name != family.name), "{} twice", family.name);
+            let total = family.name.ends_with("_total");
+            assert_eq!(total, family.kind == Kind::Counter, "{}", family.name);
+            assert!(family.name.starts_with("sluice_") || family.name.starts_with("process_"));
+        }
+    }
+
+    #[test]
+    fn bounds_ascend() {
+        for family in ALL {
+            if let Kind::Histogram(bounds) = family.kind {
+                assert!(bounds.windows(2).all(|pair| pair[0] < pair[1]), "{}", family.name);
+            }
+        }
+    }
+
+    #[test]
+    fn itl_is_resolved_from_half_a_millisecond_and_ttft_from_one() {
+        assert_eq!(ITL_BUCKETS_SECONDS[0], 0.0005);
+        assert_eq!(TTFT[0], 0.001);
+    }
+}

@@ -1,0 +1,119 @@
+//! One line of the access log: a JSON object about one finished request.
+//!
+//! Keys that do not apply are left out (no backend, no first token), so a line says only what was seen. Times are
+//! milliseconds with three decimals, `time` is when the request was over, RFC 3339 in UTC. The prompt, the
+//! answer and the API key are never in it; `key` is the key's name.
+//!
+//! Keys are only ever added: people have queries on them.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use serde::Serialize;
+
+use crate::estimate::How;
+use crate::flow::Record;
+use sluice_core::openai::Route;
+
+/// Room for a usual line, so that it is written without growing: they have 450 to 650 bytes.
+const LINE_BYTES: usize = 768;
+
+#[derive(Serialize)]
+struct Line<'a> {
+    time: String,
+    request_id: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    route: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    key: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    model: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pool: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    home: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    backend: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    arm: Option<&'a str>,
+    stream: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    estimate_tokens: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    estimate_how: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_tokens: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    completion_tokens: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cached_tokens: Option<u64>,
+    queue_ms: f64,
+    connect_ms: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ttft_ms: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    backend_ttft_ms: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tpot_ms: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    e2el_ms: Option<f64>,
+    total_ms: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    status: Option<u16>,
+    outcome: &'static str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    detail: &'static str,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    retries: Vec<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    slo_met: Option<bool>,
+}
+
+/// The line of a request that was over at `time`, with its line feed.
+pub(super) fn line(record: &Record, time: Timestamp) -> Vec<u8> {
+    let stats = record.stats.as_ref();
+    let usage = stats.map(|stats| stats.usage).unwrap_or_default();
+    let line = Line {
+        time: format!("{time:.3}"),
+        request_id: &record.request_id,
+        route: record.route.map(Route::label),
+        key: record.key.as_deref(),
+        model: record.model.as_deref(),
+        pool: record.pool.as_deref(),
+        home: record.home.as_deref(),
+        backend: record.backend.as_deref(),
+        arm: record.arm.as_deref(),
+        stream: record.stream,
+        estimate_tokens: record.estimate.as_ref().map(|estimate| estimate.tokens),
+        estimate_how: record.estimate.as_ref().map(|estimate| match estimate.how {
+            How::Exact => "exact",
+            How::Learned => "learned",
+            How::Prior => "prior",
+        }),
+        prompt_tokens: usage.prompt,
+        completion_tokens: usage.completion,
+        cached_tokens: usage.cached,
+        queue_ms: ms(record.queue_wait),
+        connect_ms: ms(record.connect_time),
+        ttft_ms: stats.and_then(|stats| stats.ttft).map(ms),
+        backend_ttft_ms: record.backend_ttft.map(ms),
+        tpot_ms: stats.and_then(|stats| stats.tpot).map(ms),
+        e2el_ms: stats.and_then(|stats| stats.e2el).map(ms),
+        total_ms: ms(record.total),
+        status: record.status.map(|status| status.as_u16()),
+        outcome: record.outcome.label(),
+        detail: record.outcome.detail(),
+        retries: record.retries.iter().map(|reason| reason.label()).collect(),
+        slo_met: record.slo_met,
+    };
+    let mut text = Vec::with_capacity(LINE_BYTES);
+    // Cannot fail: no map keys, no foreign Serialize, and a Vec takes every byte.
+    let _ = serde_json::to_writer(&mut text, &line);
+    text.push(b'\n');
+    text
+}
+
+/// Milliseconds with three decimals.
+fn ms(time: Duration) -> f64 {
+    (time.as_secs_f64() * 1e6).round() / 1e3
+}

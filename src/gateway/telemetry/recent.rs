@@ -1,0 +1,327 @@
+//! The last minute of one pool's own traffic: rates and tails for the live page and `sluice status`.
+//!
+//! Counted by home pool, because that is the promise a client sees: a long prompt that spilled to the short pool
+//! says nothing about how short prompts fare. Twelve slots of five seconds; a slot is cleared when its time comes
+//! round. Rates divide by the time that is covered, 55 to 60 s, or less just after the start.
+//!
+//! Quantiles come from bins that grow by 2^(1/8), so they are right within 5 % (within a bin its geometric
+//! middle is shown). TTFT of streams, TPOT of completed ones.
+//!
+//! Attainment is the share of requests that met their objectives, each weighted `exp(-age / 300 s)`. A request that was
+//! refused, or whose client left, says nothing about us and does not count: people who press "stop" would
+//! otherwise look like a slow engine.
+//!
+//! Bounds: about 19 KiB per pool, whatever the traffic. Time is a parameter.
+
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
+
+use crate::flow::{Outcome, Record};
+
+/// Slots of the window.
+const SLOTS: usize = 12;
+/// Length of one, seconds.
+const SLOT_SECONDS: u64 = 5;
+/// Lower end of the first bin, seconds.
+const BIN_FLOOR: f64 = 1e-4;
+/// Bins per doubling.
+const BINS_PER_OCTAVE: f64 = 8.0;
+/// 0.1 ms to about 1,600 s; beyond it the last bin.
+const BINS: usize = 192;
+/// Time constant of the attainment, seconds.
+const ATTAINMENT_SECONDS: f64 = 300.0;
+/// An attainment without any new request for this long is no longer shown.
+const ATTAINMENT_STALE: Duration = Duration::from_secs(900);
+
+/// The last minute in numbers.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Minute {
+    /// Requests that ended, per second.
+    pub requests_per_second: f64,
+    /// Requests that ended, by how.
+    pub completed: u64,
+    /// Not served, to protect those who are.
+    pub shed: u64,
+    /// Ended by a backend's failure or a timeout.
+    pub failed: u64,
+    /// Clients that left.
+    pub client_gone: u64,
+    /// Refused: the client's own doing.
+    pub refused: u64,
+    /// Ran in another pool than their home.
+    pub spilled: u64,
+    /// Prompt tokens per second, as engines counted them.
+    pub prompt_tokens_per_second: f64,
+    /// Output tokens per second, as engines counted them.
+    pub generation_tokens_per_second: f64,
+    /// Time to first token of streams.
+    pub ttft_ms: Option<Quantiles>,
+    /// Time per output token.
+    pub tpot_ms: Option<Quantiles>,
+    /// Share of requests that met their objectives; see the module.
+    pub attainment: Option<f64>,
+}
+
+/// Two quantiles, milliseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Quantiles {
+    /// Half are at or below this.
+    pub p50: f64,
+    /// 99 of 100 are at or below this.
+    pub p99: f64,
+    /// How many there were.
+    pub count: u64,
+}
+
+/// The window of one pool.
+#[derive(Debug)]
+pub(super) struct Recent {
+    window: Mutex<Window>,
+}
+
+#[derive(Debug)]
+struct Window {
+    epoch: Instant,
+    slots: [Slot; SLOTS],
+    attainment: Attainment,
+}
+
+#[derive(Clone, Debug)]
+struct Slot {
+    /// Which slot since the epoch this holds; others' counts are cleared when it comes round.
+    number: u64,
+    counts: Counts,
+    ttft: [u32; BINS],
+    tpot: [u32; BINS],
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Counts {
+    completed: u64,
+    shed: u64,
+    failed: u64,
+    client_gone: u64,
+    refused: u64,
+    spilled: u64,
+    prompt: u64,
+    generation: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Attainment {
+    met: f64,
+    all: f64,
+    at: Instant,
+}
+
+impl Recent {
+    pub(super) fn new(now: Instant) -> Self {
+        let slots = std::array::from_fn(|index| Slot::empty(index as u64));
+        let attainment = Attainment { met: 0.0, all: 0.0, at: now };
+        Self { window: Mutex::new(Window { epoch: now, slots, attainment }) }
+    }
+
+    /// Counts a request. `judged`: its home pool has objectives.
+    pub(super) fn add(&self, record: &Record, judged: bool, now: Instant) {
+        let mut window = self.window.lock();
+        window.slot(now).add(record);
+        if let Some(met) = verdict(record, judged) {
+            window.attainment.add(met, now);
+        }
+    }
+
+    pub(super) fn attainment(&self, now: Instant) -> Option<f64> {
+        self.window.lock().attainment.share(now)
+    }
+
+    pub(super) fn minute(&self, now: Instant) -> Minute {
+        self.window.lock().minute(now)
+    }
+}
+
+/// Whether a request met its objectives; `None` when it says nothing about that. One that failed or was shed
+/// before anything could be measured is a miss wherever there was something to meet.
+fn verdict(record: &Record, judged: bool) -> Option<bool> {
+    match record.outcome {
+        Outcome::Refused | Outcome::ClientGone => None,
+        Outcome::Completed => record.slo_met,
+        Outcome::Shed(_) | Outcome::UpstreamError(_) | Outcome::Timeout(_) => judged.then_some(false),
+    }
+}
+
+impl Window {
+    fn number(&self, now: Instant) -> u64 {
+        now.saturating_duration_since(self.epoch).as_secs() / SLOT_SECONDS
+    }
+
+    fn slot(&mut self, now: Instant) -> &mut Slot {
+        let number = self.number(now);
+        let slot = &mut self.slots[number as usize % SLOTS];
+        if slot.number != number {
+            *slot = Slot::empty(number);
+        }
+        slot
+    }
+
+    fn minute(&self, now: Instant) -> Minute {
+        let number = self.number(now);
+        let live = || self.slots.iter().filter(|slot| slot.number <= number && slot.number + SLOTS as u64 > number);
+        let sum = |read: fn(&Counts) -> u64| -> u64 { live().map(|slot| read(&slot.counts)).sum() };
+        let age = now.saturating_duration_since(self.epoch).as_secs_f64();
+        let in_slot = age - (number * SLOT_SECONDS) as f64;
+        let covered = age.min(((SLOTS as u64 - 1) * SLOT_SECONDS) as f64 + in_slot).max(1.0);
+        let (completed, shed, failed) = (sum(|c| c.completed), sum(|c| c.shed), sum(|c| c.failed));
+        let (client_gone, refused) = (sum(|c| c.client_gone), sum(|c| c.refused));
+        Minute {
+            requests_per_second: (completed + shed + failed + client_gone + refused) as f64 / covered,
+            completed,
+            shed,
+            failed,
+            client_gone,
+            refused,
+            spilled: sum(|c| c.spilled),
+            prompt_tokens_per_second: sum(|c| c.prompt) as f64 / covered,
+            generation_tokens_per_second: sum(|c| c.generation) as f64 / covered,
+            ttft_ms: quantiles(live().map(|slot| &slot.ttft)),
+            tpot_ms: quantiles(live().map(|slot| &slot.tpot)),
+            attainment: self.attainment.share(now),
+        }
+    }
+}
+
+impl Slot {
+    fn empty(number: u64) -> Self {
+        Self { number, counts: Counts::default(), ttft: [0; BINS], tpot: [0; BINS] }
+    }
+
+    fn add(&mut self, record: &Record) {
+        let counts = &mut self.counts;
+        match record.outcome {
+            Outcome::Completed => counts.completed += 1,
+            Outcome::ClientGone => counts.client_gone += 1,
+            Outcome::Shed(_) => counts.shed += 1,
+            Outcome::UpstreamError(_) | Outcome::Timeout(_) => counts.failed += 1,
+            Outcome::Refused => counts.refused += 1,
+        }
+        counts.spilled += u64::from(record.pool.is_some() && record.pool != record.home);
+        let Some(stats) = &record.stats else { return };
+        counts.prompt += stats.usage.prompt.unwrap_or(0);
+        counts.generation += stats.usage.completion.unwrap_or(0);
+        if let Some(ttft) = stats.ttft.filter(|_| record.stream) {
+            self.ttft[bin(ttft)] += 1;
+        }
+        if let Some(tpot) = stats.tpot.filter(|_| record.outcome == Outcome::Completed) {
+            self.tpot[bin(tpot)] += 1;
+        }
+    }
+}
+
+fn bin(time: Duration) -> usize {
+    let octaves = (time.as_secs_f64() / BIN_FLOOR).log2();
+    // A time below the floor has a negative number of octaves and saturates to the first bin.
+    ((octaves * BINS_PER_OCTAVE) as usize).min(BINS - 1)
+}
+
+fn quantiles<'a>(rows: impl Iterator<Item = &'a [u32; BINS]>) -> Option<Quantiles> {
+    let mut bins = [0u64; BINS];
+    for row in rows {
+        bins.iter_mut().zip(row).for_each(|(bin, count)| *bin += u64::from(*count));
+    }
+    let count: u64 = bins.iter().sum();
+    if count == 0 {
+        return None;
+    }
+    let quantile = |share: f64| {
+        let rank = ((count as f64 * share).ceil() as u64).max(1);
+        let mut seen = 0;
+        let found = bins.iter().position(|bin| {
+            seen += bin;
+            seen >= rank
+        });
+        let middle = found.unwrap_or(BINS - 1) as f64 + 0.5;
+        BIN_FLOOR * 1e3 * (middle / BINS_PER_OCTAVE).exp2()
+    };
+    Some(Quantiles { p50: quantile(0.5), p99: quantile(0.99), count })
+}
+
+impl Attainment {
+    fn add(&mut self, met: bool, now: Instant) {
+        let age = now.saturating_duration_since(self.at).as_secs_f64();
+        let fade = (-age / ATTAINMENT_SECONDS).exp();
+        self.met = self.met * fade + f64::from(u8::from(met));
+        self.all = self.all * fade + 1.0;
+        self.at = now;
+    }
+
+    fn share(&self, now: Instant) -> Option<f64> {
+        let fresh = now.saturating_duration_since(self.at) < ATTAINMENT_STALE;
+        (self.all > 0.0 && fresh).then(|| self.met / self.all)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{completed, record};
+    use super::*;
+    use sluice_core::openai::ShedReason;
+
+    #[test]
+    fn quantiles_are_right_within_five_percent() {
+        let now = Instant::now();
+        let recent = Recent::new(now);
+        for ms in 1..=1_000 {
+            recent.add(&completed(Duration::from_millis(ms), Duration::from_micros(5 * ms)), true, now);
+        }
+        let minute = recent.minute(now + Duration::from_secs(10));
+        let ttft = minute.ttft_ms.unwrap();
+        assert!((ttft.p50 / 500.0 - 1.0).abs() < 0.05, "{ttft:?}");
+        assert!((ttft.p99 / 990.0 - 1.0).abs() < 0.05, "{ttft:?}");
+        assert_eq!(ttft.count, 1_000);
+        assert!((minute.requests_per_second - 100.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn the_window_forgets_after_a_minute() {
+        let now = Instant::now();
+        let recent = Recent::new(now);
+        recent.add(&completed(Duration::from_millis(10), Duration::from_millis(5)), true, now);
+        let at = |seconds| recent.minute(now + Duration::from_secs(seconds)).completed;
+        assert_eq!((at(0), at(59), at(60), at(100_000)), (1, 1, 0, 0));
+        recent.add(
+            &completed(Duration::from_millis(10), Duration::from_millis(5)),
+            true,
+            now + Duration::from_secs(60),
+        );
+        assert_eq!(at(61), 1);
+    }
+
+    #[test]
+    fn attainment_fades_and_leaves_out_those_who_pressed_stop() {
+        let now = Instant::now();
+        let recent = Recent::new(now);
+        assert_eq!(recent.attainment(now), None);
+        let judged = |outcome, met| Record { slo_met: Some(met), ..record(outcome) };
+        recent.add(&judged(Outcome::Completed, false), true, now);
+        recent.add(&judged(Outcome::ClientGone, false), true, now);
+        recent.add(&judged(Outcome::Refused, false), true, now);
+        assert_eq!(recent.attainment(now), Some(0.0));
+        let later = now + Duration::from_secs(300);
+        recent.add(&judged(Outcome::Completed, true), true, later);
+        // Without objectives nothing can be missed.
+        recent.add(&record(Outcome::Shed(ShedReason::QueueFull)), false, later);
+        let share = recent.attainment(later).unwrap();
+        assert!((share - 1.0 / (1.0 + (-1.0f64).exp())).abs() < 1e-9, "{share}");
+        recent.add(&record(Outcome::Shed(ShedReason::QueueFull)), true, later);
+        assert!(recent.attainment(later).unwrap() < share);
+        assert_eq!(recent.attainment(later + ATTAINMENT_STALE), None);
+    }
+
+    #[test]
+    fn extreme_times_have_a_bin() {
+        assert_eq!(bin(Duration::ZERO), 0);
+        assert_eq!(bin(Duration::MAX), BINS - 1);
+    }
+}

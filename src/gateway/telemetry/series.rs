@@ -1,0 +1,290 @@
+//! Label values resolved once: everything that one request of a kind adds to, ready to be added to.
+//!
+//! Looking a child up in a Prometheus vector hashes every label value under a lock; a request touches about ten.
+//! So the children of one combination (pool, model, arm, class) are resolved when it is first seen and kept
+//! together, and a request needs one look-up for all of them.
+//!
+//! Bounds: [`MAX_SERIES`] combinations and [`MAX_POOLS_SEEN`] pools, names of earlier configurations included; beyond
+//! that requests are counted under the label "other" in every place, so totals stay right. One combination
+//! takes about 6 KiB.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use dashmap::DashMap;
+use prometheus::{Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, Opts, Registry};
+use tokio::time::Instant;
+
+use super::buckets::{Row, Rows};
+use super::families::{self, Family, Kind};
+use super::gauges::pairs;
+use super::recent::Recent;
+use crate::flow::record::RetryReason;
+use crate::flow::{Outcome, Record};
+use sluice_core::openai::{Route, ShedReason};
+
+/// Combinations of pool, model, arm and class that are told apart: all of a large configuration, and a bound of
+/// 12 MiB on what many reloads with ever new names can add up to.
+const MAX_SERIES: usize = 2_048;
+/// Pools that are told apart, four times what one configuration may have, for the same reason.
+const MAX_POOLS_SEEN: usize = 256;
+/// The label of what is beyond those.
+const OTHER: &str = "other";
+/// The route of a request to a path that is not served.
+const NO_ROUTE: &str = "unknown";
+/// How requests end: the values of `outcome`.
+const OUTCOMES: usize = 6;
+const ROUTES: usize = Route::ALL.len() + 1;
+
+/// What a combination is found by; `None` is an empty label.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Labels {
+    pool: Option<Arc<str>>,
+    model: Option<Arc<str>>,
+    arm: Option<Arc<str>>,
+    class: Option<Arc<str>>,
+}
+
+impl Labels {
+    pub(super) fn of(record: &Record) -> Self {
+        Self {
+            pool: record.pool.clone().or_else(|| record.home.clone()),
+            model: record.model.clone(),
+            arm: record.arm.clone(),
+            class: record.home.clone(),
+        }
+    }
+
+    fn other() -> Self {
+        let other: Option<Arc<str>> = Some(OTHER.into());
+        Self { pool: other.clone(), model: other.clone(), arm: other.clone(), class: other }
+    }
+}
+
+fn text(label: &Option<Arc<str>>) -> &str {
+    label.as_deref().unwrap_or_default()
+}
+
+/// Everything that requests of one combination add to.
+pub(super) struct Series {
+    pub(super) ttft: Histogram,
+    pub(super) tpot: Histogram,
+    pub(super) duration: Histogram,
+    pub(super) itl: Arc<Row>,
+    pub(super) prompt: IntCounter,
+    pub(super) generation: IntCounter,
+    pub(super) estimate_ratio: Histogram,
+    /// Only where the pool is not the home.
+    pub(super) spill: Option<IntCounter>,
+    pub(super) home: Arc<OfPool>,
+    pub(super) ran_in: Arc<OfPool>,
+    labels: Labels,
+    requests: [OnceLock<IntCounter>; ROUTES * OUTCOMES],
+}
+
+/// Everything that belongs to one pool.
+pub(super) struct OfPool {
+    pub(super) name: Arc<str>,
+    pub(super) queue_wait: Histogram,
+    pub(super) shed: [IntCounter; ShedReason::ALL.len()],
+    pub(super) retries: [IntCounter; RetryReason::ALL.len()],
+    pub(super) recent: Recent,
+    /// Whether it has objectives, in the configuration in force.
+    pub(super) judged: AtomicBool,
+}
+
+impl OfPool {
+    pub(super) fn shed(&self, reason: ShedReason) -> &IntCounter {
+        &self.shed[ShedReason::ALL.iter().position(|one| *one == reason).unwrap_or(0)]
+    }
+
+    pub(super) fn retried(&self, reason: RetryReason) -> &IntCounter {
+        &self.retries[RetryReason::ALL.iter().position(|one| *one == reason).unwrap_or(0)]
+    }
+}
+
+/// The vectors, and what has been resolved of them.
+pub(super) struct Book {
+    requests: IntCounterVec,
+    ttft: HistogramVec,
+    tpot: HistogramVec,
+    duration: HistogramVec,
+    itl: Rows,
+    queue_wait: HistogramVec,
+    prompt: IntCounterVec,
+    generation: IntCounterVec,
+    estimate_ratio: HistogramVec,
+    shed: IntCounterVec,
+    spill: IntCounterVec,
+    retries: IntCounterVec,
+    series: Bounded<Labels, Series>,
+    pools: Bounded<Option<Arc<str>>, OfPool>,
+}
+
+impl Book {
+    pub(super) fn new(registry: &Registry) -> Self {
+        let itl = Rows::new(families::INTER_TOKEN_LATENCY);
+        register(registry, itl.clone());
+        Self {
+            requests: counters(registry, &families::REQUESTS),
+            ttft: histograms(registry, &families::TIME_TO_FIRST_TOKEN),
+            tpot: histograms(registry, &families::TIME_PER_OUTPUT_TOKEN),
+            duration: histograms(registry, &families::REQUEST_DURATION),
+            itl,
+            queue_wait: histograms(registry, &families::QUEUE_WAIT_SECONDS),
+            prompt: counters(registry, &families::PROMPT_TOKENS),
+            generation: counters(registry, &families::GENERATION_TOKENS),
+            estimate_ratio: histograms(registry, &families::ESTIMATE_RATIO),
+            shed: counters(registry, &families::SHED),
+            spill: counters(registry, &families::SPILL),
+            retries: counters(registry, &families::RETRIES),
+            series: Bounded::new(MAX_SERIES),
+            pools: Bounded::new(MAX_POOLS_SEEN),
+        }
+    }
+
+    /// What requests like this one add to.
+    pub(super) fn series(&self, record: &Record) -> Arc<Series> {
+        self.series.get(Labels::of(record), Labels::other, |labels| self.resolve(labels))
+    }
+
+    /// What belongs to a pool.
+    pub(super) fn pool(&self, name: Option<&Arc<str>>) -> Arc<OfPool> {
+        self.pools.get(name.cloned(), || Some(OTHER.into()), |name| self.resolve_pool(text(name)))
+    }
+
+    /// Every pool that has been seen, in no order.
+    pub(super) fn pools(&self) -> Vec<Arc<OfPool>> {
+        self.pools.all()
+    }
+
+    /// The counter of requests that ended like this one.
+    pub(super) fn requests<'a>(&self, series: &'a Series, record: &Record) -> &'a IntCounter {
+        let (route, position) = route(record);
+        let index = position * OUTCOMES + outcome_index(record.outcome);
+        series.requests[index].get_or_init(|| {
+            let labels = &series.labels;
+            let values = [route, text(&labels.pool), text(&labels.model), text(&labels.arm), record.outcome.label()];
+            self.requests.with_label_values(&values)
+        })
+    }
+
+    fn resolve(&self, labels: &Labels) -> Series {
+        let (pool, model, arm, class) =
+            (text(&labels.pool), text(&labels.model), text(&labels.arm), text(&labels.class));
+        let request = [pool, model, arm, class];
+        let spilled = labels.pool != labels.class;
+        Series {
+            ttft: self.ttft.with_label_values(&request),
+            tpot: self.tpot.with_label_values(&request),
+            duration: self.duration.with_label_values(&request),
+            itl: self.itl.row(pairs(&families::INTER_TOKEN_LATENCY, &request)),
+            prompt: self.prompt.with_label_values(&[pool, model, arm]),
+            generation: self.generation.with_label_values(&[pool, model, arm]),
+            estimate_ratio: self.estimate_ratio.with_label_values(&[model]),
+            spill: spilled.then(|| self.spill.with_label_values(&[class, pool])),
+            home: self.pool(labels.class.as_ref()),
+            ran_in: self.pool(labels.pool.as_ref()),
+            labels: labels.clone(),
+            requests: [const { OnceLock::new() }; ROUTES * OUTCOMES],
+        }
+    }
+
+    fn resolve_pool(&self, name: &str) -> OfPool {
+        OfPool {
+            name: name.into(),
+            queue_wait: self.queue_wait.with_label_values(&[name]),
+            shed: ShedReason::ALL.map(|reason| self.shed.with_label_values(&[name, reason.label()])),
+            retries: RetryReason::ALL.map(|reason| self.retries.with_label_values(&[name, reason.label()])),
+            recent: Recent::new(Instant::now()),
+            judged: AtomicBool::new(false),
+        }
+    }
+}
+
+fn route(record: &Record) -> (&'static str, usize) {
+    match record.route {
+        Some(route) => (route.label(), Route::ALL.iter().position(|one| *one == route).unwrap_or(ROUTES - 1)),
+        None => (NO_ROUTE, ROUTES - 1),
+    }
+}
+
+fn outcome_index(outcome: Outcome) -> usize {
+    match outcome {
+        Outcome::Completed => 0,
+        Outcome::ClientGone => 1,
+        Outcome::Shed(_) => 2,
+        Outcome::UpstreamError(_) => 3,
+        Outcome::Timeout(_) => 4,
+        Outcome::Refused => 5,
+    }
+}
+
+/// A map that stops growing: beyond the bound everything new shares one entry.
+struct Bounded<K, V> {
+    map: DashMap<K, Arc<V>>,
+    len: AtomicUsize,
+    max: usize,
+}
+
+impl<K: Clone + Eq + std::hash::Hash, V> Bounded<K, V> {
+    fn new(max: usize) -> Self {
+        Self { map: DashMap::new(), len: AtomicUsize::new(0), max }
+    }
+
+    fn get(&self, key: K, other: impl FnOnce() -> K, make: impl Fn(&K) -> V) -> Arc<V> {
+        if let Some(found) = self.map.get(&key) {
+            return Arc::clone(&found);
+        }
+        let key = if self.len.load(Ordering::Relaxed) < self.max { key } else { other() };
+        // `make` may use another such map, never this one: the entry's shard is locked meanwhile.
+        let entry = self.map.entry(key);
+        if let dashmap::Entry::Occupied(found) = &entry {
+            return Arc::clone(found.get());
+        }
+        let value = Arc::new(make(entry.key()));
+        self.len.fetch_add(1, Ordering::Relaxed);
+        Arc::clone(&entry.or_insert(value))
+    }
+
+    fn all(&self) -> Vec<Arc<V>> {
+        self.map.iter().map(|entry| Arc::clone(entry.value())).collect()
+    }
+}
+
+// Invariant of the functions below: the table of families holds valid names without repetition, which the tests
+// establish by building a book. So the library's errors cannot happen.
+
+pub(super) fn register(registry: &Registry, collector: impl prometheus::core::Collector + 'static) {
+    registry.register(Box::new(collector)).expect("families are registered once");
+}
+
+pub(super) fn counters(registry: &Registry, family: &Family) -> IntCounterVec {
+    let vec = IntCounterVec::new(Opts::new(family.name, family.help), family.labels).expect("a valid family");
+    register(registry, vec.clone());
+    vec
+}
+
+pub(super) fn histograms(registry: &Registry, family: &Family) -> HistogramVec {
+    let bounds = match family.kind {
+        Kind::Histogram(bounds) => bounds.to_vec(),
+        Kind::Counter | Kind::Gauge => Vec::new(),
+    };
+    let opts = HistogramOpts::new(family.name, family.help).buckets(bounds);
+    let vec = HistogramVec::new(opts, family.labels).expect("a valid family");
+    register(registry, vec.clone());
+    vec
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bounded_map_puts_what_is_beyond_its_bound_into_one_entry() {
+        let map: Bounded<u32, u32> = Bounded::new(2);
+        let get = |key| *map.get(key, || 99, |key| *key);
+        assert_eq!([get(1), get(2), get(3), get(4), get(1)], [1, 2, 99, 99, 1]);
+        assert_eq!(map.all().len(), 3);
+    }
+}

@@ -1,0 +1,101 @@
+//! Records and pools for tests, of telemetry and of those who show what it knows.
+
+#![allow(missing_docs, unreachable_pub, reason = "used by tests alone")]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::StatusCode;
+use smallvec::SmallVec;
+use tokio::time::Instant;
+
+use crate::config::{Endpoint, Policy};
+use crate::estimate::{Estimate, How};
+use crate::flow::{Outcome, Record};
+use crate::pool::{Address, Admission, BackendSpec, HealthRules, Limits, LongPrefix, Order, PoolSpec, Rules};
+use sluice_core::meter::{ItlHistogram, StreamStats};
+use sluice_core::openai::Route;
+use sluice_core::openai::answer::TokenUsage;
+
+/// A request at home in the short pool that ended like this and of which nothing was measured.
+pub fn record(outcome: Outcome) -> Record {
+    Record {
+        request_id: "req-1".into(),
+        route: Some(Route::ChatCompletions),
+        key: Some("team-a".into()),
+        model: Some("llama".into()),
+        home: Some("short".into()),
+        pool: None,
+        backend: None,
+        arm: None,
+        stream: true,
+        estimate: Some(Estimate { tokens: 110, spread: 0.1, how: How::Learned }),
+        status: Some(StatusCode::OK),
+        outcome,
+        retries: SmallVec::new(),
+        estimate_time: Duration::from_micros(40),
+        queue_wait: Duration::from_millis(2),
+        connect_time: Duration::from_micros(300),
+        total: Duration::from_millis(800),
+        stats: None,
+        backend_ttft: None,
+        slo_met: None,
+    }
+}
+
+/// A completed stream of 100 prompt and 50 output tokens.
+pub fn completed(ttft: Duration, tpot: Duration) -> Record {
+    let mut itl = ItlHistogram::default();
+    itl.record(tpot, 49);
+    let stats = StreamStats {
+        ttft: Some(ttft),
+        tpot: Some(tpot),
+        e2el: Some(ttft + 49 * tpot),
+        itl,
+        usage: TokenUsage { prompt: Some(100), completion: Some(50), cached: Some(64) },
+        ..StreamStats::default()
+    };
+    Record {
+        pool: Some("short".into()),
+        backend: Some("gpu0".into()),
+        stats: Some(stats),
+        backend_ttft: Some(ttft),
+        slo_met: Some(true),
+        ..record(Outcome::Completed)
+    }
+}
+
+pub fn admission(now: Instant) -> Arc<Admission> {
+    let rules = HealthRules {
+        probe_failures: 1,
+        request_failures: 3,
+        eject_base: Duration::from_secs(1),
+        eject_max: Duration::from_secs(30),
+    };
+    let admission = Admission::new(now, rules, 1);
+    let layout = admission.apply(&[spec("short", "gpu0", 8000), spec("long", "gpu1", 8001)], rules, now);
+    admission.probed(layout.backends[0][0], true, now);
+    admission
+}
+
+pub fn spec(name: &str, backend: &str, port: u16) -> PoolSpec {
+    let endpoint = Endpoint { host: "127.0.0.1".to_owned(), port, prefix: String::new() };
+    let address = Arc::new(Address { authority: endpoint.authority().into(), endpoint, api_key: None });
+    PoolSpec {
+        name: name.into(),
+        rules: Rules {
+            policy: Policy::LeastWork,
+            limits: Limits {
+                slots: 64,
+                tokens: Some(400_000),
+                prefill_tokens: None,
+                long_prefix: Some(LongPrefix { threshold: 5_000, slots: 1 }),
+            },
+            queue_length: 512,
+            queue_timeout: Duration::from_secs(20),
+            order: Order { aging_per_token: Duration::ZERO },
+        },
+        backends: vec![BackendSpec { name: backend.into(), address, weight: 1.0 }],
+        spill: vec![],
+    }
+}

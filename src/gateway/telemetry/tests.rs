@@ -1,0 +1,182 @@
+//! The metrics page and the access log line, golden; and that a request counts exactly once.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use smallvec::{SmallVec, smallvec};
+use tokio::time::Instant;
+
+use super::families::{self, Kind};
+use super::line::line;
+use super::testing::{admission, completed, record, spec};
+use super::*;
+use crate::flow::record::{RetryReason, Stage, UpstreamFault};
+use crate::flow::{Outcome, Record};
+use crate::pool::HealthRules;
+use sluice_core::openai::ShedReason;
+
+fn telemetry() -> Telemetry {
+    let admission = admission(Instant::now());
+    Telemetry::with(Box::new(move || admission.view()), None)
+}
+
+/// One of each outcome, a spilled and a retried one, one without a route and one of an experiment.
+fn mixed() -> Vec<Record> {
+    let ms = Duration::from_millis;
+    let failed = |outcome| Record { pool: Some("short".into()), backend: Some("gpu0".into()), ..record(outcome) };
+    vec![
+        completed(ms(30), ms(6)),
+        Record { home: Some("long".into()), ..completed(ms(900), ms(12)) },
+        Record { retries: smallvec![RetryReason::Connect, RetryReason::StaleConnection], ..completed(ms(50), ms(7)) },
+        Record { arm: Some("int8".into()), slo_met: Some(false), ..completed(ms(20), ms(5)) },
+        Record { outcome: Outcome::ClientGone, slo_met: None, ..completed(ms(25), ms(6)) },
+        record(Outcome::Shed(ShedReason::QueueFull)),
+        failed(Outcome::UpstreamError(UpstreamFault::Broken)),
+        failed(Outcome::Timeout(Stage::FirstByte)),
+        Record { route: None, home: None, model: None, key: None, estimate: None, ..record(Outcome::Refused) },
+    ]
+}
+
+/// The page without what differs from run to run: the process's own metrics, and shares that fade with time.
+fn stable(page: &str) -> String {
+    let varies = |name: &str| name.starts_with("process_") || name.starts_with("sluice_slo_attainment");
+    let line = |line: &str| match line.rsplit_once(' ') {
+        Some((name, _)) if varies(name) => format!("{name} (varies)\n"),
+        _ => format!("{line}\n"),
+    };
+    page.lines().map(line).collect()
+}
+
+/// The value of one series, 0 when it is not there.
+fn value(page: &str, series: &str) -> f64 {
+    let found = page.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
+    found.map_or(0.0, |text| text.parse().unwrap())
+}
+
+#[test]
+fn the_page_after_a_mixed_handful_of_requests() {
+    let telemetry = telemetry();
+    mixed().iter().for_each(|record| telemetry.record(record));
+    telemetry.reloaded(true);
+    // Histograms have hundreds of lines; counts and sums say that they were fed.
+    let page: String =
+        stable(&telemetry.page()).lines().filter(|line| !line.contains("_bucket{")).map(|l| format!("{l}\n")).collect();
+    insta::assert_snapshot!(page);
+}
+
+#[test]
+fn every_family_of_the_table_is_on_the_page_with_its_labels() {
+    let telemetry = telemetry();
+    mixed().iter().for_each(|record| telemetry.record(record));
+    let page = telemetry.page();
+    for family in families::ALL {
+        let kind = match family.kind {
+            Kind::Counter => "counter",
+            Kind::Gauge => "gauge",
+            Kind::Histogram(_) => "histogram",
+        };
+        assert!(page.contains(&format!("# TYPE {} {kind}\n", family.name)), "{} is missing", family.name);
+        let suffix = if kind == "histogram" { "_count" } else { "" };
+        let start = format!("{}{suffix}", family.name);
+        let shown =
+            page.lines().find(|line| line.strip_prefix(&start).is_some_and(|rest| rest.starts_with(['{', ' '])));
+        let shown = shown.unwrap_or_else(|| panic!("{} has no value", family.name));
+        let labels: Vec<&str> =
+            shown.split(['{', ',', '}']).filter_map(|part| Some(part.split_once("=\"")?.0)).collect();
+        let mut wanted = family.labels.to_vec();
+        wanted.sort_unstable();
+        assert_eq!(labels, wanted, "{}", family.name);
+    }
+}
+
+#[test]
+fn a_record_of_each_outcome_counts_exactly_once() {
+    let outcomes = [
+        Outcome::Completed,
+        Outcome::ClientGone,
+        Outcome::Shed(ShedReason::NoBackend),
+        Outcome::UpstreamError(UpstreamFault::Connect),
+        Outcome::Timeout(Stage::Idle),
+        Outcome::Refused,
+    ];
+    let telemetry = telemetry();
+    for outcome in outcomes {
+        telemetry.record(&record(outcome));
+        let page = telemetry.page();
+        let counts: f64 = outcomes
+            .iter()
+            .map(|outcome| {
+                let labels = "arm=\"\",model=\"llama\",outcome=\"";
+                let rest = "\",pool=\"short\",route=\"chat_completions\"";
+                value(&page, &format!("sluice_requests_total{{{labels}{}{rest}}}", outcome.label()))
+            })
+            .sum();
+        let position = outcomes.iter().position(|one| *one == outcome).unwrap();
+        assert_eq!(counts, position as f64 + 1.0, "after {outcome:?}");
+    }
+}
+
+#[test]
+fn a_spilled_request_counts_where_it_ran_and_by_the_class_it_is_of() {
+    let telemetry = telemetry();
+    telemetry.record(&mixed()[1]);
+    let page = telemetry.page();
+    let request = "{arm=\"\",class=\"long\",model=\"llama\",pool=\"short\"}";
+    assert_eq!(value(&page, &format!("sluice_time_to_first_token_seconds_count{request}")), 1.0);
+    assert_eq!(value(&page, &format!("sluice_inter_token_latency_seconds_count{request}")), 49.0);
+    assert_eq!(value(&page, "sluice_spill_total{from=\"long\",to=\"short\"}"), 1.0);
+    assert_eq!(value(&page, "sluice_queue_wait_seconds_count{pool=\"long\"}"), 1.0);
+    let minute = |pool: &str| telemetry.minute(pool);
+    assert_eq!((minute("long").completed, minute("long").spilled, minute("short").completed), (1, 1, 0));
+}
+
+#[test]
+fn a_removed_backend_is_gone_with_the_next_scrape() {
+    let now = Instant::now();
+    let admission = admission(now);
+    let pools = Arc::clone(&admission);
+    let telemetry = Telemetry::with(Box::new(move || pools.view()), None);
+    assert!(telemetry.page().contains("sluice_in_flight{backend=\"gpu1\""));
+    let rules =
+        HealthRules { probe_failures: 1, request_failures: 3, eject_base: now.elapsed(), eject_max: now.elapsed() };
+    admission.apply(&[spec("short", "gpu0", 8000)], rules, now);
+    let page = telemetry.page();
+    assert!(!page.contains("backend=\"gpu1\""));
+    assert!(page.contains("sluice_in_flight{backend=\"gpu0\""));
+}
+
+#[test]
+fn a_backend_that_moved_is_shown_once_while_its_old_place_drains() {
+    let now = Instant::now();
+    let admission = admission(now);
+    let rules =
+        HealthRules { probe_failures: 1, request_failures: 3, eject_base: now.elapsed(), eject_max: now.elapsed() };
+    let ask = crate::pool::Ask {
+        layout: 1,
+        home: sluice_core::base::PoolId::new(0),
+        spill: SmallVec::new(),
+        need: crate::pool::Need { slots: 1, prompt_tokens: 10, output_tokens: 10 },
+        priority: 0,
+        arrived: now,
+        avoid: SmallVec::new(),
+    };
+    let lease = admission.enter(ask);
+    admission.apply(&[spec("short", "gpu0", 9000)], rules, now);
+    let pools = Arc::clone(&admission);
+    let page = Telemetry::with(Box::new(move || pools.view()), None).page();
+    assert_eq!(page.matches("sluice_in_flight{backend=\"gpu0\"").count(), 1);
+    assert_eq!(value(&page, "sluice_in_flight{backend=\"gpu0\",pool=\"short\"}"), 0.0);
+    drop(lease);
+}
+
+#[test]
+fn the_access_log_line_of_a_completed_stream() {
+    let time: Timestamp = "2026-01-02T03:04:05.678901Z".parse().unwrap();
+    let retried = Record {
+        retries: smallvec![RetryReason::Connect],
+        ..completed(Duration::from_micros(30_123), Duration::from_micros(6_500))
+    };
+    let lines = [line(&retried, time), line(&mixed()[5], time), line(&mixed()[8], time)].concat();
+    insta::assert_snapshot!(String::from_utf8(lines).unwrap());
+}
