@@ -15,8 +15,8 @@ use http::StatusCode;
 use serde::Deserialize;
 use tokio::time::{Instant, sleep};
 
-use super::command::{MISSES, STATUS_EVERY};
 use super::driver::{Driver, Failure, Kind, Owner, Status};
+use super::driver::{MISSES, STATUS_EVERY};
 use super::http::fetch;
 use sluice_core::vllm::failure::{Class, Diagnosis, Exit};
 use sluice_core::vllm::logs::StartPhase;
@@ -230,7 +230,7 @@ mod tests {
     use tokio::net::TcpListener;
 
     use super::*;
-    use crate::external::ExternalDriver;
+    use crate::driver::ExternalDriver;
     use sluice_gateway::config::Endpoint;
 
     /// A server that is healthy and answers anything else with this head and body.
