@@ -1,4 +1,4 @@
-//! How many tokens a text is, learned from what the engine says it was.
+//! EstimateSource many tokens a text is, learned from what the engine says it was.
 //!
 //! Model: `tokens = a*plain + b*marks + c*wide + m*messages + k`, the counts from
 //! [`TextShape`](sluice_core::openai::TextShape), one set of weights for each model. Every answer with usage is a sample. The weights
@@ -34,21 +34,21 @@ pub const PRIOR_SPREAD: f64 = 0.35;
 pub const LEARNED_AFTER: u64 = 8;
 
 const FEATURES: usize = 5;
-type Row = [f64; FEATURES];
+type Weights = [f64; FEATURES];
 
 /// Tokens for each: letter or blank, other ASCII, other character, message, request.
-const PRIOR: Row = [0.23, 0.55, 0.9, 5.0, 1.0];
+const PRIOR: Weights = [0.23, 0.55, 0.9, 5.0, 1.0];
 /// A token is at most some 50 letters; two tokens to a letter do not happen.
-const LOW: Row = [0.02, 0.02, 0.05, 0.0, 0.0];
-const HIGH: Row = [1.5, 2.0, 4.0, 60.0, 200.0];
+const LOW: Weights = [0.02, 0.02, 0.05, 0.0, 0.0];
+const HIGH: Weights = [1.5, 2.0, 4.0, 60.0, 200.0];
 /// Rounds of coordinate descent for each sample; warm-started, more change nothing that matters.
 const ROUNDS: usize = 12;
 /// Samples of the moving average of the error, once it is warm.
 const SPREAD_SAMPLES: f64 = 50.0;
 
-/// How an estimate was obtained.
+/// EstimateSource an estimate was obtained.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum How {
+pub enum EstimateSource {
     /// Counted: the prompt came as token ids, or a tokenizer has counted it.
     Exact,
     /// From weights learned for this model.
@@ -57,7 +57,7 @@ pub enum How {
     Prior,
 }
 
-impl How {
+impl EstimateSource {
     /// The word for records and metrics.
     pub const fn label(self) -> &'static str {
         match self {
@@ -68,37 +68,37 @@ impl How {
     }
 }
 
-/// How long a prompt is thought to be.
+/// EstimateSource long a prompt is thought to be.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Estimate {
+pub struct PromptEstimate {
     /// Prompt tokens, at least 1.
     pub tokens: u64,
     /// Standard deviation of the relative error; 0 when exact.
     pub spread: f64,
-    /// How it was obtained.
-    pub how: How,
+    /// EstimateSource it was obtained.
+    pub source: EstimateSource,
 }
 
-impl Estimate {
+impl PromptEstimate {
     /// A count that needs no estimate.
     pub fn exact(tokens: u64) -> Self {
-        Self { tokens: tokens.max(1), spread: 0.0, how: How::Exact }
+        Self { tokens: tokens.max(1), spread: 0.0, source: EstimateSource::Exact }
     }
 }
 
 /// The weights of one model and what they were learned from.
 #[derive(Clone, Debug)]
-pub struct Ratio {
-    weights: Row,
+pub struct PromptEstimator {
+    weights: Weights,
     /// Weighted sums of x x^T and of x y.
-    square: [Row; FEATURES],
-    linear: Row,
+    square: [Weights; FEATURES],
+    linear: Weights,
     /// Moving average of the squared logarithm of estimated / actual.
     error: f64,
     samples: u64,
 }
 
-impl Default for Ratio {
+impl Default for PromptEstimator {
     fn default() -> Self {
         Self {
             weights: PRIOR,
@@ -110,18 +110,18 @@ impl Default for Ratio {
     }
 }
 
-impl Ratio {
+impl PromptEstimator {
     /// The length of a prompt of this shape, with `media_part_tokens` for each media part.
-    pub fn estimate(&self, shape: &PromptShape, media_part_tokens: u64) -> Estimate {
+    pub fn estimate(&self, shape: &PromptShape, media_part_tokens: u64) -> PromptEstimate {
         if shape.is_exact() {
-            return Estimate::exact(shape.token_ids);
+            return PromptEstimate::exact(shape.token_ids);
         }
         let known = shape.token_ids + u64::from(shape.media_parts) * media_part_tokens;
         let text = dot(&self.weights, &row(shape)).max(0.0);
-        Estimate {
+        PromptEstimate {
             tokens: known.saturating_add(text.round() as u64).max(1),
             spread: self.error.sqrt(),
-            how: if self.samples < LEARNED_AFTER { How::Prior } else { How::Learned },
+            source: if self.samples < LEARNED_AFTER { EstimateSource::Prior } else { EstimateSource::Learned },
         }
     }
 
@@ -166,11 +166,11 @@ impl Ratio {
     }
 }
 
-fn row(shape: &PromptShape) -> Row {
+fn row(shape: &PromptShape) -> Weights {
     [shape.text.plain as f64, shape.text.marks as f64, shape.text.wide as f64, f64::from(shape.messages), 1.0]
 }
 
-fn dot(a: &Row, b: &Row) -> f64 {
+fn dot(a: &Weights, b: &Weights) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
@@ -199,7 +199,7 @@ mod tests {
 
     #[test]
     fn weights_are_learned_within_fifty_samples() {
-        let (mut rng, mut ratio) = (Rng::new(1), Ratio::default());
+        let (mut rng, mut ratio) = (Rng::new(1), PromptEstimator::default());
         for _ in 0..50 {
             let shape = any_shape(&mut rng);
             ratio.learn(&shape, truth(&shape, &mut rng));
@@ -211,12 +211,12 @@ mod tests {
             worst = worst.max((ratio.estimate(&shape, 0).tokens as f64 / actual - 1.0).abs());
         }
         assert!(worst < 0.12, "worst {worst}");
-        assert_eq!(ratio.estimate(&any_shape(&mut rng), 0).how, How::Learned);
+        assert_eq!(ratio.estimate(&any_shape(&mut rng), 0).source, EstimateSource::Learned);
     }
 
     #[test]
     fn one_poisoned_sample_does_not_break_it() {
-        let (mut rng, mut ratio) = (Rng::new(2), Ratio::default());
+        let (mut rng, mut ratio) = (Rng::new(2), PromptEstimator::default());
         for _ in 0..100 {
             let shape = any_shape(&mut rng);
             ratio.learn(&shape, truth(&shape, &mut rng));
@@ -233,18 +233,18 @@ mod tests {
 
     #[test]
     fn token_ids_are_exact_and_media_cost_their_price() {
-        let ratio = Ratio::default();
+        let ratio = PromptEstimator::default();
         let ids = PromptShape { token_ids: 77, ..PromptShape::default() };
-        assert_eq!(ratio.estimate(&ids, 0), Estimate::exact(77));
+        assert_eq!(ratio.estimate(&ids, 0), PromptEstimate::exact(77));
         let text = shape(400, 0, 0, 1);
         let image = PromptShape { media_parts: 2, ..text };
         assert_eq!(ratio.estimate(&image, 700).tokens, ratio.estimate(&text, 700).tokens + 2 * 700);
-        assert_eq!(ratio.estimate(&text, 0).how, How::Prior);
+        assert_eq!(ratio.estimate(&text, 0).source, EstimateSource::Prior);
     }
 
     #[test]
     fn the_spread_tells_how_well_it_does() {
-        let (mut rng, mut ratio) = (Rng::new(3), Ratio::default());
+        let (mut rng, mut ratio) = (Rng::new(3), PromptEstimator::default());
         for _ in 0..300 {
             let shape = any_shape(&mut rng);
             ratio.learn(&shape, truth(&shape, &mut rng));
@@ -258,7 +258,7 @@ mod tests {
         fn no_samples_drive_weights_out_of_bounds(
             samples in prop::collection::vec((0u64..1 << 40, 0u64..1 << 40, 0u64..1 << 40, 0u32..1000, any::<u64>()), 0..40),
         ) {
-            let mut ratio = Ratio::default();
+            let mut ratio = PromptEstimator::default();
             for (plain, marks, wide, messages, actual) in samples {
                 ratio.learn(&shape(plain, marks, wide, messages), actual);
                 for (i, weight) in ratio.weights.iter().enumerate() {

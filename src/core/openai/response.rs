@@ -9,7 +9,7 @@
 //! `error` (401, scaling), or flat with `"object":"error"` (vLLM up to 0.10). `code` may be a number or a
 //! text with a number; a word has no code for us. Messages are cut to [`MAX_MESSAGE`] bytes.
 
-use super::scan::{Kind, ScanError, Scanner};
+use super::scan::{JsonKind, ScanError, Scanner};
 
 /// Bytes of an upstream's error message that are kept, for logs.
 pub const MAX_MESSAGE: usize = 512;
@@ -29,7 +29,7 @@ pub struct TokenUsage {
     pub cached: Option<u64>,
 }
 
-impl StreamError {
+impl UpstreamError {
     /// Of an answer that the engine gave up: no fault of the request, so another backend may take it, as after a 503.
     pub fn aborted() -> Self {
         Self { code: Some(503), message: "the engine gave the answer up (finish reason abort)".to_owned() }
@@ -47,7 +47,7 @@ impl TokenUsage {
 
 /// An error that an upstream reports in its answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct StreamError {
+pub struct UpstreamError {
     /// The status it names, when it names one (503 before any content means: try elsewhere).
     pub code: Option<u16>,
     /// Its words, cut to [`MAX_MESSAGE`] bytes.
@@ -56,17 +56,17 @@ pub struct StreamError {
 
 /// What a whole (not streamed) JSON answer says about itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Answer {
+pub struct ResponseSummary {
     /// Its usage, when it has one.
     pub usage: Option<TokenUsage>,
     /// Its error, when it is one.
-    pub error: Option<StreamError>,
+    pub error: Option<UpstreamError>,
 }
 
 /// Reads the JSON body of any route's answer. What cannot be read is taken as not said: answers are
 /// the client's to judge, we only look on.
-pub fn read(body: &[u8]) -> Answer {
-    let (mut answer, mut aborted) = (Answer::default(), false);
+pub fn read(body: &[u8]) -> ResponseSummary {
+    let (mut answer, mut aborted) = (ResponseSummary::default(), false);
     let mut flat = FlatError::default();
     let mut scanner = Scanner::new(body);
     // A broken tail still leaves what stood before it.
@@ -74,12 +74,12 @@ pub fn read(body: &[u8]) -> Answer {
         match &*key.bytes() {
             b"usage" => answer.usage = usage(scanner)?,
             b"error" => answer.error = error(scanner)?,
-            b"choices" if scanner.kind()? == Kind::Array => aborted |= choices(scanner)?,
+            b"choices" if scanner.kind()? == JsonKind::Array => aborted |= choices(scanner)?,
             key => flat.member(scanner, key)?,
         }
         Ok::<_, ScanError>(())
     });
-    answer.error = answer.error.or(flat.found()).or_else(|| aborted.then(StreamError::aborted));
+    answer.error = answer.error.or(flat.found()).or_else(|| aborted.then(UpstreamError::aborted));
     answer
 }
 
@@ -87,12 +87,12 @@ pub fn read(body: &[u8]) -> Answer {
 fn choices(scanner: &mut Scanner<'_>) -> Result<bool, ScanError> {
     let mut aborted = false;
     scanner.array(|scanner| {
-        if scanner.kind()? != Kind::Object {
+        if scanner.kind()? != JsonKind::Object {
             return scanner.skip().map(drop);
         }
         scanner.object(|scanner, key| {
             match &*key.bytes() {
-                b"finish_reason" if scanner.kind()? == Kind::String => aborted |= scanner.text()?.raw == ABORT,
+                b"finish_reason" if scanner.kind()? == JsonKind::String => aborted |= scanner.text()?.raw == ABORT,
                 _ => drop(scanner.skip()?),
             }
             Ok::<_, ScanError>(())
@@ -112,7 +112,7 @@ pub fn usage_in_tail(tail: &[u8]) -> Option<TokenUsage> {
 
 /// Takes a usage object; `None` when it is null or reports nothing.
 pub(super) fn usage(scanner: &mut Scanner<'_>) -> Result<Option<TokenUsage>, ScanError> {
-    if scanner.kind()? != Kind::Object {
+    if scanner.kind()? != JsonKind::Object {
         scanner.skip()?;
         return Ok(None);
     }
@@ -136,12 +136,12 @@ pub(super) fn usage(scanner: &mut Scanner<'_>) -> Result<Option<TokenUsage>, Sca
 }
 
 /// Takes the value of `error`; `None` when it is null.
-pub(super) fn error(scanner: &mut Scanner<'_>) -> Result<Option<StreamError>, ScanError> {
+pub(super) fn error(scanner: &mut Scanner<'_>) -> Result<Option<UpstreamError>, ScanError> {
     match scanner.kind()? {
-        Kind::Null => scanner.skip().map(|_| None),
-        Kind::String => Ok(Some(StreamError { code: None, message: message(scanner)? })),
-        Kind::Object => {
-            let mut found = StreamError::default();
+        JsonKind::Null => scanner.skip().map(|_| None),
+        JsonKind::String => Ok(Some(UpstreamError { code: None, message: message(scanner)? })),
+        JsonKind::Object => {
+            let mut found = UpstreamError::default();
             scanner.object(|scanner, key| {
                 match &*key.bytes() {
                     b"code" => found.code = code(scanner)?,
@@ -152,7 +152,7 @@ pub(super) fn error(scanner: &mut Scanner<'_>) -> Result<Option<StreamError>, Sc
             })?;
             Ok(Some(found))
         }
-        _ => scanner.skip().map(|_| Some(StreamError::default())),
+        _ => scanner.skip().map(|_| Some(UpstreamError::default())),
     }
 }
 
@@ -160,35 +160,35 @@ pub(super) fn error(scanner: &mut Scanner<'_>) -> Result<Option<StreamError>, Sc
 #[derive(Default)]
 pub(super) struct FlatError {
     is_error: bool,
-    fields: StreamError,
+    fields: UpstreamError,
 }
 
 impl FlatError {
     /// Takes the value of `key`, whatever it is.
     pub(super) fn member(&mut self, scanner: &mut Scanner<'_>, key: &[u8]) -> Result<(), ScanError> {
         match key {
-            b"object" if scanner.kind()? == Kind::String => self.is_error = scanner.text()?.raw == b"error",
+            b"object" if scanner.kind()? == JsonKind::String => self.is_error = scanner.text()?.raw == b"error",
             b"code" => self.fields.code = code(scanner)?,
-            b"message" if scanner.kind()? == Kind::String => self.fields.message = message(scanner)?,
+            b"message" if scanner.kind()? == JsonKind::String => self.fields.message = message(scanner)?,
             _ => drop(scanner.skip()?),
         }
         Ok(())
     }
 
     /// The error, when the members were one.
-    pub(super) fn found(self) -> Option<StreamError> {
+    pub(super) fn found(self) -> Option<UpstreamError> {
         self.is_error.then_some(self.fields)
     }
 
     /// The members as an error, for dialects that mark one elsewhere.
-    pub(super) fn into_fields(self) -> StreamError {
+    pub(super) fn into_fields(self) -> UpstreamError {
         self.fields
     }
 }
 
 fn cached(scanner: &mut Scanner<'_>) -> Result<Option<u64>, ScanError> {
     let mut found = None;
-    if scanner.kind()? != Kind::Object {
+    if scanner.kind()? != JsonKind::Object {
         scanner.skip()?;
         return Ok(None);
     }
@@ -204,7 +204,7 @@ fn cached(scanner: &mut Scanner<'_>) -> Result<Option<u64>, ScanError> {
 
 /// A whole number; anything else is not a count.
 fn count(scanner: &mut Scanner<'_>) -> Result<Option<u64>, ScanError> {
-    if scanner.kind()? != Kind::Number {
+    if scanner.kind()? != JsonKind::Number {
         scanner.skip()?;
         return Ok(None);
     }
@@ -213,8 +213,8 @@ fn count(scanner: &mut Scanner<'_>) -> Result<Option<u64>, ScanError> {
 
 fn code(scanner: &mut Scanner<'_>) -> Result<Option<u16>, ScanError> {
     let number = match scanner.kind()? {
-        Kind::Number => digits(scanner.number()?),
-        Kind::String => digits(&scanner.text()?.bytes()),
+        JsonKind::Number => digits(scanner.number()?),
+        JsonKind::String => digits(&scanner.text()?.bytes()),
         _ => scanner.skip().map(|_| None)?,
     };
     Ok(number.and_then(|code| u16::try_from(code).ok()))
@@ -232,7 +232,7 @@ pub(super) fn digits(text: &[u8]) -> Option<u64> {
 }
 
 fn message(scanner: &mut Scanner<'_>) -> Result<String, ScanError> {
-    if scanner.kind()? != Kind::String {
+    if scanner.kind()? != JsonKind::String {
         return scanner.skip().map(|_| String::new());
     }
     let text = scanner.text()?.decode();
@@ -271,7 +271,7 @@ mod tests {
     #[test]
     fn errors_are_found_in_all_their_shapes() {
         let of = |text: &str| read(text.as_bytes()).error;
-        let error = |code, message: &str| Some(StreamError { code, message: message.into() });
+        let error = |code, message: &str| Some(UpstreamError { code, message: message.into() });
         assert_eq!(of(r#"{"error":{"message":"busy","type":"x","param":null,"code":503}}"#), error(Some(503), "busy"));
         assert_eq!(of(r#"{"error":{"message":"busy","code":"503"}}"#), error(Some(503), "busy"));
         assert_eq!(of(r#"{"error":{"message":"busy","code":"rate_limit"}}"#), error(None, "busy"));
