@@ -186,7 +186,7 @@ async fn a_restart_answers_with_its_number_or_with_what_is_in_its_way() {
     );
     let (status, _, body) = ask(&served, &path(""), "").await;
     assert_eq!((status, code(&body).as_str()), (409, "not_managed"));
-    assert!(body.contains("drain it here, restart it there"), "{body}");
+    assert!(body.contains("drain it here, restart it where it runs"), "{body}");
     let (status, _, body) = ask(&served, &path("?force"), "").await;
     assert_eq!((status, code(&body).as_str()), (400, "bad_request"));
     let (status, _, body) = ask(&served, "POST /admin/backends/short/gpu9/restart?hold", "").await;

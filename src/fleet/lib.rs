@@ -4,7 +4,7 @@
 //! counters. [`driver`] is the seam to what starts and stops engines; the life cycle of an engine
 //! says what follows what, the [`coordinator`] carries it out and writes each step to the [`journal`](Journal) first. This is the only place that spawns an engine.
 
-pub mod coordinator;
+mod coordinator;
 pub mod driver;
 mod engine;
 mod http;
@@ -13,11 +13,12 @@ pub mod ports;
 mod probe;
 mod ready;
 
-pub use coordinator::{
-    ChangeStarted, EngineSpec, EngineView, ExternalBackend, Fleet, LastChange, RestartError, RestartRequest, unattended,
-};
+pub use coordinator::{ChangeStarted, DriverMaker, ExternalBackend, Fleet, RestartError, RestartRequest, unattended};
 pub use driver::{CommandDriver, ExternalDriver, ProcessDriver};
-pub use engine::journal::{Journal, JournalError, Record, Setup};
+pub use engine::journal::JournalError;
+pub use engine::lifecycle::{ChangeRefused, RestartBlocked, Step};
+pub use engine::spec::EngineSpec;
+pub use engine::view::{EngineView, LastChange};
 pub use http::{FetchError, fetch, post};
 pub use launch::adapter_rank;
 pub use ports::PortsError;
