@@ -113,7 +113,7 @@ fn ports_of(config: &Config) -> impl Iterator<Item = (String, u16)> {
     })
 }
 
-/// The backends of a configuration that somebody else runs.
+/// The backends of a configuration that sluice does not manage.
 pub(super) fn external_backends(config: &Config, layout: &Layout) -> Vec<ExternalBackend> {
     let places = config.pools.iter().zip(&layout.backends).flat_map(|(pool, ids)| pool.backends.iter().zip(ids));
     let theirs = places.filter(|(backend, _)| matches!(backend.target, Target::Url(_)));
@@ -122,7 +122,7 @@ pub(super) fn external_backends(config: &Config, layout: &Layout) -> Vec<Externa
     theirs.map(other).collect()
 }
 
-/// What an engine of ours is started by, and its flags apart; `None` for one that somebody else runs.
+/// How an engine is started, and its flags apart; `None` for an external backend.
 fn without_args(target: &Target) -> Option<(Target, BTreeMap<String, ArgValue>)> {
     match target {
         Target::Url(_) => None,
