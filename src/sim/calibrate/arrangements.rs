@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use super::play::{Life, quantile};
 use crate::engine::{Engine, EngineConfig, Request};
-use crate::machine::cost::{CostModel, Profile};
-use crate::virtual_server::{FrontEnd, Lane};
+use crate::machine::{CostModel, Profile};
+use crate::virtual_server::{FrontEnd, VirtualServer};
 use sluice_core::base::Rng;
 
 #[derive(Clone, Copy)]
@@ -20,7 +20,7 @@ struct Server {
 
 const DEFAULT: Server = Server { budget: 8192, threshold: 0 };
 
-fn lane(server: Server) -> Lane {
+fn lane(server: Server) -> VirtualServer {
     let profile = Profile::named("h200-llama-8b").unwrap();
     let config = EngineConfig {
         max_num_seqs: 256,
@@ -32,7 +32,7 @@ fn lane(server: Server) -> Lane {
         ..EngineConfig::default()
     };
     let cost = CostModel::new(&profile, 256, server.budget);
-    Lane::new(Engine::new(config, cost), FrontEnd::new(&profile.front_end))
+    VirtualServer::new(Engine::new(config, cost), FrontEnd::new(&profile.front_end))
 }
 
 #[derive(Clone, Copy)]
@@ -51,7 +51,7 @@ const LONG: u32 = 16_000;
 
 /// Poisson arrivals for 20 s, shorts 200/128 and longs 16,000/64, over `servers`; the short ones count.
 fn open_loop(servers: &[Server], rates: (f64, f64), routing: Routing, draw: u64) -> Vec<Life> {
-    let mut lanes: Vec<Lane> = servers.iter().map(|server| lane(*server)).collect();
+    let mut lanes: Vec<VirtualServer> = servers.iter().map(|server| lane(*server)).collect();
     let mut arrivals = Vec::new();
     for (rate, prompt, output, seed) in [(rates.0, 200, 128, 2 * draw), (rates.1, LONG, 64, 2 * draw + 1)] {
         let mut rng = Rng::new(seed);

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::rows::{Load, Row};
 use crate::engine::{Engine, EngineConfig, Request};
-use crate::virtual_server::{FrontEnd, Lane};
+use crate::virtual_server::{FrontEnd, VirtualServer};
 use crate::{CostModel, Profile};
 use sluice_core::base::Rng;
 
@@ -108,7 +108,7 @@ pub(super) fn lives(profile: &Profile, row: &Row, draw: u64) -> Vec<Life> {
 }
 
 /// The server of a row.
-fn lane(profile: &Profile, row: &Row, draw: u64) -> Lane {
+fn lane(profile: &Profile, row: &Row, draw: u64) -> VirtualServer {
     let server = row.server;
     let config = EngineConfig {
         max_num_seqs: server.max_num_seqs,
@@ -122,11 +122,11 @@ fn lane(profile: &Profile, row: &Row, draw: u64) -> Lane {
         ..EngineConfig::default()
     };
     let cost = CostModel::new(profile, server.max_num_seqs, server.max_num_batched_tokens);
-    Lane::new(Engine::new(config, cost), FrontEnd::new(&profile.front_end))
+    VirtualServer::new(Engine::new(config, cost), FrontEnd::new(&profile.front_end))
 }
 
 struct Player<'a> {
-    lane: Lane,
+    lane: VirtualServer,
     row: &'a Row,
     lives: Vec<Life>,
     rng: Rng,

@@ -10,7 +10,7 @@
 
 use super::play::play;
 use super::rows::Row;
-use crate::profile::{Constants, Gpu, Layout, Model, Profile, ProfileError};
+use crate::machine::{Constants, Gpu, Layout, Model, Profile, ProfileError};
 
 /// Errors beyond this weigh more.
 const TOLERATED: f64 = 0.12;

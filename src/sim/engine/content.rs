@@ -11,7 +11,7 @@
 use std::sync::Arc;
 
 use super::blocks::BLOCK_TOKENS;
-use super::request::{Request, SequenceId};
+use super::id::SequenceId;
 
 /// The content of a sequence, prompt and answer, block by block.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -82,8 +82,8 @@ impl Chain {
     }
 
     /// The chain one block longer, and that block's hash (never 0).
-    pub(super) fn next(self, request: &Request) -> (Self, u64) {
-        let hash = mix(self.hash, request.content.block(self.blocks, request.id)).max(1);
+    pub(super) fn next(self, content: &Content, id: SequenceId) -> (Self, u64) {
+        let hash = mix(self.hash, content.block(self.blocks, id)).max(1);
         (Self { hash, blocks: self.blocks + 1 }, hash)
     }
 }
@@ -101,10 +101,9 @@ mod tests {
     use super::*;
 
     fn hashes(content: &Content, salt: u64, adapter: Option<u16>) -> Vec<u64> {
-        let request = Request { content: content.clone(), ..Request::new(7, 1, 1) };
         let mut chain = Chain::new(salt, adapter);
         let mut next = || {
-            let (longer, hash) = chain.next(&request);
+            let (longer, hash) = chain.next(content, 7);
             chain = longer;
             hash
         };

@@ -7,9 +7,7 @@
 use std::time::Duration;
 
 use super::content::Content;
-
-/// Names one sequence of the engine; the caller chooses it and must not reuse it while it lives.
-pub type SequenceId = u64;
+use super::id::SequenceId;
 
 /// Who goes first: `--scheduling-policy`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -81,6 +79,18 @@ impl Default for EngineConfig {
             seed: 0,
         }
     }
+}
+
+/// What a paused engine still does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Pause {
+    /// Everything: it is not paused.
+    #[default]
+    No,
+    /// Go on with what runs; admit nothing.
+    Admission,
+    /// Nothing.
+    All,
 }
 
 /// One sequence to generate (a request with `n` choices is `n` of these).

@@ -17,20 +17,13 @@
 //! A long prompt that runs takes the budget before later short ones: that is the head-of-line blocking that the
 //! product exists for, and the reason this order is kept exactly.
 
+use super::blocks::{BLOCK_TOKENS, Blocks};
 use super::content::Chain;
+use super::outcome::Admitted;
+use super::request::{Pause, Policy};
 use super::sequence::{Ending, Place, Rank, Slot};
-use super::{Admitted, BLOCK_TOKENS, Blocks, Engine, Pause, Policy};
-
-/// What a step will do; the chunks are in the sequences.
-#[derive(Debug, Default)]
-pub(super) struct Plan {
-    /// Tokens scheduled.
-    pub(super) tokens: u32,
-    /// Admitted from the queue.
-    pub(super) admitted: Vec<Admitted>,
-    /// Preempted for blocks.
-    pub(super) preempted: u32,
-}
+use super::step::Engine;
+use super::step_plan::StepPlan;
 
 /// What the plan under way may still use.
 struct Limits {
@@ -51,12 +44,12 @@ struct Found {
 
 impl Engine {
     /// Plans a step.
-    pub(super) fn plan(&mut self) -> Plan {
+    pub(super) fn plan(&mut self) -> StepPlan {
         #[cfg(test)]
         {
             self.observed = (self.blocks.free(), Vec::new());
         }
-        let mut plan = Plan::default();
+        let mut plan = StepPlan::default();
         let whole = if self.pause == Pause::All { 0 } else { self.config.max_num_batched_tokens };
         let mut limits = Limits { budget: whole, cap: self.cap(), decode_only: self.decodes_only() };
         self.schedule_running(&mut plan, &mut limits);
@@ -86,7 +79,7 @@ impl Engine {
         !self.steps.is_multiple_of(interval) && !self.crowded && self.running.iter().any(decodes)
     }
 
-    fn schedule_running(&mut self, plan: &mut Plan, limits: &mut Limits) {
+    fn schedule_running(&mut self, plan: &mut StepPlan, limits: &mut Limits) {
         let mut at = 0;
         while at < self.running.len() && limits.budget > 0 {
             let slot = self.running[at];
@@ -152,7 +145,7 @@ impl Engine {
         }
     }
 
-    fn schedule_waiting(&mut self, plan: &mut Plan, limits: &mut Limits) {
+    fn schedule_waiting(&mut self, plan: &mut StepPlan, limits: &mut Limits) {
         let most = self.config.max_num_active_seqs.unwrap_or(u32::MAX).min(self.config.max_num_seqs) as usize;
         let lora = self.config.max_loras > 0;
         let mut adapters = if lora { self.distinct(self.running.iter().copied()) } else { Vec::new() };
@@ -229,7 +222,7 @@ impl Engine {
             return found;
         }
         for _ in 0..(sequence.tokens() - 1) / BLOCK_TOKENS {
-            let (chain, hash) = found.chain.next(request);
+            let (chain, hash) = found.chain.next(&request.content, request.id);
             let Some(id) = self.blocks.find(hash) else { break };
             found.chain = chain;
             found.unheld += u32::from(self.blocks.is_free(id));
@@ -246,7 +239,7 @@ impl Engine {
         let sequence = &mut self.sequences[slot as usize];
         while (sequence.chain.blocks() + 1) * BLOCK_TOKENS <= tokens {
             let place = sequence.chain.blocks() as usize;
-            let (longer, hash) = sequence.chain.next(&sequence.request);
+            let (longer, hash) = sequence.next_hash();
             self.blocks.publish(sequence.blocks[place], hash);
             sequence.chain = longer;
         }

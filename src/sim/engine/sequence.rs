@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use super::blocks::BlockId;
 use super::content::Chain;
-use super::request::{Policy, Request, SequenceId};
+use super::id::SequenceId;
+use super::request::{Policy, Request};
 
 /// Place of a sequence in the engine.
 pub(super) type Slot = u32;
@@ -80,6 +81,11 @@ impl Sequence {
     /// Tokens that exist: prompt and generated.
     pub(super) fn tokens(&self) -> u32 {
         self.request.prompt_tokens + self.generated
+    }
+
+    /// The chain with the next block published, and that block's hash.
+    pub(super) fn next_hash(&self) -> (Chain, u64) {
+        self.chain.next(&self.request.content, self.request.id)
     }
 
     /// The chain of its block hashes before the first.

@@ -17,13 +17,14 @@ use crate::engine::SequenceId;
 use crate::http::choice::Choice;
 use crate::http::format::Format;
 use crate::http::wire::{ErrorBody, Finish, Usage};
-use crate::real_time::driver::{Command, Shared};
+use crate::real_time::command::Command;
 use crate::real_time::outlet::{Broken, Outlet, Progress};
+use crate::real_time::state::ServerState;
 
 /// Aborts its sequences when it is dropped before they ended.
 #[derive(Debug)]
 struct Abort {
-    shared: Arc<Shared>,
+    shared: Arc<ServerState>,
     ids: Vec<SequenceId>,
 }
 
@@ -54,7 +55,7 @@ pub(crate) struct Answer {
 
 impl Answer {
     pub(crate) fn new(
-        shared: Arc<Shared>,
+        shared: Arc<ServerState>,
         outlet: Arc<Outlet>,
         format: Format,
         ids: Vec<SequenceId>,

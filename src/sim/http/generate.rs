@@ -5,7 +5,6 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
@@ -14,25 +13,16 @@ use crate::http::answer::Answer;
 use crate::http::choice::{Choice, Wanted};
 use crate::http::format::Format;
 use crate::http::wire::ErrorBody;
-use crate::real_time::driver::{Command, Shared, Submission};
-use crate::real_time::gate::Full;
+use crate::real_time::command::{Command, Submission};
+use crate::real_time::concurrency_limit::LimitReached;
 use crate::real_time::outlet::Outlet;
+use crate::real_time::state::ServerState;
 use crate::text::script::{self, Script};
 use crate::validate::{Generate, Prompt};
 
 /// Tokens of an answer whose content the prefix cache knows, so that the next turn of a chat finds them. Longer answers
 /// are nobody's prefix.
 const KNOWN_ANSWER: u32 = 8192;
-
-/// Seconds since 1970, for `created`.
-pub(crate) fn unix_time() -> u64 {
-    unix_seconds() as u64
-}
-
-/// The same with what is below a second.
-pub(crate) fn unix_seconds() -> f64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
-}
 
 /// The name that an answer shows, and the adapter it means: none for the base model.
 #[derive(Clone, Debug)]
@@ -45,7 +35,7 @@ pub(crate) struct Named {
 ///
 /// # Errors
 /// 404 for an unknown name.
-pub(crate) fn resolve_model(shared: &Shared, name: Option<&str>) -> Result<Named, ErrorBody> {
+pub(crate) fn resolve_model(shared: &ServerState, name: Option<&str>) -> Result<Named, ErrorBody> {
     let names = &shared.config.names;
     let base = names.first().cloned().unwrap_or_default();
     let Some(name) = name else { return Ok(Named { name: base, adapter: None }) };
@@ -67,7 +57,7 @@ pub(crate) fn resolve_model(shared: &Shared, name: Option<&str>) -> Result<Named
 /// # Errors
 /// Admission limits (503), a dead engine (500).
 pub(crate) fn start(
-    shared: &Arc<Shared>,
+    shared: &Arc<ServerState>,
     request: &Generate,
     model: &Named,
     format: Format,
@@ -134,15 +124,16 @@ fn content(prompt: &Prompt, script: &Script) -> Content {
 }
 
 /// Passes the gate, or says which limit is reached.
-fn admit(shared: &Shared, request: &Generate, prompt_tokens: u64) -> Result<(), ErrorBody> {
+fn admit(shared: &ServerState, request: &Generate, prompt_tokens: u64) -> Result<(), ErrorBody> {
     let config = &shared.config;
     let sequences = request.prompts.len() as u64 * u64::from(request.n);
     let tokens = prompt_tokens * u64::from(request.n);
-    let entered = shared.gate.lock().enter(sequences, tokens, config.max_queued_requests, config.max_queued_tokens);
+    let entered =
+        shared.concurrency.lock().enter(sequences, tokens, config.max_queued_requests, config.max_queued_tokens);
     let Err(full) = entered else { return Ok(()) };
     let (reason, why) = match full {
-        Full::Requests => (0, "The engine is currently busy and cannot accept new requests."),
-        Full::Tokens => (1, "The engine has reached its prefill token backlog limit."),
+        LimitReached::Requests => (0, "The engine is currently busy and cannot accept new requests."),
+        LimitReached::Tokens => (1, "The engine has reached its prefill token backlog limit."),
     };
     shared.stats.lock().rejections[reason] += 1;
     let message = format!("{why} Please try again later or on a different instance.");

@@ -15,7 +15,9 @@
 //! adapter slot of rank 16. An engine refuses to start where this is an error; [`KvBudget::longest`] is the estimate
 //! that vLLM prints when the longest context does not fit.
 
-use crate::profile::{GIB, Gpu, Layout, Model};
+use super::gpu::{GIB, Gpu};
+use super::layout::Layout;
+use super::model::Model;
 
 /// Tokens of a block.
 const BLOCK: u32 = 16;

@@ -5,5 +5,6 @@
 
 pub mod config;
 pub mod fault;
+pub(crate) mod model_folder;
 pub mod refusal;
 pub mod startup;

@@ -4,8 +4,8 @@
 //! only when the engine has loaded the weights. A real server prints the cause from the process that met it, and the parent
 //! says on top that its engine failed.
 
+use crate::machine::GIB;
 use crate::machine::memory::MemoryError;
-use crate::profile::GIB;
 
 /// Where a start ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

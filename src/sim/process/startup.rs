@@ -15,11 +15,11 @@
 
 use std::time::Duration;
 
+use crate::machine::GIB;
 use crate::machine::memory::graph_sizes;
 use crate::observe::log::{Level, Speaker};
 use crate::process::config::SimConfig;
 use crate::process::refusal::{Refusal, Stage};
-use crate::profile::GIB;
 
 /// Weights are read this fast.
 const READ_GIB_PER_S: f64 = 4.0;

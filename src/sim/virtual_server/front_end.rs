@@ -16,7 +16,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::engine::{Request, SequenceId};
-use crate::profile::FrontEndRates;
+use crate::machine::FrontEndRates;
 
 /// How much of a step's tokens are sent when its median client sees its own: half, and the time that the engine itself
 /// took to hand them over (8 us for each).

@@ -18,7 +18,7 @@ use tokio::time::Instant;
 use crate::flow::{Broken, Call, Exchange, Head, SendError, Upstream};
 use crate::pool::Address;
 use crate::sim::engine::{Content, SequenceId};
-use crate::sim::{Lane, Request, SimConfig};
+use crate::sim::{Request, SimConfig, VirtualServer};
 
 const TOKEN: &str = "data: {\"choices\":[{\"index\":0,\"text\":\"w\",\"finish_reason\":null}]}\n\n";
 const LAST: &str = "data: {\"choices\":[{\"index\":0,\"text\":\"w\",\"finish_reason\":\"length\"}]}\n\n";
@@ -40,7 +40,7 @@ struct Options {
 type Told = bool;
 
 struct Machine {
-    lane: Lane,
+    lane: VirtualServer,
     streams: HashMap<SequenceId, mpsc::UnboundedSender<Told>>,
     alive: bool,
     hung_since: Option<Instant>,
@@ -59,7 +59,7 @@ pub(super) struct Engine {
 impl Engine {
     pub(super) fn new(config: SimConfig) -> Arc<Self> {
         let machine = Machine {
-            lane: config.lane(),
+            lane: config.virtual_server(),
             streams: HashMap::new(),
             alive: true,
             hung_since: None,
@@ -112,7 +112,7 @@ impl Engine {
     pub(super) fn die(&self) {
         let mut machine = self.machine.lock();
         machine.streams.clear();
-        (machine.lane, machine.epoch) = (self.config.lane(), Instant::now());
+        (machine.lane, machine.epoch) = (self.config.virtual_server(), Instant::now());
         (machine.alive, machine.hung_since) = (false, None);
     }
 

@@ -15,10 +15,11 @@ use serde_json::{Value, json};
 use super::{Reply, body, read, require_json};
 use crate::http::answer::broken_body;
 use crate::http::format::Format;
-use crate::http::generate::{Named, resolve_model, start, unix_time};
+use crate::http::generate::{Named, resolve_model, start};
 use crate::http::wire::{Envelope, ErrorBody, UsageShown};
 use crate::http::{anthropic, responses};
-use crate::real_time::driver::Shared;
+use crate::real_time::clock::unix_time;
+use crate::real_time::state::ServerState;
 use crate::validate::pydantic::Problems;
 use crate::validate::{Body, Generate, Kind, Limits, json as body_json};
 use sluice_core::base::Rng;
@@ -28,7 +29,7 @@ use sluice_core::base::Rng;
 /// # Errors
 /// What vLLM refuses.
 pub(super) async fn answer(
-    shared: &Arc<Shared>,
+    shared: &Arc<ServerState>,
     template: &str,
     request: Request<Incoming>,
 ) -> Result<Reply, ErrorBody> {
@@ -64,7 +65,12 @@ fn anthropic_error(error: ErrorBody) -> Result<Reply, ErrorBody> {
 }
 
 /// Model and request of a body.
-fn understood(shared: &Shared, kind: Kind, body: &Body, headers: &HeaderMap) -> Result<(Named, Generate), ErrorBody> {
+fn understood(
+    shared: &ServerState,
+    kind: Kind,
+    body: &Body,
+    headers: &HeaderMap,
+) -> Result<(Named, Generate), ErrorBody> {
     let model = resolve_model(shared, body.model())?;
     if shared.dead.is_cancelled() {
         return Err(ErrorBody::dead());
@@ -90,12 +96,12 @@ fn understood(shared: &Shared, kind: Kind, body: &Body, headers: &HeaderMap) -> 
     Ok((model, request))
 }
 
-fn request_id(shared: &Shared, headers: &HeaderMap, of_body: Option<&String>) -> String {
+fn request_id(shared: &ServerState, headers: &HeaderMap, of_body: Option<&String>) -> String {
     let header = headers.get("x-request-id").and_then(|value| value.to_str().ok()).map(str::to_owned);
     header.or_else(|| of_body.cloned()).unwrap_or_else(|| fresh_id(shared))
 }
 
-async fn openai(shared: &Arc<Shared>, kind: Kind, headers: &HeaderMap, sent: &[u8]) -> Result<Reply, ErrorBody> {
+async fn openai(shared: &Arc<ServerState>, kind: Kind, headers: &HeaderMap, sent: &[u8]) -> Result<Reply, ErrorBody> {
     let body = Body::read(kind, sent)?;
     let (model, request) = understood(shared, kind, &body, headers)?;
     let id = request_id(shared, headers, request.request_id.as_ref());
@@ -114,7 +120,7 @@ async fn openai(shared: &Arc<Shared>, kind: Kind, headers: &HeaderMap, sent: &[u
 }
 
 /// ORCA: the load of this engine in a header, for those who ask for it.
-fn report_load(shared: &Shared, headers: &HeaderMap, reply: &mut Reply) {
+fn report_load(shared: &ServerState, headers: &HeaderMap, reply: &mut Reply) {
     let Some(wanted) = headers.get("endpoint-load-metrics-format").and_then(|value| value.to_str().ok()) else {
         return;
     };
@@ -134,7 +140,7 @@ fn report_load(shared: &Shared, headers: &HeaderMap, reply: &mut Reply) {
     }
 }
 
-async fn of_responses(shared: &Arc<Shared>, headers: &HeaderMap, sent: &[u8]) -> Result<Reply, ErrorBody> {
+async fn of_responses(shared: &Arc<ServerState>, headers: &HeaderMap, sent: &[u8]) -> Result<Reply, ErrorBody> {
     let (body, echo) = responses::read(sent)?;
     let (model, request) = understood(shared, Kind::Chat, &body, headers)?;
     let id = request_id(shared, headers, None);
@@ -143,21 +149,26 @@ async fn of_responses(shared: &Arc<Shared>, headers: &HeaderMap, sent: &[u8]) ->
     send(shared, &request, &model, Format::Responses(Box::new(writer))).await
 }
 
-async fn of_messages(shared: &Arc<Shared>, headers: &HeaderMap, body: &Body) -> Result<Reply, ErrorBody> {
+async fn of_messages(shared: &Arc<ServerState>, headers: &HeaderMap, body: &Body) -> Result<Reply, ErrorBody> {
     let (model, request) = understood(shared, Kind::Chat, body, headers)?;
     let id = format!("chatcmpl-{}", request_id(shared, headers, None));
     let writer = anthropic::Writer::new(id, &model.name);
     send(shared, &request, &model, Format::Messages(writer)).await
 }
 
-fn count_tokens(shared: &Shared, body: &Body) -> Result<Reply, ErrorBody> {
+fn count_tokens(shared: &ServerState, body: &Body) -> Result<Reply, ErrorBody> {
     let model = resolve_model(shared, body.model())?;
     let tokens = shared.config.texts.of_chat(body.fields(), &model.name, u32::MAX)?.tokens();
     let text = format!("{{\"input_tokens\":{tokens},\"context_management\":{{\"original_input_tokens\":{tokens}}}}}");
     Ok(super::body(StatusCode::OK, "application/json", text))
 }
 
-async fn send(shared: &Arc<Shared>, request: &Generate, model: &Named, format: Format) -> Result<Reply, ErrorBody> {
+async fn send(
+    shared: &Arc<ServerState>,
+    request: &Generate,
+    model: &Named,
+    format: Format,
+) -> Result<Reply, ErrorBody> {
     let answer = start(shared, request, model, format)?;
     if request.stream {
         let mut reply = Response::new(answer.boxed_unsync());
@@ -173,7 +184,7 @@ async fn send(shared: &Arc<Shared>, request: &Generate, model: &Named, format: F
 }
 
 /// 16 hex digits, different for each request of a process.
-pub(super) fn fresh_id(shared: &Shared) -> String {
+pub(super) fn fresh_id(shared: &ServerState) -> String {
     let count = shared.next_id.fetch_add(1, Ordering::Relaxed);
     format!("{:016x}", Rng::new(count ^ unix_time().rotate_left(32) ^ shared.config.seed).next_u64())
 }

@@ -34,7 +34,7 @@ use crate::http::server::MAX_BODY;
 use crate::http::wire::ErrorBody;
 use crate::http::{models, responses};
 use crate::observe::{http_metrics, metrics_page};
-use crate::real_time::driver::Shared;
+use crate::real_time::state::ServerState;
 
 pub(crate) use table::listed;
 
@@ -46,7 +46,11 @@ const GUARDED: [&str; 4] = ["/v1", "/v2", "/inference", "/cohere"];
 pub(super) type Reply = Response<UnsyncBoxBody<Bytes, Cut>>;
 
 /// Answers one request. A cut connection is an error of the service: hyper then closes without an answer.
-pub(super) async fn handle(shared: Arc<Shared>, peer: SocketAddr, request: Request<Incoming>) -> Result<Reply, Cut> {
+pub(super) async fn handle(
+    shared: Arc<ServerState>,
+    peer: SocketAddr,
+    request: Request<Incoming>,
+) -> Result<Reply, Cut> {
     let began = Instant::now();
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let size = request.headers().get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok()).unwrap_or(0);
@@ -75,7 +79,7 @@ pub(super) async fn handle(shared: Arc<Shared>, peer: SocketAddr, request: Reque
 }
 
 /// 32 hex digits.
-fn fresh_uuid(shared: &Shared) -> String {
+fn fresh_uuid(shared: &ServerState) -> String {
     generating::fresh_id(shared) + &generating::fresh_id(shared)
 }
 
@@ -84,7 +88,7 @@ fn error_reply(error: &ErrorBody) -> Reply {
     body(status, "application/json", error.json())
 }
 
-async fn route(shared: &Arc<Shared>, request: Request<Incoming>) -> Result<Reply, ErrorBody> {
+async fn route(shared: &Arc<ServerState>, request: Request<Incoming>) -> Result<Reply, ErrorBody> {
     let path = request.uri().path().to_owned();
     let preflight =
         request.method() == Method::OPTIONS && request.headers().contains_key("access-control-request-method");
@@ -117,7 +121,7 @@ async fn route(shared: &Arc<Shared>, request: Request<Incoming>) -> Result<Reply
 }
 
 async fn answer(
-    shared: &Arc<Shared>,
+    shared: &Arc<ServerState>,
     template: &'static str,
     open: Option<&str>,
     request: Request<Incoming>,
@@ -191,7 +195,7 @@ fn disallowed() -> Reply {
     reply
 }
 
-fn scale_out(shared: &Shared) -> ErrorBody {
+fn scale_out(shared: &ServerState) -> ErrorBody {
     if shared.config.scale_out {
         let message = "the simulator does not render or take tokens; leave --enable-scale-out away".to_owned();
         return ErrorBody { status: 501, kind: "NotImplementedError", param: None, message };
@@ -201,7 +205,7 @@ fn scale_out(shared: &Shared) -> ErrorBody {
     ErrorBody { status: 403, kind: "PermissionDeniedError", param: None, message }
 }
 
-fn openapi(shared: &Shared) -> Value {
+fn openapi(shared: &ServerState) -> Value {
     let paths: serde_json::Map<String, Value> = listed(&shared.config)
         .map(|(path, methods)| {
             let methods = methods.iter().map(|method| (method.to_lowercase(), json!({"responses": {"200": {}}})));
@@ -230,19 +234,19 @@ fn text_reply(text: String) -> Reply {
     body(StatusCode::OK, "", text)
 }
 
-fn authorized(shared: &Shared, request: &Request<Incoming>) -> bool {
+fn authorized(shared: &ServerState, request: &Request<Incoming>) -> bool {
     let keys = &shared.config.api_keys;
     let sent = request.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok());
     let sent = sent.and_then(|value| value.strip_prefix("Bearer "));
     keys.is_empty() || sent.is_some_and(|sent| keys.iter().any(|key| key == sent))
 }
 
-fn health(shared: &Shared) -> Reply {
+fn health(shared: &ServerState) -> Reply {
     let status = if shared.dead.is_cancelled() { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::OK };
     body(status, "", String::new())
 }
 
-fn metrics(shared: &Shared) -> Reply {
+fn metrics(shared: &ServerState) -> Reply {
     if shared.garbage.load(Ordering::Relaxed) {
         return body(StatusCode::OK, "text/plain", "vllm:num_requests_running{ NaN\n\u{0}<html>\n".into());
     }
@@ -298,7 +302,7 @@ fn require_json(request: &Request<Incoming>) -> Result<(), ErrorBody> {
     Err(ErrorBody { status: 400, kind: "Bad Request", param: None, message })
 }
 
-async fn fault(shared: &Shared, request: Request<Incoming>) -> Result<Reply, ErrorBody> {
+async fn fault(shared: &ServerState, request: Request<Incoming>) -> Result<Reply, ErrorBody> {
     let bytes = read(request).await?;
     let text = match serde_json::from_slice::<Value>(&bytes) {
         Ok(value) => value["fault"].as_str().unwrap_or_default().to_owned(),

@@ -10,9 +10,10 @@ use hyper::{Request, StatusCode};
 use serde_json::{Map, Value, json};
 
 use super::{Reply, body, json_reply, read, require_json};
-use crate::http::generate::{resolve_model, unix_time};
+use crate::http::generate::resolve_model;
 use crate::http::wire::ErrorBody;
-use crate::real_time::driver::Shared;
+use crate::real_time::clock::unix_time;
+use crate::real_time::state::ServerState;
 use crate::text::logprobs::quoted;
 use crate::validate::pydantic::{self, Fields, Problems, shown};
 use crate::validate::{json as body_json, schema};
@@ -26,7 +27,7 @@ const EMBEDDING: usize = 64;
 /// # Errors
 /// Fields that are missing or wrong, an unknown model.
 pub(super) async fn answer(
-    shared: &Arc<Shared>,
+    shared: &Arc<ServerState>,
     template: &str,
     request: Request<Incoming>,
 ) -> Result<Reply, ErrorBody> {
@@ -58,7 +59,7 @@ fn check_tokenize(fields: &Map<String, Value>) -> Result<(), ErrorBody> {
     Err(problems.refusal())
 }
 
-fn tokenize(shared: &Shared, fields: &Map<String, Value>) -> Result<Reply, ErrorBody> {
+fn tokenize(shared: &ServerState, fields: &Map<String, Value>) -> Result<Reply, ErrorBody> {
     check_tokenize(fields)?;
     resolve_model(shared, fields.text("model").filter(|name| !name.is_empty()))?;
     let texts = &shared.config.texts;
@@ -82,7 +83,7 @@ fn tokenize(shared: &Shared, fields: &Map<String, Value>) -> Result<Reply, Error
     Ok(body(StatusCode::OK, "application/json", text))
 }
 
-fn detokenize(shared: &Shared, fields: &Map<String, Value>) -> Result<Reply, ErrorBody> {
+fn detokenize(shared: &ServerState, fields: &Map<String, Value>) -> Result<Reply, ErrorBody> {
     let mut problems = Problems::default();
     pydantic::check(schema::DETOKENIZE, fields, &mut problems);
     if !problems.is_empty() {
@@ -96,7 +97,7 @@ fn detokenize(shared: &Shared, fields: &Map<String, Value>) -> Result<Reply, Err
 }
 
 /// Vectors of unit length that depend on the text alone.
-fn embeddings(shared: &Shared, fields: &Map<String, Value>) -> Result<Reply, ErrorBody> {
+fn embeddings(shared: &ServerState, fields: &Map<String, Value>) -> Result<Reply, ErrorBody> {
     let model = resolve_model(shared, fields.text("model").filter(|name| !name.is_empty()))?.name;
     let inputs = match fields.get("input") {
         None | Some(Value::Null) => {

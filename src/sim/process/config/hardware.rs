@@ -5,17 +5,19 @@
 
 use std::path::Path;
 
-use super::{ServeArgs, at_least};
+use super::flags::at_least;
+use crate::machine::{Constants, Layout, Model, Profile};
+use crate::process::model_folder::sizes_of_folder;
 use crate::process::refusal::{Refusal, Stage};
-use crate::profile::{Constants, Layout, Model, Profile};
 use crate::validate::Texts;
+use sluice_core::vllm::args::ServeArgs;
 
 /// Tokenizer and sizes of a model that is a folder; made-up tokens and no sizes for a name.
 pub(super) fn model_of(name: &str) -> Result<(Texts, Option<Model>), Refusal> {
     let folder = Path::new(name);
     if folder.is_dir() {
         let texts = Texts::of_folder(folder).map_err(|error| Refusal::Folder(error.to_string()))?;
-        return Ok((texts, crate::http::models::sizes_of_folder(folder)));
+        return Ok((texts, sizes_of_folder(folder)));
     }
     if name.starts_with(['/', '.', '~']) || name.matches('/').count() > 1 {
         return Err(Refusal::NoFolder(name.to_owned()));

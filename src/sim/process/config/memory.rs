@@ -3,11 +3,13 @@
 //! Utilisation is checked before anything else, then the arithmetic of [`kv_budget`] decides, then the longest context
 //! must fit the blocks. Where weights alone are too much, the simulator says what the same GPU holds in fp8.
 
-use super::{ServeArgs, SimConfig, at_least};
+use super::SimConfig;
+use super::flags::at_least;
 use crate::engine::BLOCK_TOKENS;
-use crate::machine::memory::{MemoryError, MemorySettings, kv_budget};
+use crate::machine::{Layout, Profile};
+use crate::machine::{MemoryError, MemorySettings, kv_budget};
 use crate::process::refusal::Refusal;
-use crate::profile::{Layout, Profile};
+use sluice_core::vllm::args::ServeArgs;
 
 impl SimConfig {
     pub(super) fn read_memory(&mut self, args: &ServeArgs, wanted: Option<u32>, occupied: f64) -> Result<(), Refusal> {

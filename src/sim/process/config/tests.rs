@@ -1,7 +1,9 @@
 //! Defaults, refusals in vLLM's words, and a server under load on virtual time.
 
 use super::*;
-use crate::profile::{Constants, Gpu, Layout, Model};
+use crate::machine::{Constants, Gpu, Layout, Model};
+use crate::process::refusal::{Refusal, Stage};
+use sluice_core::vllm::args::ServeArgs;
 
 fn config(flags: &[&str]) -> Result<SimConfig, Refusal> {
     SimConfig::from_args(&ServeArgs::parse(flags).unwrap(), Profile::named("h200-llama-8b").unwrap())
@@ -109,16 +111,16 @@ fn somebody_else_on_the_gpu_is_noticed_first() {
 /// A closed loop of so many streams on virtual time: tokens per second, and the median time to first token, seconds.
 fn loaded(config: &SimConfig, streams: u64) -> (f64, f64) {
     const ROUNDS: u64 = 6;
-    let mut lane = config.lane();
+    let mut server = config.virtual_server();
     let request = |id| crate::Request::new(id, 512, 128);
     let mut sent: std::collections::HashMap<u64, Duration> = (0..streams).map(|id| (id, Duration::ZERO)).collect();
     for id in 0..streams {
-        lane.submit(Duration::ZERO, [request(id)]);
+        server.submit(Duration::ZERO, [request(id)]);
     }
     let (mut waits, mut tokens, mut next, mut now) = (Vec::new(), 0u64, streams, Duration::ZERO);
-    while let Some(at) = lane.next_at() {
+    while let Some(at) = server.next_at() {
         now = at;
-        let Some(end) = lane.poll(at) else { continue };
+        let Some(end) = server.poll(at) else { continue };
         for token in end.emitted {
             tokens += 1;
             if token.first {
@@ -126,7 +128,7 @@ fn loaded(config: &SimConfig, streams: u64) -> (f64, f64) {
             }
             if token.last && next < ROUNDS * streams {
                 sent.insert(next, end.ended);
-                lane.submit(end.ended, [request(next)]);
+                server.submit(end.ended, [request(next)]);
                 next += 1;
             }
         }

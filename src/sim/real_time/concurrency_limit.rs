@@ -12,7 +12,7 @@ pub(crate) const MAX_IN_FLIGHT: u64 = 65_536;
 
 /// Which limit was reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Full {
+pub(crate) enum LimitReached {
     /// `max_num_queued_reqs`
     Requests,
     /// `max_num_queued_tokens`
@@ -21,14 +21,14 @@ pub(crate) enum Full {
 
 /// What counts against the limits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Gate {
+pub(crate) struct ConcurrencyLimit {
     /// Sequences that wait or run.
     pub(crate) in_flight: u64,
     /// Prompt tokens of those without a first token.
     pub(crate) prefill_tokens: u64,
 }
 
-impl Gate {
+impl ConcurrencyLimit {
     /// Lets `sequences` sequences with `prompt_tokens` tokens together in.
     ///
     /// # Errors
@@ -39,12 +39,12 @@ impl Gate {
         prompt_tokens: u64,
         max_requests: Option<u64>,
         max_tokens: Option<u64>,
-    ) -> Result<(), Full> {
+    ) -> Result<(), LimitReached> {
         if self.in_flight + sequences > max_requests.unwrap_or(MAX_IN_FLIGHT).min(MAX_IN_FLIGHT) {
-            return Err(Full::Requests);
+            return Err(LimitReached::Requests);
         }
         if max_tokens.is_some_and(|most| self.prefill_tokens >= most) {
-            return Err(Full::Tokens);
+            return Err(LimitReached::Tokens);
         }
         self.in_flight += sequences;
         self.prefill_tokens += prompt_tokens;
@@ -69,31 +69,38 @@ mod tests {
 
     #[test]
     fn all_choices_of_a_request_count_and_all_or_none_come_in() {
-        let mut gate = Gate::default();
-        assert_eq!(gate.enter(2, 20, Some(3), None), Ok(()));
-        assert_eq!(gate.enter(2, 20, Some(3), None), Err(Full::Requests));
-        assert_eq!((gate.in_flight, gate.prefill_tokens), (2, 20));
-        assert_eq!(gate.enter(1, 10, Some(3), None), Ok(()));
-        gate.leave(10);
-        assert_eq!(gate.enter(1, 10, Some(3), None), Ok(()));
-        assert_eq!(Gate::default().enter(1, 1, Some(0), None), Err(Full::Requests), "0 closes the server");
+        let mut limit = ConcurrencyLimit::default();
+        assert_eq!(limit.enter(2, 20, Some(3), None), Ok(()));
+        assert_eq!(limit.enter(2, 20, Some(3), None), Err(LimitReached::Requests));
+        assert_eq!((limit.in_flight, limit.prefill_tokens), (2, 20));
+        assert_eq!(limit.enter(1, 10, Some(3), None), Ok(()));
+        limit.leave(10);
+        assert_eq!(limit.enter(1, 10, Some(3), None), Ok(()));
+        assert_eq!(
+            ConcurrencyLimit::default().enter(1, 1, Some(0), None),
+            Err(LimitReached::Requests),
+            "0 closes the server"
+        );
     }
 
     #[test]
     fn a_long_prompt_comes_in_below_the_token_limit_and_then_nobody_until_it_is_prefilled() {
-        let mut gate = Gate::default();
-        assert_eq!(gate.enter(1, 10_000, None, Some(100)), Ok(()));
-        assert_eq!(gate.enter(1, 1, None, Some(100)), Err(Full::Tokens));
-        gate.prefilled(10_000);
-        assert_eq!(gate.enter(1, 1, None, Some(100)), Ok(()));
-        gate.leave(0);
-        gate.leave(1);
-        assert_eq!(gate, Gate::default());
+        let mut limit = ConcurrencyLimit::default();
+        assert_eq!(limit.enter(1, 10_000, None, Some(100)), Ok(()));
+        assert_eq!(limit.enter(1, 1, None, Some(100)), Err(LimitReached::Tokens));
+        limit.prefilled(10_000);
+        assert_eq!(limit.enter(1, 1, None, Some(100)), Ok(()));
+        limit.leave(0);
+        limit.leave(1);
+        assert_eq!(limit, ConcurrencyLimit::default());
     }
 
     #[test]
     fn without_limits_ours_bounds_the_process() {
-        assert_eq!(Gate::default().enter(MAX_IN_FLIGHT + 1, 0, None, None), Err(Full::Requests));
-        assert_eq!(Gate::default().enter(MAX_IN_FLIGHT + 1, 0, Some(u64::MAX), None), Err(Full::Requests));
+        assert_eq!(ConcurrencyLimit::default().enter(MAX_IN_FLIGHT + 1, 0, None, None), Err(LimitReached::Requests));
+        assert_eq!(
+            ConcurrencyLimit::default().enter(MAX_IN_FLIGHT + 1, 0, Some(u64::MAX), None),
+            Err(LimitReached::Requests)
+        );
     }
 }

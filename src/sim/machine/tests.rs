@@ -1,7 +1,6 @@
 //! Tests of profiles: what is built in reads, what is wrong is named.
 
 use super::*;
-use crate::{CostModel, StepLoad};
 
 #[test]
 fn every_built_in_profile_reads_and_joins() {
@@ -56,7 +55,7 @@ fn a_file_of_the_user_is_read_and_all_missing_numbers_are_named() {
     let error = load(&format!("{whole}[efficiency]\nspeed = 0.5")).unwrap_err().to_string();
     assert!(error.contains("speed"), "{error}");
     let gpu = load(&format!("{whole}[efficiency]\nlinear = 0.5")).unwrap();
-    assert_eq!(Constants::fitted().on(&gpu, "b200").unwrap().efficiency.linear, 0.5);
+    assert_eq!(Constants::fitted().with_overrides(gpu.overrides(), "b200").unwrap().efficiency.linear, 0.5);
 }
 
 #[test]
