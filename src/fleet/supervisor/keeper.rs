@@ -94,13 +94,13 @@ async fn enter(scene: &Arc<Scene>, step: Step) -> Option<Event> {
     }
     let cordon = match step {
         Step::Drain => Cordon::Draining,
-        _ if !step.is_coming() => Cordon::Away,
+        _ if !step.is_coming() => Cordon::Down,
         // Opens itself, together with a bound on slots.
         Step::Ramp => return None,
         // Somebody is about to let it go.
         Step::Serve if scene.kept.lock().spared => Cordon::Draining,
         Step::Serve => Cordon::Open,
-        _ => Cordon::Coming,
+        _ => Cordon::Starting,
     };
     if step == Step::Serve {
         scene.set_ceiling(scene.ceiling(&settings));
@@ -115,7 +115,7 @@ fn take(scene: &Scene, step: Step, event: Event) {
         tracing::warn!(backend = %spec.name, step = step.label(), "engine: {}", trouble.why);
         // At once: the next step may take a while to begin.
         if step.in_rotation() && !leaving(scene) {
-            scene.set_cordon(Cordon::Coming);
+            scene.set_cordon(Cordon::Starting);
         }
     }
     let mut kept = scene.kept.lock();
