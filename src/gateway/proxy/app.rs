@@ -29,7 +29,7 @@ use crate::flow::keys::{ApiKey, KeyError};
 use crate::flow::{
     Downstream, Flow, IncomingRequest, RecordGuard, Recorder, ResponseHead, RoutingTable, Upstream, refuse,
 };
-use sluice_core::openai::{Refusal, Route};
+use sluice_core::openai::{ErrorFormat, Refusal, Route};
 
 /// Paths that are answered here, with GET and HEAD.
 const LOCAL_PATHS: [&str; 3] = ["/health", "/ready", "/v1/models"];
@@ -131,8 +131,8 @@ impl<U: Upstream, R: Recorder, L: LocalRoutes> Gateway<U, R, L> {
         }
         let Some(refusal) = refusal else { return false };
         let mut client = DownstreamConnection::new(session);
-        let anthropic = route.is_some_and(Route::is_anthropic);
-        refuse(&mut client, &refusal, anthropic, &mut record).await;
+        let format = route.map_or(ErrorFormat::OpenAi, Route::error_format);
+        refuse(&mut client, &refusal, format, &mut record).await;
         let finished = client.is_finished();
         if unread && finished {
             body::linger(session).await;
@@ -338,7 +338,7 @@ async fn refuse_head<U: Upstream, R: Recorder>(session: &mut ServerSession, erro
     let mut parts = http::Response::new(()).into_parts().0;
     parts.status = StatusCode::from_u16(refusal.status()).unwrap_or(StatusCode::BAD_REQUEST);
     record.status = Some(parts.status);
-    let body = Bytes::from(refusal.body(false));
+    let body = Bytes::from(refusal.body(ErrorFormat::OpenAi));
     parts.headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     parts.headers.insert(CONTENT_LENGTH, HeaderValue::from(body.len()));
     let response = pingora::http::ResponseHeader::from(parts);
