@@ -4,26 +4,21 @@
 //! counters. [`driver`] is the seam to what starts and stops engines; [`life`] says what follows what, the [`supervisor`]
 //! carries it out and writes each step to the [`journal`](Journal) first. This is the only place that spawns an engine.
 
-mod command;
 pub mod driver;
-mod external;
 mod http;
 mod journal;
 mod launch;
 pub mod life;
 pub mod ports;
 mod probe;
-mod process;
 mod ready;
 pub mod supervisor;
 
-pub use command::CommandDriver;
-pub use external::ExternalDriver;
+pub use driver::{CommandDriver, ExternalDriver, ProcessDriver};
 pub use http::{FetchError, fetch, post};
 pub use journal::{Journal, JournalError, Record, Setup};
 pub use launch::adapter_rank;
 pub use ports::PortsError;
 pub use probe::{Prober, Reported};
-pub use process::ProcessDriver;
 pub use ready::{Ready, ReadyRules, until_ready};
 pub use supervisor::{Begun, CannotRestart, EngineSpec, EngineView, Fleet, Other, RestartAsk, unattended};

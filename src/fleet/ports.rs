@@ -11,7 +11,7 @@ use std::net::TcpListener;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
-use super::process::is_running;
+use super::driver::process::is_running;
 
 const FILE: &str = "ports.json";
 

@@ -15,8 +15,8 @@ use http::StatusCode;
 use serde::Deserialize;
 use tokio::time::{Instant, sleep};
 
-use super::command::{MISSES, STATUS_EVERY};
 use super::driver::{Driver, Failure, Kind, Owner, Status};
+use super::driver::{MISSES, STATUS_EVERY};
 use super::http::fetch;
 use sluice_core::vllm::failure::{Class, Diagnosis, Exit};
 use sluice_core::vllm::logs::StartPhase;
@@ -32,8 +32,8 @@ pub struct ReadyRules {
     pub poll: Duration,
     /// One answer of the engine.
     pub answer: Duration,
-    /// Multiplies the patience of every phase, and `blind`.
-    pub patience: f64,
+    /// Multiplies the time limit of every phase, and `blind`.
+    pub start_timeout_scale: f64,
     /// The whole start where no log can be followed.
     pub blind: Duration,
     /// The whole start in any case.
@@ -46,7 +46,7 @@ impl Default for ReadyRules {
         Self {
             poll: Duration::from_millis(200),
             answer: Duration::from_secs(2),
-            patience: 1.0,
+            start_timeout_scale: 1.0,
             blind: Duration::from_secs(900),
             total: Duration::from_secs(4 * 3600),
         }
@@ -108,7 +108,7 @@ pub async fn until_ready(
             missing = Some((since, absent));
         }
         if let Some((since, absent)) = &missing
-            && since.elapsed() > StartPhase::Serving.patience().mul_f64(rules.patience)
+            && since.elapsed() > StartPhase::Serving.patience().mul_f64(rules.start_timeout_scale)
         {
             return Err(at_phase(driver, Class::WrongModels, format!("it does not serve {}", absent.join(", "))));
         }
@@ -156,13 +156,13 @@ fn overdue(driver: &dyn Driver, started: Instant, rules: ReadyRules) -> Option<S
         return Some(format!("not ready after {} s", all.as_secs()));
     }
     let Some(progress) = driver.progress() else {
-        return (all > rules.blind.mul_f64(rules.patience))
+        return (all > rules.blind.mul_f64(rules.start_timeout_scale))
             .then(|| format!("not ready after {} s, and there is no log to follow", all.as_secs()));
     };
     let progress = progress.borrow();
     // An engine that was adopted, or that restarted behind our back, has a log that moved before we came.
     let still = progress.moved.max(started).elapsed();
-    if still <= progress.phase.patience().mul_f64(rules.patience) {
+    if still <= progress.phase.patience().mul_f64(rules.start_timeout_scale) {
         return None;
     }
     let last = if progress.line.is_empty() { "nothing" } else { &progress.line };
@@ -230,7 +230,7 @@ mod tests {
     use tokio::net::TcpListener;
 
     use super::*;
-    use crate::external::ExternalDriver;
+    use crate::driver::ExternalDriver;
     use sluice_gateway::config::Endpoint;
 
     /// A server that is healthy and answers anything else with this head and body.
@@ -272,7 +272,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_start_without_a_log_has_its_share_of_the_patience() {
         let (driver, started) = (ExternalDriver::new("a/b"), Instant::now());
-        let rules = ReadyRules { blind: Duration::from_secs(10), patience: 3.0, ..ReadyRules::default() };
+        let rules = ReadyRules { blind: Duration::from_secs(10), start_timeout_scale: 3.0, ..ReadyRules::default() };
         tokio::time::advance(Duration::from_secs(29)).await;
         assert_eq!(overdue(&driver, started, rules), None);
         tokio::time::advance(Duration::from_secs(2)).await;

@@ -237,8 +237,8 @@ fn make_executable(path: &Path) {
 
 #[tokio::test]
 async fn models_that_are_missing_and_starts_that_stand_still_are_told_apart() {
-    // A hundredth of the patience that a real start gets.
-    let hasty = ReadyRules { patience: 0.01, ..ReadyRules::default() };
+    // A hundredth of the time limits of a real start.
+    let hasty = ReadyRules { start_timeout_scale: 0.01, ..ReadyRules::default() };
     let rig = Rig::new("--sim-startup 0");
     rig.start(&Settings::default()).await;
     let failure = rig.ready(&["m", "an-adapter"], hasty).await.unwrap_err();

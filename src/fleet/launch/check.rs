@@ -7,9 +7,9 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use super::super::driver::{AdapterRank, Failure, LORA_RANK};
 use super::flags::before_flags;
 use super::words::{self, Values, Words};
+use crate::driver::{AdapterRank, Failure, LORA_RANK};
 use sluice_core::vllm::args::ServeArgs;
 use sluice_core::vllm::failure::{Class, Diagnosis, Suggestion};
 use sluice_core::vllm::logs::StartPhase;

@@ -15,7 +15,7 @@
 //! program is asked for its flags once ([`Flags`]); an unknown flag is refused here, with the name that comes closest, and
 //! one that was removed because it no longer changes anything is dropped with a notice.
 
-pub(super) mod check;
+pub(crate) mod check;
 mod flags;
 mod rules;
 mod words;
@@ -28,16 +28,16 @@ use sluice_core::vllm::failure::Class;
 use sluice_gateway::config::{ArgValue, Launch};
 
 pub use check::adapter_rank;
-pub(super) use flags::{Flags, Known};
+pub(crate) use flags::{Flags, Known};
 
 /// `--max-lora-rank`, wherever it is written.
-pub(super) fn rank_of_adapters(launch: &Launch, settings: &Settings) -> AdapterRank {
+pub(crate) fn rank_of_adapters(launch: &Launch, settings: &Settings) -> AdapterRank {
     let args = settings.with(&BTreeMap::new()).args;
     check::Flat::new(&launch.command, &args).adapter_rank()
 }
 
 /// `--max-num-seqs` of all data parallel ranks together, wherever it is written.
-pub(super) fn sequences(launch: &Launch, settings: &Settings) -> Option<i64> {
+pub(crate) fn sequences(launch: &Launch, settings: &Settings) -> Option<i64> {
     let args = settings.with(&BTreeMap::new()).args;
     let flat = check::Flat::new(&launch.command, &args);
     let ranks = flat.int("data-parallel-size").unwrap_or(1).max(1);
@@ -46,13 +46,13 @@ pub(super) fn sequences(launch: &Launch, settings: &Settings) -> Option<i64> {
 
 /// A start that was found in order.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Plan {
+pub(crate) struct Plan {
     /// Program and arguments; the program as an absolute path.
-    pub(super) argv: Vec<String>,
+    pub(crate) argv: Vec<String>,
     /// Added to the gateway's environment.
-    pub(super) env: BTreeMap<String, String>,
+    pub(crate) env: BTreeMap<String, String>,
     /// What is worth telling.
-    pub(super) notices: Vec<Notice>,
+    pub(crate) notices: Vec<Notice>,
 }
 
 impl Plan {
@@ -60,7 +60,7 @@ impl Plan {
     ///
     /// # Errors
     /// What is wrong, in the words of the user's keys. Nothing was changed.
-    pub(super) fn new(launch: &Launch, settings: &Settings, known: Option<&Known>) -> Result<Self, Failure> {
+    pub(crate) fn new(launch: &Launch, settings: &Settings, known: Option<&Known>) -> Result<Self, Failure> {
         let program = program_of(launch)?;
         let mut notices = Vec::new();
         let args: BTreeMap<String, ArgValue> = settings.with(&BTreeMap::new()).args;
@@ -83,7 +83,7 @@ impl Plan {
 }
 
 /// The flags that settings become.
-pub(super) fn words_of(settings: &Settings) -> Vec<String> {
+pub(crate) fn words_of(settings: &Settings) -> Vec<String> {
     let mut words = Vec::new();
     settings.args.iter().for_each(|(name, value)| write(&dashed(name), value, &mut words));
     words
@@ -91,7 +91,7 @@ pub(super) fn words_of(settings: &Settings) -> Vec<String> {
 
 /// Whether each setting is of the type that its flag takes, where the flag is one that we know, in its range, and in
 /// agreement with the others: all that can be told without knowing the program, the devices and the files.
-pub(super) fn check_values(settings: &Settings) -> Result<(), Failure> {
+pub(crate) fn check_values(settings: &Settings) -> Result<(), Failure> {
     let args = rules::flags(settings.with(&BTreeMap::new()).args, None, &mut Vec::new())?;
     check::values(&check::Flat::new(&[], &args))
 }
@@ -155,7 +155,7 @@ fn program_of(launch: &Launch) -> Result<PathBuf, Failure> {
 }
 
 /// Where a program is: a word with a slash as it stands, any other in the gateway's `PATH`.
-pub(super) fn find_program(word: &str) -> Option<PathBuf> {
+pub(crate) fn find_program(word: &str) -> Option<PathBuf> {
     find_in(word, &std::env::var("PATH").unwrap_or_default())
 }
 

@@ -5,9 +5,9 @@
 
 use std::collections::BTreeMap;
 
-use super::super::driver::{Failure, Notice};
 use super::Known;
 use super::check::Flat;
+use crate::driver::{Failure, Notice};
 use sluice_core::vllm::args::{ArgsError, ServeArgs};
 use sluice_core::vllm::failure::Class;
 use sluice_gateway::config::ArgValue;

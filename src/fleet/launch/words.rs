@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use super::super::driver::dashed;
+use crate::driver::dashed;
 use sluice_core::vllm::args::{ArgsError, ServeArgs};
 
 /// The most that is read of a file of settings.

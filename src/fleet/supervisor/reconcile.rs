@@ -24,8 +24,8 @@ use super::roll::{self, End};
 use super::scene::{EngineSpec, Scene};
 use super::{EngineView, Fleet, Hand, Wanted, view};
 use crate::driver::StopRules;
+use crate::driver::process::is_running;
 use crate::life::Step;
-use crate::process::is_running;
 use sluice_gateway::pool::Cordon;
 
 /// Between two looks while something is on its way.

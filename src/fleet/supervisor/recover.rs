@@ -17,11 +17,12 @@ use super::Fleet;
 use super::keeper::shown;
 use super::reconcile::{AGAIN, Departing};
 use super::scene::Scene;
+use crate::driver::ProcessDriver;
+use crate::driver::process::is_running;
 use crate::driver::{Driver, Failure, Kind, Status, StopRules, Trace};
 use crate::fetch;
 use crate::journal::{Journal, Record};
 use crate::life::Step;
-use crate::process::{ProcessDriver, is_running};
 use sluice_core::vllm::failure::Class;
 use sluice_gateway::config::{Launch, OnStart};
 

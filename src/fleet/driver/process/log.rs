@@ -21,7 +21,7 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::super::driver::Progress;
+use crate::driver::Progress;
 use sluice_core::vllm::logs::{Follower, Movement, StartPhase};
 
 /// How often the file is looked at.

@@ -5,7 +5,7 @@
 use async_trait::async_trait;
 use tokio::sync::watch;
 
-use super::driver::{
+use crate::driver::{
     AdapterRank, Driver, Failure, Kind, Notice, Owner, Progress, Settings, Status, StopRules, Stopped, Trace,
 };
 use sluice_core::vllm::failure::{Class, Exit};

@@ -11,8 +11,8 @@ use std::sync::OnceLock;
 
 use nix::sys::prctl;
 
-use super::super::launch::{Plan, find_program};
 use super::table::MARK;
+use crate::launch::{Plan, find_program};
 
 /// Makes this process the one that orphans of its descendants are given to. Once is enough.
 fn reap_orphans() {

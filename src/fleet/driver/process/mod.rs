@@ -12,11 +12,11 @@
 //! given to another process, so a signal to its group cannot hit a stranger. Every end must be followed by a stop.
 
 mod device;
-mod keeper;
+mod monitor;
 mod log;
 mod spawn;
 mod stop;
-pub(super) mod table;
+pub(crate) mod table;
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -27,13 +27,13 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tokio::sync::{Mutex, watch};
 
-use super::driver::{
+use crate::driver::{
     AdapterRank, Driver, Failure, Kind, Notice, Owner, Progress, Settings, Status, StopRules, Stopped, Trace,
 };
-use super::launch::{Flags, Plan, rank_of_adapters, sequences};
+use crate::launch::{Flags, Plan, rank_of_adapters, sequences};
 use device::Devices;
-use keeper::Keeper;
 use log::Log;
+use monitor::Monitor;
 use sluice_core::vllm::failure::{Class, Exit, diagnose};
 use sluice_gateway::config::Launch;
 use table::Row;
@@ -43,7 +43,7 @@ fn mark_prefix(folder: &Path, name: &str) -> String {
 }
 
 /// Whether any process of an engine lives that was started for the backend `name` with this `folder`.
-pub(super) fn is_running(folder: &Path, name: &str) -> bool {
+pub(crate) fn is_running(folder: &Path, name: &str) -> bool {
     let folder = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
     let prefix = mark_prefix(&folder, name);
     let marked = |row: &Row| row.lives() && table::mark_of(row.pid).is_some_and(|mark| mark.starts_with(&prefix));
@@ -60,9 +60,9 @@ pub struct ProcessDriver {
     flags: Flags,
     devices: Devices,
     /// The engine under command. Taken by start, adopt and stop for as long as they take, so that they cannot overlap.
-    run: Mutex<Option<Arc<Keeper>>>,
+    run: Mutex<Option<Arc<Monitor>>>,
     /// The same for those who only look.
-    seen: parking_lot::Mutex<Option<Arc<Keeper>>>,
+    seen: parking_lot::Mutex<Option<Arc<Monitor>>>,
 }
 
 impl ProcessDriver {
@@ -88,13 +88,13 @@ impl ProcessDriver {
         mark_prefix(&self.folder, &self.name)
     }
 
-    fn keeper(&self) -> Option<Arc<Keeper>> {
+    fn monitor(&self) -> Option<Arc<Monitor>> {
         self.seen.lock().clone()
     }
 
-    fn set(&self, run: &mut Option<Arc<Keeper>>, keeper: Option<Arc<Keeper>>) {
-        run.clone_from(&keeper);
-        *self.seen.lock() = keeper;
+    fn set(&self, run: &mut Option<Arc<Monitor>>, monitor: Option<Arc<Monitor>>) {
+        run.clone_from(&monitor);
+        *self.seen.lock() = monitor;
     }
 
     /// Waits until the memory of the engine's devices is back at what it was.
@@ -103,11 +103,11 @@ impl ProcessDriver {
     /// It is not, for the first time, on devices that are known to be the engine's.
     async fn memory_back(
         &self,
-        keeper: &Keeper,
+        monitor: &Monitor,
         baseline: &device::InUse,
         rules: StopRules,
     ) -> Result<Option<bool>, Failure> {
-        let told = keeper.memory_told.load(Ordering::Relaxed);
+        let told = monitor.memory_told.load(Ordering::Relaxed);
         let patience = if told { Duration::ZERO } else { rules.memory };
         let now = match self.devices.back(baseline, patience).await {
             Ok(back) => return Ok(back),
@@ -118,7 +118,7 @@ impl ProcessDriver {
         };
         let cause = now.iter().map(what).collect::<Vec<_>>().join(", ");
         if self.devices.are_known() && !told {
-            keeper.memory_told.store(true, Ordering::Relaxed);
+            monitor.memory_told.store(true, Ordering::Relaxed);
             return Err(Failure::new(Class::MemoryKept, cause));
         }
         let why = if told { "told before" } else { "may be anybody's: `gpu` of this backend is not set" };
@@ -164,8 +164,8 @@ impl Driver for ProcessDriver {
 
     async fn start(&self, settings: &Settings) -> Result<Trace, Failure> {
         let mut run = self.run.lock().await;
-        if let Some(keeper) = &*run {
-            let cause = format!("an engine of this backend was started and not stopped: {}", keeper.trace.describe());
+        if let Some(monitor) = &*run {
+            let cause = format!("an engine of this backend was started and not stopped: {}", monitor.trace.describe());
             return Err(Failure::new(Class::PortInUse, cause));
         }
         let known = self.flags.of(&self.launch).await;
@@ -174,9 +174,9 @@ impl Driver for ProcessDriver {
             return Err(Failure::new(Class::PortInUse, format!("port {} is held by {who}", self.launch.port)));
         }
         let baseline = self.devices.in_use().await;
-        let keeper = Keeper::start(self, &plan, baseline)?;
-        let trace = keeper.trace.clone().public(keeper.baseline.as_ref());
-        self.set(&mut run, Some(Arc::new(keeper)));
+        let monitor = Monitor::start(self, &plan, baseline)?;
+        let trace = monitor.trace.clone().public(monitor.baseline.as_ref());
+        self.set(&mut run, Some(Arc::new(monitor)));
         Ok(trace)
     }
 
@@ -185,14 +185,14 @@ impl Driver for ProcessDriver {
             return Err(Failure::new(Class::NotOurs, "the trace is not one of a process"));
         };
         let mut run = self.run.lock().await;
-        if let Some(keeper) = &*run {
-            let cause = format!("an engine of this backend is under command already: {}", keeper.trace.describe());
+        if let Some(monitor) = &*run {
+            let cause = format!("an engine of this backend is under command already: {}", monitor.trace.describe());
             return Err(Failure::new(Class::PortInUse, cause));
         }
-        let trace = keeper::Track { leader: *pid, started: *started, boot: boot.clone(), mark: mark.clone() };
+        let trace = monitor::Track { leader: *pid, started: *started, boot: boot.clone(), mark: mark.clone() };
         let baseline = baseline.as_ref().map(|in_use| in_use.iter().copied().collect());
-        let Some(keeper) = Keeper::adopt(self, trace, baseline) else { return Ok(false) };
-        self.set(&mut run, Some(Arc::new(keeper)));
+        let Some(monitor) = Monitor::adopt(self, trace, baseline) else { return Ok(false) };
+        self.set(&mut run, Some(Arc::new(monitor)));
         Ok(true)
     }
 
@@ -210,34 +210,34 @@ impl Driver for ProcessDriver {
 
     async fn stop(&self, rules: StopRules) -> Result<Stopped, Failure> {
         let mut run = self.run.lock().await;
-        let Some(keeper) = run.clone() else {
+        let Some(monitor) = run.clone() else {
             return Ok(Stopped { exit: None, forced: false, orphans: 0, memory_back: None });
         };
-        let mut stopped = stop::processes(&keeper, rules).await?;
+        let mut stopped = stop::processes(&monitor, rules).await?;
         // From here on nothing of it is left; what is kept is only the memory.
-        if let Some(baseline) = &keeper.baseline {
-            stopped.memory_back = self.memory_back(&keeper, baseline, rules).await?;
+        if let Some(baseline) = &monitor.baseline {
+            stopped.memory_back = self.memory_back(&monitor, baseline, rules).await?;
         }
         self.set(&mut run, None);
         Ok(stopped)
     }
 
     async fn status(&self) -> Status {
-        match self.keeper() {
+        match self.monitor() {
             None => Status::Absent,
-            Some(keeper) => keeper.exit().map_or(Status::Running, Status::Ended),
+            Some(monitor) => monitor.exit().map_or(Status::Running, Status::Ended),
         }
     }
 
     async fn ended(&self) -> Exit {
-        match self.keeper() {
-            Some(keeper) => keeper.ended().await,
+        match self.monitor() {
+            Some(monitor) => monitor.ended().await,
             None => std::future::pending().await,
         }
     }
 
     async fn owner(&self) -> Owner {
-        let members = self.keeper().map(|keeper| keeper.members()).unwrap_or_default();
+        let members = self.monitor().map(|monitor| monitor.members()).unwrap_or_default();
         table::owner(self.launch.port, &members.into_iter().map(|row| row.pid).collect())
     }
 

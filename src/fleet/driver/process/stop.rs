@@ -14,9 +14,9 @@ use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 use tokio::time::{Instant, sleep};
 
-use super::super::driver::{Failure, StopRules, Stopped};
-use super::keeper::Keeper;
+use super::monitor::Monitor;
 use super::table::Row;
+use crate::driver::{Failure, StopRules, Stopped};
 use sluice_core::vllm::failure::Class;
 
 /// Pause between two looks.
@@ -26,21 +26,21 @@ const LOOK_EVERY: Duration = Duration::from_millis(25);
 ///
 /// # Errors
 /// [`Class::WontDie`] when some are left; a second stop tries again.
-pub(super) async fn processes(keeper: &Keeper, rules: StopRules) -> Result<Stopped, Failure> {
-    let leader = keeper.trace.leader;
+pub(super) async fn processes(monitor: &Monitor, rules: StopRules) -> Result<Stopped, Failure> {
+    let leader = monitor.trace.leader;
     let grace_ends = Instant::now() + rules.grace;
     let mut orphans: Option<u32> = None;
-    if keeper.exit().is_none() {
-        signal_one(&keeper.members(), leader, Signal::SIGTERM);
+    if monitor.exit().is_none() {
+        signal_one(&monitor.members(), leader, Signal::SIGTERM);
     }
-    let mut left = members(keeper).await;
+    let mut left = members(monitor).await;
     while !left.is_empty() && Instant::now() < grace_ends {
-        if orphans.is_none() && keeper.exit().is_some() {
+        if orphans.is_none() && monitor.exit().is_some() {
             orphans = Some(u32::try_from(left.len()).unwrap_or(u32::MAX));
             left.iter().for_each(|row| signal(row, Signal::SIGTERM));
         }
         sleep(LOOK_EVERY).await;
-        left = members(keeper).await;
+        left = members(monitor).await;
     }
     let forced = !left.is_empty();
     let kill_ends = Instant::now() + rules.kill;
@@ -51,20 +51,20 @@ pub(super) async fn processes(keeper: &Keeper, rules: StopRules) -> Result<Stopp
         }
         left.iter().for_each(|row| signal(row, Signal::SIGKILL));
         sleep(LOOK_EVERY).await;
-        left = members(keeper).await;
+        left = members(monitor).await;
         if !left.is_empty() && Instant::now() >= kill_ends {
             let who: Vec<String> = left.iter().map(|row| format!("{}, state {}", row.described(), row.state)).collect();
             return Err(Failure::new(Class::WontDie, format!("still there after SIGKILL: {}", who.join("; "))));
         }
     }
-    Ok(Stopped { exit: keeper.reap_leader(), forced, orphans: orphans.unwrap_or_default(), memory_back: None })
+    Ok(Stopped { exit: monitor.reap_leader(), forced, orphans: orphans.unwrap_or_default(), memory_back: None })
 }
 
 /// The living members: a scan reads one file per process of the system.
-async fn members(keeper: &Keeper) -> Vec<Row> {
+async fn members(monitor: &Monitor) -> Vec<Row> {
     // A few milliseconds at most hosts' numbers of processes; the runtime has other threads for requests.
     tokio::task::yield_now().await;
-    keeper.members()
+    monitor.members()
 }
 
 fn signal_one(members: &[Row], pid: i32, what: Signal) {

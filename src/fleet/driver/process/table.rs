@@ -16,7 +16,7 @@ use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::path::Path;
 
-use super::super::driver::Owner;
+use crate::driver::Owner;
 
 /// The environment variable that all processes of an engine inherit.
 pub(crate) const MARK: &str = "SLUICE_ENGINE";

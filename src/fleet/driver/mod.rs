@@ -15,6 +15,10 @@
 //!
 //! Draining is not a driver's: requests end before [`Driver::stop`] is called.
 
+mod command;
+mod external;
+pub(crate) mod process;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
@@ -30,8 +34,13 @@ use sluice_core::vllm::failure::{Class, Diagnosis, Exit, Retry, Suggestion};
 use sluice_core::vllm::logs::StartPhase;
 use sluice_gateway::config::ArgValue;
 
+pub use command::CommandDriver;
+pub(crate) use command::{MISSES, STATUS_EVERY};
+pub use external::ExternalDriver;
+pub use process::ProcessDriver;
+
 /// `--max-lora-rank` where nothing is said, in vLLM.
-pub(super) const LORA_RANK: i64 = 16;
+pub(crate) const LORA_RANK: i64 = 16;
 
 /// Who runs the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]

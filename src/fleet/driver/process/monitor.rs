@@ -2,7 +2,7 @@
 //!
 //! One thread per engine, because it reads files: it looks at the log and for the leader's end every
 //! [`LOOK_EVERY`], and at the table of processes every [`SCAN_EVERY`], to remember processes that may leave the session and
-//! lose their parent later. Dropping the keeper ends the thread, not the engine.
+//! lose their parent later. Dropping the monitor ends the thread, not the engine.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -14,12 +14,12 @@ use nix::unistd::Pid;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use super::super::driver::{Failure, Trace};
-use super::super::launch::Plan;
 use super::device::{InUse, Tenancy};
 use super::log::{LOOK_EVERY, Log};
 use super::table::{self, Kin, Row};
 use super::{ProcessDriver, spawn};
+use crate::driver::{Failure, Trace};
+use crate::launch::Plan;
 use sluice_core::vllm::failure::{Class, Exit};
 
 /// How often members are looked for while the engine runs.
@@ -48,7 +48,7 @@ impl Track {
 
 /// A running engine, or one that has ended and was not cleaned up.
 #[derive(Debug)]
-pub(super) struct Keeper {
+pub(super) struct Monitor {
     pub(super) trace: Track,
     /// Memory in use before it started.
     pub(super) baseline: Option<InUse>,
@@ -69,13 +69,13 @@ struct Shared {
     over: AtomicBool,
 }
 
-impl Drop for Keeper {
+impl Drop for Monitor {
     fn drop(&mut self) {
         self.shared.over.store(true, Ordering::Relaxed);
     }
 }
 
-impl Keeper {
+impl Monitor {
     /// Starts an engine.
     pub(super) fn start(driver: &ProcessDriver, plan: &Plan, baseline: Option<InUse>) -> Result<Self, Failure> {
         let path = driver.log.path().display().to_string();
@@ -108,11 +108,11 @@ impl Keeper {
         let child = leader.is_some_and(|row| row.parent == own);
         let gone = leader.is_none();
         driver.log.resume();
-        let keeper = Self::keep(driver, trace, child, baseline);
+        let monitor = Self::keep(driver, trace, child, baseline);
         if gone {
-            keeper.shared.exit.send_replace(Some(Exit::Unseen));
+            monitor.shared.exit.send_replace(Some(Exit::Unseen));
         }
-        Some(keeper)
+        Some(monitor)
     }
 
     fn keep(driver: &ProcessDriver, trace: Track, child: bool, baseline: Option<InUse>) -> Self {

@@ -154,7 +154,7 @@ async fn children_that_outlive_a_killed_leader_go_and_a_stranger_of_the_same_nam
         .unwrap();
     let pid = rig.start().await;
     let children = [rig.number("near").await, rig.number("far").await, rig.number("bare").await];
-    assert!(rig.driver.keeper().unwrap().members().len() >= 4);
+    assert!(rig.driver.monitor().unwrap().members().len() >= 4);
     kill(Pid::from_raw(pid), Signal::SIGKILL).unwrap();
     assert_eq!(timeout(PATIENCE, rig.driver.ended()).await.unwrap(), Exit::Signal(9));
     assert_eq!(rig.driver.status().await, Status::Ended(Exit::Signal(9)));
@@ -233,10 +233,10 @@ async fn orphans_whose_leader_is_gone_are_taken_over_to_be_stopped() {
     let trace = rig.driver.start(&Settings::default()).await.unwrap();
     let child = rig.number("child").await;
     let Rig { folder, driver, _ends } = rig;
-    let leader = driver.keeper().unwrap().trace.leader;
+    let leader = driver.monitor().unwrap().trace.leader;
     kill(Pid::from_raw(leader), Signal::SIGKILL).unwrap();
     timeout(PATIENCE, driver.ended()).await.unwrap();
-    driver.keeper().unwrap().reap_leader();
+    driver.monitor().unwrap().reap_leader();
     drop(driver);
     let second = Rig::driver(&folder);
     assert!(second.adopt(&trace).await.unwrap());

@@ -31,11 +31,11 @@ use nix::unistd::Pid;
 use tokio::sync::{Mutex, watch};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::driver::{
+use super::process::table::{self, MARK, Row};
+use crate::driver::{
     AdapterRank, Driver, Failure, Kind, Notice, Owner, Progress, Settings, Status, StopRules, Stopped, Trace,
 };
-use super::launch::{check_values, find_program, words_of};
-use super::process::table::{self, MARK, Row};
+use crate::launch::{check_values, find_program, words_of};
 use sluice_core::vllm::failure::{Class, Exit, diagnose};
 use sluice_core::vllm::logs::StartPhase;
 use sluice_gateway::config::Control;
@@ -43,9 +43,9 @@ use sluice_gateway::config::Control;
 /// Output of a command that is kept, bytes.
 const OUTPUT_MAX: usize = 64 << 10;
 /// How often the status command is run while an end or readiness is waited for.
-pub(super) const STATUS_EVERY: Duration = Duration::from_secs(2);
+pub(crate) const STATUS_EVERY: Duration = Duration::from_secs(2);
 /// How often in a row it must say that nothing runs before an end is believed.
-pub(super) const MISSES: u32 = 3;
+pub(crate) const MISSES: u32 = 3;
 /// What becomes the flags.
 const ARGS: &str = "{args}";
 
