@@ -116,7 +116,7 @@ impl House {
                 &self.learned,
             ));
         });
-        self.fleet.apply(engines::engines(&config, &layout), engines::others(&config, &layout));
+        self.fleet.apply(engines::engines(&config, &layout), engines::external_backends(&config, &layout));
         *state = Loaded { layout, counters };
         self.flow.upstream().set_connect_timeout(config.timeouts.connect);
         self.config.store(config);
