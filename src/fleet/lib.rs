@@ -19,6 +19,6 @@ pub use http::{FetchError, fetch, post};
 pub use journal::{Journal, JournalError, Record, Setup};
 pub use launch::adapter_rank;
 pub use ports::PortsError;
-pub use probe::{Prober, Reported};
-pub use ready::{Ready, ReadyRules, until_ready};
+pub use probe::{Prober, ReportedModels};
+pub use ready::{Ready, ReadyRules, wait_until_ready};
 pub use supervisor::{Begun, CannotRestart, EngineSpec, EngineView, Fleet, Other, RestartAsk, unattended};

@@ -12,10 +12,10 @@ use tokio::time::{Instant, sleep, timeout};
 use super::preflight::{NotNow, may_go_now};
 use super::scene::Scene;
 use super::{adapters, engine};
-use crate::driver::Failure;
+use crate::driver::EngineFailure;
 use crate::life::{Event, Step, Trouble};
-use crate::{ReadyRules, until_ready};
-use sluice_core::vllm::failure::Retry;
+use crate::{ReadyRules, wait_until_ready};
+use sluice_core::vllm::failure::Retryable;
 use sluice_gateway::pool::{Cordon, Phase};
 
 /// Between two looks at something that has to come to an end.
@@ -52,16 +52,16 @@ pub(super) async fn gone(scene: Arc<Scene>, step: Step) -> Event {
     }
     tokio::select! {
         // It ran with these settings: whatever its log says last, they are not hopeless.
-        exit = scene.driver.ended() => {
-            let why = scene.driver.diagnosis(Some(exit)).to_string();
+        exit = scene.driver.wait_for_exit() => {
+            let why = scene.driver.diagnose(Some(exit)).to_string();
             Event::Gone(Trouble { why, hopeless: false })
         }
         why = standstill(&scene, step) => Event::Gone(Trouble { why, hopeless: false }),
     }
 }
 
-pub(super) fn trouble(failure: &Failure) -> Trouble {
-    Trouble { why: failure.to_string(), hopeless: failure.retry() == Retry::Never }
+pub(super) fn trouble(failure: &EngineFailure) -> Trouble {
+    Trouble { why: failure.to_string(), hopeless: failure.retry() == Retryable::Never }
 }
 
 fn plain(why: impl Into<String>) -> Trouble {
@@ -179,10 +179,10 @@ async fn ready(scene: &Arc<Scene>) -> Result<(), Trouble> {
             sleep(LOOK * 4).await;
         }
     };
-    let rules = ReadyRules { answer: spec.patience, patience: spec.rules.patience, ..ReadyRules::default() };
+    let rules = ReadyRules { answer: spec.patience, start_timeout_scale: spec.rules.patience, ..ReadyRules::default() };
     tokio::select! {
-        ready = until_ready(&*scene.driver, &spec.address, &spec.models, rules) => {
-            ready.map(|_| scene.driver.note_ready()).map_err(|failure| {
+        ready = wait_until_ready(&*scene.driver, &spec.address, &spec.models, rules) => {
+            ready.map(|_| scene.driver.mark_ready()).map_err(|failure| {
                 let mut told = trouble(&failure);
                 let log = scene.driver.log_path().map(|path| format!(" (log: {})", path.display()));
                 told.why += &log.unwrap_or_default();

@@ -34,7 +34,7 @@ pub(super) fn trouble(why: String) -> Trouble {
 pub(super) async fn running(scene: &Scene) -> Option<f64> {
     let spec = scene.spec.load_full();
     let (status, page) = fetch(&spec.address, "/metrics", spec.patience, ANSWER_BYTES).await.ok()?;
-    let page = metrics::Snapshot::parse(std::str::from_utf8(&page).ok()?);
+    let page = metrics::MetricsSnapshot::parse(std::str::from_utf8(&page).ok()?);
     (status.is_success() && page.samples > 0).then_some(page.running + page.waiting)
 }
 

@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::effects::{gone, perform};
 use super::scene::{EngineSpec, Scene, now_ms};
-use crate::driver::Settings;
+use crate::driver::EngineSettings;
 use crate::journal::Setup;
 use crate::life::{Event, Refused, Step, Trouble};
 use sluice_gateway::pool::Cordon;
@@ -161,7 +161,7 @@ pub(super) fn describe(scene: &Scene, spec: EngineSpec) {
 }
 
 /// Settings on one line.
-pub(super) fn shown(settings: &Settings) -> String {
+pub(super) fn shown(settings: &EngineSettings) -> String {
     let word = |value: &sluice_gateway::config::ArgValue| match serde_json::to_string(value) {
         Ok(text) => text.trim_matches('"').to_owned(),
         Err(_) => "?".to_owned(),

@@ -32,10 +32,10 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::driver::{AnyDriver, Failure};
+use super::driver::{EngineFailure, SharedDriver};
 use super::journal::{Journal, JournalError, Record, Setup};
 use super::life::{Life, Refused};
-use super::probe::Reported;
+use super::probe::ReportedModels;
 use keeper::{Command, Wish, keep};
 use reconcile::Departing;
 use scene::{Kept, Scene};
@@ -52,7 +52,7 @@ pub use view::{EngineView, LastChange};
 const COMMANDS: usize = 16;
 
 /// Makes the driver of an engine that is new.
-pub type DriverMaker = Arc<dyn Fn(&EngineSpec) -> AnyDriver + Send + Sync>;
+pub type DriverMaker = Arc<dyn Fn(&EngineSpec) -> SharedDriver + Send + Sync>;
 
 /// Why a restart does not begin. Nothing was touched.
 #[derive(Debug, thiserror::Error)]
@@ -67,7 +67,7 @@ pub enum CannotRestart {
     Another(String),
     /// The settings cannot work.
     #[error("these settings would not start: {0}")]
-    Settings(#[from] Failure),
+    Settings(#[from] EngineFailure),
     /// The others cannot stand in.
     #[error(transparent)]
     NotNow(#[from] NotNow),
@@ -133,7 +133,7 @@ pub struct Other {
 /// All engines that this gateway runs.
 pub struct Fleet {
     admission: Arc<Admission>,
-    reported: Arc<Reported>,
+    reported: Arc<ReportedModels>,
     journal: Mutex<Option<Arc<Mutex<Journal>>>>,
     /// What earlier gateways wrote last of each engine, until the first configuration is applied.
     earlier: Mutex<Vec<Record>>,
@@ -163,7 +163,7 @@ impl std::fmt::Debug for Fleet {
 
 impl Fleet {
     /// A fleet without engines. `maker` makes the driver of each that [`Fleet::apply`] brings.
-    pub fn new(admission: Arc<Admission>, reported: Arc<Reported>, maker: DriverMaker) -> Arc<Self> {
+    pub fn new(admission: Arc<Admission>, reported: Arc<ReportedModels>, maker: DriverMaker) -> Arc<Self> {
         Arc::new(Self {
             admission,
             reported,

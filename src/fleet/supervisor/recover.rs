@@ -19,11 +19,11 @@ use super::reconcile::{AGAIN, Departing};
 use super::scene::Scene;
 use crate::driver::ProcessDriver;
 use crate::driver::process::is_running;
-use crate::driver::{Driver, Failure, Kind, Status, StopRules, Trace};
+use crate::driver::{Driver, DriverKind, EngineFailure, EngineIdentity, EngineStatus, StopRules};
 use crate::fetch;
 use crate::journal::{Journal, Record};
 use crate::life::Step;
-use sluice_core::vllm::failure::Class;
+use sluice_core::vllm::failure::FailureClass;
 use sluice_gateway::config::{Launch, OnStart};
 
 /// Finds what an earlier gateway left of this engine, and decides where its life goes on.
@@ -65,7 +65,7 @@ pub(super) async fn recover(scene: &Arc<Scene>) {
 
 /// An engine that runs and whose settings are known, now under command. One whose settings nobody knows is under command
 /// too, to be stopped.
-async fn find(scene: &Scene, written: Option<&Trace>) -> Option<Trace> {
+async fn find(scene: &Scene, written: Option<&EngineIdentity>) -> Option<EngineIdentity> {
     let name = Arc::clone(&scene.spec.load().name);
     if let Some(trace) = written {
         match scene.driver.adopt(trace).await {
@@ -76,15 +76,15 @@ async fn find(scene: &Scene, written: Option<&Trace>) -> Option<Trace> {
             }
         }
     }
-    let trace = match scene.driver.find().await {
+    let trace = match scene.driver.find_running().await {
         Some(trace) => trace,
         // Nothing tells whether commands have brought it up, but it may answer.
-        None if scene.driver.kind() == Kind::Command && answers(scene).await => Trace::Command,
+        None if scene.driver.kind() == DriverKind::Command && answers(scene).await => EngineIdentity::Command,
         None => return None,
     };
     match scene.driver.adopt(&trace).await {
         // A command's engine is what its commands make it; there is no more to know.
-        Ok(true) if trace == Trace::Command => Some(trace),
+        Ok(true) if trace == EngineIdentity::Command => Some(trace),
         Ok(_) => {
             tracing::warn!(backend = %name, "found what is left of an engine that the journal does not know");
             None
@@ -116,7 +116,7 @@ pub(super) fn clear(fleet: &Arc<Fleet>, earlier: Vec<Record>) {
     let goes_on = |record: &Record| {
         let spec = wanted.iter().find(|spec| *spec.name == *record.backend);
         // Other commands for an engine that commands run are its keeper's matter.
-        let commands = matches!(record.trace, Some(Trace::Command));
+        let commands = matches!(record.trace, Some(EngineIdentity::Command));
         spec.is_some_and(|spec| commands || record.identity == spec.identity)
     };
     for record in earlier.into_iter().filter(|record| !goes_on(record)) {
@@ -157,7 +157,7 @@ async fn end(fleet: &Fleet, journal: &Arc<Mutex<Journal>>, record: &Record) {
                 tracing::error!(backend = name, "is no longer configured as it was, and may run: {failure}")
             }
         }
-        if matches!(record.trace, Some(Trace::Command)) {
+        if matches!(record.trace, Some(EngineIdentity::Command)) {
             return;
         }
         sleep(AGAIN).await;
@@ -165,19 +165,19 @@ async fn end(fleet: &Fleet, journal: &Arc<Mutex<Journal>>, record: &Record) {
 }
 
 /// Stops what is left of an engine; whether there was anything.
-async fn stop(engine: &ProcessDriver, trace: Option<&Trace>) -> Result<bool, Failure> {
-    if matches!(trace, Some(Trace::Command)) {
-        return Err(Failure::new(
-            Class::NotOurs,
+async fn stop(engine: &ProcessDriver, trace: Option<&EngineIdentity>) -> Result<bool, EngineFailure> {
+    if matches!(trace, Some(EngineIdentity::Command)) {
+        return Err(EngineFailure::new(
+            FailureClass::NotOurs,
             "it was started by a command, and its stop command is not known any more; stop it by hand",
         ));
     }
     // One that could not be ended is under command already.
-    let mut there = engine.status().await != Status::Absent;
+    let mut there = engine.status().await != EngineStatus::Absent;
     if let Some(trace) = trace.filter(|_| !there) {
         there = engine.adopt(trace).await?;
     }
-    if !there && let Some(found) = engine.find().await {
+    if !there && let Some(found) = engine.find_running().await {
         there = engine.adopt(&found).await?;
     }
     if there {

@@ -12,10 +12,10 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use crate::driver::{AnyDriver, Settings, StopRules, Trace};
+use crate::driver::{EngineIdentity, EngineSettings, SharedDriver, StopRules};
 use crate::journal::{Journal, Record, Setup};
 use crate::life::{self, Life, Step};
-use crate::probe::Reported;
+use crate::probe::ReportedModels;
 use sluice_core::base::BackendId;
 use sluice_gateway::config::{Fleet as Rules, Target};
 use sluice_gateway::pool::{Address, Admission, BackendView, Cordon};
@@ -32,7 +32,7 @@ pub struct EngineSpec {
     /// How it is started and stopped, flags excepted.
     pub target: Target,
     /// Its flags as configured.
-    pub settings: Settings,
+    pub settings: EngineSettings,
     /// Program, port, devices and environment, as a digest: what a driver is made for.
     pub identity: String,
     /// Everything about it that only a restart changes, as a digest.
@@ -105,7 +105,7 @@ impl EngineSpec {
 #[derive(Debug)]
 pub(super) struct Kept {
     pub(super) life: Life<Setup>,
-    pub(super) trace: Option<Trace>,
+    pub(super) trace: Option<EngineIdentity>,
     pub(super) golden: Vec<(String, String)>,
     /// What an earlier gateway left of it has been looked at; before that, `life` says nothing.
     pub(super) recovered: bool,
@@ -126,9 +126,9 @@ pub(super) struct Kept {
 #[derive(Debug)]
 pub(super) struct Scene {
     pub(super) spec: ArcSwap<EngineSpec>,
-    pub(super) driver: AnyDriver,
+    pub(super) driver: SharedDriver,
     pub(super) admission: Arc<Admission>,
-    pub(super) reported: Arc<Reported>,
+    pub(super) reported: Arc<ReportedModels>,
     pub(super) journal: Arc<Mutex<Journal>>,
     pub(super) kept: Mutex<Kept>,
     /// Which adapters there should be has changed.
@@ -146,7 +146,7 @@ impl Scene {
         self.kept.lock().life.wanted.clone()
     }
 
-    pub(super) fn settings(&self) -> Settings {
+    pub(super) fn settings(&self) -> EngineSettings {
         self.setup().settings
     }
 
@@ -191,7 +191,7 @@ impl Scene {
     }
 
     /// Sequences that the engine runs at once with these settings, where they say so.
-    pub(super) fn ceiling(&self, settings: &Settings) -> Option<u32> {
+    pub(super) fn ceiling(&self, settings: &EngineSettings) -> Option<u32> {
         u32::try_from(self.driver.sequences(settings)?).ok().filter(|seqs| *seqs > 0)
     }
 
