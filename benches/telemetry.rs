@@ -12,7 +12,7 @@ use sluice::config::{AccessLog, LogTarget};
 use sluice::flow::{Outcome, Record};
 use sluice::meter::{ItlHistogram, StreamStats};
 use sluice::openai::Route;
-use sluice::openai::answer::TokenUsage;
+use sluice::openai::response::TokenUsage;
 use sluice::telemetry::{Sink, Telemetry};
 
 /// A completed stream of 64 tokens.

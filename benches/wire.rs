@@ -8,7 +8,7 @@ use std::hint::black_box;
 use bytes::Bytes;
 use criterion::{BatchSize, Criterion, criterion_main};
 use sluice::meter::{StreamMeter, Strip};
-use sluice::openai::{Body, Dialect, Edits, Route, Usage, request};
+use sluice::openai::{Dialect, EditedBody, Edits, Route, UsageEdit, request};
 use tokio::time::Instant;
 
 fn chat(bytes: usize, unit: &str) -> Bytes {
@@ -54,8 +54,8 @@ fn read(c: &mut Criterion) {
     });
     let body = chat(400_000, prose);
     let points = request::read(Route::ChatCompletions, &body).expect("a valid body").edits;
-    let edits = Edits { model: Some("other"), usage: Usage::AtEnd };
-    c.bench_function("edit/400KB", |b| b.iter(|| Body::edited(black_box(&body), &points, edits).len()));
+    let edits = Edits { model: Some("other"), usage: UsageEdit::AtEnd };
+    c.bench_function("edit/400KB", |b| b.iter(|| EditedBody::new(black_box(&body), &points, edits).len()));
 }
 
 fn meter(c: &mut Criterion) {

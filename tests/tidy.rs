@@ -43,8 +43,19 @@ const WITNESSES: &[&str] = &["bench", "sim"];
 const WITNESS_IMPORTS: &[&str] = &["base", "stats", "openai", "vllm", "meter"];
 
 /// Where time and chance are parameters and nothing is read or sent. A path covers a folder or `path.rs`.
-const PURE: &[&str] =
-    &["base", "stats", "openai", "vllm", "meter", "pool", "experiment", "flow/classify", "sim/engine"];
+const PURE: &[&str] = &[
+    "base",
+    "stats",
+    "openai",
+    "vllm",
+    "meter",
+    "pool",
+    "experiment",
+    "flow/classify",
+    "sim/machine",
+    "sim/engine",
+    "sim/virtual_server",
+];
 /// What a pure module must not name.
 const IMPURE: &[&str] = &[
     "Instant::now",

@@ -6,7 +6,7 @@
 //! - on the first success, after each return and every [`MODELS_EVERY`]: `GET /v1/models`, for the
 //!   names it serves (LoRA adapters come and go) and its context limit.
 //!
-//! **StartProgress**: a backend that carries requests and has sent no byte for `health.stall` is suspected.
+//! **Progress**: a backend that carries requests and has sent no byte for `health.stall` is suspected.
 //! Its `/metrics` are read, and again at each later tick: if nothing that moves only when the engine
 //! works has moved for a third of `health.stall`, or nobody answers, it is hung: ejected, and its streams are cut so
 //! that they can be tried elsewhere or end honestly. One long answer that is not streamed shows no bytes

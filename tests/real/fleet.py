@@ -82,7 +82,7 @@ class Fleet:
         lines = [
             "[server]", f'listen = "127.0.0.1:{self.client}"', f'admin = "127.0.0.1:{self.admin}"', 'drain_timeout = "30s"',
             "[health]", 'probe_interval = "500ms"', 'probe_timeout = "10s"',
-            "[fleet]", 'ramp = "2s"', 'backoff = "500ms"', "warm_up = 3", 'drain = "2m"', "patience = 4",
+            "[fleet]", 'ramp = "2s"', 'backoff = "500ms"', "warm_up = 3", 'drain = "2m"', "start_timeout_scale = 4",
             "[[model]]", 'name = "tiny"', 'golden = ["The quick brown fox jumps over the lazy dog."]',
             "[[model]]", 'name = "ad"', f"adapter = {json.dumps(str(self.root / 'lora'))}",
             "[[pool]]", 'name = "p"', 'models = ["tiny", "ad"]', 'queue = { length = 512, timeout = "120s" }',

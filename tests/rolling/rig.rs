@@ -43,7 +43,7 @@ impl Rig {
             "[server]\nlisten = \"127.0.0.1:{port}\"\nadmin = \"127.0.0.1:{admin_port}\"\n\
              [health]\nprobe_interval = \"100ms\"\nstall = \"2s\"\nejection_base = \"200ms\"\nejection_max = \"1s\"\n\
              [fleet]\ngrace = \"500ms\"\nramp = \"150ms\"\nbackoff = \"100ms\"\nbackoff_max = \"400ms\"\n\
-             restarts = 1000\nwarm_up = 2\ndrain = \"20s\"\npatience = 0.05\n{fleet}\n\
+             restarts = 1000\nwarm_up = 2\ndrain = \"20s\"\nstart_timeout_scale = 0.05\n{fleet}\n\
              [[model]]\nname = \"m\"\n[[pool]]\nname = \"p\"\nmodels = [\"m\"]\n\
              queue = {{ length = 512, timeout = \"60s\" }}\n"
         );

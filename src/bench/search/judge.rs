@@ -20,7 +20,7 @@
 //! Growing strain: a line through it ([`Trend`]) rises by more than chance and by more than a quarter of its middle. A queue
 //! that grows has a long-run attainment of 0 whatever it shows so far.
 
-use sluice_core::stats::{Estimate, Ratio, RatioTest, Trend, proportion};
+use sluice_core::stats::{Estimate, RatioTest, TestState, Trend, proportion};
 
 /// A proof goes on to this many times its length at most.
 pub const PATIENCE: usize = 4;
@@ -204,7 +204,7 @@ impl Judge {
             Manner::Look | Manner::Sample if counted >= length => by_share(self.holds_so_far()),
             Manner::Sample => None,
             Manner::Look => {
-                let early = counted as f64 >= EARLIEST * length as f64 && self.wald.state() == Ratio::Acceptable;
+                let early = counted as f64 >= EARLIEST * length as f64 && self.wald.state() == TestState::Acceptable;
                 early.then_some(Finding::Holds)
             }
             Manner::Proof if counted == length || counted == 2 * length || counted == PATIENCE * length => {

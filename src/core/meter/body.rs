@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::slo::Timings;
-use crate::openai::answer::{self, Answer, StreamError, TokenUsage};
+use crate::openai::response::{self, ResponseSummary, TokenUsage, UpstreamError};
 
 /// Bytes of an answer that are kept to be read. vLLM puts a few short members behind `usage`.
 pub const KEEP: usize = 64 << 10;
@@ -30,7 +30,7 @@ pub struct BodyStats {
     /// Token counts, as far as reported.
     pub usage: TokenUsage,
     /// The error, when the body is one.
-    pub error: Option<StreamError>,
+    pub error: Option<UpstreamError>,
 }
 
 impl BodyMeter {
@@ -56,9 +56,9 @@ impl BodyMeter {
     /// The answer has ended.
     pub fn finish(&self, now: Instant) -> BodyStats {
         let read = if self.cut {
-            Answer { usage: answer::usage_in_tail(&self.kept), error: None }
+            ResponseSummary { usage: response::usage_in_tail(&self.kept), error: None }
         } else {
-            answer::read(&self.kept)
+            response::read(&self.kept)
         };
         BodyStats { e2el: now - self.start, usage: read.usage.unwrap_or_default(), error: read.error }
     }
@@ -104,6 +104,6 @@ mod tests {
     #[test]
     fn an_error_body_is_read() {
         let stats = stats(br#"{"error":{"message":"no","code":400}}"#, 3);
-        assert_eq!(stats.error, Some(StreamError { code: Some(400), message: "no".into() }));
+        assert_eq!(stats.error, Some(UpstreamError { code: Some(400), message: "no".into() }));
     }
 }

@@ -6,13 +6,15 @@
 //! Used by the gateway and by its witnesses alike, so that both mean the same by the same word. Time is a parameter.
 
 pub mod body;
+pub mod forward;
 pub mod histogram;
 pub mod slo;
 pub mod stream;
 pub mod strip;
 
 pub use body::{BodyMeter, BodyStats};
+pub use forward::Forward;
 pub use histogram::{ITL_BUCKETS_SECONDS, ItlHistogram};
 pub use slo::{Objectives, Timings};
-pub use stream::{Forward, StreamMeter, StreamStats};
+pub use stream::{StreamMeter, StreamStats};
 pub use strip::Strip;

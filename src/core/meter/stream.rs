@@ -5,7 +5,7 @@
 //! held back except, when stripping, the tail of an event whose end has not come yet; [`StreamMeter::finish`] gives that up.
 //!
 //! Definitions (contract, section 4), all from the moment the request was fully received:
-//! TTFT: to the first event with output or a finish reason. Event ITL: gaps between such events. Token ITL, when events
+//! TTFT: to the first event with output or a finish reason. StreamEvent ITL: gaps between such events. Token ITL, when events
 //! carry cumulative usage: the gap since the last event with new tokens, divided by the tokens it brought, counted once
 //! for each; it replaces event ITL in the histogram. E2EL: to the last event that carries choices.
 //! TPOT: (E2EL - TTFT) / (completion tokens - 1), from two tokens on. Events that arrive in one chunk share its time: their
@@ -16,19 +16,17 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use smallvec::SmallVec;
 use tokio::time::Instant;
 
+use super::forward::Forward;
 use super::histogram::ItlHistogram;
 use super::slo::Timings;
 use super::strip::Cutter;
 pub use super::strip::Strip;
-use crate::openai::answer::{StreamError, TokenUsage};
-use crate::openai::chunk::{self, Dialect, Event, EventKind, Memo};
+use crate::openai::chunk::{self, Memo};
+use crate::openai::event::{Dialect, EventKind, StreamEvent};
+use crate::openai::response::{TokenUsage, UpstreamError};
 use crate::openai::sse::SseScanner;
-
-/// What must go to the client now: pieces in order, none of them empty.
-pub type Forward = SmallVec<[Bytes; 2]>;
 
 /// The meter of one stream.
 #[derive(Clone, Debug)]
@@ -65,7 +63,7 @@ pub struct StreamStats {
     /// Whether the stream said that it ends (`[DONE]`, `message_stop`, a terminal response).
     pub done: bool,
     /// The first error in the stream.
-    pub error: Option<StreamError>,
+    pub error: Option<UpstreamError>,
     /// Whether that error came before any output (another backend may then still take the request).
     pub error_before_content: bool,
 }
@@ -134,7 +132,7 @@ impl StreamMeter {
     }
 
     /// The first error in the stream.
-    pub fn saw_error(&self) -> Option<&StreamError> {
+    pub fn error(&self) -> Option<&UpstreamError> {
         self.tally.stats.error.as_ref()
     }
 
@@ -174,7 +172,7 @@ impl Tally {
         Self { dialect, start, first: None, last: start, last_choices: None, tokens: None, stats }
     }
 
-    fn event(&mut self, event: Event, oversize: bool, now: Instant) {
+    fn event(&mut self, event: StreamEvent, oversize: bool, now: Instant) {
         self.stats.events += 1;
         self.stats.oversize_events += u64::from(oversize);
         if let Some(usage) = event.usage {
@@ -191,7 +189,7 @@ impl Tally {
         }
         if event.aborted && self.stats.error.is_none() {
             self.stats.error_before_content = self.first.is_none();
-            self.stats.error = Some(StreamError::aborted());
+            self.stats.error = Some(UpstreamError::aborted());
         }
         if event.kind == EventKind::Error && self.stats.error.is_none() {
             self.stats.error_before_content = self.first.is_none();

@@ -17,8 +17,9 @@
 
 use bytes::Bytes;
 
-use super::stream::Forward;
-use crate::openai::chunk::{self, Event, EventKind};
+use super::forward::Forward;
+use crate::openai::chunk;
+use crate::openai::event::{EventKind, StreamEvent};
 use crate::openai::sse::RawEvent;
 
 /// What to take out of a stream.
@@ -64,7 +65,7 @@ impl Cutter {
         !matches!(self.strip, Strip::Continuous { keep_final: true })
     }
 
-    fn verdict(&mut self, raw: &RawEvent<'_>, event: &Event) -> Verdict {
+    fn verdict(&mut self, raw: &RawEvent<'_>, event: &StreamEvent) -> Verdict {
         if raw.oversize {
             return Verdict::Keep;
         }
@@ -104,7 +105,7 @@ pub(super) struct Cut<'c> {
 
 impl Cut<'_> {
     /// The next event that ended in the chunk.
-    pub(super) fn event(&mut self, raw: &RawEvent<'_>, event: &Event) {
+    pub(super) fn event(&mut self, raw: &RawEvent<'_>, event: &StreamEvent) {
         let verdict = self.cutter.verdict(raw, event);
         if !self.cutter.held.is_empty() {
             let fingerprint = matches!(verdict, Verdict::Drop).then(|| fingerprint(raw.bytes)).flatten();

@@ -12,75 +12,20 @@
 //! is scanned here. Both give the same result; a property test holds them to it. An event that cannot be read is
 //! `Other`: we look on, the client judges.
 
-use super::answer::{self, FlatError, StreamError, TokenUsage};
+use super::event::{Dialect, EventKind, StreamEvent};
 use super::fast;
 pub use super::fast::Memo;
-use super::route::Route;
-use super::scan::{Kind, ScanError, Scanner, Span};
+use super::response::{self, FlatError, TokenUsage, UpstreamError};
+use super::scan::{JsonKind, ScanError, Scanner, Span};
 use super::sse::Fields;
 
-/// The language in which a stream's events are written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Dialect {
-    /// `choices[].delta` or `choices[].text`, ended by `[DONE]`.
-    Choices,
-    /// OpenAI Responses: `event: response.*`.
-    Responses,
-    /// Anthropic Messages.
-    Messages,
-}
-
-impl Dialect {
-    /// The dialect of a route's streams. Routes that never stream get [`Dialect::Choices`], where errors look the same.
-    pub const fn of(route: Route) -> Self {
-        match route {
-            Route::Responses => Self::Responses,
-            Route::Messages => Self::Messages,
-            _ => Self::Choices,
-        }
-    }
-}
-
-/// What kind of event it is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum EventKind {
-    /// Output: text, reasoning, tool call or (with choices) a finish reason.
-    Content,
-    /// Part of the answer, but without output: a role, an empty delta, the frame of a message.
-    Empty,
-    /// Usage and no choices: the event that `include_usage` causes.
-    Usage,
-    /// An error.
-    Error,
-    /// The end: `[DONE]`, `message_stop`.
-    Done,
-    /// Anything else: comments, pings, what cannot be read.
-    #[default]
-    Other,
-}
-
-/// One event, understood.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Event {
-    /// Its kind.
-    pub kind: EventKind,
-    /// Whether it says why the answer ends (a finish reason, a stop reason, a terminal response).
-    pub finish: bool,
-    /// Whether the reason is that the engine gave the answer up: vLLM says `abort` when it is told to stop.
-    pub aborted: bool,
-    /// Usage that it reports; on content events only with continuous usage.
-    pub usage: Option<TokenUsage>,
-    /// The error, on [`EventKind::Error`].
-    pub error: Option<Box<StreamError>>,
-}
-
 /// Reads one event, given with its lines (see [`RawEvent::bytes`](super::sse::RawEvent)).
-pub fn read(dialect: Dialect, event: &[u8]) -> Event {
+pub fn read(dialect: Dialect, event: &[u8]) -> StreamEvent {
     read_next(dialect, event, &mut Memo::default())
 }
 
 /// The same for the next event of a stream, recognising what repeats from event to event. `memo` belongs to the stream.
-pub fn read_next(dialect: Dialect, event: &[u8], memo: &mut Memo) -> Event {
+pub fn read_next(dialect: Dialect, event: &[u8], memo: &mut Memo) -> StreamEvent {
     if dialect == Dialect::Choices
         && let Some(event) = fast::choices(event, memo)
     {
@@ -90,11 +35,11 @@ pub fn read_next(dialect: Dialect, event: &[u8], memo: &mut Memo) -> Event {
 }
 
 /// The same without the fast path; for comparison in tests and benches.
-pub fn read_slowly(dialect: Dialect, event: &[u8]) -> Event {
+pub fn read_slowly(dialect: Dialect, event: &[u8]) -> StreamEvent {
     let fields = Fields::of(event);
-    let Some(data) = fields.data else { return Event::default() };
+    let Some(data) = fields.data else { return StreamEvent::default() };
     if *data == *b"[DONE]" {
-        return Event { kind: EventKind::Done, ..Event::default() };
+        return StreamEvent { kind: EventKind::Done, ..StreamEvent::default() };
     }
     let read = match dialect {
         Dialect::Choices => choices(&data),
@@ -134,15 +79,15 @@ pub fn usage_member(event: &[u8]) -> Option<Span> {
     Some(span)
 }
 
-fn choices(data: &[u8]) -> Result<Event, ScanError> {
-    let mut event = Event::default();
+fn choices(data: &[u8]) -> Result<StreamEvent, ScanError> {
+    let mut event = StreamEvent::default();
     let mut flat = FlatError::default();
     let mut error = None;
     let (mut any, mut content) = (false, false);
     let mut scanner = Scanner::new(data);
     scanner.object(|scanner, key| {
         match &*key.bytes() {
-            b"choices" if scanner.kind()? == Kind::Array => {
+            b"choices" if scanner.kind()? == JsonKind::Array => {
                 scanner.array(|scanner| {
                     any = true;
                     let choice = choice(scanner)?;
@@ -152,8 +97,8 @@ fn choices(data: &[u8]) -> Result<Event, ScanError> {
                     Ok::<_, ScanError>(())
                 })?;
             }
-            b"usage" => event.usage = answer::usage(scanner)?,
-            b"error" => error = answer::error(scanner)?,
+            b"usage" => event.usage = response::usage(scanner)?,
+            b"error" => error = response::error(scanner)?,
             key => flat.member(scanner, key)?,
         }
         Ok::<_, ScanError>(())
@@ -180,12 +125,12 @@ struct Choice {
 
 fn choice(scanner: &mut Scanner<'_>) -> Result<Choice, ScanError> {
     let mut choice = Choice::default();
-    if scanner.kind()? != Kind::Object {
+    if scanner.kind()? != JsonKind::Object {
         return scanner.skip().map(|_| choice);
     }
     scanner.object(|scanner, key| {
         match &*key.bytes() {
-            b"delta" if scanner.kind()? == Kind::Object => {
+            b"delta" if scanner.kind()? == JsonKind::Object => {
                 scanner.object(|scanner, key| {
                     match &*key.bytes() {
                         b"content" | b"reasoning" | b"reasoning_content" | b"tool_calls" | b"function_call"
@@ -196,10 +141,10 @@ fn choice(scanner: &mut Scanner<'_>) -> Result<Choice, ScanError> {
                 })?;
             }
             b"text" => choice.content |= is_filled(scanner)?,
-            b"finish_reason" if scanner.kind()? == Kind::String => {
+            b"finish_reason" if scanner.kind()? == JsonKind::String => {
                 let reason = scanner.text()?.raw;
                 choice.finish |= !reason.is_empty();
-                choice.aborted |= reason == answer::ABORT;
+                choice.aborted |= reason == response::ABORT;
             }
             _ => drop(scanner.skip()?),
         }
@@ -211,8 +156,8 @@ fn choice(scanner: &mut Scanner<'_>) -> Result<Choice, ScanError> {
 /// Takes a value and tells whether it is a text, list or object that is not empty.
 fn is_filled(scanner: &mut Scanner<'_>) -> Result<bool, ScanError> {
     Ok(match scanner.kind()? {
-        Kind::String => !scanner.text()?.raw.is_empty(),
-        Kind::Array | Kind::Object => {
+        JsonKind::String => !scanner.text()?.raw.is_empty(),
+        JsonKind::Array | JsonKind::Object => {
             let raw = scanner.skip_raw()?;
             raw[1..raw.len() - 1].iter().any(|byte| !byte.is_ascii_whitespace())
         }
@@ -227,7 +172,7 @@ struct Typed {
     filled: bool,
     stopped: bool,
     usage: Option<TokenUsage>,
-    error: Option<StreamError>,
+    error: Option<UpstreamError>,
     flat: FlatError,
 }
 
@@ -237,15 +182,15 @@ fn typed(data: &[u8], name: Option<&[u8]>) -> Result<Typed, ScanError> {
     scanner.object(|scanner, key| {
         let key = key.bytes();
         match &*key {
-            b"type" if scanner.kind()? == Kind::String => typed.name = scanner.text()?.decode().into_owned(),
+            b"type" if scanner.kind()? == JsonKind::String => typed.name = scanner.text()?.decode().into_owned(),
             b"delta" => delta(scanner, &mut typed)?,
-            b"usage" => typed.usage = answer::usage(scanner)?.or(typed.usage),
-            b"error" => typed.error = answer::error(scanner)?,
-            b"response" | b"message" if scanner.kind()? == Kind::Object => {
+            b"usage" => typed.usage = response::usage(scanner)?.or(typed.usage),
+            b"error" => typed.error = response::error(scanner)?,
+            b"response" | b"message" if scanner.kind()? == JsonKind::Object => {
                 scanner.object(|scanner, key| {
                     match &*key.bytes() {
-                        b"usage" => typed.usage = answer::usage(scanner)?.or(typed.usage),
-                        b"error" => typed.error = answer::error(scanner)?,
+                        b"usage" => typed.usage = response::usage(scanner)?.or(typed.usage),
+                        b"error" => typed.error = response::error(scanner)?,
                         _ => drop(scanner.skip()?),
                     }
                     Ok::<_, ScanError>(())
@@ -261,7 +206,7 @@ fn typed(data: &[u8], name: Option<&[u8]>) -> Result<Typed, ScanError> {
 
 /// A text (Responses) or an object with text, thinking, partial JSON or a stop reason (Messages).
 fn delta(scanner: &mut Scanner<'_>, typed: &mut Typed) -> Result<(), ScanError> {
-    if scanner.kind()? != Kind::Object {
+    if scanner.kind()? != JsonKind::Object {
         typed.filled |= is_filled(scanner)?;
         return Ok(());
     }
@@ -277,25 +222,25 @@ fn delta(scanner: &mut Scanner<'_>, typed: &mut Typed) -> Result<(), ScanError> 
 }
 
 impl Typed {
-    fn response(self) -> Event {
+    fn response(self) -> StreamEvent {
         let usage = self.usage;
         match self.name.as_str() {
             "response.completed" | "response.incomplete" => {
-                Event { kind: EventKind::Usage, finish: true, usage, ..Event::default() }
+                StreamEvent { kind: EventKind::Usage, finish: true, usage, ..StreamEvent::default() }
             }
             "response.failed" | "error" => self.failed(),
             name if name.ends_with(".delta") && self.filled => {
-                Event { kind: EventKind::Content, usage, ..Event::default() }
+                StreamEvent { kind: EventKind::Content, usage, ..StreamEvent::default() }
             }
             _ if self.error.is_some() => self.failed(),
-            name if name.starts_with("response.") => Event { kind: EventKind::Empty, ..Event::default() },
-            _ => Event::default(),
+            name if name.starts_with("response.") => StreamEvent { kind: EventKind::Empty, ..StreamEvent::default() },
+            _ => StreamEvent::default(),
         }
     }
 
-    fn message(self) -> Event {
+    fn message(self) -> StreamEvent {
         let usage = self.usage;
-        let event = |kind, finish| Event { kind, finish, usage, ..Event::default() };
+        let event = |kind, finish| StreamEvent { kind, finish, usage, ..StreamEvent::default() };
         match self.name.as_str() {
             "content_block_delta" if self.filled => event(EventKind::Content, false),
             "message_start" | "content_block_start" | "content_block_delta" | "content_block_stop" => {
@@ -304,13 +249,18 @@ impl Typed {
             "message_delta" => event(EventKind::Usage, self.stopped),
             "message_stop" => event(EventKind::Done, false),
             _ if self.name == "error" || self.error.is_some() => self.failed(),
-            _ => Event::default(),
+            _ => StreamEvent::default(),
         }
     }
 
-    fn failed(self) -> Event {
+    fn failed(self) -> StreamEvent {
         let error = self.error.unwrap_or_else(|| self.flat.into_fields());
-        Event { kind: EventKind::Error, usage: self.usage, error: Some(Box::new(error)), ..Event::default() }
+        StreamEvent {
+            kind: EventKind::Error,
+            usage: self.usage,
+            error: Some(Box::new(error)),
+            ..StreamEvent::default()
+        }
     }
 }
 

@@ -24,6 +24,15 @@ pub const MAX_NAMES_SHOWN: usize = 20;
 /// Characters of a client-given name that a message repeats.
 pub const MAX_NAME_SHOWN: usize = 128;
 
+/// Whose error shape a client expects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ErrorFormat {
+    /// `{"error":{"message","type","param","code"}}`
+    OpenAi,
+    /// `{"type":"error","error":{"type","message"}}`
+    Anthropic,
+}
+
 /// Why a request was shed: refused early so that others meet their deadlines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ShedReason {
@@ -215,9 +224,9 @@ impl Refusal {
     }
 
     /// The JSON body.
-    pub fn body(&self, anthropic: bool) -> Vec<u8> {
+    pub fn body(&self, format: ErrorFormat) -> Vec<u8> {
         let row = self.row();
-        if anthropic {
+        if format == ErrorFormat::Anthropic {
             return anthropic_error(row.status, &row.message).to_string().into_bytes();
         }
         let param = match self {
@@ -242,13 +251,16 @@ pub enum StreamFailure {
 
 /// The SSE event that ends a stream which failed after its first byte; close the connection behind it. It begins with a
 /// blank line, so that it stands apart even if the stream broke inside an event.
-pub fn sse_error_event(failure: StreamFailure, anthropic: bool) -> Vec<u8> {
+pub fn sse_error_event(failure: StreamFailure, format: ErrorFormat) -> Vec<u8> {
     let (kind, code, message) = match failure {
         StreamFailure::UpstreamBroke => (SERVER, "upstream_broke", "the backend failed while it was answering"),
         StreamFailure::UpstreamIdle => (SERVER, "upstream_timeout", "the backend stopped answering"),
         StreamFailure::ShuttingDown => (UNAVAILABLE, "shutting_down", "the gateway is shutting down"),
     };
-    let value = if anthropic { anthropic_error(500, message) } else { openai_error(kind, code, message, None) };
+    let value = match format {
+        ErrorFormat::OpenAi => openai_error(kind, code, message, None),
+        ErrorFormat::Anthropic => anthropic_error(500, message),
+    };
     format!("\n\nevent: error\ndata: {value}\n\n").into_bytes()
 }
 
@@ -328,7 +340,7 @@ mod tests {
     fn every_refusal_has_openai_s_shape_and_a_code_of_its_own() {
         let mut codes = std::collections::HashSet::new();
         for refusal in all() {
-            let body: Value = serde_json::from_slice(&refusal.body(false)).unwrap();
+            let body: Value = serde_json::from_slice(&refusal.body(ErrorFormat::OpenAi)).unwrap();
             let error = body["error"].as_object().unwrap();
             assert_eq!(error.keys().collect::<Vec<_>>(), ["code", "message", "param", "type"]);
             assert_eq!(error["code"], refusal.code());
@@ -341,7 +353,7 @@ mod tests {
     #[test]
     fn every_refusal_has_anthropic_s_shape_too() {
         for refusal in all() {
-            let body: Value = serde_json::from_slice(&refusal.body(true)).unwrap();
+            let body: Value = serde_json::from_slice(&refusal.body(ErrorFormat::Anthropic)).unwrap();
             assert_eq!(body["type"], "error");
             assert!(body["error"]["type"].is_string() && body["error"]["message"].is_string());
         }
@@ -358,18 +370,18 @@ mod tests {
     #[test]
     fn an_unknown_model_is_told_at_most_twenty_names() {
         let refusal = Refusal::UnknownModel { model: "x".into(), valid: (0..23).map(|n| format!("m{n}")).collect() };
-        let body: Value = serde_json::from_slice(&refusal.body(false)).unwrap();
+        let body: Value = serde_json::from_slice(&refusal.body(ErrorFormat::OpenAi)).unwrap();
         let message = body["error"]["message"].as_str().unwrap();
         assert!(message.contains("m19") && !message.contains("m20") && message.ends_with("and 3 more"), "{message}");
     }
 
     #[test]
     fn a_stream_that_fails_ends_with_an_error_event() {
-        let event = String::from_utf8(sse_error_event(StreamFailure::UpstreamBroke, false)).unwrap();
+        let event = String::from_utf8(sse_error_event(StreamFailure::UpstreamBroke, ErrorFormat::OpenAi)).unwrap();
         let data = event.strip_prefix("\n\nevent: error\ndata: ").unwrap().strip_suffix("\n\n").unwrap();
         let value: Value = serde_json::from_str(data).unwrap();
         assert_eq!(value["error"]["code"], "upstream_broke");
-        let event = String::from_utf8(sse_error_event(StreamFailure::UpstreamIdle, true)).unwrap();
+        let event = String::from_utf8(sse_error_event(StreamFailure::UpstreamIdle, ErrorFormat::Anthropic)).unwrap();
         assert!(event.contains(r#""type":"api_error""#), "{event}");
     }
 }

@@ -9,12 +9,12 @@
 //! from the slow path. Only unfinished content is recognised (`finish_reason` null); of everything else a stream
 //! has one or two.
 
-use super::answer::{TokenUsage, digits};
-use super::chunk::{Event, EventKind};
+use super::event::{EventKind, StreamEvent};
+use super::response::{TokenUsage, digits};
 use super::scan::Scanner;
 
 /// Reads an event of the choices dialect; `None` when it is not of the expected shape.
-pub(super) fn choices(event: &[u8], memo: &mut Memo) -> Option<Event> {
+pub(super) fn choices(event: &[u8], memo: &mut Memo) -> Option<StreamEvent> {
     if let Some(event) = memo.recognise(event) {
         return Some(event);
     }
@@ -68,9 +68,9 @@ pub(super) fn choices(event: &[u8], memo: &mut Memo) -> Option<Event> {
     Some(delta(filled, usage))
 }
 
-fn delta(filled: bool, usage: Option<TokenUsage>) -> Event {
+fn delta(filled: bool, usage: Option<TokenUsage>) -> StreamEvent {
     let kind = if filled { EventKind::Content } else { EventKind::Empty };
-    Event { kind, usage, ..Event::default() }
+    StreamEvent { kind, usage, ..StreamEvent::default() }
 }
 
 /// Bytes around the text that are remembered, each; ids and model names are far shorter.
@@ -85,7 +85,7 @@ pub struct Memo {
 }
 
 impl Memo {
-    fn recognise(&self, event: &[u8]) -> Option<Event> {
+    fn recognise(&self, event: &[u8]) -> Option<StreamEvent> {
         if self.before.is_empty() {
             return None;
         }

@@ -12,7 +12,8 @@ use std::borrow::Cow;
 
 use memchr::memmem;
 
-use super::request::{RequestError, RequestView};
+use super::request::RequestView;
+use super::request_error::RequestError;
 use super::rewrite::EditPoints;
 use super::route::Route;
 use super::scan::Span;
@@ -126,7 +127,7 @@ fn parameter<'a>(line: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::openai::{Body, Edits};
+    use crate::openai::{EditedBody, Edits};
     use bytes::Bytes;
 
     const TYPE: &str = "multipart/form-data; charset=utf-8; boundary=\"XyZ\"";
@@ -152,7 +153,7 @@ mod tests {
     fn the_model_can_be_renamed_in_place() {
         let body = Bytes::from(form(b"xyz"));
         let view = read(Route::Transcriptions, TYPE, &body).unwrap();
-        let renamed = Body::edited(&body, &view.edits, Edits { model: Some("w2"), ..Edits::default() }).to_bytes();
+        let renamed = EditedBody::new(&body, &view.edits, Edits { model: Some("w2"), ..Edits::default() }).to_bytes();
         assert_eq!(read(Route::Transcriptions, TYPE, &renamed).unwrap().model.as_deref(), Some("w2"));
         assert_eq!(renamed.len(), body.len() - "whisper".len() + 2);
     }

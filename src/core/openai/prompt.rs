@@ -11,9 +11,9 @@
 //!
 //! A prompt field that is given twice is reported twice, so an estimate may be too high, never too low.
 
-use super::request::RequestError;
+use super::request_error::RequestError;
 use super::route::Route;
-use super::scan::{Kind, Scanner};
+use super::scan::{JsonKind, Scanner};
 use super::shape::PromptSink;
 
 /// Reads the value of member `key` when it belongs to the prompt of `route`. Returns whether it did; when not,
@@ -28,13 +28,13 @@ pub fn member<S: PromptSink>(
     let Some((name, field)) = field(route, key) else { return Ok(false) };
     let kind = scanner.kind()?;
     let fits = match field {
-        _ if kind == Kind::Null => {
+        _ if kind == JsonKind::Null => {
             scanner.skip()?;
             return Ok(true);
         }
-        Field::Messages | Field::Ids => kind == Kind::Array,
+        Field::Messages | Field::Ids => kind == JsonKind::Array,
         Field::Content | Field::Raw => true,
-        Field::Prompts => !matches!(kind, Kind::Number | Kind::Bool),
+        Field::Prompts => !matches!(kind, JsonKind::Number | JsonKind::Bool),
     };
     if !fits {
         let expected = if field == Field::Prompts { "a string or a list" } else { "a list" };
@@ -111,10 +111,10 @@ fn messages<S: PromptSink>(scanner: &mut Scanner<'_>, sink: &mut S) -> Result<()
 /// A string, a part, or a list of parts.
 fn content<S: PromptSink>(scanner: &mut Scanner<'_>, sink: &mut S) -> Result<(), RequestError> {
     match scanner.kind()? {
-        Kind::String => sink.text(scanner.text()?),
-        Kind::Array => drop(scanner.array(|scanner| content(scanner, sink))?),
-        Kind::Object => part(scanner, sink)?,
-        Kind::Number | Kind::Bool | Kind::Null => drop(scanner.skip()?),
+        JsonKind::String => sink.text(scanner.text()?),
+        JsonKind::Array => drop(scanner.array(|scanner| content(scanner, sink))?),
+        JsonKind::Object => part(scanner, sink)?,
+        JsonKind::Number | JsonKind::Bool | JsonKind::Null => drop(scanner.skip()?),
     }
     Ok(())
 }
@@ -129,7 +129,7 @@ fn part<S: PromptSink>(scanner: &mut Scanner<'_>, sink: &mut S) -> Result<(), Re
             b"tool_calls" | b"function_call" | b"input" => raw(scanner, sink)?,
             b"image_url" | b"input_audio" | b"audio_url" | b"video_url" | b"image_embeds" | b"audio_embeds"
             | b"image_pil" | b"input_image" | b"file" | b"file_data" | b"source" => {
-                media |= scanner.kind()? != Kind::Null;
+                media |= scanner.kind()? != JsonKind::Null;
                 scanner.skip()?;
             }
             _ => drop(scanner.skip()?),
@@ -143,7 +143,7 @@ fn part<S: PromptSink>(scanner: &mut Scanner<'_>, sink: &mut S) -> Result<(), Re
 }
 
 fn raw<S: PromptSink>(scanner: &mut Scanner<'_>, sink: &mut S) -> Result<(), RequestError> {
-    if scanner.kind()? == Kind::Null {
+    if scanner.kind()? == JsonKind::Null {
         scanner.skip()?;
         return Ok(());
     }
@@ -154,7 +154,7 @@ fn raw<S: PromptSink>(scanner: &mut Scanner<'_>, sink: &mut S) -> Result<(), Req
 
 /// One prompt or several; returns how many.
 fn prompt_list<S: PromptSink>(scanner: &mut Scanner<'_>, sink: &mut S) -> Result<u32, RequestError> {
-    if scanner.kind()? != Kind::Array {
+    if scanner.kind()? != JsonKind::Array {
         content(scanner, sink)?;
         return Ok(1);
     }

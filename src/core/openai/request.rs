@@ -14,9 +14,10 @@
 use std::borrow::Cow;
 
 use super::prompt;
+use super::request_error::RequestError;
 use super::rewrite::{EditPoints, OptionsPoints};
 use super::route::Route;
-use super::scan::{Kind, ScanError, Scanner, Span};
+use super::scan::{JsonKind, Scanner, Span};
 use super::shape::PromptShape;
 
 /// The largest `n`; vLLM's own bound (`VLLM_MAX_N_SEQUENCES`).
@@ -24,60 +25,6 @@ pub const MAX_SEQUENCES: u32 = 16_384;
 
 /// The output bound of `/v1/completions` when the client gives none (OpenAI's and vLLM's default).
 pub const COMPLETIONS_DEFAULT_OUTPUT: u64 = 16;
-
-/// Why a body is refused with status 400. The fault is downstream's.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum RequestError {
-    /// Not UTF-8.
-    #[error("the body is not UTF-8 at byte {at}; encode it as UTF-8")]
-    NotUtf8 {
-        /// Offset of the first byte that is not.
-        at: usize,
-    },
-    /// Not JSON, or JSON that we do not follow.
-    #[error("{0}")]
-    NotJson(#[from] ScanError),
-    /// JSON, but not an object.
-    #[error("the body must be a JSON object, not {got}")]
-    NotAnObject {
-        /// What it is instead.
-        got: &'static str,
-    },
-    /// A field of the wrong type.
-    #[error("'{param}' must be {expected}, not {got}")]
-    WrongType {
-        /// The field.
-        param: &'static str,
-        /// What would be right.
-        expected: &'static str,
-        /// What was sent.
-        got: &'static str,
-    },
-    /// A number outside its range.
-    #[error("'{param}' must be {expected}")]
-    OutOfRange {
-        /// The field.
-        param: &'static str,
-        /// What would be right.
-        expected: &'static str,
-    },
-    /// A form that cannot be read.
-    #[error("the form is broken: {why}")]
-    NotAForm {
-        /// What is missing or too much.
-        why: &'static str,
-    },
-}
-
-impl RequestError {
-    /// The field at fault, for `param` in the error body.
-    pub fn param(&self) -> Option<&'static str> {
-        match self {
-            Self::WrongType { param, .. } | Self::OutOfRange { param, .. } => Some(param),
-            _ => None,
-        }
-    }
-}
 
 /// The fields of a request that the gateway acts on. Borrows only the model's name from the body.
 #[derive(Clone, Debug, PartialEq)]
@@ -158,7 +105,7 @@ pub fn read(route: Route, body: &[u8]) -> Result<RequestView<'_>, RequestError> 
     }
     let mut scanner = Scanner::new(body);
     let kind = scanner.kind()?;
-    if kind != Kind::Object {
+    if kind != JsonKind::Object {
         // Broken JSON is reported as such, before its kind is.
         scanner.skip()?;
         scanner.end()?;
@@ -232,8 +179,8 @@ fn field<'a>(
 
 fn model<'a>(scanner: &mut Scanner<'a>) -> Result<(Span, Option<Cow<'a, str>>), RequestError> {
     match scanner.kind()? {
-        Kind::Null => Ok((scanner.skip()?, None)),
-        Kind::String => {
+        JsonKind::Null => Ok((scanner.skip()?, None)),
+        JsonKind::String => {
             let start = scanner.position();
             let name = scanner.text()?.decode();
             Ok((Span { start, end: scanner.position() }, (!name.is_empty()).then_some(name)))
@@ -252,8 +199,8 @@ struct StreamOptions {
 fn stream_options(scanner: &mut Scanner<'_>) -> Result<StreamOptions, RequestError> {
     let mut options = StreamOptions::default();
     match scanner.kind()? {
-        Kind::Null => options.points = OptionsPoints::replace(scanner.skip()?),
-        Kind::Object => {
+        JsonKind::Null => options.points = OptionsPoints::replace(scanner.skip()?),
+        JsonKind::Object => {
             options.points = OptionsPoints::object(scanner.position() + 1);
             let span = scanner.object(|scanner, key| {
                 options.points.saw_member();
@@ -286,19 +233,19 @@ fn boolean(scanner: &mut Scanner<'_>, param: &'static str) -> Result<Option<bool
     let kind = scanner.kind()?;
     let wrong = RequestError::WrongType { param, expected: "a boolean", got: kind.name() };
     match kind {
-        Kind::Null => scanner.skip().map(|_| None).map_err(Into::into),
-        Kind::Bool => Ok(Some(scanner.boolean()?)),
-        Kind::Number => match as_integer(scanner.number()?) {
+        JsonKind::Null => scanner.skip().map(|_| None).map_err(Into::into),
+        JsonKind::Bool => Ok(Some(scanner.boolean()?)),
+        JsonKind::Number => match as_integer(scanner.number()?) {
             Some(0) => Ok(Some(false)),
             Some(1) => Ok(Some(true)),
             _ => Err(wrong),
         },
-        Kind::String => match scanner.text()?.decode().to_ascii_lowercase().as_str() {
+        JsonKind::String => match scanner.text()?.decode().to_ascii_lowercase().as_str() {
             "true" | "t" | "yes" | "y" | "on" | "1" => Ok(Some(true)),
             "false" | "f" | "no" | "n" | "off" | "0" => Ok(Some(false)),
             _ => Err(wrong),
         },
-        Kind::Object | Kind::Array => Err(wrong),
+        JsonKind::Object | JsonKind::Array => Err(wrong),
     }
 }
 
@@ -307,14 +254,14 @@ fn integer(scanner: &mut Scanner<'_>, param: &'static str) -> Result<Option<i128
     let kind = scanner.kind()?;
     let wrong = || RequestError::WrongType { param, expected: "an integer", got: kind.name() };
     match kind {
-        Kind::Null => scanner.skip().map(|_| None).map_err(Into::into),
-        Kind::Bool => Ok(Some(i128::from(scanner.boolean()?))),
-        Kind::Number => {
+        JsonKind::Null => scanner.skip().map(|_| None).map_err(Into::into),
+        JsonKind::Bool => Ok(Some(i128::from(scanner.boolean()?))),
+        JsonKind::Number => {
             let expected = "an integer";
             as_integer(scanner.number()?).map(Some).ok_or(RequestError::OutOfRange { param, expected })
         }
-        Kind::String => as_integer(scanner.text()?.decode().trim().as_bytes()).map(Some).ok_or_else(wrong),
-        Kind::Object | Kind::Array => Err(wrong()),
+        JsonKind::String => as_integer(scanner.text()?.decode().trim().as_bytes()).map(Some).ok_or_else(wrong),
+        JsonKind::Object | JsonKind::Array => Err(wrong()),
     }
 }
 

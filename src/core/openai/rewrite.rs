@@ -24,12 +24,12 @@ pub struct Edits<'a> {
     /// The name to put into `model`.
     pub model: Option<&'a str>,
     /// What to ask of `stream_options`.
-    pub usage: Usage,
+    pub usage: UsageEdit,
 }
 
 /// Which usage to inject. Never takes away what the client asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Usage {
+pub enum UsageEdit {
     /// Leave `stream_options` alone.
     #[default]
     AsSent,
@@ -98,16 +98,16 @@ impl EditPoints {
 
 /// A body as a list of pieces.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Body {
+pub struct EditedBody {
     pieces: SmallVec<[Bytes; INLINE_PIECES]>,
     len: usize,
 }
 
-impl Body {
+impl EditedBody {
     /// `body`, which `points` was read from, with `edits` applied. Without edits it is one piece: `body` itself.
     ///
     /// In a form only an existing `model` field can be edited; the rest is ignored there.
-    pub fn edited(body: &Bytes, points: &EditPoints, edits: Edits<'_>) -> Self {
+    pub fn new(body: &Bytes, points: &EditPoints, edits: Edits<'_>) -> Self {
         let mut patches: Patches = SmallVec::new();
         let mut front = String::new();
         if let Some(name) = edits.model {
@@ -179,7 +179,7 @@ impl Body {
     }
 }
 
-impl From<Bytes> for Body {
+impl From<Bytes> for EditedBody {
     fn from(body: Bytes) -> Self {
         let mut out = Self::default();
         out.push(body);
@@ -189,7 +189,7 @@ impl From<Bytes> for Body {
 
 type Patches = SmallVec<[(Span, String); 4]>;
 
-impl Usage {
+impl UsageEdit {
     fn members(self) -> Option<&'static str> {
         match self {
             Self::AsSent => None,
@@ -200,7 +200,7 @@ impl Usage {
 }
 
 impl OptionsPoints {
-    fn patch(&self, usage: Usage, patches: &mut Patches) {
+    fn patch(&self, usage: UsageEdit, patches: &mut Patches) {
         let Some(all) = usage.members() else { return };
         let Some(open) = self.open else {
             patches.push((self.span, format!("{{{all}}}")));
@@ -209,7 +209,7 @@ impl OptionsPoints {
         let mut front = String::new();
         let wanted = [
             (true, self.include, "\"include_usage\":true,"),
-            (usage == Usage::InEveryEvent, self.continuous, "\"continuous_usage_stats\":true,"),
+            (usage == UsageEdit::InEveryEvent, self.continuous, "\"continuous_usage_stats\":true,"),
         ];
         for (wanted, span, member) in wanted {
             match span {
@@ -239,10 +239,10 @@ mod tests {
     use proptest::prelude::*;
     use serde_json::{Value, json};
 
-    fn edit(body: &str, edits: Edits<'_>) -> Body {
+    fn edit(body: &str, edits: Edits<'_>) -> EditedBody {
         let bytes = Bytes::copy_from_slice(body.as_bytes());
         let points = request::read(Route::ChatCompletions, &bytes).unwrap().edits;
-        Body::edited(&bytes, &points, edits)
+        EditedBody::new(&bytes, &points, edits)
     }
 
     fn edited(body: &str, edits: Edits<'_>) -> String {
@@ -252,20 +252,20 @@ mod tests {
         String::from_utf8(bytes.to_vec()).unwrap()
     }
 
-    const AT_END: Edits<'static> = Edits { model: None, usage: Usage::AtEnd };
+    const AT_END: Edits<'static> = Edits { model: None, usage: UsageEdit::AtEnd };
 
     #[test]
     fn without_edits_the_body_is_the_very_same_buffer() {
         let bytes = Bytes::from_static(br#"{"model":"a"}"#);
         let points = request::read(Route::ChatCompletions, &bytes).unwrap().edits;
-        let body = Body::edited(&bytes, &points, Edits::default());
+        let body = EditedBody::new(&bytes, &points, Edits::default());
         assert_eq!(body.pieces().len(), 1);
         assert_eq!(body.pieces()[0].as_ptr(), bytes.as_ptr());
     }
 
     #[test]
     fn values_are_replaced_where_they_stand() {
-        let name = Edits { model: Some("b\"c"), usage: Usage::AsSent };
+        let name = Edits { model: Some("b\"c"), usage: UsageEdit::AsSent };
         assert_eq!(edited(r#"{ "x":1, "model" : "a" ,"y":2}"#, name), r#"{ "x":1, "model" : "b\"c" ,"y":2}"#);
         assert_eq!(edited(r#"{"model":"a","model":null}"#, name), r#"{"model":"a","model":"b\"c"}"#);
         assert_eq!(edited("{}", name), r#"{"model":"b\"c"}"#);
@@ -282,7 +282,7 @@ mod tests {
             edited(r#"{"stream_options":{"include_usage":false,"z":[1]}}"#, AT_END),
             r#"{"stream_options":{"include_usage":true,"z":[1]}}"#
         );
-        let every = Edits { model: None, usage: Usage::InEveryEvent };
+        let every = Edits { model: None, usage: UsageEdit::InEveryEvent };
         assert_eq!(
             edited(r#"{"stream_options":{"include_usage":null}}"#, every),
             r#"{"stream_options":{"continuous_usage_stats":true,"include_usage":true}}"#
@@ -316,19 +316,19 @@ mod tests {
         fn an_edited_body_parses_to_the_edited_value(
             members in prop::collection::vec(member(), 0..7),
             model in prop::option::of(".{1,12}"),
-            usage in prop_oneof![Just(Usage::AsSent), Just(Usage::AtEnd), Just(Usage::InEveryEvent)],
+            usage in prop_oneof![Just(UsageEdit::AsSent), Just(UsageEdit::AtEnd), Just(UsageEdit::InEveryEvent)],
         ) {
             let body = format!(" {{{}}} ", members.join(","));
             let mut want: Value = serde_json::from_str(&body).unwrap();
             if let Some(model) = &model {
                 want["model"] = json!(model);
             }
-            if usage != Usage::AsSent {
+            if usage != UsageEdit::AsSent {
                 if want["stream_options"].is_null() {
                     want["stream_options"] = json!({});
                 }
                 want["stream_options"]["include_usage"] = json!(true);
-                if usage == Usage::InEveryEvent {
+                if usage == UsageEdit::InEveryEvent {
                     want["stream_options"]["continuous_usage_stats"] = json!(true);
                 }
             }

@@ -11,6 +11,8 @@
 
 use std::fmt;
 
+use super::error::ErrorFormat;
+
 /// A route that goes to a backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Route {
@@ -112,9 +114,12 @@ impl Route {
         )
     }
 
-    /// Whether errors and events have Anthropic's shape instead of OpenAI's.
-    pub const fn is_anthropic(self) -> bool {
-        matches!(self, Self::Messages)
+    /// The shape of this route's errors.
+    pub const fn error_format(self) -> ErrorFormat {
+        match self {
+            Self::Messages => ErrorFormat::Anthropic,
+            _ => ErrorFormat::OpenAi,
+        }
     }
 
     /// Whether the body is `multipart/form-data` and not JSON.

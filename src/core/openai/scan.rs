@@ -83,7 +83,7 @@ impl Span {
 
 /// What kind of value comes next, judged by its first byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum JsonKind {
     /// `{`
     Object,
     /// `[`
@@ -98,7 +98,7 @@ pub enum Kind {
     Null,
 }
 
-impl Kind {
+impl JsonKind {
     /// The name to use in a message.
     pub const fn name(self) -> &'static str {
         match self {
@@ -160,14 +160,14 @@ impl<'a> Scanner<'a> {
     }
 
     /// Skips blanks and tells what comes next, without consuming it.
-    pub fn kind(&mut self) -> Result<Kind, ScanError> {
+    pub fn kind(&mut self) -> Result<JsonKind, ScanError> {
         Ok(match self.peek()? {
-            b'"' => Kind::String,
-            b'{' => Kind::Object,
-            b'[' => Kind::Array,
-            b'-' | b'0'..=b'9' | b'N' | b'I' => Kind::Number,
-            b't' | b'f' => Kind::Bool,
-            b'n' => Kind::Null,
+            b'"' => JsonKind::String,
+            b'{' => JsonKind::Object,
+            b'[' => JsonKind::Array,
+            b'-' | b'0'..=b'9' | b'N' | b'I' => JsonKind::Number,
+            b't' | b'f' => JsonKind::Bool,
+            b'n' => JsonKind::Null,
             _ => return Err(self.broken("a value")),
         })
     }
@@ -296,12 +296,12 @@ impl<'a> Scanner<'a> {
         let kind = self.kind()?;
         let start = self.at;
         match kind {
-            Kind::Object => return self.object(|scanner, _| scanner.skip().map(drop)),
-            Kind::Array => return self.array(|scanner| scanner.skip().map(drop)),
-            Kind::String => drop(self.text()?),
-            Kind::Number => drop(self.number()?),
-            Kind::Bool => drop(self.boolean()?),
-            Kind::Null => self.literal(b"null", "null")?,
+            JsonKind::Object => return self.object(|scanner, _| scanner.skip().map(drop)),
+            JsonKind::Array => return self.array(|scanner| scanner.skip().map(drop)),
+            JsonKind::String => drop(self.text()?),
+            JsonKind::Number => drop(self.number()?),
+            JsonKind::Bool => drop(self.boolean()?),
+            JsonKind::Null => self.literal(b"null", "null")?,
         }
         Ok(Span { start, end: self.at })
     }

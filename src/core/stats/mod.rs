@@ -33,7 +33,7 @@ pub use compare::{Change, Sense, Verdict};
 pub use dependence::{Dependence, design_effect};
 pub use proportion::wilson;
 pub use quantile::percentile;
-pub use sequential::{Ratio, RatioTest};
+pub use sequential::{RatioTest, TestState};
 pub use trend::Trend;
 
 /// A value with the range that the true one lies in with the stated confidence.

@@ -10,7 +10,7 @@
 
 /// Where a test stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ratio {
+pub enum TestState {
     /// The misses are acceptable.
     Acceptable,
     /// They are not.
@@ -52,13 +52,13 @@ impl RatioTest {
     }
 
     /// Where the test stands now. It does not hold on to a bound that it has crossed and left.
-    pub fn state(&self) -> Ratio {
+    pub fn state(&self) -> TestState {
         if self.sum >= self.reject {
-            Ratio::Unacceptable
+            TestState::Unacceptable
         } else if self.sum <= self.accept {
-            Ratio::Acceptable
+            TestState::Acceptable
         } else {
-            Ratio::Open
+            TestState::Open
         }
     }
 }
@@ -73,13 +73,13 @@ mod tests {
         let mut test = RatioTest::new(0.005, 0.02, 0.05);
         for hit in 1..=193 {
             test.add(true);
-            assert_eq!(test.state(), Ratio::Open, "after {hit}");
+            assert_eq!(test.state(), TestState::Open, "after {hit}");
         }
         test.add(true);
-        assert_eq!(test.state(), Ratio::Acceptable);
+        assert_eq!(test.state(), TestState::Acceptable);
         let mut test = RatioTest::new(0.005, 0.02, 0.05);
         (0..3).for_each(|_| test.add(false));
-        assert_eq!(test.state(), Ratio::Unacceptable);
+        assert_eq!(test.state(), TestState::Unacceptable);
     }
 
     #[test]
@@ -87,13 +87,13 @@ mod tests {
         let decide = |seed: u64, misses: f64| {
             let mut rng = Rng::new(Rng::new(seed).next_u64());
             let mut test = RatioTest::new(0.005, 0.02, 0.05);
-            while test.state() == Ratio::Open {
+            while test.state() == TestState::Open {
                 test.add(rng.unit() >= misses);
             }
             test.state()
         };
-        let wrong_rejects = (0..1000).filter(|seed| decide(*seed, 0.005) == Ratio::Unacceptable).count();
-        let wrong_accepts = (0..1000).filter(|seed| decide(*seed, 0.02) == Ratio::Acceptable).count();
+        let wrong_rejects = (0..1000).filter(|seed| decide(*seed, 0.005) == TestState::Unacceptable).count();
+        let wrong_accepts = (0..1000).filter(|seed| decide(*seed, 0.02) == TestState::Acceptable).count();
         assert!(wrong_rejects <= 70 && wrong_accepts <= 70, "{wrong_rejects} {wrong_accepts}");
     }
 }

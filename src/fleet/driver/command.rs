@@ -6,7 +6,7 @@
 //! - `stop` takes it down and returns with status 0 when it is down;
 //! - `status` (may be missing) returns 0 while the engine runs, anything else when it does not.
 //!
-//! EngineSettings reach `start` in two ways. `{args}` as a word of its own becomes the flags, one word each; inside a longer word it
+//! Settings reach `start` in two ways. `{args}` as a word of its own becomes the flags, one word each; inside a longer word it
 //! becomes the flags quoted for a shell, as `ssh HOST "vllm-up {args}"` needs. And every command finds `SLUICE_BACKEND`,
 //! `SLUICE_ARGS` (quoted for a shell) and `SLUICE_ARGS_JSON` in its environment.
 //!

@@ -179,7 +179,11 @@ async fn ready(scene: &Arc<Scene>) -> Result<(), Trouble> {
             sleep(LOOK * 4).await;
         }
     };
-    let rules = ReadyRules { answer: spec.patience, start_timeout_scale: spec.rules.patience, ..ReadyRules::default() };
+    let rules = ReadyRules {
+        answer: spec.patience,
+        start_timeout_scale: spec.rules.start_timeout_scale,
+        ..ReadyRules::default()
+    };
     tokio::select! {
         ready = wait_until_ready(&*scene.driver, &spec.address, &spec.models, rules) => {
             ready.map(|_| scene.driver.mark_ready()).map_err(|failure| {

@@ -109,7 +109,7 @@ pub const CONTROL_TIMEOUT: Duration = Duration::from_secs(120);
 /// An idle vLLM ends within a few seconds of SIGTERM.
 pub const FLEET_GRACE: Duration = Duration::from_secs(10);
 /// Each phase of a start may go without progress for several times the longest that is known of it.
-pub const FLEET_PATIENCE: f64 = 1.0;
+pub const FLEET_START_TIMEOUT_SCALE: f64 = 1.0;
 /// The first generations of a fresh engine are slow; five bring it to its pace.
 pub const FLEET_WARM_UP: u32 = 5;
 /// Slots come back over this time: caches are cold and a full load at once would show in the tail.

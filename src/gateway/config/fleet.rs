@@ -1,7 +1,7 @@
 //! `[fleet]`: how engines that we run are started, restarted and healed.
 //!
 //! Nothing in here matters while no backend has a `launch` table. Which engines there are stands with the backends, which
-//! adapters they must have with the models; this is about patience.
+//! adapters they must have with the models; this is about limits.
 
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -23,7 +23,7 @@ pub struct Fleet {
     /// From SIGTERM to SIGKILL, for an engine that carries nothing.
     pub grace: Duration,
     /// Multiplies how long each phase of a start may go without progress.
-    pub patience: f64,
+    pub start_timeout_scale: f64,
     /// Generations that a fresh engine does before it is given requests; 0: none.
     pub warm_up: u32,
     /// How long a fresh engine takes to come to all its slots; 0: at once.

@@ -138,7 +138,7 @@ fn single_sections(page: &mut Page<'_, '_>, config: &Config) -> fmt::Result {
     page.words("on_exit", fleet.on_exit.word())?;
     page.period("drain", fleet.drain)?;
     page.period("grace", fleet.grace)?;
-    page.key("patience", format!("{:?}", fleet.patience))?;
+    page.key("start_timeout_scale", format!("{:?}", fleet.start_timeout_scale))?;
     page.key("warm_up", fleet.warm_up)?;
     page.period("ramp", fleet.ramp)?;
     page.period("settle", fleet.settle)?;

@@ -199,7 +199,7 @@ impl PromptSink for Collected {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::estimate::Ratio;
+    use crate::estimate::PromptEstimator;
     use serde_json::json;
     use sluice_core::base::Rng;
     use sluice_core::openai::request;
@@ -276,7 +276,7 @@ mod tests {
 
     /// Mean relative error over 50 prompts that were not learned from, after each number of learned ones.
     fn errors_after(tokenizer: &Tokenizer, learned: &[usize], kinds: &[usize]) -> Vec<f64> {
-        let (mut rng, mut ratio, mut seen) = (Rng::new(11), Ratio::default(), 0);
+        let (mut rng, mut ratio, mut seen) = (Rng::new(11), PromptEstimator::default(), 0);
         let mut next = || {
             let text = sample(kinds[rng.below(kinds.len())], &mut rng);
             let body = json!({"prompt": text}).to_string();

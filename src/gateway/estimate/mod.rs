@@ -1,6 +1,6 @@
-//! How much work a request is, before it is sent: prompt tokens and expected output tokens.
+//! EstimateSource much work a request is, before it is sent: prompt tokens and expected output tokens.
 //!
-//! [`ratio`] learns tokens from the look of the text · [`output`] how long answers are · [`exact`] counts with the
+//! [`prompt`] learns tokens from the look of the text · [`output`] how long answers are · [`exact`] counts with the
 //! model's tokenizer, where a configuration names one and the estimate is near a boundary.
 //!
 //! A [`ModelEstimator`] holds what has been learned about one model, behind a lock that is held for less than a
@@ -8,13 +8,13 @@
 
 pub mod exact;
 pub mod output;
-pub mod ratio;
+pub mod prompt;
 
 use parking_lot::Mutex;
 
 pub use exact::{Counted, ExactCounter, ExactError};
-pub use output::{Output, OutputBounds};
-pub use ratio::{Estimate, How, Ratio};
+pub use output::{OutputBounds, OutputEstimator};
+pub use prompt::{EstimateSource, PromptEstimate, PromptEstimator};
 
 pub use sluice_core::openai::{PromptShape, TextShape};
 
@@ -26,17 +26,17 @@ pub struct ModelEstimator {
 
 #[derive(Debug, Default)]
 struct Model {
-    ratio: Ratio,
-    output: Output,
+    prompt: PromptEstimator,
+    output: OutputEstimator,
 }
 
 impl ModelEstimator {
-    /// How many prompt tokens a request of this shape has; each media part counts as `media_part_tokens`.
-    pub fn estimate(&self, shape: &PromptShape, media_part_tokens: u64) -> Estimate {
-        self.model.lock().ratio.estimate(shape, media_part_tokens)
+    /// EstimateSource many prompt tokens a request of this shape has; each media part counts as `media_part_tokens`.
+    pub fn estimate(&self, shape: &PromptShape, media_part_tokens: u64) -> PromptEstimate {
+        self.model.lock().prompt.estimate(shape, media_part_tokens)
     }
 
-    /// How many tokens to expect of one sequence of the answer.
+    /// EstimateSource many tokens to expect of one sequence of the answer.
     pub fn expect_output(&self, bounds: OutputBounds) -> u64 {
         self.model.lock().output.expect(bounds)
     }
@@ -46,7 +46,7 @@ impl ModelEstimator {
     /// the answer was cut short by a leaving client.
     pub fn learn(&self, shape: &PromptShape, prompt_tokens: u64, completion_tokens: Option<u64>) {
         let mut model = self.model.lock();
-        model.ratio.learn(shape, prompt_tokens);
+        model.prompt.learn(shape, prompt_tokens);
         if let Some(tokens) = completion_tokens {
             model.output.learn(tokens);
         }

@@ -30,13 +30,13 @@ impl OutputBounds {
 
 /// Completions seen of one model.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Output {
+pub struct OutputEstimator {
     mean: f64,
     variance: f64,
     samples: u64,
 }
 
-impl Output {
+impl OutputEstimator {
     /// Tokens to expect of one sequence.
     pub fn expect(&self, bounds: OutputBounds) -> u64 {
         let most = bounds.max.unwrap_or(u64::MAX);
@@ -68,7 +68,7 @@ mod tests {
 
     #[test]
     fn bounds_of_the_request_come_first() {
-        let mut output = Output::default();
+        let mut output = OutputEstimator::default();
         assert_eq!(output.expect(OutputBounds::default()), UNSEEN);
         assert_eq!(output.expect(OutputBounds { max: Some(16), ..Default::default() }), 16);
         (0..50).for_each(|_| output.learn(100));
@@ -80,7 +80,7 @@ mod tests {
 
     #[test]
     fn few_completions_are_longer_than_expected() {
-        let (mut rng, mut output, mut longer) = (Rng::new(4), Output::default(), 0);
+        let (mut rng, mut output, mut longer) = (Rng::new(4), OutputEstimator::default(), 0);
         for index in 0..2_000 {
             let tokens = (rng.exponential() * 200.0) as u64;
             longer += u32::from(index > 100 && tokens > output.expect(OutputBounds::default()));
@@ -92,7 +92,7 @@ mod tests {
 
     #[test]
     fn it_follows_a_change() {
-        let mut output = Output::default();
+        let mut output = OutputEstimator::default();
         (0..500).for_each(|_| output.learn(1_000));
         (0..1_000).for_each(|_| output.learn(10));
         assert!(output.expect(OutputBounds::default()) < 40);

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use sluice_core::meter::{BodyMeter, Forward, StreamMeter, StreamStats, Strip};
-use sluice_core::openai::{Dialect, Route, StreamError};
+use sluice_core::openai::{Dialect, Route, UpstreamError};
 
 /// The meter of one answer.
 pub(super) enum Answer {
@@ -77,9 +77,9 @@ impl Answer {
     }
 
     /// The error the answer reports.
-    pub(super) fn error(&self) -> Option<&StreamError> {
+    pub(super) fn error(&self) -> Option<&UpstreamError> {
         match self {
-            Self::Stream(meter) => meter.saw_error(),
+            Self::Stream(meter) => meter.error(),
             Self::Body(body) => body.1.as_ref().and_then(|stats| stats.error.as_ref()),
         }
     }
@@ -102,11 +102,11 @@ impl Answer {
 }
 
 /// The engine's own admission control.
-pub(super) fn is_busy(error: &StreamError) -> bool {
+pub(super) fn is_busy(error: &UpstreamError) -> bool {
     error.code == Some(503)
 }
 
 /// An error the client brought about.
-pub(super) fn is_clients_fault(error: &StreamError) -> bool {
+pub(super) fn is_clients_fault(error: &UpstreamError) -> bool {
     error.code.is_some_and(|code| (400..500).contains(&code))
 }

@@ -14,7 +14,7 @@ use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, StatusCode};
 
 use crate::pool::Address;
-use sluice_core::openai::Body;
+use sluice_core::openai::EditedBody;
 
 /// The head of a response.
 #[derive(Clone, Debug)]
@@ -33,7 +33,7 @@ pub struct Call {
     /// Headers; no hop-by-hop ones, no `Host`, no `Content-Length`.
     pub headers: HeaderMap,
     /// The body, in pieces.
-    pub body: Body,
+    pub body: EditedBody,
 }
 
 /// Why an exchange with a backend failed.

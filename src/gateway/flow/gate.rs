@@ -15,10 +15,10 @@ use super::record::{Open, Recorder};
 use super::respond::whole_seconds;
 use crate::config::UsageInjection;
 use crate::config::defaults::MAX_TOKENS;
-use crate::estimate::{Counted, Estimate, ExactCounter, How, OutputBounds};
+use crate::estimate::{Counted, EstimateSource, ExactCounter, OutputBounds, PromptEstimate};
 use crate::experiment::Experiments;
 use crate::pool::Need;
-use sluice_core::openai::{Body, Edits, Refusal, RequestView, Usage, multipart, request};
+use sluice_core::openai::{EditedBody, Edits, Refusal, RequestView, UsageEdit, multipart, request};
 
 /// A request that may ask for a backend.
 #[derive(Debug)]
@@ -28,7 +28,7 @@ pub(super) struct Admitted {
     pub(super) priority: i32,
     pub(super) stream: bool,
     /// The body as it goes upstream.
-    pub(super) body: Body,
+    pub(super) body: EditedBody,
     /// What was injected, and so must be taken out of the answer.
     pub(super) injected: Injected,
     /// What the estimate was made of, to learn from the answer.
@@ -66,11 +66,11 @@ impl Lesson {
 }
 
 impl Injected {
-    fn usage(self) -> Usage {
+    fn usage(self) -> UsageEdit {
         match self {
-            Self::Nothing => Usage::AsSent,
-            Self::Final => Usage::AtEnd,
-            Self::Continuous { .. } => Usage::InEveryEvent,
+            Self::Nothing => UsageEdit::AsSent,
+            Self::Final => UsageEdit::AtEnd,
+            Self::Continuous { .. } => UsageEdit::InEveryEvent,
         }
     }
 }
@@ -130,7 +130,7 @@ pub(super) async fn open<R: Recorder>(
     record.arm = arm.map(|arm| Arc::clone(&arm.name));
     let rename = arm.and_then(|arm| arm.model.as_deref()).or(alias.then_some(&*model.name));
     let injected = injection(home.usage, &view);
-    let body = Body::edited(&incoming.body, &view.edits, Edits { model: rename, usage: injected.usage() });
+    let body = EditedBody::new(&incoming.body, &view.edits, Edits { model: rename, usage: injected.usage() });
     record.estimate_time = begun.elapsed();
     let sequences = u32::try_from(view.sequences()).unwrap_or(u32::MAX);
     Ok(Admitted {
@@ -162,14 +162,16 @@ async fn estimate(
     model: &ModelEntry,
     view: &RequestView<'_>,
     incoming: &Incoming,
-) -> (Estimate, Option<(Arc<ExactCounter>, Counted)>) {
+) -> (PromptEstimate, Option<(Arc<ExactCounter>, Counted)>) {
     let estimate = model.estimator.estimate(&view.shape, model.media_part_tokens);
     let Some(counter) = &model.exact else { return (estimate, None) };
-    if estimate.how == How::Exact || !classify::near_boundary(plan, model, estimate.tokens, estimate.spread) {
+    if estimate.source == EstimateSource::Exact
+        || !classify::near_boundary(plan, model, estimate.tokens, estimate.spread)
+    {
         return (estimate, None);
     }
     match counter.count_parts(incoming.route, incoming.body.clone()).await {
-        Some(counted) => (Estimate::exact(counted.total), Some((Arc::clone(counter), counted))),
+        Some(counted) => (PromptEstimate::exact(counted.total), Some((Arc::clone(counter), counted))),
         None => (estimate, None),
     }
 }

@@ -155,7 +155,7 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
         let mut record =
             Open::new(&self.recorder, Some(incoming.route), Arc::clone(&incoming.request_id), incoming.arrived);
         if let Err(refusal) = self.serve(&mut incoming, down, &mut record).await {
-            refuse(down, &refusal, incoming.route.is_anthropic(), &mut record).await;
+            refuse(down, &refusal, incoming.route.error_format(), &mut record).await;
         }
     }
 

@@ -280,7 +280,7 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
         if self.answer.is_stream() {
             let tail = self.answer.finish(now);
             if self.send(tail, false).await.is_ok() {
-                let event = sse_error_event(failure, self.passage.route.is_anthropic());
+                let event = sse_error_event(failure, self.passage.route.error_format());
                 let _ = self.down.body(Bytes::from(event), false).await;
             }
         }

@@ -14,7 +14,7 @@ use std::time::Duration;
 use http::StatusCode;
 use smallvec::SmallVec;
 
-use crate::estimate::Estimate;
+use crate::estimate::PromptEstimate;
 use sluice_core::meter::StreamStats;
 use sluice_core::openai::{Route, ShedReason};
 
@@ -148,7 +148,7 @@ pub struct Record {
     /// A streamed answer was asked for.
     pub stream: bool,
     /// The prompt's length as estimated.
-    pub estimate: Option<Estimate>,
+    pub estimate: Option<PromptEstimate>,
     /// The status the client saw; `None` when it left before one was sent.
     pub status: Option<StatusCode>,
     /// How it ended.

@@ -11,7 +11,7 @@ use http::{HeaderMap, StatusCode};
 
 use super::exchange::{Downstream, Head};
 use super::record::{Open, Outcome, Record, Recorder};
-use sluice_core::openai::{Refusal, ShedReason};
+use sluice_core::openai::{ErrorFormat, Refusal, ShedReason};
 
 /// The request's id, the client's own where it sent a valid one.
 pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -35,13 +35,13 @@ pub(super) fn whole_seconds(time: Duration) -> u64 {
 pub async fn refuse<D: Downstream, R: Recorder>(
     down: &mut D,
     refusal: &Refusal,
-    anthropic: bool,
+    format: ErrorFormat,
     record: &mut Open<'_, R>,
 ) {
     if record.outcome == Outcome::ClientGone {
         record.outcome = Outcome::Refused;
     }
-    let body = Bytes::from(refusal.body(anthropic));
+    let body = Bytes::from(refusal.body(format));
     let mut headers = HeaderMap::with_capacity(6);
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     headers.insert(CONTENT_LENGTH, HeaderValue::from(body.len()));

@@ -27,7 +27,7 @@ use super::downstream::Client;
 use super::headers;
 use crate::flow::keys::{Holder, KeyError};
 use crate::flow::{Downstream, Flow, Head, Incoming, Open, Plan, Recorder, Upstream, refuse};
-use sluice_core::openai::{Refusal, Route};
+use sluice_core::openai::{ErrorFormat, Refusal, Route};
 
 /// Paths that are answered here, with GET and HEAD.
 const LOCAL_PATHS: [&str; 3] = ["/health", "/ready", "/v1/models"];
@@ -129,8 +129,8 @@ impl<U: Upstream, R: Recorder, L: Local> Gateway<U, R, L> {
         }
         let Some(refusal) = refusal else { return false };
         let mut client = Client::new(session);
-        let anthropic = route.is_some_and(Route::is_anthropic);
-        refuse(&mut client, &refusal, anthropic, &mut record).await;
+        let format = route.map_or(ErrorFormat::OpenAi, Route::error_format);
+        refuse(&mut client, &refusal, format, &mut record).await;
         let finished = client.is_finished();
         if unread && finished {
             body::linger(session).await;
@@ -335,7 +335,7 @@ async fn refuse_head<U: Upstream, R: Recorder>(session: &mut ServerSession, erro
     let mut parts = http::Response::new(()).into_parts().0;
     parts.status = StatusCode::from_u16(refusal.status()).unwrap_or(StatusCode::BAD_REQUEST);
     record.status = Some(parts.status);
-    let body = Bytes::from(refusal.body(false));
+    let body = Bytes::from(refusal.body(ErrorFormat::OpenAi));
     parts.headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     parts.headers.insert(CONTENT_LENGTH, HeaderValue::from(body.len()));
     let response = pingora::http::ResponseHeader::from(parts);

@@ -11,7 +11,6 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde::Serialize;
 
-use crate::estimate::How;
 use crate::flow::Record;
 use sluice_core::openai::Route;
 
@@ -85,11 +84,7 @@ pub(super) fn line(record: &Record, time: Timestamp) -> Vec<u8> {
         arm: record.arm.as_deref(),
         stream: record.stream,
         estimate_tokens: record.estimate.as_ref().map(|estimate| estimate.tokens),
-        estimate_how: record.estimate.as_ref().map(|estimate| match estimate.how {
-            How::Exact => "exact",
-            How::Learned => "learned",
-            How::Prior => "prior",
-        }),
+        estimate_how: record.estimate.as_ref().map(|estimate| estimate.source.label()),
         prompt_tokens: usage.prompt,
         completion_tokens: usage.completion,
         cached_tokens: usage.cached,

@@ -10,12 +10,12 @@ use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use crate::config::{Endpoint, Policy};
-use crate::estimate::{Estimate, How};
+use crate::estimate::{EstimateSource, PromptEstimate};
 use crate::flow::{Outcome, Record};
 use crate::pool::{Address, Admission, BackendSpec, HealthRules, Limits, LongPrefix, Order, PoolSpec, Rules};
 use sluice_core::meter::{ItlHistogram, StreamStats};
 use sluice_core::openai::Route;
-use sluice_core::openai::answer::TokenUsage;
+use sluice_core::openai::response::TokenUsage;
 
 /// A request at home in the short pool that ended like this and of which nothing was measured.
 pub fn record(outcome: Outcome) -> Record {
@@ -29,7 +29,7 @@ pub fn record(outcome: Outcome) -> Record {
         backend: None,
         arm: None,
         stream: true,
-        estimate: Some(Estimate { tokens: 110, spread: 0.1, how: How::Learned }),
+        estimate: Some(PromptEstimate { tokens: 110, spread: 0.1, source: EstimateSource::Learned }),
         status: Some(StatusCode::OK),
         outcome,
         retries: SmallVec::new(),

@@ -6,7 +6,7 @@ use super::*;
 use proptest::prelude::*;
 use serde_json::Value;
 
-fn chat(data: &str) -> Event {
+fn chat(data: &str) -> StreamEvent {
     read(Dialect::Choices, format!("data: {data}\n\n").as_bytes())
 }
 
@@ -49,12 +49,12 @@ fn an_answer_that_the_engine_gave_up_is_told_from_one_that_ends() {
     assert_eq!(end(r#""length""#), (true, false));
     assert_eq!((end("null"), end("{}")), ((false, false), (false, false)));
     let body = |reason: &str| {
-        answer::read(
+        response::read(
             format!(r#"{{"choices":[{{"text":"a"}},{{"finish_reason":"{reason}"}}],"usage":null}}"#).as_bytes(),
         )
         .error
     };
-    assert_eq!((body("abort"), body("stop")), (Some(answer::StreamError::aborted()), None));
+    assert_eq!((body("abort"), body("stop")), (Some(response::UpstreamError::aborted()), None));
 }
 
 #[test]

@@ -3,6 +3,7 @@
 //! Regressions are named by their symptom and stay.
 
 use super::*;
+use crate::openai::scan::ScanError;
 
 fn chat(body: &str) -> RequestView<'_> {
     read(Route::ChatCompletions, body.as_bytes()).unwrap()

@@ -90,7 +90,7 @@ fn json() -> impl Strategy<Value = Value> {
 /// Rebuilds a tree with the scanner alone.
 fn rebuild(scanner: &mut Scanner<'_>) -> Value {
     match scanner.kind().unwrap() {
-        Kind::Object => {
+        JsonKind::Object => {
             let mut map = serde_json::Map::new();
             let member = |scanner: &mut Scanner<'_>, key: Text<'_>| {
                 map.insert(key.decode().into_owned(), rebuild(scanner));
@@ -99,7 +99,7 @@ fn rebuild(scanner: &mut Scanner<'_>) -> Value {
             scanner.object(member).unwrap();
             Value::Object(map)
         }
-        Kind::Array => {
+        JsonKind::Array => {
             let mut list = Vec::new();
             let element = |scanner: &mut Scanner<'_>| {
                 list.push(rebuild(scanner));
@@ -108,10 +108,10 @@ fn rebuild(scanner: &mut Scanner<'_>) -> Value {
             scanner.array(element).unwrap();
             Value::Array(list)
         }
-        Kind::String => Value::from(scanner.text().unwrap().decode().into_owned()),
-        Kind::Number => serde_json::from_slice(scanner.number().unwrap()).unwrap(),
-        Kind::Bool => Value::from(scanner.boolean().unwrap()),
-        Kind::Null => scanner.skip().map(|_| Value::Null).unwrap(),
+        JsonKind::String => Value::from(scanner.text().unwrap().decode().into_owned()),
+        JsonKind::Number => serde_json::from_slice(scanner.number().unwrap()).unwrap(),
+        JsonKind::Bool => Value::from(scanner.boolean().unwrap()),
+        JsonKind::Null => scanner.skip().map(|_| Value::Null).unwrap(),
     }
 }
 

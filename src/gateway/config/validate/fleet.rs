@@ -25,7 +25,12 @@ pub(super) fn fleet(root: &mut Section<'_>, report: &mut Report<'_>) -> Fleet {
         on_exit: at.value("on_exit", defaults::FLEET_ON_EXIT, report),
         drain: duration(&mut at, "drain", defaults::FLEET_DRAIN, report),
         grace: duration(&mut at, "grace", defaults::FLEET_GRACE, report),
-        patience: at.within("patience", defaults::FLEET_PATIENCE, 0.001..=1_000.0, report),
+        start_timeout_scale: at.within(
+            "start_timeout_scale",
+            defaults::FLEET_START_TIMEOUT_SCALE,
+            0.001..=1_000.0,
+            report,
+        ),
         warm_up: at.within("warm_up", defaults::FLEET_WARM_UP, 0..=defaults::MAX_FLEET_WARM_UP, report),
         ramp: duration_or_zero(&mut at, "ramp", defaults::FLEET_RAMP, report),
         settle: duration(&mut at, "settle", defaults::FLEET_SETTLE, report),

@@ -1,0 +1,60 @@
+//! Why a request body is refused with status 400.
+//!
+//! One type for JSON bodies and forms, because both become the same refusal. Each message names the field at fault and
+//! what would be accepted; it never repeats the value.
+
+use super::scan::ScanError;
+
+/// Why a body is refused with status 400. The fault is downstream's.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RequestError {
+    /// Not UTF-8.
+    #[error("the body is not UTF-8 at byte {at}; encode it as UTF-8")]
+    NotUtf8 {
+        /// Offset of the first byte that is not.
+        at: usize,
+    },
+    /// Not JSON, or JSON that we do not follow.
+    #[error("{0}")]
+    NotJson(#[from] ScanError),
+    /// JSON, but not an object.
+    #[error("the body must be a JSON object, not {got}")]
+    NotAnObject {
+        /// What it is instead.
+        got: &'static str,
+    },
+    /// A field of the wrong type.
+    #[error("'{param}' must be {expected}, not {got}")]
+    WrongType {
+        /// The field.
+        param: &'static str,
+        /// What would be right.
+        expected: &'static str,
+        /// What was sent.
+        got: &'static str,
+    },
+    /// A number outside its range.
+    #[error("'{param}' must be {expected}")]
+    OutOfRange {
+        /// The field.
+        param: &'static str,
+        /// What would be right.
+        expected: &'static str,
+    },
+    /// A form that cannot be read.
+    #[error("the form is broken: {why}")]
+    NotAForm {
+        /// What is missing or too much.
+        why: &'static str,
+    },
+}
+
+impl RequestError {
+    /// The field at fault, for `param` in the error body.
+    pub fn param(&self) -> Option<&'static str> {
+        match self {
+            Self::WrongType { param, .. } | Self::OutOfRange { param, .. } => Some(param),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,295 @@
+//! Usage and errors, wherever they stand: in an event of a stream or in a whole JSON answer.
+//!
+//! Every dialect has its own names for the same numbers: `prompt_tokens` / `input_tokens`,
+//! `completion_tokens` / `output_tokens`, cached tokens in `prompt_tokens_details.cached_tokens`,
+//! `input_tokens_details.cached_tokens` or `cache_read_input_tokens`. Rerank and score give only
+//! `total_tokens`; with no completion that is the prompt.
+//!
+//! Errors come as an object under `error` (vLLM since 0.11, OpenAI, Anthropic), as a bare string under
+//! `error` (401, scaling), or flat with `"object":"error"` (vLLM up to 0.10). `code` may be a number or a
+//! text with a number; a word has no code for us. Messages are cut to [`MAX_MESSAGE`] bytes.
+
+use super::scan::{JsonKind, ScanError, Scanner};
+
+/// Bytes of an upstream's error message that are kept, for logs.
+pub const MAX_MESSAGE: usize = 512;
+
+/// The finish reason of an answer that the engine gave up. vLLM does so to what it runs when it is told to stop: the answer
+/// ends in form and is not whole.
+pub(super) const ABORT: &[u8] = b"abort";
+
+/// Token counts that an answer reports. A field that was not reported is `None`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TokenUsage {
+    /// Tokens of the prompt (all prompts of the request).
+    pub prompt: Option<u64>,
+    /// Tokens generated (all sequences of the request).
+    pub completion: Option<u64>,
+    /// Prompt tokens that came from the prefix cache.
+    pub cached: Option<u64>,
+}
+
+impl UpstreamError {
+    /// Of an answer that the engine gave up: no fault of the request, so another backend may take it, as after a 503.
+    pub fn aborted() -> Self {
+        Self { code: Some(503), message: "the engine gave the answer up (finish reason abort)".to_owned() }
+    }
+}
+
+impl TokenUsage {
+    /// Takes over what `later` reports; what it does not report stays.
+    pub fn update(&mut self, later: Self) {
+        self.prompt = later.prompt.or(self.prompt);
+        self.completion = later.completion.or(self.completion);
+        self.cached = later.cached.or(self.cached);
+    }
+}
+
+/// An error that an upstream reports in its answer.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct UpstreamError {
+    /// The status it names, when it names one (503 before any content means: try elsewhere).
+    pub code: Option<u16>,
+    /// Its words, cut to [`MAX_MESSAGE`] bytes.
+    pub message: String,
+}
+
+/// What a whole (not streamed) JSON answer says about itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ResponseSummary {
+    /// Its usage, when it has one.
+    pub usage: Option<TokenUsage>,
+    /// Its error, when it is one.
+    pub error: Option<UpstreamError>,
+}
+
+/// Reads the JSON body of any route's answer. What cannot be read is taken as not said: answers are
+/// the client's to judge, we only look on.
+pub fn read(body: &[u8]) -> ResponseSummary {
+    let (mut answer, mut aborted) = (ResponseSummary::default(), false);
+    let mut flat = FlatError::default();
+    let mut scanner = Scanner::new(body);
+    // A broken tail still leaves what stood before it.
+    let _ = scanner.object(|scanner, key| {
+        match &*key.bytes() {
+            b"usage" => answer.usage = usage(scanner)?,
+            b"error" => answer.error = error(scanner)?,
+            b"choices" if scanner.kind()? == JsonKind::Array => aborted |= choices(scanner)?,
+            key => flat.member(scanner, key)?,
+        }
+        Ok::<_, ScanError>(())
+    });
+    answer.error = answer.error.or(flat.found()).or_else(|| aborted.then(UpstreamError::aborted));
+    answer
+}
+
+/// Whether the engine gave one of the choices up.
+fn choices(scanner: &mut Scanner<'_>) -> Result<bool, ScanError> {
+    let mut aborted = false;
+    scanner.array(|scanner| {
+        if scanner.kind()? != JsonKind::Object {
+            return scanner.skip().map(drop);
+        }
+        scanner.object(|scanner, key| {
+            match &*key.bytes() {
+                b"finish_reason" if scanner.kind()? == JsonKind::String => aborted |= scanner.text()?.raw == ABORT,
+                _ => drop(scanner.skip()?),
+            }
+            Ok::<_, ScanError>(())
+        })?;
+        Ok::<_, ScanError>(())
+    })?;
+    Ok(aborted)
+}
+
+/// Finds the usage in the last bytes of a body whose beginning is gone.
+pub fn usage_in_tail(tail: &[u8]) -> Option<TokenUsage> {
+    // A quote inside a string is escaped, so these bytes can only be a key.
+    let key = b"\"usage\":";
+    let at = memchr::memmem::rfind(tail, key)?;
+    usage(&mut Scanner::new(&tail[at + key.len()..])).ok().flatten()
+}
+
+/// Takes a usage object; `None` when it is null or reports nothing.
+pub(super) fn usage(scanner: &mut Scanner<'_>) -> Result<Option<TokenUsage>, ScanError> {
+    if scanner.kind()? != JsonKind::Object {
+        scanner.skip()?;
+        return Ok(None);
+    }
+    let mut found = TokenUsage::default();
+    let mut total = None;
+    scanner.object(|scanner, key| {
+        match &*key.bytes() {
+            b"prompt_tokens" | b"input_tokens" => found.prompt = count(scanner)?.or(found.prompt),
+            b"completion_tokens" | b"output_tokens" => found.completion = count(scanner)?.or(found.completion),
+            b"cache_read_input_tokens" => found.cached = count(scanner)?.or(found.cached),
+            b"total_tokens" => total = count(scanner)?,
+            b"prompt_tokens_details" | b"input_tokens_details" => found.cached = cached(scanner)?.or(found.cached),
+            _ => drop(scanner.skip()?),
+        }
+        Ok::<_, ScanError>(())
+    })?;
+    if found.prompt.is_none() {
+        found.prompt = total.map(|total: u64| total.saturating_sub(found.completion.unwrap_or(0)));
+    }
+    Ok((found != TokenUsage::default()).then_some(found))
+}
+
+/// Takes the value of `error`; `None` when it is null.
+pub(super) fn error(scanner: &mut Scanner<'_>) -> Result<Option<UpstreamError>, ScanError> {
+    match scanner.kind()? {
+        JsonKind::Null => scanner.skip().map(|_| None),
+        JsonKind::String => Ok(Some(UpstreamError { code: None, message: message(scanner)? })),
+        JsonKind::Object => {
+            let mut found = UpstreamError::default();
+            scanner.object(|scanner, key| {
+                match &*key.bytes() {
+                    b"code" => found.code = code(scanner)?,
+                    b"message" => found.message = message(scanner)?,
+                    _ => drop(scanner.skip()?),
+                }
+                Ok::<_, ScanError>(())
+            })?;
+            Ok(Some(found))
+        }
+        _ => scanner.skip().map(|_| Some(UpstreamError::default())),
+    }
+}
+
+/// The members of an error that has no `error` key of its own.
+#[derive(Default)]
+pub(super) struct FlatError {
+    is_error: bool,
+    fields: UpstreamError,
+}
+
+impl FlatError {
+    /// Takes the value of `key`, whatever it is.
+    pub(super) fn member(&mut self, scanner: &mut Scanner<'_>, key: &[u8]) -> Result<(), ScanError> {
+        match key {
+            b"object" if scanner.kind()? == JsonKind::String => self.is_error = scanner.text()?.raw == b"error",
+            b"code" => self.fields.code = code(scanner)?,
+            b"message" if scanner.kind()? == JsonKind::String => self.fields.message = message(scanner)?,
+            _ => drop(scanner.skip()?),
+        }
+        Ok(())
+    }
+
+    /// The error, when the members were one.
+    pub(super) fn found(self) -> Option<UpstreamError> {
+        self.is_error.then_some(self.fields)
+    }
+
+    /// The members as an error, for dialects that mark one elsewhere.
+    pub(super) fn into_fields(self) -> UpstreamError {
+        self.fields
+    }
+}
+
+fn cached(scanner: &mut Scanner<'_>) -> Result<Option<u64>, ScanError> {
+    let mut found = None;
+    if scanner.kind()? != JsonKind::Object {
+        scanner.skip()?;
+        return Ok(None);
+    }
+    scanner.object(|scanner, key| {
+        match &*key.bytes() {
+            b"cached_tokens" => found = count(scanner)?,
+            _ => drop(scanner.skip()?),
+        }
+        Ok::<_, ScanError>(())
+    })?;
+    Ok(found)
+}
+
+/// A whole number; anything else is not a count.
+fn count(scanner: &mut Scanner<'_>) -> Result<Option<u64>, ScanError> {
+    if scanner.kind()? != JsonKind::Number {
+        scanner.skip()?;
+        return Ok(None);
+    }
+    Ok(digits(scanner.number()?))
+}
+
+fn code(scanner: &mut Scanner<'_>) -> Result<Option<u16>, ScanError> {
+    let number = match scanner.kind()? {
+        JsonKind::Number => digits(scanner.number()?),
+        JsonKind::String => digits(&scanner.text()?.bytes()),
+        _ => scanner.skip().map(|_| None)?,
+    };
+    Ok(number.and_then(|code| u16::try_from(code).ok()))
+}
+
+/// The value of plain decimal digits.
+pub(super) fn digits(text: &[u8]) -> Option<u64> {
+    if text.is_empty() {
+        return None;
+    }
+    text.iter().try_fold(0u64, |sum, digit| {
+        let digit = digit.is_ascii_digit().then(|| u64::from(digit - b'0'))?;
+        sum.checked_mul(10)?.checked_add(digit)
+    })
+}
+
+fn message(scanner: &mut Scanner<'_>) -> Result<String, ScanError> {
+    if scanner.kind()? != JsonKind::String {
+        return scanner.skip().map(|_| String::new());
+    }
+    let text = scanner.text()?.decode();
+    let mut end = text.len().min(MAX_MESSAGE);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    Ok(text[..end].to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn usage_is_found_under_all_its_names() {
+        let full = |prompt, completion, cached| Some(TokenUsage { prompt, completion, cached });
+        let of = |text: &str| read(text.as_bytes()).usage;
+        assert_eq!(
+            of(
+                r#"{"choices":[{"x":{"usage":{"prompt_tokens":9}}}],"usage":{"prompt_tokens":5,"total_tokens":7,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":4}}}"#
+            ),
+            full(Some(5), Some(2), Some(4))
+        );
+        assert_eq!(
+            of(r#"{"usage":{"input_tokens":5,"output_tokens":2,"input_tokens_details":{"cached_tokens":1}}}"#),
+            full(Some(5), Some(2), Some(1))
+        );
+        assert_eq!(of(r#"{"usage":{"input_tokens":5,"cache_read_input_tokens":3}}"#), full(Some(5), None, Some(3)));
+        assert_eq!(of(r#"{"usage":{"total_tokens":11}}"#), full(Some(11), None, None));
+        assert_eq!(of(r#"{"usage":null}"#), None);
+        assert_eq!(of(r#"{"usage":{"prompt_tokens":"x"}}"#), None);
+        assert_eq!(of("[1,2"), None);
+    }
+
+    #[test]
+    fn errors_are_found_in_all_their_shapes() {
+        let of = |text: &str| read(text.as_bytes()).error;
+        let error = |code, message: &str| Some(UpstreamError { code, message: message.into() });
+        assert_eq!(of(r#"{"error":{"message":"busy","type":"x","param":null,"code":503}}"#), error(Some(503), "busy"));
+        assert_eq!(of(r#"{"error":{"message":"busy","code":"503"}}"#), error(Some(503), "busy"));
+        assert_eq!(of(r#"{"error":{"message":"busy","code":"rate_limit"}}"#), error(None, "busy"));
+        assert_eq!(of(r#"{"object":"error","message":"old","type":"x","code":400}"#), error(Some(400), "old"));
+        assert_eq!(of(r#"{"error":"Unauthorized"}"#), error(None, "Unauthorized"));
+        assert_eq!(of(r#"{"object":"list","error":null}"#), None);
+    }
+
+    #[test]
+    fn long_messages_are_cut_at_a_character() {
+        let body = format!(r#"{{"error":{{"message":"{}"}}}}"#, "\u{e9}".repeat(400) + "x");
+        assert_eq!(read(body.as_bytes()).error.unwrap().message.len(), MAX_MESSAGE);
+    }
+
+    #[test]
+    fn the_tail_of_a_body_gives_its_usage() {
+        let tail = br#"...say \"usage\": no"}],"usage":{"prompt_tokens":5,"completion_tokens":2},"kv":null}"#;
+        assert_eq!(usage_in_tail(tail), Some(TokenUsage { prompt: Some(5), completion: Some(2), cached: None }));
+        assert_eq!(usage_in_tail(b"no such thing"), None);
+    }
+}

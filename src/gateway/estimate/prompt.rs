@@ -1,0 +1,271 @@
+//! EstimateSource many tokens a text is, learned from what the engine says it was.
+//!
+//! Model: `tokens = a*plain + b*marks + c*wide + m*messages + k`, the counts from
+//! [`TextShape`](sluice_core::openai::TextShape), one set of weights for each model. Every answer with usage is a sample. The weights
+//! minimise the squared *relative* error of all samples, older ones forgotten exponentially (a factor [`FORGET`]
+//! for each new one), pulled towards a prior that stands for typical byte-pair vocabularies:
+//!
+//! `sum FORGET^age * trust * ((w.x - y) / max(y, guess))^2  +  PULL * sum ((w_j - p_j) / p_j)^2`,   `LOW_j <= w_j <= HIGH_j`
+//!
+//! The sums are kept as a 5x5 matrix and a vector (O(1) memory); the bounded minimum is found by projected coordinate descent from the last weights, a
+//! few hundred multiplications. Relative error, because a boundary at 5,000 tokens is missed by a share, not by a number.
+//!
+//! Robust: a sample that is off by more than a factor [`SURPRISE`] counts as off by that much, one that is off by more than
+//! usual is trusted less (Huber's idea, squared), and weights never leave their bounds, so one wrong number (a truncated prompt, a broken engine) moves the estimate a little and is forgotten. Deterministic: the
+//! same samples give the same weights.
+//!
+//! Media cost what the configuration says and teach nothing, since their share of the usage is unknown. Token ids are exact.
+
+use sluice_core::openai::PromptShape;
+
+/// Weight of a sample after each newer one: about 200 samples are remembered, minutes of traffic at most.
+pub const FORGET: f64 = 0.995;
+/// Strength of the prior, in samples.
+pub const PULL: f64 = 0.002;
+/// The largest ratio between actual and estimated that is believed at once.
+pub const SURPRISE: f64 = 4.0;
+/// Errors up to this many spreads count in full; larger ones less, by the square.
+const TRUSTED: f64 = 3.0;
+/// The same as a relative error, for when the spread is tiny.
+const TRUSTED_AT_LEAST: f64 = 0.15;
+/// Relative error assumed before anything was learned.
+pub const PRIOR_SPREAD: f64 = 0.35;
+/// Samples from which an estimate counts as learned.
+pub const LEARNED_AFTER: u64 = 8;
+
+const FEATURES: usize = 5;
+type Weights = [f64; FEATURES];
+
+/// Tokens for each: letter or blank, other ASCII, other character, message, request.
+const PRIOR: Weights = [0.23, 0.55, 0.9, 5.0, 1.0];
+/// A token is at most some 50 letters; two tokens to a letter do not happen.
+const LOW: Weights = [0.02, 0.02, 0.05, 0.0, 0.0];
+const HIGH: Weights = [1.5, 2.0, 4.0, 60.0, 200.0];
+/// Rounds of coordinate descent for each sample; warm-started, more change nothing that matters.
+const ROUNDS: usize = 12;
+/// Samples of the moving average of the error, once it is warm.
+const SPREAD_SAMPLES: f64 = 50.0;
+
+/// EstimateSource an estimate was obtained.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EstimateSource {
+    /// Counted: the prompt came as token ids, or a tokenizer has counted it.
+    Exact,
+    /// From weights learned for this model.
+    Learned,
+    /// From the prior.
+    Prior,
+}
+
+impl EstimateSource {
+    /// The word for records and metrics.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Exact => "exact",
+            Self::Learned => "learned",
+            Self::Prior => "prior",
+        }
+    }
+}
+
+/// EstimateSource long a prompt is thought to be.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PromptEstimate {
+    /// Prompt tokens, at least 1.
+    pub tokens: u64,
+    /// Standard deviation of the relative error; 0 when exact.
+    pub spread: f64,
+    /// EstimateSource it was obtained.
+    pub source: EstimateSource,
+}
+
+impl PromptEstimate {
+    /// A count that needs no estimate.
+    pub fn exact(tokens: u64) -> Self {
+        Self { tokens: tokens.max(1), spread: 0.0, source: EstimateSource::Exact }
+    }
+}
+
+/// The weights of one model and what they were learned from.
+#[derive(Clone, Debug)]
+pub struct PromptEstimator {
+    weights: Weights,
+    /// Weighted sums of x x^T and of x y.
+    square: [Weights; FEATURES],
+    linear: Weights,
+    /// Moving average of the squared logarithm of estimated / actual.
+    error: f64,
+    samples: u64,
+}
+
+impl Default for PromptEstimator {
+    fn default() -> Self {
+        Self {
+            weights: PRIOR,
+            square: [[0.0; FEATURES]; FEATURES],
+            linear: [0.0; FEATURES],
+            error: PRIOR_SPREAD * PRIOR_SPREAD,
+            samples: 0,
+        }
+    }
+}
+
+impl PromptEstimator {
+    /// The length of a prompt of this shape, with `media_part_tokens` for each media part.
+    pub fn estimate(&self, shape: &PromptShape, media_part_tokens: u64) -> PromptEstimate {
+        if shape.is_exact() {
+            return PromptEstimate::exact(shape.token_ids);
+        }
+        let known = shape.token_ids + u64::from(shape.media_parts) * media_part_tokens;
+        let text = dot(&self.weights, &row(shape)).max(0.0);
+        PromptEstimate {
+            tokens: known.saturating_add(text.round() as u64).max(1),
+            spread: self.error.sqrt(),
+            source: if self.samples < LEARNED_AFTER { EstimateSource::Prior } else { EstimateSource::Learned },
+        }
+    }
+
+    /// Learns that a prompt of this shape had `actual` tokens.
+    pub fn learn(&mut self, shape: &PromptShape, actual: u64) {
+        if shape.is_exact() || shape.media_parts > 0 || actual <= shape.token_ids {
+            return;
+        }
+        let x = row(shape);
+        let guess = dot(&self.weights, &x).max(1.0);
+        let y = ((actual - shape.token_ids) as f64).clamp(guess / SURPRISE, guess * SURPRISE);
+        self.samples += 1;
+        let trusted = (TRUSTED * self.error.sqrt()).max(TRUSTED_AT_LEAST);
+        let error = (guess / y).ln().powi(2).max(f64::MIN_POSITIVE);
+        self.error += (error - self.error) / (self.samples as f64 + 4.0).min(SPREAD_SAMPLES);
+        let trust = (trusted / error.sqrt()).min(1.0).powi(2);
+        let scale = trust / (y.max(guess) * y.max(guess));
+        for (i, sum) in self.square.iter_mut().enumerate() {
+            for (j, cell) in sum.iter_mut().enumerate() {
+                *cell = *cell * FORGET + scale * x[i] * x[j];
+            }
+            self.linear[i] = self.linear[i] * FORGET + scale * x[i] * y;
+        }
+        self.solve();
+    }
+
+    /// Samples learned from.
+    pub fn samples(&self) -> u64 {
+        self.samples
+    }
+
+    /// Moves each weight in turn to where the sum is least while the others stand, within its bounds.
+    fn solve(&mut self) {
+        for _ in 0..ROUNDS {
+            for i in 0..FEATURES {
+                let pull = PULL / (PRIOR[i] * PRIOR[i]);
+                let others = dot(&self.square[i], &self.weights) - self.square[i][i] * self.weights[i];
+                let best = (self.linear[i] - others + pull * PRIOR[i]) / (self.square[i][i] + pull);
+                self.weights[i] = best.clamp(LOW[i], HIGH[i]);
+            }
+        }
+    }
+}
+
+fn row(shape: &PromptShape) -> Weights {
+    [shape.text.plain as f64, shape.text.marks as f64, shape.text.wide as f64, f64::from(shape.messages), 1.0]
+}
+
+fn dot(a: &Weights, b: &Weights) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use sluice_core::base::Rng;
+    use sluice_core::openai::TextShape;
+
+    fn shape(plain: u64, marks: u64, wide: u64, messages: u32) -> PromptShape {
+        PromptShape { text: TextShape { plain, marks, wide }, messages, ..PromptShape::default() }
+    }
+
+    /// A vocabulary that is far from the prior, with 3 % noise.
+    fn truth(shape: &PromptShape, rng: &mut Rng) -> u64 {
+        let exact = dot(&[0.4, 0.9, 2.0, 11.0, 20.0], &row(shape));
+        (exact * (0.97 + 0.06 * rng.unit())) as u64
+    }
+
+    fn any_shape(rng: &mut Rng) -> PromptShape {
+        let size = 200 + rng.below(20_000) as u64;
+        let wide = if rng.below(3) == 0 { size / 2 } else { 0 };
+        shape(size, size / (3 + rng.below(8) as u64), wide, 1 + rng.below(6) as u32)
+    }
+
+    #[test]
+    fn weights_are_learned_within_fifty_samples() {
+        let (mut rng, mut ratio) = (Rng::new(1), PromptEstimator::default());
+        for _ in 0..50 {
+            let shape = any_shape(&mut rng);
+            ratio.learn(&shape, truth(&shape, &mut rng));
+        }
+        let mut worst = 0.0f64;
+        for _ in 0..100 {
+            let shape = any_shape(&mut rng);
+            let actual = truth(&shape, &mut rng) as f64;
+            worst = worst.max((ratio.estimate(&shape, 0).tokens as f64 / actual - 1.0).abs());
+        }
+        assert!(worst < 0.12, "worst {worst}");
+        assert_eq!(ratio.estimate(&any_shape(&mut rng), 0).source, EstimateSource::Learned);
+    }
+
+    #[test]
+    fn one_poisoned_sample_does_not_break_it() {
+        let (mut rng, mut ratio) = (Rng::new(2), PromptEstimator::default());
+        for _ in 0..100 {
+            let shape = any_shape(&mut rng);
+            ratio.learn(&shape, truth(&shape, &mut rng));
+        }
+        let probe = shape(8_000, 1_000, 0, 2);
+        let before = ratio.estimate(&probe, 0).tokens as f64;
+        for poison in [1, u64::MAX] {
+            let mut ratio = ratio.clone();
+            ratio.learn(&probe, poison);
+            let after = ratio.estimate(&probe, 0).tokens as f64;
+            assert!((after / before - 1.0).abs() < 0.25, "{poison}: {before} -> {after}");
+        }
+    }
+
+    #[test]
+    fn token_ids_are_exact_and_media_cost_their_price() {
+        let ratio = PromptEstimator::default();
+        let ids = PromptShape { token_ids: 77, ..PromptShape::default() };
+        assert_eq!(ratio.estimate(&ids, 0), PromptEstimate::exact(77));
+        let text = shape(400, 0, 0, 1);
+        let image = PromptShape { media_parts: 2, ..text };
+        assert_eq!(ratio.estimate(&image, 700).tokens, ratio.estimate(&text, 700).tokens + 2 * 700);
+        assert_eq!(ratio.estimate(&text, 0).source, EstimateSource::Prior);
+    }
+
+    #[test]
+    fn the_spread_tells_how_well_it_does() {
+        let (mut rng, mut ratio) = (Rng::new(3), PromptEstimator::default());
+        for _ in 0..300 {
+            let shape = any_shape(&mut rng);
+            ratio.learn(&shape, truth(&shape, &mut rng));
+        }
+        let spread = ratio.estimate(&any_shape(&mut rng), 0).spread;
+        assert!((0.005..0.06).contains(&spread), "spread {spread}");
+    }
+
+    proptest! {
+        #[test]
+        fn no_samples_drive_weights_out_of_bounds(
+            samples in prop::collection::vec((0u64..1 << 40, 0u64..1 << 40, 0u64..1 << 40, 0u32..1000, any::<u64>()), 0..40),
+        ) {
+            let mut ratio = PromptEstimator::default();
+            for (plain, marks, wide, messages, actual) in samples {
+                ratio.learn(&shape(plain, marks, wide, messages), actual);
+                for (i, weight) in ratio.weights.iter().enumerate() {
+                    prop_assert!((LOW[i]..=HIGH[i]).contains(weight), "{:?}", ratio.weights);
+                }
+                prop_assert!(ratio.error.is_finite());
+            }
+        }
+    }
+}
