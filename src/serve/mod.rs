@@ -125,7 +125,7 @@ pub async fn start(mut config: Config, source: Source) -> Result<Running, StartE
     let plan = Plan::new(Arc::clone(&config), &layout, &[], &counters, &learned);
     let engines = Engines::new(config.timeouts.connect);
     let flow = Arc::new(Flow::new(Arc::clone(&admission), engines, Arc::clone(&telemetry), plan));
-    let (launched, others) = (engines::engines(&config, &layout), engines::others(&config, &layout));
+    let (launched, others) = (engines::engines(&config, &layout), engines::external_backends(&config, &layout));
     let (client, admin) = (listener.address(), admin_socket.address());
     let house = Arc::new(House {
         flow,

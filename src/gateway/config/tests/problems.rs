@@ -309,7 +309,6 @@ fn the_report_of_a_file_with_many_problems() {
     settings.set_snapshot_path(golden);
     settings.set_prepend_module_to_snapshot(false);
     settings.set_omit_expression(true);
-    settings.bind(|| {
-        insta::assert_snapshot!("config_problems", format!("{problems}").replace(root.to_str().unwrap(), ""))
-    });
+    settings
+        .bind(|| insta::assert_snapshot!("config_problems", format!("{problems}").replace(root.to_str().unwrap(), "")));
 }

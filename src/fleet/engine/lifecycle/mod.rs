@@ -8,7 +8,7 @@
 //!   after a crash of the gateway: Adopt (like Start, but nothing is spawned), or Stop
 //! ```
 //!
-//! Each step has one effect, which somebody else carries out; when it ends, [`Life::on`] says what comes next. Rules:
+//! Each step has one effect, which somebody else carries out; when it ends, [`Lifecycle::on`] says what comes next. Rules:
 //! - nothing is started but after a stop that was confirmed: never two engines of one backend, never two on one device;
 //! - a planned change stops an engine only when it is drained and others can stand in; past the deadline the change is
 //!   given up, unless it was asked for with `cut`;
@@ -17,7 +17,7 @@
 //! - unplanned restarts: at most [`Rules::restarts`] per [`Rules::window_ms`], each after twice the wait of the one before,
 //!   then `Hold` until somebody says `enable` or changes the settings.
 //!
-//! The whole of it is written to the journal before a step begins; [`Life::recover`] goes on from there. `S` are the
+//! The whole of it is written to the journal before a step begins; [`Lifecycle::recover`] goes on from there. `S` are the
 //! settings, opaque here.
 
 #[cfg(test)]
@@ -136,11 +136,18 @@ pub struct Ended {
 
 /// Something went wrong with an engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Trouble {
+pub struct StepFailure {
     /// What, and what to do about it, for people.
     pub why: String,
     /// The same settings would fail the same way: no use in trying again.
-    pub hopeless: bool,
+    pub permanent: bool,
+}
+
+impl StepFailure {
+    /// One that another attempt may overcome.
+    pub(crate) fn temporary(why: impl Into<String>) -> Self {
+        Self { why: why.into(), permanent: false }
+    }
 }
 
 /// How a step ended, or what ended it.
@@ -149,9 +156,9 @@ pub enum Event {
     /// What the step is there for is done. In `Serve`: it has served for the settling time.
     Done,
     /// It could not be done.
-    Failed(Trouble),
+    Failed(StepFailure),
     /// The engine died or hangs.
-    Gone(Trouble),
+    Gone(StepFailure),
 }
 
 /// How patient a life is with its engine. Times in milliseconds.
@@ -178,7 +185,7 @@ enum Then {
 
 /// A command that does not fit the moment.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refused {
+pub enum ChangeRefused {
     /// Something is under way.
     #[error("it is in step '{0}'; wait until it serves (sluice backend list), then try again")]
     Busy(&'static str),
@@ -189,7 +196,7 @@ pub enum Refused {
 
 /// Where an engine stands, with all that is needed to go on from here.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Life<S> {
+pub struct Lifecycle<S> {
     /// The step under way.
     pub step: Step,
     /// The settings that run, or are being brought up.
@@ -211,7 +218,7 @@ pub struct Life<S> {
     attempts: u32,
 }
 
-impl<S: Clone + PartialEq> Life<S> {
+impl<S: Clone + PartialEq> Lifecycle<S> {
     /// An engine that is to be started for the first time.
     pub fn new(settings: S) -> Self {
         Self {
@@ -230,9 +237,9 @@ impl<S: Clone + PartialEq> Life<S> {
     }
 
     /// Goes over to other settings, or starts anew with the same.
-    pub fn change(&mut self, id: u64, to: S, cut: bool) -> Result<(), Refused> {
+    pub fn change(&mut self, id: u64, to: S, cut: bool) -> Result<(), ChangeRefused> {
         if self.leaving {
-            return Err(Refused::Leaving);
+            return Err(ChangeRefused::Leaving);
         }
         let from = self.wanted.clone();
         let change = Change { id, from, to, cut, hold: false, failed: None };
@@ -245,16 +252,16 @@ impl<S: Clone + PartialEq> Life<S> {
                 self.forgive();
                 self.stop_and(Then::Start);
             }
-            busy => return Err(Refused::Busy(busy.label())),
+            busy => return Err(ChangeRefused::Busy(busy.label())),
         }
         self.change = Some(change);
         Ok(())
     }
 
     /// Tries again now, with a fresh budget, where it holds or waits; elsewhere nothing.
-    pub fn enable(&mut self) -> Result<(), Refused> {
+    pub fn enable(&mut self) -> Result<(), ChangeRefused> {
         if self.leaving {
-            return Err(Refused::Leaving);
+            return Err(ChangeRefused::Leaving);
         }
         if matches!(self.step, Step::Hold | Step::Backoff | Step::Off) {
             self.forgive();
@@ -283,13 +290,13 @@ impl<S: Clone + PartialEq> Life<S> {
         match (self.step, event) {
             (Step::Off | Step::Hold, _) => {}
             (Step::Drain, Event::Done | Event::Gone(_)) => self.drained(),
-            (Step::Drain, Event::Failed(trouble)) => {
+            (Step::Drain, Event::Failed(failure)) => {
                 // Nobody to stand in is no matter of time: cutting does not help, and the change is given up.
-                let cut = self.change.as_ref().is_some_and(|change| change.cut) && !trouble.hopeless;
+                let cut = self.change.as_ref().is_some_and(|change| change.cut) && !failure.permanent;
                 if self.leaving || cut {
                     self.drained();
                 } else {
-                    self.end(Outcome::Aborted(trouble.why));
+                    self.end(Outcome::Aborted(failure.why));
                     self.step = Step::Serve;
                 }
             }
@@ -297,7 +304,7 @@ impl<S: Clone + PartialEq> Life<S> {
             (Step::Stop, Event::Done) => self.stopped(),
             // The stop goes on.
             (Step::Stop, Event::Gone(_)) => {}
-            (Step::Stop, Event::Failed(trouble)) => self.hold(trouble.why),
+            (Step::Stop, Event::Failed(failure)) => self.hold(failure.why),
             (Step::Backoff, Event::Done) => self.step = Step::Start,
             (Step::Backoff, Event::Failed(_) | Event::Gone(_)) => {}
             (Step::Start | Step::Adopt, Event::Done) => self.step = Step::Adapters,
@@ -312,7 +319,7 @@ impl<S: Clone + PartialEq> Life<S> {
                 self.good = self.wanted.clone();
                 self.forgive();
             }
-            (_, Event::Failed(trouble) | Event::Gone(trouble)) => self.broke(trouble, rules, now_ms),
+            (_, Event::Failed(failure) | Event::Gone(failure)) => self.broke(failure, rules, now_ms),
         }
     }
 
@@ -399,13 +406,13 @@ impl<S: Clone + PartialEq> Life<S> {
     }
 
     /// Whatever ran is not to be trusted: it is stopped; then the settings before a change, or the good ones, after a wait.
-    fn broke(&mut self, trouble: Trouble, rules: &Rules, now_ms: u64) {
-        self.why = Some(trouble.why.clone());
+    fn broke(&mut self, failure: StepFailure, rules: &Rules, now_ms: u64) {
+        self.why = Some(failure.why.clone());
         if let Some(change) = self.change.as_mut()
             && change.failed.is_none()
             && change.from != change.to
         {
-            change.failed = Some(trouble.why);
+            change.failed = Some(failure.why);
             self.wanted = change.from.clone();
             return self.stop_and(Then::Start);
         }
@@ -415,12 +422,12 @@ impl<S: Clone + PartialEq> Life<S> {
         self.restarts.push(now_ms);
         self.attempts = self.attempts.saturating_add(1);
         let spent = self.restarts.len() > rules.restarts;
-        if spent || (settled && trouble.hopeless) {
+        if spent || (settled && failure.permanent) {
             return self.stop_and(Then::Hold);
         }
         // From here on it is healed like any other, and other changes need not wait for it.
         if self.change.as_ref().is_some_and(|change| change.failed.is_some()) || self.attempts > 1 {
-            self.end(Outcome::Failed(trouble.why));
+            self.end(Outcome::Failed(failure.why));
         }
         self.stop_and(Then::Backoff);
     }

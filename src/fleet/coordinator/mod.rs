@@ -8,16 +8,9 @@
 //!
 //! Bounds: one keeper per configured backend; [`COMMANDS`] waiting commands each.
 
-mod adapters;
-mod effects;
-mod engine;
-mod keeper;
-mod preflight;
+mod leftovers;
 mod reconcile;
-mod recover;
-mod roll;
-mod scene;
-mod view;
+mod rollout;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -33,20 +26,21 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::driver::{EngineFailure, SharedDriver};
-use super::journal::{Journal, JournalError, Record, Setup};
-use super::life::{Life, Refused};
+use super::engine::context::{EngineContext, EngineState};
+use super::engine::engine_task::{self, ChangeRequest, Command, run_engine};
+use super::engine::journal::{Journal, JournalError, Record, Setup};
+use super::engine::lifecycle::{ChangeRefused, Lifecycle};
+use super::engine::{preflight, recover, view};
 use super::probe::ReportedModels;
-use keeper::{Command, Wish, keep};
 use reconcile::Departing;
-use scene::{Kept, Scene};
 use sluice_core::base::BackendId;
 use sluice_gateway::config::{ArgValue, Endpoint};
 use sluice_gateway::pool::{Admission, Cordon};
 
-pub use preflight::NotNow;
-pub use recover::unattended;
-pub use scene::EngineSpec;
-pub use view::{EngineView, LastChange};
+pub use super::engine::context::EngineSpec;
+pub use super::engine::preflight::RestartBlocked;
+pub use super::engine::view::{EngineView, LastChange};
+pub use leftovers::unattended;
 
 /// Commands that may wait for one keeper; each is obeyed within moments.
 const COMMANDS: usize = 16;
@@ -56,24 +50,27 @@ pub type DriverMaker = Arc<dyn Fn(&EngineSpec) -> SharedDriver + Send + Sync>;
 
 /// Why a restart does not begin. Nothing was touched.
 #[derive(Debug, thiserror::Error)]
-pub enum CannotRestart {
+pub enum RestartError {
     /// The gateway does not run that engine.
     #[error(
-        "{0} is run by somebody else (it has a url, no launch and no control): drain it here, restart it there, then enable it"
+        "{0} is not managed by sluice (it has a url, no launch and no control): drain it here, restart it where it runs, \
+         then enable it"
     )]
-    NotOurs(String),
+    NotManaged(String),
     /// One change at a time.
-    #[error("{0} is being changed; one at a time: wait until it serves (sluice backend list)")]
-    Another(String),
+    #[error(
+        "{0} is being changed, and only one engine is changed at a time: wait until it serves (sluice backend list)"
+    )]
+    ChangeInProgress(String),
     /// The settings cannot work.
     #[error("these settings would not start: {0}")]
-    Settings(#[from] EngineFailure),
-    /// The others cannot stand in.
+    InvalidSettings(#[from] EngineFailure),
+    /// The other backends cannot carry its load.
     #[error(transparent)]
-    NotNow(#[from] NotNow),
-    /// The moment is wrong.
-    #[error("{0}")]
-    Refused(#[from] Refused),
+    Blocked(#[from] RestartBlocked),
+    /// The engine takes no change now.
+    #[error(transparent)]
+    Refused(#[from] ChangeRefused),
     /// A newer configuration was applied meanwhile.
     #[error("the configuration has changed since")]
     Outdated,
@@ -81,7 +78,7 @@ pub enum CannotRestart {
 
 /// What is asked for with a restart.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct RestartAsk {
+pub struct RestartRequest {
     /// Flags that change; the others stay as they run now.
     pub set: BTreeMap<String, ArgValue>,
     /// Forget earlier changes: start from the configuration.
@@ -94,7 +91,7 @@ pub struct RestartAsk {
 
 /// A change that has begun.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Begun {
+pub struct ChangeStarted {
     /// Its number: [`EngineView::change`] while it is under way, [`EngineView::last_change`] after it.
     pub change: u64,
     /// What is worth knowing about the settings.
@@ -103,8 +100,8 @@ pub struct Begun {
 
 /// One engine and its keeper.
 #[derive(Debug)]
-struct Hand {
-    scene: Arc<Scene>,
+struct EngineHandle {
+    context: Arc<EngineContext>,
     commands: mpsc::Sender<Command>,
     leave: CancellationToken,
     task: JoinHandle<()>,
@@ -118,12 +115,12 @@ struct Wanted {
     /// In the order of the configuration.
     engines: Vec<EngineSpec>,
     /// Backends that somebody else runs.
-    others: Vec<Other>,
+    others: Vec<ExternalBackend>,
 }
 
 /// A backend whose engine somebody else runs.
 #[derive(Clone, Debug)]
-pub struct Other {
+pub struct ExternalBackend {
     /// Its place in admission.
     pub backend: BackendId,
     /// Where it is reached.
@@ -137,7 +134,7 @@ pub struct Fleet {
     journal: Mutex<Option<Arc<Mutex<Journal>>>>,
     /// What earlier gateways wrote last of each engine, until the first configuration is applied.
     earlier: Mutex<Vec<Record>>,
-    hands: Mutex<BTreeMap<String, Hand>>,
+    handles: Mutex<BTreeMap<String, EngineHandle>>,
     wanted: Mutex<Wanted>,
     /// Engines that were let go and may still run.
     departing: Mutex<Vec<Departing>>,
@@ -157,7 +154,7 @@ pub struct Fleet {
 
 impl std::fmt::Debug for Fleet {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Fleet").field("hands", &self.hands).finish_non_exhaustive()
+        f.debug_struct("Fleet").field("handles", &self.handles).finish_non_exhaustive()
     }
 }
 
@@ -169,7 +166,7 @@ impl Fleet {
             reported,
             journal: Mutex::default(),
             earlier: Mutex::default(),
-            hands: Mutex::default(),
+            handles: Mutex::default(),
             wanted: Mutex::default(),
             departing: Mutex::default(),
             look: Notify::new(),
@@ -203,7 +200,7 @@ impl Fleet {
 
     /// Takes over a configuration: new engines start, those that are gone leave, changed ones are restarted one after the
     /// other. Returns at once; the [reconciler](reconcile) does it. Needs an open journal where there is an engine.
-    pub fn apply(self: &Arc<Self>, engines: Vec<EngineSpec>, others: Vec<Other>) {
+    pub fn apply(self: &Arc<Self>, engines: Vec<EngineSpec>, others: Vec<ExternalBackend>) {
         if self.is_closing() {
             return;
         }
@@ -215,7 +212,7 @@ impl Fleet {
         // After that: an engine that is taken on meanwhile knows the new words already.
         engines.iter().for_each(|spec| self.describe(spec));
         let earlier = std::mem::take(&mut *self.earlier.lock());
-        recover::clear(self, earlier);
+        leftovers::clear(self, earlier);
         reconcile::tidy(self);
         self.look.notify_one();
         if !self.reconciling.swap(true, Ordering::Relaxed) {
@@ -226,11 +223,11 @@ impl Fleet {
 
     /// Tells a keeper what is said of its engine now. One with another program is replaced: until then it is what it was.
     fn describe(&self, spec: &EngineSpec) {
-        let hands = self.hands.lock();
-        let Some(hand) = hands.get(&*spec.name) else { return };
-        hand.scene.kept.lock().waits = None;
-        if hand.scene.identity == spec.identity {
-            keeper::describe(&hand.scene, spec.clone());
+        let handles = self.handles.lock();
+        let Some(handle) = handles.get(&*spec.name) else { return };
+        handle.context.state.lock().waits = None;
+        if handle.context.identity == spec.identity {
+            engine_task::describe(&handle.context, spec.clone());
         }
     }
 
@@ -242,16 +239,16 @@ impl Fleet {
         };
         let wanted = self.wanted.lock();
         let Some(spec) = wanted.engines.iter().find(|spec| *spec.name == *name).cloned() else { return true };
-        let mut hands = self.hands.lock();
-        // Whoever closes lists the hands after that.
-        if self.is_closing() || hands.contains_key(name) {
+        let mut handles = self.handles.lock();
+        // Whoever closes lists the handles after that.
+        if self.is_closing() || handles.contains_key(name) {
             return true;
         }
-        if reconcile::in_the_way(&wanted, &hands, &self.departing.lock(), &spec).is_some() {
+        if reconcile::in_the_way(&wanted, &handles, &self.departing.lock(), &spec).is_some() {
             return false;
         }
-        let kept = Kept {
-            life: Life::new(spec.setup()),
+        let state = EngineState {
+            life: Lifecycle::new(spec.setup()),
             trace: None,
             golden: Vec::new(),
             recovered: false,
@@ -262,24 +259,24 @@ impl Fleet {
             waits: None,
             unwanted: Vec::new(),
         };
-        let scene = Arc::new(Scene {
+        let context = Arc::new(EngineContext {
             driver: (self.maker)(&spec),
             admission: Arc::clone(&self.admission),
             reported: Arc::clone(&self.reported),
             journal,
-            kept: Mutex::new(kept),
+            state: Mutex::new(state),
             adapters: Notify::new(),
             identity: spec.identity.clone(),
             spec: ArcSwap::from_pointee(spec),
         });
         let (commands, inbox) = mpsc::channel(COMMANDS);
         let leave = CancellationToken::new();
-        let (kept, leaves) = (Arc::clone(&scene), leave.clone());
+        let (engine, leaves) = (Arc::clone(&context), leave.clone());
         let task = tokio::spawn(async move {
-            recover::recover(&kept).await;
-            keep(kept, inbox, leaves).await;
+            recover::recover(&engine).await;
+            run_engine(engine, inbox, leaves).await;
         });
-        hands.insert(name.to_owned(), Hand { scene, commands, leave, task });
+        handles.insert(name.to_owned(), EngineHandle { context, commands, leave, task });
         true
     }
 
@@ -290,17 +287,17 @@ impl Fleet {
         if number.is_some_and(|number| wanted.number != number) {
             return false;
         }
-        let Some(hand) = self.hands.lock().remove(name) else { return false };
+        let Some(handle) = self.handles.lock().remove(name) else { return false };
         // At once, before anybody counts on it. Who waits for its place may go on waiting.
-        hand.scene.set_cordon(Cordon::Draining);
-        hand.leave.cancel();
-        self.departing.lock().push(Departing::of(&hand.scene));
+        handle.context.set_cordon(Cordon::Draining);
+        handle.leave.cancel();
+        self.departing.lock().push(Departing::of(&handle.context));
         let fleet = Arc::clone(self);
         self.tasks.spawn(async move {
-            if let Err(error) = hand.task.await {
+            if let Err(error) = handle.task.await {
                 tracing::error!(%error, "a keeper failed");
             }
-            reconcile::see_off(&fleet, &hand.scene).await;
+            reconcile::see_off(&fleet, &handle.context).await;
         });
         true
     }
@@ -318,9 +315,9 @@ impl Fleet {
     ///
     /// # Errors
     /// It does not begin, and nothing was touched.
-    pub async fn restart(&self, name: &str, ask: RestartAsk) -> Result<Begun, CannotRestart> {
-        let (scene, _) = self.hand(name).ok_or_else(|| CannotRestart::NotOurs(name.to_owned()))?;
-        let Setup { settings, configured } = if ask.reset { scene.spec.load().setup() } else { scene.setup() };
+    pub async fn restart(&self, name: &str, ask: RestartRequest) -> Result<ChangeStarted, RestartError> {
+        let (context, _) = self.handle(name).ok_or_else(|| RestartError::NotManaged(name.to_owned()))?;
+        let Setup { settings, configured } = if ask.reset { context.spec.load().setup() } else { context.setup() };
         let to = Setup { settings: settings.with(&ask.set), configured };
         self.change(name, to, ask, None).await
     }
@@ -331,40 +328,40 @@ impl Fleet {
         &self,
         name: &str,
         to: Setup,
-        ask: RestartAsk,
+        ask: RestartRequest,
         number: Option<u64>,
-    ) -> Result<Begun, CannotRestart> {
-        let (scene, commands) = self.hand(name).ok_or_else(|| CannotRestart::NotOurs(name.to_owned()))?;
-        let spec = scene.spec.load_full();
-        let notices = preflight::could_run(&*scene.driver, &spec, &to.settings).await?;
+    ) -> Result<ChangeStarted, RestartError> {
+        let (context, commands) = self.handle(name).ok_or_else(|| RestartError::NotManaged(name.to_owned()))?;
+        let spec = context.spec.load_full();
+        let notices = preflight::could_run(&*context.driver, &spec, &to.settings).await?;
         let _gate = self.gate.lock().await;
         if let Some(other) = self.views().into_iter().find(|view| view.change.is_some()) {
-            return Err(CannotRestart::Another(other.backend));
+            return Err(RestartError::ChangeInProgress(other.backend));
         }
-        if scene.step().in_rotation() && !ask.hold {
+        if context.step().in_rotation() && !ask.hold {
             preflight::may_go_now(&self.admission, &self.reported, &spec).await?;
         }
         if number.is_some_and(|number| self.is_outdated(number)) {
-            return Err(CannotRestart::Outdated);
+            return Err(RestartError::Outdated);
         }
         let id = self.changes.fetch_add(1, Ordering::Relaxed);
         let (answer, answered) = oneshot::channel();
-        let wish = Wish { id, to, cut: ask.cut, hold: ask.hold };
+        let wish = ChangeRequest { id, to, cut: ask.cut, hold: ask.hold };
         let told = commands.send(Command::Change { wish, answer }).await;
-        told.map_err(|_| Refused::Leaving)?;
-        answered.await.map_err(|_| Refused::Leaving)??;
-        Ok(Begun { change: id, notices: notices.iter().map(ToString::to_string).collect() })
+        told.map_err(|_| ChangeRefused::Leaving)?;
+        answered.await.map_err(|_| ChangeRefused::Leaving)??;
+        Ok(ChangeStarted { change: id, notices: notices.iter().map(ToString::to_string).collect() })
     }
 
     /// Lets an engine that holds, or waits for its next attempt, try now. Nothing for one that somebody else runs.
     ///
     /// # Errors
     /// It is being shut down.
-    pub async fn enable(&self, name: &str) -> Result<(), Refused> {
-        let Some((_, commands)) = self.hand(name) else { return Ok(()) };
+    pub async fn enable(&self, name: &str) -> Result<(), ChangeRefused> {
+        let Some((_, commands)) = self.handle(name) else { return Ok(()) };
         let (answer, answered) = oneshot::channel();
-        commands.send(Command::Enable { answer }).await.map_err(|_| Refused::Leaving)?;
-        answered.await.map_err(|_| Refused::Leaving)?
+        commands.send(Command::Enable { answer }).await.map_err(|_| ChangeRefused::Leaving)?;
+        answered.await.map_err(|_| ChangeRefused::Leaving)?
     }
 
     /// Every engine as it stands, in the order of names: those that are kept, those that are on their way out, and those
@@ -380,8 +377,8 @@ impl Fleet {
         for departing in self.departing.lock().iter() {
             views.extend(departing.view().map(|view| (view.backend.clone(), view)));
         }
-        for (name, hand) in self.hands.lock().iter() {
-            views.insert(name.clone(), view::of(&hand.scene));
+        for (name, handle) in self.handles.lock().iter() {
+            views.insert(name.clone(), view::of(&handle.context));
         }
         views.into_values().collect()
     }
@@ -390,7 +387,7 @@ impl Fleet {
     pub async fn stop(self: &Arc<Self>) {
         self.closing.store(true, Ordering::Relaxed);
         self.look.notify_one();
-        let names: Vec<String> = self.hands.lock().keys().cloned().collect();
+        let names: Vec<String> = self.handles.lock().keys().cloned().collect();
         for name in names {
             self.let_go(&name, None);
         }
@@ -402,13 +399,13 @@ impl Fleet {
     pub fn abandon(&self) {
         self.closing.store(true, Ordering::Relaxed);
         self.look.notify_one();
-        for hand in std::mem::take(&mut *self.hands.lock()).into_values() {
-            hand.task.abort();
+        for handle in std::mem::take(&mut *self.handles.lock()).into_values() {
+            handle.task.abort();
         }
     }
 
-    fn hand(&self, name: &str) -> Option<(Arc<Scene>, mpsc::Sender<Command>)> {
-        let hands = self.hands.lock();
-        hands.get(name).map(|hand| (Arc::clone(&hand.scene), hand.commands.clone()))
+    fn handle(&self, name: &str) -> Option<(Arc<EngineContext>, mpsc::Sender<Command>)> {
+        let handles = self.handles.lock();
+        handles.get(name).map(|handle| (Arc::clone(&handle.context), handle.commands.clone()))
     }
 }

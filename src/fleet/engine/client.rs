@@ -9,8 +9,8 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
-use super::scene::Scene;
-use crate::life::Trouble;
+use super::context::EngineContext;
+use super::lifecycle::StepFailure;
 use crate::{fetch, post};
 use sluice_core::vllm::metrics;
 use sluice_gateway::pool::Address;
@@ -26,14 +26,10 @@ const WARM_UP_TOKENS: u32 = 32;
 /// Words of a warm-up prompt: a few hundred tokens, more than one block, less than any context.
 const WARM_UP_WORDS: usize = 200;
 
-pub(super) fn trouble(why: String) -> Trouble {
-    Trouble { why, hopeless: false }
-}
-
 /// Requests that the engine itself counts as running or waiting; `None` when it does not say.
-pub(super) async fn running(scene: &Scene) -> Option<f64> {
-    let spec = scene.spec.load_full();
-    let (status, page) = fetch(&spec.address, "/metrics", spec.patience, ANSWER_BYTES).await.ok()?;
+pub(super) async fn running(context: &EngineContext) -> Option<f64> {
+    let spec = context.spec.load_full();
+    let (status, page) = fetch(&spec.address, "/metrics", spec.request_timeout, ANSWER_BYTES).await.ok()?;
     let page = metrics::MetricsSnapshot::parse(std::str::from_utf8(&page).ok()?);
     (status.is_success() && page.samples > 0).then_some(page.running + page.waiting)
 }
@@ -49,10 +45,11 @@ pub(super) struct Served {
 }
 
 /// What it serves.
-pub(super) async fn served(address: &Address, patience: Duration) -> Result<Vec<Served>, Trouble> {
-    let asked = fetch(address, "/v1/models", patience, ANSWER_BYTES).await;
-    let (_, body) = asked.map_err(|error| trouble(format!("/v1/models: {error}")))?;
-    let list: Value = serde_json::from_slice(&body).map_err(|error| trouble(format!("/v1/models: {error}")))?;
+pub(super) async fn served(address: &Address, timeout: Duration) -> Result<Vec<Served>, StepFailure> {
+    let asked = fetch(address, "/v1/models", timeout, ANSWER_BYTES).await;
+    let (_, body) = asked.map_err(|error| StepFailure::temporary(format!("/v1/models: {error}")))?;
+    let list: Value =
+        serde_json::from_slice(&body).map_err(|error| StepFailure::temporary(format!("/v1/models: {error}")))?;
     let text = |value: &Value| value.as_str().map(str::to_owned);
     let read = |card: &Value| {
         let (name, root) = (text(&card["id"])?, text(&card["root"]));
@@ -67,18 +64,18 @@ fn base(served: Vec<Served>) -> Option<String> {
 }
 
 /// What the engine answers to the golden prompts now, while nothing else runs on it.
-pub(super) async fn note_golden(scene: &Scene) {
-    let spec = scene.spec.load_full();
+pub(super) async fn note_golden(context: &EngineContext) {
+    let spec = context.spec.load_full();
     let mut answers = Vec::new();
     for (model, prompt) in &spec.golden {
-        scene.detail("noting golden answers");
+        context.detail("noting golden answers");
         match generate(&spec.address, model, prompt, GOLDEN_TOKENS).await {
             Ok(Some(answer)) => answers.push((key(model, prompt), answer)),
             Ok(None) => {}
             Err(why) => tracing::warn!(backend = %spec.name, model, "no golden answer from the old engine: {why}"),
         }
     }
-    scene.kept.lock().golden = answers;
+    context.state.lock().golden = answers;
 }
 
 fn key(model: &str, prompt: &str) -> String {
@@ -86,40 +83,40 @@ fn key(model: &str, prompt: &str) -> String {
 }
 
 /// Every model answers at all, and golden prompts are answered as before.
-pub(super) async fn compare_golden(scene: &Scene) -> Result<(), Trouble> {
-    let spec = scene.spec.load_full();
-    if let Some(base) = base(served(&spec.address, spec.patience).await?) {
-        scene.detail("asking for a first token");
+pub(super) async fn compare_golden(context: &EngineContext) -> Result<(), StepFailure> {
+    let spec = context.spec.load_full();
+    if let Some(base) = base(served(&spec.address, spec.request_timeout).await?) {
+        context.detail("asking for a first token");
         generate(&spec.address, &base, "hello", 1)
             .await
-            .map_err(|why| trouble(format!("it is up but does not answer: {why}")))?;
+            .map_err(|why| StepFailure::temporary(format!("it is up but does not answer: {why}")))?;
     }
-    let before = scene.kept.lock().golden.clone();
+    let before = context.state.lock().golden.clone();
     for (model, prompt) in &spec.golden {
         let Some((_, wanted)) = before.iter().find(|(asked, _)| *asked == key(model, prompt)) else { continue };
-        scene.detail("comparing golden answers");
+        context.detail("comparing golden answers");
         let answer = generate(&spec.address, model, prompt, GOLDEN_TOKENS);
-        let found = answer.await.map_err(|why| trouble(format!("golden prompt of '{model}': {why}")))?;
+        let found = answer.await.map_err(|why| StepFailure::temporary(format!("golden prompt of '{model}': {why}")))?;
         if found.as_ref() != Some(wanted) {
             let found = found.unwrap_or_default();
             let why = format!(
                 "'{model}' answers a golden prompt in another way than before: {found:?} instead of {wanted:?}"
             );
-            return Err(Trouble { why, hopeless: true });
+            return Err(StepFailure { why, permanent: true });
         }
     }
     Ok(())
 }
 
 /// Generations beside each other that nobody waits for. What fails here fails under load as well.
-pub(super) async fn warm_up(scene: &Scene) -> Result<(), Trouble> {
-    let spec = scene.spec.load_full();
+pub(super) async fn warm_up(context: &EngineContext) -> Result<(), StepFailure> {
+    let spec = context.spec.load_full();
     let rounds = spec.rules.warm_up;
-    if rounds == 0 || scene.kept.lock().adopted {
+    if rounds == 0 || context.state.lock().adopted {
         return Ok(());
     }
-    let Some(base) = base(served(&spec.address, spec.patience).await?) else { return Ok(()) };
-    scene.detail(format!("{rounds} generations"));
+    let Some(base) = base(served(&spec.address, spec.request_timeout).await?) else { return Ok(()) };
+    context.detail(format!("{rounds} generations"));
     let mut asking = JoinSet::new();
     for round in 0..rounds {
         let (address, base) = (Arc::clone(&spec.address), base.clone());
@@ -130,8 +127,8 @@ pub(super) async fn warm_up(scene: &Scene) -> Result<(), Trouble> {
     while let Some(done) = asking.join_next().await {
         match done {
             Ok(Ok(_)) => {}
-            Ok(Err(why)) => return Err(trouble(format!("a warm-up generation failed: {why}"))),
-            Err(error) => return Err(trouble(error.to_string())),
+            Ok(Err(why)) => return Err(StepFailure::temporary(format!("a warm-up generation failed: {why}"))),
+            Err(error) => return Err(StepFailure::temporary(error.to_string())),
         }
     }
     Ok(())

@@ -12,9 +12,9 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use super::journal::{Journal, Record, Setup};
+use super::lifecycle::{self, Lifecycle, Step};
 use crate::driver::{EngineIdentity, EngineSettings, SharedDriver, StopRules};
-use crate::journal::{Journal, Record, Setup};
-use crate::life::{self, Life, Step};
 use crate::probe::ReportedModels;
 use sluice_core::base::BackendId;
 use sluice_gateway::config::{Fleet as Rules, Target};
@@ -52,12 +52,12 @@ pub struct EngineSpec {
     /// Without a byte, a counter or an answer for this long it is taken for stuck.
     pub stall: Duration,
     /// How long one question to it may take.
-    pub patience: Duration,
+    pub request_timeout: Duration,
 }
 
 impl EngineSpec {
     /// Its settings as configured.
-    pub(super) fn setup(&self) -> Setup {
+    pub(crate) fn setup(&self) -> Setup {
         Setup { settings: self.settings.clone(), configured: self.configured.clone() }
     }
 
@@ -70,7 +70,7 @@ impl EngineSpec {
     }
 
     /// Whether both are known to be on one device or at one place.
-    pub(super) fn is_where(&self, other: &Self) -> bool {
+    pub(crate) fn is_where(&self, other: &Self) -> bool {
         let shared = match (self.devices(), other.devices()) {
             (Some(one), Some(two)) => one.iter().any(|gpu| two.contains(gpu)),
             _ => false,
@@ -79,16 +79,16 @@ impl EngineSpec {
     }
 
     /// Whether they could be, where it is not known: then one must be gone before the other starts.
-    pub(super) fn is_in_the_way_of(&self, other: &Self) -> bool {
+    pub(crate) fn is_in_the_way_of(&self, other: &Self) -> bool {
         let launched = |spec: &Self| matches!(spec.target, Target::Launch(_));
         let unknown = self.devices().is_none() || other.devices().is_none();
         (launched(self) && launched(other) && unknown) || self.is_where(other) || self.name == other.name
     }
 
     /// The rules of its life.
-    pub(super) fn life_rules(&self) -> life::Rules {
+    pub(crate) fn life_rules(&self) -> lifecycle::Rules {
         let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-        life::Rules {
+        lifecycle::Rules {
             restarts: self.rules.restarts as usize,
             window_ms: ms(self.rules.restart_window),
             backoff_ms: ms(self.rules.backoff),
@@ -96,62 +96,62 @@ impl EngineSpec {
         }
     }
 
-    pub(super) fn stop_rules(&self) -> StopRules {
+    pub(crate) fn stop_rules(&self) -> StopRules {
         StopRules { grace: self.rules.grace, ..StopRules::default() }
     }
 }
 
 /// What changes while an engine lives.
 #[derive(Debug)]
-pub(super) struct Kept {
-    pub(super) life: Life<Setup>,
-    pub(super) trace: Option<EngineIdentity>,
-    pub(super) golden: Vec<(String, String)>,
+pub(crate) struct EngineState {
+    pub(crate) life: Lifecycle<Setup>,
+    pub(crate) trace: Option<EngineIdentity>,
+    pub(crate) golden: Vec<(String, String)>,
     /// What an earlier gateway left of it has been looked at; before that, `life` says nothing.
-    pub(super) recovered: bool,
-    pub(super) since: Instant,
+    pub(crate) recovered: bool,
+    pub(crate) since: Instant,
     /// How far the step is, for people.
-    pub(super) detail: String,
+    pub(crate) detail: String,
     /// The engine was taken over, not started: it is warm.
-    pub(super) adopted: bool,
+    pub(crate) adopted: bool,
     /// It serves, and is kept out of rotation to be replaced.
-    pub(super) spared: bool,
+    pub(crate) spared: bool,
     /// What the configuration asks for and the reason why it is not done yet.
-    pub(super) waits: Option<String>,
+    pub(crate) waits: Option<String>,
     /// Adapters that were taken out of the configuration and may still be loaded.
-    pub(super) unwanted: Vec<String>,
+    pub(crate) unwanted: Vec<String>,
 }
 
 /// One engine: everything that its keeper and its effects share.
 #[derive(Debug)]
-pub(super) struct Scene {
-    pub(super) spec: ArcSwap<EngineSpec>,
-    pub(super) driver: SharedDriver,
-    pub(super) admission: Arc<Admission>,
-    pub(super) reported: Arc<ReportedModels>,
-    pub(super) journal: Arc<Mutex<Journal>>,
-    pub(super) kept: Mutex<Kept>,
+pub(crate) struct EngineContext {
+    pub(crate) spec: ArcSwap<EngineSpec>,
+    pub(crate) driver: SharedDriver,
+    pub(crate) admission: Arc<Admission>,
+    pub(crate) reported: Arc<ReportedModels>,
+    pub(crate) journal: Arc<Mutex<Journal>>,
+    pub(crate) state: Mutex<EngineState>,
     /// Which adapters there should be has changed.
-    pub(super) adapters: Notify,
+    pub(crate) adapters: Notify,
     /// What the driver was made for.
-    pub(super) identity: String,
+    pub(crate) identity: String,
 }
 
-impl Scene {
-    pub(super) fn step(&self) -> Step {
-        self.kept.lock().life.step
+impl EngineContext {
+    pub(crate) fn step(&self) -> Step {
+        self.state.lock().life.step
     }
 
-    pub(super) fn setup(&self) -> Setup {
-        self.kept.lock().life.wanted.clone()
+    pub(crate) fn setup(&self) -> Setup {
+        self.state.lock().life.wanted.clone()
     }
 
-    pub(super) fn settings(&self) -> EngineSettings {
+    pub(crate) fn settings(&self) -> EngineSettings {
         self.setup().settings
     }
 
     /// Requests of ours that run on it. Another backend may have taken its place in the configuration meanwhile.
-    pub(super) fn running(&self) -> u32 {
+    pub(crate) fn running(&self) -> u32 {
         let spec = self.spec.load();
         let backends = self.admission.view().into_iter().flat_map(|pool| pool.backends);
         let there = backends.filter(|backend| backend.address.endpoint == spec.address.endpoint);
@@ -159,12 +159,12 @@ impl Scene {
     }
 
     /// Says how far the step is.
-    pub(super) fn detail(&self, text: impl Into<String>) {
-        self.kept.lock().detail = text.into();
+    pub(crate) fn detail(&self, text: impl Into<String>) {
+        self.state.lock().detail = text.into();
     }
 
     /// Its place in admission as it is now; `None` when it is no longer configured and carries nothing.
-    pub(super) fn place(&self) -> Option<BackendView> {
+    pub(crate) fn place(&self) -> Option<BackendView> {
         let id = self.here()?;
         self.admission.view().into_iter().flat_map(|pool| pool.backends).find(|backend| backend.id == id)
     }
@@ -177,48 +177,48 @@ impl Scene {
         self.admission.is_still(spec.backend, name, &spec.address).then_some(spec.backend)
     }
 
-    pub(super) fn set_cordon(&self, cordon: Cordon) {
+    pub(crate) fn set_cordon(&self, cordon: Cordon) {
         self.here().map(|id| self.admission.set_cordon(id, cordon));
     }
 
-    pub(super) fn set_ceiling(&self, slots: Option<u32>) {
+    pub(crate) fn set_ceiling(&self, slots: Option<u32>) {
         self.here().map(|id| self.admission.set_ceiling(id, slots));
     }
 
     /// Another engine stands there: its health begins anew.
-    pub(super) fn renew(&self) {
+    pub(crate) fn renew(&self) {
         self.here().map(|id| self.admission.renew(id, Instant::now()));
     }
 
     /// Sequences that the engine runs at once with these settings, where they say so.
-    pub(super) fn ceiling(&self, settings: &EngineSettings) -> Option<u32> {
+    pub(crate) fn ceiling(&self, settings: &EngineSettings) -> Option<u32> {
         u32::try_from(self.driver.sequences(settings)?).ok().filter(|seqs| *seqs > 0)
     }
 
     /// Writes the present state to the journal. Returns once it is on the disk.
-    pub(super) async fn write(self: &Arc<Self>) -> std::io::Result<()> {
-        let scene = Arc::clone(self);
+    pub(crate) async fn write(self: &Arc<Self>) -> std::io::Result<()> {
+        let context = Arc::clone(self);
         let written = tokio::task::spawn_blocking(move || {
-            let record = scene.record();
-            scene.journal.lock().write(record)
+            let record = context.record();
+            context.journal.lock().write(record)
         });
         written.await.unwrap_or_else(|panicked| Err(std::io::Error::other(panicked)))
     }
 
     fn record(&self) -> Record {
-        let kept = self.kept.lock();
+        let state = self.state.lock();
         Record {
             at: Timestamp::now().to_string(),
             backend: self.spec.load().name.to_string(),
-            life: kept.life.clone(),
-            trace: kept.trace.clone(),
+            life: state.life.clone(),
+            trace: state.trace.clone(),
             identity: self.identity.clone(),
-            golden: kept.golden.clone(),
+            golden: state.golden.clone(),
         }
     }
 }
 
 /// Milliseconds since 1970: the clock of budgets, which a restart of the gateway must not set back.
-pub(super) fn now_ms() -> u64 {
+pub(crate) fn now_ms() -> u64 {
     u64::try_from(Timestamp::now().as_millisecond()).unwrap_or(0)
 }

@@ -15,8 +15,8 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::driver::{EngineIdentity, EngineSettings};
-use super::life::Life;
+use super::lifecycle::Lifecycle;
+use crate::driver::{EngineIdentity, EngineSettings};
 
 /// Size at which a file is full: some thousands of steps.
 const FILE_BYTES: u64 = 4 << 20;
@@ -39,7 +39,7 @@ pub struct Setup {
     pub configured: String,
 }
 
-impl Life<Setup> {
+impl Lifecycle<Setup> {
     /// What the engine is on its way to, or runs.
     pub fn heads_for(&self) -> &Setup {
         match &self.change {
@@ -57,7 +57,7 @@ pub struct Record {
     /// `pool/backend`.
     pub backend: String,
     /// The step that begins, and all that decides what follows it.
-    pub life: Life<Setup>,
+    pub life: Lifecycle<Setup>,
     /// How the engine is found again; absent before its start was seen.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trace: Option<EngineIdentity>,
@@ -230,10 +230,10 @@ fn open_whole(path: &Path) -> io::Result<(File, u64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::life::Step;
+    use crate::engine::lifecycle::Step;
 
     fn record(backend: &str, step: Step) -> Record {
-        let mut life = Life::new(Setup::default());
+        let mut life = Lifecycle::new(Setup::default());
         life.step = step;
         let (at, backend) = ("2026-01-01T00:00:00Z".to_owned(), backend.to_owned());
         Record { at, backend, life, trace: None, identity: String::new(), golden: Vec::new() }

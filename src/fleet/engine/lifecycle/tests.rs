@@ -6,20 +6,20 @@ use super::*;
 
 const RULES: Rules = Rules { restarts: 2, window_ms: 1_000, backoff_ms: 10, backoff_max_ms: 40 };
 
-fn trouble(why: &str) -> Trouble {
-    Trouble { why: why.to_owned(), hopeless: false }
+fn failure(why: &str) -> StepFailure {
+    StepFailure { why: why.to_owned(), permanent: false }
 }
 
 fn failed() -> Event {
-    Event::Failed(trouble("failed"))
+    Event::Failed(failure("failed"))
 }
 
 fn gone() -> Event {
-    Event::Gone(trouble("gone"))
+    Event::Gone(failure("gone"))
 }
 
 /// Runs effects that all succeed until the engine serves.
-fn up(life: &mut Life<u8>) {
+fn up(life: &mut Lifecycle<u8>) {
     for _ in 0..16 {
         if life.step == Step::Serve {
             return;
@@ -29,14 +29,14 @@ fn up(life: &mut Life<u8>) {
     panic!("does not come up: {life:?}");
 }
 
-fn serving() -> Life<u8> {
-    let mut life = Life::new(0);
+fn serving() -> Lifecycle<u8> {
+    let mut life = Lifecycle::new(0);
     up(&mut life);
     life.on(Event::Done, &RULES, 0);
     life
 }
 
-fn outcome(life: &Life<u8>) -> Outcome {
+fn outcome(life: &Lifecycle<u8>) -> Outcome {
     life.ended.clone().expect("no change has ended").outcome
 }
 
@@ -150,7 +150,7 @@ fn other_settings_begin_anew_whatever_the_life_before_came_to() {
             assert_eq!(life.step, Step::Stop, "whatever runs is stopped first");
             let mut broken = life.clone();
             broken.on(Event::Done, &RULES, 0);
-            broken.on(Event::Failed(Trouble { why: "no".to_owned(), hopeless: true }), &RULES, 0);
+            broken.on(Event::Failed(StepFailure { why: "no".to_owned(), permanent: true }), &RULES, 0);
             broken.on(Event::Done, &RULES, 0);
             let back = if fall_back { (Step::Backoff, 0) } else { (Step::Hold, 7) };
             assert_eq!((broken.step, broken.wanted), back);
@@ -165,15 +165,15 @@ fn other_settings_begin_anew_whatever_the_life_before_came_to() {
 fn a_change_is_given_up_where_nobody_can_stand_in_even_if_it_may_cut() {
     let mut life = serving();
     life.change(1, 5, true).unwrap();
-    life.on(Event::Failed(Trouble { why: "alone".to_owned(), hopeless: true }), &RULES, 0);
+    life.on(Event::Failed(StepFailure { why: "alone".to_owned(), permanent: true }), &RULES, 0);
     assert_eq!((life.step, life.wanted, outcome(&life)), (Step::Serve, 0, Outcome::Aborted("alone".to_owned())));
 }
 
 #[test]
 fn what_cannot_succeed_is_not_tried_again() {
-    let mut life = Life::new(0);
+    let mut life = Lifecycle::new(0);
     life.on(Event::Done, &RULES, 0);
-    life.on(Event::Failed(Trouble { why: "no such flag".to_owned(), hopeless: true }), &RULES, 0);
+    life.on(Event::Failed(StepFailure { why: "no such flag".to_owned(), permanent: true }), &RULES, 0);
     life.on(Event::Done, &RULES, 0);
     assert_eq!((life.step, life.why.as_deref()), (Step::Hold, Some("no such flag")));
     life.change(1, 3, false).unwrap();
@@ -201,7 +201,7 @@ fn what_a_crash_of_the_gateway_interrupts_is_given_up_before_the_stop_and_carrie
 /// A life, and what may be true of its processes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct World {
-    life: Life<u8>,
+    life: Lifecycle<u8>,
     /// A process may run that no stop has confirmed to be gone.
     process: bool,
     /// It is known to have died by itself, or to hang.
@@ -266,13 +266,13 @@ impl World {
                 w.life.on(Event::Done, &RULES, 0);
             });
         }
-        for hopeless in [false, true] {
-            push(&|w| w.life.on(Event::Failed(Trouble { why: String::new(), hopeless }), &RULES, 0));
+        for permanent in [false, true] {
+            push(&|w| w.life.on(Event::Failed(StepFailure { why: String::new(), permanent }), &RULES, 0));
         }
         if self.process && !matches!(step, Step::Off | Step::Hold | Step::Stop) {
             push(&|w| {
                 w.dead = true;
-                w.life.on(Event::Gone(trouble("")), &RULES, 0);
+                w.life.on(Event::Gone(failure("")), &RULES, 0);
             });
         }
         push(&|w| drop(w.life.enable()));
@@ -304,7 +304,7 @@ impl World {
 /// engine, nothing is stopped under requests, every change has an outcome, and from every state a run of successes serves.
 #[test]
 fn exhaustively_no_order_of_events_breaks_the_rules() {
-    let mut first = World { life: Life::new(0), process: false, dead: false, busy: false, changes: 0 };
+    let mut first = World { life: Lifecycle::new(0), process: false, dead: false, busy: false, changes: 0 };
     first.enter(Step::Off);
     let (mut seen, mut open) = (HashSet::from([first.clone()]), VecDeque::from([first]));
     while let Some(world) = open.pop_front() {

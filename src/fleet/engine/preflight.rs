@@ -10,8 +10,8 @@ use std::path::PathBuf;
 
 use tokio::task::JoinSet;
 
-use super::engine;
-use super::scene::EngineSpec;
+use super::client;
+use super::context::EngineSpec;
 use crate::adapter_rank;
 use crate::driver::{AdapterRank, Driver, DriverKind, EngineFailure, EngineSettings, Notice};
 use crate::probe::ReportedModels;
@@ -22,7 +22,7 @@ use sluice_gateway::pool::{Admission, BackendView, PoolView};
 ///
 /// # Errors
 /// What is wrong, found without touching anything.
-pub(super) async fn could_run(
+pub(crate) async fn could_run(
     driver: &dyn Driver,
     spec: &EngineSpec,
     settings: &EngineSettings,
@@ -59,7 +59,7 @@ fn adapters_fit(adapters: &[(String, PathBuf)], takes: AdapterRank) -> Result<()
 
 /// Why it may not.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
-pub enum NotNow {
+pub enum RestartBlocked {
     /// Nobody else serves something.
     #[error(
         "no other backend in rotation serves {0}; add one, or restart with --hold: requests then wait, as long as the \
@@ -82,15 +82,15 @@ pub enum NotNow {
 }
 
 /// Asks every backend what it serves now, because what probes report may be some seconds old, and judges.
-pub(super) async fn may_go_now(
+pub(crate) async fn may_go_now(
     admission: &Admission,
     reported: &ReportedModels,
     spec: &EngineSpec,
-) -> Result<(), NotNow> {
+) -> Result<(), RestartBlocked> {
     let mut asking = JoinSet::new();
     for backend in admission.view().into_iter().flat_map(|pool| pool.backends) {
-        let patience = spec.patience;
-        asking.spawn(async move { (backend.id, engine::served(&backend.address, patience).await) });
+        let timeout = spec.request_timeout;
+        asking.spawn(async move { (backend.id, client::served(&backend.address, timeout).await) });
     }
     let mut now = BTreeMap::new();
     while let Some(asked) = asking.join_next().await {
@@ -106,13 +106,13 @@ pub(super) async fn may_go_now(
 
 /// Judges whether `name` of `pool` may go. `spill`: pools that requests at home there may go to. `names`: what a backend
 /// serves.
-pub(super) fn may_go(
+pub(crate) fn may_go(
     views: &[PoolView],
     (pool, name): (&str, &str),
     spill: &[String],
     names: impl Fn(&BackendView) -> Vec<String>,
     headroom: f64,
-) -> Result<(), NotNow> {
+) -> Result<(), RestartBlocked> {
     let reachable = |view: &&PoolView| *view.name == *pool || spill.iter().any(|spill| **spill == *view.name);
     let of = |view: &PoolView, backend: &BackendView| *view.name == *pool && *backend.name == *name;
     let mut others = Vec::new();
@@ -132,11 +132,11 @@ pub(super) fn may_go(
     wanted.retain(|name| !served.contains(name));
     if others.is_empty() || !wanted.is_empty() {
         let missing = if wanted.is_empty() { "its requests".to_owned() } else { wanted.join(", ") };
-        return Err(NotNow::NoStandIn(missing));
+        return Err(RestartBlocked::NoStandIn(missing));
     }
     let room: u64 = others.iter().map(|other| u64::from(other.limits.slots)).sum();
     if used as f64 > room as f64 * headroom {
-        return Err(NotNow::NoRoom { used, room, headroom: headroom * 100.0 });
+        return Err(RestartBlocked::NoRoom { used, room, headroom: headroom * 100.0 });
     }
     Ok(())
 }
@@ -183,7 +183,11 @@ mod tests {
         (admission, layout)
     }
 
-    fn judge(admission: &Admission, spill: &[&str], names: impl Fn(&BackendView) -> Vec<String>) -> Result<(), NotNow> {
+    fn judge(
+        admission: &Admission,
+        spill: &[&str],
+        names: impl Fn(&BackendView) -> Vec<String>,
+    ) -> Result<(), RestartBlocked> {
         let spill: Vec<String> = spill.iter().map(|&pool| pool.to_owned()).collect();
         may_go(&admission.view(), ("one", "b1"), &spill, names, 0.5)
     }
@@ -198,9 +202,9 @@ mod tests {
         assert_eq!(judge(&admission, &[], same), Ok(()));
         let without_lora =
             |view: &BackendView| same(view).into_iter().take(if *view.name == *"b1" { 2 } else { 1 }).collect();
-        assert_eq!(judge(&admission, &[], without_lora), Err(NotNow::NoStandIn("lora".to_owned())));
+        assert_eq!(judge(&admission, &[], without_lora), Err(RestartBlocked::NoStandIn("lora".to_owned())));
         admission.set_cordon(layout.backends[0][1], Cordon::Coming);
-        assert_eq!(judge(&admission, &[], same), Err(NotNow::NoStandIn("m, lora".to_owned())));
+        assert_eq!(judge(&admission, &[], same), Err(RestartBlocked::NoStandIn("m, lora".to_owned())));
         assert_eq!(judge(&admission, &["two"], same), Ok(()));
     }
 
@@ -242,6 +246,6 @@ mod tests {
         }
         assert_eq!(judge(&admission, &[], same), Ok(()));
         let Entry::Granted(_third) = admission.enter(ask()) else { panic!("there is room") };
-        assert_eq!(judge(&admission, &[], same), Err(NotNow::NoRoom { used: 3, room: 4, headroom: 50.0 }));
+        assert_eq!(judge(&admission, &[], same), Err(RestartBlocked::NoRoom { used: 3, room: 4, headroom: 50.0 }));
     }
 }

@@ -13,9 +13,9 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
-use super::engine::{ANSWER_BYTES, QUESTION, Served, generate, message, served, trouble};
-use super::scene::Scene;
-use crate::life::Trouble;
+use super::client::{ANSWER_BYTES, QUESTION, Served, generate, message, served};
+use super::context::EngineContext;
+use super::lifecycle::StepFailure;
 use crate::post;
 
 /// How often an engine that serves is asked for its adapters.
@@ -25,19 +25,19 @@ const LOOK_EVERY: Duration = Duration::from_secs(30);
 ///
 /// # Errors
 /// The first that cannot be loaded.
-pub(super) async fn load(scene: &Arc<Scene>) -> Result<(), Trouble> {
-    let spec = scene.spec.load_full();
+pub(super) async fn load(context: &Arc<EngineContext>) -> Result<(), StepFailure> {
+    let spec = context.spec.load_full();
     if spec.adapters.is_empty() {
         return Ok(());
     }
-    let loaded = served(&spec.address, spec.patience).await?;
+    let loaded = served(&spec.address, spec.request_timeout).await?;
     for (name, path) in &spec.adapters {
         let known = loaded.iter().find(|served| served.name == *name);
         if known.is_some_and(|known| is_from(known, path)) {
             continue;
         }
-        scene.detail(format!("loading adapter {name}"));
-        load_one(scene, name, path, known.is_some()).await?;
+        context.detail(format!("loading adapter {name}"));
+        load_one(context, name, path, known.is_some()).await?;
         tracing::info!(backend = %spec.name, adapter = name, path = %path.display(), "loaded");
     }
     Ok(())
@@ -53,20 +53,20 @@ fn is_from(served: &Served, folder: &Path) -> bool {
     }
 }
 
-async fn load_one(scene: &Scene, name: &str, path: &Path, replace: bool) -> Result<(), Trouble> {
-    let spec = scene.spec.load_full();
+async fn load_one(context: &EngineContext, name: &str, path: &Path, replace: bool) -> Result<(), StepFailure> {
+    let spec = context.spec.load_full();
     let mut body = json!({ "lora_name": name, "lora_path": path });
     if replace {
         body["load_inplace"] = true.into();
     }
     let ask = async |body: &Value| {
         let asked = post(&spec.address, "/v1/load_lora_adapter", body, QUESTION, ANSWER_BYTES).await;
-        asked.map_err(|error| trouble(format!("adapter '{name}' cannot be loaded: {error}")))
+        asked.map_err(|error| StepFailure::temporary(format!("adapter '{name}' cannot be loaded: {error}")))
     };
     let (mut status, mut said) = ask(&body).await?;
     if replace && status.as_u16() == 400 && message(&said).contains("already") {
         // An older engine does not know how to replace one.
-        unload(scene, name).await;
+        unload(context, name).await;
         (status, said) = ask(&json!({ "lora_name": name, "lora_path": path })).await?;
     }
     if !status.is_success() {
@@ -75,15 +75,15 @@ async fn load_one(scene: &Scene, name: &str, path: &Path, replace: bool) -> Resu
             _ => "",
         };
         let why = format!("adapter '{name}' cannot be loaded: {}{hint}", message(&said));
-        return Err(Trouble { why, hopeless: true });
+        return Err(StepFailure { why, permanent: true });
     }
     let warm = generate(&spec.address, name, "warm", 1).await;
-    warm.map(drop).map_err(|why| trouble(format!("adapter '{name}': {why}")))
+    warm.map(drop).map_err(|why| StepFailure::temporary(format!("adapter '{name}': {why}")))
 }
 
 /// Takes one out; whether it is gone. A failure is said in the log.
-async fn unload(scene: &Scene, name: &str) -> bool {
-    let spec = scene.spec.load_full();
+async fn unload(context: &EngineContext, name: &str) -> bool {
+    let spec = context.spec.load_full();
     let body = json!({ "lora_name": name });
     let asked = post(&spec.address, "/v1/unload_lora_adapter", &body, QUESTION, ANSWER_BYTES).await;
     let why = match asked {
@@ -99,13 +99,13 @@ async fn unload(scene: &Scene, name: &str) -> bool {
 }
 
 /// Keeps the adapters of an engine that serves as they should be, for ever.
-pub(super) async fn keep(scene: &Arc<Scene>) -> ! {
+pub(super) async fn keep(context: &Arc<EngineContext>) -> ! {
     let mut said = None;
     loop {
-        let _ = timeout(LOOK_EVERY, scene.adapters.notified()).await;
-        let why = mend(scene).await.err().map(|trouble| trouble.why);
+        let _ = timeout(LOOK_EVERY, context.adapters.notified()).await;
+        let why = mend(context).await.err().map(|failure| failure.why);
         if why != said {
-            let name = Arc::clone(&scene.spec.load().name);
+            let name = Arc::clone(&context.spec.load().name);
             match &why {
                 Some(why) => {
                     let again = LOOK_EVERY.as_secs();
@@ -115,23 +115,23 @@ pub(super) async fn keep(scene: &Arc<Scene>) -> ! {
             }
             said.clone_from(&why);
         }
-        scene.detail(why.unwrap_or_default());
+        context.detail(why.unwrap_or_default());
     }
 }
 
-async fn mend(scene: &Arc<Scene>) -> Result<(), Trouble> {
-    let unwanted = scene.kept.lock().unwanted.clone();
+async fn mend(context: &Arc<EngineContext>) -> Result<(), StepFailure> {
+    let unwanted = context.state.lock().unwanted.clone();
     if !unwanted.is_empty() {
-        let spec = scene.spec.load_full();
-        let loaded = served(&spec.address, spec.patience).await?;
+        let spec = context.spec.load_full();
+        let loaded = served(&spec.address, spec.request_timeout).await?;
         for name in unwanted {
             let there = loaded.iter().any(|served| served.adapter && served.name == name);
-            if !there || unload(scene, &name).await {
-                scene.kept.lock().unwanted.retain(|other| *other != name);
+            if !there || unload(context, &name).await {
+                context.state.lock().unwanted.retain(|other| *other != name);
             }
         }
     }
-    load(scene).await
+    load(context).await
 }
 
 #[cfg(test)]

@@ -4,9 +4,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::keeper::shown;
-use super::scene::{Scene, now_ms};
-use crate::life::{Ended, Outcome};
+use super::context::{EngineContext, now_ms};
+use super::engine_task::shown;
+use super::lifecycle::{Ended, Outcome};
 
 /// An engine that the gateway runs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -69,21 +69,21 @@ impl From<&Ended> for LastChange {
     }
 }
 
-pub(super) fn of(scene: &Scene) -> EngineView {
-    let spec = scene.spec.load_full();
-    let kept = scene.kept.lock();
-    let life = &kept.life;
+pub(crate) fn of(context: &EngineContext) -> EngineView {
+    let spec = context.spec.load_full();
+    let state = context.state.lock();
+    let life = &state.life;
     EngineView {
         backend: spec.name.to_string(),
-        driver: scene.driver.kind().label().to_owned(),
+        driver: context.driver.kind().label().to_owned(),
         step: life.step.label().to_owned(),
-        seconds: kept.since.elapsed().as_secs_f64(),
-        detail: kept.detail.clone(),
+        seconds: state.since.elapsed().as_secs_f64(),
+        detail: state.detail.clone(),
         settings: shown(&life.wanted.settings),
         last_good: (life.good.settings != life.wanted.settings).then(|| shown(&life.good.settings)),
         change: life.change.as_ref().map(|change| change.id),
         last_change: life.ended.as_ref().map(LastChange::from),
-        waits: kept.waits.clone(),
+        waits: state.waits.clone(),
         restarts: life.restarts_within(&spec.life_rules(), now_ms()),
         why: life.why.clone(),
     }

@@ -8,7 +8,7 @@
 //!   device, its port or under its name until its end is confirmed. One that cannot be ended stays in the way, is tried again
 //!   every [`AGAIN`], and what waits for it says so: two engines must not share a device.
 //! - An engine that is configured and not kept is taken on as soon as nothing is in its way.
-//! - An engine that heads for something else than the configuration says is changed, one at a time ([`roll`](super::roll)).
+//! - An engine that heads for something else than the configuration says is changed, one at a time ([`roll`](super::rollout)).
 //!   The first that does not come to serve ends that until another configuration is applied; engines that moved to another
 //!   place are gone on with, since where they were they get no requests.
 //! - A backend that somebody else runs is open, unless an engine of ours still has its place.
@@ -20,12 +20,13 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::roll::{self, End};
-use super::scene::{EngineSpec, Scene};
-use super::{EngineView, Fleet, Hand, Wanted, view};
+use super::rollout::{self, End};
+use super::{EngineHandle, EngineView, Fleet, Wanted};
 use crate::driver::StopRules;
 use crate::driver::process::is_running;
-use crate::life::Step;
+use crate::engine::context::{EngineContext, EngineSpec};
+use crate::engine::lifecycle::Step;
+use crate::engine::view;
 use sluice_gateway::pool::Cordon;
 
 /// Between two looks while something is on its way.
@@ -46,40 +47,40 @@ const REST: Duration = Duration::from_secs(3);
 pub(super) struct Departing {
     name: String,
     /// Absent for one of an earlier gateway, of which no more than the name is known.
-    scene: Option<Arc<Scene>>,
+    context: Option<Arc<EngineContext>>,
 }
 
 impl Departing {
-    pub(super) fn of(scene: &Arc<Scene>) -> Self {
-        Self { name: scene.spec.load().name.to_string(), scene: Some(Arc::clone(scene)) }
+    pub(super) fn of(context: &Arc<EngineContext>) -> Self {
+        Self { name: context.spec.load().name.to_string(), context: Some(Arc::clone(context)) }
     }
 
     pub(super) fn unknown(name: &str) -> Self {
-        Self { name: name.to_owned(), scene: None }
+        Self { name: name.to_owned(), context: None }
     }
 
     pub(super) fn is_unknown(&self, name: &str) -> bool {
-        self.scene.is_none() && self.name == name
+        self.context.is_none() && self.name == name
     }
 
     /// Of whatever shares a device, a port or a name with it. Of an unknown one no device is known, so it is in everybody's
     /// way who does not run already.
     fn is_in_the_way_of(&self, spec: &EngineSpec) -> bool {
-        match &self.scene {
-            Some(scene) => scene.spec.load().is_in_the_way_of(spec),
+        match &self.context {
+            Some(context) => context.spec.load().is_in_the_way_of(spec),
             None => self.name == *spec.name || !is_running(&spec.rules.state, &spec.name),
         }
     }
 
     pub(super) fn view(&self) -> Option<EngineView> {
-        self.scene.as_deref().map(view::of)
+        self.context.as_deref().map(view::of)
     }
 
     /// Why something waits for it.
     fn said(&self) -> String {
-        let why = self.scene.as_ref().and_then(|scene| {
-            let kept = scene.kept.lock();
-            (kept.life.step == Step::Hold).then(|| kept.life.why.clone().unwrap_or_default())
+        let why = self.context.as_ref().and_then(|context| {
+            let state = context.state.lock();
+            (state.life.step == Step::Hold).then(|| state.life.why.clone().unwrap_or_default())
         });
         match why {
             Some(why) => format!("{} cannot be ended, and may be on its device: {why}", self.name),
@@ -91,52 +92,52 @@ impl Departing {
 /// Who keeps an engine from being started, for people: one that departs, or one that still has to move away itself.
 pub(super) fn in_the_way(
     wanted: &Wanted,
-    hands: &BTreeMap<String, Hand>,
+    handles: &BTreeMap<String, EngineHandle>,
     departing: &[Departing],
     spec: &EngineSpec,
 ) -> Option<String> {
     if let Some(other) = departing.iter().find(|other| other.is_in_the_way_of(spec)) {
         return Some(other.said());
     }
-    let other = hands.iter().find(|(name, hand)| has_to_move_for(wanted, name, &hand.scene, spec));
+    let other = handles.iter().find(|(name, handle)| has_to_move_for(wanted, name, &handle.context, spec));
     other.map(|(name, _)| format!("{name} {MOVES}"))
 }
 
 /// Whether a kept engine is where another one is to be, and is itself to be elsewhere. Two that are to share a device do not
 /// wait for each other.
-fn has_to_move_for(wanted: &Wanted, name: &str, scene: &Scene, spec: &EngineSpec) -> bool {
+fn has_to_move_for(wanted: &Wanted, name: &str, context: &EngineContext, spec: &EngineSpec) -> bool {
     let Some(next) = wanted.engines.iter().find(|wanted| *wanted.name == *name) else { return false };
-    let moves = next.identity != scene.identity && *spec.name != *name;
-    moves && scene.spec.load().is_where(spec) && !next.is_where(spec)
+    let moves = next.identity != context.identity && *spec.name != *name;
+    moves && context.spec.load().is_where(spec) && !next.is_where(spec)
 }
 
 /// Whether an engine that was let go waits for another one to move, whose turn has to come for that.
 pub(super) fn waits_for_a_move(fleet: &Fleet, spec: &EngineSpec) -> bool {
-    let (wanted, hands, departing) = (fleet.wanted.lock(), fleet.hands.lock(), fleet.departing.lock());
-    in_the_way(&wanted, &hands, &departing, spec).is_some_and(|why| why.ends_with(MOVES))
+    let (wanted, handles, departing) = (fleet.wanted.lock(), fleet.handles.lock(), fleet.departing.lock());
+    in_the_way(&wanted, &handles, &departing, spec).is_some_and(|why| why.ends_with(MOVES))
 }
 
 /// Whether a wanted engine waits for this one to move.
-pub(super) fn is_waited_for(fleet: &Fleet, scene: &Scene) -> bool {
-    let (wanted, hands) = (fleet.wanted.lock(), fleet.hands.lock());
-    let name = scene.spec.load().name.to_string();
-    let mut missing = wanted.engines.iter().filter(|spec| !hands.contains_key(&*spec.name));
-    missing.any(|spec| has_to_move_for(&wanted, &name, scene, spec))
+pub(super) fn is_waited_for(fleet: &Fleet, context: &EngineContext) -> bool {
+    let (wanted, handles) = (fleet.wanted.lock(), fleet.handles.lock());
+    let name = context.spec.load().name.to_string();
+    let mut missing = wanted.engines.iter().filter(|spec| !handles.contains_key(&*spec.name));
+    missing.any(|spec| has_to_move_for(&wanted, &name, context, spec))
 }
 
 /// Engines that are configured and wait for others to be gone, and what for.
 pub(super) fn waiting(fleet: &Fleet) -> Vec<(String, String)> {
-    let (wanted, hands, departing) = (fleet.wanted.lock(), fleet.hands.lock(), fleet.departing.lock());
-    let missing = wanted.engines.iter().filter(|spec| !hands.contains_key(&*spec.name));
-    let why = |spec: &EngineSpec| in_the_way(&wanted, &hands, &departing, spec);
+    let (wanted, handles, departing) = (fleet.wanted.lock(), fleet.handles.lock(), fleet.departing.lock());
+    let missing = wanted.engines.iter().filter(|spec| !handles.contains_key(&*spec.name));
+    let why = |spec: &EngineSpec| in_the_way(&wanted, &handles, &departing, spec);
     missing.filter_map(|spec| Some((spec.name.to_string(), why(spec)?))).collect()
 }
 
 /// Places of backends that no keeper looks after.
 pub(super) fn tidy(fleet: &Fleet) {
-    let (wanted, hands, departing) = (fleet.wanted.lock(), fleet.hands.lock(), fleet.departing.lock());
+    let (wanted, handles, departing) = (fleet.wanted.lock(), fleet.handles.lock(), fleet.departing.lock());
     for spec in &wanted.engines {
-        let kept = hands.get(&*spec.name).is_some_and(|hand| hand.scene.spec.load().backend == spec.backend);
+        let kept = handles.get(&*spec.name).is_some_and(|handle| handle.context.spec.load().backend == spec.backend);
         if !kept {
             // Before the prober can find another server on that port.
             fleet.admission.set_cordon(spec.backend, Cordon::Coming);
@@ -144,8 +145,8 @@ pub(super) fn tidy(fleet: &Fleet) {
     }
     for other in &wanted.others {
         let leaving = |departing: &Departing| {
-            let scene = departing.scene.as_ref();
-            scene.is_some_and(|scene| scene.spec.load().address.endpoint == other.endpoint)
+            let context = departing.context.as_ref();
+            context.is_some_and(|context| context.spec.load().address.endpoint == other.endpoint)
         };
         let still_ours = departing.iter().any(leaving);
         fleet.admission.set_cordon(other.backend, if still_ours { Cordon::Coming } else { Cordon::Open });
@@ -185,7 +186,7 @@ pub(super) async fn reconcile(fleet: Arc<Fleet>) {
             // What is under way notices by itself.
             (roll.number, roll.failed, roll.done) = (number, BTreeSet::new(), BTreeSet::new());
         }
-        let kept: Vec<String> = fleet.hands.lock().keys().cloned().collect();
+        let kept: Vec<String> = fleet.handles.lock().keys().cloned().collect();
         for name in kept.iter().filter(|name| !engines.iter().any(|spec| *spec.name == ***name)) {
             fleet.let_go(name, Some(number));
         }
@@ -237,7 +238,7 @@ impl Roll {
         let Some(next) = engines.iter().find(|spec| self.is_due(fleet, spec)) else {
             return engines
                 .iter()
-                .any(|spec| fleet.hand(&spec.name).is_some_and(|(scene, _)| !scene.kept.lock().recovered));
+                .any(|spec| fleet.handle(&spec.name).is_some_and(|(context, _)| !context.state.lock().recovered));
         };
         if self.done.contains(&*next.name) {
             let name = &next.name;
@@ -245,48 +246,48 @@ impl Roll {
             self.failed.insert(name.to_string());
             return true;
         }
-        let task = fleet.tasks.spawn(roll::one(Arc::clone(fleet), self.number, next.clone()));
+        let task = fleet.tasks.spawn(rollout::one(Arc::clone(fleet), self.number, next.clone()));
         self.under_way = Some(Turn { number: self.number, name: next.name.to_string(), task });
         true
     }
 
     /// Whether an engine is to be changed now.
     fn is_due(&self, fleet: &Fleet, spec: &EngineSpec) -> bool {
-        let Some((scene, _)) = fleet.hand(&spec.name) else { return false };
-        let moves = scene.spec.load().backend != spec.backend;
-        let kept = scene.kept.lock();
-        let differs = scene.identity != spec.identity || kept.life.heads_for().configured != spec.configured;
+        let Some((context, _)) = fleet.handle(&spec.name) else { return false };
+        let moves = context.spec.load().backend != spec.backend;
+        let state = context.state.lock();
+        let differs = context.identity != spec.identity || state.life.heads_for().configured != spec.configured;
         let may = if moves { !self.failed.contains(&*spec.name) } else { self.failed.is_empty() };
-        kept.recovered && differs && may
+        state.recovered && differs && may
     }
 }
 
 /// The keeper of an engine that was let go has ended. Its engine is gone, or is tried to be ended until it is.
-pub(super) async fn see_off(fleet: &Arc<Fleet>, scene: &Arc<Scene>) {
-    let name = scene.spec.load().name.to_string();
-    while scene.step() != Step::Off {
+pub(super) async fn see_off(fleet: &Arc<Fleet>, context: &Arc<EngineContext>) {
+    let name = context.spec.load().name.to_string();
+    while context.step() != Step::Off {
         tracing::error!(
             backend = name,
             "its engine is not known to be gone: {}",
-            scene.kept.lock().life.why.clone().unwrap_or_default()
+            context.state.lock().life.why.clone().unwrap_or_default()
         );
         sleep(AGAIN).await;
         if fleet.is_closing() {
             break;
         }
-        match scene.driver.stop(StopRules::default()).await {
-            Ok(_) => scene.kept.lock().life.step = Step::Off,
-            Err(failure) => scene.kept.lock().life.why = Some(failure.to_string()),
+        match context.driver.stop(StopRules::default()).await {
+            Ok(_) => context.state.lock().life.step = Step::Off,
+            Err(failure) => context.state.lock().life.why = Some(failure.to_string()),
         }
-        if let Err(error) = scene.write().await {
+        if let Err(error) = context.write().await {
             tracing::error!(backend = name, %error, "the journal cannot be written");
         }
     }
     let again = fleet.wanted.lock().engines.iter().any(|spec| *spec.name == *name);
-    if scene.step() == Step::Off && !again {
-        scene.journal.lock().forget(&name);
+    if context.step() == Step::Off && !again {
+        context.journal.lock().forget(&name);
     }
-    let is_it = |departing: &Departing| departing.scene.as_ref().is_some_and(|other| Arc::ptr_eq(other, scene));
+    let is_it = |departing: &Departing| departing.context.as_ref().is_some_and(|other| Arc::ptr_eq(other, context));
     fleet.departing.lock().retain(|departing| !is_it(departing));
     tidy(fleet);
     fleet.look.notify_one();
