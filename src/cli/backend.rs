@@ -345,7 +345,7 @@ fn say(text: &str) {
 mod tests {
     use super::*;
     use crate::admin::status::PoolStatus;
-    use crate::fleet::supervisor::LastChange;
+    use crate::fleet::LastChange;
 
     fn status() -> Status {
         let backend = |name: &str| BackendStatus { name: name.to_owned(), ..BackendStatus::default() };

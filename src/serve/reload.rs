@@ -110,7 +110,7 @@ impl House {
         let layout = self.admission.apply_with(&pools, health, Instant::now(), |layout| {
             self.flow.set_plan(Plan::new(Arc::clone(&config), layout, &reported, &counters, &self.learned));
         });
-        self.fleet.apply(engines::engines(&config, &layout), engines::others(&config, &layout));
+        self.fleet.apply(engines::engines(&config, &layout), engines::external_backends(&config, &layout));
         *state = Loaded { layout, counters };
         self.flow.upstream().set_connect_timeout(config.timeouts.connect);
         self.config.store(config);

@@ -1,58 +1,34 @@
 //! A process that behaves like `vllm serve` on a GPU that is not there.
 //!
 //! ```text
-//! socket -> server (HTTP, SSE, vLLM's shapes) -> driver (real clock) -> lane (front end) -> engine (step loop)
-//!                                                                                            cost (roofline)
+//! socket -> http (routes, vLLM's shapes) -> real_time (clock, inbox, outlets) -> virtual_server -> engine (step loop)
+//!            |                                 |                                  (front end)        |
+//!         validate, text                    process (flags, faults), observe                  machine (roofline) <- profile
 //! ```
 //!
 //! The queueing is the point: requests compete for the token budget of shared steps, exactly as in vLLM V1, so
 //! that routing arrangements differ here for the reason they differ on GPUs. The text is made up, the lengths and
-//! times are not. `engine`, `cost` and `lane` are pure and run on virtual time from a seed; `driver` ties a lane to
-//! the clock; `server` speaks HTTP.
+//! times are not. `profile`, `machine`, `engine` and `virtual_server` are pure and run on virtual time from a seed;
+//! `real_time` ties a virtual server to the clock; `http` speaks vLLM's API.
 
-mod anthropic;
-mod answer;
-pub mod api;
-mod choice;
-pub mod config;
-pub mod cost;
-mod driver;
+pub mod calibrate;
 pub mod engine;
-pub mod fault;
-pub mod fit;
-mod format;
-pub mod front_end;
-mod gate;
-mod generate;
-pub mod lane;
-pub mod log;
-mod logprobs;
-pub mod memory;
-mod models;
-mod outlet;
-mod page;
+pub mod http;
+pub mod machine;
+pub mod observe;
+pub mod process;
 pub mod profile;
-pub mod refusal;
-mod requests;
-mod responses;
-mod routes;
-mod script;
-pub mod server;
-#[cfg(test)]
-mod server_tests;
-pub mod startup;
-mod stats;
-mod template;
+mod real_time;
 pub mod text;
-pub mod vocabulary;
-pub mod wire;
+pub mod validate;
+pub mod virtual_server;
 
-pub use config::SimConfig;
-pub use cost::{CostModel, StepLoad};
+pub use self::http::server::{Handle, Snapshot, spawn};
 pub use engine::{Content, Engine, EngineConfig, Policy, Request, StepOutcome};
-pub use fault::Fault;
-pub use lane::Lane;
-pub use memory::{KvBudget, MemoryError, MemorySettings, kv_budget};
+pub use machine::cost::{CostModel, StepLoad};
+pub use machine::memory::{KvBudget, MemoryError, MemorySettings, kv_budget};
+pub use process::config::SimConfig;
+pub use process::fault::Fault;
+pub use process::refusal::Refusal;
 pub use profile::{Constants, Gpu, Layout, Model, Profile, ProfileError};
-pub use refusal::Refusal;
-pub use server::{Handle, Snapshot, spawn};
+pub use virtual_server::Lane;

@@ -5,10 +5,10 @@
 //! of as many parts of the run the slowest request, so that thinning cannot hide a tail; the caption says so.
 
 use super::plot::{Axis, Draw, Mark, Plot, Series};
-use crate::knee::knee;
-use crate::metrics::{Distribution, Metrics};
-use crate::result::{Outcome, RunResult};
-use crate::slices::{By, slices};
+use crate::report::knee::knee;
+use crate::result::metrics::{Distribution, Metrics};
+use crate::result::record::{Outcome, RunResult};
+use crate::result::slices::{By, slices};
 
 /// Points of a distribution at most.
 const MOST_POINTS: usize = 400;
@@ -111,7 +111,7 @@ pub(super) fn in_flight(run: &RunResult) -> Plot {
     let mut series =
         vec![Series { name: "sent, not ended".to_owned(), draw: Draw::Steps, color: 0, points: thinned(course, 1000) }];
     if let [server] = &run.servers[..] {
-        type Of = fn(&crate::result::ServerSample) -> f64;
+        type Of = fn(&crate::result::record::ServerSample) -> f64;
         let shown: [(&str, usize, Of); 2] = [
             ("running in the server", 2, |sample| sample.running),
             ("waiting in the server", 1, |sample| sample.waiting),
@@ -272,7 +272,7 @@ impl Sweep {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::result::{Record, RunConfig};
+    use crate::result::record::{Record, RunConfig};
 
     fn run(streams: u32, ttft: f64, rate: f64) -> RunResult {
         let record = |index: u64| Record {

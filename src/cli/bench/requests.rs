@@ -9,7 +9,7 @@ use anyhow::{Context as _, bail};
 use serde_json::{Map, Value, json};
 
 use super::args::{Backend, BenchArgs, DatasetName, LoraAssignment};
-use crate::bench::dataset::{self, Counter, Format, Items, Labels, Reading};
+use crate::bench::load::dataset::{self, Counter, Format, Items, Labels, Reading};
 use crate::bench::{
     Adapters, Api, Choice, Class, Fields, Length, Prefix, PrefixKind, Sessions, Slo, Source, Tokens, Workload,
 };

@@ -13,7 +13,9 @@ use serde_json::Value;
 
 use super::args::{BenchArgs, OutputArgs};
 use super::plan::Setup;
-use crate::bench::{Extent, Metrics, Plan, RunResult, csv, file, table};
+use crate::bench::report::table;
+use crate::bench::result::{csv, file};
+use crate::bench::{Extent, Metrics, Plan, RunResult};
 
 /// Where results go.
 pub(super) struct Output<'a> {
@@ -155,7 +157,7 @@ pub(super) fn dry_run(setup: &Setup, runs: &[(String, Plan)]) -> anyhow::Result<
         };
         let sample = count.clamp(1, 1_000);
         let questions: Vec<_> = (0..sample).map(|ordinal| plan.workload.question(ordinal)).collect();
-        let mean = |of: &dyn Fn(&crate::bench::workload::Question) -> u32| {
+        let mean = |of: &dyn Fn(&crate::bench::load::workload::Question) -> u32| {
             questions.iter().map(|question| f64::from(of(question))).sum::<f64>() / sample as f64
         };
         let until =

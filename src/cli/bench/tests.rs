@@ -3,8 +3,8 @@
 use clap::Parser as _;
 
 use super::*;
-use crate::bench::file;
 use crate::bench::mock::{Answer, MockEngine, completion_stream};
+use crate::bench::result::file;
 
 #[derive(Debug, clap::Parser)]
 struct Parsed {

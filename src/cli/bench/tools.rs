@@ -11,8 +11,9 @@ use anyhow::{Context as _, bail};
 use clap::{Args, Subcommand};
 use comfy_table::{CellAlignment, Table, presets};
 
-use crate::bench::compare::{self, Comparison, Question, Unit};
-use crate::bench::{RunResult, file, report};
+use crate::bench::report::compare::{self, Comparison, Question, Unit};
+use crate::bench::result::file;
+use crate::bench::{RunResult, report};
 use crate::stats::Estimate;
 
 /// What to do with saved results

@@ -16,8 +16,9 @@ use serde_json::{Value, json};
 
 use super::LATE_MS;
 use super::arrangement::Arrangement;
-use crate::bench::slices::{self, By};
-use crate::bench::{Distribution, Metrics, RunResult, file};
+use crate::bench::result::file;
+use crate::bench::result::slices::{self, By};
+use crate::bench::{Distribution, Metrics, RunResult};
 
 /// What one arrangement did.
 pub(super) struct Row {
@@ -211,7 +212,7 @@ fn times(ratio: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::result::ClassConfig;
+    use crate::bench::result::record::ClassConfig;
     use crate::bench::{Outcome, Record, RunConfig};
 
     fn row(arrangement: Arrangement, short: (f64, f64), long: (f64, f64), failed: u64) -> Row {

@@ -10,8 +10,8 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::Parser;
 
-use crate::sim::fit::search::FITTED;
-use crate::sim::fit::{Setting, Spread, report, rows};
+use crate::sim::calibrate::search::FITTED;
+use crate::sim::calibrate::{Setting, Spread, report, rows};
 use crate::sim::{Constants, Gpu, Layout, Model};
 
 /// Fits the simulator's constants to rows of a load test.

@@ -26,7 +26,7 @@ mod start;
 use std::process::ExitCode;
 
 use self::flags::split;
-use crate::sim::config::without_effect;
+use crate::sim::process::config::without_effect;
 use crate::sim::{Gpu, Model, Refusal, SimConfig};
 use crate::vllm::args::{self, ArgsError, ServeArgs};
 use crate::vllm::version::Version;

@@ -17,9 +17,10 @@ use tokio::time::{Instant, MissedTickBehavior};
 use super::core::Plan;
 use super::flags::{SimFlags, Startup};
 use super::{cache, core};
-use crate::sim::log::{Level, Log, Speaker};
-use crate::sim::startup::{Event, Surroundings, length, plan, refused};
-use crate::sim::{Fault, Handle, Refusal, SimConfig, Snapshot, server};
+use crate::sim::http::server;
+use crate::sim::observe::log::{Level, Log, Speaker};
+use crate::sim::process::startup::{Event, Surroundings, length, plan, refused};
+use crate::sim::{Fault, Handle, Refusal, SimConfig, Snapshot};
 use crate::vllm::args::ServeArgs;
 
 /// vLLM's watchdog looks at the engine this often, and ends the server when it is dead.

@@ -34,7 +34,7 @@ pub use blocks::{BLOCK_TOKENS, Blocks};
 pub use content::Content;
 pub use request::{EngineConfig, EngineError, Policy, Request, SequenceId};
 
-use super::cost::{CostModel, StepLoad};
+use crate::machine::cost::{CostModel, StepLoad};
 use adapters::Adapters;
 use schedule::Plan;
 use sequence::{Ending, Place, Queue, Sequence, Slot};

@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 
 use super::*;
-use crate::cost::Profile;
+use crate::machine::cost::Profile;
 
 mod cache;
 mod properties;

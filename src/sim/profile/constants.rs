@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::data::{Gpu, ProfileError, parse};
 
-const FITTED: &str = include_str!("../profiles/constants.toml");
+const FITTED: &str = include_str!("constants.toml");
 
 /// All fitted constants.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

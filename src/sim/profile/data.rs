@@ -10,18 +10,18 @@ use serde::de::DeserializeOwned;
 use super::constants::Constants;
 
 const GPUS: &[(&str, &str)] = &[
-    ("h200", include_str!("../profiles/gpu/h200.toml")),
-    ("h100-80", include_str!("../profiles/gpu/h100-80.toml")),
-    ("a100-80", include_str!("../profiles/gpu/a100-80.toml")),
-    ("rtx3080-10", include_str!("../profiles/gpu/rtx3080-10.toml")),
-    ("l4", include_str!("../profiles/gpu/l4.toml")),
+    ("h200", include_str!("gpu/h200.toml")),
+    ("h100-80", include_str!("gpu/h100-80.toml")),
+    ("a100-80", include_str!("gpu/a100-80.toml")),
+    ("rtx3080-10", include_str!("gpu/rtx3080-10.toml")),
+    ("l4", include_str!("gpu/l4.toml")),
 ];
 
 const MODELS: &[(&str, &str)] = &[
-    ("llama-3.2-1b", include_str!("../profiles/model/llama-3.2-1b.toml")),
-    ("llama-3.1-8b", include_str!("../profiles/model/llama-3.1-8b.toml")),
-    ("qwen2.5-7b", include_str!("../profiles/model/qwen2.5-7b.toml")),
-    ("llama-3.1-70b", include_str!("../profiles/model/llama-3.1-70b.toml")),
+    ("llama-3.2-1b", include_str!("model/llama-3.2-1b.toml")),
+    ("llama-3.1-8b", include_str!("model/llama-3.1-8b.toml")),
+    ("qwen2.5-7b", include_str!("model/qwen2.5-7b.toml")),
+    ("llama-3.1-70b", include_str!("model/llama-3.1-70b.toml")),
 ];
 
 /// Bytes of a GiB.

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! Gpu (vendor's peaks)  +  Model (sizes)  +  Constants (fitted shares and costs)  -> Profile (rates that steps use)
-//! profiles/gpu/*.toml      profiles/model/*.toml   profiles/constants.toml
+//! profile/gpu/*.toml       profile/model/*.toml    profile/constants.toml
 //! ```
 //!
 //! A group of `tensor_parallel` GPUs divides weights, KV cache and FLOPs, and pays two all-reduces per layer. Weights
@@ -16,7 +16,7 @@ mod tests;
 pub use constants::{Constants, Efficiency, FrontEndRates, StepConstants};
 pub use data::{GIB, Gpu, Model, ProfileError};
 
-use super::memory::{MemorySettings, kv_budget};
+use crate::machine::memory::{MemorySettings, kv_budget};
 
 /// Names that [`Profile::named`] knows: a GPU and a model in one word.
 pub const PROFILES: &[&str] = &["h200-llama-8b"];

@@ -13,9 +13,10 @@ use tokio::time::Instant;
 
 use super::super::plan::{Setup, paced};
 use super::super::{BenchArgs, Stop};
-use crate::bench::progress::News;
+use crate::bench::result::validity::Delivered;
+use crate::bench::run::progress::News;
 use crate::bench::search::{Judge, Load, Order, Probe, Seen, throughput};
-use crate::bench::{self, Arrival, BenchError, Extent, Plan, Progress, Record, Slo, believe};
+use crate::bench::{self, Arrival, BenchError, Extent, Plan, Progress, Record, Slo};
 use crate::cli::line::Line;
 
 /// Between two looks at what is open.
@@ -174,7 +175,7 @@ impl Probe for Servers<'_> {
         let mut watched = watched.lock();
         *judge = watched.judge.clone();
         watched.ended.sort_by(f64::total_cmp);
-        let delivered = believe::Delivered::of(&result).map_or(1.0, |delivered| delivered.share());
+        let delivered = Delivered::of(&result).map_or(1.0, |delivered| delivered.share());
         let delivered = if delivered.is_finite() { delivered } else { 1.0 };
         Ok(Seen { throughput: throughput(&watched.ended, order.warmup), delivered, seconds: result.duration })
     }

@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use crate::base::Rng;
 use crate::bench::search::{Found, Goal, Judge, Load, Manner, Order, Probe, Rule, Seen, find_rate, throughput};
-use crate::sim::cost::{CostModel, Profile};
 use crate::sim::engine::{Engine, EngineConfig, Request};
-use crate::sim::lane::{FrontEnd, Lane};
+use crate::sim::machine::cost::{CostModel, Profile};
+use crate::sim::virtual_server::{FrontEnd, Lane};
 
 /// A server, what it is asked and what is promised.
 #[derive(Clone, Copy)]

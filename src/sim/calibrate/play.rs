@@ -1,0 +1,212 @@
+//! Plays a row's load against a simulated server on virtual time and measures what a client sees.
+//!
+//! The client is a program on the same host: it opens its streams one after the other, and a stream sends its next
+//! request as soon as it has the last token of the one before. Deterministic: arrivals and step jitter come from seeds.
+//! Bounds: [`rows`](super::rows) bounds the requests.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::rows::{Load, Row};
+use crate::engine::{Engine, EngineConfig, Request};
+use crate::virtual_server::{FrontEnd, Lane};
+use crate::{CostModel, Profile};
+use sluice_core::base::Rng;
+
+/// A client program starts and finishes streams one after the other.
+const CLIENT_GAP: Duration = Duration::from_micros(50);
+
+/// The life of one request as its client sees it; seconds of virtual time.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Life {
+    pub(super) sent: f64,
+    pub(super) first: f64,
+    pub(super) last: f64,
+    pub(super) tokens: u32,
+    /// Whether it counts, or only stands beside what is measured.
+    pub(super) counts: bool,
+}
+
+impl Life {
+    pub(super) fn ttft(&self) -> f64 {
+        (self.first - self.sent) * 1e3
+    }
+    pub(super) fn e2el(&self) -> f64 {
+        (self.last - self.sent) * 1e3
+    }
+    pub(super) fn tpot(&self) -> f64 {
+        (self.last - self.first) * 1e3 / f64::from(self.tokens.max(2) - 1)
+    }
+}
+
+pub(super) fn mean(values: impl Iterator<Item = f64>) -> f64 {
+    let (sum, n) = values.fold((0.0, 0), |(sum, n), value| (sum + value, n + 1));
+    sum / f64::from(n)
+}
+
+/// Quantile with interpolation between neighbours; NaN of nothing.
+pub(super) fn quantile(mut values: Vec<f64>, q: f64) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let at = q * values.len().saturating_sub(1) as f64;
+    let (low, part) = (at.floor() as usize, at.fract());
+    match (values.get(low), values.get(low + 1)) {
+        (Some(low), Some(high)) => low + part * (high - low),
+        (Some(low), None) => *low,
+        _ => f64::NAN,
+    }
+}
+
+/// A request that was recorded.
+#[cfg(test)]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Arrival {
+    /// Seconds from the start.
+    pub(super) at: f64,
+    pub(super) prompt: u32,
+    pub(super) output: u32,
+}
+
+/// What the clients of recorded requests would have seen of this server.
+#[cfg(test)]
+pub(super) fn replay(profile: &Profile, server: super::rows::Server, arrivals: &[Arrival]) -> Vec<Life> {
+    let load = Load::Closed { streams: 1, requests: 1 };
+    let (name, measured) = (String::new(), [None; 4]);
+    let row = Row { name, prompt: 1, output: 1, load, server, adapters: 0, half_base: false, measured };
+    let mut player = Player { lane: lane(profile, &row, 0), row: &row, lives: Vec::new(), rng: Rng::new(0) };
+    let times = arrivals.iter().map(|arrival| Duration::from_secs_f64(arrival.at));
+    player.run(times.zip(arrivals.iter().map(|arrival| Some((arrival.prompt, arrival.output)))).collect());
+    player.lives
+}
+
+/// What a client measures of this row: requests per second, median TTFT, mean TPOT and mean E2EL in milliseconds, as
+/// [`MEASURED`](super::rows::MEASURED). Each is the median over `draws` seeds.
+pub fn play(profile: &Profile, row: &Row, draws: u64) -> [f64; 4] {
+    let runs: Vec<[f64; 4]> = (0..draws.max(1)).map(|draw| summary(&lives(profile, row, draw))).collect();
+    std::array::from_fn(|column| quantile(runs.iter().map(|run| run[column]).collect(), 0.5))
+}
+
+fn summary(lives: &[Life]) -> [f64; 4] {
+    let counted: Vec<&Life> = lives.iter().filter(|life| life.counts && life.tokens > 0).collect();
+    let start = lives.iter().map(|life| life.sent).fold(f64::INFINITY, f64::min);
+    let end = lives.iter().map(|life| life.last).fold(0.0, f64::max);
+    [
+        counted.len() as f64 / (end - start),
+        quantile(counted.iter().map(|life| life.ttft()).collect(), 0.5),
+        mean(counted.iter().map(|life| life.tpot())),
+        mean(counted.iter().map(|life| life.e2el())),
+    ]
+}
+
+/// All requests of one run.
+pub(super) fn lives(profile: &Profile, row: &Row, draw: u64) -> Vec<Life> {
+    let mut player = Player { lane: lane(profile, row, draw), row, lives: Vec::new(), rng: Rng::new(99) };
+    match row.load {
+        Load::Closed { streams, requests } => player.closed_loop(streams, requests),
+        Load::Open { rate, seconds, beside } => player.open_loop(rate, seconds, beside, draw),
+    }
+    player.lives
+}
+
+/// The server of a row.
+fn lane(profile: &Profile, row: &Row, draw: u64) -> Lane {
+    let server = row.server;
+    let config = EngineConfig {
+        max_num_seqs: server.max_num_seqs,
+        max_num_batched_tokens: server.max_num_batched_tokens,
+        long_prefill_token_threshold: server.long_prefill_token_threshold,
+        chunked_prefill: true,
+        num_blocks: profile.memory.kv_tokens / 16,
+        max_loras: server.max_loras,
+        max_cpu_loras: server.max_cpu_loras,
+        seed: 7 + draw,
+        ..EngineConfig::default()
+    };
+    let cost = CostModel::new(profile, server.max_num_seqs, server.max_num_batched_tokens);
+    Lane::new(Engine::new(config, cost), FrontEnd::new(&profile.front_end))
+}
+
+struct Player<'a> {
+    lane: Lane,
+    row: &'a Row,
+    lives: Vec<Life>,
+    rng: Rng,
+}
+
+impl Player<'_> {
+    /// Sends the next request at `at`; `other` is the lengths of one that stands beside the measured ones.
+    fn send(&mut self, at: Duration, other: Option<(u32, u32)>) {
+        let id = self.lives.len() as u64;
+        let (prompt_tokens, output_tokens) = other.unwrap_or((self.row.prompt, self.row.output));
+        // With half of the requests on the base model the even ones are.
+        let turn = if self.row.half_base { id / 2 } else { id };
+        let named = self.row.adapters > 0 && !(self.row.half_base && id.is_multiple_of(2));
+        let adapter = named.then(|| match self.row.load {
+            Load::Closed { .. } => (turn % u64::from(self.row.adapters)) as u16,
+            Load::Open { .. } => self.rng.below(self.row.adapters as usize) as u16,
+        });
+        self.lane.submit(at, [Request { id, prompt_tokens, output_tokens, adapter, ..Request::default() }]);
+        self.lives.push(Life { sent: at.as_secs_f64(), counts: other.is_none(), ..Life::default() });
+    }
+
+    /// Lets the lane do what is due at `now`; says how many requests ended then.
+    fn advance(&mut self, now: Duration) -> u32 {
+        let Some(end) = self.lane.poll(now) else { return 0 };
+        let mut finished = 0;
+        for token in end.emitted {
+            let Some(life) = self.lives.get_mut(token.id as usize) else { continue };
+            life.tokens += 1;
+            if token.first {
+                life.first = end.ended.as_secs_f64();
+            }
+            if token.last {
+                life.last = end.ended.as_secs_f64();
+                finished += 1;
+            }
+        }
+        finished
+    }
+
+    fn closed_loop(&mut self, streams: u32, requests: u32) {
+        for stream in 0..streams.min(requests) {
+            self.send(CLIENT_GAP * stream, None);
+        }
+        while let Some(at) = self.lane.next_at() {
+            let finished = self.advance(at);
+            for place in 1..=finished {
+                if self.lives.len() < requests as usize {
+                    self.send(at + CLIENT_GAP * place, None);
+                }
+            }
+        }
+    }
+
+    fn open_loop(&mut self, rate: f64, seconds: f64, beside: Option<(u32, u32, f64)>, draw: u64) {
+        let mut arrivals: BTreeMap<Duration, Option<(u32, u32)>> = BTreeMap::new();
+        let kinds =
+            [(rate, None)].into_iter().chain(beside.map(|(prompt, output, rate)| (rate, Some((prompt, output)))));
+        for (kind, (rate, lengths)) in kinds.enumerate() {
+            let mut rng = Rng::new(2 * draw + kind as u64);
+            let mut at = rng.exponential() / rate;
+            while at <= seconds {
+                arrivals.insert(Duration::from_secs_f64(at), lengths);
+                at += rng.exponential() / rate;
+            }
+        }
+        self.run(arrivals);
+    }
+
+    /// Sends what comes at its time, and goes on until all is answered.
+    fn run(&mut self, mut arrivals: BTreeMap<Duration, Option<(u32, u32)>>) {
+        while !arrivals.is_empty() || self.lane.next_at().is_some() {
+            let event = self.lane.next_at();
+            match arrivals.first_key_value() {
+                Some((at, lengths)) if event.is_none_or(|event| *at < event) => {
+                    let (at, lengths) = (*at, *lengths);
+                    arrivals.pop_first();
+                    self.send(at, lengths);
+                }
+                _ => _ = event.map(|event| self.advance(event)),
+            }
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! One choice of an answer: how far its script was told, and the pieces that tell it.
+//!
+//! A choice holds no text but what a stop string may still begin in, so a long answer costs no memory. Streamed or whole,
+//! the same script gives the same words.
+
+use std::sync::Arc;
+
+use crate::http::wire::{Finish, Piece, Whole};
+use crate::real_time::outlet::Progress;
+use crate::text::logprobs;
+use crate::text::script::Script;
+use crate::validate::{Generate, Kind, Prompt, Texts};
+
+/// What a request wants to see of each choice.
+#[derive(Clone, Debug)]
+pub(crate) struct Wanted {
+    kind: Kind,
+    echo: bool,
+    only_echo: bool,
+    logprobs: Option<u32>,
+    prompt_logprobs: Option<u32>,
+    token_ids: bool,
+}
+
+impl Wanted {
+    pub(crate) fn of(request: &Generate) -> Self {
+        Self {
+            kind: request.kind,
+            echo: request.echo && request.kind == Kind::Completion,
+            only_echo: request.only_echo && request.kind == Kind::Completion,
+            logprobs: request.logprobs,
+            prompt_logprobs: request.prompt_logprobs,
+            token_ids: request.return_token_ids,
+        }
+    }
+}
+
+/// A choice of an answer.
+#[derive(Clone, Debug)]
+pub(crate) struct Choice {
+    script: Script,
+    prompt: Prompt,
+    texts: Arc<Texts>,
+    wanted: Wanted,
+    /// Tokens told so far.
+    shown: u32,
+    /// Text so far, and how much of it was sent; kept only while a stop string may still begin in it.
+    text: String,
+    sent: usize,
+    /// Where the next token's text begins, characters, for log probabilities.
+    offset: usize,
+    cached: u32,
+    opened: bool,
+    finish: Option<Finish>,
+}
+
+impl Choice {
+    pub(crate) fn new(script: Script, prompt: Prompt, texts: Arc<Texts>, wanted: Wanted) -> Self {
+        let text = String::new();
+        Self {
+            script,
+            prompt,
+            texts,
+            wanted,
+            shown: 0,
+            text,
+            sent: 0,
+            offset: 0,
+            cached: 0,
+            opened: false,
+            finish: None,
+        }
+    }
+
+    /// Tokens told so far.
+    pub(crate) fn tokens(&self) -> u32 {
+        self.shown
+    }
+
+    /// Tokens of its prompt.
+    pub(crate) fn prompt_tokens(&self) -> u32 {
+        self.prompt.tokens()
+    }
+
+    /// Tokens of its prompt that were cached.
+    pub(crate) fn cached(&self) -> u32 {
+        self.cached
+    }
+
+    pub(crate) fn is_complete(&self) -> bool {
+        self.finish.is_some()
+    }
+
+    pub(crate) fn finish(&self) -> Option<Finish> {
+        self.finish
+    }
+
+    /// Whether it is opened now, for the first time.
+    pub(crate) fn open(&mut self) -> bool {
+        !std::mem::replace(&mut self.opened, true)
+    }
+
+    /// Ids of the prompt as JSON, if they are wanted.
+    pub(crate) fn prompt_ids(&self) -> Option<String> {
+        self.wanted.token_ids.then(|| list(&self.prompt.ids))
+    }
+
+    /// Notes progress without telling it.
+    pub(crate) fn take(&mut self, progress: Progress) {
+        if self.shown == 0 {
+            self.cached = progress.cached;
+        }
+        self.shown += progress.tokens;
+        self.finish = self.finish.or(progress.finish);
+    }
+
+    /// Tells the next `progress.tokens` tokens.
+    pub(crate) fn advance(&mut self, progress: Progress, stream: bool) -> Piece {
+        let from = self.shown;
+        self.take(progress);
+        let first = from == 0;
+        let echo = first && self.wanted.echo;
+        let told = if self.wanted.only_echo { from..from } else { from..self.shown };
+        let mut text = if echo { self.echoed() } else { String::new() };
+        self.say(told.clone(), &mut text);
+        let logprobs = self.wanted.logprobs.map(|count| self.logprobs(told.clone(), count, echo));
+        let token_ids = self.wanted.token_ids.then(|| {
+            let ids: Vec<u32> = told.map(|position| self.script.token(position)).collect();
+            list(&ids)
+        });
+        let echo_ids = echo && stream && self.wanted.kind == Kind::Completion;
+        let prompt_ids =
+            first.then(|| if echo_ids { Some(list(&self.prompt.ids)) } else { self.prompt_ids() }).flatten();
+        let ended_itself = self.finish == Some(self.script.finish());
+        let stop_reason = if ended_itself { self.script.stop_reason() } else { "null".to_owned() };
+        Piece { text, logprobs, token_ids, prompt_ids, finish: self.finish, stop_reason }
+    }
+
+    /// Appends the text of some positions, less what has to wait for its end.
+    fn say(&mut self, positions: std::ops::Range<u32>, into: &mut String) {
+        if self.script.held_back == 0 && self.script.shown().is_none() {
+            for position in positions {
+                into.push_str(&self.script.piece(position));
+            }
+            return;
+        }
+        for position in positions {
+            self.text.push_str(&self.script.piece(position));
+        }
+        let ready = match self.finish {
+            Some(_) => self.script.shown().unwrap_or(self.text.len()).min(self.text.len()),
+            None => {
+                let held = self.text.char_indices().rev().nth(self.script.held_back.saturating_sub(1));
+                let held = if self.script.held_back == 0 { Some(self.text.len()) } else { held.map(|(at, _)| at) };
+                held.unwrap_or(0)
+            }
+        };
+        if ready > self.sent {
+            into.push_str(&self.text[self.sent..ready]);
+            self.sent = ready;
+        }
+    }
+
+    fn logprobs(&mut self, told: std::ops::Range<u32>, count: u32, echo: bool) -> String {
+        if self.wanted.kind == Kind::Chat {
+            return logprobs::chat(&self.script, told, count);
+        }
+        let echoed = echo.then_some((&self.texts.vocabulary, &*self.prompt.ids));
+        let (json, offset) = logprobs::completion(&self.script, told, count, echoed, self.offset);
+        self.offset = offset;
+        json
+    }
+
+    fn echoed(&self) -> String {
+        match &self.prompt.text {
+            Some(text) => text.to_string(),
+            None => self.texts.vocabulary.decode(&self.prompt.ids, true),
+        }
+    }
+
+    /// All of it at once; what was taken before is told from the beginning.
+    pub(crate) fn whole(&mut self) -> Whole {
+        let all = Progress { tokens: std::mem::take(&mut self.shown), finish: self.finish, cached: self.cached };
+        let piece = self.advance(all, false);
+        let prompt = |count| logprobs::prompt(&self.texts.vocabulary, &self.prompt.ids, count);
+        Whole { piece, prompt_logprobs: self.wanted.prompt_logprobs.map(prompt) }
+    }
+}
+
+fn list(ids: &[u32]) -> String {
+    let texts: Vec<String> = ids.iter().map(u32::to_string).collect();
+    format!("[{}]", texts.join(","))
+}

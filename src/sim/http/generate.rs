@@ -1,0 +1,150 @@
+//! From a request to an answer under way: model, admission, what will be said, submission.
+//!
+//! Nothing is awaited here: a request is refused or on its way when this returns, and the answer that comes back aborts its
+//! sequences when it is dropped. What is inside is bounded by the gate.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
+
+use crate::engine::{BLOCK_TOKENS, Content, Request};
+use crate::http::answer::Answer;
+use crate::http::choice::{Choice, Wanted};
+use crate::http::format::Format;
+use crate::http::wire::ErrorBody;
+use crate::real_time::driver::{Command, Shared, Submission};
+use crate::real_time::gate::Full;
+use crate::real_time::outlet::Outlet;
+use crate::text::script::{self, Script};
+use crate::validate::{Generate, Prompt};
+
+/// Tokens of an answer whose content the prefix cache knows, so that the next turn of a chat finds them. Longer answers
+/// are nobody's prefix.
+const KNOWN_ANSWER: u32 = 8192;
+
+/// Seconds since 1970, for `created`.
+pub(crate) fn unix_time() -> u64 {
+    unix_seconds() as u64
+}
+
+/// The same with what is below a second.
+pub(crate) fn unix_seconds() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
+}
+
+/// The name that an answer shows, and the adapter it means: none for the base model.
+#[derive(Clone, Debug)]
+pub(crate) struct Named {
+    pub(crate) name: String,
+    pub(crate) adapter: Option<u16>,
+}
+
+/// Which model a name means.
+///
+/// # Errors
+/// 404 for an unknown name.
+pub(crate) fn resolve_model(shared: &Shared, name: Option<&str>) -> Result<Named, ErrorBody> {
+    let names = &shared.config.names;
+    let base = names.first().cloned().unwrap_or_default();
+    let Some(name) = name else { return Ok(Named { name: base, adapter: None }) };
+    if names.iter().any(|known| known == name) {
+        // An alias is answered by the first name.
+        return Ok(Named { name: base, adapter: None });
+    }
+    let adapters = shared.adapters.lock();
+    if let Some(id) = adapters.iter().position(|slot| slot.as_ref().is_some_and(|(known, _)| known == name)) {
+        return Ok(Named { name: name.to_owned(), adapter: u16::try_from(id).ok() });
+    }
+    // Adapters are valid too, but vLLM lists only names of the base model.
+    let message = format!("The model `{name}` does not exist. Valid aliases: {}.", names.join(", "));
+    Err(ErrorBody::not_found(Some("model"), message))
+}
+
+/// Starts generating; the answer aborts it when dropped.
+///
+/// # Errors
+/// Admission limits (503), a dead engine (500).
+pub(crate) fn start(
+    shared: &Arc<Shared>,
+    request: &Generate,
+    model: &Named,
+    format: Format,
+) -> Result<Answer, ErrorBody> {
+    if shared.dead.is_cancelled() {
+        return Err(ErrorBody::dead());
+    }
+    if shared.draining.load(Ordering::Relaxed) {
+        // The pool of threads that would render the prompt is gone already.
+        let message = "cannot schedule new futures after shutdown".to_owned();
+        return Err(ErrorBody { status: 500, kind: "InternalServerError", param: None, message });
+    }
+    let prompt_tokens: u64 = request.prompts.iter().map(|prompt| u64::from(prompt.tokens())).sum();
+    admit(shared, request, prompt_tokens)?;
+    let (mut submissions, mut choices, mut ids) = (Vec::new(), Vec::new(), Vec::new());
+    let (texts, wanted) = (&shared.config.texts, Wanted::of(request));
+    for (prompt, limit) in request.prompts.iter().zip(&request.limits) {
+        for sibling in 0..request.n {
+            let id = shared.next_id.fetch_add(1, Ordering::Relaxed);
+            let script = Script::new(texts, request, *limit, script::seed(shared.config.seed, prompt, sibling));
+            let finish = script.finish();
+            submissions.push(Submission {
+                request: Request {
+                    id,
+                    prompt_tokens: prompt.tokens(),
+                    output_tokens: script.tokens,
+                    adapter: model.adapter,
+                    priority: request.priority,
+                    stops: finish == crate::http::wire::Finish::Stop,
+                    content: content(prompt, &script),
+                    salt: request.cache_salt.as_ref().map_or(0, |salt| xxh3_64(salt.as_bytes()) | 1),
+                    skip_cached: request.prompt_logprobs.is_some(),
+                    ..Request::default()
+                },
+                finish,
+                max_tokens: *limit,
+                n: request.n,
+            });
+            choices.push(Choice::new(script, prompt.clone(), Arc::clone(texts), wanted.clone()));
+            ids.push(id);
+        }
+    }
+    let interval = request.stream_interval.max(shared.config.stream_interval);
+    let outlet = Arc::new(Outlet::new(choices.len(), if request.stream { interval } else { u32::MAX }));
+    let answer = Answer::new(Arc::clone(shared), Arc::clone(&outlet), format, ids, choices, prompt_tokens);
+    shared.send(Command::Submit(submissions, outlet));
+    Ok(answer)
+}
+
+/// What prompt and answer say, block by block, for the prefix cache.
+fn content(prompt: &Prompt, script: &Script) -> Content {
+    let known = script.tokens.min(KNOWN_ANSWER);
+    let answer = (0..known).map(|position| script.token(position));
+    let mut blocks = Vec::with_capacity((prompt.ids.len() + known as usize) / BLOCK_TOKENS as usize);
+    let mut block = Vec::with_capacity(4 * BLOCK_TOKENS as usize);
+    for id in prompt.ids.iter().copied().chain(answer) {
+        block.extend_from_slice(&id.to_le_bytes());
+        if block.len() == 4 * BLOCK_TOKENS as usize {
+            blocks.push(xxh3_64(&block));
+            block.clear();
+        }
+    }
+    Content::Blocks { blocks: blocks.into(), tail: xxh3_64_with_seed(&block, prompt.seed) }
+}
+
+/// Passes the gate, or says which limit is reached.
+fn admit(shared: &Shared, request: &Generate, prompt_tokens: u64) -> Result<(), ErrorBody> {
+    let config = &shared.config;
+    let sequences = request.prompts.len() as u64 * u64::from(request.n);
+    let tokens = prompt_tokens * u64::from(request.n);
+    let entered = shared.gate.lock().enter(sequences, tokens, config.max_queued_requests, config.max_queued_tokens);
+    let Err(full) = entered else { return Ok(()) };
+    let (reason, why) = match full {
+        Full::Requests => (0, "The engine is currently busy and cannot accept new requests."),
+        Full::Tokens => (1, "The engine has reached its prefill token backlog limit."),
+    };
+    shared.stats.lock().rejections[reason] += 1;
+    let message = format!("{why} Please try again later or on a different instance.");
+    Err(ErrorBody { status: 503, kind: "Service Unavailable", param: None, message })
+}

@@ -1,0 +1,18 @@
+//! The HTTP side: vLLM's routes, the shapes of its responses, and the way from a request to its sequences.
+//!
+//! `server` accepts connections, `routes` picks the handler, `generate` turns a validated body into sequences for the
+//! engine, and `answer` writes what they produce in one of the shapes of `format`. It reads the state that
+//! [`crate::real_time`] shares with it and never touches the engine itself.
+
+mod anthropic;
+mod answer;
+mod choice;
+mod format;
+pub(crate) mod generate;
+pub(crate) mod models;
+mod responses;
+pub(crate) mod routes;
+pub mod server;
+#[cfg(test)]
+mod server_tests;
+pub mod wire;

@@ -1,0 +1,218 @@
+//! Names that a server answers to: `/v1/models` and LoRA adapters at run time.
+//!
+//! A server of a made-up model takes any path for an adapter. One whose model is a folder reads the adapter's
+//! `adapter_config.json`, and refuses what vLLM would. Loading needs `--enable-lora`; an adapter that runs keeps running
+//! when it is unloaded. At most [`MAX_ADAPTERS`] are ever loaded in one process, so ids never run out.
+
+use std::path::Path;
+
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+use crate::validate::pydantic::{self, Field, Fields, Problems};
+use crate::validate::{json, schema};
+
+use crate::http::generate::unix_time;
+use crate::http::wire::ErrorBody;
+use crate::process::config::MAX_ADAPTERS;
+use crate::profile::Model;
+use crate::real_time::driver::Shared;
+use sluice_core::base::Rng;
+
+/// What makes a folder an adapter's.
+const ADAPTER_CONFIG: &str = "adapter_config.json";
+
+/// A model in `/v1/models`, in vLLM's key order.
+#[derive(Serialize)]
+struct Card<'a> {
+    id: &'a str,
+    object: &'static str,
+    created: u64,
+    owned_by: &'static str,
+    root: &'a str,
+    parent: Option<&'a str>,
+    max_model_len: Option<u32>,
+    permission: [Permission; 1],
+}
+
+#[derive(Serialize)]
+struct Permission {
+    id: String,
+    object: &'static str,
+    created: u64,
+    allow_create_engine: bool,
+    allow_sampling: bool,
+    allow_logprobs: bool,
+    allow_search_indices: bool,
+    allow_view: bool,
+    allow_fine_tuning: bool,
+    organization: &'static str,
+    group: Option<String>,
+    is_blocking: bool,
+}
+
+#[derive(Serialize)]
+struct List<'a> {
+    object: &'static str,
+    data: Vec<Card<'a>>,
+}
+
+/// The body of `/v1/models`.
+pub(crate) fn list(shared: &Shared) -> String {
+    let config = &shared.config;
+    let created = unix_time();
+    let base = config.names.first().map_or("", String::as_str);
+    let card = |id, root, parent, max_model_len| Card {
+        id,
+        object: "model",
+        created,
+        owned_by: "vllm",
+        root,
+        parent,
+        max_model_len,
+        permission: [permission(config.seed, created)],
+    };
+    let adapters = shared.adapters.lock();
+    let names = config.names.iter().map(|name| card(name, config.root.as_str(), None, Some(config.max_model_len)));
+    let loaded = adapters.iter().flatten().map(|(name, path)| card(name, path.as_str(), Some(base), None));
+    let list = List { object: "list", data: names.chain(loaded).collect() };
+    serde_json::to_string(&list).expect("a list of plain fields is always JSON")
+}
+
+fn permission(seed: u64, created: u64) -> Permission {
+    Permission {
+        id: format!("modelperm-{:016x}", Rng::new(seed).next_u64()),
+        object: "model_permission",
+        created,
+        allow_create_engine: false,
+        allow_sampling: true,
+        allow_logprobs: true,
+        allow_search_indices: false,
+        allow_view: true,
+        allow_fine_tuning: false,
+        organization: "*",
+        group: None,
+        is_blocking: false,
+    }
+}
+
+fn invalid(message: String) -> ErrorBody {
+    ErrorBody { status: 400, kind: "InvalidUserInput", param: None, message }
+}
+
+fn checked(bytes: &[u8], schema: &[Field]) -> Result<Map<String, Value>, ErrorBody> {
+    let fields = json::object(bytes)?;
+    let mut problems = Problems::default();
+    pydantic::check(schema, &fields, &mut problems);
+    if problems.is_empty() { Ok(fields) } else { Err(problems.refusal()) }
+}
+
+/// `/v1/load_lora_adapter`
+pub(crate) fn load(shared: &Shared, bytes: &[u8]) -> Result<String, ErrorBody> {
+    let fields = checked(bytes, schema::LOAD_ADAPTER)?;
+    let text = |name: &str| fields.text(name).unwrap_or_default();
+    let (name, path) = (text("lora_name"), text("lora_path"));
+    if name.is_empty() || path.is_empty() {
+        return Err(invalid("Both 'lora_name' and 'lora_path' must be provided.".into()));
+    }
+    if shared.config.names.iter().any(|known| known == name) {
+        return Err(invalid(format!("The lora adapter '{name}' conflicts with a served base model.")));
+    }
+    let mut adapters = shared.adapters.lock();
+    let loaded = adapters.iter_mut().flatten().find(|(known, _)| known == name);
+    if loaded.is_some() && !fields.truth("load_inplace") {
+        let message = format!(
+            "The lora adapter '{name}' has already been loaded. If you want to load the adapter in place, set \
+             'load_inplace' to True."
+        );
+        return Err(invalid(message));
+    }
+    if !shared.config.lora {
+        let message = "Call to add_lora method failed: Worker failed with error 'LoRA is not enabled. Use --enable-lora to \
+                       enable LoRA.', please check the stack trace above for the root cause";
+        return Err(broke_inside(message.to_owned()));
+    }
+    // A model that is only a name takes adapters that are only names, but not one that is there and does not fit.
+    if (shared.config.on_disk || Path::new(path).join(ADAPTER_CONFIG).exists())
+        && let Err(message) = check_adapter(name, path, shared.config.max_lora_rank)
+    {
+        let missing = message.contains("No adapter found");
+        return Err(if missing { ErrorBody::not_found(None, message) } else { broke_inside(message) });
+    }
+    if let Some((_, known)) = loaded {
+        *known = path.to_owned();
+    } else if adapters.len() >= MAX_ADAPTERS {
+        return Err(invalid(format!("at most {MAX_ADAPTERS} adapters can be loaded in one process.")));
+    } else {
+        adapters.push(Some((name.to_owned(), path.to_owned())));
+    }
+    Ok(format!("Success: LoRA adapter '{name}' added successfully."))
+}
+
+/// What the engine itself refused.
+fn broke_inside(message: String) -> ErrorBody {
+    ErrorBody { status: 500, kind: "InternalServerError", param: None, message }
+}
+
+/// `/v1/unload_lora_adapter`
+pub(crate) fn unload(shared: &Shared, bytes: &[u8]) -> Result<String, ErrorBody> {
+    let fields = checked(bytes, schema::UNLOAD_ADAPTER)?;
+    let name = fields.text("lora_name").unwrap_or_default();
+    if name.is_empty() {
+        return Err(invalid("'lora_name' needs to be provided to unload a LoRA adapter.".into()));
+    }
+    remove(shared, name)?;
+    Ok(format!("Success: LoRA adapter '{name}' removed successfully."))
+}
+
+/// Forgets an adapter.
+///
+/// # Errors
+/// When there is none of this name.
+pub(crate) fn remove(shared: &Shared, name: &str) -> Result<(), ErrorBody> {
+    let mut adapters = shared.adapters.lock();
+    let slot = adapters.iter_mut().find(|slot| slot.as_ref().is_some_and(|(known, _)| known == name));
+    let Some(slot) = slot else {
+        return Err(ErrorBody::not_found(None, format!("The lora adapter '{name}' cannot be found.")));
+    };
+    *slot = None;
+    Ok(())
+}
+
+/// Looks whether the path leads to an adapter whose rank fits.
+///
+/// # Errors
+/// In vLLM's words.
+pub(crate) fn check_adapter(name: &str, path: &str, max_rank: i64) -> Result<(), String> {
+    let folder = Path::new(path);
+    let missing = || format!("Loading lora {name} failed: No adapter found for {path}");
+    let config = std::fs::read_to_string(folder.join(ADAPTER_CONFIG)).map_err(|_| missing())?;
+    let config: Value = serde_json::from_str(&config).map_err(|_| missing())?;
+    let rank = config["r"].as_i64().unwrap_or(0);
+    if rank > max_rank {
+        return Err(format!(
+            "Call to add_lora method failed: Worker failed with error 'LoRA rank {rank} is greater than max_lora_rank \
+             {max_rank}.', please check the stack trace above for the root cause"
+        ));
+    }
+    Ok(())
+}
+
+/// Sizes of the model in a folder, from its `config.json`; none when that does not describe a dense decoder.
+pub(crate) fn sizes_of_folder(folder: &Path) -> Option<Model> {
+    let config: Value = serde_json::from_str(&std::fs::read_to_string(folder.join("config.json")).ok()?).ok()?;
+    let number =
+        |name: &str| config[name].as_u64().and_then(|value| u32::try_from(value).ok()).filter(|value| *value > 0);
+    let (hidden, heads) = (number("hidden_size")?, number("num_attention_heads")?);
+    Some(Model {
+        layers: number("num_hidden_layers")?,
+        hidden,
+        intermediate: number("intermediate_size")?,
+        heads,
+        kv_heads: number("num_key_value_heads").unwrap_or(heads),
+        head_dim: number("head_dim").unwrap_or(hidden / heads),
+        vocabulary: number("vocab_size")?,
+        tied_embeddings: config["tie_word_embeddings"].as_bool().unwrap_or(false),
+        max_model_len: number("max_position_embeddings")?,
+    })
+}

@@ -1,0 +1,239 @@
+//! `/v1/responses`: OpenAI's newer shape over the same engine, without a store (vLLM's default).
+//!
+//! `input` and `instructions` become a chat. Streams have named events with a running number and no `[DONE]`.
+
+use std::fmt::Write;
+
+use serde_json::{Map, Value, json};
+
+use crate::http::wire::{ErrorBody, Finish, Piece, Usage, Whole};
+use crate::text::logprobs::quoted;
+use crate::validate::Body;
+use crate::validate::json as body_json;
+use crate::validate::pydantic::{self, Fields, Problems, shown};
+use crate::validate::schema;
+
+/// What of a request its answer repeats; JSON.
+#[derive(Clone, Debug)]
+pub(crate) struct Echo {
+    instructions: String,
+    metadata: String,
+    max_output_tokens: String,
+    temperature: String,
+    top_p: String,
+    user: String,
+    presence_penalty: String,
+    frequency_penalty: String,
+}
+
+/// Reads a body as a chat.
+///
+/// # Errors
+/// What vLLM answers to a body whose fields are wrong, and to what needs a store.
+pub(crate) fn read(bytes: &[u8]) -> Result<(Body, Echo), ErrorBody> {
+    let mut fields = body_json::object(bytes)?;
+    // vLLM adds a field before it validates, which shows in its counts.
+    fields.entry("request_id").or_insert_with(|| Value::from("resp"));
+    let mut problems = Problems::default();
+    pydantic::check(schema::RESPONSES, &fields, &mut problems);
+    if let Some(value) = fields.get("input").filter(|value| !value.is_string() && !value.is_array()) {
+        problems.add("string_type", "body.input", "Input should be a valid string", &shown(value), "");
+        problems.add("list_type", "body.input", "Input should be a valid list", &shown(value), "");
+    }
+    if !problems.is_empty() {
+        return Err(problems.refusal());
+    }
+    if fields.truth("background") {
+        let message = "This vLLM engine does not support `store=True` and therefore does not support the background mode. \
+                       To enable these features, set the environment variable `VLLM_ENABLE_RESPONSES_API_STORE=1` when \
+                       launching the vLLM server.";
+        return Err(invalid(400, "background", message.to_owned()));
+    }
+    if let Some(id) = fields.text("previous_response_id") {
+        return Err(unknown(id));
+    }
+    let mut messages = Vec::new();
+    if let Some(instructions) = fields.text("instructions") {
+        messages.push(json!({"role": "system", "content": instructions}));
+    }
+    match fields.get("input") {
+        Some(Value::String(text)) => messages.push(json!({"role": "user", "content": text})),
+        Some(Value::Array(items)) => messages.extend(items.iter().map(|item| {
+            let content = match &item["content"] {
+                Value::Array(parts) => {
+                    let texts: Vec<&str> = parts.iter().filter_map(|part| part["text"].as_str()).collect();
+                    Value::String(texts.join("\n"))
+                }
+                other => other.clone(),
+            };
+            let role = item["role"].as_str().unwrap_or("user");
+            json!({"role": role, "content": content})
+        })),
+        _ => {}
+    }
+    let mut chat = Map::new();
+    chat.insert("messages".into(), Value::Array(messages));
+    for (from, to) in [("max_output_tokens", "max_completion_tokens")].into_iter().chain(
+        ["model", "stream", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "ignore_eos"]
+            .map(|name| (name, name)),
+    ) {
+        if let Some(value) = fields.get(from).filter(|value| !value.is_null()) {
+            chat.insert(to.into(), value.clone());
+        }
+    }
+    let shown = |name: &str| fields.get(name).map_or("null".to_owned(), Value::to_string);
+    let float = |name: &str, default: f64| format!("{:?}", fields.float(name).unwrap_or(default));
+    let echo = Echo {
+        instructions: shown("instructions"),
+        metadata: shown("metadata"),
+        max_output_tokens: shown("max_output_tokens"),
+        temperature: float("temperature", 1.0),
+        top_p: float("top_p", 1.0),
+        user: shown("user"),
+        presence_penalty: float("presence_penalty", 0.0),
+        frequency_penalty: float("frequency_penalty", 0.0),
+    };
+    Ok((Body::of_chat(chat), echo))
+}
+
+fn invalid(status: u16, param: &str, message: String) -> ErrorBody {
+    ErrorBody { status, kind: "invalid_request_error", param: Some(param.to_owned()), message }
+}
+
+/// Nothing is stored, so no id is known.
+pub(crate) fn unknown(id: &str) -> ErrorBody {
+    invalid(404, "response_id", format!("Response with id '{id}' not found."))
+}
+
+/// Writes one answer.
+#[derive(Debug)]
+pub(crate) struct Writer {
+    id: String,
+    item: String,
+    created: u64,
+    model: String,
+    echo: Echo,
+    /// Events so far.
+    number: u64,
+    /// What was said so far, for the events at the end.
+    said: String,
+}
+
+impl Writer {
+    /// `id` without its prefix.
+    pub(crate) fn new(id: &str, created: u64, model: &str, limit: u32, mut echo: Echo) -> Self {
+        if echo.max_output_tokens == "null" {
+            echo.max_output_tokens = limit.to_string();
+        }
+        let item = format!("msg_{:016x}", xxhash_rust::xxh3::xxh3_64(id.as_bytes()));
+        Self { id: format!("resp_{id}"), item, created, model: quoted(model), echo, number: 0, said: String::new() }
+    }
+
+    fn event(&mut self, out: &mut String, name: &str, fields: &str) {
+        let number = self.number;
+        self.number += 1;
+        let _ = write!(out, "event: {name}\ndata: {{{fields},\"sequence_number\":{number},\"type\":\"{name}\"}}\n\n");
+    }
+
+    /// A part of the output; `logprobs` is a list until it is done.
+    fn part(text: &str, logprobs: &str) -> String {
+        let text = quoted(text);
+        format!("{{\"annotations\":[],\"text\":{text},\"type\":\"output_text\",\"logprobs\":{logprobs}}}")
+    }
+
+    fn message(&self, content: &str, status: &str) -> String {
+        format!(
+            "{{\"id\":\"{}\",\"content\":[{content}],\"role\":\"assistant\",\"status\":\"{status}\",\"type\":\"message\",\
+             \"phase\":null}}",
+            self.item
+        )
+    }
+
+    fn response(&self, output: &str, finish: Option<Finish>, usage: Option<Usage>) -> String {
+        let Echo { instructions, metadata, max_output_tokens, temperature, top_p, user, .. } = &self.echo;
+        let incomplete = match finish {
+            Some(Finish::Length) => "{\"reason\":\"max_output_tokens\"}",
+            _ => "null",
+        };
+        let status = match finish {
+            None => "in_progress",
+            Some(Finish::Length) => "incomplete",
+            Some(_) => "completed",
+        };
+        let usage = usage.map_or("null".to_owned(), |usage| {
+            let Usage { prompt, completion, cached } = usage;
+            format!(
+                "{{\"input_tokens\":{prompt},\"input_tokens_details\":{{\"cached_tokens\":{},\"cache_write_tokens\":0,\
+                 \"input_tokens_per_turn\":[],\"cached_tokens_per_turn\":[]}},\"output_tokens\":{completion},\
+                 \"output_tokens_details\":{{\"reasoning_tokens\":0,\"tool_output_tokens\":0,\"output_tokens_per_turn\":[],\
+                 \"tool_output_tokens_per_turn\":[]}},\"total_tokens\":{}}}",
+                cached.unwrap_or(0),
+                prompt + completion
+            )
+        });
+        format!(
+            "{{\"id\":\"{}\",\"created_at\":{},\"incomplete_details\":{incomplete},\"instructions\":{instructions},\
+             \"metadata\":{metadata},\"model\":{},\"object\":\"response\",\"output\":[{output}],\"parallel_tool_calls\":true,\
+             \"temperature\":{temperature},\"tool_choice\":\"none\",\"tools\":[],\"top_p\":{top_p},\"background\":false,\
+             \"max_output_tokens\":{max_output_tokens},\"max_tool_calls\":null,\"previous_response_id\":null,\
+             \"prompt\":null,\"reasoning\":null,\"service_tier\":\"auto\",\"status\":\"{status}\",\"text\":null,\
+             \"top_logprobs\":null,\"truncation\":\"disabled\",\"usage\":{usage},\"user\":{user},\"presence_penalty\":{},\
+             \"frequency_penalty\":{},\"kv_transfer_params\":null,\"ec_transfer_params\":null,\"input_messages\":null,\
+             \"output_messages\":null}}",
+            self.id, self.created, self.model, self.echo.presence_penalty, self.echo.frequency_penalty
+        )
+    }
+
+    pub(crate) fn open(&mut self, out: &mut String) {
+        let response = format!("\"response\":{}", self.response("", None, None));
+        self.event(out, "response.created", &response);
+        self.event(out, "response.in_progress", &response);
+        let item = format!("\"item\":{},\"output_index\":0", self.message("", "in_progress"));
+        self.event(out, "response.output_item.added", &item);
+        let part = format!(
+            "\"content_index\":0,\"item_id\":\"{}\",\"output_index\":0,\"part\":{}",
+            self.item,
+            Self::part("", "[]")
+        );
+        self.event(out, "response.content_part.added", &part);
+    }
+
+    pub(crate) fn content(&mut self, out: &mut String, piece: &Piece) {
+        if piece.text.is_empty() {
+            return;
+        }
+        self.said.push_str(&piece.text);
+        let delta = format!(
+            "\"content_index\":0,\"delta\":{},\"item_id\":\"{}\",\"logprobs\":[],\"output_index\":0",
+            quoted(&piece.text),
+            self.item
+        );
+        self.event(out, "response.output_text.delta", &delta);
+    }
+
+    pub(crate) fn end(&mut self, out: &mut String, usage: Usage, finish: Finish) {
+        let (text, part) = (quoted(&self.said), Self::part(&self.said, "null"));
+        let at = format!("\"content_index\":0,\"item_id\":\"{}\"", self.item);
+        // The number stands before the text here, so this event is written by hand.
+        let number = self.number;
+        self.number += 1;
+        let name = "response.output_text.done";
+        let _ = write!(
+            out,
+            "event: {name}\ndata: {{{at},\"logprobs\":[],\"output_index\":0,\"sequence_number\":{number},\"text\":{text},\
+             \"type\":\"{name}\"}}\n\n"
+        );
+        self.event(out, "response.content_part.done", &format!("{at},\"output_index\":0,\"part\":{part}"));
+        let message = self.message(&part, "completed");
+        self.event(out, "response.output_item.done", &format!("\"item\":{message},\"output_index\":0"));
+        let response = self.response(&message, Some(finish), Some(usage));
+        self.event(out, "response.completed", &format!("\"response\":{response}"));
+    }
+
+    pub(crate) fn body(&self, choices: &[Whole], usage: Usage) -> String {
+        let piece = choices.first().map(|whole| &whole.piece);
+        let part = Self::part(piece.map_or("", |piece| piece.text.as_str()), "null");
+        let finish = piece.and_then(|piece| piece.finish).unwrap_or(Finish::Length);
+        self.response(&self.message(&part, "completed"), Some(finish), Some(usage))
+    }
+}

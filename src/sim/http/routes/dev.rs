@@ -1,0 +1,160 @@
+//! Routes for operators: sleep, pause, the prefix cache, the profiler.
+//!
+//! They exist with `VLLM_SERVER_DEV_MODE` or `--profiler-config` and wait until the driver has done what they ask. A dead
+//! engine answers 500 instead of never.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use hyper::StatusCode;
+use serde_json::{Value, json};
+use tokio::sync::oneshot;
+
+use super::{Reply, body, json_reply};
+use crate::http::wire::ErrorBody;
+use crate::real_time::driver::{Command, Control, Shared};
+use crate::validate::pydantic::{Problems, repr};
+
+/// Does something to the engine and waits until it is done.
+async fn control(shared: &Shared, control: Control) -> Result<bool, ErrorBody> {
+    let (done, result) = oneshot::channel();
+    shared.send(Command::Control(control, Some(done)));
+    tokio::select! {
+        result = result => result.map_err(|_| ErrorBody::dead()),
+        () = shared.dead.cancelled() => Err(ErrorBody::dead()),
+    }
+}
+
+/// A parameter of the query.
+fn parameter<'a>(query: Option<&'a str>, name: &str) -> Option<&'a str> {
+    query?.split('&').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='))
+}
+
+fn truth(query: Option<&str>, name: &str) -> Result<bool, ErrorBody> {
+    match parameter(query, name).map(str::to_lowercase).as_deref() {
+        None | Some("false" | "0" | "no" | "off") => Ok(false),
+        Some("true" | "1" | "yes" | "on") => Ok(true),
+        Some(other) => {
+            let mut problems = Problems::default();
+            let text = "Input should be a valid boolean, unable to interpret input";
+            problems.add("bool_parsing", &format!("query.{name}"), text, other, "");
+            Err(problems.refusal())
+        }
+    }
+}
+
+fn mode(query: Option<&str>) -> Result<&str, ErrorBody> {
+    let mode = parameter(query, "mode").unwrap_or("abort");
+    if ["abort", "wait", "keep"].contains(&mode) {
+        return Ok(mode);
+    }
+    let expected = "'abort', 'wait' or 'keep'";
+    let mut problems = Problems::default();
+    let context = format!("'expected': {}", repr(expected));
+    problems.add("literal_error", "query.mode", &format!("Input should be {expected}"), mode, &context);
+    Err(problems.refusal())
+}
+
+/// Waits until nothing is in flight.
+async fn quiet(shared: &Shared) {
+    const LOOK_EVERY: std::time::Duration = std::time::Duration::from_millis(5);
+    while shared.gate.lock().in_flight > 0 && !shared.stop.is_cancelled() {
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+}
+
+fn empty() -> Reply {
+    body(StatusCode::OK, "", String::new())
+}
+
+/// Answers a route for development.
+///
+/// # Errors
+/// Wrong parameters; a dead engine.
+pub(super) async fn answer(
+    shared: &Arc<Shared>,
+    template: &str,
+    query: Option<&str>,
+    sent: &[u8],
+) -> Result<Reply, ErrorBody> {
+    match template {
+        "/reset_prefix_cache" => {
+            let preempt = truth(query, "reset_running_requests")?;
+            truth(query, "reset_external")?;
+            let success = control(shared, Control::ResetPrefixCache { preempt }).await?;
+            Ok(json_reply(&json!({"success": success})))
+        }
+        "/reset_mm_cache" | "/reset_encoder_cache" | "/release_kv_cache_memory" => Ok(empty()),
+        "/sleep" => {
+            let level = parameter(query, "level").unwrap_or("1");
+            let level: u8 = level
+                .parse()
+                .ok()
+                .filter(|level| *level <= 2)
+                .ok_or_else(|| ErrorBody::bad_request(None, format!("level must be 0, 1 or 2, got {level}.")))?;
+            if mode(query)? == "wait" {
+                quiet(shared).await;
+            }
+            control(shared, Control::Sleep(Some(level))).await?;
+            Ok(empty())
+        }
+        "/wake_up" => {
+            control(shared, Control::Sleep(None)).await?;
+            Ok(empty())
+        }
+        "/is_sleeping" => Ok(json_reply(&json!({"is_sleeping": shared.stats.lock().sleep.is_some()}))),
+        "/pause" => {
+            let mode = mode(query)?;
+            if mode == "wait" {
+                quiet(shared).await;
+            }
+            control(shared, Control::Pause { abort: mode == "abort" }).await?;
+            Ok(json_reply(&json!({"status": "paused"})))
+        }
+        "/resume" => {
+            control(shared, Control::Resume).await?;
+            Ok(json_reply(&json!({"status": "resumed"})))
+        }
+        "/is_paused" => Ok(json_reply(&json!({"is_paused": shared.paused.load(Ordering::Relaxed)}))),
+        "/abort_requests" => Ok(body(StatusCode::OK, "application/json", r#"{"status":"aborted","aborted":0}"#.into())),
+        "/get_world_size" => {
+            let group = shared.config.profile.layout.tensor_parallel;
+            Ok(json_reply(&json!({"world_size": group})))
+        }
+        "/server_info" => {
+            let config = &shared.config;
+            let facts = format!(
+                "model='{}', max_seq_len={}, tensor_parallel_size={}, enable_prefix_caching={}, enable_chunked_prefill={}, \
+                 max_num_seqs={}, max_num_batched_tokens={}",
+                config.root,
+                config.max_model_len,
+                config.profile.layout.tensor_parallel,
+                config.engine.prefix_caching,
+                config.engine.chunked_prefill,
+                config.engine.max_num_seqs,
+                config.engine.max_num_batched_tokens
+            );
+            Ok(json_reply(&json!({"vllm_config": facts, "vllm_env": {}, "system_env": {}})))
+        }
+        "/start_profile" | "/stop_profile" => profile(shared, template == "/start_profile"),
+        "/collective_rpc" => {
+            let method = serde_json::from_slice::<Value>(sent).unwrap_or_default();
+            match method["method"].as_str() {
+                Some(_) => Ok(json_reply(&json!({"results": [null]}))),
+                None => Err(ErrorBody::detail(400, "Missing 'method' in request body")),
+            }
+        }
+        _ => Err(ErrorBody::detail(404, "Not Found")),
+    }
+}
+
+fn profile(shared: &Shared, start: bool) -> Result<Reply, ErrorBody> {
+    let active = shared.profiling.swap(start, Ordering::Relaxed);
+    match (start, active) {
+        (true, true) => {
+            let message = "The profiler is active already; stop it first.".to_owned();
+            Err(ErrorBody { status: 409, kind: "ConflictError", param: None, message })
+        }
+        _ => Ok(empty()),
+    }
+}

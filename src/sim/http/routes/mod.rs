@@ -1,0 +1,310 @@
+//! Routes of `vllm serve`, one function each, and the two that only a simulator has.
+//!
+//! | route | what |
+//! |---|---|
+//! | `/v1/chat/completions`, `/v1/completions`, `/v1/responses`, `/v1/messages` | generate |
+//! | `/v1/models`, `/v1/load_lora_adapter`, `/v1/unload_lora_adapter`, `/adapters` | names |
+//! | `/tokenize`, `/detokenize`, `/v1/messages/count_tokens`, `/v1/embeddings` | text and made-up numbers |
+//! | `/health`, `/ping`, `/version`, `/load`, `/metrics` | state |
+//! | `/sleep`, `/pause`, `/reset_prefix_cache` and so on | for operators, see `dev.rs` |
+//! | `POST /sim/fault` | body: a fault as `fault.rs` writes it, bare or as `{"fault": "..."}` |
+//!
+//! With `--api-key`, routes under `/v1`, `/v2`, `/inference` and `/cohere` need it; the others are open, as in vLLM.
+
+mod dev;
+mod generating;
+mod table;
+mod tokens;
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{ALLOW, AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HeaderValue, LOCATION, ORIGIN, SERVER, VARY};
+use hyper::{Method, Request, Response, StatusCode};
+use serde_json::{Value, json};
+
+use crate::http::answer::Cut;
+use crate::http::server::MAX_BODY;
+use crate::http::wire::ErrorBody;
+use crate::http::{models, responses};
+use crate::observe::{http_metrics, metrics_page};
+use crate::real_time::driver::Shared;
+
+pub(crate) use table::listed;
+
+use table::Target;
+
+/// Prefixes that `--api-key` guards.
+const GUARDED: [&str; 4] = ["/v1", "/v2", "/inference", "/cohere"];
+
+pub(super) type Reply = Response<UnsyncBoxBody<Bytes, Cut>>;
+
+/// Answers one request. A cut connection is an error of the service: hyper then closes without an answer.
+pub(super) async fn handle(shared: Arc<Shared>, peer: SocketAddr, request: Request<Incoming>) -> Result<Reply, Cut> {
+    let began = Instant::now();
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let size = request.headers().get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok()).unwrap_or(0);
+    let asked_id = request.headers().get("x-request-id").and_then(|value| value.to_str().ok()).map(str::to_owned);
+    let template = match table::find(&shared.config, &method, &path) {
+        Target::Route(template, _) | Target::Redirect(template, _) => Some(template),
+        _ => None,
+    };
+    let reply = route(&shared, request).await;
+    if matches!(&reply, Err(error) if error.status == 0) {
+        return Err(Cut);
+    }
+    let mut reply = reply.unwrap_or_else(|error| error_reply(&error));
+    reply.headers_mut().insert(SERVER, HeaderValue::from_static("uvicorn"));
+    if shared.config.request_id_headers {
+        // Every answer has one: the client's, or a new one that is nobody's id.
+        let id = asked_id.unwrap_or_else(|| fresh_uuid(&shared));
+        if let Ok(value) = HeaderValue::from_str(&id) {
+            reply.headers_mut().insert("x-request-id", value);
+        }
+    }
+    reply.headers_mut().entry(VARY).or_insert(HeaderValue::from_static("Origin"));
+    shared.requests.lock().count(template, method.as_str(), reply.status().as_u16(), began.elapsed(), size);
+    shared.config.log.access(peer, method.as_str(), &path, reply.status());
+    Ok(reply)
+}
+
+/// 32 hex digits.
+fn fresh_uuid(shared: &Shared) -> String {
+    generating::fresh_id(shared) + &generating::fresh_id(shared)
+}
+
+fn error_reply(error: &ErrorBody) -> Reply {
+    let status = StatusCode::from_u16(error.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    body(status, "application/json", error.json())
+}
+
+async fn route(shared: &Arc<Shared>, request: Request<Incoming>) -> Result<Reply, ErrorBody> {
+    let path = request.uri().path().to_owned();
+    let preflight =
+        request.method() == Method::OPTIONS && request.headers().contains_key("access-control-request-method");
+    if preflight && request.headers().contains_key(ORIGIN) {
+        return Ok(disallowed());
+    }
+    if GUARDED.iter().any(|prefix| path.starts_with(prefix)) && !authorized(shared, &request) {
+        return Ok(body(StatusCode::UNAUTHORIZED, "application/json", r#"{"error":"Unauthorized"}"#.into()));
+    }
+    match table::find(&shared.config, request.method(), &path) {
+        Target::Unknown => Err(ErrorBody::detail(404, "Not Found")),
+        Target::NotAllowed(methods) => {
+            let mut reply = error_reply(&ErrorBody::detail(405, "Method Not Allowed"));
+            if let Ok(allow) = HeaderValue::from_str(&methods.join(", ")) {
+                reply.headers_mut().insert(ALLOW, allow);
+            }
+            Ok(reply)
+        }
+        Target::Redirect(_, bare) => {
+            let host = request.headers().get("host").and_then(|host| host.to_str().ok()).unwrap_or_default();
+            let query = request.uri().query().map_or(String::new(), |query| format!("?{query}"));
+            let mut reply = body(StatusCode::TEMPORARY_REDIRECT, "", String::new());
+            if let Ok(location) = HeaderValue::from_str(&format!("http://{host}{bare}{query}")) {
+                reply.headers_mut().insert(LOCATION, location);
+            }
+            Ok(reply)
+        }
+        Target::Route(template, open) => answer(shared, template, open, request).await,
+    }
+}
+
+async fn answer(
+    shared: &Arc<Shared>,
+    template: &'static str,
+    open: Option<&str>,
+    request: Request<Incoming>,
+) -> Result<Reply, ErrorBody> {
+    match template {
+        "/health" | "/ping" => Ok(health(shared)),
+        "/version" => Ok(json_reply(&json!({"version": shared.config.version.to_string()}))),
+        "/load" => {
+            let load = if shared.config.track_load { shared.load.load(Ordering::Relaxed) } else { 0 };
+            Ok(json_reply(&json!({"server_load": load})))
+        }
+        "/metrics" => Ok(metrics(shared)),
+        "/kv_event_sources" => Ok(json_reply(&json!({}))),
+        "/docs" | "/redoc" | "/docs/oauth2-redirect" => {
+            let page =
+                "<!DOCTYPE html>\n<html><head><title>FastAPI</title></head><body>a simulated server</body></html>\n";
+            Ok(body(StatusCode::OK, "text/html; charset=utf-8", page.to_owned()))
+        }
+        "/openapi.json" => Ok(json_reply(&openapi(shared))),
+        "/v1/models" => Ok(body(StatusCode::OK, "application/json", models::list(shared))),
+        "/v1/responses/{response_id}" | "/v1/responses/{response_id}/cancel" => {
+            Err(responses::unknown(open.unwrap_or_default()))
+        }
+        "/v1/load_lora_adapter" => {
+            require_json(&request)?;
+            models::load(shared, &read(request).await?).map(text_reply)
+        }
+        "/v1/unload_lora_adapter" => {
+            require_json(&request)?;
+            models::unload(shared, &read(request).await?).map(text_reply)
+        }
+        "/adapters" => {
+            let sent = read(request).await?;
+            let value: Value = serde_json::from_slice(&sent).unwrap_or_default();
+            let (name, source) = (&value["name"], &value["src"]);
+            models::load(shared, json!({"lora_name": name, "lora_path": source}).to_string().as_bytes())?;
+            Ok(text_reply(format!("Adapter {} registered", name.as_str().unwrap_or_default())))
+        }
+        "/adapters/{adapter_name}" => {
+            let name = open.unwrap_or_default();
+            models::remove(shared, name)?;
+            Ok(text_reply(format!("Adapter {name} unregistered")))
+        }
+        "/is_scaling_elastic_ep" => Ok(json_reply(&json!({"is_scaling_elastic_ep": false}))),
+        "/sim/fault" => fault(shared, request).await,
+        "/tokenize" | "/detokenize" | "/v1/embeddings" => tokens::answer(shared, template, request).await,
+        _ if template.ends_with("render") || template.starts_with("/inference/") => Err(scale_out(shared)),
+        "/v1/systemone" | "/generative_scoring" | "/scale_elastic_ep" => {
+            generating::unsupported(template, request).await
+        }
+        _ if template.starts_with("/v1/") || template == "/invocations" => {
+            generating::answer(shared, template, request).await
+        }
+        _ => {
+            let query = request.uri().query().map(str::to_owned);
+            let sent = read(request).await?;
+            dev::answer(shared, template, query.as_deref(), &sent).await
+        }
+    }
+}
+
+fn disallowed() -> Reply {
+    let mut reply = body(StatusCode::BAD_REQUEST, "text/plain; charset=utf-8", "Disallowed CORS origin".to_owned());
+    let headers = reply.headers_mut();
+    let vary =
+        "Origin, Access-Control-Request-Method, Access-Control-Request-Headers, Access-Control-Request-Private-Network";
+    headers.insert(VARY, HeaderValue::from_static(vary));
+    let methods = "DELETE, GET, HEAD, OPTIONS, PATCH, POST, PUT, QUERY";
+    headers.insert("access-control-allow-methods", HeaderValue::from_static(methods));
+    headers.insert("access-control-max-age", HeaderValue::from_static("600"));
+    reply
+}
+
+fn scale_out(shared: &Shared) -> ErrorBody {
+    if shared.config.scale_out {
+        let message = "the simulator does not render or take tokens; leave --enable-scale-out away".to_owned();
+        return ErrorBody { status: 501, kind: "NotImplementedError", param: None, message };
+    }
+    let message =
+        "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them.".to_owned();
+    ErrorBody { status: 403, kind: "PermissionDeniedError", param: None, message }
+}
+
+fn openapi(shared: &Shared) -> Value {
+    let paths: serde_json::Map<String, Value> = listed(&shared.config)
+        .map(|(path, methods)| {
+            let methods = methods.iter().map(|method| (method.to_lowercase(), json!({"responses": {"200": {}}})));
+            (path.to_owned(), Value::Object(methods.collect()))
+        })
+        .collect();
+    json!({"openapi": "3.1.0", "info": {"title": "FastAPI", "version": "0.1.0"}, "paths": paths})
+}
+
+fn body(status: StatusCode, content_type: &'static str, text: String) -> Reply {
+    let full = Full::new(Bytes::from(text)).map_err(|never: Infallible| match never {});
+    let mut reply = Response::new(full.boxed_unsync());
+    *reply.status_mut() = status;
+    if !content_type.is_empty() {
+        reply.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+    }
+    reply
+}
+
+fn json_reply(value: &Value) -> Reply {
+    body(StatusCode::OK, "application/json", value.to_string())
+}
+
+/// A text without a type, as vLLM sends it.
+fn text_reply(text: String) -> Reply {
+    body(StatusCode::OK, "", text)
+}
+
+fn authorized(shared: &Shared, request: &Request<Incoming>) -> bool {
+    let keys = &shared.config.api_keys;
+    let sent = request.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok());
+    let sent = sent.and_then(|value| value.strip_prefix("Bearer "));
+    keys.is_empty() || sent.is_some_and(|sent| keys.iter().any(|key| key == sent))
+}
+
+fn health(shared: &Shared) -> Reply {
+    let status = if shared.dead.is_cancelled() { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::OK };
+    body(status, "", String::new())
+}
+
+fn metrics(shared: &Shared) -> Reply {
+    if shared.garbage.load(Ordering::Relaxed) {
+        return body(StatusCode::OK, "text/plain", "vllm:num_requests_running{ NaN\n\u{0}<html>\n".into());
+    }
+    let config = &shared.config;
+    let facts = metrics_page::Facts {
+        version: config.version,
+        model: config.names.first().map_or("", String::as_str),
+        blocks: config.engine.num_blocks,
+        max_loras: config.engine.max_loras,
+        max_model_len: config.max_model_len,
+        started: shared.started,
+        prefix_caching: config.engine.prefix_caching,
+        utilisation: config.utilisation,
+        cache_dtype: if config.profile.layout.fp8_kv { "fp8" } else { "auto" },
+        show_hidden: config.show_hidden,
+    };
+    let mut out = String::new();
+    http_metrics::process(&mut out, shared.started);
+    // The page is made of a copy: writing it takes longer than a step may wait.
+    let stats = shared.stats.lock().clone();
+    if config.log_stats {
+        out.push_str(&metrics_page::engine(&stats, facts));
+    }
+    shared.requests.lock().render(&mut out, shared.started);
+    body(StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8", out)
+}
+
+async fn read(request: Request<Incoming>) -> Result<Bytes, ErrorBody> {
+    match Limited::new(request.into_body(), MAX_BODY).collect().await {
+        Ok(collected) => Ok(collected.to_bytes()),
+        Err(error) if error.is::<http_body_util::LengthLimitError>() => Err(ErrorBody {
+            status: 413,
+            kind: "Request Entity Too Large",
+            param: None,
+            message: format!("the body is larger than {MAX_BODY} bytes"),
+        }),
+        // The client left while it sent: nobody reads an answer.
+        Err(_) => Err(cut()),
+    }
+}
+
+/// Marks an answer that is never written.
+fn cut() -> ErrorBody {
+    ErrorBody { status: 0, kind: "", param: None, message: String::new() }
+}
+
+fn require_json(request: &Request<Incoming>) -> Result<(), ErrorBody> {
+    let sent = request.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    if sent.is_some_and(|sent| sent.to_ascii_lowercase().starts_with("application/json")) {
+        return Ok(());
+    }
+    let message = "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed".to_owned();
+    Err(ErrorBody { status: 400, kind: "Bad Request", param: None, message })
+}
+
+async fn fault(shared: &Shared, request: Request<Incoming>) -> Result<Reply, ErrorBody> {
+    let bytes = read(request).await?;
+    let text = match serde_json::from_slice::<Value>(&bytes) {
+        Ok(value) => value["fault"].as_str().unwrap_or_default().to_owned(),
+        Err(_) => String::from_utf8_lossy(&bytes).trim().to_owned(),
+    };
+    let fault = text.parse().map_err(|error| ErrorBody::bad_request(Some("fault"), format!("{error}")))?;
+    shared.fault(fault);
+    Ok(json_reply(&json!({"fault": text})))
+}

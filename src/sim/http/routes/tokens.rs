@@ -1,0 +1,130 @@
+//! Text and numbers: `/tokenize`, `/detokenize`, `/v1/embeddings`.
+//!
+//! Counts are the tokenizer's where the model is a folder that has one, and those of [`crate::text::words`] elsewhere. Embeddings
+//! are numbers made of the text, for gateways that must pass them on.
+
+use std::sync::Arc;
+
+use hyper::body::Incoming;
+use hyper::{Request, StatusCode};
+use serde_json::{Map, Value, json};
+
+use super::{Reply, body, json_reply, read, require_json};
+use crate::http::generate::{resolve_model, unix_time};
+use crate::http::wire::ErrorBody;
+use crate::real_time::driver::Shared;
+use crate::text::logprobs::quoted;
+use crate::validate::pydantic::{self, Fields, Problems, shown};
+use crate::validate::{json as body_json, schema};
+use sluice_core::base::Rng;
+
+/// Dimensions of a made-up embedding.
+const EMBEDDING: usize = 64;
+
+/// Answers one of the routes.
+///
+/// # Errors
+/// Fields that are missing or wrong, an unknown model.
+pub(super) async fn answer(
+    shared: &Arc<Shared>,
+    template: &str,
+    request: Request<Incoming>,
+) -> Result<Reply, ErrorBody> {
+    require_json(&request)?;
+    let fields = body_json::object(&read(request).await?)?;
+    match template {
+        "/tokenize" => tokenize(shared, &fields),
+        "/detokenize" => detokenize(shared, &fields),
+        _ => embeddings(shared, &fields),
+    }
+}
+
+/// A prompt or messages: the body must fit one of the two shapes, and both complain when it fits none.
+fn check_tokenize(fields: &Map<String, Value>) -> Result<(), ErrorBody> {
+    let mut problems = Problems::default();
+    let prompt = fields.get("prompt");
+    let messages = fields.get("messages");
+    if prompt.is_some_and(Value::is_string) || messages.is_some_and(Value::is_array) {
+        return Ok(());
+    }
+    match prompt {
+        None => problems.missing("body.prompt", fields.len()),
+        Some(value) => problems.add("string_type", "body.prompt", "Input should be a valid string", &shown(value), ""),
+    }
+    match messages {
+        None => problems.missing("body.messages", fields.len()),
+        Some(value) => problems.add("list_type", "body.messages", "Input should be a valid list", &shown(value), ""),
+    }
+    Err(problems.refusal())
+}
+
+fn tokenize(shared: &Shared, fields: &Map<String, Value>) -> Result<Reply, ErrorBody> {
+    check_tokenize(fields)?;
+    resolve_model(shared, fields.text("model").filter(|name| !name.is_empty()))?;
+    let texts = &shared.config.texts;
+    let ids = if fields.get("messages").is_some_and(Value::is_array) {
+        texts.of_chat(fields, shared.config.names.first().map_or("", String::as_str), u32::MAX)?.ids.to_vec()
+    } else {
+        let special = fields.get("add_special_tokens").is_none() || fields.truth("add_special_tokens");
+        texts.vocabulary.encode(fields.text("prompt").unwrap_or_default(), special)
+    };
+    let strings = fields.truth("return_token_strs").then(|| {
+        let pieces: Vec<String> = texts.vocabulary.pieces(&ids).iter().map(|piece| quoted(piece)).collect();
+        format!("[{}]", pieces.join(","))
+    });
+    let text = format!(
+        "{{\"count\":{},\"max_model_len\":{},\"tokens\":{},\"token_strs\":{}}}",
+        ids.len(),
+        shared.config.max_model_len,
+        json!(ids),
+        strings.unwrap_or_else(|| "null".to_owned())
+    );
+    Ok(body(StatusCode::OK, "application/json", text))
+}
+
+fn detokenize(shared: &Shared, fields: &Map<String, Value>) -> Result<Reply, ErrorBody> {
+    let mut problems = Problems::default();
+    pydantic::check(schema::DETOKENIZE, fields, &mut problems);
+    if !problems.is_empty() {
+        return Err(problems.refusal());
+    }
+    resolve_model(shared, fields.text("model").filter(|name| !name.is_empty()))?;
+    let number = |value: &Value| value.as_u64().or_else(|| value.as_str()?.trim().parse().ok());
+    let items = fields.get("tokens").and_then(Value::as_array).into_iter().flatten();
+    let ids: Vec<u32> = items.filter_map(number).filter_map(|id| u32::try_from(id).ok()).collect();
+    Ok(json_reply(&json!({"prompt": shared.config.texts.vocabulary.decode(&ids, false)})))
+}
+
+/// Vectors of unit length that depend on the text alone.
+fn embeddings(shared: &Shared, fields: &Map<String, Value>) -> Result<Reply, ErrorBody> {
+    let model = resolve_model(shared, fields.text("model").filter(|name| !name.is_empty()))?.name;
+    let inputs = match fields.get("input") {
+        None | Some(Value::Null) => {
+            let mut problems = Problems::default();
+            problems.missing("body.input", fields.len());
+            return Err(problems.refusal());
+        }
+        Some(Value::Array(items)) if items.iter().any(|item| !item.is_number()) => items.clone(),
+        Some(other) => vec![other.clone()],
+    };
+    let mut tokens = 0;
+    let vectors = inputs.iter().enumerate().map(|(index, input)| {
+        tokens += match input {
+            Value::String(text) => shared.config.texts.vocabulary.count(text, true),
+            Value::Array(ids) => ids.len(),
+            _ => 1,
+        };
+        let mut rng = Rng::new(xxhash_rust::xxh3::xxh3_64(input.to_string().as_bytes()));
+        let raw: Vec<f64> = (0..EMBEDDING).map(|_| rng.unit() - 0.5).collect();
+        let norm = raw.iter().map(|x| x * x).sum::<f64>().sqrt();
+        let vector: Vec<f64> = raw.into_iter().map(|x| x / norm).collect();
+        json!({"index": index, "object": "embedding", "embedding": vector})
+    });
+    let data: Vec<Value> = vectors.collect();
+    let usage =
+        json!({"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0, "prompt_tokens_details": null});
+    let id = format!("embd-{}", super::generating::fresh_id(shared));
+    Ok(json_reply(&json!({
+        "id": id, "object": "list", "created": unix_time(), "model": model, "data": data, "usage": usage
+    })))
+}

@@ -1,0 +1,181 @@
+//! The HTTP side: accepts, routes, and the handle with which a server is run inside a process.
+//!
+//! HTTP/1.1 as uvicorn serves it: idle connections close after [`KEEP_ALIVE`], error objects of vLLM, unknown routes
+//! 404. A client that closes its connection ends the request it waits for. [`spawn`] runs a server on the current
+//! tokio runtime; several fit one process. Bodies are bounded by [`MAX_BODY`].
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::TcpListener;
+use tokio_util::task::TaskTracker;
+
+use crate::http::routes;
+use crate::observe::stats::Ended;
+use crate::process::config::SimConfig;
+use crate::process::fault::Fault;
+use crate::real_time::driver::{Driver, Shared};
+
+/// Largest request body, bytes; 64 MiB hold the longest prompt of any model here.
+pub(crate) const MAX_BODY: usize = 64 << 20;
+/// How long a connection may take to end after the server was stopped.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+/// Pause after a failed accept (out of file descriptors), so that the loop does not spin.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// What a server has done so far and holds now.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Snapshot {
+    /// Sequences that ended by end of sequence or limit.
+    pub finished: u64,
+    /// Sequences aborted because the client left.
+    pub aborted: u64,
+    /// Sequences that ended by an error.
+    pub failed: u64,
+    /// Sequences inside, in whatever state.
+    pub in_flight: u64,
+    /// Sequences in the running list after the last step.
+    pub running: usize,
+    /// Sequences waiting after the last step.
+    pub waiting: usize,
+    /// Share of KV blocks in use after the last step.
+    pub kv_usage: f64,
+    /// Tokens generated.
+    pub generated_tokens: u64,
+    /// Preemptions.
+    pub preemptions: u64,
+    /// Sequences that wait for an adapter slot after the last step; part of `waiting`.
+    pub deferred: usize,
+    /// Prompt tokens of requests that got their first token.
+    pub prompt_tokens: u64,
+    /// Tokens looked up in the prefix cache, and found there.
+    pub prefix: (u64, u64),
+}
+
+/// A running server. Dropping the handle leaves it running; [`Handle::shutdown`] ends it.
+#[derive(Debug)]
+pub struct Handle {
+    addr: SocketAddr,
+    shared: Arc<Shared>,
+    tasks: TaskTracker,
+}
+
+/// Starts a server on a listener that is bound already.
+///
+/// # Errors
+/// When the listener has no address.
+pub fn spawn(config: SimConfig, listener: TcpListener) -> std::io::Result<Handle> {
+    let addr = listener.local_addr()?;
+    let fault = config.fault;
+    let shared = Arc::new(Shared::new(config));
+    let tasks = TaskTracker::new();
+    tasks.spawn(Driver::new(Arc::clone(&shared)).run());
+    tasks.spawn(accept(listener, Arc::clone(&shared), tasks.clone()));
+    if let Some(fault) = fault {
+        shared.fault(fault);
+    }
+    Ok(Handle { addr, shared, tasks })
+}
+
+impl Handle {
+    /// Where it listens.
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// What it has done so far.
+    pub fn snapshot(&self) -> Snapshot {
+        let in_flight = self.shared.gate.lock().in_flight;
+        let stats = self.shared.stats.lock();
+        Snapshot {
+            finished: stats.ended(Ended::Stop) + stats.ended(Ended::Length),
+            aborted: stats.ended(Ended::Abort),
+            failed: stats.ended(Ended::Error),
+            in_flight,
+            running: stats.gauges.running,
+            waiting: stats.gauges.waiting + stats.gauges.deferred,
+            kv_usage: stats.gauges.kv_usage,
+            generated_tokens: stats.generation_tokens,
+            preemptions: stats.preemptions,
+            deferred: stats.gauges.deferred,
+            prompt_tokens: stats.prompt_tokens,
+            prefix: stats.prefix,
+        }
+    }
+
+    /// Gives it a fault, or takes faults away with [`Fault::None`].
+    pub fn fault(&self, fault: Fault) {
+        self.shared.fault(fault);
+    }
+
+    /// Resolves when the engine has died.
+    pub async fn died(&self) {
+        self.shared.dead.cancelled().await;
+    }
+
+    /// Refuses what is new and waits until what is inside has ended, at most this long. Says whether all has.
+    pub async fn drain(&self, within: Duration) -> bool {
+        const LOOK_EVERY: Duration = Duration::from_millis(5);
+        self.shared.draining.store(true, Ordering::Relaxed);
+        let deadline = tokio::time::Instant::now() + within;
+        while self.shared.gate.lock().in_flight > 0 {
+            if tokio::time::Instant::now() >= deadline || self.shared.dead.is_cancelled() {
+                return false;
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+        true
+    }
+
+    /// Stops as after SIGTERM: what is in flight ends with an error, connections close, all tasks are waited for.
+    pub async fn shutdown(self) {
+        self.shared.stop.cancel();
+        self.tasks.close();
+        self.tasks.wait().await;
+    }
+
+    /// Stops as after SIGKILL: connections are cut inside whatever they send.
+    pub async fn kill(self) {
+        self.shared.cut.cancel();
+        self.shutdown().await;
+    }
+}
+
+async fn accept(listener: TcpListener, shared: Arc<Shared>, tasks: TaskTracker) {
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = shared.stop.cancelled() => return,
+        };
+        let Ok((stream, peer)) = accepted else {
+            tokio::time::sleep(ACCEPT_PAUSE).await;
+            continue;
+        };
+        // Tokens are small writes: waiting for more would add the peer's delayed ack to each.
+        let _ = stream.set_nodelay(true);
+        let shared = Arc::clone(&shared);
+        tasks.spawn(async move {
+            let service = service_fn(|request| routes::handle(Arc::clone(&shared), peer, request));
+            let connection = http1::Builder::new()
+                .timer(TokioTimer::new())
+                .header_read_timeout(shared.config.http_keep_alive)
+                .serve_connection(TokioIo::new(stream), service);
+            tokio::pin!(connection);
+            tokio::select! {
+                biased;
+                () = shared.cut.cancelled() => return,
+                // A connection that breaks is the client's affair, or a fault that was asked for.
+                _ = connection.as_mut() => return,
+                () = shared.stop.cancelled() => {}
+            }
+            connection.as_mut().graceful_shutdown();
+            // A client that does not read its last words is cut.
+            let _ = tokio::time::timeout(LAST_WORDS, connection).await;
+        });
+    }
+}

@@ -1,0 +1,417 @@
+//! The bytes of answers: chunks, bodies, error objects, exactly as vLLM frames them.
+//!
+//! Key order and null fields follow captures of a real server: role chunk with `prompt_token_ids` and
+//! `prompt_text`, last content chunk with `finish_reason` and `stop_reason`, `system_fingerprint` on every chunk with a
+//! `finish_reason` when no usage chunk follows, otherwise on the usage chunk. Events are `data: <compact JSON>\n\n`,
+//! the last one is `data: [DONE]\n\n`; only errors inside a stream have blanks in their JSON, there as here. An
+//! end-of-sequence token counts and has no text.
+
+use std::fmt::Write;
+use std::sync::Arc;
+
+use serde_json::json;
+
+use crate::validate::Kind;
+
+/// Why a sequence ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Finish {
+    /// It drew an end-of-sequence token or said a stop string.
+    Stop,
+    /// It reached its limit.
+    Length,
+    /// It was ended by the server: paused, asleep, or shutting down.
+    Abort,
+}
+
+impl Finish {
+    /// The word on the wire and in metrics.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Stop => "stop",
+            Self::Length => "length",
+            Self::Abort => "abort",
+        }
+    }
+}
+
+/// What all chunks of one answer share.
+#[derive(Clone, Debug)]
+pub struct Envelope {
+    kind: Kind,
+    /// `{"id":..,"object":..,"created":..,"model":..` up to `"choices":[`, for stream chunks.
+    head: String,
+    id: String,
+    created: u64,
+    model: String,
+    fingerprint: Arc<str>,
+    usage_chunk: bool,
+    continuous: bool,
+    /// Who speaks in a chat; JSON.
+    role: String,
+}
+
+/// Which usage a stream shows.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct UsageShown {
+    /// A chunk at the end.
+    pub at_end: bool,
+    /// On every chunk, too.
+    pub continuous: bool,
+}
+
+/// Token counts of an answer.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Usage {
+    /// Tokens of the prompts.
+    pub prompt: u64,
+    /// Tokens of the answers.
+    pub completion: u64,
+    /// Tokens of the prompts that were in the prefix cache, where that is shown and there were any.
+    pub cached: Option<u64>,
+}
+
+/// A part of an answer: some tokens of one choice. What is JSON is rendered already.
+#[derive(Clone, Debug, Default)]
+pub struct Piece {
+    /// Its text.
+    pub text: String,
+    /// `logprobs`, JSON.
+    pub logprobs: Option<String>,
+    /// `token_ids`, JSON.
+    pub token_ids: Option<String>,
+    /// `prompt_token_ids`, JSON: on the first piece of a completion.
+    pub prompt_ids: Option<String>,
+    /// Set on the last piece.
+    pub finish: Option<Finish>,
+    /// `stop_reason`, JSON, with `finish`.
+    pub stop_reason: String,
+}
+
+/// A choice of an answer that was not streamed.
+#[derive(Clone, Debug, Default)]
+pub struct Whole {
+    /// All of it as one piece.
+    pub piece: Piece,
+    /// `prompt_logprobs`, JSON.
+    pub prompt_logprobs: Option<String>,
+}
+
+const NULL: &str = "null";
+
+fn or_null(json: &Option<String>) -> &str {
+    json.as_deref().unwrap_or(NULL)
+}
+
+/// Appends a text as JSON without its quotes.
+fn push_text(out: &mut String, text: &str) {
+    if text.bytes().all(|byte| byte >= 0x20 && byte != b'"' && byte != b'\\') {
+        out.push_str(text);
+    } else {
+        let quoted = json!(text).to_string();
+        out.push_str(&quoted[1..quoted.len() - 1]);
+    }
+}
+
+impl Envelope {
+    /// An answer with this id (already prefixed); `created` in Unix seconds.
+    pub fn new(kind: Kind, id: String, created: u64, model: &str, fingerprint: &Arc<str>, shown: UsageShown) -> Self {
+        let object = match kind {
+            Kind::Chat => "chat.completion.chunk",
+            Kind::Completion => "text_completion",
+        };
+        let head = format!(
+            "data: {{\"id\":{},\"object\":\"{object}\",\"created\":{created},\"model\":{},\"choices\":[",
+            json!(id),
+            json!(model)
+        );
+        let (usage_chunk, continuous) = (shown.at_end, shown.at_end && shown.continuous);
+        let (model, fingerprint) = (model.to_owned(), Arc::clone(fingerprint));
+        let role = "\"assistant\"".to_owned();
+        Self { kind, head, id, created, model, fingerprint, usage_chunk, continuous, role }
+    }
+
+    /// Somebody else speaks: a chat that goes on without a new message goes on with the last role.
+    pub fn spoken_by(mut self, role: &str) -> Self {
+        self.role = json!(role).to_string();
+        self
+    }
+
+    /// The chunk that opens a choice of a chat; completions have none.
+    pub fn role(&self, out: &mut String, choice: usize, prompt_ids: Option<&str>, usage: Usage) {
+        if self.kind == Kind::Completion {
+            return;
+        }
+        out.push_str(&self.head);
+        let _ = write!(
+            out,
+            "{{\"index\":{choice},\"delta\":{{\"role\":{},\"content\":\"\"}},\"logprobs\":null,\"finish_reason\":null}}]",
+            self.role
+        );
+        self.running_usage(out, usage);
+        let _ = write!(out, ",\"prompt_token_ids\":{},\"prompt_text\":null}}\n\n", prompt_ids.unwrap_or(NULL));
+    }
+
+    /// A chunk with text.
+    pub fn content(&self, out: &mut String, choice: usize, piece: &Piece, usage: Usage) {
+        out.push_str(&self.head);
+        let _ = match self.kind {
+            Kind::Chat => write!(out, "{{\"index\":{choice},\"delta\":{{\"content\":\""),
+            Kind::Completion => write!(out, "{{\"index\":{choice},\"text\":\""),
+        };
+        push_text(out, &piece.text);
+        let logprobs = or_null(&piece.logprobs);
+        let _ = match self.kind {
+            Kind::Chat => write!(out, "\"}},\"logprobs\":{logprobs},"),
+            Kind::Completion => write!(out, "\",\"logprobs\":{logprobs},"),
+        };
+        let _ = match piece.finish {
+            Some(finish) => write!(out, "\"finish_reason\":\"{}\",", finish.as_str()),
+            None => write!(out, "\"finish_reason\":null,"),
+        };
+        let reason = if piece.finish.is_some() { piece.stop_reason.as_str() } else { NULL };
+        let ids = or_null(&piece.token_ids);
+        let _ = match (self.kind, piece.finish) {
+            (Kind::Chat, Some(_)) => write!(out, "\"stop_reason\":{reason},\"token_ids\":{ids}}}]"),
+            (Kind::Chat, None) => write!(out, "\"token_ids\":{ids}}}]"),
+            (Kind::Completion, _) => {
+                let prompt = or_null(&piece.prompt_ids);
+                write!(out, "\"stop_reason\":{reason},\"prompt_token_ids\":{prompt},\"token_ids\":{ids}}}]")
+            }
+        };
+        self.running_usage(out, usage);
+        if piece.finish.is_some() && !self.usage_chunk {
+            let _ = write!(out, ",\"system_fingerprint\":\"{}\"", self.fingerprint);
+        }
+        out.push_str("}\n\n");
+    }
+
+    /// What follows the last content: the usage chunk where asked for, and `[DONE]`.
+    pub fn end(&self, out: &mut String, usage: Usage) {
+        if self.usage_chunk {
+            out.push_str(&self.head);
+            out.push(']');
+            write_usage(out, usage);
+            if let Some(cached) = usage.cached {
+                let _ = write!(out, ",\"prompt_tokens_details\":{{\"cached_tokens\":{cached}}}");
+            }
+            let _ = write!(out, "}},\"system_fingerprint\":\"{}\"}}\n\n", self.fingerprint);
+        }
+        out.push_str("data: [DONE]\n\n");
+    }
+
+    fn running_usage(&self, out: &mut String, usage: Usage) {
+        if self.continuous {
+            write_usage(out, usage);
+            out.push_str(match self.kind {
+                Kind::Chat => ",\"completion_tokens_details\":null}",
+                Kind::Completion => "}",
+            });
+        }
+    }
+
+    /// The whole body of an answer that was not streamed. `prompt` is what a chat says of its prompt: log probabilities
+    /// and token ids.
+    pub fn body(&self, choices: &[Whole], usage: Usage) -> String {
+        let mut out =
+            String::with_capacity(600 + choices.iter().map(|whole| whole.piece.text.len() + 300).sum::<usize>());
+        let object = match self.kind {
+            Kind::Chat => "chat.completion",
+            Kind::Completion => "text_completion",
+        };
+        let _ = write!(
+            out,
+            "{{\"id\":{},\"object\":\"{object}\",\"created\":{},\"model\":{},\"choices\":[",
+            json!(self.id),
+            self.created,
+            json!(self.model)
+        );
+        for (index, Whole { piece, prompt_logprobs }) in choices.iter().enumerate() {
+            let comma = if index > 0 { "," } else { "" };
+            let finish = piece.finish.map_or("length", Finish::as_str);
+            let reason = piece.stop_reason.as_str();
+            let (logprobs, ids) = (or_null(&piece.logprobs), or_null(&piece.token_ids));
+            let _ = match self.kind {
+                Kind::Chat => {
+                    let _ =
+                        write!(out, "{comma}{{\"index\":{index},\"message\":{{\"role\":{},\"content\":\"", self.role);
+                    push_text(&mut out, &piece.text);
+                    write!(
+                        out,
+                        "\",\"refusal\":null,\"annotations\":null,\"audio\":null,\"function_call\":null,\"reasoning\":\
+                         null}},\"logprobs\":{logprobs},\"finish_reason\":\"{finish}\",\"stop_reason\":{reason},\
+                         \"token_ids\":{ids},\"routed_experts\":null}}"
+                    )
+                }
+                Kind::Completion => {
+                    let _ = write!(out, "{comma}{{\"index\":{index},\"text\":\"");
+                    push_text(&mut out, &piece.text);
+                    let (prompt, prompt_ids) = (or_null(prompt_logprobs), or_null(&piece.prompt_ids));
+                    write!(
+                        out,
+                        "\",\"logprobs\":{logprobs},\"finish_reason\":\"{finish}\",\"stop_reason\":{reason},\
+                         \"token_ids\":{ids},\"prompt_logprobs\":{prompt},\"prompt_token_ids\":{prompt_ids},\
+                         \"routed_experts\":null}}"
+                    )
+                }
+            };
+        }
+        let _ = write!(out, "],\"service_tier\":null,\"system_fingerprint\":\"{}\"", self.fingerprint);
+        write_usage(&mut out, usage);
+        let details = usage.cached.map_or(NULL.to_owned(), |cached| format!("{{\"cached_tokens\":{cached}}}"));
+        let _ = write!(out, ",\"prompt_tokens_details\":{details},\"completion_tokens_details\":null}}");
+        if let (Kind::Chat, Some(first)) = (self.kind, choices.first()) {
+            let (logprobs, ids) = (or_null(&first.prompt_logprobs), or_null(&first.piece.prompt_ids));
+            let _ = write!(out, ",\"prompt_logprobs\":{logprobs},\"prompt_token_ids\":{ids},\"prompt_text\":null");
+        }
+        out.push_str(",\"kv_transfer_params\":null,\"ec_transfer_params\":null,\"metrics\":null}");
+        out
+    }
+}
+
+fn write_usage(out: &mut String, usage: Usage) {
+    let Usage { prompt, completion, .. } = usage;
+    let total = prompt + completion;
+    let _ = write!(
+        out,
+        ",\"usage\":{{\"prompt_tokens\":{prompt},\"total_tokens\":{total},\"completion_tokens\":{completion}"
+    );
+}
+
+/// `kind` of an error that is not vLLM's own.
+const DETAIL: &str = "detail";
+
+/// An error object and its status.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ErrorBody {
+    /// HTTP status and `code`.
+    pub status: u16,
+    /// `type`.
+    pub kind: &'static str,
+    /// `param`.
+    pub param: Option<String>,
+    /// `message`.
+    pub message: String,
+}
+
+impl ErrorBody {
+    /// A request that cannot be served as it is (400, `BadRequestError`).
+    pub fn bad_request(param: Option<&str>, message: String) -> Self {
+        Self { status: 400, kind: "BadRequestError", param: param.map(str::to_owned), message }
+    }
+
+    /// What the framework below vLLM answers: `{"detail": ..}`.
+    pub fn detail(status: u16, message: &str) -> Self {
+        Self { status, kind: DETAIL, param: None, message: message.to_owned() }
+    }
+
+    /// Something that is not there (404, `NotFoundError`).
+    pub fn not_found(param: Option<&str>, message: String) -> Self {
+        Self { status: 404, kind: "NotFoundError", param: param.map(str::to_owned), message }
+    }
+
+    /// An engine that died.
+    pub fn dead() -> Self {
+        let message = "EngineCore encountered an issue. See stack trace (above) for the root cause.".to_owned();
+        Self { status: 500, kind: "InternalServerError", param: None, message }
+    }
+
+    /// The object as JSON.
+    pub fn json(&self) -> String {
+        if self.kind == DETAIL {
+            return json!({"detail": self.message}).to_string();
+        }
+        let param = json!(self.param);
+        let (message, kind) = (json!(self.message), json!(self.kind));
+        format!("{{\"error\":{{\"message\":{message},\"type\":{kind},\"param\":{param},\"code\":{}}}}}", self.status)
+    }
+
+    /// The object as the event of a stream that already began, with the end of the stream.
+    pub fn event(&self) -> String {
+        let param = json!(self.param);
+        let (message, kind) = (json!(self.message), json!(self.kind));
+        format!(
+            "data: {{\"error\": {{\"message\": {message}, \"type\": {kind}, \"param\": {param}, \"code\": {}}}}}\n\n\
+             data: [DONE]\n\n",
+            self.status
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn render(kind: Kind, usage_chunk: bool, continuous: bool) -> String {
+        let (prefix, mut out) = (if kind == Kind::Chat { "chatcmpl-" } else { "cmpl-" }, String::new());
+        let shown = UsageShown { at_end: usage_chunk, continuous };
+        let envelope = Envelope::new(kind, format!("{prefix}1"), 2, "m", &"vllm-0.33.0-51ca51ca".into(), shown);
+        let usage = |completion| Usage { prompt: 5, completion, cached: None };
+        let piece =
+            |text: &str, finish| Piece { text: text.into(), finish, stop_reason: "null".into(), ..Piece::default() };
+        envelope.role(&mut out, 0, None, usage(0));
+        envelope.content(&mut out, 0, &piece(" a", None), usage(1));
+        envelope.content(&mut out, 0, &piece(" b", Some(Finish::Length)), usage(2));
+        envelope.end(&mut out, usage(2));
+        out
+    }
+
+    #[test]
+    fn a_chat_stream_has_vllms_bytes() {
+        let chunk = r#"data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":2,"model":"m","choices":["#;
+        let expected = [
+            r#"{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}],"prompt_token_ids":null,"prompt_text":null}"#,
+            r#"{"index":0,"delta":{"content":" a"},"logprobs":null,"finish_reason":null,"token_ids":null}]}"#,
+            r#"{"index":0,"delta":{"content":" b"},"logprobs":null,"finish_reason":"length","stop_reason":null,"token_ids":null}],"system_fingerprint":"vllm-0.33.0-51ca51ca"}"#,
+        ];
+        let expected = expected.map(|tail| format!("{chunk}{tail}\n\n")).concat() + "data: [DONE]\n\n";
+        assert_eq!(render(Kind::Chat, false, false), expected);
+    }
+
+    #[test]
+    fn the_fingerprint_moves_to_the_usage_chunk() {
+        let out = render(Kind::Completion, true, false);
+        assert_eq!(out.matches("system_fingerprint").count(), 1);
+        assert!(out.ends_with(
+            "\"choices\":[],\"usage\":{\"prompt_tokens\":5,\"total_tokens\":7,\"completion_tokens\":2},\
+             \"system_fingerprint\":\"vllm-0.33.0-51ca51ca\"}\n\ndata: [DONE]\n\n"
+        ));
+        assert!(!out.contains("role"));
+    }
+
+    #[test]
+    fn continuous_usage_rides_on_every_chunk_and_needs_include_usage() {
+        assert_eq!(render(Kind::Chat, true, true).matches("\"usage\"").count(), 4);
+        assert_eq!(render(Kind::Chat, false, true).matches("\"usage\"").count(), 0);
+    }
+
+    #[test]
+    fn every_chunk_and_body_is_json() {
+        for event in render(Kind::Chat, true, true).split("\n\n").filter(|event| event.contains('{')) {
+            serde_json::from_str::<serde_json::Value>(event.strip_prefix("data: ").unwrap()).unwrap();
+        }
+        for kind in [Kind::Chat, Kind::Completion] {
+            let envelope = Envelope::new(kind, "x".into(), 1, "a \"b\"", &"f".into(), UsageShown::default());
+            let whole = |text: &str, finish| Whole {
+                piece: Piece {
+                    text: text.into(),
+                    finish: Some(finish),
+                    stop_reason: "null".into(),
+                    ..Piece::default()
+                },
+                prompt_logprobs: None,
+            };
+            let choices = [whole("one \"two\"\n", Finish::Stop), whole("two", Finish::Length)];
+            serde_json::from_str::<serde_json::Value>(&envelope.body(&choices, Usage::default())).unwrap();
+        }
+    }
+
+    #[test]
+    fn errors_have_vllms_shape() {
+        let error = ErrorBody::bad_request(Some("max_tokens"), "no".into());
+        assert_eq!(
+            error.json(),
+            r#"{"error":{"message":"no","type":"BadRequestError","param":"max_tokens","code":400}}"#
+        );
+    }
+}

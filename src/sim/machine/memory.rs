@@ -1,0 +1,271 @@
+//! How many tokens of KV cache a GPU has room for: vLLM's arithmetic at start-up.
+//!
+//! ```text
+//! KV bytes = utilisation x memory            what vLLM may use in all
+//!          - weights                         layers and output head, embedding table unless tied
+//!          - activations                     peak of one full step: grows with the token budget and with sequences x vocabulary
+//!          - reserved                        what libraries take outside PyTorch while vLLM measures
+//!          - graphs                          for each captured size and layer, twice with LoRA
+//!          - LoRA slots                      max_loras adapters of max_lora_rank
+//! blocks   = KV bytes / (16 tokens x bytes per token), rounded down
+//! ```
+//!
+//! Per GPU of a group. The parts are those that vLLM 0.22.1 measured on an H200 with Llama-3.1-8B (weights 15.00 GiB,
+//! activations 1.17 GiB at 8192 tokens); together they give its 916,816 tokens at 0.92, and 912,000 with one
+//! adapter slot of rank 16. An engine refuses to start where this is an error; [`KvBudget::longest`] is the estimate
+//! that vLLM prints when the longest context does not fit.
+
+use crate::profile::{GIB, Gpu, Layout, Model};
+
+/// Tokens of a block.
+const BLOCK: u32 = 16;
+/// Graph memory of a model of 32 layers: the first graph, each further piecewise one, each full one.
+const FIRST_GRAPH: f64 = 134.0 * MIB;
+const PIECEWISE_GRAPH: f64 = 6.0 * MIB;
+const FULL_GRAPH: f64 = 2.0 * MIB;
+const GRAPH_LAYERS: f64 = 32.0;
+/// A full step's peak, in bf16 values per token: so many of the hidden width and of the MLP's inner width.
+const HIDDEN_COPIES: f64 = 8.2;
+const INNER_COPIES: f64 = 3.0;
+/// Copies of the logits in 32 bit while the sampler warms up.
+const LOGIT_COPIES: f64 = 3.0;
+/// Norms, tables of the position encoding.
+const EXTRA_WEIGHTS: f64 = 51.0e6;
+/// LoRA's own buffers, whatever the slots.
+const LORA_FIXED: f64 = 22.0e6;
+const MIB: f64 = (1u64 << 20) as f64;
+
+/// What decides the size of the cache, named as vLLM's flags; the defaults are those of the measured server.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MemorySettings {
+    /// `--gpu-memory-utilization`, share of the whole memory.
+    pub utilisation: f64,
+    /// `--max-num-seqs`.
+    pub max_num_seqs: u32,
+    /// `--max-num-batched-tokens`.
+    pub max_num_batched_tokens: u32,
+    /// Group size and number formats.
+    pub layout: Layout,
+    /// `--max-loras` and `--max-lora-rank` when LoRA is on.
+    pub lora: Option<(u32, u32)>,
+    /// False with `--enforce-eager`.
+    pub graphs: bool,
+    /// `--kv-cache-memory-bytes`: replaces the arithmetic above, not the weights' need.
+    pub kv_cache_bytes: Option<u64>,
+    /// Bytes of the memory that somebody else uses.
+    pub occupied_bytes: f64,
+}
+
+impl Default for MemorySettings {
+    fn default() -> Self {
+        Self {
+            utilisation: 0.92,
+            max_num_seqs: 256,
+            max_num_batched_tokens: 8192,
+            layout: Layout::default(),
+            lora: None,
+            graphs: true,
+            kv_cache_bytes: None,
+            occupied_bytes: 0.0,
+        }
+    }
+}
+
+/// Where the memory of one GPU goes, bytes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct KvBudget {
+    /// Blocks of 16 tokens, the null block included.
+    pub blocks: u32,
+    /// Bytes for the cache.
+    pub available: f64,
+    /// Bytes of one token in the cache.
+    pub per_token: f64,
+    /// Bytes of the weights.
+    pub weights: f64,
+    /// Peak bytes of a full step.
+    pub activations: f64,
+    /// Bytes of CUDA graphs.
+    pub graphs: f64,
+    /// Bytes of adapter slots.
+    pub lora: f64,
+}
+
+impl KvBudget {
+    /// Tokens in all blocks, as vLLM logs them.
+    pub fn tokens(&self) -> u32 {
+        self.blocks.saturating_mul(BLOCK)
+    }
+
+    /// The longest context that the cache holds, tokens: the estimate in vLLM's refusal. One block is kept empty.
+    pub fn longest(&self) -> u32 {
+        self.blocks.saturating_sub(1).saturating_mul(BLOCK)
+    }
+}
+
+/// Why an engine does not start. Sizes are bytes.
+#[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
+pub enum MemoryError {
+    /// Less is free than the utilisation asks for.
+    #[error("{free:.2} of {total:.2} GiB are free and {wanted:.2} GiB are asked for; lower the utilisation", free = free / GIB, total = total / GIB, wanted = wanted / GIB)]
+    Occupied {
+        /// Free memory.
+        free: f64,
+        /// All memory.
+        total: f64,
+        /// Utilisation x memory.
+        wanted: f64,
+    },
+    /// The weights alone are too much: PyTorch's out-of-memory error while they load.
+    #[error("the weights need {weights:.2} GiB and {free:.2} GiB are free; use more GPUs or --quantization fp8", weights = weights / GIB, free = free / GIB)]
+    Weights {
+        /// Need.
+        weights: f64,
+        /// There is.
+        free: f64,
+    },
+    /// The warm-up of the sampler with `max_num_seqs` requests does not fit the free memory.
+    #[error("the sampler's warm-up with {seqs} requests does not fit; lower max_num_seqs or the utilisation")]
+    Sampler {
+        /// `--max-num-seqs`.
+        seqs: u32,
+    },
+    /// Nothing is left for the cache.
+    #[error("no memory is left for the KV cache ({available:.2} GiB); raise the utilisation", available = available / GIB)]
+    NoCache {
+        /// What the arithmetic comes to, at most the size of a block.
+        available: f64,
+    },
+}
+
+/// The cache that `model` has on `gpu` with these settings.
+///
+/// # Errors
+/// What keeps vLLM from starting, in the order in which it would notice.
+pub fn kv_budget(gpu: &Gpu, model: &Model, settings: &MemorySettings) -> Result<KvBudget, MemoryError> {
+    let total = gpu.memory_gib * GIB;
+    let free = total - settings.occupied_bytes;
+    let wanted = settings.utilisation * total;
+    if wanted > free {
+        return Err(MemoryError::Occupied { free, total, wanted });
+    }
+    let Layout { tensor_parallel, fp8_weights, fp8_kv } = settings.layout;
+    let group = f64::from(tensor_parallel.max(1));
+    let weights = weight_bytes(model, fp8_weights) / group;
+    let (context, reserved) = (gpu.context_gib * GIB, gpu.reserved_gib * GIB);
+    if weights > free - context {
+        return Err(MemoryError::Weights { weights, free: free - context });
+    }
+    let activations = activation_bytes(model, settings, group);
+    let logits = LOGIT_COPIES * 4.0 * f64::from(settings.max_num_seqs) * f64::from(model.vocabulary);
+    let graphs = graph_bytes(model, settings);
+    let lora = settings.lora.map_or(0.0, |(slots, rank)| {
+        LORA_FIXED + 2.0 * f64::from(slots) * f64::from(rank) * model.adapter_elements_per_rank() / group
+    });
+    let available = match settings.kv_cache_bytes {
+        Some(bytes) => bytes as f64,
+        None => wanted - weights - activations - reserved - graphs - lora,
+    };
+    let per_token = model.kv_bytes_per_token(if fp8_kv { 1.0 } else { 2.0 }) / group.min(f64::from(model.kv_heads));
+    let blocks = (available / per_token / f64::from(BLOCK)).max(0.0) as u32;
+    if blocks == 0 {
+        return Err(MemoryError::NoCache { available });
+    }
+    if weights + context + reserved + available + graphs + lora + logits > free {
+        return Err(MemoryError::Sampler { seqs: settings.max_num_seqs });
+    }
+    Ok(KvBudget { blocks, available, per_token, weights, activations, graphs, lora })
+}
+
+/// Bytes of all parameters; embeddings and the output head stay in bf16.
+fn weight_bytes(model: &Model, fp8: bool) -> f64 {
+    let tables = if model.tied_embeddings { 1.0 } else { 2.0 };
+    model.layer_parameters() * if fp8 { 1.0 } else { 2.0 } + tables * model.head_parameters() * 2.0 + EXTRA_WEIGHTS
+}
+
+/// The larger of a full step's peak and the sampler's.
+fn activation_bytes(model: &Model, settings: &MemorySettings, group: f64) -> f64 {
+    let tokens = f64::from(settings.max_num_batched_tokens);
+    let (hidden, inner) = (f64::from(model.hidden), f64::from(model.intermediate) / group);
+    let step = 2.0 * tokens * (HIDDEN_COPIES * hidden + INNER_COPIES * inner);
+    let logits = LOGIT_COPIES * 4.0 * f64::from(settings.max_num_seqs) * f64::from(model.vocabulary);
+    step.max(logits)
+}
+
+/// Piecewise graphs up to the largest size, full ones up to `max_num_seqs`; all of it twice with LoRA.
+fn graph_bytes(model: &Model, settings: &MemorySettings) -> f64 {
+    if !settings.graphs {
+        return 0.0;
+    }
+    let largest = settings.max_num_seqs.saturating_mul(2).min(512).min(settings.max_num_batched_tokens);
+    let piecewise = f64::from(graph_sizes(largest));
+    let full = f64::from(graph_sizes(settings.max_num_seqs.min(largest)));
+    let sets = if settings.lora.is_some() { 2.0 } else { 1.0 };
+    let bytes = FIRST_GRAPH + PIECEWISE_GRAPH * (piecewise - 1.0) + FULL_GRAPH * (full - 1.0);
+    sets * bytes * f64::from(model.layers) / GRAPH_LAYERS
+}
+
+/// How many sizes are captured: 1, 2, 4, then by 8 to 256, then by 16, up to the largest.
+pub(crate) fn graph_sizes(largest: u32) -> u32 {
+    let small = [1, 2, 4].iter().filter(|size| **size <= largest).count() as u32;
+    small + largest.min(248) / 8 + largest.saturating_sub(240) / 16
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn budget(gpu: &str, model: &str, settings: MemorySettings) -> Result<KvBudget, MemoryError> {
+        kv_budget(&Gpu::load(gpu).unwrap(), &Model::load(model).unwrap(), &settings)
+    }
+
+    #[test]
+    fn an_h200_has_the_cache_that_it_reported() {
+        let plain = budget("h200", "llama-3.1-8b", MemorySettings::default()).unwrap();
+        assert_eq!(plain.tokens(), 916_816);
+        let lora = MemorySettings { lora: Some((1, 16)), ..MemorySettings::default() };
+        let tokens = budget("h200", "llama-3.1-8b", lora).unwrap().tokens();
+        assert_eq!(tokens, 912_000);
+    }
+
+    #[test]
+    fn half_the_number_format_or_half_the_group_leaves_more_room() {
+        let tokens = |layout: Layout| {
+            budget("h200", "llama-3.1-8b", MemorySettings { layout, ..MemorySettings::default() }).unwrap().tokens()
+        };
+        let plain = tokens(Layout::default());
+        let fp8_kv = tokens(Layout { fp8_kv: true, ..Layout::default() });
+        assert!(fp8_kv.abs_diff(2 * plain) <= 16, "{fp8_kv}");
+        assert!(tokens(Layout { fp8_weights: true, ..Layout::default() }) > plain + 50_000);
+        assert!(tokens(Layout { tensor_parallel: 2, ..Layout::default() }) > 2 * plain);
+    }
+
+    #[test]
+    fn a_10_gb_card_refuses_bf16_weights_and_takes_fp8() {
+        let small = MemorySettings {
+            utilisation: 0.95,
+            max_num_seqs: 64,
+            max_num_batched_tokens: 2048,
+            ..MemorySettings::default()
+        };
+        let refused = budget("rtx3080-10", "llama-3.1-8b", small).unwrap_err();
+        assert!(matches!(refused, MemoryError::Weights { .. }), "{refused}");
+        let layout = Layout { fp8_weights: true, fp8_kv: true, tensor_parallel: 1 };
+        let budget = budget("rtx3080-10", "llama-3.1-8b", MemorySettings { layout, ..small }).unwrap();
+        assert!((500..20_000).contains(&budget.longest()), "{}", budget.longest());
+    }
+
+    #[test]
+    fn every_refusal_says_what_to_do() {
+        let at = |settings| budget("l4", "llama-3.1-8b", settings).unwrap_err().to_string();
+        let base = MemorySettings::default();
+        assert!(at(MemorySettings { utilisation: 0.7, ..base }).contains("raise the utilisation"));
+        assert!(at(MemorySettings { occupied_bytes: 8.0 * GIB, ..base }).contains("lower the utilisation"));
+        let cache = MemorySettings { kv_cache_bytes: Some(6 << 30), max_num_seqs: 1024, ..base };
+        assert!(at(cache).contains("lower max_num_seqs"));
+    }
+
+    #[test]
+    fn sizes_are_counted_as_vllm_lists_them() {
+        assert_eq!([512, 256, 128, 8, 2].map(graph_sizes), [51, 35, 19, 4, 2]);
+    }
+}

@@ -1,0 +1,146 @@
+//! Defaults, refusals in vLLM's words, and a server under load on virtual time.
+
+use super::*;
+use crate::profile::{Constants, Gpu, Layout, Model};
+
+fn config(flags: &[&str]) -> Result<SimConfig, Refusal> {
+    SimConfig::from_args(&ServeArgs::parse(flags).unwrap(), Profile::named("h200-llama-8b").unwrap())
+}
+
+fn on(gpu: &str, flags: &[&str]) -> Result<SimConfig, Refusal> {
+    let model = Model::load("llama-3.1-8b").unwrap();
+    let profile = Profile::new(Gpu::load(gpu).unwrap(), model, Layout::default(), &Constants::fitted()).unwrap();
+    SimConfig::from_args(&ServeArgs::parse(flags).unwrap(), profile)
+}
+
+#[test]
+fn defaults_are_vllms_for_the_gpu() {
+    let seqs_and_tokens = |config: SimConfig| (config.engine.max_num_seqs, config.engine.max_num_batched_tokens);
+    assert_eq!(seqs_and_tokens(config(&["m"]).unwrap()), (1024, 8192));
+    let small = &["m", "--max-model-len", "2048"];
+    assert_eq!(seqs_and_tokens(on("l4", small).unwrap()), (256, 2048));
+    assert_eq!(seqs_and_tokens(on("a100-80", small).unwrap()), (256, 2048));
+    let double = config(&["m", "--performance-mode", "throughput"]).unwrap();
+    assert_eq!(seqs_and_tokens(double), (2048, 16_384));
+    // A default gives way to what was chosen.
+    let tight = config(&["m", "--max-num-batched-tokens", "512"]).unwrap();
+    assert_eq!(seqs_and_tokens(tight), (512, 512));
+    let few = config(&["m", "--max-num-seqs", "4", "--max-model-len", "1024"]).unwrap();
+    assert_eq!(seqs_and_tokens(few), (4, 4096));
+}
+
+#[test]
+fn the_measured_server_has_its_cache() {
+    let config = config(&["m", "--max-num-seqs", "256"]).unwrap();
+    assert_eq!((config.engine.num_blocks, config.max_model_len), (57_301, 131_072));
+}
+
+#[test]
+fn what_vllm_refuses_is_refused_in_its_words() {
+    let text = |flags: &[&str]| config(flags).unwrap_err().to_string();
+    assert!(text(&["m", "--max-num-batched-tokens", "512", "--max-num-seqs", "1024"]).contains(
+        "1 validation error for SchedulerConfig\n  Value error, max_num_batched_tokens (512) must be greater than or \
+             equal to max_num_seqs (1024). [type=value_error"
+    ));
+    assert!(text(&["m", "--stream-interval", "0"]).contains(
+        "SchedulerConfig\nstream_interval\n  Input should be greater than or equal to 1 [type=greater_than_equal, \
+         input_value=0, input_type=int]"
+    ));
+    assert!(text(&["m", "--gpu-memory-utilization", "1.5"]).contains("less than or equal to 1 [type=less_than_equal"));
+    assert!(text(&["m", "--watermark", "2"]).contains("Input should be less than 1"));
+    assert!(text(&["m", "--max-model-len", "999999"]).contains("greater than the derived max_model_len"));
+    assert!(
+        text(&["m", "--long-prefill-token-threshold", "10000", "--max-model-len", "8192"]).contains("(10000) cannot")
+    );
+    assert!(
+        text(&["m", "--enable-lora", "--max-loras", "4", "--max-cpu-loras", "2"]).contains("max_cpu_loras (2) must")
+    );
+    assert!(
+        text(&["m", "--enable-auto-tool-choice"]).starts_with("TypeError: Error: --enable-auto-tool-choice requires")
+    );
+    assert!(
+        text(&["m", "--num-gpu-blocks-override", "1001"]).contains("the estimated maximum model length is 16000. Try")
+    );
+    assert!(text(&["/nowhere/model"]).contains("Repo id must be in the form"));
+    assert!(matches!(config(&[] as &[&str]), Err(Refusal::NoModel)));
+}
+
+#[test]
+fn a_small_card_refuses_a_large_model_and_takes_it_in_fp8() {
+    let refused = on("rtx3080-10", &["m", "--max-model-len", "30576"]).unwrap_err();
+    assert_eq!(refused.stage(), Stage::Weights);
+    assert!(refused.log_line().unwrap().contains("not enough GPU memory"));
+    assert!(refused.to_string().contains("the estimated maximum model length is"), "{refused}");
+    let fp8 = [
+        "m",
+        "--quantization",
+        "fp8",
+        "--kv-cache-dtype",
+        "fp8",
+        "--max-num-seqs",
+        "16",
+        "--gpu-memory-utilization",
+        "0.97",
+    ];
+    let long = on("rtx3080-10", &[&fp8[..], &["--max-model-len", "30576"]].concat()).unwrap_err().to_string();
+    assert!(long.contains("max seq len (30576)") && long.contains("the estimated maximum model length is"), "{long}");
+    assert!(on("rtx3080-10", &[&fp8[..], &["--max-model-len", "1024"]].concat()).is_ok());
+}
+
+#[test]
+fn flags_that_change_nothing_are_named() {
+    let args = ServeArgs::parse(&["m", "--port", "1", "--load-format", "dummy", "--stream-interval", "4"]).unwrap();
+    assert_eq!(without_effect(&args), ["load-format"]);
+}
+
+#[test]
+fn auto_length_fits_the_cache() {
+    let config = config(&["m", "--num-gpu-blocks-override", "1001", "--max-model-len", "auto"]).unwrap();
+    assert_eq!(config.max_model_len, 16_000);
+}
+
+#[test]
+fn somebody_else_on_the_gpu_is_noticed_first() {
+    let args = ServeArgs::parse(&["m"]).unwrap();
+    let refused = SimConfig::with_occupied(&args, Profile::named("h200-llama-8b").unwrap(), 100.0 * GIB).unwrap_err();
+    assert!(refused.to_string().starts_with("ValueError: Free memory on device cuda:0 ("), "{refused}");
+}
+
+/// A closed loop of so many streams on virtual time: tokens per second, and the median time to first token, seconds.
+fn loaded(config: &SimConfig, streams: u64) -> (f64, f64) {
+    const ROUNDS: u64 = 6;
+    let mut lane = config.lane();
+    let request = |id| crate::Request::new(id, 512, 128);
+    let mut sent: std::collections::HashMap<u64, Duration> = (0..streams).map(|id| (id, Duration::ZERO)).collect();
+    for id in 0..streams {
+        lane.submit(Duration::ZERO, [request(id)]);
+    }
+    let (mut waits, mut tokens, mut next, mut now) = (Vec::new(), 0u64, streams, Duration::ZERO);
+    while let Some(at) = lane.next_at() {
+        now = at;
+        let Some(end) = lane.poll(at) else { continue };
+        for token in end.emitted {
+            tokens += 1;
+            if token.first {
+                waits.push((end.ended - sent[&token.id]).as_secs_f64());
+            }
+            if token.last && next < ROUNDS * streams {
+                sent.insert(next, end.ended);
+                lane.submit(end.ended, [request(next)]);
+                next += 1;
+            }
+        }
+    }
+    waits.sort_by(f64::total_cmp);
+    (tokens as f64 / now.as_secs_f64(), waits[waits.len() / 2])
+}
+
+#[test]
+fn beyond_max_num_seqs_only_the_wait_grows() {
+    let config = config(&["m", "--max-num-seqs", "50"]).unwrap();
+    let [(few, _), (some, _), (full, wait), (over, long_wait)] =
+        [10, 25, 50, 150].map(|streams| loaded(&config, streams));
+    assert!(some > 1.5 * few && full > 1.2 * some, "throughput grows up to the limit: {few} {some} {full}");
+    assert!((over / full - 1.0).abs() < 0.15, "and is flat behind it: {full} {over}");
+    assert!(long_wait > 4.0 * wait, "while the wait grows: {wait} {long_wait}");
+}

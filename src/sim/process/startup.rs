@@ -1,0 +1,353 @@
+//! What a start of vLLM looks like: phases with log lines, and how long each takes on a GPU.
+//!
+//! A plan is made of the settings alone, so that it can be tested; whoever runs it writes the lines and waits. Times are
+//! those of an 8B model on an H200 (71-107 s cold, 54 s with a warm compile cache), other models in proportion to their
+//! weights and layers. A warm cache saves the compilation; `--enforce-eager` and `-O0` save it and the graphs.
+//!
+//! | phase | 8B on an H200, seconds |
+//! |---|---|
+//! | imports and arguments | 13 |
+//! | engine process | 12 |
+//! | weights | 5 + weights / 4 GiB/s |
+//! | compilation | Dynamo 4.6 + 14.8 for the graph; 4.2 to load it from the cache |
+//! | profiling run | 2 |
+//! | graphs | 0.006 for each size and layer, twice with LoRA |
+
+use std::time::Duration;
+
+use crate::machine::memory::graph_sizes;
+use crate::observe::log::{Level, Speaker};
+use crate::process::config::SimConfig;
+use crate::process::refusal::{Refusal, Stage};
+use crate::profile::GIB;
+
+/// Weights are read this fast.
+const READ_GIB_PER_S: f64 = 4.0;
+/// Layers that the times of compilation belong to.
+const LAYERS: f64 = 32.0;
+
+/// One step of a start.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// So much time passes.
+    Wait(Duration),
+    /// A log line.
+    Line(Speaker, Level, &'static str, String),
+    /// The port is bound, without listening.
+    Bind,
+    /// The engine's process starts.
+    Spawn,
+    /// The compiled graph is there for the next start.
+    Compiled,
+}
+
+/// What a plan depends on besides the settings.
+#[derive(Clone, Debug)]
+pub struct Surroundings<'a> {
+    /// Whether the compile cache has the graph.
+    pub cached: bool,
+    /// Where compiled graphs are kept.
+    pub cache: &'a str,
+    /// The arguments that were given, for the log.
+    pub arguments: &'a str,
+    /// Address of the server.
+    pub address: &'a str,
+}
+
+fn info(speaker: Speaker, source: &'static str, text: impl Into<String>) -> Event {
+    Event::Line(speaker, Level::Info, source, text.into())
+}
+
+fn api(source: &'static str, text: impl Into<String>) -> Event {
+    info(Speaker::ApiServer, source, text)
+}
+
+fn core(source: &'static str, text: impl Into<String>) -> Event {
+    info(Speaker::EngineCore, source, text)
+}
+
+fn seconds(seconds: f64) -> Event {
+    Event::Wait(Duration::from_secs_f64(seconds))
+}
+
+/// A number with commas, as Python's `:,` prints it.
+fn commas(number: u64) -> String {
+    let digits = number.to_string();
+    let mut out = String::new();
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out
+}
+
+/// The start of this server, up to where it listens.
+pub fn plan(config: &SimConfig, around: &Surroundings<'_>) -> Vec<Event> {
+    let mut events = beginning(config, around);
+    let layers = f64::from(config.profile.shape.layers) / LAYERS;
+    let budget = config.engine.max_num_batched_tokens;
+    events.extend(loading(config));
+    let mut compilation = 0.0;
+    if config.compiled {
+        let dynamo = 4.6 * layers;
+        events.push(seconds(dynamo));
+        events.push(core(
+            "backends.py:1090",
+            format!("Using cache directory: {} for vLLM's torch.compile", around.cache),
+        ));
+        events.push(core("backends.py:1110", format!("Dynamo bytecode transform time: {dynamo:.2} s")));
+        let graph = if around.cached { 4.19 } else { 14.77 } * layers;
+        events.push(seconds(graph));
+        events.push(match around.cached {
+            true => core(
+                "backends.py:354",
+                format!(
+                    "Directly load the compiled graph(s) for compile range (1, {budget}) from the cache, took {graph:.3} s"
+                ),
+            ),
+            false => core("backends.py:370", format!("Compiling a graph for compile range (1, {budget}) takes {graph:.2} s")),
+        });
+        compilation = dynamo + graph;
+        events.push(core("monitor.py:53", format!("torch.compile took {compilation:.2} s in total")));
+        events.push(Event::Compiled);
+    }
+    events.push(seconds(2.0));
+    if config.compiled {
+        events.push(core("monitor.py:81", "Initial profiling/warmup run took 2.00 s"));
+    }
+    let tokens = u64::from(config.engine.num_blocks) * u64::from(crate::engine::BLOCK_TOKENS);
+    if let Some(budget) = config.budget {
+        events.push(core("gpu_worker.py:529", format!("Available KV cache memory: {:.2} GiB", budget.available / GIB)));
+    }
+    events.push(core(
+        "kv_cache_utils.py:2327",
+        format!(
+            "GPU KV cache size: {} tokens, Maximum concurrency for {} tokens per request: {:.2}x",
+            commas(tokens),
+            commas(u64::from(config.max_model_len)),
+            tokens as f64 / f64::from(config.max_model_len)
+        ),
+    ));
+    let mut graphs = 0.0;
+    if config.compiled {
+        let sizes = graph_sizes(config.engine.max_num_seqs.saturating_mul(2).min(512).min(budget));
+        let sets = if config.lora { 2.0 } else { 1.0 };
+        graphs = sets * f64::from(sizes) * 2.0 * 0.003 * f64::from(config.profile.shape.layers);
+        events.push(core("gpu_model_runner.py:6420", "Capturing CUDA graphs (mixed prefill-decode, PIECEWISE)"));
+        events.push(seconds(graphs / 2.0));
+        events.push(core("gpu_model_runner.py:6420", "Capturing CUDA graphs (decode, FULL)"));
+        events.push(seconds(graphs / 2.0));
+        let bytes = config.budget.map_or(0.0, |budget| budget.graphs) / GIB;
+        events.push(core(
+            "gpu_model_runner.py:6512",
+            format!("Graph capturing finished in {graphs:.0} secs, took {bytes:.2} GiB"),
+        ));
+    }
+    let compiled = if config.compiled { format!(" (compilation: {compilation:.2} s)") } else { String::new() };
+    events.push(core(
+        "core.py:402",
+        format!(
+            "init engine (profile, create kv cache, warmup model) took {:.2} s{compiled}",
+            compilation + graphs + 2.0
+        ),
+    ));
+    events.extend(serving(config, around));
+    events
+}
+
+/// Up to the engine's process.
+fn beginning(config: &SimConfig, around: &Surroundings<'_>) -> Vec<Event> {
+    let (version, model) = (config.version, &config.root);
+    let length = config.max_model_len;
+    let banner = format!(
+        "\n       █     █     █▄   ▄█\n ▄▄ ▄█ █     █     █ ▀▄▀ █  version {version}\n  █▄█▀ █     █     █     █  model   {model}\n   ▀▀  \
+         ▀▀▀▀▀ ▀▀▀▀▀ ▀     ▀\n"
+    );
+    let mut events = vec![
+        seconds(13.0),
+        api("api_utils.py:347", banner),
+        api("api_utils.py:286", format!("non-default args: {{{}}}", around.arguments)),
+        Event::Bind,
+        seconds(1.0),
+        api("model.py:733", "Resolved architecture: LlamaForCausalLM"),
+        api("model.py:2152", format!("Using max model len {length}")),
+    ];
+    if config.engine.chunked_prefill {
+        let budget = config.engine.max_num_batched_tokens;
+        events
+            .push(api("scheduler.py:312", format!("Chunked prefill is enabled with max_num_batched_tokens={budget}.")));
+    }
+    if !config.compiled {
+        let text = "Enforce eager set, disabling torch.compile, CUDAGraphs, and JIT kernel warmup. This is equivalent to \
+                    setting -cc.mode=none -cc.cudagraph_mode=none and --kernel_config.enable_jit_warmup=False";
+        events.push(Event::Line(Speaker::ApiServer, Level::Warning, "vllm.py:1703", text.to_owned()));
+    }
+    events.extend([
+        Event::Spawn,
+        seconds(12.0),
+        core(
+            "core.py:133",
+            format!(
+                "Initializing a V1 LLM engine (v{version}) with config: model='{model}', tokenizer='{model}', \
+                 dtype=torch.bfloat16, max_seq_len={length}, tensor_parallel_size={}, enforce_eager={}, \
+                 served_model_name={}, enable_prefix_caching={}, enable_chunked_prefill={}",
+                config.profile.layout.tensor_parallel,
+                python(!config.compiled),
+                config.names.first().map_or("", String::as_str),
+                python(config.engine.prefix_caching),
+                python(config.engine.chunked_prefill)
+            ),
+        ),
+    ]);
+    events
+}
+
+fn python(truth: bool) -> &'static str {
+    if truth { "True" } else { "False" }
+}
+
+/// The weights.
+fn loading(config: &SimConfig) -> Vec<Event> {
+    let gib = config.weights_gib();
+    let reading = gib / READ_GIB_PER_S;
+    vec![
+        core("gpu_model_runner.py:5120", format!("Starting to load model {}...", config.root)),
+        seconds(reading),
+        core("default_loader.py:430", format!("Loading weights took {reading:.2} seconds")),
+        seconds(5.0),
+        core(
+            "gpu_model_runner.py:5180",
+            format!("Model loading took {gib:.2} GiB memory and {:.2} seconds", reading + 5.0),
+        ),
+    ]
+}
+
+/// From the engine's readiness to the listening server.
+fn serving(config: &SimConfig, around: &Surroundings<'_>) -> Vec<Event> {
+    let mut events = vec![seconds(1.0), api("entry.py:136", "Supported tasks: ['generate']")];
+    let warning = |source, text: &str| Event::Line(Speaker::ApiServer, Level::Warning, source, text.to_owned());
+    if config.runtime_lora && config.lora {
+        let text = "LoRA dynamic loading & unloading is enabled in the API server. This should ONLY be used for local \
+                    development!";
+        events.push(warning("api_router.py:33", text));
+    }
+    if config.dev_mode {
+        let text = "SECURITY WARNING: Development endpoints are enabled! This should NOT be used in production!";
+        events.push(warning("__init__.py:44", text));
+    }
+    for (name, path) in &config.adapters {
+        events.push(api("serving.py:226", format!("Loaded new LoRA adapter: name '{name}', path '{path}'")));
+    }
+    let verb = if config.version.since(17) { "vLLM server" } else { "vLLM API server 0" };
+    events.push(api("entry.py:140", format!("Starting {verb} on http://{}", around.address)));
+    events.push(api("launcher.py:186", "Available routes are:"));
+    for (path, methods) in crate::http::routes::listed(config) {
+        events.push(api("launcher.py:195", format!("Route: {path}, Methods: {}", methods.join(", "))));
+    }
+    events
+}
+
+/// The start of a server that is refused where vLLM notices: what a start with other settings would show until then.
+/// `events` is that start.
+pub fn refused(events: Vec<Event>, refusal: &Refusal) -> Vec<Event> {
+    let ends = |event: &Event| match (refusal.stage(), event) {
+        (Stage::Settings, Event::Bind) => true,
+        (Stage::Memory, Event::Line(Speaker::EngineCore, _, source, _)) => *source == "gpu_model_runner.py:5120",
+        (Stage::Weights, Event::Line(_, _, source, _)) => *source == "default_loader.py:430",
+        (Stage::Cache, Event::Line(_, _, source, _)) => *source == "kv_cache_utils.py:2327",
+        (Stage::WarmUp, Event::Line(_, _, source, _)) => *source == "core.py:402",
+        (Stage::Adapters, Event::Line(_, _, source, _)) => *source == "serving.py:226" || *source == "entry.py:140",
+        _ => false,
+    };
+    let end = events.iter().position(ends).unwrap_or(events.len());
+    let mut events: Vec<Event> = events.into_iter().take(end).collect();
+    if refusal.is_engine() {
+        let error = |text: String| Event::Line(Speaker::EngineCore, Level::Error, "core.py:1510", text);
+        if let Some(line) = refusal.log_line() {
+            events.push(Event::Line(Speaker::EngineCore, Level::Error, "gpu_model_runner.py:5201", line.to_owned()));
+        }
+        events.push(error("EngineCore failed to start.".to_owned()));
+        events.push(error(format!("Traceback (most recent call last):\n{refusal}")));
+    }
+    events
+}
+
+/// How long a start takes.
+pub fn length(events: &[Event]) -> Duration {
+    events.iter().map(|event| if let Event::Wait(time) = event { *time } else { Duration::ZERO }).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Profile;
+    use sluice_core::vllm::args::ServeArgs;
+
+    fn start(flags: &[&str], cached: bool) -> Vec<Event> {
+        let args = ServeArgs::parse(flags).unwrap();
+        let config = SimConfig::from_args(&args, Profile::named("h200-llama-8b").unwrap()).unwrap();
+        plan(&config, &Surroundings { cached, cache: "/cache", arguments: "", address: "0.0.0.0:8000" })
+    }
+
+    #[test]
+    fn starts_take_as_long_as_measured() {
+        let took = |flags: &[&str], cached| length(&start(flags, cached)).as_secs_f64();
+        let seqs = &["m", "--max-num-seqs", "256"];
+        let (cold, warm) = (took(seqs, false), took(seqs, true));
+        assert!((65.0..107.0).contains(&cold), "{cold}");
+        assert!((50.0..60.0).contains(&warm), "{warm}");
+        assert!(took(&["m", "--enforce-eager"], false) < warm - 10.0);
+        assert!(took(&["m", "--enable-lora"], true) > warm);
+    }
+
+    #[test]
+    fn phases_come_in_vllms_order() {
+        let text: Vec<String> = start(&["m"], false)
+            .into_iter()
+            .filter_map(|event| if let Event::Line(_, _, _, text) = event { Some(text) } else { None })
+            .collect();
+        let text = text.join("\n");
+        let mut at = 0;
+        for line in [
+            "version 0.32.0",
+            "non-default args: ",
+            "Chunked prefill is enabled with max_num_batched_tokens=8192.",
+            "Initializing a V1 LLM engine (v0.32.0) with config: model='m'",
+            "Starting to load model m...",
+            "Model loading took 1",
+            "Dynamo bytecode transform time: 4.60 s",
+            "Compiling a graph for compile range (1, 8192) takes 14.77 s",
+            "torch.compile took 19.37 s in total",
+            "Available KV cache memory: ",
+            "GPU KV cache size: ",
+            "Graph capturing finished in ",
+            "init engine (profile, create kv cache, warmup model) took ",
+            "Supported tasks: ['generate']",
+            "Starting vLLM server on http://0.0.0.0:8000",
+            "Route: /v1/chat/completions, Methods: POST",
+        ] {
+            let found = text[at..].find(line);
+            assert!(found.is_some(), "{line} after {}", &text[at..(at + 80).min(text.len())]);
+            at += found.unwrap();
+        }
+    }
+
+    #[test]
+    fn a_refused_start_ends_where_it_is_noticed() {
+        let refusal = Refusal::too_long(4096, 16, 1e6, 1e6);
+        let events = refused(start(&["m"], false), &refusal);
+        let last: Vec<_> = events.iter().rev().take(2).collect();
+        assert!(
+            matches!(last[0], Event::Line(Speaker::EngineCore, Level::Error, _, text) if text.contains("max seq len (4096)"))
+        );
+        assert!(events.iter().any(|event| matches!(event, Event::Compiled)));
+        assert!(!events.iter().any(|event| matches!(event, Event::Line(_, _, "core.py:402", _))));
+    }
+
+    #[test]
+    fn numbers_are_grouped() {
+        assert_eq!([7, 1234, 2_097_152].map(commas), ["7", "1,234", "2,097,152"]);
+    }
+}

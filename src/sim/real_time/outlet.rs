@@ -1,0 +1,158 @@
+//! The way of tokens from the driver to one HTTP answer.
+//!
+//! A slot per choice, not a queue: tokens that the answer has not taken yet are added up, as vLLM's collector merges
+//! outputs of a client that falls behind. So memory is bounded by the number of choices, the driver never waits, and
+//! nothing is lost. One reader (the answer), one writer (the driver).
+//!
+//! With a stream interval of n, tokens are shown when n of them are there; the first and the last come at once.
+
+use std::task::{Context, Poll, Waker};
+
+use parking_lot::Mutex;
+
+use crate::http::wire::Finish;
+
+/// What happened to a choice since the answer last looked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Progress {
+    /// Tokens generated since.
+    pub(crate) tokens: u32,
+    /// Set when the last one was among them.
+    pub(crate) finish: Option<Finish>,
+    /// Prompt tokens found in the prefix cache; set with the first ones.
+    pub(crate) cached: u32,
+}
+
+/// Why an answer will never be complete.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Broken {
+    /// The engine died, or was stopped with the server: the same to whoever waits.
+    EngineDead,
+    /// The engine refused the request when it got there.
+    Refused(String),
+}
+
+/// What one choice has that was not taken yet.
+#[derive(Clone, Copy, Debug, Default)]
+struct Pending {
+    progress: Progress,
+    begun: bool,
+    due: bool,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    choices: Vec<Pending>,
+    /// Tokens that are shown together.
+    interval: u32,
+    ready: bool,
+    broken: Option<Broken>,
+    reader: Option<Waker>,
+}
+
+/// See the head of this file.
+#[derive(Debug)]
+pub(crate) struct Outlet(Mutex<State>);
+
+impl Outlet {
+    /// An outlet for this many choices, whose tokens are shown by `interval`.
+    pub(crate) fn new(choices: usize, interval: u32) -> Self {
+        Self(Mutex::new(State { choices: vec![Pending::default(); choices], interval, ..State::default() }))
+    }
+
+    /// A choice was admitted and found this many tokens of its prompt in the cache.
+    pub(crate) fn admit(&self, choice: usize, cached: u32) {
+        if let Some(slot) = self.0.lock().choices.get_mut(choice) {
+            slot.progress.cached = cached;
+        }
+    }
+
+    /// Adds one token to a choice.
+    pub(crate) fn push(&self, choice: usize, finish: Option<Finish>) {
+        let mut state = self.0.lock();
+        let interval = state.interval;
+        if let Some(slot) = state.choices.get_mut(choice) {
+            slot.progress.tokens += 1;
+            slot.progress.finish = finish;
+            slot.due |= !slot.begun || finish.is_some() || slot.progress.tokens >= interval;
+            slot.begun = true;
+            state.ready |= slot.due;
+        }
+    }
+
+    /// Ends a choice where it is, without a token.
+    pub(crate) fn end(&self, choice: usize, finish: Finish) {
+        let mut state = self.0.lock();
+        if let Some(slot) = state.choices.get_mut(choice) {
+            slot.progress.finish = Some(finish);
+            slot.due = true;
+            state.ready = true;
+        }
+    }
+
+    /// Ends the answer early.
+    pub(crate) fn fail(&self, broken: Broken) {
+        self.0.lock().broken.get_or_insert(broken);
+        self.wake();
+    }
+
+    /// Wakes the answer; separate from [`Outlet::push`] so that a step's tokens for all choices leave together.
+    pub(crate) fn wake(&self) {
+        let waker = self.0.lock().reader.take();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    /// Takes what is new into `into` (one entry per choice), or registers the reader.
+    pub(crate) fn poll_take(&self, cx: &mut Context<'_>, into: &mut Vec<Progress>) -> Poll<Result<(), Broken>> {
+        let mut state = self.0.lock();
+        if state.ready {
+            state.ready = false;
+            into.clear();
+            into.extend(state.choices.iter_mut().map(|slot| match std::mem::take(&mut slot.due) {
+                true => std::mem::take(&mut slot.progress),
+                false => Progress::default(),
+            }));
+            return Poll::Ready(Ok(()));
+        }
+        if let Some(broken) = &state.broken {
+            return Poll::Ready(Err(broken.clone()));
+        }
+        if !state.reader.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
+            state.reader = Some(cx.waker().clone());
+        }
+        Poll::Pending
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_of_a_slow_reader_are_added_up() {
+        let (outlet, mut seen) = (Outlet::new(2, 1), Vec::new());
+        let mut cx = Context::from_waker(Waker::noop());
+        assert!(outlet.poll_take(&mut cx, &mut seen).is_pending());
+        outlet.push(1, None);
+        outlet.push(1, Some(Finish::Length));
+        outlet.fail(Broken::EngineDead);
+        assert!(outlet.poll_take(&mut cx, &mut seen).is_ready());
+        assert_eq!(seen, [Progress::default(), Progress { tokens: 2, finish: Some(Finish::Length), cached: 0 }]);
+        assert_eq!(outlet.poll_take(&mut cx, &mut seen), Poll::Ready(Err(Broken::EngineDead)));
+    }
+
+    #[test]
+    fn an_interval_shows_the_first_the_last_and_every_nth() {
+        let (outlet, mut seen, mut shown) = (Outlet::new(1, 3), Vec::new(), Vec::new());
+        let mut cx = Context::from_waker(Waker::noop());
+        for token in 1..=9 {
+            outlet.push(0, (token == 9).then_some(Finish::Stop));
+            if outlet.poll_take(&mut cx, &mut seen).is_ready() {
+                shown.push((token, seen[0].tokens));
+            }
+        }
+        assert_eq!(shown, [(1, 1), (4, 3), (7, 3), (9, 2)]);
+    }
+}

@@ -1,0 +1,257 @@
+//! Prompts as clients write them -> token ids.
+//!
+//! With the model's own tokenizer and template the ids are those of a real server. Without them text is counted by
+//! [`crate::text::words`], and a chat costs [`TOKENS_PER_MESSAGE`] more per message, [`TOKENS_PER_CHAT`] more per chat
+//! for the template that is not there, and [`TOKENS_PER_IMAGE`] for each part that is not text.
+
+use std::sync::Arc;
+
+use serde_json::{Map, Value, json};
+use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
+
+use super::pydantic::Fields;
+use crate::http::wire::ErrorBody;
+use crate::text::template::Template;
+use crate::text::vocabulary::Vocabulary;
+
+/// Template tokens around each message.
+pub const TOKENS_PER_MESSAGE: usize = 4;
+/// Template tokens of a chat: begin of text and the header of the answer.
+pub const TOKENS_PER_CHAT: usize = 5;
+/// Tokens of a part that is not text.
+pub const TOKENS_PER_IMAGE: usize = 576;
+/// More characters per token of context than this cannot fit, whatever the tokenizer; vLLM checks it first.
+const CHARS_BOUND: usize = 70;
+
+/// One prompt of a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Prompt {
+    /// Its tokens.
+    pub ids: Arc<[u32]>,
+    /// Hash of its content: the same prompt draws the same answer.
+    pub seed: u64,
+    /// What it said, for `echo`; none for ids.
+    pub text: Option<Arc<str>>,
+}
+
+impl Prompt {
+    /// Its length.
+    pub fn tokens(&self) -> u32 {
+        self.ids.len() as u32
+    }
+}
+
+/// What a server needs to read prompts.
+#[derive(Debug)]
+pub struct Texts {
+    /// Tokens.
+    pub vocabulary: Vocabulary,
+    /// The model's chat template.
+    pub template: Option<Template>,
+    /// Whether the model is known to take text alone.
+    pub text_only: bool,
+}
+
+impl Texts {
+    /// Made-up tokens and no template.
+    pub fn made_up() -> Self {
+        Self { vocabulary: Vocabulary::made_up(), template: None, text_only: false }
+    }
+
+    /// Tokenizer and template of a model's folder, made-up ones where it has none.
+    ///
+    /// # Errors
+    /// When a file of the folder cannot be used.
+    pub fn of_folder(folder: &std::path::Path) -> Result<Self, crate::text::vocabulary::NoTokenizer> {
+        let read = |name: &str| std::fs::read_to_string(folder.join(name)).ok();
+        let config: Value = read("config.json").and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default();
+        let eos = config["eos_token_id"].as_u64().or_else(|| config["eos_token_id"][0].as_u64());
+        let vocabulary = Vocabulary::of_folder(folder, eos.and_then(|id| u32::try_from(id).ok()))?;
+        let text_only = config.is_object() && config["vision_config"].is_null();
+        Ok(Self {
+            vocabulary: vocabulary.unwrap_or_else(Vocabulary::made_up),
+            template: Template::of_folder(folder),
+            text_only,
+        })
+    }
+
+    /// The prompt of a text.
+    fn of_text(&self, text: &str, special: bool, length: u32) -> Result<Prompt, ErrorBody> {
+        check_chars(text, length)?;
+        let ids = self.vocabulary.encode(text, special);
+        let seed = xxh3_64_with_seed(text.as_bytes(), 0);
+        Ok(Prompt { ids: ids.into(), seed, text: Some(text.into()) })
+    }
+
+    fn of_ids(&self, ids: Vec<u32>) -> Result<Prompt, ErrorBody> {
+        if let Some(id) = ids.iter().find(|id| **id >= self.vocabulary.size()) {
+            return Err(ErrorBody::bad_request(None, format!("Token id {id} is out of vocabulary")));
+        }
+        let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+        Ok(Prompt { ids: ids.into(), seed: xxh3_64_with_seed(&bytes, 0), text: None })
+    }
+
+    /// The prompt of a conversation.
+    ///
+    /// # Errors
+    /// An empty conversation, media for a model of text, what the template refuses, a text that cannot fit.
+    pub(crate) fn of_chat(&self, fields: &Map<String, Value>, name: &str, length: u32) -> Result<Prompt, ErrorBody> {
+        let messages = fields.get("messages").cloned().unwrap_or_default();
+        let list = messages.as_array().map_or(&[][..], Vec::as_slice);
+        if list.is_empty() {
+            let text = "Cannot apply chat template to an empty conversation. Provide at least one message.";
+            return Err(ErrorBody::bad_request(None, text.to_owned()));
+        }
+        let parts = || list.iter().filter_map(|message| message["content"].as_array()).flatten();
+        if self.text_only && parts().any(|part| part["text"].as_str().is_none() && !part.is_string()) {
+            return Err(ErrorBody::bad_request(None, format!("{name} is not a multimodal model")));
+        }
+        let generation = fields.get("add_generation_prompt").is_none() || fields.truth("add_generation_prompt");
+        let tools = fields.get("tools").cloned().unwrap_or_default();
+        match &self.template {
+            Some(template) if parts().all(|part| part["text"].is_string() || part.is_string()) => {
+                let flat: Value = list.iter().map(flattened).collect();
+                let text = template.render(&flat, &tools, generation);
+                let text = text.map_err(|why| ErrorBody::bad_request(None, why))?;
+                self.of_text(&text, fields.truth("add_special_tokens"), length)
+            }
+            _ => {
+                let whole: usize = list.iter().map(|message| said(message).len()).sum();
+                check_chars_count(whole, length)?;
+                Ok(self.without_template(list, generation))
+            }
+        }
+    }
+
+    /// Ids of a chat as the rules of thumb count it: made-up ones for what a template would add.
+    fn without_template(&self, list: &[Value], generation: bool) -> Prompt {
+        let mut ids: Vec<u32> = Vec::new();
+        let filler = |word: &str, count: usize| {
+            let hash = xxh3_64(word.as_bytes());
+            (0..count).map(move |at| (hash.rotate_left(at as u32 * 7) % crate::text::words::VOCABULARY) as u32)
+        };
+        ids.extend(filler("begin", TOKENS_PER_CHAT - if generation { 4 } else { 0 }));
+        for message in list {
+            let role = message["role"].as_str().unwrap_or_default();
+            ids.extend(filler(role, TOKENS_PER_MESSAGE));
+            match &message["content"] {
+                Value::String(text) => ids.extend(self.vocabulary.encode(text, false)),
+                Value::Array(parts) => {
+                    for part in parts {
+                        match part["text"].as_str().or(part.as_str()) {
+                            Some(text) => ids.extend(self.vocabulary.encode(text, false)),
+                            None => ids.extend(filler(&part.to_string(), TOKENS_PER_IMAGE)),
+                        }
+                    }
+                }
+                _ => {}
+            }
+        }
+        if generation {
+            ids.extend(filler("answer", TOKENS_PER_CHAT - 1));
+        }
+        let seed = xxh3_64_with_seed(json!(list).to_string().as_bytes(), 0);
+        Prompt { ids: ids.into(), seed, text: None }
+    }
+
+    /// The prompts of a completion.
+    ///
+    /// # Errors
+    /// No prompt, an empty one, ids that are no tokens, a text that cannot fit.
+    pub(super) fn of_completion(
+        &self,
+        fields: &Map<String, Value>,
+        ids: Option<&Vec<u32>>,
+        length: u32,
+    ) -> Result<Vec<Prompt>, ErrorBody> {
+        let special = fields.get("add_special_tokens").is_none() || fields.truth("add_special_tokens");
+        let whole = |item: &Value| item.as_u64().or_else(|| item.as_str()?.trim().parse().ok());
+        let list =
+            |items: &[Value]| items.iter().filter_map(whole).map(|id| id.min(u64::from(u32::MAX)) as u32).collect();
+        let prompts = match (ids, fields.get("prompt")) {
+            (Some(ids), _) => vec![self.of_ids(ids.clone())?],
+            (None, Some(Value::String(text))) => vec![self.of_text(text, special, length)?],
+            (None, Some(Value::Array(items))) if items.iter().all(Value::is_string) => {
+                let texts = items.iter().filter_map(Value::as_str);
+                texts.map(|text| self.of_text(text, special, length)).collect::<Result<_, _>>()?
+            }
+            (None, Some(Value::Array(items))) if items.iter().all(Value::is_array) => {
+                let lists = items.iter().filter_map(Value::as_array);
+                lists.map(|items| self.of_ids(list(items))).collect::<Result<_, _>>()?
+            }
+            (None, Some(Value::Array(items))) => vec![self.of_ids(list(items))?],
+            _ => Vec::new(),
+        };
+        if fields.get("prompt_embeds").is_some_and(|embeds| !embeds.is_null()) {
+            let text = "You must set `--enable-prompt-embeds` to input `prompt_embeds`. (parameter=prompt_embeds)";
+            return Err(ErrorBody::bad_request(Some("prompt_embeds"), text.to_owned()));
+        }
+        if prompts.is_empty() {
+            return Err(ErrorBody::bad_request(None, "You must pass at least one prompt".to_owned()));
+        }
+        if prompts.iter().any(|prompt| prompt.ids.is_empty()) {
+            return Err(ErrorBody::bad_request(None, "The decoder prompt cannot be empty".to_owned()));
+        }
+        Ok(prompts)
+    }
+}
+
+/// Texts of a message's parts joined, as templates of content format `string` see them.
+fn flattened(message: &Value) -> Value {
+    let mut message = message.clone();
+    if message["content"].is_array() {
+        message["content"] = Value::String(said(&message));
+    }
+    if message["content"].is_null() {
+        message["content"] = Value::String(String::new());
+    }
+    message
+}
+
+/// What a message says.
+fn said(message: &Value) -> String {
+    match &message["content"] {
+        Value::String(text) => text.clone(),
+        Value::Array(parts) => {
+            let texts: Vec<&str> = parts.iter().filter_map(|part| part["text"].as_str().or(part.as_str())).collect();
+            texts.join("\n")
+        }
+        _ => String::new(),
+    }
+}
+
+fn check_chars(text: &str, length: u32) -> Result<(), ErrorBody> {
+    // Bytes bound characters from above, and counting is only worth it near the bound.
+    if text.len() <= length as usize * CHARS_BOUND { Ok(()) } else { check_chars_count(text.chars().count(), length) }
+}
+
+fn check_chars_count(chars: usize, length: u32) -> Result<(), ErrorBody> {
+    let bound = length as usize * CHARS_BOUND;
+    if chars <= bound {
+        return Ok(());
+    }
+    let message = format!(
+        "This model's maximum context length is {length} tokens. However, your prompt contains {chars} characters (more \
+         than {bound} characters, which is the upper bound for {length} input tokens). Please reduce the length of the \
+         input prompt. (parameter=input_text, value={chars})"
+    );
+    Err(ErrorBody::bad_request(Some("input_text"), message))
+}
+
+/// Refuses a prompt that is longer than the context.
+///
+/// # Errors
+/// vLLM's: text is cut off by the tokenizer one token behind the limit, ids are counted.
+pub(super) fn check_length(prompt: &Prompt, length: u32) -> Result<(), ErrorBody> {
+    let tokens = prompt.tokens();
+    if tokens <= length {
+        return Ok(());
+    }
+    let (least, tokens) = if prompt.text.is_some() { ("at least ", length + 1) } else { ("", tokens) };
+    let message = format!(
+        "This model's maximum context length is {length} tokens. However, your prompt contains {least}{tokens} input \
+         tokens, which exceeds this limit even without any output tokens. Please reduce the length of the input prompt. \
+         (parameter=input_tokens, value={tokens})"
+    );
+    Err(ErrorBody::bad_request(Some("input_tokens"), message))
+}

@@ -1,0 +1,190 @@
+//! Sampling parameters: vLLM's limits, checked in its order, after the prompt is known.
+//!
+//! Limits are those of `SamplingParams` and of the engine in 0.32; numbers in messages are written as Python writes them.
+//! What only changes which words are drawn (temperature, top-p) has no other effect here.
+
+use serde_json::{Map, Value};
+
+use super::pydantic::Fields;
+use crate::http::wire::ErrorBody;
+
+/// vLLM's `VLLM_MAX_N_SEQUENCES`.
+const MAX_CHOICES: i64 = 16_384;
+/// Below this a temperature means greedy search.
+const GREEDY: f64 = 1e-5;
+/// A bias from here on leaves no other token a chance.
+const FORCING_BIAS: f64 = 50.0;
+
+/// A float as Python prints it.
+fn python(value: f64) -> String {
+    match value {
+        _ if value.is_nan() => "nan".to_owned(),
+        _ if value.is_infinite() => if value > 0.0 { "inf" } else { "-inf" }.to_owned(),
+        _ if value.fract() == 0.0 && value.abs() < 1e16 => format!("{value:.1}"),
+        _ => value.to_string(),
+    }
+}
+
+fn plain(message: String) -> Result<(), ErrorBody> {
+    Err(ErrorBody::bad_request(None, message))
+}
+
+fn named(param: &str, value: impl std::fmt::Display, message: String) -> Result<(), ErrorBody> {
+    Err(ErrorBody::bad_request(Some(param), format!("{message} (parameter={param}, value={value})")))
+}
+
+/// Checks what is asked for; `limit` is the output limit after clamping to the context.
+///
+/// # Errors
+/// The first limit that is broken.
+pub(super) fn check(fields: &Map<String, Value>, limit: i64) -> Result<(), ErrorBody> {
+    let n = fields.int("n").unwrap_or(1);
+    if n < 1 {
+        plain(format!("n must be at least 1, got {n}."))?;
+    }
+    if n > MAX_CHOICES {
+        plain(format!(
+            "n must be at most {MAX_CHOICES}, got {n}. To increase this limit, set the VLLM_MAX_N_SEQUENCES environment \
+             variable."
+        ))?;
+    }
+    for name in ["presence_penalty", "frequency_penalty"] {
+        let penalty = fields.float(name).unwrap_or(0.0);
+        if !(-2.0..=2.0).contains(&penalty) {
+            plain(format!("{name} must be in [-2, 2], got {}.", python(penalty)))?;
+        }
+    }
+    let repetition = fields.float("repetition_penalty").unwrap_or(1.0);
+    if !repetition.is_finite() {
+        plain(format!("repetition_penalty must be a finite number, got {}.", python(repetition)))?;
+    }
+    if repetition <= 0.0 {
+        plain(format!("repetition_penalty must be greater than zero, got {}.", python(repetition)))?;
+    }
+    let temperature = fields.float("temperature").unwrap_or(1.0);
+    let shown = python(temperature);
+    if !temperature.is_finite() {
+        named("temperature", &shown, format!("temperature must be a finite number, got {shown}."))?;
+    }
+    if temperature < 0.0 {
+        named("temperature", &shown, format!("temperature must be non-negative, got {shown}."))?;
+    }
+    if temperature > 2.0 {
+        named("temperature", &shown, format!("temperature must be in [0, 2], got {shown}."))?;
+    }
+    let top_p = fields.float("top_p").unwrap_or(1.0);
+    if !(top_p > 0.0 && top_p <= 1.0) {
+        let shown = python(top_p);
+        named("top_p", &shown, format!("top_p must be in (0, 1], got {shown}."))?;
+    }
+    let top_k = fields.int("top_k").unwrap_or(0);
+    if top_k < -1 {
+        plain(format!("top_k must be 0 (disable), or at least 1, got {top_k}."))?;
+    }
+    let min_p = fields.float("min_p").unwrap_or(0.0);
+    if !(0.0..=1.0).contains(&min_p) {
+        plain(format!("min_p must be in [0, 1], got {}.", python(min_p)))?;
+    }
+    if limit < 1 {
+        named("max_tokens", limit, format!("max_tokens must be at least 1, got {limit}."))?;
+    }
+    let least = fields.int("min_tokens").unwrap_or(0);
+    if least < 0 {
+        plain(format!("min_tokens must be greater than or equal to 0, got {least}."))?;
+    }
+    if least > limit {
+        plain(format!("min_tokens must be less than or equal to max_tokens={limit}, got {least}."))?;
+    }
+    if stops(fields).iter().any(String::is_empty) {
+        plain("stop cannot contain an empty string.".to_owned())?;
+    }
+    if n > 1 && temperature < GREEDY && !fields.truth("use_beam_search") {
+        plain(format!("n must be 1 when using greedy sampling, got {n}."))?;
+    }
+    Ok(())
+}
+
+/// What the engine checks on top: counts of log probabilities and ids against the vocabulary.
+///
+/// # Errors
+/// The first limit that is broken.
+pub(super) fn check_engine(
+    fields: &Map<String, Value>,
+    sample_logprobs: Option<i64>,
+    most_logprobs: i64,
+    vocabulary: u32,
+) -> Result<(), ErrorBody> {
+    // -1 is all of them, in a request and in the limit.
+    let all = |count: i64| if count == -1 { i64::from(vocabulary) } else { count };
+    let most_logprobs = all(most_logprobs);
+    let over = |count: Option<i64>| count.map(all).filter(|count| *count > most_logprobs);
+    if let Some(count) = over(sample_logprobs) {
+        let text = format!("Requested sample logprobs of {count}, which is greater than max allowed: {most_logprobs}");
+        named("logprobs", count, text)?;
+    }
+    if let Some(count) = over(fields.int("prompt_logprobs")) {
+        let text = format!("Requested prompt logprobs of {count}, which is greater than max allowed: {most_logprobs}");
+        named("prompt_logprobs", count, text)?;
+    }
+    let keys = fields.get("logit_bias").and_then(Value::as_object);
+    let unknown: Vec<u64> = keys
+        .into_iter()
+        .flatten()
+        .filter_map(|(key, _)| key.parse().ok())
+        .filter(|id| *id >= u64::from(vocabulary))
+        .collect();
+    if !unknown.is_empty() {
+        let text = format!(
+            "token_id(s) {unknown:?} in logit_bias contain out-of-vocab token ids. Vocabulary size: {vocabulary}"
+        );
+        named("logit_bias", format!("{unknown:?}"), text)?;
+    }
+    Ok(())
+}
+
+/// Keys of `logit_bias` must be ids.
+///
+/// # Errors
+/// Those that are not.
+pub(super) fn check_bias(fields: &Map<String, Value>) -> Result<(), ErrorBody> {
+    let keys = fields.get("logit_bias").and_then(Value::as_object);
+    let wrong: Vec<String> = keys
+        .into_iter()
+        .flatten()
+        .filter(|(key, _)| key.trim().parse::<i64>().is_err())
+        .map(|(key, _)| super::pydantic::repr(key))
+        .collect();
+    if wrong.is_empty() {
+        return Ok(());
+    }
+    let list = format!("[{}]", wrong.join(", "));
+    named(
+        "logit_bias",
+        &list,
+        format!("logit_bias contains key(s) that cannot be converted to integer token IDs: {list}"),
+    )
+}
+
+/// Stop strings.
+pub(super) fn stops(fields: &Map<String, Value>) -> Vec<String> {
+    match fields.get("stop") {
+        Some(Value::String(text)) => vec![text.clone()],
+        Some(Value::Array(texts)) => texts.iter().filter_map(Value::as_str).map(str::to_owned).collect(),
+        _ => Vec::new(),
+    }
+}
+
+/// Ids of a list.
+pub(super) fn ids(fields: &Map<String, Value>, name: &str) -> Vec<u32> {
+    let items = fields.get(name).and_then(Value::as_array);
+    items.into_iter().flatten().filter_map(Value::as_u64).filter_map(|id| u32::try_from(id).ok()).collect()
+}
+
+/// Tokens that output is limited to: by `allowed_token_ids`, or by a bias that leaves no other a chance.
+pub(super) fn forced(fields: &Map<String, Value>) -> Vec<u32> {
+    let allowed = ids(fields, "allowed_token_ids");
+    let biases = fields.get("logit_bias").and_then(Value::as_object).into_iter().flatten();
+    let strong = biases.filter(|(_, bias)| bias.as_f64().is_some_and(|bias| bias >= FORCING_BIAS));
+    let strong: Vec<u32> = strong.filter_map(|(key, _)| key.parse().ok()).collect();
+    if strong.is_empty() { allowed } else { strong }
+}

@@ -1,0 +1,179 @@
+//! The API server in front of the engine: one thread that takes requests in and sends tokens out.
+//!
+//! ```text
+//! client -> in_us -> thread (shared by the requests in it) -> engine ... step end -> out_us -> thread (tokens) -> client
+//! ```
+//!
+//! An event loop serves the requests inside it in turns (processor sharing), so a burst of n reaches the engine
+//! together after n times the work of one: of 100 requests that came at once to a real server, the first tenth reached
+//! the engine after 38 ms and the last after 52 ms. Tokens take the thread first, so requests enter slowly while many
+//! streams decode. A step's tokens become visible together, when most of them are sent: real clients see them spread
+//! around that time. A first token costs more, in proportion to its prompt.
+//!
+//! Pure: times come in and go out. Bounds: it holds what the caller put in.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use crate::engine::{Request, SequenceId};
+use crate::profile::FrontEndRates;
+
+/// How much of a step's tokens are sent when its median client sees its own: half, and the time that the engine itself
+/// took to hand them over (8 us for each).
+const SENT: f64 = 0.75;
+
+/// The API server's thread. With n requests inside, each advances at 1/n of the thread.
+///
+/// With V the work done per request since time zero (dV/dt = 1/n), a request of work S that came at V leaves at V + S.
+#[derive(Clone, Debug)]
+pub struct FrontEnd {
+    rates: FrontEndRates,
+    /// The thread sends tokens until then.
+    busy_until: Duration,
+    /// Work done per request until `at`, seconds.
+    done: f64,
+    at: Duration,
+    /// Values of `done` at which requests leave, with their engine requests; in order.
+    inside: VecDeque<(f64, Vec<Request>)>,
+}
+
+impl FrontEnd {
+    /// An idle server.
+    pub fn new(rates: &FrontEndRates) -> Self {
+        let (busy_until, at) = (Duration::ZERO, Duration::ZERO);
+        Self { rates: rates.clone(), busy_until, done: 0.0, at, inside: VecDeque::new() }
+    }
+
+    /// One HTTP request enters at `now` (times never decrease).
+    pub(crate) fn enter(&mut self, now: Duration, requests: Vec<Request>) {
+        self.advance(now);
+        // The choices of one request share its prompt.
+        let prompt = f64::from(requests.first().map_or(0, |request| request.prompt_tokens));
+        let work = self.rates.request_us + self.rates.request_token_us * prompt;
+        let leaves = self.done + work.max(0.0) * 1e-6;
+        let place = self.inside.partition_point(|(other, _)| *other <= leaves);
+        self.inside.insert(place, (leaves, requests));
+    }
+
+    /// When the next request reaches the engine if nobody else enters.
+    pub(crate) fn next_leave(&self) -> Option<Duration> {
+        let latency = micros(self.rates.in_us);
+        self.leaves_thread().map(|at| at + latency)
+    }
+
+    fn leaves_thread(&self) -> Option<Duration> {
+        let (tag, _) = self.inside.front()?;
+        let left = (tag - self.done).max(0.0) * self.inside.len() as f64;
+        Some(self.at.max(self.busy_until) + Duration::from_secs_f64(left))
+    }
+
+    /// Lets the first request leave if it has left the thread by `now`; says when it reaches the engine.
+    pub(crate) fn leave(&mut self, now: Duration) -> Option<(Duration, Vec<Request>)> {
+        let at = self.leaves_thread().filter(|at| *at <= now)?;
+        let (tag, requests) = self.inside.pop_front()?;
+        (self.done, self.at) = (tag, at);
+        Some((at + micros(self.rates.in_us), requests))
+    }
+
+    /// A step whose results were taken at `now` has `tokens` to send; `first_prompts` are the prompts of those that are first
+    /// tokens. Says when a client sees them.
+    pub(crate) fn send(&mut self, now: Duration, tokens: usize, first_prompts: impl Iterator<Item = u32>) -> Duration {
+        self.advance(now);
+        let mut work = self.rates.token_us * tokens as f64;
+        let mut firsts = 0.0;
+        for prompt in first_prompts {
+            firsts += self.rates.first_us + self.rates.first_token_us * f64::from(prompt);
+        }
+        work += firsts;
+        let start = self.busy_until.max(now);
+        self.busy_until = start + micros(work);
+        // The engine's outputs are read in one piece, prompts of first tokens included; then tokens go out in turn.
+        start + micros(self.rates.out_us + firsts + (work - firsts) * SENT)
+    }
+
+    /// Moves the clock within an interval in which nobody leaves.
+    fn advance(&mut self, now: Duration) {
+        let passed = now.saturating_sub(self.at.max(self.busy_until));
+        if !self.inside.is_empty() {
+            self.done += passed.as_secs_f64() / self.inside.len() as f64;
+        }
+        self.at = self.at.max(now);
+    }
+
+    /// Takes a sequence out; its place still costs its work. Says whether it was there.
+    pub(crate) fn abort(&mut self, id: SequenceId) -> bool {
+        let before = self.sequences();
+        self.inside.iter_mut().for_each(|(_, requests)| requests.retain(|request| request.id != id));
+        self.sequences() < before
+    }
+
+    /// Sequences inside.
+    pub(crate) fn sequences(&self) -> usize {
+        self.inside.iter().map(|(_, requests)| requests.len()).sum()
+    }
+}
+
+fn micros(us: f64) -> Duration {
+    Duration::from_secs_f64(us.max(0.0) * 1e-6)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOTHING: FrontEndRates = FrontEndRates {
+        request_us: 0.0,
+        request_token_us: 0.0,
+        token_us: 0.0,
+        first_us: 0.0,
+        first_token_us: 0.0,
+        in_us: 0.0,
+        out_us: 0.0,
+    };
+
+    fn request(id: u64, prompt_tokens: u32) -> Vec<Request> {
+        vec![Request { id, prompt_tokens, output_tokens: 3, ..Request::default() }]
+    }
+
+    #[test]
+    fn a_burst_leaves_together_and_a_lone_request_alone() {
+        let mut front_end = FrontEnd::new(&FrontEndRates { request_us: 1000.0, in_us: 5000.0, ..NOTHING });
+        for id in 0..10 {
+            front_end.enter(Duration::ZERO, request(id, 100));
+        }
+        assert!(front_end.leave(Duration::from_millis(9)).is_none());
+        let late = Duration::from_secs(1);
+        let left: Vec<_> = std::iter::from_fn(|| front_end.leave(late)).map(|(at, _)| at.as_millis()).collect();
+        assert_eq!(left, [15; 10]);
+        front_end.enter(late, request(1, 100));
+        assert_eq!(front_end.leave(late * 2).unwrap().0, late + Duration::from_millis(6));
+    }
+
+    #[test]
+    fn a_short_prompt_overtakes_a_long_one() {
+        let mut front_end = FrontEnd::new(&FrontEndRates { request_token_us: 1.0, ..NOTHING });
+        front_end.enter(Duration::ZERO, request(1, 100_000));
+        front_end.enter(Duration::ZERO, request(2, 1000));
+        let (at, first) = front_end.leave(Duration::from_secs(1)).unwrap();
+        assert_eq!((at.as_millis(), first[0].id), (2, 2));
+        assert_eq!(front_end.leave(Duration::from_secs(1)).unwrap().0.as_millis(), 101);
+    }
+
+    #[test]
+    fn tokens_hold_requests_up_and_are_seen_when_most_are_sent() {
+        let rates = FrontEndRates { request_us: 1000.0, token_us: 100.0, out_us: 2000.0, ..NOTHING };
+        let mut front_end = FrontEnd::new(&rates);
+        let seen = front_end.send(Duration::ZERO, 100, std::iter::empty());
+        assert_eq!(seen, Duration::from_micros(2000 + 7500));
+        front_end.enter(Duration::ZERO, request(1, 1));
+        assert_eq!(front_end.next_leave().unwrap().as_millis(), 10 + 1);
+        assert_eq!(front_end.send(Duration::from_millis(1), 0, std::iter::empty()).as_millis(), 12);
+    }
+
+    #[test]
+    fn the_first_token_of_a_long_prompt_is_seen_later() {
+        let mut front_end = FrontEnd::new(&FrontEndRates { first_us: 100.0, first_token_us: 0.5, ..NOTHING });
+        let seen = front_end.send(Duration::ZERO, 1, [32_000].into_iter());
+        assert_eq!(seen, Duration::from_micros(16_100));
+    }
+}
