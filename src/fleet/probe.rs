@@ -45,7 +45,7 @@ const CARDS_MAX: usize = 1_024;
 
 /// One entry of a backend's `/v1/models`, as it was sent.
 #[derive(Clone, Debug)]
-pub struct Card {
+pub struct ModelCard {
     /// The name.
     pub id: String,
     /// The whole card, JSON.
@@ -54,15 +54,15 @@ pub struct Card {
 
 /// What backends say they serve.
 #[derive(Debug, Default)]
-pub struct Reported(Mutex<HashMap<BackendId, Vec<Card>>>);
+pub struct ReportedModels(Mutex<HashMap<BackendId, Vec<ModelCard>>>);
 
-impl Reported {
+impl ReportedModels {
     /// Every card, one per name, in the order of backends.
-    pub fn cards(&self) -> Vec<Card> {
+    pub fn cards(&self) -> Vec<ModelCard> {
         let by_backend = self.0.lock();
         let mut backends: Vec<_> = by_backend.keys().copied().collect();
         backends.sort();
-        let mut cards: Vec<Card> = Vec::new();
+        let mut cards: Vec<ModelCard> = Vec::new();
         for card in backends.iter().flat_map(|id| &by_backend[id]) {
             if !cards.iter().any(|known| known.id == card.id) {
                 cards.push(card.clone());
@@ -83,7 +83,7 @@ impl Reported {
     }
 
     /// Replaces what a backend serves; whether the names changed.
-    fn set(&self, backend: BackendId, cards: Vec<Card>) -> bool {
+    fn set(&self, backend: BackendId, cards: Vec<ModelCard>) -> bool {
         let mut by_backend = self.0.lock();
         let same = by_backend
             .get(&backend)
@@ -161,7 +161,7 @@ struct Finding {
 
 #[derive(Debug)]
 struct Models {
-    cards: Vec<Card>,
+    cards: Vec<ModelCard>,
     max_model_len: Option<u64>,
 }
 
@@ -169,7 +169,7 @@ struct Models {
 #[derive(Debug)]
 pub struct Prober {
     admission: Arc<Admission>,
-    reported: Arc<Reported>,
+    reported: Arc<ReportedModels>,
     memory: HashMap<BackendId, Memory>,
     /// The set of model names has changed and nobody was told yet; survives a round that is given up half way.
     changed: bool,
@@ -177,7 +177,7 @@ pub struct Prober {
 
 impl Prober {
     /// A prober that writes into `admission` and `reported`.
-    pub fn new(admission: Arc<Admission>, reported: Arc<Reported>) -> Self {
+    pub fn new(admission: Arc<Admission>, reported: Arc<ReportedModels>) -> Self {
         Self { admission, reported, memory: HashMap::new(), changed: false }
     }
 
@@ -289,7 +289,7 @@ async fn read_models(address: &Address, patience: Duration) -> Option<Models> {
     for json in list.data.into_iter().take(CARDS_MAX) {
         if let Ok(fields) = serde_json::from_str::<Fields>(json.get()) {
             models.max_model_len = models.max_model_len.max(fields.max_model_len);
-            models.cards.push(Card { id: fields.id, json });
+            models.cards.push(ModelCard { id: fields.id, json });
         }
     }
     Some(models)
@@ -297,7 +297,7 @@ async fn read_models(address: &Address, patience: Duration) -> Option<Models> {
 
 async fn read_progress(address: &Address, patience: Duration) -> Sign {
     let Ok((status, body)) = fetch(address, "/metrics", patience, METRICS_BYTES).await else { return Sign::NoAnswer };
-    let page = metrics::Snapshot::parse(std::str::from_utf8(&body).unwrap_or_default());
+    let page = metrics::MetricsSnapshot::parse(std::str::from_utf8(&body).unwrap_or_default());
     match status.is_success() && page.samples > 0 {
         true => Sign::Marks((page.progress(), page.kv_usage)),
         false => Sign::NoNumbers,

@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 
 use crate::base::BackendId;
 use crate::config::{ArgValue, Backend, Config, Control, Launch, Model, ModelScope, Pool, Target};
-use crate::fleet::driver::{AnyDriver, Settings};
+use crate::fleet::driver::{EngineSettings, SharedDriver};
 use crate::fleet::{CommandDriver, EngineSpec, ExternalBackend, ExternalDriver, PortsError, ProcessDriver, ports};
 use crate::pool::{Address, PoolLayout};
 
@@ -28,7 +28,7 @@ pub(super) fn engines(config: &Config, layout: &PoolLayout) -> Vec<EngineSpec> {
                 name: format!("{}/{}", pool.name, backend.name).into(),
                 backend: *id,
                 address: Arc::new(Address { endpoint, authority, api_key: backend.api_key.clone() }),
-                settings: Settings { args },
+                settings: EngineSettings { args },
                 identity: digest(&target),
                 configured: digest(&backend.target),
                 target,
@@ -145,7 +145,7 @@ fn served<'c>(config: &'c Config, pool: &Pool) -> Vec<&'c Model> {
 }
 
 /// The driver of an engine that is new. Its logs lie beside the journal.
-pub(super) fn driver(spec: &EngineSpec) -> AnyDriver {
+pub(super) fn driver(spec: &EngineSpec) -> SharedDriver {
     let (name, folder) = (&spec.name, &spec.rules.state);
     match &spec.target {
         Target::Launch(launch) => Arc::new(ProcessDriver::new(name, launch.clone(), folder)),

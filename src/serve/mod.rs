@@ -27,7 +27,7 @@ use tokio::time::Instant;
 use crate::admin;
 use crate::config::{Config, OnExit};
 use crate::estimate::ExactCounter;
-use crate::fleet::{Fleet, JournalError, PortsError, Prober, Reported, unattended};
+use crate::fleet::{Fleet, JournalError, PortsError, Prober, ReportedModels, unattended};
 use crate::flow::{Flow, LearnedState, RoutingTable};
 use crate::pool::Admission;
 use crate::proxy::{Gateway, ListenError, Listener, UpstreamConnector};
@@ -68,7 +68,7 @@ pub struct House {
     pub(crate) admission: Arc<Admission>,
     pub(crate) telemetry: Arc<Telemetry>,
     pub(crate) learned: LearnedState,
-    pub(crate) reported: Arc<Reported>,
+    pub(crate) reported: Arc<ReportedModels>,
     pub(crate) fleet: Arc<Fleet>,
     pub(crate) config: ArcSwap<Config>,
     pub(crate) source: Source,
@@ -103,7 +103,7 @@ pub async fn start(mut config: Config, source: Source) -> Result<Running, StartE
     let listener = Listener::bind(config.server.listen).await?;
     let admin_socket = admin::bind(config.server.admin).await?;
     let admission = Admission::new(now, specs::health_rules(&config.health), seed());
-    let reported = Arc::new(Reported::default());
+    let reported = Arc::new(ReportedModels::default());
     let fleet = Fleet::new(Arc::clone(&admission), Arc::clone(&reported), Arc::new(engines::driver));
     if engines::any(&config) {
         fleet.open(&config.fleet.state)?;

@@ -14,7 +14,7 @@ use super::context::{EngineContext, EngineSpec, now_ms};
 use super::effects::{gone, perform};
 use super::journal::Setup;
 use super::lifecycle::{ChangeRefused, Event, Step, StepFailure};
-use crate::driver::Settings;
+use crate::driver::EngineSettings;
 use sluice_gateway::pool::Cordon;
 
 /// What a keeper is told.
@@ -165,7 +165,7 @@ pub(crate) fn describe(context: &EngineContext, spec: EngineSpec) {
 }
 
 /// Settings on one line.
-pub(crate) fn shown(settings: &Settings) -> String {
+pub(crate) fn shown(settings: &EngineSettings) -> String {
     let word = |value: &sluice_gateway::config::ArgValue| match serde_json::to_string(value) {
         Ok(text) => text.trim_matches('"').to_owned(),
         Err(_) => "?".to_owned(),

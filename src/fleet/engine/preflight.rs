@@ -13,9 +13,9 @@ use tokio::task::JoinSet;
 use super::client;
 use super::context::EngineSpec;
 use crate::adapter_rank;
-use crate::driver::{AdapterRank, Driver, Failure, Kind, Notice, Settings};
-use crate::probe::Reported;
-use sluice_core::vllm::failure::Class;
+use crate::driver::{AdapterRank, Driver, DriverKind, EngineFailure, EngineSettings, Notice};
+use crate::probe::ReportedModels;
+use sluice_core::vllm::failure::FailureClass;
 use sluice_gateway::pool::{Admission, BackendView, PoolView};
 
 /// Whether the engine could run with these settings, its adapters included; what is worth telling.
@@ -25,30 +25,33 @@ use sluice_gateway::pool::{Admission, BackendView, PoolView};
 pub(crate) async fn could_run(
     driver: &dyn Driver,
     spec: &EngineSpec,
-    settings: &Settings,
-) -> Result<Vec<Notice>, Failure> {
+    settings: &EngineSettings,
+) -> Result<Vec<Notice>, EngineFailure> {
     let notices = driver.check(settings).await?;
     // Folders of an engine that commands start may be on another machine.
-    if driver.kind() == Kind::Process {
+    if driver.kind() == DriverKind::Process {
         adapters_fit(&spec.adapters, driver.adapter_rank(settings))?;
     }
     Ok(notices)
 }
 
-fn adapters_fit(adapters: &[(String, PathBuf)], takes: AdapterRank) -> Result<(), Failure> {
+fn adapters_fit(adapters: &[(String, PathBuf)], takes: AdapterRank) -> Result<(), EngineFailure> {
     for (name, folder) in adapters {
         if let AdapterRank::None(why) = &takes {
-            return Err(Failure::new(Class::BadArguments, format!("adapter '{name}' is to be loaded, and {why}")));
+            return Err(EngineFailure::new(
+                FailureClass::BadArguments,
+                format!("adapter '{name}' is to be loaded, and {why}"),
+            ));
         }
         if !folder.is_dir() {
             let cause = format!("adapter '{name}': there is no folder {}", folder.display());
-            return Err(Failure::new(Class::ModelNotFound, cause));
+            return Err(EngineFailure::new(FailureClass::ModelNotFound, cause));
         }
         if let AdapterRank::UpTo(most) = takes
             && let Some(rank) = adapter_rank(folder).filter(|rank| i64::from(*rank) > most)
         {
             let cause = format!("adapter '{name}' has rank {rank}, above max-lora-rank {most}");
-            return Err(Failure::new(Class::LoraRank, cause));
+            return Err(EngineFailure::new(FailureClass::LoraRank, cause));
         }
     }
     Ok(())
@@ -81,7 +84,7 @@ pub enum RestartBlocked {
 /// Asks every backend what it serves now, because what probes report may be some seconds old, and judges.
 pub(crate) async fn may_go_now(
     admission: &Admission,
-    reported: &Reported,
+    reported: &ReportedModels,
     spec: &EngineSpec,
 ) -> Result<(), RestartBlocked> {
     let mut asking = JoinSet::new();

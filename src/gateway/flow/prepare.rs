@@ -170,7 +170,7 @@ async fn estimate(
     {
         return (estimate, None);
     }
-    match counter.count_parts(incoming.route, incoming.body.clone()).await {
+    match counter.count(incoming.route, incoming.body.clone()).await {
         Some(counted) => (PromptEstimate::exact(counted.total), Some((Arc::clone(counter), counted))),
         None => (estimate, None),
     }
