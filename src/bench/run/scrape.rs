@@ -150,7 +150,8 @@ mod tests {
 
     #[test]
     fn a_restarted_server_counts_from_its_start() {
-        let snapshot = |preemptions: u32| MetricsSnapshot::parse(&format!("vllm:num_preemptions_total{{}} {preemptions}\n"));
+        let snapshot =
+            |preemptions: u32| MetricsSnapshot::parse(&format!("vllm:num_preemptions_total{{}} {preemptions}\n"));
         let seen = Seen { before: snapshot(50), last: snapshot(3), side: ServerSide::default() };
         assert_eq!(seen.side().preemptions, 3.0);
     }
