@@ -190,7 +190,7 @@ impl Prober {
     /// One round over all backends; whether the set of model names changed since a round last came to its end.
     pub async fn round(&mut self, rules: &Health) -> bool {
         let now = Instant::now();
-        let silent = self.admission.silent(rules.stall, now);
+        let silent = self.admission.silent_backends(rules.stall, now);
         let mut asking = JoinSet::new();
         let mut known = Vec::new();
         for backend in self.admission.view().into_iter().flat_map(|pool| pool.backends) {
@@ -217,10 +217,10 @@ impl Prober {
 
     fn take_in(&mut self, finding: Finding, patience: Duration) -> bool {
         let now = Instant::now();
-        if !self.admission.is_still(finding.id, &finding.name, &finding.address) {
+        if !self.admission.is_same_backend(finding.id, &finding.name, &finding.address) {
             return false;
         }
-        let moved = self.admission.probed(finding.id, finding.up.is_ok(), now);
+        let moved = self.admission.record_probe(finding.id, finding.up.is_ok(), now);
         if let Some((before, after)) = moved {
             let why = finding.up.as_ref().err().map_or("its probe answers", String::as_str);
             tracing::info!(backend = %finding.name, from = before.label(), to = after.label(), why, "backend changed");
@@ -240,7 +240,7 @@ impl Prober {
             && memory.stands_still(sign, patience, now)
         {
             tracing::warn!(backend = %finding.name, "hung: requests in flight, no byte and no progress; ejected");
-            self.admission.hung(finding.id, now);
+            self.admission.mark_hung(finding.id, now);
             memory.suspected = None;
         }
         let Some(models) = finding.models else { return false };
@@ -311,7 +311,7 @@ mod tests {
 
     use super::*;
     use sluice_gateway::config::{Endpoint, Policy};
-    use sluice_gateway::pool::{BackendSpec, HealthRules, Limits, Order, PoolSpec, Rules};
+    use sluice_gateway::pool::{BackendLimits, BackendSpec, HealthRules, PoolRules, PoolSpec, QueueOrder};
 
     const RULES: HealthRules = HealthRules {
         probe_failures: 2,
@@ -321,18 +321,18 @@ mod tests {
     };
 
     fn spec(ports: &[u16]) -> PoolSpec {
-        let limits = Limits { slots: 4, tokens: None, prefill_tokens: None, long_prefix: None };
+        let limits = BackendLimits { slots: 4, tokens: None, prefill_tokens: None, long_prefix: None };
         let backend = |port: &u16| {
             let endpoint = Endpoint { host: "127.0.0.1".to_owned(), port: *port, prefix: String::new() };
             let address = Arc::new(Address { authority: endpoint.authority().into(), endpoint, api_key: None });
             BackendSpec { name: port.to_string().into(), address, weight: 1.0 }
         };
-        let rules = Rules {
+        let rules = PoolRules {
             policy: Policy::LeastWork,
             limits,
             queue_length: 8,
             queue_timeout: Duration::from_secs(20),
-            order: Order::FIFO,
+            order: QueueOrder::FIFO,
         };
         PoolSpec { name: "p".into(), rules, backends: ports.iter().map(backend).collect(), spill: vec![] }
     }

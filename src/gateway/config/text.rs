@@ -1,81 +1,86 @@
-//! Texts with rules: names, paths, secrets, URLs of backends.
+//! Texts with rules: names, and URLs of backends.
 //!
-//! Each function says what is wrong as a `Situation`; the caller knows the key. A URL may have a path,
-//! which is put before every request's own (an engine behind a prefix of another proxy); since clients'
-//! paths already start with `/v1`, one that ends in it is refused as the usual mistake it is.
+//! Each function says what is wrong as a `Situation`; the caller adds the key. A URL may have a path, which is put before
+//! that of every request (an engine behind a prefix of another proxy). Since clients' paths already start with `/v1`, a URL
+//! that ends in `/v1` is refused as the common mistake it is.
 
-use std::io::Read as _;
-use std::path::{Path, PathBuf};
+use std::fmt;
 
-use super::super::problem::Situation;
-use super::super::secret::{KeyDigest, Secret};
-use super::super::{Endpoint, defaults};
-use super::Surroundings;
+use super::file::Entry;
+use super::limits;
+use super::problem::Situation;
+use super::report::{Names, Report};
+use super::setting::Scalar;
 
 /// Whether a name can be a label and a header value.
 pub(super) fn check_name(name: &str) -> Result<(), Situation> {
-    check_length(name, defaults::MAX_NAME_BYTES)?;
+    check_length(name, limits::MAX_NAME_BYTES)?;
     let fine = |letter: char| letter.is_ascii_alphanumeric() || "._:/-".contains(letter);
     if name.chars().all(fine) { Ok(()) } else { Err(Situation::NameLetters { name: name.to_owned() }) }
 }
 
 /// Whether a text can be the name of a model; they are freer, since others choose them.
 pub(super) fn check_model_name(name: &str) -> Result<(), Situation> {
-    check_length(name, defaults::MAX_MODEL_NAME_BYTES)?;
+    check_length(name, limits::MAX_MODEL_NAME_BYTES)?;
     if name == "*" || name.trim() != name || name.chars().any(char::is_control) {
         return Err(Situation::ModelNameLetters { name: name.to_owned() });
     }
     Ok(())
 }
 
+/// Whether a text has any letters.
+pub(super) fn not_empty(text: &str) -> Result<(), Situation> {
+    if text.is_empty() { Err(Situation::Empty) } else { Ok(()) }
+}
+
 fn check_length(name: &str, max: usize) -> Result<(), Situation> {
     match name.len() {
-        0 => Err(Situation::NameEmpty),
+        0 => Err(Situation::Empty),
         bytes if bytes > max => Err(Situation::NameTooLong { bytes, max }),
         _ => Ok(()),
     }
 }
 
-/// A path as written, made relative to the configuration file's folder.
-pub(super) fn path_in(folder: &Path, written: &str) -> PathBuf {
-    folder.join(written)
+/// Where a server is reached by HTTP/1.1 without TLS.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Endpoint {
+    /// Name or address in lower case; an IPv6 address without its brackets.
+    pub host: String,
+    /// TCP port; 0 only for an engine of the gateway whose port has not been chosen yet.
+    pub port: u16,
+    /// Put before the path of every request; empty, or begins with `/` and does not end with one.
+    pub prefix: String,
 }
 
-/// The value behind a text that may be a reference, and the reference if it is one.
-fn resolve(text: &str, around: &Surroundings<'_>) -> Result<(String, Option<String>), Situation> {
-    if let Some(name) = text.strip_prefix("env:") {
-        let value = (around.env)(name).ok_or_else(|| Situation::SecretEnvMissing { name: name.to_owned() })?;
-        return Ok((value.trim_end_matches(['\r', '\n']).to_owned(), Some(text.to_owned())));
+impl Endpoint {
+    /// `host:port` as it stands in a URL or a `Host` header.
+    pub fn authority(&self) -> String {
+        if self.host.contains(':') {
+            format!("[{}]:{}", self.host, self.port)
+        } else {
+            format!("{}:{}", self.host, self.port)
+        }
     }
-    let Some(path) = text.strip_prefix("file:") else { return Ok((text.to_owned(), None)) };
-    let path = path_in(&around.folder, path);
-    let failed = |reason: String| Situation::SecretFile { path: path.display().to_string(), reason };
-    let mut value = String::new();
-    let file = std::fs::File::open(&path).map_err(|error| failed(error.to_string()))?;
-    file.take(defaults::MAX_FILE_BYTES).read_to_string(&mut value).map_err(|error| failed(error.to_string()))?;
-    Ok((value.trim_end_matches(['\r', '\n']).to_owned(), Some(format!("file:{}", path.display()))))
 }
 
-/// A secret that can stand in an `Authorization` header.
-pub(super) fn secret(text: &str, around: &Surroundings<'_>) -> Result<Secret, Situation> {
-    let (value, reference) = resolve(text, around)?;
-    if value.is_empty() {
-        return Err(Situation::SecretEmpty);
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "http://{}{}", self.authority(), self.prefix)
     }
-    if !value.bytes().all(|byte| byte.is_ascii_graphic()) {
-        return Err(Situation::SecretLetters);
+}
+
+impl Scalar for Endpoint {
+    fn parse(written: &Entry, report: &Report<'_>) -> Result<Self, Situation> {
+        endpoint(&String::parse(written, report)?)
     }
-    Ok(Secret::new(value, reference))
+
+    fn text(&self, _: &Names) -> String {
+        self.to_string()
+    }
 }
 
-/// The digest of a key.
-pub(super) fn digest(text: &str, around: &Surroundings<'_>) -> Result<KeyDigest, Situation> {
-    let (value, reference) = resolve(text, around)?;
-    KeyDigest::from_hex(value.trim(), reference).ok_or(Situation::Digest)
-}
-
-/// The place that a URL names.
-pub(super) fn endpoint(text: &str) -> Result<Endpoint, Situation> {
+/// The endpoint that a URL names.
+fn endpoint(text: &str) -> Result<Endpoint, Situation> {
     let wrong = |reason| Situation::Url { found: text.to_owned(), reason };
     let lower = text.to_ascii_lowercase();
     if lower.starts_with("https://") {
