@@ -19,6 +19,7 @@ pub mod observe;
 pub mod process;
 mod real_time;
 pub mod text;
+mod unix_time;
 pub mod validate;
 pub mod virtual_server;
 

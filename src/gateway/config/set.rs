@@ -25,8 +25,7 @@ impl Document {
     fn set(&mut self, text: &str, origin: Origin) -> Result<(), Situation> {
         let malformed = || Situation::SetMalformed { text: text.to_owned() };
         let (path, value) = split(text).ok_or_else(malformed)?;
-        let entry =
-            Self::value(value, origin).unwrap_or_else(|| Entry { value: Value::Text(value.to_owned()), origin });
+        let entry = Entry { value: Self::value_or_text(value, origin), origin };
         place(&mut self.root, &path, entry, text)
     }
 }

@@ -4,17 +4,19 @@
 //! `adapter_config.json`, and refuses what vLLM would. Loading needs `--enable-lora`; an adapter that runs keeps running
 //! when it is unloaded. At most [`MAX_ADAPTERS`] are ever loaded in one process, so ids never run out.
 
+use std::path::Path;
+
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use crate::validate::pydantic::{self, Field, Fields, Problems};
+use crate::validate::pydantic::{self, Field, FieldReader, ValidationErrors};
 use crate::validate::{json, schema};
 
-use crate::http::wire::ErrorBody;
+use crate::http::error_body::ErrorBody;
 use crate::process::config::MAX_ADAPTERS;
-use crate::process::model_folder::{check_adapter, has_adapter};
-use crate::real_time::clock::unix_time;
+use crate::process::model_folder::{ADAPTER_CONFIG, check_adapter};
 use crate::real_time::state::ServerState;
+use crate::unix_time::unix_time;
 use sluice_core::base::Rng;
 
 /// A model in `/v1/models`, in vLLM's key order.
@@ -97,7 +99,7 @@ fn invalid(message: String) -> ErrorBody {
 
 fn checked(bytes: &[u8], schema: &[Field]) -> Result<Map<String, Value>, ErrorBody> {
     let fields = json::object(bytes)?;
-    let mut problems = Problems::default();
+    let mut problems = ValidationErrors::default();
     pydantic::check(schema, &fields, &mut problems);
     if problems.is_empty() { Ok(fields) } else { Err(problems.refusal()) }
 }
@@ -128,7 +130,7 @@ pub(crate) fn load(shared: &ServerState, bytes: &[u8]) -> Result<String, ErrorBo
         return Err(broke_inside(message.to_owned()));
     }
     // A model that is only a name takes adapters that are only names, but not one that is there and does not fit.
-    if (shared.config.on_disk || has_adapter(path))
+    if (shared.config.on_disk || Path::new(path).join(ADAPTER_CONFIG).exists())
         && let Err(message) = check_adapter(name, path, shared.config.max_lora_rank)
     {
         let missing = message.contains("No adapter found");

@@ -1,6 +1,6 @@
-//! Models and adapters on disk: the sizes in `config.json`, the rank in `adapter_config.json`.
+//! What a folder with a model or an adapter contains, read from its JSON files.
 //!
-//! A folder that vLLM would refuse is refused with vLLM's message. Only the two JSON files are read, never any weights.
+//! Only sizes are read, never weights. A folder that cannot be read as such is reported as missing, as vLLM does.
 
 use std::path::Path;
 
@@ -8,18 +8,13 @@ use serde_json::Value;
 
 use crate::machine::Model;
 
-/// The file that marks a folder as an adapter.
-const ADAPTER_CONFIG: &str = "adapter_config.json";
+/// The file that marks the folder of an adapter.
+pub(crate) const ADAPTER_CONFIG: &str = "adapter_config.json";
 
-/// Whether there is an adapter in the folder at `path`.
-pub(crate) fn has_adapter(path: &str) -> bool {
-    Path::new(path).join(ADAPTER_CONFIG).exists()
-}
-
-/// Checks that the folder at `path` holds an adapter of at most this rank.
+/// Looks whether the path leads to an adapter whose rank fits.
 ///
 /// # Errors
-/// vLLM's error message.
+/// In vLLM's words.
 pub(crate) fn check_adapter(name: &str, path: &str, max_rank: i64) -> Result<(), String> {
     let folder = Path::new(path);
     let missing = || format!("Loading lora {name} failed: No adapter found for {path}");
@@ -35,7 +30,7 @@ pub(crate) fn check_adapter(name: &str, path: &str, max_rank: i64) -> Result<(),
     Ok(())
 }
 
-/// Sizes of the model in a folder, from its `config.json`; `None` when that file does not describe a dense decoder.
+/// Sizes of the model in a folder, from its `config.json`; none when that does not describe a dense decoder.
 pub(crate) fn sizes_of_folder(folder: &Path) -> Option<Model> {
     let config: Value = serde_json::from_str(&std::fs::read_to_string(folder.join("config.json")).ok()?).ok()?;
     let number =

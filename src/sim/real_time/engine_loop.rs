@@ -15,7 +15,6 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::clock::unix_seconds;
 use super::command::{Command, Control, Submission};
 use super::outlet::{Broken, Outlet};
 use super::state::ServerState;
@@ -24,6 +23,7 @@ use crate::http::wire::Finish;
 use crate::observe::log::{Level, Speaker};
 use crate::observe::stats::{Ended, Finished, Gauges};
 use crate::process::fault::Fault;
+use crate::unix_time::unix_seconds;
 use crate::virtual_server::{StepEnd, VirtualServer};
 
 /// Half the grain of tokio's timer.

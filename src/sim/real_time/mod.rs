@@ -2,7 +2,6 @@
 //!
 //! Commands go in through an inbox, tokens come out through one outlet per request. The concurrency limit bounds both.
 
-pub(crate) mod clock;
 pub(crate) mod command;
 pub(crate) mod concurrency_limit;
 pub(crate) mod engine_loop;

@@ -10,13 +10,13 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-use super::clock::unix_seconds;
 use super::command::Command;
 use super::concurrency_limit::ConcurrencyLimit;
 use crate::observe::http_metrics::Requests;
 use crate::observe::stats::Stats;
 use crate::process::config::SimConfig;
 use crate::process::fault::Fault;
+use crate::unix_time::unix_seconds;
 
 /// State of one server. See the header of this file.
 #[derive(Debug)]

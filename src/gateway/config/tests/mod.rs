@@ -1,5 +1,5 @@
-//! What holds for the configuration as a whole: each problem is found, samples work, what is printed
-//! reads back, and a reload is described by its differences.
+//! The configuration as a whole: each problem is found, samples are valid, what is printed reads back, and a reload is
+//! described by its differences.
 //!
 //! Surroundings are fixed: four cores, and the environment variables listed in [`read`]. Files come
 //! from a temporary folder where a test needs them.
@@ -45,7 +45,7 @@ fn valid(text: &str) -> Config {
     read(text).unwrap_or_else(|problems| panic!("{problems}")).config
 }
 
-/// Two pools that are fine, to which tests add what is not.
+/// Two valid pools, to which tests add mistakes.
 const TWO_POOLS: &str = r#"
 [[model]]
 name = "m"

@@ -1,87 +1,72 @@
-//! The files in `config/` work, the reference names every key, and the defaults it shows are true.
+//! The files in `config/` are valid, and the reference is what the definitions say.
 
-use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::{around, read};
-use crate::config::{Config, Loaded, Origin};
+use crate::config::{Config, Loaded, Situation, limits, reference};
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join("config")
+}
 
 fn sample(name: &str) -> String {
-    std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join("config").join(name)).unwrap()
+    std::fs::read_to_string(folder().join(name)).unwrap()
 }
 
 fn load(name: &str) -> Loaded {
     read(&sample(name)).unwrap_or_else(|problems| panic!("config/{name}: {problems}"))
 }
 
-/// The reference with every key that is commented out put in force.
-fn complete_reference() -> Loaded {
-    let in_force = |line: &str| {
-        let rest = line.strip_prefix('#').unwrap_or(line);
-        let key =
-            rest.starts_with('[') || rest.split(" = ").next().is_some_and(|key| !key.is_empty() && !key.contains(' '));
-        let is_key = key && (rest.starts_with('[') || rest.contains(" = "));
-        if is_key { format!("{rest}\n") } else { format!("{line}\n") }
-    };
-    let text: String = sample("sluice.toml").lines().map(in_force).collect();
-    let folder = tempfile::tempdir().unwrap();
-    std::fs::write(folder.path().join("tokenizer.json"), "{}").unwrap();
-    let loaded = Config::parse(&text, "sluice.toml", &[], &around(folder.path()));
-    loaded.unwrap_or_else(|problems| panic!("{problems}\n{text}"))
-}
-
 #[test]
 fn every_sample_is_valid() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join("config");
-    let mut names: Vec<String> =
-        folder.read_dir().unwrap().map(|file| file.unwrap().file_name().into_string().unwrap()).collect();
-    names.retain(|name| name.ends_with(".toml"));
+    let files = folder().read_dir().unwrap().map(|file| file.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<String> = files.filter(|name| name.ends_with(".toml")).collect();
     names.sort();
-    assert_eq!(names, ["minimal.toml", "production.toml", "sluice.toml", "two-pools.toml"]);
+    let expected =
+        ["keys.toml", "launch.toml", "lora.toml", "one-pool.toml", "production.toml", "short-long.toml", "sluice.toml"];
+    assert_eq!(names, expected);
     for name in names {
         load(&name);
     }
 }
 
+/// `SLUICE_UPDATE=1 cargo test` writes the file.
+#[test]
+fn the_reference_is_generated_from_the_definitions() {
+    if std::env::var_os("SLUICE_UPDATE").is_some() {
+        std::fs::write(folder().join("sluice.toml"), reference()).unwrap();
+    }
+    assert!(sample("sluice.toml") == reference(), "config/sluice.toml is out of date; run SLUICE_UPDATE=1 cargo test");
+}
+
+#[test]
+fn the_keys_in_force_in_the_reference_have_their_defaults() {
+    let pool = "[[model]]\nname = \"llama-3.1-8b\"\n[[pool]]\nname = \"default\"\n\
+                [[pool.backend]]\nname = \"gpu0\"\nurl = \"http://127.0.0.1:8000\"\n";
+    let config = read(&reference()).unwrap().config;
+    assert_eq!(config, read(pool).unwrap().config);
+    assert_eq!(config.models[0].media_part_tokens, limits::MEDIA_PART_TOKENS);
+}
+
+#[test]
+fn every_example_in_the_reference_can_be_read() {
+    // Keys that are commented out have no blank after the "#".
+    let in_force = |line: &str| {
+        let rest = line.strip_prefix('#').filter(|rest| rest.starts_with(|first: char| !" \n".contains(first)));
+        format!("{}\n", rest.unwrap_or(line))
+    };
+    let text: String = reference().lines().map(in_force).collect();
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("tokenizer.json"), "{}").unwrap();
+    let problems = Config::parse(&text, "sluice.toml", &[], &around(folder.path())).unwrap_err();
+    // All of them together contradict each other in two places.
+    let situations: Vec<_> = problems.errors.iter().map(|problem| problem.situation().clone()).collect();
+    assert!(matches!(&situations[..], [Situation::Gap { .. }, Situation::UrlAndLaunch]), "{problems}");
+}
+
 #[test]
 fn the_production_sample_has_nothing_to_warn_about() {
     assert_eq!(load("production.toml").warnings, vec![]);
-}
-
-#[test]
-fn the_reference_names_every_known_key() {
-    let loaded = complete_reference();
-    let generic = |path: &str| -> String {
-        let mut inside = false;
-        path.chars()
-            .filter(|letter| {
-                inside = if *letter == '[' { true } else { inside && *letter != ']' };
-                !inside && *letter != ']'
-            })
-            .collect()
-    };
-    let all: BTreeSet<String> = loaded.origins.iter().map(|(path, _)| generic(path)).collect();
-    let written: BTreeSet<String> =
-        loaded.origins.iter().filter(|(_, origin)| *origin != Origin::Default).map(|(path, _)| generic(path)).collect();
-    let missing: Vec<_> = all.difference(&written).collect();
-    assert!(missing.is_empty(), "config/sluice.toml does not mention {missing:?}");
-    assert!(all.len() > 80, "the list of known keys is suspiciously short: {}", all.len());
-}
-
-#[test]
-fn the_defaults_that_the_reference_shows_are_the_defaults() {
-    let (reference, minimal) = (load("sluice.toml").config, load("minimal.toml").config);
-    assert_eq!(reference.server, minimal.server);
-    assert_eq!(reference.timeouts, minimal.timeouts);
-    assert_eq!(reference.retry, minimal.retry);
-    assert_eq!(reference.health, minimal.health);
-    assert_eq!(reference.slo, minimal.slo);
-    assert_eq!(reference.log, minimal.log);
-    assert_eq!(reference.models[0].media_part_tokens, crate::config::defaults::MEDIA_PART_TOKENS);
-    let (shown, real) = (&reference.pools[0], &minimal.pools[0]);
-    assert_eq!((shown.policy, shown.slots, shown.usage), (real.policy, real.slots, real.usage));
-    assert_eq!((&shown.queue, &shown.slo), (&real.queue, &real.slo));
-    assert_eq!(shown.backends[0].weight, real.backends[0].weight);
 }
 
 /// The inline forms, all on one page, as people write them in short files.

@@ -1,6 +1,6 @@
 //! Routes for operators: sleep, pause, the prefix cache, the profiler.
 //!
-//! They exist with `VLLM_SERVER_DEV_MODE` or `--profiler-config` and wait until the driver has done what they ask. A dead
+//! They exist with `VLLM_SERVER_DEV_MODE` or `--profiler-config` and wait until the engine loop has done it. A dead
 //! engine answers 500 instead of never.
 
 use std::sync::Arc;
@@ -10,11 +10,11 @@ use hyper::StatusCode;
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 
-use super::{Reply, body, json_reply};
-use crate::http::wire::ErrorBody;
+use crate::http::error_body::ErrorBody;
+use crate::http::reply::{Reply, body, json_reply};
 use crate::real_time::command::{Command, Control};
 use crate::real_time::state::ServerState;
-use crate::validate::pydantic::{Problems, repr};
+use crate::validate::pydantic::{ValidationErrors, repr};
 
 /// Does something to the engine and waits until it is done.
 async fn control(shared: &ServerState, control: Control) -> Result<bool, ErrorBody> {
@@ -36,7 +36,7 @@ fn truth(query: Option<&str>, name: &str) -> Result<bool, ErrorBody> {
         None | Some("false" | "0" | "no" | "off") => Ok(false),
         Some("true" | "1" | "yes" | "on") => Ok(true),
         Some(other) => {
-            let mut problems = Problems::default();
+            let mut problems = ValidationErrors::default();
             let text = "Input should be a valid boolean, unable to interpret input";
             problems.add("bool_parsing", &format!("query.{name}"), text, other, "");
             Err(problems.refusal())
@@ -50,7 +50,7 @@ fn mode(query: Option<&str>) -> Result<&str, ErrorBody> {
         return Ok(mode);
     }
     let expected = "'abort', 'wait' or 'keep'";
-    let mut problems = Problems::default();
+    let mut problems = ValidationErrors::default();
     let context = format!("'expected': {}", repr(expected));
     problems.add("literal_error", "query.mode", &format!("Input should be {expected}"), mode, &context);
     Err(problems.refusal())

@@ -9,20 +9,20 @@ use super::flags::at_least;
 use crate::machine::{Constants, Layout, Model, Profile};
 use crate::process::model_folder::sizes_of_folder;
 use crate::process::refusal::{Refusal, Stage};
-use crate::validate::Texts;
+use crate::validate::TextModel;
 use sluice_core::vllm::args::ServeArgs;
 
 /// Tokenizer and sizes of a model that is a folder; made-up tokens and no sizes for a name.
-pub(super) fn model_of(name: &str) -> Result<(Texts, Option<Model>), Refusal> {
+pub(super) fn model_of(name: &str) -> Result<(TextModel, Option<Model>), Refusal> {
     let folder = Path::new(name);
     if folder.is_dir() {
-        let texts = Texts::of_folder(folder).map_err(|error| Refusal::Folder(error.to_string()))?;
+        let texts = TextModel::of_folder(folder).map_err(|error| Refusal::Folder(error.to_string()))?;
         return Ok((texts, sizes_of_folder(folder)));
     }
     if name.starts_with(['/', '.', '~']) || name.matches('/').count() > 1 {
         return Err(Refusal::NoFolder(name.to_owned()));
     }
-    Ok((Texts::made_up(), None))
+    Ok((TextModel::made_up(), None))
 }
 
 /// The profile's GPU with the model and the layout that the flags ask for. Heads that the group does not divide are refused

@@ -13,7 +13,7 @@ use crate::engine::{BLOCK_TOKENS, Engine, EngineConfig};
 use crate::machine::{CostModel, GIB, KvBudget, MemorySettings, Profile};
 use crate::observe::log::Log;
 use crate::process::fault::Fault;
-use crate::validate::Texts;
+use crate::validate::TextModel;
 use crate::virtual_server::{FrontEnd, VirtualServer};
 use sluice_core::vllm::version::Version;
 
@@ -39,7 +39,7 @@ pub struct SimConfig {
     /// What `root` says in `/v1/models`.
     pub root: String,
     /// Tokenizer and chat template.
-    pub texts: Arc<Texts>,
+    pub texts: Arc<TextModel>,
     /// Longest context, tokens.
     pub max_model_len: u32,
     /// Limits of the engine.
@@ -123,7 +123,7 @@ impl SimConfig {
             version: Version::COMPARED,
             names: vec![model.to_owned()],
             root: model.to_owned(),
-            texts: Arc::new(Texts::made_up()),
+            texts: Arc::new(TextModel::made_up()),
             max_model_len: profile.shape.max_model_len.min(profile.memory.kv_tokens),
             engine,
             profile,
