@@ -1,20 +1,20 @@
 //! The engine: vLLM V1's step loop on virtual time.
 //!
-//! One call of [`Engine::step`] is one forward pass: choose what advances ([`schedule`]), price it
-//! ([`CostModel`]), sample a token for every sequence whose computed tokens caught up, free what finished.
-//! There are no prefill and decode phases: each step tries to advance `computed` up to prompt + generated.
+//! One call of [`Engine::step`] is one forward pass: decide which sequences advance ([`schedule`]), compute its duration
+//! ([`CostModel`](crate::machine::CostModel)), sample a token for every sequence whose computed tokens caught up, and free
+//! the finished ones. There are no prefill and decode phases: each step tries to advance `computed` up to prompt + generated.
 //!
-//! Asynchronous scheduling (vLLM's default): step N + 1 is planned when step N starts. So a request that arrives
-//! while N runs is first considered for N + 2, and what ends in N keeps its place and its blocks through the plan of
-//! N + 1: a limit is foreseen and nothing more is computed for it, a stop token or a client that leaves is not. An
-//! idle engine plans at once. [`EngineConfig::async_scheduling`] turns that off.
+//! Asynchronous scheduling (vLLM's default): step N + 1 is planned when step N starts. A request that arrives while N runs
+//! is first considered for N + 2. A sequence that ends in N keeps its place and its blocks until N + 1 has run: if it ends at
+//! its token limit, nothing more is computed for it; after a stop token or an abort, one more token is. An idle engine plans
+//! at once. [`EngineConfig::async_scheduling`] turns this off.
 //!
-//! Pure: no clock, no I/O, no global chance. Whoever drives it decides what a duration means: a test adds it to a
-//! number, the server sleeps. Bounds: the caller bounds the number of requests; a request must fit the KV cache
-//! ([`Engine::add`] refuses it otherwise), so every admitted request ends exactly once.
+//! Pure: no clock, no I/O, no global random state. The caller decides what a duration means: a test adds it to a number, the
+//! server sleeps. Bounds: the caller bounds the number of requests; [`Engine::add`] refuses a request that can never fit the
+//! KV cache, so every admitted request ends exactly once.
 //!
-//! The rules were read in vLLM 0.32 and checked against its scheduler, step by step (`tests/traces.rs` here). Not here:
-//! speculative decoding, encoders, KV transfer, sliding windows.
+//! The rules follow vLLM 0.32 and are checked step by step against recordings of its scheduler (`tests/traces.rs`). Not
+//! simulated: speculative decoding, encoders, KV transfer, sliding windows.
 
 mod adapters;
 mod blocks;

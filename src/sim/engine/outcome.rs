@@ -11,7 +11,7 @@ use crate::machine::StepLoad;
 /// A token that a step produced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Emitted {
-    /// Whose token it is.
+    /// The sequence.
     pub id: SequenceId,
     /// Whether it was the sequence's first token.
     pub first: bool,
@@ -19,18 +19,18 @@ pub struct Emitted {
     pub last: bool,
 }
 
-/// A sequence that came from the queue into the running list.
+/// A sequence that moved from the queue to the running list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Admitted {
-    /// Whose.
+    /// The sequence.
     pub id: SequenceId,
     /// Tokens it found in the prefix cache.
     pub cached_tokens: u32,
-    /// It had been running before and was preempted: what a client is told about cached tokens is of the first time.
+    /// Whether it was preempted before. Clients see the cached tokens of the first admission only.
     pub resumed: bool,
 }
 
-/// What a step did. Everything in it becomes visible when `duration` has passed.
+/// What a step did. It becomes visible when `duration` has passed.
 #[derive(Clone, Debug)]
 pub struct StepOutcome {
     /// How long the forward pass took.
@@ -39,16 +39,16 @@ pub struct StepOutcome {
     pub load: StepLoad,
     /// Tokens sampled, in running order.
     pub emitted: Vec<Emitted>,
-    /// Sequences that were admitted from the waiting queue, in that order; one may have left since the plan was made.
+    /// Sequences admitted from the queue, in order. Some may have been aborted since the plan was made.
     pub admitted: Vec<Admitted>,
-    /// Sequences that lost their blocks to others.
+    /// Number of sequences that were preempted.
     pub preempted: u32,
     /// Adapters that had to be loaded first.
     pub adapter_loads: AdapterLoads,
 }
 
-/// What the prefix cache was asked and what it knew, in tokens, since the start: vLLM's counters of these names. A sequence
-/// is counted when it is admitted, and not again when it comes back from a preemption.
+/// Lookups and hits of the prefix cache since the start, in tokens, as vLLM counts them. A sequence is counted at its first
+/// admission and not again after a preemption.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PrefixStats {
     /// `vllm:prefix_cache_queries`.

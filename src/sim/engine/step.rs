@@ -18,33 +18,33 @@ use super::step_plan::StepPlan;
 use crate::machine::{CostModel, StepLoad};
 use sluice_core::base::Rng;
 
-/// The engine. See the head of this file.
+/// The engine. See the header of this file.
 #[derive(Debug)]
 pub struct Engine {
     pub(super) config: EngineConfig,
     pub(super) cost: CostModel,
     pub(super) rng: Rng,
     pub(super) blocks: Blocks,
-    /// By slot; a vacant one has no place.
+    /// By slot. A vacant slot has no place.
     pub(super) sequences: Vec<Sequence>,
     pub(super) vacant: Vec<Slot>,
     pub(super) slots: HashMap<SequenceId, Slot, BuildHasherDefault<IdHasher>>,
     pub(super) running: Vec<Slot>,
     pub(super) waiting: Queue,
-    /// Arrived while the step that runs now was under way, and while the one before it was.
+    /// Requests that arrived during the current step, and during the one before it.
     pub(super) fresh: Vec<Slot>,
     pub(super) staged: Vec<Slot>,
-    /// Sequences in the running list that are over, and those before it that are.
+    /// Number of sequences in the running list that have ended, and the aborted sequences that are to be removed.
     pub(super) ending: usize,
     pub(super) leaving: Vec<Slot>,
     pub(super) deferred: usize,
     pub(super) adapters: Adapters,
     pub(super) prefix: PrefixStats,
     pub(super) pause: Pause,
-    /// Steps since the engine was idle, and whether the last admission left requests behind for want of room.
+    /// Steps since the engine was idle, and whether the last admission left requests in the queue for lack of room.
     pub(super) steps: u64,
-    pub(super) crowded: bool,
-    /// What tests want to know of a step: free blocks when it was planned, and who advanced by how many tokens.
+    pub(super) admission_was_short: bool,
+    /// For tests: free blocks when the step was planned, and by how many tokens each sequence advanced.
     #[cfg(test)]
     pub(super) observed: (u32, Vec<(SequenceId, u32)>),
 }
@@ -71,16 +71,16 @@ impl Engine {
             prefix: PrefixStats::default(),
             pause: Pause::No,
             steps: 0,
-            crowded: false,
+            admission_was_short: false,
             #[cfg(test)]
             observed: Default::default(),
         }
     }
 
-    /// Takes a request; it is considered from the next plan on.
+    /// Adds a request. It is considered from the next plan on.
     ///
     /// # Errors
-    /// When it could never be scheduled, whatever else runs.
+    /// When it can never be scheduled.
     pub fn add(&mut self, request: Request) -> Result<(), EngineError> {
         let (prompt, output) = (request.prompt_tokens.max(1), request.output_tokens.max(1));
         // The last sampled token is never written to the cache.
@@ -99,7 +99,7 @@ impl Engine {
         });
         self.slots.insert(request.id, slot);
         let sequence = &mut self.sequences[slot as usize];
-        // The list of blocks is kept for its memory.
+        // The list of blocks is kept to reuse its allocation.
         let blocks = std::mem::take(&mut sequence.blocks);
         *sequence = Sequence { request, blocks, place: Some(Place::Arriving), ..Sequence::default() };
         sequence.chain = sequence.root();
@@ -107,8 +107,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Ends a request early. Says whether it was there. Its blocks are free from the next step on; with asynchronous
-    /// scheduling that step is already planned: the request has its part in it and is computed in vain.
+    /// Ends a request early; returns whether it existed. Its blocks are free from the next step on. With asynchronous
+    /// scheduling that step is already planned and still computes the request.
     pub fn abort(&mut self, id: SequenceId) -> bool {
         let Some(slot) = self.slots.remove(&id) else { return false };
         let sequence = &mut self.sequences[slot as usize];
@@ -126,17 +126,17 @@ impl Engine {
         true
     }
 
-    /// Runs one step, or returns nothing when there is nothing to run.
+    /// Runs one step; `None` if there is nothing to run.
     pub fn step(&mut self) -> Option<StepOutcome> {
         if !self.config.async_scheduling {
-            // Nothing was planned ahead of what ended.
-            self.settle();
+            // Nothing was planned ahead, so ended sequences can go at once.
+            self.remove_ended();
         }
         self.take_arrivals();
         let mut plan = self.plan();
         if plan.tokens == 0 {
-            // No pass is under way, so nothing is planned ahead of it: what ended is gone, what came is there.
-            self.settle();
+            // No step is under way, so the plan can take all endings and arrivals into account.
+            self.remove_ended();
             self.steps = 0;
             self.stage_all();
             let preempted = plan.preempted;
@@ -144,7 +144,10 @@ impl Engine {
             plan.preempted += preempted;
         }
         if plan.tokens == 0 {
-            debug_assert!(self.pause == Pause::All || self.running.is_empty(), "what runs advances or is preempted");
+            debug_assert!(
+                self.pause == Pause::All || self.running.is_empty(),
+                "a running sequence advances or is preempted"
+            );
             return None;
         }
         self.steps += 1;
@@ -156,7 +159,8 @@ impl Engine {
         Some(StepOutcome { duration, load, emitted, admitted, preempted, adapter_loads })
     }
 
-    /// What was added since the last step began is considered by the next one: its plan is made later than that step began.
+    /// Makes requests that were added since the last step began available to the next plan. For a caller that plans later
+    /// than that beginning.
     pub fn stage_fresh(&mut self) {
         for slot in self.fresh.drain(..) {
             self.sequences[slot as usize].place = Some(Place::Staged);
@@ -164,18 +168,18 @@ impl Engine {
         }
     }
 
-    /// What steps cost.
+    /// The cost model of its steps.
     pub fn cost(&self) -> &CostModel {
         &self.cost
     }
 
-    /// Arrivals move up one stage per step, at once when no step is under way.
+    /// Moves arrivals up one stage per step, or all at once when no step is under way.
     fn take_arrivals(&mut self) {
         if !self.config.async_scheduling {
             return self.stage_all();
         }
         if self.running.is_empty() && self.waiting.is_empty() && self.staged.is_empty() {
-            // The plan that was made ahead is empty.
+            // Nothing was planned ahead.
             self.steps = 0;
             return self.stage_all();
         }
@@ -188,15 +192,15 @@ impl Engine {
         }
     }
 
-    /// Those go whose clients went away before the plan that was just made; what it has them compute is added to `load`.
-    /// They free their blocks before those that ended by themselves.
-    fn leave(&mut self, load: &mut StepLoad) {
+    /// Removes the sequences that were aborted before the current plan was made. What the plan computes for them is added to
+    /// `load`. They release their blocks before the sequences that ended by themselves.
+    fn remove_aborted(&mut self, load: &mut StepLoad) {
         for slot in std::mem::take(&mut self.leaving) {
             let sequence = &self.sequences[slot as usize];
             match sequence.place {
                 Some(Place::Waiting) => self.dequeue(slot),
                 Some(Place::Staged) => self.staged.retain(|other| *other != slot),
-                // Its place in the list goes with the next walk over that.
+                // The running list drops it when it is next iterated.
                 Some(Place::Running) => {
                     self.ending -= 1;
                     self.compute(slot, load);
@@ -208,14 +212,14 @@ impl Engine {
         }
     }
 
-    /// Takes a sequence out of the queue.
+    /// Removes a sequence from the queue.
     pub(super) fn dequeue(&mut self, slot: Slot) {
         let sequence = &mut self.sequences[slot as usize];
         self.waiting.remove(sequence.rank);
         self.deferred -= usize::from(std::mem::take(&mut sequence.deferred));
     }
 
-    /// Adds what is scheduled for a sequence to the load, and says how many tokens that is.
+    /// Adds the scheduled tokens of a sequence to the load; returns their number.
     fn compute(&mut self, slot: Slot, load: &mut StepLoad) -> u32 {
         let sequence = &mut self.sequences[slot as usize];
         let chunk = std::mem::take(&mut sequence.chunk);
@@ -227,18 +231,18 @@ impl Engine {
         chunk
     }
 
-    /// Everything that arrived is in the queue.
+    /// Queues everything that has arrived.
     fn stage_all(&mut self) {
         for slot in self.staged.drain(..).chain(self.fresh.drain(..)) {
             self.waiting.push(slot, &mut self.sequences[slot as usize], false);
         }
     }
 
-    /// Carries the plan out: what was scheduled is computed, a sequence that caught up samples one token, and what was over
-    /// when the step began goes.
+    /// Carries out the plan: computes what was scheduled, samples one token for each sequence that caught up, and removes the
+    /// sequences that had ended before the step.
     fn advance(&mut self) -> (StepLoad, Vec<Emitted>) {
         let mut load = StepLoad::default();
-        self.leave(&mut load);
+        self.remove_aborted(&mut load);
         let mut emitted = Vec::with_capacity(self.running.len());
         let mut kept = 0;
         for at in 0..self.running.len() {
@@ -273,11 +277,11 @@ impl Engine {
         (load, emitted)
     }
 
-    /// Lets go of what is over.
-    fn settle(&mut self) {
-        let nobody = self.ending == 0;
-        self.leave(&mut StepLoad::default());
-        if nobody {
+    /// Removes aborted and ended sequences.
+    fn remove_ended(&mut self) {
+        let none_ended = self.ending == 0;
+        self.remove_aborted(&mut StepLoad::default());
+        if none_ended {
             return;
         }
         let running = std::mem::take(&mut self.running);
@@ -291,23 +295,23 @@ impl Engine {
         }
     }
 
-    /// A sequence that is over frees what it held. Its own blocks stay findable, the generated ones too.
+    /// Releases the blocks of a sequence that has ended, after publishing them, generated ones included.
     fn finish(&mut self, slot: Slot) {
         self.ending -= 1;
         self.publish(slot, self.sequences[slot as usize].computed);
         self.vacate(slot);
     }
 
-    /// Frees the place of a sequence that is in no list any more, and its blocks.
+    /// Frees the slot and the blocks of a sequence that is in no list any more.
     pub(super) fn vacate(&mut self, slot: Slot) {
         let sequence = &mut self.sequences[slot as usize];
-        self.blocks.give(&mut sequence.blocks);
+        self.blocks.release(&mut sequence.blocks);
         sequence.place = None;
         sequence.request.content = Content::default();
         self.vacant.push(slot);
     }
 
-    /// Log-normal with mean 1 (Box-Muller), so that jitter leaves throughput alone.
+    /// Applies log-normal jitter with mean 1 (Box-Muller), which does not change the throughput.
     fn jittered(&mut self, duration: Duration) -> Duration {
         let sigma = self.cost.jitter();
         if sigma <= 0.0 {
@@ -318,16 +322,16 @@ impl Engine {
         duration.mul_f64((sigma * normal - sigma * sigma / 2.0).exp())
     }
 
-    /// Stops admission or everything, from the next plan on; [`Pause::No`] goes on.
+    /// Pauses or resumes, from the next plan on.
     pub fn pause(&mut self, pause: Pause) {
         self.pause = pause;
     }
 
-    /// Forgets all cached blocks; `preempt` puts what runs back into the queue first. Says whether it was done: as in vLLM
-    /// it is refused while any block is held.
+    /// Forgets all cached blocks; with `preempt`, preempts all running sequences first. Returns whether it was done: as in
+    /// vLLM, not while a block is held.
     pub fn reset_prefix_cache(&mut self, preempt: bool) -> bool {
         if preempt {
-            self.settle();
+            self.remove_ended();
             while let Some(slot) = self.running.pop() {
                 self.requeue(slot);
             }
@@ -335,17 +339,12 @@ impl Engine {
         self.blocks.forget_all()
     }
 
-    /// An adapter was unloaded.
-    pub fn forget_adapter(&mut self, adapter: u16) {
-        self.adapters.remove(adapter);
-    }
-
-    /// Whether any sequence is inside that was not told to end.
+    /// Whether no sequence is left, except those that are ending.
     pub fn is_empty(&self) -> bool {
         self.slots.is_empty()
     }
 
-    /// Sequences in the running list that go on.
+    /// Sequences in the running list, without those that are ending.
     pub fn running(&self) -> usize {
         self.running.len() - self.ending
     }
@@ -355,7 +354,7 @@ impl Engine {
         self.slots.len() - self.running()
     }
 
-    /// Waiting sequences that admission passed over because of the adapter limit.
+    /// Waiting sequences that admission skipped because of the adapter limit.
     pub fn deferred(&self) -> usize {
         self.deferred
     }
@@ -370,7 +369,7 @@ impl Engine {
         self.prefix
     }
 
-    /// Adapters of the running and of the waiting sequences, each sorted and without repetition.
+    /// Adapters of the running and of the waiting sequences, each sorted and deduplicated.
     pub fn adapters(&self) -> (Vec<u16>, Vec<u16>) {
         let running = self.distinct(self.running.iter().copied());
         let waiting = self.waiting.slots().chain(self.staged.iter().copied()).chain(self.fresh.iter().copied());

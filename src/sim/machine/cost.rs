@@ -21,8 +21,8 @@
 //! sequences); on those with a prompt the median is 2.5 %. With an adapter a step takes 1.5 ms more, whatever its size,
 //! and 5 us more per token: kernels beside the base model's, not a factor on them.
 //!
-//! The constants are in `constants.toml`, see [`Profile`]. Nothing here knows about time or chance: jitter is applied by
-//! the engine, which owns the generator.
+//! The constants are in `constants.toml`, see [`Profile`]. Pure: jitter is applied by the engine, which
+//! owns the random generator.
 
 use std::time::Duration;
 
@@ -66,7 +66,7 @@ impl StepLoad {
     }
 }
 
-/// Rank that adapters have when the server does not say.
+/// Rank of adapters unless the server sets another.
 const RANK: f64 = 16.0;
 
 /// Turns a [`StepLoad`] into a duration.
@@ -129,7 +129,7 @@ impl CostModel {
         Duration::from_secs_f64(gpu + stall).max(self.launch(load))
     }
 
-    /// How long the CPU launches a step: kernel by kernel without a graph, and where a graph holds all but attention.
+    /// CPU time to launch a step: kernel by kernel without a graph, less with one.
     pub fn launch(&self, load: &StepLoad) -> Duration {
         let step = &self.rates.step;
         let share = match load {

@@ -101,7 +101,7 @@ fn other_gpus_and_models_come_near_to_published_numbers() {
 }
 
 #[test]
-fn a_group_divides_the_work_and_pays_for_talking() {
+fn a_group_divides_the_work_and_pays_for_communication() {
     let ms = |model: &str, group: u32| decode_ms(Gpu::load("h200").unwrap(), model, group, 8, 1000);
     let (one, two, four) = (ms("llama-3.1-70b", 1), ms("llama-3.1-70b", 2), ms("llama-3.1-70b", 4));
     assert!(two > 0.52 * one && two < 0.75 * one, "{one} {two}");

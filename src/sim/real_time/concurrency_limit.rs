@@ -1,13 +1,13 @@
 //! vLLM's own admission limits: `--max-num-queued-reqs` and `--max-num-queued-tokens`, counted in the API server.
 //!
-//! The first refuses a request that would bring the sequences inside (waiting or running, all choices counted) over the
-//! limit. The second refuses every request while the prompt tokens still in prefill have reached the limit, however small
-//! it is, and lets one in below it, however long it is. A prompt counts in full until its first token, cached or not.
-//! Both answer 503. Read in vLLM 0.32.
+//! The first refuses a request that would raise the number of sequences (waiting or running, all choices counted) above the
+//! limit. The second refuses every request while the prompt tokens in prefill have reached the limit; below it, any request
+//! is admitted, however long. A prompt counts in full until its first token, cached or not. Both refuse with 503, as in vLLM
+//! 0.32.
 //!
-//! Pure. A third limit, [`MAX_IN_FLIGHT`], is ours: it bounds the memory of the process and answers as the first one does.
+//! Pure. A third limit, [`MAX_IN_FLIGHT`], is our own: it bounds the memory of the process and refuses as the first one.
 
-/// Sequences inside one server: far beyond what any load here needs, small enough for memory.
+/// Most sequences in one server: far more than a load needs, few enough for memory.
 pub(crate) const MAX_IN_FLIGHT: u64 = 65_536;
 
 /// Which limit was reached.
@@ -29,10 +29,10 @@ pub(crate) struct ConcurrencyLimit {
 }
 
 impl ConcurrencyLimit {
-    /// Lets `sequences` sequences with `prompt_tokens` tokens together in.
+    /// Admits `sequences` sequences with `prompt_tokens` prompt tokens in all.
     ///
     /// # Errors
-    /// Which limit stands against it; nothing is counted then.
+    /// The limit that was reached; nothing is counted then.
     pub(crate) fn enter(
         &mut self,
         sequences: u64,
@@ -56,7 +56,7 @@ impl ConcurrencyLimit {
         self.prefill_tokens -= u64::from(prompt_tokens);
     }
 
-    /// A sequence is gone; `still_prefilling` are the prompt tokens of one that never had a token.
+    /// A sequence has ended; `still_prefilling` is its prompt tokens if it never had a first token, else 0.
     pub(crate) fn leave(&mut self, still_prefilling: u32) {
         self.in_flight -= 1;
         self.prefill_tokens -= u64::from(still_prefilling);
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_choices_of_a_request_count_and_all_or_none_come_in() {
+    fn all_choices_of_a_request_count_and_are_admitted_together() {
         let mut limit = ConcurrencyLimit::default();
         assert_eq!(limit.enter(2, 20, Some(3), None), Ok(()));
         assert_eq!(limit.enter(2, 20, Some(3), None), Err(LimitReached::Requests));
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_prompt_comes_in_below_the_token_limit_and_then_nobody_until_it_is_prefilled() {
+    fn a_long_prompt_is_admitted_below_the_token_limit_and_no_other_until_it_is_prefilled() {
         let mut limit = ConcurrencyLimit::default();
         assert_eq!(limit.enter(1, 10_000, None, Some(100)), Ok(()));
         assert_eq!(limit.enter(1, 1, None, Some(100)), Err(LimitReached::Tokens));
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn without_limits_ours_bounds_the_process() {
+    fn without_configured_limits_the_built_in_one_applies() {
         assert_eq!(ConcurrencyLimit::default().enter(MAX_IN_FLIGHT + 1, 0, None, None), Err(LimitReached::Requests));
         assert_eq!(
             ConcurrencyLimit::default().enter(MAX_IN_FLIGHT + 1, 0, Some(u64::MAX), None),

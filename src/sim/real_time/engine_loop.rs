@@ -20,15 +20,15 @@ use super::outlet::{Broken, Outlet};
 use super::state::ServerState;
 use crate::engine::{Pause, Request, SequenceId};
 use crate::http::wire::Finish;
-use crate::observe::log::{Level, Speaker};
+use crate::observe::log::{Level, LogSource};
 use crate::observe::stats::{Ended, Finished, Gauges};
 use crate::process::fault::Fault;
 use crate::unix_time::unix_seconds;
 use crate::virtual_server::{StepEnd, VirtualServer};
 
-/// Half the grain of tokio's timer.
+/// Half the resolution of tokio's timer.
 const EARLY: Duration = Duration::from_micros(500);
-/// Real time that a pause may last before the clock is set back.
+/// Real time that the loop may be late before the clock is set back.
 const MAX_LAG: Duration = Duration::from_millis(250);
 
 /// A sequence that is under way, and what the statistics need of it.
@@ -54,10 +54,10 @@ pub(crate) struct EngineLoop {
     shared: Arc<ServerState>,
     server: VirtualServer,
     tracked: HashMap<SequenceId, TrackedSequence>,
-    /// Real time of virtual zero.
+    /// Real time at virtual time zero.
     epoch: Instant,
     hung_since: Option<Instant>,
-    /// Running sequences at which the GPU is out of memory.
+    /// The GPU runs out of memory when more sequences than this run.
     out_of_memory_at: Option<u32>,
 }
 
@@ -103,7 +103,7 @@ impl EngineLoop {
         self.fail_everything().await;
     }
 
-    /// Nobody is served any more: what is inside ends, and what still comes.
+    /// Fails all sequences, and those that still arrive, until the server stops.
     async fn fail_everything(&mut self) {
         loop {
             let ids: Vec<_> = self.tracked.keys().copied().collect();
@@ -127,7 +127,7 @@ impl EngineLoop {
     }
 
     fn virtual_now(&self) -> Duration {
-        // A hung engine's clock stands still: what arrives meanwhile is not late when it goes on.
+        // The clock of a hung engine stands still, so that requests which arrive meanwhile are not late afterwards.
         let now = self.hung_since.unwrap_or_else(Instant::now);
         now.saturating_duration_since(self.epoch).mul_f64(self.shared.config.speed)
     }
@@ -136,7 +136,7 @@ impl EngineLoop {
         self.epoch + at.div_f64(self.shared.config.speed)
     }
 
-    /// Sets the clock back after a pause of the whole process, before anything is dated by it.
+    /// Sets the clock back if the whole process was suspended.
     fn absorb_suspension(&mut self) {
         if self.hung_since.is_none()
             && let Some(next) = self.server.next_at()
@@ -148,7 +148,7 @@ impl EngineLoop {
         }
     }
 
-    /// Runs every step that is due; says when the next one is.
+    /// Runs every step that is due; returns when the next one is.
     fn run_due_steps(&mut self) -> Option<Instant> {
         if self.hung_since.is_some() {
             return None;
@@ -191,7 +191,7 @@ impl EngineLoop {
             Command::Fault(_) => {}
             Command::Control(control, done) => {
                 let result = self.control(control);
-                // Whoever asked may have left.
+                // The client may have disconnected.
                 let _ = done.map(|done| done.send(result));
                 self.publish_gauges_unless_hung();
             }
@@ -228,7 +228,7 @@ impl EngineLoop {
         true
     }
 
-    /// Ends all that is inside, with the finish reason that says so.
+    /// Ends all sequences with the finish reason `abort`.
     fn abort_all(&mut self) {
         let ids: Vec<_> = self.tracked.keys().copied().collect();
         for id in ids {
@@ -320,7 +320,7 @@ impl EngineLoop {
         }
     }
 
-    /// Forgets a sequence: counts how it ended and gives back what it held at the gate.
+    /// Stops tracking a sequence: counts how it ended and returns its share of the concurrency limit.
     fn forget(&mut self, id: SequenceId, ended: Ended, broken: Option<Broken>) {
         let Some(tracked) = self.tracked.remove(&id) else { return };
         self.shared.concurrency.lock().leave(if tracked.first.is_none() { tracked.prompt } else { 0 });
@@ -346,7 +346,7 @@ impl EngineLoop {
         }
     }
 
-    /// A hung engine reports nothing: what was running still is, whoever left meanwhile.
+    /// Updates the gauges, unless the engine hangs: then they keep their last values.
     fn publish_gauges_unless_hung(&self) {
         if self.hung_since.is_none() {
             self.publish_gauges();
@@ -373,7 +373,7 @@ impl EngineLoop {
                 ids.into_iter().filter_map(name).collect::<Vec<_>>().join(",")
             };
             let key = (names(running), names(waiting));
-            stats.saw_adapters(key, unix_seconds());
+            stats.record_adapters(key, unix_seconds());
         }
         let running = stats.gauges.running;
         drop(stats);
@@ -382,11 +382,11 @@ impl EngineLoop {
         }
     }
 
-    /// The GPU had no room for a step: the engine is gone.
+    /// Ends the engine with CUDA's out-of-memory error.
     fn run_out_of_memory(&self) {
         let text = "EngineCore encountered a fatal error.\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate \
                     1.02 GiB. GPU 0 has a total capacity of which 0.31 GiB is free.";
-        self.shared.config.log.line(Speaker::EngineCore, Level::Error, "core.py:1519", text);
+        self.shared.config.log.line(LogSource::EngineCore, Level::Error, "core.py:1519", text);
         self.shared.dead.cancel();
     }
 }

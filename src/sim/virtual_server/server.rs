@@ -1,4 +1,4 @@
-//! One simulated server on virtual time: the front end, then the engine, then the front end, as a discrete-event machine.
+//! One simulated server on virtual time, as a discrete-event simulation: front end, engine, front end.
 //!
 //! ```text
 //! submit(t) -> front end (shared thread, then latency) -> engine -> step ends -> front end (tokens) -> emissions
@@ -11,7 +11,7 @@
 //!
 //! [`CostModel::stall_share`]: crate::machine::CostModel::stall_share
 //!
-//! The server drives a lane against the real clock, tests drive it against a number: both see the same engine.
+//! The server drives a server against the real clock, tests drive it against a number: both see the same engine.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
@@ -21,12 +21,12 @@ use crate::engine::{Admitted, Emitted, Engine, EngineError, Pause, Request, Sequ
 use crate::machine::StepLoad;
 use sluice_core::base::Rng;
 
-/// Something that happened in a lane, with the virtual time at which it became visible.
+/// The end of a step, with the virtual time at which its tokens became visible.
 #[derive(Debug)]
 pub struct StepEnd {
     /// When the step started.
     pub started: Duration,
-    /// When a client saw its tokens: the time of every emission in it.
+    /// When clients saw its tokens.
     pub ended: Duration,
     /// Tokens sampled.
     pub emitted: Vec<Emitted>,
@@ -40,42 +40,42 @@ pub struct StepEnd {
     pub refused: Vec<(SequenceId, EngineError)>,
 }
 
-/// The step that the GPU computes.
+/// The step that the GPU is computing.
 #[derive(Debug)]
 struct UnderWay {
     started: Duration,
     ended: Duration,
-    /// When its plan was made, and when the next step's is: the CPU is done with launching this one then.
+    /// When its plan was made, and when the next step is planned, which is when the CPU has launched this one.
     planned: Duration,
     next_plan: Duration,
-    /// Its launch waits until the GPU is done with it.
+    /// Whether its launch blocks until the GPU has finished it.
     stalled: bool,
     outcome: StepOutcome,
 }
 
-/// A front end and an engine on one time line. See the head of this file.
+/// A front end and an engine on one time line. See the header of this file.
 #[derive(Debug)]
 pub struct VirtualServer {
     front_end: FrontEnd,
     engine: Engine,
-    /// On the way through the front end, in order of readiness.
-    coming: VecDeque<(Duration, Request)>,
+    /// Requests that have left the front end's thread, with the time at which they reach the engine, in that order.
+    in_front_end: VecDeque<(Duration, Request)>,
     under_way: Option<UnderWay>,
-    /// Ended, and on the way to the clients; in order of time.
+    /// Steps that have ended and whose tokens are on their way to the clients, in order of time.
     leaving: VecDeque<StepEnd>,
-    /// Prompts of sequences that have no first token yet.
+    /// Prompt tokens of the sequences that have no first token yet.
     prompts: HashMap<SequenceId, u32>,
     refused: Vec<(SequenceId, EngineError)>,
     stall: Duration,
 }
 
 impl VirtualServer {
-    /// An idle lane at time zero.
+    /// An idle server at time zero.
     pub fn new(engine: Engine, front_end: FrontEnd) -> Self {
         Self {
             front_end,
             engine,
-            coming: VecDeque::new(),
+            in_front_end: VecDeque::new(),
             under_way: None,
             leaving: VecDeque::new(),
             prompts: HashMap::new(),
@@ -84,25 +84,25 @@ impl VirtualServer {
         }
     }
 
-    /// The sequences of one HTTP request that arrives at `now`: one pass of the front end for all of them.
+    /// Submits the sequences of one HTTP request that arrives at `now`. They pass the front end together.
     pub fn submit(&mut self, now: Duration, requests: impl IntoIterator<Item = Request>) {
         self.drain_front_end(now);
         let arrived = requests.into_iter().map(|request| Request { arrived: now, ..request });
         self.front_end.enter(now, arrived.collect());
     }
 
-    /// Ends a sequence early, wherever it is. Says whether it was still there.
+    /// Ends a sequence early, wherever it is; returns whether it still existed.
     pub fn abort(&mut self, id: SequenceId) -> bool {
         self.prompts.remove(&id);
-        let before = self.coming.len();
-        self.coming.retain(|(_, request)| request.id != id);
-        let found = self.front_end.abort(id) || self.coming.len() < before;
+        let before = self.in_front_end.len();
+        self.in_front_end.retain(|(_, request)| request.id != id);
+        let found = self.front_end.abort(id) || self.in_front_end.len() < before;
         found || self.engine.abort(id)
     }
 
     fn drain_front_end(&mut self, now: Duration) {
         while let Some((ready, requests)) = self.front_end.leave(now) {
-            self.coming.extend(requests.into_iter().map(|request| (ready, request)));
+            self.in_front_end.extend(requests.into_iter().map(|request| (ready, request)));
         }
     }
 
@@ -111,22 +111,17 @@ impl VirtualServer {
         self.stall += extra;
     }
 
-    /// Pauses the engine or lets it go on: then a step starts at `now` if none is under way.
+    /// Pauses or resumes the engine. On resume a step starts at `now` if none is under way.
     pub fn pause(&mut self, now: Duration, pause: Pause) {
         self.engine.pause(pause);
         self.restart(now);
     }
 
-    /// Empties the prefix cache; with `preempt` what runs is computed again. See [`Engine::reset_prefix_cache`].
+    /// Empties the prefix cache; with `preempt`, running sequences are computed again. See [`Engine::reset_prefix_cache`].
     pub fn reset_prefix_cache(&mut self, now: Duration, preempt: bool) -> bool {
         let done = self.engine.reset_prefix_cache(preempt);
         self.restart(now);
         done
-    }
-
-    /// An adapter was unloaded.
-    pub fn forget_adapter(&mut self, adapter: u16) {
-        self.engine.forget_adapter(adapter);
     }
 
     fn restart(&mut self, now: Duration) {
@@ -135,20 +130,20 @@ impl VirtualServer {
         }
     }
 
-    /// When something happens next, or nothing when the lane is idle.
+    /// When the next event happens; `None` if the server is idle.
     pub fn next_at(&self) -> Option<Duration> {
         let leaving = self.leaving.front().map(|end| end.ended);
         let engine = match &self.under_way {
             Some(step) => Some(step.ended),
             None => {
-                let ready = self.coming.front().map(|(ready, _)| *ready);
+                let ready = self.in_front_end.front().map(|(ready, _)| *ready);
                 ready.into_iter().chain(self.front_end.next_leave()).min()
             }
         };
         leaving.into_iter().chain(engine).min()
     }
 
-    /// Advances by at most one event that is due at `now`: the end of a step, its tokens at the clients, a start.
+    /// Processes at most one event that is due at `now`: the end of a step, its tokens at the clients, or a start.
     pub fn poll(&mut self, now: Duration) -> Option<StepEnd> {
         let engine_first = match (&self.under_way, self.leaving.front()) {
             (Some(step), Some(leaving)) => step.ended < leaving.ended,
@@ -170,7 +165,7 @@ impl VirtualServer {
             }
             None => {
                 self.drain_front_end(now);
-                if let Some((ready, _)) = self.coming.front()
+                if let Some((ready, _)) = self.in_front_end.front()
                     && *ready <= now
                 {
                     self.start(*ready, *ready);
@@ -190,7 +185,7 @@ impl VirtualServer {
         }
     }
 
-    /// When the engine looks at the results of a step that ended: once the next one is launched.
+    /// When the engine processes the results of a step that ended: once the next one is launched.
     fn results_taken(&self, ended: Duration) -> Duration {
         match &self.under_way {
             None => ended,
@@ -199,7 +194,7 @@ impl VirtualServer {
         }
     }
 
-    /// Hands the tokens of a step that ended to the front end.
+    /// Passes the tokens of a step that ended to the front end.
     fn finish(&mut self, step: UnderWay) {
         let UnderWay { started, ended, outcome, .. } = step;
         let StepOutcome { load, emitted, admitted, preempted, .. } = outcome;
@@ -216,25 +211,25 @@ impl VirtualServer {
     /// Starts a step at `at`, whose plan was made at `planned`.
     fn start(&mut self, at: Duration, planned: Duration) {
         self.drain_front_end(at);
-        self.hand_over(planned);
+        self.add_ready(planned);
         self.engine.stage_fresh();
-        self.hand_over(at);
+        self.add_ready(at);
         let Some(outcome) = self.engine.step() else { return };
         let ended = at + outcome.duration + std::mem::take(&mut self.stall);
         let cost = self.engine.cost();
-        // The length of a step is as good as drawn, so its last digits serve as this chance.
+        // The duration is jittered already, so its digits can seed this draw.
         let stalled = Rng::new(outcome.duration.as_nanos() as u64).unit() < cost.stall_share(&outcome.load);
         let launched = if stalled { ended } else { planned + cost.launch(&outcome.load) };
         let next_plan = launched.clamp(at, ended);
         self.under_way = Some(UnderWay { started: at, ended, planned, next_plan, stalled, outcome });
     }
 
-    /// Gives the engine what came through the front end by `until`.
-    fn hand_over(&mut self, until: Duration) {
-        while let Some((ready, _)) = self.coming.front()
+    /// Adds the requests that reach the engine by `until`.
+    fn add_ready(&mut self, until: Duration) {
+        while let Some((ready, _)) = self.in_front_end.front()
             && *ready <= until
         {
-            let Some((_, request)) = self.coming.pop_front() else { break };
+            let Some((_, request)) = self.in_front_end.pop_front() else { break };
             let (id, prompt) = (request.id, request.prompt_tokens);
             match self.engine.add(request) {
                 Ok(()) => _ = self.prompts.insert(id, prompt),
@@ -248,22 +243,9 @@ impl VirtualServer {
         &self.engine
     }
 
-    /// The engine, for what an operator does to it.
-    pub fn engine_mut(&mut self) -> &mut Engine {
-        &mut self.engine
-    }
-
-    /// Ends a pause of the engine: what waits is scheduled from `now` on.
-    pub fn resume(&mut self, now: Duration) {
-        self.engine.pause(Pause::No);
-        if self.under_way.is_none() {
-            self.start(now, now);
-        }
-    }
-
     /// Sequences still in the front end.
-    pub fn coming(&self) -> usize {
-        self.coming.len() + self.front_end.sequences()
+    pub fn in_front_end(&self) -> usize {
+        self.in_front_end.len() + self.front_end.sequences()
     }
 }
 
@@ -273,7 +255,7 @@ mod tests {
     use crate::engine::EngineConfig;
     use crate::machine::{CostModel, Profile};
 
-    pub(crate) fn lane() -> VirtualServer {
+    fn server() -> VirtualServer {
         let profile = Profile::named("h200-llama-8b").unwrap();
         let config = EngineConfig {
             max_num_seqs: 256,
@@ -292,13 +274,13 @@ mod tests {
     }
 
     #[test]
-    fn a_late_driver_does_not_slow_the_engine() {
+    fn late_polling_does_not_slow_the_engine() {
         let drive = |late: Duration| {
-            let mut lane = lane();
-            lane.submit(Duration::ZERO, [request(1)]);
+            let mut server = server();
+            server.submit(Duration::ZERO, [request(1)]);
             let mut last = Duration::ZERO;
-            while let Some(at) = lane.next_at() {
-                if let Some(end) = lane.poll(at + late) {
+            while let Some(at) = server.next_at() {
+                if let Some(end) = server.poll(at + late) {
                     last = end.ended;
                 }
             }
@@ -308,56 +290,56 @@ mod tests {
     }
 
     #[test]
-    fn a_paused_lane_keeps_what_it_has_and_goes_on_when_told() {
-        let mut lane = lane();
-        lane.submit(Duration::ZERO, [request(1)]);
-        lane.poll(Duration::from_secs(1));
-        lane.pause(Duration::from_secs(1), Pause::All);
+    fn a_paused_server_keeps_its_sequences_and_continues_on_resume() {
+        let mut server = server();
+        server.submit(Duration::ZERO, [request(1)]);
+        server.poll(Duration::from_secs(1));
+        server.pause(Duration::from_secs(1), Pause::All);
         let mut tokens = 0;
-        while let Some(at) = lane.next_at() {
-            tokens += lane.poll(at).map_or(0, |end| end.emitted.len());
+        while let Some(at) = server.next_at() {
+            tokens += server.poll(at).map_or(0, |end| end.emitted.len());
         }
-        assert_eq!((tokens, lane.engine().running()), (1, 1), "the step under way ends, and no other begins");
+        assert_eq!((tokens, server.engine().running()), (1, 1), "the step under way ends, and no other begins");
         let later = Duration::from_secs(60);
-        lane.pause(later, Pause::No);
-        while let Some(at) = lane.next_at() {
+        server.pause(later, Pause::No);
+        while let Some(at) = server.next_at() {
             assert!(at > later);
-            tokens += lane.poll(at).map_or(0, |end| end.emitted.len());
+            tokens += server.poll(at).map_or(0, |end| end.emitted.len());
         }
-        assert_eq!((tokens, lane.engine().is_empty()), (3, true));
-        assert!(lane.reset_prefix_cache(later, false));
+        assert_eq!((tokens, server.engine().is_empty()), (3, true));
+        assert!(server.reset_prefix_cache(later, false));
     }
 
     #[test]
     fn a_request_that_never_fits_is_refused_when_it_reaches_the_engine() {
-        let mut lane = lane();
-        lane.submit(Duration::ZERO, [Request { prompt_tokens: 1_000_000, ..request(1) }]);
-        let end = lane.poll(Duration::from_secs(1)).unwrap();
+        let mut server = server();
+        server.submit(Duration::ZERO, [Request { prompt_tokens: 1_000_000, ..request(1) }]);
+        let end = server.poll(Duration::from_secs(1)).unwrap();
         assert_eq!(end.refused.len(), 1);
-        assert!(lane.next_at().is_none());
+        assert!(server.next_at().is_none());
     }
 
     #[test]
     fn the_engine_goes_on_while_tokens_are_on_their_way() {
-        let mut lane = lane();
-        lane.submit(Duration::ZERO, [request(1)]);
+        let mut server = server();
+        server.submit(Duration::ZERO, [request(1)]);
         let (mut steps, mut together) = (Vec::new(), 0);
-        while let Some(at) = lane.next_at() {
-            together += u32::from(lane.under_way.is_some() && !lane.leaving.is_empty());
-            steps.extend(lane.poll(at));
+        while let Some(at) = server.next_at() {
+            together += u32::from(server.under_way.is_some() && !server.leaving.is_empty());
+            steps.extend(server.poll(at));
         }
         assert_eq!(steps.iter().map(|end| end.emitted.len()).sum::<usize>(), 3);
         assert!(together > 0 && steps.is_sorted_by_key(|end| end.ended));
-        assert!(steps[1].started < steps[0].ended && lane.prompts.is_empty());
+        assert!(steps[1].started < steps[0].ended && server.prompts.is_empty());
     }
 
     #[test]
     fn an_abort_reaches_a_request_in_the_front_end() {
-        let mut lane = lane();
-        lane.submit(Duration::ZERO, [request(1)]);
-        assert!(lane.abort(1));
-        assert!(!lane.abort(1));
-        assert!(lane.poll(Duration::from_secs(1)).is_none());
-        assert!(lane.next_at().is_none() && lane.engine().is_empty());
+        let mut server = server();
+        server.submit(Duration::ZERO, [request(1)]);
+        assert!(server.abort(1));
+        assert!(!server.abort(1));
+        assert!(server.poll(Duration::from_secs(1)).is_none());
+        assert!(server.next_at().is_none() && server.engine().is_empty());
     }
 }

@@ -151,7 +151,7 @@ impl Engine {
     pub(super) fn check_empty(&self) {
         let machine = self.machine.lock();
         assert!(machine.streams.is_empty(), "{} streams are left", machine.streams.len());
-        assert_eq!((machine.lane.coming(), machine.lane.engine().is_empty()), (0, true));
+        assert_eq!((machine.lane.in_front_end(), machine.lane.engine().is_empty()), (0, true));
         // What was aborted last is let go by a step that nothing asks for any more.
         let engine = machine.lane.engine();
         assert_eq!((engine.running(), engine.waiting()), (0, 0));

@@ -17,8 +17,8 @@ use crate::process::refusal::{Refusal, Stage};
 use sluice_core::vllm::args::ServeArgs;
 
 impl SimConfig {
-    /// The server that these flags ask for, on the profile's GPU. A model that is a folder is read from its files; else it
-    /// is the profile's.
+    /// The settings that these flags give on the profile's GPU. If the model is a folder, its sizes are read from there; else
+    /// they are the profile's.
     ///
     /// # Errors
     /// What vLLM would refuse at start-up.
@@ -26,17 +26,17 @@ impl SimConfig {
         Self::with_occupied(args, profile, 0.0)
     }
 
-    /// The same on a GPU of which somebody else uses this many bytes.
+    /// The same on a GPU of which another process uses this many bytes.
     ///
     /// # Errors
-    /// What vLLM would refuse at start-up.
+    /// What vLLM refuses at start-up.
     pub fn with_occupied(args: &ServeArgs, profile: Profile, occupied: f64) -> Result<Self, Refusal> {
         let name = args.model().ok_or(Refusal::NoModel)?;
         let (texts, model) = model_of(name)?;
         let profile = laid_out(args, profile, model)?;
         let mut config = Self::new(name, profile);
         config.texts = Arc::new(texts);
-        // A made-up model is for trying gateways: it has what its tests need. A folder is served as vLLM serves it.
+        // A made-up model serves tests of gateways and has more routes. A folder is served exactly as by vLLM.
         config.on_disk = Path::new(name).is_dir();
         let pooling = args.text("runner") == Some("pooling") || args.text("convert") == Some("embed");
         config.embeddings = pooling || !config.on_disk;
@@ -56,7 +56,7 @@ impl SimConfig {
         Ok(config)
     }
 
-    /// The settings nearest to flags that are refused: what a start shows until it ends.
+    /// The valid settings nearest to flags that are refused: they determine what the start logs until it fails.
     pub fn sketch(args: &ServeArgs, profile: Profile) -> Self {
         let name = args.model().unwrap_or_default();
         let profile = laid_out(args, profile.clone(), None).unwrap_or(profile);
@@ -140,7 +140,7 @@ impl SimConfig {
         Ok(())
     }
 
-    /// The longest context asked for; `None` is as long as fits.
+    /// The configured context length; `None` means as long as fits.
     fn length(&self, args: &ServeArgs) -> Result<Option<u32>, Refusal> {
         let most = self.profile.shape.max_model_len;
         match args.int("max-model-len") {
@@ -166,7 +166,8 @@ impl SimConfig {
         const CLASS: &str = "SchedulerConfig";
         let (seqs, budget) = defaults(&self.profile, args.text("performance-mode"));
         let engine = &mut self.engine;
-        // What nobody chose fits what somebody chose: no more sequences than tokens, no more tokens than all of them hold.
+        // Defaults adapt to the flags that were given: no more sequences than tokens in a step, no more tokens than all
+        // sequences together can have.
         let length = wanted.unwrap_or(self.profile.shape.max_model_len);
         let chosen = args.int("max-num-batched-tokens").and_then(|tokens| u32::try_from(tokens).ok());
         let seqs = seqs.min(chosen.unwrap_or(u32::MAX).max(1));

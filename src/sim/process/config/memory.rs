@@ -1,4 +1,4 @@
-//! The size of the KV cache from flags, and refusals that name what fits.
+//! The size of the KV cache from flags, and start-up errors that name what would fit.
 //!
 //! Utilisation is checked before anything else, then the arithmetic of [`kv_budget`] decides, then the longest context
 //! must fit the blocks. Where weights alone are too much, the simulator says what the same GPU holds in fp8.
@@ -53,7 +53,7 @@ impl SimConfig {
     }
 }
 
-/// Advice where weights alone do not fit: what the same GPU holds in fp8.
+/// Advice if the weights do not fit: what fits the same GPU in fp8.
 fn hint(profile: &Profile, settings: &MemorySettings, error: MemoryError, wanted: Option<u32>) -> Option<String> {
     if !matches!(error, MemoryError::Weights { .. } | MemoryError::NoCache { .. }) {
         return None;

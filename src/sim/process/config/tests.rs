@@ -1,4 +1,4 @@
-//! Defaults, refusals in vLLM's words, and a server under load on virtual time.
+//! Defaults, refusals with vLLM's messages, and a server under load on virtual time.
 
 use super::*;
 use crate::machine::{Constants, Gpu, Layout, Model};
@@ -24,7 +24,7 @@ fn defaults_are_vllms_for_the_gpu() {
     assert_eq!(seqs_and_tokens(on("a100-80", small).unwrap()), (256, 2048));
     let double = config(&["m", "--performance-mode", "throughput"]).unwrap();
     assert_eq!(seqs_and_tokens(double), (2048, 16_384));
-    // A default gives way to what was chosen.
+    // A default adapts to a flag that was given.
     let tight = config(&["m", "--max-num-batched-tokens", "512"]).unwrap();
     assert_eq!(seqs_and_tokens(tight), (512, 512));
     let few = config(&["m", "--max-num-seqs", "4", "--max-model-len", "1024"]).unwrap();
@@ -38,7 +38,7 @@ fn the_measured_server_has_its_cache() {
 }
 
 #[test]
-fn what_vllm_refuses_is_refused_in_its_words() {
+fn what_vllm_refuses_is_refused_with_its_message() {
     let text = |flags: &[&str]| config(flags).unwrap_err().to_string();
     assert!(text(&["m", "--max-num-batched-tokens", "512", "--max-num-seqs", "1024"]).contains(
         "1 validation error for SchedulerConfig\n  Value error, max_num_batched_tokens (512) must be greater than or \
@@ -102,7 +102,7 @@ fn auto_length_fits_the_cache() {
 }
 
 #[test]
-fn somebody_else_on_the_gpu_is_noticed_first() {
+fn memory_of_another_process_is_checked_first() {
     let args = ServeArgs::parse(&["m"]).unwrap();
     let refused = SimConfig::with_occupied(&args, Profile::named("h200-llama-8b").unwrap(), 100.0 * GIB).unwrap_err();
     assert!(refused.to_string().starts_with("ValueError: Free memory on device cuda:0 ("), "{refused}");

@@ -67,7 +67,7 @@ async fn a_pause_of_the_process_is_not_made_up_for_in_a_burst() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_hung_engine_still_counts_whoever_left() {
+async fn aborts_during_a_hang_are_counted() {
     let (shared, _engine_loop) = start();
     let outlet = submit(&shared, 1000);
     tokens(&outlet, 2).await;
@@ -75,5 +75,5 @@ async fn a_hung_engine_still_counts_whoever_left() {
     shared.send(Command::Abort(vec![1]));
     tokio::time::sleep(Duration::from_secs(5)).await;
     assert_eq!(shared.stats.lock().gauges.running, 1, "no step ran, so nothing is reported");
-    assert_eq!(shared.concurrency.lock().in_flight, 0, "the server itself knows");
+    assert_eq!(shared.concurrency.lock().in_flight, 0, "the server still counts the abort");
 }
