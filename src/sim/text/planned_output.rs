@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use crate::http::wire::Finish;
-use crate::validate::{Generate, Prompt, Texts};
+use crate::validate::{GenerateRequest, Prompt, TextModel};
 use sluice_core::base::Rng;
 
 /// Median of drawn output lengths, tokens.
@@ -31,8 +31,8 @@ enum End {
 
 /// One choice of an answer before it is generated.
 #[derive(Clone, Debug)]
-pub(crate) struct Script {
-    texts: Arc<Texts>,
+pub(crate) struct PlannedOutput {
+    texts: Arc<TextModel>,
     seed: u64,
     /// Tokens that output is limited to.
     forced: Arc<[u32]>,
@@ -43,9 +43,9 @@ pub(crate) struct Script {
     pub(crate) held_back: usize,
 }
 
-impl Script {
+impl PlannedOutput {
     /// Decides an answer to `prompt` of at most `limit` tokens; `seed` belongs to the server and the choice.
-    pub(crate) fn new(texts: &Arc<Texts>, request: &Generate, limit: u32, seed: u64) -> Self {
+    pub(crate) fn new(texts: &Arc<TextModel>, request: &GenerateRequest, limit: u32, seed: u64) -> Self {
         let eos = texts.vocabulary.eos;
         let limit = limit.max(1);
         let forced: Vec<u32> = request.forced.clone();
@@ -59,15 +59,15 @@ impl Script {
             true => 0,
             false => request.stop.iter().map(|stop| stop.chars().count()).max().unwrap_or(0).saturating_sub(1),
         };
-        let mut script = Self { texts: Arc::clone(texts), seed, forced: forced.into(), tokens, end, held_back };
+        let mut output = Self { texts: Arc::clone(texts), seed, forced: forced.into(), tokens, end, held_back };
         if !request.stop.is_empty() || !request.stop_token_ids.is_empty() {
-            script.cut(request);
+            output.cut(request);
         }
-        script
+        output
     }
 
     /// Looks for the first stop string or token and ends the answer there.
-    fn cut(&mut self, request: &Generate) {
+    fn cut(&mut self, request: &GenerateRequest) {
         let mut text = String::new();
         for position in 0..self.tokens {
             let token = self.token(position);
@@ -158,43 +158,43 @@ pub(crate) fn seed(server: u64, prompt: &Prompt, choice: u32) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::validate::{Body, Kind, Limits};
+    use crate::validate::{RequestBody, RequestKind, ServerLimits};
 
-    fn scripts(body: &str) -> Vec<Script> {
-        let texts = Arc::new(Texts::made_up());
-        let body = Body::read(Kind::Completion, body.as_bytes()).unwrap();
-        let limits = Limits { max_model_len: 8192, max_logprobs: 20, auto_tools: false, name: "m" };
-        let request = Generate::new(Kind::Completion, &body, &texts, limits).unwrap();
-        (0..2000).map(|seed| Script::new(&texts, &request, request.limits[0], seed)).collect()
+    fn outputs(body: &str) -> Vec<PlannedOutput> {
+        let texts = Arc::new(TextModel::made_up());
+        let body = RequestBody::read(RequestKind::Completion, body.as_bytes()).unwrap();
+        let limits = ServerLimits { max_model_len: 8192, max_logprobs: 20, auto_tools: false, name: "m" };
+        let request = GenerateRequest::new(RequestKind::Completion, &body, &texts, limits).unwrap();
+        (0..2000).map(|seed| PlannedOutput::new(&texts, &request, request.limits[0], seed)).collect()
     }
 
-    fn text(script: &Script) -> String {
-        (0..script.tokens).map(|position| script.piece(position).into_owned()).collect()
+    fn text(output: &PlannedOutput) -> String {
+        (0..output.tokens).map(|position| output.piece(position).into_owned()).collect()
     }
 
     #[test]
     fn ignore_eos_generates_exactly_max_tokens() {
-        let all = scripts(r#"{"prompt":"x","max_tokens":77,"ignore_eos":true}"#);
-        assert!(all.iter().all(|script| (script.tokens, script.finish()) == (77, Finish::Length)));
+        let all = outputs(r#"{"prompt":"x","max_tokens":77,"ignore_eos":true}"#);
+        assert!(all.iter().all(|output| (output.tokens, output.finish()) == (77, Finish::Length)));
     }
 
     #[test]
     fn drawn_lengths_have_the_documented_median_and_respect_the_limits() {
-        let mut drawn: Vec<u32> = scripts(r#"{"prompt":"x","max_tokens":8000}"#).iter().map(|s| s.tokens).collect();
+        let mut drawn: Vec<u32> = outputs(r#"{"prompt":"x","max_tokens":8000}"#).iter().map(|s| s.tokens).collect();
         drawn.sort_unstable();
         assert!((160..200).contains(&drawn[1000]), "{}", drawn[1000]);
-        let clamped = scripts(r#"{"prompt":"x","max_tokens":50,"min_tokens":40}"#);
-        assert!(clamped.iter().all(|script| (40..=50).contains(&script.tokens)));
+        let clamped = outputs(r#"{"prompt":"x","max_tokens":50,"min_tokens":40}"#);
+        assert!(clamped.iter().all(|output| (40..=50).contains(&output.tokens)));
     }
 
     #[test]
     fn a_stop_string_ends_the_answer_where_it_stands() {
-        for script in scripts(r#"{"prompt":"x","max_tokens":300,"ignore_eos":true,"stop":["ater"]}"#) {
-            let text = text(&script);
-            match script.shown() {
+        for output in outputs(r#"{"prompt":"x","max_tokens":300,"ignore_eos":true,"stop":["ater"]}"#) {
+            let text = text(&output);
+            match output.shown() {
                 Some(shown) => {
                     assert!(text[shown..].starts_with("ater") && !text[..shown].contains("ater"), "{text}");
-                    assert_eq!((script.finish(), script.stop_reason().as_str()), (Finish::Stop, "\"ater\""));
+                    assert_eq!((output.finish(), output.stop_reason().as_str()), (Finish::Stop, "\"ater\""));
                 }
                 None => assert!(!text.contains("ater")),
             }
@@ -204,9 +204,9 @@ mod tests {
     #[test]
     fn a_forced_token_is_all_there_is() {
         let all =
-            scripts(r#"{"prompt":"x","max_tokens":5,"logit_bias":{"19":100},"stop_token_ids":[19],"min_tokens":2}"#);
+            outputs(r#"{"prompt":"x","max_tokens":5,"logit_bias":{"19":100},"stop_token_ids":[19],"min_tokens":2}"#);
         assert_eq!((all[0].tokens, all[0].stop_reason()), (3, "19".to_owned()));
-        let eos = scripts(r#"{"prompt":"x","max_tokens":5,"logit_bias":{"128001":100}}"#);
+        let eos = outputs(r#"{"prompt":"x","max_tokens":5,"logit_bias":{"128001":100}}"#);
         assert_eq!((eos[0].tokens, eos[0].finish()), (1, Finish::Stop));
     }
 }

@@ -15,8 +15,9 @@ use tokio::time::Sleep;
 
 use crate::engine::SequenceId;
 use crate::http::choice::Choice;
-use crate::http::format::Format;
-use crate::http::wire::{ErrorBody, Finish, Usage};
+use crate::http::error_body::ErrorBody;
+use crate::http::response_writer::ResponseWriter;
+use crate::http::wire::{Finish, UsageCounts};
 use crate::real_time::driver::{Command, Shared};
 use crate::real_time::outlet::{Broken, Outlet, Progress};
 
@@ -38,10 +39,10 @@ impl Drop for Abort {
 
 /// An answer under way.
 #[derive(Debug)]
-pub(crate) struct Answer {
+pub(crate) struct ResponseBody {
     abort: Abort,
     outlet: Arc<Outlet>,
-    format: Format,
+    format: ResponseWriter,
     choices: Vec<Choice>,
     /// Tokens of all distinct prompts.
     prompt_tokens: u64,
@@ -52,11 +53,11 @@ pub(crate) struct Answer {
     cutting: bool,
 }
 
-impl Answer {
+impl ResponseBody {
     pub(crate) fn new(
         shared: Arc<Shared>,
         outlet: Arc<Outlet>,
-        format: Format,
+        format: ResponseWriter,
         ids: Vec<SequenceId>,
         choices: Vec<Choice>,
         prompt_tokens: u64,
@@ -78,11 +79,11 @@ impl Answer {
         }
     }
 
-    fn usage(&self) -> Usage {
+    fn usage(&self) -> UsageCounts {
         let completion = self.choices.iter().map(|choice| u64::from(choice.tokens())).sum();
         let cached = self.choices.first().map_or(0, |choice| u64::from(choice.cached()));
         let cached = (self.abort.shared.config.prompt_details && cached > 0).then_some(cached);
-        Usage { prompt: self.prompt_tokens, completion, cached }
+        UsageCounts { prompt: self.prompt_tokens, completion, cached }
     }
 
     fn is_complete(&self) -> bool {
@@ -98,10 +99,10 @@ impl Answer {
             }
             let prompt = u64::from(choice.prompt_tokens());
             if choice.open() {
-                self.format.open(&mut out, index, choice, Usage { prompt, completion: 0, cached: None });
+                self.format.open(&mut out, index, choice, UsageCounts { prompt, completion: 0, cached: None });
             }
             let piece = choice.advance(*news, true);
-            let usage = Usage { prompt, completion: u64::from(choice.tokens()), cached: None };
+            let usage = UsageCounts { prompt, completion: u64::from(choice.tokens()), cached: None };
             self.format.content(&mut out, index, &piece, usage);
         }
         if self.is_complete() {
@@ -145,13 +146,13 @@ impl Answer {
 /// A connection that is cut on purpose.
 #[derive(Debug, thiserror::Error)]
 #[error("the simulated server cuts this stream")]
-pub(crate) struct Cut;
+pub(crate) struct Disconnect;
 
-impl Body for Answer {
+impl Body for ResponseBody {
     type Data = Bytes;
-    type Error = Cut;
+    type Error = Disconnect;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Cut>>> {
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Disconnect>>> {
         if self.ended {
             return Poll::Ready(None);
         }
@@ -159,7 +160,7 @@ impl Body for Answer {
         let cut_at = this.abort.shared.reset_after.load(Ordering::Relaxed);
         if cut_at > 0 && this.choices.iter().any(|choice| choice.tokens() >= cut_at) {
             if std::mem::replace(&mut this.cutting, true) {
-                return Poll::Ready(Some(Err(Cut)));
+                return Poll::Ready(Some(Err(Disconnect)));
             }
             // hyper sends what it holds when there is nothing more at once.
             cx.waker().wake_by_ref();

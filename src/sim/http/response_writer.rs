@@ -5,23 +5,24 @@
 
 use crate::http::anthropic;
 use crate::http::choice::Choice;
+use crate::http::error_body::ErrorBody;
 use crate::http::responses;
-use crate::http::wire::{Envelope, ErrorBody, Finish, Piece, Usage, Whole};
+use crate::http::wire::{ChunkWriter, CompleteChoice, Finish, Piece, UsageCounts};
 
 /// How an answer is written.
 #[derive(Debug)]
-pub(crate) enum Format {
+pub(crate) enum ResponseWriter {
     /// `/v1/chat/completions` and `/v1/completions`
-    Chunks(Envelope),
+    Chunks(ChunkWriter),
     /// `/v1/messages`
-    Messages(anthropic::Writer),
+    Messages(anthropic::MessagesWriter),
     /// `/v1/responses`
-    Responses(Box<responses::Writer>),
+    Responses(Box<responses::ResponsesWriter>),
 }
 
-impl Format {
+impl ResponseWriter {
     /// What comes before a choice's first tokens.
-    pub(crate) fn open(&mut self, out: &mut String, index: usize, choice: &Choice, usage: Usage) {
+    pub(crate) fn open(&mut self, out: &mut String, index: usize, choice: &Choice, usage: UsageCounts) {
         match self {
             Self::Chunks(envelope) => envelope.role(out, index, choice.prompt_ids().as_deref(), usage),
             Self::Messages(writer) => writer.open(out, usage),
@@ -30,7 +31,7 @@ impl Format {
     }
 
     /// Tokens of a choice.
-    pub(crate) fn content(&mut self, out: &mut String, index: usize, piece: &Piece, usage: Usage) {
+    pub(crate) fn content(&mut self, out: &mut String, index: usize, piece: &Piece, usage: UsageCounts) {
         match self {
             Self::Chunks(envelope) => envelope.content(out, index, piece, usage),
             Self::Messages(writer) => writer.content(out, piece),
@@ -39,7 +40,7 @@ impl Format {
     }
 
     /// What follows the last token.
-    pub(crate) fn end(&mut self, out: &mut String, usage: Usage, finish: Finish) {
+    pub(crate) fn end(&mut self, out: &mut String, usage: UsageCounts, finish: Finish) {
         match self {
             Self::Chunks(envelope) => envelope.end(out, usage),
             Self::Messages(writer) => writer.end(out, usage, finish),
@@ -48,7 +49,7 @@ impl Format {
     }
 
     /// An answer that was not streamed.
-    pub(crate) fn body(&self, choices: &[Whole], usage: Usage) -> String {
+    pub(crate) fn body(&self, choices: &[CompleteChoice], usage: UsageCounts) -> String {
         match self {
             Self::Chunks(envelope) => envelope.body(choices, usage),
             Self::Messages(writer) => writer.body(choices, usage),
