@@ -23,5 +23,5 @@ pub use engine::view::{EngineView, LastChange};
 pub use http::{FetchError, fetch, post};
 pub use launch::adapter_rank;
 pub use ports::PortsError;
-pub use probe::{Prober, Reported};
-pub use ready::{Ready, ReadyRules, until_ready};
+pub use probe::{Prober, ReportedModels};
+pub use ready::{Ready, ReadyRules, wait_until_ready};

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use super::registry::Registry;
-use crate::driver::Failure;
+use crate::driver::EngineFailure;
 use crate::engine::journal::Setup;
 use crate::engine::lifecycle::{ChangeRefused, ChangeRequest, RestartBlocked};
 use crate::engine::preflight;
@@ -23,7 +23,7 @@ pub enum RestartError {
     NotManaged(String),
     /// The settings cannot work.
     #[error("these settings would not start: {0}")]
-    InvalidSettings(#[from] Failure),
+    InvalidSettings(#[from] EngineFailure),
     /// Something is in the way.
     #[error(transparent)]
     Blocked(#[from] RestartBlocked),

@@ -16,7 +16,7 @@ use crate::engine::journal::JournalError;
 use crate::engine::lifecycle::ChangeRefused;
 use crate::engine::spec::EngineSpec;
 use crate::engine::view::EngineView;
-use crate::probe::Reported;
+use crate::probe::ReportedModels;
 use sluice_gateway::pool::Admission;
 
 /// All engines that this gateway runs.
@@ -29,7 +29,7 @@ pub struct Fleet {
 
 impl Fleet {
     /// A fleet without engines. `maker` makes the driver of each that [`Fleet::apply`] adds.
-    pub fn new(admission: Arc<Admission>, reported: Arc<Reported>, maker: DriverMaker) -> Arc<Self> {
+    pub fn new(admission: Arc<Admission>, reported: Arc<ReportedModels>, maker: DriverMaker) -> Arc<Self> {
         let registry = Arc::new(Registry::new(admission, reported, maker));
         Arc::new(Self { registry, reconciling: AtomicBool::new(false) })
     }

@@ -14,10 +14,10 @@ use super::engine_table::StoppingEngine;
 use super::registry::Registry;
 use super::stop::RETRY;
 use crate::driver::process::{ProcessDriver, is_running};
-use crate::driver::{Driver, Failure, Status, StopRules, Trace};
+use crate::driver::{Driver, EngineFailure, EngineIdentity, EngineStatus, StopRules};
 use crate::engine::journal::{Journal, Record};
 use crate::engine::lifecycle::Step;
-use sluice_core::vllm::failure::Class;
+use sluice_core::vllm::failure::FailureClass;
 use sluice_gateway::config::Launch;
 
 /// Engines of an earlier gateway that run and that no gateway manages. A gateway without engines leaves them alone: it may
@@ -35,7 +35,7 @@ pub(super) fn stop_leftovers(registry: &Arc<Registry>) {
         {
             let mut table = registry.table();
             // An engine with other start and stop commands is recovered by its own task.
-            let by_commands = matches!(record.trace, Some(Trace::Command));
+            let by_commands = matches!(record.trace, Some(EngineIdentity::Command));
             let configured = table.wanted.engine(&record.backend);
             if configured.is_some_and(|spec| by_commands || record.identity == spec.identity) {
                 continue;
@@ -77,7 +77,7 @@ async fn stop_until_gone(registry: &Registry, journal: &Arc<Mutex<Journal>>, rec
                 tracing::error!(backend = name, "is no longer configured as it was, and may run: {failure}");
             }
         }
-        if matches!(record.trace, Some(Trace::Command)) {
+        if matches!(record.trace, Some(EngineIdentity::Command)) {
             return;
         }
         sleep(RETRY).await;
@@ -91,19 +91,19 @@ enum Stopped {
     Nothing,
 }
 
-async fn stop(engine: &ProcessDriver, trace: Option<&Trace>) -> Result<Stopped, Failure> {
-    if matches!(trace, Some(Trace::Command)) {
-        return Err(Failure::new(
-            Class::NotOurs,
+async fn stop(engine: &ProcessDriver, trace: Option<&EngineIdentity>) -> Result<Stopped, EngineFailure> {
+    if matches!(trace, Some(EngineIdentity::Command)) {
+        return Err(EngineFailure::new(
+            FailureClass::NotOurs,
             "a command started it, and its stop command is no longer configured; stop it where it runs",
         ));
     }
     // After a stop that failed, the driver has the engine already.
-    let mut present = engine.status().await != Status::Absent;
+    let mut present = engine.status().await != EngineStatus::Absent;
     if let Some(trace) = trace.filter(|_| !present) {
         present = engine.adopt(trace).await?;
     }
-    if !present && let Some(found) = engine.find().await {
+    if !present && let Some(found) = engine.find_running().await {
         present = engine.adopt(&found).await?;
     }
     if !present {

@@ -13,22 +13,22 @@ use tokio::sync::Notify;
 use tokio_util::task::TaskTracker;
 
 use super::engine_table::{EngineTable, ExternalBackend, Wanted};
-use crate::driver::AnyDriver;
+use crate::driver::SharedDriver;
 use crate::engine::context::EngineContext;
 use crate::engine::engine_task::{self, EngineHandle};
 use crate::engine::journal::{Journal, JournalError, Record};
 use crate::engine::lifecycle::RestartBlocked;
 use crate::engine::spec::EngineSpec;
-use crate::probe::Reported;
+use crate::probe::ReportedModels;
 use sluice_gateway::pool::{Admission, Cordon};
 
 /// Makes the driver of an engine that is new.
-pub type DriverMaker = Arc<dyn Fn(&EngineSpec) -> AnyDriver + Send + Sync>;
+pub type DriverMaker = Arc<dyn Fn(&EngineSpec) -> SharedDriver + Send + Sync>;
 
 /// The shared state of the coordinator.
 pub(super) struct Registry {
     pub(super) admission: Arc<Admission>,
-    pub(super) reported: Arc<Reported>,
+    pub(super) reported: Arc<ReportedModels>,
     pub(super) maker: DriverMaker,
     journal: Mutex<Option<Arc<Mutex<Journal>>>>,
     /// The last record of each engine of earlier gateways, until the first configuration is applied.
@@ -52,7 +52,7 @@ impl std::fmt::Debug for Registry {
 }
 
 impl Registry {
-    pub(super) fn new(admission: Arc<Admission>, reported: Arc<Reported>, maker: DriverMaker) -> Self {
+    pub(super) fn new(admission: Arc<Admission>, reported: Arc<ReportedModels>, maker: DriverMaker) -> Self {
         Self {
             admission,
             reported,
@@ -171,12 +171,12 @@ impl Registry {
             let managed = table.managed.get(&*spec.name);
             if managed.is_none_or(|engine| engine.handle.context.spec().backend != spec.backend) {
                 // Before the prober can find another server on that port.
-                self.admission.set_cordon(spec.backend, Cordon::Coming);
+                self.admission.set_cordon(spec.backend, Cordon::Starting);
             }
         }
         for external in &table.wanted.external {
             let occupied = table.is_occupied(&external.endpoint);
-            self.admission.set_cordon(external.backend, if occupied { Cordon::Coming } else { Cordon::Open });
+            self.admission.set_cordon(external.backend, if occupied { Cordon::Starting } else { Cordon::Open });
             self.admission.set_ceiling(external.backend, None);
         }
     }

@@ -110,7 +110,7 @@ impl Rollout<'_> {
 
     /// Stops the engine and waits until the new one in its place serves.
     async fn replace(&self, context: &EngineContext, spec: &EngineSpec) -> Result<(), RolloutError> {
-        // Settings that cannot work are found while the old engine still runs.
+        // EngineSettings that cannot work are found while the old engine still runs.
         let driver = (self.registry.maker)(spec);
         check_settings(&*driver, spec, &spec.settings).await.map_err(RolloutError::failed)?;
         // An engine that moves has had no requests at its old place since the reload: waiting would gain nothing.

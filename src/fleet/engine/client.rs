@@ -22,7 +22,7 @@ pub(super) const RESPONSE_BYTES: usize = 8 << 20;
 pub(super) async fn running_requests(context: &EngineContext) -> Option<f64> {
     let spec = context.spec();
     let (status, page) = fetch(&spec.address, "/metrics", spec.request_timeout, RESPONSE_BYTES).await.ok()?;
-    let page = metrics::Snapshot::parse(std::str::from_utf8(&page).ok()?);
+    let page = metrics::MetricsSnapshot::parse(std::str::from_utf8(&page).ok()?);
     (status.is_success() && page.samples > 0).then_some(page.running + page.waiting)
 }
 

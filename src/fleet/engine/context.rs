@@ -14,8 +14,8 @@ use tokio::time::Instant;
 use super::journal::{Journal, Record, Setup};
 use super::lifecycle::{Lifecycle, Step};
 use super::spec::EngineSpec;
-use crate::driver::{AnyDriver, Settings, Trace};
-use crate::probe::Reported;
+use crate::driver::{EngineIdentity, EngineSettings, SharedDriver};
+use crate::probe::ReportedModels;
 use sluice_core::base::BackendId;
 use sluice_gateway::pool::{Admission, BackendView, Cordon};
 
@@ -24,7 +24,7 @@ use sluice_gateway::pool::{Admission, BackendView, Cordon};
 pub(crate) struct EngineState {
     /// What is being done, and all that decides what follows.
     pub(crate) lifecycle: Lifecycle<Setup>,
-    pub(crate) trace: Option<Trace>,
+    pub(crate) trace: Option<EngineIdentity>,
     /// Golden prompts and the text generated before the restart.
     pub(crate) golden: Vec<(String, String)>,
     /// When the step began.
@@ -39,9 +39,9 @@ pub(crate) struct EngineState {
 #[derive(Debug)]
 pub(crate) struct EngineContext {
     spec: ArcSwap<EngineSpec>,
-    pub(crate) driver: AnyDriver,
+    pub(crate) driver: SharedDriver,
     pub(crate) admission: Arc<Admission>,
-    pub(crate) reported: Arc<Reported>,
+    pub(crate) reported: Arc<ReportedModels>,
     pub(crate) journal: Arc<Mutex<Journal>>,
     pub(crate) state: Mutex<EngineState>,
     /// The configured adapters have changed.
@@ -54,9 +54,9 @@ impl EngineContext {
     /// An engine of which nothing is known but its description. `driver` runs it.
     pub(crate) fn new(
         spec: EngineSpec,
-        driver: AnyDriver,
+        driver: SharedDriver,
         admission: Arc<Admission>,
-        reported: Arc<Reported>,
+        reported: Arc<ReportedModels>,
         journal: Arc<Mutex<Journal>>,
     ) -> Self {
         let state = EngineState {
@@ -121,7 +121,7 @@ impl EngineContext {
         self.state.lock().lifecycle.wanted.clone()
     }
 
-    pub(crate) fn settings(&self) -> Settings {
+    pub(crate) fn settings(&self) -> EngineSettings {
         self.setup().settings
     }
 
@@ -149,7 +149,7 @@ impl EngineContext {
     fn backend_id(&self) -> Option<BackendId> {
         let spec = self.spec();
         let name = spec.name.split_once('/').map_or(&*spec.name, |(_, name)| name);
-        self.admission.is_still(spec.backend, name, &spec.address).then_some(spec.backend)
+        self.admission.is_same_backend(spec.backend, name, &spec.address).then_some(spec.backend)
     }
 
     pub(crate) fn set_cordon(&self, cordon: Cordon) {
@@ -162,11 +162,11 @@ impl EngineContext {
 
     /// Another engine runs there now: its health record begins anew.
     pub(crate) fn renew(&self) {
-        self.backend_id().map(|id| self.admission.renew(id, Instant::now()));
+        self.backend_id().map(|id| self.admission.reset_health(id, Instant::now()));
     }
 
     /// Sequences that the engine runs at once with these settings, where they say so.
-    pub(crate) fn ceiling(&self, settings: &Settings) -> Option<u32> {
+    pub(crate) fn ceiling(&self, settings: &EngineSettings) -> Option<u32> {
         u32::try_from(self.driver.sequences(settings)?).ok().filter(|seqs| *seqs > 0)
     }
 

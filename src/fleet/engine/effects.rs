@@ -13,9 +13,9 @@ use super::context::EngineContext;
 use super::lifecycle::{Event, RestartBlocked, Step, StepFailure};
 use super::preflight::check_replacement;
 use super::{adapters, checks, client};
-use crate::driver::Failure;
-use crate::{ReadyRules, until_ready};
-use sluice_core::vllm::failure::Retry;
+use crate::driver::EngineFailure;
+use crate::{ReadyRules, wait_until_ready};
+use sluice_core::vllm::failure::Retryable;
 use sluice_gateway::pool::{Cordon, Phase};
 
 /// Between two looks at a condition that ends a step.
@@ -53,16 +53,16 @@ pub(super) async fn engine_lost(context: Arc<EngineContext>, step: Step) -> Even
         return std::future::pending().await;
     }
     let why = tokio::select! {
-        exit = context.driver.ended() => context.driver.diagnosis(Some(exit)).to_string(),
+        exit = context.driver.wait_for_exit() => context.driver.diagnose(Some(exit)).to_string(),
         why = hung(&context, step) => why,
     };
     // It ran with these settings: whatever its log says last, they may work again.
     Event::EngineLost(StepFailure::temporary(why))
 }
 
-impl From<Failure> for StepFailure {
-    fn from(failure: Failure) -> Self {
-        Self { why: failure.to_string(), permanent: failure.retry() == Retry::Never }
+impl From<EngineFailure> for StepFailure {
+    fn from(failure: EngineFailure) -> Self {
+        Self { why: failure.to_string(), permanent: failure.retry() == Retryable::Never }
     }
 }
 
@@ -182,12 +182,12 @@ async fn ready(context: &EngineContext) -> Result<(), StepFailure> {
         ..ReadyRules::default()
     };
     let ready = tokio::select! {
-        ready = until_ready(&*context.driver, &spec.address, &spec.models, rules) => ready,
+        ready = wait_until_ready(&*context.driver, &spec.address, &spec.models, rules) => ready,
         never = shown => never,
     };
     match ready {
         Ok(_) => {
-            context.driver.note_ready();
+            context.driver.mark_ready();
             Ok(())
         }
         Err(failure) => {

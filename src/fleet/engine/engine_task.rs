@@ -145,7 +145,7 @@ fn advance(context: &EngineContext, step: Step, event: Event) {
         tracing::warn!(backend = %spec.name, step = step.label(), "engine: {}", failure.why);
         // At once: the next step may take a while to begin.
         if step.in_rotation() && !context.is_leaving() {
-            context.set_cordon(Cordon::Coming);
+            context.set_cordon(Cordon::Starting);
         }
     }
     let mut state = context.state.lock();

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::lifecycle::Lifecycle;
-use crate::driver::{Settings, Trace};
+use crate::driver::{EngineIdentity, EngineSettings};
 
 /// Size at which a file is full: some thousands of steps.
 const FILE_BYTES: u64 = 4 << 20;
@@ -27,12 +27,12 @@ const DRAFT: &str = "journal.tmp";
 /// Locked while a gateway uses the folder.
 const LOCK: &str = "lock";
 
-/// Settings, and the configuration that they come from.
+/// EngineSettings, and the configuration that they come from.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Setup {
     /// What the engine is started with.
     #[serde(flatten)]
-    pub settings: Settings,
+    pub settings: EngineSettings,
     /// The configuration of the engine that these settings are based on, as a digest; restarts with `set` since then are on
     /// top. They are dropped when the configuration changes.
     #[serde(default)]
@@ -61,7 +61,7 @@ pub(crate) struct Record {
     pub lifecycle: Lifecycle<Setup>,
     /// How the engine is found again; absent before its start was seen.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub trace: Option<Trace>,
+    pub trace: Option<EngineIdentity>,
     /// Program, port, devices and environment of the engine, as a digest.
     #[serde(default)]
     pub identity: String,

@@ -13,9 +13,9 @@ use super::client::served_models;
 use super::lifecycle::RestartBlocked;
 use super::spec::EngineSpec;
 use crate::adapter_rank;
-use crate::driver::{AdapterRank, Driver, Failure, Kind, Notice, Settings};
-use crate::probe::Reported;
-use sluice_core::vllm::failure::Class;
+use crate::driver::{AdapterRank, Driver, DriverKind, EngineFailure, EngineSettings, Notice};
+use crate::probe::ReportedModels;
+use sluice_core::vllm::failure::FailureClass;
 use sluice_gateway::pool::{Admission, BackendView, PoolView};
 
 /// Checks that the engine could run with these settings, its adapters included. Returns warnings.
@@ -25,30 +25,33 @@ use sluice_gateway::pool::{Admission, BackendView, PoolView};
 pub(crate) async fn check_settings(
     driver: &dyn Driver,
     spec: &EngineSpec,
-    settings: &Settings,
-) -> Result<Vec<Notice>, Failure> {
+    settings: &EngineSettings,
+) -> Result<Vec<Notice>, EngineFailure> {
     let notices = driver.check(settings).await?;
     // The adapter folders of an engine that commands start may be on another machine.
-    if driver.kind() == Kind::Process {
+    if driver.kind() == DriverKind::Process {
         check_adapters(&spec.adapters, driver.adapter_rank(settings))?;
     }
     Ok(notices)
 }
 
-fn check_adapters(adapters: &[(String, PathBuf)], limit: AdapterRank) -> Result<(), Failure> {
+fn check_adapters(adapters: &[(String, PathBuf)], limit: AdapterRank) -> Result<(), EngineFailure> {
     for (name, folder) in adapters {
         if let AdapterRank::None(why) = &limit {
-            return Err(Failure::new(Class::BadArguments, format!("adapter '{name}' is to be loaded, and {why}")));
+            return Err(EngineFailure::new(
+                FailureClass::BadArguments,
+                format!("adapter '{name}' is to be loaded, and {why}"),
+            ));
         }
         if !folder.is_dir() {
             let cause = format!("adapter '{name}': there is no folder {}", folder.display());
-            return Err(Failure::new(Class::ModelNotFound, cause));
+            return Err(EngineFailure::new(FailureClass::ModelNotFound, cause));
         }
         if let AdapterRank::UpTo(most) = limit
             && let Some(rank) = adapter_rank(folder).filter(|rank| i64::from(*rank) > most)
         {
             let cause = format!("adapter '{name}' has rank {rank}, above max-lora-rank {most}");
-            return Err(Failure::new(Class::LoraRank, cause));
+            return Err(EngineFailure::new(FailureClass::LoraRank, cause));
         }
     }
     Ok(())
@@ -61,7 +64,7 @@ fn check_adapters(adapters: &[(String, PathBuf)], limit: AdapterRank) -> Result<
 /// What they cannot serve, or how full they are.
 pub(crate) async fn check_replacement(
     admission: &Admission,
-    reported: &Reported,
+    reported: &ReportedModels,
     spec: &EngineSpec,
 ) -> Result<(), RestartBlocked> {
     let mut queries = JoinSet::new();
@@ -129,18 +132,18 @@ mod tests {
     use sluice_gateway::pool::*;
 
     /// Two pools with two backends each, all ready, and the ids of the backends.
-    fn pools(slots: u32) -> (Arc<Admission>, Layout) {
-        let limits = Limits { slots, tokens: None, prefill_tokens: None, long_prefix: None };
+    fn pools(slots: u32) -> (Arc<Admission>, PoolLayout) {
+        let limits = BackendLimits { slots, tokens: None, prefill_tokens: None, long_prefix: None };
         let second = std::time::Duration::from_secs(1);
         let rules = HealthRules { probe_failures: 1, request_failures: 1, eject_base: second, eject_max: second };
         let spec = |name: &str, base: u16| PoolSpec {
             name: name.into(),
-            rules: Rules {
+            rules: PoolRules {
                 policy: Policy::LeastWork,
                 limits,
                 queue_length: 8,
                 queue_timeout: second,
-                order: Order::FIFO,
+                order: QueueOrder::FIFO,
             },
             backends: (base..base + 2)
                 .map(|port| {
@@ -155,7 +158,7 @@ mod tests {
         let admission = Admission::new(now, rules, 1);
         let layout = admission.apply(&[spec("one", 1), spec("two", 3)], rules, now);
         for id in layout.backends.iter().flatten() {
-            admission.probed(*id, true, now);
+            admission.record_probe(*id, true, now);
         }
         (admission, layout)
     }
@@ -180,7 +183,7 @@ mod tests {
         let without_lora =
             |view: &BackendView| same(view).into_iter().take(if *view.name == *"b1" { 2 } else { 1 }).collect();
         assert_eq!(judge(&admission, &[], without_lora), Err(RestartBlocked::NoReplacement("lora".to_owned())));
-        admission.set_cordon(layout.backends[0][1], Cordon::Coming);
+        admission.set_cordon(layout.backends[0][1], Cordon::Starting);
         assert_eq!(judge(&admission, &[], same), Err(RestartBlocked::NoReplacement("m, lora".to_owned())));
         assert_eq!(judge(&admission, &["two"], same), Ok(()));
     }
@@ -207,7 +210,7 @@ mod tests {
     #[test]
     fn what_runs_and_waits_must_fit_on_the_others_with_a_margin() {
         let (admission, layout) = pools(4);
-        let ask = || Ask {
+        let request = || AdmissionRequest {
             layout: layout.number,
             home: layout.pools[0],
             spill: [].into_iter().collect(),
@@ -218,11 +221,11 @@ mod tests {
         };
         let mut held = Vec::new();
         for _ in 0..2 {
-            let Entry::Granted(lease) = admission.enter(ask()) else { panic!("there is room") };
+            let AdmissionDecision::Granted(lease) = admission.enter(request()) else { panic!("there is room") };
             held.push(lease);
         }
         assert_eq!(judge(&admission, &[], same), Ok(()));
-        let Entry::Granted(_third) = admission.enter(ask()) else { panic!("there is room") };
+        let AdmissionDecision::Granted(_third) = admission.enter(request()) else { panic!("there is room") };
         assert_eq!(
             judge(&admission, &[], same),
             Err(RestartBlocked::NoRoom { used: 3, room: 4, headroom_percent: 50 })

@@ -10,7 +10,7 @@ use super::journal::Record;
 use super::lifecycle::{Difference, Recovery, Survivor};
 use super::spec::EngineSpec;
 use super::view::flag_line;
-use crate::driver::{Kind, Trace};
+use crate::driver::{DriverKind, EngineIdentity};
 use crate::fetch;
 use sluice_gateway::config::OnStart;
 
@@ -67,7 +67,7 @@ fn difference(record: &Record, spec: &EngineSpec) -> Difference {
 
 /// An engine that runs and whose settings are known. The driver controls it from here on, and so it does an engine with
 /// unknown settings, which is to be stopped.
-async fn find(context: &EngineContext, recorded: Option<&Trace>) -> Option<Trace> {
+async fn find(context: &EngineContext, recorded: Option<&EngineIdentity>) -> Option<EngineIdentity> {
     let name = context.spec().name.clone();
     if let Some(trace) = recorded {
         match context.driver.adopt(trace).await {
@@ -78,15 +78,15 @@ async fn find(context: &EngineContext, recorded: Option<&Trace>) -> Option<Trace
             }
         }
     }
-    let trace = match context.driver.find().await {
+    let trace = match context.driver.find_running().await {
         Some(trace) => trace,
         // Its commands do not say whether it was started, but it may respond.
-        None if context.driver.kind() == Kind::Command && is_healthy(context).await => Trace::Command,
+        None if context.driver.kind() == DriverKind::Command && is_healthy(context).await => EngineIdentity::Command,
         None => return None,
     };
     match context.driver.adopt(&trace).await {
         // An engine that commands start has no further settings.
-        Ok(true) if trace == Trace::Command => Some(trace),
+        Ok(true) if trace == EngineIdentity::Command => Some(trace),
         Ok(_) => {
             tracing::warn!(backend = %name, "found processes of an engine that is not in the journal; they are stopped");
             None

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::journal::Setup;
 use super::lifecycle::RestartRules;
-use crate::driver::{Settings, StopRules};
+use crate::driver::{EngineSettings, StopRules};
 use sluice_core::base::BackendId;
 use sluice_gateway::config::{Fleet as Rules, Target};
 use sluice_gateway::pool::Address;
@@ -26,7 +26,7 @@ pub struct EngineSpec {
     /// How it is started and stopped, flags excepted.
     pub target: Target,
     /// Its flags as configured.
-    pub settings: Settings,
+    pub settings: EngineSettings,
     /// Program, port, devices and environment, as a digest: what a driver is made for.
     pub identity: String,
     /// Everything about it that only a restart changes, as a digest.

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::context::{EngineContext, now_ms};
 use super::lifecycle::{EndedChange, Outcome};
-use crate::driver::Settings;
+use crate::driver::EngineSettings;
 use sluice_gateway::config::ArgValue;
 
 /// An engine that the gateway runs.
@@ -91,8 +91,8 @@ pub(crate) fn of(context: &EngineContext) -> EngineView {
     }
 }
 
-/// Settings on one line: `name=value` with spaces between.
-pub(crate) fn flag_line(settings: &Settings) -> String {
+/// EngineSettings on one line: `name=value` with spaces between.
+pub(crate) fn flag_line(settings: &EngineSettings) -> String {
     let text = |value: &ArgValue| match serde_json::to_string(value) {
         Ok(text) => text.trim_matches('"').to_owned(),
         Err(_) => "?".to_owned(),

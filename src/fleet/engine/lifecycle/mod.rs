@@ -390,8 +390,8 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
             Step::Ramp => None,
             Step::Serve if self.withdrawn => Some(Cordon::Draining),
             Step::Serve => Some(Cordon::Open),
-            step if !step.is_coming() => Some(Cordon::Away),
-            _ => Some(Cordon::Coming),
+            step if !step.is_coming() => Some(Cordon::Down),
+            _ => Some(Cordon::Starting),
         }
     }
 
