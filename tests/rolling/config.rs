@@ -278,7 +278,7 @@ async fn engines_without_a_port_are_given_one_and_keep_it() {
         // A port that is changed while the engine runs there is taken over by the next gateway only.
         let other = free_port();
         rig.reconfigure(&format!("port = {}\n", ports[0]), &format!("port = {other}\n")).await?;
-        ensure!(rig.log().contains("launch.port: changed, needs a restart"), "{}", rig.log());
+        ensure!(rig.log().contains("launch.port: changed; needs a restart"), "{}", rig.log());
         rig.settled().await?;
         ensure!(rig.processes()? == before, "{before:?} became {:?}", rig.processes()?);
         rig.stop().await?;

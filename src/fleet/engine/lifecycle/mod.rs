@@ -308,7 +308,8 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
                 Recovery::Reconfigured
             }
         };
-        self.adopted = self.step == Step::Adopt;
+        // These belong to the engine that runs, not to the one of the record.
+        (self.adopted, self.withdrawn, self.blocked) = (self.step == Step::Adopt, false, None);
         recovery
     }
 

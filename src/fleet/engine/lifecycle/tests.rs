@@ -387,20 +387,16 @@ impl World {
                     continue;
                 }
                 push(&|w| {
-                    let previous = difference.map(|difference| (stored(&w.life), difference));
+                    let previous = difference.map(|difference| (w.life.clone(), difference));
                     w.life = Lifecycle::new(0);
                     w.life.recover(previous, survivor);
+                    assert!(!w.life.withdrawn && w.life.blocked.is_none(), "left from the engine before: {w:?}");
                     (w.busy, w.dead) = (false, survivor == Survivor::None);
                 });
             }
         }
         all
     }
-}
-
-/// What the next gateway reads of it in the journal.
-fn stored(life: &Lifecycle<u8>) -> Lifecycle<u8> {
-    serde_json::from_slice(&serde_json::to_vec(life).unwrap()).unwrap()
 }
 
 /// Two changes, any failure at any step, crashes of the gateway at any step: nothing is ever started beside another
