@@ -213,7 +213,7 @@ impl House {
 
     async fn probe(&self, prober: &mut Prober) {
         let rules = self.config.load().health.clone();
-        if prober.round(&rules).await {
+        if prober.probe_all(&rules).await {
             self.replan();
         }
     }
