@@ -1,21 +1,20 @@
 //! Mock engine: answers `/v1/chat/completions` and `/v1/completions` with bytes shaped like vLLM's.
 //!
-//! A proxy is measured against something that costs little and always the same, so this server is written by hand on
-//! tokio sockets and every event is formatted once, at start. Answers do not depend on the prompt: two runs give
-//! the same bytes, and a client can compare what came through a proxy with what came directly.
+//! The server must cost little and always the same, so it uses bare tokio sockets and formats every event once, at the
+//! start. Responses do not depend on the prompt: a client can compare a proxied response with a direct one byte by byte.
 //!
-//! A request names its pace in headers, or, since some proxies drop unknown headers, in a text anywhere in the body:
+//! A request sets its pace in headers, or, since some proxies drop unknown headers, in a text anywhere in the body:
 //!
 //! | header | body text `mock:first=0,interval=5,chunks=64;` | meaning |
 //! |---|---|---|
 //! | `x-mock-first-ms` | `first` | time before the first event, milliseconds |
 //! | `x-mock-interval-ms` | `interval` | time between content events; 0: back to back, each its own write |
-//! | `x-mock-chunks` | `chunks` | content events of the answer |
-//! | `x-mock-burst` | `burst` | 1: the whole answer in one write, as an engine's server does that has fallen behind |
+//! | `x-mock-chunks` | `chunks` | content events of the response |
+//! | `x-mock-burst` | `burst` | 1: the whole response in one write, as a server that has fallen behind does |
 //!
 //! Streams: head, role event (chat only), `chunks` content events of which the last carries the finish reason, usage
-//! event when `include_usage` was asked for, `[DONE]`; each one chunk and one write, as uvicorn does. The header
-//! `x-mock-body` of an answer tells length and xxh3 of the request body that arrived; `GET /mock/last` tells its SHA-256.
+//! event when `include_usage` was requested, `[DONE]`; each one chunk and one write, as uvicorn does. The response header
+//! `x-mock-body` is the length and xxh3 of the received request body; `GET /mock/last` returns its SHA-256.
 //!
 //! Bounds: heads of 64 KiB, bodies of 64 MiB, one request at a time per connection. A client that leaves is noticed
 //! while waiting between events and counted as `abort`. It does no batching, no queueing and checks no field.

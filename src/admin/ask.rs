@@ -7,7 +7,7 @@
 use std::fmt::Write as _;
 
 use crate::config::ArgValue;
-use crate::fleet::RestartAsk;
+use crate::fleet::RestartRequest;
 use crate::fleet::driver::dashed;
 
 /// What is wrong with a query.
@@ -49,8 +49,8 @@ pub fn flag(text: &str) -> Result<(String, ArgValue), AskError> {
 }
 
 /// Reads a query.
-pub(super) fn read(query: &str) -> Result<RestartAsk, AskError> {
-    let mut ask = RestartAsk::default();
+pub(super) fn read(query: &str) -> Result<RestartRequest, AskError> {
+    let mut ask = RestartRequest::default();
     for part in query.split('&').filter(|part| !part.is_empty()) {
         let (key, value) = part.split_once('=').unwrap_or((part, ""));
         let switch = match (key, value) {
@@ -122,7 +122,7 @@ mod tests {
         let (name, _) = flag("compilation_config.cudagraph_mode=FULL").unwrap();
         assert_eq!(name, "compilation-config.cudagraph_mode", "behind the dot stand keys of JSON");
         assert!(ask.hold && !ask.cut && !ask.reset && ask.set.len() == 4);
-        assert_eq!(read("").unwrap(), RestartAsk::default());
+        assert_eq!(read("").unwrap(), RestartRequest::default());
     }
 
     #[test]

@@ -36,7 +36,7 @@ pub use server::{Socket, bind};
 pub use status::{About, Status};
 
 use crate::config::Secret;
-use crate::fleet::{Begun, CannotRestart, RestartAsk};
+use crate::fleet::{ChangeStarted, RestartError, RestartRequest};
 
 /// What the admin port may ask of the running gateway. Called on a thread that may block.
 pub trait Control: Send + Sync + 'static {
@@ -56,7 +56,7 @@ pub trait Control: Send + Sync + 'static {
     fn set_draining(&self, pool: &str, backend: &str, draining: bool) -> Result<(), NoSuchBackend>;
 
     /// Restarts an engine that the gateway runs. The number of the change, once it has begun.
-    fn restart(&self, pool: &str, backend: &str, ask: RestartAsk) -> Result<Begun, RestartError>;
+    fn restart(&self, pool: &str, backend: &str, ask: RestartRequest) -> Result<ChangeStarted, BackendRestartError>;
 }
 
 /// Why a reload changed nothing.
@@ -75,13 +75,13 @@ pub enum ReloadError {
 
 /// Why a restart does not begin.
 #[derive(Debug, thiserror::Error)]
-pub enum RestartError {
+pub enum BackendRestartError {
     /// There is no such backend.
     #[error(transparent)]
     Unknown(#[from] NoSuchBackend),
     /// It is there, and stays as it is.
     #[error(transparent)]
-    Cannot(#[from] CannotRestart),
+    Cannot(#[from] RestartError),
 }
 
 /// There is no such backend.

@@ -17,8 +17,8 @@ use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
 use super::ask::{self, decode};
-use super::{Control, ReloadError, RestartError};
-use crate::fleet::{Begun, CannotRestart};
+use super::{BackendRestartError, Control, ReloadError};
+use crate::fleet::{ChangeStarted, RestartError};
 
 /// The live page; whole, without any external resource.
 const PAGE: &str = include_str!("ui/index.html");
@@ -185,20 +185,22 @@ impl Admin {
         };
         tracing::info!(pool, backend, query, "restart asked for through the admin api");
         let refused = match self.control.restart(pool, backend, ask) {
-            Ok(Begun { change, notices }) => {
+            Ok(ChangeStarted { change, notices }) => {
                 let begun = json!({ "pool": pool, "backend": backend, "change": change, "notices": notices });
                 return json(StatusCode::ACCEPTED, &begun);
             }
             Err(refused) => refused,
         };
         let (status, code) = match &refused {
-            RestartError::Unknown(_) => (StatusCode::NOT_FOUND, "no_such_backend"),
-            RestartError::Cannot(CannotRestart::NotOurs(_)) => (StatusCode::CONFLICT, "not_ours"),
-            RestartError::Cannot(CannotRestart::Another(_) | CannotRestart::Refused(_) | CannotRestart::Outdated) => {
-                (StatusCode::CONFLICT, "busy")
+            BackendRestartError::Unknown(_) => (StatusCode::NOT_FOUND, "no_such_backend"),
+            BackendRestartError::Cannot(RestartError::NotManaged(_)) => (StatusCode::CONFLICT, "not_managed"),
+            BackendRestartError::Cannot(
+                RestartError::ChangeInProgress(_) | RestartError::Refused(_) | RestartError::Outdated,
+            ) => (StatusCode::CONFLICT, "busy"),
+            BackendRestartError::Cannot(RestartError::Blocked(_)) => (StatusCode::CONFLICT, "no_replacement_capacity"),
+            BackendRestartError::Cannot(RestartError::InvalidSettings(_)) => {
+                (StatusCode::UNPROCESSABLE_ENTITY, "bad_settings")
             }
-            RestartError::Cannot(CannotRestart::NotNow(_)) => (StatusCode::CONFLICT, "no_stand_in"),
-            RestartError::Cannot(CannotRestart::Settings(_)) => (StatusCode::UNPROCESSABLE_ENTITY, "bad_settings"),
         };
         tracing::warn!(pool, backend, "restart refused: {refused}");
         error(status, code, &refused.to_string())

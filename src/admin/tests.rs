@@ -53,13 +53,13 @@ impl Control for Fake {
         Ok(())
     }
 
-    fn restart(&self, pool: &str, backend: &str, ask: RestartAsk) -> Result<Begun, RestartError> {
+    fn restart(&self, pool: &str, backend: &str, ask: RestartRequest) -> Result<ChangeStarted, BackendRestartError> {
         find(&self.admission.view(), pool, backend)?;
         let name = format!("{pool}/{backend}");
         if ask.hold {
-            Ok(Begun { change: 7, notices: vec!["x is dropped".to_owned()] })
+            Ok(ChangeStarted { change: 7, notices: vec!["x is dropped".to_owned()] })
         } else {
-            Err(CannotRestart::NotOurs(name).into())
+            Err(RestartError::NotManaged(name).into())
         }
     }
 }
@@ -185,7 +185,7 @@ async fn a_restart_answers_with_its_number_or_with_what_is_in_its_way() {
         (202, r#"{"backend":"gpu0","change":7,"notices":["x is dropped"],"pool":"short"}"#)
     );
     let (status, _, body) = ask(&served, &path(""), "").await;
-    assert_eq!((status, code(&body).as_str()), (409, "not_ours"));
+    assert_eq!((status, code(&body).as_str()), (409, "not_managed"));
     assert!(body.contains("drain it here, restart it there"), "{body}");
     let (status, _, body) = ask(&served, &path("?force"), "").await;
     assert_eq!((status, code(&body).as_str()), (400, "bad_request"));

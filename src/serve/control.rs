@@ -9,11 +9,11 @@ use tokio::time::Instant;
 
 use super::{House, ReloadError, Source};
 use crate::admin::status::{LastReload, find};
-use crate::admin::{self, About, Control, NoSuchBackend, RestartError, Status};
+use crate::admin::{self, About, BackendRestartError, Control, NoSuchBackend, Status};
 use crate::config::Secret;
-use crate::config::defaults::MAX_PROBLEMS;
 use crate::config::diff::Change;
-use crate::fleet::{Begun, RestartAsk};
+use crate::config::limits::MAX_PROBLEMS;
+use crate::fleet::{ChangeStarted, RestartRequest};
 
 impl House {
     /// Keeps how a reload went, for those who ask later.
@@ -84,7 +84,7 @@ impl Control for House {
         Ok(())
     }
 
-    fn restart(&self, pool: &str, backend: &str, ask: RestartAsk) -> Result<Begun, RestartError> {
+    fn restart(&self, pool: &str, backend: &str, ask: RestartRequest) -> Result<ChangeStarted, BackendRestartError> {
         find(&self.admission.view(), pool, backend)?;
         let name = format!("{pool}/{backend}");
         Ok(Handle::current().block_on(self.fleet.restart(&name, ask))?)

@@ -24,7 +24,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use sluice::base::Rng;
-use sluice::fleet::supervisor::LastChange;
+use sluice::fleet::LastChange;
 use tokio::time::{Instant, sleep, timeout};
 
 use load::{Load, Loss};

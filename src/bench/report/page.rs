@@ -5,8 +5,7 @@
 
 use std::fmt::Write as _;
 
-use super::plot::{STYLE, VARIABLES};
-use super::{NARROW, Plot, WIDE, escape};
+use super::plot::{NARROW, Plot, STYLE, VARIABLES, WIDE, escape};
 
 const CSS: &str = "*{box-sizing:border-box}body{margin:0;background:var(--page);color:var(--ink);font:15px/1.5 system-ui,sans-serif;\
 font-variant-numeric:tabular-nums}:root{--page:#f4f6f8;--warn:#8a5200;--warn-bg:#fff4dc}\

@@ -1,0 +1,296 @@
+//! Sends one request and measures its stream: HTTP/1.1, keep-alive, one task for each request.
+//!
+//! Times are those of a client: TTFT from the moment given by the caller (just before the request is sent; connection
+//! set-up is inside) to the first token event, ITL between token events, E2EL to the last token event. All events in one
+//! piece of the network share the time at which the piece was read.
+//!
+//! An answer counts as completed when the status is 200, at least one token event came, no message was an error and the
+//! stream said `[DONE]`. Everything else is a [`RequestFailure`] with a reason, and failures have no timing: a fast refusal must
+//! not improve a percentile. A client that leaves on purpose closes its connection, which is how vLLM learns of it.
+//!
+//! Several targets are taken in turn. What the gateway says of itself in its headers is kept beside the timing.
+
+use std::collections::BTreeMap;
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::Poll;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::CONTENT_TYPE;
+use http::{HeaderMap, HeaderValue, Method, StatusCode};
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use crate::client::failure::RequestFailure;
+pub use crate::client::stream::Timing;
+use crate::client::stream::read_stream;
+use crate::client::target::{HttpConnection, Target};
+use crate::error::BenchError;
+use crate::load::body::Api;
+use crate::load::workload::LoadRequest;
+
+/// Bytes of a refusal's body that are read so that its connection can be used again.
+const MAX_REFUSAL: usize = 64 << 10;
+/// Characters of a refusal's message that are kept, for one refusal of each status.
+const MAX_REASON: usize = 300;
+/// Statuses whose messages are kept.
+const MAX_REASONS: usize = 16;
+/// How long a client that leaves before the first token waits for it.
+const LEAVE_WAITING: Duration = Duration::from_millis(100);
+/// Connections opened at the same time.
+const OPENING: usize = 32;
+/// How long opening may take: the first must not grow too old meanwhile.
+const OPEN_LIMIT: Duration = Duration::from_secs(2);
+/// Names of pools, backends and arms that are kept; those of a configuration are far fewer.
+const MAX_NAMES: usize = 4_096;
+
+/// Where the gateway says that a request went; nothing without a gateway.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RoutingInfo {
+    /// `x-sluice-pool`.
+    pub pool: Option<Arc<str>>,
+    /// `x-sluice-backend`.
+    pub backend: Option<Arc<str>>,
+    /// `x-sluice-arm`.
+    pub arm: Option<Arc<str>>,
+    /// Time in its queue, of `server-timing`.
+    pub queue: Option<Duration>,
+}
+
+/// Sends requests to one server, or to several in turn.
+#[derive(Debug)]
+pub struct LoadClient {
+    api: Api,
+    path: String,
+    targets: Vec<Target>,
+    turn: AtomicUsize,
+    headers: HeaderMap,
+    limit: Duration,
+    /// The message of the first refusal of each status.
+    reasons: Mutex<BTreeMap<u16, String>>,
+    names: Mutex<BTreeMap<String, Arc<str>>>,
+}
+
+impl LoadClient {
+    /// A client for the servers at `urls` (`http://host:port`, a path prefix is kept); no request
+    /// may take longer than `limit`.
+    ///
+    /// # Errors
+    /// No url, or one that cannot be used.
+    pub fn new(urls: &[String], api: Api, limit: Duration) -> Result<Self, BenchError> {
+        if urls.is_empty() {
+            return Err(BenchError::NoTarget);
+        }
+        let targets = urls.iter().map(|url| Target::new(url)).collect::<Result<_, _>>()?;
+        Ok(Self {
+            api,
+            path: api.path().to_owned(),
+            targets,
+            turn: AtomicUsize::new(0),
+            headers: HeaderMap::new(),
+            limit,
+            reasons: Mutex::default(),
+            names: Mutex::default(),
+        })
+    }
+
+    /// The same client with `headers` (an API key, say) on every request.
+    #[must_use]
+    pub fn with_headers(self, headers: HeaderMap) -> Self {
+        Self { headers, ..self }
+    }
+
+    /// The same client with requests to `path` instead of the API's usual one.
+    ///
+    /// # Errors
+    /// It is no path.
+    pub fn with_path(self, path: &str) -> Result<Self, BenchError> {
+        let sound = path.starts_with('/') && path.parse::<http::uri::PathAndQuery>().is_ok();
+        if sound { Ok(Self { path: path.to_owned(), ..self }) } else { Err(BenchError::BadPath(path.to_owned())) }
+    }
+
+    /// Addresses of the servers.
+    pub fn urls(&self) -> Vec<String> {
+        self.targets.iter().map(|target| target.url.clone()).collect()
+    }
+
+    /// Path of the requests.
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// What is sent with every request.
+    pub fn headers(&self) -> &HeaderMap {
+        &self.headers
+    }
+
+    /// What servers said with the first refusal of each status.
+    pub fn reasons(&self) -> BTreeMap<u16, String> {
+        self.reasons.lock().clone()
+    }
+
+    /// Opens `count` connections, spread over the servers, a few at a time; those that cannot be opened in time are left to
+    /// the requests. They are used while they are fresh or not at all.
+    pub async fn open(&self, count: usize) {
+        let opening = async {
+            for begin in (0..count).step_by(OPENING) {
+                let all =
+                    (begin..count.min(begin + OPENING)).map(|turn| self.targets[turn % self.targets.len()].open());
+                futures_all(all).await;
+            }
+        };
+        // What is open by then is open.
+        let _ = tokio::time::timeout(OPEN_LIMIT, opening).await;
+    }
+
+    /// The answer to a GET of `path` from each server, in their order: status and body of at most `max` bytes. None may take
+    /// longer than `limit`.
+    pub async fn get_each(&self, path: &str, max: usize, limit: Duration) -> Vec<Result<(u16, Bytes), RequestFailure>> {
+        let mut responses = Vec::with_capacity(self.targets.len());
+        for target in &self.targets {
+            let response = target.get(path, &self.headers, max);
+            responses.push(tokio::time::timeout(limit, response).await.unwrap_or(Err(RequestFailure::Timeout)));
+        }
+        responses
+    }
+
+    /// The status of a POST of nothing to `path` of each server, in their order.
+    pub async fn post_each(&self, path: &str) -> Vec<Result<u16, RequestFailure>> {
+        let mut responses = Vec::with_capacity(self.targets.len());
+        for target in &self.targets {
+            let make = || target.request(Method::POST, path, &self.headers, Bytes::new());
+            let sent =
+                tokio::time::timeout(self.limit, target.send(make)).await.unwrap_or(Err(RequestFailure::Timeout));
+            responses.push(sent.map(|(_, response)| response.status().as_u16()));
+        }
+        responses
+    }
+
+    /// Sends `request` and reads its answer to the end. Times count from `start`: now, just before.
+    ///
+    /// # Errors
+    /// Why there is no timing.
+    pub async fn send(&self, request: &LoadRequest, start: Instant) -> Result<Timing, RequestFailure> {
+        self.send_with_routing(request, start, &mut RoutingInfo::default()).await
+    }
+
+    /// As [`LoadClient::send`], and tells where it went, also when it failed.
+    ///
+    /// # Errors
+    /// Why there is no timing.
+    pub async fn send_with_routing(
+        &self,
+        request: &LoadRequest,
+        start: Instant,
+        place: &mut RoutingInfo,
+    ) -> Result<Timing, RequestFailure> {
+        let target = &self.targets[self.turn.fetch_add(1, Ordering::Relaxed) % self.targets.len()];
+        let exchange = self.exchange(target, request, start, place);
+        let exchange = tokio::time::timeout(self.limit, exchange);
+        if request.leave_after != Some(0) {
+            return exchange.await.unwrap_or(Err(RequestFailure::Timeout));
+        }
+        let limit = LEAVE_WAITING.min(self.limit);
+        tokio::time::timeout(limit, exchange)
+            .await
+            .unwrap_or(Ok(Err(RequestFailure::ClientLeft)))
+            .unwrap_or(Err(RequestFailure::Timeout))
+    }
+
+    async fn exchange(
+        &self,
+        target: &Target,
+        request: &LoadRequest,
+        start: Instant,
+        place: &mut RoutingInfo,
+    ) -> Result<Timing, RequestFailure> {
+        let make = || {
+            let mut request = target.request(Method::POST, &self.path, &self.headers, request.body.clone());
+            request.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+            request
+        };
+        let (mut connection, response) = target.send(make).await?;
+        *place = self.place(response.headers());
+        if response.status() != StatusCode::OK {
+            let status = response.status().as_u16();
+            if let Some(body) = drain(&mut connection, response.into_body()).await {
+                self.record_reason(status, &body);
+                target.put_back(connection).await;
+            }
+            return Err(RequestFailure::Status(status));
+        }
+        let timing = read_stream(self.api, &mut connection, response.into_body(), request, start).await?;
+        target.put_back(connection).await;
+        Ok(timing)
+    }
+
+    fn record_reason(&self, status: u16, body: &[u8]) {
+        let mut reasons = self.reasons.lock();
+        if reasons.len() < MAX_REASONS && !reasons.contains_key(&status) {
+            let json: Option<serde_json::Value> = serde_json::from_slice(body).ok();
+            let message = json.as_ref().and_then(|json| json.pointer("/error/message").or(json.get("message")));
+            let message = message.and_then(serde_json::Value::as_str).map(str::to_owned);
+            let message = message.unwrap_or_else(|| String::from_utf8_lossy(body).trim().to_owned());
+            reasons.insert(status, message.chars().take(MAX_REASON).collect());
+        }
+    }
+
+    fn place(&self, headers: &HeaderMap) -> RoutingInfo {
+        let named =
+            |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).and_then(|text| self.name(text));
+        let timing = headers.get("server-timing").and_then(|value| value.to_str().ok());
+        RoutingInfo {
+            pool: named("x-sluice-pool"),
+            backend: named("x-sluice-backend"),
+            arm: named("x-sluice-arm"),
+            queue: timing.and_then(|timing| span_of(timing, "queue")),
+        }
+    }
+
+    fn name(&self, text: &str) -> Option<Arc<str>> {
+        let mut names = self.names.lock();
+        if let Some(name) = names.get(text) {
+            return Some(name.clone());
+        }
+        let name: Arc<str> = text.into();
+        (names.len() < MAX_NAMES).then(|| names.insert(text.to_owned(), name.clone()));
+        Some(name)
+    }
+}
+
+/// Waits for all of a few futures, together.
+async fn futures_all<F: Future<Output = ()>>(all: impl Iterator<Item = F>) {
+    let mut open: Vec<_> = all.map(Box::pin).collect();
+    poll_fn(|context| {
+        open.retain_mut(|future| future.as_mut().poll(context).is_pending());
+        if open.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+}
+
+/// The duration of `name` in a `server-timing` header, which counts in milliseconds.
+fn span_of(timing: &str, name: &str) -> Option<Duration> {
+    let metric = timing.split(',').find(|metric| metric.split(';').next().is_some_and(|found| found.trim() == name))?;
+    let millis = metric.split(';').find_map(|part| part.trim().strip_prefix("dur="))?.parse::<f64>().ok()?;
+    Duration::try_from_secs_f64(millis / 1e3).ok()
+}
+
+/// Reads a refusal's body; nothing when it is too long to be worth it or broke.
+async fn drain(connection: &mut HttpConnection, mut body: Incoming) -> Option<Vec<u8>> {
+    let mut read = Vec::new();
+    while let Some(frame) = connection.drive(body.frame()).await {
+        let frame = frame.ok()?;
+        read.extend_from_slice(frame.data_ref().map_or(&[], |data| &data[..]));
+        if read.len() > MAX_REFUSAL {
+            return None;
+        }
+    }
+    Some(read)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,191 @@
+//! One server: its address, and connections to it that are kept.
+//!
+//! Idle connections are kept for [`IDLE_LIMIT`] (vLLM closes them after 5 s), the last used first. When a reused
+//! connection turns out to be dead before any byte of an answer, the request is sent once more on a fresh one, as every
+//! HTTP client does; its start moment stays. Nothing else is ever sent twice.
+//!
+//! A connection has no task of its own: whoever waits for an answer drives it ([`HttpConnection::drive`]). So a request is on the wire
+//! in the same moment in which its clock starts, and what arrives is read by the task that notes the time, not handed on
+//! by another one that had to be scheduled first. With 500 streams on two cores those hand-overs are milliseconds.
+
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{HOST, HeaderValue};
+use http::{HeaderMap, Method, Request, Response, Uri};
+use http_body_util::{BodyExt as _, Full};
+use hyper::body::Incoming;
+use hyper::client::conn::http1::{self, Connection, SendRequest};
+use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
+use tokio::net::TcpStream;
+use tokio::time::Instant;
+
+use crate::client::failure::RequestFailure;
+use crate::error::BenchError;
+
+/// How long an idle connection is reused: below the 5 s after which vLLM closes it.
+pub(crate) const IDLE_LIMIT: Duration = Duration::from_secs(4);
+
+/// What moves the bytes of one connection when it is polled.
+type HyperConnection = Connection<TokioIo<TcpStream>, Full<Bytes>>;
+
+/// One connection: what sends on it, and what moves its bytes.
+#[derive(Debug)]
+pub(crate) struct HttpConnection {
+    sender: SendRequest<Full<Bytes>>,
+    /// Nothing when it is over: its end must be dropped for the sender to learn of it.
+    connection: Option<Pin<Box<HyperConnection>>>,
+}
+
+impl HttpConnection {
+    /// Waits for `work` and moves the connection's bytes meanwhile.
+    pub(crate) async fn drive<T>(&mut self, work: impl Future<Output = T>) -> T {
+        let mut work = pin!(work);
+        poll_fn(|context| {
+            if let Poll::Ready(value) = work.as_mut().poll(context) {
+                return Poll::Ready(value);
+            }
+            self.advance(context);
+            work.as_mut().poll(context)
+        })
+        .await
+    }
+
+    /// Moves what can be moved. An error is seen by whoever waits for an answer, too.
+    fn advance(&mut self, context: &mut Context<'_>) {
+        if self.connection.as_mut().is_some_and(|connection| connection.as_mut().poll(context).is_ready()) {
+            self.connection = None;
+        }
+    }
+
+    /// Whether another request may be sent.
+    async fn ready(&mut self) -> bool {
+        let ready = poll_fn(|context| {
+            self.advance(context);
+            self.sender.poll_ready(context)
+        });
+        ready.await.is_ok()
+    }
+
+    async fn send(&mut self, request: Request<Full<Bytes>>) -> hyper::Result<Response<Incoming>> {
+        let response = self.sender.send_request(request);
+        self.drive(response).await
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Target {
+    /// As the user wrote it, without a slash at its end.
+    pub(crate) url: String,
+    /// `host:port`, for connecting and for the Host header.
+    authority: String,
+    host: HeaderValue,
+    /// What stands before the API's path, without a slash at its end.
+    base: String,
+    /// Bounded by the requests that were ever in flight at once.
+    idle: Mutex<Vec<Idle>>,
+}
+
+#[derive(Debug)]
+struct Idle {
+    connection: HttpConnection,
+    since: Instant,
+}
+
+impl Target {
+    pub(crate) fn new(url: &str) -> Result<Self, BenchError> {
+        let bad = || BenchError::BadUrl(url.to_owned());
+        let uri: Uri = url.parse().map_err(|_| bad())?;
+        let host = uri.host().filter(|_| uri.scheme_str() == Some("http")).ok_or_else(bad)?;
+        let authority = format!("{host}:{}", uri.port_u16().unwrap_or(80));
+        let host = HeaderValue::from_str(&authority).map_err(|_| bad())?;
+        let base = uri.path().trim_end_matches('/').to_owned();
+        let url = url.trim_end_matches('/').to_owned();
+        Ok(Self { url, authority, host, base, idle: Mutex::new(Vec::new()) })
+    }
+
+    /// A request for `path` of this server.
+    pub(crate) fn request(&self, method: Method, path: &str, headers: &HeaderMap, body: Bytes) -> Request<Full<Bytes>> {
+        let mut request = Request::new(Full::new(body));
+        *request.method_mut() = method;
+        // The base was parsed as part of a URI when the target was made; a path follows it.
+        *request.uri_mut() = format!("{}{path}", self.base).parse().unwrap_or_default();
+        *request.headers_mut() = headers.clone();
+        request.headers_mut().insert(HOST, self.host.clone());
+        request
+    }
+
+    /// Sends what `make` makes and waits for the head of the answer. The wire goes back when the body has been read.
+    pub(crate) async fn send(
+        &self,
+        make: impl Fn() -> Request<Full<Bytes>>,
+    ) -> Result<(HttpConnection, Response<Incoming>), RequestFailure> {
+        while let Some(mut connection) = self.take_idle() {
+            if !connection.ready().await {
+                continue;
+            }
+            match connection.send(make()).await {
+                Ok(response) => return Ok((connection, response)),
+                // It died under us before a byte of an answer: the one case that is sent again.
+                Err(error) if error.is_canceled() || error.is_incomplete_message() || error.is_closed() => break,
+                Err(_) => return Err(RequestFailure::NoResponse),
+            }
+        }
+        let mut connection = self.connect().await?;
+        let response = connection.send(make()).await.map_err(|_| RequestFailure::NoResponse)?;
+        Ok((connection, response))
+    }
+
+    /// The whole answer to a GET of `path`, of at most `max` bytes: its status and body.
+    pub(crate) async fn get(
+        &self,
+        path: &str,
+        headers: &HeaderMap,
+        max: usize,
+    ) -> Result<(u16, Bytes), RequestFailure> {
+        let (mut connection, response) = self.send(|| self.request(Method::GET, path, headers, Bytes::new())).await?;
+        let status = response.status().as_u16();
+        let body = connection.drive(http_body_util::Limited::new(response.into_body(), max).collect()).await;
+        let body = body.map_err(|_| RequestFailure::Truncated)?.to_bytes();
+        self.put_back(connection).await;
+        Ok((status, body))
+    }
+
+    fn take_idle(&self) -> Option<HttpConnection> {
+        let mut idle = self.idle.lock();
+        let newest = idle.pop()?;
+        if newest.since.elapsed() < IDLE_LIMIT {
+            return Some(newest.connection);
+        }
+        // The newest is too old, so all the others are.
+        idle.clear();
+        None
+    }
+
+    /// Keeps a connection whose answer has been read to its end.
+    pub(crate) async fn put_back(&self, mut connection: HttpConnection) {
+        if connection.ready().await && connection.connection.is_some() {
+            self.idle.lock().push(Idle { connection, since: Instant::now() });
+        }
+    }
+
+    /// Opens a connection and keeps it, if it can.
+    pub(crate) async fn open(&self) {
+        if let Ok(connection) = self.connect().await {
+            self.put_back(connection).await;
+        }
+    }
+
+    async fn connect(&self) -> Result<HttpConnection, RequestFailure> {
+        let socket = TcpStream::connect(&self.authority).await.map_err(|_| RequestFailure::Connect)?;
+        // A small request must leave at once; without this option the rest of the path is delayed, not wrong.
+        let _ = socket.set_nodelay(true);
+        let (sender, connection) = http1::handshake(TokioIo::new(socket)).await.map_err(|_| RequestFailure::Connect)?;
+        let mut connection = HttpConnection { sender, connection: Some(Box::pin(connection)) };
+        if connection.ready().await { Ok(connection) } else { Err(RequestFailure::Connect) }
+    }
+}

@@ -1,0 +1,145 @@
+//! Which LoRA adapter a request asks for: the mix of a run.
+//!
+//! Real traffic over adapters is skewed, and the skew decides whether their slots thrash; so besides the even mixes of
+//! `vllm bench serve` there are weights and Zipf's law. The adapter of request `n` is a pure function of (seed, n). An
+//! adapter is named in `"model"`; the base model may be one of the choices.
+
+use crate::error::BenchError;
+use crate::seed::{Purpose, stream};
+
+/// A mix over adapters.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Adapters {
+    /// What clients send as `"model"`.
+    pub names: Vec<String>,
+    /// How one is chosen.
+    pub choice: AdapterChoice,
+}
+
+/// How an adapter is chosen.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum AdapterChoice {
+    /// Each as likely as any other.
+    #[default]
+    Even,
+    /// One after the other, in order of the requests.
+    RoundRobin,
+    /// The k-th name (from 1) in proportion to `1 / k^s`.
+    Zipf(f64),
+    /// None is drawn: each request of a file names its own, or is for the base model.
+    Named,
+    /// In proportion to these, one for each name; one more at the end is the base model's.
+    Weights(Vec<f64>),
+}
+
+impl Adapters {
+    /// Checks that a choice can be made.
+    ///
+    /// # Errors
+    /// Weights that are not one for each name (or one more), or are not above 0; an exponent below 0; a name twice.
+    pub fn check(&self) -> Result<(), BenchError> {
+        let bad = |why: String| Err(BenchError::BadAdapters(why));
+        for (place, name) in self.names.iter().enumerate() {
+            if name.is_empty() || self.names[..place].contains(name) {
+                return bad(format!("the name '{name}' is empty or given twice"));
+            }
+        }
+        match &self.choice {
+            AdapterChoice::Zipf(s) if !(s.is_finite() && *s >= 0.0) => {
+                bad(format!("the exponent {s} is not 0 or more"))
+            }
+            AdapterChoice::Weights(weights) => {
+                let (names, given) = (self.names.len(), weights.len());
+                if given != names && given != names + 1 {
+                    return bad(format!(
+                        "{given} weights for {names} adapters; give one for each, and one more for the base model if it \
+                         is to have a share"
+                    ));
+                }
+                match weights.iter().find(|weight| !(weight.is_finite() && **weight > 0.0)) {
+                    Some(weight) => bad(format!("the weight {weight} is not above 0")),
+                    None => Ok(()),
+                }
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The adapter of request `ordinal`, an index into the names; nothing for the base model.
+    pub fn of(&self, seed: u64, ordinal: u64) -> Option<u32> {
+        let count = self.names.len();
+        if count == 0 {
+            return None;
+        }
+        let mut rng = stream(seed, Purpose::Adapter, ordinal);
+        let index = match &self.choice {
+            AdapterChoice::Even => rng.below(count),
+            AdapterChoice::Named => return None,
+            AdapterChoice::RoundRobin => (ordinal % count as u64) as usize,
+            AdapterChoice::Zipf(s) => pick(rng.unit(), (1..=count).map(|k| (k as f64).powf(-s))),
+            AdapterChoice::Weights(weights) => pick(rng.unit(), weights.iter().copied()),
+        };
+        (index < count).then_some(index as u32)
+    }
+}
+
+/// The index of the weight that `unit` (0 to 1) falls on.
+pub(crate) fn pick(unit: f64, weights: impl Iterator<Item = f64> + Clone) -> usize {
+    let mut left = unit * weights.clone().sum::<f64>();
+    let mut last = 0;
+    for (index, weight) in weights.enumerate() {
+        left -= weight;
+        last = index;
+        if left < 0.0 {
+            break;
+        }
+    }
+    last
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shares(choice: AdapterChoice) -> [f64; 4] {
+        let adapters = Adapters { names: vec!["a".into(), "b".into(), "c".into()], choice };
+        adapters.check().unwrap();
+        let mut counts = [0.0; 4];
+        for ordinal in 0..30_000 {
+            counts[adapters.of(5, ordinal).map_or(3, |index| index as usize)] += 1.0 / 30_000.0;
+        }
+        counts
+    }
+
+    #[track_caller]
+    fn near(shares: [f64; 4], expected: [f64; 4]) {
+        // Three standard errors of a share near 0.5 are 0.009.
+        assert!(shares.iter().zip(expected).all(|(share, expected)| (share - expected).abs() < 0.01), "{shares:?}");
+    }
+
+    #[test]
+    fn each_choice_has_its_shares() {
+        near(shares(AdapterChoice::Even), [1.0 / 3.0, 1.0 / 3.0, 1.0 / 3.0, 0.0]);
+        near(shares(AdapterChoice::RoundRobin), [1.0 / 3.0, 1.0 / 3.0, 1.0 / 3.0, 0.0]);
+        near(shares(AdapterChoice::Zipf(1.0)), [6.0 / 11.0, 3.0 / 11.0, 2.0 / 11.0, 0.0]);
+        near(shares(AdapterChoice::Weights(vec![70.0, 20.0, 10.0])), [0.7, 0.2, 0.1, 0.0]);
+        near(shares(AdapterChoice::Weights(vec![1.0, 1.0, 1.0, 7.0])), [0.1, 0.1, 0.1, 0.7]);
+    }
+
+    #[test]
+    fn without_adapters_it_is_the_base_model() {
+        assert_eq!(Adapters::default().of(1, 0), None);
+    }
+
+    #[test]
+    fn a_mix_that_makes_no_sense_is_refused_in_words() {
+        let error = |names: &[&str], choice| {
+            let names = names.iter().map(|&name| name.to_owned()).collect();
+            Adapters { names, choice }.check().unwrap_err().to_string()
+        };
+        assert!(error(&["a"], AdapterChoice::Weights(vec![1.0, 1.0, 1.0])).contains("3 weights for 1 adapters"));
+        assert!(error(&["a"], AdapterChoice::Weights(vec![0.0])).contains("not above 0"));
+        assert!(error(&["a"], AdapterChoice::Zipf(-1.0)).contains("exponent"));
+        assert!(error(&["a", "a"], AdapterChoice::Even).contains("twice"));
+    }
+}

@@ -1,0 +1,391 @@
+//! When requests are due: the schedule of a run, drawn before the run begins.
+//!
+//! Open arrivals fix the moment of every request in advance, whatever the server does: that is how independent users
+//! behave, and it is what makes queues visible. A closed loop keeps a number of streams busy and sends the next request
+//! when the last has ended; it has no schedule, and says nothing about tails under a load that does not wait.
+//!
+//! Rules, with rate r in requests per second:
+//!
+//! - Gamma: gaps are drawn from Gamma(shape = b, scale = 1/(r b)), b the *burstiness*: 1 is Poisson, less comes in bursts,
+//!   more is even. When a number of requests N is asked for, all times are scaled so that the last is N/r, as
+//!   `vllm bench serve` does; that removes the spread of the count, so it is not exactly a Poisson process. When a
+//!   duration is asked for nothing is scaled.
+//! - Constant: request i is due at (i + 1)/r.
+//! - Burst: `size` requests at once, every size/r seconds, the first burst at time 0.
+//! - Ramp: the gap before request i of N has the rate at i/(N - 1) on the way from start to end, linear or geometric, and
+//!   nothing is scaled (`--ramp-up-strategy`).
+//! - Steps: Poisson at one rate after the other, each for its time.
+//! - At once: everything is due at 0. Recorded: the moments of a trace.
+//!
+//! Times are offsets from the start of the run. At most [`MAX_REQUESTS`] of them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::error::BenchError;
+use crate::load::length::normal;
+use crate::seed::{Purpose, stream};
+use sluice_core::base::Rng;
+
+/// The latest moment that a request may be sent at, seconds from the start: thirty years.
+pub const MAX_SECONDS: f64 = 1e9;
+/// The most requests in one run: some 300 bytes each in the result and 8 for each token.
+pub const MAX_REQUESTS: u64 = 5_000_000;
+
+/// How requests arrive.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Arrival {
+    /// Independent arrivals at `rate` requests per second.
+    Poisson {
+        /// Requests per second.
+        rate: f64,
+    },
+    /// Arrivals at `rate` whose gaps are gamma distributed.
+    Gamma {
+        /// Requests per second.
+        rate: f64,
+        /// Shape of the gaps: 1 is Poisson, less is burstier.
+        burstiness: f64,
+    },
+    /// Evenly spaced arrivals at `rate` requests per second.
+    Constant {
+        /// Requests per second.
+        rate: f64,
+    },
+    /// `size` requests at the same moment, `rate` requests per second on average.
+    Burst {
+        /// Requests per second on average.
+        rate: f64,
+        /// Requests in one burst.
+        size: u32,
+    },
+    /// A rate that changes from the first request to the last.
+    Ramp {
+        /// Requests per second at the first.
+        start: f64,
+        /// Requests per second at the last.
+        end: f64,
+        /// By equal factors instead of equal steps.
+        geometric: bool,
+        /// As in `Gamma`; infinite is even.
+        burstiness: f64,
+    },
+    /// Poisson at each rate (requests per second) for its time (seconds).
+    Steps(Vec<(f64, f64)>),
+    /// All at the start.
+    AtOnce,
+    /// At these moments, seconds from the start, ascending.
+    Recorded(Arc<[f64]>),
+    /// `streams` requests in flight all the time.
+    ClosedLoop {
+        /// Requests in flight.
+        streams: u32,
+    },
+}
+
+/// How long a run is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Extent {
+    /// This many requests.
+    Requests(u64),
+    /// Requests are due for this long (and then those in flight are waited for).
+    Lasting(Duration),
+}
+
+impl Arrival {
+    /// Checks that this arrival sends something.
+    ///
+    /// # Errors
+    /// A rate, size or stream count that is not above 0.
+    pub fn check(&self) -> Result<(), BenchError> {
+        let positive = |value: f64| value.is_finite() && value > 0.0;
+        let wrong = match self {
+            Self::Poisson { rate } | Self::Constant { rate } => (!positive(*rate)).then_some("a rate"),
+            Self::Gamma { rate, burstiness } => {
+                if positive(*rate) {
+                    (!positive(*burstiness)).then_some("a burstiness")
+                } else {
+                    Some("a rate")
+                }
+            }
+            Self::Burst { rate, size } => {
+                if positive(*rate) {
+                    (*size == 0).then_some("a burst size")
+                } else {
+                    Some("a rate")
+                }
+            }
+            Self::Ramp { start, end, burstiness, .. } => {
+                let sound = positive(*start) && positive(*end) && *burstiness > 0.0;
+                (!sound).then_some("both rates of a ramp, and a burstiness,")
+            }
+            Self::Steps(steps) => {
+                let sound = !steps.is_empty() && steps.iter().all(|(rate, time)| positive(*rate) && positive(*time));
+                (!sound).then_some("every rate and time of the steps")
+            }
+            Self::Recorded(moments) => moments.is_empty().then_some("a number of recorded moments"),
+            Self::ClosedLoop { streams } => (*streams == 0).then_some("a number of streams"),
+            Self::AtOnce => None,
+        };
+        wrong.map_or(Ok(()), |what| Err(BenchError::BadArrival(what)))
+    }
+
+    /// Requests per second where that is one number.
+    pub fn rate(&self) -> Option<f64> {
+        match self {
+            Self::Poisson { rate } | Self::Gamma { rate, .. } | Self::Constant { rate } | Self::Burst { rate, .. } => {
+                Some(*rate)
+            }
+            _ => None,
+        }
+    }
+
+    /// One or two words for a report.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Poisson { .. } => "poisson",
+            Self::Gamma { .. } => "gamma",
+            Self::Constant { .. } => "constant",
+            Self::Burst { .. } => "bursts",
+            Self::Ramp { .. } => "ramp",
+            Self::Steps(_) => "steps",
+            Self::AtOnce => "at once",
+            Self::Recorded(_) => "recorded",
+            Self::ClosedLoop { .. } => "closed loop",
+        }
+    }
+
+    /// The moments at which requests are due, ascending; empty for a closed loop.
+    ///
+    /// # Errors
+    /// As [`Arrival::check`]; or more than [`MAX_REQUESTS`] requests.
+    pub fn schedule(&self, extent: Extent, seed: u64) -> Result<Vec<Duration>, BenchError> {
+        self.check()?;
+        let expected = match (self, extent) {
+            (Self::ClosedLoop { .. }, _) => return Ok(Vec::new()),
+            (Self::AtOnce | Self::Ramp { .. }, Extent::Lasting(_)) => {
+                return Err(BenchError::BadArrival("a number of requests, which this kind of arrival needs, "));
+            }
+            (Self::Recorded(moments), _) => moments.len() as f64,
+            (_, Extent::Requests(count)) => count as f64,
+            (Self::Steps(steps), _) => steps.iter().map(|(rate, time)| rate * time).sum(),
+            (_, Extent::Lasting(length)) => (self.rate().unwrap_or(0.0) * length.as_secs_f64()).ceil(),
+        };
+        if expected > MAX_REQUESTS as f64 {
+            return Err(BenchError::TooManyRequests(expected as u64, MAX_REQUESTS));
+        }
+        let mut times = self.draw(extent, seed);
+        if let (Self::Poisson { rate } | Self::Gamma { rate, .. }, Extent::Requests(count)) = (self, extent) {
+            stretch(&mut times, count as f64 / rate);
+        }
+        if let Some(last) = times.iter().copied().find(|time| *time > MAX_SECONDS) {
+            return Err(BenchError::TooLong(last, MAX_SECONDS));
+        }
+        Ok(times.into_iter().map(Duration::from_secs_f64).collect())
+    }
+
+    /// Times in seconds, before any scaling.
+    fn draw(&self, extent: Extent, seed: u64) -> Vec<f64> {
+        let mut rng = stream(seed, Purpose::Arrival, 0);
+        let (mut now, mut times) = (0.0, Vec::new());
+        loop {
+            let sent = times.len() as u64;
+            let next = match self {
+                Self::Poisson { rate } => Some(now + rng.exponential() / rate),
+                Self::Gamma { rate, burstiness } => Some(now + gamma(&mut rng, *burstiness) / rate),
+                Self::Constant { rate } => Some((sent + 1) as f64 / rate),
+                Self::Burst { rate, size } => Some(((sent / u64::from(*size)) * u64::from(*size)) as f64 / rate),
+                Self::Ramp { start, end, geometric, burstiness } => {
+                    let all = if let Extent::Requests(count) = extent { count } else { 1 };
+                    let progress = sent as f64 / (all.max(2) - 1) as f64;
+                    let rate = match geometric {
+                        true => start * (end / start).powf(progress),
+                        false => start + (end - start) * progress,
+                    };
+                    Some(now + gamma(&mut rng, *burstiness) / rate)
+                }
+                Self::Steps(steps) => next_in_steps(steps, now, rng.exponential()),
+                Self::AtOnce => Some(0.0),
+                Self::Recorded(moments) => moments.get(times.len()).copied(),
+                Self::ClosedLoop { .. } => None,
+            };
+            let Some(next) = next else { return times };
+            let ended = match extent {
+                Extent::Requests(count) => sent >= count,
+                Extent::Lasting(length) => next > length.as_secs_f64() || sent >= MAX_REQUESTS,
+            };
+            if ended {
+                return times;
+            }
+            now = next;
+            times.push(now);
+        }
+    }
+}
+
+/// A sample of the gamma distribution with this shape and mean 1 (Marsaglia and Tsang 2000); 1 when the shape is infinite.
+fn gamma(rng: &mut Rng, shape: f64) -> f64 {
+    if shape == 1.0 {
+        return rng.exponential();
+    }
+    if shape.is_infinite() {
+        return 1.0;
+    }
+    // Below 1 the method needs a shape of one more and a power of a uniform.
+    let (d, boost) = match shape < 1.0 {
+        true => (shape + 2.0 / 3.0, (1.0 - rng.unit()).powf(1.0 / shape)),
+        false => (shape - 1.0 / 3.0, 1.0),
+    };
+    let c = 1.0 / (9.0 * d).sqrt();
+    loop {
+        let x = normal(rng);
+        let v = (1.0 + c * x).powi(3);
+        if v > 0.0 && (1.0 - rng.unit()).ln() < 0.5 * x * x + d - d * v + d * v.ln() {
+            return d * v * boost / shape;
+        }
+    }
+}
+
+/// The next arrival after `now` of a Poisson process whose rate has steps: `unit` is how much expectation lies between.
+fn next_in_steps(steps: &[(f64, f64)], mut now: f64, mut unit: f64) -> Option<f64> {
+    let mut end = 0.0;
+    for (rate, time) in steps {
+        end += time;
+        if now >= end {
+            continue;
+        }
+        let room = (end - now) * rate;
+        if unit <= room {
+            return Some(now + unit / rate);
+        }
+        unit -= room;
+        now = end;
+    }
+    None
+}
+
+fn stretch(times: &mut [f64], end: f64) {
+    let Some(last) = times.last().copied().filter(|last| *last > 0.0) else { return };
+    for time in times {
+        *time *= end / last;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MINUTE: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn a_poisson_schedule_follows_from_its_seed() {
+        let arrival = Arrival::Poisson { rate: 30.0 };
+        let schedule = arrival.schedule(Extent::Lasting(MINUTE), 1).unwrap();
+        assert_eq!(schedule, arrival.schedule(Extent::Lasting(MINUTE), 1).unwrap());
+        assert_ne!(schedule, arrival.schedule(Extent::Lasting(MINUTE), 2).unwrap());
+        assert!(schedule.is_sorted());
+        assert!(*schedule.last().unwrap() <= MINUTE);
+    }
+
+    #[test]
+    fn a_poisson_schedule_has_the_rate_and_the_variance_of_one() {
+        let times = Arrival::Poisson { rate: 50.0 }.schedule(Extent::Lasting(MINUTE * 10), 3).unwrap();
+        // 30000 expected with a standard deviation of 173.
+        assert!((29_300..30_700).contains(&times.len()), "{} arrivals", times.len());
+        // Counts in one-second windows: variance equals the mean.
+        let mut counts = vec![0.0; 600];
+        for time in &times {
+            counts[(time.as_secs() as usize).min(599)] += 1.0;
+        }
+        let mean = counts.iter().sum::<f64>() / 600.0;
+        let variance = counts.iter().map(|count| (count - mean) * (count - mean)).sum::<f64>() / 600.0;
+        assert!((0.8..1.2).contains(&(variance / mean)), "variance {variance} mean {mean}");
+    }
+
+    #[test]
+    fn a_counted_poisson_schedule_ends_exactly_at_n_over_rate() {
+        let times = Arrival::Poisson { rate: 4.0 }.schedule(Extent::Requests(100), 9).unwrap();
+        assert_eq!(times.len(), 100);
+        assert_eq!(times.last().unwrap().as_secs_f64(), 25.0);
+    }
+
+    #[test]
+    fn constant_and_burst_arrivals_are_where_they_should_be() {
+        let seconds = |arrival: Arrival| -> Vec<f64> {
+            arrival.schedule(Extent::Requests(5), 0).unwrap().iter().map(Duration::as_secs_f64).collect()
+        };
+        assert_eq!(seconds(Arrival::Constant { rate: 2.0 }), [0.5, 1.0, 1.5, 2.0, 2.5]);
+        assert_eq!(seconds(Arrival::Burst { rate: 2.0, size: 2 }), [0.0, 0.0, 1.0, 1.0, 2.0]);
+    }
+
+    #[test]
+    fn a_closed_loop_has_no_schedule() {
+        let arrival = Arrival::ClosedLoop { streams: 3 };
+        assert_eq!(arrival.schedule(Extent::Requests(5), 0), Ok(vec![]));
+    }
+
+    #[test]
+    fn an_arrival_that_sends_nothing_or_too_much_is_refused() {
+        let poisson = |rate| Arrival::Poisson { rate }.schedule(Extent::Lasting(MINUTE), 0);
+        assert_eq!(poisson(0.0), Err(BenchError::BadArrival("a rate")));
+        assert_eq!(poisson(f64::NAN), Err(BenchError::BadArrival("a rate")));
+        assert_eq!(poisson(1e6), Err(BenchError::TooManyRequests(60_000_000, MAX_REQUESTS)));
+        assert!(Arrival::Burst { rate: 1.0, size: 0 }.check().is_err());
+        assert!(Arrival::ClosedLoop { streams: 0 }.check().is_err());
+        assert!(Arrival::Gamma { rate: 1.0, burstiness: 0.0 }.check().is_err());
+        assert!(Arrival::Steps(vec![(1.0, 0.0)]).check().is_err());
+        assert!(Arrival::Recorded([].into()).check().is_err());
+        assert!(Arrival::AtOnce.schedule(Extent::Lasting(MINUTE), 0).is_err());
+    }
+
+    /// Mean and squared coefficient of variation of the gaps.
+    fn gaps(arrival: &Arrival) -> (f64, f64) {
+        let times = arrival.schedule(Extent::Lasting(MINUTE * 20), 11).unwrap();
+        let gaps: Vec<f64> = times.windows(2).map(|pair| (pair[1] - pair[0]).as_secs_f64()).collect();
+        let mean = gaps.iter().sum::<f64>() / gaps.len() as f64;
+        let variance = gaps.iter().map(|gap| (gap - mean).powi(2)).sum::<f64>() / gaps.len() as f64;
+        (mean, variance / (mean * mean))
+    }
+
+    #[test]
+    fn gamma_gaps_have_the_rate_and_the_spread_of_their_shape() {
+        for shape in [0.25, 0.5, 1.0, 4.0] {
+            let (mean, spread) = gaps(&Arrival::Gamma { rate: 30.0, burstiness: shape });
+            assert!((mean * 30.0 - 1.0).abs() < 0.04, "shape {shape}: mean {mean}");
+            assert!((spread * shape - 1.0).abs() < 0.1, "shape {shape}: spread {spread}");
+        }
+        let (mean, spread) = gaps(&Arrival::Gamma { rate: 30.0, burstiness: 1e9 });
+        assert!((mean * 30.0 - 1.0).abs() < 0.01 && spread < 1e-6, "{mean} {spread}");
+    }
+
+    #[test]
+    fn a_ramp_goes_from_one_rate_to_the_other() {
+        let ramp = |geometric| Arrival::Ramp { start: 1.0, end: 4.0, geometric, burstiness: f64::INFINITY };
+        let seconds = |geometric| -> Vec<f64> {
+            ramp(geometric).schedule(Extent::Requests(3), 0).unwrap().iter().map(Duration::as_secs_f64).collect()
+        };
+        assert_eq!(seconds(false), [1.0, 1.4, 1.65]);
+        assert_eq!(seconds(true), [1.0, 1.5, 1.75]);
+    }
+
+    #[test]
+    fn steps_have_each_rate_for_its_time_and_end() {
+        let steps = Arrival::Steps(vec![(100.0, 20.0), (10.0, 20.0), (200.0, 20.0)]);
+        let times = steps.schedule(Extent::Lasting(MINUTE * 9), 2).unwrap();
+        let within = |from: u64, to: u64| times.iter().filter(|time| (from..to).contains(&time.as_secs())).count();
+        // Within four standard deviations each.
+        assert!((1_820..2_180).contains(&within(0, 20)), "{}", within(0, 20));
+        assert!((143..257).contains(&within(20, 40)), "{}", within(20, 40));
+        assert!((3_750..4_250).contains(&within(40, 60)), "{}", within(40, 60));
+        assert_eq!(within(60, 600), 0);
+    }
+
+    #[test]
+    fn recorded_moments_and_all_at_once_are_as_they_are() {
+        let recorded = Arrival::Recorded([0.0, 0.5, 0.5, 7.25].into());
+        let times = |arrival: &Arrival, count| arrival.schedule(Extent::Requests(count), 0).unwrap();
+        assert_eq!(times(&recorded, 9), [0, 500, 500, 7_250].map(Duration::from_millis));
+        assert_eq!(times(&recorded, 2).len(), 2);
+        assert_eq!(times(&Arrival::AtOnce, 3), [Duration::ZERO; 3]);
+    }
+}

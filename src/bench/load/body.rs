@@ -1,0 +1,286 @@
+//! The JSON bodies of requests: prompts as token ids or as text, and the fields around them.
+//!
+//! Token ids make the length of a prompt exact without a tokenizer, here and in whatever stands in between. Text is made
+//! of common short words, one for each token: near the truth for English models, not exact; what the server reports in
+//! `usage` is what counts. Tokens of a prompt come from *streams* of a generator, so that a shared part is the same tokens
+//! wherever it is used, and everything else shares no prefix worth caching.
+//!
+//! A body is written by hand: no tree is built for a prompt of 100,000 ids.
+
+use std::fmt::Write as _;
+use std::ops::Range;
+
+use bytes::Bytes;
+use serde_json::{Map, Value};
+
+use crate::error::BenchError;
+use sluice_core::base::Rng;
+
+/// Which API the requests use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Api {
+    /// `/v1/completions`.
+    Completions,
+    /// `/v1/chat/completions`.
+    Chat,
+}
+
+impl Api {
+    /// The path requests go to when nothing else is asked for.
+    pub fn path(self) -> &'static str {
+        match self {
+            Self::Completions => "/v1/completions",
+            Self::Chat => "/v1/chat/completions",
+        }
+    }
+}
+
+/// What prompts are made of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PromptTokens {
+    /// Ids drawn uniformly from this range (completions only).
+    Ids(Range<u32>),
+    /// One word for each token.
+    Words,
+}
+
+/// The fields of a body that are the same for all requests.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct BodyFields {
+    /// Generate to the full length whatever the model wants.
+    pub ignore_eos: bool,
+    /// Sampling parameters and whatever else is to be sent; they replace fields of ours with the same name.
+    pub extra: Map<String, Value>,
+}
+
+/// A part of a prompt: `count` tokens from the beginning of a stream.
+#[derive(Clone, Debug)]
+pub(crate) struct PromptPart {
+    pub(crate) rng: Rng,
+    pub(crate) count: u32,
+}
+
+/// A prompt, ready to be written.
+pub(crate) enum Prompt<'a> {
+    /// Tokens made up from streams, one part after the other.
+    Parts(&'a mut [PromptPart]),
+    /// A text as it is.
+    Text(&'a str),
+    /// Turns of a conversation that end with the user's: who speaks, and what.
+    Turns(&'a [(&'static str, String)]),
+}
+
+impl BodyFields {
+    /// Checks that a body stays one that is streamed.
+    ///
+    /// # Errors
+    /// `stream` and the like among the extra fields.
+    pub fn check(&self) -> Result<(), BenchError> {
+        match ["stream", "stream_options", "model", "prompt", "messages"]
+            .into_iter()
+            .find(|key| self.extra.contains_key(*key))
+        {
+            Some(key) => Err(BenchError::BadExtra(key)),
+            None => Ok(()),
+        }
+    }
+
+    /// The body of one request.
+    pub(crate) fn body(&self, api: Api, tokens: &PromptTokens, model: &str, prompt: Prompt<'_>, output: u32) -> Bytes {
+        let size = match &prompt {
+            // Seven bytes hold an id and its comma, or a word and its blank.
+            Prompt::Parts(parts) => 7 * parts.iter().map(|part| part.count as usize).sum::<usize>(),
+            Prompt::Text(text) => text.len() * 9 / 8,
+            Prompt::Turns(turns) => turns.iter().map(|(_, text)| text.len() * 9 / 8 + 40).sum(),
+        };
+        let mut body = String::with_capacity(256 + model.len() + size);
+        body.push_str("{\"model\":");
+        push_json(&mut body, model);
+        match api {
+            Api::Completions => {
+                body.push_str(",\"prompt\":");
+                push_prompt(&mut body, tokens, prompt);
+            }
+            Api::Chat => {
+                body.push_str(",\"messages\":[");
+                push_messages(&mut body, prompt);
+                body.push(']');
+            }
+        }
+        self.push_rest(&mut body, api, output);
+        Bytes::from(body)
+    }
+
+    fn push_rest(&self, body: &mut String, api: Api, output: u32) {
+        let limit = match api {
+            Api::Completions => "max_tokens",
+            Api::Chat => "max_completion_tokens",
+        };
+        // Writing to a String cannot fail.
+        if !self.extra.contains_key(limit) {
+            let _ = write!(body, ",\"{limit}\":{output}");
+        }
+        if self.ignore_eos && !self.extra.contains_key("ignore_eos") {
+            body.push_str(",\"ignore_eos\":true");
+        }
+        for (key, value) in &self.extra {
+            body.push(',');
+            push_json(body, key);
+            let _ = write!(body, ":{value}");
+        }
+        body.push_str(",\"stream\":true,\"stream_options\":{\"include_usage\":true}}");
+    }
+}
+
+fn push_json(body: &mut String, text: &str) {
+    body.push_str(&Value::from(text).to_string());
+}
+
+fn push_prompt(body: &mut String, tokens: &PromptTokens, prompt: Prompt<'_>) {
+    match (prompt, tokens) {
+        (Prompt::Parts(parts), PromptTokens::Ids(range)) => {
+            body.push('[');
+            let mut first = true;
+            for part in parts {
+                for _ in 0..part.count {
+                    if !std::mem::take(&mut first) {
+                        body.push(',');
+                    }
+                    let id = range.start as usize + part.rng.below(range.len());
+                    let _ = write!(body, "{id}");
+                }
+            }
+            body.push(']');
+        }
+        (Prompt::Parts(parts), PromptTokens::Words) => {
+            body.push('"');
+            push_words(body, parts);
+            body.push('"');
+        }
+        (Prompt::Text(text), _) => push_json(body, text),
+        (Prompt::Turns(turns), _) => {
+            let text: String = turns.iter().map(|(_, text)| text.as_str()).collect();
+            push_json(body, &text);
+        }
+    }
+}
+
+fn push_messages(body: &mut String, prompt: Prompt<'_>) {
+    let open = |body: &mut String, role: &str, first: bool| {
+        let _ = write!(body, "{}{{\"role\":\"{role}\",\"content\":", if first { "" } else { "," });
+    };
+    match prompt {
+        Prompt::Parts(parts) => {
+            open(body, "user", true);
+            body.push('"');
+            push_words(body, parts);
+            body.push_str("\"}");
+        }
+        Prompt::Text(text) => {
+            open(body, "user", true);
+            push_json(body, text);
+            body.push('}');
+        }
+        Prompt::Turns(turns) => {
+            for (place, (role, text)) in turns.iter().enumerate() {
+                open(body, role, place == 0);
+                push_json(body, text);
+                body.push('}');
+            }
+        }
+    }
+}
+
+/// Words that tokenizers of the common English models keep in one piece when a blank stands before.
+const WORDS: [&str; 32] = [
+    "the", "time", "of", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world", "school",
+    "state", "family", "group", "country", "hand", "part", "place", "case", "week", "company", "system", "number",
+    "night", "point", "home", "water", "room", "money",
+];
+
+/// Words need no escaping, so they may stand inside quotes.
+pub(crate) fn push_words(text: &mut String, parts: &mut [PromptPart]) {
+    let mut first = true;
+    for part in parts {
+        for _ in 0..part.count {
+            if !std::mem::take(&mut first) {
+                text.push(' ');
+            }
+            text.push_str(WORDS[part.rng.below(WORDS.len())]);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parts() -> [PromptPart; 2] {
+        [PromptPart { rng: Rng::new(1), count: 3 }, PromptPart { rng: Rng::new(2), count: 2 }]
+    }
+
+    fn parsed(fields: &BodyFields, api: Api, tokens: &PromptTokens, prompt: Prompt<'_>) -> Value {
+        serde_json::from_slice(&fields.body(api, tokens, "m\"odel", prompt, 9)).unwrap()
+    }
+
+    #[test]
+    fn a_completion_has_ids_its_limit_and_asks_for_usage() {
+        let fields = BodyFields { ignore_eos: true, ..BodyFields::default() };
+        let body = parsed(&fields, Api::Completions, &PromptTokens::Ids(10..20), Prompt::Parts(&mut parts()));
+        let ids = body["prompt"].as_array().unwrap();
+        assert_eq!(ids.len(), 5);
+        assert!(ids.iter().all(|id| (10..20).contains(&id.as_u64().unwrap())));
+        assert_eq!(
+            (&body["max_tokens"], &body["ignore_eos"], &body["stream"]),
+            (&9.into(), &true.into(), &true.into())
+        );
+        assert_eq!(body["model"], "m\"odel");
+        assert_eq!(body["stream_options"]["include_usage"], true);
+    }
+
+    #[test]
+    fn the_same_stream_gives_the_same_tokens_as_a_prefix_of_more() {
+        let one = |count| [PromptPart { rng: Rng::new(7), count }];
+        let ids = |count| {
+            parsed(
+                &BodyFields::default(),
+                Api::Completions,
+                &PromptTokens::Ids(0..9999),
+                Prompt::Parts(&mut one(count)),
+            )["prompt"]
+                .clone()
+        };
+        assert_eq!(ids(3).as_array().unwrap()[..], ids(5).as_array().unwrap()[..3]);
+    }
+
+    #[test]
+    fn chat_has_one_word_for_each_token_or_the_turns_as_they_are() {
+        let fields = BodyFields::default();
+        let body = parsed(&fields, Api::Chat, &PromptTokens::Words, Prompt::Parts(&mut parts()));
+        assert_eq!(body["messages"][0]["content"].as_str().unwrap().split(' ').count(), 5);
+        assert_eq!(body["max_completion_tokens"], 9);
+        assert!(body.get("ignore_eos").is_none());
+        let turns = [("user", "a \"b\"".to_owned()), ("assistant", "c".to_owned()), ("user", "d\n".to_owned())];
+        let body = parsed(&fields, Api::Chat, &PromptTokens::Words, Prompt::Turns(&turns));
+        assert_eq!(body["messages"][0]["content"], "a \"b\"");
+        assert_eq!(
+            (&body["messages"][1]["role"], &body["messages"][2]["content"]),
+            (&"assistant".into(), &"d\n".into())
+        );
+        let body = parsed(&fields, Api::Completions, &PromptTokens::Words, Prompt::Turns(&turns));
+        assert_eq!(body["prompt"], "a \"b\"cd\n");
+    }
+
+    #[test]
+    fn extra_fields_are_sent_and_replace_ours_but_not_what_makes_it_a_stream() {
+        let extra = |text: &str| BodyFields { ignore_eos: true, extra: serde_json::from_str(text).unwrap() };
+        let fields = extra(r#"{"temperature": 0, "ignore_eos": false, "max_tokens": 3}"#);
+        fields.check().unwrap();
+        let body = parsed(&fields, Api::Completions, &PromptTokens::Words, Prompt::Text("x"));
+        assert_eq!(
+            (&body["temperature"], &body["ignore_eos"], &body["max_tokens"]),
+            (&0.into(), &false.into(), &3.into())
+        );
+        assert_eq!(extra(r#"{"stream": false}"#).check(), Err(BenchError::BadExtra("stream")));
+    }
+}

@@ -1,0 +1,13 @@
+//! What is sent, and when: the workload, and the schedule of its requests.
+//!
+//! `workload` draws the requests: classes, lengths (`length`), prompts and bodies (`body`), adapters, or the items of a
+//! `dataset`. `session` chains requests into conversations. `arrival` decides when each request is due. Everything random
+//! follows from the seed of the run. Bounds: no I/O but reading data set files.
+
+pub mod length;
+pub mod body;
+pub mod arrival;
+pub mod adapters;
+pub mod dataset;
+pub mod workload;
+pub mod session;

@@ -1,0 +1,73 @@
+//! Settings of conversations: how many turns, how long, and the time between them.
+//!
+//! The user thinks between two turns for a time drawn from an exponential distribution. The first turn has the prompt
+//! length of its class, later turns have their own, and each response has the output length of the class. Turns are sent
+//! by `run::conversation`.
+//!
+//! Request number of turn t of conversation s: s * [`MAX_TURNS`] + t. The user's part of a turn is a pure function of the
+//! seed. Bounds: at most [`MAX_TURNS`] turns.
+
+use crate::error::BenchError;
+use crate::load::body::PromptTokens;
+use crate::load::length::Length;
+use crate::load::workload::Workload;
+
+/// The most turns of one conversation.
+pub const MAX_TURNS: u32 = 1_000;
+
+/// What conversations are like.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sessions {
+    /// Turns of each.
+    pub turns: Length,
+    /// Tokens that the user adds from the second turn on; nothing is the class's prompt length.
+    pub later: Option<Length>,
+    /// Mean time between an answer's end and the next turn, seconds.
+    pub think: f64,
+}
+
+impl Sessions {
+    /// Checks that conversations can be made.
+    ///
+    /// # Errors
+    /// A number of turns, a length or a time that makes no sense.
+    pub fn check(&self) -> Result<(), BenchError> {
+        let bad = |what| Err(BenchError::BadSessions(what));
+        let most = match self.turns {
+            Length::Exactly(turns) | Length::Between { max: turns, .. } | Length::LogNormal { max: turns, .. } => turns,
+        };
+        if !self.turns.is_possible() || most > MAX_TURNS {
+            return bad("from 1 to 1000 turns");
+        }
+        if self.later.is_some_and(|later| !later.is_possible()) {
+            return bad("at least 1 token in each turn");
+        }
+        if self.think.is_finite() && self.think >= 0.0 { Ok(()) } else { bad("a think time of 0 or more") }
+    }
+}
+
+impl Workload {
+    /// This workload as one of conversations: prompts are text.
+    #[must_use]
+    pub fn with_text_prompts(self) -> Self {
+        Self { tokens: PromptTokens::Words, ..self }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sessions_that_make_no_sense_are_refused() {
+        let fine = Sessions { turns: Length::Exactly(3), later: None, think: 1.0 };
+        assert_eq!(fine.check(), Ok(()));
+        for bad in [
+            Sessions { turns: Length::Exactly(1_001), ..fine },
+            Sessions { later: Some(Length::Exactly(0)), ..fine },
+            Sessions { think: f64::NAN, ..fine },
+        ] {
+            assert!(bad.check().is_err(), "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,322 @@
+//! What is asked of the server: request number `n`, as a pure function of (seed, n).
+//!
+//! A workload is either *classes* ("short": 200 prompt tokens and 128 output tokens, weight 30), from which each request
+//! draws its class by weight and then both lengths, or *items* that were read from a file (`dataset`). It does not depend on
+//! when or in which order requests are sent, so several arrangements of servers can be given exactly the same questions.
+//!
+//! Shared prefixes. A class may say that prompts begin with a part that others have too: `Extra` puts so many tokens before
+//! the class's own length (as `--random-prefix-len` does), `Share` makes so much of the length itself shared, which aims at
+//! that hit rate of the server's prefix cache: `Share(0.6)` gives 60 %, less what is computed when a prefix is seen for the
+//! first time. A cache holds whole blocks of [`BLOCK`] tokens, so a shared part is rounded to one of the two nearest
+//! multiples, by chance, such that the mean is right. What the cache really did is measured (`scrape`), not assumed.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::error::BenchError;
+use crate::load::adapters::{Adapters, pick};
+use crate::load::body::{Api, BodyFields, Prompt, PromptPart, PromptTokens};
+use crate::load::dataset::{Item, ItemPrompt, Items};
+use crate::load::length::Length;
+use crate::result::record::{ClassConfig, Slo};
+use crate::seed::{Purpose, stream};
+use sluice_core::base::Rng;
+
+/// Tokens in a block of vLLM's prefix cache when nothing else is configured.
+pub const BLOCK: u32 = 16;
+
+/// One kind of request.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Class {
+    /// How reports call it.
+    pub name: String,
+    /// Prompt length in tokens.
+    pub prompt: Length,
+    /// Output length in tokens.
+    pub output: Length,
+    /// Share of the requests, relative to the other classes' weights. Above 0.
+    pub weight: f64,
+    /// What prompts have in common.
+    pub prefix: Prefix,
+    /// Its objectives; those of the run where it has none.
+    pub slo: Slo,
+}
+
+/// What prompts of a class have in common.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Prefix {
+    /// How much.
+    pub kind: PrefixKind,
+    /// Different prefixes; each request has one of them, all equally likely. At least 1.
+    pub groups: u32,
+    /// Share of the requests that have one at all, 0 to 1.
+    pub warm: f64,
+}
+
+/// How long a shared part is.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum PrefixKind {
+    /// Nothing is shared.
+    #[default]
+    None,
+    /// So many tokens, before the class's own length.
+    Extra(u32),
+    /// This share of the length itself, 0 to 1.
+    Share(f64),
+}
+
+impl Default for Prefix {
+    fn default() -> Self {
+        Self { kind: PrefixKind::None, groups: 1, warm: 1.0 }
+    }
+}
+
+/// Where requests come from.
+#[derive(Clone, Debug, PartialEq)]
+pub enum RequestSource {
+    /// Drawn; a class is named by its index here.
+    Classes(Vec<Class>),
+    /// Read from a file.
+    Items(Arc<Items>),
+}
+
+/// The requests of a run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Workload {
+    /// What goes into `"model"` when there is no adapter.
+    pub model: String,
+    /// Which API to call.
+    pub api: Api,
+    /// Where requests come from.
+    pub source: RequestSource,
+    /// The adapters asked for.
+    pub adapters: Adapters,
+    /// What made-up prompts consist of. Chat needs words.
+    pub tokens: PromptTokens,
+    /// What else is sent.
+    pub fields: BodyFields,
+    /// Share of the requests whose client leaves before the end, 0 to 1.
+    pub leaving: f64,
+    /// Where all randomness comes from.
+    pub seed: u64,
+}
+
+/// One request, ready to be sent.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct LoadRequest {
+    /// Index of the class.
+    pub class: u32,
+    /// Index of the adapter.
+    pub adapter: Option<u32>,
+    /// Conversation and turn.
+    pub session: Option<(u64, u32)>,
+    /// Prompt tokens asked for (exact for token ids).
+    pub prompt_tokens: u32,
+    /// Output tokens asked for.
+    pub output_tokens: u32,
+    /// The client leaves after so many token events; 0 is while it waits for the first.
+    pub leave_after: Option<u32>,
+    /// Whether the answer's text is needed.
+    pub keep_text: bool,
+    /// The JSON body.
+    pub body: Bytes,
+}
+
+impl Workload {
+    /// Requests of `classes` for `model` on completions: token ids, nothing else special.
+    pub fn of_classes(model: &str, classes: Vec<Class>, seed: u64) -> Self {
+        Self {
+            model: model.to_owned(),
+            api: Api::Completions,
+            source: RequestSource::Classes(classes),
+            adapters: Adapters::default(),
+            tokens: PromptTokens::Ids(1_000..8_000),
+            fields: BodyFields { ignore_eos: true, ..BodyFields::default() },
+            leaving: 0.0,
+            seed,
+        }
+    }
+
+    /// Checks that every request of this workload can be made.
+    ///
+    /// # Errors
+    /// The first class, weight, length or vocabulary that makes no sense.
+    pub fn check(&self) -> Result<(), BenchError> {
+        match &self.tokens {
+            PromptTokens::Ids(range) if range.is_empty() => {
+                return Err(BenchError::EmptyVocabulary(range.start, range.end));
+            }
+            PromptTokens::Ids(_) if self.api == Api::Chat => return Err(BenchError::IdsInChat),
+            _ => {}
+        }
+        self.adapters.check()?;
+        self.fields.check()?;
+        if !(0.0..=1.0).contains(&self.leaving) {
+            return Err(BenchError::BadShare("clients that leave", self.leaving));
+        }
+        match &self.source {
+            RequestSource::Classes(classes) if classes.is_empty() => Err(BenchError::NoClasses),
+            RequestSource::Classes(classes) => classes.iter().try_for_each(Class::check),
+            RequestSource::Items(items) if items.list.is_empty() => Err(BenchError::NoClasses),
+            RequestSource::Items(_) => Ok(()),
+        }
+    }
+
+    /// The classes, for a result.
+    pub fn class_configs(&self) -> Vec<ClassConfig> {
+        match &self.source {
+            RequestSource::Classes(classes) => classes
+                .iter()
+                .map(|class| ClassConfig { name: class.name.clone(), weight: class.weight, slo: class.slo })
+                .collect(),
+            RequestSource::Items(items) => items.classes.clone(),
+        }
+    }
+
+    /// The class of request number `ordinal`.
+    pub fn class_of(&self, ordinal: u64) -> u32 {
+        match &self.source {
+            RequestSource::Classes(classes) => {
+                let unit = stream(self.seed, Purpose::Class, ordinal).unit();
+                pick(unit, classes.iter().map(|class| class.weight)) as u32
+            }
+            RequestSource::Items(items) => items.at(ordinal).class,
+        }
+    }
+
+    /// Request number `ordinal`.
+    pub fn request(&self, ordinal: u64) -> LoadRequest {
+        match &self.source {
+            RequestSource::Classes(_) => self.request_in_class(self.class_of(ordinal), ordinal),
+            RequestSource::Items(items) => self.item_request(items.at(ordinal), ordinal),
+        }
+    }
+
+    /// Request number `ordinal` as it would be in the class with index `class` (for warming up).
+    ///
+    /// # Panics
+    /// When there is no such class.
+    pub fn request_in_class(&self, class: u32, ordinal: u64) -> LoadRequest {
+        let RequestSource::Classes(classes) = &self.source else { return self.request(ordinal) };
+        let shape = &classes[class as usize];
+        let mut rng = stream(self.seed, Purpose::Prompt, ordinal);
+        let length = shape.prompt.draw(&mut rng);
+        let output = shape.output.draw(&mut rng);
+        let mut parts = shape.prefix.parts(self.seed, class, ordinal, length, rng);
+        self.finish(class, None, ordinal, &mut parts, output)
+    }
+
+    fn item_request(&self, item: &Item, ordinal: u64) -> LoadRequest {
+        let adapter = item.adapter.or_else(|| self.adapters.of(self.seed, ordinal));
+        match &item.prompt {
+            ItemPrompt::Text { text, tokens } => {
+                let text = Prompt::Text(text);
+                self.build_request(item.class, adapter, ordinal, (*tokens, item.output), text)
+            }
+            ItemPrompt::Made { tokens, blocks, block } => {
+                let mut parts = block_parts(self.seed, ordinal, *tokens, blocks, *block);
+                self.finish(item.class, Some(adapter), ordinal, &mut parts, item.output)
+            }
+        }
+    }
+
+    fn finish(
+        &self,
+        class: u32,
+        adapter: Option<Option<u32>>,
+        ordinal: u64,
+        parts: &mut [PromptPart],
+        output: u32,
+    ) -> LoadRequest {
+        let adapter = adapter.unwrap_or_else(|| self.adapters.of(self.seed, ordinal));
+        let tokens = parts.iter().map(|part| part.count).sum();
+        self.build_request(class, adapter, ordinal, (tokens, output), Prompt::Parts(parts))
+    }
+
+    /// A question with this prompt. `lengths` are those of prompt and output.
+    pub(crate) fn build_request(
+        &self,
+        class: u32,
+        adapter: Option<u32>,
+        ordinal: u64,
+        lengths: (u32, u32),
+        prompt: Prompt<'_>,
+    ) -> LoadRequest {
+        let model = adapter.and_then(|index| self.adapters.names.get(index as usize)).unwrap_or(&self.model);
+        let (prompt_tokens, output_tokens) = lengths;
+        LoadRequest {
+            class,
+            adapter,
+            session: None,
+            prompt_tokens,
+            output_tokens,
+            leave_after: self.leave_after(ordinal, output_tokens),
+            keep_text: false,
+            body: self.fields.body(self.api, &self.tokens, model, prompt, output_tokens),
+        }
+    }
+
+    fn leave_after(&self, ordinal: u64, output: u32) -> Option<u32> {
+        let mut rng = stream(self.seed, Purpose::Leave, ordinal);
+        (rng.unit() < self.leaving).then(|| rng.below(output as usize) as u32)
+    }
+}
+
+impl Class {
+    fn check(&self) -> Result<(), BenchError> {
+        if !(self.weight.is_finite() && self.weight > 0.0) {
+            return Err(BenchError::BadWeight(self.name.clone(), self.weight));
+        }
+        for (length, what) in [(self.prompt, "prompt"), (self.output, "output")] {
+            if !length.is_possible() {
+                return Err(BenchError::BadLength(self.name.clone(), what));
+            }
+        }
+        let Prefix { kind, groups, warm } = self.prefix;
+        let share = if let PrefixKind::Share(share) = kind { share } else { 0.0 };
+        for (what, share) in [("the prefix", share), ("requests with a prefix", warm)] {
+            if !(0.0..=1.0).contains(&share) {
+                return Err(BenchError::BadShare(what, share));
+            }
+        }
+        if groups == 0 { Err(BenchError::BadShare("prefix groups", 0.0)) } else { Ok(()) }
+    }
+}
+
+impl Prefix {
+    /// The shared part and the rest of a prompt of `length` tokens; `own` makes the rest.
+    fn parts(self, seed: u64, class: u32, ordinal: u64, length: u32, own: Rng) -> Vec<PromptPart> {
+        let mut rng = stream(seed, Purpose::Prefix, ordinal);
+        let group = rng.below(self.groups as usize) as u64;
+        let warm = rng.unit() < self.warm;
+        let (shared, rest) = match self.kind {
+            PrefixKind::Extra(tokens) if warm => (tokens, length),
+            PrefixKind::Share(share) if warm => {
+                let blocks = f64::from(length) * share / f64::from(BLOCK);
+                let up = u32::from(rng.unit() < blocks.fract());
+                let shared = ((blocks as u32 + up) * BLOCK).min(length);
+                (shared, length - shared)
+            }
+            _ => (0, length),
+        };
+        let common = stream(seed, Purpose::Common, u64::from(class) << 32 | group);
+        vec![PromptPart { rng: common, count: shared }, PromptPart { rng: own, count: rest }]
+    }
+}
+
+/// A prompt of `tokens` whose blocks are named: equal names are equal tokens, and what is beyond the names is its own.
+fn block_parts(seed: u64, ordinal: u64, tokens: u32, blocks: &[u64], block: u32) -> Vec<PromptPart> {
+    let mut parts = Vec::with_capacity(blocks.len() + 1);
+    let mut left = tokens;
+    for name in blocks {
+        let count = left.min(block);
+        parts.push(PromptPart { rng: stream(seed, Purpose::Common, *name), count });
+        left -= count;
+    }
+    parts.push(PromptPart { rng: stream(seed, Purpose::Prompt, ordinal), count: left });
+    parts
+}
+
+#[cfg(test)]
+mod tests;

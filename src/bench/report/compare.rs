@@ -1,0 +1,411 @@
+//! Two results side by side: what changed from A to B, how sure that is, and whether it matters.
+//!
+//! For each number: both values, the change with an interval, and a verdict by [`stats::compare`](sluice_core::stats::compare):
+//! better, worse, no difference (the whole interval is inside the margin), or undecided. The intervals know that requests of
+//! one run come in clumps. They hold together with [`CompareOptions::confidence`] as far as the rows are worth [`APART`] independent
+//! ones: each is that much surer.
+//!
+//! | number | change | interval from |
+//! |---|---|---|
+//! | completed requests and output tokens per second | ratio | counts in [`WINDOWS`] parts of the run, ramp and drain left out |
+//! | failed (where any did); within objectives (where both have the same) | difference in points | Wilson, effective number of requests |
+//! | P50 and P99 of TTFT, TPOT, ITL, E2EL | ratio | order statistics, effective number of values; where those have no end, ten parts of the run ([`ComparedMetric::rough`]) |
+//!
+//! Values are in order of time: requests by when they were sent, gaps between tokens by when they ended. Only completed
+//! requests have latencies, so a run with more failures can look faster; the table shows failures first.
+//!
+//! What the intervals cannot know is what differs between two runs besides what was meant to: the age of the server, its
+//! caches, the machine. So a difference should be seen again before it is believed, and the text says so.
+
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use crate::result::record::{Outcome, Record, RunConfig, RunResult};
+use sluice_core::stats::compare::each_of;
+use sluice_core::stats::{Change, Estimate, Sense, Verdict, mean, percentile, proportion, quantile};
+
+/// Parts of a run in which completed requests are counted.
+pub const WINDOWS: usize = 10;
+/// Rows that are as good as independent: the others follow from them. Two runs of the same are called different in about 1 of
+/// 20 comparisons then (tests).
+pub const APART: usize = 5;
+/// Gaps between tokens that are looked at; of more, every n-th request's.
+const MOST_GAPS: usize = 1_000_000;
+
+/// How to compare.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CompareOptions {
+    /// Of all intervals together, in (0, 1).
+    pub confidence: f64,
+    /// The change of a rate or latency that nobody would act on, as a share.
+    pub margin: f64,
+    /// The same for shares of requests, as a difference.
+    pub points: f64,
+}
+
+impl Default for CompareOptions {
+    /// 95 %, 5 %, 1 point.
+    fn default() -> Self {
+        Self { confidence: 0.95, margin: 0.05, points: 0.01 }
+    }
+}
+
+/// What a row is measured in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Unit {
+    /// In each second.
+    PerSecond,
+    /// Of requests.
+    Share,
+    /// A latency.
+    Seconds,
+}
+
+/// One number of both results.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ComparedMetric {
+    /// What it is.
+    pub name: String,
+    /// Of its values and intervals.
+    pub unit: Unit,
+    /// In A.
+    pub a: Estimate,
+    /// In B.
+    pub b: Estimate,
+    /// From A to B: a share of A, or a difference for [`Unit::Share`].
+    pub change: Change,
+    /// What that means.
+    pub verdict: Verdict,
+    /// The interval is a rough one: too few values, or too clumped, for one that is sure to hold.
+    pub rough: bool,
+}
+
+/// Two results side by side.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Comparison {
+    /// Every number that both have.
+    pub rows: Vec<ComparedMetric>,
+    /// What makes the two hard to compare. Plain sentences.
+    pub notes: Vec<String>,
+    /// How it was asked.
+    pub options: CompareOptions,
+}
+
+/// Why two results cannot be compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CompareError {
+    /// Statistics alone have no intervals.
+    #[error("result {0} holds no single requests, so nothing can be said of chance; save it with --save-detailed")]
+    NoRequests(char),
+    /// Nothing was answered.
+    #[error("result {0} has no completed request")]
+    NothingCompleted(char),
+}
+
+/// How a number is read off a result, with a confidence; and whether the interval is a rough one.
+type Estimator = Box<dyn Fn(&RunResult, f64) -> (Estimate, bool)>;
+
+/// A number before its change is known.
+struct MetricSpec {
+    name: String,
+    unit: Unit,
+    sense: Sense,
+    estimate: Estimator,
+}
+
+/// Compares `b` with `a`.
+///
+/// # Errors
+/// One of them holds no single requests, or completed none.
+pub fn compare(a: &RunResult, b: &RunResult, options: CompareOptions) -> Result<Comparison, CompareError> {
+    for (name, result) in [('A', a), ('B', b)] {
+        if result.requests.is_empty() {
+            return Err(CompareError::NoRequests(name));
+        }
+        if !result.requests.iter().any(Record::is_completed) {
+            return Err(CompareError::NothingCompleted(name));
+        }
+    }
+    let pairs = pairs(a, b);
+    let confidence = each_of(APART, options.confidence);
+    let rows = pairs.into_iter().map(|pair| {
+        let [(a, rough), (b, rough_too)] = [a, b].map(|result| (pair.estimate)(result, confidence));
+        let (change, margin) = match pair.unit {
+            Unit::Share => (Change::difference(&a, &b), options.points),
+            _ => (Change::ratio(&a, &b), options.margin),
+        };
+        let verdict = change.verdict(pair.sense, margin);
+        ComparedMetric { name: pair.name, unit: pair.unit, a, b, change, verdict, rough: rough || rough_too }
+    });
+    Ok(Comparison { rows: rows.collect(), notes: notes(a, b), options })
+}
+
+fn pairs(a: &RunResult, b: &RunResult) -> Vec<MetricSpec> {
+    let pair =
+        |name: &str, unit, sense, estimate: Estimator| MetricSpec { name: name.to_owned(), unit, sense, estimate };
+    let mut pairs = Vec::new();
+    if [a, b].iter().any(|run| run.requests.iter().any(Record::is_failed)) {
+        let estimate: Estimator = Box::new(|run, level| (failed(run, level), false));
+        pairs.push(pair("failed", Unit::Share, Sense::LowerIsBetter, estimate));
+    }
+    pairs.extend([
+        pair(
+            "requests/s",
+            Unit::PerSecond,
+            Sense::HigherIsBetter,
+            Box::new(|run, level| (rate(run, |_| 1, level), false)),
+        ),
+        pair(
+            "output tokens/s",
+            Unit::PerSecond,
+            Sense::HigherIsBetter,
+            Box::new(|run, level| (rate(run, |record| record.output_tokens, level), false)),
+        ),
+    ]);
+    if a.config.has_slo() && same_objectives(&a.config, &b.config) {
+        let met = |run: &RunResult, level| (within_objectives(run, level), false);
+        pairs.push(pair("within objectives", Unit::Share, Sense::HigherIsBetter, Box::new(met)));
+    }
+    for measure in [Measure::Ttft, Measure::Tpot, Measure::Itl, Measure::E2el] {
+        let has = |run: &RunResult| !measure.values(run).is_empty();
+        if has(a) && has(b) {
+            for (label, q) in [("P50", 0.5), ("P99", 0.99)] {
+                let estimate = move |run: &RunResult, level| latency(&measure.values(run), q, level);
+                let name = format!("{} {label}", measure.name());
+                pairs.push(pair(&name, Unit::Seconds, Sense::LowerIsBetter, Box::new(estimate)));
+            }
+        }
+    }
+    pairs
+}
+
+fn same_objectives(a: &RunConfig, b: &RunConfig) -> bool {
+    let of = |config: &RunConfig| (config.slo, config.classes.iter().map(|class| class.slo).collect::<Vec<_>>());
+    of(a) == of(b)
+}
+
+#[derive(Clone, Copy)]
+enum Measure {
+    Ttft,
+    Tpot,
+    Itl,
+    E2el,
+}
+
+impl Measure {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Ttft => "TTFT",
+            Self::Tpot => "TPOT",
+            Self::Itl => "ITL",
+            Self::E2el => "E2EL",
+        }
+    }
+
+    /// Seconds, in order of time.
+    fn values(self, run: &RunResult) -> Vec<f64> {
+        let requests = in_order(run);
+        let completed = requests.iter().filter(|record| record.is_completed());
+        match self {
+            Self::Ttft => completed.map(|record| record.ttft).collect(),
+            Self::Tpot => completed.filter_map(|record| record.tpot()).collect(),
+            Self::E2el => completed.map(|record| record.latency).collect(),
+            Self::Itl => {
+                let count: usize = completed.clone().map(|record| record.itls.len()).sum();
+                let mut gaps = Vec::new();
+                for record in completed.step_by(count.div_ceil(MOST_GAPS).max(1)) {
+                    let mut at = record.sent + record.ttft;
+                    for gap in &record.itls {
+                        at += gap;
+                        gaps.push((at, *gap));
+                    }
+                }
+                gaps.sort_by(|a, b| a.0.total_cmp(&b.0));
+                gaps.into_iter().map(|(_, gap)| gap).collect()
+            }
+        }
+    }
+}
+
+/// Requests that count for or against the server, by when they were sent.
+fn in_order(run: &RunResult) -> Vec<&Record> {
+    let judged = |record: &&Record| matches!(record.outcome, Outcome::Completed | Outcome::Failed(_));
+    let mut requests: Vec<&Record> = run.requests.iter().filter(judged).collect();
+    requests.sort_by(|a, b| a.sent.total_cmp(&b.sent));
+    requests
+}
+
+fn failed(run: &RunResult, confidence: f64) -> Estimate {
+    let hits: Vec<bool> = in_order(run).into_iter().map(Record::is_failed).collect();
+    proportion::of_series(&hits, confidence)
+}
+
+fn within_objectives(run: &RunResult, confidence: f64) -> Estimate {
+    let requests = in_order(run);
+    let hits: Vec<bool> = requests.iter().map(|record| record.meets(run.config.slo_of(record.class))).collect();
+    // A failure is slower than anything.
+    let latencies: Vec<f64> =
+        requests.iter().map(|record| if record.is_completed() { record.latency } else { f64::MAX }).collect();
+    proportion::of_series_with(&hits, &latencies, confidence)
+}
+
+/// A percentile of values in order of time, and whether its interval is a rough one.
+fn latency(values: &[f64], q: f64, confidence: f64) -> (Estimate, bool) {
+    let sure = quantile::of_series(values, q, confidence);
+    if sure.is_bounded() {
+        return (sure, false);
+    }
+    let rough = quantile::sectioned(values, q, confidence);
+    let low = if sure.low.is_finite() { sure.low } else { rough.low };
+    let high = if sure.high.is_finite() { sure.high } else { rough.high };
+    (Estimate { value: sure.value, low, high }, true)
+}
+
+/// What `of` counts of completed requests, per second of the whole run.
+fn rate(run: &RunResult, of: impl Fn(&Record) -> u64, confidence: f64) -> Estimate {
+    let length = run.duration / WINDOWS as f64;
+    if length <= 0.0 {
+        return mean::of_series(&[], confidence);
+    }
+    let mut windows = [0.0; WINDOWS];
+    for record in run.requests.iter().filter(|record| record.is_completed()) {
+        let ended = if record.ended > 0.0 { record.ended } else { record.sent + record.latency };
+        windows[((ended / length) as usize).min(WINDOWS - 1)] += of(record) as f64;
+    }
+    let value = windows.iter().sum::<f64>() / run.duration;
+    // What arrived in a part of an open loop was drawn by us: only what the server added to that is its chance.
+    if run.config.request_rate.is_some() {
+        let each = windows.iter().sum::<f64>() / run.requests.len().max(1) as f64;
+        for record in &run.requests {
+            let due = record.due.unwrap_or(record.sent).max(0.0);
+            windows[((due / length) as usize).min(WINDOWS - 1)] -= each;
+        }
+    }
+    let rates = windows.map(|count| count / length);
+    // How it starts and ends is no chance.
+    let middle = mean::of_series(&rates[1..WINDOWS - 1], confidence);
+    let reach = middle.high - middle.value;
+    Estimate { value, low: value - reach, high: value + reach }
+}
+
+/// What makes two results hard to compare.
+fn notes(a: &RunResult, b: &RunResult) -> Vec<String> {
+    let mut notes = Vec::new();
+    let number = |value: Option<f64>| value.map_or_else(|| "none".to_owned(), |value| value.to_string());
+    let settings = |config: &RunConfig| {
+        [
+            ("model", config.model.clone()),
+            ("dataset", config.dataset.clone()),
+            ("arrivals", config.arrival.clone()),
+            ("request rate", number(config.request_rate)),
+            ("max concurrency", number(config.max_concurrency.map(f64::from))),
+            ("number of prompts", config.num_prompts.to_string()),
+        ]
+    };
+    for ((name, was), (_, is)) in settings(&a.config).into_iter().zip(settings(&b.config)) {
+        // Files of other tools do not say everything.
+        if was != is && !was.is_empty() && !is.is_empty() {
+            notes.push(format!("the runs were not asked the same: {name} was '{was}' in A and '{is}' in B"));
+        }
+    }
+    if a.config.has_slo() && b.config.has_slo() && !same_objectives(&a.config, &b.config) {
+        notes.push("the objectives differ, so the shares within them are not compared".to_owned());
+    }
+    let lengths = |run: &RunResult| {
+        let mut lengths: Vec<f64> = run.requests.iter().map(|record| record.prompt_tokens as f64).collect();
+        lengths.sort_by(f64::total_cmp);
+        percentile(&lengths, 0.5)
+    };
+    let (was, is) = (lengths(a), lengths(b));
+    if (was - is).abs() > 0.1 * was.max(is) {
+        notes.push(format!("prompts differ in length: half are above {was:.0} tokens in A and above {is:.0} in B"));
+    }
+    for (name, run) in [('A', a), ('B', b)] {
+        notes.extend(run.warnings.iter().map(|warning| format!("{name}: {warning}")));
+    }
+    notes
+}
+
+impl Comparison {
+    /// Names of the rows with this verdict.
+    fn with(&self, verdict: Verdict) -> Vec<&str> {
+        self.rows.iter().filter(|row| row.verdict == verdict).map(|row| row.name.as_str()).collect()
+    }
+
+    /// One word for all: `better`, `worse`, `mixed`, `no difference`, `undecided`.
+    pub fn word(&self) -> &'static str {
+        let any = |verdict| !self.with(verdict).is_empty();
+        match (any(Verdict::Better), any(Verdict::Worse), any(Verdict::Undecided)) {
+            (true, true, _) => "mixed",
+            (true, false, _) => "better",
+            (false, true, _) => "worse",
+            (false, false, true) => "undecided",
+            (false, false, false) => "no difference",
+        }
+    }
+
+    /// The verdict in words.
+    pub fn verdict(&self) -> String {
+        let list = |verdict| self.with(verdict).join(", ");
+        let (better, worse, open) = (list(Verdict::Better), list(Verdict::Worse), list(Verdict::Undecided));
+        let margin = format!("within ±{:.3} %", self.options.margin * 100.0);
+        let margin = margin.replace(".000", "");
+        let mut text = match self.word() {
+            "mixed" => format!("B is better in {better} and worse in {worse}."),
+            "better" => format!("B is better in {better}."),
+            "worse" => format!("B is worse in {worse}."),
+            "undecided" => "No difference was found.".to_owned(),
+            _ => format!("No difference: every change is {margin}."),
+        };
+        if !open.is_empty() {
+            text.push_str(&format!(
+                " These runs are too short to tell in {open}: the interval holds both no change and one that matters."
+            ));
+        }
+        text
+    }
+
+    /// For programs.
+    pub fn json(&self) -> Value {
+        let end = |value: f64| if value.is_finite() { json!(value) } else { Value::Null };
+        let estimate = |estimate: &Estimate| json!({"value": end(estimate.value), "low": end(estimate.low), "high": end(estimate.high)});
+        let rows: Vec<Value> = self
+            .rows
+            .iter()
+            .map(|row| {
+                json!({
+                    "name": row.name,
+                    "unit": row.unit,
+                    "a": estimate(&row.a),
+                    "b": estimate(&row.b),
+                    "change": estimate(&row.change.0),
+                    "verdict": verdict_word(row.verdict),
+                    "rough": row.rough,
+                })
+            })
+            .collect();
+        json!({
+            "verdict": self.word(),
+            "text": self.verdict(),
+            "confidence": self.options.confidence,
+            "margin": self.options.margin,
+            "margin_points": self.options.points,
+            "rows": rows,
+            "notes": self.notes,
+        })
+    }
+}
+
+/// How a verdict is called.
+pub fn verdict_word(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Better => "better",
+        Verdict::Worse => "worse",
+        Verdict::NoDifference => "no difference",
+        Verdict::Undecided => "undecided",
+    }
+}
+
+#[cfg(test)]
+mod tests;

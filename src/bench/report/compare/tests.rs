@@ -1,0 +1,133 @@
+//! Comparisons of made-up runs whose difference is known.
+
+use super::*;
+use crate::result::record::Slo;
+use sluice_core::base::Rng;
+
+/// An open loop at 20 requests per second whose latencies are `slower` times those of another.
+fn run(seed: u64, requests: u64, slower: f64) -> RunResult {
+    let mut rng = Rng::new(Rng::new(seed).next_u64());
+    let record = |index: u64| {
+        let sent = index as f64 / 20.0;
+        let ttft = slower * (0.05 + 0.002 * rng.exponential());
+        let itls: Vec<f64> = (0..9).map(|_| slower * (0.009 + 0.002 * rng.unit())).collect();
+        let latency = ttft + itls.iter().sum::<f64>();
+        let outcome = Outcome::Completed;
+        Record {
+            index,
+            sent,
+            ended: sent + latency,
+            outcome,
+            prompt_tokens: 100,
+            output_tokens: 10,
+            ttft,
+            latency,
+            itls,
+            ..Record::default()
+        }
+    };
+    let requests: Vec<Record> = (0..requests).map(record).collect();
+    let duration = requests.iter().map(|record| record.ended).fold(0.0, f64::max);
+    RunResult { requests, duration, ..RunResult::default() }
+}
+
+fn compared(a: &RunResult, b: &RunResult) -> Comparison {
+    compare(a, b, CompareOptions::default()).unwrap()
+}
+
+#[test]
+fn two_runs_of_the_same_are_called_different_no_more_often_than_allowed() {
+    let mut different = 0;
+    for seed in 0..30 {
+        let comparison = compared(&run(2 * seed, 1000, 1.0), &run(2 * seed + 1, 1000, 1.0));
+        different += usize::from(!matches!(comparison.word(), "no difference" | "undecided"));
+    }
+    assert!(different <= 4, "{different} of 30");
+}
+
+#[test]
+fn a_long_run_against_its_like_is_no_difference_and_a_slower_one_is_worse() {
+    let (a, b) = (run(1, 6000, 1.0), run(2, 6000, 1.0));
+    let same = compared(&a, &b);
+    assert_eq!(same.word(), "no difference", "{:?}", same.rows);
+    assert_eq!(same.verdict(), "No difference: every change is within ±5 %.");
+    let slower = compared(&a, &run(3, 6000, 1.2));
+    assert_eq!(slower.word(), "worse");
+    let verdicts: Vec<Verdict> =
+        slower.rows.iter().filter(|row| row.unit == Unit::Seconds).map(|row| row.verdict).collect();
+    assert_eq!(verdicts, [Verdict::Worse; 8]);
+    let row = slower.rows.iter().find(|row| row.name == "TTFT P50").unwrap();
+    assert!(row.change.0.contains(0.2) && (row.change.0.value - 0.2).abs() < 0.02, "{row:?}");
+    assert_eq!(compared(&run(3, 6000, 1.2), &a).word(), "better");
+    let throughput = slower.rows.iter().find(|row| row.name == "requests/s").unwrap();
+    assert_eq!(throughput.verdict, Verdict::NoDifference, "an open loop delivers what it is asked for");
+}
+
+#[test]
+fn a_tail_of_few_requests_is_undecided() {
+    let comparison = compared(&run(1, 100, 1.0), &run(2, 100, 1.03));
+    let tail = comparison.rows.iter().find(|row| row.name == "TTFT P99").unwrap();
+    assert_eq!(tail.verdict, Verdict::Undecided);
+    assert!(tail.rough && tail.a.is_bounded());
+    assert!(comparison.json()["rows"][3]["a"]["value"].is_number());
+    assert!(comparison.verdict().contains("too short to tell in"));
+}
+
+#[test]
+fn what_is_plain_to_see_is_seen_in_few_requests_and_in_a_run_that_never_settles() {
+    let few = compared(&run(1, 150, 1.0), &run(2, 150, 1.5));
+    assert_eq!(few.word(), "worse");
+    assert!(
+        few.rows.iter().filter(|row| row.unit == Unit::Seconds).all(|row| row.verdict == Verdict::Worse),
+        "{few:?}"
+    );
+    // Overloaded from the start: every request waits longer than the one before.
+    let mut growing = run(3, 800, 1.0);
+    for record in &mut growing.requests {
+        record.ttft += record.sent * 0.1;
+        record.latency += record.sent * 0.1;
+    }
+    let comparison = compared(&run(4, 800, 1.0), &growing);
+    let verdict = |name: &str| comparison.rows.iter().find(|row| row.name == name).unwrap().verdict;
+    assert_eq!((verdict("TTFT P50"), verdict("TPOT P50")), (Verdict::Worse, Verdict::NoDifference));
+}
+
+#[test]
+fn failures_and_objectives_are_compared_as_shares() {
+    let a = RunResult {
+        config: RunConfig { slo: Slo { ttft: Some(60.0), ..Slo::default() }, ..RunConfig::default() },
+        ..run(1, 2000, 1.0)
+    };
+    let mut b = RunResult { config: a.config.clone(), ..run(2, 2000, 1.3) };
+    for record in b.requests.iter_mut().step_by(10) {
+        record.outcome = Outcome::Failed("status 503".into());
+    }
+    let comparison = compared(&a, &b);
+    let row = |name: &str| comparison.rows.iter().find(|row| row.name == name).unwrap();
+    assert_eq!((row("failed").verdict, row("within objectives").verdict), (Verdict::Worse, Verdict::Worse));
+    assert!((row("failed").change.0.value - 0.1).abs() < 1e-9);
+    b.config.slo.ttft = Some(90.0);
+    let apart = compared(&a, &b);
+    assert!(apart.rows.iter().all(|row| row.name != "within objectives"));
+    assert!(apart.notes.iter().any(|note| note.contains("objectives differ")));
+}
+
+#[test]
+fn what_was_not_asked_the_same_is_said() {
+    let a = RunResult { config: RunConfig { request_rate: Some(8.0), ..RunConfig::default() }, ..run(1, 100, 1.0) };
+    let mut b =
+        RunResult { config: RunConfig { request_rate: Some(10.0), ..RunConfig::default() }, ..run(1, 100, 1.0) };
+    b.warnings.push("the load was not delivered".to_owned());
+    let notes = compared(&a, &b).notes;
+    assert_eq!(notes[0], "the runs were not asked the same: request rate was '8' in A and '10' in B");
+    assert_eq!(notes[1], "B: the load was not delivered");
+}
+
+#[test]
+fn results_without_requests_are_refused() {
+    let empty = RunResult::default();
+    assert_eq!(compare(&run(1, 10, 1.0), &empty, CompareOptions::default()), Err(CompareError::NoRequests('B')));
+    let mut failed = run(1, 10, 1.0);
+    failed.requests.iter_mut().for_each(|record| record.outcome = Outcome::Failed("stream cut".into()));
+    assert_eq!(compare(&failed, &empty, CompareOptions::default()), Err(CompareError::NothingCompleted('A')));
+}

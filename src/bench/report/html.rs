@@ -1,0 +1,317 @@
+//! Results as one HTML file that needs nothing else: no script, no font, no network.
+//!
+//! One run shows its numbers, its distributions and its course. Several runs that differ in their concurrency or rate are a
+//! sweep: throughput and latency over it with the knee marked, a table, and each run folded away below. What a reader must know
+//! before believing a number stands at the top.
+//!
+//! Readable at 1280 px and on a phone: every plot is drawn twice, for a wide and for a narrow place, and the page shows
+//! the one that fits. Follows the reader's choice of a dark page. [`plots`] gives the same plots as SVG files.
+
+use std::fmt::Write as _;
+
+use super::charts::{self, Sweep};
+use super::page::Page;
+use super::plot::{Plot, WIDE};
+
+use super::scale::short;
+use crate::result::metrics::Metrics;
+use crate::result::record::RunResult;
+use crate::result::slices::{SliceBy, attainment, failures, slices};
+use sluice_core::stats::Estimate;
+
+/// The HTML of some results; what they are is found out by looking at them.
+pub fn html(runs: &[RunResult]) -> String {
+    let metrics: Vec<Metrics> = runs.iter().map(Metrics::of).collect();
+    let mut page = Page::new(&title(runs));
+    head(&mut page, runs);
+    warnings(&mut page, runs);
+    match (runs, Sweep::of(runs)) {
+        ([run], _) => one(&mut page, run, &metrics[0]),
+        (_, sweep) => {
+            if let Some(sweep) = sweep {
+                page.section(sweep_title(&sweep, &metrics), "");
+                page.plots(&sweep.plots(runs, &metrics));
+            }
+            page.section("Runs".to_owned(), "Latencies in milliseconds; rates of the whole run.");
+            page.table(&run_table(runs, &metrics));
+            for (run, metrics) in runs.iter().zip(&metrics) {
+                page.fold(&name(run), |page| one(page, run, metrics));
+            }
+        }
+    }
+    page.end()
+}
+
+/// The plots of some results, each as an SVG file: name and content.
+pub fn plots(runs: &[RunResult]) -> Vec<(String, String)> {
+    let metrics: Vec<Metrics> = runs.iter().map(Metrics::of).collect();
+    let plots: Vec<Plot> = match (runs, Sweep::of(runs)) {
+        ([run], _) => run_plots(run),
+        (_, Some(sweep)) => sweep.plots(runs, &metrics),
+        (_, None) => Vec::new(),
+    };
+    let name = |title: &str| {
+        let words = title.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
+        words.map(str::to_ascii_lowercase).collect::<Vec<_>>().join("-")
+    };
+    plots.iter().map(|plot| (format!("{}.svg", name(&plot.title)), plot.file(WIDE))).collect()
+}
+
+fn title(runs: &[RunResult]) -> String {
+    let label = runs.iter().find_map(|run| run.config.label.clone());
+    let model = runs.iter().map(|run| run.config.model.clone()).find(|model| !model.is_empty());
+    label.or(model).unwrap_or_else(|| "benchmark".to_owned())
+}
+
+/// How a run among several is called.
+pub fn name(run: &RunResult) -> String {
+    let config = &run.config;
+    let streams = config.max_concurrency.map(|streams| format!("concurrency {streams}"));
+    let rate = config.request_rate.map(|rate| format!("{} requests per second", short(rate)));
+    let parts: Vec<String> = [config.label.clone(), streams, rate].into_iter().flatten().collect();
+    if parts.is_empty() { "all at once".to_owned() } else { parts.join(", ") }
+}
+
+fn head(page: &mut Page, runs: &[RunResult]) {
+    let Some(run) = runs.first() else { return };
+    let config = &run.config;
+    let count: usize = runs.iter().map(|run| run.requests.len()).sum();
+    let facts = [
+        ("when", run.started_at.clone()),
+        ("model", config.model.clone()),
+        ("server", config.urls.join(", ")),
+        ("endpoint", config.endpoint.clone()),
+        ("dataset", config.dataset.clone()),
+        ("arrivals", if runs.len() == 1 { arrivals(run) } else { String::new() }),
+        ("runs", if runs.len() > 1 { runs.len().to_string() } else { String::new() }),
+        ("requests", short(count as f64)),
+        ("seed", config.seed.to_string()),
+    ];
+    page.facts(&facts);
+}
+
+fn arrivals(run: &RunResult) -> String {
+    let config = &run.config;
+    let rate = config.request_rate.map(|rate| format!(", {} per second", short(rate))).unwrap_or_default();
+    let most = config.max_concurrency.map(|most| format!(", at most {most} in flight")).unwrap_or_default();
+    format!("{}{rate}{most}", config.arrival)
+}
+
+fn warnings(page: &mut Page, runs: &[RunResult]) {
+    let several = runs.len() > 1;
+    let mut all = Vec::new();
+    for run in runs {
+        let before = if several { format!("{}: ", name(run)) } else { String::new() };
+        all.extend(run.warnings.iter().map(|warning| format!("{before}{warning}")));
+        if run.requests.is_empty() {
+            all.push(format!(
+                "{before}the file holds no single requests, so nothing can be drawn; save with --save-detailed"
+            ));
+        }
+    }
+    page.warnings(&all);
+}
+
+fn run_plots(run: &RunResult) -> Vec<Plot> {
+    let course = [charts::in_flight(run), charts::ttft_course(run)];
+    let mut plots: Vec<Plot> = course.into_iter().filter(|plot| !plot.is_empty()).collect();
+    plots.extend(charts::distributions(run));
+    plots
+}
+
+fn one(page: &mut Page, run: &RunResult, metrics: &Metrics) {
+    if run.requests.is_empty() {
+        return;
+    }
+    page.tiles(&tiles(run, metrics));
+    let thin = run.requests.len() > charts::MOST_DOTS;
+    let note = if thin { "Of neighbouring requests only the slowest is drawn." } else { "" };
+    page.section("Course and distributions".to_owned(), note);
+    page.plots(&run_plots(run));
+    page.section("Latencies".to_owned(), "Completed requests only; milliseconds.");
+    page.table(&latency_table(metrics));
+    for by in SliceBy::ALL {
+        let parts = slices(run, by);
+        if parts.len() > 1 {
+            page.section(format!("By {}", by.name()), "Latencies in milliseconds.");
+            page.table(&part_table(by, &parts, run));
+        }
+    }
+    let reasons: Vec<Vec<String>> =
+        failures(run).into_iter().map(|(reason, count)| vec![reason.to_owned(), count.to_string()]).collect();
+    if !reasons.is_empty() {
+        page.section("Failures".to_owned(), "");
+        page.table(&[vec![vec!["reason".to_owned(), "requests".to_owned()]], reasons].concat());
+    }
+}
+
+fn tiles(run: &RunResult, metrics: &Metrics) -> Vec<(String, String, String)> {
+    let tile = |value: String, name: &str, note: String| (value, name.to_owned(), note);
+    let mut tiles = vec![
+        tile(short(metrics.completed as f64), "completed", format!("{} failed", short(metrics.failed as f64))),
+        tile(
+            short(metrics.per_second(metrics.completed)),
+            "requests per second",
+            format!("over {}", charts::duration_text(metrics.duration)),
+        ),
+        tile(
+            short(metrics.per_second(metrics.output_tokens)),
+            "output tokens per second",
+            format!("{} of input", short(metrics.per_second(metrics.input_tokens))),
+        ),
+    ];
+    for (measure, name) in [("ttft", "TTFT P99"), ("tpot", "TPOT P99"), ("e2el", "E2EL P99")] {
+        if let Some(values) = metrics.measure(measure).filter(|values| values.count() > 0) {
+            tiles.push(tile(
+                charts::duration_text(values.percentile(99.0)),
+                name,
+                format!("P50 {}", charts::duration_text(values.median())),
+            ));
+        }
+    }
+    if run.config.has_slo() {
+        let Estimate { value: share, low, high } = attainment(metrics);
+        let note = format!("95 %: {:.1} to {:.1} %", low * 100.0, high * 100.0);
+        tiles.push(tile(format!("{:.2} %", share * 100.0), "within objectives", note));
+    }
+    tiles
+}
+
+fn latency_table(metrics: &Metrics) -> Vec<Vec<String>> {
+    let head = ["measure", "mean", "P50", "P90", "P95", "P99", "P99.9", "max"].map(str::to_owned).to_vec();
+    let mut rows = vec![head];
+    for measure in ["ttft", "tpot", "itl", "e2el"] {
+        let Some(values) = metrics.measure(measure).filter(|values| values.count() > 0) else { continue };
+        let mut row = vec![measure.to_uppercase(), millis(values.mean())];
+        row.extend([50.0, 90.0, 95.0, 99.0, 99.9].map(|p| millis(values.percentile(p))));
+        row.push(millis(values.max()));
+        rows.push(row);
+    }
+    rows
+}
+
+fn millis(seconds: f64) -> String {
+    short(seconds * 1e3)
+}
+
+const PART: [&str; 7] = ["ok", "failed", "req/s", "tok/s", "TTFT P50", "TTFT P99", "E2EL P99"];
+
+fn part_row(metrics: &Metrics) -> Vec<String> {
+    vec![
+        short(metrics.completed as f64),
+        short(metrics.failed as f64),
+        short(metrics.per_second(metrics.completed)),
+        short(metrics.per_second(metrics.output_tokens)),
+        millis(metrics.ttft.median()),
+        millis(metrics.ttft.percentile(99.0)),
+        millis(metrics.e2el.percentile(99.0)),
+    ]
+}
+
+fn part_table(by: SliceBy, parts: &[(String, Metrics)], run: &RunResult) -> Vec<Vec<String>> {
+    let slo = run.config.has_slo();
+    let mut head: Vec<String> = std::iter::once(by.name()).chain(PART).map(str::to_owned).collect();
+    head.extend(slo.then(|| "within objectives".to_owned()));
+    let row = |(name, metrics): &(String, Metrics)| {
+        let mut row = vec![name.clone()];
+        row.extend(part_row(metrics));
+        row.extend(slo.then(|| format!("{:.1} %", metrics.attainment() * 100.0)));
+        row
+    };
+    std::iter::once(head).chain(parts.iter().map(row)).collect()
+}
+
+fn run_table(runs: &[RunResult], metrics: &[Metrics]) -> Vec<Vec<String>> {
+    let slo = runs.iter().all(|run| run.config.has_slo());
+    let mut head: Vec<String> = std::iter::once("run").chain(PART).map(str::to_owned).collect();
+    head.extend(slo.then(|| "within objectives".to_owned()));
+    let mut order: Vec<usize> = (0..runs.len()).collect();
+    if let Some(sweep) = Sweep::of(runs) {
+        order = sweep.places.iter().map(|(_, run)| *run).collect();
+    }
+    let row = |run: usize| {
+        let mut row = vec![name(&runs[run])];
+        row.extend(part_row(&metrics[run]));
+        row.extend(slo.then(|| format!("{:.1} %", metrics[run].attainment() * 100.0)));
+        row
+    };
+    std::iter::once(head).chain(order.into_iter().map(row)).collect()
+}
+
+fn sweep_title(sweep: &Sweep, metrics: &[Metrics]) -> String {
+    let mut title = format!("Sweep over {}", sweep.varied);
+    if sweep.varied == "concurrency" {
+        let _ = match sweep.knee(metrics) {
+            Some(knee) => write!(title, ": the knee is at {knee:.0} in flight"),
+            None => write!(title, ": no knee in this range"),
+        };
+    }
+    title
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::result::record::{Outcome, Record, RunConfig, Slo};
+
+    fn run(streams: Option<u32>, label: &str) -> RunResult {
+        let record = |index: u64| Record {
+            index,
+            sent: index as f64 * 0.1,
+            ended: index as f64 * 0.1 + 0.4,
+            outcome: if index % 10 == 9 { Outcome::Failed("status <503>".into()) } else { Outcome::Completed },
+            prompt_tokens: 10,
+            output_tokens: 4,
+            ttft: 0.1,
+            latency: 0.4,
+            itls: vec![0.1; 3],
+            ..Record::default()
+        };
+        RunResult {
+            config: RunConfig {
+                label: Some(label.to_owned()),
+                model: "llama".to_owned(),
+                max_concurrency: streams,
+                slo: Slo { ttft: Some(200.0), ..Slo::default() },
+                ..RunConfig::default()
+            },
+            requests: (0..50).map(record).collect(),
+            duration: 5.4,
+            warnings: vec!["this client was the bottleneck".to_owned()],
+            ..RunResult::default()
+        }
+    }
+
+    #[test]
+    fn a_page_stands_alone_and_nothing_in_it_is_taken_for_markup() {
+        let page = html(&[run(None, "<script>alert(1)</script>")]);
+        assert!(page.starts_with("<!doctype html>") && page.ends_with("</html>\n"));
+        for outside in ["<script", "src=\"", "@import", "url("] {
+            assert!(!page.contains(outside), "{outside}");
+        }
+        let links = page.matches("http://").count() - page.matches("http://www.w3.org/2000/svg").count();
+        assert_eq!(links, 0, "only the name of the SVG format");
+        assert!(page.contains("&lt;script&gt;") && page.contains("status &lt;503&gt;"));
+        assert!(page.contains("this client was the bottleneck") && page.contains("90.00 %"));
+        assert_eq!(page.matches("<svg").count(), 2 * run_plots(&run(None, "")).len(), "wide and narrow");
+    }
+
+    #[test]
+    fn a_sweep_has_its_plots_its_table_and_every_run() {
+        let runs = [1, 2, 4].map(|streams| run(Some(streams), "sweep"));
+        let page = html(&runs);
+        for text in ["Throughput over concurrency", "no knee in this range", "concurrency 4", "<details>"] {
+            assert!(page.contains(text), "{text}");
+        }
+        let files: Vec<String> = plots(&runs).into_iter().map(|(name, _)| name).collect();
+        assert_eq!(files[..2], ["throughput-over-concurrency.svg", "time-to-first-token-over-concurrency.svg"]);
+        assert!(plots(&runs).iter().all(|(_, svg)| svg.contains("<style>")));
+    }
+
+    #[test]
+    fn a_result_without_requests_says_what_to_do() {
+        let page = html(&[RunResult::default()]);
+        assert!(page.contains("--save-detailed"));
+        assert!(html(&[]).ends_with("</html>\n"));
+    }
+}

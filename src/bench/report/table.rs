@@ -1,0 +1,350 @@
+//! A result for people: the block that `vllm bench serve` prints, and below it what it does not say.
+//!
+//! The block has the original's labels in its places (40 columns of label, then the value with two decimals), so that scripts
+//! which read its output read ours. Then: the load that was really delivered and our own lag; latencies from the moment a
+//! request was due, when they differ; the steady window; one line for each class, adapter, pool and backend, where there
+//! is more than one; reasons of failure; what the servers said; warnings.
+
+use std::fmt::Write as _;
+
+use comfy_table::{CellAlignment, Table, presets};
+
+use crate::result::metrics::{Distribution, Metrics};
+use crate::result::record::{RunResult, ServerSide};
+use crate::result::slices::{self, SliceBy};
+use crate::result::steady::{self, Steady};
+use crate::result::validity::Delivered;
+
+/// Width of the block.
+const WIDTH: usize = 50;
+/// A delay that changes no latency anybody looks at, seconds.
+const NO_DELAY: f64 = 0.001;
+
+/// Everything there is to say of a run.
+pub fn table(result: &RunResult) -> String {
+    let metrics = Metrics::of(result);
+    let mut text = block(result, &metrics);
+    load(&mut text, result, &metrics);
+    if let Some(steady) = steady::steady(result) {
+        steady_block(&mut text, &steady);
+    }
+    servers(&mut text, result);
+    text.push_str(&"=".repeat(WIDTH));
+    text.push('\n');
+    for by in SliceBy::ALL {
+        let parts = slices::slices(result, by);
+        if parts.len() > 1 {
+            let _ = writeln!(text, "{}", parts_table(by.name(), &parts, result.config.has_slo()));
+        }
+    }
+    for (reason, count) in slices::failures(result) {
+        let _ = writeln!(text, "failed: {count} x {reason}");
+    }
+    for warning in &result.warnings {
+        let _ = writeln!(text, "warning: {warning}");
+    }
+    text
+}
+
+/// The block of the original.
+pub fn block(result: &RunResult, metrics: &Metrics) -> String {
+    let config = &result.config;
+    let mut text = String::new();
+    title(&mut text, '=', if result.partial { "Partial Serving Benchmark Result" } else { "Serving Benchmark Result" });
+    whole(&mut text, "Successful requests:", metrics.completed);
+    whole(&mut text, "Failed requests:", metrics.failed);
+    if metrics.left > 0 {
+        whole(&mut text, "Clients that left:", metrics.left);
+    }
+    if metrics.unfinished > 0 {
+        whole(&mut text, "Unfinished requests:", metrics.unfinished);
+    }
+    if let Some(most) = config.max_concurrency {
+        whole(&mut text, "Maximum request concurrency:", u64::from(most));
+    }
+    if let Some(rate) = config.request_rate {
+        line(&mut text, "Request rate configured (RPS):", rate);
+    }
+    line(&mut text, "Benchmark duration (s):", metrics.duration);
+    whole(&mut text, "Total input tokens:", metrics.input_tokens);
+    whole(&mut text, "Total generated tokens:", metrics.output_tokens);
+    line(&mut text, "Request throughput (req/s):", metrics.per_second(metrics.completed));
+    if config.has_slo() {
+        line(&mut text, "Request goodput (req/s):", metrics.per_second(metrics.good));
+    }
+    line(&mut text, "Output token throughput (tok/s):", metrics.per_second(metrics.output_tokens));
+    line(&mut text, "Peak output token throughput (tok/s):", metrics.peak_tokens);
+    line(&mut text, "Peak concurrent requests:", metrics.peak_requests as f64);
+    let tokens = metrics.input_tokens + metrics.output_tokens;
+    line(&mut text, "Total token throughput (tok/s):", metrics.per_second(tokens));
+    for (name, short, long) in MEASURES {
+        if config.percentile_metrics.iter().any(|asked| asked == name)
+            && let Some(distribution) = metrics.measure(name)
+        {
+            measure(&mut text, short, long, distribution, &config.percentiles);
+        }
+    }
+    text
+}
+
+/// Key, abbreviation and name of each measure.
+const MEASURES: [(&str, &str, &str); 4] = [
+    ("ttft", "TTFT", "Time to First Token"),
+    ("tpot", "TPOT", "Time per Output Token (excl. 1st token)"),
+    ("itl", "ITL", "Inter-token Latency"),
+    ("e2el", "E2EL", "End-to-end Latency"),
+];
+
+fn measure(text: &mut String, short: &str, long: &str, of: &Distribution, percentiles: &[f64]) {
+    title(text, '-', long);
+    line(text, &format!("Mean {short} (ms):"), of.mean() * 1e3);
+    line(text, &format!("Median {short} (ms):"), of.median() * 1e3);
+    for p in percentiles {
+        line(text, &format!("P{p} {short} (ms):"), of.percentile(*p) * 1e3);
+    }
+}
+
+fn load(text: &mut String, result: &RunResult, metrics: &Metrics) {
+    title(text, '-', "Load and Client");
+    if let Some(delivered) = Delivered::of(result) {
+        line(text, "Request rate scheduled (req/s):", delivered.scheduled);
+        line(text, "Request rate delivered (req/s):", delivered.sent);
+    }
+    line(text, "P99 lag of requests, our own (ms):", metrics.lag.percentile(99.0) * 1e3);
+    line(text, "P99 lag of timers, our own (ms):", result.client.lag_p99 * 1e3);
+    if result.duration > 0.0 {
+        line(text, "CPU of this process (cores):", result.client.cpu_seconds / result.duration);
+    }
+    if result.config.has_slo() {
+        let interval = slices::attainment(metrics);
+        let share = metrics.attainment() * 100.0;
+        let range = format!("{share:.2} % (95 %: {:.2} to {:.2})", interval.low * 100.0, interval.high * 100.0);
+        let _ = writeln!(text, "{:<40} {range}", "Met all objectives:");
+    }
+    if metrics.queue_wait.count() > 0 {
+        line(text, "Mean wait in the gateway (ms):", metrics.queue_wait.mean() * 1e3);
+        line(text, "P99 wait in the gateway (ms):", metrics.queue_wait.percentile(99.0) * 1e3);
+    }
+    let delays = Distribution::of(result.requests.iter().map(crate::result::record::Record::delay).collect());
+    if delays.percentile(99.0) > NO_DELAY {
+        let due = Metrics::of(&result.from_due());
+        line(text, "P99 TTFT from when it was due (ms):", due.ttft.percentile(99.0) * 1e3);
+        line(text, "P99 E2EL from when it was due (ms):", due.e2el.percentile(99.0) * 1e3);
+    }
+}
+
+fn steady_block(text: &mut String, steady: &Steady) {
+    let window = &steady.window;
+    title(text, '-', "Steady State");
+    let range = format!("{:.1} to {:.1} of the run", window.start_s, window.end_s);
+    let _ = writeln!(text, "{:<40} {range}", "Window (s):");
+    line(text, "Request throughput (req/s), steady:", steady.request_throughput);
+    line(text, "Output token throughput (tok/s), steady:", steady.output_throughput);
+    line(text, "Mean TTFT (ms), steady:", steady.metrics.ttft.mean() * 1e3);
+    line(text, "Mean TPOT (ms), steady:", steady.metrics.tpot.mean() * 1e3);
+    if let Some(warning) = &window.warning {
+        let _ = writeln!(text, "{:<40} {warning}", "Note:");
+    }
+}
+
+fn servers(text: &mut String, result: &RunResult) {
+    for side in &result.servers {
+        title(text, '-', &format!("Server {}", side.url.trim_start_matches("http://")));
+        if side.prefix_queries > 0.0 {
+            line(text, "Prefix cache hit rate (%):", hit_rate(side) * 100.0);
+        }
+        line(text, "Preemptions:", side.preemptions);
+        line(text, "Peak KV cache use (%):", side.kv_peak * 100.0);
+        line(text, "Most running at once:", side.running_peak);
+        line(text, "Most waiting at once:", side.waiting_peak);
+    }
+}
+
+/// Share of the looked-up prompt tokens that the prefix cache had.
+pub fn hit_rate(side: &ServerSide) -> f64 {
+    if side.prefix_queries > 0.0 { side.prefix_hits / side.prefix_queries } else { 0.0 }
+}
+
+fn title(text: &mut String, fill: char, name: &str) {
+    let name = if fill == '=' { format!(" {name} ") } else { name.to_owned() };
+    let left = WIDTH.saturating_sub(name.chars().count()) / 2;
+    let right = WIDTH.saturating_sub(name.chars().count() + left);
+    let fill = |count: usize| fill.to_string().repeat(count);
+    let _ = writeln!(text, "{}{name}{}", fill(left), fill(right));
+}
+
+fn line(text: &mut String, label: &str, value: f64) {
+    let _ = writeln!(text, "{label:<40} {value:<10.2}");
+}
+
+fn whole(text: &mut String, label: &str, value: u64) {
+    let _ = writeln!(text, "{label:<40} {value:<10}");
+}
+
+/// One line for each part, times in milliseconds.
+pub fn parts_table(name: &str, parts: &[(String, Metrics)], judged: bool) -> Table {
+    let mut table = Table::new();
+    table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
+    let mut header = vec![
+        name,
+        "sent",
+        "ok",
+        "failed",
+        "req/s",
+        "out tok/s",
+        "TTFT p50",
+        "TTFT p99",
+        "TPOT mean",
+        "ITL p99",
+        "E2EL p50",
+        "E2EL p99",
+    ];
+    if judged {
+        header.push("met %");
+    }
+    table.set_header(header);
+    for (name, metrics) in parts {
+        let mut cells = vec![
+            name.clone(),
+            metrics.sent.to_string(),
+            metrics.completed.to_string(),
+            metrics.failed.to_string(),
+            format!("{:.2}", metrics.per_second(metrics.completed)),
+            format!("{:.1}", metrics.per_second(metrics.output_tokens)),
+            millis(&metrics.ttft, metrics.ttft.percentile(50.0)),
+            millis(&metrics.ttft, metrics.ttft.percentile(99.0)),
+            millis(&metrics.tpot, metrics.tpot.mean()),
+            millis(&metrics.itl, metrics.itl.percentile(99.0)),
+            millis(&metrics.e2el, metrics.e2el.percentile(50.0)),
+            millis(&metrics.e2el, metrics.e2el.percentile(99.0)),
+        ];
+        if judged {
+            cells.push(format!("{:.2}", metrics.attainment() * 100.0));
+        }
+        table.add_row(cells);
+    }
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table
+}
+
+/// `seconds` of a measure in milliseconds with one decimal, or a dash when there is nothing to summarise.
+fn millis(of: &Distribution, seconds: f64) -> String {
+    if of.count() == 0 { "-".to_owned() } else { format!("{:.1}", seconds * 1e3) }
+}
+
+/// One line for each run of a sweep, by what was varied. Rates are of the whole run, as in its JSON and its report.
+pub fn sweep_table(name: &str, runs: &[(String, RunResult)]) -> Table {
+    let mut table = Table::new();
+    table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
+    table.set_header([
+        name,
+        "ok",
+        "failed",
+        "req/s",
+        "out tok/s",
+        "TTFT mean",
+        "TTFT p50",
+        "TTFT p99",
+        "TPOT mean",
+        "ITL p99",
+        "E2EL p99",
+        "met %",
+    ]);
+    for (value, result) in runs {
+        let metrics = Metrics::of(result);
+        let (requests, tokens) = (metrics.per_second(metrics.completed), metrics.per_second(metrics.output_tokens));
+        let met = format!("{:.2}", metrics.attainment() * 100.0);
+        table.add_row([
+            value.clone(),
+            metrics.completed.to_string(),
+            metrics.failed.to_string(),
+            format!("{requests:.2}"),
+            format!("{tokens:.1}"),
+            millis(&metrics.ttft, metrics.ttft.mean()),
+            millis(&metrics.ttft, metrics.ttft.percentile(50.0)),
+            millis(&metrics.ttft, metrics.ttft.percentile(99.0)),
+            millis(&metrics.tpot, metrics.tpot.mean()),
+            millis(&metrics.itl, metrics.itl.percentile(99.0)),
+            millis(&metrics.e2el, metrics.e2el.percentile(99.0)),
+            if result.config.has_slo() { met } else { "-".to_owned() },
+        ]);
+    }
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::result::record::{ClassConfig, Outcome, Record, RunConfig, Slo};
+
+    fn result() -> RunResult {
+        let record = |class, ttft: f64| Record {
+            class,
+            outcome: Outcome::Completed,
+            ttft,
+            latency: ttft + 0.04,
+            itls: vec![0.01; 4],
+            prompt_tokens: 3,
+            output_tokens: 5,
+            ..Record::default()
+        };
+        let failed = Record { outcome: Outcome::Failed("status 503".into()), ..Record::default() };
+        let class = |name: &str| ClassConfig { name: name.into(), ..ClassConfig::default() };
+        let config = RunConfig {
+            classes: vec![class("short"), class("long")],
+            percentiles: vec![50.0, 99.9],
+            percentile_metrics: vec!["ttft".into(), "e2el".into()],
+            slo: Slo { ttft: Some(15.0), ..Slo::default() },
+            request_rate: Some(1.5),
+            ..RunConfig::default()
+        };
+        let requests = vec![record(0, 0.01), failed, record(1, 0.02)];
+        RunResult { requests, config, duration: 2.0, warnings: vec!["mind".into()], ..RunResult::default() }
+    }
+
+    #[test]
+    fn the_block_has_the_labels_of_the_original_in_their_places() {
+        let text = table(&result());
+        let starts =
+            |line: &str| assert!(text.lines().any(|found| found.trim_end() == line), "{line}\nis not in\n{text}");
+        starts("============ Serving Benchmark Result ============");
+        starts("Successful requests:                     2");
+        starts("Failed requests:                         1");
+        starts("Request rate configured (RPS):           1.50");
+        starts("Request throughput (req/s):              1.00");
+        starts("Request goodput (req/s):                 0.50");
+        starts("Output token throughput (tok/s):         5.00");
+        starts("---------------Time to First Token----------------");
+        starts("P50 TTFT (ms):                           15.00");
+        starts("P99.9 E2EL (ms):                         59.99");
+        assert!(!text.contains("TPOT (ms)"), "not asked for");
+        starts("Met all objectives:                      33.33 % (95 %: 6.15 to 79.23)");
+        starts("failed: 1 x status 503");
+        starts("warning: mind");
+    }
+
+    #[test]
+    fn each_class_has_a_line() {
+        let text = table(&result());
+        let line = text.lines().find(|line| line.trim_start().starts_with("short")).unwrap();
+        let cells: Vec<&str> = line.split_whitespace().collect();
+        assert_eq!(
+            cells,
+            ["short", "2", "1", "1", "0.50", "2.5", "10.0", "10.0", "10.0", "10.0", "50.0", "50.0", "50.00"]
+        );
+    }
+
+    #[test]
+    fn a_sweep_has_a_line_for_each_run_and_dashes_for_nothing() {
+        let empty = RunResult::default();
+        let text = sweep_table("streams", &[("1".into(), result()), ("2".into(), empty)]).to_string();
+        assert!(text.lines().any(|line| line.split_whitespace().next() == Some("1")));
+        let dashes = text.lines().find(|line| line.split_whitespace().next() == Some("2")).unwrap();
+        assert_eq!(dashes.matches('-').count(), 7, "{dashes}");
+    }
+}

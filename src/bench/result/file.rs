@@ -1,0 +1,400 @@
+//! Results on disk: the keys of `vllm bench serve --save-result`, and everything else under `sluice`.
+//!
+//! A file is one JSON object, or several one after another (white space between them): a sweep, or `--append-result`.
+//! The top level of an object has the keys and the arithmetic of the original, so that scripts written for its files
+//! work; the arrays of single requests (`ttfts`, `itls`, ..) are there with `--save-detailed` only, as in the original.
+//! The object `sluice` holds the whole [`RunResult`]. Gaps between tokens are most of its size; they are left out of it when
+//! the top level has them, and beyond [`MAX_GAPS`].
+//!
+//! Reading accepts files of `vllm bench serve` and `vllm-rs bench serve` too. With their arrays, requests are made from
+//! them; without, there are none, and [`RunResult::reported`] holds what the file says.
+
+use std::io::Write;
+use std::path::Path;
+use std::sync::Arc;
+
+use serde::Deserialize as _;
+use serde_json::{Map, Value, json};
+
+use crate::result::metrics::Metrics;
+use crate::result::record::{Outcome, Record, RunConfig, RunResult};
+use crate::result::slices::{self, SliceBy};
+use crate::result::steady::{self, Steady};
+use crate::result::validity::Delivered;
+use crate::result::vllm_keys::{numbers, statistics, vllm_keys};
+
+/// Gaps between tokens that a file holds without `--save-detailed`: about 20 MB of text.
+pub const MAX_GAPS: usize = 1_000_000;
+/// The longest file that is read, bytes.
+pub const MAX_FILE: u64 = 2 << 30;
+/// Of what is written under `sluice`.
+pub const VERSION: u64 = 1;
+
+/// Why a result cannot be read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum FileError {
+    /// The system says no.
+    #[error("{0}: {1}")]
+    Io(String, std::io::Error),
+    /// Longer than [`MAX_FILE`].
+    #[error("{0}: larger than {MAX_FILE} bytes; a result file is not that large")]
+    TooLarge(String),
+    /// Not JSON.
+    #[error("{0}: not a result file ({1}); give a JSON file written by --save-result")]
+    NotJson(String, serde_json::Error),
+    /// JSON of something else.
+    #[error("{0}: not a result: {1}; give a JSON file written by --save-result")]
+    NotAResult(String, &'static str),
+    /// A `sluice` object that this version does not understand.
+    #[error("{0}: its `sluice` part cannot be read ({1}); was it written by a newer version?")]
+    Foreign(String, String),
+    /// Nothing in it.
+    #[error("{0}: holds no result; give a JSON file written by --save-result")]
+    Empty(String),
+}
+
+/// The results in the file at `path`, in their order. At least one.
+///
+/// # Errors
+/// The file cannot be read, or is not one of results.
+pub fn load(path: &Path) -> Result<Vec<RunResult>, FileError> {
+    let name = path.display().to_string();
+    let io = |error| FileError::Io(name.clone(), error);
+    let size = std::fs::metadata(path).map_err(io)?.len();
+    if size > MAX_FILE {
+        return Err(FileError::TooLarge(name));
+    }
+    parse(&std::fs::read(path).map_err(io)?, &name)
+}
+
+/// The results in the text of a file called `name`.
+///
+/// # Errors
+/// As [`load`].
+pub fn parse(text: &[u8], name: &str) -> Result<Vec<RunResult>, FileError> {
+    let mut results = Vec::new();
+    for value in serde_json::Deserializer::from_slice(text).into_iter::<Value>() {
+        match value.map_err(|error| FileError::NotJson(name.to_owned(), error))? {
+            Value::Array(several) => {
+                for value in several {
+                    results.push(read(value, name)?);
+                }
+            }
+            value => results.push(read(value, name)?),
+        }
+    }
+    if results.is_empty() { Err(FileError::Empty(name.to_owned())) } else { Ok(results) }
+}
+
+/// Writes `result` to `path`, whole or not at all; or at the end of what is there.
+///
+/// # Errors
+/// The system says no.
+pub fn save(result: &RunResult, path: &Path, detailed: bool, append: bool) -> Result<(), FileError> {
+    let io = |error| FileError::Io(path.display().to_string(), error);
+    if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+        std::fs::create_dir_all(folder).map_err(io)?;
+    }
+    let mut text = to_json(result, detailed).to_string();
+    text.push('\n');
+    if append {
+        let mut file = std::fs::OpenOptions::new().append(true).create(true).open(path).map_err(io)?;
+        return file.write_all(text.as_bytes()).map_err(io);
+    }
+    let mut unfinished = path.as_os_str().to_owned();
+    unfinished.push(".part");
+    std::fs::write(&unfinished, text).map_err(io)?;
+    std::fs::rename(&unfinished, path).map_err(io)
+}
+
+/// Gaps between tokens in a result.
+pub fn gaps(result: &RunResult) -> usize {
+    result.requests.iter().map(|record| record.itls.len()).sum()
+}
+
+/// The JSON object of a result; with the arrays of single requests when `detailed`.
+pub fn to_json(result: &RunResult, detailed: bool) -> Value {
+    let mut top = vllm_keys(result, &Metrics::of(result));
+    if detailed {
+        top.append(&mut arrays(result));
+    }
+    let mut own = json!(result);
+    if detailed || gaps(result) > MAX_GAPS {
+        let records = own.get_mut("requests").and_then(Value::as_array_mut);
+        for record in records.into_iter().flatten().filter_map(Value::as_object_mut) {
+            record.remove("itls");
+        }
+    }
+    if let Some(own) = own.as_object_mut() {
+        own.insert("version".into(), json!(VERSION));
+        own.insert("summary".into(), summary(result));
+    }
+    if let Some(steady) = steady::steady(result) {
+        top.insert("steady_state".into(), steady_json(&steady, &result.config));
+    }
+    top.insert("sluice".into(), own);
+    Value::Object(top)
+}
+
+/// Numbers that the original does not have. They follow from the rest and are not read back.
+pub fn summary(result: &RunResult) -> Value {
+    let whole = Metrics::of(result);
+    let mut map = slices::part(&whole, result);
+    for by in SliceBy::ALL {
+        let parts = slices::json(result, by);
+        if parts.as_object().is_some_and(|parts| !parts.is_empty()) {
+            map.insert(format!("by_{}", by.name()), parts);
+        }
+    }
+    map.insert("failures".into(), json!(slices::failures(result)));
+    map.insert("delivered".into(), json!(Delivered::of(result)));
+    map.insert("p99_lag_ms".into(), json!(whole.lag.percentile(99.0) * 1e3));
+    map.insert("max_lag_ms".into(), json!(whole.lag.max() * 1e3));
+    if result.requests.iter().any(|record| record.due.is_some()) {
+        let from_due = result.from_due();
+        map.insert("from_due".into(), Value::Object(numbers(&Metrics::of(&from_due), &result.config)));
+    }
+    Value::Object(map)
+}
+
+/// The steady window under the keys of `vllm-rs bench serve`.
+fn steady_json(steady: &Steady, config: &RunConfig) -> Value {
+    let mut map = Map::new();
+    let mut window = json!(steady.window);
+    if let (Some(window), Some(target)) = (window.as_object_mut(), steady.window.target_concurrency) {
+        window.insert("threshold".into(), json!(steady::THRESHOLD));
+        window.insert("threshold_abs".into(), json!((steady::THRESHOLD * f64::from(target)).ceil()));
+    }
+    map.insert("window".into(), window);
+    map.insert("request_throughput".into(), json!(steady.request_throughput));
+    map.insert("input_throughput".into(), json!(steady.input_throughput));
+    map.insert("output_throughput".into(), json!(steady.output_throughput));
+    map.insert("total_token_throughput".into(), json!(steady.input_throughput + steady.output_throughput));
+    for name in &config.percentile_metrics {
+        if let Some(distribution) = steady.metrics.measure(name) {
+            statistics(&mut map, name, distribution, &config.percentiles);
+        }
+    }
+    Value::Object(map)
+}
+
+/// The arrays of the original: one entry for each request, failed ones too.
+fn arrays(result: &RunResult) -> Map<String, Value> {
+    let list = |of: &dyn Fn(&Record) -> Value| Value::Array(result.requests.iter().map(of).collect());
+    let error = |record: &Record| match &record.outcome {
+        Outcome::Completed => json!(""),
+        Outcome::Failed(reason) => json!(reason),
+        Outcome::Left => json!("left on purpose"),
+        Outcome::Unfinished => json!("unfinished"),
+    };
+    [
+        ("input_lens", list(&|record| json!(record.prompt_tokens))),
+        ("output_lens", list(&|record| json!(if record.is_completed() { record.output_tokens } else { 0 }))),
+        ("ttfts", list(&|record| json!(record.ttft))),
+        ("itls", list(&|record| json!(record.itls))),
+        ("latencies", list(&|record| json!(record.latency))),
+        ("start_times", list(&|record| json!(record.sent))),
+        ("queue_times", list(&|record| json!(record.queued))),
+        ("errors", list(&error)),
+    ]
+    .map(|(key, value)| (key.to_owned(), value))
+    .into_iter()
+    .collect()
+}
+
+fn read(value: Value, name: &str) -> Result<RunResult, FileError> {
+    let Value::Object(mut top) = value else {
+        return Err(FileError::NotAResult(name.to_owned(), "not a JSON object"));
+    };
+    if !top.contains_key("duration") || !top.contains_key("completed") {
+        return Err(FileError::NotAResult(name.to_owned(), "no `duration` and `completed` at its top level"));
+    }
+    let mut result = match top.remove("sluice") {
+        Some(own) => own_part(own, &top, name)?,
+        None => foreign(&top),
+    };
+    result.reported = top;
+    Ok(result)
+}
+
+fn own_part(own: Value, top: &Map<String, Value>, name: &str) -> Result<RunResult, FileError> {
+    let foreign = |why: String| FileError::Foreign(name.to_owned(), why);
+    let version = own.get("version").and_then(Value::as_u64).unwrap_or(0);
+    if version != VERSION {
+        return Err(foreign(format!("version {version}, this program knows {VERSION}")));
+    }
+    let mut result = RunResult::deserialize(own).map_err(|error| foreign(error.to_string()))?;
+    let gaps = top.get("itls").and_then(Value::as_array);
+    for (record, gaps) in result.requests.iter_mut().zip(gaps.into_iter().flatten()) {
+        record.itls = seconds(gaps);
+    }
+    Ok(result)
+}
+
+fn seconds(array: &Value) -> Vec<f64> {
+    array.as_array().into_iter().flatten().filter_map(Value::as_f64).collect()
+}
+
+/// A file of another tool with the same keys.
+fn foreign(top: &Map<String, Value>) -> RunResult {
+    let number = |key: &str| top.get(key).and_then(Value::as_f64);
+    let text = |key: &str| top.get(key).and_then(Value::as_str).map(str::to_owned);
+    let config = RunConfig {
+        label: text("label"),
+        backend: text("backend").unwrap_or_default(),
+        model: text("model_id").unwrap_or_default(),
+        num_prompts: number("num_prompts").unwrap_or(0.0) as u64,
+        request_rate: number("request_rate"),
+        burstiness: number("burstiness"),
+        max_concurrency: number("max_concurrency").map(|limit| limit as u32),
+        ..RunConfig::default()
+    };
+    let requests = requests_of_arrays(top);
+    RunResult { config, requests, duration: number("duration").unwrap_or(0.0), ..RunResult::default() }
+}
+
+/// Requests from the arrays of `--save-detailed`; none unless all that matter are there.
+fn requests_of_arrays(top: &Map<String, Value>) -> Vec<Record> {
+    let list = |key: &str| top.get(key).and_then(Value::as_array);
+    let (Some(ttfts), Some(itls), Some(inputs), Some(outputs)) =
+        (list("ttfts"), list("itls"), list("input_lens"), list("output_lens"))
+    else {
+        return Vec::new();
+    };
+    let at = |key: &str, index: usize| list(key).and_then(|list| list.get(index)).and_then(Value::as_f64);
+    let starts = list("start_times").into_iter().flatten().filter_map(Value::as_f64);
+    let origin = starts.min_by(f64::total_cmp).unwrap_or(0.0);
+    let mut requests = Vec::with_capacity(ttfts.len());
+    for (index, ((ttft, gaps), (input, output))) in ttfts.iter().zip(itls).zip(inputs.iter().zip(outputs)).enumerate() {
+        let itls = seconds(gaps);
+        let ttft = ttft.as_f64().unwrap_or(0.0);
+        let latency = at("latencies", index).unwrap_or_else(|| ttft + itls.iter().sum::<f64>());
+        let sent = at("start_times", index).map_or(0.0, |start| start - origin);
+        let error = list("errors").and_then(|list| list.get(index)).and_then(Value::as_str).unwrap_or("");
+        let completed = error.is_empty() && ttft > 0.0;
+        requests.push(Record {
+            index: index as u64,
+            sent,
+            ended: sent + latency,
+            queued: at("queue_times", index).unwrap_or(0.0),
+            outcome: if completed { Outcome::Completed } else { Outcome::Failed(Arc::from(error)) },
+            prompt_tokens: input.as_u64().unwrap_or(0),
+            output_tokens: output.as_u64().unwrap_or(0),
+            ttft,
+            latency,
+            itls,
+            ..Record::default()
+        });
+    }
+    requests
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn result() -> RunResult {
+        let record = |index, outcome, ttft: f64| Record {
+            index,
+            outcome,
+            sent: 0.25 * index as f64,
+            ended: 0.25 * index as f64 + ttft + 0.2,
+            ttft,
+            itls: vec![0.1, 0.1],
+            latency: ttft + 0.2,
+            prompt_tokens: 7,
+            output_tokens: 3,
+            pool: Some("short".into()),
+            queue_wait: Some(0.001),
+            ..Record::default()
+        };
+        let failed =
+            Record { output_tokens: 0, ttft: 0.0, itls: vec![], ..record(1, Outcome::Failed("cut".into()), 0.0) };
+        let config = RunConfig {
+            backend: "openai".into(),
+            num_prompts: 2,
+            request_rate: Some(4.0),
+            percentiles: vec![50.0, 99.9],
+            percentile_metrics: vec!["ttft".into()],
+            metadata: [("gpu".to_owned(), "none".to_owned())].into(),
+            ..RunConfig::default()
+        };
+        RunResult {
+            started_at: "2026-01-02T03:04:05Z".into(),
+            config,
+            duration: 2.0,
+            requests: vec![record(0, Outcome::Completed, 0.05), failed],
+            ..RunResult::default()
+        }
+    }
+
+    #[test]
+    fn what_is_saved_is_read_back_with_and_without_the_arrays() {
+        for detailed in [false, true] {
+            let text = to_json(&result(), detailed).to_string();
+            let mut read = parse(text.as_bytes(), "x").unwrap();
+            assert_eq!(read.len(), 1);
+            assert_eq!(std::mem::take(&mut read[0].reported).contains_key("ttfts"), detailed);
+            assert_eq!(read[0], result(), "detailed: {detailed}");
+        }
+    }
+
+    #[test]
+    fn the_top_level_has_the_keys_of_the_original() {
+        let json = to_json(&result(), true);
+        assert_eq!(json["date"], "20260102-030405");
+        assert_eq!((&json["completed"], &json["failed"]), (&json!(1), &json!(1)));
+        assert_eq!(json["request_throughput"], 0.5);
+        assert_eq!(json["p99.9_ttft_ms"], 50.0);
+        assert_eq!(json["p50_ttft_ms"], 50.0);
+        assert_eq!(json["gpu"], "none");
+        assert_eq!(json["request_goodput"], Value::Null);
+        assert_eq!(json["errors"], json!(["", "cut"]));
+        assert!(json.get("mean_e2el_ms").is_none());
+    }
+
+    #[test]
+    fn several_results_may_follow_each_other_in_a_file() {
+        let one = to_json(&result(), false).to_string();
+        assert_eq!(parse(format!("{one}\n{one}\n").as_bytes(), "x").unwrap().len(), 2);
+        assert_eq!(parse(format!("[{one},{one}]").as_bytes(), "x").unwrap().len(), 2);
+    }
+
+    #[test]
+    fn saving_appends_or_replaces_and_makes_the_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a/b.json");
+        save(&result(), &path, false, false).unwrap();
+        save(&result(), &path, false, true).unwrap();
+        assert_eq!(load(&path).unwrap().len(), 2);
+        save(&result(), &path, true, false).unwrap();
+        assert_eq!(load(&path).unwrap().len(), 1);
+        assert_eq!(std::fs::read_dir(path.parent().unwrap()).unwrap().count(), 1, "nothing unfinished is left");
+    }
+
+    #[test]
+    fn a_file_of_the_original_gives_requests_when_it_is_detailed() {
+        let text = br#"{"duration": 2.5, "completed": 1, "failed": 1, "backend": "openai", "request_rate": "inf",
+            "max_concurrency": 8, "input_lens": [4, 4], "output_lens": [3, 0], "ttfts": [0.5, 0.0],
+            "itls": [[0.25, 0.25], []], "start_times": [100.5, 100.25], "errors": ["", "boom"]}"#;
+        let result = parse(text, "x").unwrap().remove(0);
+        assert_eq!(result.config.max_concurrency, Some(8));
+        assert_eq!(result.config.request_rate, None);
+        let metrics = Metrics::of(&result);
+        assert_eq!((metrics.completed, metrics.failed, metrics.e2el.mean()), (1, 1, 1.0));
+        assert_eq!(result.requests[0].sent, 0.25);
+        let brief = parse(br#"{"duration": 2.5, "completed": 1, "mean_ttft_ms": 3.5}"#, "x").unwrap().remove(0);
+        assert!(brief.requests.is_empty());
+        assert_eq!(brief.reported["mean_ttft_ms"], 3.5);
+    }
+
+    #[test]
+    fn what_is_no_result_is_said_to_be_none() {
+        let error = |text: &str| parse(text.as_bytes(), "file.json").unwrap_err().to_string();
+        assert!(error("{\"a\":1}").contains("no `duration`"));
+        assert!(error("[1]").contains("not a JSON object"));
+        assert!(error("").contains("holds no result"));
+        assert!(error("<html>").contains("--save-result"));
+        assert!(error("{\"duration\":1,\"completed\":1,\"sluice\":{\"version\":99}}").contains("version 99"));
+    }
+}

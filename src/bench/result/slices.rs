@@ -1,0 +1,175 @@
+//! The numbers of a part of a run: by class, by adapter, by pool, backend or arm of the gateway.
+//!
+//! Each part is taken as if it had been alone: its rates divide by the duration of the whole run, so they add up. A part is
+//! named; requests that went through no gateway, or failed before one answered, are in none by pool.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value, json};
+
+use crate::result::metrics::Metrics;
+use crate::result::record::{Outcome, Record, RunResult};
+use crate::result::vllm_keys::numbers;
+use sluice_core::stats::{Estimate, proportion};
+
+/// What parts are made by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SliceBy {
+    /// The workload's classes.
+    Class,
+    /// LoRA adapters; the base model is a part, too, when there are adapters.
+    Adapter,
+    /// The gateway's pools.
+    Pool,
+    /// The gateway's backends.
+    Backend,
+    /// Arms of an experiment.
+    Arm,
+}
+
+impl SliceBy {
+    /// Every one, in the order of reports.
+    pub const ALL: [Self; 5] = [Self::Class, Self::Adapter, Self::Pool, Self::Backend, Self::Arm];
+
+    /// How a report calls it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Class => "class",
+            Self::Adapter => "adapter",
+            Self::Pool => "pool",
+            Self::Backend => "backend",
+            Self::Arm => "arm",
+        }
+    }
+
+    /// The part that a request belongs to: a sort key and a name.
+    fn of(self, record: &Record, result: &RunResult) -> Option<(usize, String)> {
+        let named = |name: &Option<std::sync::Arc<str>>| name.as_deref().map(|name| (0, name.to_owned()));
+        match self {
+            Self::Class => {
+                let class = record.class as usize;
+                let name =
+                    result.config.classes.get(class).map_or_else(|| "all".to_owned(), |class| class.name.clone());
+                Some((class, name))
+            }
+            Self::Adapter if result.config.adapters.is_empty() => None,
+            Self::Adapter => {
+                let index = record.adapter.map_or(usize::MAX, |adapter| adapter as usize);
+                let name = result.config.adapters.get(index).unwrap_or(&result.config.model);
+                Some((index, name.clone()))
+            }
+            Self::Pool => named(&record.pool),
+            Self::Backend => named(&record.backend),
+            Self::Arm => named(&record.arm),
+        }
+    }
+}
+
+/// The parts of a run and their numbers, in the order of the configuration or of their names.
+pub fn slices(result: &RunResult, by: SliceBy) -> Vec<(String, Metrics)> {
+    let mut parts: BTreeMap<(usize, String), Vec<&Record>> = BTreeMap::new();
+    for record in &result.requests {
+        if let Some(part) = by.of(record, result) {
+            parts.entry(part).or_default().push(record);
+        }
+    }
+    let numbers = |records: Vec<&Record>| Metrics::of_requests(records, result.duration, &result.config);
+    parts.into_iter().map(|((_, name), records)| (name, numbers(records))).collect()
+}
+
+/// How often each reason of failure came up.
+pub fn failures(result: &RunResult) -> BTreeMap<&str, u64> {
+    let mut failures = BTreeMap::new();
+    for record in &result.requests {
+        if let Outcome::Failed(reason) = &record.outcome {
+            *failures.entry(&**reason).or_default() += 1;
+        }
+    }
+    failures
+}
+
+/// The share of requests that met their objectives, with its 95 % interval, which knows that misses come in clumps.
+pub fn attainment(metrics: &Metrics) -> Estimate {
+    let (hits, latencies): (Vec<bool>, Vec<f64>) = metrics.judgements.iter().copied().unzip();
+    proportion::of_series_with(&hits, &latencies, 0.95)
+}
+
+/// The parts as JSON: the keys of the original for each.
+pub fn json(result: &RunResult, by: SliceBy) -> Value {
+    let parts = slices(result, by);
+    Value::Object(parts.iter().map(|(name, metrics)| (name.clone(), Value::Object(part(metrics, result)))).collect())
+}
+
+/// The keys of the original for one part, and what it lacks.
+pub fn part(metrics: &Metrics, result: &RunResult) -> Map<String, Value> {
+    let mut map = numbers(metrics, &result.config);
+    map.insert("sent".into(), json!(metrics.sent));
+    map.insert("left".into(), json!(metrics.left));
+    map.insert("unfinished".into(), json!(metrics.unfinished));
+    if result.config.has_slo() {
+        let attainment = attainment(metrics);
+        map.insert("attainment".into(), json!(metrics.attainment()));
+        map.insert("attainment_interval_95".into(), json!([attainment.low, attainment.high]));
+    }
+    if metrics.queue_wait.count() > 0 {
+        map.insert("mean_queue_wait_ms".into(), json!(metrics.queue_wait.mean() * 1e3));
+        map.insert("p99_queue_wait_ms".into(), json!(metrics.queue_wait.percentile(99.0) * 1e3));
+    }
+    map
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::result::record::{ClassConfig, RunConfig, Slo};
+
+    fn run() -> RunResult {
+        let record = |class, adapter, pool: Option<&str>, outcome| Record {
+            class,
+            adapter,
+            outcome,
+            pool: pool.map(Into::into),
+            ttft: 0.25,
+            latency: 0.5,
+            output_tokens: 2,
+            ..Record::default()
+        };
+        let class = |name: &str, ttft| ClassConfig {
+            name: name.into(),
+            weight: 1.0,
+            slo: Slo { ttft: Some(ttft), ..Slo::default() },
+        };
+        let config = RunConfig {
+            model: "base".into(),
+            classes: vec![class("short", 300.0), class("long", 200.0)],
+            adapters: vec!["a".into()],
+            ..RunConfig::default()
+        };
+        let requests = vec![
+            record(1, None, Some("p2"), Outcome::Completed),
+            record(0, Some(0), Some("p1"), Outcome::Completed),
+            record(0, Some(0), None, Outcome::Failed("status 503".into())),
+            record(0, None, Some("p1"), Outcome::Completed),
+        ];
+        RunResult { requests, config, duration: 2.0, ..RunResult::default() }
+    }
+
+    #[test]
+    fn parts_come_in_order_and_their_rates_add_up() {
+        let names = |by| slices(&run(), by).into_iter().map(|(name, part)| (name, part.sent)).collect::<Vec<_>>();
+        assert_eq!(names(SliceBy::Class), [("short".into(), 3), ("long".into(), 1)]);
+        assert_eq!(names(SliceBy::Adapter), [("a".into(), 2), ("base".into(), 2)]);
+        assert_eq!(names(SliceBy::Pool), [("p1".into(), 2), ("p2".into(), 1)]);
+        assert_eq!(names(SliceBy::Arm), []);
+        let rates: f64 = slices(&run(), SliceBy::Class).iter().map(|(_, part)| part.per_second(part.completed)).sum();
+        assert_eq!(rates, 1.5);
+    }
+
+    #[test]
+    fn each_class_is_judged_by_its_own_objectives() {
+        let json = json(&run(), SliceBy::Class);
+        assert_eq!(json["short"]["attainment"], 2.0 / 3.0);
+        assert_eq!(json["long"]["attainment"], 0.0);
+        assert_eq!(failures(&run()), BTreeMap::from([("status 503", 1)]));
+    }
+}

@@ -1,0 +1,178 @@
+//! Whether a run can be believed: the load that was delivered beside the load that was asked for, and our own lag.
+//!
+//! A load generator that cannot keep up measures itself. So every result says how much of the configured load was sent, how late
+//! by our own fault, and with which part of this machine; and where that is too much, a warning in words. Thresholds:
+//! less than [`DELIVERED`] of the rate; requests late by more than [`LATE`] at their P99; timers late by more than [`TICK`];
+//! more than [`CPU`] of the machine.
+
+use crate::result::metrics::Distribution;
+use crate::result::record::{Outcome, RunResult};
+use crate::result::steady;
+
+/// Share of the configured rate that must have been sent.
+pub const DELIVERED: f64 = 0.98;
+/// Lag of requests at their P99 that is too much, seconds.
+pub const LATE: f64 = 0.005;
+/// Lag of timers at their P99 that is too much, seconds.
+pub const TICK: f64 = 0.005;
+/// Share of the machine's CPU time that is too much for a client.
+pub const CPU: f64 = 0.85;
+/// Fewest completed requests for a P99.
+const FEW: u64 = 100;
+
+/// Configured and delivered load of an open loop.
+#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct Delivered {
+    /// Requests per second asked for.
+    pub configured: f64,
+    /// Requests per second of the schedule that was drawn: due requests by the time of the last.
+    pub scheduled: f64,
+    /// Requests per second sent: the same requests by the time the last was sent.
+    pub sent: f64,
+}
+
+impl Delivered {
+    /// Of a run at one rate; nothing for closed loops, recorded moments and rates that change.
+    pub fn of(result: &RunResult) -> Option<Self> {
+        let configured = result.config.request_rate?;
+        let last =
+            |of: &dyn Fn(&crate::result::record::Record) -> f64| result.requests.iter().map(of).fold(0.0, f64::max);
+        let due = last(&|record| record.due.unwrap_or(0.0));
+        let sent = last(&|record| record.sent);
+        let count = result.requests.len() as f64;
+        (due > 0.0 && sent > 0.0).then(|| Self { configured, scheduled: count / due, sent: count / sent })
+    }
+
+    /// Share of the schedule's rate that was sent.
+    pub fn share(&self) -> f64 {
+        self.sent / self.scheduled
+    }
+}
+
+/// What a reader must know before believing a number.
+pub fn warnings(result: &RunResult) -> Vec<String> {
+    let mut warnings = Vec::new();
+    if result.partial {
+        let unfinished = result.requests.iter().filter(|record| record.outcome == Outcome::Unfinished).count();
+        warnings.push(format!(
+            "the run was ended early: {} requests were sent, {unfinished} of them were still running and count for nothing",
+            result.requests.len()
+        ));
+    }
+    let queued = Distribution::of(result.requests.iter().map(|record| record.queued).collect());
+    let limited = result.config.request_rate.is_some() && queued.percentile(99.0) > LATE;
+    if let Some(delivered) = Delivered::of(result).filter(|delivered| delivered.share() < DELIVERED) {
+        let why = match limited {
+            true => "--max-concurrency held requests back",
+            false => "this client could not send them in time; use a faster machine or several clients",
+        };
+        warnings.push(format!(
+            "the load was not delivered: {:.2} of {:.2} scheduled requests per second were sent: {why}",
+            delivered.sent, delivered.scheduled
+        ));
+    } else if limited {
+        warnings.push(format!(
+            "--max-concurrency held requests back for up to {:.0} ms (P99): this is no longer an open loop; latencies count \
+             from the moment a request was sent",
+            queued.percentile(99.0) * 1e3
+        ));
+    }
+    let lag = Distribution::of(result.requests.iter().map(crate::result::record::Record::lag).collect());
+    if lag.percentile(99.0) > LATE {
+        warnings.push(format!(
+            "this client was the bottleneck: requests left {:.1} ms late (P99)",
+            lag.percentile(99.0) * 1e3
+        ));
+    }
+    let client = &result.client;
+    if client.lag_p99 > TICK {
+        warnings.push(format!(
+            "this machine was busy: timers were {:.1} ms late (P99), and every latency may be so much too long",
+            client.lag_p99 * 1e3
+        ));
+    }
+    let share = client.cpu_seconds / (result.duration * f64::from(client.cores.max(1)));
+    if result.duration > 1.0 && share > CPU {
+        warnings.push(format!("this process used {:.0} % of the machine's CPU", share * 100.0));
+    }
+    if let Some((first, last)) = steady::growth(result) {
+        warnings.push(format!(
+            "the server did not keep up: requests in flight grew from {first:.0} to {last:.0} while load was steady, so \
+             latencies depend on how long this run was"
+        ));
+    }
+    few(result, &mut warnings);
+    warnings
+}
+
+/// A percentile of few values is one of the largest of them.
+fn few(result: &RunResult, warnings: &mut Vec<String>) {
+    let completed = result.requests.iter().filter(|record| record.is_completed()).count() as u64;
+    if completed == 0 && !result.requests.is_empty() {
+        warnings.push("no request got a complete answer: there are no latencies".to_owned());
+    } else if completed < FEW && completed > 0 {
+        warnings.push(format!("P99 of {completed} requests is nearly the worst of them; send {FEW} or more"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::result::record::{ClientHealth, Record, RunConfig};
+
+    fn run(late: f64, queued: f64) -> RunResult {
+        let requests = (1..=1_000).map(|i| {
+            let due = i as f64 / 100.0;
+            let sent = due + late * due + queued * due;
+            Record {
+                due: Some(due),
+                sent,
+                queued: queued * due,
+                outcome: Outcome::Completed,
+                latency: 0.01,
+                ended: sent + 0.01,
+                ..Record::default()
+            }
+        });
+        let config = RunConfig { request_rate: Some(100.0), ..RunConfig::default() };
+        RunResult { requests: requests.collect(), duration: 10.0, config, ..RunResult::default() }
+    }
+
+    #[test]
+    fn a_run_that_went_as_planned_has_no_warnings() {
+        assert_eq!(warnings(&run(0.0, 0.0)), [""; 0]);
+        let delivered = Delivered::of(&run(0.0, 0.0)).unwrap();
+        assert_eq!((delivered.configured, delivered.scheduled, delivered.share()), (100.0, 100.0, 1.0));
+    }
+
+    #[test]
+    fn a_rate_that_the_client_cannot_deliver_is_said() {
+        let warnings = warnings(&run(0.25, 0.0));
+        assert!(warnings[0].starts_with("the load was not delivered: 80.00 of 100.00"), "{warnings:?}");
+        assert!(warnings[0].contains("use a faster machine"));
+        assert!(warnings[1].contains("this client was the bottleneck"), "{warnings:?}");
+    }
+
+    #[test]
+    fn a_limit_that_holds_requests_back_is_not_the_clients_fault() {
+        let warnings = warnings(&run(0.0, 0.25));
+        assert_eq!(warnings.len(), 1, "{warnings:?}");
+        assert!(warnings[0].contains("--max-concurrency held requests back"));
+    }
+
+    #[test]
+    fn a_busy_machine_and_few_requests_are_said() {
+        let client = ClientHealth { lag_p99: 0.02, cpu_seconds: 19.0, cores: 2, ..ClientHealth::default() };
+        let mut result = RunResult { client, ..run(0.0, 0.0) };
+        let said = warnings(&result);
+        assert!(said[0].contains("20.0 ms late") && said[1].contains("95 %"), "{said:?}");
+        result.client = ClientHealth::default();
+        result.requests.truncate(5);
+        assert!(warnings(&result)[0].contains("P99 of 5 requests"));
+        result.partial = true;
+        result.requests.iter_mut().for_each(|record| record.outcome = Outcome::Unfinished);
+        let said = warnings(&result);
+        assert!(said[0].contains("ended early: 5 requests were sent, 5 of them"), "{said:?}");
+        assert!(said.last().unwrap().contains("no request got a complete answer"));
+    }
+}

@@ -1,0 +1,171 @@
+//! What may be read while a run goes on, and how it is told to stop.
+//!
+//! Counters for a line on the terminal: sent, ended, failed, the rate and the P99 of TTFT of the last [`WINDOW`]. The window is
+//! kept in a ring of at most [`RECENT`] requests, so at high rates it is shorter.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::result::metrics::Distribution;
+use crate::result::record::Record;
+
+/// How far back the present goes.
+pub const WINDOW: Duration = Duration::from_secs(10);
+/// Ended requests that are remembered.
+pub const RECENT: usize = 8_192;
+
+/// Counts that may be read while a run goes on.
+#[derive(Debug, Default)]
+pub struct Progress {
+    /// Requests sent.
+    pub sent: AtomicU64,
+    /// Requests ended, failures included.
+    pub ended: AtomicU64,
+    /// Requests failed.
+    pub failed: AtomicU64,
+    recent: Mutex<VecDeque<(Instant, Option<f64>)>>,
+    stop: CancellationToken,
+    observer: Observer,
+}
+
+/// What a watcher hears of a request.
+#[derive(Clone, Copy, Debug)]
+pub enum RequestEvent<'a> {
+    /// It was sent.
+    Sent {
+        /// Its number in the workload.
+        index: u64,
+        /// Index of its class.
+        class: u32,
+        /// When it was due, or sent where nothing was due; seconds from the start.
+        at: f64,
+    },
+    /// It has ended.
+    Ended(&'a Record),
+}
+
+/// Somebody who hears of each request at once, on the task that sent it; so it must be quick.
+#[derive(Default)]
+struct Observer(Option<Box<ObserverFn>>);
+
+type ObserverFn = dyn Fn(RequestEvent<'_>) + Send + Sync;
+
+impl std::fmt::Debug for Observer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(if self.0.is_some() { "Watcher" } else { "nobody" })
+    }
+}
+
+/// The last [`WINDOW`].
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct RecentStats {
+    /// Requests that ended, per second.
+    pub rate: f64,
+    /// 99th percentile of their TTFT, seconds; nothing when none completed.
+    pub ttft_p99: Option<f64>,
+}
+
+impl Progress {
+    /// Progress that `observer` hears of.
+    pub fn with_observer(observer: impl Fn(RequestEvent<'_>) + Send + Sync + 'static) -> Self {
+        Self { observer: Observer(Some(Box::new(observer))), ..Self::default() }
+    }
+
+    pub(crate) fn notify(&self, news: RequestEvent<'_>) {
+        if let Some(observer) = &self.observer.0 {
+            observer(news);
+        }
+    }
+
+    /// Ends the run: nothing more is sent, and requests in flight are given up at once.
+    pub fn stop(&self) {
+        self.stop.cancel();
+    }
+
+    /// Whether the run was ended.
+    pub fn is_stopped(&self) -> bool {
+        self.stop.is_cancelled()
+    }
+
+    /// Returns when the run is ended.
+    pub async fn stopped(&self) {
+        self.stop.cancelled().await;
+    }
+
+    /// Requests in flight.
+    pub fn in_flight(&self) -> u64 {
+        self.sent.load(Relaxed).saturating_sub(self.ended.load(Relaxed))
+    }
+
+    pub(crate) fn record_sent(&self) {
+        self.sent.fetch_add(1, Relaxed);
+    }
+
+    /// A request ended: with this TTFT when it completed.
+    pub(crate) fn record_ended(&self, ttft: Option<f64>, failed: bool) {
+        self.ended.fetch_add(1, Relaxed);
+        self.failed.fetch_add(u64::from(failed), Relaxed);
+        let mut recent = self.recent.lock();
+        if recent.len() == RECENT {
+            recent.pop_front();
+        }
+        recent.push_back((Instant::now(), ttft));
+    }
+
+    /// The last [`WINDOW`] of a run that began `since` ago.
+    pub fn now(&self, since: Duration) -> RecentStats {
+        let mut recent = self.recent.lock();
+        let (now, full) = (Instant::now(), recent.len() == RECENT);
+        while recent.front().is_some_and(|(at, _)| now - *at > WINDOW) {
+            recent.pop_front();
+        }
+        let span = match recent.front() {
+            Some((first, _)) if full => now - *first,
+            _ => since.min(WINDOW),
+        };
+        let ttfts: Vec<f64> = recent.iter().filter_map(|(_, ttft)| *ttft).collect();
+        let rate = if span.is_zero() { 0.0 } else { recent.len() as f64 / span.as_secs_f64() };
+        let ttft_p99 = (!ttfts.is_empty()).then(|| Distribution::of(ttfts).percentile(99.0));
+        RecentStats { rate, ttft_p99 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn the_present_is_the_last_window() {
+        let progress = Progress::default();
+        for ttft in [5.0, 5.0] {
+            progress.record_sent();
+            progress.record_ended(Some(ttft), false);
+        }
+        tokio::time::advance(WINDOW + Duration::from_secs(1)).await;
+        progress.record_sent();
+        progress.record_sent();
+        progress.record_ended(Some(0.25), false);
+        progress.record_ended(None, true);
+        let now = progress.now(WINDOW * 2);
+        assert_eq!((now.rate, now.ttft_p99), (0.2, Some(0.25)));
+        assert_eq!((progress.in_flight(), progress.failed.load(Relaxed)), (0, 1));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_ring_is_bounded_and_a_young_run_has_a_short_window() {
+        let progress = Progress::default();
+        assert_eq!(progress.now(Duration::ZERO), RecentStats::default());
+        for _ in 0..RECENT + 10 {
+            progress.record_ended(None, false);
+        }
+        assert_eq!(progress.recent.lock().len(), RECENT);
+        let young = Progress::default();
+        young.record_ended(Some(1.0), false);
+        assert_eq!(young.now(Duration::from_secs(2)).rate, 0.5);
+    }
+}

@@ -1,0 +1,163 @@
+//! What the servers say of themselves during a run: their `/metrics`, before, after, and once a second between.
+//!
+//! Differences over the run tell what no client can see: how much of the prompts came out of the prefix cache, how many
+//! requests were preempted; the samples between tell how full the KV cache was and how many requests ran and waited. A page
+//! that cannot be read or is not vLLM's gives nothing, and costs nothing after the first try. Gauges between two samples
+//! are not seen, so peaks are lower bounds.
+//!
+//! At most [`MAX_SAMPLES`] samples of each server are kept, later ones count for the peaks only.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::HeaderMap;
+use parking_lot::Mutex;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use crate::client::target::Target;
+use crate::error::BenchError;
+use crate::result::record::{ServerSample, ServerSide};
+use sluice_core::vllm::metrics::{MAX_PAGE, MetricsSnapshot};
+
+/// Between two looks.
+pub const PERIOD: Duration = Duration::from_secs(1);
+/// How long an answer may take; a busy vLLM answers `/metrics` late.
+pub const LIMIT: Duration = Duration::from_secs(5);
+/// Samples kept for each server: a day.
+pub const MAX_SAMPLES: usize = 86_400;
+
+/// Looks at servers until asked.
+#[derive(Debug, Default)]
+pub(crate) struct Scraper {
+    tasks: JoinSet<()>,
+    history: Vec<(Arc<Target>, HeaderMap, Arc<Mutex<ServerHistory>>)>,
+}
+
+#[derive(Debug)]
+struct ServerHistory {
+    before: MetricsSnapshot,
+    last: MetricsSnapshot,
+    side: ServerSide,
+}
+
+impl Scraper {
+    /// Begins with the servers at `urls`; times count from `start`.
+    pub(crate) async fn start(urls: &[String], headers: &HeaderMap, start: Instant) -> Result<Self, BenchError> {
+        let mut scraper = Self::default();
+        for url in urls {
+            let target = Arc::new(Target::new(url)?);
+            let Some(before) = scrape(&target, headers).await else { continue };
+            let side = ServerSide { url: target.url.clone(), ..ServerSide::default() };
+            let history = Arc::new(Mutex::new(ServerHistory { last: before.clone(), before, side }));
+            scraper.history.push((target.clone(), headers.clone(), history.clone()));
+            scraper.tasks.spawn(scrape_periodically(target, headers.clone(), history, start));
+        }
+        Ok(scraper)
+    }
+
+    /// One last look, and what came of it.
+    pub(crate) async fn finish(mut self, start: Instant) -> Vec<ServerSide> {
+        self.tasks.abort_all();
+        let mut sides = Vec::new();
+        for (target, headers, history) in &self.history {
+            let last = scrape(target, headers).await;
+            let mut history = history.lock();
+            if let Some(last) = last {
+                history.record(last, start.elapsed().as_secs_f64());
+            }
+            sides.push(history.side());
+        }
+        sides
+    }
+}
+
+async fn scrape_periodically(
+    target: Arc<Target>,
+    headers: HeaderMap,
+    history: Arc<Mutex<ServerHistory>>,
+    start: Instant,
+) {
+    loop {
+        tokio::time::sleep(PERIOD).await;
+        if let Some(snapshot) = scrape(&target, &headers).await {
+            history.lock().record(snapshot, start.elapsed().as_secs_f64());
+        }
+    }
+}
+
+async fn scrape(target: &Target, headers: &HeaderMap) -> Option<MetricsSnapshot> {
+    let response = tokio::time::timeout(LIMIT, target.get("/metrics", headers, MAX_PAGE)).await;
+    let (200, page) = response.ok()?.ok()? else { return None };
+    Some(MetricsSnapshot::parse(&String::from_utf8_lossy(&page))).filter(|snapshot| snapshot.samples > 0)
+}
+
+impl ServerHistory {
+    fn record(&mut self, now: MetricsSnapshot, at: f64) {
+        let sample = ServerSample { at, running: now.running, waiting: now.waiting, kv_usage: now.kv_usage };
+        let side = &mut self.side;
+        side.kv_peak = side.kv_peak.max(sample.kv_usage);
+        side.running_peak = side.running_peak.max(sample.running);
+        side.waiting_peak = side.waiting_peak.max(sample.waiting);
+        if side.samples.len() < MAX_SAMPLES {
+            side.samples.push(sample);
+        }
+        self.last = now;
+    }
+
+    fn side(&self) -> ServerSide {
+        let (before, after) = (&self.before, &self.last);
+        // A counter that went down is one of a server that was restarted: what it has is all since then.
+        let grown = |before: f64, after: f64| if after < before { after } else { after - before };
+        ServerSide {
+            prefix_queries: grown(before.prefix_queries, after.prefix_queries),
+            prefix_hits: grown(before.prefix_hits, after.prefix_hits),
+            preemptions: grown(before.preemptions, after.preemptions),
+            prompt_tokens: grown(before.prompt_tokens, after.prompt_tokens),
+            generation_tokens: grown(before.generation_tokens, after.generation_tokens),
+            ..self.side.clone()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::client::mock::{MockEngine, MockResponse};
+
+    fn page(queries: u64, hits: u64, running: u64) -> MockResponse {
+        let page = format!(
+            "vllm:prefix_cache_queries_total{{}} {queries}\nvllm:prefix_cache_hits_total{{}} {hits}\n\
+             vllm:num_requests_running{{}} {running}\nvllm:kv_cache_usage_perc{{}} 0.{running}\n"
+        );
+        MockResponse::stream(vec![page], Duration::ZERO)
+    }
+
+    #[tokio::test]
+    async fn differences_and_peaks_over_the_run() {
+        let engine = MockEngine::start(|number| if number == 0 { page(100, 40, 5) } else { page(300, 140, 3) }).await;
+        let start = Instant::now();
+        let scraper = Scraper::start(&[engine.url()], &HeaderMap::new(), start).await.unwrap();
+        let sides = scraper.finish(start).await;
+        assert_eq!(sides.len(), 1);
+        assert_eq!((sides[0].prefix_queries, sides[0].prefix_hits), (200.0, 100.0));
+        assert_eq!((sides[0].running_peak, sides[0].kv_peak), (3.0, 0.3));
+        assert_eq!(sides[0].samples.len(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_page_that_is_not_vllms_gives_nothing() {
+        let engine = MockEngine::start(|_| MockResponse::stream(vec!["hello".into()], Duration::ZERO)).await;
+        let start = Instant::now();
+        let scraper = Scraper::start(&[engine.url()], &HeaderMap::new(), start).await.unwrap();
+        assert_eq!(scraper.finish(start).await, []);
+    }
+
+    #[test]
+    fn a_restarted_server_counts_from_its_start() {
+        let snapshot =
+            |preemptions: u32| MetricsSnapshot::parse(&format!("vllm:num_preemptions_total{{}} {preemptions}\n"));
+        let history = ServerHistory { before: snapshot(50), last: snapshot(3), side: ServerSide::default() };
+        assert_eq!(history.side().preemptions, 3.0);
+    }
+}

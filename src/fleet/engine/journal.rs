@@ -1,0 +1,295 @@
+//! What is about to be done to each engine, on disk before it is done.
+//!
+//! One JSON line per step, synchronised to the disk before the step begins. A line holds the whole life of one backend and
+//! how its engine is found, so the last line of each backend is all that a gateway needs to go on where one that died
+//! left off; the lines before it explain how things came to be.
+//!
+//! A line that a crash tore is left out; it announced a step that had not begun. Bounds: [`FILE_BYTES`] per file, two files:
+//! a full one becomes `journal.1` and the new one begins with the last line of each backend. The folder belongs to one
+//! gateway at a time, which a lock ensures: two would both start engines on the same device.
+
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::lifecycle::Lifecycle;
+use crate::driver::{EngineIdentity, EngineSettings};
+
+/// Size at which a file is full: some thousands of steps.
+const FILE_BYTES: u64 = 4 << 20;
+/// The file in use, and the one before it.
+const NAMES: [&str; 2] = ["journal.jsonl", "journal.1.jsonl"];
+/// Where a new file is written before it takes its name.
+const DRAFT: &str = "journal.tmp";
+/// Locked while a gateway uses the folder.
+const LOCK: &str = "lock";
+
+/// Settings, and what the configuration called them.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Setup {
+    /// What the engine is started with.
+    #[serde(flatten)]
+    pub settings: EngineSettings,
+    /// What the configuration said about the engine when these came from it, as a digest; changes that somebody asked for
+    /// since are on top. When the configuration says something else now, they go.
+    #[serde(default)]
+    pub configured: String,
+}
+
+impl Lifecycle<Setup> {
+    /// What the engine is on its way to, or runs.
+    pub fn heads_for(&self) -> &Setup {
+        match &self.change {
+            Some(change) if change.failed.is_none() => &change.to,
+            _ => &self.wanted,
+        }
+    }
+}
+
+/// One line: what is about to happen to one backend.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Record {
+    /// When, RFC 3339 in UTC.
+    pub at: String,
+    /// `pool/backend`.
+    pub backend: String,
+    /// The step that begins, and all that decides what follows it.
+    pub life: Lifecycle<Setup>,
+    /// How the engine is found again; absent before its start was seen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trace: Option<EngineIdentity>,
+    /// Program, port, devices and environment of the engine, as a digest.
+    #[serde(default)]
+    pub identity: String,
+    /// Golden prompts and their answers, before the restart that is under way or the last one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub golden: Vec<(String, String)>,
+}
+
+/// Why there is no journal.
+#[derive(Debug, thiserror::Error)]
+pub enum JournalError {
+    /// The folder or a file in it cannot be used.
+    #[error("fleet.state: {path}: {source}; name a folder that the gateway may write to", path = path.display())]
+    Unusable {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// Another gateway uses it.
+    #[error("fleet.state: {path} is used by another sluice that runs; stop it, or give this one its own folder", path = path.display())]
+    Taken {
+        /// Which.
+        path: PathBuf,
+    },
+}
+
+/// An open journal.
+#[derive(Debug)]
+pub struct Journal {
+    folder: PathBuf,
+    file: File,
+    bytes: u64,
+    full: u64,
+    last: BTreeMap<String, Record>,
+    _lock: File,
+}
+
+impl Journal {
+    /// Opens the journal in `folder`, which is made if need be, and reads what was written last.
+    ///
+    /// # Errors
+    /// The folder cannot be used, or is in use.
+    pub fn open(folder: &Path) -> Result<Self, JournalError> {
+        Self::with_size(folder, FILE_BYTES)
+    }
+
+    fn with_size(folder: &Path, full: u64) -> Result<Self, JournalError> {
+        let at = |path: PathBuf| move |source| JournalError::Unusable { path, source };
+        std::fs::create_dir_all(folder).map_err(at(folder.to_owned()))?;
+        let lock_path = folder.join(LOCK);
+        let lock = OpenOptions::new().create(true).truncate(false).write(true).open(&lock_path);
+        let lock = lock.map_err(at(lock_path.clone()))?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(JournalError::Taken { path: folder.to_owned() }),
+            Err(TryLockError::Error(source)) => return Err(at(lock_path)(source)),
+        }
+        let mut last = BTreeMap::new();
+        for name in NAMES.iter().rev() {
+            let path = folder.join(name);
+            read_into(&path, &mut last).map_err(at(path))?;
+        }
+        let path = folder.join(NAMES[0]);
+        let (file, bytes) = open_whole(&path).map_err(at(path))?;
+        Ok(Self { folder: folder.to_owned(), file, bytes, full, last, _lock: lock })
+    }
+
+    /// The last lines of the journal in a folder, whoever uses it; none where there is no journal that can be read.
+    pub fn peek(folder: &Path) -> BTreeMap<String, Record> {
+        let mut last = BTreeMap::new();
+        for name in NAMES.iter().rev() {
+            // For a warning only.
+            let _ = read_into(&folder.join(name), &mut last);
+        }
+        last
+    }
+
+    /// Where it is.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// The last line of each backend.
+    pub fn last(&self) -> &BTreeMap<String, Record> {
+        &self.last
+    }
+
+    /// Writes a line; it is on the disk when this returns. Blocks for as long as the disk takes.
+    ///
+    /// # Errors
+    /// It cannot be written; then the step must not begin.
+    pub fn write(&mut self, record: Record) -> io::Result<()> {
+        let line = line_of(&record)?;
+        if self.bytes + line.len() as u64 > self.full {
+            self.turn_over()?;
+        }
+        if let Err(error) = self.file.write_all(&line).and_then(|()| self.file.sync_data()) {
+            // Half a line would swallow the next one.
+            let _ = self.file.set_len(self.bytes);
+            return Err(error);
+        }
+        self.bytes += line.len() as u64;
+        self.last.insert(record.backend.clone(), record);
+        Ok(())
+    }
+
+    /// Forgets a backend that is no longer configured and whose engine is gone: the next file begins without it.
+    pub fn forget(&mut self, backend: &str) {
+        self.last.remove(backend);
+    }
+
+    /// Begins a new file with what still matters. At every moment one of the two files holds the last line of each backend.
+    fn turn_over(&mut self) -> io::Result<()> {
+        let draft = self.folder.join(DRAFT);
+        let mut file = File::create(&draft)?;
+        let mut bytes = 0;
+        for record in self.last.values() {
+            let line = line_of(record)?;
+            file.write_all(&line)?;
+            bytes += line.len() as u64;
+        }
+        file.sync_all()?;
+        std::fs::rename(self.folder.join(NAMES[0]), self.folder.join(NAMES[1]))?;
+        std::fs::rename(&draft, self.folder.join(NAMES[0]))?;
+        File::open(&self.folder)?.sync_all()?;
+        (self.file, self.bytes) = (file, bytes);
+        Ok(())
+    }
+}
+
+fn line_of(record: &Record) -> io::Result<Vec<u8>> {
+    let mut line = serde_json::to_vec(record)?;
+    line.push(b'\n');
+    Ok(line)
+}
+
+/// Takes in a file's lines; later ones replace earlier ones. A missing file has none; one that cannot be read as a line is
+/// left out.
+fn read_into(path: &Path, last: &mut BTreeMap<String, Record>) -> io::Result<()> {
+    let text = match std::fs::read(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    for line in text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
+        match serde_json::from_slice::<Record>(line) {
+            Ok(record) => drop(last.insert(record.backend.clone(), record)),
+            Err(error) => tracing::warn!(path = %path.display(), %error, "a line of the journal is torn; left out"),
+        }
+    }
+    Ok(())
+}
+
+/// Opens for appending, behind a line's end: what is written must not continue a torn line.
+fn open_whole(path: &Path) -> io::Result<(File, u64)> {
+    let mut file = OpenOptions::new().create(true).read(true).append(true).open(path)?;
+    let mut text = Vec::new();
+    file.read_to_end(&mut text)?;
+    if text.last().is_some_and(|byte| *byte != b'\n') {
+        file.write_all(b"\n")?;
+        text.push(b'\n');
+    }
+    Ok((file, text.len() as u64))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::lifecycle::Step;
+
+    fn record(backend: &str, step: Step) -> Record {
+        let mut life = Lifecycle::new(Setup::default());
+        life.step = step;
+        let (at, backend) = ("2026-01-01T00:00:00Z".to_owned(), backend.to_owned());
+        Record { at, backend, life, trace: None, identity: String::new(), golden: Vec::new() }
+    }
+
+    #[test]
+    fn the_last_line_of_each_backend_is_what_the_next_gateway_reads_and_a_torn_one_is_left_out() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut journal = Journal::open(folder.path()).unwrap();
+        for (backend, step) in [("p/a", Step::Start), ("p/b", Step::Start), ("p/a", Step::Serve)] {
+            journal.write(record(backend, step)).unwrap();
+        }
+        drop(journal);
+        let path = folder.path().join(NAMES[0]);
+        let text = std::fs::read(&path).unwrap();
+        for torn in 1..40 {
+            let mut cut = text.clone();
+            cut.truncate(text.len() - torn);
+            std::fs::write(&path, &cut).unwrap();
+            let mut journal = Journal::open(folder.path()).unwrap();
+            // A line without its end is whole.
+            let expected = if torn == 1 { Step::Serve } else { Step::Start };
+            assert_eq!((journal.last()["p/a"].life.step, journal.last().len()), (expected, 2));
+            journal.write(record("p/a", Step::Drain)).unwrap();
+            drop(journal);
+            assert_eq!(Journal::open(folder.path()).unwrap().last()["p/a"].life.step, Step::Drain);
+        }
+    }
+
+    #[test]
+    fn two_files_of_bounded_size_hold_the_last_line_of_each_backend_however_much_is_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let full = 4_096;
+        let mut journal = Journal::with_size(folder.path(), full).unwrap();
+        journal.write(record("p/quiet", Step::Hold)).unwrap();
+        (0..200).for_each(|_| journal.write(record("p/busy", Step::Serve)).unwrap());
+        drop(journal);
+        for name in NAMES {
+            assert!(std::fs::metadata(folder.path().join(name)).unwrap().len() <= full);
+        }
+        let journal = Journal::with_size(folder.path(), full).unwrap();
+        assert_eq!(journal.last()["p/quiet"].life.step, Step::Hold);
+        assert_eq!(journal.last().len(), 2);
+    }
+
+    #[test]
+    fn a_folder_belongs_to_one_gateway_at_a_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let first = Journal::open(folder.path()).unwrap();
+        let error = Journal::open(folder.path()).unwrap_err().to_string();
+        assert!(error.contains("used by another sluice") && error.contains("give this one its own folder"), "{error}");
+        drop(first);
+        Journal::open(folder.path()).unwrap();
+        let file = folder.path().join("file");
+        std::fs::write(&file, "").unwrap();
+        let error = Journal::open(&file).unwrap_err().to_string();
+        assert!(error.contains("name a folder that the gateway may write to"), "{error}");
+    }
+}

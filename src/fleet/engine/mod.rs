@@ -1,0 +1,16 @@
+//! One engine that the gateway runs: its life cycle, and the task that carries it out.
+//!
+//! [`lifecycle`] decides what follows what, without clock and without I/O; [`effects`] does what each step is there for; the
+//! [`engine_task`] joins both and writes each step to the [`journal`] before it begins. What concerns several engines is the
+//! coordinator's.
+
+mod adapters;
+mod client;
+pub(crate) mod context;
+mod effects;
+pub(crate) mod engine_task;
+pub(crate) mod journal;
+pub(crate) mod lifecycle;
+pub(crate) mod preflight;
+pub(crate) mod recover;
+pub(crate) mod view;

@@ -1,0 +1,136 @@
+//! The project rules that a compiler does not check.
+//!
+//! Crates are layers that the compiler enforces once the manifests are right; inside a crate this test does: `lib.rs`
+//! declares the modules bottom-up, and a file uses only modules declared above its own. The other rules keep files free
+//! of circles, keep what is replaceable in one place (pingora, prometheus, starting processes), keep clocks and chance
+//! out of the modules that are tested on paused time, and keep files and functions small enough to read.
+//!
+//! Every rule is a function from sources to complaints. It runs twice: on the tree, where it must find nothing that
+//! `excuses.toml` does not list, and on a bad snippet, where it must find something. An excuse that is no longer needed
+//! is a complaint too, so that the lists only get shorter.
+
+mod graph;
+mod rules;
+mod source;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::sync::LazyLock;
+
+use source::{Source, parse, root, rust_files};
+
+/// What is known to break a rule, with the reason.
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Excuses {
+    /// Crates whose `lib.rs` does not declare its modules bottom-up, by folder.
+    unordered: BTreeMap<String, String>,
+    /// Files in circles.
+    circles: BTreeMap<String, String>,
+    /// Functions that are too long.
+    functions: BTreeMap<String, String>,
+    words: Words,
+}
+
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Words {
+    banned: Vec<String>,
+    /// How many of them each file still has.
+    files: BTreeMap<String, usize>,
+}
+
+static SOURCES: LazyLock<Vec<Source>> = LazyLock::new(|| {
+    let files = rust_files("src", "src");
+    assert!(files.len() > 300, "found only {} files", files.len());
+    parse(files.iter().map(|(path, text)| (&**path, &**text)))
+});
+
+static EXCUSES: LazyLock<Excuses> = LazyLock::new(|| toml::from_str(include_str!("excuses.toml")).unwrap());
+
+/// Every Rust file of the repository, by its path in it.
+fn files() -> Vec<(String, String)> {
+    ["src", "tests", "benches"].iter().flat_map(|folder| rust_files(folder, "")).collect()
+}
+
+#[track_caller]
+fn clean(complaints: &[String]) {
+    assert!(complaints.is_empty(), "\n{}\n", complaints.join("\n"));
+}
+
+#[track_caller]
+fn one_complaint(complaints: &[String], about: &str) {
+    assert_eq!(complaints.len(), 1, "{complaints:#?}");
+    assert!(complaints[0].contains(about), "{complaints:#?}");
+}
+
+#[test]
+fn crates_use_only_crates_below() {
+    let top: toml::Table = fs::read_to_string(root().join("Cargo.toml")).unwrap().parse().unwrap();
+    let members = top["workspace"]["members"].as_array().unwrap().iter().map(|member| member.as_str().unwrap());
+    let manifest = |member| fs::read_to_string(root().join(member).join("Cargo.toml")).unwrap().parse().unwrap();
+    let manifests: Vec<toml::Table> = members.map(manifest).chain([top.clone()]).collect();
+    clean(&rules::crates(&manifests));
+}
+
+#[test]
+fn modules_use_only_modules_declared_above() {
+    clean(&graph::layers(&SOURCES, &EXCUSES.unordered));
+}
+
+#[test]
+fn no_files_use_each_other() {
+    clean(&graph::circles(&SOURCES, &EXCUSES.circles));
+}
+
+#[test]
+fn pure_modules_take_time_and_chance_as_parameters() {
+    clean(&rules::purity(&SOURCES));
+}
+
+#[test]
+fn replaceable_libraries_stay_in_their_modules() {
+    clean(&rules::confinement(&SOURCES));
+}
+
+#[test]
+fn only_the_fleet_the_demo_and_the_simulator_start_processes() {
+    clean(&rules::spawning(&SOURCES));
+}
+
+#[test]
+fn product_code_does_not_unwrap() {
+    clean(&rules::unwraps(&SOURCES));
+}
+
+#[test]
+fn every_file_says_what_it_is() {
+    clean(&rules::headers(&SOURCES));
+}
+
+#[test]
+fn no_file_is_too_long_to_read() {
+    clean(&rules::lengths(files().iter().map(|(path, text)| (&**path, &**text))));
+}
+
+#[test]
+fn no_function_is_too_long_to_read() {
+    clean(&rules::functions(&SOURCES, &EXCUSES.functions));
+}
+
+#[test]
+fn words_are_plain() {
+    let files = files();
+    let files = files.iter().map(|(path, text)| (&**path, &**text));
+    clean(&rules::words(files, &EXCUSES.words.banned, &EXCUSES.words.files));
+}
+
+#[test]
+fn sample_configurations_exist() {
+    let folder = root().join("config");
+    let entries = fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}; add samples", folder.display()));
+    let names: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    assert!(names.iter().any(|name| name == "sluice.toml"), "config/sluice.toml is the commented reference; add it");
+    let samples = names.iter().filter(|name| name.ends_with(".toml")).count();
+    assert!(samples >= 2, "config/ has {samples} file(s); keep at least one small sample beside the reference");
+}

@@ -1,0 +1,299 @@
+//! The rules about single files and about the manifests.
+//!
+//! Each returns one line for each complaint: where, what, and how to put it right.
+
+use std::collections::BTreeMap;
+
+use crate::source::{Code, Source};
+
+/// Our own crates from the bottom up. A crate may use those before it.
+const CRATES: &[&str] = &["sluice-core", "sluice-gateway", "sluice-fleet", "sluice-bench", "sluice-sim", "sluice"];
+/// They check the gateway from outside and must not share its state code: all that they may use is `INDEPENDENT_USE`.
+const INDEPENDENT: &[&str] = &["sluice-bench", "sluice-sim"];
+const INDEPENDENT_USE: &str = "sluice-core";
+
+/// Where time and chance are parameters and nothing is read or sent. A path covers a folder or `path.rs`.
+const PURE: &[&str] = &["core", "gateway/pool", "gateway/experiment", "gateway/flow/classify", "sim/engine"];
+/// What a pure module must not name.
+const IMPURE: &[&str] = &[
+    "Instant::now",
+    "SystemTime",
+    "Timestamp::now",
+    "Zoned::now",
+    "rand::rng",
+    "rand::random",
+    "thread_rng",
+    "from_os_rng",
+    "OsRng",
+    "std::fs",
+    "std::net::TcpStream",
+    "std::net::TcpListener",
+    "tokio::fs",
+    "tokio::net",
+    "thread::sleep",
+];
+
+/// Libraries, named by how their crates begin, and the only modules that may name them.
+const CONFINED: &[(&str, &[&str])] =
+    &[("pingora", &["gateway/proxy", "serve", "admin"]), ("prometheus", &["gateway/telemetry"])];
+
+/// What starts a process, and where that may be done.
+const SPAWNING: &[&str] = &["process::Command", "Command::new", "tokio::process"];
+const SPAWNERS: &[&str] = &["fleet", "cli/demo", "cli/sim"];
+
+/// Lines of `//!` that open a file: what it is, why, the rule, the bounds.
+const HEADER_LINES: usize = 3;
+/// A file longer than this holds two ideas.
+const FILE_LINES: usize = 500;
+/// `main.rs` only calls the library.
+const MAIN_LINES: usize = 60;
+/// A function longer than this is split.
+const FUNCTION_LINES: usize = 80;
+
+/// Whether the code names the parts of `what` one after another.
+fn names(code: &Code, what: &str) -> bool {
+    let what: Vec<&str> = what.split("::").collect();
+    code.named().any(|path| path.windows(what.len()).any(|part| part == what))
+}
+
+/// A crate uses only crates below it, and the independent ones share no state code with the gateway.
+pub(crate) fn crates(manifests: &[toml::Table]) -> Vec<String> {
+    let mut complaints = Vec::new();
+    for manifest in manifests {
+        let Some(own) = manifest["package"]["name"].as_str() else { continue };
+        let Some(place) = CRATES.iter().position(|name| *name == own) else {
+            complaints.push(format!("{own}: give the crate its place in CRATES of tests/tidy/rules.rs"));
+            continue;
+        };
+        let kinds = ["dependencies", "dev-dependencies", "build-dependencies"];
+        let used = kinds.iter().filter_map(|kind| manifest.get(*kind)?.as_table()).flat_map(toml::Table::keys);
+        for used in used.filter(|used| CRATES.contains(&used.as_str())) {
+            if !CRATES[..place].contains(&used.as_str()) {
+                complaints.push(format!("{own}: may not use `{used}`, which lies above it"));
+            } else if INDEPENDENT.contains(&own) && used != INDEPENDENT_USE {
+                complaints.push(format!("{own}: is independent of the gateway and may not use `{used}`"));
+            }
+        }
+    }
+    complaints
+}
+
+/// Pure modules take time, chance and bytes as parameters.
+pub(crate) fn purity(sources: &[Source]) -> Vec<String> {
+    let pure = sources.iter().filter(|source| PURE.iter().any(|place| source.is_in(place)));
+    let complain = |source: &Source| {
+        let impure = IMPURE.iter().filter(|what| names(&source.product, what));
+        let lines = impure.map(|what| {
+            format!("{}: `{what}` in a pure module; take time, chance or bytes as a parameter", source.path)
+        });
+        lines.collect::<Vec<_>>()
+    };
+    pure.flat_map(complain).collect()
+}
+
+/// Replaceable libraries are named in one place.
+pub(crate) fn confinement(sources: &[Source]) -> Vec<String> {
+    let mut complaints = Vec::new();
+    for source in sources {
+        for (library, homes) in CONFINED {
+            let from = |path: &Vec<String>| path.len() > 1 && path[0].starts_with(library);
+            if source.all.named().any(from) && !homes.iter().any(|home| source.is_in(home)) {
+                complaints.push(format!("{}: `{library}` may be named only in {homes:?}; wrap it there", source.path));
+            }
+        }
+    }
+    complaints
+}
+
+/// Processes are started in few places.
+pub(crate) fn spawning(sources: &[Source]) -> Vec<String> {
+    let elsewhere = sources.iter().filter(|source| !SPAWNERS.iter().any(|place| source.is_in(place)));
+    let complain = |source: &Source| {
+        let what = SPAWNING.iter().find(|what| names(&source.product, what))?;
+        Some(format!("{}: `{what}` starts processes; only {SPAWNERS:?} may", source.path))
+    };
+    elsewhere.filter_map(complain).collect()
+}
+
+/// Product code handles errors, or states the invariant that rules them out.
+pub(crate) fn unwraps(sources: &[Source]) -> Vec<String> {
+    let bad = sources.iter().filter(|source| source.product.methods.contains("unwrap"));
+    let complain = |source: &Source| {
+        format!("{}: `.unwrap()` outside tests; return an error, or `.expect(\"the invariant\")`", source.path)
+    };
+    bad.map(complain).collect()
+}
+
+/// Every file says what it is; a file of tests needs one line.
+pub(crate) fn headers(sources: &[Source]) -> Vec<String> {
+    let complain = |source: &Source| {
+        let wanted = if source.test { 1 } else { HEADER_LINES };
+        let header = source.text.lines().take_while(|line| line.starts_with("//!")).count();
+        let short = header < wanted;
+        short.then(|| format!("{}: {header} lines of `//!`, {wanted} wanted; say what it is, and why", source.path))
+    };
+    sources.iter().filter_map(complain).collect()
+}
+
+/// Files are short enough to read.
+pub(crate) fn lengths<'a>(files: impl IntoIterator<Item = (&'a str, &'a str)>) -> Vec<String> {
+    let complain = |(path, text): (&str, &str)| {
+        let limit = if path == "src/main.rs" { MAIN_LINES } else { FILE_LINES };
+        let lines = text.lines().count();
+        (lines > limit).then(|| format!("{path}: {lines} lines; split it (limit {limit})"))
+    };
+    files.into_iter().filter_map(complain).collect()
+}
+
+/// Functions fit a screen, but for those excused as `path::function`.
+pub(crate) fn functions(sources: &[Source], excused: &BTreeMap<String, String>) -> Vec<String> {
+    let all = sources.iter().flat_map(|source| {
+        let functions = source.product.functions.iter().filter(|(_, lines)| *lines > FUNCTION_LINES);
+        functions.map(|(name, lines)| (format!("{}::{name}", source.path), *lines))
+    });
+    let long: BTreeMap<String, usize> = all.collect();
+    let new = long.iter().filter(|(name, _)| !excused.contains_key(*name));
+    let new = new.map(|(name, lines)| format!("{name}: {lines} lines; split it (limit {FUNCTION_LINES})"));
+    let stale = excused.keys().filter(|name| !long.contains_key(*name));
+    new.chain(stale.map(|name| format!("{name}: excused as long but is not; remove the excuse"))).collect()
+}
+
+/// Vague and literary words are not used, but for as many in a file as it is excused for: the numbers only go down.
+pub(crate) fn words<'a>(
+    files: impl IntoIterator<Item = (&'a str, &'a str)>,
+    banned: &[String],
+    excused: &BTreeMap<String, usize>,
+) -> Vec<String> {
+    let mut complaints = Vec::new();
+    let mut excused = excused.clone();
+    for (path, text) in files {
+        let allowed = excused.remove(path).unwrap_or(0);
+        let mut found: Vec<String> = Vec::new();
+        for (line, text) in text.lines().enumerate() {
+            let text = text.to_ascii_lowercase();
+            let words = text.split(|letter: char| !letter.is_ascii_alphabetic());
+            let bad = words.filter(|word| banned.iter().any(|banned| banned == word));
+            found.extend(bad.map(|word| format!("{}: {word}", line + 1)));
+        }
+        if found.len() > allowed {
+            let found = found.join(", ");
+            complaints.push(format!("{path}: name the actor, in plain words, at line {found} (excused: {allowed})"));
+        } else if found.len() < allowed {
+            complaints
+                .push(format!("{path}: excused for {allowed} banned words, has {}; lower the number", found.len()));
+        }
+    }
+    complaints
+        .extend(excused.keys().map(|path| format!("{path}: excused for banned words but gone; remove the excuse")));
+    complaints
+}
+
+mod tests {
+    use super::*;
+    use crate::source::parse;
+    use crate::{clean, one_complaint};
+
+    fn one(path: &str, text: &str) -> Vec<Source> {
+        parse([("core/lib.rs", ""), ("gateway/lib.rs", ""), ("sim/lib.rs", ""), (path, text)])
+    }
+
+    fn none() -> BTreeMap<String, String> {
+        BTreeMap::new()
+    }
+
+    #[test]
+    fn a_crate_that_uses_one_above_it_is_caught() {
+        let manifest = |text: &str| [text.parse::<toml::Table>().unwrap()];
+        let depends = |own: &str, kind: &str, used: &str| {
+            crates(&manifest(&format!("[package]\nname = \"{own}\"\n[{kind}]\n{used}.workspace = true\ntokio = \"1\"")))
+        };
+        one_complaint(&depends("sluice-core", "dependencies", "sluice-gateway"), "lies above it");
+        one_complaint(&depends("sluice-fleet", "dev-dependencies", "sluice-sim"), "lies above it");
+        one_complaint(&depends("sluice-sim", "dependencies", "sluice-gateway"), "independent");
+        one_complaint(&depends("sluice-extra", "dependencies", "sluice-core"), "give the crate its place");
+        clean(&depends("sluice-sim", "dependencies", "sluice-core"));
+        clean(&depends("sluice", "dependencies", "sluice-sim"));
+    }
+
+    #[test]
+    fn a_clock_in_a_pure_module_is_caught() {
+        let now = "fn f() { let t = Instant::now(); }";
+        one_complaint(&purity(&one("gateway/pool/queue.rs", now)), "`Instant::now`");
+        one_complaint(&purity(&one("gateway/flow/classify.rs", "fn f() { rand::rng(); }")), "`rand::rng`");
+        one_complaint(&purity(&one("sim/engine/step.rs", "use std::{fs, io};")), "`std::fs`");
+        one_complaint(
+            &purity(&one("core/meter/mod.rs", "fn f() { vec![std::time::Instant::now()]; }")),
+            "`Instant::now`",
+        );
+        clean(&purity(&one("gateway/flow/forward.rs", now)));
+        let tests = "// Instant::now\n#[cfg(test)]\nmod tests { fn f() { Instant::now(); } }";
+        clean(&purity(&one("gateway/pool/queue.rs", tests)));
+    }
+
+    #[test]
+    fn a_library_outside_its_home_is_caught() {
+        one_complaint(&confinement(&one("gateway/flow/forward.rs", "use pingora::http::Foo;")), "`pingora`");
+        one_complaint(&confinement(&one("gateway/flow/forward.rs", "use pingora_core::Foo;")), "`pingora`");
+        one_complaint(&confinement(&one("gateway/pool/mod.rs", "type A = prometheus::Counter;")), "`prometheus`");
+        clean(&confinement(&one("gateway/proxy/mod.rs", "use pingora::http::Foo;")));
+        clean(&confinement(&one("cli/mod.rs", "const FILTER: &str = \"pingora::x=warn\"; // pingora::x")));
+    }
+
+    #[test]
+    fn a_process_started_elsewhere_is_caught() {
+        let text = "fn f() { let c = std::process::Command::new(\"vllm\"); }";
+        one_complaint(&spawning(&one("tuner/trial.rs", text)), "starts processes");
+        one_complaint(&spawning(&one("cli/serve.rs", "use tokio::{process, io};")), "starts processes");
+        clean(&spawning(&one("fleet/launch.rs", text)));
+        clean(&spawning(&one("cli/demo.rs", text)));
+    }
+
+    #[test]
+    fn an_unwrap_in_product_code_is_caught() {
+        one_complaint(&unwraps(&one("pool/queue.rs", "fn f() { x.unwrap(); }")), ".unwrap()");
+        one_complaint(&unwraps(&one("pool/queue.rs", "fn f() { assert!(x.unwrap()); }")), ".unwrap()");
+        clean(&unwraps(&one("pool/queue.rs", "fn f() { x.unwrap_or(1); }\n#[cfg(test)]\nfn g() { x.unwrap(); }")));
+    }
+
+    #[test]
+    fn a_file_without_a_header_is_caught() {
+        let text = "//! Rng.\n//! Seeded.\nfn f() {}\n";
+        one_complaint(&headers(&parse([("base/rng.rs", text)])), "base/rng.rs: 2 lines");
+        clean(&headers(&parse([("base/rng.rs", "//! Rng.\n//!\n//! Seeded.\n")])));
+        let tests = "//! A.\n//! B.\n//! C.\n#[cfg(test)]\nmod tests;";
+        clean(&headers(&parse([("base/mod.rs", tests), ("base/tests.rs", "//! Tests.")])));
+        one_complaint(&headers(&parse([("base/mod.rs", tests), ("base/tests.rs", "")])), "0 lines of `//!`, 1 wanted");
+    }
+
+    #[test]
+    fn a_long_file_is_caught() {
+        let long = "\n".repeat(FILE_LINES + 1);
+        one_complaint(&lengths([("src/pool/queue.rs", &*long)]), "501 lines");
+        one_complaint(&lengths([("src/main.rs", &long[..MAIN_LINES + 1])]), "61 lines");
+        clean(&lengths([("src/pool/queue.rs", &long[1..])]));
+    }
+
+    #[test]
+    fn a_long_function_is_caught_and_a_stale_excuse_too() {
+        let body = "    a();\n".repeat(FUNCTION_LINES);
+        let text = format!("impl A {{\n    async fn f() {{\n{body}    }}\n}}\n#[cfg(test)]\nfn g() {{\n{body}}}\n");
+        let excuse = |name: &str| BTreeMap::from([(name.to_owned(), "a table".to_owned())]);
+        one_complaint(&functions(&one("pool/queue.rs", &text), &none()), "pool/queue.rs::f: 82 lines");
+        clean(&functions(&one("pool/queue.rs", &text), &excuse("pool/queue.rs::f")));
+        one_complaint(&functions(&one("pool/queue.rs", "fn f() {}"), &excuse("pool/queue.rs::f")), "remove the excuse");
+    }
+
+    #[test]
+    fn a_vague_word_is_caught_and_the_excuses_only_go_down() {
+        let banned = ["gadget".to_owned(), "gizmo".to_owned()];
+        let check = |text, excused: &[(&str, usize)]| {
+            let excused = excused.iter().map(|(path, number)| ((*path).to_owned(), *number)).collect();
+            words([("a.rs", text)], &banned, &excused)
+        };
+        one_complaint(&check("// Gadget waits.\nfn a_gizmo() {}", &[]), "at line 1: gadget, 2: gizmo (excused: 0)");
+        one_complaint(&check("// Gadget waits.\nfn a_gizmo() {}", &[("a.rs", 1)]), "(excused: 1)");
+        clean(&check("// Gadget waits.", &[("a.rs", 1)]));
+        one_complaint(&check("// No client waits.", &[("a.rs", 1)]), "has 0; lower the number");
+        one_complaint(&check("// gizmos", &[("b.rs", 1)]), "b.rs: excused for banned words but gone");
+    }
+}
