@@ -3,9 +3,9 @@
 //! ```text
 //!   client --> proxy::app --> flow: estimate -> classify -> assign -> admit -> forward -> meter -> record --> telemetry
 //!                                     |            |                    |          |
-//!                                 estimate/    flow/plan             pool/     proxy::upstream --> vLLM
+//!                             estimate/  flow/routing_table        pool/     proxy::upstream --> vLLM
 //!                                                                  (leases)
-//!   probes (serve/) --> pool health        reload (serve/) --> pool::apply, flow::Plan        sim/ looks like vLLM
+//!   probes (serve/) --> pool health        reload (serve/) --> pool::apply, flow::RoutingTable        sim/ looks like vLLM
 //!   fleet/ starts, stops, restarts and heals engines; it cordons and resizes backends in the pool meanwhile
 //!   bench/ puts load on any server and judges it by stats/; cli/ says it, and draws it
 //! ```

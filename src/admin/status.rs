@@ -11,8 +11,8 @@ use tokio::time::Instant;
 use super::NoSuchBackend;
 use crate::base::BackendId;
 use crate::fleet::EngineView;
-use crate::pool::{BackendView, Cordon, Fault, Phase, PoolView};
-use crate::telemetry::{Minute, Telemetry};
+use crate::pool::{BackendFault, BackendView, Cordon, Phase, PoolView};
+use crate::telemetry::{MinuteStats, Telemetry};
 
 /// Everything that is shown.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -62,7 +62,7 @@ pub struct PoolStatus {
     /// Requests waiting.
     pub queue: Used,
     /// The last minute of requests that are at home here, wherever they ran.
-    pub last_minute: Minute,
+    pub last_minute: MinuteStats,
     /// Its backends.
     pub backends: Vec<BackendStatus>,
 }
@@ -188,12 +188,12 @@ fn reason(phase: Phase, now: Instant) -> Option<String> {
     Some(said)
 }
 
-fn fault_said(fault: Fault) -> &'static str {
+fn fault_said(fault: BackendFault) -> &'static str {
     match fault {
-        Fault::Connect => "failed connections",
-        Fault::Answer => "failed answers",
-        Fault::Timeout => "timeouts",
-        Fault::Hung => "streams stood still",
+        BackendFault::Connect => "failed connections",
+        BackendFault::Response => "failed answers",
+        BackendFault::Timeout => "timeouts",
+        BackendFault::Hung => "streams stood still",
     }
 }
 

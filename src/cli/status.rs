@@ -15,7 +15,7 @@ use comfy_table::{Attribute, Cell, CellAlignment, Color, ContentArrangement, Tab
 use super::backend::doing;
 use crate::admin::status::{BackendStatus, PoolStatus, Status, Used};
 use crate::admin::{Client, ClientError};
-use crate::config::defaults;
+use crate::config;
 use crate::telemetry::Quantiles;
 
 /// Between two looks with `--watch`.
@@ -27,7 +27,7 @@ const CLEAR: &str = "\x1b[H\x1b[2J";
 #[derive(Clone, Debug, clap::Args)]
 pub struct StatusArgs {
     /// The admin port
-    #[arg(long, value_name = "URL", default_value_t = format!("http://{}", defaults::ADMIN))]
+    #[arg(long, value_name = "URL", default_value_t = format!("http://{}", config::DEFAULT_ADMIN))]
     pub admin: String,
     /// The admin token, if the gateway has one
     #[arg(long, value_name = "TOKEN", env = "SLUICE_ADMIN_TOKEN", hide_env_values = true)]
@@ -239,7 +239,7 @@ fn span(seconds: f64) -> String {
 mod tests {
     use super::*;
     use crate::admin::About;
-    use crate::telemetry::Minute;
+    use crate::telemetry::MinuteStats;
 
     fn status() -> Status {
         let some = |used, limit| Used { used, limit: Some(limit) };
@@ -262,13 +262,13 @@ mod tests {
             slots: some(0, 64),
             ..BackendStatus::default()
         };
-        let last_minute = Minute {
+        let last_minute = MinuteStats {
             requests_per_second: 41.5,
             ttft_ms: Some(Quantiles { p50: 21.4, p99: 1_088.0, count: 2_490 }),
             tpot_ms: Some(Quantiles { p50: 6.2, p99: 11.9, count: 2_400 }),
             attainment: Some(0.987),
             shed: 3,
-            ..Minute::default()
+            ..MinuteStats::default()
         };
         let short =
             PoolStatus { name: "short".into(), queue: some(3, 512), last_minute, backends: vec![ready, ejected] };

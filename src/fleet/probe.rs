@@ -195,7 +195,7 @@ impl Prober {
     /// Probes all backends once. Returns whether the set of model names changed since the last completed round.
     pub async fn probe_all(&mut self, rules: &Health) -> bool {
         let now = Instant::now();
-        let silent = self.admission.silent(rules.stall, now);
+        let silent = self.admission.silent_backends(rules.stall, now);
         let mut probes = JoinSet::new();
         let mut known = Vec::new();
         for backend in self.admission.view().into_iter().flat_map(|pool| pool.backends) {
@@ -222,10 +222,10 @@ impl Prober {
 
     fn apply(&mut self, result: ProbeResult, limit: Duration) -> bool {
         let now = Instant::now();
-        if !self.admission.is_still(result.id, &result.name, &result.address) {
+        if !self.admission.is_same_backend(result.id, &result.name, &result.address) {
             return false;
         }
-        let moved = self.admission.probed(result.id, result.up.is_ok(), now);
+        let moved = self.admission.record_probe(result.id, result.up.is_ok(), now);
         if let Some((before, after)) = moved {
             let why = result.up.as_ref().err().map_or("its probe succeeded", String::as_str);
             tracing::info!(backend = %result.name, from = before.label(), to = after.label(), why, "backend changed");
@@ -245,7 +245,7 @@ impl Prober {
             && state.has_stalled(activity, limit, now)
         {
             tracing::warn!(backend = %result.name, "ejected: requests are in flight, but the engine sends no bytes and makes no progress");
-            self.admission.hung(result.id, now);
+            self.admission.mark_hung(result.id, now);
             state.suspected = None;
         }
         let Some(models) = result.models else { return false };
@@ -318,7 +318,7 @@ mod tests {
 
     use super::*;
     use sluice_gateway::config::{Endpoint, Policy};
-    use sluice_gateway::pool::{BackendSpec, HealthRules, Limits, Order, PoolSpec, Rules};
+    use sluice_gateway::pool::{BackendLimits, BackendSpec, HealthRules, PoolRules, PoolSpec, QueueOrder};
 
     const RULES: HealthRules = HealthRules {
         probe_failures: 2,
@@ -328,18 +328,18 @@ mod tests {
     };
 
     fn spec(ports: &[u16]) -> PoolSpec {
-        let limits = Limits { slots: 4, tokens: None, prefill_tokens: None, long_prefix: None };
+        let limits = BackendLimits { slots: 4, tokens: None, prefill_tokens: None, long_prefix: None };
         let backend = |port: &u16| {
             let endpoint = Endpoint { host: "127.0.0.1".to_owned(), port: *port, prefix: String::new() };
             let address = Arc::new(Address { authority: endpoint.authority().into(), endpoint, api_key: None });
             BackendSpec { name: port.to_string().into(), address, weight: 1.0 }
         };
-        let rules = Rules {
+        let rules = PoolRules {
             policy: Policy::LeastWork,
             limits,
             queue_length: 8,
             queue_timeout: Duration::from_secs(20),
-            order: Order::FIFO,
+            order: QueueOrder::FIFO,
         };
         PoolSpec { name: "p".into(), rules, backends: ports.iter().map(backend).collect(), spill: vec![] }
     }

@@ -13,10 +13,10 @@ use crate::base::BackendId;
 use crate::config::{ArgValue, Backend, Config, Control, Launch, Model, ModelScope, Pool, Target};
 use crate::fleet::driver::{EngineSettings, SharedDriver};
 use crate::fleet::{CommandDriver, EngineSpec, ExternalBackend, ExternalDriver, PortsError, ProcessDriver, ports};
-use crate::pool::{Address, Layout};
+use crate::pool::{Address, PoolLayout};
 
 /// The engines of a configuration that is in force as `layout`.
-pub(super) fn engines(config: &Config, layout: &Layout) -> Vec<EngineSpec> {
+pub(super) fn engines(config: &Config, layout: &PoolLayout) -> Vec<EngineSpec> {
     let mut engines = Vec::new();
     for (pool, ids) in config.pools.iter().zip(&layout.backends) {
         for (backend, id) in pool.backends.iter().zip(ids) {
@@ -114,7 +114,7 @@ fn ports_of(config: &Config) -> impl Iterator<Item = (String, u16)> {
 }
 
 /// The backends of a configuration that somebody else runs.
-pub(super) fn external_backends(config: &Config, layout: &Layout) -> Vec<ExternalBackend> {
+pub(super) fn external_backends(config: &Config, layout: &PoolLayout) -> Vec<ExternalBackend> {
     let places = config.pools.iter().zip(&layout.backends).flat_map(|(pool, ids)| pool.backends.iter().zip(ids));
     let theirs = places.filter(|(backend, _)| matches!(backend.target, Target::Url(_)));
     let other =

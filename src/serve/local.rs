@@ -10,10 +10,10 @@ use serde_json::json;
 use serde_json::value::{RawValue, to_raw_value};
 
 use super::House;
-use crate::flow::Plan;
-use crate::flow::keys::Holder;
+use crate::flow::RoutingTable;
+use crate::flow::keys::ApiKey;
 use crate::pool::BackendView;
-use crate::proxy::Local;
+use crate::proxy::LocalRoutes;
 
 /// `/ready` and `/v1/models` of a running gateway.
 #[derive(Debug)]
@@ -27,7 +27,7 @@ impl ModelList {
     }
 }
 
-impl Local for ModelList {
+impl LocalRoutes for ModelList {
     fn ready(&self) -> bool {
         let pools = self.house.admission.view();
         !pools.is_empty() && pools.iter().all(|pool| pool.backends.iter().any(BackendView::in_rotation))
@@ -35,7 +35,7 @@ impl Local for ModelList {
 
     /// The union over all backends, each card as its engine sent it; declared models that no backend
     /// reports yet and aliases get a card of ours. Names that this client may not send are left out.
-    fn models(&self, plan: &Plan, holder: Option<&Holder<'_>>) -> Bytes {
+    fn models(&self, plan: &RoutingTable, holder: Option<&ApiKey<'_>>) -> Bytes {
         let mut cards: Vec<(String, Box<RawValue>)> = Vec::new();
         let reported = self.house.reported.cards();
         for entry in plan.names(holder) {

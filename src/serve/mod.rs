@@ -4,7 +4,7 @@
 //! serves; a failure on the way leaves nothing behind. The result is a [`Running`] gateway: it reloads,
 //! stops in order, and can be one of several in a process, which is how the demo and the tests use it.
 //!
-//! Engines that we run are started beside serving: requests wait for them as the queue allows.
+//! UpstreamConnector that we run are started beside serving: requests wait for them as the queue allows.
 //!
 //! Stopping: `/ready` turns 503 and new requests are shed, the client socket closes, what is running
 //! or waiting goes on for at most `server.drain_timeout`, then engines stop (`fleet.on_exit`); the admin socket answers until the end.
@@ -28,9 +28,9 @@ use crate::admin;
 use crate::config::{Config, OnExit};
 use crate::estimate::ExactCounter;
 use crate::fleet::{Fleet, JournalError, PortsError, Prober, ReportedModels, unattended};
-use crate::flow::{Flow, Learned, Plan};
+use crate::flow::{Flow, LearnedState, RoutingTable};
 use crate::pool::Admission;
-use crate::proxy::{Engines, Gateway, ListenError, Listener};
+use crate::proxy::{Gateway, ListenError, Listener, UpstreamConnector};
 use crate::telemetry::Telemetry;
 
 pub use local::ModelList;
@@ -64,10 +64,10 @@ pub enum StartError {
 /// Everything a running gateway consists of.
 #[derive(Debug)]
 pub struct House {
-    pub(crate) flow: Arc<Flow<Engines, Arc<Telemetry>>>,
+    pub(crate) flow: Arc<Flow<UpstreamConnector, Arc<Telemetry>>>,
     pub(crate) admission: Arc<Admission>,
     pub(crate) telemetry: Arc<Telemetry>,
-    pub(crate) learned: Learned,
+    pub(crate) learned: LearnedState,
     pub(crate) reported: Arc<ReportedModels>,
     pub(crate) fleet: Arc<Fleet>,
     pub(crate) config: ArcSwap<Config>,
@@ -121,9 +121,9 @@ pub async fn start(mut config: Config, source: Source) -> Result<Running, StartE
     let view = Arc::clone(&admission);
     let telemetry = Telemetry::new(&config, Box::new(move || view.view())).map_err(StartError::AccessLog)?;
     let telemetry = Arc::new(telemetry);
-    let learned = Learned::default();
-    let plan = Plan::new(Arc::clone(&config), &layout, &[], &counters, &learned);
-    let engines = Engines::new(config.timeouts.connect);
+    let learned = LearnedState::default();
+    let plan = RoutingTable::new(Arc::clone(&config), &layout, &[], &counters, &learned);
+    let engines = UpstreamConnector::new(config.timeouts.connect);
     let flow = Arc::new(Flow::new(Arc::clone(&admission), engines, Arc::clone(&telemetry), plan));
     let (launched, others) = (engines::engines(&config, &layout), engines::external_backends(&config, &layout));
     let (client, admin) = (listener.address(), admin_socket.address());

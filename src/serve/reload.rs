@@ -16,8 +16,8 @@ use super::{House, StartError, engines, load_counters, specs};
 use crate::config::diff::{self, Change};
 use crate::config::{Config, Problems};
 use crate::estimate::ExactCounter;
-use crate::flow::Plan;
-use crate::pool::Layout;
+use crate::flow::RoutingTable;
+use crate::pool::PoolLayout;
 
 /// Where a reload reads the configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,12 +50,12 @@ pub enum ReloadError {
 /// What of the last load is needed to build plans.
 #[derive(Debug)]
 pub(crate) struct Loaded {
-    layout: Layout,
+    layout: PoolLayout,
     counters: Vec<Option<Arc<ExactCounter>>>,
 }
 
 impl Loaded {
-    pub(super) fn new(layout: Layout, counters: Vec<Option<Arc<ExactCounter>>>) -> Self {
+    pub(super) fn new(layout: PoolLayout, counters: Vec<Option<Arc<ExactCounter>>>) -> Self {
         Self { layout, counters }
     }
 }
@@ -94,21 +94,22 @@ impl House {
             config.fleet.state = state;
         }
         let mut changes = diff::changes(&running, &config);
-        changes.extend(moved.then_some(Change::NeedsRestart("pool.backend.launch.port")));
+        changes.extend(moved.then_some(Change::after_restart("pool.backend.launch.port")));
         // What only a restart changes keeps its running value, so that what is shown is what is true.
-        config.server.listen = running.server.listen;
-        config.server.admin = running.server.admin;
-        config.server.threads = running.server.threads;
-        config.access_log = running.access_log.clone();
-        config.log = running.log.clone();
-        config.fleet.state.clone_from(&running.fleet.state);
+        config.keep_until_restart(&running);
         let config = Arc::new(config);
         let mut state = self.state.lock();
         let (pools, health, reported) =
             (specs::pools(&config), specs::health_rules(&config.health), self.reported.names());
         self.telemetry.configured(&config);
         let layout = self.admission.apply_with(&pools, health, Instant::now(), |layout| {
-            self.flow.set_plan(Plan::new(Arc::clone(&config), layout, &reported, &counters, &self.learned));
+            self.flow.set_routing_table(RoutingTable::new(
+                Arc::clone(&config),
+                layout,
+                &reported,
+                &counters,
+                &self.learned,
+            ));
         });
         self.fleet.apply(engines::engines(&config, &layout), engines::external_backends(&config, &layout));
         *state = Loaded { layout, counters };
@@ -121,10 +122,10 @@ impl House {
     /// Backends report other models than before.
     pub(super) fn replan(&self) {
         let state = self.state.lock();
-        self.flow.set_plan(self.plan_of(self.config.load_full(), &state));
+        self.flow.set_routing_table(self.plan_of(self.config.load_full(), &state));
     }
 
-    fn plan_of(&self, config: Arc<Config>, state: &Loaded) -> Plan {
-        Plan::new(config, &state.layout, &self.reported.names(), &state.counters, &self.learned)
+    fn plan_of(&self, config: Arc<Config>, state: &Loaded) -> RoutingTable {
+        RoutingTable::new(config, &state.layout, &self.reported.names(), &state.counters, &self.learned)
     }
 }

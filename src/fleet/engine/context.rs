@@ -174,7 +174,7 @@ impl EngineContext {
     fn here(&self) -> Option<BackendId> {
         let spec = self.spec.load();
         let name = spec.name.split_once('/').map_or(&*spec.name, |(_, name)| name);
-        self.admission.is_still(spec.backend, name, &spec.address).then_some(spec.backend)
+        self.admission.is_same_backend(spec.backend, name, &spec.address).then_some(spec.backend)
     }
 
     pub(crate) fn set_cordon(&self, cordon: Cordon) {
@@ -187,7 +187,7 @@ impl EngineContext {
 
     /// Another engine stands there: its health begins anew.
     pub(crate) fn renew(&self) {
-        self.here().map(|id| self.admission.renew(id, Instant::now()));
+        self.here().map(|id| self.admission.reset_health(id, Instant::now()));
     }
 
     /// Sequences that the engine runs at once with these settings, where they say so.

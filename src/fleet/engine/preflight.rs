@@ -152,18 +152,18 @@ mod tests {
     use sluice_gateway::pool::*;
 
     /// Two pools with two backends each, all ready, and the ids of the backends.
-    fn pools(slots: u32) -> (Arc<Admission>, Layout) {
-        let limits = Limits { slots, tokens: None, prefill_tokens: None, long_prefix: None };
+    fn pools(slots: u32) -> (Arc<Admission>, PoolLayout) {
+        let limits = BackendLimits { slots, tokens: None, prefill_tokens: None, long_prefix: None };
         let second = std::time::Duration::from_secs(1);
         let rules = HealthRules { probe_failures: 1, request_failures: 1, eject_base: second, eject_max: second };
         let spec = |name: &str, base: u16| PoolSpec {
             name: name.into(),
-            rules: Rules {
+            rules: PoolRules {
                 policy: Policy::LeastWork,
                 limits,
                 queue_length: 8,
                 queue_timeout: second,
-                order: Order::FIFO,
+                order: QueueOrder::FIFO,
             },
             backends: (base..base + 2)
                 .map(|port| {
@@ -178,7 +178,7 @@ mod tests {
         let admission = Admission::new(now, rules, 1);
         let layout = admission.apply(&[spec("one", 1), spec("two", 3)], rules, now);
         for id in layout.backends.iter().flatten() {
-            admission.probed(*id, true, now);
+            admission.record_probe(*id, true, now);
         }
         (admission, layout)
     }
@@ -203,7 +203,7 @@ mod tests {
         let without_lora =
             |view: &BackendView| same(view).into_iter().take(if *view.name == *"b1" { 2 } else { 1 }).collect();
         assert_eq!(judge(&admission, &[], without_lora), Err(RestartBlocked::NoStandIn("lora".to_owned())));
-        admission.set_cordon(layout.backends[0][1], Cordon::Coming);
+        admission.set_cordon(layout.backends[0][1], Cordon::Starting);
         assert_eq!(judge(&admission, &[], same), Err(RestartBlocked::NoStandIn("m, lora".to_owned())));
         assert_eq!(judge(&admission, &["two"], same), Ok(()));
     }
@@ -230,7 +230,7 @@ mod tests {
     #[test]
     fn what_runs_and_waits_must_fit_on_the_others_with_a_margin() {
         let (admission, layout) = pools(4);
-        let ask = || Ask {
+        let ask = || AdmissionRequest {
             layout: layout.number,
             home: layout.pools[0],
             spill: [].into_iter().collect(),
@@ -241,11 +241,11 @@ mod tests {
         };
         let mut held = Vec::new();
         for _ in 0..2 {
-            let Entry::Granted(lease) = admission.enter(ask()) else { panic!("there is room") };
+            let AdmissionDecision::Granted(lease) = admission.enter(ask()) else { panic!("there is room") };
             held.push(lease);
         }
         assert_eq!(judge(&admission, &[], same), Ok(()));
-        let Entry::Granted(_third) = admission.enter(ask()) else { panic!("there is room") };
+        let AdmissionDecision::Granted(_third) = admission.enter(ask()) else { panic!("there is room") };
         assert_eq!(judge(&admission, &[], same), Err(RestartBlocked::NoRoom { used: 3, room: 4, headroom: 50.0 }));
     }
 }

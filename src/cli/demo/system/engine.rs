@@ -15,10 +15,10 @@ use serde::Deserialize;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
 
-use crate::flow::{Broken, Call, Exchange, Head, SendError, Upstream};
+use crate::flow::{Exchange, ExchangeError, ResponseHead, SendError, Upstream, UpstreamRequest};
 use crate::pool::Address;
 use crate::sim::engine::{Content, SequenceId};
-use crate::sim::{Lane, Request, SimConfig};
+use crate::sim::{Request, SimConfig, VirtualServer};
 
 const TOKEN: &str = "data: {\"choices\":[{\"index\":0,\"text\":\"w\",\"finish_reason\":null}]}\n\n";
 const LAST: &str = "data: {\"choices\":[{\"index\":0,\"text\":\"w\",\"finish_reason\":\"length\"}]}\n\n";
@@ -40,7 +40,7 @@ struct Options {
 type Told = bool;
 
 struct Machine {
-    lane: Lane,
+    lane: VirtualServer,
     streams: HashMap<SequenceId, mpsc::UnboundedSender<Told>>,
     alive: bool,
     hung_since: Option<Instant>,
@@ -59,7 +59,7 @@ pub(super) struct Engine {
 impl Engine {
     pub(super) fn new(config: SimConfig) -> Arc<Self> {
         let machine = Machine {
-            lane: config.lane(),
+            lane: config.virtual_server(),
             streams: HashMap::new(),
             alive: true,
             hung_since: None,
@@ -112,7 +112,7 @@ impl Engine {
     pub(super) fn die(&self) {
         let mut machine = self.machine.lock();
         machine.streams.clear();
-        (machine.lane, machine.epoch) = (self.config.lane(), Instant::now());
+        (machine.lane, machine.epoch) = (self.config.virtual_server(), Instant::now());
         (machine.alive, machine.hung_since) = (false, None);
     }
 
@@ -151,7 +151,7 @@ impl Engine {
     pub(super) fn check_empty(&self) {
         let machine = self.machine.lock();
         assert!(machine.streams.is_empty(), "{} streams are left", machine.streams.len());
-        assert_eq!((machine.lane.coming(), machine.lane.engine().is_empty()), (0, true));
+        assert_eq!((machine.lane.in_front_end(), machine.lane.engine().is_empty()), (0, true));
         // What was aborted last is let go by a step that nothing asks for any more.
         let engine = machine.lane.engine();
         assert_eq!((engine.running(), engine.waiting()), (0, 0));
@@ -191,10 +191,10 @@ pub(super) struct Engines {
 impl Upstream for Engines {
     type Exchange = Stream;
 
-    async fn send(&self, to: &Address, call: &Call, _fresh: bool) -> Result<Stream, SendError> {
+    async fn send(&self, to: &Address, call: &UpstreamRequest, _fresh: bool) -> Result<Stream, SendError> {
         let (_, engine) = self.by_port.iter().find(|(port, _)| *port == to.endpoint.port).unwrap();
         let body: Body = serde_json::from_slice(&call.body.to_bytes()).unwrap();
-        let refused = || SendError { broken: Broken::Connect("refused".to_owned()), reused: false };
+        let refused = || SendError { broken: ExchangeError::Connect("refused".to_owned()), reused: false };
         let stream = engine.submit(&body).ok_or_else(refused)?;
         *self.open.lock() += 1;
         let mut stream = stream;
@@ -242,17 +242,19 @@ impl Exchange for Stream {
         Duration::ZERO
     }
 
-    async fn head(&mut self) -> Result<Head, Broken> {
+    async fn head(&mut self) -> Result<ResponseHead, ExchangeError> {
         let mut headers = HeaderMap::new();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
-        Ok(Head { status: StatusCode::OK, headers })
+        Ok(ResponseHead { status: StatusCode::OK, headers })
     }
 
-    async fn body(&mut self, into: &mut BytesMut) -> Result<bool, Broken> {
+    async fn body(&mut self, into: &mut BytesMut) -> Result<bool, ExchangeError> {
         if self.ended {
             return Ok(false);
         }
-        let Some(last) = self.told.recv().await else { return Err(Broken::Closed("the engine died".to_owned())) };
+        let Some(last) = self.told.recv().await else {
+            return Err(ExchangeError::Closed("the engine died".to_owned()));
+        };
         self.write(last, into);
         while let Ok(last) = self.told.try_recv() {
             self.write(last, into);
