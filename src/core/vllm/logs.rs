@@ -138,7 +138,7 @@ const PHASE_TEXTS: &[(&str, StartPhase)] = &[
 
 /// A line without what vLLM's logger puts before it: `(EngineCore pid=7) ERROR 11-21 03:55:19 [core.py:1512] `.
 ///
-/// Indentation behind the prefix is kept, since it tells the frames of a traceback from its last line.
+/// Indentation behind the prefix is kept, since it separates the frames of a traceback from its last line.
 pub fn message(line: &str) -> &str {
     let rest = without_process(line);
     let Some((level, after)) = rest.split_once(' ') else { return rest };
