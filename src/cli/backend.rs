@@ -15,7 +15,7 @@ use comfy_table::{ContentArrangement, Table};
 use serde_json::{Value, json};
 
 use crate::admin::status::{BackendStatus, Status};
-use crate::admin::{Client, ClientError, RESTART_TIMEOUT, encode, flag, query};
+use crate::admin::{AdminClient, AdminClientError, RESTART_TIMEOUT, encode, flag, query};
 use crate::config::defaults;
 use crate::fleet::EngineView;
 
@@ -87,7 +87,7 @@ enum Command {
 #[derive(Debug, thiserror::Error)]
 enum Failed {
     #[error(transparent)]
-    Client(#[from] ClientError),
+    Client(#[from] AdminClientError),
     #[error("there is no backend '{name}'; there are: {known}")]
     Unknown { name: String, known: String },
     #[error("'{name}' is in more than one pool; write one of: {found}")]
@@ -107,7 +107,7 @@ pub fn run(args: &BackendArgs) -> ExitCode {
     {
         return usage(&error);
     }
-    let client = match Client::new(&args.admin, args.token.as_deref()) {
+    let client = match AdminClient::new(&args.admin, args.token.as_deref()) {
         Ok(client) => client,
         Err(error) => return usage(&error),
     };
@@ -127,7 +127,7 @@ pub fn run(args: &BackendArgs) -> ExitCode {
     }
 }
 
-async fn act(client: &Client, command: &Command) -> Result<(), Failed> {
+async fn act(client: &AdminClient, command: &Command) -> Result<(), Failed> {
     let status: Status = client.get("/admin/status").await?;
     match command {
         Command::List { json } => list(&status, *json),
@@ -217,7 +217,7 @@ fn path(status: &Status, name: &str) -> Result<Path, Failed> {
     }
 }
 
-async fn tell(client: &Client, path: &Path, action: &str) -> Result<Value, ClientError> {
+async fn tell(client: &AdminClient, path: &Path, action: &str) -> Result<Value, AdminClientError> {
     let path = format!("/admin/backends/{}/{}{action}", encode(&path.pool), encode(&path.backend));
     // Before a restart begins, the installed vLLM may be asked for its flags.
     client.post_within(&path, RESTART_TIMEOUT).await
@@ -225,7 +225,7 @@ async fn tell(client: &Client, path: &Path, action: &str) -> Result<Value, Clien
 
 /// Looks until `ended` says so, and tells on stderr how it goes on.
 async fn follow(
-    client: &Client,
+    client: &AdminClient,
     path: &Path,
     ended: impl Fn(&BackendStatus) -> Option<Result<(), String>>,
 ) -> Result<(), Failed> {
@@ -233,7 +233,7 @@ async fn follow(
     loop {
         let status: Status = match client.get("/admin/status").await {
             Ok(status) => status,
-            Err(ClientError::Unreachable { .. }) if misses < MISSES_MAX => {
+            Err(AdminClientError::Unreachable { .. }) if misses < MISSES_MAX => {
                 misses += 1;
                 tokio::time::sleep(EVERY).await;
                 continue;

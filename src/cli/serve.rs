@@ -109,7 +109,7 @@ async fn serve(config: Config, source: Source) -> ExitCode {
     tracing::info!("serving clients on http://{}", running.client_address());
     tracing::info!("metrics and live page on http://{}", running.admin_address());
     wait_for_stop(&running, signals).await;
-    let (in_flight, waiting) = running.house().admission().load();
+    let (in_flight, waiting) = running.app().admission().load();
     tracing::info!(in_flight, waiting, "stopping: no new requests; a second signal stops at once");
     tokio::select! {
         orderly = running.stop() => {
@@ -135,7 +135,7 @@ async fn wait_for_stop(running: &Running, (mut term, mut int, mut hup): (Signal,
             _ = int.recv() => return,
             _ = hup.recv() => {
                 // Said in the log, whatever comes of it.
-                let _ = running.house().reload();
+                let _ = running.app().reload();
             }
         }
     }

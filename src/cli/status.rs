@@ -14,7 +14,7 @@ use comfy_table::{Attribute, Cell, CellAlignment, Color, ContentArrangement, Tab
 
 use super::backend::doing;
 use crate::admin::status::{BackendStatus, PoolStatus, Status, Used};
-use crate::admin::{Client, ClientError};
+use crate::admin::{AdminClient, AdminClientError};
 use crate::config::defaults;
 use crate::telemetry::Quantiles;
 
@@ -42,7 +42,7 @@ pub struct StatusArgs {
 
 /// Runs the command.
 pub fn run(args: &StatusArgs) -> ExitCode {
-    let client = match Client::new(&args.admin, args.token.as_deref()) {
+    let client = match AdminClient::new(&args.admin, args.token.as_deref()) {
         Ok(client) => client,
         Err(error) => {
             eprintln!("{error}");
@@ -60,7 +60,7 @@ pub fn run(args: &StatusArgs) -> ExitCode {
         .block_on(async { if args.watch { watch(&client, args.json).await } else { once(&client, args.json).await } })
 }
 
-async fn once(client: &Client, json: bool) -> ExitCode {
+async fn once(client: &AdminClient, json: bool) -> ExitCode {
     match look(client, json, Style::of_stdout()).await {
         Ok(text) if print(&text) => ExitCode::SUCCESS,
         Ok(_) => ExitCode::FAILURE,
@@ -72,7 +72,7 @@ async fn once(client: &Client, json: bool) -> ExitCode {
 }
 
 /// Until Ctrl-C, or until nobody reads any more.
-async fn watch(client: &Client, json: bool) -> ExitCode {
+async fn watch(client: &AdminClient, json: bool) -> ExitCode {
     let screen = std::io::stdout().is_terminal() && !json;
     loop {
         let text = match look(client, json, Style::of_stdout()).await {
@@ -86,7 +86,7 @@ async fn watch(client: &Client, json: bool) -> ExitCode {
     }
 }
 
-async fn look(client: &Client, json: bool, style: Style) -> Result<String, ClientError> {
+async fn look(client: &AdminClient, json: bool, style: Style) -> Result<String, AdminClientError> {
     if json {
         let whole: serde_json::Value = client.get("/admin/status").await?;
         return Ok(format!("{whole}\n"));
@@ -290,7 +290,7 @@ mod tests {
     #[tokio::test]
     async fn nobody_there_is_an_error_that_says_what_to_check() {
         let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
-        let client = Client::new(&nobody, None).unwrap();
+        let client = AdminClient::new(&nobody, None).unwrap();
         let error = look(&client, false, Style::default()).await.unwrap_err().to_string();
         assert!(error.contains("is sluice serve running"), "{error}");
         assert_eq!(once(&client, true).await, ExitCode::FAILURE);
