@@ -116,7 +116,7 @@ fn code(body: &str) -> String {
 async fn the_page_metrics_and_health_need_no_token_and_the_rest_does() {
     let served = served(Some(TOKEN), no_changes).await;
     for open in ["GET /", "GET /metrics", "GET /health", "HEAD /health", "GET /health?verbose=1"] {
-        assert_eq!(ask(&served, open, "").await.0, 200, "{open}");
+        assert_eq!(send(&served, open, "").await.0, 200, "{open}");
     }
     for locked in ["GET /admin/status", "POST /admin/reload", "POST /admin/backends/short/gpu0/drain"] {
         for headers in ["", "Authorization: Bearer open sesam\r\n", "Authorization: Basic b3BlbiBzZXNhbWU=\r\n"] {
@@ -124,7 +124,7 @@ async fn the_page_metrics_and_health_need_no_token_and_the_rest_does() {
             assert_eq!((status, code(&body).as_str()), (401, "unauthorized"), "{locked}");
             assert!(head.contains("www-authenticate: bearer"));
         }
-        assert_eq!(ask(&served, locked, &format!("Authorization: Bearer {TOKEN}\r\n")).await.0, 200, "{locked}");
+        assert_eq!(send(&served, locked, &format!("Authorization: Bearer {TOKEN}\r\n")).await.0, 200, "{locked}");
     }
 }
 
@@ -197,14 +197,14 @@ async fn a_restart_returns_its_number_or_why_it_is_refused() {
     assert_eq!((status, code(&body).as_str()), (400, "bad_request"));
     let (status, _, body) = send(&served, "POST /admin/backends/short/gpu9/restart?hold", "").await;
     assert_eq!((status, code(&body).as_str()), (404, "no_such_backend"));
-    assert_eq!(ask(&served, "GET /admin/backends/short/gpu0/restart", "").await.0, 405);
+    assert_eq!(send(&served, "GET /admin/backends/short/gpu0/restart", "").await.0, 405);
 }
 
 #[tokio::test]
 async fn a_page_of_another_origin_cannot_change_anything() {
     let served = served(None, no_changes).await;
     let own = format!("Origin: http://{}\r\nSec-Fetch-Site: same-origin\r\n", served.address);
-    assert_eq!(ask(&served, "POST /admin/reload", &own).await.0, 200);
+    assert_eq!(send(&served, "POST /admin/reload", &own).await.0, 200);
     for headers in ["Origin: http://evil.example\r\n", "Sec-Fetch-Site: cross-site\r\n", "Origin: null\r\n"] {
         let (status, _, body) = send(&served, "POST /admin/reload", headers).await;
         assert_eq!((status, code(&body).as_str()), (403, "cross_origin"), "{headers}");
@@ -245,7 +245,7 @@ async fn a_panic_in_a_handler_is_a_500_and_the_port_keeps_serving() {
     let (status, _, body) = send(&served, "GET /admin/status", "").await;
     assert_eq!((status, code(&body).as_str()), (500, "internal"));
     served.control.panics.store(false, Ordering::Relaxed);
-    assert_eq!(ask(&served, "GET /admin/status", "").await.0, 200);
+    assert_eq!(send(&served, "GET /admin/status", "").await.0, 200);
 }
 
 #[tokio::test]
