@@ -13,7 +13,7 @@ use sluice::flow::{Outcome, Record};
 use sluice::meter::{ItlHistogram, StreamStats};
 use sluice::openai::Route;
 use sluice::openai::response::TokenUsage;
-use sluice::telemetry::{Sink, Telemetry};
+use sluice::telemetry::{AccessLogWriter, Telemetry};
 
 /// A completed stream of 64 tokens.
 fn record() -> Record {
@@ -68,7 +68,7 @@ fn recording(c: &mut Criterion) {
     c.bench_function("record", |b| b.iter(|| plain.record(&record)));
     c.bench_function("record, 4 threads", |b| b.iter_custom(|rounds| together(&plain, &record, 4, rounds)));
     let log = AccessLog { path: LogTarget::File("/dev/null".into()), sample: 1.0 };
-    let logging = Telemetry::with(Box::new(Vec::new), Sink::open(&log).ok());
+    let logging = Telemetry::with(Box::new(Vec::new), AccessLogWriter::open(&log).ok());
     c.bench_function("record with access log", |b| b.iter(|| logging.record(&record)));
 }
 

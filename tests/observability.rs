@@ -7,7 +7,7 @@ use std::io::Write;
 use std::process::{Command, Stdio};
 
 use sluice::telemetry::Telemetry;
-use sluice::telemetry::families::{self, Kind};
+use sluice::telemetry::families::{self, MetricKind};
 
 const DASHBOARD: &str = include_str!("../grafana/sluice.json");
 /// Labels that a scraper adds to every series.
@@ -70,8 +70,8 @@ fn the_dashboard_names_only_metrics_and_labels_that_exist() {
             let end = rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(rest.len());
             let (name, after) = rest.split_at(end);
             let family = families::ALL.iter().find(|family| match family.kind {
-                Kind::Histogram(_) => name == format!("{}_bucket", family.name),
-                Kind::Counter | Kind::Gauge => name == family.name,
+                MetricKind::Histogram(_) => name == format!("{}_bucket", family.name),
+                MetricKind::Counter | MetricKind::Gauge => name == family.name,
             });
             let family = family.unwrap_or_else(|| panic!("{name} does not exist: {expr}"));
             if let Some(selector) = after.strip_prefix('{') {

@@ -11,8 +11,8 @@ use tokio::time::Instant;
 use super::error::NoSuchBackend;
 use crate::base::BackendId;
 use crate::fleet::EngineView;
-use crate::pool::{BackendView, Cordon, Fault, Phase, PoolView};
-use crate::telemetry::{Minute, Telemetry};
+use crate::pool::{BackendFault, BackendView, Cordon, Phase, PoolView};
+use crate::telemetry::{MinuteStats, Telemetry};
 
 /// The response to `/admin/status`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -62,7 +62,7 @@ pub struct PoolStatus {
     /// Requests waiting.
     pub queue: Used,
     /// The last minute of the requests that belong to this pool, including those that spilled to another.
-    pub last_minute: Minute,
+    pub last_minute: MinuteStats,
     /// Its backends.
     pub backends: Vec<BackendStatus>,
 }
@@ -188,12 +188,12 @@ fn reason(phase: Phase, now: Instant) -> Option<String> {
     Some(reason)
 }
 
-fn fault_text(fault: Fault) -> &'static str {
+fn fault_text(fault: BackendFault) -> &'static str {
     match fault {
-        Fault::Connect => "failed connections",
-        Fault::Answer => "failed responses",
-        Fault::Timeout => "timeouts",
-        Fault::Hung => "stalled streams",
+        BackendFault::Connect => "failed connections",
+        BackendFault::Response => "failed responses",
+        BackendFault::Timeout => "timeouts",
+        BackendFault::Hung => "stalled streams",
     }
 }
 

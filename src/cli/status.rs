@@ -239,7 +239,7 @@ fn span(seconds: f64) -> String {
 mod tests {
     use super::*;
     use crate::admin::About;
-    use crate::telemetry::Minute;
+    use crate::telemetry::MinuteStats;
 
     fn status() -> Status {
         let some = |used, limit| Used { used, limit: Some(limit) };
@@ -262,13 +262,13 @@ mod tests {
             slots: some(0, 64),
             ..BackendStatus::default()
         };
-        let last_minute = Minute {
+        let last_minute = MinuteStats {
             requests_per_second: 41.5,
             ttft_ms: Some(Quantiles { p50: 21.4, p99: 1_088.0, count: 2_490 }),
             tpot_ms: Some(Quantiles { p50: 6.2, p99: 11.9, count: 2_400 }),
             attainment: Some(0.987),
             shed: 3,
-            ..Minute::default()
+            ..MinuteStats::default()
         };
         let short =
             PoolStatus { name: "short".into(), queue: some(3, 512), last_minute, backends: vec![ready, ejected] };

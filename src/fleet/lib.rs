@@ -21,5 +21,5 @@ pub use engine::journal::{Journal, JournalError, Record, Setup};
 pub use http::{FetchError, fetch, post};
 pub use launch::adapter_rank;
 pub use ports::PortsError;
-pub use probe::{Prober, Reported};
-pub use ready::{Ready, ReadyRules, until_ready};
+pub use probe::{Prober, ReportedModels};
+pub use ready::{Ready, ReadyRules, wait_until_ready};

@@ -45,7 +45,7 @@ const CARDS_MAX: usize = 1_024;
 
 /// One entry of a backend's `/v1/models`, as it was sent.
 #[derive(Clone, Debug)]
-pub struct Card {
+pub struct ModelCard {
     /// The name.
     pub id: String,
     /// The whole card, JSON.
@@ -54,15 +54,15 @@ pub struct Card {
 
 /// What backends say they serve.
 #[derive(Debug, Default)]
-pub struct Reported(Mutex<HashMap<BackendId, Vec<Card>>>);
+pub struct ReportedModels(Mutex<HashMap<BackendId, Vec<ModelCard>>>);
 
-impl Reported {
+impl ReportedModels {
     /// Every card, one per name, in the order of backends.
-    pub fn cards(&self) -> Vec<Card> {
+    pub fn cards(&self) -> Vec<ModelCard> {
         let by_backend = self.0.lock();
         let mut backends: Vec<_> = by_backend.keys().copied().collect();
         backends.sort();
-        let mut cards: Vec<Card> = Vec::new();
+        let mut cards: Vec<ModelCard> = Vec::new();
         for card in backends.iter().flat_map(|id| &by_backend[id]) {
             if !cards.iter().any(|known| known.id == card.id) {
                 cards.push(card.clone());
@@ -83,7 +83,7 @@ impl Reported {
     }
 
     /// Replaces what a backend serves; whether the names changed.
-    fn set(&self, backend: BackendId, cards: Vec<Card>) -> bool {
+    fn set(&self, backend: BackendId, cards: Vec<ModelCard>) -> bool {
         let mut by_backend = self.0.lock();
         let same = by_backend
             .get(&backend)
@@ -161,7 +161,7 @@ struct Finding {
 
 #[derive(Debug)]
 struct Models {
-    cards: Vec<Card>,
+    cards: Vec<ModelCard>,
     max_model_len: Option<u64>,
 }
 
@@ -169,7 +169,7 @@ struct Models {
 #[derive(Debug)]
 pub struct Prober {
     admission: Arc<Admission>,
-    reported: Arc<Reported>,
+    reported: Arc<ReportedModels>,
     memory: HashMap<BackendId, Memory>,
     /// The set of model names has changed and nobody was told yet; survives a round that is given up half way.
     changed: bool,
@@ -177,7 +177,7 @@ pub struct Prober {
 
 impl Prober {
     /// A prober that writes into `admission` and `reported`.
-    pub fn new(admission: Arc<Admission>, reported: Arc<Reported>) -> Self {
+    pub fn new(admission: Arc<Admission>, reported: Arc<ReportedModels>) -> Self {
         Self { admission, reported, memory: HashMap::new(), changed: false }
     }
 
@@ -190,7 +190,7 @@ impl Prober {
     /// One round over all backends; whether the set of model names changed since a round last came to its end.
     pub async fn round(&mut self, rules: &Health) -> bool {
         let now = Instant::now();
-        let silent = self.admission.silent(rules.stall, now);
+        let silent = self.admission.silent_backends(rules.stall, now);
         let mut asking = JoinSet::new();
         let mut known = Vec::new();
         for backend in self.admission.view().into_iter().flat_map(|pool| pool.backends) {
@@ -217,10 +217,10 @@ impl Prober {
 
     fn take_in(&mut self, finding: Finding, patience: Duration) -> bool {
         let now = Instant::now();
-        if !self.admission.is_still(finding.id, &finding.name, &finding.address) {
+        if !self.admission.is_same_backend(finding.id, &finding.name, &finding.address) {
             return false;
         }
-        let moved = self.admission.probed(finding.id, finding.up.is_ok(), now);
+        let moved = self.admission.record_probe(finding.id, finding.up.is_ok(), now);
         if let Some((before, after)) = moved {
             let why = finding.up.as_ref().err().map_or("its probe answers", String::as_str);
             tracing::info!(backend = %finding.name, from = before.label(), to = after.label(), why, "backend changed");
@@ -240,7 +240,7 @@ impl Prober {
             && memory.stands_still(sign, patience, now)
         {
             tracing::warn!(backend = %finding.name, "hung: requests in flight, no byte and no progress; ejected");
-            self.admission.hung(finding.id, now);
+            self.admission.mark_hung(finding.id, now);
             memory.suspected = None;
         }
         let Some(models) = finding.models else { return false };
@@ -289,7 +289,7 @@ async fn read_models(address: &Address, patience: Duration) -> Option<Models> {
     for json in list.data.into_iter().take(CARDS_MAX) {
         if let Ok(fields) = serde_json::from_str::<Fields>(json.get()) {
             models.max_model_len = models.max_model_len.max(fields.max_model_len);
-            models.cards.push(Card { id: fields.id, json });
+            models.cards.push(ModelCard { id: fields.id, json });
         }
     }
     Some(models)
@@ -297,7 +297,7 @@ async fn read_models(address: &Address, patience: Duration) -> Option<Models> {
 
 async fn read_progress(address: &Address, patience: Duration) -> Sign {
     let Ok((status, body)) = fetch(address, "/metrics", patience, METRICS_BYTES).await else { return Sign::NoAnswer };
-    let page = metrics::Snapshot::parse(std::str::from_utf8(&body).unwrap_or_default());
+    let page = metrics::MetricsSnapshot::parse(std::str::from_utf8(&body).unwrap_or_default());
     match status.is_success() && page.samples > 0 {
         true => Sign::Marks((page.progress(), page.kv_usage)),
         false => Sign::NoNumbers,
@@ -311,7 +311,7 @@ mod tests {
 
     use super::*;
     use sluice_gateway::config::{Endpoint, Policy};
-    use sluice_gateway::pool::{BackendSpec, HealthRules, Limits, Order, PoolSpec, Rules};
+    use sluice_gateway::pool::{BackendLimits, BackendSpec, HealthRules, PoolRules, PoolSpec, QueueOrder};
 
     const RULES: HealthRules = HealthRules {
         probe_failures: 2,
@@ -321,18 +321,18 @@ mod tests {
     };
 
     fn spec(ports: &[u16]) -> PoolSpec {
-        let limits = Limits { slots: 4, tokens: None, prefill_tokens: None, long_prefix: None };
+        let limits = BackendLimits { slots: 4, tokens: None, prefill_tokens: None, long_prefix: None };
         let backend = |port: &u16| {
             let endpoint = Endpoint { host: "127.0.0.1".to_owned(), port: *port, prefix: String::new() };
             let address = Arc::new(Address { authority: endpoint.authority().into(), endpoint, api_key: None });
             BackendSpec { name: port.to_string().into(), address, weight: 1.0 }
         };
-        let rules = Rules {
+        let rules = PoolRules {
             policy: Policy::LeastWork,
             limits,
             queue_length: 8,
             queue_timeout: Duration::from_secs(20),
-            order: Order::FIFO,
+            order: QueueOrder::FIFO,
         };
         PoolSpec { name: "p".into(), rules, backends: ports.iter().map(backend).collect(), spill: vec![] }
     }

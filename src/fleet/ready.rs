@@ -5,7 +5,7 @@
 //! may hold the same port and answer in its place; it would even list the right models.
 //!
 //! There is no fixed limit. The log is followed through its phases, and each may stand still for as long as
-//! [`StartPhase::patience`](sluice_core::vllm::logs::StartPhase::patience) says; where there is no log, [`ReadyRules::blind`] holds.
+//! [`StartPhase::stall_limit`](sluice_core::vllm::logs::StartPhase::stall_limit) says; where there is no log, [`ReadyRules::blind`] holds.
 //! An engine that ends is told at once, with its diagnosis; so is one that wants another key than the backend has.
 
 use std::collections::HashSet;
@@ -15,10 +15,10 @@ use http::StatusCode;
 use serde::Deserialize;
 use tokio::time::{Instant, sleep};
 
-use super::driver::{Driver, Failure, Kind, Owner, Status};
+use super::driver::{Driver, DriverKind, EngineFailure, EngineStatus, PortOwner};
 use super::driver::{MISSES, STATUS_EVERY};
 use super::http::fetch;
-use sluice_core::vllm::failure::{Class, Diagnosis, Exit};
+use sluice_core::vllm::failure::{Diagnosis, Exit, FailureClass};
 use sluice_core::vllm::logs::StartPhase;
 use sluice_gateway::pool::Address;
 
@@ -32,7 +32,7 @@ pub struct ReadyRules {
     pub poll: Duration,
     /// One answer of the engine.
     pub answer: Duration,
-    /// Multiplies the time limit of every phase, and `blind`.
+    /// Multiplies the patience of every phase, and `blind`.
     pub start_timeout_scale: f64,
     /// The whole start where no log can be followed.
     pub blind: Duration,
@@ -68,26 +68,30 @@ pub struct Ready {
 ///
 /// # Errors
 /// It ended, it stands still, somebody else answers in its place, or it serves other models. It is not stopped.
-pub async fn until_ready(
+pub async fn wait_until_ready(
     driver: &dyn Driver,
     address: &Address,
     expected: &[String],
     rules: ReadyRules,
-) -> Result<Ready, Failure> {
+) -> Result<Ready, EngineFailure> {
     let started = Instant::now();
     let mut serving_since: Option<Instant> = None;
     let mut ends = Ends::default();
     loop {
         if let Some(exit) = ends.look(driver).await {
-            return Err(driver.diagnosis(Some(exit)));
+            return Err(driver.diagnose(Some(exit)));
         }
-        let owner = driver.owner().await;
-        if let Owner::Other(who) = owner {
-            return Err(at_phase(driver, Class::WrongEngine, format!("{} is answered by {who}", address.authority)));
+        let owner = driver.port_owner().await;
+        if let PortOwner::Other(who) = owner {
+            return Err(at_phase(
+                driver,
+                FailureClass::WrongEngine,
+                format!("{} is answered by {who}", address.authority),
+            ));
         }
         let mut missing = None;
         let answer = match owner {
-            Owner::Nobody => Answer::Nothing,
+            PortOwner::Free => Answer::Nothing,
             _ => asked(address, rules.answer).await,
         };
         if let Answer::Refused(status) = answer {
@@ -96,7 +100,7 @@ pub async fn until_ready(
                  VLLM_API_KEY)",
                 address.authority
             );
-            return Err(at_phase(driver, Class::BadArguments, cause));
+            return Err(at_phase(driver, FailureClass::BadArguments, cause));
         }
         if let Answer::Serves(list) = answer {
             let absent = list.absent(expected);
@@ -108,14 +112,18 @@ pub async fn until_ready(
             missing = Some((since, absent));
         }
         if let Some((since, absent)) = &missing
-            && since.elapsed() > StartPhase::Serving.patience().mul_f64(rules.start_timeout_scale)
+            && since.elapsed() > StartPhase::Serving.stall_limit().mul_f64(rules.start_timeout_scale)
         {
-            return Err(at_phase(driver, Class::WrongModels, format!("it does not serve {}", absent.join(", "))));
+            return Err(at_phase(
+                driver,
+                FailureClass::WrongModels,
+                format!("it does not serve {}", absent.join(", ")),
+            ));
         }
         if missing.is_none()
             && let Some(why) = overdue(driver, started, rules)
         {
-            return Err(at_phase(driver, Class::Timeout, why));
+            return Err(at_phase(driver, FailureClass::Timeout, why));
         }
         sleep(rules.poll).await;
     }
@@ -132,15 +140,15 @@ struct Ends {
 impl Ends {
     async fn look(&mut self, driver: &dyn Driver) -> Option<Exit> {
         let (every, enough) = match driver.kind() {
-            Kind::Command => (STATUS_EVERY, MISSES),
-            Kind::Process | Kind::External => (Duration::ZERO, 1),
+            DriverKind::Command => (STATUS_EVERY, MISSES),
+            DriverKind::Process | DriverKind::External => (Duration::ZERO, 1),
         };
         if self.looked.is_some_and(|at| at.elapsed() < every) {
             return None;
         }
         let status = driver.status().await;
         self.looked = Some(Instant::now());
-        let Status::Ended(exit) = status else {
+        let EngineStatus::Ended(exit) = status else {
             self.misses = 0;
             return None;
         };
@@ -162,16 +170,16 @@ fn overdue(driver: &dyn Driver, started: Instant, rules: ReadyRules) -> Option<S
     let progress = progress.borrow();
     // An engine that was adopted, or that restarted behind our back, has a log that moved before we came.
     let still = progress.moved.max(started).elapsed();
-    if still <= progress.phase.patience().mul_f64(rules.start_timeout_scale) {
+    if still <= progress.phase.stall_limit().mul_f64(rules.start_timeout_scale) {
         return None;
     }
     let last = if progress.line.is_empty() { "nothing" } else { &progress.line };
     Some(format!("no progress for {} s while {}; the log last said: {last}", still.as_secs(), progress.phase))
 }
 
-fn at_phase(driver: &dyn Driver, class: Class, cause: String) -> Failure {
+fn at_phase(driver: &dyn Driver, class: FailureClass, cause: String) -> EngineFailure {
     let phase = driver.progress().map_or(StartPhase::Launching, |progress| progress.borrow().phase);
-    Failure::of(Diagnosis::plain(class, Some(cause)), None, phase)
+    EngineFailure::of(Diagnosis::plain(class, Some(cause)), None, phase)
 }
 
 /// `/v1/models`.
@@ -254,9 +262,9 @@ mod tests {
     async fn an_engine_that_wants_a_key_is_told_at_once() {
         let address = server("HTTP/1.1 401 Unauthorized\r\ncontent-length: 0\r\n\r\n").await;
         let driver = ExternalDriver::new("a/b");
-        let failure = until_ready(&driver, &address, &["m".to_owned()], ReadyRules::default()).await.unwrap_err();
+        let failure = wait_until_ready(&driver, &address, &["m".to_owned()], ReadyRules::default()).await.unwrap_err();
         assert!(failure.to_string().contains("set api_key of this backend"), "{failure}");
-        assert_eq!(failure.class, Class::BadArguments);
+        assert_eq!(failure.class, FailureClass::BadArguments);
     }
 
     #[tokio::test]
@@ -265,7 +273,7 @@ mod tests {
             "HTTP/1.1 200 OK\r\ncontent-length: 46\r\n\r\n{\"data\": [{\"id\": \"m\", \"max_model_len\": 4096}]}";
         let address = server(list).await;
         let driver = ExternalDriver::new("a/b");
-        let ready = until_ready(&driver, &address, &["m".to_owned()], ReadyRules::default()).await.unwrap();
+        let ready = wait_until_ready(&driver, &address, &["m".to_owned()], ReadyRules::default()).await.unwrap();
         assert_eq!((ready.models, ready.max_model_len), (vec!["m".to_owned()], Some(4096)));
     }
 

@@ -13,10 +13,10 @@ use tokio::time::Instant;
 use crate::admin::status::LastReload;
 use crate::config::Config;
 use crate::estimate::ExactCounter;
-use crate::fleet::{Fleet, JournalError, PortsError, Prober, Reported};
-use crate::flow::{Flow, Learned, Plan};
-use crate::pool::{Admission, Layout};
-use crate::proxy::{Engines, ListenError};
+use crate::fleet::{Fleet, JournalError, PortsError, Prober, ReportedModels};
+use crate::flow::{Flow, LearnedState, RoutingTable};
+use crate::pool::{Admission, PoolLayout};
+use crate::proxy::{ListenError, UpstreamConnector};
 use crate::telemetry::Telemetry;
 
 /// Where a reload reads the configuration.
@@ -61,11 +61,11 @@ pub enum StartError {
 /// The parts of a running gateway.
 #[derive(Debug)]
 pub struct App {
-    pub(crate) flow: Arc<Flow<Engines, Arc<Telemetry>>>,
+    pub(crate) flow: Arc<Flow<UpstreamConnector, Arc<Telemetry>>>,
     pub(crate) admission: Arc<Admission>,
     pub(crate) telemetry: Arc<Telemetry>,
-    pub(crate) learned: Learned,
-    pub(crate) reported: Arc<Reported>,
+    pub(crate) learned: LearnedState,
+    pub(crate) reported: Arc<ReportedModels>,
     pub(crate) fleet: Arc<Fleet>,
     pub(crate) config: ArcSwap<Config>,
     pub(crate) source: Source,
@@ -81,7 +81,7 @@ pub struct App {
 /// What was loaded with the configuration, and is needed to rebuild the routing table.
 #[derive(Debug)]
 pub(crate) struct Loaded {
-    pub(super) layout: Layout,
+    pub(super) layout: PoolLayout,
     pub(super) counters: Vec<Option<Arc<ExactCounter>>>,
 }
 
@@ -116,7 +116,13 @@ impl App {
     fn rebuild_routing(&self) {
         let loaded = self.loaded.lock();
         let (config, reported) = (self.config.load_full(), self.reported.names());
-        self.flow.set_plan(Plan::new(config, &loaded.layout, &reported, &loaded.counters, &self.learned));
+        self.flow.set_routing_table(RoutingTable::new(
+            config,
+            &loaded.layout,
+            &reported,
+            &loaded.counters,
+            &self.learned,
+        ));
     }
 }
 

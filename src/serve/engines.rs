@@ -11,12 +11,12 @@ use sha2::{Digest, Sha256};
 
 use crate::base::BackendId;
 use crate::config::{ArgValue, Backend, Config, Control, Launch, Model, ModelScope, Pool, Target};
-use crate::fleet::driver::{AnyDriver, Settings};
+use crate::fleet::driver::{EngineSettings, SharedDriver};
 use crate::fleet::{CommandDriver, EngineSpec, ExternalBackend, ExternalDriver, PortsError, ProcessDriver, ports};
-use crate::pool::{Address, Layout};
+use crate::pool::{Address, PoolLayout};
 
 /// The engines of a configuration that is in force as `layout`.
-pub(super) fn engines(config: &Config, layout: &Layout) -> Vec<EngineSpec> {
+pub(super) fn engines(config: &Config, layout: &PoolLayout) -> Vec<EngineSpec> {
     let mut engines = Vec::new();
     for (pool, ids) in config.pools.iter().zip(&layout.backends) {
         for (backend, id) in pool.backends.iter().zip(ids) {
@@ -28,7 +28,7 @@ pub(super) fn engines(config: &Config, layout: &Layout) -> Vec<EngineSpec> {
                 name: format!("{}/{}", pool.name, backend.name).into(),
                 backend: *id,
                 address: Arc::new(Address { endpoint, authority, api_key: backend.api_key.clone() }),
-                settings: Settings { args },
+                settings: EngineSettings { args },
                 identity: digest(&target),
                 configured: digest(&backend.target),
                 target,
@@ -114,7 +114,7 @@ fn ports_of(config: &Config) -> impl Iterator<Item = (String, u16)> {
 }
 
 /// The backends that the gateway does not run.
-pub(super) fn external_backends(config: &Config, layout: &Layout) -> Vec<ExternalBackend> {
+pub(super) fn external_backends(config: &Config, layout: &PoolLayout) -> Vec<ExternalBackend> {
     let places = config.pools.iter().zip(&layout.backends).flat_map(|(pool, ids)| pool.backends.iter().zip(ids));
     let theirs = places.filter(|(backend, _)| matches!(backend.target, Target::Url(_)));
     let other =
@@ -145,7 +145,7 @@ fn served<'c>(config: &'c Config, pool: &Pool) -> Vec<&'c Model> {
 }
 
 /// The driver for a new engine. Its logs are written beside the journal.
-pub(super) fn driver(spec: &EngineSpec) -> AnyDriver {
+pub(super) fn driver(spec: &EngineSpec) -> SharedDriver {
     let (name, folder) = (&spec.name, &spec.rules.state);
     match &spec.target {
         Target::Launch(launch) => Arc::new(ProcessDriver::new(name, launch.clone(), folder)),

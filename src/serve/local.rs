@@ -10,10 +10,10 @@ use serde_json::json;
 use serde_json::value::{RawValue, to_raw_value};
 
 use super::app::App;
-use crate::flow::Plan;
-use crate::flow::keys::Holder;
+use crate::flow::RoutingTable;
+use crate::flow::keys::ApiKey;
 use crate::pool::BackendView;
-use crate::proxy::Local;
+use crate::proxy::LocalRoutes;
 
 /// `/ready` and `/v1/models` of a running gateway.
 #[derive(Debug)]
@@ -27,7 +27,7 @@ impl ModelList {
     }
 }
 
-impl Local for ModelList {
+impl LocalRoutes for ModelList {
     fn ready(&self) -> bool {
         let pools = self.app.admission.view();
         !pools.is_empty() && pools.iter().all(|pool| pool.backends.iter().any(BackendView::in_rotation))
@@ -35,15 +35,15 @@ impl Local for ModelList {
 
     /// The union over all backends, each card as its engine sent it. Aliases, and declared models that no backend
     /// reports yet, get a generated card. Names that this client may not use are left out.
-    fn models(&self, plan: &Plan, holder: Option<&Holder<'_>>) -> Bytes {
+    fn models(&self, routing: &RoutingTable, key: Option<&ApiKey<'_>>) -> Bytes {
         let mut cards: Vec<(String, Box<RawValue>)> = Vec::new();
         let reported = self.app.reported.cards();
-        for entry in plan.names(holder) {
+        for entry in routing.names(key) {
             match reported.iter().find(|card| card.id == *entry.name) {
                 Some(card) => cards.push((card.id.clone(), card.json.clone())),
                 None => cards.extend(own_card(&entry.name, None)),
             }
-            let aliases = entry.declared.map(|id| &plan.config.models[id.index()].aliases);
+            let aliases = entry.declared.map(|id| &routing.config.models[id.index()].aliases);
             for alias in aliases.into_iter().flatten() {
                 cards.extend(own_card(alias, Some(&entry.name)));
             }

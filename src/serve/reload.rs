@@ -16,7 +16,7 @@ use crate::admin::status::LastReload;
 use crate::config::defaults::MAX_PROBLEMS;
 use crate::config::diff::{self, Change};
 use crate::config::{Config, Problems};
-use crate::flow::Plan;
+use crate::flow::RoutingTable;
 
 /// Why a reload failed. Nothing was changed.
 #[derive(Debug, thiserror::Error)]
@@ -80,7 +80,13 @@ impl App {
             (specs::pools(&config), specs::health_rules(&config.health), self.reported.names());
         self.telemetry.configured(&config);
         let layout = self.admission.apply_with(&pools, health, Instant::now(), |layout| {
-            self.flow.set_plan(Plan::new(Arc::clone(&config), layout, &reported, &counters, &self.learned));
+            self.flow.set_routing_table(RoutingTable::new(
+                Arc::clone(&config),
+                layout,
+                &reported,
+                &counters,
+                &self.learned,
+            ));
         });
         self.fleet.apply(engines::engines(&config, &layout), engines::external_backends(&config, &layout));
         *loaded = Loaded { layout, counters };

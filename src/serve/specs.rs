@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::config::{self, Config, Order as ConfiguredOrder};
-use crate::flow::plan::limits_of;
-use crate::pool::{Address, BackendSpec, HealthRules, Order, PoolSpec, Rules};
+use crate::flow::routing_table::limits_of;
+use crate::pool::{Address, BackendSpec, HealthRules, PoolRules, PoolSpec, QueueOrder};
 
 /// The pools of a configuration.
 pub(crate) fn pools(config: &Config) -> Vec<PoolSpec> {
@@ -28,7 +28,7 @@ pub(crate) fn health_rules(health: &config::Health) -> HealthRules {
 fn pool(pool: &config::Pool) -> PoolSpec {
     PoolSpec {
         name: pool.name.as_str().into(),
-        rules: Rules {
+        rules: PoolRules {
             policy: pool.policy,
             limits: limits_of(pool),
             queue_length: pool.queue.length,
@@ -40,11 +40,11 @@ fn pool(pool: &config::Pool) -> PoolSpec {
     }
 }
 
-fn order(queue: &config::Queue) -> Order {
+fn order(queue: &config::Queue) -> QueueOrder {
     match queue.order {
-        ConfiguredOrder::Fifo => Order::FIFO,
+        ConfiguredOrder::Fifo => QueueOrder::FIFO,
         ConfiguredOrder::ShortestFirst => {
-            Order { aging_per_token: Duration::from_nanos(queue.aging_per_1k_tokens.as_nanos() as u64 / 1_000) }
+            QueueOrder { aging_per_token: Duration::from_nanos(queue.aging_per_1k_tokens.as_nanos() as u64 / 1_000) }
         }
     }
 }

@@ -17,10 +17,10 @@ use super::local::ModelList;
 use super::{engines, specs};
 use crate::admin;
 use crate::config::{Config, OnExit};
-use crate::fleet::{Fleet, Prober, Reported, unattended};
-use crate::flow::{Flow, Learned, Plan};
+use crate::fleet::{Fleet, Prober, ReportedModels, unattended};
+use crate::flow::{Flow, LearnedState, RoutingTable};
 use crate::pool::Admission;
-use crate::proxy::{Engines, Gateway, Listener};
+use crate::proxy::{Gateway, Listener, UpstreamConnector};
 use crate::telemetry::Telemetry;
 
 /// A running gateway.
@@ -45,7 +45,7 @@ pub async fn start(mut config: Config, source: Source) -> Result<Running, StartE
     let listener = Listener::bind(config.server.listen).await?;
     let admin_socket = admin::bind(config.server.admin).await?;
     let admission = Admission::new(now, specs::health_rules(&config.health), seed());
-    let reported = Arc::new(Reported::default());
+    let reported = Arc::new(ReportedModels::default());
     let fleet = Fleet::new(Arc::clone(&admission), Arc::clone(&reported), Arc::new(engines::driver));
     if engines::any(&config) {
         fleet.open(&config.fleet.state)?;
@@ -58,10 +58,10 @@ pub async fn start(mut config: Config, source: Source) -> Result<Running, StartE
     let view = Arc::clone(&admission);
     let telemetry = Telemetry::new(&config, Box::new(move || view.view())).map_err(StartError::AccessLog)?;
     let telemetry = Arc::new(telemetry);
-    let learned = Learned::default();
-    let plan = Plan::new(Arc::clone(&config), &layout, &[], &counters, &learned);
-    let engines = Engines::new(config.timeouts.connect);
-    let flow = Arc::new(Flow::new(Arc::clone(&admission), engines, Arc::clone(&telemetry), plan));
+    let learned = LearnedState::default();
+    let routing = RoutingTable::new(Arc::clone(&config), &layout, &[], &counters, &learned);
+    let upstream = UpstreamConnector::new(config.timeouts.connect);
+    let flow = Arc::new(Flow::new(Arc::clone(&admission), upstream, Arc::clone(&telemetry), routing));
     let (launched, others) = (engines::engines(&config, &layout), engines::external_backends(&config, &layout));
     let (client, admin) = (listener.address(), admin_socket.address());
     let app = Arc::new(App {

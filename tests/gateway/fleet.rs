@@ -12,10 +12,12 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 use sluice::config::{ArgValue, Endpoint, Launch};
-use sluice::fleet::driver::{Driver, Failure, Owner, Settings, Status, StopRules, Trace};
-use sluice::fleet::{ProcessDriver, Ready, ReadyRules, until_ready};
+use sluice::fleet::driver::{
+    Driver, EngineFailure, EngineIdentity, EngineSettings, EngineStatus, PortOwner, StopRules,
+};
+use sluice::fleet::{ProcessDriver, Ready, ReadyRules, wait_until_ready};
 use sluice::pool::Address;
-use sluice::vllm::failure::{Class, Exit, Retry};
+use sluice::vllm::failure::{Exit, FailureClass, Retryable};
 use sluice::vllm::logs::StartPhase;
 use tokio::time::timeout;
 
@@ -72,16 +74,16 @@ impl Rig {
         Address { authority: endpoint.authority().into(), endpoint, api_key: None }
     }
 
-    async fn start(&self, settings: &Settings) -> Trace {
+    async fn start(&self, settings: &EngineSettings) -> EngineIdentity {
         let trace = self.driver.start(settings).await.unwrap_or_else(|failure| panic!("{failure}"));
         self.started.lock().unwrap().push(leader(&trace));
         trace
     }
 
-    async fn ready(&self, expected: &[&str], rules: ReadyRules) -> Result<Ready, Failure> {
+    async fn ready(&self, expected: &[&str], rules: ReadyRules) -> Result<Ready, EngineFailure> {
         let expected: Vec<String> = expected.iter().map(|name| (*name).to_owned()).collect();
         let address = self.address();
-        let waiting = until_ready(&self.driver, &address, &expected, rules);
+        let waiting = wait_until_ready(&self.driver, &address, &expected, rules);
         timeout(PATIENCE, waiting).await.expect("neither ready nor refused")
     }
 
@@ -95,8 +97,8 @@ impl Rig {
     }
 }
 
-fn settings(pairs: &[(&str, i64)]) -> Settings {
-    Settings { args: pairs.iter().map(|(name, value)| ((*name).to_owned(), ArgValue::Int(*value))).collect() }
+fn settings(pairs: &[(&str, i64)]) -> EngineSettings {
+    EngineSettings { args: pairs.iter().map(|(name, value)| ((*name).to_owned(), ArgValue::Int(*value))).collect() }
 }
 
 /// The living processes whose session this is, from the system's own table.
@@ -111,8 +113,8 @@ fn session(leader: i32) -> Vec<i32> {
     entries.filter(of).collect()
 }
 
-fn leader(trace: &Trace) -> i32 {
-    let Trace::Process { pid, .. } = trace else { panic!("{trace:?}") };
+fn leader(trace: &EngineIdentity) -> i32 {
+    let EngineIdentity::Process { pid, .. } = trace else { panic!("{trace:?}") };
     *pid
 }
 
@@ -150,13 +152,13 @@ async fn an_engine_becomes_ready_shows_its_phases_and_stops_without_a_trace() {
     // The log is read beside the probes: its last line may come after the first answer.
     let serving = progress.wait_for(|progress| progress.phase == StartPhase::Serving);
     tokio::time::timeout(Duration::from_secs(30), serving).await.expect("the log says so").unwrap();
-    assert_eq!(rig.driver.owner().await, Owner::Ours);
+    assert_eq!(rig.driver.port_owner().await, PortOwner::Engine);
     assert!(rig.log().contains("--max-num-seqs 32"), "{}", rig.log());
     assert!(session(leader(&trace)).len() >= 2, "an API server and its engine process");
     let stopped = rig.stop().await;
     assert_eq!((stopped.exit, stopped.forced), (Some(Exit::Code(0)), false), "{}", rig.log());
     assert!(session(leader(&trace)).is_empty());
-    assert_eq!((rig.driver.status().await, rig.driver.owner().await), (Status::Absent, Owner::Nobody));
+    assert_eq!((rig.driver.status().await, rig.driver.port_owner().await), (EngineStatus::Absent, PortOwner::Free));
 }
 
 #[tokio::test]
@@ -164,19 +166,19 @@ async fn a_killed_api_server_leaves_nothing_on_the_device() {
     let mut stranger = Stranger::start();
     let device = tempfile::NamedTempFile::new().unwrap();
     let rig = Rig::new(&format!("--sim-device {}", device.path().display()));
-    let trace = rig.start(&Settings::default()).await;
+    let trace = rig.start(&EngineSettings::default()).await;
     rig.ready(&["m"], ReadyRules::default()).await.unwrap();
     let killed = kill(Pid::from_raw(leader(&trace)), Signal::SIGKILL);
     killed.unwrap();
-    assert_eq!(timeout(PATIENCE, rig.driver.ended()).await.unwrap(), Exit::Signal(9));
+    assert_eq!(timeout(PATIENCE, rig.driver.wait_for_exit()).await.unwrap(), Exit::Signal(9));
     assert!(!session(leader(&trace)).is_empty(), "the engine process is an orphan that holds the device");
-    assert_eq!(rig.driver.diagnosis(Some(Exit::Signal(9))).class, Class::Killed);
+    assert_eq!(rig.driver.diagnose(Some(Exit::Signal(9))).class, FailureClass::Killed);
     let stopped = rig.stop().await;
     assert!(stopped.orphans >= 1, "{stopped:?}");
     assert!(session(leader(&trace)).is_empty());
     assert!(stranger.lives());
     // The device is free: an engine that found it taken would refuse to start.
-    rig.start(&Settings::default()).await;
+    rig.start(&EngineSettings::default()).await;
     rig.ready(&["m"], ReadyRules::default()).await.unwrap_or_else(|failure| panic!("{failure}\n{}", rig.log()));
     rig.stop().await;
 }
@@ -185,9 +187,14 @@ async fn a_killed_api_server_leaves_nothing_on_the_device() {
 async fn a_refusal_has_its_class_its_cause_and_the_length_that_fits() {
     let small = "--sim-gpu rtx3080-10 --quantization fp8 --kv-cache-dtype fp8 --gpu-memory-utilization 0.95";
     let rig = Rig::new(&format!("{small} --max-num-seqs 64 --max-model-len 30576"));
-    rig.start(&Settings::default()).await;
+    rig.start(&EngineSettings::default()).await;
     let failure = rig.ready(&["m"], ReadyRules::default()).await.unwrap_err();
-    assert_eq!((failure.class, failure.retry()), (Class::KvTooSmall, Retry::Never), "{failure}\n{}", rig.log());
+    assert_eq!(
+        (failure.class, failure.retry()),
+        (FailureClass::KvTooSmall, Retryable::Never),
+        "{failure}\n{}",
+        rig.log()
+    );
     assert!(failure.cause.as_deref().is_some_and(|cause| cause.contains("30576")), "{failure}");
     assert_eq!(failure.exit, Some(Exit::Code(1)));
     let fits = failure.suggestion.expect("the length that fits").value;
@@ -207,7 +214,7 @@ async fn a_server_of_somebody_elses_on_the_port_is_never_taken_for_ours() {
     std::fs::write(&script, "#!/bin/sh\nexec sleep 300\n").unwrap();
     make_executable(&script);
     let rig = Rig::of(vec![script.display().to_string()], folder);
-    rig.start(&Settings::default()).await;
+    rig.start(&EngineSettings::default()).await;
     let elsewhere = tempfile::tempdir().unwrap();
     let launch = Launch {
         command: words(&format!("{} sim org/m --served-model-name m", env!("CARGO_BIN_EXE_sluice"))),
@@ -217,16 +224,16 @@ async fn a_server_of_somebody_elses_on_the_port_is_never_taken_for_ours() {
         args: BTreeMap::new(),
     };
     let other = ProcessDriver::new("other/gpu0", launch, elsewhere.path());
-    let theirs = other.start(&Settings::default()).await.unwrap();
+    let theirs = other.start(&EngineSettings::default()).await.unwrap();
     rig.started.lock().unwrap().push(leader(&theirs));
-    until_ready(&other, &rig.address(), &["m".to_owned()], ReadyRules::default()).await.unwrap();
+    wait_until_ready(&other, &rig.address(), &["m".to_owned()], ReadyRules::default()).await.unwrap();
     let failure = rig.ready(&["m"], ReadyRules::default()).await.unwrap_err();
-    assert_eq!(failure.class, Class::WrongEngine, "{failure}");
+    assert_eq!(failure.class, FailureClass::WrongEngine, "{failure}");
     assert!(failure.cause.as_deref().is_some_and(|cause| cause.contains("pid ")), "{failure}");
-    assert!(matches!(rig.driver.owner().await, Owner::Other(_)));
+    assert!(matches!(rig.driver.port_owner().await, PortOwner::Other(_)));
     rig.stop().await;
-    let taken = rig.driver.start(&Settings::default()).await.unwrap_err();
-    assert_eq!(taken.class, Class::PortInUse, "{taken}");
+    let taken = rig.driver.start(&EngineSettings::default()).await.unwrap_err();
+    assert_eq!(taken.class, FailureClass::PortInUse, "{taken}");
     other.stop(StopRules::default()).await.unwrap();
 }
 
@@ -237,18 +244,18 @@ fn make_executable(path: &Path) {
 
 #[tokio::test]
 async fn models_that_are_missing_and_starts_that_stand_still_are_told_apart() {
-    // A hundredth of the time limits of a real start.
+    // A hundredth of the patience that a real start gets.
     let hasty = ReadyRules { start_timeout_scale: 0.01, ..ReadyRules::default() };
     let rig = Rig::new("--sim-startup 0");
-    rig.start(&Settings::default()).await;
+    rig.start(&EngineSettings::default()).await;
     let failure = rig.ready(&["m", "an-adapter"], hasty).await.unwrap_err();
-    assert_eq!(failure.class, Class::WrongModels, "{failure}\n{}", rig.log());
+    assert_eq!(failure.class, FailureClass::WrongModels, "{failure}\n{}", rig.log());
     assert!(failure.to_string().contains("does not serve an-adapter"), "{failure}");
     rig.stop().await;
     let stuck = Rig::new("--sim-startup 0 --sim-fault slow-start=600");
-    let trace = stuck.start(&Settings::default()).await;
+    let trace = stuck.start(&EngineSettings::default()).await;
     let failure = stuck.ready(&["m"], hasty).await.unwrap_err();
-    assert_eq!((failure.class, failure.retry()), (Class::Timeout, Retry::Later), "{failure}");
+    assert_eq!((failure.class, failure.retry()), (FailureClass::Timeout, Retryable::Later), "{failure}");
     assert!(failure.to_string().contains("no progress for"), "{failure}");
     stuck.stop().await;
     assert!(session(leader(&trace)).is_empty());
@@ -257,7 +264,7 @@ async fn models_that_are_missing_and_starts_that_stand_still_are_told_apart() {
 #[tokio::test]
 async fn an_engine_out_of_memory_under_load_is_called_so() {
     let rig = Rig::new("--sim-fault oom=1");
-    rig.start(&Settings::default()).await;
+    rig.start(&EngineSettings::default()).await;
     rig.ready(&["m"], ReadyRules::default()).await.unwrap();
     let body = r#"{"model":"m","prompt":"hello","max_tokens":4000,"ignore_eos":true}"#;
     let ask = || async {
@@ -271,9 +278,14 @@ async fn an_engine_out_of_memory_under_load_is_called_so() {
         stream
     };
     let _requests = [ask().await, ask().await, ask().await];
-    let exit = timeout(PATIENCE, rig.driver.ended()).await.expect("the engine survives");
-    let failure = rig.driver.diagnosis(Some(exit));
-    assert_eq!((failure.class, failure.retry()), (Class::OutOfMemoryServing, Retry::Later), "{failure}\n{}", rig.log());
+    let exit = timeout(PATIENCE, rig.driver.wait_for_exit()).await.expect("the engine survives");
+    let failure = rig.driver.diagnose(Some(exit));
+    assert_eq!(
+        (failure.class, failure.retry()),
+        (FailureClass::OutOfMemoryServing, Retryable::Later),
+        "{failure}\n{}",
+        rig.log()
+    );
     rig.stop().await;
 }
 
@@ -299,13 +311,15 @@ async fn a_real_vllm_is_refused_started_killed_and_cleaned_up() {
     // Seconds of imports three times over on a busy machine.
     let wait = |expected: Vec<String>| {
         let (driver, address) = (&rig.driver, rig.address());
-        async move { timeout(4 * PATIENCE, until_ready(driver, &address, &expected, ReadyRules::default())).await.unwrap() }
+        async move {
+            timeout(4 * PATIENCE, wait_until_ready(driver, &address, &expected, ReadyRules::default())).await.unwrap()
+        }
     };
 
     // Its own help says which flags it has.
-    let text = |name: &str, value| Settings { args: BTreeMap::from([(name.to_owned(), value)]) };
+    let text = |name: &str, value| EngineSettings { args: BTreeMap::from([(name.to_owned(), value)]) };
     let unknown = rig.driver.check(&text("max-num-sequences", ArgValue::Int(3))).await.unwrap_err();
-    assert_eq!(unknown.class, Class::UnknownFlag);
+    assert_eq!(unknown.class, FailureClass::UnknownFlag);
     assert!(unknown.to_string().contains("did you mean max-num-seqs?"), "{unknown}");
     let dropped = rig.driver.check(&text("disable-log-requests", ArgValue::Flag(true))).await.unwrap();
     assert!(dropped[0].to_string().contains("is dropped"), "{dropped:?}");
@@ -316,7 +330,12 @@ async fn a_real_vllm_is_refused_started_killed_and_cleaned_up() {
     rig.start(&long).await;
     let refusal = wait(vec!["m".to_owned()]).await.unwrap_err();
     println!("{refusal}");
-    assert_eq!((refusal.class, refusal.exit), (Class::KvTooSmall, Some(Exit::Code(1))), "{refusal}\n{}", rig.log());
+    assert_eq!(
+        (refusal.class, refusal.exit),
+        (FailureClass::KvTooSmall, Some(Exit::Code(1))),
+        "{refusal}\n{}",
+        rig.log()
+    );
     let fits = refusal.suggestion.expect("the length that fits").value;
     assert!((100_000..4_000_000).contains(&fits), "{fits}");
     rig.stop().await;
@@ -327,11 +346,11 @@ async fn a_real_vllm_is_refused_started_killed_and_cleaned_up() {
     let ready = wait(vec!["m".to_owned()]).await.unwrap_or_else(|failure| panic!("{failure}\n{}", rig.log()));
     println!("ready in {:.1} s with a context of {fits}", ready.took.as_secs_f64());
     assert_eq!(ready.max_model_len, u64::try_from(fits).ok());
-    assert_eq!(rig.driver.owner().await, Owner::Ours);
+    assert_eq!(rig.driver.port_owner().await, PortOwner::Engine);
     let before = session(leader(&trace));
     assert!(before.len() >= 3, "API server, engine, worker: {before:?}");
     kill(Pid::from_raw(leader(&trace)), Signal::SIGKILL).unwrap();
-    timeout(PATIENCE, rig.driver.ended()).await.unwrap();
+    timeout(PATIENCE, rig.driver.wait_for_exit()).await.unwrap();
     let stopped = rig.stop().await;
     println!("{stopped:?}");
     assert!(session(leader(&trace)).is_empty());
@@ -343,5 +362,5 @@ async fn a_real_vllm_is_refused_started_killed_and_cleaned_up() {
     wait(vec!["m".to_owned()]).await.unwrap_or_else(|failure| panic!("{failure}\n{}", rig.log()));
     let stopped = rig.stop().await;
     assert_eq!((stopped.exit, stopped.forced), (Some(Exit::Code(0)), false), "{stopped:?}\n{}", rig.log());
-    assert_eq!((rig.driver.status().await, rig.driver.owner().await), (Status::Absent, Owner::Nobody));
+    assert_eq!((rig.driver.status().await, rig.driver.port_owner().await), (EngineStatus::Absent, PortOwner::Free));
 }

@@ -18,7 +18,7 @@ use tokio::time::Instant;
 use crate::client::target::Target;
 use crate::error::BenchError;
 use crate::result::record::{ServerSample, ServerSide};
-use sluice_core::vllm::metrics::{MAX_PAGE, Snapshot};
+use sluice_core::vllm::metrics::{MAX_PAGE, MetricsSnapshot};
 
 /// Between two looks.
 pub const PERIOD: Duration = Duration::from_secs(1);
@@ -36,8 +36,8 @@ pub(crate) struct Scraper {
 
 #[derive(Debug)]
 struct Seen {
-    before: Snapshot,
-    last: Snapshot,
+    before: MetricsSnapshot,
+    last: MetricsSnapshot,
     side: ServerSide,
 }
 
@@ -81,14 +81,14 @@ async fn watch(target: Arc<Target>, headers: HeaderMap, seen: Arc<Mutex<Seen>>, 
     }
 }
 
-async fn look(target: &Target, headers: &HeaderMap) -> Option<Snapshot> {
+async fn look(target: &Target, headers: &HeaderMap) -> Option<MetricsSnapshot> {
     let answer = tokio::time::timeout(LIMIT, target.get("/metrics", headers, MAX_PAGE)).await;
     let (200, page) = answer.ok()?.ok()? else { return None };
-    Some(Snapshot::parse(&String::from_utf8_lossy(&page))).filter(|snapshot| snapshot.samples > 0)
+    Some(MetricsSnapshot::parse(&String::from_utf8_lossy(&page))).filter(|snapshot| snapshot.samples > 0)
 }
 
 impl Seen {
-    fn note(&mut self, now: Snapshot, at: f64) {
+    fn note(&mut self, now: MetricsSnapshot, at: f64) {
         let sample = ServerSample { at, running: now.running, waiting: now.waiting, kv_usage: now.kv_usage };
         let side = &mut self.side;
         side.kv_peak = side.kv_peak.max(sample.kv_usage);
@@ -150,7 +150,8 @@ mod tests {
 
     #[test]
     fn a_restarted_server_counts_from_its_start() {
-        let snapshot = |preemptions: u32| Snapshot::parse(&format!("vllm:num_preemptions_total{{}} {preemptions}\n"));
+        let snapshot =
+            |preemptions: u32| MetricsSnapshot::parse(&format!("vllm:num_preemptions_total{{}} {preemptions}\n"));
         let seen = Seen { before: snapshot(50), last: snapshot(3), side: ServerSide::default() };
         assert_eq!(seen.side().preemptions, 3.0);
     }

@@ -1,8 +1,7 @@
-//! Dense ids: what strings become once the configuration has been read.
+//! Dense ids: the names of a configuration as indexes into arrays.
 //!
-//! An id is an index into an array that lives as long as the id is used. Names are for the edges
-//! (configuration, metrics labels, log lines); on the path of a request only ids travel, so looking
-//! something up is an array access and never a hash of a string.
+//! An id is an index into an array that lives as long as the id is used. Names are for configuration, metric labels and
+//! log lines. The path of a request uses ids only, so a lookup is an array access and never a hash of a string.
 
 use std::fmt;
 
@@ -37,7 +36,7 @@ macro_rules! dense_id {
 }
 
 dense_id!(
-    /// A pool: backends that may answer the same requests.
+    /// A pool: backends that may serve the same requests.
     PoolId
 );
 dense_id!(

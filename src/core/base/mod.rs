@@ -1,8 +1,7 @@
-//! The words the rest of the house is written in: sizes with units, dense ids, a small
-//! deterministic generator.
+//! The smallest types of the project: sizes with units, dense ids, a deterministic random generator.
 //!
-//! Nothing here reads a clock, opens a file or draws from global randomness: time and chance are
-//! parameters everywhere, which is what lets whole-system tests run on virtual time from a seed.
+//! Nothing here reads a clock, opens a file or draws from global randomness. Time and chance are parameters everywhere,
+//! so that whole-system tests can run on virtual time from a seed.
 
 pub mod ids;
 pub mod rng;

@@ -1,7 +1,7 @@
 //! A small deterministic generator: SplitMix64 (Steele, Lea, Flood 2014).
 //!
-//! Used where the gateway needs a cheap coin (two random choices, jitter) and where a seed must
-//! reproduce a run on any machine. Not for secrets.
+//! For cheap random choices (two random candidates, jitter), and where a seed must reproduce a run on any machine.
+//! Not for secrets.
 
 /// A stream of pseudo-random numbers fixed by its seed.
 #[derive(Clone, Debug)]

@@ -1,10 +1,10 @@
-//! Sizes with units, as people write them in a configuration: `8k` tokens, `32MiB`, `250ms`.
+//! Sizes with units, as a configuration writes them: `8k` tokens, `32MiB`, `250ms`.
 //!
-//! Grammar: a non-negative decimal number (`1.5` is fine), optionally blanks, then a unit.
+//! Grammar: a non-negative decimal number (`1.5` is allowed), optional blanks, then a unit.
 //! Tokens take `k` (1,000) and `M` (1,000,000); bytes take `B kB MB GB` (powers of 1,000) and
-//! `KiB MiB GiB` (powers of 1,024); durations take `ms s m h d` and must have a unit, because a
-//! bare `30` is read as seconds by half of the world and as milliseconds by the other half.
-//! A value with a fraction must come out whole in the base unit (token, byte, microsecond).
+//! `KiB MiB GiB` (powers of 1,024); durations take `ms s m h d` and need a unit, because a bare `30` is ambiguous:
+//! some tools read it as seconds and others as milliseconds.
+//! A value with a fraction must be a whole number of base units (token, byte, microsecond).
 //! Display writes the shortest form that parses back to the same value.
 
 use std::fmt;
@@ -26,14 +26,14 @@ pub struct ByteSize(pub u64);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Period(pub Duration);
 
-/// Why a text is not a size.
+/// Why a string is not a size.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UnitError {
-    /// The text does not begin with a number.
+    /// The string does not begin with a number.
     #[error("'{0}' is not {1}")]
     NotANumber(String, &'static str),
     /// The unit is unknown (or missing where one is needed).
-    #[error("'{0}' has no unit that is known here; write {1}")]
+    #[error("'{0}' has no known unit; write {1}")]
     UnknownUnit(String, &'static str),
     /// The value is too large or not a whole number of base units.
     #[error("'{0}' is out of range or not a whole number of {1}")]
@@ -126,7 +126,7 @@ fn parse(text: &str, tables: &[&[(&str, u64)]], wanted: &'static str, base: &'st
     scaled(&number, scale).ok_or_else(|| UnitError::OutOfRange(text.to_owned(), base))
 }
 
-/// `number` (decimal digits with at most one point) times `scale`, exactly, or nothing.
+/// `number` (decimal digits with at most one point) times `scale`, exactly; `None` if that is not a whole number or overflows.
 fn scaled(number: &str, scale: u64) -> Option<u64> {
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
     let whole = if whole.is_empty() { 0 } else { whole.parse::<u64>().ok()? };
@@ -148,7 +148,7 @@ fn write_shortest(f: &mut fmt::Formatter<'_>, value: u64, units: &[(&str, u64)])
     write!(f, "{}{}", value / scale, name)
 }
 
-/// Accepts a number (in base units, where that is unambiguous) or a text with a unit.
+/// Accepts a number (in base units, where that is unambiguous) or a string with a unit.
 struct SizeVisitor<T>(std::marker::PhantomData<T>, Option<fn(u64) -> T>);
 
 impl<T: FromStr<Err = UnitError>> Visitor<'_> for SizeVisitor<T> {
@@ -156,9 +156,9 @@ impl<T: FromStr<Err = UnitError>> Visitor<'_> for SizeVisitor<T> {
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(if self.1.is_some() {
-            "a number or a text with a unit"
+            "a number or a string with a unit"
         } else {
-            "a text with a unit, such as \"250ms\""
+            "a string with a unit, such as \"250ms\""
         })
     }
 
@@ -205,7 +205,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn sizes_read_as_people_write_them() {
+    fn sizes_parse_in_every_notation() {
         assert_eq!("5k".parse(), Ok(Tokens(5_000)));
         assert_eq!("1.5M".parse(), Ok(Tokens(1_500_000)));
         assert_eq!("400_000".parse(), Ok(Tokens(400_000)));
@@ -220,12 +220,12 @@ mod tests {
         let error = "30".parse::<Period>().unwrap_err();
         assert_eq!(
             error.to_string(),
-            "'30' has no unit that is known here; write a duration such as \"250ms\", \"20s\", \"5m\" or \"1h\""
+            "'30' has no known unit; write a duration such as \"250ms\", \"20s\", \"5m\" or \"1h\""
         );
     }
 
     #[test]
-    fn nonsense_is_named() {
+    fn invalid_sizes_are_refused_with_the_reason() {
         assert!(matches!("many".parse::<Tokens>(), Err(UnitError::NotANumber(..))));
         assert!(matches!("5 parsecs".parse::<Period>(), Err(UnitError::UnknownUnit(..))));
         assert!(matches!("0.5B".parse::<ByteSize>(), Err(UnitError::OutOfRange(..))));
@@ -235,7 +235,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_shown_parses_back(value in 0u64..u64::MAX / 2) {
+        fn the_displayed_form_parses_back(value in 0u64..u64::MAX / 2) {
             prop_assert_eq!(Tokens(value).to_string().parse(), Ok(Tokens(value)));
             prop_assert_eq!(ByteSize(value).to_string().parse(), Ok(ByteSize(value)));
             let period = Period(Duration::from_micros(value));

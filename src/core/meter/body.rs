@@ -1,8 +1,8 @@
-//! Meters an answer that is not streamed: its usage and its error, read as it flows by.
+//! Measures a response that is not streamed: its duration, its usage and its error.
 //!
-//! The answer is forwarded as it comes and never held; a copy of at most [`KEEP`] bytes is looked at when it has ended. An
-//! answer up to that size is read whole. Of a longer one (embeddings, logprobs) the last bytes are
-//! kept, because usage stands at the end; an error is short and never longer.
+//! The response is forwarded as it arrives and never held; a copy of at most [`KEEP`] bytes is read at its end. A
+//! response up to that size is read whole. Of a longer one (embeddings, logprobs) the last bytes are kept, because usage
+//! stands at the end; an error is never that long.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ use tokio::time::Instant;
 use super::slo::Timings;
 use crate::openai::response::{self, ResponseSummary, TokenUsage, UpstreamError};
 
-/// Bytes of an answer that are kept to be read. vLLM puts a few short members behind `usage`.
+/// Bytes of a response that are kept. vLLM puts only a few short members behind `usage`.
 pub const KEEP: usize = 64 << 10;
 
-/// The state of one answer.
+/// The meter of one response.
 #[derive(Clone, Debug)]
 pub struct BodyMeter {
     start: Instant,
@@ -22,7 +22,7 @@ pub struct BodyMeter {
     cut: bool,
 }
 
-/// What an answer said, when it has ended.
+/// What was measured of one response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BodyStats {
     /// From the start to the last byte.
@@ -39,13 +39,13 @@ impl BodyMeter {
         Self { start, kept: Vec::new(), cut: false }
     }
 
-    /// Looks at the next chunk.
+    /// Takes the next chunk.
     pub fn feed(&mut self, chunk: &[u8]) {
         if self.kept.len() + chunk.len() <= KEEP {
             self.kept.extend_from_slice(chunk);
             return;
         }
-        // Halve at once rather than shift a full buffer for each chunk.
+        // Drop half of the buffer at once rather than shift it for each chunk.
         self.cut = true;
         let chunk = &chunk[chunk.len().saturating_sub(KEEP / 2)..];
         let surplus = self.kept.len().saturating_sub(KEEP / 2);
@@ -53,7 +53,7 @@ impl BodyMeter {
         self.kept.extend_from_slice(chunk);
     }
 
-    /// The answer has ended.
+    /// Ends the response.
     pub fn finish(&self, now: Instant) -> BodyStats {
         let read = if self.cut {
             ResponseSummary { usage: response::usage_in_tail(&self.kept), error: None }
@@ -65,7 +65,7 @@ impl BodyMeter {
 }
 
 impl BodyStats {
-    /// For [`Objectives::met`](super::Objectives::met). There is no TTFT, and so no TPOT, in an answer that comes at once.
+    /// For [`Objectives::met`](super::Objectives::met). A response that is not streamed has no TTFT, and so no TPOT.
     pub fn timings(&self) -> Timings {
         Timings { ttft: None, tpot: None, e2el: Some(self.e2el) }
     }

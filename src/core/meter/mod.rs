@@ -1,9 +1,10 @@
-//! Measures what the contract defines, from the bytes that go by and the times they came at.
+//! Measures what the contract defines, from the bytes that are forwarded and their times of arrival.
 //!
-//! [`stream`] TTFT, ITL, TPOT, E2EL of a stream · [`body`] usage and error of an answer that comes at once ·
-//! [`strip`] takes injected usage out again · [`histogram`] a stream's own latency counters · [`slo`] goodput.
+//! [`stream`] TTFT, ITL, TPOT, E2EL of a stream · [`body`] usage and error of a response that is not streamed ·
+//! [`strip`] removes injected usage · [`forward`] what goes to the client · [`histogram`] a stream's latency counters ·
+//! [`slo`] goodput.
 //!
-//! Used by the gateway and by its witnesses alike, so that both mean the same by the same word. Time is a parameter.
+//! The gateway and its independent checkers (load generator, simulator) share these definitions. Time is a parameter.
 
 pub mod body;
 pub mod forward;

@@ -1,9 +1,9 @@
-//! Goodput: did one finished request meet its objectives?
+//! Goodput: whether one finished request met its objectives.
 //!
 //! A request is good when it completed and every objective that applies to it holds (at or below the bound). An objective
-//! on a quantity that the request does not have is not held against it: TPOT needs two tokens, TTFT cannot be
-//! seen in an answer that was not streamed. A failure, a shed request and a client that left are the caller's to
-//! judge: failures and shed requests are misses (contract), so they pass `completed: false`.
+//! on a quantity that the request does not have counts as met: TPOT needs two tokens, and a response that is not streamed
+//! has no TTFT. The caller decides whether a request completed; failures and shed requests are misses (contract), so they
+//! pass `completed: false`.
 
 use std::time::Duration;
 

@@ -1,17 +1,17 @@
-//! The one definition of TTFT, ITL, TPOT and E2EL, measured on the bytes of a stream going by.
+//! Measures TTFT, ITL, TPOT and E2EL on the bytes of a stream as they are forwarded; the only definition of these.
 //!
-//! [`StreamMeter::feed`] takes each chunk as it came from upstream and returns what must go to the client now: the very same
-//! `Bytes`, unless usage that only we asked for has to be taken out again ([`Strip`]). Nothing is
-//! held back except, when stripping, the tail of an event whose end has not come yet; [`StreamMeter::finish`] gives that up.
+//! [`StreamMeter::feed`] takes each chunk from upstream and returns what must go to the client now: the same `Bytes`,
+//! unless injected usage has to be removed ([`Strip`]). Nothing is held except, when stripping, the tail of an event whose
+//! end has not arrived and the event with the finish reason; [`StreamMeter::finish`] returns what is still held.
 //!
 //! Definitions (contract, section 4), all from the moment the request was fully received:
-//! TTFT: to the first event with output or a finish reason. StreamEvent ITL: gaps between such events. Token ITL, when events
+//! TTFT: to the first event with output or a finish reason. Event ITL: gaps between such events. Token ITL, when events
 //! carry cumulative usage: the gap since the last event with new tokens, divided by the tokens it brought, counted once
 //! for each; it replaces event ITL in the histogram. E2EL: to the last event that carries choices.
 //! TPOT: (E2EL - TTFT) / (completion tokens - 1), from two tokens on. Events that arrive in one chunk share its time: their
 //! gaps are zero and are counted.
 //!
-//! Costs no allocation and no lock for a chunk that cuts no event in two.
+//! Costs no allocation and no lock for a chunk that splits no event.
 
 use std::time::Duration;
 
@@ -21,8 +21,8 @@ use tokio::time::Instant;
 use super::forward::Forward;
 use super::histogram::ItlHistogram;
 use super::slo::Timings;
-use super::strip::Cutter;
 pub use super::strip::Strip;
+use super::strip::Stripper;
 use crate::openai::chunk::{self, Memo};
 use crate::openai::event::{Dialect, EventKind, StreamEvent};
 use crate::openai::response::{TokenUsage, UpstreamError};
@@ -32,7 +32,7 @@ use crate::openai::sse::SseScanner;
 #[derive(Clone, Debug)]
 pub struct StreamMeter {
     sse: SseScanner,
-    cutter: Option<Cutter>,
+    stripper: Option<Stripper>,
     tally: Tally,
     memo: Memo,
 }
@@ -56,11 +56,11 @@ pub struct StreamStats {
     pub content_events: u64,
     /// All events, comments included.
     pub events: u64,
-    /// Events too long to be looked into.
+    /// Events too long to be read.
     pub oversize_events: u64,
     /// Whether a finish reason was seen.
     pub finished: bool,
-    /// Whether the stream said that it ends (`[DONE]`, `message_stop`, a terminal response).
+    /// Whether the end was seen (`[DONE]`, `message_stop`, a terminal response).
     pub done: bool,
     /// The first error in the stream.
     pub error: Option<UpstreamError>,
@@ -74,7 +74,7 @@ impl StreamStats {
         Timings { ttft: self.ttft, tpot: self.tpot, e2el: self.e2el }
     }
 
-    /// Whether the answer is whole: finished, ended and without error.
+    /// Whether the response is complete: its end was seen, and no error.
     pub fn is_complete(&self) -> bool {
         self.done && self.error.is_none()
     }
@@ -85,48 +85,44 @@ impl StreamMeter {
     pub fn new(dialect: Dialect, start: Instant, strip: Strip) -> Self {
         Self {
             sse: SseScanner::new(),
-            cutter: Cutter::new(strip),
+            stripper: Stripper::new(strip),
             tally: Tally::new(dialect, start),
             memo: Memo::default(),
         }
     }
 
-    /// Looks at a chunk that arrived at `now` and returns what to forward.
+    /// Measures a chunk that arrived at `now` and returns what to forward.
     pub fn feed(&mut self, chunk: Bytes, now: Instant) -> Forward {
-        let (tally, memo) = (&mut self.tally, &mut self.memo);
-        let Some(cutter) = &mut self.cutter else {
-            self.sse.feed(&chunk, |raw| {
+        let Self { sse, stripper, tally, memo } = self;
+        let Some(stripper) = stripper else {
+            sse.feed(&chunk, |raw| {
                 tally.event(chunk::read_next(tally.dialect, raw.bytes, memo), raw.oversize, now);
             });
-            self.sse.release();
-            let mut forward = Forward::new();
-            if !chunk.is_empty() {
-                forward.push(chunk);
-            }
-            return forward;
+            sse.release();
+            return std::iter::once(chunk).filter(|chunk| !chunk.is_empty()).collect();
         };
-        let mut cut = cutter.begin(&chunk);
-        self.sse.feed(&chunk, |raw| {
+        let mut out = stripper.begin(&chunk);
+        sse.feed(&chunk, |raw| {
             let event = chunk::read_next(tally.dialect, raw.bytes, memo);
-            cut.event(&raw, &event);
+            out.event(&raw, &event);
             tally.event(event, raw.oversize, now);
         });
-        let oversize = self.sse.pending_oversize();
-        cut.end(oversize, self.sse.release())
+        let oversize = sse.pending_oversize();
+        out.end(oversize, sse.release())
     }
 
-    /// The stream has ended: returns what was held back of an unfinished event, usually nothing.
+    /// Ends the stream: returns what was held of an unfinished event, usually nothing.
     pub fn finish(&mut self) -> Forward {
         let mut forward = Forward::new();
-        forward.extend(self.cutter.as_mut().map(Cutter::release).filter(|held| !held.is_empty()));
-        if self.cutter.is_some() && !self.sse.pending().is_empty() {
-            forward.push(Bytes::copy_from_slice(self.sse.pending()));
+        if let Some(stripper) = &mut self.stripper {
+            let pending = Bytes::copy_from_slice(self.sse.pending());
+            forward.extend([stripper.take_held(), pending].into_iter().filter(|piece| !piece.is_empty()));
         }
         self.sse = SseScanner::new();
         forward
     }
 
-    /// When the first output arrived. Until then a lease still holds its prefill permit.
+    /// When the first output arrived. Until then the lease keeps its prefill permit.
     pub fn first_content_at(&self) -> Option<Instant> {
         self.tally.first
     }
@@ -136,7 +132,7 @@ impl StreamMeter {
         self.tally.stats.error.as_ref()
     }
 
-    /// Whether the stream has said that it ends.
+    /// Whether the end of the stream has been seen.
     pub fn is_done(&self) -> bool {
         self.tally.stats.done
     }
@@ -197,7 +193,7 @@ impl Tally {
         }
     }
 
-    /// An event with output; `tokens`: generated so far, where the event says it.
+    /// Counts an event with output; `tokens`: generated so far, if the event reports it.
     fn output(&mut self, tokens: Option<u64>, now: Instant) {
         self.stats.content_events += 1;
         if self.first.is_none() {
@@ -288,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn the_contract_s_words_are_measured() {
+    fn every_measure_of_the_contract_is_right() {
         let (out, stats) = run(
             Strip::Nothing,
             &[
@@ -314,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn without_stripping_every_chunk_passes_as_the_same_buffer() {
+    fn without_stripping_every_chunk_is_forwarded_as_the_same_buffer() {
         let mut meter = StreamMeter::new(Dialect::Choices, Instant::now(), Strip::Nothing);
         for part in ["data: {\"cho", "", "ices\":[]}\n", "\ndata: x"] {
             let chunk = Bytes::copy_from_slice(part.as_bytes());
@@ -352,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_before_any_content_is_told_apart() {
+    fn an_error_before_any_content_is_marked() {
         let error = b"data: {\"error\":{\"message\":\"busy\",\"code\":503}}\n\n";
         let (_, early) = run(Strip::Nothing, &[(1, role().as_bytes()), (2, error), (3, DONE.as_bytes())]);
         assert!(early.error_before_content && !early.is_complete());
@@ -362,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_was_given_up_is_not_whole_whatever_its_end() {
+    fn an_aborted_response_is_incomplete_although_it_ends_properly() {
         let finish =
             "data: {\"choices\":[{\"index\":0,\"text\":\"\",\"finish_reason\":\"abort\"}]}\n\ndata: [DONE]\n\n";
         let (_, stats) = run(Strip::Nothing, &[(1, text("a").as_bytes()), (2, finish.as_bytes())]);
@@ -370,14 +366,14 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_without_text_has_its_ttft_at_the_finish_reason() {
+    fn a_response_without_text_has_its_ttft_at_the_finish_reason() {
         let finish = "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"\"},\"finish_reason\":\"stop\"}]}\n\n";
         let (_, stats) = run(Strip::Nothing, &[(3, role().as_bytes()), (8, finish.as_bytes())]);
         assert_eq!((stats.ttft, stats.e2el, stats.tpot), (Some(MS * 8), Some(MS * 8), None));
     }
 
     #[test]
-    fn an_event_too_long_to_hold_passes_when_stripping() {
+    fn an_event_too_long_to_hold_is_forwarded_when_stripping() {
         let long = format!("data: {{\"x\":\"{}\"}}\n\n", "y".repeat(3 << 20));
         let stream = [text("a"), long, usage_event(1), DONE.to_owned()].concat();
         let want = stream.replace(&usage_event(1), "");
@@ -390,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tail_of_a_broken_stream_is_given_up() {
+    fn the_held_tail_of_a_broken_stream_is_forwarded_at_its_end() {
         let (out, stats) = run(Strip::InjectedUsage, &[(1, text("a").as_bytes()), (2, b"data: {\"choices\":[]")]);
         assert!(out.ends_with(b"data: {\"choices\":[]"));
         assert!(!stats.done);
@@ -442,10 +438,10 @@ mod tests {
         }
 
         #[test]
-        fn whatever_arrives_is_passed_on_when_nothing_is_stripped(chunks in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..40), 0..20)) {
+        fn arbitrary_bytes_are_forwarded_unchanged(chunks in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..40), 0..20)) {
             let timed: Vec<(u64, &[u8])> = chunks.iter().map(|chunk| (1, &chunk[..])).collect();
             prop_assert_eq!(run(Strip::Nothing, &timed).0, chunks.concat());
-            // Noise has no usage to strip, so that stripping changes nothing either.
+            // Random bytes have no usage, so stripping changes nothing either.
             prop_assert_eq!(run(Strip::InjectedUsage, &timed).0, chunks.concat());
         }
     }

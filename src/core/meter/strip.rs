@@ -1,187 +1,186 @@
-//! Takes out of a stream the usage that only we asked for.
+//! Removes injected usage from a stream, so that the client receives what it would have received without it.
 //!
-//! Exact token counts need `include_usage` (one more event at the end) or `continuous_usage_stats` (one more
-//! member in every event). A client that did not ask must not see it: response bytes are the engine's, unchanged. So
-//! the event, or the member with its comma, is cut out and everything around it is passed on as slices of the
-//! received chunk.
+//! Exact token counts need `include_usage` (one more event at the end) or `continuous_usage_stats` (one more member in
+//! every event). If the client did not request them, the event, or the member with its comma, is cut out. Everything
+//! around it is forwarded as slices of the received chunk.
 //!
-//! Asking for usage also takes something away: vLLM (0.32) then writes `system_fingerprint` into the usage event instead
-//! of into the event with the finish reason. A client that did not ask gets it where it would have been: the finish event is held
-//! until the next event, which the engine writes in the same step, and the fingerprint of a usage event that is taken
-//! out is put back at its end. That is exact for one sequence; for several, usage is not injected (their first
-//! finish comes long before the usage event).
+//! vLLM (0.32) writes `system_fingerprint` into the last event: the usage event if usage was requested, else the event
+//! with the finish reason. So the finish event is held until the next event arrives, which the engine writes in the same
+//! step, and the fingerprint of a removed usage event is appended to it. That is exact for one sequence. Usage is
+//! not injected for several, because their first finish comes long before the usage event.
 //!
-//! What is held back besides is the beginning of an event whose end has not arrived, because only its end tells whether it must go. An
-//! event over the scanner's bound is not held: it passes as it is. An event that was split is passed on as the held part (copied)
-//! and the slice that completes it.
+//! The beginning of an unfinished event is also held, because only its end shows whether it must go. An event over the
+//! scanner's bound is not held: it is forwarded unchanged. An event that began in an earlier chunk is forwarded as a copy
+//! of its held part and a slice of the chunk that completes it.
 
 use bytes::Bytes;
 
 use super::forward::Forward;
 use crate::openai::chunk;
 use crate::openai::event::{EventKind, StreamEvent};
+use crate::openai::scan::Span;
 use crate::openai::sse::RawEvent;
 
-/// What to take out of a stream.
+/// What to remove from a stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Strip {
-    /// Nothing: the client asked for what it gets.
+    /// Nothing was injected.
     #[default]
     Nothing,
-    /// The one usage event at the end, which `include_usage` has caused.
+    /// The usage event at the end, which `include_usage` has caused.
     InjectedUsage,
     /// The member `usage` of every event with choices.
     Continuous {
-        /// Whether the client asked for the usage event at the end, so that this one stays.
+        /// Whether the client requested the usage event at the end, so that it stays.
         keep_final: bool,
     },
 }
 
-/// What is remembered between chunks.
+/// Removes injected usage from one stream; keeps what it needs between chunks.
 #[derive(Clone, Debug)]
-pub(super) struct Cutter {
+pub(super) struct Stripper {
     strip: Strip,
-    dropped: bool,
-    /// The event with the finish reason, until the next event has come.
+    /// Whether the usage event at the end has been removed.
+    final_removed: bool,
+    /// The event with the finish reason, until the next event arrives.
     held: Vec<u8>,
 }
 
-impl Cutter {
+/// What happens to one event.
+enum Action {
+    /// It is forwarded unchanged.
+    Keep,
+    /// It is removed.
+    Remove,
+    /// It is forwarded without these bytes.
+    Cut(Span),
+    /// It is held until the next event arrives, then forwarded without these bytes.
+    Hold(Option<Span>),
+}
+
+impl Stripper {
+    /// A stripper for a new stream; `None` when nothing was injected.
     pub(super) fn new(strip: Strip) -> Option<Self> {
-        (strip != Strip::Nothing).then_some(Self { strip, dropped: false, held: Vec::new() })
+        (strip != Strip::Nothing).then_some(Self { strip, final_removed: false, held: Vec::new() })
     }
 
-    pub(super) fn begin<'c>(&'c mut self, chunk: &'c Bytes) -> Cut<'c> {
-        Cut { cutter: self, chunk, run: 0, at: 0, out: Forward::new() }
+    /// Starts on the next chunk.
+    pub(super) fn begin<'c>(&'c mut self, chunk: &'c Bytes) -> ChunkStripper<'c> {
+        ChunkStripper { stripper: self, chunk, forwarded: 0, event_start: 0, out: Forward::new() }
     }
 
-    /// What is held when the stream has ended.
-    pub(super) fn release(&mut self) -> Bytes {
+    /// Takes the held event; empty when there is none.
+    pub(super) fn take_held(&mut self) -> Bytes {
         std::mem::take(&mut self.held).into()
     }
 
-    /// Whether the usage event at the end is ours to take out.
-    fn drops_final(&self) -> bool {
-        !matches!(self.strip, Strip::Continuous { keep_final: true })
-    }
-
-    fn verdict(&mut self, raw: &RawEvent<'_>, event: &StreamEvent) -> Verdict {
+    fn action(&mut self, raw: &RawEvent<'_>, event: &StreamEvent) -> Action {
         if raw.oversize {
-            return Verdict::Keep;
+            return Action::Keep;
         }
-        if event.kind == EventKind::Usage {
-            if self.drops_final() && !self.dropped {
-                self.dropped = true;
-                return Verdict::Drop;
-            }
-            return Verdict::Keep;
+        let removes_final = !matches!(self.strip, Strip::Continuous { keep_final: true });
+        // A terminal event that also carries usage is never removed.
+        if event.kind == EventKind::Usage && !event.finish && removes_final && !self.final_removed {
+            self.final_removed = true;
+            return Action::Remove;
         }
-        if event.usage.is_none() || self.strip == Strip::InjectedUsage {
-            return Verdict::Keep;
+        let has_injected_member =
+            self.strip != Strip::InjectedUsage && event.kind != EventKind::Usage && event.usage.is_some();
+        let member = if has_injected_member { chunk::usage_member(raw.bytes) } else { None };
+        if removes_final && event.finish && event.kind != EventKind::Done {
+            return Action::Hold(member);
         }
-        match chunk::usage_member(raw.bytes) {
-            Some(span) => Verdict::Cut(span.start, span.end),
-            None => Verdict::Keep,
-        }
+        member.map_or(Action::Keep, Action::Cut)
     }
 }
 
-enum Verdict {
-    Keep,
-    Drop,
-    Cut(usize, usize),
-}
-
-/// The cutting of one chunk.
-pub(super) struct Cut<'c> {
-    cutter: &'c mut Cutter,
+/// Assembles what is forwarded of one chunk.
+///
+/// Bytes of the chunk before `forwarded` have been decided on. From there on they are forwarded in one slice as soon as
+/// something has to stand between them or be left out.
+pub(super) struct ChunkStripper<'c> {
+    stripper: &'c mut Stripper,
     chunk: &'c Bytes,
-    /// Where the bytes begin that pass unchanged and were not yet put out.
-    run: usize,
-    /// Where the current event begins.
-    at: usize,
+    forwarded: usize,
+    event_start: usize,
     out: Forward,
 }
 
-impl Cut<'_> {
-    /// The next event that ended in the chunk.
+impl ChunkStripper<'_> {
+    /// Takes the next event that ended in the chunk.
     pub(super) fn event(&mut self, raw: &RawEvent<'_>, event: &StreamEvent) {
-        let verdict = self.cutter.verdict(raw, event);
-        if !self.cutter.held.is_empty() {
-            let fingerprint = matches!(verdict, Verdict::Drop).then(|| fingerprint(raw.bytes)).flatten();
-            let held = self.cutter.release();
-            self.pass(self.at);
-            self.put(fingerprint.map_or(held.clone(), |value| with_fingerprint(&held, value)));
+        let action = self.stripper.action(raw, event);
+        if !self.stripper.held.is_empty() {
+            self.forward_held(raw, &action);
         }
-        if event.finish && event.kind != EventKind::Done && !raw.oversize && self.cutter.drops_final() {
-            self.hold(raw, &verdict);
-        } else if raw.split {
-            self.split(raw, &verdict);
-        } else {
-            match verdict {
-                Verdict::Keep => {}
-                Verdict::Drop => self.leave_out(self.at, raw.end),
-                Verdict::Cut(start, end) => self.leave_out(self.at + start, self.at + end),
+        let start = self.event_start;
+        match action {
+            Action::Keep if raw.split => self.push(Bytes::copy_from_slice(held_part(raw))),
+            Action::Keep => {}
+            Action::Remove => self.leave_out(start, raw.end),
+            Action::Cut(span) if raw.split => {
+                self.push(without(raw.bytes, span).into());
+                self.leave_out(start, raw.end);
+            }
+            Action::Cut(span) => self.leave_out(start + span.start, start + span.end),
+            Action::Hold(span) => {
+                self.stripper.held = without(raw.bytes, span.unwrap_or_default());
+                self.leave_out(start, raw.end);
             }
         }
-        self.at = raw.end;
+        self.event_start = raw.end;
     }
 
-    /// The chunk is at its end. An unfinished event stays behind, unless it is too long to be held: then what was held
-    /// of it (`released`) and the rest of the chunk pass.
+    /// Ends the chunk and returns what to forward. An unfinished event stays in the scanner, unless it has grown `oversize`:
+    /// then `released`, what the scanner held of it, and the rest of the chunk are forwarded.
     pub(super) fn end(mut self, oversize: bool, released: Vec<u8>) -> Forward {
-        self.pass(self.at);
+        self.forward_to(self.event_start);
         if oversize {
-            // A released event was held from chunks before this one, or began in it.
-            self.put(released.into());
-            self.run = self.at;
-            self.pass(self.chunk.len());
+            self.push(released.into());
+            self.forward_to(self.chunk.len());
         }
         self.out
     }
 
-    /// An event of which only the last part is in this chunk; always the first one to end in it.
-    fn split(&mut self, raw: &RawEvent<'_>, verdict: &Verdict) {
-        match *verdict {
-            Verdict::Keep => {
-                let held = if raw.oversize { raw.bytes } else { &raw.bytes[..raw.bytes.len() - raw.end] };
-                self.put(Bytes::copy_from_slice(held));
-            }
-            Verdict::Drop => self.run = raw.end,
-            Verdict::Cut(start, end) => {
-                self.put(Bytes::from([&raw.bytes[..start], &raw.bytes[end..]].concat()));
-                self.run = raw.end;
-            }
-        }
+    /// Forwards the held finish event, with the fingerprint of the usage event that is now removed.
+    fn forward_held(&mut self, raw: &RawEvent<'_>, action: &Action) {
+        self.forward_to(self.event_start);
+        let held = self.stripper.take_held();
+        let fingerprint = if matches!(action, Action::Remove) { fingerprint(raw.bytes) } else { None };
+        self.push(match fingerprint {
+            Some(value) => with_fingerprint(held, value),
+            None => held,
+        });
     }
 
-    /// Keeps a whole event back until the next one has come.
-    fn hold(&mut self, raw: &RawEvent<'_>, verdict: &Verdict) {
-        self.cutter.held = match *verdict {
-            Verdict::Cut(start, end) => [&raw.bytes[..start], &raw.bytes[end..]].concat(),
-            Verdict::Keep | Verdict::Drop => raw.bytes.to_vec(),
-        };
-        self.pass(self.at);
-        self.run = raw.end;
-    }
-
+    /// Forwards the chunk up to `start` and skips it up to `end`.
     fn leave_out(&mut self, start: usize, end: usize) {
-        self.pass(start);
-        self.run = end;
+        self.forward_to(start);
+        self.forwarded = end;
     }
 
-    fn pass(&mut self, end: usize) {
-        if self.run < end {
-            self.put(self.chunk.slice(self.run..end));
+    fn forward_to(&mut self, end: usize) {
+        if self.forwarded < end {
+            self.push(self.chunk.slice(self.forwarded..end));
+            self.forwarded = end;
         }
-        self.run = end;
     }
 
-    fn put(&mut self, piece: Bytes) {
+    fn push(&mut self, piece: Bytes) {
         if !piece.is_empty() {
             self.out.push(piece);
         }
     }
+}
+
+/// The part of a split event that came in earlier chunks.
+fn held_part<'a>(raw: &RawEvent<'a>) -> &'a [u8] {
+    if raw.oversize { raw.bytes } else { &raw.bytes[..raw.bytes.len() - raw.end] }
+}
+
+/// A copy of `event` without the bytes of `span`.
+fn without(event: &[u8], span: Span) -> Vec<u8> {
+    [&event[..span.start], &event[span.end..]].concat()
 }
 
 /// The raw value of `system_fingerprint` in an event; vLLM writes it as a plain string.
@@ -193,12 +192,12 @@ fn fingerprint(event: &[u8]) -> Option<&[u8]> {
 }
 
 /// The event with the fingerprint as its last member, unless it has one.
-fn with_fingerprint(event: &Bytes, value: &[u8]) -> Bytes {
+fn with_fingerprint(event: Bytes, value: &[u8]) -> Bytes {
     match event.iter().rposition(|byte| *byte == b'}') {
-        Some(close) if memchr::memmem::find(event, FINGERPRINT).is_none() => {
+        Some(close) if memchr::memmem::find(&event, FINGERPRINT).is_none() => {
             Bytes::from([&event[..close], b",", FINGERPRINT, value, &event[close..]].concat())
         }
-        _ => event.clone(),
+        _ => event,
     }
 }
 
@@ -212,7 +211,7 @@ mod tests {
     use crate::meter::StreamMeter;
     use crate::openai::Dialect;
 
-    /// A stream captured from vLLM 0.32, with what differs from run to run made equal.
+    /// A stream captured from vLLM 0.32, with id and time replaced, which differ from run to run.
     fn captured(name: &str) -> String {
         let path = format!("{}/../../tests/fixtures/vllm-0.32/{name}.sse", env!("CARGO_MANIFEST_DIR"));
         let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"));
@@ -238,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn what_vllm_says_with_injected_usage_becomes_what_it_says_without() {
+    fn a_stream_with_injected_usage_becomes_the_stream_without_it() {
         for kind in ["chat", "completion"] {
             let plain = captured(&format!("{kind}-stream-plain"));
             for (with, strip) in
@@ -258,11 +257,11 @@ mod tests {
         let plain = captured("chat-stream-plain");
         assert_eq!(stripped(&plain, Strip::InjectedUsage, 50), plain);
         let cut = &plain[..plain.len() - 40];
-        assert_eq!(stripped(cut, Strip::InjectedUsage, 50), cut, "a held event is given up at the end");
+        assert_eq!(stripped(cut, Strip::InjectedUsage, 50), cut, "a held event is forwarded at the end");
     }
 
     #[test]
-    fn usage_the_client_asked_for_stays_where_it_is() {
+    fn usage_that_the_client_requested_stays() {
         let usage = captured("chat-stream-usage");
         assert_eq!(stripped(&usage, Strip::Nothing, 50), usage);
         let continuous = captured("chat-stream-continuous");

@@ -1,16 +1,15 @@
-//! What one event of a stream means, in each of the four dialects.
+//! Reads one event of a stream, in each of the three dialects.
 //!
-//! The meter needs little of an event: does it carry output, does it finish, does it report usage, is it
-//! an error, is it the end? [`read`] answers that. Output is text, reasoning, a refusal or a tool call that is not empty, or
-//! a finish reason; a chunk with only a role or an empty delta is not output (the definition of TTFT in the contract).
-//! All choices count alike, whatever their index.
+//! The meter needs to know of an event: does it carry output, a finish reason, usage, an error, or the end of the stream?
+//! Output is text, reasoning, a refusal or a tool call that is not empty, or a finish reason. A chunk
+//! with only a role or an empty delta is not output (the contract's definition of TTFT). All choices count alike.
 //!
 //! Dialects: `choices` (chat, completions and transcriptions differ only in where the text is), Responses (`response.*`
 //! events; the terminal one has the usage) and Messages (Anthropic: usage in `message_start` and `message_delta`).
 //!
-//! The shapes that vLLM sends thousands of times in a row are recognised by [`super::fast`]; everything else
-//! is scanned here. Both give the same result; a property test holds them to it. An event that cannot be read is
-//! `Other`: we look on, the client judges.
+//! The shapes that vLLM sends thousands of times in a row are matched by [`super::fast`]; everything else is scanned here.
+//! A property test checks that both give the same result. An event that cannot be read is `Other`: the gateway does not
+//! validate responses.
 
 use super::event::{Dialect, EventKind, StreamEvent};
 use super::fast;
@@ -24,18 +23,18 @@ pub fn read(dialect: Dialect, event: &[u8]) -> StreamEvent {
     read_next(dialect, event, &mut Memo::default())
 }
 
-/// The same for the next event of a stream, recognising what repeats from event to event. `memo` belongs to the stream.
+/// Reads the next event of a stream; faster than [`read`], because `memo` remembers what repeats from event to event.
 pub fn read_next(dialect: Dialect, event: &[u8], memo: &mut Memo) -> StreamEvent {
     if dialect == Dialect::Choices
         && let Some(event) = fast::choices(event, memo)
     {
         return event;
     }
-    read_slowly(dialect, event)
+    read_by_scanning(dialect, event)
 }
 
-/// The same without the fast path; for comparison in tests and benches.
-pub fn read_slowly(dialect: Dialect, event: &[u8]) -> StreamEvent {
+/// Reads one event without the fast path; for comparison in tests and benches.
+pub fn read_by_scanning(dialect: Dialect, event: &[u8]) -> StreamEvent {
     let fields = Fields::of(event);
     let Some(data) = fields.data else { return StreamEvent::default() };
     if *data == *b"[DONE]" {
@@ -49,8 +48,8 @@ pub fn read_slowly(dialect: Dialect, event: &[u8]) -> StreamEvent {
     read.unwrap_or_default()
 }
 
-/// Where the member `usage` stands in an event of the choices dialect, with the comma that belongs to it:
-/// what to cut so that the event reads as if usage had not been asked for. `None` when it is not there.
+/// The span of the member `usage` in an event of the choices dialect, with its comma: what to cut so that the event
+/// reads as if usage had not been requested. `None` when there is no such member.
 pub fn usage_member(event: &[u8]) -> Option<Span> {
     let json = memchr::memchr(b'{', event)?;
     let mut scanner = Scanner::new(&event[json..]);
@@ -115,7 +114,7 @@ fn choices(data: &[u8]) -> Result<StreamEvent, ScanError> {
     Ok(event)
 }
 
-/// What a choice of an event says.
+/// What one choice of an event carries.
 #[derive(Default)]
 struct Choice {
     content: bool,
@@ -153,7 +152,7 @@ fn choice(scanner: &mut Scanner<'_>) -> Result<Choice, ScanError> {
     Ok(choice)
 }
 
-/// Takes a value and tells whether it is a text, list or object that is not empty.
+/// Takes a value; returns whether it is a string, list or object that is not empty.
 fn is_filled(scanner: &mut Scanner<'_>) -> Result<bool, ScanError> {
     Ok(match scanner.kind()? {
         JsonKind::String => !scanner.text()?.raw.is_empty(),
@@ -165,7 +164,7 @@ fn is_filled(scanner: &mut Scanner<'_>) -> Result<bool, ScanError> {
     })
 }
 
-/// The members of an event that says its own type.
+/// The members of an event that carries its own type (Responses, Messages).
 #[derive(Default)]
 struct Typed {
     name: String,
@@ -204,7 +203,7 @@ fn typed(data: &[u8], name: Option<&[u8]>) -> Result<Typed, ScanError> {
     Ok(typed)
 }
 
-/// A text (Responses) or an object with text, thinking, partial JSON or a stop reason (Messages).
+/// Reads `delta`: a string (Responses) or an object with text, thinking, partial JSON or a stop reason (Messages).
 fn delta(scanner: &mut Scanner<'_>, typed: &mut Typed) -> Result<(), ScanError> {
     if scanner.kind()? != JsonKind::Object {
         typed.filled |= is_filled(scanner)?;

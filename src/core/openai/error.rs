@@ -4,16 +4,14 @@
 //! `{"type":"error","error":{"type","message"}}` on `/v1/messages`, and the same as an SSE event once a
 //! stream has begun.
 //!
-//! `code` is a word such as `queue_full`, not the status: the status line already has the number, OpenAI
-//! itself sends words, and a word tells apart the reasons behind one 503. It also tells ours from
-//! the engine's errors, whose code is an integer. Types follow OpenAI's vocabulary, since client
-//! libraries branch on status and type.
+//! `code` is a word such as `queue_full`, not the status: the status line has the number, OpenAI sends words too, and a
+//! word separates the reasons behind one 503. It also separates the gateway's errors from the engine's, whose code is an
+//! integer. Types follow OpenAI's vocabulary, since client libraries branch on status and type.
 //!
-//! Choices that are not obvious. An upgrade (WebSocket, h2c) or CONNECT gets **501**: HAProxy answers what it cannot do with
-//! 501, and a 4xx would blame a request that is well-formed. A wrong key is 401 and a right key for the wrong
-//! model 403; an unknown model is 404 as in vLLM. Our own overload is 503, as vLLM's is; 429 is only ever this key's own limit. A
-//! message never repeats the body, a key, or an upstream's address; the model name it repeats is cut to
-//! [`MAX_NAME_SHOWN`] characters.
+//! Choices that are not obvious: an upgrade (WebSocket, h2c) or CONNECT gets **501**, as in HAProxy, because the request is
+//! well-formed. A wrong key is 401, a valid key for the wrong model 403, an unknown model 404 as in vLLM. Overload of the
+//! gateway is 503, as vLLM's is; 429 is only ever the key's own limit. A message never repeats the body, a key, or an
+//! upstream's address; a repeated model name is cut to [`MAX_NAME_SHOWN`] characters.
 
 use std::borrow::Cow;
 
@@ -38,7 +36,7 @@ pub enum ErrorFormat {
 pub enum ShedReason {
     /// The pool's queue has no place left.
     QueueFull,
-    /// It waited as long as the pool allows.
+    /// The request waited for the pool's queue timeout.
     QueueTimeout,
     /// No backend of the pool is ready.
     NoBackend,
@@ -70,12 +68,12 @@ impl ShedReason {
     }
 }
 
-/// An answer that the gateway gives itself, instead of a backend.
+/// An error response of the gateway itself, not of a backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// 400: the body or a field of it cannot be understood.
+    /// 400: the body or a field of it is invalid.
     BadRequest {
-        /// What is wrong and what would be right.
+        /// What is wrong and what is accepted.
         message: String,
         /// The field at fault.
         param: Option<&'static str>,
@@ -91,20 +89,20 @@ pub enum Refusal {
     BodyTimeout,
     /// 431: the header section is over the limit.
     HeadersTooLarge,
-    /// 401: no key where one is needed.
+    /// 401: no key, and one is required.
     NoKey,
-    /// 401: a key nobody has.
+    /// 401: the key is not configured.
     BadKey,
     /// 403: the key may not use this model.
     ModelForbidden {
-        /// What the client asked for.
+        /// The requested model.
         model: String,
     },
     /// 404: no pool serves this model.
     UnknownModel {
-        /// What the client asked for.
+        /// The requested model.
         model: String,
-        /// Names that would work for this key; the first [`MAX_NAMES_SHOWN`] are shown.
+        /// Names that this key may use; the first [`MAX_NAMES_SHOWN`] are shown.
         valid: Vec<String>,
     },
     /// 404: the path is not served.
@@ -123,7 +121,7 @@ pub enum Refusal {
     },
     /// 501: an upgrade or CONNECT.
     UpgradeRefused,
-    /// 503: shed.
+    /// 503: refused early.
     Shed {
         /// Why.
         reason: ShedReason,
@@ -132,7 +130,7 @@ pub enum Refusal {
     },
     /// 502: the upstream broke before the first byte and no other backend could take it.
     UpstreamBroke,
-    /// 504: the upstream did not answer in time and no other backend could take it.
+    /// 504: the upstream did not respond in time and no other backend could take it.
     UpstreamTimeout,
     /// 500: a bug of ours.
     Internal,
@@ -154,32 +152,35 @@ const SERVER: &str = "server_error";
 impl Refusal {
     fn row(&self) -> Row {
         let row = |status, kind, code, message: &'static str| Row { status, kind, code, message: message.into() };
-        let told = |status, kind, code, message: String| Row { status, kind, code, message: message.into() };
+        let with_message = |status, kind, code, message: String| Row { status, kind, code, message: message.into() };
         match self {
-            Self::BadRequest { message, .. } => told(400, INVALID, "invalid_request", message.clone()),
+            Self::BadRequest { message, .. } => with_message(400, INVALID, "invalid_request", message.clone()),
             Self::NoModel => row(400, INVALID, "model_missing", "'model' is missing; name one of /v1/models"),
             Self::BodyTooLarge { limit } => {
-                told(413, INVALID, "body_too_large", format!("the body is over the limit of {limit} bytes"))
+                with_message(413, INVALID, "body_too_large", format!("the body is over the limit of {limit} bytes"))
             }
             Self::BodyTimeout => row(408, INVALID, "body_timeout", "the body did not arrive in time"),
             Self::HeadersTooLarge => row(431, INVALID, "headers_too_large", "the request headers are too large"),
-            Self::NoKey => {
-                row(401, AUTHENTICATION, "missing_api_key", "an API key is needed; send 'Authorization: Bearer <key>'")
-            }
-            Self::BadKey => row(401, AUTHENTICATION, "invalid_api_key", "this API key is not known"),
+            Self::NoKey => row(
+                401,
+                AUTHENTICATION,
+                "missing_api_key",
+                "an API key is required; send 'Authorization: Bearer <key>'",
+            ),
+            Self::BadKey => row(401, AUTHENTICATION, "invalid_api_key", "this API key is not valid"),
             Self::ModelForbidden { model } => {
                 let message = format!("this API key may not use the model '{}'", shown(model));
-                told(403, "permission_error", "model_forbidden", message)
+                with_message(403, "permission_error", "model_forbidden", message)
             }
             Self::UnknownModel { model, valid } => {
-                told(404, "not_found_error", "model_not_found", unknown(model, valid))
+                with_message(404, "not_found_error", "model_not_found", unknown(model, valid))
             }
             Self::UnknownRoute => row(404, "not_found_error", "route_not_found", "this path is not served here"),
             Self::MethodNotAllowed { allow } => {
-                told(405, INVALID, "method_not_allowed", format!("this path takes only {allow}"))
+                with_message(405, INVALID, "method_not_allowed", format!("this path takes only {allow}"))
             }
             Self::ExpectationFailed => {
-                row(417, INVALID, "expectation_failed", "the only expectation met here is '100-continue'")
+                row(417, INVALID, "expectation_failed", "the only supported expectation is '100-continue'")
             }
             Self::KeyLimit { .. } => row(
                 429,
@@ -191,8 +192,8 @@ impl Refusal {
                 row(501, INVALID, "upgrade_not_supported", "connection upgrades are not supported; send plain HTTP/1.1")
             }
             Self::Shed { reason, .. } => row(503, UNAVAILABLE, reason.label(), reason.message()),
-            Self::UpstreamBroke => row(502, SERVER, "upstream_broke", "the backend failed before it answered"),
-            Self::UpstreamTimeout => row(504, SERVER, "upstream_timeout", "the backend did not answer in time"),
+            Self::UpstreamBroke => row(502, SERVER, "upstream_broke", "the backend failed before it responded"),
+            Self::UpstreamTimeout => row(504, SERVER, "upstream_timeout", "the backend did not respond in time"),
             Self::Internal => row(500, SERVER, "internal_error", "the gateway failed; see its log"),
         }
     }
@@ -202,7 +203,7 @@ impl Refusal {
         self.row().status
     }
 
-    /// The word in `error.code`, also the label of the outcome `refused(reason)`.
+    /// The value of `error.code`, also the label of the outcome `refused(reason)`.
     pub fn code(&self) -> &'static str {
         self.row().code
     }
@@ -238,23 +239,23 @@ impl Refusal {
     }
 }
 
-/// Why a stream ended after its first byte had gone out; the status line says 200 already.
+/// Why a stream failed after its first byte was sent, with status 200.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StreamFailure {
     /// The upstream closed or reset the connection in the middle.
     UpstreamBroke,
-    /// The upstream said nothing for longer than the idle timeout.
+    /// The upstream sent nothing for longer than the idle timeout.
     UpstreamIdle,
     /// The gateway stops and its drain time is over.
     ShuttingDown,
 }
 
-/// The SSE event that ends a stream which failed after its first byte; close the connection behind it. It begins with a
-/// blank line, so that it stands apart even if the stream broke inside an event.
+/// The SSE event that ends a stream which failed after its first byte; close the connection after it. It begins with a
+/// blank line, so that it is a separate event even if the stream broke inside one.
 pub fn sse_error_event(failure: StreamFailure, format: ErrorFormat) -> Vec<u8> {
     let (kind, code, message) = match failure {
-        StreamFailure::UpstreamBroke => (SERVER, "upstream_broke", "the backend failed while it was answering"),
-        StreamFailure::UpstreamIdle => (SERVER, "upstream_timeout", "the backend stopped answering"),
+        StreamFailure::UpstreamBroke => (SERVER, "upstream_broke", "the backend failed during its response"),
+        StreamFailure::UpstreamIdle => (SERVER, "upstream_timeout", "the backend stopped responding"),
         StreamFailure::ShuttingDown => (UNAVAILABLE, "shutting_down", "the gateway is shutting down"),
     };
     let value = match format {
@@ -368,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_model_is_told_at_most_twenty_names() {
+    fn the_refusal_of_an_unknown_model_lists_at_most_twenty_names() {
         let refusal = Refusal::UnknownModel { model: "x".into(), valid: (0..23).map(|n| format!("m{n}")).collect() };
         let body: Value = serde_json::from_slice(&refusal.body(ErrorFormat::OpenAi)).unwrap();
         let message = body["error"]["message"].as_str().unwrap();

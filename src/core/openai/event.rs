@@ -1,12 +1,12 @@
-//! What an event of a stream can mean: the types that readers of events share.
+//! The meaning of one event of a stream: the types that both readers fill.
 //!
-//! [`chunk`](super::chunk) fills them by scanning, [`fast`](super::fast) by matching a template, and the meter consumes
-//! them. They stand apart so that neither reader imports the other.
+//! [`chunk`](super::chunk) fills them by scanning, the fast path by matching a template; the meter consumes them. They have a
+//! file of their own so that neither reader imports the other.
 
 use super::response::{TokenUsage, UpstreamError};
 use super::route::Route;
 
-/// The language in which a stream's events are written.
+/// The format of a stream's events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dialect {
     /// `choices[].delta` or `choices[].text`, ended by `[DONE]`.
@@ -18,7 +18,7 @@ pub enum Dialect {
 }
 
 impl Dialect {
-    /// The dialect of a route's streams. Routes that never stream get [`Dialect::Choices`], where errors look the same.
+    /// The dialect of a route's streams. Routes that never stream get [`Dialect::Choices`], whose errors have the same form.
     pub const fn of(route: Route) -> Self {
         match route {
             Route::Responses => Self::Responses,
@@ -33,7 +33,7 @@ impl Dialect {
 pub enum EventKind {
     /// Output: text, reasoning, tool call or (with choices) a finish reason.
     Content,
-    /// Part of the answer, but without output: a role, an empty delta, the frame of a message.
+    /// Part of the response, but without output: a role, an empty delta, the start or end of a message.
     Empty,
     /// Usage and no choices: the event that `include_usage` causes.
     Usage,
@@ -41,21 +41,21 @@ pub enum EventKind {
     Error,
     /// The end: `[DONE]`, `message_stop`.
     Done,
-    /// Anything else: comments, pings, what cannot be read.
+    /// Anything else: comments, pings, unreadable events.
     #[default]
     Other,
 }
 
-/// One event, understood.
+/// What one event means.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StreamEvent {
     /// Its kind.
     pub kind: EventKind,
-    /// Whether it says why the answer ends (a finish reason, a stop reason, a terminal response).
+    /// Whether it carries a finish reason, a stop reason or a terminal response.
     pub finish: bool,
-    /// Whether the reason is that the engine gave the answer up: vLLM says `abort` when it is told to stop.
+    /// Whether the finish reason is `abort`: the engine ended the request, as vLLM does when it shuts down.
     pub aborted: bool,
-    /// Usage that it reports; on content events only with continuous usage.
+    /// The usage it reports; on content events only with continuous usage.
     pub usage: Option<TokenUsage>,
     /// The error, on [`EventKind::Error`].
     pub error: Option<Box<UpstreamError>>,

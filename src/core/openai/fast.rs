@@ -1,13 +1,12 @@
 //! The fast path for the events that make up nearly all of a stream.
 //!
-//! vLLM writes the same chunk thousands of times with other text in it: fixed keys in a fixed order, compact,
-//! one `data:` line. Walking that template compares a few constants and skips three strings, about a third of what
-//! scanning every key costs, and the gateway does this for each token of each stream.
+//! vLLM writes the same chunk thousands of times with different text: fixed keys in a fixed order, compact, one `data:`
+//! line. Matching that template compares a few constants and skips three strings, about a third of the cost of scanning
+//! every key, and the gateway does it for each token of each stream.
 //!
-//! It is a template, not a search: the whole event is matched from first to last byte, with the string rules of
-//! the scanner, and the first deviation means "not mine" (`None`), so it can never read an event differently
-//! from the slow path. Only unfinished content is recognised (`finish_reason` null); of everything else a stream
-//! has one or two.
+//! The whole event is matched from first to last byte, with the scanner's rules for strings. At the first deviation the
+//! result is `None` and the event is scanned, so both paths always read an event alike. Only unfinished content is matched
+//! (`finish_reason` null); a stream has only one or two other events.
 
 use super::event::{EventKind, StreamEvent};
 use super::response::{TokenUsage, digits};
@@ -15,7 +14,7 @@ use super::scan::Scanner;
 
 /// Reads an event of the choices dialect; `None` when it is not of the expected shape.
 pub(super) fn choices(event: &[u8], memo: &mut Memo) -> Option<StreamEvent> {
-    if let Some(event) = memo.recognise(event) {
+    if let Some(event) = memo.recall(event) {
         return Some(event);
     }
     let mut at = Cursor(event.strip_prefix(b"data: {\"id\":")?);
@@ -63,7 +62,7 @@ pub(super) fn choices(event: &[u8], memo: &mut Memo) -> Option<StreamEvent> {
         return None;
     }
     if usage.is_none() {
-        memo.learn(&event[..before], &event[after..]);
+        memo.remember(&event[..before], &event[after..]);
     }
     Some(delta(filled, usage))
 }
@@ -73,11 +72,11 @@ fn delta(filled: bool, usage: Option<TokenUsage>) -> StreamEvent {
     StreamEvent { kind, usage, ..StreamEvent::default() }
 }
 
-/// Bytes around the text that are remembered, each; ids and model names are far shorter.
-const MEMO: usize = 1 << 10;
+/// Bytes before and after the text that are remembered, each; ids and model names are far shorter.
+const MAX_REMEMBERED: usize = 1 << 10;
 
-/// What stood before and behind the text in the last event that matched. Id, time and model do not change within a
-/// stream, so the next event is mostly recognised by two comparisons.
+/// The bytes before and after the text in the last event that matched. Id, time and model do not change within a stream,
+/// so the next event usually matches by two comparisons.
 #[derive(Clone, Debug, Default)]
 pub struct Memo {
     before: Vec<u8>,
@@ -85,7 +84,7 @@ pub struct Memo {
 }
 
 impl Memo {
-    fn recognise(&self, event: &[u8]) -> Option<StreamEvent> {
+    fn recall(&self, event: &[u8]) -> Option<StreamEvent> {
         if self.before.is_empty() {
             return None;
         }
@@ -94,8 +93,8 @@ impl Memo {
         (at.0 == self.after).then(|| delta(filled, None))
     }
 
-    fn learn(&mut self, before: &[u8], after: &[u8]) {
-        if before.len() <= MEMO && after.len() <= MEMO {
+    fn remember(&mut self, before: &[u8], after: &[u8]) {
+        if before.len() <= MAX_REMEMBERED && after.len() <= MAX_REMEMBERED {
             self.before.clear();
             self.before.extend_from_slice(before);
             self.after.clear();
@@ -104,7 +103,7 @@ impl Memo {
     }
 }
 
-/// What is left of an event.
+/// The unread rest of an event.
 struct Cursor<'a>(&'a [u8]);
 
 impl<'a> Cursor<'a> {
@@ -113,7 +112,7 @@ impl<'a> Cursor<'a> {
         Some(())
     }
 
-    /// Takes a string; tells whether it is not empty.
+    /// Takes a string; returns whether it is not empty.
     fn string(&mut self) -> Option<bool> {
         if self.0.first() != Some(&b'"') {
             return None;

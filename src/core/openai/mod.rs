@@ -1,9 +1,9 @@
-//! The bytes of OpenAI-compatible requests and answers: read once, without trees, and edited in place.
+//! The bytes of OpenAI-compatible requests and responses: read once, without trees, and edited in place.
 //!
-//! [`route`] paths that are served · [`scan`] pull scanner over JSON · [`request`] what a body says ·
+//! [`route`] served paths · [`scan`] pull scanner over JSON · [`request`], [`request_error`] the fields of a request ·
 //! [`prompt`], [`shape`] where the prompt is and what it looks like · [`multipart`] the audio routes ·
-//! [`rewrite`] edits without copying · [`sse`] events of a stream · [`chunk`], [`fast`] what one event
-//! means · [`response`] usage and error of a whole answer · [`error`] the only table from refusals to HTTP.
+//! [`rewrite`] edits without copying · [`sse`] events of a stream · [`event`] what one can mean · [`chunk`], [`fast`] read
+//! it · [`response`] usage and error of a whole response · [`error`] the table from refusals to HTTP.
 //!
 //! Pure functions of bytes: no clock, no I/O, no state beyond one stream's.
 

@@ -1,12 +1,15 @@
 //! The audio routes' forms: finds `model` and `stream` without copying the file.
 //!
-//! A form is a row of parts between boundary lines; each part has a few header lines, an empty line, and
-//! its bytes. `memmem` finds the boundary, so a file of 25 MiB costs one pass at memory speed. Of a field
-//! given twice the last one counts. The file itself counts as one media part of the prompt.
+//! A form is a sequence of parts between boundary lines; each part has a few header lines, an empty line, and
+//! its bytes. `memmem` finds the boundary, so a file of 25 MiB costs one pass at memory speed. If a field is given
+//! twice, the last one counts. The file counts as one media part of the prompt.
+//!
+//! Not a library: the established parsers (`multer`, which axum uses) are asynchronous and return values without their
+//! byte positions, which renaming the model in place needs.
 //!
 //! Bounds: [`MAX_PARTS`] parts, [`MAX_PART_HEADERS`] bytes of headers in each; more is refused.
-//! Not done: `multipart/mixed`, transfer encodings and `filename*`; no client of these routes uses them, and what we do
-//! not understand goes to the engine unchanged.
+//! Not done: `multipart/mixed`, transfer encodings and `filename*`. No client of these routes uses them, and the engine
+//! receives the form unchanged.
 
 use std::borrow::Cow;
 
@@ -31,7 +34,7 @@ const MAX_BOUNDARY: usize = 70;
 /// # Errors
 /// When there is no usable boundary, or the form is cut off or over a bound.
 pub fn read<'a>(route: Route, content_type: &str, body: &'a [u8]) -> Result<RequestView<'a>, RequestError> {
-    let boundary = boundary(content_type).ok_or(broken("the content type names no boundary"))?;
+    let boundary = boundary(content_type).ok_or(broken("the content type has no boundary"))?;
     let mut view = RequestView::empty(route);
     let mut model_span = None;
     parts(body, &boundary, |headers, span| {
@@ -76,7 +79,7 @@ fn boundary(content_type: &str) -> Option<String> {
     (!value.is_empty() && value.len() <= MAX_BOUNDARY).then(|| format!("--{value}"))
 }
 
-/// Calls `part` with the headers and the place of each part's bytes.
+/// Calls `part` with the headers and the span of each part.
 fn parts(
     body: &[u8],
     boundary: &str,

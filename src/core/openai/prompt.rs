@@ -1,13 +1,13 @@
-//! Where the prompt is in a body: which fields of which route become prompt tokens.
+//! Finds the prompt in a body: which fields of which route become prompt tokens.
 //!
-//! Every route says "prompt" in its own way (a string, a list, messages with parts, a query and its
+//! Every route has its own form of prompt (a string, a list, messages with parts, a query and its
 //! documents, token ids), and estimates and exact counts must agree on what belongs to it. So the walk
 //! is written once and reports to a [`PromptSink`].
 //!
-//! Text is what the model will read: strings, text parts, tool definitions and tool calls. Not text:
-//! media, whose base64 would look like a hundred thousand tokens; they are reported as parts. The walk
-//! is lenient inside messages (a part of unknown type is looked at for text): shapes are the engine's
-//! to judge. Only a field of a kind that can never be a prompt is refused.
+//! Text is what the model reads: strings, text parts, tool definitions and tool calls. Media are not text, because their
+//! base64 would look like a hundred thousand tokens; they are reported as parts. The walk is lenient inside messages (a
+//! part of unknown type is searched for text), because the engine validates them. Only a value that can never be a prompt
+//! is refused.
 //!
 //! A prompt field that is given twice is reported twice, so an estimate may be too high, never too low.
 
@@ -16,8 +16,8 @@ use super::route::Route;
 use super::scan::{JsonKind, Scanner};
 use super::shape::PromptSink;
 
-/// Reads the value of member `key` when it belongs to the prompt of `route`. Returns whether it did; when not,
-/// nothing was consumed. `prompts` is set to the number of prompts in a field that holds a list of them.
+/// Reads the value of member `key` if it belongs to the prompt of `route`. Returns whether it does; if not, nothing is
+/// consumed. `prompts` is set to the number of prompts in a field that holds a list of them.
 pub fn member<S: PromptSink>(
     scanner: &mut Scanner<'_>,
     route: Route,
@@ -119,7 +119,7 @@ fn content<S: PromptSink>(scanner: &mut Scanner<'_>, sink: &mut S) -> Result<(),
     Ok(())
 }
 
-/// A message, an item or a part: the same keys mean the same in all of them.
+/// A message, an item or a part; the keys have the same meaning in all of them.
 fn part<S: PromptSink>(scanner: &mut Scanner<'_>, sink: &mut S) -> Result<(), RequestError> {
     let mut media = false;
     scanner.object(|scanner, key| {

@@ -1,12 +1,11 @@
-//! What the gateway must know of a request, read from its body in one pass and without a tree.
+//! Reads the fields of a request that the gateway needs, in one pass and without a tree.
 //!
 //! [`read`] checks that the body is UTF-8 and one JSON object, and takes the dozen fields that decide
-//! routing, bounds and rewriting. It is exactly as strict as it must be to understand those fields, never stricter
-//! than vLLM: pydantic turns `"8"` and `8.0` into 8 and `"true"` into true, so those are read the same way;
-//! unknown members are skipped; ranges and combinations are left to the engine, whose messages are
-//! better. What is refused is what vLLM refuses too, with a message that names the field.
+//! routing, bounds and rewriting. It is never stricter than vLLM: pydantic turns `"8"` and `8.0` into 8 and `"true"`
+//! into true, so they are read the same way here; unknown members are skipped; the engine checks ranges and combinations,
+//! with better messages. What is refused here vLLM would refuse too, with a message that names the field.
 //!
-//! `null` counts as absent. A member given twice: the last one counts, as in Python. Members are
+//! `null` counts as absent. If a member is given twice, the last one counts, as in Python. Members are
 //! recognised by their decoded key, so a client cannot show one `model` to the gateway and another to the engine.
 //!
 //! Cost: one UTF-8 check, one scan, and a bounded count per text: a 400 KB chat body takes tens of microseconds.
@@ -31,14 +30,14 @@ pub const COMPLETIONS_DEFAULT_OUTPUT: u64 = 16;
 pub struct RequestView<'a> {
     /// The route the body was read for.
     pub route: Route,
-    /// The model asked for; `None` when absent, null or empty (vLLM then serves its base model).
+    /// The requested model; `None` when absent, null or empty (vLLM then serves its base model).
     pub model: Option<Cow<'a, str>>,
-    /// Whether the answer is to be streamed.
+    /// Whether the response is to be streamed.
     pub stream: bool,
     /// The client's bound on output tokens per sequence, as sent: `max_completion_tokens` before `max_tokens`, or
     /// `max_output_tokens`. See [`RequestView::output_bound`] for the bound that applies.
     pub max_output: Option<u64>,
-    /// Tokens that must be produced before a stop is honoured.
+    /// Tokens that must be generated before a stop is honoured.
     pub min_tokens: u64,
     /// Whether end-of-sequence is ignored, so that output has exactly `max_output` tokens.
     pub ignore_eos: bool,
@@ -50,16 +49,16 @@ pub struct RequestView<'a> {
     pub shape: PromptShape,
     /// Scheduling priority (lower is earlier), when given.
     pub priority: Option<i64>,
-    /// Whether the client itself asked for the usage event at the end of a stream.
+    /// Whether the client requested the usage event at the end of a stream.
     pub include_usage: bool,
-    /// Whether the client itself asked for usage in every event.
+    /// Whether the client requested usage in every event.
     pub continuous_usage: bool,
     /// Where the body can be edited; owns nothing of the body and outlives the view.
     pub edits: EditPoints,
 }
 
 impl<'a> RequestView<'a> {
-    /// A view of nothing: every field absent.
+    /// A view with every field absent.
     pub(super) fn empty(route: Route) -> Self {
         Self {
             route,
@@ -132,7 +131,7 @@ pub fn read(route: Route, body: &[u8]) -> Result<RequestView<'_>, RequestError> 
     Ok(view)
 }
 
-/// Fields of which several speak about the same thing.
+/// Fields that overlap in meaning; resolved when all are known.
 #[derive(Default)]
 struct Limits {
     max_tokens: Option<u64>,
@@ -265,7 +264,7 @@ fn integer(scanner: &mut Scanner<'_>, param: &'static str) -> Result<Option<i128
     }
 }
 
-/// The integer that a number is, when it is one. Anything beyond 64 bits is as good as infinite.
+/// The integer that a number is, when it is one. Values beyond 64 bits are clamped.
 fn as_integer(number: &[u8]) -> Option<i128> {
     let text = std::str::from_utf8(number).ok()?;
     if let Ok(value) = text.parse::<i64>() {

@@ -14,7 +14,7 @@ pub enum RequestError {
         /// Offset of the first byte that is not.
         at: usize,
     },
-    /// Not JSON, or JSON that we do not follow.
+    /// Not JSON, or nested too deep.
     #[error("{0}")]
     NotJson(#[from] ScanError),
     /// JSON, but not an object.
@@ -28,7 +28,7 @@ pub enum RequestError {
     WrongType {
         /// The field.
         param: &'static str,
-        /// What would be right.
+        /// What is accepted.
         expected: &'static str,
         /// What was sent.
         got: &'static str,
@@ -38,13 +38,13 @@ pub enum RequestError {
     OutOfRange {
         /// The field.
         param: &'static str,
-        /// What would be right.
+        /// What is accepted.
         expected: &'static str,
     },
-    /// A form that cannot be read.
+    /// A form that cannot be parsed.
     #[error("the form is broken: {why}")]
     NotAForm {
-        /// What is missing or too much.
+        /// What is missing or too large.
         why: &'static str,
     },
 }

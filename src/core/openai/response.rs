@@ -1,24 +1,24 @@
-//! Usage and errors, wherever they stand: in an event of a stream or in a whole JSON answer.
+//! Usage and errors, in an event of a stream or in a whole JSON response.
 //!
 //! Every dialect has its own names for the same numbers: `prompt_tokens` / `input_tokens`,
 //! `completion_tokens` / `output_tokens`, cached tokens in `prompt_tokens_details.cached_tokens`,
-//! `input_tokens_details.cached_tokens` or `cache_read_input_tokens`. Rerank and score give only
-//! `total_tokens`; with no completion that is the prompt.
+//! `input_tokens_details.cached_tokens` or `cache_read_input_tokens`. Rerank and score report only
+//! `total_tokens`; without a completion that is the prompt.
 //!
 //! Errors come as an object under `error` (vLLM since 0.11, OpenAI, Anthropic), as a bare string under
 //! `error` (401, scaling), or flat with `"object":"error"` (vLLM up to 0.10). `code` may be a number or a
-//! text with a number; a word has no code for us. Messages are cut to [`MAX_MESSAGE`] bytes.
+//! string with a number; any other string is ignored. Messages are cut to [`MAX_MESSAGE`] bytes.
 
 use super::scan::{JsonKind, ScanError, Scanner};
 
 /// Bytes of an upstream's error message that are kept, for logs.
 pub const MAX_MESSAGE: usize = 512;
 
-/// The finish reason of an answer that the engine gave up. vLLM does so to what it runs when it is told to stop: the answer
-/// ends in form and is not whole.
+/// The finish reason of a request that the engine ended, as vLLM does with running requests when it shuts down: the
+/// response is well-formed but incomplete.
 pub(super) const ABORT: &[u8] = b"abort";
 
-/// Token counts that an answer reports. A field that was not reported is `None`.
+/// Token counts that a response reports. A field that was not reported is `None`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TokenUsage {
     /// Tokens of the prompt (all prompts of the request).
@@ -30,14 +30,15 @@ pub struct TokenUsage {
 }
 
 impl UpstreamError {
-    /// Of an answer that the engine gave up: no fault of the request, so another backend may take it, as after a 503.
+    /// The error for a request that the engine ended. The request is not at fault, so another backend may take it, as after
+    /// a 503.
     pub fn aborted() -> Self {
-        Self { code: Some(503), message: "the engine gave the answer up (finish reason abort)".to_owned() }
+        Self { code: Some(503), message: "the engine ended the request early (finish reason abort)".to_owned() }
     }
 }
 
 impl TokenUsage {
-    /// Takes over what `later` reports; what it does not report stays.
+    /// Takes every count that `later` reports and keeps the others.
     pub fn update(&mut self, later: Self) {
         self.prompt = later.prompt.or(self.prompt);
         self.completion = later.completion.or(self.completion);
@@ -45,16 +46,16 @@ impl TokenUsage {
     }
 }
 
-/// An error that an upstream reports in its answer.
+/// An error that an upstream reports in its response.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UpstreamError {
-    /// The status it names, when it names one (503 before any content means: try elsewhere).
+    /// The status in the error, if any. 503 before any content means that another backend may be tried.
     pub code: Option<u16>,
-    /// Its words, cut to [`MAX_MESSAGE`] bytes.
+    /// Its message, cut to [`MAX_MESSAGE`] bytes.
     pub message: String,
 }
 
-/// What a whole (not streamed) JSON answer says about itself.
+/// Usage and error of a whole (not streamed) JSON response.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ResponseSummary {
     /// Its usage, when it has one.
@@ -63,27 +64,26 @@ pub struct ResponseSummary {
     pub error: Option<UpstreamError>,
 }
 
-/// Reads the JSON body of any route's answer. What cannot be read is taken as not said: answers are
-/// the client's to judge, we only look on.
+/// Reads the JSON body of any route's response. Unreadable parts are ignored: the gateway does not validate responses.
 pub fn read(body: &[u8]) -> ResponseSummary {
-    let (mut answer, mut aborted) = (ResponseSummary::default(), false);
+    let (mut summary, mut aborted) = (ResponseSummary::default(), false);
     let mut flat = FlatError::default();
     let mut scanner = Scanner::new(body);
-    // A broken tail still leaves what stood before it.
+    // A body that breaks off still gives what came before.
     let _ = scanner.object(|scanner, key| {
         match &*key.bytes() {
-            b"usage" => answer.usage = usage(scanner)?,
-            b"error" => answer.error = error(scanner)?,
+            b"usage" => summary.usage = usage(scanner)?,
+            b"error" => summary.error = error(scanner)?,
             b"choices" if scanner.kind()? == JsonKind::Array => aborted |= choices(scanner)?,
             key => flat.member(scanner, key)?,
         }
         Ok::<_, ScanError>(())
     });
-    answer.error = answer.error.or(flat.found()).or_else(|| aborted.then(UpstreamError::aborted));
-    answer
+    summary.error = summary.error.or(flat.found()).or_else(|| aborted.then(UpstreamError::aborted));
+    summary
 }
 
-/// Whether the engine gave one of the choices up.
+/// Whether one of the choices has the finish reason `abort`.
 fn choices(scanner: &mut Scanner<'_>) -> Result<bool, ScanError> {
     let mut aborted = false;
     scanner.array(|scanner| {
@@ -102,7 +102,7 @@ fn choices(scanner: &mut Scanner<'_>) -> Result<bool, ScanError> {
     Ok(aborted)
 }
 
-/// Finds the usage in the last bytes of a body whose beginning is gone.
+/// Finds the usage in the last bytes of a body.
 pub fn usage_in_tail(tail: &[u8]) -> Option<TokenUsage> {
     // A quote inside a string is escaped, so these bytes can only be a key.
     let key = b"\"usage\":";
@@ -156,7 +156,7 @@ pub(super) fn error(scanner: &mut Scanner<'_>) -> Result<Option<UpstreamError>, 
     }
 }
 
-/// The members of an error that has no `error` key of its own.
+/// Collects the members of a flat error, one without an `error` key.
 #[derive(Default)]
 pub(super) struct FlatError {
     is_error: bool,
@@ -175,12 +175,12 @@ impl FlatError {
         Ok(())
     }
 
-    /// The error, when the members were one.
+    /// The error, if `object` said that it is one.
     pub(super) fn found(self) -> Option<UpstreamError> {
         self.is_error.then_some(self.fields)
     }
 
-    /// The members as an error, for dialects that mark one elsewhere.
+    /// The members as an error, for dialects that mark errors elsewhere.
     pub(super) fn into_fields(self) -> UpstreamError {
         self.fields
     }

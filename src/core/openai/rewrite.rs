@@ -1,14 +1,13 @@
-//! Edits on a body that leave its long parts where they are.
+//! Edits on a body that do not copy its long parts.
 //!
 //! A body goes upstream byte for byte except for two values: `model`, when an alias or an arm of an
 //! experiment renames it, and `stream_options`, when usage must be injected. Both are a few bytes in up to
 //! 32 MiB, so an edited body is a list of pieces: slices of the received buffer (a reference count, no
 //! copy) and the new values between them. Its length is known before it is sent (Content-Length).
 //!
-//! [`EditPoints`] remembers where the values stand, not the values: it owns nothing, so a request can
-//! wait in a queue and be sent again to another backend under another name. Of duplicates the last one is edited, because that
-//! is the one Python reads. An absent member is inserted behind the opening brace, where a duplicate cannot follow:
-//! there is none. Other members of `stream_options` stay as they are.
+//! [`EditPoints`] holds positions, not values, so a request can wait in a queue and be sent again to another backend
+//! under another name. If a member is given twice, the last one is edited, because Python reads that one. An absent
+//! member is inserted behind the opening brace. Other members of `stream_options` stay as they are.
 
 use bytes::Bytes;
 use smallvec::SmallVec;
@@ -23,11 +22,11 @@ const INLINE_PIECES: usize = 5;
 pub struct Edits<'a> {
     /// The name to put into `model`.
     pub model: Option<&'a str>,
-    /// What to ask of `stream_options`.
+    /// The change to `stream_options`.
     pub usage: UsageEdit,
 }
 
-/// Which usage to inject. Never takes away what the client asked for.
+/// Which usage to request. Never removes what the client requested.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum UsageEdit {
     /// Leave `stream_options` alone.
@@ -39,7 +38,7 @@ pub enum UsageEdit {
     InEveryEvent,
 }
 
-/// Where the editable values of one body stand. Only meaningful for the very body it was read from.
+/// The positions of the editable values of one body. Valid only for the body they were read from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EditPoints {
     form: bool,
@@ -96,7 +95,7 @@ impl EditPoints {
     }
 }
 
-/// A body as a list of pieces.
+/// A body with its edits applied, as a list of pieces.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EditedBody {
     pieces: SmallVec<[Bytes; INLINE_PIECES]>,
@@ -140,7 +139,7 @@ impl EditedBody {
         self.len
     }
 
-    /// Whether there are no bytes at all.
+    /// Whether it has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -255,7 +254,7 @@ mod tests {
     const AT_END: Edits<'static> = Edits { model: None, usage: UsageEdit::AtEnd };
 
     #[test]
-    fn without_edits_the_body_is_the_very_same_buffer() {
+    fn without_edits_the_body_is_the_same_buffer() {
         let bytes = Bytes::from_static(br#"{"model":"a"}"#);
         let points = request::read(Route::ChatCompletions, &bytes).unwrap().edits;
         let body = EditedBody::new(&bytes, &points, Edits::default());
@@ -264,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_replaced_where_they_stand() {
+    fn values_are_replaced_in_place() {
         let name = Edits { model: Some("b\"c"), usage: UsageEdit::AsSent };
         assert_eq!(edited(r#"{ "x":1, "model" : "a" ,"y":2}"#, name), r#"{ "x":1, "model" : "b\"c" ,"y":2}"#);
         assert_eq!(edited(r#"{"model":"a","model":null}"#, name), r#"{"model":"a","model":"b\"c"}"#);

@@ -1,13 +1,11 @@
-//! Which question a path asks: the closed set of inference routes that are served to clients.
+//! The closed set of inference routes that are served to clients.
 //!
-//! Everything that is not in this table is answered 404, which is what keeps the engine's own
-//! control routes (`/sleep`, `/collective_rpc`, `/v1/load_lora_adapter`, ...) out of reach: there is
-//! no rule that forwards a path merely because it starts with `/v1`. Both spellings that vLLM has
-//! for rerank and score are one route. Matching is exact: no trailing slash, no case folding, no
-//! percent decoding, because vLLM does none of that for these paths either and a second spelling
-//! would be a way around the table.
+//! Every other path gets a 404, which keeps the engine's control routes (`/sleep`, `/collective_rpc`,
+//! `/v1/load_lora_adapter`, ...) out of reach: no rule forwards a path because it starts with `/v1`. vLLM's two spellings
+//! of rerank and score are one route each. Matching is exact: no trailing slash, no case folding, no percent decoding,
+//! because vLLM does none of that for these paths and a second spelling would bypass the table.
 //!
-//! Not here: `/v1/models`, `/health` and `/ready`. They are answered by the gateway itself.
+//! Not here: `/v1/models`, `/health` and `/ready`, which the gateway serves itself.
 
 use std::fmt;
 
@@ -101,7 +99,7 @@ impl Route {
         }
     }
 
-    /// Whether an answer is produced token by token (decode work, possibly streamed).
+    /// Whether the response is generated token by token (decode work, possibly streamed).
     pub const fn generates(self) -> bool {
         matches!(
             self,
@@ -152,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn control_routes_and_variants_of_spelling_are_not_served() {
+    fn control_routes_and_other_spellings_are_not_served() {
         for path in [
             "/v1/load_lora_adapter",
             "/sleep",

@@ -1,20 +1,17 @@
 //! A pull scanner over raw JSON: finds values without building a tree and without allocating.
 //!
-//! A request body is up to 32 MiB of which the gateway needs a dozen small fields, so the long
-//! strings must be skipped at memory speed: inside a string only `"` and `\` matter, and `memchr2`
-//! finds those 16 or 32 bytes at a time. The caller drives: it asks for the kind of the next value,
-//! then enters it ([`Scanner::object`], [`Scanner::array`]), takes it ([`Scanner::text`],
-//! [`Scanner::number`]) or skips it ([`Scanner::skip`]).
+//! A request body is up to 32 MiB of which the gateway needs a dozen small fields, so long strings must be skipped at
+//! memory speed: inside a string only `"` and `\` matter, and `memchr2` finds those 16 or 32 bytes at a time. The caller
+//! drives the scanner: it asks for the kind of the next value, then enters it ([`Scanner::object`], [`Scanner::array`]),
+//! takes it ([`Scanner::text`], [`Scanner::number`]) or skips it ([`Scanner::skip`]).
 //!
-//! Checked: structure, numbers, escapes, literals, nesting (at most [`MAX_DEPTH`]), nothing after
-//! the end. Accepted although JSON forbids it: raw control characters inside strings (looking for
-//! them would need a second pass; the engine refuses them) and `NaN`, `Infinity`, `-Infinity`
-//! (Python's parser takes them, so the engine must be the one to judge).
+//! Checked: structure, numbers, escapes, literals, nesting (at most [`MAX_DEPTH`]), nothing after the end. Accepted
+//! although JSON forbids it: raw control characters inside strings (finding them would need a second pass, and the engine
+//! refuses them) and `NaN`, `Infinity`, `-Infinity` (Python's parser accepts them).
 //!
-//! Keys and strings come as [`Text`], still escaped; [`Text::bytes`] decodes, so that `"mod\u0065l"`
-//! is the key `model` for us as it is for the engine. Duplicate keys are all reported, in order: a
-//! caller that keeps the last one agrees with Python's `json`. UTF-8 is the caller's to check
-//! (once, over the whole body); decoding replaces what is not valid.
+//! Keys and strings come as [`Text`], still escaped; [`Text::bytes`] decodes, so that `"mod\u0065l"` is the key `model`
+//! here as in the engine. Duplicate keys are all reported, in order: a caller that keeps the last one agrees with Python's
+//! `json`. The caller checks UTF-8 (once, over the whole body); decoding replaces invalid bytes.
 
 mod string;
 
@@ -24,17 +21,17 @@ use memchr::{memchr, memchr2};
 
 use string::{closing_quote, unescape};
 
-/// The deepest nesting that is followed. Requests of real clients stay below 20 (tool schemas);
+/// The deepest nesting that is accepted. Requests of real clients stay below 20 (tool schemas);
 /// the bound keeps the recursion of [`Scanner::skip`] far from the end of a thread's stack.
 pub const MAX_DEPTH: u32 = 64;
 
 /// Bytes of a string whose escapes are all checked; only strings up to this size are ever decoded.
 const CHECKED_TEXT: usize = 4 << 10;
 
-/// Bytes that are looked at one by one before a vector search is started.
+/// Bytes that are compared one by one before a vector search starts.
 const NEAR: usize = 16;
 
-/// Why bytes are not a JSON document that we follow. The fault is downstream's.
+/// Why bytes are not an acceptable JSON document. The fault is downstream's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ScanError {
     /// The input ends inside a value.
@@ -65,7 +62,7 @@ pub enum ScanError {
     },
 }
 
-/// Where a value stands in its input: bytes `start..end`.
+/// The position of a value in its input: bytes `start..end`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Span {
     /// Offset of the first byte.
@@ -90,7 +87,7 @@ pub enum JsonKind {
     Array,
     /// `"`
     String,
-    /// A digit or `-` (and `N`, `I`: what Python writes for numbers that JSON cannot say)
+    /// A digit or `-` (and `N`, `I`: Python's notation for numbers that JSON does not have)
     Number,
     /// `true` or `false`
     Bool,
@@ -112,7 +109,7 @@ impl JsonKind {
     }
 }
 
-/// A string as it stands in the input, without its quotes, escapes not decoded.
+/// A string of the input without its quotes, escapes not decoded.
 #[derive(Clone, Copy, Debug)]
 pub struct Text<'a> {
     /// The bytes between the quotes.
@@ -122,7 +119,7 @@ pub struct Text<'a> {
 }
 
 impl<'a> Text<'a> {
-    /// The bytes it stands for; borrowed when nothing is escaped.
+    /// The decoded bytes; borrowed when nothing is escaped.
     pub fn bytes(self) -> Cow<'a, [u8]> {
         if !self.escaped {
             return Cow::Borrowed(self.raw);
@@ -130,7 +127,7 @@ impl<'a> Text<'a> {
         Cow::Owned(unescape(self.raw).into_bytes())
     }
 
-    /// The text it stands for; borrowed when nothing is escaped. Invalid UTF-8 and lone surrogates
+    /// The decoded text; borrowed when nothing is escaped. Invalid UTF-8 and lone surrogates
     /// become U+FFFD.
     pub fn decode(self) -> Cow<'a, str> {
         if !self.escaped {
@@ -159,7 +156,7 @@ impl<'a> Scanner<'a> {
         self.at
     }
 
-    /// Skips blanks and tells what comes next, without consuming it.
+    /// Skips blanks and returns the kind of the next value, without consuming it.
     pub fn kind(&mut self) -> Result<JsonKind, ScanError> {
         Ok(match self.peek()? {
             b'"' => JsonKind::String,
@@ -245,8 +242,8 @@ impl<'a> Scanner<'a> {
         }
     }
 
-    /// The rest of a long string from `from`, which is no place inside an escape. Stepping over each escape of 400 KB of
-    /// code takes half a millisecond; whether they are all valid is the engine's to say.
+    /// The rest of a long string from `from`, which is not inside an escape. Its escapes are not checked, because stepping
+    /// over each escape of 400 KB of code takes half a millisecond; the engine checks them.
     fn long_text(&mut self, start: usize, from: usize) -> Result<Text<'a>, ScanError> {
         let quote = closing_quote(&self.bytes[from..]).ok_or(ScanError::Truncated { at: self.bytes.len() })?;
         self.at = from + quote + 1;
@@ -291,7 +288,7 @@ impl<'a> Scanner<'a> {
         self.literal(b"false", "true or false").map(|()| false)
     }
 
-    /// Consumes the next value, whatever it is, and returns where it stands.
+    /// Consumes the next value of any kind and returns its span.
     pub fn skip(&mut self) -> Result<Span, ScanError> {
         let kind = self.kind()?;
         let start = self.at;
@@ -312,8 +309,8 @@ impl<'a> Scanner<'a> {
         Ok(&self.bytes[span.start..span.end])
     }
 
-    /// Consumes an array of integers and returns how many there are; the one shape of prompt that
-    /// is worth a loop of its own (100,000 token ids are 600 KB). `Ok(None)` and nothing consumed when
+    /// Consumes an array of integers and returns how many there are; a fast loop for prompts of token ids
+    /// (100,000 ids are 600 KB). `Ok(None)` and nothing consumed when
     /// it holds anything else.
     pub fn integers(&mut self) -> Result<Option<u64>, ScanError> {
         if self.peek()? != b'[' {
@@ -321,7 +318,7 @@ impl<'a> Scanner<'a> {
         }
         let rest = &self.bytes[self.at..];
         let Some(end) = memchr::memchr(b']', rest) else {
-            // Truncated, unless it holds something that the general path will find broken.
+            // The general path reports what is wrong.
             return Ok(None);
         };
         // From the bracket on, so that every digit has a byte before it.
@@ -331,7 +328,7 @@ impl<'a> Scanner<'a> {
             let (mut starts, mut known) = (0u8, 0u8);
             for (before, byte) in before.iter().zip(list) {
                 starts += u8::from(byte.is_ascii_digit() & !before.is_ascii_digit());
-                // Comparisons joined without branches, so that the compiler can make vector instructions of them.
+                // No branches, so that the compiler can vectorise the loop.
                 let blank = (*byte == b' ') | (*byte == b'\n') | (*byte == b'\r') | (*byte == b'\t');
                 known += u8::from(byte.is_ascii_digit() | (*byte == b',') | blank);
             }
@@ -371,8 +368,8 @@ impl<'a> Scanner<'a> {
         Span { start, end: self.at }
     }
 
-    /// Where the next `"` or `\\` stands. Keys are short and code is full of escapes, so a few bytes are looked at one by one
-    /// before it pays to call `memchr2`.
+    /// The position of the next `"` or `\\`. Keys are short and code is full of escapes, so a few bytes are compared one by
+    /// one before `memchr2` is called.
     fn quote_or_escape(&self, at: usize) -> Option<usize> {
         let near = self.bytes.get(at..)?;
         let near = &near[..near.len().min(NEAR)];

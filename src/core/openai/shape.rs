@@ -1,17 +1,17 @@
 //! What a prompt looks like without a tokenizer: a few counts from which its tokens are estimated.
 //!
-//! Byte-pair vocabularies behave differently on three kinds of characters: (a) ASCII letters and
-//! blanks merge well (about 4 to a token), (b) other ASCII (digits, punctuation, line breaks) merges
-//! badly (about 1.5 to 2), (c) everything else is often a token or more for each character. So these are counted apart
-//! and weighted by what the model's own `usage` teaches (`estimate::ratio`).
+//! Byte-pair vocabularies treat three kinds of characters differently: (a) ASCII letters and blanks merge well (about 4 to
+//! a token), (b) other ASCII (digits, punctuation, line breaks) merges badly (about 1.5 to 2), (c) every other character is
+//! often a token or more. So they are counted apart and weighted by what is learned from the model's reported usage
+//! (`estimate::prompt`).
 //!
-//! Counted on the raw bytes of a JSON string, since decoding 400 KB to look at it would cost more
-//! than the whole rest of the request: an escape such as `\n` or `\"` is one character of kind (b),
-//! `\uXXXX` one of its own kind (a surrogate pair counts once), and a UTF-8 sequence counts by its lead byte.
+//! Counted on the raw bytes of a JSON string, because decoding 400 KB would cost more than the rest of the request: an
+//! escape such as `\n` or `\"` is one character of kind (b), `\uXXXX` one of its own kind (a surrogate pair counts once),
+//! and a UTF-8 sequence counts by its lead byte.
 //!
-//! A text over [`SAMPLE_OVER`] bytes is sampled: [`WINDOWS`] windows of [`WINDOW`] bytes, evenly
-//! spread, first and last included, scaled up by length. So the cost of a text is bounded at 16 KiB whatever its size;
-//! on text of one kind the error is below 2 %, on two kinds in blocks below 1/WINDOWS of the text.
+//! A text over [`SAMPLE_OVER`] bytes is sampled: [`WINDOWS`] windows of [`WINDOW`] bytes, evenly spread, first and last
+//! included, scaled up by length. So the cost of a text is bounded at 16 KiB whatever its size; the error is below 2 % on
+//! uniform text, and below 1/WINDOWS of the text where two kinds follow each other in blocks.
 
 use memchr::memchr;
 
@@ -71,7 +71,7 @@ impl TextShape {
 pub struct PromptShape {
     /// All text of all prompts, messages, documents and tool definitions together.
     pub text: TextShape,
-    /// Tokens that came as ids; exact.
+    /// Prompt tokens given as ids; exact.
     pub token_ids: u64,
     /// Images, sounds, videos and files. Their bytes are not in `text`.
     pub media_parts: u32,
@@ -80,7 +80,7 @@ pub struct PromptShape {
 }
 
 impl PromptShape {
-    /// Whether the token ids are all there is, so that their number is the prompt's length.
+    /// Whether the prompt is only token ids, so that their number is its length.
     pub fn is_exact(&self) -> bool {
         self.token_ids > 0 && self.text == TextShape::default() && self.media_parts == 0 && self.messages == 0
     }
@@ -123,7 +123,7 @@ impl PromptSink for PromptShape {
     }
 }
 
-/// `at`, or the end of the escape that `at` would cut in two; halves of escapes would count as letters and digits.
+/// `at`, or the end of the escape that `at` would split; halves of escapes would count as letters and digits.
 fn past_escape(raw: &[u8], at: usize) -> usize {
     for back in 1..=at.min(5) {
         if raw[at - back] == b'\\' {
@@ -134,8 +134,8 @@ fn past_escape(raw: &[u8], at: usize) -> usize {
     at
 }
 
-/// Counts every byte first (a loop the compiler turns into vector instructions), then visits the
-/// escapes, which are rare in most texts, and corrects for them.
+/// Counts every byte first (a loop that the compiler vectorises), then corrects for the escapes, which are rare in most
+/// texts.
 fn count(raw: &[u8]) -> TextShape {
     let (mut plain, mut wide, mut tail) = (0u64, 0u64, 0u64);
     // Blocks of at most 255 bytes, so that byte-wide sums cannot overflow.
@@ -174,7 +174,7 @@ fn correct_escapes(raw: &[u8], shape: &mut Signed) {
     while at + 1 < raw.len() {
         let second = raw[at + 1];
         let mut len = 2;
-        // Both bytes were counted by themselves; the backslash stays as the mark that the escape is.
+        // Both bytes were counted; the backslash alone stays, as the one mark.
         *shape.kind(second) -= i64::from(second < 0x80);
         if second == b'u'
             && let Some(code) = code_unit(&raw[at + 2..])

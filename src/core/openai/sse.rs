@@ -1,20 +1,20 @@
-//! Where events begin and end in a stream of server-sent events, however it is cut into chunks.
+//! Finds the events in a stream of server-sent events, however it is cut into chunks.
 //!
-//! An event ends at an empty line; lines end with `\n` or `\r\n` (vLLM sends only `\n`; a bare `\r`, which
-//! the standard also allows, no server of ours sends, and it is not a line end here). [`SseScanner::feed`]
-//! calls back for each event that the chunk completes, with its bytes including the empty line. An event
-//! that lies whole in the chunk is a slice of it; only a split event is put together in a buffer.
+//! An event ends at an empty line; lines end with `\n` or `\r\n`. (vLLM sends only `\n`. The standard also allows a bare
+//! `\r`; no engine sends it, and it is not a line end here.) [`SseScanner::feed`] calls back for each event that the chunk
+//! completes, with its bytes including the empty line. An event that lies whole in the chunk is a slice of it; only a
+//! split event is assembled in a buffer.
 //!
-//! Bounds: that buffer never exceeds [`MAX_EVENT`]. A longer event is not kept ([`SseScanner::release`] gives up what
-//! was): it is reported as [`RawEvent::oversize`] when it ends. Its bytes reach the client all the same; forwarding does not wait for this scanner.
+//! Bounds: the buffer never exceeds [`MAX_EVENT`]. A longer event is not kept ([`SseScanner::release`] returns what was)
+//! and is reported as [`RawEvent::oversize`] when it ends. Forwarding does not depend on it.
 //!
-//! Cost: one `memchr` for each line; no allocation unless an event is split.
+//! Cost: one `memchr` per line; no allocation unless an event is split.
 
 use std::borrow::Cow;
 
 use memchr::{memchr, memchr_iter};
 
-/// The longest event that is looked into, bytes. vLLM's own are below 1 KiB, with logprobs some tens of KiB.
+/// The longest event that is read, bytes. vLLM's own are below 1 KiB, with logprobs some tens of KiB.
 pub const MAX_EVENT: usize = 1 << 20;
 
 /// Capacity that the buffer may keep between events, bytes.
@@ -60,12 +60,12 @@ impl SseScanner {
         Self::default()
     }
 
-    /// Looks at the next chunk; calls `event` for each event that ends in it, in order.
+    /// Scans the next chunk; calls `event` for each event that ends in it, in order.
     pub fn feed(&mut self, chunk: &[u8], mut event: impl FnMut(RawEvent<'_>)) {
         let mut event_start = 0;
         let mut line_start = 0;
         for newline in memchr_iter(b'\n', chunk) {
-            let line = self.line.then(&chunk[line_start..newline]);
+            let line = self.line.extended(&chunk[line_start..newline]);
             self.line = Line::Empty;
             line_start = newline + 1;
             if line != Line::Filled {
@@ -73,7 +73,7 @@ impl SseScanner {
                 event_start = line_start;
             }
         }
-        self.line = self.line.then(&chunk[line_start..]);
+        self.line = self.line.extended(&chunk[line_start..]);
         if event_start < chunk.len() {
             self.keep(&chunk[event_start..]);
             self.open = true;
@@ -90,7 +90,7 @@ impl SseScanner {
         self.oversize
     }
 
-    /// Takes the bytes that were kept of an event which has turned out to be too long. To be called after each feed.
+    /// Takes the bytes that were kept of an event that has grown too long. Call it after each feed.
     pub fn release(&mut self) -> Vec<u8> {
         if self.oversize { std::mem::take(&mut self.carry) } else { Vec::new() }
     }
@@ -118,7 +118,7 @@ impl SseScanner {
 }
 
 impl Line {
-    fn then(self, more: &[u8]) -> Self {
+    fn extended(self, more: &[u8]) -> Self {
         match (self, more) {
             (_, []) => self,
             (Self::Empty, b"\r") => Self::Return,
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_over_the_bound_takes_no_memory_and_the_next_one_is_seen() {
+    fn an_event_over_the_bound_takes_no_memory_and_the_next_event_is_found() {
         let mut scanner = SseScanner::new();
         let (mut oversize, mut seen) = (0, Vec::new());
         for _ in 0..40 {

@@ -5,13 +5,13 @@
 //! intervals that is Newcombe's interval for two shares; on logarithms it gives the interval of a ratio, for percentiles
 //! and means alike. An unbounded part makes an unbounded change.
 //!
-//! A verdict has a *margin*: the change that nobody would act on. The interval
+//! A verdict has a *margin*: the largest change that is too small to matter. If the interval is
 //!
 //! - inside the margin: no difference (shown, not merely not found);
-//! - clear of zero: better or worse, as the sense of the number says;
+//! - clear of zero: better or worse, depending on the direction that is good;
 //! - anything else: undecided. The data allows both no change and one that matters.
 //!
-//! "Inside the margin" is asked first, so a change that is certain and trivial is no difference.
+//! "Inside the margin" is checked first, so a change that is certain but trivial is no difference.
 //! Several numbers are judged together at level [`each_of`], so that all intervals hold at once.
 
 use super::Estimate;
@@ -25,7 +25,7 @@ pub enum Sense {
     HigherIsBetter,
 }
 
-/// What an interval of a change says.
+/// The conclusion from the interval of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// B is better than A.
@@ -68,10 +68,10 @@ impl Change {
         Self(difference(a, b))
     }
 
-    /// What it means, with the `margin` in the unit of the change.
+    /// The verdict, with the `margin` in the unit of the change.
     pub fn verdict(&self, sense: Sense, margin: f64) -> Verdict {
         let Estimate { low, high, .. } = self.0;
-        // A fall by the margin is undone by a rise of the same ratio only for small margins; symmetric is what people mean.
+        // Symmetric, although a rise by the margin does not quite undo a fall by it: that is what a margin usually means.
         if -margin <= low && high <= margin {
             Verdict::NoDifference
         } else if low > 0.0 {
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_divided_is_undecided() {
+    fn a_ratio_with_zero_is_undecided() {
         let zero = estimate(0.0, 0.0, 0.0);
         let one = estimate(1.0, 0.5, 2.0);
         let judge = |a, b| Change::ratio(a, b).verdict(Sense::LowerIsBetter, 0.05);

@@ -4,33 +4,34 @@
 //! independent, and the variance of their mean is D s^2 / n with D > 1: the *design effect*. So n values are worth n / D.
 //!
 //! D by batch means: cut the series into [`BATCHES`] runs of m values, S^2 the variance of the batch means:
-//! D = m S^2 / s^2. D is kept at 1 or more: a queue makes neighbours alike, and an estimate below 1 is luck. S^2 has only
-//! BATCHES - 1 degrees of freedom, so whoever uses D takes Student's t for the normal quantile ([`Dependence::inflation`]).
+//! D = m S^2 / s^2. D is never below 1: a queue correlates neighbours positively, so an estimate below 1 is chance. S^2 has
+//! only BATCHES - 1 degrees of freedom, so users of D replace the normal quantile by Student's t
+//! ([`Dependence::inflation`]).
 //!
 //! Ten batches: with more, they are shorter than the waves of a busy queue and D comes out too small; with fewer, t grows.
 //!
 //! Limit: dependence that reaches further than a batch, a tenth of the run, is seen only in part. A run that ends with
-//! a growing queue has no long-run value at all, and nothing here detects that.
+//! a growing queue has no long-run value at all, which this does not detect ([`trend`](super::trend) does).
 
 use super::{two_sided_t, two_sided_z};
 
 /// Batches that a series is cut into.
 pub const BATCHES: usize = 10;
 
-/// What dependence does to the worth of a series.
+/// The effect of dependence on the information in a series.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Dependence {
-    /// How many values are worth one independent one; 1 or more.
+    /// How many values are worth one independent value; 1 or more.
     pub effect: f64,
     /// Degrees of freedom of `effect`; infinite where independence is assumed.
     pub freedom: f64,
 }
 
 impl Dependence {
-    /// Independence by assumption: for values that were drawn apart, and for series too short to tell.
+    /// Assumed independence: for values drawn independently, and for series too short to measure it.
     pub const NONE: Self = Self { effect: 1.0, freedom: f64::INFINITY };
 
-    /// By how much to divide the number of values before an interval of this `confidence` is computed as for independent
+    /// The divisor for the number of values before an interval of this `confidence` is computed as for independent
     /// ones: D (t / z)^2.
     pub fn inflation(&self, confidence: f64) -> f64 {
         if self.freedom.is_infinite() {

@@ -1,6 +1,6 @@
-//! Numbers about numbers: how far a measured figure may be from the true one.
+//! Statistics of measurements: how far a measured figure may be from the true one.
 //!
-//! A benchmark, an experiment and a tuner all ask the same questions, and each is easy to answer wrongly:
+//! A benchmark, an experiment and a tuner all need these answers, and each is easy to get wrong:
 //!
 //! | file | question | answer |
 //! |---|---|---|
@@ -9,15 +9,14 @@
 //! | `proportion` | what share of requests would meet the objectives in the long run? | Wilson's score interval |
 //! | `mean` | what is the long-run mean? | batch means and Student's t |
 //! | `compare` | is B better than A? | an interval of the ratio or difference, and a verdict with a margin |
-//! | `sequential` | can we stop already? | Wald's probability ratio test |
+//! | `sequential` | can the test stop already? | Wald's probability ratio test |
 //! | `trend` | does it still grow? | a line through batch means |
 //!
-//! Requests of one run wait in the same queues, so their latencies come in clumps: 1,000 values may say no more than 50
-//! independent ones would. Every interval here takes a *design effect* for that; intervals that do not are several times
-//! too short near saturation. Coverage is shown by seeded simulations in the tests, for independent and for queueing data.
+//! Requests of one run wait in the same queues, so their latencies are correlated: 1,000 values may carry no more
+//! information than 50 independent ones. Every interval here uses a *design effect* for that; intervals without it are several times
+//! too short near saturation. Seeded simulations in the tests show the coverage, for independent and for queueing data.
 //!
-//! Pure: no clock, no global chance. Values are `f64` in whatever unit the caller uses; values that are not numbers are
-//! the caller's mistake and sort last.
+//! Pure: no clock, no global randomness. Values are `f64` in the caller's unit. NaN is a caller's mistake and sorts last.
 
 pub mod compare;
 pub mod dependence;
@@ -36,7 +35,7 @@ pub use quantile::percentile;
 pub use sequential::{RatioTest, TestState};
 pub use trend::Trend;
 
-/// A value with the range that the true one lies in with the stated confidence.
+/// A measured value, and the range that contains the true one with the stated confidence.
 ///
 /// An end that the data does not bound is infinite: the P99 of 50 values has no upper bound.
 #[derive(Clone, Copy, Debug, PartialEq)]

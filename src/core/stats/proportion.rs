@@ -2,14 +2,14 @@
 //!
 //! Wilson's score interval: with p the share seen among n and z the normal quantile,
 //! (p + z^2/2n +- z sqrt(p (1 - p)/n + z^2/4n^2)) / (1 + z^2/n) (Wilson 1927; recommended by Brown, Cai, DasGupta 2001).
-//! It stays inside 0..1 and says something sensible at 0 of n and n of n, where the textbook interval has no width.
+//! It stays inside 0..1 and is sensible at 0 of n and n of n, where the textbook interval has no width.
 //!
 //! n may be real: for a series in time order it is the number of values over their design effect.
 
 use super::dependence::{Dependence, design_effect};
 use super::{Estimate, percentile, two_sided_z};
 
-/// The long-run share behind `hits` of `count` independent trials; everything is possible after none.
+/// The long-run share behind `hits` of `count` independent trials; 0..1 without trials.
 pub fn wilson(hits: f64, count: f64, confidence: f64) -> Estimate {
     if count <= 0.0 {
         return Estimate { value: 0.0, low: 0.0, high: 1.0 };
@@ -18,7 +18,7 @@ pub fn wilson(hits: f64, count: f64, confidence: f64) -> Estimate {
     let middle = share + z2 / (2.0 * count);
     let reach = (z2 * (share * (1.0 - share) / count + z2 / (4.0 * count * count))).sqrt();
     let scale = 1.0 + z2 / count;
-    // Rounding must not move an end past what was seen.
+    // Rounding must not move an end past the observed share.
     let low = ((middle - reach) / scale).clamp(0.0, share);
     let high = ((middle + reach) / scale).clamp(share, 1.0);
     Estimate { value: share, low, high }
@@ -31,7 +31,7 @@ pub fn of_series(hits: &[bool], confidence: f64) -> Estimate {
 
 /// The same where each trial also has a value (a latency) that rises and falls with the chance of a miss.
 ///
-/// Few misses, or none, do not show how far they clump; the values do. So the larger of two design effects is taken: of the
+/// Few misses do not show their correlation; the values do. So the larger of two design effects is used: of the
 /// hits, and of being above the median value.
 pub fn of_series_with(hits: &[bool], values: &[f64], confidence: f64) -> Estimate {
     let mut sorted = values.to_vec();

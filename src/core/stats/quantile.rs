@@ -1,4 +1,4 @@
-//! Percentiles and where the true ones lie.
+//! Percentiles and their confidence intervals.
 //!
 //! The percentile of a sample is numpy's default: sorted x, h = (n - 1) p, linear between the neighbours of h.
 //!
@@ -19,10 +19,10 @@ use statrs::function::beta::beta_reg;
 use super::dependence::{BATCHES, Dependence, batches, design_effect};
 use super::{Estimate, two_sided_t};
 
-/// What sectioning is widened by: tails of short parts vary less than the tail of the whole.
+/// The factor by which sectioned intervals are widened: tails of short parts vary less than the tail of the whole.
 pub const CAUTION: f64 = 1.5;
 
-/// The quantile `q` in 0..=1 of ascending `sorted`; 0 of nothing.
+/// The quantile `q` in 0..=1 of ascending `sorted`; 0 for no values.
 pub fn percentile(sorted: &[f64], q: f64) -> f64 {
     let Some(last) = sorted.len().checked_sub(1) else { return 0.0 };
     let position = last as f64 * q.clamp(0.0, 1.0);

@@ -1,21 +1,21 @@
-//! Can we stop already? Wald's sequential probability ratio test on hits and misses.
+//! When can a test of hits and misses stop? Wald's sequential probability ratio test.
 //!
 //! Two hypotheses about the share of misses: acceptable p0 and unacceptable p1 > p0. After each trial the logarithm of the
 //! likelihood ratio grows by ln(p1/p0) for a miss and by ln((1 - p1)/(1 - p0)) for a hit. The test ends for p1 at
 //! ln((1 - b)/a) and for p0 at ln(b/(1 - a)), with a and b the errors allowed (Wald 1945). With p0 = 0.5 %, p1 = 2 % and errors
 //! of 5 %, 194 hits in a row accept.
 //!
-//! The errors are as promised for independent trials. Misses of one queue come in clumps, so a clump ends the test too
-//! early: it steers a search and does not certify its result.
+//! The error rates hold for independent trials. Misses of one queue are correlated and end the test too early, so it may
+//! steer a search but does not certify its result.
 
-/// Where a test stands.
+/// The state of a test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TestState {
     /// The misses are acceptable.
     Acceptable,
-    /// They are not.
+    /// The misses are too many.
     Unacceptable,
-    /// Go on.
+    /// More trials are needed.
     Open,
 }
 
@@ -30,7 +30,7 @@ pub struct RatioTest {
 }
 
 impl RatioTest {
-    /// Tells misses of `acceptable` from `unacceptable` (0 < acceptable < unacceptable < 1), with errors of `error` either
+    /// A test that separates the miss shares `acceptable` and `unacceptable` (0 < acceptable < unacceptable < 1), with errors of `error` either
     /// way (0 < error < 0.5). Values outside are moved to the nearest that makes sense.
     pub fn new(acceptable: f64, unacceptable: f64, error: f64) -> Self {
         let p0 = acceptable.clamp(1e-9, 0.5);
@@ -51,7 +51,7 @@ impl RatioTest {
         self.sum += if hit { self.per_hit } else { self.per_miss };
     }
 
-    /// Where the test stands now. It does not hold on to a bound that it has crossed and left.
+    /// The state now. A bound that was crossed and left again does not count.
     pub fn state(&self) -> TestState {
         if self.sum >= self.reject {
             TestState::Unacceptable

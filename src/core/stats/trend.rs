@@ -4,7 +4,7 @@
 //! independent, so slope over its standard error is nearly Student's t with BATCHES - 2 degrees of freedom, where the same
 //! test on single values would take every slow wave for a trend.
 //!
-//! A wave longer than the series cannot be told from a trend by anybody. Whoever acts on a rise should look again later.
+//! A wave longer than the series looks like a trend to any test. A caller that acts on a rise should check again later.
 
 use super::dependence::{BATCHES, batch_mean, batches};
 
@@ -23,7 +23,7 @@ pub struct Trend {
 pub const SIGNIFICANT: f64 = 1.860;
 
 impl Trend {
-    /// The line through `values`; nothing for fewer than two values per batch.
+    /// The line through `values`; `None` for fewer than two values per batch.
     pub fn of_series(values: &[f64]) -> Option<Self> {
         if values.len() < 2 * BATCHES {
             return None;

@@ -16,7 +16,7 @@
 mod class;
 mod fold;
 
-pub use class::{Class, Retry};
+pub use class::{FailureClass, Retryable};
 
 use serde::{Deserialize, Serialize};
 
@@ -47,7 +47,7 @@ impl std::fmt::Display for Exit {
 
 /// A flag whose value would have worked, in the engine's own estimate.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Suggestion {
+pub struct FlagSuggestion {
     /// The flag, without dashes.
     pub flag: String,
     /// The value.
@@ -58,13 +58,13 @@ pub struct Suggestion {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Diagnosis {
     /// Its class.
-    pub class: Class,
+    pub class: FailureClass,
     /// The line that says so, without the logger's prefix, at most [`CAUSE_MAX`] characters.
     pub cause: Option<String>,
     /// What to do.
     pub advice: String,
     /// A value that would do, when the engine named one.
-    pub suggestion: Option<Suggestion>,
+    pub suggestion: Option<FlagSuggestion>,
 }
 
 /// Longest cause that is kept, characters.
@@ -72,7 +72,7 @@ pub const CAUSE_MAX: usize = 600;
 
 impl Diagnosis {
     /// A diagnosis that no log is needed for.
-    pub fn plain(class: Class, cause: Option<String>) -> Self {
+    pub fn plain(class: FailureClass, cause: Option<String>) -> Self {
         let suggestion = cause.as_deref().and_then(|cause| suggested(class, cause));
         let advice = class.advice(suggestion.as_ref(), cause.as_deref());
         Self { class, cause, advice, suggestion }
@@ -80,69 +80,69 @@ impl Diagnosis {
 }
 
 /// A text, and the class that a line with it shows. The earlier in the list, the more a text says.
-const MARKS: &[(&str, Class)] = &[
-    ("To serve at least one request with the model's max seq len", Class::KvTooSmall),
-    ("larger than the maximum number of tokens that can be stored in KV cache", Class::KvTooSmall),
-    ("larger than the available KV cache memory", Class::KvTooSmall),
-    ("No available memory for the cache blocks", Class::NoKvMemory),
-    ("Cannot auto-fit max_model_len", Class::NoKvMemory),
-    ("less than desired GPU memory utilization", Class::MemoryTaken),
-    ("less than desired CPU memory utilization", Class::MemoryTaken),
-    ("Error in memory profiling", Class::MemoryMoved),
-    ("not enough GPU memory", Class::OutOfMemoryLoading),
-    ("out of memory occurred when warming up", Class::OutOfMemoryWarmUp),
-    ("greater than or equal to max_num_seqs", Class::BadArguments),
-    ("is smaller than max_model_len", Class::BadArguments),
-    ("is greater than the derived max_model_len", Class::BadArguments),
-    ("exceeds available Mamba cache blocks", Class::BadArguments),
-    ("No valid attention backend found for", Class::BadArguments),
-    ("Bfloat16 is only supported on GPUs", Class::BadArguments),
-    ("is greater than max_lora_rank", Class::LoraRank),
-    ("Address already in use", Class::PortInUse),
-    ("address already in use", Class::PortInUse),
-    ("EADDRINUSE", Class::PortInUse),
-    ("error: unrecognized arguments:", Class::UnknownFlag),
-    ("error: unexpected argument", Class::UnknownFlag),
-    ("error: argument ", Class::BadArguments),
-    ("error: the following arguments are required", Class::BadArguments),
-    ("Repository Not Found", Class::ModelNotFound),
-    ("Repo id must be", Class::ModelNotFound),
-    ("Repo id must use", Class::ModelNotFound),
-    ("is not a local folder and is not a valid model identifier", Class::ModelNotFound),
-    ("Invalid repository ID or local directory", Class::ModelNotFound),
-    ("does not appear to have a file named", Class::ModelNotFound),
-    ("outgoing traffic has been disabled", Class::ModelNotFound),
-    ("OfflineModeIsEnabled", Class::ModelNotFound),
-    ("We couldn't connect to", Class::Network),
-    ("Can't load the configuration of", Class::ModelNotFound),
-    ("Cannot find any model weights", Class::ModelNotFound),
-    ("GatedRepoError", Class::ModelNotFound),
-    ("LocalEntryNotFoundError", Class::Network),
-    ("No module named 'vllm", Class::ProgramMissing),
-    ("Timed out waiting for engine core", Class::Timeout),
-    ("OutOfMemoryError", Class::OutOfMemory),
-    ("CUDA out of memory", Class::OutOfMemory),
-    ("HIP out of memory", Class::OutOfMemory),
-    ("CUBLAS_STATUS_ALLOC_FAILED", Class::OutOfMemory),
-    ("DefaultCPUAllocator: can't allocate memory", Class::OutOfMemory),
-    ("CUDA error: out of memory", Class::OutOfMemory),
+const MARKS: &[(&str, FailureClass)] = &[
+    ("To serve at least one request with the model's max seq len", FailureClass::KvTooSmall),
+    ("larger than the maximum number of tokens that can be stored in KV cache", FailureClass::KvTooSmall),
+    ("larger than the available KV cache memory", FailureClass::KvTooSmall),
+    ("No available memory for the cache blocks", FailureClass::NoKvMemory),
+    ("Cannot auto-fit max_model_len", FailureClass::NoKvMemory),
+    ("less than desired GPU memory utilization", FailureClass::MemoryTaken),
+    ("less than desired CPU memory utilization", FailureClass::MemoryTaken),
+    ("Error in memory profiling", FailureClass::MemoryMoved),
+    ("not enough GPU memory", FailureClass::OutOfMemoryLoading),
+    ("out of memory occurred when warming up", FailureClass::OutOfMemoryWarmUp),
+    ("greater than or equal to max_num_seqs", FailureClass::BadArguments),
+    ("is smaller than max_model_len", FailureClass::BadArguments),
+    ("is greater than the derived max_model_len", FailureClass::BadArguments),
+    ("exceeds available Mamba cache blocks", FailureClass::BadArguments),
+    ("No valid attention backend found for", FailureClass::BadArguments),
+    ("Bfloat16 is only supported on GPUs", FailureClass::BadArguments),
+    ("is greater than max_lora_rank", FailureClass::LoraRank),
+    ("Address already in use", FailureClass::PortInUse),
+    ("address already in use", FailureClass::PortInUse),
+    ("EADDRINUSE", FailureClass::PortInUse),
+    ("error: unrecognized arguments:", FailureClass::UnknownFlag),
+    ("error: unexpected argument", FailureClass::UnknownFlag),
+    ("error: argument ", FailureClass::BadArguments),
+    ("error: the following arguments are required", FailureClass::BadArguments),
+    ("Repository Not Found", FailureClass::ModelNotFound),
+    ("Repo id must be", FailureClass::ModelNotFound),
+    ("Repo id must use", FailureClass::ModelNotFound),
+    ("is not a local folder and is not a valid model identifier", FailureClass::ModelNotFound),
+    ("Invalid repository ID or local directory", FailureClass::ModelNotFound),
+    ("does not appear to have a file named", FailureClass::ModelNotFound),
+    ("outgoing traffic has been disabled", FailureClass::ModelNotFound),
+    ("OfflineModeIsEnabled", FailureClass::ModelNotFound),
+    ("We couldn't connect to", FailureClass::Network),
+    ("Can't load the configuration of", FailureClass::ModelNotFound),
+    ("Cannot find any model weights", FailureClass::ModelNotFound),
+    ("GatedRepoError", FailureClass::ModelNotFound),
+    ("LocalEntryNotFoundError", FailureClass::Network),
+    ("No module named 'vllm", FailureClass::ProgramMissing),
+    ("Timed out waiting for engine core", FailureClass::Timeout),
+    ("OutOfMemoryError", FailureClass::OutOfMemory),
+    ("CUDA out of memory", FailureClass::OutOfMemory),
+    ("HIP out of memory", FailureClass::OutOfMemory),
+    ("CUBLAS_STATUS_ALLOC_FAILED", FailureClass::OutOfMemory),
+    ("DefaultCPUAllocator: can't allocate memory", FailureClass::OutOfMemory),
+    ("CUDA error: out of memory", FailureClass::OutOfMemory),
     // Of vLLM's own allocator, of Triton, and of NCCL (`Cuda failure 2 'out of memory'`).
-    ("CUDA Error: out of memory", Class::OutOfMemory),
-    ("Triton Error [CUDA]: out of memory", Class::OutOfMemory),
-    ("'out of memory'", Class::OutOfMemory),
-    ("CUDA error:", Class::DeviceError),
-    ("Failed to infer device type", Class::DeviceError),
-    ("Found no NVIDIA driver", Class::DeviceError),
-    ("NCCL error", Class::DeviceError),
-    ("No CUDA GPUs are available", Class::DeviceError),
-    ("invalid device ordinal", Class::DeviceError),
-    ("Unexpected error from cudaGetDeviceCount()", Class::DeviceError),
-    ("system not yet initialized", Class::DeviceError),
-    ("NVMLError", Class::DeviceError),
-    ("Max retries exceeded with url", Class::Network),
-    ("Temporary failure in name resolution", Class::Network),
+    ("CUDA Error: out of memory", FailureClass::OutOfMemory),
+    ("Triton Error [CUDA]: out of memory", FailureClass::OutOfMemory),
+    ("'out of memory'", FailureClass::OutOfMemory),
+    ("CUDA error:", FailureClass::DeviceError),
+    ("Failed to infer device type", FailureClass::DeviceError),
+    ("Found no NVIDIA driver", FailureClass::DeviceError),
+    ("NCCL error", FailureClass::DeviceError),
+    ("No CUDA GPUs are available", FailureClass::DeviceError),
+    ("invalid device ordinal", FailureClass::DeviceError),
+    ("Unexpected error from cudaGetDeviceCount()", FailureClass::DeviceError),
+    ("system not yet initialized", FailureClass::DeviceError),
+    ("NVMLError", FailureClass::DeviceError),
+    ("Max retries exceeded with url", FailureClass::Network),
+    ("Temporary failure in name resolution", FailureClass::Network),
     // What pydantic refuses for a reason that no other text here is about.
-    (FOLDED, Class::BadArguments),
+    (FOLDED, FailureClass::BadArguments),
 ];
 
 /// Texts that say that the host is not to reach any hub: then one that is not reached is no outage.
@@ -178,31 +178,33 @@ pub fn diagnose<S: AsRef<str>>(lines: &[S], exit: Option<Exit>, phase: StartPhas
     let lines = &fold::folded(lines)[..];
     let served = phase == StartPhase::Serving;
     if served && let Some(line) = told_to_end(lines) {
-        return Diagnosis::plain(Class::Killed, Some(clipped(line)));
+        return Diagnosis::plain(FailureClass::Killed, Some(clipped(line)));
     }
     let from = if served { after_health(lines) } else { 0 };
     // The error itself may have come just before the last line of health: another request's answer, or a probe's.
-    let killed = killed(lines, served).map(|line| (Class::Killed, line));
+    let killed = killed(lines, served).map(|line| (FailureClass::Killed, line));
     let found = killed.or_else(|| telling(&lines[from..])).or_else(|| match served && crashed(lines) {
         true => marked_last(lines)
-            .or_else(|| exception_last(lines).or_else(|| died(lines)).map(|line| (Class::EngineFailed, line))),
+            .or_else(|| exception_last(lines).or_else(|| died(lines)).map(|line| (FailureClass::EngineFailed, line))),
         false => None,
     });
     let class = match (&found, exit) {
-        (Some((Class::OutOfMemory, _)), _) => out_of_memory_in(phase),
-        (Some((Class::Network, _)), _) if is_offline(lines) => Class::ModelNotFound,
+        (Some((FailureClass::OutOfMemory, _)), _) => out_of_memory_in(phase),
+        (Some((FailureClass::Network, _)), _) if is_offline(lines) => FailureClass::ModelNotFound,
         // What keeps an engine from starting is not what one that had started died of, but a request that was refused.
-        (Some((class, _)), _) if served && (*class == Class::EngineFailed || class.retry() == Retry::Never) => {
-            Class::EngineDied
+        (Some((class, _)), _)
+            if served && (*class == FailureClass::EngineFailed || class.retry() == Retryable::Never) =>
+        {
+            FailureClass::EngineDied
         }
         // argparse ends with 2 and says what is wrong in a line of its own.
-        (Some((Class::EngineFailed, _)) | None, Some(Exit::Code(2))) if !served => Class::BadArguments,
+        (Some((FailureClass::EngineFailed, _)) | None, Some(Exit::Code(2))) if !served => FailureClass::BadArguments,
         (Some((class, _)), _) => *class,
         // Nobody but the system sends this one unasked; our own stops are not diagnosed.
-        (None, Some(Exit::Signal(9) | Exit::Code(137))) => Class::Killed,
-        (None, Some(Exit::Code(126 | 127))) => Class::ProgramMissing,
-        (None, Some(_)) if served => Class::EngineDied,
-        (None, _) => Class::EngineFailed,
+        (None, Some(Exit::Signal(9) | Exit::Code(137))) => FailureClass::Killed,
+        (None, Some(Exit::Code(126 | 127))) => FailureClass::ProgramMissing,
+        (None, Some(_)) if served => FailureClass::EngineDied,
+        (None, _) => FailureClass::EngineFailed,
     };
     // Read from the whole line: what is kept of it may end before the number.
     let suggestion = found.and_then(|(_, line)| suggested(class, line));
@@ -241,13 +243,13 @@ fn told_to_end<S: AsRef<str>>(lines: &[S]) -> Option<&str> {
 }
 
 /// The line that says most, and its class.
-fn telling<S: AsRef<str>>(lines: &[S]) -> Option<(Class, &str)> {
-    let unnamed = || exception(lines).or_else(|| died(lines)).map(|line| (Class::EngineFailed, line));
+fn telling<S: AsRef<str>>(lines: &[S]) -> Option<(FailureClass, &str)> {
+    let unnamed = || exception(lines).or_else(|| died(lines)).map(|line| (FailureClass::EngineFailed, line));
     errors(lines).or_else(unnamed).or_else(|| marked(lines.iter().map(AsRef::as_ref)))
 }
 
 /// The most telling line of those that are no remarks.
-fn errors<S: AsRef<str>>(lines: &[S]) -> Option<(Class, &str)> {
+fn errors<S: AsRef<str>>(lines: &[S]) -> Option<(FailureClass, &str)> {
     marked(lines.iter().map(AsRef::as_ref).filter(|line| !is_remark(line)))
 }
 
@@ -257,7 +259,7 @@ fn died<S: AsRef<str>>(lines: &[S]) -> Option<&str> {
 }
 
 /// The most telling line, and its class; of equally telling ones the first.
-fn marked<'l>(lines: impl Iterator<Item = &'l str> + Clone) -> Option<(Class, &'l str)> {
+fn marked<'l>(lines: impl Iterator<Item = &'l str> + Clone) -> Option<(FailureClass, &'l str)> {
     MARKS.iter().find_map(|(mark, class)| {
         let line = lines.clone().map(message).find(|text| is_said(text, mark));
         line.map(|line| (*class, line))
@@ -265,7 +267,7 @@ fn marked<'l>(lines: impl Iterator<Item = &'l str> + Clone) -> Option<(Class, &'
 }
 
 /// The last line that a mark is on.
-fn marked_last<S: AsRef<str>>(lines: &[S]) -> Option<(Class, &str)> {
+fn marked_last<S: AsRef<str>>(lines: &[S]) -> Option<(FailureClass, &str)> {
     let errors = lines.iter().rev().map(AsRef::as_ref).filter(|line| !is_remark(line));
     errors.map(message).find_map(|text| {
         let (_, class) = MARKS.iter().find(|(mark, _)| is_said(text, mark))?;
@@ -312,14 +314,14 @@ fn is_exception(text: &str) -> bool {
     named && !name.is_empty() && name.chars().all(|letter| letter.is_alphanumeric() || matches!(letter, '.' | '_'))
 }
 
-fn out_of_memory_in(phase: StartPhase) -> Class {
+fn out_of_memory_in(phase: StartPhase) -> FailureClass {
     match phase {
         StartPhase::Launching | StartPhase::Configuring | StartPhase::EngineStarting | StartPhase::LoadingWeights => {
-            Class::OutOfMemoryLoading
+            FailureClass::OutOfMemoryLoading
         }
-        StartPhase::Compiling | StartPhase::SizingKvCache => Class::OutOfMemoryWarmUp,
-        StartPhase::CapturingGraphs | StartPhase::OpeningHttp => Class::OutOfMemoryGraphs,
-        StartPhase::Serving => Class::OutOfMemoryServing,
+        StartPhase::Compiling | StartPhase::SizingKvCache => FailureClass::OutOfMemoryWarmUp,
+        StartPhase::CapturingGraphs | StartPhase::OpeningHttp => FailureClass::OutOfMemoryGraphs,
+        StartPhase::Serving => FailureClass::OutOfMemoryServing,
     }
 }
 
@@ -340,14 +342,14 @@ fn last_words<S: AsRef<str>>(lines: &[S]) -> Option<String> {
 }
 
 /// The value that the engine says would fit: a text that stands before it, and the flag that it is of.
-fn suggested(class: Class, cause: &str) -> Option<Suggestion> {
+fn suggested(class: FailureClass, cause: &str) -> Option<FlagSuggestion> {
     let texts: &[(&str, &str)] = match class {
         // 0.33: "the estimated maximum model length is 80272."; 0.6: "stored in KV cache (17072)."
-        Class::KvTooSmall => {
+        FailureClass::KvTooSmall => {
             &[("estimated maximum model length is ", "max-model-len"), ("stored in KV cache (", "max-model-len")]
         }
         // "(max_position_embeddings=131072.0 or ..."; the name of the key differs.
-        Class::BadArguments => &[
+        FailureClass::BadArguments => &[
             ("Mamba cache blocks (", "max-num-seqs"),
             ("derived max_model_len (max_position_embeddings=", "max-model-len"),
         ],
@@ -357,7 +359,7 @@ fn suggested(class: Class, cause: &str) -> Option<Suggestion> {
     let (rest, flag) = found?;
     let digits: String = rest.chars().take_while(|c| c.is_ascii_digit() || *c == ',').filter(|c| *c != ',').collect();
     let value = digits.parse().ok().filter(|value| *value > 0)?;
-    Some(Suggestion { flag: (*flag).to_owned(), value })
+    Some(FlagSuggestion { flag: (*flag).to_owned(), value })
 }
 
 #[cfg(test)]

@@ -79,7 +79,7 @@ impl StartPhase {
     /// Chosen from published starts, at several times the longest step that prints nothing: imports on a cold disk, a shard
     /// of weights over a network, one compile range (2,222 s have been seen in all, 300 s for one range), one autotune
     /// (600 s). A start that moves is not limited by these.
-    pub fn patience(self) -> Duration {
+    pub fn stall_limit(self) -> Duration {
         Duration::from_secs(match self {
             Self::Launching | Self::Configuring | Self::EngineStarting => 180,
             Self::LoadingWeights => 900,

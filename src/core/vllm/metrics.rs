@@ -2,7 +2,7 @@
 //!
 //! Values are summed over the `engine` label (data-parallel ranks) except the KV use, of which the highest rank counts.
 //! Names changed over versions ([`ALIASES`] maps the old ones; a page that shows both counts the new one), and under
-//! Ray the colon of `vllm:` is an underscore. Lines that make no sense are skipped: [`Snapshot::samples`] says how many
+//! Ray the colon of `vllm:` is an underscore. Lines that make no sense are skipped: [`MetricsSnapshot::samples`] says how many
 //! lines of vLLM's were read, 0 means that this is not vLLM's page. Bounds: reads at most [`MAX_PAGE`] bytes.
 
 /// Longest page that is read, bytes; a real one has about 100 kB.
@@ -18,7 +18,7 @@ pub const ALIASES: &[(&str, &str)] = &[
 
 /// What a page says, summed over engines.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Snapshot {
+pub struct MetricsSnapshot {
     /// Samples with vLLM's prefix; 0 when the page is something else.
     pub samples: usize,
     /// Requests in the running list.
@@ -63,7 +63,7 @@ pub struct Success {
     pub other: f64,
 }
 
-impl Snapshot {
+impl MetricsSnapshot {
     /// Reads a page.
     pub fn parse(page: &str) -> Self {
         let mut end = page.len().min(MAX_PAGE);
@@ -209,7 +209,7 @@ mod tests {
             vllm:request_success_total{engine=\"0\",finished_reason=\"stop\"} 5.0\n\
             vllm:iteration_tokens_total_count{engine=\"0\"} 9\nhttp_requests_total 99\n\
             vllm:cache_config_info{block_size=\"16\",num_gpu_blocks=\"57301\"} 1.0\n";
-        let snapshot = Snapshot::parse(page);
+        let snapshot = MetricsSnapshot::parse(page);
         assert_eq!((snapshot.running, snapshot.kv_usage, snapshot.iterations), (7.0, 0.5, 9.0));
         assert_eq!((snapshot.success.abort, snapshot.success.stop), (2.0, 5.0));
         assert_eq!((snapshot.gpu_blocks, snapshot.samples), (Some(57301), 8));
@@ -220,14 +220,14 @@ mod tests {
     fn old_names_count_unless_the_new_ones_are_there_too() {
         let old = "vllm:gpu_cache_usage_perc{} 0.5\nvllm:gpu_prefix_cache_hits_total 8\n";
         let both = format!("{old}vllm:kv_cache_usage_perc 0.7\nvllm:prefix_cache_hits_total 128\n");
-        assert_eq!((Snapshot::parse(old).kv_usage, Snapshot::parse(old).prefix_hits), (0.5, 8.0));
-        assert_eq!((Snapshot::parse(&both).kv_usage, Snapshot::parse(&both).prefix_hits), (0.7, 128.0));
+        assert_eq!((MetricsSnapshot::parse(old).kv_usage, MetricsSnapshot::parse(old).prefix_hits), (0.5, 8.0));
+        assert_eq!((MetricsSnapshot::parse(&both).kv_usage, MetricsSnapshot::parse(&both).prefix_hits), (0.7, 128.0));
     }
 
     #[test]
     fn a_page_of_something_else_has_no_samples() {
-        assert_eq!(Snapshot::parse("<html>not found</html>").samples, 0);
-        assert_eq!(Snapshot::parse("").samples, 0);
+        assert_eq!(MetricsSnapshot::parse("<html>not found</html>").samples, 0);
+        assert_eq!(MetricsSnapshot::parse("").samples, 0);
     }
 
     #[test]
@@ -237,13 +237,13 @@ mod tests {
                 "vllm:generation_tokens_total 5\nvllm:request_success_total{{finished_reason=\"abort\"}} {aborts}\n"
             )
         };
-        assert_eq!(Snapshot::parse(&at(1)).progress(), Snapshot::parse(&at(7)).progress());
+        assert_eq!(MetricsSnapshot::parse(&at(1)).progress(), MetricsSnapshot::parse(&at(7)).progress());
     }
 
     proptest! {
         #[test]
         fn no_page_makes_it_panic(page in "(vllm[:_])?[a-z_]{0,12}[{\"=\\\\},a-z]{0,20}[ 0-9.eN]{0,8}\n?.{0,40}") {
-            Snapshot::parse(&page);
+            MetricsSnapshot::parse(&page);
         }
     }
 }

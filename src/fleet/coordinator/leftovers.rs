@@ -13,10 +13,10 @@ use tokio::time::sleep;
 use super::Fleet;
 use super::reconcile::{AGAIN, Departing};
 use crate::driver::process::{ProcessDriver, is_running};
-use crate::driver::{Driver, Failure, Status, StopRules, Trace};
+use crate::driver::{Driver, EngineFailure, EngineIdentity, EngineStatus, StopRules};
 use crate::engine::journal::{Journal, Record};
 use crate::engine::lifecycle::Step;
-use sluice_core::vllm::failure::Class;
+use sluice_core::vllm::failure::FailureClass;
 use sluice_gateway::config::Launch;
 
 /// Engines of an earlier gateway that run although nobody looks after them. A gateway that runs no engines leaves them alone:
@@ -33,7 +33,7 @@ pub(super) fn clear(fleet: &Arc<Fleet>, earlier: Vec<Record>) {
     let goes_on = |record: &Record| {
         let spec = wanted.iter().find(|spec| *spec.name == *record.backend);
         // Other commands for an engine that commands run are its keeper's matter.
-        let commands = matches!(record.trace, Some(Trace::Command));
+        let commands = matches!(record.trace, Some(EngineIdentity::Command));
         spec.is_some_and(|spec| commands || record.identity == spec.identity)
     };
     for record in earlier.into_iter().filter(|record| !goes_on(record)) {
@@ -74,7 +74,7 @@ async fn end(fleet: &Fleet, journal: &Arc<Mutex<Journal>>, record: &Record) {
                 tracing::error!(backend = name, "is no longer configured as it was, and may run: {failure}")
             }
         }
-        if matches!(record.trace, Some(Trace::Command)) {
+        if matches!(record.trace, Some(EngineIdentity::Command)) {
             return;
         }
         sleep(AGAIN).await;
@@ -82,19 +82,19 @@ async fn end(fleet: &Fleet, journal: &Arc<Mutex<Journal>>, record: &Record) {
 }
 
 /// Stops what is left of an engine; whether there was anything.
-async fn stop(engine: &ProcessDriver, trace: Option<&Trace>) -> Result<bool, Failure> {
-    if matches!(trace, Some(Trace::Command)) {
-        return Err(Failure::new(
-            Class::NotOurs,
+async fn stop(engine: &ProcessDriver, trace: Option<&EngineIdentity>) -> Result<bool, EngineFailure> {
+    if matches!(trace, Some(EngineIdentity::Command)) {
+        return Err(EngineFailure::new(
+            FailureClass::NotOurs,
             "it was started by a command, and its stop command is not known any more; stop it by handle",
         ));
     }
     // One that could not be ended is under command already.
-    let mut there = engine.status().await != Status::Absent;
+    let mut there = engine.status().await != EngineStatus::Absent;
     if let Some(trace) = trace.filter(|_| !there) {
         there = engine.adopt(trace).await?;
     }
-    if !there && let Some(found) = engine.find().await {
+    if !there && let Some(found) = engine.find_running().await {
         there = engine.adopt(&found).await?;
     }
     if there {

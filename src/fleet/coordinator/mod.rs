@@ -25,13 +25,13 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::driver::{AnyDriver, Failure};
+use super::driver::{EngineFailure, SharedDriver};
 use super::engine::context::{EngineContext, EngineState};
 use super::engine::engine_task::{self, ChangeRequest, Command, run_engine};
 use super::engine::journal::{Journal, JournalError, Record, Setup};
 use super::engine::lifecycle::{ChangeRefused, Lifecycle};
 use super::engine::{preflight, recover, view};
-use super::probe::Reported;
+use super::probe::ReportedModels;
 use reconcile::Departing;
 use sluice_core::base::BackendId;
 use sluice_gateway::config::{ArgValue, Endpoint};
@@ -46,7 +46,7 @@ pub use leftovers::unattended;
 const COMMANDS: usize = 16;
 
 /// Makes the driver of an engine that is new.
-pub type DriverMaker = Arc<dyn Fn(&EngineSpec) -> AnyDriver + Send + Sync>;
+pub type DriverMaker = Arc<dyn Fn(&EngineSpec) -> SharedDriver + Send + Sync>;
 
 /// Why a restart does not begin. Nothing was touched.
 #[derive(Debug, thiserror::Error)]
@@ -64,7 +64,7 @@ pub enum RestartError {
     ChangeInProgress(String),
     /// The settings cannot work.
     #[error("these settings would not start: {0}")]
-    InvalidSettings(#[from] Failure),
+    InvalidSettings(#[from] EngineFailure),
     /// The other backends cannot carry its load.
     #[error(transparent)]
     Blocked(#[from] RestartBlocked),
@@ -130,7 +130,7 @@ pub struct ExternalBackend {
 /// All engines that this gateway runs.
 pub struct Fleet {
     admission: Arc<Admission>,
-    reported: Arc<Reported>,
+    reported: Arc<ReportedModels>,
     journal: Mutex<Option<Arc<Mutex<Journal>>>>,
     /// What earlier gateways wrote last of each engine, until the first configuration is applied.
     earlier: Mutex<Vec<Record>>,
@@ -160,7 +160,7 @@ impl std::fmt::Debug for Fleet {
 
 impl Fleet {
     /// A fleet without engines. `maker` makes the driver of each that [`Fleet::apply`] brings.
-    pub fn new(admission: Arc<Admission>, reported: Arc<Reported>, maker: DriverMaker) -> Arc<Self> {
+    pub fn new(admission: Arc<Admission>, reported: Arc<ReportedModels>, maker: DriverMaker) -> Arc<Self> {
         Arc::new(Self {
             admission,
             reported,

@@ -140,7 +140,7 @@ pub(super) fn tidy(fleet: &Fleet) {
         let kept = handles.get(&*spec.name).is_some_and(|handle| handle.context.spec.load().backend == spec.backend);
         if !kept {
             // Before the prober can find another server on that port.
-            fleet.admission.set_cordon(spec.backend, Cordon::Coming);
+            fleet.admission.set_cordon(spec.backend, Cordon::Starting);
         }
     }
     for other in &wanted.others {
@@ -149,7 +149,7 @@ pub(super) fn tidy(fleet: &Fleet) {
             context.is_some_and(|context| context.spec.load().address.endpoint == other.endpoint)
         };
         let still_ours = departing.iter().any(leaving);
-        fleet.admission.set_cordon(other.backend, if still_ours { Cordon::Coming } else { Cordon::Open });
+        fleet.admission.set_cordon(other.backend, if still_ours { Cordon::Starting } else { Cordon::Open });
         fleet.admission.set_ceiling(other.backend, None);
     }
 }

@@ -33,10 +33,11 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::process::table::{self, MARK, Row};
 use crate::driver::{
-    AdapterRank, Driver, Failure, Kind, Notice, Owner, Progress, Settings, Status, StopRules, Stopped, Trace,
+    AdapterRank, Driver, DriverKind, EngineFailure, EngineIdentity, EngineSettings, EngineStatus, Notice, PortOwner,
+    StartProgress, StopRules, Stopped,
 };
 use crate::launch::{check_values, find_program, words_of};
-use sluice_core::vllm::failure::{Class, Exit, diagnose};
+use sluice_core::vllm::failure::{Exit, FailureClass, diagnose};
 use sluice_core::vllm::logs::StartPhase;
 use sluice_gateway::config::Control;
 
@@ -81,9 +82,10 @@ impl CommandDriver {
     }
 
     /// Runs one command to its end.
-    async fn run(&self, what: &str, words: &[String], settings: &Settings) -> Result<ExitStatus, Failure> {
-        let failed =
-            |cause: String| Failure::new(Class::CommandFailed, format!("{what} command of {}: {cause}", self.name));
+    async fn run(&self, what: &str, words: &[String], settings: &EngineSettings) -> Result<ExitStatus, EngineFailure> {
+        let failed = |cause: String| {
+            EngineFailure::new(FailureClass::CommandFailed, format!("{what} command of {}: {cause}", self.name))
+        };
         let flags = words_of(settings);
         let quoted = flags.iter().map(|word| quote(word)).collect::<Vec<_>>().join(" ");
         let mut argv = Vec::new();
@@ -115,7 +117,7 @@ impl CommandDriver {
         ended.map_err(|error| failed(error.to_string()))
     }
 
-    async fn must(&self, what: &str, words: &[String], settings: &Settings) -> Result<(), Failure> {
+    async fn must(&self, what: &str, words: &[String], settings: &EngineSettings) -> Result<(), EngineFailure> {
         let before = length(&self.output);
         let ended = self.run(what, words, settings).await?;
         if ended.success() {
@@ -126,7 +128,7 @@ impl CommandDriver {
         let said = if now == before { String::new() } else { self.tail(3).join(" | ") };
         let said = if said.is_empty() { "it said nothing" } else { &said };
         let cause = format!("{what} command of {} ended with {ended}: {said}", self.name);
-        Err(Failure::new(Class::CommandFailed, cause))
+        Err(EngineFailure::new(FailureClass::CommandFailed, cause))
     }
 
     /// Whether the engine runs; `None` where nothing tells.
@@ -134,7 +136,7 @@ impl CommandDriver {
         if self.commands.status.is_empty() {
             return None;
         }
-        self.run("status", &self.commands.status, &Settings::default()).await.ok().map(|ended| ended.success())
+        self.run("status", &self.commands.status, &EngineSettings::default()).await.ok().map(|ended| ended.success())
     }
 
     /// The file that commands write to, begun anew when it has grown past [`OUTPUT_MAX`].
@@ -183,9 +185,10 @@ fn length(file: &Path) -> u64 {
     file.metadata().map_or(0, |file| file.len())
 }
 
-fn program(argv: &[String]) -> Result<PathBuf, Failure> {
+fn program(argv: &[String]) -> Result<PathBuf, EngineFailure> {
     let word = argv.first().map(String::as_str).unwrap_or_default();
-    find_program(word).ok_or_else(|| Failure::new(Class::ProgramMissing, format!("{word}: no such program")))
+    find_program(word)
+        .ok_or_else(|| EngineFailure::new(FailureClass::ProgramMissing, format!("{word}: no such program")))
 }
 
 /// A word as a shell reads it back.
@@ -199,11 +202,11 @@ fn quote(word: &str) -> String {
 
 #[async_trait]
 impl Driver for CommandDriver {
-    fn kind(&self) -> Kind {
-        Kind::Command
+    fn kind(&self) -> DriverKind {
+        DriverKind::Command
     }
 
-    async fn check(&self, settings: &Settings) -> Result<Vec<Notice>, Failure> {
+    async fn check(&self, settings: &EngineSettings) -> Result<Vec<Notice>, EngineFailure> {
         for words in [&self.commands.start, &self.commands.stop, &self.commands.status] {
             if !words.is_empty() {
                 program(words)?;
@@ -216,30 +219,30 @@ impl Driver for CommandDriver {
         Ok(unseen.then(|| Notice(text.to_owned())).into_iter().collect())
     }
 
-    fn adapter_rank(&self, _settings: &Settings) -> AdapterRank {
+    fn adapter_rank(&self, _settings: &EngineSettings) -> AdapterRank {
         AdapterRank::Unknown
     }
 
-    async fn start(&self, settings: &Settings) -> Result<Trace, Failure> {
+    async fn start(&self, settings: &EngineSettings) -> Result<EngineIdentity, EngineFailure> {
         let mut up = self.up.lock().await;
         if *up || self.runs().await == Some(true) {
             let cause = format!("the engine of {} runs already; stop it first", self.name);
-            return Err(Failure::new(Class::PortInUse, cause));
+            return Err(EngineFailure::new(FailureClass::PortInUse, cause));
         }
         self.said_from.store(length(&self.output), Ordering::Relaxed);
         self.must("start", &self.commands.start, settings).await?;
         *up = true;
-        Ok(Trace::Command)
+        Ok(EngineIdentity::Command)
     }
 
-    async fn find(&self) -> Option<Trace> {
-        (self.runs().await == Some(true)).then_some(Trace::Command)
+    async fn find_running(&self) -> Option<EngineIdentity> {
+        (self.runs().await == Some(true)).then_some(EngineIdentity::Command)
     }
 
-    async fn adopt(&self, trace: &Trace) -> Result<bool, Failure> {
-        if *trace != Trace::Command {
-            return Err(Failure::new(
-                Class::NotOurs,
+    async fn adopt(&self, trace: &EngineIdentity) -> Result<bool, EngineFailure> {
+        if *trace != EngineIdentity::Command {
+            return Err(EngineFailure::new(
+                FailureClass::NotOurs,
                 format!("{} is run by commands, the trace says otherwise", self.name),
             ));
         }
@@ -249,10 +252,10 @@ impl Driver for CommandDriver {
         Ok(*up)
     }
 
-    async fn stop(&self, rules: StopRules) -> Result<Stopped, Failure> {
+    async fn stop(&self, rules: StopRules) -> Result<Stopped, EngineFailure> {
         let mut up = self.up.lock().await;
         // Many a stop command fails where nothing runs (docker stop, pkill), which is what is wanted.
-        if let Err(failure) = self.must("stop", &self.commands.stop, &Settings::default()).await {
+        if let Err(failure) = self.must("stop", &self.commands.stop, &EngineSettings::default()).await {
             let gone = self.runs().await;
             if gone == Some(true) || gone.is_none() && *up {
                 return Err(failure);
@@ -263,7 +266,7 @@ impl Driver for CommandDriver {
         while self.runs().await == Some(true) {
             if Instant::now() >= deadline {
                 let cause = format!("the stop command of {} returned, and its status command says it runs", self.name);
-                return Err(Failure::new(Class::CommandFailed, cause));
+                return Err(EngineFailure::new(FailureClass::CommandFailed, cause));
             }
             sleep(Duration::from_millis(250)).await;
         }
@@ -271,44 +274,44 @@ impl Driver for CommandDriver {
         Ok(Stopped { exit: None, forced: false, orphans: 0, memory_back: None })
     }
 
-    async fn status(&self) -> Status {
+    async fn status(&self) -> EngineStatus {
         let up = *self.up.lock().await;
         match self.runs().await {
-            None => Status::Unknown,
-            Some(true) => Status::Running,
-            Some(false) if up => Status::Ended(Exit::Unseen),
-            Some(false) => Status::Absent,
+            None => EngineStatus::Unknown,
+            Some(true) => EngineStatus::Running,
+            Some(false) if up => EngineStatus::Ended(Exit::Unseen),
+            Some(false) => EngineStatus::Absent,
         }
     }
 
-    async fn ended(&self) -> Exit {
+    async fn wait_for_exit(&self) -> Exit {
         let mut misses = 0;
         loop {
             sleep(self.status_every).await;
             misses = match self.status().await {
-                Status::Ended(exit) if misses + 1 >= MISSES => return exit,
-                Status::Ended(_) => misses + 1,
-                Status::Unknown if self.commands.status.is_empty() => std::future::pending().await,
+                EngineStatus::Ended(exit) if misses + 1 >= MISSES => return exit,
+                EngineStatus::Ended(_) => misses + 1,
+                EngineStatus::Unknown if self.commands.status.is_empty() => std::future::pending().await,
                 _ => 0,
             };
         }
     }
 
-    async fn owner(&self) -> Owner {
-        Owner::Unknown
+    async fn port_owner(&self) -> PortOwner {
+        PortOwner::Unknown
     }
 
     fn tail(&self, lines: usize) -> Vec<String> {
         self.lines_from(0, lines)
     }
 
-    fn progress(&self) -> Option<watch::Receiver<Progress>> {
+    fn progress(&self) -> Option<watch::Receiver<StartProgress>> {
         None
     }
 
-    fn diagnosis(&self, exit: Option<Exit>) -> Failure {
+    fn diagnose(&self, exit: Option<Exit>) -> EngineFailure {
         let said = self.lines_from(self.said_from.load(Ordering::Relaxed), 200);
-        Failure::of(diagnose(&said, exit, StartPhase::Launching), exit, StartPhase::Launching)
+        EngineFailure::of(diagnose(&said, exit, StartPhase::Launching), exit, StartPhase::Launching)
     }
 }
 
@@ -338,35 +341,38 @@ mod tests {
         (folder, driver)
     }
 
-    fn settings() -> Settings {
+    fn settings() -> EngineSettings {
         let args = [("max-num-seqs", ArgValue::Int(32)), ("served-model-name", ArgValue::Text("it's".into()))];
-        Settings { args: BTreeMap::from(args.map(|(name, value)| (name.to_owned(), value))) }
+        EngineSettings { args: BTreeMap::from(args.map(|(name, value)| (name.to_owned(), value))) }
     }
 
     #[tokio::test]
     async fn commands_start_and_stop_an_engine_and_get_its_settings() {
         let (folder, driver) = rig("echo \"$@\" >UP; echo \"$SLUICE_BACKEND $SLUICE_ARGS $SLUICE_ARGS_JSON\" >>UP");
-        assert_eq!(driver.status().await, Status::Absent);
-        assert_eq!(driver.start(&settings()).await, Ok(Trace::Command));
+        assert_eq!(driver.status().await, EngineStatus::Absent);
+        assert_eq!(driver.start(&settings()).await, Ok(EngineIdentity::Command));
         let wanted = "--max-num-seqs=32 --served-model-name=it's\nshort/gpu0 --max-num-seqs=32 \
                       '--served-model-name=it'\\''s' {\"max-num-seqs\":32,\"served-model-name\":\"it's\"}\n";
         assert_eq!(fs::read_to_string(folder.path().join("up")).unwrap(), wanted);
-        assert_eq!((driver.status().await, driver.find().await), (Status::Running, Some(Trace::Command)));
+        assert_eq!(
+            (driver.status().await, driver.find_running().await),
+            (EngineStatus::Running, Some(EngineIdentity::Command))
+        );
         assert!(driver.start(&settings()).await.is_err(), "one at a time");
         fs::remove_file(folder.path().join("up")).unwrap();
-        assert_eq!(driver.status().await, Status::Ended(Exit::Unseen));
+        assert_eq!(driver.status().await, EngineStatus::Ended(Exit::Unseen));
         fs::write(folder.path().join("up"), "").unwrap();
         driver.stop(StopRules::default()).await.unwrap();
-        assert_eq!(driver.status().await, Status::Absent);
+        assert_eq!(driver.status().await, EngineStatus::Absent);
         driver.stop(StopRules::default()).await.expect("rm would fail now: nothing is there");
-        assert_eq!(driver.adopt(&Trace::Command).await, Ok(false));
+        assert_eq!(driver.adopt(&EngineIdentity::Command).await, Ok(false));
     }
 
     #[tokio::test]
     async fn a_command_that_fails_is_told_with_its_output() {
         let (_folder, driver) = rig("echo 'no such image' >&2; exit 125");
         let failure = driver.start(&settings()).await.unwrap_err();
-        assert_eq!(failure.class, Class::CommandFailed);
+        assert_eq!(failure.class, FailureClass::CommandFailed);
         assert!(failure.to_string().contains("no such image") && failure.to_string().contains("125"), "{failure}");
     }
 
@@ -394,7 +400,7 @@ mod tests {
         driver.commands.status = words(&["sh", "-c", &script]);
         driver.status_every = Duration::from_millis(1);
         *driver.up.lock().await = true;
-        assert_eq!(driver.ended().await, Exit::Unseen);
+        assert_eq!(driver.wait_for_exit().await, Exit::Unseen);
         assert_eq!(fs::read_to_string(&asked).unwrap().lines().count(), 8);
     }
 
@@ -402,29 +408,30 @@ mod tests {
     async fn what_was_said_before_the_last_start_is_not_why_it_ended() {
         let (folder, driver) = rig("echo 'ValueError: No available memory for the cache blocks'; touch UP");
         driver.start(&settings()).await.unwrap();
-        assert_eq!(driver.diagnosis(None).class, Class::NoKvMemory);
+        assert_eq!(driver.diagnose(None).class, FailureClass::NoKvMemory);
         driver.stop(StopRules::default()).await.unwrap();
         let mut commands = driver.commands.clone();
         commands.start = words(&["touch", &folder.path().join("up").display().to_string()]);
         let second = CommandDriver::new("short/gpu0", commands, folder.path());
         second.start(&settings()).await.unwrap();
-        assert_eq!((second.diagnosis(None).class, second.tail(9).len()), (Class::EngineFailed, 1));
+        assert_eq!((second.diagnose(None).class, second.tail(9).len()), (FailureClass::EngineFailed, 1));
     }
 
     #[tokio::test]
     async fn what_cannot_work_is_refused_before_anything_runs() {
         let (_folder, mut driver) = rig("true");
-        let wrong = Settings { args: BTreeMap::from([("max-num-seqs".to_owned(), ArgValue::Text("banana".into()))]) };
-        assert_eq!(driver.check(&wrong).await.unwrap_err().class, Class::BadArguments);
-        let with = |pairs: &[(&str, i64)]| Settings {
+        let wrong =
+            EngineSettings { args: BTreeMap::from([("max-num-seqs".to_owned(), ArgValue::Text("banana".into()))]) };
+        assert_eq!(driver.check(&wrong).await.unwrap_err().class, FailureClass::BadArguments);
+        let with = |pairs: &[(&str, i64)]| EngineSettings {
             args: pairs.iter().map(|(name, value)| ((*name).to_owned(), ArgValue::Int(*value))).collect(),
         };
         let none = driver.check(&with(&[("max-num-seqs", 0)])).await.unwrap_err();
         assert!(none.to_string().contains("at least 1"), "{none}");
         let below = with(&[("max_num_batched_tokens", 64), ("max-num-seqs", 128)]);
-        assert_eq!(driver.check(&below).await.unwrap_err().class, Class::BadArguments);
+        assert_eq!(driver.check(&below).await.unwrap_err().class, FailureClass::BadArguments);
         driver.commands.stop = words(&["no-such-program-anywhere"]);
-        assert_eq!(driver.check(&settings()).await.unwrap_err().class, Class::ProgramMissing);
+        assert_eq!(driver.check(&settings()).await.unwrap_err().class, FailureClass::ProgramMissing);
     }
 
     #[test]

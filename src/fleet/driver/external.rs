@@ -6,9 +6,10 @@ use async_trait::async_trait;
 use tokio::sync::watch;
 
 use crate::driver::{
-    AdapterRank, Driver, Failure, Kind, Notice, Owner, Progress, Settings, Status, StopRules, Stopped, Trace,
+    AdapterRank, Driver, DriverKind, EngineFailure, EngineIdentity, EngineSettings, EngineStatus, Notice, PortOwner,
+    StartProgress, StopRules, Stopped,
 };
-use sluice_core::vllm::failure::{Class, Exit};
+use sluice_core::vllm::failure::{Exit, FailureClass};
 use sluice_core::vllm::logs::StartPhase;
 
 /// An engine that is only known by its URL.
@@ -23,86 +24,89 @@ impl ExternalDriver {
         Self { name: name.to_owned() }
     }
 
-    fn refusal(&self) -> Failure {
-        Failure::new(Class::NotOurs, format!("{} is run by somebody else: only its url is known here", self.name))
+    fn refusal(&self) -> EngineFailure {
+        EngineFailure::new(
+            FailureClass::NotOurs,
+            format!("{} is run by somebody else: only its url is known here", self.name),
+        )
     }
 }
 
 #[async_trait]
 impl Driver for ExternalDriver {
-    fn kind(&self) -> Kind {
-        Kind::External
+    fn kind(&self) -> DriverKind {
+        DriverKind::External
     }
 
-    async fn check(&self, _settings: &Settings) -> Result<Vec<Notice>, Failure> {
+    async fn check(&self, _settings: &EngineSettings) -> Result<Vec<Notice>, EngineFailure> {
         Err(self.refusal())
     }
 
-    fn adapter_rank(&self, _settings: &Settings) -> AdapterRank {
+    fn adapter_rank(&self, _settings: &EngineSettings) -> AdapterRank {
         AdapterRank::Unknown
     }
 
-    async fn start(&self, _settings: &Settings) -> Result<Trace, Failure> {
+    async fn start(&self, _settings: &EngineSettings) -> Result<EngineIdentity, EngineFailure> {
         Err(self.refusal())
     }
 
-    async fn find(&self) -> Option<Trace> {
-        Some(Trace::External)
+    async fn find_running(&self) -> Option<EngineIdentity> {
+        Some(EngineIdentity::External)
     }
 
-    async fn adopt(&self, trace: &Trace) -> Result<bool, Failure> {
+    async fn adopt(&self, trace: &EngineIdentity) -> Result<bool, EngineFailure> {
         match trace {
-            Trace::External => Ok(true),
+            EngineIdentity::External => Ok(true),
             _ => Err(self.refusal()),
         }
     }
 
-    async fn stop(&self, _rules: StopRules) -> Result<Stopped, Failure> {
+    async fn stop(&self, _rules: StopRules) -> Result<Stopped, EngineFailure> {
         Err(self.refusal())
     }
 
-    async fn status(&self) -> Status {
-        Status::Unknown
+    async fn status(&self) -> EngineStatus {
+        EngineStatus::Unknown
     }
 
-    async fn ended(&self) -> Exit {
+    async fn wait_for_exit(&self) -> Exit {
         std::future::pending().await
     }
 
-    async fn owner(&self) -> Owner {
-        Owner::Unknown
+    async fn port_owner(&self) -> PortOwner {
+        PortOwner::Unknown
     }
 
     fn tail(&self, _lines: usize) -> Vec<String> {
         Vec::new()
     }
 
-    fn progress(&self) -> Option<watch::Receiver<Progress>> {
+    fn progress(&self) -> Option<watch::Receiver<StartProgress>> {
         None
     }
 
-    fn diagnosis(&self, exit: Option<Exit>) -> Failure {
-        Failure { exit, phase: StartPhase::Serving, ..self.refusal() }
+    fn diagnose(&self, exit: Option<Exit>) -> EngineFailure {
+        EngineFailure { exit, phase: StartPhase::Serving, ..self.refusal() }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sluice_core::vllm::failure::Retry;
+    use sluice_core::vllm::failure::Retryable;
 
     #[tokio::test]
     async fn every_command_is_refused_by_name() {
         let driver = ExternalDriver::new("short/gpu0");
         let failures = [
-            driver.check(&Settings::default()).await.unwrap_err(),
-            driver.start(&Settings::default()).await.unwrap_err(),
+            driver.check(&EngineSettings::default()).await.unwrap_err(),
+            driver.start(&EngineSettings::default()).await.unwrap_err(),
             driver.stop(StopRules::default()).await.unwrap_err(),
         ];
         for failure in failures {
-            assert_eq!((failure.class, failure.retry()), (Class::NotOurs, Retry::Never));
+            assert_eq!((failure.class, failure.retry()), (FailureClass::NotOurs, Retryable::Never));
             assert!(failure.to_string().contains("short/gpu0 is run by somebody else"), "{failure}");
         }
-        assert!(!driver.kind().restarts());
+        assert!(!driver.kind().can_restart());
     }
 }

@@ -3,7 +3,7 @@
 //! A [`Driver`] commands one backend's engine. It says what can be started, starts it, finds it again, stops it and shows
 //! its log; it decides nothing: when to drain, restart or give up is the supervisor's. Three exist: `process` (we spawn the
 //! engine), `command` (the user's start, stop and status commands: systemd, docker, ssh, kubectl) and `external` (a URL:
-//! drain and probe, never restart). One that speaks to Kubernetes would be a fourth [`Kind`] and nothing else.
+//! drain and probe, never restart). One that speaks to Kubernetes would be a fourth [`DriverKind`] and nothing else.
 //!
 //! Rules for every driver:
 //! - [`Driver::check`] finds what can be found before anything is stopped, and changes nothing;
@@ -30,7 +30,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use sluice_core::vllm::failure::{Class, Diagnosis, Exit, Retry, Suggestion};
+use sluice_core::vllm::failure::{Diagnosis, Exit, FailureClass, FlagSuggestion, Retryable};
 use sluice_core::vllm::logs::StartPhase;
 use sluice_gateway::config::ArgValue;
 
@@ -45,7 +45,7 @@ pub(crate) const LORA_RANK: i64 = 16;
 /// Who runs the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Kind {
+pub enum DriverKind {
     /// We spawn it.
     Process,
     /// Commands of the user's do.
@@ -54,9 +54,9 @@ pub enum Kind {
     External,
 }
 
-impl Kind {
+impl DriverKind {
     /// Whether the gateway may stop and start it.
-    pub fn restarts(self) -> bool {
+    pub fn can_restart(self) -> bool {
         self != Self::External
     }
 
@@ -73,7 +73,7 @@ impl Kind {
 /// What changes from one start of a backend to the next. Everything else (program, port, devices, environment) is the
 /// backend's configuration and belongs to its driver.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Settings {
+pub struct EngineSettings {
     /// Flags of the engine without their dashes, as in `launch.args`; `_` in a name is read as `-` (see [`dashed`]).
     pub args: BTreeMap<String, ArgValue>,
 }
@@ -86,7 +86,7 @@ pub fn dashed(name: &str) -> String {
     }
 }
 
-impl Settings {
+impl EngineSettings {
     /// These settings with some changed; a name is found whether it is written with `-` or `_`.
     pub fn with(&self, changes: &BTreeMap<String, ArgValue>) -> Self {
         let all = self.args.iter().chain(changes);
@@ -107,7 +107,7 @@ impl Settings {
 /// How an engine can be found again after the gateway died. Goes into the journal before the start is believed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "by", rename_all = "snake_case")]
-pub enum Trace {
+pub enum EngineIdentity {
     /// A process of ours. A process id alone may have been given to another process since.
     Process {
         /// The leader of its session and process group.
@@ -130,7 +130,7 @@ pub enum Trace {
 
 /// What a driver knows of its engine now.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Status {
+pub enum EngineStatus {
     /// Nothing was started, or it was stopped.
     Absent,
     /// It runs. Says nothing about readiness.
@@ -141,16 +141,16 @@ pub enum Status {
     Unknown,
 }
 
-/// Who answers on the engine's port.
+/// Which process listens on the engine's port.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Owner {
-    /// Nobody listens.
-    Nobody,
+pub enum PortOwner {
+    /// No process listens.
+    Free,
     /// Only processes of this engine listen.
-    Ours,
-    /// Somebody else does, described for a message: `pid 71 (vllm)`.
+    Engine,
+    /// Another process listens, described for a message: `pid 71 (vllm)`.
     Other(String),
-    /// Cannot be told from here: another host, another user, another network namespace.
+    /// It cannot be determined from here: another host, another user or another network namespace.
     Unknown,
 }
 
@@ -212,24 +212,24 @@ impl fmt::Display for Notice {
 /// Why an engine did not start, become ready, or stop.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[error("{class}: {}{advice}", cause.as_deref().map(|cause| format!("{cause}; ")).unwrap_or_default())]
-pub struct Failure {
+pub struct EngineFailure {
     /// What kind.
-    pub class: Class,
+    pub class: FailureClass,
     /// The line of the log that says why, or what was seen.
     pub cause: Option<String>,
     /// What to do.
     pub advice: String,
     /// A value that would do, when the engine named one.
-    pub suggestion: Option<Suggestion>,
+    pub suggestion: Option<FlagSuggestion>,
     /// How the leader ended, if it did.
     pub exit: Option<Exit>,
     /// The phase that the start had reached.
     pub phase: StartPhase,
 }
 
-impl Failure {
+impl EngineFailure {
     /// A failure that needs no log.
-    pub fn new(class: Class, cause: impl Into<String>) -> Self {
+    pub fn new(class: FailureClass, cause: impl Into<String>) -> Self {
         Self::of(Diagnosis::plain(class, Some(cause.into())), None, StartPhase::Launching)
     }
 
@@ -240,14 +240,14 @@ impl Failure {
     }
 
     /// Whether the same settings may succeed later.
-    pub fn retry(&self) -> Retry {
+    pub fn retry(&self) -> Retryable {
         self.class.retry()
     }
 }
 
 /// How far a start is; the last value stays while the engine serves.
 #[derive(Clone, Debug)]
-pub struct Progress {
+pub struct StartProgress {
     /// The phase.
     pub phase: StartPhase,
     /// When the start began.
@@ -260,7 +260,7 @@ pub struct Progress {
     pub line: String,
 }
 
-impl Progress {
+impl StartProgress {
     /// A start that begins now.
     pub fn begin(now: Instant) -> Self {
         Self { phase: StartPhase::Launching, started: now, phase_since: now, moved: now, line: String::new() }
@@ -268,7 +268,7 @@ impl Progress {
 }
 
 /// One line for people: `compiling, 12 s (41 s in all)`.
-impl fmt::Display for Progress {
+impl fmt::Display for StartProgress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (phase, all) = (self.phase_since.elapsed().as_secs(), self.started.elapsed().as_secs());
         write!(f, "{}, {phase} s ({all} s in all)", self.phase)
@@ -279,19 +279,19 @@ impl fmt::Display for Progress {
 #[async_trait]
 pub trait Driver: Send + Sync + fmt::Debug {
     /// Which one it is.
-    fn kind(&self) -> Kind;
+    fn kind(&self) -> DriverKind;
 
     /// Whether an engine could be started with these settings, and what is worth telling about them.
     ///
     /// # Errors
-    /// What is wrong with them: classes that [`Class::retry`] calls [`Retry::Never`]. Nothing was changed.
-    async fn check(&self, settings: &Settings) -> Result<Vec<Notice>, Failure>;
+    /// What is wrong with them: classes that [`FailureClass::retry`] calls [`Retryable::Never`]. Nothing was changed.
+    async fn check(&self, settings: &EngineSettings) -> Result<Vec<Notice>, EngineFailure>;
 
     /// The largest rank of an adapter that an engine with these settings takes while it serves.
-    fn adapter_rank(&self, settings: &Settings) -> AdapterRank;
+    fn adapter_rank(&self, settings: &EngineSettings) -> AdapterRank;
 
     /// Sequences that an engine with these settings runs at once, over all its ranks, where they say so.
-    fn sequences(&self, settings: &Settings) -> Option<i64> {
+    fn sequences(&self, settings: &EngineSettings) -> Option<i64> {
         let ranks = settings.int("data-parallel-size").unwrap_or(1).max(1);
         Some(settings.int("max-num-seqs")?.saturating_mul(ranks))
     }
@@ -302,51 +302,51 @@ pub trait Driver: Send + Sync + fmt::Debug {
     }
 
     /// The engine was seen to be ready, whatever its log says or leaves out.
-    fn note_ready(&self) {}
+    fn mark_ready(&self) {}
 
     /// Starts an engine and says how to find it again.
     ///
     /// # Errors
     /// One runs already, the program is missing, the port is taken, or the command failed. Nothing runs then.
-    async fn start(&self, settings: &Settings) -> Result<Trace, Failure>;
+    async fn start(&self, settings: &EngineSettings) -> Result<EngineIdentity, EngineFailure>;
 
     /// Looks for an engine of this backend that runs and is not under command, whatever a journal says: it may have been
     /// lost between a start and the note of it. Give what is found to [`Driver::adopt`].
-    async fn find(&self) -> Option<Trace>;
+    async fn find_running(&self) -> Option<EngineIdentity>;
 
     /// Takes over what an earlier gateway started; `false` when nothing of it is left. When its leader is gone and only
-    /// descendants are left, it is taken over as [`Status::Ended`], to be stopped.
+    /// descendants are left, it is taken over as [`EngineStatus::Ended`], to be stopped.
     ///
     /// # Errors
     /// It cannot be told, or another one runs.
-    async fn adopt(&self, trace: &Trace) -> Result<bool, Failure>;
+    async fn adopt(&self, trace: &EngineIdentity) -> Result<bool, EngineFailure>;
 
     /// Stops the engine and all that descends from it, and waits until the device is free again.
     ///
     /// # Errors
-    /// [`Class::WontDie`] or [`Class::MemoryKept`]: nothing may be started on that device, until a repeated stop succeeds;
-    /// after [`Class::MemoryKept`] it does. [`Class::CommandFailed`], [`Class::NotOurs`].
-    async fn stop(&self, rules: StopRules) -> Result<Stopped, Failure>;
+    /// [`FailureClass::WontDie`] or [`FailureClass::MemoryKept`]: nothing may be started on that device, until a repeated stop succeeds;
+    /// after [`FailureClass::MemoryKept`] it does. [`FailureClass::CommandFailed`], [`FailureClass::NotOurs`].
+    async fn stop(&self, rules: StopRules) -> Result<Stopped, EngineFailure>;
 
-    /// What is known of the engine now. An engine that ended stays [`Status::Ended`] until it is stopped, which also ends
+    /// What is known of the engine now. An engine that ended stays [`EngineStatus::Ended`] until it is stopped, which also ends
     /// what it left behind.
-    async fn status(&self) -> Status;
+    async fn status(&self) -> EngineStatus;
 
     /// Returns when the engine has ended; never, when nobody here can tell or none runs.
-    async fn ended(&self) -> Exit;
+    async fn wait_for_exit(&self) -> Exit;
 
     /// Who answers on the engine's port.
-    async fn owner(&self) -> Owner;
+    async fn port_owner(&self) -> PortOwner;
 
     /// The last lines of its log, oldest first, at most `lines`; empty where there is no log.
     fn tail(&self, lines: usize) -> Vec<String>;
 
     /// How far the start is; `None` where there is no log to follow.
-    fn progress(&self) -> Option<watch::Receiver<Progress>>;
+    fn progress(&self) -> Option<watch::Receiver<StartProgress>>;
 
     /// Why the engine ended, from its log; for an engine that [`Driver::status`] calls ended.
-    fn diagnosis(&self, exit: Option<Exit>) -> Failure;
+    fn diagnose(&self, exit: Option<Exit>) -> EngineFailure;
 }
 
 /// A driver as the supervisor holds it.
-pub type AnyDriver = Arc<dyn Driver>;
+pub type SharedDriver = Arc<dyn Driver>;

@@ -30,7 +30,7 @@ const WARM_UP_WORDS: usize = 200;
 pub(super) async fn running(context: &EngineContext) -> Option<f64> {
     let spec = context.spec.load_full();
     let (status, page) = fetch(&spec.address, "/metrics", spec.request_timeout, ANSWER_BYTES).await.ok()?;
-    let page = metrics::Snapshot::parse(std::str::from_utf8(&page).ok()?);
+    let page = metrics::MetricsSnapshot::parse(std::str::from_utf8(&page).ok()?);
     (status.is_success() && page.samples > 0).then_some(page.running + page.waiting)
 }
 

@@ -14,8 +14,8 @@ use tokio::time::Instant;
 
 use super::journal::{Journal, Record, Setup};
 use super::lifecycle::{self, Lifecycle, Step};
-use crate::driver::{AnyDriver, Settings, StopRules, Trace};
-use crate::probe::Reported;
+use crate::driver::{EngineIdentity, EngineSettings, SharedDriver, StopRules};
+use crate::probe::ReportedModels;
 use sluice_core::base::BackendId;
 use sluice_gateway::config::{Fleet as Rules, Target};
 use sluice_gateway::pool::{Address, Admission, BackendView, Cordon};
@@ -32,7 +32,7 @@ pub struct EngineSpec {
     /// How it is started and stopped, flags excepted.
     pub target: Target,
     /// Its flags as configured.
-    pub settings: Settings,
+    pub settings: EngineSettings,
     /// Program, port, devices and environment, as a digest: what a driver is made for.
     pub identity: String,
     /// Everything about it that only a restart changes, as a digest.
@@ -105,7 +105,7 @@ impl EngineSpec {
 #[derive(Debug)]
 pub(crate) struct EngineState {
     pub(crate) life: Lifecycle<Setup>,
-    pub(crate) trace: Option<Trace>,
+    pub(crate) trace: Option<EngineIdentity>,
     pub(crate) golden: Vec<(String, String)>,
     /// What an earlier gateway left of it has been looked at; before that, `life` says nothing.
     pub(crate) recovered: bool,
@@ -126,9 +126,9 @@ pub(crate) struct EngineState {
 #[derive(Debug)]
 pub(crate) struct EngineContext {
     pub(crate) spec: ArcSwap<EngineSpec>,
-    pub(crate) driver: AnyDriver,
+    pub(crate) driver: SharedDriver,
     pub(crate) admission: Arc<Admission>,
-    pub(crate) reported: Arc<Reported>,
+    pub(crate) reported: Arc<ReportedModels>,
     pub(crate) journal: Arc<Mutex<Journal>>,
     pub(crate) state: Mutex<EngineState>,
     /// Which adapters there should be has changed.
@@ -146,7 +146,7 @@ impl EngineContext {
         self.state.lock().life.wanted.clone()
     }
 
-    pub(crate) fn settings(&self) -> Settings {
+    pub(crate) fn settings(&self) -> EngineSettings {
         self.setup().settings
     }
 
@@ -174,7 +174,7 @@ impl EngineContext {
     fn here(&self) -> Option<BackendId> {
         let spec = self.spec.load();
         let name = spec.name.split_once('/').map_or(&*spec.name, |(_, name)| name);
-        self.admission.is_still(spec.backend, name, &spec.address).then_some(spec.backend)
+        self.admission.is_same_backend(spec.backend, name, &spec.address).then_some(spec.backend)
     }
 
     pub(crate) fn set_cordon(&self, cordon: Cordon) {
@@ -187,11 +187,11 @@ impl EngineContext {
 
     /// Another engine stands there: its health begins anew.
     pub(crate) fn renew(&self) {
-        self.here().map(|id| self.admission.renew(id, Instant::now()));
+        self.here().map(|id| self.admission.reset_health(id, Instant::now()));
     }
 
     /// Sequences that the engine runs at once with these settings, where they say so.
-    pub(crate) fn ceiling(&self, settings: &Settings) -> Option<u32> {
+    pub(crate) fn ceiling(&self, settings: &EngineSettings) -> Option<u32> {
         u32::try_from(self.driver.sequences(settings)?).ok().filter(|seqs| *seqs > 0)
     }
 

@@ -13,9 +13,9 @@ use super::context::EngineContext;
 use super::lifecycle::{Event, Step, StepFailure};
 use super::preflight::{RestartBlocked, may_go_now};
 use super::{adapters, client};
-use crate::driver::Failure;
-use crate::{ReadyRules, until_ready};
-use sluice_core::vllm::failure::Retry;
+use crate::driver::EngineFailure;
+use crate::{ReadyRules, wait_until_ready};
+use sluice_core::vllm::failure::Retryable;
 use sluice_gateway::pool::{Cordon, Phase};
 
 /// Between two looks at something that has to come to an end.
@@ -52,17 +52,17 @@ pub(super) async fn gone(context: Arc<EngineContext>, step: Step) -> Event {
     }
     tokio::select! {
         // It ran with these settings: whatever its log says last, they are not permanent.
-        exit = context.driver.ended() => {
-            let why = context.driver.diagnosis(Some(exit)).to_string();
+        exit = context.driver.wait_for_exit() => {
+            let why = context.driver.diagnose(Some(exit)).to_string();
             Event::Gone(StepFailure { why, permanent: false })
         }
         why = standstill(&context, step) => Event::Gone(StepFailure { why, permanent: false }),
     }
 }
 
-impl From<Failure> for StepFailure {
-    fn from(failure: Failure) -> Self {
-        Self { why: failure.to_string(), permanent: failure.retry() == Retry::Never }
+impl From<EngineFailure> for StepFailure {
+    fn from(failure: EngineFailure) -> Self {
+        Self { why: failure.to_string(), permanent: failure.retry() == Retryable::Never }
     }
 }
 
@@ -185,8 +185,8 @@ async fn ready(context: &Arc<EngineContext>) -> Result<(), StepFailure> {
         ..ReadyRules::default()
     };
     tokio::select! {
-        ready = until_ready(&*context.driver, &spec.address, &spec.models, rules) => {
-            ready.map(|_| context.driver.note_ready()).map_err(|failure| {
+        ready = wait_until_ready(&*context.driver, &spec.address, &spec.models, rules) => {
+            ready.map(|_| context.driver.mark_ready()).map_err(|failure| {
                 let mut told = StepFailure::from(failure);
                 let log = context.driver.log_path().map(|path| format!(" (log: {})", path.display()));
                 told.why += &log.unwrap_or_default();

@@ -14,7 +14,7 @@ use super::context::{EngineContext, EngineSpec, now_ms};
 use super::effects::{gone, perform};
 use super::journal::Setup;
 use super::lifecycle::{ChangeRefused, Event, Step, StepFailure};
-use crate::driver::Settings;
+use crate::driver::EngineSettings;
 use sluice_gateway::pool::Cordon;
 
 /// What a keeper is told.
@@ -98,13 +98,13 @@ async fn enter(context: &Arc<EngineContext>, step: Step) -> Option<Event> {
     }
     let cordon = match step {
         Step::Drain => Cordon::Draining,
-        _ if !step.is_coming() => Cordon::Away,
+        _ if !step.is_coming() => Cordon::Down,
         // Opens itself, together with a bound on slots.
         Step::Ramp => return None,
         // Somebody is about to let it go.
         Step::Serve if context.state.lock().spared => Cordon::Draining,
         Step::Serve => Cordon::Open,
-        _ => Cordon::Coming,
+        _ => Cordon::Starting,
     };
     if step == Step::Serve {
         context.set_ceiling(context.ceiling(&settings));
@@ -119,7 +119,7 @@ fn take(context: &EngineContext, step: Step, event: Event) {
         tracing::warn!(backend = %spec.name, step = step.label(), "engine: {}", failure.why);
         // At once: the next step may take a while to begin.
         if step.in_rotation() && !leaving(context) {
-            context.set_cordon(Cordon::Coming);
+            context.set_cordon(Cordon::Starting);
         }
     }
     let mut state = context.state.lock();
@@ -165,7 +165,7 @@ pub(crate) fn describe(context: &EngineContext, spec: EngineSpec) {
 }
 
 /// Settings on one line.
-pub(crate) fn shown(settings: &Settings) -> String {
+pub(crate) fn shown(settings: &EngineSettings) -> String {
     let word = |value: &sluice_gateway::config::ArgValue| match serde_json::to_string(value) {
         Ok(text) => text.trim_matches('"').to_owned(),
         Err(_) => "?".to_owned(),

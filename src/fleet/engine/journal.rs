@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::lifecycle::Lifecycle;
-use crate::driver::{Settings, Trace};
+use crate::driver::{EngineIdentity, EngineSettings};
 
 /// Size at which a file is full: some thousands of steps.
 const FILE_BYTES: u64 = 4 << 20;
@@ -32,7 +32,7 @@ const LOCK: &str = "lock";
 pub struct Setup {
     /// What the engine is started with.
     #[serde(flatten)]
-    pub settings: Settings,
+    pub settings: EngineSettings,
     /// What the configuration said about the engine when these came from it, as a digest; changes that somebody asked for
     /// since are on top. When the configuration says something else now, they go.
     #[serde(default)]
@@ -60,7 +60,7 @@ pub struct Record {
     pub life: Lifecycle<Setup>,
     /// How the engine is found again; absent before its start was seen.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub trace: Option<Trace>,
+    pub trace: Option<EngineIdentity>,
     /// Program, port, devices and environment of the engine, as a digest.
     #[serde(default)]
     pub identity: String,

@@ -13,9 +13,9 @@ use tokio::task::JoinSet;
 use super::client;
 use super::context::EngineSpec;
 use crate::adapter_rank;
-use crate::driver::{AdapterRank, Driver, Failure, Kind, Notice, Settings};
-use crate::probe::Reported;
-use sluice_core::vllm::failure::Class;
+use crate::driver::{AdapterRank, Driver, DriverKind, EngineFailure, EngineSettings, Notice};
+use crate::probe::ReportedModels;
+use sluice_core::vllm::failure::FailureClass;
 use sluice_gateway::pool::{Admission, BackendView, PoolView};
 
 /// Whether the engine could run with these settings, its adapters included; what is worth telling.
@@ -25,30 +25,33 @@ use sluice_gateway::pool::{Admission, BackendView, PoolView};
 pub(crate) async fn could_run(
     driver: &dyn Driver,
     spec: &EngineSpec,
-    settings: &Settings,
-) -> Result<Vec<Notice>, Failure> {
+    settings: &EngineSettings,
+) -> Result<Vec<Notice>, EngineFailure> {
     let notices = driver.check(settings).await?;
     // Folders of an engine that commands start may be on another machine.
-    if driver.kind() == Kind::Process {
+    if driver.kind() == DriverKind::Process {
         adapters_fit(&spec.adapters, driver.adapter_rank(settings))?;
     }
     Ok(notices)
 }
 
-fn adapters_fit(adapters: &[(String, PathBuf)], takes: AdapterRank) -> Result<(), Failure> {
+fn adapters_fit(adapters: &[(String, PathBuf)], takes: AdapterRank) -> Result<(), EngineFailure> {
     for (name, folder) in adapters {
         if let AdapterRank::None(why) = &takes {
-            return Err(Failure::new(Class::BadArguments, format!("adapter '{name}' is to be loaded, and {why}")));
+            return Err(EngineFailure::new(
+                FailureClass::BadArguments,
+                format!("adapter '{name}' is to be loaded, and {why}"),
+            ));
         }
         if !folder.is_dir() {
             let cause = format!("adapter '{name}': there is no folder {}", folder.display());
-            return Err(Failure::new(Class::ModelNotFound, cause));
+            return Err(EngineFailure::new(FailureClass::ModelNotFound, cause));
         }
         if let AdapterRank::UpTo(most) = takes
             && let Some(rank) = adapter_rank(folder).filter(|rank| i64::from(*rank) > most)
         {
             let cause = format!("adapter '{name}' has rank {rank}, above max-lora-rank {most}");
-            return Err(Failure::new(Class::LoraRank, cause));
+            return Err(EngineFailure::new(FailureClass::LoraRank, cause));
         }
     }
     Ok(())
@@ -81,7 +84,7 @@ pub enum RestartBlocked {
 /// Asks every backend what it serves now, because what probes report may be some seconds old, and judges.
 pub(crate) async fn may_go_now(
     admission: &Admission,
-    reported: &Reported,
+    reported: &ReportedModels,
     spec: &EngineSpec,
 ) -> Result<(), RestartBlocked> {
     let mut asking = JoinSet::new();
@@ -149,18 +152,18 @@ mod tests {
     use sluice_gateway::pool::*;
 
     /// Two pools with two backends each, all ready, and the ids of the backends.
-    fn pools(slots: u32) -> (Arc<Admission>, Layout) {
-        let limits = Limits { slots, tokens: None, prefill_tokens: None, long_prefix: None };
+    fn pools(slots: u32) -> (Arc<Admission>, PoolLayout) {
+        let limits = BackendLimits { slots, tokens: None, prefill_tokens: None, long_prefix: None };
         let second = std::time::Duration::from_secs(1);
         let rules = HealthRules { probe_failures: 1, request_failures: 1, eject_base: second, eject_max: second };
         let spec = |name: &str, base: u16| PoolSpec {
             name: name.into(),
-            rules: Rules {
+            rules: PoolRules {
                 policy: Policy::LeastWork,
                 limits,
                 queue_length: 8,
                 queue_timeout: second,
-                order: Order::FIFO,
+                order: QueueOrder::FIFO,
             },
             backends: (base..base + 2)
                 .map(|port| {
@@ -175,7 +178,7 @@ mod tests {
         let admission = Admission::new(now, rules, 1);
         let layout = admission.apply(&[spec("one", 1), spec("two", 3)], rules, now);
         for id in layout.backends.iter().flatten() {
-            admission.probed(*id, true, now);
+            admission.record_probe(*id, true, now);
         }
         (admission, layout)
     }
@@ -200,7 +203,7 @@ mod tests {
         let without_lora =
             |view: &BackendView| same(view).into_iter().take(if *view.name == *"b1" { 2 } else { 1 }).collect();
         assert_eq!(judge(&admission, &[], without_lora), Err(RestartBlocked::NoStandIn("lora".to_owned())));
-        admission.set_cordon(layout.backends[0][1], Cordon::Coming);
+        admission.set_cordon(layout.backends[0][1], Cordon::Starting);
         assert_eq!(judge(&admission, &[], same), Err(RestartBlocked::NoStandIn("m, lora".to_owned())));
         assert_eq!(judge(&admission, &["two"], same), Ok(()));
     }
@@ -227,7 +230,7 @@ mod tests {
     #[test]
     fn what_runs_and_waits_must_fit_on_the_others_with_a_margin() {
         let (admission, layout) = pools(4);
-        let ask = || Ask {
+        let ask = || AdmissionRequest {
             layout: layout.number,
             home: layout.pools[0],
             spill: [].into_iter().collect(),
@@ -238,11 +241,11 @@ mod tests {
         };
         let mut held = Vec::new();
         for _ in 0..2 {
-            let Entry::Granted(lease) = admission.enter(ask()) else { panic!("there is room") };
+            let AdmissionDecision::Granted(lease) = admission.enter(ask()) else { panic!("there is room") };
             held.push(lease);
         }
         assert_eq!(judge(&admission, &[], same), Ok(()));
-        let Entry::Granted(_third) = admission.enter(ask()) else { panic!("there is room") };
+        let AdmissionDecision::Granted(_third) = admission.enter(ask()) else { panic!("there is room") };
         assert_eq!(judge(&admission, &[], same), Err(RestartBlocked::NoRoom { used: 3, room: 4, headroom: 50.0 }));
     }
 }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use super::context::EngineContext;
 use super::engine_task::shown;
 use super::lifecycle::Step;
-use crate::driver::{Kind, Trace};
+use crate::driver::{DriverKind, EngineIdentity};
 use crate::fetch;
 use sluice_gateway::config::OnStart;
 
@@ -54,7 +54,7 @@ pub(crate) async fn recover(context: &Arc<EngineContext>) {
 
 /// An engine that runs and whose settings are known, now under command. One whose settings nobody knows is under command
 /// too, to be stopped.
-async fn find(context: &EngineContext, written: Option<&Trace>) -> Option<Trace> {
+async fn find(context: &EngineContext, written: Option<&EngineIdentity>) -> Option<EngineIdentity> {
     let name = Arc::clone(&context.spec.load().name);
     if let Some(trace) = written {
         match context.driver.adopt(trace).await {
@@ -65,15 +65,15 @@ async fn find(context: &EngineContext, written: Option<&Trace>) -> Option<Trace>
             }
         }
     }
-    let trace = match context.driver.find().await {
+    let trace = match context.driver.find_running().await {
         Some(trace) => trace,
         // Nothing tells whether commands have brought it up, but it may answer.
-        None if context.driver.kind() == Kind::Command && answers(context).await => Trace::Command,
+        None if context.driver.kind() == DriverKind::Command && answers(context).await => EngineIdentity::Command,
         None => return None,
     };
     match context.driver.adopt(&trace).await {
         // A command's engine is what its commands make it; there is no more to know.
-        Ok(true) if trace == Trace::Command => Some(trace),
+        Ok(true) if trace == EngineIdentity::Command => Some(trace),
         Ok(_) => {
             tracing::warn!(backend = %name, "found what is left of an engine that the journal does not know");
             None

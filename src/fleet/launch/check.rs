@@ -9,9 +9,9 @@ use std::path::Path;
 
 use super::flags::before_flags;
 use super::words::{self, Values, Words};
-use crate::driver::{AdapterRank, Failure, LORA_RANK};
+use crate::driver::{AdapterRank, EngineFailure, LORA_RANK};
 use sluice_core::vllm::args::ServeArgs;
-use sluice_core::vllm::failure::{Class, Diagnosis, Suggestion};
+use sluice_core::vllm::failure::{Diagnosis, FailureClass, FlagSuggestion};
 use sluice_core::vllm::logs::StartPhase;
 use sluice_gateway::config::{ArgValue, Launch};
 
@@ -122,7 +122,7 @@ impl Flat {
 }
 
 /// All checks.
-pub(super) fn all(launch: &Launch, flat: &Flat) -> Result<(), Failure> {
+pub(super) fn all(launch: &Launch, flat: &Flat) -> Result<(), EngineFailure> {
     ports(launch, flat)?;
     values(flat)?;
     devices(launch, flat)?;
@@ -131,13 +131,13 @@ pub(super) fn all(launch: &Launch, flat: &Flat) -> Result<(), Failure> {
 }
 
 /// Checks of the values alone, whoever starts the engine.
-pub(super) fn values(flat: &Flat) -> Result<(), Failure> {
+pub(super) fn values(flat: &Flat) -> Result<(), EngineFailure> {
     ranges(flat)?;
     together(flat)
 }
 
 /// Refuses what is written in two places of which vLLM would silently take one, or none.
-pub(super) fn written(launch: &Launch, args: &BTreeMap<String, ArgValue>) -> Result<(), Failure> {
+pub(super) fn written(launch: &Launch, args: &BTreeMap<String, ArgValue>) -> Result<(), EngineFailure> {
     if launch.command.iter().any(|word| word.starts_with("--config=")) {
         return bad(
             "vLLM does not see --config=FILE in launch.command; write --config and the file as two words".to_owned()
@@ -156,11 +156,11 @@ pub(super) fn written(launch: &Launch, args: &BTreeMap<String, ArgValue>) -> Res
     }
 }
 
-fn bad(cause: String) -> Result<(), Failure> {
-    Err(Failure::new(Class::BadArguments, cause))
+fn bad(cause: String) -> Result<(), EngineFailure> {
+    Err(EngineFailure::new(FailureClass::BadArguments, cause))
 }
 
-fn ports(launch: &Launch, flat: &Flat) -> Result<(), Failure> {
+fn ports(launch: &Launch, flat: &Flat) -> Result<(), EngineFailure> {
     if let Some(name) = ["ssl-keyfile", "ssl-certfile", "uds"].into_iter().find(|name| flat.text(name).is_some()) {
         return bad(format!(
             "the gateway speaks plain HTTP to 127.0.0.1:{}; remove {name} (TLS belongs between clients and the gateway)",
@@ -175,7 +175,7 @@ fn ports(launch: &Launch, flat: &Flat) -> Result<(), Failure> {
     }
 }
 
-fn ranges(flat: &Flat) -> Result<(), Failure> {
+fn ranges(flat: &Flat) -> Result<(), EngineFailure> {
     let least_one =
         ["max-num-seqs", "max-num-batched-tokens", "tensor-parallel-size", "pipeline-parallel-size", "max-loras"];
     for name in least_one {
@@ -193,7 +193,7 @@ fn ranges(flat: &Flat) -> Result<(), Failure> {
 }
 
 /// Values that vLLM checks against each other.
-fn together(flat: &Flat) -> Result<(), Failure> {
+fn together(flat: &Flat) -> Result<(), EngineFailure> {
     let tokens = flat.int("max-num-batched-tokens");
     if let (Some(tokens), Some(seqs)) = (tokens, flat.int("max-num-seqs"))
         && tokens < seqs
@@ -241,7 +241,7 @@ fn wanted_here(flat: &Flat) -> Option<i64> {
     Some(SIZES[..3].iter().map(|name| size(name)).fold(engines, i64::saturating_mul))
 }
 
-fn devices(launch: &Launch, flat: &Flat) -> Result<(), Failure> {
+fn devices(launch: &Launch, flat: &Flat) -> Result<(), EngineFailure> {
     let given = launch.gpu.len();
     let wanted = wanted_here(flat);
     if given > 0 && wanted.is_some_and(|wanted| usize::try_from(wanted).is_ok_and(|wanted| wanted > given)) {
@@ -258,7 +258,7 @@ fn devices(launch: &Launch, flat: &Flat) -> Result<(), Failure> {
 }
 
 /// A model given as a path must be there. A name with at most one slash may be one of a hub.
-fn model(flat: &Flat) -> Result<(), Failure> {
+fn model(flat: &Flat) -> Result<(), EngineFailure> {
     let Some(model) = &flat.model else { return Ok(()) };
     let is_path = model.starts_with(['/', '.']) || model.matches('/').count() > 1;
     let path = Path::new(model);
@@ -266,14 +266,18 @@ fn model(flat: &Flat) -> Result<(), Failure> {
         return Ok(());
     }
     if !path.is_dir() {
-        return Err(Failure::new(Class::ModelNotFound, format!("there is no model folder {model}")));
+        return Err(EngineFailure::new(FailureClass::ModelNotFound, format!("there is no model folder {model}")));
     }
     let described = flat.text("hf-config-path").is_some() || flat.unseen;
     let described = described || ["config.json", "params.json"].iter().any(|name| path.join(name).exists());
-    if described { Ok(()) } else { Err(Failure::new(Class::ModelNotFound, format!("{model} holds no config.json"))) }
+    if described {
+        Ok(())
+    } else {
+        Err(EngineFailure::new(FailureClass::ModelNotFound, format!("{model} holds no config.json")))
+    }
 }
 
-fn adapters(flat: &Flat) -> Result<(), Failure> {
+fn adapters(flat: &Flat) -> Result<(), EngineFailure> {
     let modules = flat.values.get("lora-modules").map(Vec::as_slice).unwrap_or_default();
     if !modules.is_empty() && !flat.on("enable-lora") && !flat.unseen {
         return bad("lora-modules needs enable-lora = true".to_owned());
@@ -288,17 +292,17 @@ fn adapters(flat: &Flat) -> Result<(), Failure> {
         };
         let path = Path::new(&path);
         if path.is_absolute() && !path.exists() {
-            return Err(Failure::new(
-                Class::ModelNotFound,
+            return Err(EngineFailure::new(
+                FailureClass::ModelNotFound,
                 format!("adapter {name}: there is no folder {}", path.display()),
             ));
         }
         if let Some(rank) = adapter_rank(path).filter(|rank| i64::from(*rank) > most) {
             let cause = format!("adapter {name}: LoRA rank {rank} is greater than max_lora_rank {most}.");
             let fits = RANKS.iter().find(|allowed| **allowed >= i64::from(rank));
-            let suggestion = fits.map(|value| Suggestion { flag: "max-lora-rank".to_owned(), value: *value });
-            let plain = Diagnosis::plain(Class::LoraRank, Some(cause));
-            return Err(Failure::of(Diagnosis { suggestion, ..plain }, None, StartPhase::Launching));
+            let suggestion = fits.map(|value| FlagSuggestion { flag: "max-lora-rank".to_owned(), value: *value });
+            let plain = Diagnosis::plain(FailureClass::LoraRank, Some(cause));
+            return Err(EngineFailure::of(Diagnosis { suggestion, ..plain }, None, StartPhase::Launching));
         }
     }
     Ok(())

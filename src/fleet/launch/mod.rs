@@ -23,21 +23,21 @@ mod words;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use super::driver::{AdapterRank, Failure, Notice, Settings, dashed};
-use sluice_core::vllm::failure::Class;
+use super::driver::{AdapterRank, EngineFailure, EngineSettings, Notice, dashed};
+use sluice_core::vllm::failure::FailureClass;
 use sluice_gateway::config::{ArgValue, Launch};
 
 pub use check::adapter_rank;
 pub(crate) use flags::{Flags, Known};
 
 /// `--max-lora-rank`, wherever it is written.
-pub(crate) fn rank_of_adapters(launch: &Launch, settings: &Settings) -> AdapterRank {
+pub(crate) fn rank_of_adapters(launch: &Launch, settings: &EngineSettings) -> AdapterRank {
     let args = settings.with(&BTreeMap::new()).args;
     check::Flat::new(&launch.command, &args).adapter_rank()
 }
 
 /// `--max-num-seqs` of all data parallel ranks together, wherever it is written.
-pub(crate) fn sequences(launch: &Launch, settings: &Settings) -> Option<i64> {
+pub(crate) fn sequences(launch: &Launch, settings: &EngineSettings) -> Option<i64> {
     let args = settings.with(&BTreeMap::new()).args;
     let flat = check::Flat::new(&launch.command, &args);
     let ranks = flat.int("data-parallel-size").unwrap_or(1).max(1);
@@ -46,7 +46,7 @@ pub(crate) fn sequences(launch: &Launch, settings: &Settings) -> Option<i64> {
 
 /// A start that was found in order.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Plan {
+pub(crate) struct LaunchPlan {
     /// Program and arguments; the program as an absolute path.
     pub(crate) argv: Vec<String>,
     /// Added to the gateway's environment.
@@ -55,12 +55,16 @@ pub(crate) struct Plan {
     pub(crate) notices: Vec<Notice>,
 }
 
-impl Plan {
+impl LaunchPlan {
     /// The plan for starting `launch` with `settings`. `known`: the flags of the installed program, where it could be asked.
     ///
     /// # Errors
     /// What is wrong, in the words of the user's keys. Nothing was changed.
-    pub(crate) fn new(launch: &Launch, settings: &Settings, known: Option<&Known>) -> Result<Self, Failure> {
+    pub(crate) fn new(
+        launch: &Launch,
+        settings: &EngineSettings,
+        known: Option<&Known>,
+    ) -> Result<Self, EngineFailure> {
         let program = program_of(launch)?;
         let mut notices = Vec::new();
         let args: BTreeMap<String, ArgValue> = settings.with(&BTreeMap::new()).args;
@@ -83,7 +87,7 @@ impl Plan {
 }
 
 /// The flags that settings become.
-pub(crate) fn words_of(settings: &Settings) -> Vec<String> {
+pub(crate) fn words_of(settings: &EngineSettings) -> Vec<String> {
     let mut words = Vec::new();
     settings.args.iter().for_each(|(name, value)| write(&dashed(name), value, &mut words));
     words
@@ -91,7 +95,7 @@ pub(crate) fn words_of(settings: &Settings) -> Vec<String> {
 
 /// Whether each setting is of the type that its flag takes, where the flag is one that we know, in its range, and in
 /// agreement with the others: all that can be told without knowing the program, the devices and the files.
-pub(crate) fn check_values(settings: &Settings) -> Result<(), Failure> {
+pub(crate) fn check_values(settings: &EngineSettings) -> Result<(), EngineFailure> {
     let args = rules::flags(settings.with(&BTreeMap::new()).args, None, &mut Vec::new())?;
     check::values(&check::Flat::new(&[], &args))
 }
@@ -140,7 +144,7 @@ fn environment(launch: &Launch, all: &check::Flat) -> BTreeMap<String, String> {
     env
 }
 
-fn program_of(launch: &Launch) -> Result<PathBuf, Failure> {
+fn program_of(launch: &Launch) -> Result<PathBuf, EngineFailure> {
     let word = launch.command.first().map(String::as_str).unwrap_or_default();
     // A PATH that the engine is given is the one its program is looked for in, as a shell would.
     let path = launch.env.get("PATH").cloned();
@@ -150,7 +154,7 @@ fn program_of(launch: &Launch) -> Result<PathBuf, Failure> {
     };
     found.ok_or_else(|| {
         let place = if word.contains('/') { "is not a program that can be run" } else { "is not in PATH" };
-        Failure::new(Class::ProgramMissing, format!("{word} {place}"))
+        EngineFailure::new(FailureClass::ProgramMissing, format!("{word} {place}"))
     })
 }
 

@@ -7,9 +7,9 @@ use std::collections::BTreeMap;
 
 use super::Known;
 use super::check::Flat;
-use crate::driver::{Failure, Notice};
+use crate::driver::{EngineFailure, Notice};
 use sluice_core::vllm::args::{ArgsError, ServeArgs};
-use sluice_core::vllm::failure::Class;
+use sluice_core::vllm::failure::FailureClass;
 use sluice_gateway::config::ArgValue;
 
 /// Removed from vLLM; without them it does the same.
@@ -48,7 +48,7 @@ pub(super) fn flags(
     args: BTreeMap<String, ArgValue>,
     known: Option<&Known>,
     notices: &mut Vec<Notice>,
-) -> Result<BTreeMap<String, ArgValue>, Failure> {
+) -> Result<BTreeMap<String, ArgValue>, EngineFailure> {
     let mut kept = BTreeMap::new();
     for (name, value) in args {
         let written = match value {
@@ -74,12 +74,13 @@ pub(super) fn flags(
 }
 
 /// Refuses flags in `launch.command` that the program does not have. They are the user's own words and are not edited.
-pub(super) fn command(written: &Flat, known: Option<&Known>) -> Result<(), Failure> {
+pub(super) fn command(written: &Flat, known: Option<&Known>) -> Result<(), EngineFailure> {
     let Some(known) = known else { return Ok(()) };
     match written.written().find(|name| !has(known, name)) {
-        Some(name) => {
-            Err(Failure::new(Class::UnknownFlag, format!("this vLLM has no flag --{name} in launch.command")))
-        }
+        Some(name) => Err(EngineFailure::new(
+            FailureClass::UnknownFlag,
+            format!("this vLLM has no flag --{name} in launch.command"),
+        )),
         None => Ok(()),
     }
 }
@@ -92,13 +93,13 @@ fn has(known: &Known, name: &str) -> bool {
 }
 
 /// What to do about a flag that the program does not have: dropped with a notice, or refused.
-fn unknown(name: &str, value: &ArgValue, known: &Known) -> Result<Notice, Failure> {
+fn unknown(name: &str, value: &ArgValue, known: &Known) -> Result<Notice, EngineFailure> {
     if OBSOLETE.contains(&name) {
         return Ok(Notice(format!("{name} is dropped: this vLLM does not have it any more and does the same without")));
     }
     if matches!(value, ArgValue::Flag(false)) && known.contains_key(name) {
-        return Err(Failure::new(
-            Class::BadArguments,
+        return Err(EngineFailure::new(
+            FailureClass::BadArguments,
             format!("{name} = false: --{name} has no --no- form; leave it out"),
         ));
     }
@@ -108,14 +109,14 @@ fn unknown(name: &str, value: &ArgValue, known: &Known) -> Result<Notice, Failur
         (None, Some(close)) => format!("this vLLM has no flag --{name}; did you mean {close}?"),
         (None, None) => format!("this vLLM has no flag --{name}"),
     };
-    Err(Failure::new(Class::UnknownFlag, cause))
+    Err(EngineFailure::new(FailureClass::UnknownFlag, cause))
 }
 
 /// Checks the value's type with what we know of the flag ourselves; a flag that we do not know passes.
-fn typed(name: &str, value: &ArgValue) -> Result<(), Failure> {
+fn typed(name: &str, value: &ArgValue) -> Result<(), EngineFailure> {
     if name.is_empty() || name.starts_with('-') || name.contains(|c: char| c.is_whitespace() || c == '=') {
-        return Err(Failure::new(
-            Class::BadArguments,
+        return Err(EngineFailure::new(
+            FailureClass::BadArguments,
             format!("{name:?} is not the name of a flag (without its dashes)"),
         ));
     }
@@ -123,7 +124,7 @@ fn typed(name: &str, value: &ArgValue) -> Result<(), Failure> {
     if name == "hf-token" && *value == ArgValue::Flag(true) {
         return Ok(());
     }
-    let wrong = |cause: String| Err(Failure::new(Class::BadArguments, cause));
+    let wrong = |cause: String| Err(EngineFailure::new(FailureClass::BadArguments, cause));
     let parsed = |value: &ArgValue| {
         let mut argv = vec!["model".to_owned()];
         super::write(name, value, &mut argv);
@@ -161,7 +162,7 @@ fn without_units(text: &str) -> String {
 }
 
 /// Whether the value is one of those that the program lists for the flag, if it lists any.
-fn chosen(name: &str, value: &ArgValue, known: Option<&Known>) -> Result<(), Failure> {
+fn chosen(name: &str, value: &ArgValue, known: Option<&Known>) -> Result<(), EngineFailure> {
     let Some(choices) = known.and_then(|known| known.get(name)).filter(|choices| !choices.is_empty()) else {
         return Ok(());
     };
@@ -172,9 +173,10 @@ fn chosen(name: &str, value: &ArgValue, known: Option<&Known>) -> Result<(), Fai
         ArgValue::Flag(_) | ArgValue::Float(_) => return Ok(()),
     };
     match given.iter().find(|value| !choices.contains(value)) {
-        Some(wrong) => {
-            Err(Failure::new(Class::BadArguments, format!("{name} = {wrong} must be one of {}", choices.join(", "))))
-        }
+        Some(wrong) => Err(EngineFailure::new(
+            FailureClass::BadArguments,
+            format!("{name} = {wrong} must be one of {}", choices.join(", ")),
+        )),
         None => Ok(()),
     }
 }

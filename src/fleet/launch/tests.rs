@@ -3,7 +3,7 @@
 use std::fs;
 
 use super::*;
-use sluice_core::vllm::failure::Retry;
+use sluice_core::vllm::failure::Retryable;
 
 fn launch(command: &[&str]) -> Launch {
     Launch {
@@ -15,8 +15,8 @@ fn launch(command: &[&str]) -> Launch {
     }
 }
 
-fn settings(json: &str) -> Settings {
-    Settings { args: serde_json::from_str(json).unwrap() }
+fn settings(json: &str) -> EngineSettings {
+    EngineSettings { args: serde_json::from_str(json).unwrap() }
 }
 
 fn known() -> Known {
@@ -28,14 +28,14 @@ fn known() -> Known {
     known
 }
 
-fn plan(json: &str) -> Result<Plan, Failure> {
-    Plan::new(&launch(&["sh", "serve", "org/model"]), &settings(json), Some(&known()))
+fn plan(json: &str) -> Result<LaunchPlan, EngineFailure> {
+    LaunchPlan::new(&launch(&["sh", "serve", "org/model"]), &settings(json), Some(&known()))
 }
 
 #[track_caller]
-fn refused(json: &str, class: Class, words: &str) {
+fn refused(json: &str, class: FailureClass, words: &str) {
     let failure = plan(json).unwrap_err();
-    assert_eq!((failure.class, failure.retry()), (class, Retry::Never), "{failure}");
+    assert_eq!((failure.class, failure.retry()), (class, Retryable::Never), "{failure}");
     assert!(failure.to_string().contains(words), "{failure}");
 }
 
@@ -56,7 +56,7 @@ fn a_key_of_json_keeps_its_name_and_a_file_of_settings_is_two_words() {
     let json = r#"{"compilation_config.cudagraph_mode": "FULL", "compilation-config.use_inductor": false,
                    "speculative_config.num_speculative_tokens": 3, "compilation-config.compile_sizes": ["1", "a"],
                    "config": "x.yaml"}"#;
-    let plan = Plan::new(&launch(&["sh", "serve", "m"]), &settings(json), None).unwrap();
+    let plan = LaunchPlan::new(&launch(&["sh", "serve", "m"]), &settings(json), None).unwrap();
     let wanted = [
         "serve",
         "m",
@@ -72,7 +72,7 @@ fn a_key_of_json_keeps_its_name_and_a_file_of_settings_is_two_words() {
     let mut known = known();
     known.insert("compilation-config".to_owned(), Vec::new());
     let off = settings(r#"{"compilation-config.use_inductor": false}"#);
-    assert!(Plan::new(&launch(&["sh", "serve", "m"]), &off, Some(&known)).is_ok());
+    assert!(LaunchPlan::new(&launch(&["sh", "serve", "m"]), &off, Some(&known)).is_ok());
 }
 
 #[test]
@@ -80,7 +80,7 @@ fn devices_and_the_cache_reach_the_environment() {
     let mut launch = launch(&["sh", "serve", "m"]);
     launch.gpu = vec![2, 3];
     launch.env = BTreeMap::from([("VLLM_CACHE_ROOT".to_owned(), "cache/vllm".to_owned())]);
-    let plan = Plan::new(&launch, &Settings::default(), None).unwrap();
+    let plan = LaunchPlan::new(&launch, &EngineSettings::default(), None).unwrap();
     assert_eq!(
         (plan.env["CUDA_VISIBLE_DEVICES"].as_str(), plan.env["CUDA_DEVICE_ORDER"].as_str()),
         ("2,3", "PCI_BUS_ID")
@@ -88,15 +88,18 @@ fn devices_and_the_cache_reach_the_environment() {
     let root = Path::new(&plan.env["VLLM_CACHE_ROOT"]);
     assert!(root.is_absolute() && root.ends_with("cache/vllm"), "{}", root.display());
     launch.env.insert("CUDA_VISIBLE_DEVICES".to_owned(), "GPU-1".to_owned());
-    assert_eq!(Plan::new(&launch, &Settings::default(), None).unwrap().env["CUDA_VISIBLE_DEVICES"], "GPU-1");
+    assert_eq!(
+        LaunchPlan::new(&launch, &EngineSettings::default(), None).unwrap().env["CUDA_VISIBLE_DEVICES"],
+        "GPU-1"
+    );
 }
 
 #[test]
 fn unknown_flags_are_refused_and_obsolete_ones_dropped() {
-    refused(r#"{"max-num-sequences": 3}"#, Class::UnknownFlag, "did you mean max-num-seqs?");
-    refused(r#"{"banana": 3}"#, Class::UnknownFlag, "no flag --banana");
-    refused(r#"{"cuda-graph-sizes": 3}"#, Class::UnknownFlag, "replaced by cudagraph-capture-sizes");
-    refused(r#"{"disable-log-stats": false}"#, Class::BadArguments, "leave it out");
+    refused(r#"{"max-num-sequences": 3}"#, FailureClass::UnknownFlag, "did you mean max-num-seqs?");
+    refused(r#"{"banana": 3}"#, FailureClass::UnknownFlag, "no flag --banana");
+    refused(r#"{"cuda-graph-sizes": 3}"#, FailureClass::UnknownFlag, "replaced by cudagraph-capture-sizes");
+    refused(r#"{"disable-log-stats": false}"#, FailureClass::BadArguments, "leave it out");
     let plan = plan(r#"{"disable-log-requests": true, "swap_space": 4}"#).unwrap();
     assert_eq!(plan.argv[1..].join(" "), "serve org/model --host 127.0.0.1 --port 8001");
     assert_eq!(plan.notices.len(), 2);
@@ -106,34 +109,38 @@ fn unknown_flags_are_refused_and_obsolete_ones_dropped() {
 #[test]
 fn an_unknown_flag_in_the_command_is_refused_too() {
     let command = ["sh", "serve", "m", "--max-num-seqs", "4", "--disable-log-requests"];
-    let failure = Plan::new(&launch(&command), &Settings::default(), Some(&known())).unwrap_err();
-    assert_eq!(failure.class, Class::UnknownFlag);
+    let failure = LaunchPlan::new(&launch(&command), &EngineSettings::default(), Some(&known())).unwrap_err();
+    assert_eq!(failure.class, FailureClass::UnknownFlag);
     assert!(failure.to_string().contains("--disable-log-requests in launch.command"), "{failure}");
 }
 
 #[test]
 fn a_program_that_could_not_be_asked_gets_what_it_is_given() {
-    let plan = Plan::new(&launch(&["sh", "serve", "m"]), &settings(r#"{"new-flag-of-2027": 1}"#), None).unwrap();
+    let plan = LaunchPlan::new(&launch(&["sh", "serve", "m"]), &settings(r#"{"new-flag-of-2027": 1}"#), None).unwrap();
     assert!(plan.argv.contains(&"--new-flag-of-2027=1".to_owned()));
 }
 
 #[test]
 fn nonsense_is_refused_by_the_name_of_its_flag() {
-    refused(r#"{"max-num-seqs": "banana"}"#, Class::BadArguments, "--max-num-seqs: invalid int value: 'banana'");
-    refused(r#"{"max-num-seqs": 0}"#, Class::BadArguments, "at least 1");
-    refused(r#"{"max-num-seqs": 1.5}"#, Class::BadArguments, "--max-num-seqs");
-    refused(r#"{"gpu-memory-utilization": 92}"#, Class::BadArguments, "at most 1");
-    refused(r#"{"max-lora-rank": 12}"#, Class::BadArguments, "must be one of 1, 8, 32");
-    refused(r#"{"max-num-batched-tokens": 64, "max-num-seqs": 128}"#, Class::BadArguments, "(64) must be greater");
-    refused(r#"{"max-loras": 8, "max-cpu-loras": 4}"#, Class::BadArguments, "max-cpu-loras (4)");
-    refused(r#"{"port": 9}"#, Class::BadArguments, "launch.port only");
-    refused(r#"{"-x y": 9}"#, Class::UnknownFlag, "-x y");
+    refused(r#"{"max-num-seqs": "banana"}"#, FailureClass::BadArguments, "--max-num-seqs: invalid int value: 'banana'");
+    refused(r#"{"max-num-seqs": 0}"#, FailureClass::BadArguments, "at least 1");
+    refused(r#"{"max-num-seqs": 1.5}"#, FailureClass::BadArguments, "--max-num-seqs");
+    refused(r#"{"gpu-memory-utilization": 92}"#, FailureClass::BadArguments, "at most 1");
+    refused(r#"{"max-lora-rank": 12}"#, FailureClass::BadArguments, "must be one of 1, 8, 32");
+    refused(
+        r#"{"max-num-batched-tokens": 64, "max-num-seqs": 128}"#,
+        FailureClass::BadArguments,
+        "(64) must be greater",
+    );
+    refused(r#"{"max-loras": 8, "max-cpu-loras": 4}"#, FailureClass::BadArguments, "max-cpu-loras (4)");
+    refused(r#"{"port": 9}"#, FailureClass::BadArguments, "launch.port only");
+    refused(r#"{"-x y": 9}"#, FailureClass::UnknownFlag, "-x y");
 }
 
 #[test]
 fn settings_are_weighed_against_the_flags_of_the_command() {
     let command = launch(&["sh", "serve", "m", "--max-num-batched-tokens", "64"]);
-    let failure = Plan::new(&command, &settings(r#"{"max-num-seqs": 128}"#), Some(&known())).unwrap_err();
+    let failure = LaunchPlan::new(&command, &settings(r#"{"max-num-seqs": 128}"#), Some(&known())).unwrap_err();
     assert!(failure.to_string().contains("max_num_batched_tokens (64)"), "{failure}");
 }
 
@@ -141,12 +148,12 @@ fn settings_are_weighed_against_the_flags_of_the_command() {
 fn more_devices_than_are_listed_are_refused() {
     let mut launch = launch(&["sh", "serve", "m"]);
     launch.gpu = vec![0];
-    let failure = Plan::new(&launch, &settings(r#"{"tensor-parallel-size": 2}"#), Some(&known())).unwrap_err();
+    let failure = LaunchPlan::new(&launch, &settings(r#"{"tensor-parallel-size": 2}"#), Some(&known())).unwrap_err();
     assert!(failure.to_string().contains("needs 2 devices, gpu lists 1"), "{failure}");
     launch.gpu = vec![0, 1];
     let mut of = |words: &[&str], json: &str| {
         launch.command = ["sh", "serve", "m"].iter().chain(words).map(|word| (*word).to_owned()).collect();
-        Plan::new(&launch, &settings(json), None)
+        LaunchPlan::new(&launch, &settings(json), None)
     };
     assert!(of(&["-tp", "4"], "{}").unwrap_err().to_string().contains("tensor-parallel-size 4 needs 4 devices"));
     let data = r#"{"data-parallel-size": 2, "tensor-parallel-size": 2}"#;
@@ -164,14 +171,15 @@ fn more_devices_than_are_listed_are_refused() {
 
 #[test]
 fn a_model_folder_that_is_not_there_is_refused() {
-    let at = |model: &str| Plan::new(&launch(&["sh", "serve", model]), &Settings::default(), Some(&known()));
+    let at =
+        |model: &str| LaunchPlan::new(&launch(&["sh", "serve", model]), &EngineSettings::default(), Some(&known()));
     let failure = at("/nonexistent/model").unwrap_err();
-    assert_eq!((failure.class, failure.retry()), (Class::ModelNotFound, Retry::Never));
+    assert_eq!((failure.class, failure.retry()), (FailureClass::ModelNotFound, Retryable::Never));
     let folder = tempfile::tempdir().unwrap();
     assert!(at(folder.path().to_str().unwrap()).unwrap_err().to_string().contains("no config.json"));
     let described = settings(r#"{"hf-config-path": "org/m"}"#);
     let weights = launch(&["sh", "serve", folder.path().to_str().unwrap()]);
-    assert!(Plan::new(&weights, &described, None).is_ok());
+    assert!(LaunchPlan::new(&weights, &described, None).is_ok());
     fs::write(folder.path().join("config.json"), "{}").unwrap();
     assert!(at(folder.path().to_str().unwrap()).is_ok());
     assert!(at("org/model-on-a-hub").is_ok());
@@ -185,15 +193,15 @@ fn an_adapter_of_a_larger_rank_is_refused_with_the_rank_that_fits() {
     for module in [format!("ad={path}"), format!(r#"{{\"name\": \"ad\", \"path\": \"{path}\"}}"#)] {
         let json = format!(r#"{{"enable-lora": true, "max-lora-rank": 8, "lora-modules": ["{module}"]}}"#);
         let failure = plan(&json).unwrap_err();
-        assert_eq!(failure.class, Class::LoraRank, "{failure}");
+        assert_eq!(failure.class, FailureClass::LoraRank, "{failure}");
         assert_eq!(failure.suggestion.map(|suggestion| suggestion.value), Some(32));
     }
     let json = format!(r#"{{"enable-lora": true, "max-lora-rank": 32, "lora-modules": ["ad={path}"]}}"#);
     assert!(plan(&json).is_ok());
-    refused(&format!(r#"{{"lora-modules": ["ad={path}"]}}"#), Class::BadArguments, "enable-lora = true");
+    refused(&format!(r#"{{"lora-modules": ["ad={path}"]}}"#), FailureClass::BadArguments, "enable-lora = true");
     refused(
         r#"{"enable-lora": true, "lora-modules": ["ad=/nonexistent/ad"]}"#,
-        Class::ModelNotFound,
+        FailureClass::ModelNotFound,
         "/nonexistent/ad",
     );
 }
@@ -223,8 +231,9 @@ fn the_rank_that_adapters_may_have_is_read_wherever_it_is_written() {
 
 #[test]
 fn adapters_are_loaded_at_run_time_only_where_vllm_starts_with_it() {
-    let env =
-        |json: &str| Plan::new(&launch(&["sh", "serve", "m", "--enable-lora"]), &settings(json), None).unwrap().env;
+    let env = |json: &str| {
+        LaunchPlan::new(&launch(&["sh", "serve", "m", "--enable-lora"]), &settings(json), None).unwrap().env
+    };
     assert!(env("{}").contains_key("VLLM_ALLOW_RUNTIME_LORA_UPDATING"));
     assert!(!env(r#"{"data-parallel-size": 2}"#).contains_key("VLLM_ALLOW_RUNTIME_LORA_UPDATING"));
     assert!(!env(r#"{"api-server-count": 2}"#).contains_key("VLLM_ALLOW_RUNTIME_LORA_UPDATING"));
@@ -238,10 +247,10 @@ fn a_file_of_settings_counts_where_it_can_be_read() {
     fs::write(folder.path().join("adapter_config.json"), r#"{"r": 16}"#).unwrap();
     let path = folder.path().display().to_string();
     let command = launch(&["sh", "serve", "m", "--config", &file.display().to_string()]);
-    let of = |command: &Launch, json: &str| Plan::new(command, &settings(json), None);
+    let of = |command: &Launch, json: &str| LaunchPlan::new(command, &settings(json), None);
     let module = format!(r#"{{"lora-modules": ["ad={path}"]}}"#);
-    assert_eq!(of(&command, &module).unwrap_err().class, Class::LoraRank);
-    assert_eq!(of(&command, r#"{"max-num-batched-tokens": 64}"#).unwrap_err().class, Class::BadArguments);
+    assert_eq!(of(&command, &module).unwrap_err().class, FailureClass::LoraRank);
+    assert_eq!(of(&command, r#"{"max-num-batched-tokens": 64}"#).unwrap_err().class, FailureClass::BadArguments);
     let unseen = launch(&["sh", "serve", "m", "--config", "/nonexistent/settings.yaml"]);
     assert!(of(&unseen, &module).is_ok(), "what is not seen may be set");
     let glued = launch(&["sh", "serve", "m", "--config=x.yaml"]);
@@ -250,7 +259,7 @@ fn a_file_of_settings_counts_where_it_can_be_read() {
 
 #[test]
 fn what_would_be_overlooked_or_cannot_be_reached_is_refused() {
-    let of = |command: &[&str], json: &str| Plan::new(&launch(command), &settings(json), None);
+    let of = |command: &[&str], json: &str| LaunchPlan::new(&launch(command), &settings(json), None);
     let twice = of(&["sh", "serve", "m"], r#"{"model": "other"}"#).unwrap_err().to_string();
     assert!(twice.contains("names m already"), "{twice}");
     assert!(of(&["sh", "-m", "vllm.entrypoints.openai.api_server", "--model", "a"], r#"{"model": "b"}"#).is_ok());

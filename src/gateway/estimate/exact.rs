@@ -1,9 +1,9 @@
-//! Exact prompt lengths with the model's own tokenizer, off the request path's threads.
+//! Exact prompt lengths with the model's own tokenizer, off the threads of the request path.
 //!
-//! Tokenizing costs about a microsecond for each token, so it is done only when a configuration names a tokenizer and the estimate
-//! is so near a boundary that it could decide wrongly. It runs on tokio's blocking threads, at most
-//! [`MAX_AT_ONCE`] at a time over all requests: when all are busy, or the text is over [`MAX_TEXT`], there is no exact count and the
-//! estimate stands. Waiting for a count would be a second queue that nobody bounds.
+//! Tokenizing costs about a microsecond per token, so it is done only when a configuration has a tokenizer and the estimate
+//! is near enough to a boundary to choose the wrong side. It runs on tokio's blocking threads, at most
+//! [`MAX_AT_ONCE`] at a time over all requests. When all are busy, or the text is over [`MAX_TEXT`], there is no exact count
+//! and the estimate is used: waiting for a count would be a second, unbounded queue.
 //!
 //! What is counted is the same prompt that the shape is taken of. A conversation also costs template tokens that
 //! only the engine knows; they are learned as a moving mean per message: usage minus counted content
@@ -25,14 +25,14 @@ use sluice_core::openai::{Route, prompt};
 pub const MAX_AT_ONCE: usize = 2;
 /// Bytes of prompt text that are counted; beyond about 250,000 tokens no boundary is near.
 pub const MAX_TEXT: usize = 1 << 20;
-/// Tokens a chat template is taken to add to each message before anything was learned.
+/// Assumed template tokens per message before any were learned.
 pub const TEMPLATE_PRIOR: f64 = 5.0;
 /// Samples that the mean template cost remembers.
 const TEMPLATE_MEMORY: f64 = 50.0;
-/// Template tokens per message that are believed.
+/// Upper bound for learned template tokens per message.
 const TEMPLATE_MAX: f64 = 200.0;
 
-/// Why there is no counter.
+/// Why a tokenizer cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ExactError {
     /// The file is missing or not a tokenizer.
@@ -86,19 +86,14 @@ impl ExactCounter {
         })
     }
 
-    /// The same tokenizer limited by `permits`, so that several models share one bound.
+    /// This tokenizer limited by `permits`, so that several models share one bound.
     pub fn sharing(mut self, permits: Arc<Semaphore>) -> Self {
         self.permits = permits;
         self
     }
 
-    /// Prompt tokens of `body`, template included; `None` when it cannot or should not be counted.
-    pub async fn count(&self, route: Route, body: Bytes) -> Option<u64> {
-        Some(self.count_parts(route, body).await?.total)
-    }
-
-    /// The same, with what [`ExactCounter::learn`] needs.
-    pub async fn count_parts(&self, route: Route, body: Bytes) -> Option<Counted> {
+    /// Counts the prompt of `body`, template included; `None` when it cannot be counted within the bounds.
+    pub async fn count(&self, route: Route, body: Bytes) -> Option<Counted> {
         let permit = Arc::clone(&self.permits).try_acquire_owned().ok()?;
         let tokenizer = Arc::clone(&self.tokenizer);
         let counted = tokio::task::spawn_blocking(move || {
@@ -212,7 +207,9 @@ mod tests {
         let tokenizer = Tokenizer::from_file(TOKENIZER).unwrap();
         let direct = |text: &str| tokenizer.encode(text, false).unwrap().len() as u64;
         let text = "a \"quoted\" line\nand caf\u{e9} \u{6f22}\u{5b57}";
-        let count = async |route, body: serde_json::Value| counter.count(route, body.to_string().into()).await;
+        let count = async |route, body: serde_json::Value| {
+            counter.count(route, body.to_string().into()).await.map(|counted| counted.total)
+        };
         assert_eq!(count(Route::Completions, json!({"prompt": text})).await, Some(direct(text)));
         assert_eq!(count(Route::Completions, json!({"prompt": [text, "b"]})).await, Some(direct(text) + direct("b")));
         assert_eq!(count(Route::Completions, json!({"prompt": [[1, 2], [3]]})).await, Some(3));
@@ -235,15 +232,15 @@ mod tests {
         let counter = ExactCounter::load(TOKENIZER).unwrap();
         let body = Bytes::from_static(br#"{"messages":[{"content":"a b"},{"content":"c"}]}"#);
         for _ in 0..20 {
-            let counted = counter.count_parts(Route::ChatCompletions, body.clone()).await.unwrap();
+            let counted = counter.count(Route::ChatCompletions, body.clone()).await.unwrap();
             counter.learn(&counted, counted.content + 2 * 9);
         }
-        let counted = counter.count_parts(Route::ChatCompletions, body).await.unwrap();
+        let counted = counter.count(Route::ChatCompletions, body).await.unwrap();
         assert_eq!(counted.total, counted.content + 18);
     }
 
     #[test]
-    fn a_missing_file_is_named() {
+    fn the_error_for_a_missing_file_has_its_path() {
         let message = ExactCounter::load("no/such/tokenizer.json").unwrap_err().to_string();
         assert!(message.starts_with("cannot use the tokenizer no/such/tokenizer.json: "), "{message}");
     }
@@ -297,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn estimates_come_near_a_real_tokenizer() {
+    fn estimates_are_near_the_counts_of_a_real_tokenizer() {
         let tokenizer = Tokenizer::from_file(TOKENIZER).unwrap();
         let kinds =
             [("english", &[0][..]), ("cjk", &[1]), ("code", &[2]), ("digits", &[3]), ("all four", &[0, 1, 2, 3])];

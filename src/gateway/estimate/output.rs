@@ -1,23 +1,23 @@
-//! How many tokens an answer will have: a bound to reserve, not a guess to be right about.
+//! How many output tokens to reserve for a request.
 //!
-//! Nobody knows an answer's length before it is there. What is reserved for it on a backend should be seldom too
-//! small and not absurdly large, so: mean plus two standard deviations of the completions seen, newer ones weighing
-//! more (`1 / `[`MEMORY`]` ` each), never over the request's own bound and never under its `min_tokens`.
-//! With `ignore_eos` the length is the bound, exactly. Before anything was seen: [`UNSEEN`].
+//! The length of a response is unknown before it ends. The reservation on a backend should seldom be too small and never
+//! be absurdly large: mean plus two standard deviations of the completions seen, with newer ones weighing more
+//! (`1 / `[`MEMORY`] each), never over the request's own bound and never under its `min_tokens`.
+//! With `ignore_eos` the length is the bound, exactly. Before any completion was seen: [`UNSEEN`].
 
 /// Completions that the moving mean and variance remember.
 pub const MEMORY: f64 = 100.0;
-/// Tokens expected before anything was seen: a few paragraphs.
+/// Tokens expected before any completion was seen: a few paragraphs.
 pub const UNSEEN: u64 = 512;
 
-/// What a request says about its own output, tokens per sequence.
+/// The bounds that a request sets on its output, tokens per sequence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OutputBounds {
-    /// The most it allows; `None`: whatever the context holds.
+    /// At most; `None`: the context length bounds it.
     pub max: Option<u64>,
-    /// The least it wants.
+    /// At least.
     pub min: u64,
-    /// Whether it runs to `max` in any case.
+    /// Whether it always runs to `max`.
     pub ignore_eos: bool,
 }
 
@@ -28,7 +28,7 @@ impl OutputBounds {
     }
 }
 
-/// Completions seen of one model.
+/// Moving mean and variance of one model's completions.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OutputEstimator {
     mean: f64,
@@ -50,7 +50,7 @@ impl OutputEstimator {
         seen.max(bounds.min).min(most)
     }
 
-    /// Learns that one sequence had `tokens` tokens.
+    /// Records that one sequence had `tokens` tokens.
     pub fn learn(&mut self, tokens: u64) {
         self.samples += 1;
         let share = 1.0 / (self.samples as f64).min(MEMORY);

@@ -1,20 +1,23 @@
-//! EstimateSource many tokens a text is, learned from what the engine says it was.
+//! Estimates prompt tokens from character counts, with weights learned from the usage that engines report.
 //!
 //! Model: `tokens = a*plain + b*marks + c*wide + m*messages + k`, the counts from
-//! [`TextShape`](sluice_core::openai::TextShape), one set of weights for each model. Every answer with usage is a sample. The weights
-//! minimise the squared *relative* error of all samples, older ones forgotten exponentially (a factor [`FORGET`]
-//! for each new one), pulled towards a prior that stands for typical byte-pair vocabularies:
+//! [`TextShape`](sluice_core::openai::TextShape), one set of weights for each model. Every response with usage is a sample.
+//! The weights minimise the squared *relative* error of all samples, older ones forgotten exponentially (a factor
+//! [`FORGET`] for each new one), pulled towards a prior that stands for typical byte-pair vocabularies:
 //!
 //! `sum FORGET^age * trust * ((w.x - y) / max(y, guess))^2  +  PULL * sum ((w_j - p_j) / p_j)^2`,   `LOW_j <= w_j <= HIGH_j`
 //!
-//! The sums are kept as a 5x5 matrix and a vector (O(1) memory); the bounded minimum is found by projected coordinate descent from the last weights, a
-//! few hundred multiplications. Relative error, because a boundary at 5,000 tokens is missed by a share, not by a number.
+//! The sums are a 5x5 matrix and a vector (O(1) memory); the bounded minimum is found by projected coordinate descent from
+//! the last weights, a few hundred multiplications. Relative error, because an estimate must be near a boundary of any
+//! size by the same share.
 //!
 //! Robust: a sample that is off by more than a factor [`SURPRISE`] counts as off by that much, one that is off by more than
-//! usual is trusted less (Huber's idea, squared), and weights never leave their bounds, so one wrong number (a truncated prompt, a broken engine) moves the estimate a little and is forgotten. Deterministic: the
-//! same samples give the same weights.
+//! usual weighs less (Huber's idea, squared), and weights never leave their bounds. So one wrong sample (a truncated
+//! prompt, a broken engine) moves the estimate a little and is forgotten. Deterministic: the same samples give the same
+//! weights.
 //!
-//! Media cost what the configuration says and teach nothing, since their share of the usage is unknown. Token ids are exact.
+//! Media cost what the configuration says and are not learned from, since their share of the usage is unknown. Token ids
+//! are exact.
 
 use sluice_core::openai::PromptShape;
 
@@ -22,7 +25,7 @@ use sluice_core::openai::PromptShape;
 pub const FORGET: f64 = 0.995;
 /// Strength of the prior, in samples.
 pub const PULL: f64 = 0.002;
-/// The largest ratio between actual and estimated that is believed at once.
+/// The largest ratio between actual and estimated that counts in full.
 pub const SURPRISE: f64 = 4.0;
 /// Errors up to this many spreads count in full; larger ones less, by the square.
 const TRUSTED: f64 = 3.0;
@@ -38,18 +41,18 @@ type Weights = [f64; FEATURES];
 
 /// Tokens for each: letter or blank, other ASCII, other character, message, request.
 const PRIOR: Weights = [0.23, 0.55, 0.9, 5.0, 1.0];
-/// A token is at most some 50 letters; two tokens to a letter do not happen.
+/// A token has at most some 50 letters, and a letter never has two tokens.
 const LOW: Weights = [0.02, 0.02, 0.05, 0.0, 0.0];
 const HIGH: Weights = [1.5, 2.0, 4.0, 60.0, 200.0];
-/// Rounds of coordinate descent for each sample; warm-started, more change nothing that matters.
+/// Rounds of coordinate descent for each sample; enough, since each starts from the last weights.
 const ROUNDS: usize = 12;
 /// Samples of the moving average of the error, once it is warm.
 const SPREAD_SAMPLES: f64 = 50.0;
 
-/// EstimateSource an estimate was obtained.
+/// Where an estimate comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EstimateSource {
-    /// Counted: the prompt came as token ids, or a tokenizer has counted it.
+    /// The prompt came as token ids, or a tokenizer has counted it.
     Exact,
     /// From weights learned for this model.
     Learned,
@@ -58,7 +61,7 @@ pub enum EstimateSource {
 }
 
 impl EstimateSource {
-    /// The word for records and metrics.
+    /// The value in log lines.
     pub const fn label(self) -> &'static str {
         match self {
             Self::Exact => "exact",
@@ -68,14 +71,14 @@ impl EstimateSource {
     }
 }
 
-/// EstimateSource long a prompt is thought to be.
+/// The estimated length of a prompt.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PromptEstimate {
     /// Prompt tokens, at least 1.
     pub tokens: u64,
     /// Standard deviation of the relative error; 0 when exact.
     pub spread: f64,
-    /// EstimateSource it was obtained.
+    /// Where it comes from.
     pub source: EstimateSource,
 }
 
@@ -86,7 +89,7 @@ impl PromptEstimate {
     }
 }
 
-/// The weights of one model and what they were learned from.
+/// The weights of one model and the sums they are computed from.
 #[derive(Clone, Debug)]
 pub struct PromptEstimator {
     weights: Weights,
@@ -125,7 +128,7 @@ impl PromptEstimator {
         }
     }
 
-    /// Learns that a prompt of this shape had `actual` tokens.
+    /// Records that a prompt of this shape had `actual` tokens.
     pub fn learn(&mut self, shape: &PromptShape, actual: u64) {
         if shape.is_exact() || shape.media_parts > 0 || actual <= shape.token_ids {
             return;
@@ -153,7 +156,7 @@ impl PromptEstimator {
         self.samples
     }
 
-    /// Moves each weight in turn to where the sum is least while the others stand, within its bounds.
+    /// Moves each weight in turn to its minimum within its bounds, with the others fixed.
     fn solve(&mut self) {
         for _ in 0..ROUNDS {
             for i in 0..FEATURES {
@@ -215,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn one_poisoned_sample_does_not_break_it() {
+    fn one_wrong_sample_changes_the_estimate_little() {
         let (mut rng, mut ratio) = (Rng::new(2), PromptEstimator::default());
         for _ in 0..100 {
             let shape = any_shape(&mut rng);
@@ -232,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn token_ids_are_exact_and_media_cost_their_price() {
+    fn token_ids_are_exact_and_media_cost_what_is_configured() {
         let ratio = PromptEstimator::default();
         let ids = PromptShape { token_ids: 77, ..PromptShape::default() };
         assert_eq!(ratio.estimate(&ids, 0), PromptEstimate::exact(77));
@@ -243,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn the_spread_tells_how_well_it_does() {
+    fn the_spread_shows_the_accuracy() {
         let (mut rng, mut ratio) = (Rng::new(3), PromptEstimator::default());
         for _ in 0..300 {
             let shape = any_shape(&mut rng);

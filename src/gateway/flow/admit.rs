@@ -12,9 +12,9 @@ use tokio::time::{Instant, timeout_at};
 use super::Flow;
 use super::classify;
 use super::exchange::Downstream;
-use super::plan::Plan;
 use super::record::Recorder;
-use crate::pool::{Ask, Entry, Lease, Need, Waited};
+use super::routing_table::RoutingTable;
+use crate::pool::{AdmissionDecision, AdmissionRequest, Lease, Need, WaitResult};
 use sluice_core::base::{BackendId, PoolId};
 use sluice_core::openai::ShedReason;
 
@@ -23,7 +23,7 @@ const REENTRIES_MAX: usize = 8;
 
 /// Why there is no lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum NoLease {
+pub(super) enum AdmitError {
     /// Shed, by the pool it was at home in.
     Shed(ShedReason, PoolId),
     /// The client left while it waited.
@@ -32,7 +32,7 @@ pub(super) enum NoLease {
 
 /// What is asked for, apart from where.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Wish<'a> {
+pub(super) struct LeaseRequest<'a> {
     pub(super) need: Need,
     pub(super) priority: i32,
     pub(super) arrived: Instant,
@@ -43,11 +43,11 @@ pub(super) struct Wish<'a> {
 /// Asks for a lease and waits for it.
 pub(super) async fn admit<U, R, D>(
     flow: &Flow<U, R>,
-    plan: &Arc<Plan>,
+    plan: &Arc<RoutingTable>,
     placement: &classify::Placement,
-    wish: Wish<'_>,
+    wish: LeaseRequest<'_>,
     down: &mut D,
-) -> Result<Lease, NoLease>
+) -> Result<Lease, AdmitError>
 where
     U: super::Upstream,
     R: Recorder,
@@ -56,7 +56,7 @@ where
     let (mut plan, mut placement) = (Arc::clone(plan), placement.clone());
     for _ in 0..REENTRIES_MAX {
         let home = plan.pools[placement.home].id;
-        let ask = Ask {
+        let ask = AdmissionRequest {
             layout: plan.layout,
             home,
             spill: placement.spill.clone(),
@@ -66,27 +66,27 @@ where
             avoid: wish.avoid.into(),
         };
         let waited = match flow.admission().enter(ask) {
-            Entry::Granted(lease) => return Ok(lease),
-            Entry::Refused(shed) => return Err(NoLease::Shed(shed, home)),
-            Entry::PoolGone => Waited::PoolGone,
-            Entry::Queued(ticket, deadline) => tokio::select! {
+            AdmissionDecision::Granted(lease) => return Ok(lease),
+            AdmissionDecision::Shed(shed) => return Err(AdmitError::Shed(shed, home)),
+            AdmissionDecision::Reclassify => WaitResult::Reclassify,
+            AdmissionDecision::Queued(ticket, deadline) => tokio::select! {
                 biased;
                 waited = timeout_at(deadline, ticket) => {
-                    waited.map_err(|_| NoLease::Shed(ShedReason::QueueTimeout, home))?
+                    waited.map_err(|_| AdmitError::Shed(ShedReason::QueueTimeout, home))?
                 }
-                () = down.gone() => return Err(NoLease::ClientGone),
+                () = down.gone() => return Err(AdmitError::ClientGone),
             },
         };
-        if let Waited::Granted(lease) = waited {
+        if let WaitResult::Granted(lease) = waited {
             return Ok(lease);
         }
         plan = tokio::select! {
             biased;
-            newer = flow.newer_plan(&plan) => newer,
-            () = down.gone() => return Err(NoLease::ClientGone),
+            newer = flow.newer_routing_table(&plan) => newer,
+            () = down.gone() => return Err(AdmitError::ClientGone),
         };
         let again = plan.model(wish.model).and_then(|(m, _)| classify::place(&plan, m, wish.need.prompt_tokens));
-        placement = again.ok_or(NoLease::Shed(ShedReason::NoBackend, home))?;
+        placement = again.ok_or(AdmitError::Shed(ShedReason::NoBackend, home))?;
     }
-    Err(NoLease::Shed(ShedReason::NoBackend, plan.pools[placement.home].id))
+    Err(AdmitError::Shed(ShedReason::NoBackend, plan.pools[placement.home].id))
 }

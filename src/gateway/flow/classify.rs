@@ -10,7 +10,7 @@
 
 use smallvec::SmallVec;
 
-use super::plan::{ModelEntry, Plan, PoolEntry};
+use super::routing_table::{ModelRoute, PoolRoute, RoutingTable};
 use sluice_core::base::{PoolId, Tokens};
 
 /// The pools of one request.
@@ -24,7 +24,7 @@ pub struct Placement {
 
 /// The placement of a prompt of `tokens` for `model`. `None` when no pool serves it, which the
 /// configuration rules out for declared models.
-pub fn place(plan: &Plan, model: &ModelEntry, tokens: u64) -> Option<Placement> {
+pub fn place(plan: &RoutingTable, model: &ModelRoute, tokens: u64) -> Option<Placement> {
     let home = *model.pools.iter().find(|index| plan.pools[**index].range.contains(Tokens(tokens)))?;
     let serves = |index: &&usize| model.pools.contains(index);
     let spill = plan.pools[home].spill.iter().filter(serves).map(|index| plan.pools[*index].id).collect();
@@ -33,14 +33,14 @@ pub fn place(plan: &Plan, model: &ModelEntry, tokens: u64) -> Option<Placement> 
 
 /// Whether a prompt of about `tokens`, give or take the share `spread`, could fall on either side of
 /// something that decides where it runs.
-pub fn near_boundary(plan: &Plan, model: &ModelEntry, tokens: u64, spread: f64) -> bool {
+pub fn near_boundary(plan: &RoutingTable, model: &ModelRoute, tokens: u64, spread: f64) -> bool {
     let margin = (tokens as f64 * spread.max(0.0)).min(1e15) as u64;
     let (low, high) = (tokens.saturating_sub(margin), tokens.saturating_add(margin));
     let between = |boundary: u64| low < boundary && boundary <= high;
     model.pools.iter().map(|index| &plan.pools[*index]).any(|pool| boundaries(pool).any(between))
 }
 
-fn boundaries(pool: &PoolEntry) -> impl Iterator<Item = u64> + '_ {
+fn boundaries(pool: &PoolRoute) -> impl Iterator<Item = u64> + '_ {
     let range = [Some(pool.range.min.0), pool.range.max.map(|max| max.0)];
     let permit = pool.limits.long_prefix.map(|long| long.threshold.saturating_add(1));
     range.into_iter().chain([permit]).flatten().filter(|boundary| *boundary > 0)

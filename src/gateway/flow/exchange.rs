@@ -18,7 +18,7 @@ use sluice_core::openai::EditedBody;
 
 /// The head of a response.
 #[derive(Clone, Debug)]
-pub struct Head {
+pub struct ResponseHead {
     /// Its status.
     pub status: StatusCode,
     /// Its headers; hop-by-hop ones are already gone.
@@ -27,7 +27,7 @@ pub struct Head {
 
 /// What is sent to a backend.
 #[derive(Clone, Debug, Default)]
-pub struct Call {
+pub struct UpstreamRequest {
     /// Path and query, without the backend's prefix.
     pub path: String,
     /// Headers; no hop-by-hop ones, no `Host`, no `Content-Length`.
@@ -38,7 +38,7 @@ pub struct Call {
 
 /// Why an exchange with a backend failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Broken {
+pub enum ExchangeError {
     /// No connection came about.
     #[error("no connection: {0}")]
     Connect(String),
@@ -52,19 +52,19 @@ pub enum Broken {
 
 /// The client is gone, or takes nothing any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Gone;
+pub struct ClientGone;
 
 /// Towards the client.
 pub trait Downstream: Send {
     /// Sends the head. Called at most once, before any body.
-    fn head(&mut self, head: Head) -> impl Future<Output = Result<(), Gone>> + Send;
+    fn head(&mut self, head: ResponseHead) -> impl Future<Output = Result<(), ClientGone>> + Send;
 
     /// Sends body bytes now; nothing is kept back, unless they are the `last` ones and [`Downstream::finish`] follows
     /// at once: then they may leave with the end.
-    fn body(&mut self, bytes: Bytes, last: bool) -> impl Future<Output = Result<(), Gone>> + Send;
+    fn body(&mut self, bytes: Bytes, last: bool) -> impl Future<Output = Result<(), ClientGone>> + Send;
 
     /// The answer is complete.
-    fn finish(&mut self) -> impl Future<Output = Result<(), Gone>> + Send;
+    fn finish(&mut self) -> impl Future<Output = Result<(), ClientGone>> + Send;
 
     /// The answer cannot be completed: the connection must be closed so that the client can tell.
     fn abort(&mut self);
@@ -82,7 +82,7 @@ pub trait Upstream: Send + Sync + 'static {
     fn send(
         &self,
         to: &Address,
-        call: &Call,
+        call: &UpstreamRequest,
         fresh: bool,
     ) -> impl Future<Output = Result<Self::Exchange, SendError>> + Send;
 }
@@ -91,7 +91,7 @@ pub trait Upstream: Send + Sync + 'static {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SendError {
     /// Why.
-    pub broken: Broken,
+    pub broken: ExchangeError,
     /// It happened on a connection that had been used before: the keep-alive race, not a fault.
     pub reused: bool,
 }
@@ -105,11 +105,11 @@ pub trait Exchange: Send {
     fn connect_time(&self) -> Duration;
 
     /// Waits for the head of the answer. Cancel safe.
-    fn head(&mut self) -> impl Future<Output = Result<Head, Broken>> + Send;
+    fn head(&mut self) -> impl Future<Output = Result<ResponseHead, ExchangeError>> + Send;
 
     /// Waits for body bytes and appends everything that is there already, never waiting for more.
     /// `false` at the end of the body. Cancel safe.
-    fn body(&mut self, into: &mut BytesMut) -> impl Future<Output = Result<bool, Broken>> + Send;
+    fn body(&mut self, into: &mut BytesMut) -> impl Future<Output = Result<bool, ExchangeError>> + Send;
 
     /// The bytes read so far were the last ones: [`Exchange::body`] will say so without waiting.
     fn at_end(&self) -> bool;

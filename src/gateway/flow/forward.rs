@@ -20,26 +20,26 @@ use http::header::HeaderValue;
 use smallvec::SmallVec;
 use tokio::time::{Instant, sleep_until};
 
-use super::admit::{self, NoLease, Wish};
-use super::exchange::{Broken, Call, Downstream, Exchange, Head, Upstream};
-use super::gate::Admitted;
-use super::plan::Plan;
-use super::pump::{Passage, Pump};
-use super::record::{Open, Outcome, Recorder, RetryReason, Stage, UpstreamFault};
+use super::admit::{self, AdmitError, LeaseRequest};
+use super::exchange::{Downstream, Exchange, ExchangeError, ResponseHead, Upstream, UpstreamRequest};
+use super::prepare::PreparedRequest;
+use super::pump::{Pump, ResponseContext};
+use super::record::{Outcome, RecordGuard, Recorder, RetryReason, Stage, UpstreamFault};
 use super::respond::{self, REQUEST_ID};
-use super::{Flow, Incoming};
-use crate::pool::{Fault, Lease};
+use super::routing_table::RoutingTable;
+use super::{Flow, IncomingRequest};
+use crate::pool::{BackendFault, Lease};
 use sluice_core::base::BackendId;
 use sluice_core::openai::Refusal;
 
 /// All attempts of one request.
 pub(super) struct Attempts<'a, U, R> {
     flow: &'a Flow<U, R>,
-    plan: Arc<Plan>,
-    incoming: &'a Incoming,
-    admitted: Admitted,
+    plan: Arc<RoutingTable>,
+    incoming: &'a IncomingRequest,
+    admitted: PreparedRequest,
     /// What is sent; let go when it can no longer be sent again.
-    call: Call,
+    call: UpstreamRequest,
     avoid: SmallVec<[BackendId; 2]>,
 }
 
@@ -49,7 +49,7 @@ pub(super) struct Failed<X> {
     /// What the request comes to if it is not repeated.
     pub(super) outcome: Outcome,
     /// The backend's own answer, to be passed on if nobody else takes over.
-    pub(super) answer: Option<(X, Head)>,
+    pub(super) answer: Option<(X, ResponseHead)>,
 }
 
 impl<X> Failed<X> {
@@ -66,7 +66,7 @@ impl<X> Failed<X> {
 }
 
 /// How an attempt ended.
-pub(super) enum Tried<X> {
+pub(super) enum AttemptResult<X> {
     /// The request is over; its record says how.
     Over,
     /// Nothing has reached the client: it may be repeated.
@@ -83,28 +83,32 @@ enum Interrupted {
 impl<'a, U: Upstream, R: Recorder> Attempts<'a, U, R> {
     pub(super) fn new(
         flow: &'a Flow<U, R>,
-        plan: Arc<Plan>,
-        incoming: &'a Incoming,
-        admitted: Admitted,
-        call: Call,
+        plan: Arc<RoutingTable>,
+        incoming: &'a IncomingRequest,
+        admitted: PreparedRequest,
+        call: UpstreamRequest,
     ) -> Self {
         Self { flow, plan, incoming, admitted, call, avoid: SmallVec::new() }
     }
 
     /// Tries until the request is over. An error is a refusal that has not been sent.
-    pub(super) async fn run<D: Downstream>(&mut self, down: &mut D, record: &mut Open<'_, R>) -> Result<(), Refusal> {
+    pub(super) async fn run<D: Downstream>(
+        &mut self,
+        down: &mut D,
+        record: &mut RecordGuard<'_, R>,
+    ) -> Result<(), Refusal> {
         let mut lease = match self.admit(down, record).await {
             Ok(lease) => lease,
-            Err(NoLease::ClientGone) => return Ok(()),
-            Err(NoLease::Shed(reason, pool)) => {
+            Err(AdmitError::ClientGone) => return Ok(()),
+            Err(AdmitError::Shed(reason, pool)) => {
                 let retry_after = self.flow.admission().retry_after(pool, Instant::now());
                 return Err(respond::shed(reason, retry_after, record));
             }
         };
         for attempt in 1.. {
             let failed = match self.attempt(attempt, &mut lease, down, record).await {
-                Tried::Over => return Ok(()),
-                Tried::Again(failed) => failed,
+                AttemptResult::Over => return Ok(()),
+                AttemptResult::Again(failed) => failed,
             };
             self.avoid.push(lease.backend());
             // Whoever refused carries nothing; waiting for another while holding on to it would be half of a deadlock.
@@ -115,17 +119,17 @@ impl<'a, U: Upstream, R: Recorder> Attempts<'a, U, R> {
             }
             lease = match self.admit(down, record).await {
                 Ok(other) => other,
-                Err(NoLease::ClientGone) => return Ok(()),
-                Err(NoLease::Shed(..)) => return Box::pin(self.give_up(failed, held, down, record)).await,
+                Err(AdmitError::ClientGone) => return Ok(()),
+                Err(AdmitError::Shed(..)) => return Box::pin(self.give_up(failed, held, down, record)).await,
             };
             record.retries.push(failed.reason);
         }
         Ok(())
     }
 
-    async fn admit<D: Downstream>(&self, down: &mut D, record: &mut Open<'_, R>) -> Result<Lease, NoLease> {
+    async fn admit<D: Downstream>(&self, down: &mut D, record: &mut RecordGuard<'_, R>) -> Result<Lease, AdmitError> {
         let asked = Instant::now();
-        let wish = Wish {
+        let wish = LeaseRequest {
             need: self.admitted.need,
             priority: self.admitted.priority,
             arrived: self.incoming.arrived,
@@ -146,20 +150,20 @@ impl<'a, U: Upstream, R: Recorder> Attempts<'a, U, R> {
         failed: Failed<U::Exchange>,
         held: Option<Lease>,
         down: &mut D,
-        record: &mut Open<'_, R>,
+        record: &mut RecordGuard<'_, R>,
     ) -> Result<(), Refusal> {
         let refusal = failed.refusal();
         record.outcome = failed.outcome;
         let (Some((mut exchange, head)), Some(mut lease)) = (failed.answer, held) else { return Err(refusal) };
         let now = Instant::now();
         let passage = passage(self.incoming, &self.admitted, &self.plan, (now, now + self.plan.timeouts().idle));
-        let mut call = Call::default();
+        let mut call = UpstreamRequest::default();
         match Pump::new(head, passage, &mut call, &mut lease, down, record).run(&mut exchange).await {
-            Tried::Over => {
+            AttemptResult::Over => {
                 keep(exchange).await;
                 Ok(())
             }
-            Tried::Again(_) => Err(refusal),
+            AttemptResult::Again(_) => Err(refusal),
         }
     }
 
@@ -168,8 +172,8 @@ impl<'a, U: Upstream, R: Recorder> Attempts<'a, U, R> {
         attempt: u32,
         lease: &mut Lease,
         down: &mut D,
-        record: &mut Open<'_, R>,
-    ) -> Tried<U::Exchange> {
+        record: &mut RecordGuard<'_, R>,
+    ) -> AttemptResult<U::Exchange> {
         self.name(attempt);
         let begun = Instant::now();
         let deadline = begun + self.plan.first_byte(self.admitted.stream, self.admitted.need.prompt_tokens);
@@ -194,10 +198,10 @@ impl<'a, U: Upstream, R: Recorder> Attempts<'a, U, R> {
             match self.wait_for_head(&mut exchange, lease, down, sent, deadline).await {
                 Ok(Ok(head)) if matches!(head.status, StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE) => {
                     if head.status == StatusCode::BAD_GATEWAY {
-                        lease.failure(Fault::Answer, Instant::now());
+                        lease.failure(BackendFault::Response, Instant::now());
                     }
                     let outcome = Outcome::UpstreamError(UpstreamFault::Status);
-                    return Tried::Again(Failed {
+                    return AttemptResult::Again(Failed {
                         reason: RetryReason::Status,
                         outcome,
                         answer: Some((exchange, head)),
@@ -207,12 +211,12 @@ impl<'a, U: Upstream, R: Recorder> Attempts<'a, U, R> {
                     let passage = passage(self.incoming, &self.admitted, &self.plan, (sent, deadline));
                     let mut pump = Pump::new(head, passage, &mut self.call, lease, down, record);
                     let tried = pump.run(&mut exchange).await;
-                    if matches!(tried, Tried::Over) {
+                    if matches!(tried, AttemptResult::Over) {
                         keep(exchange).await;
                     }
                     return tried;
                 }
-                Ok(Err(Broken::Closed(_))) if exchange.reused() && !fresh => {
+                Ok(Err(ExchangeError::Closed(_))) if exchange.reused() && !fresh => {
                     record.retries.push(RetryReason::StaleConnection);
                     fresh = true;
                 }
@@ -231,7 +235,7 @@ impl<'a, U: Upstream, R: Recorder> Attempts<'a, U, R> {
         down: &mut D,
         sent: Instant,
         deadline: Instant,
-    ) -> Result<Result<Head, Broken>, Interrupted> {
+    ) -> Result<Result<ResponseHead, ExchangeError>, Interrupted> {
         if !self.admitted.stream {
             let prefilled = sent + lease.prefill_time();
             let early = guarded(pin!(exchange.head()), down, lease, prefilled.min(deadline)).await;
@@ -258,12 +262,12 @@ impl<'a, U: Upstream, R: Recorder> Attempts<'a, U, R> {
 
 /// What the pump needs to know of a request that was sent at `sent` and must show a first byte by `deadline`.
 fn passage<'a>(
-    incoming: &Incoming,
-    admitted: &'a Admitted,
-    plan: &'a Plan,
+    incoming: &IncomingRequest,
+    admitted: &'a PreparedRequest,
+    plan: &'a RoutingTable,
     (sent, deadline): (Instant, Instant),
-) -> Passage<'a> {
-    Passage {
+) -> ResponseContext<'a> {
+    ResponseContext {
         route: incoming.route,
         arrived: incoming.arrived,
         sent,
@@ -294,28 +298,32 @@ async fn guarded<T, D: Downstream>(
         biased;
         got = wanted => Ok(got),
         () = down.gone() => Err(Interrupted::ClientGone),
-        () = lease.cut().cancelled() => Err(Interrupted::Hung),
+        () = lease.hang_token().cancelled() => Err(Interrupted::Hung),
         () = sleep_until(deadline) => Err(Interrupted::TimedOut),
     }
 }
 
-fn broken<X>(error: &Broken, lease: &Lease) -> Tried<X> {
+fn broken<X>(error: &ExchangeError, lease: &Lease) -> AttemptResult<X> {
     let (fault, reason, upstream) = match error {
-        Broken::Connect(_) => (Fault::Connect, RetryReason::Connect, UpstreamFault::Connect),
-        Broken::Closed(_) | Broken::Malformed(_) => (Fault::Answer, RetryReason::Broken, UpstreamFault::Broken),
+        ExchangeError::Connect(_) => (BackendFault::Connect, RetryReason::Connect, UpstreamFault::Connect),
+        ExchangeError::Closed(_) | ExchangeError::Malformed(_) => {
+            (BackendFault::Response, RetryReason::Broken, UpstreamFault::Broken)
+        }
     };
     tracing::debug!(backend = %lease.name(), %error, "attempt failed");
     lease.failure(fault, Instant::now());
-    Tried::Again(Failed::new(reason, Outcome::UpstreamError(upstream)))
+    AttemptResult::Again(Failed::new(reason, Outcome::UpstreamError(upstream)))
 }
 
-fn interruption<X>(interrupted: Interrupted, lease: &Lease) -> Tried<X> {
+fn interruption<X>(interrupted: Interrupted, lease: &Lease) -> AttemptResult<X> {
     match interrupted {
-        Interrupted::ClientGone => Tried::Over,
-        Interrupted::Hung => Tried::Again(Failed::new(RetryReason::Hung, Outcome::UpstreamError(UpstreamFault::Hung))),
+        Interrupted::ClientGone => AttemptResult::Over,
+        Interrupted::Hung => {
+            AttemptResult::Again(Failed::new(RetryReason::Hung, Outcome::UpstreamError(UpstreamFault::Hung)))
+        }
         Interrupted::TimedOut => {
-            lease.failure(Fault::Timeout, Instant::now());
-            Tried::Again(Failed::new(RetryReason::Timeout, Outcome::Timeout(Stage::FirstByte)))
+            lease.failure(BackendFault::Timeout, Instant::now());
+            AttemptResult::Again(Failed::new(RetryReason::Timeout, Outcome::Timeout(Stage::FirstByte)))
         }
     }
 }

@@ -60,7 +60,7 @@ pub struct OverLimit(pub Duration);
 
 /// A key that was recognised.
 #[derive(Clone, Copy, Debug)]
-pub struct Holder<'a> {
+pub struct ApiKey<'a> {
     key: &'a Key,
     usage: &'a Arc<Usage>,
 }
@@ -90,15 +90,15 @@ impl Keyring {
     }
 
     /// Recognises the key a client sent.
-    pub fn recognise(&self, sent: Option<&str>) -> Result<Holder<'_>, KeyError> {
+    pub fn recognise(&self, sent: Option<&str>) -> Result<ApiKey<'_>, KeyError> {
         let sent = sent.ok_or(KeyError::Missing)?;
         let digest: [u8; 32] = Sha256::digest(sent.as_bytes()).into();
         let (key, usage) = self.by_digest.get(&digest).map(|index| &self.keys[*index]).ok_or(KeyError::Unknown)?;
-        if bool::from(key.sha256.bytes().ct_eq(&digest)) { Ok(Holder { key, usage }) } else { Err(KeyError::Unknown) }
+        if bool::from(key.sha256.bytes().ct_eq(&digest)) { Ok(ApiKey { key, usage }) } else { Err(KeyError::Unknown) }
     }
 }
 
-impl Holder<'_> {
+impl ApiKey<'_> {
     /// The name of the key, for logs.
     pub fn name(&self) -> &str {
         &self.key.name

@@ -19,13 +19,13 @@
 pub mod classify;
 pub mod exchange;
 pub mod keys;
-pub mod plan;
+pub mod routing_table;
 pub mod record;
 
 mod admit;
-mod answer;
+mod response_meter;
 mod forward;
-mod gate;
+mod prepare;
 mod pump;
 mod respond;
 
@@ -45,14 +45,16 @@ use crate::experiment::Experiments;
 use crate::pool::Admission;
 use sluice_core::openai::{Refusal, Route, ShedReason};
 
-pub use exchange::{Broken, Call, Downstream, Exchange, Gone, Head, SendError, Upstream};
-pub use plan::{Learned, Plan};
-pub use record::{Open, Outcome, Record, Recorder};
+pub use exchange::{
+    ClientGone, Downstream, Exchange, ExchangeError, ResponseHead, SendError, Upstream, UpstreamRequest,
+};
+pub use record::{Outcome, Record, RecordGuard, Recorder};
 pub use respond::refuse;
+pub use routing_table::{LearnedState, RoutingTable};
 
 /// One request, received whole.
 #[derive(Debug)]
-pub struct Incoming {
+pub struct IncomingRequest {
     /// What is asked.
     pub route: Route,
     /// Path and query as the client sent them.
@@ -78,7 +80,7 @@ pub struct Flow<U, R> {
     upstream: U,
     recorder: R,
     experiments: Experiments,
-    plan: ArcSwap<Plan>,
+    plan: ArcSwap<RoutingTable>,
     /// Tells that `plan` was swapped.
     replanned: Notify,
     closing: AtomicBool,
@@ -86,7 +88,7 @@ pub struct Flow<U, R> {
 
 impl<U: Upstream, R: Recorder> Flow<U, R> {
     /// A path that routes by `plan`.
-    pub fn new(admission: Arc<Admission>, upstream: U, recorder: R, plan: Plan) -> Self {
+    pub fn new(admission: Arc<Admission>, upstream: U, recorder: R, plan: RoutingTable) -> Self {
         let plan = ArcSwap::from_pointee(plan);
         let experiments = Experiments::default();
         Self {
@@ -101,23 +103,23 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
     }
 
     /// The plan in force.
-    pub fn plan(&self) -> Arc<Plan> {
+    pub fn routing_table(&self) -> Arc<RoutingTable> {
         self.plan.load_full()
     }
 
     /// Routes by another plan from now on. Requests under way keep theirs.
-    pub fn set_plan(&self, plan: Plan) {
+    pub fn set_routing_table(&self, plan: RoutingTable) {
         self.plan.store(Arc::new(plan));
         self.replanned.notify_waiters();
     }
 
     /// The plan in force as soon as it is another than `old`: for who has learned from admission, which is told
     /// first, that `old` is out of date.
-    async fn newer_plan(&self, old: &Arc<Plan>) -> Arc<Plan> {
+    async fn newer_routing_table(&self, old: &Arc<RoutingTable>) -> Arc<RoutingTable> {
         loop {
             // Made before looking, so that a swap in between is not missed.
             let swapped = self.replanned.notified();
-            let plan = self.plan();
+            let plan = self.routing_table();
             if !Arc::ptr_eq(&plan, old) {
                 return plan;
             }
@@ -151,9 +153,9 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
     }
 
     /// Sees one request to its end.
-    pub async fn run<D: Downstream>(&self, mut incoming: Box<Incoming>, down: &mut D) {
+    pub async fn run<D: Downstream>(&self, mut incoming: Box<IncomingRequest>, down: &mut D) {
         let mut record =
-            Open::new(&self.recorder, Some(incoming.route), Arc::clone(&incoming.request_id), incoming.arrived);
+            RecordGuard::new(&self.recorder, Some(incoming.route), Arc::clone(&incoming.request_id), incoming.arrived);
         if let Err(refusal) = self.serve(&mut incoming, down, &mut record).await {
             refuse(down, &refusal, incoming.route.error_format(), &mut record).await;
         }
@@ -162,12 +164,12 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
     /// From here on the request lives in what goes upstream, and only as long as that may be sent again.
     fn attempts<'a>(
         &'a self,
-        plan: Arc<Plan>,
-        incoming: &'a mut Incoming,
-        mut admitted: gate::Admitted,
+        plan: Arc<RoutingTable>,
+        incoming: &'a mut IncomingRequest,
+        mut admitted: prepare::PreparedRequest,
     ) -> forward::Attempts<'a, U, R> {
         incoming.body = Bytes::new();
-        let call = Call {
+        let call = UpstreamRequest {
             path: std::mem::take(&mut incoming.path),
             headers: std::mem::take(&mut incoming.headers),
             body: std::mem::take(&mut admitted.body),
@@ -178,15 +180,15 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
     /// Everything up to the answer; an error is an answer of our own that has not been sent.
     async fn serve<D: Downstream>(
         &self,
-        incoming: &mut Incoming,
+        incoming: &mut IncomingRequest,
         down: &mut D,
-        record: &mut Open<'_, R>,
+        record: &mut RecordGuard<'_, R>,
     ) -> Result<(), Refusal> {
-        let plan = self.plan();
+        let plan = self.routing_table();
         if self.is_closing() {
             return Err(respond::shed(ShedReason::ShuttingDown, crate::config::defaults::RETRY_AFTER_MIN, record));
         }
-        let admitted = gate::open(&plan, &self.experiments, incoming, record).await?;
+        let admitted = prepare::prepare(&plan, &self.experiments, incoming, record).await?;
         let mut attempts = self.attempts(plan, incoming, admitted);
         attempts.run(down, record).await
     }

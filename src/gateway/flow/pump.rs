@@ -20,29 +20,29 @@ use http::StatusCode;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use tokio::time::{Instant, sleep_until};
 
-use super::answer::{self, Answer};
-use super::exchange::{Call, Downstream, Exchange, Gone, Head};
-use super::forward::{Failed, Tried};
-use super::gate::{Injected, Lesson};
-use super::record::{Open, Outcome, Recorder, RetryReason, Stage, UpstreamFault};
+use super::exchange::{ClientGone, Downstream, Exchange, ResponseHead, UpstreamRequest};
+use super::forward::{AttemptResult, Failed};
+use super::prepare::{Feedback, InjectedUsage};
+use super::record::{Outcome, RecordGuard, Recorder, RetryReason, Stage, UpstreamFault};
 use super::respond;
-use crate::pool::{Fault, Lease};
+use super::response_meter::{self, ResponseMeter};
+use crate::pool::{BackendFault, Lease};
 use sluice_core::meter::{Forward, Objectives, Strip};
 use sluice_core::openai::Route;
 use sluice_core::openai::error::{StreamFailure, sse_error_event};
 
 /// What the pump needs to know of its request.
 #[derive(Clone, Copy)]
-pub(super) struct Passage<'a> {
+pub(super) struct ResponseContext<'a> {
     pub(super) route: Route,
     pub(super) arrived: Instant,
     /// When the request had been sent upstream.
     pub(super) sent: Instant,
     /// Where the first byte must have come.
     pub(super) deadline: Instant,
-    pub(super) injected: Injected,
+    pub(super) injected: InjectedUsage,
     pub(super) prompt_tokens: u64,
-    pub(super) lesson: &'a Lesson,
+    pub(super) lesson: &'a Feedback,
     pub(super) idle: Duration,
     pub(super) objectives: &'a Objectives,
 }
@@ -59,53 +59,53 @@ enum Next {
 
 /// The state of one answer on its way.
 pub(super) struct Pump<'a, 'r, D, R: Recorder> {
-    passage: Passage<'a>,
-    answer: Answer,
+    passage: ResponseContext<'a>,
+    answer: ResponseMeter,
     /// Not sent yet.
-    head: Option<Head>,
+    head: Option<ResponseHead>,
     /// What was sent upstream; let go when it can no longer be sent again.
-    call: &'a mut Call,
+    call: &'a mut UpstreamRequest,
     status: StatusCode,
     lease: &'a mut Lease,
     down: &'a mut D,
-    record: &'a mut Open<'r, R>,
+    record: &'a mut RecordGuard<'r, R>,
     prefilling: bool,
 }
 
-fn strip(injected: Injected) -> Strip {
+fn strip(injected: InjectedUsage) -> Strip {
     match injected {
-        Injected::Nothing => Strip::Nothing,
-        Injected::Final => Strip::InjectedUsage,
-        Injected::Continuous { keep_final } => Strip::Continuous { keep_final },
+        InjectedUsage::Nothing => Strip::Nothing,
+        InjectedUsage::Final => Strip::InjectedUsage,
+        InjectedUsage::Continuous { keep_final } => Strip::Continuous { keep_final },
     }
 }
 
 impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
     pub(super) fn new(
-        mut head: Head,
-        passage: Passage<'a>,
-        call: &'a mut Call,
+        mut head: ResponseHead,
+        passage: ResponseContext<'a>,
+        call: &'a mut UpstreamRequest,
         lease: &'a mut Lease,
         down: &'a mut D,
-        record: &'a mut Open<'r, R>,
+        record: &'a mut RecordGuard<'r, R>,
     ) -> Self {
         let status = head.status;
         let kind = head.headers.get(CONTENT_TYPE);
         let events = kind.is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"));
         let answer = if events && status.is_success() {
-            if passage.injected != Injected::Nothing {
+            if passage.injected != InjectedUsage::Nothing {
                 head.headers.remove(CONTENT_LENGTH);
             }
-            Answer::stream(passage.route, passage.arrived, strip(passage.injected))
+            ResponseMeter::stream(passage.route, passage.arrived, strip(passage.injected))
         } else {
-            Answer::body(passage.arrived)
+            ResponseMeter::body(passage.arrived)
         };
-        lease.beat(Instant::now());
+        lease.record_progress(Instant::now());
         Self { passage, answer, head: Some(head), call, status, lease, down, record, prefilling: true }
     }
 
     /// Passes the answer on. `Again` only while nothing has reached the client.
-    pub(super) async fn run<X: Exchange>(&mut self, exchange: &mut X) -> Tried<X> {
+    pub(super) async fn run<X: Exchange>(&mut self, exchange: &mut X) -> AttemptResult<X> {
         let mut chunk = BytesMut::new();
         // The first byte has its own deadline; after it, silence is measured from byte to byte.
         let mut limit = self.passage.deadline;
@@ -122,7 +122,7 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
                     }
                 },
                 () = self.down.gone() => Next::ClientGone,
-                () = self.lease.cut().cancelled() => Next::Hung,
+                () = self.lease.hang_token().cancelled() => Next::Hung,
                 () = &mut timer => {
                     // The timer is set anew only when it fires: a chunk costs no timer operation.
                     if limit > Instant::now() {
@@ -139,7 +139,7 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
                         return self.again(RetryReason::InStream, UpstreamFault::InStream);
                     };
                     // Without bytes the head waits for them: until then another backend may take over.
-                    if !forward.is_empty() && self.send(forward, last).await == Err(Gone) {
+                    if !forward.is_empty() && self.send(forward, last).await == Err(ClientGone) {
                         return self.client_gone(now);
                     }
                     // Time that the client takes to read is not the backend's silence.
@@ -159,7 +159,7 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
     /// Meters a chunk; returns what goes to the client of it, and whether that is the last of the answer. Nothing when
     /// the engine refused in the stream before anything was sent.
     fn look(&mut self, chunk: Bytes, last: bool, now: Instant) -> Option<(Forward, bool)> {
-        self.lease.beat(now);
+        self.lease.record_progress(now);
         let forward = self.answer.feed(chunk, now);
         if self.prefilling && self.answer.has_content() {
             self.first_token(now);
@@ -182,13 +182,13 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
     }
 
     /// Sends what there is, behind the head if that has not been sent.
-    async fn send(&mut self, forward: Forward, last: bool) -> Result<(), Gone> {
-        let _not_the_backends_silence = self.lease.at_client();
+    async fn send(&mut self, forward: Forward, last: bool) -> Result<(), ClientGone> {
+        let _not_the_backends_silence = self.lease.client_wait();
         if let Some(mut head) = self.head.take() {
             respond::add_ours(&mut head.headers, self.record);
             self.record.status = Some(head.status);
             self.down.head(head).await?;
-            *self.call = Call::default();
+            *self.call = UpstreamRequest::default();
         }
         let count = forward.len();
         for (index, piece) in forward.into_iter().enumerate() {
@@ -198,7 +198,7 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
     }
 
     /// The backend's answer is at its end.
-    async fn end<X>(&mut self, now: Instant) -> Tried<X> {
+    async fn end<X>(&mut self, now: Instant) -> AttemptResult<X> {
         if self.answer.is_stream() && !self.answer.is_done() && self.answer.error().is_none() {
             // The connection ended in order but the stream did not: the engine was stopped under it.
             return self.interrupted(Next::Broken, now).await;
@@ -206,7 +206,7 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
         let tail = self.answer.finish(now);
         let sent = match self.send(tail, true).await {
             Ok(()) => {
-                let _not_the_backends_silence = self.lease.at_client();
+                let _not_the_backends_silence = self.lease.client_wait();
                 self.down.finish().await
             }
             Err(gone) => Err(gone),
@@ -214,7 +214,7 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
         self.record.outcome = self.verdict();
         match self.record.outcome {
             Outcome::UpstreamError(_) if self.is_judged() => {}
-            Outcome::UpstreamError(_) => self.lease.failure(Fault::Answer, now),
+            Outcome::UpstreamError(_) => self.lease.failure(BackendFault::Response, now),
             _ => self.lease.success(),
         }
         // A client that closes as soon as it has the last event has it all.
@@ -222,7 +222,7 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
             self.record.outcome = Outcome::ClientGone;
         }
         self.account();
-        Tried::Over
+        AttemptResult::Over
     }
 
     fn verdict(&self) -> Outcome {
@@ -233,7 +233,7 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
             return Outcome::UpstreamError(UpstreamFault::Status);
         }
         match self.answer.error() {
-            Some(error) if answer::is_clients_fault(error) => Outcome::Refused,
+            Some(error) if response_meter::is_clients_fault(error) => Outcome::Refused,
             Some(_) => Outcome::UpstreamError(UpstreamFault::InStream),
             None => Outcome::Completed,
         }
@@ -243,38 +243,38 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
     /// and no fault, or a 502, which was counted when it came.
     fn is_judged(&self) -> bool {
         matches!(self.status, StatusCode::SERVICE_UNAVAILABLE | StatusCode::BAD_GATEWAY)
-            || self.answer.error().is_some_and(answer::is_busy)
+            || self.answer.error().is_some_and(response_meter::is_busy)
     }
 
-    fn client_gone<X>(&mut self, now: Instant) -> Tried<X> {
+    fn client_gone<X>(&mut self, now: Instant) -> AttemptResult<X> {
         let whole = self.answer.is_done();
         let _ = self.answer.finish(now);
         self.record.outcome = if whole { Outcome::Completed } else { Outcome::ClientGone };
         self.account();
-        Tried::Over
+        AttemptResult::Over
     }
 
-    fn again<X>(&self, reason: RetryReason, fault: UpstreamFault) -> Tried<X> {
-        Tried::Again(Failed { reason, outcome: Outcome::UpstreamError(fault), answer: None })
+    fn again<X>(&self, reason: RetryReason, fault: UpstreamFault) -> AttemptResult<X> {
+        AttemptResult::Again(Failed { reason, outcome: Outcome::UpstreamError(fault), answer: None })
     }
 
     /// The answer cannot be completed: elsewhere if nothing was sent, else said in the stream.
-    async fn interrupted<X>(&mut self, why: Next, now: Instant) -> Tried<X> {
+    async fn interrupted<X>(&mut self, why: Next, now: Instant) -> AttemptResult<X> {
         let first = self.head.is_some();
         let (reason, outcome, failure) = match why {
             Next::Hung => (RetryReason::Hung, Outcome::UpstreamError(UpstreamFault::Hung), StreamFailure::UpstreamIdle),
             Next::Silent => {
-                self.lease.failure(Fault::Timeout, now);
+                self.lease.failure(BackendFault::Timeout, now);
                 let stage = if first { Stage::FirstByte } else { Stage::Idle };
                 (RetryReason::Timeout, Outcome::Timeout(stage), StreamFailure::UpstreamIdle)
             }
             _ => {
-                self.lease.failure(Fault::Answer, now);
+                self.lease.failure(BackendFault::Response, now);
                 (RetryReason::Broken, Outcome::UpstreamError(UpstreamFault::Broken), StreamFailure::UpstreamBroke)
             }
         };
         if first {
-            return Tried::Again(Failed { reason, outcome, answer: None });
+            return AttemptResult::Again(Failed { reason, outcome, answer: None });
         }
         self.record.outcome = outcome;
         if self.answer.is_stream() {
@@ -286,7 +286,7 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
         }
         self.down.abort();
         self.account();
-        Tried::Over
+        AttemptResult::Over
     }
 
     /// What was measured goes into the record, and what it teaches to those who learn.

@@ -178,13 +178,13 @@ pub trait Recorder: Send + Sync + 'static {
 }
 
 /// A record that reports itself when dropped.
-pub struct Open<'a, R: Recorder> {
+pub struct RecordGuard<'a, R: Recorder> {
     recorder: &'a R,
     record: Record,
     arrived: tokio::time::Instant,
 }
 
-impl<'a, R: Recorder> Open<'a, R> {
+impl<'a, R: Recorder> RecordGuard<'a, R> {
     /// Opens the record of a request received at `arrived`.
     pub fn new(recorder: &'a R, route: Option<Route>, request_id: Arc<str>, arrived: tokio::time::Instant) -> Self {
         let record = Record {
@@ -213,7 +213,7 @@ impl<'a, R: Recorder> Open<'a, R> {
     }
 }
 
-impl<R: Recorder> std::ops::Deref for Open<'_, R> {
+impl<R: Recorder> std::ops::Deref for RecordGuard<'_, R> {
     type Target = Record;
 
     fn deref(&self) -> &Record {
@@ -221,13 +221,13 @@ impl<R: Recorder> std::ops::Deref for Open<'_, R> {
     }
 }
 
-impl<R: Recorder> std::ops::DerefMut for Open<'_, R> {
+impl<R: Recorder> std::ops::DerefMut for RecordGuard<'_, R> {
     fn deref_mut(&mut self) -> &mut Record {
         &mut self.record
     }
 }
 
-impl<R: Recorder> Drop for Open<'_, R> {
+impl<R: Recorder> Drop for RecordGuard<'_, R> {
     fn drop(&mut self) {
         self.record.total = self.arrived.elapsed();
         self.recorder.record(&self.record);

@@ -9,8 +9,8 @@ use bytes::Bytes;
 use http::header::{ALLOW, CONTENT_LENGTH, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER};
 use http::{HeaderMap, StatusCode};
 
-use super::exchange::{Downstream, Head};
-use super::record::{Open, Outcome, Record, Recorder};
+use super::exchange::{Downstream, ResponseHead};
+use super::record::{Outcome, Record, RecordGuard, Recorder};
 use sluice_core::openai::{ErrorFormat, Refusal, ShedReason};
 
 /// The request's id, the client's own where it sent a valid one.
@@ -21,7 +21,7 @@ const ARM: HeaderName = HeaderName::from_static("x-sluice-arm");
 const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
 
 /// Marks the record as shed and makes the refusal that says so.
-pub(super) fn shed<R: Recorder>(reason: ShedReason, retry_after: Duration, record: &mut Open<'_, R>) -> Refusal {
+pub(super) fn shed<R: Recorder>(reason: ShedReason, retry_after: Duration, record: &mut RecordGuard<'_, R>) -> Refusal {
     record.outcome = Outcome::Shed(reason);
     Refusal::Shed { reason, retry_after: whole_seconds(retry_after) }
 }
@@ -36,7 +36,7 @@ pub async fn refuse<D: Downstream, R: Recorder>(
     down: &mut D,
     refusal: &Refusal,
     format: ErrorFormat,
-    record: &mut Open<'_, R>,
+    record: &mut RecordGuard<'_, R>,
 ) {
     if record.outcome == Outcome::ClientGone {
         record.outcome = Outcome::Refused;
@@ -54,7 +54,7 @@ pub async fn refuse<D: Downstream, R: Recorder>(
     }
     let status = StatusCode::from_u16(refusal.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let sent = async {
-        down.head(Head { status, headers }).await?;
+        down.head(ResponseHead { status, headers }).await?;
         down.body(body, true).await?;
         down.finish().await
     };

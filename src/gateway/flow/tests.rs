@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep};
 use super::*;
 use crate::config::{Config, Surroundings};
 use crate::flow::record::{RetryReason, Stage, UpstreamFault};
-use crate::pool::{Address, BackendSpec, HealthRules, Order, PoolSpec, Rules};
+use crate::pool::{Address, BackendSpec, HealthRules, PoolRules, PoolSpec, QueueOrder};
 
 mod edges;
 
@@ -53,7 +53,7 @@ struct Engines {
 struct Served {
     script: VecDeque<(u64, &'static str)>,
     in_order: bool,
-    head: Result<Head, Broken>,
+    head: Result<ResponseHead, ExchangeError>,
     answers: bool,
     reused: bool,
     open: Arc<Mutex<i32>>,
@@ -62,7 +62,7 @@ struct Served {
 impl Upstream for Engines {
     type Exchange = Served;
 
-    async fn send(&self, to: &Address, call: &Call, fresh: bool) -> Result<Served, SendError> {
+    async fn send(&self, to: &Address, call: &UpstreamRequest, fresh: bool) -> Result<Served, SendError> {
         let id = call.headers["x-request-id"].to_str().unwrap().to_owned();
         self.calls.lock().push((to.endpoint.port, id, call.body.to_bytes()));
         let script = {
@@ -70,18 +70,20 @@ impl Upstream for Engines {
             let (_, queue) = scripts.iter_mut().find(|(port, _)| *port == to.endpoint.port).unwrap();
             if queue.len() > 1 { queue.pop_front().unwrap() } else { queue[0].clone() }
         };
-        let closed = || Broken::Closed("eof".to_owned());
+        let closed = || ExchangeError::Closed("eof".to_owned());
         let head = |status: u16, kind: &'static str| {
             let mut headers = HeaderMap::new();
             headers.insert(CONTENT_TYPE, HeaderValue::from_static(kind));
-            Ok(Head { status: StatusCode::from_u16(status).unwrap(), headers })
+            Ok(ResponseHead { status: StatusCode::from_u16(status).unwrap(), headers })
         };
         let served = |head, script: Vec<(u64, &'static str)>, in_order, answers, reused| {
             *self.open.lock() += 1;
             Ok(Served { script: script.into(), in_order, head, answers, reused, open: Arc::clone(&self.open) })
         };
         match script {
-            Script::NoConnection => Err(SendError { broken: Broken::Connect("refused".to_owned()), reused: false }),
+            Script::NoConnection => {
+                Err(SendError { broken: ExchangeError::Connect("refused".to_owned()), reused: false })
+            }
             Script::StaleConnection if !fresh => served(Err(closed()), vec![], false, true, true),
             Script::StaleConnection => served(head(200, "text/event-stream"), script_of(good()), true, true, false),
             Script::CloseBeforeHead => served(Err(closed()), vec![], false, true, false),
@@ -107,7 +109,7 @@ impl Exchange for Served {
         Duration::ZERO
     }
 
-    async fn head(&mut self) -> Result<Head, Broken> {
+    async fn head(&mut self) -> Result<ResponseHead, ExchangeError> {
         if !self.answers {
             std::future::pending::<()>().await;
         }
@@ -116,7 +118,7 @@ impl Exchange for Served {
         self.head.clone()
     }
 
-    async fn body(&mut self, into: &mut BytesMut) -> Result<bool, Broken> {
+    async fn body(&mut self, into: &mut BytesMut) -> Result<bool, ExchangeError> {
         match self.script.front().copied() {
             Some((pause, text)) => {
                 sleep(Duration::from_millis(pause)).await;
@@ -125,7 +127,7 @@ impl Exchange for Served {
                 Ok(true)
             }
             None if self.in_order => Ok(false),
-            None => Err(Broken::Closed("eof".to_owned())),
+            None => Err(ExchangeError::Closed("eof".to_owned())),
         }
     }
 
@@ -145,7 +147,7 @@ impl Drop for Served {
 /// A client that writes down what it gets and may leave.
 #[derive(Default)]
 struct Client {
-    head: Option<Head>,
+    head: Option<ResponseHead>,
     body: Vec<u8>,
     finished: bool,
     aborted: bool,
@@ -153,17 +155,17 @@ struct Client {
 }
 
 impl Downstream for Client {
-    async fn head(&mut self, head: Head) -> Result<(), Gone> {
+    async fn head(&mut self, head: ResponseHead) -> Result<(), ClientGone> {
         assert!(self.head.replace(head).is_none(), "one head per answer");
         Ok(())
     }
 
-    async fn body(&mut self, bytes: Bytes, _last: bool) -> Result<(), Gone> {
+    async fn body(&mut self, bytes: Bytes, _last: bool) -> Result<(), ClientGone> {
         self.body.extend_from_slice(&bytes);
         Ok(())
     }
 
-    async fn finish(&mut self) -> Result<(), Gone> {
+    async fn finish(&mut self) -> Result<(), ClientGone> {
         self.finished = true;
         Ok(())
     }
@@ -208,12 +210,12 @@ impl World {
         let admission = Admission::new(now, RULES, 1);
         let layout = admission.apply(&[pool_of(&config)], RULES, now);
         for backend in &layout.backends[0] {
-            admission.probed(*backend, true, now);
+            admission.record_probe(*backend, true, now);
         }
         let records = Records::default();
         let engines = Engines::default();
         *engines.scripts.lock() = vec![(PORTS[0], first.into()), (PORTS[1], second.into())];
-        let plan = Plan::new(config, &layout, &[], &[None], &Learned::default());
+        let plan = RoutingTable::new(config, &layout, &[], &[None], &LearnedState::default());
         Self { flow: Flow::new(admission, engines, records.clone(), plan), records }
     }
 
@@ -233,9 +235,9 @@ impl World {
     /// Nothing is held and no connection is open.
     fn idle(&self) {
         assert_eq!(self.flow.admission().load(), (0, 0));
-        assert_eq!(self.flow.admission().check(), Ok(()));
+        assert_eq!(self.flow.admission().check_invariants(), Ok(()));
         for backend in &self.flow.admission().view()[0].backends {
-            assert_eq!(backend.used, crate::pool::Usage::default());
+            assert_eq!(backend.used, crate::pool::CapacityUsage::default());
         }
         assert_eq!(*self.flow.upstream().open.lock(), 0, "every exchange was closed");
     }
@@ -261,8 +263,8 @@ fn config_of(pool: &str, extra: &str) -> Arc<Config> {
 
 fn pool_of(config: &Config) -> PoolSpec {
     let pool = &config.pools[0];
-    let (limits, queue_length, queue_timeout) = (plan::limits_of(pool), pool.queue.length, pool.queue.timeout);
-    let rules = Rules { policy: pool.policy, limits, queue_length, queue_timeout, order: Order::FIFO };
+    let (limits, queue_length, queue_timeout) = (routing_table::limits_of(pool), pool.queue.length, pool.queue.timeout);
+    let rules = PoolRules { policy: pool.policy, limits, queue_length, queue_timeout, order: QueueOrder::FIFO };
     let backends = pool.backends.iter().map(spec_of).collect();
     PoolSpec { name: pool.name.as_str().into(), rules, backends, spill: vec![] }
 }
@@ -412,8 +414,8 @@ async fn a_client_that_leaves_frees_everything_wherever_it_was() {
     waiting.idle();
 }
 
-fn incoming(body: &'static str) -> Box<Incoming> {
-    Box::new(Incoming {
+fn incoming(body: &'static str) -> Box<IncomingRequest> {
+    Box::new(IncomingRequest {
         route: Route::ChatCompletions,
         path: "/v1/chat/completions".to_owned(),
         headers: HeaderMap::new(),
@@ -426,9 +428,9 @@ fn incoming(body: &'static str) -> Box<Incoming> {
 }
 
 fn hold(world: &World) -> crate::pool::Lease {
-    let ask = crate::pool::Ask {
-        layout: world.flow.plan().layout,
-        home: world.flow.plan().pools[0].id,
+    let ask = crate::pool::AdmissionRequest {
+        layout: world.flow.routing_table().layout,
+        home: world.flow.routing_table().pools[0].id,
         spill: Default::default(),
         need: crate::pool::Need { slots: 1, prompt_tokens: 1, output_tokens: 1 },
         priority: 0,
@@ -436,7 +438,7 @@ fn hold(world: &World) -> crate::pool::Lease {
         avoid: Default::default(),
     };
     match world.flow.admission().enter(ask) {
-        crate::pool::Entry::Granted(lease) => lease,
+        crate::pool::AdmissionDecision::Granted(lease) => lease,
         other => panic!("{other:?}"),
     }
 }
@@ -478,7 +480,9 @@ async fn a_request_whose_pool_a_reload_has_removed_waits_for_the_plan_that_follo
     let world = World::new(vec![good()], vec![good()]);
     let config = config_of("q", "");
     let layout = world.flow.admission().apply(&[pool_of(&config)], RULES, Instant::now());
-    let reload = async { world.flow.set_plan(Plan::new(config, &layout, &[], &[None], &Learned::default())) };
+    let reload = async {
+        world.flow.set_routing_table(RoutingTable::new(config, &layout, &[], &[None], &LearnedState::default()))
+    };
     let ((_, record), ()) = tokio::join!(world.ask(STREAM), reload);
     assert_eq!((record.outcome, record.pool.as_deref()), (Outcome::Completed, Some("q")));
 }

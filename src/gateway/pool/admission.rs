@@ -6,7 +6,7 @@
 //! waiters never pass each other by. One lock for everything is what makes spilling between pools
 //! one decision instead of a protocol; it is held for about a microsecond, three times a request.
 //!
-//! Rules:
+//! PoolRules:
 //! - home pool first, then the spill list in its order; a prompt that needs a permit goes where fewest long
 //!   prefills run, home on a tie; a waiter takes whichever of its backends has
 //!   room first;
@@ -29,18 +29,18 @@ use tokio::time::Instant;
 
 use super::backend::Cordon;
 use super::capacity::{Held, Need};
-use super::health::{Fault, HealthRules, Phase};
-use super::layout::{Address, Layout, PoolSpec};
+use super::health::{BackendFault, HealthRules, Phase};
+use super::layout::{Address, PoolLayout, PoolSpec};
 use super::lease::{Grant, Lease, Ticket};
 use super::queue::WaiterId;
-use super::state::State;
+use super::state::AdmissionState;
 use super::view::PoolView;
 use sluice_core::base::{BackendId, PoolId};
 use sluice_core::openai::ShedReason;
 
 /// What a request asks for.
 #[derive(Clone, Debug)]
-pub struct Ask {
+pub struct AdmissionRequest {
     /// The number of the layout that it was classified by.
     pub layout: u64,
     /// The pool its prompt length belongs to.
@@ -57,24 +57,24 @@ pub struct Ask {
     pub avoid: SmallVec<[BackendId; 2]>,
 }
 
-/// The answer to an [`Ask`].
+/// The answer to an [`AdmissionRequest`].
 #[derive(Debug)]
-pub enum Entry {
+pub enum AdmissionDecision {
     /// A backend has room.
     Granted(Lease),
     /// None has; wait here, no longer than until the deadline.
     Queued(Ticket, Instant),
     /// Not served, and why.
-    Refused(ShedReason),
+    Shed(ShedReason),
     /// A reload after the request had been classified removed its home pool, or left nobody there who may serve it:
     /// classify again by the plan that follows, and re-enter.
-    PoolGone,
+    Reclassify,
 }
 
 /// The owner of all capacity and all queues.
 #[derive(Debug)]
 pub struct Admission {
-    state: Mutex<State>,
+    state: Mutex<AdmissionState>,
 }
 
 /// Wakers to run once the lock is released.
@@ -83,13 +83,13 @@ pub(super) type Wakers = SmallVec<[Waker; 4]>;
 impl Admission {
     /// An admission without pools. `seed` fixes the coin of the policies.
     pub fn new(now: Instant, rules: HealthRules, seed: u64) -> Arc<Self> {
-        Arc::new(Self { state: Mutex::new(State::new(now, rules, seed)) })
+        Arc::new(Self { state: Mutex::new(AdmissionState::new(now, rules, seed)) })
     }
 
     /// Takes over a configuration: new pools and backends appear, limits change in place, what is
     /// no longer configured drains. Requests in flight and waiters are not touched, except that
     /// waiters of a removed pool are told to classify again.
-    pub fn apply(&self, pools: &[PoolSpec], rules: HealthRules, now: Instant) -> Layout {
+    pub fn apply(&self, pools: &[PoolSpec], rules: HealthRules, now: Instant) -> PoolLayout {
         self.apply_with(pools, rules, now, |_| ())
     }
 
@@ -100,8 +100,8 @@ impl Admission {
         pools: &[PoolSpec],
         rules: HealthRules,
         now: Instant,
-        publish: impl FnOnce(&Layout),
-    ) -> Layout {
+        publish: impl FnOnce(&PoolLayout),
+    ) -> PoolLayout {
         self.update(|state, wakers| {
             let layout = state.apply(pools, rules, now, wakers);
             publish(&layout);
@@ -110,7 +110,7 @@ impl Admission {
     }
 
     /// Asks for a backend.
-    pub fn enter(self: &Arc<Self>, ask: Ask) -> Entry {
+    pub fn enter(self: &Arc<Self>, ask: AdmissionRequest) -> AdmissionDecision {
         let entered = self.update(|state, wakers| {
             if state.is_gone(ask.home) {
                 return None;
@@ -119,11 +119,11 @@ impl Admission {
             let entered = state.enter(ask, wakers);
             (!outdated || !matches!(entered, Err(ShedReason::NoBackend))).then_some(entered)
         });
-        let Some(entered) = entered else { return Entry::PoolGone };
+        let Some(entered) = entered else { return AdmissionDecision::Reclassify };
         match entered {
-            Ok(Ok(grant)) => Entry::Granted(Lease::new(Arc::clone(self), grant)),
-            Ok(Err((id, deadline))) => Entry::Queued(Ticket::new(Arc::clone(self), id), deadline),
-            Err(shed) => Entry::Refused(shed),
+            Ok(Ok(grant)) => AdmissionDecision::Granted(Lease::new(Arc::clone(self), grant)),
+            Ok(Err((id, deadline))) => AdmissionDecision::Queued(Ticket::new(Arc::clone(self), id), deadline),
+            Err(shed) => AdmissionDecision::Shed(shed),
         }
     }
 
@@ -134,13 +134,13 @@ impl Admission {
     }
 
     /// The probe of a backend answered or did not. Returns what changed, for the log.
-    pub fn probed(&self, backend: BackendId, up: bool, now: Instant) -> Option<(Phase, Phase)> {
-        self.update(|state, wakers| state.probed(backend, up, now, wakers))
+    pub fn record_probe(&self, backend: BackendId, up: bool, now: Instant) -> Option<(Phase, Phase)> {
+        self.update(|state, wakers| state.record_probe(backend, up, now, wakers))
     }
 
     /// Whether an id still means the backend of that name and endpoint. Ids are used again: whoever asked an engine
     /// something outside the lock has to know whether the answer is still about the same one.
-    pub fn is_still(&self, backend: BackendId, name: &str, address: &Address) -> bool {
+    pub fn is_same_backend(&self, backend: BackendId, name: &str, address: &Address) -> bool {
         let state = self.state.lock();
         state.backend(backend).is_some_and(|b| *b.name == *name && b.address.endpoint == address.endpoint)
     }
@@ -187,23 +187,23 @@ impl Admission {
     }
 
     /// Another engine stands behind a backend and was seen to be ready: its health begins anew. False if unknown.
-    pub fn renew(&self, backend: BackendId, now: Instant) -> bool {
+    pub fn reset_health(&self, backend: BackendId, now: Instant) -> bool {
         self.update(|state, wakers| {
             let Some(found) = state.backend_mut(backend) else { return false };
-            found.renew(now);
+            found.reset_health(now);
             state.dispatch(backend, wakers);
             true
         })
     }
 
     /// Backends with requests in flight from which no byte came for longer than `limit`.
-    pub fn silent(&self, limit: Duration, now: Instant) -> Vec<BackendId> {
-        self.state.lock().silent(limit, now)
+    pub fn silent_backends(&self, limit: Duration, now: Instant) -> Vec<BackendId> {
+        self.state.lock().silent_backends(limit, now)
     }
 
     /// A backend was found hung: out of rotation, and its exchanges are cut.
-    pub fn hung(&self, backend: BackendId, now: Instant) {
-        self.update(|state, _| state.hung(backend, now));
+    pub fn mark_hung(&self, backend: BackendId, now: Instant) {
+        self.update(|state, _| state.mark_hung(backend, now));
     }
 
     /// A picture of everything, for metrics and the admin API.
@@ -217,8 +217,8 @@ impl Admission {
     }
 
     /// Checks every invariant that ties queues, tickets and capacity together (for tests).
-    pub fn check(&self) -> Result<(), String> {
-        self.state.lock().check()
+    pub fn check_invariants(&self) -> Result<(), String> {
+        self.state.lock().check_invariants()
     }
 
     pub(super) fn end_prefill(&self, backend: BackendId, held: &mut Held) {
@@ -232,8 +232,8 @@ impl Admission {
         });
     }
 
-    pub(super) fn give_back(&self, backend: BackendId, held: Held) {
-        self.update(|state, wakers| state.give_back(backend, held, wakers));
+    pub(super) fn release(&self, backend: BackendId, held: Held) {
+        self.update(|state, wakers| state.release(backend, held, wakers));
     }
 
     pub(super) fn poll_waiter(&self, id: WaiterId, waker: &Waker) -> Option<Option<Grant>> {
@@ -267,12 +267,12 @@ impl Admission {
         });
     }
 
-    pub(super) fn failure(&self, backend: BackendId, fault: Fault, now: Instant) {
+    pub(super) fn failure(&self, backend: BackendId, fault: BackendFault, now: Instant) {
         self.update(|state, _| state.failure(backend, fault, now));
     }
 
     /// Runs `change` under the lock and the wakers it collected after it.
-    fn update<T>(&self, change: impl FnOnce(&mut State, &mut Wakers) -> T) -> T {
+    fn update<T>(&self, change: impl FnOnce(&mut AdmissionState, &mut Wakers) -> T) -> T {
         let mut wakers = Wakers::new();
         let result = change(&mut self.state.lock(), &mut wakers);
         for waker in wakers {

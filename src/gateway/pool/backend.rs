@@ -1,6 +1,6 @@
 //! One vLLM server as admission sees it: identity, limits, what it carries, how it fares.
 //!
-//! Plain data behind the admission's lock, except [`Pulse`], which the pump of every request
+//! Plain data behind the admission's lock, except [`Progress`], which the pump of every request
 //! touches per chunk and which is therefore atomic and shared.
 
 use std::sync::Arc;
@@ -10,15 +10,15 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::capacity::{Fit, Limits, Need, Usage};
-use super::health::Health;
+use super::capacity::{BackendLimits, CapacityUsage, Fit, Need};
+use super::health::BackendHealth;
 use super::layout::{Address, BackendSpec};
 use super::policy::Speed;
 use sluice_core::base::PoolId;
 
 /// When bytes last came from a backend, and the cord that cuts its streams when it is hung.
 #[derive(Debug)]
-pub(super) struct Pulse {
+pub(super) struct Progress {
     epoch: Instant,
     last_ms: AtomicU64,
     /// Requests that wait for their client to take bytes: no silence of the backend.
@@ -27,28 +27,28 @@ pub(super) struct Pulse {
 
 /// While it lives, a request waits for its client and not for the backend.
 #[derive(Debug)]
-pub struct AtClient<'a>(&'a Pulse);
+pub struct ClientWait<'a>(&'a Progress);
 
-impl Drop for AtClient<'_> {
+impl Drop for ClientWait<'_> {
     fn drop(&mut self) {
         self.0.at_client.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-impl Pulse {
+impl Progress {
     pub(super) fn new(now: Instant) -> Self {
         Self { epoch: now, last_ms: AtomicU64::new(0), at_client: AtomicU32::new(0) }
     }
 
     /// Bytes came.
-    pub(super) fn beat(&self, now: Instant) {
+    pub(super) fn record_progress(&self, now: Instant) {
         let ms = now.saturating_duration_since(self.epoch).as_millis();
         self.last_ms.store(u64::try_from(ms).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
-    pub(super) fn at_client(&self) -> AtClient<'_> {
+    pub(super) fn client_wait(&self) -> ClientWait<'_> {
         self.at_client.fetch_add(1, Ordering::Relaxed);
-        AtClient(self)
+        ClientWait(self)
     }
 
     fn last(&self) -> Instant {
@@ -75,14 +75,14 @@ pub enum Cordon {
     /// No new requests; those under way finish. It will be back: requests that find nobody else may wait for it.
     Draining,
     /// It is being started. Requests may wait for it.
-    Coming,
+    Starting,
     /// It does not run, and nobody is about to start it. Nobody waits for it.
-    Away,
+    Down,
 }
 
 /// One backend.
 #[derive(Debug)]
-pub(super) struct Backend {
+pub(super) struct BackendState {
     pub(super) name: Arc<str>,
     pub(super) address: Arc<Address>,
     pub(super) pool: PoolId,
@@ -93,12 +93,12 @@ pub(super) struct Backend {
     /// Round robin: how much it is owed.
     pub(super) turn: f64,
     /// The limits in force: those configured, under the ceiling.
-    pub(super) limits: Limits,
-    configured: Limits,
+    pub(super) limits: BackendLimits,
+    configured: BackendLimits,
     /// Slots that its engine is good for now, whatever was configured.
     ceiling: Option<u32>,
-    pub(super) used: Usage,
-    pub(super) health: Health,
+    pub(super) used: CapacityUsage,
+    pub(super) health: BackendHealth,
     pub(super) draining: bool,
     pub(super) cordon: Cordon,
     /// No longer configured: finishes what it carries, then its place is free.
@@ -107,7 +107,7 @@ pub(super) struct Backend {
     pub(super) prefill_rate: f64,
     /// The engine's own context limit, once it has told us.
     pub(super) max_model_len: Option<u64>,
-    pub(super) pulse: Arc<Pulse>,
+    pub(super) pulse: Arc<Progress>,
     pub(super) cut: CancellationToken,
     /// How often it was found hung.
     pub(super) hangs: u64,
@@ -115,9 +115,9 @@ pub(super) struct Backend {
     busy_since: Option<Instant>,
 }
 
-impl Backend {
+impl BackendState {
     pub(super) fn new(spec: &BackendSpec, pool: PoolId, now: Instant) -> Self {
-        let limits = Limits { slots: 1, tokens: None, prefill_tokens: None, long_prefix: None };
+        let limits = BackendLimits { slots: 1, tokens: None, prefill_tokens: None, long_prefix: None };
         Self {
             name: Arc::clone(&spec.name),
             address: Arc::clone(&spec.address),
@@ -128,15 +128,15 @@ impl Backend {
             limits,
             configured: limits,
             ceiling: None,
-            used: Usage::default(),
-            health: Health::default(),
+            used: CapacityUsage::default(),
+            health: BackendHealth::default(),
             draining: false,
             cordon: Cordon::Open,
             removed: false,
             speed: Speed::default(),
             prefill_rate: PREFILL_RATE_INITIAL,
             max_model_len: None,
-            pulse: Arc::new(Pulse::new(now)),
+            pulse: Arc::new(Progress::new(now)),
             cut: CancellationToken::new(),
             hangs: 0,
             busy_since: None,
@@ -155,10 +155,10 @@ impl Backend {
     }
 
     /// Its configured limits.
-    pub(super) fn set_limits(&mut self, limits: Limits) {
+    pub(super) fn set_limits(&mut self, limits: BackendLimits) {
         self.configured = limits;
         let slots = self.ceiling.map_or(limits.slots, |ceiling| limits.slots.min(ceiling).max(1));
-        self.limits = Limits { slots, ..limits };
+        self.limits = BackendLimits { slots, ..limits };
     }
 
     /// A bound on its slots beside the configured one.
@@ -169,8 +169,8 @@ impl Backend {
 
     /// Another engine stands behind it, which has been seen to be ready: what was known of the health of the one before
     /// it does not count.
-    pub(super) fn renew(&mut self, now: Instant) {
-        self.health = Health::default();
+    pub(super) fn reset_health(&mut self, now: Instant) {
+        self.health = BackendHealth::default();
         self.health.probe_ok(now);
         self.max_model_len = None;
     }
@@ -194,8 +194,8 @@ impl Backend {
     fn is_worth_waiting_for(&self) -> bool {
         let coming = match self.cordon {
             Cordon::Open => self.health.is_untried(),
-            Cordon::Draining | Cordon::Coming => true,
-            Cordon::Away => false,
+            Cordon::Draining | Cordon::Starting => true,
+            Cordon::Down => false,
         };
         self.in_rotation() || (coming && !self.draining && !self.removed)
     }

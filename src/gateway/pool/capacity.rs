@@ -16,9 +16,9 @@
 //! dimension: refusing it would mean never serving it, and the engine is the judge of what it
 //! cannot do.
 
-/// Limits of one backend.
+/// BackendLimits of one backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct BackendLimits {
     /// Sequences in flight; at least 1.
     pub slots: u32,
     /// Outstanding prompt + output tokens; `None` is no limit.
@@ -38,7 +38,7 @@ pub struct LongPrefix {
     pub slots: u32,
 }
 
-impl Limits {
+impl BackendLimits {
     /// Whether a prompt of this many tokens needs a permit here.
     pub fn is_long(&self, prompt_tokens: u64) -> bool {
         self.long_prefix.is_some_and(|long| prompt_tokens > long.threshold)
@@ -65,7 +65,7 @@ impl Need {
 
 /// What a backend carries: the sum of everything held on it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Usage {
+pub struct CapacityUsage {
     /// Leases out.
     pub requests: u32,
     /// Sequences in flight.
@@ -106,9 +106,9 @@ pub enum Fit {
     Full,
 }
 
-impl Usage {
+impl CapacityUsage {
     /// Whether `need` fits under `limits` on top of what is carried already.
-    pub fn fit(&self, limits: &Limits, need: &Need) -> Fit {
+    pub fn fit(&self, limits: &BackendLimits, need: &Need) -> Fit {
         let under = |used: u64, wanted: u64, limit: u64| used == 0 || used.saturating_add(wanted) <= limit;
         if !under(self.slots.into(), need.slots.into(), limits.slots.into()) {
             return Fit::Full;
@@ -126,8 +126,8 @@ impl Usage {
         Fit::Room
     }
 
-    /// Takes what `need` asks for. The caller has checked [`Usage::fit`].
-    pub fn take(&mut self, limits: &Limits, need: &Need) -> Held {
+    /// Takes what `need` asks for. The caller has checked [`CapacityUsage::fit`].
+    pub fn take(&mut self, limits: &BackendLimits, need: &Need) -> Held {
         let held = Held {
             slots: need.slots,
             tokens: need.tokens(),
@@ -149,7 +149,7 @@ impl Usage {
     }
 
     /// Everything that is still held goes back.
-    pub fn give_back(&mut self, mut held: Held) {
+    pub fn release(&mut self, mut held: Held) {
         self.end_prefill(&mut held);
         self.requests -= 1;
         self.slots -= held.slots;
@@ -161,7 +161,7 @@ impl Usage {
 mod tests {
     use super::*;
 
-    const LIMITS: Limits = Limits {
+    const LIMITS: BackendLimits = BackendLimits {
         slots: 4,
         tokens: Some(1_000),
         prefill_tokens: None,
@@ -174,7 +174,7 @@ mod tests {
 
     #[test]
     fn a_long_prompt_takes_the_permit_and_returns_it_at_the_first_token() {
-        let mut used = Usage::default();
+        let mut used = CapacityUsage::default();
         let mut held = used.take(&LIMITS, &need(1, 101, 10));
         assert_eq!(used.fit(&LIMITS, &need(1, 101, 10)), Fit::NoPermit);
         assert_eq!(used.fit(&LIMITS, &need(1, 100, 10)), Fit::Room);
@@ -182,13 +182,13 @@ mod tests {
         assert_eq!(used.fit(&LIMITS, &need(1, 101, 10)), Fit::Room);
         assert_eq!((used.slots, used.tokens, used.prefill_tokens), (1, 111, 0));
         used.end_prefill(&mut held);
-        used.give_back(held);
-        assert_eq!(used, Usage::default());
+        used.release(held);
+        assert_eq!(used, CapacityUsage::default());
     }
 
     #[test]
     fn slots_and_tokens_are_bounds() {
-        let mut used = Usage::default();
+        let mut used = CapacityUsage::default();
         used.take(&LIMITS, &need(3, 50, 50));
         assert_eq!(used.fit(&LIMITS, &need(2, 1, 1)), Fit::Full);
         assert_eq!(used.fit(&LIMITS, &need(1, 50, 851)), Fit::Full);
@@ -197,30 +197,30 @@ mod tests {
 
     #[test]
     fn a_demand_beyond_the_whole_limit_is_served_alone() {
-        let mut used = Usage::default();
+        let mut used = CapacityUsage::default();
         let huge = need(16, 90, 5_000);
         assert_eq!(used.fit(&LIMITS, &huge), Fit::Room);
         let held = used.take(&LIMITS, &huge);
         assert_eq!(used.fit(&LIMITS, &need(1, 1, 1)), Fit::Full);
-        used.give_back(held);
-        assert_eq!(used, Usage::default());
+        used.release(held);
+        assert_eq!(used, CapacityUsage::default());
     }
 
     #[test]
     fn zero_permits_keep_long_prompts_away() {
-        let limits = Limits { long_prefix: Some(LongPrefix { threshold: 100, slots: 0 }), ..LIMITS };
-        assert_eq!(Usage::default().fit(&limits, &need(1, 101, 1)), Fit::NoPermit);
+        let limits = BackendLimits { long_prefix: Some(LongPrefix { threshold: 100, slots: 0 }), ..LIMITS };
+        assert_eq!(CapacityUsage::default().fit(&limits, &need(1, 101, 1)), Fit::NoPermit);
     }
 
     #[test]
     fn a_limit_lowered_under_load_admits_nothing_until_usage_has_fallen() {
-        let mut used = Usage::default();
+        let mut used = CapacityUsage::default();
         let first = used.take(&LIMITS, &need(2, 10, 10));
         let _second = used.take(&LIMITS, &need(2, 10, 10));
-        let lowered = Limits { slots: 2, ..LIMITS };
+        let lowered = BackendLimits { slots: 2, ..LIMITS };
         assert_eq!(used.fit(&lowered, &need(1, 1, 1)), Fit::Full);
-        used.give_back(first);
+        used.release(first);
         assert_eq!(used.fit(&lowered, &need(1, 1, 1)), Fit::Full);
-        assert_eq!(used.fit(&Limits { slots: 3, ..LIMITS }, &need(1, 1, 1)), Fit::Room);
+        assert_eq!(used.fit(&BackendLimits { slots: 3, ..LIMITS }, &need(1, 1, 1)), Fit::Room);
     }
 }

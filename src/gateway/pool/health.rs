@@ -36,11 +36,11 @@ pub struct HealthRules {
 
 /// What went wrong with a request, as far as the backend is to blame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
+pub enum BackendFault {
     /// No connection: nobody listens, or the host is gone.
     Connect,
     /// A 5xx answer, an in-stream error, a broken or unreadable answer.
-    Answer,
+    Response,
     /// Nothing came in time.
     Timeout,
     /// Requests in flight and no progress at all.
@@ -61,7 +61,7 @@ pub enum Phase {
         /// Not before this is it tried again.
         until: Instant,
         /// What it was ejected for.
-        fault: Fault,
+        fault: BackendFault,
     },
     /// Its probe fails.
     Down,
@@ -85,7 +85,7 @@ const FORGIVEN_AFTER: u32 = 64;
 
 /// The health of one backend.
 #[derive(Clone, Debug)]
-pub struct Health {
+pub struct BackendHealth {
     phase: Phase,
     breaker: Breaker,
     probe_misses: u32,
@@ -94,13 +94,13 @@ pub struct Health {
     successes: u32,
 }
 
-impl Default for Health {
+impl Default for BackendHealth {
     fn default() -> Self {
         Self { phase: Phase::Starting, breaker: Breaker::default(), probe_misses: 0, strikes: 0, successes: 0 }
     }
 }
 
-impl Health {
+impl BackendHealth {
     /// Where it stands.
     pub fn phase(&self) -> Phase {
         self.phase
@@ -155,11 +155,11 @@ impl Health {
     /// A request failed by the backend's fault. `only_one`: no other backend of the pool is ready;
     /// then wrong answers and timeouts do not eject, because a poisonous request would turn a
     /// partial failure into a total one. A refused connection or a hung engine ejects all the same.
-    pub fn failure(&mut self, fault: Fault, only_one: bool, rules: &HealthRules, now: Instant) {
+    pub fn failure(&mut self, fault: BackendFault, only_one: bool, rules: &HealthRules, now: Instant) {
         self.successes = 0;
-        let tripped = self.breaker.failure(rules.request_failures) || fault == Fault::Hung;
+        let tripped = self.breaker.failure(rules.request_failures) || fault == BackendFault::Hung;
         let ejectable = match self.phase {
-            Phase::Ready => tripped && !(only_one && matches!(fault, Fault::Answer | Fault::Timeout)),
+            Phase::Ready => tripped && !(only_one && matches!(fault, BackendFault::Response | BackendFault::Timeout)),
             Phase::Probation => true,
             Phase::Starting | Phase::Ejected { .. } | Phase::Down => false,
         };
@@ -183,14 +183,14 @@ mod tests {
         eject_max: Duration::from_secs(30),
     };
 
-    fn ready(now: Instant) -> Health {
-        let mut health = Health::default();
+    fn ready(now: Instant) -> BackendHealth {
+        let mut health = BackendHealth::default();
         health.probe_ok(now);
         assert_eq!(health.phase(), Phase::Ready);
         health
     }
 
-    fn fail(health: &mut Health, times: u32, fault: Fault, now: Instant) {
+    fn fail(health: &mut BackendHealth, times: u32, fault: BackendFault, now: Instant) {
         for _ in 0..times {
             health.failure(fault, false, &RULES, now);
         }
@@ -200,24 +200,27 @@ mod tests {
     fn three_failures_in_a_row_eject_and_each_ejection_is_twice_as_long() {
         let now = Instant::now();
         let mut health = ready(now);
-        fail(&mut health, 2, Fault::Connect, now);
+        fail(&mut health, 2, BackendFault::Connect, now);
         assert_eq!(health.phase(), Phase::Ready);
-        fail(&mut health, 1, Fault::Connect, now);
+        fail(&mut health, 1, BackendFault::Connect, now);
         let until = now + Duration::from_secs(1);
-        assert_eq!(health.phase(), Phase::Ejected { until, fault: Fault::Connect });
+        assert_eq!(health.phase(), Phase::Ejected { until, fault: BackendFault::Connect });
         health.probe_ok(now);
         assert!(matches!(health.phase(), Phase::Ejected { .. }), "a probe alone does not shorten it");
         health.probe_ok(until);
         assert_eq!(health.allowance(), Some(1));
-        fail(&mut health, 1, Fault::Answer, until);
-        assert_eq!(health.phase(), Phase::Ejected { until: until + Duration::from_secs(2), fault: Fault::Answer });
+        fail(&mut health, 1, BackendFault::Response, until);
+        assert_eq!(
+            health.phase(),
+            Phase::Ejected { until: until + Duration::from_secs(2), fault: BackendFault::Response }
+        );
     }
 
     #[test]
     fn one_success_ends_probation() {
         let now = Instant::now();
         let mut health = ready(now);
-        fail(&mut health, 3, Fault::Timeout, now);
+        fail(&mut health, 3, BackendFault::Timeout, now);
         health.probe_ok(now + Duration::from_secs(1));
         health.success();
         assert_eq!(health.phase(), Phase::Ready);
@@ -226,9 +229,12 @@ mod tests {
     #[test]
     fn the_only_backend_is_not_ejected_for_its_answers_but_is_for_being_gone_or_hung() {
         let now = Instant::now();
-        for (fault, ejected) in
-            [(Fault::Answer, false), (Fault::Timeout, false), (Fault::Connect, true), (Fault::Hung, true)]
-        {
+        for (fault, ejected) in [
+            (BackendFault::Response, false),
+            (BackendFault::Timeout, false),
+            (BackendFault::Connect, true),
+            (BackendFault::Hung, true),
+        ] {
             let mut health = ready(now);
             (0..3).for_each(|_| health.failure(fault, true, &RULES, now));
             assert_eq!(matches!(health.phase(), Phase::Ejected { .. }), ejected, "{fault:?}");
@@ -245,7 +251,7 @@ mod tests {
         assert_eq!(health.phase(), Phase::Down);
         health.probe_ok(now);
         assert_eq!(health.phase(), Phase::Probation);
-        let mut fresh = Health::default();
+        let mut fresh = BackendHealth::default();
         (0..5).for_each(|_| fresh.probe_missed(&RULES));
         assert_eq!(fresh.phase(), Phase::Starting);
     }
@@ -257,7 +263,7 @@ mod tests {
         let events = 7usize;
         for length in 0..=6u32 {
             for code in 0..events.pow(length) {
-                let (mut health, mut now, mut rest) = (Health::default(), start, code);
+                let (mut health, mut now, mut rest) = (BackendHealth::default(), start, code);
                 let mut probed = false;
                 for _ in 0..length {
                     let before = health.phase();
@@ -268,9 +274,9 @@ mod tests {
                         }
                         1 => health.probe_missed(&RULES),
                         2 => health.success(),
-                        3 => health.failure(Fault::Connect, false, &RULES, now),
-                        4 => health.failure(Fault::Answer, true, &RULES, now),
-                        5 => health.failure(Fault::Hung, true, &RULES, now),
+                        3 => health.failure(BackendFault::Connect, false, &RULES, now),
+                        4 => health.failure(BackendFault::Response, true, &RULES, now),
+                        5 => health.failure(BackendFault::Hung, true, &RULES, now),
                         _ => now += Duration::from_secs(1),
                     }
                     rest /= events;

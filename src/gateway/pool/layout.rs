@@ -13,28 +13,28 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::admission::Wakers;
-use super::backend::Backend;
-use super::capacity::Limits;
+use super::backend::BackendState;
+use super::capacity::BackendLimits;
 use super::drain_rate::DrainRate;
 use super::health::HealthRules;
-use super::queue::{Order, Queue};
-use super::state::{Pool, State};
+use super::queue::{QueueOrder, WaitQueue};
+use super::state::{AdmissionState, PoolState};
 use crate::config::{Endpoint, Policy, Secret};
 use sluice_core::base::{BackendId, PoolId};
 
 /// The rules of one pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Rules {
+pub struct PoolRules {
     /// How a backend is picked.
     pub policy: Policy,
-    /// Limits of each of its backends.
-    pub limits: Limits,
+    /// BackendLimits of each of its backends.
+    pub limits: BackendLimits,
     /// Waiters at most.
     pub queue_length: usize,
     /// The longest wait, counted from the request's arrival.
     pub queue_timeout: Duration,
     /// The order of waiters.
-    pub order: Order,
+    pub order: QueueOrder,
 }
 
 /// One backend as configured.
@@ -65,7 +65,7 @@ pub struct PoolSpec {
     /// Its name.
     pub name: Arc<str>,
     /// Its rules.
-    pub rules: Rules,
+    pub rules: PoolRules,
     /// Its backends.
     pub backends: Vec<BackendSpec>,
     /// Positions (in the list of specs) of the pools that its requests may spill to.
@@ -74,7 +74,7 @@ pub struct PoolSpec {
 
 /// The ids given to a configuration, position by position.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Layout {
+pub struct PoolLayout {
     /// Which one it is: grows with every configuration taken over.
     pub number: u64,
     /// One per pool.
@@ -83,19 +83,19 @@ pub struct Layout {
     pub backends: Vec<Vec<BackendId>>,
 }
 
-impl State {
+impl AdmissionState {
     pub(super) fn apply(
         &mut self,
         specs: &[PoolSpec],
         rules: HealthRules,
         now: Instant,
         wakers: &mut Wakers,
-    ) -> Layout {
+    ) -> PoolLayout {
         self.rules = rules;
         self.layout += 1;
         let pools: Vec<PoolId> = specs.iter().map(|spec| self.place_pool(spec, now)).collect();
         let backends = specs.iter().zip(&pools).map(|(spec, pool)| self.place_backends(spec, *pool, now)).collect();
-        let layout = Layout { number: self.layout, pools, backends };
+        let layout = PoolLayout { number: self.layout, pools, backends };
         self.retire(&layout, wakers);
         for (index, pool) in layout.pools.iter().enumerate() {
             let feeders = specs.iter().zip(&layout.pools).filter(|(spec, _)| spec.spill.contains(&index));
@@ -116,12 +116,12 @@ impl State {
             pool.removed = false;
             return PoolId::new(index);
         }
-        self.pools.push(Pool {
+        self.pools.push(PoolState {
             name: Arc::clone(&spec.name),
             members: Vec::new(),
             rules: spec.rules.clone(),
             fed_by: Vec::new(),
-            queue: Queue::default(),
+            queue: WaitQueue::default(),
             drain: DrainRate::new(now),
             removed: false,
         });
@@ -144,11 +144,12 @@ impl State {
     }
 
     fn place_backend(&mut self, spec: &BackendSpec, pool: PoolId, now: Instant) -> BackendId {
-        let same = |b: &Backend| b.pool == pool && b.name == spec.name && b.address.endpoint == spec.address.endpoint;
+        let same =
+            |b: &BackendState| b.pool == pool && b.name == spec.name && b.address.endpoint == spec.address.endpoint;
         if let Some(index) = self.backends.iter().position(|slot| slot.as_ref().is_some_and(same)) {
             return BackendId::new(index);
         }
-        let mut backend = Backend::new(spec, pool, now);
+        let mut backend = BackendState::new(spec, pool, now);
         let engine = self.backends.iter().flatten().filter(|b| b.address.endpoint == spec.address.endpoint);
         if let Some(known) = engine.max_by_key(|b| !b.removed) {
             backend.take_after(known);
@@ -165,7 +166,7 @@ impl State {
         }
     }
 
-    fn retire(&mut self, layout: &Layout, wakers: &mut Wakers) {
+    fn retire(&mut self, layout: &PoolLayout, wakers: &mut Wakers) {
         for (index, slot) in self.backends.iter_mut().enumerate() {
             let kept = layout.backends.iter().flatten().any(|id| id.index() == index);
             if let Some(backend) = slot.as_mut().filter(|_| !kept) {

@@ -16,9 +16,9 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::admission::Admission;
-use super::backend::{AtClient, Pulse};
+use super::backend::{ClientWait, Progress};
 use super::capacity::Held;
-use super::health::Fault;
+use super::health::BackendFault;
 use super::layout::Address;
 use super::queue::WaiterId;
 use sluice_core::base::{BackendId, PoolId};
@@ -32,7 +32,7 @@ pub(super) struct Grant {
     pub(super) name: Arc<str>,
     pub(super) address: Arc<Address>,
     pub(super) held: Held,
-    pub(super) pulse: Arc<Pulse>,
+    pub(super) pulse: Arc<Progress>,
     pub(super) cut: CancellationToken,
     pub(super) prefill_time: Duration,
 }
@@ -83,17 +83,17 @@ impl Lease {
     }
 
     /// Bytes came from the backend.
-    pub fn beat(&self, now: Instant) {
-        self.grant.pulse.beat(now);
+    pub fn record_progress(&self, now: Instant) {
+        self.grant.pulse.record_progress(now);
     }
 
     /// The request waits for its client, as long as what is returned lives: not the backend's silence.
-    pub fn at_client(&self) -> AtClient<'_> {
-        self.grant.pulse.at_client()
+    pub fn client_wait(&self) -> ClientWait<'_> {
+        self.grant.pulse.client_wait()
     }
 
     /// Resolves when the backend was found hung: the exchange is to be given up.
-    pub fn cut(&self) -> &CancellationToken {
+    pub fn hang_token(&self) -> &CancellationToken {
         &self.grant.cut
     }
 
@@ -101,7 +101,7 @@ impl Lease {
     /// back now. What is reported afterwards is not taken in.
     pub fn release(&mut self) {
         if !std::mem::replace(&mut self.released, true) {
-            self.admission.give_back(self.grant.backend, std::mem::take(&mut self.grant.held));
+            self.admission.release(self.grant.backend, std::mem::take(&mut self.grant.held));
         }
     }
 
@@ -128,7 +128,7 @@ impl Lease {
     }
 
     /// The backend failed this request.
-    pub fn failure(&self, fault: Fault, now: Instant) {
+    pub fn failure(&self, fault: BackendFault, now: Instant) {
         if !self.released {
             self.admission.failure(self.grant.backend, fault, now);
         }
@@ -143,11 +143,11 @@ impl Drop for Lease {
 
 /// How waiting ended.
 #[derive(Debug)]
-pub enum Waited {
+pub enum WaitResult {
     /// With the right to use a backend.
     Granted(Lease),
     /// The pool was removed by a reload: classify again and re-enter, keeping the arrival time.
-    PoolGone,
+    Reclassify,
 }
 
 /// A place in line.
@@ -165,17 +165,17 @@ impl Ticket {
 }
 
 impl Future for Ticket {
-    type Output = Waited;
+    type Output = WaitResult;
 
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Waited> {
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<WaitResult> {
         let Some(id) = self.id else { return Poll::Pending };
         match self.admission.poll_waiter(id, cx.waker()) {
             None => Poll::Pending,
             Some(outcome) => {
                 self.id = None;
                 Poll::Ready(match outcome {
-                    Some(grant) => Waited::Granted(Lease::new(Arc::clone(&self.admission), grant)),
-                    None => Waited::PoolGone,
+                    Some(grant) => WaitResult::Granted(Lease::new(Arc::clone(&self.admission), grant)),
+                    None => WaitResult::Reclassify,
                 })
             }
         }

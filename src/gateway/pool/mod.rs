@@ -1,7 +1,7 @@
 //! Pools: who may carry what, who waits, and who is next.
 //!
 //! ```text
-//!   Ask --> Admission (one lock) --> Lease on a backend --first token--> prefill share goes back
+//!   AdmissionRequest --> Admission (one lock) --> Lease on a backend --first token--> prefill share goes back
 //!                 |                                      --drop--------> everything goes back
 //!                 +--> Ticket (in the pool's queue) --> Lease, or left, or turned away
 //! ```
@@ -26,11 +26,11 @@ pub mod view;
 #[cfg(test)]
 mod tests;
 
-pub use admission::{Admission, Ask, Entry};
+pub use admission::{Admission, AdmissionDecision, AdmissionRequest};
 pub use backend::Cordon;
-pub use capacity::{Limits, LongPrefix, Need, Usage};
-pub use health::{Fault, HealthRules, Phase};
-pub use layout::{Address, BackendSpec, Layout, PoolSpec, Rules};
-pub use lease::{Lease, Ticket, Waited};
-pub use queue::Order;
+pub use capacity::{BackendLimits, CapacityUsage, LongPrefix, Need};
+pub use health::{BackendFault, HealthRules, Phase};
+pub use layout::{Address, BackendSpec, PoolLayout, PoolRules, PoolSpec};
+pub use lease::{Lease, Ticket, WaitResult};
+pub use queue::QueueOrder;
 pub use view::{BackendView, PoolView};

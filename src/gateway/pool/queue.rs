@@ -17,26 +17,26 @@ pub type WaiterId = u32;
 
 /// The order of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Order {
+pub struct QueueOrder {
     /// Head start that one prompt token costs; zero is first in, first out.
     pub aging_per_token: Duration,
 }
 
-impl Order {
+impl QueueOrder {
     /// First in, first out.
     pub const FIFO: Self = Self { aging_per_token: Duration::ZERO };
 
     /// The place in line of a request that arrived `arrived` after the admission's epoch.
-    pub fn key(&self, priority: i32, arrived: Duration, prompt_tokens: u64, serial: u64) -> Key {
+    pub fn key(&self, priority: i32, arrived: Duration, prompt_tokens: u64, serial: u64) -> QueuePosition {
         let aging = self.aging_per_token.as_micros().saturating_mul(u128::from(prompt_tokens));
         let due_us = u64::try_from(arrived.as_micros().saturating_add(aging)).unwrap_or(u64::MAX);
-        Key { priority, due_us, serial }
+        QueuePosition { priority, due_us, serial }
     }
 }
 
 /// A fixed place in line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Key {
+pub struct QueuePosition {
     priority: i32,
     due_us: u64,
     /// Ties are broken by arrival order.
@@ -54,12 +54,12 @@ pub enum Lane {
 
 /// The waiters of one pool.
 #[derive(Debug, Default)]
-pub struct Queue {
-    long: BTreeMap<Key, WaiterId>,
-    rest: BTreeMap<Key, WaiterId>,
+pub struct WaitQueue {
+    long: BTreeMap<QueuePosition, WaiterId>,
+    rest: BTreeMap<QueuePosition, WaiterId>,
 }
 
-impl Queue {
+impl WaitQueue {
     /// How many wait.
     pub fn len(&self) -> usize {
         self.long.len() + self.rest.len()
@@ -71,19 +71,19 @@ impl Queue {
     }
 
     /// Adds a waiter.
-    pub fn insert(&mut self, lane: Lane, key: Key, id: WaiterId) {
+    pub fn insert(&mut self, lane: Lane, key: QueuePosition, id: WaiterId) {
         let displaced = self.lane_mut(lane).insert(key, id);
         debug_assert!(displaced.is_none(), "serial numbers make keys unique");
     }
 
     /// Removes a waiter; whether it was there.
-    pub fn remove(&mut self, lane: Lane, key: &Key) -> bool {
+    pub fn remove(&mut self, lane: Lane, key: &QueuePosition) -> bool {
         self.lane_mut(lane).remove(key).is_some()
     }
 
     /// The first waiter strictly after `after` in line order; `skip_long` leaves the long lane out.
-    pub fn next_after(&self, after: Option<Key>, skip_long: bool) -> Option<(Lane, Key, WaiterId)> {
-        let first = |lane: &BTreeMap<Key, WaiterId>| {
+    pub fn next_after(&self, after: Option<QueuePosition>, skip_long: bool) -> Option<(Lane, QueuePosition, WaiterId)> {
+        let first = |lane: &BTreeMap<QueuePosition, WaiterId>| {
             let found = match after {
                 None => lane.first_key_value(),
                 Some(key) => lane.range((std::ops::Bound::Excluded(key), std::ops::Bound::Unbounded)).next(),
@@ -105,7 +105,7 @@ impl Queue {
         self.long.values().chain(self.rest.values()).copied()
     }
 
-    fn lane_mut(&mut self, lane: Lane) -> &mut BTreeMap<Key, WaiterId> {
+    fn lane_mut(&mut self, lane: Lane) -> &mut BTreeMap<QueuePosition, WaiterId> {
         match lane {
             Lane::Long => &mut self.long,
             Lane::Rest => &mut self.rest,
@@ -117,7 +117,7 @@ impl Queue {
 mod tests {
     use super::*;
 
-    fn line(queue: &Queue, skip_long: bool) -> Vec<WaiterId> {
+    fn line(queue: &WaitQueue, skip_long: bool) -> Vec<WaiterId> {
         let mut out = Vec::new();
         let mut after = None;
         while let Some((_, key, id)) = queue.next_after(after, skip_long) {
@@ -129,10 +129,10 @@ mod tests {
 
     #[test]
     fn fifo_keeps_the_order_of_arrival_across_both_lanes() {
-        let mut queue = Queue::default();
+        let mut queue = WaitQueue::default();
         for (serial, lane) in [Lane::Rest, Lane::Long, Lane::Rest].into_iter().enumerate() {
             let serial = serial as u64;
-            queue.insert(lane, Order::FIFO.key(0, Duration::from_millis(serial), 9, serial), serial as u32);
+            queue.insert(lane, QueueOrder::FIFO.key(0, Duration::from_millis(serial), 9, serial), serial as u32);
         }
         assert_eq!(line(&queue, false), [0, 1, 2]);
         assert_eq!(line(&queue, true), [0, 2]);
@@ -140,7 +140,7 @@ mod tests {
 
     #[test]
     fn a_short_prompt_overtakes_a_long_one_only_within_its_age() {
-        let order = Order { aging_per_token: Duration::from_micros(250) };
+        let order = QueueOrder { aging_per_token: Duration::from_micros(250) };
         let long = order.key(0, Duration::ZERO, 16_000, 0); // due at 4 s
         let soon = order.key(0, Duration::from_secs(3), 200, 1);
         let late = order.key(0, Duration::from_secs(4), 200, 2);
@@ -150,6 +150,6 @@ mod tests {
 
     #[test]
     fn a_lower_priority_number_goes_first() {
-        assert!(Order::FIFO.key(-1, Duration::from_secs(9), 0, 9) < Order::FIFO.key(0, Duration::ZERO, 0, 0));
+        assert!(QueueOrder::FIFO.key(-1, Duration::from_secs(9), 0, 9) < QueueOrder::FIFO.key(0, Duration::ZERO, 0, 0));
     }
 }

@@ -11,28 +11,28 @@ use smallvec::SmallVec;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::admission::{Ask, Wakers};
-use super::backend::Backend;
+use super::admission::{AdmissionRequest, Wakers};
+use super::backend::BackendState;
 use super::capacity::{Fit, Held};
 use super::drain_rate::DrainRate;
-use super::health::{Fault, HealthRules, Phase};
-use super::layout::Rules;
+use super::health::{BackendFault, HealthRules, Phase};
+use super::layout::PoolRules;
 use super::lease::Grant;
 use super::policy::{self, Candidate};
-use super::queue::{Key, Lane, Queue, WaiterId};
+use super::queue::{Lane, QueuePosition, WaitQueue, WaiterId};
 use crate::config::Policy;
 use sluice_core::base::{BackendId, PoolId, Rng};
 use sluice_core::openai::ShedReason;
 
 /// One pool's members and its queue.
 #[derive(Debug)]
-pub(super) struct Pool {
+pub(super) struct PoolState {
     pub(super) name: Arc<str>,
     pub(super) members: Vec<BackendId>,
-    pub(super) rules: Rules,
+    pub(super) rules: PoolRules,
     /// Pools whose requests may spill into this one, in configuration order.
     pub(super) fed_by: Vec<PoolId>,
-    pub(super) queue: Queue,
+    pub(super) queue: WaitQueue,
     pub(super) drain: DrainRate,
     pub(super) removed: bool,
 }
@@ -40,30 +40,30 @@ pub(super) struct Pool {
 /// One request in line.
 #[derive(Debug)]
 struct Waiter {
-    ask: Ask,
+    ask: AdmissionRequest,
     lane: Lane,
-    key: Key,
-    stage: Stage,
+    key: QueuePosition,
+    state: WaiterState,
     waker: Option<Waker>,
 }
 
 #[derive(Debug)]
-enum Stage {
+enum WaiterState {
     Waiting,
     /// Holds capacity on a backend until the ticket picks it up.
     Granted(BackendId, Held),
-    PoolGone,
+    Reclassify,
 }
 
 /// Everything behind the lock.
 #[derive(Debug)]
-pub(super) struct State {
+pub(super) struct AdmissionState {
     epoch: Instant,
     pub(super) rules: HealthRules,
     /// The number of the layout in force.
     pub(super) layout: u64,
-    pub(super) pools: Vec<Pool>,
-    pub(super) backends: Vec<Option<Backend>>,
+    pub(super) pools: Vec<PoolState>,
+    pub(super) backends: Vec<Option<BackendState>>,
     waiters: Vec<Option<Waiter>>,
     free: Vec<WaiterId>,
     serial: u64,
@@ -74,7 +74,7 @@ pub(super) struct State {
 /// engine's own 400 is the truth, but a request must not be refused because it was spilled.
 const SPILL_LEN_PERCENT: u64 = 90;
 
-impl State {
+impl AdmissionState {
     pub(super) fn new(now: Instant, rules: HealthRules, seed: u64) -> Self {
         Self {
             epoch: now,
@@ -89,11 +89,11 @@ impl State {
         }
     }
 
-    pub(super) fn backend(&self, id: BackendId) -> Option<&Backend> {
+    pub(super) fn backend(&self, id: BackendId) -> Option<&BackendState> {
         self.backends.get(id.index())?.as_ref()
     }
 
-    pub(super) fn backend_mut(&mut self, id: BackendId) -> Option<&mut Backend> {
+    pub(super) fn backend_mut(&mut self, id: BackendId) -> Option<&mut BackendState> {
         self.backends.get_mut(id.index())?.as_mut()
     }
 
@@ -105,7 +105,7 @@ impl State {
     /// Grants at once, or puts in line (ticket and deadline), or sheds.
     pub(super) fn enter(
         &mut self,
-        ask: Ask,
+        ask: AdmissionRequest,
         wakers: &mut Wakers,
     ) -> Result<Result<Grant, (WaiterId, Instant)>, ShedReason> {
         // Nobody serves the line of a removed pool: who asks for one goes by an old plan.
@@ -181,14 +181,22 @@ impl State {
         true
     }
 
-    fn hand_over(&mut self, backend: BackendId, pool: PoolId, lane: Lane, key: Key, id: WaiterId, wakers: &mut Wakers) {
+    fn hand_over(
+        &mut self,
+        backend: BackendId,
+        pool: PoolId,
+        lane: Lane,
+        key: QueuePosition,
+        id: WaiterId,
+        wakers: &mut Wakers,
+    ) {
         self.pools[pool.index()].queue.remove(lane, &key);
         let Some(waiter) = self.waiters[id as usize].as_mut() else { return };
         let need = waiter.ask.need;
         wakers.extend(waiter.waker.take());
         let Some(found) = self.backends[backend.index()].as_mut() else { return };
         let held = found.used.take(&found.limits, &need);
-        waiter.stage = Stage::Granted(backend, held);
+        waiter.state = WaiterState::Granted(backend, held);
     }
 
     /// Whether every waiter of `pool`'s long lane needs a permit on `backend` too.
@@ -199,7 +207,7 @@ impl State {
     }
 
     /// Whether this request may use this backend at all.
-    fn allows(&self, ask: &Ask, backend: BackendId) -> bool {
+    fn allows(&self, ask: &AdmissionRequest, backend: BackendId) -> bool {
         let Some(found) = self.backend(backend) else { return false };
         let home = found.pool == ask.home;
         let spilled_in_reach = || {
@@ -223,7 +231,7 @@ impl State {
     /// goes where fewest long prefills run, home on a tie. Two long prefills on one engine starve the decodes beside
     /// them while a permit of another lies idle; in a hundred simulated draws of the product's own load this rule beat
     /// round robin on all four tails in 79, home first in 51.
-    fn in_order_of_prefills(&self, reachable: &[PoolId], ask: &Ask) -> SmallVec<[PoolId; 4]> {
+    fn in_order_of_prefills(&self, reachable: &[PoolId], ask: &AdmissionRequest) -> SmallVec<[PoolId; 4]> {
         let mut pools = SmallVec::from_slice(reachable);
         if reachable.len() > 1 {
             pools.sort_by_cached_key(|pool| self.least_prefills(*pool, ask).unwrap_or(u32::MAX));
@@ -232,12 +240,16 @@ impl State {
     }
 
     /// The fewest long prefills on a backend of this pool that has room; 0 where the request needs no permit.
-    fn least_prefills(&self, pool: PoolId, ask: &Ask) -> Option<u32> {
+    fn least_prefills(&self, pool: PoolId, ask: &AdmissionRequest) -> Option<u32> {
         self.with_room(pool, ask).map(|(_, backend)| backend.prefills_beside(&ask.need)).min()
     }
 
     /// Backends of a pool that could take the request now.
-    fn with_room<'s>(&'s self, pool: PoolId, ask: &'s Ask) -> impl Iterator<Item = (BackendId, &'s Backend)> + 's {
+    fn with_room<'s>(
+        &'s self,
+        pool: PoolId,
+        ask: &'s AdmissionRequest,
+    ) -> impl Iterator<Item = (BackendId, &'s BackendState)> + 's {
         self.members(pool)
             .iter()
             .filter(|id| self.allows(ask, **id))
@@ -245,7 +257,7 @@ impl State {
             .filter(|(_, backend)| backend.fit(&ask.need) == Fit::Room)
     }
 
-    fn pick(&mut self, pool: PoolId, ask: &Ask) -> Option<BackendId> {
+    fn pick(&mut self, pool: PoolId, ask: &AdmissionRequest) -> Option<BackendId> {
         let least = self.least_prefills(pool, ask)?;
         let candidates: SmallVec<[Candidate; 8]> = self
             .with_room(pool, ask)
@@ -281,7 +293,7 @@ impl State {
         Some(next)
     }
 
-    fn grant(&mut self, backend: BackendId, ask: &Ask) -> Grant {
+    fn grant(&mut self, backend: BackendId, ask: &AdmissionRequest) -> Grant {
         let found = self.backends[backend.index()].as_mut().expect("picked from the members of a pool");
         let held = found.used.take(&found.limits, &ask.need);
         self.grant_of(backend, held, ask.need.prompt_tokens)
@@ -302,14 +314,14 @@ impl State {
         }
     }
 
-    fn stand_in_line(&mut self, ask: Ask) -> WaiterId {
+    fn stand_in_line(&mut self, ask: AdmissionRequest) -> WaiterId {
         let rules = &self.pools[ask.home.index()].rules;
         let lane = if rules.limits.is_long(ask.need.prompt_tokens) { Lane::Long } else { Lane::Rest };
         self.serial += 1;
         let arrived = ask.arrived.saturating_duration_since(self.epoch);
         let key = rules.order.key(ask.priority, arrived, ask.need.prompt_tokens, self.serial);
         let (home, since) = (ask.home, ask.arrived);
-        let waiter = Waiter { ask, lane, key, stage: Stage::Waiting, waker: None };
+        let waiter = Waiter { ask, lane, key, state: WaiterState::Waiting, waker: None };
         let id = match self.free.pop() {
             Some(id) => {
                 self.waiters[id as usize] = Some(waiter);
@@ -342,10 +354,10 @@ impl State {
 
     fn take_outcome(&mut self, id: WaiterId) -> Option<Option<Grant>> {
         let waiter = self.waiters[id as usize].as_ref()?;
-        let outcome = match &waiter.stage {
-            Stage::Waiting => return None,
-            Stage::PoolGone => None,
-            Stage::Granted(backend, held) => Some(self.grant_of(*backend, *held, waiter.ask.need.prompt_tokens)),
+        let outcome = match &waiter.state {
+            WaiterState::Waiting => return None,
+            WaiterState::Reclassify => None,
+            WaiterState::Granted(backend, held) => Some(self.grant_of(*backend, *held, waiter.ask.need.prompt_tokens)),
         };
         self.waiters[id as usize] = None;
         self.free.push(id);
@@ -356,10 +368,10 @@ impl State {
     pub(super) fn leave(&mut self, id: WaiterId, wakers: &mut Wakers) {
         let Some(waiter) = self.waiters[id as usize].take() else { return };
         self.free.push(id);
-        match waiter.stage {
-            Stage::PoolGone => {}
-            Stage::Granted(backend, held) => self.give_back(backend, held, wakers),
-            Stage::Waiting => {
+        match waiter.state {
+            WaiterState::Reclassify => {}
+            WaiterState::Granted(backend, held) => self.release(backend, held, wakers),
+            WaiterState::Waiting => {
                 self.pools[waiter.ask.home.index()].queue.remove(waiter.lane, &waiter.key);
                 // It may have been what others were kept behind.
                 for pool in std::iter::once(waiter.ask.home).chain(waiter.ask.spill) {
@@ -371,9 +383,9 @@ impl State {
         }
     }
 
-    pub(super) fn give_back(&mut self, backend: BackendId, held: Held, wakers: &mut Wakers) {
+    pub(super) fn release(&mut self, backend: BackendId, held: Held, wakers: &mut Wakers) {
         let Some(found) = self.backend_mut(backend) else { return };
-        found.used.give_back(held);
+        found.used.release(held);
         let (pool, gone) = (found.pool, found.removed && found.used.requests == 0);
         self.pools[pool.index()].drain.departed();
         if gone {
@@ -395,7 +407,7 @@ impl State {
         }
     }
 
-    pub(super) fn probed(
+    pub(super) fn record_probe(
         &mut self,
         backend: BackendId,
         up: bool,
@@ -415,7 +427,7 @@ impl State {
         (before != after).then_some((before, after))
     }
 
-    pub(super) fn failure(&mut self, backend: BackendId, fault: Fault, now: Instant) {
+    pub(super) fn failure(&mut self, backend: BackendId, fault: BackendFault, now: Instant) {
         let rules = self.rules;
         let Some(pool) = self.backend(backend).map(|b| b.pool) else { return };
         let only_one = !self.members(pool).iter().any(|id| *id != backend && self.is_ready(*id));
@@ -428,7 +440,7 @@ impl State {
         self.backend(backend).is_some_and(|b| b.in_rotation() && b.health.phase() == Phase::Ready)
     }
 
-    pub(super) fn silent(&mut self, limit: Duration, now: Instant) -> Vec<BackendId> {
+    pub(super) fn silent_backends(&mut self, limit: Duration, now: Instant) -> Vec<BackendId> {
         let backends = self.backends.iter_mut().enumerate();
         let silent = backends.filter_map(|(index, slot)| {
             let silence = slot.as_mut()?.silence(now)?;
@@ -437,8 +449,8 @@ impl State {
         silent.collect()
     }
 
-    pub(super) fn hung(&mut self, backend: BackendId, now: Instant) {
-        self.failure(backend, Fault::Hung, now);
+    pub(super) fn mark_hung(&mut self, backend: BackendId, now: Instant) {
+        self.failure(backend, BackendFault::Hung, now);
         if let Some(found) = self.backend_mut(backend) {
             found.hangs += 1;
             std::mem::replace(&mut found.cut, CancellationToken::new()).cancel();
@@ -450,7 +462,7 @@ impl State {
         let queue = std::mem::take(&mut self.pools[pool.index()].queue);
         for id in queue.ids() {
             if let Some(waiter) = self.waiters[id as usize].as_mut() {
-                waiter.stage = Stage::PoolGone;
+                waiter.state = WaiterState::Reclassify;
                 wakers.extend(waiter.waker.take());
             }
         }
@@ -461,10 +473,10 @@ impl State {
         (running, self.pools.iter().map(|pool| pool.queue.len()).sum())
     }
 
-    /// See [`super::Admission::check`].
-    pub(super) fn check(&self) -> Result<(), String> {
+    /// See [`super::Admission::check_invariants`].
+    pub(super) fn check_invariants(&self) -> Result<(), String> {
         let queued: usize = self.pools.iter().map(|pool| pool.queue.len()).sum();
-        let waiting = self.waiters.iter().flatten().filter(|w| matches!(w.stage, Stage::Waiting)).count();
+        let waiting = self.waiters.iter().flatten().filter(|w| matches!(w.state, WaiterState::Waiting)).count();
         if queued != waiting {
             return Err(format!("{queued} in queues but {waiting} waiting"));
         }
@@ -474,7 +486,7 @@ impl State {
         for (index, backend) in self.backends.iter().enumerate() {
             let Some(backend) = backend else { continue };
             // Room that a waiter could take must not lie idle.
-            for waiter in self.waiters.iter().flatten().filter(|w| matches!(w.stage, Stage::Waiting)) {
+            for waiter in self.waiters.iter().flatten().filter(|w| matches!(w.state, WaiterState::Waiting)) {
                 let idle = self.allows(&waiter.ask, BackendId::new(index))
                     && backend.used.requests == 0
                     && backend.fit(&waiter.ask.need) == Fit::Room;

@@ -24,16 +24,16 @@ const RULES: HealthRules = HealthRules {
     eject_max: Duration::from_secs(30),
 };
 
-fn spec(name: &str, backends: usize, limits: Limits, spill: Vec<usize>) -> PoolSpec {
+fn spec(name: &str, backends: usize, limits: BackendLimits, spill: Vec<usize>) -> PoolSpec {
     let backends = (0..backends)
         .map(|i| BackendSpec { name: format!("{name}{i}").into(), address: address(i), weight: 1.0 })
         .collect();
-    let rules = Rules {
+    let rules = PoolRules {
         policy: Policy::LeastWork,
         limits,
         queue_length: 8,
         queue_timeout: Duration::from_secs(20),
-        order: Order::FIFO,
+        order: QueueOrder::FIFO,
     };
     PoolSpec { name: name.into(), rules, backends, spill }
 }
@@ -43,9 +43,9 @@ fn address(number: usize) -> Arc<Address> {
     Arc::new(Address { authority: endpoint.authority().into(), endpoint, api_key: None })
 }
 
-fn limits(slots: u32, permits: u32) -> Limits {
+fn limits(slots: u32, permits: u32) -> BackendLimits {
     let long_prefix = Some(LongPrefix { threshold: 1_000, slots: permits });
-    Limits { slots, tokens: None, prefill_tokens: None, long_prefix }
+    BackendLimits { slots, tokens: None, prefill_tokens: None, long_prefix }
 }
 
 /// The short and the long pool of the product's own example.
@@ -55,7 +55,7 @@ fn two_pools() -> Vec<PoolSpec> {
 
 struct House {
     admission: Arc<Admission>,
-    layout: Layout,
+    layout: PoolLayout,
     now: Instant,
 }
 
@@ -65,14 +65,14 @@ impl House {
         let admission = Admission::new(now, RULES, 1);
         let layout = admission.apply(specs, RULES, now);
         for backend in layout.backends.iter().flatten() {
-            admission.probed(*backend, true, now);
+            admission.record_probe(*backend, true, now);
         }
         Self { admission, layout, now }
     }
 
-    fn ask(&self, home: usize, prompt_tokens: u64) -> Ask {
+    fn ask(&self, home: usize, prompt_tokens: u64) -> AdmissionRequest {
         let spill = if home == 1 { smallvec![self.layout.pools[0]] } else { smallvec![] };
-        Ask {
+        AdmissionRequest {
             layout: self.layout.number,
             home: self.layout.pools[home],
             spill,
@@ -85,24 +85,24 @@ impl House {
 
     fn granted(&self, home: usize, prompt_tokens: u64) -> Lease {
         match self.admission.enter(self.ask(home, prompt_tokens)) {
-            Entry::Granted(lease) => lease,
+            AdmissionDecision::Granted(lease) => lease,
             other => panic!("expected a lease, got {other:?}"),
         }
     }
 
     fn queued(&self, home: usize, prompt_tokens: u64) -> Ticket {
         match self.admission.enter(self.ask(home, prompt_tokens)) {
-            Entry::Queued(ticket, _) => ticket,
+            AdmissionDecision::Queued(ticket, _) => ticket,
             other => panic!("expected a ticket, got {other:?}"),
         }
     }
 
-    fn usage(&self, pool: usize) -> Usage {
+    fn usage(&self, pool: usize) -> CapacityUsage {
         self.admission.view()[pool].backends[0].used
     }
 }
 
-fn poll(ticket: &mut Ticket) -> Option<Waited> {
+fn poll(ticket: &mut Ticket) -> Option<WaitResult> {
     let mut cx = Context::from_waker(Waker::noop());
     match pin!(ticket).poll(&mut cx) {
         Poll::Ready(waited) => Some(waited),
@@ -112,7 +112,7 @@ fn poll(ticket: &mut Ticket) -> Option<Waited> {
 
 fn lease_of(ticket: &mut Ticket) -> Lease {
     match poll(ticket) {
-        Some(Waited::Granted(lease)) => lease,
+        Some(WaitResult::Granted(lease)) => lease,
         other => panic!("expected a lease, got {other:?}"),
     }
 }
@@ -131,7 +131,7 @@ fn long_prompts_go_where_fewest_long_prefills_run_then_wait_and_the_first_token_
     at_home.first_token();
     assert_eq!(lease_of(&mut waiting).pool(), house.layout.pools[1]);
     drop((at_home, also_home, spilled, short));
-    assert_eq!((house.usage(0), house.usage(1)), (Usage::default(), Usage::default()));
+    assert_eq!((house.usage(0), house.usage(1)), (CapacityUsage::default(), CapacityUsage::default()));
 }
 
 #[test]
@@ -165,7 +165,7 @@ fn nobody_passes_a_request_that_waits_for_slots() {
     let _two = (house.granted(0, 10), house.granted(0, 10));
     let mut wide = house.ask(0, 10);
     wide.need.slots = 3;
-    let Entry::Queued(mut wide, _) = house.admission.enter(wide) else { panic!("three of two free slots") };
+    let AdmissionDecision::Queued(mut wide, _) = house.admission.enter(wide) else { panic!("three of two free slots") };
     let mut behind = house.queued(0, 10);
     drop(_two);
     let wide = lease_of(&mut wide);
@@ -178,14 +178,14 @@ fn a_full_queue_sheds_the_newcomer_and_a_departure_makes_room() {
     let house = House::new(&[spec("one", 1, limits(1, 1), vec![])]);
     let lease = house.granted(0, 10);
     let mut tickets: Vec<Ticket> = (0..8).map(|_| house.queued(0, 10)).collect();
-    assert!(matches!(house.admission.enter(house.ask(0, 10)), Entry::Refused(ShedReason::QueueFull)));
+    assert!(matches!(house.admission.enter(house.ask(0, 10)), AdmissionDecision::Shed(ShedReason::QueueFull)));
     drop(tickets.remove(3));
     tickets.push(house.queued(0, 10));
     drop(lease);
     for mut ticket in tickets {
         drop(lease_of(&mut ticket));
     }
-    assert_eq!(house.usage(0), Usage::default());
+    assert_eq!(house.usage(0), CapacityUsage::default());
 }
 
 #[test]
@@ -197,14 +197,14 @@ fn a_ticket_dropped_after_its_grant_gives_the_grant_to_the_next() {
     drop(lease);
     drop(first);
     drop(lease_of(&mut second));
-    assert_eq!(house.usage(0), Usage::default());
+    assert_eq!(house.usage(0), CapacityUsage::default());
 }
 
 #[test]
 fn without_a_backend_in_rotation_requests_are_shed_at_once() {
     let house = House::new(&two_pools());
     house.admission.set_draining(house.layout.backends[0][0], true);
-    assert!(matches!(house.admission.enter(house.ask(0, 10)), Entry::Refused(ShedReason::NoBackend)));
+    assert!(matches!(house.admission.enter(house.ask(0, 10)), AdmissionDecision::Shed(ShedReason::NoBackend)));
     house.admission.set_draining(house.layout.backends[0][0], false);
     drop(house.granted(0, 10));
 }
@@ -215,10 +215,10 @@ fn a_retry_avoids_the_backend_that_failed() {
     let failed = house.granted(0, 10).backend();
     let mut ask = house.ask(0, 10);
     ask.avoid.push(failed);
-    let Entry::Granted(other) = house.admission.enter(ask.clone()) else { panic!("the other has room") };
+    let AdmissionDecision::Granted(other) = house.admission.enter(ask.clone()) else { panic!("the other has room") };
     assert_ne!(other.backend(), failed);
     ask.avoid.push(other.backend());
-    assert!(matches!(house.admission.enter(ask), Entry::Refused(ShedReason::NoBackend)));
+    assert!(matches!(house.admission.enter(ask), AdmissionDecision::Shed(ShedReason::NoBackend)));
 }
 
 #[test]
@@ -235,7 +235,7 @@ fn a_reload_changes_limits_under_load_and_sends_waiters_of_a_removed_pool_back()
     let mut stranded = house.queued(1, 16_000);
     let layout = house.admission.apply(&wider[..1], RULES, house.now);
     assert_eq!(layout.pools, [house.layout.pools[0]]);
-    assert!(matches!(poll(&mut stranded), Some(Waited::PoolGone)));
+    assert!(matches!(poll(&mut stranded), Some(WaitResult::Reclassify)));
     drop((held, full));
     assert_eq!(house.admission.load(), (0, 0));
     assert_eq!(house.admission.view().len(), 1, "a removed pool disappears once it carries nothing");
@@ -260,16 +260,16 @@ fn whoever_enters_a_pool_that_was_removed_is_sent_back_to_classify() {
     let ask = house.ask(1, 10);
     let mut published = false;
     house.admission.apply_with(&two_pools()[..1], RULES, house.now, |layout| published = layout.pools.len() == 1);
-    assert!(published && matches!(house.admission.enter(ask), Entry::PoolGone));
+    assert!(published && matches!(house.admission.enter(ask), AdmissionDecision::Reclassify));
 }
 
 #[test]
 fn whoever_enters_a_pool_that_was_just_removed_is_sent_back_instead_of_standing_in_a_dead_line() {
     let house = House::new(&two_pools());
-    let ask = Ask { spill: smallvec![house.layout.pools[0]], ..house.ask(1, 16_000) };
+    let ask = AdmissionRequest { spill: smallvec![house.layout.pools[0]], ..house.ask(1, 16_000) };
     house.admission.apply(&two_pools()[..1], RULES, house.now);
-    assert!(matches!(house.admission.enter(house.ask(1, 16_000)), Entry::PoolGone));
-    assert!(matches!(house.admission.enter(ask), Entry::PoolGone));
+    assert!(matches!(house.admission.enter(house.ask(1, 16_000)), AdmissionDecision::Reclassify));
+    assert!(matches!(house.admission.enter(ask), AdmissionDecision::Reclassify));
     assert_eq!(house.admission.load(), (0, 0));
 }
 
@@ -280,9 +280,9 @@ fn whoever_a_reload_has_just_barred_from_his_pool_is_classified_again_instead_of
     pools[0].rules.limits = limits(4, 0);
     let layout = house.admission.apply(&pools, RULES, house.now);
     let long = house.ask(0, 16_000);
-    assert!(matches!(house.admission.enter(long.clone()), Entry::PoolGone));
-    let again = Ask { layout: layout.number, ..long };
-    assert!(matches!(house.admission.enter(again), Entry::Refused(ShedReason::NoBackend)));
+    assert!(matches!(house.admission.enter(long.clone()), AdmissionDecision::Reclassify));
+    let again = AdmissionRequest { layout: layout.number, ..long };
+    assert!(matches!(house.admission.enter(again), AdmissionDecision::Shed(ShedReason::NoBackend)));
 }
 
 #[test]
@@ -292,8 +292,10 @@ fn an_engine_that_a_reload_moves_to_another_pool_is_ready_there_at_once() {
     let moved = BackendSpec { name: "long0".into(), ..pools[0].backends.pop().unwrap() };
     pools.push(PoolSpec { name: "long".into(), backends: vec![moved], ..pools[0].clone() });
     let layout = house.admission.apply(&pools, RULES, house.now);
-    let ask = Ask { home: layout.pools[1], ..house.ask(0, 16_000) };
-    assert!(matches!(house.admission.enter(ask), Entry::Granted(lease) if lease.backend() == layout.backends[1][0]));
+    let ask = AdmissionRequest { home: layout.pools[1], ..house.ask(0, 16_000) };
+    assert!(
+        matches!(house.admission.enter(ask), AdmissionDecision::Granted(lease) if lease.backend() == layout.backends[1][0])
+    );
 }
 
 #[test]
@@ -301,17 +303,17 @@ fn a_hung_backend_is_taken_out_and_its_exchanges_are_cut() {
     let house = House::new(&two_pools());
     let lease = house.granted(0, 10);
     let limit = Duration::from_secs(30);
-    assert!(house.admission.silent(limit, house.now).is_empty());
+    assert!(house.admission.silent_backends(limit, house.now).is_empty());
     let later = house.now + Duration::from_secs(31);
-    assert_eq!(house.admission.silent(limit, later), [lease.backend()]);
-    let at_client = lease.at_client();
-    assert!(house.admission.silent(limit, later).is_empty(), "a client that does not read is not its silence");
+    assert_eq!(house.admission.silent_backends(limit, later), [lease.backend()]);
+    let at_client = lease.client_wait();
+    assert!(house.admission.silent_backends(limit, later).is_empty(), "a client that does not read is not its silence");
     drop(at_client);
-    lease.beat(later);
-    assert!(house.admission.silent(limit, later).is_empty());
-    house.admission.hung(lease.backend(), later);
-    assert!(lease.cut().is_cancelled());
-    assert!(matches!(house.admission.enter(house.ask(0, 10)), Entry::Refused(ShedReason::NoBackend)));
+    lease.record_progress(later);
+    assert!(house.admission.silent_backends(limit, later).is_empty());
+    house.admission.mark_hung(lease.backend(), later);
+    assert!(lease.hang_token().is_cancelled());
+    assert!(matches!(house.admission.enter(house.ask(0, 10)), AdmissionDecision::Shed(ShedReason::NoBackend)));
 }
 
 /// One move in a random history.
@@ -353,8 +355,8 @@ fn any_of<T>(list: &mut [T], index: usize) -> Option<&mut T> {
     if len == 0 { None } else { list.get_mut(index % len) }
 }
 
-fn four_backends(slots: u32, permits: u32, tokens: Option<u64>, order: Order) -> Vec<PoolSpec> {
-    let limits = |permits| Limits { tokens, ..limits(slots, permits) };
+fn four_backends(slots: u32, permits: u32, tokens: Option<u64>, order: QueueOrder) -> Vec<PoolSpec> {
+    let limits = |permits| BackendLimits { tokens, ..limits(slots, permits) };
     let mut specs = vec![spec("short", 2, limits(permits.min(1)), vec![]), spec("long", 2, limits(permits), vec![0])];
     specs.iter_mut().for_each(|spec| spec.rules.order = order);
     specs
@@ -371,7 +373,7 @@ proptest! {
         shortest_first in any::<bool>(),
     ) {
         let aging = Duration::from_micros(if shortest_first { 250 } else { 0 });
-        let order = Order { aging_per_token: aging };
+        let order = QueueOrder { aging_per_token: aging };
         let mut specs = four_backends(3, 1, None, order);
         let mut house = House::new(&specs);
         let (mut leases, mut tickets): (Vec<Lease>, Vec<Ticket>) = (Vec::new(), Vec::new());
@@ -382,9 +384,9 @@ proptest! {
                     ask.need.slots = slots;
                     ask.priority = priority;
                     match house.admission.enter(ask) {
-                        Entry::Granted(lease) => leases.push(lease),
-                        Entry::Queued(ticket, _) => tickets.push(ticket),
-                        Entry::Refused(_) | Entry::PoolGone => {}
+                        AdmissionDecision::Granted(lease) => leases.push(lease),
+                        AdmissionDecision::Queued(ticket, _) => tickets.push(ticket),
+                        AdmissionDecision::Shed(_) | AdmissionDecision::Reclassify => {}
                     }
                 }
                 Move::Poll(index) => {
@@ -392,7 +394,7 @@ proptest! {
                     if let Some(waited) = waited {
                         let index = index % tickets.len();
                         tickets.swap_remove(index);
-                        if let Waited::Granted(lease) = waited {
+                        if let WaitResult::Granted(lease) = waited {
                             leases.push(lease);
                         }
                     }
@@ -422,32 +424,32 @@ proptest! {
                 Move::Fail { backend, hung } => {
                     let id = BackendId::new(backend);
                     if hung {
-                        house.admission.hung(id, house.now);
+                        house.admission.mark_hung(id, house.now);
                     } else {
-                        house.admission.failure(id, Fault::Connect, house.now);
+                        house.admission.failure(id, BackendFault::Connect, house.now);
                     }
                 }
                 Move::Probe { backend, up } => {
-                    house.admission.probed(BackendId::new(backend), up, house.now);
+                    house.admission.record_probe(BackendId::new(backend), up, house.now);
                 }
                 Move::DropPool => {
                     house.admission.apply(&specs[..1], RULES, house.now);
                     house.layout = house.admission.apply(&specs, RULES, house.now);
                     for id in 0..4 {
-                        house.admission.probed(BackendId::new(id), true, house.now);
+                        house.admission.record_probe(BackendId::new(id), true, house.now);
                     }
                 }
                 Move::Wait(ms) => house.now += Duration::from_millis(ms),
                 Move::Abandon(_) | Move::Finish(_) => {}
             }
-            prop_assert_eq!(house.admission.check(), Ok(()));
+            prop_assert_eq!(house.admission.check_invariants(), Ok(()));
         }
         drop((leases, tickets));
         prop_assert_eq!(house.admission.load(), (0, 0));
-        prop_assert_eq!(house.admission.check(), Ok(()));
+        prop_assert_eq!(house.admission.check_invariants(), Ok(()));
         for pool in house.admission.view() {
             for backend in pool.backends {
-                prop_assert_eq!(backend.used, Usage::default());
+                prop_assert_eq!(backend.used, CapacityUsage::default());
             }
         }
     }

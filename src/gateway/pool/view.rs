@@ -6,10 +6,10 @@
 use std::sync::Arc;
 
 use super::backend::Cordon;
-use super::capacity::{Limits, Usage};
+use super::capacity::{BackendLimits, CapacityUsage};
 use super::health::Phase;
 use super::layout::Address;
-use super::state::State;
+use super::state::AdmissionState;
 use sluice_core::base::{BackendId, PoolId};
 
 /// One pool.
@@ -38,7 +38,7 @@ pub struct BackendView {
     pub address: Arc<Address>,
     /// Share of new work.
     pub weight: f64,
-    /// Health.
+    /// BackendHealth.
     pub phase: Phase,
     /// The operator took it out of rotation.
     pub draining: bool,
@@ -49,9 +49,9 @@ pub struct BackendView {
     /// How often it was found hung since it was configured.
     pub hangs: u64,
     /// Its limits.
-    pub limits: Limits,
+    pub limits: BackendLimits,
     /// What it carries.
-    pub used: Usage,
+    pub used: CapacityUsage,
     /// Seconds per output token, as observed.
     pub seconds_per_token: Option<f64>,
     /// Prompt tokens per second, as observed.
@@ -67,8 +67,8 @@ impl BackendView {
             _ if self.removed => "removed",
             _ if self.draining => "draining",
             Cordon::Draining => "draining",
-            Cordon::Coming => "starting",
-            Cordon::Away => "down",
+            Cordon::Starting => "starting",
+            Cordon::Down => "down",
             Cordon::Open => self.phase.label(),
         }
     }
@@ -83,7 +83,7 @@ impl BackendView {
     pub const STATES: [&'static str; 7] = ["starting", "ready", "probation", "ejected", "down", "draining", "removed"];
 }
 
-impl State {
+impl AdmissionState {
     pub(super) fn view(&self) -> Vec<PoolView> {
         let shown = self.pools.iter().enumerate().map(|(index, pool)| PoolView {
             id: PoolId::new(index),

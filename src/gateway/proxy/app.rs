@@ -23,22 +23,24 @@ use pingora::server::ShutdownWatch;
 use tokio::time::{Instant, timeout};
 
 use super::body::{self, BodyError};
-use super::downstream::Client;
+use super::downstream::DownstreamConnection;
 use super::headers;
-use crate::flow::keys::{Holder, KeyError};
-use crate::flow::{Downstream, Flow, Head, Incoming, Open, Plan, Recorder, Upstream, refuse};
+use crate::flow::keys::{ApiKey, KeyError};
+use crate::flow::{
+    Downstream, Flow, IncomingRequest, RecordGuard, Recorder, ResponseHead, RoutingTable, Upstream, refuse,
+};
 use sluice_core::openai::{ErrorFormat, Refusal, Route};
 
 /// Paths that are answered here, with GET and HEAD.
 const LOCAL_PATHS: [&str; 3] = ["/health", "/ready", "/v1/models"];
 
 /// What the gateway answers itself, beside refusals.
-pub trait Local: Send + Sync + 'static {
+pub trait LocalRoutes: Send + Sync + 'static {
     /// Whether at least one backend of every pool could take a request.
     fn ready(&self) -> bool;
 
     /// The body of `/v1/models` for the holder of a key; without keys there is no holder.
-    fn models(&self, plan: &Plan, holder: Option<&Holder<'_>>) -> Bytes;
+    fn models(&self, plan: &RoutingTable, holder: Option<&ApiKey<'_>>) -> Bytes;
 }
 
 /// The client side of the gateway.
@@ -52,12 +54,12 @@ pub struct Gateway<U, R, L> {
 }
 
 /// A local answer.
-struct Answer {
+struct LocalResponse {
     status: StatusCode,
     body: Bytes,
 }
 
-impl<U: Upstream, R: Recorder, L: Local> Gateway<U, R, L> {
+impl<U: Upstream, R: Recorder, L: LocalRoutes> Gateway<U, R, L> {
     /// A gateway whose generated request ids start from `seed`.
     pub fn new(flow: Arc<Flow<U, R>>, local: L, seed: u64) -> Self {
         Self { flow, local, seed, served: AtomicU64::new(0) }
@@ -66,7 +68,7 @@ impl<U: Upstream, R: Recorder, L: Local> Gateway<U, R, L> {
     /// Waits for a request and reads its head; false when there is none to serve.
     async fn read_head(&self, session: &mut ServerSession, shutdown: &ShutdownWatch) -> bool {
         let (keepalive, header_timeout) = {
-            let server = &self.flow.plan().config.server;
+            let server = &self.flow.routing_table().config.server;
             (server.keepalive, server.header_timeout)
         };
         session.set_keepalive(Some(keepalive.as_secs().max(1)));
@@ -91,7 +93,7 @@ impl<U: Upstream, R: Recorder, L: Local> Gateway<U, R, L> {
 
     /// Serves one request; whether the connection may be used for another.
     async fn serve(&self, session: &mut ServerSession) -> bool {
-        let plan = self.flow.plan();
+        let plan = self.flow.routing_table();
         let number = self.served.fetch_add(1, Ordering::Relaxed);
         let request_id = headers::request_id(&session.req_header().headers, self.seed, number);
         let path = session.req_header().uri.path_and_query().map_or("/", |path| path.as_str()).to_owned();
@@ -104,12 +106,12 @@ impl<U: Upstream, R: Recorder, L: Local> Gateway<U, R, L> {
         match self.before_body(session, &plan, route).await {
             Ok((route, body)) => {
                 let incoming = incoming(session, &plan, route, path, body, Arc::clone(&request_id));
-                let mut client = Client::new(session);
+                let mut client = DownstreamConnection::new(session);
                 self.flow.run(incoming, &mut client).await;
                 client.is_finished()
             }
             Err(refusal) => {
-                let record = Open::new(self.flow.recorder(), route, request_id, begun);
+                let record = RecordGuard::new(self.flow.recorder(), route, request_id, begun);
                 self.refuse(session, refusal, route, record).await
             }
         }
@@ -121,14 +123,14 @@ impl<U: Upstream, R: Recorder, L: Local> Gateway<U, R, L> {
         session: &mut ServerSession,
         refusal: Option<Refusal>,
         route: Option<Route>,
-        mut record: Open<'_, R>,
+        mut record: RecordGuard<'_, R>,
     ) -> bool {
         let unread = !session.is_body_done();
         if unread {
             session.set_keepalive(None);
         }
         let Some(refusal) = refusal else { return false };
-        let mut client = Client::new(session);
+        let mut client = DownstreamConnection::new(session);
         let format = route.map_or(ErrorFormat::OpenAi, Route::error_format);
         refuse(&mut client, &refusal, format, &mut record).await;
         let finished = client.is_finished();
@@ -143,7 +145,7 @@ impl<U: Upstream, R: Recorder, L: Local> Gateway<U, R, L> {
     async fn before_body(
         &self,
         session: &mut ServerSession,
-        plan: &Plan,
+        plan: &RoutingTable,
         route: Option<Route>,
     ) -> Result<(Route, Bytes), Option<Refusal>> {
         if headers::too_large(&session.req_header().headers) {
@@ -175,30 +177,31 @@ impl<U: Upstream, R: Recorder, L: Local> Gateway<U, R, L> {
             Ok(body) => Ok((route, body)),
             Err(BodyError::TooLarge) => Err(too_large()),
             Err(BodyError::TooSlow) => Err(Some(Refusal::BodyTimeout)),
-            Err(BodyError::Gone) => Err(None),
+            Err(BodyError::ClientGone) => Err(None),
         }
     }
 
     /// The routes that are answered here.
-    fn answer(&self, session: &ServerSession, path: &str) -> Option<Answer> {
+    fn answer(&self, session: &ServerSession, path: &str) -> Option<LocalResponse> {
         let method = &session.req_header().method;
         if method != Method::GET && method != Method::HEAD {
             return None;
         }
         let status = |ok: bool| if ok { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
         match path {
-            "/health" => Some(Answer { status: StatusCode::OK, body: Bytes::new() }),
-            "/ready" => {
-                Some(Answer { status: status(self.local.ready() && !self.flow.is_closing()), body: Bytes::new() })
-            }
+            "/health" => Some(LocalResponse { status: StatusCode::OK, body: Bytes::new() }),
+            "/ready" => Some(LocalResponse {
+                status: status(self.local.ready() && !self.flow.is_closing()),
+                body: Bytes::new(),
+            }),
             "/v1/models" => self.list(session),
             _ => None,
         }
     }
 
     /// The models that the sender of a request may use; nothing without a key that is asked for.
-    fn list(&self, session: &ServerSession) -> Option<Answer> {
-        let plan = self.flow.plan();
+    fn list(&self, session: &ServerSession) -> Option<LocalResponse> {
+        let plan = self.flow.routing_table();
         let holder = match plan.keys.is_open() {
             true => None,
             false => {
@@ -206,11 +209,11 @@ impl<U: Upstream, R: Recorder, L: Local> Gateway<U, R, L> {
                 Some(plan.keys.recognise(key.as_deref()).ok()?)
             }
         };
-        Some(Answer { status: StatusCode::OK, body: self.local.models(&plan, holder.as_ref()) })
+        Some(LocalResponse { status: StatusCode::OK, body: self.local.models(&plan, holder.as_ref()) })
     }
 
     /// Why a path that leads to no engine was not answered here either.
-    fn not_a_route(&self, session: &ServerSession, plan: &Plan) -> Refusal {
+    fn not_a_route(&self, session: &ServerSession, plan: &RoutingTable) -> Refusal {
         let request = session.req_header();
         if !LOCAL_PATHS.contains(&request.uri.path()) {
             return Refusal::UnknownRoute;
@@ -222,7 +225,7 @@ impl<U: Upstream, R: Recorder, L: Local> Gateway<U, R, L> {
         }
     }
 
-    async fn send_local(&self, session: &mut ServerSession, answer: Answer, request_id: &str) -> bool {
+    async fn send_local(&self, session: &mut ServerSession, answer: LocalResponse, request_id: &str) -> bool {
         let mut map = HeaderMap::with_capacity(3);
         map.insert(CONTENT_LENGTH, HeaderValue::from(answer.body.len()));
         if !answer.body.is_empty() {
@@ -232,9 +235,9 @@ impl<U: Upstream, R: Recorder, L: Local> Gateway<U, R, L> {
             map.insert(HeaderName::from_static("x-request-id"), id);
         }
         let head_only = session.req_header().method == Method::HEAD;
-        let mut client = Client::new(session);
+        let mut client = DownstreamConnection::new(session);
         let sent = async {
-            client.head(Head { status: answer.status, headers: map }).await?;
+            client.head(ResponseHead { status: answer.status, headers: map }).await?;
             if !head_only {
                 client.body(answer.body, true).await?;
             }
@@ -245,7 +248,7 @@ impl<U: Upstream, R: Recorder, L: Local> Gateway<U, R, L> {
 }
 
 /// What is wrong with the key of a request, where keys are asked for.
-fn key_refusal(session: &ServerSession, plan: &Plan) -> Option<Refusal> {
+fn key_refusal(session: &ServerSession, plan: &RoutingTable) -> Option<Refusal> {
     if plan.keys.is_open() {
         return None;
     }
@@ -258,19 +261,19 @@ fn key_refusal(session: &ServerSession, plan: &Plan) -> Option<Refusal> {
 
 fn incoming(
     session: &mut ServerSession,
-    plan: &Plan,
+    plan: &RoutingTable,
     route: Route,
     path: String,
     body: Bytes,
     request_id: Arc<str>,
-) -> Box<Incoming> {
+) -> Box<IncomingRequest> {
     // Everything that pingora reads in them has been read: they are taken, not copied.
     let sent = take_headers(session);
     let ours = !plan.keys.is_open();
     let content_type = sent.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned();
     let key = if ours { headers::client_key(&sent) } else { None };
     let headers = headers::for_engine(sent, ours);
-    Box::new(Incoming { route, path, headers, content_type, body, arrived: Instant::now(), request_id, key })
+    Box::new(IncomingRequest { route, path, headers, content_type, body, arrived: Instant::now(), request_id, key })
 }
 
 /// Takes the headers out of a session and leaves a request line behind, which is all that pingora still looks at.
@@ -283,7 +286,7 @@ fn take_headers(session: &mut ServerSession) -> HeaderMap {
     http::request::Parts::from(std::mem::replace(session.req_header_mut(), bare)).headers
 }
 
-impl<U: Upstream, R: Recorder, L: Local> HttpServerApp for Gateway<U, R, L> {
+impl<U: Upstream, R: Recorder, L: LocalRoutes> HttpServerApp for Gateway<U, R, L> {
     /// Written out and not by `async_trait`, which keeps the session (680 bytes) twice in every open stream.
     fn process_new_http<'a, 'b, 'c>(
         self: &'a Arc<Self>,
@@ -330,7 +333,7 @@ async fn refuse_head<U: Upstream, R: Recorder>(session: &mut ServerSession, erro
             Refusal::BadRequest { message: "the request line or a header is malformed".to_owned(), param: None }
         };
     session.set_keepalive(None);
-    let mut record = Open::new(flow.recorder(), None, "-".into(), Instant::now());
+    let mut record = RecordGuard::new(flow.recorder(), None, "-".into(), Instant::now());
     record.outcome = crate::flow::Outcome::Refused;
     let mut parts = http::Response::new(()).into_parts().0;
     parts.status = StatusCode::from_u16(refusal.status()).unwrap_or(StatusCode::BAD_REQUEST);

@@ -28,7 +28,7 @@ pub(super) enum BodyError {
     /// A pause longer than the timeout.
     TooSlow,
     /// The client left, or its framing is broken.
-    Gone,
+    ClientGone,
 }
 
 /// The size a request announces, if it does.
@@ -86,7 +86,7 @@ pub(super) async fn read(session: &mut ServerSession, limit: u64, pause: Duratio
 async fn next(session: &mut ServerSession, pause: Duration) -> Result<Option<Bytes>, BodyError> {
     match timeout(pause, session.read_request_body()).await {
         Ok(Ok(chunk)) => Ok(chunk),
-        Ok(Err(_)) => Err(BodyError::Gone),
+        Ok(Err(_)) => Err(BodyError::ClientGone),
         Err(_) => Err(BodyError::TooSlow),
     }
 }

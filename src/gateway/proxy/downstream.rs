@@ -16,13 +16,13 @@ use tokio::time::timeout;
 
 use super::headers;
 use super::socket::ClientSocket;
-use crate::flow::{Downstream, Gone, Head};
+use crate::flow::{ClientGone, Downstream, ResponseHead};
 
 /// How long a client may take none of what is sent to it (nginx's `send_timeout`).
 const SEND_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// One client, for the length of one request.
-pub(super) struct Client<'a> {
+pub(super) struct DownstreamConnection<'a> {
     session: &'a mut ServerSession,
     /// The answer has a `Content-Length`.
     sized: bool,
@@ -30,7 +30,7 @@ pub(super) struct Client<'a> {
     aborted: bool,
 }
 
-impl<'a> Client<'a> {
+impl<'a> DownstreamConnection<'a> {
     pub(super) fn new(session: &'a mut ServerSession) -> Self {
         Self { session, sized: false, finished: false, aborted: false }
     }
@@ -50,8 +50,8 @@ impl<'a> Client<'a> {
     }
 }
 
-impl Downstream for Client<'_> {
-    async fn head(&mut self, head: Head) -> Result<(), Gone> {
+impl Downstream for DownstreamConnection<'_> {
+    async fn head(&mut self, head: ResponseHead) -> Result<(), ClientGone> {
         let mut headers = head.headers;
         headers::remove_hop_by_hop(&mut headers);
         let version = self.session.req_header().version;
@@ -69,12 +69,12 @@ impl Downstream for Client<'_> {
         sent(timeout(SEND_TIMEOUT, sending).await)
     }
 
-    async fn body(&mut self, bytes: Bytes, last: bool) -> Result<(), Gone> {
+    async fn body(&mut self, bytes: Bytes, last: bool) -> Result<(), ClientGone> {
         self.cork(last);
         sent(timeout(SEND_TIMEOUT, self.session.write_response_body(bytes, false)).await)
     }
 
-    async fn finish(&mut self) -> Result<(), Gone> {
+    async fn finish(&mut self) -> Result<(), ClientGone> {
         self.cork(false);
         sent(timeout(SEND_TIMEOUT, self.session.write_response_body(Bytes::new(), true)).await)?;
         self.finished = true;
@@ -91,9 +91,9 @@ impl Downstream for Client<'_> {
     }
 }
 
-fn sent<E>(result: Result<Result<(), E>, tokio::time::error::Elapsed>) -> Result<(), Gone> {
+fn sent<E>(result: Result<Result<(), E>, tokio::time::error::Elapsed>) -> Result<(), ClientGone> {
     match result {
         Ok(Ok(())) => Ok(()),
-        Ok(Err(_)) | Err(_) => Err(Gone),
+        Ok(Err(_)) | Err(_) => Err(ClientGone),
     }
 }

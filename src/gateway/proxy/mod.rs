@@ -24,6 +24,6 @@ mod listener;
 mod socket;
 mod upstream;
 
-pub use app::{Gateway, Local};
+pub use app::{Gateway, LocalRoutes};
 pub use listener::{ListenError, Listener, listen};
-pub use upstream::Engines;
+pub use upstream::UpstreamConnector;

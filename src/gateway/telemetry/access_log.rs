@@ -10,7 +10,7 @@
 //!
 //! Rotation: before writing, at most once a second, the thread checks that the path still names the file it has
 //! open, and opens the path anew if not; so both "rename" and "remove" work without a signal, and
-//! [`Sink::reopen`] does it at once. If it cannot be opened, the old file is written on.
+//! [`AccessLogWriter::reopen`] does it at once. If it cannot be opened, the old file is written on.
 //!
 //! Bounds: [`BUFFER_BYTES`] waiting and as much being written. A clone is the same log; the last one dropped
 //! writes what is left.
@@ -40,7 +40,7 @@ const HURRY_BYTES: usize = 512 << 10;
 const LINGER: Duration = Duration::from_millis(100);
 /// Between two checks that the path still names the open file.
 const ROTATION_CHECK: Duration = Duration::from_secs(1);
-/// The longest that [`Sink::flush`] waits for a disk that does not answer.
+/// The longest that [`AccessLogWriter::flush`] waits for a disk that does not answer.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 /// Names of keys and models are for the operator and his group.
 const FILE_MODE: u32 = 0o640;
@@ -63,13 +63,13 @@ pub enum AccessLogError {
 
 /// The access log. A clone is the same log.
 #[derive(Clone)]
-pub struct Sink {
+pub struct AccessLogWriter {
     running: Arc<Running>,
 }
 
-impl std::fmt::Debug for Sink {
+impl std::fmt::Debug for AccessLogWriter {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Sink").field("dropped", &self.dropped()).finish_non_exhaustive()
+        f.debug_struct("AccessLogWriter").field("dropped", &self.dropped()).finish_non_exhaustive()
     }
 }
 
@@ -104,7 +104,7 @@ pub(super) trait Output: Send + 'static {
     fn write(&mut self, lines: &[u8], reopen: bool) -> io::Result<()>;
 }
 
-impl Sink {
+impl AccessLogWriter {
     /// Opens the log that the configuration asks for.
     pub fn open(config: &AccessLog) -> Result<Self, AccessLogError> {
         let output: Box<dyn Output> = match &config.path {
@@ -310,9 +310,9 @@ mod tests {
         }
     }
 
-    fn stuck() -> (Sink, mpsc::Receiver<usize>, mpsc::Sender<io::Result<()>>) {
+    fn stuck() -> (AccessLogWriter, mpsc::Receiver<usize>, mpsc::Sender<io::Result<()>>) {
         let ((taken, seen), (go, go_on)) = (mpsc::channel(), mpsc::channel());
-        (Sink::with(Box::new(Stuck { taken, go_on }), 1.0).unwrap(), seen, go)
+        (AccessLogWriter::with(Box::new(Stuck { taken, go_on }), 1.0).unwrap(), seen, go)
     }
 
     const SOON: Duration = Duration::from_secs(20);
@@ -341,7 +341,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (path, old) = (folder.path().join("access.log"), folder.path().join("access.log.1"));
         let config = AccessLog { path: LogTarget::File(path.clone()), sample: 1.0 };
-        let sink = Sink::open(&config).unwrap();
+        let sink = AccessLogWriter::open(&config).unwrap();
         sink.write(&record(Outcome::Completed));
         sink.flush();
         std::fs::rename(&path, &old).unwrap();
@@ -357,7 +357,7 @@ mod tests {
     fn the_last_clone_dropped_writes_what_is_left() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("access.log");
-        let sink = Sink::open(&AccessLog { path: LogTarget::File(path.clone()), sample: 1.0 }).unwrap();
+        let sink = AccessLogWriter::open(&AccessLog { path: LogTarget::File(path.clone()), sample: 1.0 }).unwrap();
         let other = sink.clone();
         drop(sink);
         other.write(&record(Outcome::Completed));
@@ -368,7 +368,7 @@ mod tests {
     #[test]
     fn a_folder_that_is_not_there_is_an_error_that_says_what_to_check() {
         let config = AccessLog { path: LogTarget::File("/nonexistent/access.log".into()), sample: 1.0 };
-        let error = Sink::open(&config).unwrap_err().to_string();
+        let error = AccessLogWriter::open(&config).unwrap_err().to_string();
         assert!(error.starts_with("cannot open the access log /nonexistent/access.log: No such file"), "{error}");
     }
 

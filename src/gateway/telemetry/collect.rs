@@ -23,11 +23,11 @@ use prometheus::proto::{LabelPair, Metric};
 use prometheus::{Histogram, IntCounterVec, Registry, TextEncoder};
 use tokio::time::Instant;
 
-use super::access_log::{AccessLogError, Sink};
+use super::access_log::{AccessLogError, AccessLogWriter};
 use super::families;
 use super::gauges::Scrape;
-use super::recent::Minute;
-use super::series::{self, Book, OfPool, Series};
+use super::recent::MinuteStats;
+use super::series::{self, PoolSeries, Series, SeriesTable};
 use crate::config::Config;
 use crate::flow::{Outcome, Record, Recorder};
 use crate::pool::PoolView;
@@ -39,11 +39,11 @@ pub type Pools = Box<dyn Fn() -> Vec<PoolView> + Send + Sync>;
 /// Where records go and pages come from.
 pub struct Telemetry {
     registry: Registry,
-    book: Arc<Book>,
+    book: Arc<SeriesTable>,
     overhead_estimate: Histogram,
     overhead_connect: Histogram,
     reloads: IntCounterVec,
-    access_log: Option<Sink>,
+    access_log: Option<AccessLogWriter>,
 }
 
 impl std::fmt::Debug for Telemetry {
@@ -55,18 +55,18 @@ impl std::fmt::Debug for Telemetry {
 impl Telemetry {
     /// Telemetry of a configuration, whose gauges are read from `pools`. Opens the access log.
     pub fn new(config: &Config, pools: Pools) -> Result<Self, AccessLogError> {
-        let access_log = config.access_log.as_ref().map(Sink::open).transpose()?;
+        let access_log = config.access_log.as_ref().map(AccessLogWriter::open).transpose()?;
         let telemetry = Self::with(pools, access_log);
         telemetry.configured(config);
         Ok(telemetry)
     }
 
     /// Telemetry that knows of no objectives yet. `access_log`: where lines go, if anywhere.
-    pub fn with(pools: Pools, access_log: Option<Sink>) -> Self {
+    pub fn with(pools: Pools, access_log: Option<AccessLogWriter>) -> Self {
         let registry = Registry::new();
-        let book = Arc::new(Book::new(&registry));
+        let book = Arc::new(SeriesTable::new(&registry));
         let (judged, lines) = (Arc::clone(&book), access_log.clone());
-        let dropped = move || lines.as_ref().map_or(0, Sink::dropped);
+        let dropped = move || lines.as_ref().map_or(0, AccessLogWriter::dropped);
         series::register(&registry, Scrape::new(pools, move || attainments(&judged), dropped));
         let overhead = series::histograms(&registry, &families::OVERHEAD_SECONDS);
         let reloads = series::counters(&registry, &families::RELOADS);
@@ -107,7 +107,7 @@ impl Telemetry {
     }
 
     /// The last minute of a pool's own traffic; empty for a pool that has seen none.
-    pub fn minute(&self, pool: &str) -> Minute {
+    pub fn minute(&self, pool: &str) -> MinuteStats {
         self.book.pool(Some(&pool.into())).recent.minute(Instant::now())
     }
 
@@ -142,7 +142,7 @@ fn is_unplaced_zero(metric: &Metric) -> bool {
 /// Room for the page of a small configuration; larger ones grow it.
 const PAGE_BYTES: usize = 64 << 10;
 
-fn attainments(book: &Book) -> Vec<(String, f64)> {
+fn attainments(book: &SeriesTable) -> Vec<(String, f64)> {
     let now = Instant::now();
     let each = book.pools().into_iter().filter_map(|pool| Some((pool.name.to_string(), pool.recent.attainment(now)?)));
     each.collect()
@@ -194,7 +194,7 @@ fn placed(record: &Record, series: &Series) {
     }
 }
 
-fn retried(record: &Record, pool: &OfPool) {
+fn retried(record: &Record, pool: &PoolSeries) {
     for reason in &record.retries {
         pool.retried(*reason).inc();
     }

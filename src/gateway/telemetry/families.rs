@@ -15,7 +15,7 @@ use sluice_core::meter::ITL_BUCKETS_SECONDS;
 
 /// What a family is to Prometheus.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Kind {
+pub enum MetricKind {
     /// Only grows.
     Counter,
     /// Goes up and down; read at scrape time.
@@ -30,7 +30,7 @@ pub struct Family {
     /// Its name.
     pub name: &'static str,
     /// What it is to Prometheus.
-    pub kind: Kind,
+    pub kind: MetricKind,
     /// Its labels.
     pub labels: &'static [&'static str],
     /// What it says, in one sentence.
@@ -78,65 +78,65 @@ macro_rules! families {
 }
 
 families! {
-    REQUESTS: "sluice_requests_total" Kind::Counter, &["route", "pool", "model", "arm", "outcome"],
+    REQUESTS: "sluice_requests_total" MetricKind::Counter, &["route", "pool", "model", "arm", "outcome"],
         "Requests that are over, by how they ended (completed, client_gone, shed, upstream_error, timeout, refused)";
-    TIME_TO_FIRST_TOKEN: "sluice_time_to_first_token_seconds" Kind::Histogram(TTFT), REQUEST,
+    TIME_TO_FIRST_TOKEN: "sluice_time_to_first_token_seconds" MetricKind::Histogram(TTFT), REQUEST,
         "From a streamed request fully received to the first event with output, the queue included";
-    INTER_TOKEN_LATENCY: "sluice_inter_token_latency_seconds" Kind::Histogram(&ITL_BUCKETS_SECONDS), REQUEST,
+    INTER_TOKEN_LATENCY: "sluice_inter_token_latency_seconds" MetricKind::Histogram(&ITL_BUCKETS_SECONDS), REQUEST,
         "Gaps between successive output events of a stream, or between tokens where usage is continuous";
-    TIME_PER_OUTPUT_TOKEN: "sluice_time_per_output_token_seconds" Kind::Histogram(TPOT), REQUEST,
+    TIME_PER_OUTPUT_TOKEN: "sluice_time_per_output_token_seconds" MetricKind::Histogram(TPOT), REQUEST,
         "(E2EL - TTFT) / (completion tokens - 1) of completed streams of two tokens or more";
-    REQUEST_DURATION: "sluice_request_duration_seconds" Kind::Histogram(DURATION), REQUEST,
+    REQUEST_DURATION: "sluice_request_duration_seconds" MetricKind::Histogram(DURATION), REQUEST,
         "E2EL of completed requests: from fully received to the last event with choices, or to the answer's end";
-    QUEUE_WAIT_SECONDS: "sluice_queue_wait_seconds" Kind::Histogram(QUEUE_WAIT), &["pool"],
+    QUEUE_WAIT_SECONDS: "sluice_queue_wait_seconds" MetricKind::Histogram(QUEUE_WAIT), &["pool"],
         "Time between asking for a backend and having one, or giving up; by home pool";
-    PROMPT_TOKENS: "sluice_prompt_tokens_total" Kind::Counter, &["pool", "model", "arm"],
+    PROMPT_TOKENS: "sluice_prompt_tokens_total" MetricKind::Counter, &["pool", "model", "arm"],
         "Prompt tokens as the engines counted them";
-    GENERATION_TOKENS: "sluice_generation_tokens_total" Kind::Counter, &["pool", "model", "arm"],
+    GENERATION_TOKENS: "sluice_generation_tokens_total" MetricKind::Counter, &["pool", "model", "arm"],
         "Output tokens as the engines counted them";
-    ESTIMATE_RATIO: "sluice_prompt_estimate_ratio" Kind::Histogram(RATIO), &["model"],
+    ESTIMATE_RATIO: "sluice_prompt_estimate_ratio" MetricKind::Histogram(RATIO), &["model"],
         "Estimated prompt tokens divided by those the engine counted";
-    IN_FLIGHT: "sluice_in_flight" Kind::Gauge, BACKEND,
+    IN_FLIGHT: "sluice_in_flight" MetricKind::Gauge, BACKEND,
         "Requests that hold a lease on a backend";
-    SLOTS: "sluice_slots" Kind::Gauge, BACKEND,
+    SLOTS: "sluice_slots" MetricKind::Gauge, BACKEND,
         "Sequences that a backend may carry at once";
-    OUTSTANDING_TOKENS: "sluice_outstanding_tokens" Kind::Gauge, BACKEND,
+    OUTSTANDING_TOKENS: "sluice_outstanding_tokens" MetricKind::Gauge, BACKEND,
         "Estimated prompt and output tokens of the requests in flight";
-    PREFILL_TOKENS: "sluice_prefill_tokens" Kind::Gauge, BACKEND,
+    PREFILL_TOKENS: "sluice_prefill_tokens" MetricKind::Gauge, BACKEND,
         "Estimated prompt tokens of requests whose first token has not been seen";
-    LONG_PREFILLS: "sluice_long_prefills" Kind::Gauge, BACKEND,
+    LONG_PREFILLS: "sluice_long_prefills" MetricKind::Gauge, BACKEND,
         "Long prompts in prefill, each with a permit";
-    QUEUE_LENGTH: "sluice_queue_length" Kind::Gauge, &["pool"],
+    QUEUE_LENGTH: "sluice_queue_length" MetricKind::Gauge, &["pool"],
         "Requests waiting in the pool's queue";
-    SHED: "sluice_shed_total" Kind::Counter, &["pool", "reason"],
+    SHED: "sluice_shed_total" MetricKind::Counter, &["pool", "reason"],
         "Requests not served, to protect those who are; by home pool";
-    SPILL: "sluice_spill_total" Kind::Counter, &["from", "to"],
+    SPILL: "sluice_spill_total" MetricKind::Counter, &["from", "to"],
         "Requests that ran outside their home pool";
-    RETRIES: "sluice_retries_total" Kind::Counter, &["pool", "reason"],
+    RETRIES: "sluice_retries_total" MetricKind::Counter, &["pool", "reason"],
         "Attempts that were repeated, by why and by the pool the request ran in at last";
-    BACKEND_STATE: "sluice_backend_state" Kind::Gauge, &["pool", "backend", "state"],
+    BACKEND_STATE: "sluice_backend_state" MetricKind::Gauge, &["pool", "backend", "state"],
         "1 for the state a backend is in, 0 for every other";
-    OVERHEAD_SECONDS: "sluice_overhead_seconds" Kind::Histogram(OVERHEAD), &["stage"],
+    OVERHEAD_SECONDS: "sluice_overhead_seconds" MetricKind::Histogram(OVERHEAD), &["stage"],
         "Time added before a backend worked: estimate (read, recognise, estimate, place), connect (get a connection); \
          the queue has its own family";
-    SLO_ATTAINMENT: "sluice_slo_attainment" Kind::Gauge, &["pool"],
+    SLO_ATTAINMENT: "sluice_slo_attainment" MetricKind::Gauge, &["pool"],
         "Share of requests at home in the pool that met all its objectives, decaying with a time constant of 5 min; \
          refused requests and clients that left do not count; absent after 15 min without requests";
-    RELOADS: "sluice_config_reloads_total" Kind::Counter, &["result"],
+    RELOADS: "sluice_config_reloads_total" MetricKind::Counter, &["result"],
         "Configuration reloads, ok or failed";
-    ACCESS_LOG_DROPPED: "sluice_access_log_dropped_total" Kind::Counter, &[],
+    ACCESS_LOG_DROPPED: "sluice_access_log_dropped_total" MetricKind::Counter, &[],
         "Access log lines lost because they could not be written fast enough, or at all";
-    BUILD_INFO: "sluice_build_info" Kind::Gauge, &["version"],
+    BUILD_INFO: "sluice_build_info" MetricKind::Gauge, &["version"],
         "Always 1; the version of the gateway is its label";
-    PROCESS_CPU: "process_cpu_seconds_total" Kind::Counter, &[],
+    PROCESS_CPU: "process_cpu_seconds_total" MetricKind::Counter, &[],
         "CPU time of the gateway, user and system";
-    PROCESS_RESIDENT: "process_resident_memory_bytes" Kind::Gauge, &[],
+    PROCESS_RESIDENT: "process_resident_memory_bytes" MetricKind::Gauge, &[],
         "Resident memory of the gateway";
-    PROCESS_OPEN_FDS: "process_open_fds" Kind::Gauge, &[],
+    PROCESS_OPEN_FDS: "process_open_fds" MetricKind::Gauge, &[],
         "Open file descriptors of the gateway";
-    PROCESS_MAX_FDS: "process_max_fds" Kind::Gauge, &[],
+    PROCESS_MAX_FDS: "process_max_fds" MetricKind::Gauge, &[],
         "Most file descriptors that the gateway may open";
-    PROCESS_START: "process_start_time_seconds" Kind::Gauge, &[],
+    PROCESS_START: "process_start_time_seconds" MetricKind::Gauge, &[],
         "When the gateway was started, seconds since 1970";
 }
 
@@ -149,7 +149,7 @@ mod tests {
         for (index, family) in ALL.iter().enumerate() {
             assert!(ALL[..index].iter().all(|other| other.name != family.name), "{} twice", family.name);
             let total = family.name.ends_with("_total");
-            assert_eq!(total, family.kind == Kind::Counter, "{}", family.name);
+            assert_eq!(total, family.kind == MetricKind::Counter, "{}", family.name);
             assert!(family.name.starts_with("sluice_") || family.name.starts_with("process_"));
         }
     }
@@ -157,7 +157,7 @@ mod tests {
     #[test]
     fn bounds_ascend() {
         for family in ALL {
-            if let Kind::Histogram(bounds) = family.kind {
+            if let MetricKind::Histogram(bounds) = family.kind {
                 assert!(bounds.windows(2).all(|pair| pair[0] < pair[1]), "{}", family.name);
             }
         }

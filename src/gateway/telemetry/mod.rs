@@ -25,6 +25,6 @@ pub mod testing;
 #[cfg(test)]
 mod tests;
 
-pub use access_log::{AccessLogError, Sink};
+pub use access_log::{AccessLogError, AccessLogWriter};
 pub use collect::{Pools, Telemetry};
-pub use recent::{Minute, Quantiles};
+pub use recent::{MinuteStats, Quantiles};

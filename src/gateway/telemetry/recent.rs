@@ -38,7 +38,7 @@ const ATTAINMENT_STALE: Duration = Duration::from_secs(900);
 
 /// The last minute in numbers.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Minute {
+pub struct MinuteStats {
     /// Requests that ended, per second.
     pub requests_per_second: f64,
     /// Requests that ended, by how.
@@ -137,7 +137,7 @@ impl Recent {
         self.window.lock().attainment.share(now)
     }
 
-    pub(super) fn minute(&self, now: Instant) -> Minute {
+    pub(super) fn minute(&self, now: Instant) -> MinuteStats {
         self.window.lock().minute(now)
     }
 }
@@ -166,7 +166,7 @@ impl Window {
         slot
     }
 
-    fn minute(&self, now: Instant) -> Minute {
+    fn minute(&self, now: Instant) -> MinuteStats {
         let number = self.number(now);
         let live = || self.slots.iter().filter(|slot| slot.number <= number && slot.number + SLOTS as u64 > number);
         let sum = |read: fn(&Counts) -> u64| -> u64 { live().map(|slot| read(&slot.counts)).sum() };
@@ -175,7 +175,7 @@ impl Window {
         let covered = age.min(((SLOTS as u64 - 1) * SLOT_SECONDS) as f64 + in_slot).max(1.0);
         let (completed, shed, failed) = (sum(|c| c.completed), sum(|c| c.shed), sum(|c| c.failed));
         let (client_gone, refused) = (sum(|c| c.client_gone), sum(|c| c.refused));
-        Minute {
+        MinuteStats {
             requests_per_second: (completed + shed + failed + client_gone + refused) as f64 / covered,
             completed,
             shed,

@@ -16,7 +16,7 @@ use prometheus::{Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterV
 use tokio::time::Instant;
 
 use super::buckets::{Row, Rows};
-use super::families::{self, Family, Kind};
+use super::families::{self, Family, MetricKind};
 use super::gauges::pairs;
 use super::recent::Recent;
 use crate::flow::record::RetryReason;
@@ -76,14 +76,14 @@ pub(super) struct Series {
     pub(super) estimate_ratio: Histogram,
     /// Only where the pool is not the home.
     pub(super) spill: Option<IntCounter>,
-    pub(super) home: Arc<OfPool>,
-    pub(super) ran_in: Arc<OfPool>,
+    pub(super) home: Arc<PoolSeries>,
+    pub(super) ran_in: Arc<PoolSeries>,
     labels: Labels,
     requests: [OnceLock<IntCounter>; ROUTES * OUTCOMES],
 }
 
 /// Everything that belongs to one pool.
-pub(super) struct OfPool {
+pub(super) struct PoolSeries {
     pub(super) name: Arc<str>,
     pub(super) queue_wait: Histogram,
     pub(super) shed: [IntCounter; ShedReason::ALL.len()],
@@ -93,7 +93,7 @@ pub(super) struct OfPool {
     pub(super) judged: AtomicBool,
 }
 
-impl OfPool {
+impl PoolSeries {
     pub(super) fn shed(&self, reason: ShedReason) -> &IntCounter {
         &self.shed[ShedReason::ALL.iter().position(|one| *one == reason).unwrap_or(0)]
     }
@@ -104,7 +104,7 @@ impl OfPool {
 }
 
 /// The vectors, and what has been resolved of them.
-pub(super) struct Book {
+pub(super) struct SeriesTable {
     requests: IntCounterVec,
     ttft: HistogramVec,
     tpot: HistogramVec,
@@ -118,10 +118,10 @@ pub(super) struct Book {
     spill: IntCounterVec,
     retries: IntCounterVec,
     series: Bounded<Labels, Series>,
-    pools: Bounded<Option<Arc<str>>, OfPool>,
+    pools: Bounded<Option<Arc<str>>, PoolSeries>,
 }
 
-impl Book {
+impl SeriesTable {
     pub(super) fn new(registry: &Registry) -> Self {
         let itl = Rows::new(families::INTER_TOKEN_LATENCY);
         register(registry, itl.clone());
@@ -149,12 +149,12 @@ impl Book {
     }
 
     /// What belongs to a pool.
-    pub(super) fn pool(&self, name: Option<&Arc<str>>) -> Arc<OfPool> {
+    pub(super) fn pool(&self, name: Option<&Arc<str>>) -> Arc<PoolSeries> {
         self.pools.get(name.cloned(), || Some(OTHER.into()), |name| self.resolve_pool(text(name)))
     }
 
     /// Every pool that has been seen, in no order.
-    pub(super) fn pools(&self) -> Vec<Arc<OfPool>> {
+    pub(super) fn pools(&self) -> Vec<Arc<PoolSeries>> {
         self.pools.all()
     }
 
@@ -190,8 +190,8 @@ impl Book {
         }
     }
 
-    fn resolve_pool(&self, name: &str) -> OfPool {
-        OfPool {
+    fn resolve_pool(&self, name: &str) -> PoolSeries {
+        PoolSeries {
             name: name.into(),
             queue_wait: self.queue_wait.with_label_values(&[name]),
             shed: ShedReason::ALL.map(|reason| self.shed.with_label_values(&[name, reason.label()])),
@@ -267,8 +267,8 @@ pub(super) fn counters(registry: &Registry, family: &Family) -> IntCounterVec {
 
 pub(super) fn histograms(registry: &Registry, family: &Family) -> HistogramVec {
     let bounds = match family.kind {
-        Kind::Histogram(bounds) => bounds.to_vec(),
-        Kind::Counter | Kind::Gauge => Vec::new(),
+        MetricKind::Histogram(bounds) => bounds.to_vec(),
+        MetricKind::Counter | MetricKind::Gauge => Vec::new(),
     };
     let opts = HistogramOpts::new(family.name, family.help).buckets(bounds);
     let vec = HistogramVec::new(opts, family.labels).expect("a valid family");

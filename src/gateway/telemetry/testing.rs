@@ -12,7 +12,9 @@ use tokio::time::Instant;
 use crate::config::{Endpoint, Policy};
 use crate::estimate::{EstimateSource, PromptEstimate};
 use crate::flow::{Outcome, Record};
-use crate::pool::{Address, Admission, BackendSpec, HealthRules, Limits, LongPrefix, Order, PoolSpec, Rules};
+use crate::pool::{
+    Address, Admission, BackendLimits, BackendSpec, HealthRules, LongPrefix, PoolRules, PoolSpec, QueueOrder,
+};
 use sluice_core::meter::{ItlHistogram, StreamStats};
 use sluice_core::openai::Route;
 use sluice_core::openai::response::TokenUsage;
@@ -74,7 +76,7 @@ pub fn admission(now: Instant) -> Arc<Admission> {
     };
     let admission = Admission::new(now, rules, 1);
     let layout = admission.apply(&[spec("short", "gpu0", 8000), spec("long", "gpu1", 8001)], rules, now);
-    admission.probed(layout.backends[0][0], true, now);
+    admission.record_probe(layout.backends[0][0], true, now);
     admission
 }
 
@@ -83,9 +85,9 @@ pub fn spec(name: &str, backend: &str, port: u16) -> PoolSpec {
     let address = Arc::new(Address { authority: endpoint.authority().into(), endpoint, api_key: None });
     PoolSpec {
         name: name.into(),
-        rules: Rules {
+        rules: PoolRules {
             policy: Policy::LeastWork,
-            limits: Limits {
+            limits: BackendLimits {
                 slots: 64,
                 tokens: Some(400_000),
                 prefill_tokens: None,
@@ -93,7 +95,7 @@ pub fn spec(name: &str, backend: &str, port: u16) -> PoolSpec {
             },
             queue_length: 512,
             queue_timeout: Duration::from_secs(20),
-            order: Order { aging_per_token: Duration::ZERO },
+            order: QueueOrder { aging_per_token: Duration::ZERO },
         },
         backends: vec![BackendSpec { name: backend.into(), address, weight: 1.0 }],
         spill: vec![],

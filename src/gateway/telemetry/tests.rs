@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use smallvec::{SmallVec, smallvec};
 use tokio::time::Instant;
 
-use super::families::{self, Kind};
+use super::families::{self, MetricKind};
 use super::line::line;
 use super::testing::{admission, completed, record, spec};
 use super::*;
@@ -72,9 +72,9 @@ fn every_family_of_the_table_is_on_the_page_with_its_labels() {
     let page = telemetry.page();
     for family in families::ALL {
         let kind = match family.kind {
-            Kind::Counter => "counter",
-            Kind::Gauge => "gauge",
-            Kind::Histogram(_) => "histogram",
+            MetricKind::Counter => "counter",
+            MetricKind::Gauge => "gauge",
+            MetricKind::Histogram(_) => "histogram",
         };
         assert!(page.contains(&format!("# TYPE {} {kind}\n", family.name)), "{} is missing", family.name);
         let suffix = if kind == "histogram" { "_count" } else { "" };
@@ -152,7 +152,7 @@ fn a_backend_that_moved_is_shown_once_while_its_old_place_drains() {
     let admission = admission(now);
     let rules =
         HealthRules { probe_failures: 1, request_failures: 3, eject_base: now.elapsed(), eject_max: now.elapsed() };
-    let ask = crate::pool::Ask {
+    let ask = crate::pool::AdmissionRequest {
         layout: 1,
         home: sluice_core::base::PoolId::new(0),
         spill: SmallVec::new(),

@@ -133,16 +133,16 @@ async fn a_client_that_leaves_is_aborted_and_its_blocks_come_back() {
         until(&handle, |snapshot| snapshot.kv_usage == 0.0 && snapshot.running == 0).await;
     }
     let page = call(&handle, "GET", "/metrics", "").await.1;
-    assert_eq!(metrics::Snapshot::parse(&page).success.abort, 2.0);
+    assert_eq!(metrics::MetricsSnapshot::parse(&page).success.abort, 2.0);
     handle.shutdown().await;
 }
 
 #[tokio::test]
 async fn the_metrics_page_says_what_was_done() {
     let handle = server(|_| {}).await;
-    let before = metrics::Snapshot::parse(&call(&handle, "GET", "/metrics", "").await.1);
+    let before = metrics::MetricsSnapshot::parse(&call(&handle, "GET", "/metrics", "").await.1);
     call(&handle, "POST", COMPLETION, r#"{"prompt":[1,2,3],"max_tokens":7,"ignore_eos":true}"#).await;
-    let after = metrics::Snapshot::parse(&call(&handle, "GET", "/metrics", "").await.1);
+    let after = metrics::MetricsSnapshot::parse(&call(&handle, "GET", "/metrics", "").await.1);
     assert_eq!((after.prompt_tokens, after.generation_tokens, after.success.length), (3.0, 7.0, 1.0));
     assert_eq!((after.iterations, after.ttft.0, after.gpu_blocks), (7.0, 1.0, Some(57_301)));
     assert!(after.progress() > before.progress());

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use memchr::memmem;
 use tokio::time::Instant;
 
-use crate::flow::{Downstream, Gone, Head};
+use crate::flow::{ClientGone, Downstream, ResponseHead};
 
 /// A test client.
 #[derive(Default)]
@@ -19,13 +19,13 @@ pub(super) struct TestClient {
 }
 
 impl Downstream for TestClient {
-    async fn head(&mut self, head: Head) -> Result<(), Gone> {
+    async fn head(&mut self, head: ResponseHead) -> Result<(), ClientGone> {
         assert_eq!(self.status, 0, "one head per response");
         self.status = head.status.as_u16();
         Ok(())
     }
 
-    async fn body(&mut self, bytes: Bytes, _last: bool) -> Result<(), Gone> {
+    async fn body(&mut self, bytes: Bytes, _last: bool) -> Result<(), ClientGone> {
         assert!(!self.finished && !self.aborted, "bytes after the end");
         self.tokens += memmem::find_iter(&bytes, "\"text\":").count();
         assert_eq!(memmem::find(&bytes, b"\"usage\":"), None, "usage that the client did not request");
@@ -36,7 +36,7 @@ impl Downstream for TestClient {
         Ok(())
     }
 
-    async fn finish(&mut self) -> Result<(), Gone> {
+    async fn finish(&mut self) -> Result<(), ClientGone> {
         self.finished = true;
         Ok(())
     }

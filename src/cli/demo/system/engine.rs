@@ -15,7 +15,7 @@ use serde::Deserialize;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
 
-use crate::flow::{Broken, Call, Exchange, Head, SendError, Upstream};
+use crate::flow::{Exchange, ExchangeError, ResponseHead, SendError, Upstream, UpstreamRequest};
 use crate::pool::Address;
 use crate::sim::engine::{Content, SequenceId};
 use crate::sim::{Lane, Request, SimConfig};
@@ -195,10 +195,10 @@ pub(super) struct Engines {
 impl Upstream for Engines {
     type Exchange = Stream;
 
-    async fn send(&self, to: &Address, call: &Call, _fresh: bool) -> Result<Stream, SendError> {
+    async fn send(&self, to: &Address, call: &UpstreamRequest, _fresh: bool) -> Result<Stream, SendError> {
         let (_, engine) = self.by_port.iter().find(|(port, _)| *port == to.endpoint.port).unwrap();
         let body: Body = serde_json::from_slice(&call.body.to_bytes()).unwrap();
-        let refused = || SendError { broken: Broken::Connect("refused".to_owned()), reused: false };
+        let refused = || SendError { broken: ExchangeError::Connect("refused".to_owned()), reused: false };
         let stream = engine.submit(&body).ok_or_else(refused)?;
         *self.open.lock() += 1;
         let mut stream = stream;
@@ -246,17 +246,19 @@ impl Exchange for Stream {
         Duration::ZERO
     }
 
-    async fn head(&mut self) -> Result<Head, Broken> {
+    async fn head(&mut self) -> Result<ResponseHead, ExchangeError> {
         let mut headers = HeaderMap::new();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
-        Ok(Head { status: StatusCode::OK, headers })
+        Ok(ResponseHead { status: StatusCode::OK, headers })
     }
 
-    async fn body(&mut self, into: &mut BytesMut) -> Result<bool, Broken> {
+    async fn body(&mut self, into: &mut BytesMut) -> Result<bool, ExchangeError> {
         if self.ended {
             return Ok(false);
         }
-        let Some(token) = self.tokens.recv().await else { return Err(Broken::Closed("the engine died".to_owned())) };
+        let Some(token) = self.tokens.recv().await else {
+            return Err(ExchangeError::Closed("the engine died".to_owned()));
+        };
         self.write(token, into);
         while let Ok(token) = self.tokens.try_recv() {
             self.write(token, into);

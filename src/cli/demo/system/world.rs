@@ -15,10 +15,10 @@ use super::client::TestClient;
 use super::engine::{Engine, Engines};
 use crate::base::Rng;
 use crate::config::{Config, Surroundings};
-use crate::flow::plan::Learned;
-use crate::flow::{Flow, Incoming, Outcome, Plan, Record, Recorder};
+use crate::flow::routing_table::LearnedState;
+use crate::flow::{Flow, IncomingRequest, Outcome, Record, Recorder, RoutingTable};
 use crate::openai::Route;
-use crate::pool::{Admission, Layout, Usage};
+use crate::pool::{Admission, CapacityUsage, PoolLayout};
 use crate::serve::specs;
 
 const PORTS: [u16; 2] = [8001, 8002];
@@ -97,12 +97,12 @@ impl World {
         let admission = Admission::new(now, rules, seed);
         let layout = admission.apply(&specs::pools(&config), rules, now);
         layout.backends.iter().flatten().for_each(|backend| {
-            admission.probed(*backend, true, now);
+            admission.record_probe(*backend, true, now);
         });
         let args = arrangement.engine_args();
         let engines = [0, 1].map(|index| Engine::new(engine_config(&args[index], seed + index as u64).unwrap()));
         let by_port = PORTS.into_iter().zip(engines.iter().cloned()).collect();
-        let plan = Plan::new(Arc::clone(&config), &layout, &[], &[None], &Learned::default());
+        let plan = RoutingTable::new(Arc::clone(&config), &layout, &[], &[None], &LearnedState::default());
         let upstream = Engines { by_port, open: Arc::default() };
         let flow = Arc::new(Flow::new(admission, upstream, Records::default(), plan));
         for engine in &engines {
@@ -205,9 +205,9 @@ impl World {
     pub(super) fn check(&self) {
         let admission = self.flow.admission();
         assert_eq!(admission.load(), (0, 0));
-        assert_eq!(admission.check(), Ok(()));
+        assert_eq!(admission.check_invariants(), Ok(()));
         for backend in admission.view().iter().flat_map(|pool| &pool.backends) {
-            assert_eq!(backend.used, Usage::default());
+            assert_eq!(backend.used, CapacityUsage::default());
         }
         assert_eq!(*self.flow.upstream().open.lock(), 0, "every exchange was closed");
         self.engines.iter().for_each(|engine| engine.check_empty());
@@ -220,7 +220,7 @@ impl World {
 }
 
 async fn ask(flow: &Flow<Engines, Records>, number: u64, body: String, leaves_at: Option<Instant>) -> TestClient {
-    let incoming = Incoming {
+    let incoming = IncomingRequest {
         route: Route::Completions,
         path: "/v1/completions".to_owned(),
         headers: HeaderMap::new(),
@@ -236,16 +236,16 @@ async fn ask(flow: &Flow<Engines, Records>, number: u64, body: String, leaves_at
 }
 
 /// Does what the gateway's prober does, from the state of the engines.
-async fn probe(flow: Arc<Flow<Engines, Records>>, layout: Layout, engines: [Arc<Engine>; 2]) {
-    let health = flow.plan().config.health.clone();
+async fn probe(flow: Arc<Flow<Engines, Records>>, layout: PoolLayout, engines: [Arc<Engine>; 2]) {
+    let health = flow.routing_table().config.health.clone();
     let backends: Vec<_> = layout.backends.iter().flatten().copied().collect();
     loop {
         let now = Instant::now();
-        let silent = flow.admission().silent(health.stall, now);
+        let silent = flow.admission().silent_backends(health.stall, now);
         for (backend, engine) in backends.iter().zip(&engines) {
-            flow.admission().probed(*backend, engine.is_alive(), now);
+            flow.admission().record_probe(*backend, engine.is_alive(), now);
             if silent.contains(backend) && engine.is_hung() {
-                flow.admission().hung(*backend, now);
+                flow.admission().mark_hung(*backend, now);
             }
         }
         sleep(health.probe_interval).await;

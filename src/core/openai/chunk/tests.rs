@@ -1,6 +1,6 @@
-//! What single events mean, fast path against slow path and both against a tree.
+//! Reading of single events: the fast path against scanning, and both against a JSON tree.
 //!
-//! Events are generated, so that every combination of fields that an engine may send is met.
+//! Events are generated, to cover every combination of fields that an engine may send.
 
 use super::*;
 use proptest::prelude::*;
@@ -40,7 +40,7 @@ fn output_is_what_the_contract_calls_output() {
 }
 
 #[test]
-fn an_answer_that_the_engine_gave_up_is_told_from_one_that_ends() {
+fn an_aborted_response_differs_from_one_that_ends() {
     let end = |reason: &str| {
         let event = chat(&format!(r#"{{"choices":[{{"index":0,"text":"","finish_reason":{reason}}}]}}"#));
         (event.finish, event.aborted)
@@ -58,7 +58,7 @@ fn an_answer_that_the_engine_gave_up_is_told_from_one_that_ends() {
 }
 
 #[test]
-fn usage_errors_and_the_end_are_told_apart() {
+fn usage_errors_and_the_end_are_distinguished() {
     let usage = chat(r#"{"choices":[],"usage":{"prompt_tokens":5,"total_tokens":7,"completion_tokens":2}}"#);
     assert_eq!(usage.kind, EventKind::Usage);
     assert_eq!(usage.usage, Some(TokenUsage { prompt: Some(5), completion: Some(2), cached: None }));
@@ -69,8 +69,8 @@ fn usage_errors_and_the_end_are_told_apart() {
     assert_eq!(kind("[DONE]"), EventKind::Done);
     assert_eq!(read(Dialect::Choices, b": keep-alive\n\n").kind, EventKind::Other);
     assert_eq!(kind(r#"{"choices":[{"delta":{"content":"a"#), EventKind::Other);
-    let talk = kind(r#"{"choices":[{"index":0,"delta":{"content":"{\"error\":1}"},"finish_reason":null}]}"#);
-    assert_eq!(talk, EventKind::Content);
+    let text = kind(r#"{"choices":[{"index":0,"delta":{"content":"{\"error\":1}"},"finish_reason":null}]}"#);
+    assert_eq!(text, EventKind::Content);
 }
 
 #[test]
@@ -192,18 +192,18 @@ fn event() -> impl Strategy<Value = String> {
 
 proptest! {
     #[test]
-    fn the_fast_path_says_what_the_slow_one_says(event in event()) {
+    fn the_fast_path_and_scanning_give_the_same_event(event in event()) {
         if let Some(fast) = fast::choices(event.as_bytes(), &mut Memo::default()) {
-            prop_assert_eq!(fast, read_slowly(Dialect::Choices, event.as_bytes()), "{}", event);
+            prop_assert_eq!(fast, read_by_scanning(Dialect::Choices, event.as_bytes()), "{}", event);
         }
     }
 
     #[test]
-    fn what_is_remembered_of_a_stream_changes_no_reading(events in prop::collection::vec(event(), 1..6)) {
+    fn remembered_events_do_not_change_how_later_ones_are_read(events in prop::collection::vec(event(), 1..6)) {
         let mut memo = Memo::default();
         for event in events.iter().chain(&events) {
             let got = read_next(Dialect::Choices, event.as_bytes(), &mut memo);
-            prop_assert_eq!(got, read_slowly(Dialect::Choices, event.as_bytes()), "{}", event);
+            prop_assert_eq!(got, read_by_scanning(Dialect::Choices, event.as_bytes()), "{}", event);
         }
     }
 
@@ -241,7 +241,7 @@ fn the_usual_events_take_the_fast_path() {
     ] {
         assert_eq!(
             fast::choices(event.as_bytes(), &mut Memo::default()),
-            Some(read_slowly(Dialect::Choices, event.as_bytes())),
+            Some(read_by_scanning(Dialect::Choices, event.as_bytes())),
             "{event}"
         );
         assert_eq!(fast::choices(event.as_bytes(), &mut Memo::default()).unwrap().kind, EventKind::Content);
@@ -255,5 +255,5 @@ fn usage_that_is_given_twice_the_second_time_as_null_reads_the_same_on_both_path
         r#""usage":{"prompt_tokens":3,"total_tokens":5,"completion_tokens":2},"usage":null}"#,
         "\n\n"
     );
-    assert_eq!(read(Dialect::Choices, event.as_bytes()), read_slowly(Dialect::Choices, event.as_bytes()));
+    assert_eq!(read(Dialect::Choices, event.as_bytes()), read_by_scanning(Dialect::Choices, event.as_bytes()));
 }

@@ -1,4 +1,4 @@
-//! What is read of request bodies: by example, and against a JSON tree.
+//! Reading of request bodies, by example.
 //!
 //! Regressions are named by their symptom and stay.
 
@@ -104,7 +104,7 @@ fn media_is_counted_as_parts_and_never_as_text() {
 }
 
 #[test]
-fn what_pydantic_turns_into_the_right_type_is_read_so() {
+fn values_that_pydantic_coerces_are_coerced_alike() {
     let view = chat(r#"{"max_tokens":"8","n":2.0,"stream":"true","ignore_eos":1,"priority":"-3","min_tokens":1e1}"#);
     assert_eq!((view.max_output, view.n, view.stream, view.ignore_eos), (Some(8), 2, true, true));
     assert_eq!((view.priority, view.min_tokens), (Some(-3), 10));
@@ -120,7 +120,7 @@ fn null_is_absent() {
 }
 
 #[test]
-fn wrong_types_are_refused_by_name() {
+fn wrong_types_are_refused_with_the_field_name() {
     let chat = |body| refused(Route::ChatCompletions, body);
     assert_eq!(chat(r#"{"model":5}"#), (Some("model"), "'model' must be a string, not a number".into()));
     assert_eq!(chat(r#"{"stream":"maybe"}"#), (Some("stream"), "'stream' must be a boolean, not a string".into()));

@@ -1,14 +1,14 @@
-//! Inside a string: where it ends, and what its escapes stand for.
+//! Strings in JSON: finds their end and decodes their escapes.
 //!
-//! A prompt is one string of up to 32 MiB, so its end is looked for at memory speed and its escapes are decoded only by
-//! who needs the text.
+//! A prompt is one string of up to 32 MiB, so its end is searched at memory speed; escapes are decoded only where the text
+//! is needed.
 
 use memchr::memchr_iter;
 
 /// The first quote behind an even number of backslashes.
 ///
 /// Two bytes before a quote rule out almost every escaped one, and comparing three shifted copies needs no branch, so
-/// that the compiler makes vector instructions of it: code and JSON inside a prompt are full of escaped quotes.
+/// the compiler vectorises it: code and JSON inside a prompt are full of escaped quotes.
 pub(super) fn closing_quote(rest: &[u8]) -> Option<usize> {
     const BLOCK: usize = 128;
     let ends = |quote: &usize| rest[..*quote].iter().rev().take_while(|byte| **byte == b'\\').count() % 2 == 0;

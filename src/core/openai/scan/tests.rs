@@ -1,4 +1,4 @@
-//! The scanner against serde_json on arbitrary documents, and what it refuses.
+//! Compares the scanner with serde_json on arbitrary documents, and shows what it refuses.
 //!
 //! Regressions are named by their symptom and stay.
 
@@ -13,7 +13,7 @@ fn check(text: &[u8]) -> Result<(), ScanError> {
 }
 
 #[test]
-fn escapes_decode_as_json_says() {
+fn escapes_are_decoded() {
     let mut scanner = Scanner::new(br#""a\u0065\n\"\\\/\ud83d\ude00\ud83dx\u00e9""#);
     assert_eq!(scanner.text().unwrap().decode(), "ae\n\"\\/\u{1f600}\u{fffd}x\u{e9}");
 }

@@ -5,12 +5,12 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::Suggestion;
+use super::FlagSuggestion;
 
 /// What kind of failure it was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Class {
+pub enum FailureClass {
     /// The KV cache cannot hold one request of the longest length.
     KvTooSmall,
     /// After weights and activations nothing is left for the KV cache.
@@ -69,14 +69,14 @@ pub enum Class {
 
 /// Whether the same settings may succeed later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Retry {
+pub enum Retryable {
     /// No: it fails again until something is changed.
     Never,
     /// Perhaps: wait, and try again within the budget.
     Later,
 }
 
-impl Class {
+impl FailureClass {
     /// All of them.
     pub const ALL: [Self; 27] = [
         Self::KvTooSmall,
@@ -142,7 +142,7 @@ impl Class {
     }
 
     /// Whether the same settings may succeed later.
-    pub fn retry(self) -> Retry {
+    pub fn retry(self) -> Retryable {
         match self {
             Self::KvTooSmall
             | Self::NoKvMemory
@@ -155,7 +155,7 @@ impl Class {
             | Self::LoraRank
             | Self::ProgramMissing
             | Self::WrongModels
-            | Self::NotOurs => Retry::Never,
+            | Self::NotOurs => Retryable::Never,
             Self::MemoryTaken
             | Self::MemoryMoved
             | Self::OutOfMemoryServing
@@ -170,16 +170,16 @@ impl Class {
             | Self::WrongEngine
             | Self::WontDie
             | Self::MemoryKept
-            | Self::CommandFailed => Retry::Later,
+            | Self::CommandFailed => Retryable::Later,
         }
     }
 
     /// What to do, in one sentence; `cause`: the line that says what happened.
-    pub(super) fn advice(self, suggestion: Option<&Suggestion>, cause: Option<&str>) -> String {
+    pub(super) fn advice(self, suggestion: Option<&FlagSuggestion>, cause: Option<&str>) -> String {
         let says = |text: &str| cause.is_some_and(|cause| cause.contains(text));
         let advice = match self {
             Self::KvTooSmall => match suggestion {
-                Some(Suggestion { flag, value }) => {
+                Some(FlagSuggestion { flag, value }) => {
                     return format!(
                         "set {flag} to {value} or less, or give the engine more memory (gpu-memory-utilization; \
                          on a CPU VLLM_CPU_KVCACHE_SPACE)"
@@ -222,7 +222,7 @@ impl Class {
             Self::PortInUse => "end what listens on the port, or give the backend another one",
             Self::UnknownFlag => "remove the flag: this vLLM does not have it (see `vllm serve --help=all`)",
             Self::BadArguments => match suggestion {
-                Some(Suggestion { flag, value }) => return format!("set {flag} to {value} or less"),
+                Some(FlagSuggestion { flag, value }) => return format!("set {flag} to {value} or less"),
                 None => "correct the arguments that the cause names",
             },
             Self::ModelNotFound => {
@@ -255,7 +255,7 @@ impl Class {
     }
 }
 
-impl std::fmt::Display for Class {
+impl std::fmt::Display for FailureClass {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(self.label())
     }

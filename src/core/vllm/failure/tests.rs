@@ -10,7 +10,7 @@ macro_rules! captured {
 }
 
 #[track_caller]
-fn starts(lines: &[&str], code: i32, phase: StartPhase, class: Class, cause: &str) -> Diagnosis {
+fn starts(lines: &[&str], code: i32, phase: StartPhase, class: FailureClass, cause: &str) -> Diagnosis {
     let found = diagnose(lines, Some(Exit::Code(code)), phase);
     assert_eq!(found.class, class, "{found:?}");
     assert!(found.cause.as_deref().is_some_and(|text| text.contains(cause)), "{found:?}");
@@ -21,7 +21,7 @@ fn starts(lines: &[&str], code: i32, phase: StartPhase, class: Class, cause: &st
 #[test]
 fn a_context_longer_than_the_cache_names_the_length_that_fits() {
     let log = captured!("start-refused-context-over-kv.log");
-    let found = starts(&log, 1, StartPhase::SizingKvCache, Class::KvTooSmall, "To serve at least one request");
+    let found = starts(&log, 1, StartPhase::SizingKvCache, FailureClass::KvTooSmall, "To serve at least one request");
     let suggestion = found.suggestion.unwrap();
     assert_eq!((suggestion.flag.as_str(), suggestion.value), ("max-model-len", 2_097_024));
     assert!(found.advice.contains("max-model-len to 2097024"), "{}", found.advice);
@@ -30,23 +30,29 @@ fn a_context_longer_than_the_cache_names_the_length_that_fits() {
 #[test]
 fn captured_refusals_are_told_apart() {
     let batched = captured!("start-refused-batched-under-seqs.log");
-    starts(&batched, 1, StartPhase::Configuring, Class::BadArguments, "max_num_batched_tokens (64) must be greater");
+    starts(
+        &batched,
+        1,
+        StartPhase::Configuring,
+        FailureClass::BadArguments,
+        "max_num_batched_tokens (64) must be greater",
+    );
     let length = captured!("start-refused-context-over-model.log");
     starts(
         &length,
         1,
         StartPhase::Configuring,
-        Class::BadArguments,
+        FailureClass::BadArguments,
         "max_model_len (65536) is greater than the derived",
     );
     let flag = captured!("start-refused-unknown-flag.log");
-    starts(&flag, 2, StartPhase::Launching, Class::UnknownFlag, "--disable-log-requests");
+    starts(&flag, 2, StartPhase::Launching, FailureClass::UnknownFlag, "--disable-log-requests");
 }
 
 #[test]
 fn the_root_cause_of_a_dead_engine_is_found_before_its_consequences() {
     let log = captured!("death-engine.log");
-    starts(&log, 0, StartPhase::Serving, Class::EngineDied, "RuntimeError: CPU Generator does not use offset");
+    starts(&log, 0, StartPhase::Serving, FailureClass::EngineDied, "RuntimeError: CPU Generator does not use offset");
 }
 
 /// A log whose telling line stands between a start and the usual consequences.
@@ -68,7 +74,7 @@ fn log_with(line: &str) -> Vec<String> {
 }
 
 #[track_caller]
-fn says(line: &str, phase: StartPhase, class: Class) -> Diagnosis {
+fn says(line: &str, phase: StartPhase, class: FailureClass) -> Diagnosis {
     let found = diagnose(&log_with(line), Some(Exit::Code(1)), phase);
     assert_eq!(found.class, class, "{found:?}");
     assert!(found.cause.as_deref().is_some_and(|cause| line.trim_end().starts_with(cause)), "{found:?}");
@@ -82,42 +88,46 @@ fn each_text_of_a_gpu_start_has_its_class() {
         "ValueError: Free memory on device cuda:0 (36.75/79.11 GiB) on startup is less than desired GPU memory utilization \
          (0.92, 72.78 GiB). Decrease GPU memory utilization or reduce GPU memory used by other processes.",
         EngineStarting,
-        Class::MemoryTaken,
+        FailureClass::MemoryTaken,
     );
     says(
         "Failed to load model - not enough GPU memory. Try lowering --gpu-memory-utilization",
         LoadingWeights,
-        Class::OutOfMemoryLoading,
+        FailureClass::OutOfMemoryLoading,
     );
     let oom = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 448.00 MiB. GPU 0 has a total capacity of 79.11 GiB";
-    says(oom, LoadingWeights, Class::OutOfMemoryLoading);
-    says(oom, Compiling, Class::OutOfMemoryWarmUp);
-    says(oom, CapturingGraphs, Class::OutOfMemoryGraphs);
-    says("RuntimeError: CUDA error: out of memory", CapturingGraphs, Class::OutOfMemoryGraphs);
+    says(oom, LoadingWeights, FailureClass::OutOfMemoryLoading);
+    says(oom, Compiling, FailureClass::OutOfMemoryWarmUp);
+    says(oom, CapturingGraphs, FailureClass::OutOfMemoryGraphs);
+    says("RuntimeError: CUDA error: out of memory", CapturingGraphs, FailureClass::OutOfMemoryGraphs);
     says(
         "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing",
         SizingKvCache,
-        Class::NoKvMemory,
+        FailureClass::NoKvMemory,
     );
     says(
         "RuntimeError: CUDA out of memory occurred when warming up sampler with 1024 dummy requests. Please try lowering \
          `max_num_seqs` or `gpu_memory_utilization`",
         SizingKvCache,
-        Class::OutOfMemoryWarmUp,
+        FailureClass::OutOfMemoryWarmUp,
     );
     says(
         "AssertionError: Error in memory profiling. Initial free memory 1, current free memory 2.",
         SizingKvCache,
-        Class::MemoryMoved,
+        FailureClass::MemoryMoved,
     );
-    says("RuntimeError: CUDA error: an illegal memory access was encountered", CapturingGraphs, Class::DeviceError);
+    says(
+        "RuntimeError: CUDA error: an illegal memory access was encountered",
+        CapturingGraphs,
+        FailureClass::DeviceError,
+    );
     says(
         "TimeoutError: Timed out waiting for engine core processes to start. Waited 600s",
         LoadingWeights,
-        Class::Timeout,
+        FailureClass::Timeout,
     );
-    says("LoRA rank 64 is greater than max_lora_rank 16.", CapturingGraphs, Class::LoraRank);
-    says("TypeError: nobody has seen this one before", LoadingWeights, Class::EngineFailed);
+    says("LoRA rank 64 is greater than max_lora_rank 16.", CapturingGraphs, FailureClass::LoraRank);
+    says("TypeError: nobody has seen this one before", LoadingWeights, FailureClass::EngineFailed);
 }
 
 #[test]
@@ -127,14 +137,14 @@ fn the_length_that_fits_is_read_from_either_wording() {
          is larger than the available KV cache memory (9.8 GiB). Based on the available memory, the estimated maximum model \
          length is 80272. Try increasing `gpu_memory_utilization`",
         StartPhase::SizingKvCache,
-        Class::KvTooSmall,
+        FailureClass::KvTooSmall,
     );
     assert_eq!(new.suggestion.unwrap().value, 80_272);
     let old = says(
         "ValueError: The model's max seq len (131072) is larger than the maximum number of tokens that can be stored in KV \
          cache (17072). Try increasing `gpu_memory_utilization` or decreasing `max_model_len`",
         StartPhase::SizingKvCache,
-        Class::KvTooSmall,
+        FailureClass::KvTooSmall,
     );
     assert_eq!(old.suggestion.unwrap().value, 17_072);
 }
@@ -142,12 +152,12 @@ fn the_length_that_fits_is_read_from_either_wording() {
 #[test]
 fn without_words_the_exit_speaks() {
     let of = |exit, phase| diagnose::<&str>(&[], Some(exit), phase).class;
-    assert_eq!(of(Exit::Signal(9), StartPhase::LoadingWeights), Class::Killed);
-    assert_eq!(of(Exit::Code(137), StartPhase::Serving), Class::Killed);
-    assert_eq!(of(Exit::Code(127), StartPhase::Launching), Class::ProgramMissing);
-    assert_eq!(of(Exit::Code(2), StartPhase::Launching), Class::BadArguments);
-    assert_eq!(of(Exit::Code(1), StartPhase::Launching), Class::EngineFailed);
-    assert_eq!(of(Exit::Code(0), StartPhase::Serving), Class::EngineDied);
+    assert_eq!(of(Exit::Signal(9), StartPhase::LoadingWeights), FailureClass::Killed);
+    assert_eq!(of(Exit::Code(137), StartPhase::Serving), FailureClass::Killed);
+    assert_eq!(of(Exit::Code(127), StartPhase::Launching), FailureClass::ProgramMissing);
+    assert_eq!(of(Exit::Code(2), StartPhase::Launching), FailureClass::BadArguments);
+    assert_eq!(of(Exit::Code(1), StartPhase::Launching), FailureClass::EngineFailed);
+    assert_eq!(of(Exit::Code(0), StartPhase::Serving), FailureClass::EngineDied);
     assert_eq!(diagnose(&["  ", "last words", ""], None, StartPhase::Launching).cause.as_deref(), Some("last words"));
 }
 
@@ -160,14 +170,14 @@ fn a_request_that_failed_an_hour_ago_is_not_why_the_engine_died() {
     let dead = "(APIServer pid=7) ERROR 11-21 03:00:05 [a.py:1] vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.";
     let probe = "INFO:     127.0.0.1:9 - \"GET /metrics HTTP/1.1\" 200 OK";
     let serving = |lines: &[&str]| diagnose(lines, Some(Exit::Code(0)), StartPhase::Serving);
-    assert_eq!(serving(&[old, stats, oom, dead]).class, Class::OutOfMemoryServing);
+    assert_eq!(serving(&[old, stats, oom, dead]).class, FailureClass::OutOfMemoryServing);
     assert_eq!(
         serving(&[old, stats, oom, dead, probe]).class,
-        Class::OutOfMemoryServing,
+        FailureClass::OutOfMemoryServing,
         "a probe was answered meanwhile"
     );
     let silent = diagnose(&[old, stats, probe], Some(Exit::Signal(9)), StartPhase::Serving);
-    assert_eq!(silent.class, Class::Killed, "{silent:?}");
+    assert_eq!(silent.class, FailureClass::Killed, "{silent:?}");
 }
 
 #[test]
@@ -175,33 +185,39 @@ fn what_a_start_only_warns_of_hides_neither_an_error_nor_is_it_forgotten() {
     let warning = "(APIServer pid=7) WARNING 11-21 03:54:00 [x.py:1] max_num_batched_tokens (8192) is smaller than max_model_len (32768).";
     let with = |line: &str| [vec![warning.to_owned()], log_with(line)].concat();
     let said = |lines: &[String]| diagnose(lines, Some(Exit::Code(1)), StartPhase::Compiling);
-    assert_eq!(said(&with("ImportError: libfoo.so: cannot open shared object file")).class, Class::EngineFailed);
-    assert_eq!(said(&with("torch.OutOfMemoryError: CUDA out of memory.")).class, Class::OutOfMemoryWarmUp);
+    assert_eq!(said(&with("ImportError: libfoo.so: cannot open shared object file")).class, FailureClass::EngineFailed);
+    assert_eq!(said(&with("torch.OutOfMemoryError: CUDA out of memory.")).class, FailureClass::OutOfMemoryWarmUp);
     // Nothing else says anything.
-    assert_eq!(said(&[warning.to_owned()]).class, Class::BadArguments);
+    assert_eq!(said(&[warning.to_owned()]).class, FailureClass::BadArguments);
 }
 
 #[test]
 fn a_server_that_was_told_to_end_was_not_broken() {
     let log = captured!("death-sigterm.log");
-    starts(&log, 0, StartPhase::Serving, Class::Killed, "shutdown triggered");
+    starts(&log, 0, StartPhase::Serving, FailureClass::Killed, "shutdown triggered");
 }
 
 #[test]
 fn captured_starts_with_a_wrong_model_adapter_or_port_are_told_apart() {
     let folder = captured!("start-refused-no-model-folder.log");
-    starts(&folder, 1, StartPhase::Configuring, Class::ModelNotFound, "'/nonexistent/model'");
+    starts(&folder, 1, StartPhase::Configuring, FailureClass::ModelNotFound, "'/nonexistent/model'");
     let name = captured!("start-refused-unknown-model.log");
-    starts(&name, 1, StartPhase::Configuring, Class::ModelNotFound, "Cannot find an appropriate cached snapshot");
+    starts(
+        &name,
+        1,
+        StartPhase::Configuring,
+        FailureClass::ModelNotFound,
+        "Cannot find an appropriate cached snapshot",
+    );
     let rank = captured!("start-refused-lora-rank.log");
-    starts(&rank, 1, StartPhase::OpeningHttp, Class::LoraRank, "LoRA rank 8 is greater than max_lora_rank 1");
+    starts(&rank, 1, StartPhase::OpeningHttp, FailureClass::LoraRank, "LoRA rank 8 is greater than max_lora_rank 1");
     let port = captured!("start-refused-port-in-use.log");
-    starts(&port, 1, StartPhase::Configuring, Class::PortInUse, "OSError: [Errno 98] Address already in use");
+    starts(&port, 1, StartPhase::Configuring, FailureClass::PortInUse, "OSError: [Errno 98] Address already in use");
 }
 
 /// A log of [README](../../../tests/fixtures/vllm-0.22-h200/README.md), its exit status, and what is to be found in it: the
 /// phase, the class, the cause's beginning, words of the advice.
-struct Captured(&'static str, i32, StartPhase, Class, &'static str, &'static str);
+struct Captured(&'static str, i32, StartPhase, FailureClass, &'static str, &'static str);
 
 macro_rules! on_gpu {
     ($name:literal, $code:literal, $phase:ident, $class:ident, $cause:literal, $advice:literal) => {
@@ -209,7 +225,7 @@ macro_rules! on_gpu {
             include_str!(concat!("../../../../tests/fixtures/vllm-0.22-h200/", $name, ".log")),
             $code,
             StartPhase::$phase,
-            Class::$class,
+            FailureClass::$class,
             $cause,
             $advice,
         )
@@ -307,54 +323,58 @@ fn an_error_of_pydantic_is_told_by_what_stands_below_its_first_line() {
         (found.class, found.cause.unwrap_or_default())
     };
     let (class, cause) = said("  Value error, nobody has seen this one before [type=value_error, input_value=1]");
-    assert_eq!((class, class.retry()), (Class::BadArguments, Retry::Never));
+    assert_eq!((class, class.retry()), (FailureClass::BadArguments, Retryable::Never));
     assert_eq!(cause, "nobody has seen this one before");
     let (class, _) =
         said("  Value error, Invalid repository ID or local directory specified: 'x' [type=value_error, x]");
-    assert_eq!(class, Class::ModelNotFound, "a more telling text in it counts");
+    assert_eq!(class, FailureClass::ModelNotFound, "a more telling text in it counts");
 }
 
 #[test]
 fn texts_that_say_out_of_memory_in_other_words_count_by_the_phase() {
     use StartPhase::{CapturingGraphs, LoadingWeights};
-    says("RuntimeError: Triton Error [CUDA]: out of memory", CapturingGraphs, Class::OutOfMemoryGraphs);
-    says("CUDA Error: out of memory at /w/csrc/cumem_allocator.cpp:145", LoadingWeights, Class::OutOfMemoryLoading);
+    says("RuntimeError: Triton Error [CUDA]: out of memory", CapturingGraphs, FailureClass::OutOfMemoryGraphs);
+    says(
+        "CUDA Error: out of memory at /w/csrc/cumem_allocator.cpp:145",
+        LoadingWeights,
+        FailureClass::OutOfMemoryLoading,
+    );
     says(
         "host:1:2 [0] enqueue.cc:9 NCCL WARN Cuda failure 2 'out of memory'",
         LoadingWeights,
-        Class::OutOfMemoryLoading,
+        FailureClass::OutOfMemoryLoading,
     );
     says(
         "ValueError: Cannot auto-fit max_model_len: not enough GPU memory available to serve even a single token.",
         LoadingWeights,
-        Class::NoKvMemory,
+        FailureClass::NoKvMemory,
     );
     says(
         "RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized",
         LoadingWeights,
-        Class::DeviceError,
+        FailureClass::DeviceError,
     );
     says(
         "ValueError: No valid attention backend found for cuda with AttentionSelectorConfig(head_size=80)",
         LoadingWeights,
-        Class::BadArguments,
+        FailureClass::BadArguments,
     );
     says(
         "ValueError: Bfloat16 is only supported on GPUs with compute capability of at least 8.0.",
         LoadingWeights,
-        Class::BadArguments,
+        FailureClass::BadArguments,
     );
     let shared = "triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 114688, Hardware limit: 101376.";
-    says(shared, CapturingGraphs, Class::EngineFailed);
+    says(shared, CapturingGraphs, FailureClass::EngineFailed);
     says(
         "RuntimeError: CUDA out of memory occurred when warming up pooler (task=embed)",
         CapturingGraphs,
-        Class::OutOfMemoryWarmUp,
+        FailureClass::OutOfMemoryWarmUp,
     );
     let mamba = says(
         "ValueError: max_num_seqs (1024) exceeds available Mamba cache blocks (311). Each decode",
         CapturingGraphs,
-        Class::BadArguments,
+        FailureClass::BadArguments,
     );
     assert_eq!(mamba.suggestion.map(|found| (found.flag, found.value)), Some(("max-num-seqs".to_owned(), 311)));
     assert!(mamba.advice.contains("max-num-seqs to 311"), "{}", mamba.advice);
@@ -362,7 +382,7 @@ fn texts_that_say_out_of_memory_in_other_words_count_by_the_phase() {
 
 #[test]
 fn a_port_that_is_not_the_one_served_on_has_its_own_advice() {
-    let advice = |line: &str| says(line, StartPhase::EngineStarting, Class::PortInUse).advice;
+    let advice = |line: &str| says(line, StartPhase::EngineStarting, FailureClass::PortInUse).advice;
     assert!(advice("zmq.error.ZMQError: Address already in use (addr='tcp://*:5557')").contains("kv-events-config"));
     let rendezvous = "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. \
                       port: 29500, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use";
@@ -375,36 +395,36 @@ fn a_process_that_was_killed_is_told_unless_an_error_came_before() {
     let failed = "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {'EngineCore': -9}";
     let of = |lines: &[&str], phase| diagnose(lines, Some(Exit::Code(1)), phase);
     let found = of(&["Loading safetensors checkpoint shards", failed], StartPhase::LoadingWeights);
-    assert_eq!((found.class, found.cause.as_deref()), (Class::Killed, Some(failed)));
+    assert_eq!((found.class, found.cause.as_deref()), (FailureClass::Killed, Some(failed)));
     let error = "(EngineCore pid=9) ERROR 11-21 03:00:05 [core.py:1] ImportError: libfoo.so";
-    assert_eq!(of(&[error, failed], StartPhase::LoadingWeights).class, Class::EngineFailed);
+    assert_eq!(of(&[error, failed], StartPhase::LoadingWeights).class, FailureClass::EngineFailed);
     let worker = "(EngineCore pid=9) ERROR 11-21 03:00:05 [m.py:1] Worker proc VllmWorker-1 died unexpectedly (exit code: -9), shutting down executor.";
     let after = "(Worker_TP0 pid=8) ERROR 11-21 03:00:06 [m.py:1] RuntimeError: NCCL error: remote process exited";
     let stats = "(APIServer pid=7) INFO 11-21 03:00:04 [loggers.py:1] Engine 000: Avg prompt throughput: 1.0 tokens/s";
     let found = of(&[error, stats, worker, after], StartPhase::Serving);
-    assert_eq!(found.class, Class::Killed, "{found:?}");
+    assert_eq!(found.class, FailureClass::Killed, "{found:?}");
     assert!(found.cause.is_some_and(|cause| cause.starts_with("Worker proc VllmWorker-1 died")));
     let other = worker.replace("-9)", "-11)");
-    assert_eq!(of(&[stats, &other], StartPhase::Serving).class, Class::EngineDied);
+    assert_eq!(of(&[stats, &other], StartPhase::Serving).class, FailureClass::EngineDied);
 }
 
 #[test]
 fn a_hub_that_cannot_be_reached_may_be_reached_later_and_one_that_must_not_be_never() {
     let of = |lines: &[&str]| diagnose(lines, Some(Exit::Code(1)), StartPhase::Configuring).class;
     let lost = "OSError: We couldn't connect to 'https://huggingface.co' to load the files, and couldn't find them in the cached files.";
-    assert_eq!((of(&[lost]), of(&[lost]).retry()), (Class::Network, Retry::Later));
+    assert_eq!((of(&[lost]), of(&[lost]).retry()), (FailureClass::Network, Retryable::Later));
     let entry =
         "huggingface_hub.errors.LocalEntryNotFoundError: An error happened while trying to locate the files on the Hub";
-    assert_eq!(of(&[entry]), Class::Network);
+    assert_eq!(of(&[entry]), FailureClass::Network);
     let retried = "'(MaxRetryError(\"HTTPSConnectionPool(host='huggingface.co', port=443): Max retries exceeded with url: /m\")' \
                    thrown while requesting HEAD https://huggingface.co/m";
-    assert_eq!(of(&[retried, "torch.OutOfMemoryError: CUDA out of memory."]), Class::OutOfMemoryLoading);
-    assert_eq!(of(&[retried, "TypeError: nobody has seen this one before"]), Class::EngineFailed);
+    assert_eq!(of(&[retried, "torch.OutOfMemoryError: CUDA out of memory."]), FailureClass::OutOfMemoryLoading);
+    assert_eq!(of(&[retried, "TypeError: nobody has seen this one before"]), FailureClass::EngineFailed);
     let last = "requests.exceptions.ConnectionError: Max retries exceeded with url: /m";
-    assert_eq!(of(&[retried, last]), Class::Network);
+    assert_eq!(of(&[retried, last]), FailureClass::Network);
     assert_eq!(
         of(&["INFO 11-21 03:00:05 [x.py:1] HF_HUB_OFFLINE is True, replace model_id", lost]),
-        Class::ModelNotFound
+        FailureClass::ModelNotFound
     );
 }
 
@@ -412,12 +432,12 @@ fn a_hub_that_cannot_be_reached_may_be_reached_later_and_one_that_must_not_be_ne
 fn a_request_that_was_refused_is_not_what_a_serving_engine_died_of() {
     let refused = "ERROR 11-21 03:00:05 [serving.py:1] ValueError: LoRA rank 64 is greater than max_lora_rank 16.";
     let found = diagnose(&[refused], Some(Exit::Code(1)), StartPhase::Serving);
-    assert_eq!((found.class, found.class.retry()), (Class::EngineDied, Retry::Later));
+    assert_eq!((found.class, found.class.retry()), (FailureClass::EngineDied, Retryable::Later));
 }
 
 #[test]
 fn every_class_has_advice_and_its_label_is_its_name_in_journals() {
-    for class in Class::ALL {
+    for class in FailureClass::ALL {
         assert!(class.advice(None, None).len() > 20, "{class}");
         assert_eq!(serde_json::to_value(class).unwrap(), class.label());
     }
@@ -432,6 +452,6 @@ fn a_worker_that_died_is_named_although_the_server_answered_probes_after_it() {
                (EngineCore pid=4035) ERROR 11-21 19:17:50 [core.py:1167] RuntimeError: Executor failed.";
     let lines: Vec<&str> = log.lines().collect();
     let found = diagnose(&lines, Some(Exit::Code(0)), StartPhase::Serving);
-    assert_eq!(found.class, Class::EngineDied);
+    assert_eq!(found.class, FailureClass::EngineDied);
     assert_eq!(found.cause.as_deref(), Some("Worker proc VllmWorker-1 died unexpectedly, shutting down executor."));
 }

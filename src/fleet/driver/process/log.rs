@@ -21,7 +21,7 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::driver::Progress;
+use crate::driver::StartProgress;
 use sluice_core::vllm::logs::{Follower, Movement, StartPhase};
 
 /// How often the file is looked at.
@@ -41,7 +41,7 @@ const READ_MAX: u64 = 4 << 20;
 #[derive(Debug)]
 pub(super) struct Log {
     path: PathBuf,
-    progress: watch::Sender<Progress>,
+    progress: watch::Sender<StartProgress>,
     state: Mutex<State>,
 }
 
@@ -58,7 +58,7 @@ impl Log {
     /// The log in `folder` of the backend called `name`, which may hold `/`. Nothing is opened yet.
     pub(super) fn new(folder: &Path, name: &str) -> Self {
         let path = folder.join(format!("{}.log", name.replace('/', ".")));
-        Self { path, progress: watch::Sender::new(Progress::begin(Instant::now())), state: Mutex::default() }
+        Self { path, progress: watch::Sender::new(StartProgress::begin(Instant::now())), state: Mutex::default() }
     }
 
     /// Where it is.
@@ -76,7 +76,7 @@ impl Log {
             fs::rename(&self.path, self.old(1))?;
         }
         *self.state.lock() = State::default();
-        self.progress.send_replace(Progress::begin(Instant::now()));
+        self.progress.send_replace(StartProgress::begin(Instant::now()));
         OpenOptions::new().create(true).append(true).open(&self.path)
     }
 
@@ -87,15 +87,15 @@ impl Log {
         let long = length > READ_MAX;
         let read_to = if long { length - READ_MAX / 16 } else { 0 };
         *self.state.lock() = State { read_to, ..State::default() };
-        self.progress.send_replace(Progress::begin(Instant::now()));
+        self.progress.send_replace(StartProgress::begin(Instant::now()));
         if long {
-            self.note_ready();
+            self.mark_ready();
         }
         self.look();
     }
 
     /// The engine serves. Its log may not say so: uvicorn's lines can be turned off.
-    pub(super) fn note_ready(&self) {
+    pub(super) fn mark_ready(&self) {
         self.progress.send_if_modified(|progress| {
             let before = std::mem::replace(&mut progress.phase, StartPhase::Serving);
             if before != StartPhase::Serving {
@@ -208,7 +208,7 @@ impl Log {
     }
 
     /// How far the start is.
-    pub(super) fn progress(&self) -> watch::Receiver<Progress> {
+    pub(super) fn progress(&self) -> watch::Receiver<StartProgress> {
         self.progress.subscribe()
     }
 }
@@ -280,7 +280,7 @@ mod tests {
         assert_eq!(next.progress().borrow().phase, StartPhase::LoadingWeights);
         assert_eq!(next.tail(9), ["old lines", "Starting to load model x..."]);
         // It answers and has not said so.
-        next.note_ready();
+        next.mark_ready();
         assert_eq!(next.progress().borrow().phase, StartPhase::Serving);
         let mut file = log.begin().unwrap();
         (0..=READ_MAX / 1_000).for_each(|_| writeln!(file, "{}", "x".repeat(1_000)).unwrap());

@@ -28,13 +28,14 @@ use async_trait::async_trait;
 use tokio::sync::{Mutex, watch};
 
 use crate::driver::{
-    AdapterRank, Driver, Failure, Kind, Notice, Owner, Progress, Settings, Status, StopRules, Stopped, Trace,
+    AdapterRank, Driver, DriverKind, EngineFailure, EngineIdentity, EngineSettings, EngineStatus, Notice, PortOwner,
+    StartProgress, StopRules, Stopped,
 };
-use crate::launch::{Flags, Plan, rank_of_adapters, sequences};
+use crate::launch::{Flags, LaunchPlan, rank_of_adapters, sequences};
 use device::Devices;
 use log::Log;
 use monitor::Monitor;
-use sluice_core::vllm::failure::{Class, Exit, diagnose};
+use sluice_core::vllm::failure::{Exit, FailureClass, diagnose};
 use sluice_gateway::config::Launch;
 use table::Row;
 
@@ -106,7 +107,7 @@ impl ProcessDriver {
         monitor: &Monitor,
         baseline: &device::InUse,
         rules: StopRules,
-    ) -> Result<Option<bool>, Failure> {
+    ) -> Result<Option<bool>, EngineFailure> {
         let told = monitor.memory_told.load(Ordering::Relaxed);
         let patience = if told { Duration::ZERO } else { rules.memory };
         let now = match self.devices.back(baseline, patience).await {
@@ -119,7 +120,7 @@ impl ProcessDriver {
         let cause = now.iter().map(what).collect::<Vec<_>>().join(", ");
         if self.devices.are_known() && !told {
             monitor.memory_told.store(true, Ordering::Relaxed);
-            return Err(Failure::new(Class::MemoryKept, cause));
+            return Err(EngineFailure::new(FailureClass::MemoryKept, cause));
         }
         let why = if told { "told before" } else { "may be anybody's: `gpu` of this backend is not set" };
         tracing::warn!(backend = %self.name, "device memory is not back after a stop ({why}): {cause}");
@@ -129,7 +130,7 @@ impl ProcessDriver {
     /// A process that listens on the engine's port already.
     fn port_holder(&self) -> Option<String> {
         match table::owner(self.launch.port, &HashSet::new()) {
-            Owner::Other(who) => Some(who),
+            PortOwner::Other(who) => Some(who),
             _ => None,
         }
     }
@@ -137,20 +138,20 @@ impl ProcessDriver {
 
 #[async_trait]
 impl Driver for ProcessDriver {
-    fn kind(&self) -> Kind {
-        Kind::Process
+    fn kind(&self) -> DriverKind {
+        DriverKind::Process
     }
 
-    async fn check(&self, settings: &Settings) -> Result<Vec<Notice>, Failure> {
+    async fn check(&self, settings: &EngineSettings) -> Result<Vec<Notice>, EngineFailure> {
         let known = self.flags.of(&self.launch).await;
-        Ok(Plan::new(&self.launch, settings, known.as_ref())?.notices)
+        Ok(LaunchPlan::new(&self.launch, settings, known.as_ref())?.notices)
     }
 
-    fn adapter_rank(&self, settings: &Settings) -> AdapterRank {
+    fn adapter_rank(&self, settings: &EngineSettings) -> AdapterRank {
         rank_of_adapters(&self.launch, settings)
     }
 
-    fn sequences(&self, settings: &Settings) -> Option<i64> {
+    fn sequences(&self, settings: &EngineSettings) -> Option<i64> {
         sequences(&self.launch, settings)
     }
 
@@ -158,20 +159,23 @@ impl Driver for ProcessDriver {
         Some(self.log.path())
     }
 
-    fn note_ready(&self) {
-        self.log.note_ready();
+    fn mark_ready(&self) {
+        self.log.mark_ready();
     }
 
-    async fn start(&self, settings: &Settings) -> Result<Trace, Failure> {
+    async fn start(&self, settings: &EngineSettings) -> Result<EngineIdentity, EngineFailure> {
         let mut run = self.run.lock().await;
         if let Some(monitor) = &*run {
             let cause = format!("an engine of this backend was started and not stopped: {}", monitor.trace.describe());
-            return Err(Failure::new(Class::PortInUse, cause));
+            return Err(EngineFailure::new(FailureClass::PortInUse, cause));
         }
         let known = self.flags.of(&self.launch).await;
-        let plan = Plan::new(&self.launch, settings, known.as_ref())?;
+        let plan = LaunchPlan::new(&self.launch, settings, known.as_ref())?;
         if let Some(who) = self.port_holder() {
-            return Err(Failure::new(Class::PortInUse, format!("port {} is held by {who}", self.launch.port)));
+            return Err(EngineFailure::new(
+                FailureClass::PortInUse,
+                format!("port {} is held by {who}", self.launch.port),
+            ));
         }
         let baseline = self.devices.in_use().await;
         let monitor = Monitor::start(self, &plan, baseline)?;
@@ -180,14 +184,14 @@ impl Driver for ProcessDriver {
         Ok(trace)
     }
 
-    async fn adopt(&self, trace: &Trace) -> Result<bool, Failure> {
-        let Trace::Process { pid, started, boot, mark, baseline } = trace else {
-            return Err(Failure::new(Class::NotOurs, "the trace is not one of a process"));
+    async fn adopt(&self, trace: &EngineIdentity) -> Result<bool, EngineFailure> {
+        let EngineIdentity::Process { pid, started, boot, mark, baseline } = trace else {
+            return Err(EngineFailure::new(FailureClass::NotOurs, "the trace is not one of a process"));
         };
         let mut run = self.run.lock().await;
         if let Some(monitor) = &*run {
             let cause = format!("an engine of this backend is under command already: {}", monitor.trace.describe());
-            return Err(Failure::new(Class::PortInUse, cause));
+            return Err(EngineFailure::new(FailureClass::PortInUse, cause));
         }
         let trace = monitor::Track { leader: *pid, started: *started, boot: boot.clone(), mark: mark.clone() };
         let baseline = baseline.as_ref().map(|in_use| in_use.iter().copied().collect());
@@ -196,7 +200,7 @@ impl Driver for ProcessDriver {
         Ok(true)
     }
 
-    async fn find(&self) -> Option<Trace> {
+    async fn find_running(&self) -> Option<EngineIdentity> {
         let prefix = self.mark_prefix();
         let marked = table::all().into_iter().filter(Row::lives).filter_map(|row| {
             let mark = table::mark_of(row.pid)?;
@@ -205,10 +209,10 @@ impl Driver for ProcessDriver {
         // The leader if it lives; else whoever is left names the session that it led.
         let (row, mark) = marked.min_by_key(|(row, _)| (row.pid != row.session, row.started))?;
         let started = Row::of(row.session).map_or(row.started, |leader| leader.started);
-        Some(Trace::Process { pid: row.session, started, boot: table::boot(), mark, baseline: None })
+        Some(EngineIdentity::Process { pid: row.session, started, boot: table::boot(), mark, baseline: None })
     }
 
-    async fn stop(&self, rules: StopRules) -> Result<Stopped, Failure> {
+    async fn stop(&self, rules: StopRules) -> Result<Stopped, EngineFailure> {
         let mut run = self.run.lock().await;
         let Some(monitor) = run.clone() else {
             return Ok(Stopped { exit: None, forced: false, orphans: 0, memory_back: None });
@@ -222,21 +226,21 @@ impl Driver for ProcessDriver {
         Ok(stopped)
     }
 
-    async fn status(&self) -> Status {
+    async fn status(&self) -> EngineStatus {
         match self.monitor() {
-            None => Status::Absent,
-            Some(monitor) => monitor.exit().map_or(Status::Running, Status::Ended),
+            None => EngineStatus::Absent,
+            Some(monitor) => monitor.exit().map_or(EngineStatus::Running, EngineStatus::Ended),
         }
     }
 
-    async fn ended(&self) -> Exit {
+    async fn wait_for_exit(&self) -> Exit {
         match self.monitor() {
-            Some(monitor) => monitor.ended().await,
+            Some(monitor) => monitor.wait_for_exit().await,
             None => std::future::pending().await,
         }
     }
 
-    async fn owner(&self) -> Owner {
+    async fn port_owner(&self) -> PortOwner {
         let members = self.monitor().map(|monitor| monitor.members()).unwrap_or_default();
         table::owner(self.launch.port, &members.into_iter().map(|row| row.pid).collect())
     }
@@ -245,13 +249,13 @@ impl Driver for ProcessDriver {
         self.log.tail(lines)
     }
 
-    fn progress(&self) -> Option<watch::Receiver<Progress>> {
+    fn progress(&self) -> Option<watch::Receiver<StartProgress>> {
         Some(self.log.progress())
     }
 
-    fn diagnosis(&self, exit: Option<Exit>) -> Failure {
+    fn diagnose(&self, exit: Option<Exit>) -> EngineFailure {
         let phase = self.log.progress().borrow().phase;
-        Failure::of(diagnose(&self.log.tail(log::LINES_MAX), exit, phase), exit, phase)
+        EngineFailure::of(diagnose(&self.log.tail(log::LINES_MAX), exit, phase), exit, phase)
     }
 }
 

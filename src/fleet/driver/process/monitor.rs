@@ -18,9 +18,9 @@ use super::device::{InUse, Tenancy};
 use super::log::{LOOK_EVERY, Log};
 use super::table::{self, Kin, Row};
 use super::{ProcessDriver, spawn};
-use crate::driver::{Failure, Trace};
-use crate::launch::Plan;
-use sluice_core::vllm::failure::{Class, Exit};
+use crate::driver::{EngineFailure, EngineIdentity};
+use crate::launch::LaunchPlan;
+use sluice_core::vllm::failure::{Exit, FailureClass};
 
 /// How often members are looked for while the engine runs.
 const SCAN_EVERY: Duration = Duration::from_secs(2);
@@ -35,9 +35,9 @@ pub(super) struct Track {
 }
 
 impl Track {
-    pub(super) fn public(self, baseline: Option<&InUse>) -> Trace {
+    pub(super) fn public(self, baseline: Option<&InUse>) -> EngineIdentity {
         let baseline = baseline.map(|in_use| in_use.iter().map(|(index, used)| (*index, *used)).collect());
-        Trace::Process { pid: self.leader, started: self.started, boot: self.boot, mark: self.mark, baseline }
+        EngineIdentity::Process { pid: self.leader, started: self.started, boot: self.boot, mark: self.mark, baseline }
     }
 
     /// For messages.
@@ -77,17 +77,21 @@ impl Drop for Monitor {
 
 impl Monitor {
     /// Starts an engine.
-    pub(super) fn start(driver: &ProcessDriver, plan: &Plan, baseline: Option<InUse>) -> Result<Self, Failure> {
+    pub(super) fn start(
+        driver: &ProcessDriver,
+        plan: &LaunchPlan,
+        baseline: Option<InUse>,
+    ) -> Result<Self, EngineFailure> {
         let path = driver.log.path().display().to_string();
         let file = driver.log.begin().map_err(|error| {
-            Failure::new(Class::CommandFailed, format!("cannot write the engine's log {path}: {error}"))
+            EngineFailure::new(FailureClass::CommandFailed, format!("cannot write the engine's log {path}: {error}"))
         })?;
         let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let mark = format!("{}{:x}", driver.mark_prefix(), since.as_nanos());
         let child = spawn::spawn(plan, file, &mark)
-            .map_err(|error| Failure::new(Class::ProgramMissing, format!("{}: {error}", plan.argv[0])))?;
+            .map_err(|error| EngineFailure::new(FailureClass::ProgramMissing, format!("{}: {error}", plan.argv[0])))?;
         let leader = i32::try_from(child.id())
-            .map_err(|_| Failure::new(Class::CommandFailed, "a process id of over 31 bits"))?;
+            .map_err(|_| EngineFailure::new(FailureClass::CommandFailed, "a process id of over 31 bits"))?;
         // It is not reaped before its stop, so the row is there even when it has ended already.
         let started = Row::of(leader).map_or(0, |row| row.started);
         let trace = Track { leader, started, boot: table::boot(), mark };
@@ -141,7 +145,7 @@ impl Monitor {
     }
 
     /// Returns when the leader has ended.
-    pub(super) async fn ended(&self) -> Exit {
+    pub(super) async fn wait_for_exit(&self) -> Exit {
         let mut exit = self.shared.exit.subscribe();
         // The sender lives as long as `self`.
         match exit.wait_for(Option::is_some).await.map(|exit| *exit) {

@@ -12,7 +12,7 @@ use std::sync::OnceLock;
 use nix::sys::prctl;
 
 use super::table::MARK;
-use crate::launch::{Plan, find_program};
+use crate::launch::{LaunchPlan, find_program};
 
 /// Makes this process the one that orphans of its descendants are given to. Once is enough.
 fn reap_orphans() {
@@ -25,7 +25,7 @@ fn reap_orphans() {
 }
 
 /// Starts the engine that `plan` describes, with its output in `log` and `mark` in its environment.
-pub(super) fn spawn(plan: &Plan, log: File, mark: &str) -> io::Result<Child> {
+pub(super) fn spawn(plan: &LaunchPlan, log: File, mark: &str) -> io::Result<Child> {
     reap_orphans();
     let (program, arguments) = plan.argv.split_first().ok_or(io::ErrorKind::InvalidInput)?;
     let mut command = match find_program("setsid") {

@@ -16,8 +16,8 @@ use tokio::time::{Instant, sleep};
 
 use super::monitor::Monitor;
 use super::table::Row;
-use crate::driver::{Failure, StopRules, Stopped};
-use sluice_core::vllm::failure::Class;
+use crate::driver::{EngineFailure, StopRules, Stopped};
+use sluice_core::vllm::failure::FailureClass;
 
 /// Pause between two looks.
 const LOOK_EVERY: Duration = Duration::from_millis(25);
@@ -25,8 +25,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(25);
 /// Ends all processes of an engine.
 ///
 /// # Errors
-/// [`Class::WontDie`] when some are left; a second stop tries again.
-pub(super) async fn processes(monitor: &Monitor, rules: StopRules) -> Result<Stopped, Failure> {
+/// [`FailureClass::WontDie`] when some are left; a second stop tries again.
+pub(super) async fn processes(monitor: &Monitor, rules: StopRules) -> Result<Stopped, EngineFailure> {
     let leader = monitor.trace.leader;
     let grace_ends = Instant::now() + rules.grace;
     let mut orphans: Option<u32> = None;
@@ -54,7 +54,10 @@ pub(super) async fn processes(monitor: &Monitor, rules: StopRules) -> Result<Sto
         left = members(monitor).await;
         if !left.is_empty() && Instant::now() >= kill_ends {
             let who: Vec<String> = left.iter().map(|row| format!("{}, state {}", row.described(), row.state)).collect();
-            return Err(Failure::new(Class::WontDie, format!("still there after SIGKILL: {}", who.join("; "))));
+            return Err(EngineFailure::new(
+                FailureClass::WontDie,
+                format!("still there after SIGKILL: {}", who.join("; ")),
+            ));
         }
     }
     Ok(Stopped { exit: monitor.reap_leader(), forced, orphans: orphans.unwrap_or_default(), memory_back: None })

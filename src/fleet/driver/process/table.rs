@@ -16,7 +16,7 @@ use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::path::Path;
 
-use crate::driver::Owner;
+use crate::driver::PortOwner;
 
 /// The environment variable that all processes of an engine inherit.
 pub(crate) const MARK: &str = "SLUICE_ENGINE";
@@ -171,10 +171,10 @@ pub(crate) fn holds(pid: i32, sockets: &HashSet<u64>) -> HashSet<u64> {
 }
 
 /// Who listens on `port`, seen from an engine with these processes.
-pub(crate) fn owner(port: u16, ours: &HashSet<i32>) -> Owner {
-    let Some(mut sockets) = listeners(port) else { return Owner::Unknown };
+pub(crate) fn owner(port: u16, ours: &HashSet<i32>) -> PortOwner {
+    let Some(mut sockets) = listeners(port) else { return PortOwner::Unknown };
     if sockets.is_empty() {
-        return Owner::Nobody;
+        return PortOwner::Free;
     }
     for pid in ours {
         for inode in holds(*pid, &sockets) {
@@ -182,10 +182,10 @@ pub(crate) fn owner(port: u16, ours: &HashSet<i32>) -> Owner {
         }
     }
     if sockets.is_empty() {
-        return Owner::Ours;
+        return PortOwner::Engine;
     }
     let other = all().into_iter().find(|row| !holds(row.pid, &sockets).is_empty());
-    Owner::Other(other.map_or_else(|| "a process of another user".to_owned(), |row| row.described()))
+    PortOwner::Other(other.map_or_else(|| "a process of another user".to_owned(), |row| row.described()))
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use nix::unistd::Pid;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::*;
-use sluice_core::vllm::failure::Retry;
+use sluice_core::vllm::failure::Retryable;
 
 /// Long enough for a loaded machine; only a failing test waits that long.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -62,7 +62,9 @@ impl Rig {
     }
 
     async fn start(&self) -> i32 {
-        let Trace::Process { pid, .. } = self.driver.start(&Settings::default()).await.unwrap() else { panic!() };
+        let EngineIdentity::Process { pid, .. } = self.driver.start(&EngineSettings::default()).await.unwrap() else {
+            panic!()
+        };
         pid
     }
 
@@ -103,17 +105,17 @@ const SERVE: &str = "while :; do sleep 0.05; done";
 async fn an_engine_starts_says_something_and_stops() {
     let rig =
         Rig::new(&format!("trap 'echo bye; exit 0' TERM\necho $$ >$DIR/pid; echo \"$@\"; env >$DIR/env\n{SERVE}"));
-    assert_eq!(rig.driver.status().await, Status::Absent);
+    assert_eq!(rig.driver.status().await, EngineStatus::Absent);
     let pid = rig.start().await;
     assert_eq!(rig.number("pid").await, pid);
-    assert_eq!(rig.driver.status().await, Status::Running);
+    assert_eq!(rig.driver.status().await, EngineStatus::Running);
     let row = Row::of(pid).unwrap();
     assert_eq!((row.session, row.group), (pid, pid), "a session and a group of its own");
     let said = until("its arguments", || rig.driver.tail(1).pop()).await;
     assert_eq!(said, format!("--host 127.0.0.1 --port {}", rig.driver.launch.port));
     let stopped = rig.driver.stop(rules(PATIENCE)).await.unwrap();
     assert_eq!(stopped, Stopped { exit: Some(Exit::Code(0)), forced: false, orphans: 0, memory_back: None });
-    assert_eq!((rig.driver.status().await, Row::of(pid)), (Status::Absent, None));
+    assert_eq!((rig.driver.status().await, Row::of(pid)), (EngineStatus::Absent, None));
     assert_eq!(rig.driver.tail(1), ["bye"]);
     assert!(rig.driver.stop(rules(PATIENCE)).await.is_ok(), "a stop may be repeated");
 }
@@ -122,7 +124,7 @@ async fn an_engine_starts_says_something_and_stops() {
 async fn one_engine_at_a_time() {
     let rig = Rig::new(&format!("trap 'exit 0' TERM\n{SERVE}"));
     let pid = rig.start().await;
-    let second = rig.driver.start(&Settings::default()).await.unwrap_err();
+    let second = rig.driver.start(&EngineSettings::default()).await.unwrap_err();
     assert!(second.to_string().contains(&format!("pid {pid}")), "{second}");
     rig.driver.stop(rules(PATIENCE)).await.unwrap();
 }
@@ -156,8 +158,8 @@ async fn children_that_outlive_a_killed_leader_go_and_a_stranger_of_the_same_nam
     let children = [rig.number("near").await, rig.number("far").await, rig.number("bare").await];
     assert!(rig.driver.monitor().unwrap().members().len() >= 4);
     kill(Pid::from_raw(pid), Signal::SIGKILL).unwrap();
-    assert_eq!(timeout(PATIENCE, rig.driver.ended()).await.unwrap(), Exit::Signal(9));
-    assert_eq!(rig.driver.status().await, Status::Ended(Exit::Signal(9)));
+    assert_eq!(timeout(PATIENCE, rig.driver.wait_for_exit()).await.unwrap(), Exit::Signal(9));
+    assert_eq!(rig.driver.status().await, EngineStatus::Ended(Exit::Signal(9)));
     assert!(children.iter().all(|child| lives(*child)), "orphans");
     let stopped = rig.driver.stop(rules(PATIENCE)).await.unwrap();
     assert_eq!((stopped.exit, stopped.orphans), (Some(Exit::Signal(9)), 3));
@@ -171,10 +173,10 @@ async fn children_that_outlive_a_killed_leader_go_and_a_stranger_of_the_same_nam
 async fn an_end_at_once_is_seen_and_diagnosed() {
     let rig = Rig::new("echo 'vllm: error: unrecognized arguments: --disable-log-requests' >&2; exit 2");
     rig.start().await;
-    let exit = timeout(PATIENCE, rig.driver.ended()).await.unwrap();
+    let exit = timeout(PATIENCE, rig.driver.wait_for_exit()).await.unwrap();
     assert_eq!(exit, Exit::Code(2));
-    let failure = rig.driver.diagnosis(Some(exit));
-    assert_eq!((failure.class, failure.retry()), (Class::UnknownFlag, Retry::Never), "{failure}");
+    let failure = rig.driver.diagnose(Some(exit));
+    assert_eq!((failure.class, failure.retry()), (FailureClass::UnknownFlag, Retryable::Never), "{failure}");
     rig.driver.stop(rules(PATIENCE)).await.unwrap();
 }
 
@@ -182,11 +184,11 @@ async fn an_end_at_once_is_seen_and_diagnosed() {
 async fn a_taken_port_is_told_before_anything_starts() {
     let rig = Rig::new("touch $DIR/started");
     let _holder = TcpListener::bind(("127.0.0.1", rig.driver.launch.port)).unwrap();
-    let failure = rig.driver.start(&Settings::default()).await.unwrap_err();
-    assert_eq!(failure.class, Class::PortInUse);
+    let failure = rig.driver.start(&EngineSettings::default()).await.unwrap_err();
+    assert_eq!(failure.class, FailureClass::PortInUse);
     assert!(failure.to_string().contains(&format!("pid {}", std::process::id())), "{failure}");
-    assert_eq!(rig.driver.status().await, Status::Absent);
-    assert!(matches!(rig.driver.owner().await, Owner::Other(_)));
+    assert_eq!(rig.driver.status().await, EngineStatus::Absent);
+    assert!(matches!(rig.driver.port_owner().await, PortOwner::Other(_)));
     assert!(!rig.folder.path().join("started").exists());
 }
 
@@ -194,26 +196,26 @@ async fn a_taken_port_is_told_before_anything_starts() {
 async fn a_program_that_is_not_there_is_told_before_anything_starts() {
     let mut rig = Rig::new("");
     rig.driver.launch.command = vec!["vllm-that-is-not-installed".to_owned(), "serve".to_owned()];
-    let failure = rig.driver.check(&Settings::default()).await.unwrap_err();
-    assert_eq!(failure.class, Class::ProgramMissing);
-    assert_eq!(rig.driver.start(&Settings::default()).await.unwrap_err(), failure);
+    let failure = rig.driver.check(&EngineSettings::default()).await.unwrap_err();
+    assert_eq!(failure.class, FailureClass::ProgramMissing);
+    assert_eq!(rig.driver.start(&EngineSettings::default()).await.unwrap_err(), failure);
 }
 
 #[tokio::test]
 async fn another_driver_of_the_same_backend_finds_what_was_left_and_takes_it_over() {
     let rig = Rig::new(&format!("trap 'exit 7' TERM\necho one; echo $$ >$DIR/pid\n{SERVE}"));
-    let trace = rig.driver.start(&Settings::default()).await.unwrap();
+    let trace = rig.driver.start(&EngineSettings::default()).await.unwrap();
     let pid = rig.number("pid").await;
     let Rig { folder, driver, _ends } = rig;
     drop(driver);
     assert!(lives(pid), "an engine outlives its driver");
     let second = Rig::driver(&folder);
-    assert_eq!(second.find().await, Some(trace.clone()));
+    assert_eq!(second.find_running().await, Some(trace.clone()));
     assert!(second.adopt(&trace).await.unwrap());
-    assert_eq!(second.status().await, Status::Running);
+    assert_eq!(second.status().await, EngineStatus::Running);
     assert_eq!(second.tail(5), ["one"]);
     assert_eq!(second.stop(rules(PATIENCE)).await.unwrap().exit, Some(Exit::Code(7)));
-    assert_eq!(second.find().await, None);
+    assert_eq!(second.find_running().await, None);
     assert!(!second.adopt(&trace).await.unwrap(), "gone");
 }
 
@@ -221,26 +223,27 @@ async fn another_driver_of_the_same_backend_finds_what_was_left_and_takes_it_ove
 async fn a_trace_of_another_process_with_the_same_number_is_not_believed() {
     let rig = Rig::new("");
     let own = Row::of(i32::try_from(std::process::id()).unwrap()).unwrap();
-    let trace = |started, boot| Trace::Process { pid: own.pid, started, boot, mark: "x".to_owned(), baseline: None };
+    let trace =
+        |started, boot| EngineIdentity::Process { pid: own.pid, started, boot, mark: "x".to_owned(), baseline: None };
     assert!(!rig.driver.adopt(&trace(own.started + 1, table::boot())).await.unwrap());
     assert!(!rig.driver.adopt(&trace(own.started, "another boot".to_owned())).await.unwrap());
-    assert!(rig.driver.adopt(&Trace::External).await.is_err());
+    assert!(rig.driver.adopt(&EngineIdentity::External).await.is_err());
 }
 
 #[tokio::test]
 async fn orphans_whose_leader_is_gone_are_taken_over_to_be_stopped() {
     let rig = Rig::new("sh -c 'echo $$ >'$DIR'/child; exec sleep 600' &\nwait");
-    let trace = rig.driver.start(&Settings::default()).await.unwrap();
+    let trace = rig.driver.start(&EngineSettings::default()).await.unwrap();
     let child = rig.number("child").await;
     let Rig { folder, driver, _ends } = rig;
     let leader = driver.monitor().unwrap().trace.leader;
     kill(Pid::from_raw(leader), Signal::SIGKILL).unwrap();
-    timeout(PATIENCE, driver.ended()).await.unwrap();
+    timeout(PATIENCE, driver.wait_for_exit()).await.unwrap();
     driver.monitor().unwrap().reap_leader();
     drop(driver);
     let second = Rig::driver(&folder);
     assert!(second.adopt(&trace).await.unwrap());
-    assert_eq!(second.status().await, Status::Ended(Exit::Unseen));
+    assert_eq!(second.status().await, EngineStatus::Ended(Exit::Unseen));
     second.stop(rules(PATIENCE)).await.unwrap();
     assert!(!lives(child));
 }
@@ -262,13 +265,13 @@ async fn memory_that_does_not_come_back_is_an_error_until_it_does() {
     let pid = rig.start().await;
     fs::write(&used, "77, 90000\n").unwrap();
     let failure = rig.driver.stop(rules(PATIENCE)).await.unwrap_err();
-    assert_eq!(failure.class, Class::MemoryKept);
+    assert_eq!(failure.class, FailureClass::MemoryKept);
     assert!(failure.to_string().contains("90000 MiB in use, 100 before"), "{failure}");
     assert!(!lives(pid));
-    assert!(rig.driver.start(&Settings::default()).await.is_err(), "nothing new while memory is taken");
+    assert!(rig.driver.start(&EngineSettings::default()).await.is_err(), "nothing new while memory is taken");
     fs::write(&used, "77, 300\n").unwrap();
     assert_eq!(rig.driver.stop(rules(PATIENCE)).await.unwrap().memory_back, Some(true));
-    assert_eq!(rig.driver.status().await, Status::Absent);
+    assert_eq!(rig.driver.status().await, EngineStatus::Absent);
 }
 
 #[tokio::test]
@@ -279,7 +282,7 @@ async fn memory_that_stays_taken_stops_the_first_stop_only() {
     rig.driver.devices = Devices::new(smi, vec![78]);
     rig.start().await;
     fs::write(&used, "78, 90000\n").unwrap();
-    assert_eq!(rig.driver.stop(rules(PATIENCE)).await.unwrap_err().class, Class::MemoryKept);
+    assert_eq!(rig.driver.stop(rules(PATIENCE)).await.unwrap_err().class, FailureClass::MemoryKept);
     assert_eq!(rig.driver.stop(rules(PATIENCE)).await.unwrap().memory_back, Some(false));
     rig.start().await;
     assert_eq!(rig.driver.stop(rules(PATIENCE)).await.unwrap().memory_back, Some(true), "a new baseline");
@@ -296,7 +299,7 @@ async fn memory_on_devices_that_may_be_anybodys_forbids_nothing() {
     let back = rig.driver.stop(rules(PATIENCE)).await.unwrap().memory_back;
     // Engines of other tests count too, when devices are not known: then nothing can be told.
     assert_ne!(back, Some(true));
-    assert_eq!(rig.driver.status().await, Status::Absent);
+    assert_eq!(rig.driver.status().await, EngineStatus::Absent);
 }
 
 #[tokio::test]
@@ -305,16 +308,16 @@ async fn an_engine_that_is_taken_over_is_waited_for_with_its_memory() {
     let (smi, used) = smi(&rig);
     fs::write(&used, "76, 100\n").unwrap();
     rig.driver.devices = Devices::new(&smi, vec![76]);
-    let trace = rig.driver.start(&Settings::default()).await.unwrap();
+    let trace = rig.driver.start(&EngineSettings::default()).await.unwrap();
     let written = serde_json::to_string(&trace).unwrap();
-    assert_eq!(serde_json::from_str::<Trace>(&written).unwrap(), trace, "{written}");
+    assert_eq!(serde_json::from_str::<EngineIdentity>(&written).unwrap(), trace, "{written}");
     let Rig { folder, driver, _ends } = rig;
     drop(driver);
     let mut second = Rig::driver(&folder);
     second.devices = Devices::new(&smi, vec![76]);
     assert!(second.adopt(&trace).await.unwrap());
     fs::write(&used, "76, 90000\n").unwrap();
-    assert_eq!(second.stop(rules(PATIENCE)).await.unwrap_err().class, Class::MemoryKept);
+    assert_eq!(second.stop(rules(PATIENCE)).await.unwrap_err().class, FailureClass::MemoryKept);
     let old = r#"{"by": "process", "pid": 1, "started": 2, "boot": "b", "mark": "m"}"#;
-    assert!(matches!(serde_json::from_str(old).unwrap(), Trace::Process { baseline: None, .. }));
+    assert!(matches!(serde_json::from_str(old).unwrap(), EngineIdentity::Process { baseline: None, .. }));
 }

@@ -48,10 +48,10 @@ async fn a_retry_follows_a_pool_that_a_reload_has_replaced() {
         let config = config_of("q", "");
         let spec = pool_of(&config);
         let layout = world.flow.admission().apply_with(&[spec], RULES, Instant::now(), |layout| {
-            world.flow.set_plan(Plan::new(config, layout, &[], &[None], &Learned::default()));
+            world.flow.set_routing_table(RoutingTable::new(config, layout, &[], &[None], &LearnedState::default()));
         });
         for backend in &layout.backends[0] {
-            world.flow.admission().probed(*backend, true, Instant::now());
+            world.flow.admission().record_probe(*backend, true, Instant::now());
         }
     };
     tokio::join!(world.flow.run(incoming(STREAM), &mut client), reload);

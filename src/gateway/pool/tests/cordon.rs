@@ -14,19 +14,19 @@ fn a_backend_that_drains_or_comes_is_given_nothing_and_waited_for_and_one_that_i
     let (house, [first, second]) = pair(4);
     let held = house.granted(0, 10);
     for (cordon, waits, state) in
-        [(Cordon::Draining, true, "draining"), (Cordon::Coming, true, "starting"), (Cordon::Away, false, "down")]
+        [(Cordon::Draining, true, "draining"), (Cordon::Starting, true, "starting"), (Cordon::Down, false, "down")]
     {
-        assert!(house.admission.set_cordon(first, cordon) && house.admission.set_cordon(second, Cordon::Away));
+        assert!(house.admission.set_cordon(first, cordon) && house.admission.set_cordon(second, Cordon::Down));
         match house.admission.enter(house.ask(0, 10)) {
-            Entry::Queued(mut ticket, _) => {
+            AdmissionDecision::Queued(mut ticket, _) => {
                 assert!(waits && poll(&mut ticket).is_none(), "{cordon:?}");
-                house.admission.check().unwrap();
+                house.admission.check_invariants().unwrap();
                 // It is there: whoever waited gets it at once.
                 house.admission.set_cordon(first, Cordon::Open);
                 drop(lease_of(&mut ticket));
                 house.admission.set_cordon(first, cordon);
             }
-            Entry::Refused(ShedReason::NoBackend) => assert!(!waits, "{cordon:?}"),
+            AdmissionDecision::Shed(ShedReason::NoBackend) => assert!(!waits, "{cordon:?}"),
             other => panic!("{cordon:?}: {other:?}"),
         }
         let views = house.admission.view();
@@ -39,12 +39,12 @@ fn a_backend_that_drains_or_comes_is_given_nothing_and_waited_for_and_one_that_i
 #[test]
 fn the_operators_drain_and_the_supervisors_cordon_do_not_lift_each_other() {
     let (house, [first, second]) = pair(4);
-    house.admission.set_cordon(second, Cordon::Away);
+    house.admission.set_cordon(second, Cordon::Down);
     house.admission.set_draining(first, true);
-    house.admission.set_cordon(first, Cordon::Coming);
-    assert!(matches!(house.admission.enter(house.ask(0, 10)), Entry::Refused(ShedReason::NoBackend)));
+    house.admission.set_cordon(first, Cordon::Starting);
+    assert!(matches!(house.admission.enter(house.ask(0, 10)), AdmissionDecision::Shed(ShedReason::NoBackend)));
     house.admission.set_cordon(first, Cordon::Open);
-    assert!(matches!(house.admission.enter(house.ask(0, 10)), Entry::Refused(ShedReason::NoBackend)));
+    assert!(matches!(house.admission.enter(house.ask(0, 10)), AdmissionDecision::Shed(ShedReason::NoBackend)));
     house.admission.set_draining(first, false);
     drop(house.granted(0, 10));
 }
@@ -52,7 +52,7 @@ fn the_operators_drain_and_the_supervisors_cordon_do_not_lift_each_other() {
 #[test]
 fn a_ceiling_bounds_the_configured_slots_and_survives_a_reload() {
     let (house, [first, second]) = pair(4);
-    house.admission.set_cordon(second, Cordon::Away);
+    house.admission.set_cordon(second, Cordon::Down);
     let slots = |house: &House| house.admission.view()[0].backends[0].limits.slots;
     house.admission.set_ceiling(first, Some(2));
     let held = [house.granted(0, 10), house.granted(0, 10)];
@@ -72,9 +72,9 @@ fn a_ceiling_bounds_the_configured_slots_and_survives_a_reload() {
 #[test]
 fn a_fresh_engine_does_not_pay_for_the_faults_of_the_one_before_it() {
     let (house, [first, _]) = pair(4);
-    house.admission.hung(first, house.now);
+    house.admission.mark_hung(first, house.now);
     assert!(matches!(house.admission.view()[0].backends[0].phase, Phase::Ejected { .. }));
-    assert!(house.admission.renew(first, house.now));
+    assert!(house.admission.reset_health(first, house.now));
     let view = &house.admission.view()[0].backends[0];
     assert_eq!((view.phase, view.hangs), (Phase::Ready, 1));
 }

@@ -20,7 +20,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use super::super::headers;
 use super::wire::{Framing, WireError, take_head};
 use crate::config::defaults;
-use crate::flow::{Broken, Call, Exchange, Head};
+use crate::flow::{Exchange, ExchangeError, ResponseHead, UpstreamRequest};
 use crate::pool::Address;
 
 /// The least that is read at once: more than any event of one token.
@@ -50,7 +50,7 @@ pub struct EngineExchange {
     /// Interim answers so far.
     interim: u32,
     /// The connection has ended, or broke; said once what was read before has been passed on.
-    ended: Option<Broken>,
+    ended: Option<ExchangeError>,
 }
 
 impl EngineExchange {
@@ -76,8 +76,8 @@ impl EngineExchange {
     }
 
     /// Sends the whole request.
-    pub(super) async fn write(&mut self, to: &Address, call: &Call) -> Result<(), Broken> {
-        let closed = |error: std::io::Error| Broken::Closed(error.to_string());
+    pub(super) async fn write(&mut self, to: &Address, call: &UpstreamRequest) -> Result<(), ExchangeError> {
+        let closed = |error: std::io::Error| ExchangeError::Closed(error.to_string());
         let mut gathered = request_head(to, call);
         for piece in call.body.pieces() {
             if piece.len() <= INLINE_BODY {
@@ -93,7 +93,7 @@ impl EngineExchange {
     }
 
     /// Waits for bytes; false at the end of the connection.
-    async fn fill(&mut self) -> Result<bool, Broken> {
+    async fn fill(&mut self) -> Result<bool, ExchangeError> {
         if self.input.is_empty() && self.input.capacity() > READ_MAX {
             // A buffer that a burst has blown up is let go.
             self.input = BytesMut::new();
@@ -104,7 +104,7 @@ impl EngineExchange {
                 self.adapt(count);
                 Ok(count > 0)
             }
-            Err(error) => Err(Broken::Closed(error.to_string())),
+            Err(error) => Err(ExchangeError::Closed(error.to_string())),
         }
     }
 
@@ -122,7 +122,7 @@ impl EngineExchange {
         match ready.await {
             None => false,
             Some(Ok(0)) => {
-                self.ended = Some(Broken::Closed("connection ended".to_owned()));
+                self.ended = Some(ExchangeError::Closed("connection ended".to_owned()));
                 false
             }
             Some(Ok(count)) => {
@@ -130,7 +130,7 @@ impl EngineExchange {
                 true
             }
             Some(Err(error)) => {
-                self.ended = Some(Broken::Closed(error.to_string()));
+                self.ended = Some(ExchangeError::Closed(error.to_string()));
                 false
             }
         }
@@ -150,12 +150,12 @@ impl EngineExchange {
         self.input.capacity() == self.input.len()
     }
 
-    fn decode(&mut self, into: &mut BytesMut) -> Result<(), Broken> {
+    fn decode(&mut self, into: &mut BytesMut) -> Result<(), ExchangeError> {
         self.framing.decode(&mut self.input, into).map_err(malformed)
     }
 
     /// The connection has ended where the framing did not expect it, or just there.
-    fn connection_ended(&mut self, broken: Broken) -> Result<bool, Broken> {
+    fn connection_ended(&mut self, broken: ExchangeError) -> Result<bool, ExchangeError> {
         match self.framing {
             Framing::UntilClose => {
                 self.framing = Framing::Done;
@@ -166,12 +166,12 @@ impl EngineExchange {
     }
 }
 
-fn malformed(error: WireError) -> Broken {
-    Broken::Malformed(error.to_string())
+fn malformed(error: WireError) -> ExchangeError {
+    ExchangeError::Malformed(error.to_string())
 }
 
 /// The head as it goes over the wire. Values come from parsed headers and from the configuration, so they hold no line ends.
-fn request_head(to: &Address, call: &Call) -> BytesMut {
+fn request_head(to: &Address, call: &UpstreamRequest) -> BytesMut {
     let inline = if call.body.len() <= INLINE_BODY { call.body.len() } else { 0 };
     let mut head = BytesMut::with_capacity(512 + call.path.len() + inline);
     for part in ["POST ", &to.endpoint.prefix, &call.path, " HTTP/1.1\r\nhost: ", &to.authority, "\r\n"] {
@@ -207,31 +207,31 @@ impl Exchange for EngineExchange {
         self.connect_time
     }
 
-    async fn head(&mut self) -> Result<Head, Broken> {
+    async fn head(&mut self) -> Result<ResponseHead, ExchangeError> {
         loop {
             while let Some(head) = take_head(&mut self.input).map_err(malformed)? {
                 if head.status == http::StatusCode::SWITCHING_PROTOCOLS {
-                    return Err(Broken::Malformed("the engine switched protocols".to_owned()));
+                    return Err(ExchangeError::Malformed("the engine switched protocols".to_owned()));
                 }
                 // 100 Continue and the like are between the engine and us.
                 if !head.status.is_informational() {
                     (self.framing, self.keepalive) = (head.framing, head.keepalive);
                     let mut map = head.headers;
                     headers::remove_hop_by_hop(&mut map);
-                    return Ok(Head { status: head.status, headers: map });
+                    return Ok(ResponseHead { status: head.status, headers: map });
                 }
                 self.interim += 1;
                 if self.interim > INTERIM_MAX {
-                    return Err(Broken::Malformed(format!("more than {INTERIM_MAX} interim answers")));
+                    return Err(ExchangeError::Malformed(format!("more than {INTERIM_MAX} interim answers")));
                 }
             }
             if !self.fill().await? {
-                return Err(Broken::Closed("connection ended before an answer".to_owned()));
+                return Err(ExchangeError::Closed("connection ended before an answer".to_owned()));
             }
         }
     }
 
-    async fn body(&mut self, into: &mut BytesMut) -> Result<bool, Broken> {
+    async fn body(&mut self, into: &mut BytesMut) -> Result<bool, ExchangeError> {
         let before = into.len();
         loop {
             self.decode(into)?;
@@ -242,7 +242,7 @@ impl Exchange for EngineExchange {
                 return self.connection_ended(broken);
             }
             if !self.fill().await? {
-                return self.connection_ended(Broken::Closed("connection ended inside an answer".to_owned()));
+                return self.connection_ended(ExchangeError::Closed("connection ended inside an answer".to_owned()));
             }
         }
         while self.framing != Framing::Done

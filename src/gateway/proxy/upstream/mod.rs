@@ -23,7 +23,7 @@ use tokio::time::{Instant, timeout};
 pub(super) use exchange::EngineExchange;
 
 use crate::config::defaults;
-use crate::flow::{Broken, Call, SendError, Upstream};
+use crate::flow::{ExchangeError, SendError, Upstream, UpstreamRequest};
 use crate::pool::Address;
 
 /// How long a resolved name is believed.
@@ -34,19 +34,19 @@ const POOL_SIZE: usize = 4_096;
 const PEERS_MAX: usize = 4 * defaults::MAX_BACKENDS;
 
 /// Connections to all engines.
-pub struct Engines {
+pub struct UpstreamConnector {
     connector: Arc<TransportConnector>,
     connect_timeout_ms: AtomicU64,
     peers: DashMap<Arc<str>, (Arc<HttpPeer>, Option<Instant>)>,
 }
 
-impl std::fmt::Debug for Engines {
+impl std::fmt::Debug for UpstreamConnector {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Engines").field("peers", &self.peers.len()).finish_non_exhaustive()
+        f.debug_struct("UpstreamConnector").field("peers", &self.peers.len()).finish_non_exhaustive()
     }
 }
 
-impl Engines {
+impl UpstreamConnector {
     /// A connector whose attempts to connect may take `connect_timeout`.
     pub fn new(connect_timeout: Duration) -> Self {
         let options = ConnectorOptions::new(POOL_SIZE);
@@ -67,7 +67,7 @@ impl Engines {
         }
     }
 
-    async fn peer(&self, address: &Address) -> Result<Arc<HttpPeer>, Broken> {
+    async fn peer(&self, address: &Address) -> Result<Arc<HttpPeer>, ExchangeError> {
         if let Some(known) = self.peers.get(&address.authority) {
             let (peer, until) = known.value();
             if until.is_none_or(|until| Instant::now() < until) {
@@ -92,21 +92,21 @@ impl Engines {
     }
 }
 
-impl Engines {
+impl UpstreamConnector {
     /// A connection to `to`, and whether it has been used before.
-    async fn connect(&self, to: &Address, fresh: bool) -> Result<(Arc<HttpPeer>, Stream, bool), Broken> {
+    async fn connect(&self, to: &Address, fresh: bool) -> Result<(Arc<HttpPeer>, Stream, bool), ExchangeError> {
         let peer = self.peer(to).await?;
         let connected = match fresh {
             true => self.connector.new_stream(&*peer).await.map(|stream| (stream, false)),
             false => self.connector.get_stream(&*peer).await,
         };
-        let (stream, reused) = connected.map_err(|error| Broken::Connect(error.to_string()))?;
+        let (stream, reused) = connected.map_err(|error| ExchangeError::Connect(error.to_string()))?;
         Ok((peer, stream, reused))
     }
 }
 
-async fn resolve(host: &str, port: u16, patience: Duration) -> Result<SocketAddr, Broken> {
-    let failed = |why: String| Broken::Connect(format!("cannot resolve {host}: {why}"));
+async fn resolve(host: &str, port: u16, patience: Duration) -> Result<SocketAddr, ExchangeError> {
+    let failed = |why: String| ExchangeError::Connect(format!("cannot resolve {host}: {why}"));
     match timeout(patience, tokio::net::lookup_host((host, port))).await {
         Ok(Ok(mut found)) => found.next().ok_or_else(|| failed("no address".to_owned())),
         Ok(Err(error)) => Err(failed(error.to_string())),
@@ -114,10 +114,10 @@ async fn resolve(host: &str, port: u16, patience: Duration) -> Result<SocketAddr
     }
 }
 
-impl Upstream for Engines {
+impl Upstream for UpstreamConnector {
     type Exchange = EngineExchange;
 
-    async fn send(&self, to: &Address, call: &Call, fresh: bool) -> Result<EngineExchange, SendError> {
+    async fn send(&self, to: &Address, call: &UpstreamRequest, fresh: bool) -> Result<EngineExchange, SendError> {
         let begun = Instant::now();
         let new = |broken| SendError { broken, reused: false };
         // What connecting needs, over 2 KB, is let go when it has ended and not carried through the whole answer.

@@ -42,7 +42,7 @@ pub(super) enum WireError {
 
 /// A head that has been read.
 #[derive(Debug)]
-pub(super) struct AnswerHead {
+pub(super) struct ParsedHead {
     pub(super) status: StatusCode,
     pub(super) headers: HeaderMap,
     pub(super) framing: Framing,
@@ -51,7 +51,7 @@ pub(super) struct AnswerHead {
 }
 
 /// Takes a head off the front of `input`; `None` while it is incomplete.
-pub(super) fn take_head(input: &mut BytesMut) -> Result<Option<AnswerHead>, WireError> {
+pub(super) fn take_head(input: &mut BytesMut) -> Result<Option<ParsedHead>, WireError> {
     let mut lines = [httparse::EMPTY_HEADER; HEADERS_MAX];
     let mut parsed = httparse::Response::new(&mut lines);
     let length = match parsed.parse(input) {
@@ -76,7 +76,7 @@ pub(super) fn take_head(input: &mut BytesMut) -> Result<Option<AnswerHead>, Wire
     input.advance(length);
     let framing = Framing::of(status, &headers)?;
     let keepalive = keeps_alive(first_version, &headers) && framing != Framing::UntilClose;
-    Ok(Some(AnswerHead { status, headers, framing, keepalive }))
+    Ok(Some(ParsedHead { status, headers, framing, keepalive }))
 }
 
 fn keeps_alive(first_version: bool, headers: &HeaderMap) -> bool {
@@ -242,7 +242,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn head(text: &str) -> Result<Option<AnswerHead>, WireError> {
+    fn head(text: &str) -> Result<Option<ParsedHead>, WireError> {
         take_head(&mut BytesMut::from(text.as_bytes()))
     }
 

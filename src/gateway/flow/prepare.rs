@@ -7,12 +7,12 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::Incoming;
+use super::IncomingRequest;
 use super::classify::{self, Placement};
-use super::keys::{Holder, InFlight, KeyError};
-use super::plan::{ModelEntry, Plan};
-use super::record::{Open, Recorder};
+use super::keys::{ApiKey, InFlight, KeyError};
+use super::record::{RecordGuard, Recorder};
 use super::respond::whole_seconds;
+use super::routing_table::{ModelRoute, RoutingTable};
 use crate::config::UsageInjection;
 use crate::config::defaults::MAX_TOKENS;
 use crate::estimate::{Counted, EstimateSource, ExactCounter, OutputBounds, PromptEstimate};
@@ -22,7 +22,7 @@ use sluice_core::openai::{EditedBody, Edits, Refusal, RequestView, UsageEdit, mu
 
 /// A request that may ask for a backend.
 #[derive(Debug)]
-pub(super) struct Admitted {
+pub(super) struct PreparedRequest {
     pub(super) placement: Placement,
     pub(super) need: Need,
     pub(super) priority: i32,
@@ -30,16 +30,16 @@ pub(super) struct Admitted {
     /// The body as it goes upstream.
     pub(super) body: EditedBody,
     /// What was injected, and so must be taken out of the answer.
-    pub(super) injected: Injected,
+    pub(super) injected: InjectedUsage,
     /// What the estimate was made of, to learn from the answer.
-    pub(super) lesson: Lesson,
+    pub(super) lesson: Feedback,
     /// Counts against the key's limit while the request lives.
     _in_flight: Option<InFlight>,
 }
 
 /// Usage asked for on behalf of the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Injected {
+pub(super) enum InjectedUsage {
     /// Nothing.
     Nothing,
     /// One usage event at the end.
@@ -51,7 +51,7 @@ pub(super) enum Injected {
     },
 }
 
-impl Lesson {
+impl Feedback {
     /// Learns from the usage of the finished request.
     pub(super) fn learn(&self, prompt_tokens: u64, completion_tokens: Option<u64>) {
         if !self.usable {
@@ -65,7 +65,7 @@ impl Lesson {
     }
 }
 
-impl Injected {
+impl InjectedUsage {
     fn usage(self) -> UsageEdit {
         match self {
             Self::Nothing => UsageEdit::AsSent,
@@ -77,7 +77,7 @@ impl Injected {
 
 /// What is needed to learn from the answer.
 #[derive(Debug)]
-pub(super) struct Lesson {
+pub(super) struct Feedback {
     pub(super) estimator: Arc<crate::estimate::ModelEstimator>,
     pub(super) shape: sluice_core::openai::PromptShape,
     /// The exact count, if one was made, for the counter to learn its template from.
@@ -88,12 +88,12 @@ pub(super) struct Lesson {
 }
 
 /// Opens the gate for a request, or says why not.
-pub(super) async fn open<R: Recorder>(
-    plan: &Plan,
+pub(super) async fn prepare<R: Recorder>(
+    plan: &RoutingTable,
     experiments: &Experiments,
-    incoming: &Incoming,
-    record: &mut Open<'_, R>,
-) -> Result<Admitted, Refusal> {
+    incoming: &IncomingRequest,
+    record: &mut RecordGuard<'_, R>,
+) -> Result<PreparedRequest, Refusal> {
     let begun = Instant::now();
     let view = read(incoming)?;
     let name = view.model.as_deref().ok_or(Refusal::NoModel)?;
@@ -133,7 +133,7 @@ pub(super) async fn open<R: Recorder>(
     let body = EditedBody::new(&incoming.body, &view.edits, Edits { model: rename, usage: injected.usage() });
     record.estimate_time = begun.elapsed();
     let sequences = u32::try_from(view.sequences()).unwrap_or(u32::MAX);
-    Ok(Admitted {
+    Ok(PreparedRequest {
         placement,
         need: Need {
             slots: sequences,
@@ -145,7 +145,7 @@ pub(super) async fn open<R: Recorder>(
         stream: view.stream,
         body,
         injected,
-        lesson: Lesson {
+        lesson: Feedback {
             estimator: Arc::clone(&model.estimator),
             usable: incoming.route.generates() && view.prompts == 1 && view.shape.media_parts == 0,
             shape: view.shape,
@@ -158,10 +158,10 @@ pub(super) async fn open<R: Recorder>(
 
 /// The estimate, made exact where that can change a decision.
 async fn estimate(
-    plan: &Plan,
-    model: &ModelEntry,
+    plan: &RoutingTable,
+    model: &ModelRoute,
     view: &RequestView<'_>,
-    incoming: &Incoming,
+    incoming: &IncomingRequest,
 ) -> (PromptEstimate, Option<(Arc<ExactCounter>, Counted)>) {
     let estimate = model.estimator.estimate(&view.shape, model.media_part_tokens);
     let Some(counter) = &model.exact else { return (estimate, None) };
@@ -170,7 +170,7 @@ async fn estimate(
     {
         return (estimate, None);
     }
-    match counter.count_parts(incoming.route, incoming.body.clone()).await {
+    match counter.count(incoming.route, incoming.body.clone()).await {
         Some(counted) => (PromptEstimate::exact(counted.total), Some((Arc::clone(counter), counted))),
         None => (estimate, None),
     }
@@ -178,28 +178,28 @@ async fn estimate(
 
 /// Usage is asked for when the pool says so, the answer is a stream that can carry it, and the client
 /// did not ask itself.
-fn injection(usage: UsageInjection, view: &RequestView<'_>) -> Injected {
+fn injection(usage: UsageInjection, view: &RequestView<'_>) -> InjectedUsage {
     // With several sequences, events that end one come long before the usage event, and could not be
     // given back the bytes that asking for it takes from them (see `meter::strip`).
     if !view.stream || !view.route.has_stream_options() || view.sequences() > 1 {
-        return Injected::Nothing;
+        return InjectedUsage::Nothing;
     }
     let asked = view.include_usage;
     match usage {
-        UsageInjection::Off => Injected::Nothing,
-        UsageInjection::Final if asked => Injected::Nothing,
-        UsageInjection::Final => Injected::Final,
-        UsageInjection::Continuous if asked && view.continuous_usage => Injected::Nothing,
-        UsageInjection::Continuous => Injected::Continuous { keep_final: asked },
+        UsageInjection::Off => InjectedUsage::Nothing,
+        UsageInjection::Final if asked => InjectedUsage::Nothing,
+        UsageInjection::Final => InjectedUsage::Final,
+        UsageInjection::Continuous if asked && view.continuous_usage => InjectedUsage::Nothing,
+        UsageInjection::Continuous => InjectedUsage::Continuous { keep_final: asked },
     }
 }
 
 /// Output tokens of one sequence, as far as they can be foreseen.
-fn expected_output(model: &ModelEntry, view: &RequestView<'_>) -> u64 {
+fn expected_output(model: &ModelRoute, view: &RequestView<'_>) -> u64 {
     model.estimator.expect_output(OutputBounds::of(view))
 }
 
-fn read(incoming: &Incoming) -> Result<RequestView<'_>, Refusal> {
+fn read(incoming: &IncomingRequest) -> Result<RequestView<'_>, Refusal> {
     let view = match incoming.route.is_multipart() {
         true => multipart::read(incoming.route, &incoming.content_type, &incoming.body)?,
         false => request::read(incoming.route, &incoming.body)?,
@@ -207,6 +207,6 @@ fn read(incoming: &Incoming) -> Result<RequestView<'_>, Refusal> {
     Ok(view)
 }
 
-fn valid_names(plan: &Plan, holder: Option<&Holder<'_>>) -> Vec<String> {
+fn valid_names(plan: &RoutingTable, holder: Option<&ApiKey<'_>>) -> Vec<String> {
     plan.names(holder).map(|entry| entry.name.to_string()).collect()
 }

@@ -14,10 +14,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::keys::{Holder, KeyUsage, Keyring};
+use super::keys::{ApiKey, KeyUsage, Keyring};
 use crate::config::{Config, PromptRange, Timeouts, UsageInjection, defaults};
 use crate::estimate::{ExactCounter, ModelEstimator};
-use crate::pool::{Layout, Limits, LongPrefix};
+use crate::pool::{BackendLimits, LongPrefix, PoolLayout};
 use sluice_core::base::{ModelId, PoolId};
 use sluice_core::meter::slo::Objectives;
 
@@ -26,31 +26,31 @@ pub const OTHER: &str = "other";
 
 /// One configuration, ready to route by.
 #[derive(Debug)]
-pub struct Plan {
+pub struct RoutingTable {
     /// The configuration it was built of.
     pub config: Arc<Config>,
     /// The number of the layout that its ids are from.
     pub layout: u64,
     /// Pools in the order of the configuration.
-    pub pools: Vec<PoolEntry>,
+    pub pools: Vec<PoolRoute>,
     /// Who may ask.
     pub keys: Keyring,
-    entries: Vec<ModelEntry>,
+    entries: Vec<ModelRoute>,
     by_name: HashMap<String, usize>,
     other: Option<usize>,
 }
 
 /// One pool.
 #[derive(Debug)]
-pub struct PoolEntry {
+pub struct PoolRoute {
     /// Its id in admission.
     pub id: PoolId,
     /// Its name, a label.
     pub name: Arc<str>,
     /// Prompt lengths it is home to.
     pub range: PromptRange,
-    /// Limits of each of its backends.
-    pub limits: Limits,
+    /// BackendLimits of each of its backends.
+    pub limits: BackendLimits,
     /// Positions of the pools its requests may spill to.
     pub spill: Vec<usize>,
     /// Whether usage is asked for on behalf of the client.
@@ -61,7 +61,7 @@ pub struct PoolEntry {
 
 /// One model.
 #[derive(Debug)]
-pub struct ModelEntry {
+pub struct ModelRoute {
     /// Its name, a label; what goes upstream when a client used an alias.
     pub name: Arc<str>,
     /// Its declaration; `None` when only backends know it.
@@ -78,13 +78,13 @@ pub struct ModelEntry {
 
 /// What outlives a reload and is handed from plan to plan.
 #[derive(Debug, Default)]
-pub struct Learned {
+pub struct LearnedState {
     estimators: parking_lot::Mutex<HashMap<String, Arc<ModelEstimator>>>,
     /// Usage of API keys.
     pub key_usage: KeyUsage,
 }
 
-impl Learned {
+impl LearnedState {
     /// What is known about a model; starts from nothing. Bounded by [`defaults::MAX_MODELS`] names:
     /// beyond that a fresh estimator is used and forgotten with its plan.
     fn estimator(&self, name: &str) -> Arc<ModelEstimator> {
@@ -100,17 +100,17 @@ impl Learned {
     }
 }
 
-impl Plan {
+impl RoutingTable {
     /// Builds the plan of `config`, whose pools admission knows by `layout`. `reported`: model names
     /// that backends say they serve. `counters`: one per declared model, in order.
     pub fn new(
         config: Arc<Config>,
-        layout: &Layout,
+        layout: &PoolLayout,
         reported: &[String],
         counters: &[Option<Arc<ExactCounter>>],
-        learned: &Learned,
+        learned: &LearnedState,
     ) -> Self {
-        let pools = config.pools.iter().zip(&layout.pools).map(|(pool, id)| PoolEntry::new(pool, *id)).collect();
+        let pools = config.pools.iter().zip(&layout.pools).map(|(pool, id)| PoolRoute::new(pool, *id)).collect();
         let keys = Keyring::new(&config.auth, &learned.key_usage);
         let (entries, by_name, other, layout) = (Vec::new(), HashMap::new(), None, layout.number);
         let mut plan = Self { pools, keys, entries, by_name, other, config, layout };
@@ -122,17 +122,17 @@ impl Plan {
             for name in reported.iter().take(defaults::MAX_MODELS) {
                 if !plan.by_name.contains_key(name) {
                     plan.by_name.insert(name.clone(), plan.entries.len());
-                    plan.entries.push(ModelEntry::undeclared(name, &open, learned));
+                    plan.entries.push(ModelRoute::undeclared(name, &open, learned));
                 }
             }
             plan.other = Some(plan.entries.len());
-            plan.entries.push(ModelEntry::undeclared(OTHER, &open, learned));
+            plan.entries.push(ModelRoute::undeclared(OTHER, &open, learned));
         }
         plan
     }
 
     /// The model that a client's name means, and whether that name is an alias to be replaced.
-    pub fn model(&self, name: &str) -> Option<(&ModelEntry, bool)> {
+    pub fn model(&self, name: &str) -> Option<(&ModelRoute, bool)> {
         let index = self.by_name.get(name).copied().or(self.other)?;
         let entry = &self.entries[index];
         let alias = entry.declared.is_some() && *entry.name != *name;
@@ -141,7 +141,7 @@ impl Plan {
 
     /// Names that the holder of a key may send, for error messages and `/v1/models`: declared and reported ones. Where
     /// no key is asked for there is no holder, and everybody may use everything.
-    pub fn names(&self, holder: Option<&Holder<'_>>) -> impl Iterator<Item = &ModelEntry> {
+    pub fn names(&self, holder: Option<&ApiKey<'_>>) -> impl Iterator<Item = &ModelRoute> {
         let known = self.entries.iter().enumerate().filter(|(index, _)| Some(*index) != self.other);
         known.map(|(_, entry)| entry).filter(move |entry| holder.is_none_or(|holder| holder.may_use(entry.declared)))
     }
@@ -159,11 +159,11 @@ impl Plan {
         if stream { scaled } else { scaled.max(timeouts.response) }
     }
 
-    fn declare(&mut self, counters: &[Option<Arc<ExactCounter>>], learned: &Learned) {
+    fn declare(&mut self, counters: &[Option<Arc<ExactCounter>>], learned: &LearnedState) {
         for (index, model) in self.config.models.iter().enumerate() {
             let id = ModelId::new(index);
             let serves = |pool: &usize| self.config.pools[*pool].models.includes(id);
-            self.entries.push(ModelEntry {
+            self.entries.push(ModelRoute {
                 name: model.name.as_str().into(),
                 declared: Some(id),
                 pools: (0..self.config.pools.len()).filter(serves).collect(),
@@ -178,7 +178,7 @@ impl Plan {
     }
 }
 
-impl PoolEntry {
+impl PoolRoute {
     fn new(pool: &crate::config::Pool, id: PoolId) -> Self {
         Self {
             id,
@@ -192,8 +192,8 @@ impl PoolEntry {
     }
 }
 
-impl ModelEntry {
-    fn undeclared(name: &str, pools: &[usize], learned: &Learned) -> Self {
+impl ModelRoute {
+    fn undeclared(name: &str, pools: &[usize], learned: &LearnedState) -> Self {
         Self {
             name: name.into(),
             declared: None,
@@ -206,8 +206,8 @@ impl ModelEntry {
 }
 
 /// The limits of each backend of a pool, in admission's form.
-pub fn limits_of(pool: &crate::config::Pool) -> Limits {
-    Limits {
+pub fn limits_of(pool: &crate::config::Pool) -> BackendLimits {
+    BackendLimits {
         slots: pool.slots,
         tokens: pool.tokens.map(|tokens| tokens.0),
         prefill_tokens: pool.prefill_tokens.map(|tokens| tokens.0),

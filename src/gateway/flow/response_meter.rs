@@ -10,14 +10,14 @@ use sluice_core::meter::{BodyMeter, Forward, StreamMeter, StreamStats, Strip};
 use sluice_core::openai::{Dialect, Route, UpstreamError};
 
 /// The meter of one answer.
-pub(super) enum Answer {
+pub(super) enum ResponseMeter {
     /// `text/event-stream`.
     Stream(Box<StreamMeter>),
     /// Anything else.
     Body(Box<(BodyMeter, Option<StreamStats>)>),
 }
 
-impl Answer {
+impl ResponseMeter {
     /// A meter for events of the route's dialect.
     pub(super) fn stream(route: Route, arrived: Instant, strip: Strip) -> Self {
         Self::Stream(Box::new(StreamMeter::new(Dialect::of(route), arrived, strip)))
