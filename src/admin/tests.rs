@@ -192,7 +192,7 @@ async fn a_restart_returns_its_number_or_why_it_is_refused() {
     );
     let (status, _, body) = send(&served, &path(""), "").await;
     assert_eq!((status, code(&body).as_str()), (409, "not_managed"));
-    assert!(body.contains("drain it here, restart it there"), "{body}");
+    assert!(body.contains("drain it here, restart it where it runs"), "{body}");
     let (status, _, body) = send(&served, &path("?force"), "").await;
     assert_eq!((status, code(&body).as_str()), (400, "bad_request"));
     let (status, _, body) = send(&served, "POST /admin/backends/short/gpu9/restart?hold", "").await;
