@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use crate::admin::status::{BackendStatus, Status};
 use crate::admin::{AdminClient, AdminClientError, RESTART_TIMEOUT, encode, flag, query};
-use crate::config::defaults;
+use crate::config;
 use crate::fleet::EngineView;
 
 /// Between two polls with `--wait`.
@@ -28,7 +28,7 @@ const FAILED_POLLS_MAX: u32 = 150;
 #[derive(Clone, Debug, clap::Args)]
 pub struct BackendArgs {
     /// The admin port
-    #[arg(long, value_name = "URL", global = true, default_value_t = format!("http://{}", defaults::ADMIN))]
+    #[arg(long, value_name = "URL", global = true, default_value_t = format!("http://{}", config::DEFAULT_ADMIN))]
     pub admin: String,
     /// The admin token, if the gateway has one
     #[arg(long, value_name = "TOKEN", global = true, env = "SLUICE_ADMIN_TOKEN", hide_env_values = true)]
@@ -385,11 +385,11 @@ mod tests {
         };
         assert_eq!(outcome(&with("rolled_back", 3), 4), None);
         assert_eq!(outcome(&with("done", 4), 4), Some(Ok(())));
-        for (word, said) in
-            [("aborted", "the old engine goes on"), ("rolled_back", "old ones serve"), ("held", "holds")]
+        for (word, text) in
+            [("aborted", "keeps its settings"), ("rolled_back", "with the old ones again"), ("held", "on hold")]
         {
-            let said_then = outcome(&with(word, 4), 4).unwrap().unwrap_err();
-            assert!(said_then.contains(said) && said_then.contains("reason"), "{said_then}");
+            let message = outcome(&with(word, 4), 4).unwrap().unwrap_err();
+            assert!(message.contains(text) && message.contains("reason"), "{message}");
         }
     }
 }

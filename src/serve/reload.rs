@@ -13,8 +13,8 @@ use tokio::time::Instant;
 use super::app::{App, Loaded, Source, StartError, load_counters};
 use super::{engines, specs};
 use crate::admin::status::LastReload;
-use crate::config::defaults::MAX_PROBLEMS;
 use crate::config::diff::{self, Change};
+use crate::config::limits::MAX_PROBLEMS;
 use crate::config::{Config, Problems};
 use crate::flow::RoutingTable;
 
@@ -66,14 +66,9 @@ impl App {
             config.fleet.state = state;
         }
         let mut changes = diff::changes(&running, &config);
-        changes.extend(moved.then_some(Change::NeedsRestart("pool.backend.launch.port")));
+        changes.extend(moved.then_some(Change::after_restart("pool.backend.launch.port")));
         // What only a restart changes keeps its running value, which is then also what `/admin/status` shows.
-        config.server.listen = running.server.listen;
-        config.server.admin = running.server.admin;
-        config.server.threads = running.server.threads;
-        config.access_log = running.access_log.clone();
-        config.log = running.log.clone();
-        config.fleet.state.clone_from(&running.fleet.state);
+        config.keep_until_restart(&running);
         let config = Arc::new(config);
         let mut loaded = self.loaded.lock();
         let (pools, health, reported) =

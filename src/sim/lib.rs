@@ -20,6 +20,7 @@ pub mod process;
 pub mod profile;
 mod real_time;
 pub mod text;
+mod unix_time;
 pub mod validate;
 pub mod virtual_server;
 

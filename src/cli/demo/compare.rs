@@ -15,8 +15,8 @@ use comfy_table::{CellAlignment, Table, presets};
 use serde_json::{Value, json};
 
 use super::arrangement::Arrangement;
-use crate::bench::result::file;
-use crate::bench::result::slices::{self, By};
+use crate::bench::result::slices::{self, SliceBy};
+use crate::bench::result::vllm_keys;
 use crate::bench::{Distribution, Metrics, RunResult};
 
 /// A run whose requests were sent later than this (P99, ms) was measured on a machine that was too busy.
@@ -61,12 +61,12 @@ impl Row {
         let seen = result.from_due();
         let lag = Metrics::of(result).lag;
         let failures = slices::failures(result).into_iter().map(|(reason, count)| (reason.to_owned(), count)).collect();
-        let mut json = Value::Object(file::numbers(&Metrics::of(&seen), &result.config));
-        json["classes"] = slices::json(&seen, By::Class);
+        let mut json = Value::Object(vllm_keys::numbers(&Metrics::of(&seen), &result.config));
+        json["classes"] = slices::json(&seen, SliceBy::Class);
         Self {
             arrangement,
             all: Metrics { lag, ..Metrics::of(&seen) },
-            classes: slices::slices(&seen, By::Class),
+            classes: slices::slices(&seen, SliceBy::Class),
             failures,
             json,
         }

@@ -186,7 +186,7 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
     ) -> Result<(), Refusal> {
         let plan = self.routing_table();
         if self.is_closing() {
-            return Err(respond::shed(ShedReason::ShuttingDown, crate::config::defaults::RETRY_AFTER_MIN, record));
+            return Err(respond::shed(ShedReason::ShuttingDown, crate::config::limits::RETRY_AFTER_MIN, record));
         }
         let admitted = prepare::prepare(&plan, &self.experiments, incoming, record).await?;
         let mut attempts = self.attempts(plan, incoming, admitted);

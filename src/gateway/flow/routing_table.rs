@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::keys::{ApiKey, KeyUsage, Keyring};
-use crate::config::{Config, PromptRange, Timeouts, UsageInjection, defaults};
+use crate::config::{Config, PromptRange, Timeouts, UsageInjection, limits};
 use crate::estimate::{ExactCounter, ModelEstimator};
 use crate::pool::{BackendLimits, LongPrefix, PoolLayout};
 use sluice_core::base::{ModelId, PoolId};
@@ -85,7 +85,7 @@ pub struct LearnedState {
 }
 
 impl LearnedState {
-    /// What is known about a model; starts from nothing. Bounded by [`defaults::MAX_MODELS`] names:
+    /// What is known about a model; starts from nothing. Bounded by [`limits::MAX_MODELS`] names:
     /// beyond that a fresh estimator is used and forgotten with its plan.
     fn estimator(&self, name: &str) -> Arc<ModelEstimator> {
         let mut known = self.estimators.lock();
@@ -93,7 +93,7 @@ impl LearnedState {
             return Arc::clone(found);
         }
         let fresh = Arc::new(ModelEstimator::default());
-        if known.len() < defaults::MAX_MODELS {
+        if known.len() < limits::MAX_MODELS {
             known.insert(name.to_owned(), Arc::clone(&fresh));
         }
         fresh
@@ -119,7 +119,7 @@ impl RoutingTable {
             .filter(|index| matches!(plan.config.pools[*index].models, crate::config::ModelScope::All))
             .collect();
         if !open.is_empty() {
-            for name in reported.iter().take(defaults::MAX_MODELS) {
+            for name in reported.iter().take(limits::MAX_MODELS) {
                 if !plan.by_name.contains_key(name) {
                     plan.by_name.insert(name.clone(), plan.entries.len());
                     plan.entries.push(ModelRoute::undeclared(name, &open, learned));
@@ -200,7 +200,7 @@ impl ModelRoute {
             pools: pools.to_vec(),
             estimator: learned.estimator(name),
             exact: None,
-            media_part_tokens: defaults::MEDIA_PART_TOKENS.0,
+            media_part_tokens: limits::MEDIA_PART_TOKENS.0,
         }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! HTTP/1.1 as uvicorn serves it: idle connections close after [`KEEP_ALIVE`], error objects of vLLM, unknown routes
 //! 404. A client that closes its connection ends the request it waits for. [`spawn`] runs a server on the current
-//! tokio runtime; several fit one process. Bodies are bounded by [`MAX_BODY`].
+//! tokio runtime; several fit one process. Bodies are bounded by [`MAX_BODY`](crate::http::reply::MAX_BODY).
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -21,8 +21,6 @@ use crate::process::config::SimConfig;
 use crate::process::fault::Fault;
 use crate::real_time::driver::{Driver, Shared};
 
-/// Largest request body, bytes; 64 MiB hold the longest prompt of any model here.
-pub(crate) const MAX_BODY: usize = 64 << 20;
 /// How long a connection may take to end after the server was stopped.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 /// Pause after a failed accept (out of file descriptors), so that the loop does not spin.

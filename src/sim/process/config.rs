@@ -14,7 +14,7 @@ use crate::machine::memory::{KvBudget, MemorySettings};
 use crate::process::fault::Fault;
 use crate::process::refusal::{Refusal, Stage};
 use crate::profile::{GIB, Profile};
-use crate::validate::Texts;
+use crate::validate::TextModel;
 use crate::virtual_server::{FrontEnd, Lane};
 use hardware::{defaults, laid_out, model_of};
 use sluice_core::vllm::args::ServeArgs;
@@ -97,7 +97,7 @@ pub struct SimConfig {
     /// What `root` says in `/v1/models`.
     pub root: String,
     /// Tokenizer and chat template.
-    pub texts: Arc<Texts>,
+    pub texts: Arc<TextModel>,
     /// Longest context, tokens.
     pub max_model_len: u32,
     /// Limits of the engine.
@@ -181,7 +181,7 @@ impl SimConfig {
             version: Version::COMPARED,
             names: vec![model.to_owned()],
             root: model.to_owned(),
-            texts: Arc::new(Texts::made_up()),
+            texts: Arc::new(TextModel::made_up()),
             max_model_len: profile.shape.max_model_len.min(profile.memory.kv_tokens),
             engine,
             profile,
@@ -337,7 +337,7 @@ impl SimConfig {
         let rank = args.int("max-lora-rank").unwrap_or(16);
         self.max_lora_rank = rank;
         for (name, path) in self.adapters.iter().filter(|_| self.on_disk) {
-            crate::http::models::check_adapter(name, path, rank).map_err(|text| Refusal::Other {
+            crate::process::model_folder::check_adapter(name, path, rank).map_err(|text| Refusal::Other {
                 kind: "ValueError",
                 text,
                 stage,

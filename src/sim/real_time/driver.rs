@@ -20,7 +20,6 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::engine::{Pause, Request, SequenceId};
-use crate::http::generate::unix_seconds;
 use crate::http::wire::Finish;
 use crate::observe::http_metrics::Requests;
 use crate::observe::log::{Level, Speaker};
@@ -29,6 +28,7 @@ use crate::process::config::SimConfig;
 use crate::process::fault::Fault;
 use crate::real_time::gate::Gate;
 use crate::real_time::outlet::{Broken, Outlet};
+use crate::unix_time::unix_seconds;
 use crate::virtual_server::{Lane, StepEnd};
 
 /// Half the grain of tokio's timer.

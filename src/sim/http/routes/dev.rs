@@ -10,10 +10,10 @@ use hyper::StatusCode;
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 
-use super::{Reply, body, json_reply};
-use crate::http::wire::ErrorBody;
+use crate::http::error_body::ErrorBody;
+use crate::http::reply::{Reply, body, json_reply};
 use crate::real_time::driver::{Command, Control, Shared};
-use crate::validate::pydantic::{Problems, repr};
+use crate::validate::pydantic::{ValidationErrors, repr};
 
 /// Does something to the engine and waits until it is done.
 async fn control(shared: &Shared, control: Control) -> Result<bool, ErrorBody> {
@@ -35,7 +35,7 @@ fn truth(query: Option<&str>, name: &str) -> Result<bool, ErrorBody> {
         None | Some("false" | "0" | "no" | "off") => Ok(false),
         Some("true" | "1" | "yes" | "on") => Ok(true),
         Some(other) => {
-            let mut problems = Problems::default();
+            let mut problems = ValidationErrors::default();
             let text = "Input should be a valid boolean, unable to interpret input";
             problems.add("bool_parsing", &format!("query.{name}"), text, other, "");
             Err(problems.refusal())
@@ -49,7 +49,7 @@ fn mode(query: Option<&str>) -> Result<&str, ErrorBody> {
         return Ok(mode);
     }
     let expected = "'abort', 'wait' or 'keep'";
-    let mut problems = Problems::default();
+    let mut problems = ValidationErrors::default();
     let context = format!("'expected': {}", repr(expected));
     problems.add("literal_error", "query.mode", &format!("Input should be {expected}"), mode, &context);
     Err(problems.refusal())

@@ -8,19 +8,19 @@ use std::path::Path;
 use super::{ServeArgs, at_least};
 use crate::process::refusal::{Refusal, Stage};
 use crate::profile::{Constants, Layout, Model, Profile};
-use crate::validate::Texts;
+use crate::validate::TextModel;
 
 /// Tokenizer and sizes of a model that is a folder; made-up tokens and no sizes for a name.
-pub(super) fn model_of(name: &str) -> Result<(Texts, Option<Model>), Refusal> {
+pub(super) fn model_of(name: &str) -> Result<(TextModel, Option<Model>), Refusal> {
     let folder = Path::new(name);
     if folder.is_dir() {
-        let texts = Texts::of_folder(folder).map_err(|error| Refusal::Folder(error.to_string()))?;
-        return Ok((texts, crate::http::models::sizes_of_folder(folder)));
+        let texts = TextModel::of_folder(folder).map_err(|error| Refusal::Folder(error.to_string()))?;
+        return Ok((texts, crate::process::model_folder::sizes_of_folder(folder)));
     }
     if name.starts_with(['/', '.', '~']) || name.matches('/').count() > 1 {
         return Err(Refusal::NoFolder(name.to_owned()));
     }
-    Ok((Texts::made_up(), None))
+    Ok((TextModel::made_up(), None))
 }
 
 /// The profile's GPU with the model and the layout that the flags ask for. Heads that the group does not divide are refused
