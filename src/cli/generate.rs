@@ -8,10 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context as _;
-use clap::CommandFactory as _;
 use clap_complete::Shell;
-
-use super::Cli;
 
 /// Print a completion script for a shell.
 #[derive(Clone, Debug, clap::Args)]
@@ -28,16 +25,16 @@ pub struct ManArgs {
     pub folder: PathBuf,
 }
 
-/// Runs `sluice completions`.
-pub fn completions(args: &CompletionsArgs) -> ExitCode {
+/// Runs `sluice completions` for the command line `command`.
+pub fn completions(args: &CompletionsArgs, command: clap::Command) -> ExitCode {
     // A reader that leaves early (`| head`) is no failure.
-    let _ = std::io::stdout().write_all(&script(args.shell));
+    let _ = std::io::stdout().write_all(&script(command, args.shell));
     ExitCode::SUCCESS
 }
 
-/// Runs `sluice man`.
-pub fn man(args: &ManArgs) -> ExitCode {
-    match write_pages(&args.folder) {
+/// Runs `sluice man` for the command line `command`.
+pub fn man(args: &ManArgs, command: clap::Command) -> ExitCode {
+    match write_pages(command, &args.folder) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("man: {error:#}");
@@ -46,30 +43,26 @@ pub fn man(args: &ManArgs) -> ExitCode {
     }
 }
 
-/// The command line without the generated `help` subcommand, which would only repeat the pages.
-fn command() -> clap::Command {
-    Cli::command().disable_help_subcommand(true)
-}
-
-fn script(shell: Shell) -> Vec<u8> {
+fn script(command: clap::Command, shell: Shell) -> Vec<u8> {
     let mut script = Vec::new();
-    clap_complete::generate(shell, &mut command(), "sluice", &mut script);
+    clap_complete::generate(shell, &mut command.disable_help_subcommand(true), "sluice", &mut script);
     script
 }
 
-fn write_pages(folder: &Path) -> anyhow::Result<()> {
+fn write_pages(command: clap::Command, folder: &Path) -> anyhow::Result<()> {
     let cannot = || format!("cannot write to {}; give a folder that you may write to", folder.display());
     std::fs::create_dir_all(folder).with_context(cannot)?;
-    clap_mangen::generate_to(command(), folder).with_context(cannot)
+    clap_mangen::generate_to(command, folder).with_context(cannot)
 }
 
 #[cfg(test)]
 mod tests {
     use std::process::{Command, Stdio};
 
-    use clap::ValueEnum as _;
+    use clap::{CommandFactory as _, ValueEnum as _};
 
     use super::*;
+    use crate::cli::Cli;
 
     /// `sluice`, `sluice-backend`, `sluice-backend-list` and so on, without hidden ones.
     fn names(command: &clap::Command, name: &str, into: &mut Vec<String>) {
@@ -82,9 +75,9 @@ mod tests {
     #[test]
     fn every_subcommand_has_a_page_and_no_other_has() {
         let folder = tempfile::tempdir().unwrap();
-        write_pages(&folder.path().join("man1")).unwrap();
+        write_pages(Cli::command(), &folder.path().join("man1")).unwrap();
         let mut expected = Vec::new();
-        names(&command(), "sluice", &mut expected);
+        names(&Cli::command(), "sluice", &mut expected);
         expected.iter_mut().for_each(|name| name.push_str(".1"));
         expected.sort();
         let entries = std::fs::read_dir(folder.path().join("man1")).unwrap();
@@ -99,14 +92,14 @@ mod tests {
     #[test]
     fn a_folder_that_cannot_be_written_to_is_an_error() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        let error = write_pages(file.path()).unwrap_err();
+        let error = write_pages(Cli::command(), file.path()).unwrap_err();
         assert!(error.to_string().contains("give a folder"), "{error}");
     }
 
     #[test]
     fn the_script_for_bash_is_valid() {
         let mut bash = Command::new("bash").arg("-n").stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        bash.stdin.take().unwrap().write_all(&script(Shell::Bash)).unwrap();
+        bash.stdin.take().unwrap().write_all(&script(Cli::command(), Shell::Bash)).unwrap();
         let output = bash.wait_with_output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }
@@ -114,8 +107,8 @@ mod tests {
     #[test]
     fn every_shell_gets_every_subcommand() {
         for shell in Shell::value_variants() {
-            let script = String::from_utf8(script(*shell)).unwrap();
-            for name in command().get_subcommands().map(clap::Command::get_name) {
+            let script = String::from_utf8(script(Cli::command(), *shell)).unwrap();
+            for name in Cli::command().get_subcommands().map(clap::Command::get_name) {
                 assert!(script.contains(name), "{shell}: {name}");
             }
         }

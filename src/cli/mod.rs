@@ -15,7 +15,7 @@ pub mod status;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, Parser, Subcommand};
 
 /// A gateway in front of vLLM that keeps the tail short.
 #[derive(Debug, Parser)]
@@ -62,7 +62,7 @@ pub fn run() -> ExitCode {
         Command::Status(args) => status::run(&args),
         Command::Backend(args) => backend::run(&args),
         Command::Sim(args) => sim::run(args.args),
-        Command::Completions(args) => generate::completions(&args),
-        Command::Man(args) => generate::man(&args),
+        Command::Completions(args) => generate::completions(&args, Cli::command()),
+        Command::Man(args) => generate::man(&args, Cli::command()),
     }
 }
