@@ -13,8 +13,8 @@ use crate::bench::search::{
     throughput,
 };
 use crate::sim::engine::{Engine, EngineConfig, Request};
-use crate::sim::machine::cost::{CostModel, Profile};
-use crate::sim::virtual_server::{FrontEnd, Lane};
+use crate::sim::machine::{CostModel, Profile};
+use crate::sim::virtual_server::{FrontEnd, VirtualServer};
 
 /// A server, what it is asked and what is promised.
 #[derive(Clone, Copy)]
@@ -76,11 +76,11 @@ struct Simulated {
 }
 
 impl Simulated {
-    fn lane(&self, seed: u64) -> Lane {
+    fn lane(&self, seed: u64) -> VirtualServer {
         let profile = Profile::named("h200-llama-8b").unwrap();
         let config = EngineConfig { max_num_seqs: self.scenario.max_num_seqs, seed, ..EngineConfig::default() };
         let cost = CostModel::new(&profile, config.max_num_seqs, config.max_num_batched_tokens);
-        Lane::new(Engine::new(config, cost), FrontEnd::new(&profile.front_end))
+        VirtualServer::new(Engine::new(config, cost), FrontEnd::new(&profile.front_end))
     }
 
     fn request(&self, rng: &mut Rng, id: u64) -> Request {

@@ -18,7 +18,7 @@ use tokio::time::Instant;
 use crate::flow::{Exchange, ExchangeError, ResponseHead, SendError, Upstream, UpstreamRequest};
 use crate::pool::Address;
 use crate::sim::engine::{Content, SequenceId};
-use crate::sim::{Lane, Request, SimConfig};
+use crate::sim::{Request, SimConfig, VirtualServer};
 
 const TOKEN: &str = "data: {\"choices\":[{\"index\":0,\"text\":\"w\",\"finish_reason\":null}]}\n\n";
 const LAST: &str = "data: {\"choices\":[{\"index\":0,\"text\":\"w\",\"finish_reason\":\"length\"}]}\n\n";
@@ -44,7 +44,7 @@ enum Token {
 }
 
 struct Machine {
-    lane: Lane,
+    server: VirtualServer,
     streams: HashMap<SequenceId, mpsc::UnboundedSender<Token>>,
     alive: bool,
     hung_since: Option<Instant>,
@@ -63,7 +63,7 @@ pub(super) struct Engine {
 impl Engine {
     pub(super) fn new(config: SimConfig) -> Arc<Self> {
         let machine = Machine {
-            lane: config.lane(),
+            server: config.virtual_server(),
             streams: HashMap::new(),
             alive: true,
             hung_since: None,
@@ -97,8 +97,8 @@ impl Engine {
             return None;
         }
         let now = machine.epoch.elapsed();
-        while machine.lane.next_at().is_some_and(|at| at <= now) {
-            let Some(end) = machine.lane.poll(now) else { continue };
+        while machine.server.next_at().is_some_and(|at| at <= now) {
+            let Some(end) = machine.server.poll(now) else { continue };
             assert!(end.refused.is_empty(), "requests of the test fit");
             for token in end.emitted {
                 let Some(stream) = machine.streams.get(&token.id) else { continue };
@@ -109,14 +109,14 @@ impl Engine {
                 }
             }
         }
-        machine.lane.next_at().map(|at| machine.epoch + at)
+        machine.server.next_at().map(|at| machine.epoch + at)
     }
 
     /// The engine dies with all its requests.
     pub(super) fn die(&self) {
         let mut machine = self.machine.lock();
         machine.streams.clear();
-        (machine.lane, machine.epoch) = (self.config.lane(), Instant::now());
+        (machine.server, machine.epoch) = (self.config.virtual_server(), Instant::now());
         (machine.alive, machine.hung_since) = (false, None);
     }
 
@@ -140,7 +140,7 @@ impl Engine {
     }
 
     pub(super) fn stall(&self, extra: Duration) {
-        self.machine.lock().lane.stall(extra);
+        self.machine.lock().server.stall(extra);
     }
 
     pub(super) fn is_alive(&self) -> bool {
@@ -155,9 +155,9 @@ impl Engine {
     pub(super) fn check_empty(&self) {
         let machine = self.machine.lock();
         assert!(machine.streams.is_empty(), "{} streams are left", machine.streams.len());
-        assert_eq!((machine.lane.coming(), machine.lane.engine().is_empty()), (0, true));
+        assert_eq!((machine.server.in_front_end(), machine.server.engine().is_empty()), (0, true));
         // The step after the last abort has released its request.
-        let engine = machine.lane.engine();
+        let engine = machine.server.engine();
         assert_eq!((engine.running(), engine.waiting()), (0, 0));
     }
 
@@ -177,7 +177,7 @@ impl Engine {
         machine.streams.insert(id, sender);
         let content = Content::shared(u64::from(body.prompt[0]), prompt, id);
         let now = Self::time(&machine);
-        machine.lane.submit(now, [Request { content, ..Request::new(id, prompt, body.max_tokens) }]);
+        machine.server.submit(now, [Request { content, ..Request::new(id, prompt, body.max_tokens) }]);
         drop(machine);
         self.changed.notify_one();
         let usage = body.stream_options.as_ref().and_then(|options| options.include_usage).unwrap_or(false);
@@ -281,7 +281,7 @@ impl Drop for Stream {
         let mut machine = self.engine.machine.lock();
         // A stream that ended with its engine is not known to the new one.
         if machine.streams.remove(&self.id).is_some() {
-            machine.lane.abort(self.id);
+            machine.server.abort(self.id);
             drop(machine);
             self.engine.changed.notify_one();
         }
