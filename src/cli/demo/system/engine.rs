@@ -1,4 +1,4 @@
-//! Simulated engines as the gateway's upstream: lanes that tokio's paused clock drives, without sockets.
+//! Simulated engines as the gateway's upstream: virtual servers that tokio's paused clock drives, without sockets.
 //!
 //! What a server would do is done in short: a request is refused while the engine is dead, its tokens come as the events
 //! of a completion stream, dropping the exchange aborts it. An engine that dies takes its streams with it.
@@ -40,11 +40,11 @@ struct Options {
 type Told = bool;
 
 struct Machine {
-    lane: VirtualServer,
+    server: VirtualServer,
     streams: HashMap<SequenceId, mpsc::UnboundedSender<Told>>,
     alive: bool,
     hung_since: Option<Instant>,
-    /// Real time at the lane's time zero.
+    /// Real time at the server's time zero.
     epoch: Instant,
     next: SequenceId,
 }
@@ -59,7 +59,7 @@ pub(super) struct Engine {
 impl Engine {
     pub(super) fn new(config: SimConfig) -> Arc<Self> {
         let machine = Machine {
-            lane: config.virtual_server(),
+            server: config.virtual_server(),
             streams: HashMap::new(),
             alive: true,
             hung_since: None,
@@ -93,8 +93,8 @@ impl Engine {
             return None;
         }
         let now = machine.epoch.elapsed();
-        while machine.lane.next_at().is_some_and(|at| at <= now) {
-            let Some(end) = machine.lane.poll(now) else { continue };
+        while machine.server.next_at().is_some_and(|at| at <= now) {
+            let Some(end) = machine.server.poll(now) else { continue };
             assert!(end.refused.is_empty(), "requests of the test fit");
             for token in end.emitted {
                 let Some(stream) = machine.streams.get(&token.id) else { continue };
@@ -105,14 +105,14 @@ impl Engine {
                 }
             }
         }
-        machine.lane.next_at().map(|at| machine.epoch + at)
+        machine.server.next_at().map(|at| machine.epoch + at)
     }
 
     /// The engine is gone, and everything in it.
     pub(super) fn die(&self) {
         let mut machine = self.machine.lock();
         machine.streams.clear();
-        (machine.lane, machine.epoch) = (self.config.virtual_server(), Instant::now());
+        (machine.server, machine.epoch) = (self.config.virtual_server(), Instant::now());
         (machine.alive, machine.hung_since) = (false, None);
     }
 
@@ -136,7 +136,7 @@ impl Engine {
     }
 
     pub(super) fn stall(&self, extra: Duration) {
-        self.machine.lock().lane.stall(extra);
+        self.machine.lock().server.stall(extra);
     }
 
     pub(super) fn is_alive(&self) -> bool {
@@ -151,9 +151,9 @@ impl Engine {
     pub(super) fn check_empty(&self) {
         let machine = self.machine.lock();
         assert!(machine.streams.is_empty(), "{} streams are left", machine.streams.len());
-        assert_eq!((machine.lane.in_front_end(), machine.lane.engine().is_empty()), (0, true));
+        assert_eq!((machine.server.in_front_end(), machine.server.engine().is_empty()), (0, true));
         // What was aborted last is let go by a step that nothing asks for any more.
-        let engine = machine.lane.engine();
+        let engine = machine.server.engine();
         assert_eq!((engine.running(), engine.waiting()), (0, 0));
     }
 
@@ -173,7 +173,7 @@ impl Engine {
         machine.streams.insert(id, tell);
         let content = Content::shared(u64::from(body.prompt[0]), prompt, id);
         let now = Self::time(&machine);
-        machine.lane.submit(now, [Request { content, ..Request::new(id, prompt, body.max_tokens) }]);
+        machine.server.submit(now, [Request { content, ..Request::new(id, prompt, body.max_tokens) }]);
         drop(machine);
         self.changed.notify_one();
         let usage = body.stream_options.as_ref().and_then(|options| options.include_usage).unwrap_or(false);
@@ -275,9 +275,9 @@ impl Drop for Stream {
             *open.lock() -= 1;
         }
         let mut machine = self.engine.machine.lock();
-        // A stream that the engine's death took is of an earlier lane.
+        // A stream that the engine's death took is of an earlier server.
         if machine.streams.remove(&self.id).is_some() {
-            machine.lane.abort(self.id);
+            machine.server.abort(self.id);
             drop(machine);
             self.engine.changed.notify_one();
         }
