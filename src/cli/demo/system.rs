@@ -1,16 +1,9 @@
 //! The whole system in memory on paused time: the gateway's path, its pools and its health rules in front of simulated
 //! engines, minutes of traffic in seconds, the same from the same seed.
 //!
-<<<<<<< HEAD
-//! Nothing is mocked but sockets: requests go through `Flow` with the demo's own configurations, engines are virtual servers of the
-//! simulator. Load, clients that leave and faults (an engine dies and comes back, hangs, stalls) follow from a seed.
-//! Whatever happens: every request ends and is recorded once, whoever was told "complete" has every token, and at the end
-//! nobody holds anything.
-=======
 //! Only sockets are mocked: requests go through `Flow` with the demo's own configurations, to engines of the simulator.
 //! Load, clients that leave and faults (an engine dies and restarts, hangs, stalls) follow from a seed. Invariants: every
 //! request ends and is recorded once, a completed response has every token, and at the end no capacity is held.
->>>>>>> main
 
 mod client;
 mod engine;
