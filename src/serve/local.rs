@@ -35,15 +35,15 @@ impl LocalRoutes for ModelList {
 
     /// The union over all backends, each card as its engine sent it; declared models that no backend
     /// reports yet and aliases get a card of ours. Names that this client may not send are left out.
-    fn models(&self, plan: &RoutingTable, holder: Option<&ApiKey<'_>>) -> Bytes {
+    fn models(&self, table: &RoutingTable, key: Option<&ApiKey>) -> Bytes {
         let mut cards: Vec<(String, Box<RawValue>)> = Vec::new();
         let reported = self.house.reported.cards();
-        for entry in plan.names(holder) {
+        for entry in table.models_for(key) {
             match reported.iter().find(|card| card.id == *entry.name) {
                 Some(card) => cards.push((card.id.clone(), card.json.clone())),
                 None => cards.extend(own_card(&entry.name, None)),
             }
-            let aliases = entry.declared.map(|id| &plan.config.models[id.index()].aliases);
+            let aliases = entry.declared.map(|id| &table.config.models[id.index()].aliases);
             for alias in aliases.into_iter().flatten() {
                 cards.extend(own_card(alias, Some(&entry.name)));
             }

@@ -244,16 +244,16 @@ impl Admission {
         self.update(|state, wakers| state.leave(id, wakers));
     }
 
-    pub(super) fn observe(&self, backend: BackendId, prefill: Option<(u64, Duration)>, tpot: Option<Duration>) {
-        self.update(|state, _| {
-            let Some(found) = state.backend_mut(backend) else { return };
-            if let Some((tokens, ttft)) = prefill {
-                found.observe_prefill(tokens, ttft);
-            }
-            if let Some(tpot) = tpot {
-                found.speed.observe(tpot);
-            }
-        });
+    pub(super) fn observe_prefill(&self, backend: BackendId, prompt_tokens: u64, ttft: Duration) {
+        if let Some(found) = self.state.lock().backend_mut(backend) {
+            found.observe_prefill(prompt_tokens, ttft);
+        }
+    }
+
+    pub(super) fn observe_tpot(&self, backend: BackendId, tpot: Duration) {
+        if let Some(found) = self.state.lock().backend_mut(backend) {
+            found.speed.observe(tpot);
+        }
     }
 
     pub(super) fn success(&self, backend: BackendId) {

@@ -113,10 +113,17 @@ impl Lease {
         self.admission.end_prefill(self.grant.backend, &mut self.grant.held);
     }
 
-    /// Teaches the backend's prefill rate and decoding speed.
-    pub fn observe(&self, prefill: Option<(u64, Duration)>, tpot: Option<Duration>) {
+    /// Teaches the backend's prefill rate.
+    pub fn observe_prefill(&self, prompt_tokens: u64, ttft: Duration) {
         if !self.released {
-            self.admission.observe(self.grant.backend, prefill, tpot);
+            self.admission.observe_prefill(self.grant.backend, prompt_tokens, ttft);
+        }
+    }
+
+    /// Teaches the backend's decoding speed.
+    pub fn observe_tpot(&self, tpot: Duration) {
+        if !self.released {
+            self.admission.observe_tpot(self.grant.backend, tpot);
         }
     }
 
