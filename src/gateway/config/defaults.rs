@@ -199,8 +199,6 @@ pub const MAX_HEADER_BYTES: usize = 64 << 10;
 pub const MAX_HEADERS: usize = 128;
 /// Bytes of a client's `x-request-id` that are accepted; longer ones are replaced.
 pub const MAX_REQUEST_ID_BYTES: usize = 128;
-/// Idle connections kept per backend: one per request that a default backend has in flight.
-pub const UPSTREAM_IDLE_CONNECTIONS: usize = 256;
 /// Longest reuse of an idle upstream connection: the engine closes its side at 5 s, and a request sent
 /// into that close would fail.
 pub const UPSTREAM_IDLE: Duration = Duration::from_secs(4);

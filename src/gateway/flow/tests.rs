@@ -237,7 +237,7 @@ impl World {
 
     fn incoming(&self, body: &'static str) -> Box<IncomingRequest> {
         Box::new(IncomingRequest {
-            route: Route::ChatCompletions,
+            route: sluice_core::openai::Route::ChatCompletions,
             path: "/v1/chat/completions".to_owned(),
             headers: HeaderMap::new(),
             content_type: "application/json".to_owned(),

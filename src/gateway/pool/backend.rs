@@ -12,8 +12,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::capacity::{BackendLimits, CapacityUsage, Fit, Need};
 use super::health::BackendHealth;
-use super::layout::{Address, BackendSpec};
 use super::policy::Speed;
+use super::spec::{Address, BackendSpec};
 use sluice_core::base::PoolId;
 
 /// When bytes last came from a backend, and the cord that cuts its streams when it is hung.
@@ -144,7 +144,7 @@ impl BackendState {
     }
 
     /// The same engine under another name or in another pool: what is known of it stays known.
-    pub(super) fn take_after(&mut self, known: &Self) {
+    pub(super) fn inherit(&mut self, known: &Self) {
         self.health = known.health.clone();
         self.speed = known.speed;
         self.prefill_rate = known.prefill_rate;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::backend::Cordon;
 use super::capacity::{BackendLimits, CapacityUsage};
 use super::health::Phase;
-use super::layout::Address;
+use super::spec::Address;
 use super::state::AdmissionState;
 use sluice_core::base::{BackendId, PoolId};
 
