@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use crate::admin::status::{BackendStatus, Status};
 use crate::admin::{Client, ClientError, RESTART_TIMEOUT, encode, flag, query};
-use crate::config::defaults;
+use crate::config;
 use crate::fleet::EngineView;
 
 /// Between two looks with `--wait`.
@@ -28,7 +28,7 @@ const MISSES_MAX: u32 = 150;
 #[derive(Clone, Debug, clap::Args)]
 pub struct BackendArgs {
     /// The admin port
-    #[arg(long, value_name = "URL", global = true, default_value_t = format!("http://{}", defaults::ADMIN))]
+    #[arg(long, value_name = "URL", global = true, default_value_t = format!("http://{}", config::DEFAULT_ADMIN))]
     pub admin: String,
     /// The admin token, if the gateway has one
     #[arg(long, value_name = "TOKEN", global = true, env = "SLUICE_ADMIN_TOKEN", hide_env_values = true)]

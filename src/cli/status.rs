@@ -15,7 +15,7 @@ use comfy_table::{Attribute, Cell, CellAlignment, Color, ContentArrangement, Tab
 use super::backend::doing;
 use crate::admin::status::{BackendStatus, PoolStatus, Status, Used};
 use crate::admin::{Client, ClientError};
-use crate::config::defaults;
+use crate::config;
 use crate::telemetry::Quantiles;
 
 /// Between two looks with `--watch`.
@@ -27,7 +27,7 @@ const CLEAR: &str = "\x1b[H\x1b[2J";
 #[derive(Clone, Debug, clap::Args)]
 pub struct StatusArgs {
     /// The admin port
-    #[arg(long, value_name = "URL", default_value_t = format!("http://{}", defaults::ADMIN))]
+    #[arg(long, value_name = "URL", default_value_t = format!("http://{}", config::DEFAULT_ADMIN))]
     pub admin: String,
     /// The admin token, if the gateway has one
     #[arg(long, value_name = "TOKEN", env = "SLUICE_ADMIN_TOKEN", hide_env_values = true)]

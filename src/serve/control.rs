@@ -11,8 +11,8 @@ use super::{House, ReloadError, Source};
 use crate::admin::status::{LastReload, find};
 use crate::admin::{self, About, BackendRestartError, Control, NoSuchBackend, Status};
 use crate::config::Secret;
-use crate::config::defaults::MAX_PROBLEMS;
 use crate::config::diff::Change;
+use crate::config::limits::MAX_PROBLEMS;
 use crate::fleet::{ChangeStarted, RestartRequest};
 
 impl House {

@@ -94,14 +94,9 @@ impl House {
             config.fleet.state = state;
         }
         let mut changes = diff::changes(&running, &config);
-        changes.extend(moved.then_some(Change::NeedsRestart("pool.backend.launch.port")));
+        changes.extend(moved.then_some(Change::after_restart("pool.backend.launch.port")));
         // What only a restart changes keeps its running value, so that what is shown is what is true.
-        config.server.listen = running.server.listen;
-        config.server.admin = running.server.admin;
-        config.server.threads = running.server.threads;
-        config.access_log = running.access_log.clone();
-        config.log = running.log.clone();
-        config.fleet.state.clone_from(&running.fleet.state);
+        config.keep_until_restart(&running);
         let config = Arc::new(config);
         let mut state = self.state.lock();
         let (pools, health, reported) =

@@ -16,8 +16,8 @@ use serde_json::{Value, json};
 
 use super::LATE_MS;
 use super::arrangement::Arrangement;
-use crate::bench::result::file;
-use crate::bench::result::slices::{self, By};
+use crate::bench::result::slices::{self, SliceBy};
+use crate::bench::result::vllm_keys;
 use crate::bench::{Distribution, Metrics, RunResult};
 
 /// What one arrangement did.
@@ -59,12 +59,12 @@ impl Row {
         let seen = result.from_due();
         let lag = Metrics::of(result).lag;
         let failures = slices::failures(result).into_iter().map(|(reason, count)| (reason.to_owned(), count)).collect();
-        let mut json = Value::Object(file::numbers(&Metrics::of(&seen), &result.config));
-        json["classes"] = slices::json(&seen, By::Class);
+        let mut json = Value::Object(vllm_keys::numbers(&Metrics::of(&seen), &result.config));
+        json["classes"] = slices::json(&seen, SliceBy::Class);
         Self {
             arrangement,
             all: Metrics { lag, ..Metrics::of(&seen) },
-            classes: slices::slices(&seen, By::Class),
+            classes: slices::slices(&seen, SliceBy::Class),
             failures,
             json,
         }

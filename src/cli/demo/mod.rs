@@ -36,7 +36,9 @@ use tokio::time::Instant;
 
 use super::line::Line;
 use super::serve::raise_file_limit;
-use crate::bench::{self, Arrival, Class, Client, Extent, Length, Plan, Prefix, RunResult, Slo, Tokens, Workload};
+use crate::bench::{
+    self, Arrival, Class, Extent, Length, LoadClient, Prefix, PromptTokens, RunPlan, RunResult, Slo, Workload,
+};
 use arrangement::{ALL, Arrangement, MODEL};
 use compare::{Comparison, Row};
 use stage::Up;
@@ -173,13 +175,13 @@ async fn compare_all(
     Ok((Comparison { rows, seconds: args.seconds, seed: args.seed }, up))
 }
 
-async fn measure(plan: &Plan, up: &Up, title: &str) -> anyhow::Result<RunResult> {
-    let client = Arc::new(Client::new(&up.urls, plan.workload.api, REQUEST_LIMIT)?);
+async fn measure(plan: &RunPlan, up: &Up, title: &str) -> anyhow::Result<RunResult> {
+    let client = Arc::new(LoadClient::new(&up.urls, plan.workload.api, REQUEST_LIMIT)?);
     for ordinal in WARM_UP_FROM..WARM_UP_FROM + WARM_UP {
         for class in 0..RATES.len() {
-            let question = plan.workload.question_in(class as u32, ordinal);
+            let question = plan.workload.request_in_class(class as u32, ordinal);
             client
-                .ask(&question, Instant::now())
+                .send(&question, Instant::now())
                 .await
                 .map_err(|failure| anyhow::anyhow!("the first requests failed ({failure})"))?;
         }
@@ -191,7 +193,7 @@ async fn measure(plan: &Plan, up: &Up, title: &str) -> anyhow::Result<RunResult>
     Ok(run)
 }
 
-fn plan(args: &DemoArgs) -> Plan {
+fn plan(args: &DemoArgs) -> RunPlan {
     let class = |name: &str, prompt, output, weight| Class {
         name: name.to_owned(),
         prompt: Length::Exactly(prompt),
@@ -202,9 +204,10 @@ fn plan(args: &DemoArgs) -> Plan {
     };
     let classes = vec![class("short", 200, 128, RATES[0]), class("long", 16_000, 64, RATES[1])];
     // Ids that every vocabulary of a Llama 3 has, without the special ones at its end.
-    let workload = Workload { tokens: Tokens::Ids(1_000..100_000), ..Workload::of_classes(MODEL, classes, args.seed) };
+    let workload =
+        Workload { tokens: PromptTokens::Ids(1_000..100_000), ..Workload::of_classes(MODEL, classes, args.seed) };
     let extent = Extent::Lasting(Duration::from_secs_f64(args.seconds));
-    Plan::new(workload, Arrival::Poisson { rate: RATES.iter().sum() }, extent)
+    RunPlan::new(workload, Arrival::Poisson { rate: RATES.iter().sum() }, extent)
 }
 
 fn print_result(args: &DemoArgs, comparison: &Comparison) -> anyhow::Result<()> {
@@ -237,7 +240,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
-    use crate::bench::mock::{Answer, MockEngine, completion_stream};
+    use crate::bench::mock::{MockEngine, MockResponse, completion_stream};
 
     fn args() -> DemoArgs {
         DemoArgs { once: true, json: true, seconds: 1.0, seed: TYPICAL_SEED, listen: None, admin: None }
@@ -257,10 +260,10 @@ mod tests {
     }
 
     async fn raise_mock(status: u16, counts: Arc<Counts>) -> anyhow::Result<Up> {
-        let engine = MockEngine::start(move |number| Answer {
+        let engine = MockEngine::start(move |number| MockResponse {
             // The requests that warm up are answered; later ones as the test wants.
             status: if number < 2 * WARM_UP { 200 } else { status },
-            ..Answer::stream(completion_stream(2), Duration::ZERO)
+            ..MockResponse::stream(completion_stream(2), Duration::ZERO)
         })
         .await;
         counts.ups.fetch_add(1, Ordering::SeqCst);

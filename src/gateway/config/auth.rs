@@ -1,41 +1,48 @@
-//! `[auth]` in the form the gateway works with: who may send requests, for which models, how many.
+//! `[auth]`: who may send requests, for which models, how many.
 //!
-//! A key itself is never in the configuration: only its SHA-256, so that a leaked file opens nothing.
-//! No keys means an open gateway, which the report of `sluice check` and the log of `sluice serve` say
-//! as a warning. Names of keys are for logs; they are unique.
+//! A key itself is never in the configuration: only its SHA-256, so that a leaked file opens nothing. Without keys the
+//! gateway is open, and a warning says so. Names of keys are for logs; they are unique.
 
-use super::pool::ModelScope;
+use super::limits;
+use super::model::ModelScope;
 use super::secret::{KeyDigest, Secret};
+use super::table::table;
+use super::value::check_name;
 
-/// Who may use the gateway.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Auth {
-    /// Keys of clients; empty: everybody may send requests.
-    pub keys: Vec<Key>,
-    /// What the admin API asks for; `None`: it can be read and changed by whoever reaches its port.
-    pub admin_token: Option<Secret>,
+table! {
+    /// Who may use the gateway.
+    pub struct Auth {
+        /// Bearer token of the admin API: "env:NAME" or "file:PATH". Required once `server.admin` is not on loopback.
+        pub admin_token: Option<Secret> = optional("none").example("env:SLUICE_ADMIN_TOKEN");
+        /// One table per client key. Without any, every client that reaches `server.listen` may send requests.
+        pub keys: Vec<Key> = tables(limits::MAX_KEYS);
+    }
 }
 
-/// One client key.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Key {
-    /// For logs and the admin API; never the key.
-    pub name: String,
-    /// SHA-256 of the key that clients send as `Authorization: Bearer KEY`.
-    pub sha256: KeyDigest,
-    /// Models it may use; 403 for others.
-    pub models: ModelScope,
-    /// Lower is served earlier when requests wait, as in vLLM; 0 is normal.
-    pub priority: i32,
-    /// What it may use at once.
-    pub limit: KeyLimit,
+table! {
+    /// One client key.
+    pub struct Key {
+        /// For logs and the admin API; never the key.
+        pub name: String = required("name the key for logs").check(check_name).example("team-a");
+        /// SHA-256 of the key, as 64 hex digits, "env:NAME" or "file:PATH". Make it with: printf %s "$KEY" | sha256sum
+        pub sha256: KeyDigest =
+            required("write 64 hex digits, or env:NAME or file:PATH").example("env:TEAM_A_KEY_SHA256");
+        /// Models it may use: names or aliases, or "*" for all. 403 for others.
+        pub models: ModelScope = default("[\"*\"]").at_most(limits::MAX_MODELS + limits::MAX_ALIASES);
+        /// Lower is served earlier when requests wait, as in vLLM.
+        pub priority: i32 = default("0");
+        /// What the key may use; 429 above it.
+        pub limit: KeyLimit = table();
+    }
 }
 
-/// What one key may use; 429 above it.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct KeyLimit {
-    /// Requests at once, waiting ones included, at least 1; `None`: no limit of its own.
-    pub in_flight: Option<u32>,
-    /// Requests per minute, at least 1; `None`: no limit of its own.
-    pub requests_per_minute: Option<u32>,
+table! {
+    /// What one key may use; 429 above it.
+    #[derive(Default)]
+    pub struct KeyLimit {
+        /// Requests at once, waiting ones included.
+        pub in_flight: Option<u32> = optional("no limit").within("1", limits::COUNT).example("64");
+        /// Requests per minute.
+        pub requests_per_minute: Option<u32> = optional("no limit").within("1", limits::COUNT).example("600");
+    }
 }

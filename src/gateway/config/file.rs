@@ -2,7 +2,7 @@
 //!
 //! This is not a set of serde structs, because serde stops at the first thing it does not like and the
 //! promise is every problem at once. It is a tree of values, each with its [`Origin`]; `set.rs` changes
-//! it, `validate/` reads it key by key. Syntax errors, too, are all reported: the parser recovers and
+//! it, `table.rs` reads it key by key. Syntax errors, too, are all reported: the parser recovers and
 //! goes on. Dates are texts here, since no key takes one.
 
 use std::collections::BTreeMap;
@@ -53,6 +53,24 @@ impl Value {
             Self::Table(_) => "a table".to_owned(),
         }
     }
+
+    /// The table, if it is one.
+    pub(super) fn table(&self) -> Option<&Table> {
+        if let Self::Table(table) = self { Some(table) } else { None }
+    }
+
+    /// The elements of a list; none of anything else.
+    pub(super) fn elements(&self) -> &[Entry] {
+        if let Self::List(elements) = self { elements } else { &[] }
+    }
+
+    /// The text, or the texts of a list.
+    pub(super) fn texts(&self) -> Vec<String> {
+        match self {
+            Self::Text(text) => vec![text.clone()],
+            _ => self.elements().iter().flat_map(|element| element.value.texts()).collect(),
+        }
+    }
 }
 
 impl Document {
@@ -85,6 +103,24 @@ impl Document {
         let mut entries = table_of(table.get_ref(), "", &|_| origin, &mut problems);
         // A number that does not fit stays a text, which no key for numbers takes.
         if problems.is_empty() { entries.remove("x") } else { None }
+    }
+
+    /// Reads a value as it is written in `--set`: TOML, or plain text where the text is not TOML.
+    pub(super) fn value_or_text(text: &str, origin: Origin) -> Value {
+        Self::value(text, origin).map_or_else(|| Value::Text(text.to_owned()), |entry| entry.value)
+    }
+
+    /// The entry at a path such as `pool[0].spill[1]`. Error: the origin of the nearest entry above it.
+    pub(super) fn find(&self, path: &str) -> Result<&Entry, Origin> {
+        let mut segments = path.split(['.', '[']).map(|segment| segment.trim_end_matches(']'));
+        let first = segments.next().and_then(|key| self.root.get(key)).ok_or(Origin::Default)?;
+        segments.try_fold(first, |entry, segment| {
+            let below = match &entry.value {
+                Value::Table(table) => table.get(segment),
+                value => segment.parse().ok().and_then(|index: usize| value.elements().get(index)),
+            };
+            below.ok_or(entry.origin)
+        })
     }
 
     /// The same document with every value attributed to `origin`.

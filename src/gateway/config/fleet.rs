@@ -1,61 +1,70 @@
-//! `[fleet]`: how engines that we run are started, restarted and healed.
+//! `[fleet]`: how engines that the gateway runs are started, restarted and healed.
 //!
-//! Nothing in here matters while no backend has a `launch` table. Which engines there are stands with the backends, which
-//! adapters they must have with the models; this is about limits.
+//! The table has no effect while no backend has a `launch` or `control` table. The engines themselves are configured with
+//! the backends, their adapters with the models. Whether the folder `state` can be written shows when the first engine is
+//! started: a check on another machine must not fail for it.
 
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// How engines that we run are looked after.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Fleet {
-    /// Folder of the journal, which says after a crash what was under way.
-    pub state: PathBuf,
-    /// Where engines that are configured without a port get theirs from.
-    pub ports: RangeInclusive<u16>,
-    /// What becomes of an engine that outlived the gateway that started it.
-    pub on_start: OnStart,
-    /// What becomes of the engines when the gateway stops.
-    pub on_exit: OnExit,
-    /// How long a drain may take before the restart is given up.
-    pub drain: Duration,
-    /// From SIGTERM to SIGKILL, for an engine that carries nothing.
-    pub grace: Duration,
-    /// Multiplies how long each phase of a start may go without progress.
-    pub start_timeout_scale: f64,
-    /// Generations that a fresh engine does before it is given requests; 0: none.
-    pub warm_up: u32,
-    /// How long a fresh engine takes to come to all its slots; 0: at once.
-    pub ramp: Duration,
-    /// How long new settings must serve before they count as good.
-    pub settle: Duration,
-    /// Restarts that nobody asked for within `restart_window`, per backend; then it is held.
-    pub restarts: u32,
-    /// See `restarts`.
-    pub restart_window: Duration,
-    /// The wait before the first of them; doubles with each.
-    pub backoff: Duration,
-    /// The longest such wait, at least `backoff`.
-    pub backoff_max: Duration,
-    /// Share of the slots of the other backends that may be in use for one to be taken out, in `(0, 1]`.
-    pub headroom: f64,
+use super::table::table;
+use super::value::{not_empty, words};
+
+table! {
+    /// How engines that the gateway runs are started, restarted and healed.
+    pub struct Fleet {
+        /// Folder of the journal, which says after a crash what was under way. Each gateway needs its own.
+        pub state: PathBuf = default(".sluice").check(not_empty).needs_restart();
+        /// Ports for engines that are configured without one. An engine keeps the port it was given.
+        pub ports: RangeInclusive<u16> = default("8100-8999");
+        /// What happens at the start to engines that outlived a gateway that crashed: "adopt" takes them over, "stop"
+        /// replaces them.
+        pub on_start: OnStart = default("adopt");
+        /// What happens to the engines when the gateway stops: "stop" stops them, "keep" leaves them for the next gateway.
+        pub on_exit: OnExit = default("stop");
+        /// How long running requests may take before a restart; after it the restart is given up.
+        pub drain: Duration = duration("5m");
+        /// Time from SIGTERM to SIGKILL. An idle vLLM ends within a few seconds.
+        pub grace: Duration = duration("10s");
+        /// Multiplies how long each phase of a start may go without progress (1 to 20 minutes, by phase).
+        pub start_timeout_scale: f64 = default("1.0").within("0.001", "1000");
+        /// Requests sent to a fresh engine before it gets those of clients, since the first ones are slow. 0: none.
+        pub warm_up: u32 = default("5").within("0", "1000");
+        /// A fresh engine comes to all its slots over this time, while its caches are cold. 0s: at once.
+        pub ramp: Duration = duration_or_zero("10s");
+        /// New settings under which an engine crashes before this time has passed are replaced by the previous ones.
+        pub settle: Duration = duration("10m");
+        /// Restarts after crashes, per backend, within `restart_window`. After that the backend stays down until
+        /// `sluice backend enable`.
+        pub restarts: u32 = default("5").within("0", "1000");
+        /// See `restarts`.
+        pub restart_window: Duration = duration("10m");
+        /// Wait before the first restart after a crash; doubles with each.
+        pub backoff: Duration = duration("1s");
+        /// Longest wait before such a restart.
+        pub backoff_max: Duration = duration("60s");
+        /// A planned restart is refused if a larger share of the slots of the other backends would then be in use.
+        pub headroom: f64 = default("0.8").within("0.01", "1");
+    }
 }
 
-/// What becomes of an engine that outlived the gateway that started it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OnStart {
-    /// It is taken over.
-    Adopt,
-    /// It is stopped, and a new one started.
-    Stop,
+words! {
+    /// What happens at the start to an engine that outlived the gateway that started it.
+    pub enum OnStart {
+        /// It is taken over.
+        Adopt = "adopt",
+        /// It is stopped, and a new one started.
+        Stop = "stop",
+    }
 }
 
-/// What becomes of the engines when the gateway stops in order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OnExit {
-    /// They are stopped.
-    Stop,
-    /// They go on; the next gateway finds them.
-    Keep,
+words! {
+    /// What happens to the engines when the gateway stops in order.
+    pub enum OnExit {
+        /// They are stopped.
+        Stop = "stop",
+        /// They go on running; the next gateway finds them.
+        Keep = "keep",
+    }
 }

@@ -8,24 +8,35 @@ use std::fmt::Write as _;
 use std::io::Read as _;
 use std::path::Path;
 
-use super::file::Document;
+use super::coverage;
+use super::file::{Document, Entry, Value};
+use super::key::KeySpec;
+use super::limits;
 use super::origin::{Origin, Origins};
 use super::problem::{Problem, Problems, Situation};
-use super::render::text;
-use super::validate::{Surroundings, validate};
-use super::{Config, defaults};
+use super::report::{Place, Report, Surroundings};
+use super::root::Config;
+use super::rules;
+use super::setting::{Setting, quote};
 use sluice_core::base::Tokens;
+
+/// `--threshold` unless it is given: the prompt length that separates the short from the long pool.
+const FLAG_THRESHOLD: Tokens = Tokens(5_000);
+/// Long prompts in prefill at once on a backend of the short pool: one, so that short ones keep moving.
+const FLAG_SHORT_LONG_SLOTS: u32 = 1;
+/// Long prompts in prefill at once on a backend of the long pool.
+const FLAG_LONG_LONG_SLOTS: u32 = 2;
 
 /// A configuration with what is known about it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Loaded {
     /// The configuration.
     pub config: Config,
-    /// The name of the file, or what stands for it.
+    /// The name of the file, or "command line".
     pub source: String,
-    /// Who decided each value.
+    /// Where each value came from.
     pub origins: Origins,
-    /// What the operator should know although it is no error, in order of lines.
+    /// Warnings, in order of lines.
     pub warnings: Vec<Problem>,
 }
 
@@ -57,17 +68,17 @@ impl Config {
         };
         let mut text = String::new();
         let file = std::fs::File::open(path).map_err(|error| failed(error.to_string()))?;
-        let read = file.take(defaults::MAX_FILE_BYTES + 1).read_to_string(&mut text);
+        let read = file.take(limits::MAX_FILE_BYTES + 1).read_to_string(&mut text);
         let bytes = read.map_err(|error| failed(error.to_string()))?;
-        if bytes as u64 > defaults::MAX_FILE_BYTES {
-            return Err(failed(format!("it is larger than {} bytes", defaults::MAX_FILE_BYTES)));
+        if bytes as u64 > limits::MAX_FILE_BYTES {
+            return Err(failed(format!("it is larger than {} bytes", limits::MAX_FILE_BYTES)));
         }
         let file = std::path::absolute(path).map_err(|error| failed(error.to_string()))?;
         let folder = file.parent().unwrap_or(Path::new("/"));
         Self::parse(&text, &source, sets, &Surroundings::of_process(folder))
     }
 
-    /// Reads a text that was called `source`; for tests and for configurations that are not files.
+    /// Reads a text, called `source` in messages; for tests and for configurations that are not files.
     ///
     /// # Errors
     /// Every problem at once.
@@ -82,7 +93,7 @@ impl Config {
     /// short pool and a long one that spills into it, with bounded long prefills on both.
     ///
     /// # Errors
-    /// Every problem at once, such as a URL that is none.
+    /// Every problem at once, such as a malformed URL.
     pub fn from_flags(flags: &Flags, sets: &[String], around: &Surroundings<'_>) -> Result<Loaded, Problems> {
         let source = "command line";
         let document = Document::parse(&written(flags)).map_err(|problems| Problems::sorted(source, problems))?;
@@ -97,12 +108,19 @@ fn finish(
     around: &Surroundings<'_>,
 ) -> Result<Loaded, Problems> {
     let mut problems = document.set_all(sets);
-    let (config, origins, found) = validate(&document, around);
-    let set_failed = !problems.is_empty();
+    let mut report = Report::new(&document, around);
+    let root = Entry { value: Value::Table(document.root.clone()), origin: Origin::Default };
+    let place = Place { path: String::new(), origin: Origin::Default };
+    let mut config = Config::read(&root, &place, &KeySpec::ROOT, &mut report);
+    if let Some(config) = &mut config {
+        rules::apply(config, &mut report);
+        coverage::check(config, &mut report);
+    }
+    let Report { origins, problems: found, .. } = report;
     problems.extend(found);
     let sorted = Problems::sorted(source, problems);
     match config {
-        Some(config) if !set_failed => {
+        Some(config) if sorted.errors.is_empty() => {
             Ok(Loaded { config, source: source.to_owned(), origins, warnings: sorted.warnings })
         }
         _ => Err(sorted),
@@ -115,7 +133,7 @@ fn written(flags: &Flags) -> String {
     out.push_str("[server]\n");
     for (key, value) in [("listen", &flags.listen), ("admin", &flags.admin)] {
         if let Some(value) = value {
-            put(&mut out, format_args!("{key} = {}", text(value)));
+            put(&mut out, format_args!("{key} = {}", quote(value)));
         }
     }
     if flags.long.is_empty() {
@@ -123,7 +141,7 @@ fn written(flags: &Flags) -> String {
         backends(&mut out, &flags.backends);
         return out;
     }
-    let threshold = flags.threshold.unwrap_or(defaults::FLAG_THRESHOLD);
+    let threshold = flags.threshold.unwrap_or(FLAG_THRESHOLD);
     let mut pool = |name: &str, range: &str, slots: u32, spill: &str, urls: &[String]| {
         put(&mut out, format_args!("[[pool]]\nname = \"{name}\"\nprompt_tokens = {{ {range} = \"{threshold}\" }}"));
         put(
@@ -132,8 +150,8 @@ fn written(flags: &Flags) -> String {
         );
         backends(&mut out, urls);
     };
-    pool("short", "max", defaults::FLAG_SHORT_LONG_SLOTS, "", &flags.backends);
-    pool("long", "min", defaults::FLAG_LONG_LONG_SLOTS, "\"short\"", &flags.long);
+    pool("short", "max", FLAG_SHORT_LONG_SLOTS, "", &flags.backends);
+    pool("long", "min", FLAG_LONG_LONG_SLOTS, "\"short\"", &flags.long);
     out
 }
 
@@ -144,10 +162,10 @@ fn backends(out: &mut String, urls: &[String]) {
     for (index, url) in urls.iter().enumerate() {
         let place = url.split("://").last().unwrap_or("").split('/').next().unwrap_or("");
         let fine =
-            !place.is_empty() && place.len() <= defaults::MAX_NAME_BYTES && !names.iter().any(|name| name == place);
+            !place.is_empty() && place.len() <= limits::MAX_NAME_BYTES && !names.iter().any(|name| name == place);
         let letters = place.chars().all(|letter| letter.is_ascii_alphanumeric() || ".:_-".contains(letter));
         let name = if fine && letters { place.to_owned() } else { format!("backend-{index}") };
-        put(out, format_args!("[[pool.backend]]\nname = {}\nurl = {}", text(&name), text(url)));
+        put(out, format_args!("[[pool.backend]]\nname = {}\nurl = {}", quote(&name), quote(url)));
         names.push(name);
     }
 }

@@ -1,16 +1,15 @@
 //! Where a value came from: a default, a line of the file, `--set`, or the command line.
 //!
-//! The reader notes one origin per key it asks for, also for keys that nobody wrote, so the table is
-//! complete: `sluice check` can print every setting with who decided it, and a problem can point at
-//! the place that caused it. Paths are written as in problems: `pool[0].queue.length`.
+//! Reading notes one origin per key, also for keys that are absent. So `sluice check` can print where each value came from,
+//! and a problem can point at the place that caused it. Paths are written as in problems: `pool[0].queue.length`.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// Who decided a value.
+/// Where a value came from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Origin {
-    /// Nobody: `defaults.rs`.
+    /// The default of the key.
     #[default]
     Default,
     /// The configuration file.
@@ -20,7 +19,7 @@ pub enum Origin {
         /// Column in characters, from 1.
         column: usize,
     },
-    /// `--set` on the command line, the how-manieth from 1.
+    /// `--set` on the command line; counted from 1.
     Set(usize),
     /// Another flag, such as `--backend`.
     Flag,
@@ -42,14 +41,9 @@ impl fmt::Display for Origin {
 pub struct Origins(BTreeMap<String, Origin>);
 
 impl Origins {
-    /// Who decided the value at `path`; a default where nothing was noted.
+    /// Where the value at `path` came from; a default where nothing was noted.
     pub fn of(&self, path: &str) -> Origin {
         self.0.get(path).copied().unwrap_or_default()
-    }
-
-    /// All keys that were asked for, with who decided them.
-    pub fn iter(&self) -> impl Iterator<Item = (&str, Origin)> {
-        self.0.iter().map(|(path, origin)| (path.as_str(), *origin))
     }
 
     pub(super) fn note(&mut self, path: String, origin: Origin) {

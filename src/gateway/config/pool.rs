@@ -1,81 +1,73 @@
-//! `[[pool]]` and `[[pool.backend]]` in the form the gateway works with.
+//! `[[pool]]`: backends that may answer the same requests.
 //!
-//! A pool is a set of backends that may answer the same requests: the models it serves, the prompt
-//! lengths it is for, how much each of its backends takes at once, and what happens to the rest.
-//! Capacities are per backend, queue and policy per pool.
+//! A pool has the models it serves, the prompt lengths it is for, how much each of its backends takes at once, and what
+//! happens to the rest. Capacities are per backend, queue and policy per pool.
 //!
-//! A request's home is the one pool that serves its model and whose range contains its estimated
-//! prompt length. `spill` names the pools it may go to when home has no room. Two pools may name each
-//! other there: a request is never handed on twice.
+//! The home of a request is the one pool that serves its model and whose range contains its estimated prompt length.
+//! `spill` names the pools it may go to when home has no room. Two pools may name each other there: a request spills at
+//! most once. The position of a pool in the file is its [`PoolId`].
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
-
-use super::secret::Secret;
+use super::backend::Backend;
+use super::file::Entry;
+use super::key::KeySpec;
+use super::limits;
+use super::model::ModelScope;
+use super::problem::{Situation, Suggestion};
+use super::report::{Names, Place, Report};
 use super::server::Slo;
-use sluice_core::base::{ModelId, PoolId, Tokens};
+use super::setting::{Setting, Shown, elements, list, quote};
+use super::table::table;
+use super::value::{check_name, words};
+use sluice_core::base::{PoolId, Tokens};
 
-/// Backends that may answer the same requests.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Pool {
-    /// Unique; a label of metrics and a response header.
-    pub name: String,
-    /// Models it serves.
-    pub models: ModelScope,
-    /// Estimated prompt lengths it is home to.
-    pub prompt_tokens: PromptRange,
-    /// How a backend with room is picked.
-    pub policy: Policy,
-    /// Requests in flight per backend, at least 1.
-    pub slots: u32,
-    /// Outstanding prompt + output tokens per backend; `None`: not limited. A request larger than this
-    /// is admitted alone.
-    pub tokens: Option<Tokens>,
-    /// Prompt tokens per backend of requests whose first token has not been seen; `None`: not limited.
-    pub prefill_tokens: Option<Tokens>,
-    /// Bound on long prompts in prefill at once; `None`: not bounded.
-    pub long_prefix: Option<LongPrefix>,
-    /// Where requests wait for room.
-    pub queue: Queue,
-    /// Where a request may go when this pool has no room, in order of preference; never this pool.
-    pub spill: Vec<PoolId>,
-    /// Whether and how usage is requested from the engine for streams.
-    pub usage: UsageInjection,
-    /// Objectives of requests whose home this is (the global ones where the pool says nothing).
-    pub slo: Slo,
-    /// At least one.
-    pub backends: Vec<Backend>,
-}
-
-/// Which models something applies to.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ModelScope {
-    /// `"*"`: every declared model, and any other that the backends report.
-    All,
-    /// These and no others; at least one, in order of the configuration, without repetition.
-    Only(Vec<ModelId>),
-}
-
-impl ModelScope {
-    /// Whether a declared model is included.
-    pub fn includes(&self, model: ModelId) -> bool {
-        match self {
-            Self::All => true,
-            Self::Only(models) => models.contains(&model),
-        }
+table! {
+    /// Backends that may answer the same requests.
+    pub struct Pool {
+        /// A label of metrics and a response header. Unique.
+        pub name: String = required("name the pool, such as \"short\"").check(check_name).example("default");
+        /// Names or aliases of models; "*": all declared models, and those that the backends report.
+        pub models: ModelScope = default("[\"*\"]").at_most(limits::MAX_MODELS + limits::MAX_ALIASES);
+        /// How a backend with room is picked. prefix_affinity sends prompts with the same beginning to the same backend.
+        pub policy: Policy = default("least_work");
+        /// Requests in flight per backend. Lower it when the engine's own queue grows.
+        pub slots: u32 = default("256").within("1", "65536");
+        /// Outstanding prompt and output tokens per backend, such as the size of its KV cache. A request larger than this
+        /// is admitted alone.
+        pub tokens: Option<Tokens> = optional("not limited").within("1", limits::TOKENS).example("400k");
+        /// Prompt tokens per backend of requests that still wait for their first token.
+        pub prefill_tokens: Option<Tokens> = optional("not limited").within("1", limits::TOKENS).example("16k");
+        /// Pools where a request may go when this one has no room, in order of preference. They must serve its models.
+        pub spill: Vec<PoolId> = default("[]").at_most(limits::MAX_POOLS);
+        /// Usage requested from the engine for streams: one event at the end, in every event (exact tokens per event, but
+        /// every event is edited), or none. What the client did not request is removed again.
+        pub usage: UsageInjection = default("final");
+        /// Prompt lengths (estimated) that this pool is home to. For each model the ranges of its pools must cover every
+        /// length exactly once.
+        pub prompt_tokens: PromptRange = table();
+        /// Bound on long prompts in prefill at once on a backend, home or spilled, so that short prompts keep moving. The
+        /// permit returns at the first token.
+        pub long_prefix: Option<LongPrefix> = optional("no bound");
+        /// Where requests wait for room.
+        pub queue: Queue = table();
+        /// Objectives where they differ from [slo].
+        pub slo: Slo = table();
+        /// One table per vLLM server.
+        pub backends as "backend": Vec<Backend> = tables(limits::MAX_BACKENDS).in_force();
     }
 }
 
-/// Prompt lengths, half open: `min <= tokens < max`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PromptRange {
-    /// The smallest that is included.
-    pub min: Tokens,
-    /// The smallest that is no longer included, above `min`; `None`: without end.
-    pub max: Option<Tokens>,
+table! {
+    /// Prompt lengths, half open: `min <= tokens < max`.
+    #[derive(Copy, Eq)]
+    pub struct PromptRange {
+        /// The smallest length that is included.
+        pub min: Tokens = default("0").within("0", limits::TOKENS);
+        /// The smallest length that is no longer included.
+        pub max: Option<Tokens> = optional("without end").within("1", limits::TOKENS).example("5k");
+    }
 }
 
 impl PromptRange {
@@ -94,168 +86,99 @@ impl fmt::Display for PromptRange {
     }
 }
 
-/// How a backend with room is picked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Policy {
-    /// The one with the least outstanding work in relation to its weight.
-    LeastWork,
-    /// The better of two random ones.
-    TwoChoices,
-    /// In turn, by weight.
-    RoundRobin,
-    /// Where a prompt with the same beginning went before, as long as it is not overloaded.
-    PrefixAffinity,
+table! {
+    /// Bound on prompts longer than `threshold` that are in prefill at once on one backend, home or spilled.
+    /// The permit returns at the first token.
+    #[derive(Copy, Eq)]
+    pub struct LongPrefix {
+        /// Prompts of more than this many tokens need a permit.
+        pub threshold: Tokens =
+            required("write the prompt length from which a permit is needed").within("1", limits::TOKENS).example("5k");
+        /// Permits per backend. 0: such prompts never run here.
+        pub slots: u32 = required("write how many such prompts may be in prefill at once on a backend").example("1");
+    }
 }
 
-/// Bound on prompts longer than `threshold` that are in prefill at once on one backend, home or spilled.
-/// The permit returns at the first token.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LongPrefix {
-    /// Prompts of more than this many tokens need a permit.
-    pub threshold: Tokens,
-    /// Permits per backend; 0: such prompts never run here.
-    pub slots: u32,
+table! {
+    /// Where requests wait for room.
+    pub struct Queue {
+        /// Waiting requests; 503 beyond. 0: none waits.
+        pub length: usize = default("512").within("0", "100000");
+        /// Longest wait; 503 after it.
+        pub timeout: Duration = duration("20s");
+        /// Which request is next. The priority of the key comes first.
+        pub order: Order = default("shortest_first");
+        /// shortest_first orders by arrival plus this for each 1,000 prompt tokens: short prompts go first, but a long one
+        /// is overtaken for a bounded time only. 0s: like fifo.
+        pub aging_per_1k_tokens: Duration = duration_or_zero("500ms");
+    }
 }
 
-/// Where requests wait for room.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Queue {
-    /// Most waiting requests; 503 beyond. 0: never wait.
-    pub length: usize,
-    /// Longest wait; 503 after it.
-    pub timeout: Duration,
-    /// Who is next.
-    pub order: Order,
-    /// With [`Order::ShortestFirst`]: how much later a request lines up for each 1,000 prompt tokens.
-    pub aging_per_1k_tokens: Duration,
+words! {
+    /// How a backend with room is picked.
+    pub enum Policy {
+        /// The backend with the least outstanding work in relation to its weight.
+        LeastWork = "least_work",
+        /// The better of two random backends.
+        TwoChoices = "two_choices",
+        /// In turn, by weight.
+        RoundRobin = "round_robin",
+        /// Where a prompt with the same beginning went before, as long as it is not overloaded.
+        PrefixAffinity = "prefix_affinity",
+    }
 }
 
-/// Who is next in a queue. Priority of the key comes before either.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Order {
-    /// In order of arrival.
-    Fifo,
-    /// By `arrival + aging_per_1k_tokens * prompt_tokens / 1000`: short ones first, but a long one is
-    /// overtaken only by those that came within its own handicap, so nothing starves.
-    ShortestFirst,
+words! {
+    /// Which request of a queue is next. Priority of the key comes before either.
+    pub enum Order {
+        /// In order of arrival.
+        Fifo = "fifo",
+        /// By `arrival + aging_per_1k_tokens * prompt_tokens / 1000`: short prompts first, but a long one is overtaken only
+        /// by those that arrive within its own addition, so none starves.
+        ShortestFirst = "shortest_first",
+    }
 }
 
-/// Whether and how usage is requested from the engine for streams.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum UsageInjection {
-    /// One usage event at the end, stripped again when the client did not ask for it.
-    Final,
-    /// Usage in every event, stripped again: exact tokens per event, but every event is edited.
-    Continuous,
-    /// Nothing is injected; tokens are counted by events.
-    Off,
+words! {
+    /// Whether and how usage is requested from the engine for streams.
+    pub enum UsageInjection {
+        /// One usage event at the end, removed again if the client did not request it.
+        Final = "final",
+        /// Usage in every event, removed again: exact tokens per event, but every event is edited.
+        Continuous = "continuous",
+        /// Nothing is injected; tokens are counted by events.
+        Off = "off",
+    }
 }
 
-/// One vLLM server. Its identity over reloads is pool name, backend name and target.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Backend {
-    /// Unique within the pool; a label of metrics and a response header.
-    pub name: String,
-    /// Where it is.
-    pub target: Target,
-    /// Share of new work relative to the other backends of the pool, above 0.
-    pub weight: f64,
-    /// Sent upstream as `Authorization: Bearer`; `None`: no such header.
-    pub api_key: Option<Secret>,
-}
-
-/// Where a backend is.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Target {
-    /// An engine that somebody else runs.
-    Url(Endpoint),
-    /// An engine that we run, on loopback.
-    Launch(Launch),
-    /// An engine that commands start and stop, wherever it runs.
-    Control(Endpoint, Control),
-}
-
-impl Target {
-    /// Where requests go, whoever runs the engine.
-    pub fn endpoint(&self) -> Endpoint {
-        match self {
-            Self::Url(endpoint) | Self::Control(endpoint, _) => endpoint.clone(),
-            Self::Launch(launch) => Endpoint { host: "127.0.0.1".to_owned(), port: launch.port, prefix: String::new() },
+/// Pools by name, none twice and not the pool itself.
+impl Setting for Vec<PoolId> {
+    fn read(written: &Entry, place: &Place, key: &KeySpec, report: &mut Report<'_>) -> Option<Self> {
+        let own = place.path.trim_start_matches("pool[").split(']').next().and_then(|index| index.parse().ok());
+        let mut pools = Self::new();
+        for (at, element) in elements(written, place, key, report)? {
+            let Some(name) = <String as Setting>::read(element, &at, key, report) else { continue };
+            let situation = match report.names.pools.iter().position(|known| *known == name) {
+                None => {
+                    let others = report.names.pools.iter().enumerate().filter(|(index, _)| Some(*index) != own);
+                    let suggestion = Suggestion::for_name(&name, others.map(|(_, name)| name.as_str()));
+                    Situation::UnknownPool { name, suggestion }
+                }
+                index if index == own => Situation::SpillToSelf,
+                Some(index) if pools.contains(&PoolId::new(index)) => {
+                    Situation::Duplicate { name, first: place.path.clone() }
+                }
+                Some(index) => {
+                    pools.push(PoolId::new(index));
+                    continue;
+                }
+            };
+            report.add(&at, situation);
         }
+        Some(pools)
     }
-}
 
-/// A place that speaks HTTP/1.1 without TLS.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Endpoint {
-    /// Name or address in lower case; an IPv6 address without its brackets.
-    pub host: String,
-    /// TCP port; 0 only for an engine of ours whose port has not been chosen yet.
-    pub port: u16,
-    /// Put before the path of every request; empty, or begins with `/` and does not end with one.
-    pub prefix: String,
-}
-
-impl Endpoint {
-    /// `host:port` as it stands in a URL or a `Host` header.
-    pub fn authority(&self) -> String {
-        if self.host.contains(':') {
-            format!("[{}]:{}", self.host, self.port)
-        } else {
-            format!("{}:{}", self.host, self.port)
-        }
+    fn show(&self, names: &Names) -> Shown {
+        Shown::Value(list(&self.iter().map(|pool| quote(&names.pools[pool.index()])).collect::<Vec<_>>()))
     }
-}
-
-impl fmt::Display for Endpoint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "http://{}{}", self.authority(), self.prefix)
-    }
-}
-
-/// How an engine of ours is started.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Launch {
-    /// Program and its first arguments, at least the program.
-    pub command: Vec<String>,
-    /// The port it is told to listen on, on loopback; 0: one of `fleet.ports` that is free, chosen when the gateway starts
-    /// and kept from then on.
-    pub port: u16,
-    /// GPUs it may see, by index; empty: as the environment says.
-    pub gpu: Vec<u16>,
-    /// Added to its environment.
-    pub env: BTreeMap<String, String>,
-    /// Flags without their dashes, with values.
-    pub args: BTreeMap<String, ArgValue>,
-}
-
-/// Commands by which an engine is started and stopped: programs and their arguments, no shell.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Control {
-    /// Brings it up and returns, at least the program.
-    pub start: Vec<String>,
-    /// Takes it down and returns, at least the program.
-    pub stop: Vec<String>,
-    /// Ends with status 0 while it runs; empty: nothing tells.
-    pub status: Vec<String>,
-    /// The longest that one of them may take.
-    pub timeout: Duration,
-    /// Flags of the engine, handed to `start`, without their dashes.
-    pub args: BTreeMap<String, ArgValue>,
-}
-
-/// The value of a flag of an engine. In JSON it is the plain value.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(untagged)]
-pub enum ArgValue {
-    /// `true`: the flag alone; `false`: its `no-` form.
-    Flag(bool),
-    /// A whole number.
-    Int(i64),
-    /// A finite number.
-    Float(f64),
-    /// Anything else, also JSON.
-    Text(String),
-    /// A flag that takes several values.
-    List(Vec<String>),
 }

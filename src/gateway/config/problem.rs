@@ -2,15 +2,18 @@
 //!
 //! A problem is a situation at a key: `pool[0].long_prefix.slots`, with the line it was written on. The
 //! text of a situation says what is wrong and what to do next; it does not repeat the key. Warnings are
-//! situations too: the gateway runs with them, and says them at start and in `sluice check`.
+//! situations too: the gateway runs with them, and reports them at start and in `sluice check`.
 //!
 //! A report lists at most `MAX_PROBLEMS` problems in order of lines and counts the rest.
+//!
+//! A name that does not exist is reported with the nearest one that does ([`Suggestion`]). Distance counts insertions,
+//! deletions, replacements and swaps of neighbours, ignoring case and reading `-` as `_`. A name is suggested if at most a
+//! third of it (and always one character) would have to change; a worse guess would only distract.
 
 use std::fmt;
 
-use super::defaults::MAX_PROBLEMS;
+use super::limits::MAX_PROBLEMS;
 use super::origin::Origin;
-use super::suggest::Suggestion;
 
 /// One situation at one key.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,11 +57,13 @@ pub enum Situation {
     #[error("'{found}' is not an address; write one such as \"127.0.0.1:8080\" or \"[::]:8080\"")]
     Address { found: String },
 
-    #[error("the name is empty")]
-    NameEmpty,
+    #[error("the text is empty")]
+    Empty,
+    #[error("the command is empty; write the program and its arguments")]
+    EmptyCommand,
     #[error("the name has {bytes} bytes; at most {max} are supported")]
     NameTooLong { bytes: usize, max: usize },
-    #[error("'{name}' may contain only letters, digits and . _ : / -, since it becomes a label and a header")]
+    #[error("'{name}' may contain only letters, digits and . _ : / -, since it becomes a metric label and a header")]
     NameLetters { name: String },
     #[error("'{name}' may not contain blanks at its ends or control characters")]
     ModelNameLetters { name: String },
@@ -96,26 +101,26 @@ pub enum Situation {
     #[error("pool '{to}' does not serve {model}, which this pool would spill to it")]
     SpillWithoutModel { to: String, model: String },
 
-    #[error("give either url (an engine that somebody else runs) or launch (one that we run), not both")]
+    #[error("give either url (an engine that runs already) or launch (one that the gateway starts), not both")]
     UrlAndLaunch,
     #[error("the backend has neither url nor launch; add for example url = \"http://127.0.0.1:8000\"")]
     NeitherUrlNorLaunch,
-    #[error("control is for an engine at a url; an engine that the gateway launches needs no commands")]
+    #[error("control is for an engine at a url; an engine that the gateway launches needs no control commands")]
     ControlWithoutUrl,
     #[error("https to backends is not supported yet; terminate TLS in front of the engine and use http")]
     Https,
     #[error("'{found}' is not a URL of a backend: {reason}")]
     Url { found: String, reason: &'static str },
     #[error(
-        "{endpoint} is already backend '{first}'; limits would not be shared, so list a backend once and use spill or several models per pool"
+        "{endpoint} is already backend '{first}', and their limits would not be shared; list a backend once, and use spill or several models per pool"
     )]
     SameEndpoint { endpoint: String, first: String },
-    #[error("{endpoint} is the gateway's own address; requests would go round in circles")]
+    #[error("{endpoint} is the gateway's own address; requests would loop")]
     OwnAddress { endpoint: String },
     #[error("the admin address may not overlap server.listen ({listen}); give it another port")]
     AdminIsListen { listen: String },
-    #[error("the base ({base}) is longer than the longest ejection ({max})")]
-    EjectionOrder { base: String, max: String },
+    #[error("{value} is longer than {max_key} ({max}); lower it, or raise {max_key}")]
+    AboveMaximum { value: String, max_key: &'static str, max: String },
 
     #[error("environment variable {name} is not set (or not text); set it before starting")]
     SecretEnvMissing { name: String },
@@ -123,22 +128,22 @@ pub enum Situation {
     SecretFile { path: String, reason: String },
     #[error("the secret is empty")]
     SecretEmpty,
-    #[error("the secret has characters that cannot stand in a header; it must be one line of visible ASCII")]
+    #[error("the secret has characters that a header cannot contain; it must be one line of visible ASCII")]
     SecretLetters,
     #[error("not a SHA-256: expected 64 hex digits; make one with: printf %s \"$KEY\" | sha256sum")]
     Digest,
-    #[error("this is the same key as '{first}'; a request could not be attributed, so give each its own")]
+    #[error("this is the same key as '{first}', so requests could not be attributed; give each its own")]
     SameKey { first: String },
     #[error("there is no file {path} (relative paths start at the configuration file's folder)")]
     FileMissing { path: String },
 
-    #[error("no client keys: everybody who reaches {listen} may send requests; add keys to [auth]")]
+    #[error("no client keys: every client that reaches {listen} may send requests; add keys to [auth]")]
     Open { listen: String },
-    #[error("no admin_token: everybody who reaches {admin} may change the gateway; set auth.admin_token")]
+    #[error("no admin_token: every client that reaches {admin} may change the gateway; set auth.admin_token")]
     AdminOpen { admin: String },
     #[error("a secret in plain text; write \"env:NAME\" or \"file:PATH\" instead")]
     PlainSecret,
-    #[error("prefix_affinity comes with a later release; until then this pool picks by least_work")]
+    #[error("prefix_affinity is not available yet; this pool picks by least_work")]
     AffinityNotYet,
 }
 
@@ -176,7 +181,7 @@ impl fmt::Display for Problem {
             Origin::File { line, column } => write!(f, "{line}:{column}: ")?,
             Origin::Set(_) if self.path.is_empty() => {}
             Origin::Set(_) => write!(f, "{}: ", self.origin)?,
-            // The source has said it already.
+            // The source of the report names it already.
             Origin::Flag | Origin::Default => {}
         }
         let name = if self.origin == Origin::Flag { flag(&self.path) } else { None };
@@ -203,11 +208,11 @@ fn flag(path: &str) -> Option<&'static str> {
 /// Everything that is wrong with a configuration; nothing was bound or started. Exit code 78.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problems {
-    /// The name of the file, or what stands for it.
+    /// The name of the file, or "command line".
     pub source: String,
     /// What must be corrected, in order of lines; at least one.
     pub errors: Vec<Problem>,
-    /// What else is worth knowing, in order of lines.
+    /// Warnings, in order of lines.
     pub warnings: Vec<Problem>,
 }
 
@@ -248,3 +253,71 @@ impl fmt::Display for Problems {
 }
 
 impl std::error::Error for Problems {}
+
+/// Longest name that is compared, in characters.
+const LONGEST: usize = 128;
+
+/// Ends a message with a suggestion, or with what there is to choose from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Suggestion {
+    /// One name is near.
+    Near(String),
+    /// Nothing is near; these exist.
+    OneOf(Vec<String>),
+}
+
+/// Most names listed when none is near.
+const MOST_LISTED: usize = 16;
+
+impl Suggestion {
+    /// What to say about `wrong` where only `known` exists.
+    pub fn for_name<'a>(wrong: &str, known: impl IntoIterator<Item = &'a str>) -> Self {
+        let known: Vec<&str> = known.into_iter().collect();
+        match nearest(wrong, &known) {
+            Some(name) => Self::Near(name.to_owned()),
+            None => Self::OneOf(known.into_iter().map(str::to_owned).collect()),
+        }
+    }
+}
+
+impl fmt::Display for Suggestion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Near(name) => write!(f, "did you mean '{name}'?"),
+            Self::OneOf(names) if names.is_empty() => f.write_str("there is none to choose from"),
+            Self::OneOf(names) => {
+                write!(f, "known: {}", names[..names.len().min(MOST_LISTED)].join(", "))?;
+                if names.len() > MOST_LISTED { write!(f, ", and {} more", names.len() - MOST_LISTED) } else { Ok(()) }
+            }
+        }
+    }
+}
+
+fn nearest<'a>(wrong: &str, known: &[&'a str]) -> Option<&'a str> {
+    let comparable = |text: &str| (text.chars().count() <= LONGEST).then(|| text.to_lowercase().replace('-', "_"));
+    let wrong = comparable(wrong)?;
+    let reach = (wrong.chars().count() / 3).max(1);
+    let distance = |name: &&'a str| Some((strsim::osa_distance(&wrong, &comparable(name)?), *name));
+    known.iter().filter_map(distance).filter(|(far, _)| *far <= reach).min().map(|(_, name)| name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_typing_mistake_finds_its_name() {
+        let known = ["slots", "tokens", "least_work", "listen"];
+        for (wrong, right) in
+            [("slot", "slots"), ("solts", "slots"), ("least-work", "least_work"), ("Tokens", "tokens")]
+        {
+            assert_eq!(Suggestion::for_name(wrong, known), Suggestion::Near(right.to_owned()));
+        }
+    }
+
+    #[test]
+    fn nothing_near_lists_what_exists() {
+        let said = Suggestion::for_name("banana", ["fifo", "shortest_first"]).to_string();
+        assert_eq!(said, "known: fifo, shortest_first");
+    }
+}

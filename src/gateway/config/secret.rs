@@ -8,6 +8,14 @@
 //! reference. They are masked too: a digest of a weak key can be searched for.
 
 use std::fmt;
+use std::io::Read as _;
+
+use super::file::Entry;
+use super::key::KeySpec;
+use super::limits;
+use super::problem::Situation;
+use super::report::{Names, Place, Report, Surroundings};
+use super::setting::{Scalar, Setting, Shown, quote};
 
 /// What stands for a value that is not shown.
 pub const MASK: &str = "********";
@@ -66,6 +74,61 @@ impl KeyDigest {
             *byte = digit(pair[0])? << 4 | digit(pair[1])?;
         }
         Some(Self { bytes, reference })
+    }
+}
+
+/// Reads the value behind a text: the text itself, or what a reference names, with the reference.
+fn resolve(text: &str, around: &Surroundings<'_>) -> Result<(String, Option<String>), Situation> {
+    let without_line_end = |value: &str| value.trim_end_matches(['\r', '\n']).to_owned();
+    if let Some(name) = text.strip_prefix("env:") {
+        let value = (around.env)(name).ok_or_else(|| Situation::SecretEnvMissing { name: name.to_owned() })?;
+        return Ok((without_line_end(&value), Some(text.to_owned())));
+    }
+    let Some(path) = text.strip_prefix("file:") else { return Ok((text.to_owned(), None)) };
+    let path = around.folder.join(path);
+    let failed =
+        |error: std::io::Error| Situation::SecretFile { path: path.display().to_string(), reason: error.to_string() };
+    let mut value = String::new();
+    let file = std::fs::File::open(&path).map_err(failed)?;
+    file.take(limits::MAX_FILE_BYTES).read_to_string(&mut value).map_err(failed)?;
+    Ok((without_line_end(&value), Some(format!("file:{}", path.display()))))
+}
+
+/// It must be valid in an `Authorization` header.
+impl Setting for Secret {
+    fn read(written: &Entry, place: &Place, _: &KeySpec, report: &mut Report<'_>) -> Option<Self> {
+        let resolved = String::parse(written, report).and_then(|text| resolve(&text, report.around));
+        let checked = resolved.and_then(|(value, reference)| match value.as_str() {
+            "" => Err(Situation::SecretEmpty),
+            text if !text.bytes().all(|byte| byte.is_ascii_graphic()) => Err(Situation::SecretLetters),
+            _ => Ok(Self::new(value, reference)),
+        });
+        let secret = checked.map_err(|situation| report.add(place, situation)).ok()?;
+        if !secret.is_reference() {
+            report.add(place, Situation::PlainSecret);
+        }
+        Some(secret)
+    }
+
+    fn show(&self, _: &Names) -> Shown {
+        Shown::Secret { shown: quote(&self.to_string()), compared: self.value.clone().into_bytes() }
+    }
+}
+
+impl Setting for KeyDigest {
+    fn read(written: &Entry, place: &Place, _: &KeySpec, report: &mut Report<'_>) -> Option<Self> {
+        let resolved = String::parse(written, report).and_then(|text| resolve(&text, report.around));
+        let digest =
+            resolved.and_then(|(value, reference)| Self::from_hex(value.trim(), reference).ok_or(Situation::Digest));
+        digest.map_err(|situation| report.add(place, situation)).ok()
+    }
+
+    fn placeholder() -> Option<Self> {
+        Some(Self::new([0; 32], None))
+    }
+
+    fn show(&self, _: &Names) -> Shown {
+        Shown::Secret { shown: quote(&self.to_string()), compared: self.bytes.to_vec() }
     }
 }
 

@@ -1,104 +1,132 @@
-//! The sections that exist once: `[server]`, `[timeouts]`, `[retry]`, `[slo]`, `[health]`,
-//! `[access_log]` and `[log]`, in the form the gateway works with.
+//! The tables that exist once: `[server]`, `[timeouts]`, `[retry]`, `[slo]`, `[health]`, `[access_log]`, `[log]`.
 //!
-//! All durations are positive and at most `defaults::MAX_PERIOD`; all shares are finite and within
-//! their stated range. Defaults, with their reasons, are in `defaults.rs`; the keys are described for
-//! operators in `config/sluice.toml`.
+//! The sentence above a key is its documentation for operators too: the reference file is generated from it. It says what
+//! the value does, in which direction to change it and why the default is what it is.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::file::Entry;
+use super::problem::Situation;
+use super::report::{Names, Report};
+use super::setting::Scalar;
+use super::table::table;
+use super::value::words;
 use sluice_core::base::ByteSize;
 
-/// Sockets, threads and limits of the client side.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Server {
-    /// Where clients connect. Changing it needs a restart.
-    pub listen: SocketAddr,
-    /// Where metrics, dashboard and admin API are served. Never equal to `listen`; changing it needs a restart.
-    pub admin: SocketAddr,
-    /// Largest request body; 413 above it.
-    pub max_body: ByteSize,
-    /// How long a shutdown waits for running requests.
-    pub drain_timeout: Duration,
-    /// Threads that serve requests, at least 1. Changing it needs a restart.
-    pub threads: usize,
-    /// Longest time for a request's headers to arrive.
-    pub header_timeout: Duration,
-    /// Longest pause while a request's body arrives; 408 after it.
-    pub body_timeout: Duration,
-    /// How long an idle client connection is kept open.
-    pub keepalive: Duration,
+/// Address of metrics, dashboard and admin API, unless configured otherwise.
+pub const DEFAULT_ADMIN: &str = "127.0.0.1:8081";
+
+table! {
+    /// Sockets, threads and limits of the client side.
+    pub struct Server {
+        /// Clients connect here. The default is reachable from this machine only; "0.0.0.0:8080" listens on all networks.
+        pub listen: SocketAddr = default("127.0.0.1:8080").needs_restart();
+        /// Metrics, dashboard and admin API. Never the port of `listen`, so that clients cannot reach it.
+        pub admin: SocketAddr = default(DEFAULT_ADMIN).needs_restart();
+        /// Larger request bodies get 413. Bodies are held in memory until they are sent. One million tokens of text are
+        /// about 4 MB; the rest is room for images.
+        pub max_body: ByteSize = default("32MiB").within("1", "1GiB");
+        /// How long a shutdown waits for running requests.
+        pub drain_timeout: Duration = duration("5m");
+        /// Threads that serve requests.
+        pub threads: usize = per_core().within("1", "1024").example("8").needs_restart();
+        /// The headers of a request must arrive within this time.
+        pub header_timeout: Duration = duration("10s");
+        /// Longest pause while a request body arrives; 408 after it.
+        pub body_timeout: Duration = duration("30s");
+        /// An idle client connection is closed after this time. Keep it above the idle timeout of your load balancer
+        /// (often 60s), which must close first.
+        pub keepalive: Duration = duration("75s");
+    }
 }
 
-/// How long each stage of a request may take. A stream has no limit on its whole length.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Timeouts {
-    /// TCP connect to a backend.
-    pub connect: Duration,
-    /// From the request sent to the first byte of the response, for streams.
-    pub first_byte: FirstByte,
-    /// Longest silence inside a response that has begun.
-    pub idle: Duration,
-    /// From the request sent to the first byte of a response that is not streamed (the engine answers
-    /// those only when everything has been generated).
-    pub response: Duration,
+table! {
+    /// How long each stage of a request may take. A stream has no limit on its whole length.
+    pub struct Timeouts {
+        /// TCP connect to a backend. The default leaves room for one lost SYN, which the kernel repeats after 1 s.
+        pub connect: Duration = duration("1500ms");
+        /// Longest silence inside a response that has begun.
+        pub idle: Duration = duration("60s");
+        /// Longest wait for a response that is not streamed. The engine sends it only when all of it is generated.
+        pub response: Duration = duration("10m");
+        /// Longest wait for the first byte of a stream: base + per_1k_prompt_tokens for each 1,000 prompt tokens.
+        pub first_byte: FirstByte = table();
+    }
 }
 
-/// The first-byte timeout, which grows with the prompt: `base + per_1k_prompt_tokens * tokens / 1000`.
-#[derive(Clone, Debug, PartialEq)]
-pub struct FirstByte {
-    /// For an empty prompt.
-    pub base: Duration,
-    /// Added for each 1,000 prompt tokens; may be zero.
-    pub per_1k_prompt_tokens: Duration,
+table! {
+    /// The first-byte timeout, which grows with the prompt: `base + per_1k_prompt_tokens * tokens / 1000`.
+    pub struct FirstByte {
+        /// For an empty prompt. It covers the queue of the engine. Lower it to give up on a stuck engine sooner.
+        pub base: Duration = duration("60s");
+        /// Added for each 1,000 prompt tokens. Raise it for slow GPUs.
+        pub per_1k_prompt_tokens: Duration = duration_or_zero("1s");
+    }
 }
 
-/// How often a request may be tried.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Retry {
-    /// Attempts in all, the first included; 1 means no retry.
-    pub attempts: u32,
+table! {
+    /// How often a request may be tried.
+    pub struct Retry {
+        /// Attempts per request, the first included; 1 means no retry. A retry happens only before the first byte of the
+        /// response, and goes to another backend if there is one.
+        pub attempts: u32 = default("2").within("1", "8");
+    }
 }
 
-/// Objectives, for goodput, the tuner and experiments. An absent target is not part of the judgement.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Slo {
-    /// Largest time to first token.
-    pub ttft: Option<Duration>,
-    /// Largest time per output token.
-    pub tpot: Option<Duration>,
-    /// Largest end-to-end latency.
-    pub e2el: Option<Duration>,
-    /// Share of requests that should meet all targets, in `(0, 1]`.
-    pub attainment: f64,
+table! {
+    /// Objectives for goodput, the tuner and experiments. A target that is absent is not judged.
+    pub struct Slo {
+        /// Largest time to first token.
+        pub ttft: Option<Duration> = optional_duration("no target").example("2s");
+        /// Largest time per output token.
+        pub tpot: Option<Duration> = optional_duration("no target").example("50ms");
+        /// Largest end-to-end latency.
+        pub e2el: Option<Duration> = optional_duration("no target").example("13s");
+        /// Share of requests that should meet all targets.
+        pub attainment: f64 = default("0.99").within("0.01", "1");
+    }
 }
 
-/// How backends leave and re-enter rotation.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Health {
-    /// Between two probes of one backend.
-    pub probe_interval: Duration,
-    /// How long a probe may take.
-    pub probe_timeout: Duration,
-    /// Failures in a row (probes or requests) until a backend is ejected, at least 1.
-    pub failures: u32,
-    /// Time out of rotation after the first ejection; doubles with each further one.
-    pub ejection_base: Duration,
-    /// Longest time out of rotation, at least `ejection_base`.
-    pub ejection_max: Duration,
-    /// A backend with running requests that has sent no byte for this long is taken for stuck.
-    pub stall: Duration,
+impl Slo {
+    /// Replaces the value of `key` by that of `general`.
+    pub(super) fn inherit(&mut self, key: &str, general: &Self) {
+        match key {
+            "ttft" => self.ttft = general.ttft,
+            "tpot" => self.tpot = general.tpot,
+            "e2el" => self.e2el = general.e2el,
+            _ => self.attainment = general.attainment,
+        }
+    }
 }
 
-/// Where one line per request goes.
-#[derive(Clone, Debug, PartialEq)]
-pub struct AccessLog {
-    /// The destination.
-    pub path: LogTarget,
-    /// Share of requests that are written, in `[0, 1]`.
-    pub sample: f64,
+table! {
+    /// How backends leave and re-enter rotation.
+    pub struct Health {
+        /// Time between two probes of a backend. A dead idle backend is noticed within about two probes.
+        pub probe_interval: Duration = duration("2s");
+        /// How long a probe may take.
+        pub probe_timeout: Duration = duration("2s");
+        /// Failures in a row (probes or requests) until a backend is ejected.
+        pub failures: u32 = default("3").within("1", "1000");
+        /// Time out of rotation after the first ejection; doubles with each ejection in a row.
+        pub ejection_base: Duration = duration("5s");
+        /// Longest time out of rotation.
+        pub ejection_max: Duration = duration("60s");
+        /// A backend with running requests that sends no byte for this long is treated as stuck, whatever its probe says.
+        pub stall: Duration = duration("30s");
+    }
+}
+
+table! {
+    /// Where one line per request goes.
+    pub struct AccessLog {
+        /// A file, or "-" for stderr.
+        pub path: LogTarget = required("write a file, or \"-\" for stderr").example("-");
+        /// Share of requests that are written.
+        pub sample: f64 = default("1.0").within("0", "1");
+    }
 }
 
 /// A destination for lines.
@@ -110,35 +138,57 @@ pub enum LogTarget {
     File(PathBuf),
 }
 
-/// The gateway's own log, on stderr.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Log {
-    /// The least important level that is written.
-    pub level: LogLevel,
-    /// Shape of a line.
-    pub format: LogFormat,
+impl Scalar for LogTarget {
+    fn parse(written: &Entry, report: &Report<'_>) -> Result<Self, Situation> {
+        let stderr = String::parse(written, report)? == "-";
+        if stderr { Ok(Self::Stderr) } else { PathBuf::parse(written, report).map(Self::File) }
+    }
+
+    fn text(&self, names: &Names) -> String {
+        match self {
+            Self::Stderr => "-".to_owned(),
+            Self::File(path) => path.text(names),
+        }
+    }
+
+    fn placeholder() -> Option<Self> {
+        Some(Self::Stderr)
+    }
 }
 
-/// Importance of a log line, most important first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum LogLevel {
-    /// Something failed that somebody should look at.
-    Error,
-    /// Something is off but the gateway goes on by itself.
-    Warn,
-    /// Starts, stops, reloads, ejections.
-    Info,
-    /// One line per decision.
-    Debug,
-    /// Everything.
-    Trace,
+table! {
+    /// The gateway's own log, on stderr.
+    pub struct Log {
+        /// The least important level that is written.
+        pub level: LogLevel = default("info");
+        /// Lines of text, or one JSON object per line.
+        pub format: LogFormat = default("text");
+    }
 }
 
-/// Shape of a log line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LogFormat {
-    /// For people.
-    Text,
-    /// One JSON object per line, for machines.
-    Json,
+words! {
+    /// Importance of a log line, most important first.
+    #[derive(PartialOrd, Ord)]
+    pub enum LogLevel {
+        /// A failure that needs attention.
+        Error = "error",
+        /// A fault that the gateway handles by itself.
+        Warn = "warn",
+        /// Starts, stops, reloads, ejections.
+        Info = "info",
+        /// One line per decision.
+        Debug = "debug",
+        /// Everything.
+        Trace = "trace",
+    }
+}
+
+words! {
+    /// Shape of a log line.
+    pub enum LogFormat {
+        /// For people.
+        Text = "text",
+        /// One JSON object per line.
+        Json = "json",
+    }
 }

@@ -9,8 +9,7 @@
 
 use super::file::{Document, Entry, Table, Value};
 use super::origin::Origin;
-use super::problem::{Problem, Situation};
-use super::suggest::Suggestion;
+use super::problem::{Problem, Situation, Suggestion};
 
 impl Document {
     /// Applies `--set` texts in order. Returns one problem for each that could not be applied.
@@ -25,8 +24,7 @@ impl Document {
     fn set(&mut self, text: &str, origin: Origin) -> Result<(), Situation> {
         let malformed = || Situation::SetMalformed { text: text.to_owned() };
         let (path, value) = split(text).ok_or_else(malformed)?;
-        let entry =
-            Self::value(value, origin).unwrap_or_else(|| Entry { value: Value::Text(value.to_owned()), origin });
+        let entry = Entry { value: Self::value_or_text(value, origin), origin };
         place(&mut self.root, &path, entry, text)
     }
 }

@@ -39,7 +39,7 @@ mod tests;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::config::defaults::RETRY_AFTER_MIN;
+use crate::config::limits::RETRY_AFTER_MIN;
 use crate::experiment::Experiments;
 use crate::pool::Admission;
 use forward::{Attempts, Backends};

@@ -15,7 +15,7 @@ use super::record::{RecordGuard, Recorder};
 use super::respond::whole_seconds;
 use super::routing_table::{ModelMatch, ModelRoute, RoutingTable};
 use crate::config::UsageInjection;
-use crate::config::defaults::MAX_TOKENS;
+use crate::config::limits::MAX_TOKENS;
 use crate::estimate::{EstimateSource, OutputBounds, PromptEstimate};
 use crate::experiment::Experiments;
 use crate::pool::Need;

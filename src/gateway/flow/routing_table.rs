@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::keys::{ApiKey, KeyUsage, Keyring};
-use crate::config::{Config, PromptRange, Timeouts, UsageInjection, defaults};
+use crate::config::{Config, PromptRange, Timeouts, UsageInjection, limits};
 use crate::estimate::{ExactCounter, ModelEstimator};
 use crate::pool::{BackendLimits, LongPrefix, PoolLayout};
 use sluice_core::base::{ModelId, PoolId};
@@ -93,7 +93,7 @@ pub struct LearnedState {
 }
 
 impl LearnedState {
-    /// The estimator of a model, new if there is none. Bounded by [`defaults::MAX_MODELS`] names: beyond that a new
+    /// The estimator of a model, new if there is none. Bounded by [`limits::MAX_MODELS`] names: beyond that a new
     /// estimator lives as long as its table.
     fn estimator(&self, name: &str) -> Arc<ModelEstimator> {
         let mut known = self.estimators.lock();
@@ -101,7 +101,7 @@ impl LearnedState {
             return Arc::clone(found);
         }
         let fresh = Arc::new(ModelEstimator::default());
-        if known.len() < defaults::MAX_MODELS {
+        if known.len() < limits::MAX_MODELS {
             known.insert(name.to_owned(), Arc::clone(&fresh));
         }
         fresh
@@ -127,7 +127,7 @@ impl RoutingTable {
             .filter(|index| matches!(table.config.pools[*index].models, crate::config::ModelScope::All))
             .collect();
         if !open.is_empty() {
-            for name in reported.iter().take(defaults::MAX_MODELS) {
+            for name in reported.iter().take(limits::MAX_MODELS) {
                 if !table.by_name.contains_key(name) {
                     table.by_name.insert(name.clone(), table.models.len());
                     table.models.push(ModelRoute::undeclared(name, &open, learned));
@@ -207,7 +207,7 @@ impl ModelRoute {
             pools: pools.to_vec(),
             estimator: learned.estimator(name),
             exact: None,
-            media_part_tokens: defaults::MEDIA_PART_TOKENS.0,
+            media_part_tokens: limits::MEDIA_PART_TOKENS.0,
         }
     }
 }

@@ -14,7 +14,6 @@ use super::*;
 use crate::config::{Config, Surroundings};
 use crate::flow::record::{RetryReason, Stage, UpstreamFault};
 use crate::pool::{Address, BackendSpec, HealthRules, PoolRules, PoolSpec, QueueOrder};
-use sluice_core::openai::Route;
 
 mod edges;
 

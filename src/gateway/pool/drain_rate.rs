@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::config::defaults::{RETRY_AFTER_MAX, RETRY_AFTER_MIN};
+use crate::config::limits::{RETRY_AFTER_MAX, RETRY_AFTER_MIN};
 
 /// The span over which the rate is averaged.
 const MEMORY: Duration = Duration::from_secs(10);

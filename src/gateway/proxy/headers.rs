@@ -16,7 +16,7 @@ use http::header::{
     PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
 };
 
-use crate::config::defaults;
+use crate::config::limits;
 use sluice_core::base::Rng;
 
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
@@ -60,7 +60,7 @@ pub(super) fn remove_hop_by_hop(headers: &mut HeaderMap) {
 /// Whether a request has more or longer headers than are served here; pingora's own bounds are looser.
 pub(super) fn too_large(headers: &HeaderMap) -> bool {
     let bytes = || headers.iter().map(|(name, value)| name.as_str().len() + value.len()).sum::<usize>();
-    headers.len() > defaults::MAX_HEADERS || bytes() > defaults::MAX_HEADER_BYTES
+    headers.len() > limits::MAX_HEADERS || bytes() > limits::MAX_HEADER_BYTES
 }
 
 /// What of a request's headers goes to an engine.
@@ -94,12 +94,12 @@ pub(super) fn client_key(headers: &HeaderMap) -> Option<String> {
 /// The client's request id if it is usable as one, else a new one: 32 hex digits, fixed by a seed of this process
 /// and the number of the request in it.
 ///
-/// Usable: up to [`defaults::MAX_REQUEST_ID_BYTES`] visible ASCII characters without quotes, so that it
+/// Usable: up to [`limits::MAX_REQUEST_ID_BYTES`] visible ASCII characters without quotes, so that it
 /// can go into headers and log lines as it is.
 pub(super) fn request_id(headers: &HeaderMap, seed: u64, number: u64) -> Arc<str> {
     let usable = |id: &&str| {
         let plain = |byte: u8| byte.is_ascii_graphic() && byte != b'"' && byte != b'\\';
-        !id.is_empty() && id.len() <= defaults::MAX_REQUEST_ID_BYTES && id.bytes().all(plain)
+        !id.is_empty() && id.len() <= limits::MAX_REQUEST_ID_BYTES && id.bytes().all(plain)
     };
     match headers.get(X_REQUEST_ID).and_then(|value| value.to_str().ok()).filter(usable) {
         Some(id) => id.into(),

@@ -7,19 +7,20 @@ use std::fmt::Write;
 
 use serde_json::{Map, Value, json};
 
-use crate::http::wire::{ErrorBody, Finish, Piece, Usage, Whole};
+use crate::http::error_body::ErrorBody;
+use crate::http::wire::{CompleteChoice, Finish, Piece, UsageCounts};
 use crate::text::logprobs::quoted;
-use crate::validate::Body;
-use crate::validate::pydantic::{self, Problems};
+use crate::validate::RequestBody;
+use crate::validate::pydantic::{self, ValidationErrors};
 use crate::validate::{json as body_json, schema};
 
 /// Reads a body as a chat.
 ///
 /// # Errors
 /// What vLLM answers to a body whose fields are wrong.
-pub(crate) fn read(bytes: &[u8], counting: bool) -> Result<Body, ErrorBody> {
+pub(crate) fn read(bytes: &[u8], counting: bool) -> Result<RequestBody, ErrorBody> {
     let fields = body_json::object(bytes)?;
-    let mut problems = Problems::default();
+    let mut problems = ValidationErrors::default();
     pydantic::check(if counting { schema::COUNT_TOKENS } else { schema::MESSAGES }, &fields, &mut problems);
     if let Some(most) = fields.get("max_tokens").and_then(Value::as_i64).filter(|most| *most < 1) {
         let text = "max_tokens must be positive";
@@ -53,7 +54,7 @@ pub(crate) fn read(bytes: &[u8], counting: bool) -> Result<Body, ErrorBody> {
             chat.insert(to.into(), value.clone());
         }
     }
-    Ok(Body::of_chat(chat))
+    Ok(RequestBody::of_chat(chat))
 }
 
 /// A text, or the texts of blocks.
@@ -80,7 +81,7 @@ pub(crate) fn error_event(error: &ErrorBody) -> String {
 
 /// Writes one answer.
 #[derive(Debug)]
-pub(crate) struct Writer {
+pub(crate) struct MessagesWriter {
     id: String,
     model: String,
 }
@@ -96,12 +97,12 @@ fn event(out: &mut String, name: &str, fields: &str) {
     let _ = write!(out, "event: {name}\ndata: {{\"type\":\"{name}\"{fields}}}\n\n");
 }
 
-impl Writer {
+impl MessagesWriter {
     pub(crate) fn new(id: String, model: &str) -> Self {
         Self { id, model: quoted(model) }
     }
 
-    pub(crate) fn open(&self, out: &mut String, usage: Usage) {
+    pub(crate) fn open(&self, out: &mut String, usage: UsageCounts) {
         let message = format!(
             ",\"message\":{{\"id\":\"{}\",\"type\":\"message\",\"role\":\"assistant\",\"content\":[],\"model\":{},\
              \"stop_reason\":null,\"stop_sequence\":null,\"usage\":{{\"input_tokens\":{},\"output_tokens\":0}}}}",
@@ -118,7 +119,7 @@ impl Writer {
         }
     }
 
-    pub(crate) fn end(&self, out: &mut String, usage: Usage, finish: Finish) {
+    pub(crate) fn end(&self, out: &mut String, usage: UsageCounts, finish: Finish) {
         event(out, "content_block_stop", ",\"index\":0");
         let delta = format!(
             ",\"delta\":{{\"stop_reason\":{},\"stop_sequence\":null}},\"usage\":{{\"input_tokens\":{},\"output_tokens\":{}}}",
@@ -130,7 +131,7 @@ impl Writer {
         event(out, "message_stop", "");
     }
 
-    pub(crate) fn body(&self, choices: &[Whole], usage: Usage) -> String {
+    pub(crate) fn body(&self, choices: &[CompleteChoice], usage: UsageCounts) -> String {
         let piece = choices.first().map(|whole| &whole.piece);
         let text = quoted(piece.map_or("", |piece| piece.text.as_str()));
         let finish = piece.and_then(|piece| piece.finish).unwrap_or(Finish::Length);

@@ -1,20 +1,20 @@
-//! One choice of an answer: how far its script was told, and the pieces that tell it.
+//! One choice of an answer: how far its output was told, and the pieces that tell it.
 //!
 //! A choice holds no text but what a stop string may still begin in, so a long answer costs no memory. Streamed or whole,
-//! the same script gives the same words.
+//! the same output gives the same words.
 
 use std::sync::Arc;
 
-use crate::http::wire::{Finish, Piece, Whole};
+use crate::http::wire::{CompleteChoice, Finish, Piece};
 use crate::real_time::outlet::Progress;
 use crate::text::logprobs;
-use crate::text::script::Script;
-use crate::validate::{Generate, Kind, Prompt, Texts};
+use crate::text::planned_output::PlannedOutput;
+use crate::validate::{GenerateRequest, Prompt, RequestKind, TextModel};
 
 /// What a request wants to see of each choice.
 #[derive(Clone, Debug)]
-pub(crate) struct Wanted {
-    kind: Kind,
+pub(crate) struct OutputOptions {
+    kind: RequestKind,
     echo: bool,
     only_echo: bool,
     logprobs: Option<u32>,
@@ -22,12 +22,12 @@ pub(crate) struct Wanted {
     token_ids: bool,
 }
 
-impl Wanted {
-    pub(crate) fn of(request: &Generate) -> Self {
+impl OutputOptions {
+    pub(crate) fn of(request: &GenerateRequest) -> Self {
         Self {
             kind: request.kind,
-            echo: request.echo && request.kind == Kind::Completion,
-            only_echo: request.only_echo && request.kind == Kind::Completion,
+            echo: request.echo && request.kind == RequestKind::Completion,
+            only_echo: request.only_echo && request.kind == RequestKind::Completion,
             logprobs: request.logprobs,
             prompt_logprobs: request.prompt_logprobs,
             token_ids: request.return_token_ids,
@@ -38,10 +38,10 @@ impl Wanted {
 /// A choice of an answer.
 #[derive(Clone, Debug)]
 pub(crate) struct Choice {
-    script: Script,
+    output: PlannedOutput,
     prompt: Prompt,
-    texts: Arc<Texts>,
-    wanted: Wanted,
+    texts: Arc<TextModel>,
+    wanted: OutputOptions,
     /// Tokens told so far.
     shown: u32,
     /// Text so far, and how much of it was sent; kept only while a stop string may still begin in it.
@@ -55,10 +55,10 @@ pub(crate) struct Choice {
 }
 
 impl Choice {
-    pub(crate) fn new(script: Script, prompt: Prompt, texts: Arc<Texts>, wanted: Wanted) -> Self {
+    pub(crate) fn new(output: PlannedOutput, prompt: Prompt, texts: Arc<TextModel>, wanted: OutputOptions) -> Self {
         let text = String::new();
         Self {
-            script,
+            output,
             prompt,
             texts,
             wanted,
@@ -125,33 +125,33 @@ impl Choice {
         self.say(told.clone(), &mut text);
         let logprobs = self.wanted.logprobs.map(|count| self.logprobs(told.clone(), count, echo));
         let token_ids = self.wanted.token_ids.then(|| {
-            let ids: Vec<u32> = told.map(|position| self.script.token(position)).collect();
+            let ids: Vec<u32> = told.map(|position| self.output.token(position)).collect();
             list(&ids)
         });
-        let echo_ids = echo && stream && self.wanted.kind == Kind::Completion;
+        let echo_ids = echo && stream && self.wanted.kind == RequestKind::Completion;
         let prompt_ids =
             first.then(|| if echo_ids { Some(list(&self.prompt.ids)) } else { self.prompt_ids() }).flatten();
-        let ended_itself = self.finish == Some(self.script.finish());
-        let stop_reason = if ended_itself { self.script.stop_reason() } else { "null".to_owned() };
+        let ended_itself = self.finish == Some(self.output.finish());
+        let stop_reason = if ended_itself { self.output.stop_reason() } else { "null".to_owned() };
         Piece { text, logprobs, token_ids, prompt_ids, finish: self.finish, stop_reason }
     }
 
     /// Appends the text of some positions, less what has to wait for its end.
     fn say(&mut self, positions: std::ops::Range<u32>, into: &mut String) {
-        if self.script.held_back == 0 && self.script.shown().is_none() {
+        if self.output.held_back == 0 && self.output.shown().is_none() {
             for position in positions {
-                into.push_str(&self.script.piece(position));
+                into.push_str(&self.output.piece(position));
             }
             return;
         }
         for position in positions {
-            self.text.push_str(&self.script.piece(position));
+            self.text.push_str(&self.output.piece(position));
         }
         let ready = match self.finish {
-            Some(_) => self.script.shown().unwrap_or(self.text.len()).min(self.text.len()),
+            Some(_) => self.output.shown().unwrap_or(self.text.len()).min(self.text.len()),
             None => {
-                let held = self.text.char_indices().rev().nth(self.script.held_back.saturating_sub(1));
-                let held = if self.script.held_back == 0 { Some(self.text.len()) } else { held.map(|(at, _)| at) };
+                let held = self.text.char_indices().rev().nth(self.output.held_back.saturating_sub(1));
+                let held = if self.output.held_back == 0 { Some(self.text.len()) } else { held.map(|(at, _)| at) };
                 held.unwrap_or(0)
             }
         };
@@ -162,11 +162,11 @@ impl Choice {
     }
 
     fn logprobs(&mut self, told: std::ops::Range<u32>, count: u32, echo: bool) -> String {
-        if self.wanted.kind == Kind::Chat {
-            return logprobs::chat(&self.script, told, count);
+        if self.wanted.kind == RequestKind::Chat {
+            return logprobs::chat(&self.output, told, count);
         }
         let echoed = echo.then_some((&self.texts.vocabulary, &*self.prompt.ids));
-        let (json, offset) = logprobs::completion(&self.script, told, count, echoed, self.offset);
+        let (json, offset) = logprobs::completion(&self.output, told, count, echoed, self.offset);
         self.offset = offset;
         json
     }
@@ -179,11 +179,11 @@ impl Choice {
     }
 
     /// All of it at once; what was taken before is told from the beginning.
-    pub(crate) fn whole(&mut self) -> Whole {
+    pub(crate) fn whole(&mut self) -> CompleteChoice {
         let all = Progress { tokens: std::mem::take(&mut self.shown), finish: self.finish, cached: self.cached };
         let piece = self.advance(all, false);
         let prompt = |count| logprobs::prompt(&self.texts.vocabulary, &self.prompt.ids, count);
-        Whole { piece, prompt_logprobs: self.wanted.prompt_logprobs.map(prompt) }
+        CompleteChoice { piece, prompt_logprobs: self.wanted.prompt_logprobs.map(prompt) }
     }
 }
 

@@ -1,42 +1,34 @@
 //! From a request to an answer under way: model, admission, what will be said, submission.
 //!
 //! Nothing is awaited here: a request is refused or on its way when this returns, and the answer that comes back aborts its
-//! sequences when it is dropped. What is inside is bounded by the gate.
+//! sequences when it is dropped. The concurrency limit bounds them.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 use crate::engine::{BLOCK_TOKENS, Content, Request};
-use crate::http::answer::Answer;
-use crate::http::choice::{Choice, Wanted};
-use crate::http::format::Format;
-use crate::http::wire::ErrorBody;
-use crate::real_time::driver::{Command, Shared, Submission};
-use crate::real_time::gate::Full;
+use crate::http::choice::{Choice, OutputOptions};
+use crate::http::error_body::ErrorBody;
+use crate::http::response_body::ResponseBody;
+use crate::http::response_writer::ResponseWriter;
+use crate::real_time::command::{Command, Submission};
+use crate::real_time::concurrency_limit::LimitReached;
 use crate::real_time::outlet::Outlet;
-use crate::text::script::{self, Script};
-use crate::validate::{Generate, Prompt};
+use crate::real_time::state::ServerState;
+use crate::text::planned_output::{self, PlannedOutput};
+use crate::unix_time::unix_time;
+use crate::validate::{GenerateRequest, Prompt};
+use sluice_core::base::Rng;
 
 /// Tokens of an answer whose content the prefix cache knows, so that the next turn of a chat finds them. Longer answers
 /// are nobody's prefix.
 const KNOWN_ANSWER: u32 = 8192;
 
-/// Seconds since 1970, for `created`.
-pub(crate) fn unix_time() -> u64 {
-    unix_seconds() as u64
-}
-
-/// The same with what is below a second.
-pub(crate) fn unix_seconds() -> f64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
-}
-
 /// The name that an answer shows, and the adapter it means: none for the base model.
 #[derive(Clone, Debug)]
-pub(crate) struct Named {
+pub(crate) struct ResolvedModel {
     pub(crate) name: String,
     pub(crate) adapter: Option<u16>,
 }
@@ -45,17 +37,17 @@ pub(crate) struct Named {
 ///
 /// # Errors
 /// 404 for an unknown name.
-pub(crate) fn resolve_model(shared: &Shared, name: Option<&str>) -> Result<Named, ErrorBody> {
+pub(crate) fn resolve_model(shared: &ServerState, name: Option<&str>) -> Result<ResolvedModel, ErrorBody> {
     let names = &shared.config.names;
     let base = names.first().cloned().unwrap_or_default();
-    let Some(name) = name else { return Ok(Named { name: base, adapter: None }) };
+    let Some(name) = name else { return Ok(ResolvedModel { name: base, adapter: None }) };
     if names.iter().any(|known| known == name) {
         // An alias is answered by the first name.
-        return Ok(Named { name: base, adapter: None });
+        return Ok(ResolvedModel { name: base, adapter: None });
     }
     let adapters = shared.adapters.lock();
     if let Some(id) = adapters.iter().position(|slot| slot.as_ref().is_some_and(|(known, _)| known == name)) {
-        return Ok(Named { name: name.to_owned(), adapter: u16::try_from(id).ok() });
+        return Ok(ResolvedModel { name: name.to_owned(), adapter: u16::try_from(id).ok() });
     }
     // Adapters are valid too, but vLLM lists only names of the base model.
     let message = format!("The model `{name}` does not exist. Valid aliases: {}.", names.join(", "));
@@ -67,11 +59,11 @@ pub(crate) fn resolve_model(shared: &Shared, name: Option<&str>) -> Result<Named
 /// # Errors
 /// Admission limits (503), a dead engine (500).
 pub(crate) fn start(
-    shared: &Arc<Shared>,
-    request: &Generate,
-    model: &Named,
-    format: Format,
-) -> Result<Answer, ErrorBody> {
+    shared: &Arc<ServerState>,
+    request: &GenerateRequest,
+    model: &ResolvedModel,
+    format: ResponseWriter,
+) -> Result<ResponseBody, ErrorBody> {
     if shared.dead.is_cancelled() {
         return Err(ErrorBody::dead());
     }
@@ -83,21 +75,22 @@ pub(crate) fn start(
     let prompt_tokens: u64 = request.prompts.iter().map(|prompt| u64::from(prompt.tokens())).sum();
     admit(shared, request, prompt_tokens)?;
     let (mut submissions, mut choices, mut ids) = (Vec::new(), Vec::new(), Vec::new());
-    let (texts, wanted) = (&shared.config.texts, Wanted::of(request));
+    let (texts, wanted) = (&shared.config.texts, OutputOptions::of(request));
     for (prompt, limit) in request.prompts.iter().zip(&request.limits) {
         for sibling in 0..request.n {
             let id = shared.next_id.fetch_add(1, Ordering::Relaxed);
-            let script = Script::new(texts, request, *limit, script::seed(shared.config.seed, prompt, sibling));
-            let finish = script.finish();
+            let output =
+                PlannedOutput::new(texts, request, *limit, planned_output::seed(shared.config.seed, prompt, sibling));
+            let finish = output.finish();
             submissions.push(Submission {
                 request: Request {
                     id,
                     prompt_tokens: prompt.tokens(),
-                    output_tokens: script.tokens,
+                    output_tokens: output.tokens,
                     adapter: model.adapter,
                     priority: request.priority,
                     stops: finish == crate::http::wire::Finish::Stop,
-                    content: content(prompt, &script),
+                    content: content(prompt, &output),
                     salt: request.cache_salt.as_ref().map_or(0, |salt| xxh3_64(salt.as_bytes()) | 1),
                     skip_cached: request.prompt_logprobs.is_some(),
                     ..Request::default()
@@ -106,21 +99,21 @@ pub(crate) fn start(
                 max_tokens: *limit,
                 n: request.n,
             });
-            choices.push(Choice::new(script, prompt.clone(), Arc::clone(texts), wanted.clone()));
+            choices.push(Choice::new(output, prompt.clone(), Arc::clone(texts), wanted.clone()));
             ids.push(id);
         }
     }
     let interval = request.stream_interval.max(shared.config.stream_interval);
     let outlet = Arc::new(Outlet::new(choices.len(), if request.stream { interval } else { u32::MAX }));
-    let answer = Answer::new(Arc::clone(shared), Arc::clone(&outlet), format, ids, choices, prompt_tokens);
+    let answer = ResponseBody::new(Arc::clone(shared), Arc::clone(&outlet), format, ids, choices, prompt_tokens);
     shared.send(Command::Submit(submissions, outlet));
     Ok(answer)
 }
 
 /// What prompt and answer say, block by block, for the prefix cache.
-fn content(prompt: &Prompt, script: &Script) -> Content {
-    let known = script.tokens.min(KNOWN_ANSWER);
-    let answer = (0..known).map(|position| script.token(position));
+fn content(prompt: &Prompt, output: &PlannedOutput) -> Content {
+    let known = output.tokens.min(KNOWN_ANSWER);
+    let answer = (0..known).map(|position| output.token(position));
     let mut blocks = Vec::with_capacity((prompt.ids.len() + known as usize) / BLOCK_TOKENS as usize);
     let mut block = Vec::with_capacity(4 * BLOCK_TOKENS as usize);
     for id in prompt.ids.iter().copied().chain(answer) {
@@ -133,18 +126,25 @@ fn content(prompt: &Prompt, script: &Script) -> Content {
     Content::Blocks { blocks: blocks.into(), tail: xxh3_64_with_seed(&block, prompt.seed) }
 }
 
-/// Passes the gate, or says which limit is reached.
-fn admit(shared: &Shared, request: &Generate, prompt_tokens: u64) -> Result<(), ErrorBody> {
+/// Admits the request, or refuses it with the limit that was reached.
+fn admit(shared: &ServerState, request: &GenerateRequest, prompt_tokens: u64) -> Result<(), ErrorBody> {
     let config = &shared.config;
     let sequences = request.prompts.len() as u64 * u64::from(request.n);
     let tokens = prompt_tokens * u64::from(request.n);
-    let entered = shared.gate.lock().enter(sequences, tokens, config.max_queued_requests, config.max_queued_tokens);
+    let entered =
+        shared.concurrency.lock().enter(sequences, tokens, config.max_queued_requests, config.max_queued_tokens);
     let Err(full) = entered else { return Ok(()) };
     let (reason, why) = match full {
-        Full::Requests => (0, "The engine is currently busy and cannot accept new requests."),
-        Full::Tokens => (1, "The engine has reached its prefill token backlog limit."),
+        LimitReached::Requests => (0, "The engine is currently busy and cannot accept new requests."),
+        LimitReached::Tokens => (1, "The engine has reached its prefill token backlog limit."),
     };
     shared.stats.lock().rejections[reason] += 1;
     let message = format!("{why} Please try again later or on a different instance.");
     Err(ErrorBody { status: 503, kind: "Service Unavailable", param: None, message })
+}
+
+/// 16 hex digits, different for each request of a process.
+pub(crate) fn fresh_id(shared: &ServerState) -> String {
+    let count = shared.next_id.fetch_add(1, Ordering::Relaxed);
+    format!("{:016x}", Rng::new(count ^ unix_time().rotate_left(32) ^ shared.config.seed).next_u64())
 }

@@ -5,11 +5,13 @@
 //! [`crate::real_time`] shares with it and never touches the engine itself.
 
 mod anthropic;
-mod answer;
+mod response_body;
 mod choice;
-mod format;
+pub(crate) mod error_body;
+mod response_writer;
 pub(crate) mod generate;
 pub(crate) mod models;
+mod reply;
 mod responses;
 pub(crate) mod routes;
 pub mod server;

@@ -9,18 +9,15 @@ use std::path::Path;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use crate::validate::pydantic::{self, Field, Fields, Problems};
+use crate::validate::pydantic::{self, Field, FieldReader, ValidationErrors};
 use crate::validate::{json, schema};
 
-use crate::http::generate::unix_time;
-use crate::http::wire::ErrorBody;
+use crate::http::error_body::ErrorBody;
 use crate::process::config::MAX_ADAPTERS;
-use crate::profile::Model;
-use crate::real_time::driver::Shared;
+use crate::process::model_folder::{ADAPTER_CONFIG, check_adapter};
+use crate::real_time::state::ServerState;
+use crate::unix_time::unix_time;
 use sluice_core::base::Rng;
-
-/// What makes a folder an adapter's.
-const ADAPTER_CONFIG: &str = "adapter_config.json";
 
 /// A model in `/v1/models`, in vLLM's key order.
 #[derive(Serialize)]
@@ -58,7 +55,7 @@ struct List<'a> {
 }
 
 /// The body of `/v1/models`.
-pub(crate) fn list(shared: &Shared) -> String {
+pub(crate) fn list(shared: &ServerState) -> String {
     let config = &shared.config;
     let created = unix_time();
     let base = config.names.first().map_or("", String::as_str);
@@ -102,13 +99,13 @@ fn invalid(message: String) -> ErrorBody {
 
 fn checked(bytes: &[u8], schema: &[Field]) -> Result<Map<String, Value>, ErrorBody> {
     let fields = json::object(bytes)?;
-    let mut problems = Problems::default();
+    let mut problems = ValidationErrors::default();
     pydantic::check(schema, &fields, &mut problems);
     if problems.is_empty() { Ok(fields) } else { Err(problems.refusal()) }
 }
 
 /// `/v1/load_lora_adapter`
-pub(crate) fn load(shared: &Shared, bytes: &[u8]) -> Result<String, ErrorBody> {
+pub(crate) fn load(shared: &ServerState, bytes: &[u8]) -> Result<String, ErrorBody> {
     let fields = checked(bytes, schema::LOAD_ADAPTER)?;
     let text = |name: &str| fields.text(name).unwrap_or_default();
     let (name, path) = (text("lora_name"), text("lora_path"));
@@ -155,7 +152,7 @@ fn broke_inside(message: String) -> ErrorBody {
 }
 
 /// `/v1/unload_lora_adapter`
-pub(crate) fn unload(shared: &Shared, bytes: &[u8]) -> Result<String, ErrorBody> {
+pub(crate) fn unload(shared: &ServerState, bytes: &[u8]) -> Result<String, ErrorBody> {
     let fields = checked(bytes, schema::UNLOAD_ADAPTER)?;
     let name = fields.text("lora_name").unwrap_or_default();
     if name.is_empty() {
@@ -169,7 +166,7 @@ pub(crate) fn unload(shared: &Shared, bytes: &[u8]) -> Result<String, ErrorBody>
 ///
 /// # Errors
 /// When there is none of this name.
-pub(crate) fn remove(shared: &Shared, name: &str) -> Result<(), ErrorBody> {
+pub(crate) fn remove(shared: &ServerState, name: &str) -> Result<(), ErrorBody> {
     let mut adapters = shared.adapters.lock();
     let slot = adapters.iter_mut().find(|slot| slot.as_ref().is_some_and(|(known, _)| known == name));
     let Some(slot) = slot else {
@@ -177,42 +174,4 @@ pub(crate) fn remove(shared: &Shared, name: &str) -> Result<(), ErrorBody> {
     };
     *slot = None;
     Ok(())
-}
-
-/// Looks whether the path leads to an adapter whose rank fits.
-///
-/// # Errors
-/// In vLLM's words.
-pub(crate) fn check_adapter(name: &str, path: &str, max_rank: i64) -> Result<(), String> {
-    let folder = Path::new(path);
-    let missing = || format!("Loading lora {name} failed: No adapter found for {path}");
-    let config = std::fs::read_to_string(folder.join(ADAPTER_CONFIG)).map_err(|_| missing())?;
-    let config: Value = serde_json::from_str(&config).map_err(|_| missing())?;
-    let rank = config["r"].as_i64().unwrap_or(0);
-    if rank > max_rank {
-        return Err(format!(
-            "Call to add_lora method failed: Worker failed with error 'LoRA rank {rank} is greater than max_lora_rank \
-             {max_rank}.', please check the stack trace above for the root cause"
-        ));
-    }
-    Ok(())
-}
-
-/// Sizes of the model in a folder, from its `config.json`; none when that does not describe a dense decoder.
-pub(crate) fn sizes_of_folder(folder: &Path) -> Option<Model> {
-    let config: Value = serde_json::from_str(&std::fs::read_to_string(folder.join("config.json")).ok()?).ok()?;
-    let number =
-        |name: &str| config[name].as_u64().and_then(|value| u32::try_from(value).ok()).filter(|value| *value > 0);
-    let (hidden, heads) = (number("hidden_size")?, number("num_attention_heads")?);
-    Some(Model {
-        layers: number("num_hidden_layers")?,
-        hidden,
-        intermediate: number("intermediate_size")?,
-        heads,
-        kv_heads: number("num_key_value_heads").unwrap_or(heads),
-        head_dim: number("head_dim").unwrap_or(hidden / heads),
-        vocabulary: number("vocab_size")?,
-        tied_embeddings: config["tie_word_embeddings"].as_bool().unwrap_or(false),
-        max_model_len: number("max_position_embeddings")?,
-    })
 }

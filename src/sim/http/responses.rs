@@ -6,16 +6,17 @@ use std::fmt::Write;
 
 use serde_json::{Map, Value, json};
 
-use crate::http::wire::{ErrorBody, Finish, Piece, Usage, Whole};
+use crate::http::error_body::ErrorBody;
+use crate::http::wire::{CompleteChoice, Finish, Piece, UsageCounts};
 use crate::text::logprobs::quoted;
-use crate::validate::Body;
+use crate::validate::RequestBody;
 use crate::validate::json as body_json;
-use crate::validate::pydantic::{self, Fields, Problems, shown};
+use crate::validate::pydantic::{self, FieldReader, ValidationErrors, shown};
 use crate::validate::schema;
 
 /// What of a request its answer repeats; JSON.
 #[derive(Clone, Debug)]
-pub(crate) struct Echo {
+pub(crate) struct EchoedFields {
     instructions: String,
     metadata: String,
     max_output_tokens: String,
@@ -30,11 +31,11 @@ pub(crate) struct Echo {
 ///
 /// # Errors
 /// What vLLM answers to a body whose fields are wrong, and to what needs a store.
-pub(crate) fn read(bytes: &[u8]) -> Result<(Body, Echo), ErrorBody> {
+pub(crate) fn read(bytes: &[u8]) -> Result<(RequestBody, EchoedFields), ErrorBody> {
     let mut fields = body_json::object(bytes)?;
     // vLLM adds a field before it validates, which shows in its counts.
     fields.entry("request_id").or_insert_with(|| Value::from("resp"));
-    let mut problems = Problems::default();
+    let mut problems = ValidationErrors::default();
     pydantic::check(schema::RESPONSES, &fields, &mut problems);
     if let Some(value) = fields.get("input").filter(|value| !value.is_string() && !value.is_array()) {
         problems.add("string_type", "body.input", "Input should be a valid string", &shown(value), "");
@@ -83,7 +84,7 @@ pub(crate) fn read(bytes: &[u8]) -> Result<(Body, Echo), ErrorBody> {
     }
     let shown = |name: &str| fields.get(name).map_or("null".to_owned(), Value::to_string);
     let float = |name: &str, default: f64| format!("{:?}", fields.float(name).unwrap_or(default));
-    let echo = Echo {
+    let echo = EchoedFields {
         instructions: shown("instructions"),
         metadata: shown("metadata"),
         max_output_tokens: shown("max_output_tokens"),
@@ -93,7 +94,7 @@ pub(crate) fn read(bytes: &[u8]) -> Result<(Body, Echo), ErrorBody> {
         presence_penalty: float("presence_penalty", 0.0),
         frequency_penalty: float("frequency_penalty", 0.0),
     };
-    Ok((Body::of_chat(chat), echo))
+    Ok((RequestBody::of_chat(chat), echo))
 }
 
 fn invalid(status: u16, param: &str, message: String) -> ErrorBody {
@@ -107,21 +108,21 @@ pub(crate) fn unknown(id: &str) -> ErrorBody {
 
 /// Writes one answer.
 #[derive(Debug)]
-pub(crate) struct Writer {
+pub(crate) struct ResponsesWriter {
     id: String,
     item: String,
     created: u64,
     model: String,
-    echo: Echo,
+    echo: EchoedFields,
     /// Events so far.
     number: u64,
     /// What was said so far, for the events at the end.
     said: String,
 }
 
-impl Writer {
+impl ResponsesWriter {
     /// `id` without its prefix.
-    pub(crate) fn new(id: &str, created: u64, model: &str, limit: u32, mut echo: Echo) -> Self {
+    pub(crate) fn new(id: &str, created: u64, model: &str, limit: u32, mut echo: EchoedFields) -> Self {
         if echo.max_output_tokens == "null" {
             echo.max_output_tokens = limit.to_string();
         }
@@ -149,8 +150,8 @@ impl Writer {
         )
     }
 
-    fn response(&self, output: &str, finish: Option<Finish>, usage: Option<Usage>) -> String {
-        let Echo { instructions, metadata, max_output_tokens, temperature, top_p, user, .. } = &self.echo;
+    fn response(&self, output: &str, finish: Option<Finish>, usage: Option<UsageCounts>) -> String {
+        let EchoedFields { instructions, metadata, max_output_tokens, temperature, top_p, user, .. } = &self.echo;
         let incomplete = match finish {
             Some(Finish::Length) => "{\"reason\":\"max_output_tokens\"}",
             _ => "null",
@@ -161,7 +162,7 @@ impl Writer {
             Some(_) => "completed",
         };
         let usage = usage.map_or("null".to_owned(), |usage| {
-            let Usage { prompt, completion, cached } = usage;
+            let UsageCounts { prompt, completion, cached } = usage;
             format!(
                 "{{\"input_tokens\":{prompt},\"input_tokens_details\":{{\"cached_tokens\":{},\"cache_write_tokens\":0,\
                  \"input_tokens_per_turn\":[],\"cached_tokens_per_turn\":[]}},\"output_tokens\":{completion},\
@@ -211,7 +212,7 @@ impl Writer {
         self.event(out, "response.output_text.delta", &delta);
     }
 
-    pub(crate) fn end(&mut self, out: &mut String, usage: Usage, finish: Finish) {
+    pub(crate) fn end(&mut self, out: &mut String, usage: UsageCounts, finish: Finish) {
         let (text, part) = (quoted(&self.said), Self::part(&self.said, "null"));
         let at = format!("\"content_index\":0,\"item_id\":\"{}\"", self.item);
         // The number stands before the text here, so this event is written by hand.
@@ -230,7 +231,7 @@ impl Writer {
         self.event(out, "response.completed", &format!("\"response\":{response}"));
     }
 
-    pub(crate) fn body(&self, choices: &[Whole], usage: Usage) -> String {
+    pub(crate) fn body(&self, choices: &[CompleteChoice], usage: UsageCounts) -> String {
         let piece = choices.first().map(|whole| &whole.piece);
         let part = Self::part(piece.map_or("", |piece| piece.text.as_str()), "null");
         let finish = piece.and_then(|piece| piece.finish).unwrap_or(Finish::Length);

@@ -2,7 +2,7 @@
 //!
 //! HTTP/1.1 as uvicorn serves it: idle connections close after [`KEEP_ALIVE`], error objects of vLLM, unknown routes
 //! 404. A client that closes its connection ends the request it waits for. [`spawn`] runs a server on the current
-//! tokio runtime; several fit one process. Bodies are bounded by [`MAX_BODY`].
+//! tokio runtime; several fit one process. Bodies are bounded by [`MAX_BODY`](crate::http::reply::MAX_BODY).
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -19,10 +19,9 @@ use crate::http::routes;
 use crate::observe::stats::Ended;
 use crate::process::config::SimConfig;
 use crate::process::fault::Fault;
-use crate::real_time::driver::{Driver, Shared};
+use crate::real_time::engine_loop::EngineLoop;
+use crate::real_time::state::ServerState;
 
-/// Largest request body, bytes; 64 MiB hold the longest prompt of any model here.
-pub(crate) const MAX_BODY: usize = 64 << 20;
 /// How long a connection may take to end after the server was stopped.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 /// Pause after a failed accept (out of file descriptors), so that the loop does not spin.
@@ -61,7 +60,7 @@ pub struct Snapshot {
 #[derive(Debug)]
 pub struct Handle {
     addr: SocketAddr,
-    shared: Arc<Shared>,
+    shared: Arc<ServerState>,
     tasks: TaskTracker,
 }
 
@@ -72,9 +71,9 @@ pub struct Handle {
 pub fn spawn(config: SimConfig, listener: TcpListener) -> std::io::Result<Handle> {
     let addr = listener.local_addr()?;
     let fault = config.fault;
-    let shared = Arc::new(Shared::new(config));
+    let shared = Arc::new(ServerState::new(config));
     let tasks = TaskTracker::new();
-    tasks.spawn(Driver::new(Arc::clone(&shared)).run());
+    tasks.spawn(EngineLoop::new(Arc::clone(&shared)).run());
     tasks.spawn(accept(listener, Arc::clone(&shared), tasks.clone()));
     if let Some(fault) = fault {
         shared.fault(fault);
@@ -90,7 +89,7 @@ impl Handle {
 
     /// What it has done so far.
     pub fn snapshot(&self) -> Snapshot {
-        let in_flight = self.shared.gate.lock().in_flight;
+        let in_flight = self.shared.concurrency.lock().in_flight;
         let stats = self.shared.stats.lock();
         Snapshot {
             finished: stats.ended(Ended::Stop) + stats.ended(Ended::Length),
@@ -123,7 +122,7 @@ impl Handle {
         const LOOK_EVERY: Duration = Duration::from_millis(5);
         self.shared.draining.store(true, Ordering::Relaxed);
         let deadline = tokio::time::Instant::now() + within;
-        while self.shared.gate.lock().in_flight > 0 {
+        while self.shared.concurrency.lock().in_flight > 0 {
             if tokio::time::Instant::now() >= deadline || self.shared.dead.is_cancelled() {
                 return false;
             }
@@ -146,7 +145,7 @@ impl Handle {
     }
 }
 
-async fn accept(listener: TcpListener, shared: Arc<Shared>, tasks: TaskTracker) {
+async fn accept(listener: TcpListener, shared: Arc<ServerState>, tasks: TaskTracker) {
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use serde_json::json;
 
-use crate::validate::Kind;
+use crate::validate::RequestKind;
 
 /// Why a sequence ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,8 +37,8 @@ impl Finish {
 
 /// What all chunks of one answer share.
 #[derive(Clone, Debug)]
-pub struct Envelope {
-    kind: Kind,
+pub struct ChunkWriter {
+    kind: RequestKind,
     /// `{"id":..,"object":..,"created":..,"model":..` up to `"choices":[`, for stream chunks.
     head: String,
     id: String,
@@ -53,7 +53,7 @@ pub struct Envelope {
 
 /// Which usage a stream shows.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct UsageShown {
+pub struct UsageOptions {
     /// A chunk at the end.
     pub at_end: bool,
     /// On every chunk, too.
@@ -62,7 +62,7 @@ pub struct UsageShown {
 
 /// Token counts of an answer.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Usage {
+pub struct UsageCounts {
     /// Tokens of the prompts.
     pub prompt: u64,
     /// Tokens of the answers.
@@ -90,7 +90,7 @@ pub struct Piece {
 
 /// A choice of an answer that was not streamed.
 #[derive(Clone, Debug, Default)]
-pub struct Whole {
+pub struct CompleteChoice {
     /// All of it as one piece.
     pub piece: Piece,
     /// `prompt_logprobs`, JSON.
@@ -113,12 +113,19 @@ fn push_text(out: &mut String, text: &str) {
     }
 }
 
-impl Envelope {
+impl ChunkWriter {
     /// An answer with this id (already prefixed); `created` in Unix seconds.
-    pub fn new(kind: Kind, id: String, created: u64, model: &str, fingerprint: &Arc<str>, shown: UsageShown) -> Self {
+    pub fn new(
+        kind: RequestKind,
+        id: String,
+        created: u64,
+        model: &str,
+        fingerprint: &Arc<str>,
+        shown: UsageOptions,
+    ) -> Self {
         let object = match kind {
-            Kind::Chat => "chat.completion.chunk",
-            Kind::Completion => "text_completion",
+            RequestKind::Chat => "chat.completion.chunk",
+            RequestKind::Completion => "text_completion",
         };
         let head = format!(
             "data: {{\"id\":{},\"object\":\"{object}\",\"created\":{created},\"model\":{},\"choices\":[",
@@ -138,8 +145,8 @@ impl Envelope {
     }
 
     /// The chunk that opens a choice of a chat; completions have none.
-    pub fn role(&self, out: &mut String, choice: usize, prompt_ids: Option<&str>, usage: Usage) {
-        if self.kind == Kind::Completion {
+    pub fn role(&self, out: &mut String, choice: usize, prompt_ids: Option<&str>, usage: UsageCounts) {
+        if self.kind == RequestKind::Completion {
             return;
         }
         out.push_str(&self.head);
@@ -153,17 +160,17 @@ impl Envelope {
     }
 
     /// A chunk with text.
-    pub fn content(&self, out: &mut String, choice: usize, piece: &Piece, usage: Usage) {
+    pub fn content(&self, out: &mut String, choice: usize, piece: &Piece, usage: UsageCounts) {
         out.push_str(&self.head);
         let _ = match self.kind {
-            Kind::Chat => write!(out, "{{\"index\":{choice},\"delta\":{{\"content\":\""),
-            Kind::Completion => write!(out, "{{\"index\":{choice},\"text\":\""),
+            RequestKind::Chat => write!(out, "{{\"index\":{choice},\"delta\":{{\"content\":\""),
+            RequestKind::Completion => write!(out, "{{\"index\":{choice},\"text\":\""),
         };
         push_text(out, &piece.text);
         let logprobs = or_null(&piece.logprobs);
         let _ = match self.kind {
-            Kind::Chat => write!(out, "\"}},\"logprobs\":{logprobs},"),
-            Kind::Completion => write!(out, "\",\"logprobs\":{logprobs},"),
+            RequestKind::Chat => write!(out, "\"}},\"logprobs\":{logprobs},"),
+            RequestKind::Completion => write!(out, "\",\"logprobs\":{logprobs},"),
         };
         let _ = match piece.finish {
             Some(finish) => write!(out, "\"finish_reason\":\"{}\",", finish.as_str()),
@@ -172,9 +179,9 @@ impl Envelope {
         let reason = if piece.finish.is_some() { piece.stop_reason.as_str() } else { NULL };
         let ids = or_null(&piece.token_ids);
         let _ = match (self.kind, piece.finish) {
-            (Kind::Chat, Some(_)) => write!(out, "\"stop_reason\":{reason},\"token_ids\":{ids}}}]"),
-            (Kind::Chat, None) => write!(out, "\"token_ids\":{ids}}}]"),
-            (Kind::Completion, _) => {
+            (RequestKind::Chat, Some(_)) => write!(out, "\"stop_reason\":{reason},\"token_ids\":{ids}}}]"),
+            (RequestKind::Chat, None) => write!(out, "\"token_ids\":{ids}}}]"),
+            (RequestKind::Completion, _) => {
                 let prompt = or_null(&piece.prompt_ids);
                 write!(out, "\"stop_reason\":{reason},\"prompt_token_ids\":{prompt},\"token_ids\":{ids}}}]")
             }
@@ -187,7 +194,7 @@ impl Envelope {
     }
 
     /// What follows the last content: the usage chunk where asked for, and `[DONE]`.
-    pub fn end(&self, out: &mut String, usage: Usage) {
+    pub fn end(&self, out: &mut String, usage: UsageCounts) {
         if self.usage_chunk {
             out.push_str(&self.head);
             out.push(']');
@@ -200,24 +207,24 @@ impl Envelope {
         out.push_str("data: [DONE]\n\n");
     }
 
-    fn running_usage(&self, out: &mut String, usage: Usage) {
+    fn running_usage(&self, out: &mut String, usage: UsageCounts) {
         if self.continuous {
             write_usage(out, usage);
             out.push_str(match self.kind {
-                Kind::Chat => ",\"completion_tokens_details\":null}",
-                Kind::Completion => "}",
+                RequestKind::Chat => ",\"completion_tokens_details\":null}",
+                RequestKind::Completion => "}",
             });
         }
     }
 
     /// The whole body of an answer that was not streamed. `prompt` is what a chat says of its prompt: log probabilities
     /// and token ids.
-    pub fn body(&self, choices: &[Whole], usage: Usage) -> String {
+    pub fn body(&self, choices: &[CompleteChoice], usage: UsageCounts) -> String {
         let mut out =
             String::with_capacity(600 + choices.iter().map(|whole| whole.piece.text.len() + 300).sum::<usize>());
         let object = match self.kind {
-            Kind::Chat => "chat.completion",
-            Kind::Completion => "text_completion",
+            RequestKind::Chat => "chat.completion",
+            RequestKind::Completion => "text_completion",
         };
         let _ = write!(
             out,
@@ -226,13 +233,13 @@ impl Envelope {
             self.created,
             json!(self.model)
         );
-        for (index, Whole { piece, prompt_logprobs }) in choices.iter().enumerate() {
+        for (index, CompleteChoice { piece, prompt_logprobs }) in choices.iter().enumerate() {
             let comma = if index > 0 { "," } else { "" };
             let finish = piece.finish.map_or("length", Finish::as_str);
             let reason = piece.stop_reason.as_str();
             let (logprobs, ids) = (or_null(&piece.logprobs), or_null(&piece.token_ids));
             let _ = match self.kind {
-                Kind::Chat => {
+                RequestKind::Chat => {
                     let _ =
                         write!(out, "{comma}{{\"index\":{index},\"message\":{{\"role\":{},\"content\":\"", self.role);
                     push_text(&mut out, &piece.text);
@@ -243,7 +250,7 @@ impl Envelope {
                          \"token_ids\":{ids},\"routed_experts\":null}}"
                     )
                 }
-                Kind::Completion => {
+                RequestKind::Completion => {
                     let _ = write!(out, "{comma}{{\"index\":{index},\"text\":\"");
                     push_text(&mut out, &piece.text);
                     let (prompt, prompt_ids) = (or_null(prompt_logprobs), or_null(&piece.prompt_ids));
@@ -260,7 +267,7 @@ impl Envelope {
         write_usage(&mut out, usage);
         let details = usage.cached.map_or(NULL.to_owned(), |cached| format!("{{\"cached_tokens\":{cached}}}"));
         let _ = write!(out, ",\"prompt_tokens_details\":{details},\"completion_tokens_details\":null}}");
-        if let (Kind::Chat, Some(first)) = (self.kind, choices.first()) {
+        if let (RequestKind::Chat, Some(first)) = (self.kind, choices.first()) {
             let (logprobs, ids) = (or_null(&first.prompt_logprobs), or_null(&first.piece.prompt_ids));
             let _ = write!(out, ",\"prompt_logprobs\":{logprobs},\"prompt_token_ids\":{ids},\"prompt_text\":null");
         }
@@ -269,8 +276,8 @@ impl Envelope {
     }
 }
 
-fn write_usage(out: &mut String, usage: Usage) {
-    let Usage { prompt, completion, .. } = usage;
+fn write_usage(out: &mut String, usage: UsageCounts) {
+    let UsageCounts { prompt, completion, .. } = usage;
     let total = prompt + completion;
     let _ = write!(
         out,
@@ -278,75 +285,15 @@ fn write_usage(out: &mut String, usage: Usage) {
     );
 }
 
-/// `kind` of an error that is not vLLM's own.
-const DETAIL: &str = "detail";
-
-/// An error object and its status.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ErrorBody {
-    /// HTTP status and `code`.
-    pub status: u16,
-    /// `type`.
-    pub kind: &'static str,
-    /// `param`.
-    pub param: Option<String>,
-    /// `message`.
-    pub message: String,
-}
-
-impl ErrorBody {
-    /// A request that cannot be served as it is (400, `BadRequestError`).
-    pub fn bad_request(param: Option<&str>, message: String) -> Self {
-        Self { status: 400, kind: "BadRequestError", param: param.map(str::to_owned), message }
-    }
-
-    /// What the framework below vLLM answers: `{"detail": ..}`.
-    pub fn detail(status: u16, message: &str) -> Self {
-        Self { status, kind: DETAIL, param: None, message: message.to_owned() }
-    }
-
-    /// Something that is not there (404, `NotFoundError`).
-    pub fn not_found(param: Option<&str>, message: String) -> Self {
-        Self { status: 404, kind: "NotFoundError", param: param.map(str::to_owned), message }
-    }
-
-    /// An engine that died.
-    pub fn dead() -> Self {
-        let message = "EngineCore encountered an issue. See stack trace (above) for the root cause.".to_owned();
-        Self { status: 500, kind: "InternalServerError", param: None, message }
-    }
-
-    /// The object as JSON.
-    pub fn json(&self) -> String {
-        if self.kind == DETAIL {
-            return json!({"detail": self.message}).to_string();
-        }
-        let param = json!(self.param);
-        let (message, kind) = (json!(self.message), json!(self.kind));
-        format!("{{\"error\":{{\"message\":{message},\"type\":{kind},\"param\":{param},\"code\":{}}}}}", self.status)
-    }
-
-    /// The object as the event of a stream that already began, with the end of the stream.
-    pub fn event(&self) -> String {
-        let param = json!(self.param);
-        let (message, kind) = (json!(self.message), json!(self.kind));
-        format!(
-            "data: {{\"error\": {{\"message\": {message}, \"type\": {kind}, \"param\": {param}, \"code\": {}}}}}\n\n\
-             data: [DONE]\n\n",
-            self.status
-        )
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn render(kind: Kind, usage_chunk: bool, continuous: bool) -> String {
-        let (prefix, mut out) = (if kind == Kind::Chat { "chatcmpl-" } else { "cmpl-" }, String::new());
-        let shown = UsageShown { at_end: usage_chunk, continuous };
-        let envelope = Envelope::new(kind, format!("{prefix}1"), 2, "m", &"vllm-0.33.0-51ca51ca".into(), shown);
-        let usage = |completion| Usage { prompt: 5, completion, cached: None };
+    fn render(kind: RequestKind, usage_chunk: bool, continuous: bool) -> String {
+        let (prefix, mut out) = (if kind == RequestKind::Chat { "chatcmpl-" } else { "cmpl-" }, String::new());
+        let shown = UsageOptions { at_end: usage_chunk, continuous };
+        let envelope = ChunkWriter::new(kind, format!("{prefix}1"), 2, "m", &"vllm-0.33.0-51ca51ca".into(), shown);
+        let usage = |completion| UsageCounts { prompt: 5, completion, cached: None };
         let piece =
             |text: &str, finish| Piece { text: text.into(), finish, stop_reason: "null".into(), ..Piece::default() };
         envelope.role(&mut out, 0, None, usage(0));
@@ -365,12 +312,12 @@ mod tests {
             r#"{"index":0,"delta":{"content":" b"},"logprobs":null,"finish_reason":"length","stop_reason":null,"token_ids":null}],"system_fingerprint":"vllm-0.33.0-51ca51ca"}"#,
         ];
         let expected = expected.map(|tail| format!("{chunk}{tail}\n\n")).concat() + "data: [DONE]\n\n";
-        assert_eq!(render(Kind::Chat, false, false), expected);
+        assert_eq!(render(RequestKind::Chat, false, false), expected);
     }
 
     #[test]
     fn the_fingerprint_moves_to_the_usage_chunk() {
-        let out = render(Kind::Completion, true, false);
+        let out = render(RequestKind::Completion, true, false);
         assert_eq!(out.matches("system_fingerprint").count(), 1);
         assert!(out.ends_with(
             "\"choices\":[],\"usage\":{\"prompt_tokens\":5,\"total_tokens\":7,\"completion_tokens\":2},\
@@ -381,18 +328,18 @@ mod tests {
 
     #[test]
     fn continuous_usage_rides_on_every_chunk_and_needs_include_usage() {
-        assert_eq!(render(Kind::Chat, true, true).matches("\"usage\"").count(), 4);
-        assert_eq!(render(Kind::Chat, false, true).matches("\"usage\"").count(), 0);
+        assert_eq!(render(RequestKind::Chat, true, true).matches("\"usage\"").count(), 4);
+        assert_eq!(render(RequestKind::Chat, false, true).matches("\"usage\"").count(), 0);
     }
 
     #[test]
     fn every_chunk_and_body_is_json() {
-        for event in render(Kind::Chat, true, true).split("\n\n").filter(|event| event.contains('{')) {
+        for event in render(RequestKind::Chat, true, true).split("\n\n").filter(|event| event.contains('{')) {
             serde_json::from_str::<serde_json::Value>(event.strip_prefix("data: ").unwrap()).unwrap();
         }
-        for kind in [Kind::Chat, Kind::Completion] {
-            let envelope = Envelope::new(kind, "x".into(), 1, "a \"b\"", &"f".into(), UsageShown::default());
-            let whole = |text: &str, finish| Whole {
+        for kind in [RequestKind::Chat, RequestKind::Completion] {
+            let envelope = ChunkWriter::new(kind, "x".into(), 1, "a \"b\"", &"f".into(), UsageOptions::default());
+            let whole = |text: &str, finish| CompleteChoice {
                 piece: Piece {
                     text: text.into(),
                     finish: Some(finish),
@@ -402,16 +349,7 @@ mod tests {
                 prompt_logprobs: None,
             };
             let choices = [whole("one \"two\"\n", Finish::Stop), whole("two", Finish::Length)];
-            serde_json::from_str::<serde_json::Value>(&envelope.body(&choices, Usage::default())).unwrap();
+            serde_json::from_str::<serde_json::Value>(&envelope.body(&choices, UsageCounts::default())).unwrap();
         }
-    }
-
-    #[test]
-    fn errors_have_vllms_shape() {
-        let error = ErrorBody::bad_request(Some("max_tokens"), "no".into());
-        assert_eq!(
-            error.json(),
-            r#"{"error":{"message":"no","type":"BadRequestError","param":"max_tokens","code":400}}"#
-        );
     }
 }

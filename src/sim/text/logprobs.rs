@@ -8,7 +8,7 @@ use std::fmt::Write;
 use serde_json::Value;
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::text::script::Script;
+use crate::text::planned_output::PlannedOutput;
 use crate::text::vocabulary::Vocabulary;
 
 /// A JSON text.
@@ -28,11 +28,11 @@ fn bytes(text: &str) -> String {
 }
 
 /// Tokens at a position with the drawn one first, `alternatives` of them in all (at least the drawn one).
-fn ranked(script: &Script, position: u32, alternatives: u32) -> Vec<u32> {
-    let mut tokens = vec![script.token(position)];
+fn ranked(output: &PlannedOutput, position: u32, alternatives: u32) -> Vec<u32> {
+    let mut tokens = vec![output.token(position)];
     let mut rank = 1;
     while (tokens.len() as u32) < alternatives && rank < 4 * alternatives {
-        let other = script.alternative(position, rank);
+        let other = output.alternative(position, rank);
         if !tokens.contains(&other) {
             tokens.push(other);
         }
@@ -42,12 +42,12 @@ fn ranked(script: &Script, position: u32, alternatives: u32) -> Vec<u32> {
 }
 
 /// A chat's: `{"content":[{"token":..,"logprob":..,"bytes":[..],"top_logprobs":[..]}]}` for some positions.
-pub(crate) fn chat(script: &Script, positions: std::ops::Range<u32>, alternatives: u32) -> String {
+pub(crate) fn chat(output: &PlannedOutput, positions: std::ops::Range<u32>, alternatives: u32) -> String {
     let mut out = "{\"content\":[".to_owned();
     for (index, position) in positions.enumerate() {
-        let ranked = ranked(script, position, alternatives);
+        let ranked = ranked(output, position, alternatives);
         let one = |token: u32, rank: u32| {
-            let text = script.text_of(token);
+            let text = output.text_of(token);
             format!("\"token\":{},\"logprob\":{:?},\"bytes\":{}", quoted(&text), value(token, rank), bytes(&text))
         };
         let _ = write!(out, "{}{{{},\"top_logprobs\":[", if index > 0 { "," } else { "" }, one(ranked[0], 0));
@@ -71,7 +71,7 @@ struct Row {
 
 /// A completion's: four parallel lists. `echoed` are prompt tokens in front, `offset` is where the text begins.
 pub(crate) fn completion(
-    script: &Script,
+    output: &PlannedOutput,
     positions: std::ops::Range<u32>,
     alternatives: u32,
     echoed: Option<(&Vocabulary, &[u32])>,
@@ -87,9 +87,9 @@ pub(crate) fn completion(
         }
     }
     for position in positions {
-        let ranked = ranked(script, position, alternatives);
-        let named = |(token, rank): (&u32, u32)| (script.text_of(*token).into_owned(), value(*token, rank));
-        let text = script.text_of(ranked[0]).into_owned();
+        let ranked = ranked(output, position, alternatives);
+        let named = |(token, rank): (&u32, u32)| (output.text_of(*token).into_owned(), value(*token, rank));
+        let text = output.text_of(ranked[0]).into_owned();
         rows.push(Row { logprob: Some(value(ranked[0], 0)), text, top: ranked.iter().zip(0..).map(named).collect() });
     }
     let mut at = offset;

@@ -33,7 +33,7 @@ struct Real {
 /// Why a tokenizer cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("OSError: Can't load tokenizer for '{0}': {1}. Give the folder of a model with a tokenizer.json, or a name.")]
-pub struct NoTokenizer(String, String);
+pub struct TokenizerError(String, String);
 
 impl Vocabulary {
     /// Made-up tokens, about four characters each.
@@ -46,13 +46,13 @@ impl Vocabulary {
     ///
     /// # Errors
     /// When there is a file and it is not a tokenizer.
-    pub fn of_folder(folder: &Path, eos: Option<u32>) -> Result<Option<Self>, NoTokenizer> {
+    pub fn of_folder(folder: &Path, eos: Option<u32>) -> Result<Option<Self>, TokenizerError> {
         let file = folder.join("tokenizer.json");
         if !file.is_file() {
             return Ok(None);
         }
         let tokenizer = Tokenizer::from_file(&file)
-            .map_err(|error| NoTokenizer(folder.display().to_string(), error.to_string()))?;
+            .map_err(|error| TokenizerError(folder.display().to_string(), error.to_string()))?;
         let size = tokenizer.get_vocab_size(true) as u32;
         let special = tokenizer.get_added_tokens_decoder();
         let plain = |id: &u32| {

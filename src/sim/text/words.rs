@@ -39,7 +39,7 @@ pub fn count(text: &str) -> usize {
     cjk + usize::div_ceil(other, CHARS_PER_TOKEN)
 }
 
-/// Ids of the pieces of a text; as many as [`count`] says, give or take one at each change of script.
+/// Ids of the pieces of a text; as many as [`count`] says, give or take one at each change of output.
 pub fn ids(text: &str) -> Vec<u32> {
     let mut ids = Vec::with_capacity(count(text));
     let (mut start, mut chars) = (0, 0);

@@ -9,37 +9,38 @@ use std::collections::BTreeMap;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
-use super::pydantic::{self, Problems};
-use super::{Kind, json, messages, rules, schema};
-use crate::http::wire::ErrorBody;
+use super::pydantic::{self, ValidationErrors};
+use super::request_kind::RequestKind;
+use super::{json, messages, rules, schema};
+use crate::http::error_body::ErrorBody;
 
 /// A body that passed the checks of its fields.
 #[derive(Clone, Debug)]
-pub(crate) struct Body {
+pub(crate) struct RequestBody {
     /// Its fields. `prompt` is an empty list where `ids` are given.
     pub(super) fields: Map<String, Value>,
     /// The prompt, when it is one list of token ids: a hundred thousand of them are common, and slow as JSON values.
     pub(super) ids: Option<Vec<u32>>,
 }
 
-impl Body {
+impl RequestBody {
     /// Reads and checks a body.
     ///
     /// # Errors
     /// What vLLM answers before it looks for the model.
-    pub(crate) fn read(kind: Kind, bytes: &[u8]) -> Result<Self, ErrorBody> {
+    pub(crate) fn read(kind: RequestKind, bytes: &[u8]) -> Result<Self, ErrorBody> {
         let body = match Self::with_ids(kind, bytes) {
             Some(body) => body,
             None => Self { fields: json::object(bytes)?, ids: None },
         };
-        rules::check(kind, &body)?;
-        let mut problems = Problems::default();
+        rules::check(kind, &body.fields, body.ids.as_deref())?;
+        let mut problems = ValidationErrors::default();
         match kind {
-            Kind::Chat => {
+            RequestKind::Chat => {
                 messages::check(body.fields.get("messages"), "body.messages", &mut problems);
                 pydantic::check(schema::CHAT, &body.fields, &mut problems);
             }
-            Kind::Completion => {
+            RequestKind::Completion => {
                 if body.ids.is_none() {
                     messages::check_prompt(body.fields.get("prompt"), &mut problems);
                 }
@@ -50,8 +51,8 @@ impl Body {
     }
 
     /// The fast way, for a completion whose prompt is a list of ids.
-    fn with_ids(kind: Kind, bytes: &[u8]) -> Option<Self> {
-        if kind != Kind::Completion {
+    fn with_ids(kind: RequestKind, bytes: &[u8]) -> Option<Self> {
+        if kind != RequestKind::Completion {
             return None;
         }
         let raw: BTreeMap<Cow<'_, str>, &RawValue> = serde_json::from_slice(bytes).ok()?;

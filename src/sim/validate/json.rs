@@ -5,8 +5,8 @@
 
 use serde_json::{Map, Value};
 
-use super::pydantic::{Problems, repr, shown};
-use crate::http::wire::ErrorBody;
+use super::pydantic::{ValidationErrors, repr, shown};
+use crate::http::error_body::ErrorBody;
 
 /// The object in a body.
 ///
@@ -14,7 +14,7 @@ use crate::http::wire::ErrorBody;
 /// No body, no JSON, no object, no UTF-8: what vLLM answers to each.
 pub(crate) fn object(bytes: &[u8]) -> Result<Map<String, Value>, ErrorBody> {
     let text = std::str::from_utf8(bytes).map_err(|_| ErrorBody::detail(400, "There was an error parsing the body"))?;
-    let mut problems = Problems::default();
+    let mut problems = ValidationErrors::default();
     if bytes.is_empty() {
         problems.add("missing", "body", "Field required", "None", "");
         return Err(problems.refusal());

@@ -5,7 +5,7 @@
 
 use serde_json::Value;
 
-use super::pydantic::{Problems, shown};
+use super::pydantic::{ValidationErrors, shown};
 
 /// The branches of a message, with the role each wants and the fields that it requires.
 const MESSAGES: &[(&str, &str, &[&str])] = &[
@@ -21,7 +21,7 @@ const MESSAGES: &[(&str, &str, &[&str])] = &[
 
 /// Checks a list of messages. A message fits when one branch takes it: any role will do, because vLLM has a branch for
 /// roles of the model's own.
-pub(super) fn check(messages: Option<&Value>, at: &str, problems: &mut Problems) {
+pub(super) fn check(messages: Option<&Value>, at: &str, problems: &mut ValidationErrors) {
     // That it is missing is told by the schema.
     let Some(messages) = messages else { return };
     let Some(items) = messages.as_array() else {
@@ -32,7 +32,7 @@ pub(super) fn check(messages: Option<&Value>, at: &str, problems: &mut Problems)
     }
 }
 
-fn check_message(item: &Value, at: &str, problems: &mut Problems) {
+fn check_message(item: &Value, at: &str, problems: &mut ValidationErrors) {
     let Some(fields) = item.as_object() else {
         for (branch, ..) in MESSAGES {
             let (kind, text) = match *branch {
@@ -78,7 +78,7 @@ fn check_message(item: &Value, at: &str, problems: &mut Problems) {
 }
 
 /// The content of one branch.
-fn check_content(branch: &str, value: &Value, at: &str, problems: &mut Problems) {
+fn check_content(branch: &str, value: &Value, at: &str, problems: &mut ValidationErrors) {
     let mut add = |kind: &str, text: &str| problems.add(kind, at, text, &shown(value), "");
     match (branch, value) {
         ("Message", value) if !value.is_array() => add("list_type", "Input should be a valid list"),
@@ -93,7 +93,7 @@ fn check_content(branch: &str, value: &Value, at: &str, problems: &mut Problems)
 }
 
 /// Checks a prompt: ids, lists of ids, a text, texts. Every branch complains.
-pub(super) fn check_prompt(prompt: Option<&Value>, problems: &mut Problems) {
+pub(super) fn check_prompt(prompt: Option<&Value>, problems: &mut ValidationErrors) {
     let at = "body.prompt";
     let items = match prompt {
         None | Some(Value::Null | Value::String(_)) => return,
@@ -128,7 +128,7 @@ fn is_id(item: &Value) -> bool {
     item.as_u64().is_some() || item.as_f64().is_some_and(|float| float >= 0.0 && float.fract() == 0.0)
 }
 
-fn check_id(item: &Value, at: &str, problems: &mut Problems) {
+fn check_id(item: &Value, at: &str, problems: &mut ValidationErrors) {
     let (kind, text, context) = match item {
         _ if is_id(item) => return,
         Value::String(text) if text.trim().parse::<u64>().is_ok() => return,

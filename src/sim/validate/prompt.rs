@@ -9,8 +9,8 @@ use std::sync::Arc;
 use serde_json::{Map, Value, json};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
-use super::pydantic::Fields;
-use crate::http::wire::ErrorBody;
+use super::pydantic::FieldReader;
+use crate::http::error_body::ErrorBody;
 use crate::text::template::Template;
 use crate::text::vocabulary::Vocabulary;
 
@@ -43,7 +43,7 @@ impl Prompt {
 
 /// What a server needs to read prompts.
 #[derive(Debug)]
-pub struct Texts {
+pub struct TextModel {
     /// Tokens.
     pub vocabulary: Vocabulary,
     /// The model's chat template.
@@ -52,7 +52,7 @@ pub struct Texts {
     pub text_only: bool,
 }
 
-impl Texts {
+impl TextModel {
     /// Made-up tokens and no template.
     pub fn made_up() -> Self {
         Self { vocabulary: Vocabulary::made_up(), template: None, text_only: false }
@@ -62,7 +62,7 @@ impl Texts {
     ///
     /// # Errors
     /// When a file of the folder cannot be used.
-    pub fn of_folder(folder: &std::path::Path) -> Result<Self, crate::text::vocabulary::NoTokenizer> {
+    pub fn of_folder(folder: &std::path::Path) -> Result<Self, crate::text::vocabulary::TokenizerError> {
         let read = |name: &str| std::fs::read_to_string(folder.join(name)).ok();
         let config: Value = read("config.json").and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default();
         let eos = config["eos_token_id"].as_u64().or_else(|| config["eos_token_id"][0].as_u64());

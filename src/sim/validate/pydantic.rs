@@ -6,7 +6,7 @@
 
 use serde_json::{Map, Value};
 
-use crate::http::wire::ErrorBody;
+use crate::http::error_body::ErrorBody;
 
 /// What a field takes.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -22,7 +22,7 @@ pub(crate) enum Type {
     /// A list of whole numbers, each at least this.
     Ints(i64),
     /// A list of texts.
-    Texts,
+    TextModel,
     /// An object.
     Dict,
     /// An object whose values are numbers.
@@ -56,12 +56,12 @@ const MOST_TOLD: usize = 10;
 
 /// Problems found so far: the place of the first, and all as listed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Problems {
+pub(crate) struct ValidationErrors {
     first: Option<String>,
     lines: Vec<String>,
 }
 
-impl Problems {
+impl ValidationErrors {
     /// Adds a problem at a place (`body.n`).
     pub(crate) fn add(&mut self, kind: &str, at: &str, text: &str, input: &str, context: &str) {
         self.first.get_or_insert_with(|| at.to_owned());
@@ -140,7 +140,7 @@ pub(crate) fn shown(value: &Value) -> String {
 }
 
 /// Checks every field of a schema.
-pub(crate) fn check(schema: &[Field], body: &Map<String, Value>, problems: &mut Problems) {
+pub(crate) fn check(schema: &[Field], body: &Map<String, Value>, problems: &mut ValidationErrors) {
     for field in schema {
         let at = format!("body.{}", field.name);
         match body.get(field.name) {
@@ -152,7 +152,7 @@ pub(crate) fn check(schema: &[Field], body: &Map<String, Value>, problems: &mut 
     }
 }
 
-fn check_value(takes: Type, value: &Value, at: &str, problems: &mut Problems) {
+fn check_value(takes: Type, value: &Value, at: &str, problems: &mut ValidationErrors) {
     let mut wrong = |kind: &str, text: &str| problems.add(kind, at, text, &shown(value), "");
     match takes {
         Type::Any => {}
@@ -205,7 +205,7 @@ fn check_value(takes: Type, value: &Value, at: &str, problems: &mut Problems) {
             }
             _ => wrong("list_type", "Input should be a valid list"),
         },
-        Type::Texts => match value {
+        Type::TextModel => match value {
             Value::Array(items) => {
                 for (index, item) in items.iter().enumerate() {
                     check_value(Type::Text, item, &format!("{at}.{index}"), problems);
@@ -228,7 +228,7 @@ fn one_of(texts: &[&str]) -> String {
 }
 
 /// A text or a list of at most four: both branches of the union complain.
-fn check_stop(value: &Value, at: &str, problems: &mut Problems) {
+fn check_stop(value: &Value, at: &str, problems: &mut ValidationErrors) {
     const MOST: usize = 4;
     let items = match value {
         Value::String(_) => return,
@@ -253,8 +253,8 @@ fn check_stop(value: &Value, at: &str, problems: &mut Problems) {
     }
 }
 
-fn check_int(value: &Value, least: i64, most: i64, at: &str, problems: &mut Problems) {
-    let over = |problems: &mut Problems, kind: &str, word: &str, bound: i64, key: &str| {
+fn check_int(value: &Value, least: i64, most: i64, at: &str, problems: &mut ValidationErrors) {
+    let over = |problems: &mut ValidationErrors, kind: &str, word: &str, bound: i64, key: &str| {
         let text = format!("Input should be {word} than or equal to {bound}");
         problems.add(kind, at, &text, &shown(value), &format!("'{key}': {bound}"));
     };
@@ -316,7 +316,7 @@ pub(crate) fn truth(value: &Value) -> Option<bool> {
 }
 
 /// Readers of a body that passed [`check`].
-pub(crate) trait Fields {
+pub(crate) trait FieldReader {
     /// A whole number.
     fn int(&self, name: &str) -> Option<i64>;
     /// A number.
@@ -327,7 +327,7 @@ pub(crate) trait Fields {
     fn text(&self, name: &str) -> Option<&str>;
 }
 
-impl Fields for Map<String, Value> {
+impl FieldReader for Map<String, Value> {
     fn int(&self, name: &str) -> Option<i64> {
         i64::try_from(int(self.get(name)?).ok()?).ok()
     }
@@ -351,7 +351,7 @@ mod tests {
     use serde_json::json;
 
     fn message(takes: Type, value: Value) -> String {
-        let mut problems = Problems::default();
+        let mut problems = ValidationErrors::default();
         check_value(takes, &value, "body.x", &mut problems);
         if problems.is_empty() { String::new() } else { problems.refusal().message }
     }

@@ -5,10 +5,9 @@
 
 use serde_json::{Map, Value};
 
-use super::body::Body;
-use super::pydantic::{Fields, repr, shown};
-use crate::http::wire::ErrorBody;
-use crate::validate::Kind;
+use super::pydantic::{FieldReader, repr, shown};
+use super::request_kind::RequestKind;
+use crate::http::error_body::ErrorBody;
 
 /// vLLM's `VLLM_MAX_COMPLETION_PROMPTS`.
 const MAX_PROMPTS: usize = 1024;
@@ -36,14 +35,13 @@ fn truthy(value: Option<&Value>) -> bool {
     }
 }
 
-/// All rules of a route.
+/// Checks all rules of a route. `ids` is the prompt of a completion, if it is one list of token ids.
 ///
 /// # Errors
 /// The first that is broken.
-pub(super) fn check(kind: Kind, body: &Body) -> Result<(), ErrorBody> {
-    let fields = &body.fields;
+pub(super) fn check(kind: RequestKind, fields: &Map<String, Value>, ids: Option<&[u32]>) -> Result<(), ErrorBody> {
     match kind {
-        Kind::Chat => {
+        RequestKind::Chat => {
             messages_iterate(fields)?;
             if truthy(fields.get("continue_final_message")) && truthy(fields.get("add_generation_prompt")) {
                 refuse("", "Cannot set both `continue_final_message` and `add_generation_prompt` to True.")?;
@@ -53,8 +51,10 @@ pub(super) fn check(kind: Kind, body: &Body) -> Result<(), ErrorBody> {
             logprobs(fields, "top_logprobs")?;
             stream_options(fields)?;
         }
-        Kind::Completion => {
-            prompts(body)?;
+        RequestKind::Completion => {
+            if ids.is_none() {
+                prompts(fields)?;
+            }
             stream_options(fields)?;
             logprobs(fields, "logprobs")?;
             one_constraint(fields, "structured_outputs")?;
@@ -163,11 +163,8 @@ fn stream_options(fields: &Map<String, Value>) -> Result<(), ErrorBody> {
     }
 }
 
-fn prompts(body: &Body) -> Result<(), ErrorBody> {
-    if body.ids.is_some() {
-        return Ok(());
-    }
-    let prompt = body.fields.get("prompt");
+fn prompts(fields: &Map<String, Value>) -> Result<(), ErrorBody> {
+    let prompt = fields.get("prompt");
     if let Some(Value::Array(prompts)) = prompt
         && prompts.len() > MAX_PROMPTS
         && !prompts.iter().all(Value::is_i64)
@@ -180,7 +177,7 @@ fn prompts(body: &Body) -> Result<(), ErrorBody> {
         return refuse("prompt", &text);
     }
     let empty = prompt.is_none_or(|prompt| prompt.is_null() || prompt == "");
-    let embeds = body.fields.get("prompt_embeds");
+    let embeds = fields.get("prompt_embeds");
     let no_embeds = embeds.is_none_or(|embeds| embeds.is_null() || embeds.as_array().is_some_and(Vec::is_empty));
     match empty && no_embeds {
         true => refuse("prompt", "Either prompt or prompt_embeds must be provided and non-empty."),

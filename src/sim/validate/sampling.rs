@@ -5,8 +5,8 @@
 
 use serde_json::{Map, Value};
 
-use super::pydantic::Fields;
-use crate::http::wire::ErrorBody;
+use super::pydantic::FieldReader;
+use crate::http::error_body::ErrorBody;
 
 /// vLLM's `VLLM_MAX_N_SEQUENCES`.
 const MAX_CHOICES: i64 = 16_384;

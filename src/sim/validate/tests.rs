@@ -1,18 +1,19 @@
 //! Bodies of both routes: defaults, shapes of prompts, refusals.
 
 use super::*;
+use crate::http::error_body::ErrorBody;
 
-fn parse(kind: Kind, body: &str, max_model_len: u32) -> Result<Generate, ErrorBody> {
-    let limits = Limits { max_model_len, max_logprobs: 20, auto_tools: false, name: "m" };
-    Generate::new(kind, &Body::read(kind, body.as_bytes())?, &Texts::made_up(), limits)
+fn parse(kind: RequestKind, body: &str, max_model_len: u32) -> Result<GenerateRequest, ErrorBody> {
+    let limits = ServerLimits { max_model_len, max_logprobs: 20, auto_tools: false, name: "m" };
+    GenerateRequest::new(kind, &RequestBody::read(kind, body.as_bytes())?, &TextModel::made_up(), limits)
 }
 
-fn completion(body: &str) -> Result<Generate, ErrorBody> {
-    parse(Kind::Completion, body, 8192)
+fn completion(body: &str) -> Result<GenerateRequest, ErrorBody> {
+    parse(RequestKind::Completion, body, 8192)
 }
 
-fn chat(body: &str) -> Result<Generate, ErrorBody> {
-    parse(Kind::Chat, body, 8192)
+fn chat(body: &str) -> Result<GenerateRequest, ErrorBody> {
+    parse(RequestKind::Chat, body, 8192)
 }
 
 #[test]
@@ -77,15 +78,18 @@ fn refusals_are_vllms() {
 #[test]
 fn a_prompt_as_long_as_the_context_leaves_no_room_and_a_longer_one_is_refused() {
     let ids = |count: usize| format!(r#"{{"prompt":{:?}}}"#, vec![7; count]);
-    let at = |count: usize| parse(Kind::Completion, &ids(count), 100).map(|request| request.limits[0]);
+    let at = |count: usize| parse(RequestKind::Completion, &ids(count), 100).map(|request| request.limits[0]);
     assert_eq!(at(99).unwrap(), 1);
     assert_eq!(at(100).unwrap_err().message, "max_tokens must be at least 1, got 0. (parameter=max_tokens, value=0)");
     assert!(at(101).unwrap_err().message.contains("your prompt contains 101 input tokens, which exceeds"));
     let text = format!(r#"{{"prompt":"{}"}}"#, "x".repeat(1000));
-    assert!(parse(Kind::Completion, &text, 100).unwrap_err().message.contains("at least 101 input tokens"));
+    assert!(parse(RequestKind::Completion, &text, 100).unwrap_err().message.contains("at least 101 input tokens"));
     let text = format!(r#"{{"prompt":"{}"}}"#, "x".repeat(7001));
     assert!(
-        parse(Kind::Completion, &text, 100).unwrap_err().message.contains("7001 characters (more than 7000 characters")
+        parse(RequestKind::Completion, &text, 100)
+            .unwrap_err()
+            .message
+            .contains("7001 characters (more than 7000 characters")
     );
 }
 

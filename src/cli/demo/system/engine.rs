@@ -18,7 +18,7 @@ use tokio::time::Instant;
 use crate::flow::{Connection, Exchange, ExchangeError, ResponseHead, SendError, Upstream, UpstreamRequest};
 use crate::pool::Address;
 use crate::sim::engine::{Content, SequenceId};
-use crate::sim::{Lane, Request, SimConfig};
+use crate::sim::{Request, SimConfig, VirtualServer};
 
 const TOKEN: &str = "data: {\"choices\":[{\"index\":0,\"text\":\"w\",\"finish_reason\":null}]}\n\n";
 const LAST: &str = "data: {\"choices\":[{\"index\":0,\"text\":\"w\",\"finish_reason\":\"length\"}]}\n\n";
@@ -40,7 +40,7 @@ struct Options {
 type Told = bool;
 
 struct Machine {
-    lane: Lane,
+    lane: VirtualServer,
     streams: HashMap<SequenceId, mpsc::UnboundedSender<Told>>,
     alive: bool,
     hung_since: Option<Instant>,
@@ -59,7 +59,7 @@ pub(super) struct Engine {
 impl Engine {
     pub(super) fn new(config: SimConfig) -> Arc<Self> {
         let machine = Machine {
-            lane: config.lane(),
+            lane: config.virtual_server(),
             streams: HashMap::new(),
             alive: true,
             hung_since: None,
@@ -112,7 +112,7 @@ impl Engine {
     pub(super) fn die(&self) {
         let mut machine = self.machine.lock();
         machine.streams.clear();
-        (machine.lane, machine.epoch) = (self.config.lane(), Instant::now());
+        (machine.lane, machine.epoch) = (self.config.virtual_server(), Instant::now());
         (machine.alive, machine.hung_since) = (false, None);
     }
 
@@ -151,7 +151,7 @@ impl Engine {
     pub(super) fn check_empty(&self) {
         let machine = self.machine.lock();
         assert!(machine.streams.is_empty(), "{} streams are left", machine.streams.len());
-        assert_eq!((machine.lane.coming(), machine.lane.engine().is_empty()), (0, true));
+        assert_eq!((machine.lane.in_front_end(), machine.lane.engine().is_empty()), (0, true));
         // What was aborted last is let go by a step that nothing asks for any more.
         let engine = machine.lane.engine();
         assert_eq!((engine.running(), engine.waiting()), (0, 0));

@@ -28,9 +28,10 @@ fn limits_and_ranges_are_shown_with_both_values() {
     assert_eq!(
         shown(&with(&[]), &with(&sets)),
         [
-            "pool short: prompt_tokens: 0 to 5k -> 0 to 6k",
-            "pool short: slots: 256 -> 8, tokens: none -> 9k",
-            "pool long: prompt_tokens: 5k and more -> 6k and more",
+            "pool.short.slots: 256 -> 8",
+            "pool.short.tokens: not limited -> \"9k\"",
+            "pool.short.prompt_tokens.max: \"5k\" -> \"6k\"",
+            "pool.long.prompt_tokens.min: \"5k\" -> \"6k\"",
         ]
     );
 }
@@ -38,9 +39,9 @@ fn limits_and_ranges_are_shown_with_both_values() {
 #[test]
 fn a_backend_that_moved_is_removed_and_added() {
     let moved = with(&["pool.short.backend.a.url=http://127.0.0.1:9000"]);
-    assert_eq!(shown(&with(&[]), &moved), ["backend short/a: removed, it drains", "backend short/a: added"]);
+    assert_eq!(shown(&with(&[]), &moved), ["pool.short.backend.a: removed", "pool.short.backend.a: added"]);
     let reweighted = with(&["pool.short.backend.a.weight=2"]);
-    assert_eq!(shown(&with(&[]), &reweighted), ["backend short/a: weight or api_key changed"]);
+    assert_eq!(shown(&with(&[]), &reweighted), ["pool.short.backend.a.weight: 1.0 -> 2.0"]);
 }
 
 #[test]
@@ -48,7 +49,7 @@ fn pools_that_come_and_go_are_named() {
     let renamed = with(&["pool.short.name=brief", "pool.long.spill=[\"brief\"]"]);
     assert_eq!(
         shown(&with(&[]), &renamed),
-        ["pool short: removed, its backends drain", "pool long: spill changed", "pool brief: added"]
+        ["pool.short: removed", "pool.long.spill: [\"short\"] -> [\"brief\"]", "pool.brief: added"]
     );
 }
 
@@ -57,7 +58,11 @@ fn sockets_need_a_restart_and_other_server_settings_do_not() {
     let moved = with(&["server.listen=127.0.0.1:9999", "server.keepalive=5s", "retry.attempts=3"]);
     assert_eq!(
         shown(&with(&[]), &moved),
-        ["server.listen: changed, needs a restart; the running value stays", "server: changed", "retry: changed"]
+        [
+            "server.listen: \"127.0.0.1:8080\" -> \"127.0.0.1:9999\"; needs a restart, the running value stays",
+            "server.keepalive: \"75s\" -> \"5s\"",
+            "retry.attempts: 2 -> 3",
+        ]
     );
 }
 
@@ -65,11 +70,11 @@ fn sockets_need_a_restart_and_other_server_settings_do_not() {
 fn models_are_compared_by_name_and_not_by_position() {
     let before = valid(&TWO_POOLS.replace("models = [\"m\"]", "models = [\"*\"]"));
     let text = format!("[[model]]\nname = \"n\"\n{}", TWO_POOLS.replace("models = [\"m\"]", "models = [\"*\"]"));
-    assert_eq!(shown(&before, &valid(&text)), ["model n: added"]);
+    assert_eq!(shown(&before, &valid(&text)), ["model.n: added"]);
     let first = format!("[[model]]\nname = \"n\"\n{TWO_POOLS}").replace("[\"m\"]", "[\"m\", \"n\"]");
     assert_eq!(
         shown(&with(&[]), &valid(&first)),
-        ["model n: added", "pool short: models changed", "pool long: models changed"]
+        ["model.n: added", r#"pool.short.models: ["m"] -> ["m", "n"]"#, r#"pool.long.models: ["m"] -> ["m", "n"]"#]
     );
 }
 
@@ -78,6 +83,30 @@ fn a_queue_a_model_and_keys_are_each_one_change() {
     let sets = ["pool.long.queue.length=5", "model.m.aliases=[]", "auth.keys=[{name=\"k\", sha256=\"env:DIGEST\"}]"];
     assert_eq!(
         shown(&with(&[]), &with(&sets)),
-        ["auth: keys or admin_token changed", "model m: its settings changed", "pool long: queue changed"]
+        ["auth.keys.k: added", "model.m.aliases: [\"alias\"] -> []", "pool.long.queue.length: 512 -> 5"]
     );
+}
+
+#[test]
+fn secrets_and_environments_are_compared_and_not_shown() {
+    let plain = |token: &str, home: &str| {
+        let token = format!("auth.admin_token={token}");
+        let launch = format!("pool.long.backend=[{{name=\"b\", launch={{command=[\"x\"], env={{HOME=\"{home}\"}}}}}}]");
+        with(&[&token, &launch])
+    };
+    assert_eq!(
+        shown(&plain("one", "here"), &plain("two", "there")),
+        [
+            "auth.admin_token: changed",
+            "pool.long.backend.b.launch.env.HOME: changed; the engine is restarted in its turn"
+        ]
+    );
+}
+
+#[test]
+fn what_needs_a_restart_keeps_its_running_value() {
+    let running = with(&["log.level=debug"]);
+    let mut new = with(&["server.listen=127.0.0.1:9999", "server.keepalive=5s", "access_log={path=\"-\"}"]);
+    new.keep_until_restart(&running);
+    assert_eq!(shown(&running, &new), ["server.keepalive: \"75s\" -> \"5s\""]);
 }

@@ -1,12 +1,11 @@
-//! What holds for the configuration as a whole: each problem is found, samples work, what is printed
-//! reads back, and a reload is described by its differences.
+//! The configuration as a whole: each problem is found, samples are valid, what is printed reads back, and a reload is
+//! described by its differences.
 //!
 //! Surroundings are fixed: four cores, and the environment variables listed in [`read`]. Files come
 //! from a temporary folder where a test needs them.
 
 mod changes;
 mod problems;
-mod round_trip;
 mod samples;
 
 use std::path::Path;
@@ -41,11 +40,20 @@ fn read(text: &str) -> Result<Loaded, Problems> {
     read_with(text, &[])
 }
 
+/// Compares with `tests/golden/NAME.snap`; `INSTA_UPDATE=always cargo test` writes it.
+fn assert_golden(name: &str, text: &str) {
+    let mut settings = insta::Settings::clone_current();
+    settings.set_snapshot_path(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden"));
+    settings.set_prepend_module_to_snapshot(false);
+    settings.set_omit_expression(true);
+    settings.bind(|| insta::assert_snapshot!(name, text));
+}
+
 fn valid(text: &str) -> Config {
     read(text).unwrap_or_else(|problems| panic!("{problems}")).config
 }
 
-/// Two pools that are fine, to which tests add what is not.
+/// Two valid pools, to which tests add mistakes.
 const TWO_POOLS: &str = r#"
 [[model]]
 name = "m"

@@ -9,7 +9,7 @@ fn errors_with(text: &str, sets: &[&str]) -> Vec<String> {
     problems.errors.iter().map(|problem| format!("{}: {}", problem.path(), problem.situation())).collect()
 }
 
-/// Asserts that `sets` applied to two fine pools give exactly one error, at `path`, saying `part`.
+/// Asserts that `sets` applied to two valid pools give exactly one error, at `path`, that contains `part`.
 #[track_caller]
 fn one(sets: &[&str], path: &str, part: &str) {
     one_in(TWO_POOLS, sets, path, part);
@@ -50,7 +50,7 @@ fn values_of_the_wrong_type_are_named() {
     one(&["pool.short.spill=[5]"], "pool[0].spill[0]", "expected a text");
     one(&["server.listen=8080"], "server.listen", "expected a text");
     one(&["server.listen=somewhere"], "server.listen", "is not an address");
-    one(&["server.drain_timeout=30"], "server.drain_timeout", "has no unit");
+    one(&["server.drain_timeout=30"], "server.drain_timeout", "has no known unit");
     one(&["server.max_body=huge"], "server.max_body", "is not a size");
     one(&["pool.short.tokens=-5"], "pool[0].tokens", "number of tokens");
 }
@@ -68,7 +68,8 @@ fn values_out_of_bounds_are_named_with_the_bounds() {
     one(&["slo.attainment=1.5"], "slo.attainment", "1.5 is outside");
     one(&["access_log={path=\"-\", sample=2}"], "access_log.sample", "outside 0 to 1");
     one(&["pool.short.backend.a.weight=0"], "pool[0].backend[0].weight", "outside");
-    one(&["health.ejection_base=2m"], "health.ejection_base", "longer than the longest ejection");
+    one(&["health.ejection_base=2m"], "health.ejection_base", "2m is longer than ejection_max (1m)");
+    one(&["fleet.backoff=2m"], "fleet.backoff", "2m is longer than backoff_max (1m)");
 }
 
 #[test]
@@ -191,7 +192,7 @@ fn commands_for_an_engine_are_checked() {
         "outside",
     );
     let launched = "pool.long.backend=[{name=\"b\", launch={command=[\"vllm\"], port=8005}, control={start=[\"up\"], stop=[\"down\"]}}]";
-    one(&[launched], "pool[1].backend[0].control", "needs no commands");
+    one(&[launched], "pool[1].backend[0].control", "needs no control commands");
     let loaded =
         read_with(TWO_POOLS, &[&control("{start=[\"up\", \"{args}\"], stop=[\"down\"], args={max-num-seqs=4}}")])
             .unwrap();
@@ -222,7 +223,7 @@ fn launch_is_checked_as_far_as_that_is_possible_without_starting_it() {
 }
 
 #[test]
-fn a_policy_that_does_not_exist_yet_is_said_to_be_replaced() {
+fn a_policy_that_is_not_available_yet_gives_a_warning() {
     let loaded = read_with(TWO_POOLS, &["pool.long.policy=prefix_affinity"]).unwrap();
     assert!(loaded.warnings.iter().any(|warning| warning.to_string().contains("picks by least_work")));
 }
@@ -278,13 +279,13 @@ fn a_tokenizer_that_is_not_there_is_an_error() {
 }
 
 #[test]
-fn an_admin_port_for_everybody_without_a_token_is_warned_about() {
+fn an_open_admin_port_without_a_token_gives_a_warning() {
     let warnings = read_with(TWO_POOLS, &["server.admin=0.0.0.0:8081"]).unwrap().warnings;
     assert!(warnings.iter().any(|warning| warning.to_string().contains("may change the gateway")), "{warnings:?}");
 }
 
 #[test]
-fn a_file_that_is_not_there_or_not_toml_is_said_so() {
+fn a_file_that_is_missing_or_not_toml_is_reported() {
     let problems = Config::load(std::path::Path::new("/no/such.toml"), &[]).unwrap_err();
     assert!(problems.to_string().contains("cannot read /no/such.toml"), "{problems}");
     let problems = read("[server\nlisten = 1\n").unwrap_err();
@@ -305,10 +306,5 @@ fn the_report_of_a_file_with_many_problems() {
     let text = std::fs::read_to_string(golden.join("config_problems.toml")).unwrap();
     let problems: Problems = Config::parse(&text, "bad.toml", &[], &super::around(&golden)).unwrap_err();
     assert!(problems.errors.len() >= 15, "{}", problems.errors.len());
-    let mut settings = insta::Settings::clone_current();
-    settings.set_snapshot_path(golden);
-    settings.set_prepend_module_to_snapshot(false);
-    settings.set_omit_expression(true);
-    settings
-        .bind(|| insta::assert_snapshot!("config_problems", format!("{problems}").replace(root.to_str().unwrap(), "")));
+    super::assert_golden("config_problems", &problems.to_string().replace(root.to_str().unwrap(), ""));
 }

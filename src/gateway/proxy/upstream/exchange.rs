@@ -20,7 +20,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use super::super::headers;
 use super::connected::Connected;
 use super::wire::{Framing, WireError, take_head};
-use crate::config::defaults;
+use crate::config::limits;
 use crate::flow::{Exchange, ExchangeError, ResponseHead, UpstreamRequest};
 use crate::pool::Address;
 
@@ -265,7 +265,7 @@ impl Exchange for EngineExchange {
 
     async fn keep_alive(self) {
         if self.framing == Framing::Done && self.keepalive && self.input.is_empty() && self.ended.is_none() {
-            self.connector.release_stream(self.stream, self.peer.reuse_hash(), Some(defaults::UPSTREAM_IDLE));
+            self.connector.release_stream(self.stream, self.peer.reuse_hash(), Some(limits::UPSTREAM_IDLE));
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Connections to engines: pingora's connector behind the [`Upstream`] trait.
 //!
-//! Idle connections are kept at most [`defaults::UPSTREAM_IDLE`] (vLLM closes its side at 5 s), and pingora checks that
+//! Idle connections are kept at most [`limits::UPSTREAM_IDLE`] (vLLM closes its side at 5 s), and pingora checks that
 //! one is still open before it is used again.
 //! Names are resolved when first needed and again after [`RESOLVE_AGAIN`]; addresses are used as they are.
 //!
@@ -23,7 +23,7 @@ use tokio::time::{Instant, timeout};
 use connected::Connected;
 use exchange::EngineExchange;
 
-use crate::config::defaults;
+use crate::config::limits;
 use crate::flow::{Connection, ExchangeError, SendError, Upstream, UpstreamRequest};
 use crate::pool::Address;
 
@@ -32,7 +32,7 @@ const RESOLVE_AGAIN: Duration = Duration::from_secs(10);
 /// Idle connections in all; the oldest is closed first.
 const POOL_SIZE: usize = 4_096;
 /// Peers remembered at most: every backend of a configuration, a few times over for reloads.
-const PEERS_MAX: usize = 4 * defaults::MAX_BACKENDS;
+const PEERS_MAX: usize = 4 * limits::MAX_BACKENDS;
 
 /// Connections to all engines.
 pub struct UpstreamConnector {
@@ -83,7 +83,7 @@ impl UpstreamConnector {
         };
         let mut peer = HttpPeer::new(socket, false, String::new());
         peer.options.connection_timeout = Some(limit);
-        peer.options.idle_timeout = Some(defaults::UPSTREAM_IDLE);
+        peer.options.idle_timeout = Some(limits::UPSTREAM_IDLE);
         let peer = Arc::new(peer);
         if self.peers.len() >= PEERS_MAX {
             self.peers.clear();

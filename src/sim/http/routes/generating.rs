@@ -1,6 +1,6 @@
 //! Routes that generate: OpenAI's three, Anthropic's, and SageMaker's that stands for two of them.
 //!
-//! All become one [`Generate`] and differ in how the answer is written. A request is read whole before anything is looked at;
+//! All become one [`GenerateRequest`] and differ in how the answer is written. A request is read whole before anything is looked at;
 //! its size is bounded by the server.
 
 use std::sync::Arc;
@@ -12,23 +12,24 @@ use hyper::header::{CONTENT_TYPE, HeaderMap, HeaderValue};
 use hyper::{Request, Response, StatusCode};
 use serde_json::{Value, json};
 
-use super::{Reply, body, read, require_json};
-use crate::http::answer::broken_body;
-use crate::http::format::Format;
-use crate::http::generate::{Named, resolve_model, start, unix_time};
-use crate::http::wire::{Envelope, ErrorBody, UsageShown};
+use crate::http::error_body::ErrorBody;
+use crate::http::generate::{ResolvedModel, fresh_id, resolve_model, start};
+use crate::http::reply::{Reply, body, read, require_json};
+use crate::http::response_body::broken_body;
+use crate::http::response_writer::ResponseWriter;
+use crate::http::wire::{ChunkWriter, UsageOptions};
 use crate::http::{anthropic, responses};
-use crate::real_time::driver::Shared;
-use crate::validate::pydantic::Problems;
-use crate::validate::{Body, Generate, Kind, Limits, json as body_json};
-use sluice_core::base::Rng;
+use crate::real_time::state::ServerState;
+use crate::unix_time::unix_time;
+use crate::validate::pydantic::ValidationErrors;
+use crate::validate::{GenerateRequest, RequestBody, RequestKind, ServerLimits, json as body_json};
 
 /// Answers one of the routes.
 ///
 /// # Errors
 /// What vLLM refuses.
 pub(super) async fn answer(
-    shared: &Arc<Shared>,
+    shared: &Arc<ServerState>,
     template: &str,
     request: Request<Incoming>,
 ) -> Result<Reply, ErrorBody> {
@@ -37,11 +38,11 @@ pub(super) async fn answer(
     let sent = read(Request::from_parts(parts.clone(), sent)).await?;
     let headers = &parts.headers;
     match template {
-        "/v1/chat/completions" => openai(shared, Kind::Chat, headers, &sent).await,
-        "/v1/completions" => openai(shared, Kind::Completion, headers, &sent).await,
+        "/v1/chat/completions" => openai(shared, RequestKind::Chat, headers, &sent).await,
+        "/v1/completions" => openai(shared, RequestKind::Completion, headers, &sent).await,
         "/invocations" => {
             let chat = serde_json::from_slice::<Value>(&sent).is_ok_and(|value| value.get("messages").is_some());
-            openai(shared, if chat { Kind::Chat } else { Kind::Completion }, headers, &sent).await
+            openai(shared, if chat { RequestKind::Chat } else { RequestKind::Completion }, headers, &sent).await
         }
         "/v1/responses" => of_responses(shared, headers, &sent).await,
         "/v1/messages" => {
@@ -56,7 +57,7 @@ pub(super) async fn answer(
 }
 
 fn anthropic_error(error: ErrorBody) -> Result<Reply, ErrorBody> {
-    if error.status == 0 {
+    if error.is_client_gone() {
         return Err(error);
     }
     let status = StatusCode::from_u16(error.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
@@ -64,19 +65,24 @@ fn anthropic_error(error: ErrorBody) -> Result<Reply, ErrorBody> {
 }
 
 /// Model and request of a body.
-fn understood(shared: &Shared, kind: Kind, body: &Body, headers: &HeaderMap) -> Result<(Named, Generate), ErrorBody> {
+fn understood(
+    shared: &ServerState,
+    kind: RequestKind,
+    body: &RequestBody,
+    headers: &HeaderMap,
+) -> Result<(ResolvedModel, GenerateRequest), ErrorBody> {
     let model = resolve_model(shared, body.model())?;
     if shared.dead.is_cancelled() {
         return Err(ErrorBody::dead());
     }
     let config = &shared.config;
-    let limits = Limits {
+    let limits = ServerLimits {
         max_model_len: config.max_model_len,
         max_logprobs: config.max_logprobs,
         auto_tools: config.auto_tools,
         name: config.names.first().map_or("", String::as_str),
     };
-    let mut request = Generate::new(kind, body, &config.texts, limits)?;
+    let mut request = GenerateRequest::new(kind, body, &config.texts, limits)?;
     let number = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()?.trim().parse::<i64>().ok());
     if let Some(rank) = number("x-data-parallel-rank").filter(|rank| *rank != 0) {
         return Err(ErrorBody::bad_request(None, format!("data_parallel_rank {rank} is out of range [0, 1).")));
@@ -90,23 +96,29 @@ fn understood(shared: &Shared, kind: Kind, body: &Body, headers: &HeaderMap) -> 
     Ok((model, request))
 }
 
-fn request_id(shared: &Shared, headers: &HeaderMap, of_body: Option<&String>) -> String {
+fn request_id(shared: &ServerState, headers: &HeaderMap, of_body: Option<&String>) -> String {
     let header = headers.get("x-request-id").and_then(|value| value.to_str().ok()).map(str::to_owned);
     header.or_else(|| of_body.cloned()).unwrap_or_else(|| fresh_id(shared))
 }
 
-async fn openai(shared: &Arc<Shared>, kind: Kind, headers: &HeaderMap, sent: &[u8]) -> Result<Reply, ErrorBody> {
-    let body = Body::read(kind, sent)?;
+async fn openai(
+    shared: &Arc<ServerState>,
+    kind: RequestKind,
+    headers: &HeaderMap,
+    sent: &[u8],
+) -> Result<Reply, ErrorBody> {
+    let body = RequestBody::read(kind, sent)?;
     let (model, request) = understood(shared, kind, &body, headers)?;
     let id = request_id(shared, headers, request.request_id.as_ref());
-    let prefix = if kind == Kind::Chat { "chatcmpl" } else { "cmpl" };
-    let usage = UsageShown { at_end: request.include_usage, continuous: request.continuous_usage };
-    let envelope = Envelope::new(kind, format!("{prefix}-{id}"), unix_time(), &model.name, &shared.fingerprint, usage);
+    let prefix = if kind == RequestKind::Chat { "chatcmpl" } else { "cmpl" };
+    let usage = UsageOptions { at_end: request.include_usage, continuous: request.continuous_usage };
+    let envelope =
+        ChunkWriter::new(kind, format!("{prefix}-{id}"), unix_time(), &model.name, &shared.fingerprint, usage);
     let envelope = match &request.role {
         Some(role) => envelope.spoken_by(role),
         None => envelope,
     };
-    let mut reply = send(shared, &request, &model, Format::Chunks(envelope)).await?;
+    let mut reply = send(shared, &request, &model, ResponseWriter::Chunks(envelope)).await?;
     if !request.stream {
         report_load(shared, headers, &mut reply);
     }
@@ -114,7 +126,7 @@ async fn openai(shared: &Arc<Shared>, kind: Kind, headers: &HeaderMap, sent: &[u
 }
 
 /// ORCA: the load of this engine in a header, for those who ask for it.
-fn report_load(shared: &Shared, headers: &HeaderMap, reply: &mut Reply) {
+fn report_load(shared: &ServerState, headers: &HeaderMap, reply: &mut Reply) {
     let Some(wanted) = headers.get("endpoint-load-metrics-format").and_then(|value| value.to_str().ok()) else {
         return;
     };
@@ -134,30 +146,35 @@ fn report_load(shared: &Shared, headers: &HeaderMap, reply: &mut Reply) {
     }
 }
 
-async fn of_responses(shared: &Arc<Shared>, headers: &HeaderMap, sent: &[u8]) -> Result<Reply, ErrorBody> {
+async fn of_responses(shared: &Arc<ServerState>, headers: &HeaderMap, sent: &[u8]) -> Result<Reply, ErrorBody> {
     let (body, echo) = responses::read(sent)?;
-    let (model, request) = understood(shared, Kind::Chat, &body, headers)?;
+    let (model, request) = understood(shared, RequestKind::Chat, &body, headers)?;
     let id = request_id(shared, headers, None);
     let limit = request.limits.first().copied().unwrap_or(0);
-    let writer = responses::Writer::new(&id, unix_time(), &model.name, limit, echo);
-    send(shared, &request, &model, Format::Responses(Box::new(writer))).await
+    let writer = responses::ResponsesWriter::new(&id, unix_time(), &model.name, limit, echo);
+    send(shared, &request, &model, ResponseWriter::Responses(Box::new(writer))).await
 }
 
-async fn of_messages(shared: &Arc<Shared>, headers: &HeaderMap, body: &Body) -> Result<Reply, ErrorBody> {
-    let (model, request) = understood(shared, Kind::Chat, body, headers)?;
+async fn of_messages(shared: &Arc<ServerState>, headers: &HeaderMap, body: &RequestBody) -> Result<Reply, ErrorBody> {
+    let (model, request) = understood(shared, RequestKind::Chat, body, headers)?;
     let id = format!("chatcmpl-{}", request_id(shared, headers, None));
-    let writer = anthropic::Writer::new(id, &model.name);
-    send(shared, &request, &model, Format::Messages(writer)).await
+    let writer = anthropic::MessagesWriter::new(id, &model.name);
+    send(shared, &request, &model, ResponseWriter::Messages(writer)).await
 }
 
-fn count_tokens(shared: &Shared, body: &Body) -> Result<Reply, ErrorBody> {
+fn count_tokens(shared: &ServerState, body: &RequestBody) -> Result<Reply, ErrorBody> {
     let model = resolve_model(shared, body.model())?;
     let tokens = shared.config.texts.of_chat(body.fields(), &model.name, u32::MAX)?.tokens();
     let text = format!("{{\"input_tokens\":{tokens},\"context_management\":{{\"original_input_tokens\":{tokens}}}}}");
-    Ok(super::body(StatusCode::OK, "application/json", text))
+    Ok(crate::http::reply::body(StatusCode::OK, "application/json", text))
 }
 
-async fn send(shared: &Arc<Shared>, request: &Generate, model: &Named, format: Format) -> Result<Reply, ErrorBody> {
+async fn send(
+    shared: &Arc<ServerState>,
+    request: &GenerateRequest,
+    model: &ResolvedModel,
+    format: ResponseWriter,
+) -> Result<Reply, ErrorBody> {
     let answer = start(shared, request, model, format)?;
     if request.stream {
         let mut reply = Response::new(answer.boxed_unsync());
@@ -172,12 +189,6 @@ async fn send(shared: &Arc<Shared>, request: &Generate, model: &Named, format: F
     Ok(body(StatusCode::OK, "application/json", text))
 }
 
-/// 16 hex digits, different for each request of a process.
-pub(super) fn fresh_id(shared: &Shared) -> String {
-    let count = shared.next_id.fetch_add(1, Ordering::Relaxed);
-    format!("{:016x}", Rng::new(count ^ unix_time().rotate_left(32) ^ shared.config.seed).next_u64())
-}
-
 /// Routes that vLLM has and nobody simulates: what is missing is told, then that it is not here.
 ///
 /// # Errors
@@ -190,7 +201,7 @@ pub(super) async fn unsupported(template: &str, request: Request<Incoming>) -> R
         "/generative_scoring" => &["query", "items", "label_token_ids"],
         _ => &["new_data_parallel_size"],
     };
-    let mut problems = Problems::default();
+    let mut problems = ValidationErrors::default();
     for name in needed.iter().filter(|name| !fields.contains_key(**name)) {
         problems.missing(&format!("body.{name}"), fields.len());
     }

@@ -16,25 +16,23 @@ mod generating;
 mod table;
 mod tokens;
 
-use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use http_body_util::combinators::UnsyncBoxBody;
-use http_body_util::{BodyExt, Full, Limited};
-use hyper::body::{Bytes, Incoming};
-use hyper::header::{ALLOW, AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HeaderValue, LOCATION, ORIGIN, SERVER, VARY};
-use hyper::{Method, Request, Response, StatusCode};
+use hyper::body::Incoming;
+use hyper::header::{ALLOW, AUTHORIZATION, CONTENT_LENGTH, HeaderValue, LOCATION, ORIGIN, SERVER, VARY};
+use hyper::{Method, Request, StatusCode};
 use serde_json::{Value, json};
 
-use crate::http::answer::Cut;
-use crate::http::server::MAX_BODY;
-use crate::http::wire::ErrorBody;
+use crate::http::error_body::ErrorBody;
+use crate::http::generate::fresh_id;
+use crate::http::reply::{Reply, body, json_reply, read, require_json, text_reply};
+use crate::http::response_body::Disconnect;
 use crate::http::{models, responses};
 use crate::observe::{http_metrics, metrics_page};
-use crate::real_time::driver::Shared;
+use crate::real_time::state::ServerState;
 
 pub(crate) use table::listed;
 
@@ -43,10 +41,12 @@ use table::Target;
 /// Prefixes that `--api-key` guards.
 const GUARDED: [&str; 4] = ["/v1", "/v2", "/inference", "/cohere"];
 
-pub(super) type Reply = Response<UnsyncBoxBody<Bytes, Cut>>;
-
 /// Answers one request. A cut connection is an error of the service: hyper then closes without an answer.
-pub(super) async fn handle(shared: Arc<Shared>, peer: SocketAddr, request: Request<Incoming>) -> Result<Reply, Cut> {
+pub(super) async fn handle(
+    shared: Arc<ServerState>,
+    peer: SocketAddr,
+    request: Request<Incoming>,
+) -> Result<Reply, Disconnect> {
     let began = Instant::now();
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let size = request.headers().get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok()).unwrap_or(0);
@@ -56,8 +56,8 @@ pub(super) async fn handle(shared: Arc<Shared>, peer: SocketAddr, request: Reque
         _ => None,
     };
     let reply = route(&shared, request).await;
-    if matches!(&reply, Err(error) if error.status == 0) {
-        return Err(Cut);
+    if matches!(&reply, Err(error) if error.is_client_gone()) {
+        return Err(Disconnect);
     }
     let mut reply = reply.unwrap_or_else(|error| error_reply(&error));
     reply.headers_mut().insert(SERVER, HeaderValue::from_static("uvicorn"));
@@ -75,8 +75,8 @@ pub(super) async fn handle(shared: Arc<Shared>, peer: SocketAddr, request: Reque
 }
 
 /// 32 hex digits.
-fn fresh_uuid(shared: &Shared) -> String {
-    generating::fresh_id(shared) + &generating::fresh_id(shared)
+fn fresh_uuid(shared: &ServerState) -> String {
+    fresh_id(shared) + &fresh_id(shared)
 }
 
 fn error_reply(error: &ErrorBody) -> Reply {
@@ -84,7 +84,7 @@ fn error_reply(error: &ErrorBody) -> Reply {
     body(status, "application/json", error.json())
 }
 
-async fn route(shared: &Arc<Shared>, request: Request<Incoming>) -> Result<Reply, ErrorBody> {
+async fn route(shared: &Arc<ServerState>, request: Request<Incoming>) -> Result<Reply, ErrorBody> {
     let path = request.uri().path().to_owned();
     let preflight =
         request.method() == Method::OPTIONS && request.headers().contains_key("access-control-request-method");
@@ -117,7 +117,7 @@ async fn route(shared: &Arc<Shared>, request: Request<Incoming>) -> Result<Reply
 }
 
 async fn answer(
-    shared: &Arc<Shared>,
+    shared: &Arc<ServerState>,
     template: &'static str,
     open: Option<&str>,
     request: Request<Incoming>,
@@ -191,7 +191,7 @@ fn disallowed() -> Reply {
     reply
 }
 
-fn scale_out(shared: &Shared) -> ErrorBody {
+fn scale_out(shared: &ServerState) -> ErrorBody {
     if shared.config.scale_out {
         let message = "the simulator does not render or take tokens; leave --enable-scale-out away".to_owned();
         return ErrorBody { status: 501, kind: "NotImplementedError", param: None, message };
@@ -201,7 +201,7 @@ fn scale_out(shared: &Shared) -> ErrorBody {
     ErrorBody { status: 403, kind: "PermissionDeniedError", param: None, message }
 }
 
-fn openapi(shared: &Shared) -> Value {
+fn openapi(shared: &ServerState) -> Value {
     let paths: serde_json::Map<String, Value> = listed(&shared.config)
         .map(|(path, methods)| {
             let methods = methods.iter().map(|method| (method.to_lowercase(), json!({"responses": {"200": {}}})));
@@ -211,38 +211,19 @@ fn openapi(shared: &Shared) -> Value {
     json!({"openapi": "3.1.0", "info": {"title": "FastAPI", "version": "0.1.0"}, "paths": paths})
 }
 
-fn body(status: StatusCode, content_type: &'static str, text: String) -> Reply {
-    let full = Full::new(Bytes::from(text)).map_err(|never: Infallible| match never {});
-    let mut reply = Response::new(full.boxed_unsync());
-    *reply.status_mut() = status;
-    if !content_type.is_empty() {
-        reply.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
-    }
-    reply
-}
-
-fn json_reply(value: &Value) -> Reply {
-    body(StatusCode::OK, "application/json", value.to_string())
-}
-
-/// A text without a type, as vLLM sends it.
-fn text_reply(text: String) -> Reply {
-    body(StatusCode::OK, "", text)
-}
-
-fn authorized(shared: &Shared, request: &Request<Incoming>) -> bool {
+fn authorized(shared: &ServerState, request: &Request<Incoming>) -> bool {
     let keys = &shared.config.api_keys;
     let sent = request.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok());
     let sent = sent.and_then(|value| value.strip_prefix("Bearer "));
     keys.is_empty() || sent.is_some_and(|sent| keys.iter().any(|key| key == sent))
 }
 
-fn health(shared: &Shared) -> Reply {
+fn health(shared: &ServerState) -> Reply {
     let status = if shared.dead.is_cancelled() { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::OK };
     body(status, "", String::new())
 }
 
-fn metrics(shared: &Shared) -> Reply {
+fn metrics(shared: &ServerState) -> Reply {
     if shared.garbage.load(Ordering::Relaxed) {
         return body(StatusCode::OK, "text/plain", "vllm:num_requests_running{ NaN\n\u{0}<html>\n".into());
     }
@@ -270,35 +251,7 @@ fn metrics(shared: &Shared) -> Reply {
     body(StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8", out)
 }
 
-async fn read(request: Request<Incoming>) -> Result<Bytes, ErrorBody> {
-    match Limited::new(request.into_body(), MAX_BODY).collect().await {
-        Ok(collected) => Ok(collected.to_bytes()),
-        Err(error) if error.is::<http_body_util::LengthLimitError>() => Err(ErrorBody {
-            status: 413,
-            kind: "Request Entity Too Large",
-            param: None,
-            message: format!("the body is larger than {MAX_BODY} bytes"),
-        }),
-        // The client left while it sent: nobody reads an answer.
-        Err(_) => Err(cut()),
-    }
-}
-
-/// Marks an answer that is never written.
-fn cut() -> ErrorBody {
-    ErrorBody { status: 0, kind: "", param: None, message: String::new() }
-}
-
-fn require_json(request: &Request<Incoming>) -> Result<(), ErrorBody> {
-    let sent = request.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
-    if sent.is_some_and(|sent| sent.to_ascii_lowercase().starts_with("application/json")) {
-        return Ok(());
-    }
-    let message = "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed".to_owned();
-    Err(ErrorBody { status: 400, kind: "Bad Request", param: None, message })
-}
-
-async fn fault(shared: &Shared, request: Request<Incoming>) -> Result<Reply, ErrorBody> {
+async fn fault(shared: &ServerState, request: Request<Incoming>) -> Result<Reply, ErrorBody> {
     let bytes = read(request).await?;
     let text = match serde_json::from_slice::<Value>(&bytes) {
         Ok(value) => value["fault"].as_str().unwrap_or_default().to_owned(),

@@ -9,12 +9,13 @@ use hyper::body::Incoming;
 use hyper::{Request, StatusCode};
 use serde_json::{Map, Value, json};
 
-use super::{Reply, body, json_reply, read, require_json};
-use crate::http::generate::{resolve_model, unix_time};
-use crate::http::wire::ErrorBody;
-use crate::real_time::driver::Shared;
+use crate::http::error_body::ErrorBody;
+use crate::http::generate::{fresh_id, resolve_model};
+use crate::http::reply::{Reply, body, json_reply, read, require_json};
+use crate::real_time::state::ServerState;
 use crate::text::logprobs::quoted;
-use crate::validate::pydantic::{self, Fields, Problems, shown};
+use crate::unix_time::unix_time;
+use crate::validate::pydantic::{self, FieldReader, ValidationErrors, shown};
 use crate::validate::{json as body_json, schema};
 use sluice_core::base::Rng;
 
@@ -26,7 +27,7 @@ const EMBEDDING: usize = 64;
 /// # Errors
 /// Fields that are missing or wrong, an unknown model.
 pub(super) async fn answer(
-    shared: &Arc<Shared>,
+    shared: &Arc<ServerState>,
     template: &str,
     request: Request<Incoming>,
 ) -> Result<Reply, ErrorBody> {
@@ -41,7 +42,7 @@ pub(super) async fn answer(
 
 /// A prompt or messages: the body must fit one of the two shapes, and both complain when it fits none.
 fn check_tokenize(fields: &Map<String, Value>) -> Result<(), ErrorBody> {
-    let mut problems = Problems::default();
+    let mut problems = ValidationErrors::default();
     let prompt = fields.get("prompt");
     let messages = fields.get("messages");
     if prompt.is_some_and(Value::is_string) || messages.is_some_and(Value::is_array) {
@@ -58,7 +59,7 @@ fn check_tokenize(fields: &Map<String, Value>) -> Result<(), ErrorBody> {
     Err(problems.refusal())
 }
 
-fn tokenize(shared: &Shared, fields: &Map<String, Value>) -> Result<Reply, ErrorBody> {
+fn tokenize(shared: &ServerState, fields: &Map<String, Value>) -> Result<Reply, ErrorBody> {
     check_tokenize(fields)?;
     resolve_model(shared, fields.text("model").filter(|name| !name.is_empty()))?;
     let texts = &shared.config.texts;
@@ -82,8 +83,8 @@ fn tokenize(shared: &Shared, fields: &Map<String, Value>) -> Result<Reply, Error
     Ok(body(StatusCode::OK, "application/json", text))
 }
 
-fn detokenize(shared: &Shared, fields: &Map<String, Value>) -> Result<Reply, ErrorBody> {
-    let mut problems = Problems::default();
+fn detokenize(shared: &ServerState, fields: &Map<String, Value>) -> Result<Reply, ErrorBody> {
+    let mut problems = ValidationErrors::default();
     pydantic::check(schema::DETOKENIZE, fields, &mut problems);
     if !problems.is_empty() {
         return Err(problems.refusal());
@@ -96,11 +97,11 @@ fn detokenize(shared: &Shared, fields: &Map<String, Value>) -> Result<Reply, Err
 }
 
 /// Vectors of unit length that depend on the text alone.
-fn embeddings(shared: &Shared, fields: &Map<String, Value>) -> Result<Reply, ErrorBody> {
+fn embeddings(shared: &ServerState, fields: &Map<String, Value>) -> Result<Reply, ErrorBody> {
     let model = resolve_model(shared, fields.text("model").filter(|name| !name.is_empty()))?.name;
     let inputs = match fields.get("input") {
         None | Some(Value::Null) => {
-            let mut problems = Problems::default();
+            let mut problems = ValidationErrors::default();
             problems.missing("body.input", fields.len());
             return Err(problems.refusal());
         }
@@ -123,7 +124,7 @@ fn embeddings(shared: &Shared, fields: &Map<String, Value>) -> Result<Reply, Err
     let data: Vec<Value> = vectors.collect();
     let usage =
         json!({"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0, "prompt_tokens_details": null});
-    let id = format!("embd-{}", super::generating::fresh_id(shared));
+    let id = format!("embd-{}", fresh_id(shared));
     Ok(json_reply(&json!({
         "id": id, "object": "list", "created": unix_time(), "model": model, "data": data, "usage": usage
     })))

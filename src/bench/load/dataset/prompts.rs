@@ -1,0 +1,107 @@
+//! Datasets that hold the prompts themselves: conversations of ShareGPT, and prompts of one's own.
+//!
+//! ShareGPT is read as `vllm bench serve` does: conversations of two turns or more, the first turn is the prompt, the length
+//! of the second that of the answer; kept when prompt and answer have 4 tokens or more (the answer is not asked when its
+//! length is given), the prompt 1024 or fewer and both together 2048 or fewer.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use super::error::{DatasetError, row};
+use super::item::{Item, ItemPrompt, Items};
+use super::jsonl::{keys, objects};
+use super::options::ReadOptions;
+
+/// Fewest tokens of prompt and answer.
+const MIN_TOKENS: u32 = 4;
+/// Most tokens of a prompt.
+const MAX_PROMPT: u32 = 1024;
+/// Most tokens of both.
+const MAX_BOTH: u32 = 2048;
+
+/// Reads conversations: one JSON array, or one object a line.
+pub(super) fn sharegpt(text: &str, file: &str, options: &ReadOptions<'_>) -> Result<Items, DatasetError> {
+    let entries: Vec<Value> = if text.trim_start().starts_with('[') {
+        serde_json::from_str(text).map_err(|error| row(file, error.line(), format!("not JSON: {error}")))?
+    } else {
+        objects(text, file)?.into_iter().map(|(_, entry)| entry).collect()
+    };
+    let mut items = Items::default();
+    items.class("all");
+    let (mut none, mut short, mut unfit) = (0, 0, 0);
+    for entry in &entries {
+        let Some(turns) = entry.get("conversations").and_then(Value::as_array) else {
+            none += 1;
+            continue;
+        };
+        let said = |turn: usize| turns.get(turn).and_then(|turn| turn.get("value")).and_then(Value::as_str);
+        let (Some(prompt), Some(answer)) = (said(0), said(1)) else {
+            short += 1;
+            continue;
+        };
+        let tokens = options.counter.count(prompt);
+        let output = options.output.unwrap_or_else(|| options.counter.count(answer));
+        let fits = tokens >= MIN_TOKENS
+            && (options.output.is_some() || output >= MIN_TOKENS)
+            && tokens <= MAX_PROMPT
+            && tokens.saturating_add(output) <= MAX_BOTH;
+        if !fits {
+            unfit += 1;
+            continue;
+        }
+        items.list.push(text_item(prompt, tokens, output));
+    }
+    if none == entries.len() && none > 0 {
+        return Err(DatasetError::Column {
+            file: file.to_owned(),
+            missing: "conversations".into(),
+            found: keys(entries.first()),
+            hint: "a ShareGPT file is a JSON array of objects with a list `conversations` of `{\"from\", \"value\"}`"
+                .into(),
+        });
+    }
+    let kept = items.list.len();
+    if kept < entries.len() {
+        items.notes.insert(0, format!(
+            "{kept} of {} conversations are used ({short} have fewer than two turns, {unfit} are shorter than {MIN_TOKENS} \
+             tokens, or longer than {MAX_PROMPT} in the prompt or {MAX_BOTH} in all)",
+            entries.len()
+        ));
+    }
+    options.counter.note_estimate(&mut items);
+    Ok(items)
+}
+
+/// Reads prompts: JSON lines with `prompt`, and `output_tokens` unless a length is given for all.
+pub(super) fn custom(text: &str, file: &str, options: &ReadOptions<'_>) -> Result<Items, DatasetError> {
+    let mut items = Items::default();
+    items.class("all");
+    for (line, entry) in objects(text, file)? {
+        let missing = |missing: &str, hint: &str| DatasetError::Column {
+            file: file.to_owned(),
+            missing: missing.into(),
+            found: format!("{}, line {line}", keys(Some(&entry))),
+            hint: hint.into(),
+        };
+        let prompt = entry.get("prompt").ok_or_else(|| missing("prompt", "each line needs one"))?;
+        let prompt = prompt.as_str().ok_or_else(|| row(file, line, "`prompt` is not a text"))?;
+        let output = match options.output {
+            Some(output) => output,
+            None => {
+                let hint = "add it to each line, or give --custom-output-len";
+                let output = entry.get("output_tokens").ok_or_else(|| missing("output_tokens", hint))?;
+                let output = output.as_u64().filter(|output| *output > 0).and_then(|output| u32::try_from(output).ok());
+                output.ok_or_else(|| row(file, line, "`output_tokens` is not a number above 0"))?
+            }
+        };
+        items.list.push(text_item(prompt, options.counter.count(prompt), output));
+    }
+    options.counter.note_estimate(&mut items);
+    Ok(items)
+}
+
+fn text_item(text: &str, tokens: u32, output: u32) -> Item {
+    let prompt = ItemPrompt::Text { text: Arc::from(text), tokens };
+    Item { at: None, class: 0, adapter: None, output, prompt }
+}

@@ -1,0 +1,237 @@
+//! The probe of a search that sends real requests.
+//!
+//! Strain of a request, from when it was due: the largest of TTFT, TPOT and E2EL over the bound of its class. A watcher on
+//! the run's progress hears of each request as it is sent and as it ends; a ticker ([`CHECK_EVERY`]) finds those that have been
+//! open for longer than their bound on E2EL. Without such a bound a request that hangs is known when it times out.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use super::super::args::BenchArgs;
+use super::super::plan::{Setup, paced};
+use super::super::signals::StopSignals;
+use crate::bench::result::validity::Delivered;
+use crate::bench::run::progress::RequestEvent;
+use crate::bench::search::{Judge, SystemUnderTest, Trial, TrialLoad, TrialStats, throughput};
+use crate::bench::{self, Arrival, BenchError, Extent, Progress, Record, RunPlan, Slo};
+use crate::cli::line::Line;
+
+/// Between two looks at what is open.
+const CHECK_EVERY: Duration = Duration::from_millis(50);
+
+/// Seconds that a request may be open beyond its bound before it is given up: an answer that comes meanwhile tells exactly.
+const GRACE: f64 = 0.25;
+
+/// Why a search cannot go on.
+pub(super) enum SearchError {
+    /// A plan that makes no sense.
+    Bench(BenchError),
+    /// Somebody wants it to end.
+    Interrupted,
+}
+
+/// The servers of the flags.
+pub(super) struct Servers<'a> {
+    args: &'a BenchArgs,
+    setup: &'a Setup,
+    objectives: Arc<[Slo]>,
+    stop: &'a mut StopSignals,
+    runs: usize,
+}
+
+impl<'a> Servers<'a> {
+    pub(super) fn new(args: &'a BenchArgs, setup: &'a Setup, objectives: Vec<Slo>, stop: &'a mut StopSignals) -> Self {
+        Self { args, setup, objectives: objectives.into(), stop, runs: 0 }
+    }
+
+    fn plan(&self, trial: &Trial) -> RunPlan {
+        let load = &self.args.load;
+        let streams = |streams: usize| Arrival::ClosedLoop { streams: u32::try_from(streams).unwrap_or(u32::MAX) };
+        let arrival = match trial.load {
+            TrialLoad::Stream => streams(1),
+            TrialLoad::Saturated(count) => streams(count),
+            TrialLoad::Rate(rate) => paced(rate, load.burstiness.0, load.burst_size),
+        };
+        let mut plan = RunPlan {
+            arrival,
+            extent: Extent::Requests(trial.requests as u64),
+            max_concurrency: None,
+            scrape: Vec::new(),
+            ..self.setup.plan.clone()
+        };
+        plan.workload.seed = trial.seed;
+        plan
+    }
+}
+
+/// One run as its watcher sees it.
+struct TrialWatch {
+    judge: Judge,
+    objectives: Arc<[Slo]>,
+    /// Class and moment of what is open, by index.
+    open: HashMap<u64, (u32, f64)>,
+    ended: Vec<f64>,
+    /// The start of the run, or a little later: nothing is sent before it is due.
+    start: Option<Instant>,
+}
+
+impl TrialWatch {
+    fn slo(&self, class: u32) -> Slo {
+        self.objectives.get(class as usize).or(self.objectives.first()).copied().unwrap_or_default()
+    }
+
+    fn on_event(&mut self, news: RequestEvent<'_>) {
+        match news {
+            RequestEvent::Sent { index, class, at } => {
+                self.open.insert(index, (class, at));
+                let start = Instant::now().checked_sub(Duration::from_secs_f64(at));
+                self.start = self.start.into_iter().chain(start).min();
+            }
+            RequestEvent::Ended(record) => {
+                self.open.remove(&record.index);
+                // What was given up at the end of a run says nothing.
+                if record.is_completed() || record.is_failed() {
+                    // What is refused fast is no throughput.
+                    self.ended.extend(record.is_completed().then_some(record.ended));
+                    let due = record.due.unwrap_or(record.sent);
+                    self.judge.record(record.index as usize, due, slo_ratio(record, &self.slo(record.class)));
+                }
+            }
+        }
+    }
+
+    /// At `now` seconds: what has been open for too long has missed.
+    fn fail_overdue(&mut self, now: f64) {
+        let late = |(class, at): (u32, f64)| self.slo(class).e2el.is_some_and(|bound| now - at > bound / 1e3 + GRACE);
+        let missed: Vec<(u64, f64)> =
+            self.open.iter().filter(|(_, open)| late(**open)).map(|(index, (_, at))| (*index, *at)).collect();
+        for (index, at) in missed {
+            self.judge.record(index as usize, at, f64::INFINITY);
+        }
+    }
+}
+
+/// The largest measure over its bound; infinite for a failure.
+fn slo_ratio(record: &Record, slo: &Slo) -> f64 {
+    if !record.is_completed() {
+        return f64::INFINITY;
+    }
+    let over = |bound: Option<f64>, value: f64| bound.map_or(0.0, |bound| value * 1e3 / bound);
+    let delay = record.delay();
+    over(slo.ttft, delay + record.ttft)
+        .max(over(slo.e2el, delay + record.latency))
+        .max(over(slo.tpot, record.tpot().unwrap_or(0.0)))
+}
+
+impl SystemUnderTest for Servers<'_> {
+    type Error = SearchError;
+
+    async fn run(&mut self, trial: &Trial, judge: &mut Judge) -> Result<TrialStats, SearchError> {
+        self.runs += 1;
+        let plan = self.plan(trial);
+        let watch = Arc::new(Mutex::new(TrialWatch {
+            judge: judge.clone(),
+            objectives: self.objectives.clone(),
+            open: HashMap::new(),
+            ended: Vec::new(),
+            start: None,
+        }));
+        let observed = watch.clone();
+        let progress = Arc::new(Progress::with_observer(move |news| observed.lock().on_event(news)));
+        let title = format!("run {}, {}", self.runs, super::text::load(&trial.load));
+        let quiet = self.args.output.disable_tqdm;
+        let line = (!quiet).then(|| Line::start(&title, plan.extent, progress.clone()));
+        let mut halted = false;
+        let result = {
+            let mut running = std::pin::pin!(bench::run(&plan, &self.setup.client, &progress));
+            let mut ticks = tokio::time::interval(CHECK_EVERY);
+            loop {
+                tokio::select! {
+                    result = &mut running => break result,
+                    _ = ticks.tick() => {
+                        let mut watch = watch.lock();
+                        if let Some(start) = watch.start {
+                            watch.fail_overdue(start.elapsed().as_secs_f64());
+                        }
+                        if watch.judge.verdict().is_some() {
+                            progress.stop();
+                        }
+                    }
+                    () = self.stop.received(), if !halted => {
+                        halted = true;
+                        progress.stop();
+                    }
+                }
+            }
+        };
+        drop(line);
+        let result = result.map_err(SearchError::Bench)?;
+        if halted {
+            return Err(SearchError::Interrupted);
+        }
+        let mut watch = watch.lock();
+        *judge = watch.judge.clone();
+        watch.ended.sort_by(f64::total_cmp);
+        let delivered = Delivered::of(&result).map_or(1.0, |delivered| delivered.share());
+        let delivered = if delivered.is_finite() { delivered } else { 1.0 };
+        Ok(TrialStats { throughput: throughput(&watch.ended, trial.warmup), delivered, seconds: result.duration })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::Outcome;
+    use crate::bench::search::{TrialKind, TrialRule, TrialVerdict};
+
+    const SLO: Slo = Slo { ttft: Some(100.0), tpot: Some(20.0), e2el: Some(1000.0) };
+
+    fn completed(index: u64, ttft: f64, latency: f64) -> Record {
+        let outcome = Outcome::Completed;
+        Record {
+            index,
+            due: Some(1.0),
+            sent: 1.0,
+            ended: 1.0 + latency,
+            outcome,
+            ttft,
+            latency,
+            output_tokens: 11,
+            ..Record::default()
+        }
+    }
+
+    #[test]
+    fn strain_is_the_worst_measure_over_its_bound_from_when_it_was_due() {
+        assert!((slo_ratio(&completed(0, 0.05, 0.2), &SLO) - 0.75).abs() < 1e-12, "TPOT 15 of 20 ms");
+        assert!((slo_ratio(&completed(0, 0.05, 0.1), &SLO) - 0.5).abs() < 1e-12, "TTFT 50 of 100 ms");
+        let late = Record { due: Some(0.9), ..completed(0, 0.05, 0.1) };
+        assert!((slo_ratio(&late, &SLO) - 1.5).abs() < 1e-9, "and 100 ms late");
+        let failed = Record { outcome: Outcome::Failed("status 503".into()), ..Record::default() };
+        assert_eq!(slo_ratio(&failed, &SLO), f64::INFINITY);
+        assert_eq!(slo_ratio(&completed(0, 9.0, 9.0), &Slo::default()), 0.0);
+    }
+
+    #[test]
+    fn a_request_that_is_open_for_too_long_has_missed() {
+        let rule = TrialRule { kind: TrialKind::Look, target: 0.9, warmup: 0, length: 10 };
+        let judge = Judge::new(rule);
+        let mut watch =
+            TrialWatch { judge, objectives: vec![SLO].into(), open: HashMap::new(), ended: Vec::new(), start: None };
+        for index in 0..2 {
+            watch.on_event(RequestEvent::Sent { index, class: 0, at: 1.0 });
+        }
+        watch.fail_overdue(2.2);
+        assert_eq!(watch.judge.verdict(), None);
+        watch.fail_overdue(2.3);
+        assert_eq!(watch.judge.verdict(), Some(TrialVerdict::Fails));
+        // What is told afterwards does not count again, and what was given up says nothing.
+        watch.on_event(RequestEvent::Ended(&completed(0, 0.05, 0.1)));
+        watch.on_event(RequestEvent::Ended(&Record { index: 1, ..Record::default() }));
+        assert_eq!((watch.judge.hits(), watch.ended.len()), (vec![false, false], 1));
+    }
+}

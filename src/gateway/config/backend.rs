@@ -1,0 +1,216 @@
+//! `[[pool.backend]]`: one vLLM server, and who runs its engine.
+//!
+//! Three kinds, distinguished by what is written: `url` alone is an engine that is run without the gateway; `launch` is one
+//! that the gateway runs on this machine; `url` with `control` is one that commands start and stop elsewhere. The file has
+//! all three keys ([`BackendTable`]); the rest of the gateway sees a [`Target`].
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::file::{Entry, Value};
+use super::key::{KeySpec, Shape};
+use super::problem::Situation;
+use super::report::{Names, Place, Report};
+use super::secret::Secret;
+use super::setting::{FreeValue, Setting, Shown, list, quote};
+use super::table::table;
+use super::value::{Endpoint, check_name};
+
+table! {
+    /// A backend as it is written.
+    pub(super) struct BackendTable {
+        /// A label of metrics and a response header. Unique in its pool.
+        pub(super) name: String = required("name the backend, such as \"gpu0\"").check(check_name).example("gpu0");
+        /// Address of the engine; a path in it is put before that of every request. Exactly one of `url` and `launch`.
+        pub(super) url: Option<Endpoint> = optional("see launch").example("http://127.0.0.1:8000").in_force();
+        /// Share of new work relative to the other backends of the pool. Lower it for a smaller GPU.
+        pub(super) weight: f64 = default("1.0").within("0.001", "1000");
+        /// Bearer token sent to the engine, if it was started with --api-key: "env:NAME" or "file:PATH".
+        pub(super) api_key: Option<Secret> = optional("none").example("env:GPU0_API_KEY");
+        /// An engine that the gateway runs on this machine, instead of `url`.
+        pub(super) launch: Option<Launch> = optional("the gateway does not run the engine").restarts_engine();
+        /// Commands that start and stop the engine at `url`, wherever it runs: programs with their arguments, no shell.
+        /// Each must return.
+        pub(super) control: Option<Control> =
+            optional("the gateway does not start or stop the engine at url").restarts_engine();
+    }
+}
+
+table! {
+    /// How an engine that the gateway runs is started.
+    pub struct Launch {
+        /// The program and its first arguments.
+        pub command: Vec<String> = required("write the program and its arguments, such as [\"vllm\", \"serve\", \"MODEL\"]")
+            .example("[\"vllm\", \"serve\", \"meta-llama/Llama-3.1-8B-Instruct\"]");
+        /// Port on loopback that the engine listens on. 0: a free port of `fleet.ports`, which it keeps.
+        pub port: u16 = default("0").example("8001");
+        /// Indexes of the GPUs that the engine may see. Empty: as the environment says.
+        pub gpu: Vec<u16> = default("[]").example("[1]");
+        /// Variables added to its environment.
+        pub env: BTreeMap<String, String> = table().example("VLLM_CACHE_ROOT = \"cache/vllm\"");
+        /// Flags of vLLM, without their dashes.
+        pub args: BTreeMap<String, ArgValue> = table().example("max-num-seqs = 256");
+    }
+}
+
+table! {
+    /// Commands by which an engine is started and stopped: programs and their arguments, no shell.
+    pub struct Control {
+        /// Starts the engine and returns. It gets the flags in place of {args}, and in SLUICE_ARGS and SLUICE_ARGS_JSON.
+        pub start: Vec<String> = required("write the command that starts it, such as [\"systemctl\", \"start\", \"vllm\"]")
+            .example("[\"ssh\", \"10.0.0.7\", \"vllm-up {args}\"]");
+        /// Stops the engine and returns.
+        pub stop: Vec<String> = required("write the command that stops it, such as [\"systemctl\", \"stop\", \"vllm\"]")
+            .example("[\"ssh\", \"10.0.0.7\", \"vllm-down\"]");
+        /// Ends with status 0 while the engine runs. Empty: unknown, and probes decide alone.
+        pub status: Vec<String> = default("[]").example("[\"ssh\", \"10.0.0.7\", \"vllm-runs\"]");
+        /// The longest that one of the commands may take. An image may have to be fetched.
+        pub timeout: Duration = duration("2m");
+        /// Flags of vLLM, without their dashes.
+        pub args: BTreeMap<String, ArgValue> = table().example("max-num-seqs = 256");
+    }
+}
+
+/// One vLLM server. Its identity over reloads is pool name, backend name and address.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Backend {
+    /// Unique within the pool; a label of metrics and a response header.
+    pub name: String,
+    /// Where it is.
+    pub target: Target,
+    /// Share of new work relative to the other backends of the pool, above 0.
+    pub weight: f64,
+    /// Sent upstream as `Authorization: Bearer`; `None`: no such header.
+    pub api_key: Option<Secret>,
+}
+
+/// Where a backend is, and who runs its engine.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Target {
+    /// An engine that is run without the gateway.
+    Url(Endpoint),
+    /// An engine that the gateway runs, on loopback.
+    Launch(Launch),
+    /// An engine that commands start and stop, wherever it runs.
+    Control(Endpoint, Control),
+}
+
+impl Target {
+    /// Where requests go.
+    pub fn endpoint(&self) -> Endpoint {
+        match self {
+            Self::Url(endpoint) | Self::Control(endpoint, _) => endpoint.clone(),
+            Self::Launch(launch) => Endpoint { host: "127.0.0.1".to_owned(), port: launch.port, prefix: String::new() },
+        }
+    }
+}
+
+impl Setting for Backend {
+    const SHAPE: Shape = BackendTable::SHAPE;
+
+    fn read(written: &Entry, place: &Place, key: &KeySpec, report: &mut Report<'_>) -> Option<Self> {
+        let BackendTable { name, url, weight, api_key, launch, control } =
+            BackendTable::read(written, place, key, report)?;
+        let is_written = |key: &str| report.is_written(&format!("{}.{key}", place.path));
+        let problem = match (is_written("url"), is_written("launch")) {
+            (true, true) => Some((place.path.clone(), Situation::UrlAndLaunch)),
+            (false, false) => Some((place.path.clone(), Situation::NeitherUrlNorLaunch)),
+            (false, true) if control.is_some() => {
+                Some((format!("{}.control", place.path), Situation::ControlWithoutUrl))
+            }
+            _ => None,
+        };
+        if let Some((path, situation)) = problem {
+            report.add_at(&path, situation);
+        }
+        // Without a usable address a problem has been reported; port 0 keeps it out of comparisons.
+        let nowhere = || Endpoint { host: String::new(), port: 0, prefix: String::new() };
+        let target = match (launch, control, url.unwrap_or_else(nowhere)) {
+            (Some(launch), _, _) => Target::Launch(launch),
+            (None, Some(control), url) => Target::Control(url, control),
+            (None, None, url) => Target::Url(url),
+        };
+        Some(Self { name, target, weight, api_key })
+    }
+
+    fn show(&self, names: &Names) -> Shown {
+        let Self { name, target, weight, api_key } = self.clone();
+        let identity = format!("{name} {}", target.endpoint());
+        let (url, launch, control) = match target {
+            Target::Url(url) => (Some(url), None, None),
+            Target::Launch(launch) => (None, Some(launch), None),
+            Target::Control(url, control) => (Some(url), None, Some(control)),
+        };
+        let mut shown = BackendTable { name, url, weight, api_key, launch, control }.show(names);
+        if let Shown::Table(table) = &mut shown {
+            table.identity = identity;
+        }
+        shown
+    }
+}
+
+/// The value of a flag of an engine. In JSON it is the plain value.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum ArgValue {
+    /// `true`: the flag alone; `false`: its `no-` form.
+    Flag(bool),
+    /// A whole number.
+    Int(i64),
+    /// A finite number.
+    Float(f64),
+    /// Anything else, also JSON.
+    Text(String),
+    /// A flag that takes several values.
+    List(Vec<String>),
+}
+
+impl FreeValue for ArgValue {
+    fn parse_free(written: &Entry) -> Result<Self, Situation> {
+        let wrong = |found: String| {
+            Err(Situation::WrongType { wanted: "a text, number, true, false or a list of texts", found })
+        };
+        match &written.value {
+            Value::Bool(flag) => Ok(Self::Flag(*flag)),
+            Value::Int(number) => Ok(Self::Int(*number)),
+            Value::Float(number) if number.is_finite() => Ok(Self::Float(*number)),
+            Value::Text(text) => Ok(Self::Text(text.clone())),
+            Value::List(elements) => {
+                let text = |element: &Entry| match &element.value {
+                    Value::Text(text) => Ok(text.clone()),
+                    other => Err(Situation::WrongType { wanted: "a text", found: other.kind() }),
+                };
+                elements.iter().map(text).collect::<Result<_, _>>().map(Self::List)
+            }
+            Value::Table(_) => wrong("a table (write JSON arguments as a text)".to_owned()),
+            Value::Float(_) => wrong("a number that is not finite".to_owned()),
+        }
+    }
+
+    fn free_toml(&self) -> String {
+        match self {
+            Self::Flag(flag) => flag.to_string(),
+            Self::Int(number) => number.to_string(),
+            Self::Float(number) => format!("{number:?}"),
+            Self::Text(text) => quote(text),
+            Self::List(texts) => list(&texts.iter().map(|text| quote(text)).collect::<Vec<_>>()),
+        }
+    }
+}
+
+/// A variable of an environment; a whole number is taken as text.
+impl FreeValue for String {
+    fn parse_free(written: &Entry) -> Result<Self, Situation> {
+        match &written.value {
+            Value::Text(text) => Ok(text.clone()),
+            Value::Int(number) => Ok(number.to_string()),
+            other => Err(Situation::WrongType { wanted: "a text", found: other.kind() }),
+        }
+    }
+
+    fn free_toml(&self) -> String {
+        quote(self)
+    }
+}

@@ -1,0 +1,114 @@
+//! Whether every request has exactly one home, and may spill where its pool says.
+//!
+//! For each declared model, and once more for models that only `"*"` pools serve, the ranges of the pools that serve it must
+//! cover every prompt length exactly once. Pools sorted by where they begin, each must begin where the one before ended.
+//! Spilling in circles is fine and useful (two pools that help each other), since a request spills at most once.
+//!
+//! Pools whose models or range already have a problem are left out: what they would cover is not known.
+
+use std::collections::BTreeSet;
+
+use super::model::{Model, ModelScope};
+use super::pool::{Pool, PromptRange};
+use super::problem::Situation;
+use super::report::{Place, Report};
+use super::root::Config;
+use sluice_core::base::{ModelId, Tokens};
+
+/// A pool with its path, and whether its models and its range can be relied on.
+struct Candidate<'c> {
+    pool: &'c Pool,
+    path: String,
+    sound: bool,
+}
+
+/// Checks ranges, reachability and spill of all pools.
+pub(super) fn check(config: &Config, report: &mut Report<'_>) {
+    let candidate = |(index, pool)| {
+        let path = format!("pool[{index}]");
+        let sound = ["models", "prompt_tokens"].iter().all(|key| report.is_sound(&format!("{path}.{key}")));
+        Candidate { pool, path, sound }
+    };
+    let candidates: Vec<Candidate<'_>> = config.pools.iter().enumerate().map(candidate).collect();
+    let all_sound = candidates.iter().all(|candidate| candidate.sound);
+    // Models served by the same pools have the same gaps: those are reported once.
+    let mut judged = BTreeSet::new();
+    for (index, model) in config.models.iter().enumerate() {
+        let serves = |pool: &Pool| pool.models.includes(ModelId::new(index));
+        if all_sound && !config.pools.iter().any(serves) {
+            let path = format!("model[{index}]");
+            let origin = report.origins.of(&format!("{path}.name"));
+            report.add(&Place { path, origin }, Situation::UnreachableModel { model: model.name.clone() });
+        }
+        check_cover(&format!("model '{}'", model.name), &candidates, serves, &mut judged, report);
+    }
+    let open = |pool: &Pool| pool.models == ModelScope::All;
+    check_cover("models of pools with \"*\"", &candidates, open, &mut judged, report);
+    for candidate in candidates.iter().filter(|candidate| candidate.sound) {
+        check_spill(&config.models, candidate, &candidates, report);
+    }
+}
+
+/// Reports gaps and overlaps of the ranges for one model, at the pool that could be changed.
+fn check_cover(
+    model: &str,
+    candidates: &[Candidate<'_>],
+    serves: impl Fn(&Pool) -> bool,
+    judged: &mut BTreeSet<Vec<usize>>,
+    report: &mut Report<'_>,
+) {
+    let serving: Vec<usize> = (0..candidates.len()).filter(|index| serves(candidates[*index].pool)).collect();
+    let mut sorted: Vec<&Candidate<'_>> = serving.iter().map(|index| &candidates[*index]).collect();
+    if sorted.is_empty() || sorted.iter().any(|candidate| !candidate.sound) || !judged.insert(serving) {
+        return;
+    }
+    sorted.sort_by_key(|candidate| candidate.pool.prompt_tokens.min);
+    let gap = |min, max| Situation::Gap { model: model.to_owned(), gap: PromptRange { min, max }.to_string() };
+    let mut covered = Some(Tokens(0));
+    let mut last = sorted[0];
+    for candidate in sorted {
+        let range = candidate.pool.prompt_tokens;
+        match covered {
+            Some(end) if end < range.min => report.add(&range_place(candidate, report), gap(end, Some(range.min))),
+            Some(end) if end == range.min => {}
+            end => {
+                let until = [end, range.max].into_iter().flatten().min();
+                let overlap = PromptRange { min: range.min, max: until }.to_string();
+                let (first, second) = (last.pool.name.clone(), candidate.pool.name.clone());
+                let situation = Situation::Overlap { model: model.to_owned(), overlap, first, second };
+                report.add(&range_place(candidate, report), situation);
+            }
+        }
+        if covered.is_some_and(|end| range.max.is_none_or(|max| max > end)) {
+            (covered, last) = (range.max, candidate);
+        }
+    }
+    if let Some(end) = covered {
+        report.add(&range_place(last, report), gap(end, None));
+    }
+}
+
+/// The range of a pool; where it was not written, the place of the pool itself.
+fn range_place(candidate: &Candidate<'_>, report: &Report<'_>) -> Place {
+    report.place(&format!("{}.prompt_tokens", candidate.path))
+}
+
+/// A pool may spill only where all of its models are served.
+fn check_spill(models: &[Model], from: &Candidate<'_>, candidates: &[Candidate<'_>], report: &mut Report<'_>) {
+    for to in from.pool.spill.iter().map(|id| &candidates[id.index()]).filter(|to| to.sound) {
+        let missing = match (&from.pool.models, &to.pool.models) {
+            (_, ModelScope::All) => None,
+            (ModelScope::All, ModelScope::Only(_)) => Some("all models (\"*\")".to_owned()),
+            (ModelScope::Only(own), ModelScope::Only(_)) => own
+                .iter()
+                .find(|model| !to.pool.models.includes(**model))
+                .map(|model| format!("model '{}'", models[model.index()].name)),
+        };
+        if let Some(model) = missing {
+            let list = format!("{}.spill", from.path);
+            let index = report.position(&list, &to.pool.name).unwrap_or_default();
+            let situation = Situation::SpillWithoutModel { to: to.pool.name.clone(), model };
+            report.add_at(&format!("{list}[{index}]"), situation);
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! Every bound that is not a key of the configuration, once: value, unit, reason.
+//!
+//! The first half bounds what a configuration may contain. The second half bounds the request path (headers, reuse of
+//! connections). They stand together so that one page answers "what is the most memory this can take?". The bounds of a
+//! single key stand with its definition.
+
+use std::time::Duration;
+
+use sluice_core::base::Tokens;
+
+// ---- What a configuration may contain -------------------------------------------------------------
+
+/// Pools: each has its own queue and metric labels.
+pub const MAX_POOLS: usize = 64;
+/// Backends over all pools: the number of label values of the per-backend metrics.
+pub const MAX_BACKENDS: usize = 1_024;
+/// Model names (aliases not counted): label values, and one token estimator each.
+pub const MAX_MODELS: usize = 512;
+/// Aliases over all models: they only cost a map entry.
+pub const MAX_ALIASES: usize = 4_096;
+/// API keys: one lookup per request, one small counter block each.
+pub const MAX_KEYS: usize = 10_000;
+/// Golden prompts of one model: each delays every restart.
+pub const MAX_GOLDEN: usize = 64;
+/// Threads of the data plane.
+pub const MAX_THREADS: usize = 1_024;
+/// Largest number of tokens that any key takes: keeps sums of them far from overflow.
+pub const MAX_TOKENS: Tokens = Tokens(1_000_000_000_000);
+/// [`MAX_TOKENS`] as it is written.
+pub(super) const TOKENS: &str = "1000000M";
+/// The largest count that a key without a bound of its own takes.
+pub(super) const COUNT: &str = "4294967295";
+/// Bytes of a name (pool, backend, key): they become metric labels and response headers.
+pub const MAX_NAME_BYTES: usize = 64;
+/// Bytes of a model name: repository paths are longer than other names.
+pub const MAX_MODEL_NAME_BYTES: usize = 256;
+/// Bytes of a configuration file, and of a file that a `file:` reference names.
+pub const MAX_FILE_BYTES: u64 = 4 << 20;
+/// Problems listed in one report: beyond that the rest is only counted.
+pub const MAX_PROBLEMS: usize = 200;
+
+// ---- The request path -----------------------------------------------------------------------------
+
+/// Prompt tokens assumed per media part of a model that is not declared; equals the default of `media_part_tokens`.
+pub const MEDIA_PART_TOKENS: Tokens = Tokens(1_000);
+/// Bytes of a request's headers together: 431 above it.
+pub const MAX_HEADER_BYTES: usize = 64 << 10;
+/// Number of request headers: 431 above it.
+pub const MAX_HEADERS: usize = 128;
+/// Bytes of a client's `x-request-id` that are accepted; longer ones are replaced.
+pub const MAX_REQUEST_ID_BYTES: usize = 128;
+/// Longest reuse of an idle upstream connection: the engine closes its side at 5 s, and a request sent
+/// into that close would fail.
+pub const UPSTREAM_IDLE: Duration = Duration::from_secs(4);
+/// `Retry-After` is never shorter: HTTP counts in seconds.
+pub const RETRY_AFTER_MIN: Duration = Duration::from_secs(1);
+/// `Retry-After` is never longer: a client should not stay away for minutes after a burst.
+pub const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
+
+const _: () = assert!(UPSTREAM_IDLE.as_secs() < 5, "the engine closes idle connections at 5 s");

@@ -1,0 +1,136 @@
+//! What reading a configuration has found so far: problems, the origin of every key, and the document itself.
+//!
+//! Reading never stops at a problem. A wrong value is replaced by its default, so that the rest of the file is checked too;
+//! a report with errors never becomes a `Config`. A rule about several keys first asks [`Report::is_sound`], so that it does
+//! not repeat a problem that one of them already has.
+//!
+//! What comes from outside (environment variables, files, number of cores) comes through [`Surroundings`], so that a test can
+//! replace it.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use super::file::{Document, Entry, Table, Value};
+use super::limits;
+use super::origin::{Origin, Origins};
+use super::problem::{Problem, Situation};
+
+/// What a configuration takes from outside of its file.
+pub struct Surroundings<'s> {
+    /// Reads an environment variable.
+    pub env: &'s dyn Fn(&str) -> Option<String>,
+    /// Where relative paths start: the folder of the configuration file.
+    pub folder: PathBuf,
+    /// Cores of this machine: the default of `server.threads`.
+    pub cores: usize,
+}
+
+impl Surroundings<'_> {
+    /// This process and this machine, with relative paths starting at `folder`.
+    pub fn of_process(folder: &Path) -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        // Absolute, so that what is printed means the same wherever it is saved.
+        let folder = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
+        Self { env: &|name| std::env::var(name).ok(), folder, cores: cores.min(limits::MAX_THREADS) }
+    }
+}
+
+/// Names that other parts of the configuration refer to; the position is the id.
+#[derive(Debug, Default)]
+pub(super) struct Names {
+    /// The names of each model, its own first, then its aliases.
+    pub(super) models: Vec<Vec<String>>,
+    /// The names of the pools.
+    pub(super) pools: Vec<String>,
+}
+
+impl Names {
+    /// The names in a document, before anything of it has been checked.
+    fn written(document: &Document) -> Self {
+        let tables = |key: &str| -> Vec<&Table> {
+            let elements = document.root.get(key).map_or(&[][..], |entry| entry.value.elements());
+            elements.iter().filter_map(|element| element.value.table()).collect()
+        };
+        let texts = |table: &Table, key: &str| table.get(key).map(|entry| entry.value.texts()).unwrap_or_default();
+        let name = |table: &&Table| texts(table, "name").concat();
+        let names = |model: &&Table| [vec![name(model)], texts(model, "aliases")].concat();
+        Self { models: tables("model").iter().map(names).collect(), pools: tables("pool").iter().map(name).collect() }
+    }
+}
+
+/// A key: where it is in the tree and in the file.
+#[derive(Clone, Debug)]
+pub(super) struct Place {
+    pub(super) path: String,
+    pub(super) origin: Origin,
+}
+
+/// What was found so far.
+pub(super) struct Report<'s> {
+    pub(super) around: &'s Surroundings<'s>,
+    pub(super) names: Names,
+    pub(super) problems: Vec<Problem>,
+    pub(super) origins: Origins,
+    document: &'s Document,
+}
+
+impl<'s> Report<'s> {
+    pub(super) fn new(document: &'s Document, around: &'s Surroundings<'s>) -> Self {
+        let (problems, origins) = (Vec::new(), Origins::default());
+        Self { around, names: Names::written(document), problems, origins, document }
+    }
+
+    /// Adds a problem at a place.
+    pub(super) fn add(&mut self, place: &Place, situation: Situation) {
+        self.problems.push(Problem::new(place.path.clone(), place.origin, situation));
+    }
+
+    /// Adds a problem at a key.
+    pub(super) fn add_at(&mut self, path: &str, situation: Situation) {
+        let place = self.place(path);
+        self.add(&place, situation);
+    }
+
+    /// The place of a key; where the key was not written, the origin is that of the nearest table that was.
+    pub(super) fn place(&self, path: &str) -> Place {
+        let origin = self.document.find(path).map_or_else(|nearest| nearest, |entry| entry.origin);
+        Place { path: path.to_owned(), origin }
+    }
+
+    /// Whether `path` was written.
+    pub(super) fn is_written(&self, path: &str) -> bool {
+        self.document.find(path).is_ok()
+    }
+
+    /// Whether no error was reported at `path` or below it.
+    pub(super) fn is_sound(&self, path: &str) -> bool {
+        let below =
+            |found: &str| found.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']));
+        !self.problems.iter().any(|problem| !problem.situation().is_warning() && below(problem.path()))
+    }
+
+    /// The position of `text` in the list at `path`.
+    pub(super) fn position(&self, path: &str, text: &str) -> Option<usize> {
+        let found = self.document.find(path).ok()?;
+        let is_it = |element: &Entry| matches!(&element.value, Value::Text(written) if written == text);
+        found.value.elements().iter().position(is_it)
+    }
+}
+
+/// Names that must be unique, with the path of each.
+#[derive(Default)]
+pub(super) struct Claimed(BTreeMap<String, String>);
+
+impl Claimed {
+    /// Takes a name, or reports that it is taken. A name that has a problem already is left alone.
+    pub(super) fn claim(&mut self, name: &str, path: String, report: &mut Report<'_>) {
+        if !report.is_sound(&path) {
+            return;
+        }
+        if let Some(first) = self.0.get(name) {
+            report.add_at(&path, Situation::Duplicate { name: name.to_owned(), first: first.clone() });
+        } else {
+            self.0.insert(name.to_owned(), path);
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! The configuration as a whole: [`Config`], valid by construction.
+//!
+//! Order is meaning: `models[i]` is `ModelId(i)`, `pools[i]` is `PoolId(i)`, and backends are numbered through over all
+//! pools ([`Config::backends`]). Ids belong to one `Config`; after a reload the same name may have another id.
+
+use super::auth::Auth;
+use super::backend::Backend;
+use super::fleet::Fleet;
+use super::limits;
+use super::model::Model;
+use super::pool::Pool;
+use super::report::Names;
+use super::server::{AccessLog, Health, Log, Retry, Server, Slo, Timeouts};
+use super::setting::{Setting, Shown, ShownTable};
+use super::table::table;
+use sluice_core::base::{BackendId, ModelId, PoolId};
+
+table! {
+    /// A valid configuration. Built by [`Config::load`], [`Config::parse`] or [`Config::from_flags`] only.
+    pub struct Config {
+        /// Sockets, threads and limits of the client side.
+        pub server: Server = table();
+        /// How long each stage of a request may take. A stream has no limit on its whole length.
+        pub timeouts: Timeouts = table();
+        /// How often a request may be tried.
+        pub retry: Retry = table();
+        /// Who may use the gateway. Secrets are written "env:NAME" or "file:PATH"; what they hold is never printed.
+        pub auth: Auth = table();
+        /// One table per model name that clients may send; LoRA adapters are models too. Without any, pools serve whatever
+        /// their backends report.
+        pub models as "model": Vec<Model> = tables(limits::MAX_MODELS).in_force();
+        /// One table per pool: backends that may answer the same requests.
+        pub pools as "pool": Vec<Pool> = tables(limits::MAX_POOLS).in_force();
+        /// Objectives for goodput, the tuner and experiments. A target that is absent is not judged.
+        pub slo: Slo = table();
+        /// How backends leave and re-enter rotation.
+        pub health: Health = table();
+        /// How engines that the gateway runs (pool.backend.launch and control) are started, restarted and healed.
+        pub fleet: Fleet = table();
+        /// Where one line per request goes. Absent: none is written.
+        pub access_log: Option<AccessLog> = optional("none").needs_restart();
+        /// The gateway's own log, on stderr.
+        pub log: Log = table().needs_restart();
+    }
+}
+
+impl Config {
+    /// The model that `name` means, be it a name or an alias. `None`: not declared, which pools that
+    /// serve every model may still accept. Linear; build a map for the path of a request.
+    pub fn model_named(&self, name: &str) -> Option<ModelId> {
+        let means = |model: &Model| model.name == name || model.aliases.iter().any(|alias| alias == name);
+        self.models.iter().position(means).map(ModelId::new)
+    }
+
+    /// The pool called `name`.
+    pub fn pool_named(&self, name: &str) -> Option<PoolId> {
+        self.pools.iter().position(|pool| pool.name == name).map(PoolId::new)
+    }
+
+    /// All backends with their dense ids, pool by pool in the order of the configuration.
+    pub fn backends(&self) -> impl Iterator<Item = (PoolId, BackendId, &Backend)> {
+        self.pools
+            .iter()
+            .enumerate()
+            .flat_map(|(index, pool)| pool.backends.iter().map(move |backend| (PoolId::new(index), backend)))
+            .enumerate()
+            .map(|(number, (pool, backend))| (pool, BackendId::new(number), backend))
+    }
+
+    /// Replaces the values that only a restart can change by those of the running configuration.
+    pub fn keep_until_restart(&mut self, running: &Self) {
+        self.keep_running(running);
+    }
+
+    /// All keys with their values.
+    pub(super) fn shown(&self) -> ShownTable {
+        let models = self.models.iter().map(|model| vec![model.name.clone()]).collect();
+        let pools = self.pools.iter().map(|pool| pool.name.clone()).collect();
+        match self.show(&Names { models, pools }) {
+            Shown::Table(table) => table,
+            _ => ShownTable::new(&[], Vec::new()),
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! Rules about several keys: names used twice, addresses that clash, waits in the wrong order, commands, permits.
+//!
+//! A rule about one value is a bound or a check in its definition. Rules about the ranges of pools and where they spill are
+//! in `coverage.rs`. No rule is applied to a value that already has a problem, so one mistake gives one message.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use super::auth::Auth;
+use super::backend::{Backend, Target};
+use super::limits;
+use super::model::Model;
+use super::pool::{Policy, Pool};
+use super::problem::Situation;
+use super::report::{Claimed, Report};
+use super::root::Config;
+use super::server::{Server, Slo};
+use super::value::Endpoint;
+use sluice_core::base::Period;
+
+/// Applies every rule, and gives pools the general objectives where they have none of their own.
+pub(super) fn apply(config: &mut Config, report: &mut Report<'_>) {
+    let Config { server, health, fleet, models, auth, pools, slo, .. } = config;
+    if ["server.listen", "server.admin"].iter().all(|path| report.is_sound(path))
+        && overlap(server.listen, server.admin)
+    {
+        report.add_at("server.admin", Situation::AdminIsListen { listen: server.listen.to_string() });
+    }
+    let waits = [
+        ("health.ejection_base", health.ejection_base, "ejection_max", health.ejection_max),
+        ("fleet.backoff", fleet.backoff, "backoff_max", fleet.backoff_max),
+    ];
+    for (path, value, max_key, max) in waits {
+        check_order(path, value, max_key, max, report);
+    }
+    check_models(models, report);
+    check_auth(auth, server, report);
+    if pools.is_empty() && report.is_sound("pool") {
+        report.add_at("pool", Situation::NoPool);
+    }
+    let mut names = Claimed::default();
+    for (index, pool) in pools.iter_mut().enumerate() {
+        let path = format!("pool[{index}]");
+        names.claim(&pool.name, format!("{path}.name"), report);
+        check_pool(pool, &path, report);
+        inherit_objectives(&mut pool.slo, slo, &path, report);
+    }
+    check_endpoints(pools, server, report);
+}
+
+/// Whether two sockets cannot both be bound, or one would be reachable through the other's address.
+/// Port 0 is "any free one" and never overlaps.
+fn overlap(one: SocketAddr, other: SocketAddr) -> bool {
+    let same_host = one.ip() == other.ip() || one.ip().is_unspecified() || other.ip().is_unspecified();
+    one.port() != 0 && one.port() == other.port() && same_host
+}
+
+fn check_order(path: &str, value: Duration, max_key: &'static str, max: Duration, report: &mut Report<'_>) {
+    if value > max && report.is_sound(path) {
+        let (value, max) = (Period(value).to_string(), Period(max).to_string());
+        report.add_at(path, Situation::AboveMaximum { value, max_key, max });
+    }
+}
+
+fn check_models(models: &[Model], report: &mut Report<'_>) {
+    let mut names = Claimed::default();
+    for (index, model) in models.iter().enumerate() {
+        let path = format!("model[{index}]");
+        names.claim(&model.name, format!("{path}.name"), report);
+        let aliases = format!("{path}.aliases");
+        if report.is_sound(&aliases) {
+            for (number, alias) in model.aliases.iter().enumerate() {
+                names.claim(alias, format!("{aliases}[{number}]"), report);
+            }
+        }
+        if let Some(file) = model.tokenizer.as_ref().filter(|file| !file.is_file()) {
+            let situation = Situation::FileMissing { path: file.display().to_string() };
+            report.add_at(&format!("{path}.tokenizer"), situation);
+        }
+    }
+}
+
+fn check_auth(auth: &Auth, server: &Server, report: &mut Report<'_>) {
+    let mut names = Claimed::default();
+    for (index, key) in auth.keys.iter().enumerate() {
+        let path = format!("auth.keys[{index}]");
+        names.claim(&key.name, format!("{path}.name"), report);
+        let digest = format!("{path}.sha256");
+        let same = auth.keys[..index].iter().find(|other| other.sha256.bytes() == key.sha256.bytes());
+        if let Some(first) = same.filter(|_| report.is_sound(&digest)) {
+            report.add_at(&digest, Situation::SameKey { first: first.name.clone() });
+        }
+    }
+    if auth.keys.is_empty() && report.is_sound("auth.keys") {
+        report.add_at("auth.keys", Situation::Open { listen: server.listen.to_string() });
+    }
+    if !report.is_written("auth.admin_token") && !server.admin.ip().is_loopback() {
+        report.add_at("auth.admin_token", Situation::AdminOpen { admin: server.admin.to_string() });
+    }
+}
+
+fn check_pool(pool: &Pool, path: &str, report: &mut Report<'_>) {
+    let at = |key: &str| format!("{path}.{key}");
+    let range = pool.prompt_tokens;
+    if let Some(max) = range.max.filter(|max| *max <= range.min && report.is_sound(&at("prompt_tokens"))) {
+        let situation = Situation::EmptyRange { min: range.min.to_string(), max: max.to_string() };
+        report.add_at(&at("prompt_tokens"), situation);
+    }
+    if let Some(long) = pool.long_prefix {
+        let sound = report.is_sound(&at("prompt_tokens")) && report.is_sound(&at("long_prefix"));
+        let home_to_long = range.max.is_none_or(|max| max > long.threshold);
+        if long.slots == 0 && home_to_long && sound {
+            let situation = Situation::LongNeverRuns { threshold: long.threshold.to_string() };
+            report.add_at(&at("long_prefix.slots"), situation);
+        }
+    }
+    if pool.policy == Policy::PrefixAffinity {
+        report.add_at(&at("policy"), Situation::AffinityNotYet);
+    }
+    if pool.backends.is_empty() && report.is_sound(&at("backend")) {
+        report.add_at(&at("backend"), Situation::NoBackend);
+    }
+    let mut names = Claimed::default();
+    for (index, backend) in pool.backends.iter().enumerate() {
+        let path = at(&format!("backend[{index}]"));
+        names.claim(&backend.name, format!("{path}.name"), report);
+        check_commands(backend, &path, report);
+    }
+}
+
+fn check_commands(backend: &Backend, path: &str, report: &mut Report<'_>) {
+    let commands = match &backend.target {
+        Target::Url(_) => vec![],
+        Target::Launch(launch) => vec![("launch.command", &launch.command)],
+        Target::Control(_, control) => vec![("control.start", &control.start), ("control.stop", &control.stop)],
+    };
+    for (key, command) in commands {
+        let path = format!("{path}.{key}");
+        if command.first().is_none_or(String::is_empty) && report.is_sound(&path) {
+            report.add_at(&path, Situation::EmptyCommand);
+        }
+    }
+}
+
+/// What a pool inherits was decided where it was written for all.
+fn inherit_objectives(own: &mut Slo, general: &Slo, path: &str, report: &mut Report<'_>) {
+    for key in Slo::FIELDS.iter().map(|field| field.key.name) {
+        let path = format!("{path}.slo.{key}");
+        if !report.is_written(&path) {
+            own.inherit(key, general);
+            let origin = report.origins.of(&format!("slo.{key}"));
+            report.origins.note(path, origin);
+        }
+    }
+}
+
+/// A backend is listed once, since its limits have one owner; and it is not the gateway.
+fn check_endpoints(pools: &[Pool], server: &Server, report: &mut Report<'_>) {
+    let mut seen: BTreeMap<Endpoint, String> = BTreeMap::new();
+    let mut count = 0;
+    for (index, pool) in pools.iter().enumerate() {
+        for (number, backend) in pool.backends.iter().enumerate() {
+            count += 1;
+            let endpoint = backend.target.endpoint();
+            // A port that is chosen later is chosen so that it is free.
+            if endpoint.port == 0 {
+                continue;
+            }
+            let key = if matches!(backend.target, Target::Launch(_)) { "launch" } else { "url" };
+            let path = format!("pool[{index}].backend[{number}].{key}");
+            let address = endpoint.authority().replace("localhost:", "127.0.0.1:").parse();
+            if address.is_ok_and(|address| is_own(address, server.listen) || is_own(address, server.admin)) {
+                report.add_at(&path, Situation::OwnAddress { endpoint: endpoint.to_string() });
+            }
+            if let Some(first) = seen.get(&endpoint) {
+                let situation = Situation::SameEndpoint { endpoint: endpoint.to_string(), first: first.clone() };
+                report.add_at(&path, situation);
+            } else {
+                seen.insert(endpoint, format!("{}/{}", pool.name, backend.name));
+            }
+        }
+    }
+    if count > limits::MAX_BACKENDS {
+        report.add_at("pool", Situation::TooMany { found: count, max: limits::MAX_BACKENDS });
+    }
+}
+
+/// Whether `address` certainly leads to a socket of the gateway. When it listens on all addresses, only loopback is judged:
+/// another machine may well use the same port.
+fn is_own(address: SocketAddr, own: SocketAddr) -> bool {
+    let same_host = address.ip() == own.ip() || (own.ip().is_unspecified() && address.ip().is_loopback());
+    own.port() != 0 && address.port() == own.port() && same_host
+}

@@ -1,0 +1,285 @@
+//! How a value of each type is read, checked and shown.
+//!
+//! Two traits. [`Scalar`] is one value: a number, a duration, a word. [`Setting`] is what a key can hold: a scalar, an
+//! optional value, a list, a table. A type that implements `Scalar` can be used as the type of a field of a `table!` at once.
+//!
+//! Reading reports what is wrong and goes on; it never stops the rest of the file from being checked.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use super::file::{Document, Entry, Value};
+use super::key::{Field, KeySpec, Shape};
+use super::origin::Origin;
+use super::problem::Situation;
+use super::report::{Names, Place, Report};
+
+/// What a key can hold.
+pub(super) trait Setting: Sized {
+    /// What the reference file shows for it.
+    const SHAPE: Shape = Shape::Value;
+
+    /// Reads the value written at `place`, and reports what is wrong with it.
+    fn read(written: &Entry, place: &Place, key: &KeySpec, report: &mut Report<'_>) -> Option<Self>;
+
+    /// What is used where a value is missing or wrong and has no default, so that reading can go on.
+    fn placeholder() -> Option<Self> {
+        None
+    }
+
+    /// The value as the resolved page shows it.
+    fn show(&self, names: &Names) -> Shown;
+
+    /// Takes over the running values of keys that need a restart.
+    fn keep_running(&mut self, _running: &Self) {}
+}
+
+/// A value as it is shown, in TOML.
+#[derive(Clone, PartialEq)]
+pub(super) enum Shown {
+    /// A value.
+    Value(String),
+    /// A secret: what is shown, and what it is compared by.
+    Secret { shown: String, compared: Vec<u8> },
+    /// No value.
+    Nothing,
+    /// A table.
+    Table(ShownTable),
+    /// A list of tables.
+    Tables(Vec<ShownTable>),
+    /// A table whose keys the operator chose.
+    Free(Vec<(String, String)>),
+}
+
+/// A table as it is shown.
+#[derive(Clone)]
+pub(super) struct ShownTable {
+    /// Distinguishes it from the other tables of a list: with another identity it is another table, not a changed one.
+    pub(super) identity: String,
+    /// Its keys in the order of their definition.
+    pub(super) items: Vec<(&'static Field, Shown)>,
+}
+
+impl PartialEq for ShownTable {
+    fn eq(&self, other: &Self) -> bool {
+        self.identity == other.identity
+            && self.items.iter().map(|(_, shown)| shown).eq(other.items.iter().map(|(_, shown)| shown))
+    }
+}
+
+impl ShownTable {
+    /// A table that is identified by its name.
+    pub(super) fn new(fields: &'static [Field], values: Vec<Shown>) -> Self {
+        let items = fields.iter().zip(values).collect();
+        let mut table = Self { identity: String::new(), items };
+        table.identity = table.name().to_owned();
+        table
+    }
+
+    /// The value of its key `name`, in TOML; empty when there is none.
+    pub(super) fn name(&self) -> &str {
+        let name = self.items.iter().find(|(field, _)| field.key.name == "name");
+        if let Some((_, Shown::Value(name))) = name { name } else { "" }
+    }
+}
+
+/// One value.
+pub(super) trait Scalar: Sized + PartialEq {
+    /// The words it can be, if it is one of a few.
+    const WORDS: &'static [&'static str] = &[];
+
+    /// Reads it, or says what is wrong with it.
+    fn parse(written: &Entry, report: &Report<'_>) -> Result<Self, Situation>;
+
+    /// The value as text, without quotes.
+    fn text(&self, names: &Names) -> String;
+
+    /// The value as TOML; a text unless the type says otherwise.
+    fn toml(&self, names: &Names) -> String {
+        quote(&self.text(names))
+    }
+
+    /// What its bounds are compared by.
+    fn magnitude(&self) -> Option<f64> {
+        None
+    }
+
+    /// See [`Setting::placeholder`].
+    fn placeholder() -> Option<Self> {
+        None
+    }
+}
+
+impl<T: Scalar> Setting for T {
+    const SHAPE: Shape = if T::WORDS.is_empty() { Shape::Value } else { Shape::Word(T::WORDS) };
+
+    fn read(written: &Entry, place: &Place, key: &KeySpec, report: &mut Report<'_>) -> Option<Self> {
+        let read = T::parse(written, report).and_then(|value| within_bounds(value, key, report));
+        let checked = read.and_then(|value| match (&written.value, key.check) {
+            (Value::Text(text), Some(check)) => check(text).map(|()| value),
+            _ => Ok(value),
+        });
+        checked.map_err(|situation| report.add(place, situation)).ok()
+    }
+
+    fn placeholder() -> Option<Self> {
+        <T as Scalar>::placeholder()
+    }
+
+    fn show(&self, names: &Names) -> Shown {
+        Shown::Value(self.toml(names))
+    }
+}
+
+fn within_bounds<T: Scalar>(value: T, key: &KeySpec, report: &Report<'_>) -> Result<T, Situation> {
+    let Some((min, max)) = key.bounds else { return Ok(value) };
+    let bound = |text: &str| {
+        let entry = Entry { value: Document::value_or_text(text, Origin::Default), origin: Origin::Default };
+        T::parse(&entry, report).ok().and_then(|bound| bound.magnitude())
+    };
+    let found = value.magnitude();
+    if bound(min) <= found && found <= bound(max) {
+        return Ok(value);
+    }
+    Err(Situation::OutOfRange { found: value.text(&report.names), min: min.to_owned(), max: max.to_owned() })
+}
+
+impl<T: Setting> Setting for Option<T> {
+    const SHAPE: Shape = T::SHAPE;
+
+    fn read(written: &Entry, place: &Place, key: &KeySpec, report: &mut Report<'_>) -> Option<Self> {
+        T::read(written, place, key, report).map(Some)
+    }
+
+    fn placeholder() -> Option<Self> {
+        Some(None)
+    }
+
+    fn show(&self, names: &Names) -> Shown {
+        self.as_ref().map_or(Shown::Nothing, |value| value.show(names))
+    }
+}
+
+impl<T: Setting> Setting for Vec<T> {
+    const SHAPE: Shape = match T::SHAPE {
+        Shape::Table(fields) => Shape::Tables(fields),
+        _ => Shape::Value,
+    };
+
+    /// Elements that are wrong are left out.
+    fn read(written: &Entry, place: &Place, key: &KeySpec, report: &mut Report<'_>) -> Option<Self> {
+        let mut values = Vec::new();
+        for (place, element) in elements(written, place, key, report)? {
+            values.extend(T::read(element, &place, key, report));
+        }
+        Some(values)
+    }
+
+    fn placeholder() -> Option<Self> {
+        Some(Vec::new())
+    }
+
+    fn show(&self, names: &Names) -> Shown {
+        let (mut values, mut tables) = (Vec::new(), Vec::new());
+        for shown in self.iter().map(|element| element.show(names)) {
+            match shown {
+                Shown::Value(value) => values.push(value),
+                Shown::Table(table) => tables.push(table),
+                _ => {}
+            }
+        }
+        if matches!(Self::SHAPE, Shape::Tables(_)) { Shown::Tables(tables) } else { Shown::Value(list(&values)) }
+    }
+}
+
+/// The elements of a list with their places, as many as are supported.
+pub(super) fn elements<'w>(
+    written: &'w Entry,
+    place: &Place,
+    key: &KeySpec,
+    report: &mut Report<'_>,
+) -> Option<Vec<(Place, &'w Entry)>> {
+    let Value::List(elements) = &written.value else {
+        report.add(place, wrong_type("a list", written));
+        return None;
+    };
+    if elements.len() > key.max_entries {
+        report.add(place, Situation::TooMany { found: elements.len(), max: key.max_entries });
+    }
+    let placed = |(index, element): (usize, &'w Entry)| {
+        (Place { path: format!("{}[{index}]", place.path), origin: element.origin }, element)
+    };
+    Some(elements.iter().take(key.max_entries).enumerate().map(placed).collect())
+}
+
+/// A value of a table whose keys the operator chooses, such as `env`.
+pub(super) trait FreeValue: Sized {
+    /// Reads it, or says what is wrong with it.
+    fn parse_free(written: &Entry) -> Result<Self, Situation>;
+
+    /// The value as TOML.
+    fn free_toml(&self) -> String;
+}
+
+impl<T: FreeValue> Setting for BTreeMap<String, T> {
+    const SHAPE: Shape = Shape::Free;
+
+    fn read(written: &Entry, place: &Place, _: &KeySpec, report: &mut Report<'_>) -> Option<Self> {
+        let Value::Table(written) = &written.value else {
+            report.add(place, wrong_type("a table", written));
+            return None;
+        };
+        let mut values = Self::new();
+        for (name, entry) in written {
+            let place = Place { path: format!("{}.{name}", place.path), origin: entry.origin };
+            report.origins.note(place.path.clone(), entry.origin);
+            match T::parse_free(entry) {
+                Ok(value) => drop(values.insert(name.clone(), value)),
+                Err(situation) => report.add(&place, situation),
+            }
+        }
+        Some(values)
+    }
+
+    fn show(&self, _: &Names) -> Shown {
+        Shown::Free(self.iter().map(|(name, value)| (name.clone(), value.free_toml())).collect())
+    }
+}
+
+/// The message for a value of another type.
+pub(super) fn wrong_type(wanted: &'static str, written: &Entry) -> Situation {
+    Situation::WrongType { wanted, found: written.value.kind() }
+}
+
+/// The path of a key in a table.
+pub(super) fn join(path: &str, key: &str) -> String {
+    if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") }
+}
+
+/// Values as a TOML list.
+pub(super) fn list(values: &[String]) -> String {
+    format!("[{}]", values.join(", "))
+}
+
+/// A key, quoted where TOML requires it.
+pub(super) fn bare(key: &str) -> String {
+    let plain = !key.is_empty() && key.chars().all(|letter| letter.is_ascii_alphanumeric() || "_-".contains(letter));
+    if plain { key.to_owned() } else { quote(key) }
+}
+
+/// A TOML basic string.
+pub(super) fn quote(value: &str) -> String {
+    let mut out = String::with_capacity(value.len() + 2);
+    out.push('"');
+    for letter in value.chars() {
+        match letter {
+            '"' | '\\' => out.extend(['\\', letter]),
+            '\n' => out.push_str("\\n"),
+            // Writing to a String cannot fail.
+            _ if letter.is_control() => drop(write!(out, "\\u{:04X}", u32::from(letter))),
+            _ => out.push(letter),
+        }
+    }
+    out.push('"');
+    out
+}

@@ -1,0 +1,124 @@
+//! `table!`: a table of the configuration, declared once.
+//!
+//! ```text
+//! table! {
+//!     /// How often a request may be tried.
+//!     pub struct Retry {
+//!         /// Attempts per request, the first included.
+//!         pub attempts: u32 = default("2").within("1", "8");
+//!     }
+//! }
+//! ```
+//!
+//! This declares the struct and everything that is done with it: reading, showing, comparing, documenting. The sentence
+//! above a key is its documentation, here and in the reference file. A key that is not called like its field is named
+//! after `as`. A table that is not a plain struct (a backend) wraps one that is.
+
+use super::file::{Entry, Table, Value};
+use super::key::{Fallback, Field, KeySpec};
+use super::origin::Origin;
+use super::problem::{Situation, Suggestion};
+use super::report::{Place, Report};
+use super::setting::{Setting, join, wrong_type};
+
+macro_rules! table {
+    (@name $field:ident) => { stringify!($field) };
+    (@name $field:ident $key:literal) => { $key };
+    ($(#[$attribute:meta])* $vis:vis struct $name:ident {
+        $($(#[doc = $doc:literal])* $field_vis:vis $field:ident $(as $key:literal)?: $type:ty = $definition:expr;)+
+    }) => {
+        $(#[$attribute])*
+        #[derive(Clone, Debug, PartialEq)]
+        $vis struct $name {
+            $($(#[doc = $doc])* $field_vis $field: $type,)+
+        }
+
+        impl $name {
+            /// The definitions of its keys.
+            pub(super) const FIELDS: &'static [$crate::config::key::Field] = {
+                #[allow(unused_imports, reason = "each table uses some of them")]
+                use $crate::config::key::*;
+                &[$(Field {
+                    key: $definition.of_field(table!(@name $field $($key)?), &[$($doc),*]),
+                    shape: <$type as $crate::config::setting::Setting>::SHAPE,
+                },)+]
+            };
+        }
+
+        impl $crate::config::setting::Setting for $name {
+            const SHAPE: $crate::config::key::Shape = $crate::config::key::Shape::Table(Self::FIELDS);
+
+            fn read(
+                written: &$crate::config::file::Entry,
+                place: &$crate::config::report::Place,
+                _: &$crate::config::key::KeySpec,
+                report: &mut $crate::config::report::Report<'_>,
+            ) -> Option<Self> {
+                let table = $crate::config::table::open(written, place, Self::FIELDS, report)?;
+                let mut fields = Self::FIELDS.iter();
+                $(let $field = $crate::config::table::field(table, place, &fields.next()?.key, report);)+
+                Some(Self { $($field: $field?,)+ })
+            }
+
+            fn show(&self, names: &$crate::config::report::Names) -> $crate::config::setting::Shown {
+                let values = vec![$(self.$field.show(names)),+];
+                $crate::config::setting::Shown::Table($crate::config::setting::ShownTable::new(Self::FIELDS, values))
+            }
+
+            fn keep_running(&mut self, running: &Self) {
+                let mut fields = Self::FIELDS.iter();
+                $(if fields.next().is_some_and(|field| field.key.applied == $crate::config::key::Applied::AfterRestart) {
+                    self.$field.clone_from(&running.$field);
+                } else {
+                    self.$field.keep_running(&running.$field);
+                })+
+            }
+        }
+    };
+}
+pub(super) use table;
+
+/// The table that was written, after reporting the keys that do not exist.
+pub(super) fn open<'w>(
+    written: &'w Entry,
+    place: &Place,
+    fields: &'static [Field],
+    report: &mut Report<'_>,
+) -> Option<&'w Table> {
+    let Value::Table(table) = &written.value else {
+        report.add(place, wrong_type("a table", written));
+        return None;
+    };
+    let known = || fields.iter().map(|field| field.key.name);
+    for (key, entry) in table.iter().filter(|(key, _)| !known().any(|name| name == *key)) {
+        let place = Place { path: join(&place.path, key), origin: entry.origin };
+        report.add(&place, Situation::UnknownKey { suggestion: Suggestion::for_name(key, known()) });
+    }
+    Some(table)
+}
+
+/// The value of one key: as written, or its default.
+pub(super) fn field<T: Setting>(
+    table: &Table,
+    place: &Place,
+    key: &'static KeySpec,
+    report: &mut Report<'_>,
+) -> Option<T> {
+    let path = join(&place.path, key.name);
+    let written = table.get(key.name);
+    report.origins.note(path.clone(), written.map_or(Origin::Default, |entry| entry.origin));
+    let place = Place { path, origin: written.map_or(place.origin, |entry| entry.origin) };
+    match written {
+        Some(entry) => {
+            if let Some(value) = T::read(entry, &place, key, report) {
+                return Some(value);
+            }
+        }
+        None => {
+            if let Fallback::Required(hint) = key.fallback {
+                report.add(&place, Situation::Missing { hint });
+            }
+        }
+    }
+    key.written_default(report.around.cores).map_or_else(T::placeholder, |entry| T::read(&entry, &place, key, report))
+}

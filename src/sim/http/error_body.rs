@@ -1,0 +1,90 @@
+//! Error responses as vLLM writes them: an object with `message`, `type`, `param` and `code`.
+//!
+//! The same object is a whole body or an event of a stream that has begun. A few errors come from the framework below
+//! vLLM and are `{"detail": ..}`.
+
+use serde_json::json;
+
+/// `kind` of an error that is not vLLM's own.
+const DETAIL: &str = "detail";
+
+/// An error object and its status.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ErrorBody {
+    /// HTTP status and `code`.
+    pub(crate) status: u16,
+    /// `type`.
+    pub(crate) kind: &'static str,
+    /// `param`.
+    pub(crate) param: Option<String>,
+    /// `message`.
+    pub(crate) message: String,
+}
+
+impl ErrorBody {
+    /// A request that cannot be served as it is (400, `BadRequestError`).
+    pub(crate) fn bad_request(param: Option<&str>, message: String) -> Self {
+        Self { status: 400, kind: "BadRequestError", param: param.map(str::to_owned), message }
+    }
+
+    /// What the framework below vLLM answers: `{"detail": ..}`.
+    pub(crate) fn detail(status: u16, message: &str) -> Self {
+        Self { status, kind: DETAIL, param: None, message: message.to_owned() }
+    }
+
+    /// Something that is not there (404, `NotFoundError`).
+    pub(crate) fn not_found(param: Option<&str>, message: String) -> Self {
+        Self { status: 404, kind: "NotFoundError", param: param.map(str::to_owned), message }
+    }
+
+    /// The client disconnected before its request was complete: no response is written.
+    pub(crate) fn client_gone() -> Self {
+        Self { status: 0, kind: "", param: None, message: String::new() }
+    }
+
+    /// Whether it stands for a client that disconnected.
+    pub(crate) fn is_client_gone(&self) -> bool {
+        self.status == 0
+    }
+
+    /// An engine that died.
+    pub(crate) fn dead() -> Self {
+        let message = "EngineCore encountered an issue. See stack trace (above) for the root cause.".to_owned();
+        Self { status: 500, kind: "InternalServerError", param: None, message }
+    }
+
+    /// The object as JSON.
+    pub(crate) fn json(&self) -> String {
+        if self.kind == DETAIL {
+            return json!({"detail": self.message}).to_string();
+        }
+        let param = json!(self.param);
+        let (message, kind) = (json!(self.message), json!(self.kind));
+        format!("{{\"error\":{{\"message\":{message},\"type\":{kind},\"param\":{param},\"code\":{}}}}}", self.status)
+    }
+
+    /// The object as the event of a stream that already began, with the end of the stream.
+    pub(crate) fn event(&self) -> String {
+        let param = json!(self.param);
+        let (message, kind) = (json!(self.message), json!(self.kind));
+        format!(
+            "data: {{\"error\": {{\"message\": {message}, \"type\": {kind}, \"param\": {param}, \"code\": {}}}}}\n\n\
+             data: [DONE]\n\n",
+            self.status
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_have_vllms_shape() {
+        let error = ErrorBody::bad_request(Some("max_tokens"), "no".into());
+        assert_eq!(
+            error.json(),
+            r#"{"error":{"message":"no","type":"BadRequestError","param":"max_tokens","code":400}}"#
+        );
+    }
+}

@@ -1,0 +1,199 @@
+//! Answers under way: takes tokens from an outlet and turns them into SSE events or one body.
+//!
+//! Dropping an answer before its end aborts its sequences in the engine: hyper drops the body of a connection that
+//! the client closed, streamed or not, which is the only signal that HTTP/1.1 has. While nothing comes, a stream with a
+//! keep-alive interval says so.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use hyper::body::{Body, Bytes, Frame};
+use tokio::time::Sleep;
+
+use crate::engine::SequenceId;
+use crate::http::choice::Choice;
+use crate::http::error_body::ErrorBody;
+use crate::http::response_writer::ResponseWriter;
+use crate::http::wire::{Finish, UsageCounts};
+use crate::real_time::command::Command;
+use crate::real_time::outlet::{Broken, Outlet, Progress};
+use crate::real_time::state::ServerState;
+
+/// Aborts its sequences when it is dropped before they ended.
+#[derive(Debug)]
+struct Abort {
+    shared: Arc<ServerState>,
+    ids: Vec<SequenceId>,
+}
+
+impl Drop for Abort {
+    fn drop(&mut self) {
+        self.shared.load.fetch_sub(1, Ordering::Relaxed);
+        if !self.ids.is_empty() {
+            self.shared.send(Command::Abort(std::mem::take(&mut self.ids)));
+        }
+    }
+}
+
+/// An answer under way.
+#[derive(Debug)]
+pub(crate) struct ResponseBody {
+    abort: Abort,
+    outlet: Arc<Outlet>,
+    format: ResponseWriter,
+    choices: Vec<Choice>,
+    /// Tokens of all distinct prompts.
+    prompt_tokens: u64,
+    news: Vec<Progress>,
+    keep_alive: Option<(Duration, Pin<Box<Sleep>>)>,
+    ended: bool,
+    /// The stream is cut when what was sent has left.
+    cutting: bool,
+}
+
+impl ResponseBody {
+    pub(crate) fn new(
+        shared: Arc<ServerState>,
+        outlet: Arc<Outlet>,
+        format: ResponseWriter,
+        ids: Vec<SequenceId>,
+        choices: Vec<Choice>,
+        prompt_tokens: u64,
+    ) -> Self {
+        shared.load.fetch_add(1, Ordering::Relaxed);
+        let every = shared.config.keep_alive.map(|every| every.div_f64(shared.config.speed));
+        let abort = Abort { shared, ids };
+        let keep_alive = every.map(|every| (every, Box::pin(tokio::time::sleep(every))));
+        Self {
+            abort,
+            outlet,
+            format,
+            choices,
+            prompt_tokens,
+            news: Vec::new(),
+            keep_alive,
+            ended: false,
+            cutting: false,
+        }
+    }
+
+    fn usage(&self) -> UsageCounts {
+        let completion = self.choices.iter().map(|choice| u64::from(choice.tokens())).sum();
+        let cached = self.choices.first().map_or(0, |choice| u64::from(choice.cached()));
+        let cached = (self.abort.shared.config.prompt_details && cached > 0).then_some(cached);
+        UsageCounts { prompt: self.prompt_tokens, completion, cached }
+    }
+
+    fn is_complete(&self) -> bool {
+        self.choices.iter().all(Choice::is_complete)
+    }
+
+    /// Renders what is new as events.
+    fn render(&mut self) -> String {
+        let mut out = String::new();
+        for (index, (choice, news)) in self.choices.iter_mut().zip(&self.news).enumerate() {
+            if news.tokens == 0 && news.finish.is_none() {
+                continue;
+            }
+            let prompt = u64::from(choice.prompt_tokens());
+            if choice.open() {
+                self.format.open(&mut out, index, choice, UsageCounts { prompt, completion: 0, cached: None });
+            }
+            let piece = choice.advance(*news, true);
+            let usage = UsageCounts { prompt, completion: u64::from(choice.tokens()), cached: None };
+            self.format.content(&mut out, index, &piece, usage);
+        }
+        if self.is_complete() {
+            let usage = self.usage();
+            let finish = self.choices.first().and_then(Choice::finish);
+            self.format.end(&mut out, usage, finish.unwrap_or(Finish::Length));
+            self.abort.ids.clear();
+            self.ended = true;
+        }
+        out
+    }
+
+    /// Waits for the whole answer.
+    ///
+    /// # Errors
+    /// When it breaks on the way.
+    pub(crate) async fn complete(mut self) -> Result<String, Broken> {
+        while !self.is_complete() {
+            std::future::poll_fn(|cx| self.outlet.poll_take(cx, &mut self.news)).await?;
+            for (choice, news) in self.choices.iter_mut().zip(&self.news) {
+                choice.take(*news);
+            }
+        }
+        self.abort.ids.clear();
+        let usage = self.usage();
+        let choices: Vec<_> = self.choices.iter_mut().map(Choice::whole).collect();
+        Ok(self.format.body(&choices, usage))
+    }
+
+    /// A comment, when nothing was said for a while.
+    fn poll_keep_alive(&mut self, cx: &mut Context<'_>) -> Poll<Bytes> {
+        let Some((every, sleep)) = &mut self.keep_alive else { return Poll::Pending };
+        if sleep.as_mut().poll(cx).is_pending() {
+            return Poll::Pending;
+        }
+        sleep.as_mut().reset(tokio::time::Instant::now() + *every);
+        Poll::Ready(Bytes::from_static(b": keep-alive\n\n"))
+    }
+}
+
+/// A connection that is cut on purpose.
+#[derive(Debug, thiserror::Error)]
+#[error("the simulated server cuts this stream")]
+pub(crate) struct Disconnect;
+
+impl Body for ResponseBody {
+    type Data = Bytes;
+    type Error = Disconnect;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Disconnect>>> {
+        if self.ended {
+            return Poll::Ready(None);
+        }
+        let this = &mut *self;
+        let cut_at = this.abort.shared.reset_after.load(Ordering::Relaxed);
+        if cut_at > 0 && this.choices.iter().any(|choice| choice.tokens() >= cut_at) {
+            if std::mem::replace(&mut this.cutting, true) {
+                return Poll::Ready(Some(Err(Disconnect)));
+            }
+            // hyper sends what it holds when there is nothing more at once.
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        let bytes = match this.outlet.poll_take(cx, &mut this.news) {
+            Poll::Pending => return this.poll_keep_alive(cx).map(|comment| Some(Ok(Frame::data(comment)))),
+            Poll::Ready(Ok(())) if this.abort.shared.garbage.load(Ordering::Relaxed) => {
+                for (choice, news) in this.choices.iter_mut().zip(&this.news) {
+                    choice.take(*news);
+                }
+                this.ended = this.is_complete();
+                "data: {\"choices\":[{\"delta\u{0}\u{fffd}}\n\nevent\n:data\n\n".to_owned()
+            }
+            Poll::Ready(Ok(())) => this.render(),
+            Poll::Ready(Err(broken)) => {
+                this.ended = true;
+                this.abort.ids.clear();
+                this.format.error(&broken_body(&broken))
+            }
+        };
+        if let Some((every, sleep)) = &mut this.keep_alive {
+            sleep.as_mut().reset(tokio::time::Instant::now() + *every);
+        }
+        Poll::Ready(Some(Ok(Frame::data(Bytes::from(bytes)))))
+    }
+}
+
+/// What the client is told when an answer breaks.
+pub(crate) fn broken_body(broken: &Broken) -> ErrorBody {
+    match broken {
+        Broken::EngineDead => ErrorBody::dead(),
+        Broken::Refused(message) => ErrorBody::bad_request(None, message.clone()),
+    }
+}

@@ -1,0 +1,67 @@
+//! The three shapes in which an answer leaves: OpenAI's chunks, OpenAI's responses, Anthropic's messages.
+//!
+//! Each has the same five moments: before the first tokens, tokens, the end, the whole, an error inside a stream. An enum and
+//! no trait object, because a stream goes through it for every token.
+
+use crate::http::anthropic;
+use crate::http::choice::Choice;
+use crate::http::error_body::ErrorBody;
+use crate::http::responses;
+use crate::http::wire::{ChunkWriter, CompleteChoice, Finish, Piece, UsageCounts};
+
+/// How an answer is written.
+#[derive(Debug)]
+pub(crate) enum ResponseWriter {
+    /// `/v1/chat/completions` and `/v1/completions`
+    Chunks(ChunkWriter),
+    /// `/v1/messages`
+    Messages(anthropic::MessagesWriter),
+    /// `/v1/responses`
+    Responses(Box<responses::ResponsesWriter>),
+}
+
+impl ResponseWriter {
+    /// What comes before a choice's first tokens.
+    pub(crate) fn open(&mut self, out: &mut String, index: usize, choice: &Choice, usage: UsageCounts) {
+        match self {
+            Self::Chunks(envelope) => envelope.role(out, index, choice.prompt_ids().as_deref(), usage),
+            Self::Messages(writer) => writer.open(out, usage),
+            Self::Responses(writer) => writer.open(out),
+        }
+    }
+
+    /// Tokens of a choice.
+    pub(crate) fn content(&mut self, out: &mut String, index: usize, piece: &Piece, usage: UsageCounts) {
+        match self {
+            Self::Chunks(envelope) => envelope.content(out, index, piece, usage),
+            Self::Messages(writer) => writer.content(out, piece),
+            Self::Responses(writer) => writer.content(out, piece),
+        }
+    }
+
+    /// What follows the last token.
+    pub(crate) fn end(&mut self, out: &mut String, usage: UsageCounts, finish: Finish) {
+        match self {
+            Self::Chunks(envelope) => envelope.end(out, usage),
+            Self::Messages(writer) => writer.end(out, usage, finish),
+            Self::Responses(writer) => writer.end(out, usage, finish),
+        }
+    }
+
+    /// An answer that was not streamed.
+    pub(crate) fn body(&self, choices: &[CompleteChoice], usage: UsageCounts) -> String {
+        match self {
+            Self::Chunks(envelope) => envelope.body(choices, usage),
+            Self::Messages(writer) => writer.body(choices, usage),
+            Self::Responses(writer) => writer.body(choices, usage),
+        }
+    }
+
+    /// An error inside a stream, and its end.
+    pub(crate) fn error(&self, error: &ErrorBody) -> String {
+        match self {
+            Self::Chunks(_) | Self::Responses(_) => error.event(),
+            Self::Messages(_) => anthropic::error_event(error),
+        }
+    }
+}

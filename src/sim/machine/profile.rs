@@ -1,0 +1,154 @@
+//! A simulated machine: a GPU, a model and the fitted constants, combined into the rates that steps use.
+//!
+//! ```text
+//! Gpu (vendor's peaks)  +  Model (sizes)  +  Constants (fitted shares and costs)  -> Profile (rates that steps use)
+//! gpu/*.toml               model/*.toml      constants.toml
+//! ```
+//!
+//! A group of `tensor_parallel` GPUs divides weights, KV cache and FLOPs, and pays two all-reduces per layer. Weights
+//! in fp8 halve the bytes of the linear layers; they raise the FLOPs only where the chip multiplies in fp8.
+
+use super::constants::{Constants, FrontEndRates, StepConstants};
+use super::gpu::Gpu;
+use super::layout::Layout;
+use super::memory::{MemorySettings, kv_budget};
+use super::model::Model;
+use super::preset::ProfileError;
+
+/// Names that [`Profile::named`] knows: a GPU and a model in one word.
+pub const PROFILES: &[&str] = &["h200-llama-8b"];
+
+/// A GPU and a model: shape, memory and rates.
+#[derive(Clone, Debug)]
+pub struct Profile {
+    /// The GPU.
+    pub gpu: Gpu,
+    /// The model.
+    pub model: Model,
+    /// How they are put together.
+    pub layout: Layout,
+    /// The model's dimensions on one GPU of the group.
+    pub shape: Shape,
+    /// What fits with the defaults of vLLM.
+    pub memory: Memory,
+    /// Constants of the step.
+    pub cost: Rates,
+    /// Constants of the API server in front of the engine.
+    pub front_end: FrontEndRates,
+}
+
+/// Dimensions of a model's share on one GPU.
+#[derive(Clone, Debug)]
+pub struct Shape {
+    /// Transformer layers.
+    pub layers: u32,
+    /// Query heads x head size, all GPUs together.
+    pub hidden: u32,
+    /// Parameters that every token is multiplied by.
+    pub linear_parameters: f64,
+    /// Parameters that sampled tokens are multiplied by.
+    pub head_parameters: f64,
+    /// Bytes of weights read in every step.
+    pub weight_bytes: f64,
+    /// Bytes of KV cache per token.
+    pub kv_bytes_per_token: f64,
+    /// Longest context the model was made for, tokens.
+    pub max_model_len: u32,
+}
+
+/// KV capacity and defaults.
+#[derive(Clone, Debug)]
+pub struct Memory {
+    /// Tokens that fit the KV cache; 0 when the model does not fit.
+    pub kv_tokens: u32,
+    /// Default of `--max-num-seqs`.
+    pub max_num_seqs: u32,
+    /// Default of `--max-num-batched-tokens`.
+    pub max_num_batched_tokens: u32,
+}
+
+/// Rates of the step on one GPU of the group.
+#[derive(Clone, Debug)]
+pub struct Rates {
+    /// Effective bandwidth, bytes per second.
+    pub bytes_per_s: f64,
+    /// Effective rate of the linear layers, FLOP per second.
+    pub linear_flops_per_s: f64,
+    /// Effective rate of prefill attention, FLOP per second, of the whole group.
+    pub attention_flops_per_s: f64,
+    /// All-reduces in a group, seconds per step.
+    pub reduce_s_per_step: f64,
+    /// All-reduces in a group, seconds per token.
+    pub reduce_s_per_token: f64,
+    /// Bytes of an adapter for each rank, on one GPU.
+    pub adapter_bytes_per_rank: f64,
+    /// Costs that do not follow from sizes.
+    pub step: StepConstants,
+}
+
+impl Profile {
+    /// The profile with this name from [`PROFILES`].
+    pub fn named(name: &str) -> Option<Self> {
+        let (gpu, model) = match name {
+            "h200-llama-8b" => ("h200", "llama-3.1-8b"),
+            _ => return None,
+        };
+        let (gpu, model) = (Gpu::load(gpu).ok()?, Model::load(model).ok()?);
+        Self::new(gpu, model, Layout::default(), &Constants::fitted()).ok()
+    }
+
+    /// Joins a GPU, a model and constants.
+    ///
+    /// # Errors
+    /// When the group cannot divide the model's heads, has no link, or the GPU's own constants are wrong.
+    pub fn new(gpu: Gpu, model: Model, layout: Layout, constants: &Constants) -> Result<Self, ProfileError> {
+        let wrong = |error: String| ProfileError::Wrong { what: "GPU", name: gpu.title.clone(), error };
+        let group = layout.tensor_parallel.max(1);
+        if !model.heads.is_multiple_of(group) {
+            return Err(wrong(format!("{} heads do not divide by a group of {group}; choose a divisor", model.heads)));
+        }
+        let (latency, link) = match (group, gpu.link_latency_us, gpu.link_gb_per_s) {
+            (1, ..) => (0.0, f64::INFINITY),
+            (_, Some(latency), Some(link)) => (latency * 1e-6, link * 1e9),
+            _ => return Err(wrong("a group of GPUs needs link_gb_per_s and link_latency_us".to_owned())),
+        };
+        let constants = constants.with_overrides(gpu.overrides(), &gpu.title)?;
+        let share = f64::from(group);
+        // Fewer key heads than GPUs: each GPU keeps a copy.
+        let kv_share = f64::from(group.min(model.kv_heads));
+        let weight_element = if layout.fp8_weights { 1.0 } else { 2.0 };
+        let kv_element = if layout.fp8_kv { 1.0 } else { 2.0 };
+        let flops = match gpu.fp8_tflops {
+            Some(fp8) if layout.fp8_weights => fp8,
+            _ => gpu.bf16_tflops,
+        };
+        let (layers, head) = (model.layer_parameters() / share, model.head_parameters() / share);
+        let shape = Shape {
+            layers: model.layers,
+            hidden: model.heads * model.head_dim,
+            linear_parameters: layers,
+            head_parameters: head,
+            weight_bytes: layers * weight_element + head * 2.0,
+            kv_bytes_per_token: model.kv_bytes_per_token(kv_element) / kv_share,
+            max_model_len: model.max_model_len,
+        };
+        let ring = 2.0 * (share - 1.0) / share;
+        let reduces = 2.0 * f64::from(model.layers);
+        let cost = Rates {
+            bytes_per_s: gpu.bandwidth_gb_per_s * 1e9 * constants.efficiency.bandwidth,
+            linear_flops_per_s: flops * 1e12 * constants.efficiency.linear,
+            attention_flops_per_s: gpu.bf16_tflops * 1e12 * constants.efficiency.attention * share,
+            reduce_s_per_step: reduces * latency,
+            reduce_s_per_token: reduces * ring * f64::from(model.hidden) * 2.0 / link,
+            adapter_bytes_per_rank: 2.0 * model.adapter_elements_per_rank() / share,
+            step: constants.step,
+        };
+        let settings = MemorySettings { layout, ..MemorySettings::default() };
+        let memory = Memory {
+            kv_tokens: kv_budget(&gpu, &model, &settings).map_or(0, |budget| budget.tokens()),
+            max_num_seqs: settings.max_num_seqs,
+            max_num_batched_tokens: settings.max_num_batched_tokens,
+        };
+        Ok(Self { gpu, model, layout, shape, memory, cost, front_end: constants.front_end })
+    }
+}

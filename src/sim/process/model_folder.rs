@@ -1,0 +1,50 @@
+//! What a folder with a model or an adapter contains, read from its JSON files.
+//!
+//! Only sizes are read, never weights. A folder that cannot be read as such is reported as missing, as vLLM does.
+
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::machine::Model;
+
+/// The file that marks the folder of an adapter.
+pub(crate) const ADAPTER_CONFIG: &str = "adapter_config.json";
+
+/// Looks whether the path leads to an adapter whose rank fits.
+///
+/// # Errors
+/// In vLLM's words.
+pub(crate) fn check_adapter(name: &str, path: &str, max_rank: i64) -> Result<(), String> {
+    let folder = Path::new(path);
+    let missing = || format!("Loading lora {name} failed: No adapter found for {path}");
+    let config = std::fs::read_to_string(folder.join(ADAPTER_CONFIG)).map_err(|_| missing())?;
+    let config: Value = serde_json::from_str(&config).map_err(|_| missing())?;
+    let rank = config["r"].as_i64().unwrap_or(0);
+    if rank > max_rank {
+        return Err(format!(
+            "Call to add_lora method failed: Worker failed with error 'LoRA rank {rank} is greater than max_lora_rank \
+             {max_rank}.', please check the stack trace above for the root cause"
+        ));
+    }
+    Ok(())
+}
+
+/// Sizes of the model in a folder, from its `config.json`; none when that does not describe a dense decoder.
+pub(crate) fn sizes_of_folder(folder: &Path) -> Option<Model> {
+    let config: Value = serde_json::from_str(&std::fs::read_to_string(folder.join("config.json")).ok()?).ok()?;
+    let number =
+        |name: &str| config[name].as_u64().and_then(|value| u32::try_from(value).ok()).filter(|value| *value > 0);
+    let (hidden, heads) = (number("hidden_size")?, number("num_attention_heads")?);
+    Some(Model {
+        layers: number("num_hidden_layers")?,
+        hidden,
+        intermediate: number("intermediate_size")?,
+        heads,
+        kv_heads: number("num_key_value_heads").unwrap_or(heads),
+        head_dim: number("head_dim").unwrap_or(hidden / heads),
+        vocabulary: number("vocab_size")?,
+        tied_embeddings: config["tie_word_embeddings"].as_bool().unwrap_or(false),
+        max_model_len: number("max_position_embeddings")?,
+    })
+}

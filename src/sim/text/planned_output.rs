@@ -1,0 +1,212 @@
+//! What an answer will say: its tokens, its length and why it ends, decided when the request arrives.
+//!
+//! Output length: exactly the limit with `ignore_eos`; otherwise drawn from a log-normal distribution with median
+//! [`MEDIAN_TOKENS`] and shape [`SHAPE`] (chat answers in public traces look so), kept within `min_tokens` and the
+//! limit. A drawn end is a `stop`, the limit a `length`; a stop string or token among the words ends the answer where it
+//! stands. The same prompt gets the same answer on every server with the same seed, whatever else runs.
+
+use std::sync::Arc;
+
+use crate::http::wire::Finish;
+use crate::validate::{GenerateRequest, Prompt, TextModel};
+use sluice_core::base::Rng;
+
+/// Median of drawn output lengths, tokens.
+const MEDIAN_TOKENS: f64 = 180.0;
+/// Standard deviation of the logarithm of drawn output lengths.
+const SHAPE: f64 = 0.8;
+
+/// Why an answer ends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum End {
+    /// At its limit.
+    Length,
+    /// With an end-of-sequence token, which has no text.
+    Eos,
+    /// With a token of `stop_token_ids`, whose text is not shown.
+    Token(u32),
+    /// With a stop string; so many bytes of the text are shown.
+    Text(String, usize),
+}
+
+/// One choice of an answer before it is generated.
+#[derive(Clone, Debug)]
+pub(crate) struct PlannedOutput {
+    texts: Arc<TextModel>,
+    seed: u64,
+    /// Tokens that output is limited to.
+    forced: Arc<[u32]>,
+    /// Tokens in all.
+    pub(crate) tokens: u32,
+    end: End,
+    /// Characters that are held back until the end, because a stop string may begin in them.
+    pub(crate) held_back: usize,
+}
+
+impl PlannedOutput {
+    /// Decides an answer to `prompt` of at most `limit` tokens; `seed` belongs to the server and the choice.
+    pub(crate) fn new(texts: &Arc<TextModel>, request: &GenerateRequest, limit: u32, seed: u64) -> Self {
+        let eos = texts.vocabulary.eos;
+        let limit = limit.max(1);
+        let forced: Vec<u32> = request.forced.clone();
+        let (tokens, end) = match () {
+            () if request.ignore_eos || request.only_echo => (limit, End::Length),
+            () if forced.contains(&eos) => ((request.min_tokens.saturating_add(1)).min(limit), End::Eos),
+            () if !forced.is_empty() => (limit, End::Length),
+            () => drawn(seed, request.min_tokens, limit),
+        };
+        let held_back = match request.include_stop {
+            true => 0,
+            false => request.stop.iter().map(|stop| stop.chars().count()).max().unwrap_or(0).saturating_sub(1),
+        };
+        let mut output = Self { texts: Arc::clone(texts), seed, forced: forced.into(), tokens, end, held_back };
+        if !request.stop.is_empty() || !request.stop_token_ids.is_empty() {
+            output.cut(request);
+        }
+        output
+    }
+
+    /// Looks for the first stop string or token and ends the answer there.
+    fn cut(&mut self, request: &GenerateRequest) {
+        let mut text = String::new();
+        for position in 0..self.tokens {
+            let token = self.token(position);
+            let before = text.len();
+            text.push_str(&self.piece(position));
+            if position < request.min_tokens {
+                continue;
+            }
+            if request.stop_token_ids.contains(&token) {
+                (self.tokens, self.end) = (position + 1, End::Token(token));
+                return;
+            }
+            // A stop string may have begun before this token.
+            let found = request.stop.iter().filter_map(|stop| {
+                let longest = text.floor_char_boundary(before.saturating_sub(stop.len()));
+                text[longest..].find(stop.as_str()).map(|at| (longest + at, stop))
+            });
+            if let Some((at, stop)) = found.min_by_key(|(at, _)| *at) {
+                let shown = if request.include_stop { at + stop.len() } else { at };
+                (self.tokens, self.end) = (position + 1, End::Text(stop.clone(), shown));
+                return;
+            }
+        }
+    }
+
+    /// The token at a position.
+    pub(crate) fn token(&self, position: u32) -> u32 {
+        match (&self.end, self.forced.as_ref()) {
+            (End::Eos, _) if position + 1 == self.tokens => self.texts.vocabulary.eos,
+            (_, []) => self.texts.vocabulary.draw(self.seed, position),
+            (_, forced) => forced[position as usize % forced.len()],
+        }
+    }
+
+    /// The text of the token at a position.
+    pub(crate) fn piece(&self, position: u32) -> std::borrow::Cow<'_, str> {
+        let last = position + 1 == self.tokens;
+        match &self.end {
+            End::Eos | End::Token(_) if last => "".into(),
+            _ => self.texts.vocabulary.piece(self.token(position)),
+        }
+    }
+
+    /// Another token that could have stood there, for log probabilities.
+    pub(crate) fn alternative(&self, position: u32, rank: u32) -> u32 {
+        self.texts.vocabulary.draw(self.seed ^ u64::from(rank).rotate_left(33), position)
+    }
+
+    /// The text of any token.
+    pub(crate) fn text_of(&self, token: u32) -> std::borrow::Cow<'_, str> {
+        self.texts.vocabulary.piece(token)
+    }
+
+    /// Bytes of the text that are shown when a stop string ended it.
+    pub(crate) fn shown(&self) -> Option<usize> {
+        if let End::Text(_, shown) = &self.end { Some(*shown) } else { None }
+    }
+
+    /// The finish reason.
+    pub(crate) fn finish(&self) -> Finish {
+        if self.end == End::Length { Finish::Length } else { Finish::Stop }
+    }
+
+    /// `stop_reason` as JSON.
+    pub(crate) fn stop_reason(&self) -> String {
+        match &self.end {
+            End::Length | End::Eos => "null".to_owned(),
+            End::Token(token) => token.to_string(),
+            End::Text(stop, _) => serde_json::Value::from(stop.as_str()).to_string(),
+        }
+    }
+}
+
+fn drawn(seed: u64, least: u32, most: u32) -> (u32, End) {
+    let mut rng = Rng::new(seed);
+    let radius = (-2.0 * (1.0 - rng.unit()).ln()).sqrt();
+    let normal = radius * (std::f64::consts::TAU * rng.unit()).cos();
+    let drawn = (MEDIAN_TOKENS * (SHAPE * normal).exp()).round().max(1.0);
+    let drawn = (drawn as u32).max(least.max(1));
+    if drawn < most { (drawn, End::Eos) } else { (most, End::Length) }
+}
+
+/// Seed of a choice: the server's, the prompt's and the choice's number.
+pub(crate) fn seed(server: u64, prompt: &Prompt, choice: u32) -> u64 {
+    prompt.seed ^ server.rotate_left(17) ^ u64::from(choice).rotate_left(40)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::validate::{RequestBody, RequestKind, ServerLimits};
+
+    fn outputs(body: &str) -> Vec<PlannedOutput> {
+        let texts = Arc::new(TextModel::made_up());
+        let body = RequestBody::read(RequestKind::Completion, body.as_bytes()).unwrap();
+        let limits = ServerLimits { max_model_len: 8192, max_logprobs: 20, auto_tools: false, name: "m" };
+        let request = GenerateRequest::new(RequestKind::Completion, &body, &texts, limits).unwrap();
+        (0..2000).map(|seed| PlannedOutput::new(&texts, &request, request.limits[0], seed)).collect()
+    }
+
+    fn text(output: &PlannedOutput) -> String {
+        (0..output.tokens).map(|position| output.piece(position).into_owned()).collect()
+    }
+
+    #[test]
+    fn ignore_eos_generates_exactly_max_tokens() {
+        let all = outputs(r#"{"prompt":"x","max_tokens":77,"ignore_eos":true}"#);
+        assert!(all.iter().all(|output| (output.tokens, output.finish()) == (77, Finish::Length)));
+    }
+
+    #[test]
+    fn drawn_lengths_have_the_documented_median_and_respect_the_limits() {
+        let mut drawn: Vec<u32> = outputs(r#"{"prompt":"x","max_tokens":8000}"#).iter().map(|s| s.tokens).collect();
+        drawn.sort_unstable();
+        assert!((160..200).contains(&drawn[1000]), "{}", drawn[1000]);
+        let clamped = outputs(r#"{"prompt":"x","max_tokens":50,"min_tokens":40}"#);
+        assert!(clamped.iter().all(|output| (40..=50).contains(&output.tokens)));
+    }
+
+    #[test]
+    fn a_stop_string_ends_the_answer_where_it_stands() {
+        for output in outputs(r#"{"prompt":"x","max_tokens":300,"ignore_eos":true,"stop":["ater"]}"#) {
+            let text = text(&output);
+            match output.shown() {
+                Some(shown) => {
+                    assert!(text[shown..].starts_with("ater") && !text[..shown].contains("ater"), "{text}");
+                    assert_eq!((output.finish(), output.stop_reason().as_str()), (Finish::Stop, "\"ater\""));
+                }
+                None => assert!(!text.contains("ater")),
+            }
+        }
+    }
+
+    #[test]
+    fn a_forced_token_is_all_there_is() {
+        let all =
+            outputs(r#"{"prompt":"x","max_tokens":5,"logit_bias":{"19":100},"stop_token_ids":[19],"min_tokens":2}"#);
+        assert_eq!((all[0].tokens, all[0].stop_reason()), (3, "19".to_owned()));
+        let eos = outputs(r#"{"prompt":"x","max_tokens":5,"logit_bias":{"128001":100}}"#);
+        assert_eq!((eos[0].tokens, eos[0].finish()), (1, Finish::Stop));
+    }
+}

@@ -1,0 +1,13 @@
+//! The two OpenAI routes that generate text.
+//!
+//! Chats and completions share the engine and most fields. Where they differ, in fields, limits or the bytes of the
+//! response, the code matches on this type.
+
+/// Which of the two generating routes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RequestKind {
+    /// `/v1/chat/completions`
+    Chat,
+    /// `/v1/completions`
+    Completion,
+}
