@@ -319,7 +319,7 @@ async fn an_alias_is_renamed_on_its_way_and_unknown_models_are_not_found() {
     let world = World::new(vec![Script::Json(200, "{}")], vec![good()]);
     world.ask(r#"{"model":"alias","messages":[]}"#).await;
     assert_eq!(world.flow.upstream().calls.lock()[0].2, r#"{"model":"m","messages":[]}"#);
-    let (client, record) = world.ask(r#"{"model":"nobody","messages":[]}"#).await;
+    let (client, record) = world.ask(r#"{"model":"unknown","messages":[]}"#).await;
     assert_eq!(client.head.unwrap().status, StatusCode::NOT_FOUND);
     assert_eq!(record.outcome, Outcome::Refused);
 }
@@ -348,7 +348,7 @@ async fn what_fails_before_the_first_byte_is_served_by_the_other_backend_under_a
 }
 
 #[tokio::test(start_paused = true)]
-async fn when_nobody_takes_over_the_client_learns_what_went_wrong() {
+async fn when_no_backend_takes_over_the_client_gets_the_cause() {
     let cases = [
         (Script::NoConnection, 502, Outcome::UpstreamError(UpstreamFault::Connect)),
         (Script::CloseBeforeHead, 502, Outcome::UpstreamError(UpstreamFault::Broken)),

@@ -1,7 +1,7 @@
 //! Admission: decides whether there is room, which backend takes a request, and which waiter is next.
 //!
 //! All pools, their queues and the capacity of every backend are behind one lock. A request [enters](Admission::enter)
-//! and gets a lease at once, is queued, or is shed with a reason. Whoever returns capacity passes it to the next waiter
+//! and gets a lease at once, is queued, or is shed with a reason. Returned capacity goes to the next waiter
 //! under the same lock, so that capacity is never free while a request waits for it. One lock makes spilling between
 //! pools one decision instead of a protocol; it is held for about a microsecond, three times per request.
 //!

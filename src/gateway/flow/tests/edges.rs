@@ -27,7 +27,7 @@ async fn one_502_counts_once_against_its_backend_although_it_is_passed_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_absurd_wish_for_output_cannot_overflow_what_a_backend_carries() {
+async fn an_absurd_output_limit_cannot_overflow_the_tokens_of_a_backend() {
     let world = World::new(vec![good()], vec![good()]);
     let body = r#"{"model":"m","stream":true,"min_tokens":18446744073709551615,"messages":[]}"#;
     let (mut one, mut two) = (Client::default(), Client::default());
@@ -61,7 +61,7 @@ async fn a_retry_follows_a_pool_that_a_reload_has_replaced() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn two_requests_that_were_told_503_do_not_wait_for_each_others_slot() {
+async fn two_requests_that_got_a_503_do_not_wait_for_each_others_slot() {
     let busy = || vec![Script::Json(503, "{}"), good()];
     let world = World::with(busy(), busy(), "slots = 1");
     let (mut one, mut two) = (Client::default(), Client::default());
