@@ -13,7 +13,7 @@
 use std::time::Duration;
 
 use sluice::base::Rng;
-use sluice::sim::profile::Profile;
+use sluice::sim::Profile;
 use sluice::sim::{Content, Request, SimConfig};
 
 /// Requests a second, prompt tokens, output tokens, tokens of the prompt that all share.
@@ -41,7 +41,7 @@ fn cpu() -> Duration {
 fn run(kinds: &[Kind], blocks: Option<u32>, until: f64) -> Run {
     let mut config = SimConfig::new("m", Profile::named("h200-llama-8b").expect("built in"));
     config.engine.num_blocks = blocks.unwrap_or(config.engine.num_blocks);
-    let mut lane = config.lane();
+    let mut lane = config.virtual_server();
     let mut rng = Rng::new(3);
     let mut next: Vec<f64> = kinds.iter().map(|kind| rng.exponential() / kind.0).collect();
     let mut run = Run::default();

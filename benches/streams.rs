@@ -13,7 +13,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use sluice::sim::profile::Profile;
+use sluice::sim::Profile;
 use sluice::sim::{Request, SimConfig};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -91,7 +91,7 @@ async fn follow(address: SocketAddr, number: u32, tokens: u32) -> Vec<(Instant, 
 fn simulated(streams: u32, tokens: u32) -> Vec<f64> {
     let mut config = SimConfig::new("m", Profile::named("h200-llama-8b").expect("built in"));
     config.engine.max_num_seqs = streams;
-    let mut lane = config.lane();
+    let mut lane = config.virtual_server();
     (0..streams).for_each(|id| lane.submit(Duration::ZERO, [Request::new(u64::from(id), PROMPT, tokens)]));
     let (mut last, mut gaps) = (None, Vec::new());
     while let Some(at) = lane.next_at() {

@@ -29,17 +29,19 @@ pub mod run;
 pub mod report;
 pub mod search;
 
-pub use client::load_client::{Client, Failure, Timing};
+pub use client::failure::RequestFailure;
+pub use client::load_client::{LoadClient, Timing};
 #[cfg(any(test, feature = "testing"))]
 pub use client::mock;
 pub use error::BenchError;
-pub use load::adapters::{Adapters, Choice};
+pub use load::adapters::{AdapterChoice, Adapters};
 pub use load::arrival::{Arrival, Extent, MAX_SECONDS};
-pub use load::body::{Api, Fields, Tokens};
+pub use load::body::{Api, BodyFields, PromptTokens};
 pub use load::length::Length;
 pub use load::session::Sessions;
-pub use load::workload::{Class, Prefix, PrefixKind, Source, Workload};
+pub use load::workload::{Class, Prefix, PrefixKind, RequestSource, Workload};
 pub use result::metrics::{Distribution, Metrics};
 pub use result::record::{Outcome, Record, RunConfig, RunResult, Slo};
+pub use run::plan::RunPlan;
 pub use run::progress::Progress;
-pub use run::runner::{Plan, run};
+pub use run::runner::run;

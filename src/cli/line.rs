@@ -1,50 +1,53 @@
-//! One line on the terminal that says what a load generator is doing; nothing when stderr is not a terminal.
+//! One line on the terminal with the progress of a load generator; nothing when stderr is not a terminal.
 //!
-//! How much is sent and in flight, how many requests ended per second and the P99 of their TTFT, both over the last ten
-//! seconds, and failures.
-//!
-//! Redrawn in place a few times a second and wiped before the table is printed, so that what is left on the screen (and
-//! whatever is piped) is the result alone.
+//! It shows how many requests were sent and are in flight, and, over the last ten seconds, completed requests per second
+//! and P99 of TTFT; also failures. The line is cleared at the end, so that only the result stays on the screen.
 
-use std::io::{IsTerminal as _, Write as _};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use crate::bench::{Extent, Progress};
 
-/// How often the line is written again.
+/// How often the line is updated.
 const REFRESH: Duration = Duration::from_millis(200);
-/// Goes to the first column and clears the line.
-const CLEAR: &str = "\r\x1b[K";
+/// The title, a bar of 20 columns, and the text.
+const TEMPLATE: &str = "{prefix} [{bar:20}] {wide_msg}";
 
 /// The line; cleared when ended or dropped.
 pub(super) struct Line {
+    bar: ProgressBar,
     task: Option<JoinHandle<()>>,
 }
 
 impl Line {
-    /// Begins to show `progress` under `title`.
+    /// Starts to show `progress` under `title`.
     pub(super) fn start(title: &str, extent: Extent, progress: Arc<Progress>) -> Self {
-        if !std::io::stderr().is_terminal() {
-            return Self { task: None };
+        let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr());
+        if bar.is_hidden() {
+            return Self { bar, task: None };
         }
-        let (title, start) = (title.to_owned(), Instant::now());
+        let style = ProgressStyle::with_template(TEMPLATE).expect("the template is valid");
+        bar.set_style(style.progress_chars("=> "));
+        bar.set_prefix(title.to_owned());
+        let (shown, start) = (bar.clone(), Instant::now());
         let task = tokio::spawn(async move {
             loop {
-                // A terminal that cannot be written to is no reason to stop.
-                let now = text(extent, start.elapsed(), &progress);
-                let _ = write!(std::io::stderr(), "{CLEAR}{title}: {now}");
+                let (position, length) = position(extent, start.elapsed(), &progress);
+                shown.set_length(length);
+                shown.set_position(position);
+                shown.set_message(text(extent, start.elapsed(), &progress));
                 tokio::time::sleep(REFRESH).await;
             }
         });
-        Self { task: Some(task) }
+        Self { bar, task: Some(task) }
     }
 
-    /// Takes the line away.
+    /// Clears the line.
     pub(super) fn end(self) {
         drop(self);
     }
@@ -54,8 +57,17 @@ impl Drop for Line {
     fn drop(&mut self) {
         if let Some(task) = self.task.take() {
             task.abort();
-            let _ = write!(std::io::stderr(), "{CLEAR}");
+            self.bar.finish_and_clear();
         }
+    }
+}
+
+/// How much of the run is done: milliseconds, or requests.
+fn position(extent: Extent, elapsed: Duration, progress: &Progress) -> (u64, u64) {
+    let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+    match extent {
+        Extent::Lasting(length) => (millis(elapsed.min(length)), millis(length)),
+        Extent::Requests(count) => (progress.ended.load(Relaxed), count),
     }
 }
 

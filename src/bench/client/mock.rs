@@ -17,12 +17,12 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
 use crate::load::length::Length;
-use crate::load::workload::{Class, Prefix, Question, Workload};
+use crate::load::workload::{Class, LoadRequest, Prefix, Workload};
 use crate::result::record::Slo;
 
 /// How one request is answered.
 #[derive(Clone, Debug)]
-pub struct Answer {
+pub struct MockResponse {
     pub status: u16,
     /// Pieces of the body, each written by itself.
     pub pieces: Vec<String>,
@@ -34,7 +34,7 @@ pub struct Answer {
     pub breaks: bool,
 }
 
-impl Answer {
+impl MockResponse {
     pub fn stream(pieces: Vec<String>, pause: Duration) -> Self {
         Self { status: 200, pieces, pause, headers: String::new(), breaks: false }
     }
@@ -62,11 +62,11 @@ pub fn small_workload() -> Workload {
 }
 
 /// Some question.
-pub fn question() -> Question {
-    small_workload().question(0)
+pub fn request() -> LoadRequest {
+    small_workload().request(0)
 }
 
-type Script = Arc<dyn Fn(u64) -> Answer + Send + Sync>;
+type Script = Arc<dyn Fn(u64) -> MockResponse + Send + Sync>;
 
 /// The server; stops when dropped.
 pub struct MockEngine {
@@ -85,7 +85,7 @@ struct Counts {
 
 impl MockEngine {
     /// Serves on a free port; `script` gets the number of the request, from 0.
-    pub async fn start(script: impl Fn(u64) -> Answer + Send + Sync + 'static) -> Self {
+    pub async fn start(script: impl Fn(u64) -> MockResponse + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         Self::serve(listener, Arc::new(script))
     }
@@ -148,15 +148,16 @@ async fn connection(mut socket: TcpStream, script: Script, counts: Arc<Counts>) 
         if !body.is_empty() {
             counts.bodies.lock().push(body);
         }
-        let answer = script(counts.requests.fetch_add(1, Ordering::SeqCst));
-        let head = format!("HTTP/1.1 {} Status\r\ntransfer-encoding: chunked\r\n{}\r\n", answer.status, answer.headers);
+        let response = script(counts.requests.fetch_add(1, Ordering::SeqCst));
+        let head =
+            format!("HTTP/1.1 {} Status\r\ntransfer-encoding: chunked\r\n{}\r\n", response.status, response.headers);
         socket.write_all(head.as_bytes()).await?;
-        for piece in &answer.pieces {
-            tokio::time::sleep(answer.pause).await;
+        for piece in &response.pieces {
+            tokio::time::sleep(response.pause).await;
             let chunk = format!("{:x}\r\n{piece}\r\n", piece.len());
             socket.write_all(chunk.as_bytes()).await?;
         }
-        if answer.breaks {
+        if response.breaks {
             return Ok(());
         }
         socket.write_all(b"0\r\n\r\n").await?;

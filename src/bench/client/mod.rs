@@ -4,8 +4,10 @@
 //! response and their times. It shares no code with the gateway, so that neither hides a fault of the other. Bounds: no
 //! TLS, no HTTP/2; `mock` is for tests.
 
+pub mod failure;
 pub mod events;
-pub mod target;
+pub(crate) mod target;
+mod stream;
 pub mod load_client;
 
 #[cfg(any(test, feature = "testing"))]

@@ -4,7 +4,7 @@
 //! connection turns out to be dead before any byte of an answer, the request is sent once more on a fresh one, as every
 //! HTTP client does; its start moment stays. Nothing else is ever sent twice.
 //!
-//! A connection has no task of its own: whoever waits for an answer drives it ([`Wire::drive`]). So a request is on the wire
+//! A connection has no task of its own: whoever waits for an answer drives it ([`HttpConnection::drive`]). So a request is on the wire
 //! in the same moment in which its clock starts, and what arrives is read by the task that notes the time, not handed on
 //! by another one that had to be scheduled first. With 500 streams on two cores those hand-overs are milliseconds.
 
@@ -24,24 +24,24 @@ use parking_lot::Mutex;
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
-use crate::client::load_client::Failure;
+use crate::client::failure::RequestFailure;
 use crate::error::BenchError;
 
 /// How long an idle connection is reused: below the 5 s after which vLLM closes it.
 pub(crate) const IDLE_LIMIT: Duration = Duration::from_secs(4);
 
 /// What moves the bytes of one connection when it is polled.
-type Moving = Connection<TokioIo<TcpStream>, Full<Bytes>>;
+type HyperConnection = Connection<TokioIo<TcpStream>, Full<Bytes>>;
 
 /// One connection: what sends on it, and what moves its bytes.
 #[derive(Debug)]
-pub(crate) struct Wire {
+pub(crate) struct HttpConnection {
     sender: SendRequest<Full<Bytes>>,
     /// Nothing when it is over: its end must be dropped for the sender to learn of it.
-    connection: Option<Pin<Box<Moving>>>,
+    connection: Option<Pin<Box<HyperConnection>>>,
 }
 
-impl Wire {
+impl HttpConnection {
     /// Waits for `work` and moves the connection's bytes meanwhile.
     pub(crate) async fn drive<T>(&mut self, work: impl Future<Output = T>) -> T {
         let mut work = pin!(work);
@@ -72,8 +72,8 @@ impl Wire {
     }
 
     async fn send(&mut self, request: Request<Full<Bytes>>) -> hyper::Result<Response<Incoming>> {
-        let answer = self.sender.send_request(request);
-        self.drive(answer).await
+        let response = self.sender.send_request(request);
+        self.drive(response).await
     }
 }
 
@@ -92,7 +92,7 @@ pub(crate) struct Target {
 
 #[derive(Debug)]
 struct Idle {
-    wire: Wire,
+    connection: HttpConnection,
     since: Instant,
 }
 
@@ -123,38 +123,43 @@ impl Target {
     pub(crate) async fn send(
         &self,
         make: impl Fn() -> Request<Full<Bytes>>,
-    ) -> Result<(Wire, Response<Incoming>), Failure> {
-        while let Some(mut wire) = self.take_idle() {
-            if !wire.ready().await {
+    ) -> Result<(HttpConnection, Response<Incoming>), RequestFailure> {
+        while let Some(mut connection) = self.take_idle() {
+            if !connection.ready().await {
                 continue;
             }
-            match wire.send(make()).await {
-                Ok(response) => return Ok((wire, response)),
+            match connection.send(make()).await {
+                Ok(response) => return Ok((connection, response)),
                 // It died under us before a byte of an answer: the one case that is sent again.
                 Err(error) if error.is_canceled() || error.is_incomplete_message() || error.is_closed() => break,
-                Err(_) => return Err(Failure::NoAnswer),
+                Err(_) => return Err(RequestFailure::NoResponse),
             }
         }
-        let mut wire = self.connect().await?;
-        let response = wire.send(make()).await.map_err(|_| Failure::NoAnswer)?;
-        Ok((wire, response))
+        let mut connection = self.connect().await?;
+        let response = connection.send(make()).await.map_err(|_| RequestFailure::NoResponse)?;
+        Ok((connection, response))
     }
 
     /// The whole answer to a GET of `path`, of at most `max` bytes: its status and body.
-    pub(crate) async fn get(&self, path: &str, headers: &HeaderMap, max: usize) -> Result<(u16, Bytes), Failure> {
-        let (mut wire, response) = self.send(|| self.request(Method::GET, path, headers, Bytes::new())).await?;
+    pub(crate) async fn get(
+        &self,
+        path: &str,
+        headers: &HeaderMap,
+        max: usize,
+    ) -> Result<(u16, Bytes), RequestFailure> {
+        let (mut connection, response) = self.send(|| self.request(Method::GET, path, headers, Bytes::new())).await?;
         let status = response.status().as_u16();
-        let body = wire.drive(http_body_util::Limited::new(response.into_body(), max).collect()).await;
-        let body = body.map_err(|_| Failure::Cut)?.to_bytes();
-        self.put_back(wire).await;
+        let body = connection.drive(http_body_util::Limited::new(response.into_body(), max).collect()).await;
+        let body = body.map_err(|_| RequestFailure::Truncated)?.to_bytes();
+        self.put_back(connection).await;
         Ok((status, body))
     }
 
-    fn take_idle(&self) -> Option<Wire> {
+    fn take_idle(&self) -> Option<HttpConnection> {
         let mut idle = self.idle.lock();
         let newest = idle.pop()?;
         if newest.since.elapsed() < IDLE_LIMIT {
-            return Some(newest.wire);
+            return Some(newest.connection);
         }
         // The newest is too old, so all the others are.
         idle.clear();
@@ -162,25 +167,25 @@ impl Target {
     }
 
     /// Keeps a connection whose answer has been read to its end.
-    pub(crate) async fn put_back(&self, mut wire: Wire) {
-        if wire.ready().await && wire.connection.is_some() {
-            self.idle.lock().push(Idle { wire, since: Instant::now() });
+    pub(crate) async fn put_back(&self, mut connection: HttpConnection) {
+        if connection.ready().await && connection.connection.is_some() {
+            self.idle.lock().push(Idle { connection, since: Instant::now() });
         }
     }
 
     /// Opens a connection and keeps it, if it can.
     pub(crate) async fn open(&self) {
-        if let Ok(wire) = self.connect().await {
-            self.put_back(wire).await;
+        if let Ok(connection) = self.connect().await {
+            self.put_back(connection).await;
         }
     }
 
-    async fn connect(&self) -> Result<Wire, Failure> {
-        let socket = TcpStream::connect(&self.authority).await.map_err(|_| Failure::Connect)?;
+    async fn connect(&self) -> Result<HttpConnection, RequestFailure> {
+        let socket = TcpStream::connect(&self.authority).await.map_err(|_| RequestFailure::Connect)?;
         // A small request must leave at once; without this option the rest of the path is delayed, not wrong.
         let _ = socket.set_nodelay(true);
-        let (sender, connection) = http1::handshake(TokioIo::new(socket)).await.map_err(|_| Failure::Connect)?;
-        let mut wire = Wire { sender, connection: Some(Box::pin(connection)) };
-        if wire.ready().await { Ok(wire) } else { Err(Failure::Connect) }
+        let (sender, connection) = http1::handshake(TokioIo::new(socket)).await.map_err(|_| RequestFailure::Connect)?;
+        let mut connection = HttpConnection { sender, connection: Some(Box::pin(connection)) };
+        if connection.ready().await { Ok(connection) } else { Err(RequestFailure::Connect) }
     }
 }

@@ -13,12 +13,12 @@ pub struct Adapters {
     /// What clients send as `"model"`.
     pub names: Vec<String>,
     /// How one is chosen.
-    pub choice: Choice,
+    pub choice: AdapterChoice,
 }
 
 /// How an adapter is chosen.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub enum Choice {
+pub enum AdapterChoice {
     /// Each as likely as any other.
     #[default]
     Even,
@@ -45,8 +45,10 @@ impl Adapters {
             }
         }
         match &self.choice {
-            Choice::Zipf(s) if !(s.is_finite() && *s >= 0.0) => bad(format!("the exponent {s} is not 0 or more")),
-            Choice::Weights(weights) => {
+            AdapterChoice::Zipf(s) if !(s.is_finite() && *s >= 0.0) => {
+                bad(format!("the exponent {s} is not 0 or more"))
+            }
+            AdapterChoice::Weights(weights) => {
                 let (names, given) = (self.names.len(), weights.len());
                 if given != names && given != names + 1 {
                     return bad(format!(
@@ -71,11 +73,11 @@ impl Adapters {
         }
         let mut rng = stream(seed, Purpose::Adapter, ordinal);
         let index = match &self.choice {
-            Choice::Even => rng.below(count),
-            Choice::Named => return None,
-            Choice::RoundRobin => (ordinal % count as u64) as usize,
-            Choice::Zipf(s) => pick(rng.unit(), (1..=count).map(|k| (k as f64).powf(-s))),
-            Choice::Weights(weights) => pick(rng.unit(), weights.iter().copied()),
+            AdapterChoice::Even => rng.below(count),
+            AdapterChoice::Named => return None,
+            AdapterChoice::RoundRobin => (ordinal % count as u64) as usize,
+            AdapterChoice::Zipf(s) => pick(rng.unit(), (1..=count).map(|k| (k as f64).powf(-s))),
+            AdapterChoice::Weights(weights) => pick(rng.unit(), weights.iter().copied()),
         };
         (index < count).then_some(index as u32)
     }
@@ -99,7 +101,7 @@ pub(crate) fn pick(unit: f64, weights: impl Iterator<Item = f64> + Clone) -> usi
 mod tests {
     use super::*;
 
-    fn shares(choice: Choice) -> [f64; 4] {
+    fn shares(choice: AdapterChoice) -> [f64; 4] {
         let adapters = Adapters { names: vec!["a".into(), "b".into(), "c".into()], choice };
         adapters.check().unwrap();
         let mut counts = [0.0; 4];
@@ -117,11 +119,11 @@ mod tests {
 
     #[test]
     fn each_choice_has_its_shares() {
-        near(shares(Choice::Even), [1.0 / 3.0, 1.0 / 3.0, 1.0 / 3.0, 0.0]);
-        near(shares(Choice::RoundRobin), [1.0 / 3.0, 1.0 / 3.0, 1.0 / 3.0, 0.0]);
-        near(shares(Choice::Zipf(1.0)), [6.0 / 11.0, 3.0 / 11.0, 2.0 / 11.0, 0.0]);
-        near(shares(Choice::Weights(vec![70.0, 20.0, 10.0])), [0.7, 0.2, 0.1, 0.0]);
-        near(shares(Choice::Weights(vec![1.0, 1.0, 1.0, 7.0])), [0.1, 0.1, 0.1, 0.7]);
+        near(shares(AdapterChoice::Even), [1.0 / 3.0, 1.0 / 3.0, 1.0 / 3.0, 0.0]);
+        near(shares(AdapterChoice::RoundRobin), [1.0 / 3.0, 1.0 / 3.0, 1.0 / 3.0, 0.0]);
+        near(shares(AdapterChoice::Zipf(1.0)), [6.0 / 11.0, 3.0 / 11.0, 2.0 / 11.0, 0.0]);
+        near(shares(AdapterChoice::Weights(vec![70.0, 20.0, 10.0])), [0.7, 0.2, 0.1, 0.0]);
+        near(shares(AdapterChoice::Weights(vec![1.0, 1.0, 1.0, 7.0])), [0.1, 0.1, 0.1, 0.7]);
     }
 
     #[test]
@@ -135,9 +137,9 @@ mod tests {
             let names = names.iter().map(|&name| name.to_owned()).collect();
             Adapters { names, choice }.check().unwrap_err().to_string()
         };
-        assert!(error(&["a"], Choice::Weights(vec![1.0, 1.0, 1.0])).contains("3 weights for 1 adapters"));
-        assert!(error(&["a"], Choice::Weights(vec![0.0])).contains("not above 0"));
-        assert!(error(&["a"], Choice::Zipf(-1.0)).contains("exponent"));
-        assert!(error(&["a", "a"], Choice::Even).contains("twice"));
+        assert!(error(&["a"], AdapterChoice::Weights(vec![1.0, 1.0, 1.0])).contains("3 weights for 1 adapters"));
+        assert!(error(&["a"], AdapterChoice::Weights(vec![0.0])).contains("not above 0"));
+        assert!(error(&["a"], AdapterChoice::Zipf(-1.0)).contains("exponent"));
+        assert!(error(&["a", "a"], AdapterChoice::Even).contains("twice"));
     }
 }

@@ -37,7 +37,7 @@ impl Api {
 
 /// What prompts are made of.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Tokens {
+pub enum PromptTokens {
     /// Ids drawn uniformly from this range (completions only).
     Ids(Range<u32>),
     /// One word for each token.
@@ -46,7 +46,7 @@ pub enum Tokens {
 
 /// The fields of a body that are the same for all requests.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Fields {
+pub struct BodyFields {
     /// Generate to the full length whatever the model wants.
     pub ignore_eos: bool,
     /// Sampling parameters and whatever else is to be sent; they replace fields of ours with the same name.
@@ -55,7 +55,7 @@ pub struct Fields {
 
 /// A part of a prompt: `count` tokens from the beginning of a stream.
 #[derive(Clone, Debug)]
-pub(crate) struct Part {
+pub(crate) struct PromptPart {
     pub(crate) rng: Rng,
     pub(crate) count: u32,
 }
@@ -63,14 +63,14 @@ pub(crate) struct Part {
 /// A prompt, ready to be written.
 pub(crate) enum Prompt<'a> {
     /// Tokens made up from streams, one part after the other.
-    Parts(&'a mut [Part]),
+    Parts(&'a mut [PromptPart]),
     /// A text as it is.
     Text(&'a str),
     /// Turns of a conversation that end with the user's: who speaks, and what.
     Turns(&'a [(&'static str, String)]),
 }
 
-impl Fields {
+impl BodyFields {
     /// Checks that a body stays one that is streamed.
     ///
     /// # Errors
@@ -86,7 +86,7 @@ impl Fields {
     }
 
     /// The body of one request.
-    pub(crate) fn body(&self, api: Api, tokens: &Tokens, model: &str, prompt: Prompt<'_>, output: u32) -> Bytes {
+    pub(crate) fn body(&self, api: Api, tokens: &PromptTokens, model: &str, prompt: Prompt<'_>, output: u32) -> Bytes {
         let size = match &prompt {
             // Seven bytes hold an id and its comma, or a word and its blank.
             Prompt::Parts(parts) => 7 * parts.iter().map(|part| part.count as usize).sum::<usize>(),
@@ -136,9 +136,9 @@ fn push_json(body: &mut String, text: &str) {
     body.push_str(&Value::from(text).to_string());
 }
 
-fn push_prompt(body: &mut String, tokens: &Tokens, prompt: Prompt<'_>) {
+fn push_prompt(body: &mut String, tokens: &PromptTokens, prompt: Prompt<'_>) {
     match (prompt, tokens) {
-        (Prompt::Parts(parts), Tokens::Ids(range)) => {
+        (Prompt::Parts(parts), PromptTokens::Ids(range)) => {
             body.push('[');
             let mut first = true;
             for part in parts {
@@ -152,7 +152,7 @@ fn push_prompt(body: &mut String, tokens: &Tokens, prompt: Prompt<'_>) {
             }
             body.push(']');
         }
-        (Prompt::Parts(parts), Tokens::Words) => {
+        (Prompt::Parts(parts), PromptTokens::Words) => {
             body.push('"');
             push_words(body, parts);
             body.push('"');
@@ -199,7 +199,7 @@ const WORDS: [&str; 32] = [
 ];
 
 /// Words need no escaping, so they may stand inside quotes.
-pub(crate) fn push_words(text: &mut String, parts: &mut [Part]) {
+pub(crate) fn push_words(text: &mut String, parts: &mut [PromptPart]) {
     let mut first = true;
     for part in parts {
         for _ in 0..part.count {
@@ -215,18 +215,18 @@ pub(crate) fn push_words(text: &mut String, parts: &mut [Part]) {
 mod tests {
     use super::*;
 
-    fn parts() -> [Part; 2] {
-        [Part { rng: Rng::new(1), count: 3 }, Part { rng: Rng::new(2), count: 2 }]
+    fn parts() -> [PromptPart; 2] {
+        [PromptPart { rng: Rng::new(1), count: 3 }, PromptPart { rng: Rng::new(2), count: 2 }]
     }
 
-    fn parsed(fields: &Fields, api: Api, tokens: &Tokens, prompt: Prompt<'_>) -> Value {
+    fn parsed(fields: &BodyFields, api: Api, tokens: &PromptTokens, prompt: Prompt<'_>) -> Value {
         serde_json::from_slice(&fields.body(api, tokens, "m\"odel", prompt, 9)).unwrap()
     }
 
     #[test]
     fn a_completion_has_ids_its_limit_and_asks_for_usage() {
-        let fields = Fields { ignore_eos: true, ..Fields::default() };
-        let body = parsed(&fields, Api::Completions, &Tokens::Ids(10..20), Prompt::Parts(&mut parts()));
+        let fields = BodyFields { ignore_eos: true, ..BodyFields::default() };
+        let body = parsed(&fields, Api::Completions, &PromptTokens::Ids(10..20), Prompt::Parts(&mut parts()));
         let ids = body["prompt"].as_array().unwrap();
         assert_eq!(ids.len(), 5);
         assert!(ids.iter().all(|id| (10..20).contains(&id.as_u64().unwrap())));
@@ -240,37 +240,43 @@ mod tests {
 
     #[test]
     fn the_same_stream_gives_the_same_tokens_as_a_prefix_of_more() {
-        let one = |count| [Part { rng: Rng::new(7), count }];
+        let one = |count| [PromptPart { rng: Rng::new(7), count }];
         let ids = |count| {
-            parsed(&Fields::default(), Api::Completions, &Tokens::Ids(0..9999), Prompt::Parts(&mut one(count)))["prompt"].clone()
+            parsed(
+                &BodyFields::default(),
+                Api::Completions,
+                &PromptTokens::Ids(0..9999),
+                Prompt::Parts(&mut one(count)),
+            )["prompt"]
+                .clone()
         };
         assert_eq!(ids(3).as_array().unwrap()[..], ids(5).as_array().unwrap()[..3]);
     }
 
     #[test]
     fn chat_has_one_word_for_each_token_or_the_turns_as_they_are() {
-        let fields = Fields::default();
-        let body = parsed(&fields, Api::Chat, &Tokens::Words, Prompt::Parts(&mut parts()));
+        let fields = BodyFields::default();
+        let body = parsed(&fields, Api::Chat, &PromptTokens::Words, Prompt::Parts(&mut parts()));
         assert_eq!(body["messages"][0]["content"].as_str().unwrap().split(' ').count(), 5);
         assert_eq!(body["max_completion_tokens"], 9);
         assert!(body.get("ignore_eos").is_none());
         let turns = [("user", "a \"b\"".to_owned()), ("assistant", "c".to_owned()), ("user", "d\n".to_owned())];
-        let body = parsed(&fields, Api::Chat, &Tokens::Words, Prompt::Turns(&turns));
+        let body = parsed(&fields, Api::Chat, &PromptTokens::Words, Prompt::Turns(&turns));
         assert_eq!(body["messages"][0]["content"], "a \"b\"");
         assert_eq!(
             (&body["messages"][1]["role"], &body["messages"][2]["content"]),
             (&"assistant".into(), &"d\n".into())
         );
-        let body = parsed(&fields, Api::Completions, &Tokens::Words, Prompt::Turns(&turns));
+        let body = parsed(&fields, Api::Completions, &PromptTokens::Words, Prompt::Turns(&turns));
         assert_eq!(body["prompt"], "a \"b\"cd\n");
     }
 
     #[test]
     fn extra_fields_are_sent_and_replace_ours_but_not_what_makes_it_a_stream() {
-        let extra = |text: &str| Fields { ignore_eos: true, extra: serde_json::from_str(text).unwrap() };
+        let extra = |text: &str| BodyFields { ignore_eos: true, extra: serde_json::from_str(text).unwrap() };
         let fields = extra(r#"{"temperature": 0, "ignore_eos": false, "max_tokens": 3}"#);
         fields.check().unwrap();
-        let body = parsed(&fields, Api::Completions, &Tokens::Words, Prompt::Text("x"));
+        let body = parsed(&fields, Api::Completions, &PromptTokens::Words, Prompt::Text("x"));
         assert_eq!(
             (&body["temperature"], &body["ignore_eos"], &body["max_tokens"]),
             (&0.into(), &false.into(), &3.into())

@@ -16,7 +16,7 @@ use bytes::Bytes;
 
 use crate::error::BenchError;
 use crate::load::adapters::{Adapters, pick};
-use crate::load::body::{Api, Fields, Part, Prompt, Tokens};
+use crate::load::body::{Api, BodyFields, Prompt, PromptPart, PromptTokens};
 use crate::load::dataset::{Item, ItemPrompt, Items};
 use crate::load::length::Length;
 use crate::result::record::{ClassConfig, Slo};
@@ -74,7 +74,7 @@ impl Default for Prefix {
 
 /// Where requests come from.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Source {
+pub enum RequestSource {
     /// Drawn; a class is named by its index here.
     Classes(Vec<Class>),
     /// Read from a file.
@@ -89,13 +89,13 @@ pub struct Workload {
     /// Which API to call.
     pub api: Api,
     /// Where requests come from.
-    pub source: Source,
+    pub source: RequestSource,
     /// The adapters asked for.
     pub adapters: Adapters,
     /// What made-up prompts consist of. Chat needs words.
-    pub tokens: Tokens,
+    pub tokens: PromptTokens,
     /// What else is sent.
-    pub fields: Fields,
+    pub fields: BodyFields,
     /// Share of the requests whose client leaves before the end, 0 to 1.
     pub leaving: f64,
     /// Where all randomness comes from.
@@ -104,7 +104,7 @@ pub struct Workload {
 
 /// One request, ready to be sent.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Question {
+pub struct LoadRequest {
     /// Index of the class.
     pub class: u32,
     /// Index of the adapter.
@@ -129,10 +129,10 @@ impl Workload {
         Self {
             model: model.to_owned(),
             api: Api::Completions,
-            source: Source::Classes(classes),
+            source: RequestSource::Classes(classes),
             adapters: Adapters::default(),
-            tokens: Tokens::Ids(1_000..8_000),
-            fields: Fields { ignore_eos: true, ..Fields::default() },
+            tokens: PromptTokens::Ids(1_000..8_000),
+            fields: BodyFields { ignore_eos: true, ..BodyFields::default() },
             leaving: 0.0,
             seed,
         }
@@ -144,8 +144,10 @@ impl Workload {
     /// The first class, weight, length or vocabulary that makes no sense.
     pub fn check(&self) -> Result<(), BenchError> {
         match &self.tokens {
-            Tokens::Ids(range) if range.is_empty() => return Err(BenchError::EmptyVocabulary(range.start, range.end)),
-            Tokens::Ids(_) if self.api == Api::Chat => return Err(BenchError::IdsInChat),
+            PromptTokens::Ids(range) if range.is_empty() => {
+                return Err(BenchError::EmptyVocabulary(range.start, range.end));
+            }
+            PromptTokens::Ids(_) if self.api == Api::Chat => return Err(BenchError::IdsInChat),
             _ => {}
         }
         self.adapters.check()?;
@@ -154,40 +156,40 @@ impl Workload {
             return Err(BenchError::BadShare("clients that leave", self.leaving));
         }
         match &self.source {
-            Source::Classes(classes) if classes.is_empty() => Err(BenchError::NoClasses),
-            Source::Classes(classes) => classes.iter().try_for_each(Class::check),
-            Source::Items(items) if items.list.is_empty() => Err(BenchError::NoClasses),
-            Source::Items(_) => Ok(()),
+            RequestSource::Classes(classes) if classes.is_empty() => Err(BenchError::NoClasses),
+            RequestSource::Classes(classes) => classes.iter().try_for_each(Class::check),
+            RequestSource::Items(items) if items.list.is_empty() => Err(BenchError::NoClasses),
+            RequestSource::Items(_) => Ok(()),
         }
     }
 
     /// The classes, for a result.
     pub fn class_configs(&self) -> Vec<ClassConfig> {
         match &self.source {
-            Source::Classes(classes) => classes
+            RequestSource::Classes(classes) => classes
                 .iter()
                 .map(|class| ClassConfig { name: class.name.clone(), weight: class.weight, slo: class.slo })
                 .collect(),
-            Source::Items(items) => items.classes.clone(),
+            RequestSource::Items(items) => items.classes.clone(),
         }
     }
 
     /// The class of request number `ordinal`.
     pub fn class_of(&self, ordinal: u64) -> u32 {
         match &self.source {
-            Source::Classes(classes) => {
+            RequestSource::Classes(classes) => {
                 let unit = stream(self.seed, Purpose::Class, ordinal).unit();
                 pick(unit, classes.iter().map(|class| class.weight)) as u32
             }
-            Source::Items(items) => items.at(ordinal).class,
+            RequestSource::Items(items) => items.at(ordinal).class,
         }
     }
 
     /// Request number `ordinal`.
-    pub fn question(&self, ordinal: u64) -> Question {
+    pub fn request(&self, ordinal: u64) -> LoadRequest {
         match &self.source {
-            Source::Classes(_) => self.question_in(self.class_of(ordinal), ordinal),
-            Source::Items(items) => self.item_question(items.at(ordinal), ordinal),
+            RequestSource::Classes(_) => self.request_in_class(self.class_of(ordinal), ordinal),
+            RequestSource::Items(items) => self.item_request(items.at(ordinal), ordinal),
         }
     }
 
@@ -195,8 +197,8 @@ impl Workload {
     ///
     /// # Panics
     /// When there is no such class.
-    pub fn question_in(&self, class: u32, ordinal: u64) -> Question {
-        let Source::Classes(classes) = &self.source else { return self.question(ordinal) };
+    pub fn request_in_class(&self, class: u32, ordinal: u64) -> LoadRequest {
+        let RequestSource::Classes(classes) = &self.source else { return self.request(ordinal) };
         let shape = &classes[class as usize];
         let mut rng = stream(self.seed, Purpose::Prompt, ordinal);
         let length = shape.prompt.draw(&mut rng);
@@ -205,12 +207,12 @@ impl Workload {
         self.finish(class, None, ordinal, &mut parts, output)
     }
 
-    fn item_question(&self, item: &Item, ordinal: u64) -> Question {
+    fn item_request(&self, item: &Item, ordinal: u64) -> LoadRequest {
         let adapter = item.adapter.or_else(|| self.adapters.of(self.seed, ordinal));
         match &item.prompt {
             ItemPrompt::Text { text, tokens } => {
                 let text = Prompt::Text(text);
-                self.asked(item.class, adapter, ordinal, (*tokens, item.output), text)
+                self.build_request(item.class, adapter, ordinal, (*tokens, item.output), text)
             }
             ItemPrompt::Made { tokens, blocks, block } => {
                 let mut parts = block_parts(self.seed, ordinal, *tokens, blocks, *block);
@@ -224,26 +226,26 @@ impl Workload {
         class: u32,
         adapter: Option<Option<u32>>,
         ordinal: u64,
-        parts: &mut [Part],
+        parts: &mut [PromptPart],
         output: u32,
-    ) -> Question {
+    ) -> LoadRequest {
         let adapter = adapter.unwrap_or_else(|| self.adapters.of(self.seed, ordinal));
         let tokens = parts.iter().map(|part| part.count).sum();
-        self.asked(class, adapter, ordinal, (tokens, output), Prompt::Parts(parts))
+        self.build_request(class, adapter, ordinal, (tokens, output), Prompt::Parts(parts))
     }
 
     /// A question with this prompt. `lengths` are those of prompt and output.
-    pub(crate) fn asked(
+    pub(crate) fn build_request(
         &self,
         class: u32,
         adapter: Option<u32>,
         ordinal: u64,
         lengths: (u32, u32),
         prompt: Prompt<'_>,
-    ) -> Question {
+    ) -> LoadRequest {
         let model = adapter.and_then(|index| self.adapters.names.get(index as usize)).unwrap_or(&self.model);
         let (prompt_tokens, output_tokens) = lengths;
-        Question {
+        LoadRequest {
             class,
             adapter,
             session: None,
@@ -284,7 +286,7 @@ impl Class {
 
 impl Prefix {
     /// The shared part and the rest of a prompt of `length` tokens; `own` makes the rest.
-    fn parts(self, seed: u64, class: u32, ordinal: u64, length: u32, own: Rng) -> Vec<Part> {
+    fn parts(self, seed: u64, class: u32, ordinal: u64, length: u32, own: Rng) -> Vec<PromptPart> {
         let mut rng = stream(seed, Purpose::Prefix, ordinal);
         let group = rng.below(self.groups as usize) as u64;
         let warm = rng.unit() < self.warm;
@@ -299,20 +301,20 @@ impl Prefix {
             _ => (0, length),
         };
         let common = stream(seed, Purpose::Common, u64::from(class) << 32 | group);
-        vec![Part { rng: common, count: shared }, Part { rng: own, count: rest }]
+        vec![PromptPart { rng: common, count: shared }, PromptPart { rng: own, count: rest }]
     }
 }
 
 /// A prompt of `tokens` whose blocks are named: equal names are equal tokens, and what is beyond the names is its own.
-fn block_parts(seed: u64, ordinal: u64, tokens: u32, blocks: &[u64], block: u32) -> Vec<Part> {
+fn block_parts(seed: u64, ordinal: u64, tokens: u32, blocks: &[u64], block: u32) -> Vec<PromptPart> {
     let mut parts = Vec::with_capacity(blocks.len() + 1);
     let mut left = tokens;
     for name in blocks {
         let count = left.min(block);
-        parts.push(Part { rng: stream(seed, Purpose::Common, *name), count });
+        parts.push(PromptPart { rng: stream(seed, Purpose::Common, *name), count });
         left -= count;
     }
-    parts.push(Part { rng: stream(seed, Purpose::Prompt, ordinal), count: left });
+    parts.push(PromptPart { rng: stream(seed, Purpose::Prompt, ordinal), count: left });
     parts
 }
 

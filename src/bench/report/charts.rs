@@ -8,7 +8,7 @@ use super::plot::{Axis, Draw, Mark, Plot, Series};
 use crate::report::knee::knee;
 use crate::result::metrics::{Distribution, Metrics};
 use crate::result::record::{Outcome, RunResult};
-use crate::result::slices::{By, slices};
+use crate::result::slices::{SliceBy, slices};
 
 /// Points of a distribution at most.
 const MOST_POINTS: usize = 400;
@@ -28,7 +28,7 @@ fn axis(label: String) -> Axis {
 
 /// The distributions of one run: TTFT, TPOT, ITL, E2EL, where there are values.
 pub(super) fn distributions(run: &RunResult) -> Vec<Plot> {
-    let classes = slices(run, By::Class);
+    let classes = slices(run, SliceBy::Class);
     let parts: Vec<(String, Metrics)> = match classes.len() {
         2..=MOST_CLASSES => classes,
         _ => vec![("all".to_owned(), Metrics::of(run))],
@@ -62,7 +62,10 @@ fn distribution(parts: &[(String, Metrics)], measure: &str, title: &str) -> Plot
         .collect();
     let marks = match &all[..] {
         [(_, values)] if values.count() > 0 => [50.0, 99.0]
-            .map(|p| Mark { at: values.percentile(p) * scale, label: format!("P{p} {}", told(values.percentile(p))) })
+            .map(|p| Mark {
+                at: values.percentile(p) * scale,
+                label: format!("P{p} {}", duration_text(values.percentile(p))),
+            })
             .to_vec(),
         _ => Vec::new(),
     };
@@ -87,7 +90,7 @@ fn cumulative(sorted: &[f64], scale: f64) -> Vec<(f64, f64)> {
 }
 
 /// A duration in words.
-pub(super) fn told(seconds: f64) -> String {
+pub(super) fn duration_text(seconds: f64) -> String {
     let (scale, unit) = if seconds < 1.0 { (1e3, "ms") } else { (1.0, "s") };
     format!("{} {unit}", super::scale::short(seconds * scale))
 }

@@ -2,14 +2,14 @@
 //!
 //! For each number: both values, the change with an interval, and a verdict by [`stats::compare`](sluice_core::stats::compare):
 //! better, worse, no difference (the whole interval is inside the margin), or undecided. The intervals know that requests of
-//! one run come in clumps. They hold together with [`Question::confidence`] as far as the rows are worth [`APART`] independent
+//! one run come in clumps. They hold together with [`CompareOptions::confidence`] as far as the rows are worth [`APART`] independent
 //! ones: each is that much surer.
 //!
 //! | number | change | interval from |
 //! |---|---|---|
 //! | completed requests and output tokens per second | ratio | counts in [`WINDOWS`] parts of the run, ramp and drain left out |
 //! | failed (where any did); within objectives (where both have the same) | difference in points | Wilson, effective number of requests |
-//! | P50 and P99 of TTFT, TPOT, ITL, E2EL | ratio | order statistics, effective number of values; where those have no end, ten parts of the run ([`Row::rough`]) |
+//! | P50 and P99 of TTFT, TPOT, ITL, E2EL | ratio | order statistics, effective number of values; where those have no end, ten parts of the run ([`ComparedMetric::rough`]) |
 //!
 //! Values are in order of time: requests by when they were sent, gaps between tokens by when they ended. Only completed
 //! requests have latencies, so a run with more failures can look faster; the table shows failures first.
@@ -34,7 +34,7 @@ const MOST_GAPS: usize = 1_000_000;
 
 /// How to compare.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Question {
+pub struct CompareOptions {
     /// Of all intervals together, in (0, 1).
     pub confidence: f64,
     /// The change of a rate or latency that nobody would act on, as a share.
@@ -43,7 +43,7 @@ pub struct Question {
     pub points: f64,
 }
 
-impl Default for Question {
+impl Default for CompareOptions {
     /// 95 %, 5 %, 1 point.
     fn default() -> Self {
         Self { confidence: 0.95, margin: 0.05, points: 0.01 }
@@ -64,7 +64,7 @@ pub enum Unit {
 
 /// One number of both results.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Row {
+pub struct ComparedMetric {
     /// What it is.
     pub name: String,
     /// Of its values and intervals.
@@ -85,11 +85,11 @@ pub struct Row {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Comparison {
     /// Every number that both have.
-    pub rows: Vec<Row>,
+    pub rows: Vec<ComparedMetric>,
     /// What makes the two hard to compare. Plain sentences.
     pub notes: Vec<String>,
     /// How it was asked.
-    pub question: Question,
+    pub options: CompareOptions,
 }
 
 /// Why two results cannot be compared.
@@ -107,7 +107,7 @@ pub enum CompareError {
 type Estimator = Box<dyn Fn(&RunResult, f64) -> (Estimate, bool)>;
 
 /// A number before its change is known.
-struct Pair {
+struct MetricSpec {
     name: String,
     unit: Unit,
     sense: Sense,
@@ -118,7 +118,7 @@ struct Pair {
 ///
 /// # Errors
 /// One of them holds no single requests, or completed none.
-pub fn compare(a: &RunResult, b: &RunResult, question: Question) -> Result<Comparison, CompareError> {
+pub fn compare(a: &RunResult, b: &RunResult, options: CompareOptions) -> Result<Comparison, CompareError> {
     for (name, result) in [('A', a), ('B', b)] {
         if result.requests.is_empty() {
             return Err(CompareError::NoRequests(name));
@@ -128,21 +128,22 @@ pub fn compare(a: &RunResult, b: &RunResult, question: Question) -> Result<Compa
         }
     }
     let pairs = pairs(a, b);
-    let confidence = each_of(APART, question.confidence);
+    let confidence = each_of(APART, options.confidence);
     let rows = pairs.into_iter().map(|pair| {
         let [(a, rough), (b, rough_too)] = [a, b].map(|result| (pair.estimate)(result, confidence));
         let (change, margin) = match pair.unit {
-            Unit::Share => (Change::difference(&a, &b), question.points),
-            _ => (Change::ratio(&a, &b), question.margin),
+            Unit::Share => (Change::difference(&a, &b), options.points),
+            _ => (Change::ratio(&a, &b), options.margin),
         };
         let verdict = change.verdict(pair.sense, margin);
-        Row { name: pair.name, unit: pair.unit, a, b, change, verdict, rough: rough || rough_too }
+        ComparedMetric { name: pair.name, unit: pair.unit, a, b, change, verdict, rough: rough || rough_too }
     });
-    Ok(Comparison { rows: rows.collect(), notes: notes(a, b), question })
+    Ok(Comparison { rows: rows.collect(), notes: notes(a, b), options })
 }
 
-fn pairs(a: &RunResult, b: &RunResult) -> Vec<Pair> {
-    let pair = |name: &str, unit, sense, estimate: Estimator| Pair { name: name.to_owned(), unit, sense, estimate };
+fn pairs(a: &RunResult, b: &RunResult) -> Vec<MetricSpec> {
+    let pair =
+        |name: &str, unit, sense, estimate: Estimator| MetricSpec { name: name.to_owned(), unit, sense, estimate };
     let mut pairs = Vec::new();
     if [a, b].iter().any(|run| run.requests.iter().any(Record::is_failed)) {
         let estimate: Estimator = Box::new(|run, level| (failed(run, level), false));
@@ -292,7 +293,7 @@ fn rate(run: &RunResult, of: impl Fn(&Record) -> u64, confidence: f64) -> Estima
 fn notes(a: &RunResult, b: &RunResult) -> Vec<String> {
     let mut notes = Vec::new();
     let number = |value: Option<f64>| value.map_or_else(|| "none".to_owned(), |value| value.to_string());
-    let asked = |config: &RunConfig| {
+    let settings = |config: &RunConfig| {
         [
             ("model", config.model.clone()),
             ("dataset", config.dataset.clone()),
@@ -302,7 +303,7 @@ fn notes(a: &RunResult, b: &RunResult) -> Vec<String> {
             ("number of prompts", config.num_prompts.to_string()),
         ]
     };
-    for ((name, was), (_, is)) in asked(&a.config).into_iter().zip(asked(&b.config)) {
+    for ((name, was), (_, is)) in settings(&a.config).into_iter().zip(settings(&b.config)) {
         // Files of other tools do not say everything.
         if was != is && !was.is_empty() && !is.is_empty() {
             notes.push(format!("the runs were not asked the same: {name} was '{was}' in A and '{is}' in B"));
@@ -348,7 +349,7 @@ impl Comparison {
     pub fn verdict(&self) -> String {
         let list = |verdict| self.with(verdict).join(", ");
         let (better, worse, open) = (list(Verdict::Better), list(Verdict::Worse), list(Verdict::Undecided));
-        let margin = format!("within ±{:.3} %", self.question.margin * 100.0);
+        let margin = format!("within ±{:.3} %", self.options.margin * 100.0);
         let margin = margin.replace(".000", "");
         let mut text = match self.word() {
             "mixed" => format!("B is better in {better} and worse in {worse}."),
@@ -387,9 +388,9 @@ impl Comparison {
         json!({
             "verdict": self.word(),
             "text": self.verdict(),
-            "confidence": self.question.confidence,
-            "margin": self.question.margin,
-            "margin_points": self.question.points,
+            "confidence": self.options.confidence,
+            "margin": self.options.margin,
+            "margin_points": self.options.points,
             "rows": rows,
             "notes": self.notes,
         })

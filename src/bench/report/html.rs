@@ -16,7 +16,7 @@ use super::plot::{Plot, WIDE};
 use super::scale::short;
 use crate::result::metrics::Metrics;
 use crate::result::record::RunResult;
-use crate::result::slices::{By, attainment, failures, slices};
+use crate::result::slices::{SliceBy, attainment, failures, slices};
 use sluice_core::stats::Estimate;
 
 /// The HTML of some results; what they are is found out by looking at them.
@@ -130,7 +130,7 @@ fn one(page: &mut Page, run: &RunResult, metrics: &Metrics) {
     page.plots(&run_plots(run));
     page.section("Latencies".to_owned(), "Completed requests only; milliseconds.");
     page.table(&latency_table(metrics));
-    for by in By::ALL {
+    for by in SliceBy::ALL {
         let parts = slices(run, by);
         if parts.len() > 1 {
             page.section(format!("By {}", by.name()), "Latencies in milliseconds.");
@@ -152,7 +152,7 @@ fn tiles(run: &RunResult, metrics: &Metrics) -> Vec<(String, String, String)> {
         tile(
             short(metrics.per_second(metrics.completed)),
             "requests per second",
-            format!("over {}", charts::told(metrics.duration)),
+            format!("over {}", charts::duration_text(metrics.duration)),
         ),
         tile(
             short(metrics.per_second(metrics.output_tokens)),
@@ -163,9 +163,9 @@ fn tiles(run: &RunResult, metrics: &Metrics) -> Vec<(String, String, String)> {
     for (measure, name) in [("ttft", "TTFT P99"), ("tpot", "TPOT P99"), ("e2el", "E2EL P99")] {
         if let Some(values) = metrics.measure(measure).filter(|values| values.count() > 0) {
             tiles.push(tile(
-                charts::told(values.percentile(99.0)),
+                charts::duration_text(values.percentile(99.0)),
                 name,
-                format!("P50 {}", charts::told(values.median())),
+                format!("P50 {}", charts::duration_text(values.median())),
             ));
         }
     }
@@ -208,7 +208,7 @@ fn part_row(metrics: &Metrics) -> Vec<String> {
     ]
 }
 
-fn part_table(by: By, parts: &[(String, Metrics)], run: &RunResult) -> Vec<Vec<String>> {
+fn part_table(by: SliceBy, parts: &[(String, Metrics)], run: &RunResult) -> Vec<Vec<String>> {
     let slo = run.config.has_slo();
     let mut head: Vec<String> = std::iter::once(by.name()).chain(PART).map(str::to_owned).collect();
     head.extend(slo.then(|| "within objectives".to_owned()));

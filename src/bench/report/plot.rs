@@ -287,7 +287,7 @@ impl Series {
         let _ = write!(out, "<path class=\"l\" d=\"{path}\" stroke=\"var(--s{color})\" stroke-dasharray=\"{dash}\"/>");
         if self.draw == Draw::Marked {
             for ((x, y), (a, b)) in places.iter().zip(&self.points) {
-                let told = format!("{}: {} at {}", escape(&self.name), short(*b), short(*a));
+                let label = format!("{}: {} at {}", escape(&self.name), short(*b), short(*a));
                 let shape = match color % 3 {
                     0 => format!("<circle class=\"k\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3.5\""),
                     1 => {
@@ -295,7 +295,7 @@ impl Series {
                     }
                     _ => format!("<path class=\"k\" d=\"M{x:.1} {:.1}l4 7h-8z\"", y - 4.5),
                 };
-                let _ = write!(out, "{shape} stroke=\"var(--s{color})\"><title>{told}</title>{}", closing(color));
+                let _ = write!(out, "{shape} stroke=\"var(--s{color})\"><title>{label}</title>{}", closing(color));
             }
         }
     }

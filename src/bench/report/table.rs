@@ -11,7 +11,7 @@ use comfy_table::{CellAlignment, Table, presets};
 
 use crate::result::metrics::{Distribution, Metrics};
 use crate::result::record::{RunResult, ServerSide};
-use crate::result::slices::{self, By};
+use crate::result::slices::{self, SliceBy};
 use crate::result::steady::{self, Steady};
 use crate::result::validity::Delivered;
 
@@ -31,7 +31,7 @@ pub fn table(result: &RunResult) -> String {
     servers(&mut text, result);
     text.push_str(&"=".repeat(WIDTH));
     text.push('\n');
-    for by in By::ALL {
+    for by in SliceBy::ALL {
         let parts = slices::slices(result, by);
         if parts.len() > 1 {
             let _ = writeln!(text, "{}", parts_table(by.name(), &parts, result.config.has_slo()));

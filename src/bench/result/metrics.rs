@@ -251,8 +251,8 @@ fn peaks(completed: &[&Record]) -> (f64, u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::result::file;
     use crate::result::record::Outcome;
+    use crate::result::{file, vllm_keys};
     use proptest::prelude::*;
 
     #[test]
@@ -308,7 +308,7 @@ mod tests {
         config.slo = Slo { ttft: Some(22.0), tpot: Some(5.0), e2el: Some(60.0) };
         config.percentiles = vec![1.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.9];
         config.percentile_metrics = ["ttft", "tpot", "itl", "e2el"].map(str::to_owned).to_vec();
-        let ours = file::vllm_keys(&result, &Metrics::of(&result));
+        let ours = vllm_keys::vllm_keys(&result, &Metrics::of(&result));
         for (reference, expected) in [("vllm-rs", &result.reported), ("numpy", &numpy)] {
             let mut compared = 0;
             for (key, expected) in expected {

@@ -6,6 +6,7 @@
 
 pub mod record;
 pub mod metrics;
+pub mod vllm_keys;
 pub mod steady;
 pub mod slices;
 pub mod validity;

@@ -7,14 +7,14 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, json};
 
-use crate::result::file::numbers;
 use crate::result::metrics::Metrics;
 use crate::result::record::{Outcome, Record, RunResult};
+use crate::result::vllm_keys::numbers;
 use sluice_core::stats::{Estimate, proportion};
 
 /// What parts are made by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum By {
+pub enum SliceBy {
     /// The workload's classes.
     Class,
     /// LoRA adapters; the base model is a part, too, when there are adapters.
@@ -27,7 +27,7 @@ pub enum By {
     Arm,
 }
 
-impl By {
+impl SliceBy {
     /// Every one, in the order of reports.
     pub const ALL: [Self; 5] = [Self::Class, Self::Adapter, Self::Pool, Self::Backend, Self::Arm];
 
@@ -66,7 +66,7 @@ impl By {
 }
 
 /// The parts of a run and their numbers, in the order of the configuration or of their names.
-pub fn slices(result: &RunResult, by: By) -> Vec<(String, Metrics)> {
+pub fn slices(result: &RunResult, by: SliceBy) -> Vec<(String, Metrics)> {
     let mut parts: BTreeMap<(usize, String), Vec<&Record>> = BTreeMap::new();
     for record in &result.requests {
         if let Some(part) = by.of(record, result) {
@@ -95,7 +95,7 @@ pub fn attainment(metrics: &Metrics) -> Estimate {
 }
 
 /// The parts as JSON: the keys of the original for each.
-pub fn json(result: &RunResult, by: By) -> Value {
+pub fn json(result: &RunResult, by: SliceBy) -> Value {
     let parts = slices(result, by);
     Value::Object(parts.iter().map(|(name, metrics)| (name.clone(), Value::Object(part(metrics, result)))).collect())
 }
@@ -157,17 +157,17 @@ mod tests {
     #[test]
     fn parts_come_in_order_and_their_rates_add_up() {
         let names = |by| slices(&run(), by).into_iter().map(|(name, part)| (name, part.sent)).collect::<Vec<_>>();
-        assert_eq!(names(By::Class), [("short".into(), 3), ("long".into(), 1)]);
-        assert_eq!(names(By::Adapter), [("a".into(), 2), ("base".into(), 2)]);
-        assert_eq!(names(By::Pool), [("p1".into(), 2), ("p2".into(), 1)]);
-        assert_eq!(names(By::Arm), []);
-        let rates: f64 = slices(&run(), By::Class).iter().map(|(_, part)| part.per_second(part.completed)).sum();
+        assert_eq!(names(SliceBy::Class), [("short".into(), 3), ("long".into(), 1)]);
+        assert_eq!(names(SliceBy::Adapter), [("a".into(), 2), ("base".into(), 2)]);
+        assert_eq!(names(SliceBy::Pool), [("p1".into(), 2), ("p2".into(), 1)]);
+        assert_eq!(names(SliceBy::Arm), []);
+        let rates: f64 = slices(&run(), SliceBy::Class).iter().map(|(_, part)| part.per_second(part.completed)).sum();
         assert_eq!(rates, 1.5);
     }
 
     #[test]
     fn each_class_is_judged_by_its_own_objectives() {
-        let json = json(&run(), By::Class);
+        let json = json(&run(), SliceBy::Class);
         assert_eq!(json["short"]["attainment"], 2.0 / 3.0);
         assert_eq!(json["long"]["attainment"], 0.0);
         assert_eq!(failures(&run()), BTreeMap::from([("status 503", 1)]));

@@ -21,7 +21,7 @@ pub const MAX_TICKS: usize = 1 << 20;
 
 /// A watch that runs until asked.
 #[derive(Debug)]
-pub(crate) struct Watch {
+pub(crate) struct LagMonitor {
     task: JoinHandle<()>,
     ticks: std::sync::Arc<parking_lot::Mutex<Ticks>>,
     cpu: f64,
@@ -33,7 +33,7 @@ struct Ticks {
     max: f64,
 }
 
-impl Watch {
+impl LagMonitor {
     pub(crate) fn start() -> Self {
         let ticks = std::sync::Arc::new(parking_lot::Mutex::new(Ticks::default()));
         let kept = ticks.clone();
@@ -60,7 +60,7 @@ impl Watch {
     }
 }
 
-impl Drop for Watch {
+impl Drop for LagMonitor {
     fn drop(&mut self) {
         self.task.abort();
     }
@@ -79,7 +79,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_thread_that_is_held_up_shows_in_the_lag() {
-        let watch = Watch::start();
+        let watch = LagMonitor::start();
         tokio::time::sleep(PERIOD * 3).await;
         // On this runtime of one thread nothing else runs meanwhile.
         let busy = std::time::Instant::now();

@@ -30,12 +30,12 @@ pub struct Progress {
     pub failed: AtomicU64,
     recent: Mutex<VecDeque<(Instant, Option<f64>)>>,
     stop: CancellationToken,
-    watcher: Watcher,
+    observer: Observer,
 }
 
 /// What a watcher hears of a request.
 #[derive(Clone, Copy, Debug)]
-pub enum News<'a> {
+pub enum RequestEvent<'a> {
     /// It was sent.
     Sent {
         /// Its number in the workload.
@@ -51,11 +51,11 @@ pub enum News<'a> {
 
 /// Somebody who hears of each request at once, on the task that sent it; so it must be quick.
 #[derive(Default)]
-struct Watcher(Option<Box<Hear>>);
+struct Observer(Option<Box<ObserverFn>>);
 
-type Hear = dyn Fn(News<'_>) + Send + Sync;
+type ObserverFn = dyn Fn(RequestEvent<'_>) + Send + Sync;
 
-impl std::fmt::Debug for Watcher {
+impl std::fmt::Debug for Observer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(if self.0.is_some() { "Watcher" } else { "nobody" })
     }
@@ -63,7 +63,7 @@ impl std::fmt::Debug for Watcher {
 
 /// The last [`WINDOW`].
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Now {
+pub struct RecentStats {
     /// Requests that ended, per second.
     pub rate: f64,
     /// 99th percentile of their TTFT, seconds; nothing when none completed.
@@ -71,14 +71,14 @@ pub struct Now {
 }
 
 impl Progress {
-    /// Progress that `watcher` hears of.
-    pub fn watched(watcher: impl Fn(News<'_>) + Send + Sync + 'static) -> Self {
-        Self { watcher: Watcher(Some(Box::new(watcher))), ..Self::default() }
+    /// Progress that `observer` hears of.
+    pub fn with_observer(observer: impl Fn(RequestEvent<'_>) + Send + Sync + 'static) -> Self {
+        Self { observer: Observer(Some(Box::new(observer))), ..Self::default() }
     }
 
-    pub(crate) fn tell(&self, news: News<'_>) {
-        if let Some(watcher) = &self.watcher.0 {
-            watcher(news);
+    pub(crate) fn notify(&self, news: RequestEvent<'_>) {
+        if let Some(observer) = &self.observer.0 {
+            observer(news);
         }
     }
 
@@ -98,16 +98,16 @@ impl Progress {
     }
 
     /// Requests in flight.
-    pub fn open(&self) -> u64 {
+    pub fn in_flight(&self) -> u64 {
         self.sent.load(Relaxed).saturating_sub(self.ended.load(Relaxed))
     }
 
-    pub(crate) fn note_sent(&self) {
+    pub(crate) fn record_sent(&self) {
         self.sent.fetch_add(1, Relaxed);
     }
 
     /// A request ended: with this TTFT when it completed.
-    pub(crate) fn note_ended(&self, ttft: Option<f64>, failed: bool) {
+    pub(crate) fn record_ended(&self, ttft: Option<f64>, failed: bool) {
         self.ended.fetch_add(1, Relaxed);
         self.failed.fetch_add(u64::from(failed), Relaxed);
         let mut recent = self.recent.lock();
@@ -118,7 +118,7 @@ impl Progress {
     }
 
     /// The last [`WINDOW`] of a run that began `since` ago.
-    pub fn now(&self, since: Duration) -> Now {
+    pub fn now(&self, since: Duration) -> RecentStats {
         let mut recent = self.recent.lock();
         let (now, full) = (Instant::now(), recent.len() == RECENT);
         while recent.front().is_some_and(|(at, _)| now - *at > WINDOW) {
@@ -131,7 +131,7 @@ impl Progress {
         let ttfts: Vec<f64> = recent.iter().filter_map(|(_, ttft)| *ttft).collect();
         let rate = if span.is_zero() { 0.0 } else { recent.len() as f64 / span.as_secs_f64() };
         let ttft_p99 = (!ttfts.is_empty()).then(|| Distribution::of(ttfts).percentile(99.0));
-        Now { rate, ttft_p99 }
+        RecentStats { rate, ttft_p99 }
     }
 }
 
@@ -143,29 +143,29 @@ mod tests {
     async fn the_present_is_the_last_window() {
         let progress = Progress::default();
         for ttft in [5.0, 5.0] {
-            progress.note_sent();
-            progress.note_ended(Some(ttft), false);
+            progress.record_sent();
+            progress.record_ended(Some(ttft), false);
         }
         tokio::time::advance(WINDOW + Duration::from_secs(1)).await;
-        progress.note_sent();
-        progress.note_sent();
-        progress.note_ended(Some(0.25), false);
-        progress.note_ended(None, true);
+        progress.record_sent();
+        progress.record_sent();
+        progress.record_ended(Some(0.25), false);
+        progress.record_ended(None, true);
         let now = progress.now(WINDOW * 2);
         assert_eq!((now.rate, now.ttft_p99), (0.2, Some(0.25)));
-        assert_eq!((progress.open(), progress.failed.load(Relaxed)), (0, 1));
+        assert_eq!((progress.in_flight(), progress.failed.load(Relaxed)), (0, 1));
     }
 
     #[tokio::test(start_paused = true)]
     async fn the_ring_is_bounded_and_a_young_run_has_a_short_window() {
         let progress = Progress::default();
-        assert_eq!(progress.now(Duration::ZERO), Now::default());
+        assert_eq!(progress.now(Duration::ZERO), RecentStats::default());
         for _ in 0..RECENT + 10 {
-            progress.note_ended(None, false);
+            progress.record_ended(None, false);
         }
         assert_eq!(progress.recent.lock().len(), RECENT);
         let young = Progress::default();
-        young.note_ended(Some(1.0), false);
+        young.record_ended(Some(1.0), false);
         assert_eq!(young.now(Duration::from_secs(2)).rate, 0.5);
     }
 }

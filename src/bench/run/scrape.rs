@@ -31,11 +31,11 @@ pub const MAX_SAMPLES: usize = 86_400;
 #[derive(Debug, Default)]
 pub(crate) struct Scraper {
     tasks: JoinSet<()>,
-    seen: Vec<(Arc<Target>, HeaderMap, Arc<Mutex<Seen>>)>,
+    history: Vec<(Arc<Target>, HeaderMap, Arc<Mutex<ServerHistory>>)>,
 }
 
 #[derive(Debug)]
-struct Seen {
+struct ServerHistory {
     before: MetricsSnapshot,
     last: MetricsSnapshot,
     side: ServerSide,
@@ -47,11 +47,11 @@ impl Scraper {
         let mut scraper = Self::default();
         for url in urls {
             let target = Arc::new(Target::new(url)?);
-            let Some(before) = look(&target, headers).await else { continue };
+            let Some(before) = scrape(&target, headers).await else { continue };
             let side = ServerSide { url: target.url.clone(), ..ServerSide::default() };
-            let seen = Arc::new(Mutex::new(Seen { last: before.clone(), before, side }));
-            scraper.seen.push((target.clone(), headers.clone(), seen.clone()));
-            scraper.tasks.spawn(watch(target, headers.clone(), seen, start));
+            let history = Arc::new(Mutex::new(ServerHistory { last: before.clone(), before, side }));
+            scraper.history.push((target.clone(), headers.clone(), history.clone()));
+            scraper.tasks.spawn(scrape_periodically(target, headers.clone(), history, start));
         }
         Ok(scraper)
     }
@@ -60,35 +60,40 @@ impl Scraper {
     pub(crate) async fn finish(mut self, start: Instant) -> Vec<ServerSide> {
         self.tasks.abort_all();
         let mut sides = Vec::new();
-        for (target, headers, seen) in &self.seen {
-            let last = look(target, headers).await;
-            let mut seen = seen.lock();
+        for (target, headers, history) in &self.history {
+            let last = scrape(target, headers).await;
+            let mut history = history.lock();
             if let Some(last) = last {
-                seen.note(last, start.elapsed().as_secs_f64());
+                history.record(last, start.elapsed().as_secs_f64());
             }
-            sides.push(seen.side());
+            sides.push(history.side());
         }
         sides
     }
 }
 
-async fn watch(target: Arc<Target>, headers: HeaderMap, seen: Arc<Mutex<Seen>>, start: Instant) {
+async fn scrape_periodically(
+    target: Arc<Target>,
+    headers: HeaderMap,
+    history: Arc<Mutex<ServerHistory>>,
+    start: Instant,
+) {
     loop {
         tokio::time::sleep(PERIOD).await;
-        if let Some(snapshot) = look(&target, &headers).await {
-            seen.lock().note(snapshot, start.elapsed().as_secs_f64());
+        if let Some(snapshot) = scrape(&target, &headers).await {
+            history.lock().record(snapshot, start.elapsed().as_secs_f64());
         }
     }
 }
 
-async fn look(target: &Target, headers: &HeaderMap) -> Option<MetricsSnapshot> {
-    let answer = tokio::time::timeout(LIMIT, target.get("/metrics", headers, MAX_PAGE)).await;
-    let (200, page) = answer.ok()?.ok()? else { return None };
+async fn scrape(target: &Target, headers: &HeaderMap) -> Option<MetricsSnapshot> {
+    let response = tokio::time::timeout(LIMIT, target.get("/metrics", headers, MAX_PAGE)).await;
+    let (200, page) = response.ok()?.ok()? else { return None };
     Some(MetricsSnapshot::parse(&String::from_utf8_lossy(&page))).filter(|snapshot| snapshot.samples > 0)
 }
 
-impl Seen {
-    fn note(&mut self, now: MetricsSnapshot, at: f64) {
+impl ServerHistory {
+    fn record(&mut self, now: MetricsSnapshot, at: f64) {
         let sample = ServerSample { at, running: now.running, waiting: now.waiting, kv_usage: now.kv_usage };
         let side = &mut self.side;
         side.kv_peak = side.kv_peak.max(sample.kv_usage);
@@ -118,14 +123,14 @@ impl Seen {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::client::mock::{Answer, MockEngine};
+    use crate::client::mock::{MockEngine, MockResponse};
 
-    fn page(queries: u64, hits: u64, running: u64) -> Answer {
+    fn page(queries: u64, hits: u64, running: u64) -> MockResponse {
         let page = format!(
             "vllm:prefix_cache_queries_total{{}} {queries}\nvllm:prefix_cache_hits_total{{}} {hits}\n\
              vllm:num_requests_running{{}} {running}\nvllm:kv_cache_usage_perc{{}} 0.{running}\n"
         );
-        Answer::stream(vec![page], Duration::ZERO)
+        MockResponse::stream(vec![page], Duration::ZERO)
     }
 
     #[tokio::test]
@@ -142,7 +147,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_page_that_is_not_vllms_gives_nothing() {
-        let engine = MockEngine::start(|_| Answer::stream(vec!["hello".into()], Duration::ZERO)).await;
+        let engine = MockEngine::start(|_| MockResponse::stream(vec!["hello".into()], Duration::ZERO)).await;
         let start = Instant::now();
         let scraper = Scraper::start(&[engine.url()], &HeaderMap::new(), start).await.unwrap();
         assert_eq!(scraper.finish(start).await, []);
@@ -152,7 +157,7 @@ mod tests {
     fn a_restarted_server_counts_from_its_start() {
         let snapshot =
             |preemptions: u32| MetricsSnapshot::parse(&format!("vllm:num_preemptions_total{{}} {preemptions}\n"));
-        let seen = Seen { before: snapshot(50), last: snapshot(3), side: ServerSide::default() };
-        assert_eq!(seen.side().preemptions, 3.0);
+        let history = ServerHistory { before: snapshot(50), last: snapshot(3), side: ServerSide::default() };
+        assert_eq!(history.side().preemptions, 3.0);
     }
 }

@@ -36,42 +36,42 @@ impl Queue {
         if rate >= 1.0 { 0.0 } else { 1.0 - f64::exp(-(1.0 - rate) * self.bound) }
     }
 
-    fn capacity(&self, share: f64) -> f64 {
+    fn boundary(&self, share: f64) -> f64 {
         1.0 + (1.0 - share).ln() / self.bound
     }
 
-    fn search(&mut self) -> Found {
-        at_once(find_rate(self, &Goal::new(self.bound), |_| ())).unwrap()
+    fn search(&mut self) -> SearchResult {
+        at_once(find_rate(self, &SearchGoal::new(self.bound), |_| ())).unwrap()
     }
 }
 
-impl Probe for Queue {
+impl SystemUnderTest for Queue {
     type Error = Infallible;
 
-    async fn run(&mut self, order: &Order, judge: &mut Judge) -> Result<Seen, Infallible> {
-        let mut rng = Rng::new(Rng::new((self.seed << 32) ^ order.seed).next_u64());
+    async fn run(&mut self, trial: &Trial, judge: &mut Judge) -> Result<TrialStats, Infallible> {
+        let mut rng = Rng::new(Rng::new((self.seed << 32) ^ trial.seed).next_u64());
         let (mut due, mut free, mut ended) = (0.0f64, 0.0f64, Vec::new());
-        let broken = matches!(order.load, Load::Rate(rate) if rate > self.breaks_at);
-        for ordinal in 0..order.requests {
-            match order.load {
-                Load::Stream => due = free,
-                Load::Saturated(_) => due = 0.0,
-                Load::Rate(rate) => due += rng.exponential() / rate.min(self.fastest),
+        let broken = matches!(trial.load, TrialLoad::Rate(rate) if rate > self.breaks_at);
+        for ordinal in 0..trial.requests {
+            match trial.load {
+                TrialLoad::Stream => due = free,
+                TrialLoad::Saturated(_) => due = 0.0,
+                TrialLoad::Rate(rate) => due += rng.exponential() / rate.min(self.fastest),
             }
             free = free.max(due) + rng.exponential();
             judge.record(ordinal, due, if broken { f64::INFINITY } else { (free - due) / self.bound });
             ended.push(free);
-            if judge.finding().is_some() {
+            if judge.verdict().is_some() {
                 break;
             }
         }
-        let delivered = if let Load::Rate(rate) = order.load { (self.fastest / rate).min(1.0) } else { 1.0 };
-        Ok(Seen { throughput: throughput(&ended, order.warmup), delivered, seconds: free })
+        let delivered = if let TrialLoad::Rate(rate) = trial.load { (self.fastest / rate).min(1.0) } else { 1.0 };
+        Ok(TrialStats { throughput: throughput(&ended, trial.warmup), delivered, seconds: free })
     }
 }
 
-fn rate(found: &Found) -> f64 {
-    found.best.map_or(0.0, |(rate, _)| rate)
+fn rate(found: &SearchResult) -> f64 {
+    found.best.map_or(0.0, |best| best.rate)
 }
 
 #[test]
@@ -80,9 +80,9 @@ fn the_capacity_of_a_queue_is_found_and_not_exceeded() {
     for seed in 0..20 {
         let mut queue = Queue::new(10.0, seed);
         let found = queue.search();
-        near += usize::from((rate(&found) / queue.capacity(0.99) - 1.0).abs() <= 0.05);
+        near += usize::from((rate(&found) / queue.boundary(0.99) - 1.0).abs() <= 0.05);
         too_high += usize::from(queue.attainment(rate(&found)) < 0.98);
-        assert!(found.steps.len() <= 40 && matches!(found.ending, Ending::Found | Ending::OutOfProbes));
+        assert!(found.trials.len() <= 40 && matches!(found.ending, SearchEnd::Found | SearchEnd::TrialLimit));
     }
     // 85 and 0 of 100 seeds; these 20 are the first of them.
     assert!(near >= 17 && too_high == 0, "{near} of 20 within 5 %, {too_high} too high");
@@ -91,9 +91,9 @@ fn the_capacity_of_a_queue_is_found_and_not_exceeded() {
 #[test]
 fn what_is_reported_was_proven_at_that_rate() {
     let found = Queue::new(10.0, 3).search();
-    let (rate, attainment) = found.best.unwrap();
-    let last = found.steps.last().unwrap();
-    assert_eq!((last.load, last.manner, last.finding), (Load::Rate(rate), Manner::Proof, Finding::Holds));
+    let ProvenRate { rate, attainment } = found.best.unwrap();
+    let last = found.trials.last().unwrap();
+    assert_eq!((last.load, last.kind, last.verdict), (TrialLoad::Rate(rate), TrialKind::Proof, TrialVerdict::Holds));
     assert!(last.attainment == attainment && attainment.value >= 0.99);
     assert_eq!(found, Queue::new(10.0, 3).search(), "the same seed finds the same");
     assert_ne!(found, Queue::new(10.0, 4).search());
@@ -102,13 +102,13 @@ fn what_is_reported_was_proven_at_that_rate() {
 #[test]
 fn a_request_that_is_too_slow_alone_ends_the_search_at_once() {
     let found = Queue::new(1.0, 1).search();
-    assert_eq!((found.ending, found.best, found.steps.len()), (Ending::NoRate, None, 1));
+    assert_eq!((found.ending, found.best, found.trials.len()), (SearchEnd::NoRate, None, 1));
 }
 
 #[test]
 fn a_client_that_is_too_slow_is_not_taken_for_the_server() {
     let found = Queue { fastest: 0.2, ..Queue::new(10.0, 1) }.search();
-    assert_eq!((found.ending, found.best), (Ending::ClientLimit, None));
+    assert_eq!((found.ending, found.best), (SearchEnd::ClientLimit, None));
 }
 
 #[test]
@@ -119,8 +119,8 @@ fn a_server_that_breaks_is_taken_to_where_it_breaks() {
 
 #[test]
 fn few_runs_give_a_proven_rate_or_none_and_say_so() {
-    let goal = Goal { max_probes: 12, ..Goal::new(10.0) };
+    let goal = SearchGoal { max_trials: 12, ..SearchGoal::new(10.0) };
     let found = at_once(find_rate(&mut Queue::new(10.0, 1), &goal, |_| ())).unwrap();
-    assert_eq!(found.ending, Ending::OutOfProbes);
-    assert!(found.steps.len() <= 12);
+    assert_eq!(found.ending, SearchEnd::TrialLimit);
+    assert!(found.trials.len() <= 12);
 }

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use clap::{ArgAction, Args, ValueEnum};
 
-use super::find_rate::FindRateArgs;
+use super::find_rate::args::FindRateArgs;
 use super::tools::Tool;
 use super::values::{ClassSpec, Goodput, RangeRatio, Rate, Steps, pair, share};
 use crate::bench::Length;

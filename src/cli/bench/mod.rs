@@ -1,24 +1,27 @@
-//! `sluice bench`: puts load on a server and says what its clients saw.
+//! `sluice bench`: puts load on a server and reports what its clients measured.
 //!
 //! The flags are those of `vllm bench serve` where one exists (`args`); the table and the JSON have its labels and keys. A
-//! sweep is several runs, one after the other. The result goes to stdout, the line of progress and notes to stderr.
+//! sweep is several runs, one after the other. The result goes to stdout, the progress line and notes to stderr.
 //!
-//! Ctrl-C ends the run at once and prints, and saves, what there is, marked as partial; in a sweep the runs that were complete
-//! are saved already. Exit codes: 0 measured; 1 ended early, no server, or not one request answered; 2 wrong usage.
+//! Ctrl-C ends the run at once; its partial result is printed and saved, marked as partial. Complete runs of a sweep are
+//! saved already. Exit codes: 0 measured; 1 ended early, no server, or no request completed; 2 wrong usage.
 //!
 //! | file | what |
 //! |---|---|
 //! | `args`, `values` | the flags |
 //! | `requests`, `plan` | from flags to a workload and a plan |
-//! | `show` | tables, files, names of files |
+//! | `show` | what is printed and saved |
 //! | `find_rate` | the search for the highest rate |
-//! | `tools` | what to do with saved results: report, compare |
+//! | `tools` | saved results: report, compare |
+//! | `error`, `signals` | exit codes, Ctrl-C |
 
 mod args;
+mod error;
 mod find_rate;
 mod plan;
 mod requests;
 mod show;
+mod signals;
 mod tools;
 mod values;
 
@@ -26,38 +29,23 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::Instant;
 
 pub use args::BenchArgs;
 
 use super::line::Line;
 use super::serve::raise_file_limit;
-use crate::bench::{self, Client, Failure, Plan, Progress, RunResult};
+use crate::bench::{self, LoadClient, Progress, RequestFailure, RunPlan, RunResult};
+use error::{CommandError, failed, usage};
 use plan::Setup;
+use signals::StopSignals;
 
-/// Between two looks whether the server answers.
+/// Time between two readiness checks.
 const READY_EVERY: Duration = Duration::from_millis(500);
-/// The longest that one of them may take.
-const READY_LOOK: Duration = Duration::from_secs(10);
-/// Of a list of models.
-const MAX_LIST: usize = 4 << 20;
-
-/// What ended a command before its time.
-enum Trouble {
-    /// The flags or the dataset: exit code 2.
-    Usage(anyhow::Error),
-    /// Server or system: exit code 1.
-    Failed(anyhow::Error),
-}
-
-fn usage(error: impl Into<anyhow::Error>) -> Trouble {
-    Trouble::Usage(error.into())
-}
-
-fn failed(error: impl Into<anyhow::Error>) -> Trouble {
-    Trouble::Failed(error.into())
-}
+/// Timeout of one readiness check.
+const READY_TIMEOUT: Duration = Duration::from_secs(10);
+/// The longest list of models, bytes.
+const MAX_MODEL_LIST: usize = 4 << 20;
 
 /// Runs the command.
 pub fn run(args: &BenchArgs) -> ExitCode {
@@ -76,22 +64,22 @@ pub fn run(args: &BenchArgs) -> ExitCode {
     runtime.shutdown_background();
     match outcome {
         Ok(code) => code,
-        Err(Trouble::Usage(error)) => {
+        Err(CommandError::Usage(error)) => {
             eprintln!("bench: {error:#}");
             ExitCode::from(2)
         }
-        Err(Trouble::Failed(error)) => {
+        Err(CommandError::Failed(error)) => {
             eprintln!("bench: {error:#}");
             ExitCode::FAILURE
         }
     }
 }
 
-async fn measure_all(args: &BenchArgs) -> Result<ExitCode, Trouble> {
+async fn measure_all(args: &BenchArgs) -> Result<ExitCode, CommandError> {
     let setup = set_up(args).await?;
     setup.notes.iter().for_each(|note| eprintln!("note: {note}"));
     if args.search.find_rate && !args.output.dry_run {
-        let mut stop = Stop::listen().map_err(failed)?;
+        let mut stop = StopSignals::listen().map_err(failed)?;
         return find_rate::run(args, &setup, &mut stop).await;
     }
     let runs = setup.runs();
@@ -99,56 +87,62 @@ async fn measure_all(args: &BenchArgs) -> Result<ExitCode, Trouble> {
         return show::dry_run(&setup, &runs).map(|()| ExitCode::SUCCESS).map_err(usage);
     }
     let mut out = show::Output::new(args, &setup, runs.len() > 1).map_err(usage)?;
-    // What ends a sweep early; what was measured until then is shown and written first.
-    let mut trouble = None;
-    let mut stop = Stop::listen().map_err(failed)?;
+    let mut stop = StopSignals::listen().map_err(failed)?;
+    let outcome = measure_runs(args, &setup, &runs, &mut out, &mut stop).await;
+    if let Err(CommandError::Usage(error)) = outcome {
+        return Err(CommandError::Usage(error));
+    }
+    // After a failure the complete runs are still shown and written.
+    let code = out.finish().map_err(failed)?;
+    outcome.map(|()| code)
+}
+
+/// Measures one run after the other, until all are done, one fails or one is ended early.
+async fn measure_runs(
+    args: &BenchArgs,
+    setup: &Setup,
+    runs: &[(String, RunPlan)],
+    out: &mut show::Output<'_>,
+    stop: &mut StopSignals,
+) -> Result<(), CommandError> {
     for (number, (name, plan)) in runs.iter().enumerate() {
-        let prepared = async {
-            if args.load.reset_prefix_cache {
-                reset_prefix_cache(&setup.client).await?;
-            }
-            warm_up(args, &setup.client, plan).await
-        };
         tokio::select! {
-            prepared = prepared => if let Err(error) = prepared {
-                trouble = Some(error);
-                break;
-            },
-            () = stop.wanted() => {
-                trouble = Some(anyhow::anyhow!("stopped before the run had begun"));
-                break;
-            }
+            prepared = prepare(args, &setup.client, plan) => prepared.map_err(failed)?,
+            () = stop.received() => return Err(failed(anyhow::anyhow!("stopped before the run had begun"))),
         }
         let title = match runs.len() {
             1 => "bench".to_owned(),
             all => format!("{} of {all}, {} {name}", number + 1, setup.varied()),
         };
-        let mut result = measure(args, &title, plan, &setup.client, &mut stop).await.map_err(usage)?;
-        setup.dress(&mut result);
+        let mut result = measure(args, &title, plan, &setup.client, stop).await.map_err(usage)?;
+        setup.annotate(&mut result);
         for (status, reason) in setup.client.reasons() {
-            result.warnings.push(format!("the first answer with status {status} said: {reason}"));
+            result.warnings.push(format!("the first response with status {status} said: {reason}"));
         }
         let partial = result.partial;
-        if let Err(error) = out.take(name, result) {
-            trouble = Some(error);
-            break;
-        }
+        out.add_run(name, result).map_err(failed)?;
         if partial {
             break;
         }
     }
-    let code = out.finish().map_err(failed)?;
-    trouble.map_or(Ok(code), |error| Err(failed(error)))
+    Ok(())
+}
+
+async fn prepare(args: &BenchArgs, client: &Arc<LoadClient>, plan: &RunPlan) -> anyhow::Result<()> {
+    if args.load.reset_prefix_cache {
+        reset_prefix_cache(client).await?;
+    }
+    warm_up(args, client, plan).await
 }
 
 /// Everything before the first request.
-async fn set_up(args: &BenchArgs) -> Result<Setup, Trouble> {
+async fn set_up(args: &BenchArgs) -> Result<Setup, CommandError> {
     let client = plan::client(args).map_err(usage)?;
-    // A dry run needs no server when the model is named.
+    // With --model, a dry run needs no server.
     if let Some(model) = args.server.model.clone().filter(|_| args.output.dry_run) {
         return Setup::of(args, client, &model).map_err(usage);
     }
-    // What is wrong in the flags is said without a server, too.
+    // Wrong flags are reported even when no server runs.
     if let Some(model) = &args.server.model {
         Setup::of(args, plan::client(args).map_err(usage)?, model).map_err(usage)?;
     }
@@ -158,7 +152,7 @@ async fn set_up(args: &BenchArgs) -> Result<Setup, Trouble> {
         (None, Some(model)) => model.clone(),
         (None, None) => {
             return Err(failed(anyhow::anyhow!(
-                "the server names no model; give --model, and OPENAI_API_KEY or --header where it wants a key"
+                "the server lists no model; give --model, and OPENAI_API_KEY or --header if it requires a key"
             )));
         }
     };
@@ -169,24 +163,24 @@ async fn set_up(args: &BenchArgs) -> Result<Setup, Trouble> {
     Setup::of(args, client, &model).map_err(usage)
 }
 
-/// Waits until every server answers; the models that the first one names.
-async fn ready(args: &BenchArgs, client: &Client) -> anyhow::Result<Vec<String>> {
+/// Waits until every server responds. Returns the models that the first one lists.
+async fn ready(args: &BenchArgs, client: &LoadClient) -> anyhow::Result<Vec<String>> {
     let wait = args.server.ready_check_timeout_sec;
     let deadline = Instant::now() + Duration::try_from_secs_f64(wait.max(0.0)).unwrap_or_default();
     loop {
-        let answers = client.get_each("/v1/models", MAX_LIST, READY_LOOK).await;
-        let unready = client.urls().into_iter().zip(&answers).find_map(|(url, answer)| match answer {
-            Err(Failure::Connect) => Some(format!(
+        let responses = client.get_each("/v1/models", MAX_MODEL_LIST, READY_TIMEOUT).await;
+        let unready = client.urls().into_iter().zip(&responses).find_map(|(url, response)| match response {
+            Err(RequestFailure::Connect) => Some(format!(
                 "nothing listens at {url}; is the server running? (--base-url, --ready-check-timeout-sec)"
             )),
-            Err(failure) => Some(format!("{url} does not answer /v1/models: {failure}")),
-            Ok((status @ 500.., _)) => {
-                Some(format!("{url} is not ready: /v1/models answers {status} (--ready-check-timeout-sec waits)"))
-            }
+            Err(failure) => Some(format!("no response from {url}/v1/models: {failure}")),
+            Ok((status @ 500.., _)) => Some(format!(
+                "{url} is not ready: /v1/models returned status {status}; wait for it with --ready-check-timeout-sec"
+            )),
             Ok(_) => None,
         });
         let Some(unready) = unready else {
-            let (_, body) = answers.into_iter().next().and_then(Result::ok).unwrap_or_default();
+            let (_, body) = responses.into_iter().next().and_then(Result::ok).unwrap_or_default();
             return Ok(names(&body));
         };
         anyhow::ensure!(Instant::now() < deadline, unready);
@@ -202,80 +196,61 @@ fn names(body: &[u8]) -> Vec<String> {
     models.into_iter().flatten().filter_map(name).collect()
 }
 
-/// Requests before the clock runs. The first that fails ends it: nothing better would follow.
-async fn warm_up(args: &BenchArgs, client: &Arc<Client>, plan: &Plan) -> anyhow::Result<()> {
+/// Sends the warm-up requests. The first failure ends it.
+async fn warm_up(args: &BenchArgs, client: &Arc<LoadClient>, plan: &RunPlan) -> anyhow::Result<()> {
     let at_once = args.load.max_concurrency.unwrap_or(args.load.num_warmups).max(1) as usize;
     let room = Arc::new(tokio::sync::Semaphore::new(at_once));
     let mut tasks = tokio::task::JoinSet::new();
     for _ in 0..args.load.num_warmups {
         let (client, room) = (client.clone(), room.clone());
-        let mut question = plan.workload.question(0);
-        question.leave_after = None;
+        let mut request = plan.workload.request(0);
+        request.leave_after = None;
         tasks.spawn(async move {
             let _room = room.acquire().await;
-            client.ask(&question, Instant::now()).await
+            client.send(&request, Instant::now()).await
         });
     }
-    while let Some(answer) = tasks.join_next().await {
-        if let Err(failure) = answer? {
+    while let Some(response) = tasks.join_next().await {
+        if let Err(failure) = response? {
             let said = client.reasons().into_values().next().map(|said| format!(": {said}")).unwrap_or_default();
-            anyhow::bail!("a request that warms up failed ({failure}){said}");
+            anyhow::bail!("a warm-up request failed ({failure}){said}");
         }
     }
     Ok(())
 }
 
-async fn reset_prefix_cache(client: &Client) -> anyhow::Result<()> {
-    for (url, answer) in client.urls().into_iter().zip(client.post_each("/reset_prefix_cache").await) {
-        match answer {
+async fn reset_prefix_cache(client: &LoadClient) -> anyhow::Result<()> {
+    for (url, response) in client.urls().into_iter().zip(client.post_each("/reset_prefix_cache").await) {
+        match response {
             Ok(200) => {}
             Ok(404) => anyhow::bail!("{url} has no /reset_prefix_cache; start vLLM with VLLM_SERVER_DEV_MODE=1"),
-            Ok(status) => anyhow::bail!("{url}/reset_prefix_cache answered {status}"),
+            Ok(status) => anyhow::bail!("{url}/reset_prefix_cache returned status {status}"),
             Err(failure) => anyhow::bail!("{url}/reset_prefix_cache: {failure}"),
         }
     }
     Ok(())
 }
 
-/// One run, with a line of progress, until it ends or somebody wants it to.
+/// One run with a progress line, until it ends or a stop signal arrives.
 async fn measure(
     args: &BenchArgs,
     title: &str,
-    plan: &Plan,
-    client: &Arc<Client>,
-    stop: &mut Stop,
+    plan: &RunPlan,
+    client: &Arc<LoadClient>,
+    stop: &mut StopSignals,
 ) -> Result<RunResult, bench::BenchError> {
     let progress = Arc::new(Progress::default());
     let line = (!args.output.disable_tqdm).then(|| Line::start(title, plan.extent, progress.clone()));
     let mut running = std::pin::pin!(bench::run(plan, client, &progress));
     let result = tokio::select! {
         result = &mut running => result,
-        () = stop.wanted() => {
+        () = stop.received() => {
             progress.stop();
             running.await
         }
     };
     drop(line);
     result
-}
-
-/// Ctrl-C and SIGTERM.
-struct Stop {
-    interrupt: tokio::signal::unix::Signal,
-    terminate: tokio::signal::unix::Signal,
-}
-
-impl Stop {
-    fn listen() -> std::io::Result<Self> {
-        Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
-    }
-
-    async fn wanted(&mut self) {
-        tokio::select! {
-            _ = self.interrupt.recv() => {}
-            _ = self.terminate.recv() => {}
-        }
-    }
 }
 
 #[cfg(test)]

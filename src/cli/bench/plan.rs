@@ -13,27 +13,27 @@ use http::header::{AUTHORIZATION, HeaderName, HeaderValue};
 use super::args::{BenchArgs, RampStrategy};
 use super::requests::{api, dataset_name, sessions, workload};
 use super::values::{Goodput, Rate};
-use crate::bench::{Arrival, Client, Extent, MAX_SECONDS, Plan, PrefixKind, RunResult, Source, Workload};
+use crate::bench::{Arrival, Extent, LoadClient, MAX_SECONDS, PrefixKind, RequestSource, RunPlan, RunResult, Workload};
 
 /// All that a run needs, and what its result is to say.
 #[derive(Debug)]
 pub(super) struct Setup {
-    pub(super) plan: Plan,
-    pub(super) client: Arc<Client>,
+    pub(super) plan: RunPlan,
+    pub(super) client: Arc<LoadClient>,
     /// What a reader should know of the dataset.
     pub(super) notes: Vec<String>,
     args: BenchArgs,
 }
 
 /// The client for the servers that the flags name.
-pub(super) fn client(args: &BenchArgs) -> anyhow::Result<Client> {
+pub(super) fn client(args: &BenchArgs) -> anyhow::Result<LoadClient> {
     let server = &args.server;
     let urls = match server.base_url.is_empty() {
         true => vec![format!("http://{}:{}", server.host, server.port)],
         false => server.base_url.clone(),
     };
     let limit = Duration::try_from_secs_f64(server.request_timeout).context("--request-timeout")?;
-    let client = Client::new(&urls, api(args), limit)?.with_headers(headers(args)?);
+    let client = LoadClient::new(&urls, api(args), limit)?.with_headers(headers(args)?);
     Ok(match &server.endpoint {
         Some(path) => client.with_path(path)?,
         None => client,
@@ -56,7 +56,7 @@ fn headers(args: &BenchArgs) -> anyhow::Result<HeaderMap> {
 
 impl Setup {
     /// What the flags ask for, with `model` as the model's name.
-    pub(super) fn of(args: &BenchArgs, client: Client, model: &str) -> anyhow::Result<Self> {
+    pub(super) fn of(args: &BenchArgs, client: LoadClient, model: &str) -> anyhow::Result<Self> {
         let (workload, notes) = workload(args, model)?;
         let (arrival, extent) = arrival(args, &workload)?;
         let closed = matches!(arrival, Arrival::ClosedLoop { .. });
@@ -64,11 +64,11 @@ impl Setup {
             true => client.urls(),
             false => args.server.metrics_url.clone(),
         };
-        let plan = Plan {
+        let plan = RunPlan {
             max_concurrency: args.load.max_concurrency.filter(|_| !closed),
             sessions: sessions(args)?,
             scrape: metrics,
-            ..Plan::new(workload, arrival, extent)
+            ..RunPlan::new(workload, arrival, extent)
         };
         plan.workload.check()?;
         plan.arrival.check()?;
@@ -76,7 +76,7 @@ impl Setup {
     }
 
     /// The plan of each run, and what is varied: one, or those of a sweep.
-    pub(super) fn runs(&self) -> Vec<(String, Plan)> {
+    pub(super) fn runs(&self) -> Vec<(String, RunPlan)> {
         let load = &self.args.load;
         if !load.sweep_max_concurrency.is_empty() {
             return load.sweep_max_concurrency.iter().map(|streams| self.at_concurrency(*streams)).collect();
@@ -87,7 +87,7 @@ impl Setup {
                 None => Arrival::AtOnce,
             };
             let name = rate.finite().map_or_else(|| "inf".to_owned(), |rate| rate.to_string());
-            (name, Plan { arrival, ..self.plan.clone() })
+            (name, RunPlan { arrival, ..self.plan.clone() })
         };
         match load.sweep_request_rate.is_empty() {
             true => vec![(String::new(), self.plan.clone())],
@@ -95,14 +95,14 @@ impl Setup {
         }
     }
 
-    fn at_concurrency(&self, streams: u32) -> (String, Plan) {
+    fn at_concurrency(&self, streams: u32) -> (String, RunPlan) {
         let extent = match (self.args.load.sweep_num_prompts_factor, self.plan.extent) {
             (Some(factor), Extent::Requests(_)) => Extent::Requests(factor * u64::from(streams)),
             (_, extent) => extent,
         };
         let plan = match self.args.load.request_rate.finite() {
-            None => Plan { arrival: Arrival::ClosedLoop { streams }, extent, ..self.plan.clone() },
-            Some(_) => Plan { max_concurrency: Some(streams), extent, ..self.plan.clone() },
+            None => RunPlan { arrival: Arrival::ClosedLoop { streams }, extent, ..self.plan.clone() },
+            Some(_) => RunPlan { max_concurrency: Some(streams), extent, ..self.plan.clone() },
         };
         (streams.to_string(), plan)
     }
@@ -113,7 +113,7 @@ impl Setup {
     }
 
     /// Puts the user's own words into a result.
-    pub(super) fn dress(&self, result: &mut RunResult) {
+    pub(super) fn annotate(&self, result: &mut RunResult) {
         let (args, config) = (&self.args, &mut result.config);
         config.label = args.output.label.clone();
         config.backend = args.server.backend.name().to_owned();
@@ -130,8 +130,8 @@ impl Setup {
 }
 
 /// A target hit rate that the server did not reach.
-fn cached_less(plan: &Plan, result: &RunResult) -> Option<String> {
-    let Source::Classes(classes) = &plan.workload.source else { return None };
+fn cached_less(plan: &RunPlan, result: &RunResult) -> Option<String> {
+    let RequestSource::Classes(classes) = &plan.workload.source else { return None };
     let [class] = classes.as_slice() else { return None };
     let PrefixKind::Share(share) = class.prefix.kind else { return None };
     let target = share * class.prefix.warm;
@@ -158,8 +158,8 @@ fn arrival(args: &BenchArgs, workload: &Workload) -> anyhow::Result<(Arrival, Ex
         Some(seconds) => bail!("--duration {seconds}: give a number of seconds above 0"),
     };
     let moments = match &workload.source {
-        Source::Items(items) => items.moments(),
-        Source::Classes(_) => None,
+        RequestSource::Items(items) => items.moments(),
+        RequestSource::Classes(_) => None,
     };
     if load.self_timed && moments.is_none() {
         bail!("--self-timed: this dataset has no moments of its own; use a trace, or --request-rate");

@@ -9,14 +9,15 @@ use anyhow::{Context as _, bail};
 use serde_json::{Map, Value, json};
 
 use super::args::{Backend, BenchArgs, DatasetName, LoraAssignment};
-use crate::bench::load::dataset::{self, Counter, Format, Items, Labels, Reading};
+use crate::bench::load::dataset::{self, DatasetFormat, Items, ReadOptions, TokenCounter, TraceKeys};
 use crate::bench::{
-    Adapters, Api, Choice, Class, Fields, Length, Prefix, PrefixKind, Sessions, Slo, Source, Tokens, Workload,
+    AdapterChoice, Adapters, Api, BodyFields, Class, Length, Prefix, PrefixKind, PromptTokens, RequestSource, Sessions,
+    Slo, Workload,
 };
 
 /// The workload that the flags ask for, with `model` as the model's name; and what to know of its dataset.
 pub(super) fn workload(args: &BenchArgs, model: &str) -> anyhow::Result<(Workload, Vec<String>)> {
-    let counter = args.dataset.tokenizer.as_deref().map_or(Ok(Counter::Bytes), Counter::exact)?;
+    let counter = args.dataset.tokenizer.as_deref().map_or(Ok(TokenCounter::Bytes), TokenCounter::exact)?;
     let (source, notes, found) = source(args, &counter, model)?;
     let workload = Workload {
         model: args.server.served_model_name.clone().unwrap_or_else(|| model.to_owned()),
@@ -44,61 +45,65 @@ pub(super) fn dataset_name(name: DatasetName) -> String {
 }
 
 /// Where requests come from, what to know of it, and the adapters that a file names.
-fn source(args: &BenchArgs, counter: &Counter, model: &str) -> anyhow::Result<(Source, Vec<String>, Vec<String>)> {
-    let asked = &args.dataset;
+fn source(
+    args: &BenchArgs,
+    counter: &TokenCounter,
+    model: &str,
+) -> anyhow::Result<(RequestSource, Vec<String>, Vec<String>)> {
+    let flags = &args.dataset;
     let Some(format) = format(args)? else {
-        if asked.dataset_path.is_some() {
+        if flags.dataset_path.is_some() {
             bail!("--dataset-path needs a dataset that is a file; name it with --dataset-name (sharegpt, custom, ..)");
         }
-        return Ok((Source::Classes(classes(args)), Vec::new(), Vec::new()));
+        return Ok((RequestSource::Classes(classes(args)), Vec::new(), Vec::new()));
     };
-    if asked.multi_turn {
+    if flags.multi_turn {
         bail!("--multi-turn makes its own prompts; use it with --dataset-name random");
     }
-    let Some(path) = &asked.dataset_path else {
-        bail!("--dataset-name {} needs a file; give --dataset-path", dataset_name(asked.dataset_name));
+    let Some(path) = &flags.dataset_path else {
+        bail!("--dataset-name {} needs a file; give --dataset-path", dataset_name(flags.dataset_name));
     };
-    let output = match asked.dataset_name {
-        DatasetName::Sharegpt => asked.sharegpt_output_len,
-        DatasetName::Custom => u32::try_from(asked.custom_output_len).ok(),
+    let output = match flags.dataset_name {
+        DatasetName::Sharegpt => flags.sharegpt_output_len,
+        DatasetName::Custom => u32::try_from(flags.custom_output_len).ok(),
         _ => None,
     };
-    let reading = Reading {
+    let options = ReadOptions {
         counter,
-        output: asked.output_len.or(output),
+        output: flags.output_len.or(output),
         limit: if args.load.duration.is_some() { 0 } else { args.load.num_prompts as usize },
-        shuffle: (!asked.disable_shuffle).then_some(args.load.seed),
+        shuffle: (!flags.disable_shuffle).then_some(args.load.seed),
         model,
     };
-    let mut items: Items = dataset::load(path, &format, &reading)?;
+    let mut items: Items = dataset::load(path, &format, &options)?;
     let (notes, found) = (std::mem::take(&mut items.notes), std::mem::take(&mut items.adapters));
-    Ok((Source::Items(Arc::new(items)), notes, found))
+    Ok((RequestSource::Items(Arc::new(items)), notes, found))
 }
 
-fn format(args: &BenchArgs) -> anyhow::Result<Option<Format>> {
-    let asked = &args.dataset;
-    Ok(Some(match asked.dataset_name {
+fn format(args: &BenchArgs) -> anyhow::Result<Option<DatasetFormat>> {
+    let flags = &args.dataset;
+    Ok(Some(match flags.dataset_name {
         DatasetName::Random | DatasetName::PrefixRepetition => return Ok(None),
-        DatasetName::Sharegpt => Format::ShareGpt,
-        DatasetName::Custom => Format::Custom,
-        DatasetName::Burstgpt => Format::BurstGpt,
-        DatasetName::Azure => Format::Azure,
-        DatasetName::Mooncake => Format::Timed(Labels::mooncake()),
-        DatasetName::AccessLog => Format::AccessLog,
+        DatasetName::Sharegpt => DatasetFormat::ShareGpt,
+        DatasetName::Custom => DatasetFormat::Custom,
+        DatasetName::Burstgpt => DatasetFormat::BurstGpt,
+        DatasetName::Azure => DatasetFormat::Azure,
+        DatasetName::Mooncake => DatasetFormat::Timed(TraceKeys::mooncake()),
+        DatasetName::AccessLog => DatasetFormat::AccessLog,
         DatasetName::TimedTrace => {
-            let per_second = 1.0 / asked.timed_trace_sec_multiplier;
+            let per_second = 1.0 / flags.timed_trace_sec_multiplier;
             if !(per_second.is_finite() && per_second > 0.0) {
                 bail!(
                     "--timed-trace-sec-multiplier {}: give a number above 0: 1 for seconds, 0.001 for milliseconds",
-                    asked.timed_trace_sec_multiplier
+                    flags.timed_trace_sec_multiplier
                 );
             }
-            Format::Timed(Labels {
-                timestamp: asked.timed_trace_label_timestamp.clone(),
-                input: asked.timed_trace_label_input_length.clone(),
-                output: asked.timed_trace_label_output_length.clone(),
-                hashes: asked.timed_trace_label_hash_ids.clone(),
-                block: asked.timed_trace_chunk_hash_size,
+            DatasetFormat::Timed(TraceKeys {
+                timestamp: flags.timed_trace_label_timestamp.clone(),
+                input: flags.timed_trace_label_input_length.clone(),
+                output: flags.timed_trace_label_output_length.clone(),
+                hashes: flags.timed_trace_label_hash_ids.clone(),
+                block: flags.timed_trace_chunk_hash_size,
                 per_second,
             })
         }
@@ -106,9 +111,9 @@ fn format(args: &BenchArgs) -> anyhow::Result<Option<Format>> {
 }
 
 fn classes(args: &BenchArgs) -> Vec<Class> {
-    let asked = &args.dataset;
-    if !asked.class.is_empty() {
-        return asked.class.iter().map(|class| class.0.clone()).collect();
+    let flags = &args.dataset;
+    if !flags.class.is_empty() {
+        return flags.class.iter().map(|class| class.0.clone()).collect();
     }
     let around = |length: Length, ratio: f64| match length {
         Length::Exactly(tokens) => Length::around(tokens, ratio),
@@ -122,67 +127,67 @@ fn classes(args: &BenchArgs) -> Vec<Class> {
         prefix,
         slo: Slo::default(),
     };
-    if asked.dataset_name == DatasetName::PrefixRepetition {
+    if flags.dataset_name == DatasetName::PrefixRepetition {
         let prefix = Prefix {
-            kind: PrefixKind::Extra(asked.prefix_repetition_prefix_len),
-            groups: asked.prefix_repetition_num_prefixes,
+            kind: PrefixKind::Extra(flags.prefix_repetition_prefix_len),
+            groups: flags.prefix_repetition_num_prefixes,
             warm: 1.0,
         };
-        let output = asked.output_len.unwrap_or(asked.prefix_repetition_output_len);
-        return vec![class(Length::Exactly(asked.prefix_repetition_suffix_len), Length::Exactly(output), prefix)];
+        let output = flags.output_len.unwrap_or(flags.prefix_repetition_output_len);
+        return vec![class(Length::Exactly(flags.prefix_repetition_suffix_len), Length::Exactly(output), prefix)];
     }
-    let kind = match (asked.prefix_hit_rate, asked.random_cache_ratio, asked.random_prefix_len) {
+    let kind = match (flags.prefix_hit_rate, flags.random_cache_ratio, flags.random_prefix_len) {
         (Some(rate), ..) => PrefixKind::Share(rate),
         (None, Some(ratio), _) => PrefixKind::Share(ratio),
         (None, None, 0) => PrefixKind::None,
         (None, None, tokens) => PrefixKind::Extra(tokens),
     };
-    let prefix = Prefix { kind, groups: asked.num_prefixes, warm: asked.random_cache_hit_fraction.unwrap_or(1.0) };
-    let output = asked.output_len.map_or(asked.random_output_len, Length::Exactly);
-    let ratio = asked.random_range_ratio;
-    vec![class(around(asked.random_input_len, ratio.input), around(output, ratio.output), prefix)]
+    let prefix = Prefix { kind, groups: flags.num_prefixes, warm: flags.random_cache_hit_fraction.unwrap_or(1.0) };
+    let output = flags.output_len.map_or(flags.random_output_len, Length::Exactly);
+    let ratio = flags.random_range_ratio;
+    vec![class(around(flags.random_input_len, ratio.input), around(output, ratio.output), prefix)]
 }
 
 fn adapters(args: &BenchArgs, found: Vec<String>) -> anyhow::Result<Adapters> {
-    let asked = &args.dataset;
+    let flags = &args.dataset;
     if !found.is_empty() {
-        if !asked.lora_modules.is_empty() {
+        if !flags.lora_modules.is_empty() {
             bail!("the access log names its own adapters ({}); leave --lora-modules out", found.join(", "));
         }
         // Each request has its own; none is drawn.
-        return Ok(Adapters { names: found, choice: Choice::Named });
+        return Ok(Adapters { names: found, choice: AdapterChoice::Named });
     }
-    let choice = match asked.lora_assignment {
-        LoraAssignment::Random if asked.lora_weights.is_empty() => Choice::Even,
-        LoraAssignment::Random => Choice::Weights(asked.lora_weights.clone()),
-        LoraAssignment::RoundRobin => Choice::RoundRobin,
-        LoraAssignment::Zipf => Choice::Zipf(asked.lora_zipf),
+    let choice = match flags.lora_assignment {
+        LoraAssignment::Random if flags.lora_weights.is_empty() => AdapterChoice::Even,
+        LoraAssignment::Random => AdapterChoice::Weights(flags.lora_weights.clone()),
+        LoraAssignment::RoundRobin => AdapterChoice::RoundRobin,
+        LoraAssignment::Zipf => AdapterChoice::Zipf(flags.lora_zipf),
     };
-    Ok(Adapters { names: asked.lora_modules.clone(), choice })
+    Ok(Adapters { names: flags.lora_modules.clone(), choice })
 }
 
-fn tokens(args: &BenchArgs, counter: &Counter) -> anyhow::Result<Tokens> {
-    let asked = &args.dataset;
-    if api(args) == Api::Chat || asked.prompt_text || asked.multi_turn {
-        if asked.prompt_token_ids {
+fn tokens(args: &BenchArgs, counter: &TokenCounter) -> anyhow::Result<PromptTokens> {
+    let flags = &args.dataset;
+    if api(args) == Api::Chat || flags.prompt_text || flags.multi_turn {
+        if flags.prompt_token_ids {
             bail!("--prompt-token-ids: only completions take token ids, and conversations are text");
         }
-        return Ok(Tokens::Words);
+        return Ok(PromptTokens::Words);
     }
-    let Length::Between { min, max } = asked.vocabulary else {
+    let Length::Between { min, max } = flags.vocabulary else {
         bail!("--vocabulary: give FIRST-LAST, such as 1000-7999")
     };
     if let Some(size) = counter.vocabulary().filter(|size| *size <= max) {
         bail!(
             "--vocabulary {}: the tokenizer has only {size} ids; give FIRST-{}",
-            asked.vocabulary,
+            flags.vocabulary,
             size.saturating_sub(1)
         );
     }
-    Ok(Tokens::Ids(min..max + 1))
+    Ok(PromptTokens::Ids(min..max + 1))
 }
 
-fn fields(args: &BenchArgs) -> anyhow::Result<Fields> {
+fn fields(args: &BenchArgs) -> anyhow::Result<BodyFields> {
     let sampling = &args.sampling;
     let mut extra = Map::new();
     for (key, value) in [
@@ -213,18 +218,18 @@ fn fields(args: &BenchArgs) -> anyhow::Result<Fields> {
     }
     // Conversations and prompts of one's own end where the model wants, unless they are told not to.
     let own = matches!(args.dataset.dataset_name, DatasetName::Sharegpt | DatasetName::Custom);
-    Ok(Fields { ignore_eos: sampling.ignore_eos || !own, extra })
+    Ok(BodyFields { ignore_eos: sampling.ignore_eos || !own, extra })
 }
 
 pub(super) fn sessions(args: &BenchArgs) -> anyhow::Result<Option<Sessions>> {
-    let asked = &args.dataset;
-    if !asked.multi_turn {
+    let flags = &args.dataset;
+    if !flags.multi_turn {
         return Ok(None);
     }
     let sessions = Sessions {
-        turns: asked.multi_turn_num_turns,
-        later: asked.per_turn_input_len,
-        think: asked.multi_turn_delay_ms / 1e3,
+        turns: flags.multi_turn_num_turns,
+        later: flags.per_turn_input_len,
+        think: flags.multi_turn_delay_ms / 1e3,
     };
     sessions.check()?;
     Ok(Some(sessions))

@@ -15,7 +15,7 @@ use super::args::{BenchArgs, OutputArgs};
 use super::plan::Setup;
 use crate::bench::report::table;
 use crate::bench::result::{csv, file};
-use crate::bench::{Extent, Metrics, Plan, RunResult};
+use crate::bench::{Extent, Metrics, RunPlan, RunResult};
 
 /// Where results go.
 pub(super) struct Output<'a> {
@@ -46,9 +46,9 @@ impl<'a> Output<'a> {
         let csv = match &output.csv {
             None => None,
             Some(path) => {
-                let told = || format!("cannot write {}", path.display());
-                let mut out = BufWriter::new(File::create(path).with_context(told)?);
-                csv::write_header(&mut out).with_context(told)?;
+                let context = || format!("cannot write {}", path.display());
+                let mut out = BufWriter::new(File::create(path).with_context(context)?);
+                csv::write_header(&mut out).with_context(context)?;
                 Some(out)
             }
         };
@@ -59,7 +59,7 @@ impl<'a> Output<'a> {
     ///
     /// # Errors
     /// It could not be saved. It is printed and kept all the same.
-    pub(super) fn take(&mut self, name: &str, result: RunResult) -> anyhow::Result<()> {
+    pub(super) fn add_run(&mut self, name: &str, result: RunResult) -> anyhow::Result<()> {
         let first = self.results.is_empty();
         self.results.push((name.to_owned(), result));
         let Some((name, result)) = self.results.last() else { return Ok(()) };
@@ -132,7 +132,7 @@ fn now() -> String {
 }
 
 /// `openai-8qps-concurrency4-model-20260102-030405.json`.
-fn file_name(args: &BenchArgs, plan: &Plan, time: &str) -> String {
+fn file_name(args: &BenchArgs, plan: &RunPlan, time: &str) -> String {
     let label = args.output.label.as_deref().unwrap_or(args.server.backend.name());
     let load = match (&args.load.ramp_up_strategy, args.load.request_rate.finite()) {
         (Some(strategy), _) => {
@@ -148,7 +148,7 @@ fn file_name(args: &BenchArgs, plan: &Plan, time: &str) -> String {
 }
 
 /// What would be sent.
-pub(super) fn dry_run(setup: &Setup, runs: &[(String, Plan)]) -> anyhow::Result<()> {
+pub(super) fn dry_run(setup: &Setup, runs: &[(String, RunPlan)]) -> anyhow::Result<()> {
     for (name, plan) in runs {
         let schedule = plan.arrival.schedule(plan.extent, plan.workload.seed)?;
         let count = match (plan.extent, schedule.len()) {
@@ -156,9 +156,9 @@ pub(super) fn dry_run(setup: &Setup, runs: &[(String, Plan)]) -> anyhow::Result<
             (_, due) => due as u64,
         };
         let sample = count.clamp(1, 1_000);
-        let questions: Vec<_> = (0..sample).map(|ordinal| plan.workload.question(ordinal)).collect();
-        let mean = |of: &dyn Fn(&crate::bench::load::workload::Question) -> u32| {
-            questions.iter().map(|question| f64::from(of(question))).sum::<f64>() / sample as f64
+        let requests: Vec<_> = (0..sample).map(|ordinal| plan.workload.request(ordinal)).collect();
+        let mean = |of: &dyn Fn(&crate::bench::load::workload::LoadRequest) -> u32| {
+            requests.iter().map(|request| f64::from(of(request))).sum::<f64>() / sample as f64
         };
         let until =
             schedule.last().map(|last| format!(", the last due at {:.1} s", last.as_secs_f64())).unwrap_or_default();
@@ -169,11 +169,11 @@ pub(super) fn dry_run(setup: &Setup, runs: &[(String, Plan)]) -> anyhow::Result<
             "{title}{count} {what}, {} arrivals{until}; of the first {sample}: {:.1} prompt tokens and {:.1} output tokens \
              on average\n",
             plan.arrival.name(),
-            mean(&|question| question.prompt_tokens),
-            mean(&|question| question.output_tokens),
+            mean(&|request| request.prompt_tokens),
+            mean(&|request| request.output_tokens),
         ))?;
     }
-    let first = runs.first().map(|(_, plan)| plan.workload.question(0).body).unwrap_or_default();
+    let first = runs.first().map(|(_, plan)| plan.workload.request(0).body).unwrap_or_default();
     let text = String::from_utf8_lossy(&first);
     let cut: String = text.chars().take(300).collect();
     print(&format!("first body ({} bytes): {cut}{}\n", first.len(), if cut.len() < text.len() { " .." } else { "" }))
@@ -193,7 +193,7 @@ mod tests {
         let name = |flags: &[&str]| {
             let parsed = <Parsed as clap::Parser>::parse_from([&["bench"], flags].concat());
             let workload = crate::bench::Workload::of_classes("org/model", vec![], 0);
-            let plan = Plan::new(workload, crate::bench::Arrival::AtOnce, Extent::Requests(1));
+            let plan = RunPlan::new(workload, crate::bench::Arrival::AtOnce, Extent::Requests(1));
             file_name(&parsed.bench, &plan, "T")
         };
         assert_eq!(name(&["--request-rate", "8", "--max-concurrency", "4"]), "openai-8qps-concurrency4-model-T.json");

@@ -3,7 +3,7 @@
 use clap::Parser as _;
 
 use super::*;
-use crate::bench::mock::{Answer, MockEngine, completion_stream};
+use crate::bench::mock::{MockEngine, MockResponse, completion_stream};
 use crate::bench::result::file;
 
 #[derive(Debug, clap::Parser)]
@@ -17,15 +17,15 @@ fn parsed(flags: &[&str]) -> BenchArgs {
 }
 
 async fn engine() -> MockEngine {
-    MockEngine::start(|_| Answer::stream(completion_stream(3), Duration::from_millis(1))).await
+    MockEngine::start(|_| MockResponse::stream(completion_stream(3), Duration::from_millis(1))).await
 }
 
 /// Exit code, and what was said when there was trouble.
 async fn code(flags: &[&str]) -> (u8, String) {
     match measure_all(&parsed(flags)).await {
         Ok(code) => (u8::from(format!("{code:?}") != format!("{:?}", ExitCode::SUCCESS)), String::new()),
-        Err(Trouble::Usage(error)) => (2, format!("{error:#}")),
-        Err(Trouble::Failed(error)) => (1, format!("{error:#}")),
+        Err(CommandError::Usage(error)) => (2, format!("{error:#}")),
+        Err(CommandError::Failed(error)) => (1, format!("{error:#}")),
     }
 }
 
@@ -110,9 +110,9 @@ async fn a_sweep_saves_each_run_in_one_file() {
 
 #[tokio::test]
 async fn a_server_that_refuses_is_quoted_and_fails_the_command() {
-    let refusing = MockEngine::start(|_| Answer {
+    let refusing = MockEngine::start(|_| MockResponse {
         status: 401,
-        ..Answer::stream(vec![r#"{"error":{"message":"no key"}}"#.into()], Duration::ZERO)
+        ..MockResponse::stream(vec![r#"{"error":{"message":"no key"}}"#.into()], Duration::ZERO)
     })
     .await;
     let url = refusing.url();
@@ -121,19 +121,19 @@ async fn a_server_that_refuses_is_quoted_and_fails_the_command() {
     says(
         code(&[&small[..], &["--num-warmups", "1"]].concat()).await,
         1,
-        "a request that warms up failed (status 401): no key",
+        "a warm-up request failed (status 401): no key",
     );
     let page = tempfile::tempdir().unwrap().path().join("new/page.html");
     code(&[&small[..], &["--num-warmups", "1", "--html", page.to_str().unwrap()]].concat()).await;
     assert!(page.parent().unwrap().is_dir() && !page.exists(), "the folder was tried, and there is nothing to show");
-    says(code(&["--base-url", &url, "--num-prompts", "3"]).await, 1, "the server names no model; give --model");
-    says(code(&[&small[..], &["--reset-prefix-cache"]].concat()).await, 1, "/reset_prefix_cache answered 401");
+    says(code(&["--base-url", &url, "--num-prompts", "3"]).await, 1, "the server lists no model; give --model");
+    says(code(&[&small[..], &["--reset-prefix-cache"]].concat()).await, 1, "/reset_prefix_cache returned status 401");
 }
 
 #[tokio::test]
-async fn nobody_there_is_an_error_that_says_what_to_check() {
-    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
-    says(code(&["--base-url", &format!("http://{nobody}"), "--model", "m"]).await, 1, "is the server running?");
+async fn an_unreachable_server_is_an_error_that_says_what_to_check() {
+    let unused = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    says(code(&["--base-url", &format!("http://{unused}"), "--model", "m"]).await, 1, "is the server running?");
 }
 
 #[tokio::test]
@@ -187,7 +187,7 @@ async fn a_trace_is_sent_at_its_own_moments_or_at_a_rate() {
         file::load(saved).unwrap()[0].requests.iter().map(|record| record.due.unwrap()).collect()
     };
     let moments = due(&saved);
-    assert!(moments.iter().zip([0.0, 0.05, 0.15]).all(|(at, wanted)| (at - wanted).abs() < 1e-9), "{moments:?}");
+    assert!(moments.iter().zip([0.0, 0.05, 0.15]).all(|(at, received)| (at - received).abs() < 1e-9), "{moments:?}");
     assert_eq!(
         code(&[&base[..], &["--no-self-timed", "--request-rate", "100", "--num-prompts", "5"]].concat()).await.0,
         0

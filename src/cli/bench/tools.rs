@@ -11,7 +11,7 @@ use anyhow::{Context as _, bail};
 use clap::{Args, Subcommand};
 use comfy_table::{CellAlignment, Table, presets};
 
-use crate::bench::report::compare::{self, Comparison, Question, Unit};
+use crate::bench::report::compare::{self, CompareOptions, Comparison, Unit};
 use crate::bench::result::file;
 use crate::bench::{RunResult, report};
 use crate::stats::Estimate;
@@ -107,17 +107,17 @@ fn compare(args: &CompareArgs) -> ExitCode {
     if !(args.margin.is_finite() && args.margin >= 0.0 && args.margin_points.is_finite() && args.margin_points >= 0.0) {
         return wrong("--margin", "give a percentage of 0 or more");
     }
-    let question = Question {
+    let options = CompareOptions {
         confidence: args.confidence / 100.0,
         margin: args.margin / 100.0,
         points: args.margin_points / 100.0,
     };
     let print = |text: String| std::io::stdout().write_all(text.as_bytes()).context("cannot write to stdout");
-    let done = sides(args).and_then(|pairs| {
+    let done = result_pairs(args).and_then(|pairs| {
         let many = pairs.len() > 1;
         let mut all = Vec::new();
         for (name, a, b) in pairs {
-            let comparison = compare::compare(&a, &b, question)?;
+            let comparison = compare::compare(&a, &b, options)?;
             if args.json {
                 let mut json = comparison.json();
                 json["name"] = name.into();
@@ -143,7 +143,7 @@ fn compare(args: &CompareArgs) -> ExitCode {
 }
 
 /// The results to compare with each other: one of each file, or those of two sweeps, run by run.
-fn sides(args: &CompareArgs) -> anyhow::Result<Vec<(String, RunResult, RunResult)>> {
+fn result_pairs(args: &CompareArgs) -> anyhow::Result<Vec<(String, RunResult, RunResult)>> {
     let (a, mut b) = (file::load(&args.a)?, file::load(&args.b)?);
     if let ([a], [b]) = (&a[..], &b[..]) {
         return Ok(vec![(String::new(), a.clone(), b.clone())]);
@@ -199,7 +199,7 @@ fn comparison_text(comparison: &Comparison) -> String {
     text.push_str(&format!(
         "All intervals together: about {} %. They know of chance within a run, not of what else differs between two runs (age, caches, \
          machine): repeat before you believe a difference.\n",
-        comparison.question.confidence * 100.0
+        comparison.options.confidence * 100.0
     ));
     comparison.notes.iter().for_each(|note| text.push_str(&format!("note: {note}\n")));
     text

@@ -10,7 +10,7 @@
 
 use super::play::play;
 use super::rows::Row;
-use crate::profile::{Constants, Gpu, Layout, Model, Profile, ProfileError};
+use crate::machine::{Constants, Gpu, Layout, Model, Profile, ProfileError};
 
 /// Errors beyond this weigh more.
 const TOLERATED: f64 = 0.12;
@@ -70,13 +70,13 @@ impl Setting {
     /// When GPU, model and constants do not go together.
     pub fn play_all(&self, constants: &Constants, rows: &[Row]) -> Result<Vec<[f64; 4]>, ProfileError> {
         let profile = Profile::new(self.gpu.clone(), self.model.clone(), self.layout, constants)?;
-        let lanes = std::thread::available_parallelism().map_or(1, usize::from).min(rows.len().max(1));
+        let workers_wanted = std::thread::available_parallelism().map_or(1, usize::from).min(rows.len().max(1));
         let mut played = vec![[f64::NAN; 4]; rows.len()];
         std::thread::scope(|scope| {
-            let workers: Vec<_> = (0..lanes)
+            let workers: Vec<_> = (0..workers_wanted)
                 .map(|first| {
                     let profile = &profile;
-                    let mine = move || rows.iter().enumerate().skip(first).step_by(lanes);
+                    let mine = move || rows.iter().enumerate().skip(first).step_by(workers_wanted);
                     scope
                         .spawn(move || mine().map(|(at, row)| (at, play(profile, row, self.draws))).collect::<Vec<_>>())
                 })

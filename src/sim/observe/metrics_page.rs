@@ -9,20 +9,20 @@
 //! | 0.12-0.15 | `time_per_output_token_seconds` is hidden |
 //! | 0.16- | only new names |
 //!
-//! Hidden names are shown with `--show-hidden-metrics-for-version`. Help texts are ours, the rest is vLLM's.
+//! Hidden names are shown with `--show-hidden-metrics-for-version`. Help texts are our own; names, labels and order are vLLM's.
 
 use std::fmt::{self, Write};
 
 use crate::observe::stats::{Gauges, Histogram, REASONS, Stats};
 use sluice_core::vllm::version::Version;
 
-/// What a page says that is no number of the engine.
+/// What the page shows besides the numbers in [`Stats`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Facts<'a> {
     pub(crate) version: Version,
     /// Served base name.
     pub(crate) model: &'a str,
-    /// Blocks, the null block included, and tokens in each.
+    /// Blocks, the null block included.
     pub(crate) blocks: u32,
     /// 0 when LoRA is off.
     pub(crate) max_loras: u32,

@@ -2,9 +2,9 @@
 
 use super::*;
 
-fn read(text: &str, format: &Format) -> Result<Items, DatasetError> {
-    let reading = Reading { counter: &Counter::Bytes, output: None, limit: 0, shuffle: None, model: "base" };
-    parse(text, "file", format, &reading)
+fn read(text: &str, format: &DatasetFormat) -> Result<Items, DatasetError> {
+    let options = ReadOptions { counter: &TokenCounter::Bytes, output: None, limit: 0, shuffle: None, model: "base" };
+    parse(text, "file", format, &options)
 }
 
 fn lengths(items: &Items) -> Vec<(u32, u32)> {
@@ -15,14 +15,14 @@ fn lengths(items: &Items) -> Vec<(u32, u32)> {
 }
 
 #[track_caller]
-fn refused(text: &str, format: &Format, says: &str) {
+fn refused(text: &str, format: &DatasetFormat, says: &str) {
     let error = read(text, format).unwrap_err().to_string();
     assert!(error.contains(says), "{error}");
 }
 
-fn conversation(prompt: usize, answer: usize) -> String {
+fn conversation(prompt: usize, response: usize) -> String {
     let turn = |length: usize| format!("{{\"from\":\"x\",\"value\":\"{}\"}}", "w".repeat(length));
-    format!("{{\"id\":\"1\",\"conversations\":[{},{}]}}", turn(prompt), turn(answer))
+    format!("{{\"id\":\"1\",\"conversations\":[{},{}]}}", turn(prompt), turn(response))
 }
 
 #[test]
@@ -35,23 +35,23 @@ fn sharegpt_keeps_the_conversations_that_the_original_keeps() {
         conversation(4_100, 40),
     ];
     let text = format!("[{},{{\"conversations\":[]}}]", conversations.join(","));
-    let items = read(&text, &Format::ShareGpt).unwrap();
+    let items = read(&text, &DatasetFormat::ShareGpt).unwrap();
     assert_eq!(lengths(&items), [(4, 5), (1_024, 1_024)]);
     assert!(items.notes[0].contains("2 of 6 conversations"), "{:?}", items.notes);
     assert!(items.notes[1].contains("--tokenizer"));
     // One object a line, and a given length of answers.
-    let reading = Reading { counter: &Counter::Bytes, output: Some(2), limit: 1, shuffle: Some(1), model: "" };
-    let items = parse(&conversations.join("\n"), "file", &Format::ShareGpt, &reading).unwrap();
+    let options = ReadOptions { counter: &TokenCounter::Bytes, output: Some(2), limit: 1, shuffle: Some(1), model: "" };
+    let items = parse(&conversations.join("\n"), "file", &DatasetFormat::ShareGpt, &options).unwrap();
     assert_eq!((items.list.len(), items.list[0].output), (1, 2));
 }
 
 #[test]
 fn a_tokenizer_counts_exactly() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/tiny");
-    let counter = Counter::exact(Path::new(path)).unwrap();
+    let counter = TokenCounter::exact(Path::new(path)).unwrap();
     assert!(counter.vocabulary().is_some_and(|size| size > 0));
     assert!(counter.count("one two three") >= 3);
-    let error = Counter::exact(Path::new("/nowhere")).unwrap_err().to_string();
+    let error = TokenCounter::exact(Path::new("/nowhere")).unwrap_err().to_string();
     assert!(error.contains("/nowhere") && error.contains("tokenizer.json"), "{error}");
 }
 
@@ -59,24 +59,24 @@ fn a_tokenizer_counts_exactly() {
 fn burstgpt_has_a_class_for_each_model_and_leaves_failures_out() {
     let text = "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n\
                 5,\"a,b\",1,ChatGPT,472,18,490,Conversation log\n45,c,1,GPT-4,1087,230,1317,API log\n118,d,1,ChatGPT,417,0,417,API log\n";
-    let items = read(text, &Format::BurstGpt).unwrap();
+    let items = read(text, &DatasetFormat::BurstGpt).unwrap();
     assert_eq!(lengths(&items), [(472, 18), (1_087, 230)]);
     assert_eq!(items.moments().unwrap(), [0.0, 40.0]);
     assert_eq!(items.classes.iter().map(|class| class.name.as_str()).collect::<Vec<_>>(), ["ChatGPT", "GPT-4"]);
     assert!(items.notes[0].contains("1 rows without an answer"));
     // The older files have fewer columns.
     let old = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n1,GPT-4,5,6,11,API log\n";
-    assert_eq!(lengths(&read(old, &Format::BurstGpt).unwrap()), [(5, 6)]);
+    assert_eq!(lengths(&read(old, &DatasetFormat::BurstGpt).unwrap()), [(5, 6)]);
 }
 
 #[test]
 fn azure_moments_are_wall_clock_and_may_pass_midnight() {
     let text = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 23:59:59.5000000,374,44\n2023-11-17 00:00:00.7500000,396,109\n";
-    let items = read(text, &Format::Azure).unwrap();
+    let items = read(text, &DatasetFormat::Azure).unwrap();
     assert_eq!(lengths(&items), [(374, 44), (396, 109)]);
     assert_eq!(items.moments().unwrap(), [0.0, 1.25]);
     let later = "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 00:00:00.009930+00:00,2162,5\n2024-05-10 00:00:00.017335+00:00,2399,6\n";
-    let moments = read(later, &Format::Azure).unwrap().moments().unwrap();
+    let moments = read(later, &DatasetFormat::Azure).unwrap().moments().unwrap();
     assert!((moments[1] - 0.007405).abs() < 1e-6, "{moments:?}");
 }
 
@@ -84,7 +84,7 @@ fn azure_moments_are_wall_clock_and_may_pass_midnight() {
 fn mooncake_has_milliseconds_and_blocks_and_is_sorted() {
     let text = "{\"timestamp\": 27000, \"input_length\": 6758, \"output_length\": 500, \"hash_ids\": [0, 1]}\n\
                 {\"timestamp\": 24000, \"input_length\": 700, \"output_length\": 1, \"hash_ids\": [\"x\"]}\n";
-    let items = read(text, &Format::Timed(Labels::mooncake())).unwrap();
+    let items = read(text, &DatasetFormat::Timed(TraceKeys::mooncake())).unwrap();
     assert_eq!(lengths(&items), [(700, 1), (6_758, 500)]);
     assert_eq!(items.moments().unwrap(), [0.0, 3.0]);
     assert!(matches!(&items.list[1].prompt, ItemPrompt::Made { blocks, block: 512, .. } if blocks[..] == [0, 1]));
@@ -105,7 +105,7 @@ fn an_access_log_becomes_yesterdays_traffic() {
         line("11.700", r#""route":"completions","model":"base","outcome":"refused""#),
     ]
     .concat();
-    let items = read(&text, &Format::AccessLog).unwrap();
+    let items = read(&text, &DatasetFormat::AccessLog).unwrap();
     assert_eq!(lengths(&items), [(7_000, 40), (100, 20), (55, 40)]);
     assert_eq!(items.moments().unwrap(), [0.0, 1.0, 2.0]);
     assert_eq!(items.adapters, ["lora"]);
@@ -117,37 +117,37 @@ fn an_access_log_becomes_yesterdays_traffic() {
 fn what_cannot_be_read_is_named_with_its_place_and_what_to_do() {
     refused(
         "Timestamp,Model,Response tokens\n",
-        &Format::BurstGpt,
+        &DatasetFormat::BurstGpt,
         "no column 'Request tokens' (it has Timestamp, Model, Response tokens)",
     );
     refused(
         "TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,2\n",
-        &Format::Azure,
+        &DatasetFormat::Azure,
         "line 2: 'yesterday' is not a moment",
     );
     refused(
         "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,x,2\n",
-        &Format::Azure,
+        &DatasetFormat::Azure,
         "'x' in column 'ContextTokens' is not a number",
     );
-    refused("", &Format::Azure, "holds no request to send: it is empty");
-    refused("TIMESTAMP,ContextTokens,GeneratedTokens\n", &Format::Azure, "holds no request to send");
-    refused("", &Format::AccessLog, "holds no request to send");
+    refused("", &DatasetFormat::Azure, "holds no request to send: it is empty");
+    refused("TIMESTAMP,ContextTokens,GeneratedTokens\n", &DatasetFormat::Azure, "holds no request to send");
+    refused("", &DatasetFormat::AccessLog, "holds no request to send");
     refused(
         "{\"timestamp\": 1}\n",
-        &Format::Timed(Labels::default()),
+        &DatasetFormat::Timed(TraceKeys::default()),
         "no column 'input_length' (it has timestamp, line 1)",
     );
-    refused("{}\n", &Format::Custom, "no column 'prompt'");
-    refused("{\"prompt\":\"x\",\"output_tokens\":3}\nnonsense\n", &Format::Custom, "line 2: not JSON");
-    refused("{\"prompt\":\"x\"}\n", &Format::Custom, "--custom-output-len");
-    refused("{\"a\":1}\n", &Format::ShareGpt, "no column 'conversations' (it has a)");
-    refused(&format!("[{}]", conversation(4, 4)), &Format::ShareGpt, "0 of 1 conversations are used");
-    refused("{\"time\":\"x\"}\n", &Format::AccessLog, "`time` 'x' is not a moment");
+    refused("{}\n", &DatasetFormat::Custom, "no column 'prompt'");
+    refused("{\"prompt\":\"x\",\"output_tokens\":3}\nnonsense\n", &DatasetFormat::Custom, "line 2: not JSON");
+    refused("{\"prompt\":\"x\"}\n", &DatasetFormat::Custom, "--custom-output-len");
+    refused("{\"a\":1}\n", &DatasetFormat::ShareGpt, "no column 'conversations' (it has a)");
+    refused(&format!("[{}]", conversation(4, 4)), &DatasetFormat::ShareGpt, "0 of 1 conversations are used");
+    refused("{\"time\":\"x\"}\n", &DatasetFormat::AccessLog, "`time` 'x' is not a moment");
     let error = load(
         Path::new("/nowhere.csv"),
-        &Format::Azure,
-        &Reading { counter: &Counter::Bytes, output: None, limit: 0, shuffle: None, model: "" },
+        &DatasetFormat::Azure,
+        &ReadOptions { counter: &TokenCounter::Bytes, output: None, limit: 0, shuffle: None, model: "" },
     );
     assert!(error.unwrap_err().to_string().contains("cannot read the dataset /nowhere.csv"));
 }
@@ -156,8 +156,8 @@ fn what_cannot_be_read_is_named_with_its_place_and_what_to_do() {
 fn a_file_is_cut_to_the_requests_asked_for_and_begins_again_when_it_is_short() {
     let text = "{\"prompt\":\"a\",\"output_tokens\":1}\n{\"prompt\":\"b\",\"output_tokens\":2}\n{\"prompt\":\"c\",\"output_tokens\":3}\n";
     let items = |limit, shuffle| {
-        let reading = Reading { counter: &Counter::Bytes, output: None, limit, shuffle, model: "" };
-        parse(text, "file", &Format::Custom, &reading).unwrap()
+        let options = ReadOptions { counter: &TokenCounter::Bytes, output: None, limit, shuffle, model: "" };
+        parse(text, "file", &DatasetFormat::Custom, &options).unwrap()
     };
     assert_eq!(lengths(&items(2, None)), [(1, 1), (1, 2)]);
     assert_eq!(items(0, None).at(4).output, 2);

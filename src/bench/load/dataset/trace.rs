@@ -8,46 +8,10 @@
 
 use serde_json::Value;
 
-use super::text::{keys, objects};
-use super::{DatasetError, Item, ItemPrompt, Items, MAX_ITEMS, lines, row};
-
-/// How the lines of a timed trace are to be understood.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Labels {
-    /// Key of the moment.
-    pub timestamp: String,
-    /// Key of the prompt's length.
-    pub input: String,
-    /// Key of the answer's length.
-    pub output: String,
-    /// Key of the list of block names; a line may lack it.
-    pub hashes: String,
-    /// Tokens in a block.
-    pub block: u32,
-    /// Units of the moment in a second: 1000 for milliseconds.
-    pub per_second: f64,
-}
-
-impl Labels {
-    /// As Mooncake has it: milliseconds, blocks of 512.
-    pub fn mooncake() -> Self {
-        Self { block: 512, per_second: 1_000.0, ..Self::default() }
-    }
-}
-
-impl Default for Labels {
-    /// As `timed_trace` of `vllm bench serve` has it: seconds, blocks of 16.
-    fn default() -> Self {
-        Self {
-            timestamp: "timestamp".into(),
-            input: "input_length".into(),
-            output: "output_length".into(),
-            hashes: "hash_ids".into(),
-            block: 16,
-            per_second: 1.0,
-        }
-    }
-}
+use super::error::{DatasetError, row};
+use super::item::{Item, ItemPrompt, Items, MAX_ITEMS};
+use super::jsonl::{keys, lines, objects};
+use super::options::TraceKeys;
 
 /// A header and where its columns are.
 struct Columns<'a> {
@@ -165,7 +129,7 @@ fn wall_clock(text: &str) -> Option<f64> {
     Some(f64::from(days) * 86_400.0 + seconds)
 }
 
-pub(super) fn timed(text: &str, file: &str, labels: &Labels) -> Result<Items, DatasetError> {
+pub(super) fn timed(text: &str, file: &str, labels: &TraceKeys) -> Result<Items, DatasetError> {
     let mut items = Items::default();
     for (line, entry) in objects(text, file)? {
         let number = |key: &str| {

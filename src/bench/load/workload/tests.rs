@@ -2,53 +2,53 @@
 
 use super::*;
 use crate::client::mock::class;
-use crate::load::adapters::Choice;
-use crate::load::dataset::{Counter, Format, Labels, Reading, parse};
+use crate::load::adapters::AdapterChoice;
+use crate::load::dataset::{DatasetFormat, ReadOptions, TokenCounter, TraceKeys, parse};
 
 fn mixed(api: Api) -> Workload {
-    let tokens = if api == Api::Chat { Tokens::Words } else { Tokens::Ids(1_000..8_000) };
+    let tokens = if api == Api::Chat { PromptTokens::Words } else { PromptTokens::Ids(1_000..8_000) };
     let short = class("short", Length::Exactly(20), Length::Exactly(8), 15.0);
     let long = class("long", Length::Between { min: 300, max: 310 }, Length::Exactly(4), 1.0);
     Workload { api, tokens, ..Workload::of_classes("m", vec![short, long], 7) }
 }
 
-fn body(question: &Question) -> serde_json::Value {
-    serde_json::from_slice(&question.body).unwrap()
+fn body(request: &LoadRequest) -> serde_json::Value {
+    serde_json::from_slice(&request.body).unwrap()
 }
 
-fn ids(question: &Question) -> Vec<u64> {
-    body(question)["prompt"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap()).collect()
+fn ids(request: &LoadRequest) -> Vec<u64> {
+    body(request)["prompt"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap()).collect()
 }
 
 #[test]
 fn a_question_is_a_function_of_seed_and_number() {
     let workload = mixed(Api::Completions);
-    assert_eq!(workload.question(41), workload.question(41));
-    assert_ne!(workload.question(41).body, workload.question(42).body);
+    assert_eq!(workload.request(41), workload.request(41));
+    assert_ne!(workload.request(41).body, workload.request(42).body);
     let other = Workload { seed: 8, ..workload.clone() };
-    assert_ne!(workload.question(41).body, other.question(41).body);
+    assert_ne!(workload.request(41).body, other.request(41).body);
 }
 
 #[test]
 fn token_id_prompts_have_exactly_the_length_asked_for_and_stay_in_the_vocabulary() {
     let workload = mixed(Api::Completions);
     for ordinal in 0..200 {
-        let question = workload.question(ordinal);
-        let ids = ids(&question);
-        assert_eq!(ids.len(), question.prompt_tokens as usize);
+        let request = workload.request(ordinal);
+        let ids = ids(&request);
+        assert_eq!(ids.len(), request.prompt_tokens as usize);
         assert!(ids.iter().all(|id| (1_000..8_000).contains(id)));
-        assert_eq!(body(&question)["max_tokens"], question.output_tokens);
-        let range = if question.class == 0 { 20..=20 } else { 300..=310 };
-        assert!(range.contains(&question.prompt_tokens));
+        assert_eq!(body(&request)["max_tokens"], request.output_tokens);
+        let range = if request.class == 0 { 20..=20 } else { 300..=310 };
+        assert!(range.contains(&request.prompt_tokens));
     }
 }
 
 #[test]
 fn chat_prompts_are_one_word_for_each_token() {
-    let question = mixed(Api::Chat).question(3);
-    let body = body(&question);
+    let request = mixed(Api::Chat).request(3);
+    let body = body(&request);
     let text = body["messages"][0]["content"].as_str().unwrap();
-    assert_eq!(text.split(' ').count(), question.prompt_tokens as usize);
+    assert_eq!(text.split(' ').count(), request.prompt_tokens as usize);
 }
 
 #[test]
@@ -67,7 +67,7 @@ fn prefixed(prompt: Length, prefix: Prefix) -> Workload {
 fn an_extra_prefix_comes_before_the_length_and_is_the_same_for_all() {
     let prefix = Prefix { kind: PrefixKind::Extra(32), ..Prefix::default() };
     let workload = prefixed(Length::Exactly(10), prefix);
-    let (one, two) = (workload.question(1), workload.question(2));
+    let (one, two) = (workload.request(1), workload.request(2));
     assert_eq!((one.prompt_tokens, two.prompt_tokens), (42, 42));
     assert_eq!(ids(&one)[..32], ids(&two)[..32]);
     assert_ne!(ids(&one)[32..], ids(&two)[32..]);
@@ -78,7 +78,7 @@ fn hit_rate(workload: &Workload, count: u64) -> f64 {
     let mut seen = std::collections::HashSet::new();
     let (mut found, mut all) = (0, 0);
     for ordinal in 0..count {
-        let ids = ids(&workload.question(ordinal));
+        let ids = ids(&workload.request(ordinal));
         all += ids.len();
         let blocks = ids.chunks_exact(BLOCK as usize).enumerate().map(|(at, _)| &ids[..(at + 1) * BLOCK as usize]);
         let mut fresh = false;
@@ -106,15 +106,16 @@ fn a_shared_part_gives_the_hit_rate_it_aims_at() {
 #[test]
 fn an_adapter_is_named_as_the_model() {
     let names = vec!["a".to_owned(), "b".to_owned()];
-    let workload = Workload { adapters: Adapters { names, choice: Choice::RoundRobin }, ..mixed(Api::Completions) };
-    assert_eq!((&body(&workload.question(0))["model"], workload.question(0).adapter), (&"a".into(), Some(0)));
-    assert_eq!((&body(&workload.question(1))["model"], workload.question(1).adapter), (&"b".into(), Some(1)));
+    let workload =
+        Workload { adapters: Adapters { names, choice: AdapterChoice::RoundRobin }, ..mixed(Api::Completions) };
+    assert_eq!((&body(&workload.request(0))["model"], workload.request(0).adapter), (&"a".into(), Some(0)));
+    assert_eq!((&body(&workload.request(1))["model"], workload.request(1).adapter), (&"b".into(), Some(1)));
 }
 
 #[test]
 fn some_clients_leave_somewhere_in_the_answer() {
     let workload = Workload { leaving: 0.25, ..mixed(Api::Completions) };
-    let leaving: Vec<u32> = (0..4_000).filter_map(|ordinal| workload.question(ordinal).leave_after).collect();
+    let leaving: Vec<u32> = (0..4_000).filter_map(|ordinal| workload.request(ordinal).leave_after).collect();
     assert!((880..1_120).contains(&leaving.len()), "{}", leaving.len());
     assert!(leaving.contains(&0) && leaving.contains(&7) && leaving.iter().all(|events| *events < 8));
 }
@@ -124,10 +125,10 @@ fn blocks_of_a_trace_with_the_same_name_are_the_same_tokens() {
     let text = "{\"timestamp\":0,\"input_length\":40,\"output_length\":3,\"hash_ids\":[7,8]}\n\
                 {\"timestamp\":9,\"input_length\":50,\"output_length\":3,\"hash_ids\":[7,9]}\n\
                 {\"timestamp\":9,\"input_length\":10,\"output_length\":3,\"hash_ids\":[7,8]}\n";
-    let reading = Reading { counter: &Counter::Bytes, output: None, limit: 0, shuffle: None, model: "m" };
-    let items = parse(text, "x", &Format::Timed(Labels::default()), &reading).unwrap();
-    let workload = Workload { source: Source::Items(Arc::new(items)), ..mixed(Api::Completions) };
-    let [one, two, three] = [0, 1, 2].map(|ordinal| ids(&workload.question(ordinal)));
+    let options = ReadOptions { counter: &TokenCounter::Bytes, output: None, limit: 0, shuffle: None, model: "m" };
+    let items = parse(text, "x", &DatasetFormat::Timed(TraceKeys::default()), &options).unwrap();
+    let workload = Workload { source: RequestSource::Items(Arc::new(items)), ..mixed(Api::Completions) };
+    let [one, two, three] = [0, 1, 2].map(|ordinal| ids(&workload.request(ordinal)));
     assert_eq!((one.len(), two.len(), three.len()), (40, 50, 10));
     assert_eq!(one[..16], two[..16]);
     assert_ne!(one[16..32], two[16..32]);
@@ -138,7 +139,7 @@ fn blocks_of_a_trace_with_the_same_name_are_the_same_tokens() {
 fn a_workload_that_makes_no_sense_is_refused_by_name() {
     let change = |change: &dyn Fn(&mut Class)| {
         let mut workload = mixed(Api::Completions);
-        if let Source::Classes(classes) = &mut workload.source {
+        if let RequestSource::Classes(classes) = &mut workload.source {
             change(&mut classes[1]);
         }
         workload.check().unwrap_err()

@@ -32,7 +32,7 @@ fn run(seed: u64, requests: u64, slower: f64) -> RunResult {
 }
 
 fn compared(a: &RunResult, b: &RunResult) -> Comparison {
-    compare(a, b, Question::default()).unwrap()
+    compare(a, b, CompareOptions::default()).unwrap()
 }
 
 #[test]
@@ -126,8 +126,8 @@ fn what_was_not_asked_the_same_is_said() {
 #[test]
 fn results_without_requests_are_refused() {
     let empty = RunResult::default();
-    assert_eq!(compare(&run(1, 10, 1.0), &empty, Question::default()), Err(CompareError::NoRequests('B')));
+    assert_eq!(compare(&run(1, 10, 1.0), &empty, CompareOptions::default()), Err(CompareError::NoRequests('B')));
     let mut failed = run(1, 10, 1.0);
     failed.requests.iter_mut().for_each(|record| record.outcome = Outcome::Failed("stream cut".into()));
-    assert_eq!(compare(&failed, &empty, Question::default()), Err(CompareError::NothingCompleted('A')));
+    assert_eq!(compare(&failed, &empty, CompareOptions::default()), Err(CompareError::NothingCompleted('A')));
 }

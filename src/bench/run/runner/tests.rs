@@ -1,14 +1,16 @@
 //! Tests of runs against a scripted server.
 
 use super::*;
-use crate::client::mock::{Answer, MockEngine, completion_stream, small_workload};
+use crate::client::mock::{MockEngine, MockResponse, completion_stream, small_workload};
+use crate::result::record::Outcome;
+use crate::run::sender::TIMER_GRAIN;
 
-fn plan(arrival: Arrival, extent: Extent) -> Plan {
-    Plan::new(small_workload(), arrival, extent)
+fn plan(arrival: Arrival, extent: Extent) -> RunPlan {
+    RunPlan::new(small_workload(), arrival, extent)
 }
 
-async fn run_against(engine: &MockEngine, plan: &Plan) -> (RunResult, Arc<Progress>) {
-    let client = Client::new(&[engine.url()], plan.workload.api, Duration::from_secs(20)).unwrap();
+async fn run_against(engine: &MockEngine, plan: &RunPlan) -> (RunResult, Arc<Progress>) {
+    let client = LoadClient::new(&[engine.url()], plan.workload.api, Duration::from_secs(20)).unwrap();
     let progress = Arc::new(Progress::default());
     let outcome = run(plan, &Arc::new(client), &progress).await.unwrap();
     (outcome, progress)
@@ -16,7 +18,7 @@ async fn run_against(engine: &MockEngine, plan: &Plan) -> (RunResult, Arc<Progre
 
 #[tokio::test]
 async fn every_scheduled_request_is_sent_once_and_near_its_time() {
-    let engine = MockEngine::start(|_| Answer::stream(completion_stream(2), Duration::ZERO)).await;
+    let engine = MockEngine::start(|_| MockResponse::stream(completion_stream(2), Duration::ZERO)).await;
     let plan = plan(Arrival::Poisson { rate: 200.0 }, Extent::Requests(60));
     let schedule = plan.arrival.schedule(plan.extent, plan.workload.seed).unwrap();
     let (outcome, progress) = run_against(&engine, &plan).await;
@@ -37,16 +39,16 @@ async fn every_scheduled_request_is_sent_once_and_near_its_time() {
 async fn a_late_send_is_measured_and_its_lateness_told() {
     // Three requests due at once, one at a time, 50 ms or more each: the last waits for two.
     let pause = Duration::from_millis(25);
-    let engine = MockEngine::start(move |_| Answer::stream(completion_stream(1), pause)).await;
+    let engine = MockEngine::start(move |_| MockResponse::stream(completion_stream(1), pause)).await;
     let burst = plan(Arrival::Burst { rate: 1_000.0, size: 3 }, Extent::Requests(3));
     let grain = TIMER_GRAIN.as_secs_f64();
     // Our own bound: it counts as lag.
-    let (outcome, _) = run_against(&engine, &Plan { max_in_flight: 1, ..burst.clone() }).await;
+    let (outcome, _) = run_against(&engine, &RunPlan { max_in_flight: 1, ..burst.clone() }).await;
     let last = &outcome.requests[2];
     assert!(last.lag() >= 0.1 - grain, "late by {}", last.lag());
     assert!(last.ttft >= 0.025 - grain && last.due.unwrap() < grain);
     // The user's limit: it counts as a queue.
-    let (outcome, _) = run_against(&engine, &Plan { max_concurrency: Some(1), ..burst }).await;
+    let (outcome, _) = run_against(&engine, &RunPlan { max_concurrency: Some(1), ..burst }).await;
     let last = outcome.requests.iter().max_by(|a, b| a.sent.total_cmp(&b.sent)).unwrap();
     assert!(last.queued >= 0.1 - 2.0 * grain, "queued for {}", last.queued);
     assert!((last.delay() - last.queued).abs() < 0.02, "{last:?}");
@@ -56,7 +58,7 @@ async fn a_late_send_is_measured_and_its_lateness_told() {
 
 #[tokio::test]
 async fn a_closed_loop_keeps_its_streams_busy_and_counts_its_requests() {
-    let engine = MockEngine::start(|_| Answer::stream(completion_stream(2), Duration::from_millis(2))).await;
+    let engine = MockEngine::start(|_| MockResponse::stream(completion_stream(2), Duration::from_millis(2))).await;
     let plan = plan(Arrival::ClosedLoop { streams: 4 }, Extent::Requests(30));
     let (outcome, _) = run_against(&engine, &plan).await;
     assert_eq!(outcome.requests.len(), 30);
@@ -69,9 +71,9 @@ async fn a_closed_loop_keeps_its_streams_busy_and_counts_its_requests() {
 
 #[tokio::test]
 async fn failures_and_clients_that_leave_are_counted_beside_the_rest() {
-    let engine = MockEngine::start(|number| Answer {
+    let engine = MockEngine::start(|number| MockResponse {
         status: if number % 3 == 0 { 503 } else { 200 },
-        ..Answer::stream(completion_stream(2), Duration::ZERO)
+        ..MockResponse::stream(completion_stream(2), Duration::ZERO)
     })
     .await;
     let failing = plan(Arrival::Constant { rate: 500.0 }, Extent::Requests(30));
@@ -82,7 +84,7 @@ async fn failures_and_clients_that_leave_are_counted_beside_the_rest() {
     assert_eq!(failed, 10);
     let mut leaving = plan(Arrival::AtOnce, Extent::Requests(12));
     leaving.workload.leaving = 1.0;
-    let slow = MockEngine::start(|_| Answer::stream(completion_stream(2), Duration::from_millis(20))).await;
+    let slow = MockEngine::start(|_| MockResponse::stream(completion_stream(2), Duration::from_millis(20))).await;
     let (outcome, progress) = run_against(&slow, &leaving).await;
     assert!(outcome.requests.iter().all(|record| record.outcome == Outcome::Left), "{:?}", outcome.requests);
     assert_eq!(progress.failed.load(Ordering::Relaxed), 0);
@@ -92,19 +94,19 @@ async fn failures_and_clients_that_leave_are_counted_beside_the_rest() {
 async fn a_run_that_is_stopped_keeps_what_it_has() {
     // Even requests are answered, odd ones never.
     let engine = MockEngine::start(|number| {
-        Answer::stream(completion_stream(1), Duration::from_secs(if number % 2 == 0 { 0 } else { 600 }))
+        MockResponse::stream(completion_stream(1), Duration::from_secs(if number % 2 == 0 { 0 } else { 600 }))
     })
     .await;
     for arrival in [Arrival::ClosedLoop { streams: 3 }, Arrival::Constant { rate: 20.0 }] {
         let plan = plan(arrival, Extent::Requests(100_000));
-        let client = Arc::new(Client::new(&[engine.url()], plan.workload.api, Duration::from_secs(700)).unwrap());
+        let client = Arc::new(LoadClient::new(&[engine.url()], plan.workload.api, Duration::from_secs(700)).unwrap());
         let progress = Arc::new(Progress::default());
         let running = tokio::spawn({
             let progress = progress.clone();
             async move { run(&plan, &client, &progress).await.unwrap() }
         });
         let deadline = Instant::now() + Duration::from_secs(20);
-        while progress.open() < 2 || progress.ended.load(Ordering::Relaxed) == 0 {
+        while progress.in_flight() < 2 || progress.ended.load(Ordering::Relaxed) == 0 {
             assert!(Instant::now() < deadline, "nothing is in flight");
             tokio::time::sleep(Duration::from_millis(1)).await;
         }

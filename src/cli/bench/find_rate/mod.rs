@@ -7,61 +7,40 @@
 //!
 //! Ctrl-C ends the search; what was found until then is printed, marked as unfinished.
 
-mod probe;
+pub(super) mod args;
+mod servers;
 #[cfg(test)]
 mod tests;
 mod text;
 
 use std::process::ExitCode;
 
-use clap::Args;
-
+use super::args::BenchArgs;
+use super::error::{CommandError, failed, usage};
 use super::plan::Setup;
-use super::{BenchArgs, Stop, Trouble, failed, usage};
-use crate::bench::search::{Ending, Found, Goal, Step, find_rate};
-use crate::bench::{Slo, Source};
-use probe::{Halt, Servers};
-
-#[derive(Clone, Debug, Args)]
-#[command(next_help_heading = "Search")]
-pub(super) struct FindRateArgs {
-    /// Search the highest rate at which enough requests meet their objectives (--goodput, or those of --class); prints what
-    /// it finds, with --json as JSON
-    #[arg(long, conflicts_with_all = [
-        "sweep_max_concurrency", "sweep_request_rate", "ramp_up_strategy", "rate_steps", "multi_turn", "duration",
-        "html", "csv", "save_result", "append_result", "result_filename",
-    ])]
-    pub(super) find_rate: bool,
-    /// Percentage of requests that must meet their objectives
-    #[arg(long, value_name = "PERCENT", default_value_t = 99.0, requires = "find_rate")]
-    find_rate_attainment: f64,
-    /// Requests of a short run; long ones have three times as many. Fewer cost less and say less
-    #[arg(long, value_name = "N", default_value_t = 1500, requires = "find_rate")]
-    find_rate_requests: usize,
-    /// Runs go on until the rate is known this well, in percent either way
-    #[arg(long, value_name = "PERCENT", default_value_t = 3.5, requires = "find_rate")]
-    find_rate_tolerance: f64,
-    /// Runs at most
-    #[arg(long, value_name = "N", default_value_t = 40, requires = "find_rate")]
-    find_rate_runs: usize,
-}
+use super::signals::StopSignals;
+use crate::bench::search::{SearchEnd, SearchGoal, SearchResult, TrialReport, find_rate};
+use crate::bench::{RequestSource, Slo};
+use servers::{SearchError, Servers};
 
 /// Searches and prints.
-pub(super) async fn run(args: &BenchArgs, setup: &Setup, stop: &mut Stop) -> Result<ExitCode, Trouble> {
+pub(super) async fn run(args: &BenchArgs, setup: &Setup, stop: &mut StopSignals) -> Result<ExitCode, CommandError> {
     let objectives = objectives(setup).map_err(usage)?;
     let goal = goal(args, &objectives).map_err(usage)?;
-    let mut steps: Vec<Step> = Vec::new();
+    let mut trials: Vec<TrialReport> = Vec::new();
     let mut servers = Servers::new(args, setup, objectives, stop);
-    eprintln!("{}", text::STEPS);
-    let outcome = find_rate(&mut servers, &goal, |step| {
-        eprintln!("{}", text::step(step));
-        steps.push(*step);
+    eprintln!("{}", text::HEADER);
+    let outcome = find_rate(&mut servers, &goal, |report| {
+        eprintln!("{}", text::report(report));
+        trials.push(*report);
     })
     .await;
     let (found, halted) = match outcome {
         Ok(found) => (found, false),
-        Err(Halt::Bench(error)) => return Err(usage(error)),
-        Err(Halt::Stopped) => (Found { best: None, capacity: None, ending: Ending::OutOfProbes, steps }, true),
+        Err(SearchError::Bench(error)) => return Err(usage(error)),
+        Err(SearchError::Interrupted) => {
+            (SearchResult { best: None, boundary: None, ending: SearchEnd::TrialLimit, trials }, true)
+        }
     };
     for (status, reason) in setup.client.reasons() {
         eprintln!("warning: the first answer with status {status} said: {reason}");
@@ -76,14 +55,14 @@ fn objectives(setup: &Setup) -> anyhow::Result<Vec<Slo>> {
     if plan.sessions.is_some() || plan.workload.leaving > 0.0 {
         anyhow::bail!("--find-rate counts single requests that are waited for; leave out sessions and --leave-share");
     }
-    let mut told = crate::bench::RunResult::default();
-    told.config.classes = plan.workload.class_configs();
-    setup.dress(&mut told);
+    let mut result = crate::bench::RunResult::default();
+    result.config.classes = plan.workload.class_configs();
+    setup.annotate(&mut result);
     let count = match &plan.workload.source {
-        Source::Classes(classes) => classes.len() as u32,
-        Source::Items(_) => told.config.classes.len() as u32,
+        RequestSource::Classes(classes) => classes.len() as u32,
+        RequestSource::Items(_) => result.config.classes.len() as u32,
     };
-    let all: Vec<Slo> = (0..count.max(1)).map(|class| *told.config.slo_of(class)).collect();
+    let all: Vec<Slo> = (0..count.max(1)).map(|class| *result.config.slo_of(class)).collect();
     if all.iter().any(Slo::is_empty) {
         anyhow::bail!(
             "--find-rate needs objectives for every class: give --goodput ttft:500 e2el:5000 (ms), or ttft= in --class"
@@ -92,7 +71,7 @@ fn objectives(setup: &Setup) -> anyhow::Result<Vec<Slo>> {
     Ok(all)
 }
 
-fn goal(args: &BenchArgs, objectives: &[Slo]) -> anyhow::Result<Goal> {
+fn goal(args: &BenchArgs, objectives: &[Slo]) -> anyhow::Result<SearchGoal> {
     let search = &args.search;
     let share = search.find_rate_attainment / 100.0;
     if !(share > 0.0 && share < 1.0) {
@@ -107,13 +86,13 @@ fn goal(args: &BenchArgs, objectives: &[Slo]) -> anyhow::Result<Goal> {
     }
     // A bound on TPOT alone has no span of its own: how long a queue may grow is then not limited, and a second is taken.
     let spans = objectives.iter().flat_map(|slo| [slo.ttft, slo.e2el]).flatten().map(|ms| ms / 1e3);
-    let patience = spans.reduce(f64::max).unwrap_or(1.0);
-    Ok(Goal {
+    let longest_bound = spans.reduce(f64::max).unwrap_or(1.0);
+    Ok(SearchGoal {
         attainment: share,
         tolerance,
         requests: search.find_rate_requests,
-        max_probes: search.find_rate_runs,
+        max_trials: search.find_rate_runs,
         seed: args.load.seed,
-        ..Goal::new(patience)
+        ..SearchGoal::new(longest_bound)
     })
 }

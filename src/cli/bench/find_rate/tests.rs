@@ -8,14 +8,17 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use crate::base::Rng;
-use crate::bench::search::{Found, Goal, Judge, Load, Manner, Order, Probe, Rule, Seen, find_rate, throughput};
+use crate::bench::search::{
+    Judge, SearchGoal, SearchResult, SystemUnderTest, Trial, TrialKind, TrialLoad, TrialRule, TrialStats, find_rate,
+    throughput,
+};
 use crate::sim::engine::{Engine, EngineConfig, Request};
-use crate::sim::machine::cost::{CostModel, Profile};
-use crate::sim::virtual_server::{FrontEnd, Lane};
+use crate::sim::machine::{CostModel, Profile};
+use crate::sim::virtual_server::{FrontEnd, VirtualServer};
 
 /// A server, what it is asked and what is promised.
 #[derive(Clone, Copy)]
-struct Scene {
+struct Scenario {
     name: &'static str,
     max_num_seqs: u32,
     prompt: (u32, u32),
@@ -33,7 +36,7 @@ struct Scene {
 const LONG: usize = 240_000;
 
 /// TTFT alone: the share falls slowly with the rate.
-const GENTLE: Scene = Scene {
+const GENTLE: Scenario = Scenario {
     name: "gentle",
     max_num_seqs: 256,
     prompt: (1000, 1000),
@@ -44,7 +47,7 @@ const GENTLE: Scene = Scene {
     about: 34.02,
 };
 /// Few places and a loose end: nothing is late until nearly everything is.
-const CLIFF: Scene = Scene {
+const CLIFF: Scenario = Scenario {
     name: "cliff",
     max_num_seqs: 16,
     prompt: (200, 200),
@@ -55,7 +58,7 @@ const CLIFF: Scene = Scene {
     about: 86.06,
 };
 /// Long prompts among short ones.
-const MIXED: Scene = Scene {
+const MIXED: Scenario = Scenario {
     name: "mixed",
     max_num_seqs: 64,
     prompt: (200, 4000),
@@ -67,48 +70,48 @@ const MIXED: Scene = Scene {
 };
 
 struct Simulated {
-    scene: Scene,
+    scenario: Scenario,
     seed: u64,
     sent: usize,
 }
 
 impl Simulated {
-    fn lane(&self, seed: u64) -> Lane {
+    fn lane(&self, seed: u64) -> VirtualServer {
         let profile = Profile::named("h200-llama-8b").unwrap();
-        let config = EngineConfig { max_num_seqs: self.scene.max_num_seqs, seed, ..EngineConfig::default() };
+        let config = EngineConfig { max_num_seqs: self.scenario.max_num_seqs, seed, ..EngineConfig::default() };
         let cost = CostModel::new(&profile, config.max_num_seqs, config.max_num_batched_tokens);
-        Lane::new(Engine::new(config, cost), FrontEnd::new(&profile.front_end))
+        VirtualServer::new(Engine::new(config, cost), FrontEnd::new(&profile.front_end))
     }
 
     fn request(&self, rng: &mut Rng, id: u64) -> Request {
-        let scene = &self.scene;
-        let long = rng.below(10) < scene.long_of_ten;
+        let scenario = &self.scenario;
+        let long = rng.below(10) < scenario.long_of_ten;
         let of = |(short, other): (u32, u32)| if long { other } else { short };
         // Answers of one length would march in step.
-        let output_tokens = 1 + rng.below(2 * of(scene.output) as usize - 1) as u32;
-        Request::new(id, of(scene.prompt), output_tokens)
+        let output_tokens = 1 + rng.below(2 * of(scenario.output) as usize - 1) as u32;
+        Request::new(id, of(scenario.prompt), output_tokens)
     }
 }
 
-impl Probe for Simulated {
+impl SystemUnderTest for Simulated {
     type Error = Infallible;
 
-    async fn run(&mut self, order: &Order, judge: &mut Judge) -> Result<Seen, Infallible> {
-        let seed = Rng::new((self.seed << 32) ^ order.seed).next_u64();
+    async fn run(&mut self, trial: &Trial, judge: &mut Judge) -> Result<TrialStats, Infallible> {
+        let seed = Rng::new((self.seed << 32) ^ trial.seed).next_u64();
         let (mut rng, mut lane) = (Rng::new(seed), self.lane(seed));
         // Due and first token of what is in flight.
         let mut open: HashMap<u64, (f64, f64)> = HashMap::new();
         let (mut sent, mut now, mut due) = (0, 0.0, 0.0);
         let mut ends = Vec::new();
-        let gap = |rng: &mut Rng| if let Load::Rate(rate) = order.load { rng.exponential() / rate } else { 0.0 };
+        let gap = |rng: &mut Rng| if let TrialLoad::Rate(rate) = trial.load { rng.exponential() / rate } else { 0.0 };
         due += gap(&mut rng);
-        while ends.len() < order.requests && judge.finding().is_none() {
-            let room = match order.load {
-                Load::Stream => 1,
-                Load::Saturated(streams) => streams,
-                Load::Rate(_) => usize::MAX,
+        while ends.len() < trial.requests && judge.verdict().is_none() {
+            let room = match trial.load {
+                TrialLoad::Stream => 1,
+                TrialLoad::Saturated(streams) => streams,
+                TrialLoad::Rate(_) => usize::MAX,
             };
-            let may_send = sent < order.requests && open.len() < room;
+            let may_send = sent < trial.requests && open.len() < room;
             if room < usize::MAX {
                 due = now;
             }
@@ -129,15 +132,15 @@ impl Probe for Simulated {
                     *first = now - *due;
                 }
                 if token.last {
-                    let strain = (*first / self.scene.ttft).max((now - *due) / self.scene.e2el);
-                    judge.record(token.id as usize, *due, strain);
+                    let slo_ratio = (*first / self.scenario.ttft).max((now - *due) / self.scenario.e2el);
+                    judge.record(token.id as usize, *due, slo_ratio);
                     open.remove(&token.id);
                     ends.push(now);
                 }
             }
         }
         self.sent += sent;
-        Ok(Seen { throughput: throughput(&ends, order.warmup), delivered: 1.0, seconds: now })
+        Ok(TrialStats { throughput: throughput(&ends, trial.warmup), delivered: 1.0, seconds: now })
     }
 }
 
@@ -149,47 +152,48 @@ fn at_once<T>(future: impl Future<Output = T>) -> T {
     }
 }
 
-fn search(scene: Scene, seed: u64) -> (Found, usize) {
-    let patience = [scene.ttft, scene.e2el].into_iter().filter(|bound| bound.is_finite()).fold(0.0, f64::max);
-    let mut probe = Simulated { scene, seed, sent: 0 };
-    let found = at_once(find_rate(&mut probe, &Goal::new(patience), |_| ())).unwrap();
+fn search(scenario: Scenario, seed: u64) -> (SearchResult, usize) {
+    let longest_bound =
+        [scenario.ttft, scenario.e2el].into_iter().filter(|bound| bound.is_finite()).fold(0.0, f64::max);
+    let mut probe = Simulated { scenario, seed, sent: 0 };
+    let found = at_once(find_rate(&mut probe, &SearchGoal::new(longest_bound), |_| ())).unwrap();
     (found, probe.sent)
 }
 
 /// Attainment at `rate` over `requests`, whatever comes of it.
-fn long_run(scene: Scene, rate: f64, requests: usize) -> f64 {
-    let mut probe = Simulated { scene, seed: 77, sent: 0 };
-    let rule = Rule { manner: Manner::Sample, target: 0.0, warmup: 0, length: requests };
+fn long_run(scenario: Scenario, rate: f64, requests: usize) -> f64 {
+    let mut probe = Simulated { scenario, seed: 77, sent: 0 };
+    let rule = TrialRule { kind: TrialKind::Sample, target: 0.0, warmup: 0, length: requests };
     let mut judge = Judge::new(rule);
-    at_once(probe.run(&Order { load: Load::Rate(rate), requests, warmup: 0, seed: 0 }, &mut judge)).unwrap();
+    at_once(probe.run(&Trial { load: TrialLoad::Rate(rate), requests, warmup: 0, seed: 0 }, &mut judge)).unwrap();
     judge.hits().iter().filter(|hit| **hit).count() as f64 / requests as f64
 }
 
 /// The rate at which `share` of the requests are in time in the long run, to 1 %. Measured here and not written down, so that
 /// an engine that is priced otherwise leaves the search's accuracy to be judged as before.
-fn long_rate(scene: Scene, share: f64) -> f64 {
-    let (mut holds, mut fails) = (scene.about / 2.0, scene.about * 2.0);
+fn long_rate(scenario: Scenario, share: f64) -> f64 {
+    let (mut holds, mut fails) = (scenario.about / 2.0, scenario.about * 2.0);
     assert!(
-        long_run(scene, holds, LONG) >= share && long_run(scene, fails, LONG) < share,
+        long_run(scenario, holds, LONG) >= share && long_run(scenario, fails, LONG) < share,
         "{}: far from it",
-        scene.name
+        scenario.name
     );
     while fails / holds > 1.01 {
         let middle = (holds * fails).sqrt();
-        if long_run(scene, middle, LONG) >= share { holds = middle } else { fails = middle }
+        if long_run(scenario, middle, LONG) >= share { holds = middle } else { fails = middle }
     }
     (holds * fails).sqrt()
 }
 
 /// Searches with the first `seeds` seeds, two at a time: how many are within 5 % of the capacity, and how many above the rate
 /// with 98 %.
-fn census(scene: Scene, seeds: u64) -> (usize, usize) {
-    let (capacity, slack_capacity) = (long_rate(scene, 0.99), long_rate(scene, 0.98));
+fn census(scenario: Scenario, seeds: u64) -> (usize, usize) {
+    let (capacity, slack_capacity) = (long_rate(scenario, 0.99), long_rate(scenario, 0.98));
     let rates: Vec<f64> = std::thread::scope(|scope| {
         let half = |from: u64| {
             scope.spawn(move || {
                 let seeds = (from..seeds).step_by(2);
-                seeds.map(|seed| search(scene, seed).0.best.map_or(0.0, |(rate, _)| rate)).collect::<Vec<_>>()
+                seeds.map(|seed| search(scenario, seed).0.best.map_or(0.0, |best| best.rate)).collect::<Vec<_>>()
             })
         };
         let halves = [half(0), half(1)];
@@ -197,7 +201,7 @@ fn census(scene: Scene, seeds: u64) -> (usize, usize) {
     });
     let near = rates.iter().filter(|rate| (**rate / capacity - 1.0).abs() <= 0.05).count();
     let too_high = rates.iter().filter(|rate| **rate > slack_capacity).count();
-    println!("{}: {near} of {seeds} within 5 %, {too_high} too high", scene.name);
+    println!("{}: {near} of {seeds} within 5 %, {too_high} too high", scenario.name);
     (near, too_high)
 }
 

@@ -12,11 +12,12 @@ use tokio::sync::oneshot;
 
 use crate::http::error_body::ErrorBody;
 use crate::http::reply::{Reply, body, json_reply};
-use crate::real_time::driver::{Command, Control, Shared};
+use crate::real_time::command::{Command, Control};
+use crate::real_time::state::ServerState;
 use crate::validate::pydantic::{ValidationErrors, repr};
 
 /// Sends a command to the engine and waits until it is done.
-async fn control(shared: &Shared, control: Control) -> Result<bool, ErrorBody> {
+async fn control(shared: &ServerState, control: Control) -> Result<bool, ErrorBody> {
     let (done, result) = oneshot::channel();
     shared.send(Command::Control(control, Some(done)));
     tokio::select! {
@@ -56,9 +57,9 @@ fn mode(query: Option<&str>) -> Result<&str, ErrorBody> {
 }
 
 /// Waits until nothing is in flight.
-async fn wait_idle(shared: &Shared) {
+async fn wait_idle(shared: &ServerState) {
     const POLL_EVERY: std::time::Duration = std::time::Duration::from_millis(5);
-    while shared.gate.lock().in_flight > 0 && !shared.stop.is_cancelled() {
+    while shared.concurrency.lock().in_flight > 0 && !shared.stop.is_cancelled() {
         tokio::time::sleep(POLL_EVERY).await;
     }
 }
@@ -72,7 +73,7 @@ fn empty() -> Reply {
 /// # Errors
 /// Wrong parameters; a dead engine.
 pub(super) async fn handle(
-    shared: &Arc<Shared>,
+    shared: &Arc<ServerState>,
     template: &str,
     query: Option<&str>,
     sent: &[u8],
@@ -148,7 +149,7 @@ pub(super) async fn handle(
     }
 }
 
-fn profile(shared: &Shared, start: bool) -> Result<Reply, ErrorBody> {
+fn profile(shared: &ServerState, start: bool) -> Result<Reply, ErrorBody> {
     let active = shared.profiling.swap(start, Ordering::Relaxed);
     match (start, active) {
         (true, true) => {

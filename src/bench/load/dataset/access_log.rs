@@ -9,13 +9,15 @@
 
 use serde_json::Value;
 
-use super::text::{keys, objects};
-use super::{DatasetError, Item, ItemPrompt, Items, Reading, row};
+use super::error::{DatasetError, row};
+use super::item::{Item, ItemPrompt, Items};
+use super::jsonl::{keys, objects};
+use super::options::ReadOptions;
 
 /// The routes that generate, as the log labels them.
 const GENERATING: [&str; 4] = ["chat_completions", "completions", "responses", "messages"];
 
-pub(super) fn access_log(text: &str, file: &str, reading: &Reading<'_>) -> Result<Items, DatasetError> {
+pub(super) fn access_log(text: &str, file: &str, options: &ReadOptions<'_>) -> Result<Items, DatasetError> {
     let mut items = Items::default();
     let mut outputs = Vec::new();
     let (mut other, mut unknown) = (0, 0);
@@ -45,7 +47,7 @@ pub(super) fn access_log(text: &str, file: &str, reading: &Reading<'_>) -> Resul
         outputs.extend(output);
         let at = time.as_microsecond() as f64 / 1e6 - total / 1e3;
         let class = items.class(entry.get("home").or(entry.get("pool")).and_then(Value::as_str).unwrap_or("all"));
-        let adapter = items.adapter(entry.get("model").and_then(Value::as_str), reading.model);
+        let adapter = items.adapter(entry.get("model").and_then(Value::as_str), options.model);
         let tokens = u32::try_from(tokens).unwrap_or(u32::MAX);
         let prompt = ItemPrompt::Made { tokens, blocks: [].into(), block: 1 };
         if output.is_none() {
@@ -61,22 +63,4 @@ pub(super) fn access_log(text: &str, file: &str, reading: &Reading<'_>) -> Resul
     items.note(unknown, "requests of unknown length are left out");
     items.note(waiting.len(), &format!("requests had no answer; {median} tokens (the median) are asked for"));
     Ok(items)
-}
-
-impl Items {
-    fn note(&mut self, count: usize, what: &str) {
-        if count > 0 {
-            self.notes.push(format!("{count} {what}"));
-        }
-    }
-
-    /// The index of the adapter called `name`, made when it is new; nothing for the model asked for.
-    fn adapter(&mut self, name: Option<&str>, model: &str) -> Option<u32> {
-        let name = name.filter(|name| *name != model)?;
-        let found = self.adapters.iter().position(|found| found == name);
-        Some(found.unwrap_or_else(|| {
-            self.adapters.push(name.to_owned());
-            self.adapters.len() - 1
-        }) as u32)
-    }
 }

@@ -1,0 +1,52 @@
+//! Why a request has no timing.
+//!
+//! Every way in which a request can fail, as its client sees it. The text of a failure is a key in results and reports, so
+//! it is part of the format of result files. Bounds: no cause chain; the message of a server is kept by the client.
+
+use std::fmt;
+
+/// Why a request has no timing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum RequestFailure {
+    /// No connection could be made.
+    Connect,
+    /// The connection broke before the response began.
+    NoResponse,
+    /// A status other than 200.
+    Status(u16),
+    /// An error object inside the stream, with its code when that was a number.
+    InStream(Option<u16>),
+    /// The server aborted the request: `finish_reason` is `abort`.
+    Aborted,
+    /// The stream ended before `[DONE]`.
+    Truncated,
+    /// The stream ended properly without a single token event.
+    Empty,
+    /// The body is not an event stream of this API.
+    Malformed,
+    /// More token events than one response may have.
+    TooManyEvents,
+    /// Not finished within the time limit of the request.
+    Timeout,
+    /// The client left on purpose, as the workload asked. Not a failure of the server.
+    ClientLeft,
+}
+
+impl fmt::Display for RequestFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Connect => f.write_str("no connection"),
+            Self::NoResponse => f.write_str("connection broke before the answer"),
+            Self::Status(status) => write!(f, "status {status}"),
+            Self::InStream(Some(code)) => write!(f, "error {code} in the stream"),
+            Self::InStream(None) => f.write_str("error in the stream"),
+            Self::Aborted => f.write_str("given up by the server (abort)"),
+            Self::Truncated => f.write_str("stream cut"),
+            Self::Empty => f.write_str("stream without tokens"),
+            Self::Malformed => f.write_str("not an event stream"),
+            Self::TooManyEvents => f.write_str("stream without end"),
+            Self::Timeout => f.write_str("timed out"),
+            Self::ClientLeft => f.write_str("left on purpose"),
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! Counts the tokens of a text: exactly with a tokenizer, otherwise by its bytes.
+//!
+//! The estimate of [`BYTES_PER_TOKEN`] bytes is the usual ratio for English. It only decides which conversations are kept
+//! and how long responses may get. Bounds: a tokenizer file must be local.
+
+use std::path::Path;
+
+use tokenizers::Tokenizer;
+
+use super::error::DatasetError;
+use super::item::Items;
+
+/// Bytes taken for one token where there is no tokenizer.
+pub const BYTES_PER_TOKEN: usize = 4;
+
+/// Counts the tokens of a text.
+#[derive(Debug, Default)]
+pub enum TokenCounter {
+    /// By their bytes.
+    #[default]
+    Bytes,
+    /// By a tokenizer, special tokens included as a server would add them.
+    Exact(Box<Tokenizer>),
+}
+
+impl TokenCounter {
+    /// With the tokenizer at `path`: a `tokenizer.json`, or the folder that holds one.
+    ///
+    /// # Errors
+    /// There is none that can be used.
+    pub fn exact(path: &Path) -> Result<Self, DatasetError> {
+        let file = if path.is_dir() { path.join("tokenizer.json") } else { path.to_owned() };
+        let bad = |error: tokenizers::Error| DatasetError::Tokenizer(file.display().to_string(), error.to_string());
+        Ok(Self::Exact(Box::new(Tokenizer::from_file(&file).map_err(bad)?)))
+    }
+
+    /// Tokens of `text`; at least 1.
+    pub fn count(&self, text: &str) -> u32 {
+        let count = match self {
+            Self::Bytes => text.len().div_ceil(BYTES_PER_TOKEN),
+            Self::Exact(tokenizer) => tokenizer
+                .encode_fast(text, true)
+                .map_or_else(|_| text.len().div_ceil(BYTES_PER_TOKEN), |encoding| encoding.get_ids().len()),
+        };
+        u32::try_from(count).unwrap_or(u32::MAX).max(1)
+    }
+
+    /// Ids in the tokenizer's vocabulary without added tokens; nothing when there is no tokenizer.
+    pub fn vocabulary(&self) -> Option<u32> {
+        match self {
+            Self::Bytes => None,
+            Self::Exact(tokenizer) => u32::try_from(tokenizer.get_vocab_size(false)).ok(),
+        }
+    }
+
+    pub(super) fn note_estimate(&self, items: &mut Items) {
+        if let Self::Bytes = self {
+            items.notes.push(format!(
+                "lengths of texts are estimated at {BYTES_PER_TOKEN} bytes a token; give --tokenizer for exact ones"
+            ));
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! The requests of a dataset, whatever format they were read from.
+//!
+//! An item has either its text or only its length; a trace may also name the blocks of its prompts, so that shared prefixes
+//! stay shared. Times are seconds from the first request. Bounds: the reader limits the number of items.
+
+use std::sync::Arc;
+
+use crate::result::record::ClassConfig;
+
+/// The most requests kept of a file.
+pub const MAX_ITEMS: usize = 10_000_000;
+
+/// One request of a file.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Item {
+    /// When it arrived, seconds from the first of the file; nothing where the file has no moments.
+    pub at: Option<f64>,
+    /// Index into [`Items::classes`].
+    pub class: u32,
+    /// Index into the workload's adapters, where the file names one.
+    pub adapter: Option<u32>,
+    /// Output tokens to ask for. At least 1.
+    pub output: u32,
+    /// What is asked.
+    pub prompt: ItemPrompt,
+}
+
+/// What is asked.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ItemPrompt {
+    /// This text, of about so many tokens.
+    Text {
+        /// As it is sent.
+        text: Arc<str>,
+        /// Counted or estimated.
+        tokens: u32,
+    },
+    /// A made-up prompt of `tokens`, beginning with these blocks of `block` tokens each.
+    Made {
+        /// Its length. At least 1.
+        tokens: u32,
+        /// Names of blocks: equal names are equal tokens.
+        blocks: Arc<[u64]>,
+        /// Tokens in a block.
+        block: u32,
+    },
+}
+
+/// All of a file.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Items {
+    /// In order of their moments, where there are any.
+    pub list: Vec<Item>,
+    /// Kinds of requests.
+    pub classes: Vec<ClassConfig>,
+    /// Names that the file has for models other than the one asked for.
+    pub adapters: Vec<String>,
+    /// What a reader should know of the reading: rows left out, lengths estimated.
+    pub notes: Vec<String>,
+}
+
+impl Items {
+    /// Request number `ordinal`; from the beginning again when there are fewer.
+    ///
+    /// # Panics
+    /// When there is none; [`load`] never returns that.
+    pub fn at(&self, ordinal: u64) -> &Item {
+        &self.list[(ordinal % self.list.len() as u64) as usize]
+    }
+
+    /// The recorded moments; nothing when the file has none.
+    pub fn moments(&self) -> Option<Vec<f64>> {
+        self.list.iter().map(|item| item.at).collect()
+    }
+
+    pub(super) fn begin_at_zero(&mut self) {
+        // A file with some moments missing has none: they cannot be kept.
+        if self.list.iter().any(|item| item.at.is_none()) {
+            self.list.iter_mut().for_each(|item| item.at = None);
+            return;
+        }
+        self.list.sort_by(|a, b| f64::total_cmp(&a.at.unwrap_or(0.0), &b.at.unwrap_or(0.0)));
+        let first = self.list.first().and_then(|item| item.at).unwrap_or(0.0);
+        self.list.iter_mut().for_each(|item| item.at = item.at.map(|at| at - first));
+    }
+
+    /// The index of the class called `name`, made when it is new.
+    pub(super) fn class(&mut self, name: &str) -> u32 {
+        let found = self.classes.iter().position(|class| class.name == name);
+        let index = found.unwrap_or_else(|| {
+            self.classes.push(ClassConfig { name: name.to_owned(), ..ClassConfig::default() });
+            self.classes.len() - 1
+        });
+        self.classes[index].weight += 1.0;
+        index as u32
+    }
+
+    pub(super) fn note(&mut self, count: usize, what: &str) {
+        if count > 0 {
+            self.notes.push(format!("{count} {what}"));
+        }
+    }
+
+    /// The index of the adapter called `name`, made when it is new; nothing for the model asked for.
+    pub(super) fn adapter(&mut self, name: Option<&str>, model: &str) -> Option<u32> {
+        let name = name.filter(|name| *name != model)?;
+        let found = self.adapters.iter().position(|found| found == name);
+        Some(found.unwrap_or_else(|| {
+            self.adapters.push(name.to_owned());
+            self.adapters.len() - 1
+        }) as u32)
+    }
+}

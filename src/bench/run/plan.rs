@@ -1,0 +1,124 @@
+//! The plan of a run: what to send, when, and how much at once.
+//!
+//! A plan is complete before the first request: the schedule follows from it and its seed. It also knows how long the
+//! preparations take, because connections are opened and prompts are built before the clock starts. Bounds: it holds no
+//! label, objective or percentile of the user; the caller adds those to the result.
+
+use std::time::Duration;
+
+use crate::client::load_client::LoadClient;
+use crate::load::arrival::{Arrival, Extent};
+use crate::load::session::Sessions;
+use crate::load::workload::{RequestSource, Workload};
+use crate::result::record::{Ramp, RunConfig};
+
+/// How long before its due time the task of a request starts.
+pub const LEAD: Duration = Duration::from_millis(20);
+/// The longest delay of a run's start while prompts are built and connections opened.
+pub const MAX_LEAD: Duration = Duration::from_secs(5);
+/// Time allowed to build a prompt, per token: several times what it takes.
+const BUILD_TIME: Duration = Duration::from_nanos(100);
+/// Time allowed to open a connection.
+const CONNECT_TIME: Duration = Duration::from_millis(1);
+/// Default bound on requests in flight: each needs a file descriptor, and the raised soft limit allows more than this.
+pub const MAX_IN_FLIGHT: usize = 10_000;
+
+/// What to send, and when.
+#[derive(Clone, Debug)]
+pub struct RunPlan {
+    /// The requests.
+    pub workload: Workload,
+    /// When they are due.
+    pub arrival: Arrival,
+    /// How many requests, or for how long.
+    pub extent: Extent,
+    /// Bound on requests in flight. Further requests wait in this process, which counts as lag of the client.
+    pub max_in_flight: usize,
+    /// The user's limit on requests in flight. The wait for it is the record's `queued`.
+    pub max_concurrency: Option<u32>,
+    /// Conversations instead of single requests.
+    pub sessions: Option<Sessions>,
+    /// Servers whose `/metrics` are read during the run.
+    pub scrape: Vec<String>,
+}
+
+impl RunPlan {
+    /// A plan with defaults for everything else.
+    pub fn new(workload: Workload, arrival: Arrival, extent: Extent) -> Self {
+        Self {
+            workload,
+            arrival,
+            extent,
+            max_in_flight: MAX_IN_FLIGHT,
+            max_concurrency: None,
+            sessions: None,
+            scrape: Vec::new(),
+        }
+    }
+
+    /// The configuration that a result records for this plan.
+    pub fn config(&self, client: &LoadClient) -> RunConfig {
+        let concurrency = match self.arrival {
+            Arrival::ClosedLoop { streams } => Some(streams),
+            _ => self.max_concurrency,
+        };
+        let burstiness = match self.arrival {
+            Arrival::Gamma { burstiness, .. } | Arrival::Ramp { burstiness, .. } => Some(burstiness),
+            Arrival::Constant { .. } => None,
+            _ => Some(1.0),
+        };
+        let ramp = match &self.arrival {
+            Arrival::Ramp { start, end, geometric, .. } => Some(Ramp {
+                strategy: if *geometric { "exponential" } else { "linear" }.to_owned(),
+                start: *start,
+                end: *end,
+            }),
+            _ => None,
+        };
+        RunConfig {
+            urls: client.urls(),
+            endpoint: client.path().to_owned(),
+            model: self.workload.model.clone(),
+            num_prompts: if let Extent::Requests(count) = self.extent { count } else { 0 },
+            dataset: match self.workload.source {
+                RequestSource::Classes(_) => "random".to_owned(),
+                RequestSource::Items(_) => "file".to_owned(),
+            },
+            arrival: self.arrival.name().to_owned(),
+            request_rate: self.arrival.rate(),
+            burstiness: burstiness.filter(|shape| shape.is_finite()),
+            max_concurrency: concurrency,
+            ramp,
+            percentiles: vec![50.0, 90.0, 99.0],
+            percentile_metrics: ["ttft", "tpot", "itl", "e2el"].map(str::to_owned).to_vec(),
+            classes: self.workload.class_configs(),
+            adapters: self.workload.adapters.names.clone(),
+            seed: self.workload.seed,
+            ..RunConfig::default()
+        }
+    }
+
+    /// Requests that are sent at the very start.
+    pub(super) fn initial_requests(&self) -> usize {
+        let at_once = match (&self.arrival, self.extent) {
+            (Arrival::ClosedLoop { streams }, _) => *streams as usize,
+            (Arrival::Burst { size, .. }, _) => *size as usize,
+            (Arrival::AtOnce, Extent::Requests(count)) => usize::try_from(count).unwrap_or(usize::MAX),
+            _ => 0,
+        };
+        at_once.min(self.max_in_flight).min(self.max_concurrency.map_or(usize::MAX, |most| most as usize))
+    }
+
+    /// Seconds between the call of [`run`](super::runner::run) and the start of the clock.
+    pub fn lead_seconds(&self) -> f64 {
+        self.lead().as_secs_f64()
+    }
+
+    /// How long before its start a run must begin, to open connections and build the first prompts in time.
+    pub(super) fn lead(&self) -> Duration {
+        let at_once = u32::try_from(self.initial_requests()).unwrap_or(u32::MAX);
+        let tokens = u64::from(self.workload.request(0).prompt_tokens) * u64::from(at_once.max(1));
+        let building = BUILD_TIME.saturating_mul(u32::try_from(tokens).unwrap_or(u32::MAX));
+        LEAD.saturating_add(building).saturating_add(CONNECT_TIME.saturating_mul(at_once)).min(MAX_LEAD)
+    }
+}

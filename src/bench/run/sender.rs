@@ -1,0 +1,179 @@
+//! Sends one request of a run and turns its response into a record.
+//!
+//! The clock of a request starts when it is sent. When it was *due* is in its record, and so is the wait for
+//! `max_concurrency`, so a late client cannot hide its lag. Prompts are built on other threads than those that read
+//! responses, so that a long prompt does not delay a clock. Bounds: one send per request, no retry.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::task::JoinError;
+use tokio::time::Instant;
+
+use crate::client::failure::RequestFailure;
+use crate::client::load_client::{LoadClient, RoutingInfo, Timing};
+use crate::load::workload::LoadRequest;
+use crate::result::record::{Outcome, Record};
+use crate::run::plan::RunPlan;
+use crate::run::progress::{Progress, RequestEvent};
+
+/// Resolution of the runtime's timers.
+pub(super) const TIMER_GRAIN: Duration = Duration::from_millis(1);
+
+/// What every task of a run shares. Cheap to clone.
+#[derive(Clone)]
+pub(super) struct RequestSender {
+    pub(super) plan: Arc<RunPlan>,
+    client: Arc<LoadClient>,
+    pub(super) progress: Arc<Progress>,
+    /// The user's `max_concurrency`.
+    limit: Option<Arc<Semaphore>>,
+    pub(super) start: Instant,
+}
+
+/// A place under `max_concurrency`.
+struct Slot {
+    _permit: Option<OwnedSemaphorePermit>,
+    waited: Duration,
+}
+
+/// How the exchange of a request ended.
+enum Exchange {
+    Completed(Timing),
+    Failed(RequestFailure),
+    /// The run was stopped while the request was in flight.
+    Abandoned,
+}
+
+/// A record, and the text of the response when the request asked for it.
+pub(super) struct SentRequest {
+    pub(super) record: Record,
+    pub(super) text: Option<String>,
+}
+
+impl RequestSender {
+    pub(super) fn new(plan: &RunPlan, client: &Arc<LoadClient>, progress: &Arc<Progress>, start: Instant) -> Self {
+        Self {
+            plan: Arc::new(plan.clone()),
+            client: client.clone(),
+            progress: progress.clone(),
+            limit: plan.max_concurrency.map(|most| Arc::new(Semaphore::new(most.max(1) as usize))),
+            start,
+        }
+    }
+
+    pub(super) async fn build_request(&self, ordinal: u64) -> LoadRequest {
+        let plan = self.plan.clone();
+        join(tokio::task::spawn_blocking(move || plan.workload.request(ordinal)).await)
+    }
+
+    /// Builds on a task of its own.
+    pub(super) async fn build_request_owned(self, ordinal: u64) -> LoadRequest {
+        self.build_request(ordinal).await
+    }
+
+    /// Returns at `moment`, or when the run is stopped.
+    pub(super) async fn wait_until(&self, moment: Instant) {
+        tokio::select! {
+            () = tokio::time::sleep_until(moment) => {}
+            () = self.progress.stopped() => {}
+        }
+    }
+
+    /// Sends `request` when it is due and `max_concurrency` allows. `None` when the run is stopped before that.
+    pub(super) async fn send(&self, ordinal: u64, request: LoadRequest, due: Option<Instant>) -> Option<SentRequest> {
+        if let Some(due) = due {
+            self.wait_until(due - TIMER_GRAIN).await;
+        }
+        let slot = self.acquire_slot(due).await?;
+        if self.progress.is_stopped() {
+            return None;
+        }
+        let sent = Instant::now();
+        self.progress.record_sent();
+        let at = due.unwrap_or(sent).saturating_duration_since(self.start).as_secs_f64();
+        self.progress.notify(RequestEvent::Sent { index: ordinal, class: request.class, at });
+        let mut routing = RoutingInfo::default();
+        let exchange = tokio::select! {
+            response = self.client.send_with_routing(&request, sent, &mut routing) => match response {
+                Ok(timing) => Exchange::Completed(timing),
+                Err(failure) => Exchange::Failed(failure),
+            },
+            () = self.progress.stopped() => Exchange::Abandoned,
+        };
+        let ttft = if let Exchange::Completed(timing) = &exchange { Some(timing.ttft.as_secs_f64()) } else { None };
+        let failed = matches!(&exchange, Exchange::Failed(failure) if *failure != RequestFailure::ClientLeft);
+        self.progress.record_ended(ttft, failed);
+        let mut record = self.new_record(ordinal, &request, due, sent);
+        record.queued = slot.waited.as_secs_f64();
+        fill_routing(&mut record, routing);
+        let text = fill_outcome(&mut record, exchange);
+        self.progress.notify(RequestEvent::Ended(&record));
+        Some(SentRequest { record, text })
+    }
+
+    /// Waits for a place under `max_concurrency`. `None` when the run is stopped meanwhile.
+    async fn acquire_slot(&self, due: Option<Instant>) -> Option<Slot> {
+        let Some(limit) = &self.limit else { return Some(Slot { _permit: None, waited: Duration::ZERO }) };
+        if let Ok(permit) = limit.clone().try_acquire_owned() {
+            return Some(Slot { _permit: Some(permit), waited: Duration::ZERO });
+        }
+        let since = due.unwrap_or_else(Instant::now);
+        tokio::select! {
+            permit = limit.clone().acquire_owned() => Some(Slot { _permit: permit.ok(), waited: since.elapsed() }),
+            () = self.progress.stopped() => None,
+        }
+    }
+
+    fn new_record(&self, ordinal: u64, request: &LoadRequest, due: Option<Instant>, sent: Instant) -> Record {
+        let offset = |moment: Instant| moment.saturating_duration_since(self.start).as_secs_f64();
+        Record {
+            index: ordinal,
+            class: request.class,
+            adapter: request.adapter,
+            session: request.session,
+            due: due.map(offset),
+            sent: offset(sent),
+            ended: offset(Instant::now()),
+            prompt_tokens: u64::from(request.prompt_tokens),
+            ..Record::default()
+        }
+    }
+}
+
+fn fill_routing(record: &mut Record, routing: RoutingInfo) {
+    record.pool = routing.pool;
+    record.backend = routing.backend;
+    record.arm = routing.arm;
+    record.queue_wait = routing.queue.map(|queue| queue.as_secs_f64());
+}
+
+/// Writes the outcome into `record`. Returns the text of the response.
+fn fill_outcome(record: &mut Record, exchange: Exchange) -> Option<String> {
+    match exchange {
+        Exchange::Abandoned => record.outcome = Outcome::Unfinished,
+        Exchange::Failed(RequestFailure::ClientLeft) => record.outcome = Outcome::Left,
+        Exchange::Failed(failure) => record.outcome = Outcome::Failed(failure.to_string().into()),
+        Exchange::Completed(timing) => {
+            record.outcome = Outcome::Completed;
+            record.prompt_tokens = timing.prompt_tokens.unwrap_or(record.prompt_tokens);
+            record.cached_tokens = timing.cached_tokens;
+            record.output_tokens = timing.output_tokens;
+            record.ttft = timing.ttft.as_secs_f64();
+            record.latency = timing.e2el.as_secs_f64();
+            record.itls = timing.gaps.iter().map(Duration::as_secs_f64).collect();
+            return timing.text;
+        }
+    }
+    None
+}
+
+/// The value of a task. Tasks of a run are never cancelled while one of them is joined, so an error is a panic of this
+/// crate; it is resumed here.
+pub(super) fn join<T>(ended: Result<T, JoinError>) -> T {
+    match ended {
+        Ok(value) => value,
+        Err(error) => std::panic::resume_unwind(error.into_panic()),
+    }
+}

@@ -1,0 +1,259 @@
+//! Finds the highest rate at which the objectives hold.
+//!
+//! Objectives hold at a rate when the *attainment*, the share of requests that meet all their objectives, stays at the
+//! target for as long as the load lasts. A search has five phases:
+//!
+//! ```text
+//! one stream   can a request alone meet its objectives? If not, no rate can, and the search ends
+//! saturated    the throughput of the server while it has a backlog
+//! looks        from 0.8 of that up or down, then the geometric middle, until one rate holds and one slightly above
+//!              it fails (`bracket`); a look ends as soon as it can decide (`judge`)
+//! samples      full length around the boundary; `curve` estimates it from all of them, until it is known within the
+//!              tolerance
+//! proof        a trial with new requests at the rate to report; if it fails, again at a lower rate
+//! ```
+//!
+//! The reported rate is the middle of the estimated boundary, lowered by three rules:
+//!
+//! - with 99 % probability its attainment is at most [`SearchGoal::slack`] below the target, which matters where the
+//!   attainment falls steeply;
+//! - half of the overload that a trial cannot detect is taken off: a queue that grows by a share e of the load needs 1/e
+//!   times the longest bound to miss it;
+//! - it is at most 97 % of the saturated throughput. Above that, one long burst builds a queue that never empties.
+//!
+//! Measured with 100 seeds each. Three simulated engines: within 5 % of the true rate in 92, 95 and 99 of 100, never with a
+//! long-run attainment more than 1 % below the target. M/M/1 queues with objectives of 10, 40 and 200 service times: within
+//! 5 % in 85, 90 and 91; too high in 0, 9 and 0. A search sends 60,000 to 150,000 requests; [`SearchGoal::requests`] and
+//! [`SearchGoal::tolerance`] trade accuracy for time.
+//!
+//! Rates are compared by ratio, so 0.05 and 5,000 requests per second take the same number of trials. Bounds:
+//! [`SearchGoal::max_trials`] trials.
+
+use sluice_core::stats::{Estimate, proportion};
+
+use super::bracket::Bracket;
+use super::curve::{Curve, RatePoint};
+use super::judge::Judge;
+use super::system::SystemUnderTest;
+use super::trial::{
+    DELIVERED, ProvenRate, SearchEnd, SearchGoal, SearchResult, Trial, TrialKind, TrialLoad, TrialReport, TrialRule,
+    TrialVerdict,
+};
+
+/// Requests of the trial with one stream that count.
+const STREAM_REQUESTS: usize = 30;
+/// Requests before those, for a server that is cold.
+const STREAM_WARMUP: usize = 2;
+/// The rate of the first look, as a share of the saturated throughput.
+const FIRST_SHARE: f64 = 0.8;
+/// The least number of samples.
+const SAMPLES: usize = 6;
+/// The probability that the attainment at the reported rate is below the target by more than the slack.
+const SLACK_RISK: f64 = 0.01;
+/// Half of the smallest overload that a sample can detect: its queue must grow past the longest bound while it lasts.
+const UNDETECTED_OVERLOAD: f64 = 0.5 / (3.0 * SearchGoal::SPANS);
+/// The reported rate is at most this share of the saturated throughput.
+const DRAIN_SHARE: f64 = 0.97;
+/// The saturated throughput is taken at the lower end of its interval, but not below this share of its value: responses of
+/// equal length end in waves, which widens the interval without need.
+const DRAIN_LOW_LIMIT: f64 = 0.98;
+/// Trials reserved for proofs.
+const PROOF_RESERVE: usize = 8;
+/// Where samples are taken, as quantiles of the estimated boundary. Different rates are needed to estimate the slope.
+const SAMPLE_QUANTILES: [f64; 3] = [0.5, 0.2, 0.8];
+/// After a failed proof the next rate is at most this share of it.
+const STEP_DOWN: f64 = 0.985;
+
+/// Searches `system` for `goal`, as described above. Calls `on_trial` after each trial.
+///
+/// # Errors
+/// Those of the system.
+pub async fn find_rate<S: SystemUnderTest>(
+    system: &mut S,
+    goal: &SearchGoal,
+    on_trial: impl FnMut(&TrialReport),
+) -> Result<SearchResult, S::Error> {
+    let mut search = Search {
+        system,
+        goal,
+        on_trial,
+        trials: Vec::new(),
+        points: Vec::new(),
+        drain_rate: f64::INFINITY,
+        client_late: false,
+    };
+    match search.run().await {
+        Ok((best, ending)) => Ok(search.into_result(Some(best), ending)),
+        Err(Stop::End(ending)) => Ok(search.into_result(None, ending)),
+        Err(Stop::System(error)) => Err(error),
+    }
+}
+
+/// Why a search stops without a proven rate.
+enum Stop<E> {
+    End(SearchEnd),
+    System(E),
+}
+
+/// What the first two trials have measured, requests per second.
+struct Capacity {
+    one_stream: f64,
+    most: f64,
+}
+
+struct Search<'a, S, F> {
+    system: &'a mut S,
+    goal: &'a SearchGoal,
+    on_trial: F,
+    trials: Vec<TrialReport>,
+    points: Vec<RatePoint>,
+    /// Throughput of the server while it has a backlog.
+    drain_rate: f64,
+    /// A rate failed that the client did not deliver, so the failure may be the client's.
+    client_late: bool,
+}
+
+impl<S: SystemUnderTest, F: FnMut(&TrialReport)> Search<'_, S, F> {
+    async fn run(&mut self) -> Result<(ProvenRate, SearchEnd), Stop<S::Error>> {
+        let capacity = self.measure_capacity().await?;
+        let rate = self.bracket_boundary(&capacity).await?;
+        let rate = self.sample_boundary(rate).await?;
+        let ending = match self.is_known() {
+            _ if self.client_late => SearchEnd::ClientLimit,
+            true => SearchEnd::Found,
+            false => SearchEnd::TrialLimit,
+        };
+        let best = self.prove(rate).await?;
+        Ok((best, ending))
+    }
+
+    async fn measure_capacity(&mut self) -> Result<Capacity, Stop<S::Error>> {
+        let alone = self.trial(TrialLoad::Stream, TrialKind::Sample).await?;
+        let one_stream = alone.stats.throughput.value;
+        if alone.attainment.high < self.goal.attainment || one_stream <= 0.0 {
+            return Err(Stop::End(SearchEnd::NoRate));
+        }
+        let streams = self.goal.requests.max(1);
+        let full = self.trial(TrialLoad::Saturated(streams), TrialKind::Sample).await?.stats.throughput;
+        let most = full.value.max(one_stream);
+        self.drain_rate = most.min(full.low.max(full.value * DRAIN_LOW_LIMIT));
+        Ok(Capacity { one_stream, most })
+    }
+
+    /// Takes looks until one rate holds and one slightly above it fails. Returns the middle of the two.
+    async fn bracket_boundary(&mut self, capacity: &Capacity) -> Result<f64, Stop<S::Error>> {
+        let first = capacity.most * FIRST_SHARE;
+        let mut bracket = Bracket::new(capacity.one_stream, first);
+        while let Some(rate) = bracket.next() {
+            let report = self.trial(TrialLoad::Rate(rate), TrialKind::Look).await?;
+            self.check_limits(&report)?;
+            bracket.record(rate, report.verdict);
+        }
+        if bracket.is_hopeless() {
+            return Err(Stop::End(SearchEnd::NoRate));
+        }
+        Ok(bracket.middle().unwrap_or(first))
+    }
+
+    /// Takes samples around `rate` until the boundary is known or the trials run out. Returns the rate to try next.
+    async fn sample_boundary(&mut self, mut rate: f64) -> Result<f64, Stop<S::Error>> {
+        for (taken, quantile) in (1..).zip(SAMPLE_QUANTILES.into_iter().cycle()) {
+            let report = self.trial(TrialLoad::Rate(rate), TrialKind::Sample).await?;
+            self.check_limits(&report)?;
+            if taken >= SAMPLES && self.is_known() || self.trials.len() + PROOF_RESERVE >= self.goal.max_trials {
+                break;
+            }
+            rate = self.boundary(quantile).unwrap_or(rate);
+        }
+        Ok(rate)
+    }
+
+    /// Runs proofs, from the safe rate downwards, until one holds.
+    async fn prove(&mut self, rate: f64) -> Result<ProvenRate, Stop<S::Error>> {
+        let mut rate = self.safe_rate().unwrap_or(rate);
+        loop {
+            let report = self.trial(TrialLoad::Rate(rate), TrialKind::Proof).await?;
+            if report.verdict == TrialVerdict::Holds && report.stats.delivered >= DELIVERED {
+                return Ok(ProvenRate { rate, attainment: report.attainment });
+            }
+            self.check_limits(&report)?;
+            rate = self.safe_rate().unwrap_or(rate).min(rate * STEP_DOWN);
+        }
+    }
+
+    async fn trial(&mut self, load: TrialLoad, kind: TrialKind) -> Result<TrialReport, Stop<S::Error>> {
+        // The first two trials measure throughput: a target of 0 never ends them.
+        let endless = |warmup, length| TrialRule { kind, target: 0.0, warmup, length };
+        let rule = match load {
+            TrialLoad::Rate(rate) => self.goal.rule(rate, kind),
+            TrialLoad::Stream => endless(STREAM_WARMUP, STREAM_REQUESTS),
+            TrialLoad::Saturated(streams) => endless(streams, 3 * streams),
+        };
+        let mut judge = Judge::new(rule);
+        let seed = self.goal.seed.wrapping_add(self.trials.len() as u64);
+        let trial = Trial { load, requests: judge.max_requests(), warmup: rule.warmup, seed };
+        let stats = self.system.run(&trial, &mut judge).await.map_err(Stop::System)?;
+        let verdict = judge.close();
+        let hits = judge.hits();
+        // Looks end at a moment that depends on their misses, so they would bias the curve.
+        if let (TrialLoad::Rate(requested), TrialKind::Sample | TrialKind::Proof) = (load, kind) {
+            self.points.push(RatePoint {
+                rate: judge.rate().unwrap_or(requested),
+                requests: hits.len() as f64,
+                misses: hits.iter().filter(|hit| !**hit).count() as f64,
+                effect: proportion::dependence(&hits).effect,
+            });
+        }
+        self.client_late |= verdict == TrialVerdict::Fails && stats.delivered < DELIVERED;
+        let report = TrialReport { load, kind, verdict, requests: hits.len(), attainment: judge.attainment(), stats };
+        (self.on_trial)(&report);
+        self.trials.push(report);
+        Ok(report)
+    }
+
+    /// Ends the search when the client was too slow for a rate that holds, or no trial is left.
+    fn check_limits(&self, report: &TrialReport) -> Result<(), Stop<S::Error>> {
+        if report.verdict == TrialVerdict::Holds && report.stats.delivered < DELIVERED {
+            return Err(Stop::End(SearchEnd::ClientLimit));
+        }
+        if self.trials.len() >= self.goal.max_trials {
+            return Err(Stop::End(SearchEnd::TrialLimit));
+        }
+        Ok(())
+    }
+
+    fn allowed_misses(&self) -> f64 {
+        1.0 - self.goal.attainment
+    }
+
+    fn curve(&self) -> Option<Curve> {
+        Curve::fit(&self.points, self.allowed_misses())
+    }
+
+    /// The given quantile of the estimated boundary.
+    fn boundary(&self, quantile: f64) -> Option<f64> {
+        Some(self.curve()?.rate(self.allowed_misses(), quantile))
+    }
+
+    fn is_known(&self) -> bool {
+        let Some(curve) = self.curve() else { return false };
+        let at = |quantile| curve.rate(self.allowed_misses(), quantile);
+        (at(0.95) / at(0.05)).ln() <= 2.0 * self.goal.tolerance
+    }
+
+    /// The rate to report, by the three rules in the header.
+    fn safe_rate(&self) -> Option<f64> {
+        let curve = self.curve()?;
+        let within_slack = curve.rate(self.allowed_misses() + self.goal.slack, SLACK_RISK);
+        let by_misses = curve.rate(self.allowed_misses(), 0.5).min(within_slack) * (1.0 - UNDETECTED_OVERLOAD);
+        Some(by_misses.min(self.drain_rate * DRAIN_SHARE))
+    }
+
+    fn into_result(self, best: Option<ProvenRate>, ending: SearchEnd) -> SearchResult {
+        let boundary = self.curve().map(|curve| {
+            let [low, value, high] = [0.05, 0.5, 0.95].map(|quantile| curve.rate(self.allowed_misses(), quantile));
+            Estimate { value, low, high }
+        });
+        SearchResult { best, boundary, ending, trials: self.trials }
+    }
+}

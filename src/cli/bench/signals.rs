@@ -1,0 +1,25 @@
+//! The signals that end a run early: Ctrl-C and SIGTERM.
+//!
+//! A run that receives one prints and saves what it has. Bounds: a second signal during that is not handled specially.
+
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+/// Listens for Ctrl-C and SIGTERM.
+pub(super) struct StopSignals {
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+impl StopSignals {
+    pub(super) fn listen() -> std::io::Result<Self> {
+        Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
+    }
+
+    /// Returns when one of them arrives.
+    pub(super) async fn received(&mut self) {
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+        }
+    }
+}
