@@ -7,7 +7,7 @@ pub mod backend;
 pub mod bench;
 pub mod check;
 pub mod demo;
-mod line;
+mod progress_line;
 pub mod serve;
 pub mod sim;
 pub mod status;

@@ -1,11 +1,11 @@
-//! The knee of a sweep: the concurrency beyond which more of it buys latency and no throughput.
+//! The knee of a sweep: the concurrency beyond which latency grows and throughput does not.
 //!
-//! Two straight lines that meet, fitted to throughput over concurrency by least squares; where they meet is the knee. It
-//! is accepted only if the picture really has one: five points or more; the second line rises by at most [`FLAT`] of the
-//! first; two lines leave at most half of the error that one line leaves; and throughput at the knee is at least [`HIGH`] of
-//! the most measured. (guidellm accepts its knee by the same four.)
+//! Two straight lines are fitted to throughput over concurrency by least squares; the knee is where they meet. It is accepted
+//! only with five points or more; when the second slope is at most [`FLAT`] of the first; when two lines leave at most half of
+//! the squared error of one line; and when throughput at the knee is at least [`HIGH`] of the maximum (guidellm has the same
+//! four rules).
 //!
-//! Anything else is no knee: throughput that still grows at the end of the sweep, or a curve too smooth to have one.
+//! Bounds: no knee is reported for throughput that still grows at the end of the sweep, or for a smooth curve.
 
 /// Slope of the second line over that of the first, at most.
 const FLAT: f64 = 0.25;
@@ -16,7 +16,7 @@ const POINTS: usize = 5;
 /// Places tried for the knee between the second and the last but one point.
 const PLACES: usize = 400;
 
-/// The knee of points (concurrency, throughput), which are in order of concurrency; nothing where there is none.
+/// The knee of points (concurrency, throughput), which are in order of concurrency; `None` where there is none.
 pub fn knee(points: &[(f64, f64)]) -> Option<f64> {
     let points: Vec<(f64, f64)> = points.iter().copied().filter(|(x, y)| x.is_finite() && y.is_finite()).collect();
     if points.len() < POINTS || !points.is_sorted_by(|a, b| a.0 < b.0) {

@@ -1,11 +1,10 @@
-//! What the servers say of themselves during a run: their `/metrics`, before, after, and once a second between.
+//! Reads the `/metrics` of the servers before, after, and once a second during a run.
 //!
-//! Differences over the run tell what no client can see: how much of the prompts came out of the prefix cache, how many
-//! requests were preempted; the samples between tell how full the KV cache was and how many requests ran and waited. A page
-//! that cannot be read or is not vLLM's gives nothing, and costs nothing after the first try. Gauges between two samples
-//! are not seen, so peaks are lower bounds.
+//! Differences over the run show what no client can see: the hit rate of the prefix cache and the number of preemptions. The
+//! samples show how full the KV cache was and how many requests ran and waited. A page that cannot be read or is not vLLM's is
+//! ignored after the first try. Peaks are lower bounds, since gauges between two samples are not seen.
 //!
-//! At most [`MAX_SAMPLES`] samples of each server are kept, later ones count for the peaks only.
+//! Bounds: at most [`MAX_SAMPLES`] samples of each server are kept; later ones count for the peaks only.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,14 +19,14 @@ use crate::error::BenchError;
 use crate::result::record::{ServerSample, ServerSide};
 use sluice_core::vllm::metrics::{MAX_PAGE, MetricsSnapshot};
 
-/// Between two looks.
+/// Time between two samples.
 pub const PERIOD: Duration = Duration::from_secs(1);
-/// How long an answer may take; a busy vLLM answers `/metrics` late.
+/// Timeout of one sample; a busy vLLM responds late.
 pub const LIMIT: Duration = Duration::from_secs(5);
 /// Samples kept for each server: a day.
 pub const MAX_SAMPLES: usize = 86_400;
 
-/// Looks at servers until asked.
+/// Samples servers until [`Scraper::finish`].
 #[derive(Debug, Default)]
 pub(crate) struct Scraper {
     tasks: JoinSet<()>,
@@ -42,7 +41,7 @@ struct ServerHistory {
 }
 
 impl Scraper {
-    /// Begins with the servers at `urls`; times count from `start`.
+    /// Begins to sample the servers at `urls`. Times count from `start`.
     pub(crate) async fn start(urls: &[String], headers: &HeaderMap, start: Instant) -> Result<Self, BenchError> {
         let mut scraper = Self::default();
         for url in urls {
@@ -56,7 +55,7 @@ impl Scraper {
         Ok(scraper)
     }
 
-    /// One last look, and what came of it.
+    /// Takes a last sample and returns the differences and peaks.
     pub(crate) async fn finish(mut self, start: Instant) -> Vec<ServerSide> {
         self.tasks.abort_all();
         let mut sides = Vec::new();
@@ -107,7 +106,7 @@ impl ServerHistory {
 
     fn side(&self) -> ServerSide {
         let (before, after) = (&self.before, &self.last);
-        // A counter that went down is one of a server that was restarted: what it has is all since then.
+        // A counter that went down belongs to a restarted server: its value counts from the restart.
         let grown = |before: f64, after: f64| if after < before { after } else { after - before };
         ServerSide {
             prefix_queries: grown(before.prefix_queries, after.prefix_queries),

@@ -34,7 +34,7 @@ use anyhow::Context as _;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::Instant;
 
-use super::line::Line;
+use super::progress_line::ProgressLine;
 use super::serve::raise_file_limit;
 use crate::bench::{
     self, Arrival, Class, Extent, Length, LoadClient, Prefix, PromptTokens, RunPlan, RunResult, Slo, Workload,
@@ -187,9 +187,9 @@ async fn measure(plan: &RunPlan, up: &Up, title: &str) -> anyhow::Result<RunResu
         }
     }
     let progress = Arc::new(bench::Progress::default());
-    let shown = Line::start(title, plan.extent, progress.clone());
+    let shown = ProgressLine::start(title, plan.extent, progress.clone());
     let run = bench::run(plan, &client, &progress).await?;
-    shown.end();
+    drop(shown);
     Ok(run)
 }
 

@@ -1,61 +1,54 @@
-//! One line on the terminal that says what a load generator is doing; nothing when stderr is not a terminal.
+//! One line on the terminal that shows the progress of a run.
 //!
-//! How much is sent and in flight, how many requests ended per second and the P99 of their TTFT, both over the last ten
-//! seconds, and failures.
-//!
-//! Redrawn in place a few times a second and wiped before the table is printed, so that what is left on the screen (and
-//! whatever is piped) is the result alone.
+//! It shows how many requests are sent and in flight, how many ended per second and the P99 of their TTFT over the last ten
+//! seconds, and failures. It is drawn on stderr, cut to the width of the terminal, and cleared before the result is printed.
+//! Bounds: nothing is drawn when stderr is not a terminal.
 
-use std::io::{IsTerminal as _, Write as _};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use crate::bench::{Extent, Progress};
 
-/// How often the line is written again.
+/// Time between two updates.
 const REFRESH: Duration = Duration::from_millis(200);
-/// Goes to the first column and clears the line.
-const CLEAR: &str = "\r\x1b[K";
 
-/// The line; cleared when ended or dropped.
-pub(super) struct Line {
+/// The line; cleared on drop.
+pub(super) struct ProgressLine {
+    bar: ProgressBar,
     task: Option<JoinHandle<()>>,
 }
 
-impl Line {
+impl ProgressLine {
     /// Begins to show `progress` under `title`.
     pub(super) fn start(title: &str, extent: Extent, progress: Arc<Progress>) -> Self {
-        if !std::io::stderr().is_terminal() {
-            return Self { task: None };
+        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
+        if bar.is_hidden() {
+            return Self { bar, task: None };
         }
-        let (title, start) = (title.to_owned(), Instant::now());
+        bar.set_style(ProgressStyle::with_template("{wide_msg}").unwrap_or_else(|_| ProgressStyle::default_spinner()));
+        let (title, start, shown) = (title.to_owned(), Instant::now(), bar.clone());
         let task = tokio::spawn(async move {
             loop {
-                // A terminal that cannot be written to is no reason to stop.
-                let now = text(extent, start.elapsed(), &progress);
-                let _ = write!(std::io::stderr(), "{CLEAR}{title}: {now}");
+                shown.set_message(format!("{title}: {}", text(extent, start.elapsed(), &progress)));
+                shown.tick();
                 tokio::time::sleep(REFRESH).await;
             }
         });
-        Self { task: Some(task) }
-    }
-
-    /// Takes the line away.
-    pub(super) fn end(self) {
-        drop(self);
+        Self { bar, task: Some(task) }
     }
 }
 
-impl Drop for Line {
+impl Drop for ProgressLine {
     fn drop(&mut self) {
         if let Some(task) = self.task.take() {
             task.abort();
-            let _ = write!(std::io::stderr(), "{CLEAR}");
         }
+        self.bar.finish_and_clear();
     }
 }
 
