@@ -184,16 +184,13 @@ impl LoadClient {
         place: &mut RoutingInfo,
     ) -> Result<Timing, RequestFailure> {
         let target = &self.targets[self.turn.fetch_add(1, Ordering::Relaxed) % self.targets.len()];
+        // A client that leaves before the first token waits for a short time only.
+        let (limit, at_limit) = match request.leave_after {
+            Some(0) if LEAVE_WAITING < self.limit => (LEAVE_WAITING, RequestFailure::ClientLeft),
+            _ => (self.limit, RequestFailure::Timeout),
+        };
         let exchange = self.exchange(target, request, start, place);
-        let exchange = tokio::time::timeout(self.limit, exchange);
-        if request.leave_after != Some(0) {
-            return exchange.await.unwrap_or(Err(RequestFailure::Timeout));
-        }
-        let limit = LEAVE_WAITING.min(self.limit);
-        tokio::time::timeout(limit, exchange)
-            .await
-            .unwrap_or(Ok(Err(RequestFailure::ClientLeft)))
-            .unwrap_or(Err(RequestFailure::Timeout))
+        tokio::time::timeout(limit, exchange).await.unwrap_or(Err(at_limit))
     }
 
     async fn exchange(

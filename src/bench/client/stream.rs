@@ -10,7 +10,7 @@ use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
-use crate::client::events::{EventReader, Message};
+use crate::client::events::{EventReader, Message, StreamError};
 use crate::client::failure::RequestFailure;
 use crate::client::target::HttpConnection;
 use crate::load::body::Api;
@@ -86,7 +86,7 @@ struct StreamState {
     output_tokens: Option<u64>,
     prompt_tokens: Option<u64>,
     cached_tokens: Option<u64>,
-    error: Option<Option<u16>>,
+    error: Option<StreamError>,
     endless: bool,
     done: bool,
     aborted: bool,
@@ -97,7 +97,7 @@ impl StreamState {
         self.done |= message.done;
         self.aborted |= message.aborted;
         if let Some(error) = message.error {
-            self.error.get_or_insert(error.code);
+            self.error.get_or_insert(error);
         }
         if let Some(usage) = message.usage {
             self.output_tokens = Some(usage.completion_tokens);
@@ -119,7 +119,10 @@ impl StreamState {
     }
 
     fn failure(&self) -> Option<RequestFailure> {
-        let failed = self.error.map(RequestFailure::InStream).or(self.aborted.then_some(RequestFailure::Aborted));
+        let failed = self
+            .error
+            .map(|error| RequestFailure::InStream(error.code))
+            .or(self.aborted.then_some(RequestFailure::Aborted));
         failed.or(self.endless.then_some(RequestFailure::TooManyEvents))
     }
 

@@ -65,7 +65,7 @@ impl Adapters {
         }
     }
 
-    /// The adapter of request `ordinal`, an index into the names; nothing for the base model.
+    /// The adapter of request `ordinal`, an index into the names; `None` for the base model.
     pub fn of(&self, seed: u64, ordinal: u64) -> Option<u32> {
         let count = self.names.len();
         if count == 0 {

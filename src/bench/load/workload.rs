@@ -204,7 +204,7 @@ impl Workload {
         let length = shape.prompt.draw(&mut rng);
         let output = shape.output.draw(&mut rng);
         let mut parts = shape.prefix.parts(self.seed, class, ordinal, length, rng);
-        self.finish(class, None, ordinal, &mut parts, output)
+        self.generated_request(class, self.adapters.of(self.seed, ordinal), ordinal, &mut parts, output)
     }
 
     fn item_request(&self, item: &Item, ordinal: u64) -> LoadRequest {
@@ -216,20 +216,19 @@ impl Workload {
             }
             ItemPrompt::Made { tokens, blocks, block } => {
                 let mut parts = block_parts(self.seed, ordinal, *tokens, blocks, *block);
-                self.finish(item.class, Some(adapter), ordinal, &mut parts, item.output)
+                self.generated_request(item.class, adapter, ordinal, &mut parts, item.output)
             }
         }
     }
 
-    fn finish(
+    fn generated_request(
         &self,
         class: u32,
-        adapter: Option<Option<u32>>,
+        adapter: Option<u32>,
         ordinal: u64,
         parts: &mut [PromptPart],
         output: u32,
     ) -> LoadRequest {
-        let adapter = adapter.unwrap_or_else(|| self.adapters.of(self.seed, ordinal));
         let tokens = parts.iter().map(|part| part.count).sum();
         self.build_request(class, adapter, ordinal, (tokens, output), Prompt::Parts(parts))
     }

@@ -10,7 +10,7 @@
 use std::fmt::Write as _;
 
 use super::charts::{self, Sweep};
-use super::page::Page;
+use super::page::{Page, Tile};
 use super::plot::{Plot, WIDE};
 
 use super::scale::short;
@@ -145,8 +145,8 @@ fn one(page: &mut Page, run: &RunResult, metrics: &Metrics) {
     }
 }
 
-fn tiles(run: &RunResult, metrics: &Metrics) -> Vec<(String, String, String)> {
-    let tile = |value: String, name: &str, note: String| (value, name.to_owned(), note);
+fn tiles(run: &RunResult, metrics: &Metrics) -> Vec<Tile> {
+    let tile = |value: String, name: &'static str, note: String| Tile { value, name, note };
     let mut tiles = vec![
         tile(short(metrics.completed as f64), "completed", format!("{} failed", short(metrics.failed as f64))),
         tile(

@@ -29,10 +29,10 @@ pub fn knee(points: &[(f64, f64)]) -> Option<f64> {
         let at = first + (last - first) * place as f64 / PLACES as f64;
         Some((at, fit(&points, Some(at))?))
     });
-    let (at, bent) = fits.min_by(|a, b| a.1.left.total_cmp(&b.1.left))?;
+    let (at, bent) = fits.min_by(|a, b| a.1.residual.total_cmp(&b.1.residual))?;
     let accepted = bent.slope > 0.0
         && bent.slope + bent.bend <= FLAT * bent.slope
-        && bent.left <= 0.5 * alone.left
+        && bent.residual <= 0.5 * alone.residual
         && bent.start + bent.slope * at >= HIGH * most;
     accepted.then_some(at)
 }
@@ -42,7 +42,7 @@ struct Fit {
     start: f64,
     slope: f64,
     bend: f64,
-    left: f64,
+    residual: f64,
 }
 
 fn fit(points: &[(f64, f64)], at: Option<f64>) -> Option<Fit> {
@@ -61,11 +61,11 @@ fn fit(points: &[(f64, f64)], at: Option<f64>) -> Option<Fit> {
         normal[2] = [0.0, 0.0, 1.0, 0.0];
     }
     let [start, slope, bend] = solve(normal)?;
-    let left = points.iter().map(|&(x, y)| (y - start - slope * x - bend * row(x)[2]).powi(2)).sum();
-    Some(Fit { start, slope, bend, left })
+    let residual = points.iter().map(|&(x, y)| (y - start - slope * x - bend * row(x)[2]).powi(2)).sum();
+    Some(Fit { start, slope, bend, residual })
 }
 
-/// Three linear equations by elimination with pivots; nothing when they do not determine the solution.
+/// Three linear equations by elimination with pivots; `None` when they have no single solution.
 fn solve(mut rows: [[f64; 4]; 3]) -> Option<[f64; 3]> {
     for column in 0..3 {
         let pivot = (column..3).max_by(|a, b| rows[*a][column].abs().total_cmp(&rows[*b][column].abs()))?;

@@ -92,6 +92,21 @@ const MARK_ROW: f64 = 15.0;
 const CHARACTER: f64 = 6.8;
 const DASHES: [&str; 5] = ["", "7 4", "2 3", "10 3 2 3", ""];
 
+/// The name of a series in the legend: its row, and where it begins.
+struct LegendEntry {
+    series: usize,
+    row: usize,
+    at: f64,
+}
+
+/// The area inside the axes; its left edge is [`LEFT`].
+#[derive(Clone, Copy)]
+struct Field {
+    top: f64,
+    bottom: f64,
+    right: f64,
+}
+
 impl Plot {
     /// Whether no series has a point.
     pub(super) fn is_empty(&self) -> bool {
@@ -126,15 +141,16 @@ impl Plot {
              aria-label=\"{title}\">{before}<text class=\"t\" x=\"4\" y=\"18\">{title}</text>"
         );
         let legend = self.legend(width);
-        let top = 34.0 + LEGEND_ROW * legend.iter().map(|(_, row, _)| row + 1).max().unwrap_or(0) as f64;
+        let top = 34.0 + LEGEND_ROW * legend.iter().map(|entry| entry.row + 1).max().unwrap_or(0) as f64;
         let above = top;
         let top = top + MARK_ROW * self.marks.len() as f64;
         let (bottom, right) = (height - 44.0, width - RIGHT);
         let (x, y) = (self.scale(&self.x, 0, LEFT, right), self.scale(&self.y, 1, bottom, top));
-        for (index, row, at) in legend {
-            self.key(&mut out, index, at, 36.0 + LEGEND_ROW * row as f64);
+        for LegendEntry { series, row, at } in legend {
+            self.key(&mut out, series, at, 36.0 + LEGEND_ROW * row as f64);
         }
-        self.grid(&mut out, (&x, &y), (top, bottom, right), width < 400.0);
+        let field = Field { top, bottom, right };
+        self.grid(&mut out, &x, &y, field, if width < 400.0 { 4 } else { 7 });
         for series in &self.series {
             series.draw(&mut out, &x, &y);
         }
@@ -171,7 +187,8 @@ impl Plot {
         Scale::new(low, axis.until.unwrap_or(high), axis.log, from, to)
     }
 
-    fn grid(&self, out: &mut String, (x, y): (&Scale, &Scale), (top, bottom, right): (f64, f64, f64), narrow: bool) {
+    fn grid(&self, out: &mut String, x: &Scale, y: &Scale, field: Field, x_ticks: usize) {
+        let Field { top, bottom, right } = field;
         for tick in y.ticks(5) {
             let at = y.at(tick);
             let _ = write!(
@@ -183,7 +200,7 @@ impl Plot {
                 short(tick)
             );
         }
-        for tick in x.ticks(if narrow { 4 } else { 7 }) {
+        for tick in x.ticks(x_ticks) {
             let at = x.at(tick);
             let _ = write!(
                 out,
@@ -211,8 +228,7 @@ impl Plot {
         }
     }
 
-    /// Which series is named, in which row and where.
-    fn legend(&self, width: f64) -> Vec<(usize, usize, f64)> {
+    fn legend(&self, width: f64) -> Vec<LegendEntry> {
         if self.series.len() < 2 {
             return Vec::new();
         }
@@ -222,7 +238,7 @@ impl Plot {
             if at + needs > width && at > LEFT {
                 (row, at) = (row + 1, LEFT - 50.0);
             }
-            places.push((index, row, at));
+            places.push(LegendEntry { series: index, row, at });
             at += needs;
         }
         places

@@ -14,7 +14,7 @@
 //! Rates divide by the duration of the whole run, its ramp and its drain included; `steady` has the other reading.
 //! Goodput counts completed requests that met all their objectives. Failures never enter a latency. The peak of output
 //! tokens counts token *events* in seconds that begin with the earliest completed request; the peak of concurrent
-//! requests counts every request that touches such a second, and so more than were ever in flight at one moment.
+//! requests counts every request that touches such a second, and so more than were in flight at any one time.
 //!
 //! Memory: 8 bytes for each value.
 

@@ -128,7 +128,7 @@ pub struct Record {
     pub index: u64,
     /// Index into [`RunConfig::classes`].
     pub class: u32,
-    /// Index into [`RunConfig::adapters`]; nothing for the base model.
+    /// Index into [`RunConfig::adapters`]; `None` for the base model.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub adapter: Option<u32>,
     /// The conversation that it belongs to, and which turn of it this is (from 0).

@@ -17,7 +17,7 @@ use sluice_core::stats::{Estimate, proportion};
 pub enum SliceBy {
     /// The workload's classes.
     Class,
-    /// LoRA adapters; the base model is a part, too, when there are adapters.
+    /// LoRA adapters; the base model is a part as well when there are adapters.
     Adapter,
     /// The gateway's pools.
     Pool,

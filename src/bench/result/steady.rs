@@ -37,7 +37,7 @@ pub struct Window {
     pub end_s: f64,
     /// Its length.
     pub duration_s: f64,
-    /// Streams of a closed loop; nothing for an open one.
+    /// Streams of a closed loop; `None` for an open one.
     pub target_concurrency: Option<u32>,
     /// Most requests in flight at one time.
     pub observed_peak: u64,

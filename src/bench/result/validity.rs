@@ -172,6 +172,6 @@ mod tests {
         result.requests.iter_mut().for_each(|record| record.outcome = Outcome::Unfinished);
         let said = warnings(&result);
         assert!(said[0].contains("ended early: 5 requests were sent, 5 of them"), "{said:?}");
-        assert!(said.last().unwrap().contains("no request got a complete answer"));
+        assert!(said.last().unwrap().contains("no request got a complete response"));
     }
 }

@@ -30,7 +30,14 @@ pub const MAX_SAMPLES: usize = 86_400;
 #[derive(Debug, Default)]
 pub(crate) struct Scraper {
     tasks: JoinSet<()>,
-    history: Vec<(Arc<Target>, HeaderMap, Arc<Mutex<ServerHistory>>)>,
+    servers: Vec<Arc<ScrapedServer>>,
+}
+
+#[derive(Debug)]
+struct ScrapedServer {
+    target: Target,
+    headers: HeaderMap,
+    history: Mutex<ServerHistory>,
 }
 
 #[derive(Debug)]
@@ -45,12 +52,13 @@ impl Scraper {
     pub(crate) async fn start(urls: &[String], headers: &HeaderMap, start: Instant) -> Result<Self, BenchError> {
         let mut scraper = Self::default();
         for url in urls {
-            let target = Arc::new(Target::new(url)?);
+            let target = Target::new(url)?;
             let Some(before) = scrape(&target, headers).await else { continue };
             let side = ServerSide { url: target.url.clone(), ..ServerSide::default() };
-            let history = Arc::new(Mutex::new(ServerHistory { last: before.clone(), before, side }));
-            scraper.history.push((target.clone(), headers.clone(), history.clone()));
-            scraper.tasks.spawn(scrape_periodically(target, headers.clone(), history, start));
+            let history = Mutex::new(ServerHistory { last: before.clone(), before, side });
+            let server = Arc::new(ScrapedServer { target, headers: headers.clone(), history });
+            scraper.servers.push(server.clone());
+            scraper.tasks.spawn(scrape_periodically(server, start));
         }
         Ok(scraper)
     }
@@ -59,9 +67,9 @@ impl Scraper {
     pub(crate) async fn finish(mut self, start: Instant) -> Vec<ServerSide> {
         self.tasks.abort_all();
         let mut sides = Vec::new();
-        for (target, headers, history) in &self.history {
-            let last = scrape(target, headers).await;
-            let mut history = history.lock();
+        for server in &self.servers {
+            let last = scrape(&server.target, &server.headers).await;
+            let mut history = server.history.lock();
             if let Some(last) = last {
                 history.record(last, start.elapsed().as_secs_f64());
             }
@@ -71,16 +79,11 @@ impl Scraper {
     }
 }
 
-async fn scrape_periodically(
-    target: Arc<Target>,
-    headers: HeaderMap,
-    history: Arc<Mutex<ServerHistory>>,
-    start: Instant,
-) {
+async fn scrape_periodically(server: Arc<ScrapedServer>, start: Instant) {
     loop {
         tokio::time::sleep(PERIOD).await;
-        if let Some(snapshot) = scrape(&target, &headers).await {
-            history.lock().record(snapshot, start.elapsed().as_secs_f64());
+        if let Some(snapshot) = scrape(&server.target, &server.headers).await {
+            server.history.lock().record(snapshot, start.elapsed().as_secs_f64());
         }
     }
 }

@@ -18,7 +18,7 @@ use crate::bench::{
 /// Builds the workload of the flags, with `model` as the model's name, and notes about its data set.
 pub(super) fn workload(args: &BenchArgs, model: &str) -> anyhow::Result<(Workload, Vec<String>)> {
     let counter = args.dataset.tokenizer.as_deref().map_or(Ok(TokenCounter::Bytes), TokenCounter::exact)?;
-    let (source, notes, found) = source(args, &counter, model)?;
+    let LoadedSource { source, notes, adapters: found } = load_source(args, &counter, model)?;
     let workload = Workload {
         model: args.server.served_model_name.clone().unwrap_or_else(|| model.to_owned()),
         api: api(args),
@@ -44,18 +44,24 @@ pub(super) fn dataset_name(name: DatasetName) -> String {
     name.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
 }
 
-/// Builds the source of requests.
-fn source(
-    args: &BenchArgs,
-    counter: &TokenCounter,
-    model: &str,
-) -> anyhow::Result<(RequestSource, Vec<String>, Vec<String>)> {
+/// A source of requests, notes about it, and the adapters that its file names.
+struct LoadedSource {
+    source: RequestSource,
+    notes: Vec<String>,
+    adapters: Vec<String>,
+}
+
+fn load_source(args: &BenchArgs, counter: &TokenCounter, model: &str) -> anyhow::Result<LoadedSource> {
     let flags = &args.dataset;
     let Some(format) = format(args)? else {
         if flags.dataset_path.is_some() {
             bail!("--dataset-path needs the format of the file; give --dataset-name (sharegpt, custom, ..)");
         }
-        return Ok((RequestSource::Classes(classes(args)), Vec::new(), Vec::new()));
+        return Ok(LoadedSource {
+            source: RequestSource::Classes(classes(args)),
+            notes: Vec::new(),
+            adapters: Vec::new(),
+        });
     };
     if flags.multi_turn {
         bail!("--multi-turn generates its own prompts; use it with --dataset-name random");
@@ -76,8 +82,8 @@ fn source(
         model,
     };
     let mut items: Items = dataset::load(path, &format, &options)?;
-    let (notes, found) = (std::mem::take(&mut items.notes), std::mem::take(&mut items.adapters));
-    Ok((RequestSource::Items(Arc::new(items)), notes, found))
+    let (notes, adapters) = (std::mem::take(&mut items.notes), std::mem::take(&mut items.adapters));
+    Ok(LoadedSource { source: RequestSource::Items(Arc::new(items)), notes, adapters })
 }
 
 fn format(args: &BenchArgs) -> anyhow::Result<Option<DatasetFormat>> {

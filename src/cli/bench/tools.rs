@@ -117,7 +117,7 @@ fn compare(args: &CompareArgs) -> ExitCode {
     let done = result_pairs(args).and_then(|pairs| {
         let many = pairs.len() > 1;
         let mut all = Vec::new();
-        for (name, a, b) in pairs {
+        for ResultPair { name, a, b } in pairs {
             let comparison = compare::compare(&a, &b, options)?;
             if args.json {
                 let mut json = comparison.json();
@@ -143,18 +143,25 @@ fn compare(args: &CompareArgs) -> ExitCode {
     }
 }
 
+/// Two results to compare.
+struct ResultPair {
+    name: String,
+    a: RunResult,
+    b: RunResult,
+}
+
 /// The results to compare with each other: one of each file, or those of two sweeps, run by run.
-fn result_pairs(args: &CompareArgs) -> anyhow::Result<Vec<(String, RunResult, RunResult)>> {
+fn result_pairs(args: &CompareArgs) -> anyhow::Result<Vec<ResultPair>> {
     let (a, mut b) = (file::load(&args.a)?, file::load(&args.b)?);
     if let ([a], [b]) = (&a[..], &b[..]) {
-        return Ok(vec![(String::new(), a.clone(), b.clone())]);
+        return Ok(vec![ResultPair { name: String::new(), a: a.clone(), b: b.clone() }]);
     }
     let key = |run: &RunResult| (run.config.max_concurrency, run.config.request_rate.map(f64::to_bits));
     let (mut pairs, mut alone) = (Vec::new(), 0);
     // The first with the first of its kind, the second with the second.
     for run in a {
         match b.iter().position(|other| key(other) == key(&run)) {
-            Some(at) => pairs.push((report::name(&run), run, b.remove(at))),
+            Some(at) => pairs.push(ResultPair { name: report::name(&run), a: run, b: b.remove(at) }),
             None => alone += 1,
         }
     }

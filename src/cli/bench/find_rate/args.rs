@@ -6,13 +6,13 @@ use clap::Args;
 
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Search")]
-pub(in crate::cli::bench) struct FindRateArgs {
+pub(crate) struct FindRateArgs {
     /// Search the highest rate at which enough requests meet their objectives (--goodput, or those of --class)
     #[arg(long, conflicts_with_all = [
         "sweep_max_concurrency", "sweep_request_rate", "ramp_up_strategy", "rate_steps", "multi_turn", "duration",
         "html", "csv", "save_result", "append_result", "result_filename",
     ])]
-    pub(in crate::cli::bench) find_rate: bool,
+    pub(crate) find_rate: bool,
     /// Percentage of requests that must meet their objectives
     #[arg(long, value_name = "PERCENT", default_value_t = 99.0, requires = "find_rate")]
     pub(super) find_rate_attainment: f64,
