@@ -1,29 +1,67 @@
-//! sluice: a gateway in front of vLLM that keeps the tail short.
+//! sluice: a gateway in front of vLLM that keeps tail latency low.
 //!
 //! ```text
-//!   client --> proxy::app --> flow: estimate -> classify -> assign -> admit -> forward -> meter -> record --> telemetry
-//!                                     |            |                    |          |
-//!                             estimate/  flow/routing_table        pool/     proxy::upstream --> vLLM
-//!                                                                  (leases)
-//!   probes (serve/) --> pool health        reload (serve/) --> pool::apply, flow::RoutingTable        sim/ looks like vLLM
-//!   fleet/ starts, stops, restarts and heals engines; it cordons and resizes backends in the pool meanwhile
-//!   bench/ puts load on any server and judges it by stats/; cli/ says it, and draws it
+//!                          src/cli    the subcommands
+//!                             |
+//!                          src/serve  composition, reload, shutdown     src/admin  metrics, status, admin API
+//!                             |                                            |
+//!        +--------------------+-----------------+--------------------+----+
+//!        |                    |                 |                    |
+//!    src/fleet            src/gateway        src/bench            src/sim
+//!    engine processes     request path       load generator       simulated vLLM
+//!        |   \                |                 |                    |
+//!        |    `-------------> |                 |                    |
+//!        +--------------------+--------+--------+--------------------+
+//!                                      |
+//!                                  src/core   units, statistics, OpenAI and vLLM formats, meter
+//!
+//!   the request path, in src/gateway:
+//!
+//!   client -> proxy -> flow: estimate -> classify -> assign -> admit -> forward -> meter -> record -> telemetry
+//!                             |           |           |          |        |
+//!                         estimate/  RoutingTable  experiment/  pool/   proxy -> vLLM
 //! ```
 //!
-//! The layers are crates, so that the compiler enforces them and a change compiles only what is above it:
-//! `src/core` <- `src/gateway` <- `src/fleet`; `src/bench` and `src/sim` know `src/core` alone; this crate
-//! composes them. Within a crate modules are declared bottom-up and a file imports only from above its own line.
+//! A crate uses only crates below it, so the compiler enforces the layers and a change rebuilds only what is above it.
+//! `bench` and `sim` check the gateway from outside: they use `core` only. Within a crate modules are declared bottom-up,
+//! and a file uses only modules that are declared above its own. `tests/tidy` checks what the compiler does not.
 //!
-//! What must stay absent:
-//! 1. Response bytes are never changed or held back, except what we ourselves injected (usage
-//!    events) and take out again.
-//! 2. There is no queue, map, buffer, label set or retry without a bound that has a name.
-//! 3. There is no retry after the first response byte has reached the client.
-//! 4. Domain code (everything above `proxy`) knows no metrics library, socket, process or wall clock.
-//! 5. No request ends without exactly one record; no lease is returned but by drop; no counter is
-//!    ever repaired by a reset.
-//! 6. No `dyn`, no lock and no allocation per chunk of a stream; strings are for edges, dense ids
-//!    for the path of a request.
+//! # Words
+//!
+//! | word | meaning |
+//! |---|---|
+//! | downstream, upstream | towards the client, towards vLLM |
+//! | backend | one vLLM server, by its address; *external* when another program runs it |
+//! | engine | the vLLM process or script behind a backend; one that the gateway runs has an *engine task* |
+//! | driver | how an engine is started and stopped: a process, an operator's commands, or not at all (external) |
+//! | pool | backends that serve the same requests, with one bounded queue |
+//! | estimate | predicted tokens of a request, and how they were obtained |
+//! | class | kind of request after classification, by prompt length |
+//! | routing table | snapshot of keys, models and pools that a request uses from start to end |
+//! | admission | the decision to forward, queue or shed a request, together with the choice of a backend (placement) |
+//! | slot, permit | room for one request on a backend; room for one long prompt in prefill |
+//! | lease | the right to use a backend: slot, tokens and prefill tokens, returned by drop |
+//! | grant | the share of a backend's limits that one gateway may use |
+//! | spill | send a request to another pool, because its own has no room |
+//! | shed | refuse a request early, with a reason and `Retry-After` |
+//! | eject, readmit | take a failing backend out of rotation, and put it back |
+//! | cordon | take a backend out of rotation while its engine changes |
+//! | drain | send no new requests, let running ones finish |
+//! | probe, scrape | check an engine's health; read its metrics page |
+//! | variant, arm | a named vLLM configuration; a variant or model in an experiment, with a share of the traffic |
+//! | outcome | how a request ended: completed, client_gone, shed, refused, upstream_error, timeout |
+//! | record | what is kept of a request: exactly one each |
+//! | TTFT, ITL, TPOT, E2EL | time to first token, between tokens, per output token, end to end; defined in [`meter`] |
+//! | goodput, attainment | requests per second, and share of requests, that met all their objectives |
+//!
+//! # Invariants
+//!
+//! 1. Response bytes are never changed or delayed, except that usage events which the gateway requested are removed.
+//! 2. Every queue, map, buffer, label set and retry has a bound with a name.
+//! 3. No request is retried after the first response byte has reached the client.
+//! 4. The code below `proxy` uses no metrics library, socket, process or wall clock.
+//! 5. Every request ends with exactly one record. Leases are returned by drop. No counter is repaired by a reset.
+//! 6. There is no `dyn`, lock or allocation per chunk of a stream. The request path uses dense ids, not strings.
 
 pub use sluice_bench as bench;
 pub use sluice_core::{base, meter, openai, stats, vllm};

@@ -1,8 +1,7 @@
-//! The other side of the admin port: what subcommands ask a running gateway with.
+//! A client of the admin port, for subcommands.
 //!
-//! One connection per request, HTTP/1.1 without TLS, as the port speaks it. Bounds: [`TIMEOUT`] for the whole exchange (see [`RESTART_TIMEOUT`]),
-//! [`ANSWER_MAX`] bytes of answer. Errors say what to do next; an answer that is an error is one too, with
-//! what the gateway said.
+//! One connection per request, HTTP/1.1 without TLS. Bounds: [`TIMEOUT`] for a whole exchange ([`RESTART_TIMEOUT`] for a
+//! restart), [`RESPONSE_MAX`] bytes of response. Errors say what to do next; the gateway's own messages are passed on.
 
 use std::time::Duration;
 
@@ -14,61 +13,61 @@ use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
 use tokio::net::TcpStream;
 
-/// For connecting, asking and answering together: most things here take milliseconds, a reload a second.
+/// For a whole exchange: most take milliseconds, a reload a second.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// The same where a restart is asked for: the gateway may first have to ask vLLM for its flags, which is given 300 s.
+/// The same for a restart: the gateway may first run vLLM to list its flags, with a limit of 300 s.
 pub const RESTART_TIMEOUT: Duration = Duration::from_secs(330);
-/// Largest answer that is read: the status of the largest configuration has about 1 MiB.
-const ANSWER_MAX: usize = 16 << 20;
+/// Largest response that is read: the status of the largest configuration has about 1 MiB.
+const RESPONSE_MAX: usize = 16 << 20;
 
-/// Why there is no answer.
+/// Why a request to the admin port failed.
 #[derive(Debug, thiserror::Error)]
-pub enum ClientError {
+pub enum AdminClientError {
     /// The URL is not `http://host:port`.
     #[error("'{0}' is not an address of an admin port; write for example http://127.0.0.1:8081")]
     Url(String),
-    /// Nobody answers there.
+    /// No server responds at the address.
     #[error(
-        "no answer from the admin port at {url}: {reason}; is sluice serve running, and is server.admin this address?"
+        "no response from the admin port at {url}: {reason}; is sluice serve running, and is this its server.admin?"
     )]
     Unreachable {
-        /// Where.
+        /// The address.
         url: String,
-        /// Why.
+        /// The cause.
         reason: String,
     },
-    /// It wants a token, or another one.
-    #[error("the admin port at {url} wants its token; pass --token or set SLUICE_ADMIN_TOKEN")]
+    /// The token is missing or wrong.
+    #[error("the admin port at {url} requires its token; pass --token or set SLUICE_ADMIN_TOKEN")]
     Token {
-        /// Where.
+        /// The address.
         url: String,
     },
     /// The token cannot be sent.
-    #[error("the admin token contains characters that a header cannot carry; check --token or SLUICE_ADMIN_TOKEN")]
+    #[error("the admin token has characters that are not allowed in a header; check --token or SLUICE_ADMIN_TOKEN")]
     TokenText,
-    /// The gateway refused, and says why.
+    /// The gateway refused the request.
     #[error("{message}")]
     Refused {
-        /// The status of the answer.
+        /// The status of the response.
         status: StatusCode,
-        /// What the gateway said.
+        /// The message of the gateway.
         message: String,
-        /// What is wrong with a configuration, one line each.
+        /// The problems of a configuration, one line each.
         problems: Vec<String>,
     },
-    /// Something answered that is no gateway of ours, or of another version.
-    #[error("{url} answers, but not as an admin port of sluice does: {reason}; check the address")]
-    NotOurs {
-        /// Where.
+    /// The response is not that of an admin port, or of another version.
+    #[error("{url} responds, but is not the admin port of a sluice of this version: {reason}; check the address")]
+    Unexpected {
+        /// The address.
         url: String,
-        /// What is odd.
+        /// What was unexpected.
         reason: String,
     },
 }
 
-/// A way to ask one gateway.
+/// A client of one gateway's admin port.
 #[derive(Clone, Debug)]
-pub struct Client {
+pub struct AdminClient {
     url: String,
     authority: String,
     /// With the port, for connecting.
@@ -76,10 +75,10 @@ pub struct Client {
     token: Option<String>,
 }
 
-impl Client {
+impl AdminClient {
     /// A client of the admin port at `url` (`http://host:port`, or `host:port`).
-    pub fn new(url: &str, token: Option<&str>) -> Result<Self, ClientError> {
-        let wrong = || ClientError::Url(url.to_owned());
+    pub fn new(url: &str, token: Option<&str>) -> Result<Self, AdminClientError> {
+        let wrong = || AdminClientError::Url(url.to_owned());
         let whole = if url.contains("://") { url.to_owned() } else { format!("http://{url}") };
         let uri: Uri = whole.parse().map_err(|_| wrong())?;
         let plain = uri.scheme_str() == Some("http") && matches!(uri.path(), "" | "/");
@@ -90,45 +89,45 @@ impl Client {
         Ok(Self { url: format!("http://{authority}"), authority: authority.to_string(), target, token })
     }
 
-    /// Asks and reads the JSON answer.
-    pub async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
-        self.read(&self.ask(Method::GET, path, TIMEOUT).await?)
+    /// Sends a GET request and parses the JSON response.
+    pub async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, AdminClientError> {
+        self.parse(&self.request(Method::GET, path, TIMEOUT).await?)
     }
 
-    /// Tells it to do something and reads the JSON answer.
-    pub async fn post<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
+    /// Sends a POST request and parses the JSON response.
+    pub async fn post<T: DeserializeOwned>(&self, path: &str) -> Result<T, AdminClientError> {
         self.post_within(path, TIMEOUT).await
     }
 
-    /// The same, for what may take longer.
-    pub async fn post_within<T: DeserializeOwned>(&self, path: &str, limit: Duration) -> Result<T, ClientError> {
-        self.read(&self.ask(Method::POST, path, limit).await?)
+    /// The same with another time limit.
+    pub async fn post_within<T: DeserializeOwned>(&self, path: &str, limit: Duration) -> Result<T, AdminClientError> {
+        self.parse(&self.request(Method::POST, path, limit).await?)
     }
 
-    fn read<T: DeserializeOwned>(&self, answer: &Bytes) -> Result<T, ClientError> {
-        serde_json::from_slice(answer)
-            .map_err(|error| ClientError::NotOurs { url: self.url.clone(), reason: error.to_string() })
+    fn parse<T: DeserializeOwned>(&self, body: &Bytes) -> Result<T, AdminClientError> {
+        serde_json::from_slice(body)
+            .map_err(|error| AdminClientError::Unexpected { url: self.url.clone(), reason: error.to_string() })
     }
 
-    async fn ask(&self, method: Method, path: &str, limit: Duration) -> Result<Bytes, ClientError> {
+    async fn request(&self, method: Method, path: &str, limit: Duration) -> Result<Bytes, AdminClientError> {
         let mut request = Request::builder().method(method).uri(path).header(HOST, &self.authority);
         if let Some(token) = &self.token {
             request = request.header(AUTHORIZATION, format!("Bearer {token}"));
         }
-        let request = request.body(Empty::<Bytes>::new()).map_err(|_| ClientError::TokenText)?;
+        let request = request.body(Empty::<Bytes>::new()).map_err(|_| AdminClientError::TokenText)?;
         let exchanged = tokio::time::timeout(limit, self.exchange(request)).await;
-        let (status, answer) = match exchanged {
-            Ok(Ok(answer)) => answer,
+        let (status, body) = match exchanged {
+            Ok(Ok(response)) => response,
             Ok(Err(reason)) => return Err(self.unreachable(reason.to_string())),
-            Err(_) => return Err(self.unreachable(format!("nothing came for {} s", limit.as_secs()))),
+            Err(_) => return Err(self.unreachable(format!("no response within {} s", limit.as_secs()))),
         };
         if status.is_success() {
-            return Ok(answer);
+            return Ok(body);
         }
         if status == StatusCode::UNAUTHORIZED {
-            return Err(ClientError::Token { url: self.url.clone() });
+            return Err(AdminClientError::Token { url: self.url.clone() });
         }
-        Err(self.refused(status, &answer))
+        Err(self.refused(status, &body))
     }
 
     async fn exchange(
@@ -138,35 +137,35 @@ impl Client {
         let (host, port) = &self.target;
         let socket = TcpStream::connect((host.as_str(), *port)).await?;
         let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(socket)).await?;
-        let asking = async {
-            let answer = sender.send_request(request).await?;
-            let status = answer.status();
-            let body = Limited::new(answer.into_body(), ANSWER_MAX).collect().await?;
+        let response = async {
+            let response = sender.send_request(request).await?;
+            let status = response.status();
+            let body = Limited::new(response.into_body(), RESPONSE_MAX).collect().await?;
             Ok((status, body.to_bytes()))
         };
-        let mut asking = std::pin::pin!(asking);
+        let mut response = std::pin::pin!(response);
         tokio::select! {
-            answered = &mut asking => answered,
-            // The connection's side ends first when the answer closes it; what was read is still to come.
-            ended = connection => match asking.await {
-                Ok(answered) => Ok(answered),
+            received = &mut response => received,
+            // A connection that closes with its response may end before the response is taken from it.
+            ended = connection => match response.await {
+                Ok(received) => Ok(received),
                 Err(error) => Err(ended.err().map_or(error, Into::into)),
             },
         }
     }
 
-    fn unreachable(&self, reason: String) -> ClientError {
-        ClientError::Unreachable { url: self.url.clone(), reason }
+    fn unreachable(&self, reason: String) -> AdminClientError {
+        AdminClientError::Unreachable { url: self.url.clone(), reason }
     }
 
-    fn refused(&self, status: StatusCode, answer: &Bytes) -> ClientError {
-        let said: serde_json::Value = serde_json::from_slice(answer).unwrap_or_default();
-        let Some(message) = said["error"]["message"].as_str() else {
-            return ClientError::NotOurs { url: self.url.clone(), reason: format!("it said {status}") };
+    fn refused(&self, status: StatusCode, body: &Bytes) -> AdminClientError {
+        let error: serde_json::Value = serde_json::from_slice(body).unwrap_or_default();
+        let Some(message) = error["error"]["message"].as_str() else {
+            return AdminClientError::Unexpected { url: self.url.clone(), reason: format!("status {status}") };
         };
-        let problems = said["error"]["problems"].as_array().into_iter().flatten();
+        let problems = error["error"]["problems"].as_array().into_iter().flatten();
         let problems = problems.filter_map(|line| line.as_str().map(str::to_owned)).collect();
-        ClientError::Refused { status, message: message.to_owned(), problems }
+        AdminClientError::Refused { status, message: message.to_owned(), problems }
     }
 }
 
@@ -175,13 +174,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_read_as_people_write_them() {
-        let target = |url: &str| Client::new(url, None).unwrap().target;
+    fn addresses_are_accepted_with_and_without_scheme() {
+        let target = |url: &str| AdminClient::new(url, None).unwrap().target;
         assert_eq!(target("http://127.0.0.1:8081"), ("127.0.0.1".to_owned(), 8081));
         assert_eq!(target("localhost:9000"), ("localhost".to_owned(), 9000));
         assert_eq!(target("http://[::1]:8081/"), ("::1".to_owned(), 8081));
         for wrong in ["https://127.0.0.1:8081", "http://127.0.0.1:8081/metrics", "", "http://"] {
-            assert!(matches!(Client::new(wrong, None), Err(ClientError::Url(_))), "{wrong}");
+            assert!(matches!(AdminClient::new(wrong, None), Err(AdminClientError::Url(_))), "{wrong}");
         }
     }
 }

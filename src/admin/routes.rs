@@ -1,11 +1,11 @@
-//! What the admin port answers: one table of paths, who may ask, and the errors.
+//! The routes of the admin port: paths, methods, authorization and errors.
 //!
-//! Bodies of requests are never read; nothing here takes one. Errors are JSON:
+//! Request bodies are never read. Errors are JSON:
 //! `{"error":{"code":..,"message":..}}`, with `problems` when a configuration was refused.
 //!
-//! A page of somebody else's, open in the operator's browser, must not be able to change anything here: a POST that a
-//! browser marks as coming from another origin is refused (`cross_origin`), whether or not there is a token.
-//! Tokens are compared in constant time, by their digests, so that not even their length shows.
+//! A page from another site, open in the operator's browser, must not be able to change anything: a POST that the browser
+//! marks as cross-origin is refused (`cross_origin`), with or without a token. Tokens are compared by their digests in
+//! constant time, so that not even their length leaks.
 
 use std::sync::Arc;
 
@@ -16,13 +16,14 @@ use serde_json::json;
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
-use super::ask::{self, decode};
-use super::{BackendRestartError, Control, ReloadError};
+use super::control::Control;
+use super::error::{BackendRestartError, ReloadError};
+use super::restart_query::{self, decode};
 use crate::fleet::{ChangeStarted, RestartError};
 
-/// The live page; whole, without any external resource.
+/// The live page, without external resources.
 const PAGE: &str = include_str!("ui/index.html");
-/// What the page may do: run what stands in it and ask this very server, nothing else.
+/// The page may run its own scripts and send requests to this server only.
 const PAGE_POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; \
                            img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 /// Prometheus' text format.
@@ -40,10 +41,10 @@ impl std::fmt::Debug for Admin {
     }
 }
 
-/// Answers are small texts.
-pub type Answer = Response<String>;
+/// Responses are small texts.
+pub type AdminResponse = Response<String>;
 
-/// What a path means.
+/// A path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Route {
     Page,
@@ -97,50 +98,50 @@ impl Route {
 }
 
 impl Admin {
-    /// An API that asks `control`.
+    /// The API over `control`.
     pub fn new(control: Arc<dyn Control>) -> Self {
         Self { control }
     }
 
-    /// Answers one request.
-    pub async fn answer<B>(&self, request: &Request<B>) -> Answer {
+    /// Handles one request.
+    pub async fn respond<B>(&self, request: &Request<B>) -> AdminResponse {
         let Some(route) = Route::of(request.uri().path()) else {
             let message =
-                format!("there is no {} here; see /, /metrics, /health and /admin/status", request.uri().path());
+                format!("there is no route {}; see /, /metrics, /health and /admin/status", request.uri().path());
             return error(StatusCode::NOT_FOUND, "not_found", &message);
         };
         if !route.allows(request.method()) {
             let message = format!("{} takes {}", request.uri().path(), route.allowed());
-            let mut answer = error(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", &message);
-            answer.headers_mut().insert(ALLOW, HeaderValue::from_static(route.allowed()));
-            return answer;
+            let mut response = error(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", &message);
+            response.headers_mut().insert(ALLOW, HeaderValue::from_static(route.allowed()));
+            return response;
         }
         if request.method() == Method::POST && !same_origin(request.headers()) {
-            let message = "a page of another origin may not change anything here; use the live page, curl or sluice";
+            let message = "requests from pages of another origin are refused; use the live page, curl or sluice";
             return error(StatusCode::FORBIDDEN, "cross_origin", message);
         }
-        if route.needs_token() && !self.may(request.headers()) {
+        if route.needs_token() && !self.is_authorized(request.headers()) {
             let message = "send the admin token as Authorization: Bearer TOKEN (auth.admin_token in the configuration)";
-            let mut answer = error(StatusCode::UNAUTHORIZED, "unauthorized", message);
-            answer.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
-            return answer;
+            let mut response = error(StatusCode::UNAUTHORIZED, "unauthorized", message);
+            response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+            return response;
         }
-        // Reading files, and the locks that requests use, are not for the threads that serve connections.
+        // Reloads read files, and the status takes locks that requests use: not on the threads of connections.
         let (admin, query) = (self.clone(), request.uri().query().unwrap_or_default().to_owned());
         match tokio::task::spawn_blocking(move || admin.act(route, &query)).await {
-            Ok(answer) => answer,
+            Ok(response) => response,
             Err(failed) => {
-                tracing::error!(error = %failed, "an admin request failed");
+                tracing::error!(error = %failed, "a handler of the admin api panicked");
                 error(
                     StatusCode::INTERNAL_SERVER_ERROR,
                     "internal",
-                    "this request failed inside the gateway; see its log",
+                    "the gateway failed to handle this request; see its log",
                 )
             }
         }
     }
 
-    fn act(&self, route: Route, query: &str) -> Answer {
+    fn act(&self, route: Route, query: &str) -> AdminResponse {
         match route {
             Route::Page => page(),
             Route::Metrics => text(StatusCode::OK, METRICS_TYPE, self.control.metrics()),
@@ -152,23 +153,23 @@ impl Admin {
         }
     }
 
-    fn reload(&self) -> Answer {
+    fn reload(&self) -> AdminResponse {
         let problem = match self.control.reload() {
             Ok(changes) => return json(StatusCode::OK, &json!({ "changes": changes })),
             Err(problem) => problem,
         };
-        let said = problem.to_string();
+        let message = problem.to_string();
         match problem {
             ReloadError::Problems(problems) => {
-                let body = json!({ "error": { "code": "invalid_config", "message": said, "problems": problems } });
+                let body = json!({ "error": { "code": "invalid_config", "message": message, "problems": problems } });
                 json(StatusCode::UNPROCESSABLE_ENTITY, &body)
             }
-            ReloadError::Busy => error(StatusCode::CONFLICT, "reload_busy", &said),
-            ReloadError::NoFile => error(StatusCode::CONFLICT, "no_config_file", &said),
+            ReloadError::Busy => error(StatusCode::CONFLICT, "reload_busy", &message),
+            ReloadError::NoFile => error(StatusCode::CONFLICT, "no_config_file", &message),
         }
     }
 
-    fn set_draining(&self, pool: &str, backend: &str, draining: bool) -> Answer {
+    fn set_draining(&self, pool: &str, backend: &str, draining: bool) -> AdminResponse {
         match self.control.set_draining(pool, backend, draining) {
             Ok(()) => {
                 tracing::info!(pool, backend, draining, "rotation changed through the admin api");
@@ -178,13 +179,13 @@ impl Admin {
         }
     }
 
-    fn restart(&self, pool: &str, backend: &str, query: &str) -> Answer {
-        let ask = match ask::read(query) {
-            Ok(ask) => ask,
+    fn restart(&self, pool: &str, backend: &str, query: &str) -> AdminResponse {
+        let request = match restart_query::parse(query) {
+            Ok(request) => request,
             Err(wrong) => return error(StatusCode::BAD_REQUEST, "bad_request", &wrong.to_string()),
         };
-        tracing::info!(pool, backend, query, "restart asked for through the admin api");
-        let refused = match self.control.restart(pool, backend, ask) {
+        tracing::info!(pool, backend, query, "restart requested through the admin api");
+        let refused = match self.control.restart(pool, backend, request) {
             Ok(ChangeStarted { change, notices }) => {
                 let begun = json!({ "pool": pool, "backend": backend, "change": change, "notices": notices });
                 return json(StatusCode::ACCEPTED, &begun);
@@ -206,7 +207,7 @@ impl Admin {
         error(status, code, &refused.to_string())
     }
 
-    fn may(&self, headers: &HeaderMap) -> bool {
+    fn is_authorized(&self, headers: &HeaderMap) -> bool {
         let Some(wanted) = self.control.admin_token() else { return true };
         let given = headers.get(AUTHORIZATION).map(HeaderValue::as_bytes).unwrap_or_default();
         let bearer = given.len() > 7 && given[..7].eq_ignore_ascii_case(b"bearer ");
@@ -218,7 +219,7 @@ fn digest(token: &[u8]) -> [u8; 32] {
     Sha256::digest(token).into()
 }
 
-/// Whether a browser does not say that the request comes from elsewhere. Other clients say nothing.
+/// Whether no header marks the request as cross-origin. Only browsers send these headers.
 fn same_origin(headers: &HeaderMap) -> bool {
     let text = |name: HeaderName| headers.get(name).map(|value| value.to_str().unwrap_or("null"));
     let site = text(HeaderName::from_static("sec-fetch-site")).unwrap_or("none");
@@ -231,31 +232,31 @@ fn same_origin(headers: &HeaderMap) -> bool {
     }
 }
 
-fn page() -> Answer {
-    let mut answer = text(StatusCode::OK, "text/html; charset=utf-8", PAGE.to_owned());
-    answer.headers_mut().insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(PAGE_POLICY));
-    answer.headers_mut().insert(REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
-    answer
+fn page() -> AdminResponse {
+    let mut response = text(StatusCode::OK, "text/html; charset=utf-8", PAGE.to_owned());
+    response.headers_mut().insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(PAGE_POLICY));
+    response.headers_mut().insert(REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
+    response
 }
 
-fn error(status: StatusCode, code: &str, message: &str) -> Answer {
+fn error(status: StatusCode, code: &str, message: &str) -> AdminResponse {
     json(status, &json!({ "error": { "code": code, "message": message } }))
 }
 
-fn json(status: StatusCode, body: &impl serde::Serialize) -> Answer {
-    // Cannot fail: every shape has string keys and no number that JSON does not know turns up as a key.
+fn json(status: StatusCode, body: &impl serde::Serialize) -> AdminResponse {
+    // Cannot fail: all keys are strings.
     let body = serde_json::to_string(body).unwrap_or_default();
     text(status, "application/json", body + "\n")
 }
 
-fn text(status: StatusCode, kind: &'static str, body: String) -> Answer {
-    let mut answer = Response::new(body);
-    *answer.status_mut() = status;
-    let headers = answer.headers_mut();
+fn text(status: StatusCode, kind: &'static str, body: String) -> AdminResponse {
+    let mut response = Response::new(body);
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(kind));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-    answer
+    response
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 //!
 //! Bounds: [`CONNECTIONS_MAX`] connections at once, further ones wait in the kernel's backlog; headers must arrive within
 //! [`HEADER_TIMEOUT`], which also ends idle keep-alive connections; bodies are not read. It runs beside the data
-//! plane and shares nothing with it but what [`Control`] hands out, so a slow reader here delays nobody there.
+//! plane and shares only the state behind [`Control`] with it, so a slow reader here delays no request there.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -17,7 +17,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio_util::task::TaskTracker;
 
-use super::Control;
+use super::control::Control;
 use super::routes::Admin;
 use crate::proxy::ListenError;
 
@@ -26,7 +26,7 @@ const CONNECTIONS_MAX: usize = 64;
 /// For the headers of a request to arrive, the first or the next one. Above the interval of common scrapers (15 to
 /// 60 s), so that they keep their connection.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(75);
-/// After a failed accept, which means that descriptors ran out: room may come back soon.
+/// Pause after a failed accept, which means that no file descriptor is left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// A bound admin socket.
@@ -45,12 +45,12 @@ pub async fn bind(address: SocketAddr) -> Result<Socket, ListenError> {
 }
 
 impl Socket {
-    /// Where it listens.
+    /// The bound address.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Serves until `end` says true (or its sender is gone), then lets running requests finish.
+    /// Serves until `end` is true (or its sender is dropped), then lets running requests finish.
     pub async fn serve(self, control: Arc<dyn Control>, mut end: watch::Receiver<bool>) {
         let admin = Admin::new(control);
         let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
@@ -87,7 +87,7 @@ impl Socket {
 async fn connection(socket: TcpStream, admin: Admin, mut end: watch::Receiver<bool>) {
     let service = service_fn(move |request: hyper::Request<Incoming>| {
         let admin = admin.clone();
-        async move { Ok::<_, Infallible>(admin.answer(&request).await) }
+        async move { Ok::<_, Infallible>(admin.respond(&request).await) }
     });
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT);

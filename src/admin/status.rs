@@ -1,20 +1,20 @@
-//! What `/admin/status` says, as types: written by the gateway, read by `sluice status` and the live page.
+//! The types of `/admin/status`: written by the gateway, read by `sluice status` and the live page.
 //!
-//! Limits that are not set are absent. Times of day are RFC 3339 in UTC, durations say their unit in their name. Fields
-//! are only ever added, and a reader fills what an older gateway does not say with its default.
+//! Limits that are not set are absent. Times of day are RFC 3339 in UTC; the names of durations have their unit. Fields are
+//! only ever added. A field that an older gateway does not send has its default.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
-use super::NoSuchBackend;
+use super::error::NoSuchBackend;
 use crate::base::BackendId;
 use crate::fleet::EngineView;
 use crate::pool::{BackendFault, BackendView, Cordon, Phase, PoolView};
 use crate::telemetry::{MinuteStats, Telemetry};
 
-/// Everything that is shown.
+/// The response to `/admin/status`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Status {
     /// The process.
@@ -28,11 +28,11 @@ pub struct Status {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct About {
-    /// Of the gateway.
+    /// Of the gateway's build.
     pub version: String,
     /// Since it was started.
     pub uptime_seconds: f64,
-    /// Where clients connect.
+    /// The address of the client port.
     pub listen: String,
     /// The file; absent when it was started by flags.
     pub config: Option<String>,
@@ -42,12 +42,12 @@ pub struct About {
     pub last_reload: Option<LastReload>,
 }
 
-/// How the last reload went.
+/// The last reload.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LastReload {
-    /// When.
+    /// When it ended.
     pub time: String,
-    /// Whether it was taken over.
+    /// Whether the configuration was applied.
     pub ok: bool,
     /// The changes, or the problems.
     pub lines: Vec<String>,
@@ -61,7 +61,7 @@ pub struct PoolStatus {
     pub name: String,
     /// Requests waiting.
     pub queue: Used,
-    /// The last minute of requests that are at home here, wherever they ran.
+    /// The last minute of the requests that belong to this pool, including those that spilled to another.
     pub last_minute: MinuteStats,
     /// Its backends.
     pub backends: Vec<BackendStatus>,
@@ -83,7 +83,7 @@ pub struct Used {
 pub struct BackendStatus {
     /// Its name.
     pub name: String,
-    /// Where it is reached.
+    /// The address of its engine.
     pub url: String,
     /// starting, ready, probation, ejected, down, draining or removed.
     pub state: String,
@@ -110,7 +110,7 @@ pub struct BackendStatus {
     pub tpot_ms: Option<f64>,
     /// Prompt tokens per second as observed (a guess before the first long enough prompt).
     pub prefill_tokens_per_second: f64,
-    /// The engine's context limit, once it has told.
+    /// The engine's context limit, once it has reported it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_model_len: Option<u64>,
     /// The engine behind it, when the gateway runs it.
@@ -119,7 +119,7 @@ pub struct BackendStatus {
 }
 
 impl Status {
-    /// The picture of `pools` at `now`.
+    /// The status of `pools` at `now`.
     pub fn new(about: About, pools: &[PoolView], engines: &[EngineView], telemetry: &Telemetry, now: Instant) -> Self {
         let engine = |pool: &str, name: &str| {
             let is_it = |view: &&EngineView| view.backend.split_once('/') == Some((pool, name));
@@ -149,7 +149,7 @@ impl BackendStatus {
             name: backend.name.to_string(),
             url: backend.address.endpoint.to_string(),
             state: backend.state().to_owned(),
-            // While whoever runs its engine has taken it out, its probes say nothing.
+            // While its engine is cordoned, failed probes are expected.
             reason: reason(backend.phase, now).filter(|_| backend.cordon == Cordon::Open),
             weight: backend.weight,
             in_flight: used.requests.into(),
@@ -170,7 +170,7 @@ impl BackendStatus {
 }
 
 fn reason(phase: Phase, now: Instant) -> Option<String> {
-    let said = match phase {
+    let reason = match phase {
         Phase::Starting => "no probe has succeeded yet".to_owned(),
         Phase::Ready => return None,
         Phase::Probation => "on trial with one request at a time".to_owned(),
@@ -181,24 +181,24 @@ fn reason(phase: Phase, now: Instant) -> Option<String> {
             } else {
                 "out until a probe succeeds".to_owned()
             };
-            format!("{}, {then}", fault_said(fault))
+            format!("{}, {then}", fault_text(fault))
         }
-        Phase::Down => "its probe fails".to_owned(),
+        Phase::Down => "its probes fail".to_owned(),
     };
-    Some(said)
+    Some(reason)
 }
 
-fn fault_said(fault: BackendFault) -> &'static str {
+fn fault_text(fault: BackendFault) -> &'static str {
     match fault {
         BackendFault::Connect => "failed connections",
-        BackendFault::Response => "failed answers",
+        BackendFault::Response => "failed responses",
         BackendFault::Timeout => "timeouts",
-        BackendFault::Hung => "streams stood still",
+        BackendFault::Hung => "stalled streams",
     }
 }
 
-/// The backend of these names, for whoever implements [`Control::set_draining`](super::Control::set_draining).
-/// One that is being removed is not found: its fate is decided.
+/// The backend of these names, for implementations of [`Control`](super::Control). A backend that is being removed is not
+/// found.
 pub fn find(pools: &[PoolView], pool: &str, backend: &str) -> Result<BackendId, NoSuchBackend> {
     let Some(found) = pools.iter().find(|view| &*view.name == pool) else {
         let known = names(pools.iter().map(|view| &*view.name));
@@ -215,7 +215,7 @@ pub fn find(pools: &[PoolView], pool: &str, backend: &str) -> Result<BackendId, 
     }
 }
 
-/// Names listed in a message.
+/// Most names in a message.
 const NAMES_SHOWN: usize = 20;
 
 fn names<'a>(all: impl Iterator<Item = &'a str>) -> String {

@@ -1,4 +1,4 @@
-//! The admin port over loopback: who may ask, what is answered, what is refused.
+//! The admin port over loopback: authorization, responses, refusals.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,6 +12,7 @@ use tokio::time::{Instant, timeout};
 use super::status::find;
 use super::*;
 use crate::config::Secret;
+use crate::fleet::{ChangeStarted, RestartError, RestartRequest};
 use crate::flow::Outcome;
 use crate::pool::Admission;
 use crate::telemetry::{Telemetry, testing};
@@ -19,7 +20,7 @@ use crate::telemetry::{Telemetry, testing};
 const TOKEN: &str = "open sesame";
 const DEADLINE: Duration = Duration::from_secs(20);
 
-/// A gateway that is all state and no traffic.
+/// A gateway with state and without traffic.
 struct Fake {
     admission: Arc<Admission>,
     telemetry: Telemetry,
@@ -38,7 +39,7 @@ impl Control for Fake {
     }
 
     fn status(&self) -> Status {
-        assert!(!self.panics.load(Ordering::Relaxed), "asked to fail");
+        assert!(!self.panics.load(Ordering::Relaxed), "configured to fail");
         let about = About { version: "0.0.0".into(), listen: "127.0.0.1:8080".into(), ..About::default() };
         Status::new(about, &self.admission.view(), &[], &self.telemetry, Instant::now())
     }
@@ -53,10 +54,15 @@ impl Control for Fake {
         Ok(())
     }
 
-    fn restart(&self, pool: &str, backend: &str, ask: RestartRequest) -> Result<ChangeStarted, BackendRestartError> {
+    fn restart(
+        &self,
+        pool: &str,
+        backend: &str,
+        request: RestartRequest,
+    ) -> Result<ChangeStarted, BackendRestartError> {
         find(&self.admission.view(), pool, backend)?;
         let name = format!("{pool}/{backend}");
-        if ask.hold {
+        if request.hold {
             Ok(ChangeStarted { change: 7, notices: vec!["x is dropped".to_owned()] })
         } else {
             Err(RestartError::NotManaged(name).into())
@@ -85,14 +91,14 @@ async fn served(token: Option<&str>, reload: fn() -> Result<Vec<String>, ReloadE
     Served { address, control, _end: end }
 }
 
-/// Asks with these further header lines; status, head and body.
-async fn ask(served: &Served, request: &str, headers: &str) -> (u16, String, String) {
+/// Sends a request with these further header lines. Returns status, head and body.
+async fn send(served: &Served, request: &str, headers: &str) -> (u16, String, String) {
     let mut socket = TcpStream::connect(&served.address).await.unwrap();
     let text = format!("{request} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n{headers}\r\n", served.address);
     socket.write_all(text.as_bytes()).await.unwrap();
-    let mut answer = String::new();
-    timeout(DEADLINE, socket.read_to_string(&mut answer)).await.unwrap().unwrap();
-    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    let mut response = String::new();
+    timeout(DEADLINE, socket.read_to_string(&mut response)).await.unwrap().unwrap();
+    let (head, body) = response.split_once("\r\n\r\n").unwrap();
     (head[9..12].parse().unwrap(), head.to_lowercase(), body.to_owned())
 }
 
@@ -110,40 +116,40 @@ fn code(body: &str) -> String {
 async fn the_page_metrics_and_health_need_no_token_and_the_rest_does() {
     let served = served(Some(TOKEN), no_changes).await;
     for open in ["GET /", "GET /metrics", "GET /health", "HEAD /health", "GET /health?verbose=1"] {
-        assert_eq!(ask(&served, open, "").await.0, 200, "{open}");
+        assert_eq!(send(&served, open, "").await.0, 200, "{open}");
     }
     for locked in ["GET /admin/status", "POST /admin/reload", "POST /admin/backends/short/gpu0/drain"] {
         for headers in ["", "Authorization: Bearer open sesam\r\n", "Authorization: Basic b3BlbiBzZXNhbWU=\r\n"] {
-            let (status, head, body) = ask(&served, locked, headers).await;
+            let (status, head, body) = send(&served, locked, headers).await;
             assert_eq!((status, code(&body).as_str()), (401, "unauthorized"), "{locked}");
             assert!(head.contains("www-authenticate: bearer"));
         }
-        assert_eq!(ask(&served, locked, &format!("Authorization: Bearer {TOKEN}\r\n")).await.0, 200, "{locked}");
+        assert_eq!(send(&served, locked, &format!("Authorization: Bearer {TOKEN}\r\n")).await.0, 200, "{locked}");
     }
 }
 
 #[tokio::test]
-async fn what_is_not_there_is_404_and_the_wrong_method_405_in_json() {
+async fn an_unknown_path_is_404_and_a_wrong_method_405_in_json() {
     let served = served(None, no_changes).await;
     for missing in ["GET /nothing", "GET /v1/chat/completions", "POST /admin/backends/short/gpu0/explode"] {
-        let (status, _, body) = ask(&served, missing, "").await;
+        let (status, _, body) = send(&served, missing, "").await;
         assert_eq!((status, code(&body).as_str()), (404, "not_found"), "{missing}");
     }
     for (wrong, allowed) in [("GET /admin/reload", "allow: post"), ("DELETE /metrics", "allow: get, head")] {
-        let (status, head, body) = ask(&served, wrong, "").await;
+        let (status, head, body) = send(&served, wrong, "").await;
         assert_eq!((status, code(&body).as_str()), (405, "method_not_allowed"), "{wrong}");
         assert!(head.contains(allowed), "{head}");
     }
 }
 
 #[tokio::test]
-async fn a_reload_answers_with_the_changes_or_with_the_problems() {
+async fn a_reload_returns_the_changes_or_the_problems() {
     let changed = served(None, || Ok(vec!["pool short: slots: 64 -> 32".to_owned()])).await;
-    let (status, _, body) = ask(&changed, "POST /admin/reload", "").await;
+    let (status, _, body) = send(&changed, "POST /admin/reload", "").await;
     assert_eq!((status, body.as_str()), (200, "{\"changes\":[\"pool short: slots: 64 -> 32\"]}\n"));
 
     let bad = served(None, || Err(ReloadError::Problems(vec!["pool[0].slots: 0 is outside 1 to 65536".into()]))).await;
-    let (status, _, body) = ask(&bad, "POST /admin/reload", "").await;
+    let (status, _, body) = send(&bad, "POST /admin/reload", "").await;
     assert_eq!((status, code(&body).as_str()), (422, "invalid_config"));
     assert!(body.contains("\"problems\":[\"pool[0].slots: 0 is outside 1 to 65536\"]"), "{body}");
 
@@ -151,7 +157,7 @@ async fn a_reload_answers_with_the_changes_or_with_the_problems() {
         [((|| Err(ReloadError::Busy)) as fn() -> _, "reload_busy"), (|| Err(ReloadError::NoFile), "no_config_file")]
     {
         let served = served(None, reload).await;
-        let (status, _, body) = ask(&served, "POST /admin/reload", "").await;
+        let (status, _, body) = send(&served, "POST /admin/reload", "").await;
         assert_eq!((status, code(&body).as_str()), (409, expected));
     }
 }
@@ -159,48 +165,48 @@ async fn a_reload_answers_with_the_changes_or_with_the_problems() {
 #[tokio::test]
 async fn draining_and_enabling_show_in_the_status() {
     let served = served(None, no_changes).await;
-    let client = Client::new(&served.address, None).unwrap();
+    let client = AdminClient::new(&served.address, None).unwrap();
     let state = async || client.get::<Status>("/admin/status").await.unwrap().pools[0].backends[0].state.clone();
     assert_eq!(state().await, "ready");
     let _: serde_json::Value = client.post("/admin/backends/short/gpu0/drain").await.unwrap();
     assert_eq!(state().await, "draining");
     let _: serde_json::Value = client.post("/admin/backends/short/gpu0/enable").await.unwrap();
     assert_eq!(state().await, "ready");
-    for (path, said) in [
+    for (path, message) in [
         ("/admin/backends/short/gpu7/drain", "there is no backend 'gpu7' in pool 'short'; its backends are: gpu0"),
         ("/admin/backends/shrot/gpu0/drain", "there is no pool 'shrot'; pools are: short, long"),
     ] {
         let refused = client.post::<serde_json::Value>(path).await.unwrap_err();
-        assert_eq!(refused.to_string(), said);
+        assert_eq!(refused.to_string(), message);
     }
 }
 
 #[tokio::test]
-async fn a_restart_answers_with_its_number_or_with_what_is_in_its_way() {
+async fn a_restart_returns_its_number_or_why_it_is_refused() {
     let served = served(None, no_changes).await;
     let path = |query: &str| format!("POST /admin/backends/short/gpu0/restart{query}");
-    let (status, _, body) = ask(&served, &path("?set=max-num-seqs%3D32&hold"), "").await;
+    let (status, _, body) = send(&served, &path("?set=max-num-seqs%3D32&hold"), "").await;
     assert_eq!(
         (status, body.trim()),
         (202, r#"{"backend":"gpu0","change":7,"notices":["x is dropped"],"pool":"short"}"#)
     );
-    let (status, _, body) = ask(&served, &path(""), "").await;
+    let (status, _, body) = send(&served, &path(""), "").await;
     assert_eq!((status, code(&body).as_str()), (409, "not_managed"));
-    assert!(body.contains("drain it here, restart it there"), "{body}");
-    let (status, _, body) = ask(&served, &path("?force"), "").await;
+    assert!(body.contains("drain it here, restart it where it runs"), "{body}");
+    let (status, _, body) = send(&served, &path("?force"), "").await;
     assert_eq!((status, code(&body).as_str()), (400, "bad_request"));
-    let (status, _, body) = ask(&served, "POST /admin/backends/short/gpu9/restart?hold", "").await;
+    let (status, _, body) = send(&served, "POST /admin/backends/short/gpu9/restart?hold", "").await;
     assert_eq!((status, code(&body).as_str()), (404, "no_such_backend"));
-    assert_eq!(ask(&served, "GET /admin/backends/short/gpu0/restart", "").await.0, 405);
+    assert_eq!(send(&served, "GET /admin/backends/short/gpu0/restart", "").await.0, 405);
 }
 
 #[tokio::test]
 async fn a_page_of_another_origin_cannot_change_anything() {
     let served = served(None, no_changes).await;
     let own = format!("Origin: http://{}\r\nSec-Fetch-Site: same-origin\r\n", served.address);
-    assert_eq!(ask(&served, "POST /admin/reload", &own).await.0, 200);
+    assert_eq!(send(&served, "POST /admin/reload", &own).await.0, 200);
     for headers in ["Origin: http://evil.example\r\n", "Sec-Fetch-Site: cross-site\r\n", "Origin: null\r\n"] {
-        let (status, _, body) = ask(&served, "POST /admin/reload", headers).await;
+        let (status, _, body) = send(&served, "POST /admin/reload", headers).await;
         assert_eq!((status, code(&body).as_str()), (403, "cross_origin"), "{headers}");
     }
 }
@@ -208,7 +214,7 @@ async fn a_page_of_another_origin_cannot_change_anything() {
 #[tokio::test]
 async fn the_status_shows_pools_backends_and_the_last_minute() {
     let served = served(None, no_changes).await;
-    let status: Status = Client::new(&served.address, None).unwrap().get("/admin/status").await.unwrap();
+    let status: Status = AdminClient::new(&served.address, None).unwrap().get("/admin/status").await.unwrap();
     let short = &status.pools[0];
     assert_eq!((short.name.as_str(), short.queue.limit), ("short", Some(512)));
     assert_eq!((short.last_minute.completed, short.last_minute.refused), (1, 1));
@@ -225,7 +231,7 @@ async fn the_status_shows_pools_backends_and_the_last_minute() {
 #[tokio::test]
 async fn the_page_may_load_nothing_from_elsewhere() {
     let served = served(None, no_changes).await;
-    let (_, head, page) = ask(&served, "GET /", "").await;
+    let (_, head, page) = send(&served, "GET /", "").await;
     assert!(head.contains("content-security-policy: default-src 'none'"), "{head}");
     for needle in ["src=\"http", "href=\"http", "@import", "url(", "innerHTML"] {
         assert!(!page.contains(needle), "{needle}");
@@ -233,23 +239,23 @@ async fn the_page_may_load_nothing_from_elsewhere() {
 }
 
 #[tokio::test]
-async fn a_failure_inside_is_a_500_and_the_port_goes_on() {
+async fn a_panic_in_a_handler_is_a_500_and_the_port_keeps_serving() {
     let served = served(None, no_changes).await;
     served.control.panics.store(true, Ordering::Relaxed);
-    let (status, _, body) = ask(&served, "GET /admin/status", "").await;
+    let (status, _, body) = send(&served, "GET /admin/status", "").await;
     assert_eq!((status, code(&body).as_str()), (500, "internal"));
     served.control.panics.store(false, Ordering::Relaxed);
-    assert_eq!(ask(&served, "GET /admin/status", "").await.0, 200);
+    assert_eq!(send(&served, "GET /admin/status", "").await.0, 200);
 }
 
 #[tokio::test]
-async fn the_client_says_what_to_do_next() {
+async fn errors_of_the_client_say_what_to_do_next() {
     let served = served(Some(TOKEN), no_changes).await;
-    let get = async |token| Client::new(&served.address, token).unwrap().get::<Status>("/admin/status").await;
+    let get = async |token| AdminClient::new(&served.address, token).unwrap().get::<Status>("/admin/status").await;
     assert!(get(Some(TOKEN)).await.is_ok());
     let locked = get(None).await.unwrap_err().to_string();
     assert!(locked.contains("pass --token or set SLUICE_ADMIN_TOKEN"), "{locked}");
-    let nobody = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().to_string();
-    let error = Client::new(&nobody, None).unwrap().get::<Status>("/admin/status").await.unwrap_err().to_string();
-    assert!(error.contains("no answer from the admin port") && error.contains("is sluice serve running"), "{error}");
+    let unused = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().to_string();
+    let error = AdminClient::new(&unused, None).unwrap().get::<Status>("/admin/status").await.unwrap_err().to_string();
+    assert!(error.contains("no response from the admin port") && error.contains("is sluice serve running"), "{error}");
 }

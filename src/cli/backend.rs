@@ -1,8 +1,8 @@
-//! `sluice backend list|drain|restart|enable`: backends of a running gateway, and the engines that it runs.
+//! `sluice backend list|drain|restart|enable`: the backends of a running gateway, and the engines that it runs.
 //!
-//! A backend is named as in the configuration, `gpu0`, or `short/gpu0` where two pools have one of that name. With `--wait`
-//! a command stays until what it began has ended and says on stderr how it goes on: `drain` until nothing is in flight,
-//! `enable` until it is in rotation, `restart` until the change has an outcome.
+//! A backend is named as in the configuration, `gpu0`, or `short/gpu0` where two pools have a backend of that name. With
+//! `--wait` a command shows progress on stderr and waits: `drain` until nothing is in flight, `enable` until the backend is
+//! in rotation, `restart` until the change has an outcome.
 //! Exit codes: 0 done; 1 refused, failed, or rolled back (the message says why and what to do); 2 wrong usage.
 
 use std::io::{IsTerminal, Write};
@@ -15,14 +15,14 @@ use comfy_table::{ContentArrangement, Table};
 use serde_json::{Value, json};
 
 use crate::admin::status::{BackendStatus, Status};
-use crate::admin::{Client, ClientError, RESTART_TIMEOUT, encode, flag, query};
+use crate::admin::{AdminClient, AdminClientError, RESTART_TIMEOUT, encode, flag, query};
 use crate::config;
 use crate::fleet::EngineView;
 
-/// Between two looks with `--wait`.
-const EVERY: Duration = Duration::from_millis(200);
-/// Looks without an answer until `--wait` gives up: a gateway that is being restarted comes back within this time.
-const MISSES_MAX: u32 = 150;
+/// Between two polls with `--wait`.
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
+/// Failed polls until `--wait` gives up: enough for a gateway to be restarted meanwhile.
+const FAILED_POLLS_MAX: u32 = 150;
 
 /// Backends of a running gateway, and the engines it runs.
 #[derive(Clone, Debug, clap::Args)]
@@ -49,45 +49,45 @@ enum Command {
     Drain {
         /// The backend, such as gpu0 or short/gpu0
         name: String,
-        /// Stay until nothing is in flight
+        /// Wait until nothing is in flight
         #[arg(long)]
         wait: bool,
     },
-    /// Restart an engine that the gateway runs, with other flags if wanted, without losing a request
+    /// Restart an engine that the gateway runs, optionally with other flags, without losing requests
     Restart {
         /// The backend, such as gpu0 or short/gpu0
         name: String,
         /// Change a flag of the engine, such as max-num-seqs=32 (repeatable)
         #[arg(long = "set", value_name = "FLAG=VALUE")]
         set: Vec<String>,
-        /// Forget flags changed earlier: start from the configuration
+        /// Drop flags changed earlier: start from the configuration
         #[arg(long)]
         reset: bool,
-        /// Go on although no other backend can stand in: requests wait in the queue
+        /// Restart even if no other backend can serve its models: requests wait in the queue
         #[arg(long)]
         hold: bool,
-        /// Cut requests that outlast the drain (fleet.drain), instead of giving the restart up
+        /// Cut requests that outlast the drain (fleet.drain), instead of abandoning the restart
         #[arg(long)]
         cut: bool,
-        /// Stay until it serves again
+        /// Wait until the engine serves again
         #[arg(long)]
         wait: bool,
     },
-    /// Put a backend back into rotation; an engine that holds is tried again
+    /// Put a backend back into rotation; an engine on hold is started again
     Enable {
         /// The backend, such as gpu0 or short/gpu0
         name: String,
-        /// Stay until it is in rotation
+        /// Wait until it is in rotation
         #[arg(long)]
         wait: bool,
     },
 }
 
-/// Why a command did not do what it should.
+/// Why a command failed.
 #[derive(Debug, thiserror::Error)]
 enum Failed {
     #[error(transparent)]
-    Client(#[from] ClientError),
+    Client(#[from] AdminClientError),
     #[error("there is no backend '{name}'; there are: {known}")]
     Unknown { name: String, known: String },
     #[error("'{name}' is in more than one pool; write one of: {found}")]
@@ -107,7 +107,7 @@ pub fn run(args: &BackendArgs) -> ExitCode {
     {
         return usage(&error);
     }
-    let client = match Client::new(&args.admin, args.token.as_deref()) {
+    let client = match AdminClient::new(&args.admin, args.token.as_deref()) {
         Ok(client) => client,
         Err(error) => return usage(&error),
     };
@@ -127,21 +127,21 @@ pub fn run(args: &BackendArgs) -> ExitCode {
     }
 }
 
-async fn act(client: &Client, command: &Command) -> Result<(), Failed> {
+async fn act(client: &AdminClient, command: &Command) -> Result<(), Failed> {
     let status: Status = client.get("/admin/status").await?;
     match command {
         Command::List { json } => list(&status, *json),
         Command::Drain { name, wait } => {
             let path = path(&status, name)?;
-            tell(client, &path, "/drain").await?;
+            post(client, &path, "/drain").await?;
             if *wait {
                 follow(client, &path, |backend| (backend.in_flight == 0).then_some(Ok(()))).await?;
             }
-            say(&format!("{path} is out of rotation"));
+            print_line(&format!("{path} is out of rotation"));
         }
         Command::Enable { name, wait } => {
             let path = path(&status, name)?;
-            tell(client, &path, "/enable").await?;
+            post(client, &path, "/enable").await?;
             if *wait {
                 follow(client, &path, |backend| match backend.engine.as_ref().map(|engine| engine.step.as_str()) {
                     Some("hold") => Some(Err(why(backend))),
@@ -149,22 +149,22 @@ async fn act(client: &Client, command: &Command) -> Result<(), Failed> {
                 })
                 .await?;
             }
-            say(&format!("{path} is enabled"));
+            print_line(&format!("{path} is enabled"));
         }
         Command::Restart { name, set, reset, hold, cut, wait } => {
             let path = path(&status, name)?;
             let switches = [(*reset, "reset"), (*hold, "hold"), (*cut, "cut")];
             let switches: Vec<&str> = switches.iter().filter(|(on, _)| *on).map(|(_, name)| *name).collect();
-            let begun = tell(client, &path, &format!("/restart{}", query(set, &switches))).await?;
-            let id = begun["change"].as_u64().unwrap_or(0);
-            let notices = begun["notices"].as_array().into_iter().flatten().filter_map(Value::as_str);
+            let started = post(client, &path, &format!("/restart{}", query(set, &switches))).await?;
+            let id = started["change"].as_u64().unwrap_or(0);
+            let notices = started["notices"].as_array().into_iter().flatten().filter_map(Value::as_str);
             notices.for_each(|notice| eprintln!("{path}: {notice}"));
             if !*wait {
-                say(&format!("restart {id} of {path} has begun; sluice backend list shows how it goes on"));
+                print_line(&format!("restart {id} of {path} has started; sluice backend list shows its progress"));
                 return Ok(());
             }
             follow(client, &path, |backend| outcome(backend, id)).await?;
-            say(&format!("{path} serves with its new settings"));
+            print_line(&format!("{path} serves with its new settings"));
         }
     }
     Ok(())
@@ -172,23 +172,29 @@ async fn act(client: &Client, command: &Command) -> Result<(), Failed> {
 
 /// How change `id` ended, if it has.
 fn outcome(backend: &BackendStatus, id: u64) -> Option<Result<(), String>> {
-    let Some(engine) = &backend.engine else { return Some(Err("it is no longer run by the gateway".to_owned())) };
+    let Some(engine) = &backend.engine else { return Some(Err("the gateway no longer runs this engine".to_owned())) };
     let last = engine.last_change.as_ref().filter(|last| last.id >= id)?;
     let why = last.why.clone().unwrap_or_default();
     Some(match last.outcome.as_str() {
         "done" => Ok(()),
-        "aborted" => Err(format!("not restarted, the old engine goes on: {why}")),
-        "failed" => Err(format!("neither the new settings nor the old ones came up; it is tried again: {why}")),
-        "rolled_back" => Err(format!("the new settings failed, the old ones serve again: {why}")),
-        _ => Err(format!("it holds; change the settings or fix the cause, then: sluice backend enable. {why}")),
+        "aborted" => Err(format!("not restarted, the engine keeps its settings: {why}")),
+        "failed" => {
+            Err(format!("the engine started with neither the new nor the old settings; the gateway retries: {why}"))
+        }
+        "rolled_back" => {
+            Err(format!("the engine failed with the new settings and serves with the old ones again: {why}"))
+        }
+        _ => Err(format!(
+            "the engine is on hold; change the settings or fix the cause, then run sluice backend enable: {why}"
+        )),
     })
 }
 
 fn why(backend: &BackendStatus) -> String {
-    backend.engine.as_ref().and_then(|engine| engine.why.clone()).unwrap_or_else(|| "it holds".to_owned())
+    backend.engine.as_ref().and_then(|engine| engine.why.clone()).unwrap_or_else(|| "the engine is on hold".to_owned())
 }
 
-/// `pool/backend`, each part as it is.
+/// A backend by its names, without encoding.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Path {
     pool: String,
@@ -201,7 +207,7 @@ impl std::fmt::Display for Path {
     }
 }
 
-/// The backend that a name means.
+/// Finds the backend by `backend` or `pool/backend`.
 fn path(status: &Status, name: &str) -> Result<Path, Failed> {
     let all = status.pools.iter().flat_map(|pool| {
         let backends = pool.backends.iter().filter(|backend| backend.state != "removed");
@@ -217,55 +223,55 @@ fn path(status: &Status, name: &str) -> Result<Path, Failed> {
     }
 }
 
-async fn tell(client: &Client, path: &Path, action: &str) -> Result<Value, ClientError> {
+async fn post(client: &AdminClient, path: &Path, action: &str) -> Result<Value, AdminClientError> {
     let path = format!("/admin/backends/{}/{}{action}", encode(&path.pool), encode(&path.backend));
-    // Before a restart begins, the installed vLLM may be asked for its flags.
+    // Before a restart the gateway may run vLLM to list its flags.
     client.post_within(&path, RESTART_TIMEOUT).await
 }
 
-/// Looks until `ended` says so, and tells on stderr how it goes on.
+/// Polls until `ended` returns a result, and shows progress on stderr.
 async fn follow(
-    client: &Client,
+    client: &AdminClient,
     path: &Path,
     ended: impl Fn(&BackendStatus) -> Option<Result<(), String>>,
 ) -> Result<(), Failed> {
-    let (mut misses, mut teller) = (0, Teller::default());
+    let (mut failures, mut progress) = (0, ProgressLine::default());
     loop {
         let status: Status = match client.get("/admin/status").await {
             Ok(status) => status,
-            Err(ClientError::Unreachable { .. }) if misses < MISSES_MAX => {
-                misses += 1;
-                tokio::time::sleep(EVERY).await;
+            Err(AdminClientError::Unreachable { .. }) if failures < FAILED_POLLS_MAX => {
+                failures += 1;
+                tokio::time::sleep(POLL_INTERVAL).await;
                 continue;
             }
             Err(error) => return Err(error.into()),
         };
-        misses = 0;
+        failures = 0;
         let pool = status.pools.iter().find(|pool| pool.name == path.pool);
         let backend = pool.and_then(|pool| pool.backends.iter().find(|backend| backend.name == path.backend));
         let Some(backend) = backend else { return Err(Failed::Ended(format!("{path} is no longer configured"))) };
         if let Some(result) = ended(backend) {
-            teller.end();
+            progress.end();
             return result.map_err(|why| Failed::Ended(format!("{path}: {why}")));
         }
-        teller.tell(path, backend);
-        tokio::time::sleep(EVERY).await;
+        progress.show(path, backend);
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
-/// Progress: one line that is written over on a terminal; elsewhere one line per step.
+/// Progress on stderr: one line that is redrawn on a terminal, elsewhere a line for each phase.
 #[derive(Default)]
-struct Teller {
+struct ProgressLine {
     last: String,
 }
 
-impl Teller {
-    fn tell(&mut self, path: &Path, backend: &BackendStatus) {
+impl ProgressLine {
+    fn show(&mut self, path: &Path, backend: &BackendStatus) {
         let terminal = std::io::stderr().is_terminal();
         let line = match &backend.engine {
-            Some(engine) if terminal => format!("{path}: {}, {} in flight", doing(engine), backend.in_flight),
-            // A line for each phase, not for each second of it.
-            Some(engine) => format!("{path}: {}", doing(engine).split(',').next().unwrap_or_default()),
+            Some(engine) if terminal => format!("{path}: {}, {} in flight", activity(engine), backend.in_flight),
+            // Without the seconds, so that a phase has one line.
+            Some(engine) => format!("{path}: {}", activity(engine).split(',').next().unwrap_or_default()),
             None => format!("{path}: {}, {} in flight", backend.state, backend.in_flight),
         };
         if terminal {
@@ -284,8 +290,8 @@ impl Teller {
     }
 }
 
-/// What an engine is doing, for people: `start: loading weights, 12 s (20 s in all)`.
-pub(super) fn doing(engine: &EngineView) -> String {
+/// What an engine is doing, such as `start: loading weights, 12 s (20 s in all)`.
+pub(super) fn activity(engine: &EngineView) -> String {
     match (engine.detail.as_str(), &engine.why, &engine.waits) {
         ("", Some(why), _) => format!("{}: {why}", engine.step),
         ("", None, Some(waits)) => format!("{}; its new configuration waits: {waits}", engine.step),
@@ -300,7 +306,7 @@ fn list(status: &Status, as_json: bool) {
             .pools
             .iter()
             .flat_map(|pool| pool.backends.iter().map(|backend| json!({ "pool": pool.name, "backend": backend })));
-        say(&Value::Array(backends.collect()).to_string());
+        print_line(&Value::Array(backends.collect()).to_string());
         return;
     }
     let mut table = Table::new();
@@ -319,25 +325,25 @@ fn list(status: &Status, as_json: bool) {
                     None => format!("{} ({})", last.id, last.outcome),
                 },
             );
-            let ours = backend.engine.is_some();
+            let managed = backend.engine.is_some();
             table.add_row([
                 format!("{}/{}", pool.name, backend.name),
                 backend.url.clone(),
                 backend.state.clone(),
                 backend.in_flight.to_string(),
                 backend.slots.limit.unwrap_or_default().to_string(),
-                if ours { doing(&engine) } else { "run by somebody else".to_owned() },
-                if ours { engine.restarts.to_string() } else { "-".to_owned() },
+                if managed { activity(&engine) } else { "external".to_owned() },
+                if managed { engine.restarts.to_string() } else { "-".to_owned() },
                 last,
-                if ours { engine.settings.clone() } else { "-".to_owned() },
+                if managed { engine.settings.clone() } else { "-".to_owned() },
             ]);
         }
     }
-    say(&table.to_string());
+    print_line(&table.to_string());
 }
 
-/// On stdout; who does not read it any more misses nothing.
-fn say(text: &str) {
+/// Prints to stdout. A reader that left early is no failure.
+fn print_line(text: &str) {
     let _ = writeln!(std::io::stdout(), "{text}");
 }
 
@@ -379,11 +385,11 @@ mod tests {
         };
         assert_eq!(outcome(&with("rolled_back", 3), 4), None);
         assert_eq!(outcome(&with("done", 4), 4), Some(Ok(())));
-        for (word, said) in
-            [("aborted", "the old engine goes on"), ("rolled_back", "old ones serve"), ("held", "holds")]
+        for (word, text) in
+            [("aborted", "keeps its settings"), ("rolled_back", "with the old ones again"), ("held", "on hold")]
         {
-            let said_then = outcome(&with(word, 4), 4).unwrap().unwrap_err();
-            assert!(said_then.contains(said) && said_then.contains("reason"), "{said_then}");
+            let message = outcome(&with(word, 4), 4).unwrap().unwrap_err();
+            assert!(message.contains(text) && message.contains("reason"), "{message}");
         }
     }
 }

@@ -1,9 +1,8 @@
-//! `sluice check`: is this configuration right, and what does it come to?
+//! `sluice check`: validates a configuration and prints it with all defaults.
 //!
-//! A valid one is printed to stdout in full, defaults included, as TOML that could be used as it is,
-//! with a comment at each key saying who decided it: a line of the file, `--set`, or a default. Secrets
-//! are shown as their references or masked. Warnings go to stderr. One with errors prints all of them
-//! to stderr and nothing to stdout. Nothing is bound, started or connected to.
+//! A valid configuration is printed to stdout as TOML that can be used as it is. A comment at each key names its origin: a
+//! line of the file, `--set`, or a default. Secrets are shown as their references or masked. Warnings go to stderr. An
+//! invalid configuration prints all its errors to stderr and nothing to stdout. Nothing is bound, started or contacted.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -14,7 +13,7 @@ use crate::config::{Config, Problems, Resolved};
 /// Exit code of a configuration error (`EX_CONFIG` of sysexits.h).
 pub const EXIT_CONFIG: u8 = 78;
 
-/// Validate a configuration and print what it comes to.
+/// Validate a configuration and print it with all defaults.
 #[derive(Clone, Debug, clap::Args)]
 pub struct CheckArgs {
     /// The configuration file
@@ -30,7 +29,7 @@ pub fn run(args: &CheckArgs) -> ExitCode {
     ExitCode::from(check(args, &mut std::io::stdout().lock(), &mut std::io::stderr().lock()))
 }
 
-/// Runs the command; returns the exit code. A reader that goes away early (`| head`) is no failure.
+/// Runs the command. Returns the exit code. A reader that leaves early (`| head`) is no failure.
 fn check(args: &CheckArgs, out: &mut dyn Write, err: &mut dyn Write) -> u8 {
     match Config::load(&args.config, &args.set) {
         Ok(loaded) => {

@@ -7,14 +7,15 @@ pub mod backend;
 pub mod bench;
 pub mod check;
 pub mod demo;
-mod progress_line;
+pub mod generate;
+mod line;
 pub mod serve;
 pub mod sim;
 pub mod status;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, Parser, Subcommand};
 
 /// A gateway in front of vLLM that keeps the tail short.
 #[derive(Debug, Parser)]
@@ -28,24 +29,28 @@ pub struct Cli {
 enum Command {
     /// Run the gateway
     Serve(serve::ServeArgs),
-    /// Show on simulated engines what the gateway is for
+    /// Compare three ways of routing on simulated engines
     Demo(demo::DemoArgs),
-    /// Put load on a server and measure what its clients see
+    /// Generate load and measure latency and throughput as a client
     Bench(Box<bench::BenchArgs>),
-    /// Validate a configuration and print what it comes to
+    /// Validate a configuration and print it with all defaults
     Check(check::CheckArgs),
     /// Show pools and backends of a running gateway
     Status(status::StatusArgs),
     /// Drain, restart and enable backends of a running gateway
     Backend(backend::BackendArgs),
-    /// Run a process that behaves like `vllm serve` on a GPU of your choice
+    /// Simulate `vllm serve` on a GPU of your choice
     #[command(disable_help_flag = true)]
     Sim(sim::SimArgs),
+    /// Print a completion script for a shell
+    Completions(generate::CompletionsArgs),
+    /// Write the manual pages, one for each subcommand
+    Man(generate::ManArgs),
 }
 
-/// Runs what the command line says.
+/// Parses the command line and runs the subcommand.
 pub fn run() -> ExitCode {
-    // The simulator starts this program again as the process of its engine.
+    // The simulator starts this program again for its engine process.
     if let Some(code) = sim::run_child() {
         return code;
     }
@@ -57,5 +62,7 @@ pub fn run() -> ExitCode {
         Command::Status(args) => status::run(&args),
         Command::Backend(args) => backend::run(&args),
         Command::Sim(args) => sim::run(args.args),
+        Command::Completions(args) => generate::completions(&args, Cli::command()),
+        Command::Man(args) => generate::man(&args, Cli::command()),
     }
 }

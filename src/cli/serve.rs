@@ -1,8 +1,8 @@
-//! `sluice serve`: run the gateway until it is told to stop.
+//! `sluice serve`: runs the gateway until a signal stops it.
 //!
-//! SIGTERM and SIGINT stop it in order (a second one at once), SIGHUP reloads the configuration file.
+//! SIGTERM and SIGINT stop it in order, a second one stops it at once. SIGHUP reloads the configuration file.
 //! Exit codes: 0 stopped in order, 1 a socket could not be opened or requests were cut at the end, 78
-//! the configuration is wrong (nothing was bound).
+//! the configuration is not valid (nothing was bound).
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -31,10 +31,10 @@ pub struct ServeArgs {
     /// Prompts of this many tokens or more are long [default: 5k]
     #[arg(long, value_name = "TOKENS", requires = "long")]
     pub threshold: Option<Tokens>,
-    /// Where clients connect, with --backend [default: 127.0.0.1:8080]
+    /// Address for clients, with --backend [default: 127.0.0.1:8080]
     #[arg(long, value_name = "ADDRESS", conflicts_with = "config")]
     pub listen: Option<String>,
-    /// Where metrics and the admin API are, with --backend [default: 127.0.0.1:8081]
+    /// Address for metrics and the admin API, with --backend [default: 127.0.0.1:8081]
     #[arg(long, value_name = "ADDRESS", conflicts_with = "config")]
     pub admin: Option<String>,
     /// Change one value, such as pool.short.slots=32 or server.listen=0.0.0.0:8080 (repeatable)
@@ -91,8 +91,8 @@ fn load(args: &ServeArgs) -> Result<(Loaded, Source), Problems> {
 }
 
 async fn serve(config: Config, source: Source) -> ExitCode {
-    // Before anything else: a signal during the start is obeyed behind it, instead of ending the program.
-    let signals = match signals() {
+    // First of all: a signal during the start must not kill the process, it is handled once the gateway runs.
+    let signals = match Signals::new() {
         Ok(signals) => signals,
         Err(error) => {
             tracing::error!("cannot listen for signals: {error}");
@@ -109,7 +109,7 @@ async fn serve(config: Config, source: Source) -> ExitCode {
     tracing::info!("serving clients on http://{}", running.client_address());
     tracing::info!("metrics and live page on http://{}", running.admin_address());
     wait_for_stop(&running, signals).await;
-    let (in_flight, waiting) = running.house().admission().load();
+    let (in_flight, waiting) = running.app().admission().load();
     tracing::info!(in_flight, waiting, "stopping: no new requests; a second signal stops at once");
     tokio::select! {
         orderly = running.stop() => {
@@ -117,7 +117,7 @@ async fn serve(config: Config, source: Source) -> ExitCode {
                 tracing::info!("stopped");
                 return ExitCode::SUCCESS;
             }
-            tracing::warn!("stopped with requests still running: server.drain_timeout is over");
+            tracing::warn!("stopped with requests still running, since server.drain_timeout has passed");
             ExitCode::FAILURE
         }
         _ = second_signal() => {
@@ -128,33 +128,46 @@ async fn serve(config: Config, source: Source) -> ExitCode {
 }
 
 /// Waits for SIGTERM or SIGINT; reloads on SIGHUP.
-async fn wait_for_stop(running: &Running, (mut term, mut int, mut hup): (Signal, Signal, Signal)) {
+async fn wait_for_stop(running: &Running, mut signals: Signals) {
     loop {
         tokio::select! {
-            _ = term.recv() => return,
-            _ = int.recv() => return,
-            _ = hup.recv() => {
-                // Said in the log, whatever comes of it.
-                let _ = running.house().reload();
+            _ = signals.terminate.recv() => return,
+            _ = signals.interrupt.recv() => return,
+            _ = signals.reload.recv() => {
+                // The result is logged.
+                let _ = running.app().reload();
             }
         }
     }
 }
 
 async fn second_signal() -> std::io::Result<()> {
-    let (mut term, mut int, _) = signals()?;
+    let mut signals = Signals::new()?;
     tokio::select! {
-        _ = term.recv() => {}
-        _ = int.recv() => {}
+        _ = signals.terminate.recv() => {}
+        _ = signals.interrupt.recv() => {}
     }
     Ok(())
 }
 
-fn signals() -> std::io::Result<(Signal, Signal, Signal)> {
-    Ok((signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?, signal(SignalKind::hangup())?))
+/// The signals that the gateway handles.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    reload: Signal,
 }
 
-/// Every client and every request takes a descriptor: as many as the system allows without asking.
+impl Signals {
+    fn new() -> std::io::Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            reload: signal(SignalKind::hangup())?,
+        })
+    }
+}
+
+/// Raises the limit on open files to the most that is allowed: every connection takes a descriptor.
 pub(super) fn raise_file_limit() {
     use nix::sys::resource::{Resource, getrlimit, setrlimit};
     if let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE)

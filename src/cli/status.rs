@@ -1,9 +1,9 @@
-//! `sluice status`: pools and backends of a running gateway, in the terminal.
+//! `sluice status`: the pools and backends of a running gateway.
 //!
-//! Asks `/admin/status` once and prints one table per pool, or the JSON as it came with `--json`; with `--watch` again every
-//! second until Ctrl-C. Latencies are of the last minute and of requests at home in the pool.
-//! Exit codes: 0 printed; 1 no answer, or not the right one (the message says what to do); 2 wrong usage.
-//! `--watch` goes on through a gateway that does not answer: it may be restarting.
+//! Reads `/admin/status` and prints one table per pool, or with `--json` the JSON as received; with `--watch` again every
+//! second until Ctrl-C. Latencies are of the last minute, of requests that belong to the pool.
+//! Exit codes: 0 printed; 1 no valid response (the message says what to do); 2 wrong usage.
+//! `--watch` continues while the gateway does not respond: it may be restarting.
 
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
@@ -12,15 +12,15 @@ use std::time::Duration;
 use comfy_table::presets::UTF8_HORIZONTAL_ONLY;
 use comfy_table::{Attribute, Cell, CellAlignment, Color, ContentArrangement, Table};
 
-use super::backend::doing;
+use super::backend::activity;
 use crate::admin::status::{BackendStatus, PoolStatus, Status, Used};
-use crate::admin::{Client, ClientError};
+use crate::admin::{AdminClient, AdminClientError};
 use crate::config;
 use crate::telemetry::Quantiles;
 
-/// Between two looks with `--watch`.
-const EVERY: Duration = Duration::from_secs(1);
-/// Clears the screen and goes to its first place.
+/// Between two polls with `--watch`.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// Moves the cursor home and clears the screen.
 const CLEAR: &str = "\x1b[H\x1b[2J";
 
 /// Show pools and backends of a running gateway.
@@ -35,14 +35,14 @@ pub struct StatusArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
-    /// Look again every second
+    /// Refresh every second
     #[arg(long)]
     pub watch: bool,
 }
 
 /// Runs the command.
 pub fn run(args: &StatusArgs) -> ExitCode {
-    let client = match Client::new(&args.admin, args.token.as_deref()) {
+    let client = match AdminClient::new(&args.admin, args.token.as_deref()) {
         Ok(client) => client,
         Err(error) => {
             eprintln!("{error}");
@@ -60,8 +60,8 @@ pub fn run(args: &StatusArgs) -> ExitCode {
         .block_on(async { if args.watch { watch(&client, args.json).await } else { once(&client, args.json).await } })
 }
 
-async fn once(client: &Client, json: bool) -> ExitCode {
-    match look(client, json, Style::of_stdout()).await {
+async fn once(client: &AdminClient, json: bool) -> ExitCode {
+    match fetch(client, json, Style::of_stdout()).await {
         Ok(text) if print(&text) => ExitCode::SUCCESS,
         Ok(_) => ExitCode::FAILURE,
         Err(error) => {
@@ -71,33 +71,33 @@ async fn once(client: &Client, json: bool) -> ExitCode {
     }
 }
 
-/// Until Ctrl-C, or until nobody reads any more.
-async fn watch(client: &Client, json: bool) -> ExitCode {
+/// Refreshes until Ctrl-C, or until stdout is closed.
+async fn watch(client: &AdminClient, json: bool) -> ExitCode {
     let screen = std::io::stdout().is_terminal() && !json;
     loop {
-        let text = match look(client, json, Style::of_stdout()).await {
+        let text = match fetch(client, json, Style::of_stdout()).await {
             Ok(text) => text,
             Err(error) => format!("{error}\n"),
         };
         if !print(&if screen { format!("{CLEAR}{text}") } else { text }) {
             return ExitCode::SUCCESS;
         }
-        tokio::time::sleep(EVERY).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
-async fn look(client: &Client, json: bool, style: Style) -> Result<String, ClientError> {
+async fn fetch(client: &AdminClient, json: bool, style: Style) -> Result<String, AdminClientError> {
     if json {
         let whole: serde_json::Value = client.get("/admin/status").await?;
         return Ok(format!("{whole}\n"));
     }
-    Ok(shown(&client.get("/admin/status").await?, style))
+    Ok(render(&client.get("/admin/status").await?, style))
 }
 
-/// How a table may look.
+/// What the terminal supports.
 #[derive(Clone, Copy, Default)]
 struct Style {
-    /// States have colours.
+    /// States are coloured.
     colours: bool,
     /// Columns are wrapped to the width of the terminal.
     fitted: bool,
@@ -110,21 +110,21 @@ impl Style {
     }
 }
 
-/// Whether somebody reads.
+/// Prints to stdout. Returns false once it is closed.
 fn print(text: &str) -> bool {
     let mut out = std::io::stdout().lock();
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_ok()
 }
 
-/// Everything, for people.
-fn shown(status: &Status, style: Style) -> String {
+/// The status as text.
+fn render(status: &Status, style: Style) -> String {
     let about = &status.about;
     let mut text = format!(
         "sluice {} up {} · clients on {} · {}\n",
         about.version,
         span(about.uptime_seconds),
         about.listen,
-        about.config.as_deref().unwrap_or("started by flags"),
+        about.config.as_deref().unwrap_or("started from flags"),
     );
     if about.shutting_down {
         text.push_str("shutting down: running requests finish, new ones are refused\n");
@@ -139,7 +139,7 @@ fn shown(status: &Status, style: Style) -> String {
     text
 }
 
-/// One line about a pool: queue, rate, tails, and what went wrong.
+/// One line about a pool: queue, rate, latencies, failures.
 fn headline(pool: &PoolStatus) -> String {
     let minute = &pool.last_minute;
     let mut text = format!("{}: queue {}, {:.1} requests/s", pool.name, used(pool.queue), minute.requests_per_second);
@@ -149,7 +149,7 @@ fn headline(pool: &PoolStatus) -> String {
         }
     }
     if let Some(share) = minute.attainment {
-        text.push_str(&format!(", {:.1} % met objectives", share * 100.0));
+        text.push_str(&format!(", {:.1} % within objectives", share * 100.0));
     }
     for (what, count) in [("shed", minute.shed), ("failed", minute.failed), ("spilled", minute.spilled)] {
         if count > 0 {
@@ -180,7 +180,7 @@ fn table(pool: &PoolStatus, style: Style) -> Table {
 fn row(backend: &BackendStatus, colours: bool) -> Vec<Cell> {
     let busy = backend.engine.as_ref().filter(|engine| engine.step != "serve");
     let state = match (busy, &backend.reason) {
-        (Some(engine), _) => format!("{} ({})", backend.state, doing(engine)),
+        (Some(engine), _) => format!("{} ({})", backend.state, activity(engine)),
         (None, Some(reason)) => format!("{}: {reason}", backend.state),
         (None, None) => backend.state.clone(),
     };
@@ -283,15 +283,15 @@ mod tests {
     }
 
     #[test]
-    fn what_people_see() {
-        insta::assert_snapshot!(shown(&status(), Style::default()));
+    fn the_table() {
+        insta::assert_snapshot!(render(&status(), Style::default()));
     }
 
     #[tokio::test]
-    async fn nobody_there_is_an_error_that_says_what_to_check() {
-        let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
-        let client = Client::new(&nobody, None).unwrap();
-        let error = look(&client, false, Style::default()).await.unwrap_err().to_string();
+    async fn a_gateway_that_does_not_respond_is_an_error_that_says_what_to_check() {
+        let unused = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+        let client = AdminClient::new(&unused, None).unwrap();
+        let error = fetch(&client, false, Style::default()).await.unwrap_err().to_string();
         assert!(error.contains("is sluice serve running"), "{error}");
         assert_eq!(once(&client, true).await, ExitCode::FAILURE);
     }

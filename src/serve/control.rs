@@ -1,43 +1,19 @@
-//! What the admin port may ask of a running gateway.
+//! The admin port's view of a running gateway: implements [`Control`](crate::admin::Control).
 //!
-//! Everything is answered from what is in force now: the token, the configuration's addresses and admission's view; only
-//! how the last reload went is kept, for those who look later. May block, as a reload reads files.
+//! Every call reads the current state: the token and addresses of the configuration in force, and the state of the
+//! pools. Calls may block, since a reload reads files.
 
-use jiff::Timestamp;
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
-use super::{House, ReloadError, Source};
-use crate::admin::status::{LastReload, find};
+use super::app::{App, Source};
+use super::reload::{ReloadError, problem_lines};
+use crate::admin::status::find;
 use crate::admin::{self, About, BackendRestartError, Control, NoSuchBackend, Status};
 use crate::config::Secret;
-use crate::config::diff::Change;
-use crate::config::limits::MAX_PROBLEMS;
 use crate::fleet::{ChangeStarted, RestartRequest};
 
-impl House {
-    /// Keeps how a reload went, for those who ask later.
-    pub(super) fn remember(&self, result: &Result<Vec<Change>, ReloadError>) {
-        let lines = match result {
-            Ok(changes) => changes.iter().map(ToString::to_string).collect(),
-            Err(error) => lines(error),
-        };
-        let time = format!("{:.0}", Timestamp::now());
-        *self.last_reload.lock() = Some(LastReload { time, ok: result.is_ok(), lines });
-    }
-}
-
-fn lines(error: &ReloadError) -> Vec<String> {
-    match error {
-        ReloadError::Config(problems) => {
-            let source = &problems.source;
-            problems.errors.iter().take(MAX_PROBLEMS).map(|problem| format!("{source}: {problem}")).collect()
-        }
-        ReloadError::Unusable(_) | ReloadError::NoFile => vec![error.to_string()],
-    }
-}
-
-impl Control for House {
+impl Control for App {
     fn admin_token(&self) -> Option<Secret> {
         self.config.load().auth.admin_token.clone()
     }
@@ -66,7 +42,7 @@ impl Control for House {
     fn reload(&self) -> Result<Vec<String>, admin::ReloadError> {
         let changes = Self::reload(self).map_err(|error| match error {
             ReloadError::NoFile => admin::ReloadError::NoFile,
-            refused => admin::ReloadError::Problems(lines(&refused)),
+            refused => admin::ReloadError::Problems(problem_lines(&refused)),
         })?;
         Ok(changes.iter().map(ToString::to_string).collect())
     }
@@ -75,7 +51,7 @@ impl Control for House {
         let id = find(&self.admission.view(), pool, backend)?;
         self.admission.set_draining(id, draining);
         if !draining {
-            // It may hold, or wait for its next attempt: whoever enables it wants it now.
+            // An engine that is on hold or waits for its next attempt is started now.
             let enabled = Handle::current().block_on(self.fleet.enable(&format!("{pool}/{backend}")));
             if let Err(refused) = enabled {
                 tracing::warn!(pool, backend, "enabled, but its engine stays as it is: {refused}");

@@ -1,7 +1,7 @@
-//! From the configuration's words to the supervisor's: which engines we run, and with what.
+//! Translates a configuration into the engines that the gateway runs, for [`fleet`](crate::fleet).
 //!
-//! Backends with a `launch` or a `control` table, each with what its pool serves. Digests stand for what only a restart changes, so that
-//! a reload and a gateway after a crash can tell whether an engine still is what the configuration says.
+//! Covers backends with a `launch` or a `control` table. Each has digests of the settings that only a restart changes: by
+//! them a reload, and a gateway after a crash, detect an engine that no longer matches the configuration.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::Debug;
@@ -49,16 +49,16 @@ pub(super) fn engines(config: &Config, layout: &PoolLayout) -> Vec<EngineSpec> {
     engines
 }
 
-/// Whether there is any engine that we run.
+/// Whether the gateway runs any engine.
 pub(super) fn any(config: &Config) -> bool {
     config.backends().any(|(_, _, backend)| !matches!(backend.target, Target::Url(_)))
 }
 
-/// Gives a port to each engine of ours that has none. An engine that runs stays where it is: a reload cannot move it without
-/// taking it from its clients. Whether the configuration would have moved one.
+/// Assigns a port to each engine of ours that has none. A running engine keeps its port, since a reload cannot move it
+/// without losing requests. Returns whether the configuration asks for another port than a running engine has.
 ///
 /// # Errors
-/// No port is free, or one is asked for where another engine stays.
+/// No port is free, or a requested port belongs to another running engine.
 pub(super) fn settle_ports(config: &mut Config, running: Option<&Config>) -> Result<bool, PortsError> {
     let stays: BTreeMap<String, u16> = running.into_iter().flat_map(ports_of).filter(|(_, port)| *port > 0).collect();
     let without: Vec<String> = ports_of(config).filter(|(_, port)| *port == 0).map(|(name, _)| name).collect();
@@ -93,7 +93,7 @@ pub(super) fn settle_ports(config: &mut Config, running: Option<&Config>) -> Res
     Ok(moved)
 }
 
-/// The engines that we start, by `pool/backend`.
+/// The engines that the gateway starts, by `pool/backend`.
 fn launches(config: &mut Config) -> impl Iterator<Item = (String, &mut Launch)> {
     config.pools.iter_mut().flat_map(|pool| {
         let name = pool.name.clone();
@@ -113,7 +113,7 @@ fn ports_of(config: &Config) -> impl Iterator<Item = (String, u16)> {
     })
 }
 
-/// The backends of a configuration that somebody else runs.
+/// The backends that the gateway does not run.
 pub(super) fn external_backends(config: &Config, layout: &PoolLayout) -> Vec<ExternalBackend> {
     let places = config.pools.iter().zip(&layout.backends).flat_map(|(pool, ids)| pool.backends.iter().zip(ids));
     let theirs = places.filter(|(backend, _)| matches!(backend.target, Target::Url(_)));
@@ -122,7 +122,7 @@ pub(super) fn external_backends(config: &Config, layout: &PoolLayout) -> Vec<Ext
     theirs.map(other).collect()
 }
 
-/// What an engine of ours is started by, and its flags apart; `None` for one that somebody else runs.
+/// The target without its flags, and the flags; `None` for an external backend.
 fn without_args(target: &Target) -> Option<(Target, BTreeMap<String, ArgValue>)> {
     match target {
         Target::Url(_) => None,
@@ -144,7 +144,7 @@ fn served<'c>(config: &'c Config, pool: &Pool) -> Vec<&'c Model> {
     }
 }
 
-/// The driver of an engine that is new. Its logs lie beside the journal.
+/// The driver for a new engine. Its logs are written beside the journal.
 pub(super) fn driver(spec: &EngineSpec) -> SharedDriver {
     let (name, folder) = (&spec.name, &spec.rules.state);
     match &spec.target {

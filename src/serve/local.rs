@@ -1,6 +1,6 @@
-//! What the gateway answers itself: is it ready, and which models are there.
+//! Routes that the gateway serves itself: `/ready` and `/v1/models`.
 //!
-//! `/ready` asks whether every pool has a backend in rotation: a load balancer in front should stop sending when a class of
+//! `/ready` is 200 while every pool has a backend in rotation. A load balancer in front should stop sending when some
 //! requests could only be shed.
 
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use bytes::Bytes;
 use serde_json::json;
 use serde_json::value::{RawValue, to_raw_value};
 
-use super::House;
+use super::app::App;
 use crate::flow::RoutingTable;
 use crate::flow::keys::ApiKey;
 use crate::pool::BackendView;
@@ -18,32 +18,32 @@ use crate::proxy::LocalRoutes;
 /// `/ready` and `/v1/models` of a running gateway.
 #[derive(Debug)]
 pub struct ModelList {
-    house: Arc<House>,
+    app: Arc<App>,
 }
 
 impl ModelList {
-    pub(super) fn new(house: Arc<House>) -> Self {
-        Self { house }
+    pub(super) fn new(app: Arc<App>) -> Self {
+        Self { app }
     }
 }
 
 impl LocalRoutes for ModelList {
     fn ready(&self) -> bool {
-        let pools = self.house.admission.view();
+        let pools = self.app.admission.view();
         !pools.is_empty() && pools.iter().all(|pool| pool.backends.iter().any(BackendView::in_rotation))
     }
 
-    /// The union over all backends, each card as its engine sent it; declared models that no backend
-    /// reports yet and aliases get a card of ours. Names that this client may not send are left out.
-    fn models(&self, plan: &RoutingTable, holder: Option<&ApiKey<'_>>) -> Bytes {
+    /// The union over all backends, each card as its engine sent it. Aliases, and declared models that no backend
+    /// reports yet, get a generated card. Names that this client may not use are left out.
+    fn models(&self, routing: &RoutingTable, key: Option<&ApiKey<'_>>) -> Bytes {
         let mut cards: Vec<(String, Box<RawValue>)> = Vec::new();
-        let reported = self.house.reported.cards();
-        for entry in plan.names(holder) {
+        let reported = self.app.reported.cards();
+        for entry in routing.names(key) {
             match reported.iter().find(|card| card.id == *entry.name) {
                 Some(card) => cards.push((card.id.clone(), card.json.clone())),
                 None => cards.extend(own_card(&entry.name, None)),
             }
-            let aliases = entry.declared.map(|id| &plan.config.models[id.index()].aliases);
+            let aliases = entry.declared.map(|id| &routing.config.models[id.index()].aliases);
             for alias in aliases.into_iter().flatten() {
                 cards.extend(own_card(alias, Some(&entry.name)));
             }

@@ -1,89 +1,61 @@
-//! Taking over another configuration while requests run.
+//! Applying a new configuration while requests run.
 //!
-//! Read and check everything first; a problem changes nothing and is said in full. Then: objectives in telemetry, pools
-//! and limits in admission together with the plan in the request path, in one step. Requests under way keep
-//! the plan they began with; waiting ones keep their place. What only a restart can change (sockets,
-//! threads, logs) keeps its running value, and the list of changes says so.
-//!
-//! The plan is also rebuilt, from the configuration in force, when backends report other models.
+//! Everything is read and checked first; an error changes nothing. Then objectives change in telemetry, and pools,
+//! limits and routing change in one step. Requests in flight keep the routing table that they started with; waiting
+//! requests keep their place in the queue. What only a restart can change (sockets, threads, logs) keeps its running
+//! value, and the list of changes says so.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
+use jiff::Timestamp;
 use tokio::time::Instant;
 
-use super::{House, StartError, engines, load_counters, specs};
+use super::app::{App, Loaded, Source, StartError, load_counters};
+use super::{engines, specs};
+use crate::admin::status::LastReload;
 use crate::config::diff::{self, Change};
+use crate::config::limits::MAX_PROBLEMS;
 use crate::config::{Config, Problems};
-use crate::estimate::ExactCounter;
 use crate::flow::RoutingTable;
-use crate::pool::PoolLayout;
 
-/// Where a reload reads the configuration.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Source {
-    /// A file, with what the command line changes in it.
-    File {
-        /// The file.
-        path: PathBuf,
-        /// `--set` texts.
-        sets: Vec<String>,
-    },
-    /// Flags or code: there is nothing to read again.
-    Fixed,
-}
-
-/// Why a reload changed nothing.
+/// Why a reload failed. Nothing was changed.
 #[derive(Debug, thiserror::Error)]
 pub enum ReloadError {
-    /// The new configuration is wrong.
+    /// The new configuration is not valid.
     #[error("{0}")]
     Config(#[from] Problems),
-    /// A tokenizer or a folder it names cannot be used.
+    /// A tokenizer, folder or port that it names cannot be used.
     #[error("{0}")]
     Unusable(#[from] StartError),
     /// The gateway was not started from a file.
-    #[error("the gateway was started from flags, there is no file to read again; start it with --config FILE")]
+    #[error("the gateway was started from flags, so there is no file to reload; start it with --config FILE")]
     NoFile,
 }
 
-/// What of the last load is needed to build plans.
-#[derive(Debug)]
-pub(crate) struct Loaded {
-    layout: PoolLayout,
-    counters: Vec<Option<Arc<ExactCounter>>>,
-}
-
-impl Loaded {
-    pub(super) fn new(layout: PoolLayout, counters: Vec<Option<Arc<ExactCounter>>>) -> Self {
-        Self { layout, counters }
-    }
-}
-
-impl House {
-    /// Reads the configuration again and takes it over. Returns what changed.
+impl App {
+    /// Reads the configuration again and applies it. Returns what changed.
     pub fn reload(&self) -> Result<Vec<Change>, ReloadError> {
-        let _one = self.reloading.lock();
-        let result = self.read_again().and_then(|config| self.take_over(config));
+        let _guard = self.reloading.lock();
+        let result = self.read().and_then(|config| self.apply(config));
         self.telemetry.reloaded(result.is_ok());
         self.remember(&result);
         match &result {
             Ok(changes) if changes.is_empty() => tracing::info!("reloaded: nothing changed"),
             Ok(changes) => changes.iter().for_each(|change| tracing::info!("reloaded: {change}")),
-            Err(error) => tracing::error!("reload refused, nothing changed: {error}"),
+            Err(error) => tracing::error!("reload failed, the configuration is unchanged: {error}"),
         }
         result
     }
 
-    fn read_again(&self) -> Result<Config, ReloadError> {
+    fn read(&self) -> Result<Config, ReloadError> {
         let Source::File { path, sets } = &self.source else { return Err(ReloadError::NoFile) };
         let loaded = Config::load(path, sets)?;
         loaded.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
         Ok(loaded.config)
     }
 
-    /// Takes over a configuration that is known to be valid.
-    pub fn take_over(&self, mut config: Config) -> Result<Vec<Change>, ReloadError> {
+    /// Applies a valid configuration. Returns what changed.
+    pub fn apply(&self, mut config: Config) -> Result<Vec<Change>, ReloadError> {
         let running = self.config.load_full();
         let counters = load_counters(&config)?;
         let mut moved = false;
@@ -95,10 +67,10 @@ impl House {
         }
         let mut changes = diff::changes(&running, &config);
         changes.extend(moved.then_some(Change::after_restart("pool.backend.launch.port")));
-        // What only a restart changes keeps its running value, so that what is shown is what is true.
+        // What only a restart changes keeps its running value, which is then also what `/admin/status` shows.
         config.keep_until_restart(&running);
         let config = Arc::new(config);
-        let mut state = self.state.lock();
+        let mut loaded = self.loaded.lock();
         let (pools, health, reported) =
             (specs::pools(&config), specs::health_rules(&config.health), self.reported.names());
         self.telemetry.configured(&config);
@@ -112,20 +84,31 @@ impl House {
             ));
         });
         self.fleet.apply(engines::engines(&config, &layout), engines::external_backends(&config, &layout));
-        *state = Loaded { layout, counters };
+        *loaded = Loaded { layout, counters };
         self.flow.upstream().set_connect_timeout(config.timeouts.connect);
         self.config.store(config);
         self.probe_now.notify_one();
         Ok(changes)
     }
 
-    /// Backends report other models than before.
-    pub(super) fn replan(&self) {
-        let state = self.state.lock();
-        self.flow.set_routing_table(self.plan_of(self.config.load_full(), &state));
+    /// Keeps the result of a reload for `/admin/status`.
+    fn remember(&self, result: &Result<Vec<Change>, ReloadError>) {
+        let lines = match result {
+            Ok(changes) => changes.iter().map(ToString::to_string).collect(),
+            Err(error) => problem_lines(error),
+        };
+        let time = format!("{:.0}", Timestamp::now());
+        *self.last_reload.lock() = Some(LastReload { time, ok: result.is_ok(), lines });
     }
+}
 
-    fn plan_of(&self, config: Arc<Config>, state: &Loaded) -> RoutingTable {
-        RoutingTable::new(config, &state.layout, &self.reported.names(), &state.counters, &self.learned)
+/// What was wrong, one problem per line.
+pub(super) fn problem_lines(error: &ReloadError) -> Vec<String> {
+    match error {
+        ReloadError::Config(problems) => {
+            let source = &problems.source;
+            problems.errors.iter().take(MAX_PROBLEMS).map(|problem| format!("{source}: {problem}")).collect()
+        }
+        ReloadError::Unusable(_) | ReloadError::NoFile => vec![error.to_string()],
     }
 }

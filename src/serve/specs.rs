@@ -1,7 +1,7 @@
-//! From the configuration's words to admission's: the one place where they meet.
+//! Translates a configuration into the types of [`pool`](crate::pool).
 //!
-//! Admission knows nothing of files, keys or defaults: limits, order, weight and address come to it in its own words, pool
-//! by pool in the order of the configuration. Pure; a valid configuration has a translation, so nothing fails here.
+//! Admission depends on no file, key or default: it gets limits, order, weight and address per pool, in the order of the
+//! configuration. Pure. Every valid configuration has a translation, so nothing fails here.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -3,12 +3,12 @@
 //! ```text
 //! socket -> http (routes, vLLM's shapes) -> real_time (clock, inbox, outlets) -> virtual_server -> engine (step loop)
 //!            |                                 |                                  (front end)        |
-//!         validate, text                    process (flags, faults), observe                  machine (roofline) <- profile
+//!         validate, text                    process (flags, faults), observe                  machine (roofline, memory)
 //! ```
 //!
 //! The queueing is the point: requests compete for the token budget of shared steps, exactly as in vLLM V1, so
 //! that routing arrangements differ here for the reason they differ on GPUs. The text is made up, the lengths and
-//! times are not. `profile`, `machine`, `engine` and `virtual_server` are pure and run on virtual time from a seed;
+//! times are not. `machine`, `engine` and `virtual_server` are pure and run on virtual time from a seed;
 //! `real_time` ties a virtual server to the clock; `http` speaks vLLM's API.
 
 pub mod calibrate;
@@ -17,7 +17,6 @@ pub mod http;
 pub mod machine;
 pub mod observe;
 pub mod process;
-pub mod profile;
 mod real_time;
 pub mod text;
 mod unix_time;
@@ -26,10 +25,9 @@ pub mod virtual_server;
 
 pub use self::http::server::{Handle, Snapshot, spawn};
 pub use engine::{Content, Engine, EngineConfig, Policy, Request, StepOutcome};
-pub use machine::cost::{CostModel, StepLoad};
-pub use machine::memory::{KvBudget, MemoryError, MemorySettings, kv_budget};
+pub use machine::{Constants, CostModel, Gpu, KvBudget, Layout, MemoryError, MemorySettings, Model, Profile};
+pub use machine::{ProfileError, StepLoad, kv_budget};
 pub use process::config::SimConfig;
 pub use process::fault::Fault;
 pub use process::refusal::Refusal;
-pub use profile::{Constants, Gpu, Layout, Model, Profile, ProfileError};
-pub use virtual_server::Lane;
+pub use virtual_server::VirtualServer;

@@ -71,17 +71,17 @@ impl Gate {
 
     /// Requests in flight and waiting.
     pub(crate) fn load(&self) -> (usize, usize) {
-        self.running.house().admission().load()
+        self.running.app().admission().load()
     }
 
     /// Slots in use on the first backend of the first pool.
     pub(crate) fn slots(&self) -> u32 {
-        self.running.house().admission().view()[0].backends[0].used.slots
+        self.running.app().admission().view()[0].backends[0].used.slots
     }
 
     /// The state of a backend of the first pool.
     pub(crate) fn state(&self, backend: usize) -> &'static str {
-        self.running.house().admission().view()[0].backends[backend].phase.label()
+        self.running.app().admission().view()[0].backends[backend].phase.label()
     }
 
     /// The metrics page.
@@ -114,7 +114,7 @@ impl Gate {
                 ["sluice_in_flight", "sluice_outstanding_tokens", "sluice_prefill_tokens", "sluice_queue_length"];
             let held: Vec<(&str, f64)> = gauges.map(|name| (name, sum(&page, name, &[]))).into();
             gauges.iter().for_each(|name| assert!(page.contains(name), "no metric {name}"));
-            let books = self.running.house().admission().check_invariants();
+            let books = self.running.app().admission().check_invariants();
             if books.is_ok() && self.load() == (0, 0) && held.iter().all(|(_, value)| *value == 0.0) {
                 return;
             }

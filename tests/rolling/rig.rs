@@ -9,7 +9,7 @@ use anyhow::{Context as _, bail};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
-use sluice::admin::{Client, Status, query};
+use sluice::admin::{AdminClient, Status, query};
 use tempfile::TempDir;
 use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep};
@@ -27,7 +27,7 @@ pub(crate) const ENGINES: [&str; 3] = ["a", "b", "c"];
 pub(crate) struct Rig {
     pub(crate) port: u16,
     pub(crate) ports: [u16; 3],
-    admin: Client,
+    admin: AdminClient,
     folder: TempDir,
     child: Option<Child>,
 }
@@ -57,7 +57,7 @@ impl Rig {
             );
         }
         fs::write(folder.path().join("sluice.toml"), text)?;
-        let admin = Client::new(&format!("127.0.0.1:{admin_port}"), None)?;
+        let admin = AdminClient::new(&format!("127.0.0.1:{admin_port}"), None)?;
         let mut rig = Self { port, ports: engines, admin, folder, child: None };
         rig.run().await?;
         rig.settled().await?;

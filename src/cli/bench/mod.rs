@@ -33,7 +33,7 @@ use tokio::time::Instant;
 
 pub use args::BenchArgs;
 
-use super::progress_line::ProgressLine;
+use super::line::Line;
 use super::serve::raise_file_limit;
 use crate::bench::{self, LoadClient, Progress, RequestFailure, RunPlan, RunResult};
 use error::{CommandError, failed, usage};
@@ -240,7 +240,7 @@ async fn measure(
     stop: &mut StopSignals,
 ) -> Result<RunResult, bench::BenchError> {
     let progress = Arc::new(Progress::default());
-    let line = (!args.output.disable_tqdm).then(|| ProgressLine::start(title, plan.extent, progress.clone()));
+    let line = (!args.output.disable_tqdm).then(|| Line::start(title, plan.extent, progress.clone()));
     let mut running = std::pin::pin!(bench::run(plan, client, &progress));
     let result = tokio::select! {
         result = &mut running => result,

@@ -4,11 +4,11 @@
 //! They are the ones measured on real GPUs: round robin over two engines with vLLM's defaults; one
 //! engine for each side of 5,000 prompt tokens; and the same split with prefill permits, where at most
 //! two long prompts are in prefill on the long side, one on the short side, and a long prompt that
-//! finds no permit at home spills to the short side. There the engines run in a way that suits their
-//! side: small prefill pieces where short requests live, small steps where long prompts do.
+//! gets no permit in its own pool spills to the short side. There the engines' flags suit their pool: small prefill
+//! chunks for short requests, small steps for long prompts.
 //!
 //! Limits that are not part of the comparison (slots, tokens, queue) are alike in all three and wide
-//! enough for nobody to be refused: an arrangement must not win by turning requests away.
+//! enough for no request to be refused: an arrangement must not win by shedding load.
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;
@@ -37,7 +37,7 @@ pub(super) const ALL: [Arrangement; 3] = [Arrangement::RoundRobin, Arrangement::
 const WIDE: &str = "slots = 1024\ntokens = \"900k\"\nqueue = { length = 4096, timeout = \"2m\", order = \"fifo\" }\n";
 
 impl Arrangement {
-    /// How it is called in tables.
+    /// Its name in tables.
     pub(super) fn label(self) -> &'static str {
         match self {
             Self::RoundRobin => "round robin",
@@ -46,13 +46,13 @@ impl Arrangement {
         }
     }
 
-    /// What each of the two engines is started with: the model and flags of `vllm serve`.
+    /// The model and the flags of `vllm serve` of each engine.
     pub(super) fn engine_args(self) -> [Vec<String>; 2] {
         let own: [&[&str]; 2] = match self {
             Self::RoundRobin | Self::Split => [&[], &[]],
             Self::Permits => [&["--long-prefill-token-threshold", "512"], &["--max-num-batched-tokens", "2048"]],
         };
-        // As many as where the rows were measured; vLLM's default for this GPU has grown since.
+        // As in the measurement on GPUs; vLLM's default for this GPU is larger today.
         own.map(|own| [MODEL, "--max-num-seqs", "256"].iter().chain(own).map(|arg| (*arg).to_owned()).collect())
     }
 
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn arrangements_differ_in_nothing_but_what_they_are_about() {
+    fn other_limits_are_the_same_in_every_arrangement() {
         for arrangement in ALL {
             for pool in config(arrangement)["pool"].as_array().unwrap() {
                 assert_eq!(pool["slots"].as_integer(), Some(1024));

@@ -1,4 +1,4 @@
-//! The tails of the arrangements side by side, and what they say.
+//! The tail latencies of the arrangements side by side, and the verdict.
 //!
 //! Four numbers decide: P99 of TTFT and of E2EL, for short and for long requests, in milliseconds.
 //! The verdict compares the last arrangement with the first in each of them, as the ratio first/last,
@@ -14,13 +14,15 @@ use std::fmt;
 use comfy_table::{CellAlignment, Table, presets};
 use serde_json::{Value, json};
 
-use super::LATE_MS;
 use super::arrangement::Arrangement;
 use crate::bench::result::slices::{self, SliceBy};
 use crate::bench::result::vllm_keys;
 use crate::bench::{Distribution, Metrics, RunResult};
 
-/// What one arrangement did.
+/// A run whose requests were sent later than this (P99, ms) was measured on a machine that was too busy.
+pub(super) const LATE_MS: f64 = 20.0;
+
+/// What one arrangement achieved.
 pub(super) struct Row {
     pub(super) arrangement: Arrangement,
     /// All requests, each from the moment when it was due.
@@ -30,7 +32,7 @@ pub(super) struct Row {
     json: Value,
 }
 
-/// What all of them did with the same load.
+/// The results of all arrangements under the same load.
 pub(super) struct Comparison {
     pub(super) rows: Vec<Row>,
     /// Of load, for each row.
@@ -38,7 +40,7 @@ pub(super) struct Comparison {
     pub(super) seed: u64,
 }
 
-/// A number that decides.
+/// A number that the verdict compares.
 struct Decider {
     name: &'static str,
     key: &'static str,
@@ -55,7 +57,7 @@ const DECIDERS: [Decider; 4] = [
 
 impl Row {
     pub(super) fn of(arrangement: Arrangement, result: &RunResult) -> Self {
-        // A request that left late by our own fault waited for its user all the same.
+        // Latency counts from the time when a request was due, since its user waits from then on.
         let seen = result.from_due();
         let lag = Metrics::of(result).lag;
         let failures = slices::failures(result).into_iter().map(|(reason, count)| (reason.to_owned(), count)).collect();
@@ -127,17 +129,17 @@ impl Comparison {
         format!("{last} against {first}: {}: {sum}.", parts.join(", "))
     }
 
-    /// Sends that were late on our side make every number pessimistic: said when it matters.
+    /// A warning when requests were sent late, which makes every number pessimistic.
     fn lateness(&self) -> Option<String> {
         let late = self.rows.iter().map(Row::late_ms).fold(0.0, f64::max);
         (late > LATE_MS).then(|| {
             format!(
-                "This machine was busy: requests were sent up to {late:.0} ms late (P99), and that is in the numbers."
+                "This machine was busy: requests were sent up to {late:.0} ms late (P99), which the latencies include."
             )
         })
     }
 
-    /// The same for programs.
+    /// The comparison as JSON.
     pub(super) fn json(&self) -> Value {
         let rows: Vec<Value> =
             self.rows.iter().map(|row| json!({ "arrangement": row.arrangement.label(), "result": row.json })).collect();

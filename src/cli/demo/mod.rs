@@ -1,22 +1,20 @@
-//! `sluice demo`: why this product exists, shown in a minute and a half without a GPU.
+//! `sluice demo`: compares three ways of routing, in a minute and a half and without a GPU.
 //!
-//! Two simulated engines (profile `h200-llama-8b`) and the gateway, all in this process, are given the
-//! same mixed load three times: same seed, same prompts, same moments. What differs is how the
-//! gateway is arranged (`arrangement`). The tails are printed side by side, then the last arrangement
-//! keeps serving until Ctrl-C, or ends at once with `--once`.
+//! Two simulated engines (profile `h200-llama-8b`) and the gateway, all in this process, get the same mixed load three
+//! times: same seed, prompts and send times. Only the configuration of gateway and engines differs (`arrangement`). The
+//! tail latencies are printed side by side. The last arrangement keeps serving until Ctrl-C, or ends with `--once`.
 //!
 //! The load is the one that was measured on two real H200 GPUs: short requests of 200 prompt and 128
 //! output tokens at 30 per second, long ones of 16,000 and 64 at 2 per second, both Poisson. Prompts
-//! are token ids, so that nobody has to estimate a length.
+//! are token ids, so that their lengths are exact.
 //!
-//! Engines run in real time (speed 1): the gateway's own delays are inside the numbers, in true
-//! proportion. Each arrangement gets fresh engines and a fresh gateway, and a few requests that are
-//! not counted, so that none inherits the queue or the connections of another.
+//! Engines run in real time (speed 1), so the latencies include those of the gateway itself. Each arrangement gets new
+//! engines, a new gateway and a few warm-up requests that are not counted.
 //!
 //! | file | what |
 //! |---|---|
-//! | `arrangement` | the three: engine flags and the gateway's configuration |
-//! | `stage` | brings engines and gateway up, and down again |
+//! | `arrangement` | engine flags and gateway configuration of each |
+//! | `stage` | starts and stops engines and gateway |
 //! | `compare` | the table, the verdict, the JSON |
 
 mod arrangement;
@@ -34,35 +32,33 @@ use anyhow::Context as _;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::Instant;
 
-use super::progress_line::ProgressLine;
+use super::line::Line;
 use super::serve::raise_file_limit;
 use crate::bench::{
     self, Arrival, Class, Extent, Length, LoadClient, Prefix, PromptTokens, RunPlan, RunResult, Slo, Workload,
 };
 use arrangement::{ALL, Arrangement, MODEL};
-use compare::{Comparison, Row};
+use compare::{Comparison, LATE_MS, Row};
 use stage::Up;
 
 /// Short and long requests per second.
 const RATES: [f64; 2] = [30.0, 2.0];
-/// Longest demo: three times ten minutes is patience enough.
+/// Longest load for each arrangement.
 const MAX_SECONDS: f64 = 600.0;
 /// A request that takes longer than this has failed; the slowest measured one took 14 s.
 const REQUEST_LIMIT: Duration = Duration::from_secs(120);
-/// Requests of each class before the clock runs, so that every engine and connection has been used.
+/// Warm-up requests of each class, so that every engine and connection has been used.
 const WARM_UP: u64 = 4;
-/// Requests sent later than this, P99, mean that the machine was too busy to measure on, in ms.
-const LATE_MS: f64 = 20.0;
-/// How often one arrangement is measured when the machine was too busy: once more, then it is as it is.
+/// How often an arrangement is measured while the machine is too busy. The last measurement counts.
 const ATTEMPTS: u32 = 2;
-/// Where the numbers of requests that warm up begin: far from those that are counted.
+/// First number of the warm-up requests, far from those that are counted.
 const WARM_UP_FROM: u64 = 1 << 40;
 
 /// A seed whose load is nearly the nominal one: 580 short requests in 20 s (600 are expected), 39 long
 /// ones (40 are). Results differ between seeds, the long side's most: some have 30 long requests, some 50.
 const TYPICAL_SEED: u64 = 11;
 
-/// Show on simulated engines what the gateway is for.
+/// Compare three ways of routing on simulated engines.
 #[derive(Clone, Debug, clap::Args)]
 pub struct DemoArgs {
     /// Exit after the table instead of serving until Ctrl-C
@@ -120,8 +116,7 @@ fn run_on_threads(args: &DemoArgs) -> anyhow::Result<ExitCode> {
     code
 }
 
-/// The demo itself, with its surroundings as parameters: `raise` brings an arrangement up, `stopped`
-/// ends when the user has seen enough.
+/// The demo itself: `raise` starts an arrangement, `stopped` ends when the user stops the demo.
 async fn show(
     args: &DemoArgs,
     raise: impl AsyncFn(Arrangement) -> anyhow::Result<Up>,
@@ -131,7 +126,7 @@ async fn show(
     let (comparison, up) = tokio::select! {
         outcome = compare_all(args, raise) => outcome?,
         () = &mut stopped => {
-            eprintln!("interrupted before the three arrangements were through; there is nothing to compare");
+            eprintln!("interrupted before all three arrangements were measured, so there is no result");
             return Ok(ExitCode::FAILURE);
         }
     };
@@ -144,34 +139,37 @@ async fn show(
     Ok(if comparison.failures() == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Every arrangement in turn; the last one is left standing. An arrangement that a busy machine disturbed
-/// is measured again, with everything fresh.
+/// Measures every arrangement in turn and leaves the last one running. An arrangement is measured again, with new engines
+/// and gateway, when the machine was too busy.
 async fn compare_all(
     args: &DemoArgs,
     raise: impl AsyncFn(Arrangement) -> anyhow::Result<Up>,
 ) -> anyhow::Result<(Comparison, Up)> {
     let plan = plan(args);
     let mut rows = Vec::new();
-    let mut standing: Option<Up> = None;
+    let mut running: Option<Up> = None;
     for (index, arrangement) in ALL.into_iter().enumerate() {
         let title = format!("{} of {}: {}", index + 1, ALL.len(), arrangement.label());
         for attempt in 1..=ATTEMPTS {
-            if let Some(previous) = standing.take() {
+            if let Some(previous) = running.take() {
                 previous.stop().await;
             }
             let up = raise(arrangement).await.with_context(|| format!("cannot start '{}'", arrangement.label()))?;
             let row = Row::of(arrangement, &measure(&plan, &up, &title).await?);
-            standing = Some(up);
+            running = Some(up);
             let late = row.late_ms();
             if attempt == ATTEMPTS || late <= LATE_MS {
                 rows.push(row);
                 break;
             }
-            // Judged by our own lateness alone, never by the result.
-            eprintln!("{}: this machine was busy (requests left {late:.0} ms late); once more", arrangement.label());
+            // Decided by the send times alone, never by the result.
+            eprintln!(
+                "{}: this machine was busy (requests were sent {late:.0} ms late), measuring again",
+                arrangement.label()
+            );
         }
     }
-    let up = standing.context("there are no arrangements")?;
+    let up = running.context("there are no arrangements")?;
     Ok((Comparison { rows, seconds: args.seconds, seed: args.seed }, up))
 }
 
@@ -187,7 +185,7 @@ async fn measure(plan: &RunPlan, up: &Up, title: &str) -> anyhow::Result<RunResu
         }
     }
     let progress = Arc::new(bench::Progress::default());
-    let shown = ProgressLine::start(title, plan.extent, progress.clone());
+    let shown = Line::start(title, plan.extent, progress.clone());
     let run = bench::run(plan, &client, &progress).await?;
     drop(shown);
     Ok(run)
@@ -221,7 +219,7 @@ fn print_result(args: &DemoArgs, comparison: &Comparison) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// What can be done with what is still running. To stderr: it is not a result.
+/// How to use the running gateway. On stderr, since it is not a result.
 fn print_invitation(up: &Up) {
     let url = up.urls.first().map_or("", String::as_str);
     eprintln!("\nStill serving '{}'. Try it:", ALL[ALL.len() - 1].label());
@@ -232,7 +230,7 @@ fn print_invitation(up: &Up) {
     if let Some(admin) = &up.admin {
         eprintln!("  dashboard {admin}/   metrics {admin}/metrics");
     }
-    eprintln!("Ctrl-C ends it.");
+    eprintln!("Ctrl-C stops it.");
 }
 
 #[cfg(test)]
@@ -246,7 +244,7 @@ mod tests {
         DemoArgs { once: true, json: true, seconds: 1.0, seed: TYPICAL_SEED, listen: None, admin: None }
     }
 
-    /// How many were brought up and taken down.
+    /// How many arrangements were started and stopped.
     #[derive(Default)]
     struct Counts {
         ups: AtomicUsize,
@@ -254,14 +252,14 @@ mod tests {
     }
 
     impl Counts {
-        fn standing(&self) -> usize {
+        fn running(&self) -> usize {
             self.ups.load(Ordering::SeqCst) - self.downs.load(Ordering::SeqCst)
         }
     }
 
     async fn raise_mock(status: u16, counts: Arc<Counts>) -> anyhow::Result<Up> {
         let engine = MockEngine::start(move |number| MockResponse {
-            // The requests that warm up are answered; later ones as the test wants.
+            // Warm-up requests succeed, later ones as the test says.
             status: if number < 2 * WARM_UP { 200 } else { status },
             ..MockResponse::stream(completion_stream(2), Duration::ZERO)
         })
@@ -276,17 +274,17 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn three_arrangements_get_the_same_requests_and_all_are_taken_down() {
+    async fn three_arrangements_get_the_same_requests_and_all_are_stopped() {
         let counts = Arc::new(Counts::default());
         let (comparison, up) = compare_all(&args(), async |_| {
-            assert_eq!(counts.standing(), 0, "one at a time");
+            assert_eq!(counts.running(), 0, "one at a time");
             raise_mock(200, counts.clone()).await
         })
         .await
         .unwrap();
-        assert_eq!(counts.standing(), 1, "the last is left standing");
+        assert_eq!(counts.running(), 1, "the last keeps running");
         up.stop().await;
-        assert_eq!(counts.standing(), 0);
+        assert_eq!(counts.running(), 0);
         // More when the machine that runs this test was busy and an arrangement was measured again.
         assert!(counts.ups.load(Ordering::SeqCst) >= 3);
         let sent: Vec<u64> = comparison.rows.iter().map(|row| row.all.sent).collect();
@@ -300,7 +298,7 @@ mod tests {
         let code =
             show(&args(), async |_| raise_mock(503, counts.clone()).await, std::future::pending()).await.unwrap();
         assert_eq!(format!("{code:?}"), format!("{:?}", ExitCode::FAILURE));
-        assert_eq!(counts.standing(), 0);
+        assert_eq!(counts.running(), 0);
     }
 
     #[tokio::test]

@@ -1,8 +1,7 @@
-//! Brings an arrangement up, engines first and then the gateway, and takes it down in the other order.
+//! Starts an arrangement, engines first and then the gateway, and stops it in reverse order.
 //!
-//! Everything listens on loopback. Engines take free ports. The gateway takes the usual ones, 8080 and
-//! 8081, when they are free, because those are what a reader of the documentation will try; otherwise
-//! free ones, unless the user named an address: then a taken port is an error, not a surprise.
+//! Everything listens on loopback. Engines use free ports. The gateway uses the documented ports, 8080 and 8081, or free
+//! ones when these are taken. An address that the user gives must be free.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::Path;
@@ -16,12 +15,12 @@ use crate::serve::{self, Running, Source};
 use crate::sim::{self, Handle, Profile, SimConfig};
 use crate::vllm::args::ServeArgs;
 
-/// Where clients are served unless told otherwise.
+/// The client port, by default.
 const USUAL_LISTEN: u16 = 8080;
-/// Where metrics and the dashboard are unless told otherwise.
+/// The admin port, by default.
 const USUAL_ADMIN: u16 = 8081;
 
-/// Addresses that the user asked for.
+/// Addresses given by the user.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Addresses {
     pub(super) listen: Option<SocketAddr>,
@@ -30,7 +29,7 @@ pub(super) struct Addresses {
 
 type Stop = Pin<Box<dyn Future<Output = ()>>>;
 
-/// An arrangement that answers.
+/// A running arrangement.
 pub(super) struct Up {
     /// Where to send requests; several are taken in turn.
     pub(super) urls: Vec<String>,
@@ -40,12 +39,12 @@ pub(super) struct Up {
 }
 
 impl Up {
-    /// `stop` takes it down.
+    /// `stop` stops it.
     pub(super) fn new(urls: Vec<String>, admin: Option<String>, stop: impl Future<Output = ()> + 'static) -> Self {
         Self { urls, admin, stop: Box::pin(stop) }
     }
 
-    /// Takes it down and waits until it is.
+    /// Stops it and waits until it has stopped.
     pub(super) async fn stop(self) {
         self.stop.await;
     }
@@ -73,7 +72,7 @@ pub(super) async fn raise(arrangement: Arrangement, addresses: Addresses) -> any
     Ok(Up::new(vec![client], Some(admin), stop))
 }
 
-/// A gateway in this process, as `sluice serve` would make it of the same text.
+/// A gateway in this process, as `sluice serve` would start it.
 async fn start_gateway(text: &str) -> anyhow::Result<Running> {
     let surroundings = Surroundings::of_process(Path::new("."));
     let loaded = Config::parse(text, "demo", &[], &surroundings).map_err(|problems| anyhow::anyhow!("{problems}"))?;
@@ -87,24 +86,24 @@ async fn start_engine(args: &[String], seed: u64) -> anyhow::Result<Handle> {
     Ok(sim::spawn(config, listener)?)
 }
 
-/// What an engine with these flags of `vllm serve` is.
+/// The simulator's configuration for these flags of `vllm serve`.
 pub(super) fn engine_config(args: &[String], seed: u64) -> anyhow::Result<SimConfig> {
     let profile = Profile::named(PROFILE).with_context(|| format!("there is no profile '{PROFILE}'"))?;
     let config = SimConfig::from_args(&ServeArgs::parse(args)?, profile)?;
     Ok(SimConfig { seed, ..config })
 }
 
-/// `asked` when it is free; the usual port when that is; else any.
-fn address(asked: Option<SocketAddr>, usual: u16) -> anyhow::Result<SocketAddr> {
-    if let Some(address) = asked {
+/// The given address; else the usual port; else any free port.
+fn address(given: Option<SocketAddr>, usual: u16) -> anyhow::Result<SocketAddr> {
+    if let Some(address) = given {
         return free(address).with_context(|| format!("cannot listen on {address}; give another address"));
     }
     let at = |port| free(SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
     at(usual).or_else(|_| at(0)).context("no free port on 127.0.0.1")
 }
 
-/// The address, with a port of the system's choice for port 0. Bound and let go: whoever takes it in
-/// between makes the gateway's own bind fail, which is reported.
+/// The address, with a port of the system's choice for port 0. It is bound and released: when another process takes it
+/// meanwhile, the gateway's own bind fails with an error.
 fn free(address: SocketAddr) -> std::io::Result<SocketAddr> {
     TcpListener::bind(address)?.local_addr()
 }

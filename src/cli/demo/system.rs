@@ -1,10 +1,9 @@
 //! The whole system in memory on paused time: the gateway's path, its pools and its health rules in front of simulated
 //! engines, minutes of traffic in seconds, the same from the same seed.
 //!
-//! Nothing is mocked but sockets: requests go through `Flow` with the demo's own configurations, engines are lanes of the
-//! simulator. Load, clients that leave and faults (an engine dies and comes back, hangs, stalls) follow from a seed.
-//! Whatever happens: every request ends and is recorded once, whoever was told "complete" has every token, and at the end
-//! nobody holds anything.
+//! Only sockets are mocked: requests go through `Flow` with the demo's own configurations, to engines of the simulator.
+//! Load, clients that leave and faults (an engine dies and restarts, hangs, stalls) follow from a seed. Invariants: every
+//! request ends and is recorded once, a completed response has every token, and at the end no capacity is held.
 
 mod client;
 mod engine;
@@ -40,13 +39,13 @@ fn the_arrangements_are_in_the_order_that_was_measured_on_gpus() {
     let rows = ALL.map(|arrangement| {
         let end = run(arrangement, &script);
         end.check();
-        assert!(end.lives.iter().all(|life| life.outcome == Outcome::Completed), "nobody is turned away");
+        assert!(end.lives.iter().all(|life| life.outcome == Outcome::Completed), "no request is shed");
         tails(&end.lives)
     });
     let [round_robin, split, permits] = rows;
     assert!(split[0] < permits[0] && permits[0] * 2.0 < round_robin[0], "short TTFT: {rows:?}");
     assert!(split[1] < permits[1] && permits[1] < round_robin[1], "short E2EL: {rows:?}");
-    assert!(split[2] > round_robin[2] && split[3] > round_robin[3], "the split ruins the long ones: {rows:?}");
+    assert!(split[2] > round_robin[2] && split[3] > round_robin[3], "the split slows long requests down: {rows:?}");
     assert!(permits[3] < round_robin[3], "long E2EL: {rows:?}");
 }
 

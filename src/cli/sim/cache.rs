@@ -1,7 +1,7 @@
-//! The compile cache: which graphs were compiled before, kept on disk between starts.
+//! The compile cache: records on disk which graphs were compiled by earlier starts.
 //!
 //! One folder per key under `$VLLM_CACHE_ROOT/torch_compile_cache` (without that variable under
-//! `~/.cache/sluice/sim`), named so that a real vLLM never takes it for its own. The key has what vLLM's has: version,
+//! `~/.cache/sluice/sim`), named so that a real vLLM does not use it. The key is made of the same settings as vLLM's: version,
 //! model, length, number formats, group, adapters, token budget and sequences. Utilisation, prefix caching, policy and
 //! queue limits are not in it, so changing them costs no compilation.
 
@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 use crate::sim::SimConfig;
 
-/// Where the graph of this server is kept.
+/// The folder of this server's graph.
 pub(super) fn folder(config: &SimConfig) -> PathBuf {
     let root = std::env::var_os("VLLM_CACHE_ROOT").map(PathBuf::from).unwrap_or_else(|| {
         let home = std::env::var_os("HOME").map_or_else(std::env::temp_dir, PathBuf::from);
@@ -31,12 +31,12 @@ pub(super) fn folder(config: &SimConfig) -> PathBuf {
     root.join("torch_compile_cache").join(format!("sim-{:010x}", hash & 0xff_ffff_ffff)).join("rank_0_0/backbone")
 }
 
-/// Whether a graph is kept there and may be used.
+/// Whether the graph is cached and the cache is enabled.
 pub(super) fn is_warm(folder: &std::path::Path) -> bool {
     folder.join("compiled").is_file() && !disabled()
 }
 
-/// Keeps it. A cache that cannot be written makes the next start slower, nothing else.
+/// Records the graph. If that fails, the next start is slower and nothing else.
 pub(super) fn keep(folder: &std::path::Path) {
     if !disabled() {
         let _ = std::fs::create_dir_all(folder).and_then(|()| std::fs::write(folder.join("compiled"), b""));

@@ -1,13 +1,12 @@
 //! The engine's process: a child named `VLLM::EngineCore` that holds the GPU and does nothing else.
 //!
-//! The steps run in the parent, but what a supervisor sees is as in vLLM: a second process in the same group, with
-//! workers under it for a group of GPUs; it ends with the parent's shutdown, and it outlives a parent that was killed. The
-//! GPU is a file (`--sim-device`) that the child locks and in which it writes what it uses: a second engine finds it taken
-//! until the child is gone. An orphan ends itself after a while (`--sim-orphan`), so that a forgotten one does not stay
-//! for ever.
+//! The steps run in the parent, but a supervisor sees the same processes as with vLLM: a second process in the same group,
+//! with workers below it for a group of GPUs. It ends when the parent shuts down, and it outlives a parent that was killed.
+//! The GPU is a file (`--sim-device`) that the child locks and in which it records its memory use; a second engine cannot
+//! take it until the child has ended. An orphan exits after `--sim-orphan` seconds.
 //!
-//! The child is this program again, with its name as only argument and the rest in its environment. Its output is
-//! closed: an orphan holds no pipe of whoever started the parent.
+//! The child is this program again, with its name as only argument and its options in the environment. Its output is closed,
+//! so that an orphan holds no pipe of the process that started the parent.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, Write};
@@ -20,31 +19,31 @@ use anyhow::Context;
 use tokio::io::AsyncReadExt;
 use tokio::process::{Child, Command};
 
-/// Set in the environment of a child: what it is.
+/// Environment variable with the role of a child.
 const ROLE: &str = "SLUICE_SIM_PROCESS";
 const DEVICE: &str = "SLUICE_SIM_DEVICE";
 const BYTES: &str = "SLUICE_SIM_BYTES";
 const WORKERS: &str = "SLUICE_SIM_WORKERS";
 const ORPHAN: &str = "SLUICE_SIM_ORPHAN";
-/// Says on the child's stdout that it holds the device.
+/// What the child writes to stdout when it holds the device.
 const READY: &[u8] = b"ready\n";
-/// How often a child looks whether its parent is still there.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// How long the child may take to say that it is ready.
-const READY_WITHIN: Duration = Duration::from_secs(10);
+/// How often a child checks that its parent still exists.
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
+/// How long the child may take to report that it is ready.
+const READY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What a child is started with.
+/// Options of the engine's process.
 #[derive(Clone, Debug)]
-pub(super) struct Plan {
+pub(super) struct EngineCoreOptions {
     pub(super) device: Option<PathBuf>,
-    /// Memory that it uses.
+    /// Bytes of GPU memory that it uses.
     pub(super) bytes: f64,
-    /// Worker processes under it; none for one GPU.
+    /// Worker processes below it; none for one GPU.
     pub(super) workers: u32,
     pub(super) orphan: Duration,
 }
 
-/// Bytes that somebody uses of the device; 0 when it is free.
+/// Bytes of the device that another process uses; 0 if it is free.
 pub(super) fn occupied(device: &Path) -> anyhow::Result<f64> {
     let mut file = open(device)?;
     match file.try_lock() {
@@ -74,20 +73,20 @@ fn command(name: &str, role: &str) -> anyhow::Result<Command> {
 /// Starts the engine's process and waits until it holds the device.
 ///
 /// # Errors
-/// When it cannot be started or does not get the device.
-pub(super) async fn spawn(plan: &Plan) -> anyhow::Result<Child> {
+/// When it cannot be started or cannot lock the device.
+pub(super) async fn spawn(options: &EngineCoreOptions) -> anyhow::Result<Child> {
     let mut command = command("VLLM::EngineCore", "engine")?;
-    if let Some(device) = &plan.device {
+    if let Some(device) = &options.device {
         command.env(DEVICE, device);
     }
-    command.env(BYTES, plan.bytes.to_string()).env(WORKERS, plan.workers.to_string());
-    command.env(ORPHAN, plan.orphan.as_secs_f64().to_string());
+    command.env(BYTES, options.bytes.to_string()).env(WORKERS, options.workers.to_string());
+    command.env(ORPHAN, options.orphan.as_secs_f64().to_string());
     let mut child = command.spawn().context("the engine's process does not start")?;
-    let mut said = [0; READY.len()];
+    let mut received = [0; READY.len()];
     let mut stdout = child.stdout.take().context("the engine's process has no output")?;
-    let read = tokio::time::timeout(READY_WITHIN, stdout.read_exact(&mut said)).await;
+    let read = tokio::time::timeout(READY_TIMEOUT, stdout.read_exact(&mut received)).await;
     match read {
-        Ok(Ok(_)) if said == READY => Ok(child),
+        Ok(Ok(_)) if received == READY => Ok(child),
         _ => {
             let _ = child.kill().await;
             anyhow::bail!("the engine's process did not get the device")
@@ -95,7 +94,7 @@ pub(super) async fn spawn(plan: &Plan) -> anyhow::Result<Child> {
     }
 }
 
-/// Whether this process is such a child; then it runs here and never returns to the command line.
+/// Runs the child if this process is one; `None` if it is not.
 pub fn run_child() -> Option<ExitCode> {
     let role = std::env::var(ROLE).ok()?;
     let name = if role == "engine" { c"VLLM::EngineCore" } else { c"VLLM::Worker_TP" };
@@ -135,7 +134,7 @@ fn engine() -> ExitCode {
     let orphan_for = Duration::from_secs_f64(number(ORPHAN).max(0.0));
     let mut orphaned: Option<Instant> = None;
     loop {
-        std::thread::sleep(LOOK_EVERY);
+        std::thread::sleep(CHECK_INTERVAL);
         if parent_id() != parent && orphaned.get_or_insert_with(Instant::now).elapsed() > orphan_for {
             break;
         }
@@ -148,11 +147,11 @@ fn engine() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// A worker watches the engine, as vLLM's do, and goes with it.
+/// Runs a worker, which ends when the engine's process does, as in vLLM.
 fn worker() -> ExitCode {
     let parent = parent_id();
     while parent_id() == parent {
-        std::thread::sleep(LOOK_EVERY);
+        std::thread::sleep(CHECK_INTERVAL);
     }
     ExitCode::SUCCESS
 }

@@ -1,7 +1,7 @@
-//! `sluice sim fit DATA`: fits the simulator's constants to rows of a load test, and says how far it can be trusted.
+//! `sluice sim fit DATA`: fits the simulator's constants to measured load tests, and reports how accurate the fit is.
 //!
-//! Prints each row's cells measured and simulated, with today's constants and with the fitted ones, then what a fit
-//! without a third of the rows makes of that third. Deterministic. Exit codes: 0 done, 1 the data or a profile cannot be
+//! Prints the measured and simulated cells of each row, with the current constants and with the fitted ones, then each third
+//! of the rows as predicted by a fit to the others. Deterministic. Exit codes: 0 done, 1 the data or a profile cannot be
 //! used, 2 wrong usage.
 
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::Parser;
 
-use crate::sim::calibrate::search::FITTED;
+use crate::sim::calibrate::search::{FITTED, FittedConstant};
 use crate::sim::calibrate::{Setting, Spread, report, rows};
 use crate::sim::{Constants, Gpu, Layout, Model};
 
@@ -50,7 +50,7 @@ pub(super) fn run(args: &[String]) -> ExitCode {
     let args = match FitArgs::try_parse_from(command) {
         Ok(args) => args,
         Err(error) => {
-            // Nothing is left to do where even this cannot be printed.
+            // If this cannot be printed, there is nothing left to do.
             let _ = error.print();
             return if error.use_stderr() { ExitCode::from(2) } else { ExitCode::SUCCESS };
         }
@@ -98,13 +98,13 @@ fn fit(args: &FitArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The fitted constants, each with what it was.
+/// The fitted constants, each with its old value.
 fn changes(start: &Constants, fitted: &Constants) -> String {
     let of = |constants: &Constants, part: &str, key: &str| {
         constants.table().get(part).and_then(|part| part.get(key)).and_then(toml::Value::as_float).unwrap_or(f64::NAN)
     };
-    let line = |(part, key, ..): &(&str, &str, f64, f64)| {
-        format!("{:32} {:>10} was {}", format!("{part}.{key}"), of(fitted, part, key), of(start, part, key))
+    let line = |FittedConstant { table, key, .. }: &FittedConstant| {
+        format!("{:32} {:>10} was {}", format!("{table}.{key}"), of(fitted, table, key), of(start, table, key))
     };
     FITTED.iter().map(line).collect::<Vec<_>>().join("\n")
 }

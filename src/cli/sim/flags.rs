@@ -1,7 +1,7 @@
 //! Flags of the simulator itself, taken out of the argv before vLLM's are read.
 //!
-//! They stand anywhere among vLLM's, as `--sim-name value` or `--sim-name=value`. A flag or a value that is none is refused
-//! before anything starts, with the names that exist.
+//! They may appear anywhere among vLLM's, as `--sim-name value` or `--sim-name=value`. An unknown flag or an invalid value is
+//! refused before anything starts.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::vllm::version::Version;
 
 /// The GPU without `--sim-gpu`.
 const GPU: &str = "h200";
-/// The model whose name nobody knows.
+/// The model for names that match no built-in one.
 const MODEL: &str = "llama-3.1-8b";
 /// Real time of a cold start without `--sim-startup`, seconds.
 const STARTUP: f64 = 1.0;
@@ -21,13 +21,13 @@ const STARTUP: f64 = 1.0;
 /// How long a start takes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Startup {
-    /// A cold one takes so long in real time, a warm one less in proportion.
+    /// A cold start takes this long in real time, a warm one proportionally less.
     Cold(Duration),
     /// As long as on the GPU, by the simulated clock.
     Real,
 }
 
-/// See the table at the head of [`super`].
+/// See the table in the header of [`super`].
 #[derive(Clone, Debug)]
 pub(super) struct SimFlags {
     pub(super) gpu: String,
@@ -58,10 +58,10 @@ impl Default for SimFlags {
 }
 
 impl SimFlags {
-    /// GPU and model; the model is the one named, else the one that the served name speaks of, else an 8B.
+    /// GPU and model; the model is the one named, else the one that the served name refers to, else an 8B.
     ///
     /// # Errors
-    /// Names that nobody knows, profiles with missing numbers.
+    /// Unknown names, profiles with missing numbers.
     pub(super) fn profile(&self, served: &str) -> anyhow::Result<Profile> {
         let gpu = Gpu::load(&self.gpu).map_err(|error| anyhow!("argument --sim-gpu: {error}"))?;
         let model = match &self.model {
@@ -78,7 +78,7 @@ impl SimFlags {
 /// Splits the simulator's flags from vLLM's.
 ///
 /// # Errors
-/// Flags and values that are none.
+/// Unknown flags and invalid values.
 pub(super) fn split(args: Vec<String>) -> anyhow::Result<(SimFlags, Vec<String>)> {
     let mut flags = SimFlags::default();
     let mut rest = Vec::new();

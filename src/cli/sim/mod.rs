@@ -6,11 +6,11 @@
 //! |---|---|---|
 //! | `--sim-gpu NAME` | h200 | a built-in GPU or a TOML file |
 //! | `--sim-model NAME` | by the model's name, else llama-3.1-8b | a built-in model or a TOML file; a folder is read itself |
-//! | `--sim-vllm-version X.Y` | 0.32.0 | whose flags and metrics |
+//! | `--sim-vllm-version X.Y` | 0.32.0 | version of flags and metrics |
 //! | `--sim-speed X` | 1 | simulated seconds per real second |
 //! | `--sim-seed N` | 0 | output lengths, words, jitter |
 //! | `--sim-startup SECONDS`, `real` | 1 | real time of a cold start; `real`: as on the GPU, by the simulated clock |
-//! | `--sim-device FILE` | none | the GPU: who holds its lock uses its memory |
+//! | `--sim-device FILE` | none | the GPU: the process that holds its lock uses its memory |
 //! | `--sim-orphan SECONDS` | 300 | how long the engine's process outlives a killed parent |
 //! | `--sim-fault SPEC` | none | a fault from the start, as `POST /sim/fault` takes it |
 //!
@@ -57,7 +57,7 @@ usage: sluice sim MODEL [flags of vllm serve] [--sim-*]
                           slow-start[=SECONDS]; also later: POST /sim/fault
 ";
 
-/// `sluice sim MODEL [flags of vllm serve] [--sim-*]`: the flags are `vllm serve`'s own and read by ours.
+/// Arguments of `sluice sim`. The flags of `vllm serve` are parsed by [`ServeArgs`], not by clap.
 #[derive(Clone, Debug, clap::Args)]
 pub struct SimArgs {
     /// The model's name, then flags of `vllm serve` and `--sim-*` flags (see `sluice sim --help`)
@@ -100,7 +100,7 @@ pub fn run(args: Vec<String>) -> ExitCode {
     match SimConfig::with_occupied(&args, profile.clone(), occupied).map(settled) {
         Err(Refusal::NoModel) => usage("vllm serve", &Refusal::NoModel.to_string()),
         Err(refusal) => {
-            // What a start shows until it ends belongs to the settings nearest to those given.
+            // What the start logs until it fails follows from the nearest valid settings.
             let nearest = SimConfig::sketch(&args, profile);
             start::run(settled(nearest), &args, &flags, Some(refusal))
         }
@@ -114,7 +114,7 @@ pub fn run(args: Vec<String>) -> ExitCode {
     }
 }
 
-/// Our own flags; with `--help=all` vLLM's too, with `--help=WORD` those with it in their names.
+/// The simulator's own flags; with `--help=all` also vLLM's, with `--help=WORD` those that contain the word.
 fn help(asked: &str) -> String {
     let names = |names: Vec<&str>| names.join(", ");
     let own = HELP.replace("GPUS", &names(Gpu::names().collect())).replace("MODELS", &names(Model::names().collect()));
@@ -137,7 +137,7 @@ fn usage(prog: &str, message: &str) -> ExitCode {
     ExitCode::from(2)
 }
 
-/// argparse's last words: unknown flags are left over for the top parser.
+/// The error of argparse: unknown flags are reported by the top-level parser.
 fn refused_arguments(error: &ArgsError) -> ExitCode {
     if !error.is_from_the_top() {
         return usage("vllm serve", &error.to_string());

@@ -1,6 +1,6 @@
-//! The life of the process: start-up line by line, serving, and the end.
+//! The process from start to end: start-up with its log lines, serving, shutdown.
 //!
-//! The port is bound early and listens late, as in vLLM: clients are refused until everything is ready. The engine's
+//! As in vLLM the port is bound early and listens late, so that clients are refused until everything is ready. The engine's
 //! process starts and ends with this one, except after SIGKILL.
 
 use std::net::SocketAddr;
@@ -14,11 +14,11 @@ use tokio::process::Child;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{Instant, MissedTickBehavior};
 
-use super::core::Plan;
+use super::core::EngineCoreOptions;
 use super::flags::{SimFlags, Startup};
 use super::{cache, core};
 use crate::sim::http::server;
-use crate::sim::observe::log::{Level, Log, Speaker};
+use crate::sim::observe::log::{Level, Log, LogSource};
 use crate::sim::process::startup::{Event, Surroundings, length, plan, refused};
 use crate::sim::{Fault, Handle, Refusal, SimConfig, Snapshot};
 use crate::vllm::args::ServeArgs;
@@ -30,7 +30,7 @@ const STATS_EVERY: Duration = Duration::from_secs(10);
 /// Clients that may wait to be accepted, as uvicorn has it.
 const BACKLOG: u32 = 2048;
 
-/// Starts, serves and ends. `refusal` is why it will not come to serving.
+/// Starts, serves and shuts down. With `refusal` the start fails with that error.
 pub(super) fn run(mut config: SimConfig, args: &ServeArgs, flags: &SimFlags, refusal: Option<Refusal>) -> ExitCode {
     let pid = std::process::id();
     let quiet = ["warning", "error", "critical"].contains(&args.text("uvicorn-log-level").unwrap_or("info"));
@@ -44,10 +44,10 @@ pub(super) fn run(mut config: SimConfig, args: &ServeArgs, flags: &SimFlags, ref
         }
     };
     runtime.block_on(async {
-        let mut life = Life { config, child: None };
-        // Until it serves a signal ends the process as it ends any other, and orphans the engine: as in vLLM.
-        let served = match life.start(args, flags, refusal).await {
-            Ok(handle) => life.serve(handle, args).await.map_err(|error| error.to_string()),
+        let mut process = SimProcess { config, child: None };
+        // Until it serves, a signal ends the process at once and orphans the engine, as in vLLM.
+        let served = match process.start(args, flags, refusal).await {
+            Ok(handle) => process.serve(handle, args).await.map_err(|error| error.to_string()),
             Err(text) => Err(text),
         };
         let code = match served {
@@ -57,19 +57,19 @@ pub(super) fn run(mut config: SimConfig, args: &ServeArgs, flags: &SimFlags, ref
                 ExitCode::FAILURE
             }
         };
-        life.end_child().await;
+        process.end_child().await;
         code
     })
 }
 
-/// A process from its start on.
-struct Life {
+/// A running process.
+struct SimProcess {
     config: SimConfig,
     child: Option<Child>,
 }
 
-impl Life {
-    /// Runs the plan of a start.
+impl SimProcess {
+    /// Carries out the events of a start.
     async fn start(&mut self, args: &ServeArgs, flags: &SimFlags, refusal: Option<Refusal>) -> Result<Handle, String> {
         let folder = cache::folder(&self.config);
         let host = args.text("host").unwrap_or("0.0.0.0").to_owned();
@@ -94,16 +94,16 @@ impl Life {
         for event in events {
             match event {
                 Event::Wait(time) => tokio::time::sleep(time.mul_f64(pace)).await,
-                Event::Line(speaker, level, source, text) => {
+                Event::Line(source_process, level, source, text) => {
                     let text = match &socket {
                         // Port 0 is known only now.
                         Some((_, bound)) if port == 0 => text.replace(&address, &format!("{bound}")),
                         _ => text,
                     };
-                    self.config.log.line(speaker, level, source, &text);
+                    self.config.log.line(source_process, level, source, &text);
                 }
                 Event::Bind => socket = Some(bind(&host, port).await.map_err(|error| format!("{error:#}"))?),
-                // An engine that is refused does not get the device.
+                // A start that will fail must not lock the device.
                 Event::Spawn => self.spawn(flags, flags.device.clone().filter(|_| refusal.is_none())).await?,
                 Event::Compiled => cache::keep(&folder),
             }
@@ -130,13 +130,13 @@ impl Life {
 
     async fn spawn(&mut self, flags: &SimFlags, device: Option<PathBuf>) -> Result<(), String> {
         let group = self.config.profile.layout.tensor_parallel;
-        let plan = Plan {
+        let options = EngineCoreOptions {
             device,
             bytes: self.config.utilisation * self.config.profile.gpu.memory_gib * f64::from(1u32 << 30),
             workers: if group > 1 { group } else { 0 },
             orphan: flags.orphan,
         };
-        let child = core::spawn(&plan).await.map_err(|error| format!("RuntimeError: {error:#}"))?;
+        let child = core::spawn(&options).await.map_err(|error| format!("RuntimeError: {error:#}"))?;
         if let Log::On { api, access, .. } = self.config.log {
             self.config.log = Log::On { api, engine: child.id().unwrap_or(api), access };
         }
@@ -173,13 +173,13 @@ impl Life {
                 if killed {
                     handle.fault(Fault::Die);
                 }
-                self.bury(handle).await;
+                self.end_after_engine_death(handle).await;
             }
         }
         Ok(())
     }
 
-    /// After SIGTERM: at once, or when what is inside has ended.
+    /// After SIGTERM: at once, or after the requests in flight have ended.
     async fn shut_down(&mut self, handle: Handle) {
         let (log, timeout) = (self.config.log, self.config.shutdown_timeout);
         let mode = if timeout.is_zero() { "abort" } else { "drain" };
@@ -215,10 +215,10 @@ impl Life {
         log.uvicorn("Application shutdown complete.");
     }
 
-    /// After the engine's death: errors for whoever asks, until the watchdog ends the server.
-    async fn bury(&mut self, handle: Handle) {
+    /// After the engine's death: requests fail until the watchdog ends the server.
+    async fn end_after_engine_death(&mut self, handle: Handle) {
         let log = self.config.log;
-        let error = |source, text: &str| log.line(Speaker::ApiServer, Level::Error, source, text);
+        let error = |source, text: &str| log.line(LogSource::ApiServer, Level::Error, source, text);
         error("core_client.py:648", "Engine core proc EngineCore died unexpectedly, shutting down client.");
         error(
             "async_llm.py:906",
@@ -234,7 +234,7 @@ impl Life {
 
     async fn end_child(&mut self) {
         if let Some(mut child) = self.child.take() {
-            // Gone already is as good.
+            // It may have ended already.
             let _ = child.kill().await;
         }
     }

@@ -7,7 +7,7 @@ use super::limits;
 use super::model::ModelScope;
 use super::secret::{KeyDigest, Secret};
 use super::table::table;
-use super::text::check_name;
+use super::value::check_name;
 
 table! {
     /// Who may use the gateway.

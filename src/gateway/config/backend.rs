@@ -1,6 +1,6 @@
 //! `[[pool.backend]]`: one vLLM server, and who runs its engine.
 //!
-//! Three kinds, told apart by what is written: `url` alone is an engine that is run without the gateway; `launch` is one
+//! Three kinds, distinguished by what is written: `url` alone is an engine that is run without the gateway; `launch` is one
 //! that the gateway runs on this machine; `url` with `control` is one that commands start and stop elsewhere. The file has
 //! all three keys ([`BackendTable`]); the rest of the gateway sees a [`Target`].
 
@@ -16,7 +16,7 @@ use super::report::{Names, Place, Report};
 use super::secret::Secret;
 use super::setting::{FreeValue, Setting, Shown, list, quote};
 use super::table::table;
-use super::text::{Endpoint, check_name};
+use super::value::{Endpoint, check_name};
 
 table! {
     /// A backend as it is written.

@@ -9,8 +9,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::table::table;
-use super::text::not_empty;
-use super::value::words;
+use super::value::{not_empty, words};
 
 table! {
     /// How engines that the gateway runs are started, restarted and healed.

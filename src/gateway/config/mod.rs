@@ -22,7 +22,6 @@
 pub mod limits;
 
 mod origin;
-mod suggest;
 mod problem;
 mod file;
 mod set;
@@ -32,7 +31,6 @@ mod setting;
 mod value;
 mod table;
 mod secret;
-mod text;
 mod server;
 mod model;
 mod auth;
@@ -58,7 +56,7 @@ pub use load::{Flags, Loaded};
 pub use model::{Model, ModelScope};
 pub use origin::{Origin, Origins};
 pub use pool::{LongPrefix, Order, Policy, Pool, PromptRange, Queue, UsageInjection};
-pub use problem::{Problem, Problems, Situation};
+pub use problem::{Problem, Problems, Situation, Suggestion};
 pub use reference::reference;
 pub use report::Surroundings;
 pub use root::Config;
@@ -67,5 +65,4 @@ pub use server::{
     AccessLog, DEFAULT_ADMIN, FirstByte, Health, Log, LogFormat, LogLevel, LogTarget, Retry, Server, Slo, Timeouts,
 };
 pub use show::Resolved;
-pub use suggest::Suggestion;
-pub use text::Endpoint;
+pub use value::Endpoint;

@@ -9,12 +9,11 @@ use std::path::PathBuf;
 use super::file::Entry;
 use super::key::KeySpec;
 use super::limits;
-use super::problem::Situation;
+use super::problem::{Situation, Suggestion};
 use super::report::{Names, Place, Report};
 use super::setting::{Setting, Shown, elements, list, quote};
-use super::suggest::Suggestion;
 use super::table::table;
-use super::text::check_model_name;
+use super::value::check_model_name;
 use sluice_core::base::{ModelId, Tokens};
 
 table! {

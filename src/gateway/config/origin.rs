@@ -46,11 +46,6 @@ impl Origins {
         self.0.get(path).copied().unwrap_or_default()
     }
 
-    /// All keys that were read, with the origins of their values.
-    pub fn iter(&self) -> impl Iterator<Item = (&str, Origin)> {
-        self.0.iter().map(|(path, origin)| (path.as_str(), *origin))
-    }
-
     pub(super) fn note(&mut self, path: String, origin: Origin) {
         self.0.insert(path, origin);
     }

@@ -15,14 +15,12 @@ use super::file::Entry;
 use super::key::KeySpec;
 use super::limits;
 use super::model::ModelScope;
-use super::problem::Situation;
+use super::problem::{Situation, Suggestion};
 use super::report::{Names, Place, Report};
 use super::server::Slo;
 use super::setting::{Setting, Shown, elements, list, quote};
-use super::suggest::Suggestion;
 use super::table::table;
-use super::text::check_name;
-use super::value::words;
+use super::value::{check_name, words};
 use sluice_core::base::{PoolId, Tokens};
 
 table! {

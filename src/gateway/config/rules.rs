@@ -16,7 +16,7 @@ use super::problem::Situation;
 use super::report::{Claimed, Report};
 use super::root::Config;
 use super::server::{Server, Slo};
-use super::text::Endpoint;
+use super::value::Endpoint;
 use sluice_core::base::Period;
 
 /// Applies every rule, and gives pools the general objectives where they have none of their own.

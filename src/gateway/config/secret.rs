@@ -94,7 +94,7 @@ fn resolve(text: &str, around: &Surroundings<'_>) -> Result<(String, Option<Stri
     Ok((without_line_end(&value), Some(format!("file:{}", path.display()))))
 }
 
-/// It must be able to stand in an `Authorization` header.
+/// It must be valid in an `Authorization` header.
 impl Setting for Secret {
     fn read(written: &Entry, place: &Place, _: &KeySpec, report: &mut Report<'_>) -> Option<Self> {
         let resolved = String::parse(written, report).and_then(|text| resolve(&text, report.around));

@@ -9,8 +9,7 @@
 
 use super::file::{Document, Entry, Table, Value};
 use super::origin::Origin;
-use super::problem::{Problem, Situation};
-use super::suggest::Suggestion;
+use super::problem::{Problem, Situation, Suggestion};
 
 impl Document {
     /// Applies `--set` texts in order. Returns one problem for each that could not be applied.

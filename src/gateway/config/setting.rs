@@ -54,7 +54,7 @@ pub(super) enum Shown {
 /// A table as it is shown.
 #[derive(Clone)]
 pub(super) struct ShownTable {
-    /// What tells it from the other tables of a list. Two with another identity are not the same one changed.
+    /// Distinguishes it from the other tables of a list: with another identity it is another table, not a changed one.
     pub(super) identity: String,
     /// Its keys in the order of their definition.
     pub(super) items: Vec<(&'static Field, Shown)>,

@@ -17,10 +17,9 @@
 use super::file::{Entry, Table, Value};
 use super::key::{Fallback, Field, KeySpec};
 use super::origin::Origin;
-use super::problem::Situation;
+use super::problem::{Situation, Suggestion};
 use super::report::{Place, Report};
 use super::setting::{Setting, join, wrong_type};
-use super::suggest::Suggestion;
 
 macro_rules! table {
     (@name $field:ident) => { stringify!($field) };

@@ -1,8 +1,12 @@
-//! The types of single values: numbers, sizes, durations, paths, addresses, words.
+//! The types of single values: numbers, sizes, durations, paths, names, words, addresses, URLs of backends.
 //!
 //! Each says how it is written in the file and how it is shown. A new type that a key may have is an `impl Scalar` here or
 //! beside its definition.
+//!
+//! The URL of a backend may have a path, which is put before that of every request (an engine behind a prefix of another
+//! proxy). Since clients' paths already start with `/v1`, a URL that ends in `/v1` is refused as the common mistake it is.
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -10,6 +14,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use super::file::{Entry, Value};
+use super::limits;
 use super::problem::Situation;
 use super::report::{Names, Report};
 use super::setting::{Scalar, wrong_type};
@@ -50,7 +55,7 @@ macro_rules! words {
                     $($word => Ok(Self::$variant),)+
                     _ => {
                         let known = Self::WORDS.iter().copied();
-                        let suggestion = $crate::config::suggest::Suggestion::for_name(&found, known);
+                        let suggestion = $crate::config::problem::Suggestion::for_name(&found, known);
                         Err($crate::config::problem::Situation::UnknownChoice { found, suggestion })
                     }
                 }
@@ -145,7 +150,7 @@ whole_numbers! {
     i32: "a whole number";
 }
 
-fn unit<T: FromStr<Err: std::fmt::Display>>(text: &str) -> Result<T, Situation> {
+fn unit<T: FromStr<Err: fmt::Display>>(text: &str) -> Result<T, Situation> {
     text.parse().map_err(|error: T::Err| Situation::Unit { reason: error.to_string() })
 }
 
@@ -225,5 +230,157 @@ impl Scalar for RangeInclusive<u16> {
 
     fn text(&self, _: &Names) -> String {
         format!("{}-{}", self.start(), self.end())
+    }
+}
+
+/// Whether a name can be a label and a header value.
+pub(super) fn check_name(name: &str) -> Result<(), Situation> {
+    check_length(name, limits::MAX_NAME_BYTES)?;
+    let fine = |letter: char| letter.is_ascii_alphanumeric() || "._:/-".contains(letter);
+    if name.chars().all(fine) { Ok(()) } else { Err(Situation::NameLetters { name: name.to_owned() }) }
+}
+
+/// Whether a text can be the name of a model; they are freer, since others choose them.
+pub(super) fn check_model_name(name: &str) -> Result<(), Situation> {
+    check_length(name, limits::MAX_MODEL_NAME_BYTES)?;
+    if name == "*" || name.trim() != name || name.chars().any(char::is_control) {
+        return Err(Situation::ModelNameLetters { name: name.to_owned() });
+    }
+    Ok(())
+}
+
+/// Whether a text has any letters.
+pub(super) fn not_empty(text: &str) -> Result<(), Situation> {
+    if text.is_empty() { Err(Situation::Empty) } else { Ok(()) }
+}
+
+fn check_length(name: &str, max: usize) -> Result<(), Situation> {
+    match name.len() {
+        0 => Err(Situation::Empty),
+        bytes if bytes > max => Err(Situation::NameTooLong { bytes, max }),
+        _ => Ok(()),
+    }
+}
+
+/// Where a server is reached by HTTP/1.1 without TLS.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Endpoint {
+    /// Name or address in lower case; an IPv6 address without its brackets.
+    pub host: String,
+    /// TCP port; 0 only for an engine of the gateway whose port has not been chosen yet.
+    pub port: u16,
+    /// Put before the path of every request; empty, or begins with `/` and does not end with one.
+    pub prefix: String,
+}
+
+impl Endpoint {
+    /// `host:port` as it stands in a URL or a `Host` header.
+    pub fn authority(&self) -> String {
+        if self.host.contains(':') {
+            format!("[{}]:{}", self.host, self.port)
+        } else {
+            format!("{}:{}", self.host, self.port)
+        }
+    }
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "http://{}{}", self.authority(), self.prefix)
+    }
+}
+
+impl Scalar for Endpoint {
+    fn parse(written: &Entry, report: &Report<'_>) -> Result<Self, Situation> {
+        endpoint(&String::parse(written, report)?)
+    }
+
+    fn text(&self, _: &Names) -> String {
+        self.to_string()
+    }
+}
+
+/// The endpoint that a URL names.
+fn endpoint(text: &str) -> Result<Endpoint, Situation> {
+    let wrong = |reason| Situation::Url { found: text.to_owned(), reason };
+    let lower = text.to_ascii_lowercase();
+    if lower.starts_with("https://") {
+        return Err(Situation::Https);
+    }
+    if !lower.starts_with("http://") {
+        return Err(wrong("it must begin with http://"));
+    }
+    let rest = &text["http://".len()..];
+    if rest.contains(['?', '#', '@', '\\']) || rest.chars().any(|letter| !letter.is_ascii_graphic()) {
+        return Err(wrong("only host, port and path are supported, in plain ASCII"));
+    }
+    let (authority, path) = rest.find('/').map_or((rest, ""), |at| rest.split_at(at));
+    let prefix = path.trim_end_matches('/').to_owned();
+    if prefix.ends_with("/v1") {
+        return Err(wrong("clients' paths already begin with /v1; leave it out"));
+    }
+    let (host, port) = host_and_port(authority).ok_or_else(|| wrong("host or port is missing or malformed"))?;
+    Ok(Endpoint { host, port, prefix })
+}
+
+fn host_and_port(authority: &str) -> Option<(String, u16)> {
+    let (host, port) = match authority.strip_prefix('[') {
+        Some(rest) => {
+            let (host, port) = rest.split_once(']')?;
+            host.parse::<std::net::Ipv6Addr>().ok()?;
+            (host, if port.is_empty() { None } else { Some(port.strip_prefix(':')?) })
+        }
+        None => match authority.split_once(':') {
+            Some((host, port)) => (host, Some(port)),
+            None => (authority, None),
+        },
+    };
+    let port = match port {
+        Some(digits) if digits.bytes().all(|byte| byte.is_ascii_digit()) => digits.parse().ok()?,
+        Some(_) => return None,
+        None => 80,
+    };
+    let plain = |letter: char| letter.is_ascii_alphanumeric() || "._-:".contains(letter);
+    let fine = port != 0 && !host.is_empty() && host.len() <= 255 && host.chars().all(plain);
+    fine.then(|| (host.to_ascii_lowercase(), port))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn urls_that_name_a_place_are_taken_apart() {
+        for (text, shown) in [
+            ("http://127.0.0.1:8000", "http://127.0.0.1:8000"),
+            ("HTTP://Gpu0", "http://gpu0:80"),
+            ("http://[::1]:8000/", "http://[::1]:8000"),
+            ("http://edge:80/engine-a/", "http://edge:80/engine-a"),
+        ] {
+            assert_eq!(endpoint(text).unwrap().to_string(), shown);
+        }
+    }
+
+    #[test]
+    fn urls_that_cannot_be_backends_are_refused_with_a_reason() {
+        assert_eq!(endpoint("https://gpu0"), Err(Situation::Https));
+        for text in [
+            "gpu0:8000",
+            "http://",
+            "http://:80",
+            "http://a:0",
+            "http://a:99999",
+            "http://a:+80",
+            "http://a b",
+            "http://u@h",
+            "http://h?x=1",
+            "http://h:8000/v1",
+            "http://h/v1/",
+            "http://[::1",
+            "http://[x]:1",
+            "http://ä",
+        ] {
+            assert!(matches!(endpoint(text), Err(Situation::Url { .. })), "{text}");
+        }
     }
 }

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use super::play::{Life, quantile};
 use crate::engine::{Engine, EngineConfig, Request};
-use crate::machine::cost::{CostModel, Profile};
-use crate::virtual_server::{FrontEnd, Lane};
+use crate::machine::{CostModel, Profile};
+use crate::virtual_server::{FrontEnd, VirtualServer};
 use sluice_core::base::Rng;
 
 #[derive(Clone, Copy)]
@@ -20,7 +20,7 @@ struct Server {
 
 const DEFAULT: Server = Server { budget: 8192, threshold: 0 };
 
-fn lane(server: Server) -> Lane {
+fn virtual_server(server: Server) -> VirtualServer {
     let profile = Profile::named("h200-llama-8b").unwrap();
     let config = EngineConfig {
         max_num_seqs: 256,
@@ -32,7 +32,7 @@ fn lane(server: Server) -> Lane {
         ..EngineConfig::default()
     };
     let cost = CostModel::new(&profile, 256, server.budget);
-    Lane::new(Engine::new(config, cost), FrontEnd::new(&profile.front_end))
+    VirtualServer::new(Engine::new(config, cost), FrontEnd::new(&profile.front_end))
 }
 
 #[derive(Clone, Copy)]
@@ -51,7 +51,7 @@ const LONG: u32 = 16_000;
 
 /// Poisson arrivals for 20 s, shorts 200/128 and longs 16,000/64, over `servers`; the short ones count.
 fn open_loop(servers: &[Server], rates: (f64, f64), routing: Routing, draw: u64) -> Vec<Life> {
-    let mut lanes: Vec<Lane> = servers.iter().map(|server| lane(*server)).collect();
+    let mut running_servers: Vec<VirtualServer> = servers.iter().map(|server| virtual_server(*server)).collect();
     let mut arrivals = Vec::new();
     for (rate, prompt, output, seed) in [(rates.0, 200, 128, 2 * draw), (rates.1, LONG, 64, 2 * draw + 1)] {
         let mut rng = Rng::new(seed);
@@ -70,11 +70,11 @@ fn open_loop(servers: &[Server], rates: (f64, f64), routing: Routing, draw: u64)
         _ => ([0; 2], false),
     };
     let back_at_the_first_token = matches!(routing, Routing::Permits(..));
-    let mut in_flight = vec![0u32; lanes.len()];
+    let mut in_flight = vec![0u32; running_servers.len()];
     let mut queue: Vec<u64> = Vec::new();
     let mut count = 0;
     loop {
-        let step = (0..lanes.len()).filter_map(|at| Some((lanes[at].next_at()?, at))).min();
+        let step = (0..running_servers.len()).filter_map(|at| Some((running_servers[at].next_at()?, at))).min();
         let arrival = arrivals.last().map(|(at, ..)| Duration::from_secs_f64(*at));
         let now = match (step, arrival) {
             (None, None) => break,
@@ -86,9 +86,9 @@ fn open_loop(servers: &[Server], rates: (f64, f64), routing: Routing, draw: u64)
             let (at, prompt, output) = arrivals.pop().unwrap();
             lives.insert(count, Life { sent: at, counts: prompt != LONG, ..Life::default() });
             let home = match routing {
-                _ if lanes.len() == 1 => Some(0),
-                Routing::RoundRobin => Some(count as usize % lanes.len()),
-                Routing::FewestInFlight => (0..lanes.len()).min_by_key(|at| in_flight[*at]),
+                _ if running_servers.len() == 1 => Some(0),
+                Routing::RoundRobin => Some(count as usize % running_servers.len()),
+                Routing::FewestInFlight => (0..running_servers.len()).min_by_key(|at| in_flight[*at]),
                 Routing::Split => Some(usize::from(prompt == LONG)),
                 Routing::Permits(..) | Routing::LongInFlight(_) => (prompt != LONG).then_some(0),
             };
@@ -102,13 +102,13 @@ fn open_loop(servers: &[Server], rates: (f64, f64), routing: Routing, draw: u64)
             match home {
                 Some(home) => {
                     in_flight[home] += 1;
-                    lanes[home].submit(now, [request]);
+                    running_servers[home].submit(now, [request]);
                 }
                 None => queue.push(count),
             }
             count += 1;
         } else if let Some((_, at)) = step
-            && let Some(end) = lanes[at].poll(now)
+            && let Some(end) = running_servers[at].poll(now)
         {
             for token in end.emitted {
                 let life = lives.get_mut(&token.id).unwrap();
@@ -135,7 +135,7 @@ fn open_loop(servers: &[Server], rates: (f64, f64), routing: Routing, draw: u64)
                     adapter: None,
                     ..Request::default()
                 };
-                lanes[side].submit(now, [request]);
+                running_servers[side].submit(now, [request]);
             }
         }
     }
@@ -213,22 +213,22 @@ fn the_three_arrangements_differ_as_on_two_h200s() {
 #[ignore = "prints a speed; nothing to assert on a shared machine"]
 fn an_hour_of_fifty_requests_per_second() {
     let started = std::time::Instant::now();
-    let mut lane = lane(DEFAULT);
+    let mut server = virtual_server(DEFAULT);
     let (mut rng, mut at, mut id, mut steps, mut tokens) = (Rng::new(3), 0.0, 0, 0u64, 0u64);
     loop {
-        let next = lane.next_at().map_or(f64::INFINITY, |next| next.as_secs_f64());
+        let next = server.next_at().map_or(f64::INFINITY, |next| next.as_secs_f64());
         if at > 3600.0 && next == f64::INFINITY {
             break;
         }
         if at <= 3600.0 && at <= next {
             let (prompt_tokens, output_tokens) = (1 + rng.below(400) as u32, 1 + rng.below(256) as u32);
-            lane.submit(
+            server.submit(
                 Duration::from_secs_f64(at),
                 [Request { id, prompt_tokens, output_tokens, adapter: None, ..Request::default() }],
             );
             id += 1;
             at += rng.exponential() / 50.0;
-        } else if let Some(end) = lane.poll(Duration::from_secs_f64(next)) {
+        } else if let Some(end) = server.poll(Duration::from_secs_f64(next)) {
             steps += 1;
             tokens += end.emitted.len() as u64;
         }

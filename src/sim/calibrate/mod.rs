@@ -1,15 +1,16 @@
-//! Measured rows beside what the simulator makes of the same load, and a fit of the constants to them.
+//! Calibration: fits the constants of the simulator to measured load tests, and reports how far the two are apart.
 //!
 //! ```text
 //! CSV -> rows -> play (closed loop, Poisson; virtual time) -> report (measured, simulated, error)
 //!                  ^------ search (moves constants) <-------- distance
 //! ```
 //!
-//! Where the simulator's own numbers come from, and how far they can be trusted, is in `tests/fixtures/h200` and in the
-//! tests here: 40 cells of one machine within 15 % (half of them within 3 %), 109 of another (half within 2 %; all of
-//! throughput, TPOT and E2EL within 15 %), single steps within 2 %, and recorded requests answered when they were.
-//! The median TTFT of a burst is the weak spot: it depends on which requests share a prefill step, and two runs of the
-//! same load on the same server differ in it by a fifth.
+//! It lies in the simulator and not in the command line (`sluice sim fit` only reads files and prints), because it runs the
+//! engine on virtual time and its tests keep the built-in constants honest. The measurements behind those are in
+//! `tests/fixtures/h200`: 40 cells of one machine within 15 % (half of them within 3 %), 109 of another (half within 2 %; all of
+//! throughput, TPOT and E2EL within 15 %), single steps within 2 %, and recorded requests at their recorded times.
+//! The median TTFT of a burst is the least accurate: it depends on which requests share a prefill step, and two runs of the
+//! same load on the same server differ by a fifth.
 
 mod play;
 pub mod report;

@@ -7,23 +7,23 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::rows::{Load, Row};
+use super::rows::{BesideLoad, Load, Row};
 use crate::engine::{Engine, EngineConfig, Request};
-use crate::virtual_server::{FrontEnd, Lane};
+use crate::virtual_server::{FrontEnd, VirtualServer};
 use crate::{CostModel, Profile};
 use sluice_core::base::Rng;
 
 /// A client program starts and finishes streams one after the other.
 const CLIENT_GAP: Duration = Duration::from_micros(50);
 
-/// The life of one request as its client sees it; seconds of virtual time.
+/// One request as its client sees it; seconds of virtual time.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Life {
     pub(super) sent: f64,
     pub(super) first: f64,
     pub(super) last: f64,
     pub(super) tokens: u32,
-    /// Whether it counts, or only stands beside what is measured.
+    /// Whether it is measured, or belongs to the load beside.
     pub(super) counts: bool,
 }
 
@@ -56,7 +56,7 @@ pub(super) fn quantile(mut values: Vec<f64>, q: f64) -> f64 {
     }
 }
 
-/// A request that was recorded.
+/// A recorded request.
 #[cfg(test)]
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Arrival {
@@ -72,7 +72,8 @@ pub(super) fn replay(profile: &Profile, server: super::rows::Server, arrivals: &
     let load = Load::Closed { streams: 1, requests: 1 };
     let (name, measured) = (String::new(), [None; 4]);
     let row = Row { name, prompt: 1, output: 1, load, server, adapters: 0, half_base: false, measured };
-    let mut player = Player { lane: lane(profile, &row, 0), row: &row, lives: Vec::new(), rng: Rng::new(0) };
+    let mut player =
+        Player { server: virtual_server(profile, &row, 0), row: &row, lives: Vec::new(), rng: Rng::new(0) };
     let times = arrivals.iter().map(|arrival| Duration::from_secs_f64(arrival.at));
     player.run(times.zip(arrivals.iter().map(|arrival| Some((arrival.prompt, arrival.output)))).collect());
     player.lives
@@ -99,7 +100,7 @@ fn summary(lives: &[Life]) -> [f64; 4] {
 
 /// All requests of one run.
 pub(super) fn lives(profile: &Profile, row: &Row, draw: u64) -> Vec<Life> {
-    let mut player = Player { lane: lane(profile, row, draw), row, lives: Vec::new(), rng: Rng::new(99) };
+    let mut player = Player { server: virtual_server(profile, row, draw), row, lives: Vec::new(), rng: Rng::new(99) };
     match row.load {
         Load::Closed { streams, requests } => player.closed_loop(streams, requests),
         Load::Open { rate, seconds, beside } => player.open_loop(rate, seconds, beside, draw),
@@ -108,7 +109,7 @@ pub(super) fn lives(profile: &Profile, row: &Row, draw: u64) -> Vec<Life> {
 }
 
 /// The server of a row.
-fn lane(profile: &Profile, row: &Row, draw: u64) -> Lane {
+fn virtual_server(profile: &Profile, row: &Row, draw: u64) -> VirtualServer {
     let server = row.server;
     let config = EngineConfig {
         max_num_seqs: server.max_num_seqs,
@@ -122,35 +123,35 @@ fn lane(profile: &Profile, row: &Row, draw: u64) -> Lane {
         ..EngineConfig::default()
     };
     let cost = CostModel::new(profile, server.max_num_seqs, server.max_num_batched_tokens);
-    Lane::new(Engine::new(config, cost), FrontEnd::new(&profile.front_end))
+    VirtualServer::new(Engine::new(config, cost), FrontEnd::new(&profile.front_end))
 }
 
 struct Player<'a> {
-    lane: Lane,
+    server: VirtualServer,
     row: &'a Row,
     lives: Vec<Life>,
     rng: Rng,
 }
 
 impl Player<'_> {
-    /// Sends the next request at `at`; `other` is the lengths of one that stands beside the measured ones.
+    /// Sends the next request at `at`; `other` is the prompt and output length of a request that is not measured.
     fn send(&mut self, at: Duration, other: Option<(u32, u32)>) {
         let id = self.lives.len() as u64;
         let (prompt_tokens, output_tokens) = other.unwrap_or((self.row.prompt, self.row.output));
-        // With half of the requests on the base model the even ones are.
+        // If half of the requests use the base model, these are the even ones.
         let turn = if self.row.half_base { id / 2 } else { id };
         let named = self.row.adapters > 0 && !(self.row.half_base && id.is_multiple_of(2));
         let adapter = named.then(|| match self.row.load {
             Load::Closed { .. } => (turn % u64::from(self.row.adapters)) as u16,
             Load::Open { .. } => self.rng.below(self.row.adapters as usize) as u16,
         });
-        self.lane.submit(at, [Request { id, prompt_tokens, output_tokens, adapter, ..Request::default() }]);
+        self.server.submit(at, [Request { id, prompt_tokens, output_tokens, adapter, ..Request::default() }]);
         self.lives.push(Life { sent: at.as_secs_f64(), counts: other.is_none(), ..Life::default() });
     }
 
-    /// Lets the lane do what is due at `now`; says how many requests ended then.
+    /// Processes what is due at `now`; returns how many requests ended.
     fn advance(&mut self, now: Duration) -> u32 {
-        let Some(end) = self.lane.poll(now) else { return 0 };
+        let Some(end) = self.server.poll(now) else { return 0 };
         let mut finished = 0;
         for token in end.emitted {
             let Some(life) = self.lives.get_mut(token.id as usize) else { continue };
@@ -170,7 +171,7 @@ impl Player<'_> {
         for stream in 0..streams.min(requests) {
             self.send(CLIENT_GAP * stream, None);
         }
-        while let Some(at) = self.lane.next_at() {
+        while let Some(at) = self.server.next_at() {
             let finished = self.advance(at);
             for place in 1..=finished {
                 if self.lives.len() < requests as usize {
@@ -180,10 +181,10 @@ impl Player<'_> {
         }
     }
 
-    fn open_loop(&mut self, rate: f64, seconds: f64, beside: Option<(u32, u32, f64)>, draw: u64) {
+    fn open_loop(&mut self, rate: f64, seconds: f64, beside: Option<BesideLoad>, draw: u64) {
         let mut arrivals: BTreeMap<Duration, Option<(u32, u32)>> = BTreeMap::new();
         let kinds =
-            [(rate, None)].into_iter().chain(beside.map(|(prompt, output, rate)| (rate, Some((prompt, output)))));
+            [(rate, None)].into_iter().chain(beside.map(|other| (other.rate, Some((other.prompt, other.output)))));
         for (kind, (rate, lengths)) in kinds.enumerate() {
             let mut rng = Rng::new(2 * draw + kind as u64);
             let mut at = rng.exponential() / rate;
@@ -195,10 +196,10 @@ impl Player<'_> {
         self.run(arrivals);
     }
 
-    /// Sends what comes at its time, and goes on until all is answered.
+    /// Sends the requests at their times and runs until all are complete.
     fn run(&mut self, mut arrivals: BTreeMap<Duration, Option<(u32, u32)>>) {
-        while !arrivals.is_empty() || self.lane.next_at().is_some() {
-            let event = self.lane.next_at();
+        while !arrivals.is_empty() || self.server.next_at().is_some() {
+            let event = self.server.next_at();
             match arrivals.first_key_value() {
                 Some((at, lengths)) if event.is_none_or(|event| *at < event) => {
                     let (at, lengths) = (*at, *lengths);

@@ -1,6 +1,6 @@
-//! A fit as people read it: each row's cells measured and simulated, then how far apart they are.
+//! A fit as a table: the measured and the simulated cells of each row, then how far apart they are.
 //!
-//! Errors are simulated / measured - 1, in percent. A cell in brackets is shown and not judged.
+//! Errors are simulated / measured - 1, in percent. A cell in brackets is not part of the summary.
 
 use std::fmt::Write;
 
@@ -13,14 +13,14 @@ use super::search::errors;
 pub struct Spread {
     /// Cells.
     pub cells: usize,
-    /// Half of them are nearer.
+    /// Median error.
     pub median: f64,
-    /// The worst.
+    /// Largest error.
     pub max: f64,
 }
 
 impl Spread {
-    /// Of these rows.
+    /// The spread over these rows.
     pub fn of<'a>(rows: impl Iterator<Item = (&'a Row, &'a [f64; 4])>) -> Self {
         let all: Vec<f64> = rows.flat_map(|(row, cells)| errors(row, cells)).flatten().map(f64::abs).collect();
         Self { cells: all.len(), median: quantile(all.clone(), 0.5), max: quantile(all, 1.0) }

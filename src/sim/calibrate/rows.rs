@@ -1,4 +1,4 @@
-//! Rows of a load test as text: one line per run, what was sent and what was measured.
+//! Measured load tests as CSV: one line per run, with what was sent and what was measured.
 //!
 //! CSV with a header line; columns in any order; `#` begins a comment line; an empty field is a column's default, and for
 //! a measured column "not measured". Lengths are tokens, times milliseconds.
@@ -10,12 +10,12 @@ use std::collections::BTreeMap;
 /// Columns that hold what was measured, in the order of [`Row::measured`].
 pub const MEASURED: [&str; 4] = ["req_per_s", "ttft_p50", "tpot_mean", "e2el_mean"];
 
-/// Columns, with what they mean to people.
+/// Columns and their descriptions.
 const COLUMNS: &[(&str, &str)] = &[
     ("name", "shown in the table (default: the line's number)"),
     ("prompt", "prompt tokens of every request"),
     ("output", "output tokens of every request"),
-    ("streams", "closed loop: clients, each sends its next request when the last answer is complete"),
+    ("streams", "closed loop: clients, each sends its next request when the last response is complete"),
     ("requests", "closed loop: requests in all (default: 4 x streams, at least 8)"),
     ("rate", "open loop, instead of streams: Poisson arrivals per second"),
     ("seconds", "open loop: for so long"),
@@ -35,7 +35,7 @@ const COLUMNS: &[(&str, &str)] = &[
     ("e2el_mean", "measured: mean time to the last token, ms"),
 ];
 
-/// Short names that people write, each for a column.
+/// Short names of columns.
 const ALIASES: &[(&str, &str)] = &[
     ("kind", "name"),
     ("in", "prompt"),
@@ -47,7 +47,7 @@ const ALIASES: &[(&str, &str)] = &[
     ("req_s", "req_per_s"),
 ];
 
-/// What each column means, for people.
+/// The list of columns with their descriptions, for `--columns`.
 pub fn columns() -> String {
     COLUMNS.iter().map(|(name, what)| format!("{name:29} {what}")).collect::<Vec<_>>().join("\n")
 }
@@ -92,10 +92,10 @@ impl Default for Server {
     }
 }
 
-/// How requests come.
+/// The arrival pattern of a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Load {
-    /// So many clients, each sends its next request when the last answer is complete.
+    /// So many clients, each sends its next request when the last response is complete.
     Closed {
         /// Clients.
         streams: u32,
@@ -106,11 +106,22 @@ pub enum Load {
     Open {
         /// Requests per second.
         rate: f64,
-        /// For so long.
+        /// Duration of the run.
         seconds: f64,
-        /// Prompt, output and rate of other requests on the same server.
-        beside: Option<(u32, u32, f64)>,
+        /// Other requests on the same server.
+        beside: Option<BesideLoad>,
     },
+}
+
+/// Requests that share the server with the measured ones.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct BesideLoad {
+    /// Prompt tokens of each.
+    pub prompt: u32,
+    /// Output tokens of each.
+    pub output: u32,
+    /// Requests per second.
+    pub rate: f64,
 }
 
 /// One run.
@@ -122,9 +133,9 @@ pub struct Row {
     pub prompt: u32,
     /// Output tokens.
     pub output: u32,
-    /// How requests come.
+    /// The arrival pattern.
     pub load: Load,
-    /// What they came to.
+    /// The flags of the server.
     pub server: Server,
     /// Distinct adapters that requests name in turn.
     pub adapters: u32,
@@ -147,7 +158,7 @@ pub enum RowError {
     /// No header or no row.
     #[error("the data has no {0}")]
     Nothing(&'static str),
-    /// A column that nobody knows.
+    /// An unknown column.
     #[error("unknown column '{0}'; known: {known}", known = COLUMNS.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", "))]
     UnknownColumn(String),
     /// A field is wrong.
@@ -270,12 +281,14 @@ impl Line<'_> {
                     return self.wrong("seconds", "is missing beside a rate");
                 };
                 let beside = match self.number("beside_rate", 1e-6, 1e6)? {
-                    Some(rate) => {
-                        Some((self.whole("beside_prompt", 1, None)?, self.whole("beside_output", 1, None)?, rate))
-                    }
+                    Some(rate) => Some(BesideLoad {
+                        prompt: self.whole("beside_prompt", 1, None)?,
+                        output: self.whole("beside_output", 1, None)?,
+                        rate,
+                    }),
                     None => None,
                 };
-                if (rate + beside.map_or(0.0, |(.., rate)| rate)) * seconds > MAX_REQUESTS {
+                if (rate + beside.map_or(0.0, |other| other.rate)) * seconds > MAX_REQUESTS {
                     return self.wrong("seconds", format!("comes to more than {MAX_REQUESTS} requests"));
                 }
                 Ok(Load::Open { rate, seconds, beside })
@@ -290,7 +303,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_row_says_what_was_sent_and_what_was_measured() {
+    fn a_row_has_its_load_and_its_measurements() {
         let rows = parse("# made up\nprompt,output,streams,req_per_s,tpot_mean\n\n512, 128 ,8,10.5,\n").unwrap();
         assert_eq!(rows.len(), 1);
         assert_eq!((rows[0].prompt, rows[0].output, rows[0].name.as_str()), (512, 128, "line 4"));
@@ -299,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_are_read_as_people_write_them() {
+    fn headers_may_be_abbreviated() {
         let rows = parse("Kind,in,out,C,n,bt,seqs,req/s,TTFT p50,TPOT mean (ms)").map_err(|error| error.to_string());
         assert!(rows.unwrap_err().contains("TPOT mean (ms)"));
         let row = &parse("Kind,in,out,C,n,bt,seqs,req/s,TTFT p50 ms\na,1,2,3,4,50,6,7,8").unwrap()[0];
@@ -313,7 +326,11 @@ mod tests {
     #[test]
     fn an_open_loop_may_have_other_requests_beside_it() {
         let text = "prompt,output,rate,seconds,beside_prompt,beside_output,beside_rate\n200,128,15,20,16000,64,1.5";
-        let load = Load::Open { rate: 15.0, seconds: 20.0, beside: Some((16_000, 64, 1.5)) };
+        let load = Load::Open {
+            rate: 15.0,
+            seconds: 20.0,
+            beside: Some(BesideLoad { prompt: 16_000, output: 64, rate: 1.5 }),
+        };
         assert_eq!(parse(text).unwrap()[0].load, load);
     }
 

@@ -10,7 +10,7 @@
 
 use super::play::play;
 use super::rows::Row;
-use crate::profile::{Constants, Gpu, Layout, Model, Profile, ProfileError};
+use crate::machine::{Constants, Gpu, Layout, Model, Profile, ProfileError};
 
 /// Errors beyond this weigh more.
 const TOLERATED: f64 = 0.12;
@@ -25,20 +25,37 @@ const GAIN: f64 = 1e-5;
 /// Draws of arrivals and jitter that a cell is the median of.
 const DRAWS: u64 = 3;
 
-/// The constants that are fitted: table, key, lowest, highest.
-pub const FITTED: &[(&str, &str, f64, f64)] = &[
-    ("efficiency", "bandwidth", 0.2, 1.0),
-    ("efficiency", "linear", 0.2, 1.0),
-    ("efficiency", "attention", 0.1, 1.0),
-    ("step", "layer_us", 5.0, 500.0),
-    ("step", "sequence_us", 0.5, 100.0),
-    ("step", "lora_layer_us", 1.0, 500.0),
-    ("step", "lora_token_layer_us", 0.005, 5.0),
-    ("step", "stall_share", 0.01, 1.0),
-    ("step", "lora_stall_share", 0.01, 1.0),
-    ("front_end", "request_us", 10.0, 10_000.0),
-    ("front_end", "token_us", 1.0, 1000.0),
-    ("front_end", "in_us", 50.0, 50_000.0),
+/// A constant that the search moves within a range.
+#[derive(Clone, Copy, Debug)]
+pub struct FittedConstant {
+    /// Table in the file of constants.
+    pub table: &'static str,
+    /// Key in that table.
+    pub key: &'static str,
+    /// Lowest value.
+    low: f64,
+    /// Highest value.
+    high: f64,
+}
+
+const fn constant(table: &'static str, key: &'static str, low: f64, high: f64) -> FittedConstant {
+    FittedConstant { table, key, low, high }
+}
+
+/// The constants that are fitted.
+pub const FITTED: &[FittedConstant] = &[
+    constant("efficiency", "bandwidth", 0.2, 1.0),
+    constant("efficiency", "linear", 0.2, 1.0),
+    constant("efficiency", "attention", 0.1, 1.0),
+    constant("step", "layer_us", 5.0, 500.0),
+    constant("step", "sequence_us", 0.5, 100.0),
+    constant("step", "lora_layer_us", 1.0, 500.0),
+    constant("step", "lora_token_layer_us", 0.005, 5.0),
+    constant("step", "stall_share", 0.01, 1.0),
+    constant("step", "lora_stall_share", 0.01, 1.0),
+    constant("front_end", "request_us", 10.0, 10_000.0),
+    constant("front_end", "token_us", 1.0, 1000.0),
+    constant("front_end", "in_us", 50.0, 50_000.0),
 ];
 
 /// What stays the same during a fit.
@@ -70,13 +87,13 @@ impl Setting {
     /// When GPU, model and constants do not go together.
     pub fn play_all(&self, constants: &Constants, rows: &[Row]) -> Result<Vec<[f64; 4]>, ProfileError> {
         let profile = Profile::new(self.gpu.clone(), self.model.clone(), self.layout, constants)?;
-        let lanes = std::thread::available_parallelism().map_or(1, usize::from).min(rows.len().max(1));
+        let workers_wanted = std::thread::available_parallelism().map_or(1, usize::from).min(rows.len().max(1));
         let mut played = vec![[f64::NAN; 4]; rows.len()];
         std::thread::scope(|scope| {
-            let workers: Vec<_> = (0..lanes)
+            let workers: Vec<_> = (0..workers_wanted)
                 .map(|first| {
                     let profile = &profile;
-                    let mine = move || rows.iter().enumerate().skip(first).step_by(lanes);
+                    let mine = move || rows.iter().enumerate().skip(first).step_by(workers_wanted);
                     scope
                         .spawn(move || mine().map(|(at, row)| (at, play(profile, row, self.draws))).collect::<Vec<_>>())
                 })
@@ -164,7 +181,7 @@ pub fn errors(row: &Row, simulated: &[f64; 4]) -> [Option<f64>; 4] {
 /// `constants` with one of them multiplied; none where its range ends.
 fn moved(
     constants: &Constants,
-    (part, key, low, high): &(&str, &str, f64, f64),
+    FittedConstant { table: part, key, low, high }: &FittedConstant,
     factor: f64,
 ) -> Result<Option<Constants>, ProfileError> {
     let mut table = constants.table();

@@ -6,7 +6,7 @@
 use super::play::{Arrival, Life, quantile, replay};
 use super::rows::{Load, Server};
 use super::*;
-use crate::profile::{Constants, Gpu, Layout, Model, Profile};
+use crate::machine::{Constants, Gpu, Layout, Model, Profile};
 use crate::{CostModel, StepLoad};
 
 const FIRST: &str = include_str!("../../../tests/fixtures/h200/first.csv");

@@ -1,9 +1,9 @@
-//! Where LoRA adapters lie: in a slot of the GPU, in host memory, or on disk only.
+//! Where each LoRA adapter is: in a slot of the GPU, in host memory, or only on disk.
 //!
-//! As in vLLM both places are least-recently-used caches: `--max-loras` slots on the GPU, `--max-cpu-loras` adapters in host
-//! memory (by default as many). A step that uses an adapter which is in neither reads it from disk while everybody waits;
-//! one that is in host memory alone is copied to a slot. What these cost is the cost model's business; here they are
-//! counted. Invariants: at most as many as fit; what a step uses is on the GPU afterwards.
+//! As in vLLM both are least-recently-used caches: `--max-loras` slots on the GPU, `--max-cpu-loras` adapters in host memory
+//! (by default as many). A step that uses an adapter in neither reads it from disk while all sequences wait; an adapter that
+//! is only in host memory is copied to a slot. Loads are counted here and priced by the cost model. Invariants: neither cache
+//! exceeds its capacity; the adapters of a step are on the GPU when it runs.
 
 /// What a step had to load before it could start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -14,27 +14,27 @@ pub struct AdapterLoads {
     pub to_gpu: u32,
 }
 
-/// A least-recently-used set; few enough entries to search by hand.
+/// A least-recently-used set. It is small, so a linear search is enough.
 #[derive(Clone, Debug, Default)]
 struct Recent {
     /// Least recently used first.
     entries: Vec<u16>,
-    room: usize,
+    capacity: usize,
 }
 
 impl Recent {
-    fn new(room: usize) -> Self {
-        Self { entries: Vec::new(), room }
+    fn new(capacity: usize) -> Self {
+        Self { entries: Vec::new(), capacity }
     }
 
-    /// Uses an entry; says whether it was there already. Otherwise the least recently used one makes room.
+    /// Marks an adapter as used and returns whether it was present. If it was not, it replaces the least recently used one.
     fn touch(&mut self, adapter: u16) -> bool {
         let place = self.entries.iter().position(|entry| *entry == adapter);
         match place {
             Some(place) => {
                 self.entries.remove(place);
             }
-            None if self.entries.len() >= self.room => {
+            None if self.entries.len() >= self.capacity => {
                 self.entries.remove(0);
             }
             None => {}
@@ -44,7 +44,7 @@ impl Recent {
     }
 }
 
-/// The adapters of one engine. See the head of this file.
+/// The adapters of one engine. See the header of this file.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Adapters {
     gpu: Recent,
@@ -52,13 +52,13 @@ pub(super) struct Adapters {
 }
 
 impl Adapters {
-    /// None loaded. vLLM wants at least as much room in host memory as on the GPU.
+    /// No adapter is loaded. Host memory has room for at least as many as the GPU.
     pub(super) fn new(max_loras: u32, max_cpu_loras: u32) -> Self {
         let slots = max_loras.max(1) as usize;
         Self { gpu: Recent::new(slots), host: Recent::new((max_cpu_loras as usize).max(slots)) }
     }
 
-    /// Makes sure that the adapters of a step (each once, at most `max_loras`) are on the GPU.
+    /// Loads the adapters of a step (each listed once, at most `max_loras`).
     pub(super) fn prepare(&mut self, used: &[u16]) -> AdapterLoads {
         let mut loads = AdapterLoads::default();
         for adapter in used {
@@ -66,12 +66,6 @@ impl Adapters {
             loads.to_gpu += u32::from(!self.gpu.touch(*adapter));
         }
         loads
-    }
-
-    /// An adapter was removed: it is read again when it comes back.
-    pub(super) fn remove(&mut self, adapter: u16) {
-        self.gpu.entries.retain(|entry| *entry != adapter);
-        self.host.entries.retain(|entry| *entry != adapter);
     }
 }
 
@@ -100,8 +94,6 @@ mod tests {
         assert_eq!(adapters.prepare(&[0]), loads(0, 1));
         assert_eq!(adapters.prepare(&[2]), loads(1, 1));
         assert_eq!(adapters.prepare(&[0]), loads(0, 1), "1 was used least recently");
-        assert_eq!(adapters.prepare(&[1]), loads(1, 1));
-        adapters.remove(1);
         assert_eq!(adapters.prepare(&[1]), loads(1, 1));
     }
 }

@@ -1,16 +1,16 @@
-//! The KV blocks of one engine: who holds them, which are free, and what is still written in those.
+//! The KV blocks of one engine: which are held, which are free, and which free ones can still be found by their content.
 //!
 //! A block holds [`BLOCK_TOKENS`] tokens. As in vLLM one block is the null block, so `total` blocks serve `total - 1`.
-//! A full block may be *published* under the hash of all tokens up to its end; a later request with the same beginning
-//! then holds it too. A published block that nobody holds is free and stays findable until it is handed out again.
+//! A full block may be *published* under the hash of all tokens up to its end; a later request with the same prefix then
+//! shares it. A published block without owners is free, and can be found until it is allocated again.
 //!
-//! Order of reuse (vLLM 0.32, `BlockPool`): free blocks form one list. Blocks without a hash go to its front, so the last
-//! one back is the first one out; published ones go to its end, those of a sequence from its tail to its head, so that
-//! what is oldest and least shared is overwritten first. Finding a free block takes it out of the list.
-//! The same hash can be published by several blocks (two requests that computed the same at the same time): the one
-//! published first is found.
+//! Order of reuse (vLLM 0.32, `BlockPool`): free blocks form one list. Blocks without a hash return to its front (last in,
+//! first out). Published ones return to its end, those of a sequence from its last to its first, so that the oldest and
+//! least shared are overwritten first. Sharing a free block removes it from the list. Several blocks may be published under
+//! one hash (two requests that computed the same at the same time); the first of them is found.
 //!
-//! Invariants: references = owners; a block is in the free list exactly when nobody holds it; free + held = usable.
+//! Invariants: `owners` is the number of sequences that hold the block; a block is in the free list if and only if it has no
+//! owner; free + held = usable.
 //! Memory: 32 bytes per block and one map entry per published hash, whatever the traffic.
 
 use std::collections::HashMap;
@@ -19,11 +19,11 @@ use std::hash::{BuildHasherDefault, Hasher};
 /// Tokens in one block.
 pub const BLOCK_TOKENS: u32 = 16;
 
-/// Names a block. 0 is the null block, which also closes the free list into a ring.
+/// Index of a block. 0 is the null block, which also closes the free list into a ring.
 pub(super) type BlockId = u32;
 const NULL: BlockId = 0;
 
-/// Passes a value on that is a hash already.
+/// Hasher for keys that are hashes already.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct AsIs(u64);
 
@@ -45,19 +45,19 @@ impl Hasher for AsIs {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Block {
-    /// Under which it is published; 0 when it is not.
+    /// The hash it is published under; 0 if it is not.
     hash: u64,
     /// Sequences that hold it.
     owners: u32,
-    /// Neighbours in the free list, while it is free.
+    /// Neighbours in the free list, if it is free.
     next: BlockId,
     previous: BlockId,
-    /// Ring of the blocks with the same hash, in the order in which they were published.
+    /// Neighbours in the ring of blocks with the same hash, in order of publication.
     next_twin: BlockId,
     previous_twin: BlockId,
 }
 
-/// The pool of blocks of one engine. See the head of this file.
+/// The pool of blocks of one engine. See the header of this file.
 #[derive(Clone, Debug)]
 pub struct Blocks {
     blocks: Vec<Block>,
@@ -80,7 +80,7 @@ impl Blocks {
     }
 
     /// Takes `count` blocks from the front of the free list and appends them to `into`; none when fewer are free.
-    pub(super) fn take(&mut self, count: u32, into: &mut Vec<BlockId>) -> bool {
+    pub(super) fn allocate(&mut self, count: u32, into: &mut Vec<BlockId>) -> bool {
         if count > self.free {
             return false;
         }
@@ -94,7 +94,7 @@ impl Blocks {
         true
     }
 
-    /// One more sequence holds a published block.
+    /// Adds an owner to a published block.
     pub(super) fn share(&mut self, id: BlockId) {
         if self.is_free(id) {
             self.unlink(id);
@@ -102,13 +102,13 @@ impl Blocks {
         self.blocks[id as usize].owners += 1;
     }
 
-    /// A sequence gives back the blocks it held, given from head to tail, and holds none afterwards.
-    pub(super) fn give(&mut self, held: &mut Vec<BlockId>) {
-        // Blocks without a hash keep their order among themselves: the tail comes out first.
+    /// Releases all blocks of a sequence, which are listed from first to last, and empties the list.
+    pub(super) fn release(&mut self, held: &mut Vec<BlockId>) {
+        // Blocks without a hash keep their order, so that the last one is reused first.
         let mut after = NULL;
         for id in held.drain(..).rev() {
             let block = &mut self.blocks[id as usize];
-            debug_assert!(block.owners > 0, "block {id} came back from somebody who did not hold it");
+            debug_assert!(block.owners > 0, "block {id} was released by a sequence that did not hold it");
             block.owners -= 1;
             if block.owners > 0 {
                 continue;
@@ -142,7 +142,7 @@ impl Blocks {
         self.blocks[first as usize].previous_twin = id;
     }
 
-    /// Takes a block's hash away.
+    /// Removes a block's hash.
     fn forget(&mut self, id: BlockId) {
         let Block { hash, next_twin, previous_twin, .. } = self.blocks[id as usize];
         if hash == 0 {
@@ -172,7 +172,7 @@ impl Blocks {
         true
     }
 
-    /// Nobody holds the block.
+    /// Whether the block has no owner.
     pub(super) fn is_free(&self, id: BlockId) -> bool {
         self.blocks[id as usize].owners == 0
     }
@@ -193,7 +193,7 @@ impl Blocks {
         self.free -= 1;
     }
 
-    /// Free blocks, those that are still findable included.
+    /// Free blocks, published ones included.
     pub fn free(&self) -> u32 {
         self.free
     }
@@ -203,7 +203,7 @@ impl Blocks {
         self.blocks.len() as u32 - 1
     }
 
-    /// Share in use, 0 to 1: what vLLM shows as `kv_cache_usage_perc`. A block that is findable but free counts as free.
+    /// Share in use, 0 to 1, as vLLM's `kv_cache_usage_perc`. A published block without owners counts as free.
     pub fn usage(&self) -> f64 {
         match self.usable() {
             0 => 0.0,
@@ -211,12 +211,12 @@ impl Blocks {
         }
     }
 
-    /// Hashes that can be found.
+    /// Number of published hashes.
     pub fn published(&self) -> usize {
         self.published.len()
     }
 
-    /// Complains when an invariant of the head of this file does not hold; `owners` lists every block once per holder.
+    /// Checks the invariants in the header of this file; `owners` lists every block once per owner.
     #[cfg(test)]
     pub(super) fn check(&self, owners: impl Iterator<Item = BlockId>) -> Result<(), String> {
         let mut held = vec![0; self.blocks.len()];
@@ -234,7 +234,7 @@ impl Blocks {
             at = self.blocks[at as usize].next;
         }
         if count != self.free {
-            return Err(format!("{} blocks are said to be free and {count} are listed", self.free));
+            return Err(format!("{} blocks are counted as free and {count} are listed", self.free));
         }
         for (id, block) in self.blocks.iter().enumerate().skip(1) {
             if block.owners != held[id] {
@@ -250,7 +250,7 @@ impl Blocks {
             let mut at = *first;
             loop {
                 if self.blocks[at as usize].hash != *hash {
-                    return Err(format!("block {at} is found under a hash that it does not have"));
+                    return Err(format!("block {at} is published under a hash that it does not have"));
                 }
                 reachable += 1;
                 at = self.blocks[at as usize].next_twin;
@@ -259,7 +259,11 @@ impl Blocks {
                 }
             }
         }
-        if reachable != hashed { Err(format!("{hashed} blocks have a hash, {reachable} are found")) } else { Ok(()) }
+        if reachable != hashed {
+            Err(format!("{hashed} blocks have a hash, {reachable} are reachable"))
+        } else {
+            Ok(())
+        }
     }
 }
 
@@ -271,7 +275,7 @@ mod tests {
 
     fn take(blocks: &mut Blocks, count: u32) -> Vec<BlockId> {
         let mut taken = Vec::new();
-        assert!(blocks.take(count, &mut taken));
+        assert!(blocks.allocate(count, &mut taken));
         taken
     }
 
@@ -279,10 +283,10 @@ mod tests {
     fn one_block_is_reserved_and_nothing_is_taken_that_does_not_fit() {
         let mut blocks = Blocks::new(5);
         let mut held = Vec::new();
-        assert!(!blocks.take(5, &mut held) && held.is_empty());
-        assert!(blocks.take(4, &mut held));
+        assert!(!blocks.allocate(5, &mut held) && held.is_empty());
+        assert!(blocks.allocate(4, &mut held));
         assert_eq!(blocks.usage(), 1.0);
-        blocks.give(&mut held);
+        blocks.release(&mut held);
         assert_eq!((blocks.free(), blocks.usage()), (4, 0.0));
         assert_eq!((Blocks::needed(16), Blocks::needed(17)), (1, 2));
     }
@@ -292,8 +296,8 @@ mod tests {
         let mut blocks = Blocks::new(7);
         let (mut one, mut two) = (take(&mut blocks, 2), take(&mut blocks, 2));
         assert_eq!((one.as_slice(), two.as_slice()), ([1, 2].as_slice(), [3, 4].as_slice()));
-        blocks.give(&mut one);
-        blocks.give(&mut two);
+        blocks.release(&mut one);
+        blocks.release(&mut two);
         assert_eq!(take(&mut blocks, 6), [4, 3, 2, 1, 5, 6]);
     }
 
@@ -302,8 +306,8 @@ mod tests {
         let mut blocks = Blocks::new(7);
         let (mut one, mut two) = (take(&mut blocks, 3), take(&mut blocks, 2));
         one.iter().chain(&two).for_each(|id| blocks.publish(*id, u64::from(*id) + 100));
-        blocks.give(&mut one);
-        blocks.give(&mut two);
+        blocks.release(&mut one);
+        blocks.release(&mut two);
         assert_eq!(blocks.usage(), 0.0, "findable and free");
         assert_eq!(take(&mut blocks, 1), [6], "never used");
         assert_eq!(take(&mut blocks, 2), [3, 2]);
@@ -319,7 +323,7 @@ mod tests {
         held.iter().for_each(|id| blocks.publish(*id, 7));
         assert_eq!((blocks.find(7), blocks.published()), (Some(1), 1));
         let mut first = vec![held.remove(0)];
-        blocks.give(&mut first);
+        blocks.release(&mut first);
         assert_eq!(take(&mut blocks, 1), [1]);
         assert_eq!(blocks.find(7), Some(2));
         blocks.check([1, 2, 3].into_iter()).unwrap();
@@ -331,7 +335,7 @@ mod tests {
         let mut held = take(&mut blocks, 1);
         blocks.publish(held[0], 7);
         assert!(!blocks.forget_all() && blocks.find(7).is_some());
-        blocks.give(&mut held);
+        blocks.release(&mut held);
         assert!(blocks.forget_all() && blocks.find(7).is_none());
     }
 
@@ -344,13 +348,13 @@ mod tests {
             let mut holders: Vec<Vec<BlockId>> = vec![Vec::new(); 8];
             for (act, who, value) in acts {
                 match act {
-                    0 => { let _ = blocks.take(value as u32, &mut holders[who]); }
+                    0 => { let _ = blocks.allocate(value as u32, &mut holders[who]); }
                     1 => if let Some(id) = blocks.find(value) {
                         blocks.share(id);
                         holders[who].push(id);
                     },
                     2 => if let Some(id) = holders[who].last() { blocks.publish(*id, value); },
-                    _ => { let mut held = std::mem::take(&mut holders[who]); blocks.give(&mut held); }
+                    _ => { let mut held = std::mem::take(&mut holders[who]); blocks.release(&mut held); }
                 }
                 prop_assert_eq!(blocks.check(holders.iter().flatten().copied()), Ok(()));
             }

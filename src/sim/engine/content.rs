@@ -1,53 +1,53 @@
-//! What a sequence says, as far as the prefix cache must know it: one number per block of 16 tokens.
+//! The content of a sequence as the prefix cache sees it: one number per block of 16 tokens.
 //!
-//! vLLM hashes the token ids of a block together with the hash of the block before it, so that a hash stands for the whole
-//! beginning of a text. Here the content of a block is one 64-bit number that whoever makes the request computes (from
-//! token ids, from text, or from a rule), and the chain is made of those. Two sequences share a block when all contents
-//! up to it agree, and so do salt and adapter, which are part of the first link.
+//! vLLM hashes the token ids of a block together with the hash of the previous block, so that a hash identifies the whole
+//! prefix. Here the caller computes one 64-bit number per block (from token ids, from text, or from a rule), and these are
+//! hashed in the same way. Two sequences share a block if all numbers up to it are equal and so are salt and adapter, which
+//! are part of the first hash.
 //!
-//! Generated tokens have content too, because the next turn of a chat repeats them. Chance of a false hit: about n^2 / 2^65
-//! for n different blocks ever seen.
+//! Generated tokens have content too, because the next turn of a chat repeats them. Probability of a false hit: about
+//! n^2 / 2^65 for n distinct blocks.
 
 use std::sync::Arc;
 
 use super::blocks::BLOCK_TOKENS;
-use super::request::{Request, SequenceId};
+use super::id::SequenceId;
 
-/// The content of a sequence, prompt and answer, block by block.
+/// The content of a sequence, prompt and generated tokens, block by block.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Content {
-    /// A text that no sequence with another id has.
+    /// Content that no sequence with another id has.
     #[default]
     Own,
-    /// Made by a rule: the first `tokens` tokens are those of text number `head`, everything behind them is of text
-    /// number `tail`. A block on the border belongs to the tail. Two requests with one head share it as far as it goes;
-    /// a chat whose every turn repeats all before it is one head without an end (`tokens: u32::MAX`).
+    /// Defined by a rule: the first `tokens` tokens are those of text number `head`, the rest those of text number `tail`. A
+    /// block on the border belongs to the tail. Two requests with the same head share it; a chat whose turns each repeat all
+    /// earlier ones is a head without an end (`tokens: u32::MAX`).
     Text {
-        /// Number of the text at the beginning.
+        /// Number of the first text.
         head: u64,
-        /// How far it goes, tokens.
+        /// Its length, tokens.
         tokens: u32,
-        /// Number of the text behind it; must differ between requests that have nothing in common.
+        /// Number of the text after it; must differ between requests that share nothing else.
         tail: u64,
     },
-    /// Computed from what is really there.
+    /// Computed from the actual tokens.
     Blocks {
-        /// Content of each whole block, in order; may go on beyond the prompt when the answer is known.
+        /// Content of each whole block, in order. May extend beyond the prompt if the generated tokens are known.
         blocks: Arc<[u64]>,
-        /// Number of the text behind the last of them, generated tokens included.
+        /// Number of the text after the last of them, generated tokens included.
         tail: u64,
     },
 }
 
 impl Content {
-    /// A beginning of `tokens` tokens that all requests with the same `head` share, then a text of its own.
+    /// A prefix of `tokens` tokens that all requests with the same `head` share, followed by text number `tail`.
     pub fn shared(head: u64, tokens: u32, tail: u64) -> Self {
         Self::Text { head, tokens, tail }
     }
 
     /// The content of block `index` (0 is the first) of the sequence with this id.
     fn block(&self, index: u32, id: SequenceId) -> u64 {
-        // Heads, tails and ids are numbered apart.
+        // Heads, tails and ids are numbered independently.
         let of = |kind: u64, text: u64| mix(mix(kind, text), u64::from(index));
         match self {
             Self::Own => of(1, id),
@@ -70,7 +70,7 @@ pub(super) struct Chain {
 }
 
 impl Chain {
-    /// Before the first block; `salt` and adapter are part of all that follows.
+    /// The chain before the first block. Salt and adapter are part of every later hash.
     pub(super) fn new(salt: u64, adapter: Option<u16>) -> Self {
         let adapter = adapter.map_or(0, |id| u64::from(id) + 1);
         Self { hash: mix(salt, adapter), blocks: 0 }
@@ -82,13 +82,13 @@ impl Chain {
     }
 
     /// The chain one block longer, and that block's hash (never 0).
-    pub(super) fn next(self, request: &Request) -> (Self, u64) {
-        let hash = mix(self.hash, request.content.block(self.blocks, request.id)).max(1);
+    pub(super) fn next(self, content: &Content, id: SequenceId) -> (Self, u64) {
+        let hash = mix(self.hash, content.block(self.blocks, id)).max(1);
         (Self { hash, blocks: self.blocks + 1 }, hash)
     }
 }
 
-/// Mixes two numbers into one (the finaliser of MurmurHash3 over a multiply-add; every input bit reaches every output bit).
+/// Hashes two numbers into one: the finaliser of MurmurHash3 over a multiply-add.
 fn mix(one: u64, two: u64) -> u64 {
     let mut mixed = one.wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(two).wrapping_add(0x5851_F42D_4C95_7F2D);
     mixed = (mixed ^ (mixed >> 33)).wrapping_mul(0xFF51_AFD7_ED55_8CCD);
@@ -101,10 +101,9 @@ mod tests {
     use super::*;
 
     fn hashes(content: &Content, salt: u64, adapter: Option<u16>) -> Vec<u64> {
-        let request = Request { content: content.clone(), ..Request::new(7, 1, 1) };
         let mut chain = Chain::new(salt, adapter);
         let mut next = || {
-            let (longer, hash) = chain.next(&request);
+            let (longer, hash) = chain.next(content, 7);
             chain = longer;
             hash
         };

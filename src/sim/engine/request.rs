@@ -1,17 +1,15 @@
-//! What goes into the engine: its limits, named as vLLM's flags, and the sequences it is asked to generate.
+//! Input of the engine: its limits, named as vLLM's flags, and the sequences to generate.
 //!
-//! Both have defaults, so that a caller names only what it cares about. The defaults of the limits are vLLM's for a
-//! GPU of 70 GiB and more, except `max_num_seqs` (256, that of smaller ones) and the number of blocks, which is that of an
-//! H200 with an 8B model: whoever simulates a server sets both from a profile.
+//! Both have defaults, so that a caller sets only the fields it needs. The limits default to vLLM's for GPUs of 70 GiB and
+//! more, except `max_num_seqs` (256, the default on smaller GPUs) and the number of blocks (an H200 with an 8B model). A
+//! simulated server takes both from its profile.
 
 use std::time::Duration;
 
 use super::content::Content;
+use super::id::SequenceId;
 
-/// Names one sequence of the engine; the caller chooses it and must not reuse it while it lives.
-pub type SequenceId = u64;
-
-/// Who goes first: `--scheduling-policy`.
+/// Order of admission: `--scheduling-policy`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Policy {
     /// In order of arrival; the last running sequence is preempted.
@@ -31,7 +29,7 @@ pub struct EngineConfig {
     pub max_num_active_seqs: Option<u32>,
     /// Token budget of a step.
     pub max_num_batched_tokens: u32,
-    /// Most tokens one request gets in a step while it is not alone; 0 turns it off. Off without chunked prefill.
+    /// Most tokens of one request in a step while there are others; 0 means no limit. No effect without chunked prefill.
     pub long_prefill_token_threshold: u32,
     /// The threshold is at least the budget divided by the requests that run or wait.
     pub long_prefill_token_threshold_adaptive: bool,
@@ -48,7 +46,7 @@ pub struct EngineConfig {
     pub num_blocks: u32,
     /// Share of all blocks that admission keeps free while something runs, rounded down to whole blocks.
     pub watermark: f64,
-    /// Who goes first.
+    /// Order of admission.
     pub policy: Policy,
     /// Distinct adapters in the running list; 0 when LoRA is off (then no request names one).
     pub max_loras: u32,
@@ -83,10 +81,22 @@ impl Default for EngineConfig {
     }
 }
 
+/// What is paused.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Pause {
+    /// Nothing: the engine runs.
+    #[default]
+    No,
+    /// Admission: running sequences continue, no other starts.
+    Admission,
+    /// Admission and running sequences.
+    All,
+}
+
 /// One sequence to generate (a request with `n` choices is `n` of these).
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// Its name.
+    /// Its id.
     pub id: SequenceId,
     /// Prompt tokens, at least 1.
     pub prompt_tokens: u32,
@@ -98,14 +108,14 @@ pub struct Request {
     pub priority: i64,
     /// When it arrived, on the caller's clock; decides between equal priorities.
     pub arrived: Duration,
-    /// It ends with a stop token and not at its limit. Asynchronous scheduling foresees a limit but not a stop token: the
-    /// step after the last one still computes a token for the sequence, which is thrown away.
+    /// Whether it ends with a stop token and not at its limit. Asynchronous scheduling cannot foresee a stop token: the next
+    /// step still computes a token for the sequence, which is discarded.
     pub stops: bool,
-    /// What it says, for the prefix cache.
+    /// Content of its blocks, for the prefix cache.
     pub content: Content,
-    /// What else its blocks depend on (`cache_salt`, images): sequences with different salts share no block.
+    /// Anything else its blocks depend on (`cache_salt`, images). Sequences with different salts share no block.
     pub salt: u64,
-    /// It does not look for cached blocks (as with `prompt_logprobs`); its own are cached all the same.
+    /// Whether it ignores cached blocks (as with `prompt_logprobs`). Its own blocks are cached all the same.
     pub skip_cached: bool,
 }
 
@@ -127,7 +137,7 @@ impl Default for Request {
 }
 
 impl Request {
-    /// A sequence with a text of its own and defaults for the rest.
+    /// A sequence that shares no content with others, with defaults for the rest.
     pub fn new(id: SequenceId, prompt_tokens: u32, output_tokens: u32) -> Self {
         Self { id, prompt_tokens, output_tokens, ..Self::default() }
     }
@@ -136,12 +146,12 @@ impl Request {
 /// Why a request cannot enter the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EngineError {
-    /// It would never fit.
+    /// It can never fit.
     #[error("the sequence needs {needed} KV blocks and the engine has {usable}; lower max_tokens or --max-model-len")]
     NeverFits {
         /// Blocks for prompt and output.
         needed: u32,
-        /// Blocks there are.
+        /// Usable blocks.
         usable: u32,
     },
     /// Chunked prefill is off and the prompt is longer than a step.

@@ -1,64 +1,58 @@
-//! Which sequences advance in a step, and by how many tokens: the scheduler of vLLM V1, rule by rule.
+//! Decides which sequences advance in a step, and by how many tokens: the rules of vLLM V1's scheduler.
 //!
 //! 1. The budget is `max_num_batched_tokens`.
-//! 2. The cap per request is `long_prefill_token_threshold`, off when one request is all there is; adaptive: at least
-//!    budget / requests.
-//! 3. Running first, in list order: chunk = min(tokens - computed, cap, budget). When blocks are missing the last of the
-//!    running list (by priority: the least urgent, which may have been scheduled already and gives its budget back) loses
-//!    all of its own and goes to the front of the queue, to be computed again.
-//! 4. The queue only if nothing was preempted: in order, while budget and places last. A new adapter beyond `max_loras`
-//!    is passed over and keeps its place. What is cached of a prompt, whole blocks and never its last token, is not
-//!    computed. A prompt whose blocks are not all free (and, while something runs, the watermark) ends admission.
-//! 5. Full blocks are published when they are scheduled, before they are computed: a second prompt of the same step
-//!    already shares them. A generated token is published when it is known, which asynchronous scheduling learns late.
-//! 6. With `prefill_schedule_interval` n, prefills are left out of all but every n-th step, as long as something decodes
-//!    and the last admission emptied the queue.
+//! 2. The cap per request is `long_prefill_token_threshold`. It does not apply to a request that is alone. If adaptive, it is
+//!    at least budget / requests.
+//! 3. Running first, in list order: chunk = min(tokens - computed, cap, budget). If blocks are
+//!    missing, the last of the running list is preempted: it loses all its blocks and returns to the front of the queue, to
+//!    be computed again. With priorities the least urgent one is; if it was scheduled already, its budget is returned.
+//! 4. Then the queue, if nothing was preempted: in order, while budget and `max_num_seqs` last. A request whose adapter would
+//!    exceed `max_loras` is skipped and keeps its place. Cached whole blocks of a prompt are not computed; its last token
+//!    always is. Admission stops at the first prompt for which too few blocks are free (plus, while something runs, the
+//!    watermark).
+//! 5. Full blocks are published when they are scheduled, before they are computed, so that a second prompt in the same step
+//!    already shares them. Generated tokens are published once they are known: with asynchronous scheduling a step later.
+//! 6. With `prefill_schedule_interval` n, prefills run only in every n-th step while something decodes, unless the last
+//!    admission left requests in the queue.
 //!
-//! A long prompt that runs takes the budget before later short ones: that is the head-of-line blocking that the
-//! product exists for, and the reason this order is kept exactly.
+//! A running long prompt takes the budget before later short ones. This is the head-of-line blocking that the gateway works
+//! against, so the order must match vLLM's exactly.
 
+use super::blocks::{BLOCK_TOKENS, Blocks};
 use super::content::Chain;
+use super::outcome::Admitted;
+use super::request::{Pause, Policy};
 use super::sequence::{Ending, Place, Rank, Slot};
-use super::{Admitted, BLOCK_TOKENS, Blocks, Engine, Pause, Policy};
+use super::step::Engine;
+use super::step_plan::StepPlan;
 
-/// What a step will do; the chunks are in the sequences.
-#[derive(Debug, Default)]
-pub(super) struct Plan {
-    /// Tokens scheduled.
-    pub(super) tokens: u32,
-    /// Admitted from the queue.
-    pub(super) admitted: Vec<Admitted>,
-    /// Preempted for blocks.
-    pub(super) preempted: u32,
-}
-
-/// What the plan under way may still use.
+/// What remains for the rest of the plan.
 struct Limits {
     budget: u32,
     /// Most tokens for one request.
     cap: u32,
-    /// Prefills are left out.
+    /// Whether prefills are skipped.
     decode_only: bool,
 }
 
-/// What of a sequence is in the prefix cache.
+/// The part of a sequence that is in the prefix cache.
 struct Found {
     blocks: Vec<u32>,
     chain: Chain,
-    /// Blocks of it that nobody holds: they are taken from the free ones.
-    unheld: u32,
+    /// Number of these blocks without an owner: sharing them takes them from the free list.
+    ownerless: u32,
 }
 
 impl Engine {
     /// Plans a step.
-    pub(super) fn plan(&mut self) -> Plan {
+    pub(super) fn plan(&mut self) -> StepPlan {
         #[cfg(test)]
         {
             self.observed = (self.blocks.free(), Vec::new());
         }
-        let mut plan = Plan::default();
+        let mut plan = StepPlan::default();
         let whole = if self.pause == Pause::All { 0 } else { self.config.max_num_batched_tokens };
-        let mut limits = Limits { budget: whole, cap: self.cap(), decode_only: self.decodes_only() };
+        let mut limits = Limits { budget: whole, cap: self.cap(), decode_only: self.skips_prefills() };
         self.schedule_running(&mut plan, &mut limits);
         if plan.preempted == 0 && self.pause == Pause::No {
             self.schedule_waiting(&mut plan, &mut limits);
@@ -80,13 +74,13 @@ impl Engine {
         }
     }
 
-    fn decodes_only(&self) -> bool {
+    fn skips_prefills(&self) -> bool {
         let interval = u64::from(self.config.prefill_schedule_interval.max(1));
         let decodes = |slot: &Slot| !self.sequences[*slot as usize].prefilling;
-        !self.steps.is_multiple_of(interval) && !self.crowded && self.running.iter().any(decodes)
+        !self.steps.is_multiple_of(interval) && !self.admission_was_short && self.running.iter().any(decodes)
     }
 
-    fn schedule_running(&mut self, plan: &mut Plan, limits: &mut Limits) {
+    fn schedule_running(&mut self, plan: &mut StepPlan, limits: &mut Limits) {
         let mut at = 0;
         while at < self.running.len() && limits.budget > 0 {
             let slot = self.running[at];
@@ -113,7 +107,7 @@ impl Engine {
             }
             let sequence = &mut self.sequences[slot as usize];
             if missing > 0 {
-                self.blocks.take(missing, &mut sequence.blocks);
+                self.blocks.allocate(missing, &mut sequence.blocks);
             }
             sequence.chunk = chunk;
             let unknown = u32::from(self.config.async_scheduling && sequence.sampled);
@@ -124,7 +118,7 @@ impl Engine {
         }
     }
 
-    /// Where in the running list the sequence stands that is preempted next.
+    /// Index in the running list of the sequence to preempt next.
     fn victim(&self) -> usize {
         let last = self.running.len() - 1;
         if self.config.policy == Policy::Fcfs {
@@ -134,14 +128,15 @@ impl Engine {
             let request = &self.sequences[self.running[at] as usize].request;
             (request.priority, request.arrived)
         };
-        // The first among equals.
+        // Of equals, the first.
         (1..=last).fold(0, |worst, at| if urgency(at) > urgency(worst) { at } else { worst })
     }
 
-    /// A sequence that left the running list loses its blocks and waits again, in front; one that is over just goes.
+    /// Releases the blocks of a sequence that was taken from the running list and queues it in front; removes it if it has
+    /// ended.
     pub(super) fn requeue(&mut self, slot: Slot) {
         let sequence = &mut self.sequences[slot as usize];
-        self.blocks.give(&mut sequence.blocks);
+        self.blocks.release(&mut sequence.blocks);
         (sequence.chunk, sequence.chain) = (0, sequence.root());
         (sequence.sampled, sequence.preempted) = (false, true);
         if sequence.ending.is_some() {
@@ -152,7 +147,7 @@ impl Engine {
         }
     }
 
-    fn schedule_waiting(&mut self, plan: &mut Plan, limits: &mut Limits) {
+    fn schedule_waiting(&mut self, plan: &mut StepPlan, limits: &mut Limits) {
         let most = self.config.max_num_active_seqs.unwrap_or(u32::MAX).min(self.config.max_num_seqs) as usize;
         let lora = self.config.max_loras > 0;
         let mut adapters = if lora { self.distinct(self.running.iter().copied()) } else { Vec::new() };
@@ -173,11 +168,11 @@ impl Engine {
             self.running.push(slot);
         }
         if !limits.decode_only {
-            self.crowded = self.waiting.len() > self.deferred;
+            self.admission_was_short = self.waiting.len() > self.deferred;
         }
     }
 
-    /// Gives a waiting sequence its first chunk, or nothing when there is no room for it now.
+    /// Schedules the first chunk of a waiting sequence; `None` if there is no room for it now.
     fn admit(&mut self, slot: Slot, limits: &mut Limits) -> Option<Admitted> {
         let found = self.find_cached(slot);
         let hits = found.blocks.len() as u32;
@@ -194,13 +189,13 @@ impl Engine {
         let chunk = chunk.min(limits.budget);
         let new = Blocks::needed(cached + chunk) - hits;
         let reserved = if self.config.scheduler_reserve_full_isl { Blocks::needed(tokens) - hits } else { new };
-        if reserved.saturating_add(found.unheld).saturating_add(self.kept_free()) > self.blocks.free() {
+        if reserved.saturating_add(found.ownerless).saturating_add(self.watermark_blocks()) > self.blocks.free() {
             return None;
         }
         found.blocks.iter().for_each(|id| self.blocks.share(*id));
         let sequence = &mut self.sequences[slot as usize];
         sequence.blocks.extend(found.blocks);
-        self.blocks.take(new, &mut sequence.blocks);
+        self.blocks.allocate(new, &mut sequence.blocks);
         sequence.chain = found.chain;
         (sequence.computed, sequence.chunk) = (cached, chunk);
         (sequence.place, sequence.prefilling) = (Some(Place::Running), true);
@@ -215,30 +210,30 @@ impl Engine {
         Some(admitted)
     }
 
-    /// Blocks that admission leaves free while something runs.
-    fn kept_free(&self) -> u32 {
+    /// Blocks that admission keeps free while something runs.
+    fn watermark_blocks(&self) -> u32 {
         if self.running.is_empty() { 0 } else { (self.config.watermark * f64::from(self.config.num_blocks)) as u32 }
     }
 
-    /// The longest beginning of a sequence that is cached, without its last token.
+    /// The longest cached prefix of a sequence, without its last token.
     fn find_cached(&self, slot: Slot) -> Found {
         let sequence = &self.sequences[slot as usize];
         let request = &sequence.request;
-        let mut found = Found { blocks: Vec::new(), chain: sequence.root(), unheld: 0 };
+        let mut found = Found { blocks: Vec::new(), chain: sequence.root(), ownerless: 0 };
         if !self.config.prefix_caching || request.skip_cached {
             return found;
         }
         for _ in 0..(sequence.tokens() - 1) / BLOCK_TOKENS {
-            let (chain, hash) = found.chain.next(request);
+            let (chain, hash) = found.chain.next(&request.content, request.id);
             let Some(id) = self.blocks.find(hash) else { break };
             found.chain = chain;
-            found.unheld += u32::from(self.blocks.is_free(id));
+            found.ownerless += u32::from(self.blocks.is_free(id));
             found.blocks.push(id);
         }
         found
     }
 
-    /// Makes the full blocks among the first `tokens` tokens of a sequence findable.
+    /// Publishes the full blocks among the first `tokens` tokens of a sequence.
     pub(super) fn publish(&mut self, slot: Slot, tokens: u32) {
         if !self.config.prefix_caching {
             return;
@@ -246,7 +241,7 @@ impl Engine {
         let sequence = &mut self.sequences[slot as usize];
         while (sequence.chain.blocks() + 1) * BLOCK_TOKENS <= tokens {
             let place = sequence.chain.blocks() as usize;
-            let (longer, hash) = sequence.chain.next(&sequence.request);
+            let (longer, hash) = sequence.next_hash();
             self.blocks.publish(sequence.blocks[place], hash);
             sequence.chain = longer;
         }

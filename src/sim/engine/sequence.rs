@@ -1,8 +1,8 @@
 //! A sequence inside the engine, and the queue in which it waits.
 //!
-//! Sequences live in numbered places ([`Slot`]) that are reused, so that a step walks over an array and looks nothing up.
-//! The queue is one ordered map for both policies: first come first served is a rank that only counts up, and down for
-//! what was preempted and goes to the front. Bounds: the caller bounds the number of sequences.
+//! Sequences are kept in reusable slots ([`Slot`]), so that a step iterates over an array without lookups. The queue is one
+//! ordered map for both policies: under first come first served, ranks count up at the back and down at the front, where
+//! preempted sequences go. Bounds: the caller bounds the number of sequences.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -10,9 +10,10 @@ use std::time::Duration;
 
 use super::blocks::BlockId;
 use super::content::Chain;
-use super::request::{Policy, Request, SequenceId};
+use super::id::SequenceId;
+use super::request::{Policy, Request};
 
-/// Place of a sequence in the engine.
+/// Index of a sequence in the engine.
 pub(super) type Slot = u32;
 
 /// Order in the queue; lower goes first.
@@ -21,7 +22,7 @@ pub(super) struct Rank {
     priority: i64,
     arrived: Duration,
     id: SequenceId,
-    /// Turn, under first come first served; there the other fields are 0.
+    /// Position under first come first served; the other fields are 0 then.
     turn: i64,
 }
 
@@ -38,15 +39,15 @@ pub(super) enum Place {
     Running,
 }
 
-/// Why a sequence that is still in the running list is over. The plan of the step after its last one was made before
-/// that was known, so it keeps its place and its blocks until that plan has been carried out.
+/// Why a sequence that is still in the running list has ended. The next step was planned before that was known, so the
+/// sequence keeps its place and its blocks until that step has run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ending {
-    /// It reached its limit, which was foreseen: nothing more is computed.
+    /// It reached its limit. That was foreseen, so nothing more is computed.
     AtLimit,
-    /// It sampled a stop token: one more token is computed in vain.
+    /// It sampled a stop token. One more token is computed and discarded.
     Stopped,
-    /// The client went away: what was planned is computed in vain.
+    /// It was aborted. What was planned is computed and discarded.
     Aborted,
 }
 
@@ -63,13 +64,13 @@ pub(super) struct Sequence {
     pub(super) generated: u32,
     /// Tokens scheduled in the step that runs now.
     pub(super) chunk: u32,
-    /// Its last scheduled step did not catch up with its tokens.
+    /// Whether its last scheduled step left some of its tokens uncomputed.
     pub(super) prefilling: bool,
-    /// It sampled a token in the step before, which asynchronous scheduling does not know yet.
+    /// Whether it sampled a token in the previous step, which asynchronous scheduling does not know yet.
     pub(super) sampled: bool,
-    /// Admission passed it over because of its adapter.
+    /// Whether admission skipped it because of its adapter.
     pub(super) deferred: bool,
-    /// It was preempted before.
+    /// Whether it was preempted before.
     pub(super) preempted: bool,
     pub(super) blocks: Vec<BlockId>,
     /// Hashes of the blocks published so far.
@@ -82,7 +83,12 @@ impl Sequence {
         self.request.prompt_tokens + self.generated
     }
 
-    /// The chain of its block hashes before the first.
+    /// The chain with the next block published, and that block's hash.
+    pub(super) fn next_hash(&self) -> (Chain, u64) {
+        self.chain.next(&self.request.content, self.request.id)
+    }
+
+    /// The chain of its block hashes, before the first block.
     pub(super) fn root(&self) -> Chain {
         Chain::new(self.request.salt, self.request.adapter)
     }
@@ -93,7 +99,7 @@ impl Sequence {
 pub(super) struct Queue {
     policy: Policy,
     waiting: BTreeMap<Rank, Slot>,
-    /// Turns given at the back and at the front.
+    /// Last ranks given at the back and at the front.
     back: i64,
     front: i64,
 }
@@ -103,7 +109,7 @@ impl Queue {
         Self { policy, waiting: BTreeMap::new(), back: 0, front: 0 }
     }
 
-    /// Queues a sequence, at the front when it was preempted; the policy may know better.
+    /// Queues a sequence: at the front if `in_front` and the policy is first come first served.
     pub(super) fn push(&mut self, slot: Slot, sequence: &mut Sequence, in_front: bool) {
         let request = &sequence.request;
         sequence.rank = match (self.policy, in_front) {

@@ -4,9 +4,10 @@
 //! has tests of its own. What holds under any load is in `properties`.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use super::*;
-use crate::machine::cost::Profile;
+use crate::machine::{CostModel, Profile};
 
 mod cache;
 mod properties;

@@ -1,7 +1,7 @@
 //! From a request to an answer under way: model, admission, what will be said, submission.
 //!
 //! Nothing is awaited here: a request is refused or on its way when this returns, and the answer that comes back aborts its
-//! sequences when it is dropped. What is inside is bounded by the gate.
+//! sequences when it is dropped. The concurrency limit bounds them.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,9 +13,10 @@ use crate::http::choice::{Choice, OutputOptions};
 use crate::http::error_body::ErrorBody;
 use crate::http::response_body::ResponseBody;
 use crate::http::response_writer::ResponseWriter;
-use crate::real_time::driver::{Command, Shared, Submission};
-use crate::real_time::gate::Full;
+use crate::real_time::command::{Command, Submission};
+use crate::real_time::concurrency_limit::LimitReached;
 use crate::real_time::outlet::Outlet;
+use crate::real_time::state::ServerState;
 use crate::text::planned_output::{self, PlannedOutput};
 use crate::unix_time::unix_time;
 use crate::validate::{GenerateRequest, Prompt};
@@ -36,7 +37,7 @@ pub(crate) struct ResolvedModel {
 ///
 /// # Errors
 /// 404 for an unknown name.
-pub(crate) fn resolve_model(shared: &Shared, name: Option<&str>) -> Result<ResolvedModel, ErrorBody> {
+pub(crate) fn resolve_model(shared: &ServerState, name: Option<&str>) -> Result<ResolvedModel, ErrorBody> {
     let names = &shared.config.names;
     let base = names.first().cloned().unwrap_or_default();
     let Some(name) = name else { return Ok(ResolvedModel { name: base, adapter: None }) };
@@ -58,7 +59,7 @@ pub(crate) fn resolve_model(shared: &Shared, name: Option<&str>) -> Result<Resol
 /// # Errors
 /// Admission limits (503), a dead engine (500).
 pub(crate) fn start(
-    shared: &Arc<Shared>,
+    shared: &Arc<ServerState>,
     request: &GenerateRequest,
     model: &ResolvedModel,
     format: ResponseWriter,
@@ -125,16 +126,17 @@ fn content(prompt: &Prompt, output: &PlannedOutput) -> Content {
     Content::Blocks { blocks: blocks.into(), tail: xxh3_64_with_seed(&block, prompt.seed) }
 }
 
-/// Passes the gate, or says which limit is reached.
-fn admit(shared: &Shared, request: &GenerateRequest, prompt_tokens: u64) -> Result<(), ErrorBody> {
+/// Admits the request, or refuses it with the limit that was reached.
+fn admit(shared: &ServerState, request: &GenerateRequest, prompt_tokens: u64) -> Result<(), ErrorBody> {
     let config = &shared.config;
     let sequences = request.prompts.len() as u64 * u64::from(request.n);
     let tokens = prompt_tokens * u64::from(request.n);
-    let entered = shared.gate.lock().enter(sequences, tokens, config.max_queued_requests, config.max_queued_tokens);
+    let entered =
+        shared.concurrency.lock().enter(sequences, tokens, config.max_queued_requests, config.max_queued_tokens);
     let Err(full) = entered else { return Ok(()) };
     let (reason, why) = match full {
-        Full::Requests => (0, "The engine is currently busy and cannot accept new requests."),
-        Full::Tokens => (1, "The engine has reached its prefill token backlog limit."),
+        LimitReached::Requests => (0, "The engine is currently busy and cannot accept new requests."),
+        LimitReached::Tokens => (1, "The engine has reached its prefill token backlog limit."),
     };
     shared.stats.lock().rejections[reason] += 1;
     let message = format!("{why} Please try again later or on a different instance.");
@@ -142,7 +144,7 @@ fn admit(shared: &Shared, request: &GenerateRequest, prompt_tokens: u64) -> Resu
 }
 
 /// 16 hex digits, different for each request of a process.
-pub(crate) fn fresh_id(shared: &Shared) -> String {
+pub(crate) fn fresh_id(shared: &ServerState) -> String {
     let count = shared.next_id.fetch_add(1, Ordering::Relaxed);
     format!("{:016x}", Rng::new(count ^ unix_time().rotate_left(32) ^ shared.config.seed).next_u64())
 }

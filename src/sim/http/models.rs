@@ -15,7 +15,7 @@ use crate::validate::{json, schema};
 use crate::http::error_body::ErrorBody;
 use crate::process::config::MAX_ADAPTERS;
 use crate::process::model_folder::{ADAPTER_CONFIG, check_adapter};
-use crate::real_time::driver::Shared;
+use crate::real_time::state::ServerState;
 use crate::unix_time::unix_time;
 use sluice_core::base::Rng;
 
@@ -55,7 +55,7 @@ struct List<'a> {
 }
 
 /// The body of `/v1/models`.
-pub(crate) fn list(shared: &Shared) -> String {
+pub(crate) fn list(shared: &ServerState) -> String {
     let config = &shared.config;
     let created = unix_time();
     let base = config.names.first().map_or("", String::as_str);
@@ -105,7 +105,7 @@ fn checked(bytes: &[u8], schema: &[Field]) -> Result<Map<String, Value>, ErrorBo
 }
 
 /// `/v1/load_lora_adapter`
-pub(crate) fn load(shared: &Shared, bytes: &[u8]) -> Result<String, ErrorBody> {
+pub(crate) fn load(shared: &ServerState, bytes: &[u8]) -> Result<String, ErrorBody> {
     let fields = checked(bytes, schema::LOAD_ADAPTER)?;
     let text = |name: &str| fields.text(name).unwrap_or_default();
     let (name, path) = (text("lora_name"), text("lora_path"));
@@ -152,7 +152,7 @@ fn broke_inside(message: String) -> ErrorBody {
 }
 
 /// `/v1/unload_lora_adapter`
-pub(crate) fn unload(shared: &Shared, bytes: &[u8]) -> Result<String, ErrorBody> {
+pub(crate) fn unload(shared: &ServerState, bytes: &[u8]) -> Result<String, ErrorBody> {
     let fields = checked(bytes, schema::UNLOAD_ADAPTER)?;
     let name = fields.text("lora_name").unwrap_or_default();
     if name.is_empty() {
@@ -166,7 +166,7 @@ pub(crate) fn unload(shared: &Shared, bytes: &[u8]) -> Result<String, ErrorBody>
 ///
 /// # Errors
 /// When there is none of this name.
-pub(crate) fn remove(shared: &Shared, name: &str) -> Result<(), ErrorBody> {
+pub(crate) fn remove(shared: &ServerState, name: &str) -> Result<(), ErrorBody> {
     let mut adapters = shared.adapters.lock();
     let slot = adapters.iter_mut().find(|slot| slot.as_ref().is_some_and(|(known, _)| known == name));
     let Some(slot) = slot else {

@@ -1,6 +1,6 @@
 //! Reading a request's body and building a reply.
 //!
-//! Shared by all routes. Bodies are bounded by [`MAX_BODY`]; a larger one is refused with 413.
+//! ServerState by all routes. Bodies are bounded by [`MAX_BODY`]; a larger one is refused with 413.
 
 use std::convert::Infallible;
 

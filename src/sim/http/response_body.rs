@@ -18,13 +18,14 @@ use crate::http::choice::Choice;
 use crate::http::error_body::ErrorBody;
 use crate::http::response_writer::ResponseWriter;
 use crate::http::wire::{Finish, UsageCounts};
-use crate::real_time::driver::{Command, Shared};
+use crate::real_time::command::Command;
 use crate::real_time::outlet::{Broken, Outlet, Progress};
+use crate::real_time::state::ServerState;
 
 /// Aborts its sequences when it is dropped before they ended.
 #[derive(Debug)]
 struct Abort {
-    shared: Arc<Shared>,
+    shared: Arc<ServerState>,
     ids: Vec<SequenceId>,
 }
 
@@ -55,7 +56,7 @@ pub(crate) struct ResponseBody {
 
 impl ResponseBody {
     pub(crate) fn new(
-        shared: Arc<Shared>,
+        shared: Arc<ServerState>,
         outlet: Arc<Outlet>,
         format: ResponseWriter,
         ids: Vec<SequenceId>,

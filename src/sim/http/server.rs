@@ -19,7 +19,8 @@ use crate::http::routes;
 use crate::observe::stats::Ended;
 use crate::process::config::SimConfig;
 use crate::process::fault::Fault;
-use crate::real_time::driver::{Driver, Shared};
+use crate::real_time::engine_loop::EngineLoop;
+use crate::real_time::state::ServerState;
 
 /// How long a connection may take to end after the server was stopped.
 const LAST_WORDS: Duration = Duration::from_secs(1);
@@ -59,7 +60,7 @@ pub struct Snapshot {
 #[derive(Debug)]
 pub struct Handle {
     addr: SocketAddr,
-    shared: Arc<Shared>,
+    shared: Arc<ServerState>,
     tasks: TaskTracker,
 }
 
@@ -70,9 +71,9 @@ pub struct Handle {
 pub fn spawn(config: SimConfig, listener: TcpListener) -> std::io::Result<Handle> {
     let addr = listener.local_addr()?;
     let fault = config.fault;
-    let shared = Arc::new(Shared::new(config));
+    let shared = Arc::new(ServerState::new(config));
     let tasks = TaskTracker::new();
-    tasks.spawn(Driver::new(Arc::clone(&shared)).run());
+    tasks.spawn(EngineLoop::new(Arc::clone(&shared)).run());
     tasks.spawn(accept(listener, Arc::clone(&shared), tasks.clone()));
     if let Some(fault) = fault {
         shared.fault(fault);
@@ -88,7 +89,7 @@ impl Handle {
 
     /// What it has done so far.
     pub fn snapshot(&self) -> Snapshot {
-        let in_flight = self.shared.gate.lock().in_flight;
+        let in_flight = self.shared.concurrency.lock().in_flight;
         let stats = self.shared.stats.lock();
         Snapshot {
             finished: stats.ended(Ended::Stop) + stats.ended(Ended::Length),
@@ -121,7 +122,7 @@ impl Handle {
         const LOOK_EVERY: Duration = Duration::from_millis(5);
         self.shared.draining.store(true, Ordering::Relaxed);
         let deadline = tokio::time::Instant::now() + within;
-        while self.shared.gate.lock().in_flight > 0 {
+        while self.shared.concurrency.lock().in_flight > 0 {
             if tokio::time::Instant::now() >= deadline || self.shared.dead.is_cancelled() {
                 return false;
             }
@@ -144,7 +145,7 @@ impl Handle {
     }
 }
 
-async fn accept(listener: TcpListener, shared: Arc<Shared>, tasks: TaskTracker) {
+async fn accept(listener: TcpListener, shared: Arc<ServerState>, tasks: TaskTracker) {
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,

@@ -21,12 +21,12 @@
 //! sequences); on those with a prompt the median is 2.5 %. With an adapter a step takes 1.5 ms more, whatever its size,
 //! and 5 us more per token: kernels beside the base model's, not a factor on them.
 //!
-//! The constants live in `profiles/`, see [`Profile`]. Nothing here knows about time or chance: jitter is applied by
-//! the engine, which owns the generator.
+//! The constants are in `constants.toml`, see [`Profile`]. Pure: jitter is applied by the engine, which
+//! owns the random generator.
 
 use std::time::Duration;
 
-pub use crate::profile::{FrontEndRates, PROFILES, Profile, Rates, Shape};
+use super::profile::{Profile, Rates, Shape};
 
 /// What one step has to do; the engine fills it while it schedules.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -66,7 +66,7 @@ impl StepLoad {
     }
 }
 
-/// Rank that adapters have when the server does not say.
+/// Rank of adapters unless the server sets another.
 const RANK: f64 = 16.0;
 
 /// Turns a [`StepLoad`] into a duration.
@@ -121,15 +121,15 @@ impl CostModel {
         }
         let gpu = self.arithmetic(load, padded)
             + (layers * gap + f64::from(load.sequences) * step.sequence_us) * 1e-6
-            + self.rates.reduce.0
-            + self.rates.reduce.1 * padded;
+            + self.rates.reduce_s_per_step
+            + self.rates.reduce_s_per_token * padded;
         let moved = self.adapter_bytes * 1e-9;
         let stall = moved * f64::from(load.adapter_loads) / step.adapter_read_gb_per_s
             + moved * f64::from(load.adapter_activations) / step.adapter_copy_gb_per_s;
         Duration::from_secs_f64(gpu + stall).max(self.launch(load))
     }
 
-    /// How long the CPU launches a step: kernel by kernel without a graph, and where a graph holds all but attention.
+    /// CPU time to launch a step: kernel by kernel without a graph, less with one.
     pub fn launch(&self, load: &StepLoad) -> Duration {
         let step = &self.rates.step;
         let share = match load {

@@ -15,7 +15,9 @@
 //! adapter slot of rank 16. An engine refuses to start where this is an error; [`KvBudget::longest`] is the estimate
 //! that vLLM prints when the longest context does not fit.
 
-use crate::profile::{GIB, Gpu, Layout, Model};
+use super::gpu::{GIB, Gpu};
+use super::layout::Layout;
+use super::model::Model;
 
 /// Tokens of a block.
 const BLOCK: u32 = 16;
@@ -31,7 +33,7 @@ const INNER_COPIES: f64 = 3.0;
 const LOGIT_COPIES: f64 = 3.0;
 /// Norms, tables of the position encoding.
 const EXTRA_WEIGHTS: f64 = 51.0e6;
-/// LoRA's own buffers, whatever the slots.
+/// Buffers of LoRA that do not depend on the number of slots.
 const LORA_FIXED: f64 = 22.0e6;
 const MIB: f64 = (1u64 << 20) as f64;
 
@@ -52,7 +54,7 @@ pub struct MemorySettings {
     pub graphs: bool,
     /// `--kv-cache-memory-bytes`: replaces the arithmetic above, not the weights' need.
     pub kv_cache_bytes: Option<u64>,
-    /// Bytes of the memory that somebody else uses.
+    /// Bytes that other processes use.
     pub occupied_bytes: f64,
 }
 
@@ -102,7 +104,7 @@ impl KvBudget {
     }
 }
 
-/// Why an engine does not start. Sizes are bytes.
+/// Why an engine does not start. Sizes are in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 pub enum MemoryError {
     /// Less is free than the utilisation asks for.
@@ -115,12 +117,12 @@ pub enum MemoryError {
         /// Utilisation x memory.
         wanted: f64,
     },
-    /// The weights alone are too much: PyTorch's out-of-memory error while they load.
+    /// The weights do not fit: PyTorch's out-of-memory error while they load.
     #[error("the weights need {weights:.2} GiB and {free:.2} GiB are free; use more GPUs or --quantization fp8", weights = weights / GIB, free = free / GIB)]
     Weights {
-        /// Need.
+        /// Needed bytes.
         weights: f64,
-        /// There is.
+        /// Free bytes.
         free: f64,
     },
     /// The warm-up of the sampler with `max_num_seqs` requests does not fit the free memory.
@@ -132,7 +134,7 @@ pub enum MemoryError {
     /// Nothing is left for the cache.
     #[error("no memory is left for the KV cache ({available:.2} GiB); raise the utilisation", available = available / GIB)]
     NoCache {
-        /// What the arithmetic comes to, at most the size of a block.
+        /// The result of the arithmetic, less than one block.
         available: f64,
     },
 }
@@ -140,7 +142,7 @@ pub enum MemoryError {
 /// The cache that `model` has on `gpu` with these settings.
 ///
 /// # Errors
-/// What keeps vLLM from starting, in the order in which it would notice.
+/// What keeps vLLM from starting; of several reasons the one that vLLM reports.
 pub fn kv_budget(gpu: &Gpu, model: &Model, settings: &MemorySettings) -> Result<KvBudget, MemoryError> {
     let total = gpu.memory_gib * GIB;
     let free = total - settings.occupied_bytes;

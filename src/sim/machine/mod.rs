@@ -1,6 +1,24 @@
-//! The simulated machine: how long a step takes on a GPU, and how much memory is left for the KV cache.
+//! The simulated machine: GPU and model as data, how long a step takes on them, and how much memory the KV cache gets.
 //!
-//! Both are formulas over a [`crate::profile`]. They are pure and know no requests, only sizes and counts.
+//! `gpu`, `model` and `constants` are read from TOML; `profile` combines them; `cost` and `memory` are formulas over the
+//! result. All of it is pure arithmetic on sizes and counts, except that `preset` reads files that the user names.
 
+mod constants;
 pub mod cost;
+mod gpu;
+mod layout;
 pub mod memory;
+mod model;
+mod preset;
+mod profile;
+#[cfg(test)]
+mod tests;
+
+pub use constants::{Constants, Efficiency, FrontEndRates, StepConstants};
+pub use cost::{CostModel, StepLoad};
+pub use gpu::{GIB, Gpu};
+pub use layout::Layout;
+pub use memory::{KvBudget, MemoryError, MemorySettings, kv_budget};
+pub use model::Model;
+pub use preset::ProfileError;
+pub use profile::{Memory, PROFILES, Profile, Rates, Shape};

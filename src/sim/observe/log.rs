@@ -1,27 +1,27 @@
 //! The log of `vllm serve`, line by line, on stdout: `(APIServer pid=1) INFO 11-21 10:55:59 [file.py:1] text`.
 //!
 //! A server inside a test writes nothing. Lines of the engine's process are written by the parent, under the child's pid.
-//! Line numbers belong to 0.32.0. Writing never fails: a closed pipe is the reader's affair.
+//! Line numbers are those of 0.32.0. Write errors, such as a closed pipe, are ignored.
 
 use std::io::Write;
 
-/// Who speaks.
+/// The process that a line belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Speaker {
+pub enum LogSource {
     /// The parent.
     ApiServer,
     /// Its child.
     EngineCore,
 }
 
-/// How loud.
+/// Severity of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Level {
-    /// As it should be.
+    /// Normal operation.
     Info,
-    /// Worth a look.
+    /// A possible problem.
     Warning,
-    /// Wrong.
+    /// A failure.
     Error,
 }
 
@@ -44,11 +44,11 @@ pub enum Log {
 
 impl Log {
     /// Writes a text, one prefix for each of its lines. `source` is `file.py:line`.
-    pub fn line(self, speaker: Speaker, level: Level, source: &str, text: &str) {
+    pub fn line(self, source_process: LogSource, level: Level, source: &str, text: &str) {
         let Self::On { api, engine, .. } = self else { return };
-        let (name, pid) = match speaker {
-            Speaker::ApiServer => ("APIServer", api),
-            Speaker::EngineCore => ("EngineCore", engine),
+        let (name, pid) = match source_process {
+            LogSource::ApiServer => ("APIServer", api),
+            LogSource::EngineCore => ("EngineCore", engine),
         };
         let level = match level {
             Level::Info => "INFO",
@@ -62,15 +62,15 @@ impl Log {
 
     /// An informative line of the API server.
     pub fn api(self, source: &str, text: &str) {
-        self.line(Speaker::ApiServer, Level::Info, source, text);
+        self.line(LogSource::ApiServer, Level::Info, source, text);
     }
 
     /// An informative line of the engine.
     pub fn engine(self, source: &str, text: &str) {
-        self.line(Speaker::EngineCore, Level::Info, source, text);
+        self.line(LogSource::EngineCore, Level::Info, source, text);
     }
 
-    /// uvicorn's line about a request that was answered.
+    /// uvicorn's access log line of one request.
     pub fn access(self, peer: std::net::SocketAddr, method: &str, path: &str, status: http::StatusCode) {
         if let Self::On { access: true, .. } = self {
             let reason = status.canonical_reason().unwrap_or_default();

@@ -9,20 +9,20 @@
 //! | 0.12-0.15 | `time_per_output_token_seconds` is hidden |
 //! | 0.16- | only new names |
 //!
-//! Hidden names are shown with `--show-hidden-metrics-for-version`. Help texts are ours, the rest is vLLM's.
+//! Hidden names are shown with `--show-hidden-metrics-for-version`. Help texts are our own; names, labels and order are vLLM's.
 
 use std::fmt::{self, Write};
 
-use crate::observe::stats::{Gauges, Histogram, REASONS, Stats};
+use crate::observe::stats::{Cumulative, Gauges, Histogram, REASONS, Stats};
 use sluice_core::vllm::version::Version;
 
-/// What a page says that is no number of the engine.
+/// What the page shows besides the numbers in [`Stats`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Facts<'a> {
     pub(crate) version: Version,
     /// Served base name.
     pub(crate) model: &'a str,
-    /// Blocks, the null block included, and tokens in each.
+    /// Blocks, the null block included.
     pub(crate) blocks: u32,
     /// 0 when LoRA is off.
     pub(crate) max_loras: u32,
@@ -108,8 +108,8 @@ impl Page<'_> {
 
     fn histogram(&mut self, name: &str, help: &str, histogram: &Histogram, largest: f64) {
         self.head(name, "histogram", help);
-        let (rows, sum, total) = histogram.rows(largest);
-        for (bound, count) in rows.into_iter().chain([(f64::INFINITY, total)]) {
+        let Cumulative { buckets, sum, count: total } = histogram.cumulative(largest);
+        for (bound, count) in buckets.into_iter().chain([(f64::INFINITY, total)]) {
             self.row(&format!("{name}_bucket"), &format!("le=\"{}\"", Number(bound)), count as f64);
         }
         self.row(&format!("{name}_count"), "", total as f64);

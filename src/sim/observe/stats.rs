@@ -1,8 +1,7 @@
-//! The numbers behind `/metrics`, and vLLM's buckets; `page` writes them under the names of a version.
+//! The numbers behind `/metrics`, and vLLM's buckets; `metrics_page` writes them under the names of a version.
 //!
-//! Values change when a step ends, so gauges are as stale during a long step as they are in vLLM. Times are of the
-//! lane's virtual clock: with `--sim-speed` they stay what the GPU would have shown. `model_name` is the served base
-//! name, never an adapter's. Bounds: the label sets are fixed; adapters appear in one gauge, at most all loaded ones.
+//! Values change when a step ends, so gauges are as stale during a long step as in vLLM. Times are virtual: `--sim-speed`
+//! does not change them. `model_name` is the served base name, never an adapter's. Bounds: the label sets are fixed; adapters appear in one gauge, at most all loaded ones.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -23,8 +22,19 @@ const CHOICES: &[f64] = &[1.0, 2.0, 5.0, 10.0, 20.0];
 const LENGTHS: &[f64] =
     &[1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6];
 
-/// Combinations of adapters that are remembered.
-const MAX_SEEN: usize = 256;
+/// Combinations of adapters that are kept.
+const MAX_ADAPTER_SETS: usize = 256;
+
+/// A histogram with cumulative buckets.
+#[derive(Clone, Debug)]
+pub(crate) struct Cumulative {
+    /// Upper bounds, and the number of values up to each.
+    pub(crate) buckets: Vec<(f64, u64)>,
+    /// Sum of all values.
+    pub(crate) sum: f64,
+    /// Number of values.
+    pub(crate) count: u64,
+}
 
 /// A Prometheus histogram.
 #[derive(Clone, Debug)]
@@ -44,21 +54,21 @@ impl Histogram {
         self.sum += value;
     }
 
-    /// Bounds and cumulative counts up to `largest`, the sum of values, and how many there were.
-    pub(crate) fn rows(&self, largest: f64) -> (Vec<(f64, u64)>, f64, u64) {
+    /// The histogram as Prometheus shows it, without the buckets above `largest`.
+    pub(crate) fn cumulative(&self, largest: f64) -> Cumulative {
         let mut total = 0;
-        let mut rows = Vec::with_capacity(self.bounds.len());
+        let mut buckets = Vec::with_capacity(self.bounds.len());
         for (bound, count) in self.bounds.iter().zip(&self.counts) {
             total += count;
             if *bound <= largest {
-                rows.push((*bound, total));
+                buckets.push((*bound, total));
             }
         }
-        (rows, self.sum, self.counts.iter().sum())
+        Cumulative { buckets, sum: self.sum, count: self.counts.iter().sum() }
     }
 }
 
-/// How a sequence ended, as `finished_reason` says it.
+/// How a sequence ended, by `finished_reason`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ended {
     /// End of sequence.
@@ -119,7 +129,7 @@ pub(crate) struct Gauges {
 pub(crate) struct Stats {
     /// Taken after each step.
     pub(crate) gauges: Gauges,
-    /// Names of running and waiting adapters, comma-separated, as they were seen; and when last (Unix seconds).
+    /// Combinations of running and waiting adapters (comma-separated names), with the Unix time at which each was last seen.
     pub(crate) adapters: BTreeMap<(String, String), f64>,
     /// Tokens looked up in the prefix cache, and found there.
     pub(crate) prefix: (u64, u64),
@@ -205,10 +215,10 @@ impl Stats {
         self.itl.observe(after.as_secs_f64());
     }
 
-    /// These adapters run and wait. Of the combinations seen the latest [`MAX_SEEN`] are shown, as vLLM shows all.
-    pub(crate) fn saw_adapters(&mut self, names: (String, String), now: f64) {
+    /// Records which adapters run and wait. vLLM keeps all combinations; here the latest [`MAX_ADAPTER_SETS`] are kept.
+    pub(crate) fn record_adapters(&mut self, names: (String, String), now: f64) {
         self.adapters.insert(names, now);
-        while self.adapters.len() > MAX_SEEN {
+        while self.adapters.len() > MAX_ADAPTER_SETS {
             let oldest = self.adapters.iter().min_by(|a, b| a.1.total_cmp(b.1)).map(|(names, _)| names.clone());
             oldest.map(|names| self.adapters.remove(&names));
         }

@@ -1,4 +1,4 @@
-//! Faults that a server can be told to have: over `--sim-fault SPEC` or `POST /sim/fault`.
+//! Faults that can be injected: with `--sim-fault SPEC` at the start, or with `POST /sim/fault`.
 //!
 //! | spec | what happens |
 //! |---|---|
@@ -6,10 +6,10 @@
 //! | `die` | the engine is dead: streams end with an error event, `/health` says 503, the process ends 5 s later |
 //! | `stall=MS` | the next step takes MS longer (simulated time) |
 //! | `reset-midstream[=TOKENS]` | each stream is cut after that many tokens (default 8), without `[DONE]` |
-//! | `garbage` | generating routes and `/metrics` answer bytes that are neither JSON nor SSE nor Prometheus |
+//! | `garbage` | generating routes and `/metrics` return bytes that are neither JSON nor SSE nor Prometheus |
 //! | `oom[=SEQUENCES]` | the GPU runs out of memory as soon as more sequences run at once (default 32): the engine dies |
 //! | `slow-start[=SECONDS]` | the start takes that much longer, real time (default 60); at the start only |
-//! | `none` | all of it ends (a dead engine stays dead) |
+//! | `none` | all faults end (a dead engine stays dead) |
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -22,7 +22,7 @@ const RUNNING_AT_MOST: u32 = 32;
 /// What `slow-start` adds.
 const SLOW_START: Duration = Duration::from_secs(60);
 
-/// A fault. See the head of this file.
+/// A fault. See the header of this file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// Healthy again.
@@ -35,7 +35,7 @@ pub enum Fault {
     Stall(Duration),
     /// Streams are cut after this many tokens.
     ResetMidstream(u32),
-    /// Answers make no sense.
+    /// Responses are garbage.
     Garbage,
     /// The engine dies as soon as more sequences than this run.
     OutOfMemory(u32),
@@ -43,10 +43,10 @@ pub enum Fault {
     SlowStart(Duration),
 }
 
-/// A text that names no fault.
+/// A text that is not a fault specification.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "'{0}' is no fault; write hang, die, stall=MS, reset-midstream[=TOKENS], garbage, oom[=SEQUENCES], slow-start[=SECONDS] or none"
+    "'{0}' is not a fault; write hang, die, stall=MS, reset-midstream[=TOKENS], garbage, oom[=SEQUENCES], slow-start[=SECONDS] or none"
 )]
 pub struct UnknownFault(String);
 

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::profile::Model;
+use crate::machine::Model;
 
 /// The file that marks the folder of an adapter.
 pub(crate) const ADAPTER_CONFIG: &str = "adapter_config.json";

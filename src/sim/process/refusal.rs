@@ -1,13 +1,13 @@
-//! Why a server would not start, in vLLM's words. It exits with code 1.
+//! Start-up errors with vLLM's texts. The process exits with code 1.
 //!
-//! The stage says how far a start got: settings are refused before anything runs, the port is bound next, memory is known
-//! only when the engine has loaded the weights. A real server prints the cause from the process that met it, and the parent
-//! says on top that its engine failed.
+//! Each has the stage at which vLLM reports it: settings are checked before anything runs, then the port is bound; memory is
+//! known only when the engine has loaded the weights. The process that fails prints the cause, and the parent adds that its
+//! engine failed.
 
+use crate::machine::GIB;
 use crate::machine::memory::MemoryError;
-use crate::profile::GIB;
 
-/// Where a start ends.
+/// The stage at which a start fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stage {
     /// While settings are checked.
@@ -24,22 +24,22 @@ pub enum Stage {
     Adapters,
 }
 
-/// Why a server would not start.
+/// A start-up error.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// No model was named.
     #[error("no model was named; write `sluice sim MODEL`")]
     NoModel,
-    /// The model is a path, and nothing is there.
+    /// The model is a path that does not exist.
     #[error(
         "huggingface_hub.errors.HFValidationError: Repo id must be in the form 'repo_name' or 'namespace/repo_name': '{0}'. \
          Use `repo_type` argument if needed."
     )]
     NoFolder(String),
-    /// Files of the model's folder cannot be used.
+    /// The files in the model's folder cannot be used.
     #[error("OSError: {0}")]
     Folder(String),
-    /// A setting beyond a bound.
+    /// A setting is out of its range.
     #[error(
         "pydantic_core._pydantic_core.ValidationError: 1 validation error for {class}\n{field}\n  Input should be {bound} \
          [type={kind}, input_value={value}, input_type={value_type}]\n    For further information visit \
@@ -59,7 +59,7 @@ pub enum Refusal {
         /// `int` or `float`
         value_type: &'static str,
     },
-    /// Settings that do not go together.
+    /// Settings contradict each other.
     #[error(
         "pydantic_core._pydantic_core.ValidationError: 1 validation error for {class}\n  Value error, {text} \
          [type=value_error, input_value=ArgsKwargs((), {{...}}), input_type=ArgsKwargs]\n    For further information visit \
@@ -78,24 +78,24 @@ pub enum Refusal {
         kind: &'static str,
         /// What is wrong.
         text: String,
-        /// Where it is noticed.
+        /// The stage at which it is reported.
         stage: Stage,
     },
     /// Memory.
     #[error("{text}")]
     Memory {
-        /// vLLM's words.
+        /// vLLM's message.
         text: String,
-        /// Where it is noticed.
+        /// The stage at which it is reported.
         stage: Stage,
     },
 }
 
-/// Where vLLM's advice on memory is.
+/// vLLM's pointer to its advice on memory.
 const ADVICE: &str = "See https://docs.vllm.ai/en/latest/configuration/conserving_memory/ for more details.";
 
 impl Refusal {
-    /// Where the start ends.
+    /// The stage at which the start fails.
     pub fn stage(&self) -> Stage {
         match self {
             Self::Other { stage, .. } | Self::Memory { stage, .. } => *stage,
@@ -122,7 +122,7 @@ impl Refusal {
         Self::Memory { text, stage: Stage::Cache }
     }
 
-    /// What the memory's arithmetic came to. `hint` is advice of the simulator, which vLLM does not give.
+    /// The memory arithmetic failed. `hint` is advice of the simulator, which vLLM does not give.
     pub fn memory(error: MemoryError, hint: Option<String>) -> Self {
         let stage = match error {
             MemoryError::Occupied { .. } => Stage::Memory,
@@ -192,7 +192,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_estimate_stands_in_vllms_sentence() {
+    fn the_error_has_vllms_text_and_estimate() {
         let text = Refusal::too_long(4_000_000, 2_097_024, 512.0, GIB).to_string();
         assert!(text.starts_with(
             "ValueError: To serve at least one request with the model's max seq len (4000000), (1.91 GiB KV cache is needed, \

@@ -1,8 +1,8 @@
-//! What a start of vLLM looks like: phases with log lines, and how long each takes on a GPU.
+//! The start of vLLM as a list of events: phases with their log lines, and how long each takes on a GPU.
 //!
-//! A plan is made of the settings alone, so that it can be tested; whoever runs it writes the lines and waits. Times are
-//! those of an 8B model on an H200 (71-107 s cold, 54 s with a warm compile cache), other models in proportion to their
-//! weights and layers. A warm cache saves the compilation; `--enforce-eager` and `-O0` save it and the graphs.
+//! The list depends on the settings alone, so that it can be tested; the caller writes the lines and waits. Times are those
+//! of an 8B model on an H200 (71-107 s cold, 54 s with a warm compile cache); other models scale with their weights and
+//! layers. A warm cache skips the compilation; `--enforce-eager` and `-O0` skip it and the graphs.
 //!
 //! | phase | 8B on an H200, seconds |
 //! |---|---|
@@ -15,33 +15,35 @@
 
 use std::time::Duration;
 
+use crate::machine::GIB;
 use crate::machine::memory::graph_sizes;
-use crate::observe::log::{Level, Speaker};
+use crate::observe::log::{Level, LogSource};
 use crate::process::config::SimConfig;
 use crate::process::refusal::{Refusal, Stage};
-use crate::profile::GIB;
 
-/// Weights are read this fast.
+/// Rate at which weights are read.
 const READ_GIB_PER_S: f64 = 4.0;
-/// Layers that the times of compilation belong to.
+/// Seconds of the profiling run.
+const PROFILING: f64 = 2.0;
+/// Layers of the model whose compilation was measured.
 const LAYERS: f64 = 32.0;
 
 /// One step of a start.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    /// So much time passes.
+    /// Time passes.
     Wait(Duration),
     /// A log line.
-    Line(Speaker, Level, &'static str, String),
+    Line(LogSource, Level, &'static str, String),
     /// The port is bound, without listening.
     Bind,
     /// The engine's process starts.
     Spawn,
-    /// The compiled graph is there for the next start.
+    /// The graph is compiled and can be cached for the next start.
     Compiled,
 }
 
-/// What a plan depends on besides the settings.
+/// What the start depends on besides the settings.
 #[derive(Clone, Debug)]
 pub struct Surroundings<'a> {
     /// Whether the compile cache has the graph.
@@ -54,16 +56,16 @@ pub struct Surroundings<'a> {
     pub address: &'a str,
 }
 
-fn info(speaker: Speaker, source: &'static str, text: impl Into<String>) -> Event {
-    Event::Line(speaker, Level::Info, source, text.into())
+fn info(source_process: LogSource, source: &'static str, text: impl Into<String>) -> Event {
+    Event::Line(source_process, Level::Info, source, text.into())
 }
 
 fn api(source: &'static str, text: impl Into<String>) -> Event {
-    info(Speaker::ApiServer, source, text)
+    info(LogSource::ApiServer, source, text)
 }
 
 fn core(source: &'static str, text: impl Into<String>) -> Event {
-    info(Speaker::EngineCore, source, text)
+    info(LogSource::EngineCore, source, text)
 }
 
 fn seconds(seconds: f64) -> Event {
@@ -86,38 +88,53 @@ fn commas(number: u64) -> String {
 /// The start of this server, up to where it listens.
 pub fn plan(config: &SimConfig, around: &Surroundings<'_>) -> Vec<Event> {
     let mut events = beginning(config, around);
-    let layers = f64::from(config.profile.shape.layers) / LAYERS;
-    let budget = config.engine.max_num_batched_tokens;
     events.extend(loading(config));
-    let mut compilation = 0.0;
-    if config.compiled {
-        let dynamo = 4.6 * layers;
-        events.push(seconds(dynamo));
-        events.push(core(
-            "backends.py:1090",
-            format!("Using cache directory: {} for vLLM's torch.compile", around.cache),
-        ));
-        events.push(core("backends.py:1110", format!("Dynamo bytecode transform time: {dynamo:.2} s")));
-        let graph = if around.cached { 4.19 } else { 14.77 } * layers;
-        events.push(seconds(graph));
-        events.push(match around.cached {
-            true => core(
-                "backends.py:354",
-                format!(
-                    "Directly load the compiled graph(s) for compile range (1, {budget}) from the cache, took {graph:.3} s"
-                ),
-            ),
-            false => core("backends.py:370", format!("Compiling a graph for compile range (1, {budget}) takes {graph:.2} s")),
-        });
-        compilation = dynamo + graph;
-        events.push(core("monitor.py:53", format!("torch.compile took {compilation:.2} s in total")));
-        events.push(Event::Compiled);
-    }
-    events.push(seconds(2.0));
+    let compilation = if config.compiled { compiling(config, around, &mut events) } else { 0.0 };
+    events.push(seconds(PROFILING));
     if config.compiled {
         events.push(core("monitor.py:81", "Initial profiling/warmup run took 2.00 s"));
     }
+    events.extend(sizing(config));
+    let graphs = if config.compiled { capturing(config, &mut events) } else { 0.0 };
+    let compiled = if config.compiled { format!(" (compilation: {compilation:.2} s)") } else { String::new() };
+    let took = compilation + graphs + PROFILING;
+    events.push(core(
+        "core.py:402",
+        format!("init engine (profile, create kv cache, warmup model) took {took:.2} s{compiled}"),
+    ));
+    events.extend(serving(config, around));
+    events
+}
+
+/// Adds the compilation of the graph; returns its seconds.
+fn compiling(config: &SimConfig, around: &Surroundings<'_>, events: &mut Vec<Event>) -> f64 {
+    let layers = f64::from(config.profile.shape.layers) / LAYERS;
+    let range = format!("compile range (1, {})", config.engine.max_num_batched_tokens);
+    let dynamo = 4.6 * layers;
+    let graph = if around.cached { 4.19 } else { 14.77 } * layers;
+    let compiled = match around.cached {
+        true => core(
+            "backends.py:354",
+            format!("Directly load the compiled graph(s) for {range} from the cache, took {graph:.3} s"),
+        ),
+        false => core("backends.py:370", format!("Compiling a graph for {range} takes {graph:.2} s")),
+    };
+    events.extend([
+        seconds(dynamo),
+        core("backends.py:1090", format!("Using cache directory: {} for vLLM's torch.compile", around.cache)),
+        core("backends.py:1110", format!("Dynamo bytecode transform time: {dynamo:.2} s")),
+        seconds(graph),
+        compiled,
+        core("monitor.py:53", format!("torch.compile took {:.2} s in total", dynamo + graph)),
+        Event::Compiled,
+    ]);
+    dynamo + graph
+}
+
+/// The size of the KV cache.
+fn sizing(config: &SimConfig) -> Vec<Event> {
     let tokens = u64::from(config.engine.num_blocks) * u64::from(crate::engine::BLOCK_TOKENS);
+    let mut events = Vec::new();
     if let Some(budget) = config.budget {
         events.push(core("gpu_worker.py:529", format!("Available KV cache memory: {:.2} GiB", budget.available / GIB)));
     }
@@ -130,31 +147,23 @@ pub fn plan(config: &SimConfig, around: &Surroundings<'_>) -> Vec<Event> {
             tokens as f64 / f64::from(config.max_model_len)
         ),
     ));
-    let mut graphs = 0.0;
-    if config.compiled {
-        let sizes = graph_sizes(config.engine.max_num_seqs.saturating_mul(2).min(512).min(budget));
-        let sets = if config.lora { 2.0 } else { 1.0 };
-        graphs = sets * f64::from(sizes) * 2.0 * 0.003 * f64::from(config.profile.shape.layers);
-        events.push(core("gpu_model_runner.py:6420", "Capturing CUDA graphs (mixed prefill-decode, PIECEWISE)"));
-        events.push(seconds(graphs / 2.0));
-        events.push(core("gpu_model_runner.py:6420", "Capturing CUDA graphs (decode, FULL)"));
-        events.push(seconds(graphs / 2.0));
-        let bytes = config.budget.map_or(0.0, |budget| budget.graphs) / GIB;
-        events.push(core(
-            "gpu_model_runner.py:6512",
-            format!("Graph capturing finished in {graphs:.0} secs, took {bytes:.2} GiB"),
-        ));
-    }
-    let compiled = if config.compiled { format!(" (compilation: {compilation:.2} s)") } else { String::new() };
-    events.push(core(
-        "core.py:402",
-        format!(
-            "init engine (profile, create kv cache, warmup model) took {:.2} s{compiled}",
-            compilation + graphs + 2.0
-        ),
-    ));
-    events.extend(serving(config, around));
     events
+}
+
+/// Adds the capture of CUDA graphs; returns its seconds.
+fn capturing(config: &SimConfig, events: &mut Vec<Event>) -> f64 {
+    let largest = config.engine.max_num_seqs.saturating_mul(2).min(512).min(config.engine.max_num_batched_tokens);
+    let sets = if config.lora { 2.0 } else { 1.0 };
+    let took = sets * f64::from(graph_sizes(largest)) * 2.0 * 0.003 * f64::from(config.profile.shape.layers);
+    let gib = config.budget.map_or(0.0, |budget| budget.graphs) / GIB;
+    events.extend([
+        core("gpu_model_runner.py:6420", "Capturing CUDA graphs (mixed prefill-decode, PIECEWISE)"),
+        seconds(took / 2.0),
+        core("gpu_model_runner.py:6420", "Capturing CUDA graphs (decode, FULL)"),
+        seconds(took / 2.0),
+        core("gpu_model_runner.py:6512", format!("Graph capturing finished in {took:.0} secs, took {gib:.2} GiB")),
+    ]);
+    took
 }
 
 /// Up to the engine's process.
@@ -182,7 +191,7 @@ fn beginning(config: &SimConfig, around: &Surroundings<'_>) -> Vec<Event> {
     if !config.compiled {
         let text = "Enforce eager set, disabling torch.compile, CUDAGraphs, and JIT kernel warmup. This is equivalent to \
                     setting -cc.mode=none -cc.cudagraph_mode=none and --kernel_config.enable_jit_warmup=False";
-        events.push(Event::Line(Speaker::ApiServer, Level::Warning, "vllm.py:1703", text.to_owned()));
+        events.push(Event::Line(LogSource::ApiServer, Level::Warning, "vllm.py:1703", text.to_owned()));
     }
     events.extend([
         Event::Spawn,
@@ -227,7 +236,7 @@ fn loading(config: &SimConfig) -> Vec<Event> {
 /// From the engine's readiness to the listening server.
 fn serving(config: &SimConfig, around: &Surroundings<'_>) -> Vec<Event> {
     let mut events = vec![seconds(1.0), api("entry.py:136", "Supported tasks: ['generate']")];
-    let warning = |source, text: &str| Event::Line(Speaker::ApiServer, Level::Warning, source, text.to_owned());
+    let warning = |source, text: &str| Event::Line(LogSource::ApiServer, Level::Warning, source, text.to_owned());
     if config.runtime_lora && config.lora {
         let text = "LoRA dynamic loading & unloading is enabled in the API server. This should ONLY be used for local \
                     development!";
@@ -249,12 +258,12 @@ fn serving(config: &SimConfig, around: &Surroundings<'_>) -> Vec<Event> {
     events
 }
 
-/// The start of a server that is refused where vLLM notices: what a start with other settings would show until then.
-/// `events` is that start.
+/// The start of a server that is refused: `events`, which is the start with the nearest valid settings, cut off at the stage
+/// at which vLLM reports the error.
 pub fn refused(events: Vec<Event>, refusal: &Refusal) -> Vec<Event> {
     let ends = |event: &Event| match (refusal.stage(), event) {
         (Stage::Settings, Event::Bind) => true,
-        (Stage::Memory, Event::Line(Speaker::EngineCore, _, source, _)) => *source == "gpu_model_runner.py:5120",
+        (Stage::Memory, Event::Line(LogSource::EngineCore, _, source, _)) => *source == "gpu_model_runner.py:5120",
         (Stage::Weights, Event::Line(_, _, source, _)) => *source == "default_loader.py:430",
         (Stage::Cache, Event::Line(_, _, source, _)) => *source == "kv_cache_utils.py:2327",
         (Stage::WarmUp, Event::Line(_, _, source, _)) => *source == "core.py:402",
@@ -264,9 +273,9 @@ pub fn refused(events: Vec<Event>, refusal: &Refusal) -> Vec<Event> {
     let end = events.iter().position(ends).unwrap_or(events.len());
     let mut events: Vec<Event> = events.into_iter().take(end).collect();
     if refusal.is_engine() {
-        let error = |text: String| Event::Line(Speaker::EngineCore, Level::Error, "core.py:1510", text);
+        let error = |text: String| Event::Line(LogSource::EngineCore, Level::Error, "core.py:1510", text);
         if let Some(line) = refusal.log_line() {
-            events.push(Event::Line(Speaker::EngineCore, Level::Error, "gpu_model_runner.py:5201", line.to_owned()));
+            events.push(Event::Line(LogSource::EngineCore, Level::Error, "gpu_model_runner.py:5201", line.to_owned()));
         }
         events.push(error("EngineCore failed to start.".to_owned()));
         events.push(error(format!("Traceback (most recent call last):\n{refusal}")));
@@ -340,7 +349,7 @@ mod tests {
         let events = refused(start(&["m"], false), &refusal);
         let last: Vec<_> = events.iter().rev().take(2).collect();
         assert!(
-            matches!(last[0], Event::Line(Speaker::EngineCore, Level::Error, _, text) if text.contains("max seq len (4096)"))
+            matches!(last[0], Event::Line(LogSource::EngineCore, Level::Error, _, text) if text.contains("max seq len (4096)"))
         );
         assert!(events.iter().any(|event| matches!(event, Event::Compiled)));
         assert!(!events.iter().any(|event| matches!(event, Event::Line(_, _, "core.py:402", _))));

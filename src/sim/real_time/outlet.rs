@@ -1,10 +1,10 @@
-//! The way of tokens from the driver to one HTTP answer.
+//! Passes tokens from the engine loop to one HTTP response.
 //!
-//! A slot per choice, not a queue: tokens that the answer has not taken yet are added up, as vLLM's collector merges
-//! outputs of a client that falls behind. So memory is bounded by the number of choices, the driver never waits, and
-//! nothing is lost. One reader (the answer), one writer (the driver).
+//! There is one slot per choice, not a queue: tokens that the response has not taken yet are added up, as vLLM's collector
+//! merges the outputs for a slow client. So memory is bounded by the number of choices, the engine loop never waits, and
+//! nothing is lost. One reader (the response), one writer (the engine loop).
 //!
-//! With a stream interval of n, tokens are shown when n of them are there; the first and the last come at once.
+//! With a stream interval of n, tokens are delivered n at a time; the first and the last are delivered at once.
 
 use std::task::{Context, Poll, Waker};
 
@@ -12,27 +12,27 @@ use parking_lot::Mutex;
 
 use crate::http::wire::Finish;
 
-/// What happened to a choice since the answer last looked.
+/// Progress of a choice since it was last taken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Progress {
-    /// Tokens generated since.
+    /// Tokens generated.
     pub(crate) tokens: u32,
-    /// Set when the last one was among them.
+    /// Set if the last token is among them.
     pub(crate) finish: Option<Finish>,
     /// Prompt tokens found in the prefix cache; set with the first ones.
     pub(crate) cached: u32,
 }
 
-/// Why an answer will never be complete.
+/// Why a response cannot be completed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Broken {
-    /// The engine died, or was stopped with the server: the same to whoever waits.
+    /// The engine died or was stopped with the server.
     EngineDead,
-    /// The engine refused the request when it got there.
+    /// The engine refused the request.
     Refused(String),
 }
 
-/// What one choice has that was not taken yet.
+/// Progress of one choice that was not taken yet.
 #[derive(Clone, Copy, Debug, Default)]
 struct Pending {
     progress: Progress,
@@ -43,24 +43,24 @@ struct Pending {
 #[derive(Debug, Default)]
 struct State {
     choices: Vec<Pending>,
-    /// Tokens that are shown together.
+    /// Tokens that are delivered together.
     interval: u32,
     ready: bool,
     broken: Option<Broken>,
     reader: Option<Waker>,
 }
 
-/// See the head of this file.
+/// See the header of this file.
 #[derive(Debug)]
 pub(crate) struct Outlet(Mutex<State>);
 
 impl Outlet {
-    /// An outlet for this many choices, whose tokens are shown by `interval`.
+    /// An outlet for this many choices, whose tokens are delivered `interval` at a time.
     pub(crate) fn new(choices: usize, interval: u32) -> Self {
         Self(Mutex::new(State { choices: vec![Pending::default(); choices], interval, ..State::default() }))
     }
 
-    /// A choice was admitted and found this many tokens of its prompt in the cache.
+    /// Records how many prompt tokens of a choice were found in the prefix cache.
     pub(crate) fn admit(&self, choice: usize, cached: u32) {
         if let Some(slot) = self.0.lock().choices.get_mut(choice) {
             slot.progress.cached = cached;
@@ -80,7 +80,7 @@ impl Outlet {
         }
     }
 
-    /// Ends a choice where it is, without a token.
+    /// Ends a choice without another token.
     pub(crate) fn end(&self, choice: usize, finish: Finish) {
         let mut state = self.0.lock();
         if let Some(slot) = state.choices.get_mut(choice) {
@@ -90,13 +90,13 @@ impl Outlet {
         }
     }
 
-    /// Ends the answer early.
+    /// Fails the response.
     pub(crate) fn fail(&self, broken: Broken) {
         self.0.lock().broken.get_or_insert(broken);
         self.wake();
     }
 
-    /// Wakes the answer; separate from [`Outlet::push`] so that a step's tokens for all choices leave together.
+    /// Wakes the reader; separate from [`Outlet::push`] so that a step's tokens for all choices leave together.
     pub(crate) fn wake(&self) {
         let waker = self.0.lock().reader.take();
         if let Some(waker) = waker {
@@ -104,7 +104,7 @@ impl Outlet {
         }
     }
 
-    /// Takes what is new into `into` (one entry per choice), or registers the reader.
+    /// Takes the progress of all choices into `into` (one entry each), or registers the reader.
     pub(crate) fn poll_take(&self, cx: &mut Context<'_>, into: &mut Vec<Progress>) -> Poll<Result<(), Broken>> {
         let mut state = self.0.lock();
         if state.ready {

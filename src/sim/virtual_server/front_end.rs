@@ -1,25 +1,25 @@
-//! The API server in front of the engine: one thread that takes requests in and sends tokens out.
+//! The API server in front of the engine: one thread that accepts requests and sends tokens.
 //!
 //! ```text
 //! client -> in_us -> thread (shared by the requests in it) -> engine ... step end -> out_us -> thread (tokens) -> client
 //! ```
 //!
 //! An event loop serves the requests inside it in turns (processor sharing), so a burst of n reaches the engine
-//! together after n times the work of one: of 100 requests that came at once to a real server, the first tenth reached
-//! the engine after 38 ms and the last after 52 ms. Tokens take the thread first, so requests enter slowly while many
-//! streams decode. A step's tokens become visible together, when most of them are sent: real clients see them spread
-//! around that time. A first token costs more, in proportion to its prompt.
+//! together after n times the work of one: of 100 simultaneous requests to a real server, the first tenth reached the engine
+//! after 38 ms and the last after 52 ms. Tokens have priority over requests, so requests enter slowly while many streams
+//! decode. The tokens of a step become visible together, when most of them are sent; real clients see them spread around
+//! that time. A first token costs more, in proportion to its prompt.
 //!
-//! Pure: times come in and go out. Bounds: it holds what the caller put in.
+//! Pure: time is a parameter. Bounds: it holds what the caller submitted.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::engine::{Request, SequenceId};
-use crate::profile::FrontEndRates;
+use crate::machine::FrontEndRates;
 
-/// How much of a step's tokens are sent when its median client sees its own: half, and the time that the engine itself
-/// took to hand them over (8 us for each).
+/// Share of a step's tokens that are sent when its median client sees its own: half, plus the time that the engine needs to
+/// pass them on (8 us each).
 const SENT: f64 = 0.75;
 
 /// The API server's thread. With n requests inside, each advances at 1/n of the thread.
@@ -28,7 +28,7 @@ const SENT: f64 = 0.75;
 #[derive(Clone, Debug)]
 pub struct FrontEnd {
     rates: FrontEndRates,
-    /// The thread sends tokens until then.
+    /// The thread is busy sending tokens until then.
     busy_until: Duration,
     /// Work done per request until `at`, seconds.
     done: f64,
@@ -55,7 +55,7 @@ impl FrontEnd {
         self.inside.insert(place, (leaves, requests));
     }
 
-    /// When the next request reaches the engine if nobody else enters.
+    /// When the next request reaches the engine if no other enters.
     pub(crate) fn next_leave(&self) -> Option<Duration> {
         let latency = micros(self.rates.in_us);
         self.leaves_thread().map(|at| at + latency)
@@ -67,7 +67,7 @@ impl FrontEnd {
         Some(self.at.max(self.busy_until) + Duration::from_secs_f64(left))
     }
 
-    /// Lets the first request leave if it has left the thread by `now`; says when it reaches the engine.
+    /// Removes the first request if it has left the thread by `now`; returns it with the time at which it reaches the engine.
     pub(crate) fn leave(&mut self, now: Duration) -> Option<(Duration, Vec<Request>)> {
         let at = self.leaves_thread().filter(|at| *at <= now)?;
         let (tag, requests) = self.inside.pop_front()?;
@@ -76,7 +76,7 @@ impl FrontEnd {
     }
 
     /// A step whose results were taken at `now` has `tokens` to send; `first_prompts` are the prompts of those that are first
-    /// tokens. Says when a client sees them.
+    /// tokens. Returns when a client sees them.
     pub(crate) fn send(&mut self, now: Duration, tokens: usize, first_prompts: impl Iterator<Item = u32>) -> Duration {
         self.advance(now);
         let mut work = self.rates.token_us * tokens as f64;
@@ -87,11 +87,11 @@ impl FrontEnd {
         work += firsts;
         let start = self.busy_until.max(now);
         self.busy_until = start + micros(work);
-        // The engine's outputs are read in one piece, prompts of first tokens included; then tokens go out in turn.
+        // The engine's outputs are read at once, prompts of first tokens included; then the tokens are sent one by one.
         start + micros(self.rates.out_us + firsts + (work - firsts) * SENT)
     }
 
-    /// Moves the clock within an interval in which nobody leaves.
+    /// Advances the clock within an interval in which no request leaves.
     fn advance(&mut self, now: Duration) {
         let passed = now.saturating_sub(self.at.max(self.busy_until));
         if !self.inside.is_empty() {
@@ -100,7 +100,7 @@ impl FrontEnd {
         self.at = self.at.max(now);
     }
 
-    /// Takes a sequence out; its place still costs its work. Says whether it was there.
+    /// Removes a sequence; returns whether it was there. The work of its request remains.
     pub(crate) fn abort(&mut self, id: SequenceId) -> bool {
         let before = self.sequences();
         self.inside.iter_mut().for_each(|(_, requests)| requests.retain(|request| request.id != id));

@@ -18,7 +18,7 @@ use crate::bench::result::validity::Delivered;
 use crate::bench::run::progress::RequestEvent;
 use crate::bench::search::{Judge, SystemUnderTest, Trial, TrialLoad, TrialStats, throughput};
 use crate::bench::{self, Arrival, BenchError, Extent, Progress, Record, RunPlan, Slo};
-use crate::cli::progress_line::ProgressLine;
+use crate::cli::line::Line;
 
 /// Time between two checks for overdue requests.
 const CHECK_EVERY: Duration = Duration::from_millis(50);
@@ -144,7 +144,7 @@ impl SystemUnderTest for Servers<'_> {
         let progress = Arc::new(Progress::with_observer(move |event| observed.lock().on_event(event)));
         let title = format!("run {}, {}", self.runs, super::text::load(&trial.load));
         let quiet = self.args.output.disable_tqdm;
-        let line = (!quiet).then(|| ProgressLine::start(&title, plan.extent, progress.clone()));
+        let line = (!quiet).then(|| Line::start(&title, plan.extent, progress.clone()));
         let mut halted = false;
         let result = {
             let mut running = std::pin::pin!(bench::run(&plan, &self.setup.client, &progress));

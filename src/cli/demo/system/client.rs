@@ -1,4 +1,4 @@
-//! A client that counts the tokens it gets, notes when, and may leave.
+//! A client that counts its tokens, records the time of the first, and may disconnect.
 
 use bytes::Bytes;
 use memchr::memmem;
@@ -6,9 +6,9 @@ use tokio::time::Instant;
 
 use crate::flow::{ClientGone, Downstream, ResponseHead};
 
-/// See the head of this file.
+/// A test client.
 #[derive(Default)]
-pub(super) struct Client {
+pub(super) struct TestClient {
     pub(super) tokens: usize,
     pub(super) first: Option<Instant>,
     pub(super) status: u16,
@@ -18,9 +18,9 @@ pub(super) struct Client {
     pub(super) leaves_at: Option<Instant>,
 }
 
-impl Downstream for Client {
+impl Downstream for TestClient {
     async fn head(&mut self, head: ResponseHead) -> Result<(), ClientGone> {
-        assert_eq!(self.status, 0, "one head per answer");
+        assert_eq!(self.status, 0, "one head per response");
         self.status = head.status.as_u16();
         Ok(())
     }
@@ -28,7 +28,7 @@ impl Downstream for Client {
     async fn body(&mut self, bytes: Bytes, _last: bool) -> Result<(), ClientGone> {
         assert!(!self.finished && !self.aborted, "bytes after the end");
         self.tokens += memmem::find_iter(&bytes, "\"text\":").count();
-        assert_eq!(memmem::find(&bytes, b"\"usage\":"), None, "usage that the client did not ask for");
+        assert_eq!(memmem::find(&bytes, b"\"usage\":"), None, "usage that the client did not request");
         self.done |= memmem::find(&bytes, b"[DONE]").is_some();
         if self.tokens > 0 {
             self.first.get_or_insert_with(Instant::now);

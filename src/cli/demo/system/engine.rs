@@ -1,7 +1,7 @@
-//! Simulated engines as the gateway's upstream: lanes that tokio's paused clock drives, without sockets.
+//! Simulated engines as the gateway's upstream: virtual servers that tokio's paused clock drives, without sockets.
 //!
-//! What a server would do is done in short: a request is refused while the engine is dead, its tokens come as the events
-//! of a completion stream, dropping the exchange aborts it. An engine that dies takes its streams with it.
+//! Each exchange does what a server would: a request is refused while the engine is dead, tokens arrive as events of a
+//! completion stream, dropping the exchange aborts it. When an engine dies, its streams end.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use tokio::time::Instant;
 use crate::flow::{Exchange, ExchangeError, ResponseHead, SendError, Upstream, UpstreamRequest};
 use crate::pool::Address;
 use crate::sim::engine::{Content, SequenceId};
-use crate::sim::{Lane, Request, SimConfig};
+use crate::sim::{Request, SimConfig, VirtualServer};
 
 const TOKEN: &str = "data: {\"choices\":[{\"index\":0,\"text\":\"w\",\"finish_reason\":null}]}\n\n";
 const LAST: &str = "data: {\"choices\":[{\"index\":0,\"text\":\"w\",\"finish_reason\":\"length\"}]}\n\n";
@@ -36,15 +36,19 @@ struct Options {
     include_usage: Option<bool>,
 }
 
-/// What a stream is told: a token, and whether it is the last one.
-type Told = bool;
+/// A generated token.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Token {
+    Inner,
+    Last,
+}
 
 struct Machine {
-    lane: Lane,
-    streams: HashMap<SequenceId, mpsc::UnboundedSender<Told>>,
+    server: VirtualServer,
+    streams: HashMap<SequenceId, mpsc::UnboundedSender<Token>>,
     alive: bool,
     hung_since: Option<Instant>,
-    /// Real time at the lane's time zero.
+    /// Real time at virtual time zero.
     epoch: Instant,
     next: SequenceId,
 }
@@ -59,7 +63,7 @@ pub(super) struct Engine {
 impl Engine {
     pub(super) fn new(config: SimConfig) -> Arc<Self> {
         let machine = Machine {
-            lane: config.lane(),
+            server: config.virtual_server(),
             streams: HashMap::new(),
             alive: true,
             hung_since: None,
@@ -69,7 +73,7 @@ impl Engine {
         Arc::new(Self { config, machine: Mutex::new(machine), changed: Notify::new() })
     }
 
-    /// Runs steps as they fall due, for ever.
+    /// Runs steps when they are due, until the task is dropped.
     pub(super) async fn drive(self: Arc<Self>) {
         loop {
             let wake = self.catch_up();
@@ -93,30 +97,30 @@ impl Engine {
             return None;
         }
         let now = machine.epoch.elapsed();
-        while machine.lane.next_at().is_some_and(|at| at <= now) {
-            let Some(end) = machine.lane.poll(now) else { continue };
+        while machine.server.next_at().is_some_and(|at| at <= now) {
+            let Some(end) = machine.server.poll(now) else { continue };
             assert!(end.refused.is_empty(), "requests of the test fit");
             for token in end.emitted {
                 let Some(stream) = machine.streams.get(&token.id) else { continue };
-                // Whoever left is aborted by its drop.
-                let _ = stream.send(token.last);
+                // A stream whose client has left is aborted by its drop.
+                let _ = stream.send(if token.last { Token::Last } else { Token::Inner });
                 if token.last {
                     machine.streams.remove(&token.id);
                 }
             }
         }
-        machine.lane.next_at().map(|at| machine.epoch + at)
+        machine.server.next_at().map(|at| machine.epoch + at)
     }
 
-    /// The engine is gone, and everything in it.
+    /// The engine dies with all its requests.
     pub(super) fn die(&self) {
         let mut machine = self.machine.lock();
         machine.streams.clear();
-        (machine.lane, machine.epoch) = (self.config.lane(), Instant::now());
+        (machine.server, machine.epoch) = (self.config.virtual_server(), Instant::now());
         (machine.alive, machine.hung_since) = (false, None);
     }
 
-    /// A fresh process takes its place.
+    /// A new process replaces it.
     pub(super) fn restart(&self) {
         let mut machine = self.machine.lock();
         (machine.alive, machine.epoch) = (true, Instant::now());
@@ -126,8 +130,8 @@ impl Engine {
         self.machine.lock().hung_since.get_or_insert_with(Instant::now);
     }
 
-    /// A hung engine goes on as if no time had passed.
-    pub(super) fn go_on(&self) {
+    /// A hung engine continues as if no time had passed.
+    pub(super) fn resume(&self) {
         let mut machine = self.machine.lock();
         if let Some(since) = machine.hung_since.take() {
             machine.epoch += since.elapsed();
@@ -136,7 +140,7 @@ impl Engine {
     }
 
     pub(super) fn stall(&self, extra: Duration) {
-        self.machine.lock().lane.stall(extra);
+        self.machine.lock().server.stall(extra);
     }
 
     pub(super) fn is_alive(&self) -> bool {
@@ -147,13 +151,13 @@ impl Engine {
         self.machine.lock().hung_since.is_some()
     }
 
-    /// Complains when somebody is still inside.
+    /// Checks that no request is left.
     pub(super) fn check_empty(&self) {
         let machine = self.machine.lock();
         assert!(machine.streams.is_empty(), "{} streams are left", machine.streams.len());
-        assert_eq!((machine.lane.coming(), machine.lane.engine().is_empty()), (0, true));
-        // What was aborted last is let go by a step that nothing asks for any more.
-        let engine = machine.lane.engine();
+        assert_eq!((machine.server.in_front_end(), machine.server.engine().is_empty()), (0, true));
+        // The step after the last abort has released its request.
+        let engine = machine.server.engine();
         assert_eq!((engine.running(), engine.waiting()), (0, 0));
     }
 
@@ -166,19 +170,19 @@ impl Engine {
         if !machine.alive {
             return None;
         }
-        let (tell, told) = mpsc::unbounded_channel();
+        let (sender, tokens) = mpsc::unbounded_channel();
         let id = machine.next;
         machine.next += 1;
         let prompt = body.prompt.len() as u32;
-        machine.streams.insert(id, tell);
+        machine.streams.insert(id, sender);
         let content = Content::shared(u64::from(body.prompt[0]), prompt, id);
         let now = Self::time(&machine);
-        machine.lane.submit(now, [Request { content, ..Request::new(id, prompt, body.max_tokens) }]);
+        machine.server.submit(now, [Request { content, ..Request::new(id, prompt, body.max_tokens) }]);
         drop(machine);
         self.changed.notify_one();
         let usage = body.stream_options.as_ref().and_then(|options| options.include_usage).unwrap_or(false);
         let usage = usage.then_some((prompt, body.max_tokens));
-        Some(Stream { engine: Arc::clone(self), id, told, usage, ended: false, open: None })
+        Some(Stream { engine: Arc::clone(self), id, tokens, usage, ended: false, open: None })
     }
 }
 
@@ -203,22 +207,22 @@ impl Upstream for Engines {
     }
 }
 
-/// One answer under way.
+/// One response in progress.
 pub(super) struct Stream {
     engine: Arc<Engine>,
     id: SequenceId,
-    told: mpsc::UnboundedReceiver<Told>,
-    /// Prompt and completion tokens, when usage was asked for.
+    tokens: mpsc::UnboundedReceiver<Token>,
+    /// Prompt and completion tokens, when usage was requested.
     usage: Option<(u32, u32)>,
     ended: bool,
     open: Option<Arc<Mutex<usize>>>,
 }
 
 impl Stream {
-    fn write(&mut self, last: Told, into: &mut BytesMut) {
-        into.extend_from_slice(if last { LAST } else { TOKEN }.as_bytes());
-        if !last {
-            return;
+    fn write(&mut self, token: Token, into: &mut BytesMut) {
+        match token {
+            Token::Inner => return into.extend_from_slice(TOKEN.as_bytes()),
+            Token::Last => into.extend_from_slice(LAST.as_bytes()),
         }
         if let Some((prompt, completion)) = self.usage {
             let total = prompt + completion;
@@ -252,12 +256,12 @@ impl Exchange for Stream {
         if self.ended {
             return Ok(false);
         }
-        let Some(last) = self.told.recv().await else {
+        let Some(token) = self.tokens.recv().await else {
             return Err(ExchangeError::Closed("the engine died".to_owned()));
         };
-        self.write(last, into);
-        while let Ok(last) = self.told.try_recv() {
-            self.write(last, into);
+        self.write(token, into);
+        while let Ok(token) = self.tokens.try_recv() {
+            self.write(token, into);
         }
         Ok(true)
     }
@@ -275,9 +279,9 @@ impl Drop for Stream {
             *open.lock() -= 1;
         }
         let mut machine = self.engine.machine.lock();
-        // A stream that the engine's death took is of an earlier lane.
+        // A stream that ended with its engine is not known to the new one.
         if machine.streams.remove(&self.id).is_some() {
-            machine.lane.abort(self.id);
+            machine.server.abort(self.id);
             drop(machine);
             self.engine.changed.notify_one();
         }

@@ -1,4 +1,4 @@
-//! One run: engines, gateway, prober, load and faults on one paused clock, and the accounts at its end.
+//! One run: engines, gateway, prober, load and faults on one paused clock, and the checks at its end.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use super::super::arrangement::{Arrangement, MODEL};
 use super::super::stage::engine_config;
-use super::client::Client;
+use super::client::TestClient;
 use super::engine::{Engine, Engines};
 use crate::base::Rng;
 use crate::config::{Config, Surroundings};
@@ -24,7 +24,7 @@ use crate::serve::specs;
 const PORTS: [u16; 2] = [8001, 8002];
 /// Requests a second, prompt and output tokens of the short and of the long ones: the demo's.
 const KINDS: [(f64, u32, u32); 2] = [(30.0, 200, 128), (2.0, 16_000, 64)];
-/// By then everything has ended, or it never will.
+/// Limit for all requests to end.
 const DEADLINE: Duration = Duration::from_secs(3600);
 
 /// What happens in a run; all of it follows from the seed.
@@ -46,7 +46,7 @@ impl Script {
     }
 }
 
-/// What became of a request.
+/// The result of a request.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Life {
     pub(super) long: bool,
@@ -156,7 +156,7 @@ impl World {
             let over: Instant = fault.await.unwrap();
             self.sound_from = self.sound_from.max(over - begun);
         }
-        // Aborts are taken in by the engines, and the step that was under way ends.
+        // Until the engines have processed the aborts and the last step has ended.
         sleep(Duration::from_secs(5)).await;
         ended.sort_by_key(|one| one.0);
         let mut records = std::mem::take(&mut *self.flow.recorder().0.lock());
@@ -178,7 +178,7 @@ impl World {
         self
     }
 
-    /// Something goes wrong at a random time, and ends.
+    /// Starts a fault at a random time. Its task returns when the fault has ended.
     fn fault(&self, rng: &mut Rng, begun: Instant, seconds: u64) -> JoinHandle<Instant> {
         let engine = Arc::clone(&self.engines[rng.below(2)]);
         let at = begun + Duration::from_secs_f64(rng.unit() * seconds as f64 / 3.0);
@@ -194,14 +194,14 @@ impl World {
             sleep(lasts).await;
             match kind {
                 0 => engine.restart(),
-                1 => engine.go_on(),
+                1 => engine.resume(),
                 _ => {}
             }
             Instant::now()
         })
     }
 
-    /// The accounts: nobody holds anything, and who was told "complete" has everything.
+    /// Checks the invariants: no capacity is held, and a completed response has every token.
     pub(super) fn check(&self) {
         let admission = self.flow.admission();
         assert_eq!(admission.load(), (0, 0));
@@ -219,7 +219,7 @@ impl World {
     }
 }
 
-async fn ask(flow: &Flow<Engines, Records>, number: u64, body: String, leaves_at: Option<Instant>) -> Client {
+async fn ask(flow: &Flow<Engines, Records>, number: u64, body: String, leaves_at: Option<Instant>) -> TestClient {
     let incoming = IncomingRequest {
         route: Route::Completions,
         path: "/v1/completions".to_owned(),
@@ -230,12 +230,12 @@ async fn ask(flow: &Flow<Engines, Records>, number: u64, body: String, leaves_at
         request_id: number.to_string().into(),
         key: None,
     };
-    let mut client = Client { leaves_at, ..Client::default() };
+    let mut client = TestClient { leaves_at, ..TestClient::default() };
     flow.run(Box::new(incoming), &mut client).await;
     client
 }
 
-/// What the gateway's prober does, with the engines' state in the place of their answers.
+/// Does what the gateway's prober does, from the state of the engines.
 async fn probe(flow: Arc<Flow<Engines, Records>>, layout: PoolLayout, engines: [Arc<Engine>; 2]) {
     let health = flow.routing_table().config.health.clone();
     let backends: Vec<_> = layout.backends.iter().flatten().copied().collect();

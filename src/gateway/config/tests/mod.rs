@@ -6,7 +6,6 @@
 
 mod changes;
 mod problems;
-mod round_trip;
 mod samples;
 
 use std::path::Path;
@@ -39,6 +38,15 @@ fn read_with(text: &str, sets: &[&str]) -> Result<Loaded, Problems> {
 
 fn read(text: &str) -> Result<Loaded, Problems> {
     read_with(text, &[])
+}
+
+/// Compares with `tests/golden/NAME.snap`; `INSTA_UPDATE=always cargo test` writes it.
+fn assert_golden(name: &str, text: &str) {
+    let mut settings = insta::Settings::clone_current();
+    settings.set_snapshot_path(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden"));
+    settings.set_prepend_module_to_snapshot(false);
+    settings.set_omit_expression(true);
+    settings.bind(|| insta::assert_snapshot!(name, text));
 }
 
 fn valid(text: &str) -> Config {

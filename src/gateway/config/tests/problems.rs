@@ -306,10 +306,5 @@ fn the_report_of_a_file_with_many_problems() {
     let text = std::fs::read_to_string(golden.join("config_problems.toml")).unwrap();
     let problems: Problems = Config::parse(&text, "bad.toml", &[], &super::around(&golden)).unwrap_err();
     assert!(problems.errors.len() >= 15, "{}", problems.errors.len());
-    let mut settings = insta::Settings::clone_current();
-    settings.set_snapshot_path(golden);
-    settings.set_prepend_module_to_snapshot(false);
-    settings.set_omit_expression(true);
-    settings
-        .bind(|| insta::assert_snapshot!("config_problems", format!("{problems}").replace(root.to_str().unwrap(), "")));
+    super::assert_golden("config_problems", &problems.to_string().replace(root.to_str().unwrap(), ""));
 }

@@ -1,9 +1,12 @@
-//! The files in `config/` are valid, and the reference is what the definitions say.
+//! Texts that are shipped or printed: samples are valid, the reference is what the definitions say, and a printed
+//! configuration reads back as the same.
 
 use std::path::{Path, PathBuf};
 
-use super::{around, read};
-use crate::config::{Config, Loaded, Situation, limits, reference};
+use proptest::prelude::*;
+
+use super::{around, read, read_with, valid};
+use crate::config::{Config, Loaded, Resolved, Situation, limits, reference};
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join("config")
@@ -69,57 +72,70 @@ fn the_production_sample_has_nothing_to_warn_about() {
     assert_eq!(load("production.toml").warnings, vec![]);
 }
 
-/// The inline forms, all on one page, as people write them in short files.
-const INLINE: &str = r#"
-[server]
-listen = "127.0.0.1:8080"
-admin = "127.0.0.1:8081"
-max_body = "32MiB"
-drain_timeout = "5m"
-[auth]
-keys = [{ name = "team-a", sha256 = "env:TEAM_A_KEY_SHA256", models = ["*"], priority = 0 }]
-admin_token = "env:SLUICE_ADMIN_TOKEN"
-[[model]]
-name = "llama-3.1-8b"
-aliases = ["default"]
-tokenizer = "tokenizer.json"
-[[pool]]
-name = "short"
-models = ["llama-3.1-8b"]
-prompt_tokens = { max = "5k" }
-policy = "least_work"
-slots = 64
-tokens = "400k"
-long_prefix = { threshold = "5k", slots = 1 }
-queue = { length = 512, timeout = "20s", order = "shortest_first" }
-spill = []
-[[pool.backend]]
-name = "gpu0"
-url = "http://127.0.0.1:8000"
-[[pool]]
-name = "long"
-models = ["llama-3.1-8b"]
-prompt_tokens = { min = "5k" }
-slots = 16
-long_prefix = { threshold = "5k", slots = 2 }
-spill = ["short"]
-[[pool.backend]]
-name = "gpu1"
-launch = { command = ["vllm", "serve", "meta-llama/Llama-3.1-8B-Instruct"], port = 8001, gpu = [1], env = { VLLM_CACHE_ROOT = "cache/vllm" }, args = { max-num-seqs = 256, max-num-batched-tokens = 8192 } }
-[slo]
-ttft = "2s"
-tpot = "50ms"
-e2el = "13s"
-attainment = 0.99
-"#;
+/// A valid file with the given choices; pools tile all lengths.
+fn file(cuts: &[u64], slots: u32, micros: u64, words: (usize, usize, usize), name: &str) -> String {
+    let policy = ["least_work", "two_choices", "round_robin", "prefix_affinity"][words.0];
+    let order = ["fifo", "shortest_first"][words.1];
+    let usage = ["final", "continuous", "off"][words.2];
+    let quoted = toml::Value::from(name).to_string();
+    let mut text = format!(
+        "[server]\ndrain_timeout = \"{micros}us\"\n[auth]\nadmin_token = \"env:TOKEN\"\n\
+         [[auth.keys]]\nname = \"k\"\nsha256 = \"env:DIGEST\"\nmodels = [{quoted}]\nlimit = {{ in_flight = {slots} }}\n\
+         [slo]\nttft = \"{micros}us\"\nattainment = 0.5{slots}1\n[access_log]\npath = \"-\"\n[[model]]\nname = {quoted}\n"
+    );
+    let mut bounds = cuts.to_vec();
+    bounds.sort_unstable();
+    bounds.dedup();
+    for (index, end) in bounds.iter().map(Some).chain([None]).enumerate() {
+        let min = if index == 0 { 0 } else { bounds[index - 1] };
+        let max = end.map_or(String::new(), |end| format!(", max = {end}"));
+        let spill = if index > 0 { "\"p0\"" } else { "" };
+        text += &format!(
+            "[[pool]]\nname = \"p{index}\"\nmodels = [{quoted}]\nprompt_tokens = {{ min = {min}{max} }}\n\
+             slots = {slots}\npolicy = \"{policy}\"\nusage = \"{usage}\"\nspill = [{spill}]\ntokens = {slots}\n\
+             queue = {{ order = \"{order}\", timeout = \"{micros}us\" }}\nlong_prefix = {{ threshold = {slots}, slots = 1 }}\n\
+             [[pool.backend]]\nname = \"b\"\nurl = \"http://h{index}:8000/p\"\nweight = 0.{slots}1\napi_key = \"env:TOKEN\"\n\
+             [[pool.backend]]\nname = \"c\"\nlaunch = {{ command = [\"x\", {quoted}], port = {port}, gpu = [1, 2], \
+             env = {{ {quoted} = {quoted} }}, args = {{ a = {slots}, b = true, c = 1.5, d = {quoted}, e = [{quoted}] }} }}\n\
+             [[pool.backend]]\nname = \"d\"\nurl = \"http://d{index}:1\"\ncontrol = {{ start = [\"up\", {quoted}], stop = [\"down\"], \
+             status = [{quoted}], timeout = \"{micros}us\", args = {{ a = {slots}, e = [{quoted}] }} }}\n",
+            port = 20_000 + index
+        );
+    }
+    text
+}
+
+proptest! {
+    #[test]
+    fn a_printed_configuration_reads_back_as_the_same(
+        cuts in prop::collection::vec(1u64..1_000_000, 0..6),
+        slots in 1u32..65_536,
+        micros in 1u64..1_000_000_000_000,
+        words in (0usize..4, 0usize..2, 0usize..3),
+        name in "[a-zA-Z0-9äß/._ \"\\\\#=-]{0,20}x",
+    ) {
+        prop_assume!(name.trim() == name);
+        let loaded = read(&file(&cuts, slots, micros, words, &name)).map_err(|problems| TestCaseError::fail(problems.to_string()))?;
+        let plain = loaded.config.to_string();
+        prop_assert_eq!(&valid(&plain), &loaded.config);
+        let annotated = Resolved { config: &loaded.config, origins: Some(&loaded.origins) }.to_string();
+        prop_assert_eq!(&valid(&annotated), &loaded.config);
+    }
+
+    #[test]
+    fn no_text_makes_the_reader_panic(text in "(\\[\\[?(pool|server|auth|model)(\\.backend|\\.queue|\\.keys)?\\]?\\]\n|(name|slots|url|models|spill|keys|tokens) = (\"[a-z:/*]{0,6}\"|-?[0-9]{1,21}|\\[\\]|\\[\"[*a]\"\\]|\\{\\}|1e400|nan|2020-01-01)\n){0,12}") {
+        let _ = read(&text);
+    }
+
+    #[test]
+    fn no_set_makes_the_reader_panic(text in "[a-z0-9.\\[\\]\"= {}]{0,30}") {
+        let _ = read_with(super::TWO_POOLS, &[&text]);
+    }
+}
 
 #[test]
-fn every_inline_form_of_the_contract_is_read() {
-    let folder = tempfile::tempdir().unwrap();
-    std::fs::write(folder.path().join("tokenizer.json"), "{}").unwrap();
-    let loaded =
-        Config::parse(INLINE, "x", &[], &around(folder.path())).unwrap_or_else(|problems| panic!("{problems}"));
-    let ids: Vec<_> = loaded.config.backends().map(|(_, _, backend)| backend.target.endpoint().to_string()).collect();
-    assert_eq!(ids, ["http://127.0.0.1:8000", "http://127.0.0.1:8001"]);
-    assert_eq!(loaded.warnings, vec![]);
+fn the_resolved_two_pools_as_sluice_check_prints_them() {
+    let loaded = read_with(super::TWO_POOLS, &["pool.short.slots=32"]).unwrap();
+    let shown = Resolved { config: &loaded.config, origins: Some(&loaded.origins) }.to_string();
+    super::assert_golden("config_resolved", &shown);
 }

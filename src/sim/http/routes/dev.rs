@@ -1,6 +1,6 @@
 //! Routes for operators: sleep, pause, the prefix cache, the profiler.
 //!
-//! They exist with `VLLM_SERVER_DEV_MODE` or `--profiler-config` and wait until the driver has done what they ask. A dead
+//! They exist with `VLLM_SERVER_DEV_MODE` or `--profiler-config` and wait until the engine loop has done it. A dead
 //! engine answers 500 instead of never.
 
 use std::sync::Arc;
@@ -12,11 +12,12 @@ use tokio::sync::oneshot;
 
 use crate::http::error_body::ErrorBody;
 use crate::http::reply::{Reply, body, json_reply};
-use crate::real_time::driver::{Command, Control, Shared};
+use crate::real_time::command::{Command, Control};
+use crate::real_time::state::ServerState;
 use crate::validate::pydantic::{ValidationErrors, repr};
 
 /// Does something to the engine and waits until it is done.
-async fn control(shared: &Shared, control: Control) -> Result<bool, ErrorBody> {
+async fn control(shared: &ServerState, control: Control) -> Result<bool, ErrorBody> {
     let (done, result) = oneshot::channel();
     shared.send(Command::Control(control, Some(done)));
     tokio::select! {
@@ -56,9 +57,9 @@ fn mode(query: Option<&str>) -> Result<&str, ErrorBody> {
 }
 
 /// Waits until nothing is in flight.
-async fn quiet(shared: &Shared) {
+async fn quiet(shared: &ServerState) {
     const LOOK_EVERY: std::time::Duration = std::time::Duration::from_millis(5);
-    while shared.gate.lock().in_flight > 0 && !shared.stop.is_cancelled() {
+    while shared.concurrency.lock().in_flight > 0 && !shared.stop.is_cancelled() {
         tokio::time::sleep(LOOK_EVERY).await;
     }
 }
@@ -72,7 +73,7 @@ fn empty() -> Reply {
 /// # Errors
 /// Wrong parameters; a dead engine.
 pub(super) async fn answer(
-    shared: &Arc<Shared>,
+    shared: &Arc<ServerState>,
     template: &str,
     query: Option<&str>,
     sent: &[u8],
@@ -148,7 +149,7 @@ pub(super) async fn answer(
     }
 }
 
-fn profile(shared: &Shared, start: bool) -> Result<Reply, ErrorBody> {
+fn profile(shared: &ServerState, start: bool) -> Result<Reply, ErrorBody> {
     let active = shared.profiling.swap(start, Ordering::Relaxed);
     match (start, active) {
         (true, true) => {

@@ -19,7 +19,7 @@ use crate::http::response_body::broken_body;
 use crate::http::response_writer::ResponseWriter;
 use crate::http::wire::{ChunkWriter, UsageOptions};
 use crate::http::{anthropic, responses};
-use crate::real_time::driver::Shared;
+use crate::real_time::state::ServerState;
 use crate::unix_time::unix_time;
 use crate::validate::pydantic::ValidationErrors;
 use crate::validate::{GenerateRequest, RequestBody, RequestKind, ServerLimits, json as body_json};
@@ -29,7 +29,7 @@ use crate::validate::{GenerateRequest, RequestBody, RequestKind, ServerLimits, j
 /// # Errors
 /// What vLLM refuses.
 pub(super) async fn answer(
-    shared: &Arc<Shared>,
+    shared: &Arc<ServerState>,
     template: &str,
     request: Request<Incoming>,
 ) -> Result<Reply, ErrorBody> {
@@ -66,7 +66,7 @@ fn anthropic_error(error: ErrorBody) -> Result<Reply, ErrorBody> {
 
 /// Model and request of a body.
 fn understood(
-    shared: &Shared,
+    shared: &ServerState,
     kind: RequestKind,
     body: &RequestBody,
     headers: &HeaderMap,
@@ -96,12 +96,17 @@ fn understood(
     Ok((model, request))
 }
 
-fn request_id(shared: &Shared, headers: &HeaderMap, of_body: Option<&String>) -> String {
+fn request_id(shared: &ServerState, headers: &HeaderMap, of_body: Option<&String>) -> String {
     let header = headers.get("x-request-id").and_then(|value| value.to_str().ok()).map(str::to_owned);
     header.or_else(|| of_body.cloned()).unwrap_or_else(|| fresh_id(shared))
 }
 
-async fn openai(shared: &Arc<Shared>, kind: RequestKind, headers: &HeaderMap, sent: &[u8]) -> Result<Reply, ErrorBody> {
+async fn openai(
+    shared: &Arc<ServerState>,
+    kind: RequestKind,
+    headers: &HeaderMap,
+    sent: &[u8],
+) -> Result<Reply, ErrorBody> {
     let body = RequestBody::read(kind, sent)?;
     let (model, request) = understood(shared, kind, &body, headers)?;
     let id = request_id(shared, headers, request.request_id.as_ref());
@@ -121,7 +126,7 @@ async fn openai(shared: &Arc<Shared>, kind: RequestKind, headers: &HeaderMap, se
 }
 
 /// ORCA: the load of this engine in a header, for those who ask for it.
-fn report_load(shared: &Shared, headers: &HeaderMap, reply: &mut Reply) {
+fn report_load(shared: &ServerState, headers: &HeaderMap, reply: &mut Reply) {
     let Some(wanted) = headers.get("endpoint-load-metrics-format").and_then(|value| value.to_str().ok()) else {
         return;
     };
@@ -141,7 +146,7 @@ fn report_load(shared: &Shared, headers: &HeaderMap, reply: &mut Reply) {
     }
 }
 
-async fn of_responses(shared: &Arc<Shared>, headers: &HeaderMap, sent: &[u8]) -> Result<Reply, ErrorBody> {
+async fn of_responses(shared: &Arc<ServerState>, headers: &HeaderMap, sent: &[u8]) -> Result<Reply, ErrorBody> {
     let (body, echo) = responses::read(sent)?;
     let (model, request) = understood(shared, RequestKind::Chat, &body, headers)?;
     let id = request_id(shared, headers, None);
@@ -150,14 +155,14 @@ async fn of_responses(shared: &Arc<Shared>, headers: &HeaderMap, sent: &[u8]) ->
     send(shared, &request, &model, ResponseWriter::Responses(Box::new(writer))).await
 }
 
-async fn of_messages(shared: &Arc<Shared>, headers: &HeaderMap, body: &RequestBody) -> Result<Reply, ErrorBody> {
+async fn of_messages(shared: &Arc<ServerState>, headers: &HeaderMap, body: &RequestBody) -> Result<Reply, ErrorBody> {
     let (model, request) = understood(shared, RequestKind::Chat, body, headers)?;
     let id = format!("chatcmpl-{}", request_id(shared, headers, None));
     let writer = anthropic::MessagesWriter::new(id, &model.name);
     send(shared, &request, &model, ResponseWriter::Messages(writer)).await
 }
 
-fn count_tokens(shared: &Shared, body: &RequestBody) -> Result<Reply, ErrorBody> {
+fn count_tokens(shared: &ServerState, body: &RequestBody) -> Result<Reply, ErrorBody> {
     let model = resolve_model(shared, body.model())?;
     let tokens = shared.config.texts.of_chat(body.fields(), &model.name, u32::MAX)?.tokens();
     let text = format!("{{\"input_tokens\":{tokens},\"context_management\":{{\"original_input_tokens\":{tokens}}}}}");
@@ -165,7 +170,7 @@ fn count_tokens(shared: &Shared, body: &RequestBody) -> Result<Reply, ErrorBody>
 }
 
 async fn send(
-    shared: &Arc<Shared>,
+    shared: &Arc<ServerState>,
     request: &GenerateRequest,
     model: &ResolvedModel,
     format: ResponseWriter,

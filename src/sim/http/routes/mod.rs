@@ -32,7 +32,7 @@ use crate::http::reply::{Reply, body, json_reply, read, require_json, text_reply
 use crate::http::response_body::Disconnect;
 use crate::http::{models, responses};
 use crate::observe::{http_metrics, metrics_page};
-use crate::real_time::driver::Shared;
+use crate::real_time::state::ServerState;
 
 pub(crate) use table::listed;
 
@@ -43,7 +43,7 @@ const GUARDED: [&str; 4] = ["/v1", "/v2", "/inference", "/cohere"];
 
 /// Answers one request. A cut connection is an error of the service: hyper then closes without an answer.
 pub(super) async fn handle(
-    shared: Arc<Shared>,
+    shared: Arc<ServerState>,
     peer: SocketAddr,
     request: Request<Incoming>,
 ) -> Result<Reply, Disconnect> {
@@ -75,7 +75,7 @@ pub(super) async fn handle(
 }
 
 /// 32 hex digits.
-fn fresh_uuid(shared: &Shared) -> String {
+fn fresh_uuid(shared: &ServerState) -> String {
     fresh_id(shared) + &fresh_id(shared)
 }
 
@@ -84,7 +84,7 @@ fn error_reply(error: &ErrorBody) -> Reply {
     body(status, "application/json", error.json())
 }
 
-async fn route(shared: &Arc<Shared>, request: Request<Incoming>) -> Result<Reply, ErrorBody> {
+async fn route(shared: &Arc<ServerState>, request: Request<Incoming>) -> Result<Reply, ErrorBody> {
     let path = request.uri().path().to_owned();
     let preflight =
         request.method() == Method::OPTIONS && request.headers().contains_key("access-control-request-method");
@@ -117,7 +117,7 @@ async fn route(shared: &Arc<Shared>, request: Request<Incoming>) -> Result<Reply
 }
 
 async fn answer(
-    shared: &Arc<Shared>,
+    shared: &Arc<ServerState>,
     template: &'static str,
     open: Option<&str>,
     request: Request<Incoming>,
@@ -191,7 +191,7 @@ fn disallowed() -> Reply {
     reply
 }
 
-fn scale_out(shared: &Shared) -> ErrorBody {
+fn scale_out(shared: &ServerState) -> ErrorBody {
     if shared.config.scale_out {
         let message = "the simulator does not render or take tokens; leave --enable-scale-out away".to_owned();
         return ErrorBody { status: 501, kind: "NotImplementedError", param: None, message };
@@ -201,7 +201,7 @@ fn scale_out(shared: &Shared) -> ErrorBody {
     ErrorBody { status: 403, kind: "PermissionDeniedError", param: None, message }
 }
 
-fn openapi(shared: &Shared) -> Value {
+fn openapi(shared: &ServerState) -> Value {
     let paths: serde_json::Map<String, Value> = listed(&shared.config)
         .map(|(path, methods)| {
             let methods = methods.iter().map(|method| (method.to_lowercase(), json!({"responses": {"200": {}}})));
@@ -211,19 +211,19 @@ fn openapi(shared: &Shared) -> Value {
     json!({"openapi": "3.1.0", "info": {"title": "FastAPI", "version": "0.1.0"}, "paths": paths})
 }
 
-fn authorized(shared: &Shared, request: &Request<Incoming>) -> bool {
+fn authorized(shared: &ServerState, request: &Request<Incoming>) -> bool {
     let keys = &shared.config.api_keys;
     let sent = request.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok());
     let sent = sent.and_then(|value| value.strip_prefix("Bearer "));
     keys.is_empty() || sent.is_some_and(|sent| keys.iter().any(|key| key == sent))
 }
 
-fn health(shared: &Shared) -> Reply {
+fn health(shared: &ServerState) -> Reply {
     let status = if shared.dead.is_cancelled() { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::OK };
     body(status, "", String::new())
 }
 
-fn metrics(shared: &Shared) -> Reply {
+fn metrics(shared: &ServerState) -> Reply {
     if shared.garbage.load(Ordering::Relaxed) {
         return body(StatusCode::OK, "text/plain", "vllm:num_requests_running{ NaN\n\u{0}<html>\n".into());
     }
@@ -251,7 +251,7 @@ fn metrics(shared: &Shared) -> Reply {
     body(StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8", out)
 }
 
-async fn fault(shared: &Shared, request: Request<Incoming>) -> Result<Reply, ErrorBody> {
+async fn fault(shared: &ServerState, request: Request<Incoming>) -> Result<Reply, ErrorBody> {
     let bytes = read(request).await?;
     let text = match serde_json::from_slice::<Value>(&bytes) {
         Ok(value) => value["fault"].as_str().unwrap_or_default().to_owned(),

@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 use crate::http::error_body::ErrorBody;
 use crate::http::generate::{fresh_id, resolve_model};
 use crate::http::reply::{Reply, body, json_reply, read, require_json};
-use crate::real_time::driver::Shared;
+use crate::real_time::state::ServerState;
 use crate::text::logprobs::quoted;
 use crate::unix_time::unix_time;
 use crate::validate::pydantic::{self, FieldReader, ValidationErrors, shown};
@@ -27,7 +27,7 @@ const EMBEDDING: usize = 64;
 /// # Errors
 /// Fields that are missing or wrong, an unknown model.
 pub(super) async fn answer(
-    shared: &Arc<Shared>,
+    shared: &Arc<ServerState>,
     template: &str,
     request: Request<Incoming>,
 ) -> Result<Reply, ErrorBody> {
@@ -59,7 +59,7 @@ fn check_tokenize(fields: &Map<String, Value>) -> Result<(), ErrorBody> {
     Err(problems.refusal())
 }
 
-fn tokenize(shared: &Shared, fields: &Map<String, Value>) -> Result<Reply, ErrorBody> {
+fn tokenize(shared: &ServerState, fields: &Map<String, Value>) -> Result<Reply, ErrorBody> {
     check_tokenize(fields)?;
     resolve_model(shared, fields.text("model").filter(|name| !name.is_empty()))?;
     let texts = &shared.config.texts;
@@ -83,7 +83,7 @@ fn tokenize(shared: &Shared, fields: &Map<String, Value>) -> Result<Reply, Error
     Ok(body(StatusCode::OK, "application/json", text))
 }
 
-fn detokenize(shared: &Shared, fields: &Map<String, Value>) -> Result<Reply, ErrorBody> {
+fn detokenize(shared: &ServerState, fields: &Map<String, Value>) -> Result<Reply, ErrorBody> {
     let mut problems = ValidationErrors::default();
     pydantic::check(schema::DETOKENIZE, fields, &mut problems);
     if !problems.is_empty() {
@@ -97,7 +97,7 @@ fn detokenize(shared: &Shared, fields: &Map<String, Value>) -> Result<Reply, Err
 }
 
 /// Vectors of unit length that depend on the text alone.
-fn embeddings(shared: &Shared, fields: &Map<String, Value>) -> Result<Reply, ErrorBody> {
+fn embeddings(shared: &ServerState, fields: &Map<String, Value>) -> Result<Reply, ErrorBody> {
     let model = resolve_model(shared, fields.text("model").filter(|name| !name.is_empty()))?.name;
     let inputs = match fields.get("input") {
         None | Some(Value::Null) => {

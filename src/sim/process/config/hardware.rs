@@ -1,21 +1,23 @@
 //! GPU and model behind a server: what the model's name or folder says, the group and number formats of the flags, and the
 //! limits that vLLM takes for a GPU where none are given.
 //!
-//! What cannot be is refused in vLLM's words: a folder that is not there, heads that the group does not divide.
+//! Invalid combinations are refused with vLLM's messages: a folder that does not exist, heads that the group does not divide.
 
 use std::path::Path;
 
-use super::{ServeArgs, at_least};
+use super::flags::at_least;
+use crate::machine::{Constants, Layout, Model, Profile};
+use crate::process::model_folder::sizes_of_folder;
 use crate::process::refusal::{Refusal, Stage};
-use crate::profile::{Constants, Layout, Model, Profile};
 use crate::validate::TextModel;
+use sluice_core::vllm::args::ServeArgs;
 
 /// Tokenizer and sizes of a model that is a folder; made-up tokens and no sizes for a name.
 pub(super) fn model_of(name: &str) -> Result<(TextModel, Option<Model>), Refusal> {
     let folder = Path::new(name);
     if folder.is_dir() {
         let texts = TextModel::of_folder(folder).map_err(|error| Refusal::Folder(error.to_string()))?;
-        return Ok((texts, crate::process::model_folder::sizes_of_folder(folder)));
+        return Ok((texts, sizes_of_folder(folder)));
     }
     if name.starts_with(['/', '.', '~']) || name.matches('/').count() > 1 {
         return Err(Refusal::NoFolder(name.to_owned()));
@@ -23,8 +25,8 @@ pub(super) fn model_of(name: &str) -> Result<(TextModel, Option<Model>), Refusal
     Ok((TextModel::made_up(), None))
 }
 
-/// The profile's GPU with the model and the layout that the flags ask for. Heads that the group does not divide are refused
-/// in vLLM's words.
+/// The profile's GPU with the model and the layout of the flags. Heads that the group does not divide are refused with
+/// vLLM's message.
 pub(super) fn laid_out(args: &ServeArgs, profile: Profile, model: Option<Model>) -> Result<Profile, Refusal> {
     let fp8 = |flag| args.text(flag).is_some_and(|text: &str| text.starts_with("fp8"));
     let group = at_least(args, "ParallelConfig", "tensor_parallel_size", 1, profile.layout.tensor_parallel)?;

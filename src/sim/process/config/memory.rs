@@ -1,13 +1,15 @@
-//! The size of the KV cache from flags, and refusals that name what fits.
+//! The size of the KV cache from flags, and start-up errors that name what would fit.
 //!
 //! Utilisation is checked before anything else, then the arithmetic of [`kv_budget`] decides, then the longest context
 //! must fit the blocks. Where weights alone are too much, the simulator says what the same GPU holds in fp8.
 
-use super::{ServeArgs, SimConfig, at_least};
+use super::SimConfig;
+use super::flags::at_least;
 use crate::engine::BLOCK_TOKENS;
-use crate::machine::memory::{MemoryError, MemorySettings, kv_budget};
+use crate::machine::{Layout, Profile};
+use crate::machine::{MemoryError, MemorySettings, kv_budget};
 use crate::process::refusal::Refusal;
-use crate::profile::{Layout, Profile};
+use sluice_core::vllm::args::ServeArgs;
 
 impl SimConfig {
     pub(super) fn read_memory(&mut self, args: &ServeArgs, wanted: Option<u32>, occupied: f64) -> Result<(), Refusal> {
@@ -51,7 +53,7 @@ impl SimConfig {
     }
 }
 
-/// Advice where weights alone do not fit: what the same GPU holds in fp8.
+/// Advice if the weights do not fit: what fits the same GPU in fp8.
 fn hint(profile: &Profile, settings: &MemorySettings, error: MemoryError, wanted: Option<u32>) -> Option<String> {
     if !matches!(error, MemoryError::Weights { .. } | MemoryError::NoCache { .. }) {
         return None;

@@ -1,7 +1,9 @@
-//! Defaults, refusals in vLLM's words, and a server under load on virtual time.
+//! Defaults, refusals with vLLM's messages, and a server under load on virtual time.
 
 use super::*;
-use crate::profile::{Constants, Gpu, Layout, Model};
+use crate::machine::{Constants, Gpu, Layout, Model};
+use crate::process::refusal::{Refusal, Stage};
+use sluice_core::vllm::args::ServeArgs;
 
 fn config(flags: &[&str]) -> Result<SimConfig, Refusal> {
     SimConfig::from_args(&ServeArgs::parse(flags).unwrap(), Profile::named("h200-llama-8b").unwrap())
@@ -22,7 +24,7 @@ fn defaults_are_vllms_for_the_gpu() {
     assert_eq!(seqs_and_tokens(on("a100-80", small).unwrap()), (256, 2048));
     let double = config(&["m", "--performance-mode", "throughput"]).unwrap();
     assert_eq!(seqs_and_tokens(double), (2048, 16_384));
-    // A default gives way to what was chosen.
+    // A default adapts to a flag that was given.
     let tight = config(&["m", "--max-num-batched-tokens", "512"]).unwrap();
     assert_eq!(seqs_and_tokens(tight), (512, 512));
     let few = config(&["m", "--max-num-seqs", "4", "--max-model-len", "1024"]).unwrap();
@@ -36,7 +38,7 @@ fn the_measured_server_has_its_cache() {
 }
 
 #[test]
-fn what_vllm_refuses_is_refused_in_its_words() {
+fn what_vllm_refuses_is_refused_with_its_message() {
     let text = |flags: &[&str]| config(flags).unwrap_err().to_string();
     assert!(text(&["m", "--max-num-batched-tokens", "512", "--max-num-seqs", "1024"]).contains(
         "1 validation error for SchedulerConfig\n  Value error, max_num_batched_tokens (512) must be greater than or \
@@ -100,7 +102,7 @@ fn auto_length_fits_the_cache() {
 }
 
 #[test]
-fn somebody_else_on_the_gpu_is_noticed_first() {
+fn memory_of_another_process_is_checked_first() {
     let args = ServeArgs::parse(&["m"]).unwrap();
     let refused = SimConfig::with_occupied(&args, Profile::named("h200-llama-8b").unwrap(), 100.0 * GIB).unwrap_err();
     assert!(refused.to_string().starts_with("ValueError: Free memory on device cuda:0 ("), "{refused}");
@@ -109,16 +111,16 @@ fn somebody_else_on_the_gpu_is_noticed_first() {
 /// A closed loop of so many streams on virtual time: tokens per second, and the median time to first token, seconds.
 fn loaded(config: &SimConfig, streams: u64) -> (f64, f64) {
     const ROUNDS: u64 = 6;
-    let mut lane = config.lane();
+    let mut server = config.virtual_server();
     let request = |id| crate::Request::new(id, 512, 128);
     let mut sent: std::collections::HashMap<u64, Duration> = (0..streams).map(|id| (id, Duration::ZERO)).collect();
     for id in 0..streams {
-        lane.submit(Duration::ZERO, [request(id)]);
+        server.submit(Duration::ZERO, [request(id)]);
     }
     let (mut waits, mut tokens, mut next, mut now) = (Vec::new(), 0u64, streams, Duration::ZERO);
-    while let Some(at) = lane.next_at() {
+    while let Some(at) = server.next_at() {
         now = at;
-        let Some(end) = lane.poll(at) else { continue };
+        let Some(end) = server.poll(at) else { continue };
         for token in end.emitted {
             tokens += 1;
             if token.first {
@@ -126,7 +128,7 @@ fn loaded(config: &SimConfig, streams: u64) -> (f64, f64) {
             }
             if token.last && next < ROUNDS * streams {
                 sent.insert(next, end.ended);
-                lane.submit(end.ended, [request(next)]);
+                server.submit(end.ended, [request(next)]);
                 next += 1;
             }
         }

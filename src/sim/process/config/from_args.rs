@@ -1,226 +1,24 @@
-//! What a simulated server is: flags of `vllm serve` resolved against a GPU and a model.
+//! The settings of a server from the flags of `vllm serve`, group by group.
 //!
-//! Valid by construction: [`SimConfig::from_args`] refuses what vLLM refuses at start-up, in its words ([`Refusal`]).
-//! Defaults are vLLM's for the GPU. Everything is public, so that a test or the demo can start from [`SimConfig::new`],
-//! which has the limits of the measured server, and change a field.
+//! Groups are read in vLLM's order, so that of several errors the same one is reported first. Hardware and memory have files
+//! of their own.
 
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::engine::{BLOCK_TOKENS, Engine, EngineConfig, Policy};
-use crate::machine::cost::CostModel;
-use crate::machine::memory::{KvBudget, MemorySettings};
-use crate::process::fault::Fault;
+use super::SimConfig;
+use super::flags::{allowed, at_least};
+use super::hardware::{defaults, laid_out, model_of};
+use crate::engine::Policy;
+use crate::machine::Profile;
+use crate::process::model_folder::check_adapter;
 use crate::process::refusal::{Refusal, Stage};
-use crate::profile::{GIB, Profile};
-use crate::validate::TextModel;
-use crate::virtual_server::{FrontEnd, Lane};
-use hardware::{defaults, laid_out, model_of};
 use sluice_core::vllm::args::ServeArgs;
-use sluice_core::vllm::version::Version;
-
-mod hardware;
-mod memory;
-
-/// Most adapters that can be loaded at once: an id is 16 bits wide, and nobody simulates more.
-pub const MAX_ADAPTERS: usize = 1024;
-
-/// Flags of vLLM that change something here, in alphabetical order; the others are accepted and have no effect.
-const SIMULATED: &[&str] = &[
-    "api-key",
-    "async-scheduling",
-    "compilation-config",
-    "disable-log-stats",
-    "disable-uvicorn-access-log",
-    "enable-auto-tool-choice",
-    "enable-chunked-prefill",
-    "enable-force-include-usage",
-    "enable-log-requests",
-    "enable-lora",
-    "enable-prefix-caching",
-    "enable-prompt-tokens-details",
-    "enable-request-id-headers",
-    "enable-scale-out",
-    "enable-server-load-tracking",
-    "enable-sleep-mode",
-    "enforce-eager",
-    "gpu-memory-utilization",
-    "host",
-    "kv-cache-dtype",
-    "kv-cache-memory-bytes",
-    "long-prefill-token-threshold",
-    "long-prefill-token-threshold-adaptive",
-    "lora-modules",
-    "max-cpu-loras",
-    "max-logprobs",
-    "max-lora-rank",
-    "max-loras",
-    "max-model-len",
-    "max-num-active-seqs",
-    "max-num-batched-tokens",
-    "max-num-queued-reqs",
-    "max-num-queued-tokens",
-    "max-num-seqs",
-    "model",
-    "num-gpu-blocks-override",
-    "optimization-level",
-    "performance-mode",
-    "port",
-    "profiler-config",
-    "quantization",
-    "scheduler-reserve-full-isl",
-    "scheduling-policy",
-    "served-model-name",
-    "show-hidden-metrics-for-version",
-    "shutdown-timeout",
-    "sse-keep-alive-interval",
-    "stream-interval",
-    "tensor-parallel-size",
-    "tool-call-parser",
-    "uvicorn-log-level",
-    "watermark",
-];
-
-/// Flags that were given and that the simulator does not act on, for a warning.
-pub fn without_effect(args: &ServeArgs) -> Vec<&'static str> {
-    args.flags().filter(|flag| !SIMULATED.contains(flag)).collect()
-}
-
-/// Everything that a server needs to know.
-#[derive(Clone, Debug)]
-pub struct SimConfig {
-    /// The version that it looks like.
-    pub version: Version,
-    /// Names of the base model; the first one is shown in metrics.
-    pub names: Vec<String>,
-    /// What `root` says in `/v1/models`.
-    pub root: String,
-    /// Tokenizer and chat template.
-    pub texts: Arc<TextModel>,
-    /// Longest context, tokens.
-    pub max_model_len: u32,
-    /// Limits of the engine.
-    pub engine: EngineConfig,
-    /// GPU and model.
-    pub profile: Profile,
-    /// Where the memory goes.
-    pub budget: Option<KvBudget>,
-    /// `--gpu-memory-utilization`.
-    pub utilisation: f64,
-    /// Whether steps are compiled and captured as graphs (not with `--enforce-eager` or `-O0`).
-    pub compiled: bool,
-    /// Adapters loaded at the start: name and path.
-    pub adapters: Vec<(String, String)>,
-    /// Whether `--enable-lora` was given.
-    pub lora: bool,
-    /// `--max-lora-rank`.
-    pub max_lora_rank: i64,
-    /// Whether the model is a folder: then adapters are, too.
-    pub on_disk: bool,
-    /// Whether adapters come and go over HTTP (`VLLM_ALLOW_RUNTIME_LORA_UPDATING`).
-    pub runtime_lora: bool,
-    /// Whether `/v1/embeddings` exists, which a generating vLLM does not have.
-    pub embeddings: bool,
-    /// Whether routes for development exist (`VLLM_SERVER_DEV_MODE`).
-    pub dev_mode: bool,
-    /// Whether `/start_profile` and `/stop_profile` exist.
-    pub profiler: bool,
-    /// `--max-num-queued-reqs`.
-    pub max_queued_requests: Option<u64>,
-    /// `--max-num-queued-tokens`.
-    pub max_queued_tokens: Option<u64>,
-    /// `--api-key`.
-    pub api_keys: Vec<String>,
-    /// `--max-logprobs`.
-    pub max_logprobs: i64,
-    /// Whether a tool may be called without being asked for by name.
-    pub auto_tools: bool,
-    /// `--stream-interval`, tokens.
-    pub stream_interval: u32,
-    /// `--sse-keep-alive-interval`.
-    pub keep_alive: Option<Duration>,
-    /// How long a connection may idle: `VLLM_HTTP_TIMEOUT_KEEP_ALIVE`.
-    pub http_keep_alive: Duration,
-    /// Whether `/metrics` has the engine's families (not with `--disable-log-stats`).
-    pub log_stats: bool,
-    /// `--enable-server-load-tracking`.
-    pub track_load: bool,
-    /// `--enable-request-id-headers`.
-    pub request_id_headers: bool,
-    /// `--enable-force-include-usage`.
-    pub force_usage: bool,
-    /// `--enable-prompt-tokens-details`.
-    pub prompt_details: bool,
-    /// `--enable-scale-out`.
-    pub scale_out: bool,
-    /// `--show-hidden-metrics-for-version` was given.
-    pub show_hidden: bool,
-    /// How long a shutdown waits for what is in flight; zero ends it at once.
-    pub shutdown_timeout: Duration,
-    /// Simulated seconds per real second.
-    pub speed: f64,
-    /// Seed of output lengths, words and jitter.
-    pub seed: u64,
-    /// A fault from the start.
-    pub fault: Option<Fault>,
-    /// Whether the process writes vLLM's log to stdout.
-    pub log: crate::observe::log::Log,
-}
 
 impl SimConfig {
-    /// A server of `model` on `profile` with the limits of the measured server.
-    pub fn new(model: &str, profile: Profile) -> Self {
-        let engine = EngineConfig {
-            max_num_seqs: profile.memory.max_num_seqs,
-            max_num_batched_tokens: profile.memory.max_num_batched_tokens,
-            num_blocks: profile.memory.kv_tokens / BLOCK_TOKENS,
-            ..EngineConfig::default()
-        };
-        Self {
-            version: Version::COMPARED,
-            names: vec![model.to_owned()],
-            root: model.to_owned(),
-            texts: Arc::new(TextModel::made_up()),
-            max_model_len: profile.shape.max_model_len.min(profile.memory.kv_tokens),
-            engine,
-            profile,
-            budget: None,
-            utilisation: MemorySettings::default().utilisation,
-            compiled: true,
-            adapters: Vec::new(),
-            lora: false,
-            max_lora_rank: 16,
-            on_disk: false,
-            runtime_lora: true,
-            embeddings: true,
-            dev_mode: false,
-            profiler: false,
-            max_queued_requests: None,
-            max_queued_tokens: None,
-            api_keys: Vec::new(),
-            max_logprobs: 20,
-            auto_tools: false,
-            stream_interval: 1,
-            keep_alive: None,
-            http_keep_alive: Duration::from_secs(5),
-            log_stats: true,
-            track_load: false,
-            request_id_headers: false,
-            force_usage: false,
-            prompt_details: false,
-            scale_out: false,
-            show_hidden: false,
-            shutdown_timeout: Duration::ZERO,
-            speed: 1.0,
-            seed: 0,
-            fault: None,
-            log: crate::observe::log::Log::Off,
-        }
-    }
-
-    /// The server that these flags ask for, on the profile's GPU. A model that is a folder is read from its files; else it
-    /// is the profile's.
+    /// The settings that these flags give on the profile's GPU. If the model is a folder, its sizes are read from there; else
+    /// they are the profile's.
     ///
     /// # Errors
     /// What vLLM would refuse at start-up.
@@ -228,17 +26,17 @@ impl SimConfig {
         Self::with_occupied(args, profile, 0.0)
     }
 
-    /// The same on a GPU of which somebody else uses this many bytes.
+    /// The same on a GPU of which another process uses this many bytes.
     ///
     /// # Errors
-    /// What vLLM would refuse at start-up.
+    /// What vLLM refuses at start-up.
     pub fn with_occupied(args: &ServeArgs, profile: Profile, occupied: f64) -> Result<Self, Refusal> {
         let name = args.model().ok_or(Refusal::NoModel)?;
         let (texts, model) = model_of(name)?;
         let profile = laid_out(args, profile, model)?;
         let mut config = Self::new(name, profile);
         config.texts = Arc::new(texts);
-        // A made-up model is for trying gateways: it has what its tests need. A folder is served as vLLM serves it.
+        // A made-up model serves tests of gateways and has more routes. A folder is served exactly as by vLLM.
         config.on_disk = Path::new(name).is_dir();
         let pooling = args.text("runner") == Some("pooling") || args.text("convert") == Some("embed");
         config.embeddings = pooling || !config.on_disk;
@@ -258,7 +56,7 @@ impl SimConfig {
         Ok(config)
     }
 
-    /// The settings nearest to flags that are refused: what a start shows until it ends.
+    /// The valid settings nearest to flags that are refused: they determine what the start logs until it fails.
     pub fn sketch(args: &ServeArgs, profile: Profile) -> Self {
         let name = args.model().unwrap_or_default();
         let profile = laid_out(args, profile.clone(), None).unwrap_or(profile);
@@ -337,16 +135,12 @@ impl SimConfig {
         let rank = args.int("max-lora-rank").unwrap_or(16);
         self.max_lora_rank = rank;
         for (name, path) in self.adapters.iter().filter(|_| self.on_disk) {
-            crate::process::model_folder::check_adapter(name, path, rank).map_err(|text| Refusal::Other {
-                kind: "ValueError",
-                text,
-                stage,
-            })?;
+            check_adapter(name, path, rank).map_err(|text| Refusal::Other { kind: "ValueError", text, stage })?;
         }
         Ok(())
     }
 
-    /// The longest context asked for; `None` is as long as fits.
+    /// The configured context length; `None` means as long as fits.
     fn length(&self, args: &ServeArgs) -> Result<Option<u32>, Refusal> {
         let most = self.profile.shape.max_model_len;
         match args.int("max-model-len") {
@@ -372,7 +166,8 @@ impl SimConfig {
         const CLASS: &str = "SchedulerConfig";
         let (seqs, budget) = defaults(&self.profile, args.text("performance-mode"));
         let engine = &mut self.engine;
-        // What nobody chose fits what somebody chose: no more sequences than tokens, no more tokens than all of them hold.
+        // Defaults adapt to the flags that were given: no more sequences than tokens in a step, no more tokens than all
+        // sequences together can have.
         let length = wanted.unwrap_or(self.profile.shape.max_model_len);
         let chosen = args.int("max-num-batched-tokens").and_then(|tokens| u32::try_from(tokens).ok());
         let seqs = seqs.min(chosen.unwrap_or(u32::MAX).max(1));
@@ -427,42 +222,4 @@ impl SimConfig {
         }
         Ok(())
     }
-
-    /// The lane that this server drives.
-    pub fn lane(&self) -> Lane {
-        let engine = EngineConfig { seed: self.seed, ..self.engine.clone() };
-        let cost = CostModel::new(&self.profile, engine.max_num_seqs, engine.max_num_batched_tokens);
-        // Slots have the size of the largest rank, whatever the adapter in them.
-        let cost = cost.with_rank(u32::try_from(self.max_lora_rank).unwrap_or(16));
-        let cost = if self.compiled { cost } else { cost.eager() };
-        Lane::new(Engine::new(engine, cost), FrontEnd::new(&self.profile.front_end))
-    }
-
-    /// Weights on one GPU, GiB.
-    pub fn weights_gib(&self) -> f64 {
-        self.budget.map_or(self.profile.shape.weight_bytes, |budget| budget.weights) / GIB
-    }
 }
-
-/// Whether an environment variable of vLLM is switched on.
-pub(crate) fn allowed(name: &str) -> bool {
-    std::env::var(name).is_ok_and(|value| ["1", "true"].contains(&value.trim().to_lowercase().as_str()))
-}
-
-/// A whole number that has a lower bound; the flag is the field with dashes.
-fn at_least(
-    args: &ServeArgs,
-    class: &'static str,
-    field: &'static str,
-    least: i64,
-    default: u32,
-) -> Result<u32, Refusal> {
-    let value = args.int(&field.replace('_', "-")).unwrap_or(i64::from(default));
-    if value < least {
-        return Err(Refusal::below(class, field, least, value));
-    }
-    Ok(u32::try_from(value).unwrap_or(u32::MAX))
-}
-
-#[cfg(test)]
-mod tests;

@@ -1,42 +1,22 @@
-//! What the simulator knows about a machine: a GPU, a model and the fitted constants, joined.
+//! A simulated machine: a GPU, a model and the fitted constants, combined into the rates that steps use.
 //!
 //! ```text
 //! Gpu (vendor's peaks)  +  Model (sizes)  +  Constants (fitted shares and costs)  -> Profile (rates that steps use)
-//! profile/gpu/*.toml       profile/model/*.toml    profile/constants.toml
+//! gpu/*.toml               model/*.toml      constants.toml
 //! ```
 //!
 //! A group of `tensor_parallel` GPUs divides weights, KV cache and FLOPs, and pays two all-reduces per layer. Weights
 //! in fp8 halve the bytes of the linear layers; they raise the FLOPs only where the chip multiplies in fp8.
 
-mod constants;
-mod data;
-#[cfg(test)]
-mod tests;
-
-pub use constants::{Constants, Efficiency, FrontEndRates, StepConstants};
-pub use data::{GIB, Gpu, Model, ProfileError};
-
-use crate::machine::memory::{MemorySettings, kv_budget};
+use super::constants::{Constants, FrontEndRates, StepConstants};
+use super::gpu::Gpu;
+use super::layout::Layout;
+use super::memory::{MemorySettings, kv_budget};
+use super::model::Model;
+use super::preset::ProfileError;
 
 /// Names that [`Profile::named`] knows: a GPU and a model in one word.
 pub const PROFILES: &[&str] = &["h200-llama-8b"];
-
-/// How a model is laid out on GPUs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Layout {
-    /// GPUs that share the model, at least 1.
-    pub tensor_parallel: u32,
-    /// Whether the linear layers are in fp8 (`--quantization fp8`).
-    pub fp8_weights: bool,
-    /// Whether the KV cache is in fp8 (`--kv-cache-dtype fp8`).
-    pub fp8_kv: bool,
-}
-
-impl Default for Layout {
-    fn default() -> Self {
-        Self { tensor_parallel: 1, fp8_weights: false, fp8_kv: false }
-    }
-}
 
 /// A GPU and a model: shape, memory and rates.
 #[derive(Clone, Debug)]
@@ -96,8 +76,10 @@ pub struct Rates {
     pub linear_flops_per_s: f64,
     /// Effective rate of prefill attention, FLOP per second, of the whole group.
     pub attention_flops_per_s: f64,
-    /// All-reduces in a group: seconds per step, and per token.
-    pub reduce: (f64, f64),
+    /// All-reduces in a group, seconds per step.
+    pub reduce_s_per_step: f64,
+    /// All-reduces in a group, seconds per token.
+    pub reduce_s_per_token: f64,
     /// Bytes of an adapter for each rank, on one GPU.
     pub adapter_bytes_per_rank: f64,
     /// Costs that do not follow from sizes.
@@ -130,7 +112,7 @@ impl Profile {
             (_, Some(latency), Some(link)) => (latency * 1e-6, link * 1e9),
             _ => return Err(wrong("a group of GPUs needs link_gb_per_s and link_latency_us".to_owned())),
         };
-        let constants = constants.on(&gpu, &gpu.title)?;
+        let constants = constants.with_overrides(gpu.overrides(), &gpu.title)?;
         let share = f64::from(group);
         // Fewer key heads than GPUs: each GPU keeps a copy.
         let kv_share = f64::from(group.min(model.kv_heads));
@@ -156,7 +138,8 @@ impl Profile {
             bytes_per_s: gpu.bandwidth_gb_per_s * 1e9 * constants.efficiency.bandwidth,
             linear_flops_per_s: flops * 1e12 * constants.efficiency.linear,
             attention_flops_per_s: gpu.bf16_tflops * 1e12 * constants.efficiency.attention * share,
-            reduce: (reduces * latency, reduces * ring * f64::from(model.hidden) * 2.0 / link),
+            reduce_s_per_step: reduces * latency,
+            reduce_s_per_token: reduces * ring * f64::from(model.hidden) * 2.0 / link,
             adapter_bytes_per_rank: 2.0 * model.adapter_elements_per_rank() / share,
             step: constants.step,
         };

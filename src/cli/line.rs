@@ -1,8 +1,7 @@
-//! One line on the terminal that shows the progress of a run.
+//! One line on the terminal with the progress of a load generator; nothing when stderr is not a terminal.
 //!
-//! It shows how many requests are sent and in flight, how many ended per second and the P99 of their TTFT over the last ten
-//! seconds, and failures. It is drawn on stderr, cut to the width of the terminal, and cleared before the result is printed.
-//! Bounds: nothing is drawn when stderr is not a terminal.
+//! It shows how many requests were sent and are in flight, and, over the last ten seconds, completed requests per second
+//! and P99 of TTFT; also failures. The line is cleared at the end, so that only the result stays on the screen.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -14,41 +13,61 @@ use tokio::time::Instant;
 
 use crate::bench::{Extent, Progress};
 
-/// Time between two updates.
+/// How often the line is updated.
 const REFRESH: Duration = Duration::from_millis(200);
+/// The title, a bar of 20 columns, and the text.
+const TEMPLATE: &str = "{prefix} [{bar:20}] {wide_msg}";
 
-/// The line; cleared on drop.
-pub(super) struct ProgressLine {
+/// The line; cleared when ended or dropped.
+pub(super) struct Line {
     bar: ProgressBar,
     task: Option<JoinHandle<()>>,
 }
 
-impl ProgressLine {
-    /// Begins to show `progress` under `title`.
+impl Line {
+    /// Starts to show `progress` under `title`.
     pub(super) fn start(title: &str, extent: Extent, progress: Arc<Progress>) -> Self {
-        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
+        let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr());
         if bar.is_hidden() {
             return Self { bar, task: None };
         }
-        bar.set_style(ProgressStyle::with_template("{wide_msg}").unwrap_or_else(|_| ProgressStyle::default_spinner()));
-        let (title, start, shown) = (title.to_owned(), Instant::now(), bar.clone());
+        let style = ProgressStyle::with_template(TEMPLATE).expect("the template is valid");
+        bar.set_style(style.progress_chars("=> "));
+        bar.set_prefix(title.to_owned());
+        let (shown, start) = (bar.clone(), Instant::now());
         let task = tokio::spawn(async move {
             loop {
-                shown.set_message(format!("{title}: {}", text(extent, start.elapsed(), &progress)));
-                shown.tick();
+                let (position, length) = position(extent, start.elapsed(), &progress);
+                shown.set_length(length);
+                shown.set_position(position);
+                shown.set_message(text(extent, start.elapsed(), &progress));
                 tokio::time::sleep(REFRESH).await;
             }
         });
         Self { bar, task: Some(task) }
     }
+
+    /// Clears the line.
+    pub(super) fn end(self) {
+        drop(self);
+    }
 }
 
-impl Drop for ProgressLine {
+impl Drop for Line {
     fn drop(&mut self) {
         if let Some(task) = self.task.take() {
             task.abort();
+            self.bar.finish_and_clear();
         }
-        self.bar.finish_and_clear();
+    }
+}
+
+/// How much of the run is done: milliseconds, or requests.
+fn position(extent: Extent, elapsed: Duration, progress: &Progress) -> (u64, u64) {
+    let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+    match extent {
+        Extent::Lasting(length) => (millis(elapsed.min(length)), millis(length)),
+        Extent::Requests(count) => (progress.ended.load(Relaxed), count),
     }
 }
 

@@ -1,11 +1,11 @@
-//! What an engine reaches of a GPU's peaks, and what its software costs: the fitted constants, one set for all.
+//! The fitted constants: the share of a GPU's peaks that an engine reaches, and the costs of its software.
 //!
-//! They were fitted on one GPU and carry over to others as shares of the peak (`sluice sim fit` makes such a file
-//! from rows of your own). A GPU whose software behaves otherwise replaces single ones in its own file.
+//! They were fitted on one GPU and are applied to others as shares of the peak. `sluice sim fit` writes such a file from
+//! your own measurements. A GPU whose software behaves differently overrides single constants in its own file.
 
 use serde::{Deserialize, Serialize};
 
-use super::data::{Gpu, ProfileError, parse};
+use super::preset::{ProfileError, parse};
 
 const FITTED: &str = include_str!("constants.toml");
 
@@ -21,7 +21,7 @@ pub struct Constants {
     pub front_end: FrontEndRates,
 }
 
-/// Shares of the peaks, above 0 and at most 1.
+/// Shares of the peaks, in (0, 1].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Efficiency {
@@ -41,11 +41,11 @@ pub struct StepConstants {
     pub layer_us: f64,
     /// Each layer of a step with part of a prompt, on top: its attention runs outside the graphs.
     pub prompt_layer_us: f64,
-    /// Each layer of a step too large for a graph takes the CPU this long to launch: such a step is not shorter.
+    /// CPU time to launch one layer of a step that is too large for a CUDA graph. Such a step takes at least this long.
     pub launch_layer_us: f64,
-    /// The part of it that remains where graphs hold all but the attention of prompts.
+    /// The share of `launch_layer_us` that remains where graphs cover all but the attention of prompts.
     pub piecewise_launch_share: f64,
-    /// The part of it that remains where one graph holds the whole step.
+    /// The share of `launch_layer_us` that remains where one graph covers the whole step.
     pub graph_launch_share: f64,
     /// Each sequence in a step: sampler, block tables.
     pub sequence_us: f64,
@@ -53,26 +53,27 @@ pub struct StepConstants {
     pub lora_layer_us: f64,
     /// Each layer and token of a step with an adapter, on top.
     pub lora_token_layer_us: f64,
-    /// Each layer of a step with an adapter that is too large for a graph takes the CPU so much longer to launch.
+    /// CPU time that an adapter adds to launching one layer of a step that is too large for a graph.
     pub lora_launch_layer_us: f64,
-    /// The share of such steps, when they begin several prompts, whose launch waits until the GPU has done them: what
-    /// the step before produced is seen that much later. Seen, not explained; oftener while a server is young.
+    /// Share of the steps without a graph and with several prompts whose launch blocks until the GPU has finished them,
+    /// so that the results of the previous step are delivered late. Observed, cause unknown; more frequent soon after a
+    /// server's start.
     pub stall_share: f64,
     /// The same with an adapter.
     pub lora_stall_share: f64,
-    /// An adapter is read from disk at this rate, 10^9 bytes per second, while every sequence waits.
+    /// Rate at which an adapter is read from disk, 10^9 bytes per second. All sequences wait meanwhile.
     pub adapter_read_gb_per_s: f64,
-    /// An adapter is copied from the host into a slot at this rate, 10^9 bytes per second.
+    /// Rate at which an adapter is copied from host memory into a GPU slot, 10^9 bytes per second.
     pub adapter_copy_gb_per_s: f64,
     /// Standard deviation of the logarithm of a step's length.
     pub jitter: f64,
 }
 
-/// Costs of the API server, one thread that its requests and their tokens share, microseconds.
+/// Costs of the API server, whose single thread handles requests and tokens; microseconds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FrontEndRates {
-    /// Thread time to take a request in.
+    /// Thread time to accept a request.
     pub request_us: f64,
     /// Thread time for each token of its prompt.
     pub request_token_us: f64,
@@ -86,6 +87,14 @@ pub struct FrontEndRates {
     pub in_us: f64,
     /// From the end of a step to the client, whatever the load.
     pub out_us: f64,
+}
+
+/// Constants that a GPU's file replaces, by table.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Overrides<'a> {
+    pub(super) efficiency: &'a toml::Table,
+    pub(super) step: &'a toml::Table,
+    pub(super) front_end: &'a toml::Table,
 }
 
 impl Constants {
@@ -124,16 +133,17 @@ impl Constants {
         toml::Table::try_from(self).expect("numbers in tables")
     }
 
-    /// This set with what the file of `gpu` replaces; `name` is the file's, for errors.
+    /// This set with some constants replaced; `name` is the file of the overrides, for errors.
     ///
     /// # Errors
-    /// When a replacement has a key that does not exist or a value out of its range.
-    pub fn on(&self, gpu: &Gpu, name: &str) -> Result<Self, ProfileError> {
-        if gpu.efficiency.is_empty() && gpu.step.is_empty() && gpu.front_end.is_empty() {
+    /// When an override has a key that does not exist or a value out of its range.
+    pub(super) fn with_overrides(&self, overrides: Overrides<'_>, name: &str) -> Result<Self, ProfileError> {
+        let Overrides { efficiency, step, front_end } = overrides;
+        if efficiency.is_empty() && step.is_empty() && front_end.is_empty() {
             return Ok(self.clone());
         }
         let mut table = self.table();
-        for (part, replaced) in [("efficiency", &gpu.efficiency), ("step", &gpu.step), ("front_end", &gpu.front_end)] {
+        for (part, replaced) in [("efficiency", efficiency), ("step", step), ("front_end", front_end)] {
             if let Some(toml::Value::Table(part)) = table.get_mut(part) {
                 part.extend(replaced.clone());
             }

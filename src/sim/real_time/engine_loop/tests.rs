@@ -1,19 +1,21 @@
-//! The driver on tokio's paused clock.
+//! The engine loop on tokio's paused clock.
 
 use super::*;
-use crate::machine::cost::Profile;
+use crate::SimConfig;
+use crate::machine::Profile;
+use crate::real_time::concurrency_limit::ConcurrencyLimit;
 
-fn start() -> (Arc<Shared>, tokio::task::JoinHandle<()>) {
+fn start() -> (Arc<ServerState>, tokio::task::JoinHandle<()>) {
     let config = SimConfig::new("m", Profile::named("h200-llama-8b").unwrap());
-    let shared = Arc::new(Shared::new(config));
-    let driver = tokio::spawn(Driver::new(Arc::clone(&shared)).run());
-    (shared, driver)
+    let shared = Arc::new(ServerState::new(config));
+    let engine_loop = tokio::spawn(EngineLoop::new(Arc::clone(&shared)).run());
+    (shared, engine_loop)
 }
 
-fn submit(shared: &Shared, output_tokens: u32) -> Arc<Outlet> {
+fn submit(shared: &ServerState, output_tokens: u32) -> Arc<Outlet> {
     let outlet = Arc::new(Outlet::new(1, 1));
     let request = Request { id: 1, prompt_tokens: 16, output_tokens, adapter: None, ..Request::default() };
-    *shared.gate.lock() = Gate { in_flight: 1, prefill_tokens: 16 };
+    *shared.concurrency.lock() = ConcurrencyLimit { in_flight: 1, prefill_tokens: 16 };
     let submission = Submission { request, finish: Finish::Length, max_tokens: output_tokens, n: 1 };
     shared.send(Command::Submit(vec![submission], Arc::clone(&outlet)));
     outlet
@@ -29,7 +31,7 @@ async fn tokens(outlet: &Outlet, wanted: u32) {
 
 #[tokio::test(start_paused = true)]
 async fn tokens_come_at_the_pace_of_the_gpu() {
-    let (shared, _driver) = start();
+    let (shared, _engine_loop) = start();
     let outlet = submit(&shared, 1001);
     tokens(&outlet, 1).await;
     let first = Instant::now();
@@ -40,7 +42,7 @@ async fn tokens_come_at_the_pace_of_the_gpu() {
 
 #[tokio::test(start_paused = true)]
 async fn a_minute_of_hanging_costs_no_time_afterwards() {
-    let (shared, _driver) = start();
+    let (shared, _engine_loop) = start();
     shared.fault(Fault::Hang);
     tokio::task::yield_now().await;
     tokio::time::advance(Duration::from_secs(60)).await;
@@ -50,12 +52,12 @@ async fn a_minute_of_hanging_costs_no_time_afterwards() {
     shared.fault(Fault::None);
     tokens(&outlet, 2).await;
     assert!(resumed.elapsed() < Duration::from_millis(100), "{:?}", resumed.elapsed());
-    assert_eq!(shared.gate.lock().in_flight, 0);
+    assert_eq!(shared.concurrency.lock().in_flight, 0);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_pause_of_the_process_is_not_made_up_for_in_a_burst() {
-    let (shared, _driver) = start();
+    let (shared, _engine_loop) = start();
     let outlet = submit(&shared, 1000);
     tokens(&outlet, 1).await;
     tokio::time::advance(Duration::from_secs(3)).await;
@@ -65,13 +67,13 @@ async fn a_pause_of_the_process_is_not_made_up_for_in_a_burst() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_hung_engine_still_counts_whoever_left() {
-    let (shared, _driver) = start();
+async fn aborts_during_a_hang_are_counted() {
+    let (shared, _engine_loop) = start();
     let outlet = submit(&shared, 1000);
     tokens(&outlet, 2).await;
     shared.fault(Fault::Hang);
     shared.send(Command::Abort(vec![1]));
     tokio::time::sleep(Duration::from_secs(5)).await;
     assert_eq!(shared.stats.lock().gauges.running, 1, "no step ran, so nothing is reported");
-    assert_eq!(shared.gate.lock().in_flight, 0, "the server itself knows");
+    assert_eq!(shared.concurrency.lock().in_flight, 0, "the server still counts the abort");
 }

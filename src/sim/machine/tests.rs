@@ -1,7 +1,6 @@
 //! Tests of profiles: what is built in reads, what is wrong is named.
 
 use super::*;
-use crate::{CostModel, StepLoad};
 
 #[test]
 fn every_built_in_profile_reads_and_joins() {
@@ -56,7 +55,7 @@ fn a_file_of_the_user_is_read_and_all_missing_numbers_are_named() {
     let error = load(&format!("{whole}[efficiency]\nspeed = 0.5")).unwrap_err().to_string();
     assert!(error.contains("speed"), "{error}");
     let gpu = load(&format!("{whole}[efficiency]\nlinear = 0.5")).unwrap();
-    assert_eq!(Constants::fitted().on(&gpu, "b200").unwrap().efficiency.linear, 0.5);
+    assert_eq!(Constants::fitted().with_overrides(gpu.overrides(), "b200").unwrap().efficiency.linear, 0.5);
 }
 
 #[test]
@@ -102,7 +101,7 @@ fn other_gpus_and_models_come_near_to_published_numbers() {
 }
 
 #[test]
-fn a_group_divides_the_work_and_pays_for_talking() {
+fn a_group_divides_the_work_and_pays_for_communication() {
     let ms = |model: &str, group: u32| decode_ms(Gpu::load("h200").unwrap(), model, group, 8, 1000);
     let (one, two, four) = (ms("llama-3.1-70b", 1), ms("llama-3.1-70b", 2), ms("llama-3.1-70b", 4));
     assert!(two > 0.52 * one && two < 0.75 * one, "{one} {two}");

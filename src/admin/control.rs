@@ -1,0 +1,30 @@
+//! What the admin API needs of a running gateway: the [`Control`] trait.
+//!
+//! The gateway implements it in [`serve`](crate::serve), the tests of this folder with a fake. Calls may block.
+
+use super::error::{BackendRestartError, NoSuchBackend, ReloadError};
+use super::status::Status;
+use crate::config::Secret;
+use crate::fleet::{ChangeStarted, RestartRequest};
+
+/// The operations of the admin API. Called on a thread that may block.
+pub trait Control: Send + Sync + 'static {
+    /// The token of the configuration in force; `None`: the API is open.
+    fn admin_token(&self) -> Option<Secret>;
+
+    /// The metrics page.
+    fn metrics(&self) -> String;
+
+    /// The response to `/admin/status`.
+    fn status(&self) -> Status;
+
+    /// Reads the configuration again and applies it. Returns the changes, one line each.
+    fn reload(&self) -> Result<Vec<String>, ReloadError>;
+
+    /// Takes a backend out of rotation or back in; running requests finish.
+    fn set_draining(&self, pool: &str, backend: &str, draining: bool) -> Result<(), NoSuchBackend>;
+
+    /// Restarts an engine that the gateway runs. Returns the number of the change once it has started.
+    fn restart(&self, pool: &str, backend: &str, request: RestartRequest)
+    -> Result<ChangeStarted, BackendRestartError>;
+}

@@ -1,0 +1,53 @@
+//! Why an operation of the admin API is refused.
+//!
+//! The messages are shown to the operator as they are: they name what is wrong and what to do about it.
+
+use crate::fleet::RestartError;
+
+/// Why a reload failed. Nothing was changed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ReloadError {
+    /// The new configuration is not valid.
+    #[error("the configuration has problems; nothing was changed")]
+    Problems(Vec<String>),
+    /// Another reload is in progress.
+    #[error("another reload is in progress; try again when it has ended")]
+    Busy,
+    /// The gateway was started without a file.
+    #[error("the gateway was started without a configuration file; start it with --config to reload")]
+    NoFile,
+}
+
+/// Why a restart does not start.
+#[derive(Debug, thiserror::Error)]
+pub enum BackendRestartError {
+    /// There is no such backend.
+    #[error(transparent)]
+    Unknown(#[from] NoSuchBackend),
+    /// The engine cannot be restarted now.
+    #[error(transparent)]
+    Cannot(#[from] RestartError),
+}
+
+/// There is no such backend.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoSuchBackend {
+    /// No pool of that name.
+    #[error("there is no pool '{pool}'; pools are: {known}")]
+    Pool {
+        /// The requested name.
+        pool: String,
+        /// The names that exist.
+        known: String,
+    },
+    /// No backend of that name in the pool.
+    #[error("there is no backend '{backend}' in pool '{pool}'; its backends are: {known}")]
+    Backend {
+        /// Its pool.
+        pool: String,
+        /// The requested name.
+        backend: String,
+        /// The names that exist.
+        known: String,
+    },
+}

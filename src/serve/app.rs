@@ -1,0 +1,137 @@
+//! The running gateway as one value: what reloads, probes and the admin port share.
+//!
+//! Request threads take snapshots: the configuration and the routing table are swapped whole. Locks are held by reloads
+//! only, one reload at a time.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
+
+use crate::admin::status::LastReload;
+use crate::config::Config;
+use crate::estimate::ExactCounter;
+use crate::fleet::{Fleet, JournalError, PortsError, Prober, ReportedModels};
+use crate::flow::{Flow, LearnedState, RoutingTable};
+use crate::pool::{Admission, PoolLayout};
+use crate::proxy::{ListenError, UpstreamConnector};
+use crate::telemetry::Telemetry;
+
+/// Where a reload reads the configuration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// A file, with changes from the command line.
+    File {
+        /// The file.
+        path: PathBuf,
+        /// The values of `--set`.
+        sets: Vec<String>,
+    },
+    /// Flags or code: a reload is refused.
+    Fixed,
+}
+
+/// Why a gateway did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// A socket could not be opened.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    /// A tokenizer could not be loaded.
+    #[error("model \"{model}\": {source}")]
+    Tokenizer {
+        /// The model.
+        model: String,
+        /// The cause.
+        source: crate::estimate::ExactError,
+    },
+    /// The access log could not be opened.
+    #[error(transparent)]
+    AccessLog(#[from] crate::telemetry::AccessLogError),
+    /// The journal of the engines could not be opened.
+    #[error(transparent)]
+    Journal(#[from] JournalError),
+    /// An engine has no port.
+    #[error(transparent)]
+    Ports(#[from] PortsError),
+}
+
+/// The parts of a running gateway.
+#[derive(Debug)]
+pub struct App {
+    pub(crate) flow: Arc<Flow<UpstreamConnector, Arc<Telemetry>>>,
+    pub(crate) admission: Arc<Admission>,
+    pub(crate) telemetry: Arc<Telemetry>,
+    pub(crate) learned: LearnedState,
+    pub(crate) reported: Arc<ReportedModels>,
+    pub(crate) fleet: Arc<Fleet>,
+    pub(crate) config: ArcSwap<Config>,
+    pub(crate) source: Source,
+    pub(crate) loaded: parking_lot::Mutex<Loaded>,
+    pub(crate) started: Instant,
+    pub(crate) last_reload: parking_lot::Mutex<Option<LastReload>>,
+    /// Held by a reload from reading the file to its end, so that reloads follow one another.
+    pub(crate) reloading: parking_lot::Mutex<()>,
+    /// Starts a round of probes now: requests may wait for backends that a reload added.
+    pub(crate) probe_now: Notify,
+}
+
+/// What was loaded with the configuration, and is needed to rebuild the routing table.
+#[derive(Debug)]
+pub(crate) struct Loaded {
+    pub(super) layout: PoolLayout,
+    pub(super) counters: Vec<Option<Arc<ExactCounter>>>,
+}
+
+impl App {
+    /// Pools, backends and leases.
+    pub fn admission(&self) -> &Arc<Admission> {
+        &self.admission
+    }
+
+    /// Probes every `health.probe_interval`, until `end` is true.
+    pub(super) async fn keep_probing(self: Arc<Self>, mut prober: Prober, mut end: watch::Receiver<bool>) {
+        loop {
+            let interval = self.config.load().health.probe_interval;
+            tokio::select! {
+                () = tokio::time::sleep(interval) => {}
+                () = self.probe_now.notified() => {}
+                _ = end.wait_for(|ending| *ending) => return,
+            }
+            self.probe(&mut prober).await;
+        }
+    }
+
+    /// Probes every backend once.
+    pub(super) async fn probe(&self, prober: &mut Prober) {
+        let rules = self.config.load().health.clone();
+        if prober.round(&rules).await {
+            self.rebuild_routing();
+        }
+    }
+
+    /// Rebuilds the routing table after backends have reported other models than before.
+    fn rebuild_routing(&self) {
+        let loaded = self.loaded.lock();
+        let (config, reported) = (self.config.load_full(), self.reported.names());
+        self.flow.set_routing_table(RoutingTable::new(
+            config,
+            &loaded.layout,
+            &reported,
+            &loaded.counters,
+            &self.learned,
+        ));
+    }
+}
+
+/// Loads the tokenizers of the models that have one, in the order of the models.
+pub(super) fn load_counters(config: &Config) -> Result<Vec<Option<Arc<ExactCounter>>>, StartError> {
+    let load = |model: &crate::config::Model| {
+        let Some(path) = &model.tokenizer else { return Ok(None) };
+        let loaded = ExactCounter::load(path).map(|counter| Some(Arc::new(counter)));
+        loaded.map_err(|source| StartError::Tokenizer { model: model.name.clone(), source })
+    };
+    config.models.iter().map(load).collect()
+}

@@ -1,0 +1,219 @@
+//! Starting and stopping a gateway.
+//!
+//! [`start`] binds both sockets, applies the pools, starts the engines, probes every backend once, and only then serves.
+//! When a step fails, everything before it is released.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use tokio::sync::{Notify, watch};
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+
+use super::app::{App, Loaded, Source, StartError, load_counters};
+use super::local::ModelList;
+use super::{engines, specs};
+use crate::admin;
+use crate::config::{Config, OnExit};
+use crate::fleet::{Fleet, Prober, ReportedModels, unattended};
+use crate::flow::{Flow, LearnedState, RoutingTable};
+use crate::pool::Admission;
+use crate::proxy::{Gateway, Listener, UpstreamConnector};
+use crate::telemetry::Telemetry;
+
+/// A running gateway.
+#[derive(Debug)]
+pub struct Running {
+    app: Arc<App>,
+    client: SocketAddr,
+    admin: SocketAddr,
+    stop: watch::Sender<bool>,
+    end: watch::Sender<bool>,
+    serving: JoinHandle<bool>,
+    tasks: Vec<JoinHandle<()>>,
+}
+
+/// Limit of the first round of probes, which the start waits for.
+const FIRST_PROBE: Duration = Duration::from_secs(2);
+
+/// Starts a gateway. A reload reads the configuration from `source`.
+pub async fn start(mut config: Config, source: Source) -> Result<Running, StartError> {
+    let now = Instant::now();
+    let counters = load_counters(&config)?;
+    let listener = Listener::bind(config.server.listen).await?;
+    let admin_socket = admin::bind(config.server.admin).await?;
+    let admission = Admission::new(now, specs::health_rules(&config.health), seed());
+    let reported = Arc::new(ReportedModels::default());
+    let fleet = Fleet::new(Arc::clone(&admission), Arc::clone(&reported), Arc::new(engines::driver));
+    if engines::any(&config) {
+        fleet.open(&config.fleet.state)?;
+        engines::settle_ports(&mut config, None)?;
+    } else {
+        warn_about_unattended(&config);
+    }
+    let config = Arc::new(config);
+    let layout = admission.apply(&specs::pools(&config), specs::health_rules(&config.health), now);
+    let view = Arc::clone(&admission);
+    let telemetry = Telemetry::new(&config, Box::new(move || view.view())).map_err(StartError::AccessLog)?;
+    let telemetry = Arc::new(telemetry);
+    let learned = LearnedState::default();
+    let routing = RoutingTable::new(Arc::clone(&config), &layout, &[], &counters, &learned);
+    let upstream = UpstreamConnector::new(config.timeouts.connect);
+    let flow = Arc::new(Flow::new(Arc::clone(&admission), upstream, Arc::clone(&telemetry), routing));
+    let (launched, others) = (engines::engines(&config, &layout), engines::external_backends(&config, &layout));
+    let (client, admin) = (listener.address(), admin_socket.address());
+    let app = Arc::new(App {
+        flow,
+        admission,
+        telemetry,
+        learned,
+        reported,
+        fleet,
+        config: ArcSwap::new(config),
+        source,
+        loaded: parking_lot::Mutex::new(Loaded { layout, counters }),
+        started: now,
+        last_reload: parking_lot::Mutex::default(),
+        reloading: parking_lot::Mutex::default(),
+        probe_now: Notify::new(),
+    });
+    app.fleet.apply(launched, others);
+    let mut prober = Prober::new(Arc::clone(&app.admission), Arc::clone(&app.reported));
+    let first = tokio::time::timeout(FIRST_PROBE, app.probe(&mut prober)).await;
+    tracing::debug!(complete = first.is_ok(), "first probe done");
+    let (stop, stopping) = watch::channel(false);
+    let (end, ending) = watch::channel(false);
+    let gateway = Arc::new(Gateway::new(Arc::clone(&app.flow), ModelList::new(Arc::clone(&app)), seed()));
+    let configured = Arc::clone(&app);
+    let drain = move || configured.config.load().server.drain_timeout;
+    let serving = tokio::spawn(listener.serve(gateway, stopping, drain));
+    let tasks = vec![
+        tokio::spawn(Arc::clone(&app).keep_probing(prober, ending.clone())),
+        tokio::spawn(admin_socket.serve(Arc::clone(&app) as Arc<dyn admin::Control>, ending)),
+    ];
+    Ok(Running { app, client, admin, stop, end, serving, tasks })
+}
+
+fn warn_about_unattended(config: &Config) {
+    for name in unattended(&config.fleet.state) {
+        let state = config.fleet.state.display();
+        tracing::warn!(
+            "{name}: an engine that another gateway started is running (fleet.state {state}); this configuration runs no engines, so it is left alone"
+        );
+    }
+}
+
+impl Running {
+    /// The address of the client port.
+    pub fn client_address(&self) -> SocketAddr {
+        self.client
+    }
+
+    /// The address of the admin port.
+    pub fn admin_address(&self) -> SocketAddr {
+        self.admin
+    }
+
+    /// The parts of the gateway.
+    pub fn app(&self) -> &Arc<App> {
+        &self.app
+    }
+
+    /// Stops in order. Returns whether all running requests ended within `server.drain_timeout`.
+    pub async fn stop(self) -> bool {
+        self.app.flow.close();
+        self.stop.send_replace(true);
+        let orderly = self.serving.await.unwrap_or(false);
+        match self.app.config.load().fleet.on_exit {
+            OnExit::Stop => self.app.fleet.stop().await,
+            OnExit::Keep => self.app.fleet.abandon(),
+        }
+        self.end.send_replace(true);
+        for task in self.tasks {
+            let _ = task.await;
+        }
+        self.app.telemetry.flush();
+        orderly
+    }
+}
+
+/// A seed for request ids and random choices, different in every process. Not secret.
+fn seed() -> u64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    since.as_nanos() as u64 ^ (u64::from(std::process::id()) << 32)
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpStream;
+    use tokio::time::timeout;
+
+    use super::*;
+    use crate::config::Surroundings;
+
+    /// A gateway with one backend, at an address where no server listens.
+    async fn gateway(extra: &str) -> Running {
+        let text = format!(
+            "[server]\nlisten = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"\nmax_body = \"1KiB\"\n{extra}\n\
+             [[model]]\nname = \"m\"\n[[pool]]\nname = \"p\"\nmodels = [\"m\"]\n\
+             [[pool.backend]]\nname = \"a\"\nurl = \"http://127.0.0.1:9\"\n"
+        );
+        let around = Surroundings { env: &|_| None, folder: "/".into(), cores: 1 };
+        start(Config::parse(&text, "test", &[], &around).unwrap().config, Source::Fixed).await.unwrap()
+    }
+
+    /// Sends a request on a new connection. Returns the connection and the status of the response.
+    async fn send(gateway: &Running, request: &str) -> (TcpStream, u16) {
+        let mut connection = TcpStream::connect(gateway.client_address()).await.unwrap();
+        connection.write_all(request.as_bytes()).await.unwrap();
+        let mut got = [0; 12];
+        timeout(Duration::from_secs(10), connection.read_exact(&mut got)).await.unwrap().unwrap();
+        (connection, std::str::from_utf8(&got[9..]).unwrap().parse().unwrap())
+    }
+
+    #[tokio::test]
+    async fn an_idle_connection_does_not_hold_up_a_stop() {
+        let gateway = gateway("").await;
+        let (_idle, status) = send(&gateway, "GET /health HTTP/1.1\r\nhost: x\r\n\r\n").await;
+        assert_eq!(status, 200);
+        let orderly = timeout(Duration::from_secs(10), gateway.stop()).await;
+        assert_eq!(orderly, Ok(true));
+    }
+
+    #[tokio::test]
+    async fn routes_of_the_gateway_itself_check_key_and_method() {
+        let gateway = gateway(
+            "[auth]\nkeys = [{ name = \"k\", sha256 = \"2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b\" }]",
+        )
+        .await;
+        for (line, want) in [
+            ("GET /v1/models", 401),
+            ("POST /v1/models", 405),
+            ("POST /health", 405),
+            ("GET /health", 200),
+            ("GET /metrics", 404),
+        ] {
+            let (_, status) = send(&gateway, &format!("{line} HTTP/1.1\r\nhost: x\r\n\r\n")).await;
+            assert_eq!(status, want, "{line}");
+        }
+        gateway.stop().await;
+    }
+
+    #[tokio::test]
+    async fn bodies_and_headers_over_the_limit_are_refused() {
+        let gateway = gateway("").await;
+        let chunk = "x".repeat(2_000);
+        let body = format!("transfer-encoding: chunked\r\n\r\n{:x}\r\n{chunk}\r\n0\r\n\r\n", chunk.len());
+        let many = "x: y\r\n".repeat(200);
+        let large = format!("x: {}\r\n", "y".repeat(100 << 10));
+        for (rest, want) in [(body, 413), (format!("{many}\r\n"), 431), (format!("{large}\r\n"), 431)] {
+            let request = format!("POST /v1/completions HTTP/1.1\r\nhost: x\r\n{rest}");
+            let (_, status) = send(&gateway, &request).await;
+            assert_eq!(status, want);
+        }
+        gateway.stop().await;
+    }
+}

@@ -1,0 +1,58 @@
+//! What the engine reports: the outcome of a step, and the counters of the prefix cache.
+//!
+//! An outcome is returned when its step starts. The caller makes it visible when the step's duration has passed.
+
+use std::time::Duration;
+
+use super::adapters::AdapterLoads;
+use super::id::SequenceId;
+use crate::machine::StepLoad;
+
+/// A token that a step produced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Emitted {
+    /// The sequence.
+    pub id: SequenceId,
+    /// Whether it was the sequence's first token.
+    pub first: bool,
+    /// Whether it was the last one.
+    pub last: bool,
+}
+
+/// A sequence that moved from the queue to the running list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Admitted {
+    /// The sequence.
+    pub id: SequenceId,
+    /// Tokens it found in the prefix cache.
+    pub cached_tokens: u32,
+    /// Whether it was preempted before. Clients see the cached tokens of the first admission only.
+    pub resumed: bool,
+}
+
+/// What a step did. It becomes visible when `duration` has passed.
+#[derive(Clone, Debug)]
+pub struct StepOutcome {
+    /// How long the forward pass took.
+    pub duration: Duration,
+    /// What was computed.
+    pub load: StepLoad,
+    /// Tokens sampled, in running order.
+    pub emitted: Vec<Emitted>,
+    /// Sequences admitted from the queue, in order. Some may have been aborted since the plan was made.
+    pub admitted: Vec<Admitted>,
+    /// Number of sequences that were preempted.
+    pub preempted: u32,
+    /// Adapters that had to be loaded first.
+    pub adapter_loads: AdapterLoads,
+}
+
+/// Lookups and hits of the prefix cache since the start, in tokens, as vLLM counts them. A sequence is counted at its first
+/// admission and not again after a preemption.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PrefixStats {
+    /// `vllm:prefix_cache_queries`.
+    pub queries: u64,
+    /// `vllm:prefix_cache_hits`.
+    pub hits: u64,
+}

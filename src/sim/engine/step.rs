@@ -1,0 +1,395 @@
+//! The step loop: takes arrivals, carries out a plan, prices it, and removes sequences that ended.
+//!
+//! The implementation of [`Engine`] is spread over two files: here the steps, in [`schedule`](super::schedule) the plans.
+//! See the header of the folder for the rules.
+
+use std::collections::HashMap;
+use std::hash::BuildHasherDefault;
+use std::time::Duration;
+
+use super::adapters::{AdapterLoads, Adapters};
+use super::blocks::Blocks;
+use super::content::Content;
+use super::id::{IdHasher, SequenceId};
+use super::outcome::{Emitted, PrefixStats, StepOutcome};
+use super::request::{EngineConfig, EngineError, Pause, Request};
+use super::sequence::{Ending, Place, Queue, Sequence, Slot};
+use super::step_plan::StepPlan;
+use crate::machine::{CostModel, StepLoad};
+use sluice_core::base::Rng;
+
+/// The engine. See the header of this file.
+#[derive(Debug)]
+pub struct Engine {
+    pub(super) config: EngineConfig,
+    pub(super) cost: CostModel,
+    pub(super) rng: Rng,
+    pub(super) blocks: Blocks,
+    /// By slot. A vacant slot has no place.
+    pub(super) sequences: Vec<Sequence>,
+    pub(super) vacant: Vec<Slot>,
+    pub(super) slots: HashMap<SequenceId, Slot, BuildHasherDefault<IdHasher>>,
+    pub(super) running: Vec<Slot>,
+    pub(super) waiting: Queue,
+    /// Requests that arrived during the current step, and during the one before it.
+    pub(super) fresh: Vec<Slot>,
+    pub(super) staged: Vec<Slot>,
+    /// Number of sequences in the running list that have ended, and the aborted sequences that are to be removed.
+    pub(super) ending: usize,
+    pub(super) leaving: Vec<Slot>,
+    pub(super) deferred: usize,
+    pub(super) adapters: Adapters,
+    pub(super) prefix: PrefixStats,
+    pub(super) pause: Pause,
+    /// Steps since the engine was idle, and whether the last admission left requests in the queue for lack of room.
+    pub(super) steps: u64,
+    pub(super) admission_was_short: bool,
+    /// For tests: free blocks when the step was planned, and by how many tokens each sequence advanced.
+    #[cfg(test)]
+    pub(super) observed: (u32, Vec<(SequenceId, u32)>),
+}
+
+impl Engine {
+    /// An idle engine.
+    pub fn new(config: EngineConfig, cost: CostModel) -> Self {
+        Self {
+            rng: Rng::new(config.seed),
+            blocks: Blocks::new(config.num_blocks),
+            waiting: Queue::new(config.policy),
+            adapters: Adapters::new(config.max_loras, config.max_cpu_loras),
+            config,
+            cost,
+            sequences: Vec::new(),
+            vacant: Vec::new(),
+            slots: HashMap::default(),
+            running: Vec::new(),
+            fresh: Vec::new(),
+            staged: Vec::new(),
+            ending: 0,
+            leaving: Vec::new(),
+            deferred: 0,
+            prefix: PrefixStats::default(),
+            pause: Pause::No,
+            steps: 0,
+            admission_was_short: false,
+            #[cfg(test)]
+            observed: Default::default(),
+        }
+    }
+
+    /// Adds a request. It is considered from the next plan on.
+    ///
+    /// # Errors
+    /// When it can never be scheduled.
+    pub fn add(&mut self, request: Request) -> Result<(), EngineError> {
+        let (prompt, output) = (request.prompt_tokens.max(1), request.output_tokens.max(1));
+        // The last sampled token is never written to the cache.
+        let needed = Blocks::needed(prompt.saturating_add(output - 1));
+        if needed > self.blocks.usable() {
+            return Err(EngineError::NeverFits { needed, usable: self.blocks.usable() });
+        }
+        let budget = self.config.max_num_batched_tokens;
+        if !self.config.chunked_prefill && prompt.saturating_add(output) > budget {
+            return Err(EngineError::PromptOverBudget { prompt, budget });
+        }
+        let request = Request { prompt_tokens: prompt, output_tokens: output, ..request };
+        let slot = self.vacant.pop().unwrap_or_else(|| {
+            self.sequences.push(Sequence::default());
+            self.sequences.len() as Slot - 1
+        });
+        self.slots.insert(request.id, slot);
+        let sequence = &mut self.sequences[slot as usize];
+        // The list of blocks is kept to reuse its allocation.
+        let blocks = std::mem::take(&mut sequence.blocks);
+        *sequence = Sequence { request, blocks, place: Some(Place::Arriving), ..Sequence::default() };
+        sequence.chain = sequence.root();
+        self.fresh.push(slot);
+        Ok(())
+    }
+
+    /// Ends a request early; returns whether it existed. Its blocks are free from the next step on. With asynchronous
+    /// scheduling that step is already planned and still computes the request.
+    pub fn abort(&mut self, id: SequenceId) -> bool {
+        let Some(slot) = self.slots.remove(&id) else { return false };
+        let sequence = &mut self.sequences[slot as usize];
+        match sequence.place {
+            Some(Place::Arriving) | None => {
+                self.fresh.retain(|other| *other != slot);
+                self.vacate(slot);
+                return true;
+            }
+            Some(Place::Running) => self.ending += 1,
+            Some(Place::Waiting | Place::Staged) => {}
+        }
+        sequence.ending = Some(Ending::Aborted);
+        self.leaving.push(slot);
+        true
+    }
+
+    /// Runs one step; `None` if there is nothing to run.
+    pub fn step(&mut self) -> Option<StepOutcome> {
+        if !self.config.async_scheduling {
+            // Nothing was planned ahead, so ended sequences can go at once.
+            self.remove_ended();
+        }
+        self.take_arrivals();
+        let mut plan = self.plan();
+        if plan.tokens == 0 {
+            // No step is under way, so the plan can take all endings and arrivals into account.
+            self.remove_ended();
+            self.steps = 0;
+            self.stage_all();
+            let preempted = plan.preempted;
+            plan = self.plan();
+            plan.preempted += preempted;
+        }
+        if plan.tokens == 0 {
+            debug_assert!(
+                self.pause == Pause::All || self.running.is_empty(),
+                "a running sequence advances or is preempted"
+            );
+            return None;
+        }
+        self.steps += 1;
+        let adapter_loads = self.prepare_adapters();
+        let (mut load, emitted) = self.advance();
+        (load.adapter_activations, load.adapter_loads) = (adapter_loads.to_gpu, adapter_loads.from_disk);
+        let duration = self.jittered(self.cost.duration(&load));
+        let StepPlan { admitted, preempted, .. } = plan;
+        Some(StepOutcome { duration, load, emitted, admitted, preempted, adapter_loads })
+    }
+
+    /// Makes requests that were added since the last step began available to the next plan. For a caller that plans later
+    /// than that beginning.
+    pub fn stage_fresh(&mut self) {
+        for slot in self.fresh.drain(..) {
+            self.sequences[slot as usize].place = Some(Place::Staged);
+            self.staged.push(slot);
+        }
+    }
+
+    /// The cost model of its steps.
+    pub fn cost(&self) -> &CostModel {
+        &self.cost
+    }
+
+    /// Moves arrivals up one stage per step, or all at once when no step is under way.
+    fn take_arrivals(&mut self) {
+        if !self.config.async_scheduling {
+            return self.stage_all();
+        }
+        if self.running.is_empty() && self.waiting.is_empty() && self.staged.is_empty() {
+            // Nothing was planned ahead.
+            self.steps = 0;
+            return self.stage_all();
+        }
+        for slot in self.staged.drain(..) {
+            self.waiting.push(slot, &mut self.sequences[slot as usize], false);
+        }
+        std::mem::swap(&mut self.staged, &mut self.fresh);
+        for slot in &self.staged {
+            self.sequences[*slot as usize].place = Some(Place::Staged);
+        }
+    }
+
+    /// Removes the sequences that were aborted before the current plan was made. What the plan computes for them is added to
+    /// `load`. They release their blocks before the sequences that ended by themselves.
+    fn remove_aborted(&mut self, load: &mut StepLoad) {
+        for slot in std::mem::take(&mut self.leaving) {
+            let sequence = &self.sequences[slot as usize];
+            match sequence.place {
+                Some(Place::Waiting) => self.dequeue(slot),
+                Some(Place::Staged) => self.staged.retain(|other| *other != slot),
+                // The running list drops it when it is next iterated.
+                Some(Place::Running) => {
+                    self.ending -= 1;
+                    self.compute(slot, load);
+                }
+                // It was preempted.
+                Some(Place::Arriving) | None => continue,
+            }
+            self.vacate(slot);
+        }
+    }
+
+    /// Removes a sequence from the queue.
+    pub(super) fn dequeue(&mut self, slot: Slot) {
+        let sequence = &mut self.sequences[slot as usize];
+        self.waiting.remove(sequence.rank);
+        self.deferred -= usize::from(std::mem::take(&mut sequence.deferred));
+    }
+
+    /// Adds the scheduled tokens of a sequence to the load; returns their number.
+    fn compute(&mut self, slot: Slot, load: &mut StepLoad) -> u32 {
+        let sequence = &mut self.sequences[slot as usize];
+        let chunk = std::mem::take(&mut sequence.chunk);
+        if chunk > 0 {
+            load.add(sequence.computed, chunk, sequence.request.adapter.is_some());
+            #[cfg(test)]
+            self.observed.1.push((sequence.request.id, chunk));
+        }
+        chunk
+    }
+
+    /// Queues everything that has arrived.
+    fn stage_all(&mut self) {
+        for slot in self.staged.drain(..).chain(self.fresh.drain(..)) {
+            self.waiting.push(slot, &mut self.sequences[slot as usize], false);
+        }
+    }
+
+    /// Carries out the plan: computes what was scheduled, samples one token for each sequence that caught up, and removes the
+    /// sequences that had ended before the step.
+    fn advance(&mut self) -> (StepLoad, Vec<Emitted>) {
+        let mut load = StepLoad::default();
+        self.remove_aborted(&mut load);
+        let mut emitted = Vec::with_capacity(self.running.len());
+        let mut kept = 0;
+        for at in 0..self.running.len() {
+            let slot = self.running[at];
+            let chunk = self.compute(slot, &mut load);
+            let sequence = &mut self.sequences[slot as usize];
+            if sequence.place.is_none() {
+                continue;
+            }
+            if sequence.ending.is_some() {
+                self.finish(slot);
+                continue;
+            }
+            sequence.computed += chunk;
+            sequence.sampled = chunk > 0 && sequence.computed >= sequence.tokens();
+            if sequence.sampled {
+                sequence.prefilling = false;
+                sequence.generated += 1;
+                let Request { id, output_tokens, stops, .. } = sequence.request;
+                let last = sequence.generated >= output_tokens;
+                emitted.push(Emitted { id, first: sequence.generated == 1, last });
+                if last {
+                    sequence.ending = Some(if stops { Ending::Stopped } else { Ending::AtLimit });
+                    self.slots.remove(&id);
+                    self.ending += 1;
+                }
+            }
+            self.running[kept] = slot;
+            kept += 1;
+        }
+        self.running.truncate(kept);
+        (load, emitted)
+    }
+
+    /// Removes aborted and ended sequences.
+    fn remove_ended(&mut self) {
+        let none_ended = self.ending == 0;
+        self.remove_aborted(&mut StepLoad::default());
+        if none_ended {
+            return;
+        }
+        let running = std::mem::take(&mut self.running);
+        for slot in running {
+            let sequence = &self.sequences[slot as usize];
+            match (sequence.place, sequence.ending) {
+                (None, _) => {}
+                (_, Some(_)) => self.finish(slot),
+                (_, None) => self.running.push(slot),
+            }
+        }
+    }
+
+    /// Releases the blocks of a sequence that has ended, after publishing them, generated ones included.
+    fn finish(&mut self, slot: Slot) {
+        self.ending -= 1;
+        self.publish(slot, self.sequences[slot as usize].computed);
+        self.vacate(slot);
+    }
+
+    /// Frees the slot and the blocks of a sequence that is in no list any more.
+    pub(super) fn vacate(&mut self, slot: Slot) {
+        let sequence = &mut self.sequences[slot as usize];
+        self.blocks.release(&mut sequence.blocks);
+        sequence.place = None;
+        sequence.request.content = Content::default();
+        self.vacant.push(slot);
+    }
+
+    /// Applies log-normal jitter with mean 1 (Box-Muller), which does not change the throughput.
+    fn jittered(&mut self, duration: Duration) -> Duration {
+        let sigma = self.cost.jitter();
+        if sigma <= 0.0 {
+            return duration;
+        }
+        let radius = (-2.0 * (1.0 - self.rng.unit()).ln()).sqrt();
+        let normal = radius * (std::f64::consts::TAU * self.rng.unit()).cos();
+        duration.mul_f64((sigma * normal - sigma * sigma / 2.0).exp())
+    }
+
+    /// Pauses or resumes, from the next plan on.
+    pub fn pause(&mut self, pause: Pause) {
+        self.pause = pause;
+    }
+
+    /// Forgets all cached blocks; with `preempt`, preempts all running sequences first. Returns whether it was done: as in
+    /// vLLM, not while a block is held.
+    pub fn reset_prefix_cache(&mut self, preempt: bool) -> bool {
+        if preempt {
+            self.remove_ended();
+            while let Some(slot) = self.running.pop() {
+                self.requeue(slot);
+            }
+        }
+        self.blocks.forget_all()
+    }
+
+    /// Whether no sequence is left, except those that are ending.
+    pub fn is_empty(&self) -> bool {
+        self.slots.is_empty()
+    }
+
+    /// Sequences in the running list, without those that are ending.
+    pub fn running(&self) -> usize {
+        self.running.len() - self.ending
+    }
+
+    /// Sequences that wait for admission, those deferred by the adapter limit included.
+    pub fn waiting(&self) -> usize {
+        self.slots.len() - self.running()
+    }
+
+    /// Waiting sequences that admission skipped because of the adapter limit.
+    pub fn deferred(&self) -> usize {
+        self.deferred
+    }
+
+    /// The block pool, for gauges and tests.
+    pub fn blocks(&self) -> &Blocks {
+        &self.blocks
+    }
+
+    /// Counters of the prefix cache.
+    pub fn prefix(&self) -> PrefixStats {
+        self.prefix
+    }
+
+    /// Adapters of the running and of the waiting sequences, each sorted and deduplicated.
+    pub fn adapters(&self) -> (Vec<u16>, Vec<u16>) {
+        let running = self.distinct(self.running.iter().copied());
+        let waiting = self.waiting.slots().chain(self.staged.iter().copied()).chain(self.fresh.iter().copied());
+        (running, self.distinct(waiting))
+    }
+
+    pub(super) fn distinct(&self, slots: impl Iterator<Item = Slot>) -> Vec<u16> {
+        let mut found: Vec<u16> = slots.filter_map(|slot| self.sequences[slot as usize].request.adapter).collect();
+        found.sort_unstable();
+        found.dedup();
+        found
+    }
+
+    /// Loads the adapters that the planned step uses.
+    fn prepare_adapters(&mut self) -> AdapterLoads {
+        if self.config.max_loras == 0 {
+            return AdapterLoads::default();
+        }
+        let scheduled = self.running.iter().copied().filter(|slot| self.sequences[*slot as usize].chunk > 0);
+        let used = self.distinct(scheduled);
+        self.adapters.prepare(&used)
+    }
+}

@@ -1,0 +1,89 @@
+//! A GPU as the vendor describes it: memory, bandwidth, FLOPs. A few lines of TOML, built in or from a file of the user.
+//!
+//! Nothing here is measured. The share of the peaks that an engine reaches is in [`Constants`]; a GPU whose software behaves
+//! differently may override single constants in its own file.
+
+use serde::Deserialize;
+
+use super::constants::{Constants, Overrides};
+use super::preset::{ProfileError, find, parse};
+
+const GPUS: &[(&str, &str)] = &[
+    ("h200", include_str!("gpu/h200.toml")),
+    ("h100-80", include_str!("gpu/h100-80.toml")),
+    ("a100-80", include_str!("gpu/a100-80.toml")),
+    ("rtx3080-10", include_str!("gpu/rtx3080-10.toml")),
+    ("l4", include_str!("gpu/l4.toml")),
+];
+
+/// Bytes of a GiB.
+pub const GIB: f64 = (1u64 << 30) as f64;
+
+/// A GPU: peaks as the vendor states them.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Gpu {
+    /// Name that the driver shows.
+    #[serde(default)]
+    pub title: String,
+    /// Memory that PyTorch sees, GiB.
+    pub memory_gib: f64,
+    /// Memory of the CUDA context, GiB: never free, and not counted by vLLM.
+    pub context_gib: f64,
+    /// Memory that libraries take outside PyTorch while vLLM measures, GiB.
+    pub reserved_gib: f64,
+    /// Peak memory bandwidth, 10^9 bytes per second.
+    pub bandwidth_gb_per_s: f64,
+    /// Peak of dense bf16 products with 32-bit sums, 10^12 FLOP per second.
+    pub bf16_tflops: f64,
+    /// The same in fp8; none where the chip has no fp8 arithmetic (weights are unpacked to bf16 then).
+    pub fp8_tflops: Option<f64>,
+    /// Bandwidth to the other GPUs of a group, one direction, 10^9 bytes per second. Only groups need it.
+    pub link_gb_per_s: Option<f64>,
+    /// One all-reduce of a few kilobytes in a group, microseconds. Only groups need it.
+    pub link_latency_us: Option<f64>,
+    /// Overrides entries of [`Efficiency`](super::constants::Efficiency) for this GPU; usually empty.
+    #[serde(default)]
+    pub efficiency: toml::Table,
+    /// Overrides entries of [`StepConstants`](super::constants::StepConstants).
+    #[serde(default)]
+    pub step: toml::Table,
+    /// Overrides entries of [`FrontEndRates`](super::constants::FrontEndRates).
+    #[serde(default)]
+    pub front_end: toml::Table,
+}
+
+impl Gpu {
+    /// Names of the built-in GPUs.
+    pub fn names() -> impl Iterator<Item = &'static str> {
+        GPUS.iter().map(|(name, _)| *name)
+    }
+
+    /// The built-in GPU with this name, or the GPU in the file at this path. An unambiguous prefix is enough; case and
+    /// punctuation are ignored.
+    ///
+    /// # Errors
+    /// An unknown name (with those that exist), an unreadable file, missing or wrong numbers (with their keys).
+    pub fn load(name: &str) -> Result<Self, ProfileError> {
+        let text = find("GPU", name, GPUS)?;
+        let gpu: Self = parse(
+            "GPU",
+            name,
+            &text,
+            &["memory_gib", "context_gib", "reserved_gib", "bandwidth_gb_per_s", "bf16_tflops"],
+        )?;
+        let optional = [gpu.fp8_tflops, gpu.link_gb_per_s].map(|value| value.unwrap_or(1.0));
+        let positive = [gpu.memory_gib, gpu.bandwidth_gb_per_s, gpu.bf16_tflops].into_iter().chain(optional);
+        if positive.into_iter().any(|value| !(value.is_finite() && value > 0.0)) {
+            let error = "sizes and rates must be above 0".to_owned();
+            return Err(ProfileError::Wrong { what: "GPU", name: name.to_owned(), error });
+        }
+        Constants::fitted().with_overrides(gpu.overrides(), name)?;
+        Ok(gpu)
+    }
+
+    /// The constants that this GPU overrides.
+    pub(super) fn overrides(&self) -> Overrides<'_> {
+        Overrides { efficiency: &self.efficiency, step: &self.step, front_end: &self.front_end }
+    }
+}

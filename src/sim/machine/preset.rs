@@ -1,0 +1,90 @@
+//! TOML files of GPUs, models and constants: built in, or at a path that the user gives.
+//!
+//! A name without `/` that does not end in `.toml` is a built-in preset; anything else is the path of a file. All missing
+//! keys are reported at once, a wrong value by its key. At most one file is read for each call.
+
+use serde::de::DeserializeOwned;
+
+/// Why a profile cannot be used. Each text says what to do.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ProfileError {
+    /// No built-in preset has this name.
+    #[error("unknown {what} '{name}'; built in: {known}; or give the path of a TOML file")]
+    Unknown {
+        /// `GPU` or `model`.
+        what: &'static str,
+        /// The name that was given.
+        name: String,
+        /// The built-in names.
+        known: String,
+    },
+    /// The file cannot be read.
+    #[error("cannot read the {what} profile {path}: {error}")]
+    Unreadable {
+        /// `GPU` or `model`.
+        what: &'static str,
+        /// Path of the file.
+        path: String,
+        /// What the operating system said.
+        error: String,
+    },
+    /// Numbers are missing.
+    #[error("the {what} profile {name} lacks {keys}; give each as a number")]
+    Missing {
+        /// `GPU`, `model` or `constants`.
+        what: &'static str,
+        /// Which profile.
+        name: String,
+        /// The keys.
+        keys: String,
+    },
+    /// A value is out of range or of the wrong type.
+    #[error("the {what} profile {name}: {error}")]
+    Wrong {
+        /// `GPU`, `model` or `constants`.
+        what: &'static str,
+        /// Which profile.
+        name: String,
+        /// Key and reason.
+        error: String,
+    },
+}
+
+/// The text of a preset: the built-in one with this name, or the file at this path.
+pub(super) fn find(what: &'static str, name: &str, built_in: &[(&str, &'static str)]) -> Result<String, ProfileError> {
+    if let Some((_, text)) = built_in.iter().find(|(known, _)| *known == name) {
+        return Ok((*text).to_owned());
+    }
+    if name.contains('/') || name.ends_with(".toml") {
+        return std::fs::read_to_string(name).map_err(|error| ProfileError::Unreadable {
+            what,
+            path: name.to_owned(),
+            error: error.to_string(),
+        });
+    }
+    // "RTX-3080" and "H100" match too: only letters and digits count, and a prefix is enough if it is unambiguous.
+    let plain = |name: &str| name.to_lowercase().replace(|c: char| !c.is_ascii_alphanumeric(), "");
+    let matches = |known: &str| plain(known).starts_with(&plain(name)) && !plain(name).is_empty();
+    let mut matching = built_in.iter().filter(|(known, _)| matches(known));
+    if let (Some((_, text)), None) = (matching.next(), matching.next()) {
+        return Ok((*text).to_owned());
+    }
+    let known = built_in.iter().map(|(known, _)| *known).collect::<Vec<_>>().join(", ");
+    Err(ProfileError::Unknown { what, name: name.to_owned(), known })
+}
+
+/// Parses the text of a preset. `needed` are the keys without a default.
+pub(super) fn parse<T: DeserializeOwned>(
+    what: &'static str,
+    name: &str,
+    text: &str,
+    needed: &[&str],
+) -> Result<T, ProfileError> {
+    let wrong = |error: String| ProfileError::Wrong { what, name: name.to_owned(), error };
+    let table: toml::Table = toml::from_str(text).map_err(|error| wrong(error.to_string()))?;
+    let missing: Vec<&str> = needed.iter().copied().filter(|key| !table.contains_key(*key)).collect();
+    if !missing.is_empty() {
+        return Err(ProfileError::Missing { what, name: name.to_owned(), keys: missing.join(", ") });
+    }
+    serde_path_to_error::deserialize(table).map_err(|error| wrong(error.to_string().trim_end().to_owned()))
+}

@@ -1,0 +1,88 @@
+//! Which flags of vLLM have an effect here, and how single values are read.
+//!
+//! The list of flags is also the source of the warning about flags without effect. A value out of its range is refused with
+//! vLLM's message.
+
+use crate::process::refusal::Refusal;
+use sluice_core::vllm::args::ServeArgs;
+
+/// Flags of vLLM that change something here, in alphabetical order; the others are accepted and have no effect.
+const SIMULATED: &[&str] = &[
+    "api-key",
+    "async-scheduling",
+    "compilation-config",
+    "disable-log-stats",
+    "disable-uvicorn-access-log",
+    "enable-auto-tool-choice",
+    "enable-chunked-prefill",
+    "enable-force-include-usage",
+    "enable-log-requests",
+    "enable-lora",
+    "enable-prefix-caching",
+    "enable-prompt-tokens-details",
+    "enable-request-id-headers",
+    "enable-scale-out",
+    "enable-server-load-tracking",
+    "enable-sleep-mode",
+    "enforce-eager",
+    "gpu-memory-utilization",
+    "host",
+    "kv-cache-dtype",
+    "kv-cache-memory-bytes",
+    "long-prefill-token-threshold",
+    "long-prefill-token-threshold-adaptive",
+    "lora-modules",
+    "max-cpu-loras",
+    "max-logprobs",
+    "max-lora-rank",
+    "max-loras",
+    "max-model-len",
+    "max-num-active-seqs",
+    "max-num-batched-tokens",
+    "max-num-queued-reqs",
+    "max-num-queued-tokens",
+    "max-num-seqs",
+    "model",
+    "num-gpu-blocks-override",
+    "optimization-level",
+    "performance-mode",
+    "port",
+    "profiler-config",
+    "quantization",
+    "scheduler-reserve-full-isl",
+    "scheduling-policy",
+    "served-model-name",
+    "show-hidden-metrics-for-version",
+    "shutdown-timeout",
+    "sse-keep-alive-interval",
+    "stream-interval",
+    "tensor-parallel-size",
+    "tool-call-parser",
+    "uvicorn-log-level",
+    "watermark",
+];
+
+/// Flags that were given and that the simulator does not act on, for a warning.
+pub fn without_effect(args: &ServeArgs) -> Vec<&'static str> {
+    args.flags().filter(|flag| !SIMULATED.contains(flag)).collect()
+}
+
+/// Whether an environment variable of vLLM is switched on.
+pub(super) fn allowed(name: &str) -> bool {
+    std::env::var(name).is_ok_and(|value| ["1", "true"].contains(&value.trim().to_lowercase().as_str()))
+}
+
+/// A whole number that has a lower bound; the flag is the field with dashes.
+pub(super) fn at_least(
+    args: &ServeArgs,
+    class: &'static str,
+    field: &'static str,
+    least: i64,
+    default: u32,
+) -> Result<u32, Refusal> {
+    let value = args.int(&field.replace('_', "-")).unwrap_or(i64::from(default));
+    if value < least {
+        return Err(Refusal::below(class, field, least, value));
+    }
+    Ok(u32::try_from(value).unwrap_or(u32::MAX))
+}

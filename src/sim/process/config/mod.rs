@@ -1,0 +1,178 @@
+//! The settings of a simulated server: flags of `vllm serve`, resolved against a GPU and a model.
+//!
+//! Valid by construction: [`SimConfig::from_args`] refuses what vLLM refuses at start-up, with its messages ([`Refusal`]).
+//! Defaults are vLLM's for the GPU. All fields are public, so that a test or the demo can start from [`SimConfig::new`],
+//! which has the limits of the measured server, and change a field.
+//!
+//! [`Refusal`]: crate::process::refusal::Refusal
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::engine::{BLOCK_TOKENS, Engine, EngineConfig};
+use crate::machine::{CostModel, GIB, KvBudget, MemorySettings, Profile};
+use crate::observe::log::Log;
+use crate::process::fault::Fault;
+use crate::validate::TextModel;
+use crate::virtual_server::{FrontEnd, VirtualServer};
+use sluice_core::vllm::version::Version;
+
+mod flags;
+mod from_args;
+mod hardware;
+mod memory;
+#[cfg(test)]
+mod tests;
+
+pub use flags::without_effect;
+
+/// Most adapters that can be loaded at once: their ids are 16 bits wide, and more are not needed.
+pub const MAX_ADAPTERS: usize = 1024;
+
+/// Everything that a server needs to know.
+#[derive(Clone, Debug)]
+pub struct SimConfig {
+    /// The version that it looks like.
+    pub version: Version,
+    /// Names of the base model; the first one is shown in metrics.
+    pub names: Vec<String>,
+    /// What `root` says in `/v1/models`.
+    pub root: String,
+    /// Tokenizer and chat template.
+    pub texts: Arc<TextModel>,
+    /// Longest context, tokens.
+    pub max_model_len: u32,
+    /// Limits of the engine.
+    pub engine: EngineConfig,
+    /// GPU and model.
+    pub profile: Profile,
+    /// Where the memory goes.
+    pub budget: Option<KvBudget>,
+    /// `--gpu-memory-utilization`.
+    pub utilisation: f64,
+    /// Whether steps are compiled and captured as graphs (not with `--enforce-eager` or `-O0`).
+    pub compiled: bool,
+    /// Adapters loaded at the start: name and path.
+    pub adapters: Vec<(String, String)>,
+    /// Whether `--enable-lora` was given.
+    pub lora: bool,
+    /// `--max-lora-rank`.
+    pub max_lora_rank: i64,
+    /// Whether the model is a folder: then adapters are, too.
+    pub on_disk: bool,
+    /// Whether adapters come and go over HTTP (`VLLM_ALLOW_RUNTIME_LORA_UPDATING`).
+    pub runtime_lora: bool,
+    /// Whether `/v1/embeddings` exists, which a generating vLLM does not have.
+    pub embeddings: bool,
+    /// Whether routes for development exist (`VLLM_SERVER_DEV_MODE`).
+    pub dev_mode: bool,
+    /// Whether `/start_profile` and `/stop_profile` exist.
+    pub profiler: bool,
+    /// `--max-num-queued-reqs`.
+    pub max_queued_requests: Option<u64>,
+    /// `--max-num-queued-tokens`.
+    pub max_queued_tokens: Option<u64>,
+    /// `--api-key`.
+    pub api_keys: Vec<String>,
+    /// `--max-logprobs`.
+    pub max_logprobs: i64,
+    /// Whether a tool may be called without being asked for by name.
+    pub auto_tools: bool,
+    /// `--stream-interval`, tokens.
+    pub stream_interval: u32,
+    /// `--sse-keep-alive-interval`.
+    pub keep_alive: Option<Duration>,
+    /// How long a connection may idle: `VLLM_HTTP_TIMEOUT_KEEP_ALIVE`.
+    pub http_keep_alive: Duration,
+    /// Whether `/metrics` has the engine's families (not with `--disable-log-stats`).
+    pub log_stats: bool,
+    /// `--enable-server-load-tracking`.
+    pub track_load: bool,
+    /// `--enable-request-id-headers`.
+    pub request_id_headers: bool,
+    /// `--enable-force-include-usage`.
+    pub force_usage: bool,
+    /// `--enable-prompt-tokens-details`.
+    pub prompt_details: bool,
+    /// `--enable-scale-out`.
+    pub scale_out: bool,
+    /// `--show-hidden-metrics-for-version` was given.
+    pub show_hidden: bool,
+    /// How long a shutdown waits for what is in flight; zero ends it at once.
+    pub shutdown_timeout: Duration,
+    /// Simulated seconds per real second.
+    pub speed: f64,
+    /// Seed of output lengths, words and jitter.
+    pub seed: u64,
+    /// A fault from the start.
+    pub fault: Option<Fault>,
+    /// Whether the process writes vLLM's log to stdout.
+    pub log: Log,
+}
+
+impl SimConfig {
+    /// A server of `model` on `profile` with the limits of the measured server.
+    pub fn new(model: &str, profile: Profile) -> Self {
+        let engine = EngineConfig {
+            max_num_seqs: profile.memory.max_num_seqs,
+            max_num_batched_tokens: profile.memory.max_num_batched_tokens,
+            num_blocks: profile.memory.kv_tokens / BLOCK_TOKENS,
+            ..EngineConfig::default()
+        };
+        Self {
+            version: Version::COMPARED,
+            names: vec![model.to_owned()],
+            root: model.to_owned(),
+            texts: Arc::new(TextModel::made_up()),
+            max_model_len: profile.shape.max_model_len.min(profile.memory.kv_tokens),
+            engine,
+            profile,
+            budget: None,
+            utilisation: MemorySettings::default().utilisation,
+            compiled: true,
+            adapters: Vec::new(),
+            lora: false,
+            max_lora_rank: 16,
+            on_disk: false,
+            runtime_lora: true,
+            embeddings: true,
+            dev_mode: false,
+            profiler: false,
+            max_queued_requests: None,
+            max_queued_tokens: None,
+            api_keys: Vec::new(),
+            max_logprobs: 20,
+            auto_tools: false,
+            stream_interval: 1,
+            keep_alive: None,
+            http_keep_alive: Duration::from_secs(5),
+            log_stats: true,
+            track_load: false,
+            request_id_headers: false,
+            force_usage: false,
+            prompt_details: false,
+            scale_out: false,
+            show_hidden: false,
+            shutdown_timeout: Duration::ZERO,
+            speed: 1.0,
+            seed: 0,
+            fault: None,
+            log: Log::Off,
+        }
+    }
+
+    /// The virtual server with these settings.
+    pub fn virtual_server(&self) -> VirtualServer {
+        let engine = EngineConfig { seed: self.seed, ..self.engine.clone() };
+        let cost = CostModel::new(&self.profile, engine.max_num_seqs, engine.max_num_batched_tokens);
+        // Slots have the size of the largest rank, whatever the adapter in them.
+        let cost = cost.with_rank(u32::try_from(self.max_lora_rank).unwrap_or(16));
+        let cost = if self.compiled { cost } else { cost.eager() };
+        VirtualServer::new(Engine::new(engine, cost), FrontEnd::new(&self.profile.front_end))
+    }
+
+    /// Weights on one GPU, GiB.
+    pub fn weights_gib(&self) -> f64 {
+        self.budget.map_or(self.profile.shape.weight_bytes, |budget| budget.weights) / GIB
+    }
+}

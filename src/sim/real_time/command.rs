@@ -1,0 +1,44 @@
+//! Commands from the HTTP side to the engine loop.
+//!
+//! They are taken from the inbox between steps, in order of arrival. The inbox has no limit of its own: the
+//! [concurrency limit](super::concurrency_limit) bounds submissions, and there is at most one abort per sequence.
+
+use std::sync::Arc;
+
+use tokio::sync::oneshot;
+
+use super::outlet::Outlet;
+use crate::engine::{Request, SequenceId};
+use crate::http::wire::Finish;
+use crate::process::fault::Fault;
+
+/// One choice of a request, on its way to the engine loop.
+#[derive(Debug)]
+pub(crate) struct Submission {
+    pub(crate) request: Request,
+    pub(crate) finish: Finish,
+    pub(crate) max_tokens: u32,
+    pub(crate) n: u32,
+}
+
+/// What the HTTP side sends to the engine loop.
+#[derive(Debug)]
+pub(crate) enum Command {
+    Submit(Vec<Submission>, Arc<Outlet>),
+    Abort(Vec<SequenceId>),
+    Fault(Fault),
+    Control(Control, Option<oneshot::Sender<bool>>),
+}
+
+/// An operation on a running engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Control {
+    /// Schedule nothing more; with `abort`, end all sequences first.
+    Pause { abort: bool },
+    /// Schedule again.
+    Resume,
+    /// Empty the prefix cache; with `preempt`, preempt the running sequences first.
+    ResetPrefixCache { preempt: bool },
+    /// Sleep at this level; `None` wakes up.
+    Sleep(Option<u8>),
+}

@@ -1,0 +1,395 @@
+//! The engine loop: runs the virtual server on the real clock, in one task that owns it.
+//!
+//! Virtual time = real time since the start x speed. Steps follow the schedule of virtual time and not the wake-ups of the
+//! timer, so lateness does not accumulate. Tokio's timer has a resolution of 1 ms and rounds up; sleeping [`EARLY`] less
+//! makes it fire up to half a millisecond early or late, so that gaps between tokens are right on average. If the whole
+//! process was suspended for more than [`MAX_LAG`], the clock is set back instead of running the missed steps in a burst.
+//!
+//! Requests, aborts and faults come in through an inbox that is emptied between steps; tokens leave through the outlet of
+//! each request.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::command::{Command, Control, Submission};
+use super::outlet::{Broken, Outlet};
+use super::state::ServerState;
+use crate::engine::{Pause, Request, SequenceId};
+use crate::http::wire::Finish;
+use crate::observe::log::{Level, LogSource};
+use crate::observe::stats::{Ended, Finished, Gauges};
+use crate::process::fault::Fault;
+use crate::unix_time::unix_seconds;
+use crate::virtual_server::{StepEnd, VirtualServer};
+
+/// Half the resolution of tokio's timer.
+const EARLY: Duration = Duration::from_micros(500);
+/// Real time that the loop may be late before the clock is set back.
+const MAX_LAG: Duration = Duration::from_millis(250);
+
+/// A sequence that is under way, and what the statistics need of it.
+#[derive(Debug)]
+struct TrackedSequence {
+    outlet: Arc<Outlet>,
+    choice: usize,
+    finish: Finish,
+    prompt: u32,
+    max_tokens: u32,
+    n: u32,
+    cached: u32,
+    preempted: u32,
+    generated: u32,
+    arrived: Duration,
+    scheduled: Option<Duration>,
+    first: Option<Duration>,
+    last: Duration,
+}
+
+#[derive(Debug)]
+pub(crate) struct EngineLoop {
+    shared: Arc<ServerState>,
+    server: VirtualServer,
+    tracked: HashMap<SequenceId, TrackedSequence>,
+    /// Real time at virtual time zero.
+    epoch: Instant,
+    hung_since: Option<Instant>,
+    /// The GPU runs out of memory when more sequences than this run.
+    out_of_memory_at: Option<u32>,
+}
+
+impl EngineLoop {
+    pub(crate) fn new(shared: Arc<ServerState>) -> Self {
+        let server = shared.config.virtual_server();
+        Self {
+            shared,
+            server,
+            tracked: HashMap::new(),
+            epoch: Instant::now(),
+            hung_since: None,
+            out_of_memory_at: None,
+        }
+    }
+
+    /// Runs until the server stops or the engine dies.
+    pub(crate) async fn run(mut self) {
+        let shared = Arc::clone(&self.shared);
+        loop {
+            self.absorb_suspension();
+            let commands = std::mem::take(&mut *shared.inbox.lock());
+            for command in commands {
+                self.execute(command);
+            }
+            if shared.stop.is_cancelled() || shared.dead.is_cancelled() {
+                break;
+            }
+            let wake_at = self.run_due_steps();
+            let sleep = async {
+                match wake_at {
+                    Some(at) => tokio::time::sleep_until(at).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = shared.arrived.notified() => {}
+                () = shared.stop.cancelled() => {}
+                () = shared.dead.cancelled() => {}
+                () = sleep => {}
+            }
+        }
+        self.fail_everything().await;
+    }
+
+    /// Fails all sequences, and those that still arrive, until the server stops.
+    async fn fail_everything(&mut self) {
+        loop {
+            let ids: Vec<_> = self.tracked.keys().copied().collect();
+            for id in ids {
+                self.forget(id, Ended::Error, Some(Broken::EngineDead));
+            }
+            self.server = self.shared.config.virtual_server();
+            self.publish_gauges();
+            if self.shared.stop.is_cancelled() {
+                return;
+            }
+            tokio::select! {
+                () = self.shared.arrived.notified() => {}
+                () = self.shared.stop.cancelled() => {}
+            }
+            let commands = std::mem::take(&mut *self.shared.inbox.lock());
+            for command in commands {
+                self.execute(command);
+            }
+        }
+    }
+
+    fn virtual_now(&self) -> Duration {
+        // The clock of a hung engine stands still, so that requests which arrive meanwhile are not late afterwards.
+        let now = self.hung_since.unwrap_or_else(Instant::now);
+        now.saturating_duration_since(self.epoch).mul_f64(self.shared.config.speed)
+    }
+
+    fn real(&self, at: Duration) -> Instant {
+        self.epoch + at.div_f64(self.shared.config.speed)
+    }
+
+    /// Sets the clock back if the whole process was suspended.
+    fn absorb_suspension(&mut self) {
+        if self.hung_since.is_none()
+            && let Some(next) = self.server.next_at()
+        {
+            let lag = Instant::now().saturating_duration_since(self.real(next));
+            if lag > MAX_LAG {
+                self.epoch += lag;
+            }
+        }
+    }
+
+    /// Runs every step that is due; returns when the next one is.
+    fn run_due_steps(&mut self) -> Option<Instant> {
+        if self.hung_since.is_some() {
+            return None;
+        }
+        let due = self.virtual_now() + EARLY.mul_f64(self.shared.config.speed);
+        let mut worked = false;
+        while self.server.next_at().is_some_and(|at| at <= due) {
+            if let Some(end) = self.server.poll(due) {
+                self.record_step(end);
+                worked = true;
+            }
+        }
+        if worked {
+            self.publish_gauges();
+        }
+        self.server.next_at().map(|at| self.real(at) - EARLY)
+    }
+
+    fn execute(&mut self, command: Command) {
+        match command {
+            Command::Submit(submissions, outlet) => self.submit(submissions, &outlet),
+            Command::Abort(ids) => {
+                for id in ids {
+                    self.server.abort(id);
+                    self.forget(id, Ended::Abort, None);
+                }
+                self.publish_gauges_unless_hung();
+            }
+            Command::Fault(Fault::Hang) => {
+                self.hung_since.get_or_insert_with(Instant::now);
+            }
+            Command::Fault(Fault::None) => {
+                self.out_of_memory_at = None;
+                if let Some(since) = self.hung_since.take() {
+                    self.epoch += since.elapsed();
+                }
+            }
+            Command::Fault(Fault::Stall(extra)) => self.server.stall(extra),
+            Command::Fault(Fault::OutOfMemory(running)) => self.out_of_memory_at = Some(running),
+            Command::Fault(_) => {}
+            Command::Control(control, done) => {
+                let result = self.control(control);
+                // The client may have disconnected.
+                let _ = done.map(|done| done.send(result));
+                self.publish_gauges_unless_hung();
+            }
+        }
+    }
+
+    fn control(&mut self, control: Control) -> bool {
+        match control {
+            Control::Pause { abort } => {
+                if abort {
+                    self.abort_all();
+                }
+                self.server.pause(self.virtual_now(), Pause::All);
+                self.shared.paused.store(true, Ordering::Relaxed);
+            }
+            Control::Resume => {
+                self.server.pause(self.virtual_now(), Pause::No);
+                self.shared.paused.store(false, Ordering::Relaxed);
+            }
+            Control::ResetPrefixCache { preempt } => {
+                return self.server.reset_prefix_cache(self.virtual_now(), preempt);
+            }
+            Control::Sleep(level) => {
+                if level.is_some() {
+                    self.abort_all();
+                    self.server.reset_prefix_cache(self.virtual_now(), true);
+                    self.server.pause(self.virtual_now(), Pause::All);
+                } else {
+                    self.server.pause(self.virtual_now(), Pause::No);
+                }
+                self.shared.stats.lock().sleep = level;
+            }
+        }
+        true
+    }
+
+    /// Ends all sequences with the finish reason `abort`.
+    fn abort_all(&mut self) {
+        let ids: Vec<_> = self.tracked.keys().copied().collect();
+        for id in ids {
+            self.server.abort(id);
+            self.end_aborted(id);
+        }
+    }
+
+    fn end_aborted(&mut self, id: SequenceId) {
+        if let Some(tracked) = self.tracked.get(&id) {
+            tracked.outlet.end(tracked.choice, Finish::Abort);
+            tracked.outlet.wake();
+        }
+        self.forget(id, Ended::Abort, None);
+    }
+
+    fn submit(&mut self, submissions: Vec<Submission>, outlet: &Arc<Outlet>) {
+        let now = self.virtual_now();
+        let mut requests = Vec::with_capacity(submissions.len());
+        for (choice, submission) in submissions.into_iter().enumerate() {
+            let Submission { request, finish, max_tokens, n } = submission;
+            self.tracked.insert(
+                request.id,
+                TrackedSequence {
+                    outlet: Arc::clone(outlet),
+                    choice,
+                    finish,
+                    prompt: request.prompt_tokens,
+                    max_tokens,
+                    n,
+                    cached: 0,
+                    preempted: 0,
+                    generated: 0,
+                    arrived: now,
+                    scheduled: None,
+                    first: None,
+                    last: now,
+                },
+            );
+            requests.push(Request { arrived: now, ..request });
+        }
+        self.server.submit(now, requests);
+    }
+
+    fn record_step(&mut self, end: StepEnd) {
+        let shared = Arc::clone(&self.shared);
+        let mut stats = shared.stats.lock();
+        stats.step(end.load.tokens);
+        stats.preemptions += u64::from(end.preempted);
+        for admitted in end.admitted {
+            if let Some(tracked) = self.tracked.get_mut(&admitted.id) {
+                tracked.scheduled.get_or_insert(end.started);
+                tracked.preempted += u32::from(admitted.resumed);
+                if !admitted.resumed {
+                    tracked.cached = admitted.cached_tokens;
+                    tracked.outlet.admit(tracked.choice, admitted.cached_tokens);
+                }
+            }
+        }
+        let mut finished = Vec::new();
+        for token in &end.emitted {
+            let Some(tracked) = self.tracked.get_mut(&token.id) else { continue };
+            tracked.generated += 1;
+            if tracked.first.is_none() {
+                tracked.first = Some(end.ended);
+                stats.first_token(tracked.prompt, tracked.cached, end.ended.saturating_sub(tracked.arrived));
+                shared.concurrency.lock().prefilled(tracked.prompt);
+            } else {
+                stats.next_token(end.ended.saturating_sub(tracked.last));
+            }
+            tracked.last = end.ended;
+            tracked.outlet.push(tracked.choice, token.last.then_some(tracked.finish));
+            if token.last {
+                finished.push(token.id);
+            }
+        }
+        drop(stats);
+        for token in &end.emitted {
+            if let Some(tracked) = self.tracked.get(&token.id) {
+                tracked.outlet.wake();
+            }
+        }
+        for id in finished {
+            let stop = self.tracked.get(&id).is_some_and(|tracked| tracked.finish == Finish::Stop);
+            self.forget(id, if stop { Ended::Stop } else { Ended::Length }, None);
+        }
+        for (id, error) in end.refused {
+            self.forget(id, Ended::Error, Some(Broken::Refused(error.to_string())));
+        }
+    }
+
+    /// Stops tracking a sequence: counts how it ended and returns its share of the concurrency limit.
+    fn forget(&mut self, id: SequenceId, ended: Ended, broken: Option<Broken>) {
+        let Some(tracked) = self.tracked.remove(&id) else { return };
+        self.shared.concurrency.lock().leave(if tracked.first.is_none() { tracked.prompt } else { 0 });
+        let TrackedSequence {
+            prompt,
+            cached,
+            preempted,
+            generated,
+            max_tokens,
+            n,
+            arrived,
+            scheduled,
+            first,
+            last,
+            ..
+        } = tracked;
+        let now = if generated > 0 { last } else { self.virtual_now() };
+        let finished =
+            Finished { ended, prompt, generated, max_tokens, n, cached, preempted, arrived, scheduled, first, now };
+        self.shared.stats.lock().finish(&finished);
+        if let Some(broken) = broken {
+            tracked.outlet.fail(broken);
+        }
+    }
+
+    /// Updates the gauges, unless the engine hangs: then they keep their last values.
+    fn publish_gauges_unless_hung(&self) {
+        if self.hung_since.is_none() {
+            self.publish_gauges();
+        }
+    }
+
+    fn publish_gauges(&self) {
+        let engine = self.server.engine();
+        let deferred = engine.deferred().min(engine.waiting());
+        let mut stats = self.shared.stats.lock();
+        stats.gauges = Gauges {
+            running: engine.running(),
+            waiting: engine.waiting() - deferred,
+            deferred,
+            kv_usage: engine.blocks().usage(),
+        };
+        let prefix = engine.prefix();
+        stats.prefix = (prefix.queries, prefix.hits);
+        if self.shared.config.lora {
+            let (running, waiting) = engine.adapters();
+            let adapters = self.shared.adapters.lock();
+            let names = |ids: Vec<u16>| {
+                let name = |id: u16| Some(adapters.get(usize::from(id))?.as_ref()?.0.as_str());
+                ids.into_iter().filter_map(name).collect::<Vec<_>>().join(",")
+            };
+            let key = (names(running), names(waiting));
+            stats.record_adapters(key, unix_seconds());
+        }
+        let running = stats.gauges.running;
+        drop(stats);
+        if self.out_of_memory_at.is_some_and(|most| running > most as usize) {
+            self.run_out_of_memory();
+        }
+    }
+
+    /// Ends the engine with CUDA's out-of-memory error.
+    fn run_out_of_memory(&self) {
+        let text = "EngineCore encountered a fatal error.\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate \
+                    1.02 GiB. GPU 0 has a total capacity of which 0.31 GiB is free.";
+        self.shared.config.log.line(LogSource::EngineCore, Level::Error, "core.py:1519", text);
+        self.shared.dead.cancel();
+    }
+}
+
+#[cfg(test)]
+mod tests;

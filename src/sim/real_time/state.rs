@@ -1,0 +1,101 @@
+//! State that the HTTP side and the engine loop of one server share.
+//!
+//! Locks are held for a few instructions and never across an await. The HTTP side reads settings and counters and sends
+//! commands; only the engine loop touches the engine.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+
+use super::command::Command;
+use super::concurrency_limit::ConcurrencyLimit;
+use crate::observe::http_metrics::Requests;
+use crate::observe::stats::Stats;
+use crate::process::config::SimConfig;
+use crate::process::fault::Fault;
+use crate::unix_time::unix_seconds;
+
+/// State of one server. See the header of this file.
+#[derive(Debug)]
+pub(crate) struct ServerState {
+    pub(crate) config: SimConfig,
+    pub(crate) stats: Mutex<Stats>,
+    pub(crate) concurrency: Mutex<ConcurrencyLimit>,
+    /// Name and path of each adapter, by id. An unloaded adapter leaves a gap, so that ids stay valid.
+    pub(crate) adapters: Mutex<Vec<Option<(String, String)>>>,
+    pub(crate) next_id: AtomicU64,
+    pub(crate) load: AtomicU64,
+    pub(crate) garbage: AtomicBool,
+    pub(crate) paused: AtomicBool,
+    pub(crate) profiling: AtomicBool,
+    /// New requests are refused; running ones are waited for.
+    pub(crate) draining: AtomicBool,
+    pub(crate) requests: Mutex<Requests>,
+    /// When the server started, Unix seconds.
+    pub(crate) started: f64,
+    pub(crate) fingerprint: Arc<str>,
+    /// Tokens after which streams are cut; 0 means never.
+    pub(crate) reset_after: AtomicU32,
+    pub(crate) dead: CancellationToken,
+    pub(crate) stop: CancellationToken,
+    /// Closes connections immediately, in the middle of a response if need be.
+    pub(crate) cut: CancellationToken,
+    /// Commands that the engine loop has not taken yet.
+    pub(super) inbox: Mutex<Vec<Command>>,
+    /// Signalled when a command is added to the inbox.
+    pub(super) arrived: Notify,
+}
+
+impl ServerState {
+    pub(crate) fn new(config: SimConfig) -> Self {
+        let adapters = config.adapters.iter().cloned().map(Some).collect();
+        let settings = format!("{:?}{:?}{}", config.names, config.engine, config.max_model_len);
+        let hash = xxhash_rust::xxh3::xxh3_64(settings.as_bytes()) as u32;
+        let fingerprint = format!("vllm-{}-{hash:08x}", config.version).into();
+        Self {
+            config,
+            stats: Mutex::default(),
+            concurrency: Mutex::default(),
+            adapters: Mutex::new(adapters),
+            next_id: AtomicU64::new(1),
+            load: AtomicU64::new(0),
+            garbage: AtomicBool::new(false),
+            paused: AtomicBool::new(false),
+            profiling: AtomicBool::new(false),
+            draining: AtomicBool::new(false),
+            requests: Mutex::default(),
+            started: unix_seconds(),
+            fingerprint,
+            reset_after: AtomicU32::new(0),
+            dead: CancellationToken::new(),
+            stop: CancellationToken::new(),
+            cut: CancellationToken::new(),
+            inbox: Mutex::default(),
+            arrived: Notify::new(),
+        }
+    }
+
+    /// Adds a command to the inbox and wakes the engine loop.
+    pub(crate) fn send(&self, command: Command) {
+        self.inbox.lock().push(command);
+        self.arrived.notify_one();
+    }
+
+    /// Injects a fault, or removes all faults with [`Fault::None`].
+    pub(crate) fn fault(&self, fault: Fault) {
+        match fault {
+            Fault::None => {
+                self.garbage.store(false, Ordering::Relaxed);
+                self.reset_after.store(0, Ordering::Relaxed);
+            }
+            Fault::Garbage => self.garbage.store(true, Ordering::Relaxed),
+            Fault::ResetMidstream(after) => self.reset_after.store(after.max(1), Ordering::Relaxed),
+            Fault::Die => self.dead.cancel(),
+            Fault::Hang | Fault::Stall(_) | Fault::OutOfMemory(_) | Fault::SlowStart(_) => {}
+        }
+        self.send(Command::Fault(fault));
+    }
+}

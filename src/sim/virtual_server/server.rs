@@ -1,0 +1,345 @@
+//! One simulated server on virtual time, as a discrete-event simulation: front end, engine, front end.
+//!
+//! ```text
+//! submit(t) -> front end (shared thread, then latency) -> engine -> step ends -> front end (tokens) -> emissions
+//! ```
+//!
+//! Steps follow each other without a gap: the next one starts when the last one ended, whenever [`VirtualServer::poll`] is called.
+//! So a driver that is late does not slow the engine down. What a step produced is reported when a client sees it, while
+//! later steps run: the engine looks at results only after it has launched the next step, which takes the CPU 10 ms
+//! without a graph and, now and then, as long as the GPU takes for it ([`CostModel::stall_share`]).
+//!
+//! [`CostModel::stall_share`]: crate::machine::CostModel::stall_share
+//!
+//! The server drives a server against the real clock, tests drive it against a number: both see the same engine.
+
+use std::collections::{HashMap, VecDeque};
+use std::time::Duration;
+
+use super::front_end::FrontEnd;
+use crate::engine::{Admitted, Emitted, Engine, EngineError, Pause, Request, SequenceId, StepOutcome};
+use crate::machine::StepLoad;
+use sluice_core::base::Rng;
+
+/// The end of a step, with the virtual time at which its tokens became visible.
+#[derive(Debug)]
+pub struct StepEnd {
+    /// When the step started.
+    pub started: Duration,
+    /// When clients saw its tokens.
+    pub ended: Duration,
+    /// Tokens sampled.
+    pub emitted: Vec<Emitted>,
+    /// Sequences admitted by the step, at its start.
+    pub admitted: Vec<Admitted>,
+    /// Sequences preempted by the step.
+    pub preempted: u32,
+    /// What it computed.
+    pub load: StepLoad,
+    /// Requests that the engine refused when they reached it.
+    pub refused: Vec<(SequenceId, EngineError)>,
+}
+
+/// The step that the GPU is computing.
+#[derive(Debug)]
+struct UnderWay {
+    started: Duration,
+    ended: Duration,
+    /// When its plan was made, and when the next step is planned, which is when the CPU has launched this one.
+    planned: Duration,
+    next_plan: Duration,
+    /// Whether its launch blocks until the GPU has finished it.
+    stalled: bool,
+    outcome: StepOutcome,
+}
+
+/// A front end and an engine on one time line. See the header of this file.
+#[derive(Debug)]
+pub struct VirtualServer {
+    front_end: FrontEnd,
+    engine: Engine,
+    /// Requests that have left the front end's thread, with the time at which they reach the engine, in that order.
+    in_front_end: VecDeque<(Duration, Request)>,
+    under_way: Option<UnderWay>,
+    /// Steps that have ended and whose tokens are on their way to the clients, in order of time.
+    leaving: VecDeque<StepEnd>,
+    /// Prompt tokens of the sequences that have no first token yet.
+    prompts: HashMap<SequenceId, u32>,
+    refused: Vec<(SequenceId, EngineError)>,
+    stall: Duration,
+}
+
+impl VirtualServer {
+    /// An idle server at time zero.
+    pub fn new(engine: Engine, front_end: FrontEnd) -> Self {
+        Self {
+            front_end,
+            engine,
+            in_front_end: VecDeque::new(),
+            under_way: None,
+            leaving: VecDeque::new(),
+            prompts: HashMap::new(),
+            refused: Vec::new(),
+            stall: Duration::ZERO,
+        }
+    }
+
+    /// Submits the sequences of one HTTP request that arrives at `now`. They pass the front end together.
+    pub fn submit(&mut self, now: Duration, requests: impl IntoIterator<Item = Request>) {
+        self.drain_front_end(now);
+        let arrived = requests.into_iter().map(|request| Request { arrived: now, ..request });
+        self.front_end.enter(now, arrived.collect());
+    }
+
+    /// Ends a sequence early, wherever it is; returns whether it still existed.
+    pub fn abort(&mut self, id: SequenceId) -> bool {
+        self.prompts.remove(&id);
+        let before = self.in_front_end.len();
+        self.in_front_end.retain(|(_, request)| request.id != id);
+        let found = self.front_end.abort(id) || self.in_front_end.len() < before;
+        found || self.engine.abort(id)
+    }
+
+    fn drain_front_end(&mut self, now: Duration) {
+        while let Some((ready, requests)) = self.front_end.leave(now) {
+            self.in_front_end.extend(requests.into_iter().map(|request| (ready, request)));
+        }
+    }
+
+    /// Makes the next step that starts longer by `extra`.
+    pub fn stall(&mut self, extra: Duration) {
+        self.stall += extra;
+    }
+
+    /// Pauses or resumes the engine. On resume a step starts at `now` if none is under way.
+    pub fn pause(&mut self, now: Duration, pause: Pause) {
+        self.engine.pause(pause);
+        self.restart(now);
+    }
+
+    /// Empties the prefix cache; with `preempt`, running sequences are computed again. See [`Engine::reset_prefix_cache`].
+    pub fn reset_prefix_cache(&mut self, now: Duration, preempt: bool) -> bool {
+        let done = self.engine.reset_prefix_cache(preempt);
+        self.restart(now);
+        done
+    }
+
+    fn restart(&mut self, now: Duration) {
+        if self.under_way.is_none() {
+            self.start(now, now);
+        }
+    }
+
+    /// When the next event happens; `None` if the server is idle.
+    pub fn next_at(&self) -> Option<Duration> {
+        let leaving = self.leaving.front().map(|end| end.ended);
+        let engine = match &self.under_way {
+            Some(step) => Some(step.ended),
+            None => {
+                let ready = self.in_front_end.front().map(|(ready, _)| *ready);
+                ready.into_iter().chain(self.front_end.next_leave()).min()
+            }
+        };
+        leaving.into_iter().chain(engine).min()
+    }
+
+    /// Processes at most one event that is due at `now`: the end of a step, its tokens at the clients, or a start.
+    pub fn poll(&mut self, now: Duration) -> Option<StepEnd> {
+        let engine_first = match (&self.under_way, self.leaving.front()) {
+            (Some(step), Some(leaving)) => step.ended < leaving.ended,
+            (Some(_), None) => true,
+            (None, _) => false,
+        };
+        if !engine_first && self.leaving.front().is_some_and(|end| end.ended <= now) {
+            return self.leaving.pop_front();
+        }
+        match self.under_way.take() {
+            Some(step) if step.ended <= now => {
+                self.start(step.ended, step.next_plan);
+                self.finish(step);
+                None
+            }
+            Some(step) => {
+                self.under_way = Some(step);
+                None
+            }
+            None => {
+                self.drain_front_end(now);
+                if let Some((ready, _)) = self.in_front_end.front()
+                    && *ready <= now
+                {
+                    self.start(*ready, *ready);
+                }
+                let refused = std::mem::take(&mut self.refused);
+                let at = now;
+                (self.under_way.is_none() && !refused.is_empty()).then(|| StepEnd {
+                    started: at,
+                    ended: at,
+                    emitted: Vec::new(),
+                    admitted: Vec::new(),
+                    preempted: 0,
+                    load: StepLoad::default(),
+                    refused,
+                })
+            }
+        }
+    }
+
+    /// When the engine processes the results of a step that ended: once the next one is launched.
+    fn results_taken(&self, ended: Duration) -> Duration {
+        match &self.under_way {
+            None => ended,
+            Some(next) if next.stalled => next.ended,
+            Some(next) => ended.max(next.planned + self.engine.cost().launch(&next.outcome.load)),
+        }
+    }
+
+    /// Passes the tokens of a step that ended to the front end.
+    fn finish(&mut self, step: UnderWay) {
+        let UnderWay { started, ended, outcome, .. } = step;
+        let StepOutcome { load, emitted, admitted, preempted, .. } = outcome;
+        let taken = self.results_taken(ended);
+        let prompts = &mut self.prompts;
+        let firsts = emitted.iter().filter(|token| token.first).filter_map(|token| prompts.remove(&token.id));
+        let seen = self.front_end.send(taken, emitted.len(), firsts);
+        // A client sees steps in order.
+        let seen = self.leaving.back().map_or(seen, |last| last.ended.max(seen));
+        let refused = std::mem::take(&mut self.refused);
+        self.leaving.push_back(StepEnd { started, ended: seen, emitted, admitted, preempted, load, refused });
+    }
+
+    /// Starts a step at `at`, whose plan was made at `planned`.
+    fn start(&mut self, at: Duration, planned: Duration) {
+        self.drain_front_end(at);
+        self.add_ready(planned);
+        self.engine.stage_fresh();
+        self.add_ready(at);
+        let Some(outcome) = self.engine.step() else { return };
+        let ended = at + outcome.duration + std::mem::take(&mut self.stall);
+        let cost = self.engine.cost();
+        // The duration is jittered already, so its digits can seed this draw.
+        let stalled = Rng::new(outcome.duration.as_nanos() as u64).unit() < cost.stall_share(&outcome.load);
+        let launched = if stalled { ended } else { planned + cost.launch(&outcome.load) };
+        let next_plan = launched.clamp(at, ended);
+        self.under_way = Some(UnderWay { started: at, ended, planned, next_plan, stalled, outcome });
+    }
+
+    /// Adds the requests that reach the engine by `until`.
+    fn add_ready(&mut self, until: Duration) {
+        while let Some((ready, _)) = self.in_front_end.front()
+            && *ready <= until
+        {
+            let Some((_, request)) = self.in_front_end.pop_front() else { break };
+            let (id, prompt) = (request.id, request.prompt_tokens);
+            match self.engine.add(request) {
+                Ok(()) => _ = self.prompts.insert(id, prompt),
+                Err(error) => self.refused.push((id, error)),
+            }
+        }
+    }
+
+    /// The engine, for gauges.
+    pub fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    /// Sequences still in the front end.
+    pub fn in_front_end(&self) -> usize {
+        self.in_front_end.len() + self.front_end.sequences()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::EngineConfig;
+    use crate::machine::{CostModel, Profile};
+
+    fn server() -> VirtualServer {
+        let profile = Profile::named("h200-llama-8b").unwrap();
+        let config = EngineConfig {
+            max_num_seqs: 256,
+            max_num_batched_tokens: 8192,
+            long_prefill_token_threshold: 0,
+            chunked_prefill: true,
+            num_blocks: 1000,
+            seed: 1,
+            ..EngineConfig::default()
+        };
+        VirtualServer::new(Engine::new(config, CostModel::new(&profile, 256, 8192)), FrontEnd::new(&profile.front_end))
+    }
+
+    fn request(id: u64) -> Request {
+        Request { id, prompt_tokens: 100, output_tokens: 3, adapter: None, ..Request::default() }
+    }
+
+    #[test]
+    fn late_polling_does_not_slow_the_engine() {
+        let drive = |late: Duration| {
+            let mut server = server();
+            server.submit(Duration::ZERO, [request(1)]);
+            let mut last = Duration::ZERO;
+            while let Some(at) = server.next_at() {
+                if let Some(end) = server.poll(at + late) {
+                    last = end.ended;
+                }
+            }
+            last
+        };
+        assert_eq!(drive(Duration::ZERO), drive(Duration::from_millis(50)));
+    }
+
+    #[test]
+    fn a_paused_server_keeps_its_sequences_and_continues_on_resume() {
+        let mut server = server();
+        server.submit(Duration::ZERO, [request(1)]);
+        server.poll(Duration::from_secs(1));
+        server.pause(Duration::from_secs(1), Pause::All);
+        let mut tokens = 0;
+        while let Some(at) = server.next_at() {
+            tokens += server.poll(at).map_or(0, |end| end.emitted.len());
+        }
+        assert_eq!((tokens, server.engine().running()), (1, 1), "the step under way ends, and no other begins");
+        let later = Duration::from_secs(60);
+        server.pause(later, Pause::No);
+        while let Some(at) = server.next_at() {
+            assert!(at > later);
+            tokens += server.poll(at).map_or(0, |end| end.emitted.len());
+        }
+        assert_eq!((tokens, server.engine().is_empty()), (3, true));
+        assert!(server.reset_prefix_cache(later, false));
+    }
+
+    #[test]
+    fn a_request_that_never_fits_is_refused_when_it_reaches_the_engine() {
+        let mut server = server();
+        server.submit(Duration::ZERO, [Request { prompt_tokens: 1_000_000, ..request(1) }]);
+        let end = server.poll(Duration::from_secs(1)).unwrap();
+        assert_eq!(end.refused.len(), 1);
+        assert!(server.next_at().is_none());
+    }
+
+    #[test]
+    fn the_engine_goes_on_while_tokens_are_on_their_way() {
+        let mut server = server();
+        server.submit(Duration::ZERO, [request(1)]);
+        let (mut steps, mut together) = (Vec::new(), 0);
+        while let Some(at) = server.next_at() {
+            together += u32::from(server.under_way.is_some() && !server.leaving.is_empty());
+            steps.extend(server.poll(at));
+        }
+        assert_eq!(steps.iter().map(|end| end.emitted.len()).sum::<usize>(), 3);
+        assert!(together > 0 && steps.is_sorted_by_key(|end| end.ended));
+        assert!(steps[1].started < steps[0].ended && server.prompts.is_empty());
+    }
+
+    #[test]
+    fn an_abort_reaches_a_request_in_the_front_end() {
+        let mut server = server();
+        server.submit(Duration::ZERO, [request(1)]);
+        assert!(server.abort(1));
+        assert!(!server.abort(1));
+        assert!(server.poll(Duration::from_secs(1)).is_none());
+        assert!(server.next_at().is_none() && server.engine().is_empty());
+    }
+}
