@@ -187,7 +187,7 @@ async fn measure(plan: &RunPlan, up: &Up, title: &str) -> anyhow::Result<RunResu
     let progress = Arc::new(bench::Progress::default());
     let shown = Line::start(title, plan.extent, progress.clone());
     let run = bench::run(plan, &client, &progress).await?;
-    drop(shown);
+    shown.end();
     Ok(run)
 }
 
