@@ -77,7 +77,9 @@ struct Simulated {
 impl Simulated {
     fn virtual_server(&self, seed: u64) -> VirtualServer {
         let profile = Profile::named("h200-llama-8b").unwrap();
-        let config = EngineConfig { max_num_seqs: self.scenario.max_num_seqs, seed, ..EngineConfig::default() };
+        // No two prompts share a prefix, and the bookkeeping of the cache would take most of the simulation's time.
+        let max_num_seqs = self.scenario.max_num_seqs;
+        let config = EngineConfig { max_num_seqs, seed, prefix_caching: false, ..EngineConfig::default() };
         let cost = CostModel::new(&profile, config.max_num_seqs, config.max_num_batched_tokens);
         VirtualServer::new(Engine::new(config, cost), FrontEnd::new(&profile.front_end))
     }
