@@ -1,24 +1,24 @@
 //! The load generator: sends requests on a schedule and measures what a client sees.
 //!
-//! It exists because the product's claims are about tails, and a tail is only as honest as the
-//! clock that measured it. So it is a witness: it shares no code with the gateway's request path,
-//! reads the bytes of the answers itself, and decides when a request *should* have been sent before
-//! the run begins. What is late by our own fault is in the result, and so is the load that was really delivered.
+//! The claims of this project are about tail latencies, and those depend on the clock that measures them. So the load
+//! generator is an independent checker: it shares no code with the gateway's request path, reads the bytes of responses
+//! itself, and fixes when each request is due before the run begins. Its own lag is part of the result, and so is the load
+//! that it really delivered.
 //!
 //! | folder | question |
 //! |---|---|
 //! | `load` | what is sent, and when: workload, prompts, data sets, conversations, arrivals |
-//! | `client` | how one request is sent, and what its response says and when |
+//! | `client` | how one request is sent, and how its response is measured |
 //! | `run` | all requests of a run, its progress, the metrics of the servers meanwhile |
 //! | `result` | the records of a run, their statistics, the files on disk |
 //! | `report` | tables, HTML pages with plots, the knee of a sweep, comparisons |
 //! | `search` | the highest rate at which the objectives hold |
 //!
-//! Definitions are those of `vllm bench serve`, with two differences, both on the side of truth: an
-//! error inside a stream and a stream that stops before its end are failures, not short successes.
+//! Definitions are those of `vllm bench serve`, with two stricter exceptions: an error inside a stream, and a stream that
+//! stops before its end, are failures and not short successes.
 //!
-//! Everything random follows from one seed, so two runs with the same plan send the same bytes at
-//! the same times. Not here: TLS, HTTP/2.
+//! All randomness follows from one seed: two runs of the same plan send the same bytes at the same times. Bounds: no TLS, no
+//! HTTP/2.
 
 pub mod error;
 mod seed;

@@ -5,8 +5,7 @@
 
 use sluice_core::base::Rng;
 
-/// What a random stream is for: each purpose has its own, so that changing how many numbers one of
-/// them draws leaves the others as they were.
+/// What a random stream is for.
 #[derive(Clone, Copy)]
 pub(crate) enum Purpose {
     Arrival = 1,
@@ -23,7 +22,7 @@ pub(crate) enum Purpose {
     Shuffle = 10,
 }
 
-/// The random stream for `purpose` and the `ordinal`-th thing of its kind.
+/// The random stream for `purpose` and the item number `ordinal`.
 ///
 /// Seeds that differ by one give neighbouring SplitMix64 states, so each step of the derivation goes
 /// through one output of the generator, which mixes all 64 bits.

@@ -1,21 +1,21 @@
-//! What the bytes of a streamed answer mean to a client.
+//! Parses a response stream into messages.
 //!
-//! A reader of its own, on purpose: the gateway meters streams with `openai::sse` and `meter`, and a
-//! mistake there must not hide itself by being made again on the side that checks.
+//! This is a parser of its own, on purpose: the gateway meters streams with `openai::sse` and `meter`, and a mistake there
+//! must not be hidden by the same mistake in the checker.
 //!
-//! Framing: lines end with LF or CRLF; a line `data: <JSON>` is one message, `data: [DONE]` ends the
-//! stream; comments (`:` keep-alives), `event:` lines and blank lines carry nothing. vLLM writes each
-//! message on one line, so a line that is complete is read at once, without waiting for the blank
-//! line behind it. At most [`MAX_LINE`] bytes of an unfinished line are kept.
+//! Framing: lines end with LF or CRLF; a line `data: <JSON>` is one message, `data: [DONE]` ends the stream; comments (`:`
+//! keep-alives), `event:` lines and blank lines carry nothing. vLLM writes each message on one line, so a complete line is
+//! parsed at once, without waiting for the blank line behind it.
 //!
 //! A message is a *token event*, as `vllm bench serve` counts them:
 //!
 //! - completions: `choices` is not empty (the text may be);
-//! - chat: some choice's delta has content, reasoning, tool calls or a function call that are not empty, or content that
-//!   is empty where there is no role. So the opening role chunk is not an event.
+//! - chat: the delta of some choice has content, reasoning, tool calls or a function call that are not empty, or content that
+//!   is empty where there is no role. So the first chunk, with the role, is not an event.
 //!
-//! A message with a top-level `error` is a failure whatever the HTTP status was. So is an answer that the server gave up
-//! (`finish_reason` is `abort`, which vLLM says when it is told to stop): `vllm bench serve` counts it as served.
+//! A message with a top-level `error` is a failure whatever the HTTP status was. So is a response that the server aborted
+//! (`finish_reason` is `abort`, which vLLM sends when it shuts down); `vllm bench serve` counts that as a success. Bounds: at
+//! most [`MAX_LINE`] bytes of an unfinished line are kept.
 
 use memchr::memchr;
 use serde::Deserialize;
@@ -26,10 +26,10 @@ use crate::load::body::Api;
 /// The longest line kept while its end has not arrived: far above any event of a generation.
 pub const MAX_LINE: usize = 1 << 20;
 
-/// What one message said.
+/// The content of one message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Message {
-    /// It carried tokens (see the module's rule).
+    /// It carried tokens, by the rule in the header.
     pub token: bool,
     /// It carried usage: prompt and completion tokens so far.
     pub usage: Option<Usage>,
@@ -37,7 +37,7 @@ pub struct Message {
     pub error: Option<StreamError>,
     /// It was the end of the stream.
     pub done: bool,
-    /// It was the end of an answer that the server gave up (`finish_reason` is `abort`).
+    /// The server aborted the response (`finish_reason` is `abort`).
     pub aborted: bool,
 }
 
@@ -50,7 +50,7 @@ pub struct Usage {
     /// Tokens generated so far.
     #[serde(default)]
     pub completion_tokens: u64,
-    /// Tokens of the prompt that were found in the prefix cache, where the server says so.
+    /// Tokens of the prompt that were found in the prefix cache, if the server reports it.
     #[serde(default, rename = "prompt_tokens_details", deserialize_with = "cached_tokens")]
     pub cached_tokens: Option<u64>,
 }
@@ -81,17 +81,17 @@ pub enum EventError {
     TooLong,
 }
 
-/// Cuts a stream into messages, whatever pieces it arrives in.
+/// Splits a stream into messages, whatever the boundaries of its reads.
 #[derive(Debug)]
 pub struct EventReader {
     api: Api,
     unfinished: Vec<u8>,
-    /// The text of the answer so far, when somebody wants it.
+    /// The text so far, if it is to be kept.
     text: Option<String>,
 }
 
 impl EventReader {
-    /// A reader for the stream of one answer.
+    /// A reader for one response stream.
     pub fn new(api: Api) -> Self {
         Self { api, unfinished: Vec::new(), text: None }
     }
@@ -102,15 +102,15 @@ impl EventReader {
         Self { text: Some(String::new()), ..self }
     }
 
-    /// The text kept; nothing when none was to be kept.
+    /// The text; `None` unless it was to be kept.
     pub fn into_text(self) -> Option<String> {
         self.text
     }
 
-    /// Reads the next piece and hands over each message that it completes, in order.
+    /// Reads the next piece and calls `each` for each message that it completes, in order.
     ///
     /// # Errors
-    /// The piece cannot be read; messages before the fault have been handed over.
+    /// The piece cannot be read. `each` was called for the messages before the fault.
     pub fn feed(&mut self, mut piece: &[u8], mut each: impl FnMut(Message)) -> Result<(), EventError> {
         while let Some(end) = memchr(b'\n', piece) {
             let message = if self.unfinished.is_empty() {
@@ -186,7 +186,7 @@ struct Choice<'a> {
     finish_reason: Option<&'a RawValue>,
 }
 
-/// A field is there even when it is `null`, which matters for the role.
+/// `role` counts as present even when it is `null`.
 #[derive(Deserialize)]
 struct Delta<'a> {
     #[serde(borrow, default, deserialize_with = "present")]
@@ -215,7 +215,7 @@ impl Delta<'_> {
     }
 }
 
-/// What counts as nothing in the original's language.
+/// Values that are falsy in Python, the language of the original.
 fn is_empty(value: &RawValue) -> bool {
     matches!(value.get(), "\"\"" | "null" | "[]" | "{}" | "false" | "0")
 }
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn the_text_is_kept_when_asked_for() {
+    fn the_text_is_kept_on_request() {
         let text = |api, stream: &[u8]| {
             let mut reader = EventReader::new(api).keeping_text();
             reader.feed(stream, |_| {}).unwrap();
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn cached_tokens_are_read_where_they_are_told() {
+    fn cached_tokens_are_read_if_reported() {
         let line = b"data: {\"choices\":[],\"usage\":{\"prompt_tokens\":9,\"completion_tokens\":1,\"prompt_tokens_details\":{\"cached_tokens\":8}}}\n\n";
         assert_eq!(read_all(Api::Chat, &[line]).unwrap()[0].usage.unwrap().cached_tokens, Some(8));
         let null = b"data: {\"choices\":[],\"usage\":{\"prompt_tokens\":9,\"completion_tokens\":1,\"prompt_tokens_details\":null}}\n\n";
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_the_server_gave_up_is_told() {
+    fn an_aborted_response_is_reported() {
         let line = b"data: {\"choices\":[{\"index\":0,\"text\":\"\",\"finish_reason\":\"abort\"}]}\n\n";
         assert!(read_all(Api::Completions, &[line]).unwrap()[0].aborted);
     }

@@ -1,14 +1,11 @@
-//! Sends one request and measures its stream: HTTP/1.1, keep-alive, one task for each request.
+//! The client of the load generator: sends one request and returns its timing.
 //!
-//! Times are those of a client: TTFT from the moment given by the caller (just before the request is sent; connection
-//! set-up is inside) to the first token event, ITL between token events, E2EL to the last token event. All events in one
-//! piece of the network share the time at which the piece was read.
+//! Times are those of a client: TTFT from the start given by the caller (just before the request is sent; connection set-up is
+//! included) to the first token event, ITL between token events, E2EL to the last token event. Failures have no timing. A
+//! client that leaves on purpose closes its connection, which is how vLLM notices it.
 //!
-//! An answer counts as completed when the status is 200, at least one token event came, no message was an error and the
-//! stream said `[DONE]`. Everything else is a [`RequestFailure`] with a reason, and failures have no timing: a fast refusal must
-//! not improve a percentile. A client that leaves on purpose closes its connection, which is how vLLM learns of it.
-//!
-//! Several targets are taken in turn. What the gateway says of itself in its headers is kept beside the timing.
+//! Several targets are used in turn. The routing headers of the gateway are kept beside the timing. Bounds: HTTP/1.1 with
+//! keep-alive, no TLS; one request is sent once, except after a dead idle connection (`target`).
 
 use std::collections::BTreeMap;
 use std::future::poll_fn;
@@ -33,22 +30,22 @@ use crate::error::BenchError;
 use crate::load::body::Api;
 use crate::load::workload::LoadRequest;
 
-/// Bytes of a refusal's body that are read so that its connection can be used again.
+/// The longest error body that is read to reuse its connection, bytes.
 const MAX_REFUSAL: usize = 64 << 10;
-/// Characters of a refusal's message that are kept, for one refusal of each status.
+/// The longest error message that is kept, characters.
 const MAX_REASON: usize = 300;
-/// Statuses whose messages are kept.
+/// The most statuses whose messages are kept.
 const MAX_REASONS: usize = 16;
-/// How long a client that leaves before the first token waits for it.
+/// How long a client waits that leaves before the first token.
 const LEAVE_WAITING: Duration = Duration::from_millis(100);
 /// Connections opened at the same time.
 const OPENING: usize = 32;
-/// How long opening may take: the first must not grow too old meanwhile.
+/// Time limit for opening: the first connections must not become idle for too long.
 const OPEN_LIMIT: Duration = Duration::from_secs(2);
-/// Names of pools, backends and arms that are kept; those of a configuration are far fewer.
+/// The most names of pools, backends and arms that are shared between records.
 const MAX_NAMES: usize = 4_096;
 
-/// Where the gateway says that a request went; nothing without a gateway.
+/// How the gateway routed a request, by its response headers. Empty without a gateway.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RoutingInfo {
     /// `x-sluice-pool`.
@@ -57,7 +54,7 @@ pub struct RoutingInfo {
     pub backend: Option<Arc<str>>,
     /// `x-sluice-arm`.
     pub arm: Option<Arc<str>>,
-    /// Time in its queue, of `server-timing`.
+    /// Time in the gateway's queue, from `server-timing`.
     pub queue: Option<Duration>,
 }
 
@@ -70,14 +67,13 @@ pub struct LoadClient {
     turn: AtomicUsize,
     headers: HeaderMap,
     limit: Duration,
-    /// The message of the first refusal of each status.
+    /// The first error message of each status.
     reasons: Mutex<BTreeMap<u16, String>>,
     names: Mutex<BTreeMap<String, Arc<str>>>,
 }
 
 impl LoadClient {
-    /// A client for the servers at `urls` (`http://host:port`, a path prefix is kept); no request
-    /// may take longer than `limit`.
+    /// A client for the servers at `urls` (`http://host:port`, with an optional path prefix). A request times out after `limit`.
     ///
     /// # Errors
     /// No url, or one that cannot be used.
@@ -107,7 +103,7 @@ impl LoadClient {
     /// The same client with requests to `path` instead of the API's usual one.
     ///
     /// # Errors
-    /// It is no path.
+    /// It is not a path.
     pub fn with_path(self, path: &str) -> Result<Self, BenchError> {
         let sound = path.starts_with('/') && path.parse::<http::uri::PathAndQuery>().is_ok();
         if sound { Ok(Self { path: path.to_owned(), ..self }) } else { Err(BenchError::BadPath(path.to_owned())) }
@@ -123,18 +119,18 @@ impl LoadClient {
         &self.path
     }
 
-    /// What is sent with every request.
+    /// The headers of every request.
     pub fn headers(&self) -> &HeaderMap {
         &self.headers
     }
 
-    /// What servers said with the first refusal of each status.
+    /// The first error message of each status.
     pub fn reasons(&self) -> BTreeMap<u16, String> {
         self.reasons.lock().clone()
     }
 
-    /// Opens `count` connections, spread over the servers, a few at a time; those that cannot be opened in time are left to
-    /// the requests. They are used while they are fresh or not at all.
+    /// Opens `count` connections, spread over the servers, a few at a time. Connections that cannot be opened in time are opened
+    /// by the requests themselves.
     pub async fn open(&self, count: usize) {
         let opening = async {
             for begin in (0..count).step_by(OPENING) {
@@ -143,12 +139,11 @@ impl LoadClient {
                 futures_all(all).await;
             }
         };
-        // What is open by then is open.
+        // After a timeout the connections opened so far are kept.
         let _ = tokio::time::timeout(OPEN_LIMIT, opening).await;
     }
 
-    /// The answer to a GET of `path` from each server, in their order: status and body of at most `max` bytes. None may take
-    /// longer than `limit`.
+    /// Sends GET `path` to each server, in order. Returns status and body of at most `max` bytes. Each times out after `limit`.
     pub async fn get_each(&self, path: &str, max: usize, limit: Duration) -> Vec<Result<(u16, Bytes), RequestFailure>> {
         let mut responses = Vec::with_capacity(self.targets.len());
         for target in &self.targets {
@@ -158,7 +153,7 @@ impl LoadClient {
         responses
     }
 
-    /// The status of a POST of nothing to `path` of each server, in their order.
+    /// Sends an empty POST to `path` of each server, in order. Returns the statuses.
     pub async fn post_each(&self, path: &str) -> Vec<Result<u16, RequestFailure>> {
         let mut responses = Vec::with_capacity(self.targets.len());
         for target in &self.targets {
@@ -170,7 +165,7 @@ impl LoadClient {
         responses
     }
 
-    /// Sends `request` and reads its answer to the end. Times count from `start`: now, just before.
+    /// Sends `request` and reads its response to the end. Times count from `start`, which is just before the call.
     ///
     /// # Errors
     /// Why there is no timing.
@@ -178,7 +173,7 @@ impl LoadClient {
         self.send_with_routing(request, start, &mut RoutingInfo::default()).await
     }
 
-    /// As [`LoadClient::send`], and tells where it went, also when it failed.
+    /// Like [`LoadClient::send`]; also sets `place` to the routing of the request, even when it failed.
     ///
     /// # Errors
     /// Why there is no timing.
@@ -189,16 +184,13 @@ impl LoadClient {
         place: &mut RoutingInfo,
     ) -> Result<Timing, RequestFailure> {
         let target = &self.targets[self.turn.fetch_add(1, Ordering::Relaxed) % self.targets.len()];
+        // A client that leaves before the first token waits for a short time only.
+        let (limit, at_limit) = match request.leave_after {
+            Some(0) if LEAVE_WAITING < self.limit => (LEAVE_WAITING, RequestFailure::ClientLeft),
+            _ => (self.limit, RequestFailure::Timeout),
+        };
         let exchange = self.exchange(target, request, start, place);
-        let exchange = tokio::time::timeout(self.limit, exchange);
-        if request.leave_after != Some(0) {
-            return exchange.await.unwrap_or(Err(RequestFailure::Timeout));
-        }
-        let limit = LEAVE_WAITING.min(self.limit);
-        tokio::time::timeout(limit, exchange)
-            .await
-            .unwrap_or(Ok(Err(RequestFailure::ClientLeft)))
-            .unwrap_or(Err(RequestFailure::Timeout))
+        tokio::time::timeout(limit, exchange).await.unwrap_or(Err(at_limit))
     }
 
     async fn exchange(
@@ -262,7 +254,7 @@ impl LoadClient {
     }
 }
 
-/// Waits for all of a few futures, together.
+/// Waits for all futures, concurrently.
 async fn futures_all<F: Future<Output = ()>>(all: impl Iterator<Item = F>) {
     let mut open: Vec<_> = all.map(Box::pin).collect();
     poll_fn(|context| {
@@ -279,7 +271,7 @@ fn span_of(timing: &str, name: &str) -> Option<Duration> {
     Duration::try_from_secs_f64(millis / 1e3).ok()
 }
 
-/// Reads a refusal's body; nothing when it is too long to be worth it or broke.
+/// Reads the body of an error response. `None` when it is too long or incomplete.
 async fn drain(connection: &mut HttpConnection, mut body: Incoming) -> Option<Vec<u8>> {
     let mut read = Vec::new();
     while let Some(frame) = connection.drive(body.frame()).await {

@@ -1,7 +1,7 @@
-//! A server for the tests of this module: answers every request with a script.
+//! A scripted server for tests: sends a given response to every request.
 //!
-//! It understands nothing and measures nothing; what it sends, and how it breaks, is given by the
-//! test. Not a simulator: that is `sim`, and `bench` must not depend on it.
+//! It parses only the length of a request and measures nothing. What it sends, and how it fails, is up to the test. Bounds:
+//! it is not a simulator; that is `sim`, which the load generator may not depend on.
 
 #![allow(missing_docs, unreachable_pub, reason = "used by tests alone")]
 
@@ -20,17 +20,17 @@ use crate::load::length::Length;
 use crate::load::workload::{Class, LoadRequest, Prefix, Workload};
 use crate::result::record::Slo;
 
-/// How one request is answered.
+/// The response to one request.
 #[derive(Clone, Debug)]
 pub struct MockResponse {
     pub status: u16,
     /// Pieces of the body, each written by itself.
     pub pieces: Vec<String>,
-    /// Time before each piece.
+    /// Delay before each piece.
     pub pause: Duration,
-    /// Lines of its head, each with its end.
+    /// Header lines, each with CRLF.
     pub headers: String,
-    /// Closes the connection where the body's end should be.
+    /// Closes the connection before the end of the body.
     pub breaks: bool,
 }
 
@@ -61,7 +61,7 @@ pub fn small_workload() -> Workload {
     Workload::of_classes("m", vec![class], 1)
 }
 
-/// Some question.
+/// A request of that workload.
 pub fn request() -> LoadRequest {
     small_workload().request(0)
 }
@@ -165,7 +165,7 @@ async fn connection(mut socket: TcpStream, script: Script, counts: Arc<Counts>) 
     Ok(())
 }
 
-/// Takes one request off the connection, and returns its body; nothing when the client has closed it.
+/// Takes one request off the connection, and returns its body; `None` when the client has closed it.
 async fn read_request(socket: &mut TcpStream, input: &mut Vec<u8>) -> std::io::Result<Option<Vec<u8>>> {
     loop {
         if let Some(head) = memchr::memmem::find(input, b"\r\n\r\n") {

@@ -10,7 +10,7 @@ use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
-use crate::client::events::{EventReader, Message};
+use crate::client::events::{EventReader, Message, StreamError};
 use crate::client::failure::RequestFailure;
 use crate::client::target::HttpConnection;
 use crate::load::body::Api;
@@ -28,11 +28,11 @@ pub struct Timing {
     pub e2el: Duration,
     /// Gaps between successive token events: one fewer than there were events.
     pub gaps: Vec<Duration>,
-    /// Completion tokens by the server's usage; the number of events when it sent none.
+    /// Completion tokens by the server's usage; without one, the number of events.
     pub output_tokens: u64,
     /// Prompt tokens by the server's usage, when it sent one.
     pub prompt_tokens: Option<u64>,
-    /// Those found in the prefix cache, when the server says so.
+    /// Prompt tokens found in the prefix cache, if the server reports it.
     pub cached_tokens: Option<u64>,
     /// The text, when the request asked for it.
     pub text: Option<String>,
@@ -41,7 +41,7 @@ pub struct Timing {
 /// Reads the response stream of `request` to its end.
 ///
 /// # Errors
-/// The stream is incomplete, malformed or reports an error; or the client left, as the request says.
+/// The stream is incomplete, malformed or reports an error; or the client left as the request specifies.
 pub(super) async fn read_stream(
     api: Api,
     connection: &mut HttpConnection,
@@ -69,7 +69,7 @@ pub(super) async fn read_stream(
             return Err(RequestFailure::ClientLeft);
         }
     }
-    // A last line without its end counts as the original counts it; what is no message was cut, which is told below.
+    // A last line without a newline counts, as in the original. If it is not a message the stream was cut, which `finish` reports.
     let _ = reader.feed(b"\n", |message| state.record(message, last));
     if let Some(failure) = state.failure() {
         return Err(failure);
@@ -77,7 +77,7 @@ pub(super) async fn read_stream(
     Ok(Timing { text: reader.into_text(), ..state.finish(start)? })
 }
 
-/// What has been seen of a stream so far.
+/// The state of a stream so far.
 #[derive(Default)]
 struct StreamState {
     first: Option<Instant>,
@@ -86,7 +86,7 @@ struct StreamState {
     output_tokens: Option<u64>,
     prompt_tokens: Option<u64>,
     cached_tokens: Option<u64>,
-    error: Option<Option<u16>>,
+    error: Option<StreamError>,
     endless: bool,
     done: bool,
     aborted: bool,
@@ -97,7 +97,7 @@ impl StreamState {
         self.done |= message.done;
         self.aborted |= message.aborted;
         if let Some(error) = message.error {
-            self.error.get_or_insert(error.code);
+            self.error.get_or_insert(error);
         }
         if let Some(usage) = message.usage {
             self.output_tokens = Some(usage.completion_tokens);
@@ -119,7 +119,10 @@ impl StreamState {
     }
 
     fn failure(&self) -> Option<RequestFailure> {
-        let failed = self.error.map(RequestFailure::InStream).or(self.aborted.then_some(RequestFailure::Aborted));
+        let failed = self
+            .error
+            .map(|error| RequestFailure::InStream(error.code))
+            .or(self.aborted.then_some(RequestFailure::Aborted));
         failed.or(self.endless.then_some(RequestFailure::TooManyEvents))
     }
 

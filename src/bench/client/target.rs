@@ -1,12 +1,13 @@
-//! One server: its address, and connections to it that are kept.
+//! One server: its address and its idle connections.
 //!
-//! Idle connections are kept for [`IDLE_LIMIT`] (vLLM closes them after 5 s), the last used first. When a reused
-//! connection turns out to be dead before any byte of an answer, the request is sent once more on a fresh one, as every
-//! HTTP client does; its start moment stays. Nothing else is ever sent twice.
+//! Idle connections are kept for [`IDLE_LIMIT`] (vLLM closes them after 5 s), the last used first. When a reused connection
+//! turns out to be dead before any byte of a response, the request is sent once more on a fresh one, as every HTTP client does;
+//! its start time stays. Nothing else is ever sent twice.
 //!
-//! A connection has no task of its own: whoever waits for an answer drives it ([`HttpConnection::drive`]). So a request is on the wire
-//! in the same moment in which its clock starts, and what arrives is read by the task that notes the time, not handed on
-//! by another one that had to be scheduled first. With 500 streams on two cores those hand-overs are milliseconds.
+//! A connection has no task of its own: the task that waits for a response drives it ([`HttpConnection::drive`]). So a request
+//! is written at the moment its clock starts, and the task that reads the bytes takes the time itself, instead of waiting to be
+//! scheduled after another task. With 500 streams on two cores that would cost milliseconds. Bounds: the idle connections of a
+//! target are at most the requests that were in flight at once.
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
@@ -30,19 +31,19 @@ use crate::error::BenchError;
 /// How long an idle connection is reused: below the 5 s after which vLLM closes it.
 pub(crate) const IDLE_LIMIT: Duration = Duration::from_secs(4);
 
-/// What moves the bytes of one connection when it is polled.
+/// The I/O part of a connection, which must be polled.
 type HyperConnection = Connection<TokioIo<TcpStream>, Full<Bytes>>;
 
-/// One connection: what sends on it, and what moves its bytes.
+/// One connection to the server.
 #[derive(Debug)]
 pub(crate) struct HttpConnection {
     sender: SendRequest<Full<Bytes>>,
-    /// Nothing when it is over: its end must be dropped for the sender to learn of it.
+    /// `None` when it is closed: it must be dropped for the sender to notice.
     connection: Option<Pin<Box<HyperConnection>>>,
 }
 
 impl HttpConnection {
-    /// Waits for `work` and moves the connection's bytes meanwhile.
+    /// Waits for `work` and polls the connection meanwhile.
     pub(crate) async fn drive<T>(&mut self, work: impl Future<Output = T>) -> T {
         let mut work = pin!(work);
         poll_fn(|context| {
@@ -55,7 +56,7 @@ impl HttpConnection {
         .await
     }
 
-    /// Moves what can be moved. An error is seen by whoever waits for an answer, too.
+    /// Polls the connection. The future that waits for the response receives its errors, too.
     fn advance(&mut self, context: &mut Context<'_>) {
         if self.connection.as_mut().is_some_and(|connection| connection.as_mut().poll(context).is_ready()) {
             self.connection = None;
@@ -79,12 +80,12 @@ impl HttpConnection {
 
 #[derive(Debug)]
 pub(crate) struct Target {
-    /// As the user wrote it, without a slash at its end.
+    /// As configured, without a trailing slash.
     pub(crate) url: String,
     /// `host:port`, for connecting and for the Host header.
     authority: String,
     host: HeaderValue,
-    /// What stands before the API's path, without a slash at its end.
+    /// The path prefix, without a trailing slash.
     base: String,
     /// Bounded by the requests that were ever in flight at once.
     idle: Mutex<Vec<Idle>>,
@@ -119,7 +120,8 @@ impl Target {
         request
     }
 
-    /// Sends what `make` makes and waits for the head of the answer. The wire goes back when the body has been read.
+    /// Sends the request that `make` builds and waits for the head of the response. The caller returns the connection with
+    /// [`Target::put_back`] after it has read the body.
     pub(crate) async fn send(
         &self,
         make: impl Fn() -> Request<Full<Bytes>>,
@@ -130,7 +132,7 @@ impl Target {
             }
             match connection.send(make()).await {
                 Ok(response) => return Ok((connection, response)),
-                // It died under us before a byte of an answer: the one case that is sent again.
+                // The idle connection was dead before any byte of a response: the only case that is sent again.
                 Err(error) if error.is_canceled() || error.is_incomplete_message() || error.is_closed() => break,
                 Err(_) => return Err(RequestFailure::NoResponse),
             }
@@ -140,7 +142,7 @@ impl Target {
         Ok((connection, response))
     }
 
-    /// The whole answer to a GET of `path`, of at most `max` bytes: its status and body.
+    /// Sends GET `path`. Returns status and body of at most `max` bytes.
     pub(crate) async fn get(
         &self,
         path: &str,
@@ -161,19 +163,19 @@ impl Target {
         if newest.since.elapsed() < IDLE_LIMIT {
             return Some(newest.connection);
         }
-        // The newest is too old, so all the others are.
+        // The newest is too old, so all others are, too.
         idle.clear();
         None
     }
 
-    /// Keeps a connection whose answer has been read to its end.
+    /// Keeps a connection whose response has been read to its end.
     pub(crate) async fn put_back(&self, mut connection: HttpConnection) {
         if connection.ready().await && connection.connection.is_some() {
             self.idle.lock().push(Idle { connection, since: Instant::now() });
         }
     }
 
-    /// Opens a connection and keeps it, if it can.
+    /// Opens a connection and keeps it. Failures are ignored.
     pub(crate) async fn open(&self) {
         if let Ok(connection) = self.connect().await {
             self.put_back(connection).await;
@@ -182,7 +184,7 @@ impl Target {
 
     async fn connect(&self) -> Result<HttpConnection, RequestFailure> {
         let socket = TcpStream::connect(&self.authority).await.map_err(|_| RequestFailure::Connect)?;
-        // A small request must leave at once; without this option the rest of the path is delayed, not wrong.
+        // Small requests must leave at once. Without this option they are only delayed.
         let _ = socket.set_nodelay(true);
         let (sender, connection) = http1::handshake(TokioIo::new(socket)).await.map_err(|_| RequestFailure::Connect)?;
         let mut connection = HttpConnection { sender, connection: Some(Box::pin(connection)) };

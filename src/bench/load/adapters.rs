@@ -1,8 +1,8 @@
-//! Which LoRA adapter a request asks for: the mix of a run.
+//! The mix of LoRA adapters: which adapter each request uses.
 //!
-//! Real traffic over adapters is skewed, and the skew decides whether their slots thrash; so besides the even mixes of
-//! `vllm bench serve` there are weights and Zipf's law. The adapter of request `n` is a pure function of (seed, n). An
-//! adapter is named in `"model"`; the base model may be one of the choices.
+//! Real traffic over adapters is skewed, and the skew decides whether the adapter slots of an engine thrash. So besides the
+//! even mixes of `vllm bench serve` there are weights and Zipf's law. The adapter of request `n` is a pure function of
+//! (seed, n). It is sent as `"model"`; the base model may be part of the mix. Bounds: none on the number of adapters.
 
 use crate::error::BenchError;
 use crate::seed::{Purpose, stream};
@@ -10,7 +10,7 @@ use crate::seed::{Purpose, stream};
 /// A mix over adapters.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Adapters {
-    /// What clients send as `"model"`.
+    /// Sent as `"model"`.
     pub names: Vec<String>,
     /// How one is chosen.
     pub choice: AdapterChoice,
@@ -26,9 +26,9 @@ pub enum AdapterChoice {
     RoundRobin,
     /// The k-th name (from 1) in proportion to `1 / k^s`.
     Zipf(f64),
-    /// None is drawn: each request of a file names its own, or is for the base model.
+    /// Not drawn: each request of a file names its own, or uses the base model.
     Named,
-    /// In proportion to these, one for each name; one more at the end is the base model's.
+    /// In proportion to these weights, one for each name. One more at the end is for the base model.
     Weights(Vec<f64>),
 }
 
@@ -65,7 +65,7 @@ impl Adapters {
         }
     }
 
-    /// The adapter of request `ordinal`, an index into the names; nothing for the base model.
+    /// The adapter of request `ordinal`, an index into the names; `None` for the base model.
     pub fn of(&self, seed: u64, ordinal: u64) -> Option<u32> {
         let count = self.names.len();
         if count == 0 {
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mix_that_makes_no_sense_is_refused_in_words() {
+    fn an_invalid_mix_is_refused_with_the_reason() {
         let error = |names: &[&str], choice| {
             let names = names.iter().map(|&name| name.to_owned()).collect();
             Adapters { names, choice }.check().unwrap_err().to_string()

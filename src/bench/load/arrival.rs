@@ -1,23 +1,22 @@
 //! When requests are due: the schedule of a run, drawn before the run begins.
 //!
-//! Open arrivals fix the moment of every request in advance, whatever the server does: that is how independent users
-//! behave, and it is what makes queues visible. A closed loop keeps a number of streams busy and sends the next request
-//! when the last has ended; it has no schedule, and says nothing about tails under a load that does not wait.
+//! An open loop fixes the due time of every request in advance, whatever the server does. That is how independent users
+//! behave, and it is what makes queues visible. A closed loop keeps a number of streams busy and sends the next request when
+//! the last has ended; it has no schedule, and does not show the tail latencies of an open load.
 //!
-//! Rules, with rate r in requests per second:
+//! With rate r in requests per second:
 //!
-//! - Gamma: gaps are drawn from Gamma(shape = b, scale = 1/(r b)), b the *burstiness*: 1 is Poisson, less comes in bursts,
-//!   more is even. When a number of requests N is asked for, all times are scaled so that the last is N/r, as
-//!   `vllm bench serve` does; that removes the spread of the count, so it is not exactly a Poisson process. When a
-//!   duration is asked for nothing is scaled.
+//! - Gamma: gaps are drawn from Gamma(shape = b, scale = 1/(r b)), b the *burstiness*: 1 is Poisson, less is burstier, more is
+//!   more even. For a given number of requests N all times are scaled so that the last is N/r, as `vllm bench serve` does;
+//!   that removes the variance of the count, so it is not exactly a Poisson process. For a given duration nothing is scaled.
 //! - Constant: request i is due at (i + 1)/r.
 //! - Burst: `size` requests at once, every size/r seconds, the first burst at time 0.
 //! - Ramp: the gap before request i of N has the rate at i/(N - 1) on the way from start to end, linear or geometric, and
 //!   nothing is scaled (`--ramp-up-strategy`).
 //! - Steps: Poisson at one rate after the other, each for its time.
-//! - At once: everything is due at 0. Recorded: the moments of a trace.
+//! - At once: everything is due at 0. Recorded: the arrival times of a trace.
 //!
-//! Times are offsets from the start of the run. At most [`MAX_REQUESTS`] of them.
+//! Times are offsets from the start of the run. Bounds: at most [`MAX_REQUESTS`] requests and [`MAX_SECONDS`] seconds.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,7 +26,7 @@ use crate::load::length::normal;
 use crate::seed::{Purpose, stream};
 use sluice_core::base::Rng;
 
-/// The latest moment that a request may be sent at, seconds from the start: thirty years.
+/// The latest time at which a request may be due, seconds from the start: thirty years.
 pub const MAX_SECONDS: f64 = 1e9;
 /// The most requests in one run: some 300 bytes each in the result and 8 for each token.
 pub const MAX_REQUESTS: u64 = 5_000_000;
@@ -52,7 +51,7 @@ pub enum Arrival {
         /// Requests per second.
         rate: f64,
     },
-    /// `size` requests at the same moment, `rate` requests per second on average.
+    /// `size` requests at the same time, `rate` requests per second on average.
     Burst {
         /// Requests per second on average.
         rate: f64,
@@ -74,7 +73,7 @@ pub enum Arrival {
     Steps(Vec<(f64, f64)>),
     /// All at the start.
     AtOnce,
-    /// At these moments, seconds from the start, ascending.
+    /// At these times, seconds from the start, ascending.
     Recorded(Arc<[f64]>),
     /// `streams` requests in flight all the time.
     ClosedLoop {
@@ -88,12 +87,12 @@ pub enum Arrival {
 pub enum Extent {
     /// This many requests.
     Requests(u64),
-    /// Requests are due for this long (and then those in flight are waited for).
+    /// Requests are due for this long; those in flight then are still waited for.
     Lasting(Duration),
 }
 
 impl Arrival {
-    /// Checks that this arrival sends something.
+    /// Checks that rates, sizes and stream counts are above 0.
     ///
     /// # Errors
     /// A rate, size or stream count that is not above 0.
@@ -130,7 +129,7 @@ impl Arrival {
         wrong.map_or(Ok(()), |what| Err(BenchError::BadArrival(what)))
     }
 
-    /// Requests per second where that is one number.
+    /// Requests per second; `None` when the rate changes or is not given.
     pub fn rate(&self) -> Option<f64> {
         match self {
             Self::Poisson { rate } | Self::Gamma { rate, .. } | Self::Constant { rate } | Self::Burst { rate, .. } => {
@@ -140,7 +139,7 @@ impl Arrival {
         }
     }
 
-    /// One or two words for a report.
+    /// Its name in reports.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Poisson { .. } => "poisson",
@@ -155,7 +154,7 @@ impl Arrival {
         }
     }
 
-    /// The moments at which requests are due, ascending; empty for a closed loop.
+    /// When requests are due, ascending; empty for a closed loop.
     ///
     /// # Errors
     /// As [`Arrival::check`]; or more than [`MAX_REQUESTS`] requests.

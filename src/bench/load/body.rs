@@ -1,11 +1,11 @@
 //! The JSON bodies of requests: prompts as token ids or as text, and the fields around them.
 //!
-//! Token ids make the length of a prompt exact without a tokenizer, here and in whatever stands in between. Text is made
-//! of common short words, one for each token: near the truth for English models, not exact; what the server reports in
-//! `usage` is what counts. Tokens of a prompt come from *streams* of a generator, so that a shared part is the same tokens
-//! wherever it is used, and everything else shares no prefix worth caching.
+//! With token ids the length of a prompt is exact without a tokenizer. Text consists of common short words, one for each
+//! token: close for English models, but not exact; the `usage` of the server is what counts. The tokens of a prompt come
+//! from random streams, so a shared part has the same tokens wherever it is used, and other parts share no prefix.
 //!
-//! A body is written by hand: no tree is built for a prompt of 100,000 ids.
+//! Bodies are written directly, without a JSON tree: a prompt may have 100,000 ids. Bounds: prompts are at most
+//! [`MAX_TOKENS`](super::length::MAX_TOKENS) long.
 
 use std::fmt::Write as _;
 use std::ops::Range;
@@ -26,7 +26,7 @@ pub enum Api {
 }
 
 impl Api {
-    /// The path requests go to when nothing else is asked for.
+    /// The default path of requests.
     pub fn path(self) -> &'static str {
         match self {
             Self::Completions => "/v1/completions",
@@ -35,7 +35,7 @@ impl Api {
     }
 }
 
-/// What prompts are made of.
+/// What generated prompts consist of.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PromptTokens {
     /// Ids drawn uniformly from this range (completions only).
@@ -47,9 +47,9 @@ pub enum PromptTokens {
 /// The fields of a body that are the same for all requests.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct BodyFields {
-    /// Generate to the full length whatever the model wants.
+    /// Generate to the full length, even past an end-of-sequence token.
     pub ignore_eos: bool,
-    /// Sampling parameters and whatever else is to be sent; they replace fields of ours with the same name.
+    /// Sampling parameters and other fields; they replace generated fields of the same name.
     pub extra: Map<String, Value>,
 }
 
@@ -60,18 +60,18 @@ pub(crate) struct PromptPart {
     pub(crate) count: u32,
 }
 
-/// A prompt, ready to be written.
+/// A prompt to write.
 pub(crate) enum Prompt<'a> {
-    /// Tokens made up from streams, one part after the other.
+    /// Tokens drawn from random streams, one part after the other.
     Parts(&'a mut [PromptPart]),
     /// A text as it is.
     Text(&'a str),
-    /// Turns of a conversation that end with the user's: who speaks, and what.
+    /// Role and text of the turns of a conversation; the last is the user's.
     Turns(&'a [(&'static str, String)]),
 }
 
 impl BodyFields {
-    /// Checks that a body stays one that is streamed.
+    /// Checks that the extra fields do not replace those that the measurement needs.
     ///
     /// # Errors
     /// `stream` and the like among the extra fields.
@@ -191,14 +191,14 @@ fn push_messages(body: &mut String, prompt: Prompt<'_>) {
     }
 }
 
-/// Words that tokenizers of the common English models keep in one piece when a blank stands before.
+/// Words that tokenizers of the common English models keep in one piece after a space.
 const WORDS: [&str; 32] = [
     "the", "time", "of", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world", "school",
     "state", "family", "group", "country", "hand", "part", "place", "case", "week", "company", "system", "number",
     "night", "point", "home", "water", "room", "money",
 ];
 
-/// Words need no escaping, so they may stand inside quotes.
+/// Writes one word for each token. Words need no escaping.
 pub(crate) fn push_words(text: &mut String, parts: &mut [PromptPart]) {
     let mut first = true;
     for part in parts {

@@ -1,21 +1,21 @@
 //! A number of tokens, fixed or drawn for each request.
 //!
-//! | written | means |
+//! | syntax | meaning |
 //! |---|---|
 //! | `200` | always 200 |
 //! | `100-300` | uniform over the integers 100 to 300, both included |
 //! | `lognormal:MEDIAN:SIGMA` | exp of a normal with mean ln MEDIAN and deviation SIGMA, rounded |
-//! | `lognormal:MEDIAN:SIGMA:MAX` | the same, values above MAX taken as MAX |
+//! | `lognormal:MEDIAN:SIGMA:MAX` | the same, with values above MAX taken as MAX |
 //!
-//! Lengths of real prompts and answers are close to log-normal; its mean is MEDIAN * exp(SIGMA^2 / 2). Values below 1 are
-//! taken as 1, and without a MAX those above [`MAX_TOKENS`] as that.
+//! Lengths of real prompts and responses are close to log-normal; its mean is MEDIAN * exp(SIGMA^2 / 2). Bounds: values
+//! below 1 are taken as 1, and values above [`MAX_TOKENS`] as that unless MAX is lower.
 
 use std::fmt;
 use std::str::FromStr;
 
 use sluice_core::base::Rng;
 
-/// No prompt or answer is longer: a bound for memory, above every context length in use.
+/// The longest prompt or response: a bound on memory, above every context length in use.
 pub const MAX_TOKENS: u32 = 1 << 24;
 
 /// A number of tokens.
@@ -41,7 +41,7 @@ pub enum Length {
     },
 }
 
-/// A text that is no length.
+/// A text that is not a length.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("'{0}' is not a length; write 200, 100-300 or lognormal:MEDIAN:SIGMA[:MAX]")]
 pub struct BadLength(pub String);

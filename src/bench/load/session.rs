@@ -20,17 +20,17 @@ pub const MAX_TURNS: u32 = 1_000;
 pub struct Sessions {
     /// Turns of each.
     pub turns: Length,
-    /// Tokens that the user adds from the second turn on; nothing is the class's prompt length.
+    /// Tokens that the user adds from the second turn on; `None`: the class's prompt length.
     pub later: Option<Length>,
-    /// Mean time between an answer's end and the next turn, seconds.
+    /// Mean time between the end of a response and the next turn, seconds.
     pub think: f64,
 }
 
 impl Sessions {
-    /// Checks that conversations can be made.
+    /// Checks the settings.
     ///
     /// # Errors
-    /// A number of turns, a length or a time that makes no sense.
+    /// An invalid number of turns, length or time.
     pub fn check(&self) -> Result<(), BenchError> {
         let bad = |what| Err(BenchError::BadSessions(what));
         let most = match self.turns {
@@ -47,7 +47,7 @@ impl Sessions {
 }
 
 impl Workload {
-    /// This workload as one of conversations: prompts are text.
+    /// This workload with text prompts, which conversations need.
     #[must_use]
     pub fn with_text_prompts(self) -> Self {
         Self { tokens: PromptTokens::Words, ..self }
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sessions_that_make_no_sense_are_refused() {
+    fn invalid_sessions_are_refused() {
         let fine = Sessions { turns: Length::Exactly(3), later: None, think: 1.0 };
         assert_eq!(fine.check(), Ok(()));
         for bad in [

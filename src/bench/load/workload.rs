@@ -1,14 +1,14 @@
-//! What is asked of the server: request number `n`, as a pure function of (seed, n).
+//! The requests of a run: request number `n` is a pure function of (seed, n).
 //!
-//! A workload is either *classes* ("short": 200 prompt tokens and 128 output tokens, weight 30), from which each request
-//! draws its class by weight and then both lengths, or *items* that were read from a file (`dataset`). It does not depend on
-//! when or in which order requests are sent, so several arrangements of servers can be given exactly the same questions.
+//! A workload has either *classes* ("short": 200 prompt tokens, 128 output tokens, weight 30), from which each request draws
+//! its class by weight and then both lengths, or *items* read from a file (`dataset`). Requests do not depend on when or in
+//! which order they are sent, so several server configurations can be tested with exactly the same requests.
 //!
-//! Shared prefixes. A class may say that prompts begin with a part that others have too: `Extra` puts so many tokens before
-//! the class's own length (as `--random-prefix-len` does), `Share` makes so much of the length itself shared, which aims at
-//! that hit rate of the server's prefix cache: `Share(0.6)` gives 60 %, less what is computed when a prefix is seen for the
-//! first time. A cache holds whole blocks of [`BLOCK`] tokens, so a shared part is rounded to one of the two nearest
-//! multiples, by chance, such that the mean is right. What the cache really did is measured (`scrape`), not assumed.
+//! Shared prefixes. `Extra` puts a number of shared tokens before the class's own length (as `--random-prefix-len` does).
+//! `Share` makes a share of the length itself shared, which aims at that hit rate of the server's prefix cache: `Share(0.6)`
+//! gives 60 %, less the tokens computed when a prefix occurs for the first time. A cache holds whole blocks of [`BLOCK`]
+//! tokens, so a shared part is rounded at random to one of the two nearest multiples, such that the mean is right. The real
+//! hit rate is measured (`run::scrape`). Bounds: at most [`MAX_REQUESTS`](super::arrival::MAX_REQUESTS) requests a run.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ pub const BLOCK: u32 = 16;
 /// One kind of request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Class {
-    /// How reports call it.
+    /// Name in reports.
     pub name: String,
     /// Prompt length in tokens.
     pub prompt: Length,
@@ -37,16 +37,16 @@ pub struct Class {
     pub output: Length,
     /// Share of the requests, relative to the other classes' weights. Above 0.
     pub weight: f64,
-    /// What prompts have in common.
+    /// The shared part of prompts.
     pub prefix: Prefix,
-    /// Its objectives; those of the run where it has none.
+    /// Its objectives; if empty, those of the run.
     pub slo: Slo,
 }
 
-/// What prompts of a class have in common.
+/// The shared part of the prompts of a class.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Prefix {
-    /// How much.
+    /// How long it is.
     pub kind: PrefixKind,
     /// Different prefixes; each request has one of them, all equally likely. At least 1.
     pub groups: u32,
@@ -60,7 +60,7 @@ pub enum PrefixKind {
     /// Nothing is shared.
     #[default]
     None,
-    /// So many tokens, before the class's own length.
+    /// This many tokens, before the class's own length.
     Extra(u32),
     /// This share of the length itself, 0 to 1.
     Share(f64),
@@ -84,21 +84,21 @@ pub enum RequestSource {
 /// The requests of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Workload {
-    /// What goes into `"model"` when there is no adapter.
+    /// The `"model"` of requests without an adapter.
     pub model: String,
     /// Which API to call.
     pub api: Api,
     /// Where requests come from.
     pub source: RequestSource,
-    /// The adapters asked for.
+    /// The mix of adapters.
     pub adapters: Adapters,
-    /// What made-up prompts consist of. Chat needs words.
+    /// What generated prompts consist of. Chat needs words.
     pub tokens: PromptTokens,
-    /// What else is sent.
+    /// Other fields of the body.
     pub fields: BodyFields,
     /// Share of the requests whose client leaves before the end, 0 to 1.
     pub leaving: f64,
-    /// Where all randomness comes from.
+    /// Seed of all randomness.
     pub seed: u64,
 }
 
@@ -111,13 +111,13 @@ pub struct LoadRequest {
     pub adapter: Option<u32>,
     /// Conversation and turn.
     pub session: Option<(u64, u32)>,
-    /// Prompt tokens asked for (exact for token ids).
+    /// Prompt tokens (exact for token ids).
     pub prompt_tokens: u32,
-    /// Output tokens asked for.
+    /// Requested output tokens.
     pub output_tokens: u32,
-    /// The client leaves after so many token events; 0 is while it waits for the first.
+    /// The client leaves after this many token events; 0 means while it waits for the first.
     pub leave_after: Option<u32>,
-    /// Whether the answer's text is needed.
+    /// Whether to keep the text of the response.
     pub keep_text: bool,
     /// The JSON body.
     pub body: Bytes,
@@ -138,10 +138,10 @@ impl Workload {
         }
     }
 
-    /// Checks that every request of this workload can be made.
+    /// Checks that every request of this workload can be built.
     ///
     /// # Errors
-    /// The first class, weight, length or vocabulary that makes no sense.
+    /// The first invalid class, weight, length or vocabulary.
     pub fn check(&self) -> Result<(), BenchError> {
         match &self.tokens {
             PromptTokens::Ids(range) if range.is_empty() => {
@@ -204,7 +204,7 @@ impl Workload {
         let length = shape.prompt.draw(&mut rng);
         let output = shape.output.draw(&mut rng);
         let mut parts = shape.prefix.parts(self.seed, class, ordinal, length, rng);
-        self.finish(class, None, ordinal, &mut parts, output)
+        self.generated_request(class, self.adapters.of(self.seed, ordinal), ordinal, &mut parts, output)
     }
 
     fn item_request(&self, item: &Item, ordinal: u64) -> LoadRequest {
@@ -216,25 +216,24 @@ impl Workload {
             }
             ItemPrompt::Made { tokens, blocks, block } => {
                 let mut parts = block_parts(self.seed, ordinal, *tokens, blocks, *block);
-                self.finish(item.class, Some(adapter), ordinal, &mut parts, item.output)
+                self.generated_request(item.class, adapter, ordinal, &mut parts, item.output)
             }
         }
     }
 
-    fn finish(
+    fn generated_request(
         &self,
         class: u32,
-        adapter: Option<Option<u32>>,
+        adapter: Option<u32>,
         ordinal: u64,
         parts: &mut [PromptPart],
         output: u32,
     ) -> LoadRequest {
-        let adapter = adapter.unwrap_or_else(|| self.adapters.of(self.seed, ordinal));
         let tokens = parts.iter().map(|part| part.count).sum();
         self.build_request(class, adapter, ordinal, (tokens, output), Prompt::Parts(parts))
     }
 
-    /// A question with this prompt. `lengths` are those of prompt and output.
+    /// A request with this prompt. `lengths` are the tokens of prompt and output.
     pub(crate) fn build_request(
         &self,
         class: u32,
@@ -285,7 +284,7 @@ impl Class {
 }
 
 impl Prefix {
-    /// The shared part and the rest of a prompt of `length` tokens; `own` makes the rest.
+    /// The shared part and the rest of a prompt of `length` tokens. `own` draws the rest.
     fn parts(self, seed: u64, class: u32, ordinal: u64, length: u32, own: Rng) -> Vec<PromptPart> {
         let mut rng = stream(seed, Purpose::Prefix, ordinal);
         let group = rng.below(self.groups as usize) as u64;
@@ -305,7 +304,7 @@ impl Prefix {
     }
 }
 
-/// A prompt of `tokens` whose blocks are named: equal names are equal tokens, and what is beyond the names is its own.
+/// A prompt of `tokens` whose blocks are named: equal names give equal tokens. Tokens beyond the named blocks are unique.
 fn block_parts(seed: u64, ordinal: u64, tokens: u32, blocks: &[u64], block: u32) -> Vec<PromptPart> {
     let mut parts = Vec::with_capacity(blocks.len() + 1);
     let mut left = tokens;

@@ -1,8 +1,8 @@
-//! The plots of a report: of one run, its distributions and its course; of several, what a sweep shows.
+//! The plots of a report: distributions and course of one run; throughput and latency of a sweep.
 //!
 //! Latencies are in milliseconds while the largest is below 10 s, else in seconds. Distributions show every value up to
-//! [`MOST_POINTS`], then every n-th of them sorted, the ends included. A course shows at most [`MOST_DOTS`] dots: of each
-//! of as many parts of the run the slowest request, so that thinning cannot hide a tail; the caption says so.
+//! [`MOST_POINTS`], then every n-th of them sorted, the ends included. Bounds: a course shows at most [`MOST_DOTS`] dots, the
+//! slowest request of each interval, so that thinning cannot hide a tail; the caption says so.
 
 use super::plot::{Axis, Draw, Mark, Plot, Series};
 use crate::report::knee::knee;
@@ -14,7 +14,7 @@ use crate::result::slices::{SliceBy, slices};
 const MOST_POINTS: usize = 400;
 /// Dots of a course at most.
 pub(super) const MOST_DOTS: usize = 1200;
-/// Classes that are told apart in a plot; more would not be.
+/// The most classes with colours of their own in a plot.
 const MOST_CLASSES: usize = 4;
 
 /// Milliseconds or seconds: what to multiply with, and what to call it.
@@ -89,7 +89,7 @@ fn cumulative(sorted: &[f64], scale: f64) -> Vec<(f64, f64)> {
     places.map(|place| (sorted[place] * scale, 100.0 * (place + 1) as f64 / count as f64)).collect()
 }
 
-/// A duration in words.
+/// A duration with its unit.
 pub(super) fn duration_text(seconds: f64) -> String {
     let (scale, unit) = if seconds < 1.0 { (1e3, "ms") } else { (1.0, "s") };
     format!("{} {unit}", super::scale::short(seconds * scale))
@@ -152,8 +152,8 @@ pub(super) fn ttft_course(run: &RunResult) -> Plot {
     let (scale, unit) = unit(largest);
     let mut series = Vec::new();
     let names: Vec<String> = run.config.classes.iter().map(|class| class.name.clone()).collect();
-    let told_apart = (2..=MOST_CLASSES).contains(&names.len());
-    for (color, name) in names.iter().enumerate().take(if told_apart { MOST_CLASSES } else { 0 }) {
+    let by_class = (2..=MOST_CLASSES).contains(&names.len());
+    for (color, name) in names.iter().enumerate().take(if by_class { MOST_CLASSES } else { 0 }) {
         series.push(dots(run, name, color, scale, |class| class == color));
     }
     if series.is_empty() {
@@ -189,7 +189,7 @@ fn dots(run: &RunResult, name: &str, color: usize, scale: f64, of: impl Fn(usize
     Series { name: name.to_owned(), draw: Draw::Dots, color, points: thinned(points, MOST_DOTS) }
 }
 
-/// What a sweep varies, and the place of each run on that axis.
+/// What a sweep varies, and the position of each run on that axis.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Sweep {
     /// `concurrency` or `rate`.
@@ -201,7 +201,7 @@ pub(super) struct Sweep {
 }
 
 impl Sweep {
-    /// Of runs that differ in their concurrency, or in their rate; nothing where neither tells them apart.
+    /// Of runs that differ in their concurrency, or in their rate; `None` when they differ in neither.
     pub(super) fn of(runs: &[RunResult]) -> Option<Self> {
         let by = |varied, label, place: fn(&RunResult) -> Option<f64>| {
             let mut places: Vec<(f64, usize)> =
@@ -212,7 +212,7 @@ impl Sweep {
         };
         let concurrency = |run: &RunResult| run.config.max_concurrency.map(f64::from);
         by("concurrency", "concurrency (requests in flight)", concurrency)
-            .or_else(|| by("rate", "rate asked for (requests per second)", |run| run.config.request_rate))
+            .or_else(|| by("rate", "configured rate (requests per second)", |run| run.config.request_rate))
     }
 
     /// Where the knee is, in a sweep over concurrency.
@@ -266,7 +266,7 @@ impl Sweep {
             let series = vec![line("P50", 0, &of(50.0, measure, scale)), line("P99", 1, &of(99.0, measure, scale))];
             plots.push(plot(over(title), Axis { log, from_zero: true, ..axis(label) }, series));
         }
-        // The two that decide stand side by side.
+        // The two most important plots are side by side.
         plots.swap(1, 2);
         plots.into_iter().filter(|plot| !plot.is_empty()).collect()
     }

@@ -1,21 +1,21 @@
-//! Two results side by side: what changed from A to B, how sure that is, and whether it matters.
+//! Compares two results: what changed from A to B, how certain that is, and whether it matters.
 //!
-//! For each number: both values, the change with an interval, and a verdict by [`stats::compare`](sluice_core::stats::compare):
-//! better, worse, no difference (the whole interval is inside the margin), or undecided. The intervals know that requests of
-//! one run come in clumps. They hold together with [`CompareOptions::confidence`] as far as the rows are worth [`APART`] independent
-//! ones: each is that much surer.
+//! Each metric has both values, the change with an interval, and a verdict by
+//! [`stats::compare`](sluice_core::stats::compare): better, worse, no difference (the whole interval is inside the margin), or
+//! undecided. The intervals account for clustering of requests within a run. Together they hold with
+//! [`CompareOptions::confidence`], as far as the metrics are worth [`APART`] independent ones; each single one is wider for it.
 //!
-//! | number | change | interval from |
+//! | metric | change | interval from |
 //! |---|---|---|
-//! | completed requests and output tokens per second | ratio | counts in [`WINDOWS`] parts of the run, ramp and drain left out |
-//! | failed (where any did); within objectives (where both have the same) | difference in points | Wilson, effective number of requests |
-//! | P50 and P99 of TTFT, TPOT, ITL, E2EL | ratio | order statistics, effective number of values; where those have no end, ten parts of the run ([`ComparedMetric::rough`]) |
+//! | completed requests and output tokens per second | ratio | counts in [`WINDOWS`] parts of the run, ramp-up and drain left out |
+//! | failed (if any did); within objectives (if both have the same) | difference in points | Wilson, effective number of requests |
+//! | P50 and P99 of TTFT, TPOT, ITL, E2EL | ratio | order statistics, effective number of values; if unbounded, ten parts of the run ([`ComparedMetric::rough`]) |
 //!
 //! Values are in order of time: requests by when they were sent, gaps between tokens by when they ended. Only completed
 //! requests have latencies, so a run with more failures can look faster; the table shows failures first.
 //!
-//! What the intervals cannot know is what differs between two runs besides what was meant to: the age of the server, its
-//! caches, the machine. So a difference should be seen again before it is believed, and the text says so.
+//! Bounds: the intervals cannot account for other differences between the runs, such as the age of the server, its caches, or
+//! the machine. The text therefore advises to repeat a comparison.
 
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -26,18 +26,18 @@ use sluice_core::stats::{Change, Estimate, Sense, Verdict, mean, percentile, pro
 
 /// Parts of a run in which completed requests are counted.
 pub const WINDOWS: usize = 10;
-/// Rows that are as good as independent: the others follow from them. Two runs of the same are called different in about 1 of
-/// 20 comparisons then (tests).
+/// The number of effectively independent metrics; the others follow from them. With it, two runs of the same configuration
+/// are called different in about 1 of 20 comparisons (tests).
 pub const APART: usize = 5;
-/// Gaps between tokens that are looked at; of more, every n-th request's.
+/// The most gaps between tokens that are used; of more, those of every n-th request.
 const MOST_GAPS: usize = 1_000_000;
 
 /// How to compare.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CompareOptions {
-    /// Of all intervals together, in (0, 1).
+    /// Confidence of all intervals together, in (0, 1).
     pub confidence: f64,
-    /// The change of a rate or latency that nobody would act on, as a share.
+    /// The change of a rate or latency that does not matter, as a share.
     pub margin: f64,
     /// The same for shares of requests, as a difference.
     pub points: f64,
@@ -50,7 +50,7 @@ impl Default for CompareOptions {
     }
 }
 
-/// What a row is measured in.
+/// The unit of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Unit {
@@ -62,7 +62,7 @@ pub enum Unit {
     Seconds,
 }
 
-/// One number of both results.
+/// One metric of both results.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ComparedMetric {
     /// What it is.
@@ -75,38 +75,38 @@ pub struct ComparedMetric {
     pub b: Estimate,
     /// From A to B: a share of A, or a difference for [`Unit::Share`].
     pub change: Change,
-    /// What that means.
+    /// The verdict.
     pub verdict: Verdict,
-    /// The interval is a rough one: too few values, or too clumped, for one that is sure to hold.
+    /// The interval is approximate: the values are too few, or too clustered, for a guaranteed one.
     pub rough: bool,
 }
 
 /// Two results side by side.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Comparison {
-    /// Every number that both have.
+    /// Every metric that both have.
     pub rows: Vec<ComparedMetric>,
-    /// What makes the two hard to compare. Plain sentences.
+    /// What makes the two hard to compare, as sentences.
     pub notes: Vec<String>,
-    /// How it was asked.
+    /// The options of the comparison.
     pub options: CompareOptions,
 }
 
 /// Why two results cannot be compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CompareError {
-    /// Statistics alone have no intervals.
-    #[error("result {0} holds no single requests, so nothing can be said of chance; save it with --save-detailed")]
+    /// A file with statistics only has no intervals.
+    #[error("result {0} holds no single requests, so its uncertainty is unknown; save it with --save-detailed")]
     NoRequests(char),
-    /// Nothing was answered.
+    /// No request completed.
     #[error("result {0} has no completed request")]
     NothingCompleted(char),
 }
 
-/// How a number is read off a result, with a confidence; and whether the interval is a rough one.
+/// Estimates a metric of a result at a confidence; the flag says whether the interval is approximate.
 type Estimator = Box<dyn Fn(&RunResult, f64) -> (Estimate, bool)>;
 
-/// A number before its change is known.
+/// A metric to compare.
 struct MetricSpec {
     name: String,
     unit: Unit,
@@ -244,13 +244,13 @@ fn failed(run: &RunResult, confidence: f64) -> Estimate {
 fn within_objectives(run: &RunResult, confidence: f64) -> Estimate {
     let requests = in_order(run);
     let hits: Vec<bool> = requests.iter().map(|record| record.meets(run.config.slo_of(record.class))).collect();
-    // A failure is slower than anything.
+    // A failure counts as slower than any completed request.
     let latencies: Vec<f64> =
         requests.iter().map(|record| if record.is_completed() { record.latency } else { f64::MAX }).collect();
     proportion::of_series_with(&hits, &latencies, confidence)
 }
 
-/// A percentile of values in order of time, and whether its interval is a rough one.
+/// A percentile of values in order of time, and whether its interval is approximate.
 fn latency(values: &[f64], q: f64, confidence: f64) -> (Estimate, bool) {
     let sure = quantile::of_series(values, q, confidence);
     if sure.is_bounded() {
@@ -274,7 +274,7 @@ fn rate(run: &RunResult, of: impl Fn(&Record) -> u64, confidence: f64) -> Estima
         windows[((ended / length) as usize).min(WINDOWS - 1)] += of(record) as f64;
     }
     let value = windows.iter().sum::<f64>() / run.duration;
-    // What arrived in a part of an open loop was drawn by us: only what the server added to that is its chance.
+    // The arrivals of an open loop were drawn by this client: only the deviation from them is the server's variance.
     if run.config.request_rate.is_some() {
         let each = windows.iter().sum::<f64>() / run.requests.len().max(1) as f64;
         for record in &run.requests {
@@ -283,7 +283,7 @@ fn rate(run: &RunResult, of: impl Fn(&Record) -> u64, confidence: f64) -> Estima
         }
     }
     let rates = windows.map(|count| count / length);
-    // How it starts and ends is no chance.
+    // Ramp-up and drain are not random.
     let middle = mean::of_series(&rates[1..WINDOWS - 1], confidence);
     let reach = middle.high - middle.value;
     Estimate { value, low: value - reach, high: value + reach }
@@ -304,9 +304,9 @@ fn notes(a: &RunResult, b: &RunResult) -> Vec<String> {
         ]
     };
     for ((name, was), (_, is)) in settings(&a.config).into_iter().zip(settings(&b.config)) {
-        // Files of other tools do not say everything.
+        // Files of other tools lack some of these.
         if was != is && !was.is_empty() && !is.is_empty() {
-            notes.push(format!("the runs were not asked the same: {name} was '{was}' in A and '{is}' in B"));
+            notes.push(format!("the runs were configured differently: {name} was '{was}' in A and '{is}' in B"));
         }
     }
     if a.config.has_slo() && b.config.has_slo() && !same_objectives(&a.config, &b.config) {
@@ -319,7 +319,7 @@ fn notes(a: &RunResult, b: &RunResult) -> Vec<String> {
     };
     let (was, is) = (lengths(a), lengths(b));
     if (was - is).abs() > 0.1 * was.max(is) {
-        notes.push(format!("prompts differ in length: half are above {was:.0} tokens in A and above {is:.0} in B"));
+        notes.push(format!("prompts differ in length: the median is {was:.0} tokens in A and {is:.0} in B"));
     }
     for (name, run) in [('A', a), ('B', b)] {
         notes.extend(run.warnings.iter().map(|warning| format!("{name}: {warning}")));
@@ -360,13 +360,13 @@ impl Comparison {
         };
         if !open.is_empty() {
             text.push_str(&format!(
-                " These runs are too short to tell in {open}: the interval holds both no change and one that matters."
+                " These runs are too short to decide {open}: the interval includes both no change and one that matters."
             ));
         }
         text
     }
 
-    /// For programs.
+    /// The comparison as JSON.
     pub fn json(&self) -> Value {
         let end = |value: f64| if value.is_finite() { json!(value) } else { Value::Null };
         let estimate = |estimate: &Estimate| json!({"value": end(estimate.value), "low": end(estimate.low), "high": end(estimate.high)});
@@ -397,7 +397,7 @@ impl Comparison {
     }
 }
 
-/// How a verdict is called.
+/// The name of a verdict.
 pub fn verdict_word(verdict: Verdict) -> &'static str {
     match verdict {
         Verdict::Better => "better",

@@ -1,16 +1,16 @@
-//! Results as one HTML file that needs nothing else: no script, no font, no network.
+//! Results as one self-contained HTML file: no script, no font, no network.
 //!
-//! One run shows its numbers, its distributions and its course. Several runs that differ in their concurrency or rate are a
-//! sweep: throughput and latency over it with the knee marked, a table, and each run folded away below. What a reader must know
-//! before believing a number stands at the top.
+//! One run shows its numbers, its distributions and its course. Several runs that differ in concurrency or rate are a sweep:
+//! throughput and latency over it with the knee marked, a table, and each run in a section that unfolds. Warnings are at the
+//! top.
 //!
-//! Readable at 1280 px and on a phone: every plot is drawn twice, for a wide and for a narrow place, and the page shows
-//! the one that fits. Follows the reader's choice of a dark page. [`plots`] gives the same plots as SVG files.
+//! Every plot is drawn twice, for wide screens and for phones, and the page shows the one that fits. It follows the reader's
+//! dark mode. [`plots`] gives the same plots as SVG files. Bounds: the number of dots in a plot (`charts`).
 
 use std::fmt::Write as _;
 
 use super::charts::{self, Sweep};
-use super::page::Page;
+use super::page::{Page, Tile};
 use super::plot::{Plot, WIDE};
 
 use super::scale::short;
@@ -19,7 +19,7 @@ use crate::result::record::RunResult;
 use crate::result::slices::{SliceBy, attainment, failures, slices};
 use sluice_core::stats::Estimate;
 
-/// The HTML of some results; what they are is found out by looking at them.
+/// The HTML of some results: one run, a sweep, or a list of runs.
 pub fn html(runs: &[RunResult]) -> String {
     let metrics: Vec<Metrics> = runs.iter().map(Metrics::of).collect();
     let mut page = Page::new(&title(runs));
@@ -63,7 +63,7 @@ fn title(runs: &[RunResult]) -> String {
     label.or(model).unwrap_or_else(|| "benchmark".to_owned())
 }
 
-/// How a run among several is called.
+/// The name of a run among several.
 pub fn name(run: &RunResult) -> String {
     let config = &run.config;
     let streams = config.max_concurrency.map(|streams| format!("concurrency {streams}"));
@@ -145,8 +145,8 @@ fn one(page: &mut Page, run: &RunResult, metrics: &Metrics) {
     }
 }
 
-fn tiles(run: &RunResult, metrics: &Metrics) -> Vec<(String, String, String)> {
-    let tile = |value: String, name: &str, note: String| (value, name.to_owned(), note);
+fn tiles(run: &RunResult, metrics: &Metrics) -> Vec<Tile> {
+    let tile = |value: String, name: &'static str, note: String| Tile { value, name, note };
     let mut tiles = vec![
         tile(short(metrics.completed as f64), "completed", format!("{} failed", short(metrics.failed as f64))),
         tile(
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_stands_alone_and_nothing_in_it_is_taken_for_markup() {
+    fn a_page_is_self_contained_and_escaped() {
         let page = html(&[run(None, "<script>alert(1)</script>")]);
         assert!(page.starts_with("<!doctype html>") && page.ends_with("</html>\n"));
         for outside in ["<script", "src=\"", "@import", "url("] {

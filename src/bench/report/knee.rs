@@ -1,11 +1,11 @@
-//! The knee of a sweep: the concurrency beyond which more of it buys latency and no throughput.
+//! The knee of a sweep: the concurrency beyond which latency grows and throughput does not.
 //!
-//! Two straight lines that meet, fitted to throughput over concurrency by least squares; where they meet is the knee. It
-//! is accepted only if the picture really has one: five points or more; the second line rises by at most [`FLAT`] of the
-//! first; two lines leave at most half of the error that one line leaves; and throughput at the knee is at least [`HIGH`] of
-//! the most measured. (guidellm accepts its knee by the same four.)
+//! Two straight lines are fitted to throughput over concurrency by least squares; the knee is where they meet. It is accepted
+//! only with five points or more; when the second slope is at most [`FLAT`] of the first; when two lines leave at most half of
+//! the squared error of one line; and when throughput at the knee is at least [`HIGH`] of the maximum (guidellm has the same
+//! four rules).
 //!
-//! Anything else is no knee: throughput that still grows at the end of the sweep, or a curve too smooth to have one.
+//! Bounds: no knee is reported for throughput that still grows at the end of the sweep, or for a smooth curve.
 
 /// Slope of the second line over that of the first, at most.
 const FLAT: f64 = 0.25;
@@ -16,7 +16,7 @@ const POINTS: usize = 5;
 /// Places tried for the knee between the second and the last but one point.
 const PLACES: usize = 400;
 
-/// The knee of points (concurrency, throughput), which are in order of concurrency; nothing where there is none.
+/// The knee of points (concurrency, throughput), which are in order of concurrency; `None` where there is none.
 pub fn knee(points: &[(f64, f64)]) -> Option<f64> {
     let points: Vec<(f64, f64)> = points.iter().copied().filter(|(x, y)| x.is_finite() && y.is_finite()).collect();
     if points.len() < POINTS || !points.is_sorted_by(|a, b| a.0 < b.0) {
@@ -29,10 +29,10 @@ pub fn knee(points: &[(f64, f64)]) -> Option<f64> {
         let at = first + (last - first) * place as f64 / PLACES as f64;
         Some((at, fit(&points, Some(at))?))
     });
-    let (at, bent) = fits.min_by(|a, b| a.1.left.total_cmp(&b.1.left))?;
+    let (at, bent) = fits.min_by(|a, b| a.1.residual.total_cmp(&b.1.residual))?;
     let accepted = bent.slope > 0.0
         && bent.slope + bent.bend <= FLAT * bent.slope
-        && bent.left <= 0.5 * alone.left
+        && bent.residual <= 0.5 * alone.residual
         && bent.start + bent.slope * at >= HIGH * most;
     accepted.then_some(at)
 }
@@ -42,7 +42,7 @@ struct Fit {
     start: f64,
     slope: f64,
     bend: f64,
-    left: f64,
+    residual: f64,
 }
 
 fn fit(points: &[(f64, f64)], at: Option<f64>) -> Option<Fit> {
@@ -61,11 +61,11 @@ fn fit(points: &[(f64, f64)], at: Option<f64>) -> Option<Fit> {
         normal[2] = [0.0, 0.0, 1.0, 0.0];
     }
     let [start, slope, bend] = solve(normal)?;
-    let left = points.iter().map(|&(x, y)| (y - start - slope * x - bend * row(x)[2]).powi(2)).sum();
-    Some(Fit { start, slope, bend, left })
+    let residual = points.iter().map(|&(x, y)| (y - start - slope * x - bend * row(x)[2]).powi(2)).sum();
+    Some(Fit { start, slope, bend, residual })
 }
 
-/// Three linear equations by elimination with pivots; nothing when they do not determine the solution.
+/// Three linear equations by elimination with pivots; `None` when they have no single solution.
 fn solve(mut rows: [[f64; 4]; 3]) -> Option<[f64; 3]> {
     for column in 0..3 {
         let pivot = (column..3).max_by(|a, b| rows[*a][column].abs().total_cmp(&rows[*b][column].abs()))?;

@@ -1,7 +1,7 @@
-//! The HTML around numbers and plots: head, tiles, tables, sections that fold.
+//! The HTML around numbers and plots: head, tiles, tables, sections that unfold.
 //!
-//! One column of cards on a phone, two on a desk. Everything that comes from a result is escaped here, so that callers hand
-//! over plain text. Wide tables scroll inside their card and never move the page.
+//! One column of cards on a phone, two on a desktop. All text of a result is escaped here, so callers pass plain text. Wide
+//! tables scroll inside their card. Bounds: only the first few warnings are shown unfolded.
 
 use std::fmt::Write as _;
 
@@ -34,6 +34,13 @@ footer{color:var(--soft);font-size:12px;padding-top:26px;padding-bottom:30px}\
 /// Warnings that are not folded away.
 const WARNINGS: usize = 4;
 
+/// A number with its name and a note.
+pub(super) struct Tile {
+    pub(super) value: String,
+    pub(super) name: &'static str,
+    pub(super) note: String,
+}
+
 /// A page being written.
 pub(super) struct Page {
     out: String,
@@ -51,7 +58,7 @@ impl Page {
         Self { out }
     }
 
-    /// Name and value of what was asked for; those without a value are left out. Ends the head of the page.
+    /// Names and values of the configuration, without empty values. Ends the head of the page.
     pub(super) fn facts(&mut self, facts: &[(&str, String)]) {
         self.out.push_str("<dl>");
         for (name, value) in facts.iter().filter(|(_, value)| !value.is_empty()) {
@@ -90,11 +97,10 @@ impl Page {
         }
     }
 
-    /// Value, name and note of each.
-    pub(super) fn tiles(&mut self, tiles: &[(String, String, String)]) {
+    pub(super) fn tiles(&mut self, tiles: &[Tile]) {
         self.out.push_str("<div class=\"tiles\">");
-        for (value, name, note) in tiles {
-            let [value, name, note] = [value, name, note].map(|text| escape(text));
+        for Tile { value, name, note } in tiles {
+            let [value, name, note] = [value.as_str(), name, note].map(escape);
             let _ = write!(self.out, "<div class=\"tile\"><b>{value}</b><span>{name}</span><i>{note}</i></div>");
         }
         self.out.push_str("</div>\n");

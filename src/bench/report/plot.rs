@@ -1,10 +1,10 @@
 //! A small renderer of line and dot plots as SVG.
 //!
-//! Every plot has a title, named axes with units, and a legend when it shows more than one thing. Colours come from CSS
-//! variables, so a plot follows a dark page; series also differ in dashes and in the shape of their marks, so they can be told
-//! apart in grey. Text is 12 units high: a plot is drawn once for a wide and once for a narrow place, not scaled.
+//! It is our own because plots follow the reader's dark mode through CSS variables and are laid out for two widths with text of
+//! a fixed size, which plotting libraries do not offer. Every plot has a title, axes with units, and a legend when it shows
+//! more than one series. Series also differ in dashes and marks, so they can be told apart in grey.
 //!
-//! Values that are not finite are left out. Not here: bars, stacking, interaction.
+//! Bounds: lines and dots only; values that are not finite are left out.
 
 use std::fmt::Write as _;
 
@@ -51,7 +51,7 @@ pub(super) struct Mark {
     pub(super) label: String,
 }
 
-/// A plot. See the head of this file.
+/// A plot.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Plot {
     pub(super) title: String,
@@ -61,23 +61,23 @@ pub(super) struct Plot {
     pub(super) marks: Vec<Mark>,
 }
 
-/// A place for a plot, in units of the text's size.
+/// The size of a plot, in pixels of its text.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Size {
     pub(super) width: f64,
     pub(super) height: f64,
 }
 
-/// In a column of a page on a desk.
+/// For a column on a desktop.
 pub(super) const WIDE: Size = Size { width: 580.0, height: 330.0 };
-/// On a phone.
+/// For a phone.
 pub(super) const NARROW: Size = Size { width: 340.0, height: 290.0 };
 
-/// Colours and strokes of a plot that stands alone; a page defines the variables itself.
+/// Colours of a plot in a file of its own; a page defines the variables itself.
 pub(super) const VARIABLES: &str = ":root{--ink:#17202a;--soft:#5b6875;--line:#dfe4e9;--card:#fff;--s0:#0b7f7f;--s1:#c2570c;\
 --s2:#6a4bc4;--s3:#4d6a8a;--s4:#c62828}\n@media (prefers-color-scheme:dark){:root{--ink:#e6ebef;--soft:#9aa8b5;--line:#2b363f;\
 --card:#161d23;--s0:#3dbdb7;--s1:#f0a05a;--s2:#ab97f5;--s3:#9db7d3;--s4:#f0716b}}\n";
-/// What a plot needs besides the variables.
+/// The styles of a plot, besides the variables.
 pub(super) const STYLE: &str = ".plot{font:12px system-ui,sans-serif;font-variant-numeric:tabular-nums}\
 .plot text{fill:var(--soft)}.plot .t{fill:var(--ink);font-weight:600;font-size:14px}.plot .g{stroke:var(--line);stroke-width:1}\
 .plot .a{stroke:var(--soft);stroke-width:1}.plot .m{stroke:var(--ink);stroke-width:1;stroke-dasharray:3 3}\
@@ -92,8 +92,23 @@ const MARK_ROW: f64 = 15.0;
 const CHARACTER: f64 = 6.8;
 const DASHES: [&str; 5] = ["", "7 4", "2 3", "10 3 2 3", ""];
 
+/// The name of a series in the legend: its row, and where it begins.
+struct LegendEntry {
+    series: usize,
+    row: usize,
+    at: f64,
+}
+
+/// The area inside the axes; its left edge is [`LEFT`].
+#[derive(Clone, Copy)]
+struct Field {
+    top: f64,
+    bottom: f64,
+    right: f64,
+}
+
 impl Plot {
-    /// Whether there is anything to see.
+    /// Whether no series has a point.
     pub(super) fn is_empty(&self) -> bool {
         self.points().next().is_none()
     }
@@ -126,15 +141,16 @@ impl Plot {
              aria-label=\"{title}\">{before}<text class=\"t\" x=\"4\" y=\"18\">{title}</text>"
         );
         let legend = self.legend(width);
-        let top = 34.0 + LEGEND_ROW * legend.iter().map(|(_, row, _)| row + 1).max().unwrap_or(0) as f64;
+        let top = 34.0 + LEGEND_ROW * legend.iter().map(|entry| entry.row + 1).max().unwrap_or(0) as f64;
         let above = top;
         let top = top + MARK_ROW * self.marks.len() as f64;
         let (bottom, right) = (height - 44.0, width - RIGHT);
         let (x, y) = (self.scale(&self.x, 0, LEFT, right), self.scale(&self.y, 1, bottom, top));
-        for (index, row, at) in legend {
-            self.key(&mut out, index, at, 36.0 + LEGEND_ROW * row as f64);
+        for LegendEntry { series, row, at } in legend {
+            self.key(&mut out, series, at, 36.0 + LEGEND_ROW * row as f64);
         }
-        self.grid(&mut out, (&x, &y), (top, bottom, right), width < 400.0);
+        let field = Field { top, bottom, right };
+        self.grid(&mut out, &x, &y, field, if width < 400.0 { 4 } else { 7 });
         for series in &self.series {
             series.draw(&mut out, &x, &y);
         }
@@ -171,7 +187,8 @@ impl Plot {
         Scale::new(low, axis.until.unwrap_or(high), axis.log, from, to)
     }
 
-    fn grid(&self, out: &mut String, (x, y): (&Scale, &Scale), (top, bottom, right): (f64, f64, f64), narrow: bool) {
+    fn grid(&self, out: &mut String, x: &Scale, y: &Scale, field: Field, x_ticks: usize) {
+        let Field { top, bottom, right } = field;
         for tick in y.ticks(5) {
             let at = y.at(tick);
             let _ = write!(
@@ -183,7 +200,7 @@ impl Plot {
                 short(tick)
             );
         }
-        for tick in x.ticks(if narrow { 4 } else { 7 }) {
+        for tick in x.ticks(x_ticks) {
             let at = x.at(tick);
             let _ = write!(
                 out,
@@ -196,7 +213,7 @@ impl Plot {
         let _ = write!(out, "<line class=\"a\" x1=\"{LEFT}\" x2=\"{right}\" y1=\"{bottom}\" y2=\"{bottom}\"/>");
     }
 
-    /// Vertical lines from their labels above the field down; a label goes to the side with more room.
+    /// Vertical lines from their labels above the field down; a label is on the side with more space.
     fn mark(&self, out: &mut String, x: &Scale, top: f64, bottom: f64, right: f64) {
         for (row, mark) in self.marks.iter().enumerate() {
             let at = x.at(mark.at);
@@ -211,8 +228,7 @@ impl Plot {
         }
     }
 
-    /// Which series is named, in which row and where.
-    fn legend(&self, width: f64) -> Vec<(usize, usize, f64)> {
+    fn legend(&self, width: f64) -> Vec<LegendEntry> {
         if self.series.len() < 2 {
             return Vec::new();
         }
@@ -222,7 +238,7 @@ impl Plot {
             if at + needs > width && at > LEFT {
                 (row, at) = (row + 1, LEFT - 50.0);
             }
-            places.push((index, row, at));
+            places.push(LegendEntry { series: index, row, at });
             at += needs;
         }
         places
@@ -305,7 +321,7 @@ fn closing(color: usize) -> &'static str {
     ["</circle>", "</rect>", "</path>"][color % 3]
 }
 
-/// Text that may hold anything, for a place inside an element or an attribute in double quotes.
+/// Escapes text for an element, or for an attribute in double quotes.
 pub(super) fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {

@@ -1,7 +1,7 @@
-//! Axes: from a range of values to places on paper, and where the labelled lines go.
+//! Axes: map values to positions, and choose the labelled ticks.
 //!
-//! Linear axes have ticks at 1, 2 or 5 times a power of ten; logarithmic ones at 1, 2 and 5 in each decade, or at the
-//! powers alone when there are many. Ticks lie inside the range, and there are at least two where the range allows it.
+//! Linear axes have ticks at 1, 2 or 5 times a power of ten; logarithmic ones at 1, 2 and 5 in each decade, or at powers alone
+//! when there are many. Bounds: ticks lie inside the range, at least two where it allows.
 
 /// An axis: a range of values, a range of places, and how one becomes the other.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -1,9 +1,9 @@
-//! A result for people: the block that `vllm bench serve` prints, and below it what it does not say.
+//! A result in the terminal: the block that `vllm bench serve` prints, and more below it.
 //!
 //! The block has the original's labels in its places (40 columns of label, then the value with two decimals), so that scripts
-//! which read its output read ours. Then: the load that was really delivered and our own lag; latencies from the moment a
-//! request was due, when they differ; the steady window; one line for each class, adapter, pool and backend, where there
-//! is more than one; reasons of failure; what the servers said; warnings.
+//! which parse the original's output can parse ours. Below it: the delivered load and the client's own lag; latencies from the
+//! due time, where they differ; the steady window; one line for each class, adapter, pool and backend, where there are several;
+//! reasons of failures; metrics of the servers; warnings. Bounds: text only, no colours.
 
 use std::fmt::Write as _;
 
@@ -17,10 +17,10 @@ use crate::result::validity::Delivered;
 
 /// Width of the block.
 const WIDTH: usize = 50;
-/// A delay that changes no latency anybody looks at, seconds.
+/// A delay too small to matter for any latency, seconds.
 const NO_DELAY: f64 = 0.001;
 
-/// Everything there is to say of a run.
+/// The whole text of a run.
 pub fn table(result: &RunResult) -> String {
     let metrics = Metrics::of(result);
     let mut text = block(result, &metrics);

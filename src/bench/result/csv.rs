@@ -1,8 +1,7 @@
-//! One line of CSV for each request: for spreadsheets and scripts of one's own.
+//! One line of CSV for each request, for spreadsheets and scripts.
 //!
-//! Moments and spans are seconds, as in the result; an empty field is one that does not apply. Gaps between tokens are not in
-//! it, only the longest. Texts hold no comma, quote or line break but in names and reasons, which are then quoted as
-//! RFC 4180 says.
+//! Times are seconds, as in the result. An empty field does not apply. Of the gaps between tokens only the longest is
+//! written. Bounds: fields are quoted only where RFC 4180 requires it.
 
 use std::io::{self, Write};
 
@@ -35,30 +34,39 @@ pub const COLUMNS: [&str; 23] = [
     "queue_wait",
 ];
 
-/// Writes the names of the columns.
-///
-/// # Errors
-/// Those of `out`.
-pub fn write_header(mut out: impl Write) -> io::Result<()> {
-    writeln!(out, "{}", COLUMNS.join(","))
-}
+/// Writes the requests of several runs to one CSV file.
+#[derive(Debug)]
+pub struct RequestCsv<W: Write>(csv::Writer<W>);
 
-/// Writes the requests of a run; `run` is its name among several.
-///
-/// # Errors
-/// Those of `out`.
-pub fn write(run: &str, result: &RunResult, mut out: impl Write) -> io::Result<()> {
-    for record in &result.requests {
-        writeln!(out, "{}", row(run, result, record).map(|field| quoted(&field)).join(","))?;
+impl<W: Write> RequestCsv<W> {
+    /// Writes the names of the columns to `out`.
+    ///
+    /// # Errors
+    /// Those of `out`.
+    pub fn new(out: W) -> io::Result<Self> {
+        let mut writer = csv::Writer::from_writer(out);
+        writer.write_record(COLUMNS)?;
+        writer.flush()?;
+        Ok(Self(writer))
     }
-    Ok(())
+
+    /// Writes the requests of a run. `name` tells it from the other runs of the file.
+    ///
+    /// # Errors
+    /// Those of the output.
+    pub fn write_run(&mut self, name: &str, result: &RunResult) -> io::Result<()> {
+        for record in &result.requests {
+            self.0.write_record(row(name, result, record))?;
+        }
+        self.0.flush()
+    }
 }
 
 fn row(run: &str, result: &RunResult, record: &Record) -> [String; COLUMNS.len()] {
     let number = |value: Option<f64>| value.map(|value| value.to_string()).unwrap_or_default();
     let count = |value: Option<u64>| value.map(|value| value.to_string()).unwrap_or_default();
     let text = |value: Option<&str>| value.unwrap_or_default().to_owned();
-    let done = |value: f64| number(record.is_completed().then_some(value));
+    let if_completed = |value: f64| number(record.is_completed().then_some(value));
     let config = &result.config;
     let (outcome, error) = match &record.outcome {
         Outcome::Completed => ("completed", ""),
@@ -82,22 +90,15 @@ fn row(run: &str, result: &RunResult, record: &Record) -> [String; COLUMNS.len()
         record.prompt_tokens.to_string(),
         count(record.cached_tokens),
         record.output_tokens.to_string(),
-        done(record.ttft),
+        if_completed(record.ttft),
         number(record.tpot()),
-        done(record.latency),
+        if_completed(record.latency),
         number(record.itls.iter().copied().max_by(f64::total_cmp)),
         text(record.pool.as_deref()),
         text(record.backend.as_deref()),
         text(record.arm.as_deref()),
         number(record.queue_wait),
     ]
-}
-
-fn quoted(field: &str) -> String {
-    match field.contains([',', '"', '\n', '\r']) {
-        true => format!("\"{}\"", field.replace('"', "\"\"")),
-        false => field.to_owned(),
-    }
 }
 
 #[cfg(test)]
@@ -119,8 +120,7 @@ mod tests {
         let failed = Record { index: 1, outcome: Outcome::Failed("status 503".into()), ..Record::default() };
         let result = RunResult { requests: vec![completed, failed], ..RunResult::default() };
         let mut text = Vec::new();
-        write_header(&mut text).unwrap();
-        write("7", &result, &mut text).unwrap();
+        RequestCsv::new(&mut text).unwrap().write_run("7", &result).unwrap();
         let text = String::from_utf8(text).unwrap();
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), 3);

@@ -1,13 +1,13 @@
 //! Results on disk: the keys of `vllm bench serve --save-result`, and everything else under `sluice`.
 //!
-//! A file is one JSON object, or several one after another (white space between them): a sweep, or `--append-result`.
-//! The top level of an object has the keys and the arithmetic of the original, so that scripts written for its files
-//! work; the arrays of single requests (`ttfts`, `itls`, ..) are there with `--save-detailed` only, as in the original.
-//! The object `sluice` holds the whole [`RunResult`]. Gaps between tokens are most of its size; they are left out of it when
-//! the top level has them, and beyond [`MAX_GAPS`].
+//! A file is one JSON object, or several one after another (white space between them): a sweep, or `--append-result`. The top
+//! level of an object has the keys and the arithmetic of the original, so that scripts written for its files work; the arrays
+//! of single requests (`ttfts`, `itls`, ..) are there with `--save-detailed` only, as in the original. The object `sluice`
+//! holds the whole [`RunResult`]. Gaps between tokens are most of its size; they are omitted from it when the top level has
+//! them, and beyond [`MAX_GAPS`].
 //!
-//! Reading accepts files of `vllm bench serve` and `vllm-rs bench serve` too. With their arrays, requests are made from
-//! them; without, there are none, and [`RunResult::reported`] holds what the file says.
+//! Files of `vllm bench serve` and `vllm-rs bench serve` can be read too. Requests are reconstructed from their arrays; without
+//! arrays there are none, and [`RunResult::reported`] holds the keys of the file. Bounds: [`MAX_FILE`] bytes.
 
 use std::io::Write;
 use std::path::Path;
@@ -27,13 +27,13 @@ use crate::result::vllm_keys::{numbers, statistics, vllm_keys};
 pub const MAX_GAPS: usize = 1_000_000;
 /// The longest file that is read, bytes.
 pub const MAX_FILE: u64 = 2 << 30;
-/// Of what is written under `sluice`.
+/// Version of the `sluice` object.
 pub const VERSION: u64 = 1;
 
 /// Why a result cannot be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
-    /// The system says no.
+    /// An I/O error.
     #[error("{0}: {1}")]
     Io(String, std::io::Error),
     /// Longer than [`MAX_FILE`].
@@ -48,7 +48,7 @@ pub enum FileError {
     /// A `sluice` object that this version does not understand.
     #[error("{0}: its `sluice` part cannot be read ({1}); was it written by a newer version?")]
     Foreign(String, String),
-    /// Nothing in it.
+    /// An empty file.
     #[error("{0}: holds no result; give a JSON file written by --save-result")]
     Empty(String),
 }
@@ -89,7 +89,7 @@ pub fn parse(text: &[u8], name: &str) -> Result<Vec<RunResult>, FileError> {
 /// Writes `result` to `path`, whole or not at all; or at the end of what is there.
 ///
 /// # Errors
-/// The system says no.
+/// An I/O error.
 pub fn save(result: &RunResult, path: &Path, detailed: bool, append: bool) -> Result<(), FileError> {
     let io = |error| FileError::Io(path.display().to_string(), error);
     if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
@@ -136,7 +136,7 @@ pub fn to_json(result: &RunResult, detailed: bool) -> Value {
     Value::Object(top)
 }
 
-/// Numbers that the original does not have. They follow from the rest and are not read back.
+/// Statistics that the original does not have. They are derived and not read back.
 pub fn summary(result: &RunResult) -> Value {
     let whole = Metrics::of(result);
     let mut map = slices::part(&whole, result);
@@ -221,7 +221,7 @@ fn own_part(own: Value, top: &Map<String, Value>, name: &str) -> Result<RunResul
     let foreign = |why: String| FileError::Foreign(name.to_owned(), why);
     let version = own.get("version").and_then(Value::as_u64).unwrap_or(0);
     if version != VERSION {
-        return Err(foreign(format!("version {version}, this program knows {VERSION}")));
+        return Err(foreign(format!("version {version}, this program reads version {VERSION}")));
     }
     let mut result = RunResult::deserialize(own).map_err(|error| foreign(error.to_string()))?;
     let gaps = top.get("itls").and_then(Value::as_array);
@@ -253,7 +253,7 @@ fn foreign(top: &Map<String, Value>) -> RunResult {
     RunResult { config, requests, duration: number("duration").unwrap_or(0.0), ..RunResult::default() }
 }
 
-/// Requests from the arrays of `--save-detailed`; none unless all that matter are there.
+/// Requests from the arrays of `--save-detailed`. Empty when a needed array is missing.
 fn requests_of_arrays(top: &Map<String, Value>) -> Vec<Record> {
     let list = |key: &str| top.get(key).and_then(Value::as_array);
     let (Some(ttfts), Some(itls), Some(inputs), Some(outputs)) =
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_saved_is_read_back_with_and_without_the_arrays() {
+    fn a_saved_result_is_read_back_with_and_without_the_arrays() {
         for detailed in [false, true] {
             let text = to_json(&result(), detailed).to_string();
             let mut read = parse(text.as_bytes(), "x").unwrap();
@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_result_is_said_to_be_none() {
+    fn a_file_without_results_is_an_error() {
         let error = |text: &str| parse(text.as_bytes(), "file.json").unwrap_err().to_string();
         assert!(error("{\"a\":1}").contains("no `duration`"));
         assert!(error("[1]").contains("not a JSON object"));

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | TTFT | sent to first token event |
 //! | TPOT | (E2EL - TTFT) / (output tokens - 1), for 2 or more tokens |
-//! | ITL | every gap between token events, of all requests together: long answers weigh more |
+//! | ITL | every gap between token events, of all requests together: long responses weigh more |
 //! | E2EL | sent to last token event |
 //!
 //! Mean, median, standard deviation (dividing by n) and percentiles are computed in seconds from every value and shown
@@ -14,11 +14,11 @@
 //! Rates divide by the duration of the whole run, its ramp and its drain included; `steady` has the other reading.
 //! Goodput counts completed requests that met all their objectives. Failures never enter a latency. The peak of output
 //! tokens counts token *events* in seconds that begin with the earliest completed request; the peak of concurrent
-//! requests counts every request that touches such a second, and so more than were ever in flight at one moment.
+//! requests counts every request that touches such a second, and so more than were in flight at any one time.
 //!
 //! Memory: 8 bytes for each value.
 
-use crate::result::record::{Record, RunConfig, RunResult, Slo};
+use crate::result::record::{Outcome, Record, RunConfig, RunResult, Slo};
 
 /// The distribution of one measure, in seconds.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -29,7 +29,7 @@ pub struct Distribution {
 }
 
 impl Distribution {
-    /// Of `values`, in any order. Values that are not numbers sort last; there are none in a run.
+    /// Of `values`, in any order. NaN sorts last; a run has none.
     pub fn of(mut values: Vec<f64>) -> Self {
         if values.is_empty() {
             return Self::default();
@@ -95,13 +95,13 @@ pub struct Metrics {
     pub duration: f64,
     /// Requests sent.
     pub sent: u64,
-    /// Those that got a complete answer.
+    /// Those with a complete response.
     pub completed: u64,
     /// Those that failed.
     pub failed: u64,
-    /// Those that we left on purpose.
+    /// Those that the client left on purpose.
     pub left: u64,
-    /// Those still running when the run was ended early.
+    /// Those in flight when the run was ended early.
     pub unfinished: u64,
     /// Completed requests that met all their objectives; all completed ones where there are none.
     pub good: u64,
@@ -120,11 +120,11 @@ pub struct Metrics {
     pub itl: Distribution,
     /// Sent to last token.
     pub e2el: Distribution,
-    /// Waits for room under `--max-concurrency`.
+    /// Waits for `--max-concurrency`.
     pub client_queue: Distribution,
-    /// Waits in the gateway's queue, where it told.
+    /// Waits in the gateway's queue, if it reported them.
     pub queue_wait: Distribution,
-    /// How late requests were sent by our own fault, failed ones too.
+    /// How late this client sent requests, failed ones included.
     pub lag: Distribution,
     /// Most token events in one second.
     pub peak_tokens: f64,
@@ -138,7 +138,7 @@ impl Metrics {
         Self::of_requests(&result.requests, result.duration, &result.config)
     }
 
-    /// Of some requests of a run, as if they had been alone in it.
+    /// Of some requests of a run, as if the run had no others.
     pub fn of_requests<'a>(requests: impl IntoIterator<Item = &'a Record>, duration: f64, config: &RunConfig) -> Self {
         Self::with_slo(requests, duration, |record| config.slo_of(record.class))
     }
@@ -157,10 +157,10 @@ impl Metrics {
             metrics.sent += 1;
             lag.push(record.lag());
             match record.outcome {
-                crate::result::record::Outcome::Completed => {}
-                crate::result::record::Outcome::Failed(_) => metrics.failed += 1,
-                crate::result::record::Outcome::Left => metrics.left += 1,
-                crate::result::record::Outcome::Unfinished => metrics.unfinished += 1,
+                Outcome::Completed => {}
+                Outcome::Failed(_) => metrics.failed += 1,
+                Outcome::Left => metrics.left += 1,
+                Outcome::Unfinished => metrics.unfinished += 1,
             }
             let good = record.meets(slo(record));
             if record.is_completed() || record.is_failed() {
@@ -251,7 +251,6 @@ fn peaks(completed: &[&Record]) -> (f64, u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::result::record::Outcome;
     use crate::result::{file, vllm_keys};
     use proptest::prelude::*;
 
@@ -296,7 +295,7 @@ mod tests {
         assert_eq!(Metrics::of(&RunResult::default()), Metrics::default());
     }
 
-    /// One recorded run of `vllm-rs bench serve` 0.33.0: 80 requests, 26 of which failed, 9 answers of one token. Its own
+    /// One recorded run of `vllm-rs bench serve` 0.33.0: 80 requests, 26 of which failed, 9 responses of one token. Its own
     /// numbers are in the file; beside it are those that `calculate_metrics` of `vllm bench serve` 0.33.0 gives for the same
     /// timings with numpy 2.4.6.
     #[test]

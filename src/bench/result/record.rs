@@ -1,15 +1,13 @@
-//! The result of a run: what was asked, one record for each request, and what the server and the client itself did.
+//! The result of a run: its configuration, one record for each request, and the health of servers and client.
 //!
-//! This is the model that everything behind a run reads (tables, JSON, CSV, reports, comparisons, searches). It holds
-//! what was *measured*; every statistic is computed from it (`metrics`), so a file that was saved yesterday can answer
-//! a question of tomorrow.
+//! Everything after a run reads this model: tables, JSON, CSV, reports, comparisons, searches. It holds what was *measured*;
+//! every statistic is computed from it (`metrics`), so new statistics can be computed from old files.
 //!
-//! Times are seconds as `f64`: moments from the start of the run, spans from their own start. The clock of a request is
-//! that of `vllm bench serve`: it starts when the request is sent, after any wait for `--max-concurrency`. What came
-//! before is kept apart in the record (`due`, `queued`), so that the other reading, from the moment the request was due,
-//! can be computed as well: [`Record::delay`].
+//! Times are seconds as `f64`: points in time from the start of the run, durations from their own start. The clock of a
+//! request is that of `vllm bench serve`: it starts when the request is sent, after any wait for `--max-concurrency`. Earlier
+//! times are separate fields (`due`, `queued`), so latencies from the due time can be computed as well: [`Record::delay`].
 //!
-//! On disk: `file`.
+//! On disk: `file`. Bounds: some 300 bytes a request, and 8 for each gap between tokens.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,19 +21,19 @@ use serde_json::{Map, Value};
 pub struct RunResult {
     /// When the run began, UTC, RFC 3339; empty when it is not known.
     pub started_at: String,
-    /// What was asked for.
+    /// The configuration of the run.
     pub config: RunConfig,
     /// Seconds from the start until the last request had ended: what rates are divided by.
     pub duration: f64,
     /// The run was ended early (Ctrl-C): the numbers are of its part up to then.
     pub partial: bool,
-    /// One for each request that was sent, in the order of the workload.
+    /// One record for each request that was sent, in the order of the workload.
     pub requests: Vec<Record>,
     /// One for each server whose `/metrics` could be read.
     pub servers: Vec<ServerSide>,
     /// The load generator itself.
     pub client: ClientHealth,
-    /// What a reader must know before believing a number. Plain sentences.
+    /// Warnings about the validity of the numbers, as sentences.
     pub warnings: Vec<String>,
     /// The top-level keys of the file that this was read from; empty for a run of our own. Files of other tools may
     /// hold statistics without the requests they came from.
@@ -43,7 +41,7 @@ pub struct RunResult {
     pub reported: Map<String, Value>,
 }
 
-/// What was asked for.
+/// The configuration of the run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RunConfig {
@@ -57,13 +55,13 @@ pub struct RunConfig {
     pub endpoint: String,
     /// What was sent as `"model"` (without adapters).
     pub model: String,
-    /// Requests asked for.
+    /// Requested number of requests.
     pub num_prompts: u64,
     /// Where prompts came from: `random`, `sharegpt`, ...
     pub dataset: String,
     /// How requests arrived, in words: `poisson`, `gamma`, `constant`, `closed loop`, `recorded`, ...
     pub arrival: String,
-    /// Requests per second; nothing when all were due at once (`inf`) or the moments were recorded ones.
+    /// Requests per second; `None` when all were due at once (`inf`) or at recorded times.
     pub request_rate: Option<f64>,
     /// Shape of the gamma distribution of the gaps; 1 is Poisson, `inf` (written as nothing) constant.
     pub burstiness: Option<f64>,
@@ -83,7 +81,7 @@ pub struct RunConfig {
     pub adapters: Vec<String>,
     /// Where all randomness came from.
     pub seed: u64,
-    /// The user's own keys and values.
+    /// Keys and values given by the user.
     pub metadata: BTreeMap<String, String>,
 }
 
@@ -102,7 +100,7 @@ pub struct Ramp {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ClassConfig {
-    /// How reports call it.
+    /// Name in reports.
     pub name: String,
     /// Its share of the requests, relative to the other classes.
     pub weight: f64,
@@ -122,7 +120,7 @@ pub struct Slo {
     pub e2el: Option<f64>,
 }
 
-/// One request and what came of it.
+/// One request and its outcome.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Record {
@@ -130,27 +128,27 @@ pub struct Record {
     pub index: u64,
     /// Index into [`RunConfig::classes`].
     pub class: u32,
-    /// Index into [`RunConfig::adapters`]; nothing for the base model.
+    /// Index into [`RunConfig::adapters`]; `None` for the base model.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub adapter: Option<u32>,
     /// The conversation that it belongs to, and which turn of it this is (from 0).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub session: Option<(u64, u32)>,
-    /// When it should have been sent; nothing in a closed loop, where a request is due when the one before it ended.
+    /// When it should have been sent; `None` in a closed loop, where a request is due when the one before it ended.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub due: Option<f64>,
-    /// Span that it waited here for room under `max_concurrency`.
+    /// Time it waited in this process for `max_concurrency`.
     #[serde(skip_serializing_if = "is_zero")]
     pub queued: f64,
     /// When it was sent.
     pub sent: f64,
-    /// When its answer had ended, or it had failed.
+    /// When its response had ended, or it had failed.
     pub ended: f64,
-    /// What came of it.
+    /// Its outcome.
     pub outcome: Outcome,
-    /// Prompt tokens: by the server's usage where it sent one, otherwise as asked for.
+    /// Prompt tokens: by the server's usage, otherwise as requested.
     pub prompt_tokens: u64,
-    /// Prompt tokens that the server found in its prefix cache, where it says so.
+    /// Prompt tokens that the server found in its prefix cache, if it reports that.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cached_tokens: Option<u64>,
     /// Output tokens: by usage, otherwise the number of token events. 0 when it failed.
@@ -162,7 +160,7 @@ pub struct Record {
     /// Gaps between token events.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub itls: Vec<f64>,
-    /// What the gateway said of where it went: `x-sluice-pool`.
+    /// The gateway's pool: `x-sluice-pool`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pool: Option<Arc<str>>,
     /// `x-sluice-backend`.
@@ -171,27 +169,27 @@ pub struct Record {
     /// `x-sluice-arm`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub arm: Option<Arc<str>>,
-    /// Span in the gateway's queue: `server-timing: queue`.
+    /// Time in the gateway's queue: `server-timing: queue`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub queue_wait: Option<f64>,
 }
 
-/// What came of a request.
+/// The outcome of a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
-    /// A complete answer.
+    /// A complete response.
     Completed,
-    /// None, and why: `status 503`, `stream cut`, ...
+    /// No complete response, with the reason: `status 503`, `stream cut`, ...
     Failed(Arc<str>),
-    /// We left on purpose in the middle, as the workload said. Neither a success nor a failure.
+    /// The client left on purpose, as the workload specified. Neither a success nor a failure.
     Left,
     /// Still running when the run was ended early. Neither a success nor a failure.
     #[default]
     Unfinished,
 }
 
-/// What one server says of itself, from its `/metrics`: differences over the run, and peaks of what was sampled.
+/// One server during the run, from its `/metrics`: differences over the run, and peaks of the samples.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ServerSide {
@@ -201,7 +199,7 @@ pub struct ServerSide {
     pub prefix_queries: f64,
     /// Tokens found there.
     pub prefix_hits: f64,
-    /// Requests thrown out of the KV cache and recomputed.
+    /// Requests evicted from the KV cache and recomputed.
     pub preemptions: f64,
     /// Prompt tokens it counted.
     pub prompt_tokens: f64,
@@ -213,11 +211,11 @@ pub struct ServerSide {
     pub running_peak: f64,
     /// Most requests waiting at once.
     pub waiting_peak: f64,
-    /// What was read, in order of time.
+    /// Samples, in order of time.
     pub samples: Vec<ServerSample>,
 }
 
-/// One look at a server.
+/// One sample of a server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ServerSample {
@@ -231,7 +229,7 @@ pub struct ServerSample {
     pub kv_usage: f64,
 }
 
-/// How well the load generator did its own work.
+/// How well the load generator kept up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ClientHealth {
@@ -246,7 +244,7 @@ pub struct ClientHealth {
 }
 
 impl Record {
-    /// Whether it got a complete answer.
+    /// Whether it got a complete response.
     pub fn is_completed(&self) -> bool {
         self.outcome == Outcome::Completed
     }
@@ -256,19 +254,19 @@ impl Record {
         matches!(self.outcome, Outcome::Failed(_))
     }
 
-    /// (latency - ttft) / (output tokens - 1); nothing for answers of one token.
+    /// (latency - ttft) / (output tokens - 1); `None` for responses of one token.
     pub fn tpot(&self) -> Option<f64> {
         (self.is_completed() && self.output_tokens > 1)
             .then(|| (self.latency - self.ttft) / (self.output_tokens - 1) as f64)
     }
 
-    /// Span from when it was due until it was sent, whatever the reason; 0 when nothing was due. Added to `ttft` and
-    /// `latency` this gives what an independent user would have seen.
+    /// Time from when it was due until it was sent, for any reason; 0 in a closed loop. Added to `ttft` and
+    /// `latency` this gives the latency for an independent user.
     pub fn delay(&self) -> f64 {
         self.due.map_or(0.0, |due| (self.sent - due).max(0.0))
     }
 
-    /// The part of [`Record::delay`] that is this client's own fault: not the wait for `max_concurrency`.
+    /// The part of [`Record::delay`] that this client caused: all but the wait for `max_concurrency`.
     pub fn lag(&self) -> f64 {
         (self.delay() - self.queued).max(0.0)
     }
@@ -285,8 +283,8 @@ impl Record {
 }
 
 impl RunResult {
-    /// The same run as independent users saw it: every request is taken as sent when it was due, so that our own lag and the
-    /// wait for `max_concurrency` are inside TTFT and E2EL.
+    /// The same run with every request taken as sent when it was due, so that TTFT and E2EL include the client's lag and the
+    /// wait for `max_concurrency`.
     #[must_use]
     pub fn from_due(&self) -> Self {
         let mut result = self.clone();
@@ -304,7 +302,7 @@ impl RunResult {
 }
 
 impl Slo {
-    /// Whether there is nothing to meet.
+    /// Whether it has no bound.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }

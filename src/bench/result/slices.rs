@@ -1,7 +1,7 @@
-//! The numbers of a part of a run: by class, by adapter, by pool, backend or arm of the gateway.
+//! The statistics of parts of a run: by class, by adapter, by pool, backend or arm of the gateway.
 //!
-//! Each part is taken as if it had been alone: its rates divide by the duration of the whole run, so they add up. A part is
-//! named; requests that went through no gateway, or failed before one answered, are in none by pool.
+//! Rates of a part divide by the duration of the whole run, so they add up. Requests that did not go through a gateway, or
+//! failed before it responded, belong to no pool, backend or arm. Bounds: one part for each name that occurs.
 
 use std::collections::BTreeMap;
 
@@ -12,12 +12,12 @@ use crate::result::record::{Outcome, Record, RunResult};
 use crate::result::vllm_keys::numbers;
 use sluice_core::stats::{Estimate, proportion};
 
-/// What parts are made by.
+/// What a run is split by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SliceBy {
     /// The workload's classes.
     Class,
-    /// LoRA adapters; the base model is a part, too, when there are adapters.
+    /// LoRA adapters; the base model is a part as well when there are adapters.
     Adapter,
     /// The gateway's pools.
     Pool,
@@ -31,7 +31,7 @@ impl SliceBy {
     /// Every one, in the order of reports.
     pub const ALL: [Self; 5] = [Self::Class, Self::Adapter, Self::Pool, Self::Backend, Self::Arm];
 
-    /// How a report calls it.
+    /// Name in reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::Class => "class",
@@ -65,7 +65,7 @@ impl SliceBy {
     }
 }
 
-/// The parts of a run and their numbers, in the order of the configuration or of their names.
+/// The parts of a run and their statistics, in the order of the configuration or of their names.
 pub fn slices(result: &RunResult, by: SliceBy) -> Vec<(String, Metrics)> {
     let mut parts: BTreeMap<(usize, String), Vec<&Record>> = BTreeMap::new();
     for record in &result.requests {
@@ -88,7 +88,7 @@ pub fn failures(result: &RunResult) -> BTreeMap<&str, u64> {
     failures
 }
 
-/// The share of requests that met their objectives, with its 95 % interval, which knows that misses come in clumps.
+/// The share of requests that met their objectives, with its 95 % interval, which accounts for clusters of misses.
 pub fn attainment(metrics: &Metrics) -> Estimate {
     let (hits, latencies): (Vec<bool>, Vec<f64>) = metrics.judgements.iter().copied().unzip();
     proportion::of_series_with(&hits, &latencies, 0.95)
@@ -100,7 +100,7 @@ pub fn json(result: &RunResult, by: SliceBy) -> Value {
     Value::Object(parts.iter().map(|(name, metrics)| (name.clone(), Value::Object(part(metrics, result)))).collect())
 }
 
-/// The keys of the original for one part, and what it lacks.
+/// The keys of the original for one part, and further ones.
 pub fn part(metrics: &Metrics, result: &RunResult) -> Map<String, Value> {
     let mut map = numbers(metrics, &result.config);
     map.insert("sent".into(), json!(metrics.sent));

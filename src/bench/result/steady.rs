@@ -1,17 +1,18 @@
-//! The part of a run in which the load was steady, and its numbers.
+//! The part of a run in which the load was steady, and its statistics.
 //!
-//! Rates over a whole run divide by its ramp and its drain too, and so say less than the server can do: with N requests at
-//! rate r on a perfect server the throughput reads N / (N/r + last latency). So:
+//! Rates over a whole run divide by its ramp-up and drain too, and so understate the server: with N requests at rate r on a
+//! perfect server, throughput reads N / (N/r + last latency). Therefore:
 //!
-//! - Closed loop of C streams, as `vllm-rs bench serve` has it: from the first moment with at least ceil(0.95 C) requests in
-//!   flight to the last such moment.
-//! - Open loop: from the end of the warm-up to the moment when the last request was sent. The end of the warm-up is where
-//!   the mean of the requests in flight is known best: the cut d, in the first half, that minimises the squared error
-//!   sum((x_i - mean_d)^2) / (n - d)^2 of what remains of the series x (MSER, White 1997), in [`SLOTS`] slots.
+//! - Closed loop of C streams, as in `vllm-rs bench serve`: from the first time with at least ceil(0.95 C) requests in flight
+//!   to the last.
+//! - Open loop: from the end of the warm-up until the last request was sent. The warm-up ends where the mean number of requests
+//!   in flight is estimated best: the cut d, in the first half, that minimises the squared error
+//!   sum((x_i - mean_d)^2) / (n - d)^2 of the rest of the series x (MSER, White 1997), in [`SLOTS`] slots.
 //!
-//! In the window: rates count what was completed, read or produced inside it; latencies are those of requests sent in it.
-//! A window shorter than max(10 s, a tenth of the run) is said to be short, and an open loop whose requests in flight keep
-//! growing has no steady state: then latencies depend on how long the run was, and a warning says so.
+//! Within the window, rates count what was completed, read or produced inside it; latencies are those of requests sent in it.
+//! A window shorter than max(10 s, a tenth of the run) gets a note. An open loop whose requests in flight keep growing has no
+//! steady state: its latencies depend on the length of the run, and a warning says so. Bounds: recorded and changing rates have
+//! no steady window.
 
 use serde::{Deserialize, Serialize};
 
@@ -36,9 +37,9 @@ pub struct Window {
     pub end_s: f64,
     /// Its length.
     pub duration_s: f64,
-    /// Streams of a closed loop; nothing for an open one.
+    /// Streams of a closed loop; `None` for an open one.
     pub target_concurrency: Option<u32>,
-    /// Most requests in flight at one moment of the run.
+    /// Most requests in flight at one time.
     pub observed_peak: u64,
     /// Requests sent in it.
     pub requests_started_in_window: u64,
@@ -46,14 +47,14 @@ pub struct Window {
     pub requests_completed_in_window: u64,
     /// All requests of the run.
     pub requests_total: u64,
-    /// Why it may not say much.
+    /// A note when it is short.
     pub warning: Option<String>,
 }
 
-/// The numbers of a steady window.
+/// The statistics of a steady window.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Steady {
-    /// Which part of the run.
+    /// The window.
     pub window: Window,
     /// Requests completed in it, per second.
     pub request_throughput: f64,
@@ -65,7 +66,7 @@ pub struct Steady {
     pub metrics: Metrics,
 }
 
-/// Finds the steady window of a run; nothing when there is none.
+/// Finds the steady window of a run; `None` when there is none.
 pub fn steady(result: &RunResult) -> Option<Steady> {
     let changes = changes(&result.requests);
     let closed = result.config.max_concurrency.filter(|_| result.config.request_rate.is_none());
@@ -78,7 +79,8 @@ pub fn steady(result: &RunResult) -> Option<Steady> {
     if length <= 0.0 {
         return None;
     }
-    // The end is the moment when the load fell: what ended then is no longer inside. An open loop ends with a send, which is.
+    // The window of a closed loop ends when the load falls, so its end is outside. That of an open loop ends with a send, which is
+    // inside.
     let inside = |moment: f64| start <= moment && (moment < end || (closed.is_none() && moment <= end));
     let completed = || result.requests.iter().filter(|record| record.is_completed());
     let started = completed().filter(|record| inside(record.sent));
@@ -119,17 +121,17 @@ pub fn growth(result: &RunResult) -> Option<(f64, f64)> {
     let levels = levels(&changes, start, end);
     let mean = |part: &[f64]| part.iter().sum::<f64>() / part.len().max(1) as f64;
     let (first, last) = (mean(&levels[..SLOTS / 3]), mean(&levels[SLOTS - SLOTS / 3..]));
-    // Five standard deviations of a level that is Poisson distributed; and half as much again.
+    // Five standard deviations of a Poisson distributed level, and at least half as much again.
     let grown = third > 0.0 && last > first * 1.5 && last - first > 5.0 * first.max(1.0).sqrt();
     grown.then_some((first, last))
 }
 
-/// When requests began and ended: moments in order, each with the requests in flight from then on.
+/// Every change of the requests in flight: its time, and the requests in flight from then on.
 pub fn changes(requests: &[Record]) -> Vec<(f64, i64)> {
     let mut changes: Vec<(f64, i64)> = Vec::with_capacity(requests.len() * 2);
     for record in requests {
         changes.push((record.sent, 1));
-        // In a closed loop the next request is sent a moment after the last token, and the end of the stream comes between.
+        // In a closed loop the next request is sent just after the last token; the end of the stream comes between.
         let end = if record.is_completed() { record.sent + record.latency } else { record.ended };
         changes.push((end.max(record.sent), -1));
     }
@@ -191,7 +193,7 @@ pub fn levels(changes: &[(f64, i64)], from: f64, to: f64) -> Vec<f64> {
     levels
 }
 
-/// Moments of the token events of a request.
+/// When the token events of a request arrived.
 fn events(record: &Record) -> impl Iterator<Item = f64> + '_ {
     let first = record.sent + record.ttft;
     std::iter::once(first).chain(record.itls.iter().scan(first, |at, gap| {
@@ -259,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_that_grows_is_seen() {
+    fn a_growing_queue_is_detected() {
         // Ten a second on a server that completes five.
         let requests: Vec<Record> = (0..600).map(|i| record(i, i as f64 / 10.0, 1.0 + i as f64 / 10.0)).collect();
         let result = run(requests, RunConfig { request_rate: Some(10.0), ..RunConfig::default() });
@@ -301,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_steady_in_nothing() {
+    fn an_empty_run_has_no_steady_window() {
         let config = RunConfig { max_concurrency: Some(4), ..RunConfig::default() };
         assert_eq!(steady(&run(vec![], config.clone())), None);
         assert_eq!(steady(&run(vec![record(0, 0.0, 1.0)], config)), None);

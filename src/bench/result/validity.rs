@@ -1,12 +1,12 @@
-//! Whether a run can be believed: the load that was delivered beside the load that was asked for, and our own lag.
+//! Warnings about the validity of a run: whether its load was delivered, and whether the client was the limit.
 //!
-//! A load generator that cannot keep up measures itself. So every result says how much of the configured load was sent, how late
-//! by our own fault, and with which part of this machine; and where that is too much, a warning in words. Thresholds:
-//! less than [`DELIVERED`] of the rate; requests late by more than [`LATE`] at their P99; timers late by more than [`TICK`];
-//! more than [`CPU`] of the machine.
+//! A load generator that cannot keep up measures itself. So every result has the delivered share of the configured load, the
+//! lag of the client and its CPU time, and warnings where these are too bad: less than [`DELIVERED`] of the rate; requests late
+//! by more than [`LATE`] at their P99; timers late by more than [`TICK`]; more than [`CPU`] of the machine. Bounds: warnings
+//! only; nothing is corrected.
 
 use crate::result::metrics::Distribution;
-use crate::result::record::{Outcome, RunResult};
+use crate::result::record::{Outcome, Record, RunResult};
 use crate::result::steady;
 
 /// Share of the configured rate that must have been sent.
@@ -23,7 +23,7 @@ const FEW: u64 = 100;
 /// Configured and delivered load of an open loop.
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Delivered {
-    /// Requests per second asked for.
+    /// Configured requests per second.
     pub configured: f64,
     /// Requests per second of the schedule that was drawn: due requests by the time of the last.
     pub scheduled: f64,
@@ -32,11 +32,10 @@ pub struct Delivered {
 }
 
 impl Delivered {
-    /// Of a run at one rate; nothing for closed loops, recorded moments and rates that change.
+    /// That of a run at one rate; `None` for closed loops, recorded times and changing rates.
     pub fn of(result: &RunResult) -> Option<Self> {
         let configured = result.config.request_rate?;
-        let last =
-            |of: &dyn Fn(&crate::result::record::Record) -> f64| result.requests.iter().map(of).fold(0.0, f64::max);
+        let last = |of: &dyn Fn(&Record) -> f64| result.requests.iter().map(of).fold(0.0, f64::max);
         let due = last(&|record| record.due.unwrap_or(0.0));
         let sent = last(&|record| record.sent);
         let count = result.requests.len() as f64;
@@ -49,13 +48,13 @@ impl Delivered {
     }
 }
 
-/// What a reader must know before believing a number.
+/// The warnings about a run.
 pub fn warnings(result: &RunResult) -> Vec<String> {
     let mut warnings = Vec::new();
     if result.partial {
         let unfinished = result.requests.iter().filter(|record| record.outcome == Outcome::Unfinished).count();
         warnings.push(format!(
-            "the run was ended early: {} requests were sent, {unfinished} of them were still running and count for nothing",
+            "the run was ended early: {} requests were sent, {unfinished} of them were still in flight and are not counted",
             result.requests.len()
         ));
     }
@@ -77,17 +76,17 @@ pub fn warnings(result: &RunResult) -> Vec<String> {
             queued.percentile(99.0) * 1e3
         ));
     }
-    let lag = Distribution::of(result.requests.iter().map(crate::result::record::Record::lag).collect());
+    let lag = Distribution::of(result.requests.iter().map(Record::lag).collect());
     if lag.percentile(99.0) > LATE {
         warnings.push(format!(
-            "this client was the bottleneck: requests left {:.1} ms late (P99)",
+            "this client was the bottleneck: requests were sent {:.1} ms late (P99)",
             lag.percentile(99.0) * 1e3
         ));
     }
     let client = &result.client;
     if client.lag_p99 > TICK {
         warnings.push(format!(
-            "this machine was busy: timers were {:.1} ms late (P99), and every latency may be so much too long",
+            "this machine was busy: timers were {:.1} ms late (P99), and every latency may be too long by as much",
             client.lag_p99 * 1e3
         ));
     }
@@ -105,20 +104,20 @@ pub fn warnings(result: &RunResult) -> Vec<String> {
     warnings
 }
 
-/// A percentile of few values is one of the largest of them.
+/// Warns when there are too few requests for a P99.
 fn few(result: &RunResult, warnings: &mut Vec<String>) {
     let completed = result.requests.iter().filter(|record| record.is_completed()).count() as u64;
     if completed == 0 && !result.requests.is_empty() {
-        warnings.push("no request got a complete answer: there are no latencies".to_owned());
+        warnings.push("no request got a complete response: there are no latencies".to_owned());
     } else if completed < FEW && completed > 0 {
-        warnings.push(format!("P99 of {completed} requests is nearly the worst of them; send {FEW} or more"));
+        warnings.push(format!("the P99 of {completed} requests is close to their maximum; send {FEW} or more"));
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::result::record::{ClientHealth, Record, RunConfig};
+    use crate::result::record::{ClientHealth, RunConfig};
 
     fn run(late: f64, queued: f64) -> RunResult {
         let requests = (1..=1_000).map(|i| {
@@ -173,6 +172,6 @@ mod tests {
         result.requests.iter_mut().for_each(|record| record.outcome = Outcome::Unfinished);
         let said = warnings(&result);
         assert!(said[0].contains("ended early: 5 requests were sent, 5 of them"), "{said:?}");
-        assert!(said.last().unwrap().contains("no request got a complete answer"));
+        assert!(said.last().unwrap().contains("no request got a complete response"));
     }
 }

@@ -1,10 +1,10 @@
-//! How well this process keeps up: its own timers, watched for the length of a run.
+//! How late this process is: its own timers and CPU time during a run.
 //!
-//! A tick every [`PERIOD`] says how late it came. The runtime's timers have a grain of 1 ms, so up to that is normal; more means
-//! that this machine had no time for us, and that every moment we measured may be as late as that. CPU time is that of the
-//! whole process, which for a demonstration holds engines and gateway too.
+//! A timer fires every [`PERIOD`] and records its lateness. The runtime's timers have a resolution of 1 ms, so up to that is
+//! normal. More means that this process was not scheduled in time, and that every measured time may be late by as much. CPU
+//! time is that of the whole process; in the demo that includes engines and gateway.
 //!
-//! Memory: 8 bytes a tick, at most [`MAX_TICKS`] ticks (about three hours); later ones count for the maximum only.
+//! Bounds: 8 bytes a tick, at most [`MAX_TICKS`] ticks (about three hours); later ones count for the maximum only.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ pub const PERIOD: Duration = Duration::from_millis(10);
 /// Ticks that are kept.
 pub const MAX_TICKS: usize = 1 << 20;
 
-/// A watch that runs until asked.
+/// Measures until [`LagMonitor::finish`].
 #[derive(Debug)]
 pub(crate) struct LagMonitor {
     task: JoinHandle<()>,
@@ -66,7 +66,7 @@ impl Drop for LagMonitor {
     }
 }
 
-/// CPU time of this process so far, user and system; 0 where the system does not tell.
+/// CPU time of this process so far, user and system; 0 if the system does not report it.
 fn cpu_seconds() -> f64 {
     use nix::sys::resource::{UsageWho, getrusage};
     let Ok(usage) = getrusage(UsageWho::RUSAGE_SELF) else { return 0.0 };

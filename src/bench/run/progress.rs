@@ -1,7 +1,8 @@
-//! What may be read while a run goes on, and how it is told to stop.
+//! The progress of a run while it lasts, and the way to stop it.
 //!
-//! Counters for a line on the terminal: sent, ended, failed, the rate and the P99 of TTFT of the last [`WINDOW`]. The window is
-//! kept in a ring of at most [`RECENT`] requests, so at high rates it is shorter.
+//! Counters for a progress line: sent, ended, failed, and the rate and P99 TTFT over the last [`WINDOW`]. An observer may see
+//! each request as it is sent and as it ends. Bounds: the window holds at most [`RECENT`] requests, so at high rates it is
+//! shorter.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -14,9 +15,9 @@ use tokio_util::sync::CancellationToken;
 use crate::result::metrics::Distribution;
 use crate::result::record::Record;
 
-/// How far back the present goes.
+/// The window of the recent rate and TTFT.
 pub const WINDOW: Duration = Duration::from_secs(10);
-/// Ended requests that are remembered.
+/// The most ended requests in the window.
 pub const RECENT: usize = 8_192;
 
 /// Counts that may be read while a run goes on.
@@ -33,7 +34,7 @@ pub struct Progress {
     observer: Observer,
 }
 
-/// What a watcher hears of a request.
+/// What an observer sees of a request.
 #[derive(Clone, Copy, Debug)]
 pub enum RequestEvent<'a> {
     /// It was sent.
@@ -42,14 +43,14 @@ pub enum RequestEvent<'a> {
         index: u64,
         /// Index of its class.
         class: u32,
-        /// When it was due, or sent where nothing was due; seconds from the start.
+        /// When it was due, or sent in a closed loop; seconds from the start.
         at: f64,
     },
     /// It has ended.
     Ended(&'a Record),
 }
 
-/// Somebody who hears of each request at once, on the task that sent it; so it must be quick.
+/// Called for each request, on the task that sends it, so it must be fast.
 #[derive(Default)]
 struct Observer(Option<Box<ObserverFn>>);
 
@@ -57,7 +58,7 @@ type ObserverFn = dyn Fn(RequestEvent<'_>) + Send + Sync;
 
 impl std::fmt::Debug for Observer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(if self.0.is_some() { "Watcher" } else { "nobody" })
+        f.write_str(if self.0.is_some() { "Watcher" } else { "no observer" })
     }
 }
 
@@ -66,12 +67,12 @@ impl std::fmt::Debug for Observer {
 pub struct RecentStats {
     /// Requests that ended, per second.
     pub rate: f64,
-    /// 99th percentile of their TTFT, seconds; nothing when none completed.
+    /// 99th percentile of their TTFT, seconds; `None` when none completed.
     pub ttft_p99: Option<f64>,
 }
 
 impl Progress {
-    /// Progress that `observer` hears of.
+    /// Progress that calls `observer` for each event.
     pub fn with_observer(observer: impl Fn(RequestEvent<'_>) + Send + Sync + 'static) -> Self {
         Self { observer: Observer(Some(Box::new(observer))), ..Self::default() }
     }
@@ -82,7 +83,7 @@ impl Progress {
         }
     }
 
-    /// Ends the run: nothing more is sent, and requests in flight are given up at once.
+    /// Ends the run: no further request is sent, and requests in flight are abandoned at once.
     pub fn stop(&self) {
         self.stop.cancel();
     }
@@ -117,7 +118,7 @@ impl Progress {
         recent.push_back((Instant::now(), ttft));
     }
 
-    /// The last [`WINDOW`] of a run that began `since` ago.
+    /// The statistics of the last [`WINDOW`] of a run that began `since` ago.
     pub fn now(&self, since: Duration) -> RecentStats {
         let mut recent = self.recent.lock();
         let (now, full) = (Instant::now(), recent.len() == RECENT);
@@ -140,7 +141,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn the_present_is_the_last_window() {
+    async fn recent_statistics_cover_the_last_window() {
         let progress = Progress::default();
         for ttft in [5.0, 5.0] {
             progress.record_sent();

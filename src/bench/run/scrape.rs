@@ -1,11 +1,10 @@
-//! What the servers say of themselves during a run: their `/metrics`, before, after, and once a second between.
+//! Reads the `/metrics` of the servers before, after, and once a second during a run.
 //!
-//! Differences over the run tell what no client can see: how much of the prompts came out of the prefix cache, how many
-//! requests were preempted; the samples between tell how full the KV cache was and how many requests ran and waited. A page
-//! that cannot be read or is not vLLM's gives nothing, and costs nothing after the first try. Gauges between two samples
-//! are not seen, so peaks are lower bounds.
+//! Differences over the run show what no client can see: the hit rate of the prefix cache and the number of preemptions. The
+//! samples show how full the KV cache was and how many requests ran and waited. A page that cannot be read or is not vLLM's is
+//! ignored after the first try. Peaks are lower bounds, since gauges between two samples are not seen.
 //!
-//! At most [`MAX_SAMPLES`] samples of each server are kept, later ones count for the peaks only.
+//! Bounds: at most [`MAX_SAMPLES`] samples of each server are kept; later ones count for the peaks only.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,18 +19,25 @@ use crate::error::BenchError;
 use crate::result::record::{ServerSample, ServerSide};
 use sluice_core::vllm::metrics::{MAX_PAGE, MetricsSnapshot};
 
-/// Between two looks.
+/// Time between two samples.
 pub const PERIOD: Duration = Duration::from_secs(1);
-/// How long an answer may take; a busy vLLM answers `/metrics` late.
+/// Timeout of one sample; a busy vLLM responds late.
 pub const LIMIT: Duration = Duration::from_secs(5);
 /// Samples kept for each server: a day.
 pub const MAX_SAMPLES: usize = 86_400;
 
-/// Looks at servers until asked.
+/// Samples servers until [`Scraper::finish`].
 #[derive(Debug, Default)]
 pub(crate) struct Scraper {
     tasks: JoinSet<()>,
-    history: Vec<(Arc<Target>, HeaderMap, Arc<Mutex<ServerHistory>>)>,
+    servers: Vec<Arc<ScrapedServer>>,
+}
+
+#[derive(Debug)]
+struct ScrapedServer {
+    target: Target,
+    headers: HeaderMap,
+    history: Mutex<ServerHistory>,
 }
 
 #[derive(Debug)]
@@ -42,27 +48,28 @@ struct ServerHistory {
 }
 
 impl Scraper {
-    /// Begins with the servers at `urls`; times count from `start`.
+    /// Begins to sample the servers at `urls`. Times count from `start`.
     pub(crate) async fn start(urls: &[String], headers: &HeaderMap, start: Instant) -> Result<Self, BenchError> {
         let mut scraper = Self::default();
         for url in urls {
-            let target = Arc::new(Target::new(url)?);
+            let target = Target::new(url)?;
             let Some(before) = scrape(&target, headers).await else { continue };
             let side = ServerSide { url: target.url.clone(), ..ServerSide::default() };
-            let history = Arc::new(Mutex::new(ServerHistory { last: before.clone(), before, side }));
-            scraper.history.push((target.clone(), headers.clone(), history.clone()));
-            scraper.tasks.spawn(scrape_periodically(target, headers.clone(), history, start));
+            let history = Mutex::new(ServerHistory { last: before.clone(), before, side });
+            let server = Arc::new(ScrapedServer { target, headers: headers.clone(), history });
+            scraper.servers.push(server.clone());
+            scraper.tasks.spawn(scrape_periodically(server, start));
         }
         Ok(scraper)
     }
 
-    /// One last look, and what came of it.
+    /// Takes a last sample and returns the differences and peaks.
     pub(crate) async fn finish(mut self, start: Instant) -> Vec<ServerSide> {
         self.tasks.abort_all();
         let mut sides = Vec::new();
-        for (target, headers, history) in &self.history {
-            let last = scrape(target, headers).await;
-            let mut history = history.lock();
+        for server in &self.servers {
+            let last = scrape(&server.target, &server.headers).await;
+            let mut history = server.history.lock();
             if let Some(last) = last {
                 history.record(last, start.elapsed().as_secs_f64());
             }
@@ -72,16 +79,11 @@ impl Scraper {
     }
 }
 
-async fn scrape_periodically(
-    target: Arc<Target>,
-    headers: HeaderMap,
-    history: Arc<Mutex<ServerHistory>>,
-    start: Instant,
-) {
+async fn scrape_periodically(server: Arc<ScrapedServer>, start: Instant) {
     loop {
         tokio::time::sleep(PERIOD).await;
-        if let Some(snapshot) = scrape(&target, &headers).await {
-            history.lock().record(snapshot, start.elapsed().as_secs_f64());
+        if let Some(snapshot) = scrape(&server.target, &server.headers).await {
+            server.history.lock().record(snapshot, start.elapsed().as_secs_f64());
         }
     }
 }
@@ -107,7 +109,7 @@ impl ServerHistory {
 
     fn side(&self) -> ServerSide {
         let (before, after) = (&self.before, &self.last);
-        // A counter that went down is one of a server that was restarted: what it has is all since then.
+        // A counter that went down belongs to a restarted server: its value counts from the restart.
         let grown = |before: f64, after: f64| if after < before { after } else { after - before };
         ServerSide {
             prefix_queries: grown(before.prefix_queries, after.prefix_queries),

@@ -195,7 +195,7 @@ impl<S: SystemUnderTest, F: FnMut(&TrialReport)> Search<'_, S, F> {
         let stats = self.system.run(&trial, &mut judge).await.map_err(Stop::System)?;
         let verdict = judge.close();
         let hits = judge.hits();
-        // Looks end at a moment that depends on their misses, so they would bias the curve.
+        // The end of a look depends on its misses, so looks would bias the curve.
         if let (TrialLoad::Rate(requested), TrialKind::Sample | TrialKind::Proof) = (load, kind) {
             self.points.push(RatePoint {
                 rate: judge.rate().unwrap_or(requested),

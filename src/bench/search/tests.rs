@@ -9,11 +9,11 @@ use std::task::{Context, Poll, Waker};
 use super::*;
 use sluice_core::base::Rng;
 
-/// Runs a future that never waits.
+/// Runs a future that is ready at once.
 fn at_once<T>(future: impl Future<Output = T>) -> T {
     match std::pin::pin!(future).as_mut().poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(value) => value,
-        Poll::Pending => panic!("a probe on virtual time does not wait"),
+        Poll::Pending => panic!("a system on virtual time does not wait"),
     }
 }
 
@@ -23,7 +23,7 @@ struct Queue {
     seed: u64,
     /// The client sends no faster than this.
     fastest: f64,
-    /// Beyond this rate every answer is a failure.
+    /// Above this rate every request fails.
     breaks_at: f64,
 }
 

@@ -1,8 +1,8 @@
 //! The flags of `sluice bench`: those of `vllm bench serve` where one exists, with its meaning and default.
 //!
-//! Where ours differs from the original it is on purpose and said in the help: prompts of the completions backend are token
-//! ids (exact lengths without a tokenizer), more measures and percentiles are shown, and several servers may be given. Flags
-//! that only concern the original's own tokenizer loading are taken and have no effect.
+//! Intended differences are described in the help: prompts of the completions backend are token ids (exact lengths without a
+//! tokenizer), more measures and percentiles are shown, and several servers may be given. Flags that only concern the
+//! original's tokenizer loading are accepted and have no effect. Bounds: flags are checked together in `plan` and `requests`.
 
 use std::path::PathBuf;
 
@@ -62,7 +62,7 @@ pub(super) struct ServerArgs {
     /// The API: completions (vllm, openai) or chat
     #[arg(long, value_enum, default_value = "openai")]
     pub(super) backend: Backend,
-    /// Base address; several are taken in turn [default: http://HOST:PORT]
+    /// Base address; several are used in turn [default: http://HOST:PORT]
     #[arg(long, value_name = "URL", value_delimiter = ',')]
     pub(super) base_url: Vec<String>,
     /// Host, when there is no base address
@@ -74,7 +74,7 @@ pub(super) struct ServerArgs {
     /// Path of requests [default: that of the backend]
     #[arg(long, value_name = "PATH")]
     pub(super) endpoint: Option<String>,
-    /// What to send as "model" [default: the first that the server names]
+    /// What to send as "model" [default: the first that the server lists]
     #[arg(long, value_name = "NAME")]
     pub(super) model: Option<String>,
     /// The model's name on the wire, when it differs from --model
@@ -86,7 +86,7 @@ pub(super) struct ServerArgs {
     /// Servers whose /metrics are read during the run [default: the base addresses]
     #[arg(long, value_name = "URL", value_delimiter = ',')]
     pub(super) metrics_url: Vec<String>,
-    /// Wait so long for the server to answer at all
+    /// Time to wait for the server to respond
     #[arg(long, value_name = "SECONDS", default_value_t = 0.0)]
     pub(super) ready_check_timeout_sec: f64,
     /// A request that takes longer has failed
@@ -97,25 +97,25 @@ pub(super) struct ServerArgs {
 /// Where requests come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum DatasetName {
-    /// Made-up prompts of given lengths
+    /// Generated prompts of given lengths
     Random,
-    /// Made-up prompts, each beginning with one of a few prefixes
+    /// Generated prompts, each beginning with one of a few prefixes
     #[value(name = "prefix_repetition")]
     PrefixRepetition,
     /// Conversations: a JSON file
     Sharegpt,
     /// Prompts of your own: JSON lines with "prompt" and "output_tokens"
     Custom,
-    /// BurstGPT's CSV, with its moments
+    /// BurstGPT's CSV, with its times
     Burstgpt,
-    /// Azure's LLM traces (CSV), with their moments
+    /// Azure's LLM traces (CSV), with their times
     Azure,
-    /// Mooncake's JSON lines, with moments and shared prefixes
+    /// Mooncake's JSON lines, with times and shared prefixes
     Mooncake,
     /// JSON lines like Mooncake's with other units
     #[value(name = "timed_trace")]
     TimedTrace,
-    /// The access log of sluice: yesterday's traffic again
+    /// The access log of sluice, to replay its traffic
     #[value(name = "access_log")]
     AccessLog,
 }
@@ -126,16 +126,16 @@ pub(super) struct DatasetArgs {
     /// Where requests come from
     #[arg(long, value_enum, default_value = "random")]
     pub(super) dataset_name: DatasetName,
-    /// The file of a dataset that is one
+    /// The file of the dataset
     #[arg(long, value_name = "FILE")]
     pub(super) dataset_path: Option<PathBuf>,
     /// Prompt length in tokens: 1024, 100-2000 or lognormal:MEDIAN:SIGMA[:MAX]
     #[arg(long, value_name = "LENGTH", default_value = "1024", alias = "input-len")]
     pub(super) random_input_len: Length,
-    /// Output length in tokens, written likewise
+    /// Output length in tokens, with the same syntax
     #[arg(long, value_name = "LENGTH", default_value = "128")]
     pub(super) random_output_len: Length,
-    /// Output length for whatever dataset
+    /// Output length for any dataset
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) output_len: Option<u32>,
     /// Lengths within +-RATIO of the given ones; or {"input": R, "output": R}
@@ -153,7 +153,7 @@ pub(super) struct DatasetArgs {
     /// Share of the prompts that have a shared part
     #[arg(long, value_name = "SHARE", value_parser = share)]
     pub(super) random_cache_hit_fraction: Option<f64>,
-    /// How much of those is shared
+    /// The shared part of those prompts
     #[arg(long, value_name = "SHARE", value_parser = share, requires = "random_cache_hit_fraction")]
     pub(super) random_cache_ratio: Option<f64>,
     /// A class of requests, for a mix: short:weight=15,in=200,out=128,ttft=300; repeat it
@@ -171,7 +171,7 @@ pub(super) struct DatasetArgs {
     /// Output tokens of prefix_repetition
     #[arg(long, value_name = "TOKENS", default_value_t = 128)]
     pub(super) prefix_repetition_output_len: u32,
-    /// Output tokens of sharegpt, instead of each answer's own length
+    /// Output tokens of sharegpt, instead of each response's own length
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) sharegpt_output_len: Option<u32>,
     /// Output tokens of custom; -1 takes "output_tokens" of each line
@@ -183,10 +183,10 @@ pub(super) struct DatasetArgs {
     /// Tokens that a block's name in a timed trace stands for
     #[arg(long, value_name = "TOKENS", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) timed_trace_chunk_hash_size: u32,
-    /// Seconds in one unit of a timed trace's moments (0.001 for milliseconds)
+    /// Seconds in one time unit of a timed trace (0.001 for milliseconds)
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0)]
     pub(super) timed_trace_sec_multiplier: f64,
-    /// Key of a timed trace's moment
+    /// Key of a timed trace's arrival time
     #[arg(long, value_name = "KEY", default_value = "timestamp")]
     pub(super) timed_trace_label_timestamp: String,
     /// Key of a timed trace's prompt length
@@ -201,10 +201,10 @@ pub(super) struct DatasetArgs {
     /// tokenizer.json, or its folder: exact lengths of texts
     #[arg(long, value_name = "PATH")]
     pub(super) tokenizer: Option<PathBuf>,
-    /// Make prompts of token ids (the default for completions)
+    /// Prompts of token ids (the default for completions)
     #[arg(long, conflicts_with = "prompt_text")]
     pub(super) prompt_token_ids: bool,
-    /// Make prompts of words, about one for each token
+    /// Prompts of words, about one for each token
     #[arg(long)]
     pub(super) prompt_text: bool,
     /// Token ids that prompts are made of, FIRST-LAST
@@ -216,13 +216,13 @@ pub(super) struct DatasetArgs {
     /// Turns of a conversation: 3 or 2-8
     #[arg(long, value_name = "LENGTH", default_value = "3")]
     pub(super) multi_turn_num_turns: Length,
-    /// Mean time between an answer and the next turn
+    /// Mean time between a response and the next turn
     #[arg(long, value_name = "MS", default_value_t = 0.0)]
     pub(super) multi_turn_delay_ms: f64,
     /// Tokens added by each later turn [default: the prompt length]
     #[arg(long, value_name = "LENGTH")]
     pub(super) per_turn_input_len: Option<Length>,
-    /// LoRA adapters that requests ask for
+    /// LoRA adapters of the requests
     #[arg(long, value_name = "NAME", num_args = 1..)]
     pub(super) lora_modules: Vec<String>,
     /// How a request's adapter is chosen
@@ -234,7 +234,7 @@ pub(super) struct DatasetArgs {
     /// Weights of the adapters, and one more for the base model if it is to have a share
     #[arg(long, value_name = "W", value_delimiter = ',')]
     pub(super) lora_weights: Vec<f64>,
-    /// Share of clients that leave before the end of their answer
+    /// Share of clients that leave before the end of their response
     #[arg(long, value_name = "SHARE", default_value_t = 0.0, value_parser = share)]
     pub(super) leave_share: f64,
 }
@@ -256,7 +256,7 @@ pub(super) struct LoadArgs {
     /// Requests in all
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..))]
     pub(super) num_prompts: u64,
-    /// Send for so long, instead of a number of requests
+    /// Send for this long, instead of a number of requests
     #[arg(long, value_name = "SECONDS", conflicts_with = "num_prompts")]
     pub(super) duration: Option<f64>,
     /// Requests per second; inf is all at once, or a closed loop with --max-concurrency
@@ -268,7 +268,7 @@ pub(super) struct LoadArgs {
     /// Requests (or conversations) in flight at most
     #[arg(long, value_name = "N", alias = "multi-turn-concurrency", value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) max_concurrency: Option<u32>,
-    /// So many requests at the same moment, at --request-rate on average
+    /// This many requests at the same time, at --request-rate on average
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) burst_size: Option<u32>,
     /// One rate after the other, RATExSECONDS: 5x30,20x10,5x30
@@ -283,19 +283,19 @@ pub(super) struct LoadArgs {
     /// Requests per second at the last request
     #[arg(long, value_name = "RATE")]
     pub(super) ramp_up_end_rps: Option<f64>,
-    /// Send at a trace's own moments (the default for traces)
+    /// Send at the times of the trace (the default for traces)
     #[arg(long, overrides_with = "no_self_timed")]
     pub(super) self_timed: bool,
-    /// Ignore a trace's moments and use --request-rate
+    /// Ignore the times of a trace and use --request-rate
     #[arg(long)]
     pub(super) no_self_timed: bool,
-    /// Replay a trace so many times faster
+    /// Replay a trace this many times faster
     #[arg(long, value_name = "X", default_value_t = 1.0)]
     pub(super) trace_speed: f64,
-    /// Requests sent before the clock runs, as many at once as allowed
+    /// Warm-up requests before the clock starts, up to --max-concurrency at once
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(super) num_warmups: u32,
-    /// Where all randomness comes from
+    /// Seed of all randomness
     #[arg(long, default_value_t = 0)]
     pub(super) seed: u64,
     /// One run for each of these numbers of streams
@@ -304,7 +304,7 @@ pub(super) struct LoadArgs {
     /// One run for each of these rates
     #[arg(long, value_name = "RATE,..", value_delimiter = ',', conflicts_with = "sweep_max_concurrency")]
     pub(super) sweep_request_rate: Vec<Rate>,
-    /// In a sweep of concurrency, so many requests for each stream
+    /// In a sweep of concurrency, this many requests for each stream
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(super) sweep_num_prompts_factor: Option<u64>,
     /// Empty the server's prefix cache before each run (vLLM in dev mode)
@@ -324,7 +324,7 @@ pub(super) enum RampStrategy {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Sampling")]
 pub(super) struct SamplingArgs {
-    /// Generate to the full length (always on for made-up prompts and traces)
+    /// Generate to the full length (always on for generated prompts and traces)
     #[arg(long)]
     pub(super) ignore_eos: bool,
     #[arg(long, value_name = "T")]
@@ -368,7 +368,7 @@ pub(super) struct OutputArgs {
     /// Save the result as JSON, with the keys of vllm bench serve
     #[arg(long)]
     pub(super) save_result: bool,
-    /// With its arrays of single requests
+    /// Include the arrays of single requests
     #[arg(long)]
     pub(super) save_detailed: bool,
     /// Add the result to the end of the file
@@ -389,18 +389,18 @@ pub(super) struct OutputArgs {
     /// Your name for the run
     #[arg(long)]
     pub(super) label: Option<String>,
-    /// Keys of your own in the result
+    /// Additional keys in the result
     #[arg(long, value_name = "KEY=VALUE", num_args = 1.., value_parser = pair)]
     pub(super) metadata: Vec<(String, String)>,
-    /// No line of progress
+    /// No progress line
     #[arg(long)]
     pub(super) disable_tqdm: bool,
-    /// Show what would be sent, and send nothing
+    /// Show what would be sent without sending it
     #[arg(long)]
     pub(super) dry_run: bool,
 }
 
-/// Flags of the original that have nothing to decide here.
+/// Flags of the original that have no effect here.
 #[derive(Clone, Debug, Args)]
 pub(super) struct IgnoredArgs {
     #[arg(long, hide = true, action = ArgAction::SetTrue)]

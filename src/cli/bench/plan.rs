@@ -1,7 +1,8 @@
-//! From flags to a plan: the arrivals, the client, the runs of a sweep.
+//! Turns flags into a plan: the arrivals, the client, the runs of a sweep.
 //!
-//! Everything that can be wrong without a server is found here, before anything is sent, and is wrong usage (exit code 2):
-//! flags that contradict each other, a dataset that cannot be read. [`Setup::runs`] turns a sweep into one plan for each run.
+//! Everything that can be checked without a server is checked here, before a request is sent. Flags that contradict each other
+//! and data sets that cannot be read are wrong usage (exit code 2). [`Setup::runs`] turns a sweep into one plan for each run.
+//! Bounds: the workload is built in `requests`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,12 +16,12 @@ use super::requests::{api, dataset_name, sessions, workload};
 use super::values::{Goodput, Rate};
 use crate::bench::{Arrival, Extent, LoadClient, MAX_SECONDS, PrefixKind, RequestSource, RunPlan, RunResult, Workload};
 
-/// All that a run needs, and what its result is to say.
+/// All that a run needs, and the flags that its result records.
 #[derive(Debug)]
 pub(super) struct Setup {
     pub(super) plan: RunPlan,
     pub(super) client: Arc<LoadClient>,
-    /// What a reader should know of the dataset.
+    /// Notes about the data set.
     pub(super) notes: Vec<String>,
     args: BenchArgs,
 }
@@ -43,19 +44,21 @@ pub(super) fn client(args: &BenchArgs) -> anyhow::Result<LoadClient> {
 fn headers(args: &BenchArgs) -> anyhow::Result<HeaderMap> {
     let mut headers = HeaderMap::new();
     if let Ok(key) = std::env::var("OPENAI_API_KEY") {
-        let mut value = HeaderValue::from_str(&format!("Bearer {key}")).context("OPENAI_API_KEY is no header value")?;
+        let mut value =
+            HeaderValue::from_str(&format!("Bearer {key}")).context("OPENAI_API_KEY is not a valid header value")?;
         value.set_sensitive(true);
         headers.insert(AUTHORIZATION, value);
     }
     for (key, value) in &args.server.header {
-        let name = HeaderName::from_bytes(key.as_bytes()).with_context(|| format!("--header: '{key}' is no header"))?;
+        let name = HeaderName::from_bytes(key.as_bytes())
+            .with_context(|| format!("--header: '{key}' is not a header name"))?;
         headers.insert(name, HeaderValue::from_str(value).with_context(|| format!("--header {key}: bad value"))?);
     }
     Ok(headers)
 }
 
 impl Setup {
-    /// What the flags ask for, with `model` as the model's name.
+    /// Builds the setup from the flags, with `model` as the model's name.
     pub(super) fn of(args: &BenchArgs, client: LoadClient, model: &str) -> anyhow::Result<Self> {
         let (workload, notes) = workload(args, model)?;
         let (arrival, extent) = arrival(args, &workload)?;
@@ -107,12 +110,12 @@ impl Setup {
         (streams.to_string(), plan)
     }
 
-    /// What is varied in a sweep.
+    /// What a sweep varies.
     pub(super) fn varied(&self) -> &'static str {
         if self.args.load.sweep_request_rate.is_empty() { "concurrency" } else { "rate" }
     }
 
-    /// Puts the user's own words into a result.
+    /// Adds labels, objectives and percentiles of the flags to a result.
     pub(super) fn annotate(&self, result: &mut RunResult) {
         let (args, config) = (&self.args, &mut result.config);
         config.label = args.output.label.clone();
@@ -129,7 +132,7 @@ impl Setup {
     }
 }
 
-/// A target hit rate that the server did not reach.
+/// A warning when the server did not reach the target hit rate of its prefix cache.
 fn cached_less(plan: &RunPlan, result: &RunResult) -> Option<String> {
     let RequestSource::Classes(classes) = &plan.workload.source else { return None };
     let [class] = classes.as_slice() else { return None };
@@ -142,8 +145,8 @@ fn cached_less(plan: &RunPlan, result: &RunResult) -> Option<String> {
     let measured = hits / queries;
     (queries > 0.0 && measured < target - 0.02).then(|| {
         format!(
-            "the prefix cache found {:.1} % of the prompt tokens, {:.1} % were to be found: prefixes seen for the first \
-             time, a cache too small, or requests spread over servers",
+            "the prefix cache found {:.1} % of the prompt tokens, the target was {:.1} %: prefixes used for the \
+             first time, a cache that is too small, or requests spread over servers",
             measured * 100.0,
             target * 100.0
         )
@@ -162,10 +165,10 @@ fn arrival(args: &BenchArgs, workload: &Workload) -> anyhow::Result<(Arrival, Ex
         RequestSource::Classes(_) => None,
     };
     if load.self_timed && moments.is_none() {
-        bail!("--self-timed: this dataset has no moments of its own; use a trace, or --request-rate");
+        bail!("--self-timed: this data set has no times of its own; use a trace, or --request-rate");
     }
     let own_rate = load.request_rate.finite().is_some() || load.rate_steps.is_some() || load.ramp_up_strategy.is_some();
-    // A rate asks for other moments than the trace's, unless those are asked for as well.
+    // A configured rate replaces the times of a trace, unless --self-timed keeps them.
     let replays = !load.no_self_timed && (load.self_timed || !own_rate);
     let arrival = if let Some(moments) = moments.filter(|_| replays) {
         if !(load.trace_speed.is_finite() && load.trace_speed > 0.0) {

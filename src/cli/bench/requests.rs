@@ -1,7 +1,7 @@
-//! From flags to a workload: which requests are sent.
+//! Turns flags into a workload: which requests are sent.
 //!
-//! Made-up prompts of one class or several, or those of a file; with adapters, conversations, and the fields around them. What
-//! is wrong here is wrong usage, and said with the flag that puts it right.
+//! Generated prompts of one or several classes, or those of a file; adapters, conversations, and the fields around them. Errors
+//! name the flag that fixes them. Bounds: no request is sent here.
 
 use std::sync::Arc;
 
@@ -15,10 +15,10 @@ use crate::bench::{
     Slo, Workload,
 };
 
-/// The workload that the flags ask for, with `model` as the model's name; and what to know of its dataset.
+/// Builds the workload of the flags, with `model` as the model's name, and notes about its data set.
 pub(super) fn workload(args: &BenchArgs, model: &str) -> anyhow::Result<(Workload, Vec<String>)> {
     let counter = args.dataset.tokenizer.as_deref().map_or(Ok(TokenCounter::Bytes), TokenCounter::exact)?;
-    let (source, notes, found) = source(args, &counter, model)?;
+    let LoadedSource { source, notes, adapters: found } = load_source(args, &counter, model)?;
     let workload = Workload {
         model: args.server.served_model_name.clone().unwrap_or_else(|| model.to_owned()),
         api: api(args),
@@ -44,21 +44,27 @@ pub(super) fn dataset_name(name: DatasetName) -> String {
     name.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
 }
 
-/// Where requests come from, what to know of it, and the adapters that a file names.
-fn source(
-    args: &BenchArgs,
-    counter: &TokenCounter,
-    model: &str,
-) -> anyhow::Result<(RequestSource, Vec<String>, Vec<String>)> {
+/// A source of requests, notes about it, and the adapters that its file names.
+struct LoadedSource {
+    source: RequestSource,
+    notes: Vec<String>,
+    adapters: Vec<String>,
+}
+
+fn load_source(args: &BenchArgs, counter: &TokenCounter, model: &str) -> anyhow::Result<LoadedSource> {
     let flags = &args.dataset;
     let Some(format) = format(args)? else {
         if flags.dataset_path.is_some() {
-            bail!("--dataset-path needs a dataset that is a file; name it with --dataset-name (sharegpt, custom, ..)");
+            bail!("--dataset-path needs the format of the file; give --dataset-name (sharegpt, custom, ..)");
         }
-        return Ok((RequestSource::Classes(classes(args)), Vec::new(), Vec::new()));
+        return Ok(LoadedSource {
+            source: RequestSource::Classes(classes(args)),
+            notes: Vec::new(),
+            adapters: Vec::new(),
+        });
     };
     if flags.multi_turn {
-        bail!("--multi-turn makes its own prompts; use it with --dataset-name random");
+        bail!("--multi-turn generates its own prompts; use it with --dataset-name random");
     }
     let Some(path) = &flags.dataset_path else {
         bail!("--dataset-name {} needs a file; give --dataset-path", dataset_name(flags.dataset_name));
@@ -76,8 +82,8 @@ fn source(
         model,
     };
     let mut items: Items = dataset::load(path, &format, &options)?;
-    let (notes, found) = (std::mem::take(&mut items.notes), std::mem::take(&mut items.adapters));
-    Ok((RequestSource::Items(Arc::new(items)), notes, found))
+    let (notes, adapters) = (std::mem::take(&mut items.notes), std::mem::take(&mut items.adapters));
+    Ok(LoadedSource { source: RequestSource::Items(Arc::new(items)), notes, adapters })
 }
 
 fn format(args: &BenchArgs) -> anyhow::Result<Option<DatasetFormat>> {
@@ -154,7 +160,7 @@ fn adapters(args: &BenchArgs, found: Vec<String>) -> anyhow::Result<Adapters> {
         if !flags.lora_modules.is_empty() {
             bail!("the access log names its own adapters ({}); leave --lora-modules out", found.join(", "));
         }
-        // Each request has its own; none is drawn.
+        // Each request names its own adapter.
         return Ok(Adapters { names: found, choice: AdapterChoice::Named });
     }
     let choice = match flags.lora_assignment {
@@ -216,7 +222,7 @@ fn fields(args: &BenchArgs) -> anyhow::Result<BodyFields> {
         let object: Map<String, Value> = serde_json::from_str(text).context("--extra-body is not a JSON object")?;
         extra.extend(object);
     }
-    // Conversations and prompts of one's own end where the model wants, unless they are told not to.
+    // Responses to conversations and custom prompts end where the model ends them, unless --ignore-eos is given.
     let own = matches!(args.dataset.dataset_name, DatasetName::Sharegpt | DatasetName::Custom);
     Ok(BodyFields { ignore_eos: sampling.ignore_eos || !own, extra })
 }

@@ -1,10 +1,11 @@
-//! What a bench prints and saves.
+//! Prints and saves results.
 //!
-//! A run is saved as soon as it is over, so that a sweep that is interrupted loses nothing. The name of a file is made as the
-//! original makes it: label or backend, load, model, time. A sweep is one file with one result after the other.
+//! A run is saved as soon as it is complete, so an interrupted sweep loses nothing. File names are made as in the original:
+//! label or backend, load, model, time. A sweep is one file with one result after the other. Bounds: results go to stdout,
+//! notes to stderr.
 
 use std::fs::File;
-use std::io::{BufWriter, Write as _};
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -14,23 +15,24 @@ use serde_json::Value;
 use super::args::{BenchArgs, OutputArgs};
 use super::plan::Setup;
 use crate::bench::report::table;
-use crate::bench::result::{csv, file};
+use crate::bench::result::csv::RequestCsv;
+use crate::bench::result::file;
 use crate::bench::{Extent, Metrics, RunPlan, RunResult};
 
-/// Where results go.
+/// Where results are printed and saved.
 pub(super) struct Output<'a> {
     args: &'a OutputArgs,
     varied: Option<&'static str>,
     path: Option<PathBuf>,
     results: Vec<(String, RunResult)>,
-    csv: Option<BufWriter<File>>,
+    csv: Option<RequestCsv<File>>,
 }
 
 impl<'a> Output<'a> {
-    /// Of one run, or of a sweep.
+    /// Creates files and folders for one run, or for a sweep.
     ///
     /// # Errors
-    /// What is asked for could not be written when the runs are over.
+    /// A file or folder cannot be created.
     pub(super) fn new(args: &'a BenchArgs, setup: &Setup, sweep: bool) -> anyhow::Result<Self> {
         let output = &args.output;
         let wanted =
@@ -43,22 +45,18 @@ impl<'a> Output<'a> {
             let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
             std::fs::create_dir_all(folder).with_context(|| format!("cannot write {}", path.display()))?;
         }
-        let csv = match &output.csv {
-            None => None,
-            Some(path) => {
-                let context = || format!("cannot write {}", path.display());
-                let mut out = BufWriter::new(File::create(path).with_context(context)?);
-                csv::write_header(&mut out).with_context(context)?;
-                Some(out)
-            }
+        let open_csv = |path: &PathBuf| -> anyhow::Result<RequestCsv<File>> {
+            let context = || format!("cannot write {}", path.display());
+            RequestCsv::new(File::create(path).with_context(context)?).with_context(context)
         };
+        let csv = output.csv.as_ref().map(open_csv).transpose()?;
         Ok(Self { args: output, varied: sweep.then(|| setup.varied()), path, results: Vec::new(), csv })
     }
 
-    /// A run is over.
+    /// Prints and saves a complete run.
     ///
     /// # Errors
-    /// It could not be saved. It is printed and kept all the same.
+    /// It could not be saved. It is printed and kept nevertheless.
     pub(super) fn add_run(&mut self, name: &str, result: RunResult) -> anyhow::Result<()> {
         let first = self.results.is_empty();
         self.results.push((name.to_owned(), result));
@@ -70,13 +68,13 @@ impl<'a> Output<'a> {
             }
         }
         if let Some(out) = &mut self.csv {
-            csv::write(name, result, &mut *out).and_then(|()| out.flush()).context("cannot write to the CSV file")?;
+            out.write_run(name, result).context("cannot write to the CSV file")?;
         }
         if let Some(path) = &self.path {
             file::save(result, path, self.args.save_detailed, self.args.append_result || !first)?;
             if !self.args.save_detailed && file::gaps(result) > file::MAX_GAPS {
                 eprintln!(
-                    "note: the gaps between tokens are not in the file, there are over {}; --save-detailed keeps them",
+                    "note: the file has no gaps between tokens, since there are over {}; keep them with --save-detailed",
                     file::MAX_GAPS
                 );
             }
@@ -84,7 +82,7 @@ impl<'a> Output<'a> {
         Ok(())
     }
 
-    /// All runs are over.
+    /// Prints and saves what concerns all runs.
     pub(super) fn finish(self) -> anyhow::Result<ExitCode> {
         if self.results.is_empty() {
             return Ok(ExitCode::FAILURE);
@@ -112,7 +110,7 @@ impl<'a> Output<'a> {
     }
 }
 
-/// The JSON of a result without its single requests, which are for files.
+/// The JSON of a result without its single requests.
 fn brief(result: &RunResult, detailed: bool) -> Value {
     let mut json = file::to_json(result, detailed);
     if let Some(own) = json.get_mut("sluice").and_then(Value::as_object_mut) {
@@ -147,7 +145,7 @@ fn file_name(args: &BenchArgs, plan: &RunPlan, time: &str) -> String {
     format!("{label}-{load}{concurrency}-{model}-{time}.json")
 }
 
-/// What would be sent.
+/// Prints what would be sent.
 pub(super) fn dry_run(setup: &Setup, runs: &[(String, RunPlan)]) -> anyhow::Result<()> {
     for (name, plan) in runs {
         let schedule = plan.arrival.schedule(plan.extent, plan.workload.seed)?;

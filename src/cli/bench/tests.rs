@@ -20,7 +20,7 @@ async fn engine() -> MockEngine {
     MockEngine::start(|_| MockResponse::stream(completion_stream(3), Duration::from_millis(1))).await
 }
 
-/// Exit code, and what was said when there was trouble.
+/// Exit code and error message.
 async fn code(flags: &[&str]) -> (u8, String) {
     match measure_all(&parsed(flags)).await {
         Ok(code) => (u8::from(format!("{code:?}") != format!("{:?}", ExitCode::SUCCESS)), String::new()),
@@ -109,7 +109,7 @@ async fn a_sweep_saves_each_run_in_one_file() {
 }
 
 #[tokio::test]
-async fn a_server_that_refuses_is_quoted_and_fails_the_command() {
+async fn the_error_of_a_refusing_server_is_quoted_and_fails_the_command() {
     let refusing = MockEngine::start(|_| MockResponse {
         status: 401,
         ..MockResponse::stream(vec![r#"{"error":{"message":"no key"}}"#.into()], Duration::ZERO)
@@ -125,7 +125,10 @@ async fn a_server_that_refuses_is_quoted_and_fails_the_command() {
     );
     let page = tempfile::tempdir().unwrap().path().join("new/page.html");
     code(&[&small[..], &["--num-warmups", "1", "--html", page.to_str().unwrap()]].concat()).await;
-    assert!(page.parent().unwrap().is_dir() && !page.exists(), "the folder was tried, and there is nothing to show");
+    assert!(
+        page.parent().unwrap().is_dir() && !page.exists(),
+        "the folder was created, and there is no result to show"
+    );
     says(code(&["--base-url", &url, "--num-prompts", "3"]).await, 1, "the server lists no model; give --model");
     says(code(&[&small[..], &["--reset-prefix-cache"]].concat()).await, 1, "/reset_prefix_cache returned status 401");
 }
@@ -137,16 +140,16 @@ async fn an_unreachable_server_is_an_error_that_says_what_to_check() {
 }
 
 #[tokio::test]
-async fn wrong_usage_is_found_before_anything_is_sent() {
+async fn wrong_usage_is_found_before_the_first_request() {
     let engine = engine().await;
     let url = engine.url();
     let wrong = async |flags: &[&str], text: &str| {
         says(code(&[&["--base-url", &url, "--model", "m"], flags].concat()).await, 2, text);
     };
-    wrong(&["--dataset-path", "x.json"], "--dataset-path needs a dataset that is a file").await;
+    wrong(&["--dataset-path", "x.json"], "--dataset-path needs the format of the file").await;
     wrong(&["--dataset-name", "sharegpt"], "--dataset-name sharegpt needs a file").await;
     wrong(&["--dataset-name", "azure", "--dataset-path", "/nowhere.csv"], "cannot read the dataset /nowhere.csv").await;
-    wrong(&["--self-timed"], "no moments of its own").await;
+    wrong(&["--self-timed"], "no times of its own").await;
     wrong(&["--backend", "openai-chat", "--prompt-token-ids"], "only completions take token ids").await;
     wrong(&["--extra-body", "[1]"], "--extra-body is not a JSON object").await;
     wrong(&["--extra-body", "{\"stream\":false}"], "may not set `stream`").await;
@@ -163,7 +166,7 @@ async fn wrong_usage_is_found_before_anything_is_sent() {
 }
 
 #[tokio::test]
-async fn a_trace_is_sent_at_its_own_moments_or_at_a_rate() {
+async fn a_trace_is_sent_at_its_own_times_or_at_a_rate() {
     let engine = engine().await;
     let folder = tempfile::tempdir().unwrap();
     let (path, saved) = (folder.path().join("t.jsonl"), folder.path().join("r.json"));

@@ -1,7 +1,8 @@
-//! `sluice bench report` and `sluice bench compare`: what to do with results that were saved.
+//! `sluice bench report` and `sluice bench compare`: commands for saved results.
 //!
-//! They read files of `--save-result` (and of `vllm bench serve` where those hold single requests) and touch no server. A file
-//! may hold several results: a sweep. Exit codes: 0 done, whatever the verdict; 1 a file cannot be read or written; 2 wrong usage.
+//! They read files of `--save-result` (and of `vllm bench serve` where those hold single requests) and contact no server. A file
+//! may hold several results: a sweep. Exit codes: 0 done, whatever the verdict; 1 a file cannot be read or written; 2 wrong
+//! usage. Bounds: all results are held in memory.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -16,12 +17,12 @@ use crate::bench::result::file;
 use crate::bench::{RunResult, report};
 use crate::stats::Estimate;
 
-/// What to do with saved results
+/// Commands for saved results
 #[derive(Clone, Debug, Subcommand)]
 pub(super) enum Tool {
-    /// Draw saved results: one HTML file that needs nothing else, and SVG plots
+    /// Draw saved results: one self-contained HTML file, and SVG plots
     Report(ReportArgs),
-    /// Compare two saved results: what changed, how sure that is, and whether it matters
+    /// Compare two saved results: what changed, how certain that is, and whether it matters
     Compare(CompareArgs),
 }
 
@@ -36,13 +37,13 @@ pub(super) struct CompareArgs {
     /// Confidence of all intervals together, in percent
     #[arg(long, value_name = "PERCENT", default_value_t = 95.0)]
     confidence: f64,
-    /// A change of a rate or latency that nobody would act on, in percent
+    /// A change of a rate or latency that does not matter, in percent
     #[arg(long, value_name = "PERCENT", default_value_t = 5.0)]
     margin: f64,
     /// The same for shares of requests (failed, within objectives), in percentage points
     #[arg(long, value_name = "POINTS", default_value_t = 1.0)]
     margin_points: f64,
-    /// For programs
+    /// Print JSON
     #[arg(long)]
     json: bool,
 }
@@ -60,7 +61,7 @@ pub(super) struct ReportArgs {
     svg: Option<PathBuf>,
 }
 
-/// Runs one of them.
+/// Runs the command.
 pub(super) fn run(tool: &Tool) -> ExitCode {
     let done = match tool {
         Tool::Report(args) => draw(args),
@@ -116,7 +117,7 @@ fn compare(args: &CompareArgs) -> ExitCode {
     let done = result_pairs(args).and_then(|pairs| {
         let many = pairs.len() > 1;
         let mut all = Vec::new();
-        for (name, a, b) in pairs {
+        for ResultPair { name, a, b } in pairs {
             let comparison = compare::compare(&a, &b, options)?;
             if args.json {
                 let mut json = comparison.json();
@@ -142,26 +143,33 @@ fn compare(args: &CompareArgs) -> ExitCode {
     }
 }
 
+/// Two results to compare.
+struct ResultPair {
+    name: String,
+    a: RunResult,
+    b: RunResult,
+}
+
 /// The results to compare with each other: one of each file, or those of two sweeps, run by run.
-fn result_pairs(args: &CompareArgs) -> anyhow::Result<Vec<(String, RunResult, RunResult)>> {
+fn result_pairs(args: &CompareArgs) -> anyhow::Result<Vec<ResultPair>> {
     let (a, mut b) = (file::load(&args.a)?, file::load(&args.b)?);
     if let ([a], [b]) = (&a[..], &b[..]) {
-        return Ok(vec![(String::new(), a.clone(), b.clone())]);
+        return Ok(vec![ResultPair { name: String::new(), a: a.clone(), b: b.clone() }]);
     }
     let key = |run: &RunResult| (run.config.max_concurrency, run.config.request_rate.map(f64::to_bits));
     let (mut pairs, mut alone) = (Vec::new(), 0);
     // The first with the first of its kind, the second with the second.
     for run in a {
         match b.iter().position(|other| key(other) == key(&run)) {
-            Some(at) => pairs.push((report::name(&run), run, b.remove(at))),
+            Some(at) => pairs.push(ResultPair { name: report::name(&run), a: run, b: b.remove(at) }),
             None => alone += 1,
         }
     }
     if alone + b.len() > 0 {
-        eprintln!("note: {alone} runs of A and {} of B have no counterpart and are left out", b.len());
+        eprintln!("note: {alone} runs of A and {} of B have no counterpart and are ignored", b.len());
     }
     if pairs.is_empty() {
-        bail!("the sweeps have no concurrency or rate in common; compare runs that were asked the same");
+        bail!("the sweeps have no concurrency or rate in common; compare runs with the same configuration");
     }
     Ok(pairs)
 }
@@ -189,16 +197,14 @@ fn comparison_text(comparison: &Comparison) -> String {
     }
     let mut text = format!("{table}\n{}\n", comparison.verdict());
     if comparison.rows.iter().any(|row| row.rough) {
-        text.push_str(
-            "~: a rough interval: too few requests, or too much alike in their queue, for one that is sure to hold.\n",
-        );
+        text.push_str("~: an approximate interval: too few requests, or too clustered, for a guaranteed one.\n");
     }
     if comparison.rows.iter().any(|row| !row.change.0.is_bounded()) {
-        text.push_str("?: nothing bounds the change on that side.\n");
+        text.push_str("?: the change is unbounded on that side.\n");
     }
     text.push_str(&format!(
-        "All intervals together: about {} %. They know of chance within a run, not of what else differs between two runs (age, caches, \
-         machine): repeat before you believe a difference.\n",
+        "All intervals together: about {} %. They cover randomness within a run, not other differences between the runs (age, caches, \
+         machine): repeat the comparison to confirm a difference.\n",
         comparison.options.confidence * 100.0
     ));
     comparison.notes.iter().for_each(|note| text.push_str(&format!("note: {note}\n")));

@@ -1,6 +1,7 @@
-//! Values of flags that are more than a number, and what is said when they are not what they should be.
+//! Parsers for the values of flags that are more than a number.
 //!
-//! Every error says what was written and what to write instead; clap puts the flag's name before it and exits with 2.
+//! Every error quotes the value and shows a correct one; clap puts the flag's name before it and exits with 2. Bounds: each
+//! value is checked alone; `plan` and `requests` check how flags fit together.
 
 use std::str::FromStr;
 
@@ -11,7 +12,7 @@ use crate::bench::{Class, Length, Prefix, PrefixKind, Slo};
 pub(super) struct Rate(pub(super) f64);
 
 impl Rate {
-    /// The rate; nothing when it is infinite.
+    /// The rate; `None` when it is infinite.
     pub(super) fn finite(self) -> Option<f64> {
         self.0.is_finite().then_some(self.0)
     }
@@ -73,7 +74,7 @@ impl FromStr for RangeRatio {
     }
 }
 
-/// One objective.
+/// One objective of `--goodput`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Goodput {
     key: Objective,
@@ -95,7 +96,7 @@ impl FromStr for Objective {
             "ttft" => Ok(Self::Ttft),
             "tpot" => Ok(Self::Tpot),
             "e2el" => Ok(Self::E2el),
-            _ => Err(format!("'{text}' is no objective; there are ttft, tpot and e2el")),
+            _ => Err(format!("'{text}' is not an objective; use ttft, tpot or e2el")),
         }
     }
 }
@@ -133,7 +134,7 @@ fn objective(text: &str) -> Result<f64, String> {
     millis.ok_or_else(|| format!("'{text}' is not a number of milliseconds; write ttft:300"))
 }
 
-/// A class of requests in one word.
+/// The value of `--class`.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct ClassSpec(pub(super) Class);
 
@@ -169,7 +170,7 @@ impl FromStr for ClassSpec {
                 "ttft" | "tpot" | "e2el" => {
                     Goodput { key: key.parse()?, millis: objective(value)? }.put(&mut class.slo)
                 }
-                _ => return Err(format!("a class has no '{key}'; there are {KEYS}")),
+                _ => return Err(format!("a class has no key '{key}'; its keys are {KEYS}")),
             }
         }
         Ok(Self(class))

@@ -46,7 +46,7 @@ async fn a_last_line_without_its_end_counts() {
 }
 
 #[tokio::test]
-async fn a_stream_that_stops_early_is_cut_whether_the_connection_breaks_or_ends_politely() {
+async fn a_stream_that_stops_early_is_cut_whether_the_connection_breaks_or_closes() {
     let mut pieces = completion_stream(5);
     pieces.truncate(3);
     let polite = MockResponse::stream(pieces.clone(), Duration::ZERO);
@@ -56,7 +56,7 @@ async fn a_stream_that_stops_early_is_cut_whether_the_connection_breaks_or_ends_
 }
 
 #[tokio::test]
-async fn refusals_and_nonsense_have_their_own_reasons() {
+async fn errors_and_malformed_streams_have_their_own_reasons() {
     let shed = MockResponse { status: 503, ..MockResponse::stream(vec!["{\"error\":{}}".into()], Duration::ZERO) };
     assert_eq!(send(shed).await, Err(RequestFailure::Status(503)));
     let html = MockResponse::stream(vec!["data: <html>\n\n".into()], Duration::ZERO);
@@ -67,7 +67,7 @@ async fn refusals_and_nonsense_have_their_own_reasons() {
 
 #[tokio::test]
 async fn a_refused_connection_is_a_failure_of_its_own() {
-    // Bound and dropped, so that the port is free and nobody listens.
+    // Bound and dropped, so that the port is free and has no listener.
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     drop(listener);
@@ -107,7 +107,7 @@ async fn several_targets_are_taken_in_turn() {
 }
 
 #[test]
-fn an_address_that_cannot_be_used_is_named() {
+fn an_unusable_address_is_named_in_the_error() {
     let new = |url: &str| LoadClient::new(&[url.into()], Api::Chat, LIMIT).map(|_| ());
     assert_eq!(new("localhost:8000"), Err(BenchError::BadUrl("localhost:8000".into())));
     assert_eq!(new("https://a"), Err(BenchError::BadUrl("https://a".into())));
@@ -130,7 +130,7 @@ async fn a_client_that_leaves_closes_its_connection_after_so_many_events() {
 }
 
 #[tokio::test]
-async fn what_the_gateway_says_of_itself_is_kept_and_the_first_refusal_is_quoted() {
+async fn routing_headers_and_the_first_error_message_are_kept() {
     let headers = "x-sluice-pool: long\r\nx-sluice-backend: gpu1\r\n\
         server-timing: estimate;dur=0.1, queue;dur=12.5, connect;dur=0\r\n";
     let response =
@@ -149,7 +149,7 @@ async fn what_the_gateway_says_of_itself_is_kept_and_the_first_refusal_is_quoted
 }
 
 #[tokio::test]
-async fn the_text_of_an_answer_is_kept_when_the_question_wants_it() {
+async fn the_text_is_kept_when_the_request_asks_for_it() {
     let engine = MockEngine::start(|_| MockResponse::stream(completion_stream(3), Duration::ZERO)).await;
     let client = LoadClient::new(&[engine.url()], Api::Completions, LIMIT).unwrap();
     let wanting = LoadRequest { keep_text: true, ..request() };

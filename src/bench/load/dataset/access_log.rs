@@ -1,11 +1,11 @@
-//! The gateway's access log as a workload: yesterday's traffic, sent again.
+//! The gateway's access log as a workload, to replay recorded traffic.
 //!
-//! A line says when a request was over and how long it took, so it arrived at `time - total_ms`; `prompt_tokens` by the
-//! engine's usage, otherwise the gateway's estimate; `completion_tokens`. Requests that were shed or failed are traffic
-//! too: where nobody knows their answer's length it is the median of those known. Only requests that generate are used.
-//! Models other than the one asked for are taken as adapters, because that is how they are named on the wire.
+//! A line holds when a request ended and how long it took, so it arrived at `time - total_ms`. Its prompt tokens are the
+//! engine's usage, otherwise the gateway's estimate. Shed and failed requests are traffic too; where the output length is
+//! unknown, the median of the known ones is used. Only requests that generate text are used. Models other than the configured
+//! one are taken as adapters, since adapters are sent as `"model"`.
 //!
-//! Prompts are made up, as long as the real ones; the log does not hold them, nor what they shared.
+//! Bounds: the log holds neither prompts nor their shared prefixes, so prompts are generated with the recorded lengths.
 
 use serde_json::Value;
 
@@ -31,7 +31,7 @@ pub(super) fn access_log(text: &str, file: &str, options: &ReadOptions<'_>) -> R
         };
         let time = entry.get("time").and_then(Value::as_str).ok_or_else(|| missing("time"))?;
         let time: jiff::Timestamp =
-            time.parse().map_err(|_| row(file, line, format!("`time` '{time}' is not a moment (RFC 3339)")))?;
+            time.parse().map_err(|_| row(file, line, format!("`time` '{time}' is not a time (RFC 3339)")))?;
         let total = entry.get("total_ms").and_then(Value::as_f64).ok_or_else(|| missing("total_ms"))?;
         let route = entry.get("route").and_then(Value::as_str).unwrap_or("");
         if !GENERATING.contains(&route) {
@@ -61,6 +61,6 @@ pub(super) fn access_log(text: &str, file: &str, options: &ReadOptions<'_>) -> R
     waiting.iter().for_each(|&index| items.list[index].output = u32::try_from(median).unwrap_or(u32::MAX));
     items.note(other, "requests that do not generate are left out");
     items.note(unknown, "requests of unknown length are left out");
-    items.note(waiting.len(), &format!("requests had no answer; {median} tokens (the median) are asked for"));
+    items.note(waiting.len(), &format!("requests had no response; {median} tokens (the median) are requested"));
     Ok(items)
 }

@@ -45,7 +45,7 @@ impl TokenCounter {
         u32::try_from(count).unwrap_or(u32::MAX).max(1)
     }
 
-    /// Ids in the tokenizer's vocabulary without added tokens; nothing when there is no tokenizer.
+    /// Ids in the tokenizer's vocabulary without added tokens; `None` without a tokenizer.
     pub fn vocabulary(&self) -> Option<u32> {
         match self {
             Self::Bytes => None,

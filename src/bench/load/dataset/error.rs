@@ -9,7 +9,7 @@ pub const MAX_FILE: u64 = 4 << 30;
 /// Why a file gives no requests.
 #[derive(Debug, thiserror::Error)]
 pub enum DatasetError {
-    /// The system says no.
+    /// An I/O error.
     #[error("cannot read the dataset {0}: {1}")]
     Io(String, std::io::Error),
     /// Longer than [`MAX_FILE`].
@@ -37,12 +37,12 @@ pub enum DatasetError {
         /// What is wrong.
         why: String,
     },
-    /// Nothing to send.
+    /// No request in it.
     #[error("the dataset {file} holds no request to send{why}")]
     Empty {
         /// The file.
         file: String,
-        /// What was left out.
+        /// What was left out, if anything.
         why: String,
     },
     /// A tokenizer that cannot be used.

@@ -13,29 +13,29 @@ pub const MAX_ITEMS: usize = 10_000_000;
 /// One request of a file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Item {
-    /// When it arrived, seconds from the first of the file; nothing where the file has no moments.
+    /// When it arrived, seconds from the first of the file; `None` if the file has no times.
     pub at: Option<f64>,
     /// Index into [`Items::classes`].
     pub class: u32,
-    /// Index into the workload's adapters, where the file names one.
+    /// Index into the workload's adapters, if the file names one.
     pub adapter: Option<u32>,
-    /// Output tokens to ask for. At least 1.
+    /// Requested output tokens. At least 1.
     pub output: u32,
-    /// What is asked.
+    /// The prompt.
     pub prompt: ItemPrompt,
 }
 
-/// What is asked.
+/// The prompt of an item.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ItemPrompt {
-    /// This text, of about so many tokens.
+    /// This text.
     Text {
-        /// As it is sent.
+        /// The prompt.
         text: Arc<str>,
         /// Counted or estimated.
         tokens: u32,
     },
-    /// A made-up prompt of `tokens`, beginning with these blocks of `block` tokens each.
+    /// A generated prompt of `tokens`, beginning with these blocks of `block` tokens each.
     Made {
         /// Its length. At least 1.
         tokens: u32,
@@ -46,21 +46,21 @@ pub enum ItemPrompt {
     },
 }
 
-/// All of a file.
+/// The requests of a file.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Items {
-    /// In order of their moments, where there are any.
+    /// In order of their times, if the file has any.
     pub list: Vec<Item>,
     /// Kinds of requests.
     pub classes: Vec<ClassConfig>,
-    /// Names that the file has for models other than the one asked for.
+    /// Models in the file other than the requested one.
     pub adapters: Vec<String>,
-    /// What a reader should know of the reading: rows left out, lengths estimated.
+    /// Notes for the user: rows left out, lengths estimated.
     pub notes: Vec<String>,
 }
 
 impl Items {
-    /// Request number `ordinal`; from the beginning again when there are fewer.
+    /// Request number `ordinal`; repeats when there are fewer.
     ///
     /// # Panics
     /// When there is none; [`load`] never returns that.
@@ -68,13 +68,13 @@ impl Items {
         &self.list[(ordinal % self.list.len() as u64) as usize]
     }
 
-    /// The recorded moments; nothing when the file has none.
+    /// The arrival times; `None` when the file has none.
     pub fn moments(&self) -> Option<Vec<f64>> {
         self.list.iter().map(|item| item.at).collect()
     }
 
     pub(super) fn begin_at_zero(&mut self) {
-        // A file with some moments missing has none: they cannot be kept.
+        // If any time is missing, none can be used.
         if self.list.iter().any(|item| item.at.is_none()) {
             self.list.iter_mut().for_each(|item| item.at = None);
             return;
@@ -84,7 +84,7 @@ impl Items {
         self.list.iter_mut().for_each(|item| item.at = item.at.map(|at| at - first));
     }
 
-    /// The index of the class called `name`, made when it is new.
+    /// The index of the class `name`, added when it is new.
     pub(super) fn class(&mut self, name: &str) -> u32 {
         let found = self.classes.iter().position(|class| class.name == name);
         let index = found.unwrap_or_else(|| {
@@ -101,7 +101,7 @@ impl Items {
         }
     }
 
-    /// The index of the adapter called `name`, made when it is new; nothing for the model asked for.
+    /// The index of the adapter called `name`, added when it is new; `None` for the requested model.
     pub(super) fn adapter(&mut self, name: Option<&str>, model: &str) -> Option<u32> {
         let name = name.filter(|name| *name != model)?;
         let found = self.adapters.iter().position(|found| found == name);

@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::error::{DatasetError, row};
 
 /// Lines that are not blank, numbered from 1.
-pub(super) fn lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
+fn lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
     (1..).zip(text.lines()).map(|(number, line)| (number, line.trim())).filter(|(_, line)| !line.is_empty())
 }
 

@@ -2,22 +2,19 @@
 //!
 //! | name | file | gives |
 //! |---|---|---|
-//! | `sharegpt` | JSON array (or lines) of `conversations` | first question as text, length of the first answer |
+//! | `sharegpt` | JSON array (or lines) of `conversations` | first turn as text, length of the second |
 //! | `custom` | JSON lines with `prompt`, `output_tokens` | text |
-//! | `burstgpt` | CSV with `Timestamp`, `Request tokens`, `Response tokens`; a class for each `Model` | lengths, moments |
-//! | `azure` | CSV `TIMESTAMP,ContextTokens,GeneratedTokens` | lengths, moments |
-//! | `mooncake` | JSON lines, `timestamp` in ms, blocks of 512 tokens | lengths, moments, shared prefixes |
-//! | `timed_trace` | the same with other units, blocks and key names | lengths, moments, shared prefixes |
-//! | `access_log` | the gateway's access log | lengths, moments, adapters |
+//! | `burstgpt` | CSV with `Timestamp`, `Request tokens`, `Response tokens`; a class for each `Model` | lengths, times |
+//! | `azure` | CSV `TIMESTAMP,ContextTokens,GeneratedTokens` | lengths, times |
+//! | `mooncake` | JSON lines, `timestamp` in ms, blocks of 512 tokens | lengths, times, shared prefixes |
+//! | `timed_trace` | the same with other units, blocks and key names | lengths, times, shared prefixes |
+//! | `access_log` | the gateway's access log | lengths, times, adapters |
 //!
-//! Traces hold no prompts, only lengths: prompts are made up, and where a trace names the blocks of a prompt, equal names
-//! become equal tokens, so that prefixes are shared as they were. Moments are seconds from the first request of the file.
+//! Traces hold no prompts, only lengths, so prompts are generated. Where a trace names the blocks of a prompt, equal names
+//! become equal tokens, so that prefixes are shared as in the original. Times are seconds from the first request of the file.
 //!
-//! Lengths of texts need a tokenizer. With one they are exact; without, [`BYTES_PER_TOKEN`] bytes are taken for a token,
-//! which is the usual ratio for English, and only decides which conversations are kept and how long answers may get.
-//!
-//! Bounds: files up to [`MAX_FILE`] bytes, [`MAX_ITEMS`] requests. A row that cannot be read is an error with its line;
-//! a file is not what it says, and half of a trace is not that trace.
+//! Bounds: files up to [`MAX_FILE`] bytes, [`MAX_ITEMS`] requests. A row that cannot be read is an error with its line
+//! number.
 
 mod error;
 mod item;

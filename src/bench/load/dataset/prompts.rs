@@ -1,8 +1,9 @@
-//! Datasets that hold the prompts themselves: conversations of ShareGPT, and prompts of one's own.
+//! Data sets that hold the prompts themselves: ShareGPT conversations and custom prompts.
 //!
-//! ShareGPT is read as `vllm bench serve` does: conversations of two turns or more, the first turn is the prompt, the length
-//! of the second that of the answer; kept when prompt and answer have 4 tokens or more (the answer is not asked when its
-//! length is given), the prompt 1024 or fewer and both together 2048 or fewer.
+//! ShareGPT is read as `vllm bench serve` does: from conversations of two turns or more, the first turn is the prompt, and
+//! the length of the second is the output length. A conversation is kept when prompt and output have 4 tokens or more (only
+//! the prompt when the output length is given), the prompt has at most 1024, and both together at most 2048. Bounds: those of
+//! the data set reader.
 
 use std::sync::Arc;
 
@@ -13,7 +14,7 @@ use super::item::{Item, ItemPrompt, Items};
 use super::jsonl::{keys, objects};
 use super::options::ReadOptions;
 
-/// Fewest tokens of prompt and answer.
+/// Fewest tokens of a prompt, and of an output.
 const MIN_TOKENS: u32 = 4;
 /// Most tokens of a prompt.
 const MAX_PROMPT: u32 = 1024;
@@ -85,7 +86,7 @@ pub(super) fn custom(text: &str, file: &str, options: &ReadOptions<'_>) -> Resul
             hint: hint.into(),
         };
         let prompt = entry.get("prompt").ok_or_else(|| missing("prompt", "each line needs one"))?;
-        let prompt = prompt.as_str().ok_or_else(|| row(file, line, "`prompt` is not a text"))?;
+        let prompt = prompt.as_str().ok_or_else(|| row(file, line, "`prompt` is not a string"))?;
         let output = match options.output {
             Some(output) => output,
             None => {

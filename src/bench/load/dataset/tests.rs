@@ -1,4 +1,4 @@
-//! Tests of reading datasets: what is kept, and what is said of what cannot be read.
+//! Tests of reading datasets: which rows are kept, and the errors for those that cannot be read.
 
 use super::*;
 
@@ -63,7 +63,7 @@ fn burstgpt_has_a_class_for_each_model_and_leaves_failures_out() {
     assert_eq!(lengths(&items), [(472, 18), (1_087, 230)]);
     assert_eq!(items.moments().unwrap(), [0.0, 40.0]);
     assert_eq!(items.classes.iter().map(|class| class.name.as_str()).collect::<Vec<_>>(), ["ChatGPT", "GPT-4"]);
-    assert!(items.notes[0].contains("1 rows without an answer"));
+    assert!(items.notes[0].contains("1 rows without a response"));
     // The older files have fewer columns.
     let old = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n1,GPT-4,5,6,11,API log\n";
     assert_eq!(lengths(&read(old, &DatasetFormat::BurstGpt).unwrap()), [(5, 6)]);
@@ -91,7 +91,7 @@ fn mooncake_has_milliseconds_and_blocks_and_is_sorted() {
 }
 
 #[test]
-fn an_access_log_becomes_yesterdays_traffic() {
+fn an_access_log_is_replayed() {
     let line = |time: &str, rest: &str| {
         format!(
             "{{\"time\":\"2026-01-02T03:04:{time}Z\",\"request_id\":\"r\",\"stream\":true,\"total_ms\":500.0,{rest}}}\n"
@@ -114,7 +114,7 @@ fn an_access_log_becomes_yesterdays_traffic() {
 }
 
 #[test]
-fn what_cannot_be_read_is_named_with_its_place_and_what_to_do() {
+fn errors_name_the_place_and_what_to_do() {
     refused(
         "Timestamp,Model,Response tokens\n",
         &DatasetFormat::BurstGpt,
@@ -123,7 +123,7 @@ fn what_cannot_be_read_is_named_with_its_place_and_what_to_do() {
     refused(
         "TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,2\n",
         &DatasetFormat::Azure,
-        "line 2: 'yesterday' is not a moment",
+        "line 2: 'yesterday' is not a time",
     );
     refused(
         "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,x,2\n",
@@ -143,7 +143,7 @@ fn what_cannot_be_read_is_named_with_its_place_and_what_to_do() {
     refused("{\"prompt\":\"x\"}\n", &DatasetFormat::Custom, "--custom-output-len");
     refused("{\"a\":1}\n", &DatasetFormat::ShareGpt, "no column 'conversations' (it has a)");
     refused(&format!("[{}]", conversation(4, 4)), &DatasetFormat::ShareGpt, "0 of 1 conversations are used");
-    refused("{\"time\":\"x\"}\n", &DatasetFormat::AccessLog, "`time` 'x' is not a moment");
+    refused("{\"time\":\"x\"}\n", &DatasetFormat::AccessLog, "`time` 'x' is not a time");
     let error = load(
         Path::new("/nowhere.csv"),
         &DatasetFormat::Azure,
@@ -153,7 +153,7 @@ fn what_cannot_be_read_is_named_with_its_place_and_what_to_do() {
 }
 
 #[test]
-fn a_file_is_cut_to_the_requests_asked_for_and_begins_again_when_it_is_short() {
+fn a_file_is_limited_to_the_requested_number_and_repeats_when_it_is_short() {
     let text = "{\"prompt\":\"a\",\"output_tokens\":1}\n{\"prompt\":\"b\",\"output_tokens\":2}\n{\"prompt\":\"c\",\"output_tokens\":3}\n";
     let items = |limit, shuffle| {
         let options = ReadOptions { counter: &TokenCounter::Bytes, output: None, limit, shuffle, model: "" };

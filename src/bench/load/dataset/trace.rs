@@ -1,114 +1,116 @@
-//! Published traces: moments and lengths of requests that somebody really had.
+//! Published traces: arrival times and lengths of real requests.
 //!
-//! BurstGPT (CC BY 4.0): rows without an answer (0 response tokens) were failures and are left out; each `Model` is a class.
+//! BurstGPT (CC BY 4.0): rows without a response (0 response tokens) were failures and are left out; each `Model` is a class.
 //! Older files lack the columns of sessions, which are not needed. Azure LLM inference traces (CC BY 4.0): wall clock with
-//! seven digits. Mooncake and others like it: JSON lines with names of the prompt's blocks.
-//!
-//! CSV is read as these files are written: a header, commas, quotes around a field where it holds a comma.
+//! seven digits. Mooncake and similar traces: JSON lines with the names of the prompt's blocks. Bounds: [`MAX_ITEMS`] rows.
 
+use csv::StringRecord;
 use serde_json::Value;
 
 use super::error::{DatasetError, row};
 use super::item::{Item, ItemPrompt, Items, MAX_ITEMS};
-use super::jsonl::{keys, lines, objects};
+use super::jsonl::{keys, objects};
 use super::options::TraceKeys;
 
-/// A header and where its columns are.
+/// The header of a CSV file.
 struct Columns<'a> {
     file: &'a str,
-    names: Vec<String>,
+    names: StringRecord,
 }
 
-impl<'a> Columns<'a> {
-    fn of(text: &str, file: &'a str) -> Result<Self, DatasetError> {
-        let Some((_, header)) = lines(text).next() else {
-            return Err(DatasetError::Empty { file: file.to_owned(), why: ": it is empty".into() });
-        };
-        Ok(Self { file, names: fields(header) })
-    }
+/// A row of a CSV file and its line number.
+struct Row {
+    fields: StringRecord,
+    line: usize,
+}
 
+/// Reads the header of `text`. The rows follow with [`Columns::rows`].
+fn open_csv<'a>(text: &'a str, file: &'a str) -> Result<(Columns<'a>, csv::Reader<&'a [u8]>), DatasetError> {
+    let mut reader = csv::ReaderBuilder::new().trim(csv::Trim::All).flexible(true).from_reader(text.as_bytes());
+    let names = reader.headers().map_err(|error| row(file, 1, format!("not CSV: {error}")))?.clone();
+    if names.is_empty() {
+        return Err(DatasetError::Empty { file: file.to_owned(), why: ": it is empty".into() });
+    }
+    Ok((Columns { file, names }, reader))
+}
+
+impl Columns<'_> {
     fn find(&self, name: &str) -> Option<usize> {
         self.names.iter().position(|found| found.eq_ignore_ascii_case(name))
     }
 
-    fn need(&self, name: &str, hint: &str) -> Result<usize, DatasetError> {
+    fn require(&self, name: &str, hint: &str) -> Result<usize, DatasetError> {
         self.find(name).ok_or_else(|| DatasetError::Column {
             file: self.file.to_owned(),
             missing: name.to_owned(),
-            found: self.names.join(", "),
+            found: self.names.iter().collect::<Vec<_>>().join(", "),
             hint: hint.to_owned(),
         })
     }
 
-    fn number(&self, row_fields: &[String], column: usize, line: usize) -> Result<f64, DatasetError> {
-        let text = row_fields.get(column).map_or("", String::as_str);
+    fn rows(&self, reader: csv::Reader<&[u8]>) -> impl Iterator<Item = Result<Row, DatasetError>> {
+        reader.into_records().take(MAX_ITEMS).map(|record| {
+            let fields = record.map_err(|error| row(self.file, 0, format!("not CSV: {error}")))?;
+            let line = fields.position().map_or(0, csv::Position::line) as usize;
+            Ok(Row { fields, line })
+        })
+    }
+
+    fn number(&self, row_of_file: &Row, column: usize) -> Result<f64, DatasetError> {
+        let text = row_of_file.fields.get(column).unwrap_or_default();
         let number = text.parse::<f64>().ok().filter(|number| number.is_finite());
-        number
-            .ok_or_else(|| row(self.file, line, format!("'{text}' in column '{}' is not a number", self.names[column])))
+        let why = || format!("'{text}' in column '{}' is not a number", &self.names[column]);
+        number.ok_or_else(|| row(self.file, row_of_file.line, why()))
     }
 }
 
-/// The fields of a line of CSV.
-fn fields(line: &str) -> Vec<String> {
-    let mut fields = vec![String::new()];
-    let mut quoted = false;
-    for c in line.chars() {
-        match c {
-            '"' => quoted = !quoted,
-            ',' if !quoted => fields.push(String::new()),
-            c => fields.last_mut().expect("there is always a last field").push(c),
-        }
-    }
-    fields.iter_mut().for_each(|field| *field = field.trim().to_owned());
-    fields
-}
-
-fn made(at: f64, class: u32, input: f64, output: f64) -> Item {
+/// A request of which only the lengths are known.
+fn synthetic_item(at: f64, class: u32, input: f64, output: f64) -> Item {
     let tokens = (input as u32).max(1);
     let prompt = ItemPrompt::Made { tokens, blocks: [].into(), block: 1 };
     Item { at: Some(at), class, adapter: None, output: (output as u32).max(1), prompt }
 }
 
 pub(super) fn burstgpt(text: &str, file: &str) -> Result<Items, DatasetError> {
-    let columns = Columns::of(text, file)?;
+    let (columns, reader) = open_csv(text, file)?;
     let hint = "a BurstGPT file has Timestamp, Model, Request tokens, Response tokens and more";
-    let timestamp = columns.need("Timestamp", hint)?;
-    let [input, output] = [columns.need("Request tokens", hint)?, columns.need("Response tokens", hint)?];
+    let timestamp = columns.require("Timestamp", hint)?;
+    let [input, output] = [columns.require("Request tokens", hint)?, columns.require("Response tokens", hint)?];
     let model = columns.find("Model");
     let (mut items, mut failed) = (Items::default(), 0);
-    for (line, text) in lines(text).skip(1).take(MAX_ITEMS) {
-        let fields = fields(text);
-        let tokens = columns.number(&fields, output, line)?;
-        let at = columns.number(&fields, timestamp, line)?;
-        let input = columns.number(&fields, input, line)?;
+    for row in columns.rows(reader) {
+        let row = row?;
+        let tokens = columns.number(&row, output)?;
+        let at = columns.number(&row, timestamp)?;
+        let input = columns.number(&row, input)?;
         if tokens <= 0.0 {
             failed += 1;
             continue;
         }
-        let class = items.class(model.and_then(|model| fields.get(model)).map_or("all", String::as_str));
-        items.list.push(made(at, class, input, tokens));
+        let class = items.class(model.and_then(|model| row.fields.get(model)).unwrap_or("all"));
+        items.list.push(synthetic_item(at, class, input, tokens));
     }
     if failed > 0 {
-        items.notes.push(format!("{failed} rows without an answer are left out"));
+        items.notes.push(format!("{failed} rows without a response are left out"));
     }
     Ok(items)
 }
 
 pub(super) fn azure(text: &str, file: &str) -> Result<Items, DatasetError> {
-    let columns = Columns::of(text, file)?;
+    let (columns, reader) = open_csv(text, file)?;
     let hint = "an Azure trace has TIMESTAMP, ContextTokens and GeneratedTokens";
-    let timestamp = columns.need("TIMESTAMP", hint)?;
-    let [input, output] = [columns.need("ContextTokens", hint)?, columns.need("GeneratedTokens", hint)?];
+    let timestamp = columns.require("TIMESTAMP", hint)?;
+    let [input, output] = [columns.require("ContextTokens", hint)?, columns.require("GeneratedTokens", hint)?];
     let mut items = Items::default();
-    for (line, text) in lines(text).skip(1).take(MAX_ITEMS) {
-        let fields = fields(text);
-        let written = fields.get(timestamp).map_or("", String::as_str);
-        let at = wall_clock(written)
-            .ok_or_else(|| row(file, line, format!("'{written}' is not a moment like 2023-11-16 18:15:46.6805900")))?;
-        let input = columns.number(&fields, input, line)?;
-        let output = columns.number(&fields, output, line)?;
+    for next in columns.rows(reader) {
+        let next = next?;
+        let written = next.fields.get(timestamp).unwrap_or_default();
+        let why = || format!("'{written}' is not a time like 2023-11-16 18:15:46.6805900");
+        let at = wall_clock(written).ok_or_else(|| row(file, next.line, why()))?;
+        let input = columns.number(&next, input)?;
+        let output = columns.number(&next, output)?;
         let class = items.class("all");
-        items.list.push(made(at, class, input, output));
+        items.list.push(synthetic_item(at, class, input, output));
     }
     Ok(items)
 }
@@ -146,7 +148,7 @@ pub(super) fn timed(text: &str, file: &str, labels: &TraceKeys) -> Result<Items,
         let at = number(&labels.timestamp)? / labels.per_second;
         let (input, output) = (number(&labels.input)?, number(&labels.output)?);
         let class = items.class(entry.get("type").and_then(Value::as_str).unwrap_or("all"));
-        let mut item = made(at, class, input, output);
+        let mut item = synthetic_item(at, class, input, output);
         if let Some(names) = entry.get(&labels.hashes).and_then(Value::as_array) {
             let names = names.iter().map(|name| name.as_u64().unwrap_or_else(|| hashed(name)));
             if let ItemPrompt::Made { blocks, block, .. } = &mut item.prompt {

@@ -60,7 +60,7 @@ fn a_long_run_against_its_like_is_no_difference_and_a_slower_one_is_worse() {
     assert!(row.change.0.contains(0.2) && (row.change.0.value - 0.2).abs() < 0.02, "{row:?}");
     assert_eq!(compared(&run(3, 6000, 1.2), &a).word(), "better");
     let throughput = slower.rows.iter().find(|row| row.name == "requests/s").unwrap();
-    assert_eq!(throughput.verdict, Verdict::NoDifference, "an open loop delivers what it is asked for");
+    assert_eq!(throughput.verdict, Verdict::NoDifference, "an open loop delivers its configured rate");
 }
 
 #[test]
@@ -70,11 +70,11 @@ fn a_tail_of_few_requests_is_undecided() {
     assert_eq!(tail.verdict, Verdict::Undecided);
     assert!(tail.rough && tail.a.is_bounded());
     assert!(comparison.json()["rows"][3]["a"]["value"].is_number());
-    assert!(comparison.verdict().contains("too short to tell in"));
+    assert!(comparison.verdict().contains("too short to decide"));
 }
 
 #[test]
-fn what_is_plain_to_see_is_seen_in_few_requests_and_in_a_run_that_never_settles() {
+fn a_large_difference_is_found_in_few_requests_and_in_a_run_that_never_settles() {
     let few = compared(&run(1, 150, 1.0), &run(2, 150, 1.5));
     assert_eq!(few.word(), "worse");
     assert!(
@@ -113,13 +113,13 @@ fn failures_and_objectives_are_compared_as_shares() {
 }
 
 #[test]
-fn what_was_not_asked_the_same_is_said() {
+fn different_configurations_are_noted() {
     let a = RunResult { config: RunConfig { request_rate: Some(8.0), ..RunConfig::default() }, ..run(1, 100, 1.0) };
     let mut b =
         RunResult { config: RunConfig { request_rate: Some(10.0), ..RunConfig::default() }, ..run(1, 100, 1.0) };
     b.warnings.push("the load was not delivered".to_owned());
     let notes = compared(&a, &b).notes;
-    assert_eq!(notes[0], "the runs were not asked the same: request rate was '8' in A and '10' in B");
+    assert_eq!(notes[0], "the runs were configured differently: request rate was '8' in A and '10' in B");
     assert_eq!(notes[1], "B: the load was not delivered");
 }
 

@@ -36,7 +36,7 @@ async fn every_scheduled_request_is_sent_once_and_near_its_time() {
 }
 
 #[tokio::test]
-async fn a_late_send_is_measured_and_its_lateness_told() {
+async fn a_late_send_is_measured_and_its_lag_recorded() {
     // Three requests due at once, one at a time, 50 ms or more each: the last waits for two.
     let pause = Duration::from_millis(25);
     let engine = MockEngine::start(move |_| MockResponse::stream(completion_stream(1), pause)).await;
@@ -92,7 +92,7 @@ async fn failures_and_clients_that_leave_are_counted_beside_the_rest() {
 
 #[tokio::test]
 async fn a_run_that_is_stopped_keeps_what_it_has() {
-    // Even requests are answered, odd ones never.
+    // Even requests get a response, odd ones never do.
     let engine = MockEngine::start(|number| {
         MockResponse::stream(completion_stream(1), Duration::from_secs(if number % 2 == 0 { 0 } else { 600 }))
     })

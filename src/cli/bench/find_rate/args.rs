@@ -6,21 +6,20 @@ use clap::Args;
 
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Search")]
-pub(in crate::cli::bench) struct FindRateArgs {
-    /// Search the highest rate at which enough requests meet their objectives (--goodput, or those of --class); prints what
-    /// it finds, with --json as JSON
+pub(crate) struct FindRateArgs {
+    /// Search the highest rate at which enough requests meet their objectives (--goodput, or those of --class)
     #[arg(long, conflicts_with_all = [
         "sweep_max_concurrency", "sweep_request_rate", "ramp_up_strategy", "rate_steps", "multi_turn", "duration",
         "html", "csv", "save_result", "append_result", "result_filename",
     ])]
-    pub(in crate::cli::bench) find_rate: bool,
+    pub(crate) find_rate: bool,
     /// Percentage of requests that must meet their objectives
     #[arg(long, value_name = "PERCENT", default_value_t = 99.0, requires = "find_rate")]
     pub(super) find_rate_attainment: f64,
-    /// Requests of a short run; long ones have three times as many. Fewer cost less and say less
+    /// Requests of a short run; long ones have three times as many. Fewer take less time and give a less certain rate
     #[arg(long, value_name = "N", default_value_t = 1500, requires = "find_rate")]
     pub(super) find_rate_requests: usize,
-    /// Runs go on until the rate is known this well, in percent either way
+    /// Stop when the rate is known within this many percent either way
     #[arg(long, value_name = "PERCENT", default_value_t = 3.5, requires = "find_rate")]
     pub(super) find_rate_tolerance: f64,
     /// Runs at most

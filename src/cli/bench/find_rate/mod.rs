@@ -1,11 +1,11 @@
-//! `sluice bench --find-rate`: the highest rate at which the objectives hold, on real servers.
+//! `sluice bench --find-rate`: finds the highest rate at which the objectives hold, on real servers.
 //!
-//! The search is `bench::search`; what is here puts its orders on the wire. Each run is a run of the load generator with the
-//! workload of the flags and prompts of its own. A request is judged from the moment it was *due*, so a client that lags
-//! cannot flatter the server, and as missed as soon as it is open for longer than its bound on E2EL, so a server
-//! that hangs ends a run instead of prolonging it. A run ends when the judge has seen enough; what is in flight is given up.
+//! The search is `bench::search`; this command runs its trials. Each trial is a run of the load generator with the configured
+//! workload and prompts of its own. A request is judged from when it was *due*, so a client that lags cannot improve the
+//! result. It counts as missed as soon as it is in flight for longer than its bound on E2EL, so a server that hangs ends a
+//! trial instead of prolonging it. A trial ends at its verdict; requests in flight are abandoned.
 //!
-//! Ctrl-C ends the search; what was found until then is printed, marked as unfinished.
+//! Ctrl-C ends the search; the trials so far are printed, marked as unfinished. Bounds: `--find-rate-runs` trials.
 
 pub(super) mod args;
 mod servers;
@@ -23,7 +23,7 @@ use crate::bench::search::{SearchEnd, SearchGoal, SearchResult, TrialReport, fin
 use crate::bench::{RequestSource, Slo};
 use servers::{SearchError, Servers};
 
-/// Searches and prints.
+/// Searches, and prints the result.
 pub(super) async fn run(args: &BenchArgs, setup: &Setup, stop: &mut StopSignals) -> Result<ExitCode, CommandError> {
     let objectives = objectives(setup).map_err(usage)?;
     let goal = goal(args, &objectives).map_err(usage)?;
@@ -43,17 +43,19 @@ pub(super) async fn run(args: &BenchArgs, setup: &Setup, stop: &mut StopSignals)
         }
     };
     for (status, reason) in setup.client.reasons() {
-        eprintln!("warning: the first answer with status {status} said: {reason}");
+        eprintln!("warning: the first response with status {status} said: {reason}");
     }
     text::print(&found, &goal, halted, args.output.json).map_err(failed)?;
     Ok(if found.best.is_some() && !halted { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Of each class, in their order; all have some.
+/// The objectives of each class, in order. None is empty.
 fn objectives(setup: &Setup) -> anyhow::Result<Vec<Slo>> {
     let plan = &setup.plan;
     if plan.sessions.is_some() || plan.workload.leaving > 0.0 {
-        anyhow::bail!("--find-rate counts single requests that are waited for; leave out sessions and --leave-share");
+        anyhow::bail!(
+            "--find-rate needs single requests that run to their end; leave out --multi-turn and --leave-share"
+        );
     }
     let mut result = crate::bench::RunResult::default();
     result.config.classes = plan.workload.class_configs();
@@ -84,7 +86,7 @@ fn goal(args: &BenchArgs, objectives: &[Slo]) -> anyhow::Result<SearchGoal> {
     if !(tolerance > 0.0 && tolerance < 1.0) || search.find_rate_requests < 30 || search.find_rate_runs < 3 {
         anyhow::bail!("--find-rate: give a tolerance above 0 and below 100 %, 30 requests or more, and 3 runs or more");
     }
-    // A bound on TPOT alone has no span of its own: how long a queue may grow is then not limited, and a second is taken.
+    // A bound on TPOT alone does not limit how long a queue may grow. One second is used then.
     let spans = objectives.iter().flat_map(|slo| [slo.ttft, slo.e2el]).flatten().map(|ms| ms / 1e3);
     let longest_bound = spans.reduce(f64::max).unwrap_or(1.0);
     Ok(SearchGoal {

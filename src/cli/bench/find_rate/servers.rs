@@ -1,8 +1,8 @@
-//! The probe of a search that sends real requests.
+//! Runs the trials of a search against real servers.
 //!
-//! Strain of a request, from when it was due: the largest of TTFT, TPOT and E2EL over the bound of its class. A watcher on
-//! the run's progress hears of each request as it is sent and as it ends; a ticker ([`CHECK_EVERY`]) finds those that have been
-//! open for longer than their bound on E2EL. Without such a bound a request that hangs is known when it times out.
+//! The SLO ratio of a request, from when it was due, is the largest of TTFT, TPOT and E2EL over the bound of its class. An
+//! observer of the run sees each request as it is sent and as it ends; a timer ([`CHECK_EVERY`]) finds those in flight for
+//! longer than their bound on E2EL. Bounds: without such a bound, a request that hangs is known when it times out.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,21 +20,21 @@ use crate::bench::search::{Judge, SystemUnderTest, Trial, TrialLoad, TrialStats,
 use crate::bench::{self, Arrival, BenchError, Extent, Progress, Record, RunPlan, Slo};
 use crate::cli::line::Line;
 
-/// Between two looks at what is open.
+/// Time between two checks for overdue requests.
 const CHECK_EVERY: Duration = Duration::from_millis(50);
 
-/// Seconds that a request may be open beyond its bound before it is given up: an answer that comes meanwhile tells exactly.
+/// Seconds beyond its bound after which a request counts as missed; a response in that time gives its exact ratio.
 const GRACE: f64 = 0.25;
 
-/// Why a search cannot go on.
+/// Why a search cannot continue.
 pub(super) enum SearchError {
-    /// A plan that makes no sense.
+    /// An invalid plan.
     Bench(BenchError),
-    /// Somebody wants it to end.
+    /// A stop signal arrived.
     Interrupted,
 }
 
-/// The servers of the flags.
+/// The servers given by the flags.
 pub(super) struct Servers<'a> {
     args: &'a BenchArgs,
     setup: &'a Setup,
@@ -68,14 +68,14 @@ impl<'a> Servers<'a> {
     }
 }
 
-/// One run as its watcher sees it.
+/// One trial as its observer sees it.
 struct TrialWatch {
     judge: Judge,
     objectives: Arc<[Slo]>,
-    /// Class and moment of what is open, by index.
+    /// Class and due time of each request in flight, by index.
     open: HashMap<u64, (u32, f64)>,
     ended: Vec<f64>,
-    /// The start of the run, or a little later: nothing is sent before it is due.
+    /// The start of the run, or slightly later, since no request is sent before it is due.
     start: Option<Instant>,
 }
 
@@ -84,8 +84,8 @@ impl TrialWatch {
         self.objectives.get(class as usize).or(self.objectives.first()).copied().unwrap_or_default()
     }
 
-    fn on_event(&mut self, news: RequestEvent<'_>) {
-        match news {
+    fn on_event(&mut self, event: RequestEvent<'_>) {
+        match event {
             RequestEvent::Sent { index, class, at } => {
                 self.open.insert(index, (class, at));
                 let start = Instant::now().checked_sub(Duration::from_secs_f64(at));
@@ -93,9 +93,9 @@ impl TrialWatch {
             }
             RequestEvent::Ended(record) => {
                 self.open.remove(&record.index);
-                // What was given up at the end of a run says nothing.
+                // Requests abandoned at the end of a trial are not recorded.
                 if record.is_completed() || record.is_failed() {
-                    // What is refused fast is no throughput.
+                    // Failures are not throughput.
                     self.ended.extend(record.is_completed().then_some(record.ended));
                     let due = record.due.unwrap_or(record.sent);
                     self.judge.record(record.index as usize, due, slo_ratio(record, &self.slo(record.class)));
@@ -104,7 +104,7 @@ impl TrialWatch {
         }
     }
 
-    /// At `now` seconds: what has been open for too long has missed.
+    /// Records a miss for each request that is overdue at `now` seconds.
     fn fail_overdue(&mut self, now: f64) {
         let late = |(class, at): (u32, f64)| self.slo(class).e2el.is_some_and(|bound| now - at > bound / 1e3 + GRACE);
         let missed: Vec<(u64, f64)> =
@@ -141,7 +141,7 @@ impl SystemUnderTest for Servers<'_> {
             start: None,
         }));
         let observed = watch.clone();
-        let progress = Arc::new(Progress::with_observer(move |news| observed.lock().on_event(news)));
+        let progress = Arc::new(Progress::with_observer(move |event| observed.lock().on_event(event)));
         let title = format!("run {}, {}", self.runs, super::text::load(&trial.load));
         let quiet = self.args.output.disable_tqdm;
         let line = (!quiet).then(|| Line::start(&title, plan.extent, progress.clone()));
@@ -229,7 +229,7 @@ mod tests {
         assert_eq!(watch.judge.verdict(), None);
         watch.fail_overdue(2.3);
         assert_eq!(watch.judge.verdict(), Some(TrialVerdict::Fails));
-        // What is told afterwards does not count again, and what was given up says nothing.
+        // Later events do not count again, and abandoned requests are not recorded.
         watch.on_event(RequestEvent::Ended(&completed(0, 0.05, 0.1)));
         watch.on_event(RequestEvent::Ended(&Record { index: 1, ..Record::default() }));
         assert_eq!((watch.judge.hits(), watch.ended.len()), (vec![false, false], 1));

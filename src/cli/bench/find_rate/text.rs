@@ -1,7 +1,7 @@
-//! What a search says: a line for each run as it ends, and the result for people and for programs.
+//! The output of a search: a line for each trial as it ends, and the result as text or JSON.
 //!
-//! Lines go to stderr, the result to stdout. Rates are in requests per second, shares in percent; intervals say their
-//! confidence. A search that did not find what it was asked for says what to do.
+//! Lines go to stderr, the result to stdout. Rates are in requests per second, shares in percent; intervals state their
+//! confidence. A search without a result says what to do. Bounds: four significant digits.
 
 use std::io::Write as _;
 
@@ -13,10 +13,10 @@ use crate::bench::search::{
 };
 use crate::stats::Estimate;
 
-/// The head of the lines.
+/// The header of the lines.
 pub(super) const HEADER: &str = "run                        requests  within objectives     took  finding";
 
-/// What is sent, in words.
+/// A load in words.
 pub(super) fn load(load: &TrialLoad) -> String {
     match load {
         TrialLoad::Stream => "one stream".to_owned(),
@@ -25,7 +25,7 @@ pub(super) fn load(load: &TrialLoad) -> String {
     }
 }
 
-/// Four digits that matter.
+/// Four significant digits.
 fn digits(value: f64) -> String {
     let places = (3.0 - value.abs().max(1e-9).log10().floor()).clamp(0.0, 9.0) as usize;
     format!("{value:.places$}")
@@ -40,7 +40,7 @@ fn kind(report: &TrialReport) -> &'static str {
     }
 }
 
-/// One run.
+/// The line of one trial.
 pub(super) fn report(report: &TrialReport) -> String {
     let verdict = match (report.load, report.verdict) {
         (TrialLoad::Rate(_), TrialVerdict::Holds) => "holds".to_owned(),
@@ -96,18 +96,18 @@ fn as_text(found: &SearchResult, goal: &SearchGoal, halted: bool) -> String {
     let requests: usize = found.trials.iter().map(|report| report.requests).sum();
     text.push_str(&format!("  {} runs, {requests} requests that counted, {seconds:.0} s\n", found.trials.len()));
     let why = match found.ending {
-        _ if halted => "The search was ended early; nothing above is more than a beginning.",
+        _ if halted => "The search was ended early, so this result is not final.",
         SearchEnd::Found => return text,
         SearchEnd::NoRate => {
-            "Requests fail or miss their objectives even when they are alone, or nearly: no rate helps. Loosen the \
+            "Requests fail or miss their objectives even at a very low rate. Loosen the \
              objectives, shorten the requests, or use a faster server; where they fail, the warnings say why."
         }
         SearchEnd::ClientLimit => {
-            "This client could not send as fast as it was asked to, so the server may bear more. Use a faster \
-             machine, or longer requests."
+            "This client could not send as fast as required, so the server may sustain a higher rate. Use a faster \
+             machine for the client, or longer requests."
         }
         SearchEnd::TrialLimit => {
-            "The bound on runs came before the rate was known within the tolerance: a higher rate may hold too. \
+            "The limit on runs was reached before the rate was known within the tolerance: a higher rate may hold too. \
              Raise --find-rate-runs or --find-rate-requests."
         }
     };
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_found_says_what_to_do() {
+    fn a_search_without_a_result_says_what_to_do() {
         let nothing = |ending| SearchResult { best: None, boundary: None, ending, trials: Vec::new() };
         let text = |ending| as_text(&nothing(ending), &SearchGoal::new(2.0), false);
         assert!(text(SearchEnd::NoRate).contains("Loosen the objectives"));
