@@ -18,7 +18,9 @@ const PURE: &[&str] = &[
     "gateway/pool",
     "gateway/experiment",
     "gateway/flow/classify",
-    "sim/machine",
+    "sim/machine/cost",
+    "sim/machine/memory",
+    "sim/machine/profile",
     "sim/engine",
     "sim/virtual_server",
 ];
