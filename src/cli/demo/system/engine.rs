@@ -1,4 +1,4 @@
-//! Simulated engines as the gateway's upstream: lanes that tokio's paused clock drives, without sockets.
+//! Simulated engines as the gateway's upstream: virtual servers that tokio's paused clock drives, without sockets.
 //!
 //! Each exchange does what a server would: a request is refused while the engine is dead, tokens arrive as events of a
 //! completion stream, dropping the exchange aborts it. When an engine dies, its streams end.
