@@ -41,19 +41,19 @@ fn cpu() -> Duration {
 fn run(kinds: &[Kind], blocks: Option<u32>, until: f64) -> Run {
     let mut config = SimConfig::new("m", Profile::named("h200-llama-8b").expect("built in"));
     config.engine.num_blocks = blocks.unwrap_or(config.engine.num_blocks);
-    let mut lane = config.virtual_server();
+    let mut server = config.virtual_server();
     let mut rng = Rng::new(3);
     let mut next: Vec<f64> = kinds.iter().map(|kind| rng.exponential() / kind.0).collect();
     let mut run = Run::default();
     let mut sent = Vec::new();
     loop {
-        let step = lane.next_at().map_or(f64::INFINITY, |at| at.as_secs_f64());
+        let step = server.next_at().map_or(f64::INFINITY, |at| at.as_secs_f64());
         let soonest = (0..kinds.len()).min_by(|a, b| next[*a].total_cmp(&next[*b])).expect("a load has kinds");
         let at = next[soonest];
         if at <= until && at <= step {
             let (rate, prompt, output, shared) = kinds[soonest];
             let content = Content::shared(1, shared, run.requests);
-            lane.submit(
+            server.submit(
                 Duration::from_secs_f64(at),
                 [Request { content, ..Request::new(run.requests, prompt, output) }],
             );
@@ -62,7 +62,7 @@ fn run(kinds: &[Kind], blocks: Option<u32>, until: f64) -> Run {
             next[soonest] += rng.exponential() / rate;
         } else if step > until {
             return run;
-        } else if let Some(end) = lane.poll(Duration::from_secs_f64(step)) {
+        } else if let Some(end) = server.poll(Duration::from_secs_f64(step)) {
             run.steps += 1;
             run.tokens += end.emitted.len() as u64;
             run.rows += u64::from(end.load.sequences);

@@ -91,11 +91,11 @@ async fn follow(address: SocketAddr, number: u32, tokens: u32) -> Vec<(Instant, 
 fn simulated(streams: u32, tokens: u32) -> Vec<f64> {
     let mut config = SimConfig::new("m", Profile::named("h200-llama-8b").expect("built in"));
     config.engine.max_num_seqs = streams;
-    let mut lane = config.virtual_server();
-    (0..streams).for_each(|id| lane.submit(Duration::ZERO, [Request::new(u64::from(id), PROMPT, tokens)]));
+    let mut server = config.virtual_server();
+    (0..streams).for_each(|id| server.submit(Duration::ZERO, [Request::new(u64::from(id), PROMPT, tokens)]));
     let (mut last, mut gaps) = (None, Vec::new());
-    while let Some(at) = lane.next_at() {
-        let Some(end) = lane.poll(at) else { continue };
+    while let Some(at) = server.next_at() {
+        let Some(end) = server.poll(at) else { continue };
         let all = end.emitted.len() == streams as usize && end.load.tokens == streams;
         if let Some(last) = last.filter(|_| all) {
             gaps.push((end.ended - last).as_secs_f64() * 1e3);

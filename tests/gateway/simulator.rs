@@ -144,7 +144,7 @@ fn unknown_and_removed_flags_end_with_two() {
         (&["m", "--port", "http"], "vllm serve: error: argument --port: invalid int value: 'http'"),
         (&["m", "--sim-gpu", "b300"], "argument --sim-gpu: "),
         (&["m", "--sim-model", "gpt-9"], "argument --sim-model: "),
-        (&["m", "--sim-fault", "explode"], "'explode' is no fault; write hang"),
+        (&["m", "--sim-fault", "explode"], "'explode' is not a fault; write hang"),
     ] {
         let (code, text) = refused(args);
         assert_eq!(code, 2, "{args:?}: {text}");

@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::Parser;
 
-use crate::sim::calibrate::search::FITTED;
+use crate::sim::calibrate::search::{FITTED, FittedConstant};
 use crate::sim::calibrate::{Setting, Spread, report, rows};
 use crate::sim::{Constants, Gpu, Layout, Model};
 
@@ -103,8 +103,8 @@ fn changes(start: &Constants, fitted: &Constants) -> String {
     let of = |constants: &Constants, part: &str, key: &str| {
         constants.table().get(part).and_then(|part| part.get(key)).and_then(toml::Value::as_float).unwrap_or(f64::NAN)
     };
-    let line = |(part, key, ..): &(&str, &str, f64, f64)| {
-        format!("{:32} {:>10} was {}", format!("{part}.{key}"), of(fitted, part, key), of(start, part, key))
+    let line = |FittedConstant { table, key, .. }: &FittedConstant| {
+        format!("{:32} {:>10} was {}", format!("{table}.{key}"), of(fitted, table, key), of(start, table, key))
     };
     FITTED.iter().map(line).collect::<Vec<_>>().join("\n")
 }

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::rows::{Load, Row};
+use super::rows::{BesideLoad, Load, Row};
 use crate::engine::{Engine, EngineConfig, Request};
 use crate::virtual_server::{FrontEnd, VirtualServer};
 use crate::{CostModel, Profile};
@@ -181,10 +181,10 @@ impl Player<'_> {
         }
     }
 
-    fn open_loop(&mut self, rate: f64, seconds: f64, beside: Option<(u32, u32, f64)>, draw: u64) {
+    fn open_loop(&mut self, rate: f64, seconds: f64, beside: Option<BesideLoad>, draw: u64) {
         let mut arrivals: BTreeMap<Duration, Option<(u32, u32)>> = BTreeMap::new();
         let kinds =
-            [(rate, None)].into_iter().chain(beside.map(|(prompt, output, rate)| (rate, Some((prompt, output)))));
+            [(rate, None)].into_iter().chain(beside.map(|other| (other.rate, Some((other.prompt, other.output)))));
         for (kind, (rate, lengths)) in kinds.enumerate() {
             let mut rng = Rng::new(2 * draw + kind as u64);
             let mut at = rng.exponential() / rate;

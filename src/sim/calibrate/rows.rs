@@ -108,9 +108,20 @@ pub enum Load {
         rate: f64,
         /// Duration of the run.
         seconds: f64,
-        /// Prompt, output and rate of other requests on the same server.
-        beside: Option<(u32, u32, f64)>,
+        /// Other requests on the same server.
+        beside: Option<BesideLoad>,
     },
+}
+
+/// Requests that share the server with the measured ones.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct BesideLoad {
+    /// Prompt tokens of each.
+    pub prompt: u32,
+    /// Output tokens of each.
+    pub output: u32,
+    /// Requests per second.
+    pub rate: f64,
 }
 
 /// One run.
@@ -270,12 +281,14 @@ impl Line<'_> {
                     return self.wrong("seconds", "is missing beside a rate");
                 };
                 let beside = match self.number("beside_rate", 1e-6, 1e6)? {
-                    Some(rate) => {
-                        Some((self.whole("beside_prompt", 1, None)?, self.whole("beside_output", 1, None)?, rate))
-                    }
+                    Some(rate) => Some(BesideLoad {
+                        prompt: self.whole("beside_prompt", 1, None)?,
+                        output: self.whole("beside_output", 1, None)?,
+                        rate,
+                    }),
                     None => None,
                 };
-                if (rate + beside.map_or(0.0, |(.., rate)| rate)) * seconds > MAX_REQUESTS {
+                if (rate + beside.map_or(0.0, |other| other.rate)) * seconds > MAX_REQUESTS {
                     return self.wrong("seconds", format!("comes to more than {MAX_REQUESTS} requests"));
                 }
                 Ok(Load::Open { rate, seconds, beside })
@@ -313,7 +326,11 @@ mod tests {
     #[test]
     fn an_open_loop_may_have_other_requests_beside_it() {
         let text = "prompt,output,rate,seconds,beside_prompt,beside_output,beside_rate\n200,128,15,20,16000,64,1.5";
-        let load = Load::Open { rate: 15.0, seconds: 20.0, beside: Some((16_000, 64, 1.5)) };
+        let load = Load::Open {
+            rate: 15.0,
+            seconds: 20.0,
+            beside: Some(BesideLoad { prompt: 16_000, output: 64, rate: 1.5 }),
+        };
         assert_eq!(parse(text).unwrap()[0].load, load);
     }
 

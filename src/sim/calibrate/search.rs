@@ -25,20 +25,37 @@ const GAIN: f64 = 1e-5;
 /// Draws of arrivals and jitter that a cell is the median of.
 const DRAWS: u64 = 3;
 
-/// The constants that are fitted: table, key, lowest, highest.
-pub const FITTED: &[(&str, &str, f64, f64)] = &[
-    ("efficiency", "bandwidth", 0.2, 1.0),
-    ("efficiency", "linear", 0.2, 1.0),
-    ("efficiency", "attention", 0.1, 1.0),
-    ("step", "layer_us", 5.0, 500.0),
-    ("step", "sequence_us", 0.5, 100.0),
-    ("step", "lora_layer_us", 1.0, 500.0),
-    ("step", "lora_token_layer_us", 0.005, 5.0),
-    ("step", "stall_share", 0.01, 1.0),
-    ("step", "lora_stall_share", 0.01, 1.0),
-    ("front_end", "request_us", 10.0, 10_000.0),
-    ("front_end", "token_us", 1.0, 1000.0),
-    ("front_end", "in_us", 50.0, 50_000.0),
+/// A constant that the search moves within a range.
+#[derive(Clone, Copy, Debug)]
+pub struct FittedConstant {
+    /// Table in the file of constants.
+    pub table: &'static str,
+    /// Key in that table.
+    pub key: &'static str,
+    /// Lowest value.
+    low: f64,
+    /// Highest value.
+    high: f64,
+}
+
+const fn constant(table: &'static str, key: &'static str, low: f64, high: f64) -> FittedConstant {
+    FittedConstant { table, key, low, high }
+}
+
+/// The constants that are fitted.
+pub const FITTED: &[FittedConstant] = &[
+    constant("efficiency", "bandwidth", 0.2, 1.0),
+    constant("efficiency", "linear", 0.2, 1.0),
+    constant("efficiency", "attention", 0.1, 1.0),
+    constant("step", "layer_us", 5.0, 500.0),
+    constant("step", "sequence_us", 0.5, 100.0),
+    constant("step", "lora_layer_us", 1.0, 500.0),
+    constant("step", "lora_token_layer_us", 0.005, 5.0),
+    constant("step", "stall_share", 0.01, 1.0),
+    constant("step", "lora_stall_share", 0.01, 1.0),
+    constant("front_end", "request_us", 10.0, 10_000.0),
+    constant("front_end", "token_us", 1.0, 1000.0),
+    constant("front_end", "in_us", 50.0, 50_000.0),
 ];
 
 /// What stays the same during a fit.
@@ -164,7 +181,7 @@ pub fn errors(row: &Row, simulated: &[f64; 4]) -> [Option<f64>; 4] {
 /// `constants` with one of them multiplied; none where its range ends.
 fn moved(
     constants: &Constants,
-    (part, key, low, high): &(&str, &str, f64, f64),
+    FittedConstant { table: part, key, low, high }: &FittedConstant,
     factor: f64,
 ) -> Result<Option<Constants>, ProfileError> {
     let mut table = constants.table();

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::time::Duration;
 
-use crate::observe::stats::Histogram;
+use crate::observe::stats::{Cumulative, Histogram};
 
 const MANY: &[f64] = &[
     0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 7.5, 10.0, 30.0, 60.0,
@@ -82,7 +82,7 @@ impl Requests {
             }
         }
         let bucket = |out: &mut String, name: &str, labels: &str, histogram: &Histogram| {
-            let (rows, sum, total) = histogram.rows(f64::INFINITY);
+            let Cumulative { buckets: rows, sum, count: total } = histogram.cumulative(f64::INFINITY);
             let le = |bound: f64| if bound.is_finite() { format!("{bound:?}") } else { "+Inf".to_owned() };
             for (bound, count) in rows.into_iter().chain([(f64::INFINITY, total)]) {
                 let labels = match labels.split_once(',') {

@@ -13,7 +13,7 @@
 
 use std::fmt::{self, Write};
 
-use crate::observe::stats::{Gauges, Histogram, REASONS, Stats};
+use crate::observe::stats::{Cumulative, Gauges, Histogram, REASONS, Stats};
 use sluice_core::vllm::version::Version;
 
 /// What the page shows besides the numbers in [`Stats`].
@@ -108,8 +108,8 @@ impl Page<'_> {
 
     fn histogram(&mut self, name: &str, help: &str, histogram: &Histogram, largest: f64) {
         self.head(name, "histogram", help);
-        let (rows, sum, total) = histogram.rows(largest);
-        for (bound, count) in rows.into_iter().chain([(f64::INFINITY, total)]) {
+        let Cumulative { buckets, sum, count: total } = histogram.cumulative(largest);
+        for (bound, count) in buckets.into_iter().chain([(f64::INFINITY, total)]) {
             self.row(&format!("{name}_bucket"), &format!("le=\"{}\"", Number(bound)), count as f64);
         }
         self.row(&format!("{name}_count"), "", total as f64);

@@ -25,6 +25,17 @@ const LENGTHS: &[f64] =
 /// Combinations of adapters that are kept.
 const MAX_ADAPTER_SETS: usize = 256;
 
+/// A histogram with cumulative buckets.
+#[derive(Clone, Debug)]
+pub(crate) struct Cumulative {
+    /// Upper bounds, and the number of values up to each.
+    pub(crate) buckets: Vec<(f64, u64)>,
+    /// Sum of all values.
+    pub(crate) sum: f64,
+    /// Number of values.
+    pub(crate) count: u64,
+}
+
 /// A Prometheus histogram.
 #[derive(Clone, Debug)]
 pub(crate) struct Histogram {
@@ -43,17 +54,17 @@ impl Histogram {
         self.sum += value;
     }
 
-    /// Bounds and cumulative counts up to `largest`, the sum of values, and how many there were.
-    pub(crate) fn rows(&self, largest: f64) -> (Vec<(f64, u64)>, f64, u64) {
+    /// The histogram as Prometheus shows it, without the buckets above `largest`.
+    pub(crate) fn cumulative(&self, largest: f64) -> Cumulative {
         let mut total = 0;
-        let mut rows = Vec::with_capacity(self.bounds.len());
+        let mut buckets = Vec::with_capacity(self.bounds.len());
         for (bound, count) in self.bounds.iter().zip(&self.counts) {
             total += count;
             if *bound <= largest {
-                rows.push((*bound, total));
+                buckets.push((*bound, total));
             }
         }
-        (rows, self.sum, self.counts.iter().sum())
+        Cumulative { buckets, sum: self.sum, count: self.counts.iter().sum() }
     }
 }
 

@@ -23,6 +23,8 @@ use crate::process::refusal::{Refusal, Stage};
 
 /// Rate at which weights are read.
 const READ_GIB_PER_S: f64 = 4.0;
+/// Seconds of the profiling run.
+const PROFILING: f64 = 2.0;
 /// Layers of the model whose compilation was measured.
 const LAYERS: f64 = 32.0;
 
@@ -86,38 +88,53 @@ fn commas(number: u64) -> String {
 /// The start of this server, up to where it listens.
 pub fn plan(config: &SimConfig, around: &Surroundings<'_>) -> Vec<Event> {
     let mut events = beginning(config, around);
-    let layers = f64::from(config.profile.shape.layers) / LAYERS;
-    let budget = config.engine.max_num_batched_tokens;
     events.extend(loading(config));
-    let mut compilation = 0.0;
-    if config.compiled {
-        let dynamo = 4.6 * layers;
-        events.push(seconds(dynamo));
-        events.push(core(
-            "backends.py:1090",
-            format!("Using cache directory: {} for vLLM's torch.compile", around.cache),
-        ));
-        events.push(core("backends.py:1110", format!("Dynamo bytecode transform time: {dynamo:.2} s")));
-        let graph = if around.cached { 4.19 } else { 14.77 } * layers;
-        events.push(seconds(graph));
-        events.push(match around.cached {
-            true => core(
-                "backends.py:354",
-                format!(
-                    "Directly load the compiled graph(s) for compile range (1, {budget}) from the cache, took {graph:.3} s"
-                ),
-            ),
-            false => core("backends.py:370", format!("Compiling a graph for compile range (1, {budget}) takes {graph:.2} s")),
-        });
-        compilation = dynamo + graph;
-        events.push(core("monitor.py:53", format!("torch.compile took {compilation:.2} s in total")));
-        events.push(Event::Compiled);
-    }
-    events.push(seconds(2.0));
+    let compilation = if config.compiled { compiling(config, around, &mut events) } else { 0.0 };
+    events.push(seconds(PROFILING));
     if config.compiled {
         events.push(core("monitor.py:81", "Initial profiling/warmup run took 2.00 s"));
     }
+    events.extend(sizing(config));
+    let graphs = if config.compiled { capturing(config, &mut events) } else { 0.0 };
+    let compiled = if config.compiled { format!(" (compilation: {compilation:.2} s)") } else { String::new() };
+    let took = compilation + graphs + PROFILING;
+    events.push(core(
+        "core.py:402",
+        format!("init engine (profile, create kv cache, warmup model) took {took:.2} s{compiled}"),
+    ));
+    events.extend(serving(config, around));
+    events
+}
+
+/// Adds the compilation of the graph; returns its seconds.
+fn compiling(config: &SimConfig, around: &Surroundings<'_>, events: &mut Vec<Event>) -> f64 {
+    let layers = f64::from(config.profile.shape.layers) / LAYERS;
+    let range = format!("compile range (1, {})", config.engine.max_num_batched_tokens);
+    let dynamo = 4.6 * layers;
+    let graph = if around.cached { 4.19 } else { 14.77 } * layers;
+    let compiled = match around.cached {
+        true => core(
+            "backends.py:354",
+            format!("Directly load the compiled graph(s) for {range} from the cache, took {graph:.3} s"),
+        ),
+        false => core("backends.py:370", format!("Compiling a graph for {range} takes {graph:.2} s")),
+    };
+    events.extend([
+        seconds(dynamo),
+        core("backends.py:1090", format!("Using cache directory: {} for vLLM's torch.compile", around.cache)),
+        core("backends.py:1110", format!("Dynamo bytecode transform time: {dynamo:.2} s")),
+        seconds(graph),
+        compiled,
+        core("monitor.py:53", format!("torch.compile took {:.2} s in total", dynamo + graph)),
+        Event::Compiled,
+    ]);
+    dynamo + graph
+}
+
+/// The size of the KV cache.
+fn sizing(config: &SimConfig) -> Vec<Event> {
     let tokens = u64::from(config.engine.num_blocks) * u64::from(crate::engine::BLOCK_TOKENS);
+    let mut events = Vec::new();
     if let Some(budget) = config.budget {
         events.push(core("gpu_worker.py:529", format!("Available KV cache memory: {:.2} GiB", budget.available / GIB)));
     }
@@ -130,31 +147,23 @@ pub fn plan(config: &SimConfig, around: &Surroundings<'_>) -> Vec<Event> {
             tokens as f64 / f64::from(config.max_model_len)
         ),
     ));
-    let mut graphs = 0.0;
-    if config.compiled {
-        let sizes = graph_sizes(config.engine.max_num_seqs.saturating_mul(2).min(512).min(budget));
-        let sets = if config.lora { 2.0 } else { 1.0 };
-        graphs = sets * f64::from(sizes) * 2.0 * 0.003 * f64::from(config.profile.shape.layers);
-        events.push(core("gpu_model_runner.py:6420", "Capturing CUDA graphs (mixed prefill-decode, PIECEWISE)"));
-        events.push(seconds(graphs / 2.0));
-        events.push(core("gpu_model_runner.py:6420", "Capturing CUDA graphs (decode, FULL)"));
-        events.push(seconds(graphs / 2.0));
-        let bytes = config.budget.map_or(0.0, |budget| budget.graphs) / GIB;
-        events.push(core(
-            "gpu_model_runner.py:6512",
-            format!("Graph capturing finished in {graphs:.0} secs, took {bytes:.2} GiB"),
-        ));
-    }
-    let compiled = if config.compiled { format!(" (compilation: {compilation:.2} s)") } else { String::new() };
-    events.push(core(
-        "core.py:402",
-        format!(
-            "init engine (profile, create kv cache, warmup model) took {:.2} s{compiled}",
-            compilation + graphs + 2.0
-        ),
-    ));
-    events.extend(serving(config, around));
     events
+}
+
+/// Adds the capture of CUDA graphs; returns its seconds.
+fn capturing(config: &SimConfig, events: &mut Vec<Event>) -> f64 {
+    let largest = config.engine.max_num_seqs.saturating_mul(2).min(512).min(config.engine.max_num_batched_tokens);
+    let sets = if config.lora { 2.0 } else { 1.0 };
+    let took = sets * f64::from(graph_sizes(largest)) * 2.0 * 0.003 * f64::from(config.profile.shape.layers);
+    let gib = config.budget.map_or(0.0, |budget| budget.graphs) / GIB;
+    events.extend([
+        core("gpu_model_runner.py:6420", "Capturing CUDA graphs (mixed prefill-decode, PIECEWISE)"),
+        seconds(took / 2.0),
+        core("gpu_model_runner.py:6420", "Capturing CUDA graphs (decode, FULL)"),
+        seconds(took / 2.0),
+        core("gpu_model_runner.py:6512", format!("Graph capturing finished in {took:.0} secs, took {gib:.2} GiB")),
+    ]);
+    took
 }
 
 /// Up to the engine's process.

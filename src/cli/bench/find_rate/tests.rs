@@ -76,7 +76,7 @@ struct Simulated {
 }
 
 impl Simulated {
-    fn lane(&self, seed: u64) -> VirtualServer {
+    fn virtual_server(&self, seed: u64) -> VirtualServer {
         let profile = Profile::named("h200-llama-8b").unwrap();
         let config = EngineConfig { max_num_seqs: self.scenario.max_num_seqs, seed, ..EngineConfig::default() };
         let cost = CostModel::new(&profile, config.max_num_seqs, config.max_num_batched_tokens);
@@ -98,7 +98,7 @@ impl SystemUnderTest for Simulated {
 
     async fn run(&mut self, trial: &Trial, judge: &mut Judge) -> Result<TrialStats, Infallible> {
         let seed = Rng::new((self.seed << 32) ^ trial.seed).next_u64();
-        let (mut rng, mut lane) = (Rng::new(seed), self.lane(seed));
+        let (mut rng, mut server) = (Rng::new(seed), self.virtual_server(seed));
         // Due and first token of what is in flight.
         let mut open: HashMap<u64, (f64, f64)> = HashMap::new();
         let (mut sent, mut now, mut due) = (0, 0.0, 0.0);
@@ -115,16 +115,16 @@ impl SystemUnderTest for Simulated {
             if room < usize::MAX {
                 due = now;
             }
-            let step = lane.next_at();
+            let step = server.next_at();
             if may_send && step.is_none_or(|at| due <= at.as_secs_f64()) {
-                lane.submit(Duration::from_secs_f64(due), [self.request(&mut rng, sent as u64)]);
+                server.submit(Duration::from_secs_f64(due), [self.request(&mut rng, sent as u64)]);
                 open.insert(sent as u64, (due, f64::NAN));
                 sent += 1;
                 due += gap(&mut rng);
                 continue;
             }
             let Some(at) = step else { break };
-            let Some(end) = lane.poll(at) else { continue };
+            let Some(end) = server.poll(at) else { continue };
             now = end.ended.as_secs_f64();
             for token in end.emitted {
                 let Some((due, first)) = open.get_mut(&token.id) else { continue };

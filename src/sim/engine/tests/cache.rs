@@ -89,7 +89,7 @@ fn a_preempted_request_finds_its_own_blocks_again_and_is_not_counted_twice() {
 }
 
 #[test]
-fn found_blocks_that_nobody_holds_count_against_the_free_ones() {
+fn cached_blocks_without_an_owner_count_against_the_free_ones() {
     let mut engine = engine(|config| config.num_blocks = 9);
     engine.add(sharing(1, 80, 1, 80)).unwrap();
     finish_all(&mut engine);

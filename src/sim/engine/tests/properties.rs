@@ -1,7 +1,7 @@
 //! What holds under any load: random arrivals, aborts, pauses, resets and steps, under any limits.
 //!
 //! Blocks are conserved (references are owners, nothing is lost), budget and places hold, what a sequence finds in the cache
-//! is what somebody with the same beginning wrote, every request ends exactly once, and the engine comes to an end.
+//! was written by a sequence with the same prefix, every request ends exactly once, and the engine becomes idle.
 
 use std::collections::HashMap;
 
@@ -80,7 +80,7 @@ impl Watched {
             Act::Add { prompt, output, adapter, priority, head, shared, stops } => {
                 let content = Content::Text { head, tokens: shared, tail: self.next };
                 let plain = Request::new(self.next, prompt, output);
-                // Two of one priority and one arrival preempt each other in turn, in vLLM too: let nobody arrive at once.
+                // Two sequences of equal priority and arrival time preempt each other in turn, in vLLM too: so no two arrive at once.
                 let arrived = Duration::from_micros(self.next);
                 let request = Request { adapter, priority, stops, content, arrived, ..plain };
                 if self.engine.add(request.clone()).is_ok() {
@@ -124,7 +124,10 @@ impl Watched {
             prop_assert!(admitted.cached_tokens < tokens && admitted.cached_tokens % BLOCK_TOKENS == 0);
             prop_assert!(config.prefix_caching || admitted.cached_tokens == 0);
             let Content::Text { tokens: shared, .. } = request.content else { unreachable!() };
-            prop_assert!(admitted.resumed || admitted.cached_tokens <= shared, "found what nobody else has written");
+            prop_assert!(
+                admitted.resumed || admitted.cached_tokens <= shared,
+                "found blocks that no other sequence has written"
+            );
         }
         for token in outcome.emitted {
             let entry = self.left.get_mut(&token.id);
@@ -215,7 +218,7 @@ fn a_big_prompt_is_served_although_small_ones_keep_coming() {
         small(&mut engine, &mut next);
         ids(&engine.step().unwrap()).contains(&0)
     });
-    assert!(served, "it is at the head of the queue, and nobody passes it");
+    assert!(served, "it is at the head of the queue, and no other passes it");
 }
 
 #[test]
