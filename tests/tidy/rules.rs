@@ -13,15 +13,8 @@ const INDEPENDENT: &[&str] = &["sluice-bench", "sluice-sim"];
 const INDEPENDENT_USE: &str = "sluice-core";
 
 /// Where time and chance are parameters and nothing is read or sent. A path covers a folder or `path.rs`.
-const PURE: &[&str] = &[
-    "core",
-    "gateway/pool",
-    "gateway/experiment",
-    "gateway/flow/classify",
-    "sim/machine",
-    "sim/engine",
-    "sim/virtual_server",
-];
+const PURE: &[&str] =
+    &["core", "gateway/pool", "gateway/experiment", "gateway/flow/classify", "sim/engine", "sim/virtual_server"];
 /// What a pure module must not name.
 const IMPURE: &[&str] = &[
     "Instant::now",
