@@ -1,7 +1,7 @@
 //! One request to an engine: bounded in time and in size, on a connection of its own.
 //!
-//! Probes do not share connections with requests: a probe must fail when an engine no longer accepts,
-//! even while old connections still work.
+//! Probes do not share connections with requests: a probe must fail when an engine no longer accepts
+//! connections, even while old ones still work.
 
 use std::time::Duration;
 
@@ -15,48 +15,48 @@ use tokio::time::timeout;
 
 use sluice_gateway::pool::Address;
 
-/// Why there is no answer.
+/// Why there is no response.
 #[derive(Debug, thiserror::Error)]
 pub enum FetchError {
-    /// Nobody listens, or the host is gone.
+    /// No process listens, or the host is unreachable.
     #[error("no connection: {0}")]
     Connect(#[from] std::io::Error),
-    /// The connection broke or what came is not HTTP.
-    #[error("broken answer: {0}")]
+    /// The connection broke, or the response is not HTTP.
+    #[error("invalid response: {0}")]
     Http(#[from] hyper::Error),
-    /// More than the caller is ready to read, or a broken body.
+    /// The body is larger than the limit, or incomplete.
     #[error("unreadable body: {0}")]
     Body(String),
-    /// It took too long.
-    #[error("no answer within {0:?}")]
+    /// The time limit has passed.
+    #[error("no response within {0:?}")]
     Timeout(Duration),
-    /// The path cannot be put into a request.
-    #[error("unusable request: {0}")]
+    /// The path is not valid in a request.
+    #[error("invalid request: {0}")]
     Request(#[from] http::Error),
 }
 
-/// Fetches `path` from an engine: status and body of at most `limit` bytes, within `patience` in all.
+/// Fetches `path` from an engine: status and body of at most `limit` bytes, within `time_limit` in all.
 pub async fn fetch(
     address: &Address,
     path: &str,
-    patience: Duration,
+    time_limit: Duration,
     limit: usize,
 ) -> Result<(StatusCode, Bytes), FetchError> {
-    let asking = exchange(address, Request::get(path_of(address, path)), Bytes::new(), limit);
-    timeout(patience, asking).await.map_err(|_| FetchError::Timeout(patience))?
+    let exchange = exchange(address, Request::get(path_of(address, path)), Bytes::new(), limit);
+    timeout(time_limit, exchange).await.map_err(|_| FetchError::Timeout(time_limit))?
 }
 
-/// Sends JSON to `path` of an engine: status and body of at most `limit` bytes, within `patience` in all.
+/// Sends JSON to `path` of an engine: status and body of at most `limit` bytes, within `time_limit` in all.
 pub async fn post(
     address: &Address,
     path: &str,
     body: &serde_json::Value,
-    patience: Duration,
+    time_limit: Duration,
     limit: usize,
 ) -> Result<(StatusCode, Bytes), FetchError> {
     let request = Request::post(path_of(address, path)).header(CONTENT_TYPE, "application/json");
-    let asking = exchange(address, request, Bytes::from(body.to_string()), limit);
-    timeout(patience, asking).await.map_err(|_| FetchError::Timeout(patience))?
+    let exchange = exchange(address, request, Bytes::from(body.to_string()), limit);
+    timeout(time_limit, exchange).await.map_err(|_| FetchError::Timeout(time_limit))?
 }
 
 fn path_of(address: &Address, path: &str) -> String {
@@ -73,7 +73,7 @@ async fn exchange(
     let stream = TcpStream::connect((endpoint.host.as_str(), endpoint.port)).await?;
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
     let driving = async {
-        // Ends by itself when the answer has been read; its error would repeat ours.
+        // Ends when the response has been read; its error would repeat that of the request.
         let _ = connection.await;
         std::future::pending::<()>().await
     };
@@ -82,7 +82,7 @@ async fn exchange(
         request = request.header(AUTHORIZATION, format!("Bearer {}", key.expose()));
     }
     let request = request.body(Full::new(body))?;
-    let asking = async {
+    let request = async {
         let response = sender.send_request(request).await?;
         let status = response.status();
         let body = Limited::new(response.into_body(), limit).collect().await;
@@ -90,7 +90,7 @@ async fn exchange(
         Ok((status, body.to_bytes()))
     };
     tokio::select! {
-        answer = asking => answer,
+        response = request => response,
         () = driving => Err(FetchError::Body("connection ended".to_owned())),
     }
 }

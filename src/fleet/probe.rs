@@ -1,20 +1,19 @@
-//! The prober: keeps admission's picture of every backend's health true.
+//! The prober: reports the health of every backend to admission.
 //!
-//! Every `health.probe_interval`, for each backend at once:
-//! - `GET /health`: 200 is up, anything else a miss. vLLM answers it from its front process and does
-//!   not ask the engine, so "up" means "somebody listens", no more;
-//! - on the first success, after each return and every [`MODELS_EVERY`]: `GET /v1/models`, for the
-//!   names it serves (LoRA adapters come and go) and its context limit.
+//! Every `health.probe_interval`, for all backends at once:
+//! - `GET /health`: status 200 is a success, any other response a failure. vLLM's API server responds without asking its
+//!   engine, so a success only means that the API server runs;
+//! - after the first success, after each recovery and every [`MODELS_INTERVAL`]: `GET /v1/models`, for the names it serves
+//!   (LoRA adapters are loaded and unloaded at run time) and its context limit.
 //!
-//! **Progress**: a backend that carries requests and has sent no byte for `health.stall` is suspected.
-//! Its `/metrics` are read, and again at each later tick: if nothing that moves only when the engine
-//! works has moved for a third of `health.stall`, or nobody answers, it is hung: ejected, and its streams are cut so
-//! that they can be tried elsewhere or end honestly. One long answer that is not streamed shows no bytes
-//! either, but its engine's counters move; a long prefill moves no counter, but takes KV blocks.
-//! An engine that answers without vLLM's numbers (`--disable-log-stats`) is never called hung: nothing
-//! tells one long answer from a standstill, and the timeouts of requests still bound it.
+//! **Progress**: a backend with requests in flight that has sent no byte for `health.stall` is suspected. Its `/metrics` are
+//! read, and again at each later probe. If no counter of the engine's work changes for a third of `health.stall`, or there is
+//! no response, the backend is hung: it is ejected and its streams are closed, so that they are retried or end with an error.
+//! A long response that is not streamed sends no bytes either, but the counters change; a long prefill changes no counter,
+//! but uses KV blocks. An engine without vLLM's counters (`--disable-log-stats`) never counts as hung, since a long response
+//! cannot be distinguished from a hang; the time limits of requests still apply.
 //!
-//! A finding belongs to the backend that was asked. A reload may give its id to another one meanwhile: then it is dropped.
+//! A result belongs to the backend that was probed. It is dropped if a reload has given the id to another backend meanwhile.
 //!
 //! Bounds: bodies by [`HEALTH_BYTES`] and [`METRICS_BYTES`]; one probe per backend at a time.
 
@@ -34,8 +33,8 @@ use sluice_core::vllm::metrics;
 use sluice_gateway::config::Health;
 use sluice_gateway::pool::{Address, Admission, Cordon, Phase};
 
-/// How often a backend's models are asked for while nothing changes.
-const MODELS_EVERY: Duration = Duration::from_secs(15);
+/// How often a backend's models are read while it stays up.
+const MODELS_INTERVAL: Duration = Duration::from_secs(15);
 /// The most that is read of `/health` and `/v1/models`.
 const HEALTH_BYTES: usize = 1 << 20;
 /// The most that is read of `/metrics`.
@@ -52,7 +51,7 @@ pub struct ModelCard {
     pub json: Box<RawValue>,
 }
 
-/// What backends say they serve.
+/// The models that backends report.
 #[derive(Debug, Default)]
 pub struct ReportedModels(Mutex<HashMap<BackendId, Vec<ModelCard>>>);
 
@@ -82,7 +81,7 @@ impl ReportedModels {
         self.cards().into_iter().map(|card| card.id).collect()
     }
 
-    /// Replaces what a backend serves; whether the names changed.
+    /// Replaces what a backend serves; returns whether the names changed.
     fn set(&self, backend: BackendId, cards: Vec<ModelCard>) -> bool {
         let mut by_backend = self.0.lock();
         let same = by_backend
@@ -92,8 +91,8 @@ impl ReportedModels {
         !same
     }
 
-    /// Forgets all backends but these; whether there was one to forget.
-    fn keep(&self, known: &[BackendId]) -> bool {
+    /// Removes all backends but these; returns whether any was removed.
+    fn retain(&self, known: &[BackendId]) -> bool {
         let mut by_backend = self.0.lock();
         let before = by_backend.len();
         by_backend.retain(|id, _| known.contains(id));
@@ -101,42 +100,48 @@ impl ReportedModels {
     }
 }
 
-/// What is remembered about a backend between ticks.
+/// What is known about a backend between two rounds.
 #[derive(Debug, Default)]
-struct Memory {
+struct ProbeState {
     models_at: Option<Instant>,
-    /// The last probe was missed.
-    missed: bool,
-    /// Since when a suspect has shown the same; `None` instead of marks: it did not answer.
-    suspected: Option<(Instant, Option<Marks>)>,
+    /// The last probe failed.
+    failed: bool,
+    /// Since when a suspect shows the same counters; `None` instead of counters: it did not respond.
+    suspected: Option<(Instant, Option<WorkCounters>)>,
 }
 
-/// What changes while an engine works: its counters, and its share of KV blocks in use.
-type Marks = (f64, f64);
-
-/// What a suspect shows of its progress.
+/// What changes while an engine works.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Sign {
-    Marks(Marks),
-    /// It answers, but not with vLLM's numbers.
-    NoNumbers,
-    NoAnswer,
+struct WorkCounters {
+    /// The sum of the counters of its work.
+    progress: f64,
+    /// The share of KV blocks in use.
+    kv_usage: f64,
 }
 
-impl Memory {
-    /// Takes in what a suspect shows; whether it has stood still for at least `patience`.
-    fn stands_still(&mut self, sign: Sign, patience: Duration, now: Instant) -> bool {
-        let shown = match sign {
-            Sign::Marks(marks) => Some(marks),
-            Sign::NoAnswer => None,
-            Sign::NoNumbers => {
+/// What the `/metrics` of a suspect show.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Activity {
+    Counters(WorkCounters),
+    /// A page without vLLM's counters.
+    NoCounters,
+    NoResponse,
+}
+
+impl ProbeState {
+    /// Records what a suspect shows; returns whether nothing has changed for at least `limit`.
+    fn has_stalled(&mut self, activity: Activity, limit: Duration, now: Instant) -> bool {
+        let shown = match activity {
+            Activity::Counters(counters) => Some(counters),
+            Activity::NoResponse => None,
+            Activity::NoCounters => {
                 self.suspected = None;
                 return false;
             }
         };
         match self.suspected {
             Some((since, before)) if shown.is_none() || shown == before => {
-                now.saturating_duration_since(since) >= patience
+                now.saturating_duration_since(since) >= limit
             }
             _ => {
                 self.suspected = Some((now, shown));
@@ -146,21 +151,21 @@ impl Memory {
     }
 }
 
-/// Share of `health.stall` for which a suspect must stand still: an engine's step may outlast a tick.
-const STILL_SHARE: u32 = 3;
+/// The share of `health.stall` without any change: a step of the engine may take longer than a probe interval.
+const STALL_SHARE: u32 = 3;
 
-/// What one round found out about one backend.
-struct Finding {
+/// The result of one probe.
+struct ProbeResult {
     id: BackendId,
     name: Arc<str>,
     address: Arc<Address>,
     up: Result<(), String>,
-    models: Option<Models>,
-    progress: Option<Sign>,
+    models: Option<ServedModels>,
+    activity: Option<Activity>,
 }
 
 #[derive(Debug)]
-struct Models {
+struct ServedModels {
     cards: Vec<ModelCard>,
     max_model_len: Option<u64>,
 }
@@ -170,112 +175,112 @@ struct Models {
 pub struct Prober {
     admission: Arc<Admission>,
     reported: Arc<ReportedModels>,
-    memory: HashMap<BackendId, Memory>,
-    /// The set of model names has changed and nobody was told yet; survives a round that is given up half way.
+    states: HashMap<BackendId, ProbeState>,
+    /// The set of model names has changed and no caller was informed yet; kept when a round is cancelled.
     changed: bool,
 }
 
 impl Prober {
     /// A prober that writes into `admission` and `reported`.
     pub fn new(admission: Arc<Admission>, reported: Arc<ReportedModels>) -> Self {
-        Self { admission, reported, memory: HashMap::new(), changed: false }
+        Self { admission, reported, states: HashMap::new(), changed: false }
     }
 
-    /// Whether its engine is known to be away: it starts, or is being stopped.
-    fn is_away(&self, backend: BackendId) -> bool {
+    /// Whether its engine is starting or being stopped.
+    fn is_restarting(&self, backend: BackendId) -> bool {
         let mut backends = self.admission.view().into_iter().flat_map(|pool| pool.backends);
         backends.any(|view| view.id == backend && view.cordon != Cordon::Open)
     }
 
-    /// One round over all backends; whether the set of model names changed since a round last came to its end.
-    pub async fn round(&mut self, rules: &Health) -> bool {
+    /// Probes all backends once. Returns whether the set of model names changed since the last completed round.
+    pub async fn probe_all(&mut self, rules: &Health) -> bool {
         let now = Instant::now();
         let silent = self.admission.silent_backends(rules.stall, now);
-        let mut asking = JoinSet::new();
+        let mut probes = JoinSet::new();
         let mut known = Vec::new();
         for backend in self.admission.view().into_iter().flat_map(|pool| pool.backends) {
             known.push(backend.id);
-            let memory = self.memory.entry(backend.id).or_default();
+            let state = self.states.entry(backend.id).or_default();
             let models_due = backend.phase == Phase::Starting
-                || memory.models_at.is_none_or(|at| now.saturating_duration_since(at) >= MODELS_EVERY);
+                || state.models_at.is_none_or(|at| now.saturating_duration_since(at) >= MODELS_INTERVAL);
             let suspect = silent.contains(&backend.id);
             if !suspect {
-                memory.suspected = None;
+                state.suspected = None;
             }
             let about = (backend.id, Arc::clone(&backend.name));
-            asking.spawn(ask(about, Arc::clone(&backend.address), rules.probe_timeout, models_due, suspect));
+            probes.spawn(probe(about, Arc::clone(&backend.address), rules.probe_timeout, models_due, suspect));
         }
-        self.memory.retain(|id, _| known.contains(id));
-        self.changed |= self.reported.keep(&known);
-        while let Some(found) = asking.join_next().await {
-            if let Ok(finding) = found {
-                self.changed |= self.take_in(finding, rules.stall / STILL_SHARE);
+        self.states.retain(|id, _| known.contains(id));
+        self.changed |= self.reported.retain(&known);
+        while let Some(result) = probes.join_next().await {
+            if let Ok(result) = result {
+                self.changed |= self.apply(result, rules.stall / STALL_SHARE);
             }
         }
         std::mem::take(&mut self.changed)
     }
 
-    fn take_in(&mut self, finding: Finding, patience: Duration) -> bool {
+    fn apply(&mut self, result: ProbeResult, limit: Duration) -> bool {
         let now = Instant::now();
-        if !self.admission.is_same_backend(finding.id, &finding.name, &finding.address) {
+        if !self.admission.is_same_backend(result.id, &result.name, &result.address) {
             return false;
         }
-        let moved = self.admission.record_probe(finding.id, finding.up.is_ok(), now);
+        let moved = self.admission.record_probe(result.id, result.up.is_ok(), now);
         if let Some((before, after)) = moved {
-            let why = finding.up.as_ref().err().map_or("its probe answers", String::as_str);
-            tracing::info!(backend = %finding.name, from = before.label(), to = after.label(), why, "backend changed");
+            let why = result.up.as_ref().err().map_or("its probe succeeded", String::as_str);
+            tracing::info!(backend = %result.name, from = before.label(), to = after.label(), why, "backend changed");
         }
-        let is_away = finding.up.is_err() && self.is_away(finding.id);
-        let Some(memory) = self.memory.get_mut(&finding.id) else { return false };
-        if let Err(why) = &finding.up {
-            memory.models_at = None;
-            // Said once per silence; a change of state is said above.
-            if !std::mem::replace(&mut memory.missed, true) && moved.is_none() && !is_away {
-                tracing::warn!(backend = %finding.name, why, "backend does not answer its probe");
+        let is_restarting = result.up.is_err() && self.is_restarting(result.id);
+        let Some(state) = self.states.get_mut(&result.id) else { return false };
+        if let Err(why) = &result.up {
+            state.models_at = None;
+            // Logged once per series of failures; a change of state is logged above.
+            if !std::mem::replace(&mut state.failed, true) && moved.is_none() && !is_restarting {
+                tracing::warn!(backend = %result.name, why, "probe failed");
             }
         } else {
-            memory.missed = false;
+            state.failed = false;
         }
-        if let Some(sign) = finding.progress
-            && memory.stands_still(sign, patience, now)
+        if let Some(activity) = result.activity
+            && state.has_stalled(activity, limit, now)
         {
-            tracing::warn!(backend = %finding.name, "hung: requests in flight, no byte and no progress; ejected");
-            self.admission.mark_hung(finding.id, now);
-            memory.suspected = None;
+            tracing::warn!(backend = %result.name, "ejected: requests are in flight, but the engine sends no bytes and makes no progress");
+            self.admission.mark_hung(result.id, now);
+            state.suspected = None;
         }
-        let Some(models) = finding.models else { return false };
-        memory.models_at = Some(now);
-        self.admission.set_max_model_len(finding.id, models.max_model_len);
-        self.reported.set(finding.id, models.cards)
+        let Some(models) = result.models else { return false };
+        state.models_at = Some(now);
+        self.admission.set_max_model_len(result.id, models.max_model_len);
+        self.reported.set(result.id, models.cards)
     }
 }
 
-async fn ask(
+async fn probe(
     (id, name): (BackendId, Arc<str>),
     address: Arc<Address>,
-    patience: Duration,
+    limit: Duration,
     models: bool,
     suspect: bool,
-) -> Finding {
-    let up = match fetch(&address, "/health", patience, HEALTH_BYTES).await {
+) -> ProbeResult {
+    let up = match fetch(&address, "/health", limit, HEALTH_BYTES).await {
         Ok((status, _)) if status.is_success() => Ok(()),
-        Ok((status, _)) => Err(format!("/health answers {status}")),
+        Ok((status, _)) => Err(format!("/health responds with status {status}")),
         Err(error) => Err(error.to_string()),
     };
     let models = match models && up.is_ok() {
-        true => read_models(&address, patience).await,
+        true => read_models(&address, limit).await,
         false => None,
     };
-    let progress = match suspect {
-        true => Some(read_progress(&address, patience).await),
+    let activity = match suspect {
+        true => Some(read_activity(&address, limit).await),
         false => None,
     };
-    Finding { id, name, address, up, models, progress }
+    ProbeResult { id, name, address, up, models, activity }
 }
 
-async fn read_models(address: &Address, patience: Duration) -> Option<Models> {
+async fn read_models(address: &Address, limit: Duration) -> Option<ServedModels> {
     #[derive(Deserialize)]
-    struct List {
+    struct ModelList {
         data: Vec<Box<RawValue>>,
     }
     #[derive(Deserialize)]
@@ -283,9 +288,9 @@ async fn read_models(address: &Address, patience: Duration) -> Option<Models> {
         id: String,
         max_model_len: Option<u64>,
     }
-    let (status, body) = fetch(address, "/v1/models", patience, HEALTH_BYTES).await.ok()?;
-    let list: List = status.is_success().then(|| serde_json::from_slice(&body).ok())??;
-    let mut models = Models { cards: Vec::new(), max_model_len: None };
+    let (status, body) = fetch(address, "/v1/models", limit, HEALTH_BYTES).await.ok()?;
+    let list: ModelList = status.is_success().then(|| serde_json::from_slice(&body).ok())??;
+    let mut models = ServedModels { cards: Vec::new(), max_model_len: None };
     for json in list.data.into_iter().take(CARDS_MAX) {
         if let Ok(fields) = serde_json::from_str::<Fields>(json.get()) {
             models.max_model_len = models.max_model_len.max(fields.max_model_len);
@@ -295,12 +300,14 @@ async fn read_models(address: &Address, patience: Duration) -> Option<Models> {
     Some(models)
 }
 
-async fn read_progress(address: &Address, patience: Duration) -> Sign {
-    let Ok((status, body)) = fetch(address, "/metrics", patience, METRICS_BYTES).await else { return Sign::NoAnswer };
+async fn read_activity(address: &Address, limit: Duration) -> Activity {
+    let Ok((status, body)) = fetch(address, "/metrics", limit, METRICS_BYTES).await else {
+        return Activity::NoResponse;
+    };
     let page = metrics::MetricsSnapshot::parse(std::str::from_utf8(&body).unwrap_or_default());
     match status.is_success() && page.samples > 0 {
-        true => Sign::Marks((page.progress(), page.kv_usage)),
-        false => Sign::NoNumbers,
+        true => Activity::Counters(WorkCounters { progress: page.progress(), kv_usage: page.kv_usage }),
+        false => Activity::NoCounters,
     }
 }
 
@@ -344,7 +351,7 @@ mod tests {
         Prober::new(admission, Arc::default())
     }
 
-    /// An engine that answers every request with a model list; a mute one takes connections and says nothing.
+    /// An engine that responds to every request with a model list; a mute one accepts connections and sends nothing.
     async fn engine(mute: bool) -> u16 {
         let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = socket.local_addr().unwrap().port();
@@ -354,8 +361,8 @@ mod tests {
                 if !mute {
                     let _ = connection.read(&mut [0; 1024]).await;
                     let list = r#"{"data":[{"id":"m"}]}"#;
-                    let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{list}", list.len());
-                    let _ = connection.write_all(answer.as_bytes()).await;
+                    let response = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{list}", list.len());
+                    let _ = connection.write_all(response.as_bytes()).await;
                 }
                 open.push(connection);
             }
@@ -364,7 +371,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn names_learned_in_a_round_that_was_given_up_are_told_by_the_next() {
+    async fn a_change_of_names_in_a_cancelled_round_is_returned_by_the_next() {
         let mut prober = prober(&[engine(false).await, engine(true).await]);
         let second = Duration::from_secs(1);
         let rules = Health {
@@ -382,47 +389,54 @@ mod tests {
             }
         };
         tokio::select! {
-            _ = prober.round(&rules) => panic!("the mute one holds the round up"),
+            _ = prober.probe_all(&rules) => panic!("the mute engine delays the round"),
             () = learned => {}
         }
-        assert!(prober.round(&rules).await);
-        assert!(!prober.round(&rules).await);
+        assert!(prober.probe_all(&rules).await);
+        assert!(!prober.probe_all(&rules).await);
     }
 
     #[tokio::test]
-    async fn a_finding_is_not_held_against_the_backend_that_has_its_id_now() {
+    async fn a_result_is_dropped_when_another_backend_has_the_id() {
         let mut prober = prober(&[1]);
         let old = prober.admission.view()[0].backends[0].clone();
-        prober.memory.entry(old.id).or_default();
+        prober.states.entry(old.id).or_default();
         for port in [2, 3] {
             prober.admission.apply(&[spec(&[port])], RULES, Instant::now());
         }
         let new = prober.admission.view()[0].backends[0].clone();
-        assert_eq!(new.id, old.id, "ids are used again");
-        let finding =
-            Finding { id: old.id, name: old.name, address: old.address, up: Ok(()), models: None, progress: None };
-        prober.take_in(finding, Duration::ZERO);
+        assert_eq!(new.id, old.id, "ids are reused");
+        let result =
+            ProbeResult { id: old.id, name: old.name, address: old.address, up: Ok(()), models: None, activity: None };
+        prober.apply(result, Duration::ZERO);
         assert_eq!(prober.admission.view()[0].backends[0].phase, Phase::Starting);
     }
 
     #[test]
-    fn only_an_engine_that_shows_the_same_for_long_enough_stands_still() {
-        let patience = Duration::from_secs(10);
+    fn an_engine_has_stalled_when_nothing_changes_for_long_enough() {
+        let limit = Duration::from_secs(10);
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
-        let judged = |signs: &[(u64, Sign)]| {
-            let mut memory = Memory::default();
-            signs.iter().map(|(second, sign)| memory.stands_still(*sign, patience, at(*second))).collect::<Vec<_>>()
+        let stalled = |readings: &[(u64, Activity)]| {
+            let mut state = ProbeState::default();
+            readings
+                .iter()
+                .map(|(second, activity)| state.has_stalled(*activity, limit, at(*second)))
+                .collect::<Vec<_>>()
         };
-        let same = Sign::Marks((5.0, 0.5));
-        assert_eq!(judged(&[(0, same), (2, same), (10, same)]), [false, false, true]);
-        let prefilling = Sign::Marks((5.0, 0.6));
+        let same = Activity::Counters(WorkCounters { progress: 5.0, kv_usage: 0.5 });
+        assert_eq!(stalled(&[(0, same), (2, same), (10, same)]), [false, false, true]);
+        let prefilling = Activity::Counters(WorkCounters { progress: 5.0, kv_usage: 0.6 });
         assert_eq!(
-            judged(&[(0, same), (9, prefilling), (18, prefilling), (19, prefilling)]),
+            stalled(&[(0, same), (9, prefilling), (18, prefilling), (19, prefilling)]),
             [false, false, false, true]
         );
-        assert_eq!(judged(&[(0, Sign::NoAnswer), (10, same)]), [false, false], "one missed answer proves nothing");
-        assert_eq!(judged(&[(0, same), (10, Sign::NoAnswer)]), [false, true]);
-        assert_eq!(judged(&[(0, Sign::NoNumbers), (60, Sign::NoNumbers)]), [false, false]);
+        assert_eq!(
+            stalled(&[(0, Activity::NoResponse), (10, same)]),
+            [false, false],
+            "one missing response proves nothing"
+        );
+        assert_eq!(stalled(&[(0, same), (10, Activity::NoResponse)]), [false, true]);
+        assert_eq!(stalled(&[(0, Activity::NoCounters), (60, Activity::NoCounters)]), [false, false]);
     }
 }

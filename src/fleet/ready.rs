@@ -1,12 +1,12 @@
-//! Waits until a started engine is ready, whoever runs it.
+//! Waits until a started engine is ready, with any kind of driver.
 //!
 //! Ready means three things at once: `/health` answers 200, `/v1/models` lists every expected model and adapter, and the
-//! server that answers is the one that was started. vLLM binds its port with SO_REUSEPORT, so a server that was left over
-//! may hold the same port and answer in its place; it would even list the right models.
+//! server that responds is the one that was started. vLLM binds its port with SO_REUSEPORT, so an older server may still
+//! listen on the same port and respond in its place; it may even list the right models.
 //!
-//! There is no fixed limit. The log is followed through its phases, and each may stand still for as long as
-//! [`StartPhase::stall_limit`](sluice_core::vllm::logs::StartPhase::stall_limit) says; where there is no log, [`ReadyRules::blind`] holds.
-//! An engine that ends is told at once, with its diagnosis; so is one that wants another key than the backend has.
+//! There is no fixed limit. The log shows the phases of the start, and each may show no progress for
+//! [`StartPhase::stall_limit`]; where there is no log, [`ReadyRules::blind`] applies. The end of the engine is reported at
+//! once, with its diagnosis; so is an engine that requires another API key than the backend has.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use serde::Deserialize;
 use tokio::time::{Instant, sleep};
 
 use super::driver::{Driver, DriverKind, EngineFailure, EngineStatus, PortOwner};
-use super::driver::{MISSES, STATUS_EVERY};
+use super::driver::{ENDED_READINGS, STATUS_INTERVAL};
 use super::http::fetch;
 use sluice_core::vllm::failure::{Diagnosis, Exit, FailureClass};
 use sluice_core::vllm::logs::StartPhase;
@@ -25,14 +25,14 @@ use sluice_gateway::pool::Address;
 /// The most that is read of `/health` and `/v1/models`.
 const BODY_MAX: usize = 1 << 20;
 
-/// How long to wait for what.
+/// Time limits of a start.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ReadyRules {
-    /// Pause between two looks.
+    /// Pause between two polls.
     pub poll: Duration,
-    /// One answer of the engine.
+    /// For one response of the engine.
     pub answer: Duration,
-    /// Multiplies the patience of every phase, and `blind`.
+    /// Multiplies the time limit of every phase, and `blind`.
     pub start_timeout_scale: f64,
     /// The whole start where no log can be followed.
     pub blind: Duration,
@@ -67,7 +67,8 @@ pub struct Ready {
 /// Waits until the engine is ready and serves at least the models and adapters in `expected`.
 ///
 /// # Errors
-/// It ended, it stands still, somebody else answers in its place, or it serves other models. It is not stopped.
+/// The engine ended or made no progress, another server responds in its place, or it serves other models. It is not
+/// stopped.
 pub async fn wait_until_ready(
     driver: &dyn Driver,
     address: &Address,
@@ -76,34 +77,34 @@ pub async fn wait_until_ready(
 ) -> Result<Ready, EngineFailure> {
     let started = Instant::now();
     let mut serving_since: Option<Instant> = None;
-    let mut ends = Ends::default();
+    let mut exit_watch = ExitWatch::default();
     loop {
-        if let Some(exit) = ends.look(driver).await {
+        if let Some(exit) = exit_watch.poll(driver).await {
             return Err(driver.diagnose(Some(exit)));
         }
         let owner = driver.port_owner().await;
-        if let PortOwner::Other(who) = owner {
+        if let PortOwner::Other(process) = owner {
             return Err(at_phase(
                 driver,
                 FailureClass::WrongEngine,
-                format!("{} is answered by {who}", address.authority),
+                format!("another process listens on {}: {process}", address.authority),
             ));
         }
         let mut missing = None;
-        let answer = match owner {
-            PortOwner::Free => Answer::Nothing,
-            _ => asked(address, rules.answer).await,
+        let served = match owner {
+            PortOwner::Free => Readiness::NotReady,
+            _ => check_readiness(address, rules.answer).await,
         };
-        if let Answer::Refused(status) = answer {
+        if let Readiness::Unauthorized(status) = served {
             let cause = format!(
-                "{} answers /v1/models with {status}: set api_key of this backend to the engine's --api-key (or \
+                "{} responds to /v1/models with {status}: set api_key of this backend to the engine's --api-key (or \
                  VLLM_API_KEY)",
                 address.authority
             );
             return Err(at_phase(driver, FailureClass::BadArguments, cause));
         }
-        if let Answer::Serves(list) = answer {
-            let absent = list.absent(expected);
+        if let Readiness::Serves(list) = served {
+            let absent = list.missing(expected);
             if absent.is_empty() {
                 let (models, max_model_len) = list.into_parts();
                 return Ok(Ready { took: started.elapsed(), models, max_model_len });
@@ -129,35 +130,34 @@ pub async fn wait_until_ready(
     }
 }
 
-/// Looks for the end of an engine that starts. One of ours is seen to end; commands are run now and then only, and must say
-/// so several times.
+/// Detects the end of a starting engine. Status commands run at intervals, and must report the end several times.
 #[derive(Debug, Default)]
-struct Ends {
-    looked: Option<Instant>,
-    misses: u32,
+struct ExitWatch {
+    polled_at: Option<Instant>,
+    ended_readings: u32,
 }
 
-impl Ends {
-    async fn look(&mut self, driver: &dyn Driver) -> Option<Exit> {
-        let (every, enough) = match driver.kind() {
-            DriverKind::Command => (STATUS_EVERY, MISSES),
+impl ExitWatch {
+    async fn poll(&mut self, driver: &dyn Driver) -> Option<Exit> {
+        let (interval, readings) = match driver.kind() {
+            DriverKind::Command => (STATUS_INTERVAL, ENDED_READINGS),
             DriverKind::Process | DriverKind::External => (Duration::ZERO, 1),
         };
-        if self.looked.is_some_and(|at| at.elapsed() < every) {
+        if self.polled_at.is_some_and(|at| at.elapsed() < interval) {
             return None;
         }
         let status = driver.status().await;
-        self.looked = Some(Instant::now());
+        self.polled_at = Some(Instant::now());
         let EngineStatus::Ended(exit) = status else {
-            self.misses = 0;
+            self.ended_readings = 0;
             return None;
         };
-        self.misses += 1;
-        (self.misses >= enough).then_some(exit)
+        self.ended_readings += 1;
+        (self.ended_readings >= readings).then_some(exit)
     }
 }
 
-/// Why the start has taken too long, if it has.
+/// Why the start has exceeded a time limit, if it has.
 fn overdue(driver: &dyn Driver, started: Instant, rules: ReadyRules) -> Option<String> {
     let all = started.elapsed();
     if all > rules.total {
@@ -168,13 +168,13 @@ fn overdue(driver: &dyn Driver, started: Instant, rules: ReadyRules) -> Option<S
             .then(|| format!("not ready after {} s, and there is no log to follow", all.as_secs()));
     };
     let progress = progress.borrow();
-    // An engine that was adopted, or that restarted behind our back, has a log that moved before we came.
-    let still = progress.moved.max(started).elapsed();
-    if still <= progress.phase.stall_limit().mul_f64(rules.start_timeout_scale) {
+    // The log of an adopted engine may have shown its last progress before this wait began.
+    let stalled = progress.moved.max(started).elapsed();
+    if stalled <= progress.phase.stall_limit().mul_f64(rules.start_timeout_scale) {
         return None;
     }
-    let last = if progress.line.is_empty() { "nothing" } else { &progress.line };
-    Some(format!("no progress for {} s while {}; the log last said: {last}", still.as_secs(), progress.phase))
+    let last = if progress.line.is_empty() { "none" } else { &progress.line };
+    Some(format!("no progress for {} s while {}; the last line of its log: {last}", stalled.as_secs(), progress.phase))
 }
 
 fn at_phase(driver: &dyn Driver, class: FailureClass, cause: String) -> EngineFailure {
@@ -184,7 +184,7 @@ fn at_phase(driver: &dyn Driver, class: FailureClass, cause: String) -> EngineFa
 
 /// `/v1/models`.
 #[derive(Debug, Deserialize)]
-struct List {
+struct ModelList {
     data: Vec<Model>,
 }
 
@@ -194,8 +194,8 @@ struct Model {
     max_model_len: Option<u64>,
 }
 
-impl List {
-    fn absent(&self, expected: &[String]) -> Vec<String> {
+impl ModelList {
+    fn missing(&self, expected: &[String]) -> Vec<String> {
         let served: HashSet<&str> = self.data.iter().map(|model| model.id.as_str()).collect();
         expected.iter().filter(|name| !served.contains(name.as_str())).cloned().collect()
     }
@@ -206,29 +206,29 @@ impl List {
     }
 }
 
-/// What the engine says.
+/// What `/health` and `/v1/models` show.
 #[derive(Debug)]
-enum Answer {
-    /// It is not healthy yet, or what it says is not understood.
-    Nothing,
-    /// It is healthy and wants a key that we do not have.
-    Refused(StatusCode),
-    /// It is healthy.
-    Serves(List),
+enum Readiness {
+    /// The engine is not healthy yet, or its response cannot be parsed.
+    NotReady,
+    /// The engine is healthy and requires another API key.
+    Unauthorized(StatusCode),
+    /// The engine is healthy and lists these models.
+    Serves(ModelList),
 }
 
-/// What the engine serves, if it is healthy. vLLM asks for its key on `/v1` only.
-async fn asked(address: &Address, patience: Duration) -> Answer {
-    match fetch(address, "/health", patience, BODY_MAX).await {
+/// Requests `/health` and `/v1/models`. vLLM requires its API key on `/v1` only.
+async fn check_readiness(address: &Address, limit: Duration) -> Readiness {
+    match fetch(address, "/health", limit, BODY_MAX).await {
         Ok((status, _)) if status.is_success() => {}
-        _ => return Answer::Nothing,
+        _ => return Readiness::NotReady,
     }
-    match fetch(address, "/v1/models", patience, BODY_MAX).await {
-        Ok((status @ (StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN), _)) => Answer::Refused(status),
+    match fetch(address, "/v1/models", limit, BODY_MAX).await {
+        Ok((status @ (StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN), _)) => Readiness::Unauthorized(status),
         Ok((status, body)) if status.is_success() => {
-            serde_json::from_slice(&body).map_or(Answer::Nothing, Answer::Serves)
+            serde_json::from_slice(&body).map_or(Readiness::NotReady, Readiness::Serves)
         }
-        _ => Answer::Nothing,
+        _ => Readiness::NotReady,
     }
 }
 
@@ -241,8 +241,8 @@ mod tests {
     use crate::driver::ExternalDriver;
     use sluice_gateway::config::Endpoint;
 
-    /// A server that is healthy and answers anything else with this head and body.
-    async fn server(answer: &'static str) -> Address {
+    /// A server that is healthy and responds to all other paths with this head and body.
+    async fn server(response: &'static str) -> Address {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         tokio::spawn(async move {
@@ -250,8 +250,8 @@ mod tests {
                 let mut head = vec![0; 4096];
                 let read = peer.read(&mut head).await.unwrap_or_default();
                 let healthy = head[..read].starts_with(b"GET /health ");
-                let answer = if healthy { "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n" } else { answer };
-                let _ = peer.write_all(answer.as_bytes()).await;
+                let response = if healthy { "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n" } else { response };
+                let _ = peer.write_all(response.as_bytes()).await;
             }
         });
         let endpoint = Endpoint { host: "127.0.0.1".to_owned(), port, prefix: String::new() };
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_engine_that_wants_a_key_is_told_at_once() {
+    async fn a_wrong_api_key_is_reported_at_once() {
         let address = server("HTTP/1.1 401 Unauthorized\r\ncontent-length: 0\r\n\r\n").await;
         let driver = ExternalDriver::new("a/b");
         let failure = wait_until_ready(&driver, &address, &["m".to_owned()], ReadyRules::default()).await.unwrap_err();
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_start_without_a_log_has_its_share_of_the_patience() {
+    async fn the_limit_of_a_start_without_a_log_is_scaled() {
         let (driver, started) = (ExternalDriver::new("a/b"), Instant::now());
         let rules = ReadyRules { blind: Duration::from_secs(10), start_timeout_scale: 3.0, ..ReadyRules::default() };
         tokio::time::advance(Duration::from_secs(29)).await;

@@ -107,7 +107,7 @@ impl App {
     /// Probes every backend once.
     pub(super) async fn probe(&self, prober: &mut Prober) {
         let rules = self.config.load().health.clone();
-        if prober.round(&rules).await {
+        if prober.probe_all(&rules).await {
             self.rebuild_routing();
         }
     }

@@ -84,7 +84,7 @@ pub(super) fn settle_ports(config: &mut Config, running: Option<&Config>) -> Res
     others.extend([config.server.listen.port(), config.server.admin.port()]);
     let wanted: Vec<(String, Option<u16>)> =
         without.into_iter().map(|name| (name.clone(), stays.get(&name).copied())).collect();
-    let given = ports::give(&config.fleet.state, &config.fleet.ports, &wanted, &others)?;
+    let given = ports::assign(&config.fleet.state, &config.fleet.ports, &wanted, &others)?;
     for (name, launch) in launches(config) {
         if let Some(port) = given.get(&name) {
             launch.port = *port;

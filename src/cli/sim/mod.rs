@@ -139,7 +139,7 @@ fn usage(prog: &str, message: &str) -> ExitCode {
 
 /// The error of argparse: unknown flags are reported by the top-level parser.
 fn refused_arguments(error: &ArgsError) -> ExitCode {
-    if !error.is_from_the_top() {
+    if !error.is_from_main_parser() {
         return usage("vllm serve", &error.to_string());
     }
     let hint = if error.to_string().contains("--task") {

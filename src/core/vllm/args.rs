@@ -1,17 +1,17 @@
 //! Flags of `vllm serve`, typed both ways: argv -> [`ServeArgs`] -> argv.
 //!
 //! Grammar as argparse reads it: `--flag value`, `--flag=value`, `_` and `-` alike in names, unique abbreviations,
-//! switches with a `--no-` form, `-tp` and its kin, one positional model (or `--model`), `-O2`, and parts of a JSON
+//! switches with a `--no-` form, short forms such as `-tp`, one positional model (or `--model`), `-O2`, and parts of a JSON
 //! flag as `--flag.key value`. Sizes take k (1,000), K (1,024) and the same with m, g and t, where vLLM takes them. A
-//! flag that is unknown here or was removed from vLLM is an error that ends the process with code 2, because that is
-//! how a real start fails when an old script passes an old flag.
+//! flag that is unknown or was removed from vLLM is an error that ends the process with code 2, because a real start
+//! fails in this way when an old script passes an old flag.
 //!
-//! Values are kept as written; typed readers check them when parsing, so a `ServeArgs` that exists reads without errors.
+//! Values are kept as written; typed readers check them when parsing, so reading from an existing `ServeArgs` cannot fail.
 //! Repeating a flag: the last one wins.
 
 use std::collections::BTreeMap;
 
-use super::flags::{self, Flag, Lookup, Takes};
+use super::flags::{self, Flag, LookupError, Takes};
 use super::version::Version;
 
 /// The value of a flag that was given.
@@ -24,7 +24,7 @@ enum Value {
     Texts(Vec<String>),
 }
 
-/// Why an argv is not one that vLLM accepts. The process that shows it exits with code 2.
+/// Why vLLM would refuse an argv. The process that prints it exits with code 2.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ArgsError {
     /// Flags that vLLM does not have (any more).
@@ -46,7 +46,7 @@ pub enum ArgsError {
         /// What was given.
         value: String,
     },
-    /// A value of the wrong type where none at all is allowed too.
+    /// A value of the wrong type for a flag that also takes `None`.
     #[error("argument {0}: Value {1} cannot be converted to {2}.")]
     Convert(String, String, &'static str),
     /// A value that is not among the choices.
@@ -65,7 +65,7 @@ pub enum ArgsError {
         /// The unit.
         unit: char,
     },
-    /// Something that should be JSON.
+    /// A value that is not valid JSON.
     #[error("argument {0}: {1} is not valid JSON")]
     Json(String, String),
     /// An adapter that is neither `name=path` nor JSON.
@@ -82,8 +82,8 @@ pub enum ArgsError {
 }
 
 impl ArgsError {
-    /// Whether the top parser complains (`vllm`) and not that of the subcommand (`vllm serve`).
-    pub fn is_from_the_top(&self) -> bool {
+    /// Whether the main parser (`vllm`) reports the error, and not that of the subcommand (`vllm serve`).
+    pub fn is_from_main_parser(&self) -> bool {
         matches!(self, Self::Unrecognized(_))
     }
 }
@@ -95,8 +95,8 @@ pub struct ServeArgs {
     values: BTreeMap<&'static str, Value>,
 }
 
-/// The flags whose names contain `word` (all have ""), one to a line as in vLLM's own help. For programs that ask which
-/// flags there are before they use one.
+/// The flags whose names contain `word`, one per line as in vLLM's own help, all flags for "". For programs that read the
+/// list of flags before they use one.
 pub fn help(version: Version, word: &str) -> String {
     let word = word.replace('_', "-");
     let entries = flags::table().iter().map(|flag| flag.entry(version)).filter(|entry| entry.contains(&word));
@@ -104,7 +104,7 @@ pub fn help(version: Version, word: &str) -> String {
 }
 
 impl ServeArgs {
-    /// Parses what follows `vllm serve`, as the version that we compare with reads it.
+    /// Parses the words after `vllm serve` as [`Version::COMPARED`] reads them.
     ///
     /// # Errors
     /// See [`ArgsError`]; all unrecognized arguments are named at once.
@@ -112,7 +112,7 @@ impl ServeArgs {
         Self::parse_as(Version::COMPARED, argv)
     }
 
-    /// Parses what follows `vllm serve`, as this version reads it.
+    /// Parses the words after `vllm serve` as this version reads them.
     ///
     /// # Errors
     /// See [`ArgsError`]; all unrecognized arguments are named at once.
@@ -147,10 +147,10 @@ impl ServeArgs {
             let (name, key) = name.split_once('.').map_or((name, None), |(name, key)| (name, Some(key)));
             let (flag, on) = match flags::find(name, version) {
                 Ok(found) => found,
-                Err(Lookup::Ambiguous(names)) => {
+                Err(LookupError::Ambiguous(names)) => {
                     return Err(ArgsError::Ambiguous(name.to_owned(), names.join(", ")));
                 }
-                Err(Lookup::Unknown) => {
+                Err(LookupError::Unknown) => {
                     unrecognized.push(word.to_owned());
                     if attached.is_none() && rest.peek().is_some_and(|next| !is_flag(next)) {
                         unrecognized.extend(rest.next().map(str::to_owned));
@@ -166,7 +166,7 @@ impl ServeArgs {
                 }
             }
             let value = match key {
-                // Parts are merged by vLLM; here they stay what was written, one flag for each.
+                // vLLM merges the parts into one object; here they stay as written.
                 Some(key) if flag.takes == Takes::Json => {
                     let part = values.pop().ok_or_else(|| ArgsError::Missing(name.to_owned(), "one argument"))?;
                     let before = args.text(flag.name).map(|text| format!("{text} ")).unwrap_or_default();
@@ -257,7 +257,7 @@ impl ServeArgs {
     }
 }
 
-/// `--model X` becomes the positional model, as `vllm serve` rearranges it; one that was there already is left over.
+/// `--model X` becomes the positional model, as `vllm serve` rearranges it; an existing positional model stays as a word.
 fn model_first<S: AsRef<str>>(argv: &[S]) -> Vec<String> {
     let mut argv: Vec<String> = argv.iter().map(|word| word.as_ref().to_owned()).collect();
     let Some(at) = argv.iter().position(|word| word == "--model" || word.starts_with("--model=")) else { return argv };
@@ -323,7 +323,7 @@ fn check(flag: &Flag, version: Version, text: &str) -> Result<Value, ArgsError> 
             let wanted = if auto { "human_readable_int_or_auto" } else { "human_readable_int" };
             wrong(wanted, "<function human_readable_int>")
         })?),
-        // A list of parts is checked part by part in vLLM; JSON itself must at least be JSON.
+        // vLLM checks the content of the object; here it must only be JSON.
         Takes::Json if serde_json::from_str::<serde_json::Value>(text).is_err() => {
             return Err(ArgsError::Json(name(), text.to_owned()));
         }

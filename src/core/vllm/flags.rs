@@ -1,7 +1,7 @@
-//! The table of `vllm serve`'s flags, and how argparse finds a flag in it.
+//! The table of the flags of `vllm serve`, and how argparse finds a flag in it.
 //!
 //! The table is `flags.txt`: names, kinds and choices in the order of registration. A name may be written with `_` for
-//! `-`, and may be cut short while only one flag begins with it (argparse's abbreviations). Up to 0.32 a switch is
+//! `-`, and may be abbreviated while only one flag begins with it. Up to 0.32 a switch is
 //! negated by `--no-NAME`; since 0.33 also by swapping `--enable-` and `--disable-`, so that 0.33 takes some flags
 //! that had been removed long before (`--disable-log-requests`).
 
@@ -9,18 +9,53 @@ use std::sync::OnceLock;
 
 use super::version::Version;
 
-/// What a flag takes.
+/// How many values a flag takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arity {
+    /// None: the name alone turns the flag on or off.
+    Switch {
+        /// Whether the written form turns it on.
+        on: bool,
+    },
+    /// One value.
+    One,
+    /// One or more values.
+    Many,
+}
+
+/// A flag of `vllm serve` as it was found by [`lookup`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KnownFlag {
+    /// Its full name without dashes: `tensor-parallel-size`.
+    pub name: &'static str,
+    /// How many values it takes.
+    pub arity: Arity,
+}
+
+/// The flag that is written `-tp`, `--no-enable-lora` or `--max_num_se` in the version that we compare with; `None` when it is
+/// unknown or ambiguous.
+pub fn lookup(written: &str) -> Option<KnownFlag> {
+    let (flag, on) = find(written, Version::COMPARED).ok()?;
+    let arity = match flag.takes {
+        Takes::Flag | Takes::Switch => Arity::Switch { on },
+        _ if flag.many => Arity::Many,
+        _ => Arity::One,
+    };
+    Some(KnownFlag { name: flag.name, arity })
+}
+
+/// The type of value that a flag takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Takes {
-    /// Nothing, and there is no negative form.
+    /// No value, and there is no negative form.
     Flag,
-    /// Nothing; `--no-` negates it.
+    /// No value; `--no-` negates it.
     Switch,
     /// A whole number.
     Int,
     /// A number.
     Float,
-    /// A whole number, perhaps with a unit.
+    /// A whole number, optionally with a unit.
     Size,
     /// The same, or `auto`.
     SizeAuto,
@@ -44,7 +79,7 @@ pub(super) struct Flag {
     pub(super) optional: bool,
     /// One or more values.
     pub(super) many: bool,
-    /// Allowed values; empty when any will do.
+    /// Allowed values; empty when any value is allowed.
     pub(super) choices: Vec<&'static str>,
 }
 
@@ -56,7 +91,7 @@ impl Flag {
         names.join("/")
     }
 
-    /// `--a A, -b A`, `--a, --no-a` or `--a {x,y}`, as it stands in a help text.
+    /// `--a A, -b A`, `--a, --no-a` or `--a {x,y}`, as in a help text.
     pub(super) fn entry(&self, version: Version) -> String {
         let value = match self.takes {
             Takes::Flag | Takes::Switch => String::new(),
@@ -98,12 +133,12 @@ struct Form {
     shown: bool,
 }
 
-/// Why a word is not one flag.
+/// Why a word does not name one flag.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Lookup {
-    /// No flag begins so.
+pub(super) enum LookupError {
+    /// No flag begins with it.
     Unknown,
-    /// Several do.
+    /// Several flags begin with it.
     Ambiguous(Vec<String>),
 }
 
@@ -140,8 +175,8 @@ fn parse(line: &'static str) -> Flag {
     }
 }
 
-/// The flag that `name` (dashes included, without a value) means, and whether it turns a switch on.
-pub(super) fn find(name: &str, version: Version) -> Result<(&'static Flag, bool), Lookup> {
+/// The flag with this written form (dashes included, without a value), and whether the form turns a switch on.
+pub(super) fn find(name: &str, version: Version) -> Result<(&'static Flag, bool), LookupError> {
     let name = match name.strip_prefix("--") {
         Some(long) => format!("--{}", long.replace('_', "-")),
         None => name.to_owned(),
@@ -159,9 +194,9 @@ pub(super) fn find(name: &str, version: Version) -> Result<(&'static Flag, bool)
         }
     }
     match found.as_slice() {
-        [] => Err(Lookup::Unknown),
+        [] => Err(LookupError::Unknown),
         [(flag, on, _)] => Ok((flag, *on)),
-        _ => Err(Lookup::Ambiguous(found.into_iter().map(|(_, _, text)| text).collect())),
+        _ => Err(LookupError::Ambiguous(found.into_iter().map(|(_, _, text)| text).collect())),
     }
 }
 
@@ -183,18 +218,27 @@ mod tests {
     }
 
     #[test]
-    fn a_name_may_be_cut_short_while_it_is_unique() {
+    fn a_name_may_be_abbreviated_while_it_is_unique() {
         assert_eq!(find("--enable-lor", OLD).map(|(flag, on)| (flag.name, on)), Ok(("enable-lora", true)));
         assert_eq!(
             find("--max-num-s", OLD).unwrap_err(),
-            Lookup::Ambiguous(vec!["--max-num-scheduled-tokens".into(), "--max-num-seqs".into()])
+            LookupError::Ambiguous(vec!["--max-num-scheduled-tokens".into(), "--max-num-seqs".into()])
         );
-        assert_eq!(find("--swap-space", OLD).unwrap_err(), Lookup::Unknown);
+        assert_eq!(find("--swap-space", OLD).unwrap_err(), LookupError::Unknown);
+    }
+
+    #[test]
+    fn a_written_form_has_a_full_name_and_an_arity() {
+        let found = |written: &str| lookup(written).map(|flag| (flag.name, flag.arity));
+        assert_eq!(found("-tp"), Some(("tensor-parallel-size", Arity::One)));
+        assert_eq!(found("--no-enable_lora"), Some(("enable-lora", Arity::Switch { on: false })));
+        assert_eq!(found("--served-model-name"), Some(("served-model-name", Arity::Many)));
+        assert_eq!((found("--swap-space"), found("--max-num-s")), (None, None));
     }
 
     #[test]
     fn since_033_disable_is_the_opposite_of_enable() {
-        assert_eq!(find("--disable-log-requests", OLD).unwrap_err(), Lookup::Unknown);
+        assert_eq!(find("--disable-log-requests", OLD).unwrap_err(), LookupError::Unknown);
         assert_eq!(
             find("--disable-log-requests", NEW).map(|(flag, on)| (flag.name, on)),
             Ok(("enable-log-requests", false))

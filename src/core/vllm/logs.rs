@@ -1,10 +1,10 @@
-//! The log of a vLLM server while it starts: which phase it is in, and whether it still moves.
+//! The log of a vLLM server while it starts: which phase it is in, and whether it makes progress.
 //!
-//! A fixed time limit either kills a slow compile or waits ten minutes for an engine that died at once. The log tells the
-//! phases apart, so each gets a limit of its own, counted from the last line that shows movement. What counts as movement:
-//! - a line that opens a later phase (a phase never goes back);
+//! A fixed time limit either kills a slow compile or waits ten minutes for an engine that hangs at once. The log shows the
+//! phases, so each has a limit of its own, counted from the last line that shows progress. These lines show progress:
+//! - a line that begins a later phase (a phase never goes back);
 //! - a progress bar whose count changed;
-//! - a line whose text, digits left out, has not been seen since the start. "Waiting for 1 engine core to start" every
+//! - a line whose text, without digits, is new since the start. "Waiting for 1 engine core to start" every
 //!   minute is one text, as are the access lines of our own probes.
 //!
 //! Source of the phases: start-up logs of vLLM 0.22 to 0.33. Bound: [`SEEN_MAX`] texts are remembered; beyond, a new text
@@ -24,10 +24,10 @@ pub const SEEN_MAX: usize = 4_096;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StartPhase {
-    /// The process runs and has said nothing that we know; Python imports take 5 to 50 s.
+    /// The process runs and has printed no known line; Python imports take 5 to 50 s.
     #[default]
     Launching,
-    /// Arguments are read, the configuration is worked out; the port is bound, not listening.
+    /// Arguments are read, the configuration is computed; the port is bound, not listening.
     Configuring,
     /// The engine's own process starts.
     EngineStarting,
@@ -41,7 +41,7 @@ pub enum StartPhase {
     CapturingGraphs,
     /// The engine is done; the HTTP server comes up.
     OpeningHttp,
-    /// It listens.
+    /// The HTTP server accepts requests.
     Serving,
 }
 
@@ -74,11 +74,11 @@ impl StartPhase {
         }
     }
 
-    /// How long this phase may show no movement before the start counts as stuck.
+    /// How long this phase may show no progress before the start counts as stalled.
     ///
     /// Chosen from published starts, at several times the longest step that prints nothing: imports on a cold disk, a shard
     /// of weights over a network, one compile range (2,222 s have been seen in all, 300 s for one range), one autotune
-    /// (600 s). A start that moves is not limited by these.
+    /// (600 s). A start that makes progress is not limited by these.
     pub fn stall_limit(self) -> Duration {
         Duration::from_secs(match self {
             Self::Launching | Self::Configuring | Self::EngineStarting => 180,
@@ -90,10 +90,10 @@ impl StartPhase {
         })
     }
 
-    /// The phase that a line opens, if it opens one.
-    pub fn opened_by(line: &str) -> Option<Self> {
+    /// The phase that a line begins, if any.
+    pub fn begun_by(line: &str) -> Option<Self> {
         let text = message(line);
-        let found = MARKS.iter().find(|(mark, _)| text.contains(mark))?;
+        let found = PHASE_TEXTS.iter().find(|(mark, _)| text.contains(mark))?;
         Some(found.1)
     }
 }
@@ -104,8 +104,8 @@ impl fmt::Display for StartPhase {
     }
 }
 
-/// What a line contains, and the phase that it opens. Lines that end a phase open the next one.
-const MARKS: &[(&str, StartPhase)] = &[
+/// A text, and the phase that a line with it begins. Lines that end a phase begin the next one.
+const PHASE_TEXTS: &[(&str, StartPhase)] = &[
     ("non-default args:", StartPhase::Configuring),
     ("Resolved architecture:", StartPhase::Configuring),
     ("Chunked prefill is enabled with", StartPhase::Configuring),
@@ -138,7 +138,7 @@ const MARKS: &[(&str, StartPhase)] = &[
 
 /// A line without what vLLM's logger puts before it: `(EngineCore pid=7) ERROR 11-21 03:55:19 [core.py:1512] `.
 ///
-/// Indentation behind the prefix is kept, since it tells the frames of a traceback from its last line.
+/// Indentation behind the prefix is kept, since it separates the frames of a traceback from its last line.
 pub fn message(line: &str) -> &str {
     let rest = without_process(line);
     let Some((level, after)) = rest.split_once(' ') else { return rest };
@@ -152,8 +152,7 @@ pub fn message(line: &str) -> &str {
     }
 }
 
-/// Whether the logger calls the line information or a warning, not an error. Lines without a level (tracebacks, what argparse
-/// prints) are no such remarks.
+/// Whether the line has a level below error. Lines without a level (tracebacks, the output of argparse) are not remarks.
 pub fn is_remark(line: &str) -> bool {
     let level = without_process(line).split([' ', ':']).next().unwrap_or_default();
     matches!(level, "DEBUG" | "INFO" | "WARNING")
@@ -165,7 +164,7 @@ pub fn process(line: &str) -> Option<&str> {
     process.contains(" pid=").then_some(process)
 }
 
-/// Without the process that vLLM's logger names: `(EngineCore pid=7) `.
+/// The line without the process that vLLM's logger names: `(EngineCore pid=7) `.
 fn without_process(line: &str) -> &str {
     let rest = line.trim_end();
     match rest.split_once(") ") {
@@ -174,33 +173,33 @@ fn without_process(line: &str) -> &str {
     }
 }
 
-/// Follows a start line by line. Time is the caller's: this only says whether a line moved the start on.
+/// Follows a start line by line. It only decides whether a line shows progress; the caller measures time.
 #[derive(Clone, Debug, Default)]
-pub struct Follower {
+pub struct StartFollower {
     phase: StartPhase,
     seen: HashSet<u64>,
 }
 
-/// What a line meant to a start.
+/// The progress that a line shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Movement {
     /// A later phase began.
     Phase(StartPhase),
-    /// The same phase, further on.
+    /// Progress within the same phase.
     Step,
-    /// Nothing new.
+    /// No progress.
     None,
 }
 
-impl Follower {
+impl StartFollower {
     /// The phase that the start is in.
     pub fn phase(&self) -> StartPhase {
         self.phase
     }
 
-    /// Takes in a line.
-    pub fn take_in(&mut self, line: &str) -> Movement {
-        if let Some(phase) = StartPhase::opened_by(line).filter(|phase| *phase > self.phase) {
+    /// Adds a line of the log.
+    pub fn add_line(&mut self, line: &str) -> Movement {
+        if let Some(phase) = StartPhase::begun_by(line).filter(|phase| *phase > self.phase) {
             self.phase = phase;
             self.remember(line);
             return Movement::Phase(phase);
@@ -214,7 +213,7 @@ impl Follower {
         if text.trim().is_empty() {
             return false;
         }
-        // A bar counts by its numbers, anything else by its words: clocks and process ids change by themselves.
+        // A progress bar is compared with its numbers, other lines without: times and process ids always change.
         let key = if is_bar(text) {
             text.to_owned()
         } else {
@@ -229,7 +228,7 @@ fn is_bar(text: &str) -> bool {
     text.contains("%|") || text.contains("% Completed |")
 }
 
-/// Of a bar, what stands before its clock; of anything else, all.
+/// A progress bar without its clock; any other line whole.
 fn bar_part(text: &str) -> &str {
     match is_bar(text) {
         true => text.split('[').next().unwrap_or(text),
@@ -242,8 +241,8 @@ mod tests {
     use super::*;
 
     fn phases(log: &str) -> Vec<StartPhase> {
-        let mut follower = Follower::default();
-        let moved = log.lines().filter_map(|line| match follower.take_in(line) {
+        let mut follower = StartFollower::default();
+        let moved = log.lines().filter_map(|line| match follower.add_line(line) {
             Movement::Phase(phase) => Some(phase),
             _ => None,
         });
@@ -258,9 +257,9 @@ mod tests {
     }
 
     #[test]
-    fn the_lines_of_a_gpu_start_open_their_phases() {
+    fn the_lines_of_a_gpu_start_begin_their_phases() {
         use StartPhase::{CapturingGraphs, Compiling, LoadingWeights, OpeningHttp, SizingKvCache};
-        let of = |line: &str| StartPhase::opened_by(line);
+        let of = |line: &str| StartPhase::begun_by(line);
         let core = |text: &str| format!("(EngineCore pid=9) INFO 11-21 03:55:19 [core.py:1] {text}");
         assert_eq!(of(&core("Loading weights took 3.41 seconds")), Some(LoadingWeights));
         assert_eq!(of(&core("Model loading took 14.99 GiB memory and 5.1 seconds")), Some(Compiling));
@@ -274,30 +273,30 @@ mod tests {
     }
 
     #[test]
-    fn repeated_lines_do_not_move_a_start_and_a_bar_does() {
-        let mut follower = Follower::default();
+    fn repeated_lines_show_no_progress_and_a_progress_bar_does() {
+        let mut follower = StartFollower::default();
         let waiting = |minute: u32| {
             format!(
                 "(APIServer pid=1) DEBUG 11-21 03:{minute:02}:19 [utils.py:9] Waiting for 1 local core engine proc(s)."
             )
         };
-        assert_eq!(follower.take_in(&waiting(1)), Movement::Step);
-        assert_eq!(follower.take_in(&waiting(2)), Movement::None);
+        assert_eq!(follower.add_line(&waiting(1)), Movement::Step);
+        assert_eq!(follower.add_line(&waiting(2)), Movement::None);
         let bar =
             |done: u32, second: u32| format!("Loading shards:  25% Completed | {done}/4 [00:0{second}<00:09, 1.0s/it]");
-        assert_eq!(follower.take_in(&bar(1, 1)), Movement::Step);
-        assert_eq!(follower.take_in(&bar(1, 2)), Movement::None);
-        assert_eq!(follower.take_in(&bar(2, 3)), Movement::Step);
+        assert_eq!(follower.add_line(&bar(1, 1)), Movement::Step);
+        assert_eq!(follower.add_line(&bar(1, 2)), Movement::None);
+        assert_eq!(follower.add_line(&bar(2, 3)), Movement::Step);
         let probe = |port: u32| format!("INFO:     127.0.0.1:{port} - \"GET /health HTTP/1.1\" 200 OK");
-        assert_eq!(follower.take_in(&probe(1000)), Movement::Step);
-        assert_eq!(follower.take_in(&probe(2001)), Movement::None);
+        assert_eq!(follower.add_line(&probe(1000)), Movement::Step);
+        assert_eq!(follower.add_line(&probe(2001)), Movement::None);
     }
 
     #[test]
     fn a_phase_never_goes_back() {
-        let mut follower = Follower::default();
-        assert_eq!(follower.take_in("Application startup complete."), Movement::Phase(StartPhase::Serving));
-        follower.take_in("Starting to load model x...");
+        let mut follower = StartFollower::default();
+        assert_eq!(follower.add_line("Application startup complete."), Movement::Phase(StartPhase::Serving));
+        follower.add_line("Starting to load model x...");
         assert_eq!(follower.phase(), StartPhase::Serving);
     }
 

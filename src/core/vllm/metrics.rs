@@ -1,8 +1,8 @@
 //! vLLM's Prometheus page, read into what a prober needs.
 //!
 //! Values are summed over the `engine` label (data-parallel ranks) except the KV use, of which the highest rank counts.
-//! Names changed over versions ([`ALIASES`] maps the old ones; a page that shows both counts the new one), and under
-//! Ray the colon of `vllm:` is an underscore. Lines that make no sense are skipped: [`MetricsSnapshot::samples`] says how many
+//! Names changed over versions ([`ALIASES`] maps the old ones; of a page with both, the new one counts), and under
+//! Ray the colon of `vllm:` is an underscore. Lines that cannot be parsed are skipped: [`MetricsSnapshot::samples`] says how many
 //! lines of vLLM's were read, 0 means that this is not vLLM's page. Bounds: reads at most [`MAX_PAGE`] bytes.
 
 /// Longest page that is read, bytes; a real one has about 100 kB.
@@ -55,11 +55,11 @@ pub struct Success {
     pub stop: f64,
     /// Limit reached.
     pub length: f64,
-    /// Client left.
+    /// The client disconnected.
     pub abort: f64,
     /// Failed.
     pub error: f64,
-    /// Anything else.
+    /// Any other reason.
     pub other: f64,
 }
 
@@ -124,7 +124,7 @@ impl MetricsSnapshot {
         }
     }
 
-    /// A number that grows when the engine works and stays when it does not: the sum of all `_total`, `_count` and
+    /// A number that grows while the engine works and is constant while it does not: the sum of all `_total`, `_count` and
     /// `_sum` samples that move only with steps. Aborts and refusals are left out, because the API server counts
     /// them while the engine hangs.
     pub fn progress(&self) -> f64 {
@@ -157,7 +157,7 @@ fn moves_only_with_work(name: &str) -> bool {
     counts && ENGINE.iter().any(|family| name.starts_with(family))
 }
 
-/// Name without prefix, labels without braces, value. Comments and other people's metrics give nothing.
+/// Name without prefix, labels without braces, value. `None` for comments and metrics of other programs.
 fn sample(line: &str) -> Option<(&str, &str, f64)> {
     let line = line.trim();
     let rest = line.strip_prefix("vllm:").or_else(|| line.strip_prefix("vllm_"))?;

@@ -4,7 +4,7 @@
 
 pub mod args;
 pub mod failure;
-mod flags;
+pub mod flags;
 pub mod logs;
 pub mod metrics;
 pub mod version;

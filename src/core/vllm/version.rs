@@ -1,4 +1,4 @@
-//! Versions of vLLM, as far as what they show differs.
+//! Versions of vLLM.
 //!
 //! A version is `MAJOR.MINOR[.PATCH]`; later parts (`rc1`, `+cpu`) are ignored. Order is numeric.
 
@@ -34,9 +34,9 @@ impl fmt::Display for Version {
     }
 }
 
-/// A text that is no version.
+/// A text that is not a version.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("'{0}' is no version of vLLM; write it as 0.32 or 0.32.0")]
+#[error("'{0}' is not a version of vLLM; write it as 0.32 or 0.32.0")]
 pub struct NoVersion(String);
 
 impl FromStr for Version {

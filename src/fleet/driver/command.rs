@@ -1,20 +1,20 @@
-//! The driver of an engine that commands of the user's start and stop: systemd, docker, ssh, kubectl, anything.
+//! The driver of an engine that the operator's commands start and stop: systemd, docker, ssh, kubectl or others.
 //!
-//! Three commands, each a list of words, no shell:
-//! - `start` brings the engine up and returns with status 0. It must not stay in the foreground: `docker run -d`,
+//! Three commands, each a list of words that no shell interprets:
+//! - `start` starts the engine and exits with status 0. It must not stay in the foreground: `docker run -d`,
 //!   `systemctl start`;
-//! - `stop` takes it down and returns with status 0 when it is down;
-//! - `status` (may be missing) returns 0 while the engine runs, anything else when it does not.
+//! - `stop` stops the engine and exits with status 0 when it is stopped;
+//! - `status` (optional) exits with 0 while the engine runs, and with any other status when it does not.
 //!
-//! Settings reach `start` in two ways. `{args}` as a word of its own becomes the flags, one word each; inside a longer word it
-//! becomes the flags quoted for a shell, as `ssh HOST "vllm-up {args}"` needs. And every command finds `SLUICE_BACKEND`,
-//! `SLUICE_ARGS` (quoted for a shell) and `SLUICE_ARGS_JSON` in its environment.
+//! Settings are passed to `start` in two ways. `{args}` as a word of its own is replaced by the flags, one word each; inside
+//! a longer word it is replaced by the flags quoted for a shell, as `ssh HOST "vllm-up {args}"` needs. And every command has
+//! `SLUICE_BACKEND`, `SLUICE_ARGS` (quoted for a shell) and `SLUICE_ARGS_JSON` in its environment.
 //!
-//! The status command may fail for reasons of its own (ssh, a daemon that restarts), so an end is believed when it said so
-//! [`MISSES`] times in a row, [`STATUS_EVERY`] apart.
+//! The status command may fail for reasons unrelated to the engine (ssh, a daemon that restarts), so the engine counts as
+//! ended after [`ENDED_READINGS`] failures in a row, [`STATUS_INTERVAL`] apart.
 //!
 //! Bounds: a command gets `control.timeout`, then its process group is killed; [`OUTPUT_MAX`] bytes of its output are
-//! kept. Output goes to a file, not a pipe, because a daemon that inherits a pipe would hold it open for ever.
+//! kept. Output goes to a file, not a pipe, because a daemon that inherits a pipe would hold it open forever.
 
 use std::collections::HashSet;
 use std::fs::{self, File};
@@ -31,7 +31,7 @@ use nix::unistd::Pid;
 use tokio::sync::{Mutex, watch};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::process::table::{self, MARK, Row};
+use super::process::table::{self, MARK, ProcessEntry, ProcessId};
 use crate::driver::{
     AdapterRank, Driver, DriverKind, EngineFailure, EngineIdentity, EngineSettings, EngineStatus, Notice, PortOwner,
     StartProgress, StopRules, Stopped,
@@ -43,26 +43,26 @@ use sluice_gateway::config::Control;
 
 /// Output of a command that is kept, bytes.
 const OUTPUT_MAX: usize = 64 << 10;
-/// How often the status command is run while an end or readiness is waited for.
-pub(crate) const STATUS_EVERY: Duration = Duration::from_secs(2);
-/// How often in a row it must say that nothing runs before an end is believed.
-pub(crate) const MISSES: u32 = 3;
-/// What becomes the flags.
-const ARGS: &str = "{args}";
+/// How often the status command runs during a wait for readiness or for the end of the engine.
+pub(crate) const STATUS_INTERVAL: Duration = Duration::from_secs(2);
+/// How often in a row it must report that no engine runs before the engine counts as ended.
+pub(crate) const ENDED_READINGS: u32 = 3;
+/// The placeholder that is replaced by the flags.
+const ARGS_PLACEHOLDER: &str = "{args}";
 
-/// Runs one backend's engine through commands.
+/// Controls one backend's engine through commands.
 #[derive(Debug)]
 pub struct CommandDriver {
     name: String,
     commands: Control,
     output: PathBuf,
-    /// Where in that file the words of the last start begin.
-    said_from: AtomicU64,
-    status_every: Duration,
-    /// Whether the engine is thought to be up: started or adopted, not stopped.
+    /// Where in that file the output of the last start begins.
+    start_offset: AtomicU64,
+    status_interval: Duration,
+    /// Whether the engine should run: it was started or adopted, and not stopped.
     up: Mutex<bool>,
-    /// Daemons that `start` left to us: they are our children since their parent ended, and reaped when they end.
-    left_to_us: parking_lot::Mutex<HashSet<(i32, u64)>>,
+    /// Daemons that `start` left behind. They became our children when their parent ended, so we must reap them.
+    daemons: parking_lot::Mutex<HashSet<ProcessId>>,
 }
 
 impl CommandDriver {
@@ -72,27 +72,32 @@ impl CommandDriver {
         Self {
             name: name.to_owned(),
             commands,
-            // What stands there already was said before this gateway.
-            said_from: AtomicU64::new(length(&output)),
+            // Output that is already in the file precedes this gateway.
+            start_offset: AtomicU64::new(length(&output)),
             output,
-            status_every: STATUS_EVERY,
+            status_interval: STATUS_INTERVAL,
             up: Mutex::new(false),
-            left_to_us: parking_lot::Mutex::default(),
+            daemons: parking_lot::Mutex::default(),
         }
     }
 
     /// Runs one command to its end.
-    async fn run(&self, what: &str, words: &[String], settings: &EngineSettings) -> Result<ExitStatus, EngineFailure> {
+    async fn run(
+        &self,
+        purpose: &str,
+        words: &[String],
+        settings: &EngineSettings,
+    ) -> Result<ExitStatus, EngineFailure> {
         let failed = |cause: String| {
-            EngineFailure::new(FailureClass::CommandFailed, format!("{what} command of {}: {cause}", self.name))
+            EngineFailure::new(FailureClass::CommandFailed, format!("{purpose} command of {}: {cause}", self.name))
         };
         let flags = words_of(settings);
         let quoted = flags.iter().map(|word| quote(word)).collect::<Vec<_>>().join(" ");
         let mut argv = Vec::new();
         for word in words {
-            match word == ARGS {
+            match word == ARGS_PLACEHOLDER {
                 true => argv.extend(flags.iter().cloned()),
-                false => argv.push(word.replace(ARGS, &quoted)),
+                false => argv.push(word.replace(ARGS_PLACEHOLDER, &quoted)),
             }
         }
         let program = program(&argv)?;
@@ -106,47 +111,55 @@ impl CommandDriver {
         let group = child.id().and_then(|id| i32::try_from(id).ok());
         let Ok(ended) = timeout(self.commands.timeout, child.wait()).await else {
             if let Some(group) = group {
-                // Not reaped yet, so the number is still its own.
+                // It is not reaped yet, so the process id is still its own.
                 let _ = killpg(Pid::from_raw(group), Signal::SIGKILL);
             }
             let _ = child.wait().await;
             let limit = self.commands.timeout.as_secs();
-            return Err(failed(format!("not done after {limit} s (it must return once its work is done)")));
+            return Err(failed(format!(
+                "still running after {limit} s; it must exit once the engine is started or stopped"
+            )));
         };
-        self.look_after_daemons();
+        self.reap_daemons();
         ended.map_err(|error| failed(error.to_string()))
     }
 
-    async fn must(&self, what: &str, words: &[String], settings: &EngineSettings) -> Result<(), EngineFailure> {
+    /// Runs one command; its failure is an error with the last lines of its output.
+    async fn run_successfully(
+        &self,
+        purpose: &str,
+        words: &[String],
+        settings: &EngineSettings,
+    ) -> Result<(), EngineFailure> {
         let before = length(&self.output);
-        let ended = self.run(what, words, settings).await?;
+        let ended = self.run(purpose, words, settings).await?;
         if ended.success() {
             return Ok(());
         }
         let now = length(&self.output);
-        // A file that was begun anew holds this command's words only.
-        let said = if now == before { String::new() } else { self.tail(3).join(" | ") };
-        let said = if said.is_empty() { "it said nothing" } else { &said };
-        let cause = format!("{what} command of {} ended with {ended}: {said}", self.name);
+        // A file that was begun anew contains the output of this command only.
+        let output = if now == before { String::new() } else { self.tail(3).join(" | ") };
+        let output = if output.is_empty() { "it printed nothing" } else { &output };
+        let cause = format!("{purpose} command of {} ended with {ended}: {output}", self.name);
         Err(EngineFailure::new(FailureClass::CommandFailed, cause))
     }
 
-    /// Whether the engine runs; `None` where nothing tells.
-    async fn runs(&self) -> Option<bool> {
+    /// Whether the engine runs; `None` where the status command is missing or could not be run.
+    async fn is_running(&self) -> Option<bool> {
         if self.commands.status.is_empty() {
             return None;
         }
         self.run("status", &self.commands.status, &EngineSettings::default()).await.ok().map(|ended| ended.success())
     }
 
-    /// The file that commands write to, begun anew when it has grown past [`OUTPUT_MAX`].
+    /// Opens the file that commands write to, begun anew when it is larger than [`OUTPUT_MAX`].
     fn open_output(&self) -> io::Result<File> {
         if let Some(folder) = self.output.parent() {
             fs::create_dir_all(folder)?;
         }
         if self.output.metadata().is_ok_and(|file| file.len() > OUTPUT_MAX as u64) {
             fs::remove_file(&self.output)?;
-            self.said_from.store(0, Ordering::Relaxed);
+            self.start_offset.store(0, Ordering::Relaxed);
         }
         File::options().create(true).append(true).open(&self.output)
     }
@@ -164,17 +177,17 @@ impl CommandDriver {
         format!("command#{}#{}", std::process::id(), self.name)
     }
 
-    /// Being the reaper of orphans, we are given daemons that `start` leaves behind; those that ended are reaped here.
-    fn look_after_daemons(&self) {
-        let own = i32::try_from(std::process::id()).unwrap_or_default();
+    /// Reaps daemons of `start` that ended. This process is the reaper of orphans, so they became its children.
+    fn reap_daemons(&self) {
+        let own = table::own_pid();
         let mark = self.mark();
-        let mut ours = self.left_to_us.lock();
-        let children: Vec<Row> = table::all().into_iter().filter(|row| row.parent == own).collect();
-        ours.retain(|known| children.iter().any(|row| row.identity() == *known));
+        let mut daemons = self.daemons.lock();
+        let children: Vec<ProcessEntry> = table::all().into_iter().filter(|row| row.parent == own).collect();
+        daemons.retain(|known| children.iter().any(|row| row.id() == *known));
         for row in children {
-            if row.lives() && table::mark_of(row.pid).is_some_and(|found| found == mark) {
-                ours.insert(row.identity());
-            } else if !row.lives() && ours.remove(&row.identity()) {
+            if row.is_alive() && table::mark_of(row.pid).is_some_and(|found| found == mark) {
+                daemons.insert(row.id());
+            } else if !row.is_alive() && daemons.remove(&row.id()) {
                 let _ = waitpid(Pid::from_raw(row.pid), Some(WaitPidFlag::WNOHANG));
             }
         }
@@ -191,7 +204,7 @@ fn program(argv: &[String]) -> Result<PathBuf, EngineFailure> {
         .ok_or_else(|| EngineFailure::new(FailureClass::ProgramMissing, format!("{word}: no such program")))
 }
 
-/// A word as a shell reads it back.
+/// Quotes a word for a POSIX shell.
 fn quote(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_=./:,@+%".contains(c);
     match !word.is_empty() && word.chars().all(plain) {
@@ -213,10 +226,11 @@ impl Driver for CommandDriver {
             }
         }
         check_values(settings)?;
-        let passes = self.commands.start.iter().any(|word| word.contains(ARGS));
-        let unseen = !settings.args.is_empty() && !passes;
-        let text = "the start command has no {args}: settings reach it through SLUICE_ARGS and SLUICE_ARGS_JSON only";
-        Ok(unseen.then(|| Notice(text.to_owned())).into_iter().collect())
+        let has_placeholder = self.commands.start.iter().any(|word| word.contains(ARGS_PLACEHOLDER));
+        let unused = !settings.args.is_empty() && !has_placeholder;
+        let text =
+            "the start command has no {args}: it gets the settings only through SLUICE_ARGS and SLUICE_ARGS_JSON";
+        Ok(unused.then(|| Notice(text.to_owned())).into_iter().collect())
     }
 
     fn adapter_rank(&self, _settings: &EngineSettings) -> AdapterRank {
@@ -225,47 +239,50 @@ impl Driver for CommandDriver {
 
     async fn start(&self, settings: &EngineSettings) -> Result<EngineIdentity, EngineFailure> {
         let mut up = self.up.lock().await;
-        if *up || self.runs().await == Some(true) {
+        if *up || self.is_running().await == Some(true) {
             let cause = format!("the engine of {} runs already; stop it first", self.name);
             return Err(EngineFailure::new(FailureClass::PortInUse, cause));
         }
-        self.said_from.store(length(&self.output), Ordering::Relaxed);
-        self.must("start", &self.commands.start, settings).await?;
+        self.start_offset.store(length(&self.output), Ordering::Relaxed);
+        self.run_successfully("start", &self.commands.start, settings).await?;
         *up = true;
         Ok(EngineIdentity::Command)
     }
 
     async fn find_running(&self) -> Option<EngineIdentity> {
-        (self.runs().await == Some(true)).then_some(EngineIdentity::Command)
+        (self.is_running().await == Some(true)).then_some(EngineIdentity::Command)
     }
 
     async fn adopt(&self, trace: &EngineIdentity) -> Result<bool, EngineFailure> {
         if *trace != EngineIdentity::Command {
             return Err(EngineFailure::new(
                 FailureClass::NotOurs,
-                format!("{} is run by commands, the trace says otherwise", self.name),
+                format!("{} is controlled by commands, but the journal describes another kind of engine", self.name),
             ));
         }
         let mut up = self.up.lock().await;
-        // Without a status command the probe has to tell.
-        *up = self.runs().await.unwrap_or(true);
+        // Without a status command only the probe shows whether it runs.
+        *up = self.is_running().await.unwrap_or(true);
         Ok(*up)
     }
 
     async fn stop(&self, rules: StopRules) -> Result<Stopped, EngineFailure> {
         let mut up = self.up.lock().await;
-        // Many a stop command fails where nothing runs (docker stop, pkill), which is what is wanted.
-        if let Err(failure) = self.must("stop", &self.commands.stop, &EngineSettings::default()).await {
-            let gone = self.runs().await;
+        // Many stop commands (docker stop, pkill) fail when no engine runs, which is the desired state.
+        if let Err(failure) = self.run_successfully("stop", &self.commands.stop, &EngineSettings::default()).await {
+            let gone = self.is_running().await;
             if gone == Some(true) || gone.is_none() && *up {
                 return Err(failure);
             }
-            tracing::info!(backend = %self.name, %failure, "the stop command failed, and nothing is known to run");
+            tracing::info!(backend = %self.name, %failure, "the stop command failed, but no engine is known to run");
         }
         let deadline = Instant::now() + rules.grace + rules.kill;
-        while self.runs().await == Some(true) {
+        while self.is_running().await == Some(true) {
             if Instant::now() >= deadline {
-                let cause = format!("the stop command of {} returned, and its status command says it runs", self.name);
+                let cause = format!(
+                    "the stop command of {} succeeded, but its status command reports that the engine runs",
+                    self.name
+                );
                 return Err(EngineFailure::new(FailureClass::CommandFailed, cause));
             }
             sleep(Duration::from_millis(250)).await;
@@ -276,7 +293,7 @@ impl Driver for CommandDriver {
 
     async fn status(&self) -> EngineStatus {
         let up = *self.up.lock().await;
-        match self.runs().await {
+        match self.is_running().await {
             None => EngineStatus::Unknown,
             Some(true) => EngineStatus::Running,
             Some(false) if up => EngineStatus::Ended(Exit::Unseen),
@@ -285,12 +302,12 @@ impl Driver for CommandDriver {
     }
 
     async fn wait_for_exit(&self) -> Exit {
-        let mut misses = 0;
+        let mut ended_readings = 0;
         loop {
-            sleep(self.status_every).await;
-            misses = match self.status().await {
-                EngineStatus::Ended(exit) if misses + 1 >= MISSES => return exit,
-                EngineStatus::Ended(_) => misses + 1,
+            sleep(self.status_interval).await;
+            ended_readings = match self.status().await {
+                EngineStatus::Ended(exit) if ended_readings + 1 >= ENDED_READINGS => return exit,
+                EngineStatus::Ended(_) => ended_readings + 1,
                 EngineStatus::Unknown if self.commands.status.is_empty() => std::future::pending().await,
                 _ => 0,
             };
@@ -310,8 +327,8 @@ impl Driver for CommandDriver {
     }
 
     fn diagnose(&self, exit: Option<Exit>) -> EngineFailure {
-        let said = self.lines_from(self.said_from.load(Ordering::Relaxed), 200);
-        EngineFailure::of(diagnose(&said, exit, StartPhase::Launching), exit, StartPhase::Launching)
+        let output = self.lines_from(self.start_offset.load(Ordering::Relaxed), 200);
+        EngineFailure::of(diagnose(&output, exit, StartPhase::Launching), exit, StartPhase::Launching)
     }
 }
 
@@ -326,13 +343,13 @@ mod tests {
         words.iter().map(|word| (*word).to_owned()).collect()
     }
 
-    /// An "engine" that is a file: start makes it, stop removes it, status looks.
+    /// An "engine" that is a file: start creates it, stop removes it, status tests for it.
     fn rig(start: &str) -> (tempfile::TempDir, CommandDriver) {
         let folder = tempfile::tempdir().unwrap();
         let up = folder.path().join("up").display().to_string();
         let commands = Control {
             args: BTreeMap::new(),
-            start: words(&["sh", "-c", &start.replace("UP", &up), "start", ARGS]),
+            start: words(&["sh", "-c", &start.replace("UP", &up), "start", ARGS_PLACEHOLDER]),
             stop: words(&["rm", &up]),
             status: words(&["test", "-e", &up]),
             timeout: Duration::from_secs(30),
@@ -369,7 +386,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_command_that_fails_is_told_with_its_output() {
+    async fn a_failed_command_is_reported_with_its_output() {
         let (_folder, driver) = rig("echo 'no such image' >&2; exit 125");
         let failure = driver.start(&settings()).await.unwrap_err();
         assert_eq!(failure.class, FailureClass::CommandFailed);
@@ -377,35 +394,35 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_command_that_stays_is_ended_with_its_children() {
+    async fn a_command_that_does_not_exit_is_killed_with_its_children() {
         let (folder, mut driver) = rig("sleep 600 & echo $! >UP; wait");
         driver.commands.timeout = Duration::from_secs(3);
         let failure = driver.start(&settings()).await.unwrap_err();
-        assert!(failure.to_string().contains("it must return"), "{failure}");
+        assert!(failure.to_string().contains("it must exit"), "{failure}");
         let child: i32 = fs::read_to_string(folder.path().join("up")).unwrap().trim().parse().unwrap();
         // Its signal was sent; on a loaded machine it dies a moment later.
         let deadline = Instant::now() + Duration::from_secs(20);
-        while Row::of(child).is_some_and(|row| row.lives()) {
-            assert!(Instant::now() < deadline, "it outlived its command");
+        while ProcessEntry::read(child).is_some_and(|row| row.is_alive()) {
+            assert!(Instant::now() < deadline, "the child outlived its command");
             sleep(Duration::from_millis(10)).await;
         }
     }
 
     #[tokio::test]
-    async fn an_end_is_believed_when_it_is_said_several_times_in_a_row() {
+    async fn an_engine_has_ended_after_several_failed_status_commands_in_a_row() {
         let (folder, mut driver) = rig("true");
-        let asked = folder.path().join("asked").display().to_string();
-        // It says that nothing runs at the third and fourth look, and again from the sixth on.
-        let script = format!("echo >>{asked}; n=$(wc -l <{asked}); test $n -lt 3 -o $n -eq 5");
+        let calls = folder.path().join("calls").display().to_string();
+        // It fails at the third and fourth call, and again from the sixth on.
+        let script = format!("echo >>{calls}; n=$(wc -l <{calls}); test $n -lt 3 -o $n -eq 5");
         driver.commands.status = words(&["sh", "-c", &script]);
-        driver.status_every = Duration::from_millis(1);
+        driver.status_interval = Duration::from_millis(1);
         *driver.up.lock().await = true;
         assert_eq!(driver.wait_for_exit().await, Exit::Unseen);
-        assert_eq!(fs::read_to_string(&asked).unwrap().lines().count(), 8);
+        assert_eq!(fs::read_to_string(&calls).unwrap().lines().count(), 8);
     }
 
     #[tokio::test]
-    async fn what_was_said_before_the_last_start_is_not_why_it_ended() {
+    async fn output_from_before_the_last_start_is_not_diagnosed() {
         let (folder, driver) = rig("echo 'ValueError: No available memory for the cache blocks'; touch UP");
         driver.start(&settings()).await.unwrap();
         assert_eq!(driver.diagnose(None).class, FailureClass::NoKvMemory);
@@ -418,7 +435,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_cannot_work_is_refused_before_anything_runs() {
+    async fn wrong_settings_are_refused_before_a_command_runs() {
         let (_folder, mut driver) = rig("true");
         let wrong =
             EngineSettings { args: BTreeMap::from([("max-num-seqs".to_owned(), ArgValue::Text("banana".into()))]) };

@@ -1,18 +1,19 @@
-//! The driver of an engine that somebody else runs: it can be drained and probed, and nothing more.
+//! The driver of an external engine: the gateway only has its URL, so it can be drained and probed, never restarted.
 //!
-//! It exists so that the supervisor needs no second kind of backend: every answer is an honest "not here".
+//! It exists so that the supervision needs no second kind of backend: every command is refused, and every state that
+//! cannot be determined is reported as unknown.
 
 use async_trait::async_trait;
 use tokio::sync::watch;
 
-use crate::driver::{
+use super::{
     AdapterRank, Driver, DriverKind, EngineFailure, EngineIdentity, EngineSettings, EngineStatus, Notice, PortOwner,
     StartProgress, StopRules, Stopped,
 };
 use sluice_core::vllm::failure::{Exit, FailureClass};
 use sluice_core::vllm::logs::StartPhase;
 
-/// An engine that is only known by its URL.
+/// An engine outside the gateway's control.
 #[derive(Debug)]
 pub struct ExternalDriver {
     name: String,
@@ -27,7 +28,7 @@ impl ExternalDriver {
     fn refusal(&self) -> EngineFailure {
         EngineFailure::new(
             FailureClass::NotOurs,
-            format!("{} is run by somebody else: only its url is known here", self.name),
+            format!("{} is an external engine: the gateway only has its url", self.name),
         )
     }
 }
@@ -96,7 +97,7 @@ mod tests {
     use sluice_core::vllm::failure::Retryable;
 
     #[tokio::test]
-    async fn every_command_is_refused_by_name() {
+    async fn every_command_is_refused_with_the_name_of_the_backend() {
         let driver = ExternalDriver::new("short/gpu0");
         let failures = [
             driver.check(&EngineSettings::default()).await.unwrap_err(),
@@ -105,7 +106,7 @@ mod tests {
         ];
         for failure in failures {
             assert_eq!((failure.class, failure.retry()), (FailureClass::NotOurs, Retryable::Never));
-            assert!(failure.to_string().contains("short/gpu0 is run by somebody else"), "{failure}");
+            assert!(failure.to_string().contains("short/gpu0 is an external engine"), "{failure}");
         }
         assert!(!driver.kind().can_restart());
     }

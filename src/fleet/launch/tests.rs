@@ -1,9 +1,15 @@
-//! What is passed, what is refused and what is dropped, before anything starts.
+//! Which settings are passed on, refused or dropped before a start.
 
 use std::fs;
 
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use super::installed_flags::InstalledFlags;
 use super::*;
-use sluice_core::vllm::failure::Retryable;
+use crate::driver::{AdapterRank, EngineFailure, EngineSettings};
+use sluice_core::vllm::failure::{FailureClass, Retryable};
+use sluice_gateway::config::Launch;
 
 fn launch(command: &[&str]) -> Launch {
     Launch {
@@ -19,11 +25,11 @@ fn settings(json: &str) -> EngineSettings {
     EngineSettings { args: serde_json::from_str(json).unwrap() }
 }
 
-fn known() -> Known {
+fn known() -> InstalledFlags {
     let names = "dtype enable-lora max-lora-rank max-num-seqs max-num-batched-tokens no-enable-prefix-caching \
                  enable-prefix-caching disable-log-stats lora-modules tensor-parallel-size max-model-len served-model-name \
                  gpu-memory-utilization cudagraph-capture-sizes max-loras max-cpu-loras port host model";
-    let mut known: Known = names.split_whitespace().map(|name| (name.to_owned(), Vec::new())).collect();
+    let mut known: InstalledFlags = names.split_whitespace().map(|name| (name.to_owned(), Vec::new())).collect();
     known.insert("max-lora-rank".to_owned(), ["1", "8", "32"].map(str::to_owned).to_vec());
     known
 }
@@ -52,7 +58,7 @@ fn settings_become_flags_after_the_command() {
 }
 
 #[test]
-fn a_key_of_json_keeps_its_name_and_a_file_of_settings_is_two_words() {
+fn a_json_key_keeps_its_name_and_a_config_file_is_two_words() {
     let json = r#"{"compilation_config.cudagraph_mode": "FULL", "compilation-config.use_inductor": false,
                    "speculative_config.num_speculative_tokens": 3, "compilation-config.compile_sizes": ["1", "a"],
                    "config": "x.yaml"}"#;
@@ -99,7 +105,7 @@ fn unknown_flags_are_refused_and_obsolete_ones_dropped() {
     refused(r#"{"max-num-sequences": 3}"#, FailureClass::UnknownFlag, "did you mean max-num-seqs?");
     refused(r#"{"banana": 3}"#, FailureClass::UnknownFlag, "no flag --banana");
     refused(r#"{"cuda-graph-sizes": 3}"#, FailureClass::UnknownFlag, "replaced by cudagraph-capture-sizes");
-    refused(r#"{"disable-log-stats": false}"#, FailureClass::BadArguments, "leave it out");
+    refused(r#"{"disable-log-stats": false}"#, FailureClass::BadArguments, "remove the setting");
     let plan = plan(r#"{"disable-log-requests": true, "swap_space": 4}"#).unwrap();
     assert_eq!(plan.argv[1..].join(" "), "serve org/model --host 127.0.0.1 --port 8001");
     assert_eq!(plan.notices.len(), 2);
@@ -111,17 +117,17 @@ fn an_unknown_flag_in_the_command_is_refused_too() {
     let command = ["sh", "serve", "m", "--max-num-seqs", "4", "--disable-log-requests"];
     let failure = LaunchPlan::new(&launch(&command), &EngineSettings::default(), Some(&known())).unwrap_err();
     assert_eq!(failure.class, FailureClass::UnknownFlag);
-    assert!(failure.to_string().contains("--disable-log-requests in launch.command"), "{failure}");
+    assert!(failure.to_string().contains("no flag --disable-log-requests, which launch.command"), "{failure}");
 }
 
 #[test]
-fn a_program_that_could_not_be_asked_gets_what_it_is_given() {
+fn settings_are_passed_unchecked_where_the_flags_are_unknown() {
     let plan = LaunchPlan::new(&launch(&["sh", "serve", "m"]), &settings(r#"{"new-flag-of-2027": 1}"#), None).unwrap();
     assert!(plan.argv.contains(&"--new-flag-of-2027=1".to_owned()));
 }
 
 #[test]
-fn nonsense_is_refused_by_the_name_of_its_flag() {
+fn wrong_values_are_refused_with_the_name_of_the_flag() {
     refused(r#"{"max-num-seqs": "banana"}"#, FailureClass::BadArguments, "--max-num-seqs: invalid int value: 'banana'");
     refused(r#"{"max-num-seqs": 0}"#, FailureClass::BadArguments, "at least 1");
     refused(r#"{"max-num-seqs": 1.5}"#, FailureClass::BadArguments, "--max-num-seqs");
@@ -138,7 +144,7 @@ fn nonsense_is_refused_by_the_name_of_its_flag() {
 }
 
 #[test]
-fn settings_are_weighed_against_the_flags_of_the_command() {
+fn settings_are_checked_against_the_flags_of_the_command() {
     let command = launch(&["sh", "serve", "m", "--max-num-batched-tokens", "64"]);
     let failure = LaunchPlan::new(&command, &settings(r#"{"max-num-seqs": 128}"#), Some(&known())).unwrap_err();
     assert!(failure.to_string().contains("max_num_batched_tokens (64)"), "{failure}");
@@ -170,7 +176,7 @@ fn more_devices_than_are_listed_are_refused() {
 }
 
 #[test]
-fn a_model_folder_that_is_not_there_is_refused() {
+fn a_missing_model_folder_is_refused() {
     let at =
         |model: &str| LaunchPlan::new(&launch(&["sh", "serve", model]), &EngineSettings::default(), Some(&known()));
     let failure = at("/nonexistent/model").unwrap_err();
@@ -207,8 +213,8 @@ fn an_adapter_of_a_larger_rank_is_refused_with_the_rank_that_fits() {
 }
 
 #[test]
-fn the_rank_that_adapters_may_have_is_read_wherever_it_is_written() {
-    let rank = |command: &[&str], json: &str| rank_of_adapters(&launch(command), &settings(json));
+fn the_adapter_rank_is_found_wherever_it_is_set() {
+    let rank = |command: &[&str], json: &str| max_adapter_rank(&launch(command), &settings(json));
     let bare = &["sh", "serve", "m"];
     let none = |rank: AdapterRank| match rank {
         AdapterRank::None(why) => why,
@@ -240,7 +246,7 @@ fn adapters_are_loaded_at_run_time_only_where_vllm_starts_with_it() {
 }
 
 #[test]
-fn a_file_of_settings_counts_where_it_can_be_read() {
+fn a_config_file_counts_where_it_can_be_read() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("settings.yaml");
     fs::write(&file, "enable-lora: true\nmax-lora-rank: 8\nmax-num-seqs: 128\n").unwrap();
@@ -252,13 +258,13 @@ fn a_file_of_settings_counts_where_it_can_be_read() {
     assert_eq!(of(&command, &module).unwrap_err().class, FailureClass::LoraRank);
     assert_eq!(of(&command, r#"{"max-num-batched-tokens": 64}"#).unwrap_err().class, FailureClass::BadArguments);
     let unseen = launch(&["sh", "serve", "m", "--config", "/nonexistent/settings.yaml"]);
-    assert!(of(&unseen, &module).is_ok(), "what is not seen may be set");
+    assert!(of(&unseen, &module).is_ok(), "the unreadable file may set it");
     let glued = launch(&["sh", "serve", "m", "--config=x.yaml"]);
     assert!(of(&glued, "{}").unwrap_err().to_string().contains("two words"));
 }
 
 #[test]
-fn what_would_be_overlooked_or_cannot_be_reached_is_refused() {
+fn ignored_settings_and_unreachable_servers_are_refused() {
     let of = |command: &[&str], json: &str| LaunchPlan::new(&launch(command), &settings(json), None);
     let twice = of(&["sh", "serve", "m"], r#"{"model": "other"}"#).unwrap_err().to_string();
     assert!(twice.contains("names m already"), "{twice}");
@@ -276,17 +282,17 @@ fn what_would_be_overlooked_or_cannot_be_reached_is_refused() {
 }
 
 #[test]
-fn what_a_script_sets_is_not_known() {
+fn the_flags_of_a_script_are_unknown() {
     let script = launch(&["sh", "start.sh", "m"]);
-    assert_eq!(rank_of_adapters(&script, &settings("{}")), AdapterRank::Unknown);
+    assert_eq!(max_adapter_rank(&script, &settings("{}")), AdapterRank::Unknown);
     assert_eq!(
-        rank_of_adapters(&script, &settings(r#"{"enable-lora": true, "max-lora-rank": 8}"#)),
+        max_adapter_rank(&script, &settings(r#"{"enable-lora": true, "max-lora-rank": 8}"#)),
         AdapterRank::UpTo(8)
     );
 }
 
 #[test]
-fn the_sequences_of_an_engine_are_read_wherever_they_are_written() {
+fn the_sequences_of_an_engine_are_found_wherever_they_are_set() {
     let command = launch(&["sh", "serve", "m", "--max-num-seqs", "64", "-dp", "2"]);
     assert_eq!(sequences(&command, &settings("{}")), Some(128));
     assert_eq!(sequences(&command, &settings(r#"{"max-num-seqs": 32}"#)), Some(64));

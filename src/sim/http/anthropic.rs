@@ -1,7 +1,7 @@
-//! `/v1/messages` and `/v1/messages/count_tokens`: Anthropic's shape over the same engine.
+//! `/v1/messages` and `/v1/messages/count_tokens`: Anthropic's API over the same engine.
 //!
-//! A request becomes a chat: `system` is its first message, text blocks are joined. Errors found before the request is
-//! read have OpenAI's shape, later ones Anthropic's, as in vLLM.
+//! A request becomes a chat: `system` is its first message, text blocks are joined. Errors in the fields have OpenAI's
+//! shape, later ones Anthropic's, as in vLLM.
 
 use std::fmt::Write;
 
@@ -14,10 +14,10 @@ use crate::validate::RequestBody;
 use crate::validate::pydantic::{self, ValidationErrors};
 use crate::validate::{json as body_json, schema};
 
-/// Reads a body as a chat.
+/// Converts a body to a chat.
 ///
 /// # Errors
-/// What vLLM answers to a body whose fields are wrong.
+/// vLLM's, for a body whose fields are wrong.
 pub(crate) fn read(bytes: &[u8], counting: bool) -> Result<RequestBody, ErrorBody> {
     let fields = body_json::object(bytes)?;
     let mut problems = ValidationErrors::default();
@@ -57,7 +57,7 @@ pub(crate) fn read(bytes: &[u8], counting: bool) -> Result<RequestBody, ErrorBod
     Ok(RequestBody::of_chat(chat))
 }
 
-/// A text, or the texts of blocks.
+/// A string, or the joined texts of blocks.
 fn joined(content: &Value) -> Option<String> {
     match content {
         Value::String(text) => Some(text.clone()),
@@ -68,7 +68,7 @@ fn joined(content: &Value) -> Option<String> {
     }
 }
 
-/// An error of a request that was read: Anthropic's shape.
+/// An error in Anthropic's shape.
 pub(crate) fn error_body(error: &ErrorBody) -> String {
     let kind = json!(error.kind);
     format!("{{\"type\":\"error\",\"error\":{{\"type\":{kind},\"message\":{}}}}}", json!(error.message))
@@ -79,7 +79,7 @@ pub(crate) fn error_event(error: &ErrorBody) -> String {
     format!("event: error\ndata: {}\n\n", error_body(error))
 }
 
-/// Writes one answer.
+/// Writes one response.
 #[derive(Debug)]
 pub(crate) struct MessagesWriter {
     id: String,

@@ -1,7 +1,7 @@
-//! One choice of an answer: how far its output was told, and the pieces that tell it.
+//! One choice of a response: how much of its planned output was sent, and the pieces to send next.
 //!
-//! A choice holds no text but what a stop string may still begin in, so a long answer costs no memory. Streamed or whole,
-//! the same output gives the same words.
+//! A choice holds no text except what a stop string may still begin in, so a long response costs no memory. Streamed and
+//! complete responses have the same text.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::text::logprobs;
 use crate::text::planned_output::PlannedOutput;
 use crate::validate::{GenerateRequest, Prompt, RequestKind, TextModel};
 
-/// What a request wants to see of each choice.
+/// Which parts of each choice a request asks for.
 #[derive(Clone, Debug)]
 pub(crate) struct OutputOptions {
     kind: RequestKind,
@@ -35,14 +35,14 @@ impl OutputOptions {
     }
 }
 
-/// A choice of an answer.
+/// One choice of a response.
 #[derive(Clone, Debug)]
 pub(crate) struct Choice {
     output: PlannedOutput,
     prompt: Prompt,
     texts: Arc<TextModel>,
     wanted: OutputOptions,
-    /// Tokens told so far.
+    /// Tokens sent so far.
     shown: u32,
     /// Text so far, and how much of it was sent; kept only while a stop string may still begin in it.
     text: String,
@@ -72,7 +72,7 @@ impl Choice {
         }
     }
 
-    /// Tokens told so far.
+    /// Tokens sent so far.
     pub(crate) fn tokens(&self) -> u32 {
         self.shown
     }
@@ -95,18 +95,18 @@ impl Choice {
         self.finish
     }
 
-    /// Whether it is opened now, for the first time.
+    /// Marks the choice as opened; returns whether it was not.
     pub(crate) fn open(&mut self) -> bool {
         !std::mem::replace(&mut self.opened, true)
     }
 
-    /// Ids of the prompt as JSON, if they are wanted.
+    /// Ids of the prompt as JSON, if they are requested.
     pub(crate) fn prompt_ids(&self) -> Option<String> {
         self.wanted.token_ids.then(|| list(&self.prompt.ids))
     }
 
-    /// Notes progress without telling it.
-    pub(crate) fn take(&mut self, progress: Progress) {
+    /// Records progress without building a piece.
+    pub(crate) fn record(&mut self, progress: Progress) {
         if self.shown == 0 {
             self.cached = progress.cached;
         }
@@ -114,18 +114,18 @@ impl Choice {
         self.finish = self.finish.or(progress.finish);
     }
 
-    /// Tells the next `progress.tokens` tokens.
+    /// Records progress and returns the piece with the next `progress.tokens` tokens.
     pub(crate) fn advance(&mut self, progress: Progress, stream: bool) -> Piece {
         let from = self.shown;
-        self.take(progress);
+        self.record(progress);
         let first = from == 0;
         let echo = first && self.wanted.echo;
-        let told = if self.wanted.only_echo { from..from } else { from..self.shown };
+        let sent_now = if self.wanted.only_echo { from..from } else { from..self.shown };
         let mut text = if echo { self.echoed() } else { String::new() };
-        self.say(told.clone(), &mut text);
-        let logprobs = self.wanted.logprobs.map(|count| self.logprobs(told.clone(), count, echo));
+        self.append_text(sent_now.clone(), &mut text);
+        let logprobs = self.wanted.logprobs.map(|count| self.logprobs(sent_now.clone(), count, echo));
         let token_ids = self.wanted.token_ids.then(|| {
-            let ids: Vec<u32> = told.map(|position| self.output.token(position)).collect();
+            let ids: Vec<u32> = sent_now.map(|position| self.output.token(position)).collect();
             list(&ids)
         });
         let echo_ids = echo && stream && self.wanted.kind == RequestKind::Completion;
@@ -136,8 +136,8 @@ impl Choice {
         Piece { text, logprobs, token_ids, prompt_ids, finish: self.finish, stop_reason }
     }
 
-    /// Appends the text of some positions, less what has to wait for its end.
-    fn say(&mut self, positions: std::ops::Range<u32>, into: &mut String) {
+    /// Appends the text of some positions, except what is held because a stop string may begin in it.
+    fn append_text(&mut self, positions: std::ops::Range<u32>, into: &mut String) {
         if self.output.held_back == 0 && self.output.shown().is_none() {
             for position in positions {
                 into.push_str(&self.output.piece(position));
@@ -161,12 +161,12 @@ impl Choice {
         }
     }
 
-    fn logprobs(&mut self, told: std::ops::Range<u32>, count: u32, echo: bool) -> String {
+    fn logprobs(&mut self, sent_now: std::ops::Range<u32>, count: u32, echo: bool) -> String {
         if self.wanted.kind == RequestKind::Chat {
-            return logprobs::chat(&self.output, told, count);
+            return logprobs::chat(&self.output, sent_now, count);
         }
         let echoed = echo.then_some((&self.texts.vocabulary, &*self.prompt.ids));
-        let (json, offset) = logprobs::completion(&self.output, told, count, echoed, self.offset);
+        let (json, offset) = logprobs::completion(&self.output, sent_now, count, echoed, self.offset);
         self.offset = offset;
         json
     }
@@ -178,7 +178,7 @@ impl Choice {
         }
     }
 
-    /// All of it at once; what was taken before is told from the beginning.
+    /// The complete choice, with all progress recorded so far.
     pub(crate) fn whole(&mut self) -> CompleteChoice {
         let all = Progress { tokens: std::mem::take(&mut self.shown), finish: self.finish, cached: self.cached };
         let piece = self.advance(all, false);

@@ -22,17 +22,17 @@ pub(crate) struct ErrorBody {
 }
 
 impl ErrorBody {
-    /// A request that cannot be served as it is (400, `BadRequestError`).
+    /// An invalid request (400, `BadRequestError`).
     pub(crate) fn bad_request(param: Option<&str>, message: String) -> Self {
         Self { status: 400, kind: "BadRequestError", param: param.map(str::to_owned), message }
     }
 
-    /// What the framework below vLLM answers: `{"detail": ..}`.
+    /// An error of the framework below vLLM: `{"detail": ..}`.
     pub(crate) fn detail(status: u16, message: &str) -> Self {
         Self { status, kind: DETAIL, param: None, message: message.to_owned() }
     }
 
-    /// Something that is not there (404, `NotFoundError`).
+    /// Something that does not exist (404, `NotFoundError`).
     pub(crate) fn not_found(param: Option<&str>, message: String) -> Self {
         Self { status: 404, kind: "NotFoundError", param: param.map(str::to_owned), message }
     }
@@ -47,7 +47,7 @@ impl ErrorBody {
         self.status == 0
     }
 
-    /// An engine that died.
+    /// The engine has died.
     pub(crate) fn dead() -> Self {
         let message = "EngineCore encountered an issue. See stack trace (above) for the root cause.".to_owned();
         Self { status: 500, kind: "InternalServerError", param: None, message }
@@ -63,7 +63,7 @@ impl ErrorBody {
         format!("{{\"error\":{{\"message\":{message},\"type\":{kind},\"param\":{param},\"code\":{}}}}}", self.status)
     }
 
-    /// The object as the event of a stream that already began, with the end of the stream.
+    /// The object as an event of a stream that has begun, with the end of the stream.
     pub(crate) fn event(&self) -> String {
         let param = json!(self.param);
         let (message, kind) = (json!(self.message), json!(self.kind));

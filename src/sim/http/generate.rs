@@ -1,7 +1,7 @@
-//! From a request to an answer under way: model, admission, what will be said, submission.
+//! Starts a generating request: model, admission, planned output, submission.
 //!
-//! Nothing is awaited here: a request is refused or on its way when this returns, and the answer that comes back aborts its
-//! sequences when it is dropped. The concurrency limit bounds them.
+//! Nothing is awaited here: the request is refused or running when [`start`] returns. Dropping the response body aborts its
+//! sequences. The sequences in flight are bounded by the server's admission limits.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -22,18 +22,18 @@ use crate::unix_time::unix_time;
 use crate::validate::{GenerateRequest, Prompt};
 use sluice_core::base::Rng;
 
-/// Tokens of an answer whose content the prefix cache knows, so that the next turn of a chat finds them. Longer answers
-/// are nobody's prefix.
-const KNOWN_ANSWER: u32 = 8192;
+/// Output tokens that enter the prefix cache, so that the next turn of a chat finds them. Longer outputs are not
+/// continued.
+const CACHED_OUTPUT: u32 = 8192;
 
-/// The name that an answer shows, and the adapter it means: none for the base model.
+/// The model of a request: the name that the response shows, and the adapter (`None` for the base model).
 #[derive(Clone, Debug)]
 pub(crate) struct ResolvedModel {
     pub(crate) name: String,
     pub(crate) adapter: Option<u16>,
 }
 
-/// Which model a name means.
+/// Finds the model of a name.
 ///
 /// # Errors
 /// 404 for an unknown name.
@@ -42,7 +42,7 @@ pub(crate) fn resolve_model(shared: &ServerState, name: Option<&str>) -> Result<
     let base = names.first().cloned().unwrap_or_default();
     let Some(name) = name else { return Ok(ResolvedModel { name: base, adapter: None }) };
     if names.iter().any(|known| known == name) {
-        // An alias is answered by the first name.
+        // The response to an alias shows the first name.
         return Ok(ResolvedModel { name: base, adapter: None });
     }
     let adapters = shared.adapters.lock();
@@ -54,7 +54,7 @@ pub(crate) fn resolve_model(shared: &ServerState, name: Option<&str>) -> Result<
     Err(ErrorBody::not_found(Some("model"), message))
 }
 
-/// Starts generating; the answer aborts it when dropped.
+/// Starts generating; dropping the returned body aborts it.
 ///
 /// # Errors
 /// Admission limits (503), a dead engine (500).
@@ -68,7 +68,7 @@ pub(crate) fn start(
         return Err(ErrorBody::dead());
     }
     if shared.draining.load(Ordering::Relaxed) {
-        // The pool of threads that would render the prompt is gone already.
+        // vLLM has already stopped the thread pool that renders prompts.
         let message = "cannot schedule new futures after shutdown".to_owned();
         return Err(ErrorBody { status: 500, kind: "InternalServerError", param: None, message });
     }
@@ -105,18 +105,18 @@ pub(crate) fn start(
     }
     let interval = request.stream_interval.max(shared.config.stream_interval);
     let outlet = Arc::new(Outlet::new(choices.len(), if request.stream { interval } else { u32::MAX }));
-    let answer = ResponseBody::new(Arc::clone(shared), Arc::clone(&outlet), format, ids, choices, prompt_tokens);
+    let body = ResponseBody::new(Arc::clone(shared), Arc::clone(&outlet), format, ids, choices, prompt_tokens);
     shared.send(Command::Submit(submissions, outlet));
-    Ok(answer)
+    Ok(body)
 }
 
-/// What prompt and answer say, block by block, for the prefix cache.
+/// Hashes of the blocks of prompt and output, for the prefix cache.
 fn content(prompt: &Prompt, output: &PlannedOutput) -> Content {
-    let known = output.tokens.min(KNOWN_ANSWER);
-    let answer = (0..known).map(|position| output.token(position));
+    let known = output.tokens.min(CACHED_OUTPUT);
+    let output_ids = (0..known).map(|position| output.token(position));
     let mut blocks = Vec::with_capacity((prompt.ids.len() + known as usize) / BLOCK_TOKENS as usize);
     let mut block = Vec::with_capacity(4 * BLOCK_TOKENS as usize);
-    for id in prompt.ids.iter().copied().chain(answer) {
+    for id in prompt.ids.iter().copied().chain(output_ids) {
         block.extend_from_slice(&id.to_le_bytes());
         if block.len() == 4 * BLOCK_TOKENS as usize {
             blocks.push(xxh3_64(&block));
@@ -126,7 +126,7 @@ fn content(prompt: &Prompt, output: &PlannedOutput) -> Content {
     Content::Blocks { blocks: blocks.into(), tail: xxh3_64_with_seed(&block, prompt.seed) }
 }
 
-/// Admits the request, or refuses it with the limit that was reached.
+/// Admits a request, or refuses it with the limit that is reached.
 fn admit(shared: &ServerState, request: &GenerateRequest, prompt_tokens: u64) -> Result<(), ErrorBody> {
     let config = &shared.config;
     let sequences = request.prompts.len() as u64 * u64::from(request.n);

@@ -1,8 +1,8 @@
-//! The HTTP side: vLLM's routes, the shapes of its responses, and the way from a request to its sequences.
+//! The HTTP side: vLLM's routes, the bytes of its responses, and the way from a request to its sequences.
 //!
-//! `server` accepts connections, `routes` picks the handler, `generate` turns a validated body into sequences for the
-//! engine, and `answer` writes what they produce in one of the shapes of `format`. It reads the state that
-//! [`crate::real_time`] shares with it and never touches the engine itself.
+//! `server` accepts connections, `routes` picks the handler, `generate` turns a valid body into sequences for the
+//! engine, and `response_body` sends what they produce through a `response_writer`. All of it uses the state that
+//! [`crate::real_time`] shares and never touches the engine itself.
 
 mod anthropic;
 mod response_body;

@@ -1,7 +1,7 @@
-//! Names that a server answers to: `/v1/models` and LoRA adapters at run time.
+//! The models that a server serves: `/v1/models`, and LoRA adapters loaded at run time.
 //!
-//! A server of a made-up model takes any path for an adapter. One whose model is a folder reads the adapter's
-//! `adapter_config.json`, and refuses what vLLM would. Loading needs `--enable-lora`; an adapter that runs keeps running
+//! If the model is only a name, any path is accepted for an adapter. If it is a folder, the adapter's
+//! `adapter_config.json` is checked as in vLLM. Loading needs `--enable-lora`; requests that use an adapter continue
 //! when it is unloaded. At most [`MAX_ADAPTERS`] are ever loaded in one process, so ids never run out.
 
 use std::path::Path;
@@ -127,14 +127,14 @@ pub(crate) fn load(shared: &ServerState, bytes: &[u8]) -> Result<String, ErrorBo
     if !shared.config.lora {
         let message = "Call to add_lora method failed: Worker failed with error 'LoRA is not enabled. Use --enable-lora to \
                        enable LoRA.', please check the stack trace above for the root cause";
-        return Err(broke_inside(message.to_owned()));
+        return Err(engine_error(message.to_owned()));
     }
-    // A model that is only a name takes adapters that are only names, but not one that is there and does not fit.
+    // If the model is only a name, an adapter may be only a name too; one that exists must still fit.
     if (shared.config.on_disk || Path::new(path).join(ADAPTER_CONFIG).exists())
         && let Err(message) = check_adapter(name, path, shared.config.max_lora_rank)
     {
         let missing = message.contains("No adapter found");
-        return Err(if missing { ErrorBody::not_found(None, message) } else { broke_inside(message) });
+        return Err(if missing { ErrorBody::not_found(None, message) } else { engine_error(message) });
     }
     if let Some((_, known)) = loaded {
         *known = path.to_owned();
@@ -146,8 +146,8 @@ pub(crate) fn load(shared: &ServerState, bytes: &[u8]) -> Result<String, ErrorBo
     Ok(format!("Success: LoRA adapter '{name}' added successfully."))
 }
 
-/// What the engine itself refused.
-fn broke_inside(message: String) -> ErrorBody {
+/// An error of the engine itself.
+fn engine_error(message: String) -> ErrorBody {
     ErrorBody { status: 500, kind: "InternalServerError", param: None, message }
 }
 
@@ -162,10 +162,10 @@ pub(crate) fn unload(shared: &ServerState, bytes: &[u8]) -> Result<String, Error
     Ok(format!("Success: LoRA adapter '{name}' removed successfully."))
 }
 
-/// Forgets an adapter.
+/// Removes an adapter.
 ///
 /// # Errors
-/// When there is none of this name.
+/// When no adapter has this name.
 pub(crate) fn remove(shared: &ServerState, name: &str) -> Result<(), ErrorBody> {
     let mut adapters = shared.adapters.lock();
     let slot = adapters.iter_mut().find(|slot| slot.as_ref().is_some_and(|(known, _)| known == name));

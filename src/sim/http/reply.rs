@@ -17,7 +17,7 @@ use crate::http::response_body::Disconnect;
 /// Largest request body, bytes; 64 MiB hold the longest prompt of any model here.
 pub(super) const MAX_BODY: usize = 64 << 20;
 
-/// A response; its body may be cut by an injected fault.
+/// A response; its body may end in an injected disconnect.
 pub(super) type Reply = Response<UnsyncBoxBody<Bytes, Disconnect>>;
 
 /// A reply with this text; an empty `content_type` leaves the header out.
@@ -36,7 +36,7 @@ pub(super) fn json_reply(value: &Value) -> Reply {
     body(StatusCode::OK, "application/json", value.to_string())
 }
 
-/// A text without a type, as vLLM sends it.
+/// Text without a content type, as vLLM sends it.
 pub(super) fn text_reply(text: String) -> Reply {
     body(StatusCode::OK, "", text)
 }

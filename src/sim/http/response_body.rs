@@ -1,8 +1,8 @@
-//! Answers under way: takes tokens from an outlet and turns them into SSE events or one body.
+//! The body of a generating response: takes tokens from an outlet and writes SSE events or one JSON body.
 //!
-//! Dropping an answer before its end aborts its sequences in the engine: hyper drops the body of a connection that
-//! the client closed, streamed or not, which is the only signal that HTTP/1.1 has. While nothing comes, a stream with a
-//! keep-alive interval says so.
+//! Dropping it before its end aborts its sequences in the engine: hyper drops the body when the client closes the
+//! connection, streamed or not, which is the only signal that HTTP/1.1 has. A stream without new tokens gets keep-alive
+//! comments if configured.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -38,7 +38,7 @@ impl Drop for Abort {
     }
 }
 
-/// An answer under way.
+/// The body of a response while it is generated.
 #[derive(Debug)]
 pub(crate) struct ResponseBody {
     abort: Abort,
@@ -50,7 +50,7 @@ pub(crate) struct ResponseBody {
     news: Vec<Progress>,
     keep_alive: Option<(Duration, Pin<Box<Sleep>>)>,
     ended: bool,
-    /// The stream is cut when what was sent has left.
+    /// The connection is cut as soon as the bytes sent so far have left.
     cutting: bool,
 }
 
@@ -91,7 +91,7 @@ impl ResponseBody {
         self.choices.iter().all(Choice::is_complete)
     }
 
-    /// Renders what is new as events.
+    /// Renders new tokens as events.
     fn render(&mut self) -> String {
         let mut out = String::new();
         for (index, (choice, news)) in self.choices.iter_mut().zip(&self.news).enumerate() {
@@ -116,15 +116,15 @@ impl ResponseBody {
         out
     }
 
-    /// Waits for the whole answer.
+    /// Waits for the complete response.
     ///
     /// # Errors
-    /// When it breaks on the way.
+    /// When the engine fails or refuses it.
     pub(crate) async fn complete(mut self) -> Result<String, Broken> {
         while !self.is_complete() {
             std::future::poll_fn(|cx| self.outlet.poll_take(cx, &mut self.news)).await?;
             for (choice, news) in self.choices.iter_mut().zip(&self.news) {
-                choice.take(*news);
+                choice.record(*news);
             }
         }
         self.abort.ids.clear();
@@ -133,7 +133,7 @@ impl ResponseBody {
         Ok(self.format.body(&choices, usage))
     }
 
-    /// A comment, when nothing was said for a while.
+    /// A comment, when nothing was sent for the keep-alive interval.
     fn poll_keep_alive(&mut self, cx: &mut Context<'_>) -> Poll<Bytes> {
         let Some((every, sleep)) = &mut self.keep_alive else { return Poll::Pending };
         if sleep.as_mut().poll(cx).is_pending() {
@@ -144,7 +144,7 @@ impl ResponseBody {
     }
 }
 
-/// A connection that is cut on purpose.
+/// A connection that is cut by an injected fault.
 #[derive(Debug, thiserror::Error)]
 #[error("the simulated server cuts this stream")]
 pub(crate) struct Disconnect;
@@ -163,7 +163,7 @@ impl Body for ResponseBody {
             if std::mem::replace(&mut this.cutting, true) {
                 return Poll::Ready(Some(Err(Disconnect)));
             }
-            // hyper sends what it holds when there is nothing more at once.
+            // hyper flushes its buffer when the body has nothing more to send at once.
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }
@@ -171,7 +171,7 @@ impl Body for ResponseBody {
             Poll::Pending => return this.poll_keep_alive(cx).map(|comment| Some(Ok(Frame::data(comment)))),
             Poll::Ready(Ok(())) if this.abort.shared.garbage.load(Ordering::Relaxed) => {
                 for (choice, news) in this.choices.iter_mut().zip(&this.news) {
-                    choice.take(*news);
+                    choice.record(*news);
                 }
                 this.ended = this.is_complete();
                 "data: {\"choices\":[{\"delta\u{0}\u{fffd}}\n\nevent\n:data\n\n".to_owned()
@@ -190,7 +190,7 @@ impl Body for ResponseBody {
     }
 }
 
-/// What the client is told when an answer breaks.
+/// The error for a response that failed.
 pub(crate) fn broken_body(broken: &Broken) -> ErrorBody {
     match broken {
         Broken::EngineDead => ErrorBody::dead(),

@@ -1,7 +1,7 @@
-//! The three shapes in which an answer leaves: OpenAI's chunks, OpenAI's responses, Anthropic's messages.
+//! Writes responses in one of three formats: OpenAI's chunks, OpenAI's responses, Anthropic's messages.
 //!
-//! Each has the same five moments: before the first tokens, tokens, the end, the whole, an error inside a stream. An enum and
-//! no trait object, because a stream goes through it for every token.
+//! Each format has the same five steps: start of a choice, tokens, end, the complete body, an error inside a stream. An enum
+//! and no trait object, because every token of a stream goes through it.
 
 use crate::http::anthropic;
 use crate::http::choice::Choice;
@@ -9,7 +9,7 @@ use crate::http::error_body::ErrorBody;
 use crate::http::responses;
 use crate::http::wire::{ChunkWriter, CompleteChoice, Finish, Piece, UsageCounts};
 
-/// How an answer is written.
+/// The format of a response.
 #[derive(Debug)]
 pub(crate) enum ResponseWriter {
     /// `/v1/chat/completions` and `/v1/completions`
@@ -21,7 +21,7 @@ pub(crate) enum ResponseWriter {
 }
 
 impl ResponseWriter {
-    /// What comes before a choice's first tokens.
+    /// Writes what comes before a choice's first tokens.
     pub(crate) fn open(&mut self, out: &mut String, index: usize, choice: &Choice, usage: UsageCounts) {
         match self {
             Self::Chunks(envelope) => envelope.role(out, index, choice.prompt_ids().as_deref(), usage),
@@ -30,7 +30,7 @@ impl ResponseWriter {
         }
     }
 
-    /// Tokens of a choice.
+    /// Writes tokens of a choice.
     pub(crate) fn content(&mut self, out: &mut String, index: usize, piece: &Piece, usage: UsageCounts) {
         match self {
             Self::Chunks(envelope) => envelope.content(out, index, piece, usage),
@@ -39,7 +39,7 @@ impl ResponseWriter {
         }
     }
 
-    /// What follows the last token.
+    /// Writes what follows the last token.
     pub(crate) fn end(&mut self, out: &mut String, usage: UsageCounts, finish: Finish) {
         match self {
             Self::Chunks(envelope) => envelope.end(out, usage),
@@ -48,7 +48,7 @@ impl ResponseWriter {
         }
     }
 
-    /// An answer that was not streamed.
+    /// The complete body of a response that is not streamed.
     pub(crate) fn body(&self, choices: &[CompleteChoice], usage: UsageCounts) -> String {
         match self {
             Self::Chunks(envelope) => envelope.body(choices, usage),

@@ -1,6 +1,6 @@
-//! `/v1/responses`: OpenAI's newer shape over the same engine, without a store (vLLM's default).
+//! `/v1/responses`: OpenAI's newer API over the same engine, without a store (vLLM's default).
 //!
-//! `input` and `instructions` become a chat. Streams have named events with a running number and no `[DONE]`.
+//! `input` and `instructions` become a chat. Streams have named events with a sequence number and no `[DONE]`.
 
 use std::fmt::Write;
 
@@ -14,7 +14,7 @@ use crate::validate::json as body_json;
 use crate::validate::pydantic::{self, FieldReader, ValidationErrors, shown};
 use crate::validate::schema;
 
-/// What of a request its answer repeats; JSON.
+/// The fields of a request that its response repeats, as JSON.
 #[derive(Clone, Debug)]
 pub(crate) struct EchoedFields {
     instructions: String,
@@ -27,13 +27,13 @@ pub(crate) struct EchoedFields {
     frequency_penalty: String,
 }
 
-/// Reads a body as a chat.
+/// Converts a body to a chat.
 ///
 /// # Errors
-/// What vLLM answers to a body whose fields are wrong, and to what needs a store.
+/// vLLM's, for a body whose fields are wrong, and for what needs a store.
 pub(crate) fn read(bytes: &[u8]) -> Result<(RequestBody, EchoedFields), ErrorBody> {
     let mut fields = body_json::object(bytes)?;
-    // vLLM adds a field before it validates, which shows in its counts.
+    // vLLM adds a field before it validates, which its messages count.
     fields.entry("request_id").or_insert_with(|| Value::from("resp"));
     let mut problems = ValidationErrors::default();
     pydantic::check(schema::RESPONSES, &fields, &mut problems);
@@ -101,12 +101,12 @@ fn invalid(status: u16, param: &str, message: String) -> ErrorBody {
     ErrorBody { status, kind: "invalid_request_error", param: Some(param.to_owned()), message }
 }
 
-/// Nothing is stored, so no id is known.
+/// The error for any response id, since nothing is stored.
 pub(crate) fn unknown(id: &str) -> ErrorBody {
     invalid(404, "response_id", format!("Response with id '{id}' not found."))
 }
 
-/// Writes one answer.
+/// Writes one response.
 #[derive(Debug)]
 pub(crate) struct ResponsesWriter {
     id: String,
@@ -116,8 +116,8 @@ pub(crate) struct ResponsesWriter {
     echo: EchoedFields,
     /// Events so far.
     number: u64,
-    /// What was said so far, for the events at the end.
-    said: String,
+    /// The text so far, for the events at the end.
+    text: String,
 }
 
 impl ResponsesWriter {
@@ -127,7 +127,7 @@ impl ResponsesWriter {
             echo.max_output_tokens = limit.to_string();
         }
         let item = format!("msg_{:016x}", xxhash_rust::xxh3::xxh3_64(id.as_bytes()));
-        Self { id: format!("resp_{id}"), item, created, model: quoted(model), echo, number: 0, said: String::new() }
+        Self { id: format!("resp_{id}"), item, created, model: quoted(model), echo, number: 0, text: String::new() }
     }
 
     fn event(&mut self, out: &mut String, name: &str, fields: &str) {
@@ -203,7 +203,7 @@ impl ResponsesWriter {
         if piece.text.is_empty() {
             return;
         }
-        self.said.push_str(&piece.text);
+        self.text.push_str(&piece.text);
         let delta = format!(
             "\"content_index\":0,\"delta\":{},\"item_id\":\"{}\",\"logprobs\":[],\"output_index\":0",
             quoted(&piece.text),
@@ -213,9 +213,9 @@ impl ResponsesWriter {
     }
 
     pub(crate) fn end(&mut self, out: &mut String, usage: UsageCounts, finish: Finish) {
-        let (text, part) = (quoted(&self.said), Self::part(&self.said, "null"));
+        let (text, part) = (quoted(&self.text), Self::part(&self.text, "null"));
         let at = format!("\"content_index\":0,\"item_id\":\"{}\"", self.item);
-        // The number stands before the text here, so this event is written by hand.
+        // Here the sequence number comes before the text, so `event` does not serve.
         let number = self.number;
         self.number += 1;
         let name = "response.output_text.done";

@@ -1,7 +1,7 @@
-//! The HTTP side: accepts, routes, and the handle with which a server is run inside a process.
+//! The server: accepts connections, and the handle that runs it inside a process.
 //!
-//! HTTP/1.1 as uvicorn serves it: idle connections close after [`KEEP_ALIVE`], error objects of vLLM, unknown routes
-//! 404. A client that closes its connection ends the request it waits for. [`spawn`] runs a server on the current
+//! HTTP/1.1 as uvicorn serves it: idle connections close after `--timeout-keep-alive`, vLLM's error objects, unknown routes
+//! 404. A client that closes its connection aborts its request. [`spawn`] runs a server on the current
 //! tokio runtime; several fit one process. Bodies are bounded by [`MAX_BODY`](crate::http::reply::MAX_BODY).
 
 use std::net::SocketAddr;
@@ -23,20 +23,20 @@ use crate::real_time::engine_loop::EngineLoop;
 use crate::real_time::state::ServerState;
 
 /// How long a connection may take to end after the server was stopped.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Pause after a failed accept (out of file descriptors), so that the loop does not spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// What a server has done so far and holds now.
+/// Totals and current state of a server.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Snapshot {
     /// Sequences that ended by end of sequence or limit.
     pub finished: u64,
-    /// Sequences aborted because the client left.
+    /// Sequences aborted because the client disconnected.
     pub aborted: u64,
     /// Sequences that ended by an error.
     pub failed: u64,
-    /// Sequences inside, in whatever state.
+    /// Sequences in flight, in any state.
     pub in_flight: u64,
     /// Sequences in the running list after the last step.
     pub running: usize,
@@ -82,12 +82,12 @@ pub fn spawn(config: SimConfig, listener: TcpListener) -> std::io::Result<Handle
 }
 
 impl Handle {
-    /// Where it listens.
+    /// The address it listens on.
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
 
-    /// What it has done so far.
+    /// Its totals and current state.
     pub fn snapshot(&self) -> Snapshot {
         let in_flight = self.shared.concurrency.lock().in_flight;
         let stats = self.shared.stats.lock();
@@ -107,7 +107,7 @@ impl Handle {
         }
     }
 
-    /// Gives it a fault, or takes faults away with [`Fault::None`].
+    /// Injects a fault, or removes all with [`Fault::None`].
     pub fn fault(&self, fault: Fault) {
         self.shared.fault(fault);
     }
@@ -117,28 +117,28 @@ impl Handle {
         self.shared.dead.cancelled().await;
     }
 
-    /// Refuses what is new and waits until what is inside has ended, at most this long. Says whether all has.
+    /// Refuses new requests and waits at most this long for those in flight. Returns whether all have ended.
     pub async fn drain(&self, within: Duration) -> bool {
-        const LOOK_EVERY: Duration = Duration::from_millis(5);
+        const POLL_EVERY: Duration = Duration::from_millis(5);
         self.shared.draining.store(true, Ordering::Relaxed);
         let deadline = tokio::time::Instant::now() + within;
         while self.shared.concurrency.lock().in_flight > 0 {
             if tokio::time::Instant::now() >= deadline || self.shared.dead.is_cancelled() {
                 return false;
             }
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(POLL_EVERY).await;
         }
         true
     }
 
-    /// Stops as after SIGTERM: what is in flight ends with an error, connections close, all tasks are waited for.
+    /// Stops as after SIGTERM: requests in flight end with an error, connections close, all tasks are waited for.
     pub async fn shutdown(self) {
         self.shared.stop.cancel();
         self.tasks.close();
         self.tasks.wait().await;
     }
 
-    /// Stops as after SIGKILL: connections are cut inside whatever they send.
+    /// Stops as after SIGKILL: connections are cut immediately.
     pub async fn kill(self) {
         self.shared.cut.cancel();
         self.shutdown().await;
@@ -155,7 +155,7 @@ async fn accept(listener: TcpListener, shared: Arc<ServerState>, tasks: TaskTrac
             tokio::time::sleep(ACCEPT_PAUSE).await;
             continue;
         };
-        // Tokens are small writes: waiting for more would add the peer's delayed ack to each.
+        // Tokens are small writes; Nagle's algorithm would add the peer's delayed ack to each.
         let _ = stream.set_nodelay(true);
         let shared = Arc::clone(&shared);
         tasks.spawn(async move {
@@ -168,13 +168,13 @@ async fn accept(listener: TcpListener, shared: Arc<ServerState>, tasks: TaskTrac
             tokio::select! {
                 biased;
                 () = shared.cut.cancelled() => return,
-                // A connection that breaks is the client's affair, or a fault that was asked for.
+                // A connection breaks by the client or by an injected fault; neither is an error here.
                 _ = connection.as_mut() => return,
                 () = shared.stop.cancelled() => {}
             }
             connection.as_mut().graceful_shutdown();
-            // A client that does not read its last words is cut.
-            let _ = tokio::time::timeout(LAST_WORDS, connection).await;
+            // A client that does not read the rest in time is cut off.
+            let _ = tokio::time::timeout(CLOSE_TIMEOUT, connection).await;
         });
     }
 }

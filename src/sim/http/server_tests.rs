@@ -1,6 +1,6 @@
 //! The server over real sockets on loopback, read as raw bytes.
 //!
-//! Raw, because framing is what is tested: a client library would hide a missing last chunk or a second answer.
+//! Raw, because framing is what is tested: a client library would hide a missing last chunk or a second response.
 //! Each wait is for a condition and has a deadline; lengths of time are asserted only where they are the contract (the
 //! idle connection that closes after five seconds).
 
@@ -37,7 +37,7 @@ async fn send(handle: &Handle, method: &str, path: &str, body: &str) -> TcpStrea
 /// Status, headers and body with the chunk framing removed; the flag says whether the body ended properly.
 async fn receive(mut stream: TcpStream) -> (u16, String, String, bool) {
     let mut bytes = Vec::new();
-    let read = tokio::time::timeout(DEADLINE, stream.read_to_end(&mut bytes)).await.expect("an answer in time");
+    let read = tokio::time::timeout(DEADLINE, stream.read_to_end(&mut bytes)).await.expect("a response in time");
     let text = String::from_utf8_lossy(&bytes).into_owned();
     let (head, mut rest) = text.split_once("\r\n\r\n").unwrap_or((&text, ""));
     let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0);
@@ -78,7 +78,7 @@ const CHAT: &str = "/v1/chat/completions";
 const COMPLETION: &str = "/v1/completions";
 
 #[tokio::test]
-async fn a_stream_is_framed_and_named_as_vllms() {
+async fn a_stream_has_vllms_framing_and_ids() {
     let handle = server(|_| {}).await;
     let body = r#"{"model":"m","messages":[{"role":"user","content":"hi"}],"max_tokens":5,"ignore_eos":true,"stream":true,
         "stream_options":{"include_usage":true}}"#;
@@ -95,7 +95,7 @@ async fn a_stream_is_framed_and_named_as_vllms() {
 }
 
 #[tokio::test]
-async fn the_same_request_is_answered_the_same_streamed_or_not() {
+async fn streamed_and_complete_responses_have_the_same_text() {
     let handle = server(|_| {}).await;
     let whole = call(&handle, "POST", COMPLETION, r#"{"prompt":"once","max_tokens":40}"#).await.1;
     let whole: Value = serde_json::from_str(&whole).unwrap();
@@ -113,16 +113,17 @@ async fn the_same_request_is_answered_the_same_streamed_or_not() {
 async fn prompts_times_n_make_choices() {
     let handle = server(|_| {}).await;
     let body = r#"{"prompt":[[1,2],[3,4,5]],"n":2,"max_tokens":3,"ignore_eos":true}"#;
-    let answer: Value = serde_json::from_str(&call(&handle, "POST", COMPLETION, body).await.1).unwrap();
-    let indices: Vec<_> = answer["choices"].as_array().unwrap().iter().map(|choice| choice["index"].clone()).collect();
+    let response: Value = serde_json::from_str(&call(&handle, "POST", COMPLETION, body).await.1).unwrap();
+    let indices: Vec<_> =
+        response["choices"].as_array().unwrap().iter().map(|choice| choice["index"].clone()).collect();
     assert_eq!(indices, [0, 1, 2, 3]);
-    assert_eq!((&answer["usage"]["prompt_tokens"], &answer["usage"]["completion_tokens"]), (&5.into(), &12.into()));
+    assert_eq!((&response["usage"]["prompt_tokens"], &response["usage"]["completion_tokens"]), (&5.into(), &12.into()));
     assert_eq!(handle.snapshot().finished, 4);
     handle.shutdown().await;
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_is_aborted_and_its_blocks_come_back() {
+async fn a_disconnect_aborts_the_request_and_frees_its_blocks() {
     let handle = server(|_| {}).await;
     for (stream, aborted) in [("true", 1), ("false", 2)] {
         let body = format!(r#"{{"prompt":"x","max_tokens":8000,"ignore_eos":true,"stream":{stream}}}"#);
@@ -138,7 +139,7 @@ async fn a_client_that_leaves_is_aborted_and_its_blocks_come_back() {
 }
 
 #[tokio::test]
-async fn the_metrics_page_says_what_was_done() {
+async fn the_metrics_page_counts_requests_and_tokens() {
     let handle = server(|_| {}).await;
     let before = metrics::MetricsSnapshot::parse(&call(&handle, "GET", "/metrics", "").await.1);
     call(&handle, "POST", COMPLETION, r#"{"prompt":[1,2,3],"max_tokens":7,"ignore_eos":true}"#).await;
@@ -176,7 +177,7 @@ async fn errors_are_vllms() {
 }
 
 #[tokio::test]
-async fn the_queue_limit_answers_503_and_counts_choices() {
+async fn the_queue_limit_replies_503_and_counts_choices() {
     let handle = server(|config| config.max_queued_requests = Some(2)).await;
     let held = send(&handle, "POST", COMPLETION, r#"{"prompt":"x","max_tokens":8000,"ignore_eos":true}"#).await;
     until(&handle, |snapshot| snapshot.in_flight == 1).await;
@@ -188,7 +189,7 @@ async fn the_queue_limit_answers_503_and_counts_choices() {
 }
 
 #[tokio::test]
-async fn adapters_come_and_go() {
+async fn adapters_are_loaded_and_unloaded() {
     let handle = server(|config| {
         config.lora = true;
         config.engine.max_loras = 1;
@@ -199,15 +200,15 @@ async fn adapters_come_and_go() {
     assert_eq!(call(&handle, "POST", "/v1/load_lora_adapter", load).await.0, 400);
     let models: Value = serde_json::from_str(&call(&handle, "GET", "/v1/models", "").await.1).unwrap();
     assert_eq!((&models["data"][1]["id"], &models["data"][1]["parent"]), (&"ad".into(), &"m".into()));
-    let answer = call(&handle, "POST", COMPLETION, r#"{"model":"ad","prompt":"x","max_tokens":2}"#).await.1;
-    assert!(answer.contains(r#""model":"ad""#));
+    let response = call(&handle, "POST", COMPLETION, r#"{"model":"ad","prompt":"x","max_tokens":2}"#).await.1;
+    assert!(response.contains(r#""model":"ad""#));
     assert_eq!(call(&handle, "POST", "/v1/unload_lora_adapter", load).await.0, 200);
     assert_eq!(call(&handle, "POST", COMPLETION, r#"{"model":"ad","prompt":"x"}"#).await.0, 404);
     handle.shutdown().await;
 }
 
 #[tokio::test]
-async fn a_hung_engine_is_healthy_and_silent_until_it_goes_on() {
+async fn a_hung_engine_is_healthy_and_generates_nothing_until_it_resumes() {
     let handle = server(|config| config.fault = Some(Fault::Hang)).await;
     let waiting = send(&handle, "POST", COMPLETION, r#"{"prompt":"x","max_tokens":2}"#).await;
     until(&handle, |snapshot| snapshot.in_flight == 1).await;
@@ -219,7 +220,7 @@ async fn a_hung_engine_is_healthy_and_silent_until_it_goes_on() {
 }
 
 #[tokio::test]
-async fn a_dead_engine_says_so_everywhere() {
+async fn a_dead_engine_fails_every_route() {
     let handle = server(|_| {}).await;
     let body = r#"{"prompt":"x","max_tokens":8000,"ignore_eos":true,"stream":true}"#;
     let stream = send(&handle, "POST", COMPLETION, body).await;
@@ -235,7 +236,7 @@ async fn a_dead_engine_says_so_everywhere() {
 }
 
 #[tokio::test]
-async fn a_stream_can_be_cut_and_an_answer_can_be_garbage() {
+async fn faults_cut_streams_and_corrupt_bodies() {
     let handle = server(|config| config.fault = Some(Fault::ResetMidstream(3))).await;
     let body = r#"{"prompt":"x","max_tokens":100,"ignore_eos":true,"stream":true}"#;
     let (_, _, text, ended) = receive(send(&handle, "POST", COMPLETION, body).await).await;
@@ -243,8 +244,8 @@ async fn a_stream_can_be_cut_and_an_answer_can_be_garbage() {
     until(&handle, |snapshot| snapshot.aborted == 1).await;
     handle.fault(Fault::None);
     handle.fault(Fault::Garbage);
-    let answer = call(&handle, "POST", COMPLETION, r#"{"prompt":"x","max_tokens":2}"#).await.1;
-    assert!(serde_json::from_str::<Value>(&answer).is_err());
+    let response = call(&handle, "POST", COMPLETION, r#"{"prompt":"x","max_tokens":2}"#).await.1;
+    assert!(serde_json::from_str::<Value>(&response).is_err());
     handle.shutdown().await;
 }
 
@@ -258,13 +259,13 @@ async fn an_idle_connection_is_closed_after_five_seconds() {
     tokio::time::timeout(DEADLINE, stream.read_to_end(&mut bytes)).await.expect("the server closes").unwrap();
     assert!(bytes.starts_with(b"HTTP/1.1 200 OK"));
     let text = String::from_utf8_lossy(&bytes);
-    assert_eq!(text.matches("HTTP/1.1").count(), 1, "closed without another answer: {text}");
+    assert_eq!(text.matches("HTTP/1.1").count(), 1, "closed without another response: {text}");
     assert!(started.elapsed() > Duration::from_secs(4));
     handle.shutdown().await;
 }
 
 #[tokio::test]
-async fn stopping_ends_streams_with_an_error_and_killing_cuts_them() {
+async fn a_shutdown_ends_streams_with_an_error_and_a_kill_cuts_them() {
     for kill in [false, true] {
         let handle = server(|_| {}).await;
         let body = r#"{"prompt":"x","max_tokens":8000,"ignore_eos":true,"stream":true}"#;
@@ -273,13 +274,17 @@ async fn stopping_ends_streams_with_an_error_and_killing_cuts_them() {
         let stop = async { if kill { handle.kill().await } else { handle.shutdown().await } };
         tokio::time::timeout(DEADLINE, stop).await.expect("it stops");
         let (_, _, body, ended) = receive(stream).await;
-        let says = r#"data: {"error": {"message": "EngineCore encountered an issue."#;
-        assert_eq!((ended, body.ends_with("data: [DONE]\n\n"), body.contains(says)), (!kill, !kill, !kill), "{body}");
+        let message = r#"data: {"error": {"message": "EngineCore encountered an issue."#;
+        assert_eq!(
+            (ended, body.ends_with("data: [DONE]\n\n"), body.contains(message)),
+            (!kill, !kill, !kill),
+            "{body}"
+        );
     }
 }
 
 #[tokio::test]
-async fn keys_guard_v1_only() {
+async fn api_keys_protect_only_v1() {
     let handle = server(|config| config.api_keys = vec!["secret".into()]).await;
     assert_eq!(call(&handle, "GET", "/v1/models", "").await, (401, r#"{"error":"Unauthorized"}"#.to_owned()));
     assert_eq!(call(&handle, "GET", "/health", "").await.0, 200);

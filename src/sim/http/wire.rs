@@ -1,10 +1,9 @@
-//! The bytes of answers: chunks, bodies, error objects, exactly as vLLM frames them.
+//! The bytes of OpenAI responses, chunks and bodies, exactly as vLLM writes them.
 //!
 //! Key order and null fields follow captures of a real server: role chunk with `prompt_token_ids` and
 //! `prompt_text`, last content chunk with `finish_reason` and `stop_reason`, `system_fingerprint` on every chunk with a
 //! `finish_reason` when no usage chunk follows, otherwise on the usage chunk. Events are `data: <compact JSON>\n\n`,
-//! the last one is `data: [DONE]\n\n`; only errors inside a stream have blanks in their JSON, there as here. An
-//! end-of-sequence token counts and has no text.
+//! the last one is `data: [DONE]\n\n`. An end-of-sequence token is counted and has no text.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -16,16 +15,16 @@ use crate::validate::RequestKind;
 /// Why a sequence ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finish {
-    /// It drew an end-of-sequence token or said a stop string.
+    /// An end-of-sequence token or a stop string.
     Stop,
-    /// It reached its limit.
+    /// The token limit.
     Length,
-    /// It was ended by the server: paused, asleep, or shutting down.
+    /// The server ended it: paused, asleep, or shutting down.
     Abort,
 }
 
 impl Finish {
-    /// The word on the wire and in metrics.
+    /// The value on the wire and in metrics.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Stop => "stop",
@@ -35,7 +34,7 @@ impl Finish {
     }
 }
 
-/// What all chunks of one answer share.
+/// Writes the chunks of one response.
 #[derive(Clone, Debug)]
 pub struct ChunkWriter {
     kind: RequestKind,
@@ -47,11 +46,11 @@ pub struct ChunkWriter {
     fingerprint: Arc<str>,
     usage_chunk: bool,
     continuous: bool,
-    /// Who speaks in a chat; JSON.
+    /// The role in a chat; JSON.
     role: String,
 }
 
-/// Which usage a stream shows.
+/// Which usage a stream contains.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct UsageOptions {
     /// A chunk at the end.
@@ -60,18 +59,18 @@ pub struct UsageOptions {
     pub continuous: bool,
 }
 
-/// Token counts of an answer.
+/// Token counts of a response.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct UsageCounts {
     /// Tokens of the prompts.
     pub prompt: u64,
-    /// Tokens of the answers.
+    /// Tokens of the completions.
     pub completion: u64,
-    /// Tokens of the prompts that were in the prefix cache, where that is shown and there were any.
+    /// Tokens of the prompts that were in the prefix cache; `None` where not reported.
     pub cached: Option<u64>,
 }
 
-/// A part of an answer: some tokens of one choice. What is JSON is rendered already.
+/// A part of a response: some tokens of one choice. JSON fields are already rendered.
 #[derive(Clone, Debug, Default)]
 pub struct Piece {
     /// Its text.
@@ -88,10 +87,10 @@ pub struct Piece {
     pub stop_reason: String,
 }
 
-/// A choice of an answer that was not streamed.
+/// A choice of a response that is not streamed.
 #[derive(Clone, Debug, Default)]
 pub struct CompleteChoice {
-    /// All of it as one piece.
+    /// Its whole output as one piece.
     pub piece: Piece,
     /// `prompt_logprobs`, JSON.
     pub prompt_logprobs: Option<String>,
@@ -103,7 +102,7 @@ fn or_null(json: &Option<String>) -> &str {
     json.as_deref().unwrap_or(NULL)
 }
 
-/// Appends a text as JSON without its quotes.
+/// Appends a string as JSON without its quotes.
 fn push_text(out: &mut String, text: &str) {
     if text.bytes().all(|byte| byte >= 0x20 && byte != b'"' && byte != b'\\') {
         out.push_str(text);
@@ -114,7 +113,7 @@ fn push_text(out: &mut String, text: &str) {
 }
 
 impl ChunkWriter {
-    /// An answer with this id (already prefixed); `created` in Unix seconds.
+    /// A writer for the response with this id (already prefixed); `created` in Unix seconds.
     pub fn new(
         kind: RequestKind,
         id: String,
@@ -138,13 +137,13 @@ impl ChunkWriter {
         Self { kind, head, id, created, model, fingerprint, usage_chunk, continuous, role }
     }
 
-    /// Somebody else speaks: a chat that goes on without a new message goes on with the last role.
-    pub fn spoken_by(mut self, role: &str) -> Self {
+    /// Replaces the role `assistant`: a chat that continues its last message keeps that message's role.
+    pub fn with_role(mut self, role: &str) -> Self {
         self.role = json!(role).to_string();
         self
     }
 
-    /// The chunk that opens a choice of a chat; completions have none.
+    /// Writes the chunk that opens a choice of a chat; completions have none.
     pub fn role(&self, out: &mut String, choice: usize, prompt_ids: Option<&str>, usage: UsageCounts) {
         if self.kind == RequestKind::Completion {
             return;
@@ -159,7 +158,7 @@ impl ChunkWriter {
         let _ = write!(out, ",\"prompt_token_ids\":{},\"prompt_text\":null}}\n\n", prompt_ids.unwrap_or(NULL));
     }
 
-    /// A chunk with text.
+    /// Writes a chunk with text.
     pub fn content(&self, out: &mut String, choice: usize, piece: &Piece, usage: UsageCounts) {
         out.push_str(&self.head);
         let _ = match self.kind {
@@ -193,7 +192,7 @@ impl ChunkWriter {
         out.push_str("}\n\n");
     }
 
-    /// What follows the last content: the usage chunk where asked for, and `[DONE]`.
+    /// Writes what follows the last content: the usage chunk if requested, and `[DONE]`.
     pub fn end(&self, out: &mut String, usage: UsageCounts) {
         if self.usage_chunk {
             out.push_str(&self.head);
@@ -217,8 +216,7 @@ impl ChunkWriter {
         }
     }
 
-    /// The whole body of an answer that was not streamed. `prompt` is what a chat says of its prompt: log probabilities
-    /// and token ids.
+    /// The complete body of a response that is not streamed.
     pub fn body(&self, choices: &[CompleteChoice], usage: UsageCounts) -> String {
         let mut out =
             String::with_capacity(600 + choices.iter().map(|whole| whole.piece.text.len() + 300).sum::<usize>());

@@ -1,6 +1,6 @@
-//! Log probabilities, made up: plausible numbers in vLLM's two shapes, the same for the same token of the same answer.
+//! Synthetic log probabilities in vLLM's two shapes.
 //!
-//! They are a function of token and rank, so streamed and whole answers agree. Sums over a vocabulary mean nothing: only the
+//! They are a function of token and rank, so streamed and complete responses agree. Their sums have no meaning: only the
 //! shape, the order and the sign are vLLM's.
 
 use std::fmt::Write;
@@ -11,12 +11,12 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::text::planned_output::PlannedOutput;
 use crate::text::vocabulary::Vocabulary;
 
-/// A JSON text.
+/// A JSON string.
 pub(crate) fn quoted(text: &str) -> String {
     Value::from(text).to_string()
 }
 
-/// The log probability of the token at a rank: falling with the rank, a little different for each token.
+/// The log probability of the token at a rank: it falls with the rank and differs a little between tokens.
 fn value(token: u32, rank: u32) -> f64 {
     let noise = (xxh3_64(&token.to_le_bytes()) % 1000) as f64 / 4000.0;
     -(0.05 + f64::from(rank) * 1.5 + noise)
@@ -27,7 +27,7 @@ fn bytes(text: &str) -> String {
     format!("[{}]", list.join(","))
 }
 
-/// Tokens at a position with the drawn one first, `alternatives` of them in all (at least the drawn one).
+/// The drawn token at a position and its alternatives, `alternatives` in all (at least the drawn token).
 fn ranked(output: &PlannedOutput, position: u32, alternatives: u32) -> Vec<u32> {
     let mut tokens = vec![output.token(position)];
     let mut rank = 1;
@@ -41,7 +41,7 @@ fn ranked(output: &PlannedOutput, position: u32, alternatives: u32) -> Vec<u32> 
     tokens
 }
 
-/// A chat's: `{"content":[{"token":..,"logprob":..,"bytes":[..],"top_logprobs":[..]}]}` for some positions.
+/// Log probabilities of a chat: `{"content":[{"token":..,"logprob":..,"bytes":[..],"top_logprobs":[..]}]}` for some positions.
 pub(crate) fn chat(output: &PlannedOutput, positions: std::ops::Range<u32>, alternatives: u32) -> String {
     let mut out = "{\"content\":[".to_owned();
     for (index, position) in positions.enumerate() {
@@ -69,7 +69,8 @@ struct Row {
     top: Vec<(String, f64)>,
 }
 
-/// A completion's: four parallel lists. `echoed` are prompt tokens in front, `offset` is where the text begins.
+/// Log probabilities of a completion: four parallel lists. `echoed` are prompt tokens before the output, `offset` is where
+/// the text begins. Returns also where it ends.
 pub(crate) fn completion(
     output: &PlannedOutput,
     positions: std::ops::Range<u32>,
@@ -113,7 +114,7 @@ pub(crate) fn completion(
     (text, at)
 }
 
-/// A prompt's: null for the first token, then `{"id":{"logprob":..,"rank":..,"decoded_token":..}}` for each.
+/// Log probabilities of a prompt: null for the first token, then `{"id":{"logprob":..,"rank":..,"decoded_token":..}}` for each.
 pub(crate) fn prompt(vocabulary: &Vocabulary, ids: &[u32], alternatives: u32) -> String {
     let entry = |id: u32, rank: u32| {
         let text = quoted(&vocabulary.piece(id));
@@ -121,7 +122,7 @@ pub(crate) fn prompt(vocabulary: &Vocabulary, ids: &[u32], alternatives: u32) ->
     };
     let mut rows = vec!["null".to_owned()];
     for (position, id) in (1..).zip(ids.iter().skip(1)) {
-        // The token itself is never the likeliest of a made-up prompt: the others stand before it.
+        // The alternatives rank before the token of the prompt.
         let mut entries = vec![entry(*id, alternatives)];
         for rank in 0..alternatives {
             let other = vocabulary.draw(u64::from(rank) + 1, position);

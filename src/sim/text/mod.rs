@@ -1,6 +1,6 @@
-//! Text and tokens: vocabularies, chat templates, made-up words, and the texts a request asks for.
+//! Text and tokens: vocabularies, chat templates, synthetic words, and the planned output of a request.
 //!
-//! The generated text is made up; its length, its tokens and its log probabilities have the form that vLLM gives them.
+//! The generated text is synthetic; its length, its tokens and its log probabilities have the form that vLLM gives them.
 
 pub(crate) mod logprobs;
 pub(crate) mod planned_output;

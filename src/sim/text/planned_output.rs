@@ -1,9 +1,9 @@
-//! What an answer will say: its tokens, its length and why it ends, decided when the request arrives.
+//! The output of one choice, decided when the request arrives: its tokens, its length and why it ends.
 //!
 //! Output length: exactly the limit with `ignore_eos`; otherwise drawn from a log-normal distribution with median
-//! [`MEDIAN_TOKENS`] and shape [`SHAPE`] (chat answers in public traces look so), kept within `min_tokens` and the
-//! limit. A drawn end is a `stop`, the limit a `length`; a stop string or token among the words ends the answer where it
-//! stands. The same prompt gets the same answer on every server with the same seed, whatever else runs.
+//! [`MEDIAN_TOKENS`] and shape [`SHAPE`] (as chat responses in public traces), kept within `min_tokens` and the
+//! limit. A drawn end is a `stop`, the limit a `length`; a stop string or token in the text ends the output there.
+//! The same prompt gets the same output on every server with the same seed, whatever else runs.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ const MEDIAN_TOKENS: f64 = 180.0;
 /// Standard deviation of the logarithm of drawn output lengths.
 const SHAPE: f64 = 0.8;
 
-/// Why an answer ends.
+/// Why the output ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum End {
     /// At its limit.
@@ -25,11 +25,11 @@ enum End {
     Eos,
     /// With a token of `stop_token_ids`, whose text is not shown.
     Token(u32),
-    /// With a stop string; so many bytes of the text are shown.
+    /// With a stop string; this many bytes of the text are shown.
     Text(String, usize),
 }
 
-/// One choice of an answer before it is generated.
+/// The output of one choice, before it is generated.
 #[derive(Clone, Debug)]
 pub(crate) struct PlannedOutput {
     texts: Arc<TextModel>,
@@ -39,12 +39,12 @@ pub(crate) struct PlannedOutput {
     /// Tokens in all.
     pub(crate) tokens: u32,
     end: End,
-    /// Characters that are held back until the end, because a stop string may begin in them.
+    /// Trailing characters that are held until the end, because a stop string may begin in them.
     pub(crate) held_back: usize,
 }
 
 impl PlannedOutput {
-    /// Decides an answer to `prompt` of at most `limit` tokens; `seed` belongs to the server and the choice.
+    /// Plans an output of at most `limit` tokens; `seed` is that of the server, the prompt and the choice (see [`seed`]).
     pub(crate) fn new(texts: &Arc<TextModel>, request: &GenerateRequest, limit: u32, seed: u64) -> Self {
         let eos = texts.vocabulary.eos;
         let limit = limit.max(1);
@@ -66,7 +66,7 @@ impl PlannedOutput {
         output
     }
 
-    /// Looks for the first stop string or token and ends the answer there.
+    /// Finds the first stop string or token and ends the output there.
     fn cut(&mut self, request: &GenerateRequest) {
         let mut text = String::new();
         for position in 0..self.tokens {
@@ -111,7 +111,7 @@ impl PlannedOutput {
         }
     }
 
-    /// Another token that could have stood there, for log probabilities.
+    /// An alternative token for a position, for log probabilities.
     pub(crate) fn alternative(&self, position: u32, rank: u32) -> u32 {
         self.texts.vocabulary.draw(self.seed ^ u64::from(rank).rotate_left(33), position)
     }
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stop_string_ends_the_answer_where_it_stands() {
+    fn a_stop_string_ends_the_output() {
         for output in outputs(r#"{"prompt":"x","max_tokens":300,"ignore_eos":true,"stop":["ater"]}"#) {
             let text = text(&output);
             match output.shown() {
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_forced_token_is_all_there_is() {
+    fn a_forced_token_is_the_whole_output() {
         let all =
             outputs(r#"{"prompt":"x","max_tokens":5,"logit_bias":{"19":100},"stop_token_ids":[19],"min_tokens":2}"#);
         assert_eq!((all[0].tokens, all[0].stop_reason()), (3, "19".to_owned()));

@@ -1,8 +1,8 @@
-//! The model's chat template: messages -> the text that is tokenized.
+//! The model's chat template: messages to the text that is tokenized.
 //!
 //! Templates are Jinja as `transformers` runs it: `raise_exception`, `strftime_now`, Python's string methods. The source is
-//! `tokenizer_config.json` (or `chat_template.jinja`) of the model's folder, or `--chat-template`. A server without one
-//! prices a chat by rules of thumb (see `prompt.rs`).
+//! `tokenizer_config.json` (or `chat_template.jinja`) of the model's folder, or `--chat-template`. Without a template,
+//! `validate::prompt` counts a chat by fixed costs.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use minijinja::value::Serde;
 use minijinja::{Environment, Error, ErrorKind, Value as Jinja, context};
 use serde_json::Value;
 
-/// A template that compiled.
+/// A compiled template.
 #[derive(Debug)]
 pub struct Template(Environment<'static>);
 
@@ -21,7 +21,7 @@ impl Template {
     /// Compiles a template's source.
     ///
     /// # Errors
-    /// What Jinja says about it.
+    /// The error of the template engine.
     pub fn new(source: String, special: &Value) -> Result<Self, String> {
         let mut env = Environment::new();
         let blocks = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
@@ -39,7 +39,7 @@ impl Template {
         Ok(Self(env))
     }
 
-    /// The template of a model's folder; none when it has none or when it does not compile.
+    /// The template of a model's folder; `None` when there is none or it does not compile.
     pub fn of_folder(folder: &Path) -> Option<Self> {
         let config = std::fs::read_to_string(folder.join("tokenizer_config.json")).unwrap_or_default();
         let config: Value = serde_json::from_str(&config).unwrap_or_default();
@@ -58,7 +58,7 @@ impl Template {
     /// The text of a conversation.
     ///
     /// # Errors
-    /// What the template refuses, in its words.
+    /// The message of the template's `raise_exception`, or of the template engine.
     pub fn render(&self, messages: &Value, tools: &Value, generation: bool) -> Result<String, String> {
         let template = self.0.get_template(NAME).map_err(|error| error.to_string())?;
         let messages = Jinja::from(Serde(messages));

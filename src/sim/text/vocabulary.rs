@@ -1,8 +1,8 @@
-//! Tokens of a server: how text becomes ids, and which text an id stands for.
+//! The vocabulary of a server: encodes text to ids and decodes ids to text.
 //!
-//! Two kinds. With the model's own `tokenizer.json` (the model is a folder that holds one) prompts are counted as
-//! vLLM counts them, and output is drawn from the tokens that are whole characters by themselves. Without one,
-//! [`super::words`] makes both up. Ids that begin and end sequences never appear in output.
+//! Two kinds. With the model's own `tokenizer.json` (the model is a folder that has one) prompts are counted as
+//! vLLM counts them, and output is drawn from the tokens that are complete characters. Without one,
+//! [`super::words`] is used. Ids that begin and end sequences never appear in output.
 
 use std::path::Path;
 
@@ -11,10 +11,10 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::words;
 
-/// Tokens that output is drawn from, at most: more variety than anybody reads, and quick to set up.
+/// Tokens that output is drawn from, at most: varied enough, and quick to set up.
 const DRAWN: u32 = 16_384;
 
-/// The tokens of one server.
+/// The vocabulary of one server.
 #[derive(Debug)]
 pub struct Vocabulary {
     real: Option<Real>,
@@ -36,7 +36,7 @@ struct Real {
 pub struct TokenizerError(String, String);
 
 impl Vocabulary {
-    /// Made-up tokens, about four characters each.
+    /// Synthetic tokens, about four characters each.
     pub fn made_up() -> Self {
         // Llama 3's <|end_of_text|>; ids below are ordinary tokens.
         Self { real: None, eos: 128_001 }
@@ -92,7 +92,7 @@ impl Vocabulary {
         ids.iter().map(piece).collect()
     }
 
-    /// The text of ids, special ones left out if asked.
+    /// The text of ids, without special ones if `skip_special`.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> String {
         match &self.real {
             Some(real) => real.tokenizer.decode(ids, skip_special).unwrap_or_default(),
@@ -113,7 +113,7 @@ impl Vocabulary {
         }
     }
 
-    /// The token at `position` of an answer with this seed.
+    /// The token at `position` of an output with this seed.
     pub fn draw(&self, seed: u64, position: u32) -> u32 {
         let hash = xxh3_64_with_seed(&position.to_le_bytes(), seed);
         match &self.real {
@@ -131,7 +131,7 @@ impl Vocabulary {
         }
     }
 
-    /// Whether counts are the model's own.
+    /// Whether the model's own tokenizer is used.
     pub fn is_real(&self) -> bool {
         self.real.is_some()
     }

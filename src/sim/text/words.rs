@@ -1,6 +1,6 @@
-//! Made-up text: how many tokens a text has, and which words a token is.
+//! Synthetic text: how many tokens a text has, and which word a token shows.
 //!
-//! Counting rule (no tokenizer is needed, and the ratio is near Llama's): characters of Chinese, Japanese and
+//! Counting rule (without a tokenizer; the ratio is near Llama's): characters of Chinese, Japanese and
 //! Korean scripts are one token each, all others together one token per [`CHARS_PER_TOKEN`], rounded up.
 //! A token shows as a short word with a leading blank, chosen by the request's seed and the token's position, so
 //! output is readable and the same for the same request. Ids are hashes of pieces: stable, not invertible.
@@ -39,7 +39,7 @@ pub fn count(text: &str) -> usize {
     cjk + usize::div_ceil(other, CHARS_PER_TOKEN)
 }
 
-/// Ids of the pieces of a text; as many as [`count`] says, give or take one at each change of output.
+/// Ids of the pieces of a text; as many as [`count`] returns, give or take one at each change of script.
 pub fn ids(text: &str) -> Vec<u32> {
     let mut ids = Vec::with_capacity(count(text));
     let (mut start, mut chars) = (0, 0);
@@ -65,12 +65,12 @@ fn id(piece: &str) -> u32 {
     (xxh3_64_with_seed(piece.as_bytes(), 0) % VOCABULARY) as u32
 }
 
-/// The word that stands for token `position` of an answer with this seed.
+/// The word at `position` of an output with this seed.
 pub fn word(seed: u64, position: u32) -> &'static str {
     WORDS[(token(seed, position) % 64) as usize]
 }
 
-/// The id that stands for it.
+/// The id at `position` of an output with this seed.
 pub fn token(seed: u64, position: u32) -> u32 {
     (xxh3_64_with_seed(&position.to_le_bytes(), seed) % VOCABULARY) as u32
 }
@@ -90,14 +90,14 @@ mod tests {
     }
 
     #[test]
-    fn as_many_ids_as_counted() {
+    fn a_text_has_as_many_ids_as_counted() {
         for text in ["", "abcdefgh", "hello world, how are you", "水門水門"] {
             assert_eq!(ids(text).len(), count(text), "{text}");
         }
     }
 
     #[test]
-    fn the_same_request_reads_the_same() {
+    fn the_same_request_gets_the_same_words() {
         assert_eq!(word(7, 3), word(7, 3));
         assert_eq!(word(7, 3), word_of(token(7, 3)));
     }

@@ -1,7 +1,7 @@
-//! The body of a generating request, read once: its fields, with a long list of token ids kept apart.
+//! The body of a generating request, parsed once: its fields, and separately a long list of token ids.
 //!
-//! Ids are read straight from the text, because a prompt of a hundred thousand is common; everything else becomes JSON
-//! values. Bound: the body itself, which the server limits.
+//! Ids are parsed straight from the bytes, because a prompt of a hundred thousand ids is common and slow as JSON values;
+//! everything else becomes JSON values. Bound: the body itself, which the server limits.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -14,12 +14,12 @@ use super::request_kind::RequestKind;
 use super::{json, messages, rules, schema};
 use crate::http::error_body::ErrorBody;
 
-/// A body that passed the checks of its fields.
+/// A body whose fields are valid.
 #[derive(Clone, Debug)]
 pub(crate) struct RequestBody {
     /// Its fields. `prompt` is an empty list where `ids` are given.
     pub(super) fields: Map<String, Value>,
-    /// The prompt, when it is one list of token ids: a hundred thousand of them are common, and slow as JSON values.
+    /// The prompt of a completion, if it is one list of token ids.
     pub(super) ids: Option<Vec<u32>>,
 }
 
@@ -27,7 +27,7 @@ impl RequestBody {
     /// Reads and checks a body.
     ///
     /// # Errors
-    /// What vLLM answers before it looks for the model.
+    /// The errors that vLLM finds before it looks for the model.
     pub(crate) fn read(kind: RequestKind, bytes: &[u8]) -> Result<Self, ErrorBody> {
         let body = match Self::with_ids(kind, bytes) {
             Some(body) => body,
@@ -50,7 +50,7 @@ impl RequestBody {
         if problems.is_empty() { Ok(body) } else { Err(problems.refusal()) }
     }
 
-    /// The fast way, for a completion whose prompt is a list of ids.
+    /// The fast path, for a completion whose prompt is a list of ids.
     fn with_ids(kind: RequestKind, bytes: &[u8]) -> Option<Self> {
         if kind != RequestKind::Completion {
             return None;
@@ -69,7 +69,7 @@ impl RequestBody {
         Some(Self { fields, ids: Some(ids) })
     }
 
-    /// A chat made of another API's request; its fields were checked there.
+    /// A chat converted from another API's request, whose fields were checked there.
     pub(crate) fn of_chat(fields: Map<String, Value>) -> Self {
         Self { fields, ids: None }
     }
@@ -79,7 +79,7 @@ impl RequestBody {
         &self.fields
     }
 
-    /// The model asked for; none when the name is empty.
+    /// The requested model; `None` when the name is empty.
     pub(crate) fn model(&self) -> Option<&str> {
         self.fields.get("model").and_then(Value::as_str).filter(|name| !name.is_empty())
     }

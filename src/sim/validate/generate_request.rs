@@ -3,6 +3,8 @@
 //! `max_tokens` is 16 for completions and the rest of the context for chats; `max_completion_tokens` wins; a limit that does
 //! not fit the context is clamped; a prompt that is longer than the context is refused.
 
+use serde_json::{Map, Value};
+
 use super::body::RequestBody;
 use super::prompt::{self, Prompt, TextModel};
 use super::pydantic::FieldReader;
@@ -13,7 +15,7 @@ use crate::http::error_body::ErrorBody;
 /// Default of `max_tokens` for completions.
 const COMPLETION_TOKENS: i64 = 16;
 
-/// What a server was started with, as far as requests depend on it.
+/// The settings of the server that limit requests.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ServerLimits<'a> {
     /// `--max-model-len`, tokens.
@@ -22,11 +24,11 @@ pub(crate) struct ServerLimits<'a> {
     pub(crate) max_logprobs: i64,
     /// `--enable-auto-tool-choice`.
     pub(crate) auto_tools: bool,
-    /// Name of the model in refusals.
+    /// Name of the model in error messages.
     pub(crate) name: &'a str,
 }
 
-/// A request that can be served.
+/// A valid request.
 #[derive(Clone, Debug)]
 pub struct GenerateRequest {
     /// Route.
@@ -37,51 +39,51 @@ pub struct GenerateRequest {
     pub n: u32,
     /// Limits on output tokens, one for each prompt.
     pub limits: Vec<u32>,
-    /// Fewest output tokens.
+    /// Minimum output tokens.
     pub min_tokens: u32,
     /// Generate exactly the limit.
     pub ignore_eos: bool,
-    /// Answer as a stream.
+    /// Stream the response.
     pub stream: bool,
     /// End the stream with a usage chunk.
     pub include_usage: bool,
     /// Usage on every chunk.
     pub continuous_usage: bool,
-    /// Id chosen in the body.
+    /// Request id from the body.
     pub request_id: Option<String>,
-    /// Who speaks in the answer of a chat, when it is not the assistant.
+    /// Role of the response of a chat, if it is not the assistant.
     pub role: Option<String>,
-    /// Repeat the prompt in the answer.
+    /// Repeat the prompt in the response.
     pub echo: bool,
-    /// Nothing but the prompt is wanted (`echo` with `max_tokens` 0).
+    /// Return only the prompt (`echo` with `max_tokens` 0).
     pub only_echo: bool,
     /// Alternatives to show for each output token.
     pub logprobs: Option<u32>,
     /// Alternatives to show for each prompt token.
     pub prompt_logprobs: Option<u32>,
-    /// Show ids of tokens.
+    /// Return token ids.
     pub return_token_ids: bool,
-    /// TextModel that end the answer.
+    /// Strings that end the output.
     pub stop: Vec<String>,
-    /// Tokens that end the answer.
+    /// Tokens that end the output.
     pub stop_token_ids: Vec<u32>,
-    /// Show the text that ended it.
+    /// Include the stop string that ended it.
     pub include_stop: bool,
     /// Tokens that output is limited to; empty when there is no limit.
     pub forced: Vec<u32>,
     /// Tokens per event; at least the server's.
     pub stream_interval: u32,
-    /// Lower goes first.
+    /// Scheduling priority; lower runs first.
     pub priority: i64,
     /// Part of the prefix cache's key.
     pub cache_salt: Option<String>,
 }
 
 impl GenerateRequest {
-    /// What a body asks for.
+    /// Builds the request from a valid body.
     ///
     /// # Errors
-    /// What vLLM answers after it found the model: template, context overflow, sampling parameters (400).
+    /// The errors that vLLM finds after it found the model: template, context overflow, sampling parameters (400).
     pub(crate) fn new(
         kind: RequestKind,
         body: &RequestBody,
@@ -90,24 +92,8 @@ impl GenerateRequest {
     ) -> Result<Self, ErrorBody> {
         let fields = &body.fields;
         let length = limits.max_model_len;
-        let asked_chat = fields.int("max_completion_tokens").filter(|_| kind == RequestKind::Chat);
-        let asked =
-            asked_chat.or(fields.int("max_tokens")).or((kind == RequestKind::Completion).then_some(COMPLETION_TOKENS));
-        if kind == RequestKind::Completion && fields.get("suffix").is_some_and(|suffix| !suffix.is_null()) {
-            let text = "suffix is only supported for models with FIM completion rendering";
-            return Err(ErrorBody::bad_request(Some("suffix"), text.to_owned()));
-        }
-        if kind == RequestKind::Chat {
-            rules::check_rendering(fields, limits.auto_tools)?;
-        }
-        if let Some(asked) = asked.filter(|asked| *asked > i64::from(length)) {
-            let name = if asked_chat.is_some() { "max_completion_tokens" } else { "max_tokens" };
-            let message = format!(
-                "{name}={asked} cannot be greater than max_model_len={length}. Please request fewer output tokens. \
-                 (parameter={name}, value={asked})"
-            );
-            return Err(ErrorBody::bad_request(Some(name), message));
-        }
+        check_route(kind, fields, limits.auto_tools)?;
+        let requested = requested_tokens(kind, fields, length)?;
         let mut prompts = match kind {
             RequestKind::Chat => vec![texts.of_chat(fields, limits.name, length)?],
             RequestKind::Completion => texts.of_completion(fields, body.ids.as_ref(), length)?,
@@ -115,34 +101,32 @@ impl GenerateRequest {
         truncate(fields.int("truncate_prompt_tokens"), length, &mut prompts);
         prompts.iter().try_for_each(|prompt| prompt::check_length(prompt, length))?;
         let echo = fields.truth("echo");
-        let only_echo = echo && kind == RequestKind::Completion && asked == Some(0);
-        let mut rooms = Vec::with_capacity(prompts.len());
+        let only_echo = echo && kind == RequestKind::Completion && requested == Some(0);
         sampling::check_bias(fields)?;
+        let mut output_limits = Vec::with_capacity(prompts.len());
         for prompt in &prompts {
             let room = i64::from(length) - i64::from(prompt.tokens());
-            let limit = if only_echo { 1.min(room) } else { asked.unwrap_or(room).min(room) };
+            let limit = if only_echo { 1.min(room) } else { requested.unwrap_or(room).min(room) };
             sampling::check(fields, limit)?;
-            rooms.push(limit as u32);
+            output_limits.push(limit as u32);
         }
         let logprobs = match kind {
             RequestKind::Chat => fields.truth("logprobs").then(|| fields.int("top_logprobs").unwrap_or(0)),
             RequestKind::Completion => fields.int("logprobs"),
         };
         sampling::check_engine(fields, logprobs, limits.max_logprobs, texts.vocabulary.size())?;
-        // -1 asks for the whole vocabulary, which is more than anybody reads.
-        let count = |asked: i64| u32::try_from(asked).unwrap_or(MANY_LOGPROBS);
-        let options = fields.get("stream_options");
-        let option = |name: &str| options.is_some_and(|options| options[name].as_bool().unwrap_or(false));
+        // -1 requests the whole vocabulary.
+        let count = |requested: i64| u32::try_from(requested).unwrap_or(MANY_LOGPROBS);
         let implied = if echo && kind == RequestKind::Chat { Some(0) } else { logprobs.filter(|_| echo) };
         Ok(Self {
             kind,
             n: fields.int("n").map_or(1, |n| n as u32),
-            limits: rooms,
+            limits: output_limits,
             min_tokens: fields.int("min_tokens").map_or(0, |least| u32::try_from(least).unwrap_or(u32::MAX)),
             ignore_eos: fields.truth("ignore_eos"),
             stream: fields.truth("stream"),
-            include_usage: option("include_usage"),
-            continuous_usage: option("continuous_usage_stats"),
+            include_usage: stream_option(fields, "include_usage"),
+            continuous_usage: stream_option(fields, "continuous_usage_stats"),
             request_id: fields.text("request_id").map(str::to_owned),
             role: last_role(fields),
             echo,
@@ -162,19 +146,53 @@ impl GenerateRequest {
     }
 }
 
-/// Log probabilities that are written where all of the vocabulary were asked for.
+/// Checks what only one of the two routes refuses.
+fn check_route(kind: RequestKind, fields: &Map<String, Value>, auto_tools: bool) -> Result<(), ErrorBody> {
+    match kind {
+        RequestKind::Chat => rules::check_rendering(fields, auto_tools),
+        RequestKind::Completion if fields.get("suffix").is_some_and(|suffix| !suffix.is_null()) => {
+            let text = "suffix is only supported for models with FIM completion rendering";
+            Err(ErrorBody::bad_request(Some("suffix"), text.to_owned()))
+        }
+        RequestKind::Completion => Ok(()),
+    }
+}
+
+/// The requested limit on output tokens, if any.
+///
+/// # Errors
+/// When it is larger than the context.
+fn requested_tokens(kind: RequestKind, fields: &Map<String, Value>, length: u32) -> Result<Option<i64>, ErrorBody> {
+    let (name, requested) = match (kind, fields.int("max_completion_tokens")) {
+        (RequestKind::Chat, Some(tokens)) => ("max_completion_tokens", Some(tokens)),
+        (RequestKind::Chat, None) => ("max_tokens", fields.int("max_tokens")),
+        (RequestKind::Completion, _) => ("max_tokens", fields.int("max_tokens").or(Some(COMPLETION_TOKENS))),
+    };
+    let Some(tokens) = requested.filter(|tokens| *tokens > i64::from(length)) else { return Ok(requested) };
+    let message = format!(
+        "{name}={tokens} cannot be greater than max_model_len={length}. Please request fewer output tokens. \
+         (parameter={name}, value={tokens})"
+    );
+    Err(ErrorBody::bad_request(Some(name), message))
+}
+
+fn stream_option(fields: &Map<String, Value>, name: &str) -> bool {
+    fields.get("stream_options").is_some_and(|options| options[name].as_bool().unwrap_or(false))
+}
+
+/// Log probabilities returned where those of the whole vocabulary were requested.
 const MANY_LOGPROBS: u32 = 20;
 
-/// Role of the last message of a chat that goes on without a new one.
-fn last_role(fields: &serde_json::Map<String, serde_json::Value>) -> Option<String> {
+/// Role of the last message, for a chat that continues it.
+fn last_role(fields: &Map<String, Value>) -> Option<String> {
     fields.get("add_generation_prompt").filter(|_| !fields.truth("add_generation_prompt"))?;
     Some(fields.get("messages")?.as_array()?.last()?["role"].as_str()?.to_owned())
 }
 
-/// `truncate_prompt_tokens`: the last so many tokens, or as many as the context holds for -1.
-fn truncate(asked: Option<i64>, length: u32, prompts: &mut [Prompt]) {
-    let Some(asked) = asked else { return };
-    let keep = usize::try_from(asked).unwrap_or(length as usize).max(1);
+/// Applies `truncate_prompt_tokens`: keeps the last tokens, for -1 as many as the context holds.
+fn truncate(requested: Option<i64>, length: u32, prompts: &mut [Prompt]) {
+    let Some(requested) = requested else { return };
+    let keep = usize::try_from(requested).unwrap_or(length as usize).max(1);
     for prompt in prompts.iter_mut().filter(|prompt| prompt.ids.len() > keep) {
         prompt.ids = prompt.ids[prompt.ids.len() - keep..].into();
     }

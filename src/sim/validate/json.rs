@@ -1,17 +1,17 @@
-//! Bodies that are no JSON, with the errors of Python's decoder and the place where it stops.
+//! Parses a body as a JSON object; reports errors as CPython's `json` does.
 //!
-//! `serde_json` reads what is right. When it fails, a small scanner finds the place and the reason as CPython's `json`
-//! reports them: what was expected, and the position in characters.
+//! `serde_json` parses valid bodies. When it fails, a small scanner finds the reason and the position, in characters, that
+//! CPython reports, because vLLM puts both into its error.
 
 use serde_json::{Map, Value};
 
 use super::pydantic::{ValidationErrors, repr, shown};
 use crate::http::error_body::ErrorBody;
 
-/// The object in a body.
+/// Parses a body as an object.
 ///
 /// # Errors
-/// No body, no JSON, no object, no UTF-8: what vLLM answers to each.
+/// vLLM's, for a body that is empty, not UTF-8, not JSON or not an object.
 pub(crate) fn object(bytes: &[u8]) -> Result<Map<String, Value>, ErrorBody> {
     let text = std::str::from_utf8(bytes).map_err(|_| ErrorBody::detail(400, "There was an error parsing the body"))?;
     let mut problems = ValidationErrors::default();
@@ -31,8 +31,7 @@ pub(crate) fn object(bytes: &[u8]) -> Result<Map<String, Value>, ErrorBody> {
                 let context = format!("'error': {}", repr(reason));
                 problems.add("json_invalid", &format!("body.{at}"), "JSON decode error", "<dict of 0 items>", &context);
             }
-            // Python takes NaN and infinities, which JSON does not have; the one place where they appear is a number
-            // of the request, and there they are refused.
+            // Python accepts NaN and infinities, which JSON does not have; vLLM then refuses the field.
             None => return Err(not_finite(text)),
         },
     }
@@ -52,7 +51,7 @@ fn not_finite(text: &str) -> ErrorBody {
     ErrorBody::bad_request(Some(field), message)
 }
 
-/// Where Python's decoder stops and why; `None` when it would not.
+/// The position and reason at which Python's decoder fails; `None` if it accepts the text.
 fn python_error(text: &str) -> Option<(usize, &'static str)> {
     let chars: Vec<char> = text.chars().collect();
     let mut scan = Scan { chars: &chars, depth: 0 };
@@ -66,7 +65,7 @@ fn python_error(text: &str) -> Option<(usize, &'static str)> {
     }
 }
 
-type Place = Result<usize, (usize, &'static str)>;
+type ScanResult = Result<usize, (usize, &'static str)>;
 
 struct Scan<'a> {
     chars: &'a [char],
@@ -85,8 +84,8 @@ impl Scan<'_> {
         at
     }
 
-    /// Reads the value at `at`; says where it ends.
-    fn value(&mut self, at: usize) -> Place {
+    /// Scans the value at `at`; returns its end.
+    fn value(&mut self, at: usize) -> ScanResult {
         const DEEPEST: usize = 900;
         self.depth += 1;
         if self.depth > DEEPEST {
@@ -103,13 +102,13 @@ impl Scan<'_> {
         end
     }
 
-    fn word(&self, at: usize, start: usize) -> Place {
+    fn word(&self, at: usize, start: usize) -> ScanResult {
         let words = ["null", "true", "false", "NaN", "Infinity"];
         let fits = |word: &&str| word.chars().enumerate().all(|(i, c)| self.at(at + i) == Some(c));
         words.iter().find(|word| fits(word)).map(|word| at + word.len()).ok_or((start, "Expecting value"))
     }
 
-    fn number(&self, start: usize) -> Place {
+    fn number(&self, start: usize) -> ScanResult {
         let mut at = start + usize::from(self.at(start) == Some('-'));
         if !self.at(at).is_some_and(|c| c.is_ascii_digit()) {
             return self.word(at, start);
@@ -133,7 +132,7 @@ impl Scan<'_> {
         Ok(at)
     }
 
-    fn string(&self, start: usize) -> Place {
+    fn string(&self, start: usize) -> ScanResult {
         let mut at = start + 1;
         loop {
             match self.at(at) {
@@ -152,7 +151,7 @@ impl Scan<'_> {
         }
     }
 
-    fn object(&mut self, start: usize) -> Place {
+    fn object(&mut self, start: usize) -> ScanResult {
         const NAME: &str = "Expecting property name enclosed in double quotes";
         let mut at = self.blanks(start);
         if self.at(at) == Some('}') {
@@ -177,7 +176,7 @@ impl Scan<'_> {
         }
     }
 
-    fn array(&mut self, start: usize) -> Place {
+    fn array(&mut self, start: usize) -> ScanResult {
         let mut at = self.blanks(start);
         if self.at(at) == Some(']') {
             return Ok(at + 1);
@@ -199,7 +198,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_stand_where_pythons_decoder_puts_them() {
+    fn errors_have_the_position_and_reason_of_pythons_decoder() {
         let name = "Expecting property name enclosed in double quotes";
         for (text, wanted) in [
             (r#"{"model": "tiny", "#, Some((18, name))),
@@ -218,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_body_that_is_no_object_says_so() {
+    fn a_body_that_is_not_an_object_is_refused() {
         let message = |bytes: &[u8]| object(bytes).unwrap_err().message;
         assert!(message(b"[]").contains("'input': '<list of 0 items>'"));
         assert!(message(b"null").contains("'missing'"));

@@ -1,13 +1,13 @@
-//! Types of `messages` and `prompt`: unions, in which every branch complains.
+//! Checks the types of `messages` and `prompt`, which are unions in vLLM's schema.
 //!
-//! A value that fits no branch is refused with the problems of all of them, in vLLM's order and under the names of its
-//! branches. What fits one branch is taken without looking further.
+//! pydantic reports the errors of every branch of a union, in order and under the branch's name. A value that fits one
+//! branch is accepted without further checks.
 
 use serde_json::Value;
 
 use super::pydantic::{ValidationErrors, shown};
 
-/// The branches of a message, with the role each wants and the fields that it requires.
+/// The branches of a message, with the role and the fields that each requires.
 const MESSAGES: &[(&str, &str, &[&str])] = &[
     ("ChatCompletionDeveloperMessageParam", "developer", &["content", "role"]),
     ("ChatCompletionSystemMessageParam", "system", &["content", "role"]),
@@ -19,10 +19,9 @@ const MESSAGES: &[(&str, &str, &[&str])] = &[
     ("Message", "", &["author", "content"]),
 ];
 
-/// Checks a list of messages. A message fits when one branch takes it: any role will do, because vLLM has a branch for
-/// roles of the model's own.
+/// Checks a list of messages. Any role is accepted, because vLLM has a branch for custom roles.
 pub(super) fn check(messages: Option<&Value>, at: &str, problems: &mut ValidationErrors) {
-    // That it is missing is told by the schema.
+    // The schema reports a missing field.
     let Some(messages) = messages else { return };
     let Some(items) = messages.as_array() else {
         return problems.add("list_type", at, "Input should be a valid list", &shown(messages), "");
@@ -58,7 +57,7 @@ fn check_message(item: &Value, at: &str, problems: &mut ValidationErrors) {
         let at = |field: &str| format!("{at}.{branch}.{field}");
         for field in *required {
             match fields.get(*field) {
-                // Their content may be left out.
+                // Content is optional in these branches.
                 None if *field == "content"
                     && ["CustomChatCompletionMessageParam", "ChatCompletionAssistantMessageParam"].contains(branch) => {
                 }
@@ -77,7 +76,7 @@ fn check_message(item: &Value, at: &str, problems: &mut ValidationErrors) {
     }
 }
 
-/// The content of one branch.
+/// Checks the content against one branch.
 fn check_content(branch: &str, value: &Value, at: &str, problems: &mut ValidationErrors) {
     let mut add = |kind: &str, text: &str| problems.add(kind, at, text, &shown(value), "");
     match (branch, value) {
@@ -92,7 +91,7 @@ fn check_content(branch: &str, value: &Value, at: &str, problems: &mut Validatio
     }
 }
 
-/// Checks a prompt: ids, lists of ids, a text, texts. Every branch complains.
+/// Checks a prompt: ids, lists of ids, a string, or strings.
 pub(super) fn check_prompt(prompt: Option<&Value>, problems: &mut ValidationErrors) {
     let at = "body.prompt";
     let items = match prompt {

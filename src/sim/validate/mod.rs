@@ -1,12 +1,11 @@
-//! Requests as clients write them: bodies of the generating routes -> what to generate, or vLLM's refusal.
+//! Validates the bodies of the generating routes as vLLM does.
 //!
 //! ```text
-//! bytes -> body (JSON, rules, fields) -> model -> prompt (template, tokenizer, length) -> sampling -> GenerateRequest
+//! bytes -> RequestBody (JSON, rules, fields) -> model -> prompt (template, tokenizer, length) -> sampling -> GenerateRequest
 //! ```
 //!
-//! Each stage refuses in vLLM's words and in its order, so that of two mistakes the same one is told. Defaults are
-//! vLLM's: `max_tokens` is 16 for completions and the rest of the context for chats; `max_completion_tokens` wins; what
-//! does not fit the context is clamped; a prompt that is longer than it is refused; a list of prompts fans out.
+//! Each stage refuses with vLLM's status, type and message, and in its order, so that of two mistakes the same one is
+//! reported. The texts stay word for word: the conformance test compares each of them with a real server.
 
 mod body;
 mod generate_request;

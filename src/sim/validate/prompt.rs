@@ -1,8 +1,8 @@
-//! Prompts as clients write them -> token ids.
+//! Converts prompts to token ids.
 //!
 //! With the model's own tokenizer and template the ids are those of a real server. Without them text is counted by
-//! [`crate::text::words`], and a chat costs [`TOKENS_PER_MESSAGE`] more per message, [`TOKENS_PER_CHAT`] more per chat
-//! for the template that is not there, and [`TOKENS_PER_IMAGE`] for each part that is not text.
+//! [`crate::text::words`]. A chat then costs [`TOKENS_PER_MESSAGE`] more per message and [`TOKENS_PER_CHAT`] more per chat
+//! in place of the template, and [`TOKENS_PER_IMAGE`] for each part that is not text.
 
 use std::sync::Arc;
 
@@ -16,11 +16,11 @@ use crate::text::vocabulary::Vocabulary;
 
 /// Template tokens around each message.
 pub const TOKENS_PER_MESSAGE: usize = 4;
-/// Template tokens of a chat: begin of text and the header of the answer.
+/// Template tokens of a chat: begin of text and the header of the response.
 pub const TOKENS_PER_CHAT: usize = 5;
 /// Tokens of a part that is not text.
 pub const TOKENS_PER_IMAGE: usize = 576;
-/// More characters per token of context than this cannot fit, whatever the tokenizer; vLLM checks it first.
+/// Characters per token of context above which vLLM refuses a text before it tokenizes it.
 const CHARS_BOUND: usize = 70;
 
 /// One prompt of a request.
@@ -28,9 +28,9 @@ const CHARS_BOUND: usize = 70;
 pub struct Prompt {
     /// Its tokens.
     pub ids: Arc<[u32]>,
-    /// Hash of its content: the same prompt draws the same answer.
+    /// Hash of its content: the same prompt gets the same output.
     pub seed: u64,
-    /// What it said, for `echo`; none for ids.
+    /// Its text, for `echo`; `None` for ids.
     pub text: Option<Arc<str>>,
 }
 
@@ -41,24 +41,24 @@ impl Prompt {
     }
 }
 
-/// What a server needs to read prompts.
+/// Tokenizer and chat template of a model.
 #[derive(Debug)]
 pub struct TextModel {
     /// Tokens.
     pub vocabulary: Vocabulary,
     /// The model's chat template.
     pub template: Option<Template>,
-    /// Whether the model is known to take text alone.
+    /// Whether the model is known to accept only text.
     pub text_only: bool,
 }
 
 impl TextModel {
-    /// Made-up tokens and no template.
+    /// Synthetic tokens and no template.
     pub fn made_up() -> Self {
         Self { vocabulary: Vocabulary::made_up(), template: None, text_only: false }
     }
 
-    /// Tokenizer and template of a model's folder, made-up ones where it has none.
+    /// Tokenizer and template of a model's folder; synthetic tokens if it has no tokenizer.
     ///
     /// # Errors
     /// When a file of the folder cannot be used.
@@ -94,7 +94,7 @@ impl TextModel {
     /// The prompt of a conversation.
     ///
     /// # Errors
-    /// An empty conversation, media for a model of text, what the template refuses, a text that cannot fit.
+    /// An empty conversation, media for a text-only model, an error of the template, a text that cannot fit.
     pub(crate) fn of_chat(&self, fields: &Map<String, Value>, name: &str, length: u32) -> Result<Prompt, ErrorBody> {
         let messages = fields.get("messages").cloned().unwrap_or_default();
         let list = messages.as_array().map_or(&[][..], Vec::as_slice);
@@ -116,14 +116,14 @@ impl TextModel {
                 self.of_text(&text, fields.truth("add_special_tokens"), length)
             }
             _ => {
-                let whole: usize = list.iter().map(|message| said(message).len()).sum();
+                let whole: usize = list.iter().map(|message| text_of(message).len()).sum();
                 check_chars_count(whole, length)?;
                 Ok(self.without_template(list, generation))
             }
         }
     }
 
-    /// Ids of a chat as the rules of thumb count it: made-up ones for what a template would add.
+    /// Ids of a chat without a template: synthetic ids stand for what a template would add.
     fn without_template(&self, list: &[Value], generation: bool) -> Prompt {
         let mut ids: Vec<u32> = Vec::new();
         let filler = |word: &str, count: usize| {
@@ -157,7 +157,7 @@ impl TextModel {
     /// The prompts of a completion.
     ///
     /// # Errors
-    /// No prompt, an empty one, ids that are no tokens, a text that cannot fit.
+    /// No prompt, an empty one, ids outside the vocabulary, a text that cannot fit.
     pub(super) fn of_completion(
         &self,
         fields: &Map<String, Value>,
@@ -200,7 +200,7 @@ impl TextModel {
 fn flattened(message: &Value) -> Value {
     let mut message = message.clone();
     if message["content"].is_array() {
-        message["content"] = Value::String(said(&message));
+        message["content"] = Value::String(text_of(&message));
     }
     if message["content"].is_null() {
         message["content"] = Value::String(String::new());
@@ -208,8 +208,8 @@ fn flattened(message: &Value) -> Value {
     message
 }
 
-/// What a message says.
-fn said(message: &Value) -> String {
+/// The text of a message.
+fn text_of(message: &Value) -> String {
     match &message["content"] {
         Value::String(text) => text.clone(),
         Value::Array(parts) => {
@@ -241,7 +241,7 @@ fn check_chars_count(chars: usize, length: u32) -> Result<(), ErrorBody> {
 /// Refuses a prompt that is longer than the context.
 ///
 /// # Errors
-/// vLLM's: text is cut off by the tokenizer one token behind the limit, ids are counted.
+/// vLLM's: for text the tokenizer stops one token after the limit, so the message says "at least"; ids are counted.
 pub(super) fn check_length(prompt: &Prompt, length: u32) -> Result<(), ErrorBody> {
     let tokens = prompt.tokens();
     if tokens <= length {

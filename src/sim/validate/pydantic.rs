@@ -1,35 +1,34 @@
-//! Validation of a body's fields as pydantic does it: lax coercions, and errors in its words.
+//! Validates the fields of a body as pydantic does: lax coercions, and its error messages.
 //!
-//! A schema is a table of fields with types. All fields are checked in the table's order and all problems are told at
-//! once; unknown fields are allowed. Text in messages is written as Python's `repr` writes it, because that is what
-//! vLLM puts there.
+//! A schema is a table of fields with types. All fields are checked in the table's order and all errors are reported at
+//! once; unknown fields are allowed. Messages contain values in the notation of Python's `repr`, as vLLM's do.
 
 use serde_json::{Map, Value};
 
 use crate::http::error_body::ErrorBody;
 
-/// What a field takes.
+/// The type of a field.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Type {
-    /// A text.
+    /// A string.
     Text,
     /// A whole number between two bounds.
     Int(i64, i64),
     /// A number.
     Float,
-    /// A truth value.
+    /// A boolean.
     Bool,
     /// A list of whole numbers, each at least this.
     Ints(i64),
-    /// A list of texts.
-    TextModel,
+    /// A list of strings.
+    Texts,
     /// An object.
     Dict,
     /// An object whose values are numbers.
     Weights,
-    /// One of these texts.
+    /// One of these strings.
     Literal(&'static [&'static str]),
-    /// A text or at most four.
+    /// A string, or a list of at most four.
     Stop,
     /// Checked elsewhere.
     Any,
@@ -43,18 +42,18 @@ pub(crate) const INT: Type = Type::Int(i64::MIN, i64::MAX);
 pub(crate) struct Field {
     /// Its name.
     pub(crate) name: &'static str,
-    /// What it takes.
+    /// Its type.
     pub(crate) takes: Type,
     /// Whether `null` is a value.
     pub(crate) nullable: bool,
-    /// Whether it must be there.
+    /// Whether it is required.
     pub(crate) required: bool,
 }
 
-/// Problems that are told one by one.
-const MOST_TOLD: usize = 10;
+/// Errors that are listed; the rest are counted.
+const MAX_LISTED: usize = 10;
 
-/// Problems found so far: the place of the first, and all as listed.
+/// The errors found so far: the location of the first, and all as listed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ValidationErrors {
     first: Option<String>,
@@ -62,7 +61,7 @@ pub(crate) struct ValidationErrors {
 }
 
 impl ValidationErrors {
-    /// Adds a problem at a place (`body.n`).
+    /// Adds an error at a location (`body.n`).
     pub(crate) fn add(&mut self, kind: &str, at: &str, text: &str, input: &str, context: &str) {
         self.first.get_or_insert_with(|| at.to_owned());
         let context = if context.is_empty() { String::new() } else { format!(", 'ctx': {{{context}}}") };
@@ -74,33 +73,33 @@ impl ValidationErrors {
         ));
     }
 
-    /// A field that is not there.
+    /// Adds the error for a missing field.
     pub(crate) fn missing(&mut self, at: &str, fields: usize) {
         self.add("missing", at, "Field required", &format!("<dict of {fields} items>"), "");
     }
 
-    /// Whether there is none.
+    /// Whether there are no errors.
     pub(crate) fn is_empty(&self) -> bool {
         self.lines.is_empty()
     }
 
-    /// The refusal that lists them.
+    /// The error response that lists them.
     pub(crate) fn refusal(self) -> ErrorBody {
         let count = self.lines.len();
         let plural = if count == 1 { "" } else { "s" };
         let mut message = format!("{count} validation error{plural}:");
-        for line in self.lines.iter().take(MOST_TOLD) {
+        for line in self.lines.iter().take(MAX_LISTED) {
             message.push_str("\n  ");
             message.push_str(line);
         }
-        if count > MOST_TOLD {
-            message.push_str(&format!("\n  ...and {} more errors", count - MOST_TOLD));
+        if count > MAX_LISTED {
+            message.push_str(&format!("\n  ...and {} more errors", count - MAX_LISTED));
         }
         ErrorBody { status: 400, kind: "Bad Request", param: self.first, message }
     }
 }
 
-/// Python's `repr` of a text.
+/// Python's `repr` of a string.
 pub(crate) fn repr(text: &str) -> String {
     let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
     let mut out = String::with_capacity(text.len() + 2);
@@ -122,7 +121,7 @@ pub(crate) fn repr(text: &str) -> String {
     out
 }
 
-/// A value as errors show it.
+/// A value as error messages show it.
 pub(crate) fn shown(value: &Value) -> String {
     match value {
         Value::Null => "None".to_owned(),
@@ -131,7 +130,7 @@ pub(crate) fn shown(value: &Value) -> String {
         Value::String(text) => text.clone(),
         Value::Array(items) => format!("<list of {} items>", items.len()),
         Value::Object(fields) => format!("<dict of {} items>", fields.len()),
-        // Beyond 64 bits a number is read as a float here, and was written as a whole one.
+        // A whole number beyond 64 bits is parsed as a float; it is shown as it was written.
         Value::Number(number) => match number.as_f64() {
             Some(float) if number.is_f64() && float.fract() == 0.0 && float.abs() > 1e16 => format!("{float:.0}"),
             _ => number.to_string(),
@@ -156,31 +155,19 @@ fn check_value(takes: Type, value: &Value, at: &str, problems: &mut ValidationEr
     let mut wrong = |kind: &str, text: &str| problems.add(kind, at, text, &shown(value), "");
     match takes {
         Type::Any => {}
-        Type::Text if !value.is_string() => wrong("string_type", "Input should be a valid string"),
-        Type::Text => {}
+        Type::Text if value.is_string() => {}
+        Type::Text => wrong("string_type", "Input should be a valid string"),
         Type::Int(least, most) => check_int(value, least, most, at, problems),
-        Type::Float => {
-            if float(value).is_none() {
-                let (kind, text) = match value {
-                    Value::String(_) => {
-                        ("float_parsing", "Input should be a valid number, unable to parse string as a number")
-                    }
-                    _ => ("float_type", "Input should be a valid number"),
-                };
-                wrong(kind, text);
-            }
+        Type::Float if float(value).is_some() => {}
+        Type::Float if value.is_string() => {
+            wrong("float_parsing", "Input should be a valid number, unable to parse string as a number");
         }
-        Type::Bool => {
-            if truth(value).is_none() {
-                let (kind, text) = match value {
-                    Value::String(_) | Value::Number(_) => {
-                        ("bool_parsing", "Input should be a valid boolean, unable to interpret input")
-                    }
-                    _ => ("bool_type", "Input should be a valid boolean"),
-                };
-                wrong(kind, text);
-            }
+        Type::Float => wrong("float_type", "Input should be a valid number"),
+        Type::Bool if truth(value).is_some() => {}
+        Type::Bool if value.is_string() || value.is_number() => {
+            wrong("bool_parsing", "Input should be a valid boolean, unable to interpret input");
         }
+        Type::Bool => wrong("bool_type", "Input should be a valid boolean"),
         Type::Dict | Type::Weights => match value {
             Value::Object(fields) if takes == Type::Weights => {
                 for (key, weight) in fields {
@@ -190,25 +177,17 @@ fn check_value(takes: Type, value: &Value, at: &str, problems: &mut ValidationEr
             Value::Object(_) => {}
             _ => wrong("dict_type", "Input should be a valid dictionary"),
         },
+        Type::Literal(texts) if value.as_str().is_some_and(|text| texts.contains(&text)) => {}
         Type::Literal(texts) => {
-            if !value.as_str().is_some_and(|text| texts.contains(&text)) {
-                let expected = one_of(texts);
-                let text = format!("Input should be {expected}");
-                problems.add("literal_error", at, &text, &shown(value), &format!("'expected': {}", repr(&expected)));
-            }
+            let expected = one_of(texts);
+            let context = format!("'expected': {}", repr(&expected));
+            problems.add("literal_error", at, &format!("Input should be {expected}"), &shown(value), &context);
         }
-        Type::Ints(least) => match value {
+        Type::Ints(_) | Type::Texts => match value {
             Value::Array(items) => {
+                let each = if let Type::Ints(least) = takes { Type::Int(least, i64::MAX) } else { Type::Text };
                 for (index, item) in items.iter().enumerate() {
-                    check_int(item, least, i64::MAX, &format!("{at}.{index}"), problems);
-                }
-            }
-            _ => wrong("list_type", "Input should be a valid list"),
-        },
-        Type::TextModel => match value {
-            Value::Array(items) => {
-                for (index, item) in items.iter().enumerate() {
-                    check_value(Type::Text, item, &format!("{at}.{index}"), problems);
+                    check_value(each, item, &format!("{at}.{index}"), problems);
                 }
             }
             _ => wrong("list_type", "Input should be a valid list"),
@@ -227,7 +206,7 @@ fn one_of(texts: &[&str]) -> String {
     }
 }
 
-/// A text or a list of at most four: both branches of the union complain.
+/// A string or a list of at most four; both branches of the union report errors.
 fn check_stop(value: &Value, at: &str, problems: &mut ValidationErrors) {
     const MOST: usize = 4;
     let items = match value {
@@ -271,7 +250,7 @@ fn int(value: &Value) -> Result<i128, (&'static str, &'static str)> {
     match value {
         Value::Bool(truth) => Ok(i128::from(*truth)),
         Value::Number(number) => {
-            // Beyond 64 bits a number is read as a float here; only the bounds look at it.
+            // A whole number beyond 64 bits is parsed as a float; only the bounds check uses it.
             let float = number.as_f64().unwrap_or(f64::NAN);
             match number.as_i64() {
                 Some(whole) => Ok(i128::from(whole)),
@@ -297,7 +276,7 @@ pub(crate) fn float(value: &Value) -> Option<f64> {
     }
 }
 
-/// A truth value as pydantic coerces it.
+/// A boolean as pydantic coerces it.
 pub(crate) fn truth(value: &Value) -> Option<bool> {
     match value {
         Value::Bool(truth) => Some(*truth),
@@ -315,15 +294,15 @@ pub(crate) fn truth(value: &Value) -> Option<bool> {
     }
 }
 
-/// Readers of a body that passed [`check`].
+/// Typed access to a body that passed [`check`].
 pub(crate) trait FieldReader {
     /// A whole number.
     fn int(&self, name: &str) -> Option<i64>;
     /// A number.
     fn float(&self, name: &str) -> Option<f64>;
-    /// A truth value; false when it is not there.
+    /// A boolean; false when absent.
     fn truth(&self, name: &str) -> bool;
-    /// A text.
+    /// A string.
     fn text(&self, name: &str) -> Option<&str>;
 }
 
@@ -357,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn problems_read_as_pydantics() {
+    fn errors_have_pydantics_form() {
         assert_eq!(
             message(INT, json!("abc")),
             "1 validation error:\n  {'type': 'int_parsing', 'loc': 'body.x', 'msg': 'Input should be a valid integer, \
@@ -373,14 +352,14 @@ mod tests {
     }
 
     #[test]
-    fn what_can_be_read_is_read() {
+    fn values_are_coerced() {
         for (takes, value) in [(INT, json!("8")), (INT, json!(8.0)), (INT, json!(true)), (Type::Bool, json!("yes"))] {
             assert_eq!(message(takes, value), "");
         }
     }
 
     #[test]
-    fn text_is_quoted_as_python_quotes_it() {
+    fn strings_are_quoted_as_python_quotes_them() {
         assert_eq!(["a'b", "a\"b", "a'\"\n"].map(repr), ["\"a'b\"", "'a\"b'", "'a\\'\"\\n'"].map(String::from));
     }
 }

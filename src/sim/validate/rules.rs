@@ -1,6 +1,6 @@
-//! Rules on whole bodies that vLLM checks before it looks at the fields, in its order (the last declared goes first).
+//! Rules on whole bodies that vLLM checks before the types of the fields, in vLLM's order (the last declared goes first).
 //!
-//! They look at raw JSON, so a number may be a text here and truth is Python's. The first rule that is broken is told, as
+//! They see raw JSON, so a number may still be a string, and truth is Python's. Only the first broken rule is reported, as
 //! an error of the request and not of a field.
 
 use serde_json::{Map, Value};
@@ -23,7 +23,7 @@ fn refuse_value(param: &str, text: &str, value: impl std::fmt::Display) -> Resul
     Err(ErrorBody::bad_request(Some(param), format!("{text} (parameter={param}, value={value})")))
 }
 
-/// Whether Python would call it true.
+/// Whether the value is true in Python.
 fn truthy(value: Option<&Value>) -> bool {
     match value {
         None | Some(Value::Null | Value::Bool(false)) => false,
@@ -38,7 +38,7 @@ fn truthy(value: Option<&Value>) -> bool {
 /// Checks all rules of a route. `ids` is the prompt of a completion, if it is one list of token ids.
 ///
 /// # Errors
-/// The first that is broken.
+/// The first rule that is broken.
 pub(super) fn check(kind: RequestKind, fields: &Map<String, Value>, ids: Option<&[u32]>) -> Result<(), ErrorBody> {
     match kind {
         RequestKind::Chat => {
@@ -68,7 +68,7 @@ pub(super) fn check(kind: RequestKind, fields: &Map<String, Value>, ids: Option<
     cache_salt(fields)
 }
 
-/// `messages` is walked through before its type is looked at.
+/// vLLM iterates over `messages` before it checks the type.
 fn messages_iterate(fields: &Map<String, Value>) -> Result<(), ErrorBody> {
     let kind = match fields.get("messages") {
         Some(Value::Null) => "NoneType",
@@ -200,10 +200,10 @@ fn cache_salt(fields: &Map<String, Value>) -> Result<(), ErrorBody> {
     }
 }
 
-/// Rules on chats that the renderer checks, after the model was found.
+/// Checks the rules on chats that the renderer applies after the model was found.
 ///
 /// # Errors
-/// A template from the client, a tool choice that nothing parses, a message to go on with and a new one at once.
+/// A chat template in the request, automatic tool choice without a parser, both a continued and a new message.
 pub(super) fn check_rendering(fields: &Map<String, Value>, auto_tools: bool) -> Result<(), ErrorBody> {
     let auto = match fields.get("tool_choice") {
         None | Some(Value::Null) => truthy(fields.get("tools")),

@@ -1,7 +1,7 @@
-//! Sampling parameters: vLLM's limits, checked in its order, after the prompt is known.
+//! Sampling parameters: vLLM's limits, checked in its order after the prompt is known.
 //!
-//! Limits are those of `SamplingParams` and of the engine in 0.32; numbers in messages are written as Python writes them.
-//! What only changes which words are drawn (temperature, top-p) has no other effect here.
+//! The limits are those of `SamplingParams` and of the engine in 0.32; messages contain numbers in Python's notation.
+//! Parameters that only change which tokens are drawn (temperature, top-p) have no other effect here.
 
 use serde_json::{Map, Value};
 
@@ -10,9 +10,9 @@ use crate::http::error_body::ErrorBody;
 
 /// vLLM's `VLLM_MAX_N_SEQUENCES`.
 const MAX_CHOICES: i64 = 16_384;
-/// Below this a temperature means greedy search.
+/// Temperatures below this mean greedy search.
 const GREEDY: f64 = 1e-5;
-/// A bias from here on leaves no other token a chance.
+/// A bias of at least this forces the token.
 const FORCING_BIAS: f64 = 50.0;
 
 /// A float as Python prints it.
@@ -33,7 +33,7 @@ fn named(param: &str, value: impl std::fmt::Display, message: String) -> Result<
     Err(ErrorBody::bad_request(Some(param), format!("{message} (parameter={param}, value={value})")))
 }
 
-/// Checks what is asked for; `limit` is the output limit after clamping to the context.
+/// Checks the sampling parameters; `limit` is the output limit after clamping to the context.
 ///
 /// # Errors
 /// The first limit that is broken.
@@ -104,7 +104,7 @@ pub(super) fn check(fields: &Map<String, Value>, limit: i64) -> Result<(), Error
     Ok(())
 }
 
-/// What the engine checks on top: counts of log probabilities and ids against the vocabulary.
+/// Checks what the engine checks: numbers of log probabilities, and ids against the vocabulary.
 ///
 /// # Errors
 /// The first limit that is broken.
@@ -114,7 +114,7 @@ pub(super) fn check_engine(
     most_logprobs: i64,
     vocabulary: u32,
 ) -> Result<(), ErrorBody> {
-    // -1 is all of them, in a request and in the limit.
+    // -1 means the whole vocabulary, in a request and in the limit.
     let all = |count: i64| if count == -1 { i64::from(vocabulary) } else { count };
     let most_logprobs = all(most_logprobs);
     let over = |count: Option<i64>| count.map(all).filter(|count| *count > most_logprobs);
@@ -142,10 +142,10 @@ pub(super) fn check_engine(
     Ok(())
 }
 
-/// Keys of `logit_bias` must be ids.
+/// Checks that the keys of `logit_bias` are ids.
 ///
 /// # Errors
-/// Those that are not.
+/// Lists the keys that are not.
 pub(super) fn check_bias(fields: &Map<String, Value>) -> Result<(), ErrorBody> {
     let keys = fields.get("logit_bias").and_then(Value::as_object);
     let wrong: Vec<String> = keys
@@ -180,7 +180,7 @@ pub(super) fn ids(fields: &Map<String, Value>, name: &str) -> Vec<u32> {
     items.into_iter().flatten().filter_map(Value::as_u64).filter_map(|id| u32::try_from(id).ok()).collect()
 }
 
-/// Tokens that output is limited to: by `allowed_token_ids`, or by a bias that leaves no other a chance.
+/// Tokens that output is limited to: by `allowed_token_ids`, or by a bias that forces tokens.
 pub(super) fn forced(fields: &Map<String, Value>) -> Vec<u32> {
     let allowed = ids(fields, "allowed_token_ids");
     let biases = fields.get("logit_bias").and_then(Value::as_object).into_iter().flatten();

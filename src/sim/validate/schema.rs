@@ -1,7 +1,7 @@
-//! Fields of the bodies that the routes take, in the order in which vLLM 0.32 declares them.
+//! The fields of the routes' bodies, in the order in which vLLM 0.32 declares them.
 //!
-//! Only names and types: what they mean is read in [`super`]. Unknown fields are allowed, as in vLLM, and a field that
-//! nobody simulates is still checked for its type.
+//! Only names and types; their meaning is in [`super`]. Unknown fields are allowed, as in vLLM, and a field that
+//! is not simulated is still checked for its type.
 
 use super::pydantic::{Field, INT, Type};
 
@@ -20,7 +20,7 @@ const fn required(name: &'static str, takes: Type) -> Field {
 const TRUNCATE: Type = Type::Int(-1, i64::MAX);
 const EFFORTS: &[&str] = &["none", "minimal", "low", "medium", "high", "xhigh", "max"];
 
-/// Fields that both generating routes declare alike behind their own.
+/// Fields that both generating routes declare after their own.
 macro_rules! sampling {
     ($($own:expr),* $(,)?) => {
         &[
@@ -40,7 +40,7 @@ macro_rules! sampling {
             optional("truncation_side", Type::Literal(&["left", "right"])),
             optional("prompt_logprobs", INT),
             optional("allowed_token_ids", Type::Ints(i64::MIN)),
-            plain("bad_words", Type::TextModel),
+            plain("bad_words", Type::Texts),
             optional("structured_outputs", Type::Dict),
             plain("priority", INT),
             plain("request_id", Type::Text),
@@ -56,7 +56,7 @@ macro_rules! sampling {
     };
 }
 
-/// `/v1/chat/completions`; `messages` is looked at by `prompt.rs`.
+/// `/v1/chat/completions`; `messages` is checked by `messages.rs`.
 pub(super) const CHAT: &[Field] = sampling![
     required("messages", Type::Any),
     optional("model", Type::Text),
@@ -86,7 +86,7 @@ pub(super) const CHAT: &[Field] = sampling![
     optional("chat_template_kwargs", Type::Dict),
 ];
 
-/// `/v1/completions`; `prompt` is looked at by `prompt.rs`.
+/// `/v1/completions`; `prompt` is checked by `messages.rs`.
 pub(super) const COMPLETION: &[Field] = sampling![
     optional("model", Type::Text),
     optional("prompt", Type::Any),
@@ -148,7 +148,7 @@ pub(crate) const MESSAGES: &[Field] = &[
     required("messages", Type::Any),
     required("max_tokens", INT),
     optional("metadata", Type::Dict),
-    optional("stop_sequences", Type::TextModel),
+    optional("stop_sequences", Type::Texts),
     optional("stream", Type::Bool),
     optional("system", Type::Any),
     optional("temperature", Type::Float),

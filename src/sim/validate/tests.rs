@@ -94,7 +94,7 @@ fn a_prompt_as_long_as_the_context_leaves_no_room_and_a_longer_one_is_refused() 
 }
 
 #[test]
-fn echo_alone_asks_for_nothing_new() {
+fn echo_with_no_tokens_generates_nothing() {
     let request = completion(r#"{"prompt":"a","echo":true,"max_tokens":0}"#).unwrap();
     assert!(request.only_echo && request.limits[0] == 1);
     assert!(completion(r#"{"prompt":"a","max_tokens":0}"#).is_err());

@@ -1,4 +1,4 @@
-//! Errors that pydantic spreads over several lines, put back into one.
+//! Joins the errors that pydantic prints over several lines.
 //!
 //! vLLM checks its configuration with pydantic, which prints `...ValidationError: 1 validation error for SchedulerConfig`
 //! and says what is wrong below it: `  Value error, max_num_batched_tokens (64) must be ... [type=value_error, ...]`, for a

@@ -1,7 +1,7 @@
 //! Failure classes on captured logs and on the texts of other versions.
 
 use super::*;
-use crate::vllm::logs::Follower;
+use crate::vllm::logs::{StartFollower, StartPhase};
 
 macro_rules! captured {
     ($name:literal) => {
@@ -28,7 +28,7 @@ fn a_context_longer_than_the_cache_names_the_length_that_fits() {
 }
 
 #[test]
-fn captured_refusals_are_told_apart() {
+fn captured_refusals_have_different_classes() {
     let batched = captured!("start-refused-batched-under-seqs.log");
     starts(
         &batched,
@@ -55,7 +55,7 @@ fn the_root_cause_of_a_dead_engine_is_found_before_its_consequences() {
     starts(&log, 0, StartPhase::Serving, FailureClass::EngineDied, "RuntimeError: CPU Generator does not use offset");
 }
 
-/// A log whose telling line stands between a start and the usual consequences.
+/// A log with `line` between the start and the usual consequences of an error.
 fn log_with(line: &str) -> Vec<String> {
     let core = |text: &str| format!("(EngineCore pid=31) ERROR 11-21 03:55:19 [core.py:1512] {text}");
     vec![
@@ -127,7 +127,7 @@ fn each_text_of_a_gpu_start_has_its_class() {
         FailureClass::Timeout,
     );
     says("LoRA rank 64 is greater than max_lora_rank 16.", CapturingGraphs, FailureClass::LoraRank);
-    says("TypeError: nobody has seen this one before", LoadingWeights, FailureClass::EngineFailed);
+    says("TypeError: no known text", LoadingWeights, FailureClass::EngineFailed);
 }
 
 #[test]
@@ -150,7 +150,7 @@ fn the_length_that_fits_is_read_from_either_wording() {
 }
 
 #[test]
-fn without_words_the_exit_speaks() {
+fn without_a_known_line_the_exit_decides() {
     let of = |exit, phase| diagnose::<&str>(&[], Some(exit), phase).class;
     assert_eq!(of(Exit::Signal(9), StartPhase::LoadingWeights), FailureClass::Killed);
     assert_eq!(of(Exit::Code(137), StartPhase::Serving), FailureClass::Killed);
@@ -181,24 +181,24 @@ fn a_request_that_failed_an_hour_ago_is_not_why_the_engine_died() {
 }
 
 #[test]
-fn what_a_start_only_warns_of_hides_neither_an_error_nor_is_it_forgotten() {
+fn a_warning_counts_only_where_no_error_is_found() {
     let warning = "(APIServer pid=7) WARNING 11-21 03:54:00 [x.py:1] max_num_batched_tokens (8192) is smaller than max_model_len (32768).";
     let with = |line: &str| [vec![warning.to_owned()], log_with(line)].concat();
     let said = |lines: &[String]| diagnose(lines, Some(Exit::Code(1)), StartPhase::Compiling);
     assert_eq!(said(&with("ImportError: libfoo.so: cannot open shared object file")).class, FailureClass::EngineFailed);
     assert_eq!(said(&with("torch.OutOfMemoryError: CUDA out of memory.")).class, FailureClass::OutOfMemoryWarmUp);
-    // Nothing else says anything.
+    // There is no error.
     assert_eq!(said(&[warning.to_owned()]).class, FailureClass::BadArguments);
 }
 
 #[test]
-fn a_server_that_was_told_to_end_was_not_broken() {
+fn a_server_that_a_signal_ended_has_not_failed() {
     let log = captured!("death-sigterm.log");
     starts(&log, 0, StartPhase::Serving, FailureClass::Killed, "shutdown triggered");
 }
 
 #[test]
-fn captured_starts_with_a_wrong_model_adapter_or_port_are_told_apart() {
+fn captured_starts_with_a_wrong_model_adapter_or_port_have_different_classes() {
     let folder = captured!("start-refused-no-model-folder.log");
     starts(&folder, 1, StartPhase::Configuring, FailureClass::ModelNotFound, "'/nonexistent/model'");
     let name = captured!("start-refused-unknown-model.log");
@@ -235,8 +235,8 @@ macro_rules! on_gpu {
 /// Lines as the program cuts them, and the phase that they lead to.
 fn followed(log: &str) -> (Vec<&str>, StartPhase) {
     let lines: Vec<&str> = log.split(['\n', '\r']).collect();
-    let mut follower = Follower::default();
-    lines.iter().for_each(|line| _ = follower.take_in(line));
+    let mut follower = StartFollower::default();
+    lines.iter().for_each(|line| _ = follower.add_line(line));
     (lines, follower.phase())
 }
 
@@ -315,23 +315,23 @@ fn captured_failures_on_a_gpu_have_their_class_cause_and_advice() {
 }
 
 #[test]
-fn an_error_of_pydantic_is_told_by_what_stands_below_its_first_line() {
+fn the_cause_of_a_pydantic_error_is_the_text_below_its_first_line() {
     let said = |below: &str| {
         let head = "pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig";
         let lines = [head, below, "    For further information visit https://errors.pydantic.dev/2.14/v/value_error"];
         let found = diagnose(&lines, Some(Exit::Code(1)), StartPhase::Configuring);
         (found.class, found.cause.unwrap_or_default())
     };
-    let (class, cause) = said("  Value error, nobody has seen this one before [type=value_error, input_value=1]");
+    let (class, cause) = said("  Value error, no known text [type=value_error, input_value=1]");
     assert_eq!((class, class.retry()), (FailureClass::BadArguments, Retryable::Never));
-    assert_eq!(cause, "nobody has seen this one before");
+    assert_eq!(cause, "no known text");
     let (class, _) =
         said("  Value error, Invalid repository ID or local directory specified: 'x' [type=value_error, x]");
-    assert_eq!(class, FailureClass::ModelNotFound, "a more telling text in it counts");
+    assert_eq!(class, FailureClass::ModelNotFound, "a more specific text in it counts");
 }
 
 #[test]
-fn texts_that_say_out_of_memory_in_other_words_count_by_the_phase() {
+fn other_texts_for_out_of_memory_are_classified_by_the_phase() {
     use StartPhase::{CapturingGraphs, LoadingWeights};
     says("RuntimeError: Triton Error [CUDA]: out of memory", CapturingGraphs, FailureClass::OutOfMemoryGraphs);
     says(
@@ -381,17 +381,17 @@ fn texts_that_say_out_of_memory_in_other_words_count_by_the_phase() {
 }
 
 #[test]
-fn a_port_that_is_not_the_one_served_on_has_its_own_advice() {
+fn an_internal_port_that_is_in_use_has_its_own_advice() {
     let advice = |line: &str| says(line, StartPhase::EngineStarting, FailureClass::PortInUse).advice;
     assert!(advice("zmq.error.ZMQError: Address already in use (addr='tcp://*:5557')").contains("kv-events-config"));
     let rendezvous = "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. \
                       port: 29500, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use";
     assert!(advice(rendezvous).contains("master-port"));
-    assert!(advice("OSError: [Errno 98] Address already in use").contains("give the backend another one"));
+    assert!(advice("OSError: [Errno 98] Address already in use").contains("configure another port"));
 }
 
 #[test]
-fn a_process_that_was_killed_is_told_unless_an_error_came_before() {
+fn a_killed_process_is_the_cause_unless_an_error_precedes_it() {
     let failed = "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {'EngineCore': -9}";
     let of = |lines: &[&str], phase| diagnose(lines, Some(Exit::Code(1)), phase);
     let found = of(&["Loading safetensors checkpoint shards", failed], StartPhase::LoadingWeights);
@@ -409,7 +409,7 @@ fn a_process_that_was_killed_is_told_unless_an_error_came_before() {
 }
 
 #[test]
-fn a_hub_that_cannot_be_reached_may_be_reached_later_and_one_that_must_not_be_never() {
+fn an_unreachable_hub_is_retried_unless_the_host_is_offline_by_configuration() {
     let of = |lines: &[&str]| diagnose(lines, Some(Exit::Code(1)), StartPhase::Configuring).class;
     let lost = "OSError: We couldn't connect to 'https://huggingface.co' to load the files, and couldn't find them in the cached files.";
     assert_eq!((of(&[lost]), of(&[lost]).retry()), (FailureClass::Network, Retryable::Later));
@@ -419,7 +419,7 @@ fn a_hub_that_cannot_be_reached_may_be_reached_later_and_one_that_must_not_be_ne
     let retried = "'(MaxRetryError(\"HTTPSConnectionPool(host='huggingface.co', port=443): Max retries exceeded with url: /m\")' \
                    thrown while requesting HEAD https://huggingface.co/m";
     assert_eq!(of(&[retried, "torch.OutOfMemoryError: CUDA out of memory."]), FailureClass::OutOfMemoryLoading);
-    assert_eq!(of(&[retried, "TypeError: nobody has seen this one before"]), FailureClass::EngineFailed);
+    assert_eq!(of(&[retried, "TypeError: no known text"]), FailureClass::EngineFailed);
     let last = "requests.exceptions.ConnectionError: Max retries exceeded with url: /m";
     assert_eq!(of(&[retried, last]), FailureClass::Network);
     assert_eq!(
@@ -438,13 +438,13 @@ fn a_request_that_was_refused_is_not_what_a_serving_engine_died_of() {
 #[test]
 fn every_class_has_advice_and_its_label_is_its_name_in_journals() {
     for class in FailureClass::ALL {
-        assert!(class.advice(None, None).len() > 20, "{class}");
+        assert!(advice::advice(*class, None, None).len() > 20, "{class}");
         assert_eq!(serde_json::to_value(class).unwrap(), class.label());
     }
 }
 
 #[test]
-fn a_worker_that_died_is_named_although_the_server_answered_probes_after_it() {
+fn a_dead_worker_is_the_cause_although_the_server_answered_probes_after_it() {
     let log = "(EngineCore pid=4035) ERROR 11-21 19:17:47 [multiproc_executor.py:283] Worker proc VllmWorker-1 died unexpectedly, shutting down executor.\n\
                (APIServer pid=3857) INFO:     127.0.0.1:43098 - \"GET /health HTTP/1.1\" 200 OK\n\
                (EngineCore pid=4035) ERROR 11-21 19:17:50 [core.py:1167] EngineCore encountered a fatal error.\n\

@@ -1,8 +1,8 @@
-//! Keeps watch over one running engine: its log, its end, and who belongs to it.
+//! Watches one running engine: its log, its end, and the processes that belong to it.
 //!
-//! One thread per engine, because it reads files: it looks at the log and for the leader's end every
-//! [`LOOK_EVERY`], and at the table of processes every [`SCAN_EVERY`], to remember processes that may leave the session and
-//! lose their parent later. Dropping the monitor ends the thread, not the engine.
+//! One thread per engine, because it reads files. It reads the log and checks whether the leader ended every
+//! [`READ_INTERVAL`], and scans the process table every [`SCAN_INTERVAL`], to remember processes that may later leave the
+//! session and lose their parent. Dropping the monitor ends the thread, not the engine.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -14,133 +14,149 @@ use nix::unistd::Pid;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use super::device::{InUse, Tenancy};
-use super::log::{LOOK_EVERY, Log};
-use super::table::{self, Kin, Row};
-use super::{ProcessDriver, spawn};
+use super::device::{DeviceUse, Devices, MemoryInUse};
+use super::engine_log::{EngineLog, READ_INTERVAL};
+use super::spawn;
+use super::table::{self, Membership, ProcessEntry, ProcessId};
 use crate::driver::{EngineFailure, EngineIdentity};
 use crate::launch::LaunchPlan;
 use sluice_core::vllm::failure::{Exit, FailureClass};
 
-/// How often members are looked for while the engine runs.
-const SCAN_EVERY: Duration = Duration::from_secs(2);
+/// How often the process table is scanned while the engine runs.
+const SCAN_INTERVAL: Duration = Duration::from_secs(2);
 
-/// Which process it is, over time.
+/// Identifies the processes of an engine over time.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Track {
+pub(super) struct ProcessIdentity {
     pub(super) leader: i32,
     pub(super) started: u64,
     pub(super) boot: String,
     pub(super) mark: String,
 }
 
-impl Track {
-    pub(super) fn public(self, baseline: Option<&InUse>) -> EngineIdentity {
-        let baseline = baseline.map(|in_use| in_use.iter().map(|(index, used)| (*index, *used)).collect());
-        EngineIdentity::Process { pid: self.leader, started: self.started, boot: self.boot, mark: self.mark, baseline }
-    }
-
-    /// For messages.
-    pub(super) fn describe(&self) -> String {
-        format!("pid {}", self.leader)
+impl ProcessIdentity {
+    fn membership<'a>(&'a self, known: &'a HashSet<ProcessId>) -> Membership<'a> {
+        Membership { leader: self.leader, started: self.started, mark: &self.mark, known }
     }
 }
 
-/// A running engine, or one that has ended and was not cleaned up.
+/// An engine that runs, or that has ended and was not stopped yet.
 #[derive(Debug)]
 pub(super) struct Monitor {
-    pub(super) trace: Track,
+    pub(super) identity: ProcessIdentity,
     /// Memory in use before it started.
-    pub(super) baseline: Option<InUse>,
-    /// Whether a stop has failed because of the memory: then somebody knows, and the next one only looks.
-    pub(super) memory_told: AtomicBool,
+    pub(super) baseline: Option<MemoryInUse>,
+    /// Whether a stop has failed because of the memory. The operator was informed then, and the next stop does not wait.
+    pub(super) memory_reported: AtomicBool,
     shared: Arc<Shared>,
-    _tenancy: Tenancy,
+    _device_use: DeviceUse,
 }
 
+/// What the monitor and its thread share.
 #[derive(Debug)]
 struct Shared {
-    trace: Track,
-    log: Arc<Log>,
-    /// Whether the leader is our child: only then its exit can be seen, and is.
+    identity: ProcessIdentity,
+    log: Arc<EngineLog>,
+    /// Whether the leader is a child of this process: only then its exit status can be read.
     child: bool,
     exit: watch::Sender<Option<Exit>>,
-    known: Mutex<HashSet<(i32, u64)>>,
-    over: AtomicBool,
+    known: Mutex<HashSet<ProcessId>>,
+    dropped: AtomicBool,
 }
 
 impl Drop for Monitor {
     fn drop(&mut self) {
-        self.shared.over.store(true, Ordering::Relaxed);
+        self.shared.dropped.store(true, Ordering::Relaxed);
     }
 }
 
 impl Monitor {
-    /// Starts an engine.
+    /// Starts an engine. `mark_prefix` is what all marks of its backend begin with.
     pub(super) fn start(
-        driver: &ProcessDriver,
         plan: &LaunchPlan,
-        baseline: Option<InUse>,
+        mark_prefix: &str,
+        log: &Arc<EngineLog>,
+        devices: &Devices,
+        baseline: Option<MemoryInUse>,
     ) -> Result<Self, EngineFailure> {
-        let path = driver.log.path().display().to_string();
-        let file = driver.log.begin().map_err(|error| {
-            EngineFailure::new(FailureClass::CommandFailed, format!("cannot write the engine's log {path}: {error}"))
+        let file = log.begin().map_err(|error| {
+            let cause = format!("cannot write the engine's log {}: {error}", log.path().display());
+            EngineFailure::new(FailureClass::CommandFailed, cause)
         })?;
         let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let mark = format!("{}{:x}", driver.mark_prefix(), since.as_nanos());
+        let mark = format!("{mark_prefix}{:x}", since.as_nanos());
         let child = spawn::spawn(plan, file, &mark)
             .map_err(|error| EngineFailure::new(FailureClass::ProgramMissing, format!("{}: {error}", plan.argv[0])))?;
         let leader = i32::try_from(child.id())
             .map_err(|_| EngineFailure::new(FailureClass::CommandFailed, "a process id of over 31 bits"))?;
-        // It is not reaped before its stop, so the row is there even when it has ended already.
-        let started = Row::of(leader).map_or(0, |row| row.started);
-        let trace = Track { leader, started, boot: table::boot(), mark };
-        Ok(Self::keep(driver, trace, true, baseline))
+        // It is not reaped before its stop, so its entry exists even when it has ended already.
+        let started = ProcessEntry::read(leader).map_or(0, |entry| entry.started);
+        let identity = ProcessIdentity { leader, started, boot: table::boot_id(), mark };
+        Ok(Self::watch(identity, true, log, devices, baseline))
     }
 
-    /// Takes over what is left of an engine that an earlier gateway started; nothing when nothing is left.
-    pub(super) fn adopt(driver: &ProcessDriver, trace: Track, baseline: Option<InUse>) -> Option<Self> {
-        if trace.boot != table::boot() {
+    /// Takes control of what is left of an engine that an earlier gateway started; `None` when no process is left.
+    pub(super) fn adopt(
+        identity: ProcessIdentity,
+        log: &Arc<EngineLog>,
+        devices: &Devices,
+        baseline: Option<MemoryInUse>,
+    ) -> Option<Self> {
+        if identity.boot != table::boot_id() {
             return None;
         }
-        let members = living(&trace, &HashSet::new());
+        let mut members = table::members(&table::all(), &identity.membership(&HashSet::new()));
+        members.retain(ProcessEntry::is_alive);
         if members.is_empty() {
             return None;
         }
-        let own = i32::try_from(std::process::id()).unwrap_or_default();
-        let leader = members.iter().find(|row| row.identity() == (trace.leader, trace.started));
-        let child = leader.is_some_and(|row| row.parent == own);
-        let gone = leader.is_none();
-        driver.log.resume();
-        let monitor = Self::keep(driver, trace, child, baseline);
-        if gone {
+        let leader = members.iter().find(|entry| entry.id() == (identity.leader, identity.started));
+        let child = leader.is_some_and(|entry| entry.parent == table::own_pid());
+        let leader_gone = leader.is_none();
+        log.resume();
+        let monitor = Self::watch(identity, child, log, devices, baseline);
+        if leader_gone {
             monitor.shared.exit.send_replace(Some(Exit::Unseen));
         }
         Some(monitor)
     }
 
-    fn keep(driver: &ProcessDriver, trace: Track, child: bool, baseline: Option<InUse>) -> Self {
+    fn watch(
+        identity: ProcessIdentity,
+        child: bool,
+        log: &Arc<EngineLog>,
+        devices: &Devices,
+        baseline: Option<MemoryInUse>,
+    ) -> Self {
         let shared = Arc::new(Shared {
-            trace: trace.clone(),
-            log: Arc::clone(&driver.log),
+            identity: identity.clone(),
+            log: Arc::clone(log),
             child,
             exit: watch::Sender::new(None),
             known: Mutex::default(),
-            over: AtomicBool::new(false),
+            dropped: AtomicBool::new(false),
         });
         let watched = Arc::clone(&shared);
-        let watching = std::thread::Builder::new().name("engine".to_owned()).spawn(move || watched.watch());
-        if let Err(error) = watching {
-            // Without it an end is seen at the next probe only, and the log shows nothing.
-            tracing::error!(%error, "no thread to watch an engine");
+        let thread = std::thread::Builder::new().name("engine".to_owned()).spawn(move || watched.run());
+        if let Err(error) = thread {
+            // Without it an end is detected at the next probe only, and the log is not read.
+            tracing::error!(%error, "cannot start the thread that watches an engine");
         }
-        let memory_told = AtomicBool::new(false);
-        Self { trace, baseline, memory_told, shared, _tenancy: driver.devices.enter() }
+        let memory_reported = AtomicBool::new(false);
+        Self { identity, baseline, memory_reported, shared, _device_use: devices.register_engine() }
+    }
+
+    /// What identifies the engine after a restart of the gateway.
+    pub(super) fn engine_identity(&self) -> EngineIdentity {
+        let ProcessIdentity { leader, started, boot, mark } = self.identity.clone();
+        let baseline = self.baseline.as_ref();
+        let baseline = baseline.map(|in_use| in_use.iter().map(|(index, used)| (*index, *used)).collect());
+        EngineIdentity::Process { pid: leader, started, boot, mark, baseline }
     }
 
     /// How the leader ended, if it did.
     pub(super) fn exit(&self) -> Option<Exit> {
-        self.shared.look_for_end();
+        self.shared.check_for_exit();
         *self.shared.exit.borrow()
     }
 
@@ -155,77 +171,71 @@ impl Monitor {
     }
 
     /// The living processes of the engine.
-    pub(super) fn members(&self) -> Vec<Row> {
+    pub(super) fn members(&self) -> Vec<ProcessEntry> {
         self.shared.scan()
     }
 
-    /// Takes the leader off the table of processes, and its exit with it. Nothing may be signalled by its number after.
+    /// Reaps the leader and returns its exit. After this its process id must not be signalled any more.
     pub(super) fn reap_leader(&self) -> Option<Exit> {
         let exit = self.exit();
         if self.shared.child {
-            let _ = waitpid(Pid::from_raw(self.trace.leader), Some(WaitPidFlag::WNOHANG));
+            let _ = waitpid(Pid::from_raw(self.identity.leader), Some(WaitPidFlag::WNOHANG));
         }
         exit
     }
 }
 
-fn living(trace: &Track, known: &HashSet<(i32, u64)>) -> Vec<Row> {
-    let kin = Kin { leader: trace.leader, started: trace.started, mark: &trace.mark, known };
-    let mut members = table::members(&table::all(), &kin);
-    members.retain(Row::lives);
-    members
-}
-
 impl Shared {
-    fn watch(&self) {
+    fn run(&self) {
         let mut scanned: Option<Instant> = None;
-        while !self.over.load(Ordering::Relaxed) {
-            self.log.look();
-            self.look_for_end();
-            if scanned.is_none_or(|at| at.elapsed() >= SCAN_EVERY) {
+        while !self.dropped.load(Ordering::Relaxed) {
+            self.log.read_new();
+            self.check_for_exit();
+            if scanned.is_none_or(|at| at.elapsed() >= SCAN_INTERVAL) {
                 self.scan();
                 scanned = Some(Instant::now());
             }
-            std::thread::sleep(LOOK_EVERY);
+            std::thread::sleep(READ_INTERVAL);
         }
     }
 
-    /// Sees whether the leader has ended, without reaping it.
-    fn look_for_end(&self) {
+    /// Records the end of the leader if it has ended, without reaping it.
+    fn check_for_exit(&self) {
         if self.exit.borrow().is_some() {
             return;
         }
+        let leader = self.identity.leader;
         let exit = if self.child {
             let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
-            match waitid(Id::Pid(Pid::from_raw(self.trace.leader)), flags) {
+            match waitid(Id::Pid(Pid::from_raw(leader)), flags) {
                 Ok(WaitStatus::Exited(_, code)) => Exit::Code(code),
                 Ok(WaitStatus::Signaled(_, signal, _)) => Exit::Signal(signal as i32),
                 Ok(_) => return,
-                // Somebody else in this process reaped it.
+                // It was reaped by other code in this process.
                 Err(_) => Exit::Unseen,
             }
         } else {
-            match Row::of(self.trace.leader) {
-                Some(row) if row.lives() && row.started == self.trace.started => return,
+            match ProcessEntry::read(leader) {
+                Some(entry) if entry.is_alive() && entry.started == self.identity.started => return,
                 _ => Exit::Unseen,
             }
         };
-        // What it said last belongs to the end.
-        while self.log.look() {}
+        // The last lines that it wrote are read before its end is published.
+        while self.log.read_new() {}
         self.exit.send_if_modified(|known| known.is_none() && known.replace(exit).is_none());
     }
 
-    /// The living members; remembers them, and reaps those that have become our children and ended.
-    fn scan(&self) -> Vec<Row> {
+    /// Returns the living members and remembers them. Reaps members that became our children and ended.
+    fn scan(&self) -> Vec<ProcessEntry> {
         let mut known = self.known.lock();
-        let kin = Kin { leader: self.trace.leader, started: self.trace.started, mark: &self.trace.mark, known: &known };
-        let members = table::members(&table::all(), &kin);
-        let own = i32::try_from(std::process::id()).unwrap_or_default();
-        for row in members.iter().filter(|row| row.state == 'Z' && row.parent == own && row.pid != self.trace.leader) {
-            let _ = waitpid(Pid::from_raw(row.pid), Some(WaitPidFlag::WNOHANG));
+        let members = table::members(&table::all(), &self.identity.membership(&known));
+        let own = table::own_pid();
+        let ended = |entry: &&ProcessEntry| entry.state == 'Z' && entry.parent == own;
+        for entry in members.iter().filter(ended).filter(|entry| entry.pid != self.identity.leader) {
+            let _ = waitpid(Pid::from_raw(entry.pid), Some(WaitPidFlag::WNOHANG));
         }
-        let living: Vec<Row> = members.into_iter().filter(Row::lives).collect();
-        *known = living.iter().map(Row::identity).collect();
+        let living: Vec<ProcessEntry> = members.into_iter().filter(ProcessEntry::is_alive).collect();
+        *known = living.iter().map(ProcessEntry::id).collect();
         living
     }
 }

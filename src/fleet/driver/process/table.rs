@@ -1,33 +1,41 @@
-//! The system's table of processes, read from `/proc`: who belongs to an engine, and who listens on a port.
+//! The system's process table: which processes belong to an engine, and which process listens on a port.
 //!
-//! Nothing is ever chosen by its name: an unrelated `vllm serve` of somebody else's must survive whatever we do, and vLLM's
-//! own children rename themselves. A process belongs to an engine when one of these holds:
+//! The crate `procfs` reads `/proc`; this file has the rules on top of it. No process is ever chosen by its name: an
+//! unrelated `vllm serve` must survive whatever the gateway does, and vLLM's own children rename themselves. A process
+//! belongs to an engine when one of these holds:
 //! - it is in the session or the process group of the engine's leader;
 //! - the environment it was started with carries the engine's [`MARK`];
-//! - its parent belongs, directly or through others;
-//! - it was seen to belong earlier, and is still the same process (same id and same start time).
+//! - its parent belongs, directly or through other processes;
+//! - it was found to belong earlier, and is still the same process (same id and same start time).
 //!
-//! Each covers a hole of the others: a child may leave the session, overwrite its environment (a title longer than its
-//! command line does), or lose its parent. A child that does all three between two looks is missed.
+//! Each rule covers a gap of the others: a child may leave the session, overwrite its environment (with a title longer than
+//! its command line), or lose its parent. A child that does all three between two scans is missed.
 //!
-//! Linux only. Processes of other users show their session and parent, but neither environment nor sockets.
+//! Linux only. Of processes of other users, session and parent are readable, but neither environment nor sockets.
 
 use std::collections::{HashMap, HashSet};
-use std::fs;
-use std::path::Path;
+use std::ffi::OsStr;
+
+use procfs::net::TcpState;
+use procfs::process::{FDTarget, Process, Stat, all_processes};
 
 use crate::driver::PortOwner;
 
 /// The environment variable that all processes of an engine inherit.
 pub(crate) const MARK: &str = "SLUICE_ENGINE";
+/// Longest chain of parents that is followed.
+const DEPTH_MAX: usize = 64;
+
+/// Identifies a process: its id, and when it started (clock ticks since boot).
+pub(crate) type ProcessId = (i32, u64);
 
 /// A process at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Row {
+pub(crate) struct ProcessEntry {
     pub(crate) pid: i32,
-    /// First word of its command or what it called itself; for messages only.
+    /// The command's name, or the name that the process gave itself; for messages only.
     pub(crate) name: String,
-    /// `Z` is ended and not reaped, `X` is going.
+    /// `Z`: ended and not reaped; `X`: about to disappear.
     pub(crate) state: char,
     pub(crate) parent: i32,
     pub(crate) group: i32,
@@ -36,187 +44,179 @@ pub(crate) struct Row {
     pub(crate) started: u64,
 }
 
-impl Row {
-    /// Reads one process; `None` when it is gone.
-    pub(crate) fn of(pid: i32) -> Option<Self> {
-        Self::parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+impl From<Stat> for ProcessEntry {
+    fn from(stat: Stat) -> Self {
+        Self {
+            pid: stat.pid,
+            name: stat.comm,
+            state: stat.state,
+            parent: stat.ppid,
+            group: stat.pgrp,
+            session: stat.session,
+            started: stat.starttime,
+        }
     }
+}
 
-    /// `pid (name) state ppid pgrp session ...`; the name may hold spaces and parentheses.
-    fn parse(text: &str) -> Option<Self> {
-        let (pid, rest) = text.split_once(" (")?;
-        let (name, rest) = rest.rsplit_once(") ")?;
-        let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
-        let number = |at: usize| fields.get(at)?.parse().ok();
-        Some(Self {
-            pid: pid.parse().ok()?,
-            name: name.to_owned(),
-            state: fields.first()?.chars().next()?,
-            parent: number(1)?,
-            group: number(2)?,
-            session: number(3)?,
-            started: fields.get(19)?.parse().ok()?,
-        })
+impl ProcessEntry {
+    /// Reads one process; `None` when it is gone.
+    pub(crate) fn read(pid: i32) -> Option<Self> {
+        Some(Process::new(pid).ok()?.stat().ok()?.into())
     }
 
     /// Whether it still runs.
-    pub(crate) fn lives(&self) -> bool {
+    pub(crate) fn is_alive(&self) -> bool {
         !matches!(self.state, 'Z' | 'X')
     }
 
     /// What identifies it over time.
-    pub(crate) fn identity(&self) -> (i32, u64) {
+    pub(crate) fn id(&self) -> ProcessId {
         (self.pid, self.started)
     }
 
     /// For messages: `pid 71 (vllm)`.
-    pub(crate) fn described(&self) -> String {
+    pub(crate) fn describe(&self) -> String {
         format!("pid {} ({})", self.pid, self.name)
     }
 }
 
-/// All processes at one moment.
-pub(crate) fn all() -> Vec<Row> {
-    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
-    let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
-    pids.filter_map(Row::of).collect()
+/// The id of this process.
+pub(crate) fn own_pid() -> i32 {
+    i32::try_from(std::process::id()).unwrap_or_default()
 }
 
-/// Identifies this boot: process ids and start times of another one mean nothing.
-pub(crate) fn boot() -> String {
-    fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
+/// All processes. One that disappears while the table is read is left out.
+pub(crate) fn all() -> Vec<ProcessEntry> {
+    let Ok(processes) = all_processes() else { return Vec::new() };
+    processes.filter_map(|process| Some(process.ok()?.stat().ok()?.into())).collect()
 }
 
-/// The engine's mark in a process's environment; `None` when it has none, hides it or has overwritten it.
+/// Identifies this boot: process ids and start times of another boot are meaningless.
+pub(crate) fn boot_id() -> String {
+    procfs::sys::kernel::random::boot_id().unwrap_or_default()
+}
+
+/// The engine's mark in the environment of a process; `None` when it has none, is unreadable or was overwritten.
 pub(crate) fn mark_of(pid: i32) -> Option<String> {
-    let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
-    let value_in = |entry: &[u8]| {
-        let value = entry.strip_prefix(MARK.as_bytes())?.strip_prefix(b"=")?;
-        Some(String::from_utf8_lossy(value).into_owned())
-    };
-    environment.split(|byte| *byte == 0).find_map(value_in)
+    let environment = Process::new(pid).ok()?.environ().ok()?;
+    Some(environment.get(OsStr::new(MARK))?.to_string_lossy().into_owned())
 }
 
-/// Whose members are looked for.
+/// What the processes of one engine have in common.
 #[derive(Clone, Debug)]
-pub(crate) struct Kin<'a> {
+pub(crate) struct Membership<'a> {
     /// The leader of the session.
     pub(crate) leader: i32,
-    /// When the leader started; nothing older belongs.
+    /// When the leader started; older processes do not belong.
     pub(crate) started: u64,
     /// The value of [`MARK`].
     pub(crate) mark: &'a str,
-    /// Those that were seen to belong earlier.
-    pub(crate) known: &'a HashSet<(i32, u64)>,
+    /// Processes that were found to belong earlier.
+    pub(crate) known: &'a HashSet<ProcessId>,
 }
 
-/// The processes of an engine in `table`, the ended ones too. Never this process itself.
+/// The processes of an engine in `table`, including ended ones. Never this process itself.
 ///
-/// The number of a session is not given away while anybody is in it. So it is believed unless the leader's id belongs to a
-/// process that is not the leader: then the session had died out before.
-pub(crate) fn members(table: &[Row], kin: &Kin<'_>) -> Vec<Row> {
-    let own = i32::try_from(std::process::id()).unwrap_or_default();
+/// The system does not reuse the id of a session that still has processes. So the session counts, unless the leader's id now
+/// belongs to a process that started at another time: then the session had ended before.
+pub(crate) fn members(table: &[ProcessEntry], engine: &Membership<'_>) -> Vec<ProcessEntry> {
+    let own = own_pid();
     let mut found: HashSet<i32> = HashSet::new();
-    let reused = table.iter().any(|row| row.pid == kin.leader && row.started != kin.started);
-    for row in table.iter().filter(|row| row.pid != own && row.started >= kin.started) {
-        let together = row.session == kin.leader || row.group == kin.leader || row.pid == kin.leader;
-        let marked = || mark_of(row.pid).is_some_and(|mark| mark == kin.mark);
-        if (together && !reused) || kin.known.contains(&row.identity()) || marked() {
-            found.insert(row.pid);
+    let reused = table.iter().any(|entry| entry.pid == engine.leader && entry.started != engine.started);
+    for entry in table.iter().filter(|entry| entry.pid != own && entry.started >= engine.started) {
+        let together = [entry.session, entry.group, entry.pid].contains(&engine.leader);
+        let marked = || mark_of(entry.pid).is_some_and(|mark| mark == engine.mark);
+        if (together && !reused) || engine.known.contains(&entry.id()) || marked() {
+            found.insert(entry.pid);
         }
     }
-    // Children of members, to any depth; a parent may stand behind its child in the table.
-    let parents: HashMap<i32, i32> = table.iter().map(|row| (row.pid, row.parent)).collect();
-    for row in table.iter().filter(|row| row.pid != own) {
-        let (mut line, mut at) = (Vec::new(), row.pid);
-        while at > 1 && at != own && !found.contains(&at) && line.len() < 64 {
-            line.push(at);
+    // Children of members, to any depth; a parent may follow its child in the table.
+    let parents: HashMap<i32, i32> = table.iter().map(|entry| (entry.pid, entry.parent)).collect();
+    for entry in table.iter().filter(|entry| entry.pid != own) {
+        let (mut chain, mut at) = (Vec::new(), entry.pid);
+        while at > 1 && at != own && !found.contains(&at) && chain.len() < DEPTH_MAX {
+            chain.push(at);
             at = parents.get(&at).copied().unwrap_or_default();
         }
         if found.contains(&at) {
-            found.extend(line);
+            found.extend(chain);
         }
     }
-    table.iter().filter(|row| found.contains(&row.pid)).cloned().collect()
+    table.iter().filter(|entry| found.contains(&entry.pid)).cloned().collect()
 }
 
-/// The sockets that listen on `port` on any local address, by inode. `None` when the table cannot be read.
-pub(crate) fn listeners(port: u16) -> Option<HashSet<u64>> {
-    let mut inodes = HashSet::new();
-    let mut read = false;
-    for table in ["/proc/net/tcp", "/proc/net/tcp6"] {
-        let Ok(text) = fs::read_to_string(table) else { continue };
-        read = true;
-        inodes.extend(text.lines().skip(1).filter_map(|line| listening(line, port)));
+/// The sockets that listen on `port` on any local address, by inode. `None` when neither table (IPv4, IPv6) can be read.
+fn listening_sockets(port: u16) -> Option<HashSet<u64>> {
+    let tables = [procfs::net::tcp(), procfs::net::tcp6()];
+    if tables.iter().all(Result::is_err) {
+        return None;
     }
-    read.then_some(inodes)
+    let listening = tables.into_iter().flatten().flatten();
+    let listening = listening.filter(|entry| entry.state == TcpState::Listen && entry.local_address.port() == port);
+    Some(listening.map(|entry| entry.inode).collect())
 }
 
-/// The inode of a line of `/proc/net/tcp` that listens (state 0A) on `port`.
-fn listening(line: &str, port: u16) -> Option<u64> {
-    let fields: Vec<&str> = line.split_ascii_whitespace().collect();
-    let (_, local) = fields.get(1)?.rsplit_once(':')?;
-    let listens = *fields.get(3)? == "0A" && u16::from_str_radix(local, 16).ok()? == port;
-    listens.then(|| fields.get(9)?.parse().ok())?
-}
-
-/// Which of the sockets a process holds open.
-pub(crate) fn holds(pid: i32, sockets: &HashSet<u64>) -> HashSet<u64> {
-    let Ok(entries) = fs::read_dir(Path::new("/proc").join(pid.to_string()).join("fd")) else { return HashSet::new() };
-    let inodes = entries.filter_map(|entry| {
-        let target = fs::read_link(entry.ok()?.path()).ok()?;
-        target.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()
+/// Which of the sockets a process holds open; none when its descriptors cannot be read.
+fn held_sockets(pid: i32, sockets: &HashSet<u64>) -> HashSet<u64> {
+    let descriptors = Process::new(pid).and_then(|process| process.fd()).into_iter().flatten().flatten();
+    let inodes = descriptors.filter_map(|descriptor| match descriptor.target {
+        FDTarget::Socket(inode) => Some(inode),
+        _ => None,
     });
     inodes.filter(|inode| sockets.contains(inode)).collect()
 }
 
-/// Who listens on `port`, seen from an engine with these processes.
-pub(crate) fn owner(port: u16, ours: &HashSet<i32>) -> PortOwner {
-    let Some(mut sockets) = listeners(port) else { return PortOwner::Unknown };
+/// Which process listens on `port`, as seen from an engine with these processes.
+pub(crate) fn port_owner(port: u16, engine: &HashSet<i32>) -> PortOwner {
+    let Some(mut sockets) = listening_sockets(port) else { return PortOwner::Unknown };
     if sockets.is_empty() {
         return PortOwner::Free;
     }
-    for pid in ours {
-        for inode in holds(*pid, &sockets) {
+    for pid in engine {
+        for inode in held_sockets(*pid, &sockets) {
             sockets.remove(&inode);
         }
     }
     if sockets.is_empty() {
         return PortOwner::Engine;
     }
-    let other = all().into_iter().find(|row| !holds(row.pid, &sockets).is_empty());
-    PortOwner::Other(other.map_or_else(|| "a process of another user".to_owned(), |row| row.described()))
+    let other = all().into_iter().find(|entry| !held_sockets(entry.pid, &sockets).is_empty());
+    PortOwner::Other(other.map_or_else(|| "a process of another user".to_owned(), |entry| entry.describe()))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn row(pid: i32, parent: i32, session: i32, started: u64) -> Row {
-        Row { pid, name: "x".into(), state: 'S', parent, group: session, session, started }
+    fn entry(pid: i32, parent: i32, session: i32, started: u64) -> ProcessEntry {
+        ProcessEntry { pid, name: "x".into(), state: 'S', parent, group: session, session, started }
     }
 
-    fn found(table: &[Row], known: &[(i32, u64)]) -> Vec<i32> {
+    fn found(table: &[ProcessEntry], known: &[ProcessId]) -> Vec<i32> {
         let known = known.iter().copied().collect();
-        let kin = Kin { leader: 9_000_001, started: 50, mark: "nobody's", known: &known };
-        members(table, &kin).into_iter().map(|row| row.pid).collect()
-    }
-
-    #[test]
-    fn a_line_with_a_nasty_name_is_read() {
-        let line = "71 (a b) (c) S 1 70 69 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 12345 0 0";
-        let row = Row::parse(line).unwrap();
-        assert_eq!((row.pid, row.name.as_str(), row.state), (71, "a b) (c", 'S'));
-        assert_eq!((row.parent, row.group, row.session, row.started), (1, 70, 69, 12345));
+        let engine = Membership { leader: 9_000_001, started: 50, mark: "no-engine", known: &known };
+        members(table, &engine).into_iter().map(|entry| entry.pid).collect()
     }
 
     #[test]
     fn this_process_is_in_the_table_and_shows_its_port() {
-        let own = i32::try_from(std::process::id()).unwrap();
-        assert!(all().iter().any(|row| row.pid == own && row.lives()));
+        let own = own_pid();
+        assert!(all().iter().any(|entry| entry.pid == own && entry.is_alive()));
+        assert_eq!(
+            ProcessEntry::read(own).map(|entry| entry.parent),
+            Some(std::os::unix::process::parent_id().cast_signed())
+        );
         let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let sockets = listeners(socket.local_addr().unwrap().port()).unwrap();
-        assert_eq!(holds(own, &sockets).len(), 1);
+        let sockets = listening_sockets(socket.local_addr().unwrap().port()).unwrap();
+        assert_eq!(held_sockets(own, &sockets).len(), 1);
+        let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
+        assert_eq!(boot_id(), boot.trim(), "the journal compares it with what older gateways wrote");
+    }
+
+    #[test]
+    fn a_process_that_is_gone_is_read_as_none() {
+        assert_eq!((ProcessEntry::read(i32::MAX), mark_of(i32::MAX)), (None, None));
+        assert!(held_sockets(i32::MAX, &HashSet::from([1])).is_empty());
     }
 
     #[test]
@@ -224,12 +224,12 @@ mod tests {
         let (leader, by_session, child, grandchild, remembered) =
             (9_000_001, 9_000_002, 9_000_003, 9_000_004, 9_000_005);
         let table = [
-            row(grandchild, child, grandchild, 70),
-            row(leader, 1, leader, 50),
-            row(by_session, 1, leader, 60),
-            row(child, by_session, child, 65),
-            row(remembered, 1, remembered, 80),
-            row(9_000_006, 1, 9_000_006, 90),
+            entry(grandchild, child, grandchild, 70),
+            entry(leader, 1, leader, 50),
+            entry(by_session, 1, leader, 60),
+            entry(child, by_session, child, 65),
+            entry(remembered, 1, remembered, 80),
+            entry(9_000_006, 1, 9_000_006, 90),
         ];
         assert_eq!(found(&table, &[(remembered, 80)]), [grandchild, leader, by_session, child, remembered]);
         // The id was given to another process since: a later start.
@@ -237,10 +237,10 @@ mod tests {
     }
 
     #[test]
-    fn a_session_whose_number_is_anothers_by_now_is_not_believed() {
-        let table = [row(9_000_001, 1, 9_000_001, 500), row(9_000_002, 9_000_001, 9_000_001, 501)];
+    fn a_session_whose_id_was_reused_does_not_count() {
+        let table = [entry(9_000_001, 1, 9_000_001, 500), entry(9_000_002, 9_000_001, 9_000_001, 501)];
         assert!(found(&table, &[]).is_empty());
-        let older = [row(9_000_002, 1, 9_000_001, 40)];
+        let older = [entry(9_000_002, 1, 9_000_001, 40)];
         assert!(found(&older, &[]).is_empty(), "older than the leader");
     }
 }

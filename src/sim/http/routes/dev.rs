@@ -1,7 +1,7 @@
 //! Routes for operators: sleep, pause, the prefix cache, the profiler.
 //!
-//! They exist with `VLLM_SERVER_DEV_MODE` or `--profiler-config` and wait until the engine loop has done it. A dead
-//! engine answers 500 instead of never.
+//! They exist with `VLLM_SERVER_DEV_MODE` or `--profiler-config`. Each reply waits until the engine has made the change;
+//! if the engine is dead, it is a 500.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,7 +16,7 @@ use crate::real_time::command::{Command, Control};
 use crate::real_time::state::ServerState;
 use crate::validate::pydantic::{ValidationErrors, repr};
 
-/// Does something to the engine and waits until it is done.
+/// Sends a command to the engine and waits until it is done.
 async fn control(shared: &ServerState, control: Control) -> Result<bool, ErrorBody> {
     let (done, result) = oneshot::channel();
     shared.send(Command::Control(control, Some(done)));
@@ -57,10 +57,10 @@ fn mode(query: Option<&str>) -> Result<&str, ErrorBody> {
 }
 
 /// Waits until nothing is in flight.
-async fn quiet(shared: &ServerState) {
-    const LOOK_EVERY: std::time::Duration = std::time::Duration::from_millis(5);
+async fn wait_idle(shared: &ServerState) {
+    const POLL_EVERY: std::time::Duration = std::time::Duration::from_millis(5);
     while shared.concurrency.lock().in_flight > 0 && !shared.stop.is_cancelled() {
-        tokio::time::sleep(LOOK_EVERY).await;
+        tokio::time::sleep(POLL_EVERY).await;
     }
 }
 
@@ -68,11 +68,11 @@ fn empty() -> Reply {
     body(StatusCode::OK, "", String::new())
 }
 
-/// Answers a route for development.
+/// Handles one of these routes.
 ///
 /// # Errors
 /// Wrong parameters; a dead engine.
-pub(super) async fn answer(
+pub(super) async fn handle(
     shared: &Arc<ServerState>,
     template: &str,
     query: Option<&str>,
@@ -94,7 +94,7 @@ pub(super) async fn answer(
                 .filter(|level| *level <= 2)
                 .ok_or_else(|| ErrorBody::bad_request(None, format!("level must be 0, 1 or 2, got {level}.")))?;
             if mode(query)? == "wait" {
-                quiet(shared).await;
+                wait_idle(shared).await;
             }
             control(shared, Control::Sleep(Some(level))).await?;
             Ok(empty())
@@ -107,7 +107,7 @@ pub(super) async fn answer(
         "/pause" => {
             let mode = mode(query)?;
             if mode == "wait" {
-                quiet(shared).await;
+                wait_idle(shared).await;
             }
             control(shared, Control::Pause { abort: mode == "abort" }).await?;
             Ok(json_reply(&json!({"status": "paused"})))

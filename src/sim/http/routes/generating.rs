@@ -1,7 +1,7 @@
-//! Routes that generate: OpenAI's three, Anthropic's, and SageMaker's that stands for two of them.
+//! Routes that generate: OpenAI's three, Anthropic's, and SageMaker's `/invocations`.
 //!
-//! All become one [`GenerateRequest`] and differ in how the answer is written. A request is read whole before anything is looked at;
-//! its size is bounded by the server.
+//! All become one [`GenerateRequest`] and differ in the format of the response. A request is read whole before it is
+//! validated; the server bounds its size.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -24,11 +24,11 @@ use crate::unix_time::unix_time;
 use crate::validate::pydantic::ValidationErrors;
 use crate::validate::{GenerateRequest, RequestBody, RequestKind, ServerLimits, json as body_json};
 
-/// Answers one of the routes.
+/// Handles one of these routes.
 ///
 /// # Errors
-/// What vLLM refuses.
-pub(super) async fn answer(
+/// vLLM's errors.
+pub(super) async fn handle(
     shared: &Arc<ServerState>,
     template: &str,
     request: Request<Incoming>,
@@ -64,8 +64,8 @@ fn anthropic_error(error: ErrorBody) -> Result<Reply, ErrorBody> {
     Ok(body(status, "application/json", anthropic::error_body(&error)))
 }
 
-/// Model and request of a body.
-fn understood(
+/// Finds the model of a body and builds its request.
+fn prepare(
     shared: &ServerState,
     kind: RequestKind,
     body: &RequestBody,
@@ -108,24 +108,23 @@ async fn openai(
     sent: &[u8],
 ) -> Result<Reply, ErrorBody> {
     let body = RequestBody::read(kind, sent)?;
-    let (model, request) = understood(shared, kind, &body, headers)?;
+    let (model, request) = prepare(shared, kind, &body, headers)?;
     let id = request_id(shared, headers, request.request_id.as_ref());
     let prefix = if kind == RequestKind::Chat { "chatcmpl" } else { "cmpl" };
     let usage = UsageOptions { at_end: request.include_usage, continuous: request.continuous_usage };
-    let envelope =
-        ChunkWriter::new(kind, format!("{prefix}-{id}"), unix_time(), &model.name, &shared.fingerprint, usage);
-    let envelope = match &request.role {
-        Some(role) => envelope.spoken_by(role),
-        None => envelope,
+    let writer = ChunkWriter::new(kind, format!("{prefix}-{id}"), unix_time(), &model.name, &shared.fingerprint, usage);
+    let writer = match &request.role {
+        Some(role) => writer.with_role(role),
+        None => writer,
     };
-    let mut reply = send(shared, &request, &model, ResponseWriter::Chunks(envelope)).await?;
+    let mut reply = send(shared, &request, &model, ResponseWriter::Chunks(writer)).await?;
     if !request.stream {
         report_load(shared, headers, &mut reply);
     }
     Ok(reply)
 }
 
-/// ORCA: the load of this engine in a header, for those who ask for it.
+/// Adds the load of this engine as a header (ORCA), if the client requests it.
 fn report_load(shared: &ServerState, headers: &HeaderMap, reply: &mut Reply) {
     let Some(wanted) = headers.get("endpoint-load-metrics-format").and_then(|value| value.to_str().ok()) else {
         return;
@@ -148,7 +147,7 @@ fn report_load(shared: &ServerState, headers: &HeaderMap, reply: &mut Reply) {
 
 async fn of_responses(shared: &Arc<ServerState>, headers: &HeaderMap, sent: &[u8]) -> Result<Reply, ErrorBody> {
     let (body, echo) = responses::read(sent)?;
-    let (model, request) = understood(shared, RequestKind::Chat, &body, headers)?;
+    let (model, request) = prepare(shared, RequestKind::Chat, &body, headers)?;
     let id = request_id(shared, headers, None);
     let limit = request.limits.first().copied().unwrap_or(0);
     let writer = responses::ResponsesWriter::new(&id, unix_time(), &model.name, limit, echo);
@@ -156,7 +155,7 @@ async fn of_responses(shared: &Arc<ServerState>, headers: &HeaderMap, sent: &[u8
 }
 
 async fn of_messages(shared: &Arc<ServerState>, headers: &HeaderMap, body: &RequestBody) -> Result<Reply, ErrorBody> {
-    let (model, request) = understood(shared, RequestKind::Chat, body, headers)?;
+    let (model, request) = prepare(shared, RequestKind::Chat, body, headers)?;
     let id = format!("chatcmpl-{}", request_id(shared, headers, None));
     let writer = anthropic::MessagesWriter::new(id, &model.name);
     send(shared, &request, &model, ResponseWriter::Messages(writer)).await
@@ -175,21 +174,21 @@ async fn send(
     model: &ResolvedModel,
     format: ResponseWriter,
 ) -> Result<Reply, ErrorBody> {
-    let answer = start(shared, request, model, format)?;
+    let response = start(shared, request, model, format)?;
     if request.stream {
-        let mut reply = Response::new(answer.boxed_unsync());
+        let mut reply = Response::new(response.boxed_unsync());
         let sse = HeaderValue::from_static("text/event-stream; charset=utf-8");
         reply.headers_mut().insert(CONTENT_TYPE, sse);
         return Ok(reply);
     }
-    let text = answer.complete().await.map_err(|broken| broken_body(&broken))?;
+    let text = response.complete().await.map_err(|broken| broken_body(&broken))?;
     if shared.garbage.load(Ordering::Relaxed) {
         return Ok(body(StatusCode::OK, "application/json", "<html>\u{0}not what you asked for".into()));
     }
     Ok(body(StatusCode::OK, "application/json", text))
 }
 
-/// Routes that vLLM has and nobody simulates: what is missing is told, then that it is not here.
+/// Handles routes that are not simulated: first validates the required fields, then replies 501.
 ///
 /// # Errors
 /// Always.

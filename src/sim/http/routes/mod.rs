@@ -1,10 +1,10 @@
-//! Routes of `vllm serve`, one function each, and the two that only a simulator has.
+//! The routes of `vllm serve`, and `/sim/fault`, which only the simulator has.
 //!
 //! | route | what |
 //! |---|---|
 //! | `/v1/chat/completions`, `/v1/completions`, `/v1/responses`, `/v1/messages` | generate |
-//! | `/v1/models`, `/v1/load_lora_adapter`, `/v1/unload_lora_adapter`, `/adapters` | names |
-//! | `/tokenize`, `/detokenize`, `/v1/messages/count_tokens`, `/v1/embeddings` | text and made-up numbers |
+//! | `/v1/models`, `/v1/load_lora_adapter`, `/v1/unload_lora_adapter`, `/adapters` | models |
+//! | `/tokenize`, `/detokenize`, `/v1/messages/count_tokens`, `/v1/embeddings` | text and synthetic embeddings |
 //! | `/health`, `/ping`, `/version`, `/load`, `/metrics` | state |
 //! | `/sleep`, `/pause`, `/reset_prefix_cache` and so on | for operators, see `dev.rs` |
 //! | `POST /sim/fault` | body: a fault as `fault.rs` writes it, bare or as `{"fault": "..."}` |
@@ -41,7 +41,7 @@ use table::Target;
 /// Prefixes that `--api-key` guards.
 const GUARDED: [&str; 4] = ["/v1", "/v2", "/inference", "/cohere"];
 
-/// Answers one request. A cut connection is an error of the service: hyper then closes without an answer.
+/// Handles one request. A disconnect is an error of the service: hyper then closes without a response.
 pub(super) async fn handle(
     shared: Arc<ServerState>,
     peer: SocketAddr,
@@ -50,7 +50,7 @@ pub(super) async fn handle(
     let began = Instant::now();
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let size = request.headers().get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok()).unwrap_or(0);
-    let asked_id = request.headers().get("x-request-id").and_then(|value| value.to_str().ok()).map(str::to_owned);
+    let client_id = request.headers().get("x-request-id").and_then(|value| value.to_str().ok()).map(str::to_owned);
     let template = match table::find(&shared.config, &method, &path) {
         Target::Route(template, _) | Target::Redirect(template, _) => Some(template),
         _ => None,
@@ -62,8 +62,8 @@ pub(super) async fn handle(
     let mut reply = reply.unwrap_or_else(|error| error_reply(&error));
     reply.headers_mut().insert(SERVER, HeaderValue::from_static("uvicorn"));
     if shared.config.request_id_headers {
-        // Every answer has one: the client's, or a new one that is nobody's id.
-        let id = asked_id.unwrap_or_else(|| fresh_uuid(&shared));
+        // Every response has an id: the client's, or a new one.
+        let id = client_id.unwrap_or_else(|| fresh_uuid(&shared));
         if let Ok(value) = HeaderValue::from_str(&id) {
             reply.headers_mut().insert("x-request-id", value);
         }
@@ -112,14 +112,14 @@ async fn route(shared: &Arc<ServerState>, request: Request<Incoming>) -> Result<
             }
             Ok(reply)
         }
-        Target::Route(template, open) => answer(shared, template, open, request).await,
+        Target::Route(template, parameter) => dispatch(shared, template, parameter, request).await,
     }
 }
 
-async fn answer(
+async fn dispatch(
     shared: &Arc<ServerState>,
     template: &'static str,
-    open: Option<&str>,
+    parameter: &str,
     request: Request<Incoming>,
 ) -> Result<Reply, ErrorBody> {
     match template {
@@ -138,9 +138,7 @@ async fn answer(
         }
         "/openapi.json" => Ok(json_reply(&openapi(shared))),
         "/v1/models" => Ok(body(StatusCode::OK, "application/json", models::list(shared))),
-        "/v1/responses/{response_id}" | "/v1/responses/{response_id}/cancel" => {
-            Err(responses::unknown(open.unwrap_or_default()))
-        }
+        "/v1/responses/{response_id}" | "/v1/responses/{response_id}/cancel" => Err(responses::unknown(parameter)),
         "/v1/load_lora_adapter" => {
             require_json(&request)?;
             models::load(shared, &read(request).await?).map(text_reply)
@@ -157,24 +155,24 @@ async fn answer(
             Ok(text_reply(format!("Adapter {} registered", name.as_str().unwrap_or_default())))
         }
         "/adapters/{adapter_name}" => {
-            let name = open.unwrap_or_default();
+            let name = parameter;
             models::remove(shared, name)?;
             Ok(text_reply(format!("Adapter {name} unregistered")))
         }
         "/is_scaling_elastic_ep" => Ok(json_reply(&json!({"is_scaling_elastic_ep": false}))),
         "/sim/fault" => fault(shared, request).await,
-        "/tokenize" | "/detokenize" | "/v1/embeddings" => tokens::answer(shared, template, request).await,
+        "/tokenize" | "/detokenize" | "/v1/embeddings" => tokens::handle(shared, template, request).await,
         _ if template.ends_with("render") || template.starts_with("/inference/") => Err(scale_out(shared)),
         "/v1/systemone" | "/generative_scoring" | "/scale_elastic_ep" => {
             generating::unsupported(template, request).await
         }
         _ if template.starts_with("/v1/") || template == "/invocations" => {
-            generating::answer(shared, template, request).await
+            generating::handle(shared, template, request).await
         }
         _ => {
             let query = request.uri().query().map(str::to_owned);
             let sent = read(request).await?;
-            dev::answer(shared, template, query.as_deref(), &sent).await
+            dev::handle(shared, template, query.as_deref(), &sent).await
         }
     }
 }
@@ -242,7 +240,7 @@ fn metrics(shared: &ServerState) -> Reply {
     };
     let mut out = String::new();
     http_metrics::process(&mut out, shared.started);
-    // The page is made of a copy: writing it takes longer than a step may wait.
+    // Rendered from a copy, because rendering takes longer than a step may wait for the lock.
     let stats = shared.stats.lock().clone();
     if config.log_stats {
         out.push_str(&metrics_page::engine(&stats, facts));

@@ -1,7 +1,7 @@
-//! Which routes there are, and what the framework says where there is none.
+//! The table of routes, and the lookup of a request's route.
 //!
-//! As in vLLM, routes exist by flag and environment. A path with a slash too many is redirected, another method is refused
-//! with the methods that are allowed, and requests of browsers from elsewhere are turned away.
+//! As in vLLM, some routes exist only with a flag or an environment variable. A path with a trailing slash is redirected;
+//! for another method the reply lists the methods that are allowed.
 
 use hyper::Method;
 
@@ -9,7 +9,7 @@ use crate::process::config::SimConfig;
 
 /// When a route exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Gate {
+enum Condition {
     Always,
     /// `VLLM_ALLOW_RUNTIME_LORA_UPDATING`
     Lora,
@@ -17,133 +17,144 @@ enum Gate {
     Dev,
     /// `--profiler-config`
     Profiler,
-    /// Only a simulator has it.
+    /// Always; not in vLLM.
     Sim,
-    /// A model that embeds.
+    /// The model is an embedding model.
     Embeddings,
 }
 
-/// A route: its template, methods, and when it exists.
-type Row = (&'static str, &'static [&'static str], Gate);
+/// One route.
+struct RouteSpec {
+    /// Its path; may contain one `{parameter}`.
+    template: &'static str,
+    methods: &'static [&'static str],
+    when: Condition,
+}
+
+const fn route(template: &'static str, methods: &'static [&'static str], when: Condition) -> RouteSpec {
+    RouteSpec { template, methods, when }
+}
 
 const GET: &[&str] = &["GET"];
 const POST: &[&str] = &["POST"];
 const PAGE: &[&str] = &["GET", "HEAD"];
 const ANY: &[&str] = &["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"];
 
-const ROUTES: &[Row] = &[
-    ("/openapi.json", PAGE, Gate::Always),
-    ("/docs", PAGE, Gate::Always),
-    ("/docs/oauth2-redirect", PAGE, Gate::Always),
-    ("/redoc", PAGE, Gate::Always),
-    ("/load", GET, Gate::Always),
-    ("/version", GET, Gate::Always),
-    ("/kv_event_sources", GET, Gate::Always),
-    ("/health", GET, Gate::Always),
-    ("/metrics", ANY, Gate::Always),
-    ("/v1/load_lora_adapter", POST, Gate::Lora),
-    ("/v1/unload_lora_adapter", POST, Gate::Lora),
-    ("/tokenize", POST, Gate::Always),
-    ("/detokenize", POST, Gate::Always),
-    ("/v1/models", GET, Gate::Always),
-    ("/v1/systemone", POST, Gate::Always),
-    ("/ping", &["GET", "POST"], Gate::Always),
-    ("/invocations", POST, Gate::Always),
-    ("/start_profile", POST, Gate::Profiler),
-    ("/stop_profile", POST, Gate::Profiler),
-    ("/reset_prefix_cache", POST, Gate::Dev),
-    ("/reset_mm_cache", POST, Gate::Dev),
-    ("/reset_encoder_cache", POST, Gate::Dev),
-    ("/collective_rpc", POST, Gate::Dev),
-    ("/server_info", GET, Gate::Dev),
-    ("/sleep", POST, Gate::Dev),
-    ("/release_kv_cache_memory", POST, Gate::Dev),
-    ("/wake_up", POST, Gate::Dev),
-    ("/is_sleeping", GET, Gate::Dev),
-    ("/pause", POST, Gate::Dev),
-    ("/resume", POST, Gate::Dev),
-    ("/abort_requests", POST, Gate::Dev),
-    ("/is_paused", GET, Gate::Dev),
-    ("/get_world_size", GET, Gate::Dev),
-    ("/v1/chat/completions", POST, Gate::Always),
-    ("/v1/responses", POST, Gate::Always),
-    ("/v1/responses/{response_id}", GET, Gate::Always),
-    ("/v1/responses/{response_id}/cancel", POST, Gate::Always),
-    ("/v1/completions", POST, Gate::Always),
-    ("/v1/messages", POST, Gate::Always),
-    ("/v1/messages/count_tokens", POST, Gate::Always),
-    ("/generative_scoring", POST, Gate::Always),
-    ("/scale_elastic_ep", POST, Gate::Always),
-    ("/is_scaling_elastic_ep", POST, Gate::Always),
-    ("/v1/chat/completions/render", POST, Gate::Always),
-    ("/v1/messages/render", POST, Gate::Always),
-    ("/v1/completions/render", POST, Gate::Always),
-    ("/v1/responses/render", POST, Gate::Always),
-    ("/v1/chat/completions/derender", POST, Gate::Always),
-    ("/v1/completions/derender", POST, Gate::Always),
-    ("/inference/v1/generate", POST, Gate::Always),
-    ("/inference/v1/abort_requests", POST, Gate::Always),
-    ("/adapters", POST, Gate::Lora),
-    ("/adapters/{adapter_name}", &["DELETE"], Gate::Lora),
-    ("/v1/embeddings", POST, Gate::Embeddings),
-    ("/sim/fault", POST, Gate::Sim),
+const ROUTES: &[RouteSpec] = &[
+    route("/openapi.json", PAGE, Condition::Always),
+    route("/docs", PAGE, Condition::Always),
+    route("/docs/oauth2-redirect", PAGE, Condition::Always),
+    route("/redoc", PAGE, Condition::Always),
+    route("/load", GET, Condition::Always),
+    route("/version", GET, Condition::Always),
+    route("/kv_event_sources", GET, Condition::Always),
+    route("/health", GET, Condition::Always),
+    route("/metrics", ANY, Condition::Always),
+    route("/v1/load_lora_adapter", POST, Condition::Lora),
+    route("/v1/unload_lora_adapter", POST, Condition::Lora),
+    route("/tokenize", POST, Condition::Always),
+    route("/detokenize", POST, Condition::Always),
+    route("/v1/models", GET, Condition::Always),
+    route("/v1/systemone", POST, Condition::Always),
+    route("/ping", &["GET", "POST"], Condition::Always),
+    route("/invocations", POST, Condition::Always),
+    route("/start_profile", POST, Condition::Profiler),
+    route("/stop_profile", POST, Condition::Profiler),
+    route("/reset_prefix_cache", POST, Condition::Dev),
+    route("/reset_mm_cache", POST, Condition::Dev),
+    route("/reset_encoder_cache", POST, Condition::Dev),
+    route("/collective_rpc", POST, Condition::Dev),
+    route("/server_info", GET, Condition::Dev),
+    route("/sleep", POST, Condition::Dev),
+    route("/release_kv_cache_memory", POST, Condition::Dev),
+    route("/wake_up", POST, Condition::Dev),
+    route("/is_sleeping", GET, Condition::Dev),
+    route("/pause", POST, Condition::Dev),
+    route("/resume", POST, Condition::Dev),
+    route("/abort_requests", POST, Condition::Dev),
+    route("/is_paused", GET, Condition::Dev),
+    route("/get_world_size", GET, Condition::Dev),
+    route("/v1/chat/completions", POST, Condition::Always),
+    route("/v1/responses", POST, Condition::Always),
+    route("/v1/responses/{response_id}", GET, Condition::Always),
+    route("/v1/responses/{response_id}/cancel", POST, Condition::Always),
+    route("/v1/completions", POST, Condition::Always),
+    route("/v1/messages", POST, Condition::Always),
+    route("/v1/messages/count_tokens", POST, Condition::Always),
+    route("/generative_scoring", POST, Condition::Always),
+    route("/scale_elastic_ep", POST, Condition::Always),
+    route("/is_scaling_elastic_ep", POST, Condition::Always),
+    route("/v1/chat/completions/render", POST, Condition::Always),
+    route("/v1/messages/render", POST, Condition::Always),
+    route("/v1/completions/render", POST, Condition::Always),
+    route("/v1/responses/render", POST, Condition::Always),
+    route("/v1/chat/completions/derender", POST, Condition::Always),
+    route("/v1/completions/derender", POST, Condition::Always),
+    route("/inference/v1/generate", POST, Condition::Always),
+    route("/inference/v1/abort_requests", POST, Condition::Always),
+    route("/adapters", POST, Condition::Lora),
+    route("/adapters/{adapter_name}", &["DELETE"], Condition::Lora),
+    route("/v1/embeddings", POST, Condition::Embeddings),
+    route("/sim/fault", POST, Condition::Sim),
 ];
 
-fn exists(gate: Gate, config: &SimConfig) -> bool {
-    match gate {
-        Gate::Always | Gate::Sim => true,
-        Gate::Lora => config.runtime_lora,
-        Gate::Dev => config.dev_mode,
-        Gate::Profiler => config.profiler,
-        Gate::Embeddings => config.embeddings,
+fn exists(when: Condition, config: &SimConfig) -> bool {
+    match when {
+        Condition::Always | Condition::Sim => true,
+        Condition::Lora => config.runtime_lora,
+        Condition::Dev => config.dev_mode,
+        Condition::Profiler => config.profiler,
+        Condition::Embeddings => config.embeddings,
     }
 }
 
 /// The routes of a server with their methods, for its log.
 pub(crate) fn listed(config: &SimConfig) -> impl Iterator<Item = (&'static str, &'static [&'static str])> {
-    let shown = |row: &&Row| !matches!(row.2, Gate::Sim | Gate::Embeddings) && exists(row.2, config);
-    ROUTES.iter().filter(shown).map(|(path, methods, _)| (*path, *methods))
+    let shown = |route: &&RouteSpec| {
+        !matches!(route.when, Condition::Sim | Condition::Embeddings) && exists(route.when, config)
+    };
+    ROUTES.iter().filter(shown).map(|route| (route.template, route.methods))
 }
 
-/// Where a request goes.
+/// The result of a lookup.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Target<'a> {
-    /// To this template; with the part of the path that it leaves open.
-    Route(&'static str, Option<&'a str>),
-    /// The path exists for these methods.
+    /// The route with this template, and the value of its parameter (empty if it has none).
+    Route(&'static str, &'a str),
+    /// The path exists, but only for these methods.
     NotAllowed(&'static [&'static str]),
-    /// Without the slash at its end it exists.
+    /// The path exists without its trailing slash.
     Redirect(&'static str, &'a str),
-    /// Nowhere.
+    /// No such path.
     Unknown,
 }
 
 /// Finds the route of a request.
 pub(super) fn find<'a>(config: &SimConfig, method: &Method, path: &'a str) -> Target<'a> {
-    let found = ROUTES.iter().filter(|row| exists(row.2, config)).find_map(|row| Some((row, matches(row.0, path)?)));
-    if let Some(((template, methods, _), open)) = found {
-        return match methods.contains(&method.as_str()) {
-            true => Target::Route(template, open),
-            false => Target::NotAllowed(if *template == "/ping" { GET } else { methods }),
+    let existing = || ROUTES.iter().filter(|route| exists(route.when, config));
+    if let Some((route, open)) = existing().find_map(|route| Some((route, match_path(route.template, path)?))) {
+        return match route.methods.contains(&method.as_str()) {
+            true => Target::Route(route.template, open),
+            false => Target::NotAllowed(if route.template == "/ping" { GET } else { route.methods }),
         };
     }
     if path == "/metrics/" {
-        return Target::Route("/metrics", None);
+        return Target::Route("/metrics", "");
     }
     let bare = path.strip_suffix('/').filter(|bare| !bare.is_empty());
     let known = bare.and_then(|bare| {
-        let row = ROUTES.iter().filter(|row| exists(row.2, config)).find(|row| matches(row.0, bare).is_some())?;
-        Some((row.0, bare))
+        let route = existing().find(|route| match_path(route.template, bare).is_some())?;
+        Some((route.template, bare))
     });
     known.map_or(Target::Unknown, |(template, bare)| Target::Redirect(template, bare))
 }
 
-/// Whether a path fits a template; the open part inside, if it has one.
-fn matches<'a>(template: &str, path: &'a str) -> Option<Option<&'a str>> {
-    let Some((before, after)) = template.split_once('{') else { return (template == path).then_some(None) };
+/// Matches a path with a template; `Some` if it fits, with the value of its parameter (empty if it has none).
+fn match_path<'a>(template: &str, path: &'a str) -> Option<&'a str> {
+    let Some((before, after)) = template.split_once('{') else { return (template == path).then_some("") };
     let after = after.split_once('}').map_or("", |(_, after)| after);
     let open = path.strip_prefix(before)?.strip_suffix(after)?;
-    (!open.is_empty() && !open.contains('/')).then_some(Some(open))
+    (!open.is_empty() && !open.contains('/')).then_some(open)
 }
 
 #[cfg(test)]
@@ -152,16 +163,16 @@ mod tests {
     use crate::Profile;
 
     #[test]
-    fn paths_lead_where_the_framework_leads_them() {
+    fn paths_are_found_as_in_the_framework() {
         let config = SimConfig::new("m", Profile::named("h200-llama-8b").unwrap());
         let to = |method, path| find(&config, &method, path);
-        assert_eq!(to(Method::POST, "/v1/completions"), Target::Route("/v1/completions", None));
+        assert_eq!(to(Method::POST, "/v1/completions"), Target::Route("/v1/completions", ""));
         assert_eq!(to(Method::GET, "/v1/completions"), Target::NotAllowed(POST));
         assert_eq!(to(Method::POST, "/v1/models/"), Target::Redirect("/v1/models", "/v1/models"));
         assert_eq!(to(Method::GET, "/v1/models/tiny"), Target::Unknown);
-        assert_eq!(to(Method::GET, "/v1/responses/x"), Target::Route("/v1/responses/{response_id}", Some("x")));
+        assert_eq!(to(Method::GET, "/v1/responses/x"), Target::Route("/v1/responses/{response_id}", "x"));
         assert_eq!(to(Method::POST, "/sleep"), Target::Unknown);
-        assert_eq!(to(Method::HEAD, "/metrics/"), Target::Route("/metrics", None));
+        assert_eq!(to(Method::HEAD, "/metrics/"), Target::Route("/metrics", ""));
         assert_eq!(to(Method::GET, "/"), Target::Unknown);
     }
 }

@@ -1,7 +1,7 @@
-//! Text and numbers: `/tokenize`, `/detokenize`, `/v1/embeddings`.
+//! `/tokenize`, `/detokenize`, `/v1/embeddings`.
 //!
-//! Counts are the tokenizer's where the model is a folder that has one, and those of [`crate::text::words`] elsewhere. Embeddings
-//! are numbers made of the text, for gateways that must pass them on.
+//! Tokens are those of the model's tokenizer, or of [`crate::text::words`] where the model is only a name. Embeddings
+//! are synthetic vectors, for gateways that must forward them.
 
 use std::sync::Arc;
 
@@ -19,14 +19,14 @@ use crate::validate::pydantic::{self, FieldReader, ValidationErrors, shown};
 use crate::validate::{json as body_json, schema};
 use sluice_core::base::Rng;
 
-/// Dimensions of a made-up embedding.
+/// Dimensions of an embedding.
 const EMBEDDING: usize = 64;
 
-/// Answers one of the routes.
+/// Handles one of these routes.
 ///
 /// # Errors
 /// Fields that are missing or wrong, an unknown model.
-pub(super) async fn answer(
+pub(super) async fn handle(
     shared: &Arc<ServerState>,
     template: &str,
     request: Request<Incoming>,
@@ -40,7 +40,7 @@ pub(super) async fn answer(
     }
 }
 
-/// A prompt or messages: the body must fit one of the two shapes, and both complain when it fits none.
+/// Checks that the body has a prompt or messages; errors of both branches are reported.
 fn check_tokenize(fields: &Map<String, Value>) -> Result<(), ErrorBody> {
     let mut problems = ValidationErrors::default();
     let prompt = fields.get("prompt");

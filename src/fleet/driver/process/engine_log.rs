@@ -1,15 +1,14 @@
 //! An engine's log: a file that the engine writes itself, its last lines in memory, and how far the start is.
 //!
-//! The engine's output goes straight into a file, not through a pipe of ours: a gateway that is slow or dies must not block
-//! or break an engine that serves. The file is followed every [`LOOK_EVERY`].
+//! The engine's output goes straight into a file, not through a pipe: a gateway that is slow or crashes must not block or
+//! break a serving engine. The file is read every [`READ_INTERVAL`].
 //!
 //! Files: `NAME.log`, and up to [`OLD_FILES`] older ones, `NAME.log.1` the newest. A start begins a new file. A file over
-//! [`FILE_MAX`] bytes is copied away and cut to nothing; the engine appends, so it goes on at the new beginning. What it
-//! writes between the copy and the cut (microseconds) is lost from the files, not from the lines in memory when they were
-//! read before.
+//! [`FILE_MAX`] bytes is copied and truncated; the engine writes in append mode, so it continues at the new beginning. What
+//! it writes between the copy and the truncation (microseconds) is lost from the files.
 //!
 //! Bounds: [`LINES_MAX`] lines of [`LINE_MAX`] bytes in memory, [`FILE_MAX`] * ([`OLD_FILES`] + 1) bytes on disk plus what
-//! is written between two looks.
+//! is written between two reads.
 
 use std::collections::VecDeque;
 use std::fs::{self, File, OpenOptions};
@@ -22,39 +21,39 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::driver::StartProgress;
-use sluice_core::vllm::logs::{Follower, Movement, StartPhase};
+use sluice_core::vllm::logs::{Movement, StartFollower, StartPhase};
 
-/// How often the file is looked at.
-pub(super) const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// How often the file is read.
+pub(super) const READ_INTERVAL: Duration = Duration::from_millis(100);
 /// Lines kept in memory.
 pub(super) const LINES_MAX: usize = 1_000;
 /// Longest line that is kept, bytes; the rest of it is dropped.
 const LINE_MAX: usize = 4_096;
-/// A file that is larger is put away.
+/// A larger file is rotated.
 const FILE_MAX: u64 = 32 << 20;
-/// Files that were put away.
+/// Rotated files that are kept.
 const OLD_FILES: u32 = 3;
-/// Most that is read in one look; the rest waits for the next.
+/// Most that is read at once; the rest waits for the next read.
 const READ_MAX: u64 = 4 << 20;
 
 /// The log of one backend's engine, over all its starts.
 #[derive(Debug)]
-pub(super) struct Log {
+pub(super) struct EngineLog {
     path: PathBuf,
     progress: watch::Sender<StartProgress>,
-    state: Mutex<State>,
+    state: Mutex<ReadState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct ReadState {
     lines: VecDeque<String>,
     /// The beginning of a line whose end has not been written yet.
-    open: Vec<u8>,
+    unfinished: Vec<u8>,
     read_to: u64,
-    follower: Follower,
+    follower: StartFollower,
 }
 
-impl Log {
+impl EngineLog {
     /// The log in `folder` of the backend called `name`, which may hold `/`. Nothing is opened yet.
     pub(super) fn new(folder: &Path, name: &str) -> Self {
         let path = folder.join(format!("{}.log", name.replace('/', ".")));
@@ -66,35 +65,35 @@ impl Log {
         &self.path
     }
 
-    /// Begins anew for a start: older files are put away, memory and progress forgotten. Returns the file to write to.
+    /// Prepares for a start: rotates the old file and resets lines and progress. Returns the file to write to.
     pub(super) fn begin(&self) -> io::Result<File> {
         if let Some(folder) = self.path.parent() {
             fs::create_dir_all(folder)?;
         }
         if self.path.metadata().is_ok_and(|file| file.len() > 0) {
-            self.make_room()?;
+            self.shift_old_files()?;
             fs::rename(&self.path, self.old(1))?;
         }
-        *self.state.lock() = State::default();
+        *self.state.lock() = ReadState::default();
         self.progress.send_replace(StartProgress::begin(Instant::now()));
         OpenOptions::new().create(true).append(true).open(&self.path)
     }
 
-    /// Goes on with the file of an engine that runs already. A short one is read again from its beginning, because the
-    /// engine may still be starting and its phases say how patient to be; a long one is that of an engine that serves.
+    /// Continues with the file of an engine that runs already. A short file is read from its beginning, because the engine
+    /// may still be starting and its phase decides the time limits; a long file is that of a serving engine.
     pub(super) fn resume(&self) {
         let length = self.path.metadata().map_or(0, |file| file.len());
         let long = length > READ_MAX;
         let read_to = if long { length - READ_MAX / 16 } else { 0 };
-        *self.state.lock() = State { read_to, ..State::default() };
+        *self.state.lock() = ReadState { read_to, ..ReadState::default() };
         self.progress.send_replace(StartProgress::begin(Instant::now()));
         if long {
             self.mark_ready();
         }
-        self.look();
+        self.read_new();
     }
 
-    /// The engine serves. Its log may not say so: uvicorn's lines can be turned off.
+    /// Records that the engine serves. Its log may not show it: uvicorn's lines can be turned off.
     pub(super) fn mark_ready(&self) {
         self.progress.send_if_modified(|progress| {
             let before = std::mem::replace(&mut progress.phase, StartPhase::Serving);
@@ -105,28 +104,28 @@ impl Log {
         });
     }
 
-    /// Reads what was written since the last look; whether there was anything.
-    pub(super) fn look(&self) -> bool {
+    /// Reads what was written since the last read; returns whether there was anything.
+    pub(super) fn read_new(&self) -> bool {
         let mut state = self.state.lock();
-        let Ok(bytes) = self.read_from(&mut state) else { return false };
+        let Ok(bytes) = self.read_bytes(&mut state) else { return false };
         if bytes.is_empty() {
             return false;
         }
-        state.open.extend_from_slice(&bytes);
-        let open = std::mem::take(&mut state.open);
-        let mut rest = &open[..];
-        // Bars end with a carriage return and no line feed.
+        state.unfinished.extend_from_slice(&bytes);
+        let unfinished = std::mem::take(&mut state.unfinished);
+        let mut rest = &unfinished[..];
+        // Progress bars end with a carriage return and no line feed.
         while let Some(end) = memchr::memchr2(b'\n', b'\r', rest) {
-            self.take_in(&mut state, &rest[..end]);
+            self.add_line(&mut state, &rest[..end]);
             rest = &rest[end + 1..];
         }
-        state.open = rest[..rest.len().min(LINE_MAX)].to_vec();
+        state.unfinished = rest[..rest.len().min(LINE_MAX)].to_vec();
         drop(state);
-        self.put_away_if_large();
+        self.rotate_if_large();
         true
     }
 
-    fn read_from(&self, state: &mut State) -> io::Result<Vec<u8>> {
+    fn read_bytes(&self, state: &mut ReadState) -> io::Result<Vec<u8>> {
         let mut file = File::open(&self.path)?;
         let length = file.metadata()?.len();
         if length < state.read_to {
@@ -140,13 +139,13 @@ impl Log {
         Ok(bytes)
     }
 
-    fn take_in(&self, state: &mut State, line: &[u8]) {
+    fn add_line(&self, state: &mut ReadState, line: &[u8]) {
         let line = String::from_utf8_lossy(&line[..line.len().min(LINE_MAX)]);
         let line = line.trim_end();
         if line.is_empty() {
             return;
         }
-        let movement = state.follower.take_in(line);
+        let movement = state.follower.add_line(line);
         if movement != Movement::None {
             let now = Instant::now();
             self.progress.send_modify(|progress| {
@@ -166,25 +165,25 @@ impl Log {
         state.lines.push_back(line.to_owned());
     }
 
-    /// Copies the file away and cuts it, when it is large. Lines are lost at worst, so errors are only told.
-    fn put_away_if_large(&self) {
+    /// Copies and truncates the file when it is large. At worst lines are lost, so an error is only logged.
+    fn rotate_if_large(&self) {
         if !self.path.metadata().is_ok_and(|file| file.len() > FILE_MAX) {
             return;
         }
-        let put_away = || -> io::Result<()> {
-            self.make_room()?;
+        let rotate = || -> io::Result<()> {
+            self.shift_old_files()?;
             fs::copy(&self.path, self.old(1))?;
             OpenOptions::new().write(true).open(&self.path)?.set_len(0)?;
             self.state.lock().read_to = 0;
             Ok(())
         };
-        if let Err(error) = put_away() {
-            tracing::warn!(log = %self.path.display(), %error, "engine's log cannot be rotated");
+        if let Err(error) = rotate() {
+            tracing::warn!(log = %self.path.display(), %error, "cannot rotate the engine's log");
         }
     }
 
-    /// Frees the name of the newest old file.
-    fn make_room(&self) -> io::Result<()> {
+    /// Renames the rotated files so that the name of the newest is free.
+    fn shift_old_files(&self) -> io::Result<()> {
         for age in (1..OLD_FILES).rev() {
             if self.old(age).exists() {
                 fs::rename(self.old(age), self.old(age + 1))?;
@@ -202,8 +201,8 @@ impl Log {
     /// The last lines, oldest first; an unfinished one counts.
     pub(super) fn tail(&self, lines: usize) -> Vec<String> {
         let state = self.state.lock();
-        let open = String::from_utf8_lossy(&state.open).trim_end().to_owned();
-        let all: Vec<&String> = state.lines.iter().chain((!open.is_empty()).then_some(&open)).collect();
+        let unfinished = String::from_utf8_lossy(&state.unfinished).trim_end().to_owned();
+        let all: Vec<&String> = state.lines.iter().chain((!unfinished.is_empty()).then_some(&unfinished)).collect();
         all[all.len().saturating_sub(lines)..].iter().map(|line| (*line).clone()).collect()
     }
 
@@ -219,22 +218,22 @@ mod tests {
 
     use super::*;
 
-    fn log() -> (tempfile::TempDir, Log) {
+    fn log() -> (tempfile::TempDir, EngineLog) {
         let folder = tempfile::tempdir().unwrap();
-        let log = Log::new(folder.path(), "short/gpu0");
+        let log = EngineLog::new(folder.path(), "short/gpu0");
         (folder, log)
     }
 
     #[test]
-    fn lines_come_whole_however_they_are_written() {
+    fn lines_are_read_whole_however_they_are_written() {
         let (_folder, log) = log();
         let mut file = log.begin().unwrap();
         file.write_all(b"one\ntw").unwrap();
-        assert!(log.look());
+        assert!(log.read_new());
         assert_eq!(log.tail(9), ["one", "tw"]);
         file.write_all(b"o\nbar 1\rbar 2\r").unwrap();
-        assert!(log.look());
-        assert!(!log.look());
+        assert!(log.read_new());
+        assert!(!log.read_new());
         assert_eq!(log.tail(9), ["one", "two", "bar 1", "bar 2"]);
         assert_eq!(log.tail(1), ["bar 2"]);
     }
@@ -245,7 +244,7 @@ mod tests {
         for start in 0..6 {
             writeln!(log.begin().unwrap(), "start {start}").unwrap();
         }
-        log.look();
+        log.read_new();
         assert_eq!(log.tail(9), ["start 5"]);
         let read = |name: &str| fs::read_to_string(folder.path().join(name)).unwrap();
         assert_eq!((read("short.gpu0.log.1"), read("short.gpu0.log.3")), ("start 4\n".into(), "start 2\n".into()));
@@ -253,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_large_file_is_cut_and_the_writer_goes_on() {
+    fn a_large_file_is_truncated_and_the_writer_continues() {
         let (folder, log) = log();
         let mut file = log.begin().unwrap();
         let line = [b'x'; 1023];
@@ -261,9 +260,9 @@ mod tests {
             file.write_all(&line).unwrap();
             file.write_all(b"\n").unwrap();
         }
-        while log.look() {}
+        while log.read_new() {}
         file.write_all(b"after\n").unwrap();
-        log.look();
+        log.read_new();
         assert_eq!(log.tail(1), ["after"]);
         let size = |name: &str| folder.path().join(name).metadata().unwrap().len();
         assert!(size("short.gpu0.log") < FILE_MAX / 2, "{}", size("short.gpu0.log"));
@@ -272,20 +271,20 @@ mod tests {
     }
 
     #[test]
-    fn an_engine_that_is_taken_over_is_in_the_phase_that_its_log_says() {
+    fn an_adopted_engine_is_in_the_phase_that_its_log_shows() {
         let (_folder, log) = log();
         writeln!(log.begin().unwrap(), "old lines\nStarting to load model x...").unwrap();
-        let next = Log::new(log.path().parent().unwrap(), "short/gpu0");
+        let next = EngineLog::new(log.path().parent().unwrap(), "short/gpu0");
         next.resume();
         assert_eq!(next.progress().borrow().phase, StartPhase::LoadingWeights);
         assert_eq!(next.tail(9), ["old lines", "Starting to load model x..."]);
-        // It answers and has not said so.
+        // It is ready, and its log does not show it.
         next.mark_ready();
         assert_eq!(next.progress().borrow().phase, StartPhase::Serving);
         let mut file = log.begin().unwrap();
         (0..=READ_MAX / 1_000).for_each(|_| writeln!(file, "{}", "x".repeat(1_000)).unwrap());
         next.resume();
-        assert_eq!(next.progress().borrow().phase, StartPhase::Serving, "nobody writes that much while it starts");
+        assert_eq!(next.progress().borrow().phase, StartPhase::Serving, "no start writes that much");
     }
 
     #[test]
@@ -294,10 +293,10 @@ mod tests {
         let progress = log.progress();
         let mut file = log.begin().unwrap();
         writeln!(file, "Starting to load model x...").unwrap();
-        log.look();
+        log.read_new();
         assert_eq!(progress.borrow().phase, StartPhase::LoadingWeights);
         writeln!(file, "Application startup complete.").unwrap();
-        log.look();
+        log.read_new();
         assert_eq!(progress.borrow().phase, StartPhase::Serving);
         log.begin().unwrap();
         assert_eq!(progress.borrow().phase, StartPhase::Launching);

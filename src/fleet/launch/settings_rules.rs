@@ -1,18 +1,19 @@
-//! Which settings are flags of the installed vLLM: known ones pass, obsolete ones are dropped, others are refused.
+//! Checks settings against the flags of the installed vLLM: known flags pass, obsolete ones are dropped, others are refused.
 //!
-//! Dropped with a notice are flags that were removed because what they asked for became the only way, or nothing: a start
-//! without them does what they meant. A flag that was replaced is refused with the new name, because its value may not fit.
+//! A flag that vLLM removed because its behaviour became the default is dropped with a notice. A flag that was replaced is
+//! refused with the name of the new one, because its value may not fit.
 
 use std::collections::BTreeMap;
 
-use super::Known;
-use super::check::Flat;
+use super::arguments;
+use super::effective::EffectiveFlags;
+use super::installed_flags::InstalledFlags;
 use crate::driver::{EngineFailure, Notice};
 use sluice_core::vllm::args::{ArgsError, ServeArgs};
 use sluice_core::vllm::failure::FailureClass;
 use sluice_gateway::config::ArgValue;
 
-/// Removed from vLLM; without them it does the same.
+/// Flags that were removed from vLLM and are no longer needed.
 const OBSOLETE: &[&str] = &[
     "disable-async-output-proc",
     "disable-frontend-multiprocessing",
@@ -28,10 +29,10 @@ const OBSOLETE: &[&str] = &[
     "use-v2-block-manager",
 ];
 
-/// Replaced by another flag.
+/// Flags that were replaced by another flag.
 const REPLACED: &[(&str, &str)] = &[
     ("cuda-graph-sizes", "cudagraph-capture-sizes"),
-    ("device", "the environment (the platform is found by itself)"),
+    ("device", "the environment (vLLM detects the platform)"),
     ("guided-decoding-backend", "structured-outputs-config"),
     ("num-speculative-tokens", "speculative-config"),
     ("rope-scaling", "hf-overrides"),
@@ -40,13 +41,13 @@ const REPLACED: &[(&str, &str)] = &[
     ("task", "runner and convert"),
 ];
 
-/// The settings that may be passed, by dashed name. `known`: the flags of the program, where it could be asked.
+/// The settings to pass on, by dashed name. `known`: the flags of the program, where they could be read.
 ///
 /// # Errors
-/// A flag the program does not have, or a value that is not of the flag's type.
+/// A flag that the program does not have, or a value of the wrong type.
 pub(super) fn flags(
     args: BTreeMap<String, ArgValue>,
-    known: Option<&Known>,
+    known: Option<&InstalledFlags>,
     notices: &mut Vec<Notice>,
 ) -> Result<BTreeMap<String, ArgValue>, EngineFailure> {
     let mut kept = BTreeMap::new();
@@ -64,8 +65,8 @@ pub(super) fn flags(
                 Err(failure) => return Err(failure),
             },
             _ => {
-                typed(&name, &value)?;
-                chosen(&name, &value, known)?;
+                check_type(&name, &value)?;
+                check_choice(&name, &value, known)?;
             }
         }
         kept.insert(name, value);
@@ -73,65 +74,67 @@ pub(super) fn flags(
     Ok(kept)
 }
 
-/// Refuses flags in `launch.command` that the program does not have. They are the user's own words and are not edited.
-pub(super) fn command(written: &Flat, known: Option<&Known>) -> Result<(), EngineFailure> {
+/// Refuses flags in `launch.command` that the program does not have. The operator's command is not edited.
+pub(super) fn command(flags: &EffectiveFlags, known: Option<&InstalledFlags>) -> Result<(), EngineFailure> {
     let Some(known) = known else { return Ok(()) };
-    match written.written().find(|name| !has(known, name)) {
+    match flags.written().find(|name| !has(known, name)) {
         Some(name) => Err(EngineFailure::new(
             FailureClass::UnknownFlag,
-            format!("this vLLM has no flag --{name} in launch.command"),
+            format!("this version of vLLM has no flag --{name}, which launch.command contains"),
         )),
         None => Ok(()),
     }
 }
 
-/// Whether argparse takes a name: in full, cut short while only one flag begins so, or dotted, for one key of JSON.
-fn has(known: &Known, name: &str) -> bool {
+/// Whether argparse accepts a name: in full, abbreviated while only one flag begins with it, or dotted for one key of JSON.
+fn has(known: &InstalledFlags, name: &str) -> bool {
     let name = name.split('.').next().unwrap_or(name);
     let beginning = known.range(name.to_owned()..).take_while(|(other, _)| other.starts_with(name));
     known.contains_key(name) || beginning.count() == 1
 }
 
 /// What to do about a flag that the program does not have: dropped with a notice, or refused.
-fn unknown(name: &str, value: &ArgValue, known: &Known) -> Result<Notice, EngineFailure> {
+fn unknown(name: &str, value: &ArgValue, known: &InstalledFlags) -> Result<Notice, EngineFailure> {
     if OBSOLETE.contains(&name) {
-        return Ok(Notice(format!("{name} is dropped: this vLLM does not have it any more and does the same without")));
+        return Ok(Notice(format!(
+            "{name} is dropped: this version of vLLM no longer has the flag and does not need it"
+        )));
     }
     if matches!(value, ArgValue::Flag(false)) && known.contains_key(name) {
         return Err(EngineFailure::new(
             FailureClass::BadArguments,
-            format!("{name} = false: --{name} has no --no- form; leave it out"),
+            format!("{name} = false: --{name} has no --no- form; remove the setting"),
         ));
     }
     let replaced = REPLACED.iter().find(|(old, _)| *old == name);
     let cause = match (replaced, closest(name, known)) {
         (Some((_, new)), _) => format!("--{name} was replaced by {new}"),
-        (None, Some(close)) => format!("this vLLM has no flag --{name}; did you mean {close}?"),
-        (None, None) => format!("this vLLM has no flag --{name}"),
+        (None, Some(close)) => format!("this version of vLLM has no flag --{name}; did you mean {close}?"),
+        (None, None) => format!("this version of vLLM has no flag --{name}"),
     };
     Err(EngineFailure::new(FailureClass::UnknownFlag, cause))
 }
 
-/// Checks the value's type with what we know of the flag ourselves; a flag that we do not know passes.
-fn typed(name: &str, value: &ArgValue) -> Result<(), EngineFailure> {
+/// Checks the type of the value against the table of vLLM's flags; a flag that is not in it passes.
+fn check_type(name: &str, value: &ArgValue) -> Result<(), EngineFailure> {
     if name.is_empty() || name.starts_with('-') || name.contains(|c: char| c.is_whitespace() || c == '=') {
         return Err(EngineFailure::new(
             FailureClass::BadArguments,
             format!("{name:?} is not the name of a flag (without its dashes)"),
         ));
     }
-    // `--hf-token` alone is the token that was stored on this host.
+    // `--hf-token` without a value uses the token that is stored on this host.
     if name == "hf-token" && *value == ArgValue::Flag(true) {
         return Ok(());
     }
     let wrong = |cause: String| Err(EngineFailure::new(FailureClass::BadArguments, cause));
     let parsed = |value: &ArgValue| {
         let mut argv = vec!["model".to_owned()];
-        super::write(name, value, &mut argv);
+        arguments::write(name, value, &mut argv);
         ServeArgs::parse(&argv)
     };
     match (parsed(value), value) {
-        // Versions differ in the flags and choices that they have; in types they do not.
+        // Versions differ in flags and choices, but not in types.
         (Ok(_) | Err(ArgsError::Choice(..) | ArgsError::Ambiguous(..)), _) => Ok(()),
         (Err(ArgsError::Unrecognized(words)), _) => {
             match words.trim_start_matches('-').starts_with(name) || words.starts_with("--no-") {
@@ -146,7 +149,7 @@ fn typed(name: &str, value: &ArgValue) -> Result<(), EngineFailure> {
     }
 }
 
-/// JSON whose bare numbers have lost their units (`{"cpu_bytes_to_use": 80m}`), which vLLM multiplies out.
+/// JSON without the units of its numbers (`{"cpu_bytes_to_use": 80m}`), which vLLM accepts and JSON does not.
 fn without_units(text: &str) -> String {
     let (mut plain, mut quoted, mut escaped) = (String::new(), false, false);
     for letter in text.chars() {
@@ -161,8 +164,8 @@ fn without_units(text: &str) -> String {
     plain
 }
 
-/// Whether the value is one of those that the program lists for the flag, if it lists any.
-fn chosen(name: &str, value: &ArgValue, known: Option<&Known>) -> Result<(), EngineFailure> {
+/// Checks that the value is one that the program lists for the flag, if it lists any.
+fn check_choice(name: &str, value: &ArgValue, known: Option<&InstalledFlags>) -> Result<(), EngineFailure> {
     let Some(choices) = known.and_then(|known| known.get(name)).filter(|choices| !choices.is_empty()) else {
         return Ok(());
     };
@@ -181,14 +184,14 @@ fn chosen(name: &str, value: &ArgValue, known: Option<&Known>) -> Result<(), Eng
     }
 }
 
-/// The known name with the fewest letters to change, at most a third of them.
-fn closest<'a>(name: &str, known: &'a Known) -> Option<&'a str> {
+/// The known name with the smallest edit distance, at most a third of the name.
+fn closest<'a>(name: &str, known: &'a InstalledFlags) -> Option<&'a str> {
     let scored = known.keys().map(|other| (distance(name, other), other.as_str()));
     let (changes, other) = scored.min()?;
     (changes * 3 <= name.len()).then_some(other)
 }
 
-/// Letters to insert, delete or replace.
+/// The edit distance: letters to insert, delete or replace.
 fn distance(one: &str, other: &str) -> usize {
     let other: Vec<char> = other.chars().collect();
     let mut row: Vec<usize> = (0..=other.len()).collect();

@@ -1,27 +1,25 @@
-//! Why an engine failed: a class, the line that says so, and what to do about it.
+//! Diagnoses the end of an engine from its log.
 //!
 //! vLLM prints the root cause early, from another process than the one that ends last, and the last line only says "see root
-//! cause above". So all kept lines are searched, the telling ones first:
-//! 1. that a process of the engine was killed, where no error stands before it: what breaks after it is its consequence;
-//! 2. texts of vLLM and CUDA that name one situation ([`MARKS`]), in order of how much they say;
-//! 3. else the first exception that is not a mere consequence of another;
-//! 4. else that a process of the engine ended, for whatever reason;
-//! 5. else a text of the second kind in a line that vLLM calls information or a warning: such a line may be about something
-//!    that it then went around, so it counts only where no error says more;
-//! 6. else the exit status.
+//! cause above". So all kept lines are searched, in this order:
+//! 1. that a process of the engine was killed, where no error precedes it: later errors are its consequences;
+//! 2. messages of vLLM and CUDA that name one situation ([`PATTERNS`]), the most specific first;
+//! 3. the first exception that is not a mere consequence of another one;
+//! 4. that a process of the engine ended, for whatever reason;
+//! 5. a message of the second kind at level information or warning: vLLM may have worked around it, so it counts only where
+//!    no error says more;
+//! 6. the exit status.
 //!
-//! When the engine had been serving, old errors of single requests are in the log too: then only what follows the last sign
-//! of health is searched. Texts are those of vLLM 0.22 to 0.33 (and two of 0.6); nothing here reads a clock or a file.
-
-mod class;
-mod fold;
-
-pub use class::{FailureClass, Retryable};
+//! The log of an engine that had been serving also contains errors of single requests: then only lines after the last sign
+//! of health are searched. Messages are those of vLLM 0.22 to 0.33, and two of 0.6.
 
 use serde::{Deserialize, Serialize};
 
-use self::fold::FOLDED;
-use super::logs::{StartPhase, is_remark, message};
+use super::advice::advice;
+use super::class::{FailureClass, Retryable};
+use super::fold::{self, FOLDED};
+use super::suggestion::FlagSuggestion;
+use crate::vllm::logs::{StartPhase, is_remark, message};
 
 /// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,7 +29,7 @@ pub enum Exit {
     Code(i32),
     /// By this signal.
     Signal(i32),
-    /// It is gone and nobody could see how: it was not our child.
+    /// It is gone, and its status could not be read because it was not a child of this process.
     Unseen,
 }
 
@@ -45,25 +43,16 @@ impl std::fmt::Display for Exit {
     }
 }
 
-/// A flag whose value would have worked, in the engine's own estimate.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FlagSuggestion {
-    /// The flag, without dashes.
-    pub flag: String,
-    /// The value.
-    pub value: i64,
-}
-
 /// What is known about a failure.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Diagnosis {
     /// Its class.
     pub class: FailureClass,
-    /// The line that says so, without the logger's prefix, at most [`CAUSE_MAX`] characters.
+    /// The line that shows it, without the logger's prefix, at most [`CAUSE_MAX`] characters.
     pub cause: Option<String>,
-    /// What to do.
+    /// What the operator can do.
     pub advice: String,
-    /// A value that would do, when the engine named one.
+    /// A flag value that would work, when the engine named one.
     pub suggestion: Option<FlagSuggestion>,
 }
 
@@ -71,16 +60,16 @@ pub struct Diagnosis {
 pub const CAUSE_MAX: usize = 600;
 
 impl Diagnosis {
-    /// A diagnosis that no log is needed for.
+    /// A diagnosis that does not need a log.
     pub fn plain(class: FailureClass, cause: Option<String>) -> Self {
-        let suggestion = cause.as_deref().and_then(|cause| suggested(class, cause));
-        let advice = class.advice(suggestion.as_ref(), cause.as_deref());
+        let suggestion = cause.as_deref().and_then(|cause| FlagSuggestion::read(class, cause));
+        let advice = advice(class, suggestion.as_ref(), cause.as_deref());
         Self { class, cause, advice, suggestion }
     }
 }
 
-/// A text, and the class that a line with it shows. The earlier in the list, the more a text says.
-const MARKS: &[(&str, FailureClass)] = &[
+/// A text, and the class of a line that contains it. The most specific texts come first.
+const PATTERNS: &[(&str, FailureClass)] = &[
     ("To serve at least one request with the model's max seq len", FailureClass::KvTooSmall),
     ("larger than the maximum number of tokens that can be stored in KV cache", FailureClass::KvTooSmall),
     ("larger than the available KV cache memory", FailureClass::KvTooSmall),
@@ -141,11 +130,11 @@ const MARKS: &[(&str, FailureClass)] = &[
     ("NVMLError", FailureClass::DeviceError),
     ("Max retries exceeded with url", FailureClass::Network),
     ("Temporary failure in name resolution", FailureClass::Network),
-    // What pydantic refuses for a reason that no other text here is about.
+    // A refusal of pydantic that no other text here covers.
     (FOLDED, FailureClass::BadArguments),
 ];
 
-/// Texts that say that the host is not to reach any hub: then one that is not reached is no outage.
+/// Texts that show that the host must not use a model hub: then an unreachable hub is no outage.
 const OFFLINE: &[&str] = &["outgoing traffic has been disabled", "HF_HUB_OFFLINE", "OfflineModeIsEnabled"];
 
 /// Exceptions that only pass on another one.
@@ -165,10 +154,10 @@ const CONSEQUENCES: &[&str] = &[
     "EOFError",
 ];
 
-/// What an API server says when a signal told it to end, or its engine core where it says nothing (0.22).
-const TOLD_TO_END: &[&str] = &["API server: shutdown triggered", "Shutdown initiated (timeout="];
+/// What the API server prints when a signal ends it, or in 0.22 its engine core.
+const SHUTDOWN: &[&str] = &["API server: shutdown triggered", "Shutdown initiated (timeout="];
 
-/// Lines that a living engine prints: what stands before the last one is history.
+/// Lines that a healthy engine prints: errors before the last of them did not end it.
 const HEALTHY: &[&str] = &["Avg prompt throughput:", "HTTP/1.1\" 200", "Application startup complete"];
 
 /// Diagnoses an end from the log's last lines (oldest first), the exit and the phase the start had reached.
@@ -177,42 +166,42 @@ const HEALTHY: &[&str] = &["Avg prompt throughput:", "HTTP/1.1\" 200", "Applicat
 pub fn diagnose<S: AsRef<str>>(lines: &[S], exit: Option<Exit>, phase: StartPhase) -> Diagnosis {
     let lines = &fold::folded(lines)[..];
     let served = phase == StartPhase::Serving;
-    if served && let Some(line) = told_to_end(lines) {
+    if served && let Some(line) = shutdown_line(lines) {
         return Diagnosis::plain(FailureClass::Killed, Some(clipped(line)));
     }
     let from = if served { after_health(lines) } else { 0 };
-    // The error itself may have come just before the last line of health: another request's answer, or a probe's.
+    // Another request or a probe may have been answered after the error, so the last healthy line may follow it.
     let killed = killed(lines, served).map(|line| (FailureClass::Killed, line));
-    let found = killed.or_else(|| telling(&lines[from..])).or_else(|| match served && crashed(lines) {
-        true => marked_last(lines)
+    let found = killed.or_else(|| most_specific(&lines[from..])).or_else(|| match served && crashed(lines) {
+        true => last_match(lines)
             .or_else(|| exception_last(lines).or_else(|| died(lines)).map(|line| (FailureClass::EngineFailed, line))),
         false => None,
     });
     let class = match (&found, exit) {
         (Some((FailureClass::OutOfMemory, _)), _) => out_of_memory_in(phase),
         (Some((FailureClass::Network, _)), _) if is_offline(lines) => FailureClass::ModelNotFound,
-        // What keeps an engine from starting is not what one that had started died of, but a request that was refused.
+        // An error that prevents a start did not end an engine that had started: it belongs to a refused request.
         (Some((class, _)), _)
             if served && (*class == FailureClass::EngineFailed || class.retry() == Retryable::Never) =>
         {
             FailureClass::EngineDied
         }
-        // argparse ends with 2 and says what is wrong in a line of its own.
+        // argparse exits with status 2 and prints the reason in a line of its own.
         (Some((FailureClass::EngineFailed, _)) | None, Some(Exit::Code(2))) if !served => FailureClass::BadArguments,
         (Some((class, _)), _) => *class,
-        // Nobody but the system sends this one unasked; our own stops are not diagnosed.
+        // Usually the OOM killer: the gateway's own stops are not diagnosed.
         (None, Some(Exit::Signal(9) | Exit::Code(137))) => FailureClass::Killed,
         (None, Some(Exit::Code(126 | 127))) => FailureClass::ProgramMissing,
         (None, Some(_)) if served => FailureClass::EngineDied,
         (None, _) => FailureClass::EngineFailed,
     };
-    // Read from the whole line: what is kept of it may end before the number.
-    let suggestion = found.and_then(|(_, line)| suggested(class, line));
-    let cause = found.map(|(_, line)| clipped(line)).or_else(|| last_words(lines));
-    Diagnosis { class, advice: class.advice(suggestion.as_ref(), cause.as_deref()), cause, suggestion }
+    // Read from the whole line: the clipped cause may end before the number.
+    let suggestion = found.and_then(|(_, line)| FlagSuggestion::read(class, line));
+    let cause = found.map(|(_, line)| clipped(line)).or_else(|| fallback_cause(lines));
+    Diagnosis { class, advice: advice(class, suggestion.as_ref(), cause.as_deref()), cause, suggestion }
 }
 
-/// Where the lines begin that follow the last sign of health.
+/// The index of the first line after the last sign of health.
 fn after_health<S: AsRef<str>>(lines: &[S]) -> usize {
     let healthy = |line: &S| HEALTHY.iter().any(|mark| line.as_ref().contains(mark));
     lines.iter().rposition(healthy).map_or(0, |at| at + 1)
@@ -222,7 +211,7 @@ fn is_offline<S: AsRef<str>>(lines: &[S]) -> bool {
     lines.iter().any(|line| OFFLINE.iter().any(|mark| line.as_ref().contains(mark)))
 }
 
-/// The line that says that a process of the engine got SIGKILL, unless an error before it says more.
+/// The line that shows that a process of the engine got SIGKILL, unless an error precedes it.
 fn killed<S: AsRef<str>>(lines: &[S], served: bool) -> Option<&str> {
     let at = lines.iter().rposition(|line| is_kill(message(line.as_ref())))?;
     let before = &lines[if served { after_health(&lines[..at]) } else { 0 }..at];
@@ -236,47 +225,47 @@ fn is_kill(text: &str) -> bool {
     died || text.contains("Failed ") && text.contains(" proc(s): {") && text.contains("': -9")
 }
 
-/// The line that says that a signal ended a healthy server, if one did: what breaks after it is its consequence.
-fn told_to_end<S: AsRef<str>>(lines: &[S]) -> Option<&str> {
-    let at = lines.iter().position(|line| TOLD_TO_END.iter().any(|mark| line.as_ref().contains(mark)))?;
+/// The line that shows that a signal ended a healthy server, if one did: later errors are its consequences.
+fn shutdown_line<S: AsRef<str>>(lines: &[S]) -> Option<&str> {
+    let at = lines.iter().position(|line| SHUTDOWN.iter().any(|mark| line.as_ref().contains(mark)))?;
     (!crashed(&lines[..at])).then(|| message(lines[at].as_ref()))
 }
 
-/// The line that says most, and its class.
-fn telling<S: AsRef<str>>(lines: &[S]) -> Option<(FailureClass, &str)> {
-    let unnamed = || exception(lines).or_else(|| died(lines)).map(|line| (FailureClass::EngineFailed, line));
-    errors(lines).or_else(unnamed).or_else(|| marked(lines.iter().map(AsRef::as_ref)))
+/// The most specific line, and its class.
+fn most_specific<S: AsRef<str>>(lines: &[S]) -> Option<(FailureClass, &str)> {
+    let unclassified = || exception(lines).or_else(|| died(lines)).map(|line| (FailureClass::EngineFailed, line));
+    errors(lines).or_else(unclassified).or_else(|| best_match(lines.iter().map(AsRef::as_ref)))
 }
 
-/// The most telling line of those that are no remarks.
+/// The most specific line at a level above warning.
 fn errors<S: AsRef<str>>(lines: &[S]) -> Option<(FailureClass, &str)> {
-    marked(lines.iter().map(AsRef::as_ref).filter(|line| !is_remark(line)))
+    best_match(lines.iter().map(AsRef::as_ref).filter(|line| !is_remark(line)))
 }
 
-/// The first line that says that a process of the engine ended.
+/// The first line that shows that a process of the engine ended.
 fn died<S: AsRef<str>>(lines: &[S]) -> Option<&str> {
     lines.iter().map(|line| message(line.as_ref())).find(|text| text.contains("died unexpectedly"))
 }
 
-/// The most telling line, and its class; of equally telling ones the first.
-fn marked<'l>(lines: impl Iterator<Item = &'l str> + Clone) -> Option<(FailureClass, &'l str)> {
-    MARKS.iter().find_map(|(mark, class)| {
-        let line = lines.clone().map(message).find(|text| is_said(text, mark));
+/// The most specific line that contains a known text, and its class; of equally specific lines the first.
+fn best_match<'l>(lines: impl Iterator<Item = &'l str> + Clone) -> Option<(FailureClass, &'l str)> {
+    PATTERNS.iter().find_map(|(mark, class)| {
+        let line = lines.clone().map(message).find(|text| reports(text, mark));
         line.map(|line| (*class, line))
     })
 }
 
-/// The last line that a mark is on.
-fn marked_last<S: AsRef<str>>(lines: &[S]) -> Option<(FailureClass, &str)> {
+/// The last line that contains a known text, and its class.
+fn last_match<S: AsRef<str>>(lines: &[S]) -> Option<(FailureClass, &str)> {
     let errors = lines.iter().rev().map(AsRef::as_ref).filter(|line| !is_remark(line));
     errors.map(message).find_map(|text| {
-        let (_, class) = MARKS.iter().find(|(mark, _)| is_said(text, mark))?;
+        let (_, class) = PATTERNS.iter().find(|(mark, _)| reports(text, mark))?;
         Some((*class, text))
     })
 }
 
-/// Whether a line says it, and does not quote source code, warn of it or try again.
-fn is_said(text: &str, mark: &str) -> bool {
+/// Whether a line reports the text, and does not quote source code, warn of it or announce a retry.
+fn reports(text: &str, mark: &str) -> bool {
     let passing = ["This can cause", "thrown while requesting", "Retrying in"];
     text.contains(mark) && !text.starts_with("    ") && !passing.iter().any(|words| text.contains(words))
 }
@@ -294,7 +283,7 @@ fn exception_last<S: AsRef<str>>(lines: &[S]) -> Option<&str> {
     exceptions(lines).next_back()
 }
 
-/// Whether the log says that the engine itself broke.
+/// Whether the log shows that the engine itself failed, not only a request.
 fn crashed<S: AsRef<str>>(lines: &[S]) -> bool {
     lines.iter().any(|line| {
         let line = line.as_ref();
@@ -334,33 +323,9 @@ fn clipped(line: &str) -> String {
     }
 }
 
-/// The first exception of any kind, else the last line that is not empty: better than nothing.
-fn last_words<S: AsRef<str>>(lines: &[S]) -> Option<String> {
+/// The first exception of any kind, else the last line that is not empty.
+fn fallback_cause<S: AsRef<str>>(lines: &[S]) -> Option<String> {
     let mut texts = lines.iter().map(|line| message(line.as_ref()));
     let passed_on = texts.clone().find(|text| is_exception(text));
     passed_on.or_else(|| texts.rfind(|text| !text.trim().is_empty())).map(clipped)
 }
-
-/// The value that the engine says would fit: a text that stands before it, and the flag that it is of.
-fn suggested(class: FailureClass, cause: &str) -> Option<FlagSuggestion> {
-    let texts: &[(&str, &str)] = match class {
-        // 0.33: "the estimated maximum model length is 80272."; 0.6: "stored in KV cache (17072)."
-        FailureClass::KvTooSmall => {
-            &[("estimated maximum model length is ", "max-model-len"), ("stored in KV cache (", "max-model-len")]
-        }
-        // "(max_position_embeddings=131072.0 or ..."; the name of the key differs.
-        FailureClass::BadArguments => &[
-            ("Mamba cache blocks (", "max-num-seqs"),
-            ("derived max_model_len (max_position_embeddings=", "max-model-len"),
-        ],
-        _ => return None,
-    };
-    let found = texts.iter().find_map(|(text, flag)| Some((cause.split_once(text)?.1, flag)));
-    let (rest, flag) = found?;
-    let digits: String = rest.chars().take_while(|c| c.is_ascii_digit() || *c == ',').filter(|c| *c != ',').collect();
-    let value = digits.parse().ok().filter(|value| *value > 0)?;
-    Some(FlagSuggestion { flag: (*flag).to_owned(), value })
-}
-
-#[cfg(test)]
-mod tests;

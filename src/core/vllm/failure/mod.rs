@@ -1,0 +1,17 @@
+//! Why an engine failed: a class, the line of the log that shows it, and what the operator can do.
+//!
+//! [`diagnose`] reads the last lines of a log; [`FailureClass`] says whether the same settings may succeed later, and its
+//! advice says what to change. Nothing here reads a clock or a file.
+
+mod advice;
+mod class;
+mod diagnose;
+mod fold;
+mod suggestion;
+
+pub use class::{FailureClass, Retryable};
+pub use diagnose::{CAUSE_MAX, Diagnosis, Exit, diagnose};
+pub use suggestion::FlagSuggestion;
+
+#[cfg(test)]
+mod tests;

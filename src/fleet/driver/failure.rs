@@ -1,0 +1,57 @@
+//! What a driver reports when an engine did not start, become ready or stop, and what it warns of before a start.
+//!
+//! The classes, their advice and the diagnosis of logs are `vllm::failure`'s; this file adds how the process ended and how
+//! far its start had got.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use sluice_core::vllm::failure::{Diagnosis, Exit, FailureClass, FlagSuggestion, Retryable};
+use sluice_core::vllm::logs::StartPhase;
+
+/// A remark on settings that does not prevent a start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Notice(pub String);
+
+impl fmt::Display for Notice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Why an engine did not start, become ready, or stop.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
+#[error("{class}: {}{advice}", cause.as_deref().map(|cause| format!("{cause}; ")).unwrap_or_default())]
+pub struct EngineFailure {
+    /// The class, which decides the advice.
+    pub class: FailureClass,
+    /// The line of the log that gives the reason, or what was observed.
+    pub cause: Option<String>,
+    /// What the operator can do.
+    pub advice: String,
+    /// A flag value that would work, when the engine named one.
+    pub suggestion: Option<FlagSuggestion>,
+    /// How the engine's first process ended, if it did.
+    pub exit: Option<Exit>,
+    /// The phase that the start had reached.
+    pub phase: StartPhase,
+}
+
+impl EngineFailure {
+    /// A failure that is not diagnosed from a log.
+    pub fn new(class: FailureClass, cause: impl Into<String>) -> Self {
+        Self::of(Diagnosis::plain(class, Some(cause.into())), None, StartPhase::Launching)
+    }
+
+    /// A diagnosis with the exit and the phase of the start.
+    pub fn of(diagnosis: Diagnosis, exit: Option<Exit>, phase: StartPhase) -> Self {
+        let Diagnosis { class, cause, advice, suggestion } = diagnosis;
+        Self { class, cause, advice, suggestion, exit, phase }
+    }
+
+    /// Whether the same settings may succeed later.
+    pub fn retry(&self) -> Retryable {
+        self.class.retry()
+    }
+}

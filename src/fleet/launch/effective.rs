@@ -1,0 +1,121 @@
+//! The flags that an engine would start with, whatever sets them.
+//!
+//! Flags come from the `--config` file, from `launch.command` and from the settings. Checks and readers need the result, not
+//! the place. A script as the command, or a file that cannot be read here, may set more: then an absent flag is unknown.
+
+use std::collections::BTreeMap;
+
+use super::command_line::{self, CommandLine, FlagValues};
+use super::config_file;
+use super::program::subcommand;
+use crate::driver::AdapterRank;
+use sluice_core::vllm::args::ServeArgs;
+use sluice_gateway::config::ArgValue;
+
+/// The default of `--max-lora-rank` in vLLM.
+pub(super) const DEFAULT_LORA_RANK: i64 = 16;
+
+/// All flags of a start as text. Settings override flags of the command, and these override the `--config` file.
+#[derive(Debug)]
+pub(super) struct EffectiveFlags {
+    values: FlagValues,
+    /// The long names in the command as they were written, without dashes.
+    written: Vec<String>,
+    pub(super) model: Option<String>,
+    /// Whether other flags may be set too: in a file that cannot be read here, or by a script.
+    pub(super) incomplete: bool,
+}
+
+impl EffectiveFlags {
+    pub(super) fn new(command: &[String], args: &BTreeMap<String, ArgValue>) -> Self {
+        let subcommand = subcommand(command).map(<[String]>::len);
+        let line = subcommand.map(|words| CommandLine::parse(&command[words + 1..])).unwrap_or_default();
+        let mut settings = FlagValues::new();
+        for (name, value) in args {
+            let (name, on) = command_line::setting(name);
+            let texts = match value {
+                ArgValue::Flag(said) => vec![(*said == on).to_string()],
+                ArgValue::Int(number) => vec![number.to_string()],
+                ArgValue::Float(number) => vec![number.to_string()],
+                ArgValue::Text(text) => vec![text.clone()],
+                ArgValue::List(texts) => texts.clone(),
+            };
+            settings.insert(name, texts);
+        }
+        let named = settings.get("config").or_else(|| line.values.get("config")).and_then(|path| path.last());
+        let file = named.map(|path| config_file::read(path));
+        // A script may set anything.
+        let incomplete = matches!(file, Some(None)) || subcommand.is_none();
+        let mut values = file.flatten().unwrap_or_default();
+        // A model on the command line overrides that of the file.
+        let of = |values: &FlagValues| values.get("model").and_then(|names| names.last()).cloned();
+        let model = of(&settings).or_else(|| of(&line.values)).or(line.positional).or_else(|| of(&values));
+        values.extend(line.values);
+        values.extend(settings);
+        Self { values, written: line.written, model, incomplete }
+    }
+
+    /// Names of the flags in the command, without dashes.
+    pub(super) fn written(&self) -> impl Iterator<Item = &str> {
+        self.written.iter().map(String::as_str)
+    }
+
+    /// All values of a flag.
+    pub(super) fn list(&self, name: &str) -> &[String] {
+        self.values.get(name).map(Vec::as_slice).unwrap_or_default()
+    }
+
+    pub(super) fn text(&self, name: &str) -> Option<&str> {
+        self.values.get(name)?.last().map(String::as_str)
+    }
+
+    pub(super) fn on(&self, name: &str) -> bool {
+        self.text(name) == Some("true")
+    }
+
+    /// How many API server processes vLLM starts: as set, else one for each engine that it balances between.
+    fn api_servers(&self) -> i64 {
+        let outside = ["data-parallel-external-lb", "data-parallel-multi-port-external-lb"];
+        let hybrid = self.on("data-parallel-hybrid-lb") || self.text("data-parallel-start-rank").is_some();
+        if self.on("enable-elastic-ep") {
+            return 1;
+        }
+        let balanced = || match self.text("data-parallel-rank").is_some() || outside.iter().any(|name| self.on(name)) {
+            true => Some(1),
+            false if hybrid => self.int("data-parallel-size-local"),
+            false => self.int("data-parallel-size"),
+        };
+        self.int("api-server-count").or_else(balanced).unwrap_or(1)
+    }
+
+    /// Whether adapters can be loaded while it serves; vLLM does not allow this with more than one API server.
+    pub(super) fn loads_adapters(&self) -> bool {
+        self.on("enable-lora") && self.api_servers() <= 1
+    }
+
+    /// The largest rank of an adapter that can be loaded while it serves.
+    pub(super) fn adapter_rank(&self) -> AdapterRank {
+        let servers = self.api_servers();
+        match (self.on("enable-lora"), self.int("max-lora-rank")) {
+            (false, _) if self.incomplete => AdapterRank::Unknown,
+            (false, _) => AdapterRank::None("enable-lora is not set; set args.enable-lora = true".to_owned()),
+            (true, _) if servers > 1 => AdapterRank::None(format!(
+                "vLLM loads adapters at run time only with a single API server, and these settings start {servers}; \
+                 set args.api-server-count = 1"
+            )),
+            (true, Some(rank)) => AdapterRank::UpTo(rank),
+            (true, None) if self.incomplete => AdapterRank::Unknown,
+            (true, None) => AdapterRank::UpTo(DEFAULT_LORA_RANK),
+        }
+    }
+
+    /// A whole number, with a unit where vLLM takes one; `auto` is -1. `None` for text of another type, which is checked elsewhere.
+    pub(super) fn int(&self, name: &str) -> Option<i64> {
+        let text = self.text(name)?;
+        ServeArgs::parse(&["m", &format!("--{name}={text}")]).ok()?.int(name)
+    }
+
+    pub(super) fn float(&self, name: &str) -> Option<f64> {
+        self.text(name)?.parse().ok()
+    }
+}

@@ -1,0 +1,102 @@
+//! The plan of a start: the argv and the environment of an engine, checked before anything is stopped.
+//!
+//! The argv: `launch.command`, then the settings as flags in alphabetical order, then `--host 127.0.0.1` and `--port` unless
+//! they are set. Of two equal flags argparse takes the last, so settings override the command.
+//!
+//! The environment: the gateway's, then `launch.env`, then these variables unless `launch.env` sets them:
+//! `CUDA_VISIBLE_DEVICES` from `gpu`, and `CUDA_DEVICE_ORDER`, because `nvidia-smi` numbers devices by their position on the
+//! bus; `VLLM_ALLOW_RUNTIME_LORA_UPDATING` with `enable-lora`, because adapters are loaded at run time (vLLM does not start
+//! with it and more than one API server). `VLLM_CACHE_ROOT` is made absolute, so that every start finds the compiled graphs
+//! of the last one.
+
+use std::collections::BTreeMap;
+
+use super::arguments::write;
+use super::effective::EffectiveFlags;
+use super::installed_flags::InstalledFlags;
+use super::program::program_of;
+use super::{checks, settings_rules};
+use crate::driver::{AdapterRank, EngineFailure, EngineSettings, Notice};
+use sluice_gateway::config::{ArgValue, Launch};
+
+/// The effective `--max-lora-rank`.
+pub(crate) fn max_adapter_rank(launch: &Launch, settings: &EngineSettings) -> AdapterRank {
+    let args = settings.with(&BTreeMap::new()).args;
+    EffectiveFlags::new(&launch.command, &args).adapter_rank()
+}
+
+/// The effective `--max-num-seqs` of all data parallel ranks together.
+pub(crate) fn sequences(launch: &Launch, settings: &EngineSettings) -> Option<i64> {
+    let args = settings.with(&BTreeMap::new()).args;
+    let flags = EffectiveFlags::new(&launch.command, &args);
+    let ranks = flags.int("data-parallel-size").unwrap_or(1).max(1);
+    Some(flags.int("max-num-seqs")?.saturating_mul(ranks))
+}
+
+/// Checks the settings alone: the types of known flags, their ranges, and values that contradict each other. This needs no
+/// program, devices or files.
+pub(crate) fn check_values(settings: &EngineSettings) -> Result<(), EngineFailure> {
+    let args = settings_rules::flags(settings.with(&BTreeMap::new()).args, None, &mut Vec::new())?;
+    checks::values(&EffectiveFlags::new(&[], &args))
+}
+
+/// A start that passed all checks.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct LaunchPlan {
+    /// Program and arguments; the program as an absolute path.
+    pub(crate) argv: Vec<String>,
+    /// Added to the gateway's environment.
+    pub(crate) env: BTreeMap<String, String>,
+    /// Remarks that do not prevent the start.
+    pub(crate) notices: Vec<Notice>,
+}
+
+impl LaunchPlan {
+    /// The plan for starting `launch` with `settings`. `known`: the flags of the installed program, where they could be read.
+    ///
+    /// # Errors
+    /// What is wrong, by the keys of the configuration. Nothing was changed.
+    pub(crate) fn new(
+        launch: &Launch,
+        settings: &EngineSettings,
+        known: Option<&InstalledFlags>,
+    ) -> Result<Self, EngineFailure> {
+        let program = program_of(launch)?;
+        let mut notices = Vec::new();
+        let args: BTreeMap<String, ArgValue> = settings.with(&BTreeMap::new()).args;
+        let args = settings_rules::flags(args, known, &mut notices)?;
+        let flags = EffectiveFlags::new(&launch.command, &args);
+        settings_rules::command(&EffectiveFlags::new(&launch.command, &BTreeMap::new()), known)?;
+        checks::contradictions(launch, &args)?;
+        checks::all(launch, &flags)?;
+        let mut argv = vec![program.display().to_string()];
+        argv.extend(launch.command[1..].iter().cloned());
+        args.iter().for_each(|(name, value)| write(name, value, &mut argv));
+        if flags.text("host").is_none() {
+            argv.extend(["--host".to_owned(), "127.0.0.1".to_owned()]);
+        }
+        if flags.text("port").is_none() {
+            argv.extend(["--port".to_owned(), launch.port.to_string()]);
+        }
+        Ok(Self { argv, env: environment(launch, &flags), notices })
+    }
+}
+
+fn environment(launch: &Launch, flags: &EffectiveFlags) -> BTreeMap<String, String> {
+    let mut env = launch.env.clone();
+    if let Some(root) = env.get_mut("VLLM_CACHE_ROOT")
+        && !root.starts_with('~')
+        && let Ok(absolute) = std::path::absolute(&*root)
+    {
+        *root = absolute.display().to_string();
+    }
+    if !launch.gpu.is_empty() {
+        let list: Vec<String> = launch.gpu.iter().map(u16::to_string).collect();
+        env.entry("CUDA_VISIBLE_DEVICES".to_owned()).or_insert_with(|| list.join(","));
+        env.entry("CUDA_DEVICE_ORDER".to_owned()).or_insert_with(|| "PCI_BUS_ID".to_owned());
+    }
+    if flags.loads_adapters() {
+        env.entry("VLLM_ALLOW_RUNTIME_LORA_UPDATING".to_owned()).or_insert_with(|| "1".to_owned());
+    }
+    env
+}
