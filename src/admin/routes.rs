@@ -19,7 +19,7 @@ use subtle::ConstantTimeEq;
 use super::control::Control;
 use super::error::{BackendRestartError, ReloadError};
 use super::restart_query::{self, decode};
-use crate::fleet::{ChangeStarted, RestartError};
+use crate::fleet::{ChangeStarted, RestartBlocked, RestartError};
 
 /// The live page, without external resources.
 const PAGE: &str = include_str!("ui/index.html");
@@ -194,14 +194,16 @@ impl Admin {
         };
         let (status, code) = match &refused {
             BackendRestartError::Unknown(_) => (StatusCode::NOT_FOUND, "no_such_backend"),
-            BackendRestartError::Cannot(RestartError::NotManaged(_)) => (StatusCode::CONFLICT, "not_managed"),
-            BackendRestartError::Cannot(
-                RestartError::ChangeInProgress(_) | RestartError::Refused(_) | RestartError::Outdated,
-            ) => (StatusCode::CONFLICT, "busy"),
-            BackendRestartError::Cannot(RestartError::Blocked(_)) => (StatusCode::CONFLICT, "no_replacement_capacity"),
-            BackendRestartError::Cannot(RestartError::InvalidSettings(_)) => {
-                (StatusCode::UNPROCESSABLE_ENTITY, "bad_settings")
-            }
+            BackendRestartError::Cannot(error) => match error {
+                RestartError::NotManaged(_) => (StatusCode::CONFLICT, "not_managed"),
+                RestartError::InvalidSettings(_) => (StatusCode::UNPROCESSABLE_ENTITY, "bad_settings"),
+                RestartError::Blocked(RestartBlocked::NoReplacement(_) | RestartBlocked::NoRoom { .. }) => {
+                    (StatusCode::CONFLICT, "no_replacement_capacity")
+                }
+                RestartError::Blocked(_) | RestartError::ShuttingDown | RestartError::Outdated => {
+                    (StatusCode::CONFLICT, "busy")
+                }
+            },
         };
         tracing::warn!(pool, backend, "restart refused: {refused}");
         error(status, code, &refused.to_string())

@@ -1,10 +1,11 @@
-//! Engines as processes: are they up, what do they serve, do they move; and those that we run ourselves.
+//! Engines as processes: probes of every backend, and the engines that the gateway runs itself.
 //!
-//! [`probe`](Prober) asks every engine: `/health`, `/v1/models`, and, when an engine that has work has gone silent, its
-//! counters. [`driver`] is the seam to what starts and stops engines; the life cycle of an engine
-//! says what follows what, the [`coordinator`] carries it out and writes each step to the [`journal`](Journal) first. This is the only place that spawns an engine.
+//! The [prober](Prober) queries `/health` and `/v1/models`, and, when an engine with requests in flight has gone silent, its
+//! counters. A [`driver`] starts and stops engines; `engine` is the life cycle of one engine, each step written to the
+//! journal before it begins; `coordinator` is the [`Fleet`]: configuration changes and restarts over all engines. This is
+//! the only place that spawns an engine.
 
-pub mod coordinator;
+mod coordinator;
 pub mod driver;
 mod engine;
 mod http;
@@ -13,11 +14,12 @@ pub mod ports;
 mod probe;
 mod ready;
 
-pub use coordinator::{
-    ChangeStarted, EngineSpec, EngineView, ExternalBackend, Fleet, LastChange, RestartError, RestartRequest, unattended,
-};
+pub use coordinator::{ChangeStarted, DriverMaker, ExternalBackend, Fleet, RestartError, RestartRequest, unattended};
 pub use driver::{CommandDriver, ExternalDriver, ProcessDriver};
-pub use engine::journal::{Journal, JournalError, Record, Setup};
+pub use engine::journal::JournalError;
+pub use engine::lifecycle::{ChangeRefused, RestartBlocked, Step};
+pub use engine::spec::EngineSpec;
+pub use engine::view::{EngineView, LastChange};
 pub use http::{FetchError, fetch, post};
 pub use launch::adapter_rank;
 pub use ports::PortsError;

@@ -35,10 +35,10 @@ impl LocalRoutes for ModelList {
 
     /// The union over all backends, each card as its engine sent it. Aliases, and declared models that no backend
     /// reports yet, get a generated card. Names that this client may not use are left out.
-    fn models(&self, routing: &RoutingTable, key: Option<&ApiKey<'_>>) -> Bytes {
+    fn models(&self, routing: &RoutingTable, key: Option<&ApiKey>) -> Bytes {
         let mut cards: Vec<(String, Box<RawValue>)> = Vec::new();
         let reported = self.app.reported.cards();
-        for entry in routing.names(key) {
+        for entry in routing.models_for(key) {
             match reported.iter().find(|card| card.id == *entry.name) {
                 Some(card) => cards.push((card.id.clone(), card.json.clone())),
                 None => cards.extend(own_card(&entry.name, None)),

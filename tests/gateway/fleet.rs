@@ -1,7 +1,7 @@
-//! Engines under command, as real processes: `sluice sim` stands in for `vllm serve`.
+//! Engines of the process driver, as real processes: `sluice sim` in place of `vllm serve`.
 //!
 //! Start until ready, progress, refusals with their class, an API server that is killed while its engine process holds the
-//! device, a server of somebody else's on the same port, a start that hangs.
+//! device, a server of another process on the same port, a start that hangs.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -24,7 +24,7 @@ use tokio::time::timeout;
 use crate::ports::free_port;
 
 /// Only a failing test waits that long.
-const PATIENCE: Duration = Duration::from_secs(90);
+const TIMEOUT: Duration = Duration::from_secs(90);
 
 struct Rig {
     /// Kept for as long as the engine may write into it.
@@ -38,7 +38,7 @@ struct Rig {
 impl Drop for Rig {
     fn drop(&mut self) {
         for leader in self.started.lock().unwrap().iter().filter(|leader| !session(**leader).is_empty()) {
-            // Somebody of that session lives, so its number, and its group's, is still what it was.
+            // A process of that session lives, so the ids of session and group have not been reused.
             let _ = killpg(Pid::from_raw(*leader), Signal::SIGKILL);
         }
     }
@@ -84,11 +84,11 @@ impl Rig {
         let expected: Vec<String> = expected.iter().map(|name| (*name).to_owned()).collect();
         let address = self.address();
         let waiting = wait_until_ready(&self.driver, &address, &expected, rules);
-        timeout(PATIENCE, waiting).await.expect("neither ready nor refused")
+        timeout(TIMEOUT, waiting).await.expect("neither ready nor refused")
     }
 
     async fn stop(&self) -> sluice::fleet::driver::Stopped {
-        let rules = StopRules { grace: PATIENCE, kill: PATIENCE, memory: Duration::ZERO };
+        let rules = StopRules { grace: TIMEOUT, kill: TIMEOUT, memory: Duration::ZERO };
         self.driver.stop(rules).await.unwrap_or_else(|failure| panic!("{failure}"))
     }
 
@@ -118,10 +118,10 @@ fn leader(trace: &EngineIdentity) -> i32 {
     *pid
 }
 
-/// A process of somebody else's whose command line reads like an engine's.
-struct Stranger(Child);
+/// A process that sluice did not start, with the command line of an engine.
+struct OtherProcess(Child);
 
-impl Stranger {
+impl OtherProcess {
     fn start() -> Self {
         let mut command = Command::new("bash");
         command.args(["-c", "exec -a 'vllm serve meta-llama/x' sleep 3600"]).stdout(Stdio::null());
@@ -133,7 +133,7 @@ impl Stranger {
     }
 }
 
-impl Drop for Stranger {
+impl Drop for OtherProcess {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -163,20 +163,20 @@ async fn an_engine_becomes_ready_shows_its_phases_and_stops_without_a_trace() {
 
 #[tokio::test]
 async fn a_killed_api_server_leaves_nothing_on_the_device() {
-    let mut stranger = Stranger::start();
+    let mut other_process = OtherProcess::start();
     let device = tempfile::NamedTempFile::new().unwrap();
     let rig = Rig::new(&format!("--sim-device {}", device.path().display()));
     let trace = rig.start(&EngineSettings::default()).await;
     rig.ready(&["m"], ReadyRules::default()).await.unwrap();
     let killed = kill(Pid::from_raw(leader(&trace)), Signal::SIGKILL);
     killed.unwrap();
-    assert_eq!(timeout(PATIENCE, rig.driver.wait_for_exit()).await.unwrap(), Exit::Signal(9));
+    assert_eq!(timeout(TIMEOUT, rig.driver.wait_for_exit()).await.unwrap(), Exit::Signal(9));
     assert!(!session(leader(&trace)).is_empty(), "the engine process is an orphan that holds the device");
     assert_eq!(rig.driver.diagnose(Some(Exit::Signal(9))).class, FailureClass::Killed);
     let stopped = rig.stop().await;
     assert!(stopped.orphans >= 1, "{stopped:?}");
     assert!(session(leader(&trace)).is_empty());
-    assert!(stranger.lives());
+    assert!(other_process.lives());
     // The device is free: an engine that found it taken would refuse to start.
     rig.start(&EngineSettings::default()).await;
     rig.ready(&["m"], ReadyRules::default()).await.unwrap_or_else(|failure| panic!("{failure}\n{}", rig.log()));
@@ -208,7 +208,7 @@ async fn a_refusal_has_its_class_its_cause_and_the_length_that_fits() {
 }
 
 #[tokio::test]
-async fn a_server_of_somebody_elses_on_the_port_is_never_taken_for_ours() {
+async fn a_server_of_another_process_on_the_port_is_never_taken_for_the_engine() {
     let folder = tempfile::tempdir().unwrap();
     let script = folder.path().join("engine");
     std::fs::write(&script, "#!/bin/sh\nexec sleep 300\n").unwrap();
@@ -243,8 +243,8 @@ fn make_executable(path: &Path) {
 }
 
 #[tokio::test]
-async fn models_that_are_missing_and_starts_that_stand_still_are_told_apart() {
-    // A hundredth of the patience that a real start gets.
+async fn missing_models_and_starts_without_progress_are_different_failures() {
+    // A hundredth of the time limits of a real start.
     let hasty = ReadyRules { start_timeout_scale: 0.01, ..ReadyRules::default() };
     let rig = Rig::new("--sim-startup 0");
     rig.start(&EngineSettings::default()).await;
@@ -278,7 +278,7 @@ async fn an_engine_out_of_memory_under_load_is_called_so() {
         stream
     };
     let _requests = [ask().await, ask().await, ask().await];
-    let exit = timeout(PATIENCE, rig.driver.wait_for_exit()).await.expect("the engine survives");
+    let exit = timeout(TIMEOUT, rig.driver.wait_for_exit()).await.expect("the engine survives");
     let failure = rig.driver.diagnose(Some(exit));
     assert_eq!(
         (failure.class, failure.retry()),
@@ -307,12 +307,12 @@ async fn a_real_vllm_is_refused_started_killed_and_cleaned_up() {
     let env = BTreeMap::from(variables.map(|(name, value)| (name.to_owned(), value.to_owned())));
     let launch = Launch { command, port: rig.port, gpu: Vec::new(), env, args: BTreeMap::new() };
     rig.driver = ProcessDriver::new("short/gpu0", launch, &rig._folder.path().join("state"));
-    let mut stranger = Stranger::start();
+    let mut other_process = OtherProcess::start();
     // Seconds of imports three times over on a busy machine.
     let wait = |expected: Vec<String>| {
         let (driver, address) = (&rig.driver, rig.address());
         async move {
-            timeout(4 * PATIENCE, wait_until_ready(driver, &address, &expected, ReadyRules::default())).await.unwrap()
+            timeout(4 * TIMEOUT, wait_until_ready(driver, &address, &expected, ReadyRules::default())).await.unwrap()
         }
     };
 
@@ -350,12 +350,12 @@ async fn a_real_vllm_is_refused_started_killed_and_cleaned_up() {
     let before = session(leader(&trace));
     assert!(before.len() >= 3, "API server, engine, worker: {before:?}");
     kill(Pid::from_raw(leader(&trace)), Signal::SIGKILL).unwrap();
-    timeout(PATIENCE, rig.driver.wait_for_exit()).await.unwrap();
+    timeout(TIMEOUT, rig.driver.wait_for_exit()).await.unwrap();
     let stopped = rig.stop().await;
     println!("{stopped:?}");
     assert!(session(leader(&trace)).is_empty());
     assert!(before.iter().all(|pid| !Path::new(&format!("/proc/{pid}")).exists()), "reaped, not only ended");
-    assert!(stranger.lives());
+    assert!(other_process.lives());
 
     // An ordinary stop is quick and not forced.
     rig.start(&settings(&[("max-model-len", 8192)])).await;

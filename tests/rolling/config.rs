@@ -1,7 +1,7 @@
 //! Configurations that change: while the gateway runs, and while it does not.
 //!
-//! Whatever the file says afterwards, an engine is stopped only when what follows it can work and others stand in for it,
-//! and nothing that is no longer asked for goes on.
+//! Whatever the file says afterwards, an engine is stopped only when its successor can work and other backends serve its
+//! models, and no engine that is no longer configured goes on.
 
 use std::time::Duration;
 
@@ -53,7 +53,7 @@ async fn flags_that_changed_while_the_gateway_was_down_are_rolled_out_and_wrong_
         rig.kill().await?;
         rig.edit("max-num-seqs = 64", "max-num-seqs = 40, max-num-batched-tokens = 8")?;
         rig.run().await?;
-        rig.until("the mistake is told", async |rig| Ok(rig.log().contains("keeps its old configuration"))).await?;
+        rig.until("the mistake is logged", async |rig| Ok(rig.log().contains("keeps its old configuration"))).await?;
         rig.settled().await?;
         ensure!(rig.log().contains("max_num_batched_tokens (8)"), "{}", rig.log());
         ensure!(rig.processes()? == before, "{before:?} became {:?}", rig.processes()?);
@@ -70,7 +70,7 @@ async fn flags_that_changed_while_the_gateway_was_down_are_rolled_out_and_wrong_
 
 /// The engine of a backend that was taken out of the configuration while no gateway ran is stopped by the next one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_engine_that_nobody_asks_for_any_more_is_stopped_by_the_next_gateway() {
+async fn an_engine_that_is_no_longer_configured_is_stopped_by_the_next_gateway() {
     let cleared = async {
         let mut rig = Rig::start("").await?;
         ensure!(!rig.processes_of("b")?.is_empty(), "{:?}", rig.processes()?);
@@ -117,9 +117,9 @@ async fn the_latest_of_several_reloads_is_what_runs() {
     timeout(LIMIT, rolled).await.expect("took longer than allowed").unwrap();
 }
 
-/// The gateway is told to stop in the middle of a roll: nothing is started any more and nothing is left.
+/// The gateway stops in the middle of a rollout: nothing is started any more and nothing is left.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_gateway_that_stops_in_the_middle_of_a_roll_leaves_nothing() {
+async fn a_gateway_that_stops_in_the_middle_of_a_rollout_leaves_nothing() {
     let stopped = async {
         let mut rig = Rig::start("").await?;
         rig.reconfigure("max-num-seqs = 64", "max-num-seqs = 40").await?;
@@ -191,7 +191,7 @@ async fn engines_are_replaced_under_load_and_a_reload_that_is_taken_back_leaves_
     timeout(LIMIT, replaced).await.expect("took longer than allowed").unwrap();
 }
 
-/// Who was to stand in dies while an engine drains: the engine is not stopped.
+/// The only other backend dies while an engine drains: the engine is not stopped.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_engine_that_turned_out_to_be_the_last_is_not_stopped() {
     let spared = async {
@@ -202,7 +202,7 @@ async fn an_engine_that_turned_out_to_be_the_last_is_not_stopped() {
         let before = rig.processes_of("a")?;
         let stream = long_stream(rig.port).await?;
         rig.enable("c").await?;
-        rig.until("c can stand in", async |rig| Ok(rig.status().await?.pools[0].backends[2].state == "ready")).await?;
+        rig.until("c is ready", async |rig| Ok(rig.status().await?.pools[0].backends[2].state == "ready")).await?;
         let id = rig.restart("a", &["max-num-seqs=48".to_owned()], &["cut"]).await?;
         std::fs::write(rig.path("fault.c"), "start-hangs")?;
         for pid in rig.processes_of("c")? {
@@ -241,9 +241,9 @@ async fn long_stream(port: u16) -> anyhow::Result<TcpStream> {
     Ok(socket)
 }
 
-/// The engine is handed over to somebody else, who starts another one on the same port.
+/// The engine becomes an external backend, and another process starts one on the same port.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_backend_that_somebody_else_runs_from_now_on_gets_requests_again() {
+async fn a_backend_that_becomes_external_gets_requests_again() {
     let handed = async {
         let mut rig = Rig::start("").await?;
         let port = rig.ports[1];
@@ -278,7 +278,7 @@ async fn engines_without_a_port_are_given_one_and_keep_it() {
         // A port that is changed while the engine runs there is taken over by the next gateway only.
         let other = free_port();
         rig.reconfigure(&format!("port = {}\n", ports[0]), &format!("port = {other}\n")).await?;
-        ensure!(rig.log().contains("launch.port: changed, needs a restart"), "{}", rig.log());
+        ensure!(rig.log().contains("launch.port: changed; needs a restart"), "{}", rig.log());
         rig.settled().await?;
         ensure!(rig.processes()? == before, "{before:?} became {:?}", rig.processes()?);
         rig.stop().await?;
@@ -319,7 +319,7 @@ async fn adapters_follow_the_configuration_without_a_restart() {
         loaded_from(&rig, Some("one")).await?;
         // It does not fit: what is loaded stays, and once it fits it is loaded.
         rig.reconfigure("adapter = \"one\"", "adapter = \"two\"").await?;
-        rig.until("the failure is told", async |rig| Ok(rig.log().contains("tried again every"))).await?;
+        rig.until("the failure is logged", async |rig| Ok(rig.log().contains("tried again every"))).await?;
         loaded_from(&rig, Some("one")).await?;
         // A gateway that finds the engines again does not stop them for it.
         rig.kill().await?;
@@ -419,7 +419,7 @@ fn controlled(rig: &Rig, name: &str, port: u16) -> String {
     )
 }
 
-/// Two engines change their devices in one reload: never are both on one, and nobody's request is lost meanwhile.
+/// Two engines change their devices in one reload: never are both on one, and no request is lost meanwhile.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn engines_that_swap_their_devices_never_share_one() {
     let swapped = async {

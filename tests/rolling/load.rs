@@ -1,7 +1,7 @@
-//! Clients that ask all the time and read every answer to its end.
+//! Clients that send requests without a pause and read every response to its end.
 //!
-//! A loss is anything but a whole stream with all its tokens and its `[DONE]`. Each is kept with the moment it was seen and the backend that
-//! answered, so that the test can tell what its own faults caused: a stream that was cut on an engine that it crashed, a
+//! A loss is anything but a whole stream with all its tokens and its `[DONE]`. Each is kept with its time and the backend that
+//! responded, so that the test can separate what its own faults caused: a stream that was cut on an engine that it crashed, a
 //! connection that broke when it killed the gateway.
 
 use std::sync::Arc;
@@ -15,8 +15,8 @@ use tokio::time::{Instant, sleep, timeout};
 
 /// Clients at the same time.
 const CLIENTS: usize = 6;
-/// Longest time for one answer.
-const PATIENCE: Duration = Duration::from_secs(90);
+/// Longest time for one response.
+const TIMEOUT: Duration = Duration::from_secs(90);
 /// Pause of a client between two requests.
 const PAUSE: Duration = Duration::from_millis(10);
 
@@ -26,7 +26,7 @@ const PAUSE: Duration = Duration::from_millis(10);
 pub(crate) struct Loss {
     pub(crate) began: Instant,
     pub(crate) ended: Instant,
-    /// The backend that answered, if one did.
+    /// The backend that responded, if one did.
     pub(crate) backend: Option<String>,
     pub(crate) what: String,
 }
@@ -52,8 +52,8 @@ impl Load {
                     // Most are over in milliseconds; some go on for about a second, so that hardly a restart finds
                     // an engine without one.
                     let tokens = if number.is_multiple_of(9) { 3_000 } else { 8 + number * 7 % 60 };
-                    let asked = timeout(PATIENCE, ask(port, tokens)).await;
-                    let (backend, result) = asked.unwrap_or((None, Err("no end in time".to_owned())));
+                    let sent = timeout(TIMEOUT, send(port, tokens)).await;
+                    let (backend, result) = sent.unwrap_or((None, Err("no end in time".to_owned())));
                     match result {
                         Ok(()) => drop(done.fetch_add(1, Relaxed)),
                         Err(what) => losses.push(Loss { began, ended: Instant::now(), backend, what }),
@@ -67,7 +67,7 @@ impl Load {
         Self { stop, done, clients }
     }
 
-    /// Answers read to their end so far.
+    /// Responses read to their end so far.
     pub(crate) fn completed(&self) -> u64 {
         self.done.load(Relaxed)
     }
@@ -79,7 +79,7 @@ impl Load {
     }
 }
 
-async fn ask(port: u16, tokens: usize) -> (Option<String>, Result<(), String>) {
+async fn send(port: u16, tokens: usize) -> (Option<String>, Result<(), String>) {
     let body = format!(
         r#"{{"model":"m","stream":true,"max_tokens":{tokens},"ignore_eos":true,"messages":[{{"role":"user","content":"roll"}}]}}"#
     );
@@ -88,19 +88,19 @@ async fn ask(port: u16, tokens: usize) -> (Option<String>, Result<(), String>) {
          content-length: {}\r\n\r\n{body}",
         body.len()
     );
-    let mut answer = Vec::new();
+    let mut response = Vec::new();
     let exchanged = async {
         let mut socket = TcpStream::connect(("127.0.0.1", port)).await?;
         socket.write_all(request.as_bytes()).await?;
-        socket.read_to_end(&mut answer).await
+        socket.read_to_end(&mut response).await
     };
     let exchanged = exchanged.await;
-    let text = String::from_utf8_lossy(&answer);
+    let text = String::from_utf8_lossy(&response);
     let head = text.split("\r\n\r\n").next().unwrap_or_default();
     let backend =
         head.lines().find_map(|line| line.to_ascii_lowercase().strip_prefix("x-sluice-backend: ").map(str::to_owned));
     let status = head.get(9..12).unwrap_or("none");
-    // An engine that is told to stop ends its streams in form, with the reason "abort".
+    // An engine that is stopped ends its streams properly, with the reason "abort".
     let whole = status == "200" && text.contains("data: [DONE]") && text.contains(r#""finish_reason":"length""#);
     let result = match exchanged {
         _ if whole => Ok(()),

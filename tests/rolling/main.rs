@@ -2,11 +2,11 @@
 //!
 //! Three simulated engines, clients that never pause, and one restart after the other with other flags. Each restart meets
 //! one fault: the start fails, or hangs; the engine runs out of memory under load, or hangs there; it ignores SIGTERM;
-//! it leaves a child behind; somebody else takes its port; the gateway itself is killed. Afterwards must hold:
+//! it leaves a child behind; another process takes its port; the gateway itself is killed. Afterwards must hold:
 //!
 //! 1. no request was lost but by a fault that kills by itself: a stream on an engine while that engine crashed, a
 //!    connection of a gateway that was killed. Restarts lose none;
-//! 2. whenever somebody looked, all engines but the one being changed were ready (after a kill of the gateway: again as
+//! 2. whenever the test looked, all engines but the one being changed were ready (after a kill of the gateway: again as
 //!    soon as it has found them);
 //! 3. every change has the outcome that its fault calls for, and the journal says so, with the reason;
 //! 4. at the end no process of any engine is left, whatever session it is in.
@@ -28,7 +28,7 @@ use sluice::fleet::LastChange;
 use tokio::time::{Instant, sleep, timeout};
 
 use load::{Load, Loss};
-use rig::{ENGINES, LOOK, PATIENCE, Rig};
+use rig::{ENGINES, LOOK, Rig, TIMEOUT};
 
 /// Time for everything beside the restarts.
 const OVERHEAD: Duration = Duration::from_secs(120);
@@ -126,12 +126,12 @@ async fn roll(restarts: u64, seed: u64) -> anyhow::Result<()> {
     let (explained, lost): (Vec<Loss>, Vec<Loss>) =
         losses.into_iter().partition(|loss| windows.iter().any(|window| window.explains(loss)));
     println!(
-        "{restarts} restarts: {tally:?}\n{completed} answers, {} cut by a fault itself, {} lost",
+        "{restarts} restarts: {tally:?}\n{completed} responses, {} cut by a fault itself, {} lost",
         explained.len(),
         lost.len()
     );
     ensure!(lost.is_empty(), "lost by restarting: {lost:#?}\n{}", rig.log());
-    ensure!(completed > restarts * 3, "only {completed} answers: this was no load");
+    ensure!(completed > restarts * 3, "only {completed} responses: too few for a load");
     rig.stop().await?;
     let left = rig.processes()?;
     ensure!(left.is_empty(), "processes are left: {left:?}");
@@ -187,7 +187,7 @@ async fn one(
 
 /// Waits for the end of a change; meanwhile all others must be ready.
 async fn ended(rig: &Rig, name: &str, id: u64, fault: Fault) -> anyhow::Result<LastChange> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         let status = rig.status().await?;
         for backend in status.pools[0].backends.iter().filter(|backend| backend.name != name) {
@@ -199,7 +199,7 @@ async fn ended(rig: &Rig, name: &str, id: u64, fault: Fault) -> anyhow::Result<L
             );
         }
         let backend = status.pools[0].backends.iter().find(|backend| backend.name == name);
-        let engine = backend.and_then(|backend| backend.engine.clone()).context("it is ours")?;
+        let engine = backend.and_then(|backend| backend.engine.clone()).context("the gateway runs it")?;
         if let Some(last) = engine.last_change.clone().filter(|last| last.id == id && engine.change.is_none()) {
             return Ok(last);
         }
@@ -225,7 +225,7 @@ async fn judge(rig: &Rig, fault: Fault, name: &str, seqs: usize, last: &LastChan
     let crashed = matches!(fault, Fault::OomUnderLoad | Fault::HangsUnderLoad);
     let status = rig.status().await?;
     let backend = status.pools[0].backends.iter().find(|backend| backend.name == name).context("configured")?;
-    let engine = backend.engine.clone().context("ours")?;
+    let engine = backend.engine.clone().context("the gateway runs it")?;
     let runs_new = engine.settings == format!("max-num-seqs={seqs}");
     ensure!(crashed || runs_new == (last.outcome == "done"), "runs {} after {last:?}", engine.settings);
     ensure!(!crashed || engine.settings == "max-num-seqs=64", "not back to what was good: {}", engine.settings);
@@ -233,23 +233,23 @@ async fn judge(rig: &Rig, fault: Fault, name: &str, seqs: usize, last: &LastChan
     let slots = engine.settings.strip_prefix("max-num-seqs=").and_then(|n| n.parse().ok());
     ensure!(backend.slots.limit == slots, "{:?} slots with {}", backend.slots.limit, engine.settings);
     let journal = rig.journal()?;
-    let told = journal.iter().any(|line| {
+    let recorded = journal.iter().any(|line| {
         let ended = &line["life"]["ended"];
         ended["id"].as_u64() == Some(last.id) && ended["outcome"] == last.outcome.as_str()
     });
-    ensure!(told, "the journal does not tell how change {} ended", last.id);
+    ensure!(recorded, "the journal does not say how change {} ended", last.id);
     Ok(())
 }
 
 async fn restarts_of(rig: &Rig, name: &str) -> anyhow::Result<usize> {
     let status = rig.status().await?;
     let backend = status.pools[0].backends.iter().find(|backend| backend.name == name).context("configured")?;
-    Ok(backend.engine.as_ref().context("ours")?.restarts)
+    Ok(backend.engine.as_ref().context("the gateway runs it")?.restarts)
 }
 
 /// Holds a port for a while, as soon as it is free.
 async fn take_port(port: u16) -> anyhow::Result<()> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     let held = loop {
         match TcpListener::bind(("127.0.0.1", port)) {
             Ok(held) => break held,
@@ -262,22 +262,22 @@ async fn take_port(port: u16) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Tells a simulated engine to stand still.
+/// Makes a simulated engine hang.
 async fn hang(rig: &Rig, name: &str) -> anyhow::Result<()> {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     let at = ENGINES.iter().position(|engine| *engine == name).unwrap_or(0);
     let mut socket = tokio::net::TcpStream::connect(("127.0.0.1", rig.ports[at])).await?;
     let request = "POST /sim/fault HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 4\r\n\r\nhang";
     socket.write_all(request.as_bytes()).await?;
-    let mut answer = String::new();
-    socket.read_to_string(&mut answer).await?;
-    ensure!(answer.contains("200"), "{answer}");
+    let mut response = String::new();
+    socket.read_to_string(&mut response).await?;
+    ensure!(response.contains("200"), "{response}");
     Ok(())
 }
 
-/// Where nobody can stand in, a restart is refused; with `hold`, requests wait for the engine and none is lost.
+/// Without another backend that serves its models a restart is refused; with `hold`, requests wait and none is lost.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_restart_without_a_stand_in_is_refused_or_holds_requests() {
+async fn a_restart_without_replacement_capacity_is_refused_or_holds_requests() {
     let held = async {
         let mut rig = Rig::start("").await?;
         for other in ["b", "c"] {

@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep};
 use crate::ports::free_port;
 
 /// Time for anything that the gateway or an engine has to do.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 /// Pause between two looks at a condition.
 pub(crate) const LOOK: Duration = Duration::from_millis(20);
 /// Names of the engines.
@@ -64,7 +64,7 @@ impl Rig {
         Ok(rig)
     }
 
-    /// Starts the gateway's process and waits until its admin port answers.
+    /// Starts the gateway's process and waits until its admin port responds.
     pub(crate) async fn run(&mut self) -> anyhow::Result<()> {
         let log = File::options().create(true).append(true).open(self.path("log"))?;
         let child = Command::new(binary())
@@ -76,7 +76,7 @@ impl Rig {
             .kill_on_drop(true)
             .spawn()?;
         self.child = Some(child);
-        self.until("the gateway answers", async |rig| Ok(rig.status().await.is_ok())).await
+        self.until("the gateway responds", async |rig| Ok(rig.status().await.is_ok())).await
     }
 
     /// SIGKILL, and nothing else.
@@ -90,7 +90,7 @@ impl Rig {
     pub(crate) async fn stop(&mut self) -> anyhow::Result<()> {
         let mut child = self.child.take().context("the gateway does not run")?;
         kill(Pid::from_raw(i32::try_from(child.id().context("it has ended")?)?), Signal::SIGTERM)?;
-        let status = tokio::time::timeout(PATIENCE, child.wait()).await.context("it does not stop")??;
+        let status = tokio::time::timeout(TIMEOUT, child.wait()).await.context("it does not stop")??;
         anyhow::ensure!(status.success(), "ended with {status}:\n{}", self.log());
         Ok(())
     }
@@ -99,7 +99,7 @@ impl Rig {
         Ok(self.admin.get("/admin/status").await?)
     }
 
-    /// Asks for a restart; the number of the change.
+    /// Requests a restart; the number of the change.
     pub(crate) async fn restart(&self, name: &str, sets: &[String], switches: &[&str]) -> anyhow::Result<u64> {
         let path = format!("/admin/backends/p/{name}/restart{}", query(sets, switches));
         let begun: Value = self.admin.post(&path).await?;
@@ -172,7 +172,7 @@ impl Rig {
         what: &str,
         holds: impl AsyncFn(&Self) -> anyhow::Result<bool>,
     ) -> anyhow::Result<()> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while !holds(self).await? {
             if Instant::now() > deadline {
                 bail!("waited in vain until {what}; the end of the log:\n{}", self.log());

@@ -1,7 +1,7 @@
-//! Engines of an earlier gateway that are no longer configured: they are stopped before anything else starts on their
-//! devices.
+//! Engines of an earlier gateway that are no longer configured as they were: they are stopped.
 //!
-//! A gateway that is killed leaves its engines running, and the journal names them.
+//! A gateway that is killed leaves its engines running; the journal names them. Until a leftover is gone, no engine starts
+//! that could be on its device. A stop that fails is tried again until it succeeds or the gateway stops.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -10,8 +10,9 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tokio::time::sleep;
 
-use super::Fleet;
-use super::reconcile::{AGAIN, Departing};
+use super::engine_table::StoppingEngine;
+use super::registry::Registry;
+use super::stop::RETRY;
 use crate::driver::process::{ProcessDriver, is_running};
 use crate::driver::{Driver, EngineFailure, EngineIdentity, EngineStatus, StopRules};
 use crate::engine::journal::{Journal, Record};
@@ -19,101 +20,111 @@ use crate::engine::lifecycle::Step;
 use sluice_core::vllm::failure::FailureClass;
 use sluice_gateway::config::Launch;
 
-/// Engines of an earlier gateway that run although nobody looks after them. A gateway that runs no engines leaves them alone:
-/// it may have been started beside the folder of another one.
+/// Engines of an earlier gateway that run and that no gateway manages. A gateway without engines leaves them alone: it may
+/// have been started beside the folder of another one.
 pub fn unattended(folder: &Path) -> Vec<String> {
-    let records = Journal::peek(folder).into_values().filter(|record| record.life.step.may_run());
+    let records = Journal::read_last(folder).into_values().filter(|record| record.lifecycle.step.may_run());
     records.map(|record| record.backend).filter(|name| is_running(folder, name)).collect()
 }
 
-/// Stops the engines of an earlier gateway that are no longer configured, or have another program, port or device now,
-/// beside everything else; until that is done nothing starts that could be on their devices.
-pub(super) fn clear(fleet: &Arc<Fleet>, earlier: Vec<Record>) {
-    let wanted = fleet.wanted.lock().engines.clone();
-    let goes_on = |record: &Record| {
-        let spec = wanted.iter().find(|spec| *spec.name == *record.backend);
-        // Other commands for an engine that commands run are its keeper's matter.
-        let commands = matches!(record.trace, Some(EngineIdentity::Command));
-        spec.is_some_and(|spec| commands || record.identity == spec.identity)
-    };
-    for record in earlier.into_iter().filter(|record| !goes_on(record)) {
-        let Some(journal) = fleet.journal.lock().clone() else { return };
-        if !record.life.step.may_run() {
-            journal.lock().forget(&record.backend);
-            continue;
+/// Begins to stop the engines of an earlier gateway that are no longer configured, or have another program, port or device
+/// now.
+pub(super) fn stop_leftovers(registry: &Arc<Registry>) {
+    for record in registry.take_earlier_records() {
+        let Some(journal) = registry.journal() else { return };
+        {
+            let mut table = registry.table();
+            // An engine with other start and stop commands is recovered by its own task.
+            let by_commands = matches!(record.trace, Some(EngineIdentity::Command));
+            let configured = table.wanted.engine(&record.backend);
+            if configured.is_some_and(|spec| by_commands || record.identity == spec.identity) {
+                continue;
+            }
+            if !record.lifecycle.step.may_run() {
+                journal.lock().forget(&record.backend);
+                continue;
+            }
+            table.stopping.push(StoppingEngine::leftover(&record.backend));
         }
-        fleet.departing.lock().push(Departing::unknown(&record.backend));
-        let fleet = Arc::clone(fleet);
-        fleet.clone().tasks.spawn(async move {
-            end(&fleet, &journal, &record).await;
-            fleet.departing.lock().retain(|departing| !departing.is_unknown(&record.backend));
-            fleet.look.notify_one();
+        let registry = Arc::clone(registry);
+        registry.clone().tasks.spawn(async move {
+            stop_until_gone(&registry, &journal, &record).await;
+            let leftover = StoppingEngine::leftover(&record.backend);
+            registry.table().stopping.retain(|other| !other.is_same(&leftover));
+            registry.wake.notify_one();
         });
     }
 }
 
-/// Ends what is left of an engine, however often that takes; gives up only with the gateway, or where it cannot be done
-/// from here.
-async fn end(fleet: &Fleet, journal: &Arc<Mutex<Journal>>, record: &Record) {
+/// Returns when the engine is gone, when the gateway stops, or when the engine can only be stopped elsewhere.
+async fn stop_until_gone(registry: &Registry, journal: &Arc<Mutex<Journal>>, record: &Record) {
     let name = &record.backend;
-    let engine = leftover(name, journal.lock().folder());
-    while !fleet.is_closing() {
+    let engine = driver_of(name, journal.lock().folder());
+    while !registry.is_closing() {
         match stop(&engine, record.trace.as_ref()).await {
             Ok(stopped) => {
                 let (journal, record) = (Arc::clone(journal), record.clone());
-                let written = tokio::task::spawn_blocking(move || note_stopped(&journal, record)).await;
+                let written = tokio::task::spawn_blocking(move || write_stopped(&journal, record)).await;
                 if let Ok(Err(error)) = written {
                     tracing::error!(backend = name, %error, "the journal cannot be written");
                 }
-                if stopped {
+                if stopped == Stopped::Running {
                     tracing::warn!(backend = name, "stopped: it ran, and is no longer configured as it was");
                 }
                 return;
             }
             Err(failure) => {
-                tracing::error!(backend = name, "is no longer configured as it was, and may run: {failure}")
+                tracing::error!(backend = name, "is no longer configured as it was, and may run: {failure}");
             }
         }
         if matches!(record.trace, Some(EngineIdentity::Command)) {
             return;
         }
-        sleep(AGAIN).await;
+        sleep(RETRY).await;
     }
 }
 
-/// Stops what is left of an engine; whether there was anything.
-async fn stop(engine: &ProcessDriver, trace: Option<&EngineIdentity>) -> Result<bool, EngineFailure> {
+/// What a stop has found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stopped {
+    Running,
+    Nothing,
+}
+
+async fn stop(engine: &ProcessDriver, trace: Option<&EngineIdentity>) -> Result<Stopped, EngineFailure> {
     if matches!(trace, Some(EngineIdentity::Command)) {
         return Err(EngineFailure::new(
             FailureClass::NotOurs,
-            "it was started by a command, and its stop command is not known any more; stop it by handle",
+            "a command started it, and its stop command is no longer configured; stop it where it runs",
         ));
     }
-    // One that could not be ended is under command already.
-    let mut there = engine.status().await != EngineStatus::Absent;
-    if let Some(trace) = trace.filter(|_| !there) {
-        there = engine.adopt(trace).await?;
+    // After a stop that failed, the driver has the engine already.
+    let mut present = engine.status().await != EngineStatus::Absent;
+    if let Some(trace) = trace.filter(|_| !present) {
+        present = engine.adopt(trace).await?;
     }
-    if !there && let Some(found) = engine.find_running().await {
-        there = engine.adopt(&found).await?;
+    if !present && let Some(found) = engine.find_running().await {
+        present = engine.adopt(&found).await?;
     }
-    if there {
-        engine.stop(StopRules::default()).await?;
+    if !present {
+        return Ok(Stopped::Nothing);
     }
-    Ok(there)
+    engine.stop(StopRules::default()).await?;
+    Ok(Stopped::Running)
 }
 
-fn note_stopped(journal: &Mutex<Journal>, mut record: Record) -> std::io::Result<()> {
+fn write_stopped(journal: &Mutex<Journal>, mut record: Record) -> std::io::Result<()> {
     let mut journal = journal.lock();
     let name = record.backend.clone();
-    (record.life.step, record.trace, record.at) = (Step::Off, None, jiff::Timestamp::now().to_string());
+    record.lifecycle.step = Step::Off;
+    (record.trace, record.at) = (None, jiff::Timestamp::now().to_string());
     journal.write(record)?;
     journal.forget(&name);
     Ok(())
 }
 
-/// A driver that can find and stop an engine of which no more than its name is known.
-fn leftover(name: &str, folder: &Path) -> ProcessDriver {
+/// A driver that can find and stop an engine of which only the name is known.
+fn driver_of(name: &str, folder: &Path) -> ProcessDriver {
     let (command, gpu) = (Vec::new(), Vec::new());
     ProcessDriver::new(name, Launch { command, port: 0, gpu, env: BTreeMap::new(), args: BTreeMap::new() }, folder)
 }

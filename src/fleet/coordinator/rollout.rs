@@ -1,210 +1,219 @@
-//! Takes one engine over to what a configuration says.
+//! Applies a new configuration to one engine.
 //!
-//! A change that only concerns flags is a change like one that somebody asks for, with everything that protects it. Another
-//! program, device or environment needs another driver: the old engine leaves, the new one comes in its place. Either waits
-//! until the others can carry its load, and the engine shows what it waits for. Ends early, with nothing half done, when a
-//! newer configuration is applied.
+//! Other flags alone are a planned change like one on request, with the same checks. Another program, device or environment
+//! needs another driver: the old engine is stopped and a new one started in its place. Either waits until other backends can
+//! carry the load, and the engine shows what it waits for. Ends early, with nothing half done, when a newer configuration is
+//! applied.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use super::{EngineSpec, Fleet, RestartError, RestartRequest, reconcile};
+use super::change::{RestartError, change, ensure_no_change};
+use super::registry::Registry;
+use super::stop::begin_stop;
 use crate::engine::context::EngineContext;
-use crate::engine::lifecycle::{ChangeRefused, Outcome, Step};
-use crate::engine::preflight::{RestartBlocked, could_run, may_go_now};
+use crate::engine::lifecycle::{ChangeRequest, Outcome, RestartBlocked, Step};
+use crate::engine::preflight::{check_replacement, check_settings};
+use crate::engine::spec::EngineSpec;
 use sluice_gateway::pool::Cordon;
 
-/// Between two looks at whether the others can carry it, or whether it serves.
-const LOOK: Duration = Duration::from_millis(200);
+/// Between two looks at a condition.
+const POLL: Duration = Duration::from_millis(200);
 
-/// Why an engine was not taken over.
+/// Why the configuration was not applied.
 #[derive(Debug)]
-pub(super) enum End {
+pub(super) enum RolloutError {
     /// A newer configuration was applied, or the gateway stops.
     Outdated,
-    /// It could not be done now, and nothing was touched.
-    Again,
+    /// Another engine has to have its turn first; nothing serves here meanwhile.
+    Retry,
     Failed(String),
 }
 
-impl<W: Into<String>> From<W> for End {
-    fn from(why: W) -> Self {
-        Self::Failed(why.into())
+impl RolloutError {
+    fn failed(why: impl ToString) -> Self {
+        Self::Failed(why.to_string())
+    }
+
+    fn gone() -> Self {
+        Self::failed("the engine is no longer managed")
     }
 }
 
-/// Carries it out, to its end.
-pub(super) async fn one(fleet: Arc<Fleet>, number: u64, spec: EngineSpec) -> Result<(), End> {
-    let roll = Roll { fleet: &fleet, number };
-    let (context, _) = fleet.handle(&spec.name).ok_or("it is gone")?;
-    let done = if context.identity == spec.identity {
-        roll.change(&context, &spec).await
+/// Why an engine could not be withdrawn from rotation.
+enum NotWithdrawn {
+    Blocked(RestartBlocked),
+    Outdated,
+}
+
+impl From<RestartBlocked> for NotWithdrawn {
+    fn from(blocked: RestartBlocked) -> Self {
+        Self::Blocked(blocked)
+    }
+}
+
+/// Applies the configuration of one engine, to its end.
+pub(super) async fn roll_out(registry: Arc<Registry>, generation: u64, spec: EngineSpec) -> Result<(), RolloutError> {
+    let context = registry.context(&spec.name).ok_or_else(RolloutError::gone)?;
+    let rollout = Rollout { registry: &registry, generation };
+    let result = if context.identity == spec.identity {
+        rollout.change_flags(&context, &spec).await
     } else {
-        roll.replace(&context, &spec).await
+        rollout.replace(&context, &spec).await
     };
-    if !matches!(done, Err(End::Again)) {
-        context.state.lock().waits = None;
+    if !matches!(result, Err(RolloutError::Retry)) {
+        context.state.lock().lifecycle.unblock();
     }
-    done
+    result
 }
 
-struct Roll<'f> {
-    fleet: &'f Arc<Fleet>,
-    number: u64,
+struct Rollout<'r> {
+    registry: &'r Arc<Registry>,
+    generation: u64,
 }
 
-impl Roll<'_> {
-    async fn pause(&self) -> Result<(), End> {
-        sleep(LOOK).await;
-        if self.fleet.is_outdated(self.number) { Err(End::Outdated) } else { Ok(()) }
+impl Rollout<'_> {
+    async fn pause(&self) -> Result<(), RolloutError> {
+        sleep(POLL).await;
+        if self.registry.is_outdated(self.generation) { Err(RolloutError::Outdated) } else { Ok(()) }
     }
 
-    async fn change(&self, context: &EngineContext, spec: &EngineSpec) -> Result<(), End> {
-        let serves_it = || context.state.lock().life.heads_for().configured == spec.configured;
+    async fn change_flags(&self, context: &EngineContext, spec: &EngineSpec) -> Result<(), RolloutError> {
         let id = loop {
-            // Somebody may have done it by handle meanwhile.
-            if serves_it() && context.step().in_rotation() {
+            // An operator may have made the same change meanwhile.
+            if context.heads_for(&spec.configured) && context.step().in_rotation() {
                 return Ok(());
             }
-            let asked = self.fleet.change(&spec.name, spec.setup(), RestartRequest::default(), Some(self.number));
-            match asked.await {
-                Ok(begun) => break begun.change,
-                Err(error @ (RestartError::InvalidSettings(_) | RestartError::NotManaged(_))) => {
-                    return Err(error.to_string().into());
-                }
-                Err(RestartError::Refused(ChangeRefused::Leaving)) => return Err("it is being shut down".into()),
-                Err(RestartError::Outdated) => return Err(End::Outdated),
-                Err(wait) => note_wait(context, &wait.to_string()),
+            let request = ChangeRequest { id: 0, to: spec.setup(), cut: false, hold: false };
+            match change(self.registry, &spec.name, request, Some(self.generation)).await {
+                Ok(started) => break started.change,
+                Err(RestartError::Blocked(blocked)) => show_blocked(context, blocked),
+                Err(RestartError::Outdated) => return Err(RolloutError::Outdated),
+                Err(error) => return Err(RolloutError::failed(error)),
             }
             self.pause().await?;
         };
         loop {
-            let (context, _) = self.fleet.handle(&spec.name).ok_or("it is gone")?;
-            let ended = context.state.lock().life.ended.clone().filter(|ended| ended.id >= id);
+            let context = self.registry.context(&spec.name).ok_or_else(RolloutError::gone)?;
+            let ended = context.state.lock().lifecycle.ended.clone().filter(|ended| ended.id >= id);
             match ended.map(|ended| ended.outcome) {
                 Some(Outcome::Done) => return Ok(()),
                 Some(Outcome::Aborted(why) | Outcome::RolledBack(why) | Outcome::Failed(why) | Outcome::Held(why)) => {
-                    return Err(why.into());
+                    return Err(RolloutError::Failed(why));
                 }
                 None => self.pause().await?,
             }
         }
     }
 
-    /// Another engine in its place.
-    async fn replace(&self, context: &Arc<EngineContext>, spec: &EngineSpec) -> Result<(), End> {
-        // What could never start is told while the old one still runs.
-        let driver = (self.fleet.maker)(spec);
-        could_run(&*driver, spec, &spec.settings).await.map_err(|failure| failure.to_string())?;
-        // One that moves gets no requests where it is since the reload: nothing is gained by waiting.
-        if context.spec.load().backend == spec.backend {
-            self.until_spared(context).await?;
+    /// Stops the engine and waits until the new one in its place serves.
+    async fn replace(&self, context: &EngineContext, spec: &EngineSpec) -> Result<(), RolloutError> {
+        // EngineSettings that cannot work are found while the old engine still runs.
+        let driver = (self.registry.maker)(spec);
+        check_settings(&*driver, spec, &spec.settings).await.map_err(RolloutError::failed)?;
+        // An engine that moves has had no requests at its old place since the reload: waiting would gain nothing.
+        if context.spec().backend == spec.backend {
+            self.withdraw_when_possible(context).await?;
         }
-        if !self.fleet.let_go(&spec.name, Some(self.number)) {
-            back_in(context);
-            return Err(End::Outdated);
+        if !begin_stop(self.registry, &spec.name, Some(self.generation)) {
+            reinstate(context);
+            return Err(RolloutError::Outdated);
         }
         loop {
             self.pause().await?;
-            // The reconciler takes the new one on once the old one is gone.
-            let Some((context, _)) = self.fleet.handle(&spec.name) else {
-                if reconcile::waits_for_a_move(self.fleet, spec) {
-                    // Whose turn must come first.
-                    return Err(End::Again);
+            // The reconciler starts the new engine once the old one is gone.
+            let Some(context) = self.registry.context(&spec.name) else {
+                if matches!(self.registry.table().blocker(spec), Some(RestartBlocked::MustMove(_))) {
+                    return Err(RolloutError::Retry);
                 }
                 continue;
             };
             match context.step() {
-                _ if !context.state.lock().recovered => {}
                 Step::Serve => return Ok(()),
-                Step::Hold | Step::Off => return Err(context.state.lock().life.why.clone().unwrap_or_default().into()),
+                Step::Hold | Step::Off => return Err(RolloutError::Failed(context.why())),
                 _ => {}
             }
         }
     }
 
-    /// Returns when it serves nobody and the others can do without it, or when it does not serve anyway.
-    async fn until_spared(&self, context: &Arc<EngineContext>) -> Result<(), End> {
+    /// Returns when the engine is out of rotation, has no requests and can be replaced, or when it does not serve anyway.
+    async fn withdraw_when_possible(&self, context: &EngineContext) -> Result<(), RolloutError> {
         loop {
             match context.step() {
-                Step::Serve => match self.spare(context).await {
+                Step::Serve => match self.withdraw(context).await {
                     Ok(()) => return Ok(()),
-                    Err(wait) => note_wait(context, &wait),
+                    Err(NotWithdrawn::Blocked(blocked)) => show_blocked(context, blocked),
+                    Err(NotWithdrawn::Outdated) => return Err(RolloutError::Outdated),
                 },
                 // Requests run on it, or are about to.
-                step @ (Step::Ramp | Step::Drain) => note_wait(context, &ChangeRefused::Busy(step.label()).to_string()),
+                step @ (Step::Ramp | Step::Drain) => show_blocked(context, RestartBlocked::Busy(step)),
                 _ => return Ok(()),
             }
             self.pause().await?;
         }
     }
 
-    /// Takes it out of rotation and waits until nothing runs on it; back in if that cannot be, or if nobody can stand in.
-    /// Where another engine waits for its device, nobody is asked to stand in: requests wait in the queue.
-    ///
-    /// # Errors
-    /// Why not now. It is in rotation as before.
-    async fn spare(&self, context: &Arc<EngineContext>) -> Result<(), String> {
-        let spec = context.spec.load_full();
-        let may_go = async || match reconcile::is_waited_for(self.fleet, context) {
-            true => Ok(()),
-            false => may_go_now(&self.fleet.admission, &self.fleet.reported, &spec).await,
-        };
+    /// Takes the engine out of rotation and waits until its requests have finished. When that takes too long, or the other
+    /// backends fail meanwhile, it is back in rotation.
+    async fn withdraw(&self, context: &EngineContext) -> Result<(), NotWithdrawn> {
         {
-            let _gate = self.fleet.gate.lock().await;
-            if let Some(other) = self.fleet.views().into_iter().find(|view| view.change.is_some()) {
-                return Err(RestartError::ChangeInProgress(other.backend).to_string());
-            }
-            may_go().await.map_err(|not_now| not_now.to_string())?;
-            // Before the gate opens, so that nobody else counts on it.
-            context.state.lock().spared = true;
+            let _one_at_a_time = self.registry.change_lock.lock().await;
+            ensure_no_change(self.registry)?;
+            self.check_replacement(context).await?;
+            // Under the lock, so that no other change counts on this engine.
+            context.state.lock().lifecycle.withdraw();
             context.set_cordon(Cordon::Draining);
         }
-        let emptied = self.emptied(context, spec.rules.drain).await;
-        let spared = match emptied {
-            Ok(()) => match may_go().await {
-                Err(why @ RestartBlocked::NoStandIn(_)) => Err(why.to_string()),
+        let withdrawn = match self.until_empty(context).await {
+            Ok(()) => match self.check_replacement(context).await {
+                Err(blocked @ RestartBlocked::NoReplacement(_)) => Err(blocked.into()),
                 _ => Ok(()),
             },
-            Err(why) => Err(why),
+            not_empty => not_empty,
         };
-        if spared.is_err() {
-            back_in(context);
+        if withdrawn.is_err() {
+            reinstate(context);
         }
-        spared
+        withdrawn
     }
 
-    async fn emptied(&self, context: &EngineContext, limit: Duration) -> Result<(), String> {
-        let deadline = Instant::now() + limit;
-        while context.running() > 0 {
-            if Instant::now() >= deadline {
-                return Err(format!("{} requests were still running after the drain", context.running()));
-            }
-            self.pause().await.map_err(|_| "the configuration has changed since".to_owned())?;
+    /// An engine whose device another one waits for needs no replacement: requests wait in the queue.
+    async fn check_replacement(&self, context: &EngineContext) -> Result<(), RestartBlocked> {
+        if self.registry.table().is_awaited(context) {
+            return Ok(());
         }
-        Ok(())
+        check_replacement(&self.registry.admission, &self.registry.reported, &context.spec()).await
+    }
+
+    async fn until_empty(&self, context: &EngineContext) -> Result<(), NotWithdrawn> {
+        let deadline = Instant::now() + context.spec().rules.drain;
+        loop {
+            let running = context.running();
+            if running == 0 {
+                return Ok(());
+            }
+            if Instant::now() >= deadline {
+                return Err(RestartBlocked::StillRunning(running).into());
+            }
+            self.pause().await.map_err(|_| NotWithdrawn::Outdated)?;
+        }
     }
 }
 
-/// It stays, and is given requests again.
-fn back_in(context: &EngineContext) {
-    context.state.lock().spared = false;
+/// The engine stays, and is given requests again.
+fn reinstate(context: &EngineContext) {
+    context.state.lock().lifecycle.reinstate();
     if context.step().in_rotation() {
         context.set_cordon(Cordon::Open);
     }
 }
 
-/// Shows what a new configuration waits for; said in the log once for each reason.
-fn note_wait(context: &EngineContext, why: &str) {
-    // Numbers of requests change all the time.
-    let words = |text: &str| text.chars().filter(|letter| !letter.is_ascii_digit()).collect::<String>();
-    let mut state = context.state.lock();
-    let said = state.waits.as_deref().is_some_and(|before| words(before) == words(why));
-    state.waits = Some(why.to_owned());
-    drop(state);
-    if !said {
-        tracing::warn!(backend = %context.spec.load().name, "its new configuration waits: {why}");
+/// Shows what the new configuration waits for; logged once for each reason.
+fn show_blocked(context: &EngineContext, blocked: RestartBlocked) {
+    let text = blocked.to_string();
+    if context.state.lock().lifecycle.block(blocked) {
+        tracing::warn!(backend = %context.spec().name, "its new configuration waits: {text}");
     }
 }

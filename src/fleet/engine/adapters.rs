@@ -1,51 +1,51 @@
-//! Adapters as they should be: those of the configuration, loaded into an engine that is started and kept there.
+//! Adapters as configured: loaded into an engine that is started, and kept loaded while it serves.
 //!
-//! An engine forgets adapters that were loaded at run time when it restarts, and anybody may load and unload them. So what
-//! it serves is compared with what it should serve: after each start, when the configuration says something else, and every
-//! [`LOOK_EVERY`]. One that is missing is loaded; one that was loaded from another folder is replaced in place, so that no
-//! request finds it missing, where the engine can do that; one that was taken out of the configuration is unloaded. Adapters
-//! that were never configured are somebody else's and stay. A failure is tried again at the next look.
+//! An engine forgets adapters that were loaded at run time when it restarts, and other clients may load and unload them. So
+//! what it serves is compared with the configuration: after each start, when the configuration changes, and every
+//! [`CHECK_EVERY`]. A missing adapter is loaded; one that was loaded from another folder is replaced in place, where the
+//! engine can do that, so that no request finds it missing; one that was taken out of the configuration is unloaded.
+//! Adapters that were never configured are left alone. A failure is tried again at the next comparison.
 
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
-use super::client::{ANSWER_BYTES, QUESTION, Served, generate, message, served};
+use super::client::{GENERATION_TIMEOUT, RESPONSE_BYTES, ServedModel, error_message, generate, served_models};
 use super::context::EngineContext;
 use super::lifecycle::StepFailure;
 use crate::post;
 
-/// How often an engine that serves is asked for its adapters.
-const LOOK_EVERY: Duration = Duration::from_secs(30);
+/// How often the adapters of a serving engine are compared with the configuration.
+const CHECK_EVERY: Duration = Duration::from_secs(30);
 
-/// Loads the adapters that should be there and are not, and warms each.
+/// Loads the configured adapters that are missing, and warms each.
 ///
 /// # Errors
 /// The first that cannot be loaded.
-pub(super) async fn load(context: &Arc<EngineContext>) -> Result<(), StepFailure> {
-    let spec = context.spec.load_full();
+pub(super) async fn load(context: &EngineContext) -> Result<(), StepFailure> {
+    let spec = context.spec();
     if spec.adapters.is_empty() {
         return Ok(());
     }
-    let loaded = served(&spec.address, spec.request_timeout).await?;
+    let loaded = served_models(&spec.address, spec.request_timeout).await?;
     for (name, path) in &spec.adapters {
-        let known = loaded.iter().find(|served| served.name == *name);
-        if known.is_some_and(|known| is_from(known, path)) {
+        let present = loaded.iter().find(|served| served.name == *name);
+        if present.is_some_and(|present| is_from(present, path)) {
             continue;
         }
-        context.detail(format!("loading adapter {name}"));
-        load_one(context, name, path, known.is_some()).await?;
-        tracing::info!(backend = %spec.name, adapter = name, path = %path.display(), "loaded");
+        context.set_detail(format!("loading adapter {name}"));
+        let mode = if present.is_some() { Mode::Replace } else { Mode::Add };
+        load_one(context, name, path, mode).await?;
+        tracing::info!(backend = %spec.name, adapter = name, path = %path.display(), "adapter loaded");
     }
     Ok(())
 }
 
-/// Whether an adapter is the one in a folder. An engine that does not say, or says it with a path that means nothing here,
-/// is believed.
-fn is_from(served: &Served, folder: &Path) -> bool {
+/// Whether a served adapter is the one in a folder. Yes, where the engine does not report a folder, or reports one that is
+/// not a path on this machine.
+fn is_from(served: &ServedModel, folder: &Path) -> bool {
     let Some(root) = served.root.as_deref().map(Path::new).filter(|root| root.is_absolute()) else { return true };
     match (root.canonicalize(), folder.canonicalize()) {
         (Ok(root), Ok(folder)) => root == folder,
@@ -53,80 +53,91 @@ fn is_from(served: &Served, folder: &Path) -> bool {
     }
 }
 
-async fn load_one(context: &EngineContext, name: &str, path: &Path, replace: bool) -> Result<(), StepFailure> {
-    let spec = context.spec.load_full();
-    let mut body = json!({ "lora_name": name, "lora_path": path });
-    if replace {
-        body["load_inplace"] = true.into();
-    }
-    let ask = async |body: &Value| {
-        let asked = post(&spec.address, "/v1/load_lora_adapter", body, QUESTION, ANSWER_BYTES).await;
-        asked.map_err(|error| StepFailure::temporary(format!("adapter '{name}' cannot be loaded: {error}")))
+/// How an adapter is loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    /// No adapter of that name is loaded.
+    Add,
+    /// One from another folder is.
+    Replace,
+}
+
+async fn load_one(context: &EngineContext, name: &str, path: &Path, mode: Mode) -> Result<(), StepFailure> {
+    let spec = context.spec();
+    let add = json!({ "lora_name": name, "lora_path": path });
+    let send = async |body: &Value| {
+        let response = post(&spec.address, "/v1/load_lora_adapter", body, GENERATION_TIMEOUT, RESPONSE_BYTES).await;
+        response.map_err(|error| StepFailure::temporary(format!("adapter '{name}' cannot be loaded: {error}")))
     };
-    let (mut status, mut said) = ask(&body).await?;
-    if replace && status.as_u16() == 400 && message(&said).contains("already") {
-        // An older engine does not know how to replace one.
-        unload(context, name).await;
-        (status, said) = ask(&json!({ "lora_name": name, "lora_path": path })).await?;
-    }
+    let (status, body) = match mode {
+        Mode::Add => send(&add).await?,
+        Mode::Replace => {
+            let (status, body) = send(&json!({ "lora_name": name, "lora_path": path, "load_inplace": true })).await?;
+            // An older engine cannot replace an adapter in place.
+            if status.as_u16() == 400 && error_message(&body).contains("already") {
+                unload(context, name).await;
+                send(&add).await?
+            } else {
+                (status, body)
+            }
+        }
+    };
     if !status.is_success() {
         let hint = match status.as_u16() {
             404 => "; start it with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and --enable-lora",
             _ => "",
         };
-        let why = format!("adapter '{name}' cannot be loaded: {}{hint}", message(&said));
+        let why = format!("adapter '{name}' cannot be loaded: {}{hint}", error_message(&body));
         return Err(StepFailure { why, permanent: true });
     }
     let warm = generate(&spec.address, name, "warm", 1).await;
     warm.map(drop).map_err(|why| StepFailure::temporary(format!("adapter '{name}': {why}")))
 }
 
-/// Takes one out; whether it is gone. A failure is said in the log.
+/// Unloads an adapter; whether it is gone. A failure is logged.
 async fn unload(context: &EngineContext, name: &str) -> bool {
-    let spec = context.spec.load_full();
+    let spec = context.spec();
     let body = json!({ "lora_name": name });
-    let asked = post(&spec.address, "/v1/unload_lora_adapter", &body, QUESTION, ANSWER_BYTES).await;
-    let why = match asked {
+    let response = post(&spec.address, "/v1/unload_lora_adapter", &body, GENERATION_TIMEOUT, RESPONSE_BYTES).await;
+    let why = match response {
         Ok((status, _)) if status.is_success() => {
-            tracing::info!(backend = %spec.name, adapter = name, "unloaded");
+            tracing::info!(backend = %spec.name, adapter = name, "adapter unloaded");
             return true;
         }
-        Ok((_, said)) => message(&said),
+        Ok((_, body)) => error_message(&body),
         Err(error) => error.to_string(),
     };
-    tracing::warn!(backend = %spec.name, adapter = name, "cannot be unloaded: {why}");
+    tracing::warn!(backend = %spec.name, adapter = name, "adapter cannot be unloaded: {why}");
     false
 }
 
-/// Keeps the adapters of an engine that serves as they should be, for ever.
-pub(super) async fn keep(context: &Arc<EngineContext>) -> ! {
-    let mut said = None;
+/// Keeps the adapters of a serving engine as configured; never returns.
+pub(super) async fn maintain(context: &EngineContext) -> ! {
+    let mut reported = None;
     loop {
-        let _ = timeout(LOOK_EVERY, context.adapters.notified()).await;
-        let why = mend(context).await.err().map(|failure| failure.why);
-        if why != said {
-            let name = Arc::clone(&context.spec.load().name);
+        let _ = timeout(CHECK_EVERY, context.adapters_changed.notified()).await;
+        let why = apply(context).await.err().map(|failure| failure.why);
+        if why != reported {
+            let name = &context.spec().name;
             match &why {
-                Some(why) => {
-                    let again = LOOK_EVERY.as_secs();
-                    tracing::error!(backend = %name, "{why}; tried again every {again} s");
-                }
-                None => tracing::info!(backend = %name, "its adapters are as they should be"),
+                Some(why) => tracing::error!(backend = %name, "{why}; tried again every {} s", CHECK_EVERY.as_secs()),
+                None => tracing::info!(backend = %name, "its adapters are loaded as configured"),
             }
-            said.clone_from(&why);
+            reported.clone_from(&why);
         }
-        context.detail(why.unwrap_or_default());
+        context.set_detail(why.unwrap_or_default());
     }
 }
 
-async fn mend(context: &Arc<EngineContext>) -> Result<(), StepFailure> {
+/// Unloads what was taken out of the configuration, and loads what is missing.
+async fn apply(context: &EngineContext) -> Result<(), StepFailure> {
     let unwanted = context.state.lock().unwanted.clone();
     if !unwanted.is_empty() {
-        let spec = context.spec.load_full();
-        let loaded = served(&spec.address, spec.request_timeout).await?;
+        let spec = context.spec();
+        let loaded = served_models(&spec.address, spec.request_timeout).await?;
         for name in unwanted {
-            let there = loaded.iter().any(|served| served.adapter && served.name == name);
-            if !there || unload(context, &name).await {
+            let present = loaded.iter().any(|served| served.is_adapter && served.name == name);
+            if !present || unload(context, &name).await {
                 context.state.lock().unwanted.retain(|other| *other != name);
             }
         }
@@ -139,18 +150,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_adapter_is_another_one_when_it_comes_from_another_folder_that_can_be_told() {
+    fn an_adapter_from_another_folder_is_another_one_where_the_folder_is_known() {
         let folder = tempfile::tempdir().unwrap();
         let (one, two) = (folder.path().join("one"), folder.path().join("two"));
         std::fs::create_dir_all(&one).unwrap();
         std::fs::create_dir_all(&two).unwrap();
         let from = |root: Option<&str>| {
-            let served = Served { name: "ad".into(), adapter: true, root: root.map(str::to_owned) };
+            let served = ServedModel { name: "ad".into(), is_adapter: true, root: root.map(str::to_owned) };
             is_from(&served, &one)
         };
         let text = |path: &Path| path.display().to_string();
         assert!(from(Some(&text(&one))) && from(Some(&format!("{}/../one/", text(&one)))));
         assert!(!from(Some(&text(&two))) && !from(Some("/elsewhere/one")));
-        assert!(from(None) && from(Some("org/adapter-on-a-hub")), "nothing is known of those");
+        assert!(from(None) && from(Some("org/adapter-on-a-hub")), "no folder of this machine is reported");
     }
 }

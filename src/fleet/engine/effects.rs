@@ -1,8 +1,8 @@
-//! What each step of an engine's life does. One future per step; how it ends says what comes next.
+//! The effect of each step of an engine's life cycle: one future per step, whose result decides the next step.
 //!
-//! A future may be dropped at any moment, because the engine died or somebody decided otherwise: whatever it began is
-//! either without harm or found again by the step that follows. Every wait has a bound: the rules of `[fleet]`, the
-//! patience for one question, or, for a start, progress in the log.
+//! A future may be dropped at any moment, because the engine was lost or a command came: what it began is harmless, or the
+//! next step finds it. Every wait has a limit: those of `[fleet]`, the limit of one request, or, for a start, progress in
+//! the log.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,17 +10,19 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::context::EngineContext;
-use super::lifecycle::{Event, Step, StepFailure};
-use super::preflight::{RestartBlocked, may_go_now};
-use super::{adapters, client};
+use super::lifecycle::{Event, RestartBlocked, Step, StepFailure};
+use super::preflight::check_replacement;
+use super::{adapters, checks, client};
 use crate::driver::EngineFailure;
 use crate::{ReadyRules, wait_until_ready};
 use sluice_core::vllm::failure::Retryable;
 use sluice_gateway::pool::{Cordon, Phase};
 
-/// Between two looks at something that has to come to an end.
-const LOOK: Duration = Duration::from_millis(50);
-/// Steps in which a fresh engine comes to all its slots.
+/// Between two looks at a condition that ends a step.
+const POLL: Duration = Duration::from_millis(50);
+/// Between two looks at the health of an engine, and two updates of a progress text.
+const WATCH: Duration = Duration::from_millis(200);
+/// Divisors of the slots of a fresh engine, one after the other.
 const RAMP: [u32; 3] = [8, 4, 2];
 
 /// Carries out `step`, to its end.
@@ -31,12 +33,12 @@ pub(super) async fn perform(context: Arc<EngineContext>, step: Step) -> Event {
         Step::Stop => stop(&context).await,
         Step::Start => start(&context).await,
         Step::Adapters => load_adapters(&context).await,
-        Step::Golden => client::compare_golden(&context).await,
-        Step::WarmUp => client::warm_up(&context).await,
+        Step::Golden => checks::compare_golden(&context).await,
+        Step::WarmUp => checks::warm_up(&context).await,
         Step::Ramp => ramp(&context).await,
         Step::Serve => serve(&context).await,
         Step::Backoff => backoff(&context).await,
-        Step::Off | Step::Hold => std::future::pending().await,
+        Step::Recover | Step::Off | Step::Hold => std::future::pending().await,
     };
     match result {
         Ok(()) => Event::Done,
@@ -44,20 +46,18 @@ pub(super) async fn perform(context: Arc<EngineContext>, step: Step) -> Event {
     }
 }
 
-/// The engine is there no more, or does nothing; for steps in which it should live. Never returns otherwise.
-pub(super) async fn gone(context: Arc<EngineContext>, step: Step) -> Event {
+/// Returns when an engine that should run has ended or hangs; never in steps without an engine.
+pub(super) async fn engine_lost(context: Arc<EngineContext>, step: Step) -> Event {
     let watched = matches!(step, Step::Drain | Step::Adapters | Step::Golden | Step::WarmUp) || step.in_rotation();
     if !watched {
         return std::future::pending().await;
     }
-    tokio::select! {
-        // It ran with these settings: whatever its log says last, they are not permanent.
-        exit = context.driver.wait_for_exit() => {
-            let why = context.driver.diagnose(Some(exit)).to_string();
-            Event::Gone(StepFailure { why, permanent: false })
-        }
-        why = standstill(&context, step) => Event::Gone(StepFailure { why, permanent: false }),
-    }
+    let why = tokio::select! {
+        exit = context.driver.wait_for_exit() => context.driver.diagnose(Some(exit)).to_string(),
+        why = hung(&context, step) => why,
+    };
+    // It ran with these settings: whatever its log says last, they may work again.
+    Event::EngineLost(StepFailure::temporary(why))
 }
 
 impl From<EngineFailure> for StepFailure {
@@ -66,81 +66,81 @@ impl From<EngineFailure> for StepFailure {
     }
 }
 
-/// Requests in flight that do not move, or a process that does not answer any more.
-async fn standstill(context: &EngineContext, step: Step) -> String {
-    let hangs = context.place().map_or(0, |place| place.hangs);
+/// Returns when requests in flight make no progress, or the health endpoint has not responded for `health.stall`.
+async fn hung(context: &EngineContext, step: Step) -> String {
+    let hangs = context.backend().map_or(0, |backend| backend.hangs);
     let mut down_since = None;
     loop {
-        sleep(LOOK * 4).await;
-        let (Some(place), true) = (context.place(), step.in_rotation()) else { continue };
-        // Counted, not looked up: an ejection may be over before anybody looks.
-        if place.hangs > hangs {
+        sleep(WATCH).await;
+        let (Some(backend), true) = (context.backend(), step.in_rotation()) else { continue };
+        // A counter, because an ejection may begin and end between two looks.
+        if backend.hangs > hangs {
             return "it hangs: requests in flight and no progress".to_owned();
         }
-        if place.phase != Phase::Down {
+        if backend.phase != Phase::Down {
             down_since = None;
             continue;
         }
-        let (since, stall) = (*down_since.get_or_insert_with(Instant::now), context.spec.load().stall);
+        let (since, stall) = (*down_since.get_or_insert_with(Instant::now), context.spec().stall);
         if since.elapsed() >= stall {
-            return format!("its /health has not answered for {:.0} s", stall.as_secs_f64());
+            return format!("its /health has not responded for {:.0} s", stall.as_secs_f64());
         }
     }
 }
 
-/// Our own requests first, then whatever else the engine runs; then what its golden answers are now.
+/// The gateway's requests finish first, then all others of the engine; then golden prompts are recorded.
 async fn drain(context: &Arc<EngineContext>) -> Result<(), StepFailure> {
-    let limit = context.spec.load().rules.drain;
+    let limit = context.spec().rules.drain;
+    let leaving = context.is_leaving();
     let emptied = async {
         loop {
             let running = context.running();
             if running == 0 {
                 break;
             }
-            context.detail(format!("{running} requests under way"));
-            sleep(LOOK).await;
+            context.set_detail(format!("{running} requests in flight"));
+            sleep(POLL).await;
         }
-        // Who is asked to end, with the gateway or for good, does not wait for clients that are not the gateway's.
-        let leaving = context.state.lock().life.leaving;
-        while !leaving && let Some(running) = client::running(context).await.filter(|running| *running > 0.0) {
-            context.detail(format!("{running:.0} requests of others under way"));
-            sleep(LOOK).await;
+        // A shutdown does not wait for requests of other clients of the engine.
+        while !leaving && let Some(running) = client::running_requests(context).await.filter(|running| *running > 0.0) {
+            context.set_detail(format!("{running:.0} requests of other clients in flight"));
+            sleep(POLL).await;
         }
     };
     if timeout(limit, emptied).await.is_err() {
-        let left = context.running();
-        let why = format!(
-            "{left} requests were still running after {:.0} s (fleet.drain); try again later, raise it, or restart with --cut",
+        return Err(StepFailure::temporary(format!(
+            "{} requests were still running after {:.0} s (fleet.drain); try again later, raise it, or restart with --cut",
+            context.running(),
             limit.as_secs_f64()
-        );
-        return Err(StepFailure::temporary(why));
+        )));
     }
-    still_spared(context).await?;
-    if !context.state.lock().life.leaving {
-        client::note_golden(context).await;
+    confirm_replacement(context).await?;
+    if !leaving {
+        checks::record_golden(context).await;
     }
     Ok(())
 }
 
-/// Whoever was to stand in may have died while this one drained. A change that may cut is given up too.
-async fn still_spared(context: &EngineContext) -> Result<(), StepFailure> {
-    let asked = context.state.lock().life.change.as_ref().is_some_and(|change| !change.hold);
-    if !asked {
+/// The other backends may have failed while this one drained. A change with `cut` is given up too.
+async fn confirm_replacement(context: &EngineContext) -> Result<(), StepFailure> {
+    let required = context.state.lock().lifecycle.change.as_ref().is_some_and(|change| !change.hold);
+    if !required {
         return Ok(());
     }
-    match may_go_now(&context.admission, &context.reported, &context.spec.load()).await {
-        Err(why @ RestartBlocked::NoStandIn(_)) => {
-            Err(StepFailure { why: format!("while it drained: {why}"), permanent: true })
+    match check_replacement(&context.admission, &context.reported, &context.spec()).await {
+        Err(blocked @ RestartBlocked::NoReplacement(_)) => {
+            Err(StepFailure { why: format!("while it drained: {blocked}"), permanent: true })
         }
         _ => Ok(()),
     }
 }
 
-async fn stop(context: &Arc<EngineContext>) -> Result<(), StepFailure> {
-    let stopped = context.driver.stop(context.spec.load().stop_rules()).await?;
-    let (name, orphans) = (Arc::clone(&context.spec.load().name), stopped.orphans);
+async fn stop(context: &EngineContext) -> Result<(), StepFailure> {
+    let spec = context.spec();
+    let stopped = context.driver.stop(spec.stop_rules()).await?;
+    let (name, orphans) = (&spec.name, stopped.orphans);
     if stopped.forced {
-        tracing::warn!(backend = %name, orphans, "its engine did not end when it was asked to, and was killed");
+        tracing::warn!(backend = %name, orphans, "its engine did not end in time after SIGTERM and was killed");
     } else if orphans > 0 {
         tracing::info!(backend = %name, orphans, "processes that outlived their engine were ended");
     }
@@ -152,31 +152,28 @@ async fn stop(context: &Arc<EngineContext>) -> Result<(), StepFailure> {
 }
 
 async fn start(context: &Arc<EngineContext>) -> Result<(), StepFailure> {
-    let settings = context.settings();
-    // Its adapters were judged when the change was asked for; see `load_adapters` for what becomes of them now.
+    let (name, settings) = (context.spec().name.clone(), context.settings());
+    // Adapters were checked when the change was requested; see `load_adapters` for a failure now.
     let notices = context.driver.check(&settings).await?;
     for notice in notices {
-        tracing::warn!(backend = %context.spec.load().name, "{notice}");
+        tracing::warn!(backend = %name, "{notice}");
     }
     let trace = context.driver.start(&settings).await?;
-    {
-        let mut state = context.state.lock();
-        (state.trace, state.adopted) = (Some(trace), false);
-    }
-    if let Err(error) = context.write().await {
-        tracing::error!(backend = %context.spec.load().name, %error, "the journal cannot be written");
+    context.state.lock().trace = Some(trace);
+    if let Err(error) = context.write_journal().await {
+        tracing::error!(backend = %name, %error, "the journal cannot be written");
     }
     ready(context).await
 }
 
-async fn ready(context: &Arc<EngineContext>) -> Result<(), StepFailure> {
-    let spec = context.spec.load_full();
+async fn ready(context: &EngineContext) -> Result<(), StepFailure> {
+    let spec = context.spec();
     let progress = context.driver.progress();
     let shown = async {
         let Some(progress) = progress else { return std::future::pending().await };
         loop {
-            context.detail(progress.borrow().to_string());
-            sleep(LOOK * 4).await;
+            context.set_detail(progress.borrow().to_string());
+            sleep(WATCH).await;
         }
     };
     let rules = ReadyRules {
@@ -184,70 +181,78 @@ async fn ready(context: &Arc<EngineContext>) -> Result<(), StepFailure> {
         start_timeout_scale: spec.rules.start_timeout_scale,
         ..ReadyRules::default()
     };
-    tokio::select! {
-        ready = wait_until_ready(&*context.driver, &spec.address, &spec.models, rules) => {
-            ready.map(|_| context.driver.mark_ready()).map_err(|failure| {
-                let mut told = StepFailure::from(failure);
-                let log = context.driver.log_path().map(|path| format!(" (log: {})", path.display()));
-                told.why += &log.unwrap_or_default();
-                told
-            })
-        }
+    let ready = tokio::select! {
+        ready = wait_until_ready(&*context.driver, &spec.address, &spec.models, rules) => ready,
         never = shown => never,
+    };
+    match ready {
+        Ok(_) => {
+            context.driver.mark_ready();
+            Ok(())
+        }
+        Err(failure) => {
+            let mut failure = StepFailure::from(failure);
+            if let Some(log) = context.driver.log_path() {
+                failure.why += &format!(" (log: {})", log.display());
+            }
+            Err(failure)
+        }
     }
 }
 
-/// Fails a change that somebody asked for; a restart after a crash goes on without them, because what else the engine serves
-/// is worth having, and they are tried again while it serves.
-async fn load_adapters(context: &Arc<EngineContext>) -> Result<(), StepFailure> {
+/// A missing adapter fails a planned change. After a crash the engine goes on without it, because it serves other models
+/// too; loading is tried again while it serves.
+async fn load_adapters(context: &EngineContext) -> Result<(), StepFailure> {
     let loaded = adapters::load(context).await;
-    let asked = context.state.lock().life.change.as_ref().is_some_and(|change| change.failed.is_none());
+    let planned = context.state.lock().lifecycle.change.as_ref().is_some_and(|change| change.failed.is_none());
     match loaded {
-        Err(failure) if !asked => {
-            tracing::error!(backend = %context.spec.load().name, "goes on without: {}", failure.why);
+        Err(failure) if !planned => {
+            tracing::error!(backend = %context.spec().name, "continues without an adapter: {}", failure.why);
             Ok(())
         }
         loaded => loaded,
     }
 }
 
-/// In rotation with a growing share of its slots.
+/// Opens the backend with a growing share of its slots; an adopted engine gets all of them at once.
 async fn ramp(context: &EngineContext) -> Result<(), StepFailure> {
-    let (spec, settings) = (context.spec.load_full(), context.settings());
+    let (spec, settings) = (context.spec(), context.settings());
     let full = context.ceiling(&settings);
     let most = full.unwrap_or(u32::MAX).min(spec.slots);
-    let quick = context.state.lock().adopted;
-    context.set_ceiling(if quick { full } else { Some((most / RAMP[0]).max(1)) });
+    let divisors: &[u32] = if context.state.lock().lifecycle.adopted { &[] } else { &RAMP };
+    let share = |divisor: &u32| (most / divisor).max(1);
+    context.set_ceiling(divisors.first().map(share).or(full));
     context.renew();
     context.set_cordon(Cordon::Open);
-    for share in RAMP.iter().take(if quick { 0 } else { RAMP.len() }) {
-        let slots = (most / share).max(1);
+    for divisor in divisors {
+        let slots = share(divisor);
         context.set_ceiling(Some(slots));
-        context.detail(format!("{slots} of {most} slots"));
+        context.set_detail(format!("{slots} of {most} slots"));
         sleep(spec.rules.ramp / RAMP.len() as u32).await;
     }
     context.set_ceiling(full);
     Ok(())
 }
 
-/// Ends once, when the settings that serve have not yet been known to be good and have now served long enough. Meanwhile,
-/// and after, its adapters are those that should be there.
-async fn serve(context: &Arc<EngineContext>) -> Result<(), StepFailure> {
+/// Ends once, when settings that were not yet known to be good have served for the settling time. Meanwhile, and after
+/// that, the adapters of the engine are kept as configured.
+async fn serve(context: &EngineContext) -> Result<(), StepFailure> {
     let settled = async {
-        if context.state.lock().life.is_settled() {
+        if context.state.lock().lifecycle.is_settled() {
             return std::future::pending().await;
         }
-        sleep(context.spec.load().rules.settle).await;
+        sleep(context.spec().rules.settle).await;
     };
     tokio::select! {
         () = settled => Ok(()),
-        never = adapters::keep(context) => never,
+        never = adapters::maintain(context) => never,
     }
 }
 
 async fn backoff(context: &EngineContext) -> Result<(), StepFailure> {
-    let wait = Duration::from_millis(context.state.lock().life.backoff_ms(&context.spec.load().life_rules()));
-    context.detail(format!("next attempt after {:.1} s", wait.as_secs_f64()));
+    let rules = context.spec().restart_rules();
+    let wait = Duration::from_millis(context.state.lock().lifecycle.backoff_ms(&rules));
+    context.set_detail(format!("next attempt after {:.1} s", wait.as_secs_f64()));
     sleep(wait).await;
     Ok(())
 }

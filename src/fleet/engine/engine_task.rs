@@ -1,111 +1,136 @@
-//! Keeps one engine: carries its life out, step by step.
+//! The task of one engine: carries its life cycle out, step by step.
 //!
-//! Before a step begins it is in the journal and admission knows whether requests may go there. Then its effect runs, beside
-//! a watch for the engine's end and for commands; whichever comes first decides the next step. A journal that cannot be
-//! written keeps planned changes from beginning; healing goes on without, loudly.
+//! Before a step begins it is in the journal, and admission knows whether requests may go there. Then its effect runs,
+//! beside a watch for the loss of the engine and for commands; whichever ends first decides the next step. A journal that
+//! cannot be written keeps planned changes from beginning; restarts after a crash go on without it, with an error in the log.
 
 use std::sync::Arc;
 
 use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::context::{EngineContext, EngineSpec, now_ms};
-use super::effects::{gone, perform};
+use super::context::{EngineContext, now_ms};
+use super::effects::{engine_lost, perform};
 use super::journal::Setup;
-use super::lifecycle::{ChangeRefused, Event, Step, StepFailure};
-use crate::driver::EngineSettings;
+use super::lifecycle::{ChangeRefused, ChangeRequest, Event, Step, StepFailure};
+use super::recover::recover;
+use super::view::flag_line;
 use sluice_gateway::pool::Cordon;
 
-/// What a keeper is told.
+/// Commands that may wait for one engine task; each takes moments.
+const COMMANDS: usize = 16;
+
+/// A command to an engine task, and where its result goes.
 #[derive(Debug)]
-pub(crate) enum Command {
-    /// Go over to these settings.
-    Change { wish: ChangeRequest, answer: oneshot::Sender<Result<(), ChangeRefused>> },
-    /// Try again where it holds.
-    Enable { answer: oneshot::Sender<Result<(), ChangeRefused>> },
+enum Command {
+    Change { request: ChangeRequest<Setup>, result: oneshot::Sender<Result<(), ChangeRefused>> },
+    Enable { result: oneshot::Sender<Result<(), ChangeRefused>> },
 }
 
-/// A planned change.
-#[derive(Debug)]
-pub(crate) struct ChangeRequest {
-    pub(crate) id: u64,
-    pub(crate) to: Setup,
-    /// Requests that outlast the drain are cut.
-    pub(crate) cut: bool,
-    /// It goes on although nobody can stand in.
-    pub(crate) hold: bool,
+/// One engine, and the way to its task.
+#[derive(Clone, Debug)]
+pub(crate) struct EngineHandle {
+    pub(crate) context: Arc<EngineContext>,
+    commands: mpsc::Sender<Command>,
 }
 
-/// Runs until the engine has left: `leave` has it drain, stop and end.
-pub(crate) async fn run_engine(
-    context: Arc<EngineContext>,
-    mut commands: mpsc::Receiver<Command>,
-    leave: CancellationToken,
-) {
+impl EngineHandle {
+    /// Starts a planned change. Returns once it has begun.
+    ///
+    /// # Errors
+    /// It does not fit the present step, or the engine is being shut down.
+    pub(crate) async fn change(&self, request: ChangeRequest<Setup>) -> Result<(), ChangeRefused> {
+        self.send(|result| Command::Change { request, result }).await
+    }
+
+    /// Tries again now, where the engine holds or waits for its next attempt.
+    ///
+    /// # Errors
+    /// It is being shut down.
+    pub(crate) async fn enable(&self) -> Result<(), ChangeRefused> {
+        self.send(|result| Command::Enable { result }).await
+    }
+
+    async fn send(
+        &self,
+        command: impl FnOnce(oneshot::Sender<Result<(), ChangeRefused>>) -> Command,
+    ) -> Result<(), ChangeRefused> {
+        let (sender, result) = oneshot::channel();
+        self.commands.send(command(sender)).await.map_err(|_| ChangeRefused::ShuttingDown)?;
+        result.await.map_err(|_| ChangeRefused::ShuttingDown)?
+    }
+}
+
+/// An engine whose task runs.
+#[derive(Debug)]
+pub(crate) struct ManagedEngine {
+    pub(crate) handle: EngineHandle,
+    /// Cancelled, it has the task drain and stop the engine, and end.
+    pub(crate) leave: CancellationToken,
+    pub(crate) task: JoinHandle<()>,
+}
+
+/// Starts the task of an engine. It first finds what an earlier gateway left of it.
+pub(crate) fn spawn(context: Arc<EngineContext>) -> ManagedEngine {
+    let (commands, inbox) = mpsc::channel(COMMANDS);
+    let leave = CancellationToken::new();
+    let (engine, leaves) = (Arc::clone(&context), leave.clone());
+    let task = tokio::spawn(async move {
+        recover(&engine).await;
+        run_engine(engine, inbox, leaves).await;
+    });
+    ManagedEngine { handle: EngineHandle { context, commands }, leave, task }
+}
+
+/// Runs until the engine has been shut down, which `leave` requests.
+async fn run_engine(context: Arc<EngineContext>, mut commands: mpsc::Receiver<Command>, leave: CancellationToken) {
     loop {
-        if leave.is_cancelled() && !leaving(&context) {
-            context.state.lock().life.leave();
+        if leave.is_cancelled() && !context.is_leaving() {
+            context.state.lock().lifecycle.leave();
         }
         let step = context.step();
         let mut next = enter(&context, step).await;
-        if leaving(&context) && matches!(step, Step::Off | Step::Hold) {
+        if context.is_leaving() && matches!(step, Step::Off | Step::Hold) {
             return;
         }
         let mut effect = std::pin::pin!(perform(Arc::clone(&context), step));
-        let mut end = std::pin::pin!(gone(Arc::clone(&context), step));
+        let mut lost = std::pin::pin!(engine_lost(Arc::clone(&context), step));
         while next.is_none() && context.step() == step {
             tokio::select! {
                 event = &mut effect => next = Some(event),
-                event = &mut end => next = Some(event),
-                Some(command) = commands.recv() => obey(&context, command),
-                () = leave.cancelled(), if !leaving(&context) => {
-                    context.state.lock().life.leave();
-                    // A drain that was under way is another one now.
+                event = &mut lost => next = Some(event),
+                Some(command) = commands.recv() => execute(&context, command),
+                () = leave.cancelled(), if !context.is_leaving() => {
+                    context.state.lock().lifecycle.leave();
+                    // A drain that was under way begins anew: the rules of a shutdown are others.
                     break;
                 }
             }
         }
         if let Some(event) = next {
-            take(&context, step, event);
+            advance(&context, step, event);
         }
     }
 }
 
-fn leaving(context: &EngineContext) -> bool {
-    context.state.lock().life.leaving
-}
-
-/// The step begins: on disk, in admission, in what is shown. An event when it cannot begin.
+/// The step begins: in the journal, in admission, in what is shown. An event when it cannot begin.
 async fn enter(context: &Arc<EngineContext>, step: Step) -> Option<Event> {
-    let spec = context.spec.load_full();
+    let name = context.spec().name.clone();
     let (leaving, settings) = {
         let mut state = context.state.lock();
         (state.since, state.detail) = (Instant::now(), String::new());
-        (state.life.leaving, state.life.wanted.settings.clone())
+        (state.lifecycle.leaving, state.lifecycle.wanted.settings.clone())
     };
-    tracing::info!(backend = %spec.name, step = step.label(), settings = %shown(&settings), "engine");
-    if let Err(error) = context.write().await {
-        tracing::error!(backend = %spec.name, %error, "the journal cannot be written; free or mount fleet.state");
+    tracing::info!(backend = %name, step = step.label(), settings = %flag_line(&settings), "engine");
+    if let Err(error) = context.write_journal().await {
+        tracing::error!(backend = %name, %error, "the journal cannot be written; free or mount fleet.state");
         if step == Step::Drain && !leaving {
-            let why = format!("the journal cannot be written: {error}");
-            return Some(Event::Failed(StepFailure { why, permanent: false }));
+            return Some(Event::Failed(StepFailure::temporary(format!("the journal cannot be written: {error}"))));
         }
     }
-    if leaving {
-        // Its place may be another's by now; who let it go has closed it.
-        return None;
-    }
-    let cordon = match step {
-        Step::Drain => Cordon::Draining,
-        _ if !step.is_coming() => Cordon::Down,
-        // Opens itself, together with a bound on slots.
-        Step::Ramp => return None,
-        // Somebody is about to let it go.
-        Step::Serve if context.state.lock().spared => Cordon::Draining,
-        Step::Serve => Cordon::Open,
-        _ => Cordon::Starting,
-    };
+    let cordon = context.state.lock().lifecycle.cordon()?;
     if step == Step::Serve {
         context.set_ceiling(context.ceiling(&settings));
     }
@@ -113,63 +138,29 @@ async fn enter(context: &Arc<EngineContext>, step: Step) -> Option<Event> {
     None
 }
 
-fn take(context: &EngineContext, step: Step, event: Event) {
-    let spec = context.spec.load_full();
-    if let Event::Failed(failure) | Event::Gone(failure) = &event {
+/// The step has ended: the next one is decided.
+fn advance(context: &EngineContext, step: Step, event: Event) {
+    let spec = context.spec();
+    if let Event::Failed(failure) | Event::EngineLost(failure) = &event {
         tracing::warn!(backend = %spec.name, step = step.label(), "engine: {}", failure.why);
         // At once: the next step may take a while to begin.
-        if step.in_rotation() && !leaving(context) {
+        if step.in_rotation() && !context.is_leaving() {
             context.set_cordon(Cordon::Starting);
         }
     }
     let mut state = context.state.lock();
-    let changing = state.life.change.is_some();
-    state.life.on(event, &spec.life_rules(), now_ms());
-    if let Some(ended) = state.life.ended.as_ref().filter(|_| changing && state.life.change.is_none()) {
+    let changing = state.lifecycle.change.is_some();
+    state.lifecycle.on(event, &spec.restart_rules(), now_ms());
+    if let Some(ended) = state.lifecycle.ended.as_ref().filter(|_| changing && state.lifecycle.change.is_none()) {
         tracing::info!(backend = %spec.name, change = ended.id, outcome = ?ended.outcome, "change ended");
     }
 }
 
-fn obey(context: &Arc<EngineContext>, command: Command) {
-    match command {
-        Command::Change { wish: ChangeRequest { id, to, cut, hold }, answer } => {
-            let mut state = context.state.lock();
-            let answered = state.life.change(id, to, cut);
-            if answered.is_ok()
-                && let Some(change) = state.life.change.as_mut()
-            {
-                change.hold = hold;
-                state.waits = None;
-            }
-            // Who asked may have gone away; the change goes on.
-            let _ = answer.send(answered);
-        }
-        Command::Enable { answer } => {
-            let _ = answer.send(context.state.lock().life.enable());
-        }
-    }
-}
-
-/// The configuration says something else about what no restart is needed for.
-pub(crate) fn describe(context: &EngineContext, spec: EngineSpec) {
-    let before = context.spec.swap(Arc::new(spec));
-    let now = context.spec.load_full();
-    if before.adapters == now.adapters {
-        return;
-    }
-    let listed = |name: &String| now.adapters.iter().any(|(other, _)| other == name);
-    let mut state = context.state.lock();
-    state.unwanted.retain(|name| !listed(name));
-    state.unwanted.extend(before.adapters.iter().map(|(name, _)| name.clone()).filter(|name| !listed(name)));
-    context.adapters.notify_one();
-}
-
-/// Settings on one line.
-pub(crate) fn shown(settings: &EngineSettings) -> String {
-    let word = |value: &sluice_gateway::config::ArgValue| match serde_json::to_string(value) {
-        Ok(text) => text.trim_matches('"').to_owned(),
-        Err(_) => "?".to_owned(),
+fn execute(context: &EngineContext, command: Command) {
+    let lifecycle = &mut context.state.lock().lifecycle;
+    // The requester may have gone away; the command takes effect all the same.
+    let _ = match command {
+        Command::Change { request, result } => result.send(lifecycle.change(request)),
+        Command::Enable { result } => result.send(lifecycle.enable()),
     };
-    let all: Vec<String> = settings.args.iter().map(|(name, value)| format!("{name}={}", word(value))).collect();
-    all.join(" ")
 }

@@ -1,10 +1,10 @@
-//! What is about to be done to each engine, on disk before it is done.
+//! The journal: the next step of each engine, on disk before the step begins.
 //!
-//! One JSON line per step, synchronised to the disk before the step begins. A line holds the whole life of one backend and
-//! how its engine is found, so the last line of each backend is all that a gateway needs to go on where one that died
-//! left off; the lines before it explain how things came to be.
+//! One JSON line per step, synchronised to the disk. A line holds the whole life cycle of one engine and how its process is
+//! found, so the last line of each backend is all that the next gateway needs to go on after a crash. The lines before it
+//! are history for the operator.
 //!
-//! A line that a crash tore is left out; it announced a step that had not begun. Bounds: [`FILE_BYTES`] per file, two files:
+//! A line that a crash cut short is left out; it announced a step that had not begun. Bounds: [`FILE_BYTES`] per file, two files:
 //! a full one becomes `journal.1` and the new one begins with the last line of each backend. The folder belongs to one
 //! gateway at a time, which a lock ensures: two would both start engines on the same device.
 
@@ -27,21 +27,21 @@ const DRAFT: &str = "journal.tmp";
 /// Locked while a gateway uses the folder.
 const LOCK: &str = "lock";
 
-/// Settings, and what the configuration called them.
+/// EngineSettings, and the configuration that they come from.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Setup {
+pub(crate) struct Setup {
     /// What the engine is started with.
     #[serde(flatten)]
     pub settings: EngineSettings,
-    /// What the configuration said about the engine when these came from it, as a digest; changes that somebody asked for
-    /// since are on top. When the configuration says something else now, they go.
+    /// The configuration of the engine that these settings are based on, as a digest; restarts with `set` since then are on
+    /// top. They are dropped when the configuration changes.
     #[serde(default)]
     pub configured: String,
 }
 
 impl Lifecycle<Setup> {
-    /// What the engine is on its way to, or runs.
-    pub fn heads_for(&self) -> &Setup {
+    /// What the engine is being changed to; without a change, what it runs.
+    pub(crate) fn heads_for(&self) -> &Setup {
         match &self.change {
             Some(change) if change.failed.is_none() => &change.to,
             _ => &self.wanted,
@@ -51,20 +51,21 @@ impl Lifecycle<Setup> {
 
 /// One line: what is about to happen to one backend.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Record {
+pub(crate) struct Record {
     /// When, RFC 3339 in UTC.
     pub at: String,
     /// `pool/backend`.
     pub backend: String,
     /// The step that begins, and all that decides what follows it.
-    pub life: Lifecycle<Setup>,
+    #[serde(rename = "life")]
+    pub lifecycle: Lifecycle<Setup>,
     /// How the engine is found again; absent before its start was seen.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trace: Option<EngineIdentity>,
     /// Program, port, devices and environment of the engine, as a digest.
     #[serde(default)]
     pub identity: String,
-    /// Golden prompts and their answers, before the restart that is under way or the last one.
+    /// Golden prompts and the text generated before the last restart.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub golden: Vec<(String, String)>,
 }
@@ -72,43 +73,43 @@ pub struct Record {
 /// Why there is no journal.
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {
-    /// The folder or a file in it cannot be used.
+    /// The folder or a file in it cannot be read or written.
     #[error("fleet.state: {path}: {source}; name a folder that the gateway may write to", path = path.display())]
     Unusable {
-        /// Which.
+        /// The folder or file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
     /// Another gateway uses it.
-    #[error("fleet.state: {path} is used by another sluice that runs; stop it, or give this one its own folder", path = path.display())]
+    #[error("fleet.state: {path} is used by another running sluice; stop it, or give this one its own folder", path = path.display())]
     Taken {
-        /// Which.
+        /// The folder.
         path: PathBuf,
     },
 }
 
 /// An open journal.
 #[derive(Debug)]
-pub struct Journal {
+pub(crate) struct Journal {
     folder: PathBuf,
     file: File,
     bytes: u64,
-    full: u64,
+    bytes_max: u64,
     last: BTreeMap<String, Record>,
     _lock: File,
 }
 
 impl Journal {
-    /// Opens the journal in `folder`, which is made if need be, and reads what was written last.
+    /// Opens the journal in `folder`, which is created where it is missing, and reads the last line of each backend.
     ///
     /// # Errors
     /// The folder cannot be used, or is in use.
-    pub fn open(folder: &Path) -> Result<Self, JournalError> {
+    pub(crate) fn open(folder: &Path) -> Result<Self, JournalError> {
         Self::with_size(folder, FILE_BYTES)
     }
 
-    fn with_size(folder: &Path, full: u64) -> Result<Self, JournalError> {
+    fn with_size(folder: &Path, bytes_max: u64) -> Result<Self, JournalError> {
         let at = |path: PathBuf| move |source| JournalError::Unusable { path, source };
         std::fs::create_dir_all(folder).map_err(at(folder.to_owned()))?;
         let lock_path = folder.join(LOCK);
@@ -125,41 +126,41 @@ impl Journal {
             read_into(&path, &mut last).map_err(at(path))?;
         }
         let path = folder.join(NAMES[0]);
-        let (file, bytes) = open_whole(&path).map_err(at(path))?;
-        Ok(Self { folder: folder.to_owned(), file, bytes, full, last, _lock: lock })
+        let (file, bytes) = open_at_line_end(&path).map_err(at(path))?;
+        Ok(Self { folder: folder.to_owned(), file, bytes, bytes_max, last, _lock: lock })
     }
 
-    /// The last lines of the journal in a folder, whoever uses it; none where there is no journal that can be read.
-    pub fn peek(folder: &Path) -> BTreeMap<String, Record> {
+    /// The last lines of the journal in a folder, without locking it; none where there is no readable journal.
+    pub(crate) fn read_last(folder: &Path) -> BTreeMap<String, Record> {
         let mut last = BTreeMap::new();
         for name in NAMES.iter().rev() {
-            // For a warning only.
+            // The caller only warns: an unreadable journal counts as none.
             let _ = read_into(&folder.join(name), &mut last);
         }
         last
     }
 
-    /// Where it is.
-    pub fn folder(&self) -> &Path {
+    /// Its folder.
+    pub(crate) fn folder(&self) -> &Path {
         &self.folder
     }
 
     /// The last line of each backend.
-    pub fn last(&self) -> &BTreeMap<String, Record> {
+    pub(crate) fn last(&self) -> &BTreeMap<String, Record> {
         &self.last
     }
 
     /// Writes a line; it is on the disk when this returns. Blocks for as long as the disk takes.
     ///
     /// # Errors
-    /// It cannot be written; then the step must not begin.
-    pub fn write(&mut self, record: Record) -> io::Result<()> {
+    /// The disk's error; then the step must not begin.
+    pub(crate) fn write(&mut self, record: Record) -> io::Result<()> {
         let line = line_of(&record)?;
-        if self.bytes + line.len() as u64 > self.full {
-            self.turn_over()?;
+        if self.bytes + line.len() as u64 > self.bytes_max {
+            self.rotate()?;
         }
         if let Err(error) = self.file.write_all(&line).and_then(|()| self.file.sync_data()) {
-            // Half a line would swallow the next one.
+            // The next line must not continue half a line.
             let _ = self.file.set_len(self.bytes);
             return Err(error);
         }
@@ -169,12 +170,12 @@ impl Journal {
     }
 
     /// Forgets a backend that is no longer configured and whose engine is gone: the next file begins without it.
-    pub fn forget(&mut self, backend: &str) {
+    pub(crate) fn forget(&mut self, backend: &str) {
         self.last.remove(backend);
     }
 
     /// Begins a new file with what still matters. At every moment one of the two files holds the last line of each backend.
-    fn turn_over(&mut self) -> io::Result<()> {
+    fn rotate(&mut self) -> io::Result<()> {
         let draft = self.folder.join(DRAFT);
         let mut file = File::create(&draft)?;
         let mut bytes = 0;
@@ -198,8 +199,7 @@ fn line_of(record: &Record) -> io::Result<Vec<u8>> {
     Ok(line)
 }
 
-/// Takes in a file's lines; later ones replace earlier ones. A missing file has none; one that cannot be read as a line is
-/// left out.
+/// Reads a file's lines; later ones replace earlier ones. A missing file has none; a line that does not parse is left out.
 fn read_into(path: &Path, last: &mut BTreeMap<String, Record>) -> io::Result<()> {
     let text = match std::fs::read(path) {
         Ok(text) => text,
@@ -209,14 +209,16 @@ fn read_into(path: &Path, last: &mut BTreeMap<String, Record>) -> io::Result<()>
     for line in text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
         match serde_json::from_slice::<Record>(line) {
             Ok(record) => drop(last.insert(record.backend.clone(), record)),
-            Err(error) => tracing::warn!(path = %path.display(), %error, "a line of the journal is torn; left out"),
+            Err(error) => {
+                tracing::warn!(path = %path.display(), %error, "a line of the journal cannot be read; left out")
+            }
         }
     }
     Ok(())
 }
 
-/// Opens for appending, behind a line's end: what is written must not continue a torn line.
-fn open_whole(path: &Path) -> io::Result<(File, u64)> {
+/// Opens for appending, after the end of a line: what is written must not continue a line that was cut short.
+fn open_at_line_end(path: &Path) -> io::Result<(File, u64)> {
     let mut file = OpenOptions::new().create(true).read(true).append(true).open(path)?;
     let mut text = Vec::new();
     file.read_to_end(&mut text)?;
@@ -233,14 +235,14 @@ mod tests {
     use crate::engine::lifecycle::Step;
 
     fn record(backend: &str, step: Step) -> Record {
-        let mut life = Lifecycle::new(Setup::default());
-        life.step = step;
+        let mut lifecycle = Lifecycle::new(Setup::default());
+        lifecycle.step = step;
         let (at, backend) = ("2026-01-01T00:00:00Z".to_owned(), backend.to_owned());
-        Record { at, backend, life, trace: None, identity: String::new(), golden: Vec::new() }
+        Record { at, backend, lifecycle, trace: None, identity: String::new(), golden: Vec::new() }
     }
 
     #[test]
-    fn the_last_line_of_each_backend_is_what_the_next_gateway_reads_and_a_torn_one_is_left_out() {
+    fn the_last_line_of_each_backend_is_what_the_next_gateway_reads_and_one_that_was_cut_short_is_left_out() {
         let folder = tempfile::tempdir().unwrap();
         let mut journal = Journal::open(folder.path()).unwrap();
         for (backend, step) in [("p/a", Step::Start), ("p/b", Step::Start), ("p/a", Step::Serve)] {
@@ -249,33 +251,33 @@ mod tests {
         drop(journal);
         let path = folder.path().join(NAMES[0]);
         let text = std::fs::read(&path).unwrap();
-        for torn in 1..40 {
+        for missing in 1..40 {
             let mut cut = text.clone();
-            cut.truncate(text.len() - torn);
+            cut.truncate(text.len() - missing);
             std::fs::write(&path, &cut).unwrap();
             let mut journal = Journal::open(folder.path()).unwrap();
             // A line without its end is whole.
-            let expected = if torn == 1 { Step::Serve } else { Step::Start };
-            assert_eq!((journal.last()["p/a"].life.step, journal.last().len()), (expected, 2));
+            let expected = if missing == 1 { Step::Serve } else { Step::Start };
+            assert_eq!((journal.last()["p/a"].lifecycle.step, journal.last().len()), (expected, 2));
             journal.write(record("p/a", Step::Drain)).unwrap();
             drop(journal);
-            assert_eq!(Journal::open(folder.path()).unwrap().last()["p/a"].life.step, Step::Drain);
+            assert_eq!(Journal::open(folder.path()).unwrap().last()["p/a"].lifecycle.step, Step::Drain);
         }
     }
 
     #[test]
     fn two_files_of_bounded_size_hold_the_last_line_of_each_backend_however_much_is_written() {
         let folder = tempfile::tempdir().unwrap();
-        let full = 4_096;
-        let mut journal = Journal::with_size(folder.path(), full).unwrap();
+        let bytes_max = 4_096;
+        let mut journal = Journal::with_size(folder.path(), bytes_max).unwrap();
         journal.write(record("p/quiet", Step::Hold)).unwrap();
         (0..200).for_each(|_| journal.write(record("p/busy", Step::Serve)).unwrap());
         drop(journal);
         for name in NAMES {
-            assert!(std::fs::metadata(folder.path().join(name)).unwrap().len() <= full);
+            assert!(std::fs::metadata(folder.path().join(name)).unwrap().len() <= bytes_max);
         }
-        let journal = Journal::with_size(folder.path(), full).unwrap();
-        assert_eq!(journal.last()["p/quiet"].life.step, Step::Hold);
+        let journal = Journal::with_size(folder.path(), bytes_max).unwrap();
+        assert_eq!(journal.last()["p/quiet"].lifecycle.step, Step::Hold);
         assert_eq!(journal.last().len(), 2);
     }
 
@@ -284,12 +286,29 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let first = Journal::open(folder.path()).unwrap();
         let error = Journal::open(folder.path()).unwrap_err().to_string();
-        assert!(error.contains("used by another sluice") && error.contains("give this one its own folder"), "{error}");
+        assert!(
+            error.contains("used by another running sluice") && error.contains("give this one its own folder"),
+            "{error}"
+        );
         drop(first);
         Journal::open(folder.path()).unwrap();
         let file = folder.path().join("file");
         std::fs::write(&file, "").unwrap();
         let error = Journal::open(&file).unwrap_err().to_string();
         assert!(error.contains("name a folder that the gateway may write to"), "{error}");
+    }
+
+    #[test]
+    fn a_line_of_an_earlier_version_is_still_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let line = r#"{"at":"2026-01-01T00:00:00Z","backend":"p/a","life":{"step":"ramp","wanted":{"args":{"max-num-seqs":40},
+            "configured":"c"},"good":{"args":{}},"change":{"id":3,"from":{"args":{}},"to":{"args":{}},"cut":true,"failed":null},
+            "ended":{"id":2,"outcome":"rolled_back","why":"x"},"leaving":false,"why":null,"then":"backoff","restarts":[1],
+            "attempts":1},"trace":{"by":"command"},"identity":"i"}"#;
+        std::fs::write(folder.path().join(NAMES[0]), line.replace('\n', "")).unwrap();
+        let journal = Journal::open(folder.path()).unwrap();
+        let life = &journal.last()["p/a"].lifecycle;
+        assert_eq!((life.step, life.wanted.settings.int("max-num-seqs")), (Step::Ramp, Some(40)));
+        assert_eq!((life.change.as_ref().unwrap().id, life.ended.as_ref().unwrap().id), (3, 2));
     }
 }

@@ -1,10 +1,11 @@
 //! One engine that the gateway runs: its life cycle, and the task that carries it out.
 //!
-//! [`lifecycle`] decides what follows what, without clock and without I/O; [`effects`] does what each step is there for; the
+//! [`lifecycle`] decides what follows what, without clock and without I/O. [`effects`] does what each step is there for.
 //! [`engine_task`] joins both and writes each step to the [`journal`] before it begins. What concerns several engines is the
 //! coordinator's.
 
 mod adapters;
+mod checks;
 mod client;
 pub(crate) mod context;
 mod effects;
@@ -12,5 +13,6 @@ pub(crate) mod engine_task;
 pub(crate) mod journal;
 pub(crate) mod lifecycle;
 pub(crate) mod preflight;
-pub(crate) mod recover;
+mod recover;
+pub(crate) mod spec;
 pub(crate) mod view;

@@ -1,43 +1,43 @@
-//! Whether an engine may be taken out now, and whether what is to follow can work.
+//! Checks before an engine is taken out of service: would the new settings start, and can other backends carry its load?
 //!
-//! The first is judged from a picture of admission and of what engines report when they are asked.
-//! Others that are in rotation must serve every name that it serves, adapters too, and must have room for what runs and
-//! waits now, with a margin (`fleet.headroom`). Others are those of its own pool and of the pools that requests at
-//! home there may spill to.
+//! Other backends are those in rotation in its own pool and in the pools that its requests may spill to. They must serve
+//! every name that it serves, adapters too, and have room for what runs and waits now, with a margin (`fleet.headroom`).
+//! Judged from admission and from what each backend reports when queried now. Nothing is changed.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use tokio::task::JoinSet;
 
-use super::client;
-use super::context::EngineSpec;
+use super::client::served_models;
+use super::lifecycle::RestartBlocked;
+use super::spec::EngineSpec;
 use crate::adapter_rank;
 use crate::driver::{AdapterRank, Driver, DriverKind, EngineFailure, EngineSettings, Notice};
 use crate::probe::ReportedModels;
 use sluice_core::vllm::failure::FailureClass;
 use sluice_gateway::pool::{Admission, BackendView, PoolView};
 
-/// Whether the engine could run with these settings, its adapters included; what is worth telling.
+/// Checks that the engine could run with these settings, its adapters included. Returns warnings.
 ///
 /// # Errors
-/// What is wrong, found without touching anything.
-pub(crate) async fn could_run(
+/// What would fail.
+pub(crate) async fn check_settings(
     driver: &dyn Driver,
     spec: &EngineSpec,
     settings: &EngineSettings,
 ) -> Result<Vec<Notice>, EngineFailure> {
     let notices = driver.check(settings).await?;
-    // Folders of an engine that commands start may be on another machine.
+    // The adapter folders of an engine that commands start may be on another machine.
     if driver.kind() == DriverKind::Process {
-        adapters_fit(&spec.adapters, driver.adapter_rank(settings))?;
+        check_adapters(&spec.adapters, driver.adapter_rank(settings))?;
     }
     Ok(notices)
 }
 
-fn adapters_fit(adapters: &[(String, PathBuf)], takes: AdapterRank) -> Result<(), EngineFailure> {
+fn check_adapters(adapters: &[(String, PathBuf)], limit: AdapterRank) -> Result<(), EngineFailure> {
     for (name, folder) in adapters {
-        if let AdapterRank::None(why) = &takes {
+        if let AdapterRank::None(why) = &limit {
             return Err(EngineFailure::new(
                 FailureClass::BadArguments,
                 format!("adapter '{name}' is to be loaded, and {why}"),
@@ -47,7 +47,7 @@ fn adapters_fit(adapters: &[(String, PathBuf)], takes: AdapterRank) -> Result<()
             let cause = format!("adapter '{name}': there is no folder {}", folder.display());
             return Err(EngineFailure::new(FailureClass::ModelNotFound, cause));
         }
-        if let AdapterRank::UpTo(most) = takes
+        if let AdapterRank::UpTo(most) = limit
             && let Some(rank) = adapter_rank(folder).filter(|rank| i64::from(*rank) > most)
         {
             let cause = format!("adapter '{name}' has rank {rank}, above max-lora-rank {most}");
@@ -57,56 +57,36 @@ fn adapters_fit(adapters: &[(String, PathBuf)], takes: AdapterRank) -> Result<()
     Ok(())
 }
 
-/// Why it may not.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
-pub enum RestartBlocked {
-    /// Nobody else serves something.
-    #[error(
-        "no other backend in rotation serves {0}; add one, or restart with --hold: requests then wait, as long as the \
-         pool's queue allows"
-    )]
-    NoStandIn(String),
-    /// The others are too full.
-    #[error(
-        "without it {used} of {room} slots would be in use, more than fleet.headroom ({headroom:.0} %) allows; try again \
-         with less load, or restart with --hold"
-    )]
-    NoRoom {
-        /// Slots in use and requests waiting, all together.
-        used: u64,
-        /// Slots of the others.
-        room: u64,
-        /// The share that is allowed, in percent.
-        headroom: f64,
-    },
-}
-
-/// Asks every backend what it serves now, because what probes report may be some seconds old, and judges.
-pub(crate) async fn may_go_now(
+/// Checks that other backends can carry the engine's load. Each is queried for what it serves, because the last probe may
+/// be some seconds old.
+///
+/// # Errors
+/// What they cannot serve, or how full they are.
+pub(crate) async fn check_replacement(
     admission: &Admission,
     reported: &ReportedModels,
     spec: &EngineSpec,
 ) -> Result<(), RestartBlocked> {
-    let mut asking = JoinSet::new();
+    let mut queries = JoinSet::new();
     for backend in admission.view().into_iter().flat_map(|pool| pool.backends) {
         let timeout = spec.request_timeout;
-        asking.spawn(async move { (backend.id, client::served(&backend.address, timeout).await) });
+        queries.spawn(async move { (backend.id, served_models(&backend.address, timeout).await) });
     }
-    let mut now = BTreeMap::new();
-    while let Some(asked) = asking.join_next().await {
-        if let Ok((id, Ok(served))) = asked {
-            now.insert(id, served.into_iter().map(|served| served.name).collect::<Vec<_>>());
+    let mut current = BTreeMap::new();
+    while let Some(response) = queries.join_next().await {
+        if let Ok((id, Ok(served))) = response {
+            current.insert(id, served.into_iter().map(|served| served.name).collect::<Vec<_>>());
         }
     }
     let (pool, name) = spec.name.split_once('/').unwrap_or(("", &spec.name));
-    // One that does not answer now is taken at its last word for what it serves; whether it is fit is admission's.
-    let names = |backend: &BackendView| now.get(&backend.id).cloned().unwrap_or_else(|| reported.of(backend.id));
-    may_go(&admission.view(), (pool, name), &spec.spill, names, spec.rules.headroom)
+    // Without a response the last probe counts; whether the backend is healthy is decided by admission.
+    let names = |backend: &BackendView| current.get(&backend.id).cloned().unwrap_or_else(|| reported.of(backend.id));
+    judge_replacement(&admission.view(), (pool, name), &spec.spill, names, spec.rules.headroom)
 }
 
-/// Judges whether `name` of `pool` may go. `spill`: pools that requests at home there may go to. `names`: what a backend
-/// serves.
-pub(crate) fn may_go(
+/// Judges whether backend `name` of `pool` can be replaced. `spill`: pools that requests of `pool` may spill to. `names`:
+/// what a backend serves.
+fn judge_replacement(
     views: &[PoolView],
     (pool, name): (&str, &str),
     spill: &[String],
@@ -116,27 +96,27 @@ pub(crate) fn may_go(
     let reachable = |view: &&PoolView| *view.name == *pool || spill.iter().any(|spill| **spill == *view.name);
     let of = |view: &PoolView, backend: &BackendView| *view.name == *pool && *backend.name == *name;
     let mut others = Vec::new();
-    let (mut wanted, mut used) = (Vec::new(), 0u64);
+    let (mut missing, mut used) = (Vec::new(), 0u64);
     for view in views.iter().filter(reachable) {
         used += view.queue_length as u64;
         for backend in &view.backends {
             used += u64::from(backend.used.slots);
             if of(view, backend) {
-                wanted = names(backend);
+                missing = names(backend);
             } else if backend.in_rotation() {
                 others.push(backend);
             }
         }
     }
     let served: Vec<String> = others.iter().flat_map(|other| names(other)).collect();
-    wanted.retain(|name| !served.contains(name));
-    if others.is_empty() || !wanted.is_empty() {
-        let missing = if wanted.is_empty() { "its requests".to_owned() } else { wanted.join(", ") };
-        return Err(RestartBlocked::NoStandIn(missing));
+    missing.retain(|name| !served.contains(name));
+    if others.is_empty() || !missing.is_empty() {
+        let names = if missing.is_empty() { "its requests".to_owned() } else { missing.join(", ") };
+        return Err(RestartBlocked::NoReplacement(names));
     }
     let room: u64 = others.iter().map(|other| u64::from(other.limits.slots)).sum();
     if used as f64 > room as f64 * headroom {
-        return Err(RestartBlocked::NoRoom { used, room, headroom: headroom * 100.0 });
+        return Err(RestartBlocked::NoRoom { used, room, headroom_percent: (headroom * 100.0).round() as u32 });
     }
     Ok(())
 }
@@ -189,7 +169,7 @@ mod tests {
         names: impl Fn(&BackendView) -> Vec<String>,
     ) -> Result<(), RestartBlocked> {
         let spill: Vec<String> = spill.iter().map(|&pool| pool.to_owned()).collect();
-        may_go(&admission.view(), ("one", "b1"), &spill, names, 0.5)
+        judge_replacement(&admission.view(), ("one", "b1"), &spill, names, 0.5)
     }
 
     fn same(_: &BackendView) -> Vec<String> {
@@ -197,14 +177,14 @@ mod tests {
     }
 
     #[test]
-    fn somebody_in_rotation_and_in_reach_must_serve_every_name_that_it_serves() {
+    fn another_backend_in_rotation_and_in_reach_must_serve_every_name() {
         let (admission, layout) = pools(8);
         assert_eq!(judge(&admission, &[], same), Ok(()));
         let without_lora =
             |view: &BackendView| same(view).into_iter().take(if *view.name == *"b1" { 2 } else { 1 }).collect();
-        assert_eq!(judge(&admission, &[], without_lora), Err(RestartBlocked::NoStandIn("lora".to_owned())));
+        assert_eq!(judge(&admission, &[], without_lora), Err(RestartBlocked::NoReplacement("lora".to_owned())));
         admission.set_cordon(layout.backends[0][1], Cordon::Starting);
-        assert_eq!(judge(&admission, &[], same), Err(RestartBlocked::NoStandIn("m, lora".to_owned())));
+        assert_eq!(judge(&admission, &[], same), Err(RestartBlocked::NoReplacement("m, lora".to_owned())));
         assert_eq!(judge(&admission, &["two"], same), Ok(()));
     }
 
@@ -213,24 +193,24 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let adapters = |path: &std::path::Path| [("sql".to_owned(), path.to_owned())];
         let said = |path: &std::path::Path, most| {
-            adapters_fit(&adapters(path), AdapterRank::UpTo(most)).unwrap_err().to_string()
+            check_adapters(&adapters(path), AdapterRank::UpTo(most)).unwrap_err().to_string()
         };
         assert!(said(&folder.path().join("none"), 16).contains("there is no folder"));
         let why = || AdapterRank::None("x; set args.enable-lora = true".to_owned());
-        let none = adapters_fit(&adapters(folder.path()), why()).unwrap_err().to_string();
+        let none = check_adapters(&adapters(folder.path()), why()).unwrap_err().to_string();
         assert!(none.contains("and x; set args.enable-lora = true"), "{none}");
-        assert!(adapters_fit(&adapters(folder.path()), AdapterRank::Unknown).is_ok());
+        assert!(check_adapters(&adapters(folder.path()), AdapterRank::Unknown).is_ok());
         std::fs::write(folder.path().join("adapter_config.json"), r#"{"r": 32}"#).unwrap();
         let too_big = said(folder.path(), 16);
         assert!(too_big.contains("rank 32, above max-lora-rank 16") && too_big.contains("raise"), "{too_big}");
-        assert!(adapters_fit(&adapters(folder.path()), AdapterRank::UpTo(32)).is_ok());
-        assert!(adapters_fit(&[], why()).is_ok());
+        assert!(check_adapters(&adapters(folder.path()), AdapterRank::UpTo(32)).is_ok());
+        assert!(check_adapters(&[], why()).is_ok());
     }
 
     #[test]
     fn what_runs_and_waits_must_fit_on_the_others_with_a_margin() {
         let (admission, layout) = pools(4);
-        let ask = || AdmissionRequest {
+        let request = || AdmissionRequest {
             layout: layout.number,
             home: layout.pools[0],
             spill: [].into_iter().collect(),
@@ -241,11 +221,14 @@ mod tests {
         };
         let mut held = Vec::new();
         for _ in 0..2 {
-            let AdmissionDecision::Granted(lease) = admission.enter(ask()) else { panic!("there is room") };
+            let AdmissionDecision::Granted(lease) = admission.enter(request()) else { panic!("there is room") };
             held.push(lease);
         }
         assert_eq!(judge(&admission, &[], same), Ok(()));
-        let AdmissionDecision::Granted(_third) = admission.enter(ask()) else { panic!("there is room") };
-        assert_eq!(judge(&admission, &[], same), Err(RestartBlocked::NoRoom { used: 3, room: 4, headroom: 50.0 }));
+        let AdmissionDecision::Granted(_third) = admission.enter(request()) else { panic!("there is room") };
+        assert_eq!(
+            judge(&admission, &[], same),
+            Err(RestartBlocked::NoRoom { used: 3, room: 4, headroom_percent: 50 })
+        );
     }
 }

@@ -1,12 +1,13 @@
 //! One engine as it is shown: in the admin API, in `sluice backend list` and in `sluice status`.
 //!
-//! Read when somebody looks and kept nowhere else. Fields are only ever added.
+//! Built for each request of the admin API and stored nowhere. Fields are only ever added.
 
 use serde::{Deserialize, Serialize};
 
 use super::context::{EngineContext, now_ms};
-use super::engine_task::shown;
-use super::lifecycle::{Ended, Outcome};
+use super::lifecycle::{EndedChange, Outcome};
+use crate::driver::EngineSettings;
+use sluice_gateway::config::ArgValue;
 
 /// An engine that the gateway runs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -14,18 +15,18 @@ use super::lifecycle::{Ended, Outcome};
 pub struct EngineView {
     /// `pool/backend`.
     pub backend: String,
-    /// Who runs it: process, command.
+    /// The driver: process, command.
     pub driver: String,
     /// The step of its life.
     pub step: String,
     /// Since the step began.
     pub seconds: f64,
-    /// How far the step is.
+    /// Progress of the step.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub detail: String,
     /// Its flags, `name=value` with spaces between.
     pub settings: String,
-    /// The last that were good, where they differ from those.
+    /// The last good flags, where they differ from those.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_good: Option<String>,
     /// The planned change under way.
@@ -34,12 +35,12 @@ pub struct EngineView {
     /// How the last change ended.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_change: Option<LastChange>,
-    /// What the configuration asks for and why it is not done yet.
+    /// Why the new configuration is not applied yet.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub waits: Option<String>,
-    /// Restarts that nobody asked for, within fleet.restart_window.
+    /// Unplanned restarts within fleet.restart_window.
     pub restarts: usize,
-    /// What went wrong last, while it still matters.
+    /// The last failure, while it still matters.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
 }
@@ -47,7 +48,7 @@ pub struct EngineView {
 /// How a change ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LastChange {
-    /// Which.
+    /// Its number.
     pub id: u64,
     /// done, aborted, rolled_back, failed or held.
     pub outcome: String,
@@ -56,8 +57,8 @@ pub struct LastChange {
     pub why: Option<String>,
 }
 
-impl From<&Ended> for LastChange {
-    fn from(ended: &Ended) -> Self {
+impl From<&EndedChange> for LastChange {
+    fn from(ended: &EndedChange) -> Self {
         let (outcome, why) = match &ended.outcome {
             Outcome::Done => ("done", None),
             Outcome::Aborted(why) => ("aborted", Some(why.clone())),
@@ -69,22 +70,33 @@ impl From<&Ended> for LastChange {
     }
 }
 
+/// The engine as it stands now.
 pub(crate) fn of(context: &EngineContext) -> EngineView {
-    let spec = context.spec.load_full();
+    let spec = context.spec();
     let state = context.state.lock();
-    let life = &state.life;
+    let life = &state.lifecycle;
     EngineView {
         backend: spec.name.to_string(),
         driver: context.driver.kind().label().to_owned(),
         step: life.step.label().to_owned(),
         seconds: state.since.elapsed().as_secs_f64(),
         detail: state.detail.clone(),
-        settings: shown(&life.wanted.settings),
-        last_good: (life.good.settings != life.wanted.settings).then(|| shown(&life.good.settings)),
+        settings: flag_line(&life.wanted.settings),
+        last_good: (life.good.settings != life.wanted.settings).then(|| flag_line(&life.good.settings)),
         change: life.change.as_ref().map(|change| change.id),
         last_change: life.ended.as_ref().map(LastChange::from),
-        waits: state.waits.clone(),
-        restarts: life.restarts_within(&spec.life_rules(), now_ms()),
+        waits: life.blocked.as_ref().map(ToString::to_string),
+        restarts: life.restarts_within(&spec.restart_rules(), now_ms()),
         why: life.why.clone(),
     }
+}
+
+/// EngineSettings on one line: `name=value` with spaces between.
+pub(crate) fn flag_line(settings: &EngineSettings) -> String {
+    let text = |value: &ArgValue| match serde_json::to_string(value) {
+        Ok(text) => text.trim_matches('"').to_owned(),
+        Err(_) => "?".to_owned(),
+    };
+    let flags: Vec<String> = settings.args.iter().map(|(name, value)| format!("{name}={}", text(value))).collect();
+    flags.join(" ")
 }

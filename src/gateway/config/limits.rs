@@ -54,5 +54,7 @@ pub const MAX_REQUEST_ID_BYTES: usize = 128;
 pub const UPSTREAM_IDLE: Duration = Duration::from_secs(4);
 /// `Retry-After` is never shorter: HTTP counts in seconds.
 pub const RETRY_AFTER_MIN: Duration = Duration::from_secs(1);
+/// `Retry-After` is never longer: a client should not stay away for minutes after a burst.
+pub const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
 
 const _: () = assert!(UPSTREAM_IDLE.as_secs() < 5, "the engine closes idle connections at 5 s");

@@ -1,36 +1,35 @@
-//! Waiting for a lease: until there is one, the deadline, or the client leaves.
+//! Waiting for a lease: until it is granted, the queue's deadline passes, or the client leaves.
 //!
-//! A client that leaves while queued leaves the line at once: the ticket is dropped with the wait.
-//! When a reload removes the pool somebody waits in, or what he is about to enter, the request is classified by the new
-//! plan and enters again with its age; a loop that is bounded by [`REENTRIES_MAX`], because only reloads drive it.
-//! Admission knows of a reload a moment before the new plan is in force: that moment is waited for.
+//! A client that leaves while queued leaves the queue at once: its ticket is dropped with the wait.
+//! When a reload removes the pool that a request waits in or is about to enter, the request is classified by the newer
+//! routing table and enters again, with its original arrival time. Only reloads repeat this loop; it is bounded by
+//! [`REENTRIES_MAX`].
 
 use std::sync::Arc;
 
 use tokio::time::{Instant, timeout_at};
 
-use super::Flow;
-use super::classify;
+use super::classify::{self, Placement};
 use super::exchange::Downstream;
-use super::record::Recorder;
-use super::routing_table::RoutingTable;
-use crate::pool::{AdmissionDecision, AdmissionRequest, Lease, Need, WaitResult};
+use super::router::Router;
+use super::routing_table::{PoolRoute, RoutingTable};
+use crate::pool::{Admission, AdmissionDecision, AdmissionRequest, Lease, Need, WaitResult};
 use sluice_core::base::{BackendId, PoolId};
 use sluice_core::openai::ShedReason;
 
 /// How often a waiting request follows its pool through reloads.
 const REENTRIES_MAX: usize = 8;
 
-/// Why there is no lease.
+/// Why a request was not admitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AdmitError {
-    /// Shed, by the pool it was at home in.
-    Shed(ShedReason, PoolId),
+    /// Shed by its home pool.
+    Shed { reason: ShedReason, home: PoolId },
     /// The client left while it waited.
     ClientGone,
 }
 
-/// What is asked for, apart from where.
+/// What the lease is for.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LeaseRequest<'a> {
     pub(super) need: Need,
@@ -40,53 +39,80 @@ pub(super) struct LeaseRequest<'a> {
     pub(super) avoid: &'a [BackendId],
 }
 
-/// Asks for a lease and waits for it.
-pub(super) async fn admit<U, R, D>(
-    flow: &Flow<U, R>,
-    plan: &Arc<RoutingTable>,
-    placement: &classify::Placement,
-    wish: LeaseRequest<'_>,
+/// A placement and the routing table that its positions refer to.
+#[derive(Debug)]
+pub(super) struct PlacedRequest {
+    pub(super) table: Arc<RoutingTable>,
+    pub(super) placement: Placement,
+}
+
+impl PlacedRequest {
+    /// The home pool.
+    pub(super) fn home(&self) -> &PoolRoute {
+        &self.table.pools[self.placement.home]
+    }
+
+    /// Classifies the request by a newer table; false when no pool there serves it.
+    fn reclassify(&mut self, table: Arc<RoutingTable>, request: &LeaseRequest<'_>) -> bool {
+        let model = table.model(request.model);
+        let Some(placement) = model.and_then(|m| classify::place(&table, m.route, request.need.prompt_tokens)) else {
+            return false;
+        };
+        *self = Self { table, placement };
+        true
+    }
+}
+
+/// Requests a lease and waits for it. `placed` is updated when a reload moved the request.
+pub(super) async fn admit<D: Downstream>(
+    admission: &Arc<Admission>,
+    router: &Router,
+    placed: &mut PlacedRequest,
+    request: LeaseRequest<'_>,
     down: &mut D,
-) -> Result<Lease, AdmitError>
-where
-    U: super::Upstream,
-    R: Recorder,
-    D: Downstream,
-{
-    let (mut plan, mut placement) = (Arc::clone(plan), placement.clone());
+) -> Result<Lease, AdmitError> {
     for _ in 0..REENTRIES_MAX {
-        let home = plan.pools[placement.home].id;
-        let ask = AdmissionRequest {
-            layout: plan.layout,
-            home,
-            spill: placement.spill.clone(),
-            need: wish.need,
-            priority: wish.priority,
-            arrived: wish.arrived,
-            avoid: wish.avoid.into(),
-        };
-        let waited = match flow.admission().enter(ask) {
-            AdmissionDecision::Granted(lease) => return Ok(lease),
-            AdmissionDecision::Shed(shed) => return Err(AdmitError::Shed(shed, home)),
-            AdmissionDecision::Reclassify => WaitResult::Reclassify,
-            AdmissionDecision::Queued(ticket, deadline) => tokio::select! {
-                biased;
-                waited = timeout_at(deadline, ticket) => {
-                    waited.map_err(|_| AdmitError::Shed(ShedReason::QueueTimeout, home))?
-                }
-                () = down.gone() => return Err(AdmitError::ClientGone),
-            },
-        };
-        if let WaitResult::Granted(lease) = waited {
+        if let WaitResult::Granted(lease) = enter(admission, placed, &request, down).await? {
             return Ok(lease);
         }
-        plan = tokio::select! {
+        let newer = tokio::select! {
             biased;
-            newer = flow.newer_routing_table(&plan) => newer,
+            newer = router.newer_than(&placed.table) => newer,
             () = down.gone() => return Err(AdmitError::ClientGone),
         };
-        let again = plan.model(wish.model).and_then(|(m, _)| classify::place(&plan, m, wish.need.prompt_tokens));
-        placement = again.ok_or(AdmitError::Shed(ShedReason::NoBackend, home))?;
+        if !placed.reclassify(newer, &request) {
+            break;
+        }
     }
-    Err(AdmitError::Shed(ShedReason::NoBackend, plan.pools[placement.home].id))
+    Err(AdmitError::Shed { reason: ShedReason::NoBackend, home: placed.home().id })
+}
+
+/// Enters admission once, and waits in the queue if there is no room.
+async fn enter<D: Downstream>(
+    admission: &Arc<Admission>,
+    placed: &PlacedRequest,
+    request: &LeaseRequest<'_>,
+    down: &mut D,
+) -> Result<WaitResult, AdmitError> {
+    let home = placed.home().id;
+    let shed = |reason| AdmitError::Shed { reason, home };
+    let decision = admission.enter(AdmissionRequest {
+        layout: placed.table.layout,
+        home,
+        spill: placed.placement.spill.clone(),
+        need: request.need,
+        priority: request.priority,
+        arrived: request.arrived,
+        avoid: request.avoid.into(),
+    });
+    match decision {
+        AdmissionDecision::Granted(lease) => Ok(WaitResult::Granted(lease)),
+        AdmissionDecision::Shed(reason) => Err(shed(reason)),
+        AdmissionDecision::Reclassify => Ok(WaitResult::Reclassify),
+        AdmissionDecision::Queued(ticket, deadline) => tokio::select! {
+            biased;
+            waited = timeout_at(deadline, ticket) => waited.map_err(|_| shed(ShedReason::QueueTimeout)),
+            () = down.gone() => Err(AdmitError::ClientGone),
+        },
+    }
 }

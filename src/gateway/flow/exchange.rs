@@ -1,11 +1,11 @@
-//! The two seams of the request path: towards the client and towards vLLM.
+//! The two traits that connect the request path to the client and to vLLM.
 //!
-//! The path is generic over [`Downstream`] and [`Upstream`], so that pingora stays in `proxy/` and
-//! the whole path also runs in memory on paused time, against the simulator, from a seed. Futures are
-//! named in the traits to be `Send`; there is no `dyn` and nothing is allocated per chunk.
+//! The path is generic over [`Downstream`] and [`Upstream`]: pingora stays in `proxy/`, and the path also runs in memory
+//! on paused time, against the simulator, from a seed. The traits require `Send` futures; there is no `dyn`, and nothing
+//! is allocated per chunk.
 //!
-//! Dropping an [`Exchange`] closes its connection, which is how an engine learns that nobody waits
-//! for the answer any more (HTTP/1.1 has no other signal). Only [`Exchange::keep`] returns it for reuse.
+//! Dropping an [`Exchange`] closes its connection, which makes the engine abort the request (HTTP/1.1 has no other
+//! signal). Only [`Exchange::keep_alive`] returns the connection for reuse.
 
 use std::future::Future;
 use std::time::Duration;
@@ -21,16 +21,16 @@ use sluice_core::openai::EditedBody;
 pub struct ResponseHead {
     /// Its status.
     pub status: StatusCode,
-    /// Its headers; hop-by-hop ones are already gone.
+    /// Its headers, without hop-by-hop headers.
     pub headers: HeaderMap,
 }
 
-/// What is sent to a backend.
+/// The request that is sent to a backend.
 #[derive(Clone, Debug, Default)]
 pub struct UpstreamRequest {
     /// Path and query, without the backend's prefix.
     pub path: String,
-    /// Headers; no hop-by-hop ones, no `Host`, no `Content-Length`.
+    /// Headers, without hop-by-hop headers, `Host` and `Content-Length`.
     pub headers: HeaderMap,
     /// The body, in pieces.
     pub body: EditedBody,
@@ -39,18 +39,18 @@ pub struct UpstreamRequest {
 /// Why an exchange with a backend failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ExchangeError {
-    /// No connection came about.
+    /// No connection was established.
     #[error("no connection: {0}")]
     Connect(String),
-    /// The connection ended before the answer did.
+    /// The connection was closed before the response was complete.
     #[error("connection closed early: {0}")]
     Closed(String),
-    /// What came is not HTTP, or more than we are ready to read.
-    #[error("unreadable answer: {0}")]
+    /// The response is not valid HTTP, or exceeds a limit.
+    #[error("unreadable response: {0}")]
     Malformed(String),
 }
 
-/// The client is gone, or takes nothing any more.
+/// The client has left, or does not read any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClientGone;
 
@@ -59,61 +59,68 @@ pub trait Downstream: Send {
     /// Sends the head. Called at most once, before any body.
     fn head(&mut self, head: ResponseHead) -> impl Future<Output = Result<(), ClientGone>> + Send;
 
-    /// Sends body bytes now; nothing is kept back, unless they are the `last` ones and [`Downstream::finish`] follows
-    /// at once: then they may leave with the end.
+    /// Sends body bytes now. Only the `last` ones, which [`Downstream::finish`] follows at once, may be held for it.
     fn body(&mut self, bytes: Bytes, last: bool) -> impl Future<Output = Result<(), ClientGone>> + Send;
 
-    /// The answer is complete.
+    /// Ends a complete response.
     fn finish(&mut self) -> impl Future<Output = Result<(), ClientGone>> + Send;
 
-    /// The answer cannot be completed: the connection must be closed so that the client can tell.
+    /// Marks the response as incomplete: the connection must be closed, which tells the client.
     fn abort(&mut self);
 
-    /// Resolves when the client has left. Cancel safe; may be called again after it was dropped.
+    /// Resolves when the client has left. Cancel safe; may be called again after the future was dropped.
     fn gone(&mut self) -> impl Future<Output = ()> + Send;
 }
 
 /// Towards vLLM.
 pub trait Upstream: Send + Sync + 'static {
-    /// One request and its answer on one connection.
+    /// One request and its response on one connection.
     type Exchange: Exchange;
 
-    /// Connects (or reuses a connection, unless `fresh`) and sends the whole request.
+    /// Connects and sends the whole request.
     fn send(
         &self,
         to: &Address,
         call: &UpstreamRequest,
-        fresh: bool,
+        connection: Connection,
     ) -> impl Future<Output = Result<Self::Exchange, SendError>> + Send;
+}
+
+/// Which connection a request may be sent on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Connection {
+    /// An idle one, or a new one if there is none.
+    Any,
+    /// A new one.
+    New,
 }
 
 /// A request that could not be sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SendError {
-    /// Why.
-    pub broken: ExchangeError,
-    /// It happened on a connection that had been used before: the keep-alive race, not a fault.
+    /// The cause.
+    pub error: ExchangeError,
+    /// It happened on a reused connection: the keep-alive race, not a fault.
     pub reused: bool,
 }
 
-/// One request and its answer on one connection.
+/// One request and its response on one connection.
 pub trait Exchange: Send {
-    /// The connection had been used before.
+    /// Whether the connection was reused.
     fn reused(&self) -> bool;
 
     /// How long it took to get the connection.
     fn connect_time(&self) -> Duration;
 
-    /// Waits for the head of the answer. Cancel safe.
+    /// Waits for the head of the response. Cancel safe.
     fn head(&mut self) -> impl Future<Output = Result<ResponseHead, ExchangeError>> + Send;
 
-    /// Waits for body bytes and appends everything that is there already, never waiting for more.
-    /// `false` at the end of the body. Cancel safe.
+    /// Waits for body bytes and appends all that are available. `false` at the end of the body. Cancel safe.
     fn body(&mut self, into: &mut BytesMut) -> impl Future<Output = Result<bool, ExchangeError>> + Send;
 
-    /// The bytes read so far were the last ones: [`Exchange::body`] will say so without waiting.
+    /// Whether the bytes read so far were the last ones: [`Exchange::body`] will return `false` without waiting.
     fn at_end(&self) -> bool;
 
-    /// The answer was read to its end: the connection may serve another request.
-    fn keep(self) -> impl Future<Output = ()> + Send;
+    /// Returns the connection for reuse after the response was read to its end.
+    fn keep_alive(self) -> impl Future<Output = ()> + Send;
 }

@@ -1,12 +1,11 @@
-//! Who may ask, for what, and how much at once.
+//! API keys: which models a key may use, how many requests at once, and how fast.
 //!
-//! A client's key is hashed and looked up by its digest; the digest found is compared in constant
-//! time. What a key has in flight and how fast it may ask outlive a reload: they are kept by digest in
-//! a side table, so that changing a limit neither forgets nor frees anything.
+//! A client's key is hashed once per request and looked up by its digest; the digest found is compared in constant
+//! time. Requests in flight and the request rate of a key survive a reload: they are kept by digest in a side table, so
+//! that changing a limit neither resets nor releases anything.
 //!
-//! Rate: the generic cell rate algorithm (ITU-T I.371): a request is due `60 s / rate` after the one
-//! before it; up to [`BURST`] worth of due times may be ahead of the clock. Exact, two words per key,
-//! no timer.
+//! Rate: the generic cell rate algorithm (ITU-T I.371). Each request is due `60 s / rate` after the one before it, and
+//! due times may be ahead of the clock by at most [`BURST`]. Exact, one timestamp per key, no timer.
 //! Bounds: the side table holds at most `MAX_KEYS` digests, those of the configuration.
 
 use std::collections::HashMap;
@@ -26,9 +25,9 @@ use sluice_core::base::ModelId;
 /// How much of a key's rate may be used at once.
 const BURST: Duration = Duration::from_secs(10);
 
-/// What a key has used; outlives reloads.
+/// What a key has used; survives reloads.
 #[derive(Debug, Default)]
-struct Usage {
+struct KeyCounters {
     in_flight: AtomicU32,
     /// When the next request is due, if the key has a rate.
     due: Mutex<Option<Instant>>,
@@ -36,72 +35,77 @@ struct Usage {
 
 /// The usage of every key, across reloads.
 #[derive(Debug, Default)]
-pub struct KeyUsage(DashMap<[u8; 32], Arc<Usage>>);
+pub struct KeyUsage(DashMap<[u8; 32], Arc<KeyCounters>>);
 
 /// The keys of one configuration.
 #[derive(Debug, Default)]
-pub struct Keyring {
-    keys: Vec<(Key, Arc<Usage>)>,
-    by_digest: HashMap<[u8; 32], usize>,
-}
+pub struct Keyring(HashMap<[u8; 32], ApiKey>);
 
-/// Why a key does not open the gate.
+/// Why a client's key is not accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyError {
-    /// None was sent.
+    /// No key was sent.
     Missing,
-    /// It is not one of ours.
+    /// The key is not configured.
     Unknown,
 }
 
-/// A limit of the key itself, and when to try again.
+/// A limit of the key is exceeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OverLimit(pub Duration);
+pub struct KeyLimitExceeded {
+    /// When to try again.
+    pub retry_after: Duration,
+}
 
-/// A key that was recognised.
-#[derive(Clone, Copy, Debug)]
-pub struct ApiKey<'a> {
-    key: &'a Key,
-    usage: &'a Arc<Usage>,
+/// A configured key. A clone is the same key.
+#[derive(Clone, Debug)]
+pub struct ApiKey {
+    name: Arc<str>,
+    key: Arc<Key>,
+    counters: Arc<KeyCounters>,
 }
 
 /// One request of a key in flight; counts until dropped.
 #[derive(Debug)]
-pub struct InFlight(Arc<Usage>);
+pub struct InFlight(Arc<KeyCounters>);
 
 impl Keyring {
     /// The keys of `auth`, with the usage they had before.
     pub fn new(auth: &Auth, usage: &KeyUsage) -> Self {
-        let keys: Vec<_> = auth
+        let keys: HashMap<_, _> = auth
             .keys
             .iter()
-            .map(|key| (key.clone(), Arc::clone(&usage.0.entry(*key.sha256.bytes()).or_default())))
+            .map(|key| {
+                let counters = Arc::clone(&usage.0.entry(*key.sha256.bytes()).or_default());
+                let key = ApiKey { name: key.name.as_str().into(), key: Arc::new(key.clone()), counters };
+                (*key.key.sha256.bytes(), key)
+            })
             .collect();
-        usage.0.retain(|digest, used| {
-            keys.iter().any(|(key, _)| key.sha256.bytes() == digest) || used.in_flight.load(Ordering::Relaxed) > 0
-        });
-        let by_digest = keys.iter().enumerate().map(|(index, (key, _))| (*key.sha256.bytes(), index)).collect();
-        Self { keys, by_digest }
+        usage.0.retain(|digest, used| keys.contains_key(digest) || used.in_flight.load(Ordering::Relaxed) > 0);
+        Self(keys)
     }
 
-    /// Whether the gateway asks for a key at all.
-    pub fn is_open(&self) -> bool {
-        self.keys.is_empty()
+    /// Whether clients must send a key.
+    pub fn is_required(&self) -> bool {
+        !self.0.is_empty()
     }
 
-    /// Recognises the key a client sent.
-    pub fn recognise(&self, sent: Option<&str>) -> Result<ApiKey<'_>, KeyError> {
+    /// The key that a client sent; `None` where none is required.
+    pub fn authenticate(&self, sent: Option<&str>) -> Result<Option<ApiKey>, KeyError> {
+        if !self.is_required() {
+            return Ok(None);
+        }
         let sent = sent.ok_or(KeyError::Missing)?;
         let digest: [u8; 32] = Sha256::digest(sent.as_bytes()).into();
-        let (key, usage) = self.by_digest.get(&digest).map(|index| &self.keys[*index]).ok_or(KeyError::Unknown)?;
-        if bool::from(key.sha256.bytes().ct_eq(&digest)) { Ok(ApiKey { key, usage }) } else { Err(KeyError::Unknown) }
+        let found = self.0.get(&digest).filter(|found| bool::from(found.key.sha256.bytes().ct_eq(&digest)));
+        found.cloned().map(Some).ok_or(KeyError::Unknown)
     }
 }
 
-impl ApiKey<'_> {
-    /// The name of the key, for logs.
-    pub fn name(&self) -> &str {
-        &self.key.name
+impl ApiKey {
+    /// Its configured name, for logs.
+    pub fn name(&self) -> &Arc<str> {
+        &self.name
     }
 
     /// Its priority; lower goes first.
@@ -117,20 +121,20 @@ impl ApiKey<'_> {
         }
     }
 
-    /// Counts one request against the key's own limits.
-    pub fn begin(&self, now: Instant) -> Result<InFlight, OverLimit> {
-        let used = self.usage.in_flight.fetch_add(1, Ordering::AcqRel);
-        let counted = InFlight(Arc::clone(self.usage));
+    /// Counts one request against the key's limits.
+    pub fn start_request(&self, now: Instant) -> Result<InFlight, KeyLimitExceeded> {
+        let used = self.counters.in_flight.fetch_add(1, Ordering::AcqRel);
+        let counted = InFlight(Arc::clone(&self.counters));
         if self.key.limit.in_flight.is_some_and(|limit| used >= limit) {
-            return Err(OverLimit(Duration::from_secs(1)));
+            return Err(KeyLimitExceeded { retry_after: Duration::from_secs(1) });
         }
         if let Some(rate) = self.key.limit.requests_per_minute {
             let interval = Duration::from_secs(60) / rate.max(1);
-            let mut due = self.usage.due.lock();
+            let mut due = self.counters.due.lock();
             let next = due.map_or(now, |due| due.max(now));
             let ahead = next.saturating_duration_since(now);
             if ahead > BURST.saturating_sub(interval) && ahead > Duration::ZERO {
-                return Err(OverLimit(ahead.saturating_sub(BURST.saturating_sub(interval))));
+                return Err(KeyLimitExceeded { retry_after: ahead.saturating_sub(BURST.saturating_sub(interval)) });
             }
             *due = Some(next + interval);
         }
@@ -160,15 +164,19 @@ mod tests {
         Auth { keys: vec![key], admin_token: None }
     }
 
+    fn known(ring: &Keyring) -> ApiKey {
+        ring.authenticate(Some("secret")).unwrap().unwrap()
+    }
+
     #[test]
     fn only_the_right_key_is_recognised_and_only_for_its_models() {
         let ring = Keyring::new(&auth(KeyLimit::default()), &KeyUsage::default());
-        assert_eq!(ring.recognise(None).unwrap_err(), KeyError::Missing);
-        assert_eq!(ring.recognise(Some("Secret")).unwrap_err(), KeyError::Unknown);
-        let holder = ring.recognise(Some("secret")).unwrap();
-        assert!(holder.may_use(Some(ModelId::new(1))));
-        assert!(!holder.may_use(Some(ModelId::new(0))));
-        assert!(!holder.may_use(None));
+        assert_eq!(ring.authenticate(None).unwrap_err(), KeyError::Missing);
+        assert_eq!(ring.authenticate(Some("Secret")).unwrap_err(), KeyError::Unknown);
+        let key = known(&ring);
+        assert!(key.may_use(Some(ModelId::new(1))));
+        assert!(!key.may_use(Some(ModelId::new(0))));
+        assert!(!key.may_use(None));
     }
 
     #[test]
@@ -176,24 +184,24 @@ mod tests {
         let usage = KeyUsage::default();
         let limit = KeyLimit { in_flight: Some(1), requests_per_minute: None };
         let now = Instant::now();
-        let first = Keyring::new(&auth(limit.clone()), &usage).recognise(Some("secret")).unwrap().begin(now).unwrap();
+        let first = known(&Keyring::new(&auth(limit.clone()), &usage)).start_request(now).unwrap();
         let reloaded = Keyring::new(&auth(limit), &usage);
-        let holder = reloaded.recognise(Some("secret")).unwrap();
-        assert!(holder.begin(now).is_err());
+        let key = known(&reloaded);
+        assert!(key.start_request(now).is_err());
         drop(first);
-        assert!(holder.begin(now).is_ok());
+        assert!(key.start_request(now).is_ok());
     }
 
     #[test]
     fn a_rate_allows_a_burst_and_then_its_pace() {
         let limit = KeyLimit { in_flight: None, requests_per_minute: Some(60) };
         let ring = Keyring::new(&auth(limit), &KeyUsage::default());
-        let holder = ring.recognise(Some("secret")).unwrap();
+        let key = known(&ring);
         let start = Instant::now();
-        let at_once = (0..100).take_while(|_| holder.begin(start).is_ok()).count();
+        let at_once = (0..100).take_while(|_| key.start_request(start).is_ok()).count();
         assert_eq!(at_once, 10);
-        assert_eq!(holder.begin(start).unwrap_err(), OverLimit(Duration::from_secs(1)));
-        assert!(holder.begin(start + Duration::from_secs(1)).is_ok());
-        assert!(holder.begin(start + Duration::from_secs(1)).is_err());
+        assert_eq!(key.start_request(start).unwrap_err(), KeyLimitExceeded { retry_after: Duration::from_secs(1) });
+        assert!(key.start_request(start + Duration::from_secs(1)).is_ok());
+        assert!(key.start_request(start + Duration::from_secs(1)).is_err());
     }
 }

@@ -1,70 +1,102 @@
-//! The answer: bytes from the backend to the client, metered as they go by and watched from both ends.
+//! The response: bytes from the backend to the client, measured as they pass, with both ends watched.
 //!
-//! What is ready is forwarded in one write and nothing is waited for; a chunk is looked at once. The
-//! head is kept until the first body bytes are there: vLLM sends its 200 before a request has even been
-//! queued, and an engine that fails between the two can still be replaced by another.
+//! All bytes that are ready are forwarded in one write, and the pump never waits for more. The head is held until the
+//! first body bytes arrive: vLLM sends its 200 before the request is even queued, and until then another backend can
+//! still take over.
 //!
-//! At the first token the lease's prefill share goes back. An answer that breaks after bytes have
-//! reached the client ends with an SSE `error` event and a closed connection; never with a fake finish.
-//! A client that leaves makes the exchange drop, which closes the upstream connection and so tells the
-//! engine to abort.
+//! At the first token the lease's prefill share is returned. A response that breaks after bytes have reached the client
+//! ends with an SSE `error` event and a closed connection, never with a fake finish. When the client leaves, the
+//! exchange is dropped; that closes the upstream connection, and the engine aborts the request.
 //!
-//! Bounds: one chunk buffer of at most what the upstream side coalesces; the silence of the backend by
-//! `timeouts.idle`; the patience with a client that does not read by the downstream side.
+//! Bounds: one chunk buffer, no larger than what the upstream side gathers; a backend may be silent for `timeouts.idle`;
+//! the downstream side limits how long a client may not read.
 
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http::StatusCode;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, Sleep, sleep_until};
 
+use super::attempt::AttemptResult;
 use super::exchange::{ClientGone, Downstream, Exchange, ResponseHead, UpstreamRequest};
-use super::forward::{AttemptResult, Failed};
-use super::prepare::{Feedback, InjectedUsage};
+use super::feedback::{Feedback, InjectedUsage};
 use super::record::{Outcome, RecordGuard, Recorder, RetryReason, Stage, UpstreamFault};
 use super::respond;
-use super::response_meter::{self, ResponseMeter};
+use super::response_meter::{ResponseMeter, is_busy, is_client_error};
 use crate::pool::{BackendFault, Lease};
-use sluice_core::meter::{Forward, Objectives, Strip};
+use sluice_core::meter::{Forward, Objectives};
 use sluice_core::openai::Route;
 use sluice_core::openai::error::{StreamFailure, sse_error_event};
 
-/// What the pump needs to know of its request.
+/// The request that a response belongs to, as far as the pump needs it.
 #[derive(Clone, Copy)]
 pub(super) struct ResponseContext<'a> {
     pub(super) route: Route,
     pub(super) arrived: Instant,
     /// When the request had been sent upstream.
     pub(super) sent: Instant,
-    /// Where the first byte must have come.
+    /// When the first byte is due.
     pub(super) deadline: Instant,
     pub(super) injected: InjectedUsage,
     pub(super) prompt_tokens: u64,
-    pub(super) lesson: &'a Feedback,
+    pub(super) feedback: &'a Feedback,
     pub(super) idle: Duration,
     pub(super) objectives: &'a Objectives,
 }
 
-/// What came next from the backend, or instead of it.
-enum Next {
+/// The next thing to happen to a response.
+enum PumpEvent {
     Bytes,
     End,
-    Broken,
     ClientGone,
+    Interrupted(Interruption),
+}
+
+/// Why the backend does not complete a response.
+#[derive(Clone, Copy)]
+enum Interruption {
+    Broken,
     Hung,
     Silent,
 }
 
-/// The state of one answer on its way.
+/// Silence of the backend: the timer is reset only when it fires, so that a chunk costs no timer operation.
+struct SilenceTimer<'a> {
+    limit: Instant,
+    timer: Pin<&'a mut Sleep>,
+}
+
+impl SilenceTimer<'_> {
+    /// Resolves when the limit has passed.
+    async fn expired(&mut self) {
+        loop {
+            self.timer.as_mut().await;
+            if self.limit <= Instant::now() {
+                return;
+            }
+            self.timer.as_mut().reset(self.limit);
+        }
+    }
+
+    fn set_limit(&mut self, limit: Instant) {
+        self.limit = limit;
+        // Only the deadline of the first byte can lie behind the new limit: at most one more timer operation.
+        if limit < self.timer.deadline() {
+            self.timer.as_mut().reset(limit);
+        }
+    }
+}
+
+/// A response that is being passed on.
 pub(super) struct Pump<'a, 'r, D, R: Recorder> {
-    passage: ResponseContext<'a>,
-    answer: ResponseMeter,
-    /// Not sent yet.
+    context: ResponseContext<'a>,
+    meter: ResponseMeter,
+    /// Held until the first body bytes.
     head: Option<ResponseHead>,
-    /// What was sent upstream; let go when it can no longer be sent again.
-    call: &'a mut UpstreamRequest,
+    /// Dropped once it can no longer be sent again.
+    request: &'a mut UpstreamRequest,
     status: StatusCode,
     lease: &'a mut Lease,
     down: &'a mut D,
@@ -72,123 +104,111 @@ pub(super) struct Pump<'a, 'r, D, R: Recorder> {
     prefilling: bool,
 }
 
-fn strip(injected: InjectedUsage) -> Strip {
-    match injected {
-        InjectedUsage::Nothing => Strip::Nothing,
-        InjectedUsage::Final => Strip::InjectedUsage,
-        InjectedUsage::Continuous { keep_final } => Strip::Continuous { keep_final },
-    }
-}
-
 impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
     pub(super) fn new(
         mut head: ResponseHead,
-        passage: ResponseContext<'a>,
-        call: &'a mut UpstreamRequest,
+        context: ResponseContext<'a>,
+        request: &'a mut UpstreamRequest,
         lease: &'a mut Lease,
         down: &'a mut D,
         record: &'a mut RecordGuard<'r, R>,
     ) -> Self {
         let status = head.status;
-        let kind = head.headers.get(CONTENT_TYPE);
-        let events = kind.is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"));
-        let answer = if events && status.is_success() {
-            if passage.injected != InjectedUsage::Nothing {
+        let content_type = head.headers.get(CONTENT_TYPE);
+        let is_stream = content_type.is_some_and(|value| value.as_bytes().starts_with(b"text/event-stream"));
+        let meter = if is_stream && status.is_success() {
+            if context.injected != InjectedUsage::Nothing {
                 head.headers.remove(CONTENT_LENGTH);
             }
-            ResponseMeter::stream(passage.route, passage.arrived, strip(passage.injected))
+            ResponseMeter::stream(context.route, context.arrived, context.injected.strip())
         } else {
-            ResponseMeter::body(passage.arrived)
+            ResponseMeter::body(context.arrived)
         };
         lease.record_progress(Instant::now());
-        Self { passage, answer, head: Some(head), call, status, lease, down, record, prefilling: true }
+        Self { context, meter, head: Some(head), request, status, lease, down, record, prefilling: true }
     }
 
-    /// Passes the answer on. `Again` only while nothing has reached the client.
+    /// Passes the response on. `Failed` only while nothing has reached the client.
     pub(super) async fn run<X: Exchange>(&mut self, exchange: &mut X) -> AttemptResult<X> {
         let mut chunk = BytesMut::new();
-        // The first byte has its own deadline; after it, silence is measured from byte to byte.
-        let mut limit = self.passage.deadline;
-        let mut timer = pin!(sleep_until(limit));
+        let mut silence =
+            SilenceTimer { limit: self.context.deadline, timer: pin!(sleep_until(self.context.deadline)) };
         loop {
-            let next = tokio::select! {
-                biased;
-                read = exchange.body(&mut chunk) => match read {
-                    Ok(true) => Next::Bytes,
-                    Ok(false) => Next::End,
-                    Err(error) => {
-                        tracing::debug!(backend = %self.lease.name(), %error, "answer broke off");
-                        Next::Broken
-                    }
-                },
-                () = self.down.gone() => Next::ClientGone,
-                () = self.lease.hang_token().cancelled() => Next::Hung,
-                () = &mut timer => {
-                    // The timer is set anew only when it fires: a chunk costs no timer operation.
-                    if limit > Instant::now() {
-                        timer.as_mut().reset(limit);
-                        continue;
-                    }
-                    Next::Silent
-                }
-            };
+            let event = self.next_event(exchange, &mut chunk, &mut silence).await;
             let now = Instant::now();
-            match next {
-                Next::Bytes => {
-                    let Some((forward, last)) = self.look(chunk.split().freeze(), exchange.at_end(), now) else {
-                        return self.again(RetryReason::InStream, UpstreamFault::InStream);
-                    };
-                    // Without bytes the head waits for them: until then another backend may take over.
+            match event {
+                PumpEvent::Bytes => {
+                    let forward = self.measure(chunk.split().freeze(), now);
+                    if self.head.is_some() && self.meter.is_busy_before_content() {
+                        return AttemptResult::upstream_error(RetryReason::InStream, UpstreamFault::InStream);
+                    }
+                    // A stream that ends without its end marker gets an error event behind its last bytes.
+                    let last = exchange.at_end() && (!self.meter.is_stream() || self.meter.is_done());
+                    // Without bytes the head waits for them: until then another backend can take over.
                     if !forward.is_empty() && self.send(forward, last).await == Err(ClientGone) {
                         return self.client_gone(now);
                     }
-                    // Time that the client takes to read is not the backend's silence.
-                    limit = Instant::now() + self.passage.idle;
-                    // Only the first byte's deadline can lie behind this one: at most one timer operation more.
-                    if limit < timer.deadline() {
-                        timer.as_mut().reset(limit);
-                    }
+                    // Counted from now: the time that the client took to read is not the backend's silence.
+                    silence.set_limit(Instant::now() + self.context.idle);
                 }
-                Next::End => return self.end(now).await,
-                Next::ClientGone => return self.client_gone(now),
-                interrupted => return self.interrupted(interrupted, now).await,
+                PumpEvent::End => return self.end(now).await,
+                PumpEvent::ClientGone => return self.client_gone(now),
+                PumpEvent::Interrupted(why) => return self.interrupted(why, now).await,
             }
         }
     }
 
-    /// Meters a chunk; returns what goes to the client of it, and whether that is the last of the answer. Nothing when
-    /// the engine refused in the stream before anything was sent.
-    fn look(&mut self, chunk: Bytes, last: bool, now: Instant) -> Option<(Forward, bool)> {
+    /// Waits for bytes, the end of the response, or what ends it early.
+    async fn next_event<X: Exchange>(
+        &mut self,
+        exchange: &mut X,
+        chunk: &mut BytesMut,
+        silence: &mut SilenceTimer<'_>,
+    ) -> PumpEvent {
+        tokio::select! {
+            biased;
+            read = exchange.body(chunk) => match read {
+                Ok(true) => PumpEvent::Bytes,
+                Ok(false) => PumpEvent::End,
+                Err(error) => {
+                    tracing::debug!(backend = %self.lease.name(), %error, "response broke off");
+                    PumpEvent::Interrupted(Interruption::Broken)
+                }
+            },
+            () = self.down.gone() => PumpEvent::ClientGone,
+            () = self.lease.hang_token().cancelled() => PumpEvent::Interrupted(Interruption::Hung),
+            () = silence.expired() => PumpEvent::Interrupted(Interruption::Silent),
+        }
+    }
+
+    /// Meters a chunk; returns what goes to the client.
+    fn measure(&mut self, chunk: Bytes, now: Instant) -> Forward {
         self.lease.record_progress(now);
-        let forward = self.answer.feed(chunk, now);
-        if self.prefilling && self.answer.has_content() {
+        let forward = self.meter.feed(chunk, now);
+        if self.prefilling && self.meter.has_content() {
             self.first_token(now);
         }
-        if self.head.is_some() && self.answer.is_busy_before_content() {
-            return None;
-        }
-        // A stream that ends without saying so gets an error event behind its last bytes.
-        Some((forward, last && (!self.answer.is_stream() || self.answer.is_done())))
+        forward
     }
 
     fn first_token(&mut self, now: Instant) {
         self.prefilling = false;
         self.lease.first_token();
-        if self.answer.is_stream() {
-            let ttft = now.saturating_duration_since(self.passage.sent);
+        if self.meter.is_stream() {
+            let ttft = now.saturating_duration_since(self.context.sent);
             self.record.backend_ttft = Some(ttft);
-            self.lease.observe(Some((self.passage.prompt_tokens, ttft)), None);
+            self.lease.observe_prefill(self.context.prompt_tokens, ttft);
         }
     }
 
-    /// Sends what there is, behind the head if that has not been sent.
+    /// Sends bytes to the client, behind the head if that was not sent yet.
     async fn send(&mut self, forward: Forward, last: bool) -> Result<(), ClientGone> {
-        let _not_the_backends_silence = self.lease.client_wait();
+        let _client_wait = self.lease.client_wait();
         if let Some(mut head) = self.head.take() {
-            respond::add_ours(&mut head.headers, self.record);
+            respond::add_gateway_headers(&mut head.headers, self.record);
             self.record.status = Some(head.status);
             self.down.head(head).await?;
-            *self.call = UpstreamRequest::default();
+            *self.request = UpstreamRequest::default();
         }
         let count = forward.len();
         for (index, piece) in forward.into_iter().enumerate() {
@@ -197,110 +217,115 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
         Ok(())
     }
 
-    /// The backend's answer is at its end.
+    /// The backend's response is complete.
     async fn end<X>(&mut self, now: Instant) -> AttemptResult<X> {
-        if self.answer.is_stream() && !self.answer.is_done() && self.answer.error().is_none() {
-            // The connection ended in order but the stream did not: the engine was stopped under it.
-            return self.interrupted(Next::Broken, now).await;
+        if self.meter.is_stream() && !self.meter.is_done() && self.meter.error().is_none() {
+            // The connection was closed in order, but the stream has no end marker: the engine was stopped.
+            return self.interrupted(Interruption::Broken, now).await;
         }
-        let tail = self.answer.finish(now);
-        let sent = match self.send(tail, true).await {
-            Ok(()) => {
-                let _not_the_backends_silence = self.lease.client_wait();
-                self.down.finish().await
-            }
-            Err(gone) => Err(gone),
-        };
-        self.record.outcome = self.verdict();
+        let tail = self.meter.finish(now);
+        let sent = self.send_last(tail).await;
+        self.record.outcome = self.outcome();
         match self.record.outcome {
-            Outcome::UpstreamError(_) if self.is_judged() => {}
+            Outcome::UpstreamError(_) if self.is_no_fault() => {}
             Outcome::UpstreamError(_) => self.lease.failure(BackendFault::Response, now),
             _ => self.lease.success(),
         }
-        // A client that closes as soon as it has the last event has it all.
-        if sent.is_err() && !self.answer.is_stream() {
+        // A client that closes as soon as it has the last event has received the whole stream.
+        if sent.is_err() && !self.meter.is_stream() {
             self.record.outcome = Outcome::ClientGone;
         }
-        self.account();
-        AttemptResult::Over
+        self.record_measurements();
+        AttemptResult::Finished
     }
 
-    fn verdict(&self) -> Outcome {
+    async fn send_last(&mut self, tail: Forward) -> Result<(), ClientGone> {
+        self.send(tail, true).await?;
+        let _client_wait = self.lease.client_wait();
+        self.down.finish().await
+    }
+
+    fn outcome(&self) -> Outcome {
         if self.status.is_client_error() {
             return Outcome::Refused;
         }
         if !self.status.is_success() {
             return Outcome::UpstreamError(UpstreamFault::Status);
         }
-        match self.answer.error() {
-            Some(error) if response_meter::is_clients_fault(error) => Outcome::Refused,
+        match self.meter.error() {
+            Some(error) if is_client_error(error) => Outcome::Refused,
             Some(_) => Outcome::UpstreamError(UpstreamFault::InStream),
             None => Outcome::Completed,
         }
     }
 
-    /// Not to be held against the backend here: its own admission control speaking, which is a reason to go elsewhere
-    /// and no fault, or a 502, which was counted when it came.
-    fn is_judged(&self) -> bool {
+    /// Whether an upstream error does not count against the backend here: its own admission control, which is no fault,
+    /// or a 502, which was counted when its head arrived.
+    fn is_no_fault(&self) -> bool {
         matches!(self.status, StatusCode::SERVICE_UNAVAILABLE | StatusCode::BAD_GATEWAY)
-            || self.answer.error().is_some_and(response_meter::is_busy)
+            || self.meter.error().is_some_and(is_busy)
     }
 
     fn client_gone<X>(&mut self, now: Instant) -> AttemptResult<X> {
-        let whole = self.answer.is_done();
-        let _ = self.answer.finish(now);
-        self.record.outcome = if whole { Outcome::Completed } else { Outcome::ClientGone };
-        self.account();
-        AttemptResult::Over
+        let complete = self.meter.is_done();
+        let _ = self.meter.finish(now);
+        self.record.outcome = if complete { Outcome::Completed } else { Outcome::ClientGone };
+        self.record_measurements();
+        AttemptResult::Finished
     }
 
-    fn again<X>(&self, reason: RetryReason, fault: UpstreamFault) -> AttemptResult<X> {
-        AttemptResult::Again(Failed { reason, outcome: Outcome::UpstreamError(fault), answer: None })
-    }
-
-    /// The answer cannot be completed: elsewhere if nothing was sent, else said in the stream.
-    async fn interrupted<X>(&mut self, why: Next, now: Instant) -> AttemptResult<X> {
-        let first = self.head.is_some();
-        let (reason, outcome, failure) = match why {
-            Next::Hung => (RetryReason::Hung, Outcome::UpstreamError(UpstreamFault::Hung), StreamFailure::UpstreamIdle),
-            Next::Silent => {
+    /// The response cannot be completed: another backend if nothing was sent, otherwise an error event in the stream.
+    async fn interrupted<X>(&mut self, why: Interruption, now: Instant) -> AttemptResult<X> {
+        let nothing_sent = self.head.is_some();
+        let (reason, outcome) = match why {
+            Interruption::Hung => (RetryReason::Hung, Outcome::UpstreamError(UpstreamFault::Hung)),
+            Interruption::Silent => {
                 self.lease.failure(BackendFault::Timeout, now);
-                let stage = if first { Stage::FirstByte } else { Stage::Idle };
-                (RetryReason::Timeout, Outcome::Timeout(stage), StreamFailure::UpstreamIdle)
+                let stage = if nothing_sent { Stage::FirstByte } else { Stage::Idle };
+                (RetryReason::Timeout, Outcome::Timeout(stage))
             }
-            _ => {
+            Interruption::Broken => {
                 self.lease.failure(BackendFault::Response, now);
-                (RetryReason::Broken, Outcome::UpstreamError(UpstreamFault::Broken), StreamFailure::UpstreamBroke)
+                (RetryReason::Broken, Outcome::UpstreamError(UpstreamFault::Broken))
             }
         };
-        if first {
-            return AttemptResult::Again(Failed { reason, outcome, answer: None });
+        if nothing_sent {
+            return AttemptResult::failed(reason, outcome);
         }
         self.record.outcome = outcome;
-        if self.answer.is_stream() {
-            let tail = self.answer.finish(now);
-            if self.send(tail, false).await.is_ok() {
-                let event = sse_error_event(failure, self.passage.route.error_format());
-                let _ = self.down.body(Bytes::from(event), false).await;
-            }
-        }
+        self.send_error_event(why, now).await;
         self.down.abort();
-        self.account();
-        AttemptResult::Over
+        self.record_measurements();
+        AttemptResult::Finished
     }
 
-    /// What was measured goes into the record, and what it teaches to those who learn.
-    fn account(&mut self) {
-        let stats = self.answer.stats();
+    async fn send_error_event(&mut self, why: Interruption, now: Instant) {
+        if !self.meter.is_stream() {
+            return;
+        }
+        let failure = match why {
+            Interruption::Hung | Interruption::Silent => StreamFailure::UpstreamIdle,
+            Interruption::Broken => StreamFailure::UpstreamBroke,
+        };
+        let tail = self.meter.finish(now);
+        if self.send(tail, false).await.is_ok() {
+            let event = sse_error_event(failure, self.context.route.error_format());
+            let _ = self.down.body(Bytes::from(event), false).await;
+        }
+    }
+
+    /// Writes the measurements into the record and teaches the backend's speed and the estimator.
+    fn record_measurements(&mut self) {
+        let stats = self.meter.stats();
         let completed = self.record.outcome == Outcome::Completed;
         if completed && let Some(tpot) = stats.tpot {
-            self.lease.observe(None, Some(tpot));
+            self.lease.observe_tpot(tpot);
         }
         if completed && let Some(prompt_tokens) = stats.usage.prompt {
-            self.passage.lesson.learn(prompt_tokens, stats.usage.completion);
+            self.context.feedback.learn(prompt_tokens, stats.usage.completion);
         }
-        if !self.passage.objectives.is_empty() && self.record.outcome != Outcome::ClientGone {
-            self.record.slo_met = Some(self.passage.objectives.met(completed, &stats.timings()));
+        if !self.context.objectives.is_empty() && self.record.outcome != Outcome::ClientGone {
+            self.record.slo_met = Some(self.context.objectives.met(completed, &stats.timings()));
         }
         self.record.stats = Some(stats);
     }

@@ -1,12 +1,11 @@
-//! What is known of one request when it is over: exactly one record each, whatever happened.
+//! The record of one finished request: exactly one each, however the request ended.
 //!
-//! The record is opened when the request has been received and given to the [`Recorder`] when it is
-//! dropped, so a request whose task is cancelled is recorded too. Until something better is known the
-//! outcome is `client_gone`: the only way for a path to end without saying so is that its client left
-//! and the task was dropped.
+//! A [`RecordGuard`] is created when the request was received and hands its record to the [`Recorder`] when it is
+//! dropped, so that a request whose task is cancelled is recorded too. The initial outcome is `client_gone`, because a
+//! task is dropped before it sets another one only when its client leaves.
 //!
-//! Plain data, no clock: durations are measured by the path. Label texts come from the configuration
-//! only. The prompt and the answer never enter a record.
+//! Plain data: durations are measured by the request path. Labels come from the configuration only. Prompts and
+//! responses never enter a record.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,17 +20,17 @@ use sluice_core::openai::{Route, ShedReason};
 /// How a request ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Outcome {
-    /// The backend answered, and the client has it all.
+    /// The client received the whole response.
     Completed,
     /// The client left: while queued, before the first token, or while streaming.
     ClientGone,
-    /// Not served, to protect those who are.
+    /// Refused early, because there was no capacity.
     Shed(ShedReason),
-    /// A backend failed and no other could take over.
+    /// A backend failed and no other could take the request.
     UpstreamError(UpstreamFault),
-    /// Nothing came in time.
+    /// The backend sent nothing in time.
     Timeout(Stage),
-    /// The client's own doing: a bad request, a wrong key, or a 4xx of the engine.
+    /// The client's fault: a bad request, a wrong key, or a 4xx of the engine.
     Refused,
 }
 
@@ -40,9 +39,9 @@ pub enum Outcome {
 pub enum UpstreamFault {
     /// No connection.
     Connect,
-    /// The connection broke before the answer was complete.
+    /// The connection broke before the response was complete.
     Broken,
-    /// A 5xx answer.
+    /// A 5xx status.
     Status,
     /// An error event inside the stream.
     InStream,
@@ -53,9 +52,9 @@ pub enum UpstreamFault {
 /// What took too long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Stage {
-    /// The first byte of the answer.
+    /// The first byte of the response.
     FirstByte,
-    /// The next byte of an answer that had begun.
+    /// The next byte of a response that had begun.
     Idle,
 }
 
@@ -72,7 +71,7 @@ impl Outcome {
         }
     }
 
-    /// What exactly, for the access log; empty when the label says it all.
+    /// The cause, for the access log; empty when the label suffices.
     pub fn detail(self) -> &'static str {
         match self {
             Self::Completed | Self::ClientGone | Self::Refused => "",
@@ -93,9 +92,9 @@ impl Outcome {
 pub enum RetryReason {
     /// No connection.
     Connect,
-    /// A reused connection had died.
+    /// A reused connection was closed.
     StaleConnection,
-    /// The connection broke before any byte of an answer.
+    /// The connection broke before any byte of a response.
     Broken,
     /// 502 or 503.
     Status,
@@ -103,7 +102,7 @@ pub enum RetryReason {
     InStream,
     /// No byte in time.
     Timeout,
-    /// Cut because the backend hung.
+    /// Cancelled because the backend hung.
     Hung,
 }
 
@@ -126,12 +125,12 @@ impl RetryReason {
     }
 }
 
-/// Everything that is known of one request.
+/// One finished request.
 #[derive(Clone, Debug)]
 pub struct Record {
     /// The request id given to the client.
     pub request_id: Arc<str>,
-    /// What was asked; `None` for a path that is not served.
+    /// The API route; `None` for a path that is not served.
     pub route: Option<Route>,
     /// The name of the key, if keys are used.
     pub key: Option<Arc<str>>,
@@ -145,7 +144,7 @@ pub struct Record {
     pub backend: Option<Arc<str>>,
     /// The arm of an experiment.
     pub arm: Option<Arc<str>>,
-    /// A streamed answer was asked for.
+    /// A streamed response was requested.
     pub stream: bool,
     /// The prompt's length as estimated.
     pub estimate: Option<PromptEstimate>,
@@ -157,13 +156,13 @@ pub struct Record {
     pub retries: SmallVec<[RetryReason; 2]>,
     /// Time to read and estimate.
     pub estimate_time: Duration,
-    /// Time between asking for a backend and having one, all attempts together.
+    /// Time spent waiting for leases, all attempts together.
     pub queue_wait: Duration,
     /// Time to get a connection, all attempts together.
     pub connect_time: Duration,
-    /// From the request received to the answer's end.
+    /// From the request received to the end of its response.
     pub total: Duration,
-    /// TTFT, ITL, TPOT, E2EL and token counts, as far as the answer went.
+    /// TTFT, ITL, TPOT, E2EL and token counts, as far as the response went.
     pub stats: Option<StreamStats>,
     /// TTFT from when the request had been sent upstream.
     pub backend_ttft: Option<Duration>,
@@ -171,13 +170,13 @@ pub struct Record {
     pub slo_met: Option<bool>,
 }
 
-/// Takes finished records: telemetry.
+/// A consumer of finished records: telemetry.
 pub trait Recorder: Send + Sync + 'static {
     /// Called once per request. Must not block.
     fn record(&self, record: &Record);
 }
 
-/// A record that reports itself when dropped.
+/// The record of a request in progress; recorded when dropped.
 pub struct RecordGuard<'a, R: Recorder> {
     recorder: &'a R,
     record: Record,
@@ -185,7 +184,7 @@ pub struct RecordGuard<'a, R: Recorder> {
 }
 
 impl<'a, R: Recorder> RecordGuard<'a, R> {
-    /// Opens the record of a request received at `arrived`.
+    /// Creates the record of a request received at `arrived`.
     pub fn new(recorder: &'a R, route: Option<Route>, request_id: Arc<str>, arrived: tokio::time::Instant) -> Self {
         let record = Record {
             request_id,

@@ -1,7 +1,7 @@
-//! Answers of our own: refusals before anything was sent, and the headers we add to what vLLM says.
+//! Refusals that the gateway sends itself, and the headers that it adds to every response.
 //!
-//! The table from refusals to HTTP is in `openai::error`; this sends them. Added headers never replace what the engine
-//! sent, except the request id, which is ours to keep the same from end to end.
+//! The mapping from refusals to HTTP is in `openai::error`; this file sends them. Of the engine's headers only those of
+//! the same name are replaced, so that the request id is the same from end to end.
 
 use std::time::Duration;
 
@@ -13,25 +13,25 @@ use super::exchange::{Downstream, ResponseHead};
 use super::record::{Outcome, Record, RecordGuard, Recorder};
 use sluice_core::openai::{ErrorFormat, Refusal, ShedReason};
 
-/// The request's id, the client's own where it sent a valid one.
+/// The id of the request: the client's own if it sent a valid one.
 pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const BACKEND: HeaderName = HeaderName::from_static("x-sluice-backend");
 const POOL: HeaderName = HeaderName::from_static("x-sluice-pool");
 const ARM: HeaderName = HeaderName::from_static("x-sluice-arm");
 const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
 
-/// Marks the record as shed and makes the refusal that says so.
+/// Records the request as shed and returns its refusal.
 pub(super) fn shed<R: Recorder>(reason: ShedReason, retry_after: Duration, record: &mut RecordGuard<'_, R>) -> Refusal {
     record.outcome = Outcome::Shed(reason);
     Refusal::Shed { reason, retry_after: whole_seconds(retry_after) }
 }
 
-/// `Retry-After` counts whole seconds; rounded up, because too early is a second refusal.
+/// `Retry-After` is in whole seconds, rounded up: a client that returns too early is refused again.
 pub(super) fn whole_seconds(time: Duration) -> u64 {
     time.as_secs() + u64::from(time.subsec_nanos() > 0)
 }
 
-/// Answers with a refusal. The outcome is left alone where it has been decided already.
+/// Sends a refusal. An outcome that was set already is kept.
 pub async fn refuse<D: Downstream, R: Recorder>(
     down: &mut D,
     refusal: &Refusal,
@@ -48,7 +48,7 @@ pub async fn refuse<D: Downstream, R: Recorder>(
     if let Some(seconds) = refusal.retry_after() {
         headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
     }
-    add_ours(&mut headers, record);
+    add_gateway_headers(&mut headers, record);
     if let Some(allow) = refusal.allow() {
         headers.insert(ALLOW, HeaderValue::from_static(allow));
     }
@@ -64,8 +64,8 @@ pub async fn refuse<D: Downstream, R: Recorder>(
     }
 }
 
-/// Adds what we know to a response's headers.
-pub(super) fn add_ours(headers: &mut HeaderMap, record: &Record) {
+/// Adds the gateway's own headers to a response.
+pub(super) fn add_gateway_headers(headers: &mut HeaderMap, record: &Record) {
     let mut set = |name: HeaderName, text: Option<&str>| {
         if let Some(value) = text.and_then(|text| HeaderValue::from_str(text).ok()) {
             headers.insert(name, value);

@@ -1,7 +1,7 @@
-//! An answer as the meters see it: a stream of events, or a body that comes at once.
+//! The meter of one response: a stream of events, or a body that arrives at once.
 //!
-//! One small enum, so that the pump has one path. Both kinds report in the same form: what a body does
-//! not have (TTFT, ITL, TPOT) is absent.
+//! One small enum, so that the pump has one path. Both kinds report in the same form; what a body does not have (TTFT,
+//! ITL, TPOT) is absent.
 
 use bytes::Bytes;
 use tokio::time::Instant;
@@ -9,12 +9,18 @@ use tokio::time::Instant;
 use sluice_core::meter::{BodyMeter, Forward, StreamMeter, StreamStats, Strip};
 use sluice_core::openai::{Dialect, Route, UpstreamError};
 
-/// The meter of one answer.
+/// The meter of one response.
 pub(super) enum ResponseMeter {
     /// `text/event-stream`.
     Stream(Box<StreamMeter>),
     /// Anything else.
-    Body(Box<(BodyMeter, Option<StreamStats>)>),
+    Body(Box<MeteredBody>),
+}
+
+/// A body, and its measurements once it is complete.
+pub(super) struct MeteredBody {
+    meter: BodyMeter,
+    stats: Option<StreamStats>,
 }
 
 impl ResponseMeter {
@@ -23,9 +29,9 @@ impl ResponseMeter {
         Self::Stream(Box::new(StreamMeter::new(Dialect::of(route), arrived, strip)))
     }
 
-    /// A meter for a body that comes at once.
+    /// A meter for a body that arrives at once.
     pub(super) fn body(arrived: Instant) -> Self {
-        Self::Body(Box::new((BodyMeter::new(arrived), None)))
+        Self::Body(Box::new(MeteredBody { meter: BodyMeter::new(arrived), stats: None }))
     }
 
     /// Whether it is a stream of events.
@@ -33,12 +39,12 @@ impl ResponseMeter {
         matches!(self, Self::Stream(_))
     }
 
-    /// Looks at a chunk and returns what goes to the client.
+    /// Measures a chunk and returns what goes to the client.
     pub(super) fn feed(&mut self, chunk: Bytes, now: Instant) -> Forward {
         match self {
             Self::Stream(meter) => meter.feed(chunk, now),
             Self::Body(body) => {
-                body.0.feed(&chunk);
+                body.meter.feed(&chunk);
                 let mut forward = Forward::new();
                 forward.push(chunk);
                 forward
@@ -46,16 +52,16 @@ impl ResponseMeter {
         }
     }
 
-    /// The answer is over; returns what was held back of it.
+    /// Ends the response; returns the bytes that were held back.
     pub(super) fn finish(&mut self, now: Instant) -> Forward {
         match self {
             Self::Stream(meter) => meter.finish(),
-            Self::Body(answer) => {
-                let body = answer.0.finish(now);
-                answer.1 = Some(StreamStats {
-                    e2el: Some(body.e2el),
-                    usage: body.usage,
-                    error: body.error,
+            Self::Body(body) => {
+                let measured = body.meter.finish(now);
+                body.stats = Some(StreamStats {
+                    e2el: Some(measured.e2el),
+                    usage: measured.usage,
+                    error: measured.error,
                     ..StreamStats::default()
                 });
                 Forward::new()
@@ -63,7 +69,7 @@ impl ResponseMeter {
         }
     }
 
-    /// The first token has been seen. In a body it is there when the body is.
+    /// Whether the first token was seen. In a body that is its first byte.
     pub(super) fn has_content(&self) -> bool {
         match self {
             Self::Stream(meter) => meter.first_content_at().is_some(),
@@ -71,32 +77,32 @@ impl ResponseMeter {
         }
     }
 
-    /// The engine said in the stream, before any content, that it is too busy.
+    /// Whether the engine reported in the stream, before any content, that it is overloaded.
     pub(super) fn is_busy_before_content(&self) -> bool {
         !self.has_content() && self.error().is_some_and(is_busy)
     }
 
-    /// The error the answer reports.
+    /// The error that the response reports.
     pub(super) fn error(&self) -> Option<&UpstreamError> {
         match self {
             Self::Stream(meter) => meter.error(),
-            Self::Body(body) => body.1.as_ref().and_then(|stats| stats.error.as_ref()),
+            Self::Body(body) => body.stats.as_ref().and_then(|stats| stats.error.as_ref()),
         }
     }
 
-    /// The answer has said that it is complete.
+    /// Whether the response has marked its end.
     pub(super) fn is_done(&self) -> bool {
         match self {
             Self::Stream(meter) => meter.is_done(),
-            Self::Body(body) => body.1.is_some(),
+            Self::Body(body) => body.stats.is_some(),
         }
     }
 
-    /// What was measured.
+    /// The measurements.
     pub(super) fn stats(&self) -> StreamStats {
         match self {
             Self::Stream(meter) => meter.stats(),
-            Self::Body(body) => body.1.clone().unwrap_or_default(),
+            Self::Body(body) => body.stats.clone().unwrap_or_default(),
         }
     }
 }
@@ -106,7 +112,7 @@ pub(super) fn is_busy(error: &UpstreamError) -> bool {
     error.code == Some(503)
 }
 
-/// An error the client brought about.
-pub(super) fn is_clients_fault(error: &UpstreamError) -> bool {
+/// An error that the client caused.
+pub(super) fn is_client_error(error: &UpstreamError) -> bool {
     error.code.is_some_and(|code| (400..500).contains(&code))
 }

@@ -1,14 +1,13 @@
-//! The routing plan: one configuration in the form the path of a request reads it.
+//! The routing table: one configuration in the form that the request path reads.
 //!
-//! Built whole from a `Config` and the ids that admission gave to its pools, swapped in at once, never
-//! changed: a request that has loaded a plan sees one consistent configuration to its end, whatever is
-//! reloaded meanwhile. Estimators, exact counters and key usage are handed in, because what has been
-//! learned outlives a reload.
+//! Built whole from a `Config` and the ids that admission assigned to its pools, and never changed: a request sees one
+//! consistent configuration to its end, whatever is reloaded meanwhile. Estimators, exact counters and key usage are
+//! passed in, because they outlive a reload.
 //!
-//! Models: declared ones and their aliases; names that backends have reported, as far as a pool serves
-//! `"*"`; and, when such a pool exists, one entry for every other name, so that the engine itself says
-//! that it does not exist. Labels in metrics come from the configuration and the backends, never from
-//! clients; the entry for unknown names is labelled [`OTHER`].
+//! Models: the declared ones and their aliases; the names that backends report, if a pool serves `"*"`; and, if such a
+//! pool exists, one route for every other name, so that the engine's own error reaches the client. Labels of metrics
+//! come from the configuration and from backends, never from clients; the route for unknown names is labelled
+//! [`OTHER`].
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -21,21 +20,21 @@ use crate::pool::{BackendLimits, LongPrefix, PoolLayout};
 use sluice_core::base::{ModelId, PoolId};
 use sluice_core::meter::slo::Objectives;
 
-/// The label of models that nobody declared or reported.
+/// The label of models that are neither declared nor reported.
 pub const OTHER: &str = "other";
 
 /// One configuration, ready to route by.
 #[derive(Debug)]
 pub struct RoutingTable {
-    /// The configuration it was built of.
+    /// The configuration it was built from.
     pub config: Arc<Config>,
     /// The number of the layout that its ids are from.
     pub layout: u64,
     /// Pools in the order of the configuration.
     pub pools: Vec<PoolRoute>,
-    /// Who may ask.
+    /// API keys of clients.
     pub keys: Keyring,
-    entries: Vec<ModelRoute>,
+    models: Vec<ModelRoute>,
     by_name: HashMap<String, usize>,
     other: Option<usize>,
 }
@@ -47,15 +46,15 @@ pub struct PoolRoute {
     pub id: PoolId,
     /// Its name, a label.
     pub name: Arc<str>,
-    /// Prompt lengths it is home to.
+    /// Prompt lengths whose home it is.
     pub range: PromptRange,
-    /// BackendLimits of each of its backends.
+    /// Limits of each of its backends.
     pub limits: BackendLimits,
     /// Positions of the pools its requests may spill to.
     pub spill: Vec<usize>,
-    /// Whether usage is asked for on behalf of the client.
+    /// Whether usage is requested on behalf of the client.
     pub usage: UsageInjection,
-    /// What counts as good.
+    /// Objectives that a request must meet to count for goodput.
     pub objectives: Objectives,
 }
 
@@ -64,7 +63,7 @@ pub struct PoolRoute {
 pub struct ModelRoute {
     /// Its name, a label; what goes upstream when a client used an alias.
     pub name: Arc<str>,
-    /// Its declaration; `None` when only backends know it.
+    /// Its declaration; `None` when only backends report it.
     pub declared: Option<ModelId>,
     /// Positions of the pools that serve it.
     pub pools: Vec<usize>,
@@ -76,7 +75,16 @@ pub struct ModelRoute {
     pub media_part_tokens: u64,
 }
 
-/// What outlives a reload and is handed from plan to plan.
+/// A model that was found by name.
+#[derive(Clone, Copy, Debug)]
+pub struct ModelMatch<'a> {
+    /// The model.
+    pub route: &'a ModelRoute,
+    /// The name is an alias, to be replaced in the request.
+    pub is_alias: bool,
+}
+
+/// What outlives a reload and is passed from table to table.
 #[derive(Debug, Default)]
 pub struct LearnedState {
     estimators: parking_lot::Mutex<HashMap<String, Arc<ModelEstimator>>>,
@@ -85,8 +93,8 @@ pub struct LearnedState {
 }
 
 impl LearnedState {
-    /// What is known about a model; starts from nothing. Bounded by [`limits::MAX_MODELS`] names:
-    /// beyond that a fresh estimator is used and forgotten with its plan.
+    /// The estimator of a model, new if there is none. Bounded by [`limits::MAX_MODELS`] names: beyond that a new
+    /// estimator lives as long as its table.
     fn estimator(&self, name: &str) -> Arc<ModelEstimator> {
         let mut known = self.estimators.lock();
         if let Some(found) = known.get(name) {
@@ -101,8 +109,8 @@ impl LearnedState {
 }
 
 impl RoutingTable {
-    /// Builds the plan of `config`, whose pools admission knows by `layout`. `reported`: model names
-    /// that backends say they serve. `counters`: one per declared model, in order.
+    /// Builds the table of `config`, whose pools have the ids of `layout` in admission. `reported`: model names that
+    /// backends report. `counters`: one per declared model, in order.
     pub fn new(
         config: Arc<Config>,
         layout: &PoolLayout,
@@ -112,38 +120,37 @@ impl RoutingTable {
     ) -> Self {
         let pools = config.pools.iter().zip(&layout.pools).map(|(pool, id)| PoolRoute::new(pool, *id)).collect();
         let keys = Keyring::new(&config.auth, &learned.key_usage);
-        let (entries, by_name, other, layout) = (Vec::new(), HashMap::new(), None, layout.number);
-        let mut plan = Self { pools, keys, entries, by_name, other, config, layout };
-        plan.declare(counters, learned);
-        let open: Vec<usize> = (0..plan.pools.len())
-            .filter(|index| matches!(plan.config.pools[*index].models, crate::config::ModelScope::All))
+        let (models, by_name, other, layout) = (Vec::new(), HashMap::new(), None, layout.number);
+        let mut table = Self { pools, keys, models, by_name, other, config, layout };
+        table.declare(counters, learned);
+        let open: Vec<usize> = (0..table.pools.len())
+            .filter(|index| matches!(table.config.pools[*index].models, crate::config::ModelScope::All))
             .collect();
         if !open.is_empty() {
             for name in reported.iter().take(limits::MAX_MODELS) {
-                if !plan.by_name.contains_key(name) {
-                    plan.by_name.insert(name.clone(), plan.entries.len());
-                    plan.entries.push(ModelRoute::undeclared(name, &open, learned));
+                if !table.by_name.contains_key(name) {
+                    table.by_name.insert(name.clone(), table.models.len());
+                    table.models.push(ModelRoute::undeclared(name, &open, learned));
                 }
             }
-            plan.other = Some(plan.entries.len());
-            plan.entries.push(ModelRoute::undeclared(OTHER, &open, learned));
+            table.other = Some(table.models.len());
+            table.models.push(ModelRoute::undeclared(OTHER, &open, learned));
         }
-        plan
+        table
     }
 
-    /// The model that a client's name means, and whether that name is an alias to be replaced.
-    pub fn model(&self, name: &str) -> Option<(&ModelRoute, bool)> {
+    /// The model that a client's name refers to.
+    pub fn model(&self, name: &str) -> Option<ModelMatch<'_>> {
         let index = self.by_name.get(name).copied().or(self.other)?;
-        let entry = &self.entries[index];
-        let alias = entry.declared.is_some() && *entry.name != *name;
-        Some((entry, alias))
+        let route = &self.models[index];
+        Some(ModelMatch { route, is_alias: route.declared.is_some() && *route.name != *name })
     }
 
-    /// Names that the holder of a key may send, for error messages and `/v1/models`: declared and reported ones. Where
-    /// no key is asked for there is no holder, and everybody may use everything.
-    pub fn names(&self, holder: Option<&ApiKey<'_>>) -> impl Iterator<Item = &ModelRoute> {
-        let known = self.entries.iter().enumerate().filter(|(index, _)| Some(*index) != self.other);
-        known.map(|(_, entry)| entry).filter(move |entry| holder.is_none_or(|holder| holder.may_use(entry.declared)))
+    /// The models that a client may use, declared or reported, for error messages and `/v1/models`. Without a key all of
+    /// them.
+    pub fn models_for(&self, key: Option<&ApiKey>) -> impl Iterator<Item = &ModelRoute> {
+        let known = self.models.iter().enumerate().filter(|(index, _)| Some(*index) != self.other);
+        known.map(|(_, model)| model).filter(move |model| key.is_none_or(|key| key.may_use(model.declared)))
     }
 
     /// The timeouts in force.
@@ -163,7 +170,7 @@ impl RoutingTable {
         for (index, model) in self.config.models.iter().enumerate() {
             let id = ModelId::new(index);
             let serves = |pool: &usize| self.config.pools[*pool].models.includes(id);
-            self.entries.push(ModelRoute {
+            self.models.push(ModelRoute {
                 name: model.name.as_str().into(),
                 declared: Some(id),
                 pools: (0..self.config.pools.len()).filter(serves).collect(),

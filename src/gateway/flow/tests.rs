@@ -62,7 +62,7 @@ struct Served {
 impl Upstream for Engines {
     type Exchange = Served;
 
-    async fn send(&self, to: &Address, call: &UpstreamRequest, fresh: bool) -> Result<Served, SendError> {
+    async fn send(&self, to: &Address, call: &UpstreamRequest, connection: Connection) -> Result<Served, SendError> {
         let id = call.headers["x-request-id"].to_str().unwrap().to_owned();
         self.calls.lock().push((to.endpoint.port, id, call.body.to_bytes()));
         let script = {
@@ -82,9 +82,11 @@ impl Upstream for Engines {
         };
         match script {
             Script::NoConnection => {
-                Err(SendError { broken: ExchangeError::Connect("refused".to_owned()), reused: false })
+                Err(SendError { error: ExchangeError::Connect("refused".to_owned()), reused: false })
             }
-            Script::StaleConnection if !fresh => served(Err(closed()), vec![], false, true, true),
+            Script::StaleConnection if connection == Connection::Any => {
+                served(Err(closed()), vec![], false, true, true)
+            }
             Script::StaleConnection => served(head(200, "text/event-stream"), script_of(good()), true, true, false),
             Script::CloseBeforeHead => served(Err(closed()), vec![], false, true, false),
             Script::NeverAnswers => served(Err(closed()), vec![], false, false, false),
@@ -135,7 +137,7 @@ impl Exchange for Served {
         self.script.is_empty() && self.in_order
     }
 
-    async fn keep(self) {}
+    async fn keep_alive(self) {}
 }
 
 impl Drop for Served {
@@ -224,12 +226,26 @@ impl World {
     }
 
     async fn ask_as(&self, body: &'static str, mut client: Client) -> (Client, Record) {
-        self.flow.run(incoming(body), &mut client).await;
+        self.flow.run(self.incoming(body), &mut client).await;
         let mut records = self.records.0.lock();
         assert_eq!(records.len(), 1, "exactly one record");
         let record = records.pop().unwrap();
         self.idle();
         (client, record)
+    }
+
+    fn incoming(&self, body: &'static str) -> Box<IncomingRequest> {
+        Box::new(IncomingRequest {
+            route: sluice_core::openai::Route::ChatCompletions,
+            path: "/v1/chat/completions".to_owned(),
+            headers: HeaderMap::new(),
+            content_type: "application/json".to_owned(),
+            body: Bytes::from_static(body.as_bytes()),
+            arrived: Instant::now(),
+            request_id: "req".into(),
+            routing: self.flow.routing_table(),
+            key: None,
+        })
     }
 
     /// Nothing is held and no connection is open.
@@ -303,7 +319,7 @@ async fn an_alias_is_renamed_on_its_way_and_unknown_models_are_not_found() {
     let world = World::new(vec![Script::Json(200, "{}")], vec![good()]);
     world.ask(r#"{"model":"alias","messages":[]}"#).await;
     assert_eq!(world.flow.upstream().calls.lock()[0].2, r#"{"model":"m","messages":[]}"#);
-    let (client, record) = world.ask(r#"{"model":"nobody","messages":[]}"#).await;
+    let (client, record) = world.ask(r#"{"model":"unknown","messages":[]}"#).await;
     assert_eq!(client.head.unwrap().status, StatusCode::NOT_FOUND);
     assert_eq!(record.outcome, Outcome::Refused);
 }
@@ -332,7 +348,7 @@ async fn what_fails_before_the_first_byte_is_served_by_the_other_backend_under_a
 }
 
 #[tokio::test(start_paused = true)]
-async fn when_nobody_takes_over_the_client_learns_what_went_wrong() {
+async fn when_no_backend_takes_over_the_client_gets_the_cause() {
     let cases = [
         (Script::NoConnection, 502, Outcome::UpstreamError(UpstreamFault::Connect)),
         (Script::CloseBeforeHead, 502, Outcome::UpstreamError(UpstreamFault::Broken)),
@@ -407,24 +423,11 @@ async fn a_client_that_leaves_frees_everything_wherever_it_was() {
     let waiting = World::with(vec![Script::NeverAnswers], vec![Script::NeverAnswers], "slots = 1");
     let held: Vec<_> = (0..2).map(|_| hold(&waiting)).collect();
     let mut client = Client { leaves_at: Some(Instant::now() + Duration::from_millis(50)), ..Client::default() };
-    waiting.flow.run(incoming(STREAM), &mut client).await;
+    waiting.flow.run(waiting.incoming(STREAM), &mut client).await;
     assert_eq!(waiting.records.0.lock()[0].outcome, Outcome::ClientGone);
     assert_eq!(waiting.flow.admission().load(), (2, 0), "it left the line");
     drop(held);
     waiting.idle();
-}
-
-fn incoming(body: &'static str) -> Box<IncomingRequest> {
-    Box::new(IncomingRequest {
-        route: Route::ChatCompletions,
-        path: "/v1/chat/completions".to_owned(),
-        headers: HeaderMap::new(),
-        content_type: "application/json".to_owned(),
-        body: Bytes::from_static(body.as_bytes()),
-        arrived: Instant::now(),
-        request_id: "req".into(),
-        key: None,
-    })
 }
 
 fn hold(world: &World) -> crate::pool::Lease {
@@ -449,7 +452,7 @@ async fn a_request_that_waits_too_long_or_finds_the_queue_full_is_shed_with_retr
     let held: Vec<_> = (0..2).map(|_| hold(&world)).collect();
     let mut client = Client::default();
     let begun = Instant::now();
-    world.flow.run(incoming(STREAM), &mut client).await;
+    world.flow.run(world.incoming(STREAM), &mut client).await;
     assert_eq!(begun.elapsed().as_secs(), 2);
     let head = client.head.unwrap();
     assert_eq!(head.status, 503);
@@ -471,7 +474,7 @@ async fn the_prefill_share_goes_back_at_the_first_token_or_when_an_unstreamed_pr
         sleep(Duration::from_millis(100)).await;
         assert_eq!(watch(), 0);
     };
-    tokio::join!(world.flow.run(incoming(STREAM), &mut client), watching);
+    tokio::join!(world.flow.run(world.incoming(STREAM), &mut client), watching);
     world.idle();
 }
 

@@ -1,100 +1,76 @@
-//! Admission: one owner for "is there room", "who is next" and "which backend".
+//! Admission: decides whether there is room, which backend takes a request, and which waiter is next.
 //!
-//! All pools, their queues and the capacity of every backend live behind one lock. A request
-//! [enters](Admission::enter) and is granted a lease at once, queued, or shed with a reason;
-//! whoever returns capacity hands it to the next waiter before letting go of the lock, so room and
-//! waiters never pass each other by. One lock for everything is what makes spilling between pools
-//! one decision instead of a protocol; it is held for about a microsecond, three times a request.
+//! All pools, their queues and the capacity of every backend are behind one lock. A request [enters](Admission::enter)
+//! and gets a lease at once, is queued, or is shed with a reason. Returned capacity goes to the next waiter
+//! under the same lock, so that capacity is never free while a request waits for it. One lock makes spilling between
+//! pools one decision instead of a protocol; it is held for about a microsecond, three times per request.
 //!
-//! PoolRules:
-//! - home pool first, then the spill list in its order; a prompt that needs a permit goes where fewest long
-//!   prefills run, home on a tie; a waiter takes whichever of its backends has
-//!   room first;
-//! - on one backend, those who call it home come before those who spill to it;
-//! - nobody overtakes a waiter ahead of him on the same backend, except one who waits only for a
-//!   prefill permit, by somebody who needs none;
-//! - a waiter's waker runs after the lock is released; a grant waits in the table until its ticket
-//!   picks it up or is dropped, so capacity is never in flight between tasks.
+//! Rules:
+//! - The home pool first, then the spill list in its order. A prompt that needs a permit goes where the fewest long
+//!   prefills run, home on a tie. A waiter takes whichever of its backends has room first.
+//! - On one backend, requests at home there precede requests that spill to it.
+//! - No request overtakes a waiter ahead of it on the same backend, with one exception: a request that needs no prefill
+//!   permit may overtake one that waits only for a permit.
+//! - A waiter's waker runs after the lock is released. A grant stays in the table of waiters until its ticket takes it
+//!   or is dropped, so that capacity is never between two tasks.
 //!
-//! Bounds: every queue by its configured length; waiters in all by the sum of those.
-//! No clock and no I/O in here: `now` comes in, wakers go out.
+//! Bounds: each queue by its configured length; all waiters by the sum of those. No clock and no I/O: `now` is a
+//! parameter, and wakers are returned.
 
 use std::sync::Arc;
-use std::task::Waker;
 use std::time::Duration;
 
-use parking_lot::Mutex;
-use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::backend::Cordon;
-use super::capacity::{Held, Need};
-use super::health::{BackendFault, HealthRules, Phase};
-use super::layout::{Address, PoolLayout, PoolSpec};
-use super::lease::{Grant, Lease, Ticket};
-use super::queue::WaiterId;
+use super::grant::Entered;
+#[cfg(test)]
+use super::health::BackendFault;
+use super::health::{HealthRules, Phase};
+use super::lease::{Lease, Ticket};
+use super::request::AdmissionRequest;
+use super::shared::SharedState;
+use super::spec::{Address, PoolLayout, PoolSpec};
 use super::state::AdmissionState;
 use super::view::PoolView;
 use sluice_core::base::{BackendId, PoolId};
 use sluice_core::openai::ShedReason;
 
-/// What a request asks for.
-#[derive(Clone, Debug)]
-pub struct AdmissionRequest {
-    /// The number of the layout that it was classified by.
-    pub layout: u64,
-    /// The pool its prompt length belongs to.
-    pub home: PoolId,
-    /// Where else it may go, in order of preference.
-    pub spill: SmallVec<[PoolId; 2]>,
-    /// What it takes.
-    pub need: Need,
-    /// Lower goes first.
-    pub priority: i32,
-    /// When the request had been received; keeps its age across retries and reloads.
-    pub arrived: Instant,
-    /// Backends that failed this request already.
-    pub avoid: SmallVec<[BackendId; 2]>,
-}
-
-/// The answer to an [`AdmissionRequest`].
+/// The decision on an [`AdmissionRequest`].
 #[derive(Debug)]
 pub enum AdmissionDecision {
     /// A backend has room.
     Granted(Lease),
-    /// None has; wait here, no longer than until the deadline.
+    /// No backend has room: wait on the ticket, at most until the deadline.
     Queued(Ticket, Instant),
-    /// Not served, and why.
+    /// Not served.
     Shed(ShedReason),
-    /// A reload after the request had been classified removed its home pool, or left nobody there who may serve it:
-    /// classify again by the plan that follows, and re-enter.
+    /// A reload removed the home pool, or every backend there that may serve the request, after it was classified:
+    /// classify it by the next routing table and enter again.
     Reclassify,
 }
 
 /// The owner of all capacity and all queues.
 #[derive(Debug)]
 pub struct Admission {
-    state: Mutex<AdmissionState>,
+    shared: Arc<SharedState>,
 }
 
-/// Wakers to run once the lock is released.
-pub(super) type Wakers = SmallVec<[Waker; 4]>;
-
 impl Admission {
-    /// An admission without pools. `seed` fixes the coin of the policies.
+    /// An admission without pools. `seed` fixes the random choices of the policies.
     pub fn new(now: Instant, rules: HealthRules, seed: u64) -> Arc<Self> {
-        Arc::new(Self { state: Mutex::new(AdmissionState::new(now, rules, seed)) })
+        let state = AdmissionState::new(now, rules, seed);
+        Arc::new(Self { shared: Arc::new(SharedState::new(state)) })
     }
 
-    /// Takes over a configuration: new pools and backends appear, limits change in place, what is
-    /// no longer configured drains. Requests in flight and waiters are not touched, except that
-    /// waiters of a removed pool are told to classify again.
+    /// Takes over a configuration: new pools and backends appear, limits change in place, what is no longer configured
+    /// drains. Requests in flight and waiters are not affected, except that waiters of a removed pool are reclassified.
     pub fn apply(&self, pools: &[PoolSpec], rules: HealthRules, now: Instant) -> PoolLayout {
         self.apply_with(pools, rules, now, |_| ())
     }
 
-    /// The same; `publish` makes the new ids known before anybody can notice that old ones are gone: whoever is told
-    /// to classify again must not find the plan that sent him here. Runs under the lock, once for each reload.
+    /// The same; `publish` replaces the routing table before any request can see that old ids are gone: a request that
+    /// must be reclassified must not find the table that it came with. Runs under the lock, once per reload.
     pub fn apply_with(
         &self,
         pools: &[PoolSpec],
@@ -102,52 +78,46 @@ impl Admission {
         now: Instant,
         publish: impl FnOnce(&PoolLayout),
     ) -> PoolLayout {
-        self.update(|state, wakers| {
+        self.shared.update(|state, wakers| {
             let layout = state.apply(pools, rules, now, wakers);
             publish(&layout);
             layout
         })
     }
 
-    /// Asks for a backend.
-    pub fn enter(self: &Arc<Self>, ask: AdmissionRequest) -> AdmissionDecision {
-        let entered = self.update(|state, wakers| {
-            if state.is_gone(ask.home) {
-                return None;
+    /// Requests a lease.
+    pub fn enter(&self, request: AdmissionRequest) -> AdmissionDecision {
+        match self.shared.update(|state, wakers| state.enter(request, wakers)) {
+            Entered::Granted(grant) => AdmissionDecision::Granted(Lease::new(Arc::clone(&self.shared), grant)),
+            Entered::Queued { id, deadline } => {
+                AdmissionDecision::Queued(Ticket::new(Arc::clone(&self.shared), id), deadline)
             }
-            let outdated = ask.layout != state.layout;
-            let entered = state.enter(ask, wakers);
-            (!outdated || !matches!(entered, Err(ShedReason::NoBackend))).then_some(entered)
-        });
-        let Some(entered) = entered else { return AdmissionDecision::Reclassify };
-        match entered {
-            Ok(Ok(grant)) => AdmissionDecision::Granted(Lease::new(Arc::clone(self), grant)),
-            Ok(Err((id, deadline))) => AdmissionDecision::Queued(Ticket::new(Arc::clone(self), id), deadline),
-            Err(shed) => AdmissionDecision::Shed(shed),
+            Entered::Shed(reason) => AdmissionDecision::Shed(reason),
+            Entered::Reclassify => AdmissionDecision::Reclassify,
         }
     }
 
-    /// How long a client should wait before it tries again: the time in which the pool's queue, at
-    /// the rate at which requests have been leaving it, would be through. Whole seconds, 1 to 60.
+    /// When a client should try again: the time in which the pool's queue drains at the measured rate. Whole seconds, 1
+    /// to 60.
     pub fn retry_after(&self, pool: PoolId, now: Instant) -> Duration {
-        self.state.lock().retry_after(pool, now)
+        self.shared.lock().retry_after(pool, now)
     }
 
-    /// The probe of a backend answered or did not. Returns what changed, for the log.
+    /// Records the result of a health probe. Returns the change of phase, if any.
     pub fn record_probe(&self, backend: BackendId, up: bool, now: Instant) -> Option<(Phase, Phase)> {
-        self.update(|state, wakers| state.record_probe(backend, up, now, wakers))
+        self.shared.update(|state, wakers| state.record_probe(backend, up, now, wakers))
     }
 
-    /// Whether an id still means the backend of that name and endpoint. Ids are used again: whoever asked an engine
-    /// something outside the lock has to know whether the answer is still about the same one.
+    /// Whether an id still refers to the backend of that name and endpoint. Ids are reused, so a response that was
+    /// awaited outside the lock may concern a backend that is gone.
     pub fn is_same_backend(&self, backend: BackendId, name: &str, address: &Address) -> bool {
-        let state = self.state.lock();
+        let state = self.shared.lock();
         state.backend(backend).is_some_and(|b| *b.name == *name && b.address.endpoint == address.endpoint)
     }
 
     /// The engine's context limit, as `/v1/models` reports it.
     pub fn set_max_model_len(&self, backend: BackendId, tokens: Option<u64>) {
-        self.update(|state, _| {
+        self.shared.update(|state, _| {
             if let Some(backend) = state.backend_mut(backend) {
                 backend.max_model_len = tokens;
             }
@@ -156,7 +126,7 @@ impl Admission {
 
     /// Takes a backend out of rotation, or back in. Running requests finish. False if unknown.
     pub fn set_draining(&self, backend: BackendId, draining: bool) -> bool {
-        self.update(|state, wakers| {
+        self.shared.update(|state, wakers| {
             let Some(found) = state.backend_mut(backend) else { return false };
             found.draining = draining;
             state.dispatch(backend, wakers);
@@ -164,10 +134,10 @@ impl Admission {
         })
     }
 
-    /// Says for whoever runs its engine whether a backend may be given work, and whether it is worth waiting for. False if
-    /// unknown.
+    /// Sets whether a backend may get work and whether requests may wait for it, as decided by the process that runs
+    /// its engine. False if unknown.
     pub fn set_cordon(&self, backend: BackendId, cordon: Cordon) -> bool {
-        self.update(|state, wakers| {
+        self.shared.update(|state, wakers| {
             let Some(found) = state.backend_mut(backend) else { return false };
             found.cordon = cordon;
             state.dispatch(backend, wakers);
@@ -175,10 +145,10 @@ impl Admission {
         })
     }
 
-    /// Bounds the slots of a backend beside its configured limit: what its engine is good for now. `None`: no such bound.
-    /// Requests under way are not touched; nothing more is admitted until usage has fallen. False if unknown.
+    /// Limits the slots of a backend below its configured limit; `None` removes the limit. Requests in flight are not
+    /// affected; nothing more is admitted until usage has fallen. False if unknown.
     pub fn set_ceiling(&self, backend: BackendId, slots: Option<u32>) -> bool {
-        self.update(|state, wakers| {
+        self.shared.update(|state, wakers| {
             let Some(found) = state.backend_mut(backend) else { return false };
             found.set_ceiling(slots);
             state.dispatch(backend, wakers);
@@ -186,9 +156,9 @@ impl Admission {
         })
     }
 
-    /// Another engine stands behind a backend and was seen to be ready: its health begins anew. False if unknown.
+    /// Resets the health of a backend whose engine was replaced by one that is ready. False if unknown.
     pub fn reset_health(&self, backend: BackendId, now: Instant) -> bool {
-        self.update(|state, wakers| {
+        self.shared.update(|state, wakers| {
             let Some(found) = state.backend_mut(backend) else { return false };
             found.reset_health(now);
             state.dispatch(backend, wakers);
@@ -196,88 +166,33 @@ impl Admission {
         })
     }
 
-    /// Backends with requests in flight from which no byte came for longer than `limit`.
+    /// Backends with requests in flight that have sent no byte for longer than `limit`.
     pub fn silent_backends(&self, limit: Duration, now: Instant) -> Vec<BackendId> {
-        self.state.lock().silent_backends(limit, now)
+        self.shared.lock().silent_backends(limit, now)
     }
 
-    /// A backend was found hung: out of rotation, and its exchanges are cut.
+    /// Ejects a backend that was found hung and cancels its exchanges.
     pub fn mark_hung(&self, backend: BackendId, now: Instant) {
-        self.update(|state, _| state.mark_hung(backend, now));
+        self.shared.update(|state, _| state.mark_hung(backend, now));
     }
 
-    /// A picture of everything, for metrics and the admin API.
+    /// A snapshot of all pools, for metrics and the admin API.
     pub fn view(&self) -> Vec<PoolView> {
-        self.state.lock().view()
+        self.shared.lock().view()
     }
 
-    /// Requests in flight and waiting, all pools together.
+    /// Requests in flight and requests waiting, all pools together.
     pub fn load(&self) -> (usize, usize) {
-        self.state.lock().load()
+        self.shared.lock().load()
     }
 
     /// Checks every invariant that ties queues, tickets and capacity together (for tests).
     pub fn check_invariants(&self) -> Result<(), String> {
-        self.state.lock().check_invariants()
+        self.shared.lock().check_invariants()
     }
 
-    pub(super) fn end_prefill(&self, backend: BackendId, held: &mut Held) {
-        if *held == Held::default() {
-            return;
-        }
-        self.update(|state, wakers| {
-            let Some(found) = state.backend_mut(backend) else { return };
-            found.used.end_prefill(held);
-            state.dispatch(backend, wakers);
-        });
-    }
-
-    pub(super) fn release(&self, backend: BackendId, held: Held) {
-        self.update(|state, wakers| state.release(backend, held, wakers));
-    }
-
-    pub(super) fn poll_waiter(&self, id: WaiterId, waker: &Waker) -> Option<Option<Grant>> {
-        self.state.lock().poll_waiter(id, waker)
-    }
-
-    pub(super) fn leave(&self, id: WaiterId) {
-        self.update(|state, wakers| state.leave(id, wakers));
-    }
-
-    pub(super) fn observe(&self, backend: BackendId, prefill: Option<(u64, Duration)>, tpot: Option<Duration>) {
-        self.update(|state, _| {
-            let Some(found) = state.backend_mut(backend) else { return };
-            if let Some((tokens, ttft)) = prefill {
-                found.observe_prefill(tokens, ttft);
-            }
-            if let Some(tpot) = tpot {
-                found.speed.observe(tpot);
-            }
-        });
-    }
-
-    pub(super) fn success(&self, backend: BackendId) {
-        self.update(|state, wakers| {
-            let Some(found) = state.backend_mut(backend) else { return };
-            let before = found.health.allowance();
-            found.health.success();
-            if before != found.health.allowance() {
-                state.dispatch(backend, wakers);
-            }
-        });
-    }
-
+    #[cfg(test)]
     pub(super) fn failure(&self, backend: BackendId, fault: BackendFault, now: Instant) {
-        self.update(|state, _| state.failure(backend, fault, now));
-    }
-
-    /// Runs `change` under the lock and the wakers it collected after it.
-    fn update<T>(&self, change: impl FnOnce(&mut AdmissionState, &mut Wakers) -> T) -> T {
-        let mut wakers = Wakers::new();
-        let result = change(&mut self.state.lock(), &mut wakers);
-        for waker in wakers {
-            waker.wake();
-        }
-        result
+        self.shared.failure(backend, fault, now);
     }
 }

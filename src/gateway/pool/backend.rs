@@ -1,4 +1,4 @@
-//! One vLLM server as admission sees it: identity, limits, what it carries, how it fares.
+//! One vLLM server as admission sees it: identity, limits, usage, health and speed.
 //!
 //! Plain data behind the admission's lock, except [`Progress`], which the pump of every request
 //! touches per chunk and which is therefore atomic and shared.
@@ -12,20 +12,20 @@ use tokio_util::sync::CancellationToken;
 
 use super::capacity::{BackendLimits, CapacityUsage, Fit, Need};
 use super::health::BackendHealth;
-use super::layout::{Address, BackendSpec};
 use super::policy::Speed;
+use super::spec::{Address, BackendSpec};
 use sluice_core::base::PoolId;
 
-/// When bytes last came from a backend, and the cord that cuts its streams when it is hung.
+/// When a backend last sent bytes.
 #[derive(Debug)]
 pub(super) struct Progress {
     epoch: Instant,
     last_ms: AtomicU64,
-    /// Requests that wait for their client to take bytes: no silence of the backend.
+    /// Requests that wait for their client to read: not the backend's silence.
     at_client: AtomicU32,
 }
 
-/// While it lives, a request waits for its client and not for the backend.
+/// While this guard lives, a request waits for its client and not for the backend.
 #[derive(Debug)]
 pub struct ClientWait<'a>(&'a Progress);
 
@@ -59,24 +59,25 @@ impl Progress {
 /// Prompt tokens per second assumed before the first measurement; an 8B model does 10k-50k on
 /// current GPUs, and assuming too few only keeps a permit a little longer.
 const PREFILL_RATE_INITIAL: f64 = 10_000.0;
-/// Bounds of what is believed, in prompt tokens per second.
+/// Bounds of a plausible rate, in prompt tokens per second.
 const PREFILL_RATE_RANGE: (f64, f64) = (50.0, 1_000_000.0);
 /// Prompts below this many tokens say more about fixed costs than about the rate.
 const PREFILL_TOKENS_MIN: u64 = 256;
 /// Weight of one new observation of the prefill rate.
 const PREFILL_WEIGHT: f64 = 0.2;
 
-/// What whoever runs an engine says about it. Beside the operator's wish to drain: each can only take back its own word.
+/// Whether a backend may get work, as set by the process that runs its engine. Independent of the operator's drain:
+/// neither lifts the other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Cordon {
-    /// Nothing: health decides.
+    /// Health decides.
     #[default]
     Open,
-    /// No new requests; those under way finish. It will be back: requests that find nobody else may wait for it.
+    /// No new requests; those in flight finish. It will return: requests without another backend may wait for it.
     Draining,
-    /// It is being started. Requests may wait for it.
+    /// Its engine is starting. Requests may wait for it.
     Starting,
-    /// It does not run, and nobody is about to start it. Nobody waits for it.
+    /// Its engine does not run and is not about to start. No request waits for it.
     Down,
 }
 
@@ -86,7 +87,7 @@ pub(super) struct BackendState {
     pub(super) name: Arc<str>,
     pub(super) address: Arc<Address>,
     pub(super) pool: PoolId,
-    /// Position in its pool, the order in which it is shown.
+    /// Position in its pool, for the order in views.
     pub(super) position: usize,
     /// Share of new work relative to the others of its pool.
     pub(super) weight: f64,
@@ -95,17 +96,17 @@ pub(super) struct BackendState {
     /// The limits in force: those configured, under the ceiling.
     pub(super) limits: BackendLimits,
     configured: BackendLimits,
-    /// Slots that its engine is good for now, whatever was configured.
+    /// Limit of slots below the configured one.
     ceiling: Option<u32>,
     pub(super) used: CapacityUsage,
     pub(super) health: BackendHealth,
     pub(super) draining: bool,
     pub(super) cordon: Cordon,
-    /// No longer configured: finishes what it carries, then its place is free.
+    /// No longer configured: finishes its requests, then its slot in the table is free.
     pub(super) removed: bool,
     pub(super) speed: Speed,
     pub(super) prefill_rate: f64,
-    /// The engine's own context limit, once it has told us.
+    /// The engine's own context limit, once reported.
     pub(super) max_model_len: Option<u64>,
     pub(super) pulse: Arc<Progress>,
     pub(super) cut: CancellationToken,
@@ -143,8 +144,8 @@ impl BackendState {
         }
     }
 
-    /// The same engine under another name or in another pool: what is known of it stays known.
-    pub(super) fn take_after(&mut self, known: &Self) {
+    /// Copies what is known of the same engine under another name or in another pool.
+    pub(super) fn inherit(&mut self, known: &Self) {
         self.health = known.health.clone();
         self.speed = known.speed;
         self.prefill_rate = known.prefill_rate;
@@ -161,21 +162,20 @@ impl BackendState {
         self.limits = BackendLimits { slots, ..limits };
     }
 
-    /// A bound on its slots beside the configured one.
+    /// Limits its slots below the configured limit.
     pub(super) fn set_ceiling(&mut self, slots: Option<u32>) {
         self.ceiling = slots;
         self.set_limits(self.configured);
     }
 
-    /// Another engine stands behind it, which has been seen to be ready: what was known of the health of the one before
-    /// it does not count.
+    /// Its engine was replaced by one that is ready: the health of the old one does not count.
     pub(super) fn reset_health(&mut self, now: Instant) {
         self.health = BackendHealth::default();
         self.health.probe_ok(now);
         self.max_model_len = None;
     }
 
-    /// How long it has been carrying something without a byte; `None` while nobody waits for one.
+    /// How long it has had requests in flight without sending a byte; `None` while no request waits for one.
     pub(super) fn silence(&mut self, now: Instant) -> Option<Duration> {
         if self.used.requests <= self.pulse.at_client.load(Ordering::Relaxed) {
             self.busy_since = None;
@@ -190,7 +190,7 @@ impl BackendState {
         !self.draining && !self.removed && self.cordon == Cordon::Open && self.health.allowance() != Some(0)
     }
 
-    /// Whether it is given work, or is about to be asked for the first time whether it can be.
+    /// Whether it gets work now or is expected to soon.
     fn is_worth_waiting_for(&self) -> bool {
         let coming = match self.cordon {
             Cordon::Open => self.health.is_untried(),
@@ -200,13 +200,13 @@ impl BackendState {
         self.in_rotation() || (coming && !self.draining && !self.removed)
     }
 
-    /// Whether `need` could ever be carried here with the present limits.
+    /// Whether `need` could be served here with the present limits.
     pub(super) fn could_serve(&self, need: &Need) -> bool {
         let barred = self.limits.long_prefix.is_some_and(|long| long.slots == 0 && need.prompt_tokens > long.threshold);
         self.is_worth_waiting_for() && !barred
     }
 
-    /// Whether `need` can be carried now.
+    /// Whether there is room for `need` now.
     pub(super) fn fit(&self, need: &Need) -> Fit {
         match self.health.allowance() {
             Some(requests) if self.used.requests >= requests => Fit::Full,

@@ -1,22 +1,18 @@
-//! How fast requests leave a pool, so that Retry-After can be honest.
+//! How fast requests leave a pool, for an honest `Retry-After`.
 //!
-//! Departures are counted as they happen and turned into a rate when somebody asks or at the
-//! latest at the next request for it: an exponentially weighted mean over about [`MEMORY`]. Only time in which somebody
-//! waits counts: how few left in a quiet hour says nothing about how fast a full queue moves.
-//! `time_for(n)` is the time in which `n` requests leave at that rate, rounded up to whole seconds
-//! and kept within [`SHORTEST`, `LONGEST`]: clients treat the header as seconds, and a proxy that
-//! says "try in ten minutes" after a burst is believed.
+//! Departures are counted and turned into a rate when the rate is read: an exponentially weighted mean over about
+//! [`MEMORY`]. Only time in which a request waits counts: the departures of a quiet hour say nothing about how fast a
+//! full queue moves. `time_for(n)` is the time in which `n` requests leave at that rate, rounded up to whole seconds and
+//! kept within [`RETRY_AFTER_MIN`, `RETRY_AFTER_MAX`], because clients obey the header.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::config::limits::{RETRY_AFTER_MAX, RETRY_AFTER_MIN};
+
 /// The span over which the rate is averaged.
 const MEMORY: Duration = Duration::from_secs(10);
-/// Never ask a client back sooner than this.
-const SHORTEST: Duration = Duration::from_secs(1);
-/// Never send a client away for longer than this.
-const LONGEST: Duration = Duration::from_secs(60);
 /// Spans shorter than this are too short to be a rate.
 const SPAN_MIN: Duration = Duration::from_millis(100);
 
@@ -29,20 +25,20 @@ pub(super) struct DrainRate {
 }
 
 impl DrainRate {
-    /// What is said before anything has been measured.
+    /// Used before anything has been measured.
     pub(super) const UNKNOWN: Duration = Duration::from_secs(5);
 
     pub(super) fn new(now: Instant) -> Self {
         Self { since: now, departed: 0, per_second: None }
     }
 
-    /// Somebody begins to wait: the time before does not count.
+    /// The first request begins to wait: earlier time does not count.
     pub(super) fn begin(&mut self, now: Instant) {
         self.since = now;
         self.departed = 0;
     }
 
-    /// Nobody waits. A span longer than the memory was idle at least in part.
+    /// No request waits. A span longer than the memory was idle at least in part.
     pub(super) fn leave_out_idle(&mut self, now: Instant) {
         if now.saturating_duration_since(self.since) > MEMORY {
             self.begin(now);
@@ -59,8 +55,8 @@ impl DrainRate {
         self.fold(now);
         match self.per_second {
             Some(rate) if rate > 0.0 => {
-                let seconds = (count as f64 / rate).ceil().min(LONGEST.as_secs_f64());
-                Duration::from_secs_f64(seconds).max(SHORTEST)
+                let seconds = (count as f64 / rate).ceil().min(RETRY_AFTER_MAX.as_secs_f64());
+                Duration::from_secs_f64(seconds).max(RETRY_AFTER_MIN)
             }
             _ => Self::UNKNOWN,
         }
@@ -95,6 +91,6 @@ mod tests {
         // 40 in 10 s are 4 a second: 30 requests take 7.5 s.
         assert_eq!(drain.time_for(30, start + Duration::from_secs(10)), Duration::from_secs(8));
         assert_eq!(drain.time_for(1, start + Duration::from_secs(10)), Duration::from_secs(1));
-        assert_eq!(drain.time_for(100_000, start + Duration::from_secs(10)), LONGEST);
+        assert_eq!(drain.time_for(100_000, start + Duration::from_secs(10)), RETRY_AFTER_MAX);
     }
 }

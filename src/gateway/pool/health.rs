@@ -1,9 +1,9 @@
-//! Whether a backend may be given work: one small state machine, fed from three sides.
+//! Whether a backend may get work: one small state machine with three inputs.
 //!
-//! - the active probe (`/health`): says when an engine is up; `probe_failures` misses in a row take
+//! - the active probe (`/health`): reports that an engine is up; `probe_failures` misses in a row take
 //!   it down;
 //! - the requests themselves: connect failures, 5xx and timeouts eject ([`Breaker`]); a 4xx is the
-//!   client's doing and never counts;
+//!   client's fault and never counts;
 //! - progress: requests in flight, no byte for too long and counters that stand still mean a hung
 //!   engine although its `/health` still says 200.
 //!
@@ -13,7 +13,7 @@
 //!                                                 Probation --failure--> Ejected (twice as long)
 //! ```
 //! In probation a backend carries one request at a time: the half-open trial.
-//! Time is a parameter. Draining is the operator's wish, not health: it lives beside this.
+//! Time is a parameter. Draining is a decision of the operator, not health: it is kept beside this.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ use tokio::time::Instant;
 
 use super::breaker::Breaker;
 
-/// How patient health is.
+/// Thresholds and durations of health.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HealthRules {
     /// Probe misses in a row that take a backend down; at least 1.
@@ -34,20 +34,20 @@ pub struct HealthRules {
     pub eject_max: Duration,
 }
 
-/// What went wrong with a request, as far as the backend is to blame.
+/// A failure of a request that is the fault of the backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BackendFault {
-    /// No connection: nobody listens, or the host is gone.
+    /// No connection: the port is closed, or the host is unreachable.
     Connect,
-    /// A 5xx answer, an in-stream error, a broken or unreadable answer.
+    /// A 5xx status, an in-stream error, a broken or unreadable response.
     Response,
-    /// Nothing came in time.
+    /// No byte in time.
     Timeout,
     /// Requests in flight and no progress at all.
     Hung,
 }
 
-/// Where a backend stands.
+/// The health of a backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
     /// Not probed successfully since it was configured.
@@ -58,9 +58,9 @@ pub enum Phase {
     Probation,
     /// Out of rotation until a time, for a fault.
     Ejected {
-        /// Not before this is it tried again.
+        /// The earliest time of the next attempt.
         until: Instant,
-        /// What it was ejected for.
+        /// The cause.
         fault: BackendFault,
     },
     /// Its probe fails.
@@ -115,12 +115,12 @@ impl BackendHealth {
         }
     }
 
-    /// Not probed at all yet: a backend that a reload has just brought may be up in a moment.
+    /// Not probed yet: a backend that a reload has just added may be up in a moment.
     pub fn is_untried(&self) -> bool {
         self.phase == Phase::Starting && self.probe_misses == 0
     }
 
-    /// The probe answered.
+    /// The probe succeeded.
     pub fn probe_ok(&mut self, now: Instant) {
         self.probe_misses = 0;
         self.phase = match self.phase {
@@ -131,16 +131,16 @@ impl BackendHealth {
         };
     }
 
-    /// The probe did not answer, or not with 200.
+    /// The probe failed, or its status was not 200.
     pub fn probe_missed(&mut self, rules: &HealthRules) {
         self.probe_misses = self.probe_misses.saturating_add(1);
-        // A backend that never was up stays "starting": nothing has been taken away.
+        // A backend that was never up stays "starting".
         if self.probe_misses >= rules.probe_failures && self.phase != Phase::Starting {
             self.phase = Phase::Down;
         }
     }
 
-    /// A request came through.
+    /// A request succeeded.
     pub fn success(&mut self) {
         self.breaker.success();
         self.successes = self.successes.saturating_add(1);
@@ -152,9 +152,9 @@ impl BackendHealth {
         }
     }
 
-    /// A request failed by the backend's fault. `only_one`: no other backend of the pool is ready;
-    /// then wrong answers and timeouts do not eject, because a poisonous request would turn a
-    /// partial failure into a total one. A refused connection or a hung engine ejects all the same.
+    /// A request failed through the backend's fault. `only_one`: no other backend of the pool is ready. Then failed
+    /// responses and timeouts do not eject, because one bad request would turn a partial failure into a total one. A
+    /// refused connection or a hung engine ejects all the same.
     pub fn failure(&mut self, fault: BackendFault, only_one: bool, rules: &HealthRules, now: Instant) {
         self.successes = 0;
         let tripped = self.breaker.failure(rules.request_failures) || fault == BackendFault::Hung;

@@ -1,10 +1,9 @@
-//! The right to use one backend, and a place in line for one.
+//! The right to use one backend, and a place in the queue for one.
 //!
-//! A [`Lease`] is held for as long as a request is on a backend; dropping it, on whatever path,
-//! gives back what it holds. Nothing else gives capacity back, and no counter is ever repaired.
-//! A [`Ticket`] is a waiter: a future that ends with a lease. Dropping it leaves the line; if a
-//! grant was made but not yet picked up, the grant goes back too, so a client that leaves at the
-//! very moment it is served cannot keep a slot.
+//! A [`Lease`] is held while a request is on a backend; dropping it, on whatever path, returns what it holds. Nothing
+//! else returns capacity, and no counter is ever repaired.
+//! A [`Ticket`] is a waiter: a future that resolves to a lease. Dropping it leaves the queue. If a grant was made but not
+//! yet taken, the grant is returned too, so that a client that leaves at that moment cannot keep a slot.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -15,40 +14,26 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::admission::Admission;
-use super::backend::{ClientWait, Progress};
-use super::capacity::Held;
+use super::backend::ClientWait;
+use super::grant::{Grant, WaiterOutcome};
 use super::health::BackendFault;
-use super::layout::Address;
 use super::queue::WaiterId;
+use super::shared::SharedState;
+use super::spec::Address;
 use sluice_core::base::{BackendId, PoolId};
-
-/// What a grant hands over, besides the amounts.
-#[derive(Debug)]
-pub(super) struct Grant {
-    pub(super) backend: BackendId,
-    pub(super) pool: PoolId,
-    pub(super) pool_name: Arc<str>,
-    pub(super) name: Arc<str>,
-    pub(super) address: Arc<Address>,
-    pub(super) held: Held,
-    pub(super) pulse: Arc<Progress>,
-    pub(super) cut: CancellationToken,
-    pub(super) prefill_time: Duration,
-}
 
 /// The right to use one backend: slots, tokens, and prefill tokens until the first token.
 #[derive(Debug)]
 pub struct Lease {
-    admission: Arc<Admission>,
+    shared: Arc<SharedState>,
     grant: Grant,
-    /// Everything has gone back: the id may mean another backend by now.
+    /// Everything was returned: the id may refer to another backend by now.
     released: bool,
 }
 
 impl Lease {
-    pub(super) fn new(admission: Arc<Admission>, grant: Grant) -> Self {
-        Self { admission, grant, released: false }
+    pub(super) fn new(shared: Arc<SharedState>, grant: Grant) -> Self {
+        Self { shared, grant, released: false }
     }
 
     /// The backend to use.
@@ -71,66 +56,72 @@ impl Lease {
         &self.grant.name
     }
 
-    /// Where the backend is reached.
+    /// The backend's address.
     pub fn address(&self) -> &Arc<Address> {
         &self.grant.address
     }
 
-    /// How long the prefill is expected to take: when the prefill share of an answer that is not
-    /// streamed goes back.
+    /// The expected length of the prefill, after which the prefill share of a response that is not streamed is returned.
     pub fn prefill_time(&self) -> Duration {
         self.grant.prefill_time
     }
 
-    /// Bytes came from the backend.
+    /// Records that the backend sent bytes.
     pub fn record_progress(&self, now: Instant) {
         self.grant.pulse.record_progress(now);
     }
 
-    /// The request waits for its client, as long as what is returned lives: not the backend's silence.
+    /// Marks the request as waiting for its client until the guard is dropped: this time is not the backend's silence.
     pub fn client_wait(&self) -> ClientWait<'_> {
         self.grant.pulse.client_wait()
     }
 
-    /// Resolves when the backend was found hung: the exchange is to be given up.
+    /// Cancelled when the backend is found hung.
     pub fn hang_token(&self) -> &CancellationToken {
         &self.grant.cut
     }
 
-    /// The backend is done with the request, although its answer may still be on its way to the client: everything goes
-    /// back now. What is reported afterwards is not taken in.
+    /// Returns everything before the lease is dropped: the backend has finished the request, although its response may
+    /// still be on its way to the client. Later reports are ignored.
     pub fn release(&mut self) {
         if !std::mem::replace(&mut self.released, true) {
-            self.admission.release(self.grant.backend, std::mem::take(&mut self.grant.held));
+            self.shared.release(self.grant.backend, std::mem::take(&mut self.grant.held));
         }
     }
 
-    /// The first token was seen: prefill tokens and the permit go back. Idempotent.
+    /// The first token was seen: returns prefill tokens and the permit. Idempotent.
     pub fn first_token(&mut self) {
         if self.released {
             return;
         }
-        self.admission.end_prefill(self.grant.backend, &mut self.grant.held);
+        self.shared.end_prefill(self.grant.backend, &mut self.grant.held);
     }
 
-    /// Teaches the backend's prefill rate and decoding speed.
-    pub fn observe(&self, prefill: Option<(u64, Duration)>, tpot: Option<Duration>) {
+    /// Teaches the backend's prefill rate.
+    pub fn observe_prefill(&self, prompt_tokens: u64, ttft: Duration) {
         if !self.released {
-            self.admission.observe(self.grant.backend, prefill, tpot);
+            self.shared.observe_prefill(self.grant.backend, prompt_tokens, ttft);
         }
     }
 
-    /// The backend did its part.
+    /// Teaches the backend's decoding speed.
+    pub fn observe_tpot(&self, tpot: Duration) {
+        if !self.released {
+            self.shared.observe_tpot(self.grant.backend, tpot);
+        }
+    }
+
+    /// Reports a success of the backend.
     pub fn success(&self) {
         if !self.released {
-            self.admission.success(self.grant.backend);
+            self.shared.success(self.grant.backend);
         }
     }
 
-    /// The backend failed this request.
+    /// Reports a fault of the backend.
     pub fn failure(&self, fault: BackendFault, now: Instant) {
         if !self.released {
-            self.admission.failure(self.grant.backend, fault, now);
+            self.shared.failure(self.grant.backend, fault, now);
         }
     }
 }
@@ -141,26 +132,26 @@ impl Drop for Lease {
     }
 }
 
-/// How waiting ended.
+/// How a wait ended.
 #[derive(Debug)]
 pub enum WaitResult {
-    /// With the right to use a backend.
+    /// With a lease.
     Granted(Lease),
-    /// The pool was removed by a reload: classify again and re-enter, keeping the arrival time.
+    /// A reload removed the pool: classify again and enter, with the original arrival time.
     Reclassify,
 }
 
-/// A place in line.
+/// A place in a queue.
 #[derive(Debug)]
 pub struct Ticket {
-    admission: Arc<Admission>,
-    /// `None` once the outcome was handed over.
+    shared: Arc<SharedState>,
+    /// `None` once the outcome was taken.
     id: Option<WaiterId>,
 }
 
 impl Ticket {
-    pub(super) fn new(admission: Arc<Admission>, id: WaiterId) -> Self {
-        Self { admission, id: Some(id) }
+    pub(super) fn new(shared: Arc<SharedState>, id: WaiterId) -> Self {
+        Self { shared, id: Some(id) }
     }
 }
 
@@ -169,23 +160,19 @@ impl Future for Ticket {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<WaitResult> {
         let Some(id) = self.id else { return Poll::Pending };
-        match self.admission.poll_waiter(id, cx.waker()) {
-            None => Poll::Pending,
-            Some(outcome) => {
-                self.id = None;
-                Poll::Ready(match outcome {
-                    Some(grant) => WaitResult::Granted(Lease::new(Arc::clone(&self.admission), grant)),
-                    None => WaitResult::Reclassify,
-                })
-            }
-        }
+        let Some(outcome) = self.shared.poll_waiter(id, cx.waker()) else { return Poll::Pending };
+        self.id = None;
+        Poll::Ready(match outcome {
+            WaiterOutcome::Granted(grant) => WaitResult::Granted(Lease::new(Arc::clone(&self.shared), grant)),
+            WaiterOutcome::Reclassify => WaitResult::Reclassify,
+        })
     }
 }
 
 impl Drop for Ticket {
     fn drop(&mut self) {
         if let Some(id) = self.id {
-            self.admission.leave(id);
+            self.shared.leave(id);
         }
     }
 }

@@ -1,36 +1,41 @@
-//! Pools: who may carry what, who waits, and who is next.
+//! Pools: which backend a request may use, which requests wait, and which is next.
 //!
 //! ```text
-//!   AdmissionRequest --> Admission (one lock) --> Lease on a backend --first token--> prefill share goes back
-//!                 |                                      --drop--------> everything goes back
-//!                 +--> Ticket (in the pool's queue) --> Lease, or left, or turned away
+//!   AdmissionRequest --> Admission (one lock) --> Lease on a backend --first token--> prefill share is returned
+//!                             |                                      --drop--------> everything is returned
+//!                             +--> Ticket (in the pool's queue) --> Lease, or dropped, or classified again
 //! ```
-//! The arithmetic of one backend is in [`capacity`], its health in [`health`], the line in
-//! [`queue`], the choice in [`policy`]; [`admission`] ties them together. No clock, no I/O: the
-//! whole folder runs on virtual time in tests, and a property test drives it through any order of
-//! entering, leaving, finishing, resizing and draining.
+//! The arithmetic of one backend is in [`capacity`], its health in [`health`], the queue in [`queue`], the choice in
+//! [`policy`]; [`admission`] combines them. No clock and no I/O: the whole folder runs on virtual time in tests, and a
+//! property test drives it through any order of entering, leaving, finishing, resizing and draining.
 
-pub mod admission;
-mod backend;
-mod breaker;
 pub mod capacity;
-mod drain_rate;
-pub mod health;
-pub mod layout;
-pub mod lease;
-pub mod policy;
 pub mod queue;
+pub mod spec;
+pub mod policy;
+pub mod health;
+mod breaker;
+mod drain_rate;
+mod backend;
+mod request;
+mod grant;
 mod state;
+mod choice;
+mod apply;
+mod shared;
 pub mod view;
+pub mod lease;
+pub mod admission;
 
 #[cfg(test)]
 mod tests;
 
-pub use admission::{Admission, AdmissionDecision, AdmissionRequest};
+pub use admission::{Admission, AdmissionDecision};
 pub use backend::Cordon;
 pub use capacity::{BackendLimits, CapacityUsage, LongPrefix, Need};
 pub use health::{BackendFault, HealthRules, Phase};
-pub use layout::{Address, BackendSpec, PoolLayout, PoolRules, PoolSpec};
 pub use lease::{Lease, Ticket, WaitResult};
 pub use queue::QueueOrder;
+pub use request::AdmissionRequest;
+pub use spec::{Address, BackendSpec, PoolLayout, PoolRules, PoolSpec};
 pub use view::{BackendView, PoolView};

@@ -1,4 +1,4 @@
-//! The waiting line of one pool: bounded, ordered by a key that never changes.
+//! The queue of one pool: bounded, ordered by a key that never changes.
 //!
 //! `fifo` orders by arrival. `shortest_first` orders by `arrival + aging x prompt tokens`: a
 //! virtual deadline. A prompt of P tokens can be overtaken only by requests that arrive within
@@ -6,8 +6,8 @@
 //! among waiters never changes and a sorted map is enough: no re-sorting as time passes.
 //! A key's priority comes first (lower is earlier, as in vLLM).
 //!
-//! Two lanes: prompts that need a permit in this pool, and the rest. When a backend has no permit
-//! left, the long lane is left out at once, instead of stepping over its waiters one by one.
+//! Two lanes: prompts that need a permit in this pool, and the rest. When a backend has no permit left, the long lane is
+//! skipped as a whole instead of waiter by waiter.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -18,7 +18,7 @@ pub type WaiterId = u32;
 /// The order of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueOrder {
-    /// Head start that one prompt token costs; zero is first in, first out.
+    /// Delay added per prompt token; zero is first in, first out.
     pub aging_per_token: Duration,
 }
 
@@ -26,7 +26,7 @@ impl QueueOrder {
     /// First in, first out.
     pub const FIFO: Self = Self { aging_per_token: Duration::ZERO };
 
-    /// The place in line of a request that arrived `arrived` after the admission's epoch.
+    /// The position of a request that arrived `arrived` after the admission's epoch.
     pub fn key(&self, priority: i32, arrived: Duration, prompt_tokens: u64, serial: u64) -> QueuePosition {
         let aging = self.aging_per_token.as_micros().saturating_mul(u128::from(prompt_tokens));
         let due_us = u64::try_from(arrived.as_micros().saturating_add(aging)).unwrap_or(u64::MAX);
@@ -34,7 +34,7 @@ impl QueueOrder {
     }
 }
 
-/// A fixed place in line.
+/// A fixed position in the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct QueuePosition {
     priority: i32,
@@ -43,7 +43,7 @@ pub struct QueuePosition {
     serial: u64,
 }
 
-/// Which lane a waiter stands in.
+/// The lane of a waiter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lane {
     /// Needs a prefill permit in its home pool.
@@ -60,12 +60,12 @@ pub struct WaitQueue {
 }
 
 impl WaitQueue {
-    /// How many wait.
+    /// Requests that wait.
     pub fn len(&self) -> usize {
         self.long.len() + self.rest.len()
     }
 
-    /// Whether nobody waits.
+    /// Whether no request waits.
     pub fn is_empty(&self) -> bool {
         self.long.is_empty() && self.rest.is_empty()
     }
@@ -81,7 +81,7 @@ impl WaitQueue {
         self.lane_mut(lane).remove(key).is_some()
     }
 
-    /// The first waiter strictly after `after` in line order; `skip_long` leaves the long lane out.
+    /// The first waiter strictly after `after` in queue order; `skip_long` leaves the long lane out.
     pub fn next_after(&self, after: Option<QueuePosition>, skip_long: bool) -> Option<(Lane, QueuePosition, WaiterId)> {
         let first = |lane: &BTreeMap<QueuePosition, WaiterId>| {
             let found = match after {

@@ -1,7 +1,7 @@
-//! What stands behind the admission's lock: pools, backends, waiters, and the moves between them.
+//! The state behind the admission's lock: pools, backends and waiters, and how requests move between them.
 //!
-//! See [`super::admission`] for the rules. Everything here runs under the lock, returns at once and
-//! wakes nobody itself: wakers are collected for the caller.
+//! See [`super::admission`] for the rules. Everything here runs under the lock and returns at once. Wakers are collected
+//! for the caller, which runs them after it has released the lock.
 
 use std::sync::Arc;
 use std::task::Waker;
@@ -11,18 +11,19 @@ use smallvec::SmallVec;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::admission::{AdmissionRequest, Wakers};
 use super::backend::BackendState;
 use super::capacity::{Fit, Held};
 use super::drain_rate::DrainRate;
+use super::grant::{Entered, Grant, WaiterOutcome};
 use super::health::{BackendFault, HealthRules, Phase};
-use super::layout::PoolRules;
-use super::lease::Grant;
-use super::policy::{self, Candidate};
 use super::queue::{Lane, QueuePosition, WaitQueue, WaiterId};
-use crate::config::Policy;
+use super::request::AdmissionRequest;
+use super::spec::PoolRules;
 use sluice_core::base::{BackendId, PoolId, Rng};
 use sluice_core::openai::ShedReason;
+
+/// Wakers to run once the lock is released.
+pub(super) type Wakers = SmallVec<[Waker; 4]>;
 
 /// One pool's members and its queue.
 #[derive(Debug)]
@@ -37,10 +38,10 @@ pub(super) struct PoolState {
     pub(super) removed: bool,
 }
 
-/// One request in line.
+/// One request in a queue.
 #[derive(Debug)]
 struct Waiter {
-    ask: AdmissionRequest,
+    request: AdmissionRequest,
     lane: Lane,
     key: QueuePosition,
     state: WaiterState,
@@ -50,7 +51,7 @@ struct Waiter {
 #[derive(Debug)]
 enum WaiterState {
     Waiting,
-    /// Holds capacity on a backend until the ticket picks it up.
+    /// Holds capacity on a backend until the ticket takes it.
     Granted(BackendId, Held),
     Reclassify,
 }
@@ -67,12 +68,8 @@ pub(super) struct AdmissionState {
     waiters: Vec<Option<Waiter>>,
     free: Vec<WaiterId>,
     serial: u64,
-    rng: Rng,
+    pub(super) rng: Rng,
 }
-
-/// Share of an engine's context limit that a spilled prompt's estimate may reach: at home the
-/// engine's own 400 is the truth, but a request must not be refused because it was spilled.
-const SPILL_LEN_PERCENT: u64 = 90;
 
 impl AdmissionState {
     pub(super) fn new(now: Instant, rules: HealthRules, seed: u64) -> Self {
@@ -98,59 +95,66 @@ impl AdmissionState {
     }
 
     /// Whether a pool is no longer configured.
-    pub(super) fn is_gone(&self, pool: PoolId) -> bool {
+    pub(super) fn is_removed(&self, pool: PoolId) -> bool {
         self.pools.get(pool.index()).is_none_or(|pool| pool.removed)
     }
 
-    /// Grants at once, or puts in line (ticket and deadline), or sheds.
-    pub(super) fn enter(
-        &mut self,
-        ask: AdmissionRequest,
-        wakers: &mut Wakers,
-    ) -> Result<Result<Grant, (WaiterId, Instant)>, ShedReason> {
-        // Nobody serves the line of a removed pool: who asks for one goes by an old plan.
-        if self.pools.get(ask.home.index()).is_none_or(|pool| pool.removed) {
-            return Err(ShedReason::NoBackend);
+    /// Grants capacity at once, queues the request, or sheds it.
+    pub(super) fn enter(&mut self, request: AdmissionRequest, wakers: &mut Wakers) -> Entered {
+        if self.is_removed(request.home) {
+            return Entered::Reclassify;
         }
-        let reachable: SmallVec<[PoolId; 4]> = std::iter::once(ask.home).chain(ask.spill.iter().copied()).collect();
-        let allowed = |state: &Self, id: &BackendId| state.allows(&ask, *id);
-        if !reachable.iter().any(|pool| self.members(*pool).iter().any(|id| allowed(self, id))) {
-            return Err(ShedReason::NoBackend);
+        let reachable: SmallVec<[PoolId; 4]> =
+            std::iter::once(request.home).chain(request.spill.iter().copied()).collect();
+        let backends = || reachable.iter().flat_map(|pool| self.members(*pool));
+        if !backends().any(|id| self.allows(&request, *id)) {
+            let outdated = request.layout != self.layout;
+            return if outdated { Entered::Reclassify } else { Entered::Shed(ShedReason::NoBackend) };
         }
-        let preferred = self.in_order_of_prefills(&reachable, &ask);
-        for pool in &preferred {
-            if self.unclaimed(*pool)
-                && let Some(backend) = self.pick(*pool, &ask)
+        let preferred = self.in_order_of_prefills(&reachable, &request);
+        match self.grant_at_once(&preferred, &request) {
+            Some(grant) => Entered::Granted(grant),
+            None => self.wait_in_queue(&preferred, request, wakers),
+        }
+    }
+
+    /// Capacity in the first pool that has room and for which no request waits.
+    fn grant_at_once(&mut self, pools: &[PoolId], request: &AdmissionRequest) -> Option<Grant> {
+        for pool in pools {
+            if self.has_no_waiters(*pool)
+                && let Some(backend) = self.pick(*pool, request)
             {
-                return Ok(Ok(self.grant(backend, &ask)));
+                return Some(self.grant(backend, request));
             }
         }
-        let home = ask.home;
-        let (length, deadline) = match self.pools.get(home.index()) {
-            Some(pool) => (pool.rules.queue_length, ask.arrived + pool.rules.queue_timeout),
-            None => return Err(ShedReason::NoBackend),
-        };
-        let mut untried = ask.clone();
-        let id = self.stand_in_line(ask);
-        // Somebody waits for what this request could take: let the line decide, backend by backend
-        // in the order in which the policy would have picked them.
-        for pool in &preferred {
+        None
+    }
+
+    /// Queues the request. Other waiters may compete for the same room, so the queue decides, backend by backend in the
+    /// order in which the policy picks them.
+    fn wait_in_queue(&mut self, pools: &[PoolId], request: AdmissionRequest, wakers: &mut Wakers) -> Entered {
+        let home = request.home;
+        let rules = &self.pools[home.index()].rules;
+        let (queue_length, deadline) = (rules.queue_length, request.arrived + rules.queue_timeout);
+        let mut untried = request.clone();
+        let id = self.enqueue(request);
+        for pool in pools {
             while let Some(backend) = self.pick(*pool, &untried) {
                 self.dispatch(backend, wakers);
-                if let Some(Some(grant)) = self.take_outcome(id) {
-                    return Ok(Ok(grant));
+                if let Some(WaiterOutcome::Granted(grant)) = self.take_outcome(id) {
+                    return Entered::Granted(grant);
                 }
                 untried.avoid.push(backend);
             }
         }
-        if self.pools[home.index()].queue.len() > length {
+        if self.pools[home.index()].queue.len() > queue_length {
             self.leave(id, wakers);
-            return Err(ShedReason::QueueFull);
+            return Entered::Shed(ShedReason::QueueFull);
         }
-        Ok(Err((id, deadline)))
+        Entered::Queued { id, deadline }
     }
 
-    /// Gives what `backend` has room for to those who wait for it, in line order.
+    /// Grants the room of `backend` to the requests that wait for it, in queue order.
     pub(super) fn dispatch(&mut self, backend: BackendId, wakers: &mut Wakers) {
         let Some(home) = self.backend(backend).filter(|b| b.in_rotation()).map(|b| b.pool) else { return };
         let feeders = self.pools.get(home.index()).map(|pool| pool.fed_by.clone()).unwrap_or_default();
@@ -161,27 +165,27 @@ impl AdmissionState {
         }
     }
 
-    /// Serves one queue from one backend; false when the backend is full for whoever comes next.
+    /// Serves one queue from one backend; false when the backend has no room for the next waiter.
     fn dispatch_queue(&mut self, backend: BackendId, pool: PoolId, wakers: &mut Wakers) -> bool {
         let mut after = None;
         let mut skip_long = false;
         while let Some((lane, key, id)) = self.pools[pool.index()].queue.next_after(after, skip_long) {
             after = Some(key);
             let Some(waiter) = self.waiters[id as usize].as_ref() else { continue };
-            if !self.allows(&waiter.ask, backend) {
+            if !self.allows(&waiter.request, backend) {
                 continue;
             }
             let Some(found) = self.backend(backend) else { return false };
-            match found.fit(&waiter.ask.need) {
+            match found.fit(&waiter.request.need) {
                 Fit::Full => return false,
                 Fit::NoPermit => skip_long |= lane == Lane::Long && self.whole_lane_is_long(pool, backend),
-                Fit::Room => self.hand_over(backend, pool, lane, key, id, wakers),
+                Fit::Room => self.grant_to_waiter(backend, pool, lane, key, id, wakers),
             }
         }
         true
     }
 
-    fn hand_over(
+    fn grant_to_waiter(
         &mut self,
         backend: BackendId,
         pool: PoolId,
@@ -192,7 +196,7 @@ impl AdmissionState {
     ) {
         self.pools[pool.index()].queue.remove(lane, &key);
         let Some(waiter) = self.waiters[id as usize].as_mut() else { return };
-        let need = waiter.ask.need;
+        let need = waiter.request.need;
         wakers.extend(waiter.waker.take());
         let Some(found) = self.backends[backend.index()].as_mut() else { return };
         let held = found.used.take(&found.limits, &need);
@@ -206,97 +210,20 @@ impl AdmissionState {
         matches!((here, home), (Some(here), Some(home)) if here <= home)
     }
 
-    /// Whether this request may use this backend at all.
-    fn allows(&self, ask: &AdmissionRequest, backend: BackendId) -> bool {
-        let Some(found) = self.backend(backend) else { return false };
-        let home = found.pool == ask.home;
-        let spilled_in_reach = || {
-            ask.spill.contains(&found.pool)
-                && found.max_model_len.is_none_or(|len| ask.need.prompt_tokens <= len / 100 * SPILL_LEN_PERCENT)
-        };
-        found.could_serve(&ask.need) && !ask.avoid.contains(&backend) && (home || spilled_in_reach())
-    }
-
-    /// Whether nobody waits for any backend of this pool.
-    fn unclaimed(&self, pool: PoolId) -> bool {
+    /// Whether no request waits for a backend of this pool.
+    fn has_no_waiters(&self, pool: PoolId) -> bool {
         let Some(found) = self.pools.get(pool.index()) else { return true };
         found.queue.is_empty() && found.fed_by.iter().all(|feeder| self.pools[feeder.index()].queue.is_empty())
     }
 
-    fn members(&self, pool: PoolId) -> &[BackendId] {
+    pub(super) fn members(&self, pool: PoolId) -> &[BackendId] {
         self.pools.get(pool.index()).map_or(&[], |pool| &pool.members)
     }
 
-    /// Pools in the order in which they are tried: home first and then the spill list, but a prompt that needs a permit
-    /// goes where fewest long prefills run, home on a tie. Two long prefills on one engine starve the decodes beside
-    /// them while a permit of another lies idle; in a hundred simulated draws of the product's own load this rule beat
-    /// round robin on all four tails in 79, home first in 51.
-    fn in_order_of_prefills(&self, reachable: &[PoolId], ask: &AdmissionRequest) -> SmallVec<[PoolId; 4]> {
-        let mut pools = SmallVec::from_slice(reachable);
-        if reachable.len() > 1 {
-            pools.sort_by_cached_key(|pool| self.least_prefills(*pool, ask).unwrap_or(u32::MAX));
-        }
-        pools
-    }
-
-    /// The fewest long prefills on a backend of this pool that has room; 0 where the request needs no permit.
-    fn least_prefills(&self, pool: PoolId, ask: &AdmissionRequest) -> Option<u32> {
-        self.with_room(pool, ask).map(|(_, backend)| backend.prefills_beside(&ask.need)).min()
-    }
-
-    /// Backends of a pool that could take the request now.
-    fn with_room<'s>(
-        &'s self,
-        pool: PoolId,
-        ask: &'s AdmissionRequest,
-    ) -> impl Iterator<Item = (BackendId, &'s BackendState)> + 's {
-        self.members(pool)
-            .iter()
-            .filter(|id| self.allows(ask, **id))
-            .filter_map(|id| self.backend(*id).map(|backend| (*id, backend)))
-            .filter(|(_, backend)| backend.fit(&ask.need) == Fit::Room)
-    }
-
-    fn pick(&mut self, pool: PoolId, ask: &AdmissionRequest) -> Option<BackendId> {
-        let least = self.least_prefills(pool, ask)?;
-        let candidates: SmallVec<[Candidate; 8]> = self
-            .with_room(pool, ask)
-            .filter(|(_, backend)| backend.prefills_beside(&ask.need) == least)
-            .map(|(id, backend)| Candidate {
-                id,
-                weight: backend.weight,
-                tokens: backend.used.tokens,
-                requests: backend.used.requests,
-                speed: backend.speed,
-            })
-            .collect();
-        match self.pools.get(pool.index())?.rules.policy {
-            Policy::RoundRobin => self.next_in_turn(&candidates),
-            policy => policy::pick(policy, &candidates, ask.need.tokens(), &mut self.rng),
-        }
-    }
-
-    /// Smooth weighted round robin, as nginx does it: each candidate is owed its weight per round,
-    /// the one owed most is served and pays for the round.
-    fn next_in_turn(&mut self, candidates: &[Candidate]) -> Option<BackendId> {
-        let round: f64 = candidates.iter().map(|c| c.weight).sum();
-        for candidate in candidates {
-            if let Some(backend) = self.backend_mut(candidate.id) {
-                backend.turn += candidate.weight;
-            }
-        }
-        let owed = |id: BackendId| self.backend(id).map_or(0.0, |backend| backend.turn);
-        let next = candidates.iter().map(|c| c.id).rev().max_by(|a, b| owed(*a).total_cmp(&owed(*b)))?;
-        if let Some(backend) = self.backend_mut(next) {
-            backend.turn -= round;
-        }
-        Some(next)
-    }
-
-    fn grant(&mut self, backend: BackendId, ask: &AdmissionRequest) -> Grant {
+    fn grant(&mut self, backend: BackendId, request: &AdmissionRequest) -> Grant {
         let found = self.backends[backend.index()].as_mut().expect("picked from the members of a pool");
-        let held = found.used.take(&found.limits, &ask.need);
-        self.grant_of(backend, held, ask.need.prompt_tokens)
+        let held = found.used.take(&found.limits, &request.need);
+        self.grant_of(backend, held, request.need.prompt_tokens)
     }
 
     fn grant_of(&self, backend: BackendId, held: Held, prompt_tokens: u64) -> Grant {
@@ -314,14 +241,14 @@ impl AdmissionState {
         }
     }
 
-    fn stand_in_line(&mut self, ask: AdmissionRequest) -> WaiterId {
-        let rules = &self.pools[ask.home.index()].rules;
-        let lane = if rules.limits.is_long(ask.need.prompt_tokens) { Lane::Long } else { Lane::Rest };
+    fn enqueue(&mut self, request: AdmissionRequest) -> WaiterId {
+        let rules = &self.pools[request.home.index()].rules;
+        let lane = if rules.limits.is_long(request.need.prompt_tokens) { Lane::Long } else { Lane::Rest };
         self.serial += 1;
-        let arrived = ask.arrived.saturating_duration_since(self.epoch);
-        let key = rules.order.key(ask.priority, arrived, ask.need.prompt_tokens, self.serial);
-        let (home, since) = (ask.home, ask.arrived);
-        let waiter = Waiter { ask, lane, key, state: WaiterState::Waiting, waker: None };
+        let arrived = request.arrived.saturating_duration_since(self.epoch);
+        let key = rules.order.key(request.priority, arrived, request.need.prompt_tokens, self.serial);
+        let (home, since) = (request.home, request.arrived);
+        let waiter = Waiter { request, lane, key, state: WaiterState::Waiting, waker: None };
         let id = match self.free.pop() {
             Some(id) => {
                 self.waiters[id as usize] = Some(waiter);
@@ -340,8 +267,8 @@ impl AdmissionState {
         id
     }
 
-    /// The ticket asks: `None` still waiting, `Some(None)` pool gone, `Some(Some(_))` granted.
-    pub(super) fn poll_waiter(&mut self, id: WaiterId, waker: &Waker) -> Option<Option<Grant>> {
+    /// The outcome of a wait; `None` while the waiter waits, and then `waker` runs when that changes.
+    pub(super) fn poll_waiter(&mut self, id: WaiterId, waker: &Waker) -> Option<WaiterOutcome> {
         let outcome = self.take_outcome(id);
         if outcome.is_none()
             && let Some(waiter) = self.waiters[id as usize].as_mut()
@@ -352,19 +279,21 @@ impl AdmissionState {
         outcome
     }
 
-    fn take_outcome(&mut self, id: WaiterId) -> Option<Option<Grant>> {
+    fn take_outcome(&mut self, id: WaiterId) -> Option<WaiterOutcome> {
         let waiter = self.waiters[id as usize].as_ref()?;
         let outcome = match &waiter.state {
             WaiterState::Waiting => return None,
-            WaiterState::Reclassify => None,
-            WaiterState::Granted(backend, held) => Some(self.grant_of(*backend, *held, waiter.ask.need.prompt_tokens)),
+            WaiterState::Reclassify => WaiterOutcome::Reclassify,
+            WaiterState::Granted(backend, held) => {
+                WaiterOutcome::Granted(self.grant_of(*backend, *held, waiter.request.need.prompt_tokens))
+            }
         };
         self.waiters[id as usize] = None;
         self.free.push(id);
         Some(outcome)
     }
 
-    /// A ticket was dropped: out of the line, and back with what it had been granted.
+    /// A ticket was dropped: removes its waiter and returns what it was granted.
     pub(super) fn leave(&mut self, id: WaiterId, wakers: &mut Wakers) {
         let Some(waiter) = self.waiters[id as usize].take() else { return };
         self.free.push(id);
@@ -372,9 +301,9 @@ impl AdmissionState {
             WaiterState::Reclassify => {}
             WaiterState::Granted(backend, held) => self.release(backend, held, wakers),
             WaiterState::Waiting => {
-                self.pools[waiter.ask.home.index()].queue.remove(waiter.lane, &waiter.key);
-                // It may have been what others were kept behind.
-                for pool in std::iter::once(waiter.ask.home).chain(waiter.ask.spill) {
+                self.pools[waiter.request.home.index()].queue.remove(waiter.lane, &waiter.key);
+                // Other waiters may have been blocked behind it.
+                for pool in std::iter::once(waiter.request.home).chain(waiter.request.spill) {
                     for backend in SmallVec::<[BackendId; 8]>::from_slice(self.members(pool)) {
                         self.dispatch(backend, wakers);
                     }
@@ -457,8 +386,8 @@ impl AdmissionState {
         }
     }
 
-    /// Waiters of a pool that is no longer configured classify again.
-    pub(super) fn turn_away(&mut self, pool: PoolId, wakers: &mut Wakers) {
+    /// Sends the waiters of a pool that is no longer configured back to be classified.
+    pub(super) fn reclassify_waiters(&mut self, pool: PoolId, wakers: &mut Wakers) {
         let queue = std::mem::take(&mut self.pools[pool.index()].queue);
         for id in queue.ids() {
             if let Some(waiter) = self.waiters[id as usize].as_mut() {
@@ -481,17 +410,17 @@ impl AdmissionState {
             return Err(format!("{queued} in queues but {waiting} waiting"));
         }
         if self.free.len() + self.waiters.iter().flatten().count() != self.waiters.len() {
-            return Err("a ticket number is neither free nor taken".to_owned());
+            return Err("a waiter id is neither free nor in use".to_owned());
         }
         for (index, backend) in self.backends.iter().enumerate() {
             let Some(backend) = backend else { continue };
-            // Room that a waiter could take must not lie idle.
+            // A backend must not be idle while a waiter could use it.
             for waiter in self.waiters.iter().flatten().filter(|w| matches!(w.state, WaiterState::Waiting)) {
-                let idle = self.allows(&waiter.ask, BackendId::new(index))
+                let idle = self.allows(&waiter.request, BackendId::new(index))
                     && backend.used.requests == 0
-                    && backend.fit(&waiter.ask.need) == Fit::Room;
+                    && backend.fit(&waiter.request.need) == Fit::Room;
                 if idle {
-                    return Err(format!("backend {} is idle while {:?} waits", backend.name, waiter.ask));
+                    return Err(format!("backend {} is idle while {:?} waits", backend.name, waiter.request));
                 }
             }
         }

@@ -1,14 +1,14 @@
-//! A picture of all pools, for metrics, the admin API and the live page. Copies; no lock is held
-//! while somebody looks at it.
+//! A snapshot of all pools, for metrics, the admin API and the live page.
 //!
-//! Gauges are read from here when they are scraped and kept nowhere else, so they cannot drift from the truth.
+//! Copies: no lock is held while a snapshot is read. Gauges are read from snapshots at scrape time and stored nowhere
+//! else, so they cannot drift.
 
 use std::sync::Arc;
 
 use super::backend::Cordon;
 use super::capacity::{BackendLimits, CapacityUsage};
 use super::health::Phase;
-use super::layout::Address;
+use super::spec::Address;
 use super::state::AdmissionState;
 use sluice_core::base::{BackendId, PoolId};
 
@@ -19,11 +19,11 @@ pub struct PoolView {
     pub id: PoolId,
     /// Its name.
     pub name: Arc<str>,
-    /// How many wait.
+    /// Requests that wait.
     pub queue_length: usize,
-    /// How many may.
+    /// How many may wait.
     pub queue_limit: usize,
-    /// Its backends; those being removed as well, while they carry something.
+    /// Its backends, including removed ones that still have requests.
     pub backends: Vec<BackendView>,
 }
 
@@ -40,9 +40,9 @@ pub struct BackendView {
     pub weight: f64,
     /// BackendHealth.
     pub phase: Phase,
-    /// The operator took it out of rotation.
+    /// Taken out of rotation by the operator.
     pub draining: bool,
-    /// What whoever runs its engine says.
+    /// Set by the process that runs its engine.
     pub cordon: Cordon,
     /// No longer configured.
     pub removed: bool,
@@ -50,18 +50,18 @@ pub struct BackendView {
     pub hangs: u64,
     /// Its limits.
     pub limits: BackendLimits,
-    /// What it carries.
+    /// What is in use.
     pub used: CapacityUsage,
     /// Seconds per output token, as observed.
     pub seconds_per_token: Option<f64>,
     /// Prompt tokens per second, as observed.
     pub prefill_rate: f64,
-    /// The engine's context limit, if it told.
+    /// The engine's context limit, if it reported one.
     pub max_model_len: Option<u64>,
 }
 
 impl BackendView {
-    /// The state as metrics and people name it.
+    /// The label of its state in metrics and the admin API.
     pub fn state(&self) -> &'static str {
         match self.cordon {
             _ if self.removed => "removed",
@@ -73,7 +73,7 @@ impl BackendView {
         }
     }
 
-    /// Whether it is given new work, as far as room allows.
+    /// Whether it gets new work if it has room.
     pub fn in_rotation(&self) -> bool {
         let healthy = matches!(self.phase, Phase::Ready | Phase::Probation);
         healthy && self.cordon == Cordon::Open && !self.draining && !self.removed

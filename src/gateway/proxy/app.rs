@@ -1,9 +1,8 @@
-//! One client connection's requests: what is answered here, what is refused before its body, and what
-//! goes down the request path.
+//! The requests of one client connection: local responses, refusals before the body, and the request path.
 //!
-//! Order of checks, cheapest and most certain first: request line and headers (400, 431), an upgrade
-//! (501), the route (404, 405), the key (401), the announced size (413), the body (413, 408). A request
-//! that is refused with its body unread closes the connection, after the client had a chance to read why.
+//! Order of checks, cheapest first: request line and headers (400, 431), an upgrade (501), the route (404, 405), the key
+//! (401), the announced size (413), the body (413, 408). A request that is refused with its body unread closes the
+//! connection, after the client had time to read the response.
 //!
 //! Only the routes of this table reach an engine; its control routes (sleep, LoRA loading, profiling,
 //! metrics) are never reachable from the client port.
@@ -31,16 +30,16 @@ use crate::flow::{
 };
 use sluice_core::openai::{ErrorFormat, Refusal, Route};
 
-/// Paths that are answered here, with GET and HEAD.
+/// Paths that the gateway serves itself, with GET and HEAD.
 const LOCAL_PATHS: [&str; 3] = ["/health", "/ready", "/v1/models"];
 
-/// What the gateway answers itself, beside refusals.
+/// What the gateway serves itself, besides refusals.
 pub trait LocalRoutes: Send + Sync + 'static {
     /// Whether at least one backend of every pool could take a request.
     fn ready(&self) -> bool;
 
-    /// The body of `/v1/models` for the holder of a key; without keys there is no holder.
-    fn models(&self, plan: &RoutingTable, holder: Option<&ApiKey<'_>>) -> Bytes;
+    /// The body of `/v1/models` for the client with this key; `None` where no key is required.
+    fn models(&self, table: &RoutingTable, key: Option<&ApiKey>) -> Bytes;
 }
 
 /// The client side of the gateway.
@@ -53,10 +52,31 @@ pub struct Gateway<U, R, L> {
     served: AtomicU64,
 }
 
-/// A local answer.
+/// A response of the gateway itself.
 struct LocalResponse {
     status: StatusCode,
     body: Bytes,
+}
+
+/// A request whose head was checked and whose body was read.
+struct AcceptedRequest {
+    route: Route,
+    /// `None` where no key is required.
+    key: Option<ApiKey>,
+    body: Bytes,
+}
+
+/// Why a request was not accepted.
+enum Rejected {
+    Refused(Refusal),
+    /// The client left; no response can reach it.
+    ClientGone,
+}
+
+impl From<Refusal> for Rejected {
+    fn from(refusal: Refusal) -> Self {
+        Self::Refused(refusal)
+    }
 }
 
 impl<U: Upstream, R: Recorder, L: LocalRoutes> Gateway<U, R, L> {
@@ -93,35 +113,35 @@ impl<U: Upstream, R: Recorder, L: LocalRoutes> Gateway<U, R, L> {
 
     /// Serves one request; whether the connection may be used for another.
     async fn serve(&self, session: &mut ServerSession) -> bool {
-        let plan = self.flow.routing_table();
+        let table = self.flow.routing_table();
         let number = self.served.fetch_add(1, Ordering::Relaxed);
         let request_id = headers::request_id(&session.req_header().headers, self.seed, number);
         let path = session.req_header().uri.path_and_query().map_or("/", |path| path.as_str()).to_owned();
         let bare = path.split('?').next().unwrap_or("/");
         let route = Route::from_path(bare);
-        if let Some(answer) = self.answer(session, bare) {
-            return self.send_local(session, answer, &request_id).await;
+        if let Some(response) = self.local_response(session, bare, &table) {
+            return self.send_local(session, response, &request_id).await;
         }
         let begun = Instant::now();
-        match self.before_body(session, &plan, route).await {
-            Ok((route, body)) => {
-                let incoming = incoming(session, &plan, route, path, body, Arc::clone(&request_id));
+        match self.accept(session, &table, route).await {
+            Ok(accepted) => {
+                let incoming = incoming(session, table, accepted, path, Arc::clone(&request_id));
                 let mut client = DownstreamConnection::new(session);
                 self.flow.run(incoming, &mut client).await;
                 client.is_finished()
             }
-            Err(refusal) => {
+            Err(rejected) => {
                 let record = RecordGuard::new(self.flow.recorder(), route, request_id, begun);
-                self.refuse(session, refusal, route, record).await
+                self.reject(session, rejected, route, record).await
             }
         }
     }
 
     /// Refuses a request, whose body may not have been read; whether the connection may be used for another.
-    async fn refuse(
+    async fn reject(
         &self,
         session: &mut ServerSession,
-        refusal: Option<Refusal>,
+        rejected: Rejected,
         route: Option<Route>,
         mut record: RecordGuard<'_, R>,
     ) -> bool {
@@ -129,7 +149,7 @@ impl<U: Upstream, R: Recorder, L: LocalRoutes> Gateway<U, R, L> {
         if unread {
             session.set_keepalive(None);
         }
-        let Some(refusal) = refusal else { return false };
+        let Rejected::Refused(refusal) = rejected else { return false };
         let mut client = DownstreamConnection::new(session);
         let format = route.map_or(ErrorFormat::OpenAi, Route::error_format);
         refuse(&mut client, &refusal, format, &mut record).await;
@@ -140,95 +160,97 @@ impl<U: Upstream, R: Recorder, L: LocalRoutes> Gateway<U, R, L> {
         finished && !unread
     }
 
-    /// Everything that is checked before the path of the request begins. `Err(None)`: nobody is there
-    /// any more to be told.
-    async fn before_body(
+    /// Checks the head of a request and reads its body.
+    async fn accept(
         &self,
         session: &mut ServerSession,
-        plan: &RoutingTable,
+        table: &RoutingTable,
         route: Option<Route>,
-    ) -> Result<(Route, Bytes), Option<Refusal>> {
-        if headers::too_large(&session.req_header().headers) {
-            return Err(Some(Refusal::HeadersTooLarge));
-        }
-        if session.is_upgrade_req() {
-            return Err(Some(Refusal::UpgradeRefused));
-        }
-        if body::is_framed_twice(session) {
-            let message = "both Content-Length and Transfer-Encoding were sent; send one of them".to_owned();
-            return Err(Some(Refusal::BadRequest { message, param: None }));
-        }
-        let Some(route) = route else { return Err(Some(self.not_a_route(session, plan))) };
-        if session.req_header().method != Method::POST {
-            return Err(Some(Refusal::MethodNotAllowed { allow: "POST" }));
-        }
-        key_refusal(session, plan).map_or(Ok(()), |refusal| Err(Some(refusal)))?;
-        let limit = plan.config.server.max_body.0;
-        let too_large = || Some(Refusal::BodyTooLarge { limit });
+    ) -> Result<AcceptedRequest, Rejected> {
+        let (route, key) = self.check_head(session, table, route)?;
+        let limit = table.config.server.max_body.0;
         if body::announced(session).is_some_and(|size| size > limit) {
-            return Err(too_large());
+            return Err(Refusal::BodyTooLarge { limit }.into());
         }
         match session.get_header(EXPECT).map(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue")) {
-            Some(true) => session.write_continue_response().await.map_err(|_| None)?,
-            Some(false) => return Err(Some(Refusal::ExpectationFailed)),
+            Some(true) => session.write_continue_response().await.map_err(|_| Rejected::ClientGone)?,
+            Some(false) => return Err(Refusal::ExpectationFailed.into()),
             None => {}
         }
-        match body::read(session, limit, plan.config.server.body_timeout).await {
-            Ok(body) => Ok((route, body)),
-            Err(BodyError::TooLarge) => Err(too_large()),
-            Err(BodyError::TooSlow) => Err(Some(Refusal::BodyTimeout)),
-            Err(BodyError::ClientGone) => Err(None),
+        match body::read(session, limit, table.config.server.body_timeout).await {
+            Ok(body) => Ok(AcceptedRequest { route, key, body }),
+            Err(BodyError::TooLarge) => Err(Refusal::BodyTooLarge { limit }.into()),
+            Err(BodyError::TooSlow) => Err(Refusal::BodyTimeout.into()),
+            Err(BodyError::ClientGone) => Err(Rejected::ClientGone),
         }
     }
 
-    /// The routes that are answered here.
-    fn answer(&self, session: &ServerSession, path: &str) -> Option<LocalResponse> {
+    /// Everything that request line and headers decide, cheapest check first.
+    fn check_head(
+        &self,
+        session: &ServerSession,
+        table: &RoutingTable,
+        route: Option<Route>,
+    ) -> Result<(Route, Option<ApiKey>), Refusal> {
+        if headers::too_large(&session.req_header().headers) {
+            return Err(Refusal::HeadersTooLarge);
+        }
+        if session.is_upgrade_req() {
+            return Err(Refusal::UpgradeRefused);
+        }
+        if body::is_framed_twice(session) {
+            let message = "both Content-Length and Transfer-Encoding were sent; send one of them".to_owned();
+            return Err(Refusal::BadRequest { message, param: None });
+        }
+        let route = route.ok_or_else(|| self.not_a_route(session, table))?;
+        if session.req_header().method != Method::POST {
+            return Err(Refusal::MethodNotAllowed { allow: "POST" });
+        }
+        Ok((route, authenticate(session, table)?))
+    }
+
+    /// The response of the gateway itself, on the routes that have one.
+    fn local_response(&self, session: &ServerSession, path: &str, table: &RoutingTable) -> Option<LocalResponse> {
         let method = &session.req_header().method;
         if method != Method::GET && method != Method::HEAD {
             return None;
         }
-        let status = |ok: bool| if ok { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+        let empty = |ok: bool| {
+            let status = if ok { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+            Some(LocalResponse { status, body: Bytes::new() })
+        };
         match path {
-            "/health" => Some(LocalResponse { status: StatusCode::OK, body: Bytes::new() }),
-            "/ready" => Some(LocalResponse {
-                status: status(self.local.ready() && !self.flow.is_closing()),
-                body: Bytes::new(),
-            }),
-            "/v1/models" => self.list(session),
+            "/health" => empty(true),
+            "/ready" => empty(self.local.ready() && !self.flow.is_closing()),
+            "/v1/models" => self.list_models(session, table),
             _ => None,
         }
     }
 
-    /// The models that the sender of a request may use; nothing without a key that is asked for.
-    fn list(&self, session: &ServerSession) -> Option<LocalResponse> {
-        let plan = self.flow.routing_table();
-        let holder = match plan.keys.is_open() {
-            true => None,
-            false => {
-                let key = headers::client_key(&session.req_header().headers);
-                Some(plan.keys.recognise(key.as_deref()).ok()?)
-            }
-        };
-        Some(LocalResponse { status: StatusCode::OK, body: self.local.models(&plan, holder.as_ref()) })
+    /// The models that the client may use. `None` without a valid key where one is required.
+    fn list_models(&self, session: &ServerSession, table: &RoutingTable) -> Option<LocalResponse> {
+        let key = headers::client_key(&session.req_header().headers);
+        let key = table.keys.authenticate(key.as_deref()).ok()?;
+        Some(LocalResponse { status: StatusCode::OK, body: self.local.models(table, key.as_ref()) })
     }
 
-    /// Why a path that leads to no engine was not answered here either.
-    fn not_a_route(&self, session: &ServerSession, plan: &RoutingTable) -> Refusal {
+    /// The refusal of a path that leads to no engine and got no local response either.
+    fn not_a_route(&self, session: &ServerSession, table: &RoutingTable) -> Refusal {
         let request = session.req_header();
         if !LOCAL_PATHS.contains(&request.uri.path()) {
             return Refusal::UnknownRoute;
         }
         match request.method {
-            // Only the list of models asks for a key.
-            Method::GET | Method::HEAD => key_refusal(session, plan).unwrap_or(Refusal::UnknownRoute),
+            // Only the list of models requires a key.
+            Method::GET | Method::HEAD => authenticate(session, table).err().unwrap_or(Refusal::UnknownRoute),
             _ => Refusal::MethodNotAllowed { allow: "GET, HEAD" },
         }
     }
 
-    async fn send_local(&self, session: &mut ServerSession, answer: LocalResponse, request_id: &str) -> bool {
+    async fn send_local(&self, session: &mut ServerSession, response: LocalResponse, request_id: &str) -> bool {
         let mut map = HeaderMap::with_capacity(3);
-        map.insert(CONTENT_LENGTH, HeaderValue::from(answer.body.len()));
-        if !answer.body.is_empty() {
+        map.insert(CONTENT_LENGTH, HeaderValue::from(response.body.len()));
+        if !response.body.is_empty() {
             map.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         }
         if let Ok(id) = HeaderValue::from_str(request_id) {
@@ -237,9 +259,9 @@ impl<U: Upstream, R: Recorder, L: LocalRoutes> Gateway<U, R, L> {
         let head_only = session.req_header().method == Method::HEAD;
         let mut client = DownstreamConnection::new(session);
         let sent = async {
-            client.head(ResponseHead { status: answer.status, headers: map }).await?;
+            client.head(ResponseHead { status: response.status, headers: map }).await?;
             if !head_only {
-                client.body(answer.body, true).await?;
+                client.body(response.body, true).await?;
             }
             client.finish().await
         };
@@ -247,13 +269,13 @@ impl<U: Upstream, R: Recorder, L: LocalRoutes> Gateway<U, R, L> {
     }
 }
 
-/// What is wrong with the key of a request, where keys are asked for.
-fn key_refusal(session: &ServerSession, plan: &RoutingTable) -> Option<Refusal> {
-    if plan.keys.is_open() {
-        return None;
+/// The client's key; `None` where none is required.
+fn authenticate(session: &ServerSession, table: &RoutingTable) -> Result<Option<ApiKey>, Refusal> {
+    if !table.keys.is_required() {
+        return Ok(None);
     }
     let key = headers::client_key(&session.req_header().headers);
-    plan.keys.recognise(key.as_deref()).err().map(|error| match error {
+    table.keys.authenticate(key.as_deref()).map_err(|error| match error {
         KeyError::Missing => Refusal::NoKey,
         KeyError::Unknown => Refusal::BadKey,
     })
@@ -261,19 +283,18 @@ fn key_refusal(session: &ServerSession, plan: &RoutingTable) -> Option<Refusal> 
 
 fn incoming(
     session: &mut ServerSession,
-    plan: &RoutingTable,
-    route: Route,
+    routing: Arc<RoutingTable>,
+    accepted: AcceptedRequest,
     path: String,
-    body: Bytes,
     request_id: Arc<str>,
 ) -> Box<IncomingRequest> {
-    // Everything that pingora reads in them has been read: they are taken, not copied.
+    // pingora has read everything that it needs of the headers: they are moved, not copied.
     let sent = take_headers(session);
-    let ours = !plan.keys.is_open();
     let content_type = sent.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned();
-    let key = if ours { headers::client_key(&sent) } else { None };
-    let headers = headers::for_engine(sent, ours);
-    Box::new(IncomingRequest { route, path, headers, content_type, body, arrived: Instant::now(), request_id, key })
+    let headers = headers::for_engine(sent, routing.keys.is_required());
+    let AcceptedRequest { route, key, body } = accepted;
+    let arrived = Instant::now();
+    Box::new(IncomingRequest { route, path, headers, content_type, body, arrived, request_id, routing, key })
 }
 
 /// Takes the headers out of a session and leaves a request line behind, which is all that pingora still looks at.
@@ -319,7 +340,7 @@ impl<U: Upstream, R: Recorder, L: LocalRoutes> HttpServerApp for Gateway<U, R, L
 /// How long the end of a request may take before its connection is given up.
 const SETTLE: Duration = Duration::from_secs(5);
 
-/// Answers a request whose head could not be read.
+/// Refuses a request whose head could not be read.
 async fn refuse_head<U: Upstream, R: Recorder>(session: &mut ServerSession, error: &pingora::Error, flow: &Flow<U, R>) {
     use pingora::ErrorType::InvalidHTTPHeader;
     if *error.etype() != InvalidHTTPHeader {

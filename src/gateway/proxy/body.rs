@@ -1,10 +1,10 @@
-//! Reading a request body: bounded in size and in patience.
+//! Reading a request body, bounded in size and in time.
 //!
 //! A body that announces more than the limit is refused before a byte of it is read; one that does not
 //! announce its size is refused when it passes the limit. Memory grows with what arrives, not with what
-//! was announced. A client that is refused gets the chance to read why: what it is still sending is
-//! read and dropped for a bounded time and amount, because closing a socket with unread bytes in it
-//! resets the connection and takes the answer away with it.
+//! was announced. A refused client can still read the response: what it is still sending is read
+//! and dropped for a bounded time and amount, because closing a socket with unread bytes in it resets the connection
+//! and discards the response.
 
 use std::time::Duration;
 
@@ -39,7 +39,7 @@ pub(super) fn announced(session: &ServerSession) -> Option<u64> {
 /// Whether a request says twice, and so perhaps differently, where its body ends.
 ///
 /// RFC 9112 (6.3) leaves a server the choice between refusing it and believing the chunks. We refuse, as nginx does:
-/// whoever stands in front of us may have believed the length. pingora drops the length from the parsed headers, so it
+/// a proxy in front of the gateway may have used the length. pingora drops the length from the parsed headers, so it
 /// is looked for in the bytes; requests without `Transfer-Encoding`, nearly all, cost one look-up.
 pub(super) fn is_framed_twice(session: &ServerSession) -> bool {
     if session.get_header(TRANSFER_ENCODING).is_none() {
@@ -91,7 +91,7 @@ async fn next(session: &mut ServerSession, pause: Duration) -> Result<Option<Byt
     }
 }
 
-/// Lets a refused client finish sending, within bounds, so that it can read the answer.
+/// Lets a refused client finish sending, within bounds, so that it can read the response.
 pub(super) async fn linger(session: &mut ServerSession) {
     let until = Instant::now() + LINGER;
     let mut left = LINGER_BYTES;

@@ -1,6 +1,6 @@
 //! The client socket: accepting connections, and ending them in order.
 //!
-//! The accept loop is ours and not pingora's `Server`, for three reasons of manners: a port in use is
+//! The accept loop is ours and not pingora's `Server`, for three reasons: a port in use is
 //! an error with exit code 1 and a sentence (not a panic), shutting down ends when the last request
 //! has (not after a fixed grace period), and several gateways can run in one process (tests, demo).
 //!
@@ -153,7 +153,7 @@ mod tests {
             }
             open
         };
-        let open = timeout(Duration::from_secs(20), opening).await.expect("nobody is turned away");
+        let open = timeout(Duration::from_secs(20), opening).await.expect("every connection is completed");
         assert_eq!((open.len(), completed(address.port())), (burst, burst));
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! pingora writes a response's head, each chunk and the last chunk apart and flushes after each, which is three system
 //! calls where nginx needs one. Here writes are gathered up to [`GATHER_MAX`] and leave at the flush, and a flush is
-//! skipped while the socket is corked. The one who corks knows that more follows at once (the first bytes behind the head, the
+//! skipped while the socket is corked. The caller corks only when more follows at once (the first bytes behind the head, the
 //! end behind the last bytes); nothing is ever held for bytes that are yet to come.
 
 use std::io::{self, IoSlice};
@@ -123,7 +123,7 @@ impl AsyncWrite for ClientSocket {
 #[async_trait]
 impl Shutdown for ClientSocket {
     async fn shutdown(&mut self) {
-        // The client may be gone already; there is nobody to tell.
+        // The client may have left already; then the error does not matter.
         let _ = AsyncWriteExt::shutdown(self).await;
     }
 }

@@ -40,9 +40,9 @@ const HURRY_BYTES: usize = 512 << 10;
 const LINGER: Duration = Duration::from_millis(100);
 /// Between two checks that the path still names the open file.
 const ROTATION_CHECK: Duration = Duration::from_secs(1);
-/// The longest that [`AccessLogWriter::flush`] waits for a disk that does not answer.
+/// The longest that [`AccessLogWriter::flush`] waits for the disk.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
-/// Names of keys and models are for the operator and his group.
+/// Readable by the operator and their group only: lines name keys and models.
 const FILE_MODE: u32 = 0o640;
 
 /// Why there is no access log.
@@ -56,7 +56,7 @@ pub enum AccessLogError {
         /// Why not.
         source: io::Error,
     },
-    /// The system gives us no thread.
+    /// The thread cannot be started.
     #[error("cannot start the access log's thread: {0}; check the limit on processes (ulimit -u)")]
     Thread(io::Error),
 }
@@ -297,28 +297,28 @@ mod tests {
     use super::*;
     use crate::flow::Outcome;
 
-    /// Says when a batch has been taken, and keeps it until it is told to go on.
+    /// An output that reports each batch and blocks until the test releases it.
     struct Stuck {
         taken: mpsc::Sender<usize>,
-        go_on: mpsc::Receiver<io::Result<()>>,
+        resume: mpsc::Receiver<io::Result<()>>,
     }
 
     impl Output for Stuck {
         fn write(&mut self, lines: &[u8], _: bool) -> io::Result<()> {
             let _ = self.taken.send(lines.iter().filter(|byte| **byte == b'\n').count());
-            self.go_on.recv().unwrap_or(Ok(()))
+            self.resume.recv().unwrap_or(Ok(()))
         }
     }
 
     fn stuck() -> (AccessLogWriter, mpsc::Receiver<usize>, mpsc::Sender<io::Result<()>>) {
-        let ((taken, seen), (go, go_on)) = (mpsc::channel(), mpsc::channel());
-        (AccessLogWriter::with(Box::new(Stuck { taken, go_on }), 1.0).unwrap(), seen, go)
+        let ((taken, seen), (go, resume)) = (mpsc::channel(), mpsc::channel());
+        (AccessLogWriter::with(Box::new(Stuck { taken, resume }), 1.0).unwrap(), seen, go)
     }
 
     const SOON: Duration = Duration::from_secs(20);
 
     #[test]
-    fn when_the_disk_stands_still_lines_are_dropped_and_counted_and_nobody_waits() {
+    fn when_the_disk_blocks_lines_are_dropped_and_counted_and_requests_do_not_wait() {
         let (sink, taken, go) = stuck();
         let record = completed(Duration::from_millis(10), Duration::from_millis(5));
         sink.write(&record);

@@ -1,10 +1,9 @@
-//! A histogram that takes in a whole row of counts at once, and its page for Prometheus.
+//! A histogram that adds many counts at once: the inter-token gaps of a whole stream.
 //!
-//! A stream counts its own inter-token gaps; at its end its counters are added here: one atomic addition for each
-//! bucket that is not empty, instead of one observation per token. Readers may see a row half added; Prometheus
-//! reads that as a few gaps more in the next scrape.
+//! A stream counts its own gaps; at its end its counts are added here, with one atomic addition per bucket that is not
+//! empty instead of one observation per token. A scrape may see a stream half added; the rest appears in the next one.
 //!
-//! Bounds: one row per combination of labels; the caller bounds those. The sum is kept in nanoseconds, which
+//! Bounds: one set of counts per combination of labels; the caller bounds those. The sum is kept in nanoseconds, which
 //! overflow after 584 years of gaps.
 
 use std::sync::Arc;
@@ -14,20 +13,21 @@ use parking_lot::RwLock;
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::{Bucket, Histogram, LabelPair, Metric, MetricFamily, MetricType};
 
+use super::exposition::{describe, family_of};
 use super::families::Family;
-use super::gauges::{describe, family_of};
+
 use sluice_core::meter::{ITL_BUCKETS_SECONDS, ItlHistogram};
 
 const BUCKETS: usize = ITL_BUCKETS_SECONDS.len() + 1;
 
 /// Shared counts of gaps by length.
 #[derive(Debug)]
-pub(super) struct Row {
+pub(super) struct GapCounts {
     counts: [AtomicU64; BUCKETS],
     nanos: AtomicU64,
 }
 
-impl Row {
+impl GapCounts {
     fn new() -> Self {
         Self { counts: [const { AtomicU64::new(0) }; BUCKETS], nanos: AtomicU64::new(0) }
     }
@@ -60,31 +60,31 @@ impl Row {
     }
 }
 
-/// A row and the labels it is shown with.
-type Labelled = (Vec<LabelPair>, Arc<Row>);
+/// Counts and the labels they are shown with.
+type Labelled = (Vec<LabelPair>, Arc<GapCounts>);
 
-/// All rows of a family; a clone is the same rows.
+/// All counts of a family. A clone is the same family.
 #[derive(Clone, Debug)]
-pub(super) struct Rows {
+pub(super) struct GapHistograms {
     family: Family,
     desc: Desc,
     rows: Arc<RwLock<Vec<Labelled>>>,
 }
 
-impl Rows {
+impl GapHistograms {
     pub(super) fn new(family: Family) -> Self {
         Self { family, desc: describe(&family), rows: Arc::default() }
     }
 
-    /// A new row. The caller sees to it that there is one per combination of labels.
-    pub(super) fn row(&self, labels: Vec<LabelPair>) -> Arc<Row> {
-        let row = Arc::new(Row::new());
+    /// New counts. The caller creates one per combination of labels.
+    pub(super) fn row(&self, labels: Vec<LabelPair>) -> Arc<GapCounts> {
+        let row = Arc::new(GapCounts::new());
         self.rows.write().push((labels, Arc::clone(&row)));
         row
     }
 }
 
-impl Collector for Rows {
+impl Collector for GapHistograms {
     fn desc(&self) -> Vec<&Desc> {
         vec![&self.desc]
     }
@@ -110,7 +110,7 @@ mod tests {
 
     #[test]
     fn rows_add_up_and_are_cumulative() {
-        let rows = Rows::new(families::INTER_TOKEN_LATENCY);
+        let rows = GapHistograms::new(families::INTER_TOKEN_LATENCY);
         let row = rows.row(Vec::new());
         let mut gaps = ItlHistogram::default();
         gaps.record(Duration::from_millis(5), 3);

@@ -1,9 +1,9 @@
 //! From records to metrics, and from metrics to a page.
 //!
 //! [`Telemetry`] takes each finished record exactly once: one request counter by outcome, histograms of what was
-//! measured, the window of the last minute, the access log. What is measured when:
+//! measured, the window of the last minute, the access log. Which requests each metric covers:
 //!
-//! | metric | of which requests |
+//! | metric | requests |
 //! |---|---|
 //! | TTFT, ITL | streams, however they ended: a client that left after the first token did see it |
 //! | TPOT, duration | completed ones; a cut-off request is shorter for the wrong reason |
@@ -24,22 +24,19 @@ use prometheus::{Histogram, IntCounterVec, Registry, TextEncoder};
 use tokio::time::Instant;
 
 use super::access_log::{AccessLogError, AccessLogWriter};
+use super::exposition::PoolViews;
 use super::families;
 use super::gauges::Scrape;
 use super::recent::MinuteStats;
 use super::series::{self, PoolSeries, Series, SeriesTable};
 use crate::config::Config;
 use crate::flow::{Outcome, Record, Recorder};
-use crate::pool::PoolView;
 use sluice_core::meter::StreamStats;
-
-/// Gives a picture of all pools: `Admission::view`.
-pub type Pools = Box<dyn Fn() -> Vec<PoolView> + Send + Sync>;
 
 /// Where records go and pages come from.
 pub struct Telemetry {
     registry: Registry,
-    book: Arc<SeriesTable>,
+    table: Arc<SeriesTable>,
     overhead_estimate: Histogram,
     overhead_connect: Histogram,
     reloads: IntCounterVec,
@@ -54,20 +51,20 @@ impl std::fmt::Debug for Telemetry {
 
 impl Telemetry {
     /// Telemetry of a configuration, whose gauges are read from `pools`. Opens the access log.
-    pub fn new(config: &Config, pools: Pools) -> Result<Self, AccessLogError> {
+    pub fn new(config: &Config, pools: PoolViews) -> Result<Self, AccessLogError> {
         let access_log = config.access_log.as_ref().map(AccessLogWriter::open).transpose()?;
         let telemetry = Self::with(pools, access_log);
         telemetry.configured(config);
         Ok(telemetry)
     }
 
-    /// Telemetry that knows of no objectives yet. `access_log`: where lines go, if anywhere.
-    pub fn with(pools: Pools, access_log: Option<AccessLogWriter>) -> Self {
+    /// Telemetry without objectives so far. `access_log`: where lines go, if anywhere.
+    pub fn with(pools: PoolViews, access_log: Option<AccessLogWriter>) -> Self {
         let registry = Registry::new();
-        let book = Arc::new(SeriesTable::new(&registry));
-        let (judged, lines) = (Arc::clone(&book), access_log.clone());
+        let table = Arc::new(SeriesTable::new(&registry));
+        let (with_objectives, lines) = (Arc::clone(&table), access_log.clone());
         let dropped = move || lines.as_ref().map_or(0, AccessLogWriter::dropped);
-        series::register(&registry, Scrape::new(pools, move || attainments(&judged), dropped));
+        series::register(&registry, Scrape::new(pools, move || attainments(&with_objectives), dropped));
         let overhead = series::histograms(&registry, &families::OVERHEAD_SECONDS);
         let reloads = series::counters(&registry, &families::RELOADS);
         for result in ["ok", "failed"] {
@@ -77,18 +74,18 @@ impl Telemetry {
             overhead_estimate: overhead.with_label_values(&["estimate"]),
             overhead_connect: overhead.with_label_values(&["connect"]),
             registry,
-            book,
+            table,
             reloads,
             access_log,
         }
     }
 
-    /// Takes over what a configuration says about pools: which have objectives. Counters of its pools exist
-    /// from here on, at zero, so that a rate sees their first step.
+    /// Takes over which pools of a configuration have objectives. The counters of its pools exist from here on, at zero,
+    /// so that a rate sees their first step.
     pub fn configured(&self, config: &Config) {
         for pool in &config.pools {
-            let judged = pool.slo.ttft.or(pool.slo.tpot).or(pool.slo.e2el).is_some();
-            self.book.pool(Some(&pool.name.as_str().into())).judged.store(judged, Ordering::Relaxed);
+            let has_objectives = pool.slo.ttft.or(pool.slo.tpot).or(pool.slo.e2el).is_some();
+            self.table.pool(Some(&pool.name.as_str().into())).has_objectives.store(has_objectives, Ordering::Relaxed);
         }
     }
 
@@ -108,7 +105,7 @@ impl Telemetry {
 
     /// The last minute of a pool's own traffic; empty for a pool that has seen none.
     pub fn minute(&self, pool: &str) -> MinuteStats {
-        self.book.pool(Some(&pool.into())).recent.minute(Instant::now())
+        self.table.pool(Some(&pool.into())).recent.minute(Instant::now())
     }
 
     /// Counts a reload of the configuration.
@@ -116,7 +113,7 @@ impl Telemetry {
         self.reloads.with_label_values(&[if ok { "ok" } else { "failed" }]).inc();
     }
 
-    /// Opens the access log's file anew, as after it was rotated. Nothing without an access log.
+    /// Reopens the access log's file, as after a rotation. Does nothing without an access log.
     pub fn reopen(&self) {
         if let Some(access_log) = &self.access_log {
             access_log.reopen();
@@ -142,9 +139,9 @@ fn is_unplaced_zero(metric: &Metric) -> bool {
 /// Room for the page of a small configuration; larger ones grow it.
 const PAGE_BYTES: usize = 64 << 10;
 
-fn attainments(book: &SeriesTable) -> Vec<(String, f64)> {
+fn attainments(table: &SeriesTable) -> Vec<(String, f64)> {
     let now = Instant::now();
-    let each = book.pools().into_iter().filter_map(|pool| Some((pool.name.to_string(), pool.recent.attainment(now)?)));
+    let each = table.pools().into_iter().filter_map(|pool| Some((pool.name.to_string(), pool.recent.attainment(now)?)));
     each.collect()
 }
 
@@ -157,8 +154,8 @@ impl Recorder for Arc<Telemetry> {
 impl Telemetry {
     /// Counts a finished request. Once per request; never waits.
     pub fn record(&self, record: &Record) {
-        let series = self.book.series(record);
-        self.book.requests(&series, record).inc();
+        let series = self.table.series(record);
+        self.table.requests(&series, record).inc();
         if record.home.is_some() {
             self.overhead_estimate.observe(seconds(record.estimate_time));
             placed(record, &series);
@@ -175,15 +172,15 @@ impl Telemetry {
         if let Outcome::Shed(reason) = record.outcome {
             series.home.shed(reason).inc();
         }
-        let judged = series.home.judged.load(Ordering::Relaxed);
-        series.home.recent.add(record, judged, Instant::now());
+        let has_objectives = series.home.has_objectives.load(Ordering::Relaxed);
+        series.home.recent.add(record, has_objectives, Instant::now());
         if let Some(access_log) = &self.access_log {
             access_log.write(record);
         }
     }
 }
 
-/// Of a request whose home is known.
+/// Counts a request whose home is known.
 fn placed(record: &Record, series: &Series) {
     let asked = record.backend.is_some() || record.outcome != Outcome::Refused;
     if asked {
@@ -200,7 +197,7 @@ fn retried(record: &Record, pool: &PoolSeries) {
     }
 }
 
-/// Of a request whose answer was metered.
+/// Counts a request whose response was metered.
 fn measured(record: &Record, stats: &StreamStats, series: &Series) {
     if record.stream {
         if let Some(ttft) = stats.ttft {

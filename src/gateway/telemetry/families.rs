@@ -1,6 +1,6 @@
 //! Every metric of the gateway, in one table: name, kind, labels, buckets, help.
 //!
-//! Names and labels are a contract with dashboards and alerts of other people: they are only ever added.
+//! Names and labels are a contract with dashboards and alerts of operators: they are only ever added.
 //! Values of labels come from the configuration, from closed sets in the code, or from what backends report;
 //! never from clients, so the number of series is bounded by the configuration. Words:
 //!
@@ -79,55 +79,55 @@ macro_rules! families {
 
 families! {
     REQUESTS: "sluice_requests_total" MetricKind::Counter, &["route", "pool", "model", "arm", "outcome"],
-        "Requests that are over, by how they ended (completed, client_gone, shed, upstream_error, timeout, refused)";
+        "Finished requests by outcome (completed, client_gone, shed, upstream_error, timeout, refused)";
     TIME_TO_FIRST_TOKEN: "sluice_time_to_first_token_seconds" MetricKind::Histogram(TTFT), REQUEST,
-        "From a streamed request fully received to the first event with output, the queue included";
+        "Time from a streamed request fully received to the first event with output, including time in the queue";
     INTER_TOKEN_LATENCY: "sluice_inter_token_latency_seconds" MetricKind::Histogram(&ITL_BUCKETS_SECONDS), REQUEST,
-        "Gaps between successive output events of a stream, or between tokens where usage is continuous";
+        "Time between successive output events of a stream, or between tokens where usage is continuous";
     TIME_PER_OUTPUT_TOKEN: "sluice_time_per_output_token_seconds" MetricKind::Histogram(TPOT), REQUEST,
         "(E2EL - TTFT) / (completion tokens - 1) of completed streams of two tokens or more";
     REQUEST_DURATION: "sluice_request_duration_seconds" MetricKind::Histogram(DURATION), REQUEST,
-        "E2EL of completed requests: from fully received to the last event with choices, or to the answer's end";
+        "E2EL of completed requests: from fully received to the last event with choices, or to the end of the response";
     QUEUE_WAIT_SECONDS: "sluice_queue_wait_seconds" MetricKind::Histogram(QUEUE_WAIT), &["pool"],
-        "Time between asking for a backend and having one, or giving up; by home pool";
+        "Time that a request waited for a backend, whether it got one or not; by home pool";
     PROMPT_TOKENS: "sluice_prompt_tokens_total" MetricKind::Counter, &["pool", "model", "arm"],
-        "Prompt tokens as the engines counted them";
+        "Prompt tokens, as counted by the engines";
     GENERATION_TOKENS: "sluice_generation_tokens_total" MetricKind::Counter, &["pool", "model", "arm"],
-        "Output tokens as the engines counted them";
+        "Output tokens, as counted by the engines";
     ESTIMATE_RATIO: "sluice_prompt_estimate_ratio" MetricKind::Histogram(RATIO), &["model"],
-        "Estimated prompt tokens divided by those the engine counted";
+        "Estimated prompt tokens divided by prompt tokens counted by the engine";
     IN_FLIGHT: "sluice_in_flight" MetricKind::Gauge, BACKEND,
         "Requests that hold a lease on a backend";
     SLOTS: "sluice_slots" MetricKind::Gauge, BACKEND,
-        "Sequences that a backend may carry at once";
+        "Limit of concurrent sequences on a backend";
     OUTSTANDING_TOKENS: "sluice_outstanding_tokens" MetricKind::Gauge, BACKEND,
         "Estimated prompt and output tokens of the requests in flight";
     PREFILL_TOKENS: "sluice_prefill_tokens" MetricKind::Gauge, BACKEND,
-        "Estimated prompt tokens of requests whose first token has not been seen";
+        "Estimated prompt tokens of requests in prefill, that is, before their first token";
     LONG_PREFILLS: "sluice_long_prefills" MetricKind::Gauge, BACKEND,
-        "Long prompts in prefill, each with a permit";
+        "Long prompts in prefill, each holding a permit";
     QUEUE_LENGTH: "sluice_queue_length" MetricKind::Gauge, &["pool"],
         "Requests waiting in the pool's queue";
     SHED: "sluice_shed_total" MetricKind::Counter, &["pool", "reason"],
-        "Requests not served, to protect those who are; by home pool";
+        "Requests refused early for want of capacity; by home pool";
     SPILL: "sluice_spill_total" MetricKind::Counter, &["from", "to"],
         "Requests that ran outside their home pool";
     RETRIES: "sluice_retries_total" MetricKind::Counter, &["pool", "reason"],
-        "Attempts that were repeated, by why and by the pool the request ran in at last";
+        "Repeated attempts by reason and by the pool of the last attempt";
     BACKEND_STATE: "sluice_backend_state" MetricKind::Gauge, &["pool", "backend", "state"],
         "1 for the state a backend is in, 0 for every other";
     OVERHEAD_SECONDS: "sluice_overhead_seconds" MetricKind::Histogram(OVERHEAD), &["stage"],
-        "Time added before a backend worked: estimate (read, recognise, estimate, place), connect (get a connection); \
-         the queue has its own family";
+        "Time added by the gateway: estimate (read, authorize, estimate, place), connect (get a connection); \
+         time in the queue has its own family";
     SLO_ATTAINMENT: "sluice_slo_attainment" MetricKind::Gauge, &["pool"],
         "Share of requests at home in the pool that met all its objectives, decaying with a time constant of 5 min; \
          refused requests and clients that left do not count; absent after 15 min without requests";
     RELOADS: "sluice_config_reloads_total" MetricKind::Counter, &["result"],
         "Configuration reloads, ok or failed";
     ACCESS_LOG_DROPPED: "sluice_access_log_dropped_total" MetricKind::Counter, &[],
-        "Access log lines lost because they could not be written fast enough, or at all";
+        "Access log lines dropped because they could not be written, or not fast enough";
     BUILD_INFO: "sluice_build_info" MetricKind::Gauge, &["version"],
-        "Always 1; the version of the gateway is its label";
+        "Always 1; the label is the version of the gateway";
     PROCESS_CPU: "process_cpu_seconds_total" MetricKind::Counter, &[],
         "CPU time of the gateway, user and system";
     PROCESS_RESIDENT: "process_resident_memory_bytes" MetricKind::Gauge, &[],
@@ -135,9 +135,9 @@ families! {
     PROCESS_OPEN_FDS: "process_open_fds" MetricKind::Gauge, &[],
         "Open file descriptors of the gateway";
     PROCESS_MAX_FDS: "process_max_fds" MetricKind::Gauge, &[],
-        "Most file descriptors that the gateway may open";
+        "Limit of open file descriptors of the gateway";
     PROCESS_START: "process_start_time_seconds" MetricKind::Gauge, &[],
-        "When the gateway was started, seconds since 1970";
+        "Start time of the gateway, seconds since 1970";
 }
 
 #[cfg(test)]

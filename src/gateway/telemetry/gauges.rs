@@ -1,54 +1,15 @@
 //! What is read at scrape time: the pools as admission sees them, the attainment of objectives, the process.
 //!
-//! Nothing here is counted along; each scrape asks for a picture and prints it. A backend that was removed is
-//! therefore gone from the page as soon as admission has forgotten it, and no gauge can drift.
-
-use std::collections::HashMap;
+//! Nothing here is counted: each scrape takes a snapshot and prints it. A backend that was removed is therefore absent
+//! from the next page, and no gauge can drift.
 
 use prometheus::core::{Collector, Desc};
-use prometheus::proto::{Counter, Gauge, LabelPair, Metric, MetricFamily, MetricType};
+use prometheus::proto::{Counter, Gauge, Metric, MetricFamily, MetricType};
 
-use super::collect::Pools;
+use super::exposition::{PoolViews, describe, family_of, pairs};
 use super::families::{self, Family};
 use super::process;
 use crate::pool::{BackendView, PoolView};
-
-/// The descriptor of a family that we collect ourselves.
-pub(super) fn describe(family: &Family) -> Desc {
-    let labels = family.labels.iter().map(|label| (*label).to_owned()).collect();
-    // Invariant: the table of families holds valid names only; its tests register every one.
-    Desc::new(family.name.to_owned(), family.help.to_owned(), labels, HashMap::new()).expect("a valid family")
-}
-
-/// Labels with their values, in the order in which Prometheus' own types show them.
-pub(super) fn pairs(family: &Family, values: &[&str]) -> Vec<LabelPair> {
-    let mut pairs: Vec<LabelPair> = family
-        .labels
-        .iter()
-        .zip(values)
-        .map(|(name, value)| {
-            let mut pair = LabelPair::default();
-            pair.set_name((*name).to_owned());
-            pair.set_value((*value).to_owned());
-            pair
-        })
-        .collect();
-    pairs.sort();
-    pairs
-}
-
-/// A family with its metrics; none when there are no metrics, since an empty family is not valid text.
-pub(super) fn family_of(family: &Family, kind: MetricType, metrics: Vec<Metric>) -> Option<MetricFamily> {
-    if metrics.is_empty() {
-        return None;
-    }
-    let mut page = MetricFamily::default();
-    page.set_name(family.name.to_owned());
-    page.set_help(family.help.to_owned());
-    page.set_field_type(kind);
-    page.set_metric(metrics);
-    Some(page)
-}
 
 fn gauge(family: &Family, values: &[&str], value: f64) -> Metric {
     let mut gauge = Gauge::default();
@@ -67,8 +28,8 @@ fn counter(family: &Family, value: f64) -> Metric {
 }
 
 /// Families per backend, with how each is read.
-type OfBackend = fn(&BackendView) -> f64;
-const OF_BACKEND: [(Family, OfBackend); 5] = [
+type BackendValue = fn(&BackendView) -> f64;
+const BACKEND_GAUGES: [(Family, BackendValue); 5] = [
     (families::IN_FLIGHT, |backend| f64::from(backend.used.requests)),
     (families::SLOTS, |backend| f64::from(backend.limits.slots)),
     (families::OUTSTANDING_TOKENS, |backend| backend.used.tokens as f64),
@@ -76,9 +37,9 @@ const OF_BACKEND: [(Family, OfBackend); 5] = [
     (families::LONG_PREFILLS, |backend| f64::from(backend.used.long_prefills)),
 ];
 
-/// Everything that is only known when somebody asks.
+/// The collector of everything that is read at scrape time.
 pub(super) struct Scrape {
-    pools: Pools,
+    pools: PoolViews,
     attainment: Box<dyn Fn() -> Vec<(String, f64)> + Send + Sync>,
     access_log_dropped: Box<dyn Fn() -> u64 + Send + Sync>,
     descs: Vec<Desc>,
@@ -86,7 +47,7 @@ pub(super) struct Scrape {
 
 impl Scrape {
     pub(super) fn new(
-        pools: Pools,
+        pools: PoolViews,
         attainment: impl Fn() -> Vec<(String, f64)> + Send + Sync + 'static,
         access_log_dropped: impl Fn() -> u64 + Send + Sync + 'static,
     ) -> Self {
@@ -102,14 +63,14 @@ impl Scrape {
             families::PROCESS_MAX_FDS,
             families::PROCESS_START,
         ];
-        let descs = OF_BACKEND.iter().map(|(family, _)| family).chain(&own).map(describe).collect();
+        let descs = BACKEND_GAUGES.iter().map(|(family, _)| family).chain(&own).map(describe).collect();
         let (attainment, access_log_dropped) = (Box::new(attainment), Box::new(access_log_dropped));
         Self { pools, attainment, access_log_dropped, descs }
     }
 
     fn pages(&self) -> Vec<Option<MetricFamily>> {
         let pools = (self.pools)();
-        let mut pages: Vec<Option<MetricFamily>> = OF_BACKEND
+        let mut pages: Vec<Option<MetricFamily>> = BACKEND_GAUGES
             .iter()
             .map(|(family, read)| {
                 let each = backends(&pools).map(|(pool, b)| gauge(family, &[&pool.name, &b.name], read(b)));
@@ -135,7 +96,7 @@ fn backends(pools: &[PoolView]) -> impl Iterator<Item = (&PoolView, &BackendView
     pools.iter().flat_map(|pool| distinct(pool).map(move |backend| (pool, backend)))
 }
 
-/// One backend per name: while one that was moved drains beside its successor, the successor is shown.
+/// One backend per name: while a backend that moved drains, only its successor is shown.
 fn distinct(pool: &PoolView) -> impl Iterator<Item = &BackendView> {
     pool.backends.iter().enumerate().filter_map(|(index, backend)| {
         let same = |other: &&BackendView| other.name == backend.name;
@@ -161,7 +122,7 @@ fn states(pools: &[PoolView]) -> Vec<Metric> {
     each.collect()
 }
 
-/// Nothing where the system does not say (other systems than Linux).
+/// Empty on systems other than Linux.
 fn process_pages() -> Vec<Option<MetricFamily>> {
     let Some(now) = process::read() else { return Vec::new() };
     let one = |family: &Family, value: f64| family_of(family, MetricType::GAUGE, vec![gauge(family, &[], value)]);

@@ -1,15 +1,14 @@
 //! The gateway's own log, on stderr: for people with colours on a terminal, or one JSON object per line.
 //!
-//! What is written: our own lines from the configured level on, everybody else's from `warn` on, and never more
-//! than was asked for. Libraries use lower levels for what matters to their authors: pingora announces every
-//! step of its start at `info`. Its errors stay: the ones it logs by itself on our path are failed
-//! accepts, which an operator must see; a client that disconnects is our own business, is an outcome in metrics
-//! and access log, and is no log line.
+//! The gateway's own lines are written from the configured level on, those of libraries from `warn` on or the configured
+//! level, whichever is higher: pingora logs every step of its start at `info`. Its errors remain: on the request path
+//! they are failed accepts, which an operator must see. A client that disconnects is an outcome in metrics and the
+//! access log, not a log line.
 //!
 //! `RUST_LOG` replaces all of this, in its usual syntax. Lines of libraries that use the `log` facade (pingora,
 //! tokenizers) come through the same filter.
 //!
-//! Not here: one line per request (that is the access log), rotation (stderr belongs to whoever started us).
+//! Not here: one line per request (that is the access log) and rotation (stderr belongs to the parent process).
 
 use std::io::IsTerminal;
 
@@ -28,7 +27,7 @@ pub const VARIABLE: &str = "RUST_LOG";
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
     /// `RUST_LOG` is not in its syntax.
-    #[error("RUST_LOG is not understood: {0}; write for example RUST_LOG=info,sluice::flow=debug")]
+    #[error("RUST_LOG is not understood: {0}; write for example RUST_LOG=info,sluice_gateway::flow=debug")]
     Filter(#[from] ParseError),
     /// Something in this process has set up a log already.
     #[error("the log is set up already: {0}; call this once, at start")]
@@ -71,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn libraries_are_heard_from_warn_on_and_never_above_the_configured_level() {
+    fn libraries_log_from_warn_on_and_never_above_the_configured_level() {
         let text = |level| filter(level, None).unwrap().to_string();
         assert_eq!(text(LogLevel::Error), "error");
         let info = text(LogLevel::Info);

@@ -3,10 +3,9 @@
 //! [`families`] every metric in one table · [`collect`] records into metrics, pages out of them · [`recent`] the
 //! last minute, for the live page · [`access_log`] one JSON line per sampled request · [`log`] tracing set up.
 //!
-//! The path of a request hands over one finished record and waits for nothing: recording costs about a microsecond,
-//! takes no lock that is held across I/O, and when the access log cannot keep up, lines are dropped and
-//! counted. What admission already knows (in flight, queues, states) is not counted a second time: it is read
-//! at scrape time, so it cannot drift and a removed backend is gone with the next scrape.
+//! The request path hands over one finished record and does not wait: recording costs about a microsecond and takes no
+//! lock that is held across I/O; when the access log cannot keep up, lines are dropped and counted. What admission
+//! counts already (in flight, queues, states) is read at scrape time and not counted again, so it cannot drift.
 
 pub mod access_log;
 pub mod collect;
@@ -15,6 +14,7 @@ pub mod log;
 pub mod recent;
 
 mod buckets;
+mod exposition;
 mod gauges;
 mod line;
 mod process;
@@ -26,5 +26,6 @@ pub mod testing;
 mod tests;
 
 pub use access_log::{AccessLogError, AccessLogWriter};
-pub use collect::{Pools, Telemetry};
+pub use collect::Telemetry;
+pub use exposition::PoolViews;
 pub use recent::{MinuteStats, Quantiles};

@@ -8,8 +8,7 @@
 //! middle is shown). TTFT of streams, TPOT of completed ones.
 //!
 //! Attainment is the share of requests that met their objectives, each weighted `exp(-age / 300 s)`. A request that was
-//! refused, or whose client left, says nothing about us and does not count: people who press "stop" would
-//! otherwise look like a slow engine.
+//! refused, or whose client left, does not count: clients that cancel would otherwise look like a slow engine.
 //!
 //! Bounds: about 19 KiB per pool, whatever the traffic. Time is a parameter.
 
@@ -43,13 +42,13 @@ pub struct MinuteStats {
     pub requests_per_second: f64,
     /// Requests that ended, by how.
     pub completed: u64,
-    /// Not served, to protect those who are.
+    /// Refused early for want of capacity.
     pub shed: u64,
     /// Ended by a backend's failure or a timeout.
     pub failed: u64,
     /// Clients that left.
     pub client_gone: u64,
-    /// Refused: the client's own doing.
+    /// Refused: the client's fault.
     pub refused: u64,
     /// Ran in another pool than their home.
     pub spilled: u64,
@@ -124,11 +123,11 @@ impl Recent {
         Self { window: Mutex::new(Window { epoch: now, slots, attainment }) }
     }
 
-    /// Counts a request. `judged`: its home pool has objectives.
-    pub(super) fn add(&self, record: &Record, judged: bool, now: Instant) {
+    /// Counts a request. `has_objectives`: its home pool has some.
+    pub(super) fn add(&self, record: &Record, has_objectives: bool, now: Instant) {
         let mut window = self.window.lock();
         window.slot(now).add(record);
-        if let Some(met) = verdict(record, judged) {
+        if let Some(met) = verdict(record, has_objectives) {
             window.attainment.add(met, now);
         }
     }
@@ -144,11 +143,11 @@ impl Recent {
 
 /// Whether a request met its objectives; `None` when it says nothing about that. One that failed or was shed
 /// before anything could be measured is a miss wherever there was something to meet.
-fn verdict(record: &Record, judged: bool) -> Option<bool> {
+fn verdict(record: &Record, has_objectives: bool) -> Option<bool> {
     match record.outcome {
         Outcome::Refused | Outcome::ClientGone => None,
         Outcome::Completed => record.slo_met,
-        Outcome::Shed(_) | Outcome::UpstreamError(_) | Outcome::Timeout(_) => judged.then_some(false),
+        Outcome::Shed(_) | Outcome::UpstreamError(_) | Outcome::Timeout(_) => has_objectives.then_some(false),
     }
 }
 
@@ -299,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn attainment_fades_and_leaves_out_those_who_pressed_stop() {
+    fn attainment_decays_and_leaves_out_cancelled_requests() {
         let now = Instant::now();
         let recent = Recent::new(now);
         assert_eq!(recent.attainment(now), None);

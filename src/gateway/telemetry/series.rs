@@ -1,8 +1,8 @@
-//! Label values resolved once: everything that one request of a kind adds to, ready to be added to.
+//! The series of each combination of label values, resolved once.
 //!
-//! Looking a child up in a Prometheus vector hashes every label value under a lock; a request touches about ten.
-//! So the children of one combination (pool, model, arm, class) are resolved when it is first seen and kept
-//! together, and a request needs one look-up for all of them.
+//! Looking up a child of a Prometheus vector hashes every label value under a lock; a request touches about ten. So the
+//! children of one combination (pool, model, arm, class) are resolved when it is first seen and kept together, and a
+//! request needs one look-up for all of them.
 //!
 //! Bounds: [`MAX_SERIES`] combinations and [`MAX_POOLS_SEEN`] pools, names of earlier configurations included; beyond
 //! that requests are counted under the label "other" in every place, so totals stay right. One combination
@@ -15,18 +15,19 @@ use dashmap::DashMap;
 use prometheus::{Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, Opts, Registry};
 use tokio::time::Instant;
 
-use super::buckets::{Row, Rows};
+use super::buckets::{GapCounts, GapHistograms};
+use super::exposition::pairs;
 use super::families::{self, Family, MetricKind};
-use super::gauges::pairs;
+
 use super::recent::Recent;
 use crate::flow::record::RetryReason;
 use crate::flow::{Outcome, Record};
 use sluice_core::openai::{Route, ShedReason};
 
-/// Combinations of pool, model, arm and class that are told apart: all of a large configuration, and a bound of
-/// 12 MiB on what many reloads with ever new names can add up to.
+/// Distinct combinations of pool, model, arm and class: enough for a large configuration, and a bound of 12 MiB if many
+/// reloads bring new names.
 const MAX_SERIES: usize = 2_048;
-/// Pools that are told apart, four times what one configuration may have, for the same reason.
+/// Distinct pools, four times what one configuration may have, for the same reason.
 const MAX_POOLS_SEEN: usize = 256;
 /// The label of what is beyond those.
 const OTHER: &str = "other";
@@ -38,14 +39,14 @@ const ROUTES: usize = Route::ALL.len() + 1;
 
 /// What a combination is found by; `None` is an empty label.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Labels {
+pub(super) struct SeriesLabels {
     pool: Option<Arc<str>>,
     model: Option<Arc<str>>,
     arm: Option<Arc<str>>,
     class: Option<Arc<str>>,
 }
 
-impl Labels {
+impl SeriesLabels {
     pub(super) fn of(record: &Record) -> Self {
         Self {
             pool: record.pool.clone().or_else(|| record.home.clone()),
@@ -65,12 +66,12 @@ fn text(label: &Option<Arc<str>>) -> &str {
     label.as_deref().unwrap_or_default()
 }
 
-/// Everything that requests of one combination add to.
+/// The series that requests of one combination update.
 pub(super) struct Series {
     pub(super) ttft: Histogram,
     pub(super) tpot: Histogram,
     pub(super) duration: Histogram,
-    pub(super) itl: Arc<Row>,
+    pub(super) itl: Arc<GapCounts>,
     pub(super) prompt: IntCounter,
     pub(super) generation: IntCounter,
     pub(super) estimate_ratio: Histogram,
@@ -78,11 +79,11 @@ pub(super) struct Series {
     pub(super) spill: Option<IntCounter>,
     pub(super) home: Arc<PoolSeries>,
     pub(super) ran_in: Arc<PoolSeries>,
-    labels: Labels,
+    labels: SeriesLabels,
     requests: [OnceLock<IntCounter>; ROUTES * OUTCOMES],
 }
 
-/// Everything that belongs to one pool.
+/// The series of one pool.
 pub(super) struct PoolSeries {
     pub(super) name: Arc<str>,
     pub(super) queue_wait: Histogram,
@@ -90,7 +91,7 @@ pub(super) struct PoolSeries {
     pub(super) retries: [IntCounter; RetryReason::ALL.len()],
     pub(super) recent: Recent,
     /// Whether it has objectives, in the configuration in force.
-    pub(super) judged: AtomicBool,
+    pub(super) has_objectives: AtomicBool,
 }
 
 impl PoolSeries {
@@ -103,13 +104,13 @@ impl PoolSeries {
     }
 }
 
-/// The vectors, and what has been resolved of them.
+/// The metric vectors and the series resolved from them.
 pub(super) struct SeriesTable {
     requests: IntCounterVec,
     ttft: HistogramVec,
     tpot: HistogramVec,
     duration: HistogramVec,
-    itl: Rows,
+    itl: GapHistograms,
     queue_wait: HistogramVec,
     prompt: IntCounterVec,
     generation: IntCounterVec,
@@ -117,13 +118,13 @@ pub(super) struct SeriesTable {
     shed: IntCounterVec,
     spill: IntCounterVec,
     retries: IntCounterVec,
-    series: Bounded<Labels, Series>,
+    series: Bounded<SeriesLabels, Series>,
     pools: Bounded<Option<Arc<str>>, PoolSeries>,
 }
 
 impl SeriesTable {
     pub(super) fn new(registry: &Registry) -> Self {
-        let itl = Rows::new(families::INTER_TOKEN_LATENCY);
+        let itl = GapHistograms::new(families::INTER_TOKEN_LATENCY);
         register(registry, itl.clone());
         Self {
             requests: counters(registry, &families::REQUESTS),
@@ -143,12 +144,12 @@ impl SeriesTable {
         }
     }
 
-    /// What requests like this one add to.
+    /// The series of requests with the labels of this one.
     pub(super) fn series(&self, record: &Record) -> Arc<Series> {
-        self.series.get(Labels::of(record), Labels::other, |labels| self.resolve(labels))
+        self.series.get(SeriesLabels::of(record), SeriesLabels::other, |labels| self.resolve(labels))
     }
 
-    /// What belongs to a pool.
+    /// The series of a pool.
     pub(super) fn pool(&self, name: Option<&Arc<str>>) -> Arc<PoolSeries> {
         self.pools.get(name.cloned(), || Some(OTHER.into()), |name| self.resolve_pool(text(name)))
     }
@@ -169,7 +170,7 @@ impl SeriesTable {
         })
     }
 
-    fn resolve(&self, labels: &Labels) -> Series {
+    fn resolve(&self, labels: &SeriesLabels) -> Series {
         let (pool, model, arm, class) =
             (text(&labels.pool), text(&labels.model), text(&labels.arm), text(&labels.class));
         let request = [pool, model, arm, class];
@@ -197,7 +198,7 @@ impl SeriesTable {
             shed: ShedReason::ALL.map(|reason| self.shed.with_label_values(&[name, reason.label()])),
             retries: RetryReason::ALL.map(|reason| self.retries.with_label_values(&[name, reason.label()])),
             recent: Recent::new(Instant::now()),
-            judged: AtomicBool::new(false),
+            has_objectives: AtomicBool::new(false),
         }
     }
 }
@@ -253,7 +254,7 @@ impl<K: Clone + Eq + std::hash::Hash, V> Bounded<K, V> {
 }
 
 // Invariant of the functions below: the table of families holds valid names without repetition, which the tests
-// establish by building a book. So the library's errors cannot happen.
+// establish by building a table. So the library's errors cannot happen.
 
 pub(super) fn register(registry: &Registry, collector: impl prometheus::core::Collector + 'static) {
     registry.register(Box::new(collector)).expect("families are registered once");

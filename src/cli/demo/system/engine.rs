@@ -15,7 +15,7 @@ use serde::Deserialize;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
 
-use crate::flow::{Exchange, ExchangeError, ResponseHead, SendError, Upstream, UpstreamRequest};
+use crate::flow::{Connection, Exchange, ExchangeError, ResponseHead, SendError, Upstream, UpstreamRequest};
 use crate::pool::Address;
 use crate::sim::engine::{Content, SequenceId};
 use crate::sim::{Request, SimConfig, VirtualServer};
@@ -195,10 +195,10 @@ pub(super) struct Engines {
 impl Upstream for Engines {
     type Exchange = Stream;
 
-    async fn send(&self, to: &Address, call: &UpstreamRequest, _fresh: bool) -> Result<Stream, SendError> {
+    async fn send(&self, to: &Address, call: &UpstreamRequest, _connection: Connection) -> Result<Stream, SendError> {
         let (_, engine) = self.by_port.iter().find(|(port, _)| *port == to.endpoint.port).unwrap();
         let body: Body = serde_json::from_slice(&call.body.to_bytes()).unwrap();
-        let refused = || SendError { broken: ExchangeError::Connect("refused".to_owned()), reused: false };
+        let refused = || SendError { error: ExchangeError::Connect("refused".to_owned()), reused: false };
         let stream = engine.submit(&body).ok_or_else(refused)?;
         *self.open.lock() += 1;
         let mut stream = stream;
@@ -270,7 +270,7 @@ impl Exchange for Stream {
         self.ended
     }
 
-    async fn keep(self) {}
+    async fn keep_alive(self) {}
 }
 
 impl Drop for Stream {

@@ -228,6 +228,7 @@ async fn ask(flow: &Flow<Engines, Records>, number: u64, body: String, leaves_at
         body: Bytes::from(body),
         arrived: Instant::now(),
         request_id: number.to_string().into(),
+        routing: flow.routing_table(),
         key: None,
     };
     let mut client = TestClient { leaves_at, ..TestClient::default() };

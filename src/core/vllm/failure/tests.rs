@@ -277,7 +277,7 @@ fn captured_failures_on_a_gpu_have_their_class_cause_and_advice() {
             "RuntimeError: CUDA out of memory",
             "max-num-seqs"
         ),
-        on_gpu!("port-in-use", 1, Configuring, PortInUse, "OSError: [Errno 98] Address already", "what listens"),
+        on_gpu!("port-in-use", 1, Configuring, PortInUse, "OSError: [Errno 98] Address already", "listens on the port"),
         on_gpu!(
             "unknown-flag",
             2,
@@ -302,7 +302,7 @@ fn captured_failures_on_a_gpu_have_their_class_cause_and_advice() {
         on_gpu!("no-device", 1, Configuring, DeviceError, "vllm.third_party.pynvml.NVMLError_Invalid", "`gpu` of this"),
         on_gpu!("lora-rank", 1, OpeningHttp, LoraRank, "ValueError: LoRA rank 64 is greater", "max-lora-rank"),
         on_gpu!("worker-killed", 0, Serving, EngineDied, "Worker proc VllmWorker-1 died unexpectedly", "log"),
-        on_gpu!("sigterm", 0, Serving, Killed, "Shutdown initiated", "who killed it"),
+        on_gpu!("sigterm", 0, Serving, Killed, "Shutdown initiated", "which process sent the signal"),
     ];
     for Captured(log, code, phase, class, cause, advice) in all {
         let (lines, reached) = followed(log);

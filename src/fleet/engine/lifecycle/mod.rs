@@ -1,145 +1,45 @@
-//! The life of one engine that we run, as a state machine without clock and without I/O.
+//! The life cycle of one engine that the gateway runs, as a state machine without clock and without I/O.
 //!
 //! ```text
+//!   Recover --> Adopt (an engine of an earlier gateway: like Start, but nothing is spawned), or Stop
 //!   Off --> Start --> Adapters --> Golden --> WarmUp --> Ramp --> Serve --change--> Drain --> Stop --> Start ..
 //!             |  any of these fails, or the engine dies: Stop --> Start (back to what ran before a change)
 //!             |                                          Stop --> Backoff --> Start (within the budget)
 //!             |                                          Stop --> Hold (budget spent, or no retry can help)
-//!   after a crash of the gateway: Adopt (like Start, but nothing is spawned), or Stop
 //! ```
 //!
-//! Each step has one effect, which somebody else carries out; when it ends, [`Lifecycle::on`] says what comes next. Rules:
-//! - nothing is started but after a stop that was confirmed: never two engines of one backend, never two on one device;
-//! - a planned change stops an engine only when it is drained and others can stand in; past the deadline the change is
-//!   given up, unless it was asked for with `cut`;
-//! - settings are `good` once they served for the settling time. A change that fails goes back to what ran before it, a
+//! Each step has one effect (`engine::effects`). When it ends, [`Lifecycle::on`] decides what comes next. Rules:
+//! - an engine is started only after a confirmed stop: never two engines of one backend, never two on one device;
+//! - a planned change stops an engine only when it is drained and other backends can serve its models; past the deadline of
+//!   the drain the change is given up, unless it was requested with `cut`;
+//! - settings are `good` once they served for the settling time. A change that fails returns to what ran before it, a
 //!   crash before that time to what was good;
-//! - unplanned restarts: at most [`Rules::restarts`] per [`Rules::window_ms`], each after twice the wait of the one before,
-//!   then `Hold` until somebody says `enable` or changes the settings.
+//! - unplanned restarts: at most [`RestartRules::restarts`] per [`RestartRules::window_ms`], each after twice the wait of the
+//!   one before, then `Hold` until an operator enables the engine or the settings change.
 //!
-//! The whole of it is written to the journal before a step begins; [`Lifecycle::recover`] goes on from there. `S` are the
-//! settings, opaque here.
+//! The state is written to the journal before each step; [`Lifecycle::recover`] goes on from there. `S` are the settings,
+//! opaque here. Fields are read by anyone and written here only.
 
+mod blocked;
+mod change;
+mod step;
 #[cfg(test)]
 mod tests;
 
 use serde::{Deserialize, Serialize};
+use sluice_gateway::pool::Cordon;
 
-/// What is being done, or waited for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Step {
-    /// Nothing runs and nothing is wanted.
-    Off,
-    /// An engine of an earlier gateway is taken over.
-    Adopt,
-    /// No new requests; those under way finish.
-    Drain,
-    /// The engine and everything it started is ended, and that is confirmed.
-    Stop,
-    /// A process is started and must become ready.
-    Start,
-    /// Adapters that should be there are loaded.
-    Adapters,
-    /// It must answer, and as the one before it did.
-    Golden,
-    /// Requests that count for nobody.
-    WarmUp,
-    /// Back in rotation, with a growing share of its slots.
-    Ramp,
-    /// In rotation.
-    Serve,
-    /// A wait before the next attempt.
-    Backoff,
-    /// No attempt before somebody asks for one.
-    Hold,
-}
+pub use blocked::RestartBlocked;
+pub use change::ChangeRefused;
+pub(crate) use change::{Change, ChangeRequest, EndedChange, Outcome};
+pub use step::Step;
 
-impl Step {
-    /// The name in the admin API and in the journal.
-    pub fn label(self) -> &'static str {
-        match self {
-            Self::Off => "off",
-            Self::Adopt => "adopt",
-            Self::Drain => "drain",
-            Self::Stop => "stop",
-            Self::Start => "start",
-            Self::Adapters => "adapters",
-            Self::Golden => "golden",
-            Self::WarmUp => "warm_up",
-            Self::Ramp => "ramp",
-            Self::Serve => "serve",
-            Self::Backoff => "backoff",
-            Self::Hold => "hold",
-        }
-    }
-
-    /// Whether requests may be sent to the engine.
-    pub fn in_rotation(self) -> bool {
-        matches!(self, Self::Ramp | Self::Serve)
-    }
-
-    /// Whether it is worth waiting for the engine: it is on its way back without anybody's help.
-    pub fn is_coming(self) -> bool {
-        !matches!(self, Self::Off | Self::Hold)
-    }
-
-    /// Whether there may be a process.
-    pub fn may_run(self) -> bool {
-        !matches!(self, Self::Off | Self::Backoff)
-    }
-}
-
-/// A planned restart under way.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Change<S> {
-    /// Which one; grows.
-    pub id: u64,
-    /// What ran before.
-    pub from: S,
-    /// What is to run.
-    pub to: S,
-    /// Requests that outlast the drain's deadline are cut, instead of the change being given up.
-    pub cut: bool,
-    /// It goes on although nobody can stand in.
-    #[serde(default)]
-    pub hold: bool,
-    /// Why the new settings were given up, if they were.
-    pub failed: Option<String>,
-}
-
-/// How a change ended.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case", tag = "outcome", content = "why")]
-pub enum Outcome {
-    /// The new settings serve.
-    Done,
-    /// Nothing was stopped; the old engine serves.
-    Aborted(String),
-    /// The new settings did not come up; the old ones serve again.
-    RolledBack(String),
-    /// Neither came up, so far; it is tried again with what was good, as after a crash.
-    Failed(String),
-    /// Neither came up; somebody has to look.
-    Held(String),
-}
-
-/// The last change and how it ended.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Ended {
-    /// Which change.
-    pub id: u64,
-    /// How it ended.
-    #[serde(flatten)]
-    pub outcome: Outcome,
-}
-
-/// Something went wrong with an engine.
+/// Why a step failed or an engine was lost.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StepFailure {
-    /// What, and what to do about it, for people.
+pub(crate) struct StepFailure {
+    /// What happened, and what to do about it.
     pub why: String,
-    /// The same settings would fail the same way: no use in trying again.
+    /// The same settings would fail the same way: they are not tried again.
     pub permanent: bool,
 }
 
@@ -150,20 +50,20 @@ impl StepFailure {
     }
 }
 
-/// How a step ended, or what ended it.
+/// How a step ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Event {
-    /// What the step is there for is done. In `Serve`: it has served for the settling time.
+pub(crate) enum Event {
+    /// The effect is complete. In `Serve`: the engine has served for the settling time.
     Done,
-    /// It could not be done.
+    /// The effect failed.
     Failed(StepFailure),
     /// The engine died or hangs.
-    Gone(StepFailure),
+    EngineLost(StepFailure),
 }
 
-/// How patient a life is with its engine. Times in milliseconds.
+/// Limits of unplanned restarts. Times in milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rules {
+pub(crate) struct RestartRules {
     /// Unplanned restarts within the window.
     pub restarts: usize,
     /// The window.
@@ -174,107 +74,147 @@ pub struct Rules {
     pub backoff_max_ms: u64,
 }
 
-/// What follows a stop.
+/// What follows a confirmed stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Then {
+enum AfterStop {
     Start,
     Backoff,
     Hold,
 }
 
-/// A command that does not fit the moment.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ChangeRefused {
-    /// Something is under way.
-    #[error("it is in step '{0}'; wait until it serves (sluice backend list), then try again")]
-    Busy(&'static str),
-    /// It is being taken out of the configuration, or the gateway stops.
-    #[error("it is being shut down")]
-    Leaving,
+/// How the configuration now differs from what the journal's engine was started with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Difference {
+    /// Not at all.
+    None,
+    /// Flags only: the engine may go on, and gets the new flags by a planned change.
+    Flags,
+    /// Program, port, devices or environment: another engine.
+    Program,
 }
 
-/// Where an engine stands, with all that is needed to go on from here.
+/// What an earlier gateway left running.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Survivor {
+    /// No process.
+    None,
+    /// An engine that may go on (`fleet.on_start = "adopt"`).
+    Adoptable,
+    /// An engine that is to be stopped first (`fleet.on_start = "stop"`).
+    ToStop,
+}
+
+/// What [`Lifecycle::recover`] made of the journal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Recovery {
+    /// There was no record.
+    New,
+    /// The recorded life cycle goes on.
+    Resumed,
+    /// The engine is stopped and started as configured now.
+    Reconfigured,
+}
+
+/// Where an engine stands, with all that decides what follows.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Lifecycle<S> {
+pub(crate) struct Lifecycle<S> {
     /// The step under way.
     pub step: Step,
     /// The settings that run, or are being brought up.
     pub wanted: S,
-    /// The last that served for the settling time (at first: those of the configuration).
+    /// The last that served for the settling time; before that, those of the configuration.
     pub good: S,
     /// The planned change under way.
     pub change: Option<Change<S>>,
     /// How the last one ended.
-    pub ended: Option<Ended>,
+    pub ended: Option<EndedChange>,
     /// It is to end in `Off`.
     pub leaving: bool,
-    /// What went wrong last, while it still matters.
+    /// The last failure, while it still matters.
     pub why: Option<String>,
-    then: Then,
-    /// When unplanned restarts were counted, oldest first; at most the budget and one.
+    then: AfterStop,
+    /// When unplanned restarts were counted, oldest first; at most one more than the budget.
     restarts: Vec<u64>,
     /// Unplanned restarts in a row.
     attempts: u32,
+    /// The engine that runs was taken over from an earlier gateway: it is warm.
+    #[serde(skip)]
+    pub adopted: bool,
+    /// The engine serves, and is kept out of rotation because another one is about to replace it.
+    #[serde(skip)]
+    pub withdrawn: bool,
+    /// Why the configuration in force has not been applied to the engine yet.
+    #[serde(skip)]
+    pub blocked: Option<RestartBlocked>,
 }
 
 impl<S: Clone + PartialEq> Lifecycle<S> {
-    /// An engine that is to be started for the first time.
-    pub fn new(settings: S) -> Self {
+    /// An engine that is configured like this and of which nothing else is known yet.
+    pub(crate) fn new(settings: S) -> Self {
         Self {
-            // A stop where nothing runs does no harm, and what nobody remembers may run.
-            step: Step::Stop,
+            step: Step::Recover,
             wanted: settings.clone(),
             good: settings,
             change: None,
             ended: None,
             leaving: false,
             why: None,
-            then: Then::Start,
+            then: AfterStop::Start,
             restarts: Vec::new(),
             attempts: 0,
+            adopted: false,
+            withdrawn: false,
+            blocked: None,
         }
     }
 
-    /// Goes over to other settings, or starts anew with the same.
-    pub fn change(&mut self, id: u64, to: S, cut: bool) -> Result<(), ChangeRefused> {
+    /// Starts a change to other settings, or a restart with the same.
+    ///
+    /// # Errors
+    /// Another step is under way, or the engine is being shut down. Nothing has changed then.
+    pub(crate) fn change(&mut self, request: ChangeRequest<S>) -> Result<(), ChangeRefused> {
         if self.leaving {
-            return Err(ChangeRefused::Leaving);
+            return Err(ChangeRefused::ShuttingDown);
         }
+        let ChangeRequest { id, to, cut, hold } = request;
         let from = self.wanted.clone();
-        let change = Change { id, from, to, cut, hold: false, failed: None };
         match self.step {
             Step::Serve => self.step = Step::Drain,
-            // Nothing serves: what ran before is no better than what is asked for.
+            // Nothing serves, so there is nothing to drain and nothing worth going back to.
             Step::Hold | Step::Backoff | Step::Off => {
-                self.end(Outcome::Aborted("another change was asked for".to_owned()));
-                self.wanted = change.to.clone();
-                self.forgive();
-                self.stop_and(Then::Start);
+                self.end(Outcome::Aborted("another change was requested".to_owned()));
+                self.wanted = to.clone();
+                self.reset_budget();
+                self.stop_then(AfterStop::Start);
             }
-            busy => return Err(ChangeRefused::Busy(busy.label())),
+            busy => return Err(RestartBlocked::Busy(busy).into()),
         }
-        self.change = Some(change);
+        self.change = Some(Change { id, from, to, cut, hold, failed: None });
+        self.blocked = None;
         Ok(())
     }
 
-    /// Tries again now, with a fresh budget, where it holds or waits; elsewhere nothing.
-    pub fn enable(&mut self) -> Result<(), ChangeRefused> {
+    /// Tries again now, with a fresh budget, in `Hold`, `Backoff` and `Off`; no effect in other steps.
+    ///
+    /// # Errors
+    /// The engine is being shut down.
+    pub(crate) fn enable(&mut self) -> Result<(), ChangeRefused> {
         if self.leaving {
-            return Err(ChangeRefused::Leaving);
+            return Err(ChangeRefused::ShuttingDown);
         }
         if matches!(self.step, Step::Hold | Step::Backoff | Step::Off) {
-            self.forgive();
-            self.stop_and(Then::Start);
+            self.reset_budget();
+            self.stop_then(AfterStop::Start);
         }
         Ok(())
     }
 
-    /// Ends in `Off`: out of rotation, drained, stopped; in `Hold` if the stop cannot be confirmed.
-    pub fn leave(&mut self) {
+    /// Shuts the engine down: drained, stopped, `Off`; `Hold` if the stop cannot be confirmed.
+    pub(crate) fn leave(&mut self) {
         self.leaving = true;
         if let Some(change) = &self.change {
-            // Whoever starts it next begins with what has served.
+            // The next start begins with what has served.
             self.wanted = change.from.clone();
         }
         self.end(Outcome::Aborted("the gateway stops, or the backend is no longer configured".to_owned()));
@@ -285,13 +225,13 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
         };
     }
 
-    /// The step's effect has ended, or the engine has; decides what comes next.
-    pub fn on(&mut self, event: Event, rules: &Rules, now_ms: u64) {
+    /// The step's effect has ended, or the engine was lost: decides what comes next.
+    pub(crate) fn on(&mut self, event: Event, rules: &RestartRules, now_ms: u64) {
         match (self.step, event) {
-            (Step::Off | Step::Hold, _) => {}
-            (Step::Drain, Event::Done | Event::Gone(_)) => self.drained(),
+            (Step::Recover | Step::Off | Step::Hold, _) => {}
+            (Step::Drain, Event::Done | Event::EngineLost(_)) => self.drained(),
             (Step::Drain, Event::Failed(failure)) => {
-                // Nobody to stand in is no matter of time: cutting does not help, and the change is given up.
+                // Without replacement capacity cutting does not help: the change is given up.
                 let cut = self.change.as_ref().is_some_and(|change| change.cut) && !failure.permanent;
                 if self.leaving || cut {
                     self.drained();
@@ -300,13 +240,13 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
                     self.step = Step::Serve;
                 }
             }
-            (Step::Stop, Event::Done | Event::Gone(_)) if self.leaving => self.step = Step::Off,
+            (Step::Stop, Event::Done | Event::EngineLost(_)) if self.leaving => self.step = Step::Off,
             (Step::Stop, Event::Done) => self.stopped(),
             // The stop goes on.
-            (Step::Stop, Event::Gone(_)) => {}
+            (Step::Stop, Event::EngineLost(_)) => {}
             (Step::Stop, Event::Failed(failure)) => self.hold(failure.why),
             (Step::Backoff, Event::Done) => self.step = Step::Start,
-            (Step::Backoff, Event::Failed(_) | Event::Gone(_)) => {}
+            (Step::Backoff, Event::Failed(_) | Event::EngineLost(_)) => {}
             (Step::Start | Step::Adopt, Event::Done) => self.step = Step::Adapters,
             (Step::Adapters, Event::Done) => self.step = Step::Golden,
             (Step::Golden, Event::Done) => self.step = Step::WarmUp,
@@ -317,50 +257,63 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
             }
             (Step::Serve, Event::Done) => {
                 self.good = self.wanted.clone();
-                self.forgive();
+                self.reset_budget();
             }
-            (_, Event::Failed(failure) | Event::Gone(failure)) => self.broke(failure, rules, now_ms),
+            (_, Event::Failed(failure) | Event::EngineLost(failure)) => self.recover_from(failure, rules, now_ms),
         }
     }
 
     /// Whether the settings that run are known to be good, and nothing went wrong lately.
-    pub fn is_settled(&self) -> bool {
+    pub(crate) fn is_settled(&self) -> bool {
         self.wanted == self.good && self.attempts == 0
     }
 
-    /// The same life with other settings, whatever was under way: the configuration says something else now. Begins with
-    /// a stop of whatever runs. `fall_back`: what was good is gone back to when they do not come up.
-    #[must_use]
-    pub fn anew(mut self, settings: S, fall_back: bool) -> Self {
-        self.end(Outcome::Aborted("the configuration of the engine has changed".to_owned()));
-        if !fall_back {
-            self.good = settings.clone();
-        }
-        self.wanted = settings;
-        // The gateway before may have ended it in order.
-        self.leaving = false;
-        self.forgive();
-        self.stop_and(Then::Start);
-        self
-    }
-
     /// The wait in `Backoff`.
-    pub fn backoff_ms(&self, rules: &Rules) -> u64 {
+    pub(crate) fn backoff_ms(&self, rules: &RestartRules) -> u64 {
         let doublings = self.attempts.saturating_sub(1).min(20);
         rules.backoff_ms.saturating_mul(1 << doublings).min(rules.backoff_max_ms)
     }
 
     /// Unplanned restarts within the window that ends now.
-    pub fn restarts_within(&self, rules: &Rules, now_ms: u64) -> usize {
+    pub(crate) fn restarts_within(&self, rules: &RestartRules, now_ms: u64) -> usize {
         self.restarts.iter().filter(|at| now_ms.saturating_sub(**at) < rules.window_ms).count()
     }
 
-    /// What the gateway that starts makes of what the one before it wrote last. `alive`: that engine still runs.
-    /// `adopt`: it may go on; else it is stopped first.
+    /// Ends `Recover`: goes on from what the journal says (`previous`) and from what still runs.
     ///
-    /// Before the stop of a change nothing has been touched: the change is given up. From the stop on it is carried through.
-    #[must_use]
-    pub fn recover(mut self, alive: bool, adopt: bool) -> Self {
+    /// Before the stop of a change nothing has been touched: the change is given up. From the stop on it is completed.
+    pub(crate) fn recover(&mut self, previous: Option<(Self, Difference)>, survivor: Survivor) -> Recovery {
+        let recovery = match previous {
+            None => {
+                match survivor {
+                    // Without a record there may be no engine, or one that is not known of: a stop is harmless.
+                    Survivor::None => self.stop_then(AfterStop::Start),
+                    Survivor::Adoptable => self.step = Step::Adopt,
+                    // It may carry requests: it was in rotation until now, or other clients use it.
+                    Survivor::ToStop => self.step = Step::Drain,
+                }
+                Recovery::New
+            }
+            Some((life, Difference::None)) => {
+                *self = life.resumed(survivor);
+                Recovery::Resumed
+            }
+            // Other flags are no reason to stop an engine that serves, or to forget what was good.
+            Some((life, Difference::Flags)) if survivor == Survivor::Adoptable => {
+                *self = life.resumed(survivor);
+                Recovery::Resumed
+            }
+            Some((life, difference)) => {
+                *self = life.reconfigured(self.wanted.clone(), difference);
+                Recovery::Reconfigured
+            }
+        };
+        // These belong to the engine that runs, not to the one of the record.
+        (self.adopted, self.withdrawn, self.blocked) = (self.step == Step::Adopt, false, None);
+        recovery
+    }
+
+    fn resumed(mut self, survivor: Survivor) -> Self {
         let before = self.step;
         self.leaving = false;
         if before == Step::Drain {
@@ -368,31 +321,93 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
         }
         match before {
             Step::Hold => {}
-            // It was asked to end, so it begins as if for the first time.
+            // It was shut down on request, so it starts as if for the first time.
             Step::Off => {
-                self.forgive();
-                self.stop_and(Then::Start);
+                self.reset_budget();
+                self.stop_then(AfterStop::Start);
             }
-            // Whether a stop was through is not known: it is repeated, which does no harm.
+            // It is not known whether the stop was complete: it is repeated, which is harmless.
             Step::Stop | Step::Backoff => self.step = Step::Stop,
-            _ if alive && adopt => self.step = Step::Adopt,
-            _ => self.stop_and(Then::Start),
+            _ if survivor == Survivor::Adoptable => self.step = Step::Adopt,
+            _ => self.stop_then(AfterStop::Start),
         }
         self
+    }
+
+    /// Stops whatever runs and starts with other settings. The good settings stay a fallback unless the program differs.
+    fn reconfigured(mut self, settings: S, difference: Difference) -> Self {
+        self.end(Outcome::Aborted("the configuration of the engine has changed".to_owned()));
+        if difference == Difference::Program {
+            self.good = settings.clone();
+        }
+        self.wanted = settings;
+        // The earlier gateway may have shut it down.
+        self.leaving = false;
+        self.reset_budget();
+        self.stop_then(AfterStop::Start);
+        self
+    }
+
+    /// Takes a serving engine out of rotation, to be replaced.
+    pub(crate) fn withdraw(&mut self) {
+        self.withdrawn = true;
+    }
+
+    /// It is not replaced after all.
+    pub(crate) fn reinstate(&mut self) {
+        self.withdrawn = false;
+    }
+
+    /// Notes why the configuration cannot be applied yet. Whether that is another reason than before.
+    pub(crate) fn block(&mut self, reason: RestartBlocked) -> bool {
+        let is_new = !self.blocked.as_ref().is_some_and(|before| before.is_same_reason(&reason));
+        self.blocked = Some(reason);
+        is_new
+    }
+
+    /// The configuration is applied, or is not tried any more.
+    pub(crate) fn unblock(&mut self) {
+        self.blocked = None;
+    }
+
+    /// An engine that could not be stopped in order is known to be gone.
+    pub(crate) fn confirm_stopped(&mut self) {
+        (self.step, self.leaving) = (Step::Off, true);
+    }
+
+    /// An engine that could not be stopped in order still cannot.
+    pub(crate) fn stop_failed(&mut self, why: String) {
+        self.why = Some(why);
+    }
+
+    /// What admission is told when the step begins; `None`: no change. A ramp opens the backend itself, together with a
+    /// limit on slots; the place of an engine that is shut down may belong to another one by now.
+    pub(crate) fn cordon(&self) -> Option<Cordon> {
+        if self.leaving {
+            return None;
+        }
+        match self.step {
+            Step::Drain => Some(Cordon::Draining),
+            Step::Ramp => None,
+            Step::Serve if self.withdrawn => Some(Cordon::Draining),
+            Step::Serve => Some(Cordon::Open),
+            step if !step.is_coming() => Some(Cordon::Down),
+            _ => Some(Cordon::Starting),
+        }
     }
 
     fn drained(&mut self) {
         if let Some(change) = &self.change {
             self.wanted = change.to.clone();
         }
-        self.stop_and(Then::Start);
+        self.stop_then(AfterStop::Start);
     }
 
     fn stopped(&mut self) {
         match self.then {
-            Then::Start => self.step = Step::Start,
-            Then::Backoff => self.step = Step::Backoff,
-            Then::Hold => {
+            AfterStop::Start => self.step = Step::Start,
+            AfterStop::Backoff => self.step = Step::Backoff,
+            AfterStop::Hold => {
                 let why = self.why.clone().unwrap_or_default();
                 self.hold(why);
             }
@@ -405,8 +420,8 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
         self.end(Outcome::Held(why));
     }
 
-    /// Whatever ran is not to be trusted: it is stopped; then the settings before a change, or the good ones, after a wait.
-    fn broke(&mut self, failure: StepFailure, rules: &Rules, now_ms: u64) {
+    /// Stops whatever ran; then starts the settings before a change, or the good ones after a wait.
+    fn recover_from(&mut self, failure: StepFailure, rules: &RestartRules, now_ms: u64) {
         self.why = Some(failure.why.clone());
         if let Some(change) = self.change.as_mut()
             && change.failed.is_none()
@@ -414,7 +429,7 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
         {
             change.failed = Some(failure.why);
             self.wanted = change.from.clone();
-            return self.stop_and(Then::Start);
+            return self.stop_then(AfterStop::Start);
         }
         let settled = self.wanted == self.good;
         self.wanted = self.good.clone();
@@ -423,21 +438,20 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
         self.attempts = self.attempts.saturating_add(1);
         let spent = self.restarts.len() > rules.restarts;
         if spent || (settled && failure.permanent) {
-            return self.stop_and(Then::Hold);
+            return self.stop_then(AfterStop::Hold);
         }
-        // From here on it is healed like any other, and other changes need not wait for it.
+        // From here on it is an unplanned restart like any other, and other changes need not wait for it.
         if self.change.as_ref().is_some_and(|change| change.failed.is_some()) || self.attempts > 1 {
             self.end(Outcome::Failed(failure.why));
         }
-        self.stop_and(Then::Backoff);
+        self.stop_then(AfterStop::Backoff);
     }
 
-    fn stop_and(&mut self, then: Then) {
-        self.step = Step::Stop;
-        self.then = then;
+    fn stop_then(&mut self, then: AfterStop) {
+        (self.step, self.then, self.adopted) = (Step::Stop, then, false);
     }
 
-    fn forgive(&mut self) {
+    fn reset_budget(&mut self) {
         self.attempts = 0;
         self.restarts.clear();
         self.why = None;
@@ -455,7 +469,7 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
 
     fn end(&mut self, outcome: Outcome) {
         if let Some(change) = self.change.take() {
-            self.ended = Some(Ended { id: change.id, outcome });
+            self.ended = Some(EndedChange { id: change.id, outcome });
         }
     }
 }

@@ -1,10 +1,12 @@
-//! Every life there is, by exhaustive exploration, beside a world that knows whether a process may be running.
+//! The life cycle by example, and every one there is by exhaustive exploration, beside a model of the processes.
+//!
+//! The model knows whether a process may be running and whether requests may be running on it; the life cycle does not.
 
 use std::collections::{HashSet, VecDeque};
 
 use super::*;
 
-const RULES: Rules = Rules { restarts: 2, window_ms: 1_000, backoff_ms: 10, backoff_max_ms: 40 };
+const RULES: RestartRules = RestartRules { restarts: 2, window_ms: 1_000, backoff_ms: 10, backoff_max_ms: 40 };
 
 fn failure(why: &str) -> StepFailure {
     StepFailure { why: why.to_owned(), permanent: false }
@@ -14,8 +16,8 @@ fn failed() -> Event {
     Event::Failed(failure("failed"))
 }
 
-fn gone() -> Event {
-    Event::Gone(failure("gone"))
+fn lost() -> Event {
+    Event::EngineLost(failure("lost"))
 }
 
 /// Runs effects that all succeed until the engine serves.
@@ -29,8 +31,26 @@ fn up(life: &mut Lifecycle<u8>) {
     panic!("does not come up: {life:?}");
 }
 
+fn request(id: u64, to: u8, cut: bool) -> ChangeRequest<u8> {
+    ChangeRequest { id, to, cut, hold: false }
+}
+
+/// An engine of which an earlier gateway left nothing.
+fn new(settings: u8) -> Lifecycle<u8> {
+    let mut life = Lifecycle::new(settings);
+    assert_eq!((life.step, life.recover(None, Survivor::None)), (Step::Recover, Recovery::New));
+    life
+}
+
+/// What the next gateway makes of a life cycle that the journal holds, with the same configuration.
+fn recovered(life: Lifecycle<u8>, survivor: Survivor) -> Lifecycle<u8> {
+    let mut next = Lifecycle::new(life.wanted);
+    assert_eq!(next.recover(Some((life, Difference::None)), survivor), Recovery::Resumed);
+    next
+}
+
 fn serving() -> Lifecycle<u8> {
-    let mut life = Lifecycle::new(0);
+    let mut life = new(0);
     up(&mut life);
     life.on(Event::Done, &RULES, 0);
     life
@@ -43,7 +63,7 @@ fn outcome(life: &Lifecycle<u8>) -> Outcome {
 #[test]
 fn a_change_drains_stops_starts_and_serves_in_this_order() {
     let mut life = serving();
-    life.change(1, 5, false).unwrap();
+    life.change(request(1, 5, false)).unwrap();
     let mut steps = vec![life.step];
     while life.step != Step::Serve {
         life.on(Event::Done, &RULES, 0);
@@ -59,10 +79,10 @@ fn a_change_drains_stops_starts_and_serves_in_this_order() {
 #[test]
 fn a_drain_that_takes_too_long_gives_the_change_up_unless_it_may_cut() {
     let mut life = serving();
-    life.change(1, 5, false).unwrap();
+    life.change(request(1, 5, false)).unwrap();
     life.on(failed(), &RULES, 0);
     assert_eq!((life.step, life.wanted, outcome(&life)), (Step::Serve, 0, Outcome::Aborted("failed".to_owned())));
-    life.change(2, 5, true).unwrap();
+    life.change(request(2, 5, true)).unwrap();
     life.on(failed(), &RULES, 0);
     assert_eq!((life.step, life.wanted), (Step::Stop, 5));
 }
@@ -71,7 +91,7 @@ fn a_drain_that_takes_too_long_gives_the_change_up_unless_it_may_cut() {
 fn settings_that_do_not_come_up_are_rolled_back_at_once_and_cost_no_budget() {
     for steps in 1..6 {
         let mut life = serving();
-        life.change(1, 5, false).unwrap();
+        life.change(request(1, 5, false)).unwrap();
         (0..=steps).for_each(|_| life.on(Event::Done, &RULES, 0));
         life.on(failed(), &RULES, 0);
         assert_eq!((life.step, life.wanted, life.restarts_within(&RULES, 0)), (Step::Stop, 0, 0));
@@ -81,10 +101,10 @@ fn settings_that_do_not_come_up_are_rolled_back_at_once_and_cost_no_budget() {
 }
 
 #[test]
-fn a_change_after_which_nothing_comes_up_ends_and_what_was_good_is_tried_on() {
+fn a_change_after_which_nothing_comes_up_ends_and_the_good_settings_are_tried_again() {
     for to in [0, 5] {
         let mut life = serving();
-        life.change(1, to, false).unwrap();
+        life.change(request(1, to, false)).unwrap();
         // Drained and stopped; then two starts in a row fail.
         (0..2).for_each(|_| life.on(Event::Done, &RULES, 0));
         for _ in 0..2 {
@@ -102,9 +122,9 @@ fn a_change_after_which_nothing_comes_up_ends_and_what_was_good_is_tried_on() {
 #[test]
 fn a_crash_before_the_new_settings_settled_returns_to_the_good_ones() {
     let mut life = serving();
-    life.change(1, 5, false).unwrap();
+    life.change(request(1, 5, false)).unwrap();
     up(&mut life);
-    life.on(gone(), &RULES, 0);
+    life.on(lost(), &RULES, 0);
     assert_eq!((life.step, life.wanted), (Step::Stop, 0));
     life.on(Event::Done, &RULES, 0);
     assert_eq!(life.step, Step::Backoff);
@@ -115,7 +135,7 @@ fn crashes_are_restarted_after_doubling_waits_until_the_budget_is_spent() {
     let mut life = serving();
     let mut waits = Vec::new();
     while life.step != Step::Hold {
-        life.on(gone(), &RULES, 0);
+        life.on(lost(), &RULES, 0);
         life.on(Event::Done, &RULES, 0);
         if life.step == Step::Backoff {
             waits.push(life.backoff_ms(&RULES));
@@ -128,31 +148,35 @@ fn crashes_are_restarted_after_doubling_waits_until_the_budget_is_spent() {
     up(&mut life);
     // A window later the same number of crashes is no reason to hold.
     for round in 1..10u64 {
-        life.on(gone(), &RULES, round * RULES.window_ms);
+        life.on(lost(), &RULES, round * RULES.window_ms);
         up(&mut life);
     }
 }
 
 #[test]
-fn other_settings_begin_anew_whatever_the_life_before_came_to() {
+fn another_configuration_starts_afresh_whatever_the_earlier_gateway_came_to() {
     let mut left = serving();
     left.leave();
     (0..2).for_each(|_| left.on(Event::Done, &RULES, 0));
     assert_eq!(left.step, Step::Off);
     let mut crashed = serving();
     while crashed.step != Step::Hold {
-        crashed.on(gone(), &RULES, 0);
+        crashed.on(lost(), &RULES, 0);
         crashed.on(Event::Done, &RULES, 0);
     }
     for life in [left, crashed, serving()] {
-        for fall_back in [false, true] {
-            let mut life = life.clone().anew(7, fall_back);
+        for (difference, survivor) in
+            [(Difference::Program, Survivor::Adoptable), (Difference::Flags, Survivor::ToStop)]
+        {
+            let before = life.clone();
+            let mut life = Lifecycle::new(7);
+            assert_eq!(life.recover(Some((before, difference)), survivor), Recovery::Reconfigured);
             assert_eq!(life.step, Step::Stop, "whatever runs is stopped first");
             let mut broken = life.clone();
             broken.on(Event::Done, &RULES, 0);
             broken.on(Event::Failed(StepFailure { why: "no".to_owned(), permanent: true }), &RULES, 0);
             broken.on(Event::Done, &RULES, 0);
-            let back = if fall_back { (Step::Backoff, 0) } else { (Step::Hold, 7) };
+            let back = if difference == Difference::Flags { (Step::Backoff, 0) } else { (Step::Hold, 7) };
             assert_eq!((broken.step, broken.wanted), back);
             up(&mut life);
             life.on(Event::Done, &RULES, 0);
@@ -162,43 +186,86 @@ fn other_settings_begin_anew_whatever_the_life_before_came_to() {
 }
 
 #[test]
-fn a_change_is_given_up_where_nobody_can_stand_in_even_if_it_may_cut() {
+fn a_change_without_replacement_capacity_is_given_up_even_if_it_may_cut() {
     let mut life = serving();
-    life.change(1, 5, true).unwrap();
+    life.change(request(1, 5, true)).unwrap();
     life.on(Event::Failed(StepFailure { why: "alone".to_owned(), permanent: true }), &RULES, 0);
     assert_eq!((life.step, life.wanted, outcome(&life)), (Step::Serve, 0, Outcome::Aborted("alone".to_owned())));
 }
 
 #[test]
 fn what_cannot_succeed_is_not_tried_again() {
-    let mut life = Lifecycle::new(0);
+    let mut life = new(0);
     life.on(Event::Done, &RULES, 0);
     life.on(Event::Failed(StepFailure { why: "no such flag".to_owned(), permanent: true }), &RULES, 0);
     life.on(Event::Done, &RULES, 0);
     assert_eq!((life.step, life.why.as_deref()), (Step::Hold, Some("no such flag")));
-    life.change(1, 3, false).unwrap();
+    life.change(request(1, 3, false)).unwrap();
     up(&mut life);
     assert_eq!((life.wanted, outcome(&life)), (3, Outcome::Done));
 }
 
 #[test]
-fn what_a_crash_of_the_gateway_interrupts_is_given_up_before_the_stop_and_carried_through_after_it() {
+fn what_a_crash_of_the_gateway_interrupts_is_given_up_before_the_stop_and_completed_after_it() {
     let mut life = serving();
-    life.change(1, 5, false).unwrap();
-    let mut drained = life.clone().recover(true, true);
+    life.change(request(1, 5, false)).unwrap();
+    let mut drained = recovered(life.clone(), Survivor::Adoptable);
     assert_eq!((drained.step, drained.wanted), (Step::Adopt, 0));
     assert!(matches!(outcome(&drained), Outcome::Aborted(_)));
     up(&mut drained);
     life.on(Event::Done, &RULES, 0);
-    for alive in [true, false] {
-        let mut stopping = life.clone().recover(alive, true);
+    for survivor in [Survivor::Adoptable, Survivor::None] {
+        let mut stopping = recovered(life.clone(), survivor);
         assert_eq!((stopping.step, stopping.wanted), (Step::Stop, 5));
         up(&mut stopping);
         assert_eq!(outcome(&stopping), Outcome::Done);
     }
 }
 
-/// A life, and what may be true of its processes.
+#[test]
+fn an_engine_that_runs_unrecorded_is_adopted_or_drained_before_it_is_stopped() {
+    for (survivor, step, adopted) in [(Survivor::Adoptable, Step::Adopt, true), (Survivor::ToStop, Step::Drain, false)]
+    {
+        let mut life = Lifecycle::new(0);
+        assert_eq!(life.recover(None, survivor), Recovery::New);
+        assert_eq!((life.step, life.adopted), (step, adopted));
+        up(&mut life);
+        assert_eq!(life.adopted, adopted, "only a start makes it cold");
+    }
+}
+
+#[test]
+fn other_flags_leave_an_engine_that_may_be_adopted_alone() {
+    let mut life = Lifecycle::new(7);
+    let recovery = life.recover(Some((serving(), Difference::Flags)), Survivor::Adoptable);
+    assert_eq!((recovery, life.step, life.wanted), (Recovery::Resumed, Step::Adopt, 0));
+}
+
+#[test]
+fn a_reason_to_wait_is_news_once_and_ends_with_the_change() {
+    let mut life = serving();
+    let full = |used| RestartBlocked::NoRoom { used, room: 8, headroom_percent: 80 };
+    assert!(life.block(full(7)) && !life.block(full(8)), "counts differ, the reason does not");
+    assert!(
+        life.block(RestartBlocked::MustMove("p/a".to_owned()))
+            && life.block(RestartBlocked::MustMove("p/b".to_owned()))
+    );
+    life.change(request(1, 5, false)).unwrap();
+    assert_eq!(life.blocked, None);
+}
+
+#[test]
+fn a_withdrawn_engine_serves_out_of_rotation_until_it_is_reinstated() {
+    let mut life = serving();
+    life.withdraw();
+    assert_eq!((life.step, life.cordon()), (Step::Serve, Some(Cordon::Draining)));
+    life.reinstate();
+    assert_eq!(life.cordon(), Some(Cordon::Open));
+    life.leave();
+    assert_eq!(life.cordon(), None, "its place may belong to another engine");
+}
+
+/// A life cycle, and what may be true of its processes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct World {
     life: Lifecycle<u8>,
@@ -225,7 +292,12 @@ impl World {
         }
         if step.in_rotation() {
             assert!(self.process && !self.dead, "in rotation without an engine: {self:?}");
-            self.busy = true;
+            // A withdrawn engine gets no new requests once it serves; a ramp opens it all the same.
+            self.busy |= step == Step::Ramp || self.life.cordon() == Some(Cordon::Open);
+        }
+        assert!(step != Step::Start || !self.life.adopted, "a fresh engine taken for a warm one: {self:?}");
+        if self.life.cordon() == Some(Cordon::Open) {
+            assert!(step == Step::Serve && !self.life.withdrawn && !self.life.leaving, "open too early: {self:?}");
         }
         if matches!(step, Step::Off | Step::Backoff) {
             assert!(!self.process, "nothing should run: {self:?}");
@@ -272,10 +344,26 @@ impl World {
         if self.process && !matches!(step, Step::Off | Step::Hold | Step::Stop) {
             push(&|w| {
                 w.dead = true;
-                w.life.on(Event::Gone(failure("")), &RULES, 0);
+                w.life.on(Event::EngineLost(failure("")), &RULES, 0);
             });
         }
         push(&|w| drop(w.life.enable()));
+        if step == Step::Serve {
+            push(&|w| if w.life.withdrawn { w.life.reinstate() } else { w.life.withdraw() });
+            if self.life.blocked.is_none() {
+                push(&|w| {
+                    w.life.block(RestartBlocked::StillRunning(1));
+                });
+            }
+        }
+        // A stop that failed is repeated from outside once the engine is to leave.
+        if step == Step::Hold && self.life.leaving {
+            push(&|w| {
+                (w.process, w.busy) = (false, false);
+                w.life.confirm_stopped();
+            });
+            push(&|w| w.life.stop_failed(String::new()));
+        }
         if !self.life.leaving {
             push(&|w| w.life.leave());
         }
@@ -283,16 +371,27 @@ impl World {
             for (to, cut) in [(0, false), (1, false), (1, true)] {
                 push(&|w| {
                     w.changes += 1;
-                    drop(w.life.change(u64::from(w.changes), to, cut));
+                    drop(w.life.change(request(u64::from(w.changes), to, cut)));
                 });
             }
         }
-        // The gateway dies: what was written is all that is left, and the engine lives on or does not.
-        for (alive, adopt) in [(true, true), (true, false), (false, true)] {
-            if !alive || (self.process && !self.dead) {
+        // The gateway dies: the journal is all that is left, and the engine lives on or does not. The next gateway has the
+        // same configuration, other flags or another program.
+        for survivor in [Survivor::Adoptable, Survivor::ToStop, Survivor::None] {
+            if survivor != Survivor::None && (!self.process || self.dead) {
+                continue;
+            }
+            for difference in [None, Some(Difference::None), Some(Difference::Flags), Some(Difference::Program)] {
+                // Without a record nothing is known of the engine, and a process that is not found must not exist.
+                if difference.is_none() && survivor == Survivor::None && self.process {
+                    continue;
+                }
                 push(&|w| {
-                    w.life = w.life.clone().recover(alive, adopt);
-                    (w.busy, w.dead) = (false, !alive);
+                    let previous = difference.map(|difference| (w.life.clone(), difference));
+                    w.life = Lifecycle::new(0);
+                    w.life.recover(previous, survivor);
+                    assert!(!w.life.withdrawn && w.life.blocked.is_none(), "left from the engine before: {w:?}");
+                    (w.busy, w.dead) = (false, survivor == Survivor::None);
                 });
             }
         }
@@ -304,7 +403,7 @@ impl World {
 /// engine, nothing is stopped under requests, every change has an outcome, and from every state a run of successes serves.
 #[test]
 fn exhaustively_no_order_of_events_breaks_the_rules() {
-    let mut first = World { life: Lifecycle::new(0), process: false, dead: false, busy: false, changes: 0 };
+    let mut first = World { life: new(0), process: false, dead: false, busy: false, changes: 0 };
     first.enter(Step::Off);
     let (mut seen, mut open) = (HashSet::from([first.clone()]), VecDeque::from([first]));
     while let Some(world) = open.pop_front() {

@@ -27,12 +27,12 @@ async fn one_502_counts_once_against_its_backend_although_it_is_passed_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_absurd_wish_for_output_cannot_overflow_what_a_backend_carries() {
+async fn an_absurd_output_limit_cannot_overflow_the_tokens_of_a_backend() {
     let world = World::new(vec![good()], vec![good()]);
     let body = r#"{"model":"m","stream":true,"min_tokens":18446744073709551615,"messages":[]}"#;
     let (mut one, mut two) = (Client::default(), Client::default());
     for _ in 0..4 {
-        tokio::join!(world.flow.run(incoming(body), &mut one), world.flow.run(incoming(body), &mut two));
+        tokio::join!(world.flow.run(world.incoming(body), &mut one), world.flow.run(world.incoming(body), &mut two));
         (one, two) = (Client::default(), Client::default());
     }
     world.idle();
@@ -54,19 +54,19 @@ async fn a_retry_follows_a_pool_that_a_reload_has_replaced() {
             world.flow.admission().record_probe(*backend, true, Instant::now());
         }
     };
-    tokio::join!(world.flow.run(incoming(STREAM), &mut client), reload);
+    tokio::join!(world.flow.run(world.incoming(STREAM), &mut client), reload);
     let record = world.records.0.lock().pop().unwrap();
     assert_eq!((record.outcome, record.pool.as_deref()), (Outcome::Completed, Some("q")));
     world.idle();
 }
 
 #[tokio::test(start_paused = true)]
-async fn two_requests_that_were_told_503_do_not_wait_for_each_others_slot() {
+async fn two_requests_that_got_a_503_do_not_wait_for_each_others_slot() {
     let busy = || vec![Script::Json(503, "{}"), good()];
     let world = World::with(busy(), busy(), "slots = 1");
     let (mut one, mut two) = (Client::default(), Client::default());
     let begun = Instant::now();
-    tokio::join!(world.flow.run(incoming(STREAM), &mut one), world.flow.run(incoming(STREAM), &mut two));
+    tokio::join!(world.flow.run(world.incoming(STREAM), &mut one), world.flow.run(world.incoming(STREAM), &mut two));
     assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
     let outcomes: Vec<_> = world.records.0.lock().iter().map(|record| record.outcome).collect();
     assert_eq!(outcomes, [Outcome::Completed, Outcome::Completed]);
@@ -78,7 +78,7 @@ async fn a_task_that_is_dropped_is_recorded_and_frees_everything() {
     let world = World::new(vec![Script::NeverAnswers], vec![good()]);
     {
         let mut client = Client::default();
-        let running = world.flow.run(incoming(STREAM), &mut client);
+        let running = world.flow.run(world.incoming(STREAM), &mut client);
         assert!(tokio::time::timeout(Duration::from_millis(20), running).await.is_err());
     }
     assert_eq!(world.records.0.lock().len(), 1);

@@ -1,48 +1,18 @@
-//! Least work: the backend that would be through soonest.
+//! Least work: the backend that would finish its work soonest.
 //!
 //! Score = `(outstanding tokens + this request's tokens) x seconds per token / weight`, lowest wins; seconds
 //! per token is the decayed mean of the TPOT seen on that backend. More load raises TPOT and so the
-//! score, a slower GPU raises it for good: the balance finds itself between unequal backends.
+//! score, a slower GPU raises it for good: the load balances itself between unequal backends.
 //! A backend not yet measured counts as the fastest measured one, so that it gets work and is
-//! measured. Observations are clamped to [`TPOT_MIN`, `TPOT_MAX`], and one speed may differ from
-//! the best by at most [`SPREAD_MAX`]: an odd sample can make a backend unpopular, never a leper.
-//! Ties are broken by the fewest requests, then by the coin.
+//! measured. Observations are clamped (see `Speed`), and one speed may differ from
+//! the best by at most [`SPREAD_MAX`]: a single odd sample cannot take a backend out of use.
+//! Ties are broken by the fewest requests, then at random.
 
-use std::time::Duration;
-
-use super::Candidate;
+use super::candidate::Candidate;
 use sluice_core::base::{BackendId, Rng};
 
-/// Below this a TPOT is a measurement error (several tokens in one event).
-const TPOT_MIN: Duration = Duration::from_micros(100);
-/// Above this an engine is stuck rather than slow; health decides about it, not balance.
-const TPOT_MAX: Duration = Duration::from_secs(2);
-/// Weight of one new observation: about the last 20 requests count.
-const WEIGHT: f64 = 0.1;
 /// A backend is never scored as more than this many times slower than the fastest.
 const SPREAD_MAX: f64 = 8.0;
-
-/// Observed decoding speed of one backend.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Speed {
-    seconds_per_token: Option<f64>,
-}
-
-impl Speed {
-    /// Takes in the TPOT of one finished request.
-    pub fn observe(&mut self, tpot: Duration) {
-        let sample = tpot.clamp(TPOT_MIN, TPOT_MAX).as_secs_f64();
-        self.seconds_per_token = Some(match self.seconds_per_token {
-            None => sample,
-            Some(mean) => mean + WEIGHT * (sample - mean),
-        });
-    }
-
-    /// Seconds per output token; `None` before the first observation.
-    pub fn seconds_per_token(&self) -> Option<f64> {
-        self.seconds_per_token
-    }
-}
 
 pub(super) fn pick(candidates: &[Candidate], need_tokens: u64, rng: &mut Rng) -> Option<BackendId> {
     let fastest = fastest(candidates);
@@ -55,17 +25,20 @@ pub(super) fn pick(candidates: &[Candidate], need_tokens: u64, rng: &mut Rng) ->
 }
 
 pub(super) fn fastest(candidates: &[Candidate]) -> f64 {
-    let best = candidates.iter().filter_map(|c| c.speed.seconds_per_token).fold(f64::INFINITY, f64::min);
+    let best = candidates.iter().filter_map(|c| c.speed.seconds_per_token()).fold(f64::INFINITY, f64::min);
     if best.is_finite() { best } else { 1.0 }
 }
 
 pub(super) fn score(candidate: &Candidate, need_tokens: u64, fastest: f64) -> f64 {
-    let pace = candidate.speed.seconds_per_token.unwrap_or(fastest).min(fastest * SPREAD_MAX);
+    let pace = candidate.speed.seconds_per_token().unwrap_or(fastest).min(fastest * SPREAD_MAX);
     candidate.tokens.saturating_add(need_tokens) as f64 * pace / candidate.weight
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use super::super::Speed;
     use super::*;
 
     fn candidate(position: usize, tokens: u64, tpot_ms: Option<u64>) -> Candidate {

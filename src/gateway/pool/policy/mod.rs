@@ -1,31 +1,17 @@
 //! Which of several backends with room takes a request: a closed set, chosen per pool.
 //!
 //! A policy sees only candidates that fit (admission has checked), and returns one of them. It is
-//! a pure function of what it is shown and a coin. Work is measured against the configured weight:
+//! a pure function of its arguments and a random generator. Work is measured against the configured weight:
 //! a backend of weight 2 carries twice the work before it looks as busy.
 
+mod candidate;
 mod least_work;
 mod two_choices;
 
 use crate::config::Policy;
 use sluice_core::base::{BackendId, Rng};
 
-pub use least_work::Speed;
-
-/// A backend that could take the request now.
-#[derive(Clone, Copy, Debug)]
-pub struct Candidate {
-    /// Who.
-    pub id: BackendId,
-    /// Share of new work relative to the others.
-    pub weight: f64,
-    /// Outstanding tokens.
-    pub tokens: u64,
-    /// Requests in flight.
-    pub requests: u32,
-    /// Observed speed of decoding.
-    pub speed: Speed,
-}
+pub use candidate::{Candidate, Speed};
 
 /// Picks one of `candidates` (none when empty). Round robin keeps its turn with the backends and is
 /// decided there; for `prefix_affinity`, until it exists, the configuration says in a warning that least work is used.

@@ -1,10 +1,11 @@
 //! Two choices: draw two different backends, keep the one with less work.
 //!
-//! Nearly as even as looking at all of them, and no herd: several gateways in front of the same
-//! engines, each blind to the others' requests, do not all pick the same one
+//! Nearly as even as comparing all of them, and without herding: several gateways in front of the same
+//! engines, each without knowledge of the others' requests, do not all pick the same one
 //! (Mitzenmacher, "The power of two choices in randomized load balancing", 2001).
 
-use super::{Candidate, least_work};
+use super::candidate::Candidate;
+use super::least_work;
 use sluice_core::base::{BackendId, Rng};
 
 pub(super) fn pick(candidates: &[Candidate], need_tokens: u64, rng: &mut Rng) -> Option<BackendId> {

@@ -3,33 +3,33 @@
 use super::*;
 
 /// One pool of two backends, `slots` each.
-fn pair(slots: u32) -> (House, [BackendId; 2]) {
-    let house = House::new(&[spec("one", 2, limits(slots, 1), vec![])]);
-    let ids = [house.layout.backends[0][0], house.layout.backends[0][1]];
-    (house, ids)
+fn pair(slots: u32) -> (Fixture, [BackendId; 2]) {
+    let fixture = Fixture::new(&[spec("one", 2, limits(slots, 1), vec![])]);
+    let ids = [fixture.layout.backends[0][0], fixture.layout.backends[0][1]];
+    (fixture, ids)
 }
 
 #[test]
 fn a_backend_that_drains_or_comes_is_given_nothing_and_waited_for_and_one_that_is_away_is_not() {
-    let (house, [first, second]) = pair(4);
-    let held = house.granted(0, 10);
+    let (fixture, [first, second]) = pair(4);
+    let held = fixture.granted(0, 10);
     for (cordon, waits, state) in
         [(Cordon::Draining, true, "draining"), (Cordon::Starting, true, "starting"), (Cordon::Down, false, "down")]
     {
-        assert!(house.admission.set_cordon(first, cordon) && house.admission.set_cordon(second, Cordon::Down));
-        match house.admission.enter(house.ask(0, 10)) {
+        assert!(fixture.admission.set_cordon(first, cordon) && fixture.admission.set_cordon(second, Cordon::Down));
+        match fixture.admission.enter(fixture.request(0, 10)) {
             AdmissionDecision::Queued(mut ticket, _) => {
                 assert!(waits && poll(&mut ticket).is_none(), "{cordon:?}");
-                house.admission.check_invariants().unwrap();
-                // It is there: whoever waited gets it at once.
-                house.admission.set_cordon(first, Cordon::Open);
+                fixture.admission.check_invariants().unwrap();
+                // It is ready: the waiter gets it at once.
+                fixture.admission.set_cordon(first, Cordon::Open);
                 drop(lease_of(&mut ticket));
-                house.admission.set_cordon(first, cordon);
+                fixture.admission.set_cordon(first, cordon);
             }
             AdmissionDecision::Shed(ShedReason::NoBackend) => assert!(!waits, "{cordon:?}"),
             other => panic!("{cordon:?}: {other:?}"),
         }
-        let views = house.admission.view();
+        let views = fixture.admission.view();
         let view = views[0].backends.iter().find(|view| view.id == first).unwrap();
         assert_eq!((view.state(), view.in_rotation()), (state, false));
     }
@@ -38,43 +38,43 @@ fn a_backend_that_drains_or_comes_is_given_nothing_and_waited_for_and_one_that_i
 
 #[test]
 fn the_operators_drain_and_the_supervisors_cordon_do_not_lift_each_other() {
-    let (house, [first, second]) = pair(4);
-    house.admission.set_cordon(second, Cordon::Down);
-    house.admission.set_draining(first, true);
-    house.admission.set_cordon(first, Cordon::Starting);
-    assert!(matches!(house.admission.enter(house.ask(0, 10)), AdmissionDecision::Shed(ShedReason::NoBackend)));
-    house.admission.set_cordon(first, Cordon::Open);
-    assert!(matches!(house.admission.enter(house.ask(0, 10)), AdmissionDecision::Shed(ShedReason::NoBackend)));
-    house.admission.set_draining(first, false);
-    drop(house.granted(0, 10));
+    let (fixture, [first, second]) = pair(4);
+    fixture.admission.set_cordon(second, Cordon::Down);
+    fixture.admission.set_draining(first, true);
+    fixture.admission.set_cordon(first, Cordon::Starting);
+    assert!(matches!(fixture.admission.enter(fixture.request(0, 10)), AdmissionDecision::Shed(ShedReason::NoBackend)));
+    fixture.admission.set_cordon(first, Cordon::Open);
+    assert!(matches!(fixture.admission.enter(fixture.request(0, 10)), AdmissionDecision::Shed(ShedReason::NoBackend)));
+    fixture.admission.set_draining(first, false);
+    drop(fixture.granted(0, 10));
 }
 
 #[test]
 fn a_ceiling_bounds_the_configured_slots_and_survives_a_reload() {
-    let (house, [first, second]) = pair(4);
-    house.admission.set_cordon(second, Cordon::Down);
-    let slots = |house: &House| house.admission.view()[0].backends[0].limits.slots;
-    house.admission.set_ceiling(first, Some(2));
-    let held = [house.granted(0, 10), house.granted(0, 10)];
-    let mut third = house.queued(0, 10);
-    assert_eq!(slots(&house), 2);
-    let layout = house.admission.apply(&[spec("one", 2, limits(3, 1), vec![])], RULES, house.now);
-    assert_eq!((slots(&house), layout.backends[0][0]), (2, first));
-    house.admission.set_ceiling(first, Some(64));
-    assert_eq!(slots(&house), 3, "never above what was configured");
+    let (fixture, [first, second]) = pair(4);
+    fixture.admission.set_cordon(second, Cordon::Down);
+    let slots = |fixture: &Fixture| fixture.admission.view()[0].backends[0].limits.slots;
+    fixture.admission.set_ceiling(first, Some(2));
+    let held = [fixture.granted(0, 10), fixture.granted(0, 10)];
+    let mut third = fixture.queued(0, 10);
+    assert_eq!(slots(&fixture), 2);
+    let layout = fixture.admission.apply(&[spec("one", 2, limits(3, 1), vec![])], RULES, fixture.now);
+    assert_eq!((slots(&fixture), layout.backends[0][0]), (2, first));
+    fixture.admission.set_ceiling(first, Some(64));
+    assert_eq!(slots(&fixture), 3, "never above what was configured");
     drop(lease_of(&mut third));
-    house.admission.set_ceiling(first, None);
-    assert_eq!(slots(&house), 3);
+    fixture.admission.set_ceiling(first, None);
+    assert_eq!(slots(&fixture), 3);
     drop(held);
-    assert_eq!(house.admission.load(), (0, 0));
+    assert_eq!(fixture.admission.load(), (0, 0));
 }
 
 #[test]
 fn a_fresh_engine_does_not_pay_for_the_faults_of_the_one_before_it() {
-    let (house, [first, _]) = pair(4);
-    house.admission.mark_hung(first, house.now);
-    assert!(matches!(house.admission.view()[0].backends[0].phase, Phase::Ejected { .. }));
-    assert!(house.admission.reset_health(first, house.now));
-    let view = &house.admission.view()[0].backends[0];
+    let (fixture, [first, _]) = pair(4);
+    fixture.admission.mark_hung(first, fixture.now);
+    assert!(matches!(fixture.admission.view()[0].backends[0].phase, Phase::Ejected { .. }));
+    assert!(fixture.admission.reset_health(first, fixture.now));
+    let view = &fixture.admission.view()[0].backends[0];
     assert_eq!((view.phase, view.hangs), (Phase::Ready, 1));
 }

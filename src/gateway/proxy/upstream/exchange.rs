@@ -18,6 +18,7 @@ use pingora::upstreams::peer::{HttpPeer, Peer};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::super::headers;
+use super::connected::Connected;
 use super::wire::{Framing, WireError, take_head};
 use crate::config::limits;
 use crate::flow::{Exchange, ExchangeError, ResponseHead, UpstreamRequest};
@@ -54,12 +55,8 @@ pub struct EngineExchange {
 }
 
 impl EngineExchange {
-    pub(super) fn new(
-        (stream, reused): (Stream, bool),
-        peer: Arc<HttpPeer>,
-        connector: Arc<TransportConnector>,
-        connect_time: Duration,
-    ) -> Self {
+    pub(super) fn new(connected: Connected, connector: Arc<TransportConnector>, connect_time: Duration) -> Self {
+        let Connected { peer, stream, reused } = connected;
         Self {
             stream,
             peer,
@@ -266,7 +263,7 @@ impl Exchange for EngineExchange {
         self.framing == Framing::Done && self.ended.is_none()
     }
 
-    async fn keep(self) {
+    async fn keep_alive(self) {
         if self.framing == Framing::Done && self.keepalive && self.input.is_empty() && self.ended.is_none() {
             self.connector.release_stream(self.stream, self.peer.reuse_hash(), Some(limits::UPSTREAM_IDLE));
         }

@@ -1,4 +1,4 @@
-//! The engine, as the request path sees it: pingora's connections behind the [`Upstream`] trait.
+//! Connections to engines: pingora's connector behind the [`Upstream`] trait.
 //!
 //! Idle connections are kept at most [`limits::UPSTREAM_IDLE`] (vLLM closes its side at 5 s), and pingora checks that
 //! one is still open before it is used again.
@@ -6,6 +6,7 @@
 //!
 //! Bounds: [`PEERS_MAX`] entries in the peer table; pingora's own pool holds [`POOL_SIZE`] idle connections in all.
 
+mod connected;
 mod exchange;
 mod wire;
 
@@ -16,17 +17,17 @@ use std::time::Duration;
 
 use dashmap::DashMap;
 use pingora::connectors::{ConnectorOptions, TransportConnector};
-use pingora::protocols::Stream;
 use pingora::upstreams::peer::HttpPeer;
 use tokio::time::{Instant, timeout};
 
-pub(super) use exchange::EngineExchange;
+use connected::Connected;
+use exchange::EngineExchange;
 
 use crate::config::limits;
-use crate::flow::{ExchangeError, SendError, Upstream, UpstreamRequest};
+use crate::flow::{Connection, ExchangeError, SendError, Upstream, UpstreamRequest};
 use crate::pool::Address;
 
-/// How long a resolved name is believed.
+/// How long a resolved name is used.
 const RESOLVE_AGAIN: Duration = Duration::from_secs(10);
 /// Idle connections in all; the oldest is closed first.
 const POOL_SIZE: usize = 4_096;
@@ -74,14 +75,14 @@ impl UpstreamConnector {
                 return Ok(Arc::clone(peer));
             }
         }
-        let patience = Duration::from_millis(self.connect_timeout_ms.load(Ordering::Relaxed));
+        let limit = Duration::from_millis(self.connect_timeout_ms.load(Ordering::Relaxed));
         let (host, port) = (address.endpoint.host.as_str(), address.endpoint.port);
         let (socket, until) = match host.parse() {
             Ok(ip) => (SocketAddr::new(ip, port), None),
-            Err(_) => (resolve(host, port, patience).await?, Some(Instant::now() + RESOLVE_AGAIN)),
+            Err(_) => (resolve(host, port, limit).await?, Some(Instant::now() + RESOLVE_AGAIN)),
         };
         let mut peer = HttpPeer::new(socket, false, String::new());
-        peer.options.connection_timeout = Some(patience);
+        peer.options.connection_timeout = Some(limit);
         peer.options.idle_timeout = Some(limits::UPSTREAM_IDLE);
         let peer = Arc::new(peer);
         if self.peers.len() >= PEERS_MAX {
@@ -93,40 +94,44 @@ impl UpstreamConnector {
 }
 
 impl UpstreamConnector {
-    /// A connection to `to`, and whether it has been used before.
-    async fn connect(&self, to: &Address, fresh: bool) -> Result<(Arc<HttpPeer>, Stream, bool), ExchangeError> {
+    async fn connect(&self, to: &Address, connection: Connection) -> Result<Connected, ExchangeError> {
         let peer = self.peer(to).await?;
-        let connected = match fresh {
-            true => self.connector.new_stream(&*peer).await.map(|stream| (stream, false)),
-            false => self.connector.get_stream(&*peer).await,
+        let connected = match connection {
+            Connection::New => self.connector.new_stream(&*peer).await.map(|stream| (stream, false)),
+            Connection::Any => self.connector.get_stream(&*peer).await,
         };
         let (stream, reused) = connected.map_err(|error| ExchangeError::Connect(error.to_string()))?;
-        Ok((peer, stream, reused))
+        Ok(Connected { peer, stream, reused })
     }
 }
 
-async fn resolve(host: &str, port: u16, patience: Duration) -> Result<SocketAddr, ExchangeError> {
+async fn resolve(host: &str, port: u16, limit: Duration) -> Result<SocketAddr, ExchangeError> {
     let failed = |why: String| ExchangeError::Connect(format!("cannot resolve {host}: {why}"));
-    match timeout(patience, tokio::net::lookup_host((host, port))).await {
+    match timeout(limit, tokio::net::lookup_host((host, port))).await {
         Ok(Ok(mut found)) => found.next().ok_or_else(|| failed("no address".to_owned())),
         Ok(Err(error)) => Err(failed(error.to_string())),
-        Err(_) => Err(failed("no answer in time".to_owned())),
+        Err(_) => Err(failed("no response in time".to_owned())),
     }
 }
 
 impl Upstream for UpstreamConnector {
     type Exchange = EngineExchange;
 
-    async fn send(&self, to: &Address, call: &UpstreamRequest, fresh: bool) -> Result<EngineExchange, SendError> {
+    async fn send(
+        &self,
+        to: &Address,
+        request: &UpstreamRequest,
+        connection: Connection,
+    ) -> Result<EngineExchange, SendError> {
         let begun = Instant::now();
-        let new = |broken| SendError { broken, reused: false };
-        // What connecting needs, over 2 KB, is let go when it has ended and not carried through the whole answer.
-        let (peer, stream, reused) = Box::pin(self.connect(to, fresh)).await.map_err(new)?;
-        let connector = Arc::clone(&self.connector);
-        let mut exchange = EngineExchange::new((stream, reused), peer, connector, begun.elapsed());
-        match exchange.write(to, call).await {
+        let failed = |error| SendError { error, reused: false };
+        // Boxed: the state of connecting, over 2 KB, is freed when it ends and not kept for the whole response.
+        let connected = Box::pin(self.connect(to, connection)).await.map_err(failed)?;
+        let reused = connected.reused;
+        let mut exchange = EngineExchange::new(connected, Arc::clone(&self.connector), begun.elapsed());
+        match exchange.write(to, request).await {
             Ok(()) => Ok(exchange),
-            Err(broken) => Err(SendError { broken, reused }),
+            Err(error) => Err(SendError { error, reused }),
         }
     }
 }

@@ -1,87 +1,21 @@
-//! What a configuration asks of admission, and how a reload is taken over without dropping anyone.
+//! How a configuration is taken over without interrupting a request.
 //!
-//! Identity: a pool is its name; a backend is its pool, its name and its endpoint. Whatever keeps its
-//! identity keeps its id, its counters, its health and what it carries; only limits, queue rules and
-//! spill lists change, in place. A backend that is new but whose endpoint is known, because it moved to another pool or was
-//! renamed, is as healthy and as fast as it was: its engine does not notice what we call it. A backend that is no longer configured finishes what it carries and
-//! then its place is free for a new one. A pool that is no longer configured sends its waiters back
-//! to be classified by the new configuration.
+//! Whatever keeps its identity (see `spec.rs`) keeps its id, counters, health and requests; only limits, queue rules and
+//! spill lists change, in place. A new backend whose endpoint is known, because it was renamed or moved to another
+//! pool, keeps the health and speed of its engine. A backend that is no longer configured finishes its requests, and
+//! then its slot in the table is free. Requests that wait for a pool that is no longer configured are classified again.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::admission::Wakers;
 use super::backend::BackendState;
-use super::capacity::BackendLimits;
 use super::drain_rate::DrainRate;
 use super::health::HealthRules;
-use super::queue::{QueueOrder, WaitQueue};
-use super::state::{AdmissionState, PoolState};
-use crate::config::{Endpoint, Policy, Secret};
+use super::queue::WaitQueue;
+use super::spec::{BackendSpec, PoolLayout, PoolSpec};
+use super::state::{AdmissionState, PoolState, Wakers};
 use sluice_core::base::{BackendId, PoolId};
-
-/// The rules of one pool.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PoolRules {
-    /// How a backend is picked.
-    pub policy: Policy,
-    /// BackendLimits of each of its backends.
-    pub limits: BackendLimits,
-    /// Waiters at most.
-    pub queue_length: usize,
-    /// The longest wait, counted from the request's arrival.
-    pub queue_timeout: Duration,
-    /// The order of waiters.
-    pub order: QueueOrder,
-}
-
-/// One backend as configured.
-#[derive(Clone, Debug, PartialEq)]
-pub struct BackendSpec {
-    /// Its name, unique in the pool.
-    pub name: Arc<str>,
-    /// Where it is reached; its endpoint is part of the backend's identity.
-    pub address: Arc<Address>,
-    /// Share of new work relative to the other backends of the pool, above 0.
-    pub weight: f64,
-}
-
-/// Where a backend is reached, in the form the path of a request needs it.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Address {
-    /// Host, port and path prefix.
-    pub endpoint: Endpoint,
-    /// `host:port`, as it goes into a `Host` header.
-    pub authority: Arc<str>,
-    /// Sent upstream as a bearer token, instead of what the client sent.
-    pub api_key: Option<Secret>,
-}
-
-/// One pool as configured.
-#[derive(Clone, Debug, PartialEq)]
-pub struct PoolSpec {
-    /// Its name.
-    pub name: Arc<str>,
-    /// Its rules.
-    pub rules: PoolRules,
-    /// Its backends.
-    pub backends: Vec<BackendSpec>,
-    /// Positions (in the list of specs) of the pools that its requests may spill to.
-    pub spill: Vec<usize>,
-}
-
-/// The ids given to a configuration, position by position.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PoolLayout {
-    /// Which one it is: grows with every configuration taken over.
-    pub number: u64,
-    /// One per pool.
-    pub pools: Vec<PoolId>,
-    /// One list per pool.
-    pub backends: Vec<Vec<BackendId>>,
-}
 
 impl AdmissionState {
     pub(super) fn apply(
@@ -152,7 +86,7 @@ impl AdmissionState {
         let mut backend = BackendState::new(spec, pool, now);
         let engine = self.backends.iter().flatten().filter(|b| b.address.endpoint == spec.address.endpoint);
         if let Some(known) = engine.max_by_key(|b| !b.removed) {
-            backend.take_after(known);
+            backend.inherit(known);
         }
         match self.backends.iter().position(Option::is_none) {
             Some(index) => {
@@ -181,7 +115,7 @@ impl AdmissionState {
                 self.pools[index].removed = true;
                 self.pools[index].members.clear();
                 self.pools[index].fed_by.clear();
-                self.turn_away(PoolId::new(index), wakers);
+                self.reclassify_waiters(PoolId::new(index), wakers);
             }
         }
     }

@@ -1,0 +1,112 @@
+//! Planned changes: a restart with the same or other settings, one at a time in the whole fleet.
+//!
+//! Before a change begins the new settings are checked, and other backends must be able to carry the engine's load
+//! ([`preflight`]). From then on the engine's own task carries it out.
+
+use std::collections::BTreeMap;
+
+use super::registry::Registry;
+use crate::driver::EngineFailure;
+use crate::engine::journal::Setup;
+use crate::engine::lifecycle::{ChangeRefused, ChangeRequest, RestartBlocked};
+use crate::engine::preflight;
+use sluice_gateway::config::ArgValue;
+
+/// Why a restart does not begin. Nothing was touched.
+#[derive(Debug, thiserror::Error)]
+pub enum RestartError {
+    /// The gateway does not run that engine.
+    #[error(
+        "{0} is not managed by sluice (it has a url, no launch and no control): drain it here, restart it where it runs, \
+         then enable it"
+    )]
+    NotManaged(String),
+    /// The settings cannot work.
+    #[error("these settings would not start: {0}")]
+    InvalidSettings(#[from] EngineFailure),
+    /// Something is in the way.
+    #[error(transparent)]
+    Blocked(#[from] RestartBlocked),
+    /// The engine was taken out of the configuration, or the gateway stops.
+    #[error("it is being shut down")]
+    ShuttingDown,
+    /// A newer configuration was applied meanwhile.
+    #[error("the configuration has changed since")]
+    Outdated,
+}
+
+impl From<ChangeRefused> for RestartError {
+    fn from(refused: ChangeRefused) -> Self {
+        match refused {
+            ChangeRefused::Blocked(blocked) => Self::Blocked(blocked),
+            ChangeRefused::ShuttingDown => Self::ShuttingDown,
+        }
+    }
+}
+
+/// How an engine is to be restarted.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RestartRequest {
+    /// Flags that change; the others stay as they run now.
+    pub set: BTreeMap<String, ArgValue>,
+    /// Drop earlier changes: start from the configuration.
+    pub reset: bool,
+    /// Go on although no other backend can serve its models: requests wait in the queue.
+    pub hold: bool,
+    /// Requests that outlast the drain are cut.
+    pub cut: bool,
+}
+
+/// A change that has begun.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChangeStarted {
+    /// Its number: [`EngineView::change`](crate::EngineView::change) while it is under way,
+    /// [`EngineView::last_change`](crate::EngineView::last_change) after it.
+    pub change: u64,
+    /// Warnings about the settings.
+    pub notices: Vec<String>,
+}
+
+/// Restarts an engine on request. Returns once the change has begun.
+pub(super) async fn restart(
+    registry: &Registry,
+    name: &str,
+    request: RestartRequest,
+) -> Result<ChangeStarted, RestartError> {
+    let context = registry.context(name).ok_or_else(|| RestartError::NotManaged(name.to_owned()))?;
+    let Setup { settings, configured } = if request.reset { context.spec().setup() } else { context.setup() };
+    let to = Setup { settings: settings.with(&request.set), configured };
+    change(registry, name, ChangeRequest { id: 0, to, cut: request.cut, hold: request.hold }, None).await
+}
+
+/// Begins a change to these settings; its number is given here. With a `generation`: only while that configuration is in
+/// force.
+pub(super) async fn change(
+    registry: &Registry,
+    name: &str,
+    request: ChangeRequest<Setup>,
+    generation: Option<u64>,
+) -> Result<ChangeStarted, RestartError> {
+    let handle = registry.handle(name).ok_or_else(|| RestartError::NotManaged(name.to_owned()))?;
+    let spec = handle.context.spec();
+    let notices = preflight::check_settings(&*handle.context.driver, &spec, &request.to.settings).await?;
+    let _one_at_a_time = registry.change_lock.lock().await;
+    ensure_no_change(registry)?;
+    if handle.context.step().in_rotation() && !request.hold {
+        preflight::check_replacement(&registry.admission, &registry.reported, &spec).await?;
+    }
+    if generation.is_some_and(|generation| registry.is_outdated(generation)) {
+        return Err(RestartError::Outdated);
+    }
+    let id = registry.next_change();
+    handle.change(ChangeRequest { id, ..request }).await?;
+    Ok(ChangeStarted { change: id, notices: notices.iter().map(ToString::to_string).collect() })
+}
+
+/// Checks that no planned change is under way. Call it under the [lock](Registry::change_lock).
+pub(super) fn ensure_no_change(registry: &Registry) -> Result<(), RestartBlocked> {
+    match registry.table().views().into_iter().find(|view| view.change.is_some()) {
+        Some(other) => Err(RestartBlocked::ChangeInProgress(other.backend)),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,144 @@
+//! The table of engines: configured, managed, being stopped; and what is in the way of an engine that is to start.
+//!
+//! Two engines must not share a device, a port or a name. An engine that is being stopped is in the way of others until its
+//! end is confirmed, however long that takes. An engine that runs and is configured elsewhere now is in the way of the one
+//! that takes its place, until it has moved; engines that are configured to share a device do not wait for each other.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::driver::process::is_running;
+use crate::engine::context::EngineContext;
+use crate::engine::engine_task::ManagedEngine;
+use crate::engine::lifecycle::{RestartBlocked, Step};
+use crate::engine::spec::EngineSpec;
+use crate::engine::view::{self, EngineView};
+use sluice_core::base::BackendId;
+use sluice_gateway::config::Endpoint;
+
+/// A backend whose engine another party runs: only its URL is known.
+#[derive(Clone, Debug)]
+pub struct ExternalBackend {
+    /// Its place in admission.
+    pub backend: BackendId,
+    /// Where it is reached.
+    pub endpoint: Endpoint,
+}
+
+/// What the configuration in force asks for.
+#[derive(Debug, Default)]
+pub(super) struct Wanted {
+    /// Grows with each configuration.
+    pub(super) generation: u64,
+    /// In the order of the configuration.
+    pub(super) engines: Vec<EngineSpec>,
+    pub(super) external: Vec<ExternalBackend>,
+}
+
+impl Wanted {
+    pub(super) fn engine(&self, name: &str) -> Option<&EngineSpec> {
+        self.engines.iter().find(|spec| *spec.name == *name)
+    }
+}
+
+/// An engine that is being stopped and may still run.
+#[derive(Debug)]
+pub(super) struct StoppingEngine {
+    name: String,
+    /// Absent for an engine of an earlier gateway, of which only the name is known.
+    context: Option<Arc<EngineContext>>,
+}
+
+impl StoppingEngine {
+    pub(super) fn managed(context: &Arc<EngineContext>) -> Self {
+        Self { name: context.spec().name.to_string(), context: Some(Arc::clone(context)) }
+    }
+
+    pub(super) fn leftover(name: &str) -> Self {
+        Self { name: name.to_owned(), context: None }
+    }
+
+    /// Whether this is the same engine: the same task, or the same leftover.
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        match (&self.context, &other.context) {
+            (Some(one), Some(two)) => Arc::ptr_eq(one, two),
+            (None, None) => self.name == other.name,
+            _ => false,
+        }
+    }
+
+    /// The device of a leftover is not known, so it excludes every engine that does not run already.
+    fn excludes(&self, spec: &EngineSpec) -> bool {
+        match &self.context {
+            Some(context) => context.spec().excludes(spec),
+            None => self.name == *spec.name || !is_running(&spec.rules.state, &spec.name),
+        }
+    }
+
+    fn as_blocker(&self) -> RestartBlocked {
+        let backend = self.name.clone();
+        match &self.context {
+            Some(context) if context.step() == Step::Hold => RestartBlocked::CannotStop { backend, why: context.why() },
+            _ => RestartBlocked::Stopping(backend),
+        }
+    }
+}
+
+/// All engines. One lock guards it (see [`Registry`](super::registry::Registry)).
+#[derive(Debug, Default)]
+pub(super) struct EngineTable {
+    pub(super) wanted: Wanted,
+    /// Engines with a task, by `pool/backend`.
+    pub(super) managed: BTreeMap<String, ManagedEngine>,
+    pub(super) stopping: Vec<StoppingEngine>,
+}
+
+impl EngineTable {
+    /// What keeps an engine from being started.
+    pub(super) fn blocker(&self, spec: &EngineSpec) -> Option<RestartBlocked> {
+        if let Some(other) = self.stopping.iter().find(|other| other.excludes(spec)) {
+            return Some(other.as_blocker());
+        }
+        let mut managed = self.managed.iter();
+        let (name, _) = managed.find(|(name, engine)| self.must_move_for(name, &engine.handle.context, spec))?;
+        Some(RestartBlocked::MustMove(name.clone()))
+    }
+
+    /// Whether a managed engine is where `spec` is to be, and is itself configured elsewhere now.
+    fn must_move_for(&self, name: &str, context: &EngineContext, spec: &EngineSpec) -> bool {
+        let Some(next) = self.wanted.engine(name) else { return false };
+        let moves = next.identity != context.identity && *spec.name != *name;
+        moves && context.spec().shares_place_with(spec) && !next.shares_place_with(spec)
+    }
+
+    /// Whether a configured engine waits for this one to move.
+    pub(super) fn is_awaited(&self, context: &EngineContext) -> bool {
+        let name = &context.spec().name;
+        self.missing().any(|spec| self.must_move_for(name, context, spec))
+    }
+
+    /// Configured engines without a task.
+    fn missing(&self) -> impl Iterator<Item = &EngineSpec> {
+        self.wanted.engines.iter().filter(|spec| !self.managed.contains_key(&*spec.name))
+    }
+
+    /// Whether an engine that is being stopped still has this address.
+    pub(super) fn is_occupied(&self, endpoint: &Endpoint) -> bool {
+        let contexts = self.stopping.iter().filter_map(|stopping| stopping.context.as_ref());
+        contexts.into_iter().any(|context| context.spec().address.endpoint == *endpoint)
+    }
+
+    /// Every engine, in the order of names: managed ones, those that are being stopped, those that wait for others.
+    pub(super) fn views(&self) -> Vec<EngineView> {
+        let waiting = self.missing().filter_map(|spec| {
+            let waits = Some(self.blocker(spec)?.to_string());
+            Some(EngineView { backend: spec.name.to_string(), step: "off".to_owned(), waits, ..EngineView::default() })
+        });
+        let stopping = self.stopping.iter().filter_map(|stopping| stopping.context.as_deref()).map(view::of);
+        let managed = self.managed.values().map(|engine| view::of(&engine.handle.context));
+        // A later view of one name replaces an earlier one.
+        let views: BTreeMap<String, EngineView> =
+            waiting.chain(stopping).chain(managed).map(|view| (view.backend.clone(), view)).collect();
+        views.into_values().collect()
+    }
+}

@@ -1,0 +1,103 @@
+//! The fleet: all engines that this gateway runs, as the rest of the gateway uses them.
+//!
+//! A configuration is applied and commands are given here; the parts of the coordinator carry them out. What an engine does
+//! is seen in [`Fleet::views`].
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::change::{self, ChangeStarted, RestartError, RestartRequest};
+use super::engine_table::ExternalBackend;
+use super::registry::{DriverMaker, Registry};
+use super::stop::begin_stop;
+use super::{leftovers, reconcile};
+use crate::engine::journal::JournalError;
+use crate::engine::lifecycle::ChangeRefused;
+use crate::engine::spec::EngineSpec;
+use crate::engine::view::EngineView;
+use crate::probe::ReportedModels;
+use sluice_gateway::pool::Admission;
+
+/// All engines that this gateway runs.
+#[derive(Debug)]
+pub struct Fleet {
+    registry: Arc<Registry>,
+    /// The reconciler runs.
+    reconciling: AtomicBool,
+}
+
+impl Fleet {
+    /// A fleet without engines. `maker` makes the driver of each that [`Fleet::apply`] adds.
+    pub fn new(admission: Arc<Admission>, reported: Arc<ReportedModels>, maker: DriverMaker) -> Arc<Self> {
+        let registry = Arc::new(Registry::new(admission, reported, maker));
+        Arc::new(Self { registry, reconciling: AtomicBool::new(false) })
+    }
+
+    /// Opens the journal, unless it is open. To be called before engines are applied for the first time.
+    ///
+    /// # Errors
+    /// The folder cannot be used, or another gateway uses it.
+    pub fn open(&self, folder: &Path) -> Result<(), JournalError> {
+        self.registry.open_journal(folder)
+    }
+
+    /// Takes over a configuration: new engines are started, removed ones stopped, changed ones restarted one after the
+    /// other. Returns at once; the reconciler does it. Needs an open journal where there is an engine.
+    pub fn apply(&self, engines: Vec<EngineSpec>, external: Vec<ExternalBackend>) {
+        if self.registry.is_closing() {
+            return;
+        }
+        self.registry.set_wanted(engines, external);
+        leftovers::stop_leftovers(&self.registry);
+        self.registry.update_cordons();
+        self.registry.wake.notify_one();
+        if !self.reconciling.swap(true, Ordering::Relaxed) {
+            self.registry.tasks.spawn(reconcile::reconcile(Arc::clone(&self.registry)));
+        }
+    }
+
+    /// Restarts an engine. Returns once the change has begun; [`Fleet::views`] shows its progress.
+    ///
+    /// # Errors
+    /// It does not begin, and nothing was touched.
+    pub async fn restart(&self, name: &str, request: RestartRequest) -> Result<ChangeStarted, RestartError> {
+        change::restart(&self.registry, name, request).await
+    }
+
+    /// Lets an engine that holds, or waits for its next attempt, try now. No effect on an external backend.
+    ///
+    /// # Errors
+    /// It is being shut down.
+    pub async fn enable(&self, name: &str) -> Result<(), ChangeRefused> {
+        match self.registry.handle(name) {
+            Some(handle) => handle.enable().await,
+            None => Ok(()),
+        }
+    }
+
+    /// Every engine as it stands, in the order of names: managed ones, those that are being stopped, and those that wait for
+    /// another one to be gone.
+    pub fn views(&self) -> Vec<EngineView> {
+        self.registry.table().views()
+    }
+
+    /// Stops every engine and waits until they are gone. No engine is started any more.
+    pub async fn stop(&self) {
+        self.registry.close();
+        let names: Vec<String> = self.registry.table().managed.keys().cloned().collect();
+        for name in names {
+            begin_stop(&self.registry, &name, None);
+        }
+        self.registry.tasks.close();
+        self.registry.tasks.wait().await;
+    }
+
+    /// Ends all engine tasks; the engines go on, and the journal says where they are.
+    pub fn abandon(&self) {
+        self.registry.close();
+        for engine in std::mem::take(&mut self.registry.table().managed).into_values() {
+            engine.task.abort();
+        }
+    }
+}

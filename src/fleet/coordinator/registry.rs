@@ -1,0 +1,183 @@
+//! What all parts of the coordinator share: the table of engines, the journal, admission, and the tasks to wait for.
+//!
+//! One lock guards the [table](EngineTable), so that a configuration, the engines that run and the engines that are being
+//! stopped are judged together. It is held for moments and never across an await. The lock of one engine's state may be
+//! taken under it, never the other way round.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use parking_lot::{Mutex, MutexGuard};
+use tokio::sync::Notify;
+use tokio_util::task::TaskTracker;
+
+use super::engine_table::{EngineTable, ExternalBackend, Wanted};
+use crate::driver::SharedDriver;
+use crate::engine::context::EngineContext;
+use crate::engine::engine_task::{self, EngineHandle};
+use crate::engine::journal::{Journal, JournalError, Record};
+use crate::engine::lifecycle::RestartBlocked;
+use crate::engine::spec::EngineSpec;
+use crate::probe::ReportedModels;
+use sluice_gateway::pool::{Admission, Cordon};
+
+/// Makes the driver of an engine that is new.
+pub type DriverMaker = Arc<dyn Fn(&EngineSpec) -> SharedDriver + Send + Sync>;
+
+/// The shared state of the coordinator.
+pub(super) struct Registry {
+    pub(super) admission: Arc<Admission>,
+    pub(super) reported: Arc<ReportedModels>,
+    pub(super) maker: DriverMaker,
+    journal: Mutex<Option<Arc<Mutex<Journal>>>>,
+    /// The last record of each engine of earlier gateways, until the first configuration is applied.
+    earlier: Mutex<Vec<Record>>,
+    table: Mutex<EngineTable>,
+    /// The reconciler should look again now.
+    pub(super) wake: Notify,
+    /// Everything that has to end before the gateway does.
+    pub(super) tasks: TaskTracker,
+    /// Held from the preflight of a change until the change has begun: two that pass it together would both begin.
+    pub(super) change_lock: tokio::sync::Mutex<()>,
+    next_change: AtomicU64,
+    /// No engine is started any more.
+    closing: AtomicBool,
+}
+
+impl std::fmt::Debug for Registry {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Registry").field("table", &self.table).finish_non_exhaustive()
+    }
+}
+
+impl Registry {
+    pub(super) fn new(admission: Arc<Admission>, reported: Arc<ReportedModels>, maker: DriverMaker) -> Self {
+        Self {
+            admission,
+            reported,
+            maker,
+            journal: Mutex::default(),
+            earlier: Mutex::default(),
+            table: Mutex::default(),
+            wake: Notify::new(),
+            tasks: TaskTracker::new(),
+            change_lock: tokio::sync::Mutex::default(),
+            next_change: AtomicU64::new(1),
+            closing: AtomicBool::new(false),
+        }
+    }
+
+    /// Opens the journal, unless it is open. Numbers of changes go on from the highest in it.
+    pub(super) fn open_journal(&self, folder: &Path) -> Result<(), JournalError> {
+        let mut journal = self.journal.lock();
+        if journal.is_none() {
+            let opened = Journal::open(folder)?;
+            let known = opened.last().values().flat_map(|record| {
+                let change = record.lifecycle.change.as_ref().map(|change| change.id);
+                change.into_iter().chain(record.lifecycle.ended.as_ref().map(|ended| ended.id))
+            });
+            self.next_change.store(known.max().unwrap_or(0) + 1, Ordering::Relaxed);
+            *self.earlier.lock() = opened.last().values().cloned().collect();
+            *journal = Some(Arc::new(Mutex::new(opened)));
+        }
+        Ok(())
+    }
+
+    pub(super) fn journal(&self) -> Option<Arc<Mutex<Journal>>> {
+        self.journal.lock().clone()
+    }
+
+    /// The last records of earlier gateways; empty from the second call on.
+    pub(super) fn take_earlier_records(&self) -> Vec<Record> {
+        std::mem::take(&mut *self.earlier.lock())
+    }
+
+    pub(super) fn table(&self) -> MutexGuard<'_, EngineTable> {
+        self.table.lock()
+    }
+
+    /// The number of a new change.
+    pub(super) fn next_change(&self) -> u64 {
+        self.next_change.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// From now on no engine is started, and the reconciler ends.
+    pub(super) fn close(&self) {
+        self.closing.store(true, Ordering::Relaxed);
+        self.wake.notify_one();
+    }
+
+    pub(super) fn is_closing(&self) -> bool {
+        self.closing.load(Ordering::Relaxed)
+    }
+
+    /// Whether a newer configuration than this was applied, or the gateway stops.
+    pub(super) fn is_outdated(&self, generation: u64) -> bool {
+        self.is_closing() || self.table().wanted.generation != generation
+    }
+
+    pub(super) fn handle(&self, name: &str) -> Option<EngineHandle> {
+        self.table().managed.get(name).map(|engine| engine.handle.clone())
+    }
+
+    pub(super) fn context(&self, name: &str) -> Option<Arc<EngineContext>> {
+        self.handle(name).map(|handle| handle.context)
+    }
+
+    /// Makes a configuration the one in force.
+    pub(super) fn set_wanted(&self, engines: Vec<EngineSpec>, external: Vec<ExternalBackend>) {
+        let mut table = self.table();
+        let generation = table.wanted.generation + 1;
+        table.wanted = Wanted { generation, engines, external };
+        for spec in &table.wanted.engines {
+            let Some(engine) = table.managed.get(&*spec.name) else { continue };
+            let context = &engine.handle.context;
+            context.state.lock().lifecycle.unblock();
+            // An engine with another program is replaced; until then its description stays.
+            if context.identity == spec.identity {
+                context.describe(spec.clone());
+            }
+        }
+    }
+
+    /// Starts the task of an engine, as the latest configuration describes it. Returns what is in its way, if anything is;
+    /// nothing happens for an engine that has a task or is no longer configured.
+    pub(super) fn start_engine(&self, name: &str) -> Option<RestartBlocked> {
+        let Some(journal) = self.journal() else {
+            tracing::error!(backend = name, "not started: the journal is not open");
+            return None;
+        };
+        let mut table = self.table();
+        // After `close` the engines are listed to be stopped.
+        if self.is_closing() || table.managed.contains_key(name) {
+            return None;
+        }
+        let spec = table.wanted.engine(name)?.clone();
+        if let Some(blocked) = table.blocker(&spec) {
+            return Some(blocked);
+        }
+        let driver = (self.maker)(&spec);
+        let (admission, reported) = (Arc::clone(&self.admission), Arc::clone(&self.reported));
+        let context = Arc::new(EngineContext::new(spec, driver, admission, reported, journal));
+        table.managed.insert(name.to_owned(), engine_task::spawn(context));
+        None
+    }
+
+    /// Sets the cordons of backends without an engine task.
+    pub(super) fn update_cordons(&self) {
+        let table = self.table();
+        for spec in &table.wanted.engines {
+            let managed = table.managed.get(&*spec.name);
+            if managed.is_none_or(|engine| engine.handle.context.spec().backend != spec.backend) {
+                // Before the prober can find another server on that port.
+                self.admission.set_cordon(spec.backend, Cordon::Starting);
+            }
+        }
+        for external in &table.wanted.external {
+            let occupied = table.is_occupied(&external.endpoint);
+            self.admission.set_cordon(external.backend, if occupied { Cordon::Starting } else { Cordon::Open });
+            self.admission.set_ceiling(external.backend, None);
+        }
+    }
+}

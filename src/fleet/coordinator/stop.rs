@@ -1,0 +1,83 @@
+//! Stops an engine for good: because it is no longer configured, because another one replaces it, or with the gateway.
+//!
+//! The engine drains and stops in its own task. An engine that cannot be stopped stays in the way of others, and its stop is
+//! tried again every [`RETRY`] until it succeeds or the gateway stops: two engines must not share a device.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::sleep;
+
+use super::engine_table::StoppingEngine;
+use super::registry::Registry;
+use crate::driver::StopRules;
+use crate::engine::context::EngineContext;
+use crate::engine::lifecycle::Step;
+use sluice_gateway::pool::Cordon;
+
+/// Between two attempts to stop an engine that could not be stopped.
+pub(super) const RETRY: Duration = Duration::from_secs(10);
+
+/// Begins to stop an engine; its task ends with it. With a `generation`: only while that configuration is in force. Whether
+/// it has begun.
+pub(super) fn begin_stop(registry: &Arc<Registry>, name: &str, generation: Option<u64>) -> bool {
+    let engine = {
+        let mut table = registry.table();
+        if generation.is_some_and(|generation| table.wanted.generation != generation) {
+            return false;
+        }
+        let Some(engine) = table.managed.remove(name) else { return false };
+        // At once, before a preflight counts on it. Requests that wait for its place may go on waiting.
+        engine.handle.context.set_cordon(Cordon::Draining);
+        engine.leave.cancel();
+        table.stopping.push(StoppingEngine::managed(&engine.handle.context));
+        engine
+    };
+    let registry = Arc::clone(registry);
+    registry.clone().tasks.spawn(async move {
+        if let Err(error) = engine.task.await {
+            tracing::error!(%error, "an engine task failed");
+        }
+        let context = engine.handle.context;
+        retry_until_stopped(&registry, &context).await;
+        forget(&registry, &context);
+    });
+    true
+}
+
+/// The task of the engine has ended. Returns when the engine is gone, or the gateway stops.
+async fn retry_until_stopped(registry: &Registry, context: &Arc<EngineContext>) {
+    let name = context.spec().name.clone();
+    while context.step() != Step::Off {
+        tracing::error!(backend = %name, "its engine could not be stopped: {}; tried again every {} s", context.why(), RETRY.as_secs());
+        sleep(RETRY).await;
+        if registry.is_closing() {
+            break;
+        }
+        let stopped = context.driver.stop(StopRules::default()).await;
+        {
+            let mut state = context.state.lock();
+            match stopped {
+                Ok(_) => state.lifecycle.confirm_stopped(),
+                Err(failure) => state.lifecycle.stop_failed(failure.to_string()),
+            }
+        }
+        if let Err(error) = context.write_journal().await {
+            tracing::error!(backend = %name, %error, "the journal cannot be written");
+        }
+    }
+}
+
+fn forget(registry: &Registry, context: &Arc<EngineContext>) {
+    let name = context.spec().name.clone();
+    let stopping = StoppingEngine::managed(context);
+    {
+        let mut table = registry.table();
+        if context.step() == Step::Off && table.wanted.engine(&name).is_none() {
+            context.journal.lock().forget(&name);
+        }
+        table.stopping.retain(|other| !other.is_same(&stopping));
+    }
+    registry.update_cordons();
+    registry.wake.notify_one();
+}

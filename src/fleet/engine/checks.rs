@@ -1,0 +1,93 @@
+//! Checks between the start of an engine and its first request: golden prompts and warm-up.
+//!
+//! Golden prompts catch settings that start and then generate other text. What fails here would fail under load as well, so
+//! a failure ends the start. Bounds: [`GOLDEN_TOKENS`] and [`WARM_UP_TOKENS`] per generation.
+
+use std::sync::Arc;
+
+use tokio::task::JoinSet;
+
+use super::client::{base_model, generate, served_models};
+use super::context::EngineContext;
+use super::lifecycle::StepFailure;
+
+/// Length of a golden generation: long enough to differ, short enough to be quick.
+const GOLDEN_TOKENS: u32 = 16;
+/// Length of a warm-up generation.
+const WARM_UP_TOKENS: u32 = 32;
+/// Words of a warm-up prompt: a few hundred tokens, more than one block, less than any context.
+const WARM_UP_WORDS: usize = 200;
+
+/// Records what the engine generates for the golden prompts, while nothing else runs on it.
+pub(super) async fn record_golden(context: &EngineContext) {
+    let spec = context.spec();
+    let mut texts = Vec::new();
+    for (model, prompt) in &spec.golden {
+        context.set_detail("recording golden prompts");
+        match generate(&spec.address, model, prompt, GOLDEN_TOKENS).await {
+            Ok(Some(text)) => texts.push((key(model, prompt), text)),
+            Ok(None) => {}
+            Err(why) => {
+                tracing::warn!(backend = %spec.name, model, "the old engine does not generate for a golden prompt: {why}")
+            }
+        }
+    }
+    context.state.lock().golden = texts;
+}
+
+fn key(model: &str, prompt: &str) -> String {
+    format!("{model}: {prompt}")
+}
+
+/// The engine generates at all, and golden prompts give the same text as before.
+pub(super) async fn compare_golden(context: &EngineContext) -> Result<(), StepFailure> {
+    let spec = context.spec();
+    if let Some(model) = base_model(served_models(&spec.address, spec.request_timeout).await?) {
+        context.set_detail("generating a first token");
+        generate(&spec.address, &model, "hello", 1)
+            .await
+            .map_err(|why| StepFailure::temporary(format!("it is ready but does not generate: {why}")))?;
+    }
+    let before = context.state.lock().golden.clone();
+    for (model, prompt) in &spec.golden {
+        let Some((_, wanted)) = before.iter().find(|(recorded, _)| *recorded == key(model, prompt)) else { continue };
+        context.set_detail("comparing golden prompts");
+        let generation = generate(&spec.address, model, prompt, GOLDEN_TOKENS);
+        let found =
+            generation.await.map_err(|why| StepFailure::temporary(format!("golden prompt of '{model}': {why}")))?;
+        if found.as_ref() != Some(wanted) {
+            let found = found.unwrap_or_default();
+            let why = format!(
+                "'{model}' generates other text for a golden prompt than before: {found:?} instead of {wanted:?}"
+            );
+            return Err(StepFailure { why, permanent: true });
+        }
+    }
+    Ok(())
+}
+
+/// Some generations at the same time, which bring a fresh engine to its pace.
+pub(super) async fn warm_up(context: &EngineContext) -> Result<(), StepFailure> {
+    let spec = context.spec();
+    let rounds = spec.rules.warm_up;
+    if rounds == 0 || context.state.lock().lifecycle.adopted {
+        return Ok(());
+    }
+    let Some(base) = base_model(served_models(&spec.address, spec.request_timeout).await?) else { return Ok(()) };
+    context.set_detail(format!("{rounds} generations"));
+    let mut generations = JoinSet::new();
+    for round in 0..rounds {
+        let (address, base) = (Arc::clone(&spec.address), base.clone());
+        // Different beginnings, because a cached prefix would skip the prefill.
+        let prompt = format!("{round}{}", " warm".repeat(WARM_UP_WORDS));
+        generations.spawn(async move { generate(&address, &base, &prompt, WARM_UP_TOKENS).await });
+    }
+    while let Some(done) = generations.join_next().await {
+        match done {
+            Ok(Ok(_)) => {}
+            Ok(Err(why)) => return Err(StepFailure::temporary(format!("a warm-up generation failed: {why}"))),
+            Err(error) => return Err(StepFailure::temporary(error.to_string())),
+        }
+    }
+    Ok(())
+}

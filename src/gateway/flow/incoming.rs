@@ -1,0 +1,38 @@
+//! A client's request, received whole, with what was decided about it before its body was read.
+//!
+//! The routing table is loaded and the client's key is hashed once per request, before the body. Both travel with the
+//! request, so that every later stage sees one configuration, whatever is reloaded meanwhile. Only a request whose pool
+//! a reload has removed moves on to the newer table (see `admit.rs`).
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::HeaderMap;
+use tokio::time::Instant;
+
+use super::keys::ApiKey;
+use super::routing_table::RoutingTable;
+use sluice_core::openai::Route;
+
+/// One request, received whole.
+#[derive(Debug)]
+pub struct IncomingRequest {
+    /// The API route.
+    pub route: Route,
+    /// Path and query as the client sent them.
+    pub path: String,
+    /// End-to-end headers for the backend, without hop-by-hop headers and without credentials for the gateway.
+    pub headers: HeaderMap,
+    /// `Content-Type`, for multipart bodies.
+    pub content_type: String,
+    /// The body.
+    pub body: Bytes,
+    /// When its last byte was received.
+    pub arrived: Instant,
+    /// Returned to the client and sent upstream.
+    pub request_id: Arc<str>,
+    /// The configuration to route by.
+    pub routing: Arc<RoutingTable>,
+    /// The client's key; `None` where the gateway requires none.
+    pub key: Option<ApiKey>,
+}

@@ -1,0 +1,47 @@
+//! Capacity taken on one backend, on its way from the state behind the lock to a lease, and the outcome of waiting.
+//!
+//! Internal to admission: a grant that is dropped does not return anything. Only [`super::Lease`] does.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::backend::Progress;
+use super::capacity::Held;
+use super::queue::WaiterId;
+use super::spec::Address;
+use sluice_core::base::{BackendId, PoolId};
+use sluice_core::openai::ShedReason;
+
+/// Capacity that was taken on a backend for one request.
+#[derive(Debug)]
+pub(super) struct Grant {
+    pub(super) backend: BackendId,
+    pub(super) pool: PoolId,
+    pub(super) pool_name: Arc<str>,
+    pub(super) name: Arc<str>,
+    pub(super) address: Arc<Address>,
+    pub(super) held: Held,
+    pub(super) pulse: Arc<Progress>,
+    pub(super) cut: CancellationToken,
+    pub(super) prefill_time: Duration,
+}
+
+/// What became of a request that entered.
+#[derive(Debug)]
+pub(super) enum Entered {
+    Granted(Grant),
+    Queued { id: WaiterId, deadline: Instant },
+    Shed(ShedReason),
+    Reclassify,
+}
+
+/// How a waiter's wait ended.
+#[derive(Debug)]
+pub(super) enum WaiterOutcome {
+    Granted(Grant),
+    /// A reload removed its pool.
+    Reclassify,
+}

@@ -1,0 +1,28 @@
+//! What a request asks of admission: which pools may serve it and what it takes.
+//!
+//! Made by the request path from the placement and the estimate; admission keeps it while the request waits.
+
+use smallvec::SmallVec;
+use tokio::time::Instant;
+
+use super::capacity::Need;
+use sluice_core::base::{BackendId, PoolId};
+
+/// A request for a lease.
+#[derive(Clone, Debug)]
+pub struct AdmissionRequest {
+    /// The number of the layout by which it was classified.
+    pub layout: u64,
+    /// The pool its prompt length belongs to.
+    pub home: PoolId,
+    /// Pools that it may spill to, in order of preference.
+    pub spill: SmallVec<[PoolId; 2]>,
+    /// The capacity it takes.
+    pub need: Need,
+    /// Lower goes first.
+    pub priority: i32,
+    /// When the request was received; unchanged by retries and reloads.
+    pub arrived: Instant,
+    /// Backends that have failed this request.
+    pub avoid: SmallVec<[BackendId; 2]>,
+}

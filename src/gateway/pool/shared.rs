@@ -1,0 +1,93 @@
+//! The lock around the admission state, shared by [`super::Admission`] and every lease and ticket.
+//!
+//! Each method is one critical section. Wakers collected in it run after the lock is released, so that a woken task
+//! never waits for the lock of its waker.
+
+use std::task::Waker;
+use std::time::Duration;
+
+use parking_lot::{Mutex, MutexGuard};
+use tokio::time::Instant;
+
+use super::capacity::Held;
+use super::grant::WaiterOutcome;
+use super::health::BackendFault;
+use super::queue::WaiterId;
+use super::state::{AdmissionState, Wakers};
+use sluice_core::base::BackendId;
+
+/// The admission state behind its lock.
+#[derive(Debug)]
+pub(super) struct SharedState {
+    state: Mutex<AdmissionState>,
+}
+
+impl SharedState {
+    pub(super) fn new(state: AdmissionState) -> Self {
+        Self { state: Mutex::new(state) }
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, AdmissionState> {
+        self.state.lock()
+    }
+
+    /// Runs `change` under the lock and the wakers it collected after it.
+    pub(super) fn update<T>(&self, change: impl FnOnce(&mut AdmissionState, &mut Wakers) -> T) -> T {
+        let mut wakers = Wakers::new();
+        let result = change(&mut self.state.lock(), &mut wakers);
+        for waker in wakers {
+            waker.wake();
+        }
+        result
+    }
+
+    pub(super) fn end_prefill(&self, backend: BackendId, held: &mut Held) {
+        if *held == Held::default() {
+            return;
+        }
+        self.update(|state, wakers| {
+            let Some(found) = state.backend_mut(backend) else { return };
+            found.used.end_prefill(held);
+            state.dispatch(backend, wakers);
+        });
+    }
+
+    pub(super) fn release(&self, backend: BackendId, held: Held) {
+        self.update(|state, wakers| state.release(backend, held, wakers));
+    }
+
+    pub(super) fn poll_waiter(&self, id: WaiterId, waker: &Waker) -> Option<WaiterOutcome> {
+        self.state.lock().poll_waiter(id, waker)
+    }
+
+    pub(super) fn leave(&self, id: WaiterId) {
+        self.update(|state, wakers| state.leave(id, wakers));
+    }
+
+    pub(super) fn observe_prefill(&self, backend: BackendId, prompt_tokens: u64, ttft: Duration) {
+        if let Some(found) = self.state.lock().backend_mut(backend) {
+            found.observe_prefill(prompt_tokens, ttft);
+        }
+    }
+
+    pub(super) fn observe_tpot(&self, backend: BackendId, tpot: Duration) {
+        if let Some(found) = self.state.lock().backend_mut(backend) {
+            found.speed.observe(tpot);
+        }
+    }
+
+    pub(super) fn success(&self, backend: BackendId) {
+        self.update(|state, wakers| {
+            let Some(found) = state.backend_mut(backend) else { return };
+            let before = found.health.allowance();
+            found.health.success();
+            if before != found.health.allowance() {
+                state.dispatch(backend, wakers);
+            }
+        });
+    }
+
+    pub(super) fn failure(&self, backend: BackendId, fault: BackendFault, now: Instant) {
+        self.update(|state, _| state.failure(backend, fault, now));
+    }
+}
