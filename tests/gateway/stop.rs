@@ -143,7 +143,7 @@ async fn the_program_reloads_on_sighup_and_ends_with_0_on_sigterm_when_its_strea
     assert!(page.contains("sluice_slots{backend=\"b0\",pool=\"only\"} 7"), "{page}");
     std::fs::write(&path, "nonsense").unwrap();
     program.signal(nix::sys::signal::SIGHUP);
-    program.line("reload refused, nothing changed").await;
+    program.line("reload failed, the configuration is unchanged").await;
 
     program.signal(nix::sys::signal::SIGTERM);
     program.line("stopping").await;
