@@ -4,9 +4,9 @@
 //! range that the system chooses from, each is tried before it is given out, and a lock file per port keeps programs and
 //! tests that run beside each other apart for as long as this process lives.
 
+use parking_lot::Mutex;
 use std::fs::File;
 use std::net::TcpListener;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU16, Ordering};
 
 /// Below the range of `net.ipv4.ip_local_port_range`, which begins at 32768 unless somebody changed it.
@@ -27,7 +27,7 @@ pub(crate) fn free_port() -> u16 {
         let port = PORTS.start + ((begin + step) % PORTS.len()) as u16;
         let lock = File::options().create(true).append(true).open(folder.join(port.to_string())).unwrap();
         if lock.try_lock().is_ok() && TcpListener::bind(("127.0.0.1", port)).is_ok() {
-            LOCKS.lock().unwrap().push(lock);
+            LOCKS.lock().push(lock);
             return port;
         }
     }

@@ -5,8 +5,10 @@
 //! waits, the connection is watched: a gateway that closes it is counted at once, as vLLM would abort.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
-use std::sync::{Arc, Mutex};
+
+use parking_lot::Mutex;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -120,12 +122,12 @@ impl Engine {
 
     /// Requests so far, probes not counted.
     pub(crate) fn seen(&self) -> Vec<Seen> {
-        self.inside.seen.lock().unwrap().clone()
+        self.inside.seen.lock().clone()
     }
 
     /// How many requests so far.
     pub(crate) fn count(&self) -> usize {
-        self.inside.seen.lock().unwrap().len()
+        self.inside.seen.lock().len()
     }
 
     /// How often the gateway closed a connection while a script was still at work on it.
@@ -166,7 +168,7 @@ async fn converse(mut socket: TcpStream, inside: &Inside) -> std::io::Result<()>
             continue;
         }
         let number = {
-            let mut all = inside.seen.lock().unwrap();
+            let mut all = inside.seen.lock();
             all.push(seen.clone());
             all.len() - 1
         };

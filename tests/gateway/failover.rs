@@ -1,8 +1,10 @@
 //! Another backend takes over as long as the client has seen nothing, and never afterwards.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-use std::sync::{Arc, Mutex};
+
+use parking_lot::Mutex;
 
 use crate::client::{CHAT, STREAMED, chat, post};
 use crate::engine::{
@@ -146,7 +148,7 @@ async fn an_idle_connection_that_the_engine_closes_costs_no_request() {
     // or behind its answer.
     let used = Mutex::new(HashSet::new());
     let engine = Engine::start(move |number, seen| {
-        if !used.lock().unwrap().insert(seen.connection) {
+        if !used.lock().insert(seen.connection) {
             return vec![Step::Close];
         }
         let answer = Step::Send(json(COMPLETION.as_bytes()));

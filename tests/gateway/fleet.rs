@@ -3,10 +3,10 @@
 //! Start until ready, progress, refusals with their class, an API server that is killed while its engine process holds the
 //! device, a server of another process on the same port, a start that hangs.
 
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::Mutex;
 use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill, killpg};
@@ -37,7 +37,7 @@ struct Rig {
 
 impl Drop for Rig {
     fn drop(&mut self) {
-        for leader in self.started.lock().unwrap().iter().filter(|leader| !session(**leader).is_empty()) {
+        for leader in self.started.lock().iter().filter(|leader| !session(**leader).is_empty()) {
             // A process of that session lives, so the ids of session and group have not been reused.
             let _ = killpg(Pid::from_raw(*leader), Signal::SIGKILL);
         }
@@ -76,7 +76,7 @@ impl Rig {
 
     async fn start(&self, settings: &EngineSettings) -> EngineIdentity {
         let trace = self.driver.start(settings).await.unwrap_or_else(|failure| panic!("{failure}"));
-        self.started.lock().unwrap().push(leader(&trace));
+        self.started.lock().push(leader(&trace));
         trace
     }
 
@@ -225,7 +225,7 @@ async fn a_server_of_another_process_on_the_port_is_never_taken_for_the_engine()
     };
     let other = ProcessDriver::new("other/gpu0", launch, elsewhere.path());
     let theirs = other.start(&EngineSettings::default()).await.unwrap();
-    rig.started.lock().unwrap().push(leader(&theirs));
+    rig.started.lock().push(leader(&theirs));
     wait_until_ready(&other, &rig.address(), &["m".to_owned()], ReadyRules::default()).await.unwrap();
     let failure = rig.ready(&["m"], ReadyRules::default()).await.unwrap_err();
     assert_eq!(failure.class, FailureClass::WrongEngine, "{failure}");

@@ -276,7 +276,7 @@ pub(crate) fn parse<'a>(files: impl IntoIterator<Item = (&'a str, &'a str)>) -> 
         if matches!(module.last().map(String::as_str), Some("mod" | "lib" | "main")) {
             module.pop();
         }
-        tests.extend(without.0.iter().map(|name| (crate_folder, [&module[..], &[name.clone()]].concat())));
+        tests.extend(without.0.iter().map(|name| (crate_folder, [&module[..], std::slice::from_ref(name)].concat())));
         sources.push(Source {
             path: path.to_owned(),
             text: text.to_owned(),

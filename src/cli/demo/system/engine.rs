@@ -45,7 +45,7 @@ enum Token {
 
 struct Machine {
     server: VirtualServer,
-    streams: HashMap<SequenceId, mpsc::UnboundedSender<Token>>,
+    streams: HashMap<SequenceId, mpsc::Sender<Token>>,
     alive: bool,
     hung_since: Option<Instant>,
     /// Real time at virtual time zero.
@@ -103,7 +103,7 @@ impl Engine {
             for token in end.emitted {
                 let Some(stream) = machine.streams.get(&token.id) else { continue };
                 // A stream whose client has left is aborted by its drop.
-                let _ = stream.send(if token.last { Token::Last } else { Token::Inner });
+                let _ = stream.try_send(if token.last { Token::Last } else { Token::Inner });
                 if token.last {
                     machine.streams.remove(&token.id);
                 }
@@ -170,7 +170,7 @@ impl Engine {
         if !machine.alive {
             return None;
         }
-        let (sender, tokens) = mpsc::unbounded_channel();
+        let (sender, tokens) = mpsc::channel(body.max_tokens as usize + 1);
         let id = machine.next;
         machine.next += 1;
         let prompt = body.prompt.len() as u32;
@@ -211,7 +211,7 @@ impl Upstream for Engines {
 pub(super) struct Stream {
     engine: Arc<Engine>,
     id: SequenceId,
-    tokens: mpsc::UnboundedReceiver<Token>,
+    tokens: mpsc::Receiver<Token>,
     /// Prompt and completion tokens, when usage was requested.
     usage: Option<(u32, u32)>,
     ended: bool,
