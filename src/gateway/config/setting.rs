@@ -137,8 +137,14 @@ fn within_bounds<T: Scalar>(value: T, key: &KeySpec, report: &Report<'_>) -> Res
         let entry = Entry { value: Document::value_or_text(text, Origin::Default), origin: Origin::Default };
         T::parse(&entry, report).ok().and_then(|bound| bound.magnitude())
     };
-    let found = value.magnitude();
-    if bound(min) <= found && found <= bound(max) {
+    let (found, min_value, max_value) = (value.magnitude(), bound(min), bound(max));
+    // The tests read a value of every key, so a bound that cannot be read is found there.
+    debug_assert!(
+        min_value.is_some() && max_value.is_some(),
+        "{} has a bound that cannot be read: {min}, {max}",
+        key.name
+    );
+    if min_value <= found && found <= max_value {
         return Ok(value);
     }
     Err(Situation::OutOfRange { found: value.text(&report.names), min: min.to_owned(), max: max.to_owned() })
