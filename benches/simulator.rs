@@ -1,7 +1,7 @@
-//! How fast the simulator's engine runs on virtual time: the CPU time of one simulated hour of one server.
+//! Speed of the simulator's engine on virtual time: the CPU time of one simulated hour of one server.
 //!
 //! `cargo bench --bench simulator [HOURS]`. Open loop, Poisson arrivals from a seed, an H200 with an 8B model. Nothing is
-//! asserted: the numbers are for people. CPU time is that of the process, user and system.
+//! asserted. CPU time is that of the process, user and system.
 //!
 //! | load | requests |
 //! |---|---|

@@ -4,7 +4,7 @@
 //! `SLUICE_BIN`) bound to core 0, binds itself to core 1, opens the streams (2,000 by default, 64 prompt tokens, ignore_eos)
 //! and looks at the gaps between events for some seconds (6) in the middle, when all of them decode together.
 //!
-//! Beside what the client saw stands what the engine says on virtual time: the same number of sequences in the same steps.
+//! The client's gaps are printed beside those of the engine on virtual time: the same number of sequences in the same steps.
 //! Lag is the difference. `core` is the share of its core that the server used; near 1 it is the limit. Needs `taskset`
 //! (util-linux), two cores and an open-file limit of STREAMS + 100 or more. Nothing is asserted.
 
@@ -50,7 +50,7 @@ fn wait_for(address: SocketAddr) {
         }
         std::thread::sleep(Duration::from_millis(50));
     }
-    panic!("the server does not answer on {address}");
+    panic!("the server does not respond on {address}");
 }
 
 /// CPU seconds of a process so far.
@@ -75,7 +75,7 @@ async fn follow(address: SocketAddr, number: u32, tokens: u32) -> Vec<(Instant, 
     let mut seen = Vec::with_capacity(tokens as usize);
     let mut buffer = vec![0; 16_384];
     loop {
-        let count = stream.read(&mut buffer).await.expect("an answer");
+        let count = stream.read(&mut buffer).await.expect("a response");
         let bytes = &buffer[..count];
         let events = memchr::memmem::find_iter(bytes, b"data: {").count() as u32;
         if events > 0 {
@@ -119,7 +119,7 @@ fn main() {
     let mut numbers = std::env::args().skip(1).filter_map(|word| word.parse::<u32>().ok());
     let (streams, seconds) = (numbers.next().unwrap_or(2_000), f64::from(numbers.next().unwrap_or(6)));
     let step = simulated(streams, 12).first().copied().unwrap_or(20.0);
-    // Long enough for the middle, and nobody is preempted: all contexts fit the cache of this GPU at their ends.
+    // Long enough for the middle, without preemption: all contexts still fit the cache of this GPU at their ends.
     let blocks = SimConfig::new("m", Profile::named("h200-llama-8b").expect("built in")).engine.num_blocks;
     let room = (blocks / streams.max(1)).saturating_sub(1) * 16;
     let tokens = (((seconds + 8.0) * 1e3 / step) as u32).min(room.saturating_sub(PROMPT)).max(8);
@@ -145,7 +145,7 @@ fn main() {
         }
         (lives, watch.await.expect("watched"))
     });
-    // The middle: everybody has begun, nobody has ended.
+    // The middle: every stream has begun, none has ended.
     let begun = lives.iter().filter_map(|life| Some(life.first()?.0)).max().expect("streams");
     let ended = lives.iter().filter_map(|life| Some(life.last()?.0)).min().expect("streams");
     let (mut gaps, mut merged, mut reads) = (Vec::new(), 0, 0u64);

@@ -1,4 +1,4 @@
-//! What it costs to record one finished request, and to write the metrics page.
+//! The cost of recording one finished request, and of writing the metrics page.
 //!
 //! Recording is on the path of every request, after its last byte: it should stay near a microsecond, and is measured
 //! without an access log, with one, and from four threads at once.

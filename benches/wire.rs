@@ -1,4 +1,4 @@
-//! What reading costs: a body of each size once, and a stream of 64 events in few and in many chunks.
+//! The cost of parsing: a body of each size, and a stream of 64 events in few and in many chunks.
 //!
 //! Budget for the whole proxy: 72 us for an unpaced stream of 64 events, 180 us with a prompt of 400 KB. This part of it should
 //! stay near 10 us and 60 us. `cargo bench --bench wire`.

@@ -1,7 +1,7 @@
-//! What other tools make of our metrics: promtool reads the page, and the dashboard names only what is there.
+//! Metrics as other tools read them: promtool accepts the page, and the dashboard uses only metrics that exist.
 //!
-//! `promtool` comes with Prometheus (`apt-get install prometheus`). Where it is missing, the two tests that need it say so and
-//! pass: it judges the form of the page and of the dashboard, not the gateway.
+//! `promtool` comes with Prometheus (`apt-get install prometheus`). Without it, the two tests that need it print so and
+//! pass: it checks the form of the page and of the dashboard, not the gateway.
 
 use std::io::Write;
 use std::process::{Command, Stdio};
@@ -13,12 +13,12 @@ const DASHBOARD: &str = include_str!("../grafana/sluice.json");
 /// Labels that a scraper adds to every series.
 const SCRAPED: [&str; 2] = ["job", "instance"];
 
-/// Runs promtool on `input`; `None`, and a word about it, when there is none.
+/// Runs promtool on `input`; `None`, with a message, when it is not installed.
 fn promtool(args: &[&str], input: &str) -> Option<(bool, String)> {
     let spawned =
         Command::new("promtool").args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let Ok(mut child) = spawned else {
-        eprintln!("skipped: there is no promtool here (apt-get install prometheus)");
+        eprintln!("skipped: promtool is not installed (apt-get install prometheus)");
         return None;
     };
     child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
@@ -27,7 +27,7 @@ fn promtool(args: &[&str], input: &str) -> Option<(bool, String)> {
     Some((output.status.success(), said))
 }
 
-/// Every expression of the dashboard, its variables replaced by what Grafana would put there.
+/// Every expression of the dashboard, its variables replaced as Grafana does.
 fn expressions() -> Vec<String> {
     let dashboard: serde_json::Value = serde_json::from_str(DASHBOARD).unwrap();
     let panels = dashboard["panels"].as_array().unwrap();
@@ -41,7 +41,7 @@ fn expressions() -> Vec<String> {
 }
 
 #[test]
-fn the_metrics_page_is_clean() {
+fn the_metrics_page_passes_promtool() {
     let telemetry = Telemetry::with(Box::new(Vec::new), None);
     let Some((ok, said)) = promtool(&["check", "metrics"], &telemetry.page()) else { return };
     assert!(ok && said.trim().is_empty(), "{said}");

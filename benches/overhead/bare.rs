@@ -1,7 +1,7 @@
-//! The floor: pingora's `HttpServerApp` and `Connector` forwarding chunk by chunk, with no work of ours.
+//! The lower bound: pingora's `HttpServerApp` and `Connector` forwarding chunk by chunk, without the gateway's work.
 //!
-//! It shows what the HTTP library alone costs, so that a measured number of the gateway can be split into "pingora" and
-//! "what we do". Each chunk read on one side is written to the other side at once, one write per chunk: the simplest
+//! It shows what the HTTP library alone costs, so that a measured number of the gateway can be split into pingora's
+//! and the gateway's own part. Each chunk read on one side is written to the other side at once, one write per chunk: the simplest
 //! program that is correct on the rows measured here. It copies headers, drops `transfer-encoding` towards upstream in
 //! favour of what pingora frames, keeps connections alive on both sides, and closes when anything fails.
 //!

@@ -1,4 +1,4 @@
-//! Mock engine: answers `/v1/chat/completions` and `/v1/completions` with bytes shaped like vLLM's.
+//! Mock engine: serves `/v1/chat/completions` and `/v1/completions` with bytes shaped like vLLM's.
 //!
 //! The server must cost little and always the same, so it uses bare tokio sockets and formats every event once, at the
 //! start. Responses do not depend on the prompt: a client can compare a proxied response with a direct one byte by byte.
@@ -52,33 +52,33 @@ const WORDS: [&str; 8] = [" the", " gate", " opens", " and", " long", " prompts"
 pub(crate) struct Counters {
     /// Generation requests whose head and body arrived.
     pub(crate) started: AtomicU64,
-    /// Answers written to their end.
+    /// Responses written to their end.
     pub(crate) finished: AtomicU64,
-    /// Answers whose client left before the end.
+    /// Responses whose client left before the end.
     pub(crate) aborted: AtomicU64,
-    /// Answers cut off because this engine was killed.
+    /// Responses cut off because this engine was killed.
     pub(crate) lost: AtomicU64,
     /// Bytes of all request bodies.
     pub(crate) body_bytes: AtomicU64,
-    /// Streamed answers whose first content was written, and by how much later than named, ns: what a client of ours
-    /// must not be blamed for.
+    /// Streamed responses whose first content was written, and the sum of their delays past the requested time, ns: not
+    /// to be attributed to the measured client.
     first_late: [AtomicU64; 2],
-    /// Set while the engine is being killed, so that dropped answers count as `lost`.
+    /// Set while the engine is being killed, so that dropped responses count as `lost`.
     pub(crate) killed: AtomicBool,
     last_body: Mutex<Vec<u8>>,
 }
 
-/// One answer in progress: counted as aborted unless it says that it finished.
-struct Answer<'a>(&'a Counters, bool);
+/// One response in progress: counted as aborted unless it is marked as finished.
+struct PendingResponse<'a>(&'a Counters, bool);
 
-impl<'a> Answer<'a> {
+impl<'a> PendingResponse<'a> {
     fn begin(counters: &'a Counters) -> Self {
         counters.started.fetch_add(1, Relaxed);
         Self(counters, false)
     }
 }
 
-impl Drop for Answer<'_> {
+impl Drop for PendingResponse<'_> {
     fn drop(&mut self) {
         let c = self.0;
         let slot = match (self.1, c.killed.load(Relaxed)) {
@@ -90,7 +90,7 @@ impl Drop for Answer<'_> {
     }
 }
 
-/// Pace and size of one answer.
+/// Pace and size of one response.
 #[derive(Clone, Copy, PartialEq, Debug)]
 struct Pace {
     first: Duration,
@@ -99,7 +99,7 @@ struct Pace {
     burst: bool,
 }
 
-/// A request as far as this engine cares.
+/// The parts of a request that this engine uses.
 struct Request {
     method: String,
     path: String,
@@ -188,7 +188,7 @@ fn listen(address: &str) -> anyhow::Result<TcpListener> {
     Ok(socket.listen(4_096)?)
 }
 
-/// Listen on `address`, say where on stdout, serve until the process ends.
+/// Listen on `address`, print it on stdout, serve until the process ends.
 pub(crate) async fn listen_and_serve(address: &str) -> anyhow::Result<()> {
     let listener = listen(address).with_context(|| format!("cannot listen on {address}"))?;
     println!("engine on http://{}", listener.local_addr()?);
@@ -206,7 +206,7 @@ pub(crate) async fn serve(listener: TcpListener, counters: Arc<Counters>) {
                 let Ok((socket, _)) = accepted else { continue };
                 let (frames, counters) = (Arc::clone(&frames), Arc::clone(&counters));
                 connections.spawn(async move {
-                    // A connection ends by its client leaving; that is what the counters are for.
+                    // A connection ends when its client leaves; the counters record it.
                     let _ = connection(socket, &frames, &counters).await;
                 });
             }
@@ -220,8 +220,8 @@ async fn connection(mut socket: TcpStream, frames: &[Frames; 2], counters: &Coun
     let mut buffer = BytesMut::with_capacity(8 << 10);
     while let Some(request) = read_request(&mut socket, &mut buffer).await? {
         match (request.method.as_str(), request.path.as_str()) {
-            ("POST", "/v1/chat/completions") => answer(&mut socket, &request, &frames[0], counters).await?,
-            ("POST", "/v1/completions") => answer(&mut socket, &request, &frames[1], counters).await?,
+            ("POST", "/v1/chat/completions") => send(&mut socket, &request, &frames[0], counters).await?,
+            ("POST", "/v1/completions") => send(&mut socket, &request, &frames[1], counters).await?,
             ("GET", path) => {
                 let (status, kind, body) = page(path, counters);
                 socket.write_all(reply(status, kind, "", body.as_bytes()).as_slice()).await?;
@@ -283,12 +283,12 @@ fn reply(status: &str, kind: &str, extra: &str, body: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Write the answer to one generation request.
+/// Write the response to one generation request.
 ///
 /// # Errors
 /// When the client left; the request then counts as aborted.
-async fn answer(socket: &mut TcpStream, request: &Request, frames: &Frames, counters: &Counters) -> anyhow::Result<()> {
-    let mut progress = Answer::begin(counters);
+async fn send(socket: &mut TcpStream, request: &Request, frames: &Frames, counters: &Counters) -> anyhow::Result<()> {
+    let mut progress = PendingResponse::begin(counters);
     let body = &request.body[..];
     counters.body_bytes.fetch_add(body.len() as u64, Relaxed);
     let integrity = format!("x-mock-body: {}-{:016x}\r\n", body.len(), xxh3_64(body));
@@ -338,7 +338,7 @@ async fn answer(socket: &mut TcpStream, request: &Request, frames: &Frames, coun
     for event in frames.end(body, pace.chunks) {
         socket.write_all(&event).await?;
     }
-    // From here on nothing is left to abort, as in vLLM: the engine is done, only the connection is not.
+    // As in vLLM, nothing can be aborted from here on: only the connection is still busy.
     progress.1 = true;
     socket.write_all(LAST_CHUNK).await?;
     Ok(())
@@ -371,7 +371,7 @@ async fn wait(socket: &mut TcpStream, due: Instant) -> anyhow::Result<()> {
         () = sleep_until(due) => Ok(()),
         n = socket.peek(&mut byte) => match n? {
             0 => bail!("the client left"),
-            // The next request already waits: answer this one first.
+            // The next request already waits: finish this response first.
             _ => { sleep_until(due).await; Ok(()) }
         },
     }

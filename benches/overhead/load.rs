@@ -3,15 +3,15 @@
 //! Each of `--streams` tasks sends the same request again and again until `--requests` have been started by all of
 //! them together, or `--seconds` have passed. Times are taken from just before the request is written:
 //!
-//! - `ttft`: to the read that completes the first event with content (for a plain answer: the first byte of its body)
-//! - `e2el`: to the read that completes the answer
+//! - `ttft`: to the read that completes the first event with content (for a plain response: the first byte of its body)
+//! - `e2el`: to the read that completes the response
 //!
-//! The result is one line of JSON on stdout: counts, exact percentiles in microseconds, digests of the decoded answers,
-//! whether request bodies reached the engine unchanged, and failures by kind (an answer that is not 200 or has the wrong
+//! The result is one line of JSON on stdout: counts, exact percentiles in microseconds, digests of the decoded responses,
+//! whether request bodies reached the engine unchanged, and failures by kind (a response that is not 200 or has the wrong
 //! number of events is a failure).
 //!
 //! With `--hold` it opens all streams, waits until each has its first content, prints how many, and keeps them open until
-//! it is killed. It measures a mock engine's answers only; `sluice bench` measures real ones.
+//! it is killed. It measures a mock engine's responses only; `sluice bench` measures real ones.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -29,13 +29,13 @@ use crate::reply::Reply;
 
 /// Bytes read at a time.
 const READ: usize = 8 << 10;
-/// Longest time for one answer before it counts as failed.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Time limit of one response; a slower one counts as failed.
+const TIMEOUT: Duration = Duration::from_secs(30);
 /// Connections opened at once with `--hold`, so that no listen backlog overflows.
 const OPENING: usize = 256;
-/// Bytes of a wrong answer that are told in the result.
+/// Bytes of a wrong response that the result quotes.
 const KEPT: usize = 200;
-/// Kinds of failures told apart in the result; the rest are counted as `other`.
+/// Distinct kinds of failures in the result; the rest are counted as `other`.
 const MAX_KINDS: usize = 16;
 
 /// Arguments of `load`.
@@ -56,16 +56,16 @@ pub(crate) struct Load {
     /// Bytes of the request body.
     #[arg(long, default_value_t = 1024)]
     body: usize,
-    /// Content events of an answer.
+    /// Content events of a response.
     #[arg(long, default_value_t = 64)]
     chunks: u64,
     /// Milliseconds between them; 0: back to back.
     #[arg(long, default_value_t = 0)]
     interval_ms: u64,
-    /// The engine writes the whole answer at once.
+    /// The engine writes the whole response at once.
     #[arg(long)]
     burst: bool,
-    /// Ask for a plain JSON answer instead of a stream.
+    /// Request a plain JSON response instead of a stream.
     #[arg(long)]
     plain: bool,
     /// Open all streams, report, and keep them open until killed.
@@ -125,7 +125,7 @@ struct Request {
 /// The request, head and body, with prose of varied words so that a proxy which looks at the prompt has real work.
 fn build(load: &Load) -> Request {
     const WORDS: [&str; 12] =
-        ["gate", "river", "the", "of", "a", "lock", "keeper", "opens", "2026", "slowly", "\\nand", "\\\"water\\\""];
+        ["gate", "river", "the", "of", "a", "lock", "sluice", "opens", "2026", "slowly", "\\nand", "\\\"water\\\""];
     let Load { chunks, interval_ms, .. } = load;
     let (stream, burst) = (!load.plain, u8::from(load.burst));
     let mut body = format!(
@@ -162,7 +162,7 @@ async fn stream(
     let mut buffer = vec![0_u8; READ];
     while left.get() > 0 && begun.elapsed() < Duration::from_secs(load.seconds) {
         left.set(left.get() - 1);
-        let result = timeout(PATIENCE, exchange(load, request, &mut connection, &mut buffer, &mut tally)).await;
+        let result = timeout(TIMEOUT, exchange(load, request, &mut connection, &mut buffer, &mut tally)).await;
         if let Err(kind) = result.map_err(anyhow::Error::from).flatten() {
             connection = None;
             tally.fail(format!("{kind:#}"));
@@ -194,7 +194,7 @@ async fn exchange(
         if n == 0 {
             reply.end();
             if !reply.done() {
-                bail!("closed before the answer ended");
+                bail!("closed before the response ended");
             }
             break;
         }
@@ -291,7 +291,7 @@ async fn hold(load: Load, request: Request) -> anyhow::Result<()> {
         let (gate, request, opened, target) = (gate.clone(), request.clone(), opened.clone(), load.target.clone());
         tasks.spawn(async move {
             let permit = gate.acquire_owned().await;
-            let begun = timeout(PATIENCE, open(&target, &request)).await.map_err(anyhow::Error::from).flatten();
+            let begun = timeout(TIMEOUT, open(&target, &request)).await.map_err(anyhow::Error::from).flatten();
             drop(permit);
             let (report, socket) = match begun {
                 Ok(socket) => (Ok(()), Some(socket)),

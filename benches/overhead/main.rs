@@ -3,11 +3,11 @@
 //! `benches/overhead/run` starts everything and prints the table; this program is what it starts. One executable with
 //! three commands, so that one link serves the whole measurement:
 //!
-//! - `engine`: answers like vLLM, as cheaply as it can, at a pace the request names (`engine.rs`)
-//! - `load`: closed-loop client that times the first content and the whole answer (`load.rs`)
-//! - `bare`: pingora's `HttpServerApp` forwarding chunk by chunk, with no work of ours (`bare.rs`)
+//! - `engine`: responds like vLLM, at minimal cost, at the pace set by the request (`engine.rs`)
+//! - `load`: closed-loop client that times the first content and the whole response (`load.rs`)
+//! - `bare`: pingora's `HttpServerApp` forwarding chunk by chunk, without the gateway's work (`bare.rs`)
 //!
-//! None of it is part of the product. Without a command (as `cargo bench` calls it) it only says where to look: timing
+//! None of it is part of the product. Without a command (as `cargo bench` calls it) it only prints where to look: timing
 //! needs all peers in one run, which a single process cannot give.
 
 mod bare;
@@ -29,7 +29,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Mock engine: vLLM's answers at a pace that the request names.
+    /// Mock engine: vLLM's responses at the pace set by the request.
     Engine {
         /// Address to listen on.
         #[arg(long, default_value = "127.0.0.1:0")]

@@ -1,8 +1,8 @@
-//! Incremental reader of one HTTP/1.1 answer: enough to time it and to compare it, nothing more.
+//! Incremental reader of one HTTP/1.1 response: enough to time it and to compare it, nothing more.
 //!
-//! `feed` takes bytes as they arrive in any split and tells what is known so far: status, events seen, end reached.
+//! `feed` takes bytes as they arrive in any split and reports what is known so far: status, events seen, end reached.
 //! Framing: `content-length`, `chunked`, or the end of the connection. Decoded bytes are hashed (xxh3), so that an
-//! answer through a proxy can be compared with the one that came directly without keeping either.
+//! response through a proxy can be compared with a direct one without storing either.
 //!
 //! Events are counted by their closing blank line, which is how vLLM frames them (`\n\n`). Bound: a head of 64 KiB.
 //! It does not decode content or decide which event carries text: the caller knows what the mock engine sends.
@@ -10,9 +10,9 @@
 use anyhow::{Context as _, bail};
 use xxhash_rust::xxh3::Xxh3;
 
-/// Longest answer head, bytes.
+/// Longest response head, bytes.
 const MAX_HEAD: usize = 64 << 10;
-/// Headers read of one answer.
+/// Headers read of one response.
 const MAX_HEADERS: usize = 64;
 /// Length of `data: [DONE]` and its blank line.
 const END: usize = 14;
@@ -35,7 +35,7 @@ enum State {
     Done,
 }
 
-/// One answer being read.
+/// One response being read.
 pub(crate) struct Reply {
     state: State,
     head: Vec<u8>,
@@ -49,19 +49,19 @@ pub(crate) struct Reply {
     pub(crate) bytes: u64,
     /// Value of `x-mock-body`: length and hash of the request body as the engine got it.
     pub(crate) request_seen: Option<String>,
-    /// The server wants the connection closed.
+    /// The server sent `connection: close`.
     pub(crate) close: bool,
-    /// The answer carries `retry-after`.
+    /// The response carries `retry-after`.
     pub(crate) retry_after: bool,
-    /// First bytes of the body, for messages: as many as were asked for.
+    /// First bytes of the body, for messages: as many as were requested.
     pub(crate) start: Vec<u8>,
     keep: usize,
-    /// Last bytes of the body: at least as many as an error event needs to be told from `[DONE]`.
+    /// Last bytes of the body: at least as many as it takes to distinguish an error event from `[DONE]`.
     end: [u8; END],
 }
 
 impl Reply {
-    /// An answer of which nothing has arrived; the first `keep` bytes of its body are kept.
+    /// A response of which nothing has arrived; the first `keep` bytes of its body are kept.
     pub(crate) fn keeping(keep: usize) -> Self {
         Self {
             state: State::Head,
@@ -80,7 +80,7 @@ impl Reply {
         }
     }
 
-    /// True when the whole answer has arrived.
+    /// True when the whole response has arrived.
     pub(crate) fn done(&self) -> bool {
         self.state == State::Done
     }
@@ -90,12 +90,12 @@ impl Reply {
         self.hash.digest()
     }
 
-    /// A stream that came to its end without `[DONE]`: the answer failed after it had begun.
+    /// A stream that came to its end without `[DONE]`: the response failed after it had begun.
     pub(crate) fn failed_inside(&self) -> bool {
         self.events > 0 && self.end != *b"data: [DONE]\n\n"
     }
 
-    /// The connection ended: that completes an answer framed by it.
+    /// The connection ended: that completes a response framed by it.
     pub(crate) fn end(&mut self) {
         if self.state == State::UntilClose {
             self.state = State::Done;
@@ -105,7 +105,7 @@ impl Reply {
     /// Take the next bytes of the connection.
     ///
     /// # Errors
-    /// When they are not an HTTP/1.1 answer.
+    /// When they are not an HTTP/1.1 response.
     pub(crate) fn feed(&mut self, mut input: &[u8]) -> anyhow::Result<()> {
         while !input.is_empty() {
             match self.state {
@@ -154,7 +154,7 @@ impl Reply {
                     };
                     input = &input[1..];
                 }
-                State::Done => bail!("bytes after the end of the answer"),
+                State::Done => bail!("bytes after the end of the response"),
             }
         }
         Ok(())

@@ -1,22 +1,22 @@
-//! Ports for servers that tests start as processes, given out so that no two get the same.
+//! Ports for servers that tests start as processes, no port given out twice.
 //!
-//! A port that the system chose and that is free again may be given to anybody's next connection. These lie below the
-//! range that the system chooses from, each is tried before it is given out, and a lock file per port keeps programs and
-//! tests that run beside each other apart for as long as this process lives.
+//! The operating system may reuse an ephemeral port for any outgoing connection as soon as it is free. These ports lie below
+//! the ephemeral range. Each is bound once before it is returned, and a lock file per port keeps concurrent test programs
+//! from choosing the same one for as long as this process lives.
 
 use parking_lot::Mutex;
 use std::fs::File;
 use std::net::TcpListener;
 use std::sync::atomic::{AtomicU16, Ordering};
 
-/// Below the range of `net.ipv4.ip_local_port_range`, which begins at 32768 unless somebody changed it.
+/// Below the range of `net.ipv4.ip_local_port_range`, which begins at 32768 by default.
 const PORTS: std::ops::Range<u16> = 12_000..32_000;
 
 /// Held until the process ends.
 static LOCKS: Mutex<Vec<File>> = Mutex::new(Vec::new());
 static NEXT: AtomicU16 = AtomicU16::new(0);
 
-/// A port on which nobody listens, on 127.0.0.1.
+/// A port of 127.0.0.1 that no process listens on.
 pub(crate) fn free_port() -> u16 {
     let folder = std::env::temp_dir().join("sluice-test-ports");
     std::fs::create_dir_all(&folder).unwrap();

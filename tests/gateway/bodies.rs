@@ -1,10 +1,10 @@
-//! Bytes arrive as they were sent, in both directions, and the answer's as soon as the engine has sent them.
+//! Bodies pass unchanged in both directions, and response bytes as soon as the engine has sent them.
 
 use crate::client::{CHAT, STREAMED, chat, post};
 use crate::engine::{Engine, LAST, STREAM, Step, chunk, ending, event, gated_stream, json, send};
 use crate::gate::Gate;
 
-/// A completion request of exactly `length` bytes, no two stretches of which are alike.
+/// A completion request of exactly `length` bytes, without repetition.
 fn body_of(length: usize) -> Vec<u8> {
     let (start, end) = (br#"{"model":"m","prompt":""#, br#""}"#);
     let mut body = start.to_vec();
@@ -25,10 +25,10 @@ async fn bodies_around_64_kib_and_of_2_mb_arrive_intact_both_ways() {
     let mut client = gate.client().await;
     for length in [65_535, 65_536, 65_537, 2_000_000] {
         let body = body_of(length);
-        let answer = client.ask(post("/v1/completions", "", &body)).await;
-        assert_eq!(answer.status(), 200);
+        let response = client.ask(post("/v1/completions", "", &body)).await;
+        assert_eq!(response.status(), 200);
         assert!(engine.seen().last().unwrap().body == body, "{length} bytes did not arrive as they were sent");
-        assert!(answer.body == body, "{length} bytes did not come back as they were sent");
+        assert!(response.body == body, "{length} bytes did not come back as they were sent");
 
         let mut chunked = b"POST /v1/completions HTTP/1.1\r\nhost: gate\r\ntransfer-encoding: chunked\r\n\r\n".to_vec();
         for piece in body.chunks(10_007) {
@@ -37,9 +37,9 @@ async fn bodies_around_64_kib_and_of_2_mb_arrive_intact_both_ways() {
             chunked.extend_from_slice(b"\r\n");
         }
         chunked.extend_from_slice(LAST.as_bytes());
-        let answer = client.ask(chunked).await;
+        let response = client.ask(chunked).await;
         let seen = engine.seen().pop().unwrap();
-        assert!(seen.body == body && answer.body == body, "{length} bytes in chunks");
+        assert!(seen.body == body && response.body == body, "{length} bytes in chunks");
         assert_eq!(seen.header("content-length"), Some(length.to_string().as_str()));
     }
     gate.settled().await;
@@ -56,15 +56,15 @@ async fn an_event_reaches_the_client_before_the_engine_has_sent_the_next() {
     let so_far = client.until("\"two\"").await;
     assert!(!so_far.contains("[DONE]"), "{so_far}");
     engine.open_gate();
-    let answer = client.answer().await;
-    assert_eq!(answer.text(), event("one") + &event("two") + &ending());
-    assert!(answer.whole);
+    let response = client.response().await;
+    assert_eq!(response.text(), event("one") + &event("two") + &ending());
+    assert!(response.whole);
     assert_eq!(engine.seen()[0].body, STREAMED.as_bytes());
     gate.settled().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn bytes_that_are_no_event_yet_are_not_held_back() {
+async fn bytes_of_an_incomplete_event_are_not_held_back() {
     let half = "data: {\"id\":\"c\",\"choi";
     let steps = vec![send(STREAM.to_owned() + &chunk(": ping\n\n") + &chunk(half)), Step::Gate, Step::Close];
     let engine = Engine::always(steps).await;
@@ -86,16 +86,16 @@ async fn a_stream_cut_at_every_byte_comes_out_the_same() {
     let gate = Gate::over(&[engine.url()], &[]).await;
     let mut client = gate.client().await;
     for _ in 0..2 {
-        let answer = client.ask(chat(STREAMED)).await;
-        assert!(answer.whole);
-        assert_eq!(answer.text(), text);
+        let response = client.ask(chat(STREAMED)).await;
+        assert!(response.whole);
+        assert_eq!(response.text(), text);
     }
     gate.recorded("completed", 2.0).await;
     gate.settled().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn usage_that_the_client_did_not_ask_for_is_asked_for_and_taken_out_again() {
+async fn usage_that_the_client_did_not_request_is_injected_and_stripped() {
     let usage = "data: {\"id\":\"c\",\"object\":\"chat.completion.chunk\",\"created\":1,\"model\":\"m\",\"choices\":[],\
                  \"usage\":{\"prompt_tokens\":7,\"total_tokens\":9,\"completion_tokens\":2}}\n\n";
     let engine = Engine::start(move |_, seen| {
@@ -117,14 +117,14 @@ async fn usage_that_the_client_did_not_ask_for_is_asked_for_and_taken_out_again(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn headers_pass_both_ways_except_those_of_one_connection() {
+async fn headers_pass_both_ways_except_hop_by_hop_ones() {
     let body = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nx-engine: yes\r\nset-cookie: a=1\r\nset-cookie: b=2\r\n\
                 connection: x-private\r\nx-private: 1\r\nkeep-alive: timeout=5\r\ncontent-length: 2\r\n\r\n{}";
     let engine = Engine::always(vec![send(body)]).await;
     let gate = Gate::over(&[engine.url()], &[]).await;
     let headers = "x-mine: 1\r\nconnection: keep-alive, x-hop\r\nx-hop: 1\r\naccept-encoding: gzip\r\n\
                    authorization: Bearer theirs\r\nte: trailers\r\n";
-    let answer = gate.ask(post("/v1/chat/completions?beta=true", headers, CHAT.as_bytes())).await;
+    let response = gate.ask(post("/v1/chat/completions?beta=true", headers, CHAT.as_bytes())).await;
     let seen = engine.seen().pop().unwrap();
     assert!(seen.head.starts_with("POST /v1/chat/completions?beta=true HTTP/1.1\r\n"), "{}", seen.head);
     assert_eq!(seen.header("host"), Some(engine.address().to_string().as_str()));
@@ -132,9 +132,9 @@ async fn headers_pass_both_ways_except_those_of_one_connection() {
     for gone in ["x-hop", "te", "accept-encoding", "connection"] {
         assert_eq!(seen.header(gone), None, "{gone}: {}", seen.head);
     }
-    assert_eq!(answer.head.header("x-engine"), Some("yes"));
-    assert_eq!(answer.head.headers.iter().filter(|(name, _)| name == "set-cookie").count(), 2);
-    assert_eq!((answer.head.header("x-private"), answer.head.header("keep-alive")), (None, None));
-    assert_eq!(answer.text(), "{}");
+    assert_eq!(response.head.header("x-engine"), Some("yes"));
+    assert_eq!(response.head.headers.iter().filter(|(name, _)| name == "set-cookie").count(), 2);
+    assert_eq!((response.head.header("x-private"), response.head.header("keep-alive")), (None, None));
+    assert_eq!(response.text(), "{}");
     gate.settled().await;
 }

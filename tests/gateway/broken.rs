@@ -5,7 +5,7 @@ use crate::client::{CHAT, STREAMED, chat};
 use crate::engine::{COMPLETION, Engine, LAST, STREAM, Step, chunk, completion, ending, event, json, send};
 use crate::gate::{Gate, eventually};
 
-/// A gateway over one engine that always does this; never ejected, so that every request gets there.
+/// A gateway over one engine with this script; it is never ejected, so every request reaches it.
 async fn over(steps: Vec<Step>) -> (Engine, Gate) {
     let engine = Engine::always(steps).await;
     let gate = Gate::over(&[engine.url()], &["health.failures=1000", "timeouts.idle=2s"]).await;
@@ -13,13 +13,13 @@ async fn over(steps: Vec<Step>) -> (Engine, Gate) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_answer_whose_head_cannot_be_read_is_502() {
+async fn a_response_with_an_invalid_head_is_502() {
     let head = "HTTP/1.1 200 OK\r\n";
     for (what, bytes) in [
         ("garbage", b"\x00\x01\x02 what?\r\n\r\n".to_vec()),
         ("another protocol", b"SSH-2.0-OpenSSH_9.6\r\n\r\n".to_vec()),
         ("half a head", format!("{head}content-le").into_bytes()),
-        ("no length anybody understands", format!("{head}content-length: many\r\n\r\n{{}}").into_bytes()),
+        ("a length that is not a number", format!("{head}content-length: many\r\n\r\n{{}}").into_bytes()),
         ("two lengths", format!("{head}content-length: 2\r\ncontent-length: 3\r\n\r\n{{}}").into_bytes()),
         (
             "length and chunks",
@@ -31,9 +31,9 @@ async fn an_answer_whose_head_cannot_be_read_is_502() {
     ] {
         let (engine, gate) = over(vec![Step::Send(bytes), Step::Close]).await;
         for body in [CHAT, STREAMED] {
-            let answer = gate.ask(chat(body)).await;
-            assert_eq!(answer.status(), 502, "{what}: {}", answer.text());
-            answer.is(502, "upstream_broke");
+            let response = gate.ask(chat(body)).await;
+            assert_eq!(response.status(), 502, "{what}: {}", response.text());
+            response.is(502, "upstream_broke");
         }
         assert!(engine.count() >= 2);
         gate.recorded("upstream_error", 2.0).await;
@@ -53,20 +53,20 @@ async fn headers_without_end_are_502_and_bounded() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn interim_answers_are_kept_to_ourselves() {
+async fn interim_responses_are_not_forwarded() {
     let interim = "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n";
     let whole = [interim.repeat(20).into_bytes(), json(COMPLETION.as_bytes())].concat();
     let (_engine, gate) = over(vec![Step::Send(whole)]).await;
     let mut client = gate.client().await;
     for _ in 0..2 {
-        let answer = client.ask(chat(CHAT)).await;
-        assert_eq!((answer.status(), answer.text().as_str()), (200, COMPLETION));
+        let response = client.ask(chat(CHAT)).await;
+        assert_eq!((response.status(), response.text().as_str()), (200, COMPLETION));
     }
     gate.settled().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn interim_answers_without_end_do_not_hold_a_request_for_ever() {
+async fn endless_interim_responses_do_not_hold_a_request_for_ever() {
     let engine = Engine::always(vec![Step::Endlessly(b"HTTP/1.1 100 Continue\r\n\r\n".repeat(100))]).await;
     let gate = Gate::over(&[engine.url()], &["timeouts.response=500ms", "timeouts.first_byte.base=500ms"]).await;
     for body in [CHAT, STREAMED] {
@@ -78,7 +78,7 @@ async fn interim_answers_without_end_do_not_hold_a_request_for_ever() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_200_and_then_nothing_is_502_because_the_client_has_seen_nothing() {
+async fn a_200_without_a_body_is_502_because_the_client_has_received_nothing() {
     for head in [
         "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n".to_owned(),
         STREAM.to_owned(),
@@ -92,7 +92,7 @@ async fn a_200_and_then_nothing_is_502_because_the_client_has_seen_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn half_an_answer_reaches_the_client_as_half_an_answer() {
+async fn an_incomplete_response_reaches_the_client_as_incomplete() {
     let half = &COMPLETION[..60];
     let long =
         format!("HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n", COMPLETION.len());
@@ -106,9 +106,9 @@ async fn half_an_answer_reaches_the_client_as_half_an_answer() {
         let mut client = gate.client().await;
         client.send(chat(CHAT)).await.until(half).await;
         engine.open_gate();
-        let answer = client.answer().await;
-        assert!(!answer.whole, "half an answer looks whole: {}", answer.text());
-        assert_eq!(answer.text(), half);
+        let response = client.response().await;
+        assert!(!response.whole, "half a response looks complete: {}", response.text());
+        assert_eq!(response.text(), half);
         gate.recorded("upstream_error", 1.0).await;
         gate.settled().await;
     }
@@ -129,36 +129,40 @@ async fn a_stream_that_breaks_off_ends_with_an_error_event_and_a_closed_connecti
         let mut client = gate.client().await;
         client.send(chat(STREAMED)).await.until("one").await;
         engine.open_gate();
-        let answer = client.answer().await;
-        let text = answer.text();
+        let response = client.response().await;
+        let text = response.text();
         assert!(text.starts_with(&event("one")), "{what}: {text}");
         assert!(text.contains("\n\nevent: error\ndata: {\"error\":"), "{what}: {text}");
         assert!(!text.contains("[DONE]") && !text.contains("finish_reason\":\"stop"), "{what}: a fake end: {text}");
-        assert!(!answer.whole, "{what}: the client cannot tell that it is incomplete");
+        assert!(!response.whole, "{what}: the client cannot detect that it is incomplete");
         gate.recorded("upstream_error", 1.0).await;
         gate.settled().await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stream_that_falls_silent_ends_with_an_error_event() {
+async fn a_stalled_stream_ends_with_an_error_event() {
     let engine = Engine::always(vec![send(STREAM.to_owned() + &chunk(&event("one"))), Step::Silence]).await;
     let gate = Gate::over(&[engine.url()], &["timeouts.idle=200ms"]).await;
-    let answer = gate.ask(chat(STREAMED)).await;
-    assert!(answer.text().contains("event: error") && answer.text().contains("upstream_timeout"), "{}", answer.text());
-    assert!(!answer.whole);
+    let response = gate.ask(chat(STREAMED)).await;
+    assert!(
+        response.text().contains("event: error") && response.text().contains("upstream_timeout"),
+        "{}",
+        response.text()
+    );
+    assert!(!response.whole);
     eventually("the engine is left", async || engine.left() == 1).await;
     gate.recorded("timeout", 1.0).await;
     gate.settled().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stream_that_is_done_is_whole_even_if_its_framing_is_not() {
-    // `[DONE]` has been said; what is missing is the last chunk.
+async fn a_stream_with_done_is_complete_even_if_its_framing_is_not() {
+    // `[DONE]` was sent; only the last chunk is missing.
     let text = event("one") + &ending();
     let (_engine, gate) = over(vec![send(STREAM.to_owned() + &chunk(&text)), Step::Close]).await;
-    let answer = gate.ask(chat(STREAMED)).await;
-    assert!(answer.text().starts_with(&text), "{}", answer.text());
+    let response = gate.ask(chat(STREAMED)).await;
+    assert!(response.text().starts_with(&text), "{}", response.text());
     gate.settled().await;
 }
 
@@ -166,8 +170,8 @@ async fn a_stream_that_is_done_is_whole_even_if_its_framing_is_not() {
 async fn more_bytes_than_announced_never_reach_the_next_request() {
     let engine = Engine::start(|number, _| {
         if number == 0 {
-            let answer = [json(COMPLETION.as_bytes()), json(b"smuggled")].concat();
-            return vec![Step::Send(answer)];
+            let response = [json(COMPLETION.as_bytes()), json(b"smuggled")].concat();
+            return vec![Step::Send(response)];
         }
         completion()
     })
@@ -183,11 +187,11 @@ async fn more_bytes_than_announced_never_reach_the_next_request() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_answer_until_close_and_one_without_body_are_whole() {
+async fn a_response_until_close_and_one_without_body_are_complete() {
     let until_close = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n".to_owned() + COMPLETION;
     let (_engine, gate) = over(vec![send(until_close), Step::Close]).await;
-    let answer = gate.ask(chat(CHAT)).await;
-    assert_eq!((answer.whole, answer.text().as_str()), (true, COMPLETION));
+    let response = gate.ask(chat(CHAT)).await;
+    assert_eq!((response.whole, response.text().as_str()), (true, COMPLETION));
     gate.settled().await;
 
     let (_engine, gate) = over(vec![send("HTTP/1.1 204 No Content\r\n\r\n")]).await;
@@ -203,15 +207,15 @@ async fn one_huge_chunk_passes() {
     let event = event(&"x".repeat(3_000_000));
     let text = STREAM.to_owned() + &chunk(&(event.clone() + &ending())) + LAST;
     let (_engine, gate) = over(vec![send(text)]).await;
-    let answer = gate.ask(chat(STREAMED)).await;
-    assert!(answer.whole && answer.text() == event + &ending());
+    let response = gate.ask(chat(STREAMED)).await;
+    assert!(response.whole && response.text() == event + &ending());
     gate.recorded("completed", 1.0).await;
     gate.settled().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_engine_that_answers_before_it_has_read_the_prompt_is_heard() {
-    // It refuses 2 MB from the head alone, and closes: the client should get that answer, not a broken pipe.
+async fn a_response_sent_before_the_engine_has_read_the_prompt_reaches_the_client() {
+    // It refuses 2 MB from the head alone, and closes: the client should get that response, not a broken pipe.
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let serving = tokio::spawn(async move {
@@ -224,9 +228,9 @@ async fn an_engine_that_answers_before_it_has_read_the_prompt_is_heard() {
                 socket.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await.unwrap();
             } else if bytes[..count].starts_with(b"POST") {
                 let body = r#"{"error":{"message":"too long","type":"x","param":null,"code":400}}"#;
-                let answer = crate::engine::answer(400, "application/json", body.as_bytes());
-                socket.write_all(&answer).await.unwrap();
-                // What is still coming is read, so that closing does not reset the connection.
+                let response = crate::engine::response(400, "application/json", body.as_bytes());
+                socket.write_all(&response).await.unwrap();
+                // Read the rest, so that closing does not reset the connection.
                 while socket.read(&mut bytes).await.is_ok_and(|count| count > 0) {}
             }
         }

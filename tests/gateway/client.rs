@@ -1,6 +1,6 @@
-//! A client that sends exactly the bytes a test says and reads answers without mercy.
+//! A client that sends exactly the bytes of a test and parses responses strictly.
 //!
-//! Every wait has the deadline [`PATIENCE`] and says what it had read when it gives up.
+//! Every wait is limited by [`TIMEOUT`]; the panic message contains what had been read by then.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -9,10 +9,10 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-/// Longest wait for anything that must happen.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+/// Time limit of every wait.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The plainest body that is served.
+/// A minimal valid body.
 pub(crate) const CHAT: &str = r#"{"model":"m","messages":[{"role":"user","content":"hi"}]}"#;
 /// The same, streamed.
 pub(crate) const STREAMED: &str = r#"{"model":"m","stream":true,"messages":[{"role":"user","content":"hi"}]}"#;
@@ -36,7 +36,7 @@ pub(crate) fn get(path: &str) -> String {
     format!("GET {path} HTTP/1.1\r\nhost: gate\r\n\r\n")
 }
 
-/// The head of an answer.
+/// The head of a response.
 #[derive(Clone, Debug)]
 pub(crate) struct Head {
     pub(crate) status: u16,
@@ -55,16 +55,16 @@ impl Head {
     }
 }
 
-/// A whole answer.
+/// A whole response.
 #[derive(Clone, Debug)]
-pub(crate) struct Answer {
+pub(crate) struct Response {
     pub(crate) head: Head,
     pub(crate) body: Vec<u8>,
-    /// The framing says that nothing is missing.
+    /// The body is complete according to its framing.
     pub(crate) whole: bool,
 }
 
-impl Answer {
+impl Response {
     pub(crate) fn status(&self) -> u16 {
         self.head.status
     }
@@ -77,16 +77,16 @@ impl Answer {
         serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error}: {}", self.text()))
     }
 
-    /// `error.code` of OpenAI's shape, whose four members must all be there.
+    /// `error.code` of an OpenAI error, whose four members must all be present.
     pub(crate) fn code(&self) -> String {
         let body = self.json();
         let error = body["error"].as_object().unwrap_or_else(|| panic!("no error object: {body}"));
         assert!(error["message"].is_string() && error["type"].is_string() && error.contains_key("param"), "{body}");
         assert_eq!(self.head.header("content-type"), Some("application/json"));
-        error["code"].as_str().unwrap_or_else(|| panic!("not one of our codes: {body}")).to_owned()
+        error["code"].as_str().unwrap_or_else(|| panic!("not an error code of the gateway: {body}")).to_owned()
     }
 
-    /// Asserts status and code of a refusal of ours.
+    /// Asserts status and code of an error response of the gateway.
     #[track_caller]
     pub(crate) fn is(&self, status: u16, code: &str) -> &Self {
         assert_eq!((self.status(), self.code().as_str()), (status, code), "{}", self.text());
@@ -107,9 +107,9 @@ impl Client {
         Self { socket, unread: Vec::new() }
     }
 
-    /// Sends bytes; they must be taken.
+    /// Sends bytes; panics when the gateway does not read them.
     pub(crate) async fn send(&mut self, bytes: impl AsRef<[u8]>) -> &mut Self {
-        timeout(PATIENCE, self.socket.write_all(bytes.as_ref())).await.expect("nobody reads").unwrap();
+        timeout(TIMEOUT, self.socket.write_all(bytes.as_ref())).await.expect("the gateway does not read").unwrap();
         self
     }
 
@@ -122,8 +122,8 @@ impl Client {
         self
     }
 
-    /// Sends `total` bytes in pieces while the answer is read: whether all were taken, and the answer.
-    pub(crate) async fn send_while_reading(self, piece: &[u8], times: usize) -> (bool, Answer) {
+    /// Sends `piece` this many times, then reads the response: whether all were sent, and the response.
+    pub(crate) async fn send_while_reading(self, piece: &[u8], times: usize) -> (bool, Response) {
         let Self { socket, unread } = self;
         let (mut reading, mut writing) = socket.into_split();
         let sending = async {
@@ -134,13 +134,13 @@ impl Client {
             }
             true
         };
-        // The answer is read only afterwards, like a client does that knows nothing of early answers.
-        let sent = timeout(PATIENCE, sending).await.expect("nobody reads");
+        // The response is read only afterwards, as by a client that does not expect an early response.
+        let sent = timeout(TIMEOUT, sending).await.expect("the gateway does not read");
         let mut unread = unread;
         let mut whole = None;
         while whole.is_none() {
-            let read = timeout(PATIENCE, reading.read_buf(&mut unread)).await.expect("no answer");
-            assert!(read.unwrap_or(0) > 0, "the answer was lost: {}", String::from_utf8_lossy(&unread));
+            let read = timeout(TIMEOUT, reading.read_buf(&mut unread)).await.expect("no response");
+            assert!(read.unwrap_or(0) > 0, "the response was lost: {}", String::from_utf8_lossy(&unread));
             whole = parse(&unread, false);
         }
         (sent, whole.unwrap().0)
@@ -148,13 +148,13 @@ impl Client {
 
     /// Reads more; false at the end of the connection.
     async fn read(&mut self) -> bool {
-        match timeout(PATIENCE, self.socket.read_buf(&mut self.unread)).await {
+        match timeout(TIMEOUT, self.socket.read_buf(&mut self.unread)).await {
             Ok(read) => read.unwrap_or(0) > 0,
-            Err(_) => panic!("nothing came; so far: {}", String::from_utf8_lossy(&self.unread)),
+            Err(_) => panic!("no bytes arrived; so far: {}", String::from_utf8_lossy(&self.unread)),
         }
     }
 
-    /// The head of the next answer, as soon as it is there.
+    /// The head of the next response, as soon as it has arrived.
     pub(crate) async fn head(&mut self) -> Head {
         loop {
             if let Some((head, length)) = parse_head(&self.unread) {
@@ -165,7 +165,7 @@ impl Client {
         }
     }
 
-    /// Reads until `text` has arrived (framing and all), and returns everything so far without taking it.
+    /// Reads until `text` has arrived (framing and all), and returns everything so far without consuming it.
     pub(crate) async fn until(&mut self, text: &str) -> String {
         loop {
             let so_far = String::from_utf8_lossy(&self.unread).into_owned();
@@ -176,44 +176,44 @@ impl Client {
         }
     }
 
-    /// The next answer, to its end.
-    pub(crate) async fn answer(&mut self) -> Answer {
-        self.answer_to("").await
+    /// The next response, to its end.
+    pub(crate) async fn response(&mut self) -> Response {
+        self.response_to("").await
     }
 
-    /// The same to a HEAD request: there is no body, whatever its length.
-    pub(crate) async fn answer_to_head(&mut self) -> Answer {
-        self.answer_to("HEAD").await
+    /// The response to a HEAD request: no body, whatever its `content-length`.
+    pub(crate) async fn response_to_head(&mut self) -> Response {
+        self.response_to("HEAD").await
     }
 
-    async fn answer_to(&mut self, method: &str) -> Answer {
+    async fn response_to(&mut self, method: &str) -> Response {
         loop {
             if method == "HEAD" {
                 let head = self.head().await;
-                return Answer { head, body: Vec::new(), whole: true };
+                return Response { head, body: Vec::new(), whole: true };
             }
-            if let Some((answer, used)) = parse(&self.unread, false) {
+            if let Some((response, used)) = parse(&self.unread, false) {
                 self.unread.drain(..used);
-                return answer;
+                return response;
             }
             if !self.read().await {
                 let rest = std::mem::take(&mut self.unread);
-                let (answer, _) = parse(&rest, true)
-                    .unwrap_or_else(|| panic!("closed without an answer: {}", String::from_utf8_lossy(&rest)));
-                return answer;
+                let (response, _) = parse(&rest, true)
+                    .unwrap_or_else(|| panic!("closed without a response: {}", String::from_utf8_lossy(&rest)));
+                return response;
             }
         }
     }
 
-    /// Waits for the gateway to close the connection; what came before.
+    /// Waits for the gateway to close the connection; returns what was not read before.
     pub(crate) async fn closed(&mut self) -> String {
         while self.read().await {}
         String::from_utf8_lossy(&self.unread).into_owned()
     }
 
-    /// One exchange.
-    pub(crate) async fn ask(&mut self, request: impl AsRef<[u8]>) -> Answer {
-        self.send(request).await.answer().await
+    /// Sends a request and reads its response.
+    pub(crate) async fn ask(&mut self, request: impl AsRef<[u8]>) -> Response {
+        self.send(request).await.response().await
     }
 }
 
@@ -227,12 +227,12 @@ fn parse_head(bytes: &[u8]) -> Option<(Head, usize)> {
     Some((Head { status, headers }, end + 4))
 }
 
-/// A whole answer at the front of `bytes` and its length; at the `end` of the connection also half a one.
-fn parse(bytes: &[u8], end: bool) -> Option<(Answer, usize)> {
+/// The response at the front of `bytes` and its length; at the `end` of the connection also an incomplete one.
+fn parse(bytes: &[u8], end: bool) -> Option<(Response, usize)> {
     let (head, start) = parse_head(bytes)?;
     let rest = &bytes[start..];
     if head.status < 200 || head.status == 204 || head.status == 304 {
-        return Some((Answer { head, body: Vec::new(), whole: true }, start));
+        return Some((Response { head, body: Vec::new(), whole: true }, start));
     }
     let (body, used, whole) = if let Some(length) = head.header("content-length") {
         let length: usize = length.parse().unwrap();
@@ -243,7 +243,7 @@ fn parse(bytes: &[u8], end: bool) -> Option<(Answer, usize)> {
     } else {
         (rest.to_vec(), rest.len(), end)
     };
-    (whole || end).then_some((Answer { head, body, whole }, start + used))
+    (whole || end).then_some((Response { head, body, whole }, start + used))
 }
 
 /// The body in chunks so far, bytes used, and whether the last chunk was there.

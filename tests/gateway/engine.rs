@@ -1,7 +1,7 @@
-//! An engine that does exactly what a test says, byte for byte.
+//! A scripted engine: it sends exactly the bytes that a test lists.
 //!
-//! It answers what the gateway asks on its own account (`/health`, `/v1/models`, `/metrics`) by itself; every POST is kept
-//! and then answered with the steps that the test's script gives for it, by the number of the request. While a step
+//! It responds to the gateway's own requests (`/health`, `/v1/models`, `/metrics`) by itself. Every POST is recorded
+//! and then served by the steps that the test's script returns for the number of the request. While a step
 //! waits, the connection is watched: a gateway that closes it is counted at once, as vLLM would abort.
 
 use std::net::SocketAddr;
@@ -22,11 +22,11 @@ pub(crate) enum Step {
     Send(Vec<u8>),
     /// Send these bytes one at a time, each in a write of its own.
     Bytewise(Vec<u8>),
-    /// Send these bytes again and again until the gateway has had enough.
+    /// Send these bytes repeatedly until the gateway closes the connection.
     Endlessly(Vec<u8>),
-    /// Wait until the test opens the gate once more, or the gateway leaves.
+    /// Wait until the test opens the gate once more, or the gateway closes the connection.
     Gate,
-    /// Say nothing until the gateway leaves.
+    /// Send nothing until the gateway closes the connection.
     Silence,
     /// Close the connection.
     Close,
@@ -38,7 +38,7 @@ pub(crate) struct Seen {
     /// Request line and headers, as sent.
     pub(crate) head: String,
     pub(crate) body: Vec<u8>,
-    /// Which connection it came on.
+    /// Number of the connection it arrived on.
     pub(crate) connection: usize,
 }
 
@@ -77,7 +77,7 @@ impl Drop for Engine {
 }
 
 impl Engine {
-    /// An engine on a free port. `script` is asked once per POST, with its number from 0.
+    /// An engine on a free port. `script` is called once per POST, with its number from 0.
     pub(crate) async fn start(script: impl Fn(usize, &Seen) -> Vec<Step> + Send + Sync + 'static) -> Self {
         Self::at("127.0.0.1:0".parse().unwrap(), script).await
     }
@@ -87,7 +87,7 @@ impl Engine {
         Self::start(move |_, _| steps.clone()).await
     }
 
-    /// An engine on a port that was known before.
+    /// An engine on a given port.
     pub(crate) async fn at(
         address: SocketAddr,
         script: impl Fn(usize, &Seen) -> Vec<Step> + Send + Sync + 'static,
@@ -106,7 +106,7 @@ impl Engine {
         Self { address, inside, accepting }
     }
 
-    /// Ends it; whoever connects from now on is refused. A dropped one may still accept for a moment.
+    /// Stops it and refuses new connections from now on. One that is only dropped may still accept for a moment.
     pub(crate) async fn end(mut self) {
         self.accepting.abort();
         let _ = (&mut self.accepting).await;
@@ -120,22 +120,22 @@ impl Engine {
         format!("http://{}", self.address)
     }
 
-    /// Requests so far, probes not counted.
+    /// Requests so far, without probes.
     pub(crate) fn seen(&self) -> Vec<Seen> {
         self.inside.seen.lock().clone()
     }
 
-    /// How many requests so far.
+    /// Number of requests so far.
     pub(crate) fn count(&self) -> usize {
         self.inside.seen.lock().len()
     }
 
-    /// How often the gateway closed a connection while a script was still at work on it.
+    /// Connections that the gateway closed while a script was still running on them.
     pub(crate) fn left(&self) -> usize {
         self.inside.left.load(SeqCst)
     }
 
-    /// What `/health` says from now on.
+    /// Sets the result of `/health`.
     pub(crate) fn set_healthy(&self, healthy: bool) {
         self.inside.healthy.store(healthy, SeqCst);
     }
@@ -208,14 +208,14 @@ async fn receive(socket: &mut TcpStream, unread: &mut Vec<u8>, connection: usize
     }
 }
 
-/// What the gateway asks on its own account.
+/// The gateway's own requests: probes, model list, metrics.
 fn own_answer(head: &str, inside: &Inside) -> Vec<u8> {
     let path = head.split(' ').nth(1).unwrap_or("/");
     match path {
-        "/health" if !inside.healthy.load(SeqCst) => answer(503, "text/plain", b""),
-        "/health" => answer(200, "text/plain", b""),
+        "/health" if !inside.healthy.load(SeqCst) => response(503, "text/plain", b""),
+        "/health" => response(200, "text/plain", b""),
         "/v1/models" => json(br#"{"object":"list","data":[{"id":"m","object":"model","max_model_len":131072}]}"#),
-        _ => answer(404, "text/plain", b"not found"),
+        _ => response(404, "text/plain", b"not found"),
     }
 }
 
@@ -252,22 +252,22 @@ async fn gone(socket: &mut TcpStream) -> std::io::Error {
     }
 }
 
-/// A whole answer with its length.
-pub(crate) fn answer(status: u16, kind: &str, body: &[u8]) -> Vec<u8> {
+/// A complete response with its length.
+pub(crate) fn response(status: u16, kind: &str, body: &[u8]) -> Vec<u8> {
     let length = body.len();
     let head = format!("HTTP/1.1 {status} Said\r\ncontent-type: {kind}\r\ncontent-length: {length}\r\n\r\n");
     [head.as_bytes(), body].concat()
 }
 
-/// A whole JSON answer.
+/// A complete JSON response.
 pub(crate) fn json(body: &[u8]) -> Vec<u8> {
-    answer(200, "application/json", body)
+    response(200, "application/json", body)
 }
 
 /// A completion that is not streamed.
 pub(crate) const COMPLETION: &str = r#"{"id":"c","object":"chat.completion","model":"m","choices":[{"index":0,"message":{"role":"assistant","content":"yes"},"finish_reason":"stop"}],"usage":{"prompt_tokens":5,"completion_tokens":1,"total_tokens":6}}"#;
 
-/// Answers with [`COMPLETION`].
+/// Responds with [`COMPLETION`].
 pub(crate) fn completion() -> Vec<Step> {
     vec![Step::Send(json(COMPLETION.as_bytes()))]
 }
@@ -285,7 +285,7 @@ pub(crate) fn event(content: &str) -> String {
     ) + "\n\n"
 }
 
-/// The event that says why the answer ended, and the end of the stream.
+/// The event with the finish reason, and the end of the stream.
 pub(crate) fn ending() -> String {
     concat!(
         r#"data: {"id":"c","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}"#,

@@ -1,4 +1,4 @@
-//! Every answer of the gateway's own: its status, its code, its shape, and that no engine heard of the request.
+//! Every error response of the gateway: status, code, shape, and that the request reached no engine.
 
 use sha2::{Digest, Sha256};
 
@@ -13,7 +13,7 @@ async fn plain() -> (Engine, Gate) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_body_that_cannot_be_understood_is_400_with_a_reason_and_the_connection_stays() {
+async fn an_invalid_body_is_400_with_a_reason_and_the_connection_stays_open() {
     let (engine, gate) = plain().await;
     let mut client = gate.client().await;
     for (body, code, word) in [
@@ -29,9 +29,9 @@ async fn a_body_that_cannot_be_understood_is_400_with_a_reason_and_the_connectio
         (r#"{"model":"m","n":0}"#, "invalid_request", "'n'"),
         (r#"{"model":"m","stream_options":7}"#, "invalid_request", "stream_options"),
     ] {
-        let answer = client.ask(chat(body)).await;
-        answer.is(400, code);
-        let message = answer.json()["error"]["message"].as_str().unwrap().to_owned();
+        let response = client.ask(chat(body)).await;
+        response.is(400, code);
+        let message = response.json()["error"]["message"].as_str().unwrap().to_owned();
         assert!(message.contains(word), "{body}: {message}");
     }
     assert_eq!(client.ask(chat(CHAT)).await.status(), 200);
@@ -46,9 +46,9 @@ async fn an_announced_body_over_the_limit_is_413_before_it_is_sent() {
     let gate = Gate::over(&[engine.url()], &["server.max_body=1KiB"]).await;
     let head = "POST /v1/completions HTTP/1.1\r\nhost: gate\r\ncontent-length: 1025\r\n";
     for expect in ["", "expect: 100-continue\r\n"] {
-        let answer = gate.ask(format!("{head}{expect}\r\n")).await;
-        answer.is(413, "body_too_large");
-        assert!(answer.text().contains("1024"), "{}", answer.text());
+        let response = gate.ask(format!("{head}{expect}\r\n")).await;
+        response.is(413, "body_too_large");
+        assert!(response.text().contains("1024"), "{}", response.text());
     }
     let fits = format!(r#"{{"model":"m","prompt":"{}"}}"#, "x".repeat(1024 - 25));
     assert_eq!(fits.len(), 1024);
@@ -62,16 +62,16 @@ async fn a_client_that_reads_only_after_sending_40_mb_still_gets_its_413() {
     let (engine, gate) = plain().await;
     let mut client = gate.client().await;
     client.send(format!("POST /v1/completions HTTP/1.1\r\nhost: gate\r\ncontent-length: {}\r\n\r\n", 40 * MB)).await;
-    let (sent, answer) = client.send_while_reading(&vec![b'x'; MB], 40).await;
+    let (sent, response) = client.send_while_reading(&vec![b'x'; MB], 40).await;
     assert!(sent, "the gateway closed while the client was sending");
-    answer.is(413, "body_too_large");
+    response.is(413, "body_too_large");
 
     let mut client = gate.client().await;
     client.send("POST /v1/completions HTTP/1.1\r\nhost: gate\r\ntransfer-encoding: chunked\r\n\r\n").await;
     let piece = [format!("{MB:x}\r\n").as_bytes(), &vec![b'x'; MB], b"\r\n"].concat();
-    let (sent, answer) = client.send_while_reading(&piece, 40).await;
+    let (sent, response) = client.send_while_reading(&piece, 40).await;
     assert!(sent, "the gateway closed while the client was sending");
-    answer.is(413, "body_too_large");
+    response.is(413, "body_too_large");
     assert_eq!(engine.count(), 0);
     gate.settled().await;
 }
@@ -82,8 +82,8 @@ async fn a_body_that_stops_coming_is_408_and_the_connection_is_closed() {
     let gate = Gate::over(&[engine.url()], &["server.body_timeout=100ms"]).await;
     let mut client = gate.client().await;
     let request = chat(CHAT);
-    let answer = client.ask(&request[..request.len() - 5]).await;
-    answer.is(408, "body_timeout");
+    let response = client.ask(&request[..request.len() - 5]).await;
+    response.is(408, "body_timeout");
     client.closed().await;
     assert_eq!(engine.count(), 0);
     gate.settled().await;
@@ -94,8 +94,8 @@ async fn too_many_headers_and_a_huge_one_are_431() {
     let (engine, gate) = plain().await;
     for headers in ["x-filler: 1\r\n".repeat(10_000), format!("x-huge: {}\r\n", "x".repeat(1 << 20))] {
         let mut client = gate.client().await;
-        let answer = client.ask(post("/v1/chat/completions", &headers, CHAT.as_bytes())).await;
-        answer.is(431, "headers_too_large");
+        let response = client.ask(post("/v1/chat/completions", &headers, CHAT.as_bytes())).await;
+        response.is(431, "headers_too_large");
     }
     let many = "x-filler: 1\r\n".repeat(100);
     assert_eq!(gate.ask(post("/v1/chat/completions", &many, CHAT.as_bytes())).await.status(), 200);
@@ -107,7 +107,7 @@ fn digest(key: &str) -> String {
     Sha256::digest(key.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// A gateway that knows the keys `all` and `some`; the latter may not use `m`.
+/// A gateway with the keys `all` and `some`; the latter may not use `m`.
 async fn with_keys(engine: &Engine, limit: &str) -> Gate {
     let text = one_pool(&[engine.url()])
         + &format!(
@@ -125,7 +125,7 @@ fn with_key(key: &str, body: &str) -> Vec<u8> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn keys_are_asked_for_and_never_reach_the_engine() {
+async fn keys_are_required_and_never_reach_the_engine() {
     let engine = Engine::always(completion()).await;
     let gate = with_keys(&engine, "").await;
     gate.ask(chat(CHAT)).await.is(401, "missing_api_key");
@@ -150,19 +150,20 @@ async fn a_key_sees_the_models_it_may_use_and_no_others() {
     let engine = Engine::always(completion()).await;
     let gate = with_keys(&engine, "").await;
     let list = async |key: &str| {
-        let answer = gate.ask(format!("GET /v1/models HTTP/1.1\r\nauthorization: Bearer {key}\r\n\r\n")).await;
-        let page: serde_json::Value = serde_json::from_slice(&answer.body).unwrap();
+        let response = gate.ask(format!("GET /v1/models HTTP/1.1\r\nauthorization: Bearer {key}\r\n\r\n")).await;
+        let page: serde_json::Value = serde_json::from_slice(&response.body).unwrap();
         let cards = page["data"].as_array().unwrap();
         cards.iter().map(|card| card["id"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
     };
     assert_eq!(list("all").await, ["m", "alias", "other"]);
     assert_eq!(list("some").await, ["other"]);
-    let unknown = r#"{"model":"nobody","messages":[]}"#;
-    let said =
-        |answer: crate::client::Answer| String::from_utf8(answer.is(404, "model_not_found").body.clone()).unwrap();
+    let unknown = r#"{"model":"absent","messages":[]}"#;
+    let said = |response: crate::client::Response| {
+        String::from_utf8(response.is(404, "model_not_found").body.clone()).unwrap()
+    };
     let (all, some) = (gate.ask(with_key("all", unknown)).await, gate.ask(with_key("some", unknown)).await);
     assert!(said(all).contains("m, other"));
-    assert!(!said(some).contains("m, other"), "names that a key may not use are not told to it");
+    assert!(!said(some).contains("m, other"), "models that a key may not use are not listed to it");
     gate.settled().await;
 }
 
@@ -172,13 +173,13 @@ async fn a_keys_own_limit_is_429_with_retry_after() {
     let gate = with_keys(&engine, "limit = { in_flight = 1 }").await;
     let mut first = gate.client().await;
     first.send(with_key("all", STREAMED)).await.until("one").await;
-    let answer = gate.ask(with_key("all", CHAT)).await;
-    assert!(answer.is(429, "rate_limit_exceeded").head.retry_after() >= 1);
+    let response = gate.ask(with_key("all", CHAT)).await;
+    assert!(response.is(429, "rate_limit_exceeded").head.retry_after() >= 1);
     engine.open_gate();
     engine.open_gate();
-    assert!(first.answer().await.whole);
+    assert!(first.response().await.whole);
     gate.settled().await;
-    // The place is free again.
+    // The slot is free again.
     let mut next = gate.client().await;
     next.send(with_key("all", STREAMED)).await.until("one").await;
     drop(next);
@@ -189,10 +190,10 @@ async fn a_keys_own_limit_is_429_with_retry_after() {
     let mut client = gate.client().await;
     let mut statuses = Vec::new();
     let last = loop {
-        let answer = client.ask(with_key("all", CHAT)).await;
-        statuses.push(answer.status());
-        if answer.status() != 200 || statuses.len() > 3 {
-            break answer;
+        let response = client.ask(with_key("all", CHAT)).await;
+        statuses.push(response.status());
+        if response.status() != 200 || statuses.len() > 3 {
+            break response;
         }
     };
     let wait = last.is(429, "rate_limit_exceeded").head.retry_after();
@@ -201,11 +202,11 @@ async fn a_keys_own_limit_is_429_with_retry_after() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn unknown_models_and_routes_are_404_and_control_routes_stay_out_of_reach() {
+async fn unknown_models_and_routes_are_404_and_control_routes_are_not_exposed() {
     let (engine, gate) = plain().await;
-    let answer = gate.ask(chat(r#"{"model":"M","messages":[]}"#)).await;
-    assert!(answer.is(404, "model_not_found").text().contains("'M'"), "{}", answer.text());
-    assert!(answer.text().contains('m'), "the names that would work are listed: {}", answer.text());
+    let response = gate.ask(chat(r#"{"model":"M","messages":[]}"#)).await;
+    assert!(response.is(404, "model_not_found").text().contains("'M'"), "{}", response.text());
+    assert!(response.text().contains('m'), "the names that would work are listed: {}", response.text());
     let mut client = gate.client().await;
     for path in ["/", "/v1", "/v1/chat/completions/", "/V1/chat/completions", "/sleep", "/v1/load_lora_adapter"] {
         client.ask(post(path, "", CHAT.as_bytes())).await.is(404, "route_not_found");
@@ -219,13 +220,13 @@ async fn unknown_models_and_routes_are_404_and_control_routes_stay_out_of_reach(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_wrong_method_is_405_and_says_the_right_one() {
+async fn the_wrong_method_is_405_and_names_the_right_one() {
     let (engine, gate) = plain().await;
-    let answer = gate.ask(get("/v1/chat/completions")).await;
-    assert_eq!(answer.is(405, "method_not_allowed").head.header("allow"), Some("POST"));
+    let response = gate.ask(get("/v1/chat/completions")).await;
+    assert_eq!(response.is(405, "method_not_allowed").head.header("allow"), Some("POST"));
     for path in ["/v1/models", "/health", "/ready"] {
-        let answer = gate.ask(post(path, "", b"{}")).await;
-        assert_eq!(answer.is(405, "method_not_allowed").head.header("allow"), Some("GET, HEAD"), "{path}");
+        let response = gate.ask(post(path, "", b"{}")).await;
+        assert_eq!(response.is(405, "method_not_allowed").head.header("allow"), Some("GET, HEAD"), "{path}");
     }
     assert_eq!(engine.count(), 0);
     gate.settled().await;
@@ -243,28 +244,28 @@ async fn a_full_queue_and_a_long_wait_are_503_with_retry_after() {
     eventually("one request waits", async || gate.load() == (1, 1)).await;
     let full = gate.ask(chat(STREAMED)).await;
     assert!(full.is(503, "queue_full").head.retry_after() >= 1);
-    let late = waiting.answer().await;
+    let late = waiting.response().await;
     assert!(late.is(503, "queue_timeout").head.retry_after() >= 1);
     engine.open_gate();
     engine.open_gate();
-    assert!(running.answer().await.whole);
+    assert!(running.response().await.whole);
     assert_eq!(engine.count(), 1);
     gate.counts("sluice_shed_total", "reason=\"queue_full\"", 1.0).await;
     gate.counts("sluice_shed_total", "reason=\"queue_timeout\"", 1.0).await;
     gate.settled().await;
 }
 
-/// An address where nobody listens.
-pub(crate) async fn nobody() -> String {
+/// A URL that no process listens on.
+pub(crate) async fn closed_url() -> String {
     let socket = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     format!("http://{}", socket.local_addr().unwrap())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_a_ready_backend_it_is_503_with_retry_after_and_not_ready() {
-    let gate = Gate::over(&[nobody().await], &[]).await;
-    let answer = gate.ask(chat(CHAT)).await;
-    assert!(answer.is(503, "no_backend").head.retry_after() >= 1);
+    let gate = Gate::over(&[closed_url().await], &[]).await;
+    let response = gate.ask(chat(CHAT)).await;
+    assert!(response.is(503, "no_backend").head.retry_after() >= 1);
     assert_eq!(gate.ask(get("/ready")).await.status(), 503);
     assert_eq!(gate.ask(get("/health")).await.status(), 200);
     gate.settled().await;
@@ -278,12 +279,12 @@ async fn a_request_that_arrives_while_the_gateway_stops_is_503_with_retry_after(
     let head = request.len() - CHAT.len();
     client.send(&request[..head]).await;
     assert_eq!(client.head().await.status, 100);
-    // The gateway has read the head and waits for the body: now it stops.
+    // The gateway has read the head and waits for the body when it is stopped.
     let address = gate.address();
     let stopping = gate.begin_stop();
     eventually("the client socket is closed", async || tokio::net::TcpStream::connect(address).await.is_err()).await;
-    let answer = client.ask(CHAT).await;
-    assert!(answer.is(503, "shutting_down").head.retry_after() >= 1);
+    let response = client.ask(CHAT).await;
+    assert!(response.is(503, "shutting_down").head.retry_after() >= 1);
     client.closed().await;
     assert!(stopping.await.unwrap());
     assert_eq!(engine.count(), 0);
@@ -308,7 +309,7 @@ async fn an_engine_that_breaks_or_stays_silent_before_the_first_byte_is_502_or_5
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn errors_on_messages_have_anthropics_shape() {
-    let gate = Gate::over(&[nobody().await], &["server.max_body=1KiB"]).await;
+    let gate = Gate::over(&[closed_url().await], &["server.max_body=1KiB"]).await;
     let long = format!(r#"{{"model":"m","x":"{}"}}"#, "x".repeat(2_000));
     for (body, status, kind) in [
         ("{", 400, "invalid_request_error"),
@@ -316,9 +317,9 @@ async fn errors_on_messages_have_anthropics_shape() {
         (&*long, 413, "request_too_large"),
         (CHAT, 503, "overloaded_error"),
     ] {
-        let answer = gate.ask(post("/v1/messages", "", body.as_bytes())).await;
-        let said = answer.json();
-        assert_eq!(answer.status(), status, "{said}");
+        let response = gate.ask(post("/v1/messages", "", body.as_bytes())).await;
+        let said = response.json();
+        assert_eq!(response.status(), status, "{said}");
         assert_eq!((said["type"].as_str(), said["error"]["type"].as_str()), (Some("error"), Some(kind)), "{said}");
         assert!(said["error"]["message"].is_string(), "{said}");
     }
@@ -328,13 +329,13 @@ async fn errors_on_messages_have_anthropics_shape() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_error_of_the_engine_passes_unchanged() {
     let body = br#"{"error":{"message":"too long","type":"BadRequestError","param":null,"code":400}}"#;
-    let engine = Engine::always(vec![Step::Send(crate::engine::answer(400, "application/json", body))]).await;
+    let engine = Engine::always(vec![Step::Send(crate::engine::response(400, "application/json", body))]).await;
     let gate = Gate::over(&[engine.url()], &[]).await;
     let mut client = Client::to(gate.address()).await;
     for _ in 0..5 {
-        let answer = client.ask(chat(CHAT)).await;
-        assert_eq!((answer.status(), answer.body.as_slice()), (400, &body[..]));
-        assert_eq!(answer.head.header("x-sluice-backend"), Some("b0"));
+        let response = client.ask(chat(CHAT)).await;
+        assert_eq!((response.status(), response.body.as_slice()), (400, &body[..]));
+        assert_eq!(response.head.header("x-sluice-backend"), Some("b0"));
     }
     assert_eq!(engine.count(), 5, "a 4xx is the client's: no other attempt");
     assert_eq!(gate.state(0), "ready");

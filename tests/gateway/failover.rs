@@ -1,4 +1,4 @@
-//! Another backend takes over as long as the client has seen nothing, and never afterwards.
+//! A failed request is retried on another backend until the client has received a byte, and never afterwards.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -8,11 +8,11 @@ use parking_lot::Mutex;
 
 use crate::client::{CHAT, STREAMED, chat, post};
 use crate::engine::{
-    COMPLETION, Engine, LAST, STREAM, Seen, Step, answer, chunk, completion, ending, event, json, send,
+    COMPLETION, Engine, LAST, STREAM, Seen, Step, chunk, completion, ending, event, json, response, send,
 };
 use crate::gate::Gate;
 
-/// The answer of an engine that is full, before a request is begun.
+/// The response of an engine that is full.
 const BUSY: &str = r#"{"error":{"message":"engine is full","type":"ServiceUnavailable","param":null,"code":503}}"#;
 
 fn whole_stream() -> Vec<Step> {
@@ -23,7 +23,7 @@ fn good(seen: &Seen) -> Vec<Step> {
     if seen.body == STREAMED.as_bytes() { whole_stream() } else { completion() }
 }
 
-/// Two engines; the first request fails as `bad` says, wherever it lands, all later ones succeed.
+/// Two engines; the first request fails as in `bad` on either engine, all later ones succeed.
 async fn first_fails(bad: Vec<Step>) -> ([Engine; 2], Gate) {
     let requests = Arc::new(AtomicUsize::new(0));
     let engine = || {
@@ -36,25 +36,25 @@ async fn first_fails(bad: Vec<Step>) -> ([Engine; 2], Gate) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_failure_before_the_first_byte_is_made_good_by_the_other_backend() {
+async fn a_failure_before_the_first_byte_is_retried_on_the_other_backend() {
     let busy_event = format!("data: {BUSY}\n\ndata: [DONE]\n\n");
     for (what, reason, bad) in [
         ("closed at once", "broken", vec![Step::Close]),
         ("garbage", "broken", vec![send("garbage\r\n\r\n"), Step::Close]),
-        ("502", "status", vec![Step::Send(answer(502, "text/plain", b"bad gateway"))]),
-        ("503", "status", vec![Step::Send(answer(503, "application/json", BUSY.as_bytes()))]),
+        ("502", "status", vec![Step::Send(response(502, "text/plain", b"bad gateway"))]),
+        ("503", "status", vec![Step::Send(response(503, "application/json", BUSY.as_bytes()))]),
         ("a head and nothing more", "broken", vec![send(STREAM), Step::Close]),
         ("503 in the stream", "in_stream", vec![send(STREAM.to_owned() + &chunk(&busy_event) + LAST)]),
     ] {
         let (engines, gate) = first_fails(bad).await;
-        let answer = gate.ask(post("/v1/chat/completions", "x-request-id: r\r\n", STREAMED.as_bytes())).await;
-        assert_eq!((answer.status(), answer.text()), (200, event("good") + &ending()), "{what}");
+        let response = gate.ask(post("/v1/chat/completions", "x-request-id: r\r\n", STREAMED.as_bytes())).await;
+        assert_eq!((response.status(), response.text()), (200, event("good") + &ending()), "{what}");
         assert_eq!(engines.each_ref().map(Engine::count), [1, 1], "{what}: the other backend takes over");
         let mut ids: Vec<String> =
             engines.iter().map(|engine| engine.seen()[0].header("x-request-id").unwrap().to_owned()).collect();
         ids.sort();
         assert_eq!(ids, ["r", "r-r2"], "{what}: an attempt has an id of its own");
-        assert_eq!(answer.head.header("x-request-id"), Some("r"));
+        assert_eq!(response.head.header("x-request-id"), Some("r"));
         gate.counts("sluice_retries_total", &format!("reason=\"{reason}\""), 1.0).await;
         gate.recorded("completed", 1.0).await;
         gate.settled().await;
@@ -62,10 +62,10 @@ async fn a_failure_before_the_first_byte_is_made_good_by_the_other_backend() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_refused_connection_is_made_good_by_the_other_backend() {
+async fn a_refused_connection_is_retried_on_the_other_backend() {
     let gone = Engine::always(completion()).await;
     let stays = Engine::always(completion()).await;
-    // Probes are rare, so that the first to notice is a request.
+    // Probes are rare, so that a request notices first.
     let gate = Gate::over(&[gone.url(), stays.url()], &["health.probe_interval=1h"]).await;
     gone.end().await;
     for _ in 0..10 {
@@ -86,20 +86,20 @@ async fn a_silent_backend_is_replaced_at_the_first_byte_deadline() {
     };
     let engines = [engine().await, engine().await];
     let gate = Gate::over(&[engines[0].url(), engines[1].url()], &["timeouts.first_byte.base=200ms"]).await;
-    let answer = gate.ask(chat(STREAMED)).await;
-    assert_eq!(answer.text(), event("good") + &ending());
+    let response = gate.ask(chat(STREAMED)).await;
+    assert_eq!(response.text(), event("good") + &ending());
     gate.counts("sluice_retries_total", "reason=\"timeout\"", 1.0).await;
     gate.settled().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn when_every_backend_is_full_the_client_gets_the_engines_own_answer() {
-    let full = || Engine::always(vec![Step::Send(answer(503, "application/json", BUSY.as_bytes()))]);
+async fn when_every_backend_is_full_the_client_gets_the_engines_own_response() {
+    let full = || Engine::always(vec![Step::Send(response(503, "application/json", BUSY.as_bytes()))]);
     let engines = [full().await, full().await];
     let gate = Gate::over(&[engines[0].url(), engines[1].url()], &[]).await;
     for round in 1..=10 {
-        let answer = gate.ask(chat(CHAT)).await;
-        assert_eq!((answer.status(), answer.text().as_str()), (503, BUSY));
+        let response = gate.ask(chat(CHAT)).await;
+        assert_eq!((response.status(), response.text().as_str()), (503, BUSY));
         assert_eq!(engines[0].count() + engines[1].count(), 2 * round);
     }
     assert_eq!([gate.state(0), gate.state(1)], ["ready", "ready"], "a full engine is not a broken one");
@@ -107,21 +107,25 @@ async fn when_every_backend_is_full_the_client_gets_the_engines_own_answer() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn after_the_first_byte_nothing_is_sent_again() {
+async fn after_the_first_byte_no_request_is_retried() {
     let (engines, gate) = first_fails(vec![send(STREAM.to_owned() + &chunk(&event("bad"))), Step::Close]).await;
     let mut client = gate.client().await;
-    let answer = client.ask(chat(STREAMED)).await;
-    assert!(answer.text().starts_with(&event("bad")) && answer.text().contains("event: error"), "{}", answer.text());
-    assert!(!answer.whole);
+    let response = client.ask(chat(STREAMED)).await;
+    assert!(
+        response.text().starts_with(&event("bad")) && response.text().contains("event: error"),
+        "{}",
+        response.text()
+    );
+    assert!(!response.whole);
     client.closed().await;
     assert_eq!(engines[0].count() + engines[1].count(), 1);
     gate.settled().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_4xx_is_never_tried_again() {
+async fn a_4xx_is_never_retried() {
     for status in [400, 404, 422, 429] {
-        let (engines, gate) = first_fails(vec![Step::Send(answer(status, "application/json", b"{}"))]).await;
+        let (engines, gate) = first_fails(vec![Step::Send(response(status, "application/json", b"{}"))]).await;
         assert_eq!(gate.ask(chat(CHAT)).await.status(), status);
         assert_eq!(engines[0].count() + engines[1].count(), 1);
         gate.settled().await;
@@ -144,27 +148,27 @@ async fn attempts_are_bounded() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_idle_connection_that_the_engine_closes_costs_no_request() {
-    // The race at 5 s: the engine closes a connection that it has used without a byte when the next request comes on it,
-    // or behind its answer.
+    // vLLM closes idle connections after 5 s: the engine closes a used connection without a byte when the next request
+    // arrives on it, or right after its response.
     let used = Mutex::new(HashSet::new());
     let engine = Engine::start(move |number, seen| {
         if !used.lock().insert(seen.connection) {
             return vec![Step::Close];
         }
-        let answer = Step::Send(json(COMPLETION.as_bytes()));
-        if number % 2 == 0 { vec![answer, Step::Close] } else { vec![answer] }
+        let response = Step::Send(json(COMPLETION.as_bytes()));
+        if number % 2 == 0 { vec![response, Step::Close] } else { vec![response] }
     })
     .await;
     let gate = Gate::over(&[engine.url()], &["retry.attempts=1"]).await;
     let mut client = gate.client().await;
     let mut answered = 0.0;
     while gate.metric("sluice_retries_total", &["reason=\"stale_connection\""]).await < 3.0 {
-        let answer = client.ask(chat(CHAT)).await;
-        assert_eq!((answer.status(), answer.text().as_str()), (200, COMPLETION));
+        let response = client.ask(chat(CHAT)).await;
+        assert_eq!((response.status(), response.text().as_str()), (200, COMPLETION));
         answered += 1.0;
         assert!(answered < 1_000.0, "connections are never used again");
     }
     gate.recorded("completed", answered).await;
-    assert_eq!(gate.state(0), "ready", "the race is nobody's fault");
+    assert_eq!(gate.state(0), "ready", "a stale connection does not count against the backend");
     gate.settled().await;
 }

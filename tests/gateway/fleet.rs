@@ -23,7 +23,7 @@ use tokio::time::timeout;
 
 use crate::ports::free_port;
 
-/// Only a failing test waits that long.
+/// Time limit of every wait.
 const TIMEOUT: Duration = Duration::from_secs(90);
 
 struct Rig {
@@ -31,7 +31,7 @@ struct Rig {
     _folder: tempfile::TempDir,
     driver: ProcessDriver,
     port: u16,
-    /// Leaders of what was started, so that a test that fails leaves nothing behind.
+    /// Session leaders that were started, so that a failed test leaves no process behind.
     started: Mutex<Vec<i32>>,
 }
 
@@ -101,7 +101,7 @@ fn settings(pairs: &[(&str, i64)]) -> EngineSettings {
     EngineSettings { args: pairs.iter().map(|(name, value)| ((*name).to_owned(), ArgValue::Int(*value))).collect() }
 }
 
-/// The living processes whose session this is, from the system's own table.
+/// The living processes of a session, from `/proc`.
 fn session(leader: i32) -> Vec<i32> {
     let entries =
         std::fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
@@ -141,7 +141,7 @@ impl Drop for OtherProcess {
 }
 
 #[tokio::test]
-async fn an_engine_becomes_ready_shows_its_phases_and_stops_without_a_trace() {
+async fn an_engine_becomes_ready_shows_its_phases_and_stops_completely() {
     let rig = Rig::new("");
     let mut progress = rig.driver.progress().unwrap();
     let trace = rig.start(&settings(&[("max-num-seqs", 32)])).await;
@@ -149,7 +149,7 @@ async fn an_engine_becomes_ready_shows_its_phases_and_stops_without_a_trace() {
         rig.ready(&["m"], ReadyRules::default()).await.unwrap_or_else(|failure| panic!("{failure}\n{}", rig.log()));
     assert_eq!(ready.models, ["m"]);
     assert!(ready.max_model_len.is_some_and(|length| length > 0));
-    // The log is read beside the probes: its last line may come after the first answer.
+    // The log is read concurrently with the probes: its last line may come after the first response.
     let serving = progress.wait_for(|progress| progress.phase == StartPhase::Serving);
     tokio::time::timeout(Duration::from_secs(30), serving).await.expect("the log says so").unwrap();
     assert_eq!(rig.driver.port_owner().await, PortOwner::Engine);
@@ -199,7 +199,7 @@ async fn a_refusal_has_its_class_its_cause_and_the_length_that_fits() {
     assert_eq!(failure.exit, Some(Exit::Code(1)));
     let fits = failure.suggestion.expect("the length that fits").value;
     rig.stop().await;
-    // What it suggests is true.
+    // The suggested value works.
     rig.start(&settings(&[("max-model-len", fits)])).await;
     let ready =
         rig.ready(&["m"], ReadyRules::default()).await.unwrap_or_else(|failure| panic!("{failure}\n{}", rig.log()));
@@ -208,7 +208,7 @@ async fn a_refusal_has_its_class_its_cause_and_the_length_that_fits() {
 }
 
 #[tokio::test]
-async fn a_server_of_another_process_on_the_port_is_never_taken_for_the_engine() {
+async fn a_server_of_another_process_on_the_port_is_never_mistaken_for_the_engine() {
     let folder = tempfile::tempdir().unwrap();
     let script = folder.path().join("engine");
     std::fs::write(&script, "#!/bin/sh\nexec sleep 300\n").unwrap();
@@ -262,7 +262,7 @@ async fn missing_models_and_starts_without_progress_are_different_failures() {
 }
 
 #[tokio::test]
-async fn an_engine_out_of_memory_under_load_is_called_so() {
+async fn an_engine_out_of_memory_under_load_is_reported_as_such() {
     let rig = Rig::new("--sim-fault oom=1");
     rig.start(&EngineSettings::default()).await;
     rig.ready(&["m"], ReadyRules::default()).await.unwrap();
@@ -289,7 +289,7 @@ async fn an_engine_out_of_memory_under_load_is_called_so() {
     rig.stop().await;
 }
 
-/// The real thing, on the CPU: `SLUICE_REAL=$(tests/real/setup) cargo test --test gateway -- --ignored real_vllm`.
+/// Real vLLM on the CPU: `SLUICE_REAL=$(tests/real/setup) cargo test --test gateway -- --ignored real_vllm`.
 #[tokio::test]
 #[ignore = "needs a real vLLM: SLUICE_REAL=$(tests/real/setup)"]
 async fn a_real_vllm_is_refused_started_killed_and_cleaned_up() {
@@ -308,7 +308,7 @@ async fn a_real_vllm_is_refused_started_killed_and_cleaned_up() {
     let launch = Launch { command, port: rig.port, gpu: Vec::new(), env, args: BTreeMap::new() };
     rig.driver = ProcessDriver::new("short/gpu0", launch, &rig._folder.path().join("state"));
     let mut other_process = OtherProcess::start();
-    // Seconds of imports three times over on a busy machine.
+    // Three processes import for seconds each on a busy machine.
     let wait = |expected: Vec<String>| {
         let (driver, address) = (&rig.driver, rig.address());
         async move {
@@ -316,7 +316,7 @@ async fn a_real_vllm_is_refused_started_killed_and_cleaned_up() {
         }
     };
 
-    // Its own help says which flags it has.
+    // The flags are read from its own help.
     let text = |name: &str, value| EngineSettings { args: BTreeMap::from([(name.to_owned(), value)]) };
     let unknown = rig.driver.check(&text("max-num-sequences", ArgValue::Int(3))).await.unwrap_err();
     assert_eq!(unknown.class, FailureClass::UnknownFlag);
@@ -340,7 +340,7 @@ async fn a_real_vllm_is_refused_started_killed_and_cleaned_up() {
     assert!((100_000..4_000_000).contains(&fits), "{fits}");
     rig.stop().await;
 
-    // What it suggests is true; and an engine whose API server is killed leaves nothing.
+    // The suggested value works, and an engine whose API server is killed leaves no process behind.
     long.args.insert("max-model-len".to_owned(), ArgValue::Int(fits));
     let trace = rig.start(&long).await;
     let ready = wait(vec!["m".to_owned()]).await.unwrap_or_else(|failure| panic!("{failure}\n{}", rig.log()));

@@ -1,4 +1,4 @@
-//! A gateway in this process, started from the text of a configuration, and its books.
+//! A gateway in this process, started from the text of a configuration, and checks of its counters.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -8,9 +8,9 @@ use sluice::config::{Config, Surroundings};
 use sluice::serve::{self, Running, Source};
 use tokio::time::{Instant, sleep};
 
-use crate::client::{Answer, Client, PATIENCE, get};
+use crate::client::{Client, Response, TIMEOUT, get};
 
-/// Pause between two looks at a condition.
+/// Pause between two checks of a condition.
 const LOOK: Duration = Duration::from_millis(5);
 
 /// A gateway with one or more pools.
@@ -31,7 +31,7 @@ pub(crate) fn one_pool(urls: &[String]) -> String {
 }
 
 impl Gate {
-    /// A gateway of one pool; `sets` are what `--set` takes.
+    /// A gateway of one pool; `sets` are values of `--set`.
     pub(crate) async fn over(urls: &[String], sets: &[&str]) -> Self {
         Self::from_text(&one_pool(urls), sets).await
     }
@@ -44,7 +44,7 @@ impl Gate {
         Self { running: serve::start(loaded.config, Source::Fixed).await.unwrap() }
     }
 
-    /// A gateway of a file, which can be read again.
+    /// A gateway of a configuration file, for reloads.
     pub(crate) async fn from_file(path: &Path) -> Self {
         let loaded = Config::load(path, &[]).unwrap_or_else(|problems| panic!("{problems}"));
         let source = Source::File { path: path.to_owned(), sets: Vec::new() };
@@ -64,8 +64,8 @@ impl Gate {
         Client::to(self.address()).await
     }
 
-    /// One exchange on a connection of its own.
-    pub(crate) async fn ask(&self, request: impl AsRef<[u8]>) -> Answer {
+    /// Sends one request on a new connection and reads the response.
+    pub(crate) async fn ask(&self, request: impl AsRef<[u8]>) -> Response {
         self.client().await.ask(request).await
     }
 
@@ -94,18 +94,18 @@ impl Gate {
         sum(&self.page().await, name, labels)
     }
 
-    /// Waits until a counter has this value; a request is recorded just behind its answer.
+    /// Waits until a counter has this value; a request is recorded just after its response.
     pub(crate) async fn counts(&self, name: &str, label: &str, value: f64) {
         let what = format!("{name}{{{label}}} is {value}");
         eventually(&what, async || self.metric(name, &[label]).await == value).await;
     }
 
-    /// Waits until so many requests have ended so.
+    /// Waits until this many requests have ended with this outcome.
     pub(crate) async fn recorded(&self, outcome: &str, value: f64) {
         self.counts("sluice_requests_total", &format!("outcome=\"{outcome}\""), value).await;
     }
 
-    /// Waits until nothing is held any more and the books agree, at most for `within`.
+    /// Waits at most `within` until all slots and tokens are released and the invariants of admission hold.
     pub(crate) async fn settled_within(&self, within: Duration) {
         let deadline = Instant::now() + within;
         loop {
@@ -123,17 +123,17 @@ impl Gate {
         }
     }
 
-    /// The same within the usual patience.
+    /// The same within [`TIMEOUT`].
     pub(crate) async fn settled(&self) {
-        self.settled_within(PATIENCE).await;
+        self.settled_within(TIMEOUT).await;
     }
 
-    /// Stops it in order; whether everything ended.
+    /// Stops it gracefully; whether all requests ended in time.
     pub(crate) async fn stop(self) -> bool {
         self.running.stop().await
     }
 
-    /// From now on new requests are refused; resolves when what runs has ended.
+    /// From now on new requests are refused; resolves when the running requests have ended.
     pub(crate) fn begin_stop(self) -> tokio::task::JoinHandle<bool> {
         tokio::spawn(self.running.stop())
     }
@@ -147,9 +147,9 @@ fn sum(page: &str, name: &str, labels: &[&str]) -> f64 {
     samples.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum()
 }
 
-/// Waits until `condition` holds; `what` is said when it does not.
+/// Waits until `condition` holds; `what` is the panic message.
 pub(crate) async fn eventually(what: &str, condition: impl AsyncFnMut() -> bool) {
-    eventually_within(PATIENCE, what, condition).await;
+    eventually_within(TIMEOUT, what, condition).await;
 }
 
 /// The same within a given time.

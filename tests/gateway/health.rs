@@ -1,9 +1,9 @@
-//! Backends leave rotation when they fail or hang, and come back when they have shown that they work.
+//! Backends leave rotation when they fail or hang, and return after successful requests.
 
 use sluice::sim::{self, Fault, Handle, Profile, SimConfig};
 
 use crate::client::{CHAT, STREAMED, chat, get};
-use crate::engine::{COMPLETION, Engine, Step, answer, completion};
+use crate::engine::{COMPLETION, Engine, Step, completion, response};
 use crate::gate::{Gate, eventually, one_pool};
 
 /// A simulated engine that serves `m`.
@@ -15,10 +15,10 @@ pub(crate) async fn sim() -> Handle {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn failures_in_a_row_eject_and_one_good_request_in_probation_readmits() {
-    // Alone it would not be ejected for its answers: bad ones are better than none.
+    // A second backend: the only one of a pool would not be ejected for error responses.
     let other = Engine::always(completion()).await;
     let engine = Engine::start(|number, _| match number {
-        0..3 => vec![Step::Send(answer(500, "application/json", b"{}"))],
+        0..3 => vec![Step::Send(response(500, "application/json", b"{}"))],
         3 => vec![Step::Gate, Step::Send(crate::engine::json(COMPLETION.as_bytes()))],
         _ => completion(),
     })
@@ -32,7 +32,7 @@ async fn failures_in_a_row_eject_and_one_good_request_in_probation_readmits() {
         failures += usize::from(status == 500);
     }
     eventually("it is ejected", async || gate.state(0) != "ready").await;
-    // From here on it is the only one.
+    // From here on it is the only backend.
     other.set_healthy(false);
     eventually("the other is down", async || gate.state(1) == "down").await;
     eventually("probation", async || gate.state(0) == "probation").await;
@@ -44,8 +44,8 @@ async fn failures_in_a_row_eject_and_one_good_request_in_probation_readmits() {
     next.send(chat(CHAT)).await;
     eventually("the next one waits", async || gate.load() == (1, 1)).await;
     engine.open_gate();
-    assert_eq!(trial.answer().await.text(), COMPLETION);
-    assert_eq!(next.answer().await.text(), COMPLETION);
+    assert_eq!(trial.response().await.text(), COMPLETION);
+    assert_eq!(next.response().await.text(), COMPLETION);
     assert_eq!(gate.state(0), "ready");
     assert_eq!(gate.metric("sluice_backend_state", &["backend=\"b0\"", "state=\"ready\""]).await, 1.0);
     gate.settled().await;
@@ -53,7 +53,7 @@ async fn failures_in_a_row_eject_and_one_good_request_in_probation_readmits() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn errors_of_the_client_never_eject() {
-    let engine = Engine::always(vec![Step::Send(answer(400, "application/json", b"{}"))]).await;
+    let engine = Engine::always(vec![Step::Send(response(400, "application/json", b"{}"))]).await;
     let gate = Gate::over(&[engine.url()], &[]).await;
     let mut client = gate.client().await;
     for _ in 0..20 {
@@ -64,7 +64,7 @@ async fn errors_of_the_client_never_eject() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_backend_whose_probe_fails_gets_no_requests_until_it_answers_again() {
+async fn a_backend_whose_probe_fails_gets_no_requests_until_a_probe_succeeds() {
     let engines = [Engine::always(completion()).await, Engine::always(completion()).await];
     let sets = ["health.probe_interval=20ms", "health.failures=2"];
     let gate = Gate::over(&[engines[0].url(), engines[1].url()], &sets).await;
@@ -86,7 +86,7 @@ async fn a_backend_whose_probe_fails_gets_no_requests_until_it_answers_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_backend_that_starts_late_is_taken_in() {
+async fn a_backend_that_starts_late_joins_the_rotation() {
     let address = {
         let socket = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         socket.local_addr().unwrap()
@@ -100,7 +100,7 @@ async fn a_backend_that_starts_late_is_taken_in() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_engine_that_hangs_behind_a_healthy_port_is_found_and_its_waiting_requests_are_served_elsewhere() {
+async fn an_engine_that_hangs_behind_a_healthy_port_is_detected_and_its_waiting_requests_are_served_elsewhere() {
     let engines = [sim().await, sim().await];
     let urls = engines.each_ref().map(|engine| format!("http://{}", engine.addr()));
     let text = one_pool(&urls) + "[health]\nstall = \"300ms\"\nprobe_interval = \"100ms\"\nejection_base = \"60s\"\n";
@@ -108,7 +108,7 @@ async fn an_engine_that_hangs_behind_a_healthy_port_is_found_and_its_waiting_req
     let body = STREAMED.replace("\"stream\"", "\"max_tokens\":20,\"ignore_eos\":true,\"stream\"");
     assert_eq!(gate.ask(chat(&body)).await.status(), 200);
     engines[0].fault(Fault::Hang);
-    // The engine's port still says that all is well.
+    // `/health` of the engine still succeeds.
     assert_eq!(crate::client::Client::to(engines[0].addr()).await.ask(get("/health")).await.status(), 200);
     let mut clients = Vec::new();
     for _ in 0..6 {
@@ -117,9 +117,9 @@ async fn an_engine_that_hangs_behind_a_healthy_port_is_found_and_its_waiting_req
         clients.push(client);
     }
     for client in &mut clients {
-        let answer = client.answer().await;
-        assert!(answer.whole && answer.text().ends_with("data: [DONE]\n\n"), "{}", answer.text());
-        assert_eq!(answer.head.header("x-sluice-backend"), Some("b1"));
+        let response = client.response().await;
+        assert!(response.whole && response.text().ends_with("data: [DONE]\n\n"), "{}", response.text());
+        assert_eq!(response.head.header("x-sluice-backend"), Some("b1"));
     }
     assert_eq!([gate.state(0), gate.state(1)], ["ejected", "ready"]);
     assert!(gate.metric("sluice_retries_total", &["reason=\"hung\""]).await >= 1.0);
@@ -141,9 +141,9 @@ async fn a_stream_on_an_engine_that_hangs_in_the_middle_ends_with_an_error_event
     let mut client = gate.client().await;
     client.send(chat(&endless)).await.until("content").await;
     engine.fault(Fault::Hang);
-    let answer = client.answer().await;
-    assert!(!answer.whole);
-    assert!(answer.text().contains("event: error"), "{}", &answer.text()[answer.text().len() - 300..]);
+    let response = client.response().await;
+    assert!(!response.whole);
+    assert!(response.text().contains("event: error"), "{}", &response.text()[response.text().len() - 300..]);
     assert_eq!(gate.state(0), "ejected");
     gate.settled().await;
     gate.stop().await;

@@ -1,6 +1,6 @@
-//! Clients that misbehave, and unusual ones that do not: every one gets an answer that says what was wrong, or is served.
+//! Invalid requests get a response that explains the error; unusual but valid ones are served.
 
-use crate::client::{CHAT, PATIENCE, STREAMED, chat, get, post};
+use crate::client::{CHAT, STREAMED, TIMEOUT, chat, get, post};
 use crate::engine::{COMPLETION, Engine, Step, completion, gated_stream};
 use crate::gate::Gate;
 
@@ -14,14 +14,14 @@ async fn plain() -> (Engine, Gate) {
 async fn a_request_that_comes_one_byte_at_a_time_is_served() {
     let (engine, gate) = plain().await;
     let mut client = gate.client().await;
-    assert_eq!(client.send_bytewise(&chat(CHAT)).await.answer().await.text(), COMPLETION);
+    assert_eq!(client.send_bytewise(&chat(CHAT)).await.response().await.text(), COMPLETION);
     let mut chunked =
         b"POST /v1/chat/completions HTTP/1.1\r\nhost: gate\r\ntransfer-encoding: chunked\r\n\r\n".to_vec();
     for byte in CHAT.bytes() {
         chunked.extend_from_slice(&[b'1', b'\r', b'\n', byte, b'\r', b'\n']);
     }
     chunked.extend_from_slice(b"0\r\n\r\n");
-    assert_eq!(client.send_bytewise(&chunked).await.answer().await.text(), COMPLETION);
+    assert_eq!(client.send_bytewise(&chunked).await.response().await.text(), COMPLETION);
     for seen in engine.seen() {
         assert_eq!(seen.body, CHAT.as_bytes());
         assert_eq!(seen.header("transfer-encoding"), None, "{}", seen.head);
@@ -45,9 +45,9 @@ async fn two_different_lengths_are_refused_and_never_forwarded() {
     ] {
         let mut client = gate.client().await;
         client.send(request(&lengths)).await;
-        let answer = client.answer().await;
-        assert!([400, 413].contains(&answer.status()), "{lengths}: {}", answer.text());
-        answer.code();
+        let response = client.response().await;
+        assert!([400, 413].contains(&response.status()), "{lengths}: {}", response.text());
+        response.code();
         client.closed().await;
     }
     assert_eq!(engine.count(), 0);
@@ -71,7 +71,7 @@ async fn a_length_and_chunks_together_are_refused_as_nginx_does() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_not_http_gets_400_or_a_closed_connection_and_harms_nobody() {
+async fn invalid_http_gets_400_or_a_closed_connection_and_other_clients_are_served() {
     let (engine, gate) = plain().await;
     for garbage in [
         "\u{16}\u{3}\u{1}\u{2}\u{0}\u{1}\u{0}\u{1}\u{fc}\u{3}\u{3}\r\n\r\n",
@@ -100,8 +100,8 @@ async fn lines_that_end_in_a_bare_newline_are_read_or_refused_but_never_misread(
     let (engine, gate) = plain().await;
     let mut client = gate.client().await;
     let request = format!("POST /v1/chat/completions HTTP/1.1\nhost: gate\ncontent-length: {}\n\n{CHAT}", CHAT.len());
-    let answer = client.ask(request).await;
-    match answer.status() {
+    let response = client.ask(request).await;
+    match response.status() {
         200 => assert_eq!(engine.seen()[0].body, CHAT.as_bytes()),
         status => assert_eq!((status, engine.count()), (400, 0)),
     }
@@ -109,14 +109,14 @@ async fn lines_that_end_in_a_bare_newline_are_read_or_refused_but_never_misread(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn bytes_that_are_not_utf_8_are_400_and_say_where() {
+async fn invalid_utf_8_is_400_with_its_position() {
     let (engine, gate) = plain().await;
     let mut body = CHAT.as_bytes().to_vec();
     let at = body.windows(2).position(|window| window == b"hi").unwrap();
     body[at] = 0xff;
-    let answer = gate.ask(post("/v1/chat/completions", "", &body)).await;
-    assert!(answer.is(400, "invalid_request").text().contains(&format!("byte {at}")), "{}", answer.text());
-    // In a header they are not ours to judge.
+    let response = gate.ask(post("/v1/chat/completions", "", &body)).await;
+    assert!(response.is(400, "invalid_request").text().contains(&format!("byte {at}")), "{}", response.text());
+    // In a header such bytes are passed on.
     let mut request = b"POST /v1/chat/completions HTTP/1.1\r\nhost: gate\r\nx-name: caf\xe9\r\n".to_vec();
     request.extend_from_slice(format!("content-length: {}\r\n\r\n{CHAT}", CHAT.len()).as_bytes());
     assert_eq!(gate.ask(request).await.status(), 200);
@@ -125,7 +125,7 @@ async fn bytes_that_are_not_utf_8_are_400_and_say_where() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_model_named_inside_the_prompt_decides_nothing() {
+async fn a_model_named_inside_the_prompt_is_ignored() {
     let (engine, gate) = plain().await;
     for body in [
         r#"{"messages":[{"role":"user","content":"\"model\":\"none\",{\"model\":\"none\"}"}],"model":"m"}"#,
@@ -135,7 +135,7 @@ async fn a_model_named_inside_the_prompt_decides_nothing() {
         assert_eq!(gate.ask(chat(body)).await.status(), 200, "{body}");
         assert_eq!(engine.seen().last().unwrap().body, body.as_bytes());
     }
-    // The escaped spelling of the key is the same key.
+    // An escaped key is the same key.
     let escaped = r#"{"\u006dodel":"none","messages":[]}"#;
     gate.ask(chat(escaped)).await.is(404, "model_not_found");
     // An alias is renamed at its one place, and nowhere else.
@@ -161,47 +161,47 @@ async fn lists_of_prompts_and_n_take_as_many_slots() {
         client.send(post("/v1/completions", "", body.as_bytes())).await;
         crate::gate::eventually(body, async || gate.slots() == slots).await;
         engine.open_gate();
-        assert_eq!(client.answer().await.text(), COMPLETION);
+        assert_eq!(client.response().await.text(), COMPLETION);
         assert_eq!(engine.seen().last().unwrap().body, body.as_bytes());
         gate.settled().await;
     }
-    // More than a backend has at all: it must not wait for ever.
+    // More than the capacity of a backend: it must not wait for ever.
     let more = r#"{"model":"m","prompt":"x","n":17}"#;
     engine.open_gate();
-    let answer = gate.ask(post("/v1/completions", "", more.as_bytes())).await;
-    assert_eq!(answer.status(), 200, "alone on an idle backend it is let through: {}", answer.text());
+    let response = gate.ask(post("/v1/completions", "", more.as_bytes())).await;
+    assert_eq!(response.status(), 200, "alone on an idle backend it is let through: {}", response.text());
     gate.settled().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pipelined_requests_are_all_answered_in_order_and_the_first_is_not_cut() {
+async fn pipelined_requests_all_get_responses_in_order_and_the_first_is_not_cut() {
     let engine = Engine::start(|number, _| if number == 0 { gated_stream() } else { completion() }).await;
     let gate = Gate::over(&[engine.url()], &[]).await;
     let mut client = gate.client().await;
     client.send([chat(STREAMED), chat(CHAT), get("/health").into_bytes(), chat(CHAT)].concat()).await;
     client.until("one").await;
-    // More arrives in the middle of the first answer.
+    // More bytes arrive in the middle of the first response.
     client.send(chat(CHAT)).await;
     engine.open_gate();
     client.until("two").await;
     engine.open_gate();
-    let first = client.answer().await;
+    let first = client.response().await;
     assert!(first.whole && first.text().ends_with("data: [DONE]\n\n"), "{}", first.text());
-    assert_eq!(client.answer().await.text(), COMPLETION);
-    assert_eq!(client.answer().await.status(), 200);
-    assert_eq!(client.answer().await.text(), COMPLETION);
-    assert_eq!(client.answer().await.text(), COMPLETION);
+    assert_eq!(client.response().await.text(), COMPLETION);
+    assert_eq!(client.response().await.status(), 200);
+    assert_eq!(client.response().await.text(), COMPLETION);
+    assert_eq!(client.response().await.text(), COMPLETION);
     assert_eq!((engine.count(), engine.left()), (4, 0));
     gate.settled().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_that_leaves_behind_a_pipelined_request_leaves_nothing_behind() {
+async fn a_client_that_leaves_after_a_pipelined_request_releases_everything() {
     let engine = Engine::always(gated_stream()).await;
     let gate = Gate::over(&[engine.url()], &[]).await;
     let mut client = gate.client().await;
     client.send([chat(STREAMED), chat(CHAT)].concat()).await.until("one").await;
-    // That it left is noticed at the latest when the next bytes cannot be written.
+    // The gateway notices at the latest when its next write fails.
     engine.open_gate();
     client.until("two").await;
     drop(client);
@@ -239,16 +239,16 @@ async fn a_client_of_http_1_0_is_served_until_the_connection_closes() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn head_requests_get_a_head_and_the_connection_goes_on() {
+async fn head_requests_get_a_head_and_the_connection_stays_open() {
     let (_engine, gate) = plain().await;
     let mut client = gate.client().await;
     for path in ["/health", "/ready", "/v1/models"] {
         client.send(format!("HEAD {path} HTTP/1.1\r\nhost: gate\r\n\r\n")).await;
-        assert_eq!(client.answer_to_head().await.status(), 200, "{path}");
+        assert_eq!(client.response_to_head().await.status(), 200, "{path}");
     }
     client.send("HEAD /v1/chat/completions HTTP/1.1\r\nhost: gate\r\n\r\n").await;
-    assert_eq!(client.answer_to_head().await.status(), 405);
-    assert_eq!(client.ask(get("/health")).await.status(), 200, "an answer to HEAD has no body");
+    assert_eq!(client.response_to_head().await.status(), 405);
+    assert_eq!(client.ask(get("/health")).await.status(), 200, "a response to HEAD has no body");
     let models = gate.ask(get("/v1/models")).await.json();
     let ids: Vec<&str> = models["data"].as_array().unwrap().iter().map(|card| card["id"].as_str().unwrap()).collect();
     assert_eq!(ids, ["m", "alias"]);
@@ -270,7 +270,7 @@ async fn a_client_that_waits_for_100_continue_gets_it_before_it_sends() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn upgrades_are_refused_with_a_word_about_it() {
+async fn upgrades_are_refused_with_a_reason() {
     let (engine, gate) = plain().await;
     let web_socket = "GET /v1/realtime HTTP/1.1\r\nhost: gate\r\nconnection: Upgrade\r\nupgrade: websocket\r\n\
                       sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n";
@@ -288,7 +288,7 @@ async fn one_connection_serves_many_requests_on_both_sides() {
     }
     let connections: std::collections::HashSet<usize> = engine.seen().iter().map(|seen| seen.connection).collect();
     assert_eq!(connections.len(), 1, "the connection to the engine is reused");
-    // A client that says it will close is let go.
+    // `connection: close` of the client is obeyed.
     let closing = post("/v1/chat/completions", "connection: close\r\n", CHAT.as_bytes());
     assert_eq!(client.ask(closing).await.text(), COMPLETION);
     client.closed().await;
@@ -296,7 +296,7 @@ async fn one_connection_serves_many_requests_on_both_sides() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn half_a_head_and_half_a_body_leave_nothing_behind() {
+async fn half_a_head_and_half_a_body_release_everything() {
     let (engine, gate) = plain().await;
     for length in [1, 10, 40, 100, chat(CHAT).len() - 1] {
         let mut client = gate.client().await;
@@ -306,20 +306,20 @@ async fn half_a_head_and_half_a_body_leave_nothing_behind() {
     assert_eq!(gate.ask(chat(CHAT)).await.status(), 200);
     assert_eq!(engine.count(), 1);
     gate.settled().await;
-    assert!(tokio::time::timeout(PATIENCE, gate.stop()).await.expect("half requests hold up the stop"));
+    assert!(tokio::time::timeout(TIMEOUT, gate.stop()).await.expect("half requests hold up the stop"));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_clients_request_id_is_kept_and_a_bad_one_replaced() {
     let (engine, gate) = plain().await;
-    let answer = gate.ask(post("/v1/chat/completions", "x-request-id: mine-7\r\n", CHAT.as_bytes())).await;
-    assert_eq!(answer.head.header("x-request-id"), Some("mine-7"));
+    let response = gate.ask(post("/v1/chat/completions", "x-request-id: mine-7\r\n", CHAT.as_bytes())).await;
+    assert_eq!(response.head.header("x-request-id"), Some("mine-7"));
     assert_eq!(engine.seen()[0].header("x-request-id"), Some("mine-7"));
     let long = format!("x-request-id: {}\r\n", "x".repeat(4_000));
-    let answer = gate.ask(post("/v1/chat/completions", &long, CHAT.as_bytes())).await;
-    let id = answer.head.header("x-request-id").unwrap();
+    let response = gate.ask(post("/v1/chat/completions", &long, CHAT.as_bytes())).await;
+    let id = response.head.header("x-request-id").unwrap();
     assert_eq!(id.len(), 32);
     assert_eq!(engine.seen()[1].header("x-request-id"), Some(id));
-    assert!(answer.head.header("server-timing").unwrap().starts_with("estimate;dur="));
-    assert_eq!(answer.head.header("x-sluice-pool"), Some("only"));
+    assert!(response.head.header("server-timing").unwrap().starts_with("estimate;dur="));
+    assert_eq!(response.head.header("x-sluice-pool"), Some("only"));
 }

@@ -1,4 +1,4 @@
-//! Clients that leave: wherever their request is, the engine sees its connection closed and everything is given back.
+//! Clients that leave: at any stage of the request the engine sees its connection closed and all resources are released.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use crate::client::{CHAT, Client, STREAMED, chat};
 use crate::engine::{Engine, STREAM, Step, gated_stream, send};
 use crate::gate::{Gate, eventually, eventually_within};
 
-/// How soon an engine must know, and the permit be back.
+/// Time in which the engine must see the close and the permit must be released.
 const SOON: Duration = Duration::from_secs(1);
 
 async fn over(steps: Vec<Step>, sets: &[&str]) -> (Engine, Gate) {
@@ -22,7 +22,7 @@ async fn left(engine: &Engine, gate: &Gate, times: usize) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_that_leaves_before_any_answer_ends_the_request() {
+async fn a_client_that_leaves_before_any_response_ends_the_request() {
     for body in [CHAT, STREAMED] {
         let (engine, gate) = over(vec![Step::Silence], &[]).await;
         let mut client = gate.client().await;
@@ -54,7 +54,7 @@ async fn a_client_that_leaves_in_the_middle_of_a_stream_ends_the_request() {
         clients.push(client);
     }
     assert_eq!(gate.metric("sluice_in_flight", &[]).await, 8.0);
-    assert_eq!(gate.metric("sluice_prefill_tokens", &[]).await, 0.0, "given back at the first token");
+    assert_eq!(gate.metric("sluice_prefill_tokens", &[]).await, 0.0, "released at the first token");
     assert!(gate.metric("sluice_outstanding_tokens", &[]).await > 0.0);
     drop(clients);
     left(&engine, &gate, 8).await;
@@ -76,14 +76,14 @@ async fn a_client_that_leaves_the_queue_never_reaches_an_engine() {
     waiting.truncate(1);
     eventually_within(SOON, "four have left", async || gate.load() == (1, 1)).await;
     assert_eq!(gate.metric("sluice_queue_length", &[]).await, 1.0);
-    // The one that stayed gets its turn.
+    // The remaining request gets its turn.
     engine.open_gate();
     engine.open_gate();
-    assert!(running.answer().await.whole);
+    assert!(running.response().await.whole);
     waiting[0].until("one").await;
     engine.open_gate();
     engine.open_gate();
-    assert!(waiting[0].answer().await.whole);
+    assert!(waiting[0].response().await.whole);
     assert_eq!((engine.count(), engine.left()), (2, 0));
     gate.recorded("client_gone", 4.0).await;
     gate.settled().await;
@@ -102,7 +102,7 @@ async fn a_client_that_stops_reading_and_leaves_ends_the_request() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_simulated_engine_aborts_what_its_client_left() {
+async fn a_simulated_engine_aborts_the_request_of_a_client_that_left() {
     let engine = crate::health::sim().await;
     let gate = Gate::over(&[format!("http://{}", engine.addr())], &[]).await;
     let mut client = gate.client().await;

@@ -1,13 +1,13 @@
-//! The gateway over real sockets: what a client and an engine see of it, byte for byte.
+//! The gateway over real sockets, as seen by a client and an engine, byte for byte.
 //!
-//! Each test starts a gateway in this process in front of engines that do exactly what the test says (`engine.rs`), or of
-//! simulated ones, and speaks to it through a plain socket (`client.rs`). Its books (`gate.rs`) must be closed afterwards:
+//! Each test starts a gateway in this process in front of scripted engines (`engine.rs`), or of
+//! simulated ones, and connects to it through a plain socket (`client.rs`). Its counters (`gate.rs`) must be 0 afterwards:
 //! nothing in flight, nothing waiting, no tokens outstanding.
 //!
-//! Every wait is for a condition and has a deadline; nothing here sleeps to be on time. By topic: `errors` (the
-//! table of answers of our own), `input` (clients that misbehave), `broken` (engines that do), `bodies` (bytes arrive
+//! Every wait is for a condition and has a deadline; no test relies on sleeping. By topic: `errors` (the
+//! table of the gateway's error responses), `input` (clients that misbehave), `broken` (engines that do), `bodies` (bytes arrive
 //! unchanged and at once), `leaving` (clients that go), `failover`, `fleet`, `health`, `reload`, `stop`; and `simulator`
-//! (the process that stands in for an engine).
+//! (the simulated engine process).
 
 mod client;
 mod engine;

@@ -1,4 +1,4 @@
-//! Another configuration is taken over while requests run and wait; a bad one changes nothing and says why.
+//! A reload takes effect while requests run and wait; an invalid configuration changes nothing and is reported.
 
 use std::path::PathBuf;
 
@@ -27,17 +27,17 @@ impl File {
 
 /// `POST /admin/reload`: status and body.
 async fn reload(gate: &Gate) -> (u16, serde_json::Value) {
-    let answer = Client::to(gate.admin()).await.ask(post("/admin/reload", "", b"")).await;
-    (answer.status(), answer.json())
+    let response = Client::to(gate.admin()).await.ask(post("/admin/reload", "", b"")).await;
+    (response.status(), response.json())
 }
 
-/// A line for the pool, behind its name.
+/// Adds a line to the table of the pool.
 fn with_line(text: &str, line: &str) -> String {
     text.replacen("usage = \"off\"\n", &format!("usage = \"off\"\n{line}\n"), 1)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn raised_limits_let_waiting_requests_through_and_lowered_ones_cut_nobody() {
+async fn raised_limits_let_waiting_requests_through_and_lowered_ones_cut_no_stream() {
     let engine = Engine::always(gated_stream()).await;
     let text = one_pool(&[engine.url()]);
     let file = File::new(&with_line(&text, "slots = 1"));
@@ -56,20 +56,20 @@ async fn raised_limits_let_waiting_requests_through_and_lowered_ones_cut_nobody(
     eventually("three run, one waits", async || gate.load() == (3, 1)).await;
     file.write(&with_line(&text, "slots = 1"));
     assert_eq!(reload(&gate).await.0, 200);
-    assert_eq!(gate.load(), (3, 1), "those that run go on");
+    assert_eq!(gate.load(), (3, 1), "running requests continue");
     for _ in 0..8 {
         engine.open_gate();
     }
     for client in &mut clients {
-        let answer = client.answer().await;
-        assert!(answer.whole && answer.text() == event("one") + &event("two") + &ending(), "{}", answer.text());
+        let response = client.response().await;
+        assert!(response.whole && response.text() == event("one") + &event("two") + &ending(), "{}", response.text());
     }
     assert_eq!((engine.count(), engine.left()), (4, 0));
     gate.settled().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn requests_that_wait_in_a_removed_pool_go_where_the_new_plan_says() {
+async fn requests_that_wait_in_a_removed_pool_are_routed_by_the_new_configuration() {
     let (old, new) = (Engine::always(gated_stream()).await, Engine::always(gated_stream()).await);
     let file = File::new(&with_line(&one_pool(&[old.url()]), "slots = 1"));
     let gate = Gate::from_file(&file.path).await;
@@ -86,20 +86,19 @@ async fn requests_that_wait_in_a_removed_pool_go_where_the_new_plan_says() {
         engine.open_gate();
         engine.open_gate();
     }
-    let waited = waiting.answer().await;
+    let waited = waiting.response().await;
     assert!(waited.whole);
     assert_eq!(waited.head.header("x-sluice-pool"), Some("other"));
-    // The backend that was removed ends its stream whole, and is gone then.
-    let ran = running.answer().await;
+    // The removed backend finishes its stream, and is gone then.
+    let ran = running.response().await;
     assert!(ran.whole && ran.text().ends_with(&ending()), "{}", ran.text());
     assert_eq!((old.count(), old.left()), (1, 0));
     gate.settled().await;
-    eventually("the old pool is not shown any more", async || !gate.page().await.contains("pool=\"only\",state="))
-        .await;
+    eventually("the old pool is no longer shown", async || !gate.page().await.contains("pool=\"only\",state=")).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_backend_that_is_removed_while_it_streams_gets_nothing_new() {
+async fn a_backend_that_is_removed_while_it_streams_gets_no_new_requests() {
     let engines = [Engine::always(gated_stream()).await, Engine::always(gated_stream()).await];
     let file = File::new(&one_pool(&[engines[0].url(), engines[1].url()]));
     let gate = Gate::from_file(&file.path).await;
@@ -122,14 +121,14 @@ async fn a_backend_that_is_removed_while_it_streams_gets_nothing_new() {
         engines.iter().for_each(Engine::open_gate);
     }
     for client in &mut clients {
-        assert!(client.answer().await.whole);
+        assert!(client.response().await.whole);
     }
     assert_eq!(engines.each_ref().map(Engine::left), [0, 0]);
     gate.settled().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_bad_file_changes_nothing_and_every_problem_is_said() {
+async fn an_invalid_file_changes_nothing_and_every_problem_is_reported() {
     let engine = Engine::always(completion()).await;
     let text = one_pool(&[engine.url()]);
     let file = File::new(&text);
@@ -173,9 +172,9 @@ async fn reloads_under_load_lose_no_request() {
             let mut client = Client::to(address).await;
             let body = STREAMED.replace("\"stream\"", "\"max_tokens\":8,\"ignore_eos\":true,\"stream\"");
             for _ in 0..12 {
-                let answer = client.ask(chat(&body)).await;
-                assert!(answer.whole && answer.status() == 200, "{}: {}", answer.status(), answer.text());
-                assert!(answer.text().ends_with("data: [DONE]\n\n"), "{}", answer.text());
+                let response = client.ask(chat(&body)).await;
+                assert!(response.whole && response.status() == 200, "{}: {}", response.status(), response.text());
+                assert!(response.text().ends_with("data: [DONE]\n\n"), "{}", response.text());
             }
         });
     }

@@ -17,8 +17,8 @@ use crate::ports::free_port;
 
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// Whether a process is gone, or a zombie: another test of this process may have made it the one that orphans are handed
-/// to, and it need not have looked after them yet.
+/// Whether a process is gone, or a zombie: another test may have made this process a child subreaper that has not reaped
+/// its orphans yet.
 fn has_ended(pid: i32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"));
     stat.map_or(true, |stat| stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with(['Z', 'X'])))
@@ -72,7 +72,7 @@ impl Sim {
         fs::read_to_string(self.folder.path().join("log")).unwrap()
     }
 
-    /// An answer as text; empty when nobody listens.
+    /// A response as text; empty when no process listens.
     fn get(&self, path: &str) -> String {
         self.send(&format!("GET {path} HTTP/1.1\r\nhost: sim\r\nconnection: close\r\n\r\n")).unwrap_or_default()
     }
@@ -106,7 +106,7 @@ impl Sim {
 
 impl Drop for Sim {
     fn drop(&mut self) {
-        // Its engine goes with it only when it is asked to end.
+        // The engine process ends with it only on a graceful stop.
         let _ = kill(Pid::from_raw(self.child.id() as i32), Signal::SIGTERM);
         let began = Instant::now();
         while self.child.try_wait().is_ok_and(|status| status.is_none()) && began.elapsed() < DEADLINE {
@@ -134,7 +134,7 @@ fn children(parent: u32) -> Vec<(i32, String)> {
 }
 
 #[test]
-fn unknown_and_removed_flags_end_with_two() {
+fn unknown_and_removed_flags_exit_with_2() {
     for (args, words) in [
         (&["m", "--what", "3"][..], "vllm: error: unrecognized arguments: --what 3"),
         (
@@ -153,7 +153,7 @@ fn unknown_and_removed_flags_end_with_two() {
 }
 
 #[test]
-fn a_start_that_vllm_refuses_ends_with_one_and_its_words() {
+fn a_start_that_vllm_refuses_exits_with_1_and_its_message() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
     for (args, words) in [
@@ -173,7 +173,7 @@ fn a_start_that_vllm_refuses_ends_with_one_and_its_words() {
 }
 
 #[test]
-fn the_second_start_finds_the_first_ones_graph() {
+fn the_second_start_reuses_the_compiled_graph() {
     let folder = TempDir::new().unwrap();
     let start = |flags: &[&str]| {
         let port = free_port().to_string();
@@ -200,7 +200,7 @@ fn the_second_start_finds_the_first_ones_graph() {
 }
 
 #[test]
-fn a_terminated_server_cuts_its_streams_and_takes_its_engine_along() {
+fn a_terminated_server_cuts_its_streams_and_ends_its_engine() {
     let mut sim = Sim::start(&[]);
     let children = children(sim.child.id());
     let names: Vec<&str> = children.iter().map(|(_, name)| name.as_str()).collect();
@@ -273,7 +273,7 @@ impl Sim {
 }
 
 #[test]
-fn an_engine_that_is_killed_takes_the_server_along() {
+fn a_killed_engine_ends_the_server() {
     let mut sim = Sim::start(&["--tensor-parallel-size", "2"]);
     let engine = children(sim.child.id())[0].0;
     let workers: Vec<_> = until("workers", || Some(children(engine as u32)).filter(|found| found.len() == 2));
@@ -285,7 +285,7 @@ fn an_engine_that_is_killed_takes_the_server_along() {
 }
 
 #[test]
-fn too_much_load_kills_the_engine_when_memory_is_short() {
+fn too_much_load_crashes_the_engine_when_memory_is_short() {
     let mut sim = Sim::start(&["--sim-fault", "oom=2"]);
     std::thread::scope(|scope| {
         let body = r#"{"prompt":"x","n":4,"max_tokens":2000,"ignore_eos":true}"#;

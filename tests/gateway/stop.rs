@@ -1,4 +1,4 @@
-//! Starting and stopping, in this process and as a program: what ends in order, and the exit codes.
+//! Start and graceful stop, in this process and as a program, and the exit codes.
 
 use std::net::SocketAddr;
 use std::process::Stdio;
@@ -8,7 +8,7 @@ use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::process::{Child, ChildStderr, Command};
 use tokio::time::timeout;
 
-use crate::client::{CHAT, Client, PATIENCE, STREAMED, chat, get};
+use crate::client::{CHAT, Client, STREAMED, TIMEOUT, chat, get};
 use crate::engine::{COMPLETION, Engine, completion, ending, event, gated_stream};
 use crate::gate::{Gate, eventually, one_pool};
 
@@ -17,7 +17,7 @@ async fn refused(address: SocketAddr) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stop_lets_streams_end_whole_and_takes_nothing_new() {
+async fn a_stop_lets_streams_finish_and_accepts_no_requests() {
     let engine = Engine::always(gated_stream()).await;
     let gate = Gate::over(&[engine.url()], &["pool.only.slots=1"]).await;
     let mut running = gate.client().await;
@@ -28,7 +28,7 @@ async fn a_stop_lets_streams_end_whole_and_takes_nothing_new() {
     let (address, admin) = (gate.address(), gate.admin());
     let stopping = gate.begin_stop();
     eventually("no connection is taken", async || refused(address).await).await;
-    // The admin port still says what goes on.
+    // The admin port still serves metrics.
     let page = Client::to(admin).await.ask(get("/metrics")).await.text();
     assert!(page.contains("sluice_in_flight"));
     assert!(!stopping.is_finished());
@@ -36,11 +36,11 @@ async fn a_stop_lets_streams_end_whole_and_takes_nothing_new() {
         engine.open_gate();
     }
     for client in [&mut running, &mut waiting] {
-        let answer = client.answer().await;
-        assert!(answer.whole && answer.text() == event("one") + &event("two") + &ending(), "{}", answer.text());
+        let response = client.response().await;
+        assert!(response.whole && response.text() == event("one") + &event("two") + &ending(), "{}", response.text());
         client.closed().await;
     }
-    assert!(timeout(PATIENCE, stopping).await.expect("the stop does not end").unwrap());
+    assert!(timeout(TIMEOUT, stopping).await.expect("the stop does not end").unwrap());
     assert!(refused(admin).await);
     assert_eq!(engine.left(), 0);
 }
@@ -60,12 +60,12 @@ async fn idle_connections_do_not_hold_up_a_stop() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stop_that_takes_too_long_says_so() {
+async fn a_stop_that_takes_too_long_is_reported() {
     let engine = Engine::always(gated_stream()).await;
     let gate = Gate::over(&[engine.url()], &["server.drain_timeout=100ms"]).await;
     let mut client = gate.client().await;
     client.send(chat(STREAMED)).await.until("one").await;
-    assert!(!timeout(PATIENCE, gate.stop()).await.expect("the stop does not end"));
+    assert!(!timeout(TIMEOUT, gate.stop()).await.expect("the stop does not end"));
 }
 
 /// The program, running.
@@ -99,7 +99,7 @@ impl Program {
     /// Reads the log up to a line with `text`, which is returned.
     async fn line(&mut self, text: &str) -> String {
         loop {
-            let next = timeout(PATIENCE, self.said.next_line()).await;
+            let next = timeout(TIMEOUT, self.said.next_line()).await;
             let line = next.unwrap_or_else(|_| panic!("no '{text}' in:\n{}", self.log)).unwrap();
             let line = line.unwrap_or_else(|| panic!("ended without '{text}':\n{}", self.log));
             self.log += &line;
@@ -121,7 +121,7 @@ impl Program {
     }
 
     async fn code(&mut self) -> Option<i32> {
-        timeout(PATIENCE, self.child.wait()).await.expect("the program does not end").unwrap().code()
+        timeout(TIMEOUT, self.child.wait()).await.expect("the program does not end").unwrap().code()
     }
 }
 
@@ -150,8 +150,8 @@ async fn the_program_reloads_on_sighup_and_ends_with_0_on_sigterm_when_its_strea
     eventually("no connection is taken", async || refused(program.client).await).await;
     engine.open_gate();
     engine.open_gate();
-    let answer = client.answer().await;
-    assert!(answer.whole && answer.text().ends_with(&ending()), "{}", answer.text());
+    let response = client.response().await;
+    assert!(response.whole && response.text().ends_with(&ending()), "{}", response.text());
     assert_eq!(program.code().await, Some(0), "{}", program.log);
 }
 
@@ -166,14 +166,14 @@ async fn a_second_signal_ends_the_program_at_once_with_1() {
     client.send(chat(STREAMED)).await.until("one").await;
     program.signal(nix::sys::signal::SIGINT);
     program.line("stopping").await;
-    eventually("the first is being obeyed", async || refused(program.client).await).await;
+    eventually("the first signal has stopped the listener", async || refused(program.client).await).await;
     program.signal(nix::sys::signal::SIGINT);
     assert_eq!(program.code().await, Some(1), "{}", program.log);
-    assert!(!client.answer().await.whole);
+    assert!(!client.response().await.whole);
     eventually("the engine is left", async || engine.left() == 1).await;
 }
 
-/// Runs the program to its end: exit code and what it said on stderr.
+/// Runs the program to its end: exit code and stderr.
 async fn run(args: &[&str]) -> (Option<i32>, String) {
     let child = Command::new(env!("CARGO_BIN_EXE_sluice"))
         .args(args)
@@ -183,12 +183,12 @@ async fn run(args: &[&str]) -> (Option<i32>, String) {
         .kill_on_drop(true)
         .spawn()
         .unwrap();
-    let output = timeout(PATIENCE, child.wait_with_output()).await.expect("the program does not end").unwrap();
+    let output = timeout(TIMEOUT, child.wait_with_output()).await.expect("the program does not end").unwrap();
     (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_port_in_use_ends_the_program_with_1_and_a_sentence() {
+async fn a_port_in_use_ends_the_program_with_1_and_a_message() {
     let taken = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = taken.local_addr().unwrap().to_string();
     for taken in ["--listen", "--admin"] {

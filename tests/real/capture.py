@@ -1,9 +1,9 @@
-"""Captures what a real vLLM says, byte for byte, into tests/fixtures/vllm-<version>/.
+"""Captures the responses and logs of a real vLLM, byte for byte, into tests/fixtures/vllm-<version>/.
 
 Usage: capture.py ROOT OUT [PART...]      (ROOT is what ./setup printed; parts: main, engine_death, busy, refused, refused_things)
 
 Every case writes NAME.head (status line and headers) and NAME.sse | .json | .txt (body after de-chunking, untouched);
-index.json says what was asked. Fixtures are evidence: never edit one by hand, capture again.
+index.json lists the requests. Fixtures are captured output: never edit one, capture again.
 Sampling is seeded; ids, times and (for n > 1) the interleaving of choices differ between runs.
 """
 
@@ -18,14 +18,14 @@ import time
 from engine import Vllm, until
 from wire import Call, call, post
 
-# Bodies beyond this are cut in the middle; the repository is no place for megabytes of noise.
+# Longer bodies are cut in the middle, to keep the repository small.
 KEEP_BYTES = 30_000
 PROMPT = "The quick brown fox jumps over the lazy dog."
 MESSAGES = [{"role": "user", "content": PROMPT}]
-# Temperature 1 with a seed: noise weights under greedy search repeat one token for ever, which tests little.
+# Temperature 1 with a seed: noise weights under greedy search repeat one token for ever.
 SAMPLING = {"model": "tiny", "max_tokens": 12, "temperature": 1, "seed": 7, "ignore_eos": True}
-# With a seed, this version dies of a prompt that is prefilled in pieces ("CPU Generator does not use offset"), so what may
-# share a step with others goes without one.
+# With a seed, this version crashes on a prompt that is prefilled in chunks ("CPU Generator does not use offset"), so
+# requests that may share a step with others are sent without a seed.
 GREEDY = {"model": "tiny", "max_tokens": 12, "temperature": 0, "ignore_eos": True}
 USAGE, CONTINUOUS = {"include_usage": True}, {"include_usage": True, "continuous_usage_stats": True}
 
@@ -42,13 +42,13 @@ class Shelf:
         self.index = json.loads(index.read_text()) if index.exists() else []
 
     def add(self, entry):
-        """Takes the place of what an earlier run said about the same thing."""
+        """Replaces the entry of an earlier run for the same case."""
         self.index = [e for e in self.index if (e["name"], "exit" in e) != (entry["name"], "exit" in entry)] + [entry]
 
     def write(self, name, data):
         if isinstance(data, str):
             data = data.encode()
-        # Where the model lies on this machine is nobody's business; only /v1/models tells it.
+        # Replace local paths; they occur only in /v1/models.
         data = data.replace(str(ROOT).encode(), b"/cache").replace(str(pathlib.Path.home()).encode(), b"/home/user")
         if len(data) > KEEP_BYTES:
             half = KEEP_BYTES // 2
@@ -102,7 +102,7 @@ def chats(shelf, server):
 
 
 def tool_calls(shelf, server, key):
-    """A tool call that the grammar forces; noise weights fill it with noise."""
+    """A tool call that the grammar forces; random weights fill it with noise."""
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
     named = {"type": "function", "function": {"name": "f"}}
     base = {**SAMPLING, "messages": MESSAGES, "tools": [tool], "tool_choice": named, "ignore_eos": False}
@@ -189,7 +189,7 @@ def raw(shelf, server):
 
 
 def load(server):
-    """Some traffic, so that the metrics page has values: 24 streams at once, a few of which leave."""
+    """Some traffic, so that the metrics page has values: 24 streams at once, a few of which are aborted."""
     calls = []
     for i in range(24):
         length = 4000 if i % 8 == 7 else 64
@@ -220,7 +220,7 @@ def metrics(shelf, server):
 
 
 def death(shelf, server, name, sign, folder):
-    """What a stream sees when its server is told to stop, or is killed, in the middle of it."""
+    """A stream whose server is stopped or killed in the middle of it."""
     body = {**GREEDY, "messages": MESSAGES, "stream": True, "max_tokens": 8000}
     one = Call(server.url, "POST", "/v1/chat/completions", body)
     pieces = one.stream()
@@ -248,7 +248,7 @@ def death(shelf, server, name, sign, folder):
 
 
 def engine_death(shelf, root, folder):
-    """The engine process dies under its API server: what a running stream, the next request and /health see."""
+    """The engine process is killed, the API server lives on: a running stream, the next request and /health."""
     server = Vllm("fatal", root, folder, 8192).healthy()
     body = {**GREEDY, "messages": MESSAGES, "stream": True, "max_tokens": 8000}
     path = "/v1/chat/completions"
@@ -280,7 +280,7 @@ def engine_death(shelf, root, folder):
 
 
 def refused(shelf, root, folder):
-    """Starts that must fail: what is printed and with which exit status."""
+    """Starts that must fail: output and exit status."""
     cases = {
         # 1 GiB of cache holds 2,097,152 tokens of this model.
         "start-refused-context-over-kv": (4000000, "--hf-overrides", '{"max_position_embeddings": 4000000}'),
@@ -293,7 +293,7 @@ def refused(shelf, root, folder):
 
 
 def refused_things(shelf, root, folder):
-    """Starts that must fail because of what is around them: a model, an adapter, a port."""
+    """Starts that must fail because of their environment: a model, an adapter, a port."""
     refusal(shelf, root, folder, "start-refused-no-model-folder", 8192, model="/nonexistent/model")
     refusal(shelf, root, folder, "start-refused-unknown-model", 8192, model="nobody/no-such-model")
     lora = ["--enable-lora", "--max-lora-rank", "1", "--lora-modules", f"ad={root / 'lora'}"]
@@ -325,7 +325,7 @@ def tidy(log):
 
 
 def busy(shelf, root, folder):
-    """A server with one seat, a queue of two, a key, adapters, keep-alive comments and its own request metrics."""
+    """A server with one slot, a queue of two, a key, adapters, keep-alive comments and its own request metrics."""
     flags = ["--max-num-seqs", "1", "--max-num-queued-reqs", "2", "--api-key", "k", "--sse-keep-alive-interval", "1"]
     flags += ["--enable-lora", "--max-loras", "1", "--max-lora-rank", "8", "--lora-modules", f"ad={root / 'lora'}"]
     flags += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
@@ -375,7 +375,7 @@ def main():
 
 
 def one_server(shelf, root, folder):
-    """Everything that a server without special flags can show, its death at last."""
+    """Every case of a server without special flags; the last one kills it."""
     server = Vllm("main", root, folder, 8192)
     other = Vllm("other", root, folder, 8192)
     try:

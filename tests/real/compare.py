@@ -1,4 +1,4 @@
-"""What two answers have in common: status, headers, the shape of bodies and streams, texts of errors.
+"""The comparable parts of two responses: status, headers, the shape of bodies and streams, texts of errors.
 
 Values that no two servers share are replaced by their kind: ids by their prefix, times, generated text and tokens, log
 probabilities, lengths that follow from text. Everything else must be equal, key order included. Of a stream the
@@ -8,10 +8,10 @@ sequence of kinds of events is compared, per choice, because how tokens are merg
 import json
 import re
 
-# Fields whose values are of one run.
+# Fields whose values differ between runs.
 VOLATILE = {"created", "created_at", "text", "content", "delta", "token", "logprob", "bytes", "token_logprobs", "text_offset", "top_logprobs",
             "token_ids", "rank", "decoded_token", "system_fingerprint", "expires_after", "prompt", "sequence_number", "tokens"}
-# Of these the length is a matter of the text too.
+# Fields whose length depends on the text, too.
 KEEP_TOKENS = ("/tokenize",)
 HEADERS_ASIDE = {"date", "content-length", "connection", "keep-alive", "transfer-encoding"}
 ID = re.compile(r"^(chatcmpl|cmpl|resp|msg|modelperm|embd)[-_][0-9a-f]{16}$")
@@ -29,7 +29,7 @@ def kind(value):
 
 
 def shape(value, name="", tokens=False):
-    """The value with what is volatile replaced."""
+    """The value with volatile parts replaced."""
     if isinstance(value, dict):
         if name in ("top_logprobs", "prompt_logprobs"):
             return "<object>"
@@ -91,7 +91,7 @@ def events(text):
 
 
 def reduced(answer, path):
-    """Everything of an answer that must be equal."""
+    """The parts of a response that must be equal."""
     headers = {k: v for k, v in answer.headers.items() if k not in HEADERS_ASIDE}
     if "location" in headers:
         headers["location"] = re.sub(r"//[^/]*", "//host", headers["location"])
@@ -105,7 +105,7 @@ def reduced(answer, path):
             body = json.dumps(shape(json.loads(text), tokens=path.startswith(KEEP_TOKENS)), ensure_ascii=False)
         except ValueError:
             body = text
-    # The answer to a HEAD has a length and no body, which does not look whole.
+    # The response to a HEAD has a length and no body, which looks incomplete.
     whole = answer.whole or not text
     return {"status": answer.status, "headers": dict(sorted(headers.items())), "body": body, "whole": whole}
 

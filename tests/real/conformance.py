@@ -1,10 +1,10 @@
-"""The simulator beside a real vLLM on the CPU: the same flags, the same requests, every difference listed.
+"""Compares the simulator with a real vLLM on the CPU: same flags, same requests, every difference listed.
 
 Usage: conformance.py ROOT [PART...]     (ROOT from ./setup; parts: requests, metrics, process, arguments, starts; all without any)
        conformance.py ROOT --against REAL_URL SIM_URL     (two servers that run already; requests and metrics only)
 
-Differences that are known have a reason in ACCEPTED and are counted; any other one is printed and fails the run. So is an
-entry of ACCEPTED that nothing needed: a list of excuses must not grow old. Last line: `N compared, N accepted, N different`.
+Known differences have a reason in ACCEPTED and are counted; any other one is printed and fails the run, and so does an
+unused entry of ACCEPTED. Last line: `N compared, N accepted, N different`.
 """
 
 import collections
@@ -23,10 +23,10 @@ from gateway import binary
 from script import BASE, TEXT, script
 from wire import Call, call
 
-# The request's name, the part that differs, and why nobody minds. Both are regular expressions.
+# The request's name and the part that differs, both as regular expressions, and the reason why it is accepted.
 ACCEPTED = [
     (r"metrics", r"python_.*", "there is no Python"),
-    # Seen three ways with the same server: an error event, a chunk whose finish reason is "abort", and silence until the
+    # Three results occur with the same server: an error event, a chunk whose finish reason is "abort", and silence until the
     # client leaves.
     (r"process", r"end of a stream at SIGTERM", "vLLM races: the engine's last word is an abort or the news of its death"),
     (r"process", r"child VLLM::Worker", "on a CPU the engine always has a worker process; one GPU has none"),
@@ -35,7 +35,7 @@ FLAGS = ["--enable-lora", "--max-loras", "2", "--max-lora-rank", "8", "--enable-
 LENGTH = "8192"
 ENV = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_SERVER_DEV_MODE": "1"}
 START_SECONDS = 240
-# A stream that says nothing for so long after a SIGTERM has ended.
+# A stream without bytes for this long after a SIGTERM counts as ended.
 SILENCE_SECONDS = 15
 
 
@@ -88,7 +88,7 @@ def requests(tally, real, sim, lora):
         tally.compared += 1
         a, b = (ask(url, method, path, body, headers) for url in (real, sim))
         if a.status >= 500 and a.status != b.status:
-            raise Failed(f"the real server answers {name} with {a.status}: {a.text()[:300]}")
+            raise Failed(f"the real server responds to {name} with {a.status}: {a.text()[:300]}")
         for part, x, y in compare.differences(compare.reduced(a, path), compare.reduced(b, path)):
             tally.differ(name, part, x, y)
 
@@ -145,7 +145,7 @@ def children(pid):
 
 
 def kinds(log):
-    """Log lines without numbers, paths and addresses: who, how loud, and the text."""
+    """Log lines without numbers, paths and addresses: process, level and text."""
     found = []
     for line in log.splitlines():
         hit = re.match(r"^\((\w+) pid=\d+\) (\w+) \d\d-\d\d \d\d:\d\d:\d\d \[([\w.]+):\d+\] ?(.*)$", line)
@@ -154,7 +154,7 @@ def kinds(log):
     return found
 
 
-# Lines of a start and a shutdown by which a supervisor knows how far it is; who says them, and how they begin.
+# Lines that show the progress of a start or a shutdown: the process that logs them, and their beginning.
 LANDMARKS = [
     ("APIServer", "non-default args: "), ("APIServer", "Using max model len #"), ("EngineCore", "Initializing a V1 LLM engine (v#) with config: model="),
     ("EngineCore", "init engine (profile, create kv cache, warmup model) took # s"), ("APIServer", "Supported tasks: ['generate']"),
@@ -170,7 +170,7 @@ def landmarks(log):
 
 
 def process(tally, real, sim):
-    """Children, what a stream sees of SIGTERM, the exit status, the log."""
+    """Child processes, a stream during SIGTERM, the exit status, the log."""
     names = [children(server.pid) for server in (real, sim)]
     for name in sorted(set(names[0]) | set(names[1])):
         tally.same("process", f"child {name}", names[0].count(name), names[1].count(name))
@@ -195,7 +195,7 @@ def process(tally, real, sim):
     tally.same("process", "landmarks of the log", landmarks(real.text()), landmarks(sim.text()))
 
 
-# Command lines that only the parser looks at. What it accepts is refused by the simulator for its port, with another status.
+# Command lines for the parser alone. The simulator refuses accepted ones because of their port, with another status.
 ARGUMENTS = """
 m --port http | m --port | m --what 3 | m --what=3 x --foo | m extra | m --max-num-s 4 | m --max-num 4 | m --max-num-seqs=0 | m --max-num-seqs 1k
 m --max-num-seqs auto | m --max-num-seqs 1.5 | m --max-model-len auto | m --max-model-len -1 | m --max-model-len 1.5K | m --max-model-len 32k
@@ -225,7 +225,7 @@ def arguments(tally, root):
         name = f"arguments: {' '.join(argv)}"
         tally.same(name, "refused", code == 2, sim.returncode == 2)
         if code == 2 and sim.returncode == 2:
-            # The port that ends what is accepted is no flag of the script.
+            # The port that makes accepted command lines fail is not a flag of the script.
             tally.same(name, "words", words, next((line for line in reversed(sim.stderr.splitlines()) if "error: " in line), ""))
 
 
@@ -244,16 +244,16 @@ def refusals(root, port):
     ]
 
 
-# What is compared of the last words: the line with the reason.
+# Compared from the end of the log: the line with the reason.
 REASON = re.compile(r"(\w[\w.]*(?:Error|Exception): .*|vllm(?: serve)?: error: .*|  (?:Value error, |Input should).*)")
 NUMBERS = re.compile(r"\d+(?:\.\d+)?")
-# Arguments are refused alike by all versions of Python; what stands behind is of one of them.
+# All versions of Python refuse the same arguments; the rest of the message depends on the version.
 CUT = re.compile(r" \[type=.*| See https?:.*| \(which also controls CPU memory on the CPU backend\)")
 
 
 def last_words(text, numbers):
     found = [CUT.sub("", line) for line in REASON.findall(text) if "ulimit" not in line]
-    # The parent's own error says only that the engine failed.
+    # The parent's own error is only that the engine failed.
     causes = [line for line in found if "initialization failed" not in line] or found
     words = causes[-1] if causes else ""
     return words if numbers else NUMBERS.sub("#", words)

@@ -16,7 +16,7 @@ import urllib.error
 import urllib.request
 
 HERE = pathlib.Path(__file__).resolve().parent
-# A cold start imports torch three times over; 2 shared cores have been seen to need 50 s for it.
+# A cold start imports torch three times over; 2 shared cores took up to 50 s.
 START_SECONDS = 240
 STOP_SECONDS = 20
 
@@ -26,7 +26,7 @@ class Failed(Exception):
 
 
 def until(what, condition, seconds, every=0.02):
-    """Returns the first true value of `condition`, polled until the deadline; says `what` was awaited otherwise."""
+    """Returns the first true value of `condition`, polled until the deadline; raises with `what` otherwise."""
     deadline = time.monotonic() + seconds
     while True:
         value = condition()
@@ -38,14 +38,14 @@ def until(what, condition, seconds, every=0.02):
 
 
 def free_port():
-    """A port nobody listens on. It is released again, so use it soon."""
+    """A port that no process listens on. It is released again, so use it soon."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return s.getsockname()[1]
 
 
 def get(url, timeout=5):
-    """(status, text) of a GET; status 0 when nothing answered."""
+    """(status, text) of a GET; status 0 without a response."""
     try:
         with urllib.request.urlopen(url, timeout=timeout) as answer:
             return answer.status, answer.read().decode()
@@ -81,14 +81,14 @@ class Process:
         return "\n".join(self.text().splitlines()[-lines:])
 
     def ready(self, url, seconds):
-        """Waits until `url` answers 200; fails at once when the process ends."""
+        """Waits until `url` returns 200; fails at once when the process ends."""
 
         def answered():
             if not self.alive():
-                raise Failed(f"{self.name} ended with {self.child.returncode} before {url} answered:\n{self.tail()}")
+                raise Failed(f"{self.name} ended with {self.child.returncode} before {url} responded:\n{self.tail()}")
             return get(url, 2)[0] == 200
 
-        until(f"{self.name} answers {url} (log: {self.log})", answered, seconds, 0.1)
+        until(f"{self.name} responds on {url} (log: {self.log})", answered, seconds, 0.1)
 
     def terminate(self, seconds=STOP_SECONDS):
         """SIGTERM to the leader, then whatever is left of the group is killed. Returns the exit status, or None."""
@@ -103,7 +103,7 @@ class Process:
         return status
 
     def kill(self):
-        """SIGKILL to the whole group. The group id is our own child's pid, so it cannot be anybody else's."""
+        """SIGKILL to the whole group. The group id is our own child's pid, so it cannot be that of another process."""
         try:
             os.killpg(self.pid, signal.SIGKILL)
         except ProcessLookupError:
@@ -130,7 +130,7 @@ class Vllm(Process):
             "PYTHONUNBUFFERED": "1",
             # Three processes import torch at each start: cached bytecode saves about 20 s of it.
             "PYTHONDONTWRITEBYTECODE": "",
-            # Left alone, every engine pins its threads to the same core.
+            # By default every engine pins its threads to the same core.
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         }
         super().__init__(name, command, pathlib.Path(folder) / f"{name}.log", {**settings, **(env or {})})

@@ -1,4 +1,4 @@
-"""The gateway in command of two real vLLM servers: restarts under load, crashes, and a gateway that is killed.
+"""The gateway runs two real vLLM servers: restarts under load, crashes, and a gateway that is killed.
 
 Usage: fleet.py ROOT      (ROOT from ./setup; `./fleet` does both steps)
 
@@ -7,9 +7,9 @@ Steps, in this order, on the same two engines:
 2. steady mixed load of streams, on the base model and on the adapter, some prompts long; each engine is restarted in turn
    with `sluice backend restart NAME --set max-num-seqs=32 --wait`: nothing may fail, be cut or be refused, and both must
    run with the new value;
-3. bad wishes are refused before anything is stopped;
-4. the API server of one engine gets SIGKILL: its EngineCore and workers are gone soon, it comes back with its adapter, and a
-   process of somebody else's whose command line contains "vllm serve" survives;
+3. invalid changes are refused before any engine is stopped;
+4. the API server of one engine gets SIGKILL: its EngineCore and workers are gone soon, it comes back with its adapter, and
+   another process whose command line contains "vllm serve" survives;
 5. the gateway gets SIGKILL: the next one finds both engines and starts none beside them;
 6. it stops, and no process is left.
 
@@ -34,9 +34,9 @@ from wire import post
 
 CHAT = "/v1/chat/completions"
 CLIENTS = 4
-# Of a client between two requests: engines that start must find some of the machine's two cores.
+# Pause of a client between two requests: starting engines need a share of the machine's two cores.
 PAUSE_SECONDS = 0.2
-# A start beside an engine under load, on two cores that others use too.
+# A start next to an engine under load, on two shared cores.
 CHANGE_SECONDS = 900
 SEQS = 32
 # From SIGKILL of the API server until no process of that engine is left.
@@ -50,7 +50,7 @@ def check(condition, message):
 
 
 class Fleet:
-    """A gateway with two engines of its own, and what can be seen of them."""
+    """A gateway with two engines of its own, and their state as seen from outside."""
 
     def __init__(self, root):
         self.root, self.folder = root, root / "fleet"
@@ -71,7 +71,7 @@ class Fleet:
             "VLLM_CACHE_ROOT": str(self.root / "cache"),
             "PYTHONUNBUFFERED": "1",
             "PYTHONDONTWRITEBYTECODE": "",
-            # Left alone, both engines pin their threads to the same core, and the one that starts beside load never gets it.
+            # By default both engines pin their threads to the same core, and one that starts next to a loaded one never gets it.
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "FLEET_TEST": str(self.folder),
         }
@@ -129,7 +129,7 @@ class Fleet:
         return found
 
     def leaders(self):
-        """Process ids of the engines' leaders, by name, as the journal says."""
+        """Process ids of the engines' leaders, by name, from the journal."""
         last = {}
         for line in (self.folder / ".sluice/journal.jsonl").read_text().splitlines():
             record = json.loads(line)
@@ -165,7 +165,7 @@ class Load:
                     self.failures.append((answer.status, answer.body[-300:]))
                 else:
                     self.done[which] += 1
-            except Exception as error:  # whatever a client sees counts
+            except Exception as error:  # any failure of a client counts
                 self.failures.append((0, repr(error)))
             number += CLIENTS
             self.over.wait(PAUSE_SECONDS)
@@ -212,20 +212,20 @@ def restarts_in_turn_under_load_lose_nothing(fleet):
         check("ad" in names, f"port {port} lost its adapter: {names}")
 
 
-def bad_wishes_are_refused_before_anything_stops(fleet):
+def invalid_changes_are_refused_before_any_engine_stops(fleet):
     before = fleet.leaders()
-    for wish, word in (("max-num-sqes=32", "max-num-s"), ("max-num-seqs=many", "max-num-seqs"), ("max-num-batched-tokens=4", "max")):
-        status, said = fleet.sluice("restart", "b0", "--set", wish)
-        print(f"  {wish}: {said.strip()}")
-        check(status == 1 and word in said, f"{wish}: {status} {said}")
+    for change, word in (("max-num-sqes=32", "max-num-s"), ("max-num-seqs=many", "max-num-seqs"), ("max-num-batched-tokens=4", "max")):
+        status, said = fleet.sluice("restart", "b0", "--set", change)
+        print(f"  {change}: {said.strip()}")
+        check(status == 1 and word in said, f"{change}: {status} {said}")
     status, said = fleet.sluice("restart", "b7")
     check(status == 1 and "p/b0, p/b1" in said, f"{status} {said}")
     check(before == fleet.leaders() and len(fleet.processes()) >= 4, "something was touched")
 
 
 def an_engine_that_lost_its_api_server_is_replaced_whole(fleet):
-    # Somebody else's process, which a kill by name would hit.
-    stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)  # vllm serve"])
+    # A process that the gateway did not start, which a kill by name would hit.
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)  # vllm serve"])
     try:
         leader = fleet.leaders()["b0"]
         family = {leader} | {pid for pid in fleet.processes() if os.getsid(pid) == os.getsid(leader)}
@@ -238,10 +238,10 @@ def an_engine_that_lost_its_api_server_is_replaced_whole(fleet):
         check(fleet.leaders()["b0"] != leader, "the same leader")
         check(fleet.backends()["b0"]["engine"]["restarts"] == 1, f"{fleet.backends()['b0']['engine']}")
         check(fleet.backends()["b0"]["engine"]["settings"].count(f"max-num-seqs={64}"), "unsettled flags survived a crash")
-        check(stranger.poll() is None, "a stranger was killed")
+        check(other.poll() is None, "another process was killed")
     finally:
-        stranger.kill()
-        stranger.wait()
+        other.kill()
+        other.wait()
 
 
 def a_gateway_that_was_killed_finds_its_engines(fleet):
@@ -263,7 +263,7 @@ def nothing_is_left_when_it_stops(fleet):
 STEPS = (
     both_start_with_their_adapter,
     restarts_in_turn_under_load_lose_nothing,
-    bad_wishes_are_refused_before_anything_stops,
+    invalid_changes_are_refused_before_any_engine_stops,
     an_engine_that_lost_its_api_server_is_replaced_whole,
     a_gateway_that_was_killed_finds_its_engines,
     nothing_is_left_when_it_stops,

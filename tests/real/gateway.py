@@ -1,4 +1,4 @@
-"""The gateway under test and an engine that only echoes, both as the suite sees them: processes and ports."""
+"""The gateway under test and an engine that only echoes, as processes with ports."""
 
 import hashlib
 import http.server
@@ -23,7 +23,7 @@ def binary():
 
 
 class Gateway(Process):
-    """`sluice serve` with a generated configuration, ready when it says so."""
+    """`sluice serve` with a generated configuration; waits until it is ready."""
 
     def __init__(self, folder, name, pools, models=(), extra=""):
         folder = pathlib.Path(folder)
@@ -46,7 +46,7 @@ class Gateway(Process):
         return total(self.metrics(), name, **labels)
 
     def idle(self):
-        """Waits until nothing is in flight, queued or reserved: a permit that leaked would stay for ever."""
+        """Waits until nothing is in flight, queued or reserved: a leaked permit would never be released."""
         status, text = get(self.admin + "/metrics")
         if status != 200 or "sluice_" not in text:
             raise Failed(f"{self.name} shows no metrics at {self.admin}/metrics ({status} {text[:200]!r})")
@@ -78,12 +78,12 @@ def model(name, **keys):
 
 
 class Echo:
-    """An engine that answers every POST with the length and SHA-256 of the body it got, on a thread of the suite."""
+    """An engine that responds to every POST with the length and SHA-256 of the body it got, on a thread of the suite."""
 
     def __init__(self, *models):
         class Handler(http.server.BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
-            # Head and body leave in two writes; with Nagle on, the second would wait for an acknowledgement.
+            # Head and body are sent in two writes; with Nagle on, the second would wait for an acknowledgement.
             disable_nagle_algorithm = True
 
             def answer(self, value):

@@ -73,7 +73,7 @@ def main():
     ours, theirs = [], []
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder) / "r.json"
-        # One of each for the server's sake; it is not counted.
+        # One run of each as a warm-up of the server; not counted.
         for command in (ours_command, theirs_command):
             measure(command, options, file, 0)
         for round_number in range(options.rounds):

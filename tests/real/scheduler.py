@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What vLLM's own scheduler decides, step by step: the oracle of the simulator's step loop.
+"""Records the decisions of vLLM's own scheduler, step by step: the reference for the simulator's step loop.
 
 Takes vLLM's scheduler by itself (no model, no worker; it needs no GPU and no weights), feeds it random requests and
 aborts under random limits, and writes down for every step what it scheduled, admitted, found in the prefix cache and
@@ -13,7 +13,7 @@ the same.
   SLUICE_SCHEDULER_TRACES=/tmp/more.jsonl cargo test --lib engine::tests::traces
 
 One line per case: the limits, the batches of events (batch i arrives while step i - 1 runs, or when nothing is left to
-do), and the steps: free blocks before it, [id, tokens] of who advances, [id, cached tokens, after a preemption] of who is
+do), and the steps: free blocks before it, [id, tokens] of requests that advance, [id, cached tokens, after a preemption] of requests
 admitted, and how many are preempted. The order of work is that of vLLM's engine loop with a queue of two batches (asynchronous scheduling)
 or of one.
 
@@ -118,7 +118,7 @@ class Case:
         lora = LoRAConfig(max_loras=limits["max_loras"], max_cpu_loras=3) if limits["max_loras"] else None
         config = VllmConfig(
             scheduler_config=scheduler_config, model_config=model, cache_config=cache_config, lora_config=lora)
-        # Not what the model's own configuration makes of it.
+        # Overrides the value derived from the model's configuration.
         config.scheduler_config.long_prefill_token_threshold = scheduler_config.long_prefill_token_threshold
         cache_config.num_gpu_blocks = limits["num_blocks"]
         spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=1, dtype=torch.float32)
@@ -128,7 +128,7 @@ class Case:
             vllm_config=config, kv_cache_config=kv, structured_output_manager=StructuredOutputManager(config),
             block_size=BLOCK, log_stats=True)
 
-    # What a request says.
+    # The fields of a request.
 
     def word(self, entry, position):
         text = ("head", entry["head"]) if position < entry["shared"] else ("tail", entry["id"])
@@ -159,7 +159,7 @@ class Case:
             return []
         batch = self.batches[self.batch]
         self.batch += 1
-        # Somebody leaves who is not about to end: what is first in a tie of the two is not the scheduler's business.
+        # Abort only requests that are not about to finish: the order of an abort and a finish in one step is not up to the scheduler.
         live = [name for name in self.scheduler.requests
                 if self.entries[name]["output"] - self.generated[name] > 3]
         if live and self.rng.random() < 0.15:
@@ -185,7 +185,7 @@ class Case:
         self.since_idle = self.since_idle + 1 if count else 0
         preempted = sum(
             request.num_preemptions - before[name] for name, request in scheduler.requests.items() if name in before)
-        # A plan may do nothing but preempt; the one after it answers for both.
+        # A step plan may only preempt; the next one covers both.
         self.preempted += preempted
         if count:
             entered = [r for r in scheduler.running if r.request_id not in running]

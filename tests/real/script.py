@@ -14,7 +14,7 @@ ASK = {**BASE, "messages": CONVERSATION}
 WRITE = {**BASE, "prompt": PROMPT}
 USAGE = {"include_usage": True}
 CONTINUOUS = {"include_usage": True, "continuous_usage_stats": True}
-# A bias that leaves the engine no choice: token 1 ends a sequence, token 1000 is "yste".
+# A bias that determines the token: token 1 ends a sequence, token 1000 is "yste".
 END, WORD = {"1": 100}, {"1000": 100}
 TOOL = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
 
@@ -81,7 +81,7 @@ def streams(route, base):
 
 
 def special():
-    """Answers whose end the request decides, and long prompts."""
+    """Responses whose end the request determines, and long prompts."""
     long = "hello world " * 9000
     for route, base in ((CHAT, ASK), (TEXT, WRITE)):
         prompt = (lambda text: {"messages": [{"role": "user", "content": text}]}) if route == CHAT else (lambda text: {"prompt": text})
@@ -167,7 +167,7 @@ def other():
 
 
 def adapters(folder):
-    """Adapters come and go; the order matters."""
+    """Adapters are loaded and unloaded; the order matters."""
     load, unload = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
     good = {"lora_name": "x1", "lora_path": folder}
     for body in ({}, {"lora_path": "x"}, {"lora_name": "x"}, {"lora_name": "", "lora_path": ""}, {"lora_name": "x", "lora_path": "/nope"}, good, good,

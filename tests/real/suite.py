@@ -1,9 +1,9 @@
-"""The gateway in front of two real vLLM servers: what a client sees, and what the servers see of it.
+"""The gateway in front of two real vLLM servers: as seen by a client and by the servers.
 
 Usage: suite.py ROOT [NAME...]      (ROOT from ./setup; NAME selects tests that contain it; `./run` does both steps)
 
-Every test is a function that takes the Rig. Expectations come from the same server asked directly, not from constants,
-wherever bytes are compared. After each test both gateways must hold nothing: no request, no queue, no reserved token.
+Every test is a function that takes the Rig. Expected bytes come from a direct request to the same server, not from constants.
+After each test both gateways must be idle: no request, no queue, no reserved token.
 The last line is `N passed, N failed`; the exit status is 1 when anything failed. Logs stay in ROOT/suite/.
 """
 
@@ -23,24 +23,24 @@ from wire import Call, call, post
 
 # A prompt estimated over this goes to the long pool. The short server could take four times as much.
 THRESHOLD = 2000
-# The issue's promise: an engine hears of a client that left within this time.
+# Required: the engine aborts the request of a client that left within this time.
 ABORT_SECONDS = 2
-# Askings until two streams are cut into the same events; see `equal`.
+# Attempts until two streams are cut into the same events; see `equal`.
 TRIES = 12
 PROMPT = "The quick brown fox jumps over the lazy dog."
 MESSAGES = [{"role": "user", "content": PROMPT}]
-# Seeded noise, for a short prompt that is alone on its engine. With a seed, vLLM 0.32 on a CPU dies of a prompt that is
-# prefilled in pieces, so everything long or concurrent is greedy.
+# Seeded sampling, for a short prompt that is alone on its engine. With a seed, vLLM 0.32 on a CPU crashes on a prompt that
+# is prefilled in chunks, so everything long or concurrent is greedy.
 SAMPLING = {"model": "tiny", "max_tokens": 12, "temperature": 1, "seed": 7, "ignore_eos": True}
 GREEDY = {"model": "tiny", "max_tokens": 12, "temperature": 0, "ignore_eos": True}
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
-# More than any client stays for; within both servers' context.
+# Longer than any client stays; within both servers' context.
 ENDLESS = {**GREEDY, "max_tokens": 7000}
 USAGE = {"include_usage": True}
 
 
 class Rig:
-    """Two engines, a gateway with a short and a long pool, and one with a single seat for what queues."""
+    """Two engines, a gateway with a short and a long pool, and one with a single slot, for tests of the queue."""
 
     def __init__(self, root):
         self.root, self.folder = root, root / "suite"
@@ -48,7 +48,7 @@ class Rig:
         self.processes, self.echoes = [], []
 
     def start(self):
-        # The log line of an abort is the only trace that this version leaves of one; its counter stays at 0.
+        # This version shows an abort only in its log; its counter stays at 0.
         self.short = self.add(Vllm("short", self.root, self.folder, 8192, "--enable-log-requests"))
         self.long = self.add(Vllm("long", self.root, self.folder, 32768, "--enable-log-requests"))
         self.short.healthy()
@@ -70,7 +70,7 @@ class Rig:
                      long_prefix=f"{{ threshold = {THRESHOLD}, slots = 2 }}", spill='["short"]'),
             ],
             [model("tiny", aliases='["default"]', tokenizer=tokenizer)],
-            # An engine that was killed comes back within the minute here; production waits longer between tries.
+            # A killed engine returns to rotation within a minute here; the default waits longer between attempts.
             '[health]\nprobe_interval = "500ms"\nejection_base = "1s"\nejection_max = "4s"',
         )
 
@@ -114,7 +114,7 @@ def check(condition, message):
 
 
 def steady(body):
-    """A body without what differs between two askings of the same question: ids and times."""
+    """A body without the parts that differ between two identical requests: ids and times."""
     body = re.sub(rb'"(id|request_id)":"[^"]*"', rb'"\1":"-"', body)
     return re.sub(rb'"(created|created_at|created_time|completed_at)":[0-9.]+', rb'"\1":0', body)
 
@@ -129,19 +129,19 @@ def by_choice(body):
 
 
 def directly_and_through(rig, engine, path, body, gate=None):
-    """The same request to the engine and to the gateway: both answers, with equal status and content type."""
+    """The same request to the engine and to the gateway: both responses, with equal status and content type."""
     direct, through = post(engine.url, path, body), post((gate or rig.gate).url, path, body)
     same(through.status, direct.status, "statuses")
     same(through.headers.get("content-type"), direct.headers.get("content-type"), "content types")
-    check(direct.whole and through.whole, "an answer was cut")
+    check(direct.whole and through.whole, "a response was cut")
     return direct, through
 
 
 def equal(rig, engine, path, body, gate=None, form=steady):
-    """Asks both until their answers are equal in `form`, and returns the one through the gateway.
+    """Sends to both until their responses are equal in `form`; returns the one through the gateway.
 
-    A busy vLLM merges tokens that its HTTP side was too slow to send one by one, so two askings of the engine itself may
-    differ in how the text is cut into events. Nothing else varies: a gateway that changes bytes never gets equal.
+    A busy vLLM merges tokens that its HTTP side was too slow to send one by one, so two requests to the engine itself may
+    differ in how the text is cut into events. Nothing else varies: if the gateway changed bytes, they would never be equal.
     """
     for _ in range(TRIES - 1):
         direct, through = directly_and_through(rig, engine, path, body, gate)
@@ -153,7 +153,7 @@ def equal(rig, engine, path, body, gate=None, form=steady):
 
 
 def long_prompt(rig, tokens):
-    """About `tokens` tokens in as many bytes as the vocabulary allows, so that bytes mislead an estimate."""
+    """About `tokens` tokens in as many bytes as the vocabulary allows, so that an estimate from bytes is wrong."""
     vocabulary = json.loads((rig.root / "tiny/tokenizer.json").read_text())["model"]["vocab"]
     word = max((w for w in vocabulary if re.fullmatch("Ġ[a-z]+", w)), key=len)
     return (" " + word[1:]) * tokens
@@ -179,7 +179,7 @@ def every_first_stream_of_several_choices_is_equal(rig):
     fresh.terminate()
 
 
-def chat_answers_are_equal(rig):
+def chat_responses_are_equal(rig):
     equal(rig, rig.short, CHAT, {**SAMPLING, "messages": MESSAGES})
 
 
@@ -249,7 +249,7 @@ def other_routes_are_equal(rig):
         answer = post(rig.gate.url, "/v1/responses", {**chain, "input": PROMPT, "max_output_tokens": 6, "stream": stream})
         same(answer.status, 200, "statuses")
         for got, last in ((message, b"message_stop"), (answer, b"response.completed")):
-            check(got.whole, "an answer was cut")
+            check(got.whole, "a response was cut")
             check(not stream or last in got.body or b"response.incomplete" in got.body, f"no end in {clip(got.body)}")
 
 
@@ -303,7 +303,7 @@ def control_routes_are_out_of_reach(rig):
             same(call(rig.gate.url, method, path).status, 404, f"statuses of {method} {path}")
 
 
-# Names that others rely on.
+# Names that clients and dashboards rely on.
 
 
 def headers_name_the_way_a_request_went(rig):
@@ -376,11 +376,11 @@ MADE = "vllm:generation_tokens_total"
 
 
 def aborted(engine, leave, tokens=ENDLESS["max_tokens"]):
-    """After `leave` the engine says in time that it aborted one request more, and makes no more tokens.
+    """After `leave` the engine logs one more abort in time, and generates no more tokens.
 
-    On a small machine vLLM's API server is now and then stuck for seconds, asked directly too, while the engine core
-    runs. So only time in which the engine answered counts, and a try does not count whose request made all its `tokens`
-    meanwhile, for nothing was left to abort.
+    On a small machine vLLM's API server sometimes hangs for seconds, for direct requests too, while the engine core
+    runs. So only time in which the engine responded counts, and an attempt does not count whose request generated all its
+    `tokens` meanwhile, because nothing was left to abort.
     """
     for _ in range(TRIES):
         before, made, answering = aborts(engine), engine.metric(MADE), 0
@@ -398,7 +398,7 @@ def aborted(engine, leave, tokens=ENDLESS["max_tokens"]):
         if engine.metric(MADE) - made < tokens:
             raise AssertionError(f"{engine.name} did not abort within {ABORT_SECONDS} s; log: {engine.log}")
         until("the engine runs nothing", lambda: engine.running() == 0, 30)
-    raise AssertionError(f"{engine.name} ended every one of {TRIES} requests before it could hear of its client")
+    raise AssertionError(f"{engine.name} ended every one of {TRIES} requests before its client had left")
 
 
 def gone(rig):
@@ -436,7 +436,7 @@ def a_client_that_leaves_before_the_first_token_is_aborted(rig):
     check(early, "the first token came before the client could leave")
 
 
-def a_client_that_leaves_a_plain_answer_is_aborted(rig):
+def a_client_that_leaves_a_plain_response_is_aborted(rig):
     def leave():
         seen = received(rig.short)
         one = Call(rig.gate.url, "POST", CHAT, {**ENDLESS, "messages": MESSAGES})
@@ -497,7 +497,7 @@ def the_official_client_works(rig):
 def the_official_async_client_works(rig):
     import openai
 
-    async def talk():
+    async def converse():
         async with openai.AsyncOpenAI(base_url=rig.gate.url + "/v1", api_key="none", max_retries=0, timeout=60) as client:
             options = {"model": "tiny", "max_tokens": 8, "temperature": 0, "extra_body": {"ignore_eos": True}}
 
@@ -518,14 +518,14 @@ def the_official_async_client_works(rig):
                 break
             await left.close()
 
-    asyncio.run(talk())
+    asyncio.run(converse())
     aborted(rig.short, lambda: asyncio.run(leave()))
 
 
-# Processes that end. These come last, since they take away what the others need.
+# Processes that end. These come last, because the other tests need the processes.
 
 
-def a_gateway_told_to_stop_finishes_its_streams(rig):
+def a_stopping_gateway_finishes_its_streams(rig):
     gate = rig.add(rig.gateway("stopping"))
     one = Call(gate.url, "POST", CHAT, {**SAMPLING, "messages": MESSAGES, "stream": True, "max_tokens": 600})
     pieces = one.stream()
@@ -537,7 +537,7 @@ def a_gateway_told_to_stop_finishes_its_streams(rig):
     same(gate.child.wait(20), 0, "exit statuses")
 
 
-def a_killed_engine_ends_its_streams_and_nobody_elses(rig):
+def a_killed_engine_ends_only_its_own_streams(rig):
     import openai
 
     talk = {**GREEDY, "messages": MESSAGES, "stream": True, "max_tokens": 1500}
@@ -547,7 +547,7 @@ def a_killed_engine_ends_its_streams_and_nobody_elses(rig):
     endless = {**GREEDY, "max_tokens": 29000}
     for one in kept:
         next(one.stream())
-    # One after the other: a long prompt goes where fewest long prefills run, and home on a tie.
+    # One after the other: a long prompt goes to the backend with the fewest long prefills, on a tie to its home pool.
     lost = []
     for _ in range(2):
         lost.append(Call(rig.gate.url, "POST", TEXT, {**endless, "prompt": prompt, "stream": True}))
@@ -572,17 +572,17 @@ def a_killed_engine_ends_its_streams_and_nobody_elses(rig):
         answer = one.finish()
         last = [e for e in answer.events() if e != "[DONE]"][-1]
         check("error" in json.loads(last), f"the stream ended without an error event: {clip(last)}")
-        own = "EngineCore" in last  # the engine's own last words, which are followed by its own [DONE]
+        own = "EngineCore" in last  # the engine's own error event, which is followed by its own [DONE]
         check(own or "[DONE]" not in answer.events(), "a dead stream claims to be done")
         check(not re.search(r'"finish_reason":"(length|stop)"', answer.text()), "a fake finish")
-    # Nothing of the plain answer had been sent, so the other side may take it (within its own context) or 502 says so.
+    # No byte of the plain response had been sent, so the other pool may serve it (within its own context) or it is a 502.
     answer = plain.finish()
-    check(answer.status in (200, 502), f"status {answer.status} for a plain answer of a killed engine: {clip(answer.body)}")
+    check(answer.status in (200, 502), f"status {answer.status} for a plain response of a killed engine: {clip(answer.body)}")
     for one in kept:
         answer = one.finish()
         check(answer.whole and answer.events()[-1] == "[DONE]", "a stream of the living engine was cut")
 
-    # With the long side gone its prompts spill to the short one, as the configuration allows.
+    # Without a long backend its prompts spill to the short pool, as the configuration allows.
     spilled = post(rig.gate.url, TEXT, {**GREEDY, "prompt": prompt})
     same((spilled.status, spilled.headers.get("x-sluice-pool")), (200, "short"), "spilled")
     until("the gateway holds nothing", lambda: rig.gate.metric("sluice_in_flight") == 0, 10)
@@ -606,7 +606,7 @@ def an_engine_that_returns_is_used_again(rig):
 TESTS = [
     chat_streams_are_equal_from_the_first_one_on,
     every_first_stream_of_several_choices_is_equal,
-    chat_answers_are_equal,
+    chat_responses_are_equal,
     completions_and_their_streams_are_equal,
     a_client_that_asks_for_usage_gets_it,
     streams_of_several_choices_are_equal,
@@ -627,12 +627,12 @@ TESTS = [
     an_upstream_connection_that_idled_out_is_not_an_error,
     a_client_that_leaves_mid_stream_is_aborted,
     a_client_that_leaves_before_the_first_token_is_aborted,
-    a_client_that_leaves_a_plain_answer_is_aborted,
+    a_client_that_leaves_a_plain_response_is_aborted,
     a_client_that_leaves_the_queue_never_reaches_the_engine,
     the_official_client_works,
     the_official_async_client_works,
-    a_gateway_told_to_stop_finishes_its_streams,
-    a_killed_engine_ends_its_streams_and_nobody_elses,
+    a_stopping_gateway_finishes_its_streams,
+    a_killed_engine_ends_only_its_own_streams,
     an_engine_that_returns_is_used_again,
 ]
 

@@ -1,4 +1,4 @@
-"""A client that sees bytes: HTTP/1.1 over a plain socket, so that a capture or a comparison hides nothing.
+"""A byte-level client: HTTP/1.1 over a plain socket, so that captures and comparisons see every byte.
 
 It understands Content-Length, chunked bodies and bodies ended by close; it keeps the undecoded bytes beside the decoded
 ones. It does not follow redirects, compress, pool or retry.
@@ -8,14 +8,14 @@ import json
 import socket
 import time
 
-# Nothing in the suite may wait longer than this for the next byte.
+# Time limit for the next byte, in the whole suite.
 SILENCE_SECONDS = 60
 
 
 class Answer:
     """One response: `status`, `headers` (lower-case names), `head` and `raw` as received, `body` decoded.
 
-    `whole` is false when the connection ended before the framing said so: the mark of a server that died.
+    `whole` is false when the connection ended before the end of the framing, as when the server died.
     """
 
     def __init__(self):
@@ -33,7 +33,7 @@ class Answer:
 
 
 class Call:
-    """One request on a connection of its own. `stream()` yields decoded pieces as they arrive; `close()` leaves early."""
+    """One request on a connection of its own. `stream()` yields decoded pieces as they arrive; `close()` disconnects early."""
 
     def __init__(self, url, method, path, body=b"", headers=None, timeout=SILENCE_SECONDS):
         if isinstance(body, (dict, list)):
@@ -53,7 +53,7 @@ class Call:
             try:
                 self.socket.sendall(body)
             except (BrokenPipeError, ConnectionResetError):
-                pass  # refused before the body was through: the answer says why
+                pass  # refused before the body was sent: the response has the reason
 
     def receive(self):
         """More bytes into `pending`; false at the end of the connection (a reset counts as one)."""
@@ -65,7 +65,7 @@ class Call:
         return bool(more)
 
     def read_head(self):
-        """Waits for the status line and headers; returns the answer so far."""
+        """Waits for the status line and headers; returns the response so far."""
         answer = self.answer
         while not answer.head:
             end = self.pending.find(b"\r\n\r\n")
@@ -128,7 +128,7 @@ class Call:
         """Reads to the end and closes."""
         for _ in self.stream():
             pass
-        # What a dying server managed to send of an unfinished chunk belongs to the capture too.
+        # The received part of an unfinished chunk belongs to the capture, too.
         self.answer.raw += self.pending
         self.pending = b""
         self.close()
@@ -139,7 +139,7 @@ class Call:
 
 
 def call(url, method, path, body=b"", headers=None, **options):
-    """Request and whole answer in one step."""
+    """Sends a request and reads its whole response."""
     return Call(url, method, path, body, headers, **options).finish()
 
 

@@ -1,7 +1,7 @@
 //! Configurations that change: while the gateway runs, and while it does not.
 //!
-//! Whatever the file says afterwards, an engine is stopped only when its successor can work and other backends serve its
-//! models, and no engine that is no longer configured goes on.
+//! After any change of the file, an engine is stopped only when its successor can start and other backends serve its
+//! models, and no engine keeps running that is no longer configured.
 
 use std::time::Duration;
 
@@ -18,15 +18,15 @@ use crate::load::Load;
 use crate::ports::free_port;
 use crate::rig::{ENGINES, Rig};
 
-/// Only a failing test takes that long.
+/// Time limit of a test.
 const LIMIT: Duration = Duration::from_secs(240);
 
-/// Every engine as it stands.
+/// The status of every engine.
 async fn engines(rig: &Rig) -> anyhow::Result<Vec<EngineView>> {
     Ok(rig.status().await?.pools[0].backends.iter().filter_map(|backend| backend.engine.clone()).collect())
 }
 
-/// Waits until all engines serve with this.
+/// Waits until all engines serve with these settings.
 async fn all_run_with(rig: &Rig, settings: &str) -> anyhow::Result<()> {
     rig.until(&format!("all run with {settings}"), async |rig| {
         let engines = engines(rig).await?;
@@ -43,10 +43,10 @@ async fn ends_well(load: Load, mut rig: Rig) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Flags that were changed while the gateway was down: the engines go on with the old ones until each has its turn; flags
-/// that cannot work stop nothing.
+/// Flags that were changed while the gateway was down: the engines keep the old ones until each is restarted in turn; invalid
+/// flags stop no engine.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn flags_that_changed_while_the_gateway_was_down_are_rolled_out_and_wrong_ones_stop_nothing() {
+async fn flags_that_changed_while_the_gateway_was_down_are_rolled_out_and_invalid_ones_stop_no_engine() {
     let rolled = async {
         let mut rig = Rig::start("").await?;
         let before = rig.processes()?;
@@ -76,13 +76,13 @@ async fn an_engine_that_is_no_longer_configured_is_stopped_by_the_next_gateway()
         ensure!(!rig.processes_of("b")?.is_empty(), "{:?}", rig.processes()?);
         let others = [rig.processes_of("a")?, rig.processes_of("c")?];
         rig.kill().await?;
-        // Its place is taken by another one on the same port.
+        // Another engine takes its port.
         rig.edit("name = \"b\"\n[pool.backend.launch]", "name = \"d\"\n[pool.backend.launch]")?;
         rig.run().await?;
         rig.settled().await?;
         ensure!(rig.processes_of("b")?.is_empty(), "{}", rig.log());
         ensure!(!rig.processes_of("d")?.is_empty(), "{}", rig.log());
-        ensure!(others == [rig.processes_of("a")?, rig.processes_of("c")?], "they were not to be touched");
+        ensure!(others == [rig.processes_of("a")?, rig.processes_of("c")?], "other engines were changed");
         ensure!(rig.log().contains("stopped: it ran, and is no longer configured as it was"), "{}", rig.log());
         rig.stop().await?;
         ensure!(rig.processes()?.is_empty(), "left: {:?}", rig.processes()?);
@@ -91,9 +91,9 @@ async fn an_engine_that_is_no_longer_configured_is_stopped_by_the_next_gateway()
     timeout(LIMIT, cleared).await.expect("took longer than allowed").unwrap();
 }
 
-/// Two reloads in a row: the second wins, whatever the first has begun.
+/// Two reloads in a row: the second wins, even over changes that the first has started.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_latest_of_several_reloads_is_what_runs() {
+async fn the_latest_of_several_reloads_wins() {
     let rolled = async {
         let rig = Rig::start("").await?;
         let load = Load::on(rig.port);
@@ -108,8 +108,8 @@ async fn the_latest_of_several_reloads_is_what_runs() {
         let journal = rig.journal()?;
         let started: std::collections::BTreeSet<_> =
             journal.iter().filter(outdated).filter_map(|line| line["backend"].as_str()).collect();
-        ensure!(started.len() <= 1, "{started:?} were started with what was outdated by then");
-        // And back to what ran at first, while the last one has hardly settled.
+        ensure!(started.len() <= 1, "{started:?} were started with outdated settings");
+        // And back to the first settings, just after the last engine was changed.
         rig.reconfigure("max-num-seqs = 48", "max-num-seqs = 64").await?;
         all_run_with(&rig, "max-num-seqs=64").await?;
         ends_well(load, rig).await
@@ -117,9 +117,9 @@ async fn the_latest_of_several_reloads_is_what_runs() {
     timeout(LIMIT, rolled).await.expect("took longer than allowed").unwrap();
 }
 
-/// The gateway stops in the middle of a rollout: nothing is started any more and nothing is left.
+/// The gateway stops in the middle of a rollout: it starts no further engine and leaves no process.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_gateway_that_stops_in_the_middle_of_a_rollout_leaves_nothing() {
+async fn a_gateway_that_stops_in_the_middle_of_a_rollout_leaves_no_process() {
     let stopped = async {
         let mut rig = Rig::start("").await?;
         rig.reconfigure("max-num-seqs = 64", "max-num-seqs = 40").await?;
@@ -127,7 +127,7 @@ async fn a_gateway_that_stops_in_the_middle_of_a_rollout_leaves_nothing() {
             .await?;
         rig.stop().await?;
         ensure!(rig.processes()?.is_empty(), "left: {:?}\n{}", rig.processes()?, rig.log());
-        // The next one starts all with what the file says.
+        // The next gateway starts all engines with the settings of the file.
         rig.run().await?;
         all_run_with(&rig, "max-num-seqs=40").await?;
         rig.stop().await
@@ -135,7 +135,7 @@ async fn a_gateway_that_stops_in_the_middle_of_a_rollout_leaves_nothing() {
     timeout(LIMIT, stopped).await.expect("took longer than allowed").unwrap();
 }
 
-/// New flags that do not come up are rolled back, and a second reload of the same file tries them again.
+/// New flags with which the engine does not start are rolled back, and a second reload of the same file tries them again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_reload_that_was_rolled_back_can_be_repeated() {
     let repeated = async {
@@ -156,10 +156,10 @@ async fn a_reload_that_was_rolled_back_can_be_repeated() {
     timeout(LIMIT, repeated).await.expect("took longer than allowed").unwrap();
 }
 
-/// Another environment, another name: another engine comes in the old one's place, one at a time and without a loss; when
-/// the file says at once what it said before, nothing of it remains.
+/// Another environment, another name: another engine replaces the old one, one at a time and without lost requests;
+/// when the change is reverted at once, it has no effect.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn engines_are_replaced_under_load_and_a_reload_that_is_taken_back_leaves_them_alone() {
+async fn engines_are_replaced_under_load_and_a_reverted_reload_leaves_them_running() {
     let replaced = async {
         let rig = Rig::start("").await?;
         let load = Load::on(rig.port);
@@ -181,7 +181,7 @@ async fn engines_are_replaced_under_load_and_a_reload_that_is_taken_back_leaves_
         })
         .await?;
         rig.settled().await?;
-        // The name changes and the place does not.
+        // The name changes, the position in the file does not.
         rig.reconfigure("name = \"b\"\n[pool.backend.launch]", "name = \"d\"\n[pool.backend.launch]").await?;
         rig.until("b is gone", async |rig| Ok(rig.processes_of("b")?.is_empty())).await?;
         rig.settled().await?;
@@ -193,7 +193,7 @@ async fn engines_are_replaced_under_load_and_a_reload_that_is_taken_back_leaves_
 
 /// The only other backend dies while an engine drains: the engine is not stopped.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_engine_that_turned_out_to_be_the_last_is_not_stopped() {
+async fn an_engine_that_becomes_the_last_one_while_it_drains_is_not_stopped() {
     let spared = async {
         let mut rig = Rig::start("").await?;
         for other in ["b", "c"] {
@@ -208,7 +208,7 @@ async fn an_engine_that_turned_out_to_be_the_last_is_not_stopped() {
         for pid in rig.processes_of("c")? {
             kill(Pid::from_raw(pid), Signal::SIGKILL)?;
         }
-        rig.until("that was noticed", async |rig| Ok(rig.status().await?.pools[0].backends[2].state != "ready"))
+        rig.until("the failure is noticed", async |rig| Ok(rig.status().await?.pools[0].backends[2].state != "ready"))
             .await?;
         drop(stream);
         rig.until("the change ends", async |rig| {
@@ -226,7 +226,7 @@ async fn an_engine_that_turned_out_to_be_the_last_is_not_stopped() {
     timeout(LIMIT, spared).await.expect("took longer than allowed").unwrap();
 }
 
-/// A stream of an hour, of which the beginning was seen.
+/// An hour-long stream whose first events have arrived.
 async fn long_stream(port: u16) -> anyhow::Result<TcpStream> {
     let body = r#"{"model":"m","prompt":"x","max_tokens":100000,"ignore_eos":true,"stream":true}"#;
     let mut socket = TcpStream::connect(("127.0.0.1", port)).await?;
@@ -268,14 +268,14 @@ async fn a_backend_that_becomes_external_gets_requests_again() {
     timeout(LIMIT, handed).await.expect("took longer than allowed").unwrap();
 }
 
-/// Engines without a port get one each and keep it; one that is configured anew while they run does not move them.
+/// Engines without a port get one each and keep it; a port configured while they run does not move them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn engines_without_a_port_are_given_one_and_keep_it() {
     let given = async {
         let mut rig = Rig::start("").await?;
         let before = rig.processes()?;
         let ports = rig.ports;
-        // A port that is changed while the engine runs there is taken over by the next gateway only.
+        // A changed port of a running engine takes effect only with the next gateway.
         let other = free_port();
         rig.reconfigure(&format!("port = {}\n", ports[0]), &format!("port = {other}\n")).await?;
         ensure!(rig.log().contains("launch.port: changed; needs a restart"), "{}", rig.log());
@@ -294,7 +294,7 @@ async fn engines_without_a_port_are_given_one_and_keep_it() {
         rig.kill().await?;
         rig.run().await?;
         rig.settled().await?;
-        ensure!(rig.processes()? == running, "they are found where they were: {}", rig.log());
+        ensure!(rig.processes()? == running, "the engines were not adopted: {}", rig.log());
         rig.stop().await
     };
     timeout(LIMIT, given).await.expect("took longer than allowed").unwrap();
@@ -317,11 +317,11 @@ async fn adapters_follow_the_configuration_without_a_restart() {
         rig.edit("models = [\"m\"]", "models = [\"m\", \"ad\"]")?;
         rig.reconfigure(model, &adapter("one")).await?;
         loaded_from(&rig, Some("one")).await?;
-        // It does not fit: what is loaded stays, and once it fits it is loaded.
+        // The adapter's rank is too high: the loaded one stays until the new one fits.
         rig.reconfigure("adapter = \"one\"", "adapter = \"two\"").await?;
         rig.until("the failure is logged", async |rig| Ok(rig.log().contains("tried again every"))).await?;
         loaded_from(&rig, Some("one")).await?;
-        // A gateway that finds the engines again does not stop them for it.
+        // A gateway that adopts the engines does not stop them because of it.
         rig.kill().await?;
         rig.run().await?;
         rig.settled().await?;
@@ -331,7 +331,7 @@ async fn adapters_follow_the_configuration_without_a_restart() {
         rig.edit("models = [\"m\", \"ad\"]", "models = [\"m\"]")?;
         rig.reconfigure(&adapter("two"), model).await?;
         loaded_from(&rig, None).await?;
-        ensure!(rig.processes()? == before, "no engine was restarted");
+        ensure!(rig.processes()? == before, "an engine was restarted");
         rig.stop().await
     };
     timeout(LIMIT, followed).await.expect("took longer than allowed").unwrap();
@@ -354,9 +354,9 @@ async fn loaded_from(rig: &Rig, folder: Option<&str>) -> anyhow::Result<()> {
     .await
 }
 
-/// Engines that commands start and stop are taken through restarts, over a kill of the gateway and through a crash too.
+/// Engines that commands start and stop: restarts, a kill of the gateway, and a crash.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn engines_that_commands_run_are_restarted_healed_and_found_again() {
+async fn engines_run_by_commands_are_restarted_recovered_and_adopted() {
     let commanded = async {
         let mut rig = Rig::start("").await?;
         rig.stop().await?;
@@ -399,7 +399,7 @@ async fn engines_that_commands_run_are_restarted_healed_and_found_again() {
     timeout(LIMIT, commanded).await.expect("took longer than allowed").unwrap();
 }
 
-/// A backend whose engine a shell brings up, as a service manager would.
+/// A backend whose engine is started by a shell, as by a service manager.
 fn controlled(rig: &Rig, name: &str, port: u16) -> String {
     let (pid, sluice) = (rig.path(&format!("pid.{name}")), crate::rig::binary());
     let (pid, sluice, folder) = (pid.display(), sluice.display(), rig.path("").display().to_string());
@@ -419,7 +419,7 @@ fn controlled(rig: &Rig, name: &str, port: u16) -> String {
     )
 }
 
-/// Two engines change their devices in one reload: never are both on one, and no request is lost meanwhile.
+/// Two engines swap devices in one reload: they never share one, and no request is lost.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn engines_that_swap_their_devices_never_share_one() {
     let swapped = async {
@@ -463,9 +463,9 @@ fn devices_of(rig: &Rig, name: &str) -> anyhow::Result<std::collections::BTreeSe
     Ok(rig.processes_of(name)?.iter().filter_map(visible).collect())
 }
 
-/// While no gateway ran, an engine was handed to commands: the one that was started before is ended first.
+/// An engine's driver was changed to commands while no gateway ran: the old process is stopped first.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_engine_that_commands_are_to_run_from_now_on_replaces_the_one_that_runs() {
+async fn an_engine_moved_to_the_command_driver_replaces_the_running_one() {
     let handed = async {
         let mut rig = Rig::start("").await?;
         rig.kill().await?;
@@ -475,9 +475,9 @@ async fn an_engine_that_commands_are_to_run_from_now_on_replaces_the_one_that_ru
         rig.run().await?;
         rig.settled().await?;
         let left = rig.processes_of("a")?;
-        ensure!(left.iter().all(|pid| !before.contains(pid)), "{left:?} of {before:?} go on:\n{}", rig.log());
+        ensure!(left.iter().all(|pid| !before.contains(pid)), "{left:?} of {before:?} still run:\n{}", rig.log());
         let now: i32 = std::fs::read_to_string(rig.path("pid.a"))?.trim().parse()?;
-        ensure!(!before.contains(&now) && kill(Pid::from_raw(now), None).is_ok(), "it does not run");
+        ensure!(!before.contains(&now) && kill(Pid::from_raw(now), None).is_ok(), "the engine does not run");
         rig.stop().await?;
         ensure!(rig.processes()?.is_empty(), "left: {:?}", rig.processes()?);
         anyhow::Ok(())

@@ -72,7 +72,7 @@ impl Load {
         self.done.load(Relaxed)
     }
 
-    /// Lets every client finish what it is at; all losses.
+    /// Lets every client finish its request; returns all losses.
     pub(crate) async fn end(self) -> Vec<Loss> {
         self.stop.store(true, Relaxed);
         self.clients.join_all().await.into_iter().flatten().collect()

@@ -1,15 +1,15 @@
-//! Rolling restarts of engines that the gateway runs, under load, while everything goes wrong.
+//! Rolling restarts of engines that the gateway runs, under load, with a fault in each.
 //!
 //! Three simulated engines, clients that never pause, and one restart after the other with other flags. Each restart meets
 //! one fault: the start fails, or hangs; the engine runs out of memory under load, or hangs there; it ignores SIGTERM;
-//! it leaves a child behind; another process takes its port; the gateway itself is killed. Afterwards must hold:
+//! it leaves a child behind; another process takes its port; the gateway itself is killed. The test checks:
 //!
-//! 1. no request was lost but by a fault that kills by itself: a stream on an engine while that engine crashed, a
+//! 1. requests were lost only to faults that cut them directly: a stream on an engine that crashed, a
 //!    connection of a gateway that was killed. Restarts lose none;
-//! 2. whenever the test looked, all engines but the one being changed were ready (after a kill of the gateway: again as
-//!    soon as it has found them);
-//! 3. every change has the outcome that its fault calls for, and the journal says so, with the reason;
-//! 4. at the end no process of any engine is left, whatever session it is in.
+//! 2. at every check, all engines but the one being changed were ready (after a kill of the gateway: once it has
+//!    adopted them);
+//! 3. every change has the outcome expected for its fault, and the journal records it with the reason;
+//! 4. at the end no process of any engine is left, in any session.
 //!
 //! `SLUICE_ROLLING_RESTARTS` sets the number of restarts (default: each fault once), `SLUICE_ROLLING_SEED` the order.
 
@@ -30,7 +30,7 @@ use tokio::time::{Instant, sleep, timeout};
 use load::{Load, Loss};
 use rig::{ENGINES, LOOK, Rig, TIMEOUT};
 
-/// Time for everything beside the restarts.
+/// Time allowed for start and stop.
 const OVERHEAD: Duration = Duration::from_secs(120);
 /// Time allowed per restart; most take two seconds.
 const PER_RESTART: Duration = Duration::from_secs(15);
@@ -61,7 +61,7 @@ const FAULTS: [Fault; 9] = [
 ];
 
 impl Fault {
-    /// What the engine's script calls it, if the fault is the engine's own.
+    /// Its name in the engine's script, if the engine causes the fault.
     fn word(self) -> Option<&'static str> {
         match self {
             Self::StartFails => Some("start-fails"),
@@ -74,7 +74,7 @@ impl Fault {
     }
 }
 
-/// A time in which losses of a kind are the fault's own doing.
+/// A period in which the fault itself causes losses.
 #[derive(Debug)]
 struct Window {
     from: Instant,
@@ -84,7 +84,7 @@ struct Window {
 }
 
 impl Window {
-    /// Whether a loss is what the fault does by itself.
+    /// Whether the fault itself caused a loss.
     fn explains(&self, loss: &Loss) -> bool {
         let meanwhile = loss.began <= self.until && loss.ended >= self.from;
         meanwhile && self.backend.is_none_or(|backend| loss.backend.as_deref() == Some(backend))
@@ -96,7 +96,7 @@ fn setting(name: &str, default: u64) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rolling_restarts_lose_nothing_whatever_goes_wrong() {
+async fn rolling_restarts_lose_no_request_under_any_fault() {
     let restarts = setting("SLUICE_ROLLING_RESTARTS", FAULTS.len() as u64);
     let limit = OVERHEAD + PER_RESTART * u32::try_from(restarts).unwrap();
     timeout(limit, roll(restarts, setting("SLUICE_ROLLING_SEED", 1))).await.expect("took longer than allowed").unwrap();
@@ -114,7 +114,7 @@ async fn roll(restarts: u64, seed: u64) -> anyhow::Result<()> {
             (1..order.len()).rev().for_each(|i| order.swap(i, rng.below(i + 1)));
         }
         let (fault, name) = (order[turn], ENGINES[rng.below(ENGINES.len())]);
-        // Never what ran before.
+        // Never the current value.
         let seqs = 32 + number as usize % 31;
         let last = one(&mut rig, fault, name, seqs, &mut rng, &mut windows)
             .await
@@ -175,7 +175,7 @@ async fn one(
         } else {
             hang(rig, name).await?;
         }
-        rig.until("the crash was noticed", async |rig| Ok(restarts_of(rig, name).await? > before)).await?;
+        rig.until("the crash is noticed", async |rig| Ok(restarts_of(rig, name).await? > before)).await?;
     }
     rig.settled().await?;
     if matches!(fault, Fault::OomUnderLoad | Fault::HangsUnderLoad) {
@@ -208,27 +208,31 @@ async fn ended(rig: &Rig, name: &str, id: u64, fault: Fault) -> anyhow::Result<L
     }
 }
 
-/// The outcome, the flags that run, and what the journal says about both.
+/// Checks the outcome, the running flags and the journal.
 async fn judge(rig: &Rig, fault: Fault, name: &str, seqs: usize, last: &LastChange) -> anyhow::Result<()> {
     let (outcomes, reason): (&[&str], &str) = match fault {
         Fault::None | Fault::SigtermIgnored | Fault::OrphanChild => (&["done"], ""),
         Fault::OomUnderLoad | Fault::HangsUnderLoad => (&["done"], ""),
         Fault::StartFails => (&["rolled_back"], "out of memory"),
         Fault::StartHangs => (&["rolled_back"], "no progress"),
-        // It may be held for so long that the old settings do not come up at once either.
+        // The port may be held so long that the old settings do not start at once either.
         Fault::PortTaken => (&["rolled_back", "done", "failed"], ""),
         Fault::GatewayKilled => (&["done", "aborted", "rolled_back"], ""),
     };
     ensure!(outcomes.contains(&last.outcome.as_str()), "{fault:?} ended as {last:?}");
     let why = last.why.clone().unwrap_or_default().to_lowercase();
-    ensure!(why.contains(reason), "the reason does not say '{reason}': {last:?}");
+    ensure!(why.contains(reason), "the reason does not contain '{reason}': {last:?}");
     let crashed = matches!(fault, Fault::OomUnderLoad | Fault::HangsUnderLoad);
     let status = rig.status().await?;
     let backend = status.pools[0].backends.iter().find(|backend| backend.name == name).context("configured")?;
     let engine = backend.engine.clone().context("the gateway runs it")?;
     let runs_new = engine.settings == format!("max-num-seqs={seqs}");
     ensure!(crashed || runs_new == (last.outcome == "done"), "runs {} after {last:?}", engine.settings);
-    ensure!(!crashed || engine.settings == "max-num-seqs=64", "not back to what was good: {}", engine.settings);
+    ensure!(
+        !crashed || engine.settings == "max-num-seqs=64",
+        "not back to the last working settings: {}",
+        engine.settings
+    );
     // In the same step as the engine's own limit.
     let slots = engine.settings.strip_prefix("max-num-seqs=").and_then(|n| n.parse().ok());
     ensure!(backend.slots.limit == slots, "{:?} slots with {}", backend.slots.limit, engine.settings);
@@ -237,7 +241,7 @@ async fn judge(rig: &Rig, fault: Fault, name: &str, seqs: usize, last: &LastChan
         let ended = &line["life"]["ended"];
         ended["id"].as_u64() == Some(last.id) && ended["outcome"] == last.outcome.as_str()
     });
-    ensure!(recorded, "the journal does not say how change {} ended", last.id);
+    ensure!(recorded, "the journal has no end of change {}", last.id);
     Ok(())
 }
 
@@ -305,9 +309,9 @@ async fn a_restart_without_replacement_capacity_is_refused_or_holds_requests() {
     timeout(OVERHEAD, held).await.expect("took longer than allowed").unwrap();
 }
 
-/// Flags that change in the configuration go through the fleet one engine at a time; flags that cannot work stop nothing.
+/// Flags that change in the configuration are applied one engine at a time; invalid flags stop no engine.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_reload_takes_changed_engines_through_a_restart_each() {
+async fn a_reload_restarts_changed_engines_one_at_a_time() {
     let rolled = async {
         let mut rig = Rig::start("").await?;
         let load = Load::on(rig.port);
@@ -315,7 +319,7 @@ async fn a_reload_takes_changed_engines_through_a_restart_each() {
         let refused = rig.restart("a", &["max-num-seqs=many".to_owned()], &[]).await.unwrap_err().to_string();
         ensure!(refused.contains("these settings would not start") && refused.contains("max-num-seqs"), "{refused}");
         rig.reconfigure("max-num-seqs = 64", "max-num-seqs = 40").await?;
-        rig.until("all run with what the file says", async |rig| {
+        rig.until("all run with the settings of the file", async |rig| {
             let status = rig.status().await?;
             let engines = status.pools[0].backends.iter().filter_map(|backend| backend.engine.as_ref());
             let serving = status.pools[0].backends.iter().filter(|backend| backend.state == "ready").count();
@@ -335,7 +339,7 @@ async fn a_reload_takes_changed_engines_through_a_restart_each() {
 
 /// A gateway that was killed finds its engines again and does not start others beside them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_gateway_that_was_killed_finds_its_engines_again() {
+async fn a_killed_gateways_successor_adopts_its_engines() {
     let adopted = async {
         let mut rig = Rig::start("").await?;
         let before = rig.processes()?;
@@ -359,9 +363,9 @@ async fn a_gateway_that_was_killed_finds_its_engines_again() {
     timeout(OVERHEAD, adopted).await.expect("took longer than allowed").unwrap();
 }
 
-/// The same where the configuration says that such engines are stopped.
+/// The same with a configuration that stops such engines.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_gateway_that_may_not_adopt_stops_what_it_finds_before_it_starts_anything() {
+async fn a_gateway_that_may_not_adopt_stops_found_engines_before_it_starts_its_own() {
     let replaced = async {
         let mut rig = Rig::start("on_start = \"stop\"").await?;
         let before = rig.processes()?;

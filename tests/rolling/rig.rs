@@ -1,4 +1,4 @@
-//! The gateway under test as a process that runs three engines, and what can be seen of it from outside.
+//! The gateway under test as a process that runs three engines, and its state as seen from outside.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -16,14 +16,14 @@ use tokio::time::{Instant, sleep};
 
 use crate::ports::free_port;
 
-/// Time for anything that the gateway or an engine has to do.
+/// Time limit of every wait.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
-/// Pause between two looks at a condition.
+/// Pause between two checks of a condition.
 pub(crate) const LOOK: Duration = Duration::from_millis(20);
 /// Names of the engines.
 pub(crate) const ENGINES: [&str; 3] = ["a", "b", "c"];
 
-/// A gateway and the folder that it and its engines live in.
+/// A gateway and the folder of its and its engines' files.
 pub(crate) struct Rig {
     pub(crate) port: u16,
     pub(crate) ports: [u16; 3],
@@ -86,7 +86,7 @@ impl Rig {
         Ok(())
     }
 
-    /// SIGTERM, and waits for the end; must be orderly.
+    /// SIGTERM, and waits for exit status 0.
     pub(crate) async fn stop(&mut self) -> anyhow::Result<()> {
         let mut child = self.child.take().context("the gateway does not run")?;
         kill(Pid::from_raw(i32::try_from(child.id().context("it has ended")?)?), Signal::SIGTERM)?;
@@ -99,7 +99,7 @@ impl Rig {
         Ok(self.admin.get("/admin/status").await?)
     }
 
-    /// Requests a restart; the number of the change.
+    /// Requests a restart; returns the number of the change.
     pub(crate) async fn restart(&self, name: &str, sets: &[String], switches: &[&str]) -> anyhow::Result<u64> {
         let path = format!("/admin/backends/p/{name}/restart{}", query(sets, switches));
         let begun: Value = self.admin.post(&path).await?;
@@ -118,14 +118,14 @@ impl Rig {
         Ok(())
     }
 
-    /// Changes the configuration and has it read again.
+    /// Changes the configuration and reloads it.
     pub(crate) async fn reconfigure(&self, from: &str, to: &str) -> anyhow::Result<()> {
         self.edit(from, to)?;
         let _: Value = self.admin.post("/admin/reload").await?;
         Ok(())
     }
 
-    /// Changes the configuration's file, wherever `from` stands in it.
+    /// Replaces every `from` in the configuration file.
     pub(crate) fn edit(&self, from: &str, to: &str) -> anyhow::Result<()> {
         let path = self.path("sluice.toml");
         let text = fs::read_to_string(&path)?;
@@ -175,7 +175,7 @@ impl Rig {
         let deadline = Instant::now() + TIMEOUT;
         while !holds(self).await? {
             if Instant::now() > deadline {
-                bail!("waited in vain until {what}; the end of the log:\n{}", self.log());
+                bail!("timed out waiting until {what}; the end of the log:\n{}", self.log());
             }
             sleep(LOOK).await;
         }
@@ -193,7 +193,7 @@ impl Rig {
         lines[lines.len().saturating_sub(60)..].join("\n")
     }
 
-    /// Everything the journal says, oldest first.
+    /// All entries of the journal, oldest first.
     pub(crate) fn journal(&self) -> anyhow::Result<Vec<Value>> {
         let mut lines = Vec::new();
         for name in [".sluice/journal.1.jsonl", ".sluice/journal.jsonl"] {
@@ -205,7 +205,7 @@ impl Rig {
         Ok(lines)
     }
 
-    /// Processes of any engine of this rig, by what is in their environment: id and command line.
+    /// Processes of any engine of this rig, by their environment: id and command line.
     pub(crate) fn processes(&self) -> anyhow::Result<Vec<(i32, String)>> {
         let mark = format!("RIG={}", self.folder.path().display());
         let mut found = Vec::new();

@@ -1,8 +1,8 @@
-//! The crowd of clients: who asks for what and who leaves when is fixed by the seed and the number of the request.
+//! The clients: the request and when its client leaves follow from the seed and the number of the request.
 //!
 //! Of every ten requests seven are finite and are read to their end, streamed or plain; three are endless and left by
 //! their client: at once (within milliseconds, some later, of sending it whole; streamed or plain), as soon as the
-//! head of the answer is there, or after some events. Finite requests reuse their connection, leavers close theirs.
+//! head of the response has arrived, or after some events. Finite requests reuse their connection, clients that leave close it.
 //! Prompts are mostly short; one in twelve is long, up to 80 KB.
 
 use std::collections::BTreeMap;
@@ -22,11 +22,11 @@ use crate::reply::Reply;
 
 /// Clients at the same time: more than the slots of all backends, so that a queue forms.
 const CLIENTS: usize = 96;
-/// Longest time for one answer.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Time limit of one response.
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// Output tokens of an endless request: 1,000 s with the mock's pace, two minutes with the simulated engine's.
 const ENDLESS: u64 = 100_000;
-/// Most kinds of failures told apart.
+/// Most distinct kinds of failures.
 const MAX_KINDS: usize = 16;
 
 /// What clients of one model saw.
@@ -34,7 +34,7 @@ const MAX_KINDS: usize = 16;
 pub(crate) struct Tally {
     /// Requests sent whole.
     pub(crate) sent: u64,
-    /// Answers read to their end.
+    /// Responses read to their end.
     pub(crate) completed: u64,
     /// Left without having read anything.
     pub(crate) left_at_once: u64,
@@ -44,14 +44,14 @@ pub(crate) struct Tally {
     pub(crate) left_in_content: u64,
     /// Refused with 503 and Retry-After, or 429.
     pub(crate) shed: u64,
-    /// Everything else: other statuses, broken answers, answers without an end.
+    /// Everything else: other statuses, broken or incomplete responses.
     pub(crate) failed: u64,
     /// The latter by kind.
     pub(crate) failures: BTreeMap<String, u64>,
 }
 
 impl Tally {
-    /// All that left.
+    /// All clients that left.
     pub(crate) fn left(&self) -> u64 {
         self.left_at_once + self.left_at_head + self.left_in_content
     }
@@ -102,7 +102,7 @@ impl Plan {
             _ => Leave::Never,
         };
         let finite = leave == Leave::Never;
-        // Who leaves at the head or later must have a stream to leave.
+        // A client that leaves at the head or later needs a stream.
         let stream = matches!(leave, Leave::AtHead | Leave::InContent(_)) || rng.below(3) > 0;
         let (tokens, interval) = if finite { (1 + rng.below(8) as u64, 1) } else { (ENDLESS, 10) };
         let first = rng.below(6);
@@ -140,7 +140,7 @@ impl Crowd {
         (self.next.load(Relaxed) as f64 / self.requests as f64).min(1.0)
     }
 
-    /// Send everything; what happened, by model.
+    /// Send all requests; the results by model.
     pub(crate) async fn run(self: Arc<Self>) -> anyhow::Result<[Tally; 2]> {
         let mut tasks = JoinSet::new();
         for _ in 0..CLIENTS {
@@ -164,7 +164,7 @@ impl Crowd {
             let plan = Plan::of(number, self.seed);
             let (tally, kept) = (&mut tallies[plan.model], &mut kept[plan.model]);
             let exchange = exchange(self.ports[plan.model], &plan, kept, tally);
-            if let Err(why) = timeout(PATIENCE, exchange).await.map_err(anyhow::Error::from).flatten() {
+            if let Err(why) = timeout(TIMEOUT, exchange).await.map_err(anyhow::Error::from).flatten() {
                 *kept = None;
                 tally.failed += 1;
                 tally.count_failure(&format!("{why:#}"), 1);
@@ -173,7 +173,7 @@ impl Crowd {
     }
 }
 
-/// One request to wherever its plan leads.
+/// One request, read until its plan ends it.
 async fn exchange(port: u16, plan: &Plan, kept: &mut Option<TcpStream>, tally: &mut Tally) -> anyhow::Result<()> {
     let reuse = if plan.leave == Leave::Never { kept.take() } else { None };
     let mut socket = match reuse {
@@ -198,7 +198,7 @@ async fn exchange(port: u16, plan: &Plan, kept: &mut Option<TcpStream>, tally: &
             0 => {
                 reply.end();
                 if !reply.done() {
-                    bail!("closed before the answer ended, status {}", reply.status);
+                    bail!("closed before the response ended, status {}", reply.status);
                 }
             }
             n => reply.feed(&buffer[..n])?,

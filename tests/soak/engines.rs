@@ -1,7 +1,7 @@
 //! The engines behind the soak: processes of `sluice sim`, or mock engines inside the test, killed and revived alike.
 //!
-//! A killed engine vanishes as a process does that got SIGKILL: all its connections break at once, nothing is said.
-//! It comes back on the same port, with its counters at zero (sim) or going on (mock).
+//! A killed engine ends as after SIGKILL: all its connections break at once, without an error response.
+//! It returns on the same port, with its counters at zero (sim) or continued (mock).
 
 use std::process::Stdio;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::engine::{Counters, serve};
 const START: Duration = Duration::from_secs(20);
 /// Pause between two attempts to connect or bind.
 const RETRY: Duration = Duration::from_millis(20);
-/// How much faster than the modelled GPU a simulated engine runs: short answers take some ten milliseconds,
+/// How much faster than the modelled GPU a simulated engine runs: short responses take some ten milliseconds,
 /// endless ones two minutes.
 const SIM_SPEED: &str = "5";
 

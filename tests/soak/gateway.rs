@@ -2,8 +2,8 @@
 //!
 //! Each model has a pool for short prompts on two engines and one for long prompts on a third. Every reload
 //! takes the next of [`TURNS`]: other slots, permits, token budgets, queues, orders, policies and spill lists, and in two of
-//! them the long pool is gone and its engine belongs to the other pool. Slots are fewer than clients, so that
-//! requests queue, spill and are shed. Every eighth file is wrong and must change nothing.
+//! them there is no long pool and its engine belongs to the other pool. Slots are fewer than clients, so that
+//! requests queue, spill and are shed. Every eighth file is invalid and must change nothing.
 //!
 //! Its access log is kept: one line per request is what `records.rs` counts.
 
@@ -23,13 +23,13 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::ports::free_port;
 
 /// Time for the gateway to accept connections, and to end after SIGTERM with nothing in flight.
-const PATIENCE: Duration = Duration::from_secs(20);
-/// One file in this many is wrong.
+const TIMEOUT: Duration = Duration::from_secs(20);
+/// One file in this many is invalid.
 const WRONG_EVERY: u64 = 8;
 /// Engines of each model; the last one is for long prompts.
 pub(crate) const ENGINES: usize = 3;
 
-/// What a file says about both models' pools.
+/// The settings of both models' pools in one file.
 struct Turn {
     /// Long prompts have a pool of their own.
     split: bool,
@@ -116,7 +116,7 @@ pub(crate) struct Gateway {
     pub(crate) port: u16,
     /// Where the metrics are.
     pub(crate) admin: u16,
-    /// Files it was told to read, right and wrong ones.
+    /// Reloads so far, of valid and of invalid files.
     pub(crate) reloads: [u64; 2],
     child: Child,
     folder: TempDir,
@@ -140,7 +140,7 @@ impl Gateway {
             .kill_on_drop(true)
             .spawn()?;
         let mut gateway = Self { port, admin, reloads: [0; 2], child, folder, engines };
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         for port in [port, admin] {
             while TcpStream::connect(("127.0.0.1", port)).await.is_err() {
                 if !gateway.runs()? || Instant::now() > deadline {
@@ -152,7 +152,7 @@ impl Gateway {
         Ok(gateway)
     }
 
-    /// Write another file and tell the gateway to read it.
+    /// Write another file and make the gateway reload it.
     pub(crate) fn reload(&mut self) -> anyhow::Result<()> {
         let number = self.reloads[0] + self.reloads[1] + 1;
         let wrong = number.is_multiple_of(WRONG_EVERY);
@@ -161,7 +161,7 @@ impl Gateway {
         if wrong {
             text += "slotz = 1\n";
         }
-        // A new file in place of the old one: a reload never reads half of it.
+        // Renamed into place, so that a reload never reads half a file.
         let fresh = self.folder.path().join("fresh.toml");
         fs::write(&fresh, text)?;
         fs::rename(&fresh, self.folder.path().join("sluice.toml"))?;
@@ -180,15 +180,15 @@ impl Gateway {
         lines[lines.len().saturating_sub(20)..].join("\n")
     }
 
-    /// Its access log; whole only when it has stopped.
+    /// Its access log; complete only when it has stopped.
     pub(crate) fn access_log(&self) -> PathBuf {
         self.folder.path().join("access.jsonl")
     }
 
-    /// SIGTERM; with nothing in flight it ends with 0 and soon.
+    /// SIGTERM; with nothing in flight it exits soon, with status 0.
     pub(crate) async fn stop(&mut self) -> anyhow::Result<()> {
         kill(self.pid()?, Signal::SIGTERM)?;
-        let status = timeout(PATIENCE, self.child.wait()).await.context("did not end after SIGTERM")??;
+        let status = timeout(TIMEOUT, self.child.wait()).await.context("did not end after SIGTERM")??;
         ensure!(status.success(), "ended with {status}:\n{}", self.log());
         Ok(())
     }

@@ -1,22 +1,22 @@
-//! Soak: many requests, clients that leave, engines that die, reloads; afterwards nothing may be left over.
+//! Soak: many requests, clients that leave, engines that die, reloads; afterwards every resource must be released.
 //!
 //! Two models: `steady`, whose engines are never touched, and `brittle`, whose engines are killed and started again, one
 //! at a time. Each has three engines, whose pools change with every reload (`gateway.rs`). Two kinds of requests
 //! (`clients.rs`): *finite* ones, which their client reads to the end, and *endless* ones, which would run for minutes and
-//! which their client leaves: queued, before the first token, or in the answer. That makes the accounts exact:
+//! which their client leaves: queued, before the first token, or during the response. That makes the accounts exact:
 //!
 //! 1. per model: sum over outcomes in `sluice_requests_total` = requests sent = lines of the access log, no request id twice,
-//!    and `completed` = answers read to the end
+//!    and `completed` = responses read to the end
 //! 2. every gauge of the gateway (in flight, outstanding tokens, prefill tokens, long prefills, queue) is 0
 //! 3. every engine runs and queues nothing: an abort that an engine missed would still be running (or, after minutes,
 //!    have finished, which account 4 finds)
-//! 4. steady: nothing failed and nothing was refused for want of a backend (a reload drops nothing);
-//!    `client_gone + shed = all that left + those who read that they were shed`; the engines finished as many as
-//!    clients read; and `left an answer <= aborts seen by the engines <= gone from a backend`
-//! 5. brittle: whoever was failed got an answer that says so, and no wait ran into a time limit
+//! 4. steady: no request failed or was refused for lack of a backend (a reload drops nothing);
+//!    `client_gone + shed = clients that left + clients that read a shed response`; the engines finished as many as
+//!    clients read; and `left a response <= aborts seen by the engines <= gone from a backend`
+//! 5. brittle: every failed request got an error response, and no wait ran into a time limit
 //! 6. descriptors are back where they were before the first client, memory is where it was after a quarter
 //!
-//! The gateway passes on no byte before the engine's first event, so a client that saw an answer left a running request.
+//! The gateway passes on no byte before the engine's first event, so a client that saw a response left a running request.
 //! One that left earlier may have been queued, shed, or still on its way through the engine's front end; hence the
 //! inequalities, and account 3. Aborts of a killed engine are lost with its counters, hence `steady`.
 //!
@@ -55,7 +55,7 @@ use gateway::{ENGINES, Gateway};
 use page::Page;
 use records::Records;
 
-/// Requests when nothing else is said: a few seconds.
+/// Default number of requests: a few seconds.
 const REQUESTS: u64 = 600;
 /// Time for everything beside the requests themselves: start, restarts, draining.
 const OVERHEAD: Duration = Duration::from_secs(90);
@@ -63,11 +63,11 @@ const OVERHEAD: Duration = Duration::from_secs(90);
 const PER_REQUEST: Duration = Duration::from_millis(5);
 /// Time for the last counters to settle after the last client has left.
 const SETTLE: Duration = Duration::from_secs(30);
-/// Pause between two looks at a condition.
+/// Pause between two checks of a condition.
 const LOOK: Duration = Duration::from_millis(50);
-/// From this size on a soak must have met every situation that it is about.
+/// From this size on a soak must have met every situation it tests.
 const THOROUGH: u64 = 10_000;
-/// Resident memory that may be added between a quarter of the requests and the end, bytes: what an allocator keeps of one
+/// Resident memory that may be added between a quarter of the requests and the end, bytes: what an allocator retains after one
 /// burst. A leak of a kilobyte per request adds 75 MB to the real soak.
 const MEMORY_SLACK: u64 = 24 << 20;
 
@@ -90,13 +90,13 @@ fn limit(requests: u64) -> Duration {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_is_left_over_after_clients_leave_engines_die_and_the_gateway_reloads() {
+async fn nothing_leaks_after_clients_leave_engines_die_and_the_gateway_reloads() {
     let (requests, seed) = (setting("SLUICE_SOAK_REQUESTS", REQUESTS), setting("SLUICE_SOAK_SEED", 1));
     println!("soak: {requests} requests, seed {seed}");
     timeout(limit(requests), soak(requests, seed)).await.expect("the soak took longer than its deadline").unwrap();
 }
 
-/// The measuring stick itself: without a gateway in between, every client that leaves is an abort in the engine.
+/// Checks the test itself: without a gateway in between, every client that leaves is an abort in the engine.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_a_gateway_the_engines_see_every_client_that_leaves() {
     let (requests, seed) = (setting("SLUICE_SOAK_REQUESTS", REQUESTS), setting("SLUICE_SOAK_SEED", 1));
@@ -108,7 +108,7 @@ async fn without_a_gateway_the_engines_see_every_client_that_leaves() {
             println!("{tally:?}");
             ensure!(tally.failed == 0 && tally.shed == 0, "an engine failed a request: {tally:?}");
             ensure!(tally.left_at_once > 0 && tally.left_at_head > 0 && tally.left_in_content > 0, "{tally:?}");
-            // An engine may not have read yet what a client sent before it left: its counts are waited for.
+            // An engine may not have read yet what a client sent before it left: wait for its counts.
             eventually(async || {
                 let page = idle(engine).await?;
                 aborts_fit(tally.left_in_content, aborted(&page), tally.left())?;
@@ -177,7 +177,7 @@ async fn soak(requests: u64, seed: u64) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What the gateway takes of its machine.
+/// Memory and descriptors of the gateway.
 #[derive(Clone, Copy, Default)]
 struct Footprint {
     /// Resident, bytes.
@@ -197,7 +197,7 @@ impl fmt::Display for Footprint {
     }
 }
 
-/// What was seen from outside while clients were at work.
+/// Observations while the clients were running.
 #[derive(Default)]
 struct Seen {
     kills: u64,
@@ -220,14 +220,17 @@ impl Seen {
         self.most_long_prefills = self.most_long_prefills.max(page.sum("sluice_long_prefills", &[]));
     }
 
-    /// Every situation that the soak is about was met.
+    /// Checks that every situation was met.
     fn is_thorough(&self, records: &[Records; 2]) -> anyhow::Result<()> {
         ensure!(self.kills > 10 && self.longest_queue > 0 && self.most_long_prefills > 0, "nothing happened: {self}");
         for (model, r) in MODELS.iter().zip(records) {
             let left = [r.gone_queued, r.gone_waiting, r.gone_answered];
-            ensure!(left.iter().all(|n| *n > 0), "{model}: nobody left queued, before or in the answer: {left:?}");
+            ensure!(
+                left.iter().all(|n| *n > 0),
+                "{model}: no client left in the queue, before or during the response: {left:?}"
+            );
             let met = [r.queued, r.spilled, r.outcome("shed")];
-            ensure!(met.iter().all(|n| *n > 0), "{model}: nobody queued, spilled or was shed: {met:?}");
+            ensure!(met.iter().all(|n| *n > 0), "{model}: no request queued, spilled or was shed: {met:?}");
         }
         ensure!(records[BRITTLE].retried > 0, "no request was sent again");
         Ok(())
@@ -252,7 +255,7 @@ async fn disturb(
     let mut seen = Seen::default();
     let mut rng = Rng::new(seed ^ 0xC4A0_5000);
     while !over() {
-        // One engine at a time dies, so that others are left; the pauses are the disturbance's own rhythm.
+        // One engine at a time dies, so that others are left; the pauses only space the kills.
         let victim = &mut brittle[rng.below(ENGINES)];
         sleep(Duration::from_millis(100 + rng.below(400) as u64)).await;
         victim.kill().await;
@@ -296,35 +299,38 @@ fn steady_accounts(tally: &Tally, records: &Records, engines: &[Page]) -> anyhow
     let (answered, on_backend) = (tally.left_at_head + tally.left_in_content, gone - records.gone_queued);
     aborts_fit(answered, aborts, on_backend)?;
     println!(
-        "steady: {answered} left an answer <= {aborts} aborts in engines <= {on_backend} gone from a backend; \
-         {gone} gone + {shed} shed = {left} left + {} read that they were shed",
+        "steady: {answered} left a response <= {aborts} aborts in engines <= {on_backend} gone from a backend; \
+         {gone} gone + {shed} shed = {left} left + {} shed responses read",
         tally.shed
     );
     Ok(())
 }
 
-/// The accounts of the model whose engines died: a failure is said, and soon.
+/// The accounts of the model whose engines died: a failure is reported, and soon.
 fn brittle_accounts(tally: &Tally, records: &Records) -> anyhow::Result<()> {
     for (failure, n) in &tally.failures {
-        let said = ["closed before the answer ended, status 200", "status 200", "status 502"];
-        ensure!(said.iter().any(|start| failure.starts_with(start)), "{n} requests failed without a word: {failure}");
+        let said = ["closed before the response ended, status 200", "status 200", "status 502"];
+        ensure!(
+            said.iter().any(|start| failure.starts_with(start)),
+            "{n} requests failed without an error response: {failure}"
+        );
     }
     let errors = records.outcome("upstream_error");
     ensure!(records.outcome("timeout") == 0, "requests ran into a time limit: {:?}", records.outcomes);
     let (least, most) = (tally.failed, tally.failed + tally.left());
     ensure!((least..=most).contains(&errors), "{errors} upstream errors, clients saw {least} and {most} at most");
-    println!("brittle: {least} read a failure <= {errors} upstream errors <= {most} with all that left");
+    println!("brittle: {least} read a failure <= {errors} upstream errors <= {most} with all clients that left");
     Ok(())
 }
 
-/// Engines saw every client that left a running answer (`least`), and no abort that nobody (`most`) caused.
+/// Engines saw every client that left a running response (`least`), and no more aborts than clients left (`most`).
 fn aborts_fit(least: u64, aborts: u64, most: u64) -> anyhow::Result<()> {
-    ensure!(least <= aborts, "{least} clients left a running answer, the engines saw only {aborts} aborts");
+    ensure!(least <= aborts, "{least} clients left a running response, the engines saw only {aborts} aborts");
     ensure!(aborts <= most, "the engines saw {aborts} aborts, only {most} clients are known to have left");
     Ok(())
 }
 
-/// The gateway took over right files and refused wrong ones; signals that come close together are one.
+/// The gateway applied valid files and refused invalid ones; signals close together count as one.
 fn reloads(page: &Page, gateway: &Gateway) -> anyhow::Result<()> {
     for (result, sent) in ["ok", "failed"].iter().zip(gateway.reloads) {
         let done = page.sum("sluice_config_reloads_total", &[("result", result)]);
@@ -333,7 +339,7 @@ fn reloads(page: &Page, gateway: &Gateway) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The gateway's footprint, if all connections are closed that were opened for clients.
+/// The gateway's footprint, once all client connections are closed.
 fn at_rest(page: Page, before: &Footprint) -> anyhow::Result<Footprint> {
     let now = Footprint::of(&page);
     ensure!(now.descriptors <= before.descriptors, "{} descriptors, {} before", now.descriptors, before.descriptors);
@@ -355,7 +361,7 @@ async fn eventually<T>(mut attempt: impl AsyncFnMut() -> anyhow::Result<T>) -> a
     Err(last)
 }
 
-/// Gauges that are 0 when nobody asks for anything.
+/// Gauges that are 0 without requests.
 const GAUGES: [&str; 5] = [
     "sluice_in_flight",
     "sluice_outstanding_tokens",

@@ -1,7 +1,8 @@
-//! The gateway's access log after it has stopped: one line per request, and what the lines say about who left when.
+//! The gateway's access log after it has stopped: one line per request, and when its client left.
 //!
-//! The metrics count outcomes; the log also tells them apart: a client that left while it queued (no backend), before the
-//! first token (a backend, but no status) or in the answer. It is read line by line; only a hash of each request id is kept.
+//! The metrics count outcomes; the log also shows when a client left: queued (no backend), before the
+//! first token (a backend, but no status) or during the response. It is read line by line; of each
+//! request id only a hash is kept.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
@@ -12,20 +13,20 @@ use anyhow::{Context as _, ensure};
 use serde_json::Value;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// What the lines about one model add up to.
+/// Totals of one model's lines.
 #[derive(Default, Debug)]
 pub(crate) struct Records {
     /// Lines by outcome, shed ones with their reason.
     pub(crate) outcomes: BTreeMap<String, u64>,
     /// Clients that left while they queued.
     pub(crate) gone_queued: u64,
-    /// Clients that left a backend before it had begun to answer.
+    /// Clients that left a backend before the response had begun.
     pub(crate) gone_waiting: u64,
-    /// Clients that left an answer.
+    /// Clients that left during the response.
     pub(crate) gone_answered: u64,
     /// Requests that waited for a backend, longer than a millisecond.
     pub(crate) queued: u64,
-    /// Requests that ran outside their home.
+    /// Requests that ran outside their home pool.
     pub(crate) spilled: u64,
     /// Requests that were sent more than once.
     pub(crate) retried: u64,

@@ -2,7 +2,7 @@
 //!
 //! It is our own because plots follow the reader's dark mode through CSS variables and are laid out for two widths with text of
 //! a fixed size, which plotting libraries do not offer. Every plot has a title, axes with units, and a legend when it shows
-//! more than one series. Series also differ in dashes and marks, so they can be told apart in grey.
+//! more than one series. Series also differ in dashes and marks, so they stay distinguishable in grey.
 //!
 //! Bounds: lines and dots only; values that are not finite are left out.
 

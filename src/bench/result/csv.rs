@@ -50,7 +50,7 @@ impl<W: Write> RequestCsv<W> {
         Ok(Self(writer))
     }
 
-    /// Writes the requests of a run. `name` tells it from the other runs of the file.
+    /// Writes the requests of a run. `name` distinguishes it from the other runs of the file.
     ///
     /// # Errors
     /// Those of the output.

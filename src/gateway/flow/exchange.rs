@@ -65,7 +65,7 @@ pub trait Downstream: Send {
     /// Ends a complete response.
     fn finish(&mut self) -> impl Future<Output = Result<(), ClientGone>> + Send;
 
-    /// Marks the response as incomplete: the connection must be closed, which tells the client.
+    /// Marks the response as incomplete: the connection must be closed, so that the client notices.
     fn abort(&mut self);
 
     /// Resolves when the client has left. Cancel safe; may be called again after the future was dropped.

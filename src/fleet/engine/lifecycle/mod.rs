@@ -380,7 +380,7 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
         self.why = Some(why);
     }
 
-    /// What admission is told when the step begins; `None`: no change. A ramp opens the backend itself, together with a
+    /// The cordon set in admission when the step begins; `None`: no change. A ramp opens the backend itself, together with a
     /// limit on slots; the place of an engine that is shut down may belong to another one by now.
     pub(crate) fn cordon(&self) -> Option<Cordon> {
         if self.leaving {
