@@ -27,7 +27,6 @@ orig = ex.execute_model
 def timed(so, *a, **k):
     # What the scheduler put into this step.
     n = so.num_scheduled_tokens
-    new = {r.req_id: 0 for r in so.scheduled_new_reqs}
     ctx_p = ctx_d = pre = dec = tok_p = 0
     for rid, t in n.items():
         r = sched.requests[rid]
