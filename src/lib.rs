@@ -3,9 +3,12 @@
 //! ```text
 //!                          src/cli    the subcommands
 //!                             |
-//!                          src/serve  composition, reload, shutdown     src/admin  metrics, status, admin API
-//!                             |                                            |
-//!        +--------------------+-----------------+--------------------+----+
+//!                  +----------+-----------------+--------------------+
+//!                  |                            |                    |
+//!    src/serve  composition, reload, shutdown   |                    |
+//!    src/admin  metrics, status, admin API      |                    |
+//!                  |                            |                    |
+//!        +---------+----------+                 |                    |
 //!        |                    |                 |                    |
 //!    src/fleet            src/gateway        src/bench            src/sim
 //!    engine processes     request path       load generator       simulated vLLM
@@ -23,8 +26,9 @@
 //! ```
 //!
 //! A crate uses only crates below it, so the compiler enforces the layers and a change rebuilds only what is above it.
-//! `bench` and `sim` check the gateway from outside: they use `core` only. Within a crate modules are declared bottom-up,
-//! and a file uses only modules that are declared above its own. `tests/tidy` checks what the compiler does not.
+//! `bench` and `sim` check the gateway from outside: they use `core` only. Within a crate modules are declared lowest
+//! layer first, and a file uses only modules that are declared above its own. `tests/tidy` checks what the compiler
+//! does not.
 //!
 //! # Words
 //!
@@ -41,7 +45,7 @@
 //! | admission | the decision to forward, queue or shed a request, together with the choice of a backend (placement) |
 //! | slot, permit | room for one request on a backend; room for one long prompt in prefill |
 //! | lease | the right to use a backend: slot, tokens and prefill tokens, returned by drop |
-//! | grant | the share of a backend's limits that one gateway may use |
+//! | grant | capacity already taken on a backend for one request; a lease wraps it and returns it |
 //! | spill | send a request to another pool, because its own has no room |
 //! | shed | refuse a request early, with a reason and `Retry-After` |
 //! | eject, readmit | take a failing backend out of rotation, and put it back |
@@ -59,7 +63,8 @@
 //! 1. Response bytes are never changed or delayed, except that usage events which the gateway requested are removed.
 //! 2. Every queue, map, buffer, label set and retry has a bound with a name.
 //! 3. No request is retried after the first response byte has reached the client.
-//! 4. The code below `proxy` uses no metrics library, socket, process or wall clock.
+//! 4. `config`, `estimate`, `pool`, `experiment` and `flow` use no metrics library, socket, child process or
+//!    wall clock.
 //! 5. Every request ends with exactly one record. Leases are returned by drop. No counter is repaired by a reset.
 //! 6. There is no `dyn`, lock or allocation per chunk of a stream. The request path uses dense ids, not strings.
 

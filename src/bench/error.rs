@@ -1,7 +1,7 @@
 //! Mistakes of the caller that make a load impossible to generate.
 //!
-//! Every part of the load generator checks its own settings and returns this error, so that a run fails before its first
-//! request. Failures of single requests are not errors: they are outcomes in the result. Bounds: no I/O here.
+//! Every part of the load generator checks its own settings and returns this error, so that a run fails before its
+//! first request. Failures of single requests are not errors: they are outcomes in the result. There is no I/O here.
 
 /// Why a load cannot be generated. All are mistakes of the caller, found before the first request.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -52,6 +52,9 @@ pub enum BenchError {
     /// A share outside 0 to 1.
     #[error("the share of {0} cannot be {1}; give a number from 0 to 1")]
     BadShare(&'static str, f64),
+    /// A class with 0 groups of prefixes.
+    #[error("class '{0}' has 0 different prefixes; give 1 or more")]
+    NoPrefixGroups(String),
     /// Invalid settings of conversations.
     #[error("a conversation needs {0}")]
     BadSessions(&'static str),

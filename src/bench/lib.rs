@@ -17,8 +17,8 @@
 //! Definitions are those of `vllm bench serve`, with two stricter exceptions: an error inside a stream, and a stream that
 //! stops before its end, are failures and not short successes.
 //!
-//! All randomness follows from one seed: two runs of the same plan send the same bytes at the same times. Bounds: no TLS, no
-//! HTTP/2.
+//! All randomness follows from one seed: two runs of the same plan send the same bytes at the same times. There is no
+//! TLS and no HTTP/2.
 
 pub mod error;
 mod seed;

@@ -1,7 +1,7 @@
 //! Independent random streams that all follow from the one seed of a run.
 //!
-//! Each purpose has a stream of its own. A part that draws more numbers than before does not change what the other parts
-//! draw, so two runs stay comparable. Bounds: not cryptographic.
+//! Each purpose has a stream of its own. A part that draws more numbers than before does not change what the other
+//! parts draw, so two runs stay comparable. The numbers are not cryptographic.
 
 use sluice_core::base::Rng;
 

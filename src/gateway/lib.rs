@@ -6,7 +6,7 @@
 //!                           estimate/   flow/classify  experiment/ pool/   proxy::upstream --> vLLM
 //! ```
 //!
-//! Modules are declared bottom-up; a file imports only from modules above its own line.
+//! Modules are declared lowest layer first; a file imports only from modules above its own line.
 
 pub mod config;
 pub mod estimate;

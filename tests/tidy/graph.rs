@@ -104,7 +104,7 @@ impl<'a> Files<'a> {
     }
 }
 
-/// Modules are declared bottom-up in `lib.rs`; a file uses only modules that are declared above its own.
+/// Modules are declared lowest layer first in `lib.rs`; a file uses only modules that are declared above its own.
 ///
 /// `exempt` holds the folders of the crates that do not declare their modules so, each with the reason.
 pub(crate) fn layers(sources: &[Source], exempt: &BTreeMap<String, String>) -> Vec<String> {

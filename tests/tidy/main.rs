@@ -1,9 +1,9 @@
 //! The project rules that a compiler does not check.
 //!
 //! Crates are layers that the compiler enforces once the manifests are right; inside a crate this test does: `lib.rs`
-//! declares the modules bottom-up, and a file uses only modules declared above its own. The other rules keep files free
-//! of circles, keep what is replaceable in one place (pingora, prometheus, starting processes), keep clocks and chance
-//! out of the modules that are tested on paused time, and keep files and functions small enough to read.
+//! declares the modules lowest layer first, and a file uses only modules declared above its own. The other rules keep
+//! files free of circles, keep what is replaceable in one place (pingora, prometheus, starting processes), keep clocks
+//! and chance out of the modules that are tested on paused time, and keep files and functions small enough to read.
 //!
 //! Every rule is a function from sources to complaints. It runs twice: on the tree, where it must find nothing that
 //! `excuses.toml` does not list, and on a bad snippet, where it must find something. An excuse that is no longer needed
@@ -23,7 +23,7 @@ use source::{Source, parse, root, rust_files};
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Excuses {
-    /// Crates whose `lib.rs` does not declare its modules bottom-up, by folder.
+    /// Crates whose `lib.rs` does not declare its modules lowest layer first, by folder.
     unordered: BTreeMap<String, String>,
     /// Files in circles.
     circles: BTreeMap<String, String>,

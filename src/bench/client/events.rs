@@ -215,7 +215,7 @@ impl Delta<'_> {
     }
 }
 
-/// Values that are falsy in Python, the language of the original.
+/// Values that are falsy in Python, the language of `vllm bench serve`.
 fn is_empty(value: &RawValue) -> bool {
     matches!(value.get(), "\"\"" | "null" | "[]" | "{}" | "false" | "0")
 }

@@ -1,11 +1,11 @@
-//! Why a request has no timing.
+//! Why a request failed.
 //!
-//! Every way in which a request can fail, as its client sees it. The text of a failure is a key in results and reports, so
-//! it is part of the format of result files. Bounds: no cause chain; the message of a server is kept by the client.
+//! Every way in which a request can fail, as its client sees it. The text of a failure is a key in results and reports,
+//! so it is part of the format of result files. A failure has no cause chain; the message of a server is kept by the client.
 
 use std::fmt;
 
-/// Why a request has no timing.
+/// Why a request failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RequestFailure {
     /// No connection could be made.

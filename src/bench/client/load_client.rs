@@ -4,8 +4,8 @@
 //! included) to the first token event, ITL between token events, E2EL to the last token event. Failures have no timing. A
 //! client that leaves on purpose closes its connection, which is how vLLM notices it.
 //!
-//! Several targets are used in turn. The routing headers of the gateway are kept beside the timing. Bounds: HTTP/1.1 with
-//! keep-alive, no TLS; one request is sent once, except after a dead idle connection (`target`).
+//! Several targets are used in turn. The routing headers of the gateway are kept beside the timing. It speaks HTTP/1.1
+//! with keep-alive, without TLS; one request is sent once, except after a dead idle connection (`target`).
 
 use std::collections::BTreeMap;
 use std::future::poll_fn;

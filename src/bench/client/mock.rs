@@ -1,7 +1,7 @@
 //! A scripted server for tests: sends a given response to every request.
 //!
-//! It parses only the length of a request and measures nothing. What it sends, and how it fails, is up to the test. Bounds:
-//! it is not a simulator; that is `sim`, which the load generator may not depend on.
+//! It parses only the length of a request and measures nothing. What it sends, and how it fails, is up to the test. It
+//! is not a simulator: that is `sim`, which the load generator may not depend on.
 
 #![allow(missing_docs, unreachable_pub, reason = "used by tests alone")]
 

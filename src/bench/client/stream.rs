@@ -69,7 +69,8 @@ pub(super) async fn read_stream(
             return Err(RequestFailure::ClientLeft);
         }
     }
-    // A last line without a newline counts, as in the original. If it is not a message the stream was cut, which `finish` reports.
+    // A last line without a newline counts, as in `vllm bench serve`. If it is not a message the stream was cut, which
+    // `finish` reports.
     let _ = reader.feed(b"\n", |message| state.record(message, last));
     if let Some(failure) = state.failure() {
         return Err(failure);

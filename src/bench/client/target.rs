@@ -4,10 +4,10 @@
 //! turns out to be dead before any byte of a response, the request is sent once more on a fresh one, as every HTTP client does;
 //! its start time stays. Nothing else is ever sent twice.
 //!
-//! A connection has no task of its own: the task that waits for a response drives it ([`HttpConnection::drive`]). So a request
-//! is written at the moment its clock starts, and the task that reads the bytes takes the time itself, instead of waiting to be
-//! scheduled after another task. With 500 streams on two cores that would cost milliseconds. Bounds: the idle connections of a
-//! target are at most the requests that were in flight at once.
+//! A connection has no task of its own: the task that waits for a response drives it ([`HttpConnection::drive`]). So a
+//! request is written when its clock starts, and the task that receives the bytes also reads the clock. A second task
+//! would have to be scheduled first, which costs milliseconds with 500 streams on two cores. Bounds: the idle
+//! connections of a target are at most the requests that were in flight at once.
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
@@ -184,7 +184,7 @@ impl Target {
 
     async fn connect(&self) -> Result<HttpConnection, RequestFailure> {
         let socket = TcpStream::connect(&self.authority).await.map_err(|_| RequestFailure::Connect)?;
-        // Small requests must leave at once. Without this option they are only delayed.
+        // Sends small requests at once. If the option cannot be set they are later, not lost, so the error is ignored.
         let _ = socket.set_nodelay(true);
         let (sender, connection) = http1::handshake(TokioIo::new(socket)).await.map_err(|_| RequestFailure::Connect)?;
         let mut connection = HttpConnection { sender, connection: Some(Box::pin(connection)) };

@@ -1,8 +1,8 @@
 //! The mix of LoRA adapters: which adapter each request uses.
 //!
-//! Real traffic over adapters is skewed, and the skew decides whether the adapter slots of an engine thrash. So besides the
-//! even mixes of `vllm bench serve` there are weights and Zipf's law. The adapter of request `n` is a pure function of
-//! (seed, n). It is sent as `"model"`; the base model may be part of the mix. Bounds: none on the number of adapters.
+//! Real traffic over adapters is skewed, and the skew decides whether the adapter slots of an engine thrash. So besides
+//! the even mixes of `vllm bench serve` there are weights and Zipf's law. The adapter of request `n` is a pure function
+//! of (seed, n). It is sent as `"model"`; the base model may be part of the mix. The number of adapters is not limited.
 
 use crate::error::BenchError;
 use crate::seed::{Purpose, stream};
@@ -28,7 +28,7 @@ pub enum AdapterChoice {
     Zipf(f64),
     /// Not drawn: each request of a file names its own, or uses the base model.
     Named,
-    /// In proportion to these weights, one for each name. One more at the end is for the base model.
+    /// In proportion to these weights: one for each name, then optionally one for the base model.
     Weights(Vec<f64>),
 }
 

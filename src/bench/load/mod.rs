@@ -1,8 +1,8 @@
 //! What is sent, and when: the workload, and the schedule of its requests.
 //!
 //! `workload` draws the requests: classes, lengths (`length`), prompts and bodies (`body`), adapters, or the items of a
-//! `dataset`. `session` chains requests into conversations. `arrival` decides when each request is due. Everything random
-//! follows from the seed of the run. Bounds: no I/O but reading data set files.
+//! `dataset`. `session` chains requests into conversations. `arrival` decides when each request is due. Everything
+//! random follows from the seed of the run. Data set files are read here; there is no other I/O.
 
 pub mod length;
 pub mod body;

@@ -4,11 +4,12 @@
 //! its class by weight and then both lengths, or *items* read from a file (`dataset`). Requests do not depend on when or in
 //! which order they are sent, so several server configurations can be tested with exactly the same requests.
 //!
-//! Shared prefixes. `Extra` puts a number of shared tokens before the class's own length (as `--random-prefix-len` does).
-//! `Share` makes a share of the length itself shared, which aims at that hit rate of the server's prefix cache: `Share(0.6)`
-//! gives 60 %, less the tokens computed when a prefix occurs for the first time. A cache holds whole blocks of [`BLOCK`]
-//! tokens, so a shared part is rounded at random to one of the two nearest multiples, such that the mean is right. The real
-//! hit rate is measured (`run::scrape`). Bounds: at most [`MAX_REQUESTS`](super::arrival::MAX_REQUESTS) requests a run.
+//! Shared prefixes. `Extra` puts a number of shared tokens before the class's own length (as `--random-prefix-len`
+//! does). `Share` takes the prefix out of the length itself: `Share(0.6)` makes 60 % of each prompt a shared prefix, so
+//! that the server's prefix cache should hit 60 % of the tokens, less the first use of each prefix. A cache holds whole
+//! blocks of [`BLOCK`] tokens, so a shared part is rounded at random to one of the two nearest multiples, such that the
+//! mean is right. The real hit rate is measured (`run::scrape`). Bounds: at most
+//! [`MAX_REQUESTS`](super::arrival::MAX_REQUESTS) requests a run.
 
 use std::sync::Arc;
 
@@ -48,9 +49,9 @@ pub struct Class {
 pub struct Prefix {
     /// How long it is.
     pub kind: PrefixKind,
-    /// Different prefixes; each request has one of them, all equally likely. At least 1.
+    /// How many different prefixes there are. A request draws one evenly. At least 1.
     pub groups: u32,
-    /// Share of the requests that have one at all, 0 to 1.
+    /// Share of the requests that have a shared prefix, 0 to 1; the others share nothing.
     pub warm: f64,
 }
 
@@ -75,7 +76,7 @@ impl Default for Prefix {
 /// Where requests come from.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RequestSource {
-    /// Drawn; a class is named by its index here.
+    /// Generated: each request draws one of these classes by weight. Records name the class by its index in this list.
     Classes(Vec<Class>),
     /// Read from a file.
     Items(Arc<Items>),
@@ -279,7 +280,7 @@ impl Class {
                 return Err(BenchError::BadShare(what, share));
             }
         }
-        if groups == 0 { Err(BenchError::BadShare("prefix groups", 0.0)) } else { Ok(()) }
+        if groups == 0 { Err(BenchError::NoPrefixGroups(self.name.clone())) } else { Ok(()) }
     }
 }
 
@@ -304,13 +305,14 @@ impl Prefix {
     }
 }
 
-/// A prompt of `tokens` whose blocks are named: equal names give equal tokens. Tokens beyond the named blocks are unique.
+/// A prompt of `tokens` tokens, made of blocks. Blocks with the same id have the same content. What is left after the
+/// last block is unique to the request.
 fn block_parts(seed: u64, ordinal: u64, tokens: u32, blocks: &[u64], block: u32) -> Vec<PromptPart> {
     let mut parts = Vec::with_capacity(blocks.len() + 1);
     let mut left = tokens;
-    for name in blocks {
+    for id in blocks {
         let count = left.min(block);
-        parts.push(PromptPart { rng: stream(seed, Purpose::Common, *name), count });
+        parts.push(PromptPart { rng: stream(seed, Purpose::Common, *id), count });
         left -= count;
     }
     parts.push(PromptPart { rng: stream(seed, Purpose::Prompt, ordinal), count: left });

@@ -14,7 +14,7 @@
 //! Values are in order of time: requests by when they were sent, gaps between tokens by when they ended. Only completed
 //! requests have latencies, so a run with more failures can look faster; the table shows failures first.
 //!
-//! Bounds: the intervals cannot account for other differences between the runs, such as the age of the server, its caches, or
+//! The intervals cannot account for other differences between the runs, such as the age of the server, its caches, or
 //! the machine. The text therefore advises to repeat a comparison.
 
 use serde::Serialize;

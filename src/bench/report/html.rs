@@ -4,8 +4,8 @@
 //! throughput and latency over it with the knee marked, a table, and each run in a section that unfolds. Warnings are at the
 //! top.
 //!
-//! Every plot is drawn twice, for wide screens and for phones, and the page shows the one that fits. It follows the reader's
-//! dark mode. [`plots`] gives the same plots as SVG files. Bounds: the number of dots in a plot (`charts`).
+//! Every plot is drawn twice, for wide screens and for phones, and the page shows the one that fits. It follows the
+//! reader's dark mode. [`plots`] gives the same plots as SVG files. `charts` limits the number of dots in a plot.
 
 use std::fmt::Write as _;
 

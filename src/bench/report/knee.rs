@@ -5,7 +5,7 @@
 //! the squared error of one line; and when throughput at the knee is at least [`HIGH`] of the maximum (guidellm has the same
 //! four rules).
 //!
-//! Bounds: no knee is reported for throughput that still grows at the end of the sweep, or for a smooth curve.
+//! No knee is reported for throughput that still grows at the end of the sweep, or for a smooth curve.
 
 /// Slope of the second line over that of the first, at most.
 const FLAT: f64 = 0.25;

@@ -1,7 +1,7 @@
 //! The HTML around numbers and plots: head, tiles, tables, sections that unfold.
 //!
-//! One column of cards on a phone, two on a desktop. All text of a result is escaped here, so callers pass plain text. Wide
-//! tables scroll inside their card. Bounds: only the first few warnings are shown unfolded.
+//! One column of cards on a phone, two on a desktop. All text of a result is escaped here, so callers pass plain text.
+//! Wide tables scroll inside their card. Only the first few warnings are shown unfolded.
 
 use std::fmt::Write as _;
 

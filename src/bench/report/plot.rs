@@ -4,7 +4,7 @@
 //! a fixed size, which plotting libraries do not offer. Every plot has a title, axes with units, and a legend when it shows
 //! more than one series. Series also differ in dashes and marks, so they stay distinguishable in grey.
 //!
-//! Bounds: lines and dots only; values that are not finite are left out.
+//! It draws lines and dots only; values that are not finite are left out.
 
 use std::fmt::Write as _;
 

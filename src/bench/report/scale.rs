@@ -1,7 +1,7 @@
 //! Axes: map values to positions, and choose the labelled ticks.
 //!
-//! Linear axes have ticks at 1, 2 or 5 times a power of ten; logarithmic ones at 1, 2 and 5 in each decade, or at powers alone
-//! when there are many. Bounds: ticks lie inside the range, at least two where it allows.
+//! Linear axes have ticks at 1, 2 or 5 times a power of ten; logarithmic ones at 1, 2 and 5 in each decade, or at
+//! powers alone when there are many. Ticks lie inside the range, at least two where it allows.
 
 /// An axis: a range of values, a range of places, and how one becomes the other.
 #[derive(Clone, Copy, Debug, PartialEq)]

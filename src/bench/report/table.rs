@@ -1,9 +1,10 @@
 //! A result in the terminal: the block that `vllm bench serve` prints, and more below it.
 //!
-//! The block has the original's labels in its places (40 columns of label, then the value with two decimals), so that scripts
-//! which parse the original's output can parse ours. Below it: the delivered load and the client's own lag; latencies from the
-//! due time, where they differ; the steady window; one line for each class, adapter, pool and backend, where there are several;
-//! reasons of failures; metrics of the servers; warnings. Bounds: text only, no colours.
+//! The block has the labels of `vllm bench serve` in their places (40 columns of label, then the value with two
+//! decimals), so that scripts which parse its output can parse ours. Below it: the delivered load and the client's own
+//! lag; latencies from the due time, where they differ; the steady window; one line for each class, adapter, pool and
+//! backend, where there are several; reasons of failures; metrics of the servers; warnings. It is text only, without
+//! colours.
 
 use std::fmt::Write as _;
 
@@ -46,7 +47,7 @@ pub fn table(result: &RunResult) -> String {
     text
 }
 
-/// The block of the original.
+/// The block of `vllm bench serve`.
 pub fn block(result: &RunResult, metrics: &Metrics) -> String {
     let config = &result.config;
     let mut text = String::new();

@@ -1,7 +1,7 @@
 //! One line of CSV for each request, for spreadsheets and scripts.
 //!
 //! Times are seconds, as in the result. An empty field does not apply. Of the gaps between tokens only the longest is
-//! written. Bounds: fields are quoted only where RFC 4180 requires it.
+//! written. Fields are quoted only where RFC 4180 requires it.
 
 use std::io::{self, Write};
 

@@ -1,10 +1,10 @@
 //! Results on disk: the keys of `vllm bench serve --save-result`, and everything else under `sluice`.
 //!
-//! A file is one JSON object, or several one after another (white space between them): a sweep, or `--append-result`. The top
-//! level of an object has the keys and the arithmetic of the original, so that scripts written for its files work; the arrays
-//! of single requests (`ttfts`, `itls`, ..) are there with `--save-detailed` only, as in the original. The object `sluice`
-//! holds the whole [`RunResult`]. Gaps between tokens are most of its size; they are omitted from it when the top level has
-//! them, and beyond [`MAX_GAPS`].
+//! A file is one JSON object, or several one after another (white space between them): a sweep, or `--append-result`.
+//! The top level of an object has the keys and the arithmetic of `vllm bench serve`, so that scripts written for its
+//! files work; the arrays of single requests (`ttfts`, `itls`, ..) are there with `--save-detailed` only, as there. The
+//! object `sluice` holds the whole [`RunResult`]. Gaps between tokens are most of its size; they are omitted from it
+//! when the top level has them, and beyond [`MAX_GAPS`].
 //!
 //! Files of `vllm bench serve` and `vllm-rs bench serve` can be read too. Requests are reconstructed from their arrays; without
 //! arrays there are none, and [`RunResult::reported`] holds the keys of the file. Bounds: [`MAX_FILE`] bytes.
@@ -21,7 +21,7 @@ use crate::result::record::{Outcome, Record, RunConfig, RunResult};
 use crate::result::slices::{self, SliceBy};
 use crate::result::steady::{self, Steady};
 use crate::result::validity::Delivered;
-use crate::result::vllm_keys::{numbers, statistics, vllm_keys};
+use crate::result::vllm_keys::{metric_keys, statistics, vllm_keys};
 
 /// Gaps between tokens that a file holds without `--save-detailed`: about 20 MB of text.
 pub const MAX_GAPS: usize = 1_000_000;
@@ -136,10 +136,10 @@ pub fn to_json(result: &RunResult, detailed: bool) -> Value {
     Value::Object(top)
 }
 
-/// Statistics that the original does not have. They are derived and not read back.
+/// Statistics that `vllm bench serve` does not have. They are derived and not read back.
 pub fn summary(result: &RunResult) -> Value {
     let whole = Metrics::of(result);
-    let mut map = slices::part(&whole, result);
+    let mut map = slices::slice_json(&whole, result);
     for by in SliceBy::ALL {
         let parts = slices::json(result, by);
         if parts.as_object().is_some_and(|parts| !parts.is_empty()) {
@@ -152,7 +152,7 @@ pub fn summary(result: &RunResult) -> Value {
     map.insert("max_lag_ms".into(), json!(whole.lag.max() * 1e3));
     if result.requests.iter().any(|record| record.due.is_some()) {
         let from_due = result.from_due();
-        map.insert("from_due".into(), Value::Object(numbers(&Metrics::of(&from_due), &result.config)));
+        map.insert("from_due".into(), Value::Object(metric_keys(&Metrics::of(&from_due), &result.config)));
     }
     Value::Object(map)
 }
@@ -178,7 +178,7 @@ fn steady_json(steady: &Steady, config: &RunConfig) -> Value {
     Value::Object(map)
 }
 
-/// The arrays of the original: one entry for each request, failed ones too.
+/// The arrays of `vllm bench serve`: one entry for each request, failed ones too.
 fn arrays(result: &RunResult) -> Map<String, Value> {
     let list = |of: &dyn Fn(&Record) -> Value| Value::Array(result.requests.iter().map(of).collect());
     let error = |record: &Record| match &record.outcome {

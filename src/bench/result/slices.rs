@@ -1,7 +1,8 @@
-//! The statistics of parts of a run: by class, by adapter, by pool, backend or arm of the gateway.
+//! Statistics of slices of a run. A slice is the requests of one class, adapter, pool, backend or arm.
 //!
-//! Rates of a part divide by the duration of the whole run, so they add up. Requests that did not go through a gateway, or
-//! failed before it responded, belong to no pool, backend or arm. Bounds: one part for each name that occurs.
+//! Rates of a slice divide by the duration of the whole run, so they add up. Requests that did not go through a
+//! gateway, or failed before it responded, belong to no pool, backend or arm. There is one slice for each name that
+//! occurs.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +10,7 @@ use serde_json::{Map, Value, json};
 
 use crate::result::metrics::Metrics;
 use crate::result::record::{Outcome, Record, RunResult};
-use crate::result::vllm_keys::numbers;
+use crate::result::vllm_keys::metric_keys;
 use sluice_core::stats::{Estimate, proportion};
 
 /// What a run is split by.
@@ -17,7 +18,7 @@ use sluice_core::stats::{Estimate, proportion};
 pub enum SliceBy {
     /// The workload's classes.
     Class,
-    /// LoRA adapters; the base model is a part as well when there are adapters.
+    /// LoRA adapters; the base model is a slice as well when there are adapters.
     Adapter,
     /// The gateway's pools.
     Pool,
@@ -42,7 +43,7 @@ impl SliceBy {
         }
     }
 
-    /// The part that a request belongs to: a sort key and a name.
+    /// The slice that a request belongs to: a sort key and a name.
     fn of(self, record: &Record, result: &RunResult) -> Option<(usize, String)> {
         let named = |name: &Option<std::sync::Arc<str>>| name.as_deref().map(|name| (0, name.to_owned()));
         match self {
@@ -65,16 +66,16 @@ impl SliceBy {
     }
 }
 
-/// The parts of a run and their statistics, in the order of the configuration or of their names.
+/// The slices of a run and their statistics, in the order of the configuration or of their names.
 pub fn slices(result: &RunResult, by: SliceBy) -> Vec<(String, Metrics)> {
-    let mut parts: BTreeMap<(usize, String), Vec<&Record>> = BTreeMap::new();
+    let mut slices: BTreeMap<(usize, String), Vec<&Record>> = BTreeMap::new();
     for record in &result.requests {
-        if let Some(part) = by.of(record, result) {
-            parts.entry(part).or_default().push(record);
+        if let Some(slice) = by.of(record, result) {
+            slices.entry(slice).or_default().push(record);
         }
     }
-    let numbers = |records: Vec<&Record>| Metrics::of_requests(records, result.duration, &result.config);
-    parts.into_iter().map(|((_, name), records)| (name, numbers(records))).collect()
+    let metrics_of = |records: Vec<&Record>| Metrics::of_requests(records, result.duration, &result.config);
+    slices.into_iter().map(|((_, name), records)| (name, metrics_of(records))).collect()
 }
 
 /// How often each reason of failure came up.
@@ -94,15 +95,15 @@ pub fn attainment(metrics: &Metrics) -> Estimate {
     proportion::of_series_with(&hits, &latencies, 0.95)
 }
 
-/// The parts as JSON: the keys of the original for each.
+/// The slices as JSON: for each, the keys of `vllm bench serve` and a few of our own.
 pub fn json(result: &RunResult, by: SliceBy) -> Value {
-    let parts = slices(result, by);
-    Value::Object(parts.iter().map(|(name, metrics)| (name.clone(), Value::Object(part(metrics, result)))).collect())
+    let of_slice = |(name, metrics): &(String, Metrics)| (name.clone(), Value::Object(slice_json(metrics, result)));
+    Value::Object(slices(result, by).iter().map(of_slice).collect())
 }
 
-/// The keys of the original for one part, and further ones.
-pub fn part(metrics: &Metrics, result: &RunResult) -> Map<String, Value> {
-    let mut map = numbers(metrics, &result.config);
+/// One slice: the keys of `vllm bench serve`, then ours (sent, left, unfinished, attainment, queue wait).
+pub fn slice_json(metrics: &Metrics, result: &RunResult) -> Map<String, Value> {
+    let mut map = metric_keys(metrics, &result.config);
     map.insert("sent".into(), json!(metrics.sent));
     map.insert("left".into(), json!(metrics.left));
     map.insert("unfinished".into(), json!(metrics.unfinished));
@@ -155,13 +156,14 @@ mod tests {
     }
 
     #[test]
-    fn parts_come_in_order_and_their_rates_add_up() {
-        let names = |by| slices(&run(), by).into_iter().map(|(name, part)| (name, part.sent)).collect::<Vec<_>>();
+    fn slices_come_in_order_and_their_rates_add_up() {
+        let names = |by| slices(&run(), by).into_iter().map(|(name, slice)| (name, slice.sent)).collect::<Vec<_>>();
         assert_eq!(names(SliceBy::Class), [("short".into(), 3), ("long".into(), 1)]);
         assert_eq!(names(SliceBy::Adapter), [("a".into(), 2), ("base".into(), 2)]);
         assert_eq!(names(SliceBy::Pool), [("p1".into(), 2), ("p2".into(), 1)]);
         assert_eq!(names(SliceBy::Arm), []);
-        let rates: f64 = slices(&run(), SliceBy::Class).iter().map(|(_, part)| part.per_second(part.completed)).sum();
+        let rates: f64 =
+            slices(&run(), SliceBy::Class).iter().map(|(_, slice)| slice.per_second(slice.completed)).sum();
         assert_eq!(rates, 1.5);
     }
 

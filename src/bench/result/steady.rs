@@ -9,10 +9,10 @@
 //!   in flight is estimated best: the cut d, in the first half, that minimises the squared error
 //!   sum((x_i - mean_d)^2) / (n - d)^2 of the rest of the series x (MSER, White 1997), in [`SLOTS`] slots.
 //!
-//! Within the window, rates count what was completed, read or produced inside it; latencies are those of requests sent in it.
-//! A window shorter than max(10 s, a tenth of the run) gets a note. An open loop whose requests in flight keep growing has no
-//! steady state: its latencies depend on the length of the run, and a warning says so. Bounds: recorded and changing rates have
-//! no steady window.
+//! Within the window, rates count what was completed, read or produced inside it; latencies are those of requests sent
+//! in it. A window shorter than max(10 s, a tenth of the run) gets a note. An open loop whose requests in flight keep
+//! growing has no steady state: its latencies depend on the length of the run, and a warning says so. Recorded and
+//! changing rates have no steady window.
 
 use serde::{Deserialize, Serialize};
 

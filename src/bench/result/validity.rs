@@ -1,9 +1,9 @@
 //! Warnings about the validity of a run: whether its load was delivered, and whether the client was the limit.
 //!
-//! A load generator that cannot keep up measures itself. So every result has the delivered share of the configured load, the
-//! lag of the client and its CPU time, and warnings where these are too bad: less than [`DELIVERED`] of the rate; requests late
-//! by more than [`LATE`] at their P99; timers late by more than [`TICK`]; more than [`CPU`] of the machine. Bounds: warnings
-//! only; nothing is corrected.
+//! A load generator that cannot keep up measures itself. So every result has the delivered share of the configured
+//! load, the lag of the client and its CPU time, and warnings where these are too bad: less than [`DELIVERED`] of the
+//! rate; requests late by more than [`LATE`] at their P99; timers late by more than [`TICK`]; more than [`CPU`] of the
+//! machine. It only warns; nothing is corrected.
 
 use crate::result::metrics::Distribution;
 use crate::result::record::{Outcome, Record, RunResult};

@@ -1,14 +1,14 @@
 //! Statistics as JSON, under the keys of `vllm bench serve`.
 //!
-//! The keys and their arithmetic are those of the original, so that scripts written for its files read ours. Latencies are
-//! in milliseconds. Bounds: no arrays of single requests; those are in `file`.
+//! The keys and their arithmetic are those of `vllm bench serve`, so that scripts written for its files read ours.
+//! Latencies are in milliseconds. The arrays of single requests are in `file`.
 
 use serde_json::{Map, Value, json};
 
 use crate::result::metrics::{Distribution, Metrics};
 use crate::result::record::{RunConfig, RunResult};
 
-/// The keys of the original for the whole run, without arrays.
+/// The keys of `vllm bench serve` for the whole run, without arrays.
 pub fn vllm_keys(result: &RunResult, metrics: &Metrics) -> Map<String, Value> {
     let config = &result.config;
     let mut map: Map<String, Value> = config.metadata.iter().map(|(key, value)| (key.clone(), json!(value))).collect();
@@ -33,12 +33,12 @@ pub fn vllm_keys(result: &RunResult, metrics: &Metrics) -> Map<String, Value> {
         map.insert("ramp_up_start_rps".into(), json!(ramp.start));
         map.insert("ramp_up_end_rps".into(), json!(ramp.end));
     }
-    map.append(&mut numbers(metrics, config));
+    map.append(&mut metric_keys(metrics, config));
     map
 }
 
-/// The numbers of a set of requests under the keys of the original.
-pub fn numbers(metrics: &Metrics, config: &RunConfig) -> Map<String, Value> {
+/// The numbers of a set of requests under the keys of `vllm bench serve`.
+pub fn metric_keys(metrics: &Metrics, config: &RunConfig) -> Map<String, Value> {
     let goodput = config.has_slo().then(|| metrics.per_second(metrics.good));
     let mut map = Map::new();
     for (key, value) in [

@@ -1,8 +1,8 @@
 //! How late this process is: its own timers and CPU time during a run.
 //!
-//! A timer fires every [`PERIOD`] and records its lateness. The runtime's timers have a resolution of 1 ms, so up to that is
-//! normal. More means that this process was not scheduled in time, and that every measured time may be late by as much. CPU
-//! time is that of the whole process; in the demo that includes engines and gateway.
+//! A timer fires every [`PERIOD`] and records its lateness. The runtime's timers have a resolution of 1 ms, so a
+//! lateness up to 1 ms is normal. More means that this process was scheduled late: any measured time may be too long by
+//! as much. CPU time is that of the whole process; in the demo it includes the engines and the gateway.
 //!
 //! Bounds: 8 bytes a tick, at most [`MAX_TICKS`] ticks (about three hours); later ones count for the maximum only.
 
@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use crate::result::metrics::Distribution;
 use crate::result::record::ClientHealth;
 
-/// Between two ticks.
+/// Time between two ticks.
 pub const PERIOD: Duration = Duration::from_millis(10);
 /// Ticks that are kept.
 pub const MAX_TICKS: usize = 1 << 20;

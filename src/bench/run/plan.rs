@@ -1,8 +1,8 @@
 //! The plan of a run: what to send, when, and how much at once.
 //!
 //! A plan is complete before the first request: the schedule follows from it and its seed. It also knows how long the
-//! preparations take, because connections are opened and prompts are built before the clock starts. Bounds: it holds no
-//! label, objective or percentile of the user; the caller adds those to the result.
+//! preparations take, because connections are opened and prompts are built before the clock starts. It holds no label,
+//! objective or percentile of the user; the caller adds those to the result.
 
 use std::time::Duration;
 

@@ -1,9 +1,9 @@
 //! Runs a plan from its first request to its result.
 //!
-//! Open loop: each request has a task of its own, which starts [`LEAD`](super::plan::LEAD) before the request is due, so
-//! that even a long prompt is built in time. Closed loop: `streams` tasks, each of which sends its next request when its
-//! last has ended; the next request is built while the last is in flight. With sessions, a conversation takes the place of
-//! a single request in both.
+//! Open loop: each request has a task of its own, which starts `RunPlan::lead` before the request is due
+//! ([`LEAD`](super::plan::LEAD) or longer), so that even a long prompt is built in time. Closed loop: `streams` tasks,
+//! each of which sends its next request when its last has ended; the next request is built while the last is in flight.
+//! With sessions, a conversation takes the place of a single request in both.
 //!
 //! The duration of a run is from its start until the last request has ended, as in `vllm bench serve`. A run that is
 //! stopped abandons its requests in flight and returns its records so far. Dropping the future of [`run`] ends all
@@ -119,14 +119,14 @@ async fn closed_loop(sender: &RequestSender, streams: u32) -> Result<Vec<Record>
         Extent::Requests(count) => (count, None),
         Extent::Lasting(length) => (MAX_REQUESTS, Some(sender.start + length)),
     };
-    let queue = Arc::new(Queue { next: AtomicU64::new(0), count, end });
+    let numbers = Arc::new(RequestNumbers { next: AtomicU64::new(0), count, end });
     let mut tasks = JoinSet::new();
     for _ in 0..streams {
-        let (sender, queue) = (sender.clone(), queue.clone());
+        let (sender, numbers) = (sender.clone(), numbers.clone());
         tasks.spawn(async move {
             match &sender.plan.sessions {
-                Some(sessions) => stream_of_conversations(&sender, sessions, &queue).await,
-                None => stream_of_requests(&sender, &queue).await,
+                Some(sessions) => stream_of_conversations(&sender, sessions, &numbers).await,
+                None => stream_of_requests(&sender, &numbers).await,
             }
         });
     }
@@ -137,14 +137,14 @@ async fn closed_loop(sender: &RequestSender, streams: u32) -> Result<Vec<Record>
     Ok(records)
 }
 
-/// The numbers of the requests that the streams of a closed loop take their next one from.
-struct Queue {
+/// Hands out request numbers to the streams of a closed loop, until `count` or `end`.
+struct RequestNumbers {
     next: AtomicU64,
     count: u64,
     end: Option<Instant>,
 }
 
-impl Queue {
+impl RequestNumbers {
     fn take(&self) -> Option<u64> {
         Some(self.next.fetch_add(1, Ordering::Relaxed)).filter(|ordinal| *ordinal < self.count)
     }
@@ -154,24 +154,24 @@ impl Queue {
     }
 }
 
-async fn stream_of_conversations(sender: &RequestSender, sessions: &Sessions, queue: &Queue) -> Vec<Record> {
+async fn stream_of_conversations(sender: &RequestSender, sessions: &Sessions, numbers: &RequestNumbers) -> Vec<Record> {
     let mut records = Vec::new();
-    let mut next = queue.take();
+    let mut next = numbers.take();
     sender.wait_until(sender.start).await;
-    while let Some(session) = next.filter(|_| !queue.is_over(sender)) {
+    while let Some(session) = next.filter(|_| !numbers.is_over(sender)) {
         records.extend(run_conversation(sender, sessions, session, None).await);
-        next = queue.take();
+        next = numbers.take();
     }
     records
 }
 
-async fn stream_of_requests(sender: &RequestSender, queue: &Queue) -> Vec<Record> {
+async fn stream_of_requests(sender: &RequestSender, numbers: &RequestNumbers) -> Vec<Record> {
     let mut records = Vec::new();
-    let Some(mut ordinal) = queue.take() else { return records };
+    let Some(mut ordinal) = numbers.take() else { return records };
     let mut request: LoadRequest = sender.build_request(ordinal).await;
     sender.wait_until(sender.start).await;
-    while !queue.is_over(sender) {
-        let next = queue.take();
+    while !numbers.is_over(sender) {
+        let next = numbers.take();
         let building = next.map(|next| tokio::spawn(sender.clone().build_request_owned(next)));
         records.extend(sender.send(ordinal, request, None).await.map(|sent| sent.record));
         let Some((next, building)) = next.zip(building) else { break };

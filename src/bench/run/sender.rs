@@ -2,7 +2,7 @@
 //!
 //! The clock of a request starts when it is sent. When it was *due* is in its record, and so is the wait for
 //! `max_concurrency`, so a late client cannot hide its lag. Prompts are built on other threads than those that read
-//! responses, so that a long prompt does not delay a clock. Bounds: one send per request, no retry.
+//! responses, so that a long prompt does not delay a clock. A failed request is not retried.
 
 use std::sync::Arc;
 use std::time::Duration;

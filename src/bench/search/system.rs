@@ -1,6 +1,6 @@
 //! The system that a search puts under load: real servers, or a simulated one on virtual time.
 //!
-//! The search itself uses neither sockets nor clocks, so the same code runs against both. Bounds: one trial at a time.
+//! The search itself uses neither sockets nor clocks, so the same code runs against both. There is one trial at a time.
 
 use super::judge::Judge;
 use super::trial::{Trial, TrialStats};

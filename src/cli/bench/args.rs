@@ -1,8 +1,9 @@
 //! The flags of `sluice bench`: those of `vllm bench serve` where one exists, with its meaning and default.
 //!
-//! Intended differences are described in the help: prompts of the completions backend are token ids (exact lengths without a
-//! tokenizer), more measures and percentiles are shown, and several servers may be given. Flags that only concern the
-//! original's tokenizer loading are accepted and have no effect. Bounds: flags are checked together in `plan` and `requests`.
+//! Intended differences are described in the help: prompts of the completions backend are token ids (exact lengths
+//! without a tokenizer), more measures and percentiles are shown, and several servers may be given. Flags that only
+//! concern how `vllm bench serve` loads a tokenizer are accepted and have no effect. Flags are checked together in
+//! `plan` and `requests`.
 
 use std::path::PathBuf;
 
@@ -400,7 +401,7 @@ pub(super) struct OutputArgs {
     pub(super) dry_run: bool,
 }
 
-/// Flags of the original that have no effect here.
+/// Flags of `vllm bench serve` that have no effect here.
 #[derive(Clone, Debug, Args)]
 pub(super) struct IgnoredArgs {
     #[arg(long, hide = true, action = ArgAction::SetTrue)]

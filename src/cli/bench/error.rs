@@ -1,6 +1,6 @@
 //! Why a command of `sluice bench` ended without a result, and the exit code for it.
 //!
-//! Wrong flags and datasets exit with 2, failures of servers and of the system with 1. Bounds: results that are bad but
+//! Wrong flags and datasets exit with 2, failures of servers and of the system with 1. Results that are bad but
 //! complete are no errors.
 
 /// Why a command ended early.

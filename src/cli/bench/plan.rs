@@ -1,8 +1,8 @@
 //! Turns flags into a plan: the arrivals, the client, the runs of a sweep.
 //!
-//! Everything that can be checked without a server is checked here, before a request is sent. Flags that contradict each other
-//! and data sets that cannot be read are wrong usage (exit code 2). [`Setup::runs`] turns a sweep into one plan for each run.
-//! Bounds: the workload is built in `requests`.
+//! Everything that can be checked without a server is checked here, before a request is sent. Flags that contradict
+//! each other and data sets that cannot be read are wrong usage (exit code 2). [`Setup::runs`] turns a sweep into one
+//! plan for each run. The workload is built in `requests`.
 
 use std::sync::Arc;
 use std::time::Duration;

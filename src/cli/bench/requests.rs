@@ -1,7 +1,7 @@
 //! Turns flags into a workload: which requests are sent.
 //!
-//! Generated prompts of one or several classes, or those of a file; adapters, conversations, and the fields around them. Errors
-//! name the flag that fixes them. Bounds: no request is sent here.
+//! Generated prompts of one or several classes, or those of a file; adapters, conversations, and the fields around
+//! them. Errors name the flag that fixes them. No request is sent here.
 
 use std::sync::Arc;
 

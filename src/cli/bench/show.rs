@@ -1,8 +1,8 @@
 //! Prints and saves results.
 //!
-//! A run is saved as soon as it is complete, so an interrupted sweep loses nothing. File names are made as in the original:
-//! label or backend, load, model, time. A sweep is one file with one result after the other. Bounds: results go to stdout,
-//! notes to stderr.
+//! A run is saved as soon as it is complete, so an interrupted sweep loses nothing. File names are made as by
+//! `vllm bench serve`: label or backend, load, model, time. A sweep is one file with one result after the other.
+//! Results go to stdout, notes to stderr.
 
 use std::fs::File;
 use std::io::Write as _;

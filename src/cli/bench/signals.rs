@@ -1,6 +1,6 @@
 //! The signals that end a run early: Ctrl-C and SIGTERM.
 //!
-//! A run that receives one prints and saves what it has. Bounds: a second signal during that is not handled specially.
+//! A run that receives one prints and saves what it has. A second signal during that is not handled specially.
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 

@@ -1,8 +1,8 @@
 //! `sluice bench report` and `sluice bench compare`: commands for saved results.
 //!
-//! They read files of `--save-result` (and of `vllm bench serve` where those hold single requests) and contact no server. A file
-//! may hold several results: a sweep. Exit codes: 0 done, whatever the verdict; 1 a file cannot be read or written; 2 wrong
-//! usage. Bounds: all results are held in memory.
+//! They read files of `--save-result` (and of `vllm bench serve` where those hold single requests) and contact no
+//! server. A file may hold several results: a sweep. Exit codes: 0 done, whatever the verdict; 1 a file cannot be read
+//! or written; 2 wrong usage. All results are held in memory.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};

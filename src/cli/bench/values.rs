@@ -1,6 +1,6 @@
 //! Parsers for the values of flags that are more than a number.
 //!
-//! Every error quotes the value and shows a correct one; clap puts the flag's name before it and exits with 2. Bounds: each
+//! Every error quotes the value and shows a correct one; clap puts the flag's name before it and exits with 2. Each
 //! value is checked alone; `plan` and `requests` check how flags fit together.
 
 use std::str::FromStr;

@@ -61,7 +61,7 @@ impl Row {
         let seen = result.from_due();
         let lag = Metrics::of(result).lag;
         let failures = slices::failures(result).into_iter().map(|(reason, count)| (reason.to_owned(), count)).collect();
-        let mut json = Value::Object(vllm_keys::numbers(&Metrics::of(&seen), &result.config));
+        let mut json = Value::Object(vllm_keys::metric_keys(&Metrics::of(&seen), &result.config));
         json["classes"] = slices::json(&seen, SliceBy::Class);
         Self {
             arrangement,

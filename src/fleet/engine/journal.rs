@@ -27,7 +27,7 @@ const DRAFT: &str = "journal.tmp";
 /// Locked while a gateway uses the folder.
 const LOCK: &str = "lock";
 
-/// EngineSettings, and the configuration that they come from.
+/// The settings of an engine, and the configuration that they come from.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Setup {
     /// What the engine is started with.

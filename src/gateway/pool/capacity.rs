@@ -16,7 +16,7 @@
 //! dimension: refusing it would mean never serving it, and the engine is the judge of what it
 //! cannot do.
 
-/// BackendLimits of one backend.
+/// The limits of one backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BackendLimits {
     /// Sequences in flight; at least 1.

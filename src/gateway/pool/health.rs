@@ -1,7 +1,7 @@
 //! Whether a backend may get work: one small state machine with three inputs.
 //!
-//! - the active probe (`/health`): reports that an engine is up; `probe_failures` misses in a row take
-//!   it down;
+//! - the active probe (`/health`): success puts a backend into rotation or probation; `probe_failures` misses in a row
+//!   take it down;
 //! - the requests themselves: connect failures, 5xx and timeouts eject ([`Breaker`]); a 4xx is the
 //!   client's fault and never counts;
 //! - progress: requests in flight, no byte for too long and counters that stand still mean a hung
@@ -9,7 +9,7 @@
 //!
 //! ```text
 //!   Starting --probe ok--> Ready --tripped / hung--> Ejected --time over and probe ok--> Probation
-//!      any   --probe misses--> Down --probe ok--> Probation --first success--> Ready
+//!   Ready, Ejected, Probation --probe misses--> Down --probe ok--> Probation --first success--> Ready
 //!                                                 Probation --failure--> Ejected (twice as long)
 //! ```
 //! In probation a backend carries one request at a time: the half-open trial.
@@ -152,9 +152,10 @@ impl BackendHealth {
         }
     }
 
-    /// A request failed through the backend's fault. `only_one`: no other backend of the pool is ready. Then failed
-    /// responses and timeouts do not eject, because one bad request would turn a partial failure into a total one. A
-    /// refused connection or a hung engine ejects all the same.
+    /// A request failed through the backend's fault. `only_one`: no other backend of the pool is ready.
+    ///
+    /// A ready backend that is the only one is ejected for refused connections and hangs, not for failed responses or
+    /// timeouts: ejecting it would turn some failures into an outage. In probation every failure ejects.
     pub fn failure(&mut self, fault: BackendFault, only_one: bool, rules: &HealthRules, now: Instant) {
         self.successes = 0;
         let tripped = self.breaker.failure(rules.request_failures) || fault == BackendFault::Hung;

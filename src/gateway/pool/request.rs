@@ -11,7 +11,8 @@ use sluice_core::base::{BackendId, PoolId};
 /// A request for a lease.
 #[derive(Clone, Debug)]
 pub struct AdmissionRequest {
-    /// The number of the layout by which it was classified.
+    /// Version of the pool layout that it was classified by. If no backend can take it and a reload has changed the
+    /// layout, it is classified again.
     pub layout: u64,
     /// The pool its prompt length belongs to.
     pub home: PoolId,

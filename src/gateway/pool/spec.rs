@@ -16,7 +16,7 @@ use sluice_core::base::{BackendId, PoolId};
 pub struct PoolRules {
     /// How a backend is picked.
     pub policy: Policy,
-    /// BackendLimits of each of its backends.
+    /// The limits that apply to each of its backends.
     pub limits: BackendLimits,
     /// Waiters at most.
     pub queue_length: usize,

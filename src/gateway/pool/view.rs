@@ -38,7 +38,7 @@ pub struct BackendView {
     pub address: Arc<Address>,
     /// Share of new work.
     pub weight: f64,
-    /// BackendHealth.
+    /// Its health.
     pub phase: Phase,
     /// Taken out of rotation by the operator.
     pub draining: bool,

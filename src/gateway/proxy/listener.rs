@@ -20,7 +20,7 @@ use tokio_util::task::TaskTracker;
 
 use super::socket::ClientSocket;
 
-/// DownstreamConnection connections at once.
+/// Client connections at once.
 const CONNECTIONS_MAX: usize = 65_536;
 /// Pause after an accept that failed for want of resources.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);

@@ -3,7 +3,7 @@
 //! A stream counts its own gaps; at its end its counts are added here, with one atomic addition per bucket that is not
 //! empty instead of one observation per token. A scrape may see a stream half added; the rest appears in the next one.
 //!
-//! Bounds: one set of counts per combination of labels; the caller bounds those. The sum is kept in nanoseconds, which
+//! There is one set of counts per combination of labels; the caller bounds those. The sum is kept in nanoseconds, which
 //! overflow after 584 years of gaps.
 
 use std::sync::Arc;

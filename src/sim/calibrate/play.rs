@@ -2,7 +2,7 @@
 //!
 //! The client is a program on the same host: it opens its streams one after the other, and a stream sends its next
 //! request as soon as it has the last token of the one before. Deterministic: arrivals and step jitter come from seeds.
-//! Bounds: [`rows`](super::rows) bounds the requests.
+//! [`rows`](super::rows) bounds the number of requests.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

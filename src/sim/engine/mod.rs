@@ -9,9 +9,9 @@
 //! its token limit, nothing more is computed for it; after a stop token or an abort, one more token is. An idle engine plans
 //! at once. [`EngineConfig::async_scheduling`] turns this off.
 //!
-//! Pure: no clock, no I/O, no global random state. The caller decides what a duration means: a test adds it to a number, the
-//! server sleeps. Bounds: the caller bounds the number of requests; [`Engine::add`] refuses a request that can never fit the
-//! KV cache, so every admitted request ends exactly once.
+//! Pure: no clock, no I/O, no global random state. The caller decides what a duration means: a test adds it to a
+//! number, the server sleeps. The caller bounds the number of requests; [`Engine::add`] refuses a request that can
+//! never fit the KV cache, so every admitted request ends exactly once.
 //!
 //! The rules follow vLLM 0.32 and are checked step by step against recordings of its scheduler (`tests/traces.rs`). Not
 //! simulated: speculative decoding, encoders, KV transfer, sliding windows.

@@ -1,8 +1,8 @@
 //! A sequence inside the engine, and the queue in which it waits.
 //!
-//! Sequences are kept in reusable slots ([`Slot`]), so that a step iterates over an array without lookups. The queue is one
-//! ordered map for both policies: under first come first served, ranks count up at the back and down at the front, where
-//! preempted sequences go. Bounds: the caller bounds the number of sequences.
+//! Sequences are kept in reusable slots ([`Slot`]), so that a step iterates over an array without lookups. The queue is
+//! one ordered map for both policies: under first come first served, ranks count up at the back and down at the front,
+//! where preempted sequences go. The caller bounds the number of sequences.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;

@@ -1,6 +1,6 @@
 //! How a model is laid out on GPUs: size of the group and number formats.
 //!
-//! Both the memory arithmetic and the profile depend on it. Bounds: the group has at least one GPU.
+//! Both the memory arithmetic and the profile depend on it. A group has at least one GPU.
 
 /// How a model is laid out on GPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,6 +1,6 @@
 //! HTTP requests counted as `prometheus-fastapi-instrumentator` does, and facts about the process.
 //!
-//! Bounds: handlers are the templates of known routes, everything else is `none`; methods and status classes are few.
+//! Handlers are the templates of known routes, everything else is `none`; methods and status classes are few.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;

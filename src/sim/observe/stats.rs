@@ -1,7 +1,8 @@
 //! The numbers behind `/metrics`, and vLLM's buckets; `metrics_page` writes them under the names of a version.
 //!
-//! Values change when a step ends, so gauges are as stale during a long step as in vLLM. Times are virtual: `--sim-speed`
-//! does not change them. `model_name` is the served base name, never an adapter's. Bounds: the label sets are fixed; adapters appear in one gauge, at most all loaded ones.
+//! Values change when a step ends, so gauges are as stale during a long step as in vLLM. Times are virtual:
+//! `--sim-speed` does not change them. `model_name` is the served base name, never an adapter's. The label sets are
+//! fixed; adapters appear in one gauge, at most all loaded ones.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

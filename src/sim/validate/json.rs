@@ -86,6 +86,8 @@ impl Scan<'_> {
 
     /// Scans the value at `at`; returns its end.
     fn value(&mut self, at: usize) -> ScanResult {
+        // Keeps this recursion off the end of the stack. Deeper bodies get a plain error here, not CPython's
+        // RecursionError.
         const DEEPEST: usize = 900;
         self.depth += 1;
         if self.depth > DEEPEST {

@@ -10,7 +10,7 @@
 //! decode. The tokens of a step become visible together, when most of them are sent; real clients see them spread around
 //! that time. A first token costs more, in proportion to its prompt.
 //!
-//! Pure: time is a parameter. Bounds: it holds what the caller submitted.
+//! Pure: time is a parameter. It holds what the caller submitted, without a limit of its own.
 
 use std::collections::VecDeque;
 use std::time::Duration;

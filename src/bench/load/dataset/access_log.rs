@@ -5,7 +5,7 @@
 //! unknown, the median of the known ones is used. Only requests that generate text are used. Models other than the configured
 //! one are taken as adapters, since adapters are sent as `"model"`.
 //!
-//! Bounds: the log holds neither prompts nor their shared prefixes, so prompts are generated with the recorded lengths.
+//! The log holds neither prompts nor their shared prefixes, so prompts are generated with the recorded lengths.
 
 use serde_json::Value;
 

@@ -1,7 +1,8 @@
 //! Counts the tokens of a text: exactly with a tokenizer, otherwise by its bytes.
 //!
-//! The estimate of [`BYTES_PER_TOKEN`] bytes is the usual ratio for English. It only decides which conversations are kept
-//! and how long responses may get. Bounds: a tokenizer file must be local.
+//! The estimate of [`BYTES_PER_TOKEN`] bytes is the usual ratio for English. It only decides which conversations are
+//! kept and how long responses may get. A tokenizer is read from a local file; a text that it cannot encode is counted
+//! by bytes.
 
 use std::path::Path;
 
@@ -27,7 +28,7 @@ impl TokenCounter {
     /// With the tokenizer at `path`: a `tokenizer.json`, or the folder that holds one.
     ///
     /// # Errors
-    /// There is none that can be used.
+    /// The file is missing or is not a tokenizer.
     pub fn exact(path: &Path) -> Result<Self, DatasetError> {
         let file = if path.is_dir() { path.join("tokenizer.json") } else { path.to_owned() };
         let bad = |error: tokenizers::Error| DatasetError::Tokenizer(file.display().to_string(), error.to_string());

@@ -1,7 +1,7 @@
 //! Why a dataset cannot be read.
 //!
-//! Each error names the file, the line where there is one, and what to do. A row that cannot be read is an error: half of a
-//! trace is not that trace. Bounds: only the first fault is reported.
+//! Each error names the file, the line where there is one, and what to do. A row that cannot be read is an error: half
+//! of a trace is not that trace. Only the first fault is reported.
 
 /// The longest file that is read, bytes: the larger BurstGPT file has 250 MB.
 pub const MAX_FILE: u64 = 4 << 30;

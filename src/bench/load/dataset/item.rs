@@ -1,7 +1,7 @@
 //! The requests of a dataset, whatever format they were read from.
 //!
-//! An item has either its text or only its length; a trace may also name the blocks of its prompts, so that shared prefixes
-//! stay shared. Times are seconds from the first request. Bounds: the reader limits the number of items.
+//! An item has either its text or only its length; a trace may also name the blocks of its prompts, so that shared
+//! prefixes stay shared. Times are seconds from the first request. The reader limits the number of items.
 
 use std::sync::Arc;
 

@@ -1,6 +1,6 @@
 //! Lines of text and lines of JSON, with their numbers for error messages.
 //!
-//! Blank lines are skipped. Every line must hold a JSON object. Bounds: the caller limits the size of the file.
+//! Blank lines are skipped. Every line must hold a JSON object. The caller limits the size of the file.
 
 use serde_json::Value;
 

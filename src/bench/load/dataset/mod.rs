@@ -10,8 +10,9 @@
 //! | `timed_trace` | the same with other units, blocks and key names | lengths, times, shared prefixes |
 //! | `access_log` | the gateway's access log | lengths, times, adapters |
 //!
-//! Traces hold no prompts, only lengths, so prompts are generated. Where a trace names the blocks of a prompt, equal names
-//! become equal tokens, so that prefixes are shared as in the original. Times are seconds from the first request of the file.
+//! Traces hold no prompts, only lengths, so prompts are generated. Where a trace names the blocks of a prompt, equal
+//! names become equal tokens, so that prefixes are shared as in the recorded traffic. Times are seconds from the first
+//! request of the file.
 //!
 //! Bounds: files up to [`MAX_FILE`] bytes, [`MAX_ITEMS`] requests. A row that cannot be read is an error with its line
 //! number.

@@ -1,6 +1,6 @@
 //! How a dataset is to be read: its format, and the options of the user.
 //!
-//! The defaults of a timed trace are those of `vllm bench serve`. Bounds: nothing here reads a file.
+//! The defaults of a timed trace are those of `vllm bench serve`. Nothing here reads a file.
 
 use super::counter::TokenCounter;
 

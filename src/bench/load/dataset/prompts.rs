@@ -1,9 +1,8 @@
 //! Data sets that hold the prompts themselves: ShareGPT conversations and custom prompts.
 //!
-//! ShareGPT is read as `vllm bench serve` does: from conversations of two turns or more, the first turn is the prompt, and
-//! the length of the second is the output length. A conversation is kept when prompt and output have 4 tokens or more (only
-//! the prompt when the output length is given), the prompt has at most 1024, and both together at most 2048. Bounds: those of
-//! the data set reader.
+//! ShareGPT is read as `vllm bench serve` does: from conversations of two turns or more, the first turn is the prompt,
+//! and the length of the second is the output length. A conversation is kept if the prompt has 4 to 1024 tokens, the
+//! output at least 4, and both together at most 2048. An output length given by the user may be below 4.
 
 use std::sync::Arc;
 
@@ -18,7 +17,7 @@ use super::options::ReadOptions;
 const MIN_TOKENS: u32 = 4;
 /// Most tokens of a prompt.
 const MAX_PROMPT: u32 = 1024;
-/// Most tokens of both.
+/// Most tokens of prompt and output together.
 const MAX_BOTH: u32 = 2048;
 
 /// Reads conversations: one JSON array, or one object a line.
@@ -30,15 +29,15 @@ pub(super) fn sharegpt(text: &str, file: &str, options: &ReadOptions<'_>) -> Res
     };
     let mut items = Items::default();
     items.class("all");
-    let (mut none, mut short, mut unfit) = (0, 0, 0);
+    let (mut no_list, mut too_few_turns, mut wrong_length) = (0, 0, 0);
     for entry in &entries {
         let Some(turns) = entry.get("conversations").and_then(Value::as_array) else {
-            none += 1;
+            no_list += 1;
             continue;
         };
         let said = |turn: usize| turns.get(turn).and_then(|turn| turn.get("value")).and_then(Value::as_str);
         let (Some(prompt), Some(answer)) = (said(0), said(1)) else {
-            short += 1;
+            too_few_turns += 1;
             continue;
         };
         let tokens = options.counter.count(prompt);
@@ -48,12 +47,12 @@ pub(super) fn sharegpt(text: &str, file: &str, options: &ReadOptions<'_>) -> Res
             && tokens <= MAX_PROMPT
             && tokens.saturating_add(output) <= MAX_BOTH;
         if !fits {
-            unfit += 1;
+            wrong_length += 1;
             continue;
         }
         items.list.push(text_item(prompt, tokens, output));
     }
-    if none == entries.len() && none > 0 {
+    if no_list == entries.len() && no_list > 0 {
         return Err(DatasetError::Column {
             file: file.to_owned(),
             missing: "conversations".into(),
@@ -65,8 +64,9 @@ pub(super) fn sharegpt(text: &str, file: &str, options: &ReadOptions<'_>) -> Res
     let kept = items.list.len();
     if kept < entries.len() {
         items.notes.insert(0, format!(
-            "{kept} of {} conversations are used ({short} have fewer than two turns, {unfit} are shorter than {MIN_TOKENS} \
-             tokens, or longer than {MAX_PROMPT} in the prompt or {MAX_BOTH} in all)",
+            "{kept} of {} conversations are used ({no_list} have no list `conversations`, {too_few_turns} have fewer \
+             than two turns, {wrong_length} are shorter than {MIN_TOKENS} tokens, or longer than {MAX_PROMPT} in the \
+             prompt or {MAX_BOTH} in all)",
             entries.len()
         ));
     }

@@ -151,4 +151,6 @@ fn a_workload_that_makes_no_sense_is_refused_by_name() {
     let ids_in_chat = Workload { api: Api::Chat, ..mixed(Api::Completions) };
     assert_eq!(ids_in_chat.check(), Err(BenchError::IdsInChat));
     assert_eq!(Workload::of_classes("m", vec![], 1).check(), Err(BenchError::NoClasses));
+    let no_groups = prefixed(Length::Exactly(40), Prefix { groups: 0, ..Prefix::default() }).check().unwrap_err();
+    assert!(no_groups.to_string().ends_with("has 0 different prefixes; give 1 or more"), "{no_groups}");
 }

@@ -1,6 +1,6 @@
 //! The flags of `sluice bench --find-rate`.
 //!
-//! All but the first need it. Bounds: single runs and sweeps have other flags, which conflict with these.
+//! All but the first need it. Single runs and sweeps have other flags, which conflict with these.
 
 use clap::Args;
 

@@ -1,8 +1,8 @@
 //! Runs the trials of a search against real servers.
 //!
-//! The SLO ratio of a request, from when it was due, is the largest of TTFT, TPOT and E2EL over the bound of its class. An
-//! observer of the run sees each request as it is sent and as it ends; a timer ([`CHECK_EVERY`]) finds those in flight for
-//! longer than their bound on E2EL. Bounds: without such a bound, a request that hangs is known when it times out.
+//! The SLO ratio of a request, from when it was due, is the largest of TTFT, TPOT and E2EL over the bound of its class.
+//! An observer of the run sees each request as it is sent and as it ends; a timer ([`CHECK_EVERY`]) finds those in
+//! flight for longer than their bound on E2EL. Without such a bound, a request that hangs is known when it times out.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -1,12 +1,11 @@
 //! Least work: the backend that would finish its work soonest.
 //!
-//! Score = `(outstanding tokens + this request's tokens) x seconds per token / weight`, lowest wins; seconds
-//! per token is the decayed mean of the TPOT seen on that backend. More load raises TPOT and so the
-//! score, a slower GPU raises it for good: the load balances itself between unequal backends.
-//! A backend not yet measured counts as the fastest measured one, so that it gets work and is
-//! measured. Observations are clamped (see `Speed`), and one speed may differ from
-//! the best by at most [`SPREAD_MAX`]: a single odd sample cannot take a backend out of use.
-//! Ties are broken by the fewest requests, then at random.
+//! Score = `(outstanding tokens + this request's tokens) x seconds per token / weight`, lowest wins; seconds per token
+//! is the decayed mean of the TPOT seen on that backend. More load raises the TPOT and with it the score; on a slower
+//! GPU it is always higher. So unequal backends get work in proportion to their speed. A backend not yet measured
+//! counts as the fastest measured one, so that it gets work and is measured. Observations are clamped (see `Speed`),
+//! and no backend is scored more than [`SPREAD_MAX`] times slower than the fastest, so one odd sample cannot take a
+//! backend out of use. Ties are broken by the fewest requests, then at random.
 
 use super::candidate::Candidate;
 use sluice_core::base::{BackendId, Rng};

@@ -1,7 +1,6 @@
 //! Two choices: draw two different backends, keep the one with less work.
 //!
-//! Nearly as even as comparing all of them, and without herding: several gateways in front of the same
-//! engines, each without knowledge of the others' requests, do not all pick the same one
+//! Nearly as even as comparing all of them, and without herding when the figures are stale
 //! (Mitzenmacher, "The power of two choices in randomized load balancing", 2001).
 
 use super::candidate::Candidate;
