@@ -1,12 +1,12 @@
 //! Speed of the simulator's engine on virtual time: the CPU time of one simulated hour of one server.
 //!
-//! `cargo bench --bench simulator [HOURS]`. Open loop, Poisson arrivals from a seed, an H200 with an 8B model. Nothing is
-//! asserted. CPU time is that of the process, user and system.
+//! `cargo bench --bench simulator [HOURS]`. Open loop with Poisson arrivals from a seed; an H200 with an 8B model. CPU time is
+//! user and system time of the process. Nothing is asserted.
 //!
 //! | load | requests |
 //! |---|---|
 //! | chat | 50 a second, 512 prompt tokens, 128 output tokens: near what this server can do |
-//! | chat, one prefix | the same, of which 400 prompt tokens are the same text for all |
+//! | chat, one prefix | the same, with a prefix of 400 tokens that all prompts share |
 //! | mixed | 15 a second of 200 and 128 tokens, 1 a second of 16,000 and 64 |
 //! | crowded | 50 a second of 512 and 128 on a cache of 2,000 blocks: preemptions and a queue that grows |
 
@@ -16,7 +16,7 @@ use sluice::base::Rng;
 use sluice::sim::Profile;
 use sluice::sim::{Content, Request, SimConfig};
 
-/// Requests a second, prompt tokens, output tokens, tokens of the prompt that all share.
+/// Requests per second, prompt tokens, output tokens, tokens of the prefix that all prompts share.
 type Kind = (f64, u32, u32, u32);
 
 #[derive(Default)]

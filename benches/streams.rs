@@ -1,11 +1,11 @@
-//! Does the simulator's own work show in its streams? Many streams from one `sluice sim` process on one core.
+//! The lag of the simulator: many streams from one `sluice sim` process on one core, compared with virtual time.
 //!
 //! `cargo build --release && cargo bench --bench streams [STREAMS] [SECONDS]`. Starts `target/release/sluice sim` (or
-//! `SLUICE_BIN`) bound to core 0, binds itself to core 1, opens the streams (2,000 by default, 64 prompt tokens, ignore_eos)
-//! and looks at the gaps between events for some seconds (6) in the middle, when all of them decode together.
+//! `SLUICE_BIN`) bound to core 0, binds itself to core 1, opens STREAMS streams (default 2,000; 64 prompt tokens,
+//! ignore_eos) and measures the gaps between events for SECONDS (default 6) in the middle, when all streams decode.
 //!
-//! The client's gaps are printed beside those of the engine on virtual time: the same number of sequences in the same steps.
-//! Lag is the difference. `core` is the share of its core that the server used; near 1 it is the limit. Needs `taskset`
+//! It prints the gaps that the client measured and those of the same steps on virtual time; the difference is lag. It also
+//! prints how much of its core the server used: near 1, the core is the limit. Needs `taskset`
 //! (util-linux), two cores and an open-file limit of STREAMS + 100 or more. Nothing is asserted.
 
 use std::io::{Read, Write};
@@ -93,7 +93,7 @@ fn simulated(streams: u32, tokens: u32) -> Vec<f64> {
     config.engine.max_num_seqs = streams;
     let mut server = config.virtual_server();
     (0..streams).for_each(|id| server.submit(Duration::ZERO, [Request::new(u64::from(id), PROMPT, tokens)]));
-    let (mut last, mut gaps) = (None, Vec::new());
+    let (mut last, mut gaps) = (None::<Duration>, Vec::new());
     while let Some(at) = server.next_at() {
         let Some(end) = server.poll(at) else { continue };
         let all = end.emitted.len() == streams as usize && end.load.tokens == streams;

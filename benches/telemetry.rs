@@ -28,9 +28,12 @@ fn record() -> Record {
         ..StreamStats::default()
     };
     Record {
+        upstream_id: "req-0".into(),
         request_id: "7f2c1c1e5f0d4c0a".into(),
         route: Some(Route::ChatCompletions),
         key: Some("team-a".into()),
+        path: None,
+        refused_model: None,
         model: Some("llama-3.1-8b".into()),
         home: Some("short".into()),
         pool: Some("short".into()),

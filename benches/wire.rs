@@ -42,8 +42,12 @@ fn read(c: &mut Criterion) {
     for (name, unit) in [
         ("code", "    let x = f(\"a\", 1);\n\treturn x;\n"),
         ("cjk", "\u{6f22}\u{5b57}\u{3068}\u{304b}\u{306a}\u{3002}"),
+        // A client chooses how much of its text is escaped.
+        ("line breaks", "\n"),
+        ("code units", "\u{1}"),
     ] {
-        let body = chat(400_000, unit);
+        let escaped = serde_json::to_string(unit).expect("a string").len() - 2;
+        let body = chat(400_000 * unit.len() / escaped, unit);
         c.bench_function(&format!("read/400KB {name}"), |b| {
             b.iter(|| request::read(Route::ChatCompletions, black_box(&body)).is_ok())
         });

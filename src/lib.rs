@@ -7,9 +7,9 @@
 //!                  |                            |                    |
 //!    src/serve  composition, reload, shutdown   |                    |
 //!    src/admin  metrics, status, admin API      |                    |
-//!                  |                            |                    |
-//!        +---------+----------+                 |                    |
-//!        |                    |                 |                    |
+//!                  |                      src/lab  all three on      |
+//!        +---------+----------+             virtual time             |
+//!        |                    |          /      |             \       |
 //!    src/fleet            src/gateway        src/bench            src/sim
 //!    engine processes     request path       load generator       simulated vLLM
 //!        |   \                |                 |                    |
@@ -26,7 +26,8 @@
 //! ```
 //!
 //! A crate uses only crates below it, so the compiler enforces the layers and a change rebuilds only what is above it.
-//! `bench` and `sim` check the gateway from outside: they use `core` only. Within a crate modules are declared lowest
+//! `bench` and `sim` check the gateway from outside: they use `core` only. `lab` puts gateway, load and engines into one
+//! process on virtual time. Within a crate modules are declared lowest
 //! layer first, and a file uses only modules that are declared above its own. `tests/tidy` checks what the compiler
 //! does not.
 //!
@@ -43,8 +44,11 @@
 //! | class | kind of request after classification, by prompt length |
 //! | routing table | snapshot of keys, models and pools that a request uses from start to end |
 //! | admission | the decision to forward, queue or shed a request, together with the choice of a backend (placement) |
-//! | slot, permit | room for one request on a backend; room for one long prompt in prefill |
+//! | slot, permit | room for one sequence on a backend; room for one long prompt in prefill |
 //! | lease | the right to use a backend: slot, tokens and prefill tokens, returned by drop |
+//! | overtake | to be granted room in which a request that entered earlier would have fit |
+//! | wide request | one that needs more sequences or tokens than a backend has free; a backend is reserved for it |
+//! | due (waiter) | overtaken often or long enough: before all that entered later |
 //! | grant | capacity already taken on a backend for one request; a lease wraps it and returns it |
 //! | spill | send a request to another pool, because its own has no room |
 //! | shed | refuse a request early, with a reason and `Retry-After` |
@@ -53,6 +57,7 @@
 //! | drain | send no new requests, let running ones finish |
 //! | probe, scrape | check an engine's health; read its metrics page |
 //! | variant, arm | a named vLLM configuration; a variant or model in an experiment, with a share of the traffic |
+//! | scenario, its variants | configuration, engines and traffic of the laboratory; ways to change them that are compared |
 //! | outcome | how a request ended: completed, client_gone, shed, refused, upstream_error, timeout |
 //! | record | what is kept of a request: exactly one each |
 //! | TTFT, ITL, TPOT, E2EL | time to first token, between tokens, per output token, end to end; defined in [`meter`] |

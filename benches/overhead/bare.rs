@@ -1,9 +1,9 @@
 //! The lower bound: pingora's `HttpServerApp` and `Connector` forwarding chunk by chunk, without the gateway's work.
 //!
-//! It shows what the HTTP library alone costs, so that a measured number of the gateway can be split into pingora's
-//! and the gateway's own part. Each chunk read on one side is written to the other side at once, one write per chunk: the simplest
-//! program that is correct on the rows measured here. It copies headers, drops `transfer-encoding` towards upstream in
-//! favour of what pingora frames, keeps connections alive on both sides, and closes when anything fails.
+//! It shows what the HTTP library costs, so that the cost of the gateway can be split into pingora's part and its own. Each
+//! chunk read on one side is written at once to the other side, one write per chunk: the simplest program that is correct
+//! for the rows measured here. It copies headers except `transfer-encoding` towards upstream (pingora frames the body),
+//! keeps connections alive on both sides, and closes them when anything fails.
 //!
 //! It does not watch for a client that leaves, retry, time out, meter or log.
 

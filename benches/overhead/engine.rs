@@ -1,23 +1,23 @@
 //! Mock engine: serves `/v1/chat/completions` and `/v1/completions` with bytes shaped like vLLM's.
 //!
-//! The server must cost little and always the same, so it uses bare tokio sockets and formats every event once, at the
-//! start. Responses do not depend on the prompt: a client can compare a proxied response with a direct one byte by byte.
+//! Its cost must be small and constant, so it uses plain tokio sockets and formats every event once, at the start. Responses
+//! do not depend on the prompt, so a client can compare a proxied response with a direct one byte by byte.
 //!
-//! A request sets its pace in headers, or, since some proxies drop unknown headers, in a text anywhere in the body:
+//! A request sets its pace in headers, or in a text anywhere in the body, since some proxies drop unknown headers:
 //!
 //! | header | body text `mock:first=0,interval=5,chunks=64;` | meaning |
 //! |---|---|---|
 //! | `x-mock-first-ms` | `first` | time before the first event, milliseconds |
 //! | `x-mock-interval-ms` | `interval` | time between content events; 0: back to back, each its own write |
 //! | `x-mock-chunks` | `chunks` | content events of the response |
-//! | `x-mock-burst` | `burst` | 1: the whole response in one write, as a server that has fallen behind does |
+//! | `x-mock-burst` | `burst` | 1: the whole response in one write, like a server that has fallen behind |
 //!
 //! Streams: head, role event (chat only), `chunks` content events of which the last carries the finish reason, usage
 //! event when `include_usage` was requested, `[DONE]`; each one chunk and one write, as uvicorn does. The response header
 //! `x-mock-body` is the length and xxh3 of the received request body; `GET /mock/last` returns its SHA-256.
 //!
 //! Bounds: heads of 64 KiB, bodies of 64 MiB, one request at a time per connection. A client that leaves is noticed
-//! while waiting between events and counted as `abort`. It does no batching, no queueing and checks no field.
+//! between events and counted as `abort`. There is no batching, no queueing and no check of fields.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -40,14 +40,14 @@ const MAX_HEAD: usize = 64 << 10;
 const MAX_BODY: usize = 64 << 20;
 /// Headers read of one request.
 const MAX_HEADERS: usize = 64;
-/// Content events when the request does not say: the row width of the overhead table.
+/// Content events by default: as in the rows of the overhead table.
 const DEFAULT_CHUNKS: u64 = 64;
 /// End of a chunked body.
 const LAST_CHUNK: &[u8] = b"0\r\n\r\n";
 /// Words that content events cycle through.
 const WORDS: [&str; 8] = [" the", " gate", " opens", " and", " long", " prompts", " wait", "."];
 
-/// What an engine has seen since it was created; survives `serve` being dropped and started again.
+/// Counts since the engine was created; they survive when `serve` is dropped and started again.
 #[derive(Default, Debug)]
 pub(crate) struct Counters {
     /// Generation requests whose head and body arrived.
@@ -180,7 +180,7 @@ fn usage(chunks: u64) -> String {
     format!(r#"{{"prompt_tokens":256,"total_tokens":{},"completion_tokens":{chunks}}}"#, 256 + chunks)
 }
 
-/// A socket with room for a burst of connections, as servers have: the usual 128 overflow with 256 streams opened at once.
+/// A socket with a backlog for bursts: the usual backlog of 128 overflows when 256 streams are opened at once.
 fn listen(address: &str) -> anyhow::Result<TcpListener> {
     let socket = TcpSocket::new_v4()?;
     socket.set_reuseaddr(true)?;
@@ -371,7 +371,7 @@ async fn wait(socket: &mut TcpStream, due: Instant) -> anyhow::Result<()> {
         () = sleep_until(due) => Ok(()),
         n = socket.peek(&mut byte) => match n? {
             0 => bail!("the client left"),
-            // The next request already waits: finish this response first.
+            // The client has sent its next request: finish this response first.
             _ => { sleep_until(due).await; Ok(()) }
         },
     }

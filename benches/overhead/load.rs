@@ -1,7 +1,7 @@
 //! Load generator: a closed loop of keep-alive streams over raw sockets, cheap enough to share two cores with a proxy.
 //!
-//! Each of `--streams` tasks sends the same request again and again until `--requests` have been started by all of
-//! them together, or `--seconds` have passed. Times are taken from just before the request is written:
+//! Each of `--streams` tasks sends the same request again and again until all tasks together have started `--requests`, or
+//! until `--seconds` have passed. Times count from just before the request is written:
 //!
 //! - `ttft`: to the read that completes the first event with content (for a plain response: the first byte of its body)
 //! - `e2el`: to the read that completes the response
@@ -10,8 +10,8 @@
 //! whether request bodies reached the engine unchanged, and failures by kind (a response that is not 200 or has the wrong
 //! number of events is a failure).
 //!
-//! With `--hold` it opens all streams, waits until each has its first content, prints how many, and keeps them open until
-//! it is killed. It measures a mock engine's responses only; `sluice bench` measures real ones.
+//! With `--hold` it opens all streams, waits for the first content of each, prints how many have it, and keeps them open until
+//! it is killed. It works with the mock engine only; `sluice bench` measures real engines.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -122,7 +122,7 @@ struct Request {
     seen: String,
 }
 
-/// The request, head and body, with prose of varied words so that a proxy which looks at the prompt has real work.
+/// The request, head and body. Its prompt is prose of varied words, so that a proxy that reads prompts has realistic work.
 fn build(load: &Load) -> Request {
     const WORDS: [&str; 12] =
         ["gate", "river", "the", "of", "a", "lock", "sluice", "opens", "2026", "slowly", "\\nand", "\\\"water\\\""];

@@ -1,14 +1,14 @@
 //! Tools for the side-by-side overhead measurement: a mock engine, a load generator and a peer.
 //!
-//! `benches/overhead/run` starts everything and prints the table; this program is what it starts. One executable with
-//! three commands, so that one link serves the whole measurement:
+//! `benches/overhead/run` starts this program and prints the table. It is one executable with three commands, so that only
+//! one must be linked:
 //!
 //! - `engine`: responds like vLLM, at minimal cost, at the pace set by the request (`engine.rs`)
 //! - `load`: closed-loop client that times the first content and the whole response (`load.rs`)
 //! - `bare`: pingora's `HttpServerApp` forwarding chunk by chunk, without the gateway's work (`bare.rs`)
 //!
-//! None of it is part of the product. Without a command (as `cargo bench` calls it) it only prints where to look: timing
-//! needs all peers in one run, which a single process cannot give.
+//! None of it is part of the product. Without a command, as `cargo bench` starts it, it names `benches/overhead/run`: all peers
+//! must be measured in one run, which one process cannot do.
 
 mod bare;
 mod engine;

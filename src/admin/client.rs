@@ -13,6 +13,8 @@ use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
 use tokio::net::TcpStream;
 
+use super::access::ADMIN_HEADER;
+
 /// For a whole exchange: most take milliseconds, a reload a second.
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// The same for a restart: the gateway may first run vLLM to list its flags, with a limit of 300 s.
@@ -110,7 +112,11 @@ impl AdminClient {
     }
 
     async fn request(&self, method: Method, path: &str, limit: Duration) -> Result<Bytes, AdminClientError> {
+        let is_change = method == Method::POST;
         let mut request = Request::builder().method(method).uri(path).header(HOST, &self.authority);
+        if is_change {
+            request = request.header(ADMIN_HEADER, "1");
+        }
         if let Some(token) = &self.token {
             request = request.header(AUTHORIZATION, format!("Bearer {token}"));
         }

@@ -2,15 +2,15 @@
 //!
 //! The gateway implements it in [`serve`](crate::serve), the tests of this folder with a fake. Calls may block.
 
+use super::access::Access;
 use super::error::{BackendRestartError, NoSuchBackend, ReloadError};
 use super::status::Status;
-use crate::config::Secret;
 use crate::fleet::{ChangeStarted, RestartRequest};
 
 /// The operations of the admin API. Called on a thread that may block.
 pub trait Control: Send + Sync + 'static {
-    /// The token of the configuration in force; `None`: the API is open.
-    fn admin_token(&self) -> Option<Secret>;
+    /// Who may use the port, by the configuration in force.
+    fn access(&self) -> Access;
 
     /// The metrics page.
     fn metrics(&self) -> String;

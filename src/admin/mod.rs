@@ -13,23 +13,27 @@
 //! The options of a restart are in the query: `set=FLAG=VALUE` (encoded, repeatable), `reset`, `hold`, `cut`.
 //!
 //! The token is `auth.admin_token` of the configuration in force. Without one the API is open to every client that reaches
-//! the port, which is loopback by default. `/health` is open for probes, which carry no credentials. `/metrics` is open as
-//! on vLLM with an API key: it has names and counts, no keys and no text. To hide it, bind the port to a private address.
+//! the port (loopback by default) and sends the header `x-sluice-admin`; pages in a browser cannot. `/health` is open for
+//! probes, which carry no credentials. `/metrics` is open as on vLLM with an API key: it has names and counts, no keys and
+//! no text. To hide it, bind the port to a private address.
 //!
-//! [`routes`] dispatches requests to [`Control`] · [`status`] has the types of `/admin/status` · [`server`] listens ·
-//! [`client`] is for subcommands.
+//! [`access`] decides who may do what · [`routes`] dispatches requests to [`Control`] · [`status`] has the types of
+//! `/admin/status` · [`server`] listens, [`connections`] bounds what is open · [`client`] is for subcommands.
 
+pub mod access;
 pub mod client;
-mod control;
+mod connections;
 mod error;
+pub mod status;
+mod control;
 mod restart_query;
 pub mod routes;
 pub mod server;
-pub mod status;
 
 #[cfg(test)]
 mod tests;
 
+pub use access::Access;
 pub use client::{AdminClient, AdminClientError, RESTART_TIMEOUT};
 pub use control::Control;
 pub use error::{BackendRestartError, NoSuchBackend, ReloadError};

@@ -3,19 +3,17 @@
 //! Request bodies are never read. Errors are JSON:
 //! `{"error":{"code":..,"message":..}}`, with `problems` when a configuration was refused.
 //!
-//! A page from another site, open in the operator's browser, must not be able to change anything: a POST that the browser
-//! marks as cross-origin is refused (`cross_origin`), with or without a token. Tokens are compared by their digests in
-//! constant time, so that not even their length leaks.
+//! Every request but `/health` passes [`access`](super::access) first.
 
 use std::sync::Arc;
 
-use http::header::{ALLOW, AUTHORIZATION, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HOST, ORIGIN};
-use http::header::{HeaderName, HeaderValue, REFERRER_POLICY, WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS};
-use http::{HeaderMap, Method, Request, Response, StatusCode};
+use http::header::{ALLOW, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderValue, REFERRER_POLICY};
+use http::header::{WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS};
+use http::{Method, Request, Response, StatusCode};
 use serde_json::json;
-use sha2::{Digest, Sha256};
-use subtle::ConstantTimeEq;
+use tokio::sync::Semaphore;
 
+use super::access::{Denied, Protection};
 use super::control::Control;
 use super::error::{BackendRestartError, ReloadError};
 use super::restart_query::{self, decode};
@@ -29,10 +27,17 @@ const PAGE_POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script
 /// Prometheus' text format.
 const METRICS_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
+/// Handlers of one kind that run at once; further requests wait on their connection.
+const HANDLERS_MAX: usize = 16;
+
 /// The admin API of one gateway.
 #[derive(Clone)]
 pub struct Admin {
     control: Arc<dyn Control>,
+    /// Room for handlers that read; those of clients that have left count until they end.
+    reading: Arc<Semaphore>,
+    /// The same for handlers that change something, of which a restart may take minutes.
+    changing: Arc<Semaphore>,
 }
 
 impl std::fmt::Debug for Admin {
@@ -92,15 +97,21 @@ impl Route {
         if self.allows(&Method::GET) { "GET, HEAD" } else { "POST" }
     }
 
-    fn needs_token(&self) -> bool {
-        !matches!(self, Self::Page | Self::Metrics | Self::Health)
+    fn protection(&self) -> Protection {
+        match self {
+            Self::Health => Protection::None,
+            Self::Page | Self::Metrics => Protection::Host,
+            Self::Status => Protection::Token,
+            Self::Reload | Self::SetDraining { .. } | Self::Restart { .. } => Protection::Change,
+        }
     }
 }
 
 impl Admin {
     /// The API over `control`.
     pub fn new(control: Arc<dyn Control>) -> Self {
-        Self { control }
+        let handlers = || Arc::new(Semaphore::new(HANDLERS_MAX));
+        Self { control, reading: handlers(), changing: handlers() }
     }
 
     /// Handles one request.
@@ -116,19 +127,22 @@ impl Admin {
             response.headers_mut().insert(ALLOW, HeaderValue::from_static(route.allowed()));
             return response;
         }
-        if request.method() == Method::POST && !same_origin(request.headers()) {
-            let message = "requests from pages of another origin are refused; use the live page, curl or sluice";
-            return error(StatusCode::FORBIDDEN, "cross_origin", message);
+        if let Err(reason) = self.control.access().check(request, route.protection()) {
+            return denied(&reason);
         }
-        if route.needs_token() && !self.is_authorized(request.headers()) {
-            let message = "send the admin token as Authorization: Bearer TOKEN (auth.admin_token in the configuration)";
-            let mut response = error(StatusCode::UNAUTHORIZED, "unauthorized", message);
-            response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
-            return response;
+        // Without a thread of its own, so that a probe is answered however busy the others are.
+        if route == Route::Health {
+            return health();
         }
         // Reloads read files, and the status takes locks that requests use: not on the threads of connections.
         let (admin, query) = (self.clone(), request.uri().query().unwrap_or_default().to_owned());
-        match tokio::task::spawn_blocking(move || admin.act(route, &query)).await {
+        let room = if request.method() == Method::POST { &self.changing } else { &self.reading };
+        let room = Arc::clone(room).acquire_owned().await;
+        let handler = move || {
+            let _room = room;
+            admin.act(route, &query)
+        };
+        match tokio::task::spawn_blocking(handler).await {
             Ok(response) => response,
             Err(failed) => {
                 tracing::error!(error = %failed, "a handler of the admin api panicked");
@@ -145,7 +159,7 @@ impl Admin {
         match route {
             Route::Page => page(),
             Route::Metrics => text(StatusCode::OK, METRICS_TYPE, self.control.metrics()),
-            Route::Health => json(StatusCode::OK, &json!({ "status": "ok" })),
+            Route::Health => health(),
             Route::Status => json(StatusCode::OK, &self.control.status()),
             Route::Reload => self.reload(),
             Route::SetDraining { pool, backend, draining } => self.set_draining(&pool, &backend, draining),
@@ -184,7 +198,14 @@ impl Admin {
             Ok(request) => request,
             Err(wrong) => return error(StatusCode::BAD_REQUEST, "bad_request", &wrong.to_string()),
         };
-        tracing::info!(pool, backend, query, "restart requested through the admin api");
+        let access = self.control.access();
+        if let Some(reason) = request.set.keys().find_map(|flag| access.check_flag(flag).err()) {
+            tracing::warn!(pool, backend, "restart refused: {reason}");
+            return denied(&reason);
+        }
+        // Without the values: they may be secrets.
+        let flags = request.set.keys().map(String::as_str).collect::<Vec<_>>().join(" ");
+        tracing::info!(pool, backend, flags, "restart requested through the admin api");
         let refused = match self.control.restart(pool, backend, request) {
             Ok(ChangeStarted { change, notices }) => {
                 let begun = json!({ "pool": pool, "backend": backend, "change": change, "notices": notices });
@@ -197,6 +218,7 @@ impl Admin {
             BackendRestartError::Cannot(error) => match error {
                 RestartError::NotManaged(_) => (StatusCode::CONFLICT, "not_managed"),
                 RestartError::InvalidSettings(_) => (StatusCode::UNPROCESSABLE_ENTITY, "bad_settings"),
+                RestartError::Secret(_) => (StatusCode::FORBIDDEN, "flag_not_allowed"),
                 RestartError::Blocked(RestartBlocked::NoReplacement(_) | RestartBlocked::NoRoom { .. }) => {
                     (StatusCode::CONFLICT, "no_replacement_capacity")
                 }
@@ -208,30 +230,19 @@ impl Admin {
         tracing::warn!(pool, backend, "restart refused: {refused}");
         error(status, code, &refused.to_string())
     }
-
-    fn is_authorized(&self, headers: &HeaderMap) -> bool {
-        let Some(wanted) = self.control.admin_token() else { return true };
-        let given = headers.get(AUTHORIZATION).map(HeaderValue::as_bytes).unwrap_or_default();
-        let bearer = given.len() > 7 && given[..7].eq_ignore_ascii_case(b"bearer ");
-        bearer && bool::from(digest(&given[7..]).ct_eq(&digest(wanted.expose().as_bytes())))
-    }
 }
 
-fn digest(token: &[u8]) -> [u8; 32] {
-    Sha256::digest(token).into()
+fn health() -> AdminResponse {
+    json(StatusCode::OK, &json!({ "status": "ok" }))
 }
 
-/// Whether no header marks the request as cross-origin. Only browsers send these headers.
-fn same_origin(headers: &HeaderMap) -> bool {
-    let text = |name: HeaderName| headers.get(name).map(|value| value.to_str().unwrap_or("null"));
-    let site = text(HeaderName::from_static("sec-fetch-site")).unwrap_or("none");
-    if !matches!(site, "none" | "same-origin") {
-        return false;
+fn denied(reason: &Denied) -> AdminResponse {
+    let (status, code) = reason.status();
+    let mut response = error(status, code, &reason.to_string());
+    if status == StatusCode::UNAUTHORIZED {
+        response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
     }
-    match text(ORIGIN) {
-        None => true,
-        Some(origin) => origin.split_once("://").is_some_and(|(_, host)| Some(host) == text(HOST)),
-    }
+    response
 }
 
 fn page() -> AdminResponse {

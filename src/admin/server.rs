@@ -1,8 +1,9 @@
-//! The admin port's listener: HTTP/1.1 on its own socket, few connections, each with bounds.
+//! The admin port's listener: HTTP/1.1 on its own socket, with limits on connections and on time.
 //!
-//! Bounds: [`CONNECTIONS_MAX`] connections at once, further ones wait in the kernel's backlog; headers must arrive within
-//! [`HEADER_TIMEOUT`], which also ends idle keep-alive connections; bodies are not read. It runs beside the data
-//! plane and shares only the state behind [`Control`] with it, so a slow reader here delays no request there.
+//! [`connections`](super::connections) limits the number of connections and the time in each phase. Request bodies are not
+//! read.
+//! The port runs beside the data plane and shares only the state behind [`Control`] with it, so a slow reader here delays no
+//! request there. A shutdown waits at most [`SHUTDOWN_MAX`] for responses that clients have not taken.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -12,21 +13,21 @@ use std::time::Duration;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::rt::TokioIo;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
-use tokio_util::task::TaskTracker;
+use tokio::sync::watch;
+use tokio::time::{Instant, MissedTickBehavior, interval};
 
+use super::connections::{Connections, Phase, Progress, WatchedSocket};
 use super::control::Control;
 use super::routes::Admin;
 use crate::proxy::ListenError;
 
-/// Connections at once: a few scrapers, a few browsers with six each, and room.
-const CONNECTIONS_MAX: usize = 64;
-/// For the headers of a request to arrive, the first or the next one. Above the interval of common scrapers (15 to
-/// 60 s), so that they keep their connection.
-const HEADER_TIMEOUT: Duration = Duration::from_secs(75);
-/// Pause after a failed accept, which means that no file descriptor is left.
+/// How long a shutdown waits for the responses of requests that are being served.
+const SHUTDOWN_MAX: Duration = Duration::from_secs(2);
+/// Time between two checks of the deadlines.
+const CHECK_INTERVAL: Duration = Duration::from_millis(500);
+/// Pause after a failed accept, whose usual cause is that no file descriptor is left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// A bound admin socket.
@@ -36,7 +37,7 @@ pub struct Socket {
     address: SocketAddr,
 }
 
-/// Binds `address`; port 0 takes a free one.
+/// Binds `address`; port 0 means any free port.
 pub async fn bind(address: SocketAddr) -> Result<Socket, ListenError> {
     let failed = |source| ListenError { address, source };
     let listener = TcpListener::bind(address).await.map_err(failed)?;
@@ -50,54 +51,61 @@ impl Socket {
         self.address
     }
 
-    /// Serves until `end` is true (or its sender is dropped), then lets running requests finish.
+    /// Serves until `end` is true (or its sender is dropped), then lets requests that are being served finish, at most
+    /// [`SHUTDOWN_MAX`].
     pub async fn serve(self, control: Arc<dyn Control>, mut end: watch::Receiver<bool>) {
         let admin = Admin::new(control);
-        let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-        let connections = TaskTracker::new();
+        let mut connections = Connections::default();
+        let mut check = interval(CHECK_INTERVAL);
+        check.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             let accepted = tokio::select! {
-                accepted = self.accept(&room) => accepted,
+                accepted = self.listener.accept() => accepted,
+                now = check.tick() => {
+                    connections.close_late(now);
+                    continue;
+                }
                 _ = end.wait_for(|ending| *ending) => break,
             };
-            let Some((socket, permit)) = accepted else { continue };
-            let (admin, end) = (admin.clone(), end.clone());
-            connections.spawn(async move {
-                connection(socket, admin, end).await;
-                drop(permit);
-            });
-        }
-        connections.close();
-        connections.wait().await;
-    }
-
-    async fn accept(&self, room: &Arc<Semaphore>) -> Option<(TcpStream, OwnedSemaphorePermit)> {
-        let permit = Arc::clone(room).acquire_owned().await.ok()?;
-        match self.listener.accept().await {
-            Ok((socket, _)) => Some((socket, permit)),
-            Err(error) => {
-                tracing::warn!(%error, "the admin port cannot accept; check the limit on open files (ulimit -n)");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
-                None
+            match accepted {
+                Ok((socket, _)) => {
+                    connections.make_room().await;
+                    let progress = Progress::new(Instant::now());
+                    let task = connection(socket, Arc::clone(&progress), admin.clone(), end.clone());
+                    connections.add(progress, tokio::spawn(task));
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "the admin port cannot accept; check the limit on open files (ulimit -n)");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
             }
         }
+        drop(self.listener);
+        connections.finish(SHUTDOWN_MAX).await;
     }
 }
 
-async fn connection(socket: TcpStream, admin: Admin, mut end: watch::Receiver<bool>) {
-    let service = service_fn(move |request: hyper::Request<Incoming>| {
-        let admin = admin.clone();
-        async move { Ok::<_, Infallible>(admin.respond(&request).await) }
+async fn connection(socket: TcpStream, progress: Arc<Progress>, admin: Admin, mut end: watch::Receiver<bool>) {
+    let service = service_fn(|request: hyper::Request<Incoming>| {
+        let (admin, progress) = (admin.clone(), Arc::clone(&progress));
+        async move {
+            progress.enter(Phase::Serving);
+            let response = admin.respond(&request).await;
+            progress.enter(Phase::Writing);
+            Ok::<_, Infallible>(response)
+        }
     });
-    let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT);
-    let mut served = std::pin::pin!(http.serve_connection(TokioIo::new(socket), service));
+    let socket = WatchedSocket { socket, progress: Arc::clone(&progress) };
+    // hyper gets no timer: `connections` enforces the deadlines.
+    let mut served = std::pin::pin!(http1::Builder::new().serve_connection(TokioIo::new(socket), service));
     let early = tokio::select! {
         ended = served.as_mut() => Some(ended),
         _ = end.wait_for(|ending| *ending) => None,
     };
     let ended = match early {
         Some(ended) => ended,
+        // A connection without a request has nothing to finish.
+        None if matches!(progress.phase(), Phase::Idle | Phase::Head) => return,
         None => {
             served.as_mut().graceful_shutdown();
             served.await

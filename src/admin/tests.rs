@@ -11,7 +11,7 @@ use tokio::time::{Instant, timeout};
 
 use super::status::find;
 use super::*;
-use crate::config::Secret;
+use crate::config::{Admin, Secret};
 use crate::fleet::{ChangeStarted, RestartError, RestartRequest};
 use crate::flow::Outcome;
 use crate::pool::Admission;
@@ -30,8 +30,8 @@ struct Fake {
 }
 
 impl Control for Fake {
-    fn admin_token(&self) -> Option<Secret> {
-        self.token.clone()
+    fn access(&self) -> Access {
+        Access { token: self.token.clone(), admin: Admin::default(), listen: "127.0.0.1:8081".parse().unwrap() }
     }
 
     fn metrics(&self) -> String {
@@ -91,8 +91,13 @@ async fn served(token: Option<&str>, reload: fn() -> Result<Vec<String>, ReloadE
     Served { address, control, _end: end }
 }
 
-/// Sends a request with these further header lines. Returns status, head and body.
+/// Sends a request as our own clients do, with these further header lines. Returns status, head and body.
 async fn send(served: &Served, request: &str, headers: &str) -> (u16, String, String) {
+    send_bare(served, request, &format!("x-sluice-admin: 1\r\n{headers}")).await
+}
+
+/// The same without our header.
+async fn send_bare(served: &Served, request: &str, headers: &str) -> (u16, String, String) {
     let mut socket = TcpStream::connect(&served.address).await.unwrap();
     let text = format!("{request} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n{headers}\r\n", served.address);
     socket.write_all(text.as_bytes()).await.unwrap();
@@ -209,6 +214,19 @@ async fn a_page_of_another_origin_cannot_change_anything() {
         let (status, _, body) = send(&served, "POST /admin/reload", headers).await;
         assert_eq!((status, code(&body).as_str()), (403, "cross_origin"), "{headers}");
     }
+}
+
+#[tokio::test]
+async fn a_change_without_a_token_needs_the_header_and_with_one_the_token() {
+    let open = served(None, no_changes).await;
+    let (status, _, body) = send_bare(&open, "POST /admin/reload", "").await;
+    assert_eq!((status, code(&body).as_str()), (403, "header_required"));
+    assert!(body.contains("curl: -H 'x-sluice-admin: 1'"), "{body}");
+    assert_eq!(send_bare(&open, "POST /admin/reload", "X-Sluice-Admin: 1\r\n").await.0, 200);
+    assert_eq!(send_bare(&open, "GET /admin/status", "").await.0, 200);
+    let locked = served(Some(TOKEN), no_changes).await;
+    assert_eq!(send_bare(&locked, "POST /admin/reload", "X-Sluice-Admin: 1\r\n").await.0, 401);
+    assert_eq!(send_bare(&locked, "POST /admin/reload", &format!("Authorization: Bearer {TOKEN}\r\n")).await.0, 200);
 }
 
 #[tokio::test]

@@ -1,9 +1,9 @@
-//! Mistakes of the caller that make a load impossible to generate.
+//! Invalid settings of a load.
 //!
-//! Every part of the load generator checks its own settings and returns this error, so that a run fails before its
-//! first request. Failures of single requests are not errors: they are outcomes in the result. There is no I/O here.
+//! Settings are checked before a run sends its first request. A request that fails is not an error: its record says why.
+//! There is no I/O here.
 
-/// Why a load cannot be generated. All are mistakes of the caller, found before the first request.
+/// An invalid setting, found before the first request.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum BenchError {
     /// A workload without classes.
@@ -18,15 +18,15 @@ pub enum BenchError {
     /// An empty vocabulary.
     #[error("the vocabulary {0}..{1} is empty; give the first token id and the one after the last")]
     EmptyVocabulary(u32, u32),
-    /// A rate, stream count or burst size of 0 or less.
+    /// A rate, concurrency or burst size of 0 or less.
     #[error("an arrival needs {0} above 0")]
     BadArrival(&'static str),
     /// More requests than one run may hold.
-    #[error("this would be {0} requests, above the bound of {1}; shorten the run or lower the rate")]
+    #[error("this would send {0} requests, and the limit is {1}; shorten the run or lower the rate")]
     TooManyRequests(u64, u64),
-    /// A request due later than the bound, seconds from the start.
+    /// A request due too late, with the limit; both in seconds from the start.
     #[error(
-        "a request would be sent {0:.3e} s after the start, beyond the bound of {1:.0e} s; raise the rate or the trace's speed"
+        "a request would be due {0:.3e} s after the start, and the limit is {1:.0e} s; raise the rate or the trace's speed"
     )]
     TooLong(f64, f64),
     /// No address to send to.

@@ -1,24 +1,23 @@
 //! The load generator: sends requests on a schedule and measures what a client sees.
 //!
-//! The claims of this project are about tail latencies, and those depend on the clock that measures them. So the load
-//! generator is an independent checker: it shares no code with the gateway's request path, reads the bytes of responses
-//! itself, and fixes when each request is due before the run begins. Its own lag is part of the result, and so is the load
-//! that it really delivered.
+//! It is an independent check of the gateway: it shares no code with the gateway's request path, parses responses itself,
+//! and decides before the run when each request is due. The result includes the load that was really delivered and how
+//! late the load generator itself was.
 //!
 //! | folder | question |
 //! |---|---|
-//! | `load` | what is sent, and when: workload, prompts, data sets, conversations, arrivals |
+//! | `load` | what is sent, and when: workload, prompts, datasets, conversations, arrivals |
 //! | `client` | how one request is sent, and how its response is measured |
-//! | `run` | all requests of a run, its progress, the metrics of the servers meanwhile |
+//! | `run` | how a whole run is executed: requests, progress, metrics of the servers |
 //! | `result` | the records of a run, their statistics, the files on disk |
 //! | `report` | tables, HTML pages with plots, the knee of a sweep, comparisons |
 //! | `search` | the highest rate at which the objectives hold |
 //!
-//! Definitions are those of `vllm bench serve`, with two stricter exceptions: an error inside a stream, and a stream that
-//! stops before its end, are failures and not short successes.
+//! Definitions are those of `vllm bench serve`, with two exceptions: a response stream with an error in it, and one that
+//! is cut off, count as failures.
 //!
-//! All randomness follows from one seed: two runs of the same plan send the same bytes at the same times. There is no
-//! TLS and no HTTP/2.
+//! All randomness follows from one seed: two runs of the same plan send the same bytes at the same due times. TLS and
+//! HTTP/2 are not supported.
 
 pub mod error;
 mod seed;

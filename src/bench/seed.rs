@@ -1,11 +1,11 @@
-//! Independent random streams that all follow from the one seed of a run.
+//! Random number generators for each purpose, all derived from the seed of a run.
 //!
-//! Each purpose has a stream of its own. A part that draws more numbers than before does not change what the other
-//! parts draw, so two runs stay comparable. The numbers are not cryptographic.
+//! Each purpose has a generator of its own, so drawing more numbers for one purpose changes no other: two runs stay
+//! comparable. The numbers are not cryptographic.
 
 use sluice_core::base::Rng;
 
-/// What a random stream is for.
+/// What random numbers are for.
 #[derive(Clone, Copy)]
 pub(crate) enum Purpose {
     Arrival = 1,
@@ -14,7 +14,7 @@ pub(crate) enum Purpose {
     Adapter = 4,
     /// Which prefix a request has, and how much of it.
     Prefix = 5,
-    /// The tokens of shared parts.
+    /// The tokens of shared prefixes.
     Common = 6,
     Leave = 7,
     Session = 8,
@@ -22,11 +22,11 @@ pub(crate) enum Purpose {
     Shuffle = 10,
 }
 
-/// The random stream for `purpose` and the item number `ordinal`.
+/// The generator for `purpose` and request (or other item) number `ordinal`.
 ///
-/// Seeds that differ by one give neighbouring SplitMix64 states, so each step of the derivation goes
-/// through one output of the generator, which mixes all 64 bits.
-pub(crate) fn stream(seed: u64, purpose: Purpose, ordinal: u64) -> Rng {
+/// Seeds that differ by one give neighbouring SplitMix64 states. One output of the generator mixes all 64 bits, so each step
+/// of the derivation uses an output instead of the seed itself.
+pub(crate) fn rng_for(seed: u64, purpose: Purpose, ordinal: u64) -> Rng {
     let for_purpose = Rng::new(seed.wrapping_add(purpose as u64)).next_u64();
     Rng::new(Rng::new(for_purpose ^ ordinal).next_u64())
 }

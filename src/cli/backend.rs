@@ -10,14 +10,12 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Subcommand;
-use comfy_table::presets::UTF8_HORIZONTAL_ONLY;
-use comfy_table::{ContentArrangement, Table};
-use serde_json::{Value, json};
+use serde_json::Value;
 
+use super::backend_list::{self, activity};
 use crate::admin::status::{BackendStatus, Status};
 use crate::admin::{AdminClient, AdminClientError, RESTART_TIMEOUT, encode, flag, query};
 use crate::config;
-use crate::fleet::EngineView;
 
 /// Between two polls with `--wait`.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
@@ -44,6 +42,9 @@ enum Command {
         /// Print JSON
         #[arg(long)]
         json: bool,
+        /// Show every column, however wide: addresses, last changes, flags
+        #[arg(long, conflicts_with = "json")]
+        wide: bool,
     },
     /// Take a backend out of rotation; running requests finish
     Drain {
@@ -130,7 +131,8 @@ pub fn run(args: &BackendArgs) -> ExitCode {
 async fn act(client: &AdminClient, command: &Command) -> Result<(), Failed> {
     let status: Status = client.get("/admin/status").await?;
     match command {
-        Command::List { json } => list(&status, *json),
+        Command::List { json: true, .. } => print_line(&backend_list::json(&status)),
+        Command::List { wide, .. } => print_line(&backend_list::table(&status, *wide)),
         Command::Drain { name, wait } => {
             let path = path(&status, name)?;
             post(client, &path, "/drain").await?;
@@ -290,58 +292,6 @@ impl ProgressLine {
     }
 }
 
-/// What an engine is doing, such as `start: loading weights, 12 s (20 s in all)`.
-pub(super) fn activity(engine: &EngineView) -> String {
-    match (engine.detail.as_str(), &engine.why, &engine.waits) {
-        ("", Some(why), _) => format!("{}: {why}", engine.step),
-        ("", None, Some(waits)) => format!("{}; its new configuration waits: {waits}", engine.step),
-        ("", None, None) => engine.step.clone(),
-        (detail, ..) => format!("{}: {detail}", engine.step),
-    }
-}
-
-fn list(status: &Status, as_json: bool) {
-    if as_json {
-        let backends = status
-            .pools
-            .iter()
-            .flat_map(|pool| pool.backends.iter().map(|backend| json!({ "pool": pool.name, "backend": backend })));
-        print_line(&Value::Array(backends.collect()).to_string());
-        return;
-    }
-    let mut table = Table::new();
-    table.load_preset(UTF8_HORIZONTAL_ONLY);
-    if std::io::stdout().is_terminal() {
-        table.set_content_arrangement(ContentArrangement::Dynamic);
-    }
-    table.set_header(["backend", "url", "state", "in flight", "slots", "engine", "restarts", "last change", "flags"]);
-    for pool in &status.pools {
-        for backend in &pool.backends {
-            let engine = backend.engine.clone().unwrap_or_default();
-            let last = engine.last_change.as_ref().map_or_else(
-                || "-".to_owned(),
-                |last| match &last.why {
-                    Some(why) => format!("{} ({}): {why}", last.id, last.outcome),
-                    None => format!("{} ({})", last.id, last.outcome),
-                },
-            );
-            let managed = backend.engine.is_some();
-            table.add_row([
-                format!("{}/{}", pool.name, backend.name),
-                backend.url.clone(),
-                backend.state.clone(),
-                backend.in_flight.to_string(),
-                backend.slots.limit.unwrap_or_default().to_string(),
-                if managed { activity(&engine) } else { "external".to_owned() },
-                if managed { engine.restarts.to_string() } else { "-".to_owned() },
-                last,
-                if managed { engine.settings.clone() } else { "-".to_owned() },
-            ]);
-        }
-    }
-    print_line(&table.to_string());
-}
-
 /// Prints to stdout. A reader that left early is no failure.
 fn print_line(text: &str) {
     let _ = writeln!(std::io::stdout(), "{text}");
@@ -351,7 +301,7 @@ fn print_line(text: &str) {
 mod tests {
     use super::*;
     use crate::admin::status::PoolStatus;
-    use crate::fleet::LastChange;
+    use crate::fleet::{EngineView, LastChange};
 
     fn status() -> Status {
         let backend = |name: &str| BackendStatus { name: name.to_owned(), ..BackendStatus::default() };

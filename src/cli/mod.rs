@@ -3,6 +3,7 @@
 //! Each has a clap `Args` struct and a `run` that returns the exit code: 0 ok, 1 failed while running,
 //! 2 wrong usage (clap's own), 78 configuration error. Results go to stdout, everything else to stderr.
 
+mod backend_list;
 pub mod backend;
 pub mod bench;
 pub mod check;

@@ -1,11 +1,15 @@
 //! `sluice serve`: runs the gateway until a signal stops it.
 //!
-//! SIGTERM and SIGINT stop it in order, a second one stops it at once. SIGHUP reloads the configuration file.
+//! SIGTERM and SIGINT stop it in order. A second one cuts that short: requests that run get an error event, and engines have
+//! two seconds to end before they are killed. A third one ends the gateway at once, and it says which engines it leaves.
+//! SIGHUP reloads the configuration file.
 //! Exit codes: 0 stopped in order, 1 a socket could not be opened or requests were cut at the end, 78
 //! the configuration is not valid (nothing was bound).
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -14,6 +18,10 @@ use crate::base::Tokens;
 use crate::config::{Config, Flags, Loaded, Problems, Surroundings};
 use crate::serve::{self, Running, Source};
 use crate::telemetry::log;
+
+/// How long the end of the process waits for work on threads that may block: a handler of the admin port whose client has
+/// left, the count of a prompt's tokens.
+const BLOCKED_MAX: Duration = Duration::from_secs(1);
 
 /// Run the gateway.
 #[derive(Clone, Debug, clap::Args)]
@@ -65,7 +73,11 @@ pub fn run(args: &ServeArgs) -> ExitCode {
         .enable_all()
         .build();
     match runtime {
-        Ok(runtime) => runtime.block_on(serve(loaded.config, source)),
+        Ok(runtime) => {
+            let code = runtime.block_on(serve(loaded.config, source));
+            runtime.shutdown_timeout(BLOCKED_MAX);
+            code
+        }
         Err(error) => {
             tracing::error!("cannot start threads: {error}");
             ExitCode::FAILURE
@@ -92,13 +104,14 @@ fn load(args: &ServeArgs) -> Result<(Loaded, Source), Problems> {
 
 async fn serve(config: Config, source: Source) -> ExitCode {
     // First of all: a signal during the start must not kill the process, it is handled once the gateway runs.
-    let signals = match Signals::new() {
+    let mut signals = match Signals::new() {
         Ok(signals) => signals,
         Err(error) => {
             tracing::error!("cannot listen for signals: {error}");
             return ExitCode::FAILURE;
         }
     };
+    let scheme = if config.server.tls.is_some() { "https" } else { "http" };
     let running = match serve::start(config, source).await {
         Ok(running) => running,
         Err(error) => {
@@ -106,29 +119,40 @@ async fn serve(config: Config, source: Source) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    tracing::info!("serving clients on http://{}", running.client_address());
+    tracing::info!("serving clients on {scheme}://{}", running.client_address());
     tracing::info!("metrics and live page on http://{}", running.admin_address());
-    wait_for_stop(&running, signals).await;
+    wait_for_stop(&running, &mut signals).await;
     let (in_flight, waiting) = running.app().admission().load();
-    tracing::info!(in_flight, waiting, "stopping: no new requests; a second signal stops at once");
-    tokio::select! {
-        orderly = running.stop() => {
-            if orderly {
-                tracing::info!("stopped");
-                return ExitCode::SUCCESS;
+    tracing::info!(in_flight, waiting, "stopping: no new requests; a second signal cuts those that run");
+    let app = Arc::clone(running.app());
+    let mut stopping = std::pin::pin!(running.stop());
+    let orderly = tokio::select! {
+        orderly = &mut stopping => orderly,
+        () = signals.stop() => {
+            let (in_flight, waiting) = app.admission().load();
+            tracing::warn!(in_flight, waiting, "second signal: requests are cut, engines are killed soon; a third one ends sluice at once");
+            app.fleet.hurry();
+            tokio::select! {
+                _ = &mut stopping => false,
+                () = signals.stop() => {
+                    let left = app.fleet.running();
+                    let left = if left.is_empty() { "no engine".to_owned() } else { left.join(", ") };
+                    tracing::warn!("third signal: ended at once; left running: {left}");
+                    return ExitCode::FAILURE;
+                }
             }
-            tracing::warn!("stopped with requests still running, since server.drain_timeout has passed");
-            ExitCode::FAILURE
         }
-        _ = second_signal() => {
-            tracing::warn!("stopped at once");
-            ExitCode::FAILURE
-        }
+    };
+    if orderly {
+        tracing::info!("stopped");
+        return ExitCode::SUCCESS;
     }
+    tracing::warn!("stopped; requests that still ran after server.drain_timeout, or at a second signal, were cut");
+    ExitCode::FAILURE
 }
 
 /// Waits for SIGTERM or SIGINT; reloads on SIGHUP.
-async fn wait_for_stop(running: &Running, mut signals: Signals) {
+async fn wait_for_stop(running: &Running, signals: &mut Signals) {
     loop {
         tokio::select! {
             _ = signals.terminate.recv() => return,
@@ -139,15 +163,6 @@ async fn wait_for_stop(running: &Running, mut signals: Signals) {
             }
         }
     }
-}
-
-async fn second_signal() -> std::io::Result<()> {
-    let mut signals = Signals::new()?;
-    tokio::select! {
-        _ = signals.terminate.recv() => {}
-        _ = signals.interrupt.recv() => {}
-    }
-    Ok(())
 }
 
 /// The signals that the gateway handles.
@@ -164,6 +179,14 @@ impl Signals {
             interrupt: signal(SignalKind::interrupt())?,
             reload: signal(SignalKind::hangup())?,
         })
+    }
+
+    /// Returns at SIGTERM or SIGINT.
+    async fn stop(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
     }
 }
 

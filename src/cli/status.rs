@@ -12,7 +12,7 @@ use std::time::Duration;
 use comfy_table::presets::UTF8_HORIZONTAL_ONLY;
 use comfy_table::{Attribute, Cell, CellAlignment, Color, ContentArrangement, Table};
 
-use super::backend::activity;
+use super::backend_list::activity;
 use crate::admin::status::{BackendStatus, PoolStatus, Status, Used};
 use crate::admin::{AdminClient, AdminClientError};
 use crate::config;

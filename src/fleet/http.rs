@@ -1,7 +1,7 @@
 //! One request to an engine: bounded in time and in size, on a connection of its own.
 //!
 //! Probes do not share connections with requests: a probe must fail when an engine no longer accepts
-//! connections, even while old ones still work.
+//! connections, even while old ones still work. An engine with an `https` URL is asked inside TLS, as requests are.
 
 use std::time::Duration;
 
@@ -10,6 +10,7 @@ use http::header::{AUTHORIZATION, CONNECTION, CONTENT_TYPE, HOST};
 use http::{Request, StatusCode, request};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
@@ -21,6 +22,9 @@ pub enum FetchError {
     /// No process listens, or the host is unreachable.
     #[error("no connection: {0}")]
     Connect(#[from] std::io::Error),
+    /// One side refused the other's certificate, or what answers does not speak TLS.
+    #[error("no TLS connection: {0}")]
+    Tls(std::io::Error),
     /// The connection broke, or the response is not HTTP.
     #[error("invalid response: {0}")]
     Http(#[from] hyper::Error),
@@ -71,6 +75,25 @@ async fn exchange(
 ) -> Result<(StatusCode, Bytes), FetchError> {
     let endpoint = &address.endpoint;
     let stream = TcpStream::connect((endpoint.host.as_str(), endpoint.port)).await?;
+    match &address.tls {
+        None => exchange_over(stream, address, request, body, limit).await,
+        Some(tls) => {
+            let stream = tls.connect(stream).await.map_err(FetchError::Tls)?;
+            exchange_over(stream, address, request, body, limit).await
+        }
+    }
+}
+
+async fn exchange_over<S>(
+    stream: S,
+    address: &Address,
+    request: request::Builder,
+    body: Bytes,
+    limit: usize,
+) -> Result<(StatusCode, Bytes), FetchError>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send,
+{
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
     let driving = async {
         // Ends when the response has been read; its error would repeat that of the request.

@@ -13,6 +13,7 @@ mod launch;
 pub mod ports;
 mod probe;
 mod ready;
+mod state_folder;
 
 pub use coordinator::{ChangeStarted, DriverMaker, ExternalBackend, Fleet, RestartError, RestartRequest, unattended};
 pub use driver::{CommandDriver, ExternalDriver, ProcessDriver};

@@ -96,7 +96,7 @@ pub fn assign(
         assigned.iter().for_each(|(engine, port)| tracing::info!(engine, port, "port assigned"));
         let draft = folder.join(format!("{FILE}.tmp"));
         let text = serde_json::to_vec_pretty(&assigned).map_err(|error| unusable(error.into()))?;
-        std::fs::write(&draft, text).and_then(|()| std::fs::rename(&draft, &path)).map_err(unusable)?;
+        crate::state_folder::write(&draft, &text).and_then(|()| std::fs::rename(&draft, &path)).map_err(unusable)?;
     }
     Ok(assigned)
 }

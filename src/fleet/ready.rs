@@ -254,8 +254,8 @@ mod tests {
                 let _ = peer.write_all(response.as_bytes()).await;
             }
         });
-        let endpoint = Endpoint { host: "127.0.0.1".to_owned(), port, prefix: String::new() };
-        Address { authority: endpoint.authority().into(), endpoint, api_key: None }
+        let endpoint = Endpoint { https: false, host: "127.0.0.1".to_owned(), port, prefix: String::new() };
+        Address { authority: endpoint.authority().into(), endpoint, tls: None, api_key: None }
     }
 
     #[tokio::test]

@@ -16,7 +16,7 @@ use crate::estimate::ExactCounter;
 use crate::fleet::{Fleet, JournalError, PortsError, Prober, ReportedModels};
 use crate::flow::{Flow, LearnedState, RoutingTable};
 use crate::pool::{Admission, PoolLayout};
-use crate::proxy::{ListenError, UpstreamConnector};
+use crate::proxy::{ClientLimits, ListenError, UpstreamConnector};
 use crate::telemetry::Telemetry;
 
 /// Where a reload reads the configuration.
@@ -67,6 +67,7 @@ pub struct App {
     pub(crate) learned: LearnedState,
     pub(crate) reported: Arc<ReportedModels>,
     pub(crate) fleet: Arc<Fleet>,
+    pub(crate) clients: Arc<ClientLimits>,
     pub(crate) config: ArcSwap<Config>,
     pub(crate) source: Source,
     pub(crate) loaded: parking_lot::Mutex<Loaded>,
@@ -104,11 +105,22 @@ impl App {
         }
     }
 
-    /// Probes every backend once.
-    pub(super) async fn probe(&self, prober: &mut Prober) {
+    /// Probes every backend once. What takes long with many keys is left to a thread that may block.
+    pub(super) async fn probe(self: &Arc<Self>, prober: &mut Prober) {
         let rules = self.config.load().health.clone();
-        if prober.probe_all(&rules).await {
-            self.rebuild_routing();
+        let changed = prober.probe_all(&rules).await;
+        if !changed && !self.flow.has_replaced_tables() {
+            return;
+        }
+        let app = Arc::clone(self);
+        let rebuilt = tokio::task::spawn_blocking(move || {
+            if changed {
+                app.rebuild_routing();
+            }
+            app.flow.drop_unused_tables();
+        });
+        if let Err(error) = rebuilt.await {
+            tracing::error!(%error, "the routing table could not be rebuilt");
         }
     }
 

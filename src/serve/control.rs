@@ -9,13 +9,13 @@ use tokio::time::Instant;
 use super::app::{App, Source};
 use super::reload::{ReloadError, problem_lines};
 use crate::admin::status::find;
-use crate::admin::{self, About, BackendRestartError, Control, NoSuchBackend, Status};
-use crate::config::Secret;
+use crate::admin::{self, About, Access, BackendRestartError, Control, NoSuchBackend, Status};
 use crate::fleet::{ChangeStarted, RestartRequest};
 
 impl Control for App {
-    fn admin_token(&self) -> Option<Secret> {
-        self.config.load().auth.admin_token.clone()
+    fn access(&self) -> Access {
+        let config = self.config.load();
+        Access { token: config.auth.admin_token.clone(), admin: config.admin.clone(), listen: config.server.admin }
     }
 
     fn metrics(&self) -> String {

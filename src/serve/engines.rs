@@ -4,33 +4,31 @@
 //! them a reload, and a gateway after a crash, detect an engine that no longer matches the configuration.
 
 use std::collections::{BTreeMap, HashSet};
-use std::fmt::Debug;
 use std::sync::Arc;
 
-use sha2::{Digest, Sha256};
-
 use crate::base::BackendId;
-use crate::config::{ArgValue, Backend, Config, Control, Launch, Model, ModelScope, Pool, Target};
+use crate::config::{ArgValue, Backend, Config, Launch, Model, ModelScope, Pool, Target};
 use crate::fleet::driver::{EngineSettings, SharedDriver};
-use crate::fleet::{CommandDriver, EngineSpec, ExternalBackend, ExternalDriver, PortsError, ProcessDriver, ports};
-use crate::pool::{Address, PoolLayout};
+use crate::fleet::{
+    CommandDriver, EngineSpec, ExternalBackend, ExternalDriver, Fleet, PortsError, ProcessDriver, ports,
+};
+use crate::flow::specs;
+use crate::pool::PoolLayout;
 
 /// The engines of a configuration that is in force as `layout`.
-pub(super) fn engines(config: &Config, layout: &PoolLayout) -> Vec<EngineSpec> {
+pub(super) fn engines(config: &Config, layout: &PoolLayout, fleet: &Fleet) -> Vec<EngineSpec> {
     let mut engines = Vec::new();
     for (pool, ids) in config.pools.iter().zip(&layout.backends) {
         for (backend, id) in pool.backends.iter().zip(ids) {
-            let Some((target, args)) = without_args(&backend.target) else { continue };
-            let endpoint = backend.target.endpoint();
-            let authority = endpoint.authority().into();
+            let Some((target, args)) = without_settings(&backend.target) else { continue };
             let served: Vec<&Model> = served(config, pool);
             engines.push(EngineSpec {
                 name: format!("{}/{}", pool.name, backend.name).into(),
                 backend: *id,
-                address: Arc::new(Address { endpoint, authority, api_key: backend.api_key.clone() }),
+                address: Arc::new(specs::address(backend)),
                 settings: EngineSettings { args },
-                identity: digest(&target),
-                configured: digest(&backend.target),
+                identity: fleet.digest(&target.compared()),
+                configured: fleet.digest(&backend.target.compared()),
                 target,
                 slots: pool.slots,
                 spill: pool.spill.iter().map(|id| config.pools[id.index()].name.clone()).collect(),
@@ -122,18 +120,18 @@ pub(super) fn external_backends(config: &Config, layout: &PoolLayout) -> Vec<Ext
     theirs.map(other).collect()
 }
 
-/// The target without its flags, and the flags; `None` for an external backend.
-fn without_args(target: &Target) -> Option<(Target, BTreeMap<String, ArgValue>)> {
-    match target {
-        Target::Url(_) => None,
-        Target::Launch(launch) => {
-            Some((Target::Launch(Launch { args: BTreeMap::new(), ..launch.clone() }), launch.args.clone()))
-        }
-        Target::Control(endpoint, control) => {
-            let bare = Control { args: BTreeMap::new(), ..control.clone() };
-            Some((Target::Control(endpoint.clone(), bare), control.args.clone()))
-        }
-    }
+/// The target without the flags that are settings, and these; `None` for an external backend. Secret flags stay with the
+/// target, as the environment does.
+fn without_settings(target: &Target) -> Option<(Target, BTreeMap<String, ArgValue>)> {
+    let mut target = target.clone();
+    let args = match &mut target {
+        Target::Url(_) => return None,
+        Target::Launch(launch) => &mut launch.args,
+        Target::Control(_, control) => &mut control.args,
+    };
+    let (secret, settings) = std::mem::take(args).into_iter().partition(|(name, value)| value.is_secret(name));
+    *args = secret;
+    Some((target, settings))
 }
 
 /// The models that every backend of a pool serves.
@@ -152,9 +150,4 @@ pub(super) fn driver(spec: &EngineSpec) -> SharedDriver {
         Target::Control(_, control) => Arc::new(CommandDriver::new(name, control.clone(), folder)),
         Target::Url(_) => Arc::new(ExternalDriver::new(name)),
     }
-}
-
-fn digest(what: &impl Debug) -> String {
-    let digest = Sha256::digest(format!("{what:?}"));
-    digest[..8].iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -10,10 +10,10 @@
 
 mod app;
 mod control;
+mod certificates;
 mod engines;
 mod local;
 mod reload;
-pub(crate) mod specs;
 mod start;
 
 pub use app::{App, Source, StartError};

@@ -1,6 +1,7 @@
 //! Applying a new configuration while requests run.
 //!
-//! Everything is read and checked first; an error changes nothing. Then objectives change in telemetry, and pools,
+//! Everything is read, checked and built first; an error changes nothing. It takes long with many keys, so reloads run on
+//! threads that may block, and all that they do under the lock of admission is to swap. Then objectives change in telemetry, and pools,
 //! limits and routing change in one step. Requests in flight keep the routing table that they started with; waiting
 //! requests keep their place in the queue. What only a restart can change (sockets, threads, logs) keeps its running
 //! value, and the list of changes says so.
@@ -11,12 +12,12 @@ use jiff::Timestamp;
 use tokio::time::Instant;
 
 use super::app::{App, Loaded, Source, StartError, load_counters};
-use super::{engines, specs};
+use super::{certificates, engines};
 use crate::admin::status::LastReload;
 use crate::config::diff::{self, Change};
 use crate::config::limits::MAX_PROBLEMS;
 use crate::config::{Config, Problems};
-use crate::flow::RoutingTable;
+use crate::flow::{RoutingTable, specs};
 
 /// Why a reload failed. Nothing was changed.
 #[derive(Debug, thiserror::Error)]
@@ -69,23 +70,21 @@ impl App {
         changes.extend(moved.then_some(Change::after_restart("pool.backend.launch.port")));
         // What only a restart changes keeps its running value, which is then also what `/admin/status` shows.
         config.keep_until_restart(&running);
+        certificates::warn(&config);
         let config = Arc::new(config);
         let mut loaded = self.loaded.lock();
         let (pools, health, reported) =
             (specs::pools(&config), specs::health_rules(&config.health), self.reported.names());
         self.telemetry.configured(&config);
+        let draft = RoutingTable::draft(Arc::clone(&config), &reported, &counters, &self.learned);
         let layout = self.admission.apply_with(&pools, health, Instant::now(), |layout| {
-            self.flow.set_routing_table(RoutingTable::new(
-                Arc::clone(&config),
-                layout,
-                &reported,
-                &counters,
-                &self.learned,
-            ));
+            self.flow.set_routing_table(draft.placed(layout));
         });
-        self.fleet.apply(engines::engines(&config, &layout), engines::external_backends(&config, &layout));
+        self.flow.drop_unused_tables();
+        self.fleet.apply(engines::engines(&config, &layout, &self.fleet), engines::external_backends(&config, &layout));
         *loaded = Loaded { layout, counters };
-        self.flow.upstream().set_connect_timeout(config.timeouts.connect);
+        self.flow.upstream().set_timeouts(&config.timeouts);
+        self.clients.configure(&config.server);
         self.config.store(config);
         self.probe_now.notify_one();
         Ok(changes)

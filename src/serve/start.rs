@@ -14,13 +14,13 @@ use tokio::time::Instant;
 
 use super::app::{App, Loaded, Source, StartError, load_counters};
 use super::local::ModelList;
-use super::{engines, specs};
+use super::{certificates, engines};
 use crate::admin;
 use crate::config::{Config, OnExit};
 use crate::fleet::{Fleet, Prober, ReportedModels, unattended};
-use crate::flow::{Flow, LearnedState, RoutingTable};
+use crate::flow::{Flow, LearnedState, RoutingTable, specs};
 use crate::pool::Admission;
-use crate::proxy::{Gateway, Listener, UpstreamConnector};
+use crate::proxy::{ClientLimits, Gateway, Listener, UpstreamConnector};
 use crate::telemetry::Telemetry;
 
 /// A running gateway.
@@ -53,6 +53,7 @@ pub async fn start(mut config: Config, source: Source) -> Result<Running, StartE
     } else {
         warn_about_unattended(&config);
     }
+    certificates::warn(&config);
     let config = Arc::new(config);
     let layout = admission.apply(&specs::pools(&config), specs::health_rules(&config.health), now);
     let view = Arc::clone(&admission);
@@ -60,9 +61,12 @@ pub async fn start(mut config: Config, source: Source) -> Result<Running, StartE
     let telemetry = Arc::new(telemetry);
     let learned = LearnedState::default();
     let routing = RoutingTable::new(Arc::clone(&config), &layout, &[], &counters, &learned);
-    let upstream = UpstreamConnector::new(config.timeouts.connect);
+    let upstream = UpstreamConnector::new(&config.timeouts);
     let flow = Arc::new(Flow::new(Arc::clone(&admission), upstream, Arc::clone(&telemetry), routing));
-    let (launched, others) = (engines::engines(&config, &layout), engines::external_backends(&config, &layout));
+    let (launched, others) = (engines::engines(&config, &layout, &fleet), engines::external_backends(&config, &layout));
+    let clients = ClientLimits::new(&config.server);
+    let counted = Arc::clone(&clients);
+    telemetry.show_clients(move || counted.view());
     let (client, admin) = (listener.address(), admin_socket.address());
     let app = Arc::new(App {
         flow,
@@ -71,6 +75,7 @@ pub async fn start(mut config: Config, source: Source) -> Result<Running, StartE
         learned,
         reported,
         fleet,
+        clients: Arc::clone(&clients),
         config: ArcSwap::new(config),
         source,
         loaded: parking_lot::Mutex::new(Loaded { layout, counters }),
@@ -85,10 +90,12 @@ pub async fn start(mut config: Config, source: Source) -> Result<Running, StartE
     tracing::debug!(complete = first.is_ok(), "first probe done");
     let (stop, stopping) = watch::channel(false);
     let (end, ending) = watch::channel(false);
-    let gateway = Arc::new(Gateway::new(Arc::clone(&app.flow), ModelList::new(Arc::clone(&app)), seed()));
+    let models = ModelList::new(Arc::clone(&app));
+    let gateway = Arc::new(Gateway::new(Arc::clone(&app.flow), models, Arc::clone(&clients), seed()));
     let configured = Arc::clone(&app);
-    let drain = move || configured.config.load().server.drain_timeout;
-    let serving = tokio::spawn(listener.serve(gateway, stopping, drain));
+    let flow = Arc::clone(&app.flow);
+    let (configured, hurry) = (move || configured.config.load_full(), app.fleet.hurried());
+    let serving = tokio::spawn(listener.serve(gateway, clients, stopping, configured, hurry, move || flow.cut()));
     let tasks = vec![
         tokio::spawn(Arc::clone(&app).keep_probing(prober, ending.clone())),
         tokio::spawn(admin_socket.serve(Arc::clone(&app) as Arc<dyn admin::Control>, ending)),
@@ -121,7 +128,7 @@ impl Running {
         &self.app
     }
 
-    /// Stops in order. Returns whether all running requests ended within `server.drain_timeout`.
+    /// Stops in order; [`Fleet::hurry`] cuts every wait in it short. Returns whether all running requests ended within `server.drain_timeout`.
     pub async fn stop(self) -> bool {
         self.app.flow.close();
         self.stop.send_replace(true);
@@ -147,12 +154,14 @@ fn seed() -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpStream;
     use tokio::time::timeout;
 
     use super::*;
-    use crate::config::Surroundings;
+    use crate::config::{Machine, Surroundings};
 
     /// A gateway with one backend, at an address where no server listens.
     async fn gateway(extra: &str) -> Running {
@@ -161,7 +170,7 @@ mod tests {
              [[model]]\nname = \"m\"\n[[pool]]\nname = \"p\"\nmodels = [\"m\"]\n\
              [[pool.backend]]\nname = \"a\"\nurl = \"http://127.0.0.1:9\"\n"
         );
-        let around = Surroundings { env: &|_| None, folder: "/".into(), cores: 1 };
+        let around = Surroundings { env: &|_| None, folder: "/".into(), machine: Machine::with_cores(1) };
         start(Config::parse(&text, "test", &[], &around).unwrap().config, Source::Fixed).await.unwrap()
     }
 
@@ -214,6 +223,67 @@ mod tests {
             let (_, status) = send(&gateway, &request).await;
             assert_eq!(status, want);
         }
+        gateway.stop().await;
+    }
+
+    /// Answers every request with a list of one model, a new one each time.
+    async fn engine_with_changing_models() -> SocketAddr {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        tokio::spawn(async move {
+            for number in 0.. {
+                let (mut socket, _) = listener.accept().await.unwrap();
+                let mut request = [0; 4096];
+                let _ = socket.read(&mut request).await;
+                let body = format!(r#"{{"object":"list","data":[{{"id":"model-{number}"}}]}}"#);
+                let head = format!("HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: {}\r\n\r\n", body.len());
+                let _ = socket.write_all((head + &body).as_bytes()).await;
+            }
+        });
+        address
+    }
+
+    #[tokio::test]
+    async fn a_routing_table_is_rebuilt_on_a_thread_that_serves_no_requests() {
+        let engine = engine_with_changing_models().await;
+        let text = format!(
+            "[server]\nlisten = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"\n[[pool]]\nname = \"p\"\n\
+             [[pool.backend]]\nname = \"a\"\nurl = \"http://{engine}\"\n"
+        );
+        let around = Surroundings { env: &|_| None, folder: "/".into(), machine: Machine::with_cores(1) };
+        let config = Config::parse(&text, "test", &[], &around).unwrap().config;
+        let gateway = start(config, Source::Fixed).await.unwrap();
+        let (app, known) = (Arc::clone(gateway.app()), gateway.app().reported.names());
+        let beats = Arc::new(AtomicU64::new(0));
+        let heart = Arc::clone(&beats);
+        let heart = tokio::spawn(async move {
+            loop {
+                heart.fetch_add(1, Ordering::Relaxed);
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        });
+        let (locked, is_locked) = tokio::sync::oneshot::channel();
+        // Keeps the table from being rebuilt until this runtime's only thread has gone on regardless.
+        let holder = std::thread::spawn(move || {
+            let _loaded = app.loaded.lock();
+            locked.send(()).unwrap();
+            let deadline = std::time::Instant::now() + Duration::from_secs(10);
+            let reaches = |reached: &dyn Fn() -> bool| {
+                while !reached() && std::time::Instant::now() < deadline {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                reached()
+            };
+            let changed = reaches(&|| app.reported.names() != known);
+            let seen = beats.load(Ordering::Relaxed);
+            changed && reaches(&|| beats.load(Ordering::Relaxed) > seen + 20)
+        });
+        is_locked.await.unwrap();
+        let app = Arc::clone(gateway.app());
+        let mut prober = Prober::new(Arc::clone(&app.admission), Arc::clone(&app.reported));
+        app.probe(&mut prober).await;
+        assert!(holder.join().unwrap(), "no other task ran while the routing table waited to be rebuilt");
+        heart.abort();
         gateway.stop().await;
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::client::{CHAT, STREAMED, chat, post};
 use crate::engine::{Engine, LAST, STREAM, Step, chunk, ending, event, gated_stream, json, send};
-use crate::gate::Gate;
+use crate::test_gateway::TestGateway;
 
 /// A completion request of exactly `length` bytes, without repetition.
 fn body_of(length: usize) -> Vec<u8> {
@@ -21,11 +21,11 @@ fn body_of(length: usize) -> Vec<u8> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bodies_around_64_kib_and_of_2_mb_arrive_intact_both_ways() {
     let engine = Engine::start(|_, seen| vec![Step::Send(json(&seen.body))]).await;
-    let gate = Gate::over(&[engine.url()], &[]).await;
-    let mut client = gate.client().await;
+    let gateway = TestGateway::over(&[engine.url()], &[]).await;
+    let mut client = gateway.client().await;
     for length in [65_535, 65_536, 65_537, 2_000_000] {
         let body = body_of(length);
-        let response = client.ask(post("/v1/completions", "", &body)).await;
+        let response = client.request(post("/v1/completions", "", &body)).await;
         assert_eq!(response.status(), 200);
         assert!(engine.seen().last().unwrap().body == body, "{length} bytes did not arrive as they were sent");
         assert!(response.body == body, "{length} bytes did not come back as they were sent");
@@ -37,19 +37,19 @@ async fn bodies_around_64_kib_and_of_2_mb_arrive_intact_both_ways() {
             chunked.extend_from_slice(b"\r\n");
         }
         chunked.extend_from_slice(LAST.as_bytes());
-        let response = client.ask(chunked).await;
+        let response = client.request(chunked).await;
         let seen = engine.seen().pop().unwrap();
         assert!(seen.body == body && response.body == body, "{length} bytes in chunks");
         assert_eq!(seen.header("content-length"), Some(length.to_string().as_str()));
     }
-    gate.settled().await;
+    gateway.settled().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_event_reaches_the_client_before_the_engine_has_sent_the_next() {
     let engine = Engine::always(gated_stream()).await;
-    let gate = Gate::over(&[engine.url()], &[]).await;
-    let mut client = gate.client().await;
+    let gateway = TestGateway::over(&[engine.url()], &[]).await;
+    let mut client = gateway.client().await;
     let so_far = client.send(chat(STREAMED)).await.until("\"one\"").await;
     assert!(!so_far.contains("\"two\""), "{so_far}");
     engine.open_gate();
@@ -60,7 +60,7 @@ async fn an_event_reaches_the_client_before_the_engine_has_sent_the_next() {
     assert_eq!(response.text(), event("one") + &event("two") + &ending());
     assert!(response.whole);
     assert_eq!(engine.seen()[0].body, STREAMED.as_bytes());
-    gate.settled().await;
+    gateway.settled().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -68,11 +68,11 @@ async fn bytes_of_an_incomplete_event_are_not_held_back() {
     let half = "data: {\"id\":\"c\",\"choi";
     let steps = vec![send(STREAM.to_owned() + &chunk(": ping\n\n") + &chunk(half)), Step::Gate, Step::Close];
     let engine = Engine::always(steps).await;
-    let gate = Gate::over(&[engine.url()], &[]).await;
-    let mut client = gate.client().await;
+    let gateway = TestGateway::over(&[engine.url()], &[]).await;
+    let mut client = gateway.client().await;
     client.send(chat(STREAMED)).await.until("\"choi").await;
     drop(client);
-    gate.settled().await;
+    gateway.settled().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -83,15 +83,15 @@ async fn a_stream_cut_at_every_byte_comes_out_the_same() {
     let bytewise: Vec<u8> = bytewise.chars().map(|c| u8::try_from(u32::from(c)).unwrap()).collect();
     let steps = vec![send(STREAM), Step::Bytewise(bytewise), send(LAST)];
     let engine = Engine::always(steps).await;
-    let gate = Gate::over(&[engine.url()], &[]).await;
-    let mut client = gate.client().await;
+    let gateway = TestGateway::over(&[engine.url()], &[]).await;
+    let mut client = gateway.client().await;
     for _ in 0..2 {
-        let response = client.ask(chat(STREAMED)).await;
+        let response = client.request(chat(STREAMED)).await;
         assert!(response.whole);
         assert_eq!(response.text(), text);
     }
-    gate.recorded("completed", 2.0).await;
-    gate.settled().await;
+    gateway.recorded("completed", 2.0).await;
+    gateway.settled().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -104,16 +104,16 @@ async fn usage_that_the_client_did_not_request_is_injected_and_stripped() {
         vec![send(STREAM.to_owned() + &chunk(&event("one")) + &chunk(&event("two")) + &chunk(&end) + LAST)]
     })
     .await;
-    let gate = Gate::over(&[engine.url()], &["pool.only.usage=final"]).await;
-    let plain = gate.ask(chat(STREAMED)).await;
+    let gateway = TestGateway::over(&[engine.url()], &["pool.only.usage=final"]).await;
+    let plain = gateway.request(chat(STREAMED)).await;
     assert!(String::from_utf8_lossy(&engine.seen()[0].body).contains("include_usage"));
     assert_eq!(plain.text(), event("one") + &event("two") + &ending());
-    gate.counts("sluice_generation_tokens_total", "", 2.0).await;
+    gateway.counts("sluice_generation_tokens_total", "", 2.0).await;
     let asking = STREAMED.replace("\"stream\"", "\"stream_options\":{\"include_usage\":true},\"stream\"");
-    let asked = gate.ask(chat(&asking)).await;
+    let asked = gateway.request(chat(&asking)).await;
     assert_eq!(engine.seen()[1].body, asking.as_bytes());
     assert!(asked.text().contains(usage), "{}", asked.text());
-    gate.settled().await;
+    gateway.settled().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -121,20 +121,25 @@ async fn headers_pass_both_ways_except_hop_by_hop_ones() {
     let body = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nx-engine: yes\r\nset-cookie: a=1\r\nset-cookie: b=2\r\n\
                 connection: x-private\r\nx-private: 1\r\nkeep-alive: timeout=5\r\ncontent-length: 2\r\n\r\n{}";
     let engine = Engine::always(vec![send(body)]).await;
-    let gate = Gate::over(&[engine.url()], &[]).await;
+    let gateway = TestGateway::over(&[engine.url()], &[]).await;
     let headers = "x-mine: 1\r\nconnection: keep-alive, x-hop\r\nx-hop: 1\r\naccept-encoding: gzip\r\n\
                    authorization: Bearer theirs\r\nte: trailers\r\n";
-    let response = gate.ask(post("/v1/chat/completions?beta=true", headers, CHAT.as_bytes())).await;
+    let response = gateway.request(post("/v1/chat/completions?beta=true", headers, CHAT.as_bytes())).await;
     let seen = engine.seen().pop().unwrap();
     assert!(seen.head.starts_with("POST /v1/chat/completions?beta=true HTTP/1.1\r\n"), "{}", seen.head);
     assert_eq!(seen.header("host"), Some(engine.address().to_string().as_str()));
     assert_eq!((seen.header("x-mine"), seen.header("authorization")), (Some("1"), Some("Bearer theirs")));
-    for gone in ["x-hop", "te", "accept-encoding", "connection"] {
+    for gone in ["x-hop", "te", "connection"] {
         assert_eq!(seen.header(gone), None, "{gone}: {}", seen.head);
+    }
+    assert_eq!(seen.header("accept-encoding"), Some("identity"));
+    for once in ["host:", "content-length:", "accept-encoding:"] {
+        let lines = seen.head.lines().filter(|line| line.to_ascii_lowercase().starts_with(once));
+        assert_eq!(lines.count(), 1, "{once} {}", seen.head);
     }
     assert_eq!(response.head.header("x-engine"), Some("yes"));
     assert_eq!(response.head.headers.iter().filter(|(name, _)| name == "set-cookie").count(), 2);
     assert_eq!((response.head.header("x-private"), response.head.header("keep-alive")), (None, None));
     assert_eq!(response.text(), "{}");
-    gate.settled().await;
+    gateway.settled().await;
 }

@@ -3,13 +3,13 @@
 
 use crate::client::{CHAT, STREAMED, chat};
 use crate::engine::{COMPLETION, Engine, LAST, STREAM, Step, chunk, completion, ending, event, json, send};
-use crate::gate::{Gate, eventually};
+use crate::test_gateway::{TestGateway, eventually};
 
 /// A gateway over one engine with this script; it is never ejected, so every request reaches it.
-async fn over(steps: Vec<Step>) -> (Engine, Gate) {
+async fn over(steps: Vec<Step>) -> (Engine, TestGateway) {
     let engine = Engine::always(steps).await;
-    let gate = Gate::over(&[engine.url()], &["health.failures=1000", "timeouts.idle=2s"]).await;
-    (engine, gate)
+    let gateway = TestGateway::over(&[engine.url()], &["health.failures=1000", "timeouts.idle=2s"]).await;
+    (engine, gateway)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -29,15 +29,15 @@ async fn a_response_with_an_invalid_head_is_502() {
         ("a switch of protocols", b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\n\r\n".to_vec()),
         ("a status out of range", b"HTTP/1.1 999999 What\r\n\r\n".to_vec()),
     ] {
-        let (engine, gate) = over(vec![Step::Send(bytes), Step::Close]).await;
+        let (engine, gateway) = over(vec![Step::Send(bytes), Step::Close]).await;
         for body in [CHAT, STREAMED] {
-            let response = gate.ask(chat(body)).await;
+            let response = gateway.request(chat(body)).await;
             assert_eq!(response.status(), 502, "{what}: {}", response.text());
             response.is(502, "upstream_broke");
         }
         assert!(engine.count() >= 2);
-        gate.recorded("upstream_error", 2.0).await;
-        gate.settled().await;
+        gateway.recorded("upstream_error", 2.0).await;
+        gateway.settled().await;
     }
 }
 
@@ -45,10 +45,10 @@ async fn a_response_with_an_invalid_head_is_502() {
 async fn headers_without_end_are_502_and_bounded() {
     for endless in ["x-filler: 1\r\n", "x"] {
         let steps = vec![send("HTTP/1.1 200 OK\r\n"), Step::Endlessly(endless.repeat(1_000).into_bytes())];
-        let (engine, gate) = over(steps).await;
-        gate.ask(chat(CHAT)).await.is(502, "upstream_broke");
+        let (engine, gateway) = over(steps).await;
+        gateway.request(chat(CHAT)).await.is(502, "upstream_broke");
         eventually("the engine is left", async || engine.left() == engine.count()).await;
-        gate.settled().await;
+        gateway.settled().await;
     }
 }
 
@@ -56,25 +56,26 @@ async fn headers_without_end_are_502_and_bounded() {
 async fn interim_responses_are_not_forwarded() {
     let interim = "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n";
     let whole = [interim.repeat(20).into_bytes(), json(COMPLETION.as_bytes())].concat();
-    let (_engine, gate) = over(vec![Step::Send(whole)]).await;
-    let mut client = gate.client().await;
+    let (_engine, gateway) = over(vec![Step::Send(whole)]).await;
+    let mut client = gateway.client().await;
     for _ in 0..2 {
-        let response = client.ask(chat(CHAT)).await;
+        let response = client.request(chat(CHAT)).await;
         assert_eq!((response.status(), response.text().as_str()), (200, COMPLETION));
     }
-    gate.settled().await;
+    gateway.settled().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn endless_interim_responses_do_not_hold_a_request_for_ever() {
     let engine = Engine::always(vec![Step::Endlessly(b"HTTP/1.1 100 Continue\r\n\r\n".repeat(100))]).await;
-    let gate = Gate::over(&[engine.url()], &["timeouts.response=500ms", "timeouts.first_byte.base=500ms"]).await;
+    let gateway =
+        TestGateway::over(&[engine.url()], &["timeouts.response=500ms", "timeouts.first_byte.base=500ms"]).await;
     for body in [CHAT, STREAMED] {
-        let status = gate.ask(chat(body)).await.status();
+        let status = gateway.request(chat(body)).await.status();
         assert!([502, 504].contains(&status), "{status}");
     }
     eventually("the engine is left", async || engine.left() == engine.count()).await;
-    gate.settled().await;
+    gateway.settled().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -83,11 +84,11 @@ async fn a_200_without_a_body_is_502_because_the_client_has_received_nothing() {
         "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n".to_owned(),
         STREAM.to_owned(),
     ] {
-        let (_engine, gate) = over(vec![send(head), Step::Close]).await;
+        let (_engine, gateway) = over(vec![send(head), Step::Close]).await;
         for body in [CHAT, STREAMED] {
-            gate.ask(chat(body)).await.is(502, "upstream_broke");
+            gateway.request(chat(body)).await.is(502, "upstream_broke");
         }
-        gate.settled().await;
+        gateway.settled().await;
     }
 }
 
@@ -102,15 +103,15 @@ async fn an_incomplete_response_reaches_the_client_as_incomplete() {
         vec![send(chunked.to_owned() + &chunk(half)), Step::Gate, Step::Close],
         vec![send(chunked.to_owned() + &chunk(half)), Step::Gate, send("zz\r\n"), Step::Close],
     ] {
-        let (engine, gate) = over(steps).await;
-        let mut client = gate.client().await;
+        let (engine, gateway) = over(steps).await;
+        let mut client = gateway.client().await;
         client.send(chat(CHAT)).await.until(half).await;
         engine.open_gate();
         let response = client.response().await;
         assert!(!response.whole, "half a response looks complete: {}", response.text());
         assert_eq!(response.text(), half);
-        gate.recorded("upstream_error", 1.0).await;
-        gate.settled().await;
+        gateway.recorded("upstream_error", 1.0).await;
+        gateway.settled().await;
     }
 }
 
@@ -125,8 +126,8 @@ async fn a_stream_that_breaks_off_ends_with_an_error_event_and_a_closed_connecti
         ("a chunk that is longer than it says", vec![send("2\r\nlonger\r\n"), Step::Silence]),
     ] {
         let steps = [vec![send(begun.clone()), Step::Gate], steps].concat();
-        let (engine, gate) = over(steps).await;
-        let mut client = gate.client().await;
+        let (engine, gateway) = over(steps).await;
+        let mut client = gateway.client().await;
         client.send(chat(STREAMED)).await.until("one").await;
         engine.open_gate();
         let response = client.response().await;
@@ -135,16 +136,16 @@ async fn a_stream_that_breaks_off_ends_with_an_error_event_and_a_closed_connecti
         assert!(text.contains("\n\nevent: error\ndata: {\"error\":"), "{what}: {text}");
         assert!(!text.contains("[DONE]") && !text.contains("finish_reason\":\"stop"), "{what}: a fake end: {text}");
         assert!(!response.whole, "{what}: the client cannot detect that it is incomplete");
-        gate.recorded("upstream_error", 1.0).await;
-        gate.settled().await;
+        gateway.recorded("upstream_error", 1.0).await;
+        gateway.settled().await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stalled_stream_ends_with_an_error_event() {
     let engine = Engine::always(vec![send(STREAM.to_owned() + &chunk(&event("one"))), Step::Silence]).await;
-    let gate = Gate::over(&[engine.url()], &["timeouts.idle=200ms"]).await;
-    let response = gate.ask(chat(STREAMED)).await;
+    let gateway = TestGateway::over(&[engine.url()], &["timeouts.idle=200ms"]).await;
+    let response = gateway.request(chat(STREAMED)).await;
     assert!(
         response.text().contains("event: error") && response.text().contains("upstream_timeout"),
         "{}",
@@ -152,18 +153,18 @@ async fn a_stalled_stream_ends_with_an_error_event() {
     );
     assert!(!response.whole);
     eventually("the engine is left", async || engine.left() == 1).await;
-    gate.recorded("timeout", 1.0).await;
-    gate.settled().await;
+    gateway.recorded("timeout", 1.0).await;
+    gateway.settled().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stream_with_done_is_complete_even_if_its_framing_is_not() {
     // `[DONE]` was sent; only the last chunk is missing.
     let text = event("one") + &ending();
-    let (_engine, gate) = over(vec![send(STREAM.to_owned() + &chunk(&text)), Step::Close]).await;
-    let response = gate.ask(chat(STREAMED)).await;
+    let (_engine, gateway) = over(vec![send(STREAM.to_owned() + &chunk(&text)), Step::Close]).await;
+    let response = gateway.request(chat(STREAMED)).await;
     assert!(response.text().starts_with(&text), "{}", response.text());
-    gate.settled().await;
+    gateway.settled().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -176,41 +177,41 @@ async fn more_bytes_than_announced_never_reach_the_next_request() {
         completion()
     })
     .await;
-    let gate = Gate::over(&[engine.url()], &[]).await;
-    let mut client = gate.client().await;
+    let gateway = TestGateway::over(&[engine.url()], &[]).await;
+    let mut client = gateway.client().await;
     for _ in 0..3 {
-        assert_eq!(client.ask(chat(CHAT)).await.text(), COMPLETION);
+        assert_eq!(client.request(chat(CHAT)).await.text(), COMPLETION);
     }
     let seen = engine.seen();
     assert_ne!(seen[0].connection, seen[1].connection, "a connection with bytes left in it was used again");
-    gate.settled().await;
+    gateway.settled().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_response_until_close_and_one_without_body_are_complete() {
     let until_close = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n".to_owned() + COMPLETION;
-    let (_engine, gate) = over(vec![send(until_close), Step::Close]).await;
-    let response = gate.ask(chat(CHAT)).await;
+    let (_engine, gateway) = over(vec![send(until_close), Step::Close]).await;
+    let response = gateway.request(chat(CHAT)).await;
     assert_eq!((response.whole, response.text().as_str()), (true, COMPLETION));
-    gate.settled().await;
+    gateway.settled().await;
 
-    let (_engine, gate) = over(vec![send("HTTP/1.1 204 No Content\r\n\r\n")]).await;
-    let mut client = gate.client().await;
+    let (_engine, gateway) = over(vec![send("HTTP/1.1 204 No Content\r\n\r\n")]).await;
+    let mut client = gateway.client().await;
     for _ in 0..2 {
-        assert_eq!(client.ask(chat(CHAT)).await.status(), 204);
+        assert_eq!(client.request(chat(CHAT)).await.status(), 204);
     }
-    gate.settled().await;
+    gateway.settled().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_huge_chunk_passes() {
     let event = event(&"x".repeat(3_000_000));
     let text = STREAM.to_owned() + &chunk(&(event.clone() + &ending())) + LAST;
-    let (_engine, gate) = over(vec![send(text)]).await;
-    let response = gate.ask(chat(STREAMED)).await;
+    let (_engine, gateway) = over(vec![send(text)]).await;
+    let response = gateway.request(chat(STREAMED)).await;
     assert!(response.whole && response.text() == event + &ending());
-    gate.recorded("completed", 1.0).await;
-    gate.settled().await;
+    gateway.recorded("completed", 1.0).await;
+    gateway.settled().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -235,9 +236,9 @@ async fn a_response_sent_before_the_engine_has_read_the_prompt_reaches_the_clien
             }
         }
     });
-    let gate = Gate::over(&[url], &[]).await;
+    let gateway = TestGateway::over(&[url], &[]).await;
     let body = format!(r#"{{"model":"m","prompt":"{}"}}"#, "x".repeat(2_000_000));
-    assert_eq!(gate.ask(chat(&body)).await.status(), 400);
-    gate.settled().await;
+    assert_eq!(gateway.request(chat(&body)).await.status(), 400);
+    gateway.settled().await;
     serving.abort();
 }

@@ -26,14 +26,19 @@ pub(crate) fn chat(body: &str) -> Vec<u8> {
 pub(crate) fn post(path: &str, headers: &str, body: &[u8]) -> Vec<u8> {
     let length = body.len();
     let head = format!(
-        "POST {path} HTTP/1.1\r\nhost: gate\r\ncontent-type: application/json\r\n{headers}content-length: {length}\r\n\r\n"
+        "POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n{headers}content-length: {length}\r\n\r\n"
     );
     [head.as_bytes(), body].concat()
 }
 
+/// A change through the admin API.
+pub(crate) fn change(path: &str) -> Vec<u8> {
+    post(path, "x-sluice-admin: 1\r\n", b"")
+}
+
 /// A GET.
 pub(crate) fn get(path: &str) -> String {
-    format!("GET {path} HTTP/1.1\r\nhost: gate\r\n\r\n")
+    format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n")
 }
 
 /// The head of a response.
@@ -95,22 +100,49 @@ impl Response {
 }
 
 /// One connection to the gateway.
-pub(crate) struct Client {
+pub(crate) struct TestClient {
     socket: TcpStream,
     unread: Vec<u8>,
 }
 
-impl Client {
+impl TestClient {
     pub(crate) async fn to(address: SocketAddr) -> Self {
         let socket = TcpStream::connect(address).await.unwrap();
         socket.set_nodelay(true).unwrap();
         Self { socket, unread: Vec::new() }
     }
 
+    /// A connection from an address of this machine.
+    pub(crate) async fn between(from: SocketAddr, to: SocketAddr) -> Self {
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.bind(from).unwrap();
+        Self { socket: socket.connect(to).await.unwrap(), unread: Vec::new() }
+    }
+
     /// Sends bytes; panics when the gateway does not read them.
     pub(crate) async fn send(&mut self, bytes: impl AsRef<[u8]>) -> &mut Self {
         timeout(TIMEOUT, self.socket.write_all(bytes.as_ref())).await.expect("the gateway does not read").unwrap();
         self
+    }
+
+    /// Sends bytes; an error when the gateway has closed.
+    pub(crate) async fn try_send(&mut self, bytes: impl AsRef<[u8]>) -> std::io::Result<()> {
+        timeout(TIMEOUT, self.socket.write_all(bytes.as_ref())).await.expect("the gateway does not read")
+    }
+
+    /// Whether bytes of a response, or the end of the connection, have arrived.
+    pub(crate) async fn has_response(&self) -> bool {
+        timeout(Duration::from_millis(1), self.socket.peek(&mut [0])).await.is_ok()
+    }
+
+    /// Ends the sending side only.
+    pub(crate) async fn half_close(&mut self) {
+        self.socket.shutdown().await.unwrap();
+    }
+
+    /// Closes the connection with a reset.
+    pub(crate) fn reset(self) {
+        self.socket.set_zero_linger().unwrap();
     }
 
     /// Sends bytes one at a time.
@@ -212,7 +244,7 @@ impl Client {
     }
 
     /// Sends a request and reads its response.
-    pub(crate) async fn ask(&mut self, request: impl AsRef<[u8]>) -> Response {
+    pub(crate) async fn request(&mut self, request: impl AsRef<[u8]>) -> Response {
         self.send(request).await.response().await
     }
 }

@@ -1,6 +1,6 @@
 //! A scripted engine: it sends exactly the bytes that a test lists.
 //!
-//! It responds to the gateway's own requests (`/health`, `/v1/models`, `/metrics`) by itself. Every POST is recorded
+//! It responds to the gateway's own requests (`/health`, `/v1/models`, `/metrics`) by itself. Every other one is recorded
 //! and then served by the steps that the test's script returns for the number of the request. While a step
 //! waits, the connection is watched: a gateway that closes it is counted at once, as vLLM would abort.
 
@@ -11,9 +11,12 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use parking_lot::Mutex;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
+
+/// Bytes that a hasty engine's socket takes although the engine does not read them; the kernel doubles it.
+const UNREAD: u32 = 64 << 10;
 
 /// One thing to do with a connection.
 #[derive(Clone)]
@@ -28,13 +31,19 @@ pub(crate) enum Step {
     Gate,
     /// Send nothing until the gateway closes the connection.
     Silence,
+    /// Send no more: the end of the connection in this direction only.
+    EndSending,
+    /// Hold the connection open and read nothing, until the engine is dropped.
+    Deaf,
+    /// Read the body of a request that is served from its head on.
+    Body,
     /// Close the connection.
     Close,
 }
 
 /// A request as it arrived.
 #[derive(Clone, Debug)]
-pub(crate) struct Seen {
+pub(crate) struct ReceivedRequest {
     /// Request line and headers, as sent.
     pub(crate) head: String,
     pub(crate) body: Vec<u8>,
@@ -42,7 +51,7 @@ pub(crate) struct Seen {
     pub(crate) connection: usize,
 }
 
-impl Seen {
+impl ReceivedRequest {
     /// The value of a header.
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         self.head.lines().skip(1).find_map(|line| {
@@ -52,11 +61,13 @@ impl Seen {
     }
 }
 
-type Script = Box<dyn Fn(usize, &Seen) -> Vec<Step> + Send + Sync>;
+type Script = Box<dyn Fn(usize, &ReceivedRequest) -> Vec<Step> + Send + Sync>;
 
 struct Inside {
     script: Script,
-    seen: Mutex<Vec<Seen>>,
+    /// A script begins at the head of a request.
+    hasty: bool,
+    seen: Mutex<Vec<ReceivedRequest>>,
     healthy: AtomicBool,
     connections: AtomicUsize,
     left: AtomicUsize,
@@ -78,7 +89,7 @@ impl Drop for Engine {
 
 impl Engine {
     /// An engine on a free port. `script` is called once per POST, with its number from 0.
-    pub(crate) async fn start(script: impl Fn(usize, &Seen) -> Vec<Step> + Send + Sync + 'static) -> Self {
+    pub(crate) async fn start(script: impl Fn(usize, &ReceivedRequest) -> Vec<Step> + Send + Sync + 'static) -> Self {
         Self::at("127.0.0.1:0".parse().unwrap(), script).await
     }
 
@@ -90,12 +101,25 @@ impl Engine {
     /// An engine on a given port.
     pub(crate) async fn at(
         address: SocketAddr,
-        script: impl Fn(usize, &Seen) -> Vec<Step> + Send + Sync + 'static,
+        script: impl Fn(usize, &ReceivedRequest) -> Vec<Step> + Send + Sync + 'static,
     ) -> Self {
-        let listener = TcpListener::bind(address).await.unwrap();
+        Self::serve(TcpListener::bind(address).await.unwrap(), false, Box::new(script))
+    }
+
+    /// An engine that runs its script as soon as it has read the head of a request. A script that reads no body must close
+    /// the connection. Its sockets hold little that it has not read ([`UNREAD`]).
+    pub(crate) async fn hasty(script: impl Fn(usize, &ReceivedRequest) -> Vec<Step> + Send + Sync + 'static) -> Self {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.set_recv_buffer_size(UNREAD).unwrap();
+        socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        Self::serve(socket.listen(128).unwrap(), true, Box::new(script))
+    }
+
+    fn serve(listener: TcpListener, hasty: bool, script: Script) -> Self {
         let address = listener.local_addr().unwrap();
         let inside = Arc::new(Inside {
-            script: Box::new(script),
+            script,
+            hasty,
             seen: Mutex::default(),
             healthy: AtomicBool::new(true),
             connections: AtomicUsize::new(0),
@@ -121,7 +145,7 @@ impl Engine {
     }
 
     /// Requests so far, without probes.
-    pub(crate) fn seen(&self) -> Vec<Seen> {
+    pub(crate) fn seen(&self) -> Vec<ReceivedRequest> {
         self.inside.seen.lock().clone()
     }
 
@@ -162,9 +186,9 @@ async fn accept(listener: TcpListener, inside: Arc<Inside>) {
 async fn converse(mut socket: TcpStream, inside: &Inside) -> std::io::Result<()> {
     let connection = inside.connections.fetch_add(1, SeqCst);
     let mut unread = Vec::new();
-    while let Some(seen) = receive(&mut socket, &mut unread, connection).await? {
-        if seen.head.starts_with("GET ") {
-            socket.write_all(&own_answer(&seen.head, inside)).await?;
+    while let Some(seen) = receive(&mut socket, &mut unread, connection, inside.hasty).await? {
+        if seen.head.starts_with("GET ") && !seen.head.starts_with("GET /v1/responses/") {
+            socket.write_all(&own_response(&seen.head, inside)).await?;
             continue;
         }
         let number = {
@@ -187,13 +211,22 @@ async fn converse(mut socket: TcpStream, inside: &Inside) -> std::io::Result<()>
 }
 
 /// Reads one request; `None` when the gateway closes instead.
-async fn receive(socket: &mut TcpStream, unread: &mut Vec<u8>, connection: usize) -> std::io::Result<Option<Seen>> {
+async fn receive(
+    socket: &mut TcpStream,
+    unread: &mut Vec<u8>,
+    connection: usize,
+    hasty: bool,
+) -> std::io::Result<Option<ReceivedRequest>> {
     loop {
         if let Some(at) = unread.windows(4).position(|window| window == b"\r\n\r\n") {
             let head = String::from_utf8_lossy(&unread[..at]).into_owned();
-            let mut seen = Seen { head, body: Vec::new(), connection };
+            let mut seen = ReceivedRequest { head, body: Vec::new(), connection };
             let length = seen.header("content-length").map_or(0, |text| text.parse().unwrap());
             unread.drain(..at + 4);
+            if hasty {
+                seen.body = std::mem::take(unread);
+                return Ok(Some(seen));
+            }
             while unread.len() < length {
                 if socket.read_buf(unread).await? == 0 {
                     return Ok(None);
@@ -209,7 +242,7 @@ async fn receive(socket: &mut TcpStream, unread: &mut Vec<u8>, connection: usize
 }
 
 /// The gateway's own requests: probes, model list, metrics.
-fn own_answer(head: &str, inside: &Inside) -> Vec<u8> {
+fn own_response(head: &str, inside: &Inside) -> Vec<u8> {
     let path = head.split(' ').nth(1).unwrap_or("/");
     match path {
         "/health" if !inside.healthy.load(SeqCst) => response(503, "text/plain", b""),
@@ -235,9 +268,18 @@ async fn perform(step: Step, socket: &mut TcpStream, inside: &Inside) -> std::io
         },
         Step::Gate => tokio::select! {
             permit = inside.gate.acquire() => permit.unwrap().forget(),
-            gone = gone(socket) => return Err(gone),
+            // A body that is not read looks like a gateway that has left.
+            gone = gone(socket), if !inside.hasty => return Err(gone),
         },
         Step::Silence => return Err(gone(socket).await),
+        Step::EndSending => socket.shutdown().await?,
+        Step::Deaf => std::future::pending().await,
+        Step::Body => {
+            let mut seen = inside.seen.lock().last().expect("a request").clone();
+            let length: usize = seen.header("content-length").map_or(0, |text| text.parse().unwrap());
+            while seen.body.len() < length && socket.read_buf(&mut seen.body).await? > 0 {}
+            *inside.seen.lock().last_mut().expect("a request") = seen;
+        }
         Step::Close => return Ok(false),
     }
     Ok(true)

@@ -2,20 +2,22 @@
 
 use sha2::{Digest, Sha256};
 
-use crate::client::{CHAT, Client, STREAMED, chat, get, post};
+use crate::client::{CHAT, STREAMED, TestClient, chat, get, post};
 use crate::engine::{Engine, Step, completion, gated_stream};
-use crate::gate::{Gate, eventually, one_pool};
+use crate::test_gateway::{TestGateway, eventually, one_pool};
 
-async fn plain() -> (Engine, Gate) {
+async fn plain() -> (Engine, TestGateway) {
     let engine = Engine::always(completion()).await;
-    let gate = Gate::over(&[engine.url()], &[]).await;
-    (engine, gate)
+    let gateway = TestGateway::over(&[engine.url()], &[]).await;
+    (engine, gateway)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_invalid_body_is_400_with_a_reason_and_the_connection_stays_open() {
-    let (engine, gate) = plain().await;
-    let mut client = gate.client().await;
+    let engine = Engine::always(completion()).await;
+    let two_models = one_pool(&[engine.url()]) + "[[model]]\nname = \"other\"\n";
+    let gateway = TestGateway::from_text(&two_models, &["pool.only.models=['m', 'other']"]).await;
+    let mut client = gateway.client().await;
     for (body, code, word) in [
         ("", "invalid_request", "JSON"),
         ("this is not JSON", "invalid_request", "JSON"),
@@ -29,78 +31,78 @@ async fn an_invalid_body_is_400_with_a_reason_and_the_connection_stays_open() {
         (r#"{"model":"m","n":0}"#, "invalid_request", "'n'"),
         (r#"{"model":"m","stream_options":7}"#, "invalid_request", "stream_options"),
     ] {
-        let response = client.ask(chat(body)).await;
+        let response = client.request(chat(body)).await;
         response.is(400, code);
         let message = response.json()["error"]["message"].as_str().unwrap().to_owned();
         assert!(message.contains(word), "{body}: {message}");
     }
-    assert_eq!(client.ask(chat(CHAT)).await.status(), 200);
+    assert_eq!(client.request(chat(CHAT)).await.status(), 200);
     assert_eq!(engine.count(), 1);
-    gate.recorded("refused", 11.0).await;
-    gate.settled().await;
+    gateway.recorded("refused", 11.0).await;
+    gateway.settled().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_announced_body_over_the_limit_is_413_before_it_is_sent() {
     let engine = Engine::always(completion()).await;
-    let gate = Gate::over(&[engine.url()], &["server.max_body=1KiB"]).await;
+    let gateway = TestGateway::over(&[engine.url()], &["server.max_body=1KiB"]).await;
     let head = "POST /v1/completions HTTP/1.1\r\nhost: gate\r\ncontent-length: 1025\r\n";
     for expect in ["", "expect: 100-continue\r\n"] {
-        let response = gate.ask(format!("{head}{expect}\r\n")).await;
+        let response = gateway.request(format!("{head}{expect}\r\n")).await;
         response.is(413, "body_too_large");
         assert!(response.text().contains("1024"), "{}", response.text());
     }
     let fits = format!(r#"{{"model":"m","prompt":"{}"}}"#, "x".repeat(1024 - 25));
     assert_eq!(fits.len(), 1024);
-    assert_eq!(gate.ask(chat(&fits)).await.status(), 200);
-    gate.settled().await;
+    assert_eq!(gateway.request(chat(&fits)).await.status(), 200);
+    gateway.settled().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_that_reads_only_after_sending_40_mb_still_gets_its_413() {
     const MB: usize = 1 << 20;
-    let (engine, gate) = plain().await;
-    let mut client = gate.client().await;
+    let (engine, gateway) = plain().await;
+    let mut client = gateway.client().await;
     client.send(format!("POST /v1/completions HTTP/1.1\r\nhost: gate\r\ncontent-length: {}\r\n\r\n", 40 * MB)).await;
     let (sent, response) = client.send_while_reading(&vec![b'x'; MB], 40).await;
     assert!(sent, "the gateway closed while the client was sending");
     response.is(413, "body_too_large");
 
-    let mut client = gate.client().await;
+    let mut client = gateway.client().await;
     client.send("POST /v1/completions HTTP/1.1\r\nhost: gate\r\ntransfer-encoding: chunked\r\n\r\n").await;
     let piece = [format!("{MB:x}\r\n").as_bytes(), &vec![b'x'; MB], b"\r\n"].concat();
     let (sent, response) = client.send_while_reading(&piece, 40).await;
     assert!(sent, "the gateway closed while the client was sending");
     response.is(413, "body_too_large");
     assert_eq!(engine.count(), 0);
-    gate.settled().await;
+    gateway.settled().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_body_that_stops_coming_is_408_and_the_connection_is_closed() {
     let engine = Engine::always(completion()).await;
-    let gate = Gate::over(&[engine.url()], &["server.body_timeout=100ms"]).await;
-    let mut client = gate.client().await;
+    let gateway = TestGateway::over(&[engine.url()], &["server.body_timeout=100ms"]).await;
+    let mut client = gateway.client().await;
     let request = chat(CHAT);
-    let response = client.ask(&request[..request.len() - 5]).await;
+    let response = client.request(&request[..request.len() - 5]).await;
     response.is(408, "body_timeout");
     client.closed().await;
     assert_eq!(engine.count(), 0);
-    gate.settled().await;
+    gateway.settled().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn too_many_headers_and_a_huge_one_are_431() {
-    let (engine, gate) = plain().await;
+    let (engine, gateway) = plain().await;
     for headers in ["x-filler: 1\r\n".repeat(10_000), format!("x-huge: {}\r\n", "x".repeat(1 << 20))] {
-        let mut client = gate.client().await;
-        let response = client.ask(post("/v1/chat/completions", &headers, CHAT.as_bytes())).await;
+        let mut client = gateway.client().await;
+        let response = client.request(post("/v1/chat/completions", &headers, CHAT.as_bytes())).await;
         response.is(431, "headers_too_large");
     }
     let many = "x-filler: 1\r\n".repeat(100);
-    assert_eq!(gate.ask(post("/v1/chat/completions", &many, CHAT.as_bytes())).await.status(), 200);
+    assert_eq!(gateway.request(post("/v1/chat/completions", &many, CHAT.as_bytes())).await.status(), 200);
     assert_eq!(engine.count(), 1);
-    gate.settled().await;
+    gateway.settled().await;
 }
 
 fn digest(key: &str) -> String {
@@ -108,7 +110,7 @@ fn digest(key: &str) -> String {
 }
 
 /// A gateway with the keys `all` and `some`; the latter may not use `m`.
-async fn with_keys(engine: &Engine, limit: &str) -> Gate {
+async fn with_keys(engine: &Engine, limit: &str) -> TestGateway {
     let text = one_pool(&[engine.url()])
         + &format!(
             "[[model]]\nname = \"other\"\n\
@@ -117,7 +119,7 @@ async fn with_keys(engine: &Engine, limit: &str) -> Gate {
             digest("all"),
             digest("some")
         );
-    Gate::from_text(&text, &["pool.only.models=['m', 'other']"]).await
+    TestGateway::from_text(&text, &["pool.only.models=['m', 'other']"]).await
 }
 
 fn with_key(key: &str, body: &str) -> Vec<u8> {
@@ -127,30 +129,38 @@ fn with_key(key: &str, body: &str) -> Vec<u8> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn keys_are_required_and_never_reach_the_engine() {
     let engine = Engine::always(completion()).await;
-    let gate = with_keys(&engine, "").await;
-    gate.ask(chat(CHAT)).await.is(401, "missing_api_key");
-    gate.ask(with_key("wrong", CHAT)).await.is(401, "invalid_api_key");
-    gate.ask(with_key("some", CHAT)).await.is(403, "model_forbidden");
-    gate.ask(get("/v1/models")).await.is(401, "missing_api_key");
-    gate.ask("GET /v1/models HTTP/1.1\r\nauthorization: Bearer wrong\r\n\r\n").await.is(401, "invalid_api_key");
+    let gateway = with_keys(&engine, "").await;
+    gateway.request(chat(CHAT)).await.is(401, "missing_api_key");
+    gateway.request(with_key("wrong", CHAT)).await.is(401, "invalid_api_key");
+    gateway.request(with_key("some", CHAT)).await.is(403, "model_forbidden");
+    gateway.request(get("/v1/models")).await.is(401, "missing_api_key");
+    gateway
+        .request("GET /v1/models HTTP/1.1\r\nhost: gate\r\nauthorization: Bearer wrong\r\n\r\n")
+        .await
+        .is(401, "invalid_api_key");
     assert_eq!(engine.count(), 0);
-    assert_eq!(gate.ask(with_key("all", CHAT)).await.status(), 200);
+    assert_eq!(gateway.request(with_key("all", CHAT)).await.status(), 200);
     let anthropic = post("/v1/messages", "x-api-key: all\r\n", CHAT.as_bytes());
-    assert_eq!(gate.ask(anthropic).await.status(), 200);
+    assert_eq!(gateway.request(anthropic).await.status(), 200);
     for seen in engine.seen() {
         assert_eq!((seen.header("authorization"), seen.header("x-api-key")), (None, None), "{}", seen.head);
     }
-    assert_eq!(gate.ask("GET /v1/models HTTP/1.1\r\nauthorization: Bearer all\r\n\r\n").await.status(), 200);
-    assert_eq!(gate.ask(get("/health")).await.status(), 200, "load balancers have no key");
-    gate.settled().await;
+    assert_eq!(
+        gateway.request("GET /v1/models HTTP/1.1\r\nhost: gate\r\nauthorization: Bearer all\r\n\r\n").await.status(),
+        200
+    );
+    assert_eq!(gateway.request(get("/health")).await.status(), 200, "load balancers have no key");
+    gateway.settled().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_key_sees_the_models_it_may_use_and_no_others() {
     let engine = Engine::always(completion()).await;
-    let gate = with_keys(&engine, "").await;
+    let gateway = with_keys(&engine, "").await;
     let list = async |key: &str| {
-        let response = gate.ask(format!("GET /v1/models HTTP/1.1\r\nauthorization: Bearer {key}\r\n\r\n")).await;
+        let response = gateway
+            .request(format!("GET /v1/models HTTP/1.1\r\nhost: gate\r\nauthorization: Bearer {key}\r\n\r\n"))
+            .await;
         let page: serde_json::Value = serde_json::from_slice(&response.body).unwrap();
         let cards = page["data"].as_array().unwrap();
         cards.iter().map(|card| card["id"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
@@ -161,36 +171,37 @@ async fn a_key_sees_the_models_it_may_use_and_no_others() {
     let said = |response: crate::client::Response| {
         String::from_utf8(response.is(404, "model_not_found").body.clone()).unwrap()
     };
-    let (all, some) = (gate.ask(with_key("all", unknown)).await, gate.ask(with_key("some", unknown)).await);
+    let (all, some) =
+        (gateway.request(with_key("all", unknown)).await, gateway.request(with_key("some", unknown)).await);
     assert!(said(all).contains("m, other"));
     assert!(!said(some).contains("m, other"), "models that a key may not use are not listed to it");
-    gate.settled().await;
+    gateway.settled().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_keys_own_limit_is_429_with_retry_after() {
     let engine = Engine::always(gated_stream()).await;
-    let gate = with_keys(&engine, "limit = { in_flight = 1 }").await;
-    let mut first = gate.client().await;
+    let gateway = with_keys(&engine, "limit = { in_flight = 1 }").await;
+    let mut first = gateway.client().await;
     first.send(with_key("all", STREAMED)).await.until("one").await;
-    let response = gate.ask(with_key("all", CHAT)).await;
+    let response = gateway.request(with_key("all", CHAT)).await;
     assert!(response.is(429, "rate_limit_exceeded").head.retry_after() >= 1);
     engine.open_gate();
     engine.open_gate();
     assert!(first.response().await.whole);
-    gate.settled().await;
+    gateway.settled().await;
     // The slot is free again.
-    let mut next = gate.client().await;
+    let mut next = gateway.client().await;
     next.send(with_key("all", STREAMED)).await.until("one").await;
     drop(next);
-    gate.settled().await;
+    gateway.settled().await;
 
     let engine = Engine::always(completion()).await;
-    let gate = with_keys(&engine, "limit = { requests_per_minute = 2 }").await;
-    let mut client = gate.client().await;
+    let gateway = with_keys(&engine, "limit = { requests_per_minute = 2 }").await;
+    let mut client = gateway.client().await;
     let mut statuses = Vec::new();
     let last = loop {
-        let response = client.ask(with_key("all", CHAT)).await;
+        let response = client.request(with_key("all", CHAT)).await;
         statuses.push(response.status());
         if response.status() != 200 || statuses.len() > 3 {
             break response;
@@ -198,51 +209,51 @@ async fn a_keys_own_limit_is_429_with_retry_after() {
     };
     let wait = last.is(429, "rate_limit_exceeded").head.retry_after();
     assert!((1..=30).contains(&wait), "{wait} s after {statuses:?}");
-    gate.settled().await;
+    gateway.settled().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unknown_models_and_routes_are_404_and_control_routes_are_not_exposed() {
-    let (engine, gate) = plain().await;
-    let response = gate.ask(chat(r#"{"model":"M","messages":[]}"#)).await;
+    let (engine, gateway) = plain().await;
+    let response = gateway.request(chat(r#"{"model":"M","messages":[]}"#)).await;
     assert!(response.is(404, "model_not_found").text().contains("'M'"), "{}", response.text());
     assert!(response.text().contains('m'), "the names that would work are listed: {}", response.text());
-    let mut client = gate.client().await;
+    let mut client = gateway.client().await;
     for path in ["/", "/v1", "/v1/chat/completions/", "/V1/chat/completions", "/sleep", "/v1/load_lora_adapter"] {
-        client.ask(post(path, "", CHAT.as_bytes())).await.is(404, "route_not_found");
-        client = gate.client().await;
+        client.request(post(path, "", CHAT.as_bytes())).await.is(404, "route_not_found");
+        client = gateway.client().await;
     }
     for path in ["/metrics", "/version", "/admin/status", "/v1/../metrics", "//health"] {
-        gate.ask(get(path)).await.is(404, "route_not_found");
+        gateway.request(get(path)).await.is(404, "route_not_found");
     }
     assert_eq!(engine.count(), 0);
-    gate.settled().await;
+    gateway.settled().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_wrong_method_is_405_and_names_the_right_one() {
-    let (engine, gate) = plain().await;
-    let response = gate.ask(get("/v1/chat/completions")).await;
+    let (engine, gateway) = plain().await;
+    let response = gateway.request(get("/v1/chat/completions")).await;
     assert_eq!(response.is(405, "method_not_allowed").head.header("allow"), Some("POST"));
     for path in ["/v1/models", "/health", "/ready"] {
-        let response = gate.ask(post(path, "", b"{}")).await;
+        let response = gateway.request(post(path, "", b"{}")).await;
         assert_eq!(response.is(405, "method_not_allowed").head.header("allow"), Some("GET, HEAD"), "{path}");
     }
     assert_eq!(engine.count(), 0);
-    gate.settled().await;
+    gateway.settled().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_full_queue_and_a_long_wait_are_503_with_retry_after() {
     let engine = Engine::always(gated_stream()).await;
     let sets = ["pool.only.slots=1", "pool.only.queue.length=1", "pool.only.queue.timeout=300ms"];
-    let gate = Gate::over(&[engine.url()], &sets).await;
-    let mut running = gate.client().await;
+    let gateway = TestGateway::over(&[engine.url()], &sets).await;
+    let mut running = gateway.client().await;
     running.send(chat(STREAMED)).await.until("one").await;
-    let mut waiting = gate.client().await;
+    let mut waiting = gateway.client().await;
     waiting.send(chat(STREAMED)).await;
-    eventually("one request waits", async || gate.load() == (1, 1)).await;
-    let full = gate.ask(chat(STREAMED)).await;
+    eventually("one request waits", async || gateway.load() == (1, 1)).await;
+    let full = gateway.request(chat(STREAMED)).await;
     assert!(full.is(503, "queue_full").head.retry_after() >= 1);
     let late = waiting.response().await;
     assert!(late.is(503, "queue_timeout").head.retry_after() >= 1);
@@ -250,9 +261,9 @@ async fn a_full_queue_and_a_long_wait_are_503_with_retry_after() {
     engine.open_gate();
     assert!(running.response().await.whole);
     assert_eq!(engine.count(), 1);
-    gate.counts("sluice_shed_total", "reason=\"queue_full\"", 1.0).await;
-    gate.counts("sluice_shed_total", "reason=\"queue_timeout\"", 1.0).await;
-    gate.settled().await;
+    gateway.counts("sluice_shed_total", "reason=\"queue_full\"", 1.0).await;
+    gateway.counts("sluice_shed_total", "reason=\"queue_timeout\"", 1.0).await;
+    gateway.settled().await;
 }
 
 /// A URL that no process listens on.
@@ -263,27 +274,27 @@ pub(crate) async fn closed_url() -> String {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_a_ready_backend_it_is_503_with_retry_after_and_not_ready() {
-    let gate = Gate::over(&[closed_url().await], &[]).await;
-    let response = gate.ask(chat(CHAT)).await;
+    let gateway = TestGateway::over(&[closed_url().await], &[]).await;
+    let response = gateway.request(chat(CHAT)).await;
     assert!(response.is(503, "no_backend").head.retry_after() >= 1);
-    assert_eq!(gate.ask(get("/ready")).await.status(), 503);
-    assert_eq!(gate.ask(get("/health")).await.status(), 200);
-    gate.settled().await;
+    assert_eq!(gateway.request(get("/ready")).await.status(), 503);
+    assert_eq!(gateway.request(get("/health")).await.status(), 200);
+    gateway.settled().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_that_arrives_while_the_gateway_stops_is_503_with_retry_after() {
-    let (engine, gate) = plain().await;
-    let mut client = gate.client().await;
+    let (engine, gateway) = plain().await;
+    let mut client = gateway.client().await;
     let request = post("/v1/chat/completions", "expect: 100-continue\r\n", CHAT.as_bytes());
     let head = request.len() - CHAT.len();
     client.send(&request[..head]).await;
     assert_eq!(client.head().await.status, 100);
     // The gateway has read the head and waits for the body when it is stopped.
-    let address = gate.address();
-    let stopping = gate.begin_stop();
+    let address = gateway.address();
+    let stopping = gateway.begin_stop();
     eventually("the client socket is closed", async || tokio::net::TcpStream::connect(address).await.is_err()).await;
-    let response = client.ask(CHAT).await;
+    let response = client.request(CHAT).await;
     assert!(response.is(503, "shutting_down").head.retry_after() >= 1);
     client.closed().await;
     assert!(stopping.await.unwrap());
@@ -293,23 +304,23 @@ async fn a_request_that_arrives_while_the_gateway_stops_is_503_with_retry_after(
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_engine_that_breaks_or_stays_silent_before_the_first_byte_is_502_or_504() {
     let engine = Engine::always(vec![Step::Close]).await;
-    let gate = Gate::over(&[engine.url()], &[]).await;
-    gate.ask(chat(CHAT)).await.is(502, "upstream_broke");
-    gate.ask(chat(STREAMED)).await.is(502, "upstream_broke");
-    gate.settled().await;
+    let gateway = TestGateway::over(&[engine.url()], &[]).await;
+    gateway.request(chat(CHAT)).await.is(502, "upstream_broke");
+    gateway.request(chat(STREAMED)).await.is(502, "upstream_broke");
+    gateway.settled().await;
 
     let engine = Engine::always(vec![Step::Silence]).await;
     let sets = ["timeouts.first_byte.base=150ms", "timeouts.response=150ms"];
-    let gate = Gate::over(&[engine.url()], &sets).await;
-    gate.ask(chat(STREAMED)).await.is(504, "upstream_timeout");
-    gate.ask(chat(CHAT)).await.is(504, "upstream_timeout");
+    let gateway = TestGateway::over(&[engine.url()], &sets).await;
+    gateway.request(chat(STREAMED)).await.is(504, "upstream_timeout");
+    gateway.request(chat(CHAT)).await.is(504, "upstream_timeout");
     eventually("the engine's connections are closed", async || engine.left() == 2).await;
-    gate.settled().await;
+    gateway.settled().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn errors_on_messages_have_anthropics_shape() {
-    let gate = Gate::over(&[closed_url().await], &["server.max_body=1KiB"]).await;
+    let gateway = TestGateway::over(&[closed_url().await], &["server.max_body=1KiB"]).await;
     let long = format!(r#"{{"model":"m","x":"{}"}}"#, "x".repeat(2_000));
     for (body, status, kind) in [
         ("{", 400, "invalid_request_error"),
@@ -317,27 +328,27 @@ async fn errors_on_messages_have_anthropics_shape() {
         (&*long, 413, "request_too_large"),
         (CHAT, 503, "overloaded_error"),
     ] {
-        let response = gate.ask(post("/v1/messages", "", body.as_bytes())).await;
+        let response = gateway.request(post("/v1/messages", "", body.as_bytes())).await;
         let said = response.json();
         assert_eq!(response.status(), status, "{said}");
         assert_eq!((said["type"].as_str(), said["error"]["type"].as_str()), (Some("error"), Some(kind)), "{said}");
         assert!(said["error"]["message"].is_string(), "{said}");
     }
-    gate.settled().await;
+    gateway.settled().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_error_of_the_engine_passes_unchanged() {
     let body = br#"{"error":{"message":"too long","type":"BadRequestError","param":null,"code":400}}"#;
     let engine = Engine::always(vec![Step::Send(crate::engine::response(400, "application/json", body))]).await;
-    let gate = Gate::over(&[engine.url()], &[]).await;
-    let mut client = Client::to(gate.address()).await;
+    let gateway = TestGateway::over(&[engine.url()], &[]).await;
+    let mut client = TestClient::to(gateway.address()).await;
     for _ in 0..5 {
-        let response = client.ask(chat(CHAT)).await;
+        let response = client.request(chat(CHAT)).await;
         assert_eq!((response.status(), response.body.as_slice()), (400, &body[..]));
         assert_eq!(response.head.header("x-sluice-backend"), Some("b0"));
     }
     assert_eq!(engine.count(), 5, "a 4xx is the client's: no other attempt");
-    assert_eq!(gate.state(0), "ready");
-    gate.settled().await;
+    assert_eq!(gateway.state(0), "ready");
+    gateway.settled().await;
 }

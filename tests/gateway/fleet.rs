@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
-use sluice::config::{ArgValue, Endpoint, Launch};
+use sluice::config::{ArgValue, Endpoint, Launch, Words};
 use sluice::fleet::driver::{
     Driver, EngineFailure, EngineIdentity, EngineSettings, EngineStatus, PortOwner, StopRules,
 };
@@ -59,8 +59,9 @@ impl Rig {
 
     fn of(command: Vec<String>, folder: tempfile::TempDir) -> Self {
         let port = free_port();
-        let env = BTreeMap::from([("VLLM_CACHE_ROOT".to_owned(), folder.path().join("cache").display().to_string())]);
-        let launch = Launch { command, port, gpu: Vec::new(), env, args: BTreeMap::new() };
+        let env =
+            BTreeMap::from([("VLLM_CACHE_ROOT".to_owned(), folder.path().join("cache").display().to_string().into())]);
+        let launch = Launch { command: command.into(), port, gpu: Vec::new(), env, args: BTreeMap::new() };
         Self {
             driver: ProcessDriver::new("short/gpu0", launch, &folder.path().join("state")),
             port,
@@ -70,8 +71,8 @@ impl Rig {
     }
 
     fn address(&self) -> Address {
-        let endpoint = Endpoint { host: "127.0.0.1".to_owned(), port: self.port, prefix: String::new() };
-        Address { authority: endpoint.authority().into(), endpoint, api_key: None }
+        let endpoint = Endpoint { https: false, host: "127.0.0.1".to_owned(), port: self.port, prefix: String::new() };
+        Address { authority: endpoint.authority().into(), endpoint, tls: None, api_key: None }
     }
 
     async fn start(&self, settings: &EngineSettings) -> EngineIdentity {
@@ -88,7 +89,7 @@ impl Rig {
     }
 
     async fn stop(&self) -> sluice::fleet::driver::Stopped {
-        let rules = StopRules { grace: TIMEOUT, kill: TIMEOUT, memory: Duration::ZERO };
+        let rules = StopRules { grace: TIMEOUT, kill: TIMEOUT, memory: Duration::ZERO, ..StopRules::default() };
         self.driver.stop(rules).await.unwrap_or_else(|failure| panic!("{failure}"))
     }
 
@@ -217,7 +218,7 @@ async fn a_server_of_another_process_on_the_port_is_never_mistaken_for_the_engin
     rig.start(&EngineSettings::default()).await;
     let elsewhere = tempfile::tempdir().unwrap();
     let launch = Launch {
-        command: words(&format!("{} sim org/m --served-model-name m", env!("CARGO_BIN_EXE_sluice"))),
+        command: Words::from(words(&format!("{} sim org/m --served-model-name m", env!("CARGO_BIN_EXE_sluice")))),
         port: rig.port,
         gpu: Vec::new(),
         env: BTreeMap::new(),
@@ -304,8 +305,8 @@ async fn a_real_vllm_is_refused_started_killed_and_cleaned_up() {
         ("VLLM_CPU_KVCACHE_SPACE", "1"),
         ("VLLM_CACHE_ROOT", &cache),
     ];
-    let env = BTreeMap::from(variables.map(|(name, value)| (name.to_owned(), value.to_owned())));
-    let launch = Launch { command, port: rig.port, gpu: Vec::new(), env, args: BTreeMap::new() };
+    let env = BTreeMap::from(variables.map(|(name, value)| (name.to_owned(), value.to_owned().into())));
+    let launch = Launch { command: command.into(), port: rig.port, gpu: Vec::new(), env, args: BTreeMap::new() };
     rig.driver = ProcessDriver::new("short/gpu0", launch, &rig._folder.path().join("state"));
     let mut other_process = OtherProcess::start();
     // Three processes import for seconds each on a busy machine.

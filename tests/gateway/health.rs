@@ -4,7 +4,7 @@ use sluice::sim::{self, Fault, Handle, Profile, SimConfig};
 
 use crate::client::{CHAT, STREAMED, chat, get};
 use crate::engine::{COMPLETION, Engine, Step, completion, response};
-use crate::gate::{Gate, eventually, one_pool};
+use crate::test_gateway::{TestGateway, eventually, one_pool};
 
 /// A simulated engine that serves `m`.
 pub(crate) async fn sim() -> Handle {
@@ -24,65 +24,65 @@ async fn failures_in_a_row_eject_and_one_good_request_in_probation_readmits() {
     })
     .await;
     let sets = ["health.ejection_base=50ms", "health.probe_interval=20ms", "pool.only.policy=round_robin"];
-    let gate = Gate::over(&[engine.url(), other.url()], &sets).await;
+    let gateway = TestGateway::over(&[engine.url(), other.url()], &sets).await;
     let mut failures = 0;
     while failures < 3 {
-        let status = gate.ask(chat(CHAT)).await.status();
+        let status = gateway.request(chat(CHAT)).await.status();
         assert!([200, 500].contains(&status), "a 500 passes unchanged");
         failures += usize::from(status == 500);
     }
-    eventually("it is ejected", async || gate.state(0) != "ready").await;
+    eventually("it is ejected", async || gateway.state(0) != "ready").await;
     // From here on it is the only backend.
     other.set_healthy(false);
-    eventually("the other is down", async || gate.state(1) == "down").await;
-    eventually("probation", async || gate.state(0) == "probation").await;
+    eventually("the other is down", async || gateway.state(1) == "down").await;
+    eventually("probation", async || gateway.state(0) == "probation").await;
     // Half open: one request at a time is let through.
-    let mut trial = gate.client().await;
+    let mut trial = gateway.client().await;
     trial.send(chat(CHAT)).await;
     eventually("the trial runs", async || engine.count() == 4).await;
-    let mut next = gate.client().await;
+    let mut next = gateway.client().await;
     next.send(chat(CHAT)).await;
-    eventually("the next one waits", async || gate.load() == (1, 1)).await;
+    eventually("the next one waits", async || gateway.load() == (1, 1)).await;
     engine.open_gate();
     assert_eq!(trial.response().await.text(), COMPLETION);
     assert_eq!(next.response().await.text(), COMPLETION);
-    assert_eq!(gate.state(0), "ready");
-    assert_eq!(gate.metric("sluice_backend_state", &["backend=\"b0\"", "state=\"ready\""]).await, 1.0);
-    gate.settled().await;
+    assert_eq!(gateway.state(0), "ready");
+    assert_eq!(gateway.metric("sluice_backend_state", &["backend=\"b0\"", "state=\"ready\""]).await, 1.0);
+    gateway.settled().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn errors_of_the_client_never_eject() {
     let engine = Engine::always(vec![Step::Send(response(400, "application/json", b"{}"))]).await;
-    let gate = Gate::over(&[engine.url()], &[]).await;
-    let mut client = gate.client().await;
+    let gateway = TestGateway::over(&[engine.url()], &[]).await;
+    let mut client = gateway.client().await;
     for _ in 0..20 {
-        assert_eq!(client.ask(chat(CHAT)).await.status(), 400);
+        assert_eq!(client.request(chat(CHAT)).await.status(), 400);
     }
-    assert_eq!(gate.state(0), "ready");
-    gate.settled().await;
+    assert_eq!(gateway.state(0), "ready");
+    gateway.settled().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_backend_whose_probe_fails_gets_no_requests_until_a_probe_succeeds() {
     let engines = [Engine::always(completion()).await, Engine::always(completion()).await];
     let sets = ["health.probe_interval=20ms", "health.failures=2"];
-    let gate = Gate::over(&[engines[0].url(), engines[1].url()], &sets).await;
+    let gateway = TestGateway::over(&[engines[0].url(), engines[1].url()], &sets).await;
     engines[0].set_healthy(false);
-    eventually("it is down", async || gate.state(0) == "down").await;
+    eventually("it is down", async || gateway.state(0) == "down").await;
     let before = engines[0].count();
-    let mut client = gate.client().await;
+    let mut client = gateway.client().await;
     for _ in 0..10 {
-        assert_eq!(client.ask(chat(CHAT)).await.status(), 200);
+        assert_eq!(client.request(chat(CHAT)).await.status(), 200);
     }
     assert_eq!((engines[0].count() - before, engines[1].count()), (0, 10));
     engines[0].set_healthy(true);
     eventually("it serves again", async || {
-        assert_eq!(client.ask(chat(CHAT)).await.status(), 200);
+        assert_eq!(client.request(chat(CHAT)).await.status(), 200);
         engines[0].count() > before
     })
     .await;
-    gate.settled().await;
+    gateway.settled().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -91,12 +91,12 @@ async fn a_backend_that_starts_late_joins_the_rotation() {
         let socket = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         socket.local_addr().unwrap()
     };
-    let gate = Gate::over(&[format!("http://{address}")], &["health.probe_interval=20ms"]).await;
-    assert_eq!(gate.ask(get("/ready")).await.status(), 503);
+    let gateway = TestGateway::over(&[format!("http://{address}")], &["health.probe_interval=20ms"]).await;
+    assert_eq!(gateway.request(get("/ready")).await.status(), 503);
     let _engine = Engine::at(address, |_, _| completion()).await;
-    eventually("it is ready", async || gate.ask(get("/ready")).await.status() == 200).await;
-    assert_eq!(gate.ask(chat(CHAT)).await.text(), COMPLETION);
-    gate.settled().await;
+    eventually("it is ready", async || gateway.request(get("/ready")).await.status() == 200).await;
+    assert_eq!(gateway.request(chat(CHAT)).await.text(), COMPLETION);
+    gateway.settled().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -104,15 +104,15 @@ async fn an_engine_that_hangs_behind_a_healthy_port_is_detected_and_its_waiting_
     let engines = [sim().await, sim().await];
     let urls = engines.each_ref().map(|engine| format!("http://{}", engine.addr()));
     let text = one_pool(&urls) + "[health]\nstall = \"300ms\"\nprobe_interval = \"100ms\"\nejection_base = \"60s\"\n";
-    let gate = Gate::from_text(&text, &["pool.only.policy=round_robin"]).await;
+    let gateway = TestGateway::from_text(&text, &["pool.only.policy=round_robin"]).await;
     let body = STREAMED.replace("\"stream\"", "\"max_tokens\":20,\"ignore_eos\":true,\"stream\"");
-    assert_eq!(gate.ask(chat(&body)).await.status(), 200);
+    assert_eq!(gateway.request(chat(&body)).await.status(), 200);
     engines[0].fault(Fault::Hang);
     // `/health` of the engine still succeeds.
-    assert_eq!(crate::client::Client::to(engines[0].addr()).await.ask(get("/health")).await.status(), 200);
+    assert_eq!(crate::client::TestClient::to(engines[0].addr()).await.request(get("/health")).await.status(), 200);
     let mut clients = Vec::new();
     for _ in 0..6 {
-        let mut client = gate.client().await;
+        let mut client = gateway.client().await;
         client.send(chat(&body)).await;
         clients.push(client);
     }
@@ -121,11 +121,11 @@ async fn an_engine_that_hangs_behind_a_healthy_port_is_detected_and_its_waiting_
         assert!(response.whole && response.text().ends_with("data: [DONE]\n\n"), "{}", response.text());
         assert_eq!(response.head.header("x-sluice-backend"), Some("b1"));
     }
-    assert_eq!([gate.state(0), gate.state(1)], ["ejected", "ready"]);
-    assert!(gate.metric("sluice_retries_total", &["reason=\"hung\""]).await >= 1.0);
-    gate.recorded("completed", 7.0).await;
-    gate.settled().await;
-    gate.stop().await;
+    assert_eq!([gateway.state(0), gateway.state(1)], ["ejected", "ready"]);
+    assert!(gateway.metric("sluice_retries_total", &["reason=\"hung\""]).await >= 1.0);
+    gateway.recorded("completed", 7.0).await;
+    gateway.settled().await;
+    gateway.stop().await;
     for engine in engines {
         engine.kill().await;
     }
@@ -136,16 +136,16 @@ async fn a_stream_on_an_engine_that_hangs_in_the_middle_ends_with_an_error_event
     let engine = sim().await;
     let text = one_pool(&[format!("http://{}", engine.addr())])
         + "[health]\nstall = \"300ms\"\nprobe_interval = \"100ms\"\nejection_base = \"60s\"\n";
-    let gate = Gate::from_text(&text, &[]).await;
+    let gateway = TestGateway::from_text(&text, &[]).await;
     let endless = STREAMED.replace("\"stream\"", "\"max_tokens\":100000,\"ignore_eos\":true,\"stream\"");
-    let mut client = gate.client().await;
+    let mut client = gateway.client().await;
     client.send(chat(&endless)).await.until("content").await;
     engine.fault(Fault::Hang);
     let response = client.response().await;
     assert!(!response.whole);
     assert!(response.text().contains("event: error"), "{}", &response.text()[response.text().len() - 300..]);
-    assert_eq!(gate.state(0), "ejected");
-    gate.settled().await;
-    gate.stop().await;
+    assert_eq!(gateway.state(0), "ejected");
+    gateway.settled().await;
+    gateway.stop().await;
     engine.kill().await;
 }

@@ -1,28 +1,52 @@
 //! The gateway over real sockets, as seen by a client and an engine, byte for byte.
 //!
 //! Each test starts a gateway in this process in front of scripted engines (`engine.rs`), or of
-//! simulated ones, and connects to it through a plain socket (`client.rs`). Its counters (`gate.rs`) must be 0 afterwards:
+//! simulated ones, and connects to it through a plain socket (`client.rs`). Its counters (`test_gateway.rs`) must be 0 afterwards:
 //! nothing in flight, nothing waiting, no tokens outstanding.
 //!
-//! Every wait is for a condition and has a deadline; no test relies on sleeping. By topic: `errors` (the
-//! table of the gateway's error responses), `input` (clients that misbehave), `broken` (engines that do), `bodies` (bytes arrive
-//! unchanged and at once), `leaving` (clients that go), `failover`, `fleet`, `health`, `reload`, `stop`; and `simulator`
-//! (the simulated engine process).
+//! Every wait is for a condition and has a deadline; no test relies on sleeping. By topic: `access_log`, `admin` (who may
+//! use the admin port, and how long), `errors` (the table of the gateway's error responses), `input` (clients that
+//! misbehave), `hostile` (requests made to confuse), `limits` (what all clients together may hold),
+//! `broken` (engines that do), `early` (engines that do not read to the end), `cut` (requests that outlive
+//! `drain_timeout`), `bodies` (bytes arrive unchanged and at once), `stream_options` (whatever a client writes there),
+//! `forms` (multipart), `requests` (what reaches an engine, and what does not), `stored` (stored responses),
+//! `leaving` (clients that go), `length` (how long a prompt is taken for), `counting` (what the metrics count), `failover`,
+//! `fleet`, `health`, `reload`, `reload_keys`, `stop`,
+//! `secrets` (of engines, shown nowhere), `tls` and `http2` (`tunnel.rs` puts TLS
+//! around what speaks plain text here), `wide`; and `simulator` (the simulated engine process).
 
 mod client;
 mod engine;
-mod gate;
+mod test_gateway;
+mod tunnel;
 #[path = "../common/ports.rs"]
 mod ports;
 
+mod access_log;
+mod admin;
 mod bodies;
 mod broken;
+mod counting;
+mod cut;
+mod early;
 mod errors;
 mod failover;
 mod fleet;
+mod forms;
 mod health;
+mod hostile;
+mod http2;
 mod input;
 mod leaving;
+mod length;
+mod limits;
 mod reload;
+mod reload_keys;
+mod requests;
 mod simulator;
 mod stop;
+mod secrets;
+mod stored;
+mod stream_options;
+mod tls;
+mod wide;

@@ -2,9 +2,9 @@
 
 use std::path::PathBuf;
 
-use crate::client::{CHAT, Client, STREAMED, chat, get, post};
+use crate::client::{CHAT, STREAMED, TestClient, change, chat, get, post};
 use crate::engine::{COMPLETION, Engine, completion, ending, event, gated_stream};
-use crate::gate::{Gate, eventually, one_pool};
+use crate::test_gateway::{TestGateway, eventually, one_pool};
 
 /// A configuration file that a test rewrites.
 struct File {
@@ -26,8 +26,8 @@ impl File {
 }
 
 /// `POST /admin/reload`: status and body.
-async fn reload(gate: &Gate) -> (u16, serde_json::Value) {
-    let response = Client::to(gate.admin()).await.ask(post("/admin/reload", "", b"")).await;
+async fn reload(gateway: &TestGateway) -> (u16, serde_json::Value) {
+    let response = TestClient::to(gateway.admin()).await.request(change("/admin/reload")).await;
     (response.status(), response.json())
 }
 
@@ -41,22 +41,22 @@ async fn raised_limits_let_waiting_requests_through_and_lowered_ones_cut_no_stre
     let engine = Engine::always(gated_stream()).await;
     let text = one_pool(&[engine.url()]);
     let file = File::new(&with_line(&text, "slots = 1"));
-    let gate = Gate::from_file(&file.path).await;
+    let gateway = TestGateway::from_file(&file.path).await;
     let mut clients = Vec::new();
     for _ in 0..4 {
-        let mut client = gate.client().await;
+        let mut client = gateway.client().await;
         client.send(chat(STREAMED)).await;
         clients.push(client);
     }
-    eventually("one runs, three wait", async || gate.load() == (1, 3)).await;
+    eventually("one runs, three wait", async || gateway.load() == (1, 3)).await;
     file.write(&with_line(&text, "slots = 3"));
-    let (status, body) = reload(&gate).await;
+    let (status, body) = reload(&gateway).await;
     assert_eq!(status, 200, "{body}");
     assert!(body["changes"].to_string().contains("slots"), "{body}");
-    eventually("three run, one waits", async || gate.load() == (3, 1)).await;
+    eventually("three run, one waits", async || gateway.load() == (3, 1)).await;
     file.write(&with_line(&text, "slots = 1"));
-    assert_eq!(reload(&gate).await.0, 200);
-    assert_eq!(gate.load(), (3, 1), "running requests continue");
+    assert_eq!(reload(&gateway).await.0, 200);
+    assert_eq!(gateway.load(), (3, 1), "running requests continue");
     for _ in 0..8 {
         engine.open_gate();
     }
@@ -65,21 +65,21 @@ async fn raised_limits_let_waiting_requests_through_and_lowered_ones_cut_no_stre
         assert!(response.whole && response.text() == event("one") + &event("two") + &ending(), "{}", response.text());
     }
     assert_eq!((engine.count(), engine.left()), (4, 0));
-    gate.settled().await;
+    gateway.settled().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_that_wait_in_a_removed_pool_are_routed_by_the_new_configuration() {
     let (old, new) = (Engine::always(gated_stream()).await, Engine::always(gated_stream()).await);
     let file = File::new(&with_line(&one_pool(&[old.url()]), "slots = 1"));
-    let gate = Gate::from_file(&file.path).await;
-    let mut running = gate.client().await;
+    let gateway = TestGateway::from_file(&file.path).await;
+    let mut running = gateway.client().await;
     running.send(chat(STREAMED)).await.until("one").await;
-    let mut waiting = gate.client().await;
+    let mut waiting = gateway.client().await;
     waiting.send(chat(STREAMED)).await;
-    eventually("one waits", async || gate.load() == (1, 1)).await;
+    eventually("one waits", async || gateway.load() == (1, 1)).await;
     file.write(&one_pool(&[new.url()]).replace("\"only\"", "\"other\""));
-    assert_eq!(reload(&gate).await.0, 200);
+    assert_eq!(reload(&gateway).await.0, 200);
     waiting.until("one").await;
     assert_eq!(new.count(), 1);
     for engine in [&old, &new] {
@@ -93,26 +93,66 @@ async fn requests_that_wait_in_a_removed_pool_are_routed_by_the_new_configuratio
     let ran = running.response().await;
     assert!(ran.whole && ran.text().ends_with(&ending()), "{}", ran.text());
     assert_eq!((old.count(), old.left()), (1, 0));
-    gate.settled().await;
-    eventually("the old pool is no longer shown", async || !gate.page().await.contains("pool=\"only\",state=")).await;
+    gateway.settled().await;
+    eventually("the old pool is no longer shown", async || !gateway.page().await.contains("pool=\"only\",state="))
+        .await;
+}
+
+/// A list of keys with this name and hash only.
+fn with_key(text: &str, name: &str, sha256: &str) -> String {
+    format!("{text}[auth]\nkeys = [{{ name = \"{name}\", sha256 = \"{sha256}\" }}]\n")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_whose_body_arrives_across_a_reload_is_judged_by_the_new_configuration() {
+    let engine = Engine::always(completion()).await;
+    let text = one_pool(&[engine.url()]);
+    // The hashes of "secret" and "other".
+    let secret = "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b";
+    let other = "d9298a10d1b0735837dc4bd85dac641b0f3cef27a47e5d53a54f2f3f5b2fcffa";
+    let file = File::new(&with_key(&text, "team", secret));
+    let gateway = TestGateway::from_file(&file.path).await;
+    let request = |body: &str| post("/v1/chat/completions", "authorization: Bearer secret\r\n", body.as_bytes());
+    let begin = async || {
+        let mut client = gateway.client().await;
+        let headers = "authorization: Bearer secret\r\nexpect: 100-continue\r\n";
+        let request = post("/v1/chat/completions", headers, CHAT.as_bytes());
+        client.send(&request[..request.len() - CHAT.len()]).await;
+        // From here on the gateway has read the head, and has accepted the key.
+        assert_eq!(client.head().await.status, 100);
+        client
+    };
+    let mut kept = begin().await;
+    file.write(&with_key(&with_line(&text, "slots = 7").replace("\"only\"", "\"renamed\""), "team", secret));
+    assert_eq!(reload(&gateway).await.0, 200);
+    let response = kept.request(CHAT).await;
+    assert_eq!((response.status(), response.head.header("x-sluice-pool")), (200, Some("renamed")));
+
+    let mut revoked = begin().await;
+    file.write(&with_key(&text, "team", other));
+    assert_eq!(reload(&gateway).await.0, 200);
+    revoked.request(CHAT).await.is(401, "invalid_api_key");
+    gateway.request(request(CHAT)).await.is(401, "invalid_api_key");
+    assert_eq!(engine.count(), 1);
+    gateway.settled().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_backend_that_is_removed_while_it_streams_gets_no_new_requests() {
     let engines = [Engine::always(gated_stream()).await, Engine::always(gated_stream()).await];
     let file = File::new(&one_pool(&[engines[0].url(), engines[1].url()]));
-    let gate = Gate::from_file(&file.path).await;
+    let gateway = TestGateway::from_file(&file.path).await;
     let mut clients = Vec::new();
     for _ in 0..4 {
-        let mut client = gate.client().await;
+        let mut client = gateway.client().await;
         client.send(chat(STREAMED)).await.until("one").await;
         clients.push(client);
     }
     assert_eq!(engines.each_ref().map(Engine::count), [2, 2]);
     file.write(&one_pool(&[engines[0].url()]));
-    assert_eq!(reload(&gate).await.0, 200);
+    assert_eq!(reload(&gateway).await.0, 200);
     for _ in 0..3 {
-        let mut client = gate.client().await;
+        let mut client = gateway.client().await;
         client.send(chat(STREAMED)).await.until("one").await;
         clients.push(client);
     }
@@ -124,7 +164,7 @@ async fn a_backend_that_is_removed_while_it_streams_gets_no_new_requests() {
         assert!(client.response().await.whole);
     }
     assert_eq!(engines.each_ref().map(Engine::left), [0, 0]);
-    gate.settled().await;
+    gateway.settled().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -132,26 +172,26 @@ async fn an_invalid_file_changes_nothing_and_every_problem_is_reported() {
     let engine = Engine::always(completion()).await;
     let text = one_pool(&[engine.url()]);
     let file = File::new(&text);
-    let gate = Gate::from_file(&file.path).await;
+    let gateway = TestGateway::from_file(&file.path).await;
     for (bad, words) in [
         (with_line(&text, "slots = \"many\"\npolicy = \"magic\""), vec!["pool[0].slots", "magic"]),
         (text.replace("[server]", "[server"), vec!["sluice.toml"]),
         (String::new(), vec!["pool"]),
     ] {
         file.write(&bad);
-        let (status, body) = reload(&gate).await;
+        let (status, body) = reload(&gateway).await;
         assert_eq!((status, body["error"]["code"].as_str()), (422, Some("invalid_config")), "{body}");
         let problems = body["error"]["problems"].to_string();
         words.iter().for_each(|word| assert!(problems.contains(word), "{word}: {problems}"));
-        assert_eq!(gate.ask(chat(CHAT)).await.text(), COMPLETION);
+        assert_eq!(gateway.request(chat(CHAT)).await.text(), COMPLETION);
     }
     std::fs::remove_file(&file.path).unwrap();
-    assert_eq!(reload(&gate).await.0, 422);
-    assert_eq!(gate.ask(chat(CHAT)).await.text(), COMPLETION);
+    assert_eq!(reload(&gateway).await.0, 422);
+    assert_eq!(gateway.request(chat(CHAT)).await.text(), COMPLETION);
     file.write(&text);
-    assert_eq!(reload(&gate).await, (200, serde_json::json!({ "changes": [] })));
-    assert_eq!(Client::to(gate.admin()).await.ask(get("/admin/reload")).await.status(), 405);
-    gate.settled().await;
+    assert_eq!(reload(&gateway).await, (200, serde_json::json!({ "changes": [] })));
+    assert_eq!(TestClient::to(gateway.admin()).await.request(get("/admin/reload")).await.status(), 405);
+    gateway.settled().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -164,15 +204,15 @@ async fn reloads_under_load_lose_no_request() {
         with_line(&one_pool(&urls), "slots = 4\npolicy = \"round_robin\"").replace("\"only\"", "\"again\""),
     ];
     let file = File::new(&texts[0]);
-    let gate = Gate::from_file(&file.path).await;
-    let address = gate.address();
+    let gateway = TestGateway::from_file(&file.path).await;
+    let address = gateway.address();
     let mut clients = tokio::task::JoinSet::new();
     for _ in 0..8 {
         clients.spawn(async move {
-            let mut client = Client::to(address).await;
+            let mut client = TestClient::to(address).await;
             let body = STREAMED.replace("\"stream\"", "\"max_tokens\":8,\"ignore_eos\":true,\"stream\"");
             for _ in 0..12 {
-                let response = client.ask(chat(&body)).await;
+                let response = client.request(chat(&body)).await;
                 assert!(response.whole && response.status() == 200, "{}: {}", response.status(), response.text());
                 assert!(response.text().ends_with("data: [DONE]\n\n"), "{}", response.text());
             }
@@ -182,15 +222,15 @@ async fn reloads_under_load_lose_no_request() {
     while !clients.is_empty() {
         reloads += 1;
         file.write(&texts[reloads % 3]);
-        assert_eq!(reload(&gate).await.0, 200);
+        assert_eq!(reload(&gateway).await.0, 200);
         while let Some(ended) = clients.try_join_next() {
             ended.unwrap();
         }
     }
     assert!(reloads >= 3, "only {reloads} reloads");
-    gate.settled().await;
-    gate.recorded("completed", 96.0).await;
-    gate.stop().await;
+    gateway.settled().await;
+    gateway.recorded("completed", 96.0).await;
+    gateway.stop().await;
     for engine in engines {
         assert_eq!(engine.snapshot().aborted, 0);
         engine.shutdown().await;

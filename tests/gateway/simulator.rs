@@ -50,14 +50,14 @@ fn refused(args: &[&str]) -> (i32, String) {
 }
 
 /// A process that serves.
-struct Sim {
+pub(crate) struct Sim {
     child: Child,
     port: u16,
     folder: TempDir,
 }
 
 impl Sim {
-    fn start(args: &[&str]) -> Self {
+    pub(crate) fn start(args: &[&str]) -> Self {
         let folder = TempDir::new().unwrap();
         let port = free_port();
         let log = fs::File::create(folder.path().join("log")).unwrap();
@@ -66,6 +66,10 @@ impl Sim {
         let sim = Self { child: command.spawn().unwrap(), port, folder };
         until("healthy", || sim.get("/health").starts_with("HTTP/1.1 200").then_some(()));
         sim
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        SocketAddr::from(([127, 0, 0, 1], self.port))
     }
 
     fn log(&self) -> String {
@@ -86,8 +90,7 @@ impl Sim {
     }
 
     fn send(&self, request: &str) -> std::io::Result<String> {
-        let address = SocketAddr::from(([127, 0, 0, 1], self.port));
-        let mut stream = TcpStream::connect_timeout(&address, DEADLINE)?;
+        let mut stream = TcpStream::connect_timeout(&self.address(), DEADLINE)?;
         stream.set_read_timeout(Some(DEADLINE))?;
         stream.write_all(request.as_bytes())?;
         let mut text = String::new();

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::process::{Child, ChildStderr, Command};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
-use crate::client::{CHAT, Client, STREAMED, TIMEOUT, chat, get};
+use crate::client::{CHAT, STREAMED, TIMEOUT, TestClient, chat, get};
 use crate::engine::{COMPLETION, Engine, completion, ending, event, gated_stream};
-use crate::gate::{Gate, eventually, one_pool};
+use crate::test_gateway::{TestGateway, eventually, one_pool};
 
 async fn refused(address: SocketAddr) -> bool {
     tokio::net::TcpStream::connect(address).await.is_err()
@@ -19,17 +19,17 @@ async fn refused(address: SocketAddr) -> bool {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stop_lets_streams_finish_and_accepts_no_requests() {
     let engine = Engine::always(gated_stream()).await;
-    let gate = Gate::over(&[engine.url()], &["pool.only.slots=1"]).await;
-    let mut running = gate.client().await;
+    let gateway = TestGateway::over(&[engine.url()], &["pool.only.slots=1"]).await;
+    let mut running = gateway.client().await;
     running.send(chat(STREAMED)).await.until("one").await;
-    let mut waiting = gate.client().await;
+    let mut waiting = gateway.client().await;
     waiting.send(chat(STREAMED)).await;
-    eventually("one waits", async || gate.load() == (1, 1)).await;
-    let (address, admin) = (gate.address(), gate.admin());
-    let stopping = gate.begin_stop();
+    eventually("one waits", async || gateway.load() == (1, 1)).await;
+    let (address, admin) = (gateway.address(), gateway.admin());
+    let stopping = gateway.begin_stop();
     eventually("no connection is taken", async || refused(address).await).await;
     // The admin port still serves metrics.
-    let page = Client::to(admin).await.ask(get("/metrics")).await.text();
+    let page = TestClient::to(admin).await.request(get("/metrics")).await.text();
     assert!(page.contains("sluice_in_flight"));
     assert!(!stopping.is_finished());
     for _ in 0..4 {
@@ -48,41 +48,75 @@ async fn a_stop_lets_streams_finish_and_accepts_no_requests() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn idle_connections_do_not_hold_up_a_stop() {
     let engine = Engine::always(completion()).await;
-    let gate = Gate::over(&[engine.url()], &[]).await;
-    let mut used = gate.client().await;
-    assert_eq!(used.ask(chat(CHAT)).await.text(), COMPLETION);
-    let mut fresh = gate.client().await;
-    eventually("the gateway has taken it", async || gate.ask(get("/health")).await.status() == 200).await;
-    let stopping = gate.begin_stop();
+    let gateway = TestGateway::over(&[engine.url()], &[]).await;
+    let mut used = gateway.client().await;
+    assert_eq!(used.request(chat(CHAT)).await.text(), COMPLETION);
+    let mut fresh = gateway.client().await;
+    eventually("the gateway has taken it", async || gateway.request(get("/health")).await.status() == 200).await;
+    let stopping = gateway.begin_stop();
     assert!(timeout(Duration::from_secs(2), stopping).await.expect("idle connections hold up the stop").unwrap());
     assert_eq!(used.closed().await, "");
     assert_eq!(fresh.closed().await, "");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_that_never_end_do_not_hold_up_a_stop() {
+    let engine = Engine::always(completion()).await;
+    let gateway = TestGateway::over(&[engine.url()], &["server.drain_timeout=5m"]).await;
+    let whole = chat(CHAT);
+    let chunks = b"POST /v1/chat/completions HTTP/1.1\r\nhost: gate\r\ntransfer-encoding: chunked\r\n\r\n1\r\n{\r\n";
+    let mut clients = Vec::new();
+    for part in [&whole[..20], &whole[..whole.len() - 1], chunks] {
+        let mut client = gateway.client().await;
+        client.send(part).await;
+        clients.push(client);
+    }
+    eventually("the gateway has taken them", async || gateway.request(get("/health")).await.status() == 200).await;
+    let (stopping, begun) = (gateway.begin_stop(), Instant::now());
+    assert_eq!(clients[0].closed().await, "", "half a head");
+    for client in &mut clients[1..] {
+        assert!(client.response().await.is(503, "shutting_down").head.retry_after() >= 1);
+        // A client that goes on sending is given up.
+        while client.try_send([b'x'; 100]).await.is_ok() {
+            tokio::task::yield_now().await;
+        }
+    }
+    assert!(timeout(TIMEOUT, stopping).await.expect("half requests hold up the stop").unwrap());
+    // Elsewhere a refused client may go on sending for 5 s.
+    assert!(begun.elapsed() < Duration::from_secs(4), "it took {:?}", begun.elapsed());
+    assert_eq!(engine.count(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stop_that_takes_too_long_is_reported() {
     let engine = Engine::always(gated_stream()).await;
-    let gate = Gate::over(&[engine.url()], &["server.drain_timeout=100ms"]).await;
-    let mut client = gate.client().await;
+    let gateway = TestGateway::over(&[engine.url()], &["server.drain_timeout=100ms"]).await;
+    let mut client = gateway.client().await;
     client.send(chat(STREAMED)).await.until("one").await;
-    assert!(!timeout(TIMEOUT, gate.stop()).await.expect("the stop does not end"));
+    assert!(!timeout(TIMEOUT, gateway.stop()).await.expect("the stop does not end"));
 }
 
 /// The program, running.
-struct Program {
+pub(crate) struct Program {
     child: Child,
     said: Lines<BufReader<ChildStderr>>,
-    log: String,
+    pub(crate) log: String,
     client: SocketAddr,
-    admin: SocketAddr,
+    pub(crate) admin: SocketAddr,
 }
 
 impl Program {
     async fn start(config: &std::path::Path) -> Self {
+        Self::start_in(config, &[]).await
+    }
+
+    /// With these variables in its environment.
+    pub(crate) async fn start_in(config: &std::path::Path, env: &[(&str, &str)]) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_sluice"))
             .arg("serve")
             .arg("--config")
             .arg(config)
+            .envs(env.iter().copied())
             .stdin(Stdio::null())
             .stderr(Stdio::piped())
             .kill_on_drop(true)
@@ -97,7 +131,7 @@ impl Program {
     }
 
     /// Reads the log up to a line with `text`, which is returned.
-    async fn line(&mut self, text: &str) -> String {
+    pub(crate) async fn line(&mut self, text: &str) -> String {
         loop {
             let next = timeout(TIMEOUT, self.said.next_line()).await;
             let line = next.unwrap_or_else(|_| panic!("no '{text}' in:\n{}", self.log)).unwrap();
@@ -115,12 +149,20 @@ impl Program {
         line.rsplit("http://").next().unwrap().trim().parse().unwrap()
     }
 
-    fn signal(&self, signal: nix::sys::signal::Signal) {
+    pub(crate) fn signal(&self, signal: nix::sys::signal::Signal) {
         let pid = nix::unistd::Pid::from_raw(i32::try_from(self.child.id().unwrap()).unwrap());
         nix::sys::signal::kill(pid, signal).unwrap();
     }
 
-    async fn code(&mut self) -> Option<i32> {
+    /// Reads the log to its end.
+    pub(crate) async fn rest(&mut self) {
+        while let Ok(Ok(Some(line))) = timeout(TIMEOUT, self.said.next_line()).await {
+            self.log += &line;
+            self.log.push('\n');
+        }
+    }
+
+    pub(crate) async fn code(&mut self) -> Option<i32> {
         timeout(TIMEOUT, self.child.wait()).await.expect("the program does not end").unwrap().code()
     }
 }
@@ -133,13 +175,13 @@ async fn the_program_reloads_on_sighup_and_ends_with_0_on_sigterm_when_its_strea
     let text = one_pool(&[engine.url()]);
     std::fs::write(&path, &text).unwrap();
     let mut program = Program::start(&path).await;
-    let mut client = Client::to(program.client).await;
+    let mut client = TestClient::to(program.client).await;
     client.send(chat(STREAMED)).await.until("one").await;
 
     std::fs::write(&path, text.replace("usage = \"off\"", "usage = \"off\"\nslots = 7")).unwrap();
     program.signal(nix::sys::signal::SIGHUP);
     assert!(program.line("reloaded: ").await.contains("slots"), "{}", program.log);
-    let page = Client::to(program.admin).await.ask(get("/metrics")).await.text();
+    let page = TestClient::to(program.admin).await.request(get("/metrics")).await.text();
     assert!(page.contains("sluice_slots{backend=\"b0\",pool=\"only\"} 7"), "{page}");
     std::fs::write(&path, "nonsense").unwrap();
     program.signal(nix::sys::signal::SIGHUP);
@@ -156,21 +198,73 @@ async fn the_program_reloads_on_sighup_and_ends_with_0_on_sigterm_when_its_strea
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_second_signal_ends_the_program_at_once_with_1() {
+async fn a_second_signal_cuts_streams_with_an_error_event_and_kills_engines_that_do_not_end() {
     let engine = Engine::always(gated_stream()).await;
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("sluice.toml");
-    std::fs::write(&path, one_pool(&[engine.url()])).unwrap();
-    let mut program = Program::start(&path).await;
-    let mut client = Client::to(program.client).await;
+    let mut rig = StubbornEngine::start(&engine).await;
+    let mut client = TestClient::to(rig.program.client).await;
     client.send(chat(STREAMED)).await.until("one").await;
-    program.signal(nix::sys::signal::SIGINT);
-    program.line("stopping").await;
-    eventually("the first signal has stopped the listener", async || refused(program.client).await).await;
-    program.signal(nix::sys::signal::SIGINT);
-    assert_eq!(program.code().await, Some(1), "{}", program.log);
-    assert!(!client.response().await.whole);
+    rig.program.signal(nix::sys::signal::SIGINT);
+    rig.program.line("stopping").await;
+    eventually("the first signal has stopped the listener", async || refused(rig.program.client).await).await;
+    rig.program.signal(nix::sys::signal::SIGINT);
+    let response = client.response().await;
+    assert!(response.text().contains("event: error"), "{}", response.text());
     eventually("the engine is left", async || engine.left() == 1).await;
+    assert_eq!(rig.program.code().await, Some(1), "{}", rig.program.log);
+    assert!(!rig.lives(), "the engine that ignores SIGTERM is left running");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_third_signal_ends_the_program_at_once_and_says_which_engines_it_leaves() {
+    let engine = Engine::always(completion()).await;
+    let mut rig = StubbornEngine::start(&engine).await;
+    for said in ["stopping", "second signal"] {
+        rig.program.signal(nix::sys::signal::SIGTERM);
+        rig.program.line(said).await;
+    }
+    rig.program.signal(nix::sys::signal::SIGTERM);
+    let left = format!("left running: only/own (pid {})", rig.pid);
+    rig.program.line(&left).await;
+    assert_eq!(rig.program.code().await, Some(1), "{}", rig.program.log);
+    assert!(rig.lives());
+}
+
+/// The program over a scripted engine and over one of its own that never serves and ignores SIGTERM.
+struct StubbornEngine {
+    program: Program,
+    pid: i32,
+    _folder: tempfile::TempDir,
+}
+
+impl StubbornEngine {
+    async fn start(engine: &Engine) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, pid) = (folder.path().join("sluice.toml"), folder.path().join("pid"));
+        let script = format!("trap '' TERM; echo $$ >{0}.new; mv {0}.new {0}; exec sleep 600", pid.display());
+        let own = format!(
+            "[[pool.backend]]\nname = \"own\"\n[pool.backend.launch]\ncommand = [\"sh\", \"-c\", \"{script}\"]\n\
+             port = {}\n[fleet]\nstate = \"state\"\n",
+            crate::ports::free_port()
+        );
+        std::fs::write(&path, one_pool(&[engine.url()]) + &own).unwrap();
+        let program = Program::start(&path).await;
+        let read = || std::fs::read_to_string(&pid).ok()?.trim().parse().ok();
+        eventually("the engine runs", async || read().is_some()).await;
+        Self { program, pid: read().unwrap(), _folder: folder }
+    }
+
+    fn lives(&self) -> bool {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid)).unwrap_or_default();
+        stat.contains("(sleep)") && !stat.contains(") Z")
+    }
+}
+
+impl Drop for StubbornEngine {
+    fn drop(&mut self) {
+        if self.lives() {
+            let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(self.pid), nix::sys::signal::SIGKILL);
+        }
+    }
 }
 
 /// Runs the program to its end: exit code and stderr.

@@ -5,6 +5,7 @@ import http.server
 import json
 import os
 import pathlib
+import subprocess
 import threading
 
 from engine import HERE, Failed, Process, free_port, get, samples, total, until
@@ -25,16 +26,20 @@ def binary():
 class Gateway(Process):
     """`sluice serve` with a generated configuration; waits until it is ready."""
 
-    def __init__(self, folder, name, pools, models=(), extra=""):
+    def __init__(self, folder, name, pools, models=(), extra="", tls=None):
         folder = pathlib.Path(folder)
         client, admin = free_port(), free_port()
         self.url, self.admin = f"http://127.0.0.1:{client}", f"http://127.0.0.1:{admin}"
+        if tls:
+            self.url = f"https://127.0.0.1:{client}"
+            extra += f'\n[server.tls]\ncertificate = "{tls}.pem"\nkey = "{tls}.key"\n'
         lines = ["[server]", f'listen = "127.0.0.1:{client}"', f'admin = "127.0.0.1:{admin}"', 'drain_timeout = "30s"', ""]
         file = folder / f"{name}.toml"
         file.write_text("\n".join([*lines, *models, *pools, extra]) + "\n")
         super().__init__(name, [binary(), "serve", "--config", file], folder / f"{name}.log")
         try:
-            self.ready(self.url + "/ready", START_SECONDS)
+            # The admin port has no TLS.
+            self.ready(self.admin + "/health" if tls else self.url + "/ready", START_SECONDS)
         except Failed:
             self.kill()
             raise
@@ -71,6 +76,16 @@ def pool(name, backends, **keys):
     for backend, url in backends.items():
         lines += ["[[pool.backend]]", f'name = "{backend}"', f'url = "{url}"']
     return "\n".join(lines) + "\n"
+
+
+def certificate(folder, name):
+    """A certificate for 127.0.0.1 that signs itself, and its key: `NAME.pem` and `NAME.key`. Returns their common path."""
+    path = pathlib.Path(folder) / name
+    options = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2", "-subj", "/CN=sluice"]
+    names = ["-addext", "subjectAltName=IP:127.0.0.1"]
+    files = ["-keyout", f"{path}.key", "-out", f"{path}.pem"]
+    subprocess.run(["openssl", "req", "-x509", *options, *names, *files], check=True, capture_output=True)
+    return path
 
 
 def model(name, **keys):

@@ -7,7 +7,8 @@
 `vllm-rs` is a file of the wheel `vllm` (0.33.0 and later), which runs without Python. Both send token-id prompts of the same
 lengths with the same load; the order within a round changes every time, so that a machine that gets slower disturbs both alike.
 For every number that both report, the difference of the means is compared with the spread from run to run: it agrees when it is
-within the range that both sets of runs share, or below 3 standard errors of the difference. Exit status 1 when one does not.
+within the range that both sets of runs share, or below 3 standard errors of the difference. Every array of single requests that
+`vllm-rs` writes must be in both, with as many entries. Exit status 1 when a number or an array does not agree.
 Standard library only.
 
 Start the server with --no-enable-prefix-caching: the prompts of vllm-rs are counted up, so some begin alike from one run to
@@ -33,7 +34,7 @@ def flags(options, file):
             "--random-input-len", str(options.input), "--random-output-len", str(options.output),
             "--num-prompts", str(options.prompts), *load, "--ignore-eos", "--prompt-token-ids", "--temperature", "0",
             "--percentile-metrics", "ttft,tpot,itl,e2el", "--metric-percentiles", "50,90,99",
-            "--goodput", *options.goodput.split(","), "--save-result", "--result-filename", str(file), "--disable-tqdm"]
+            "--goodput", *options.goodput.split(","), "--save-result", "--save-detailed", "--result-filename", str(file), "--disable-tqdm"]
 
 
 def measure(command, options, file, seed):
@@ -83,7 +84,8 @@ def main():
 
     shared = [key for key, value in theirs[0].items()
               if key in ours[0] and key not in SKIPPED and all(isinstance(run.get(key), (int, float)) for run in ours + theirs)]
-    wrong = []
+    arrays = [key for key, value in theirs[0].items() if isinstance(value, list) and len(value) == options.prompts]
+    wrong = [key for key in arrays if len(ours[0].get(key, [])) != options.prompts]
     print(f"{options.load}, {options.input} -> {options.output} tokens, {options.prompts} requests, {options.rounds} rounds\n")
     print(f"{'':28}{'sluice mean':>14}{'sd':>10}{'vllm-rs mean':>15}{'sd':>10}{'diff/se':>10}")
     for key in shared:
@@ -93,7 +95,7 @@ def main():
               f"{statistics.stdev(b):10.4f}{in_errors:10.1f}{'' if same else '   <-- differs'}")
         if not same:
             wrong.append(key)
-    print(f"\n{len(shared)} shared numbers, {len(wrong)} differ" + (f": {', '.join(wrong)}" if wrong else ""))
+    print(f"\n{len(shared)} shared numbers and {len(arrays)} arrays, {len(wrong)} differ" + (f": {', '.join(wrong)}" if wrong else ""))
     return 1 if wrong else 0
 
 

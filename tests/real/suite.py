@@ -17,8 +17,11 @@ import sys
 import time
 import traceback
 
+import clients
+import forms
+import raw_requests
 from engine import START_SECONDS, Failed, Vllm, get, samples, until
-from gateway import SETTLE_SECONDS, Echo, Gateway, model, pool
+from gateway import SETTLE_SECONDS, Echo, Gateway, certificate, model, pool
 from wire import Call, call, post
 
 # A prompt estimated over this goes to the long pool. The short server could take four times as much.
@@ -309,6 +312,7 @@ def control_routes_are_out_of_reach(rig):
 def headers_name_the_way_a_request_went(rig):
     answer = post(rig.gate.url, CHAT, {**SAMPLING, "messages": MESSAGES}, {"x-request-id": "mine-1"})
     same(answer.headers.get("x-request-id"), "mine-1", "request ids")
+    check(answer.json()["id"].startswith("chatcmpl-mine-1-"), f"the engine's id is {answer.json()['id']}")
     same((answer.headers.get("x-sluice-pool"), answer.headers.get("x-sluice-backend")), ("short", "s0"))
     for stage in ("estimate", "queue", "connect"):
         check(re.search(rf"\b{stage};dur=[0-9.]+", answer.headers.get("server-timing", "")), f"no {stage} in {answer.headers}")
@@ -494,6 +498,47 @@ def the_official_client_works(rig):
             raise AssertionError(f"no {error.__name__}")
 
 
+def the_official_client_works_over_tls_and_http2(rig):
+    import ssl
+
+    import httpx
+    import openai
+
+    own = certificate(rig.folder, "tls")
+    gate = rig.add(Gateway(rig.folder, "secure", [pool("one", {"s0": rig.short.url}, models='["tiny"]')], [model("tiny")], tls=own))
+    options = {"model": "tiny", "max_tokens": 8, "temperature": 0, "extra_body": {"ignore_eos": True}}
+    versions = []
+
+    async def note(response):
+        versions.append(response.http_version)
+
+    async def converse():
+        trusted = ssl.create_default_context(cafile=f"{own}.pem")
+        http = httpx.AsyncClient(http2=True, verify=trusted, event_hooks={"response": [note]})
+        async with openai.AsyncOpenAI(base_url=gate.url + "/v1", api_key="none", max_retries=0, timeout=60, http_client=http) as client:
+            chat = await client.chat.completions.create(messages=MESSAGES, **options)
+
+            async def streamed():
+                chunks = [c async for c in await client.chat.completions.create(messages=MESSAGES, stream=True, **options)]
+                return "".join(c.choices[0].delta.content or "" for c in chunks)
+
+            # Eight at once share one connection.
+            texts = await asyncio.gather(*(streamed() for _ in range(8)))
+            same(texts, [chat.choices[0].message.content] * 8, "texts")
+            # The connection goes on beside one that is left in the middle. httpcore sends no RST_STREAM when a response is
+            # closed early, so the gateway learns of it when the connection ends: below.
+            endless = {**ENDLESS, "messages": MESSAGES, "stream": True}
+            ignore = endless.pop("ignore_eos")
+            stream = await client.chat.completions.create(**endless, extra_body={"ignore_eos": ignore})
+            await anext(aiter(stream))
+            await stream.close()
+            check("tiny" in {m.id async for m in client.models.list()}, "tiny is not listed")
+
+    asyncio.run(converse())
+    same(set(versions), {"HTTP/2"}, "versions")
+    gate.idle()
+
+
 def the_official_async_client_works(rig):
     import openai
 
@@ -520,6 +565,25 @@ def the_official_async_client_works(rig):
 
     asyncio.run(converse())
     aborted(rig.short, lambda: asyncio.run(leave()))
+
+
+# Everything at once: what a client sees is what vLLM would have shown it.
+
+
+def raw_requests_get_the_responses_of_vllm(rig):
+    count, wrong = raw_requests.compare(rig.short.url, rig.gate.url)
+    check(count >= 90, f"only {count} requests")
+    check(not wrong, f"{len(wrong)} of {count} differ:\n  " + "\n  ".join(wrong))
+
+
+def calls_of_official_clients_have_the_results_of_vllm(rig):
+    count, wrong = clients.run(rig.short.url, rig.gate.url)
+    check(count >= 54, f"only {count} calls")
+    check(not wrong, f"{len(wrong)} of {count} differ:\n  " + "\n  ".join(wrong))
+
+
+def hostile_forms_are_read_as_starlette_reads_them(rig):
+    print(f"  {forms.compare(rig.folder)}", flush=True)
 
 
 # Processes that end. These come last, because the other tests need the processes.
@@ -630,7 +694,11 @@ TESTS = [
     a_client_that_leaves_a_plain_response_is_aborted,
     a_client_that_leaves_the_queue_never_reaches_the_engine,
     the_official_client_works,
+    the_official_client_works_over_tls_and_http2,
     the_official_async_client_works,
+    raw_requests_get_the_responses_of_vllm,
+    calls_of_official_clients_have_the_results_of_vllm,
+    hostile_forms_are_read_as_starlette_reads_them,
     a_stopping_gateway_finishes_its_streams,
     a_killed_engine_ends_only_its_own_streams,
     an_engine_that_returns_is_used_again,

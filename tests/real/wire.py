@@ -33,9 +33,13 @@ class Answer:
 
 
 class Call:
-    """One request on a connection of its own. `stream()` yields decoded pieces as they arrive; `close()` disconnects early."""
+    """One request on a connection of its own. `stream()` yields decoded pieces as they arrive; `close()` disconnects early.
 
-    def __init__(self, url, method, path, body=b"", headers=None, timeout=SILENCE_SECONDS):
+    A header with the value None is left out. `sent_as` are the bytes to send instead of `body`, whose length is announced
+    all the same unless the headers say otherwise: chunks, or a body that breaks off.
+    """
+
+    def __init__(self, url, method, path, body=b"", headers=None, timeout=SILENCE_SECONDS, version="1.1", sent_as=None):
         if isinstance(body, (dict, list)):
             body = json.dumps(body).encode()
         host, port = url.removeprefix("http://").split(":")
@@ -43,12 +47,14 @@ class Call:
         if body or method == "POST":
             fields |= {"content-type": "application/json", "content-length": str(len(body))}
         fields |= {k.lower(): v for k, v in (headers or {}).items()}
-        lines = [f"{method} {path} HTTP/1.1"] + [f"{k}: {v}" for k, v in fields.items() if v is not None]
+        lines = [f"{method} {path} HTTP/{version}"] + [f"{k}: {v}" for k, v in fields.items() if v is not None]
         self.answer, self.sent = Answer(), time.monotonic()
         self.socket = socket.create_connection((host, int(port)), timeout=timeout)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.pending = b""
         self.socket.sendall("\r\n".join(lines).encode() + b"\r\n\r\n")
+        body = body if sent_as is None else sent_as
+        self.is_head = method == "HEAD"
         if body:
             try:
                 self.socket.sendall(body)
@@ -98,7 +104,13 @@ class Call:
     def stream(self):
         """Yields decoded body pieces: one per chunk, or one per read when the body is not chunked."""
         answer = self.read_head()
-        if answer.headers.get("transfer-encoding", "").lower() == "chunked":
+        while 100 <= answer.status < 200:
+            # An interim response: the one that counts follows.
+            self.answer = Answer()
+            answer = self.read_head()
+        if self.is_head or answer.status in (204, 304):
+            answer.whole = True
+        elif answer.headers.get("transfer-encoding", "").lower() == "chunked":
             while (size := self.line()) is not None:
                 length = int(size, 16)
                 piece = self.take(length + 2)

@@ -1,9 +1,9 @@
-//! The clients: the request and when its client leaves follow from the seed and the number of the request.
+//! The clients. A request, and when its client leaves, follow from the seed and the number of the request.
 //!
-//! Of every ten requests seven are finite and are read to their end, streamed or plain; three are endless and left by
-//! their client: at once (within milliseconds, some later, of sending it whole; streamed or plain), as soon as the
-//! head of the response has arrived, or after some events. Finite requests reuse their connection, clients that leave close it.
-//! Prompts are mostly short; one in twelve is long, up to 80 KB.
+//! Seven of ten requests are finite and read to the end, streamed or plain. Three are endless, and their client leaves: at once
+//! (mostly within milliseconds of sending the request, streamed or plain), when the head of the response arrives, or
+//! after some events. Finite requests reuse their connection; clients that leave close it. Most prompts are short; one in
+//! twelve is long, up to 80 KB.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use tokio::time::{sleep, timeout};
 use crate::MODELS;
 use crate::reply::Reply;
 
-/// Clients at the same time: more than the slots of all backends, so that a queue forms.
+/// Clients at the same time, before `SLUICE_SOAK_SCALE`: more than the slots of all backends, so that a queue forms.
 const CLIENTS: usize = 96;
 /// Time limit of one response.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -29,16 +29,16 @@ const ENDLESS: u64 = 100_000;
 /// Most distinct kinds of failures.
 const MAX_KINDS: usize = 16;
 
-/// What clients of one model saw.
+/// What the clients of one model counted.
 #[derive(Default, Debug)]
 pub(crate) struct Tally {
     /// Requests sent whole.
     pub(crate) sent: u64,
     /// Responses read to their end.
     pub(crate) completed: u64,
-    /// Left without having read anything.
+    /// Left before reading anything.
     pub(crate) left_at_once: u64,
-    /// Left when the head of a 200 had arrived.
+    /// Left when the head of a response with status 200 had arrived.
     pub(crate) left_at_head: u64,
     /// Left after some events.
     pub(crate) left_in_content: u64,
@@ -46,7 +46,7 @@ pub(crate) struct Tally {
     pub(crate) shed: u64,
     /// Everything else: other statuses, broken or incomplete responses.
     pub(crate) failed: u64,
-    /// The latter by kind.
+    /// These failures by kind.
     pub(crate) failures: BTreeMap<String, u64>,
 }
 
@@ -82,13 +82,13 @@ enum Leave {
     InContent(u64),
 }
 
-struct Plan {
+struct RequestPlan {
     model: usize,
     leave: Leave,
     body: String,
 }
 
-impl Plan {
+impl RequestPlan {
     fn of(number: u64, seed: u64) -> Self {
         let mut rng = Rng::new(seed.rotate_left(32) ^ number);
         let model = rng.below(2);
@@ -122,28 +122,33 @@ impl Plan {
 }
 
 /// All clients of one soak.
-pub(crate) struct Crowd {
+pub(crate) struct LoadClients {
     ports: [u16; 2],
     requests: u64,
     seed: u64,
     next: AtomicU64,
 }
 
-impl Crowd {
-    /// `requests` in all; those for model `i` go to `ports[i]`.
+impl LoadClients {
+    /// Clients that send `requests` in total; requests for model `i` go to `ports[i]`.
     pub(crate) fn new(ports: [u16; 2], requests: u64, seed: u64) -> Arc<Self> {
         Arc::new(Self { ports, requests, seed, next: AtomicU64::new(0) })
     }
 
-    /// Share of the requests that clients have begun with, 0 to 1.
+    /// Requests that have begun.
+    pub(crate) fn begun(&self) -> u64 {
+        self.next.load(Relaxed).min(self.requests)
+    }
+
+    /// Share of the requests that have begun, 0 to 1.
     pub(crate) fn progress(&self) -> f64 {
-        (self.next.load(Relaxed) as f64 / self.requests as f64).min(1.0)
+        self.begun() as f64 / self.requests as f64
     }
 
     /// Send all requests; the results by model.
     pub(crate) async fn run(self: Arc<Self>) -> anyhow::Result<[Tally; 2]> {
         let mut tasks = JoinSet::new();
-        for _ in 0..CLIENTS {
+        for _ in 0..CLIENTS * crate::scale() as usize {
             tasks.spawn(Arc::clone(&self).client());
         }
         let mut tallies: [Tally; 2] = Default::default();
@@ -161,7 +166,7 @@ impl Crowd {
             if number >= self.requests {
                 return tallies;
             }
-            let plan = Plan::of(number, self.seed);
+            let plan = RequestPlan::of(number, self.seed);
             let (tally, kept) = (&mut tallies[plan.model], &mut kept[plan.model]);
             let exchange = exchange(self.ports[plan.model], &plan, kept, tally);
             if let Err(why) = timeout(TIMEOUT, exchange).await.map_err(anyhow::Error::from).flatten() {
@@ -174,7 +179,12 @@ impl Crowd {
 }
 
 /// One request, read until its plan ends it.
-async fn exchange(port: u16, plan: &Plan, kept: &mut Option<TcpStream>, tally: &mut Tally) -> anyhow::Result<()> {
+async fn exchange(
+    port: u16,
+    plan: &RequestPlan,
+    kept: &mut Option<TcpStream>,
+    tally: &mut Tally,
+) -> anyhow::Result<()> {
     let reuse = if plan.leave == Leave::Never { kept.take() } else { None };
     let mut socket = match reuse {
         Some(socket) => socket,

@@ -1,4 +1,4 @@
-//! The engines behind the soak: processes of `sluice sim`, or mock engines inside the test, killed and revived alike.
+//! The engines of the soak: processes of `sluice sim`, or mock engines inside the test. Both can be killed and revived.
 //!
 //! A killed engine ends as after SIGKILL: all its connections break at once, without an error response.
 //! It returns on the same port, with its counters at zero (sim) or continued (mock).
@@ -20,33 +20,36 @@ use crate::engine::{Counters, serve};
 const START: Duration = Duration::from_secs(20);
 /// Pause between two attempts to connect or bind.
 const RETRY: Duration = Duration::from_millis(20);
-/// How much faster than the modelled GPU a simulated engine runs: short responses take some ten milliseconds,
-/// endless ones two minutes.
-const SIM_SPEED: &str = "5";
+/// Speed of a simulated engine, as a multiple of the modelled GPU: short responses take about ten milliseconds, endless
+/// ones two minutes.
+const SIM_SPEED: u32 = 5;
 
-/// What stands behind the gateway.
+/// The kind of engine behind the gateway.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Kind {
     /// The mock of `benches/overhead`, inside this process.
     Mock,
-    /// A process of `sluice sim`.
-    Sim,
+    /// A process of `sluice sim`, this many times as fast as the modelled GPU.
+    Sim { speed: u32 },
 }
 
 impl Kind {
-    /// What `SLUICE_SOAK_ENGINE` asks for: `mock` or `sim`.
+    /// Simulated engines of the soak.
+    pub(crate) const FAST: Self = Self::Sim { speed: SIM_SPEED };
+
+    /// The kind in `SLUICE_SOAK_ENGINE`: `mock` or `sim`.
     pub(crate) fn from_env(default: Self) -> Self {
         match std::env::var("SLUICE_SOAK_ENGINE").as_deref() {
             Ok("mock") => Self::Mock,
-            Ok("sim") => Self::Sim,
+            Ok("sim") => Self::FAST,
             _ => default,
         }
     }
 }
 
-enum Life {
+enum Running {
     Mock(Arc<Counters>, JoinHandle<()>),
-    Sim(Child),
+    Sim(Child, u32),
 }
 
 /// One engine on a port of its own.
@@ -54,7 +57,7 @@ pub(crate) struct Engine {
     /// Where it listens on loopback.
     pub(crate) port: u16,
     model: &'static str,
-    life: Life,
+    running: Running,
 }
 
 impl Engine {
@@ -62,38 +65,38 @@ impl Engine {
     pub(crate) async fn start(kind: Kind, model: &'static str) -> anyhow::Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let port = listener.local_addr()?.port();
-        let life = match kind {
+        let running = match kind {
             Kind::Mock => {
                 let counters = Arc::new(Counters::default());
-                Life::Mock(Arc::clone(&counters), tokio::spawn(serve(listener, counters)))
+                Running::Mock(Arc::clone(&counters), tokio::spawn(serve(listener, counters)))
             }
-            Kind::Sim => {
+            Kind::Sim { speed } => {
                 drop(listener);
-                Life::Sim(sim(port, model)?)
+                Running::Sim(sim(port, model, speed)?, speed)
             }
         };
-        let engine = Self { port, model, life };
+        let engine = Self { port, model, running };
         engine.accepts().await?;
         Ok(engine)
     }
 
-    /// End it without a word.
+    /// Kills it: connections break without a response.
     pub(crate) async fn kill(&mut self) {
-        match &mut self.life {
-            Life::Mock(counters, task) => {
+        match &mut self.running {
+            Running::Mock(counters, task) => {
                 counters.killed.store(true, Relaxed);
                 task.abort();
                 let _ = task.await;
             }
-            // An engine that has ended already is as dead as wanted.
-            Life::Sim(child) => drop(child.kill().await),
+            // An engine that has ended already needs no kill.
+            Running::Sim(child, _) => drop(child.kill().await),
         }
     }
 
     /// Start it again on its port.
     pub(crate) async fn revive(&mut self) -> anyhow::Result<()> {
-        match &mut self.life {
-            Life::Mock(counters, task) => {
+        match &mut self.running {
+            Running::Mock(counters, task) => {
                 let deadline = Instant::now() + START;
                 let listener = loop {
                     match TcpListener::bind(("127.0.0.1", self.port)).await {
@@ -105,7 +108,7 @@ impl Engine {
                 counters.killed.store(false, Relaxed);
                 *task = tokio::spawn(serve(listener, Arc::clone(counters)));
             }
-            Life::Sim(child) => *child = sim(self.port, self.model)?,
+            Running::Sim(child, speed) => *child = sim(self.port, self.model, *speed)?,
         }
         self.accepts().await
     }
@@ -122,9 +125,9 @@ impl Engine {
     }
 }
 
-fn sim(port: u16, model: &str) -> anyhow::Result<Child> {
+fn sim(port: u16, model: &str, speed: u32) -> anyhow::Result<Child> {
     Command::new(crate::binary())
-        .args(["sim", model, "--host", "127.0.0.1", "--port", &port.to_string(), "--sim-speed", SIM_SPEED])
+        .args(["sim", model, "--host", "127.0.0.1", "--port", &port.to_string(), "--sim-speed", &speed.to_string()])
         .args(["--max-model-len", "131072"])
         .stdin(Stdio::null())
         .stdout(Stdio::null())

@@ -1,9 +1,9 @@
-//! The gateway under soak: a process of `sluice serve` with four pools, reloaded while it works.
+//! The gateway under test: a process of `sluice serve` with four pools, reloaded while requests run.
 //!
 //! Each model has a pool for short prompts on two engines and one for long prompts on a third. Every reload
-//! takes the next of [`TURNS`]: other slots, permits, token budgets, queues, orders, policies and spill lists, and in two of
-//! them there is no long pool and its engine belongs to the other pool. Slots are fewer than clients, so that
-//! requests queue, spill and are shed. Every eighth file is invalid and must change nothing.
+//! applies the next of [`SETTINGS`]: slots, permits, token budgets, queues, orders, policies and spill lists. In two of them
+//! there is one pool for all prompts. There are fewer slots than clients, so that requests queue, spill and are shed. Every
+//! eighth file is invalid and must change nothing.
 //!
 //! Its access log is kept: one line per request is what `records.rs` counts.
 
@@ -30,7 +30,7 @@ const WRONG_EVERY: u64 = 8;
 pub(crate) const ENGINES: usize = 3;
 
 /// The settings of both models' pools in one file.
-struct Turn {
+struct Settings {
     /// Long prompts have a pool of their own.
     split: bool,
     /// Slots per engine: short pool, long pool.
@@ -38,71 +38,71 @@ struct Turn {
     /// Long prompts in prefill per engine: short pool, long pool.
     permits: [u32; 2],
     /// Outstanding tokens per engine.
-    tokens: &'static str,
+    tokens: u64,
     /// Waiters per pool.
     queue: u32,
     order: &'static str,
     policy: &'static str,
-    /// Short prompts may spill, long prompts may spill.
+    /// Whether short prompts may spill, and whether long ones may.
     spill: [bool; 2],
 }
 
-const TURNS: [Turn; 6] = [
-    Turn {
+const SETTINGS: [Settings; 6] = [
+    Settings {
         split: true,
         slots: [8, 4],
         permits: [1, 2],
-        tokens: "4M",
+        tokens: 4_000_000,
         queue: 64,
         order: "shortest_first",
         policy: "least_work",
         spill: [false, true],
     },
-    Turn {
+    Settings {
         split: true,
         slots: [4, 3],
         permits: [1, 1],
-        tokens: "1M",
+        tokens: 1_000_000,
         queue: 24,
         order: "fifo",
         policy: "two_choices",
         spill: [true, true],
     },
-    Turn {
+    Settings {
         split: false,
         slots: [5, 0],
         permits: [1, 0],
-        tokens: "2M",
+        tokens: 2_000_000,
         queue: 48,
         order: "shortest_first",
         policy: "round_robin",
         spill: [false, false],
     },
-    Turn {
+    Settings {
         split: true,
         slots: [12, 6],
         permits: [0, 2],
-        tokens: "4M",
+        tokens: 4_000_000,
         queue: 16,
         order: "shortest_first",
         policy: "least_work",
         spill: [true, false],
     },
-    Turn {
+    Settings {
         split: false,
         slots: [8, 0],
         permits: [2, 0],
-        tokens: "600k",
+        tokens: 600_000,
         queue: 64,
         order: "fifo",
         policy: "least_work",
         spill: [false, false],
     },
-    Turn {
+    Settings {
         split: true,
         slots: [6, 2],
         permits: [2, 1],
-        tokens: "2M",
+        tokens: 2_000_000,
         queue: 32,
         order: "shortest_first",
         policy: "prefix_affinity",
@@ -126,20 +126,27 @@ pub(crate) struct Gateway {
 impl Gateway {
     /// Start it in front of these engines, [`ENGINES`] per model, and wait until it accepts clients.
     pub(crate) async fn start(engines: Vec<u16>) -> anyhow::Result<Self> {
+        let mut gateway = Self::start_with(|own| text(own, &engines, &SETTINGS[0])).await?;
+        gateway.engines = engines;
+        Ok(gateway)
+    }
+
+    /// Start it with a configuration made for its two ports, and wait until it accepts clients.
+    pub(crate) async fn start_with(config: impl Fn([u16; 2]) -> String) -> anyhow::Result<Self> {
         let folder = tempfile::tempdir()?;
         let log = fs::File::create(folder.path().join("log"))?;
         let (port, admin) = (free_port(), free_port());
-        let config = folder.path().join("sluice.toml");
-        fs::write(&config, text([port, admin], &engines, &TURNS[0]))?;
+        let path = folder.path().join("sluice.toml");
+        fs::write(&path, config([port, admin]))?;
         let child = Command::new(crate::binary())
             .args(["serve", "--config"])
-            .arg(&config)
+            .arg(&path)
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log)
             .kill_on_drop(true)
             .spawn()?;
-        let mut gateway = Self { port, admin, reloads: [0; 2], child, folder, engines };
+        let mut gateway = Self { port, admin, reloads: [0; 2], child, folder, engines: Vec::new() };
         let deadline = Instant::now() + TIMEOUT;
         for port in [port, admin] {
             while TcpStream::connect(("127.0.0.1", port)).await.is_err() {
@@ -157,7 +164,8 @@ impl Gateway {
         let number = self.reloads[0] + self.reloads[1] + 1;
         let wrong = number.is_multiple_of(WRONG_EVERY);
         self.reloads[usize::from(wrong)] += 1;
-        let mut text = text([self.port, self.admin], &self.engines, &TURNS[self.reloads[0] as usize % TURNS.len()]);
+        let mut text =
+            text([self.port, self.admin], &self.engines, &SETTINGS[self.reloads[0] as usize % SETTINGS.len()]);
         if wrong {
             text += "slotz = 1\n";
         }
@@ -185,7 +193,7 @@ impl Gateway {
         self.folder.path().join("access.jsonl")
     }
 
-    /// SIGTERM; with nothing in flight it exits soon, with status 0.
+    /// Sends SIGTERM. With nothing in flight the gateway exits soon, with status 0.
     pub(crate) async fn stop(&mut self) -> anyhow::Result<()> {
         kill(self.pid()?, Signal::SIGTERM)?;
         let status = timeout(TIMEOUT, self.child.wait()).await.context("did not end after SIGTERM")??;
@@ -198,7 +206,7 @@ impl Gateway {
     }
 }
 
-fn text([port, admin]: [u16; 2], engines: &[u16], turn: &Turn) -> String {
+fn text([port, admin]: [u16; 2], engines: &[u16], settings: &Settings) -> String {
     let mut text = format!(
         "[server]\nlisten = \"127.0.0.1:{port}\"\nadmin = \"127.0.0.1:{admin}\"\n\
          [access_log]\npath = \"access.jsonl\"\n\
@@ -206,24 +214,27 @@ fn text([port, admin]: [u16; 2], engines: &[u16], turn: &Turn) -> String {
     );
     for (model, ports) in crate::MODELS.iter().zip(engines.chunks(ENGINES)) {
         text += &format!("[[model]]\nname = \"{model}\"\n");
-        let (short, long) = if turn.split { ports.split_at(ENGINES - 1) } else { (ports, &[][..]) };
-        let first = if turn.split { "prompt_tokens = { max = \"2k\" }\n" } else { "" };
-        pool(&mut text, turn, model, 0, first, short);
-        if turn.split {
-            pool(&mut text, turn, model, 1, "prompt_tokens = { min = \"2k\" }\n", long);
+        let (short, long) = if settings.split { ports.split_at(ENGINES - 1) } else { (ports, &[][..]) };
+        let first = if settings.split { "prompt_tokens = { max = \"2k\" }\n" } else { "" };
+        pool(&mut text, settings, model, 0, first, short);
+        if settings.split {
+            pool(&mut text, settings, model, 1, "prompt_tokens = { min = \"2k\" }\n", long);
         }
     }
     text
 }
 
 /// The pool for short (0) or long (1) prompts of a model.
-fn pool(text: &mut String, turn: &Turn, model: &str, which: usize, range: &str, ports: &[u16]) {
+fn pool(text: &mut String, settings: &Settings, model: &str, which: usize, range: &str, ports: &[u16]) {
     let names = [model.to_owned(), format!("{model}-long")];
-    let spill = if turn.spill[which] { format!("{:?}", names[1 - which]) } else { String::new() };
-    let (name, slots, permits) = (&names[which], turn.slots[which], turn.permits[which]);
-    let Turn { tokens, queue, order, policy, .. } = turn;
+    let spill = if settings.spill[which] { format!("{:?}", names[1 - which]) } else { String::new() };
+    let (name, slots, permits) = (&names[which], settings.slots[which], settings.permits[which]);
+    let Settings { order, policy, .. } = settings;
+    let scale = crate::scale();
+    let (slots, permits, queue) = (slots * scale, permits * scale, settings.queue * scale);
+    let tokens = settings.tokens * u64::from(scale);
     *text += &format!(
-        "[[pool]]\nname = \"{name}\"\nmodels = [\"{model}\"]\n{range}slots = {slots}\ntokens = \"{tokens}\"\n\
+        "[[pool]]\nname = \"{name}\"\nmodels = [\"{model}\"]\n{range}slots = {slots}\ntokens = {tokens}\n\
          policy = \"{policy}\"\nspill = [{spill}]\nlong_prefix = {{ threshold = \"2k\", slots = {permits} }}\n\
          queue = {{ length = {queue}, timeout = \"10s\", order = \"{order}\" }}\n"
     );

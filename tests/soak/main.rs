@@ -1,29 +1,32 @@
 //! Soak: many requests, clients that leave, engines that die, reloads; afterwards every resource must be released.
 //!
-//! Two models: `steady`, whose engines are never touched, and `brittle`, whose engines are killed and started again, one
-//! at a time. Each has three engines, whose pools change with every reload (`gateway.rs`). Two kinds of requests
-//! (`clients.rs`): *finite* ones, which their client reads to the end, and *endless* ones, which would run for minutes and
-//! which their client leaves: queued, before the first token, or during the response. That makes the accounts exact:
+//! There are two models with three engines each: the engines of `steady` run all the time, those of `brittle` are killed and
+//! started again, one at a time. Every reload changes the pools (`gateway.rs`). There are two kinds of requests
+//! (`clients.rs`). Clients read *finite* requests to the end. *Endless* ones would run for minutes, and their clients leave:
+//! while queued, before the first token, or during the response. So these equations hold exactly:
 //!
 //! 1. per model: sum over outcomes in `sluice_requests_total` = requests sent = lines of the access log, no request id twice,
 //!    and `completed` = responses read to the end
 //! 2. every gauge of the gateway (in flight, outstanding tokens, prefill tokens, long prefills, queue) is 0
-//! 3. every engine runs and queues nothing: an abort that an engine missed would still be running (or, after minutes,
-//!    have finished, which account 4 finds)
-//! 4. steady: no request failed or was refused for lack of a backend (a reload drops nothing);
+//! 3. no engine has a running or queued request: one whose abort was missed would still run (or, after minutes, count as
+//!    finished, which number 4 finds)
+//! 4. steady: no request failed or found no backend (a reload drops nothing);
 //!    `client_gone + shed = clients that left + clients that read a shed response`; the engines finished as many as
 //!    clients read; and `left a response <= aborts seen by the engines <= gone from a backend`
 //! 5. brittle: every failed request got an error response, and no wait ran into a time limit
 //! 6. descriptors are back where they were before the first client, memory is where it was after a quarter
 //!
-//! The gateway passes on no byte before the engine's first event, so a client that saw a response left a running request.
-//! One that left earlier may have been queued, shed, or still on its way through the engine's front end; hence the
-//! inequalities, and account 3. Aborts of a killed engine are lost with its counters, hence `steady`.
+//! The gateway passes on no byte before the engine's first event, so when a client has seen a response, its request was running.
+//! When a client leaves earlier, its request may be queued, shed, or in the engine's front end; therefore number 4 has
+//! inequalities. A killed engine loses its count of aborts, so these are checked for `steady` only.
 //!
-//! Everything random follows from `SLUICE_SOAK_SEED`, except what the operating system schedules. Size: by default small
-//! enough for `cargo test`; `SLUICE_SOAK_REQUESTS=100000` is the real one, which must also have met every situation above.
-//! `SLUICE_SOAK_ENGINE` chooses the engines (`sim`: processes of `sluice sim`; `mock`: that of `benches/overhead`),
-//! `SLUICE_BIN` another build of the program. The whole test has a deadline; waits are for conditions.
+//! All randomness follows from `SLUICE_SOAK_SEED`; the scheduling of threads and processes does not. The default size suits
+//! `cargo test`. The full soak is `SLUICE_SOAK_REQUESTS=100000`, and fails unless every situation above occurred.
+//! `SLUICE_SOAK_SCALE` multiplies clients, slots and queues, for a machine with many cores and millions of requests.
+//! `SLUICE_SOAK_ENGINE` chooses the engines (`sim`: processes of `sluice sim`; `mock`: the mock of `benches/overhead`), and
+//! `SLUICE_BIN` another build of sluice. The test has a deadline and waits for conditions.
+//!
+//! `hostile/` has the other soak: attackers beside honest clients.
 
 #[expect(dead_code, reason = "the soak uses parts of what the overhead measurement needs")]
 #[path = "../../benches/overhead/engine.rs"]
@@ -35,6 +38,7 @@ mod reply;
 mod clients;
 mod engines;
 mod gateway;
+mod hostile;
 mod page;
 #[path = "../common/ports.rs"]
 mod ports;
@@ -49,7 +53,7 @@ use anyhow::{Context as _, anyhow, ensure};
 use sluice::base::Rng;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-use clients::{Crowd, Tally};
+use clients::{LoadClients, Tally};
 use engines::{Engine, Kind};
 use gateway::{ENGINES, Gateway};
 use page::Page;
@@ -57,63 +61,82 @@ use records::Records;
 
 /// Default number of requests: a few seconds.
 const REQUESTS: u64 = 600;
-/// Time for everything beside the requests themselves: start, restarts, draining.
+/// Time for start, restarts and draining.
 const OVERHEAD: Duration = Duration::from_secs(90);
 /// Time allowed per request; 100,000 get 500 s.
 const PER_REQUEST: Duration = Duration::from_millis(5);
 /// Time for the last counters to settle after the last client has left.
 const SETTLE: Duration = Duration::from_secs(30);
 /// Pause between two checks of a condition.
-const LOOK: Duration = Duration::from_millis(50);
-/// From this size on a soak must have met every situation it tests.
+const CHECK_EVERY: Duration = Duration::from_millis(50);
+/// A soak with at least this many requests fails unless every situation occurred.
 const THOROUGH: u64 = 10_000;
-/// Resident memory that may be added between a quarter of the requests and the end, bytes: what an allocator retains after one
-/// burst. A leak of a kilobyte per request adds 75 MB to the real soak.
+/// Growth of resident memory allowed between a quarter of the requests and the end, bytes: what an allocator retains after a
+/// burst. A leak of a kilobyte per request would add 75 MB in the full soak.
 const MEMORY_SLACK: u64 = 24 << 20;
+
+/// Requests after which the memory of a long soak is compared with that at the end.
+const WARM: u64 = 100_000;
+/// Resident memory at the end of a soak of ten times [`WARM`] requests or more, relative to that after [`WARM`].
+const MEMORY_GROWTH: f64 = 1.1;
 
 /// Names of the two models.
 const MODELS: [&str; 2] = ["steady", "brittle"];
 const STEADY: usize = 0;
 const BRITTLE: usize = 1;
 
-/// The program under test: `SLUICE_BIN` (a release build, say), or the one that was built with this test.
+/// The program under test: `SLUICE_BIN` (for example a release build), or the one built with this test.
 fn binary() -> OsString {
     std::env::var_os("SLUICE_BIN").unwrap_or_else(|| env!("CARGO_BIN_EXE_sluice").into())
 }
 
-fn setting(name: &str, default: u64) -> u64 {
+pub(crate) fn setting(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(default)
+}
+
+/// Multiplies clients, slots and queues.
+fn scale() -> u32 {
+    u32::try_from(setting("SLUICE_SOAK_SCALE", 1)).unwrap_or(1)
+}
+
+/// Runs a test on half of the cores, and two at least: the other half is for the gateway.
+pub(crate) fn block_on(test: impl Future<Output = ()>) {
+    let cores = std::thread::available_parallelism().map_or(2, |cores| cores.get());
+    let workers = (cores / 2).max(2);
+    tokio::runtime::Builder::new_multi_thread().worker_threads(workers).enable_all().build().unwrap().block_on(test);
 }
 
 fn limit(requests: u64) -> Duration {
     OVERHEAD + PER_REQUEST * u32::try_from(requests).unwrap_or(u32::MAX)
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_leaks_after_clients_leave_engines_die_and_the_gateway_reloads() {
+#[test]
+fn nothing_leaks_after_clients_leave_engines_die_and_the_gateway_reloads() {
     let (requests, seed) = (setting("SLUICE_SOAK_REQUESTS", REQUESTS), setting("SLUICE_SOAK_SEED", 1));
-    println!("soak: {requests} requests, seed {seed}");
-    timeout(limit(requests), soak(requests, seed)).await.expect("the soak took longer than its deadline").unwrap();
+    println!("soak: {requests} requests, seed {seed}, scale {}", scale());
+    block_on(async {
+        timeout(limit(requests), soak(requests, seed)).await.expect("the soak took longer than its deadline").unwrap();
+    });
 }
 
 /// Checks the test itself: without a gateway in between, every client that leaves is an abort in the engine.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_a_gateway_the_engines_see_every_client_that_leaves() {
+#[test]
+fn without_a_gateway_the_engines_see_every_client_that_leaves() {
     let (requests, seed) = (setting("SLUICE_SOAK_REQUESTS", REQUESTS), setting("SLUICE_SOAK_SEED", 1));
     let kind = Kind::from_env(Kind::Mock);
     let direct = async {
         let engines = [Engine::start(kind, MODELS[0]).await?, Engine::start(kind, MODELS[1]).await?];
-        let tallies = Crowd::new([engines[0].port, engines[1].port], requests, seed).run().await?;
+        let tallies = LoadClients::new([engines[0].port, engines[1].port], requests, seed).run().await?;
         for (engine, tally) in engines.iter().zip(&tallies) {
             println!("{tally:?}");
             ensure!(tally.failed == 0 && tally.shed == 0, "an engine failed a request: {tally:?}");
             ensure!(tally.left_at_once > 0 && tally.left_at_head > 0 && tally.left_in_content > 0, "{tally:?}");
-            // An engine may not have read yet what a client sent before it left: wait for its counts.
+            // An engine may not have read a request yet when its client left: wait for its counts.
             eventually(async || {
                 let page = idle(engine).await?;
                 aborts_fit(tally.left_in_content, aborted(&page), tally.left())?;
                 ensure!(
-                    kind == Kind::Sim || aborted(&page) == tally.left(),
+                    kind == Kind::FAST || aborted(&page) == tally.left(),
                     "the mock counts every client that leaves"
                 );
                 equal("finished", finished(&page), tally.completed)
@@ -122,11 +145,11 @@ async fn without_a_gateway_the_engines_see_every_client_that_leaves() {
         }
         anyhow::Ok(())
     };
-    timeout(limit(requests), direct).await.expect("took longer than its deadline").unwrap();
+    block_on(async { timeout(limit(requests), direct).await.expect("took longer than its deadline").unwrap() });
 }
 
 async fn soak(requests: u64, seed: u64) -> anyhow::Result<()> {
-    let kind = Kind::from_env(Kind::Sim);
+    let kind = Kind::from_env(Kind::FAST);
     let mut engines = Vec::new();
     for model in MODELS {
         for _ in 0..ENGINES {
@@ -135,9 +158,9 @@ async fn soak(requests: u64, seed: u64) -> anyhow::Result<()> {
     }
     let mut gateway = Gateway::start(engines.iter().map(|e| e.port).collect()).await?;
     let at_start = Footprint::of(&Page::fetch(gateway.admin).await?);
-    let crowd = Crowd::new([gateway.port; 2], requests, seed);
-    let clients = tokio::spawn(Arc::clone(&crowd).run());
-    let seen = disturb(&mut gateway, &mut engines[ENGINES..], seed, || clients.is_finished(), &crowd).await?;
+    let load = LoadClients::new([gateway.port; 2], requests, seed);
+    let clients = tokio::spawn(Arc::clone(&load).run());
+    let seen = disturb(&mut gateway, &mut engines[ENGINES..], seed, || clients.is_finished(), &load).await?;
     let tallies = clients.await??;
     MODELS.iter().zip(&tallies).for_each(|(model, tally)| println!("{model}: {tally:?}"));
     ensure!(gateway.runs()?, "the gateway ended by itself:\n{}", gateway.log());
@@ -152,7 +175,7 @@ async fn soak(requests: u64, seed: u64) -> anyhow::Result<()> {
     .await?;
     let at_end = eventually(async || at_rest(Page::fetch(gateway.admin).await?, &at_start)).await?;
     println!("{seen}, {} right and {} wrong reloads", gateway.reloads[0], gateway.reloads[1]);
-    println!("at start {at_start}; after a quarter {}; at the end {at_end}", seen.quarter);
+    println!("at start {at_start}; warm {}; after a quarter {}; at the end {at_end}", seen.warm, seen.quarter);
     reloads(&page, &gateway)?;
     gateway.stop().await?;
 
@@ -171,23 +194,32 @@ async fn soak(requests: u64, seed: u64) -> anyhow::Result<()> {
     steady_accounts(&tallies[STEADY], &records[STEADY], &pages)?;
     brittle_accounts(&tallies[BRITTLE], &records[BRITTLE])?;
     if requests >= THOROUGH {
-        seen.is_thorough(&records)?;
+        seen.is_thorough(&records, requests)?;
         ensure!(at_end.memory <= seen.quarter.memory + MEMORY_SLACK, "memory grew: {} -> {at_end}", seen.quarter);
+    }
+    if requests >= 10 * WARM {
+        let most = seen.warm.memory as f64 * MEMORY_GROWTH;
+        ensure!(at_end.memory as f64 <= most, "memory grew by more than a tenth: {} -> {at_end}", seen.warm);
     }
     Ok(())
 }
 
 /// Memory and descriptors of the gateway.
 #[derive(Clone, Copy, Default)]
-struct Footprint {
+pub(crate) struct Footprint {
     /// Resident, bytes.
     memory: u64,
     descriptors: u64,
 }
 
 impl Footprint {
-    fn of(page: &Page) -> Self {
+    pub(crate) fn of(page: &Page) -> Self {
         Self { memory: page.sum("process_resident_memory_bytes", &[]), descriptors: page.sum("process_open_fds", &[]) }
+    }
+
+    /// The larger of each.
+    pub(crate) fn max(self, other: Self) -> Self {
+        Self { memory: self.memory.max(other.memory), descriptors: self.descriptors.max(other.descriptors) }
     }
 }
 
@@ -197,10 +229,12 @@ impl fmt::Display for Footprint {
     }
 }
 
-/// Observations while the clients were running.
+/// What was observed while the clients were running.
 #[derive(Default)]
-struct Seen {
+struct ObservedTotals {
     kills: u64,
+    /// The footprint when the first [`WARM`] requests had begun.
+    warm: Footprint,
     /// The footprint when a quarter of the requests had begun.
     quarter: Footprint,
     most: Footprint,
@@ -208,21 +242,28 @@ struct Seen {
     most_long_prefills: u64,
 }
 
-impl Seen {
-    fn look(&mut self, page: &Page, progress: f64) {
-        let now = Footprint::of(page);
+impl ObservedTotals {
+    fn look(&mut self, page: &Page, clients: &LoadClients) {
+        let (now, progress) = (Footprint::of(page), clients.progress());
+        if clients.begun() < WARM || self.warm.memory == 0 {
+            self.warm = now;
+        }
         if progress < 0.25 || self.quarter.memory == 0 {
             self.quarter = now;
         }
-        self.most.memory = self.most.memory.max(now.memory);
-        self.most.descriptors = self.most.descriptors.max(now.descriptors);
+        self.most = self.most.max(now);
         self.longest_queue = self.longest_queue.max(page.sum("sluice_queue_length", &[]));
         self.most_long_prefills = self.most_long_prefills.max(page.sum("sluice_long_prefills", &[]));
     }
 
-    /// Checks that every situation was met.
-    fn is_thorough(&self, records: &[Records; 2]) -> anyhow::Result<()> {
-        ensure!(self.kills > 10 && self.longest_queue > 0 && self.most_long_prefills > 0, "nothing happened: {self}");
+    /// Checks that every situation occurred.
+    fn is_thorough(&self, records: &[Records; 2], requests: u64) -> anyhow::Result<()> {
+        // A kill and the start that follows take two seconds, in which thousands of requests pass.
+        let kills = (requests / THOROUGH).min(10);
+        ensure!(
+            self.kills >= kills && self.longest_queue > 0 && self.most_long_prefills > 0,
+            "nothing happened: {self}"
+        );
         for (model, r) in MODELS.iter().zip(records) {
             let left = [r.gone_queued, r.gone_waiting, r.gone_answered];
             ensure!(
@@ -237,7 +278,7 @@ impl Seen {
     }
 }
 
-impl fmt::Display for Seen {
+impl fmt::Display for ObservedTotals {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { kills, most, longest_queue, most_long_prefills, .. } = self;
         write!(f, "{kills} kills, at most {longest_queue} queued, {most_long_prefills} long prefills, {most}")
@@ -250,19 +291,19 @@ async fn disturb(
     brittle: &mut [Engine],
     seed: u64,
     over: impl Fn() -> bool,
-    crowd: &Crowd,
-) -> anyhow::Result<Seen> {
-    let mut seen = Seen::default();
+    clients: &LoadClients,
+) -> anyhow::Result<ObservedTotals> {
+    let mut seen = ObservedTotals::default();
     let mut rng = Rng::new(seed ^ 0xC4A0_5000);
     while !over() {
-        // One engine at a time dies, so that others are left; the pauses only space the kills.
+        // One engine at a time dies, so that others remain; the pauses only spread the kills over the run.
         let victim = &mut brittle[rng.below(ENGINES)];
         sleep(Duration::from_millis(100 + rng.below(400) as u64)).await;
         victim.kill().await;
         seen.kills += 1;
         gateway.reload()?;
         sleep(Duration::from_millis(50 + rng.below(300) as u64)).await;
-        seen.look(&Page::fetch(gateway.admin).await?, crowd.progress());
+        seen.look(&Page::fetch(gateway.admin).await?, clients);
         victim.revive().await?;
     }
     Ok(seen)
@@ -285,7 +326,7 @@ fn outcome(page: &Page, model: usize, outcome: &str) -> u64 {
     page.sum("sluice_requests_total", &[("model", MODELS[model]), ("outcome", outcome)])
 }
 
-/// The accounts of the model whose engines never died.
+/// Checks the numbers of the model whose engines never died.
 fn steady_accounts(tally: &Tally, records: &Records, engines: &[Page]) -> anyhow::Result<()> {
     ensure!(tally.failed == 0, "requests to engines that never died failed: {:?}", tally.failures);
     for (outcome, n) in &records.outcomes {
@@ -306,7 +347,7 @@ fn steady_accounts(tally: &Tally, records: &Records, engines: &[Page]) -> anyhow
     Ok(())
 }
 
-/// The accounts of the model whose engines died: a failure is reported, and soon.
+/// Checks the numbers of the model whose engines died: failures are reported, and no request waits for a timeout.
 fn brittle_accounts(tally: &Tally, records: &Records) -> anyhow::Result<()> {
     for (failure, n) in &tally.failures {
         let said = ["closed before the response ended, status 200", "status 200", "status 502"];
@@ -323,7 +364,7 @@ fn brittle_accounts(tally: &Tally, records: &Records) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Engines saw every client that left a running response (`least`), and no more aborts than clients left (`most`).
+/// Engines counted an abort for each client that left a running response (`least`), and not more than clients left (`most`).
 fn aborts_fit(least: u64, aborts: u64, most: u64) -> anyhow::Result<()> {
     ensure!(least <= aborts, "{least} clients left a running response, the engines saw only {aborts} aborts");
     ensure!(aborts <= most, "the engines saw {aborts} aborts, only {most} clients are known to have left");
@@ -340,14 +381,14 @@ fn reloads(page: &Page, gateway: &Gateway) -> anyhow::Result<()> {
 }
 
 /// The gateway's footprint, once all client connections are closed.
-fn at_rest(page: Page, before: &Footprint) -> anyhow::Result<Footprint> {
+pub(crate) fn at_rest(page: Page, before: &Footprint) -> anyhow::Result<Footprint> {
     let now = Footprint::of(&page);
     ensure!(now.descriptors <= before.descriptors, "{} descriptors, {} before", now.descriptors, before.descriptors);
     Ok(now)
 }
 
-/// Try until it succeeds; after `SETTLE` the last error counts.
-async fn eventually<T>(mut attempt: impl AsyncFnMut() -> anyhow::Result<T>) -> anyhow::Result<T> {
+/// Tries until it succeeds; after `SETTLE`, returns the last error.
+pub(crate) async fn eventually<T>(mut attempt: impl AsyncFnMut() -> anyhow::Result<T>) -> anyhow::Result<T> {
     let deadline = Instant::now() + SETTLE;
     let mut last = anyhow!("no attempt ended in time");
     while Instant::now() < deadline {
@@ -356,7 +397,7 @@ async fn eventually<T>(mut attempt: impl AsyncFnMut() -> anyhow::Result<T>) -> a
             Ok(Err(open)) => last = open,
             Err(_) => last = last.context("the last attempt did not end in time"),
         }
-        sleep(LOOK).await;
+        sleep(CHECK_EVERY).await;
     }
     Err(last)
 }
@@ -370,12 +411,17 @@ const GAUGES: [&str; 5] = [
     "sluice_queue_length",
 ];
 
-/// The gateway's page, if its accounts are closed.
-fn closed(page: Page, tallies: &[Tally; 2]) -> anyhow::Result<Page> {
+pub(crate) fn gauges_are_zero(page: &Page) -> anyhow::Result<()> {
     for gauge in GAUGES {
         ensure!(page.has(gauge), "no metric {gauge}");
         page.all_zero(gauge)?;
     }
+    Ok(())
+}
+
+/// The gateway's metrics page, if all its gauges are 0 and its counts match.
+fn closed(page: Page, tallies: &[Tally; 2]) -> anyhow::Result<Page> {
+    gauges_are_zero(&page)?;
     equal("lost lines of the access log", page.sum("sluice_access_log_dropped_total", &[]), 0)?;
     equal("outcomes recorded", page.sum("sluice_requests_total", &[]), tallies.iter().map(|t| t.sent).sum())?;
     for (i, tally) in tallies.iter().enumerate() {
@@ -386,8 +432,8 @@ fn closed(page: Page, tallies: &[Tally; 2]) -> anyhow::Result<Page> {
     Ok(page)
 }
 
-/// An engine's page, if it runs and queues nothing: an abort that it missed would still run.
-async fn idle(engine: &Engine) -> anyhow::Result<Page> {
+/// An engine's metrics page, if no request is running or queued: one whose abort was missed would still run.
+pub(crate) async fn idle(engine: &Engine) -> anyhow::Result<Page> {
     let page = Page::fetch(engine.port).await?;
     page.all_zero("vllm:num_requests_running")?;
     page.all_zero("vllm:num_requests_waiting")?;

@@ -1,7 +1,7 @@
-//! A metrics page in Prometheus' text format, read as far as the soak's accounts need it.
+//! A metrics page in Prometheus' text format.
 //!
-//! Values are summed over the series that carry all wanted labels; counts are whole numbers. A page is fetched over a
-//! connection of its own. It knows no types, no histograms and no escapes in label values.
+//! It reads what the soak needs: sums of whole numbers over the series with given labels. Types, histograms and escapes in
+//! label values are not supported. A page is fetched over a connection of its own.
 
 use anyhow::{Context as _, ensure};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -21,18 +21,8 @@ impl Page {
         let mut socket = TcpStream::connect(("127.0.0.1", port)).await.context("metrics")?;
         let request = format!("GET /metrics HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\nconnection: close\r\n\r\n");
         socket.write_all(request.as_bytes()).await?;
-        let mut reply = Reply::keeping(MAX_PAGE);
-        let mut buffer = vec![0; 16 << 10];
-        while !reply.done() {
-            match socket.read(&mut buffer).await? {
-                0 => {
-                    reply.end();
-                    ensure!(reply.done(), "metrics page cut off");
-                }
-                n => reply.feed(&buffer[..n])?,
-            }
-        }
-        ensure!(reply.status == 200, "metrics page answered {}", reply.status);
+        let reply = read_to_end(&mut socket, MAX_PAGE).await?;
+        ensure!(reply.status == 200, "the metrics page has status {}", reply.status);
         Ok(Self(String::from_utf8(reply.start)?))
     }
 
@@ -72,4 +62,23 @@ impl Page {
         }
         Ok(())
     }
+}
+
+/// Reads one response to its end, keeping the first `keep` bytes of its body.
+///
+/// # Errors
+/// When the connection breaks, ends early, or carries something else.
+pub(crate) async fn read_to_end(socket: &mut TcpStream, keep: usize) -> anyhow::Result<Reply> {
+    let mut reply = Reply::keeping(keep);
+    let mut buffer = vec![0; 16 << 10];
+    while !reply.done() {
+        match socket.read(&mut buffer).await? {
+            0 => {
+                reply.end();
+                ensure!(reply.done(), "the connection ended inside a response");
+            }
+            count => reply.feed(&buffer[..count])?,
+        }
+    }
+    Ok(reply)
 }

@@ -1,8 +1,7 @@
 //! The gateway's access log after it has stopped: one line per request, and when its client left.
 //!
-//! The metrics count outcomes; the log also shows when a client left: queued (no backend), before the
-//! first token (a backend, but no status) or during the response. It is read line by line; of each
-//! request id only a hash is kept.
+//! The metrics count outcomes. The log also shows when a client left: while queued (no backend), before the first token (a
+//! backend but no status) or during the response. The log is read line by line; a hash of each request id is kept.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
@@ -20,11 +19,11 @@ pub(crate) struct Records {
     pub(crate) outcomes: BTreeMap<String, u64>,
     /// Clients that left while they queued.
     pub(crate) gone_queued: u64,
-    /// Clients that left a backend before the response had begun.
+    /// Clients that left after a backend was chosen and before the response began.
     pub(crate) gone_waiting: u64,
     /// Clients that left during the response.
     pub(crate) gone_answered: u64,
-    /// Requests that waited for a backend, longer than a millisecond.
+    /// Requests that were queued for longer than a millisecond.
     pub(crate) queued: u64,
     /// Requests that ran outside their home pool.
     pub(crate) spilled: u64,

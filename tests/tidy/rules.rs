@@ -1,18 +1,19 @@
 //! The rules about single files and about the manifests.
 //!
-//! Each returns one line for each complaint: where, what, and how to put it right.
+//! Each rule returns one line for each complaint: where, what, and how to fix it.
 
 use std::collections::BTreeMap;
 
 use crate::source::{Code, Source};
 
 /// Our own crates from the bottom up. A crate may use those before it.
-const CRATES: &[&str] = &["sluice-core", "sluice-gateway", "sluice-fleet", "sluice-bench", "sluice-sim", "sluice"];
-/// They check the gateway from outside and must not share its state code: all that they may use is `INDEPENDENT_USE`.
+const CRATES: &[&str] =
+    &["sluice-core", "sluice-gateway", "sluice-fleet", "sluice-bench", "sluice-sim", "sluice"];
+/// Crates that check the gateway from outside and must not share its state code; they may use only `INDEPENDENT_USE`.
 const INDEPENDENT: &[&str] = &["sluice-bench", "sluice-sim"];
 const INDEPENDENT_USE: &str = "sluice-core";
 
-/// Where time and chance are parameters and nothing is read or sent. A path covers a folder or `path.rs`.
+/// Pure modules: time and random numbers are parameters, and there is no I/O. A path covers a folder or `path.rs`.
 const PURE: &[&str] = &[
     "core",
     "gateway/pool",
@@ -43,17 +44,17 @@ const IMPURE: &[&str] = &[
     "thread::sleep",
 ];
 
-/// Libraries, named by how their crates begin, and the only modules that may name them.
+/// Libraries, by the prefix of their crates' names, and the only modules that may name them.
 const CONFINED: &[(&str, &[&str])] =
     &[("pingora", &["gateway/proxy", "serve", "admin"]), ("prometheus", &["gateway/telemetry"])];
 
-/// What starts a process, and where that may be done.
+/// Names that start a process, and the modules that may use them.
 const SPAWNING: &[&str] = &["process::Command", "Command::new", "tokio::process"];
 const SPAWNERS: &[&str] = &["fleet", "cli/demo", "cli/sim"];
 
-/// Lines of `//!` that open a file: what it is, why, the rule, the bounds.
+/// Lines of `//!` that a file begins with, at least: what it is, why, the rule, the bounds.
 const HEADER_LINES: usize = 3;
-/// A file longer than this holds two ideas.
+/// A file longer than this is split.
 const FILE_LINES: usize = 500;
 /// `main.rs` only calls the library.
 const MAIN_LINES: usize = 60;
@@ -88,20 +89,20 @@ pub(crate) fn crates(manifests: &[toml::Table]) -> Vec<String> {
     complaints
 }
 
-/// Pure modules take time, chance and bytes as parameters.
+/// Pure modules take time, random numbers and bytes as parameters.
 pub(crate) fn purity(sources: &[Source]) -> Vec<String> {
     let pure = sources.iter().filter(|source| PURE.iter().any(|place| source.is_in(place)));
     let complain = |source: &Source| {
         let impure = IMPURE.iter().filter(|what| names(&source.product, what));
         let lines = impure.map(|what| {
-            format!("{}: `{what}` in a pure module; take time, chance or bytes as a parameter", source.path)
+            format!("{}: `{what}` in a pure module; take time, random numbers or bytes as a parameter", source.path)
         });
         lines.collect::<Vec<_>>()
     };
     pure.flat_map(complain).collect()
 }
 
-/// Replaceable libraries are named in one place.
+/// Replaceable libraries are named only in their own modules.
 pub(crate) fn confinement(sources: &[Source]) -> Vec<String> {
     let mut complaints = Vec::new();
     for source in sources {
@@ -115,7 +116,7 @@ pub(crate) fn confinement(sources: &[Source]) -> Vec<String> {
     complaints
 }
 
-/// Processes are started in few places.
+/// Only a few modules start processes.
 pub(crate) fn spawning(sources: &[Source]) -> Vec<String> {
     let elsewhere = sources.iter().filter(|source| !SPAWNERS.iter().any(|place| source.is_in(place)));
     let complain = |source: &Source| {
@@ -125,7 +126,7 @@ pub(crate) fn spawning(sources: &[Source]) -> Vec<String> {
     elsewhere.filter_map(complain).collect()
 }
 
-/// Product code handles errors, or states the invariant that rules them out.
+/// Code outside tests handles errors, or states the invariant that rules them out.
 pub(crate) fn unwraps(sources: &[Source]) -> Vec<String> {
     let bad = sources.iter().filter(|source| source.product.methods.contains("unwrap"));
     let complain = |source: &Source| {
@@ -137,10 +138,10 @@ pub(crate) fn unwraps(sources: &[Source]) -> Vec<String> {
 /// Every file says what it is; a file of tests needs one line.
 pub(crate) fn headers(sources: &[Source]) -> Vec<String> {
     let complain = |source: &Source| {
-        let wanted = if source.test { 1 } else { HEADER_LINES };
+        let required = if source.test { 1 } else { HEADER_LINES };
         let header = source.text.lines().take_while(|line| line.starts_with("//!")).count();
-        let short = header < wanted;
-        short.then(|| format!("{}: {header} lines of `//!`, {wanted} wanted; say what it is, and why", source.path))
+        let short = header < required;
+        short.then(|| format!("{}: {header} lines of `//!`, {required} required; say what it is, and why", source.path))
     };
     sources.iter().filter_map(complain).collect()
 }
@@ -155,7 +156,7 @@ pub(crate) fn lengths<'a>(files: impl IntoIterator<Item = (&'a str, &'a str)>) -
     files.into_iter().filter_map(complain).collect()
 }
 
-/// Functions fit a screen, but for those excused as `path::function`.
+/// Functions fit a screen, except those that are excused, as `path::function`.
 pub(crate) fn functions(sources: &[Source], excused: &BTreeMap<String, String>) -> Vec<String> {
     let all = sources.iter().flat_map(|source| {
         let functions = source.product.functions.iter().filter(|(_, lines)| *lines > FUNCTION_LINES);
@@ -168,7 +169,7 @@ pub(crate) fn functions(sources: &[Source], excused: &BTreeMap<String, String>) 
     new.chain(stale.map(|name| format!("{name}: excused as long but is not; remove the excuse"))).collect()
 }
 
-/// Vague and literary words are not used, but for as many in a file as it is excused for: the numbers only go down.
+/// Vague and literary words are not used. `excused` has the number that a file may still have; numbers only go down.
 pub(crate) fn words<'a>(
     files: impl IntoIterator<Item = (&'a str, &'a str)>,
     banned: &[String],
@@ -187,14 +188,17 @@ pub(crate) fn words<'a>(
         }
         if found.len() > allowed {
             let found = found.join(", ");
-            complaints.push(format!("{path}: name the actor, in plain words, at line {found} (excused: {allowed})"));
+            complaints.push(format!(
+                "{path}: banned words at line {found} (excused: {allowed}); name the actor, in plain words"
+            ));
         } else if found.len() < allowed {
             complaints
                 .push(format!("{path}: excused for {allowed} banned words, has {}; lower the number", found.len()));
         }
     }
-    complaints
-        .extend(excused.keys().map(|path| format!("{path}: excused for banned words but gone; remove the excuse")));
+    complaints.extend(
+        excused.keys().map(|path| format!("{path}: excused for banned words but does not exist; remove the excuse")),
+    );
     complaints
 }
 
@@ -272,7 +276,10 @@ mod tests {
         clean(&headers(&parse([("base/rng.rs", "//! Rng.\n//!\n//! Seeded.\n")])));
         let tests = "//! A.\n//! B.\n//! C.\n#[cfg(test)]\nmod tests;";
         clean(&headers(&parse([("base/mod.rs", tests), ("base/tests.rs", "//! Tests.")])));
-        one_complaint(&headers(&parse([("base/mod.rs", tests), ("base/tests.rs", "")])), "0 lines of `//!`, 1 wanted");
+        one_complaint(
+            &headers(&parse([("base/mod.rs", tests), ("base/tests.rs", "")])),
+            "0 lines of `//!`, 1 required",
+        );
     }
 
     #[test]
@@ -304,6 +311,6 @@ mod tests {
         one_complaint(&check("// Gadget waits.\nfn a_gizmo() {}", &[("a.rs", 1)]), "(excused: 1)");
         clean(&check("// Gadget waits.", &[("a.rs", 1)]));
         one_complaint(&check("// No client waits.", &[("a.rs", 1)]), "has 0; lower the number");
-        one_complaint(&check("// gizmos", &[("b.rs", 1)]), "b.rs: excused for banned words but gone");
+        one_complaint(&check("// gizmos", &[("b.rs", 1)]), "b.rs: excused for banned words but does not exist");
     }
 }

@@ -1,17 +1,17 @@
 //! Parses a response stream into messages.
 //!
-//! This is a parser of its own, on purpose: the gateway meters streams with `openai::sse` and `meter`, and a mistake there
-//! must not be hidden by the same mistake in the checker.
+//! The gateway meters streams with `openai::sse` and `meter`. This parser shares no code with them, so that a mistake there
+//! shows in the results.
 //!
-//! Framing: lines end with LF or CRLF; a line `data: <JSON>` is one message, `data: [DONE]` ends the stream; comments (`:`
-//! keep-alives), `event:` lines and blank lines carry nothing. vLLM writes each message on one line, so a complete line is
-//! parsed at once, without waiting for the blank line behind it.
+//! Framing: lines end with LF or CRLF. A line `data: <JSON>` is one message, and `data: [DONE]` ends the stream. Comments (`:`),
+//! `event:` lines and blank lines are ignored. vLLM writes each message on one line, so a line is parsed as soon as it is
+//! complete, without waiting for the blank line after it.
 //!
-//! A message is a *token event*, as `vllm bench serve` counts them:
+//! These messages are *token events*, as in `vllm bench serve`:
 //!
-//! - completions: `choices` is not empty (the text may be);
-//! - chat: the delta of some choice has content, reasoning, tool calls or a function call that are not empty, or content that
-//!   is empty where there is no role. So the first chunk, with the role, is not an event.
+//! - completions: `choices` is not empty; the text may be;
+//! - chat: the delta of a choice has non-empty content, reasoning, tool calls or function call, or it has empty content and no
+//!   role. So the first chunk, which has the role, is not a token event.
 //!
 //! A message with a top-level `error` is a failure whatever the HTTP status was. So is a response that the server aborted
 //! (`finish_reason` is `abort`, which vLLM sends when it shuts down); `vllm bench serve` counts that as a success. Bounds: at
@@ -23,8 +23,11 @@ use serde_json::value::RawValue;
 
 use crate::load::body::Api;
 
-/// The longest line kept while its end has not arrived: far above any event of a generation.
+/// The longest incomplete line that is kept, bytes: far longer than any event of a generation.
 pub const MAX_LINE: usize = 1 << 20;
+
+/// Bytes of a response's text after which no more of it is kept: about a million tokens.
+pub const MAX_TEXT: usize = 4 << 20;
 
 /// The content of one message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -96,13 +99,13 @@ impl EventReader {
         Self { api, unfinished: Vec::new(), text: None }
     }
 
-    /// The same reader, which keeps the text of the first choice.
+    /// Makes the reader keep the text of the first choice.
     #[must_use]
     pub fn keeping_text(self) -> Self {
         Self { text: Some(String::new()), ..self }
     }
 
-    /// The text; `None` unless it was to be kept.
+    /// The text; `None` if it was not kept.
     pub fn into_text(self) -> Option<String> {
         self.text
     }
@@ -152,7 +155,10 @@ fn read_line(api: Api, line: &[u8], text: Option<&mut String>) -> Result<Option<
     };
     if let Some(text) = text {
         let said = chunk.choices.first().and_then(|choice| choice.text.or_else(|| choice.delta.as_ref()?.content));
-        text.push_str(&said.and_then(|said| serde_json::from_str::<String>(said.get()).ok()).unwrap_or_default());
+        let said = said.and_then(|said| serde_json::from_str::<String>(said.get()).ok()).unwrap_or_default();
+        if text.len() < MAX_TEXT {
+            text.push_str(&said);
+        }
     }
     let aborted = chunk.choices.iter().any(|choice| choice.finish_reason.is_some_and(|why| why.get() == "\"abort\""));
     Ok(Some(Message { token, usage: chunk.usage, error: chunk.error.map(stream_error), done: false, aborted }))

@@ -1,7 +1,7 @@
 //! Why a request failed.
 //!
-//! Every way in which a request can fail, as its client sees it. The text of a failure is a key in results and reports,
-//! so it is part of the format of result files. A failure has no cause chain; the message of a server is kept by the client.
+//! The text of a failure is a key in results and reports, so it is part of the format of result files. The error message
+//! of the server is not part of it; [`LoadClient`](super::load_client::LoadClient) keeps that.
 
 use std::fmt;
 

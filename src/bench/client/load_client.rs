@@ -36,7 +36,7 @@ const MAX_REFUSAL: usize = 64 << 10;
 const MAX_REASON: usize = 300;
 /// The most statuses whose messages are kept.
 const MAX_REASONS: usize = 16;
-/// How long a client waits that leaves before the first token.
+/// How long a client that leaves before the first token waits.
 const LEAVE_WAITING: Duration = Duration::from_millis(100);
 /// Connections opened at the same time.
 const OPENING: usize = 32;
@@ -94,13 +94,13 @@ impl LoadClient {
         })
     }
 
-    /// The same client with `headers` (an API key, say) on every request.
+    /// Adds `headers` (an API key, for example) to every request.
     #[must_use]
     pub fn with_headers(self, headers: HeaderMap) -> Self {
         Self { headers, ..self }
     }
 
-    /// The same client with requests to `path` instead of the API's usual one.
+    /// Sends requests to `path` instead of the API's default path.
     ///
     /// # Errors
     /// It is not a path.
@@ -168,12 +168,12 @@ impl LoadClient {
     /// Sends `request` and reads its response to the end. Times count from `start`, which is just before the call.
     ///
     /// # Errors
-    /// Why there is no timing.
+    /// The request failed.
     pub async fn send(&self, request: &LoadRequest, start: Instant) -> Result<Timing, RequestFailure> {
         self.send_with_routing(request, start, &mut RoutingInfo::default()).await
     }
 
-    /// Like [`LoadClient::send`]; also sets `place` to the routing of the request, even when it failed.
+    /// Like [`LoadClient::send`]; also sets `routing` to the routing of the request, even when it failed.
     ///
     /// # Errors
     /// Why there is no timing.
@@ -181,7 +181,7 @@ impl LoadClient {
         &self,
         request: &LoadRequest,
         start: Instant,
-        place: &mut RoutingInfo,
+        routing: &mut RoutingInfo,
     ) -> Result<Timing, RequestFailure> {
         let target = &self.targets[self.turn.fetch_add(1, Ordering::Relaxed) % self.targets.len()];
         // A client that leaves before the first token waits for a short time only.
@@ -189,7 +189,7 @@ impl LoadClient {
             Some(0) if LEAVE_WAITING < self.limit => (LEAVE_WAITING, RequestFailure::ClientLeft),
             _ => (self.limit, RequestFailure::Timeout),
         };
-        let exchange = self.exchange(target, request, start, place);
+        let exchange = self.exchange(target, request, start, routing);
         tokio::time::timeout(limit, exchange).await.unwrap_or(Err(at_limit))
     }
 
@@ -198,7 +198,7 @@ impl LoadClient {
         target: &Target,
         request: &LoadRequest,
         start: Instant,
-        place: &mut RoutingInfo,
+        routing: &mut RoutingInfo,
     ) -> Result<Timing, RequestFailure> {
         let make = || {
             let mut request = target.request(Method::POST, &self.path, &self.headers, request.body.clone());
@@ -206,7 +206,7 @@ impl LoadClient {
             request
         };
         let (mut connection, response) = target.send(make).await?;
-        *place = self.place(response.headers());
+        *routing = self.routing(response.headers());
         if response.status() != StatusCode::OK {
             let status = response.status().as_u16();
             if let Some(body) = drain(&mut connection, response.into_body()).await {
@@ -231,7 +231,7 @@ impl LoadClient {
         }
     }
 
-    fn place(&self, headers: &HeaderMap) -> RoutingInfo {
+    fn routing(&self, headers: &HeaderMap) -> RoutingInfo {
         let named =
             |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).and_then(|text| self.name(text));
         let timing = headers.get("server-timing").and_then(|value| value.to_str().ok());

@@ -1,9 +1,9 @@
-//! A scripted server for tests: sends a given response to every request.
+//! A scripted server for tests: the test gives the response to each request.
 //!
-//! It parses only the length of a request and measures nothing. What it sends, and how it fails, is up to the test. It
-//! is not a simulator: that is `sim`, which the load generator may not depend on.
+//! It parses only the length of a request and measures nothing. The test decides what it sends and how it fails. The
+//! simulator of vLLM is `sim`, which the load generator may not depend on.
 
-#![allow(missing_docs, unreachable_pub, reason = "used by tests alone")]
+#![allow(missing_docs, unreachable_pub, reason = "used only by tests")]
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -17,14 +17,13 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
 use crate::load::length::Length;
-use crate::load::workload::{Class, LoadRequest, Prefix, Workload};
-use crate::result::record::Slo;
+use crate::load::workload::{Class, LoadRequest, Workload};
 
 /// The response to one request.
 #[derive(Clone, Debug)]
 pub struct MockResponse {
     pub status: u16,
-    /// Pieces of the body, each written by itself.
+    /// Pieces of the body; each is one write.
     pub pieces: Vec<String>,
     /// Delay before each piece.
     pub pause: Duration,
@@ -50,14 +49,9 @@ pub fn completion_stream(tokens: u64) -> Vec<String> {
     pieces
 }
 
-/// A class of these lengths.
-pub fn class(name: &str, prompt: Length, output: Length, weight: f64) -> Class {
-    Class { name: name.into(), prompt, output, weight, prefix: Prefix::default(), slo: Slo::default() }
-}
-
 /// A workload of one small class.
 pub fn small_workload() -> Workload {
-    let class = class("small", Length::Exactly(3), Length::Exactly(2), 1.0);
+    let class = Class::new("small", Length::Exactly(3), Length::Exactly(2), 1.0);
     Workload::of_classes("m", vec![class], 1)
 }
 
@@ -131,7 +125,7 @@ impl Drop for MockEngine {
     }
 }
 
-/// The connections live in this task's set, so that ending it ends them.
+/// The connections are tasks of a set that this task owns, so aborting it closes them.
 async fn accept(listener: TcpListener, script: Script, counts: Arc<Counts>) -> Infallible {
     let mut connections = JoinSet::new();
     loop {
@@ -165,7 +159,7 @@ async fn connection(mut socket: TcpStream, script: Script, counts: Arc<Counts>) 
     Ok(())
 }
 
-/// Takes one request off the connection, and returns its body; `None` when the client has closed it.
+/// Reads one request and returns its body; `None` when the client has closed the connection.
 async fn read_request(socket: &mut TcpStream, input: &mut Vec<u8>) -> std::io::Result<Option<Vec<u8>>> {
     loop {
         if let Some(head) = memchr::memmem::find(input, b"\r\n\r\n") {

@@ -1,8 +1,8 @@
 //! The HTTP client that sends one request and measures its response.
 //!
-//! `load_client` sends over HTTP/1.1 connections of its own, `target` is where to, and `events` decodes the bytes of a
-//! response and their times. It shares no code with the gateway, so that neither hides a fault of the other. There is
-//! no TLS and no HTTP/2. `mock` is for tests.
+//! `load_client` sends requests, `target` holds the HTTP/1.1 connections to a server, `stream` measures a response and
+//! `events` parses it. No code is shared with the gateway, so that a fault there cannot hide the same fault here. TLS and
+//! HTTP/2 are not supported. `mock` is for tests.
 
 pub mod failure;
 pub mod events;

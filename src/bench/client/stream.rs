@@ -1,8 +1,8 @@
 //! Reads one response stream and measures it.
 //!
 //! All events in one read from the network share the time of that read. A response is complete when it had at least one
-//! token event, no error message, and `[DONE]` at its end. Everything else is a [`RequestFailure`] without a timing, so that
-//! a fast refusal cannot improve a percentile. Bounds: [`MAX_EVENTS`] token events.
+//! token event, no error message, and `[DONE]` at its end. Everything else is a [`RequestFailure`] without a timing, because
+//! fast refusals would improve percentiles. Bounds: [`MAX_EVENTS`] token events.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::client::target::HttpConnection;
 use crate::load::body::Api;
 use crate::load::workload::LoadRequest;
 
-/// The most token events of one response. A stream with more is taken for one that never ends.
+/// The most token events of one response. A stream with more counts as one that never ends.
 const MAX_EVENTS: usize = 1 << 20;
 
 /// What the client measured of a completed response.

@@ -1,13 +1,12 @@
 //! One server: its address and its idle connections.
 //!
-//! Idle connections are kept for [`IDLE_LIMIT`] (vLLM closes them after 5 s), the last used first. When a reused connection
-//! turns out to be dead before any byte of a response, the request is sent once more on a fresh one, as every HTTP client does;
-//! its start time stays. Nothing else is ever sent twice.
+//! Idle connections are kept for [`IDLE_LIMIT`] (vLLM closes them after 5 s); the last used is reused first. If a reused
+//! connection breaks before the first byte of a response, the request is sent again on a new connection, as in every HTTP
+//! client, and keeps its start time. In no other case is a request sent twice.
 //!
-//! A connection has no task of its own: the task that waits for a response drives it ([`HttpConnection::drive`]). So a
-//! request is written when its clock starts, and the task that receives the bytes also reads the clock. A second task
-//! would have to be scheduled first, which costs milliseconds with 500 streams on two cores. Bounds: the idle
-//! connections of a target are at most the requests that were in flight at once.
+//! A connection has no task of its own: the task that waits for a response polls it ([`HttpConnection::drive`]). With a
+//! second task, writing a request and reading the clock would wait for the scheduler, which takes milliseconds with 500
+//! streams on two cores. Bounds: a target has at most as many idle connections as it had requests in flight at once.
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
@@ -38,12 +37,12 @@ type HyperConnection = Connection<TokioIo<TcpStream>, Full<Bytes>>;
 #[derive(Debug)]
 pub(crate) struct HttpConnection {
     sender: SendRequest<Full<Bytes>>,
-    /// `None` when it is closed: it must be dropped for the sender to notice.
+    /// `None` once it is closed: the sender notices that only when the connection is dropped.
     connection: Option<Pin<Box<HyperConnection>>>,
 }
 
 impl HttpConnection {
-    /// Waits for `work` and polls the connection meanwhile.
+    /// Waits for `work`, and polls the connection while it waits.
     pub(crate) async fn drive<T>(&mut self, work: impl Future<Output = T>) -> T {
         let mut work = pin!(work);
         poll_fn(|context| {
@@ -56,7 +55,7 @@ impl HttpConnection {
         .await
     }
 
-    /// Polls the connection. The future that waits for the response receives its errors, too.
+    /// Polls the connection. Its errors are ignored here: the future that waits for the response returns them, too.
     fn advance(&mut self, context: &mut Context<'_>) {
         if self.connection.as_mut().is_some_and(|connection| connection.as_mut().poll(context).is_ready()) {
             self.connection = None;
@@ -87,7 +86,7 @@ pub(crate) struct Target {
     host: HeaderValue,
     /// The path prefix, without a trailing slash.
     base: String,
-    /// Bounded by the requests that were ever in flight at once.
+    /// At most as many as requests were in flight at once.
     idle: Mutex<Vec<Idle>>,
 }
 
@@ -132,7 +131,7 @@ impl Target {
             }
             match connection.send(make()).await {
                 Ok(response) => return Ok((connection, response)),
-                // The idle connection was dead before any byte of a response: the only case that is sent again.
+                // Broken before the first byte of a response: the only case in which a request is sent again.
                 Err(error) if error.is_canceled() || error.is_incomplete_message() || error.is_closed() => break,
                 Err(_) => return Err(RequestFailure::NoResponse),
             }
@@ -142,7 +141,7 @@ impl Target {
         Ok((connection, response))
     }
 
-    /// Sends GET `path`. Returns status and body of at most `max` bytes.
+    /// Sends GET `path`. Returns the status and the body, which may have at most `max` bytes.
     pub(crate) async fn get(
         &self,
         path: &str,
@@ -184,7 +183,7 @@ impl Target {
 
     async fn connect(&self) -> Result<HttpConnection, RequestFailure> {
         let socket = TcpStream::connect(&self.authority).await.map_err(|_| RequestFailure::Connect)?;
-        // Sends small requests at once. If the option cannot be set they are later, not lost, so the error is ignored.
+        // Sends small requests without delay. The error is ignored: without the option they are only slower.
         let _ = socket.set_nodelay(true);
         let (sender, connection) = http1::handshake(TokioIo::new(socket)).await.map_err(|_| RequestFailure::Connect)?;
         let mut connection = HttpConnection { sender, connection: Some(Box::pin(connection)) };

@@ -1,11 +1,12 @@
 //! The mix of LoRA adapters: which adapter each request uses.
 //!
-//! Real traffic over adapters is skewed, and the skew decides whether the adapter slots of an engine thrash. So besides
-//! the even mixes of `vllm bench serve` there are weights and Zipf's law. The adapter of request `n` is a pure function
-//! of (seed, n). It is sent as `"model"`; the base model may be part of the mix. The number of adapters is not limited.
+//! Real traffic uses some adapters far more than others, and an engine with few adapter slots then reloads the rarely used
+//! ones. So there are weights and Zipf's law besides the two choices of `vllm bench serve` (even, round robin). The adapter
+//! of request `n` is a pure function of (seed, n). It is sent as `"model"`; the base model may be part of the mix. The number
+//! of adapters is not limited.
 
 use crate::error::BenchError;
-use crate::seed::{Purpose, stream};
+use crate::seed::{Purpose, rng_for};
 
 /// A mix over adapters.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -26,17 +27,18 @@ pub enum AdapterChoice {
     RoundRobin,
     /// The k-th name (from 1) in proportion to `1 / k^s`.
     Zipf(f64),
-    /// Not drawn: each request of a file names its own, or uses the base model.
+    /// As the dataset says: each of its requests names an adapter, or none for the base model.
     Named,
     /// In proportion to these weights: one for each name, then optionally one for the base model.
     Weights(Vec<f64>),
 }
 
 impl Adapters {
-    /// Checks that a choice can be made.
+    /// Checks names, weights and exponent.
     ///
     /// # Errors
-    /// Weights that are not one for each name (or one more), or are not above 0; an exponent below 0; a name twice.
+    /// The number of weights is not that of the names (or one more); a weight is not above 0; an exponent is below 0; a name
+    /// is empty or given twice.
     pub fn check(&self) -> Result<(), BenchError> {
         let bad = |why: String| Err(BenchError::BadAdapters(why));
         for (place, name) in self.names.iter().enumerate() {
@@ -71,7 +73,7 @@ impl Adapters {
         if count == 0 {
             return None;
         }
-        let mut rng = stream(seed, Purpose::Adapter, ordinal);
+        let mut rng = rng_for(seed, Purpose::Adapter, ordinal);
         let index = match &self.choice {
             AdapterChoice::Even => rng.below(count),
             AdapterChoice::Named => return None,
@@ -83,7 +85,7 @@ impl Adapters {
     }
 }
 
-/// The index of the weight that `unit` (0 to 1) falls on.
+/// The index of a weight, each with a probability in proportion to it. `unit` is a random number in [0, 1).
 pub(crate) fn pick(unit: f64, weights: impl Iterator<Item = f64> + Clone) -> usize {
     let mut left = unit * weights.clone().sum::<f64>();
     let mut last = 0;

@@ -1,20 +1,20 @@
 //! When requests are due: the schedule of a run, drawn before the run begins.
 //!
-//! An open loop fixes the due time of every request in advance, whatever the server does. That is how independent users
-//! behave, and it is what makes queues visible. A closed loop keeps a number of streams busy and sends the next request when
-//! the last has ended; it has no schedule, and does not show the tail latencies of an open load.
+//! In an open loop the due time of every request is fixed in advance, whatever the server does. Independent users behave like
+//! that, and only such a load shows how queues build up. A closed loop keeps a fixed number of requests in flight (its
+//! *concurrency*): it sends the next request when one has ended. It has no schedule, and hides the waits of an open loop.
 //!
 //! With rate r in requests per second:
 //!
-//! - Gamma: gaps are drawn from Gamma(shape = b, scale = 1/(r b)), b the *burstiness*: 1 is Poisson, less is burstier, more is
-//!   more even. For a given number of requests N all times are scaled so that the last is N/r, as `vllm bench serve` does;
-//!   that removes the variance of the count, so it is not exactly a Poisson process. For a given duration nothing is scaled.
+//! - Gamma: gaps are drawn from Gamma(shape = b, scale = 1/(r b)), where b is the *burstiness*: 1 is Poisson, less is burstier, more is
+//!   more even. For a given number of requests N, all times are scaled so that the last is N/r, as `vllm bench serve` does. The
+//!   process is then not exactly Poisson, since its count does not vary. For a given duration nothing is scaled.
 //! - Constant: request i is due at (i + 1)/r.
 //! - Burst: `size` requests at once, every size/r seconds, the first burst at time 0.
-//! - Ramp: the gap before request i of N has the rate at i/(N - 1) on the way from start to end, linear or geometric, and
-//!   nothing is scaled (`--ramp-up-strategy`).
-//! - Steps: Poisson at one rate after the other, each for its time.
-//! - At once: everything is due at 0. Recorded: the arrival times of a trace.
+//! - Ramp (`--ramp-up-strategy`): the rate goes from start to end, linearly or geometrically. The gap before request i of N is
+//!   drawn with the rate at the share i/(N - 1) of the way; nothing is scaled.
+//! - Steps: Poisson at several rates in turn, each for its duration.
+//! - At once: all requests are due at 0. Recorded: the arrival times of a trace.
 //!
 //! Times are offsets from the start of the run. Bounds: at most [`MAX_REQUESTS`] requests and [`MAX_SECONDS`] seconds.
 
@@ -23,12 +23,12 @@ use std::time::Duration;
 
 use crate::error::BenchError;
 use crate::load::length::normal;
-use crate::seed::{Purpose, stream};
+use crate::seed::{Purpose, rng_for};
 use sluice_core::base::Rng;
 
 /// The latest time at which a request may be due, seconds from the start: thirty years.
 pub const MAX_SECONDS: f64 = 1e9;
-/// The most requests in one run: some 300 bytes each in the result and 8 for each token.
+/// The most requests in one run. A result holds about 300 bytes for each, and 8 for each of its tokens.
 pub const MAX_REQUESTS: u64 = 5_000_000;
 
 /// How requests arrive.
@@ -60,25 +60,25 @@ pub enum Arrival {
     },
     /// A rate that changes from the first request to the last.
     Ramp {
-        /// Requests per second at the first.
+        /// Requests per second at the first request.
         start: f64,
-        /// Requests per second at the last.
+        /// Requests per second at the last request.
         end: f64,
-        /// By equal factors instead of equal steps.
+        /// Whether the rate grows by equal factors instead of equal steps.
         geometric: bool,
-        /// As in `Gamma`; infinite is even.
+        /// As in `Gamma`; infinite means equal gaps.
         burstiness: f64,
     },
-    /// Poisson at each rate (requests per second) for its time (seconds).
+    /// Poisson arrivals: pairs of a rate (requests per second) and its duration (seconds).
     Steps(Vec<(f64, f64)>),
     /// All at the start.
     AtOnce,
     /// At these times, seconds from the start, ascending.
     Recorded(Arc<[f64]>),
-    /// `streams` requests in flight all the time.
+    /// A fixed number of requests in flight.
     ClosedLoop {
         /// Requests in flight.
-        streams: u32,
+        concurrency: u32,
     },
 }
 
@@ -87,15 +87,15 @@ pub enum Arrival {
 pub enum Extent {
     /// This many requests.
     Requests(u64),
-    /// Requests are due for this long; those in flight then are still waited for.
+    /// Send for this long, then wait for the requests in flight.
     Lasting(Duration),
 }
 
 impl Arrival {
-    /// Checks that rates, sizes and stream counts are above 0.
+    /// Checks that all numbers are above 0.
     ///
     /// # Errors
-    /// A rate, size or stream count that is not above 0.
+    /// A rate, duration, burstiness, size or concurrency that is not above 0.
     pub fn check(&self) -> Result<(), BenchError> {
         let positive = |value: f64| value.is_finite() && value > 0.0;
         let wrong = match self {
@@ -122,8 +122,8 @@ impl Arrival {
                 let sound = !steps.is_empty() && steps.iter().all(|(rate, time)| positive(*rate) && positive(*time));
                 (!sound).then_some("every rate and time of the steps")
             }
-            Self::Recorded(moments) => moments.is_empty().then_some("a number of recorded moments"),
-            Self::ClosedLoop { streams } => (*streams == 0).then_some("a number of streams"),
+            Self::Recorded(recorded) => recorded.is_empty().then_some("a number of recorded times"),
+            Self::ClosedLoop { concurrency } => (*concurrency == 0).then_some("a concurrency"),
             Self::AtOnce => None,
         };
         wrong.map_or(Ok(()), |what| Err(BenchError::BadArrival(what)))
@@ -165,7 +165,7 @@ impl Arrival {
             (Self::AtOnce | Self::Ramp { .. }, Extent::Lasting(_)) => {
                 return Err(BenchError::BadArrival("a number of requests, which this kind of arrival needs, "));
             }
-            (Self::Recorded(moments), _) => moments.len() as f64,
+            (Self::Recorded(recorded), _) => recorded.len() as f64,
             (_, Extent::Requests(count)) => count as f64,
             (Self::Steps(steps), _) => steps.iter().map(|(rate, time)| rate * time).sum(),
             (_, Extent::Lasting(length)) => (self.rate().unwrap_or(0.0) * length.as_secs_f64()).ceil(),
@@ -183,9 +183,9 @@ impl Arrival {
         Ok(times.into_iter().map(Duration::from_secs_f64).collect())
     }
 
-    /// Times in seconds, before any scaling.
+    /// Due times in seconds, before any scaling.
     fn draw(&self, extent: Extent, seed: u64) -> Vec<f64> {
-        let mut rng = stream(seed, Purpose::Arrival, 0);
+        let mut rng = rng_for(seed, Purpose::Arrival, 0);
         let (mut now, mut times) = (0.0, Vec::new());
         loop {
             let sent = times.len() as u64;
@@ -205,7 +205,7 @@ impl Arrival {
                 }
                 Self::Steps(steps) => next_in_steps(steps, now, rng.exponential()),
                 Self::AtOnce => Some(0.0),
-                Self::Recorded(moments) => moments.get(times.len()).copied(),
+                Self::Recorded(recorded) => recorded.get(times.len()).copied(),
                 Self::ClosedLoop { .. } => None,
             };
             let Some(next) = next else { return times };
@@ -245,7 +245,8 @@ fn gamma(rng: &mut Rng, shape: f64) -> f64 {
     }
 }
 
-/// The next arrival after `now` of a Poisson process whose rate has steps: `unit` is how much expectation lies between.
+/// The next arrival after `now` of a Poisson process whose rate changes in steps. `unit` is drawn from an exponential
+/// distribution with mean 1: the number of arrivals expected in between.
 fn next_in_steps(steps: &[(f64, f64)], mut now: f64, mut unit: f64) -> Option<f64> {
     let mut end = 0.0;
     for (rate, time) in steps {
@@ -319,7 +320,7 @@ mod tests {
 
     #[test]
     fn a_closed_loop_has_no_schedule() {
-        let arrival = Arrival::ClosedLoop { streams: 3 };
+        let arrival = Arrival::ClosedLoop { concurrency: 3 };
         assert_eq!(arrival.schedule(Extent::Requests(5), 0), Ok(vec![]));
     }
 
@@ -330,7 +331,7 @@ mod tests {
         assert_eq!(poisson(f64::NAN), Err(BenchError::BadArrival("a rate")));
         assert_eq!(poisson(1e6), Err(BenchError::TooManyRequests(60_000_000, MAX_REQUESTS)));
         assert!(Arrival::Burst { rate: 1.0, size: 0 }.check().is_err());
-        assert!(Arrival::ClosedLoop { streams: 0 }.check().is_err());
+        assert!(Arrival::ClosedLoop { concurrency: 0 }.check().is_err());
         assert!(Arrival::Gamma { rate: 1.0, burstiness: 0.0 }.check().is_err());
         assert!(Arrival::Steps(vec![(1.0, 0.0)]).check().is_err());
         assert!(Arrival::Recorded([].into()).check().is_err());

@@ -1,8 +1,8 @@
 //! The JSON bodies of requests: prompts as token ids or as text, and the fields around them.
 //!
-//! With token ids the length of a prompt is exact without a tokenizer. Text consists of common short words, one for each
-//! token: close for English models, but not exact; the `usage` of the server is what counts. The tokens of a prompt come
-//! from random streams, so a shared part has the same tokens wherever it is used, and other parts share no prefix.
+//! Token ids give a prompt of an exact length without a tokenizer. Text consists of common short words, one for each token,
+//! which is nearly exact for English models; results use the server's `usage`. Tokens are drawn from random number
+//! generators: a shared prefix uses the same generator in every prompt, all other tokens are independent.
 //!
 //! Bodies are written directly, without a JSON tree: a prompt may have 100,000 ids. Bounds: prompts are at most
 //! [`MAX_TOKENS`](super::length::MAX_TOKENS) long.
@@ -47,13 +47,13 @@ pub enum PromptTokens {
 /// The fields of a body that are the same for all requests.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct BodyFields {
-    /// Generate to the full length, even past an end-of-sequence token.
+    /// `ignore_eos`: generate to the full length, even past an end-of-sequence token.
     pub ignore_eos: bool,
     /// Sampling parameters and other fields; they replace generated fields of the same name.
     pub extra: Map<String, Value>,
 }
 
-/// A part of a prompt: `count` tokens from the beginning of a stream.
+/// A part of a prompt: the first `count` tokens of a random number generator.
 #[derive(Clone, Debug)]
 pub(crate) struct PromptPart {
     pub(crate) rng: Rng,
@@ -62,9 +62,9 @@ pub(crate) struct PromptPart {
 
 /// A prompt to write.
 pub(crate) enum Prompt<'a> {
-    /// Tokens drawn from random streams, one part after the other.
+    /// Tokens drawn from random number generators, one part after the other.
     Parts(&'a mut [PromptPart]),
-    /// A text as it is.
+    /// This text.
     Text(&'a str),
     /// Role and text of the turns of a conversation; the last is the user's.
     Turns(&'a [(&'static str, String)]),
@@ -74,7 +74,7 @@ impl BodyFields {
     /// Checks that the extra fields do not replace those that the measurement needs.
     ///
     /// # Errors
-    /// `stream` and the like among the extra fields.
+    /// An extra field that the load generator sets itself, such as `stream`.
     pub fn check(&self) -> Result<(), BenchError> {
         match ["stream", "stream_options", "model", "prompt", "messages"]
             .into_iter()
@@ -88,7 +88,7 @@ impl BodyFields {
     /// The body of one request.
     pub(crate) fn body(&self, api: Api, tokens: &PromptTokens, model: &str, prompt: Prompt<'_>, output: u32) -> Bytes {
         let size = match &prompt {
-            // Seven bytes hold an id and its comma, or a word and its blank.
+            // Seven bytes hold an id and its comma, or a word and its space.
             Prompt::Parts(parts) => 7 * parts.iter().map(|part| part.count as usize).sum::<usize>(),
             Prompt::Text(text) => text.len() * 9 / 8,
             Prompt::Turns(turns) => turns.iter().map(|(_, text)| text.len() * 9 / 8 + 40).sum(),
@@ -191,7 +191,7 @@ fn push_messages(body: &mut String, prompt: Prompt<'_>) {
     }
 }
 
-/// Words that tokenizers of the common English models keep in one piece after a space.
+/// Words that, after a space, are one token for common English models.
 const WORDS: [&str; 32] = [
     "the", "time", "of", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world", "school",
     "state", "family", "group", "country", "hand", "part", "place", "case", "week", "company", "system", "number",
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_completion_has_ids_its_limit_and_asks_for_usage() {
+    fn a_completions_body_has_ids_and_a_limit_and_requests_usage() {
         let fields = BodyFields { ignore_eos: true, ..BodyFields::default() };
         let body = parsed(&fields, Api::Completions, &PromptTokens::Ids(10..20), Prompt::Parts(&mut parts()));
         let ids = body["prompt"].as_array().unwrap();
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_stream_gives_the_same_tokens_as_a_prefix_of_more() {
+    fn a_longer_part_of_the_same_generator_begins_with_the_same_tokens() {
         let one = |count| [PromptPart { rng: Rng::new(7), count }];
         let ids = |count| {
             parsed(
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn chat_has_one_word_for_each_token_or_the_turns_as_they_are() {
+    fn a_chat_body_has_one_word_for_each_token_or_the_given_turns() {
         let fields = BodyFields::default();
         let body = parsed(&fields, Api::Chat, &PromptTokens::Words, Prompt::Parts(&mut parts()));
         assert_eq!(body["messages"][0]["content"].as_str().unwrap().split(' ').count(), 5);
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn extra_fields_are_sent_and_replace_ours_but_not_what_makes_it_a_stream() {
+    fn extra_fields_replace_generated_fields_except_those_that_streaming_needs() {
         let extra = |text: &str| BodyFields { ignore_eos: true, extra: serde_json::from_str(text).unwrap() };
         let fields = extra(r#"{"temperature": 0, "ignore_eos": false, "max_tokens": 3}"#);
         fields.check().unwrap();

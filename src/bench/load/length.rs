@@ -1,14 +1,14 @@
-//! A number of tokens, fixed or drawn for each request.
+//! The length of a prompt or output in tokens: fixed, or drawn for each request.
 //!
 //! | syntax | meaning |
 //! |---|---|
 //! | `200` | always 200 |
 //! | `100-300` | uniform over the integers 100 to 300, both included |
-//! | `lognormal:MEDIAN:SIGMA` | exp of a normal with mean ln MEDIAN and deviation SIGMA, rounded |
-//! | `lognormal:MEDIAN:SIGMA:MAX` | the same, with values above MAX taken as MAX |
+//! | `lognormal:MEDIAN:SIGMA` | log-normal: its logarithm has mean ln MEDIAN and standard deviation SIGMA; rounded |
+//! | `lognormal:MEDIAN:SIGMA:MAX` | the same, limited to MAX |
 //!
-//! Lengths of real prompts and responses are close to log-normal; its mean is MEDIAN * exp(SIGMA^2 / 2). Bounds: values
-//! below 1 are taken as 1, and values above [`MAX_TOKENS`] as that unless MAX is lower.
+//! Lengths of real prompts and responses are close to log-normal. The mean of that distribution is
+//! MEDIAN * exp(SIGMA^2 / 2). Bounds: drawn values are limited to the range 1 to [`MAX_TOKENS`].
 
 use std::fmt;
 use std::str::FromStr;
@@ -30,9 +30,9 @@ pub enum Length {
         /// The largest length.
         max: u32,
     },
-    /// Log-normal, rounded to the nearest integer and kept within 1 and `max`.
+    /// Log-normal, rounded to the nearest integer, limited to the range 1 to `max`.
     LogNormal {
-        /// Half of the lengths are below.
+        /// The median.
         median: f64,
         /// Standard deviation of the logarithm.
         sigma: f64,
@@ -41,14 +41,14 @@ pub enum Length {
     },
 }
 
-/// A text that is not a length.
+/// Text that is not a length.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("'{0}' is not a length; write 200, 100-300 or lognormal:MEDIAN:SIGMA[:MAX]")]
 pub struct BadLength(pub String);
 
 impl Length {
-    /// Integers within `mean * (1 - ratio)` (rounded down) and `mean * (1 + ratio)` (rounded up), as `--random-range-ratio`
-    /// of `vllm bench serve` has it; at least 1.
+    /// Integers from `mean * (1 - ratio)` (rounded down) to `mean * (1 + ratio)` (rounded up), at least 1, as with
+    /// `--random-range-ratio` of `vllm bench serve`.
     pub fn around(mean: u32, ratio: f64) -> Self {
         if ratio <= 0.0 {
             return Self::Exactly(mean);
@@ -72,7 +72,7 @@ impl Length {
         }
     }
 
-    /// One length.
+    /// Draws one length.
     pub fn draw(self, rng: &mut Rng) -> u32 {
         match self {
             Self::Exactly(tokens) => tokens,

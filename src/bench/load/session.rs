@@ -1,11 +1,10 @@
 //! Settings of conversations: how many turns, how long, and the time between them.
 //!
-//! The user thinks between two turns for a time drawn from an exponential distribution. The first turn has the prompt
-//! length of its class, later turns have their own, and each response has the output length of the class. Turns are sent
-//! by `run::conversation`.
+//! The time between two turns is drawn from an exponential distribution. The first turn has the prompt length of the class;
+//! later turns may have another. Responses have the output length of the class. `conversation` has the turns.
 //!
-//! Request number of turn t of conversation s: s * [`MAX_TURNS`] + t. The user's part of a turn is a pure function of the
-//! seed. Bounds: at most [`MAX_TURNS`] turns.
+//! Turn t of conversation s is request number s * [`MAX_TURNS`] + t. What the user says is a pure function of the seed and
+//! that number. Bounds: at most [`MAX_TURNS`] turns.
 
 use crate::error::BenchError;
 use crate::load::body::PromptTokens;
@@ -15,10 +14,10 @@ use crate::load::workload::Workload;
 /// The most turns of one conversation.
 pub const MAX_TURNS: u32 = 1_000;
 
-/// What conversations are like.
+/// Settings of conversations.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sessions {
-    /// Turns of each.
+    /// Turns of each conversation.
     pub turns: Length,
     /// Tokens that the user adds from the second turn on; `None`: the class's prompt length.
     pub later: Option<Length>,

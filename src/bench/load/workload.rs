@@ -1,14 +1,14 @@
 //! The requests of a run: request number `n` is a pure function of (seed, n).
 //!
-//! A workload has either *classes* ("short": 200 prompt tokens, 128 output tokens, weight 30), from which each request draws
-//! its class by weight and then both lengths, or *items* read from a file (`dataset`). Requests do not depend on when or in
-//! which order they are sent, so several server configurations can be tested with exactly the same requests.
+//! A workload has either *classes* ("short": 200 prompt tokens, 128 output tokens, weight 30) or *items* read from a file
+//! (`dataset`). With classes, each request draws its class by weight, then its two lengths. Requests do not depend on when
+//! they are sent, nor in which order, so several server configurations can be tested with exactly the same requests.
 //!
-//! Shared prefixes. `Extra` puts a number of shared tokens before the class's own length (as `--random-prefix-len`
-//! does). `Share` takes the prefix out of the length itself: `Share(0.6)` makes 60 % of each prompt a shared prefix, so
-//! that the server's prefix cache should hit 60 % of the tokens, less the first use of each prefix. A cache holds whole
-//! blocks of [`BLOCK`] tokens, so a shared part is rounded at random to one of the two nearest multiples, such that the
-//! mean is right. The real hit rate is measured (`run::scrape`). Bounds: at most
+//! Shared prefixes: `Extra` adds shared tokens before a prompt of the class's length (`--random-prefix-len`). `Share` makes a
+//! share of that prompt the prefix: with `Share(0.6)`, the server should find 60 % of the prompt tokens in its prefix cache,
+//! except when a prefix is used for the first time. The cache holds whole blocks of [`BLOCK`] tokens, so the length of a
+//! prefix is rounded to a multiple of that: up or down at random, so that the mean is exact. `run::scrape` measures the
+//! real hit rate. Bounds: at most
 //! [`MAX_REQUESTS`](super::arrival::MAX_REQUESTS) requests a run.
 
 use std::sync::Arc;
@@ -21,10 +21,10 @@ use crate::load::body::{Api, BodyFields, Prompt, PromptPart, PromptTokens};
 use crate::load::dataset::{Item, ItemPrompt, Items};
 use crate::load::length::Length;
 use crate::result::record::{ClassConfig, Slo};
-use crate::seed::{Purpose, stream};
+use crate::seed::{Purpose, rng_for};
 use sluice_core::base::Rng;
 
-/// Tokens in a block of vLLM's prefix cache when nothing else is configured.
+/// Tokens in a block of vLLM's prefix cache, by default.
 pub const BLOCK: u32 = 16;
 
 /// One kind of request.
@@ -38,32 +38,32 @@ pub struct Class {
     pub output: Length,
     /// Share of the requests, relative to the other classes' weights. Above 0.
     pub weight: f64,
-    /// The shared part of prompts.
+    /// The prefix that its prompts share.
     pub prefix: Prefix,
     /// Its objectives; if empty, those of the run.
     pub slo: Slo,
 }
 
-/// The shared part of the prompts of a class.
+/// The prefix that the prompts of a class share.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Prefix {
     /// How long it is.
     pub kind: PrefixKind,
-    /// How many different prefixes there are. A request draws one evenly. At least 1.
+    /// Number of different prefixes, at least 1. Each is equally likely.
     pub groups: u32,
-    /// Share of the requests that have a shared prefix, 0 to 1; the others share nothing.
+    /// Share of the requests that have a shared prefix, 0 to 1.
     pub warm: f64,
 }
 
-/// How long a shared part is.
+/// How long a shared prefix is.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum PrefixKind {
     /// Nothing is shared.
     #[default]
     None,
-    /// This many tokens, before the class's own length.
+    /// This many tokens, added before a prompt of the class's length.
     Extra(u32),
-    /// This share of the length itself, 0 to 1.
+    /// This share of the prompt, 0 to 1.
     Share(f64),
 }
 
@@ -116,16 +116,19 @@ pub struct LoadRequest {
     pub prompt_tokens: u32,
     /// Requested output tokens.
     pub output_tokens: u32,
-    /// The client leaves after this many token events; 0 means while it waits for the first.
+    /// The client leaves after this many token events; 0: before the first.
     pub leave_after: Option<u32>,
     /// Whether to keep the text of the response.
     pub keep_text: bool,
+    /// What its prompt begins with that others have, too: numbers of texts, each with the tokens taken of it, in order.
+    /// The rest of the prompt is its own.
+    pub shared: Vec<(u64, u32)>,
     /// The JSON body.
     pub body: Bytes,
 }
 
 impl Workload {
-    /// Requests of `classes` for `model` on completions: token ids, nothing else special.
+    /// Requests of `classes` for `model`: completions, prompts of token ids, defaults for the rest.
     pub fn of_classes(model: &str, classes: Vec<Class>, seed: u64) -> Self {
         Self {
             model: model.to_owned(),
@@ -179,7 +182,7 @@ impl Workload {
     pub fn class_of(&self, ordinal: u64) -> u32 {
         match &self.source {
             RequestSource::Classes(classes) => {
-                let unit = stream(self.seed, Purpose::Class, ordinal).unit();
+                let unit = rng_for(self.seed, Purpose::Class, ordinal).unit();
                 pick(unit, classes.iter().map(|class| class.weight)) as u32
             }
             RequestSource::Items(items) => items.at(ordinal).class,
@@ -194,18 +197,20 @@ impl Workload {
         }
     }
 
-    /// Request number `ordinal` as it would be in the class with index `class` (for warming up).
+    /// Request number `ordinal`, with the class at index `class` instead of its own (for warm-up).
     ///
     /// # Panics
     /// When there is no such class.
     pub fn request_in_class(&self, class: u32, ordinal: u64) -> LoadRequest {
         let RequestSource::Classes(classes) = &self.source else { return self.request(ordinal) };
         let shape = &classes[class as usize];
-        let mut rng = stream(self.seed, Purpose::Prompt, ordinal);
+        let mut rng = rng_for(self.seed, Purpose::Prompt, ordinal);
         let length = shape.prompt.draw(&mut rng);
         let output = shape.output.draw(&mut rng);
-        let mut parts = shape.prefix.parts(self.seed, class, ordinal, length, rng);
-        self.generated_request(class, self.adapters.of(self.seed, ordinal), ordinal, &mut parts, output)
+        let (text, mut parts) = shape.prefix.parts(self.seed, class, ordinal, length, rng);
+        let shared = vec![(text, parts[0].count)];
+        let request = self.generated_request(class, self.adapters.of(self.seed, ordinal), ordinal, &mut parts, output);
+        LoadRequest { shared, ..request }
     }
 
     fn item_request(&self, item: &Item, ordinal: u64) -> LoadRequest {
@@ -217,7 +222,9 @@ impl Workload {
             }
             ItemPrompt::Made { tokens, blocks, block } => {
                 let mut parts = block_parts(self.seed, ordinal, *tokens, blocks, *block);
-                self.generated_request(item.class, adapter, ordinal, &mut parts, item.output)
+                let shared = blocks.iter().copied().zip(parts.iter().map(|part| part.count)).collect();
+                let request = self.generated_request(item.class, adapter, ordinal, &mut parts, item.output);
+                LoadRequest { shared, ..request }
             }
         }
     }
@@ -253,17 +260,23 @@ impl Workload {
             output_tokens,
             leave_after: self.leave_after(ordinal, output_tokens),
             keep_text: false,
+            shared: Vec::new(),
             body: self.fields.body(self.api, &self.tokens, model, prompt, output_tokens),
         }
     }
 
     fn leave_after(&self, ordinal: u64, output: u32) -> Option<u32> {
-        let mut rng = stream(self.seed, Purpose::Leave, ordinal);
+        let mut rng = rng_for(self.seed, Purpose::Leave, ordinal);
         (rng.unit() < self.leaving).then(|| rng.below(output as usize) as u32)
     }
 }
 
 impl Class {
+    /// A class without a shared prefix and without objectives of its own.
+    pub fn new(name: &str, prompt: Length, output: Length, weight: f64) -> Self {
+        Self { name: name.to_owned(), prompt, output, weight, prefix: Prefix::default(), slo: Slo::default() }
+    }
+
     fn check(&self) -> Result<(), BenchError> {
         if !(self.weight.is_finite() && self.weight > 0.0) {
             return Err(BenchError::BadWeight(self.name.clone(), self.weight));
@@ -285,9 +298,9 @@ impl Class {
 }
 
 impl Prefix {
-    /// The shared part and the rest of a prompt of `length` tokens. `own` draws the rest.
-    fn parts(self, seed: u64, class: u32, ordinal: u64, length: u32, own: Rng) -> Vec<PromptPart> {
-        let mut rng = stream(seed, Purpose::Prefix, ordinal);
+    /// The number of the prefix; the shared prefix and the rest of a prompt of `length` tokens. `own` draws the rest.
+    pub(super) fn parts(self, seed: u64, class: u32, ordinal: u64, length: u32, own: Rng) -> (u64, [PromptPart; 2]) {
+        let mut rng = rng_for(seed, Purpose::Prefix, ordinal);
         let group = rng.below(self.groups as usize) as u64;
         let warm = rng.unit() < self.warm;
         let (shared, rest) = match self.kind {
@@ -300,22 +313,23 @@ impl Prefix {
             }
             _ => (0, length),
         };
-        let common = stream(seed, Purpose::Common, u64::from(class) << 32 | group);
-        vec![PromptPart { rng: common, count: shared }, PromptPart { rng: own, count: rest }]
+        let text = u64::from(class) << 32 | group;
+        let common = rng_for(seed, Purpose::Common, text);
+        (text, [PromptPart { rng: common, count: shared }, PromptPart { rng: own, count: rest }])
     }
 }
 
-/// A prompt of `tokens` tokens, made of blocks. Blocks with the same id have the same content. What is left after the
-/// last block is unique to the request.
+/// A prompt of `tokens` tokens that begins with `blocks`. Blocks with the same id have the same content. Tokens after the
+/// last block are unique to the request.
 fn block_parts(seed: u64, ordinal: u64, tokens: u32, blocks: &[u64], block: u32) -> Vec<PromptPart> {
     let mut parts = Vec::with_capacity(blocks.len() + 1);
     let mut left = tokens;
     for id in blocks {
         let count = left.min(block);
-        parts.push(PromptPart { rng: stream(seed, Purpose::Common, *id), count });
+        parts.push(PromptPart { rng: rng_for(seed, Purpose::Common, *id), count });
         left -= count;
     }
-    parts.push(PromptPart { rng: stream(seed, Purpose::Prompt, ordinal), count: left });
+    parts.push(PromptPart { rng: rng_for(seed, Purpose::Prompt, ordinal), count: left });
     parts
 }
 

@@ -1,8 +1,8 @@
-//! The plots of a report: distributions and course of one run; throughput and latency of a sweep.
+//! The plots of a report: distributions and plots over time of one run; throughput and latency of a sweep.
 //!
 //! Latencies are in milliseconds while the largest is below 10 s, else in seconds. Distributions show every value up to
-//! [`MOST_POINTS`], then every n-th of them sorted, the ends included. Bounds: a course shows at most [`MOST_DOTS`] dots, the
-//! slowest request of each interval, so that thinning cannot hide a tail; the caption says so.
+//! [`MOST_POINTS`]; of more, every n-th in sorted order, and both ends. Bounds: a plot over time has at most [`MOST_DOTS`] dots,
+//! each the slowest request of an interval, so that no tail is hidden; the caption says so.
 
 use super::plot::{Axis, Draw, Mark, Plot, Series};
 use crate::report::knee::knee;
@@ -10,12 +10,12 @@ use crate::result::metrics::{Distribution, Metrics};
 use crate::result::record::{Outcome, RunResult};
 use crate::result::slices::{SliceBy, slices};
 
-/// Points of a distribution at most.
+/// The most points of a distribution.
 const MOST_POINTS: usize = 400;
-/// Dots of a course at most.
+/// The most dots of a plot over time.
 pub(super) const MOST_DOTS: usize = 1200;
 /// The most classes with colours of their own in a plot.
-const MOST_CLASSES: usize = 4;
+pub(super) const MOST_CLASSES: usize = 4;
 
 /// Milliseconds or seconds: what to multiply with, and what to call it.
 fn unit(largest: f64) -> (f64, &'static str) {
@@ -43,7 +43,7 @@ pub(super) fn distributions(run: &RunResult) -> Vec<Plot> {
     plots.into_iter().filter(|plot| !plot.is_empty()).collect()
 }
 
-fn distribution(parts: &[(String, Metrics)], measure: &str, title: &str) -> Plot {
+pub(super) fn distribution(parts: &[(String, Metrics)], measure: &str, title: &str) -> Plot {
     let of = |metrics: &Metrics| metrics.measure(measure).cloned().unwrap_or_default();
     let all: Vec<(&String, Distribution)> = parts.iter().map(|(name, metrics)| (name, of(metrics))).collect();
     let (scale, unit) = unit(all.iter().map(|(_, values)| values.max()).fold(0.0, f64::max));
@@ -135,7 +135,7 @@ pub(super) fn in_flight(run: &RunResult) -> Plot {
     }
 }
 
-/// Of as many parts as `most`, the point with the largest value.
+/// Cuts the points into at most `most` parts and keeps the largest of each.
 fn thinned(points: Vec<(f64, f64)>, most: usize) -> Vec<(f64, f64)> {
     if points.len() <= most {
         return points;

@@ -2,14 +2,15 @@
 //!
 //! Each metric has both values, the change with an interval, and a verdict by
 //! [`stats::compare`](sluice_core::stats::compare): better, worse, no difference (the whole interval is inside the margin), or
-//! undecided. The intervals account for clustering of requests within a run. Together they hold with
-//! [`CompareOptions::confidence`], as far as the metrics are worth [`APART`] independent ones; each single one is wider for it.
+//! undecided. The intervals account for clustering of requests within a run. All of
+//! them together hold with [`CompareOptions::confidence`]: each is wider than for one metric alone, as if [`APART`] of the
+//! metrics were independent.
 //!
 //! | metric | change | interval from |
 //! |---|---|---|
-//! | completed requests and output tokens per second | ratio | counts in [`WINDOWS`] parts of the run, ramp-up and drain left out |
-//! | failed (if any did); within objectives (if both have the same) | difference in points | Wilson, effective number of requests |
-//! | P50 and P99 of TTFT, TPOT, ITL, E2EL | ratio | order statistics, effective number of values; if unbounded, ten parts of the run ([`ComparedMetric::rough`]) |
+//! | completed requests and output tokens per second | ratio | counts in [`WINDOWS`] windows of the run, without ramp-up and drain |
+//! | failed (if any); within objectives (if both runs have the same) | difference in points | Wilson, effective number of requests |
+//! | P50 and P99 of TTFT, TPOT, ITL, E2EL | ratio | order statistics, effective number of values; if those give no bound, ten windows of the run ([`ComparedMetric::rough`]) |
 //!
 //! Values are in order of time: requests by when they were sent, gaps between tokens by when they ended. Only completed
 //! requests have latencies, so a run with more failures can look faster; the table shows failures first.
@@ -24,12 +25,12 @@ use crate::result::record::{Outcome, Record, RunConfig, RunResult};
 use sluice_core::stats::compare::each_of;
 use sluice_core::stats::{Change, Estimate, Sense, Verdict, mean, percentile, proportion, quantile};
 
-/// Parts of a run in which completed requests are counted.
+/// Windows of a run in which completed requests are counted.
 pub const WINDOWS: usize = 10;
 /// The number of effectively independent metrics; the others follow from them. With it, two runs of the same configuration
 /// are called different in about 1 of 20 comparisons (tests).
 pub const APART: usize = 5;
-/// The most gaps between tokens that are used; of more, those of every n-th request.
+/// The most gaps between tokens that are used. If there are more, those of every n-th request are used.
 const MOST_GAPS: usize = 1_000_000;
 
 /// How to compare.
@@ -65,15 +66,15 @@ pub enum Unit {
 /// One metric of both results.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ComparedMetric {
-    /// What it is.
+    /// Its name.
     pub name: String,
-    /// Of its values and intervals.
+    /// The unit of its values and intervals.
     pub unit: Unit,
-    /// In A.
+    /// Its value in A, with an interval.
     pub a: Estimate,
-    /// In B.
+    /// Its value in B, with an interval.
     pub b: Estimate,
-    /// From A to B: a share of A, or a difference for [`Unit::Share`].
+    /// The change from A to B: a share of A, or a difference for [`Unit::Share`].
     pub change: Change,
     /// The verdict.
     pub verdict: Verdict,
@@ -86,7 +87,7 @@ pub struct ComparedMetric {
 pub struct Comparison {
     /// Every metric that both have.
     pub rows: Vec<ComparedMetric>,
-    /// What makes the two hard to compare, as sentences.
+    /// Differences that make the two hard to compare, as sentences.
     pub notes: Vec<String>,
     /// The options of the comparison.
     pub options: CompareOptions,
@@ -262,7 +263,7 @@ fn latency(values: &[f64], q: f64, confidence: f64) -> (Estimate, bool) {
     (Estimate { value: sure.value, low, high }, true)
 }
 
-/// What `of` counts of completed requests, per second of the whole run.
+/// The sum of `of` over completed requests, per second of the whole run.
 fn rate(run: &RunResult, of: impl Fn(&Record) -> u64, confidence: f64) -> Estimate {
     let length = run.duration / WINDOWS as f64;
     if length <= 0.0 {
@@ -274,7 +275,7 @@ fn rate(run: &RunResult, of: impl Fn(&Record) -> u64, confidence: f64) -> Estima
         windows[((ended / length) as usize).min(WINDOWS - 1)] += of(record) as f64;
     }
     let value = windows.iter().sum::<f64>() / run.duration;
-    // The arrivals of an open loop were drawn by this client: only the deviation from them is the server's variance.
+    // The client drew the arrivals of an open loop, so only the deviation from them is variance of the server.
     if run.config.request_rate.is_some() {
         let each = windows.iter().sum::<f64>() / run.requests.len().max(1) as f64;
         for record in &run.requests {
@@ -333,7 +334,7 @@ impl Comparison {
         self.rows.iter().filter(|row| row.verdict == verdict).map(|row| row.name.as_str()).collect()
     }
 
-    /// One word for all: `better`, `worse`, `mixed`, `no difference`, `undecided`.
+    /// The verdict in a word: `better`, `worse`, `mixed`, `no difference`, `undecided`.
     pub fn word(&self) -> &'static str {
         let any = |verdict| !self.with(verdict).is_empty();
         match (any(Verdict::Better), any(Verdict::Worse), any(Verdict::Undecided)) {

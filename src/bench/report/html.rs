@@ -1,11 +1,10 @@
 //! Results as one self-contained HTML file: no script, no font, no network.
 //!
-//! One run shows its numbers, its distributions and its course. Several runs that differ in concurrency or rate are a sweep:
-//! throughput and latency over it with the knee marked, a table, and each run in a section that unfolds. Warnings are at the
-//! top.
+//! One run: its numbers, its distributions and plots over time. Several runs that differ in concurrency or rate are a sweep:
+//! plots of throughput and latency with the knee marked, a table, and a folded section for each run. Warnings are at the top.
 //!
-//! Every plot is drawn twice, for wide screens and for phones, and the page shows the one that fits. It follows the
-//! reader's dark mode. [`plots`] gives the same plots as SVG files. `charts` limits the number of dots in a plot.
+//! Every plot is drawn twice, for wide screens and for phones, and the page shows the one that fits. Dark mode is
+//! supported. [`plots`] gives the same plots as SVG files. `charts` limits the number of dots in a plot.
 
 use std::fmt::Write as _;
 
@@ -97,7 +96,7 @@ fn arrivals(run: &RunResult) -> String {
     format!("{}{rate}{most}", config.arrival)
 }
 
-fn warnings(page: &mut Page, runs: &[RunResult]) {
+pub(super) fn warnings(page: &mut Page, runs: &[RunResult]) {
     let several = runs.len() > 1;
     let mut all = Vec::new();
     for run in runs {
@@ -119,13 +118,14 @@ fn run_plots(run: &RunResult) -> Vec<Plot> {
     plots
 }
 
-fn one(page: &mut Page, run: &RunResult, metrics: &Metrics) {
+pub(super) fn one(page: &mut Page, run: &RunResult, metrics: &Metrics) {
     if run.requests.is_empty() {
         return;
     }
     page.tiles(&tiles(run, metrics));
     let thin = run.requests.len() > charts::MOST_DOTS;
-    let note = if thin { "Of neighbouring requests only the slowest is drawn." } else { "" };
+    let note =
+        if thin { "There are more requests than dots: each dot is the slowest request of its interval." } else { "" };
     page.section("Course and distributions".to_owned(), note);
     page.plots(&run_plots(run));
     page.section("Latencies".to_owned(), "Completed requests only; milliseconds.");

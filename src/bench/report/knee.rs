@@ -1,20 +1,23 @@
 //! The knee of a sweep: the concurrency beyond which latency grows and throughput does not.
 //!
-//! Two straight lines are fitted to throughput over concurrency by least squares; the knee is where they meet. It is accepted
-//! only with five points or more; when the second slope is at most [`FLAT`] of the first; when two lines leave at most half of
-//! the squared error of one line; and when throughput at the knee is at least [`HIGH`] of the maximum (guidellm has the same
-//! four rules).
+//! Two straight lines are fitted to throughput over concurrency by least squares; the knee is where they meet. It is reported
+//! if all of these hold, the same four rules as in guidellm:
 //!
-//! No knee is reported for throughput that still grows at the end of the sweep, or for a smooth curve.
+//! - there are five points or more;
+//! - the second slope is at most [`FLAT`] of the first;
+//! - two lines leave at most half the squared error of one line;
+//! - throughput at the knee is at least [`HIGH`] of the maximum.
+//!
+//! So there is no knee while throughput still grows at the end of the sweep, or when its curve is smooth.
 
-/// Slope of the second line over that of the first, at most.
+/// The slope of the second line divided by that of the first: at most this.
 const FLAT: f64 = 0.25;
-/// Throughput at the knee over the highest, at least.
+/// Throughput at the knee divided by the highest throughput: at least this.
 const HIGH: f64 = 0.85;
-/// Points at least.
+/// The fewest points that a knee is searched in.
 const POINTS: usize = 5;
-/// Places tried for the knee between the second and the last but one point.
-const PLACES: usize = 400;
+/// Positions between the second and the last but one point that are tried as the knee.
+const POSITIONS: usize = 400;
 
 /// The knee of points (concurrency, throughput), which are in order of concurrency; `None` where there is none.
 pub fn knee(points: &[(f64, f64)]) -> Option<f64> {
@@ -24,25 +27,25 @@ pub fn knee(points: &[(f64, f64)]) -> Option<f64> {
     }
     let (first, last) = (points[1].0, points[points.len() - 2].0);
     let most = points.iter().map(|(_, y)| *y).fold(0.0, f64::max);
-    let alone = fit(&points, None)?;
-    let fits = (0..=PLACES).filter_map(|place| {
-        let at = first + (last - first) * place as f64 / PLACES as f64;
+    let one_line = fit(&points, None)?;
+    let fits = (0..=POSITIONS).filter_map(|position| {
+        let at = first + (last - first) * position as f64 / POSITIONS as f64;
         Some((at, fit(&points, Some(at))?))
     });
-    let (at, bent) = fits.min_by(|a, b| a.1.residual.total_cmp(&b.1.residual))?;
-    let accepted = bent.slope > 0.0
-        && bent.slope + bent.bend <= FLAT * bent.slope
-        && bent.residual <= 0.5 * alone.residual
-        && bent.start + bent.slope * at >= HIGH * most;
+    let (at, two_lines) = fits.min_by(|a, b| a.1.squared_error.total_cmp(&b.1.squared_error))?;
+    let accepted = two_lines.slope > 0.0
+        && two_lines.slope + two_lines.bend <= FLAT * two_lines.slope
+        && two_lines.squared_error <= 0.5 * one_line.squared_error
+        && two_lines.start + two_lines.slope * at >= HIGH * most;
     accepted.then_some(at)
 }
 
-/// y = start + slope x + bend max(0, x - at), and the squares that it leaves.
+/// y = start + slope x + bend max(0, x - at), and the sum of its squared errors.
 struct Fit {
     start: f64,
     slope: f64,
     bend: f64,
-    residual: f64,
+    squared_error: f64,
 }
 
 fn fit(points: &[(f64, f64)], at: Option<f64>) -> Option<Fit> {
@@ -61,11 +64,11 @@ fn fit(points: &[(f64, f64)], at: Option<f64>) -> Option<Fit> {
         normal[2] = [0.0, 0.0, 1.0, 0.0];
     }
     let [start, slope, bend] = solve(normal)?;
-    let residual = points.iter().map(|&(x, y)| (y - start - slope * x - bend * row(x)[2]).powi(2)).sum();
-    Some(Fit { start, slope, bend, residual })
+    let squared_error = points.iter().map(|&(x, y)| (y - start - slope * x - bend * row(x)[2]).powi(2)).sum();
+    Some(Fit { start, slope, bend, squared_error })
 }
 
-/// Three linear equations by elimination with pivots; `None` when they have no single solution.
+/// Solves three linear equations by Gaussian elimination with pivoting; `None` when the solution is not unique.
 fn solve(mut rows: [[f64; 4]; 3]) -> Option<[f64; 3]> {
     for column in 0..3 {
         let pivot = (column..3).max_by(|a, b| rows[*a][column].abs().total_cmp(&rows[*b][column].abs()))?;

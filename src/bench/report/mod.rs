@@ -1,8 +1,9 @@
 //! Results for people: tables in the terminal, HTML pages with plots, and comparisons.
 //!
 //! `table` prints one result in the terminal. `html` is a page of one or more results; `charts` chooses its plots,
-//! `plot` and `scale` draw them as SVG, `page` writes the HTML. `knee` finds the best point of a sweep, `compare`
-//! judges the difference of two results. What belongs into `result` is not computed here.
+//! `plot` and `scale` draw them as SVG, `page` writes the HTML. `variants` is a page
+//! that compares variants. `knee` finds the knee of a sweep, `compare` judges the
+//! difference of two results. Statistics are computed in `result`, not here.
 
 mod scale;
 mod plot;
@@ -10,6 +11,7 @@ mod page;
 pub mod knee;
 mod charts;
 pub mod html;
+pub mod variants;
 pub mod table;
 pub mod compare;
 

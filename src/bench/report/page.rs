@@ -1,4 +1,4 @@
-//! The HTML around numbers and plots: head, tiles, tables, sections that unfold.
+//! The HTML around numbers and plots: head, tiles, tables, folded sections.
 //!
 //! One column of cards on a phone, two on a desktop. All text of a result is escaped here, so callers pass plain text.
 //! Wide tables scroll inside their card. Only the first few warnings are shown unfolded.
@@ -132,7 +132,7 @@ impl Page {
         self.out.push_str("</table></div>\n");
     }
 
-    /// A part that opens on demand.
+    /// A folded section.
     pub(super) fn fold(&mut self, title: &str, inside: impl FnOnce(&mut Self)) {
         let _ = writeln!(self.out, "<details><summary>{}</summary>", escape(title));
         inside(self);

@@ -1,8 +1,8 @@
 //! A small renderer of line and dot plots as SVG.
 //!
-//! It is our own because plots follow the reader's dark mode through CSS variables and are laid out for two widths with text of
-//! a fixed size, which plotting libraries do not offer. Every plot has a title, axes with units, and a legend when it shows
-//! more than one series. Series also differ in dashes and marks, so they stay distinguishable in grey.
+//! No plotting library offers what a page needs: dark mode through CSS variables, and two widths with text of the same size.
+//! Every plot has a title, axes with units, and a legend when it shows more than one series. Series also differ in dashes
+//! and marks, so they can be distinguished in grey.
 //!
 //! It draws lines and dots only; values that are not finite are left out.
 
@@ -34,7 +34,7 @@ pub(super) enum Draw {
     Dots,
 }
 
-/// One thing in a plot.
+/// A named line or set of dots in a plot.
 #[derive(Clone, Debug)]
 pub(super) struct Series {
     pub(super) name: String,

@@ -1,9 +1,10 @@
-//! Axes: map values to positions, and choose the labelled ticks.
+//! Axes of a chart: they map values to positions and choose the values to label (ticks).
 //!
-//! Linear axes have ticks at 1, 2 or 5 times a power of ten; logarithmic ones at 1, 2 and 5 in each decade, or at
-//! powers alone when there are many. Ticks lie inside the range, at least two where it allows.
+//! Ticks of a linear axis are multiples of 1, 2 or 5 times a power of ten. Those of a logarithmic axis are at 1, 2 and 5 in
+//! each decade, or at powers of ten alone when there are many. Ticks are inside the range. There are at
+//! least two, unless the range is too narrow.
 
-/// An axis: a range of values, a range of places, and how one becomes the other.
+/// An axis: maps a range of values to a range of positions.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Scale {
     low: f64,
@@ -14,8 +15,8 @@ pub(super) struct Scale {
 }
 
 impl Scale {
-    /// From `low` at place `from` to `high` at place `to`. A range without width gets one; a logarithmic axis needs values above
-    /// 0 and becomes linear without them.
+    /// An axis from `low` at position `from` to `high` at position `to`. An empty range is widened. A logarithmic axis becomes
+    /// linear unless both values are above 0.
     pub(super) fn new(low: f64, high: f64, log: bool, from: f64, to: f64) -> Self {
         let log = log && low > 0.0;
         let (low, high) = match (high > low, log) {
@@ -26,7 +27,7 @@ impl Scale {
         Self { low, high, log, from, to }
     }
 
-    /// The place of `value`, inside the axis.
+    /// The position of `value`, limited to the axis.
     pub(super) fn at(&self, value: f64) -> f64 {
         let part = match self.log {
             true => (value.max(self.low) / self.low).ln() / (self.high / self.low).ln(),
@@ -35,7 +36,7 @@ impl Scale {
         self.from + part.clamp(0.0, 1.0) * (self.to - self.from)
     }
 
-    /// Where to label the axis: some `wanted` values, at least two where possible.
+    /// The values to label: about `wanted`, two or more if possible.
     pub(super) fn ticks(&self, wanted: usize) -> Vec<f64> {
         if self.log { self.log_ticks(wanted) } else { self.linear_ticks(wanted) }
     }
@@ -68,7 +69,7 @@ impl Scale {
     }
 }
 
-/// The next of 1, 2, 5 times a power of ten that is not below `step`.
+/// The smallest of 1, 2, 5 times a power of ten that is at least `step`.
 pub(super) fn nice(step: f64) -> f64 {
     if !(step > 0.0 && step.is_finite()) {
         return 1.0;
@@ -78,7 +79,7 @@ pub(super) fn nice(step: f64) -> f64 {
     factor * power
 }
 
-/// A number as short as it can be read: 1,500 or 0.25 or 3e9; at most three digits that matter.
+/// A number in short form: 1,500 or 0.25 or 3.0e9; about three significant digits.
 pub(super) fn short(value: f64) -> String {
     let size = value.abs();
     if size == 0.0 {
@@ -107,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ticks_are_round_and_inside() {
+    fn ticks_are_round_numbers_inside_the_range() {
         let linear = Scale::new(0.0, 103.0, false, 0.0, 500.0);
         assert_eq!(linear.ticks(5), [0.0, 50.0, 100.0]);
         assert_eq!(linear.ticks(6), [0.0, 20.0, 40.0, 60.0, 80.0, 100.0]);
@@ -119,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn places_lie_on_the_axis_whatever_the_value() {
+    fn positions_are_limited_to_the_axis() {
         let scale = Scale::new(1.0, 100.0, true, 10.0, 210.0);
         assert_eq!(
             [0.0, 1.0, 10.0, 100.0, 1e9].map(|value| scale.at(value).round()),
@@ -127,7 +128,7 @@ mod tests {
         );
         let flat = Scale::new(5.0, 5.0, false, 0.0, 1.0);
         assert_eq!(flat.at(5.0), 0.5);
-        assert!(Scale::new(0.0, 10.0, true, 0.0, 1.0).at(5.0) == 0.5, "no logarithm of zero");
+        assert!(Scale::new(0.0, 10.0, true, 0.0, 1.0).at(5.0) == 0.5, "an axis that begins at 0 is linear");
     }
 
     #[test]

@@ -1,9 +1,9 @@
 //! A result in the terminal: the block that `vllm bench serve` prints, and more below it.
 //!
-//! The block has the labels of `vllm bench serve` in their places (40 columns of label, then the value with two
-//! decimals), so that scripts which parse its output can parse ours. Below it: the delivered load and the client's own
-//! lag; latencies from the due time, where they differ; the steady window; one line for each class, adapter, pool and
-//! backend, where there are several; reasons of failures; metrics of the servers; warnings. It is text only, without
+//! The block has the labels and the layout of `vllm bench serve` (40 columns of label, then the value with two decimals), so
+//! that scripts which parse its output can parse ours. Below it: the delivered load and the
+//! client's own lag; latencies from the due time, if they differ; the steady window; one line for each class, adapter, pool
+//! and backend, if there are several; reasons of failures; metrics of the servers; warnings. It is plain text without
 //! colours.
 
 use std::fmt::Write as _;
@@ -18,7 +18,7 @@ use crate::result::validity::Delivered;
 
 /// Width of the block.
 const WIDTH: usize = 50;
-/// A delay too small to matter for any latency, seconds.
+/// A delay too small to matter, seconds.
 const NO_DELAY: f64 = 0.001;
 
 /// The whole text of a run.
@@ -161,7 +161,7 @@ fn servers(text: &mut String, result: &RunResult) {
     }
 }
 
-/// Share of the looked-up prompt tokens that the prefix cache had.
+/// Share of prompt tokens found in the prefix cache.
 pub fn hit_rate(side: &ServerSide) -> f64 {
     if side.prefix_queries > 0.0 { side.prefix_hits / side.prefix_queries } else { 0.0 }
 }
@@ -182,7 +182,7 @@ fn whole(text: &mut String, label: &str, value: u64) {
     let _ = writeln!(text, "{label:<40} {value:<10}");
 }
 
-/// One line for each part, times in milliseconds.
+/// One line for each slice, times in milliseconds.
 pub fn parts_table(name: &str, parts: &[(String, Metrics)], judged: bool) -> Table {
     let mut table = Table::new();
     table.load_preset(presets::UTF8_HORIZONTAL_ONLY);

@@ -2,12 +2,28 @@
 //!
 //! A file is one JSON object, or several one after another (white space between them): a sweep, or `--append-result`.
 //! The top level of an object has the keys and the arithmetic of `vllm bench serve`, so that scripts written for its
-//! files work; the arrays of single requests (`ttfts`, `itls`, ..) are there with `--save-detailed` only, as there. The
-//! object `sluice` holds the whole [`RunResult`]. Gaps between tokens are most of its size; they are omitted from it
-//! when the top level has them, and beyond [`MAX_GAPS`].
+//! files work. The object `sluice` holds the whole [`RunResult`]. Gaps between tokens are most of its size; they are
+//! omitted from it when the top level has them, and beyond [`MAX_GAPS`].
+//!
+//! # Arrays
+//!
+//! Each array has one entry for each request, failed ones too; times are in seconds. As in vLLM 0.32, `latencies` and
+//! `queue_times` are in every file. `input_lens`, `output_lens`, `ttfts`, `itls`, `start_times`, `generated_texts` (of
+//! the first choice) and `errors` need `--save-detailed`. Intended differences from vLLM:
+//!
+//! - A failed request has zeros, no gaps and no text. vLLM may keep what it received before the failure.
+//! - `start_times` count from the start of the run. Those of vLLM have an arbitrary origin.
+//! - `queue_times` are the waits for `--max-concurrency` alone: 0 without a limit, and 0 in a closed loop, where a
+//!   request is due when the one before it has ended. vLLM also counts its own delays, and in a closed loop the time
+//!   since the start of the run.
+//!
+//! `tokenizer_id` is `--tokenizer`, otherwise the model: the server counts tokens with the model's own tokenizer. It is
+//! null with `--skip-tokenizer-init`, as in vLLM. Texts are not read back from a file.
+//!
+//! # Files of other tools
 //!
 //! Files of `vllm bench serve` and `vllm-rs bench serve` can be read too. Requests are reconstructed from their arrays; without
-//! arrays there are none, and [`RunResult::reported`] holds the keys of the file. Bounds: [`MAX_FILE`] bytes.
+//! these arrays there are no requests, and [`RunResult::reported`] holds the keys of the file. Bounds: [`MAX_FILE`] bytes.
 
 use std::io::Write;
 use std::path::Path;
@@ -42,10 +58,10 @@ pub enum FileError {
     /// Not JSON.
     #[error("{0}: not a result file ({1}); give a JSON file written by --save-result")]
     NotJson(String, serde_json::Error),
-    /// JSON of something else.
+    /// JSON that is not a result.
     #[error("{0}: not a result: {1}; give a JSON file written by --save-result")]
     NotAResult(String, &'static str),
-    /// A `sluice` object that this version does not understand.
+    /// A `sluice` object of another version.
     #[error("{0}: its `sluice` part cannot be read ({1}); was it written by a newer version?")]
     Foreign(String, String),
     /// An empty file.
@@ -53,7 +69,7 @@ pub enum FileError {
     Empty(String),
 }
 
-/// The results in the file at `path`, in their order. At least one.
+/// The results in the file at `path`, in order, at least one.
 ///
 /// # Errors
 /// The file cannot be read, or is not one of results.
@@ -86,7 +102,7 @@ pub fn parse(text: &[u8], name: &str) -> Result<Vec<RunResult>, FileError> {
     if results.is_empty() { Err(FileError::Empty(name.to_owned())) } else { Ok(results) }
 }
 
-/// Writes `result` to `path`, whole or not at all; or at the end of what is there.
+/// Writes `result` to `path`: replaces the file in one step, or appends to it.
 ///
 /// # Errors
 /// An I/O error.
@@ -115,8 +131,9 @@ pub fn gaps(result: &RunResult) -> usize {
 /// The JSON object of a result; with the arrays of single requests when `detailed`.
 pub fn to_json(result: &RunResult, detailed: bool) -> Value {
     let mut top = vllm_keys(result, &Metrics::of(result));
+    top.append(&mut brief_arrays(result));
     if detailed {
-        top.append(&mut arrays(result));
+        top.append(&mut detailed_arrays(result));
     }
     let mut own = json!(result);
     if detailed || gaps(result) > MAX_GAPS {
@@ -136,7 +153,7 @@ pub fn to_json(result: &RunResult, detailed: bool) -> Value {
     Value::Object(top)
 }
 
-/// Statistics that `vllm bench serve` does not have. They are derived and not read back.
+/// Statistics that `vllm bench serve` does not have. They are computed from the records and not read back.
 pub fn summary(result: &RunResult) -> Value {
     let whole = Metrics::of(result);
     let mut map = slices::slice_json(&whole, result);
@@ -178,9 +195,24 @@ fn steady_json(steady: &Steady, config: &RunConfig) -> Value {
     Value::Object(map)
 }
 
-/// The arrays of `vllm bench serve`: one entry for each request, failed ones too.
-fn arrays(result: &RunResult) -> Map<String, Value> {
-    let list = |of: &dyn Fn(&Record) -> Value| Value::Array(result.requests.iter().map(of).collect());
+/// One entry for each request.
+fn list(result: &RunResult, of: impl Fn(&Record) -> Value) -> Value {
+    Value::Array(result.requests.iter().map(of).collect())
+}
+
+/// The arrays that `vllm bench serve` writes into every file.
+pub fn brief_arrays(result: &RunResult) -> Map<String, Value> {
+    [
+        ("latencies", list(result, |record| json!(record.latency))),
+        ("queue_times", list(result, |record| json!(record.queued))),
+    ]
+    .map(|(key, value)| (key.to_owned(), value))
+    .into_iter()
+    .collect()
+}
+
+/// The arrays that `vllm bench serve` writes with `--save-detailed` only.
+fn detailed_arrays(result: &RunResult) -> Map<String, Value> {
     let error = |record: &Record| match &record.outcome {
         Outcome::Completed => json!(""),
         Outcome::Failed(reason) => json!(reason),
@@ -188,14 +220,13 @@ fn arrays(result: &RunResult) -> Map<String, Value> {
         Outcome::Unfinished => json!("unfinished"),
     };
     [
-        ("input_lens", list(&|record| json!(record.prompt_tokens))),
-        ("output_lens", list(&|record| json!(if record.is_completed() { record.output_tokens } else { 0 }))),
-        ("ttfts", list(&|record| json!(record.ttft))),
-        ("itls", list(&|record| json!(record.itls))),
-        ("latencies", list(&|record| json!(record.latency))),
-        ("start_times", list(&|record| json!(record.sent))),
-        ("queue_times", list(&|record| json!(record.queued))),
-        ("errors", list(&error)),
+        ("input_lens", list(result, |record| json!(record.prompt_tokens))),
+        ("output_lens", list(result, |record| json!(if record.is_completed() { record.output_tokens } else { 0 }))),
+        ("ttfts", list(result, |record| json!(record.ttft))),
+        ("itls", list(result, |record| json!(record.itls))),
+        ("start_times", list(result, |record| json!(record.sent))),
+        ("generated_texts", list(result, |record| json!(record.text.as_deref().unwrap_or_default()))),
+        ("errors", list(result, error)),
     ]
     .map(|(key, value)| (key.to_owned(), value))
     .into_iter()
@@ -243,6 +274,7 @@ fn foreign(top: &Map<String, Value>) -> RunResult {
         label: text("label"),
         backend: text("backend").unwrap_or_default(),
         model: text("model_id").unwrap_or_default(),
+        tokenizer: text("tokenizer_id"),
         num_prompts: number("num_prompts").unwrap_or(0.0) as u64,
         request_rate: number("request_rate"),
         burstiness: number("burstiness"),
@@ -291,6 +323,8 @@ fn requests_of_arrays(top: &Map<String, Value>) -> Vec<Record> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     fn result() -> RunResult {
@@ -312,6 +346,7 @@ mod tests {
             Record { output_tokens: 0, ttft: 0.0, itls: vec![], ..record(1, Outcome::Failed("cut".into()), 0.0) };
         let config = RunConfig {
             backend: "openai".into(),
+            tokenizer: Some("org/model".into()),
             num_prompts: 2,
             request_rate: Some(4.0),
             percentiles: vec![50.0, 99.9],
@@ -340,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn the_top_level_has_the_keys_of_the_original() {
+    fn the_top_level_has_the_keys_of_vllm() {
         let json = to_json(&result(), true);
         assert_eq!(json["date"], "20260102-030405");
         assert_eq!((&json["completed"], &json["failed"]), (&json!(1), &json!(1)));
@@ -351,6 +386,27 @@ mod tests {
         assert_eq!(json["request_goodput"], Value::Null);
         assert_eq!(json["errors"], json!(["", "cut"]));
         assert!(json.get("mean_e2el_ms").is_none());
+    }
+
+    /// The expected keys are what vLLM 0.32 removes without `--save-detailed`, and what it leaves.
+    #[test]
+    fn arrays_of_single_requests_are_those_of_vllm() {
+        let mut result = result();
+        result.requests[0].queued = 0.5;
+        result.requests[0].text = Some("hello".into());
+        let keys = |detailed| {
+            let Value::Object(top) = to_json(&result, detailed) else { unreachable!() };
+            top.into_iter().filter(|(_, value)| value.is_array()).map(|(key, _)| key).collect::<BTreeSet<_>>()
+        };
+        assert_eq!(keys(false), ["latencies", "queue_times"].map(str::to_owned).into());
+        let removed = ["input_lens", "output_lens", "start_times", "ttfts", "itls", "generated_texts", "errors"];
+        let found: BTreeSet<String> = keys(true).difference(&keys(false)).cloned().collect();
+        assert_eq!(found, removed.map(str::to_owned).into());
+        let json = to_json(&result, true);
+        assert_eq!(json["latencies"], json!([0.25, 0.2]));
+        assert_eq!(json["queue_times"], json!([0.5, 0.0]));
+        assert_eq!(json["generated_texts"], json!(["hello", ""]));
+        assert_eq!(json["tokenizer_id"], "org/model");
     }
 
     #[test]
@@ -373,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_the_original_gives_requests_when_it_is_detailed() {
+    fn a_detailed_file_of_vllm_gives_requests() {
         let text = br#"{"duration": 2.5, "completed": 1, "failed": 1, "backend": "openai", "request_rate": "inf",
             "max_concurrency": 8, "input_lens": [4, 4], "output_lens": [3, 0], "ttfts": [0.5, 0.0],
             "itls": [[0.25, 0.25], []], "start_times": [100.5, 100.25], "errors": ["", "boom"]}"#;

@@ -4,17 +4,18 @@
 //! |---|---|
 //! | TTFT | sent to first token event |
 //! | TPOT | (E2EL - TTFT) / (output tokens - 1), for 2 or more tokens |
-//! | ITL | every gap between token events, of all requests together: long responses weigh more |
+//! | ITL | gaps between token events, those of all requests together, so long responses weigh more |
 //! | E2EL | sent to last token event |
 //!
 //! Mean, median, standard deviation (dividing by n) and percentiles are computed in seconds from every value and shown
-//! in milliseconds. Percentile p of sorted x: h = (n - 1) (p / 100), linear between the neighbours of h, from the upper one
-//! down when the fraction is 0.5 or more, as numpy does. Statistics of nothing are 0.
+//! in milliseconds. Percentile p of sorted x: linear interpolation between the two values next to position
+//! (n - 1) (p / 100), rounded as numpy rounds. Statistics of no values are 0.
 //!
-//! Rates divide by the duration of the whole run, its ramp and its drain included; `steady` has the other reading.
-//! Goodput counts completed requests that met all their objectives. Failures never enter a latency. The peak of output
-//! tokens counts token *events* in seconds that begin with the earliest completed request; the peak of concurrent
-//! requests counts every request that touches such a second, and so more than were in flight at any one time.
+//! Rates divide by the duration of the whole run, ramp-up and drain included; `steady` computes rates without them. Goodput
+//! counts completed requests that met all their objectives. Latencies are those of completed requests only. For peaks,
+//! time is cut into seconds from the first send of a completed request. The peak of output tokens counts token *events*
+//! in a second. The peak of concurrent requests counts all requests in flight during any part of a second, so it can be
+//! higher than the requests in flight at any one time.
 //!
 //! Memory: 8 bytes for each value.
 
@@ -29,7 +30,7 @@ pub struct Distribution {
 }
 
 impl Distribution {
-    /// Of `values`, in any order. NaN sorts last; a run has none.
+    /// The distribution of `values`, in any order. NaN sorts last; a run has none.
     pub fn of(mut values: Vec<f64>) -> Self {
         if values.is_empty() {
             return Self::default();
@@ -103,9 +104,9 @@ pub struct Metrics {
     pub left: u64,
     /// Those in flight when the run was ended early.
     pub unfinished: u64,
-    /// Completed requests that met all their objectives; all completed ones where there are none.
+    /// Completed requests that met all their objectives; without objectives, all completed requests.
     pub good: u64,
-    /// For each request that counts for or against the server, in the order of sending: whether it was good, and its latency
+    /// For each completed or failed request, in the order of sending: whether it met its objectives, and its latency
     /// (infinite when it failed).
     pub judgements: Vec<(bool, f64)>,
     /// Prompt tokens of completed requests.
@@ -128,22 +129,22 @@ pub struct Metrics {
     pub lag: Distribution,
     /// Most token events in one second.
     pub peak_tokens: f64,
-    /// Most requests touching one second.
+    /// Most requests in flight during any part of one second.
     pub peak_requests: u64,
 }
 
 impl Metrics {
-    /// Of a whole run.
+    /// The statistics of a whole run.
     pub fn of(result: &RunResult) -> Self {
         Self::of_requests(&result.requests, result.duration, &result.config)
     }
 
-    /// Of some requests of a run, as if the run had no others.
+    /// The statistics of some requests of a run, as if the run had no others.
     pub fn of_requests<'a>(requests: impl IntoIterator<Item = &'a Record>, duration: f64, config: &RunConfig) -> Self {
         Self::with_slo(requests, duration, |record| config.slo_of(record.class))
     }
 
-    /// Of some requests, each judged by the objectives that `slo` has for it.
+    /// The statistics of some requests. `slo` gives the objectives of each.
     pub fn with_slo<'a, 'b>(
         requests: impl IntoIterator<Item = &'a Record>,
         duration: f64,
@@ -198,12 +199,12 @@ impl Metrics {
         }
     }
 
-    /// `count` in each second of the run; 0 for a run that lasted no time.
+    /// `count` divided by the duration of the run; 0 for a run of no duration.
     pub fn per_second(&self, count: u64) -> f64 {
         if self.duration > 0.0 { count as f64 / self.duration } else { 0.0 }
     }
 
-    /// Requests that count for or against the server: completed and failed ones.
+    /// Completed and failed requests: those that the server is judged by.
     pub fn judged(&self) -> u64 {
         self.completed + self.failed
     }

@@ -1,13 +1,13 @@
 //! The result of a run: its configuration, one record for each request, and the health of servers and client.
 //!
-//! Everything after a run reads this model: tables, JSON, CSV, reports, comparisons, searches. It holds what was *measured*;
-//! every statistic is computed from it (`metrics`), so new statistics can be computed from old files.
+//! Tables, JSON, CSV, reports and comparisons are made from it. It holds measurements only; statistics are computed from
+//! them (`metrics`), so new statistics can be computed from old files.
 //!
 //! Times are seconds as `f64`: points in time from the start of the run, durations from their own start. The clock of a
 //! request is that of `vllm bench serve`: it starts when the request is sent, after any wait for `--max-concurrency`. Earlier
 //! times are separate fields (`due`, `queued`), so latencies from the due time can be computed as well: [`Record::delay`].
 //!
-//! On disk: `file`. Bounds: some 300 bytes a request, and 8 for each gap between tokens.
+//! On disk: `file`. Bounds: some 300 bytes a request, 8 for each gap between tokens, and the texts, if they are kept.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// Everything one run has shown.
+/// The result of one run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RunResult {
@@ -23,15 +23,15 @@ pub struct RunResult {
     pub started_at: String,
     /// The configuration of the run.
     pub config: RunConfig,
-    /// Seconds from the start until the last request had ended: what rates are divided by.
+    /// Seconds from the start until the last request had ended. Rates are divided by it.
     pub duration: f64,
-    /// The run was ended early (Ctrl-C): the numbers are of its part up to then.
+    /// The run was ended early (Ctrl-C); the result covers the time until then.
     pub partial: bool,
     /// One record for each request that was sent, in the order of the workload.
     pub requests: Vec<Record>,
     /// One for each server whose `/metrics` could be read.
     pub servers: Vec<ServerSide>,
-    /// The load generator itself.
+    /// How well the load generator kept up.
     pub client: ClientHealth,
     /// Warnings about the validity of the numbers, as sentences.
     pub warnings: Vec<String>,
@@ -55,6 +55,8 @@ pub struct RunConfig {
     pub endpoint: String,
     /// What was sent as `"model"` (without adapters).
     pub model: String,
+    /// Path or name of the tokenizer whose tokens are counted; `None` when it is not known.
+    pub tokenizer: Option<String>,
     /// Requested number of requests.
     pub num_prompts: u64,
     /// Where prompts came from: `random`, `sharegpt`, ...
@@ -63,13 +65,13 @@ pub struct RunConfig {
     pub arrival: String,
     /// Requests per second; `None` when all were due at once (`inf`) or at recorded times.
     pub request_rate: Option<f64>,
-    /// Shape of the gamma distribution of the gaps; 1 is Poisson, `inf` (written as nothing) constant.
+    /// Shape of the gamma distribution of the gaps; 1 is Poisson. `None` when gaps are constant.
     pub burstiness: Option<f64>,
     /// Requests in flight at most.
     pub max_concurrency: Option<u32>,
-    /// The rate changed during the run.
+    /// How the rate changed during the run.
     pub ramp: Option<Ramp>,
-    /// Objectives of every class that has none of its own.
+    /// Objectives of classes without objectives of their own.
     pub slo: Slo,
     /// Percentiles to report, 0 to 100.
     pub percentiles: Vec<f64>,
@@ -79,7 +81,7 @@ pub struct RunConfig {
     pub classes: Vec<ClassConfig>,
     /// LoRA adapters in the mix; [`Record::adapter`] is an index into it.
     pub adapters: Vec<String>,
-    /// Where all randomness came from.
+    /// The seed of all randomness.
     pub seed: u64,
     /// Keys and values given by the user.
     pub metadata: BTreeMap<String, String>,
@@ -108,13 +110,13 @@ pub struct ClassConfig {
     pub slo: Slo,
 }
 
-/// Upper bounds in milliseconds, as `--goodput` gives them; nothing is no objective.
+/// Objectives: upper bounds in milliseconds, as in `--goodput`. `None` is no objective.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Slo {
     /// Time to first token.
     pub ttft: Option<f64>,
-    /// Time per output token; requests of one token meet it.
+    /// Time per output token; a request of one token meets any bound.
     pub tpot: Option<f64>,
     /// Start to last token.
     pub e2el: Option<f64>,
@@ -131,10 +133,10 @@ pub struct Record {
     /// Index into [`RunConfig::adapters`]; `None` for the base model.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub adapter: Option<u32>,
-    /// The conversation that it belongs to, and which turn of it this is (from 0).
+    /// Number of its conversation, and number of its turn (from 0).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub session: Option<(u64, u32)>,
-    /// When it should have been sent; `None` in a closed loop, where a request is due when the one before it ended.
+    /// When it should have been sent; `None` in a closed loop, where a request is sent when another has ended.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub due: Option<f64>,
     /// Time it waited in this process for `max_concurrency`.
@@ -160,6 +162,9 @@ pub struct Record {
     /// Gaps between token events.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub itls: Vec<f64>,
+    /// The generated text, when the run kept texts and the request completed. A file has it in `generated_texts`.
+    #[serde(skip)]
+    pub text: Option<Box<str>>,
     /// The gateway's pool: `x-sluice-pool`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pool: Option<Arc<str>>,
@@ -219,7 +224,7 @@ pub struct ServerSide {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ServerSample {
-    /// When.
+    /// Time of the sample.
     pub at: f64,
     /// Requests running.
     pub running: f64,
@@ -237,9 +242,9 @@ pub struct ClientHealth {
     pub cpu_seconds: f64,
     /// Cores that it may use.
     pub cores: u32,
-    /// How late its timers fired, seconds: 99th percentile of ticks through the whole run. A timer has a grain of 1 ms.
+    /// 99th percentile of how late its timers fired, seconds. Timers have a resolution of 1 ms.
     pub lag_p99: f64,
-    /// The worst.
+    /// The largest lag of a timer, seconds.
     pub lag_max: f64,
 }
 
@@ -260,13 +265,13 @@ impl Record {
             .then(|| (self.latency - self.ttft) / (self.output_tokens - 1) as f64)
     }
 
-    /// Time from when it was due until it was sent, for any reason; 0 in a closed loop. Added to `ttft` and
-    /// `latency` this gives the latency for an independent user.
+    /// Time from when it was due until it was sent, for any reason; 0 in a closed loop. A user who does not wait for others
+    /// sees `ttft` and `latency` plus this delay.
     pub fn delay(&self) -> f64 {
         self.due.map_or(0.0, |due| (self.sent - due).max(0.0))
     }
 
-    /// The part of [`Record::delay`] that this client caused: all but the wait for `max_concurrency`.
+    /// The part of [`Record::delay`] that the load generator caused: all but the wait for `max_concurrency`.
     pub fn lag(&self) -> f64 {
         (self.delay() - self.queued).max(0.0)
     }
@@ -282,8 +287,22 @@ impl Record {
     }
 }
 
+impl Record {
+    /// The largest measure divided by its bound, counted from when the request was due; infinite unless it completed.
+    pub fn slo_ratio(&self, slo: &Slo) -> f64 {
+        if !self.is_completed() {
+            return f64::INFINITY;
+        }
+        let over = |bound: Option<f64>, value: f64| bound.map_or(0.0, |bound| value * 1e3 / bound);
+        let delay = self.delay();
+        over(slo.ttft, delay + self.ttft)
+            .max(over(slo.e2el, delay + self.latency))
+            .max(over(slo.tpot, self.tpot().unwrap_or(0.0)))
+    }
+}
+
 impl RunResult {
-    /// The same run with every request taken as sent when it was due, so that TTFT and E2EL include the client's lag and the
+    /// The same result as if every request had been sent when it was due: TTFT and E2EL include the lag of the client and the
     /// wait for `max_concurrency`.
     #[must_use]
     pub fn from_due(&self) -> Self {
@@ -337,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn seen_from_when_it_was_due_a_request_took_longer_but_its_tokens_did_not() {
+    fn latencies_from_the_due_time_include_the_delay_and_tpot_does_not() {
         let record = Record {
             due: Some(1.0),
             sent: 1.5,

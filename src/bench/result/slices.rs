@@ -1,8 +1,7 @@
 //! Statistics of slices of a run. A slice is the requests of one class, adapter, pool, backend or arm.
 //!
-//! Rates of a slice divide by the duration of the whole run, so they add up. Requests that did not go through a
-//! gateway, or failed before it responded, belong to no pool, backend or arm. There is one slice for each name that
-//! occurs.
+//! Rates of a slice divide by the duration of the whole run, so the rates of all slices add up to that of the run. A request
+//! without a response from a gateway belongs to no pool, backend or arm. There is one slice for each name that occurs.
 
 use std::collections::BTreeMap;
 
@@ -78,7 +77,7 @@ pub fn slices(result: &RunResult, by: SliceBy) -> Vec<(String, Metrics)> {
     slices.into_iter().map(|((_, name), records)| (name, metrics_of(records))).collect()
 }
 
-/// How often each reason of failure came up.
+/// The number of failures for each reason.
 pub fn failures(result: &RunResult) -> BTreeMap<&str, u64> {
     let mut failures = BTreeMap::new();
     for record in &result.requests {

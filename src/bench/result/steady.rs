@@ -1,16 +1,16 @@
 //! The part of a run in which the load was steady, and its statistics.
 //!
-//! Rates over a whole run divide by its ramp-up and drain too, and so understate the server: with N requests at rate r on a
-//! perfect server, throughput reads N / (N/r + last latency). Therefore:
+//! Rates over a whole run include ramp-up and drain, and are too low for that reason: N requests at rate r to a perfect server
+//! give a throughput of N / (N/r + last latency). So a window is cut out of the run:
 //!
-//! - Closed loop of C streams, as in `vllm-rs bench serve`: from the first time with at least ceil(0.95 C) requests in flight
-//!   to the last.
-//! - Open loop: from the end of the warm-up until the last request was sent. The warm-up ends where the mean number of requests
-//!   in flight is estimated best: the cut d, in the first half, that minimises the squared error
-//!   sum((x_i - mean_d)^2) / (n - d)^2 of the rest of the series x (MSER, White 1997), in [`SLOTS`] slots.
+//! - Closed loop with concurrency C, as in `vllm-rs bench serve`: from the first to the last time with at least ceil(0.95 C)
+//!   requests in flight.
+//! - Open loop: from the end of the warm-up until the last request was sent. The end of the warm-up is found with MSER
+//!   (White 1997): the requests in flight, averaged in each of [`SLOTS`] slots, are a series x. The warm-up ends at the slot
+//!   d in its first half that minimises sum((x_i - mean_d)^2) / (n - d)^2 over the slots from d on.
 //!
-//! Within the window, rates count what was completed, read or produced inside it; latencies are those of requests sent
-//! in it. A window shorter than max(10 s, a tenth of the run) gets a note. An open loop whose requests in flight keep
+//! Rates count requests completed and tokens received inside the window; latencies are those of requests sent in it. A
+//! window shorter than max(10 s, a tenth of the run) gets a note. An open loop whose requests in flight keep
 //! growing has no steady state: its latencies depend on the length of the run, and a warning says so. Recorded and
 //! changing rates have no steady window.
 
@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use crate::result::metrics::{Distribution, Metrics};
 use crate::result::record::{Record, RunResult};
 
-/// Share of the streams that must be in flight.
+/// Share of the concurrency that must be in flight.
 pub const THRESHOLD: f64 = 0.95;
 /// Slots that the requests in flight of an open loop are averaged over.
 pub const SLOTS: usize = 100;
@@ -37,7 +37,7 @@ pub struct Window {
     pub end_s: f64,
     /// Its length.
     pub duration_s: f64,
-    /// Streams of a closed loop; `None` for an open one.
+    /// Concurrency of a closed loop; `None` for an open one.
     pub target_concurrency: Option<u32>,
     /// Most requests in flight at one time.
     pub observed_peak: u64,
@@ -121,12 +121,12 @@ pub fn growth(result: &RunResult) -> Option<(f64, f64)> {
     let levels = levels(&changes, start, end);
     let mean = |part: &[f64]| part.iter().sum::<f64>() / part.len().max(1) as f64;
     let (first, last) = (mean(&levels[..SLOTS / 3]), mean(&levels[SLOTS - SLOTS / 3..]));
-    // Five standard deviations of a Poisson distributed level, and at least half as much again.
+    // Growth by five standard deviations of a Poisson distribution, and by half or more.
     let grown = third > 0.0 && last > first * 1.5 && last - first > 5.0 * first.max(1.0).sqrt();
     grown.then_some((first, last))
 }
 
-/// Every change of the requests in flight: its time, and the requests in flight from then on.
+/// Changes of the number of requests in flight: time and new number.
 pub fn changes(requests: &[Record]) -> Vec<(f64, i64)> {
     let mut changes: Vec<(f64, i64)> = Vec::with_capacity(requests.len() * 2);
     for record in requests {
@@ -278,10 +278,10 @@ mod tests {
         assert!((levels.iter().sum::<f64>() / SLOTS as f64 - 1.25).abs() < 1e-9);
     }
 
-    /// A run of `vllm-rs bench serve` 0.33.0 with 8 streams. It counts requests in flight as it goes, we from what it recorded,
-    /// so the window's ends differ by microseconds; the requests in it are the same.
+    /// A run of `vllm-rs bench serve` 0.33.0 with a concurrency of 8. It counts requests in flight during the run, we from
+    /// its records, so the window's ends differ by microseconds. The requests in the window are the same.
     #[test]
-    fn the_window_of_a_closed_loop_is_that_of_the_original() {
+    fn the_window_of_a_closed_loop_is_that_of_vllm_rs() {
         let text = include_bytes!("../../../tests/golden/bench_closed_loop.json");
         let result = crate::result::file::parse(text, "golden").unwrap().remove(0);
         let (ours, theirs) = (steady(&result).unwrap(), &result.reported["steady_state"]);

@@ -1,9 +1,9 @@
 //! Warnings about the validity of a run: whether its load was delivered, and whether the client was the limit.
 //!
-//! A load generator that cannot keep up measures itself. So every result has the delivered share of the configured
-//! load, the lag of the client and its CPU time, and warnings where these are too bad: less than [`DELIVERED`] of the
-//! rate; requests late by more than [`LATE`] at their P99; timers late by more than [`TICK`]; more than [`CPU`] of the
-//! machine. It only warns; nothing is corrected.
+//! When the load generator cannot keep up, latencies are its own and not the server's. So a result has the delivered share
+//! of the load, the lag of the client and its CPU time. A warning is given when less than [`DELIVERED`] of the rate was
+//! sent, the P99 of requests' lag is above [`LATE`], the P99 of timers' lag is above [`TICK`], or the CPU time is above
+//! [`CPU`] of the machine. Numbers are not corrected.
 
 use crate::result::metrics::Distribution;
 use crate::result::record::{Outcome, Record, RunResult};
@@ -25,14 +25,14 @@ const FEW: u64 = 100;
 pub struct Delivered {
     /// Configured requests per second.
     pub configured: f64,
-    /// Requests per second of the schedule that was drawn: due requests by the time of the last.
+    /// Requests per second of the drawn schedule: its requests, divided by the time when the last was due.
     pub scheduled: f64,
-    /// Requests per second sent: the same requests by the time the last was sent.
+    /// Requests per second sent: the same requests, divided by the time when the last was sent.
     pub sent: f64,
 }
 
 impl Delivered {
-    /// That of a run at one rate; `None` for closed loops, recorded times and changing rates.
+    /// `None` for closed loops, recorded times and changing rates.
     pub fn of(result: &RunResult) -> Option<Self> {
         let configured = result.config.request_rate?;
         let last = |of: &dyn Fn(&Record) -> f64| result.requests.iter().map(of).fold(0.0, f64::max);

@@ -20,7 +20,7 @@ pub fn vllm_keys(result: &RunResult, metrics: &Metrics) -> Map<String, Value> {
         ("backend", json!(config.backend)),
         ("label", json!(config.label)),
         ("model_id", json!(config.model)),
-        ("tokenizer_id", Value::Null),
+        ("tokenizer_id", json!(config.tokenizer)),
         ("num_prompts", json!(config.num_prompts)),
         ("request_rate", rate),
         ("burstiness", config.burstiness.map_or(json!("inf"), |shape| json!(shape))),
@@ -37,7 +37,7 @@ pub fn vllm_keys(result: &RunResult, metrics: &Metrics) -> Map<String, Value> {
     map
 }
 
-/// The numbers of a set of requests under the keys of `vllm bench serve`.
+/// Statistics of a set of requests under the keys of `vllm bench serve`.
 pub fn metric_keys(metrics: &Metrics, config: &RunConfig) -> Map<String, Value> {
     let goodput = config.has_slo().then(|| metrics.per_second(metrics.good));
     let mut map = Map::new();

@@ -1,75 +1,16 @@
 //! Sends the turns of one conversation, each after the response to the turn before it.
 //!
-//! A turn carries the whole conversation so far, with the server's own responses, so the prefix cache sees what it would
-//! see from a real user. The conversation keeps its class and its adapter. It ends early when a turn fails or its client
-//! leaves. Bounds: at most [`MAX_TURNS`] turns; prompts are text, because responses carry no token ids.
-
-use std::time::Duration;
+//! What a turn contains is decided in `load::conversation`. A conversation ends early when a turn fails or its client
+//! leaves. Bounds: at most [`MAX_TURNS`](crate::load::session::MAX_TURNS) turns.
 
 use tokio::time::Instant;
 
-use crate::load::body::{Prompt, PromptPart, push_words};
-use crate::load::session::{MAX_TURNS, Sessions};
-use crate::load::workload::{RequestSource, Workload};
+use crate::load::conversation::Conversation;
+use crate::load::session::Sessions;
 use crate::result::record::Record;
 use crate::run::sender::RequestSender;
-use crate::seed::{Purpose, stream};
 
-/// One conversation so far.
-struct Conversation {
-    session: u64,
-    class: u32,
-    adapter: Option<u32>,
-    turns: u32,
-    /// Role and text of each message.
-    messages: Vec<(&'static str, String)>,
-    tokens: u32,
-}
-
-impl Conversation {
-    fn new(workload: &Workload, sessions: &Sessions, session: u64) -> Self {
-        let mut rng = stream(workload.seed, Purpose::Session, session);
-        Self {
-            session,
-            class: workload.class_of(session),
-            adapter: workload.adapters.of(workload.seed, session),
-            turns: sessions.turns.draw(&mut rng),
-            messages: Vec::new(),
-            tokens: 0,
-        }
-    }
-
-    fn ordinal(&self, turn: u32) -> u64 {
-        self.session * u64::from(MAX_TURNS) + u64::from(turn)
-    }
-
-    /// Adds the user's message of a turn. Returns the output tokens to request.
-    fn push_user(&mut self, workload: &Workload, sessions: &Sessions, turn: u32) -> u32 {
-        let mut rng = stream(workload.seed, Purpose::Prompt, self.ordinal(turn));
-        let (mut count, mut output) = (1, 1);
-        if let RequestSource::Classes(classes) = &workload.source {
-            let class = &classes[self.class as usize];
-            let length = sessions.later.filter(|_| turn > 0).unwrap_or(class.prompt);
-            (count, output) = (length.draw(&mut rng), class.output.draw(&mut rng));
-        }
-        let mut text = String::new();
-        // On completions the turns are concatenated to one text.
-        if turn > 0 {
-            text.push(' ');
-        }
-        push_words(&mut text, &mut [PromptPart { rng, count }]);
-        self.messages.push(("user", text));
-        self.tokens = self.tokens.saturating_add(count);
-        output
-    }
-
-    fn push_assistant(&mut self, text: String, tokens: u64) {
-        self.messages.push(("assistant", text));
-        self.tokens = self.tokens.saturating_add(u32::try_from(tokens).unwrap_or(u32::MAX));
-    }
-}
-
-/// Runs conversation number `session`. Its first turn is due at `due`, or now.
+/// Runs conversation number `session`. Its first turn is due at `due`; without it, at once.
 pub(super) async fn run_conversation(
     sender: &RequestSender,
     sessions: &Sessions,
@@ -79,23 +20,15 @@ pub(super) async fn run_conversation(
     let workload = &sender.plan.workload;
     let mut conversation = Conversation::new(workload, sessions, session);
     let mut records = Vec::new();
-    for turn in 0..conversation.turns {
-        let output = conversation.push_user(workload, sessions, turn);
-        let ordinal = conversation.ordinal(turn);
-        let lengths = (conversation.tokens, output);
-        let prompt = Prompt::Turns(&conversation.messages);
-        let mut request = workload.build_request(conversation.class, conversation.adapter, ordinal, lengths, prompt);
-        request.session = Some((session, turn));
-        request.keep_text = turn + 1 < conversation.turns;
-        let Some(sent) = sender.send(ordinal, request, due).await else { break };
+    while let Some(request) = conversation.next_turn(workload, sessions) {
+        let Some(sent) = sender.send(conversation.ordinal(), request, due).await else { break };
         let (completed, tokens) = (sent.record.is_completed(), sent.record.output_tokens);
         records.push(sent.record);
         if !completed {
             break;
         }
-        conversation.push_assistant(sent.text.unwrap_or_default(), tokens);
-        let think = stream(workload.seed, Purpose::Think, ordinal).exponential() * sessions.think;
-        due = Some(Instant::now() + Duration::from_secs_f64(think));
+        conversation.respond(sent.text.unwrap_or_default(), tokens);
+        due = Some(Instant::now() + conversation.think(workload, sessions));
     }
     records
 }
@@ -103,6 +36,7 @@ pub(super) async fn run_conversation(
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+    use std::time::Duration;
 
     use super::*;
     use crate::client::load_client::LoadClient;
@@ -117,7 +51,7 @@ mod tests {
     async fn a_turn_carries_the_conversation_so_far_and_waits_for_the_response_before_it() {
         let engine = MockEngine::start(|_| MockResponse::stream(completion_stream(2), Duration::ZERO)).await;
         let sessions = Sessions { turns: Length::Exactly(3), later: Some(Length::Exactly(1)), think: 0.0 };
-        let arrival = Arrival::ClosedLoop { streams: 2 };
+        let arrival = Arrival::ClosedLoop { concurrency: 2 };
         let plan = RunPlan::new(small_workload().with_text_prompts(), arrival, Extent::Requests(4));
         let plan = RunPlan { sessions: Some(sessions), ..plan };
         let client = LoadClient::new(&[engine.url()], plan.workload.api, Duration::from_secs(20)).unwrap();

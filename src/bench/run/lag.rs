@@ -1,8 +1,8 @@
-//! How late this process is: its own timers and CPU time during a run.
+//! How late the load generator is: the lag of its timers, and its CPU time during a run.
 //!
-//! A timer fires every [`PERIOD`] and records its lateness. The runtime's timers have a resolution of 1 ms, so a
-//! lateness up to 1 ms is normal. More means that this process was scheduled late: any measured time may be too long by
-//! as much. CPU time is that of the whole process; in the demo it includes the engines and the gateway.
+//! A task sleeps for [`PERIOD`] again and again and records how late it wakes up. Up to 1 ms is normal, the resolution of
+//! tokio's timers. More means that the machine was busy, and every measured time may be too long by as much. CPU time is
+//! that of the whole process; in the demo it includes engines and gateway.
 //!
 //! Bounds: 8 bytes a tick, at most [`MAX_TICKS`] ticks (about three hours); later ones count for the maximum only.
 
@@ -16,7 +16,7 @@ use crate::result::record::ClientHealth;
 
 /// Time between two ticks.
 pub const PERIOD: Duration = Duration::from_millis(10);
-/// Ticks that are kept.
+/// Most ticks that are kept.
 pub const MAX_TICKS: usize = 1 << 20;
 
 /// Measures until [`LagMonitor::finish`].
@@ -79,13 +79,13 @@ mod tests {
 
     #[tokio::test]
     async fn a_thread_that_is_held_up_shows_in_the_lag() {
-        let watch = LagMonitor::start();
+        let monitor = LagMonitor::start();
         tokio::time::sleep(PERIOD * 3).await;
         // On this runtime of one thread nothing else runs meanwhile.
         let busy = std::time::Instant::now();
         while busy.elapsed() < Duration::from_millis(60) {}
         tokio::time::sleep(PERIOD * 3).await;
-        let health = watch.finish();
+        let health = monitor.finish();
         assert!(health.lag_max >= 0.045, "{health:?}");
         assert!(health.lag_p99 <= health.lag_max && health.cores > 0);
         assert!(health.cpu_seconds > 0.0, "{health:?}");

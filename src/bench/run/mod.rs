@@ -1,8 +1,8 @@
 //! One run: send the scheduled requests, wait for their responses, collect the records.
 //!
-//! `plan` says what to send, `runner` drives a run from its plan to its result, `sender` sends one request and
-//! `conversation` several in turn. `progress` counts meanwhile, `scrape` samples the metrics of the servers, and `lag`
-//! measures how late this process itself is. Bounds: at most [`MAX_REQUESTS`](crate::load::arrival::MAX_REQUESTS)
+//! `plan` says what to send, and `runner` turns a plan into a result. `sender` sends one request, `conversation` the turns of
+//! a conversation. Meanwhile `progress` counts requests, `scrape` samples the metrics of the servers, and `lag` measures
+//! how late this process is. Bounds: at most [`MAX_REQUESTS`](crate::load::arrival::MAX_REQUESTS)
 //! requests a run.
 
 pub mod plan;

@@ -1,24 +1,23 @@
 //! The plan of a run: what to send, when, and how much at once.
 //!
-//! A plan is complete before the first request: the schedule follows from it and its seed. It also knows how long the
-//! preparations take, because connections are opened and prompts are built before the clock starts. It holds no label,
-//! objective or percentile of the user; the caller adds those to the result.
+//! A plan is complete before the first request: the schedule follows from the plan and its seed. The plan also estimates how
+//! long preparations take, because connections are opened and prompts built before the clock starts. Labels, objectives
+//! and percentiles are not part of it; the caller adds them to the result.
 
 use std::time::Duration;
 
-use crate::client::load_client::LoadClient;
 use crate::load::arrival::{Arrival, Extent};
 use crate::load::session::Sessions;
 use crate::load::workload::{RequestSource, Workload};
 use crate::result::record::{Ramp, RunConfig};
 
-/// How long before its due time the task of a request starts.
+/// How long before a request is due its task starts.
 pub const LEAD: Duration = Duration::from_millis(20);
-/// The longest delay of a run's start while prompts are built and connections opened.
+/// The longest time that a run waits for prompts to be built and connections to be opened.
 pub const MAX_LEAD: Duration = Duration::from_secs(5);
-/// Time allowed to build a prompt, per token: several times what it takes.
+/// Time planned for building a prompt, per token: several times the real time.
 const BUILD_TIME: Duration = Duration::from_nanos(100);
-/// Time allowed to open a connection.
+/// Time planned for opening a connection.
 const CONNECT_TIME: Duration = Duration::from_millis(1);
 /// Default bound on requests in flight: each needs a file descriptor, and the raised soft limit allows more than this.
 pub const MAX_IN_FLIGHT: usize = 10_000;
@@ -32,14 +31,16 @@ pub struct RunPlan {
     pub arrival: Arrival,
     /// How many requests, or for how long.
     pub extent: Extent,
-    /// Bound on requests in flight. Further requests wait in this process, which counts as lag of the client.
+    /// Limit of this process on requests in flight. Further requests wait, which counts as lag of the client.
     pub max_in_flight: usize,
-    /// The user's limit on requests in flight. The wait for it is the record's `queued`.
+    /// The user's limit on requests in flight (`--max-concurrency`). Waits for it are recorded as `queued`.
     pub max_concurrency: Option<u32>,
     /// Conversations instead of single requests.
     pub sessions: Option<Sessions>,
     /// Servers whose `/metrics` are read during the run.
     pub scrape: Vec<String>,
+    /// Whether records keep the text of their responses.
+    pub keep_texts: bool,
 }
 
 impl RunPlan {
@@ -53,13 +54,14 @@ impl RunPlan {
             max_concurrency: None,
             sessions: None,
             scrape: Vec::new(),
+            keep_texts: false,
         }
     }
 
-    /// The configuration that a result records for this plan.
-    pub fn config(&self, client: &LoadClient) -> RunConfig {
+    /// The configuration that a result records for this plan, sent to the servers at `urls`.
+    pub fn config(&self, urls: Vec<String>, path: &str) -> RunConfig {
         let concurrency = match self.arrival {
-            Arrival::ClosedLoop { streams } => Some(streams),
+            Arrival::ClosedLoop { concurrency } => Some(concurrency),
             _ => self.max_concurrency,
         };
         let burstiness = match self.arrival {
@@ -76,8 +78,8 @@ impl RunPlan {
             _ => None,
         };
         RunConfig {
-            urls: client.urls(),
-            endpoint: client.path().to_owned(),
+            urls,
+            endpoint: path.to_owned(),
             model: self.workload.model.clone(),
             num_prompts: if let Extent::Requests(count) = self.extent { count } else { 0 },
             dataset: match self.workload.source {
@@ -101,7 +103,7 @@ impl RunPlan {
     /// Requests that are sent at the very start.
     pub(super) fn initial_requests(&self) -> usize {
         let at_once = match (&self.arrival, self.extent) {
-            (Arrival::ClosedLoop { streams }, _) => *streams as usize,
+            (Arrival::ClosedLoop { concurrency }, _) => *concurrency as usize,
             (Arrival::Burst { size, .. }, _) => *size as usize,
             (Arrival::AtOnce, Extent::Requests(count)) => usize::try_from(count).unwrap_or(usize::MAX),
             _ => 0,

@@ -1,8 +1,8 @@
 //! The progress of a run while it lasts, and the way to stop it.
 //!
-//! Counters for a progress line: sent, ended, failed, and the rate and P99 TTFT over the last [`WINDOW`]. An observer may see
-//! each request as it is sent and as it ends. Bounds: the window holds at most [`RECENT`] requests, so at high rates it is
-//! shorter.
+//! Counts for a progress line: sent, ended and failed requests, and the rate and P99 TTFT over the last [`WINDOW`]. An observer
+//! is called for each request when it is sent and when it ends. Bounds: the window holds at most [`RECENT`] requests, so at
+//! high rates it is shorter.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -58,7 +58,7 @@ type ObserverFn = dyn Fn(RequestEvent<'_>) + Send + Sync;
 
 impl std::fmt::Debug for Observer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(if self.0.is_some() { "Watcher" } else { "no observer" })
+        f.write_str(if self.0.is_some() { "an observer" } else { "no observer" })
     }
 }
 
@@ -77,9 +77,9 @@ impl Progress {
         Self { observer: Observer(Some(Box::new(observer))), ..Self::default() }
     }
 
-    pub(crate) fn notify(&self, news: RequestEvent<'_>) {
+    pub(crate) fn notify(&self, event: RequestEvent<'_>) {
         if let Some(observer) = &self.observer.0 {
-            observer(news);
+            observer(event);
         }
     }
 
@@ -107,7 +107,7 @@ impl Progress {
         self.sent.fetch_add(1, Relaxed);
     }
 
-    /// A request ended: with this TTFT when it completed.
+    /// Counts a request that ended. `ttft` is set if it completed.
     pub(crate) fn record_ended(&self, ttft: Option<f64>, failed: bool) {
         self.ended.fetch_add(1, Relaxed);
         self.failed.fetch_add(u64::from(failed), Relaxed);

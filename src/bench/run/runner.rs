@@ -1,16 +1,15 @@
 //! Runs a plan from its first request to its result.
 //!
-//! Open loop: each request has a task of its own, which starts `RunPlan::lead` before the request is due
-//! ([`LEAD`](super::plan::LEAD) or longer), so that even a long prompt is built in time. Closed loop: `streams` tasks,
-//! each of which sends its next request when its last has ended; the next request is built while the last is in flight.
-//! With sessions, a conversation takes the place of a single request in both.
+//! Open loop: each request has a task of its own. The task starts `RunPlan::lead` before the request is due
+//! ([`LEAD`](super::plan::LEAD) or longer), so that even a long prompt is built in time. Closed loop: one task for each
+//! request in flight sends its next request when its last has ended, and builds the next one meanwhile. With sessions,
+//! both send conversations instead of single requests.
 //!
-//! The duration of a run is from its start until the last request has ended, as in `vllm bench serve`. A run that is
-//! stopped abandons its requests in flight and returns its records so far. Dropping the future of [`run`] ends all
-//! requests.
+//! A run lasts from its start until the last request has ended, as in `vllm bench serve`. When a run is stopped, it abandons
+//! the requests in flight and returns its records so far. Dropping the future of [`run`] ends all requests.
 //!
-//! Connections for requests at the start are opened before it. Hundreds of connections opened in one moment overflow a
-//! server's accept queue, and the kernel retries after a second, which would be measured as TTFT.
+//! Connections for the first requests are opened in advance. Opening hundreds at once would overflow the server's accept
+//! queue; the kernel then retries after a second, which would count as TTFT.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -49,7 +48,7 @@ pub async fn run(plan: &RunPlan, client: &Arc<LoadClient>, progress: &Arc<Progre
     let scraper = Scraper::start(&plan.scrape, client.headers(), start).await?;
     let lag = LagMonitor::start();
     let mut requests = match plan.arrival {
-        Arrival::ClosedLoop { streams } => closed_loop(&sender, streams).await?,
+        Arrival::ClosedLoop { concurrency } => closed_loop(&sender, concurrency).await?,
         _ => open_loop(&sender, &schedule).await,
     };
     let client_health = lag.finish();
@@ -57,7 +56,7 @@ pub async fn run(plan: &RunPlan, client: &Arc<LoadClient>, progress: &Arc<Progre
     requests.sort_unstable_by_key(|record| record.index);
     let mut result = RunResult {
         started_at: format!("{started_at:.0}"),
-        config: plan.config(client),
+        config: plan.config(client.urls(), client.path()),
         duration,
         partial: progress.is_stopped(),
         requests,
@@ -111,7 +110,7 @@ async fn send_scheduled(sender: &RequestSender, ordinal: u64, due: Instant) -> V
     sender.send(ordinal, request, Some(due)).await.map(|sent| sent.record).into_iter().collect()
 }
 
-async fn closed_loop(sender: &RequestSender, streams: u32) -> Result<Vec<Record>, BenchError> {
+async fn closed_loop(sender: &RequestSender, concurrency: u32) -> Result<Vec<Record>, BenchError> {
     let (count, end) = match sender.plan.extent {
         Extent::Requests(count) if count > MAX_REQUESTS => {
             return Err(BenchError::TooManyRequests(count, MAX_REQUESTS));
@@ -121,12 +120,12 @@ async fn closed_loop(sender: &RequestSender, streams: u32) -> Result<Vec<Record>
     };
     let numbers = Arc::new(RequestNumbers { next: AtomicU64::new(0), count, end });
     let mut tasks = JoinSet::new();
-    for _ in 0..streams {
+    for _ in 0..concurrency {
         let (sender, numbers) = (sender.clone(), numbers.clone());
         tasks.spawn(async move {
             match &sender.plan.sessions {
-                Some(sessions) => stream_of_conversations(&sender, sessions, &numbers).await,
-                None => stream_of_requests(&sender, &numbers).await,
+                Some(sessions) => repeat_conversations(&sender, sessions, &numbers).await,
+                None => repeat_requests(&sender, &numbers).await,
             }
         });
     }
@@ -137,7 +136,7 @@ async fn closed_loop(sender: &RequestSender, streams: u32) -> Result<Vec<Record>
     Ok(records)
 }
 
-/// Hands out request numbers to the streams of a closed loop, until `count` or `end`.
+/// Gives each task of a closed loop its next request number, until `count` or `end`.
 struct RequestNumbers {
     next: AtomicU64,
     count: u64,
@@ -154,7 +153,7 @@ impl RequestNumbers {
     }
 }
 
-async fn stream_of_conversations(sender: &RequestSender, sessions: &Sessions, numbers: &RequestNumbers) -> Vec<Record> {
+async fn repeat_conversations(sender: &RequestSender, sessions: &Sessions, numbers: &RequestNumbers) -> Vec<Record> {
     let mut records = Vec::new();
     let mut next = numbers.take();
     sender.wait_until(sender.start).await;
@@ -165,7 +164,7 @@ async fn stream_of_conversations(sender: &RequestSender, sessions: &Sessions, nu
     records
 }
 
-async fn stream_of_requests(sender: &RequestSender, numbers: &RequestNumbers) -> Vec<Record> {
+async fn repeat_requests(sender: &RequestSender, numbers: &RequestNumbers) -> Vec<Record> {
     let mut records = Vec::new();
     let Some(mut ordinal) = numbers.take() else { return records };
     let mut request: LoadRequest = sender.build_request(ordinal).await;

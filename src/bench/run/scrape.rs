@@ -1,8 +1,8 @@
 //! Reads the `/metrics` of the servers before, after, and once a second during a run.
 //!
-//! Differences over the run show what no client can see: the hit rate of the prefix cache and the number of preemptions. The
-//! samples show how full the KV cache was and how many requests ran and waited. A page that cannot be read or is not vLLM's is
-//! ignored after the first try. Peaks are lower bounds, since gauges between two samples are not seen.
+//! Differences of counters over the run give the hit rate of the prefix cache and the number of preemptions. Samples give the
+//! use of the KV cache and the numbers of running and waiting requests. Peaks are lower bounds, since values between two
+//! samples are not known. A server whose first page cannot be read, or is not vLLM's, is not sampled.
 //!
 //! Bounds: at most [`MAX_SAMPLES`] samples of each server are kept; later ones count for the peaks only.
 

@@ -1,8 +1,8 @@
 //! Sends one request of a run and turns its response into a record.
 //!
-//! The clock of a request starts when it is sent. When it was *due* is in its record, and so is the wait for
-//! `max_concurrency`, so a late client cannot hide its lag. Prompts are built on other threads than those that read
-//! responses, so that a long prompt does not delay a clock. A failed request is not retried.
+//! The clock of a request starts when it is sent. Its record also has the time when it was *due* and the wait for
+//! `max_concurrency`, so the lag of the client is visible. Prompts are built on blocking threads, so that a long prompt
+//! does not delay the timing of other requests. A failed request is not retried.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,7 +32,7 @@ pub(super) struct RequestSender {
     pub(super) start: Instant,
 }
 
-/// A place under `max_concurrency`.
+/// The right to send under `max_concurrency`.
 struct Slot {
     _permit: Option<OwnedSemaphorePermit>,
     waited: Duration,
@@ -68,7 +68,7 @@ impl RequestSender {
         join(tokio::task::spawn_blocking(move || plan.workload.request(ordinal)).await)
     }
 
-    /// Builds on a task of its own.
+    /// Like [`Self::build_request`], for a task of its own.
     pub(super) async fn build_request_owned(self, ordinal: u64) -> LoadRequest {
         self.build_request(ordinal).await
     }
@@ -82,7 +82,13 @@ impl RequestSender {
     }
 
     /// Sends `request` when it is due and `max_concurrency` allows. `None` when the run is stopped before that.
-    pub(super) async fn send(&self, ordinal: u64, request: LoadRequest, due: Option<Instant>) -> Option<SentRequest> {
+    pub(super) async fn send(
+        &self,
+        ordinal: u64,
+        mut request: LoadRequest,
+        due: Option<Instant>,
+    ) -> Option<SentRequest> {
+        request.keep_text |= self.plan.keep_texts;
         if let Some(due) = due {
             self.wait_until(due - TIMER_GRAIN).await;
         }
@@ -109,11 +115,12 @@ impl RequestSender {
         record.queued = slot.waited.as_secs_f64();
         fill_routing(&mut record, routing);
         let text = fill_outcome(&mut record, exchange);
+        record.text = text.as_deref().filter(|_| self.plan.keep_texts).map(Box::from);
         self.progress.notify(RequestEvent::Ended(&record));
         Some(SentRequest { record, text })
     }
 
-    /// Waits for a place under `max_concurrency`. `None` when the run is stopped meanwhile.
+    /// Waits until `max_concurrency` allows another request. `None` when the run is stopped meanwhile.
     async fn acquire_slot(&self, due: Option<Instant>) -> Option<Slot> {
         let Some(limit) = &self.limit else { return Some(Slot { _permit: None, waited: Duration::ZERO }) };
         if let Ok(permit) = limit.clone().try_acquire_owned() {
@@ -169,8 +176,8 @@ fn fill_outcome(record: &mut Record, exchange: Exchange) -> Option<String> {
     None
 }
 
-/// The value of a task. Tasks of a run are never cancelled while one of them is joined, so an error is a panic of this
-/// crate; it is resumed here.
+/// The value of an ended task. Tasks that are joined are never cancelled, so an error is a panic of the task, which is
+/// resumed here.
 pub(super) fn join<T>(ended: Result<T, JoinError>) -> T {
     match ended {
         Ok(value) => value,

@@ -1,8 +1,8 @@
 //! The coarse phase: finds a rate that holds and a slightly higher one that fails.
 //!
-//! Starts at a given rate, goes up or down until there are both, then takes the geometric middle. Looks may be wrong by a few
-//! percent near the boundary, so the bracket is not narrowed below [`COARSE`]; `curve` finds the boundary inside it. Bounds:
-//! it gives up far below the rate of one stream ([`GIVE_UP`]).
+//! It starts at a given rate and goes up or down until one rate holds and one fails; then it tries the geometric middle. Looks
+//! may be wrong by a few percent near the boundary, so the bracket is not narrowed below [`COARSE`]; `curve` finds the
+//! boundary inside it. Bounds: it gives up far below the rate of single requests, one after the other ([`GIVE_UP`]).
 
 use super::trial::TrialVerdict;
 
@@ -12,7 +12,7 @@ pub(super) const COARSE: f64 = 1.15;
 const UP: f64 = 1.4;
 /// Without a success so far, it shrinks at most by this factor.
 const DOWN: f64 = 4.0;
-/// Below this share of the rate of one stream, the search gives up.
+/// The search gives up below this share of the rate of single requests.
 const GIVE_UP: f64 = 1.0 / 16.0;
 
 /// The highest rate that holds and the lowest that fails.
@@ -20,24 +20,24 @@ const GIVE_UP: f64 = 1.0 / 16.0;
 pub(super) struct Bracket {
     low: Option<f64>,
     high: Option<f64>,
-    /// Requests per second of one stream.
+    /// Requests per second when each is sent after the one before it has ended.
     one_stream: f64,
     first: f64,
 }
 
 impl Bracket {
-    /// Starts at the rate `first`; one stream alone reaches the rate `one_stream`. Both are above 0.
+    /// Starts at the rate `first`. `one_stream` is the rate of single requests, one after the other. Both are above 0.
     pub(super) fn new(one_stream: f64, first: f64) -> Self {
         Self { low: None, high: None, one_stream, first }
     }
 
-    /// The next rate to try; `None` when the bracket is closed, or hopeless.
+    /// The next rate to try; `None` when the bracket is narrow enough, or the search gives up.
     pub(super) fn next(&self) -> Option<f64> {
         match (self.low, self.high) {
             (None, None) => Some(self.first),
             (Some(low), None) => Some(low * UP),
             (None, Some(high)) => {
-                // One stream meets the objectives, so its rate is the natural lower end.
+                // Single requests meet the objectives, so their rate is the lower end.
                 let rate = (self.one_stream * high).sqrt().clamp(high / DOWN, high / 1.3);
                 (!self.is_hopeless()).then_some(rate)
             }
@@ -53,12 +53,12 @@ impl Bracket {
         }
     }
 
-    /// The middle of a closed bracket.
+    /// The geometric middle, once both ends are known.
     pub(super) fn middle(&self) -> Option<f64> {
         self.low.zip(self.high).map(|(low, high)| (low * high).sqrt())
     }
 
-    /// Whether even a rate far below that of one stream fails.
+    /// Whether a rate far below that of single requests fails.
     pub(super) fn is_hopeless(&self) -> bool {
         self.low.is_none() && self.high.is_some_and(|high| high < self.one_stream * GIVE_UP)
     }

@@ -1,21 +1,20 @@
 //! Estimates the boundary from all trials: the share of misses as a function of the rate.
 //!
-//! A single trial cannot tell two neighbouring rates apart: with 3,000 requests and 1 % of misses, which come in clusters,
-//! the rate stays uncertain by 5 % either way. All trials together can. The model is local: near the boundary the odds of a
-//! miss grow as a power b of the rate r,
+//! One trial is not enough: with 3,000 requests and 1 % of misses, which come in clusters, the boundary is known to 5 % either
+//! way. So all trials are used together. Near the boundary, the odds of a miss are assumed to grow as a power b of the rate r:
 //!
 //! ```text
 //! ln(m / (1 - m)) = ln(a / (1 - a)) + b ln(r / r*)        m: share of misses, a: the allowed share
 //! ```
 //!
-//! with two unknowns: r*, the boundary, and b, the steepness (10 for a gentle server, hundreds for a cliff). Each pair on a
-//! grid is weighted by its likelihood. The result is therefore a distribution of r*: it says which rate to try next, when to
-//! stop, and how much to take off to be safe. The likelihood stays valid for trials that ended early.
+//! The two unknowns are the boundary r* and the steepness b (10 when attainment falls slowly, hundreds when it falls at once).
+//! Each pair on a grid is weighted by its likelihood, which gives a distribution of r*. From that follow the rate to try
+//! next, when to stop, and the safety margin. The likelihood stays valid for trials that ended early.
 //!
-//! Clusters: the log-likelihood is divided by the dispersion phi (quasi-likelihood; McCullagh and Nelder, 9.2). phi is
-//! Pearson's statistic per degree of freedom at the best pair; with few trials, the mean design effect inside them if that is
-//! larger. It is inflated because it is itself an estimate with few degrees of freedom. A background of misses that no rate
-//! explains ([`BACKGROUND`]) keeps one stray miss far below the boundary from dominating.
+//! Because misses come in clusters, the log-likelihood is divided by the dispersion phi (quasi-likelihood; McCullagh and
+//! Nelder, 9.2). phi is Pearson's statistic per degree of freedom at the best pair; with few trials, it is at least the mean
+//! design effect inside them. It is inflated, since it is estimated from few degrees of freedom. Some misses occur at any
+//! rate ([`BACKGROUND`]), so a single miss far below the boundary has little weight.
 
 use sluice_core::stats::Dependence;
 
@@ -29,16 +28,16 @@ const SLOPE_STEP: f64 = 1.5;
 const STEP: f64 = 0.004;
 /// The grid reaches this far beyond the lowest and highest rate run, in ln r.
 const REACH: f64 = 0.12;
-/// A share of misses above this many times the allowed is taken as that: the model is local.
+/// Shares of misses are limited to this many times the allowed share, since the model holds near the boundary only.
 const LOCAL: f64 = 20.0;
 /// Misses that occur at any rate, as a share of the allowed misses.
 const BACKGROUND: f64 = 0.05;
-/// Trials below this share of the highest rate are left out: they say nothing about the boundary and lengthen the grid.
+/// Trials below this share of the highest rate are left out: they do not show where the boundary is and make the grid longer.
 const NEAR: f64 = 0.5;
 /// Degrees of freedom from which Pearson's statistic is used alone.
 const TRUSTED: f64 = 6.0;
 
-/// What one trial has counted.
+/// The counts of one trial.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct RatePoint {
     /// Requests per second that were sent.

@@ -4,12 +4,11 @@
 //! target for as long as the load lasts. A search has five phases:
 //!
 //! ```text
-//! one stream   can a request alone meet its objectives? If not, no rate can, and the search ends
-//! saturated    the throughput of the server while it has a backlog
-//! looks        from 0.8 of that up or down, then the geometric middle, until one rate holds and one slightly above
-//!              it fails (`bracket`); a look ends as soon as it can decide (`judge`)
-//! samples      full length around the boundary; `curve` estimates it from all of them, until it is known within the
-//!              tolerance
+//! one stream   requests one after the other; if these miss their objectives, no rate can hold and the search ends
+//! saturated    measures the throughput of the server while it has a backlog
+//! looks        short trials, the first at 0.8 of that throughput, until one rate holds and a slightly higher one
+//!              fails (`bracket`); a look ends as soon as it can decide (`judge`)
+//! samples      longer trials near the boundary, until `curve` knows it within the tolerance
 //! proof        a trial with new requests at the rate to report; if it fails, again at a lower rate
 //! ```
 //!
@@ -17,13 +16,13 @@
 //!
 //! - with 99 % probability its attainment is at most [`SearchGoal::slack`] below the target, which matters where the
 //!   attainment falls steeply;
-//! - half of the overload that a trial cannot detect is taken off: a queue that grows by a share e of the load needs 1/e
-//!   times the longest bound to miss it;
-//! - it is at most 97 % of the saturated throughput. Above that, one long burst builds a queue that never empties.
+//! - half of the overload that a trial cannot detect is subtracted: when the rate is too high by a share e, the queue
+//!   misses the longest bound only after 1/e times that bound;
+//! - it is at most 97 % of the saturated throughput. Above that, a long burst leaves a queue that does not empty.
 //!
-//! Measured with 100 seeds each. Three simulated engines: within 5 % of the true rate in 92, 95 and 99 of 100, never with a
-//! long-run attainment more than 1 % below the target. M/M/1 queues with objectives of 10, 40 and 200 service times: within
-//! 5 % in 85, 90 and 91; too high in 0, 9 and 0. A search sends 60,000 to 150,000 requests; [`SearchGoal::requests`] and
+//! Accuracy, measured with 100 seeds each: with three simulated engines, 92, 95 and 99 results were within 5 % of the true rate,
+//! and none had a long-run attainment more than 1 % below the target. With M/M/1 queues and objectives of 10, 40 and 200
+//! service times, 85, 90 and 91 were within 5 %, and 0, 9 and 0 were too high. A search sends 60,000 to 150,000 requests; [`SearchGoal::requests`] and
 //! [`SearchGoal::tolerance`] trade accuracy for time.
 //!
 //! Rates are compared by ratio, so 0.05 and 5,000 requests per second take the same number of trials. Bounds:
@@ -40,9 +39,9 @@ use super::trial::{
     TrialVerdict,
 };
 
-/// Requests of the trial with one stream that count.
+/// Requests that count in the trial with one stream.
 const STREAM_REQUESTS: usize = 30;
-/// Requests before those, for a server that is cold.
+/// Warm-up requests before them.
 const STREAM_WARMUP: usize = 2;
 /// The rate of the first look, as a share of the saturated throughput.
 const FIRST_SHARE: f64 = 0.8;
@@ -54,8 +53,8 @@ const SLACK_RISK: f64 = 0.01;
 const UNDETECTED_OVERLOAD: f64 = 0.5 / (3.0 * SearchGoal::SPANS);
 /// The reported rate is at most this share of the saturated throughput.
 const DRAIN_SHARE: f64 = 0.97;
-/// The saturated throughput is taken at the lower end of its interval, but not below this share of its value: responses of
-/// equal length end in waves, which widens the interval without need.
+/// The lower end of the interval of the saturated throughput is used, but at least this share of its value: responses of
+/// equal length end in waves, which makes the interval too wide.
 const DRAIN_LOW_LIMIT: f64 = 0.98;
 /// Trials reserved for proofs.
 const PROOF_RESERVE: usize = 8;
@@ -95,7 +94,7 @@ enum Stop<E> {
     System(E),
 }
 
-/// What the first two trials have measured, requests per second.
+/// Results of the first two trials, requests per second.
 struct Capacity {
     one_stream: f64,
     most: f64,

@@ -1,22 +1,22 @@
 //! Decides one trial: whether the objectives hold at its rate.
 //!
-//! The *SLO ratio* of a request is its worst measure over the bound for it: 1 or less meets all objectives, a failure is
-//! infinite. So is a request that is still in flight when it can no longer meet them: a server that never responds has an
-//! attainment of 0, not none.
+//! The *SLO ratio* of a request is the largest of its measures divided by their bounds: 1 or less meets all objectives. It is
+//! infinite for a failed request, and for one in flight that can no longer meet its objectives, so that a server which
+//! never responds has an attainment of 0.
 //!
-//! Requests are judged in the order in which they were due, and only as far as all before them are known. A miss takes
-//! longer to become known than a hit, so counting whatever has ended so far would count too few misses. Requests due within
-//! the warm-up find an empty server and do not count.
+//! Requests are judged in the order in which they were due, and only when all requests before them are known: a miss becomes
+//! known later than a hit, so counting requests as they end would count too few misses. Requests due within the warm-up
+//! meet an empty server and do not count.
 //!
-//! - A **look** ends as soon as it can decide. It fails at the first miss that is too many for its length; this is exact,
-//!   since no later hit can make up for it. It holds when Wald's test, after [`EARLIEST`] of the length, prefers half of
-//!   the allowed misses to twice the allowed. At its full length the share of hits decides.
-//! - A **sample** runs its length, to count its misses. It ends early at [`HOPELESS`] times the allowed misses.
-//! - A **proof** runs its length and fails as a look does. It holds when the share of hits is at the target and SLO ratios
-//!   are not growing. While they grow it continues, to at most [`MAX_EXTENSION`] times its length, and then fails.
+//! - A **look** ends as soon as it can decide. It fails when it has more misses than its full length allows. After
+//!   [`EARLIEST`] of the length it holds when Wald's test prefers half the allowed share of misses to twice that share. At
+//!   its full length the share of hits decides.
+//! - A **sample** runs its full length to count misses. It ends early at [`HOPELESS`] times the allowed misses.
+//! - A **proof** runs its full length and fails as a look does. It holds when the share of hits reaches the target and SLO
+//!   ratios do not grow. While they grow, it continues, to at most [`MAX_EXTENSION`] times its length, and then fails.
 //!
 //! SLO ratios grow when a line fitted to them ([`Trend`]) rises significantly and by more than a quarter of its mean. A
-//! queue that grows has a long-run attainment of 0, whatever the attainment so far.
+//! queue that keeps growing has a long-run attainment of 0, whatever the attainment so far.
 
 use sluice_core::stats::{Estimate, RatioTest, TestState, Trend, proportion};
 
@@ -32,7 +32,7 @@ const EARLIEST: f64 = 0.5;
 const HOPELESS: f64 = 10.0;
 /// Both error probabilities of Wald's test.
 const LOOK_ERROR: f64 = 0.05;
-/// Larger ratios count as this one, so that a stuck request does not outweigh a hundred others in a mean.
+/// Ratios are limited to this one, so that one stuck request does not dominate a mean.
 const MAX_SLO_RATIO: f64 = 3.0;
 
 /// A request as the judge knows it.
@@ -59,7 +59,7 @@ impl JudgedRequest {
 #[derive(Clone, Debug)]
 pub struct Judge {
     rule: TrialRule,
-    /// By number in the order due. The ratio of a request that is not known yet is NaN.
+    /// Requests by number in the order due. An unknown ratio is NaN.
     requests: Vec<JudgedRequest>,
     /// All requests before this one are known.
     known: usize,
@@ -67,7 +67,7 @@ pub struct Judge {
     misses: usize,
     wald: RatioTest,
     verdict: Option<TrialVerdict>,
-    /// The verdict came from misses behind requests that are not known yet: all known requests count.
+    /// Whether misses after unknown requests decided: then all known requests count.
     ended_by_known_misses: bool,
 }
 
@@ -180,7 +180,7 @@ impl Judge {
         }
     }
 
-    /// Decides by the known prefix, after each of its requests.
+    /// Decides from the requests before the first unknown one, after each of them.
     fn decide(&mut self) {
         if self.verdict.is_some() {
             return;

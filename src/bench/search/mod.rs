@@ -1,8 +1,8 @@
 //! The search for the highest rate at which the objectives hold.
 //!
-//! `find_rate` is the algorithm, `trial` its terms, `system` what it puts under load. `judge` decides one trial,
-//! `bracket` finds two neighbouring rates, and `curve` estimates the boundary between them from all trials. There are
-//! no sockets and no clock here; the caller provides the [`SystemUnderTest`].
+//! `find_rate` is the algorithm and `trial` its types. `judge` decides one trial, `bracket` finds a rate that holds and a
+//! slightly higher one that fails, and `curve` estimates the boundary between them from all trials. There are no sockets
+//! and no clock here; the caller provides the [`SystemUnderTest`] (`system`).
 
 mod trial;
 mod judge;

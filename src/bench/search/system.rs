@@ -1,6 +1,6 @@
-//! The system that a search puts under load: real servers, or a simulated one on virtual time.
+//! The system that a search puts under load: real servers, or a simulated server on virtual time.
 //!
-//! The search itself uses neither sockets nor clocks, so the same code runs against both. There is one trial at a time.
+//! The search uses no sockets and no clock, so its code is the same for both. Trials run one after the other.
 
 use super::judge::Judge;
 use super::trial::{Trial, TrialStats};

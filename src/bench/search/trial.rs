@@ -1,4 +1,4 @@
-//! The terms of a search: what a trial sends, how it is judged, and what a search returns.
+//! The types of a search: what a trial sends, how it is judged, and what a search returns.
 //!
 //! A *trial* is one run of the load generator at one load. A search is a sequence of trials. Every trial at a rate has a
 //! [`TrialKind`], which says how many requests it may take before it must decide. Bounds: [`SearchGoal::max_trials`].
@@ -13,9 +13,9 @@ pub const DELIVERED: f64 = 0.97;
 pub struct SearchGoal {
     /// The share of requests that must meet their objectives, in (0, 1).
     pub attainment: f64,
-    /// How far the long-run attainment at the reported rate may be below that in the worst case.
+    /// The long-run attainment at the reported rate may be below the target by at most this much.
     pub slack: f64,
-    /// The longest time that an objective allows, seconds. A queue needs a multiple of it to fill.
+    /// The longest bound of an objective, seconds. Trials last a multiple of it, so that queues have time to grow.
     pub longest_bound: f64,
     /// Samples are taken until the rate is known to this share either way (90 %).
     pub tolerance: f64,
@@ -69,7 +69,7 @@ pub enum TrialKind {
     Proof,
 }
 
-/// What a trial has shown.
+/// The verdict of a trial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TrialVerdict {
     /// The objectives hold at this rate.
@@ -81,7 +81,7 @@ pub enum TrialVerdict {
 /// How one trial is judged.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TrialRule {
-    /// How thorough.
+    /// The kind of trial.
     pub kind: TrialKind,
     /// The share of requests that must meet their objectives.
     pub target: f64,

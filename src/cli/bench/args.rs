@@ -1,9 +1,8 @@
 //! The flags of `sluice bench`: those of `vllm bench serve` where one exists, with its meaning and default.
 //!
-//! Intended differences are described in the help: prompts of the completions backend are token ids (exact lengths
-//! without a tokenizer), more measures and percentiles are shown, and several servers may be given. Flags that only
-//! concern how `vllm bench serve` loads a tokenizer are accepted and have no effect. Flags are checked together in
-//! `plan` and `requests`.
+//! Intended differences: prompts for completions are token ids (exact lengths without a tokenizer), more measures and
+//! percentiles are shown, and several servers may be given. Flags that only say how `vllm bench serve` loads a tokenizer
+//! are accepted and ignored. How flags fit together is checked in `plan` and `requests`.
 
 use std::path::PathBuf;
 
@@ -63,13 +62,13 @@ pub(super) struct ServerArgs {
     /// The API: completions (vllm, openai) or chat
     #[arg(long, value_enum, default_value = "openai")]
     pub(super) backend: Backend,
-    /// Base address; several are used in turn [default: http://HOST:PORT]
+    /// Address of the server; several are used in turn [default: http://HOST:PORT]
     #[arg(long, value_name = "URL", value_delimiter = ',')]
     pub(super) base_url: Vec<String>,
-    /// Host, when there is no base address
+    /// Host, without --base-url
     #[arg(long, default_value = "127.0.0.1")]
     pub(super) host: String,
-    /// Port, when there is no base address
+    /// Port, without --base-url
     #[arg(long, default_value_t = 8000)]
     pub(super) port: u16,
     /// Path of requests [default: that of the backend]
@@ -78,19 +77,19 @@ pub(super) struct ServerArgs {
     /// What to send as "model" [default: the first that the server lists]
     #[arg(long, value_name = "NAME")]
     pub(super) model: Option<String>,
-    /// The model's name on the wire, when it differs from --model
+    /// What to send as "model", if it is not --model
     #[arg(long, value_name = "NAME")]
     pub(super) served_model_name: Option<String>,
     /// Headers to send, KEY=VALUE; a bearer token is taken from OPENAI_API_KEY
     #[arg(long, value_name = "KEY=VALUE", num_args = 1.., value_parser = pair)]
     pub(super) header: Vec<(String, String)>,
-    /// Servers whose /metrics are read during the run [default: the base addresses]
+    /// Servers whose /metrics are read during the run [default: --base-url]
     #[arg(long, value_name = "URL", value_delimiter = ',')]
     pub(super) metrics_url: Vec<String>,
     /// Time to wait for the server to respond
     #[arg(long, value_name = "SECONDS", default_value_t = 0.0)]
     pub(super) ready_check_timeout_sec: f64,
-    /// A request that takes longer has failed
+    /// A request that takes longer counts as failed
     #[arg(long, value_name = "SECONDS", default_value_t = 21_600.0)]
     pub(super) request_timeout: f64,
 }
@@ -103,7 +102,7 @@ pub(super) enum DatasetName {
     /// Generated prompts, each beginning with one of a few prefixes
     #[value(name = "prefix_repetition")]
     PrefixRepetition,
-    /// Conversations: a JSON file
+    /// ShareGPT conversations: a JSON file
     Sharegpt,
     /// Prompts of your own: JSON lines with "prompt" and "output_tokens"
     Custom,
@@ -113,7 +112,7 @@ pub(super) enum DatasetName {
     Azure,
     /// Mooncake's JSON lines, with times and shared prefixes
     Mooncake,
-    /// JSON lines like Mooncake's with other units
+    /// JSON lines like Mooncake's, with configurable units and keys
     #[value(name = "timed_trace")]
     TimedTrace,
     /// The access log of sluice, to replay its traffic
@@ -139,34 +138,34 @@ pub(super) struct DatasetArgs {
     /// Output length for any dataset
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) output_len: Option<u32>,
-    /// Lengths within +-RATIO of the given ones; or {"input": R, "output": R}
+    /// Vary each length evenly by up to +-RATIO of it; or {"input": R, "output": R}
     #[arg(long, value_name = "RATIO", default_value = "0")]
     pub(super) random_range_ratio: RangeRatio,
-    /// Tokens before the prompt length that all prompts share
+    /// Tokens that all prompts share, added before the prompt length
     #[arg(long, value_name = "TOKENS", default_value_t = 0)]
     pub(super) random_prefix_len: u32,
-    /// Share of prompt tokens that the prefix cache should find: so much of each prompt is shared
+    /// Share of prompt tokens that the prefix cache should find: that share of each prompt is a shared prefix
     #[arg(long, value_name = "SHARE", value_parser = share)]
     pub(super) prefix_hit_rate: Option<f64>,
-    /// Different shared prefixes
+    /// Number of different shared prefixes
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) num_prefixes: u32,
-    /// Share of the prompts that have a shared part
+    /// Share of the prompts that have a shared prefix
     #[arg(long, value_name = "SHARE", value_parser = share)]
     pub(super) random_cache_hit_fraction: Option<f64>,
-    /// The shared part of those prompts
+    /// Share of such a prompt that is the shared prefix
     #[arg(long, value_name = "SHARE", value_parser = share, requires = "random_cache_hit_fraction")]
     pub(super) random_cache_ratio: Option<f64>,
     /// A class of requests, for a mix: short:weight=15,in=200,out=128,ttft=300; repeat it
     #[arg(long, value_name = "NAME:KEY=VALUE,..")]
     pub(super) class: Vec<ClassSpec>,
-    /// Shared tokens of prefix_repetition
+    /// Shared tokens of each prompt of prefix_repetition
     #[arg(long, value_name = "TOKENS", default_value_t = 256)]
     pub(super) prefix_repetition_prefix_len: u32,
     /// Other tokens of prefix_repetition
     #[arg(long, value_name = "TOKENS", default_value_t = 256)]
     pub(super) prefix_repetition_suffix_len: u32,
-    /// Prefixes of prefix_repetition
+    /// Number of prefixes of prefix_repetition
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) prefix_repetition_num_prefixes: u32,
     /// Output tokens of prefix_repetition
@@ -178,10 +177,10 @@ pub(super) struct DatasetArgs {
     /// Output tokens of custom; -1 takes "output_tokens" of each line
     #[arg(long, value_name = "TOKENS", default_value_t = -1, allow_negative_numbers = true)]
     pub(super) custom_output_len: i64,
-    /// Keep the order of sharegpt and custom
+    /// Keep the order of the file for sharegpt and custom
     #[arg(long)]
     pub(super) disable_shuffle: bool,
-    /// Tokens that a block's name in a timed trace stands for
+    /// Tokens in each block of a timed trace
     #[arg(long, value_name = "TOKENS", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) timed_trace_chunk_hash_size: u32,
     /// Seconds in one time unit of a timed trace (0.001 for milliseconds)
@@ -199,7 +198,7 @@ pub(super) struct DatasetArgs {
     /// Key of a timed trace's block names
     #[arg(long, value_name = "KEY", default_value = "hash_ids")]
     pub(super) timed_trace_label_hash_ids: String,
-    /// tokenizer.json, or its folder: exact lengths of texts
+    /// tokenizer.json, or its folder, for exact lengths of texts
     #[arg(long, value_name = "PATH")]
     pub(super) tokenizer: Option<PathBuf>,
     /// Prompts of token ids (the default for completions)
@@ -211,7 +210,7 @@ pub(super) struct DatasetArgs {
     /// Token ids that prompts are made of, FIRST-LAST
     #[arg(long, value_name = "RANGE", default_value = "1000-7999")]
     pub(super) vocabulary: Length,
-    /// Conversations instead of single requests; --num-prompts counts them
+    /// Send conversations instead of single requests; --num-prompts is their number
     #[arg(long)]
     pub(super) multi_turn: bool,
     /// Turns of a conversation: 3 or 2-8
@@ -254,25 +253,25 @@ pub(super) enum LoraAssignment {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Load")]
 pub(super) struct LoadArgs {
-    /// Requests in all
+    /// Number of requests
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..))]
     pub(super) num_prompts: u64,
     /// Send for this long, instead of a number of requests
     #[arg(long, value_name = "SECONDS", conflicts_with = "num_prompts")]
     pub(super) duration: Option<f64>,
-    /// Requests per second; inf is all at once, or a closed loop with --max-concurrency
+    /// Requests per second; inf sends all at once, or as a closed loop with --max-concurrency
     #[arg(long, value_name = "RATE", default_value = "inf")]
     pub(super) request_rate: Rate,
-    /// Shape of the gaps: 1 is Poisson, less comes in bursts, inf is even
+    /// Shape of the gaps: 1 is Poisson, less is burstier, inf is evenly spaced
     #[arg(long, value_name = "SHAPE", default_value = "1")]
     pub(super) burstiness: Rate,
-    /// Requests (or conversations) in flight at most
+    /// Most requests (or conversations) in flight
     #[arg(long, value_name = "N", alias = "multi-turn-concurrency", value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) max_concurrency: Option<u32>,
-    /// This many requests at the same time, at --request-rate on average
+    /// Send this many requests at the same time, at --request-rate on average
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) burst_size: Option<u32>,
-    /// One rate after the other, RATExSECONDS: 5x30,20x10,5x30
+    /// Several rates in turn, RATExSECONDS: 5x30,20x10,5x30
     #[arg(long, value_name = "STEPS", conflicts_with_all = ["burst_size", "duration"])]
     pub(super) rate_steps: Option<Steps>,
     /// A rate that grows from the first request to the last
@@ -299,13 +298,13 @@ pub(super) struct LoadArgs {
     /// Seed of all randomness
     #[arg(long, default_value_t = 0)]
     pub(super) seed: u64,
-    /// One run for each of these numbers of streams
+    /// One run for each of these values of --max-concurrency
     #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) sweep_max_concurrency: Vec<u32>,
-    /// One run for each of these rates
+    /// One run for each of these values of --request-rate
     #[arg(long, value_name = "RATE,..", value_delimiter = ',', conflicts_with = "sweep_max_concurrency")]
     pub(super) sweep_request_rate: Vec<Rate>,
-    /// In a sweep of concurrency, this many requests for each stream
+    /// In a sweep of concurrency: requests of a run, as a multiple of its concurrency
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(super) sweep_num_prompts_factor: Option<u64>,
     /// Empty the server's prefix cache before each run (vLLM in dev mode)
@@ -342,7 +341,7 @@ pub(super) struct SamplingArgs {
     pub(super) presence_penalty: Option<f64>,
     #[arg(long, value_name = "X")]
     pub(super) repetition_penalty: Option<f64>,
-    /// Log-probabilities per token
+    /// Number of log probabilities per token
     #[arg(long, value_name = "N")]
     pub(super) logprobs: Option<u32>,
     /// More fields of the body, as a JSON object
@@ -369,7 +368,7 @@ pub(super) struct OutputArgs {
     /// Save the result as JSON, with the keys of vllm bench serve
     #[arg(long)]
     pub(super) save_result: bool,
-    /// Include the arrays of single requests
+    /// Include the arrays of single requests, and the generated texts
     #[arg(long)]
     pub(super) save_detailed: bool,
     /// Add the result to the end of the file
@@ -378,13 +377,13 @@ pub(super) struct OutputArgs {
     /// Folder of the result
     #[arg(long, value_name = "FOLDER")]
     pub(super) result_dir: Option<PathBuf>,
-    /// File name of the result [default: made of label, load, model and time]
+    /// File name of the result [default: from label, load, model and time]
     #[arg(long, value_name = "FILE")]
     pub(super) result_filename: Option<PathBuf>,
-    /// Write the results as one HTML page, with plots
+    /// Write the results as an HTML page with plots
     #[arg(long, value_name = "FILE")]
     pub(super) html: Option<PathBuf>,
-    /// One line of CSV for each request
+    /// Write one line of CSV for each request
     #[arg(long, value_name = "FILE")]
     pub(super) csv: Option<PathBuf>,
     /// Your name for the run
@@ -401,13 +400,14 @@ pub(super) struct OutputArgs {
     pub(super) dry_run: bool,
 }
 
-/// Flags of `vllm bench serve` that have no effect here.
+/// Flags of `vllm bench serve` about its tokenizer. `--skip-tokenizer-init` sets `tokenizer_id` to null; the others have no
+/// effect.
 #[derive(Clone, Debug, Args)]
 pub(super) struct IgnoredArgs {
     #[arg(long, hide = true, action = ArgAction::SetTrue)]
     trust_remote_code: bool,
     #[arg(long, hide = true, action = ArgAction::SetTrue)]
-    skip_tokenizer_init: bool,
+    pub(super) skip_tokenizer_init: bool,
     #[arg(long, hide = true)]
     tokenizer_mode: Option<String>,
     #[arg(long, hide = true, action = ArgAction::SetTrue)]

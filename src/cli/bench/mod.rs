@@ -3,8 +3,8 @@
 //! The flags are those of `vllm bench serve` where one exists (`args`); the table and the JSON have its labels and keys. A
 //! sweep is several runs, one after the other. The result goes to stdout, the progress line and notes to stderr.
 //!
-//! Ctrl-C ends the run at once; its partial result is printed and saved, marked as partial. Complete runs of a sweep are
-//! saved already. Exit codes: 0 measured; 1 ended early, no server, or no request completed; 2 wrong usage.
+//! Ctrl-C ends the run at once; its result is printed and saved, marked as partial. Complete runs of a sweep have been
+//! saved before. Exit codes: 0 measured; 1 ended early, no server, or no request completed; 2 wrong usage.
 //!
 //! | file | what |
 //! |---|---|

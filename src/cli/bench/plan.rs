@@ -71,6 +71,7 @@ impl Setup {
             max_concurrency: args.load.max_concurrency.filter(|_| !closed),
             sessions: sessions(args)?,
             scrape: metrics,
+            keep_texts: args.output.save_detailed,
             ..RunPlan::new(workload, arrival, extent)
         };
         plan.workload.check()?;
@@ -82,7 +83,7 @@ impl Setup {
     pub(super) fn runs(&self) -> Vec<(String, RunPlan)> {
         let load = &self.args.load;
         if !load.sweep_max_concurrency.is_empty() {
-            return load.sweep_max_concurrency.iter().map(|streams| self.at_concurrency(*streams)).collect();
+            return load.sweep_max_concurrency.iter().map(|concurrency| self.at_concurrency(*concurrency)).collect();
         }
         let at = |rate: &Rate| {
             let arrival = match rate.finite() {
@@ -98,16 +99,16 @@ impl Setup {
         }
     }
 
-    fn at_concurrency(&self, streams: u32) -> (String, RunPlan) {
+    fn at_concurrency(&self, concurrency: u32) -> (String, RunPlan) {
         let extent = match (self.args.load.sweep_num_prompts_factor, self.plan.extent) {
-            (Some(factor), Extent::Requests(_)) => Extent::Requests(factor * u64::from(streams)),
+            (Some(factor), Extent::Requests(_)) => Extent::Requests(factor * u64::from(concurrency)),
             (_, extent) => extent,
         };
         let plan = match self.args.load.request_rate.finite() {
-            None => RunPlan { arrival: Arrival::ClosedLoop { streams }, extent, ..self.plan.clone() },
-            Some(_) => RunPlan { max_concurrency: Some(streams), extent, ..self.plan.clone() },
+            None => RunPlan { arrival: Arrival::ClosedLoop { concurrency }, extent, ..self.plan.clone() },
+            Some(_) => RunPlan { max_concurrency: Some(concurrency), extent, ..self.plan.clone() },
         };
-        (streams.to_string(), plan)
+        (concurrency.to_string(), plan)
     }
 
     /// What a sweep varies.
@@ -121,6 +122,7 @@ impl Setup {
         config.label = args.output.label.clone();
         config.backend = args.server.backend.name().to_owned();
         config.dataset = dataset_name(args.dataset.dataset_name);
+        config.tokenizer = tokenizer(args, args.server.model.as_ref().unwrap_or(&config.model));
         config.slo = Goodput::all(&args.output.goodput);
         config.percentiles = args.output.metric_percentiles.clone();
         config.percentile_metrics = args.output.percentile_metrics.clone();
@@ -130,6 +132,13 @@ impl Setup {
         }
         result.warnings.extend(cached_less(&self.plan, result));
     }
+}
+
+/// The tokenizer that lengths are counted with, named as by `vllm bench serve`: `--tokenizer`, otherwise the model, since
+/// the server counts with the model's own. `None` with `--skip-tokenizer-init`.
+fn tokenizer(args: &BenchArgs, model: &str) -> Option<String> {
+    let named = args.dataset.tokenizer.as_ref().map_or_else(|| model.to_owned(), |path| path.display().to_string());
+    (!args.ignored.skip_tokenizer_init).then_some(named)
 }
 
 /// A warning when the server did not reach the target hit rate of its prefix cache.
@@ -160,24 +169,24 @@ fn arrival(args: &BenchArgs, workload: &Workload) -> anyhow::Result<(Arrival, Ex
         Some(seconds) if seconds > 0.0 => Extent::Lasting(Duration::try_from_secs_f64(seconds).context("--duration")?),
         Some(seconds) => bail!("--duration {seconds}: give a number of seconds above 0"),
     };
-    let moments = match &workload.source {
-        RequestSource::Items(items) => items.moments(),
+    let recorded = match &workload.source {
+        RequestSource::Items(items) => items.times(),
         RequestSource::Classes(_) => None,
     };
-    if load.self_timed && moments.is_none() {
+    if load.self_timed && recorded.is_none() {
         bail!("--self-timed: this data set has no times of its own; use a trace, or --request-rate");
     }
     let own_rate = load.request_rate.finite().is_some() || load.rate_steps.is_some() || load.ramp_up_strategy.is_some();
     // A configured rate replaces the times of a trace, unless --self-timed keeps them.
     let replays = !load.no_self_timed && (load.self_timed || !own_rate);
-    let arrival = if let Some(moments) = moments.filter(|_| replays) {
+    let arrival = if let Some(recorded) = recorded.filter(|_| replays) {
         if !(load.trace_speed.is_finite() && load.trace_speed > 0.0) {
             bail!("--trace-speed {}: give a number above 0", load.trace_speed);
         }
         if let Extent::Requests(count) = &mut extent {
-            *count = (*count).min(moments.len() as u64);
+            *count = (*count).min(recorded.len() as u64);
         }
-        Arrival::Recorded(moments.iter().map(|at| at / load.trace_speed).collect())
+        Arrival::Recorded(recorded.iter().map(|at| at / load.trace_speed).collect())
     } else if let Some(steps) = &load.rate_steps {
         let length: f64 = steps.0.iter().map(|(_, time)| time).sum();
         let length = Duration::try_from_secs_f64(length).ok().filter(|length| length.as_secs_f64() <= MAX_SECONDS);
@@ -197,8 +206,8 @@ fn arrival(args: &BenchArgs, workload: &Workload) -> anyhow::Result<(Arrival, Ex
         Arrival::Ramp { start, end, geometric, burstiness: load.burstiness.0 }
     } else if let Some(rate) = load.request_rate.finite() {
         paced(rate, load.burstiness.0, load.burst_size)
-    } else if let Some(streams) = load.max_concurrency {
-        Arrival::ClosedLoop { streams }
+    } else if let Some(concurrency) = load.max_concurrency {
+        Arrival::ClosedLoop { concurrency }
     } else if load.duration.is_some() && load.sweep_max_concurrency.is_empty() && load.sweep_request_rate.is_empty() {
         bail!("--duration needs a --request-rate or a --max-concurrency: everything at once would never end");
     } else {

@@ -74,7 +74,7 @@ impl<'a> Output<'a> {
             file::save(result, path, self.args.save_detailed, self.args.append_result || !first)?;
             if !self.args.save_detailed && file::gaps(result) > file::MAX_GAPS {
                 eprintln!(
-                    "note: the file has no gaps between tokens, since there are over {}; keep them with --save-detailed",
+                    "note: gaps between tokens are not saved, because there are over {}; --save-detailed saves them",
                     file::MAX_GAPS
                 );
             }
@@ -82,7 +82,7 @@ impl<'a> Output<'a> {
         Ok(())
     }
 
-    /// Prints and saves what concerns all runs.
+    /// Prints the JSON or the table of all runs, and writes the HTML page.
     pub(super) fn finish(self) -> anyhow::Result<ExitCode> {
         if self.results.is_empty() {
             return Ok(ExitCode::FAILURE);
@@ -113,6 +113,9 @@ impl<'a> Output<'a> {
 /// The JSON of a result without its single requests.
 fn brief(result: &RunResult, detailed: bool) -> Value {
     let mut json = file::to_json(result, detailed);
+    if let Some(top) = json.as_object_mut().filter(|_| !detailed) {
+        file::brief_arrays(result).keys().for_each(|key| drop(top.remove(key)));
+    }
     if let Some(own) = json.get_mut("sluice").and_then(Value::as_object_mut) {
         own.remove("requests");
     }

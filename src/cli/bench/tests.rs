@@ -82,6 +82,31 @@ async fn a_run_is_measured_and_saved_with_all_its_requests() {
 }
 
 #[tokio::test]
+async fn texts_and_arrays_are_saved_as_by_vllm() {
+    let engine = engine().await;
+    let folder = tempfile::tempdir().unwrap();
+    let (url, path) = (engine.url(), folder.path().join("r.json"));
+    let saved = async |flags: &[&str]| {
+        let base = ["--base-url", &url, "--model", "org/m", "--served-model-name", "m", "--num-prompts", "2"];
+        let files = ["--random-input-len", "5", "--result-filename", path.to_str().unwrap()];
+        assert_eq!(code(&[&base[..], &files, flags].concat()).await, (0, String::new()));
+        file::load(&path).unwrap().remove(0).reported
+    };
+    let brief = saved(&[]).await;
+    assert_eq!(brief["tokenizer_id"], "org/m");
+    assert!(brief["latencies"].as_array().unwrap().iter().all(|latency| latency.as_f64().unwrap() > 0.0), "{brief:?}");
+    assert_eq!(brief["queue_times"], serde_json::json!([0.0, 0.0]));
+    assert_eq!(brief.get("generated_texts"), None);
+    let detailed = saved(&["--save-detailed", "--skip-tokenizer-init"]).await;
+    assert_eq!(detailed["tokenizer_id"], serde_json::Value::Null);
+    assert_eq!(detailed["generated_texts"], serde_json::json!([" a a a", " a a a"]));
+    let talk = saved(&["--save-detailed", "--multi-turn", "--prompt-text"]).await;
+    assert_eq!(talk["generated_texts"], serde_json::json!(vec![" a a a"; 6]));
+    let tokenizer = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tokenizer.json");
+    assert_eq!(saved(&["--tokenizer", tokenizer]).await["tokenizer_id"], tokenizer);
+}
+
+#[tokio::test]
 async fn a_sweep_saves_each_run_in_one_file() {
     let engine = engine().await;
     let folder = tempfile::tempdir().unwrap();

@@ -1,7 +1,7 @@
-//! The whole system in memory on paused time: the gateway's path, its pools and its health rules in front of simulated
-//! engines, minutes of traffic in seconds, the same from the same seed.
+//! Tests of the whole gateway in memory, on paused time: request path, pools and health rules in front of simulated engines.
 //!
-//! Only sockets are mocked: requests go through `Flow` with the demo's own configurations, to engines of the simulator.
+//! Minutes of traffic take seconds, and the same seed gives the same run. Only sockets are mocked: requests go through `Flow`
+//! with the configurations of the demo to engines of the simulator.
 //! Load, clients that leave and faults (an engine dies and restarts, hangs, stalls) follow from a seed. Invariants: every
 //! request ends and is recorded once, a completed response has every token, and at the end no capacity is held.
 
@@ -13,9 +13,9 @@ use std::time::Duration;
 
 use super::arrangement::{ALL, Arrangement};
 use crate::flow::Outcome;
-use world::{Life, Script, run};
+use world::{EndedRequest, Script, run};
 
-/// How long after the last fault requests may still fail: a round of probes and the first ejection.
+/// Requests may fail for this long after the last fault: a round of probes and the first ejection.
 const RECOVERY: Duration = Duration::from_secs(7);
 
 /// The value at `q` of the sorted values.
@@ -26,10 +26,10 @@ fn quantile(values: impl Iterator<Item = Duration>, q: f64) -> f64 {
 }
 
 /// P99 of short TTFT, short E2EL, long TTFT, long E2EL, seconds.
-fn tails(lives: &[Life]) -> [f64; 4] {
-    let of = |long: bool| lives.iter().filter(move |life| life.long == long);
-    let ttft = |long| quantile(of(long).map(|life| life.ttft.unwrap()), 0.99);
-    let e2el = |long| quantile(of(long).map(|life| life.total), 0.99);
+fn tails(requests: &[EndedRequest]) -> [f64; 4] {
+    let of = |long: bool| requests.iter().filter(move |request| request.long == long);
+    let ttft = |long| quantile(of(long).map(|request| request.ttft.unwrap()), 0.99);
+    let e2el = |long| quantile(of(long).map(|request| request.total), 0.99);
     [ttft(false), e2el(false), ttft(true), e2el(true)]
 }
 
@@ -39,8 +39,8 @@ fn the_arrangements_are_in_the_order_that_was_measured_on_gpus() {
     let rows = ALL.map(|arrangement| {
         let end = run(arrangement, &script);
         end.check();
-        assert!(end.lives.iter().all(|life| life.outcome == Outcome::Completed), "no request is shed");
-        tails(&end.lives)
+        assert!(end.requests.iter().all(|request| request.outcome == Outcome::Completed), "no request is shed");
+        tails(&end.requests)
     });
     let [round_robin, split, permits] = rows;
     assert!(split[0] < permits[0] && permits[0] * 2.0 < round_robin[0], "short TTFT: {rows:?}");
@@ -55,17 +55,20 @@ fn whatever_fails_every_request_ends_once_nothing_is_held_and_service_comes_back
         for arrangement in ALL {
             let end = run(arrangement, &Script::new(seed));
             end.check();
-            let bad = |life: &&Life| !matches!(life.outcome, Outcome::Completed | Outcome::ClientGone);
-            let last = end.lives.iter().filter(bad).map(|life| life.arrived).max().unwrap_or_default();
-            assert!(last < end.sound_from + RECOVERY, "seed {seed}, {}: {last:?}", arrangement.label());
-            assert!(end.lives.iter().any(|life| life.arrived > end.sound_from + RECOVERY), "the run is too short");
+            let bad = |request: &&EndedRequest| !matches!(request.outcome, Outcome::Completed | Outcome::ClientGone);
+            let last = end.requests.iter().filter(bad).map(|request| request.arrived).max().unwrap_or_default();
+            assert!(last < end.faults_over + RECOVERY, "seed {seed}, {}: {last:?}", arrangement.label());
+            assert!(
+                end.requests.iter().any(|request| request.arrived > end.faults_over + RECOVERY),
+                "the run is too short"
+            );
         }
     }
 }
 
 #[test]
 fn a_seed_says_everything_that_happens() {
-    let lives = |seed| run(Arrangement::Permits, &Script { seconds: 12, ..Script::new(seed) }).lives;
-    assert_eq!(lives(11), lives(11));
-    assert_ne!(lives(11), lives(12));
+    let requests = |seed| run(Arrangement::Permits, &Script { seconds: 12, ..Script::new(seed) }).requests;
+    assert_eq!(requests(11), requests(11));
+    assert_ne!(requests(11), requests(12));
 }

@@ -1,5 +1,6 @@
 //! `sluice sim fit DATA`: fits the simulator's constants to measured load tests, and reports how accurate the fit is.
 //!
+//! With `--server` the rows are measured first ([`fit_server`](super::fit_server)) and only the host's constants are fitted.
 //! Prints the measured and simulated cells of each row, with the current constants and with the fitted ones, then each third
 //! of the rows as predicted by a fit to the others. Deterministic. Exit codes: 0 done, 1 the data or a profile cannot be
 //! used, 2 wrong usage.
@@ -10,8 +11,10 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::Parser;
 
-use crate::sim::calibrate::search::{FITTED, FittedConstant};
-use crate::sim::calibrate::{Setting, Spread, report, rows};
+use super::fit_server;
+use crate::sim::calibrate::rows::Server;
+use crate::sim::calibrate::search::{FittedConstant, HOST};
+use crate::sim::calibrate::{Row, Setting, Spread, report, rows};
 use crate::sim::{Constants, Gpu, Layout, Model};
 
 /// Fits the simulator's constants to rows of a load test.
@@ -19,8 +22,20 @@ use crate::sim::{Constants, Gpu, Layout, Model};
 #[command(name = "sluice sim fit")]
 struct FitArgs {
     /// CSV: one line per run, what was sent and what was measured (columns: see --columns)
-    #[arg(required_unless_present = "columns")]
+    #[arg(required_unless_present_any = ["columns", "server"])]
     data: Option<PathBuf>,
+    /// Instead of DATA: measure the host of the vLLM at this URL with a small load, in about a minute. It should have no other
+    #[arg(long, value_name = "URL", conflicts_with_all = ["data", "show"])]
+    server: Option<String>,
+    /// With --server: the name of its model; the first that it lists if not given
+    #[arg(long, requires = "server")]
+    served_model_name: Option<String>,
+    /// With --server: the flag that it runs with
+    #[arg(long, requires = "server", default_value_t = 8192, value_parser = clap::value_parser!(u32).range(1..))]
+    max_num_batched_tokens: u32,
+    /// With --server: the flag that it runs with
+    #[arg(long, requires = "server", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
+    max_num_seqs: u32,
     /// GPU that the rows were measured on: a built-in name or the path of a TOML file
     #[arg(long, default_value = "h200")]
     gpu: String,
@@ -30,9 +45,9 @@ struct FitArgs {
     /// GPUs that shared the model
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     tensor_parallel_size: u32,
-    /// Constants to begin with, a file that this command wrote; the built-in ones if not given
+    /// Constants to begin with: a built-in host, or a file that this command wrote; the built-in ones if not given
     #[arg(long)]
-    start: Option<PathBuf>,
+    start: Option<String>,
     /// Where to write the fitted constants
     #[arg(long)]
     out: Option<PathBuf>,
@@ -65,48 +80,71 @@ pub(super) fn run(args: &[String]) -> ExitCode {
 }
 
 fn fit(args: &FitArgs) -> anyhow::Result<()> {
-    let Some(data) = args.data.as_ref().filter(|_| !args.columns) else {
+    if args.columns {
         println!("{}", rows::columns());
         return Ok(());
-    };
-    let read =
-        |path: &PathBuf| std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()));
-    let rows = rows::parse(&read(data)?).with_context(|| data.display().to_string())?;
+    }
     let layout = Layout { tensor_parallel: args.tensor_parallel_size, ..Layout::default() };
     let setting = Setting::new(Gpu::load(&args.gpu)?, Model::load(&args.model)?, layout);
-    let start = match &args.start {
-        Some(path) => Constants::parse(&path.display().to_string(), &read(path)?)?,
-        None => Constants::fitted(),
+    let start = args.start.as_ref().map_or_else(|| Ok(Constants::fitted()), |name| Constants::on_host(name))?;
+    let (rows, setting) = match &args.server {
+        Some(url) => (measured(args, url)?, Setting { fitted: HOST, ..setting }),
+        None => (read(args)?, setting),
     };
     println!("== before the fit\n{}", report::table(&rows, &setting.play_all(&start, &rows)?));
     if args.show {
         return Ok(());
     }
     let fitted = setting.fit(&start, &rows)?;
-    println!("\n== after the fit\n{}", report::table(&rows, &setting.play_all(&fitted, &rows)?));
-    println!("\n== each third of the rows, predicted by a fit to the others");
-    let (left, cells) = setting.leave_thirds_out(&start, &rows)?;
-    println!("{}", report::table(&left, &cells));
-    println!("\n== constants\n{}", changes(&start, &fitted));
+    let cells = setting.play_all(&fitted, &rows)?;
+    println!("\n== after the fit\n{}", report::table(&rows, &cells));
+    if args.server.is_none() {
+        println!("\n== each third of the rows, predicted by a fit to the others");
+        let (left, cells) = setting.leave_thirds_out(&start, &rows)?;
+        println!("{}", report::table(&left, &cells));
+    }
+    println!("\n== constants\n{}", changes(setting.fitted, &start, &fitted));
     if let Some(path) = &args.out {
-        let spread = Spread::of(rows.iter().zip(&setting.play_all(&fitted, &rows)?));
-        let text =
-            format!("# Written by sluice sim fit for {} and {}: {spread}.\n\n{}", args.gpu, args.model, fitted.table());
+        let spread = Spread::of(rows.iter().zip(&cells));
+        let mut table = fitted.table();
+        if args.server.is_some() {
+            // A host's file: what belongs to the GPU stays built in.
+            table.retain(|part, _| part == "host" || part == "front_end");
+        }
+        let text = format!("# Written by sluice sim fit for {} and {}: {spread}.\n\n{table}", args.gpu, args.model);
         std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
         println!("written to {}", path.display());
     }
     Ok(())
 }
 
+/// The rows of the file.
+fn read(args: &FitArgs) -> anyhow::Result<Vec<Row>> {
+    let path = args.data.as_ref().context("give a file of rows, or --server")?;
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    rows::parse(&text).with_context(|| path.display().to_string())
+}
+
+/// Rows measured on the server.
+fn measured(args: &FitArgs, url: &str) -> anyhow::Result<Vec<Row>> {
+    let server = Server {
+        max_num_batched_tokens: args.max_num_batched_tokens,
+        max_num_seqs: args.max_num_seqs,
+        ..Server::default()
+    };
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(fit_server::measure(url, args.served_model_name.as_deref(), server))
+}
+
 /// The fitted constants, each with its old value.
-fn changes(start: &Constants, fitted: &Constants) -> String {
+fn changes(moved: &[FittedConstant], start: &Constants, fitted: &Constants) -> String {
     let of = |constants: &Constants, part: &str, key: &str| {
         constants.table().get(part).and_then(|part| part.get(key)).and_then(toml::Value::as_float).unwrap_or(f64::NAN)
     };
     let line = |FittedConstant { table, key, .. }: &FittedConstant| {
         format!("{:32} {:>10} was {}", format!("{table}.{key}"), of(fitted, table, key), of(start, table, key))
     };
-    FITTED.iter().map(line).collect::<Vec<_>>().join("\n")
+    moved.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
 #[cfg(test)]
@@ -122,6 +160,9 @@ mod tests {
         let parsed = args(&["rows.csv", "--gpu", "l4", "--out", "x.toml"]).unwrap();
         assert_eq!((parsed.gpu.as_str(), parsed.model.as_str()), ("l4", "llama-3.1-8b"));
         assert!(args(&[]).is_err() && args(&["--columns"]).is_ok());
+        assert!(
+            args(&["--server", "http://gpu:8000"]).is_ok() && args(&["rows.csv", "--server", "http://gpu"]).is_err()
+        );
     }
 
     #[test]
@@ -136,6 +177,7 @@ mod tests {
         let setting = Setting::new(Gpu::load("h200").unwrap(), Model::load("llama-3.1-8b").unwrap(), Layout::default());
         let rows = rows::parse(&std::fs::read_to_string(path("rows.csv")).unwrap()).unwrap();
         let tpot = |constants: &Constants| setting.play_all(constants, &rows).unwrap()[0][2];
+        assert_eq!(Constants::on_host(&path("c.toml")).unwrap(), fitted, "--sim-host takes it");
         assert!((tpot(&Constants::fitted()) / 5.2 - 1.0).abs() > 0.05 && (tpot(&fitted) / 5.2 - 1.0).abs() < 0.02);
         fit(&args(&[&path("rows.csv"), "--start", &path("c.toml"), "--show"]).unwrap()).unwrap();
     }

@@ -32,6 +32,7 @@ pub(super) enum Startup {
 pub(super) struct SimFlags {
     pub(super) gpu: String,
     pub(super) model: Option<String>,
+    pub(super) host: Option<String>,
     pub(super) version: Version,
     pub(super) speed: f64,
     pub(super) seed: u64,
@@ -46,6 +47,7 @@ impl Default for SimFlags {
         Self {
             gpu: GPU.to_owned(),
             model: None,
+            host: None,
             version: Version::COMPARED,
             speed: 1.0,
             seed: 0,
@@ -61,7 +63,7 @@ impl SimFlags {
     /// GPU and model; the model is the one named, else the one that the served name refers to, else an 8B.
     ///
     /// # Errors
-    /// Unknown names, profiles with missing numbers.
+    /// Unknown names, files with missing numbers.
     pub(super) fn profile(&self, served: &str) -> anyhow::Result<Profile> {
         let gpu = Gpu::load(&self.gpu).map_err(|error| anyhow!("argument --sim-gpu: {error}"))?;
         let model = match &self.model {
@@ -71,7 +73,11 @@ impl SimFlags {
                 None => Model::load(MODEL)?,
             },
         };
-        Ok(Profile::new(gpu, model, Layout::default(), &Constants::fitted())?)
+        let constants = match &self.host {
+            Some(name) => Constants::on_host(name).map_err(|error| anyhow!("argument --sim-host: {error}"))?,
+            None => Constants::fitted(),
+        };
+        Ok(Profile::new(gpu, model, Layout::default(), &constants)?)
     }
 }
 
@@ -101,6 +107,7 @@ pub(super) fn split(args: Vec<String>) -> anyhow::Result<(SimFlags, Vec<String>)
         match name.as_str() {
             "--sim-gpu" => flags.gpu = value.clone(),
             "--sim-model" => flags.model = Some(value.clone()),
+            "--sim-host" => flags.host = Some(value.clone()),
             "--sim-profile" => match value.as_str() {
                 "h200-llama-8b" => (flags.gpu, flags.model) = (GPU.to_owned(), Some(MODEL.to_owned())),
                 _ => {
@@ -161,5 +168,12 @@ mod tests {
         assert_eq!(layers(SimFlags::default(), "m"), 32);
         let unknown = SimFlags { gpu: "b300".into(), ..SimFlags::default() };
         assert!(unknown.profile("m").unwrap_err().to_string().contains("--sim-gpu"));
+        let launch = |host: Option<&str>| {
+            let flags = SimFlags { host: host.map(str::to_owned), ..SimFlags::default() };
+            flags.profile("m").map(|profile| profile.constants.host.launch_layer_us)
+        };
+        assert!(launch(Some("quiet")).unwrap() < 0.6 * launch(None).unwrap());
+        let error = launch(Some("mainframe")).unwrap_err().to_string();
+        assert!(error.contains("--sim-host: unknown host 'mainframe'; built in: busy, quiet"), "{error}");
     }
 }

@@ -6,6 +6,7 @@
 //! |---|---|---|
 //! | `--sim-gpu NAME` | h200 | a built-in GPU or a TOML file |
 //! | `--sim-model NAME` | by the model's name, else llama-3.1-8b | a built-in model or a TOML file; a folder is read itself |
+//! | `--sim-host NAME` | busy | a built-in host (`busy`, `quiet`) or a TOML file of `sluice sim fit` |
 //! | `--sim-vllm-version X.Y` | 0.32.0 | version of flags and metrics |
 //! | `--sim-speed X` | 1 | simulated seconds per real second |
 //! | `--sim-seed N` | 0 | output lengths, words, jitter |
@@ -19,6 +20,7 @@
 
 mod cache;
 mod core;
+mod fit_server;
 mod fit;
 mod flags;
 mod start;
@@ -27,7 +29,7 @@ use std::process::ExitCode;
 
 use self::flags::split;
 use crate::sim::process::config::without_effect;
-use crate::sim::{Gpu, Model, Refusal, SimConfig};
+use crate::sim::{Constants, Gpu, Model, Refusal, SimConfig};
 use crate::vllm::args::{self, ArgsError, ServeArgs};
 use crate::vllm::version::Version;
 
@@ -37,7 +39,8 @@ const HELP: &str = "\
 a process that behaves like `vllm serve` on a GPU that is not there
 
 usage: sluice sim MODEL [flags of vllm serve] [--sim-*]
-       sluice sim fit DATA     fits the constants to measured rows (see sluice sim fit --help)
+       sluice sim fit DATA           fits the constants to measured rows (see sluice sim fit --help)
+       sluice sim fit --server URL   measures the host's constants on a running vLLM, in a minute
 
   --host ADDRESS          (default 0.0.0.0)
   --port PORT             (default 8000; 0 picks a free one)
@@ -47,6 +50,8 @@ usage: sluice sim MODEL [flags of vllm serve] [--sim-*]
   --sim-gpu NAME          GPU: GPUS, or a TOML file (default h200)
   --sim-model NAME        MODELS, or a TOML file
                           (default: by the model's name, else llama-3.1-8b)
+  --sim-host NAME         HOSTS, or a TOML file of `sluice sim fit` (default busy: two
+                          engines, gateway and clients on 32 cores; quiet: one engine on 16)
   --sim-vllm-version X.Y  whose flags and metrics (default 0.32.0)
   --sim-speed X           simulated seconds per real second (default 1)
   --sim-seed N            output lengths, words, jitter (default 0)
@@ -117,7 +122,10 @@ pub fn run(args: Vec<String>) -> ExitCode {
 /// The simulator's own flags; with `--help=all` also vLLM's, with `--help=WORD` those that contain the word.
 fn help(asked: &str) -> String {
     let names = |names: Vec<&str>| names.join(", ");
-    let own = HELP.replace("GPUS", &names(Gpu::names().collect())).replace("MODELS", &names(Model::names().collect()));
+    let own = HELP
+        .replace("GPUS", &names(Gpu::names().collect()))
+        .replace("MODELS", &names(Model::names().collect()))
+        .replace("HOSTS", &names(Constants::hosts().collect()));
     let word = match asked.split_once('=') {
         None => return own,
         Some((_, "all")) => "",

@@ -22,6 +22,7 @@ use crate::sim::observe::log::{Level, Log, LogSource};
 use crate::sim::process::startup::{Event, Surroundings, length, plan, refused};
 use crate::sim::{Fault, Handle, Refusal, SimConfig, Snapshot};
 use crate::vllm::args::ServeArgs;
+use crate::vllm::secrets::mask_command;
 
 /// vLLM's watchdog looks at the engine this often, and ends the server when it is dead.
 const WATCHDOG: Duration = Duration::from_secs(5);
@@ -240,9 +241,9 @@ impl SimProcess {
     }
 }
 
-/// Arguments as the log shows them.
+/// Arguments as the log shows them: without secrets, as vLLM does.
 fn shown(args: &ServeArgs) -> String {
-    let argv = args.to_argv();
+    let argv = mask_command(&args.to_argv(), "***").0;
     let model = args.model().unwrap_or_default();
     let rest = argv.iter().skip(usize::from(!model.is_empty())).map(String::as_str).collect::<Vec<_>>().join(" ");
     format!("'model_tag': '{model}', 'model': '{model}', 'argv': '{rest}'")

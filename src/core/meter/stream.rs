@@ -54,6 +54,9 @@ pub struct StreamStats {
     pub usage: TokenUsage,
     /// Events with output.
     pub content_events: u64,
+    /// Events that carried tokens: those with output, and empty ones behind the first (a token that completes no
+    /// character). As many as tokens where the engine sends each token as an event; fewer where it gathers several.
+    pub token_events: u64,
     /// All events, comments included.
     pub events: u64,
     /// Events too long to be read.
@@ -72,6 +75,18 @@ impl StreamStats {
     /// For [`Objectives::met`](super::Objectives::met).
     pub fn timings(&self) -> Timings {
         Timings { ttft: self.ttft, tpot: self.tpot, e2el: self.e2el }
+    }
+
+    /// Tokens generated, all sequences together: as the engine reported them, or one per event that carried tokens.
+    pub fn generated(&self) -> u64 {
+        self.usage.completion.unwrap_or(self.token_events)
+    }
+
+    /// Time per output token of one of `sequences` that were generated side by side. They are taken as equally long.
+    pub fn tpot_of_one(&self, sequences: u32) -> Option<Duration> {
+        let tokens = self.usage.completion? as f64 / f64::from(sequences.max(1));
+        let decoding = self.e2el?.checked_sub(self.ttft?)?;
+        (tokens >= 2.0).then(|| decoding.div_f64(tokens - 1.0))
     }
 
     /// Whether the response is complete: its end was seen, and no error.
@@ -137,6 +152,11 @@ impl StreamMeter {
         self.tally.stats.done
     }
 
+    /// Prompt tokens that the stream has reported so far.
+    pub fn prompt_tokens(&self) -> Option<u64> {
+        self.tally.stats.usage.prompt
+    }
+
     /// Completion tokens that the stream has reported so far.
     pub fn completion_tokens(&self) -> Option<u64> {
         self.tally.stats.usage.completion
@@ -183,6 +203,8 @@ impl Tally {
         if output || event.finish || event.kind == EventKind::Empty {
             self.last_choices = Some(now);
         }
+        let empty = event.kind == EventKind::Empty && self.dialect == Dialect::Choices && self.first.is_some();
+        self.stats.token_events += u64::from(output || empty);
         if event.aborted && self.stats.error.is_none() {
             self.stats.error_before_content = self.first.is_none();
             self.stats.error = Some(UpstreamError::aborted());
@@ -222,10 +244,7 @@ impl Tally {
         let mut stats = self.stats.clone();
         stats.ttft = self.first.map(|at| at - self.start);
         stats.e2el = self.last_choices.map(|at| at - self.start);
-        stats.tpot = match (stats.ttft, stats.e2el, stats.usage.completion) {
-            (Some(ttft), Some(e2el), Some(tokens @ 2..)) => Some((e2el - ttft).div_f64((tokens - 1) as f64)),
-            _ => None,
-        };
+        stats.tpot = stats.tpot_of_one(1);
         stats
     }
 }
@@ -345,6 +364,30 @@ mod tests {
         assert_eq!(stats.itl.count(), 4);
         assert!((stats.itl.sum_seconds() - 0.020).abs() < 1e-9);
         assert!((stats.itl.max_seconds() - 0.008).abs() < 1e-9);
+    }
+
+    #[test]
+    fn tokens_are_counted_by_events_where_the_engine_reports_none() {
+        let captured = |name: &str| {
+            let path = format!("{}/../../tests/fixtures/vllm-0.32/{name}.sse", env!("CARGO_MANIFEST_DIR"));
+            run(Strip::Nothing, &[(5, &std::fs::read(path).unwrap())]).1
+        };
+        for name in
+            ["chat-stream-n2", "completion-stream-n2", "completion-stream-list", "chat-stream", "completion-stream"]
+        {
+            let (plain, reported) = (captured(&format!("{name}-plain")), captured(&format!("{name}-usage")));
+            assert_eq!(plain.usage, TokenUsage::default());
+            assert_eq!(Some(plain.generated()), reported.usage.completion, "{name}");
+        }
+    }
+
+    #[test]
+    fn sequences_side_by_side_share_their_time() {
+        let chunks = [(10, text("a")), (50, [text("b"), last(), usage_event(10)].concat())];
+        let chunks: Vec<(u64, &[u8])> = chunks.iter().map(|(at, text)| (*at, text.as_bytes())).collect();
+        let (_, stats) = run(Strip::Nothing, &chunks);
+        assert_eq!(stats.tpot_of_one(2), Some(MS * 10));
+        assert_eq!(stats.tpot_of_one(10), None);
     }
 
     #[test]

@@ -9,6 +9,9 @@
 //! step, and the fingerprint of a removed usage event is appended to it. That is exact for one sequence. Usage is
 //! not injected for several, because their first finish comes long before the usage event.
 //!
+//! An engine may report usage unasked (`--enable-force-include-usage`). Usage on an event with choices, which the gateway
+//! requests only as `Continuous`, shows that; then nothing is removed, because the client would have received it anyway.
+//!
 //! The beginning of an unfinished event is also held, because only its end shows whether it must go. An event over the
 //! scanner's bound is not held: it is forwarded unchanged. An event that began in an earlier chunk is forwarded as a copy
 //! of its held part and a slice of the chunk that completes it.
@@ -42,6 +45,8 @@ pub(super) struct Stripper {
     strip: Strip,
     /// Whether the usage event at the end has been removed.
     final_removed: bool,
+    /// Whether the engine reports usage in every event although only the usage event was requested.
+    reports_unasked: bool,
     /// The event with the finish reason, until the next event arrives.
     held: Vec<u8>,
 }
@@ -61,7 +66,12 @@ enum Action {
 impl Stripper {
     /// A stripper for a new stream; `None` when nothing was injected.
     pub(super) fn new(strip: Strip) -> Option<Self> {
-        (strip != Strip::Nothing).then_some(Self { strip, final_removed: false, held: Vec::new() })
+        (strip != Strip::Nothing).then_some(Self {
+            strip,
+            final_removed: false,
+            reports_unasked: false,
+            held: Vec::new(),
+        })
     }
 
     /// Starts on the next chunk.
@@ -75,7 +85,9 @@ impl Stripper {
     }
 
     fn action(&mut self, raw: &RawEvent<'_>, event: &StreamEvent) -> Action {
-        if raw.oversize {
+        let unrequested = self.strip == Strip::InjectedUsage && event.kind != EventKind::Usage && event.usage.is_some();
+        self.reports_unasked |= unrequested;
+        if raw.oversize || self.reports_unasked {
             return Action::Keep;
         }
         let removes_final = !matches!(self.strip, Strip::Continuous { keep_final: true });
@@ -258,6 +270,16 @@ mod tests {
         assert_eq!(stripped(&plain, Strip::InjectedUsage, 50), plain);
         let cut = &plain[..plain.len() - 40];
         assert_eq!(stripped(cut, Strip::InjectedUsage, 50), cut, "a held event is forwarded at the end");
+    }
+
+    #[test]
+    fn usage_that_the_engine_reports_unasked_stays() {
+        for name in ["chat-stream-continuous", "completion-stream-continuous"] {
+            let unasked = captured(name);
+            for chunk in [1, 64, unasked.len()] {
+                assert_eq!(stripped(&unasked, Strip::InjectedUsage, chunk), unasked, "{name}, chunks of {chunk}");
+            }
+        }
     }
 
     #[test]

@@ -40,13 +40,27 @@ pub enum ShedReason {
     QueueTimeout,
     /// No backend of the pool is ready.
     NoBackend,
+    /// The engines that could serve it are starting.
+    EngineStarting,
     /// The gateway drains before it stops.
     ShuttingDown,
+    /// There are too many client connections, in all or from this address.
+    Connections,
+    /// The bodies of all requests take up the memory for them.
+    BodyMemory,
 }
 
 impl ShedReason {
     /// Every reason, in the order of declaration.
-    pub const ALL: [Self; 4] = [Self::QueueFull, Self::QueueTimeout, Self::NoBackend, Self::ShuttingDown];
+    pub const ALL: [Self; 7] = [
+        Self::QueueFull,
+        Self::QueueTimeout,
+        Self::NoBackend,
+        Self::EngineStarting,
+        Self::ShuttingDown,
+        Self::Connections,
+        Self::BodyMemory,
+    ];
 
     /// The value of the `reason` label and of `code`.
     pub const fn label(self) -> &'static str {
@@ -54,7 +68,10 @@ impl ShedReason {
             Self::QueueFull => "queue_full",
             Self::QueueTimeout => "queue_timeout",
             Self::NoBackend => "no_backend",
+            Self::EngineStarting => "engine_starting",
             Self::ShuttingDown => "shutting_down",
+            Self::Connections => "too_many_connections",
+            Self::BodyMemory => "body_memory_full",
         }
     }
 
@@ -63,7 +80,46 @@ impl ShedReason {
             Self::QueueFull => "the queue for this model is full; try again later",
             Self::QueueTimeout => "no capacity became free in time; try again later",
             Self::NoBackend => "no backend for this model is ready; try again later",
+            Self::EngineStarting => "the engines for this model are starting; try again later",
             Self::ShuttingDown => "the gateway is shutting down; send the request again",
+            Self::Connections => "too many connections are open; close some, or try again later",
+            Self::BodyMemory => "the memory for request bodies is used up; try again later",
+        }
+    }
+}
+
+/// What a limit counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LimitUnit {
+    /// Sequences that the engine runs: prompts times `n`.
+    Sequences,
+    /// Prompt and output tokens together.
+    Tokens,
+}
+
+/// A limit that one request exceeds by itself, whatever else is running.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TooLarge {
+    /// What the limit counts.
+    pub unit: LimitUnit,
+    /// What the request takes at least.
+    pub wanted: u64,
+    /// What is allowed.
+    pub limit: u64,
+}
+
+impl TooLarge {
+    fn message(self, holder: &str) -> String {
+        let Self { unit, wanted, limit } = self;
+        match unit {
+            LimitUnit::Sequences => format!(
+                "the request takes {wanted} sequences at once, but {holder} takes at most {limit}; lower 'n' or \
+                 'best_of', or send fewer prompts or inputs in one request"
+            ),
+            LimitUnit::Tokens => format!(
+                "the request takes at least {wanted} prompt and output tokens, but {holder} takes at most {limit}; send \
+                 shorter or fewer prompts, or lower 'min_tokens' or 'n'"
+            ),
         }
     }
 }
@@ -80,13 +136,21 @@ pub enum Refusal {
     },
     /// 400: no model was named and no default exists.
     NoModel,
+    /// 400: no backend could take the request, even an empty one.
+    ExceedsBackend(TooLarge),
+    /// 400: the request alone exceeds what its key may use at once.
+    ExceedsKey(TooLarge),
     /// 413: the body is over the configured limit.
     BodyTooLarge {
         /// The limit, bytes.
         limit: u64,
     },
+    /// 415: a `Content-Encoding` that is not read here.
+    EncodingNotSupported,
     /// 408: the body came too slowly.
     BodyTimeout,
+    /// 408: the head came too slowly.
+    HeaderTimeout,
     /// 431: the header section is over the limit.
     HeadersTooLarge,
     /// 401: no key, and one is required.
@@ -105,6 +169,11 @@ pub enum Refusal {
         /// Names that this key may use; the first [`MAX_NAMES_SHOWN`] are shown.
         valid: Vec<String>,
     },
+    /// 404: no stored response of this id is known for this key.
+    UnknownResponse {
+        /// The id in the path.
+        id: String,
+    },
     /// 404: the path is not served.
     UnknownRoute,
     /// 405: the path is served, but not with this method.
@@ -119,13 +188,22 @@ pub enum Refusal {
         /// Seconds until trying again makes sense.
         retry_after: u64,
     },
-    /// 501: an upgrade or CONNECT.
+    /// 501: a WebSocket or CONNECT.
     UpgradeRefused,
+    /// 501: a transfer coding other than `chunked`.
+    CodingNotSupported,
     /// 503: refused early.
     Shed {
         /// Why.
         reason: ShedReason,
         /// Seconds, from the measured drain rate.
+        retry_after: u64,
+    },
+    /// 503: the engine reported in its stream, before any content, that it is overloaded.
+    UpstreamBusy {
+        /// The engine's words.
+        message: String,
+        /// Seconds, from the engine's response or the measured drain rate.
         retry_after: u64,
     },
     /// 502: the upstream broke before the first byte and no other backend could take it.
@@ -156,10 +234,19 @@ impl Refusal {
         match self {
             Self::BadRequest { message, .. } => with_message(400, INVALID, "invalid_request", message.clone()),
             Self::NoModel => row(400, INVALID, "model_missing", "'model' is missing; name one of /v1/models"),
+            Self::ExceedsBackend(limit) => with_message(400, INVALID, "exceeds_backend", limit.message("a backend")),
+            Self::ExceedsKey(limit) => with_message(400, INVALID, "exceeds_key_limit", limit.message("this API key")),
             Self::BodyTooLarge { limit } => {
                 with_message(413, INVALID, "body_too_large", format!("the body is over the limit of {limit} bytes"))
             }
+            Self::EncodingNotSupported => row(
+                415,
+                INVALID,
+                "content_encoding_not_supported",
+                "the body is encoded; send it without Content-Encoding",
+            ),
             Self::BodyTimeout => row(408, INVALID, "body_timeout", "the body did not arrive in time"),
+            Self::HeaderTimeout => row(408, INVALID, "header_timeout", "the request headers did not arrive in time"),
             Self::HeadersTooLarge => row(431, INVALID, "headers_too_large", "the request headers are too large"),
             Self::NoKey => row(
                 401,
@@ -174,6 +261,14 @@ impl Refusal {
             }
             Self::UnknownModel { model, valid } => {
                 with_message(404, "not_found_error", "model_not_found", unknown(model, valid))
+            }
+            Self::UnknownResponse { id } => {
+                let message = format!(
+                    "no response '{}' is known for this API key; it was made through another gateway, too long ago, or \
+                     before this one started",
+                    shown(id)
+                );
+                with_message(404, "not_found_error", "response_not_found", message)
             }
             Self::UnknownRoute => row(404, "not_found_error", "route_not_found", "this path is not served here"),
             Self::MethodNotAllowed { allow } => {
@@ -191,7 +286,11 @@ impl Refusal {
             Self::UpgradeRefused => {
                 row(501, INVALID, "upgrade_not_supported", "connection upgrades are not supported; send plain HTTP/1.1")
             }
+            Self::CodingNotSupported => {
+                row(501, INVALID, "transfer_coding_not_supported", "the only supported Transfer-Encoding is 'chunked'")
+            }
             Self::Shed { reason, .. } => row(503, UNAVAILABLE, reason.label(), reason.message()),
+            Self::UpstreamBusy { message, .. } => with_message(503, UNAVAILABLE, "upstream_busy", message.clone()),
             Self::UpstreamBroke => row(502, SERVER, "upstream_broke", "the backend failed before it responded"),
             Self::UpstreamTimeout => row(504, SERVER, "upstream_timeout", "the backend did not respond in time"),
             Self::Internal => row(500, SERVER, "internal_error", "the gateway failed; see its log"),
@@ -211,7 +310,11 @@ impl Refusal {
     /// Seconds for the `Retry-After` header, at least 1; `None` where trying again does not help by itself.
     pub fn retry_after(&self) -> Option<u64> {
         match self {
-            Self::KeyLimit { retry_after } | Self::Shed { retry_after, .. } => Some((*retry_after).max(1)),
+            Self::KeyLimit { retry_after }
+            | Self::Shed { retry_after, .. }
+            | Self::UpstreamBusy { retry_after, .. } => Some((*retry_after).max(1)),
+            // The network may be better then; official clients try a 408 again by themselves.
+            Self::BodyTimeout | Self::HeaderTimeout => Some(1),
             _ => None,
         }
     }
@@ -318,8 +421,13 @@ mod tests {
         let rest = [
             Refusal::BadRequest { message: "'n' must be an integer".into(), param: Some("n") },
             Refusal::NoModel,
+            Refusal::ExceedsBackend(TooLarge { unit: LimitUnit::Sequences, wanted: u64::MAX, limit: u64::MAX }),
+            Refusal::ExceedsKey(TooLarge { unit: LimitUnit::Tokens, wanted: u64::MAX, limit: u64::MAX }),
             Refusal::BodyTooLarge { limit: 7 },
+            Refusal::EncodingNotSupported,
+            Refusal::UnknownResponse { id: "r".repeat(999) },
             Refusal::BodyTimeout,
+            Refusal::HeaderTimeout,
             Refusal::HeadersTooLarge,
             Refusal::NoKey,
             Refusal::BadKey,
@@ -330,6 +438,8 @@ mod tests {
             Refusal::ExpectationFailed,
             Refusal::KeyLimit { retry_after: 3 },
             Refusal::UpgradeRefused,
+            Refusal::CodingNotSupported,
+            Refusal::UpstreamBusy { message: "the engine is full".into(), retry_after: 0 },
             Refusal::UpstreamBroke,
             Refusal::UpstreamTimeout,
             Refusal::Internal,
@@ -361,9 +471,9 @@ mod tests {
     }
 
     #[test]
-    fn retry_after_is_a_second_at_least_and_only_on_429_and_503() {
+    fn retry_after_is_a_second_at_least_and_only_on_408_429_and_503() {
         for refusal in all() {
-            assert_eq!(refusal.retry_after().is_some(), matches!(refusal.status(), 429 | 503), "{refusal:?}");
+            assert_eq!(refusal.retry_after().is_some(), matches!(refusal.status(), 408 | 429 | 503), "{refusal:?}");
             assert!(refusal.retry_after().is_none_or(|seconds| seconds >= 1));
         }
     }

@@ -21,7 +21,7 @@ impl Dialect {
     /// The dialect of a route's streams. Routes that never stream get [`Dialect::Choices`], whose errors have the same form.
     pub const fn of(route: Route) -> Self {
         match route {
-            Route::Responses => Self::Responses,
+            Route::Responses | Route::StoredResponse | Route::CancelResponse => Self::Responses,
             Route::Messages => Self::Messages,
             _ => Self::Choices,
         }

@@ -7,6 +7,7 @@
 //!
 //! Pure functions of bytes: no clock, no I/O, no state beyond one stream's.
 
+mod block;
 pub mod response;
 pub mod chunk;
 pub mod error;
@@ -22,7 +23,7 @@ pub mod scan;
 pub mod shape;
 pub mod sse;
 
-pub use error::{ErrorFormat, Refusal, ShedReason};
+pub use error::{ErrorFormat, LimitUnit, Refusal, ShedReason, TooLarge};
 pub use event::{Dialect, EventKind, StreamEvent};
 pub use request::RequestView;
 pub use request_error::RequestError;

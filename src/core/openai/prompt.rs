@@ -9,15 +9,28 @@
 //! part of unknown type is searched for text), because the engine validates them. Only a value that can never be a prompt
 //! is refused.
 //!
-//! A prompt field that is given twice is reported twice, so an estimate may be too high, never too low.
+//! An estimate may be too high, never too low: a prompt field that is given twice is reported twice, and a long value that
+//! is not known to stay out of the prompt counts as text ([`other`]). Chat templates render whatever they like: names and
+//! roles of messages, and all of `chat_template_kwargs`. Prompts given as tensors (`prompt_embeds`) are bounded by their
+//! bytes, see [`EMBEDDING_BYTES`].
+//!
+//! Bounds: below [`WALK_DEPTH`] containers the walk stops and counts everything as text: a client chooses the depth.
 
 use super::request_error::RequestError;
 use super::route::Route;
 use super::scan::{JsonKind, Scanner};
-use super::shape::PromptSink;
+use super::shape::{PromptShape, PromptSink, TextShape};
+
+/// Bytes of a tensor for each prompt token, at least: 512 values of 16 bits. Models of 8B have 4,096 values, so that the
+/// length of a prompt given as a tensor is overestimated eightfold. A tensor that torch expands (sparse, or with strides of
+/// 0) may have more rows than this: `--enable-prompt-embeds` is for clients that the engine trusts, as vLLM says.
+pub const EMBEDDING_BYTES: u64 = 1_024;
+
+/// Containers inside each other that the walk enters; messages with parts with nested results have about ten.
+const WALK_DEPTH: u32 = 32;
 
 /// Reads the value of member `key` if it belongs to the prompt of `route`. Returns whether it does; if not, nothing is
-/// consumed. `prompts` is set to the number of prompts in a field that holds a list of them.
+/// consumed. `prompts` is raised to the number of prompts in a field that holds a list of them.
 pub fn member<S: PromptSink>(
     scanner: &mut Scanner<'_>,
     route: Route,
@@ -32,21 +45,91 @@ pub fn member<S: PromptSink>(
             scanner.skip()?;
             return Ok(true);
         }
-        Field::Messages | Field::Ids => kind == JsonKind::Array,
+        Field::Messages | Field::Batch | Field::Ids => kind == JsonKind::Array,
         Field::Content | Field::Raw => true,
-        Field::Prompts => !matches!(kind, JsonKind::Number | JsonKind::Bool),
+        Field::Prompts | Field::Tensors => !matches!(kind, JsonKind::Number | JsonKind::Bool),
     };
     if !fits {
-        let expected = if field == Field::Prompts { "a string or a list" } else { "a list" };
+        let expected = if matches!(field, Field::Prompts | Field::Tensors) { "a string or a list" } else { "a list" };
         return Err(RequestError::WrongType { param: name, expected, got: kind.name() });
     }
     match field {
         Field::Messages => messages(scanner, sink)?,
         Field::Content => content(scanner, sink)?,
         Field::Raw => raw(scanner, sink)?,
-        Field::Ids | Field::Prompts => *prompts = prompt_list(scanner, sink)?,
+        // Of several lists the longest counts, in whatever order the members come.
+        Field::Ids | Field::Prompts => *prompts = prompt_list(scanner, sink)?.max(*prompts),
+        Field::Batch => *prompts = batch(scanner, sink)?.max(*prompts),
+        Field::Tensors => *prompts = tensors(scanner, sink)?.max(*prompts),
     }
     Ok(true)
+}
+
+/// Bytes up to which a value of another member is part of what each message costs: a role, a type, an id.
+const SHORT: usize = 64;
+
+/// Members of a request that never become prompt tokens, whatever their length.
+const NOT_PROMPT: &[&[u8]] = &[
+    b"allowed_token_ids",
+    b"audio",
+    b"bad_words",
+    b"cache_salt",
+    b"container",
+    b"ec_transfer_params",
+    b"guided_choice",
+    b"guided_grammar",
+    b"guided_json",
+    b"guided_regex",
+    b"include",
+    b"kv_transfer_params",
+    b"logit_bias",
+    b"logprob_token_ids",
+    b"media_io_kwargs",
+    b"metadata",
+    b"mm_processor_kwargs",
+    b"model",
+    b"output_config",
+    b"prediction",
+    b"prompt_cache_key",
+    b"request_id",
+    b"response_format",
+    b"safety_identifier",
+    b"session_id",
+    b"stop",
+    b"stop_sequences",
+    b"stop_token_ids",
+    b"stream_options",
+    b"structured_outputs",
+    b"text",
+    b"user",
+    b"vllm_xargs",
+];
+
+/// Takes the value of a member of the request that [`member`] does not know. Unless it is short, or known to stay out of
+/// the prompt, it counts as text: a newer engine or a chat template may render it. Returns whether it counts.
+pub fn other<S: PromptSink>(scanner: &mut Scanner<'_>, key: &[u8], sink: &mut S) -> Result<bool, RequestError> {
+    if NOT_PROMPT.contains(&key) {
+        scanner.skip()?;
+        return Ok(false);
+    }
+    long(scanner, sink)
+}
+
+/// The same for a field of a form, whose value is plain text.
+pub fn other_field(name: &[u8], value: &[u8], shape: &mut PromptShape) {
+    if !NOT_PROMPT.contains(&name) && value.len() > SHORT {
+        shape.text.add(TextShape::of_plain(value));
+    }
+}
+
+/// Takes a value; counts it as text if it is long.
+fn long<S: PromptSink>(scanner: &mut Scanner<'_>, sink: &mut S) -> Result<bool, RequestError> {
+    let raw = scanner.skip_raw()?;
+    let counts = raw.len() > SHORT;
+    if counts {
+        sink.json(raw);
+    }
+    Ok(counts)
 }
 
 /// How a field holds prompt text.
@@ -54,20 +137,25 @@ pub fn member<S: PromptSink>(
 enum Field {
     /// A conversation.
     Messages,
+    /// A list of conversations.
+    Batch,
     /// A string or parts.
     Content,
     /// One prompt or a list of prompts, each text or token ids.
     Prompts,
     /// A list of token ids.
     Ids,
+    /// One tensor or a list of tensors, each in base64.
+    Tensors,
     /// JSON that a template renders.
     Raw,
 }
 
 fn field(route: Route, key: &[u8]) -> Option<(&'static str, Field)> {
-    use Field::{Content, Ids, Messages, Prompts, Raw};
+    use Field::{Batch, Content, Ids, Messages, Prompts, Raw, Tensors};
     let found = match key {
-        b"messages" => ("messages", Messages),
+        b"messages" => ("messages", if route == Route::ChatBatch { Batch } else { Messages }),
+        b"prompt_embeds" => ("prompt_embeds", Tensors),
         b"prompt" => ("prompt", Prompts),
         b"input" => ("input", if route == Route::Responses { Content } else { Prompts }),
         b"system" => ("system", Content),
@@ -87,15 +175,16 @@ fn field(route: Route, key: &[u8]) -> Option<(&'static str, Field)> {
     };
     let names: &[&str] = match route {
         Route::ChatCompletions => &["messages", "tools", "functions", "documents"],
-        Route::Completions => &["prompt"],
+        Route::ChatBatch => &["messages"],
+        Route::Completions => &["prompt", "prompt_embeds"],
         Route::Embeddings | Route::Pooling | Route::Classify => &["input", "messages"],
         Route::Responses => &["input", "instructions", "tools"],
-        Route::Messages => &["messages", "system", "tools"],
+        Route::Messages | Route::CountTokens => &["messages", "system", "tools"],
         Route::Tokenize => &["prompt", "messages", "tools"],
         Route::Detokenize => &["tokens"],
         Route::Rerank => &["query", "documents"],
         Route::Score => &["text_1", "text_2", "queries", "documents", "items", "data_1", "data_2", "query"],
-        Route::Transcriptions | Route::Translations => &[],
+        Route::StoredResponse | Route::CancelResponse | Route::Transcriptions | Route::Translations => &[],
     };
     names.contains(&found.0).then_some(found)
 }
@@ -108,11 +197,34 @@ fn messages<S: PromptSink>(scanner: &mut Scanner<'_>, sink: &mut S) -> Result<()
     Ok(())
 }
 
+/// Conversations; returns how many.
+fn batch<S: PromptSink>(scanner: &mut Scanner<'_>, sink: &mut S) -> Result<u32, RequestError> {
+    let mut conversations = 0u32;
+    scanner.array(|scanner| {
+        conversations = conversations.saturating_add(1);
+        match scanner.kind()? {
+            JsonKind::Array => messages(scanner, sink),
+            _ => content(scanner, sink),
+        }
+    })?;
+    Ok(conversations.max(1))
+}
+
 /// A string, a part, or a list of parts.
 fn content<S: PromptSink>(scanner: &mut Scanner<'_>, sink: &mut S) -> Result<(), RequestError> {
     match scanner.kind()? {
+        JsonKind::Array | JsonKind::Object if scanner.depth() >= WALK_DEPTH => raw(scanner, sink)?,
         JsonKind::String => sink.text(scanner.text()?),
-        JsonKind::Array => drop(scanner.array(|scanner| content(scanner, sink))?),
+        JsonKind::Array => {
+            let mut first = true;
+            scanner.array(|scanner| {
+                // The engine joins the parts by line breaks, each of which separates tokens.
+                if !std::mem::take(&mut first) {
+                    sink.json(b"\n");
+                }
+                content(scanner, sink)
+            })?;
+        }
         JsonKind::Object => part(scanner, sink)?,
         JsonKind::Number | JsonKind::Bool | JsonKind::Null => drop(scanner.skip()?),
     }
@@ -121,25 +233,61 @@ fn content<S: PromptSink>(scanner: &mut Scanner<'_>, sink: &mut S) -> Result<(),
 
 /// A message, an item or a part; the keys have the same meaning in all of them.
 fn part<S: PromptSink>(scanner: &mut Scanner<'_>, sink: &mut S) -> Result<(), RequestError> {
-    let mut media = false;
+    let (mut media, mut is_tensor, mut data) = (false, false, &b""[..]);
     scanner.object(|scanner, key| {
         match &*key.bytes() {
+            b"type" if scanner.kind()? == JsonKind::String => {
+                let kind = scanner.text()?.raw;
+                is_tensor = kind == b"prompt_embeds";
+                if kind.len() > SHORT {
+                    sink.json(kind);
+                }
+            }
+            b"data" if scanner.kind()? == JsonKind::String => data = scanner.text()?.raw,
             b"content" | b"text" | b"input_text" | b"output" | b"arguments" | b"refusal" | b"thinking"
             | b"reasoning" | b"reasoning_content" | b"summary" => content(scanner, sink)?,
+            // A signature proves where thinking comes from; it is not rendered.
+            b"signature" | b"encrypted_content" => drop(scanner.skip()?),
             b"tool_calls" | b"function_call" | b"input" => raw(scanner, sink)?,
             b"image_url" | b"input_audio" | b"audio_url" | b"video_url" | b"image_embeds" | b"audio_embeds"
             | b"image_pil" | b"input_image" | b"file" | b"file_data" | b"source" => {
                 media |= scanner.kind()? != JsonKind::Null;
                 scanner.skip()?;
             }
-            _ => drop(scanner.skip()?),
+            // What a client calls unknown is text to some template: a name, extra members of a part.
+            _ => drop(long(scanner, sink)?),
         }
         Ok::<_, RequestError>(())
     })?;
     if media {
         sink.media();
     }
+    if is_tensor {
+        sink.embeddings(embedded_tokens(data.len() as u64));
+    } else if data.len() > SHORT {
+        sink.json(data);
+    }
     Ok(())
+}
+
+/// One tensor in base64, or several; returns how many.
+fn tensors<S: PromptSink>(scanner: &mut Scanner<'_>, sink: &mut S) -> Result<u32, RequestError> {
+    let mut count = 0u32;
+    let mut tensor = |scanner: &mut Scanner<'_>| {
+        count = count.saturating_add(1);
+        sink.embeddings(embedded_tokens(scanner.skip_raw()?.len() as u64));
+        Ok::<_, RequestError>(())
+    };
+    match scanner.kind()? {
+        JsonKind::Array => drop(scanner.array(tensor)?),
+        _ => tensor(scanner)?,
+    }
+    Ok(count.max(1))
+}
+
+/// The most tokens that a tensor of this many bytes in base64 holds.
+fn embedded_tokens(base64: u64) -> u64 {
+    (base64 / 4 * 3).div_ceil(EMBEDDING_BYTES)
 }
 
 fn raw<S: PromptSink>(scanner: &mut Scanner<'_>, sink: &mut S) -> Result<(), RequestError> {
@@ -153,6 +301,8 @@ fn raw<S: PromptSink>(scanner: &mut Scanner<'_>, sink: &mut S) -> Result<(), Req
 }
 
 /// One prompt or several; returns how many.
+///
+/// An id may also be written as pydantic accepts it: `1.0`, `1e3`, `true`.
 fn prompt_list<S: PromptSink>(scanner: &mut Scanner<'_>, sink: &mut S) -> Result<u32, RequestError> {
     if scanner.kind()? != JsonKind::Array {
         content(scanner, sink)?;
@@ -162,14 +312,21 @@ fn prompt_list<S: PromptSink>(scanner: &mut Scanner<'_>, sink: &mut S) -> Result
         sink.token_ids(count);
         return Ok(1);
     }
-    let mut prompts = 0u32;
+    let (mut prompts, mut ids) = (0u32, 0);
     scanner.array(|scanner| {
-        prompts = prompts.saturating_add(1);
-        match scanner.integers()? {
-            Some(count) => sink.token_ids(count),
-            None => content(scanner, sink)?,
+        match scanner.kind()? {
+            JsonKind::Number | JsonKind::Bool => {
+                scanner.skip()?;
+                ids += 1;
+                return Ok(());
+            }
+            JsonKind::Array if scanner.depth() >= WALK_DEPTH => raw(scanner, sink)?,
+            JsonKind::Array => drop(prompt_list(scanner, sink)?),
+            _ => content(scanner, sink)?,
         }
+        prompts = prompts.saturating_add(1);
         Ok::<_, RequestError>(())
     })?;
+    sink.token_ids(ids);
     Ok(prompts.max(1))
 }

@@ -41,10 +41,10 @@ pub enum RequestError {
         /// What is accepted.
         expected: &'static str,
     },
-    /// A form that cannot be parsed.
-    #[error("the form is broken: {why}")]
+    /// A form that is broken, or that parsers read differently.
+    #[error("the form is refused: {why}; write it as `curl --form` does, each field once")]
     NotAForm {
-        /// What is missing or too large.
+        /// What is missing, too large or not canonical.
         why: &'static str,
     },
 }

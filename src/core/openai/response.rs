@@ -3,7 +3,8 @@
 //! Every dialect has its own names for the same numbers: `prompt_tokens` / `input_tokens`,
 //! `completion_tokens` / `output_tokens`, cached tokens in `prompt_tokens_details.cached_tokens`,
 //! `input_tokens_details.cached_tokens` or `cache_read_input_tokens`. Rerank and score report only
-//! `total_tokens`; without a completion that is the prompt.
+//! `total_tokens`; without a completion that is the prompt. Anthropic's `input_tokens` leaves out what came from the cache or
+//! was written to it; both are added, so that a prompt has the same length in every dialect.
 //!
 //! Errors come as an object under `error` (vLLM since 0.11, OpenAI, Anthropic), as a bare string under
 //! `error` (401, scaling), or flat with `"object":"error"` (vLLM up to 0.10). `code` may be a number or a
@@ -117,12 +118,17 @@ pub(super) fn usage(scanner: &mut Scanner<'_>) -> Result<Option<TokenUsage>, Sca
         return Ok(None);
     }
     let mut found = TokenUsage::default();
-    let mut total = None;
+    let (mut total, mut left_out) = (None, 0u64);
     scanner.object(|scanner, key| {
         match &*key.bytes() {
             b"prompt_tokens" | b"input_tokens" => found.prompt = count(scanner)?.or(found.prompt),
             b"completion_tokens" | b"output_tokens" => found.completion = count(scanner)?.or(found.completion),
-            b"cache_read_input_tokens" => found.cached = count(scanner)?.or(found.cached),
+            b"cache_read_input_tokens" => {
+                let read = count(scanner)?;
+                left_out = left_out.saturating_add(read.unwrap_or(0));
+                found.cached = read.or(found.cached);
+            }
+            b"cache_creation_input_tokens" => left_out = left_out.saturating_add(count(scanner)?.unwrap_or(0)),
             b"total_tokens" => total = count(scanner)?,
             b"prompt_tokens_details" | b"input_tokens_details" => found.cached = cached(scanner)?.or(found.cached),
             _ => drop(scanner.skip()?),
@@ -132,6 +138,7 @@ pub(super) fn usage(scanner: &mut Scanner<'_>) -> Result<Option<TokenUsage>, Sca
     if found.prompt.is_none() {
         found.prompt = total.map(|total: u64| total.saturating_sub(found.completion.unwrap_or(0)));
     }
+    found.prompt = found.prompt.map(|prompt: u64| prompt.saturating_add(left_out));
     Ok((found != TokenUsage::default()).then_some(found))
 }
 
@@ -261,7 +268,9 @@ mod tests {
             of(r#"{"usage":{"input_tokens":5,"output_tokens":2,"input_tokens_details":{"cached_tokens":1}}}"#),
             full(Some(5), Some(2), Some(1))
         );
-        assert_eq!(of(r#"{"usage":{"input_tokens":5,"cache_read_input_tokens":3}}"#), full(Some(5), None, Some(3)));
+        let cached = r#"{"usage":{"input_tokens":5,"cache_read_input_tokens":3,"cache_creation_input_tokens":2}}"#;
+        assert_eq!(of(cached), full(Some(10), None, Some(3)));
+        assert_eq!(of(r#"{"usage":{"output_tokens":5,"cache_read_input_tokens":3}}"#), full(None, Some(5), Some(3)));
         assert_eq!(of(r#"{"usage":{"total_tokens":11}}"#), full(Some(11), None, None));
         assert_eq!(of(r#"{"usage":null}"#), None);
         assert_eq!(of(r#"{"usage":{"prompt_tokens":"x"}}"#), None);

@@ -32,7 +32,8 @@ pub enum UsageEdit {
     /// Leave `stream_options` alone.
     #[default]
     AsSent,
-    /// One usage event at the end of the stream (`include_usage`).
+    /// One usage event at the end of the stream (`include_usage`), and no other: the engine ignores
+    /// `continuous_usage_stats` where the client did not request the usage event, so a true one is set to false.
     AtEnd,
     /// Usage in every event as well (`continuous_usage_stats`).
     InEveryEvent,
@@ -41,7 +42,9 @@ pub enum UsageEdit {
 /// The positions of the editable values of one body. Valid only for the body they were read from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EditPoints {
-    form: bool,
+    /// In a form: its first delimiter.
+    form: Option<Span>,
+    /// In JSON: behind the opening brace.
     open: usize,
     members: bool,
     model: Option<Span>,
@@ -54,6 +57,8 @@ pub(super) struct OptionsPoints {
     pub(super) span: Span,
     pub(super) include: Option<Span>,
     pub(super) continuous: Option<Span>,
+    /// Whether `continuous_usage_stats` is true as sent, in effect or not.
+    pub(super) continuous_is_true: bool,
     /// Behind its opening brace; `None` when it is `null` and must be replaced whole.
     open: Option<usize>,
     members: bool,
@@ -78,8 +83,8 @@ impl EditPoints {
         Self { open, ..Self::default() }
     }
 
-    pub(super) fn form(model: Option<Span>) -> Self {
-        Self { form: true, model, ..Self::default() }
+    pub(super) fn form(model: Option<Span>, delimiter: Span) -> Self {
+        Self { form: Some(delimiter), model, ..Self::default() }
     }
 
     pub(super) fn saw_member(&mut self) {
@@ -105,19 +110,21 @@ pub struct EditedBody {
 impl EditedBody {
     /// `body`, which `points` was read from, with `edits` applied. Without edits it is one piece: `body` itself.
     ///
-    /// In a form only an existing `model` field can be edited; the rest is ignored there.
+    /// In a form only `model` can be edited; the rest is ignored there.
     pub fn new(body: &Bytes, points: &EditPoints, edits: Edits<'_>) -> Self {
         let mut patches: Patches = SmallVec::new();
         let mut front = String::new();
         if let Some(name) = edits.model {
-            let value = if points.form { name.to_owned() } else { quoted(name) };
-            match points.model {
-                Some(span) => patches.push((span, value)),
-                None if points.form => {}
-                None => front.push_str(&format!("\"model\":{value},")),
+            match (points.model, points.form) {
+                (Some(span), None) => patches.push((span, quoted(name))),
+                (Some(span), Some(_)) => patches.push((span, name.to_owned())),
+                (None, None) => front.push_str(&format!("\"model\":{},", quoted(name))),
+                (None, Some(delimiter)) => {
+                    patches.push((Span { end: delimiter.start, ..delimiter }, model_part(delimiter.of(body), name)));
+                }
             }
         }
-        if !points.form {
+        if points.form.is_none() {
             match points.options {
                 Some(options) => options.patch(edits.usage, &mut patches),
                 None => front
@@ -217,6 +224,9 @@ impl OptionsPoints {
                 None => front.push_str(member),
             }
         }
+        if usage == UsageEdit::AtEnd && self.continuous_is_true {
+            patches.extend(self.continuous.map(|span| (span, "false".to_owned())));
+        }
         if !front.is_empty() {
             if !self.members {
                 front.pop();
@@ -224,6 +234,12 @@ impl OptionsPoints {
             patches.push((Span { start: open, end: open }, front));
         }
     }
+}
+
+/// A form's part that names the model.
+fn model_part(delimiter: &[u8], name: &str) -> String {
+    let delimiter = String::from_utf8_lossy(delimiter);
+    format!("{delimiter}\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\n{name}\r\n")
 }
 
 /// `name` as a JSON string.
@@ -281,6 +297,10 @@ mod tests {
             edited(r#"{"stream_options":{"include_usage":false,"z":[1]}}"#, AT_END),
             r#"{"stream_options":{"include_usage":true,"z":[1]}}"#
         );
+        assert_eq!(
+            edited(r#"{"stream_options":{"include_usage":false,"continuous_usage_stats":"on"}}"#, AT_END),
+            r#"{"stream_options":{"include_usage":true,"continuous_usage_stats":false}}"#
+        );
         let every = Edits { model: None, usage: UsageEdit::InEveryEvent };
         assert_eq!(
             edited(r#"{"stream_options":{"include_usage":null}}"#, every),
@@ -304,6 +324,8 @@ mod tests {
             Just(r#""stream_options": {}"#.to_owned()),
             Just(r#""stream_options":{ "include_usage" : false , "z":{"include_usage":1}}"#.to_owned()),
             Just(r#""stream_options":{"continuous_usage_stats":false,"include_usage":true}"#.to_owned()),
+            Just(r#""stream_options":{"continuous_usage_stats":true,"include_usage":false}"#.to_owned()),
+            Just(r#""stream_options":{"continuous_usage_stats":true}"#.to_owned()),
             Just(r#""stream_options":{"z":[{}],"include_usag\u0065":null}"#.to_owned()),
             Just(r#""messages":[{"content":"{\"model\":\"m\",\"stream_options\":{}}"}]"#.to_owned()),
             "[a-c]{1,3}".prop_map(|key| format!(r#" "k{key}" : [1, "two", {{"model":3}}] "#)),
@@ -327,6 +349,9 @@ mod tests {
                     want["stream_options"] = json!({});
                 }
                 want["stream_options"]["include_usage"] = json!(true);
+                if usage == UsageEdit::AtEnd && want["stream_options"]["continuous_usage_stats"] == true {
+                    want["stream_options"]["continuous_usage_stats"] = json!(false);
+                }
                 if usage == UsageEdit::InEveryEvent {
                     want["stream_options"]["continuous_usage_stats"] = json!(true);
                 }

@@ -5,30 +5,50 @@
 //! of rerank and score are one route each. Matching is exact: no trailing slash, no case folding, no percent decoding,
 //! because vLLM does none of that for these paths and a second spelling would bypass the table.
 //!
+//! | vLLM 0.32 | here |
+//! |---|---|
+//! | chat, completions, responses, messages, transcriptions, translations, `/v1/chat/completions/batch` | served, generates |
+//! | embeddings, pooling, classify, score, rerank, tokenize, detokenize, `/v1/messages/count_tokens` | served, generates nothing |
+//! | `/v1/responses/{id}`, `/v1/responses/{id}/cancel` | served by the backend that made the response |
+//! | `*/render`, `*/derender`, `/inference/v1/*`, `/cohere/v2/chat`, `/v2/embed`, `/generative_scoring`, `/v1/systemone` | no: behind flags of the engine, or without clients |
+//! | `/v1/realtime` | no: a WebSocket |
+//! | everything else | no: control of the engine |
+//!
 //! Not here: `/v1/models`, `/health` and `/ready`, which the gateway serves itself.
 
 use std::fmt;
 
 use super::error::ErrorFormat;
 
+/// The longest id of a stored response, bytes. vLLM's have 37.
+pub const MAX_RESPONSE_ID: usize = 128;
+
 /// A route that goes to a backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Route {
     /// `/v1/chat/completions`
     ChatCompletions,
+    /// `/v1/chat/completions/batch`: several conversations, one response, never streamed
+    ChatBatch,
     /// `/v1/completions`
     Completions,
     /// `/v1/embeddings`
     Embeddings,
     /// `/v1/responses`
     Responses,
+    /// `/v1/responses/{id}`: reads or deletes a response that an engine has stored
+    StoredResponse,
+    /// `/v1/responses/{id}/cancel`
+    CancelResponse,
     /// `/v1/messages` (Anthropic's shape)
     Messages,
+    /// `/v1/messages/count_tokens` (Anthropic's shape)
+    CountTokens,
     /// `/tokenize`
     Tokenize,
     /// `/detokenize`
     Detokenize,
-    /// `/v1/rerank`, `/rerank`
+    /// `/v1/rerank`, `/v2/rerank`, `/rerank`
     Rerank,
     /// `/v1/score`, `/score`
     Score,
@@ -44,12 +64,16 @@ pub enum Route {
 
 impl Route {
     /// Every route, in the order of declaration.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 17] = [
         Self::ChatCompletions,
+        Self::ChatBatch,
         Self::Completions,
         Self::Embeddings,
         Self::Responses,
+        Self::StoredResponse,
+        Self::CancelResponse,
         Self::Messages,
+        Self::CountTokens,
         Self::Tokenize,
         Self::Detokenize,
         Self::Rerank,
@@ -64,30 +88,57 @@ impl Route {
     pub fn from_path(path: &str) -> Option<Self> {
         Some(match path {
             "/v1/chat/completions" => Self::ChatCompletions,
+            "/v1/chat/completions/batch" => Self::ChatBatch,
             "/v1/completions" => Self::Completions,
             "/v1/embeddings" => Self::Embeddings,
             "/v1/responses" => Self::Responses,
             "/v1/messages" => Self::Messages,
+            "/v1/messages/count_tokens" => Self::CountTokens,
             "/tokenize" => Self::Tokenize,
             "/detokenize" => Self::Detokenize,
-            "/v1/rerank" | "/rerank" => Self::Rerank,
+            "/v1/rerank" | "/v2/rerank" | "/rerank" => Self::Rerank,
             "/v1/score" | "/score" => Self::Score,
             "/pooling" => Self::Pooling,
             "/classify" => Self::Classify,
             "/v1/audio/transcriptions" => Self::Transcriptions,
             "/v1/audio/translations" => Self::Translations,
-            _ => return None,
+            _ => {
+                let (_, route) = stored_response(path)?;
+                route
+            }
         })
+    }
+
+    /// Whether a request with this method is served.
+    pub fn takes(self, method: &str) -> bool {
+        self.methods().split(", ").any(|one| one == method)
+    }
+
+    /// The methods that are served, for the `Allow` header.
+    pub const fn methods(self) -> &'static str {
+        match self {
+            Self::StoredResponse => "GET, DELETE",
+            _ => "POST",
+        }
+    }
+
+    /// Whether the request has a body that names a model. The others name a response.
+    pub const fn has_model(self) -> bool {
+        !matches!(self, Self::StoredResponse | Self::CancelResponse)
     }
 
     /// The value of the `route` label in metrics and records.
     pub const fn label(self) -> &'static str {
         match self {
             Self::ChatCompletions => "chat_completions",
+            Self::ChatBatch => "chat_batch",
             Self::Completions => "completions",
             Self::Embeddings => "embeddings",
             Self::Responses => "responses",
+            Self::StoredResponse => "stored_response",
+            Self::CancelResponse => "cancel_response",
             Self::Messages => "messages",
+            Self::CountTokens => "count_tokens",
             Self::Tokenize => "tokenize",
             Self::Detokenize => "detokenize",
             Self::Rerank => "rerank",
@@ -104,6 +155,7 @@ impl Route {
         matches!(
             self,
             Self::ChatCompletions
+                | Self::ChatBatch
                 | Self::Completions
                 | Self::Responses
                 | Self::Messages
@@ -115,9 +167,14 @@ impl Route {
     /// The shape of this route's errors.
     pub const fn error_format(self) -> ErrorFormat {
         match self {
-            Self::Messages => ErrorFormat::Anthropic,
+            Self::Messages | Self::CountTokens => ErrorFormat::Anthropic,
             _ => ErrorFormat::OpenAi,
         }
+    }
+
+    /// Whether the response may be a stream of events that the request asks for.
+    pub const fn streams(self) -> bool {
+        self.generates() && !matches!(self, Self::ChatBatch)
     }
 
     /// Whether the body is `multipart/form-data` and not JSON.
@@ -130,6 +187,23 @@ impl Route {
     pub const fn has_stream_options(self) -> bool {
         matches!(self, Self::ChatCompletions | Self::Completions)
     }
+}
+
+/// The id in the path of a stored response, and the route. Ids are letters, digits, `_` and `-`: nothing in them can be
+/// decoded into another path.
+pub fn stored_response(path: &str) -> Option<(&str, Route)> {
+    let rest = path.strip_prefix("/v1/responses/")?;
+    let (id, route) = match rest.strip_suffix("/cancel") {
+        Some(id) => (id, Route::CancelResponse),
+        None => (rest, Route::StoredResponse),
+    };
+    is_response_id(id.as_bytes()).then_some((id, route))
+}
+
+/// Whether it can be the id of a response: up to [`MAX_RESPONSE_ID`] letters, digits, `_` and `-`.
+pub fn is_response_id(id: &[u8]) -> bool {
+    let plain = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-');
+    (1..=MAX_RESPONSE_ID).contains(&id.len()) && id.iter().all(plain)
 }
 
 impl fmt::Display for Route {
@@ -160,11 +234,25 @@ mod tests {
             "//v1/chat/completions",
             "/V1/completions",
             "/v1/chat/completions/render",
+            "/v1/responses/",
+            "/v1/responses//cancel",
+            "/v1/responses/render/x",
+            "/v1/responses/..",
+            "/v1/responses/%2e%2e",
             "/v1/completions?x=1",
             "",
         ] {
             assert_eq!(Route::from_path(path), None, "{path}");
         }
+    }
+
+    #[test]
+    fn a_stored_response_is_named_by_its_path() {
+        assert_eq!(stored_response("/v1/responses/resp_1-a"), Some(("resp_1-a", Route::StoredResponse)));
+        assert_eq!(stored_response("/v1/responses/resp_1/cancel"), Some(("resp_1", Route::CancelResponse)));
+        assert_eq!(stored_response(&format!("/v1/responses/{}", "x".repeat(MAX_RESPONSE_ID + 1))), None);
+        assert!(Route::StoredResponse.takes("DELETE") && !Route::StoredResponse.takes("POST"));
+        assert!(Route::CancelResponse.takes("POST") && !Route::CancelResponse.takes("GET"));
     }
 
     #[test]

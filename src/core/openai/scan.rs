@@ -7,135 +7,31 @@
 //!
 //! Checked: structure, numbers, escapes, literals, nesting (at most [`MAX_DEPTH`]), nothing after the end. Accepted
 //! although JSON forbids it: raw control characters inside strings (finding them would need a second pass, and the engine
-//! refuses them) and `NaN`, `Infinity`, `-Infinity` (Python's parser accepts them).
+//! refuses them), and what Python's parser accepts: `NaN`, `Infinity`, `-Infinity`, and a byte order mark at the start.
 //!
 //! Keys and strings come as [`Text`], still escaped; [`Text::bytes`] decodes, so that `"mod\u0065l"` is the key `model`
 //! here as in the engine. Duplicate keys are all reported, in order: a caller that keeps the last one agrees with Python's
 //! `json`. The caller checks UTF-8 (once, over the whole body); decoding replaces invalid bytes.
 
 mod string;
+mod value;
 
-use std::borrow::Cow;
+use memchr::memchr2;
 
-use memchr::{memchr, memchr2};
+use string::closing_quote;
+pub use value::{JsonKind, MAX_DEPTH, ScanError, Span, Text};
 
-use string::{closing_quote, unescape};
+/// Words of a bit for each open container.
+const DEPTH_WORDS: usize = MAX_DEPTH as usize / 64 + 1;
 
-/// The deepest nesting that is accepted. Requests of real clients stay below 20 (tool schemas);
-/// the bound keeps the recursion of [`Scanner::skip`] far from the end of a thread's stack.
-pub const MAX_DEPTH: u32 = 64;
+/// The byte order mark in UTF-8.
+const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
 
 /// Bytes of a string whose escapes are all checked; only strings up to this size are ever decoded.
 const CHECKED_TEXT: usize = 4 << 10;
 
 /// Bytes that are compared one by one before a vector search starts.
 const NEAR: usize = 16;
-
-/// Why bytes are not an acceptable JSON document. The fault is downstream's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ScanError {
-    /// The input ends inside a value.
-    #[error("the JSON ends in the middle of a value at byte {at}; send the whole document")]
-    Truncated {
-        /// Offset of the end.
-        at: usize,
-    },
-    /// Something else stands where `expected` should.
-    #[error("the JSON is broken at byte {at}: expected {expected}")]
-    Broken {
-        /// Offset of the first byte that does not fit.
-        at: usize,
-        /// What would have fitted.
-        expected: &'static str,
-    },
-    /// More than [`MAX_DEPTH`] containers inside each other.
-    #[error("the JSON nests deeper than {MAX_DEPTH} levels at byte {at}; flatten it")]
-    TooDeep {
-        /// Offset of the container that is one too many.
-        at: usize,
-    },
-    /// Bytes after the document.
-    #[error("the JSON goes on after its end at byte {at}; send one document")]
-    Trailing {
-        /// Offset of the first byte after the end that is not blank.
-        at: usize,
-    },
-}
-
-/// The position of a value in its input: bytes `start..end`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Span {
-    /// Offset of the first byte.
-    pub start: usize,
-    /// Offset after the last byte.
-    pub end: usize,
-}
-
-impl Span {
-    /// The bytes of `input` that the span covers.
-    pub fn of(self, input: &[u8]) -> &[u8] {
-        &input[self.start..self.end]
-    }
-}
-
-/// What kind of value comes next, judged by its first byte.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum JsonKind {
-    /// `{`
-    Object,
-    /// `[`
-    Array,
-    /// `"`
-    String,
-    /// A digit or `-` (and `N`, `I`: Python's notation for numbers that JSON does not have)
-    Number,
-    /// `true` or `false`
-    Bool,
-    /// `null`
-    Null,
-}
-
-impl JsonKind {
-    /// The name to use in a message.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Object => "an object",
-            Self::Array => "a list",
-            Self::String => "a string",
-            Self::Number => "a number",
-            Self::Bool => "a boolean",
-            Self::Null => "null",
-        }
-    }
-}
-
-/// A string of the input without its quotes, escapes not decoded.
-#[derive(Clone, Copy, Debug)]
-pub struct Text<'a> {
-    /// The bytes between the quotes.
-    pub raw: &'a [u8],
-    /// Whether `raw` holds at least one escape.
-    pub escaped: bool,
-}
-
-impl<'a> Text<'a> {
-    /// The decoded bytes; borrowed when nothing is escaped.
-    pub fn bytes(self) -> Cow<'a, [u8]> {
-        if !self.escaped {
-            return Cow::Borrowed(self.raw);
-        }
-        Cow::Owned(unescape(self.raw).into_bytes())
-    }
-
-    /// The decoded text; borrowed when nothing is escaped. Invalid UTF-8 and lone surrogates
-    /// become U+FFFD.
-    pub fn decode(self) -> Cow<'a, str> {
-        if !self.escaped {
-            return String::from_utf8_lossy(self.raw);
-        }
-        Cow::Owned(unescape(self.raw))
-    }
-}
 
 /// A position in a JSON document.
 #[derive(Clone, Debug)]
@@ -146,9 +42,15 @@ pub struct Scanner<'a> {
 }
 
 impl<'a> Scanner<'a> {
-    /// Starts at the first byte of `bytes`.
+    /// Starts at the first byte of `bytes`, behind a byte order mark.
     pub fn new(bytes: &'a [u8]) -> Self {
-        Self { bytes, at: 0, depth: 0 }
+        let at = if bytes.starts_with(BYTE_ORDER_MARK) { BYTE_ORDER_MARK.len() } else { 0 };
+        Self { bytes, at, depth: 0 }
+    }
+
+    /// Containers that are open.
+    pub fn depth(&self) -> u32 {
+        self.depth
     }
 
     /// Offset of the next byte that was not consumed.
@@ -180,14 +82,7 @@ impl<'a> Scanner<'a> {
             return Ok(self.close(start));
         }
         loop {
-            if self.peek()? != b'"' {
-                return Err(self.broken("a key in quotes").into());
-            }
-            let key = self.text()?;
-            if self.peek()? != b':' {
-                return Err(self.broken("':'").into());
-            }
-            self.at += 1;
+            let key = self.key()?;
             member(self, key)?;
             match self.peek()? {
                 b',' => self.at += 1,
@@ -227,7 +122,7 @@ impl<'a> Scanner<'a> {
         let mut escaped = false;
         loop {
             if at - start > CHECKED_TEXT {
-                return self.long_text(start, at);
+                return self.long_text(start, at, escaped);
             }
             at = self.quote_or_escape(at).ok_or(ScanError::Truncated { at: self.bytes.len() })?;
             if self.bytes[at] == b'"' {
@@ -236,19 +131,21 @@ impl<'a> Scanner<'a> {
             }
             escaped = true;
             // Escapes come in runs (non-Latin text as Python writes it): stay out of memchr for them.
-            while self.bytes.get(at) == Some(&b'\\') {
+            while self.bytes.get(at) == Some(&b'\\') && at - start <= CHECKED_TEXT {
                 at = self.escape(at)?;
             }
         }
     }
 
-    /// The rest of a long string from `from`, which is not inside an escape. Its escapes are not checked, because stepping
-    /// over each escape of 400 KB of code takes half a millisecond; the engine checks them.
-    fn long_text(&mut self, start: usize, from: usize) -> Result<Text<'a>, ScanError> {
+    /// The rest of a long string from `from`, which is not inside an escape; `escaped`: whether there are escapes before.
+    /// Those from here on are not checked, because stepping over each escape of 400 KB of code takes half a millisecond;
+    /// the engine checks them.
+    fn long_text(&mut self, start: usize, from: usize, mut escaped: bool) -> Result<Text<'a>, ScanError> {
         let quote = closing_quote(&self.bytes[from..]).ok_or(ScanError::Truncated { at: self.bytes.len() })?;
-        self.at = from + quote + 1;
-        let raw = &self.bytes[start..from + quote];
-        Ok(Text { raw, escaped: memchr(b'\\', raw).is_some() })
+        escaped |= quote.behind_escapes;
+        let raw = &self.bytes[start..from + quote.at];
+        self.at = from + quote.at + 1;
+        Ok(Text { raw, escaped })
     }
 
     /// Takes a number and returns its characters.
@@ -293,14 +190,67 @@ impl<'a> Scanner<'a> {
         let kind = self.kind()?;
         let start = self.at;
         match kind {
-            JsonKind::Object => return self.object(|scanner, _| scanner.skip().map(drop)),
-            JsonKind::Array => return self.array(|scanner| scanner.skip().map(drop)),
-            JsonKind::String => drop(self.text()?),
-            JsonKind::Number => drop(self.number()?),
-            JsonKind::Bool => drop(self.boolean()?),
-            JsonKind::Null => self.literal(b"null", "null")?,
+            JsonKind::Object | JsonKind::Array => self.skip_containers()?,
+            kind => self.skip_scalar(kind)?,
         }
         Ok(Span { start, end: self.at })
+    }
+
+    fn skip_scalar(&mut self, kind: JsonKind) -> Result<(), ScanError> {
+        match kind {
+            JsonKind::String => self.text().map(drop),
+            JsonKind::Number => self.number().map(drop),
+            JsonKind::Bool => self.boolean().map(drop),
+            JsonKind::Null => self.literal(b"null", "null"),
+            JsonKind::Object | JsonKind::Array => Err(self.broken("a scalar")),
+        }
+    }
+
+    /// Steps over a container and all inside it, without recursion: a client chooses the depth.
+    fn skip_containers(&mut self) -> Result<(), ScanError> {
+        let floor = self.depth;
+        // For each open container, whether it is an object.
+        let mut objects = [0u64; DEPTH_WORDS];
+        loop {
+            match self.kind()? {
+                kind @ (JsonKind::Object | JsonKind::Array) => {
+                    let is_object = kind == JsonKind::Object;
+                    self.open(if is_object { b'{' } else { b'[' }, "a container")?;
+                    let (word, bit) = bit_of(self.depth);
+                    objects[word] = objects[word] & !bit | if is_object { bit } else { 0 };
+                    let close = if is_object { b'}' } else { b']' };
+                    if self.peek()? != close {
+                        if is_object {
+                            self.key()?;
+                        }
+                        continue;
+                    }
+                    self.close(self.at);
+                }
+                kind => self.skip_scalar(kind)?,
+            }
+            // Behind a value: whatever ends here is closed, until another value follows.
+            loop {
+                if self.depth == floor {
+                    return Ok(());
+                }
+                let (word, bit) = bit_of(self.depth);
+                let is_object = objects[word] & bit != 0;
+                match self.peek()? {
+                    b',' => {
+                        self.at += 1;
+                        if is_object {
+                            self.key()?;
+                        }
+                        break;
+                    }
+                    b'}' if is_object => drop(self.close(self.at)),
+                    b']' if !is_object => drop(self.close(self.at)),
+                    _ if is_object => return Err(self.broken("',' or '}'")),
+                    _ => return Err(self.broken("',' or ']'")),
+                }
+            }
+        }
     }
 
     /// Consumes the next value and returns its bytes.
@@ -348,6 +298,19 @@ impl<'a> Scanner<'a> {
             return Err(ScanError::Trailing { at: self.at });
         }
         Ok(())
+    }
+
+    /// Takes a key and its colon.
+    fn key(&mut self) -> Result<Text<'a>, ScanError> {
+        if self.peek()? != b'"' {
+            return Err(self.broken("a key in quotes"));
+        }
+        let key = self.text()?;
+        if self.peek()? != b':' {
+            return Err(self.broken("':'"));
+        }
+        self.at += 1;
+        Ok(key)
     }
 
     fn open(&mut self, bracket: u8, expected: &'static str) -> Result<usize, ScanError> {
@@ -435,6 +398,11 @@ impl<'a> Scanner<'a> {
     fn broken(&self, expected: &'static str) -> ScanError {
         ScanError::Broken { at: self.at, expected }
     }
+}
+
+/// Word and bit of the container at `depth`.
+fn bit_of(depth: u32) -> (usize, u64) {
+    (depth as usize / 64, 1 << (depth % 64))
 }
 
 #[cfg(test)]

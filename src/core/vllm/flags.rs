@@ -44,6 +44,13 @@ pub fn lookup(written: &str) -> Option<KnownFlag> {
     Some(KnownFlag { name: flag.name, arity })
 }
 
+/// The full name of a flag that is written in full without its leading dashes: `max-num-seqs`, `no-enable-lora`.
+pub(super) fn exact(written: &str) -> Option<&'static str> {
+    let long = format!("--{}", written.replace('_', "-"));
+    let (flag, _) = find(&long, Version::COMPARED).ok()?;
+    flag.forms(Version::COMPARED).iter().any(|form| form.text == long).then_some(flag.name)
+}
+
 /// The type of value that a flag takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Takes {

@@ -74,7 +74,9 @@ impl MetricsSnapshot {
         let new_names: Vec<&str> = ALIASES.iter().map(|(_, new)| *new).filter(|new| shows(page, new)).collect();
         let mut snapshot = Self::default();
         for line in page.lines() {
-            if let Some((name, labels, value)) = sample(line) {
+            // No number of an engine is negative; one such sample would hide the others in a sum.
+            if let Some((name, labels, value)) = sample(line).filter(|(_, _, value)| value.is_finite() && *value >= 0.0)
+            {
                 let name = match ALIASES.iter().find(|(old, _)| family_matches(name, old)) {
                     Some((_, new)) if new_names.contains(new) => continue,
                     Some((old, new)) => [new, &name[old.len()..]].concat(),
@@ -116,7 +118,7 @@ impl MetricsSnapshot {
             "cache_config_info" => {
                 let blocks = label(labels, "num_gpu_blocks").and_then(|blocks| blocks.parse::<u64>().ok());
                 self.gpu_blocks = match (self.gpu_blocks, blocks) {
-                    (Some(sum), Some(more)) => Some(sum + more),
+                    (Some(sum), Some(more)) => Some(sum.saturating_add(more)),
                     (known, new) => known.or(new),
                 };
             }

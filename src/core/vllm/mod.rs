@@ -5,6 +5,8 @@
 pub mod args;
 pub mod failure;
 pub mod flags;
+pub mod flag_effect;
 pub mod logs;
 pub mod metrics;
+pub mod secrets;
 pub mod version;

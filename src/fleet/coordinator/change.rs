@@ -24,6 +24,9 @@ pub enum RestartError {
     /// The settings cannot work.
     #[error("these settings would not start: {0}")]
     InvalidSettings(#[from] EngineFailure),
+    /// A secret would be shown with the settings and stored in the journal.
+    #[error("{0} is a secret, which is set in the configuration only: args.{0} = \"env:NAME\", then reload")]
+    Secret(String),
     /// Something is in the way.
     #[error(transparent)]
     Blocked(#[from] RestartBlocked),
@@ -74,6 +77,9 @@ pub(super) async fn restart(
     request: RestartRequest,
 ) -> Result<ChangeStarted, RestartError> {
     let context = registry.context(name).ok_or_else(|| RestartError::NotManaged(name.to_owned()))?;
+    if let Some((flag, _)) = request.set.iter().find(|(flag, value)| value.is_secret(flag)) {
+        return Err(RestartError::Secret(flag.clone()));
+    }
     let Setup { settings, configured } = if request.reset { context.spec().setup() } else { context.setup() };
     let to = Setup { settings: settings.with(&request.set), configured };
     change(registry, name, ChangeRequest { id: 0, to, cut: request.cut, hold: request.hold }, None).await

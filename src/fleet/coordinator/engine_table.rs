@@ -128,6 +128,13 @@ impl EngineTable {
         contexts.into_iter().any(|context| context.spec().address.endpoint == *endpoint)
     }
 
+    /// Engines of which a process may run, with its id where it is known.
+    pub(super) fn running(&self) -> Vec<String> {
+        let stopping = self.stopping.iter().filter_map(|stopping| stopping.context.as_deref());
+        let managed = self.managed.values().map(|engine| &*engine.handle.context);
+        managed.chain(stopping).filter_map(EngineContext::describe_running).collect()
+    }
+
     /// Every engine, in the order of names: managed ones, those that are being stopped, those that wait for others.
     pub(super) fn views(&self) -> Vec<EngineView> {
         let waiting = self.missing().filter_map(|spec| {

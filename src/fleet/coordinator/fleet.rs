@@ -7,6 +7,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use sha2::{Digest, Sha256};
+
 use super::change::{self, ChangeStarted, RestartError, RestartRequest};
 use super::engine_table::ExternalBackend;
 use super::registry::{DriverMaker, Registry};
@@ -40,6 +42,15 @@ impl Fleet {
     /// The folder cannot be used, or another gateway uses it.
     pub fn open(&self, folder: &Path) -> Result<(), JournalError> {
         self.registry.open_journal(folder)
+    }
+
+    /// A digest of a setting that may hold secrets, to be compared and stored. It is keyed with what the folder of the journal
+    /// holds, so that a secret cannot be searched for by its digest alone.
+    pub fn digest(&self, bytes: &[u8]) -> String {
+        let key = self.registry.digest_key();
+        let inner = Sha256::new().chain_update(key).chain_update(bytes).finalize();
+        let digest = Sha256::new().chain_update(key).chain_update(inner).finalize();
+        digest[..8].iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
     /// Takes over a configuration: new engines are started, removed ones stopped, changed ones restarted one after the
@@ -80,6 +91,22 @@ impl Fleet {
     /// another one to be gone.
     pub fn views(&self) -> Vec<EngineView> {
         self.registry.table().views()
+    }
+
+    /// Cuts the shutdown short, whether it has begun or not: engines are not drained any more, and those that do not end
+    /// within two seconds after SIGTERM are killed.
+    pub fn hurry(&self) {
+        self.registry.hurry.cancel();
+    }
+
+    /// Returns once [`Fleet::hurry`] was called.
+    pub fn hurried(&self) -> impl Future<Output = ()> + Send + use<> {
+        self.registry.hurry.clone().cancelled_owned()
+    }
+
+    /// Engines that this gateway has started or found and not stopped: `pool/backend (pid 71)`.
+    pub fn running(&self) -> Vec<String> {
+        self.registry.table().running()
     }
 
     /// Stops every engine and waits until they are gone. No engine is started any more.

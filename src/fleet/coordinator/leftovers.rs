@@ -18,7 +18,7 @@ use crate::driver::{Driver, EngineFailure, EngineIdentity, EngineStatus, StopRul
 use crate::engine::journal::{Journal, Record};
 use crate::engine::lifecycle::Step;
 use sluice_core::vllm::failure::FailureClass;
-use sluice_gateway::config::Launch;
+use sluice_gateway::config::{Launch, Words};
 
 /// Engines of an earlier gateway that run and that no gateway manages. A gateway without engines leaves them alone: it may
 /// have been started beside the folder of another one.
@@ -125,6 +125,6 @@ fn write_stopped(journal: &Mutex<Journal>, mut record: Record) -> std::io::Resul
 
 /// A driver that can find and stop an engine of which only the name is known.
 fn driver_of(name: &str, folder: &Path) -> ProcessDriver {
-    let (command, gpu) = (Vec::new(), Vec::new());
+    let (command, gpu) = (Words::default(), Vec::new());
     ProcessDriver::new(name, Launch { command, port: 0, gpu, env: BTreeMap::new(), args: BTreeMap::new() }, folder)
 }

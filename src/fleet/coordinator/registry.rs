@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::engine_table::{EngineTable, ExternalBackend, Wanted};
@@ -20,6 +21,7 @@ use crate::engine::journal::{Journal, JournalError, Record};
 use crate::engine::lifecycle::RestartBlocked;
 use crate::engine::spec::EngineSpec;
 use crate::probe::ReportedModels;
+use crate::state_folder::{self, KEY_BYTES};
 use sluice_gateway::pool::{Admission, Cordon};
 
 /// Makes the driver of an engine that is new.
@@ -31,6 +33,8 @@ pub(super) struct Registry {
     pub(super) reported: Arc<ReportedModels>,
     pub(super) maker: DriverMaker,
     journal: Mutex<Option<Arc<Mutex<Journal>>>>,
+    /// What digests are keyed with; zeros until the journal is open.
+    digest_key: Mutex<[u8; KEY_BYTES]>,
     /// The last record of each engine of earlier gateways, until the first configuration is applied.
     earlier: Mutex<Vec<Record>>,
     table: Mutex<EngineTable>,
@@ -41,6 +45,8 @@ pub(super) struct Registry {
     /// Held from the preflight of a change until the change has begun: two that pass it together would both begin.
     pub(super) change_lock: tokio::sync::Mutex<()>,
     next_change: AtomicU64,
+    /// Cancelled when a shutdown is cut short.
+    pub(super) hurry: CancellationToken,
     /// No engine is started any more.
     closing: AtomicBool,
 }
@@ -58,12 +64,14 @@ impl Registry {
             reported,
             maker,
             journal: Mutex::default(),
+            digest_key: Mutex::default(),
             earlier: Mutex::default(),
             table: Mutex::default(),
             wake: Notify::new(),
             tasks: TaskTracker::new(),
             change_lock: tokio::sync::Mutex::default(),
             next_change: AtomicU64::new(1),
+            hurry: CancellationToken::new(),
             closing: AtomicBool::new(false),
         }
     }
@@ -73,6 +81,8 @@ impl Registry {
         let mut journal = self.journal.lock();
         if journal.is_none() {
             let opened = Journal::open(folder)?;
+            let unusable = |source| JournalError::Unusable { path: folder.to_owned(), source };
+            *self.digest_key.lock() = state_folder::key(folder).map_err(unusable)?;
             let known = opened.last().values().flat_map(|record| {
                 let change = record.lifecycle.change.as_ref().map(|change| change.id);
                 change.into_iter().chain(record.lifecycle.ended.as_ref().map(|ended| ended.id))
@@ -82,6 +92,10 @@ impl Registry {
             *journal = Some(Arc::new(Mutex::new(opened)));
         }
         Ok(())
+    }
+
+    pub(super) fn digest_key(&self) -> [u8; KEY_BYTES] {
+        *self.digest_key.lock()
     }
 
     pub(super) fn journal(&self) -> Option<Arc<Mutex<Journal>>> {
@@ -159,7 +173,7 @@ impl Registry {
         }
         let driver = (self.maker)(&spec);
         let (admission, reported) = (Arc::clone(&self.admission), Arc::clone(&self.reported));
-        let context = Arc::new(EngineContext::new(spec, driver, admission, reported, journal));
+        let context = Arc::new(EngineContext::new(spec, driver, admission, reported, journal, self.hurry.clone()));
         table.managed.insert(name.to_owned(), engine_task::spawn(context));
         None
     }

@@ -34,9 +34,10 @@ use tokio::time::{Instant, sleep, timeout};
 use super::process::table::{self, MARK, ProcessEntry, ProcessId};
 use crate::driver::{
     AdapterRank, Driver, DriverKind, EngineFailure, EngineIdentity, EngineSettings, EngineStatus, Notice, PortOwner,
-    StartProgress, StopRules, Stopped,
+    Redactor, StartProgress, StopRules, Stopped, exposed,
 };
 use crate::launch::{check_values, find_program, words_of};
+use crate::state_folder;
 use sluice_core::vllm::failure::{Exit, FailureClass, diagnose};
 use sluice_core::vllm::logs::StartPhase;
 use sluice_gateway::config::Control;
@@ -55,6 +56,7 @@ const ARGS_PLACEHOLDER: &str = "{args}";
 pub struct CommandDriver {
     name: String,
     commands: Control,
+    redactor: Redactor,
     output: PathBuf,
     /// Where in that file the output of the last start begins.
     start_offset: AtomicU64,
@@ -71,6 +73,7 @@ impl CommandDriver {
         let output = folder.join(format!("{}.commands.log", name.replace('/', ".")));
         Self {
             name: name.to_owned(),
+            redactor: Redactor::of_commands(&commands),
             commands,
             // Output that is already in the file precedes this gateway.
             start_offset: AtomicU64::new(length(&output)),
@@ -155,20 +158,20 @@ impl CommandDriver {
     /// Opens the file that commands write to, begun anew when it is larger than [`OUTPUT_MAX`].
     fn open_output(&self) -> io::Result<File> {
         if let Some(folder) = self.output.parent() {
-            fs::create_dir_all(folder)?;
+            state_folder::open(folder)?;
         }
         if self.output.metadata().is_ok_and(|file| file.len() > OUTPUT_MAX as u64) {
             fs::remove_file(&self.output)?;
             self.start_offset.store(0, Ordering::Relaxed);
         }
-        File::options().create(true).append(true).open(&self.output)
+        state_folder::options().append(true).open(&self.output)
     }
 
     /// The last lines that commands wrote from this byte of the file on.
     fn lines_from(&self, from: u64, lines: usize) -> Vec<String> {
         let bytes = fs::read(&self.output).unwrap_or_default();
         let from = usize::try_from(from).unwrap_or(usize::MAX).max(bytes.len().saturating_sub(OUTPUT_MAX));
-        let text = String::from_utf8_lossy(bytes.get(from..).unwrap_or_default());
+        let text = self.redactor.apply(String::from_utf8_lossy(bytes.get(from..).unwrap_or_default()));
         let all: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
         all[all.len().saturating_sub(lines)..].iter().map(|line| (*line).to_owned()).collect()
     }
@@ -225,7 +228,8 @@ impl Driver for CommandDriver {
                 program(words)?;
             }
         }
-        check_values(settings)?;
+        let settings = &exposed(&self.commands.args, settings);
+        check_values(settings).map_err(|failure| failure.redacted(&self.redactor))?;
         let has_placeholder = self.commands.start.iter().any(|word| word.contains(ARGS_PLACEHOLDER));
         let unused = !settings.args.is_empty() && !has_placeholder;
         let text =
@@ -244,7 +248,8 @@ impl Driver for CommandDriver {
             return Err(EngineFailure::new(FailureClass::PortInUse, cause));
         }
         self.start_offset.store(length(&self.output), Ordering::Relaxed);
-        self.run_successfully("start", &self.commands.start, settings).await?;
+        let settings = exposed(&self.commands.args, settings);
+        self.run_successfully("start", &self.commands.start, &settings).await?;
         *up = true;
         Ok(EngineIdentity::Command)
     }
@@ -339,7 +344,7 @@ mod tests {
     use super::*;
     use sluice_gateway::config::ArgValue;
 
-    fn words(words: &[&str]) -> Vec<String> {
+    fn words(words: &[&str]) -> sluice_gateway::config::Words {
         words.iter().map(|word| (*word).to_owned()).collect()
     }
 

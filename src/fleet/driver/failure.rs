@@ -7,6 +7,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use super::redact::Redactor;
 use sluice_core::vllm::failure::{Diagnosis, Exit, FailureClass, FlagSuggestion, Retryable};
 use sluice_core::vllm::logs::StartPhase;
 
@@ -48,6 +49,12 @@ impl EngineFailure {
     pub fn of(diagnosis: Diagnosis, exit: Option<Exit>, phase: StartPhase) -> Self {
         let Diagnosis { class, cause, advice, suggestion } = diagnosis;
         Self { class, cause, advice, suggestion, exit, phase }
+    }
+
+    /// Without the secrets of its engine.
+    pub(crate) fn redacted(mut self, redactor: &Redactor) -> Self {
+        self.cause = self.cause.map(|cause| redactor.apply(cause).into_owned());
+        self
     }
 
     /// Whether the same settings may succeed later.

@@ -79,16 +79,20 @@ pub struct StopRules {
     pub grace: Duration,
     /// From SIGKILL until the last process must be gone.
     pub kill: Duration,
+    /// After that, until the engine's port must be free, or held by a process that can be named.
+    pub port: Duration,
     /// After that, until the device's memory must be free again.
     pub memory: Duration,
 }
 
 impl Default for StopRules {
-    /// 10 s, which is far longer than vLLM takes when no request runs; 10 s; 2 min, far longer than the seconds that memory
-    /// was observed to take, because an engine whose memory is given up on needs the attention of an operator.
+    /// 10 s, which is far longer than vLLM takes when no request runs; 10 s; 2 s, since the kernel closes the sockets of an
+    /// ended process within milliseconds, and a port that another user's process has taken costs this wait; 2 min, far longer
+    /// than the seconds that memory was observed to take, because an engine whose memory is given up on needs the attention of
+    /// an operator.
     fn default() -> Self {
         let seconds = Duration::from_secs;
-        Self { grace: seconds(10), kill: seconds(10), memory: seconds(120) }
+        Self { grace: seconds(10), kill: seconds(10), port: seconds(2), memory: seconds(120) }
     }
 }
 

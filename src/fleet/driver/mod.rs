@@ -22,6 +22,7 @@ mod identity;
 mod interface;
 pub(crate) mod process;
 mod progress;
+mod redact;
 mod settings;
 
 pub use command::CommandDriver;
@@ -32,4 +33,6 @@ pub use identity::EngineIdentity;
 pub use interface::{AdapterRank, Driver, DriverKind, EngineStatus, PortOwner, SharedDriver, StopRules, Stopped};
 pub use process::ProcessDriver;
 pub use progress::StartProgress;
+pub(crate) use redact::Redactor;
+pub(crate) use settings::exposed;
 pub use settings::{EngineSettings, dashed};

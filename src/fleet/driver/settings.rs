@@ -1,7 +1,8 @@
 //! The settings of an engine: what may change from one start of a backend to the next.
 //!
-//! Everything else (program, port, devices, environment) is the backend's configuration and belongs to its driver. Flag
-//! names are compared in one spelling only, which [`dashed`] makes.
+//! Everything else (program, port, devices, environment) is the backend's configuration and belongs to its driver. So do
+//! secret flags such as `api-key`: settings are written to the journal and shown, and hold no secrets. Flag names are
+//! compared in one spelling only, which [`dashed`] makes.
 
 use std::collections::BTreeMap;
 
@@ -24,7 +25,20 @@ pub fn dashed(name: &str) -> String {
     }
 }
 
+/// The flags of a start: the secret ones of the configuration (`secret`) in clear, and the settings.
+pub(crate) fn exposed(secret: &BTreeMap<String, ArgValue>, settings: &EngineSettings) -> EngineSettings {
+    let secret = secret.iter().map(|(name, value)| (dashed(name), value.expose())).collect();
+    EngineSettings { args: secret }.with(&settings.args)
+}
+
 impl EngineSettings {
+    /// Takes out the secrets that an earlier version wrote to the journal. Whether there were any.
+    pub(crate) fn drop_secrets(&mut self) -> bool {
+        let before = self.args.len();
+        self.args.retain(|name, value| !value.is_secret(name));
+        self.args.len() != before
+    }
+
     /// A copy with some flags changed. A flag is matched whether it is written with `-` or `_`.
     pub fn with(&self, changes: &BTreeMap<String, ArgValue>) -> Self {
         let all = self.args.iter().chain(changes);

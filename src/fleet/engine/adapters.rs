@@ -87,7 +87,9 @@ async fn load_one(context: &EngineContext, name: &str, path: &Path, mode: Mode) 
             404 => "; start it with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and --enable-lora",
             _ => "",
         };
-        let why = format!("adapter '{name}' cannot be loaded: {}{hint}", error_message(&body));
+        // vLLM takes paths out of its messages.
+        let message = error_message(&body).replace("<path>", &path.display().to_string());
+        let why = format!("adapter '{name}' cannot be loaded from {}: {message}{hint}", path.display());
         return Err(StepFailure { why, permanent: true });
     }
     let warm = generate(&spec.address, name, "warm", 1).await;

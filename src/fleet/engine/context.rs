@@ -4,12 +4,14 @@
 //! across an await.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use jiff::Timestamp;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use super::journal::{Journal, Record, Setup};
 use super::lifecycle::{Lifecycle, Step};
@@ -27,6 +29,10 @@ pub(crate) struct EngineState {
     pub(crate) trace: Option<EngineIdentity>,
     /// Golden prompts and the text generated before the restart.
     pub(crate) golden: Vec<(String, String)>,
+    /// When the engine was started, until it comes into rotation.
+    pub(crate) started: Option<Instant>,
+    /// How long its last start took.
+    pub(crate) start_took: Option<Duration>,
     /// When the step began.
     pub(crate) since: Instant,
     /// Progress of the step, as text.
@@ -43,6 +49,8 @@ pub(crate) struct EngineContext {
     pub(crate) admission: Arc<Admission>,
     pub(crate) reported: Arc<ReportedModels>,
     pub(crate) journal: Arc<Mutex<Journal>>,
+    /// Cancelled when the shutdown of the gateway is cut short.
+    pub(crate) hurry: CancellationToken,
     pub(crate) state: Mutex<EngineState>,
     /// The configured adapters have changed.
     pub(crate) adapters_changed: Notify,
@@ -58,11 +66,14 @@ impl EngineContext {
         admission: Arc<Admission>,
         reported: Arc<ReportedModels>,
         journal: Arc<Mutex<Journal>>,
+        hurry: CancellationToken,
     ) -> Self {
         let state = EngineState {
             lifecycle: Lifecycle::new(spec.setup()),
             trace: None,
             golden: Vec::new(),
+            started: None,
+            start_took: None,
             since: Instant::now(),
             detail: String::new(),
             unwanted: Vec::new(),
@@ -72,6 +83,7 @@ impl EngineContext {
             admission,
             reported,
             journal,
+            hurry,
             state: Mutex::new(state),
             adapters_changed: Notify::new(),
             identity: spec.identity.clone(),
@@ -105,6 +117,16 @@ impl EngineContext {
     /// Whether the engine is being shut down.
     pub(crate) fn is_leaving(&self) -> bool {
         self.state.lock().lifecycle.leaving
+    }
+
+    /// `pool/backend (pid 71)`, while it is not known to be stopped.
+    pub(crate) fn describe_running(&self) -> Option<String> {
+        let name = &self.spec().name;
+        match self.state.lock().trace.as_ref()? {
+            EngineIdentity::Process { pid, .. } => Some(format!("{name} (pid {pid})")),
+            EngineIdentity::Command => Some(format!("{name} (started by command)")),
+            EngineIdentity::External => None,
+        }
     }
 
     /// The last failure, while it still matters; else empty.
@@ -160,9 +182,30 @@ impl EngineContext {
         self.backend_id().map(|id| self.admission.set_ceiling(id, slots));
     }
 
-    /// Another engine runs there now: its health record begins anew.
+    /// Its start begins. It is expected to take as long as the last start; `Retry-After` of refusals says so.
+    pub(crate) fn expect_ready(&self) {
+        let now = Instant::now();
+        let took = {
+            let mut state = self.state.lock();
+            state.started = Some(now);
+            state.start_took
+        };
+        if let (Some(took), Some(id)) = (took, self.backend_id()) {
+            self.admission.set_ready_at(id, now + took);
+        }
+    }
+
+    /// It comes into rotation.
+    pub(crate) fn note_ready(&self) {
+        let mut state = self.state.lock();
+        if let Some(started) = state.started.take() {
+            state.start_took = Some(started.elapsed());
+        }
+    }
+
+    /// Another engine runs there now: health and speed of the old one are forgotten.
     pub(crate) fn renew(&self) {
-        self.backend_id().map(|id| self.admission.reset_health(id, Instant::now()));
+        self.backend_id().map(|id| self.admission.engine_replaced(id, Instant::now()));
     }
 
     /// Sequences that the engine runs at once with these settings, where they say so.
@@ -189,6 +232,7 @@ impl EngineContext {
             trace: state.trace.clone(),
             identity: self.identity.clone(),
             golden: state.golden.clone(),
+            start_ms: state.start_took.and_then(|took| u64::try_from(took.as_millis()).ok()),
         }
     }
 }

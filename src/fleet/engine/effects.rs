@@ -13,7 +13,7 @@ use super::context::EngineContext;
 use super::lifecycle::{Event, RestartBlocked, Step, StepFailure};
 use super::preflight::check_replacement;
 use super::{adapters, checks, client};
-use crate::driver::EngineFailure;
+use crate::driver::{EngineFailure, StopRules};
 use crate::{ReadyRules, wait_until_ready};
 use sluice_core::vllm::failure::Retryable;
 use sluice_gateway::pool::{Cordon, Phase};
@@ -22,6 +22,8 @@ use sluice_gateway::pool::{Cordon, Phase};
 const POLL: Duration = Duration::from_millis(50);
 /// Between two looks at the health of an engine, and two updates of a progress text.
 const WATCH: Duration = Duration::from_millis(200);
+/// Time from SIGTERM to SIGKILL, and from there to the end of the wait, once the shutdown is cut short.
+const HURRIED_GRACE: Duration = Duration::from_secs(2);
 /// Divisors of the slots of a fresh engine, one after the other.
 const RAMP: [u32; 3] = [8, 4, 2];
 
@@ -107,7 +109,13 @@ async fn drain(context: &Arc<EngineContext>) -> Result<(), StepFailure> {
             sleep(POLL).await;
         }
     };
-    if timeout(limit, emptied).await.is_err() {
+    let emptied = async {
+        tokio::select! {
+            emptied = timeout(limit, emptied) => emptied,
+            () = context.hurry.cancelled(), if leaving => Ok(()),
+        }
+    };
+    if emptied.await.is_err() {
         return Err(StepFailure::temporary(format!(
             "{} requests were still running after {:.0} s (fleet.drain); try again later, raise it, or restart with --cut",
             context.running(),
@@ -137,7 +145,15 @@ async fn confirm_replacement(context: &EngineContext) -> Result<(), StepFailure>
 
 async fn stop(context: &EngineContext) -> Result<(), StepFailure> {
     let spec = context.spec();
-    let stopped = context.driver.stop(spec.stop_rules()).await?;
+    let stopped = tokio::select! {
+        biased;
+        // A stop may be dropped and repeated: it signals what it finds.
+        () = context.hurry.cancelled(), if context.is_leaving() => {
+            let rules = StopRules { grace: HURRIED_GRACE, kill: HURRIED_GRACE, port: Duration::ZERO, memory: Duration::ZERO };
+            context.driver.stop(rules).await?
+        }
+        stopped = context.driver.stop(spec.stop_rules()) => stopped?,
+    };
     let (name, orphans) = (&spec.name, stopped.orphans);
     if stopped.forced {
         tracing::warn!(backend = %name, orphans, "its engine did not end in time after SIGTERM and was killed");
@@ -153,6 +169,7 @@ async fn stop(context: &EngineContext) -> Result<(), StepFailure> {
 
 async fn start(context: &Arc<EngineContext>) -> Result<(), StepFailure> {
     let (name, settings) = (context.spec().name.clone(), context.settings());
+    context.expect_ready();
     // Adapters were checked when the change was requested; see `load_adapters` for a failure now.
     let notices = context.driver.check(&settings).await?;
     for notice in notices {
@@ -223,7 +240,10 @@ async fn ramp(context: &EngineContext) -> Result<(), StepFailure> {
     let share = |divisor: &u32| (most / divisor).max(1);
     context.set_ceiling(divisors.first().map(share).or(full));
     context.renew();
-    context.set_cordon(Cordon::Open);
+    context.note_ready();
+    if context.state.lock().lifecycle.opens_in_ramp() {
+        context.set_cordon(Cordon::Open);
+    }
     for divisor in divisors {
         let slots = share(divisor);
         context.set_ceiling(Some(slots));

@@ -4,19 +4,24 @@
 //! found, so the last line of each backend is all that the next gateway needs to go on after a crash. The lines before it
 //! are history for the operator.
 //!
+//! No line holds a secret: flags such as `api-key` are no settings, and digests are keyed. Lines of an earlier version that do
+//! are written anew when the journal is opened.
+//!
 //! A line that a crash cut short is left out; it announced a step that had not begun. Bounds: [`FILE_BYTES`] per file, two files:
 //! a full one becomes `journal.1` and the new one begins with the last line of each backend. The folder belongs to one
 //! gateway at a time, which a lock ensures: two would both start engines on the same device.
 
 use std::collections::BTreeMap;
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::{File, TryLockError};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
 use super::lifecycle::Lifecycle;
 use crate::driver::{EngineIdentity, EngineSettings};
+use crate::state_folder;
 
 /// Size at which a file is full: some thousands of steps.
 const FILE_BYTES: u64 = 4 << 20;
@@ -26,6 +31,11 @@ const NAMES: [&str; 2] = ["journal.jsonl", "journal.1.jsonl"];
 const DRAFT: &str = "journal.tmp";
 /// Locked while a gateway uses the folder.
 const LOCK: &str = "lock";
+/// How long a lock may stay taken after its gateway has let go of it: a process that was being spawned shares the lock
+/// until its program runs.
+const LOCK_WAIT: Duration = Duration::from_secs(1);
+/// Pause between two attempts.
+const LOCK_PAUSE: Duration = Duration::from_millis(10);
 
 /// The settings of an engine, and the configuration that they come from.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -65,6 +75,9 @@ pub(crate) struct Record {
     /// Program, port, devices and environment of the engine, as a digest.
     #[serde(default)]
     pub identity: String,
+    /// How long its last start took, ms.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start_ms: Option<u64>,
     /// Golden prompts and the text generated before the last restart.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub golden: Vec<(String, String)>,
@@ -111,23 +124,29 @@ impl Journal {
 
     fn with_size(folder: &Path, bytes_max: u64) -> Result<Self, JournalError> {
         let at = |path: PathBuf| move |source| JournalError::Unusable { path, source };
-        std::fs::create_dir_all(folder).map_err(at(folder.to_owned()))?;
+        state_folder::open(folder).map_err(at(folder.to_owned()))?;
         let lock_path = folder.join(LOCK);
-        let lock = OpenOptions::new().create(true).truncate(false).write(true).open(&lock_path);
+        let lock = state_folder::options().truncate(false).write(true).open(&lock_path);
         let lock = lock.map_err(at(lock_path.clone()))?;
-        match lock.try_lock() {
+        match take(&lock) {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => return Err(JournalError::Taken { path: folder.to_owned() }),
             Err(TryLockError::Error(source)) => return Err(at(lock_path)(source)),
         }
         let mut last = BTreeMap::new();
+        let mut had_secrets = false;
         for name in NAMES.iter().rev() {
             let path = folder.join(name);
-            read_into(&path, &mut last).map_err(at(path))?;
+            had_secrets |= read_into(&path, &mut last).map_err(at(path))?;
         }
         let path = folder.join(NAMES[0]);
         let (file, bytes) = open_at_line_end(&path).map_err(at(path))?;
-        Ok(Self { folder: folder.to_owned(), file, bytes, bytes_max, last, _lock: lock })
+        let mut journal = Self { folder: folder.to_owned(), file, bytes, bytes_max, last, _lock: lock };
+        if had_secrets {
+            let old = folder.join(NAMES[1]);
+            journal.rotate().and_then(|()| std::fs::remove_file(&old)).map_err(at(old))?;
+        }
+        Ok(journal)
     }
 
     /// The last lines of the journal in a folder, without locking it; none where there is no readable journal.
@@ -177,7 +196,7 @@ impl Journal {
     /// Begins a new file with what still matters. At every moment one of the two files holds the last line of each backend.
     fn rotate(&mut self) -> io::Result<()> {
         let draft = self.folder.join(DRAFT);
-        let mut file = File::create(&draft)?;
+        let mut file = state_folder::options().write(true).truncate(true).open(&draft)?;
         let mut bytes = 0;
         for record in self.last.values() {
             let line = line_of(record)?;
@@ -200,26 +219,37 @@ fn line_of(record: &Record) -> io::Result<Vec<u8>> {
 }
 
 /// Reads a file's lines; later ones replace earlier ones. A missing file has none; a line that does not parse is left out.
-fn read_into(path: &Path, last: &mut BTreeMap<String, Record>) -> io::Result<()> {
+/// Returns whether there were secrets in it, which are left out too.
+fn read_into(path: &Path, last: &mut BTreeMap<String, Record>) -> io::Result<bool> {
     let text = match std::fs::read(path) {
         Ok(text) => text,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
         Err(error) => return Err(error),
     };
+    let mut had_secrets = false;
     for line in text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
         match serde_json::from_slice::<Record>(line) {
-            Ok(record) => drop(last.insert(record.backend.clone(), record)),
+            Ok(mut record) => {
+                had_secrets |= drop_secrets(&mut record.lifecycle);
+                last.insert(record.backend.clone(), record);
+            }
             Err(error) => {
                 tracing::warn!(path = %path.display(), %error, "a line of the journal cannot be read; left out")
             }
         }
     }
-    Ok(())
+    Ok(had_secrets)
+}
+
+fn drop_secrets(life: &mut Lifecycle<Setup>) -> bool {
+    let change = life.change.as_mut().into_iter().flat_map(|change| [&mut change.from, &mut change.to]);
+    let setups = [&mut life.wanted, &mut life.good].into_iter().chain(change);
+    setups.map(|setup| setup.settings.drop_secrets()).fold(false, std::ops::BitOr::bitor)
 }
 
 /// Opens for appending, after the end of a line: what is written must not continue a line that was cut short.
 fn open_at_line_end(path: &Path) -> io::Result<(File, u64)> {
-    let mut file = OpenOptions::new().create(true).read(true).append(true).open(path)?;
+    let mut file = state_folder::options().read(true).append(true).open(path)?;
     let mut text = Vec::new();
     file.read_to_end(&mut text)?;
     if text.last().is_some_and(|byte| *byte != b'\n') {
@@ -227,6 +257,17 @@ fn open_at_line_end(path: &Path) -> io::Result<(File, u64)> {
         text.push(b'\n');
     }
     Ok((file, text.len() as u64))
+}
+
+/// Locks a file, for which another process may have to finish its start first ([`LOCK_WAIT`]).
+fn take(lock: &File) -> Result<(), TryLockError> {
+    let until = Instant::now() + LOCK_WAIT;
+    loop {
+        match lock.try_lock() {
+            Err(TryLockError::WouldBlock) if Instant::now() < until => std::thread::sleep(LOCK_PAUSE),
+            other => return other,
+        }
+    }
 }
 
 #[cfg(test)]
@@ -238,7 +279,7 @@ mod tests {
         let mut lifecycle = Lifecycle::new(Setup::default());
         lifecycle.step = step;
         let (at, backend) = ("2026-01-01T00:00:00Z".to_owned(), backend.to_owned());
-        Record { at, backend, lifecycle, trace: None, identity: String::new(), golden: Vec::new() }
+        Record { at, backend, lifecycle, trace: None, identity: String::new(), golden: Vec::new(), start_ms: None }
     }
 
     #[test]
@@ -282,6 +323,26 @@ mod tests {
     }
 
     #[test]
+    fn secrets_that_an_earlier_version_wrote_are_gone_from_both_files_once_it_is_open() {
+        let folder = tempfile::tempdir().unwrap();
+        let args = r#"{"args":{"api-key":"S3cret","hf_token":"S3cret","max-num-seqs":40}}"#;
+        let line = format!(
+            r#"{{"at":"2026-01-01T00:00:00Z","backend":"p/a","life":{{"step":"serve","wanted":{args},"good":{args},
+            "change":{{"id":3,"from":{args},"to":{args},"cut":true,"failed":null}},"ended":null,"leaving":false,"why":null,
+            "then":"start","restarts":[],"attempts":0}}}}"#
+        );
+        NAMES.iter().for_each(|name| std::fs::write(folder.path().join(name), line.replace('\n', "")).unwrap());
+        let journal = Journal::open(folder.path()).unwrap();
+        assert_eq!(journal.last()["p/a"].lifecycle.wanted.settings.int("max-num-seqs"), Some(40));
+        for name in NAMES {
+            let text = std::fs::read_to_string(folder.path().join(name)).unwrap_or_default();
+            assert!(!text.contains("S3cret"), "{name}: {text}");
+        }
+        drop(journal);
+        assert_eq!(Journal::open(folder.path()).unwrap().last().len(), 1);
+    }
+
+    #[test]
     fn a_folder_belongs_to_one_gateway_at_a_time() {
         let folder = tempfile::tempdir().unwrap();
         let first = Journal::open(folder.path()).unwrap();
@@ -310,5 +371,22 @@ mod tests {
         let life = &journal.last()["p/a"].lifecycle;
         assert_eq!((life.step, life.wanted.settings.int("max-num-seqs")), (Step::Ramp, Some(40)));
         assert_eq!((life.change.as_ref().unwrap().id, life.ended.as_ref().unwrap().id), (3, 2));
+    }
+
+    #[test]
+    fn a_lock_that_a_process_shares_until_it_runs_its_program_is_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let journal = Journal::open(folder.path()).unwrap();
+        let shared = journal._lock.try_clone().unwrap();
+        drop(journal);
+        let (opening, opened) = std::sync::mpsc::channel();
+        let runs = std::thread::spawn(move || {
+            opened.recv().unwrap();
+            drop(shared);
+        });
+        assert!(matches!(Journal::open(folder.path()), Err(JournalError::Taken { .. })), "it stays taken");
+        opening.send(()).unwrap();
+        Journal::open(folder.path()).expect("it is free soon");
+        runs.join().unwrap();
     }
 }

@@ -5,6 +5,8 @@
 //! flags alone differ: it serves until it gets the new flags by a planned change. An engine with another program, port,
 //! device or environment is stopped, and a new one started in its place. [`Lifecycle`](super::lifecycle::Lifecycle) decides.
 
+use std::time::Duration;
+
 use super::context::EngineContext;
 use super::journal::Record;
 use super::lifecycle::{Difference, Recovery, Survivor};
@@ -30,6 +32,7 @@ pub(super) async fn recover(context: &EngineContext) {
     let difference = record.as_ref().map_or(Difference::None, |record| difference(record, &spec));
     let mut state = context.state.lock();
     state.trace = found;
+    state.start_took = record.as_ref().and_then(|record| record.start_ms).map(Duration::from_millis);
     let (golden, previous) = match record {
         Some(record) => (record.golden, Some((record.lifecycle, difference))),
         None => (Vec::new(), None),

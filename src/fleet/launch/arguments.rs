@@ -26,6 +26,7 @@ pub(super) fn write(name: &str, value: &ArgValue, argv: &mut Vec<String>) {
         ArgValue::Int(number) => argv.push(format!("--{name}={number}")),
         ArgValue::Float(number) => argv.push(format!("--{name}={number}")),
         ArgValue::Text(text) => argv.push(format!("--{name}={text}")),
+        secret @ ArgValue::Secret(_) => write(name, &secret.expose(), argv),
         ArgValue::List(texts) => {
             argv.push(format!("--{name}"));
             argv.extend(texts.iter().cloned());

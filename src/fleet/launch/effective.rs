@@ -39,6 +39,7 @@ impl EffectiveFlags {
                 ArgValue::Float(number) => vec![number.to_string()],
                 ArgValue::Text(text) => vec![text.clone()],
                 ArgValue::List(texts) => texts.clone(),
+                ArgValue::Secret(secrets) => secrets.iter().map(|secret| secret.expose().to_owned()).collect(),
             };
             settings.insert(name, texts);
         }

@@ -18,6 +18,7 @@ use tokio::time::timeout;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::program::{program_of, subcommand};
+use crate::state_folder;
 use sluice_gateway::config::Launch;
 
 /// The flags of a program, by name without leading dashes (`no-` forms are names too), each with its allowed values; none:
@@ -69,7 +70,7 @@ impl InstalledFlagsCache {
         }
         let known = run_help(program, words, launch).await?;
         let text: String = known.iter().map(|(name, choices)| format!("{name} {}\n", choices.join(","))).collect();
-        let kept = fs::create_dir_all(&self.folder).and_then(|()| fs::write(&file, text));
+        let kept = state_folder::open(&self.folder).and_then(|()| state_folder::write(&file, text.as_bytes()));
         if let Err(error) = kept {
             tracing::warn!(file = %file.display(), %error, "cannot save the engine's list of flags; it is read again next time");
         }
@@ -109,7 +110,7 @@ fn installed_beside(program: &Path) -> Vec<String> {
 
 async fn run_help(program: &Path, words: &[String], launch: &Launch) -> Option<InstalledFlags> {
     let mut command = Command::new(program);
-    command.args(words).arg("--help=all").envs(&launch.env);
+    command.args(words).arg("--help=all").envs(launch.env.iter().map(|(name, value)| (name, value.expose())));
     // Wide, so that no list of names is wrapped.
     command.env("COLUMNS", "4000").env("NO_COLOR", "1");
     command.stdin(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
@@ -182,7 +183,7 @@ mod tests {
         let script = format!("#!/bin/sh\necho >>{}\n{flags}", calls.display());
         fs::write(&program, script).unwrap();
         fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-        let command = vec![program.display().to_string(), "serve".to_owned(), "m".to_owned()];
+        let command = vec![program.display().to_string(), "serve".to_owned(), "m".to_owned()].into();
         let launch = Launch { command, port: 1, gpu: Vec::new(), env: BTreeMap::new(), args: BTreeMap::new() };
         let times = || fs::read_to_string(&calls).unwrap().len();
         let state = folder.path().join("state");

@@ -16,19 +16,17 @@ use super::effective::EffectiveFlags;
 use super::installed_flags::InstalledFlags;
 use super::program::program_of;
 use super::{checks, settings_rules};
-use crate::driver::{AdapterRank, EngineFailure, EngineSettings, Notice};
+use crate::driver::{AdapterRank, EngineFailure, EngineSettings, Notice, Redactor, exposed};
 use sluice_gateway::config::{ArgValue, Launch};
 
 /// The effective `--max-lora-rank`.
 pub(crate) fn max_adapter_rank(launch: &Launch, settings: &EngineSettings) -> AdapterRank {
-    let args = settings.with(&BTreeMap::new()).args;
-    EffectiveFlags::new(&launch.command, &args).adapter_rank()
+    EffectiveFlags::new(&launch.command, &exposed(&launch.args, settings).args).adapter_rank()
 }
 
 /// The effective `--max-num-seqs` of all data parallel ranks together.
 pub(crate) fn sequences(launch: &Launch, settings: &EngineSettings) -> Option<i64> {
-    let args = settings.with(&BTreeMap::new()).args;
-    let flags = EffectiveFlags::new(&launch.command, &args);
+    let flags = EffectiveFlags::new(&launch.command, &exposed(&launch.args, settings).args);
     let ranks = flags.int("data-parallel-size").unwrap_or(1).max(1);
     Some(flags.int("max-num-seqs")?.saturating_mul(ranks))
 }
@@ -61,9 +59,18 @@ impl LaunchPlan {
         settings: &EngineSettings,
         known: Option<&InstalledFlags>,
     ) -> Result<Self, EngineFailure> {
+        // A value that is refused is quoted.
+        Self::with_secrets(launch, settings, known).map_err(|failure| failure.redacted(&Redactor::of_launch(launch)))
+    }
+
+    fn with_secrets(
+        launch: &Launch,
+        settings: &EngineSettings,
+        known: Option<&InstalledFlags>,
+    ) -> Result<Self, EngineFailure> {
         let program = program_of(launch)?;
         let mut notices = Vec::new();
-        let args: BTreeMap<String, ArgValue> = settings.with(&BTreeMap::new()).args;
+        let args: BTreeMap<String, ArgValue> = exposed(&launch.args, settings).args;
         let args = settings_rules::flags(args, known, &mut notices)?;
         let flags = EffectiveFlags::new(&launch.command, &args);
         settings_rules::command(&EffectiveFlags::new(&launch.command, &BTreeMap::new()), known)?;
@@ -83,7 +90,8 @@ impl LaunchPlan {
 }
 
 fn environment(launch: &Launch, flags: &EffectiveFlags) -> BTreeMap<String, String> {
-    let mut env = launch.env.clone();
+    let mut env: BTreeMap<String, String> =
+        launch.env.iter().map(|(name, value)| (name.clone(), value.expose().to_owned())).collect();
     if let Some(root) = env.get_mut("VLLM_CACHE_ROOT")
         && !root.starts_with('~')
         && let Ok(absolute) = std::path::absolute(&*root)

@@ -16,8 +16,8 @@ use sluice_gateway::config::Launch;
 pub(super) fn program_of(launch: &Launch) -> Result<PathBuf, EngineFailure> {
     let word = launch.command.first().map(String::as_str).unwrap_or_default();
     // A PATH in the engine's environment is the one that its program is searched for in, as a shell does.
-    let path = launch.env.get("PATH").cloned();
-    let found = match &path {
+    let path = launch.env.get("PATH").map(|path| path.expose());
+    let found = match path {
         Some(path) => find_in(word, path),
         None => find_program(word),
     };

@@ -173,7 +173,7 @@ fn check_choice(name: &str, value: &ArgValue, known: Option<&InstalledFlags>) ->
         ArgValue::Int(number) => vec![number.to_string()],
         ArgValue::Text(text) => vec![text.clone()],
         ArgValue::List(texts) => texts.clone(),
-        ArgValue::Flag(_) | ArgValue::Float(_) => return Ok(()),
+        ArgValue::Flag(_) | ArgValue::Float(_) | ArgValue::Secret(_) => return Ok(()),
     };
     match given.iter().find(|value| !choices.contains(value)) {
         Some(wrong) => Err(EngineFailure::new(

@@ -85,7 +85,7 @@ fn a_json_key_keeps_its_name_and_a_config_file_is_two_words() {
 fn devices_and_the_cache_reach_the_environment() {
     let mut launch = launch(&["sh", "serve", "m"]);
     launch.gpu = vec![2, 3];
-    launch.env = BTreeMap::from([("VLLM_CACHE_ROOT".to_owned(), "cache/vllm".to_owned())]);
+    launch.env = BTreeMap::from([("VLLM_CACHE_ROOT".to_owned(), "cache/vllm".to_owned().into())]);
     let plan = LaunchPlan::new(&launch, &EngineSettings::default(), None).unwrap();
     assert_eq!(
         (plan.env["CUDA_VISIBLE_DEVICES"].as_str(), plan.env["CUDA_DEVICE_ORDER"].as_str()),
@@ -93,7 +93,7 @@ fn devices_and_the_cache_reach_the_environment() {
     );
     let root = Path::new(&plan.env["VLLM_CACHE_ROOT"]);
     assert!(root.is_absolute() && root.ends_with("cache/vllm"), "{}", root.display());
-    launch.env.insert("CUDA_VISIBLE_DEVICES".to_owned(), "GPU-1".to_owned());
+    launch.env.insert("CUDA_VISIBLE_DEVICES".to_owned(), "GPU-1".to_owned().into());
     assert_eq!(
         LaunchPlan::new(&launch, &EngineSettings::default(), None).unwrap().env["CUDA_VISIBLE_DEVICES"],
         "GPU-1"

@@ -8,11 +8,13 @@ use super::model::ModelScope;
 use super::secret::{KeyDigest, Secret};
 use super::table::table;
 use super::value::check_name;
+use sluice_core::base::Tokens;
 
 table! {
     /// Who may use the gateway.
     pub struct Auth {
-        /// Bearer token of the admin API: "env:NAME" or "file:PATH". Required once `server.admin` is not on loopback.
+        /// Bearer token of the admin API: "env:NAME" or "file:PATH". Without one, every client that reaches `server.admin` may
+        /// change the gateway; web pages may not.
         pub admin_token: Option<Secret> = optional("none").example("env:SLUICE_ADMIN_TOKEN");
         /// One table per client key. Without any, every client that reaches `server.listen` may send requests.
         pub keys: Vec<Key> = tables(limits::MAX_KEYS);
@@ -44,5 +46,12 @@ table! {
         pub in_flight: Option<u32> = optional("no limit").within("1", limits::COUNT).example("64");
         /// Requests per minute.
         pub requests_per_minute: Option<u32> = optional("no limit").within("1", limits::COUNT).example("600");
+        /// Sequences at once, waiting ones included: prompts or inputs of a request times n or best_of. A request above it by
+        /// itself: 400.
+        pub sequences: Option<u32> = optional("no limit").within("1", limits::COUNT).example("256");
+        /// Prompt and expected output tokens at once, waiting requests included. A request above it by itself: 400.
+        pub tokens: Option<Tokens> = optional("no limit").within("1", limits::TOKENS).example("400k");
+        /// Prompt and expected output tokens per minute.
+        pub tokens_per_minute: Option<Tokens> = optional("no limit").within("1", limits::TOKENS).example("2M");
     }
 }

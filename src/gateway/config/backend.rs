@@ -13,10 +13,13 @@ use super::file::{Entry, Value};
 use super::key::{KeySpec, Shape};
 use super::problem::Situation;
 use super::report::{Names, Place, Report};
-use super::secret::Secret;
+use super::secret::{Secret, Words, is_reference};
 use super::setting::{FreeValue, Setting, Shown, list, quote};
 use super::table::table;
+use super::tls::UpstreamTls;
 use super::value::{Endpoint, check_name};
+use crate::tls::ClientTls;
+use sluice_core::vllm::secrets::{is_secret_flag, is_secret_key};
 
 table! {
     /// A backend as it is written.
@@ -29,6 +32,8 @@ table! {
         pub(super) weight: f64 = default("1.0").within("0.001", "1000");
         /// Bearer token sent to the engine, if it was started with --api-key: "env:NAME" or "file:PATH".
         pub(super) api_key: Option<Secret> = optional("none").example("env:GPU0_API_KEY");
+        /// TLS to this engine, instead of the table of its pool.
+        pub(super) tls: Option<UpstreamTls> = optional("as the pool");
         /// An engine that the gateway runs on this machine, instead of `url`.
         pub(super) launch: Option<Launch> = optional("the gateway does not run the engine").restarts_engine();
         /// Commands that start and stop the engine at `url`, wherever it runs: programs with their arguments, no shell.
@@ -42,15 +47,17 @@ table! {
     /// How an engine that the gateway runs is started.
     pub struct Launch {
         /// The program and its first arguments.
-        pub command: Vec<String> = required("write the program and its arguments, such as [\"vllm\", \"serve\", \"MODEL\"]")
+        pub command: Words = required("write the program and its arguments, such as [\"vllm\", \"serve\", \"MODEL\"]")
             .example("[\"vllm\", \"serve\", \"meta-llama/Llama-3.1-8B-Instruct\"]");
         /// Port on loopback that the engine listens on. 0: a free port of `fleet.ports`, which it keeps.
         pub port: u16 = default("0").example("8001");
         /// Indexes of the GPUs that the engine may see. Empty: as the environment says.
         pub gpu: Vec<u16> = default("[]").example("[1]");
-        /// Variables added to its environment.
-        pub env: BTreeMap<String, String> = table().example("VLLM_CACHE_ROOT = \"cache/vllm\"");
-        /// Flags of vLLM, without their dashes.
+        /// Variables added to its environment. "env:NAME" and "file:PATH" stand for the value of a variable of the gateway
+        /// and for the content of a file. Values are never shown.
+        pub env: BTreeMap<String, Secret> = table().example("VLLM_CACHE_ROOT = \"cache/vllm\"");
+        /// Flags of vLLM, without their dashes. "env:NAME" and "file:PATH" are read as in `env`; such a value, an api-key and
+        /// the like are never shown.
         pub args: BTreeMap<String, ArgValue> = table().example("max-num-seqs = 256");
     }
 }
@@ -59,16 +66,16 @@ table! {
     /// Commands by which an engine is started and stopped: programs and their arguments, no shell.
     pub struct Control {
         /// Starts the engine and returns. It gets the flags in place of {args}, and in SLUICE_ARGS and SLUICE_ARGS_JSON.
-        pub start: Vec<String> = required("write the command that starts it, such as [\"systemctl\", \"start\", \"vllm\"]")
+        pub start: Words = required("write the command that starts it, such as [\"systemctl\", \"start\", \"vllm\"]")
             .example("[\"ssh\", \"10.0.0.7\", \"vllm-up {args}\"]");
         /// Stops the engine and returns.
-        pub stop: Vec<String> = required("write the command that stops it, such as [\"systemctl\", \"stop\", \"vllm\"]")
+        pub stop: Words = required("write the command that stops it, such as [\"systemctl\", \"stop\", \"vllm\"]")
             .example("[\"ssh\", \"10.0.0.7\", \"vllm-down\"]");
         /// Ends with status 0 while the engine runs. Empty: unknown, and probes decide alone.
-        pub status: Vec<String> = default("[]").example("[\"ssh\", \"10.0.0.7\", \"vllm-runs\"]");
+        pub status: Words = default("[]").example("[\"ssh\", \"10.0.0.7\", \"vllm-runs\"]");
         /// The longest that one of the commands may take. An image may have to be fetched.
         pub timeout: Duration = duration("2m");
-        /// Flags of vLLM, without their dashes.
+        /// Flags of vLLM, without their dashes; see `launch.args`.
         pub args: BTreeMap<String, ArgValue> = table().example("max-num-seqs = 256");
     }
 }
@@ -84,6 +91,10 @@ pub struct Backend {
     pub weight: f64,
     /// Sent upstream as `Authorization: Bearer`; `None`: no such header.
     pub api_key: Option<Secret>,
+    /// How to connect with TLS, where it differs from the rest of the pool.
+    pub tls: Option<UpstreamTls>,
+    /// How to connect with TLS, after all tables have been looked at; `None`: without.
+    pub connection: Option<ClientTls>,
 }
 
 /// Where a backend is, and who runs its engine.
@@ -98,11 +109,31 @@ pub enum Target {
 }
 
 impl Target {
+    /// All that distinguishes it from another target, secrets in clear: for a digest, not to be stored or shown.
+    pub fn compared(&self) -> Vec<u8> {
+        let names = Names::default();
+        let mut bytes = Vec::new();
+        match self {
+            Self::Url(_) => {}
+            Self::Launch(launch) => launch.show(&names).write_compared(&mut bytes),
+            Self::Control(_, control) => control.show(&names).write_compared(&mut bytes),
+        }
+        if !matches!(self, Self::Launch(_)) {
+            Shown::Value(self.endpoint().to_string()).write_compared(&mut bytes);
+        }
+        bytes
+    }
+
     /// Where requests go.
     pub fn endpoint(&self) -> Endpoint {
         match self {
             Self::Url(endpoint) | Self::Control(endpoint, _) => endpoint.clone(),
-            Self::Launch(launch) => Endpoint { host: "127.0.0.1".to_owned(), port: launch.port, prefix: String::new() },
+            Self::Launch(launch) => Endpoint {
+                https: ["ssl-certfile", "ssl_certfile"].iter().any(|flag| launch.args.contains_key(*flag)),
+                host: "127.0.0.1".to_owned(),
+                port: launch.port,
+                prefix: String::new(),
+            },
         }
     }
 }
@@ -111,7 +142,7 @@ impl Setting for Backend {
     const SHAPE: Shape = BackendTable::SHAPE;
 
     fn read(written: &Entry, place: &Place, key: &KeySpec, report: &mut Report<'_>) -> Option<Self> {
-        let BackendTable { name, url, weight, api_key, launch, control } =
+        let BackendTable { name, url, weight, api_key, tls, launch, control } =
             BackendTable::read(written, place, key, report)?;
         let is_written = |key: &str| report.is_written(&format!("{}.{key}", place.path));
         let problem = match (is_written("url"), is_written("launch")) {
@@ -126,24 +157,24 @@ impl Setting for Backend {
             report.add_at(&path, situation);
         }
         // Without a usable address a problem has been reported; port 0 keeps it out of comparisons.
-        let nowhere = || Endpoint { host: String::new(), port: 0, prefix: String::new() };
+        let nowhere = || Endpoint { https: false, host: String::new(), port: 0, prefix: String::new() };
         let target = match (launch, control, url.unwrap_or_else(nowhere)) {
             (Some(launch), _, _) => Target::Launch(launch),
             (None, Some(control), url) => Target::Control(url, control),
             (None, None, url) => Target::Url(url),
         };
-        Some(Self { name, target, weight, api_key })
+        Some(Self { name, target, weight, api_key, tls, connection: None })
     }
 
     fn show(&self, names: &Names) -> Shown {
-        let Self { name, target, weight, api_key } = self.clone();
+        let Self { name, target, weight, api_key, tls, connection: _ } = self.clone();
         let identity = format!("{name} {}", target.endpoint());
         let (url, launch, control) = match target {
             Target::Url(url) => (Some(url), None, None),
             Target::Launch(launch) => (None, Some(launch), None),
             Target::Control(url, control) => (Some(url), None, Some(control)),
         };
-        let mut shown = BackendTable { name, url, weight, api_key, launch, control }.show(names);
+        let mut shown = BackendTable { name, url, weight, api_key, tls, launch, control }.show(names);
         if let Shown::Table(table) = &mut shown {
             table.identity = identity;
         }
@@ -165,10 +196,97 @@ pub enum ArgValue {
     Text(String),
     /// A flag that takes several values.
     List(Vec<String>),
+    /// Values that are never shown. They are part of the configuration only: in JSON there is no such value.
+    #[serde(skip)]
+    Secret(Vec<Secret>),
+}
+
+impl ArgValue {
+    /// The value with its secrets in clear, for the one place that starts an engine with it.
+    pub fn expose(&self) -> Self {
+        match self {
+            Self::Secret(secrets) => match secrets.as_slice() {
+                [secret] => Self::Text(secret.expose().to_owned()),
+                secrets => Self::List(secrets.iter().map(|secret| secret.expose().to_owned()).collect()),
+            },
+            plain => plain.clone(),
+        }
+    }
+
+    /// Whether it holds a secret as the value of the flag `name`.
+    pub fn is_secret(&self, name: &str) -> bool {
+        let holds = |text: &String| is_reference(text) || has_secret_key(text);
+        match self {
+            Self::Secret(_) => true,
+            Self::Flag(_) => false,
+            Self::Text(text) => is_secret_flag(name) || holds(text),
+            Self::List(texts) => is_secret_flag(name) || texts.iter().any(holds),
+            Self::Int(_) | Self::Float(_) => is_secret_flag(name),
+        }
+    }
+}
+
+/// Whether a text is JSON with the key of a secret in it.
+fn has_secret_key(text: &str) -> bool {
+    fn within(value: &serde_json::Value) -> bool {
+        match value {
+            serde_json::Value::Object(entries) => entries.iter().any(|(key, value)| {
+                within(value) || (is_secret_key(key) && matches!(value, serde_json::Value::String(_)))
+            }),
+            serde_json::Value::Array(values) => values.iter().any(within),
+            _ => false,
+        }
+    }
+    text.starts_with('{') && serde_json::from_str(text).is_ok_and(|value| within(&value))
 }
 
 impl FreeValue for ArgValue {
-    fn parse_free(written: &Entry) -> Result<Self, Situation> {
+    fn read_free(name: &str, written: &Entry, place: &Place, report: &mut Report<'_>) -> Result<Self, Situation> {
+        let value = Self::parse(written)?;
+        if !value.is_secret(name) {
+            return Ok(value);
+        }
+        let texts = match value {
+            Self::Text(text) => vec![text],
+            Self::List(texts) => texts,
+            Self::Int(number) => vec![number.to_string()],
+            Self::Float(number) => vec![number.to_string()],
+            other => return Ok(other),
+        };
+        let mut secrets = Vec::new();
+        for text in texts {
+            let secret =
+                if is_reference(&text) { Secret::resolve(&text, report.surroundings)? } else { Secret::from(text) };
+            if secret.expose().is_empty() {
+                return Err(Situation::SecretEmpty);
+            }
+            secrets.push(secret);
+        }
+        if secrets.iter().any(|secret| !secret.is_reference()) && is_secret_flag(name) {
+            report.add(place, Situation::PlainSecret);
+        }
+        Ok(Self::Secret(secrets))
+    }
+
+    fn show_free(&self) -> Shown {
+        match self {
+            Self::Secret(secrets) => {
+                let shown: Vec<String> = secrets.iter().map(|secret| quote(&secret.to_string())).collect();
+                let compared: Vec<String> = secrets.iter().map(|secret| quote(secret.expose())).collect();
+                let shown = if let [one] = shown.as_slice() { one.clone() } else { list(&shown) };
+                Shown::Secret { shown, compared: list(&compared).into_bytes() }
+            }
+            Self::Flag(flag) => Shown::Value(flag.to_string()),
+            Self::Int(number) => Shown::Value(number.to_string()),
+            Self::Float(number) => Shown::Value(format!("{number:?}")),
+            Self::Text(text) => Shown::Value(quote(text)),
+            Self::List(texts) => Shown::Value(list(&texts.iter().map(|text| quote(text)).collect::<Vec<_>>())),
+        }
+    }
+}
+
+impl ArgValue {
+    fn parse(written: &Entry) -> Result<Self, Situation> {
         let wrong = |found: String| {
             Err(Situation::WrongType { wanted: "a text, number, true, false or a list of texts", found })
         };
@@ -187,30 +305,5 @@ impl FreeValue for ArgValue {
             Value::Table(_) => wrong("a table (write JSON arguments as a text)".to_owned()),
             Value::Float(_) => wrong("a number that is not finite".to_owned()),
         }
-    }
-
-    fn free_toml(&self) -> String {
-        match self {
-            Self::Flag(flag) => flag.to_string(),
-            Self::Int(number) => number.to_string(),
-            Self::Float(number) => format!("{number:?}"),
-            Self::Text(text) => quote(text),
-            Self::List(texts) => list(&texts.iter().map(|text| quote(text)).collect::<Vec<_>>()),
-        }
-    }
-}
-
-/// A variable of an environment; a whole number is taken as text.
-impl FreeValue for String {
-    fn parse_free(written: &Entry) -> Result<Self, Situation> {
-        match &written.value {
-            Value::Text(text) => Ok(text.clone()),
-            Value::Int(number) => Ok(number.to_string()),
-            other => Err(Situation::WrongType { wanted: "a text", found: other.kind() }),
-        }
-    }
-
-    fn free_toml(&self) -> String {
-        quote(self)
     }
 }

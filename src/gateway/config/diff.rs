@@ -6,6 +6,7 @@
 //!
 //! A change is named like a key of `--set`: `pool.short.queue.length`. Secrets are compared, never shown.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use super::key::{Applied, Fallback, Field, KeySpec};
@@ -79,7 +80,7 @@ impl Comparison {
         for ((Field { key, .. }, old), (_, new)) in
             old.items.iter().zip(&new.items).filter(|((_, old), (_, new))| old != new)
         {
-            let around = self.applied;
+            let outer = self.applied;
             if key.applied != Applied::AtOnce {
                 self.applied = key.applied;
             }
@@ -93,25 +94,27 @@ impl Comparison {
                 (Shown::Secret { .. }, _) | (_, Shown::Secret { .. }) => self.add(path, Difference::Changed),
                 _ => self.add(path, Difference::Value { from: value(key, old), to: value(key, new) }),
             }
-            self.applied = around;
+            self.applied = outer;
         }
     }
 
     fn lists(&mut self, path: &str, old: &[ShownTable], new: &[ShownTable]) {
         let element = |table: &ShownTable| format!("{path}.{}", segment(table.name()));
+        let [before, after] =
+            [old, new].map(|list| list.iter().map(|table| (&table.identity, table)).collect::<BTreeMap<_, _>>());
         for table in old {
-            match new.iter().find(|other| other.identity == table.identity) {
+            match after.get(&table.identity) {
                 Some(other) => self.tables(element(table), table, other),
                 None => self.add(element(table), Difference::Removed),
             }
         }
-        for table in new.iter().filter(|table| !old.iter().any(|other| other.identity == table.identity)) {
+        for table in new.iter().filter(|table| !before.contains_key(&table.identity)) {
             self.add(element(table), Difference::Added);
         }
     }
 
     /// Values are not shown: an environment may hold secrets.
-    fn free_tables(&mut self, path: &str, old: &[(String, String)], new: &[(String, String)]) {
+    fn free_tables(&mut self, path: &str, old: &[(String, Shown)], new: &[(String, Shown)]) {
         for (name, _) in old.iter().filter(|entry| !new.contains(entry)) {
             let kept = new.iter().any(|(other, _)| other == name);
             self.add(format!("{path}.{name}"), if kept { Difference::Changed } else { Difference::Removed });

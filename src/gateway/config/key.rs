@@ -9,6 +9,7 @@
 
 use super::file::{Document, Entry, Table, Value};
 use super::limits;
+use super::machine::Machine;
 use super::origin::Origin;
 use super::problem::Situation;
 
@@ -54,8 +55,8 @@ pub(super) enum Applied {
 pub(super) enum Fallback {
     /// This value.
     Default(&'static str),
-    /// The number of cores of this machine.
-    Cores,
+    /// What is right for this machine.
+    OfMachine(OfMachine),
     /// No value; the text says what that means.
     Nothing(&'static str),
     /// Nothing: it is a problem; the text says what to write.
@@ -64,6 +65,41 @@ pub(super) enum Fallback {
     Table,
     /// No elements.
     Elements,
+}
+
+/// A default that depends on the machine.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum OfMachine {
+    Cores,
+    BodyMemory,
+    Connections,
+}
+
+impl OfMachine {
+    fn value(self, machine: &Machine) -> Value {
+        let number = |count: u64| Value::Int(i64::try_from(count).unwrap_or(i64::MAX));
+        match self {
+            Self::Cores => number(machine.cores as u64),
+            // Whole MiB, which read better.
+            Self::BodyMemory => Value::Text(format!("{}MiB", (machine.memory >> 22).max(1))),
+            // Most connections of clients need one to an engine too.
+            Self::Connections => {
+                let files = machine.files.saturating_sub(limits::RESERVED_FILES) / 2;
+                number(files.clamp(limits::FEWEST_CONNECTIONS, limits::DEFAULT_CONNECTIONS))
+            }
+        }
+    }
+
+    /// The sentence for the reference file.
+    pub(super) const fn meaning(self) -> &'static str {
+        match self {
+            Self::Cores => "one per core",
+            Self::BodyMemory => {
+                "a quarter of the memory of the machine, or of the control group (container) that the gateway runs in"
+            }
+            Self::Connections => "65536, or half of the files that the process may open, if that is less",
+        }
+    }
 }
 
 /// The bounds of a duration: 30 days keep arithmetic on instants far from overflow.
@@ -107,9 +143,9 @@ pub(super) const fn optional_duration(meaning: &'static str) -> KeySpec {
     optional(meaning).within(DURATION.0, DURATION.1)
 }
 
-/// A key that defaults to the number of cores.
-pub(super) const fn per_core() -> KeySpec {
-    key(Fallback::Cores)
+/// A key whose default depends on the machine.
+pub(super) const fn of_machine(default: OfMachine) -> KeySpec {
+    key(Fallback::OfMachine(default))
 }
 
 /// A key that may be absent, with what its absence means.
@@ -185,10 +221,10 @@ impl KeySpec {
     }
 
     /// What is read when the key is absent; `None`: it has no value then.
-    pub(super) fn written_default(&self, cores: usize) -> Option<Entry> {
+    pub(super) fn written_default(&self, machine: &Machine) -> Option<Entry> {
         match self.fallback {
             Fallback::Default(text) => Some(Document::value_or_text(text, Origin::Default)),
-            Fallback::Cores => Some(Value::Int(i64::try_from(cores).unwrap_or(1))),
+            Fallback::OfMachine(default) => Some(default.value(machine)),
             Fallback::Table => Some(Value::Table(Table::new())),
             Fallback::Elements => Some(Value::List(Vec::new())),
             Fallback::Nothing(_) | Fallback::Required(_) => None,

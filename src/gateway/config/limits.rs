@@ -20,10 +20,22 @@ pub const MAX_MODELS: usize = 512;
 pub const MAX_ALIASES: usize = 4_096;
 /// API keys: one lookup per request, one small counter block each.
 pub const MAX_KEYS: usize = 10_000;
+/// Names of the admin port: each is compared with the host of every admin request.
+pub const MAX_ADMIN_HOSTS: usize = 64;
+/// Further flags that the admin API may change: vLLM has about 320.
+pub const MAX_ADMIN_FLAGS: usize = 512;
 /// Golden prompts of one model: each delays every restart.
 pub const MAX_GOLDEN: usize = 64;
 /// Threads of the data plane.
 pub const MAX_THREADS: usize = 1_024;
+/// Client connections at once. Each costs about 10 KiB while it is served, so this is 10 GiB.
+pub(super) const MAX_CONNECTIONS: &str = "1000000";
+/// Client connections at once, unless configured otherwise: nginx and HAProxy have defaults of this order.
+pub(super) const DEFAULT_CONNECTIONS: u64 = 65_536;
+/// The fewest that follow from a low limit of open files.
+pub(super) const FEWEST_CONNECTIONS: u64 = 64;
+/// Files that are kept for logs, engines' logs, probes and the admin port.
+pub(super) const RESERVED_FILES: u64 = 256;
 /// Largest number of tokens that any key takes: keeps sums of them far from overflow.
 pub const MAX_TOKENS: Tokens = Tokens(1_000_000_000_000);
 /// [`MAX_TOKENS`] as it is written.

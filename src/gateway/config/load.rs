@@ -82,9 +82,14 @@ impl Config {
     ///
     /// # Errors
     /// Every problem at once.
-    pub fn parse(text: &str, source: &str, sets: &[String], around: &Surroundings<'_>) -> Result<Loaded, Problems> {
+    pub fn parse(
+        text: &str,
+        source: &str,
+        sets: &[String],
+        surroundings: &Surroundings<'_>,
+    ) -> Result<Loaded, Problems> {
         match Document::parse(text) {
-            Ok(document) => finish(document, source, sets, around),
+            Ok(document) => finish(document, source, sets, surroundings),
             Err(problems) => Err(Problems::sorted(source, problems)),
         }
     }
@@ -94,10 +99,10 @@ impl Config {
     ///
     /// # Errors
     /// Every problem at once, such as a malformed URL.
-    pub fn from_flags(flags: &Flags, sets: &[String], around: &Surroundings<'_>) -> Result<Loaded, Problems> {
+    pub fn from_flags(flags: &Flags, sets: &[String], surroundings: &Surroundings<'_>) -> Result<Loaded, Problems> {
         let source = "command line";
         let document = Document::parse(&written(flags)).map_err(|problems| Problems::sorted(source, problems))?;
-        finish(document.attributed_to(Origin::Flag), source, sets, around)
+        finish(document.attributed_to(Origin::Flag), source, sets, surroundings)
     }
 }
 
@@ -105,10 +110,10 @@ fn finish(
     mut document: Document,
     source: &str,
     sets: &[String],
-    around: &Surroundings<'_>,
+    surroundings: &Surroundings<'_>,
 ) -> Result<Loaded, Problems> {
     let mut problems = document.set_all(sets);
-    let mut report = Report::new(&document, around);
+    let mut report = Report::new(&document, surroundings);
     let root = Entry { value: Value::Table(document.root.clone()), origin: Origin::Default };
     let place = Place { path: String::new(), origin: Origin::Default };
     let mut config = Config::read(&root, &place, &KeySpec::ROOT, &mut report);

@@ -1,7 +1,7 @@
 //! The configuration: what the operator wrote, checked, in the form the gateway works with.
 //!
 //! A table of the file is declared once, with `table!`: each key has its documentation, type, default and bounds in one
-//! place (`server.rs`, `auth.rs`, `model.rs`, `pool.rs`, `backend.rs`, `fleet.rs`; `root.rs` puts them together). From these
+//! place (`server.rs`, `tls.rs`, `auth.rs`, `model.rs`, `pool.rs`, `backend.rs`, `fleet.rs`; `root.rs` puts them together). From these
 //! definitions come reading, `sluice check`, the changes of a reload and the reference file. **To add a key, add a field.**
 //!
 //! ```text
@@ -21,6 +21,7 @@
 
 pub mod limits;
 
+mod machine;
 mod origin;
 mod problem;
 mod file;
@@ -31,9 +32,11 @@ mod setting;
 mod value;
 mod table;
 mod secret;
+mod tls;
 mod server;
 mod model;
 mod auth;
+mod admin;
 mod backend;
 mod pool;
 mod fleet;
@@ -49,10 +52,12 @@ pub mod diff;
 #[cfg(test)]
 mod tests;
 
+pub use admin::Admin;
 pub use auth::{Auth, Key, KeyLimit};
 pub use backend::{ArgValue, Backend, Control, Launch, Target};
 pub use fleet::{Fleet, OnExit, OnStart};
 pub use load::{Flags, Loaded};
+pub use machine::Machine;
 pub use model::{Model, ModelScope};
 pub use origin::{Origin, Origins};
 pub use pool::{LongPrefix, Order, Policy, Pool, PromptRange, Queue, UsageInjection};
@@ -60,9 +65,10 @@ pub use problem::{Problem, Problems, Situation, Suggestion};
 pub use reference::reference;
 pub use report::Surroundings;
 pub use root::Config;
-pub use secret::{KeyDigest, MASK, Secret};
+pub use secret::{KeyDigest, MASK, Secret, Words};
 pub use server::{
     AccessLog, DEFAULT_ADMIN, FirstByte, Health, Log, LogFormat, LogLevel, LogTarget, Retry, Server, Slo, Timeouts,
 };
 pub use show::Resolved;
+pub use tls::{PemFile, ServerTls, UpstreamTls, VerifyClient, VerifyEngine};
 pub use value::Endpoint;

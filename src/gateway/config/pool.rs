@@ -20,6 +20,7 @@ use super::report::{Names, Place, Report};
 use super::server::Slo;
 use super::setting::{Setting, Shown, elements, list, quote};
 use super::table::table;
+use super::tls::UpstreamTls;
 use super::value::{check_name, words};
 use sluice_core::base::{PoolId, Tokens};
 
@@ -32,12 +33,14 @@ table! {
         pub models: ModelScope = default("[\"*\"]").at_most(limits::MAX_MODELS + limits::MAX_ALIASES);
         /// How a backend with room is picked. prefix_affinity sends prompts with the same beginning to the same backend.
         pub policy: Policy = default("least_work");
-        /// Requests in flight per backend. Lower it when the engine's own queue grows.
+        /// Sequences in flight per backend: a request takes its prompts or inputs times n, and gets 400 when that is more
+        /// than this. Lower it when the engine's own queue grows.
         pub slots: u32 = default("256").within("1", "65536");
-        /// Outstanding prompt and output tokens per backend, such as the size of its KV cache. A request larger than this
-        /// is admitted alone.
+        /// Outstanding prompt and output tokens per backend, such as the size of its KV cache. A request that demands
+        /// more than this by itself (prompt and min_tokens) gets 400.
         pub tokens: Option<Tokens> = optional("not limited").within("1", limits::TOKENS).example("400k");
-        /// Prompt tokens per backend of requests that still wait for their first token.
+        /// Prompt tokens per backend of requests that still wait for their first token. A prompt above this runs when no other
+        /// is in prefill.
         pub prefill_tokens: Option<Tokens> = optional("not limited").within("1", limits::TOKENS).example("16k");
         /// Pools where a request may go when this one has no room, in order of preference. They must serve its models.
         pub spill: Vec<PoolId> = default("[]").at_most(limits::MAX_POOLS);
@@ -54,6 +57,8 @@ table! {
         pub queue: Queue = table();
         /// Objectives where they differ from [slo].
         pub slo: Slo = table();
+        /// TLS to the backends of this pool that have an https url, where they have no such table of their own.
+        pub tls: Option<UpstreamTls> = optional("the CAs that this machine trusts, and no own certificate");
         /// One table per vLLM server.
         pub backends as "backend": Vec<Backend> = tables(limits::MAX_BACKENDS).in_force();
     }
@@ -106,10 +111,11 @@ table! {
         pub length: usize = default("512").within("0", "100000");
         /// Longest wait; 503 after it.
         pub timeout: Duration = duration("20s");
-        /// Which request is next. The priority of the key comes first.
+        /// Which request is next. The priority of the key comes first. In any order a request is overtaken by at most `length`
+        /// later ones, and only by those that arrive in the first quarter of `timeout` after it.
         pub order: Order = default("shortest_first");
         /// shortest_first orders by arrival plus this for each 1,000 prompt tokens: short prompts go first, but a long one
-        /// is overtaken for a bounded time only. 0s: like fifo.
+        /// is overtaken for this time only, and never longer than a quarter of `timeout`. 0s: like fifo.
         pub aging_per_1k_tokens: Duration = duration_or_zero("500ms");
     }
 }
@@ -134,7 +140,7 @@ words! {
         /// In order of arrival.
         Fifo = "fifo",
         /// By `arrival + aging_per_1k_tokens * prompt_tokens / 1000`: short prompts first, but a long one is overtaken only
-        /// by those that arrive within its own addition, so none starves.
+        /// by those that arrive within its own addition.
         ShortestFirst = "shortest_first",
     }
 }

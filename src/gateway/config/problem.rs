@@ -107,8 +107,6 @@ pub enum Situation {
     NeitherUrlNorLaunch,
     #[error("control is for an engine at a url; an engine that the gateway launches needs no control commands")]
     ControlWithoutUrl,
-    #[error("https to backends is not supported yet; terminate TLS in front of the engine and use http")]
-    Https,
     #[error("'{found}' is not a URL of a backend: {reason}")]
     Url { found: String, reason: &'static str },
     #[error(
@@ -119,7 +117,13 @@ pub enum Situation {
     OwnAddress { endpoint: String },
     #[error("the admin address may not overlap server.listen ({listen}); give it another port")]
     AdminIsListen { listen: String },
-    #[error("{value} is longer than {max_key} ({max}); lower it, or raise {max_key}")]
+    #[error("'{found}' is not a host name; write it without scheme, port and path, such as \"sluice.internal\"")]
+    HostName { found: String },
+    #[error(
+        "'{found}' is not the name of a flag; write it without its leading dashes, such as \"tensor-parallel-size\""
+    )]
+    FlagName { found: String },
+    #[error("{value} is more than {max_key} ({max}); lower it, or raise {max_key}")]
     AboveMaximum { value: String, max_key: &'static str, max: String },
 
     #[error("environment variable {name} is not set (or not text); set it before starting")]
@@ -136,13 +140,40 @@ pub enum Situation {
     SameKey { first: String },
     #[error("there is no file {path} (relative paths start at the configuration file's folder)")]
     FileMissing { path: String },
+    #[error("there is no folder {path} (relative paths start at the configuration file's folder)")]
+    FolderMissing { path: String },
 
+    #[error("cannot use {path}: {reason}")]
+    PemFile { path: String, reason: String },
+    #[error("{reason}")]
+    Tls { reason: String },
+    #[error("'{found}' is not a DNS name or an IP address")]
+    TlsName { found: String },
+    #[error("verify_client says which certificates of client_ca are required; add client_ca, or remove it")]
+    VerifyWithoutCa,
+    #[error("certificate is set without key; add key")]
+    CertificateWithoutKey,
+    #[error("key is set without certificate; add certificate, or remove key")]
+    KeyWithoutCertificate,
+    #[error("with verify = \"none\" no certificate is checked against ca; remove one of them")]
+    CaWithoutVerify,
+    #[error("no backend that this applies to has an https url; write https:// in url, or remove the table")]
+    TlsWithoutHttps,
+
+    #[error("engine certificates are not checked: any server that answers gets prompts and keys; set ca instead")]
+    NotVerified,
+    #[error("all users of this machine may read or change the private key {path} (mode {mode}); chmod 640 it")]
+    KeyForAllUsers { path: String, mode: String },
     #[error("no client keys: every client that reaches {listen} may send requests; add keys to [auth]")]
     Open { listen: String },
     #[error("no admin_token: every client that reaches {admin} may change the gateway; set auth.admin_token")]
     AdminOpen { admin: String },
     #[error("a secret in plain text; write \"env:NAME\" or \"file:PATH\" instead")]
     PlainSecret,
+    #[error(
+        "a secret in the words of a command, which every user of the machine can see; use launch.env, or args with \"env:NAME\""
+    )]
+    PlainSecretInCommand,
     #[error("prefix_affinity is not available yet; this pool picks by least_work")]
     AffinityNotYet,
 }
@@ -150,7 +181,16 @@ pub enum Situation {
 impl Situation {
     /// Whether the gateway runs in spite of it.
     pub fn is_warning(&self) -> bool {
-        matches!(self, Self::Open { .. } | Self::AdminOpen { .. } | Self::PlainSecret | Self::AffinityNotYet)
+        matches!(
+            self,
+            Self::Open { .. }
+                | Self::AdminOpen { .. }
+                | Self::PlainSecret
+                | Self::PlainSecretInCommand
+                | Self::AffinityNotYet
+                | Self::NotVerified
+                | Self::KeyForAllUsers { .. }
+        )
     }
 }
 

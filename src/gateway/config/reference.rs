@@ -38,7 +38,7 @@ pub fn reference() -> String {
 fn keys(out: &mut String, fields: &[Field], header: &str, commented_out: bool) {
     for (index, field) in fields.iter().filter(|field| value(field).is_some()).enumerate() {
         let key = &field.key;
-        let optional = matches!(key.fallback, Fallback::Nothing(_) | Fallback::Cores) && !key.in_force;
+        let optional = matches!(key.fallback, Fallback::Nothing(_) | Fallback::OfMachine(_)) && !key.in_force;
         if index > 0 {
             out.push('\n');
         }
@@ -107,7 +107,7 @@ fn facts(field: &Field) -> String {
         facts.push(format!("From {min} to {max}."));
     }
     match key.fallback {
-        Fallback::Cores => facts.push("Default: one per core.".to_owned()),
+        Fallback::OfMachine(default) => facts.push(format!("Default: {}.", default.meaning())),
         Fallback::Nothing(meaning) if !key.in_force => facts.push(format!("Default: {meaning}.")),
         Fallback::Default(default) if key.example.is_some() => facts.push(format!("Default: {default}.")),
         _ => {}

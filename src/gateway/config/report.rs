@@ -4,14 +4,14 @@
 //! a report with errors never becomes a `Config`. A rule about several keys first asks [`Report::is_sound`], so that it does
 //! not repeat a problem that one of them already has.
 //!
-//! What comes from outside (environment variables, files, number of cores) comes through [`Surroundings`], so that a test can
+//! What comes from outside (environment variables, files, the machine) comes through [`Surroundings`], so that a test can
 //! replace it.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use super::file::{Document, Entry, Table, Value};
-use super::limits;
+use super::machine::Machine;
 use super::origin::{Origin, Origins};
 use super::problem::{Problem, Situation};
 
@@ -21,17 +21,16 @@ pub struct Surroundings<'s> {
     pub env: &'s dyn Fn(&str) -> Option<String>,
     /// Where relative paths start: the folder of the configuration file.
     pub folder: PathBuf,
-    /// Cores of this machine: the default of `server.threads`.
-    pub cores: usize,
+    /// What some defaults depend on.
+    pub machine: Machine,
 }
 
 impl Surroundings<'_> {
     /// This process and this machine, with relative paths starting at `folder`.
     pub fn of_process(folder: &Path) -> Self {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
         // Absolute, so that what is printed means the same wherever it is saved.
         let folder = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
-        Self { env: &|name| std::env::var(name).ok(), folder, cores: cores.min(limits::MAX_THREADS) }
+        Self { env: &|name| std::env::var(name).ok(), folder, machine: Machine::of_process() }
     }
 }
 
@@ -67,7 +66,7 @@ pub(super) struct Place {
 
 /// What was found so far.
 pub(super) struct Report<'s> {
-    pub(super) around: &'s Surroundings<'s>,
+    pub(super) surroundings: &'s Surroundings<'s>,
     pub(super) names: Names,
     pub(super) problems: Vec<Problem>,
     pub(super) origins: Origins,
@@ -75,9 +74,9 @@ pub(super) struct Report<'s> {
 }
 
 impl<'s> Report<'s> {
-    pub(super) fn new(document: &'s Document, around: &'s Surroundings<'s>) -> Self {
+    pub(super) fn new(document: &'s Document, surroundings: &'s Surroundings<'s>) -> Self {
         let (problems, origins) = (Vec::new(), Origins::default());
-        Self { around, names: Names::written(document), problems, origins, document }
+        Self { surroundings, names: Names::written(document), problems, origins, document }
     }
 
     /// Adds a problem at a place.
@@ -89,6 +88,12 @@ impl<'s> Report<'s> {
     pub(super) fn add_at(&mut self, path: &str, situation: Situation) {
         let place = self.place(path);
         self.add(&place, situation);
+    }
+
+    /// Adds a problem at a key whose value cannot be used.
+    pub(super) fn refuse<T>(&mut self, path: &str, situation: Situation) -> Option<T> {
+        self.add_at(path, situation);
+        None
     }
 
     /// The place of a key; where the key was not written, the origin is that of the nearest table that was.

@@ -3,6 +3,7 @@
 //! Order is meaning: `models[i]` is `ModelId(i)`, `pools[i]` is `PoolId(i)`, and backends are numbered through over all
 //! pools ([`Config::backends`]). Ids belong to one `Config`; after a reload the same name may have another id.
 
+use super::admin::Admin;
 use super::auth::Auth;
 use super::backend::Backend;
 use super::fleet::Fleet;
@@ -13,6 +14,8 @@ use super::report::Names;
 use super::server::{AccessLog, Health, Log, Retry, Server, Slo, Timeouts};
 use super::setting::{Setting, Shown, ShownTable};
 use super::table::table;
+use super::tls::{PemFile, ServerTls, UpstreamTls};
+use crate::tls::Certificates;
 use sluice_core::base::{BackendId, ModelId, PoolId};
 
 table! {
@@ -26,6 +29,8 @@ table! {
         pub retry: Retry = table();
         /// Who may use the gateway. Secrets are written "env:NAME" or "file:PATH"; what they hold is never printed.
         pub auth: Auth = table();
+        /// Names of the admin port, and what may be changed through it. Its address is server.admin.
+        pub admin: Admin = table();
         /// One table per model name that clients may send; LoRA adapters are models too. Without any, pools serve whatever
         /// their backends report.
         pub models as "model": Vec<Model> = tables(limits::MAX_MODELS).in_force();
@@ -65,6 +70,15 @@ impl Config {
             .flat_map(|(index, pool)| pool.backends.iter().map(move |backend| (PoolId::new(index), backend)))
             .enumerate()
             .map(|(number, (pool, backend))| (pool, BackendId::new(number), backend))
+    }
+
+    /// The files of the certificates that the gateway shows: to clients, and to engines that ask for one.
+    pub fn own_certificates(&self) -> impl Iterator<Item = &PemFile<Certificates>> {
+        let pools = self.pools.iter().flat_map(|pool| {
+            let backends = pool.backends.iter().filter_map(|backend| backend.tls.as_ref());
+            pool.tls.iter().chain(backends).filter_map(UpstreamTls::certificate)
+        });
+        self.server.tls.iter().map(ServerTls::certificate).chain(pools)
     }
 
     /// Replaces the values that only a restart can change by those of the running configuration.

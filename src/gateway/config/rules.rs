@@ -16,8 +16,9 @@ use super::problem::Situation;
 use super::report::{Claimed, Report};
 use super::root::Config;
 use super::server::{Server, Slo};
+use super::tls::UpstreamTls;
 use super::value::Endpoint;
-use sluice_core::base::Period;
+use sluice_core::base::{ModelId, Period};
 
 /// Applies every rule, and gives pools the general objectives where they have none of their own.
 pub(super) fn apply(config: &mut Config, report: &mut Report<'_>) {
@@ -34,7 +35,8 @@ pub(super) fn apply(config: &mut Config, report: &mut Report<'_>) {
     for (path, value, max_key, max) in waits {
         check_order(path, value, max_key, max, report);
     }
-    check_models(models, report);
+    check_body_memory(server, report);
+    check_models(models, pools, report);
     check_auth(auth, server, report);
     if pools.is_empty() && report.is_sound("pool") {
         report.add_at("pool", Situation::NoPool);
@@ -45,6 +47,7 @@ pub(super) fn apply(config: &mut Config, report: &mut Report<'_>) {
         names.claim(&pool.name, format!("{path}.name"), report);
         check_pool(pool, &path, report);
         inherit_objectives(&mut pool.slo, slo, &path, report);
+        connect_with_tls(pool, &path, report);
     }
     check_endpoints(pools, server, report);
 }
@@ -63,7 +66,25 @@ fn check_order(path: &str, value: Duration, max_key: &'static str, max: Duration
     }
 }
 
-fn check_models(models: &[Model], report: &mut Report<'_>) {
+/// One body of the largest size must fit. Where the memory was not written, it is raised.
+fn check_body_memory(server: &mut Server, report: &mut Report<'_>) {
+    let (value, max) = (server.max_body, server.max_body_memory);
+    if value <= max {
+        return;
+    }
+    if !report.is_written("server.max_body_memory") {
+        server.max_body_memory = value;
+    } else if ["server.max_body", "server.max_body_memory"].iter().all(|path| report.is_sound(path)) {
+        let (value, max) = (value.to_string(), max.to_string());
+        report.add_at("server.max_body", Situation::AboveMaximum { value, max_key: "max_body_memory", max });
+    }
+}
+
+fn check_models(models: &[Model], pools: &[Pool], report: &mut Report<'_>) {
+    let launched = |model: ModelId| {
+        let launches = |pool: &&Pool| pool.backends.iter().any(|backend| matches!(backend.target, Target::Launch(_)));
+        pools.iter().filter(launches).any(|pool| pool.models.includes(model))
+    };
     let mut names = Claimed::default();
     for (index, model) in models.iter().enumerate() {
         let path = format!("model[{index}]");
@@ -78,18 +99,25 @@ fn check_models(models: &[Model], report: &mut Report<'_>) {
             let situation = Situation::FileMissing { path: file.display().to_string() };
             report.add_at(&format!("{path}.tokenizer"), situation);
         }
+        // An engine that commands start may run on another machine.
+        let loaded_here = launched(ModelId::new(index));
+        if let Some(folder) = model.adapter.as_ref().filter(|folder| loaded_here && !folder.is_dir()) {
+            let situation = Situation::FolderMissing { path: folder.display().to_string() };
+            report.add_at(&format!("{path}.adapter"), situation);
+        }
     }
 }
 
 fn check_auth(auth: &Auth, server: &Server, report: &mut Report<'_>) {
     let mut names = Claimed::default();
+    let mut digests: BTreeMap<&[u8; 32], &str> = BTreeMap::new();
     for (index, key) in auth.keys.iter().enumerate() {
         let path = format!("auth.keys[{index}]");
         names.claim(&key.name, format!("{path}.name"), report);
         let digest = format!("{path}.sha256");
-        let same = auth.keys[..index].iter().find(|other| other.sha256.bytes() == key.sha256.bytes());
-        if let Some(first) = same.filter(|_| report.is_sound(&digest)) {
-            report.add_at(&digest, Situation::SameKey { first: first.name.clone() });
+        let first = *digests.entry(key.sha256.bytes()).or_insert(&key.name);
+        if first != key.name && report.is_sound(&digest) {
+            report.add_at(&digest, Situation::SameKey { first: first.to_owned() });
         }
     }
     if auth.keys.is_empty() && report.is_sound("auth.keys") {
@@ -140,6 +168,39 @@ fn check_commands(backend: &Backend, path: &str, report: &mut Report<'_>) {
         if command.first().is_none_or(String::is_empty) && report.is_sound(&path) {
             report.add_at(&path, Situation::EmptyCommand);
         }
+    }
+}
+
+/// Decides for each backend with an https url how it is connected to: as its own table says, or that of its pool.
+fn connect_with_tls(pool: &mut Pool, path: &str, report: &mut Report<'_>) {
+    let tables_say = report.is_sound(&format!("{path}.tls"));
+    let mut used = false;
+    for (index, backend) in pool.backends.iter_mut().enumerate() {
+        let path = format!("{path}.backend[{index}]");
+        let endpoint = backend.target.endpoint();
+        if !endpoint.https {
+            if backend.tls.is_some() {
+                report.add_at(&format!("{path}.tls"), Situation::TlsWithoutHttps);
+            }
+            continue;
+        }
+        used |= backend.tls.is_none();
+        let tls = backend.tls.as_ref().or(pool.tls.as_ref());
+        if !tables_say || !report.is_sound(&format!("{path}.tls")) {
+            continue;
+        }
+        let settings = match tls {
+            Some(tls) => Ok(tls.to(&endpoint.host)),
+            None => UpstreamTls::system(&endpoint.host),
+        };
+        match settings {
+            Ok(Some(connection)) => backend.connection = Some(connection),
+            Ok(None) => report.add_at(&format!("{path}.url"), Situation::TlsName { found: endpoint.host }),
+            Err(error) => report.add_at(&format!("{path}.url"), Situation::Tls { reason: error.to_string() }),
+        }
+    }
+    if pool.tls.is_some() && !used {
+        report.add_at(&format!("{path}.tls"), Situation::TlsWithoutHttps);
     }
 }
 

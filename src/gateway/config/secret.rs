@@ -4,6 +4,9 @@
 //! since editors and `echo` add them). Written in plain text it still works, with a warning. Debug and
 //! Display print the reference, or a mask for plain text, never the value.
 //!
+//! What an engine is started with may hold secrets too ([`Words`], `launch.env`, `args`): every variable, the flags that
+//! `vllm::secrets` names, and every flag that is written as a reference.
+//!
 //! Key digests (`sha256 = ...`) are the SHA-256 of a client's key as 64 hex digits, in place or by
 //! reference. They are masked too: a digest of a weak key can be searched for.
 
@@ -11,11 +14,13 @@ use std::fmt;
 use std::io::Read as _;
 
 use super::file::Entry;
+use super::file::Value;
 use super::key::KeySpec;
 use super::limits;
 use super::problem::Situation;
 use super::report::{Names, Place, Report, Surroundings};
-use super::setting::{Scalar, Setting, Shown, quote};
+use super::setting::{FreeValue, Scalar, Setting, Shown, list, quote};
+use sluice_core::vllm::secrets::{is_secret_variable, mask_command};
 
 /// What stands for a value that is not shown.
 pub const MASK: &str = "********";
@@ -41,6 +46,105 @@ impl Secret {
     /// The value itself, for the one place that compares or sends it.
     pub fn expose(&self) -> &str {
         &self.value
+    }
+
+    /// The value behind a text: the text itself, or what the reference in it names.
+    pub(super) fn resolve(text: &str, surroundings: &Surroundings<'_>) -> Result<Self, Situation> {
+        resolve(text, surroundings).map(|(value, reference)| Self { value, reference })
+    }
+}
+
+impl From<String> for Secret {
+    /// One in plain text.
+    fn from(value: String) -> Self {
+        Self::new(value, None)
+    }
+}
+
+/// Whether a text is read as a reference to a secret. A URL of a file is an ordinary value.
+pub(super) fn is_reference(text: &str) -> bool {
+    text.starts_with("env:") || (text.starts_with("file:") && !text.starts_with("file://"))
+}
+
+/// A variable of an environment; a whole number is taken as text. Its value is never shown.
+impl FreeValue for Secret {
+    fn read_free(name: &str, written: &Entry, place: &Place, report: &mut Report<'_>) -> Result<Self, Situation> {
+        let text = match &written.value {
+            Value::Text(text) => text.clone(),
+            Value::Int(number) => number.to_string(),
+            other => return Err(Situation::WrongType { wanted: "a text", found: other.kind() }),
+        };
+        if is_reference(&text) {
+            return Self::resolve(&text, report.surroundings);
+        }
+        if is_secret_variable(name) {
+            report.add(place, Situation::PlainSecret);
+        }
+        Ok(Self::new(text, None))
+    }
+
+    fn show_free(&self) -> Shown {
+        Shown::Secret { shown: quote(&self.to_string()), compared: self.value.clone().into_bytes() }
+    }
+}
+
+/// The words of a command: a program and its arguments. Secrets among them are not shown.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Words(Vec<String>);
+
+impl Words {
+    /// The secrets among them.
+    pub fn secrets(&self) -> Vec<String> {
+        mask_command(&self.0, MASK).1
+    }
+}
+
+impl std::ops::Deref for Words {
+    type Target = [String];
+
+    fn deref(&self) -> &[String] {
+        &self.0
+    }
+}
+
+impl From<Vec<String>> for Words {
+    fn from(words: Vec<String>) -> Self {
+        Self(words)
+    }
+}
+
+impl FromIterator<String> for Words {
+    fn from_iter<I: IntoIterator<Item = String>>(words: I) -> Self {
+        Self(words.into_iter().collect())
+    }
+}
+
+impl fmt::Debug for Words {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        mask_command(&self.0, MASK).0.fmt(f)
+    }
+}
+
+impl Setting for Words {
+    fn read(written: &Entry, place: &Place, key: &KeySpec, report: &mut Report<'_>) -> Option<Self> {
+        let words = Self(<Vec<String> as Setting>::read(written, place, key, report)?);
+        if !words.secrets().is_empty() {
+            report.add(place, Situation::PlainSecretInCommand);
+        }
+        Some(words)
+    }
+
+    fn placeholder() -> Option<Self> {
+        Some(Self::default())
+    }
+
+    fn show(&self, _: &Names) -> Shown {
+        let quoted = |words: &[String]| list(&words.iter().map(|word| quote(word)).collect::<Vec<_>>());
+        let (masked, secrets) = mask_command(&self.0, MASK);
+        match secrets.is_empty() {
+            true => Shown::Value(quoted(&self.0)),
+            false => Shown::Secret { shown: quoted(&masked), compared: quoted(&self.0).into_bytes() },
+        }
     }
 }
 
@@ -78,14 +182,14 @@ impl KeyDigest {
 }
 
 /// Reads the value behind a text: the text itself, or what a reference names, with the reference.
-fn resolve(text: &str, around: &Surroundings<'_>) -> Result<(String, Option<String>), Situation> {
+fn resolve(text: &str, surroundings: &Surroundings<'_>) -> Result<(String, Option<String>), Situation> {
     let without_line_end = |value: &str| value.trim_end_matches(['\r', '\n']).to_owned();
     if let Some(name) = text.strip_prefix("env:") {
-        let value = (around.env)(name).ok_or_else(|| Situation::SecretEnvMissing { name: name.to_owned() })?;
+        let value = (surroundings.env)(name).ok_or_else(|| Situation::SecretEnvMissing { name: name.to_owned() })?;
         return Ok((without_line_end(&value), Some(text.to_owned())));
     }
     let Some(path) = text.strip_prefix("file:") else { return Ok((text.to_owned(), None)) };
-    let path = around.folder.join(path);
+    let path = surroundings.folder.join(path);
     let failed =
         |error: std::io::Error| Situation::SecretFile { path: path.display().to_string(), reason: error.to_string() };
     let mut value = String::new();
@@ -97,7 +201,7 @@ fn resolve(text: &str, around: &Surroundings<'_>) -> Result<(String, Option<Stri
 /// It must be valid in an `Authorization` header.
 impl Setting for Secret {
     fn read(written: &Entry, place: &Place, _: &KeySpec, report: &mut Report<'_>) -> Option<Self> {
-        let resolved = String::parse(written, report).and_then(|text| resolve(&text, report.around));
+        let resolved = String::parse(written, report).and_then(|text| resolve(&text, report.surroundings));
         let checked = resolved.and_then(|(value, reference)| match value.as_str() {
             "" => Err(Situation::SecretEmpty),
             text if !text.bytes().all(|byte| byte.is_ascii_graphic()) => Err(Situation::SecretLetters),
@@ -117,7 +221,7 @@ impl Setting for Secret {
 
 impl Setting for KeyDigest {
     fn read(written: &Entry, place: &Place, _: &KeySpec, report: &mut Report<'_>) -> Option<Self> {
-        let resolved = String::parse(written, report).and_then(|text| resolve(&text, report.around));
+        let resolved = String::parse(written, report).and_then(|text| resolve(&text, report.surroundings));
         let digest =
             resolved.and_then(|(value, reference)| Self::from_hex(value.trim(), reference).ok_or(Situation::Digest));
         digest.map_err(|situation| report.add(place, situation)).ok()

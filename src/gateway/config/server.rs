@@ -8,10 +8,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::file::Entry;
+use super::limits;
 use super::problem::Situation;
 use super::report::{Names, Report};
 use super::setting::Scalar;
 use super::table::table;
+use super::tls::ServerTls;
 use super::value::words;
 use sluice_core::base::ByteSize;
 
@@ -31,14 +33,39 @@ table! {
         /// How long a shutdown waits for running requests.
         pub drain_timeout: Duration = duration("5m");
         /// Threads that serve requests.
-        pub threads: usize = per_core().within("1", "1024").example("8").needs_restart();
+        pub threads: usize = of_machine(OfMachine::Cores).within("1", "1024").example("8").needs_restart();
         /// The headers of a request must arrive within this time.
         pub header_timeout: Duration = duration("10s");
-        /// Longest pause while a request body arrives; 408 after it.
+        /// While a request body arrives, each of these periods must bring body_timeout * body_min_rate bytes or the end
+        /// of the body; 408 otherwise. So a pause is never longer.
         pub body_timeout: Duration = duration("30s");
+        /// Bytes per second that a client must send of a request body. Lower it for clients on very slow networks.
+        pub body_min_rate: ByteSize = default("8KiB").within("1", "1GiB");
+        /// Memory for all request bodies together, from their first byte until they are no longer needed; 503 when it is
+        /// used up. Bodies over 1 MiB can use seven eighths of it, so that small requests are still served.
+        pub max_body_memory: ByteSize = of_machine(OfMachine::BodyMemory).within("1", "16384GiB").example("4GiB");
+        /// Client connections at once. One more gets 503 to its first request and is closed.
+        pub max_connections: usize =
+            of_machine(OfMachine::Connections).within("1", limits::MAX_CONNECTIONS).example("65536");
+        /// Connections at once from one IP address (of IPv6, from one /64 network). A load balancer in front is one
+        /// address.
+        pub max_connections_per_address: Option<usize> =
+            optional("three quarters of max_connections, so that one address cannot lock out the others")
+                .within("1", limits::MAX_CONNECTIONS)
+                .example("1000");
         /// An idle client connection is closed after this time. Keep it above the idle timeout of your load balancer
         /// (often 60s), which must close first.
         pub keepalive: Duration = duration("75s");
+        /// TLS on `listen`, with HTTP/2 and HTTP/1.1. A reload reads the files again; open connections stay.
+        pub tls: Option<ServerTls> = optional("none: requests and keys cross the network in plain text");
+    }
+}
+
+impl Server {
+    /// Connections at once from one address.
+    pub fn connections_per_address(&self) -> usize {
+        // Rounded up, so that one connection in all is one per address too.
+        self.max_connections_per_address.unwrap_or(self.max_connections - self.max_connections / 4)
     }
 }
 
@@ -47,6 +74,9 @@ table! {
     pub struct Timeouts {
         /// TCP connect to a backend. The default leaves room for one lost SYN, which the kernel repeats after 1 s.
         pub connect: Duration = duration("1500ms");
+        /// Longest pause in which a backend takes no byte of a request. The default is half of nginx's `proxy_send_timeout`:
+        /// an engine that reads its sockets takes a prompt within milliseconds.
+        pub send: Duration = duration("30s");
         /// Longest silence inside a response that has begun.
         pub idle: Duration = duration("60s");
         /// Longest wait for a response that is not streamed. The engine sends it only when all of it is generated.
@@ -69,8 +99,9 @@ table! {
 table! {
     /// How often a request may be tried.
     pub struct Retry {
-        /// Attempts per request, the first included; 1 means no retry. A retry happens only before the first byte of the
-        /// response, and goes to another backend if there is one.
+        /// Attempts per request, the first included; 1 means no retry. No request is delivered to engines more often. A retry
+        /// happens only before the first byte of the response, and goes to another backend if there is one; after an idle
+        /// connection that the backend had closed, to the same one.
         pub attempts: u32 = default("2").within("1", "8");
     }
 }

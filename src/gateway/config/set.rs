@@ -22,11 +22,16 @@ impl Document {
     }
 
     fn set(&mut self, text: &str, origin: Origin) -> Result<(), Situation> {
-        let malformed = || Situation::SetMalformed { text: text.to_owned() };
+        let malformed = || Situation::SetMalformed { text: without_value(text) };
         let (path, value) = split(text).ok_or_else(malformed)?;
         let entry = Entry { value: Self::value_or_text(value, origin), origin };
         place(&mut self.root, &path, entry, text)
     }
+}
+
+/// The key of a `--set` text: its value may be a secret.
+fn without_value(text: &str) -> String {
+    text.split_once('=').map_or(text, |(key, _)| key).to_owned()
 }
 
 /// Path segments and the text of the value.
@@ -74,7 +79,7 @@ fn place_under(under: &mut Entry, key: &str, rest: &[String], entry: Entry, text
             }
             place_under(element, wanted, rest, entry, text)
         }
-        other => Err(Situation::SetInsideValue { text: text.to_owned(), key: key.to_owned(), found: other.kind() }),
+        other => Err(Situation::SetInsideValue { text: without_value(text), key: key.to_owned(), found: other.kind() }),
     }
 }
 
@@ -95,7 +100,12 @@ fn position(elements: &[Entry], wanted: &str) -> Option<usize> {
 
 fn no_such(elements: &[Entry], key: &str, wanted: &str, text: &str) -> Situation {
     let suggestion = Suggestion::for_name(wanted, elements.iter().filter_map(name_of));
-    Situation::SetNoSuchElement { text: text.to_owned(), list: key.to_owned(), wanted: wanted.to_owned(), suggestion }
+    Situation::SetNoSuchElement {
+        text: without_value(text),
+        list: key.to_owned(),
+        wanted: wanted.to_owned(),
+        suggestion,
+    }
 }
 
 #[cfg(test)]

@@ -35,7 +35,7 @@ pub(super) trait Setting: Sized {
 }
 
 /// A value as it is shown, in TOML.
-#[derive(Clone, PartialEq)]
+#[derive(Clone)]
 pub(super) enum Shown {
     /// A value.
     Value(String),
@@ -48,7 +48,57 @@ pub(super) enum Shown {
     /// A list of tables.
     Tables(Vec<ShownTable>),
     /// A table whose keys the operator chose.
-    Free(Vec<(String, String)>),
+    Free(Vec<(String, Shown)>),
+}
+
+impl Shown {
+    /// Appends all values, secrets too, so that two settings have the same bytes if and only if they mean the same. The
+    /// bytes must not be stored or shown, only digests of them.
+    pub(super) fn write_compared(&self, out: &mut Vec<u8>) {
+        let mut part = |tag: u8, bytes: &[u8]| {
+            out.push(tag);
+            out.extend_from_slice(&bytes.len().to_le_bytes());
+            out.extend_from_slice(bytes);
+        };
+        match self {
+            Self::Value(value) => part(b'v', value.as_bytes()),
+            Self::Secret { compared, .. } => part(b's', compared),
+            Self::Nothing => part(b'n', &[]),
+            Self::Table(table) => {
+                part(b't', &[]);
+                table.items.iter().for_each(|(field, shown)| {
+                    Self::Value(field.key.name.to_owned()).write_compared(out);
+                    shown.write_compared(out);
+                });
+            }
+            Self::Tables(tables) => {
+                part(b'l', &tables.len().to_le_bytes());
+                tables.iter().for_each(|table| Self::Table(table.clone()).write_compared(out));
+            }
+            Self::Free(values) => {
+                part(b'f', &values.len().to_le_bytes());
+                values.iter().for_each(|(name, shown)| {
+                    Self::Value(name.clone()).write_compared(out);
+                    shown.write_compared(out);
+                });
+            }
+        }
+    }
+}
+
+/// A secret is compared by its value, not by where it is read from.
+impl PartialEq for Shown {
+    fn eq(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Value(one), Self::Value(two)) => one == two,
+            (Self::Secret { compared: one, .. }, Self::Secret { compared: two, .. }) => one == two,
+            (Self::Nothing, Self::Nothing) => true,
+            (Self::Table(one), Self::Table(two)) => one == two,
+            (Self::Tables(one), Self::Tables(two)) => one == two,
+            (Self::Free(one), Self::Free(two)) => one == two,
+            _ => false,
+        }
+    }
 }
 
 /// A table as it is shown.
@@ -220,11 +270,11 @@ pub(super) fn elements<'w>(
 
 /// A value of a table whose keys the operator chooses, such as `env`.
 pub(super) trait FreeValue: Sized {
-    /// Reads it, or says what is wrong with it.
-    fn parse_free(written: &Entry) -> Result<Self, Situation>;
+    /// Reads the value of the key `name`, or says what is wrong with it.
+    fn read_free(name: &str, written: &Entry, place: &Place, report: &mut Report<'_>) -> Result<Self, Situation>;
 
-    /// The value as TOML.
-    fn free_toml(&self) -> String;
+    /// The value as it is shown.
+    fn show_free(&self) -> Shown;
 }
 
 impl<T: FreeValue> Setting for BTreeMap<String, T> {
@@ -239,7 +289,7 @@ impl<T: FreeValue> Setting for BTreeMap<String, T> {
         for (name, entry) in written {
             let place = Place { path: format!("{}.{name}", place.path), origin: entry.origin };
             report.origins.note(place.path.clone(), entry.origin);
-            match T::parse_free(entry) {
+            match T::read_free(name, entry, &place, report) {
                 Ok(value) => drop(values.insert(name.clone(), value)),
                 Err(situation) => report.add(&place, situation),
             }
@@ -248,7 +298,7 @@ impl<T: FreeValue> Setting for BTreeMap<String, T> {
     }
 
     fn show(&self, _: &Names) -> Shown {
-        Shown::Free(self.iter().map(|(name, value)| (name.clone(), value.free_toml())).collect())
+        Shown::Free(self.iter().map(|(name, value)| (name.clone(), value.show_free())).collect())
     }
 }
 

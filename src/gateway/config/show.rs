@@ -68,7 +68,10 @@ impl Page<'_, '_> {
                 }
                 Shown::Free(values) if !values.is_empty() => {
                     self.header(format_args!("[{header}]"))?;
-                    values.iter().try_for_each(|(name, value)| self.value(name, value, &path))?;
+                    values.iter().try_for_each(|(name, shown)| match shown {
+                        Shown::Value(value) | Shown::Secret { shown: value, .. } => self.value(name, value, &path),
+                        _ => Ok(()),
+                    })?;
                 }
                 _ => {}
             }

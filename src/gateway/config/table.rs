@@ -120,5 +120,6 @@ pub(super) fn field<T: Setting>(
             }
         }
     }
-    key.written_default(report.around.cores).map_or_else(T::placeholder, |entry| T::read(&entry, &place, key, report))
+    key.written_default(&report.surroundings.machine)
+        .map_or_else(T::placeholder, |entry| T::read(&entry, &place, key, report))
 }

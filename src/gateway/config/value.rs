@@ -86,7 +86,7 @@ impl Scalar for String {
 /// Relative paths start at the folder of the configuration file.
 impl Scalar for PathBuf {
     fn parse(written: &Entry, report: &Report<'_>) -> Result<Self, Situation> {
-        Ok(report.around.folder.join(String::parse(written, report)?))
+        Ok(report.surroundings.folder.join(String::parse(written, report)?))
     }
 
     fn text(&self, _: &Names) -> String {
@@ -262,9 +262,11 @@ fn check_length(name: &str, max: usize) -> Result<(), Situation> {
     }
 }
 
-/// Where a server is reached by HTTP/1.1 without TLS.
+/// Where a server is reached by HTTP/1.1.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Endpoint {
+    /// Over TLS.
+    pub https: bool,
     /// Name or address in lower case; an IPv6 address without its brackets.
     pub host: String,
     /// TCP port; 0 only for an engine of the gateway whose port has not been chosen yet.
@@ -286,7 +288,7 @@ impl Endpoint {
 
 impl fmt::Display for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "http://{}{}", self.authority(), self.prefix)
+        write!(f, "{}://{}{}", if self.https { "https" } else { "http" }, self.authority(), self.prefix)
     }
 }
 
@@ -304,13 +306,11 @@ impl Scalar for Endpoint {
 fn endpoint(text: &str) -> Result<Endpoint, Situation> {
     let wrong = |reason| Situation::Url { found: text.to_owned(), reason };
     let lower = text.to_ascii_lowercase();
-    if lower.starts_with("https://") {
-        return Err(Situation::Https);
+    let https = lower.starts_with("https://");
+    if !https && !lower.starts_with("http://") {
+        return Err(wrong("it must begin with http:// or https://"));
     }
-    if !lower.starts_with("http://") {
-        return Err(wrong("it must begin with http://"));
-    }
-    let rest = &text["http://".len()..];
+    let rest = &text[if https { "https://".len() } else { "http://".len() }..];
     if rest.contains(['?', '#', '@', '\\']) || rest.chars().any(|letter| !letter.is_ascii_graphic()) {
         return Err(wrong("only host, port and path are supported, in plain ASCII"));
     }
@@ -319,11 +319,12 @@ fn endpoint(text: &str) -> Result<Endpoint, Situation> {
     if prefix.ends_with("/v1") {
         return Err(wrong("clients' paths already begin with /v1; leave it out"));
     }
-    let (host, port) = host_and_port(authority).ok_or_else(|| wrong("host or port is missing or malformed"))?;
-    Ok(Endpoint { host, port, prefix })
+    let usual = if https { 443 } else { 80 };
+    let (host, port) = host_and_port(authority, usual).ok_or_else(|| wrong("host or port is missing or malformed"))?;
+    Ok(Endpoint { https, host, port, prefix })
 }
 
-fn host_and_port(authority: &str) -> Option<(String, u16)> {
+fn host_and_port(authority: &str, usual: u16) -> Option<(String, u16)> {
     let (host, port) = match authority.strip_prefix('[') {
         Some(rest) => {
             let (host, port) = rest.split_once(']')?;
@@ -338,7 +339,7 @@ fn host_and_port(authority: &str) -> Option<(String, u16)> {
     let port = match port {
         Some(digits) if digits.bytes().all(|byte| byte.is_ascii_digit()) => digits.parse().ok()?,
         Some(_) => return None,
-        None => 80,
+        None => usual,
     };
     let plain = |letter: char| letter.is_ascii_alphanumeric() || "._-:".contains(letter);
     let fine = port != 0 && !host.is_empty() && host.len() <= 255 && host.chars().all(plain);
@@ -355,6 +356,8 @@ mod tests {
             ("http://127.0.0.1:8000", "http://127.0.0.1:8000"),
             ("HTTP://Gpu0", "http://gpu0:80"),
             ("http://[::1]:8000/", "http://[::1]:8000"),
+            ("HTTPS://Gpu0/", "https://gpu0:443"),
+            ("https://[::1]:8000/a", "https://[::1]:8000/a"),
             ("http://edge:80/engine-a/", "http://edge:80/engine-a"),
         ] {
             assert_eq!(endpoint(text).unwrap().to_string(), shown);
@@ -363,10 +366,11 @@ mod tests {
 
     #[test]
     fn urls_that_cannot_be_backends_are_refused_with_a_reason() {
-        assert_eq!(endpoint("https://gpu0"), Err(Situation::Https));
         for text in [
             "gpu0:8000",
             "http://",
+            "https://",
+            "httpss://a",
             "http://:80",
             "http://a:0",
             "http://a:99999",

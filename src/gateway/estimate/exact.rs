@@ -1,9 +1,9 @@
 //! Exact prompt lengths with the model's own tokenizer, off the threads of the request path.
 //!
-//! Tokenizing costs about a microsecond per token, so it is done only when a configuration has a tokenizer and the estimate
-//! is near enough to a boundary to choose the wrong side. It runs on tokio's blocking threads, at most
-//! [`MAX_AT_ONCE`] at a time over all requests. When all are busy, or the text is over [`MAX_TEXT`], there is no exact count
-//! and the estimate is used: waiting for a count would be a second, unbounded queue.
+//! Tokenizing costs about a microsecond per token, so it is done only when a configuration has a tokenizer and the bytes of
+//! the prompt can hold so many tokens that its estimate chooses the wrong side of a boundary. It runs on tokio's blocking
+//! threads, at most [`MAX_AT_ONCE`] at a time over all requests. A request waits at most [`MAX_WAIT`] for its turn. Without
+//! a count in that time, or with a text over [`MAX_TEXT`], the estimate is used.
 //!
 //! What is counted is the same prompt that the shape is taken of. A conversation also costs template tokens that
 //! only the engine knows; they are learned as a moving mean per message: usage minus counted content
@@ -11,11 +11,13 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
 use tokenizers::Tokenizer;
 use tokio::sync::Semaphore;
+use tokio::time::timeout;
 
 use sluice_core::openai::scan::{Scanner, Text};
 use sluice_core::openai::shape::PromptSink;
@@ -25,11 +27,15 @@ use sluice_core::openai::{Route, prompt};
 pub const MAX_AT_ONCE: usize = 2;
 /// Bytes of prompt text that are counted; beyond about 250,000 tokens no boundary is near.
 pub const MAX_TEXT: usize = 1 << 20;
+/// The longest that a request waits for its turn: twenty counts of 5,000 tokens. So many counts at once are not made for
+/// lack of time only when cores are short anyway.
+pub const MAX_WAIT: Duration = Duration::from_millis(50);
 /// Assumed template tokens per message before any were learned.
 pub const TEMPLATE_PRIOR: f64 = 5.0;
 /// Samples that the mean template cost remembers.
 const TEMPLATE_MEMORY: f64 = 50.0;
-/// Upper bound for learned template tokens per message.
+/// Bounds of the learned template tokens per message. Every template separates messages by at least a token.
+const TEMPLATE_MIN: f64 = 1.0;
 const TEMPLATE_MAX: f64 = 200.0;
 
 /// Why a tokenizer cannot be used.
@@ -94,7 +100,7 @@ impl ExactCounter {
 
     /// Counts the prompt of `body`, template included; `None` when it cannot be counted within the bounds.
     pub async fn count(&self, route: Route, body: Bytes) -> Option<Counted> {
-        let permit = Arc::clone(&self.permits).try_acquire_owned().ok()?;
+        let permit = timeout(MAX_WAIT, Arc::clone(&self.permits).acquire_owned()).await.ok()?.ok()?;
         let tokenizer = Arc::clone(&self.tokenizer);
         let counted = tokio::task::spawn_blocking(move || {
             let _permit = permit;
@@ -114,7 +120,7 @@ impl ExactCounter {
         let mut template = self.template.lock();
         template.samples += 1;
         let share = 1.0 / (template.samples as f64).min(TEMPLATE_MEMORY);
-        let off = cost.min(TEMPLATE_MAX) - template.per_message;
+        let off = cost.clamp(TEMPLATE_MIN, TEMPLATE_MAX) - template.per_message;
         template.per_message += share * off;
     }
 }
@@ -131,8 +137,9 @@ fn content(tokenizer: &Tokenizer, route: Route, body: &[u8]) -> Option<(u64, u64
     let mut prompts = 1;
     let mut scanner = Scanner::new(body);
     let read = scanner.object(|scanner, key| {
-        if !prompt::member(scanner, route, &key.bytes(), &mut collected, &mut prompts)? {
-            scanner.skip()?;
+        let key = key.bytes();
+        if !prompt::member(scanner, route, &key, &mut collected, &mut prompts)? {
+            prompt::other(scanner, &key, &mut collected)?;
         }
         Ok::<_, sluice_core::openai::RequestError>(())
     });
@@ -221,10 +228,12 @@ mod tests {
         assert_eq!(counter.count(Route::Completions, Bytes::from_static(b"{")).await, None);
     }
 
-    #[tokio::test]
-    async fn over_the_bound_there_is_no_count_and_no_queue() {
+    #[tokio::test(start_paused = true)]
+    async fn over_the_bound_there_is_no_count_and_a_short_wait() {
+        let start = tokio::time::Instant::now();
         let counter = ExactCounter::load(TOKENIZER).unwrap().sharing(Arc::new(Semaphore::new(0)));
         assert_eq!(counter.count(Route::Completions, Bytes::from_static(b"{\"prompt\":\"a\"}")).await, None);
+        assert!(start.elapsed() < 2 * MAX_WAIT, "{:?}", start.elapsed());
     }
 
     #[tokio::test]

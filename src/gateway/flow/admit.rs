@@ -1,4 +1,5 @@
-//! Waiting for a lease: until it is granted, the queue's deadline passes, or the client leaves.
+//! Waiting for a lease: until it is granted, the queue's deadline passes, the client leaves, or the gateway cuts
+//! all requests.
 //!
 //! A client that leaves while queued leaves the queue at once: its ticket is dropped with the wait.
 //! When a reload removes the pool that a request waits in or is about to enter, the request is classified by the newer
@@ -8,6 +9,7 @@
 use std::sync::Arc;
 
 use tokio::time::{Instant, timeout_at};
+use tokio_util::sync::CancellationToken;
 
 use super::classify::{self, Placement};
 use super::exchange::Downstream;
@@ -15,7 +17,7 @@ use super::router::Router;
 use super::routing_table::{PoolRoute, RoutingTable};
 use crate::pool::{Admission, AdmissionDecision, AdmissionRequest, Lease, Need, WaitResult};
 use sluice_core::base::{BackendId, PoolId};
-use sluice_core::openai::ShedReason;
+use sluice_core::openai::{ShedReason, TooLarge};
 
 /// How often a waiting request follows its pool through reloads.
 const REENTRIES_MAX: usize = 8;
@@ -23,6 +25,8 @@ const REENTRIES_MAX: usize = 8;
 /// Why a request was not admitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AdmitError {
+    /// Not even an empty backend could take it.
+    Refused(TooLarge),
     /// Shed by its home pool.
     Shed { reason: ShedReason, home: PoolId },
     /// The client left while it waited.
@@ -67,12 +71,13 @@ impl PlacedRequest {
 pub(super) async fn admit<D: Downstream>(
     admission: &Arc<Admission>,
     router: &Router,
+    cut: &CancellationToken,
     placed: &mut PlacedRequest,
     request: LeaseRequest<'_>,
     down: &mut D,
 ) -> Result<Lease, AdmitError> {
     for _ in 0..REENTRIES_MAX {
-        if let WaitResult::Granted(lease) = enter(admission, placed, &request, down).await? {
+        if let WaitResult::Granted(lease) = enter(admission, cut, placed, &request, down).await? {
             return Ok(lease);
         }
         let newer = tokio::select! {
@@ -90,6 +95,7 @@ pub(super) async fn admit<D: Downstream>(
 /// Enters admission once, and waits in the queue if there is no room.
 async fn enter<D: Downstream>(
     admission: &Arc<Admission>,
+    cut: &CancellationToken,
     placed: &PlacedRequest,
     request: &LeaseRequest<'_>,
     down: &mut D,
@@ -107,12 +113,15 @@ async fn enter<D: Downstream>(
     });
     match decision {
         AdmissionDecision::Granted(lease) => Ok(WaitResult::Granted(lease)),
+        AdmissionDecision::Refused(limit) => Err(AdmitError::Refused(limit)),
         AdmissionDecision::Shed(reason) => Err(shed(reason)),
         AdmissionDecision::Reclassify => Ok(WaitResult::Reclassify),
         AdmissionDecision::Queued(ticket, deadline) => tokio::select! {
             biased;
-            waited = timeout_at(deadline, ticket) => waited.map_err(|_| shed(ShedReason::QueueTimeout)),
+            () = cut.cancelled() => Err(shed(ShedReason::ShuttingDown)),
+            // Before the lease: when many clients leave at once, none may be given the room of another.
             () = down.gone() => Err(AdmitError::ClientGone),
+            waited = timeout_at(deadline, ticket) => waited.map_err(|_| shed(admission.timeout_reason(home, &placed.placement.spill))),
         },
     }
 }

@@ -27,6 +27,16 @@ pub(super) struct FailedAttempt<X> {
     pub(super) outcome: Outcome,
     /// The backend's own response, passed on if no other backend can take the request.
     pub(super) response: Option<ResponseStart<X>>,
+    /// Its refusal as the first event of a stream, for the same purpose.
+    pub(super) busy: Option<BusyBackend>,
+}
+
+/// A backend's own admission control, reported in a stream whose head was 200.
+pub(super) struct BusyBackend {
+    /// In the engine's words.
+    pub(super) message: String,
+    /// `Retry-After` of the response, in seconds.
+    pub(super) retry_after: Option<u64>,
 }
 
 /// A response whose body has not been read.
@@ -40,7 +50,7 @@ pub(super) struct ResponseStart<X> {
 impl<X> AttemptResult<X> {
     /// A failure without a response.
     pub(super) fn failed(reason: RetryReason, outcome: Outcome) -> Self {
-        Self::Failed(FailedAttempt { reason, outcome, response: None })
+        Self::Failed(FailedAttempt { reason, outcome, response: None, busy: None })
     }
 
     /// The backend failed in `fault`'s way.
@@ -50,11 +60,16 @@ impl<X> AttemptResult<X> {
 }
 
 impl<X> FailedAttempt<X> {
-    /// The response of the gateway if no other backend can take the request.
-    pub(super) fn refusal(&self) -> Refusal {
-        match self.outcome {
-            Outcome::Timeout(_) => Refusal::UpstreamTimeout,
-            _ => Refusal::UpstreamBroke,
+    /// The response of the gateway if no other backend can take the request. `retry_after`: in how many seconds there
+    /// may be room, if the backend did not say.
+    pub(super) fn refusal(&self, retry_after: u64) -> Refusal {
+        match (&self.busy, self.outcome) {
+            (Some(busy), _) => Refusal::UpstreamBusy {
+                message: busy.message.clone(),
+                retry_after: busy.retry_after.unwrap_or(retry_after),
+            },
+            (None, Outcome::Timeout(_)) => Refusal::UpstreamTimeout,
+            (None, _) => Refusal::UpstreamBroke,
         }
     }
 }
@@ -62,52 +77,55 @@ impl<X> FailedAttempt<X> {
 /// Why there is no response head.
 pub(super) enum WaitError {
     /// A reused connection was closed before any byte of a response.
-    Stale(ExchangeError),
+    Stale,
     /// The exchange failed.
     Broken(ExchangeError),
     ClientGone,
     /// The backend was found hung.
     Hung,
-    TimedOut,
+    TimedOut(Stage),
 }
 
 impl WaitError {
     /// What it means for the request, after reporting what the backend is to blame for to its health.
     pub(super) fn into_result<X>(self, lease: &Lease) -> AttemptResult<X> {
+        let failure = |fault| lease.failure(fault, Instant::now());
         match self {
-            Self::Stale(error) | Self::Broken(error) => {
-                let (fault, reason, upstream) = match error {
-                    ExchangeError::Connect(_) => (BackendFault::Connect, RetryReason::Connect, UpstreamFault::Connect),
-                    ExchangeError::Closed(_) | ExchangeError::Malformed(_) => {
-                        (BackendFault::Response, RetryReason::Broken, UpstreamFault::Broken)
-                    }
-                };
+            // The keep-alive race: no fault.
+            Self::Stale => AttemptResult::upstream_error(RetryReason::StaleConnection, UpstreamFault::Broken),
+            Self::Broken(ExchangeError::NotTaken) => Self::TimedOut(Stage::Send).into_result(lease),
+            Self::Broken(error) => {
                 tracing::debug!(backend = %lease.name(), %error, "attempt failed");
-                lease.failure(fault, Instant::now());
-                AttemptResult::upstream_error(reason, upstream)
+                if matches!(error, ExchangeError::Connect(_)) {
+                    failure(BackendFault::Connect);
+                    return AttemptResult::upstream_error(RetryReason::Connect, UpstreamFault::Connect);
+                }
+                failure(BackendFault::Response);
+                AttemptResult::upstream_error(RetryReason::Broken, UpstreamFault::Broken)
             }
             Self::ClientGone => AttemptResult::Finished,
             Self::Hung => AttemptResult::upstream_error(RetryReason::Hung, UpstreamFault::Hung),
-            Self::TimedOut => {
-                lease.failure(BackendFault::Timeout, Instant::now());
-                AttemptResult::failed(RetryReason::Timeout, Outcome::Timeout(Stage::FirstByte))
+            Self::TimedOut(stage) => {
+                failure(BackendFault::Timeout);
+                AttemptResult::failed(RetryReason::Timeout, Outcome::Timeout(stage))
             }
         }
     }
 }
 
-/// Waits for `wanted` until the client leaves, the backend is found hung, or the deadline passes.
+/// Waits for `wanted` until the client leaves, the backend is found hung (or the gateway cuts all requests), or the
+/// stage's deadline passes.
 pub(super) async fn guarded<T, D: Downstream>(
     wanted: Pin<&mut impl Future<Output = Result<T, WaitError>>>,
     down: &mut D,
     lease: &Lease,
-    deadline: Instant,
+    (deadline, stage): (Instant, Stage),
 ) -> Result<T, WaitError> {
     tokio::select! {
         biased;
         result = wanted => result,
         () = down.gone() => Err(WaitError::ClientGone),
-        () = lease.hang_token().cancelled() => Err(WaitError::Hung),
-        () = sleep_until(deadline) => Err(WaitError::TimedOut),
+        () = lease.cut_token().cancelled() => Err(WaitError::Hung),
+        () = sleep_until(deadline) => Err(WaitError::TimedOut(stage)),
     }
 }

@@ -4,8 +4,8 @@
 //! guarantees exactly one. The spill list follows, restricted to pools that serve the model. The *class* of a request,
 //! a label of metrics, is the name of its home pool: it describes the prompt's length, not where the request ran.
 //!
-//! An estimate is *near a boundary* when its spread reaches across a limit of the home range or the threshold above
-//! which a prompt needs a permit. Only then is an exact count worth its cost.
+//! A boundary is a limit of a pool's range, or the threshold above which a prompt needs a permit. An exact count is worth
+//! its cost where the prompt could lie on either side of one.
 
 use smallvec::SmallVec;
 
@@ -30,12 +30,23 @@ pub fn place(table: &RoutingTable, model: &ModelRoute, tokens: u64) -> Option<Pl
     Some(Placement { home, spill })
 }
 
-/// Whether a prompt of `tokens`, give or take the share `spread`, could lie on either side of a boundary.
-pub fn near_boundary(table: &RoutingTable, model: &ModelRoute, tokens: u64, spread: f64) -> bool {
-    let margin = (tokens as f64 * spread.max(0.0)).min(1e15) as u64;
-    let (low, high) = (tokens.saturating_sub(margin), tokens.saturating_add(margin));
-    let between = |boundary: u64| low < boundary && boundary <= high;
-    model.pools.iter().map(|index| &table.pools[*index]).any(|pool| boundaries(pool).any(between))
+/// The most tokens that one request may take on any backend of its pools; `None` is no limit.
+pub fn tokens_limit(table: &RoutingTable, placement: &Placement) -> Option<u64> {
+    let home = &table.pools[placement.home];
+    let spill = table.pools.iter().filter(|pool| placement.spill.contains(&pool.id));
+    let limits = std::iter::once(home).chain(spill).map(|pool| pool.limits.tokens);
+    limits.reduce(|most, limit| most.zip(limit).map(|(most, limit)| most.max(limit))).flatten()
+}
+
+/// Whether a boundary lies above `low` and at or below `high` tokens.
+pub fn boundary_between(table: &RoutingTable, model: &ModelRoute, low: u64, high: u64) -> bool {
+    next_boundary(table, model, low) <= high
+}
+
+/// The lowest boundary above `tokens`: a prompt of that many belongs elsewhere, or needs a permit. `u64::MAX`: none.
+pub fn next_boundary(table: &RoutingTable, model: &ModelRoute, tokens: u64) -> u64 {
+    let pools = model.pools.iter().map(|index| &table.pools[*index]);
+    pools.flat_map(boundaries).filter(|boundary| *boundary > tokens).min().unwrap_or(u64::MAX)
 }
 
 fn boundaries(pool: &PoolRoute) -> impl Iterator<Item = u64> + '_ {

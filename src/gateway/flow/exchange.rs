@@ -11,7 +11,8 @@ use std::future::Future;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use http::{HeaderMap, StatusCode};
+use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderValue};
+use http::{HeaderMap, Method, StatusCode};
 
 use crate::pool::Address;
 use sluice_core::openai::EditedBody;
@@ -25,9 +26,41 @@ pub struct ResponseHead {
     pub headers: HeaderMap,
 }
 
+impl ResponseHead {
+    /// Whether the response is a stream of events. Media types have no case, and parameters may follow.
+    pub fn is_event_stream(&self) -> bool {
+        let kind = self.headers.get(CONTENT_TYPE).map_or(&b""[..], |value| value.as_bytes());
+        let essence = kind.split(|byte| *byte == b';').next().unwrap_or_default();
+        self.status.is_success() && essence.trim_ascii().eq_ignore_ascii_case(b"text/event-stream")
+    }
+
+    /// Whether the body is in a content coding, although none was asked for.
+    pub fn is_coded(&self) -> bool {
+        let identity = |value: &HeaderValue| value.as_bytes().trim_ascii().eq_ignore_ascii_case(b"identity");
+        self.headers.get_all(CONTENT_ENCODING).iter().any(|value| !identity(value))
+    }
+
+    /// Whether this is a stream of events in gzip; then the head is changed to that of the stream as it is decoded.
+    pub fn take_gzip(&mut self) -> bool {
+        let gzip = |value: &HeaderValue| {
+            let coding = value.as_bytes().trim_ascii();
+            coding.eq_ignore_ascii_case(b"gzip") || coding.eq_ignore_ascii_case(b"x-gzip")
+        };
+        let mut codings = self.headers.get_all(CONTENT_ENCODING).iter();
+        let is_gzip = codings.next().is_some_and(gzip) && codings.next().is_none() && self.is_event_stream();
+        if is_gzip {
+            self.headers.remove(CONTENT_ENCODING);
+            self.headers.remove(CONTENT_LENGTH);
+        }
+        is_gzip
+    }
+}
+
 /// The request that is sent to a backend.
 #[derive(Clone, Debug, Default)]
 pub struct UpstreamRequest {
+    /// The method.
+    pub method: Method,
     /// Path and query, without the backend's prefix.
     pub path: String,
     /// Headers, without hop-by-hop headers, `Host` and `Content-Length`.
@@ -45,6 +78,9 @@ pub enum ExchangeError {
     /// The connection was closed before the response was complete.
     #[error("connection closed early: {0}")]
     Closed(String),
+    /// The backend took no byte of the request for `timeouts.send`.
+    #[error("the backend stopped reading the request")]
+    NotTaken,
     /// The response is not valid HTTP, or exceeds a limit.
     #[error("unreadable response: {0}")]
     Malformed(String),
@@ -77,13 +113,14 @@ pub trait Upstream: Send + Sync + 'static {
     /// One request and its response on one connection.
     type Exchange: Exchange;
 
-    /// Connects and sends the whole request.
+    /// Connects and sends the request: to its end, or until the backend responds. The response may come first; what is
+    /// left of the request is then sent while the response is read, as far as that makes sense.
     fn send(
         &self,
         to: &Address,
         call: &UpstreamRequest,
         connection: Connection,
-    ) -> impl Future<Output = Result<Self::Exchange, SendError>> + Send;
+    ) -> impl Future<Output = Result<Self::Exchange, ExchangeError>> + Send;
 }
 
 /// Which connection a request may be sent on.
@@ -93,15 +130,6 @@ pub enum Connection {
     Any,
     /// A new one.
     New,
-}
-
-/// A request that could not be sent.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SendError {
-    /// The cause.
-    pub error: ExchangeError,
-    /// It happened on a reused connection: the keep-alive race, not a fault.
-    pub reused: bool,
 }
 
 /// One request and its response on one connection.

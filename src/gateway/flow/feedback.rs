@@ -1,13 +1,16 @@
-//! What the usage of a finished request teaches the estimator, and which usage events the gateway asked for itself.
+//! What the estimator learns from the usage of a finished request, and which usage events the gateway requested itself.
 //!
-//! Both are decided while a request is prepared and needed when its response ends. Prompts with media and requests
-//! with several prompts are not learned from: their token counts do not split into known parts.
+//! Both are decided while a request is prepared and needed when its response ends. Weights are learned only where the usage
+//! can be compared with the estimate: one prompt, text only, which the engine read as it was sent. When the usage of any
+//! request shows that its prompt was above the boundary below which it was placed, later estimates of its client are raised.
 
 use std::sync::Arc;
 
-use crate::estimate::{Counted, ExactCounter, ModelEstimator};
+use tokio::time::Instant;
+
+use crate::estimate::{Counted, ExactCounter, ModelEstimator, Prompt, Reported};
 use sluice_core::meter::Strip;
-use sluice_core::openai::{PromptShape, UsageEdit};
+use sluice_core::openai::{TokenUsage, UsageEdit};
 
 /// Usage requested on behalf of the client, to be removed from the response again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,6 +27,11 @@ pub(super) enum InjectedUsage {
 }
 
 impl InjectedUsage {
+    /// Whether something must be removed from the response.
+    pub(super) fn is_some(self) -> bool {
+        self != Self::Nothing
+    }
+
     /// The change to the request body.
     pub(super) fn edit(self) -> UsageEdit {
         match self {
@@ -47,12 +55,14 @@ impl InjectedUsage {
 #[derive(Debug)]
 pub(super) struct Feedback {
     pub(super) estimator: Arc<ModelEstimator>,
-    pub(super) shape: PromptShape,
+    pub(super) prompt: Prompt,
     /// The exact count, if one was made: its counter learns the chat template's overhead.
     pub(super) exact: Option<ExactCount>,
     pub(super) sequences: u32,
-    /// One prompt, text only.
-    pub(super) usable: bool,
+    /// The boundary above the estimate; see [`Reported::boundary`].
+    pub(super) boundary: u64,
+    /// One prompt, text only, that the engine reads as it was sent.
+    pub(super) comparable: bool,
 }
 
 /// An exact count and the counter that made it.
@@ -63,14 +73,14 @@ pub(super) struct ExactCount {
 }
 
 impl Feedback {
-    /// Learns from the usage that the engine reported.
-    pub(super) fn learn(&self, prompt_tokens: u64, completion_tokens: Option<u64>) {
-        if !self.usable {
-            return;
-        }
-        let per_sequence = completion_tokens.map(|tokens| tokens / u64::from(self.sequences.max(1)));
-        self.estimator.learn(&self.shape, prompt_tokens, per_sequence);
-        if let Some(exact) = &self.exact {
+    /// Learns from the usage that the engine reported, if it did; `completed`: for a whole response.
+    pub(super) fn learn(&self, usage: TokenUsage, completed: bool, now: Instant) {
+        let Some(prompt_tokens) = usage.prompt else { return };
+        let completion_tokens = usage.completion.map(|tokens| tokens / u64::from(self.sequences.max(1)));
+        let comparable = completed && self.comparable;
+        let reported = Reported { prompt_tokens, completion_tokens, boundary: self.boundary, comparable };
+        self.estimator.learn(&self.prompt, reported, now);
+        if let Some(exact) = self.exact.as_ref().filter(|_| comparable) {
             exact.counter.learn(&exact.counted, prompt_tokens);
         }
     }

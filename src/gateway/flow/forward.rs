@@ -1,15 +1,19 @@
 //! Sending a request to a backend, and to another one while the client has received nothing.
 //!
-//! An attempt holds one lease. It may be repeated on another backend when no connection was established, the
-//! connection broke or stayed silent before the first byte, the engine responded with 502 or 503, sent a 503-coded
-//! error event before any content, or was found hung. It is never repeated on a 4xx or after a byte has reached the
-//! client, and there are at most `retry.attempts`. When no other backend can take the request, the client gets the
-//! last one's response.
+//! An attempt is one delivery of the request to one backend, under an id of its own. There are at most `retry.attempts`,
+//! so engines see a request at most that often, whatever goes wrong. Another one follows when no connection was
+//! established, the connection broke, the backend did not read or stayed silent before the first byte, the engine responded
+//! with 502 or 503, sent a 503-coded error event before any content, or was found hung. None follows a 4xx, or a byte that
+//! has reached the client. When no other backend can take the request, the client gets the last one's response.
 //!
 //! A reused connection that closes before any byte is the keep-alive race (vLLM closes idle connections after 5 s) and
-//! no fault: once per attempt the request is sent again to the same backend on a new connection, under the same lease.
+//! no fault of the backend: the next attempt goes to the same one on a new connection, under the same lease. It counts,
+//! as in HAProxy and Envoy: an engine may have read the request and died of it. (nginx does not count it, but never repeats
+//! a POST that was sent.)
 //!
 //! A 503 of the engine is its own admission control: a reason to try another backend, not a fault.
+//!
+//! When the gateway stops and `server.drain_timeout` has passed, every attempt is cut (see [`super::Flow::cut`]).
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -19,6 +23,7 @@ use http::StatusCode;
 use http::header::HeaderValue;
 use smallvec::SmallVec;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use super::admit::{self, AdmitError, LeaseRequest, PlacedRequest};
 use super::attempt::{AttemptResult, FailedAttempt, ResponseStart, WaitError, guarded};
@@ -26,18 +31,21 @@ use super::exchange::{Connection, Downstream, Exchange, ExchangeError, ResponseH
 use super::incoming::IncomingRequest;
 use super::prepare::PreparedRequest;
 use super::pump::{Pump, ResponseContext};
-use super::record::{Outcome, RecordGuard, Recorder, RetryReason, UpstreamFault};
+use super::record::{Outcome, RecordGuard, Recorder, RetryReason, Stage, UpstreamFault};
 use super::respond::{self, REQUEST_ID};
 use super::router::Router;
+use crate::config::limits::RETRY_AFTER_MIN;
 use crate::pool::{Admission, BackendFault, Lease};
 use sluice_core::base::BackendId;
-use sluice_core::openai::Refusal;
+use sluice_core::openai::{Refusal, ShedReason};
 
 /// The parts of the gateway that attempts need.
 pub(super) struct Backends<'a, U> {
     pub(super) admission: &'a Arc<Admission>,
     pub(super) router: &'a Router,
     pub(super) upstream: &'a U,
+    /// Cancelled when the gateway cuts all requests.
+    pub(super) cut: &'a CancellationToken,
 }
 
 /// All attempts of one request.
@@ -48,6 +56,8 @@ pub(super) struct Attempts<'a, U> {
     placed: PlacedRequest,
     /// What is sent; dropped when it can no longer be sent again.
     request: UpstreamRequest,
+    /// Attempts so far.
+    made: u32,
     /// Backends that failed this request.
     avoid: SmallVec<[BackendId; 2]>,
 }
@@ -61,12 +71,13 @@ impl<'a, U: Upstream> Attempts<'a, U> {
     ) -> Self {
         incoming.body = Bytes::new();
         let request = UpstreamRequest {
+            method: incoming.method.clone(),
             path: std::mem::take(&mut incoming.path),
             headers: std::mem::take(&mut incoming.headers),
             body: std::mem::take(&mut prepared.body),
         };
         let placed = PlacedRequest { table: Arc::clone(&incoming.routing), placement: prepared.placement.clone() };
-        Self { backends, incoming, prepared, placed, request, avoid: SmallVec::new() }
+        Self { backends, incoming, prepared, placed, request, made: 0, avoid: SmallVec::new() }
     }
 
     /// Attempts until the request is over. An error is a refusal that has not been sent.
@@ -78,32 +89,41 @@ impl<'a, U: Upstream> Attempts<'a, U> {
         let mut lease = match self.admit(down, record).await {
             Ok(lease) => lease,
             Err(AdmitError::ClientGone) => return Ok(()),
+            Err(AdmitError::Refused(limit)) => return Err(Refusal::ExceedsBackend(limit)),
             Err(AdmitError::Shed { reason, home }) => {
                 let retry_after = self.backends.admission.retry_after(home, Instant::now());
                 return Err(respond::shed(reason, retry_after, record));
             }
         };
-        for number in 1.. {
-            let failed = match self.attempt(number, &mut lease, down, record).await {
+        loop {
+            let failed = match self.attempt(&mut lease, down, record).await {
                 AttemptResult::Finished => return Ok(()),
                 AttemptResult::Failed(failed) => failed,
             };
+            if self.backends.cut.is_cancelled() {
+                return Err(respond::shed(ShedReason::ShuttingDown, RETRY_AFTER_MIN, record));
+            }
             self.avoid.push(lease.backend());
             // The failed backend does no more work for this request. Two requests that each kept a slot while waiting
             // for the other's backend would deadlock.
             lease.release();
             let released = failed.response.is_some().then_some(lease);
-            if number >= self.placed.table.config.retry.attempts {
+            if !self.may_try_again() {
                 return Box::pin(self.give_up(failed, released, down, record)).await;
             }
             lease = match self.admit(down, record).await {
                 Ok(lease) => lease,
                 Err(AdmitError::ClientGone) => return Ok(()),
-                Err(AdmitError::Shed { .. }) => return Box::pin(self.give_up(failed, released, down, record)).await,
+                Err(AdmitError::Refused(_) | AdmitError::Shed { .. }) => {
+                    return Box::pin(self.give_up(failed, released, down, record)).await;
+                }
             };
             record.retries.push(failed.reason);
         }
-        Ok(())
+    }
+
+    fn may_try_again(&self) -> bool {
+        self.made < self.placed.table.config.retry.attempts
     }
 
     /// Waits for a lease on a backend that has not failed this request.
@@ -120,8 +140,8 @@ impl<'a, U: Upstream> Attempts<'a, U> {
             model: record.model.as_deref().unwrap_or_default(),
             avoid: &self.avoid,
         };
-        let Backends { admission, router, .. } = self.backends;
-        let admitted = admit::admit(admission, router, &mut self.placed, request, down).await;
+        let Backends { admission, router, cut, .. } = self.backends;
+        let admitted = admit::admit(admission, router, cut, &mut self.placed, request, down).await;
         record.queue_wait += begun.elapsed();
         let lease = admitted?;
         record.pool = Some(Arc::clone(lease.pool_name()));
@@ -129,22 +149,22 @@ impl<'a, U: Upstream> Attempts<'a, U> {
         Ok(lease)
     }
 
-    /// One attempt on the leased backend.
+    /// One attempt on the leased backend; two when the first one met a stale connection.
     async fn attempt<D: Downstream, R: Recorder>(
         &mut self,
-        number: u32,
         lease: &mut Lease,
         down: &mut D,
         record: &mut RecordGuard<'_, R>,
     ) -> AttemptResult<U::Exchange> {
-        self.set_request_id(number);
         let timeout = self.placed.table.first_byte(self.prepared.stream, self.prepared.need.prompt_tokens);
         let deadline = Instant::now() + timeout;
         let mut connection = Connection::Any;
         let mut response = loop {
+            self.made += 1;
+            self.set_request_id();
             match self.send(connection, deadline, lease, down, record).await {
                 Ok(response) => break response,
-                Err(WaitError::Stale(_)) if connection == Connection::Any => {
+                Err(WaitError::Stale) if connection == Connection::Any && self.may_try_again() => {
                     record.retries.push(RetryReason::StaleConnection);
                     connection = Connection::New;
                 }
@@ -154,9 +174,16 @@ impl<'a, U: Upstream> Attempts<'a, U> {
         if is_unavailable(response.head.status, lease) {
             let outcome = Outcome::UpstreamError(UpstreamFault::Status);
             let (reason, response) = (RetryReason::Status, Some(response));
-            return AttemptResult::Failed(FailedAttempt { reason, outcome, response });
+            return AttemptResult::Failed(FailedAttempt { reason, outcome, response, busy: None });
         }
-        let context = response_context(self.incoming, &self.prepared, &self.placed, response.sent, deadline);
+        // What was injected could not be taken out again.
+        if response.head.is_event_stream() && response.head.is_coded() && self.prepared.injected.is_some() {
+            let error = ExchangeError::Malformed("a stream in a content coding that was not asked for".to_owned());
+            return WaitError::Broken(error).into_result(lease);
+        }
+        let Backends { cut, .. } = self.backends;
+        let times = (response.sent, deadline);
+        let context = response_context(self.incoming, &self.prepared, &self.placed, cut, lease, times);
         let mut pump = Pump::new(response.head, context, &mut self.request, lease, down, record);
         let result = pump.run(&mut response.exchange).await;
         if matches!(result, AttemptResult::Finished) {
@@ -177,12 +204,9 @@ impl<'a, U: Upstream> Attempts<'a, U> {
         let mut exchange = {
             let sending = pin!(async {
                 let sent = self.backends.upstream.send(lease.address(), &self.request, connection).await;
-                sent.map_err(|failed| match failed.reused {
-                    true => WaitError::Stale(failed.error),
-                    false => WaitError::Broken(failed.error),
-                })
+                sent.map_err(WaitError::Broken)
             });
-            guarded(sending, down, lease, deadline).await?
+            guarded(sending, down, lease, (deadline, Stage::Send)).await?
         };
         record.connect_time += exchange.connect_time();
         let sent = Instant::now();
@@ -202,12 +226,12 @@ impl<'a, U: Upstream> Attempts<'a, U> {
     ) -> Result<ResponseHead, WaitError> {
         let prefilled = sent + lease.prefill_time();
         if !self.prepared.stream && prefilled < deadline {
-            match guarded(pin!(head_of(exchange)), down, lease, prefilled).await {
-                Err(WaitError::TimedOut) => lease.first_token(),
+            match guarded(pin!(head_of(exchange)), down, lease, (prefilled, Stage::FirstByte)).await {
+                Err(WaitError::TimedOut(_)) => lease.first_token(),
                 other => return other,
             }
         }
-        guarded(pin!(head_of(exchange)), down, lease, deadline).await
+        guarded(pin!(head_of(exchange)), down, lease, (deadline, Stage::FirstByte)).await
     }
 
     /// No other backend can take the request: passes on the last backend's response, or refuses if there is none.
@@ -218,12 +242,14 @@ impl<'a, U: Upstream> Attempts<'a, U> {
         down: &mut D,
         record: &mut RecordGuard<'_, R>,
     ) -> Result<(), Refusal> {
-        let refusal = failed.refusal();
+        let retry_after = self.backends.admission.retry_after(self.placed.home().id, Instant::now());
+        let refusal = failed.refusal(respond::whole_seconds(retry_after));
         record.outcome = failed.outcome;
         let (Some(mut response), Some(mut lease)) = (failed.response, released) else { return Err(refusal) };
         let now = Instant::now();
         let deadline = now + self.placed.table.timeouts().idle;
-        let context = response_context(self.incoming, &self.prepared, &self.placed, now, deadline);
+        let Backends { cut, .. } = self.backends;
+        let context = response_context(self.incoming, &self.prepared, &self.placed, cut, &lease, (now, deadline));
         let mut request = UpstreamRequest::default();
         let mut pump = Pump::new(response.head, context, &mut request, &mut lease, down, record);
         match pump.run(&mut response.exchange).await {
@@ -235,12 +261,14 @@ impl<'a, U: Upstream> Attempts<'a, U> {
         }
     }
 
-    /// Each attempt has an id of its own: engines before 0.14 confuse two requests of one id.
-    fn set_request_id(&mut self, number: u32) {
-        let id = &self.incoming.request_id;
-        let value = match number {
+    /// Each attempt has an id of its own. vLLM names a request after it: before 0.14 two running requests of one id were
+    /// confused, and today still where ids are not randomized, are given to KV connectors, or are aborted from outside. The
+    /// engine may still be at work on an attempt whose connection broke.
+    fn set_request_id(&mut self) {
+        let id = &self.incoming.upstream_id;
+        let value = match self.made {
             1 => HeaderValue::from_str(id),
-            _ => HeaderValue::from_str(&format!("{id}-r{number}")),
+            number => HeaderValue::from_str(&format!("{id}-r{number}")),
         };
         if let Ok(value) = value {
             self.request.headers.insert(REQUEST_ID, value);
@@ -259,7 +287,7 @@ fn is_unavailable(status: StatusCode, lease: &Lease) -> bool {
 async fn head_of<X: Exchange>(exchange: &mut X) -> Result<ResponseHead, WaitError> {
     match exchange.head().await {
         Ok(head) => Ok(head),
-        Err(error @ ExchangeError::Closed(_)) if exchange.reused() => Err(WaitError::Stale(error)),
+        Err(ExchangeError::Closed(_)) if exchange.reused() => Err(WaitError::Stale),
         Err(error) => Err(WaitError::Broken(error)),
     }
 }
@@ -268,8 +296,9 @@ fn response_context<'a>(
     incoming: &IncomingRequest,
     prepared: &'a PreparedRequest,
     placed: &'a PlacedRequest,
-    sent: Instant,
-    deadline: Instant,
+    cut: &'a CancellationToken,
+    lease: &Lease,
+    (sent, deadline): (Instant, Instant),
 ) -> ResponseContext<'a> {
     ResponseContext {
         route: incoming.route,
@@ -278,9 +307,11 @@ fn response_context<'a>(
         deadline,
         injected: prepared.injected,
         prompt_tokens: prepared.need.prompt_tokens,
+        prefilled: (prepared.prompts > 1).then(|| sent + lease.prefill_time()),
         feedback: &prepared.feedback,
         idle: placed.table.timeouts().idle,
         objectives: &placed.home().objectives,
+        cut,
     }
 }
 

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::HeaderMap;
+use http::{HeaderMap, Method};
 use tokio::time::Instant;
 
 use super::keys::ApiKey;
@@ -19,6 +19,8 @@ use sluice_core::openai::Route;
 pub struct IncomingRequest {
     /// The API route.
     pub route: Route,
+    /// One that the route takes.
+    pub method: Method,
     /// Path and query as the client sent them.
     pub path: String,
     /// End-to-end headers for the backend, without hop-by-hop headers and without credentials for the gateway.
@@ -29,8 +31,10 @@ pub struct IncomingRequest {
     pub body: Bytes,
     /// When its last byte was received.
     pub arrived: Instant,
-    /// Returned to the client and sent upstream.
+    /// Returned to the client: its own id, if it sent a usable one.
     pub request_id: Arc<str>,
+    /// Sent upstream; unique, and not the same as `request_id` where the client chose that.
+    pub upstream_id: Arc<str>,
     /// The configuration to route by.
     pub routing: Arc<RoutingTable>,
     /// The client's key; `None` where the gateway requires none.

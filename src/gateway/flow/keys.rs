@@ -1,16 +1,19 @@
-//! API keys: which models a key may use, how many requests at once, and how fast.
+//! API keys: which models a key may use, how much at once, and how fast.
 //!
 //! A client's key is hashed once per request and looked up by its digest; the digest found is compared in constant
-//! time. Requests in flight and the request rate of a key survive a reload: they are kept by digest in a side table, so
-//! that changing a limit neither resets nor releases anything.
+//! time. What a key uses survives a reload: it is kept by digest in a side table, so that changing a limit neither resets
+//! nor releases anything.
 //!
+//! At once, from the decision until the response has ended: requests (`in_flight`), sequences (`sequences`: prompts times
+//! `n`) and tokens (`tokens`: estimated prompt and expected output, as on a backend).
 //! Rate: the generic cell rate algorithm (ITU-T I.371). Each request is due `60 s / rate` after the one before it, and
-//! due times may be ahead of the clock by at most [`BURST`]. Exact, one timestamp per key, no timer.
+//! due times may be ahead of the clock by at most [`BURST`]; for tokens each is due after its own tokens' time, and a
+//! whole minute's may be used at once. Exact, one timestamp per key and rate, no timer.
 //! Bounds: the side table holds at most `MAX_KEYS` digests, those of the configuration.
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use dashmap::DashMap;
@@ -20,17 +23,27 @@ use subtle::ConstantTimeEq;
 use tokio::time::Instant;
 
 use crate::config::{Auth, Key};
+use crate::pool::Need;
 use sluice_core::base::ModelId;
+use sluice_core::openai::{LimitUnit, TooLarge};
 
 /// How much of a key's rate may be used at once.
 const BURST: Duration = Duration::from_secs(10);
+/// The span of the rates.
+const MINUTE: Duration = Duration::from_secs(60);
+/// When to try again after a limit on what runs at once: as soon as `Retry-After` can say.
+const SOON: Duration = Duration::from_secs(1);
 
 /// What a key has used; survives reloads.
 #[derive(Debug, Default)]
 struct KeyCounters {
     in_flight: AtomicU32,
+    sequences: AtomicU64,
+    tokens: AtomicU64,
     /// When the next request is due, if the key has a rate.
     due: Mutex<Option<Instant>>,
+    /// When the next token is due, if the key has a rate of them.
+    tokens_due: Mutex<Option<Instant>>,
 }
 
 /// The usage of every key, across reloads.
@@ -57,6 +70,15 @@ pub struct KeyLimitExceeded {
     pub retry_after: Duration,
 }
 
+/// Why a request is more than its key may use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeyNeedError {
+    /// Together with what the key uses now.
+    Exceeded(KeyLimitExceeded),
+    /// By itself, whatever else is running.
+    TooLarge(TooLarge),
+}
+
 /// A configured key. A clone is the same key.
 #[derive(Clone, Debug)]
 pub struct ApiKey {
@@ -67,7 +89,12 @@ pub struct ApiKey {
 
 /// One request of a key in flight; counts until dropped.
 #[derive(Debug)]
-pub struct InFlight(Arc<KeyCounters>);
+pub struct InFlight {
+    key: Arc<Key>,
+    counters: Arc<KeyCounters>,
+    sequences: u64,
+    tokens: u64,
+}
 
 impl Keyring {
     /// The keys of `auth`, with the usage they had before.
@@ -121,30 +148,81 @@ impl ApiKey {
         }
     }
 
-    /// Counts one request against the key's limits.
+    /// The most tokens that one request of the key may take; `None` is no limit.
+    pub fn tokens_limit(&self) -> Option<u64> {
+        let limit = &self.key.limit;
+        limit.tokens.into_iter().chain(limit.tokens_per_minute).map(|tokens| tokens.0).min()
+    }
+
+    /// Counts one request against the key's limits on requests.
     pub fn start_request(&self, now: Instant) -> Result<InFlight, KeyLimitExceeded> {
         let used = self.counters.in_flight.fetch_add(1, Ordering::AcqRel);
-        let counted = InFlight(Arc::clone(&self.counters));
+        let (key, counters) = (Arc::clone(&self.key), Arc::clone(&self.counters));
+        let counted = InFlight { key, counters, sequences: 0, tokens: 0 };
         if self.key.limit.in_flight.is_some_and(|limit| used >= limit) {
-            return Err(KeyLimitExceeded { retry_after: Duration::from_secs(1) });
+            return Err(KeyLimitExceeded { retry_after: SOON });
         }
         if let Some(rate) = self.key.limit.requests_per_minute {
-            let interval = Duration::from_secs(60) / rate.max(1);
-            let mut due = self.counters.due.lock();
-            let next = due.map_or(now, |due| due.max(now));
-            let ahead = next.saturating_duration_since(now);
-            if ahead > BURST.saturating_sub(interval) && ahead > Duration::ZERO {
-                return Err(KeyLimitExceeded { retry_after: ahead.saturating_sub(BURST.saturating_sub(interval)) });
-            }
-            *due = Some(next + interval);
+            let interval = MINUTE / rate.max(1);
+            // Due times up to the burst are ahead after this request; the first one is never refused.
+            advance(&self.counters.due, interval, BURST.max(interval), now)?;
         }
         Ok(counted)
     }
 }
 
+impl InFlight {
+    /// Counts what the request takes against the key's limits on sequences and tokens. Called once.
+    pub fn take(&mut self, need: &Need, now: Instant) -> Result<(), KeyNeedError> {
+        let (limit, counters) = (&self.key.limit, &self.counters);
+        let (sequences, tokens) = (u64::from(need.slots), need.tokens());
+        let limits = [
+            (LimitUnit::Sequences, sequences, limit.sequences.map(u64::from)),
+            (LimitUnit::Tokens, tokens, limit.tokens.map(|tokens| tokens.0)),
+            (LimitUnit::Tokens, tokens, limit.tokens_per_minute.map(|tokens| tokens.0)),
+        ];
+        for (unit, wanted, limit) in limits {
+            if let Some(limit) = limit.filter(|limit| wanted > *limit) {
+                return Err(KeyNeedError::TooLarge(TooLarge { unit, wanted, limit }));
+            }
+        }
+        (self.sequences, self.tokens) = (sequences, tokens);
+        let sequences_used = counters.sequences.fetch_add(sequences, Ordering::AcqRel).saturating_add(sequences);
+        let tokens_used = counters.tokens.fetch_add(tokens, Ordering::AcqRel).saturating_add(tokens);
+        let above = |used: u64, limit: Option<u64>| limit.is_some_and(|limit| used > limit);
+        if above(sequences_used, limits[0].2) || above(tokens_used, limits[1].2) {
+            return Err(KeyNeedError::Exceeded(KeyLimitExceeded { retry_after: SOON }));
+        }
+        if let Some(rate) = limits[2].2 {
+            let time = MINUTE.mul_f64(tokens as f64 / rate.max(1) as f64);
+            advance(&counters.tokens_due, time, MINUTE, now).map_err(KeyNeedError::Exceeded)?;
+        }
+        Ok(())
+    }
+}
+
+/// Moves a due time on by `cost`, unless it would be more than `burst` ahead of the clock.
+fn advance(
+    due: &Mutex<Option<Instant>>,
+    cost: Duration,
+    burst: Duration,
+    now: Instant,
+) -> Result<(), KeyLimitExceeded> {
+    let mut due = due.lock();
+    let next = due.map_or(now, |due| due.max(now)) + cost;
+    let ahead = next.saturating_duration_since(now);
+    if ahead > burst {
+        return Err(KeyLimitExceeded { retry_after: ahead - burst });
+    }
+    *due = Some(next);
+    Ok(())
+}
+
 impl Drop for InFlight {
     fn drop(&mut self) {
-        self.0.in_flight.fetch_sub(1, Ordering::AcqRel);
+        self.counters.sequences.fetch_sub(self.sequences, Ordering::AcqRel);
+        self.counters.tokens.fetch_sub(self.tokens, Ordering::AcqRel);
+        self.counters.in_flight.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
@@ -152,6 +230,7 @@ impl Drop for InFlight {
 mod tests {
     use super::*;
     use crate::config::{KeyDigest, KeyLimit, ModelScope};
+    use sluice_core::base::Tokens;
 
     fn auth(limit: KeyLimit) -> Auth {
         let key = Key {
@@ -182,7 +261,7 @@ mod tests {
     #[test]
     fn requests_in_flight_are_counted_until_dropped_and_across_a_reload() {
         let usage = KeyUsage::default();
-        let limit = KeyLimit { in_flight: Some(1), requests_per_minute: None };
+        let limit = KeyLimit { in_flight: Some(1), ..KeyLimit::default() };
         let now = Instant::now();
         let first = known(&Keyring::new(&auth(limit.clone()), &usage)).start_request(now).unwrap();
         let reloaded = Keyring::new(&auth(limit), &usage);
@@ -194,7 +273,7 @@ mod tests {
 
     #[test]
     fn a_rate_allows_a_burst_and_then_its_pace() {
-        let limit = KeyLimit { in_flight: None, requests_per_minute: Some(60) };
+        let limit = KeyLimit { requests_per_minute: Some(60), ..KeyLimit::default() };
         let ring = Keyring::new(&auth(limit), &KeyUsage::default());
         let key = known(&ring);
         let start = Instant::now();
@@ -203,5 +282,71 @@ mod tests {
         assert_eq!(key.start_request(start).unwrap_err(), KeyLimitExceeded { retry_after: Duration::from_secs(1) });
         assert!(key.start_request(start + Duration::from_secs(1)).is_ok());
         assert!(key.start_request(start + Duration::from_secs(1)).is_err());
+    }
+
+    fn need(slots: u32, tokens: u64) -> Need {
+        Need { slots, prompt_tokens: tokens, output_tokens: 0 }
+    }
+
+    fn exceeded(result: Result<(), KeyNeedError>) -> Duration {
+        match result {
+            Err(KeyNeedError::Exceeded(exceeded)) => exceeded.retry_after,
+            other => panic!("expected a limit on what runs at once, got {other:?}"),
+        }
+    }
+
+    #[test]
+    fn sequences_and_tokens_are_counted_until_the_request_ends() {
+        let limit = KeyLimit { sequences: Some(8), tokens: Some(Tokens(1_000)), ..KeyLimit::default() };
+        let key = known(&Keyring::new(&auth(limit), &KeyUsage::default()));
+        let now = Instant::now();
+        let mut wide = key.start_request(now).unwrap();
+        wide.take(&need(6, 600), now).unwrap();
+        for need in [need(3, 1), need(1, 401)] {
+            assert_eq!(exceeded(key.start_request(now).unwrap().take(&need, now)), SOON);
+        }
+        let mut beside = key.start_request(now).unwrap();
+        beside.take(&need(2, 400), now).unwrap();
+        drop((wide, beside));
+        key.start_request(now).unwrap().take(&need(8, 1_000), now).unwrap();
+    }
+
+    #[test]
+    fn a_request_above_a_limit_by_itself_is_refused_with_the_limit() {
+        let limits = KeyLimit {
+            sequences: Some(8),
+            tokens: Some(Tokens(1_000)),
+            tokens_per_minute: Some(Tokens(900)),
+            ..KeyLimit::default()
+        };
+        let key = known(&Keyring::new(&auth(limits), &KeyUsage::default()));
+        assert_eq!(key.tokens_limit(), Some(900));
+        let now = Instant::now();
+        let cases = [
+            (need(9, 1), LimitUnit::Sequences, 9, 8),
+            (need(1, 1_001), LimitUnit::Tokens, 1_001, 1_000),
+            (need(1, 901), LimitUnit::Tokens, 901, 900),
+        ];
+        for (need, unit, wanted, limit) in cases {
+            let refused = key.start_request(now).unwrap().take(&need, now);
+            assert_eq!(refused, Err(KeyNeedError::TooLarge(TooLarge { unit, wanted, limit })));
+        }
+        key.start_request(now).unwrap().take(&need(8, 900), now).expect("what was refused is not counted");
+    }
+
+    #[test]
+    fn a_rate_of_tokens_allows_a_minute_s_worth_at_once_and_then_its_pace() {
+        let limit = KeyLimit { tokens_per_minute: Some(Tokens(6_000)), ..KeyLimit::default() };
+        let key = known(&Keyring::new(&auth(limit), &KeyUsage::default()));
+        let start = Instant::now();
+        let take = |tokens, after: u64| {
+            let now = start + Duration::from_secs(after);
+            key.start_request(now).unwrap().take(&need(1, tokens), now)
+        };
+        take(4_000, 0).unwrap();
+        take(2_000, 0).unwrap();
+        assert_eq!(exceeded(take(1_000, 0)), Duration::from_secs(10), "1,000 tokens are 10 s");
+        take(1_000, 10).unwrap();
+        assert_eq!(exceeded(take(100, 10)), Duration::from_secs(1));
     }
 }

@@ -13,12 +13,15 @@
 //! | meter | `pump.rs`, `response_meter.rs` | pass bytes on, measure them, watch both ends |
 //! | record | `record.rs` | exactly one record |
 //!
+//! Requests that name a stored response instead of a model have a short path of their own (`stored.rs`).
+//!
 //! Nothing here outlives the request: dropping the future returns the lease, closes the upstream connection and writes
 //! the record.
 
 pub mod exchange;
 pub mod keys;
 pub mod routing_table;
+pub mod specs;
 pub mod classify;
 pub mod incoming;
 pub mod record;
@@ -32,6 +35,7 @@ mod attempt;
 mod response_meter;
 mod pump;
 mod forward;
+mod stored;
 
 #[cfg(test)]
 mod tests;
@@ -39,20 +43,23 @@ mod tests;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use tokio_util::sync::CancellationToken;
+
 use crate::config::limits::RETRY_AFTER_MIN;
 use crate::experiment::Experiments;
 use crate::pool::Admission;
 use forward::{Attempts, Backends};
 use router::Router;
-use sluice_core::openai::{Refusal, ShedReason};
+use sluice_core::openai::{Refusal, Route, ShedReason};
+use stored::{MadeResponses, Watched};
 
 pub use exchange::{
-    ClientGone, Connection, Downstream, Exchange, ExchangeError, ResponseHead, SendError, Upstream, UpstreamRequest,
+    ClientGone, Connection, Downstream, Exchange, ExchangeError, ResponseHead, Upstream, UpstreamRequest,
 };
 pub use incoming::IncomingRequest;
 pub use record::{Outcome, Record, RecordGuard, Recorder};
 pub use respond::refuse;
-pub use routing_table::{LearnedState, RoutingTable};
+pub use routing_table::{LearnedState, RoutingDraft, RoutingTable};
 
 /// The request path and what it needs.
 #[derive(Debug)]
@@ -62,7 +69,10 @@ pub struct Flow<U, R> {
     recorder: R,
     experiments: Experiments,
     router: Router,
+    made: MadeResponses,
     closing: AtomicBool,
+    /// Cancelled by [`Flow::cut`].
+    cut: CancellationToken,
 }
 
 impl<U: Upstream, R: Recorder> Flow<U, R> {
@@ -74,7 +84,9 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
             recorder,
             experiments: Experiments::default(),
             router: Router::new(table),
+            made: MadeResponses::default(),
             closing: AtomicBool::new(false),
+            cut: CancellationToken::new(),
         }
     }
 
@@ -83,9 +95,20 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
         self.router.current()
     }
 
-    /// Replaces the routing table. Requests in progress keep the one they started with.
+    /// Replaces the routing table. Requests in progress keep the one they started with, which is dropped by
+    /// [`Flow::drop_unused_tables`].
     pub fn set_routing_table(&self, table: RoutingTable) {
         self.router.replace(table);
+    }
+
+    /// Whether tables that were replaced are kept for requests in progress.
+    pub fn has_replaced_tables(&self) -> bool {
+        self.router.has_retired()
+    }
+
+    /// Drops the replaced tables that no request uses any more. Takes milliseconds: not for a thread that serves requests.
+    pub fn drop_unused_tables(&self) {
+        self.router.drop_unused();
     }
 
     /// The owner of capacity.
@@ -113,12 +136,60 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
         self.closing.load(Ordering::Acquire)
     }
 
+    /// Ends every request that waits or runs: a stream with an error event, a request without a response with a 503.
+    pub fn cut(&self) {
+        // In this order: a request that finds its backend cut looks here for the reason.
+        self.cut.cancel();
+        self.admission.cut();
+    }
+
     /// Serves one request to its end.
     pub async fn run<D: Downstream>(&self, mut incoming: Box<IncomingRequest>, down: &mut D) {
         let mut record =
             RecordGuard::new(&self.recorder, Some(incoming.route), Arc::clone(&incoming.request_id), incoming.arrived);
-        if let Err(refusal) = self.serve(&mut incoming, down, &mut record).await {
+        record.upstream_id = Arc::clone(&incoming.upstream_id);
+        let served = match incoming.route {
+            Route::StoredResponse | Route::CancelResponse => {
+                Box::pin(self.serve_stored(&mut incoming, down, &mut record)).await
+            }
+            Route::Responses => {
+                let key = incoming.key.as_ref().map(|key| Arc::clone(key.name()));
+                let mut watched = Watched::new(down, &self.made, key);
+                Box::pin(self.serve(&mut incoming, &mut watched, &mut record)).await
+            }
+            _ => self.serve(&mut incoming, down, &mut record).await,
+        };
+        if let Err(refusal) = served {
             refuse(down, &refusal, incoming.route.error_format(), &mut record).await;
+        }
+    }
+
+    /// A request that names a stored response; an error is a refusal that has not been sent.
+    async fn serve_stored<D: Downstream>(
+        &self,
+        incoming: &mut IncomingRequest,
+        down: &mut D,
+        record: &mut RecordGuard<'_, R>,
+    ) -> Result<(), Refusal> {
+        if self.is_closing() {
+            return Err(respond::shed(ShedReason::ShuttingDown, RETRY_AFTER_MIN, record));
+        }
+        let serving = stored::serve(&self.made, &self.admission, &self.upstream, incoming, down, record);
+        let served = tokio::select! {
+            biased;
+            served = serving => Some(served),
+            () = self.cut.cancelled() => None,
+        };
+        if let Some(served) = served {
+            return served;
+        }
+        let refusal = respond::shed(ShedReason::ShuttingDown, RETRY_AFTER_MIN, record);
+        match record.status {
+            None => Err(refusal),
+            Some(_) => {
+                down.abort();
+                Ok(())
+            }
         }
     }
 
@@ -133,7 +204,8 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
             return Err(respond::shed(ShedReason::ShuttingDown, RETRY_AFTER_MIN, record));
         }
         let prepared = prepare::prepare(&self.experiments, incoming, record).await?;
-        let backends = Backends { admission: &self.admission, router: &self.router, upstream: &self.upstream };
+        let Self { admission, router, upstream, cut, .. } = self;
+        let backends = Backends { admission, router, upstream, cut };
         Attempts::new(backends, incoming, prepared).run(down, record).await
     }
 }

@@ -5,18 +5,19 @@
 
 use std::sync::Arc;
 
+use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 use tokio::time::Instant;
 
 use super::classify::{self, Placement};
 use super::feedback::{ExactCount, Feedback, InjectedUsage};
 use super::incoming::IncomingRequest;
-use super::keys::{ApiKey, InFlight};
-use super::record::{RecordGuard, Recorder};
+use super::keys::{ApiKey, InFlight, KeyNeedError};
+use super::record::{RecordGuard, Recorder, client_text};
 use super::respond::whole_seconds;
 use super::routing_table::{ModelMatch, ModelRoute, RoutingTable};
 use crate::config::UsageInjection;
 use crate::config::limits::MAX_TOKENS;
-use crate::estimate::{EstimateSource, OutputBounds, PromptEstimate};
+use crate::estimate::{ClientId, EstimateSource, OutputBounds, Prompt, PromptEstimate};
 use crate::experiment::Experiments;
 use crate::pool::Need;
 use sluice_core::openai::{EditedBody, Edits, Refusal, RequestView, multipart, request};
@@ -28,6 +29,7 @@ pub(super) struct PreparedRequest {
     pub(super) need: Need,
     pub(super) priority: i32,
     pub(super) stream: bool,
+    pub(super) prompts: u32,
     /// The body as it goes upstream.
     pub(super) body: EditedBody,
     pub(super) injected: InjectedUsage,
@@ -44,37 +46,54 @@ pub(super) async fn prepare<R: Recorder>(
 ) -> Result<PreparedRequest, Refusal> {
     let begun = Instant::now();
     let (table, key) = (&*incoming.routing, incoming.key.as_ref());
-    let view = read(incoming)?;
-    let name = view.model.as_deref().ok_or(Refusal::NoModel)?;
     record.key = key.map(|key| Arc::clone(key.name()));
-    let model = authorize(table, key, name)?;
+    let view = read(incoming)?;
+    let name = view.model.as_deref().or_else(|| only_model(table, key)).ok_or(Refusal::NoModel)?;
+    let model = authorize(table, key, name).inspect_err(|_| record.refused_model = Some(client_text(name)))?;
     record.model = Some(Arc::clone(&model.route.name));
     record.stream = view.stream;
-    let in_flight = start_request(key, incoming.arrived)?;
-    let (estimate, exact) = estimate(table, model.route, &view, incoming).await;
+    let mut in_flight = start_request(key, incoming.arrived)?;
+    let prompt = Prompt {
+        shape: view.shape,
+        media_part_tokens: model.route.media_part_tokens,
+        client: key.map_or(ClientId::default(), |key| ClientId::of_key(key.name())),
+    };
+    let (estimate, exact) = estimate(table, model.route, &prompt, incoming).await;
     record.estimate = Some(estimate);
     let placement =
         classify::place(table, model.route, estimate.tokens).ok_or_else(|| unknown_model(table, key, name))?;
+    let sequences = u32::try_from(view.sequences()).unwrap_or(u32::MAX);
+    let limits = [classify::tokens_limit(table, &placement), key.and_then(ApiKey::tokens_limit)];
+    let need = need(model.route, &view, estimate, sequences, limits.into_iter().flatten().min());
+    if let Some(in_flight) = &mut in_flight {
+        in_flight.take(&need, incoming.arrived).map_err(key_refusal)?;
+    }
     let home = &table.pools[placement.home];
     record.home = Some(Arc::clone(&home.name));
     let arm = experiments.assign();
     record.arm = arm.map(|arm| Arc::clone(&arm.name));
-    let rename = arm.and_then(|arm| arm.model.as_deref()).or(model.is_alias.then_some(&*model.route.name));
+    let own_name = (model.is_alias || view.model.is_none()).then_some(&*model.route.name);
+    let rename = arm.and_then(|arm| arm.model.as_deref()).or(own_name);
     let injected = injected_usage(home.usage, &view);
     let body = EditedBody::new(&incoming.body, &view.edits, Edits { model: rename, usage: injected.edit() });
     record.estimate_time = begun.elapsed();
-    let sequences = u32::try_from(view.sequences()).unwrap_or(u32::MAX);
     Ok(PreparedRequest {
         placement,
-        need: need(model.route, &view, estimate, sequences),
+        need,
         priority: key.map_or(0, ApiKey::priority),
         stream: view.stream,
+        prompts: view.prompts,
         body,
         injected,
         feedback: Feedback {
             estimator: Arc::clone(&model.route.estimator),
-            usable: incoming.route.generates() && view.prompts == 1 && view.shape.media_parts == 0,
-            shape: view.shape,
+            comparable: incoming.route.generates()
+                && view.prompts == 1
+                && view.shape.media_parts == 0
+                && !view.shape.has_tensors
+                && view.usage_measures_shape,
+            boundary: classify::next_boundary(table, model.route, estimate.tokens),
+            prompt,
             exact,
             sequences,
         },
@@ -83,11 +102,31 @@ pub(super) async fn prepare<R: Recorder>(
 }
 
 fn read(incoming: &IncomingRequest) -> Result<RequestView<'_>, Refusal> {
+    let codings = incoming.headers.get_all(CONTENT_ENCODING);
+    if codings.iter().any(|coding| !coding.as_bytes().eq_ignore_ascii_case(b"identity")) {
+        return Err(Refusal::EncodingNotSupported);
+    }
+    if incoming.headers.get_all(CONTENT_TYPE).iter().nth(1).is_some() {
+        let message = "Content-Type was sent twice; send it once".to_owned();
+        return Err(Refusal::BadRequest { message, param: None });
+    }
     let view = match incoming.route.is_multipart() {
         true => multipart::read(incoming.route, &incoming.content_type, &incoming.body)?,
         false => request::read(incoming.route, &incoming.body)?,
     };
+    // The engine would generate behind the end of the exchange: outside its limits, unmeasured, and not to be aborted.
+    if view.background {
+        let message = "'background' is not supported; leave it out and read the response, streamed if it takes long";
+        return Err(Refusal::BadRequest { message: message.to_owned(), param: Some("background") });
+    }
     Ok(view)
+}
+
+/// The model of a request that names none: the only one that the client may use. vLLM takes its base model, which need not
+/// be one that the client may use; so the name is put in.
+fn only_model<'a>(table: &'a RoutingTable, key: Option<&ApiKey>) -> Option<&'a str> {
+    let mut models = table.models_for(key);
+    models.next().filter(|_| models.next().is_none()).map(|model| &*model.name)
 }
 
 /// The model of that name, if it exists and the key may use it.
@@ -104,23 +143,32 @@ fn unknown_model(table: &RoutingTable, key: Option<&ApiKey>, name: &str) -> Refu
     Refusal::UnknownModel { model: name.to_owned(), valid }
 }
 
-/// Counts the request against the key's limits.
-fn start_request(key: Option<&ApiKey>, arrived: Instant) -> Result<Option<InFlight>, Refusal> {
+/// Counts the request against the key's limits on requests.
+pub(super) fn start_request(key: Option<&ApiKey>, arrived: Instant) -> Result<Option<InFlight>, Refusal> {
     let started = key.map(|key| key.start_request(arrived)).transpose();
-    started.map_err(|exceeded| Refusal::KeyLimit { retry_after: whole_seconds(exceeded.retry_after) })
+    started.map_err(|exceeded| key_refusal(KeyNeedError::Exceeded(exceeded)))
 }
 
-/// The estimate of the prompt's length; an exact count where that can change a decision.
+fn key_refusal(error: KeyNeedError) -> Refusal {
+    match error {
+        KeyNeedError::Exceeded(exceeded) => Refusal::KeyLimit { retry_after: whole_seconds(exceeded.retry_after) },
+        KeyNeedError::TooLarge(limit) => Refusal::ExceedsKey(limit),
+    }
+}
+
+/// The estimate of the prompt's length; an exact count where that can change a decision: where a boundary lies between
+/// what the estimate's spread leaves possible and the most that the bytes can hold.
 async fn estimate(
     table: &RoutingTable,
     model: &ModelRoute,
-    view: &RequestView<'_>,
+    prompt: &Prompt,
     incoming: &IncomingRequest,
 ) -> (PromptEstimate, Option<ExactCount>) {
-    let estimate = model.estimator.estimate(&view.shape, model.media_part_tokens);
+    let estimate = model.estimator.estimate(prompt, incoming.arrived);
     let Some(counter) = &model.exact else { return (estimate, None) };
+    let low = estimate.tokens.saturating_sub((estimate.tokens as f64 * estimate.spread) as u64);
     let is_exact = estimate.source == EstimateSource::Exact;
-    if is_exact || !classify::near_boundary(table, model, estimate.tokens, estimate.spread) {
+    if is_exact || !classify::boundary_between(table, model, low, prompt.at_most()) {
         return (estimate, None);
     }
     match counter.count(incoming.route, incoming.body.clone()).await {
@@ -132,15 +180,31 @@ async fn estimate(
     }
 }
 
+/// Standard deviations by which a prompt is shorter than its estimate at most, when a limit is at stake: about 2 %
+/// are shorter still.
+const DEVIATIONS: f64 = 2.0;
+
 /// What the request takes of a backend. Clients influence these numbers, so each is bounded: the sum over all requests
 /// of a backend must not overflow.
-fn need(model: &ModelRoute, view: &RequestView<'_>, estimate: PromptEstimate, sequences: u32) -> Need {
-    let output_tokens = model.estimator.expect_output(OutputBounds::of(view));
-    Need {
-        slots: sequences,
-        prompt_tokens: estimate.tokens.min(MAX_TOKENS.0),
-        output_tokens: output_tokens.saturating_mul(u64::from(sequences)).min(MAX_TOKENS.0),
-    }
+///
+/// What is only expected never exceeds `limit`, the most tokens that one request may take: no request is refused for an
+/// uncertain estimate or a long response that it did not demand. `min_tokens` is a demand.
+fn need(
+    model: &ModelRoute,
+    view: &RequestView<'_>,
+    estimate: PromptEstimate,
+    sequences: u32,
+    limit: Option<u64>,
+) -> Need {
+    let (bounds, limit) = (OutputBounds::of(view), limit.unwrap_or(u64::MAX));
+    let of_all = |tokens: u64| tokens.saturating_mul(sequences.into()).min(MAX_TOKENS.0);
+    let demanded = of_all(bounds.min.min(bounds.max.unwrap_or(u64::MAX)));
+    let expected = of_all(model.estimator.expect_output(bounds));
+    let estimated = estimate.tokens.min(MAX_TOKENS.0);
+    let certain = (estimated as f64 / (1.0 + DEVIATIONS * estimate.spread.max(0.0))) as u64;
+    let prompt_tokens = estimated.min(limit.saturating_sub(demanded)).max(certain);
+    let output_tokens = expected.min(limit.saturating_sub(prompt_tokens)).max(demanded);
+    Need { slots: sequences, prompt_tokens, output_tokens }
 }
 
 /// Usage is injected if the pool is configured so, the response is a stream that can carry it, and the client did not

@@ -4,7 +4,8 @@
 //! first body bytes arrive: vLLM sends its 200 before the request is even queued, and until then another backend can
 //! still take over.
 //!
-//! At the first token the lease's prefill share is returned. A response that breaks after bytes have reached the client
+//! At the first token the lease's prefill share is returned; with several prompts, whose first token says nothing about the
+//! others, not before the prefill of all should be over. A response that breaks after bytes have reached the client
 //! ends with an SSE `error` event and a closed connection, never with a fake finish. When the client leaves, the
 //! exchange is dropped; that closes the upstream connection, and the engine aborts the request.
 //!
@@ -16,10 +17,11 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http::StatusCode;
-use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use tokio::time::{Instant, Sleep, sleep_until};
+use tokio_util::sync::CancellationToken;
 
-use super::attempt::AttemptResult;
+use super::attempt::{AttemptResult, BusyBackend, FailedAttempt};
 use super::exchange::{ClientGone, Downstream, Exchange, ResponseHead, UpstreamRequest};
 use super::feedback::{Feedback, InjectedUsage};
 use super::record::{Outcome, RecordGuard, Recorder, RetryReason, Stage, UpstreamFault};
@@ -41,9 +43,13 @@ pub(super) struct ResponseContext<'a> {
     pub(super) deadline: Instant,
     pub(super) injected: InjectedUsage,
     pub(super) prompt_tokens: u64,
+    /// With several prompts: the first token of one may come long before the prefill of another.
+    pub(super) prefilled: Option<Instant>,
     pub(super) feedback: &'a Feedback,
     pub(super) idle: Duration,
     pub(super) objectives: &'a Objectives,
+    /// Cancelled when the gateway cuts all requests.
+    pub(super) cut: &'a CancellationToken,
 }
 
 /// The next thing to happen to a response.
@@ -60,6 +66,8 @@ enum Interruption {
     Broken,
     Hung,
     Silent,
+    /// The gateway stops, and its drain time is over.
+    Stopping,
 }
 
 /// Silence of the backend: the timer is reset only when it fires, so that a chunk costs no timer operation.
@@ -114,9 +122,7 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
         record: &'a mut RecordGuard<'r, R>,
     ) -> Self {
         let status = head.status;
-        let content_type = head.headers.get(CONTENT_TYPE);
-        let is_stream = content_type.is_some_and(|value| value.as_bytes().starts_with(b"text/event-stream"));
-        let meter = if is_stream && status.is_success() {
+        let meter = if head.is_event_stream() && !head.is_coded() {
             if context.injected != InjectedUsage::Nothing {
                 head.headers.remove(CONTENT_LENGTH);
             }
@@ -140,7 +146,7 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
                 PumpEvent::Bytes => {
                     let forward = self.measure(chunk.split().freeze(), now);
                     if self.head.is_some() && self.meter.is_busy_before_content() {
-                        return AttemptResult::upstream_error(RetryReason::InStream, UpstreamFault::InStream);
+                        return AttemptResult::Failed(self.busy_backend());
                     }
                     // A stream that ends without its end marker gets an error event behind its last bytes.
                     let last = exchange.at_end() && (!self.meter.is_stream() || self.meter.is_done());
@@ -176,8 +182,26 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
                 }
             },
             () = self.down.gone() => PumpEvent::ClientGone,
-            () = self.lease.hang_token().cancelled() => PumpEvent::Interrupted(Interruption::Hung),
+            () = self.lease.cut_token().cancelled() => PumpEvent::Interrupted(self.why_cut()),
             () = silence.expired() => PumpEvent::Interrupted(Interruption::Silent),
+        }
+    }
+
+    fn why_cut(&self) -> Interruption {
+        if self.context.cut.is_cancelled() { Interruption::Stopping } else { Interruption::Hung }
+    }
+
+    /// The backend's own admission control, in a stream of which nothing was passed on.
+    fn busy_backend<X>(&self) -> FailedAttempt<X> {
+        let message = self.meter.error().map(|error| error.message.clone()).filter(|message| !message.is_empty());
+        let message = message.unwrap_or_else(|| "the backend is overloaded; try again later".to_owned());
+        let sent = self.head.as_ref().and_then(|head| head.headers.get(RETRY_AFTER));
+        let retry_after = sent.and_then(|value| value.to_str().ok()?.parse().ok());
+        FailedAttempt {
+            reason: RetryReason::InStream,
+            outcome: Outcome::UpstreamError(UpstreamFault::InStream),
+            response: None,
+            busy: Some(BusyBackend { message, retry_after }),
         }
     }
 
@@ -185,6 +209,11 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
     fn measure(&mut self, chunk: Bytes, now: Instant) -> Forward {
         self.lease.record_progress(now);
         let forward = self.meter.feed(chunk, now);
+        if let Some(tokens) = self.meter.prompt_tokens().filter(|tokens| *tokens > self.context.prompt_tokens) {
+            // Longer than estimated: charged once, while it still runs.
+            self.context.prompt_tokens = tokens;
+            self.lease.charge(tokens);
+        }
         if self.prefilling && self.meter.has_content() {
             self.first_token(now);
         }
@@ -192,12 +221,16 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
     }
 
     fn first_token(&mut self, now: Instant) {
-        self.prefilling = false;
-        self.lease.first_token();
-        if self.meter.is_stream() {
+        if self.meter.is_stream() && self.record.backend_ttft.is_none() {
             let ttft = now.saturating_duration_since(self.context.sent);
             self.record.backend_ttft = Some(ttft);
-            self.lease.observe_prefill(self.context.prompt_tokens, ttft);
+            if self.context.prefilled.is_none() {
+                self.lease.observe_prefill(self.context.prompt_tokens, ttft, now);
+            }
+        }
+        if self.context.prefilled.is_none_or(|prefilled| prefilled <= now) {
+            self.prefilling = false;
+            self.lease.first_token();
         }
     }
 
@@ -223,6 +256,11 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
             // The connection was closed in order, but the stream has no end marker: the engine was stopped.
             return self.interrupted(Interruption::Broken, now).await;
         }
+        self.complete(now).await
+    }
+
+    /// Sends what is left to the client, and judges the response.
+    async fn complete<X>(&mut self, now: Instant) -> AttemptResult<X> {
         let tail = self.meter.finish(now);
         let sent = self.send_last(tail).await;
         self.record.outcome = self.outcome();
@@ -278,6 +316,12 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
     async fn interrupted<X>(&mut self, why: Interruption, now: Instant) -> AttemptResult<X> {
         let nothing_sent = self.head.is_some();
         let (reason, outcome) = match why {
+            // The status is the response, and no fault: an engine that refuses a body which it has not read may well reset
+            // the connection behind it.
+            Interruption::Broken | Interruption::Silent if self.status.is_client_error() => {
+                return self.refused_without_body(now).await;
+            }
+            Interruption::Stopping => (RetryReason::Hung, Outcome::Timeout(Stage::Drain)),
             Interruption::Hung => (RetryReason::Hung, Outcome::UpstreamError(UpstreamFault::Hung)),
             Interruption::Silent => {
                 self.lease.failure(BackendFault::Timeout, now);
@@ -299,6 +343,20 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
         AttemptResult::Finished
     }
 
+    /// A 4xx whose body breaks off: the status is passed on, with an empty body if none of it was.
+    async fn refused_without_body<X>(&mut self, now: Instant) -> AttemptResult<X> {
+        if let Some(head) = &mut self.head {
+            head.headers.remove(CONTENT_TYPE);
+            head.headers.insert(CONTENT_LENGTH, HeaderValue::from(0));
+            return self.complete(now).await;
+        }
+        self.record.outcome = Outcome::Refused;
+        self.lease.success();
+        self.down.abort();
+        self.record_measurements();
+        AttemptResult::Finished
+    }
+
     async fn send_error_event(&mut self, why: Interruption, now: Instant) {
         if !self.meter.is_stream() {
             return;
@@ -306,6 +364,7 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
         let failure = match why {
             Interruption::Hung | Interruption::Silent => StreamFailure::UpstreamIdle,
             Interruption::Broken => StreamFailure::UpstreamBroke,
+            Interruption::Stopping => StreamFailure::ShuttingDown,
         };
         let tail = self.meter.finish(now);
         if self.send(tail, false).await.is_ok() {
@@ -314,17 +373,18 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
         }
     }
 
-    /// Writes the measurements into the record and teaches the backend's speed and the estimator.
+    /// Writes the measurements into the record; the backend's speed and the estimator learn from them.
     fn record_measurements(&mut self) {
-        let stats = self.meter.stats();
+        let mut stats = self.meter.stats();
+        stats.tpot = stats.tpot_of_one(self.context.feedback.sequences);
         let completed = self.record.outcome == Outcome::Completed;
+        let now = Instant::now();
         if completed && let Some(tpot) = stats.tpot {
-            self.lease.observe_tpot(tpot);
+            self.lease.observe_tpot(tpot, now);
         }
-        if completed && let Some(prompt_tokens) = stats.usage.prompt {
-            self.context.feedback.learn(prompt_tokens, stats.usage.completion);
-        }
-        if !self.context.objectives.is_empty() && self.record.outcome != Outcome::ClientGone {
+        self.context.feedback.learn(stats.usage, completed, now);
+        let judged = self.context.route.generates() && !self.context.objectives.is_empty();
+        if judged && self.record.outcome != Outcome::ClientGone {
             self.record.slo_met = Some(self.context.objectives.met(completed, &stats.timings()));
         }
         self.record.stats = Some(stats);

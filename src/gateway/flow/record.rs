@@ -5,7 +5,7 @@
 //! task is dropped before it sets another one only when its client leaves.
 //!
 //! Plain data: durations are measured by the request path. Labels come from the configuration only. Prompts and
-//! responses never enter a record.
+//! responses never enter a record; of a request that is refused, the path or the name of the model does, bounded.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,7 +28,7 @@ pub enum Outcome {
     Shed(ShedReason),
     /// A backend failed and no other could take the request.
     UpstreamError(UpstreamFault),
-    /// The backend sent nothing in time.
+    /// A stage took too long.
     Timeout(Stage),
     /// The client's fault: a bad request, a wrong key, or a 4xx of the engine.
     Refused,
@@ -52,10 +52,14 @@ pub enum UpstreamFault {
 /// What took too long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Stage {
+    /// Sending the request: the backend stopped reading.
+    Send,
     /// The first byte of the response.
     FirstByte,
     /// The next byte of a response that had begun.
     Idle,
+    /// The whole response: the gateway stopped, and `server.drain_timeout` had passed.
+    Drain,
 }
 
 impl Outcome {
@@ -81,8 +85,10 @@ impl Outcome {
             Self::UpstreamError(UpstreamFault::Status) => "status",
             Self::UpstreamError(UpstreamFault::InStream) => "in_stream",
             Self::UpstreamError(UpstreamFault::Hung) => "hung",
+            Self::Timeout(Stage::Send) => "send",
             Self::Timeout(Stage::FirstByte) => "first_byte",
             Self::Timeout(Stage::Idle) => "idle",
+            Self::Timeout(Stage::Drain) => "drain",
         }
     }
 }
@@ -100,7 +106,7 @@ pub enum RetryReason {
     Status,
     /// An in-stream 503 before any content.
     InStream,
-    /// No byte in time.
+    /// No byte in time, or the request was not read in time.
     Timeout,
     /// Cancelled because the backend hung.
     Hung,
@@ -130,12 +136,18 @@ impl RetryReason {
 pub struct Record {
     /// The request id given to the client.
     pub request_id: Arc<str>,
+    /// The one sent upstream, which is unique; the engine's log has it.
+    pub upstream_id: Arc<str>,
     /// The API route; `None` for a path that is not served.
     pub route: Option<Route>,
+    /// The path that is not served, without its query, as [`client_text`]. For the access log only.
+    pub path: Option<Box<str>>,
     /// The name of the key, if keys are used.
     pub key: Option<Arc<str>>,
     /// The model's label.
     pub model: Option<Arc<str>>,
+    /// The model that the client asked for and may not use, as [`client_text`]. For the access log only.
+    pub refused_model: Option<Box<str>>,
     /// The home pool.
     pub home: Option<Arc<str>>,
     /// The pool it ran in.
@@ -170,6 +182,36 @@ pub struct Record {
     pub slo_met: Option<bool>,
 }
 
+impl Record {
+    /// Whether tokens were to be generated. Only such requests count in TTFT, ITL, TPOT, E2EL and attainment: a call of
+    /// `/tokenize` or `/v1/embeddings` takes milliseconds and says nothing about them.
+    pub fn generates(&self) -> bool {
+        self.route.is_some_and(Route::generates)
+    }
+
+    /// Prompt tokens: as the engine counted them, or else the estimate, if output shows that the prompt was read.
+    pub fn prompt_tokens(&self) -> u64 {
+        let Some(stats) = &self.stats else { return 0 };
+        let estimate = || self.estimate.filter(|_| stats.ttft.is_some()).map_or(0, |estimate| estimate.tokens);
+        stats.usage.prompt.unwrap_or_else(estimate)
+    }
+
+    /// Tokens generated: as the engine counted them, or else one per event of a stream that carried tokens.
+    pub fn generated_tokens(&self) -> u64 {
+        self.stats.as_ref().map_or(0, StreamStats::generated)
+    }
+}
+
+/// Characters of a client's text that a record keeps.
+pub const CLIENT_TEXT_MAX: usize = 256;
+
+/// A client's text as a record keeps it: at most [`CLIENT_TEXT_MAX`] characters, without control characters, which a
+/// terminal could obey.
+pub fn client_text(text: &str) -> Box<str> {
+    let plain = text.chars().map(|letter| if letter.is_control() { char::REPLACEMENT_CHARACTER } else { letter });
+    plain.take(CLIENT_TEXT_MAX).collect::<String>().into()
+}
+
 /// A consumer of finished records: telemetry.
 pub trait Recorder: Send + Sync + 'static {
     /// Called once per request. Must not block.
@@ -187,10 +229,13 @@ impl<'a, R: Recorder> RecordGuard<'a, R> {
     /// Creates the record of a request received at `arrived`.
     pub fn new(recorder: &'a R, route: Option<Route>, request_id: Arc<str>, arrived: tokio::time::Instant) -> Self {
         let record = Record {
+            upstream_id: Arc::clone(&request_id),
             request_id,
             route,
+            path: None,
             key: None,
             model: None,
+            refused_model: None,
             home: None,
             pool: None,
             backend: None,

@@ -15,8 +15,10 @@ use sluice_core::openai::{ErrorFormat, Refusal, ShedReason};
 
 /// The id of the request: the client's own if it sent a valid one.
 pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-const BACKEND: HeaderName = HeaderName::from_static("x-sluice-backend");
-const POOL: HeaderName = HeaderName::from_static("x-sluice-pool");
+/// The backend that served the request.
+pub(super) const BACKEND: HeaderName = HeaderName::from_static("x-sluice-backend");
+/// Its pool.
+pub(super) const POOL: HeaderName = HeaderName::from_static("x-sluice-pool");
 const ARM: HeaderName = HeaderName::from_static("x-sluice-arm");
 const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
 

@@ -77,6 +77,14 @@ impl ResponseMeter {
         }
     }
 
+    /// Prompt tokens that a stream has reported so far. A body reports them when it is over.
+    pub(super) fn prompt_tokens(&self) -> Option<u64> {
+        match self {
+            Self::Stream(meter) => meter.prompt_tokens(),
+            Self::Body(_) => None,
+        }
+    }
+
     /// Whether the engine reported in the stream, before any content, that it is overloaded.
     pub(super) fn is_busy_before_content(&self) -> bool {
         !self.has_content() && self.error().is_some_and(is_busy)

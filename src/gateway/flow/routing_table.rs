@@ -16,7 +16,7 @@ use std::time::Duration;
 use super::keys::{ApiKey, KeyUsage, Keyring};
 use crate::config::{Config, PromptRange, Timeouts, UsageInjection, limits};
 use crate::estimate::{ExactCounter, ModelEstimator};
-use crate::pool::{BackendLimits, LongPrefix, PoolLayout};
+use crate::pool::{Admission, BackendLimits, LongPrefix, PoolLayout};
 use sluice_core::base::{ModelId, PoolId};
 use sluice_core::meter::slo::Objectives;
 
@@ -84,6 +84,11 @@ pub struct ModelMatch<'a> {
     pub is_alias: bool,
 }
 
+/// A routing table that has everything but the ids of admission. It takes long to build (10,000 keys: some 10 ms), and to
+/// give it its ids takes no time, so it is built before the lock of admission is taken.
+#[derive(Debug)]
+pub struct RoutingDraft(RoutingTable);
+
 /// What outlives a reload and is passed from table to table.
 #[derive(Debug, Default)]
 pub struct LearnedState {
@@ -118,9 +123,20 @@ impl RoutingTable {
         counters: &[Option<Arc<ExactCounter>>],
         learned: &LearnedState,
     ) -> Self {
-        let pools = config.pools.iter().zip(&layout.pools).map(|(pool, id)| PoolRoute::new(pool, *id)).collect();
+        Self::draft(config, reported, counters, learned).placed(layout)
+    }
+
+    /// The same, except for the ids.
+    pub fn draft(
+        config: Arc<Config>,
+        reported: &[String],
+        counters: &[Option<Arc<ExactCounter>>],
+        learned: &LearnedState,
+    ) -> RoutingDraft {
+        debug_assert!(!Admission::is_applying(), "a routing table is built while all requests wait for the lock");
+        let pools = config.pools.iter().map(PoolRoute::new).collect();
         let keys = Keyring::new(&config.auth, &learned.key_usage);
-        let (models, by_name, other, layout) = (Vec::new(), HashMap::new(), None, layout.number);
+        let (models, by_name, other, layout) = (Vec::new(), HashMap::new(), None, 0);
         let mut table = Self { pools, keys, models, by_name, other, config, layout };
         table.declare(counters, learned);
         let open: Vec<usize> = (0..table.pools.len())
@@ -136,7 +152,7 @@ impl RoutingTable {
             table.other = Some(table.models.len());
             table.models.push(ModelRoute::undeclared(OTHER, &open, learned));
         }
-        table
+        RoutingDraft(table)
     }
 
     /// The model that a client's name refers to.
@@ -185,10 +201,22 @@ impl RoutingTable {
     }
 }
 
+impl RoutingDraft {
+    /// The table, with the ids of its pools.
+    pub fn placed(mut self, layout: &PoolLayout) -> RoutingTable {
+        self.0.layout = layout.number;
+        for (pool, id) in self.0.pools.iter_mut().zip(&layout.pools) {
+            pool.id = *id;
+        }
+        self.0
+    }
+}
+
 impl PoolRoute {
-    fn new(pool: &crate::config::Pool, id: PoolId) -> Self {
+    /// Without its id.
+    fn new(pool: &crate::config::Pool) -> Self {
         Self {
-            id,
+            id: PoolId::new(0),
             name: pool.name.as_str().into(),
             range: pool.prompt_tokens,
             limits: limits_of(pool),

@@ -1,154 +1,29 @@
 //! The path of a request against scripted engines, in memory, on paused time.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
-use http::header::{CONTENT_TYPE, HeaderValue};
+use bytes::Bytes;
 use http::{HeaderMap, StatusCode};
 use parking_lot::Mutex;
 use tokio::time::{Instant, sleep};
 
 use super::*;
-use crate::config::{Config, Surroundings};
+use crate::config::{Config, Machine, Surroundings};
 use crate::flow::record::{RetryReason, Stage, UpstreamFault};
 use crate::pool::{Address, BackendSpec, HealthRules, PoolRules, PoolSpec, QueueOrder};
 
+mod engines;
+
+mod backends;
+mod cut;
 mod edges;
 
-/// What an engine does with one request.
-#[derive(Clone)]
-enum Script {
-    NoConnection,
-    StaleConnection,
-    CloseBeforeHead,
-    NeverAnswers,
-    Json(u16, &'static str),
-    /// Chunks of a stream with the pause before each; `true`: ends in order.
-    Stream(Vec<(u64, &'static str)>, bool),
-}
-
-const ROLE: &str = "data: {\"choices\":[{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"}}]}\n\n";
-const WORD: &str = "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"w\"},\"finish_reason\":null}]}\n\n";
-const LAST: &str = "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"z\"},\"finish_reason\":\"stop\"}]}\n\n";
-const USAGE: &str =
-    "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":9,\"total_tokens\":11,\"completion_tokens\":2}}\n\n";
-const GIVEN_UP: &str = "data: {\"choices\":[{\"index\":0,\"delta\":{},\"finish_reason\":\"abort\"}]}\n\n";
-const DONE: &str = "data: [DONE]\n\n";
-const BUSY: &str = "data: {\"error\":{\"message\":\"busy\",\"type\":\"x\",\"code\":503}}\n\ndata: [DONE]\n\n";
-
-fn good() -> Script {
-    Script::Stream(vec![(10, ROLE), (0, WORD), (5, LAST), (0, USAGE), (0, DONE)], true)
-}
-
-/// Engines by port; each request takes the next script, the last one stays.
-#[derive(Default)]
-struct Engines {
-    scripts: Mutex<Vec<(u16, VecDeque<Script>)>>,
-    calls: Mutex<Vec<(u16, String, Bytes)>>,
-    open: Arc<Mutex<i32>>,
-}
-
-struct Served {
-    script: VecDeque<(u64, &'static str)>,
-    in_order: bool,
-    head: Result<ResponseHead, ExchangeError>,
-    answers: bool,
-    reused: bool,
-    open: Arc<Mutex<i32>>,
-}
-
-impl Upstream for Engines {
-    type Exchange = Served;
-
-    async fn send(&self, to: &Address, call: &UpstreamRequest, connection: Connection) -> Result<Served, SendError> {
-        let id = call.headers["x-request-id"].to_str().unwrap().to_owned();
-        self.calls.lock().push((to.endpoint.port, id, call.body.to_bytes()));
-        let script = {
-            let mut scripts = self.scripts.lock();
-            let (_, queue) = scripts.iter_mut().find(|(port, _)| *port == to.endpoint.port).unwrap();
-            if queue.len() > 1 { queue.pop_front().unwrap() } else { queue[0].clone() }
-        };
-        let closed = || ExchangeError::Closed("eof".to_owned());
-        let head = |status: u16, kind: &'static str| {
-            let mut headers = HeaderMap::new();
-            headers.insert(CONTENT_TYPE, HeaderValue::from_static(kind));
-            Ok(ResponseHead { status: StatusCode::from_u16(status).unwrap(), headers })
-        };
-        let served = |head, script: Vec<(u64, &'static str)>, in_order, answers, reused| {
-            *self.open.lock() += 1;
-            Ok(Served { script: script.into(), in_order, head, answers, reused, open: Arc::clone(&self.open) })
-        };
-        match script {
-            Script::NoConnection => {
-                Err(SendError { error: ExchangeError::Connect("refused".to_owned()), reused: false })
-            }
-            Script::StaleConnection if connection == Connection::Any => {
-                served(Err(closed()), vec![], false, true, true)
-            }
-            Script::StaleConnection => served(head(200, "text/event-stream"), script_of(good()), true, true, false),
-            Script::CloseBeforeHead => served(Err(closed()), vec![], false, true, false),
-            Script::NeverAnswers => served(Err(closed()), vec![], false, false, false),
-            Script::Json(status, body) => served(head(status, "application/json"), vec![(20, body)], true, true, false),
-            Script::Stream(chunks, in_order) => {
-                served(head(200, "text/event-stream; charset=utf-8"), chunks, in_order, true, false)
-            }
-        }
-    }
-}
-
-fn script_of(script: Script) -> Vec<(u64, &'static str)> {
-    if let Script::Stream(chunks, _) = script { chunks } else { vec![] }
-}
-
-impl Exchange for Served {
-    fn reused(&self) -> bool {
-        self.reused
-    }
-
-    fn connect_time(&self) -> Duration {
-        Duration::ZERO
-    }
-
-    async fn head(&mut self) -> Result<ResponseHead, ExchangeError> {
-        if !self.answers {
-            std::future::pending::<()>().await;
-        }
-        // Others get their turn between a request and its answer.
-        tokio::task::yield_now().await;
-        self.head.clone()
-    }
-
-    async fn body(&mut self, into: &mut BytesMut) -> Result<bool, ExchangeError> {
-        match self.script.front().copied() {
-            Some((pause, text)) => {
-                sleep(Duration::from_millis(pause)).await;
-                self.script.pop_front();
-                into.extend_from_slice(text.as_bytes());
-                Ok(true)
-            }
-            None if self.in_order => Ok(false),
-            None => Err(ExchangeError::Closed("eof".to_owned())),
-        }
-    }
-
-    fn at_end(&self) -> bool {
-        self.script.is_empty() && self.in_order
-    }
-
-    async fn keep_alive(self) {}
-}
-
-impl Drop for Served {
-    fn drop(&mut self) {
-        *self.open.lock() -= 1;
-    }
-}
+use engines::{BUSY, DONE, Engines, GIVEN_UP, LAST, ROLE, Script, WORD, good};
 
 /// A client that writes down what it gets and may leave.
 #[derive(Default)]
-struct Client {
+struct TestClient {
     head: Option<ResponseHead>,
     body: Vec<u8>,
     finished: bool,
@@ -156,9 +31,9 @@ struct Client {
     leaves_at: Option<Instant>,
 }
 
-impl Downstream for Client {
+impl Downstream for TestClient {
     async fn head(&mut self, head: ResponseHead) -> Result<(), ClientGone> {
-        assert!(self.head.replace(head).is_none(), "one head per answer");
+        assert!(self.head.replace(head).is_none(), "one head per response");
         Ok(())
     }
 
@@ -193,14 +68,14 @@ impl Recorder for Records {
     }
 }
 
-struct World {
+struct TestFlow {
     flow: Flow<Engines, Records>,
     records: Records,
 }
 
 const PORTS: [u16; 2] = [7001, 7002];
 
-impl World {
+impl TestFlow {
     /// One pool of two engines, of which the first is always asked first.
     fn new(first: Vec<Script>, second: Vec<Script>) -> Self {
         Self::with(first, second, "")
@@ -221,11 +96,11 @@ impl World {
         Self { flow: Flow::new(admission, engines, records.clone(), plan), records }
     }
 
-    async fn ask(&self, body: &'static str) -> (Client, Record) {
-        self.ask_as(body, Client::default()).await
+    async fn request(&self, body: &'static str) -> (TestClient, Record) {
+        self.request_as(body, TestClient::default()).await
     }
 
-    async fn ask_as(&self, body: &'static str, mut client: Client) -> (Client, Record) {
+    async fn request_as(&self, body: &'static str, mut client: TestClient) -> (TestClient, Record) {
         self.flow.run(self.incoming(body), &mut client).await;
         let mut records = self.records.0.lock();
         assert_eq!(records.len(), 1, "exactly one record");
@@ -237,15 +112,32 @@ impl World {
     fn incoming(&self, body: &'static str) -> Box<IncomingRequest> {
         Box::new(IncomingRequest {
             route: sluice_core::openai::Route::ChatCompletions,
+            method: http::Method::POST,
             path: "/v1/chat/completions".to_owned(),
             headers: HeaderMap::new(),
             content_type: "application/json".to_owned(),
             body: Bytes::from_static(body.as_bytes()),
             arrived: Instant::now(),
             request_id: "req".into(),
+            upstream_id: "req".into(),
             routing: self.flow.routing_table(),
             key: None,
         })
+    }
+
+    /// Changes `retry.attempts`.
+    fn set_attempts(&self, attempts: u32) {
+        let table = self.flow.routing_table();
+        let mut config = Config::clone(&table.config);
+        config.retry.attempts = attempts;
+        let layout = self.flow.admission().apply(&[pool_of(&config)], RULES, Instant::now());
+        self.flow.set_routing_table(RoutingTable::new(
+            Arc::new(config),
+            &layout,
+            &[],
+            &[None],
+            &LearnedState::default(),
+        ));
     }
 
     /// Nothing is held and no connection is open.
@@ -273,7 +165,7 @@ fn config_of(pool: &str, extra: &str) -> Arc<Config> {
          [[pool.backend]]\nname = \"a\"\nurl = \"http://127.0.0.1:7001\"\nweight = 1000.0\n\
          [[pool.backend]]\nname = \"b\"\nurl = \"http://127.0.0.1:7002\"\n"
     );
-    let around = Surroundings { env: &|_| None, folder: "/".into(), cores: 1 };
+    let around = Surroundings { env: &|_| None, folder: "/".into(), machine: Machine::with_cores(1) };
     Arc::new(Config::parse(&text, "test", &[], &around).unwrap().config)
 }
 
@@ -287,7 +179,7 @@ fn pool_of(config: &Config) -> PoolSpec {
 
 fn spec_of(backend: &crate::config::Backend) -> BackendSpec {
     let endpoint = backend.target.endpoint();
-    let address = Address { authority: endpoint.authority().into(), endpoint, api_key: None };
+    let address = Address { authority: endpoint.authority().into(), endpoint, tls: None, api_key: None };
     BackendSpec { name: backend.name.as_str().into(), address: Arc::new(address), weight: backend.weight }
 }
 
@@ -296,8 +188,8 @@ const PLAIN: &str = r#"{"model":"m","messages":[{"role":"user","content":"hi"}]}
 
 #[tokio::test(start_paused = true)]
 async fn a_stream_passes_metered_and_without_the_usage_we_asked_for() {
-    let world = World::new(vec![good()], vec![good()]);
-    let (client, record) = world.ask(STREAM).await;
+    let test = TestFlow::new(vec![good()], vec![good()]);
+    let (client, record) = test.request(STREAM).await;
     assert_eq!(String::from_utf8(client.body).unwrap(), [ROLE, WORD, LAST, DONE].concat());
     assert!(client.finished && !client.aborted);
     assert_eq!(record.outcome, Outcome::Completed);
@@ -305,7 +197,7 @@ async fn a_stream_passes_metered_and_without_the_usage_we_asked_for() {
     assert_eq!((stats.ttft, stats.e2el), (Some(Duration::from_millis(10)), Some(Duration::from_millis(15))));
     assert_eq!(stats.tpot, Some(Duration::from_millis(5)));
     assert_eq!(stats.usage.prompt, Some(9));
-    let sent = world.flow.upstream().calls.lock()[0].2.clone();
+    let sent = test.flow.upstream().calls.lock()[0].2.clone();
     let sent: serde_json::Value = serde_json::from_slice(&sent).unwrap();
     assert_eq!(sent["stream_options"]["include_usage"], true);
     let head = client.head.unwrap();
@@ -316,10 +208,10 @@ async fn a_stream_passes_metered_and_without_the_usage_we_asked_for() {
 
 #[tokio::test(start_paused = true)]
 async fn an_alias_is_renamed_on_its_way_and_unknown_models_are_not_found() {
-    let world = World::new(vec![Script::Json(200, "{}")], vec![good()]);
-    world.ask(r#"{"model":"alias","messages":[]}"#).await;
-    assert_eq!(world.flow.upstream().calls.lock()[0].2, r#"{"model":"m","messages":[]}"#);
-    let (client, record) = world.ask(r#"{"model":"unknown","messages":[]}"#).await;
+    let test = TestFlow::new(vec![Script::Json(200, "{}")], vec![good()]);
+    test.request(r#"{"model":"alias","messages":[]}"#).await;
+    assert_eq!(test.flow.upstream().calls.lock()[0].2, r#"{"model":"m","messages":[]}"#);
+    let (client, record) = test.request(r#"{"model":"unknown","messages":[]}"#).await;
     assert_eq!(client.head.unwrap().status, StatusCode::NOT_FOUND);
     assert_eq!(record.outcome, Outcome::Refused);
 }
@@ -337,13 +229,13 @@ async fn what_fails_before_the_first_byte_is_served_by_the_other_backend_under_a
         (Script::NeverAnswers, RetryReason::Timeout),
     ];
     for (script, reason) in failing {
-        let world = World::new(vec![script], vec![good()]);
-        let (client, record) = world.ask(STREAM).await;
+        let test = TestFlow::new(vec![script], vec![good()]);
+        let (client, record) = test.request(STREAM).await;
         assert_eq!(record.outcome, Outcome::Completed, "{reason:?}");
         assert_eq!(record.retries.as_slice(), [reason]);
         assert_eq!(record.backend.as_deref(), Some("b"));
         assert!(client.finished);
-        assert_eq!(world.asked(), [(7001, "req".to_owned()), (7002, "req-r2".to_owned())]);
+        assert_eq!(test.asked(), [(7001, "req".to_owned()), (7002, "req-r2".to_owned())]);
     }
 }
 
@@ -356,8 +248,8 @@ async fn when_no_backend_takes_over_the_client_gets_the_cause() {
         (Script::Json(503, "{\"error\":\"busy\"}"), 503, Outcome::UpstreamError(UpstreamFault::Status)),
     ];
     for (script, status, outcome) in cases {
-        let world = World::new(vec![script.clone()], vec![script]);
-        let (client, record) = world.ask(STREAM).await;
+        let test = TestFlow::new(vec![script.clone()], vec![script]);
+        let (client, record) = test.request(STREAM).await;
         assert_eq!(client.head.unwrap().status, status);
         assert_eq!(record.outcome, outcome);
         assert_eq!(record.status.unwrap(), status);
@@ -369,43 +261,43 @@ async fn when_no_backend_takes_over_the_client_gets_the_cause() {
 
 #[tokio::test(start_paused = true)]
 async fn a_4xx_is_the_clients_and_is_neither_retried_nor_held_against_the_backend() {
-    let world = World::new(vec![Script::Json(400, "{\"error\":{}}")], vec![good()]);
+    let test = TestFlow::new(vec![Script::Json(400, "{\"error\":{}}")], vec![good()]);
     for _ in 0..10 {
-        let (client, record) = world.ask(PLAIN).await;
+        let (client, record) = test.request(PLAIN).await;
         assert_eq!(client.head.unwrap().status, 400);
         assert_eq!((record.outcome, record.retries.len()), (Outcome::Refused, 0));
     }
-    assert_eq!(world.flow.admission().view()[0].backends[0].state(), "ready");
+    assert_eq!(test.flow.admission().view()[0].backends[0].state(), "ready");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_dead_reused_connection_is_replaced_on_the_same_backend() {
-    let world = World::new(vec![Script::StaleConnection], vec![Script::NoConnection]);
-    let (_, record) = world.ask(STREAM).await;
+    let test = TestFlow::new(vec![Script::StaleConnection], vec![Script::NoConnection]);
+    let (_, record) = test.request(STREAM).await;
     assert_eq!(record.outcome, Outcome::Completed);
     assert_eq!(record.retries.as_slice(), [RetryReason::StaleConnection]);
     assert_eq!(record.backend.as_deref(), Some("a"));
-    assert_eq!(world.flow.admission().view()[0].backends[0].state(), "ready");
+    assert_eq!(test.flow.admission().view()[0].backends[0].state(), "ready");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_stream_that_breaks_ends_with_an_error_event_and_is_never_retried() {
     for in_order in [false, true] {
-        let world = World::new(vec![Script::Stream(vec![(1, ROLE), (1, WORD)], in_order)], vec![good()]);
-        let (client, record) = world.ask(STREAM).await;
+        let test = TestFlow::new(vec![Script::Stream(vec![(1, ROLE), (1, WORD)], in_order)], vec![good()]);
+        let (client, record) = test.request(STREAM).await;
         let text = String::from_utf8(client.body).unwrap();
         assert!(text.starts_with(&[ROLE, WORD].concat()), "{text}");
         assert!(text.contains("event: error") && !text.contains("[DONE]"), "{text}");
         assert!(client.aborted && !client.finished);
         assert_eq!(record.outcome, Outcome::UpstreamError(UpstreamFault::Broken));
-        assert_eq!(world.asked().len(), 1);
+        assert_eq!(test.asked().len(), 1);
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn silence_inside_a_stream_ends_it() {
-    let world = World::new(vec![Script::Stream(vec![(1, WORD), (3_600_000, LAST)], true)], vec![good()]);
-    let (client, record) = world.ask(STREAM).await;
+    let test = TestFlow::new(vec![Script::Stream(vec![(1, WORD), (3_600_000, LAST)], true)], vec![good()]);
+    let (client, record) = test.request(STREAM).await;
     assert_eq!(record.outcome, Outcome::Timeout(Stage::Idle));
     assert!(client.aborted);
 }
@@ -414,15 +306,17 @@ async fn silence_inside_a_stream_ends_it() {
 async fn a_client_that_leaves_frees_everything_wherever_it_was() {
     let slow = || vec![Script::Stream(vec![(100, WORD), (100, WORD), (100, LAST), (0, DONE)], true)];
     for after in [50, 150, 250] {
-        let world = World::new(slow(), slow());
-        let client = Client { leaves_at: Some(Instant::now() + Duration::from_millis(after)), ..Client::default() };
-        let (client, record) = world.ask_as(STREAM, client).await;
+        let test = TestFlow::new(slow(), slow());
+        let client =
+            TestClient { leaves_at: Some(Instant::now() + Duration::from_millis(after)), ..TestClient::default() };
+        let (client, record) = test.request_as(STREAM, client).await;
         assert_eq!(record.outcome, Outcome::ClientGone, "after {after} ms");
         assert_eq!(client.head.is_some(), after > 100);
     }
-    let waiting = World::with(vec![Script::NeverAnswers], vec![Script::NeverAnswers], "slots = 1");
+    let waiting = TestFlow::with(vec![Script::NeverAnswers], vec![Script::NeverAnswers], "slots = 1");
     let held: Vec<_> = (0..2).map(|_| hold(&waiting)).collect();
-    let mut client = Client { leaves_at: Some(Instant::now() + Duration::from_millis(50)), ..Client::default() };
+    let mut client =
+        TestClient { leaves_at: Some(Instant::now() + Duration::from_millis(50)), ..TestClient::default() };
     waiting.flow.run(waiting.incoming(STREAM), &mut client).await;
     assert_eq!(waiting.records.0.lock()[0].outcome, Outcome::ClientGone);
     assert_eq!(waiting.flow.admission().load(), (2, 0), "it left the line");
@@ -430,17 +324,17 @@ async fn a_client_that_leaves_frees_everything_wherever_it_was() {
     waiting.idle();
 }
 
-fn hold(world: &World) -> crate::pool::Lease {
+fn hold(test: &TestFlow) -> crate::pool::Lease {
     let ask = crate::pool::AdmissionRequest {
-        layout: world.flow.routing_table().layout,
-        home: world.flow.routing_table().pools[0].id,
+        layout: test.flow.routing_table().layout,
+        home: test.flow.routing_table().pools[0].id,
         spill: Default::default(),
         need: crate::pool::Need { slots: 1, prompt_tokens: 1, output_tokens: 1 },
         priority: 0,
         arrived: Instant::now(),
         avoid: Default::default(),
     };
-    match world.flow.admission().enter(ask) {
+    match test.flow.admission().enter(ask) {
         crate::pool::AdmissionDecision::Granted(lease) => lease,
         other => panic!("{other:?}"),
     }
@@ -448,53 +342,53 @@ fn hold(world: &World) -> crate::pool::Lease {
 
 #[tokio::test(start_paused = true)]
 async fn a_request_that_waits_too_long_or_finds_the_queue_full_is_shed_with_retry_after() {
-    let world = World::with(vec![good()], vec![good()], "slots = 1\nqueue = { length = 1, timeout = \"2s\" }");
-    let held: Vec<_> = (0..2).map(|_| hold(&world)).collect();
-    let mut client = Client::default();
+    let test = TestFlow::with(vec![good()], vec![good()], "slots = 1\nqueue = { length = 1, timeout = \"2s\" }");
+    let held: Vec<_> = (0..2).map(|_| hold(&test)).collect();
+    let mut client = TestClient::default();
     let begun = Instant::now();
-    world.flow.run(world.incoming(STREAM), &mut client).await;
+    test.flow.run(test.incoming(STREAM), &mut client).await;
     assert_eq!(begun.elapsed().as_secs(), 2);
     let head = client.head.unwrap();
     assert_eq!(head.status, 503);
     assert!(head.headers["retry-after"].to_str().unwrap().parse::<u64>().unwrap() >= 1);
-    assert_eq!(world.records.0.lock()[0].outcome, Outcome::Shed(ShedReason::QueueTimeout));
+    assert_eq!(test.records.0.lock()[0].outcome, Outcome::Shed(ShedReason::QueueTimeout));
     drop(held);
-    world.idle();
+    test.idle();
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_prefill_share_goes_back_at_the_first_token_or_when_an_unstreamed_prefill_should_be_over() {
     let slow = Script::Stream(vec![(100, WORD), (1_000, LAST), (0, DONE)], true);
-    let world = World::new(vec![slow], vec![good()]);
-    let watch = || world.flow.admission().view()[0].backends[0].used.prefill_tokens;
-    let mut client = Client::default();
+    let test = TestFlow::new(vec![slow], vec![good()]);
+    let watch = || test.flow.admission().view()[0].backends[0].used.prefill_tokens;
+    let mut client = TestClient::default();
     let watching = async {
         sleep(Duration::from_millis(50)).await;
         assert!(watch() > 0);
         sleep(Duration::from_millis(100)).await;
         assert_eq!(watch(), 0);
     };
-    tokio::join!(world.flow.run(world.incoming(STREAM), &mut client), watching);
-    world.idle();
+    tokio::join!(test.flow.run(test.incoming(STREAM), &mut client), watching);
+    test.idle();
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_request_whose_pool_a_reload_has_removed_waits_for_the_plan_that_follows() {
-    let world = World::new(vec![good()], vec![good()]);
+    let test = TestFlow::new(vec![good()], vec![good()]);
     let config = config_of("q", "");
-    let layout = world.flow.admission().apply(&[pool_of(&config)], RULES, Instant::now());
+    let layout = test.flow.admission().apply(&[pool_of(&config)], RULES, Instant::now());
     let reload = async {
-        world.flow.set_routing_table(RoutingTable::new(config, &layout, &[], &[None], &LearnedState::default()))
+        test.flow.set_routing_table(RoutingTable::new(config, &layout, &[], &[None], &LearnedState::default()))
     };
-    let ((_, record), ()) = tokio::join!(world.ask(STREAM), reload);
+    let ((_, record), ()) = tokio::join!(test.request(STREAM), reload);
     assert_eq!((record.outcome, record.pool.as_deref()), (Outcome::Completed, Some("q")));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_gateway_that_closes_sheds_what_is_new() {
-    let world = World::new(vec![good()], vec![good()]);
-    world.flow.close();
-    let (client, record) = world.ask(STREAM).await;
+    let test = TestFlow::new(vec![good()], vec![good()]);
+    test.flow.close();
+    let (client, record) = test.request(STREAM).await;
     assert_eq!(client.head.unwrap().status, 503);
     assert_eq!(record.outcome, Outcome::Shed(ShedReason::ShuttingDown));
 }

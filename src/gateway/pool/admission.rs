@@ -8,18 +8,21 @@
 //! Rules:
 //! - The home pool first, then the spill list in its order. A prompt that needs a permit goes where the fewest long
 //!   prefills run, home on a tie. A waiter takes whichever of its backends has room first.
-//! - On one backend, requests at home there precede requests that spill to it.
-//! - No request overtakes a waiter ahead of it on the same backend, with one exception: a request that needs no prefill
-//!   permit may overtake one that waits only for a permit.
+//! - On one backend, requests at home there precede requests that spill to it, until these are due.
+//! - No backend has room that a waiter could use, unless it is reserved for one that entered earlier.
+//! - A request is overtaken by a bounded number of others, whatever the order (see `dispatch.rs`), and one that fits
+//!   nowhere yet holds up none (see `reservation.rs`). One that would not fit on an empty backend either is refused.
 //! - A waiter's waker runs after the lock is released. A grant stays in the table of waiters until its ticket takes it
 //!   or is dropped, so that capacity is never between two tasks.
 //!
 //! Bounds: each queue by its configured length; all waiters by the sum of those. No clock and no I/O: `now` is a
 //! parameter, and wakers are returned.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
 
+use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::backend::Cordon;
@@ -34,7 +37,7 @@ use super::spec::{Address, PoolLayout, PoolSpec};
 use super::state::AdmissionState;
 use super::view::PoolView;
 use sluice_core::base::{BackendId, PoolId};
-use sluice_core::openai::ShedReason;
+use sluice_core::openai::{ShedReason, TooLarge};
 
 /// The decision on an [`AdmissionRequest`].
 #[derive(Debug)]
@@ -43,11 +46,18 @@ pub enum AdmissionDecision {
     Granted(Lease),
     /// No backend has room: wait on the ticket, at most until the deadline.
     Queued(Ticket, Instant),
+    /// Not even an empty backend could take it: its own fault.
+    Refused(TooLarge),
     /// Not served.
     Shed(ShedReason),
     /// A reload removed the home pool, or every backend there that may serve the request, after it was classified:
     /// classify it by the next routing table and enter again.
     Reclassify,
+}
+
+thread_local! {
+    /// Set while this thread runs the `publish` of [`Admission::apply_with`].
+    static APPLYING: Cell<bool> = const { Cell::new(false) };
 }
 
 /// The owner of all capacity and all queues.
@@ -70,7 +80,8 @@ impl Admission {
     }
 
     /// The same; `publish` replaces the routing table before any request can see that old ids are gone: a request that
-    /// must be reclassified must not find the table that it came with. Runs under the lock, once per reload.
+    /// must be reclassified must not find the table that it came with. Runs under the lock, once per reload: it must do no
+    /// work that grows with the configuration.
     pub fn apply_with(
         &self,
         pools: &[PoolSpec],
@@ -80,9 +91,16 @@ impl Admission {
     ) -> PoolLayout {
         self.shared.update(|state, wakers| {
             let layout = state.apply(pools, rules, now, wakers);
+            APPLYING.set(true);
             publish(&layout);
+            APPLYING.set(false);
             layout
         })
+    }
+
+    /// Whether this thread is publishing a configuration, so that every request waits for it.
+    pub fn is_applying() -> bool {
+        APPLYING.get()
     }
 
     /// Requests a lease.
@@ -92,13 +110,14 @@ impl Admission {
             Entered::Queued { id, deadline } => {
                 AdmissionDecision::Queued(Ticket::new(Arc::clone(&self.shared), id), deadline)
             }
+            Entered::Refused(limit) => AdmissionDecision::Refused(limit),
             Entered::Shed(reason) => AdmissionDecision::Shed(reason),
             Entered::Reclassify => AdmissionDecision::Reclassify,
         }
     }
 
-    /// When a client should try again: the time in which the pool's queue drains at the measured rate. Whole seconds, 1
-    /// to 60.
+    /// When a client should try again: the time in which the pool's queue drains at the measured rate, or until the first
+    /// of its engines is ready, while all of them start. Whole seconds, 1 to 60.
     pub fn retry_after(&self, pool: PoolId, now: Instant) -> Duration {
         self.shared.lock().retry_after(pool, now)
     }
@@ -117,9 +136,10 @@ impl Admission {
 
     /// The engine's context limit, as `/v1/models` reports it.
     pub fn set_max_model_len(&self, backend: BackendId, tokens: Option<u64>) {
-        self.shared.update(|state, _| {
-            if let Some(backend) = state.backend_mut(backend) {
-                backend.max_model_len = tokens;
+        self.shared.update(|state, wakers| {
+            if let Some(found) = state.backend_mut(backend) {
+                found.max_model_len = tokens;
+                state.dispatch(backend, wakers);
             }
         });
     }
@@ -140,9 +160,27 @@ impl Admission {
         self.shared.update(|state, wakers| {
             let Some(found) = state.backend_mut(backend) else { return false };
             found.cordon = cordon;
+            if cordon != Cordon::Starting {
+                found.ready_at = None;
+            }
             state.dispatch(backend, wakers);
             true
         })
+    }
+
+    /// Says when the engine of a backend, which starts, is expected to be ready; forgotten with the next other cordon. False
+    /// if unknown.
+    pub fn set_ready_at(&self, backend: BackendId, ready_at: Instant) -> bool {
+        self.shared.update(|state, _| state.backend_mut(backend).map(|found| found.ready_at = Some(ready_at)).is_some())
+    }
+
+    /// Why a request that waited for its whole time was not served.
+    pub fn timeout_reason(&self, home: PoolId, spill: &[PoolId]) -> ShedReason {
+        let pools: SmallVec<[PoolId; 4]> = std::iter::once(home).chain(spill.iter().copied()).collect();
+        match self.shared.lock().engines_starting(&pools) {
+            Some(_) => ShedReason::EngineStarting,
+            None => ShedReason::QueueTimeout,
+        }
     }
 
     /// Limits the slots of a backend below its configured limit; `None` removes the limit. Requests in flight are not
@@ -156,11 +194,11 @@ impl Admission {
         })
     }
 
-    /// Resets the health of a backend whose engine was replaced by one that is ready. False if unknown.
-    pub fn reset_health(&self, backend: BackendId, now: Instant) -> bool {
+    /// Forgets the health and the speed of a backend whose engine was replaced by one that is ready. False if unknown.
+    pub fn engine_replaced(&self, backend: BackendId, now: Instant) -> bool {
         self.shared.update(|state, wakers| {
             let Some(found) = state.backend_mut(backend) else { return false };
-            found.reset_health(now);
+            found.engine_replaced(now);
             state.dispatch(backend, wakers);
             true
         })
@@ -174,6 +212,11 @@ impl Admission {
     /// Ejects a backend that was found hung and cancels its exchanges.
     pub fn mark_hung(&self, backend: BackendId, now: Instant) {
         self.shared.update(|state, _| state.mark_hung(backend, now));
+    }
+
+    /// Cancels all exchanges, those of later leases included: the gateway ends.
+    pub fn cut(&self) {
+        self.shared.update(|state, _| state.cut());
     }
 
     /// A snapshot of all pools, for metrics and the admin API.

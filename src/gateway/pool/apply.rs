@@ -3,7 +3,8 @@
 //! Whatever keeps its identity (see `spec.rs`) keeps its id, counters, health and requests; only limits, queue rules and
 //! spill lists change, in place. A new backend whose endpoint is known, because it was renamed or moved to another
 //! pool, keeps the health and speed of its engine. A backend that is no longer configured finishes its requests, and
-//! then its slot in the table is free. Requests that wait for a pool that is no longer configured are classified again.
+//! then its slot in the table is free. Requests that wait for a pool that is no longer configured are classified again, and
+//! so are those that exceed the new limits by themselves.
 
 use std::sync::Arc;
 
@@ -30,11 +31,14 @@ impl AdmissionState {
         let pools: Vec<PoolId> = specs.iter().map(|spec| self.place_pool(spec, now)).collect();
         let backends = specs.iter().zip(&pools).map(|(spec, pool)| self.place_backends(spec, *pool, now)).collect();
         let layout = PoolLayout { number: self.layout, pools, backends };
-        self.retire(&layout, wakers);
+        self.retire(&layout);
         for (index, pool) in layout.pools.iter().enumerate() {
             let feeders = specs.iter().zip(&layout.pools).filter(|(spec, _)| spec.spill.contains(&index));
             let feeders = feeders.map(|(_, id)| *id).collect();
             self.pools[pool.index()].fed_by = feeders;
+        }
+        for pool in 0..self.pools.len() {
+            self.reclassify_waiters(PoolId::new(pool), wakers);
         }
         for backend in layout.backends.iter().flatten() {
             self.dispatch(*backend, wakers);
@@ -56,6 +60,7 @@ impl AdmissionState {
             rules: spec.rules.clone(),
             fed_by: Vec::new(),
             queue: WaitQueue::default(),
+            reserved: None,
             drain: DrainRate::new(now),
             removed: false,
         });
@@ -100,7 +105,7 @@ impl AdmissionState {
         }
     }
 
-    fn retire(&mut self, layout: &PoolLayout, wakers: &mut Wakers) {
+    fn retire(&mut self, layout: &PoolLayout) {
         for (index, slot) in self.backends.iter_mut().enumerate() {
             let kept = layout.backends.iter().flatten().any(|id| id.index() == index);
             if let Some(backend) = slot.as_mut().filter(|_| !kept) {
@@ -115,7 +120,6 @@ impl AdmissionState {
                 self.pools[index].removed = true;
                 self.pools[index].members.clear();
                 self.pools[index].fed_by.clear();
-                self.reclassify_waiters(PoolId::new(index), wakers);
             }
         }
     }

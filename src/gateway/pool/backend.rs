@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 use super::capacity::{BackendLimits, CapacityUsage, Fit, Need};
 use super::health::BackendHealth;
 use super::policy::Speed;
+use super::prefill_rate::PrefillRate;
 use super::spec::{Address, BackendSpec};
 use sluice_core::base::PoolId;
 
@@ -56,16 +57,6 @@ impl Progress {
     }
 }
 
-/// Prompt tokens per second assumed before the first measurement; an 8B model does 10k-50k on
-/// current GPUs, and assuming too few only keeps a permit a little longer.
-const PREFILL_RATE_INITIAL: f64 = 10_000.0;
-/// Bounds of a plausible rate, in prompt tokens per second.
-const PREFILL_RATE_RANGE: (f64, f64) = (50.0, 1_000_000.0);
-/// Prompts below this many tokens say more about fixed costs than about the rate.
-const PREFILL_TOKENS_MIN: u64 = 256;
-/// Weight of one new observation of the prefill rate.
-const PREFILL_WEIGHT: f64 = 0.2;
-
 /// Whether a backend may get work, as set by the process that runs its engine. Independent of the operator's drain:
 /// neither lifts the other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -102,10 +93,12 @@ pub(super) struct BackendState {
     pub(super) health: BackendHealth,
     pub(super) draining: bool,
     pub(super) cordon: Cordon,
+    /// When its engine, which starts, is expected to be ready, if that is known.
+    pub(super) ready_at: Option<Instant>,
     /// No longer configured: finishes its requests, then its slot in the table is free.
     pub(super) removed: bool,
     pub(super) speed: Speed,
-    pub(super) prefill_rate: f64,
+    pub(super) prefill_rate: PrefillRate,
     /// The engine's own context limit, once reported.
     pub(super) max_model_len: Option<u64>,
     pub(super) pulse: Arc<Progress>,
@@ -133,9 +126,10 @@ impl BackendState {
             health: BackendHealth::default(),
             draining: false,
             cordon: Cordon::Open,
+            ready_at: None,
             removed: false,
             speed: Speed::default(),
-            prefill_rate: PREFILL_RATE_INITIAL,
+            prefill_rate: PrefillRate::new(now),
             max_model_len: None,
             pulse: Arc::new(Progress::new(now)),
             cut: CancellationToken::new(),
@@ -152,6 +146,7 @@ impl BackendState {
         self.max_model_len = known.max_model_len;
         self.draining = known.draining;
         self.cordon = known.cordon;
+        self.ready_at = known.ready_at;
         self.ceiling = known.ceiling;
     }
 
@@ -168,9 +163,11 @@ impl BackendState {
         self.set_limits(self.configured);
     }
 
-    /// Its engine was replaced by one that is ready: the health of the old one does not count.
-    pub(super) fn reset_health(&mut self, now: Instant) {
+    /// Its engine was replaced by one that is ready: neither the health nor the speed of the old one counts.
+    pub(super) fn engine_replaced(&mut self, now: Instant) {
         self.health = BackendHealth::default();
+        self.speed = Speed::default();
+        self.prefill_rate = PrefillRate::new(now);
         self.health.probe_ok(now);
         self.max_model_len = None;
     }
@@ -200,10 +197,10 @@ impl BackendState {
         self.in_rotation() || (coming && !self.draining && !self.removed)
     }
 
-    /// Whether `need` could be served here with the present limits.
+    /// Whether `need` could be served here with the configured limits.
     pub(super) fn could_serve(&self, need: &Need) -> bool {
         let barred = self.limits.long_prefix.is_some_and(|long| long.slots == 0 && need.prompt_tokens > long.threshold);
-        self.is_worth_waiting_for() && !barred
+        self.is_worth_waiting_for() && !barred && self.configured.exceeded_by(need).is_none()
     }
 
     /// Whether there is room for `need` now.
@@ -218,18 +215,5 @@ impl BackendState {
     /// Long prefills that `need` would run beside here; 0 if it is not long itself.
     pub(super) fn prefills_beside(&self, need: &Need) -> u32 {
         if self.limits.is_long(need.prompt_tokens) { self.used.long_prefills } else { 0 }
-    }
-
-    /// Learns the prefill rate from a streamed request's time to first token at the backend.
-    pub(super) fn observe_prefill(&mut self, prompt_tokens: u64, ttft: Duration) {
-        if prompt_tokens >= PREFILL_TOKENS_MIN && !ttft.is_zero() {
-            let sample = (prompt_tokens as f64 / ttft.as_secs_f64()).clamp(PREFILL_RATE_RANGE.0, PREFILL_RATE_RANGE.1);
-            self.prefill_rate += PREFILL_WEIGHT * (sample - self.prefill_rate);
-        }
-    }
-
-    /// How long the prefill of a prompt is expected to take.
-    pub(super) fn prefill_time(&self, prompt_tokens: u64) -> Duration {
-        Duration::from_secs_f64(prompt_tokens as f64 / self.prefill_rate)
     }
 }

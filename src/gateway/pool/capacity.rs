@@ -12,9 +12,12 @@
 //! exactly once; `used` may exceed a limit that was lowered under load, and then nothing more is
 //! admitted until it has fallen.
 //!
-//! A demand larger than a whole limit is admitted when the backend carries nothing else in that
-//! dimension: refusing it would mean never serving it, and the engine is the judge of what it
-//! cannot do.
+//! A request that takes more slots or tokens than a whole limit fits on no backend, however empty, and is refused with
+//! the limit ([`BackendLimits::exceeded_by`]). `prefill_tokens` is a pace and not a size: a prompt above it runs when no
+//! other is in prefill, because the engine computes a long prompt in pieces anyway.
+
+use crate::config::limits::MAX_TOKENS;
+use sluice_core::openai::{LimitUnit, TooLarge};
 
 /// The limits of one backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +45,13 @@ impl BackendLimits {
     /// Whether a prompt of this many tokens needs a permit here.
     pub fn is_long(&self, prompt_tokens: u64) -> bool {
         self.long_prefix.is_some_and(|long| prompt_tokens > long.threshold)
+    }
+
+    /// The limit that `need` exceeds by itself: not even an empty backend could take it.
+    pub fn exceeded_by(&self, need: &Need) -> Option<TooLarge> {
+        let above = |unit, wanted: u64, limit: u64| (wanted > limit).then_some(TooLarge { unit, wanted, limit });
+        above(LimitUnit::Sequences, need.slots.into(), self.slots.into())
+            .or_else(|| self.tokens.and_then(|limit| above(LimitUnit::Tokens, need.tokens(), limit)))
     }
 }
 
@@ -83,8 +93,11 @@ pub struct CapacityUsage {
 pub struct Held {
     slots: u32,
     tokens: u64,
+    /// The prompt's part of `tokens`.
+    prompt_tokens: u64,
     prefill_tokens: u64,
     permit: bool,
+    prefilling: bool,
 }
 
 impl Held {
@@ -102,25 +115,26 @@ pub enum Fit {
     /// Only a prefill permit is missing: requests behind this one that need none may go first
     /// without delaying it, because permits are not what they take.
     NoPermit,
-    /// Slots or tokens are short: who comes behind must not take what this one waits for.
+    /// Slots or tokens are short.
     Full,
 }
 
 impl CapacityUsage {
     /// Whether `need` fits under `limits` on top of what is carried already.
     pub fn fit(&self, limits: &BackendLimits, need: &Need) -> Fit {
-        let under = |used: u64, wanted: u64, limit: u64| used == 0 || used.saturating_add(wanted) <= limit;
-        if !under(self.slots.into(), need.slots.into(), limits.slots.into()) {
+        let above = |used: u64, wanted: u64, limit: u64| used.saturating_add(wanted) > limit;
+        if above(self.slots.into(), need.slots.into(), limits.slots.into()) {
             return Fit::Full;
         }
-        if limits.tokens.is_some_and(|limit| !under(self.tokens, need.tokens(), limit)) {
+        if limits.tokens.is_some_and(|limit| above(self.tokens, need.tokens(), limit)) {
             return Fit::Full;
         }
         if limits.long_prefix.is_some_and(|long| limits.is_long(need.prompt_tokens) && self.long_prefills >= long.slots)
         {
             return Fit::NoPermit;
         }
-        if limits.prefill_tokens.is_some_and(|limit| !under(self.prefill_tokens, need.prompt_tokens, limit)) {
+        let paced = |limit| self.prefill_tokens > 0 && above(self.prefill_tokens, need.prompt_tokens, limit);
+        if limits.prefill_tokens.is_some_and(paced) {
             return Fit::Full;
         }
         Fit::Room
@@ -131,8 +145,10 @@ impl CapacityUsage {
         let held = Held {
             slots: need.slots,
             tokens: need.tokens(),
+            prompt_tokens: need.prompt_tokens,
             prefill_tokens: need.prompt_tokens,
             permit: limits.is_long(need.prompt_tokens),
+            prefilling: true,
         };
         self.requests += 1;
         self.slots += held.slots;
@@ -142,8 +158,25 @@ impl CapacityUsage {
         held
     }
 
+    /// The prompt has more tokens than was estimated: takes the difference, and during prefill also a permit if it is
+    /// long, room or not. Never takes less than before.
+    pub fn charge(&mut self, limits: &BackendLimits, held: &mut Held, prompt_tokens: u64) {
+        let more = prompt_tokens.min(MAX_TOKENS.0).saturating_sub(held.prompt_tokens);
+        held.prompt_tokens += more;
+        held.tokens += more;
+        self.tokens += more;
+        if held.prefilling {
+            held.prefill_tokens += more;
+            self.prefill_tokens += more;
+            let permit = !held.permit && limits.is_long(held.prompt_tokens);
+            held.permit |= permit;
+            self.long_prefills += u32::from(permit);
+        }
+    }
+
     /// The first token was seen: the prefill share of `held` goes back. Idempotent.
     pub fn end_prefill(&mut self, held: &mut Held) {
+        held.prefilling = false;
         self.prefill_tokens -= std::mem::take(&mut held.prefill_tokens);
         self.long_prefills -= u32::from(std::mem::take(&mut held.permit));
     }
@@ -187,6 +220,23 @@ mod tests {
     }
 
     #[test]
+    fn a_prompt_found_to_be_long_is_charged_as_long_from_then_on() {
+        let mut used = CapacityUsage::default();
+        let mut held = used.take(&LIMITS, &need(1, 50, 10));
+        used.charge(&LIMITS, &mut held, 40);
+        assert_eq!((used.tokens, used.prefill_tokens, used.long_prefills), (60, 50, 0), "never less than before");
+        used.charge(&LIMITS, &mut held, 5_000);
+        used.charge(&LIMITS, &mut held, 5_000);
+        assert_eq!((used.tokens, used.prefill_tokens, used.long_prefills), (5_010, 5_000, 1), "room or not");
+        assert_eq!(used.fit(&LIMITS, &need(1, 1, 1)), Fit::Full);
+        used.end_prefill(&mut held);
+        used.charge(&LIMITS, &mut held, u64::MAX);
+        assert_eq!((used.tokens, used.prefill_tokens, used.long_prefills), (MAX_TOKENS.0 + 10, 0, 0));
+        used.release(held);
+        assert_eq!(used, CapacityUsage::default());
+    }
+
+    #[test]
     fn slots_and_tokens_are_bounds() {
         let mut used = CapacityUsage::default();
         used.take(&LIMITS, &need(3, 50, 50));
@@ -196,14 +246,28 @@ mod tests {
     }
 
     #[test]
-    fn a_demand_beyond_the_whole_limit_is_served_alone() {
+    fn a_need_beyond_a_whole_limit_fits_on_no_backend_and_names_the_limit() {
+        let empty = CapacityUsage::default();
+        for (huge, unit, wanted, limit) in
+            [(need(5, 1, 1), LimitUnit::Sequences, 5, 4), (need(4, 1, 1_000), LimitUnit::Tokens, 1_001, 1_000)]
+        {
+            assert_eq!(LIMITS.exceeded_by(&huge), Some(TooLarge { unit, wanted, limit }));
+            assert_eq!(empty.fit(&LIMITS, &huge), Fit::Full);
+        }
+        let widest = need(4, 100, 900);
+        assert_eq!((LIMITS.exceeded_by(&widest), empty.fit(&LIMITS, &widest)), (None, Fit::Room));
+    }
+
+    #[test]
+    fn a_prompt_above_the_pace_of_prefill_runs_when_no_other_is_in_prefill() {
+        let limits = BackendLimits { prefill_tokens: Some(50), ..LIMITS };
         let mut used = CapacityUsage::default();
-        let huge = need(16, 90, 5_000);
-        assert_eq!(used.fit(&LIMITS, &huge), Fit::Room);
-        let held = used.take(&LIMITS, &huge);
-        assert_eq!(used.fit(&LIMITS, &need(1, 1, 1)), Fit::Full);
-        used.release(held);
-        assert_eq!(used, CapacityUsage::default());
+        assert_eq!((limits.exceeded_by(&need(1, 90, 1)), used.fit(&limits, &need(1, 90, 1))), (None, Fit::Room));
+        let mut held = used.take(&limits, &need(1, 10, 1));
+        assert_eq!(used.fit(&limits, &need(1, 90, 1)), Fit::Full);
+        assert_eq!(used.fit(&limits, &need(1, 40, 1)), Fit::Room);
+        used.end_prefill(&mut held);
+        assert_eq!(used.fit(&limits, &need(1, 90, 1)), Fit::Room);
     }
 
     #[test]

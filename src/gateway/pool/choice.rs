@@ -24,6 +24,7 @@ impl AdmissionState {
         let home = found.pool == request.home;
         let spilled_in_reach = || {
             request.spill.contains(&found.pool)
+                && self.pools[found.pool.index()].fed_by.contains(&request.home)
                 && found.max_model_len.is_none_or(|len| request.need.prompt_tokens <= len / 100 * SPILL_LEN_PERCENT)
         };
         found.could_serve(&request.need) && !request.avoid.contains(&backend) && (home || spilled_in_reach())
@@ -65,7 +66,7 @@ impl AdmissionState {
 
     pub(super) fn pick(&mut self, pool: PoolId, request: &AdmissionRequest) -> Option<BackendId> {
         let least = self.least_prefills(pool, request)?;
-        let candidates: SmallVec<[Candidate; 8]> = self
+        let mut candidates: SmallVec<[Candidate; 8]> = self
             .with_room(pool, request)
             .filter(|(_, backend)| backend.prefills_beside(&request.need) == least)
             .map(|(id, backend)| Candidate {
@@ -76,9 +77,15 @@ impl AdmissionState {
                 speed: backend.speed,
             })
             .collect();
+        // A reserved backend is used when no other has room.
+        if candidates.len() > 1
+            && let Some(reservation) = self.reservation(pool)
+        {
+            candidates.retain(|candidate| candidate.id != reservation.backend);
+        }
         match self.pools.get(pool.index())?.rules.policy {
             Policy::RoundRobin => self.next_in_turn(&candidates),
-            policy => policy::pick(policy, &candidates, request.need.tokens(), &mut self.rng),
+            policy => policy::pick(policy, &candidates, request.need.tokens(), self.latest, &mut self.rng),
         }
     }
 

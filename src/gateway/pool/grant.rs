@@ -13,7 +13,7 @@ use super::capacity::Held;
 use super::queue::WaiterId;
 use super::spec::Address;
 use sluice_core::base::{BackendId, PoolId};
-use sluice_core::openai::ShedReason;
+use sluice_core::openai::{ShedReason, TooLarge};
 
 /// Capacity that was taken on a backend for one request.
 #[derive(Debug)]
@@ -34,6 +34,7 @@ pub(super) struct Grant {
 pub(super) enum Entered {
     Granted(Grant),
     Queued { id: WaiterId, deadline: Instant },
+    Refused(TooLarge),
     Shed(ShedReason),
     Reclassify,
 }

@@ -76,8 +76,8 @@ impl Lease {
         self.grant.pulse.client_wait()
     }
 
-    /// Cancelled when the backend is found hung.
-    pub fn hang_token(&self) -> &CancellationToken {
+    /// Cancelled when the backend is found hung, or when all exchanges are cut.
+    pub fn cut_token(&self) -> &CancellationToken {
         &self.grant.cut
     }
 
@@ -97,17 +97,26 @@ impl Lease {
         self.shared.end_prefill(self.grant.backend, &mut self.grant.held);
     }
 
-    /// Teaches the backend's prefill rate.
-    pub fn observe_prefill(&self, prompt_tokens: u64, ttft: Duration) {
+    /// The engine counted `prompt_tokens` in the prompt: if that is more than was estimated, the lease holds the
+    /// difference from now on, and until the first token also the prefill tokens and the permit of a long prompt. Never
+    /// waits: usage may exceed a limit by this, and the backend admits nothing more until it has fallen.
+    pub fn charge(&mut self, prompt_tokens: u64) {
         if !self.released {
-            self.shared.observe_prefill(self.grant.backend, prompt_tokens, ttft);
+            self.shared.charge(self.grant.backend, &mut self.grant.held, prompt_tokens);
         }
     }
 
-    /// Teaches the backend's decoding speed.
-    pub fn observe_tpot(&self, tpot: Duration) {
+    /// Notes the prefill rate that the time to first token of one prompt shows.
+    pub fn observe_prefill(&self, prompt_tokens: u64, ttft: Duration, now: Instant) {
         if !self.released {
-            self.shared.observe_tpot(self.grant.backend, tpot);
+            self.shared.observe_prefill(self.grant.backend, prompt_tokens, ttft, now);
+        }
+    }
+
+    /// Notes the decoding speed of one finished request.
+    pub fn observe_tpot(&self, tpot: Duration, now: Instant) {
+        if !self.released {
+            self.shared.observe_tpot(self.grant.backend, tpot, now);
         }
     }
 

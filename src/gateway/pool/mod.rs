@@ -6,7 +6,8 @@
 //!                             +--> Ticket (in the pool's queue) --> Lease, or dropped, or classified again
 //! ```
 //! The arithmetic of one backend is in [`capacity`], its health in [`health`], the queue in [`queue`], the choice in
-//! [`policy`]; [`admission`] combines them. No clock and no I/O: the whole folder runs on virtual time in tests, and a
+//! [`policy`]; `dispatch.rs` says who is next, `reservation.rs` how a wide request gets its room, and [`admission`] combines
+//! them. No clock and no I/O: the whole folder runs on virtual time in tests, and a
 //! property test drives it through any order of entering, leaving, finishing, resizing and draining.
 
 pub mod capacity;
@@ -16,11 +17,16 @@ pub mod policy;
 pub mod health;
 mod breaker;
 mod drain_rate;
+mod prefill_rate;
 mod backend;
 mod request;
 mod grant;
 mod state;
+mod starting;
 mod choice;
+mod reservation;
+mod dispatch;
+mod invariants;
 mod apply;
 mod shared;
 pub mod view;

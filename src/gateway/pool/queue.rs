@@ -1,15 +1,16 @@
-//! The queue of one pool: bounded, ordered by a key that never changes.
+//! The queue of one pool: bounded, in two orders that never change.
 //!
-//! `fifo` orders by arrival. `shortest_first` orders by `arrival + aging x prompt tokens`: a
-//! virtual deadline. A prompt of P tokens can be overtaken only by requests that arrive within
-//! `aging x P` after it, so nothing starves, and because both terms are fixed at arrival the order
-//! among waiters never changes and a sorted map is enough: no re-sorting as time passes.
-//! A key's priority comes first (lower is earlier, as in vLLM).
+//! The configured order: `fifo` by arrival, `shortest_first` by `arrival + aging x prompt tokens`, a virtual deadline.
+//! Both terms are fixed at arrival, so the order among waiters never changes and a sorted map is enough: no re-sorting as
+//! time passes. A key's priority comes first (lower is earlier, as in vLLM).
+//! The order of entry: for requests that have been overtaken often enough (see `dispatch.rs`), whatever their priority
+//! and length. The queue counts the grants that may have overtaken its waiters.
 //!
 //! Two lanes: prompts that need a permit in this pool, and the rest. When a backend has no permit left, the long lane is
 //! skipped as a whole instead of waiter by waiter.
 
 use std::collections::BTreeMap;
+use std::ops::Bound;
 use std::time::Duration;
 
 /// A waiter's identity: an index into the admission's table of tickets.
@@ -43,6 +44,13 @@ pub struct QueuePosition {
     serial: u64,
 }
 
+impl QueuePosition {
+    /// The order of entry, over all queues.
+    pub fn serial(&self) -> u64 {
+        self.serial
+    }
+}
+
 /// The lane of a waiter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lane {
@@ -52,60 +60,89 @@ pub enum Lane {
     Rest,
 }
 
+/// The waiters of one lane, in both orders.
+#[derive(Debug, Default)]
+struct Waiters {
+    in_order: BTreeMap<QueuePosition, WaiterId>,
+    by_entry: BTreeMap<u64, WaiterId>,
+}
+
+impl Waiters {
+    fn next_in_order(&self, after: Option<QueuePosition>) -> Option<(QueuePosition, WaiterId)> {
+        let found = match after {
+            None => self.in_order.first_key_value(),
+            Some(key) => self.in_order.range((Bound::Excluded(key), Bound::Unbounded)).next(),
+        };
+        found.map(|(key, id)| (*key, *id))
+    }
+
+    fn next_by_entry(&self, after: u64) -> Option<(u64, WaiterId)> {
+        self.by_entry.range((Bound::Excluded(after), Bound::Unbounded)).next().map(|(serial, id)| (*serial, *id))
+    }
+}
+
 /// The waiters of one pool.
 #[derive(Debug, Default)]
 pub struct WaitQueue {
-    long: BTreeMap<QueuePosition, WaiterId>,
-    rest: BTreeMap<QueuePosition, WaiterId>,
+    long: Waiters,
+    rest: Waiters,
+    grants: u64,
 }
 
 impl WaitQueue {
     /// Requests that wait.
     pub fn len(&self) -> usize {
-        self.long.len() + self.rest.len()
+        self.long.in_order.len() + self.rest.in_order.len()
     }
 
     /// Whether no request waits.
     pub fn is_empty(&self) -> bool {
-        self.long.is_empty() && self.rest.is_empty()
+        self.long.in_order.is_empty() && self.rest.in_order.is_empty()
     }
 
     /// Adds a waiter.
     pub fn insert(&mut self, lane: Lane, key: QueuePosition, id: WaiterId) {
-        let displaced = self.lane_mut(lane).insert(key, id);
+        let waiters = self.lane_mut(lane);
+        let displaced = waiters.in_order.insert(key, id).or(waiters.by_entry.insert(key.serial, id));
         debug_assert!(displaced.is_none(), "serial numbers make keys unique");
     }
 
     /// Removes a waiter; whether it was there.
     pub fn remove(&mut self, lane: Lane, key: &QueuePosition) -> bool {
-        self.lane_mut(lane).remove(key).is_some()
+        let waiters = self.lane_mut(lane);
+        waiters.by_entry.remove(&key.serial);
+        waiters.in_order.remove(key).is_some()
     }
 
     /// The first waiter strictly after `after` in queue order; `skip_long` leaves the long lane out.
-    pub fn next_after(&self, after: Option<QueuePosition>, skip_long: bool) -> Option<(Lane, QueuePosition, WaiterId)> {
-        let first = |lane: &BTreeMap<QueuePosition, WaiterId>| {
-            let found = match after {
-                None => lane.first_key_value(),
-                Some(key) => lane.range((std::ops::Bound::Excluded(key), std::ops::Bound::Unbounded)).next(),
-            };
-            found.map(|(key, id)| (*key, *id))
-        };
-        let rest = first(&self.rest);
-        let long = if skip_long { None } else { first(&self.long) };
-        match (long, rest) {
-            (Some((lk, lid)), Some((rk, _))) if lk < rk => Some((Lane::Long, lk, lid)),
-            (_, Some((key, id))) => Some((Lane::Rest, key, id)),
-            (Some((key, id)), None) => Some((Lane::Long, key, id)),
-            (None, None) => None,
-        }
+    pub fn next_after(&self, after: Option<QueuePosition>, skip_long: bool) -> Option<(QueuePosition, WaiterId)> {
+        let long = if skip_long { None } else { self.long.next_in_order(after) };
+        long.into_iter().chain(self.rest.next_in_order(after)).min()
+    }
+
+    /// The first waiter that entered after the one of serial `after` (0: the very first); `skip_long` leaves the long
+    /// lane out.
+    pub fn entered_after(&self, after: u64, skip_long: bool) -> Option<(u64, WaiterId)> {
+        let long = if skip_long { None } else { self.long.next_by_entry(after) };
+        long.into_iter().chain(self.rest.next_by_entry(after)).min()
+    }
+
+    /// A waiter was granted room on a backend that waiters of this queue may use.
+    pub fn count_grant(&mut self) {
+        self.grants += 1;
+    }
+
+    /// Grants counted so far.
+    pub fn grants(&self) -> u64 {
+        self.grants
     }
 
     /// Every waiter, in no particular order.
     pub fn ids(&self) -> impl Iterator<Item = WaiterId> + '_ {
-        self.long.values().chain(self.rest.values()).copied()
+        self.long.by_entry.values().chain(self.rest.by_entry.values()).copied()
     }
 
-    fn lane_mut(&mut self, lane: Lane) -> &mut BTreeMap<QueuePosition, WaiterId> {
+    fn lane_mut(&mut self, lane: Lane) -> &mut Waiters {
         match lane {
             Lane::Long => &mut self.long,
             Lane::Rest => &mut self.rest,
@@ -120,7 +157,7 @@ mod tests {
     fn line(queue: &WaitQueue, skip_long: bool) -> Vec<WaiterId> {
         let mut out = Vec::new();
         let mut after = None;
-        while let Some((_, key, id)) = queue.next_after(after, skip_long) {
+        while let Some((key, id)) = queue.next_after(after, skip_long) {
             out.push(id);
             after = Some(key);
         }
@@ -136,6 +173,7 @@ mod tests {
         }
         assert_eq!(line(&queue, false), [0, 1, 2]);
         assert_eq!(line(&queue, true), [0, 2]);
+        assert_eq!((queue.entered_after(0, false), queue.entered_after(0, true)), (Some((1, 1)), Some((2, 2))));
     }
 
     #[test]

@@ -27,3 +27,10 @@ pub struct AdmissionRequest {
     /// Backends that have failed this request.
     pub avoid: SmallVec<[BackendId; 2]>,
 }
+
+impl AdmissionRequest {
+    /// The pools that may serve it, in order.
+    pub(super) fn pools(&self) -> impl Iterator<Item = PoolId> + '_ {
+        std::iter::once(self.home).chain(self.spill.iter().copied())
+    }
+}

@@ -52,6 +52,13 @@ impl SharedState {
         });
     }
 
+    /// Takes more for a prompt that was estimated as too short.
+    pub(super) fn charge(&self, backend: BackendId, held: &mut Held, prompt_tokens: u64) {
+        if let Some(found) = self.state.lock().backend_mut(backend) {
+            found.used.charge(&found.limits, held, prompt_tokens);
+        }
+    }
+
     pub(super) fn release(&self, backend: BackendId, held: Held) {
         self.update(|state, wakers| state.release(backend, held, wakers));
     }
@@ -64,15 +71,15 @@ impl SharedState {
         self.update(|state, wakers| state.leave(id, wakers));
     }
 
-    pub(super) fn observe_prefill(&self, backend: BackendId, prompt_tokens: u64, ttft: Duration) {
+    pub(super) fn observe_prefill(&self, backend: BackendId, prompt_tokens: u64, ttft: Duration, now: Instant) {
         if let Some(found) = self.state.lock().backend_mut(backend) {
-            found.observe_prefill(prompt_tokens, ttft);
+            found.prefill_rate.observe(prompt_tokens, ttft, now);
         }
     }
 
-    pub(super) fn observe_tpot(&self, backend: BackendId, tpot: Duration) {
+    pub(super) fn observe_tpot(&self, backend: BackendId, tpot: Duration, now: Instant) {
         if let Some(found) = self.state.lock().backend_mut(backend) {
-            found.speed.observe(tpot);
+            found.speed.observe(tpot, now);
         }
     }
 

@@ -9,6 +9,7 @@ use std::time::Duration;
 use super::capacity::BackendLimits;
 use super::queue::QueueOrder;
 use crate::config::{Endpoint, Policy, Secret};
+use crate::tls::ClientTls;
 use sluice_core::base::{BackendId, PoolId};
 
 /// The rules of one pool.
@@ -24,6 +25,21 @@ pub struct PoolRules {
     pub queue_timeout: Duration,
     /// The order of waiters.
     pub order: QueueOrder,
+}
+
+/// Later arrivals overtake a waiter for at most this part of its queue's timeout, so that it has the rest for its turn.
+const OVERTAKEN_SHARE: u32 = 4;
+
+impl PoolRules {
+    /// How many requests overtake a waiter at most.
+    pub(super) fn overtakers_max(&self) -> u64 {
+        self.queue_length as u64
+    }
+
+    /// For how long after its arrival later ones may overtake a waiter.
+    pub(super) fn overtaken_for(&self) -> Duration {
+        self.queue_timeout / OVERTAKEN_SHARE
+    }
 }
 
 /// One backend as configured.
@@ -44,6 +60,8 @@ pub struct Address {
     pub endpoint: Endpoint,
     /// `host:port`, as it goes into a `Host` header.
     pub authority: Arc<str>,
+    /// How to connect with TLS; `None`: without.
+    pub tls: Option<ClientTls>,
     /// Sent upstream as a bearer token, instead of what the client sent.
     pub api_key: Option<Secret>,
 }

@@ -12,15 +12,16 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::backend::BackendState;
-use super::capacity::{Fit, Held};
+use super::capacity::Held;
 use super::drain_rate::DrainRate;
 use super::grant::{Entered, Grant, WaiterOutcome};
 use super::health::{BackendFault, HealthRules, Phase};
 use super::queue::{Lane, QueuePosition, WaitQueue, WaiterId};
 use super::request::AdmissionRequest;
 use super::spec::PoolRules;
+use crate::config::limits::{RETRY_AFTER_MAX, RETRY_AFTER_MIN};
 use sluice_core::base::{BackendId, PoolId, Rng};
-use sluice_core::openai::ShedReason;
+use sluice_core::openai::{ShedReason, TooLarge};
 
 /// Wakers to run once the lock is released.
 pub(super) type Wakers = SmallVec<[Waker; 4]>;
@@ -34,22 +35,37 @@ pub(super) struct PoolState {
     /// Pools whose requests may spill into this one, in configuration order.
     pub(super) fed_by: Vec<PoolId>,
     pub(super) queue: WaitQueue,
+    /// Its backend that is reserved for a waiter.
+    pub(super) reserved: Option<Reservation>,
     pub(super) drain: DrainRate,
     pub(super) removed: bool,
 }
 
+/// A backend that is kept for one waiter. Valid only while [`AdmissionState::reservation`] says so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Reservation {
+    pub(super) backend: BackendId,
+    pub(super) waiter: WaiterId,
+    /// Waiter ids are reused; this is not.
+    pub(super) serial: u64,
+}
+
 /// One request in a queue.
 #[derive(Debug)]
-struct Waiter {
-    request: AdmissionRequest,
-    lane: Lane,
-    key: QueuePosition,
-    state: WaiterState,
-    waker: Option<Waker>,
+pub(super) struct Waiter {
+    pub(super) request: AdmissionRequest,
+    pub(super) lane: Lane,
+    pub(super) key: QueuePosition,
+    pub(super) state: WaiterState,
+    pub(super) waker: Option<Waker>,
+    /// Its queue's count of grants when it entered.
+    pub(super) grants_before: u64,
+    /// No request that arrives after this overtakes it.
+    pub(super) due_at: Instant,
 }
 
 #[derive(Debug)]
-enum WaiterState {
+pub(super) enum WaiterState {
     Waiting,
     /// Holds capacity on a backend until the ticket takes it.
     Granted(BackendId, Held),
@@ -60,12 +76,14 @@ enum WaiterState {
 #[derive(Debug)]
 pub(super) struct AdmissionState {
     epoch: Instant,
+    /// The latest arrival of any request: the clock by which waiters become due.
+    pub(super) latest: Instant,
     pub(super) rules: HealthRules,
     /// The number of the layout in force.
     pub(super) layout: u64,
     pub(super) pools: Vec<PoolState>,
     pub(super) backends: Vec<Option<BackendState>>,
-    waiters: Vec<Option<Waiter>>,
+    pub(super) waiters: Vec<Option<Waiter>>,
     free: Vec<WaiterId>,
     serial: u64,
     pub(super) rng: Rng,
@@ -75,6 +93,7 @@ impl AdmissionState {
     pub(super) fn new(now: Instant, rules: HealthRules, seed: u64) -> Self {
         Self {
             epoch: now,
+            latest: now,
             rules,
             layout: 0,
             pools: Vec::new(),
@@ -104,17 +123,36 @@ impl AdmissionState {
         if self.is_removed(request.home) {
             return Entered::Reclassify;
         }
-        let reachable: SmallVec<[PoolId; 4]> =
-            std::iter::once(request.home).chain(request.spill.iter().copied()).collect();
+        self.latest = self.latest.max(request.arrived);
+        let reachable: SmallVec<[PoolId; 4]> = request.pools().collect();
         let backends = || reachable.iter().flat_map(|pool| self.members(*pool));
         if !backends().any(|id| self.allows(&request, *id)) {
-            let outdated = request.layout != self.layout;
-            return if outdated { Entered::Reclassify } else { Entered::Shed(ShedReason::NoBackend) };
+            return match self.too_large(&request) {
+                _ if request.layout != self.layout => Entered::Reclassify,
+                Some(limit) => Entered::Refused(limit),
+                None => Entered::Shed(ShedReason::NoBackend),
+            };
+        }
+        let deadline = request.arrived + self.pools[request.home.index()].rules.queue_timeout;
+        if self.starts_too_late(&reachable, deadline) {
+            return Entered::Shed(ShedReason::EngineStarting);
         }
         let preferred = self.in_order_of_prefills(&reachable, &request);
         match self.grant_at_once(&preferred, &request) {
             Some(grant) => Entered::Granted(grant),
             None => self.wait_in_queue(&preferred, request, wakers),
+        }
+    }
+
+    /// The limit that keeps a request from every pool it may use, however empty: the largest one.
+    pub(super) fn too_large(&self, request: &AdmissionRequest) -> Option<TooLarge> {
+        let pools = request.pools().filter(|pool| !self.is_removed(*pool));
+        let mut exceeded: SmallVec<[Option<TooLarge>; 4]> =
+            pools.map(|pool| self.pools[pool.index()].rules.limits.exceeded_by(&request.need)).collect();
+        exceeded.sort_by_key(|limit| limit.map(|limit| limit.limit));
+        match exceeded.first() {
+            Some(Some(_)) => exceeded.pop().flatten(),
+            _ => None,
         }
     }
 
@@ -151,63 +189,8 @@ impl AdmissionState {
             self.leave(id, wakers);
             return Entered::Shed(ShedReason::QueueFull);
         }
+        self.reserve_if_passed(id);
         Entered::Queued { id, deadline }
-    }
-
-    /// Grants the room of `backend` to the requests that wait for it, in queue order.
-    pub(super) fn dispatch(&mut self, backend: BackendId, wakers: &mut Wakers) {
-        let Some(home) = self.backend(backend).filter(|b| b.in_rotation()).map(|b| b.pool) else { return };
-        let feeders = self.pools.get(home.index()).map(|pool| pool.fed_by.clone()).unwrap_or_default();
-        for pool in std::iter::once(home).chain(feeders) {
-            if !self.dispatch_queue(backend, pool, wakers) {
-                return;
-            }
-        }
-    }
-
-    /// Serves one queue from one backend; false when the backend has no room for the next waiter.
-    fn dispatch_queue(&mut self, backend: BackendId, pool: PoolId, wakers: &mut Wakers) -> bool {
-        let mut after = None;
-        let mut skip_long = false;
-        while let Some((lane, key, id)) = self.pools[pool.index()].queue.next_after(after, skip_long) {
-            after = Some(key);
-            let Some(waiter) = self.waiters[id as usize].as_ref() else { continue };
-            if !self.allows(&waiter.request, backend) {
-                continue;
-            }
-            let Some(found) = self.backend(backend) else { return false };
-            match found.fit(&waiter.request.need) {
-                Fit::Full => return false,
-                Fit::NoPermit => skip_long |= lane == Lane::Long && self.whole_lane_is_long(pool, backend),
-                Fit::Room => self.grant_to_waiter(backend, pool, lane, key, id, wakers),
-            }
-        }
-        true
-    }
-
-    fn grant_to_waiter(
-        &mut self,
-        backend: BackendId,
-        pool: PoolId,
-        lane: Lane,
-        key: QueuePosition,
-        id: WaiterId,
-        wakers: &mut Wakers,
-    ) {
-        self.pools[pool.index()].queue.remove(lane, &key);
-        let Some(waiter) = self.waiters[id as usize].as_mut() else { return };
-        let need = waiter.request.need;
-        wakers.extend(waiter.waker.take());
-        let Some(found) = self.backends[backend.index()].as_mut() else { return };
-        let held = found.used.take(&found.limits, &need);
-        waiter.state = WaiterState::Granted(backend, held);
-    }
-
-    /// Whether every waiter of `pool`'s long lane needs a permit on `backend` too.
-    fn whole_lane_is_long(&self, pool: PoolId, backend: BackendId) -> bool {
-        let here = self.backend(backend).and_then(|b| b.limits.long_prefix).map(|long| long.threshold);
-        let home = self.pools[pool.index()].rules.limits.long_prefix.map(|long| long.threshold);
-        matches!((here, home), (Some(here), Some(home)) if here <= home)
     }
 
     /// Whether no request waits for a backend of this pool.
@@ -237,7 +220,7 @@ impl AdmissionState {
             held,
             pulse: Arc::clone(&found.pulse),
             cut: found.cut.clone(),
-            prefill_time: found.prefill_time(prompt_tokens),
+            prefill_time: found.prefill_rate.time_for(prompt_tokens),
         }
     }
 
@@ -248,7 +231,9 @@ impl AdmissionState {
         let arrived = request.arrived.saturating_duration_since(self.epoch);
         let key = rules.order.key(request.priority, arrived, request.need.prompt_tokens, self.serial);
         let (home, since) = (request.home, request.arrived);
-        let waiter = Waiter { request, lane, key, state: WaiterState::Waiting, waker: None };
+        let due_at = since + rules.overtaken_for();
+        let grants_before = self.pools[home.index()].queue.grants();
+        let waiter = Waiter { request, lane, key, state: WaiterState::Waiting, waker: None, grants_before, due_at };
         let id = match self.free.pop() {
             Some(id) => {
                 self.waiters[id as usize] = Some(waiter);
@@ -302,11 +287,9 @@ impl AdmissionState {
             WaiterState::Granted(backend, held) => self.release(backend, held, wakers),
             WaiterState::Waiting => {
                 self.pools[waiter.request.home.index()].queue.remove(waiter.lane, &waiter.key);
-                // Other waiters may have been blocked behind it.
-                for pool in std::iter::once(waiter.request.home).chain(waiter.request.spill) {
-                    for backend in SmallVec::<[BackendId; 8]>::from_slice(self.members(pool)) {
-                        self.dispatch(backend, wakers);
-                    }
+                // Its backend is free for the waiters that it was reserved against.
+                if let Some(backend) = self.drop_reservation(&waiter) {
+                    self.dispatch(backend, wakers);
                 }
             }
         }
@@ -325,6 +308,11 @@ impl AdmissionState {
     }
 
     pub(super) fn retry_after(&mut self, pool: PoolId, now: Instant) -> Duration {
+        if let Some(ready_at) = self.engines_starting(&[pool]).and_then(|starting| starting.ready_at)
+            && ready_at > now
+        {
+            return (ready_at - now).clamp(RETRY_AFTER_MIN, RETRY_AFTER_MAX);
+        }
         match self.pools.get_mut(pool.index()) {
             Some(pool) => {
                 if pool.queue.is_empty() {
@@ -386,10 +374,20 @@ impl AdmissionState {
         }
     }
 
-    /// Sends the waiters of a pool that is no longer configured back to be classified.
+    /// Cancels the exchanges of every backend, for good.
+    pub(super) fn cut(&self) {
+        self.backends.iter().flatten().for_each(|backend| backend.cut.cancel());
+    }
+
+    /// Sends the waiters of a pool back to be classified: all of one that is no longer configured, and otherwise those
+    /// that exceed its new limits by themselves.
     pub(super) fn reclassify_waiters(&mut self, pool: PoolId, wakers: &mut Wakers) {
-        let queue = std::mem::take(&mut self.pools[pool.index()].queue);
-        for id in queue.ids() {
+        let removed = self.is_removed(pool);
+        let ids: Vec<WaiterId> = self.pools[pool.index()].queue.ids().collect();
+        for id in ids {
+            let waits = |waiter: &&Waiter| removed || self.too_large(&waiter.request).is_some();
+            let Some(waiter) = self.waiters[id as usize].as_ref().filter(waits) else { continue };
+            self.pools[pool.index()].queue.remove(waiter.lane, &waiter.key);
             if let Some(waiter) = self.waiters[id as usize].as_mut() {
                 waiter.state = WaiterState::Reclassify;
                 wakers.extend(waiter.waker.take());
@@ -402,28 +400,11 @@ impl AdmissionState {
         (running, self.pools.iter().map(|pool| pool.queue.len()).sum())
     }
 
-    /// See [`super::Admission::check_invariants`].
-    pub(super) fn check_invariants(&self) -> Result<(), String> {
-        let queued: usize = self.pools.iter().map(|pool| pool.queue.len()).sum();
-        let waiting = self.waiters.iter().flatten().filter(|w| matches!(w.state, WaiterState::Waiting)).count();
-        if queued != waiting {
-            return Err(format!("{queued} in queues but {waiting} waiting"));
+    /// Every id of a waiter is either free or in use.
+    pub(super) fn check_ids(&self) -> Result<(), String> {
+        match self.free.len() + self.waiters.iter().flatten().count() == self.waiters.len() {
+            true => Ok(()),
+            false => Err("a waiter id is neither free nor in use".to_owned()),
         }
-        if self.free.len() + self.waiters.iter().flatten().count() != self.waiters.len() {
-            return Err("a waiter id is neither free nor in use".to_owned());
-        }
-        for (index, backend) in self.backends.iter().enumerate() {
-            let Some(backend) = backend else { continue };
-            // A backend must not be idle while a waiter could use it.
-            for waiter in self.waiters.iter().flatten().filter(|w| matches!(w.state, WaiterState::Waiting)) {
-                let idle = self.allows(&waiter.request, BackendId::new(index))
-                    && backend.used.requests == 0
-                    && backend.fit(&waiter.request.need) == Fit::Room;
-                if idle {
-                    return Err(format!("backend {} is idle while {:?} waits", backend.name, waiter.request));
-                }
-            }
-        }
-        Ok(())
     }
 }

@@ -1,6 +1,9 @@
 //! Admission as a whole: rules by example, conservation by property.
 
+mod conservation;
 mod cordon;
+mod overtaking;
+mod wide;
 
 use std::future::Future;
 use std::pin::pin;
@@ -8,14 +11,13 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use proptest::prelude::*;
 use smallvec::smallvec;
 use tokio::time::Instant;
 
 use super::*;
 use crate::config::{Endpoint, Policy};
 use sluice_core::base::{BackendId, PoolId};
-use sluice_core::openai::ShedReason;
+use sluice_core::openai::{LimitUnit, ShedReason, TooLarge};
 
 const RULES: HealthRules = HealthRules {
     probe_failures: 2,
@@ -39,8 +41,9 @@ fn spec(name: &str, backends: usize, limits: BackendLimits, spill: Vec<usize>) -
 }
 
 fn address(number: usize) -> Arc<Address> {
-    let endpoint = Endpoint { host: "10.0.0.1".to_owned(), port: number as u16 + 1, prefix: String::new() };
-    Arc::new(Address { authority: endpoint.authority().into(), endpoint, api_key: None })
+    let endpoint =
+        Endpoint { https: false, host: "10.0.0.1".to_owned(), port: number as u16 + 1, prefix: String::new() };
+    Arc::new(Address { authority: endpoint.authority().into(), endpoint, tls: None, api_key: None })
 }
 
 fn limits(slots: u32, permits: u32) -> BackendLimits {
@@ -157,22 +160,6 @@ fn a_short_prompt_may_pass_one_that_waits_only_for_a_permit() {
     let passing = fixture.granted(0, 200);
     assert!(poll(&mut second_long).is_none());
     drop(passing);
-}
-
-#[test]
-fn no_request_overtakes_one_that_waits_for_slots() {
-    let fixture = Fixture::new(&[spec("one", 1, limits(4, 1), vec![])]);
-    let _two = (fixture.granted(0, 10), fixture.granted(0, 10));
-    let mut wide = fixture.request(0, 10);
-    wide.need.slots = 3;
-    let AdmissionDecision::Queued(mut wide, _) = fixture.admission.enter(wide) else {
-        panic!("three of two free slots")
-    };
-    let mut behind = fixture.queued(0, 10);
-    drop(_two);
-    let wide = lease_of(&mut wide);
-    assert_eq!(fixture.usage(0).slots, 4, "three for the wide one and one for the next");
-    drop((wide, lease_of(&mut behind)));
 }
 
 #[test]
@@ -319,147 +306,8 @@ fn a_hung_backend_is_taken_out_and_its_exchanges_are_cut() {
     lease.record_progress(later);
     assert!(fixture.admission.silent_backends(limit, later).is_empty());
     fixture.admission.mark_hung(lease.backend(), later);
-    assert!(lease.hang_token().is_cancelled());
+    assert!(lease.cut_token().is_cancelled());
     assert!(matches!(fixture.admission.enter(fixture.request(0, 10)), AdmissionDecision::Shed(ShedReason::NoBackend)));
-}
-
-/// One move in a random history.
-#[derive(Clone, Debug)]
-enum Move {
-    Enter { home: usize, prompt: u64, slots: u32, priority: i32 },
-    Poll(usize),
-    Abandon(usize),
-    FirstToken(usize),
-    Finish(usize),
-    Resize { slots: u32, permits: u32, tokens: Option<u64> },
-    Drain { backend: usize, on: bool },
-    Fail { backend: usize, hung: bool },
-    Probe { backend: usize, up: bool },
-    DropPool,
-    Wait(u64),
-}
-
-fn moves() -> impl Strategy<Value = Move> {
-    prop_oneof![
-        6 => (0..2usize, 1..3_000u64, 1..4u32, -1..2i32)
-            .prop_map(|(home, prompt, slots, priority)| Move::Enter { home, prompt, slots, priority }),
-        4 => any::<usize>().prop_map(Move::Poll),
-        2 => any::<usize>().prop_map(Move::Abandon),
-        3 => any::<usize>().prop_map(Move::FirstToken),
-        4 => any::<usize>().prop_map(Move::Finish),
-        1 => (1..6u32, 0..3u32, proptest::option::of(100..5_000u64))
-            .prop_map(|(slots, permits, tokens)| Move::Resize { slots, permits, tokens }),
-        1 => (0..4usize, any::<bool>()).prop_map(|(backend, on)| Move::Drain { backend, on }),
-        1 => (0..4usize, any::<bool>()).prop_map(|(backend, hung)| Move::Fail { backend, hung }),
-        2 => (0..4usize, proptest::bool::weighted(0.8)).prop_map(|(backend, up)| Move::Probe { backend, up }),
-        1 => Just(Move::DropPool),
-        1 => (0..3_000u64).prop_map(Move::Wait),
-    ]
-}
-
-fn any_of<T>(list: &mut [T], index: usize) -> Option<&mut T> {
-    let len = list.len();
-    if len == 0 { None } else { list.get_mut(index % len) }
-}
-
-fn four_backends(slots: u32, permits: u32, tokens: Option<u64>, order: QueueOrder) -> Vec<PoolSpec> {
-    let limits = |permits| BackendLimits { tokens, ..limits(slots, permits) };
-    let mut specs = vec![spec("short", 2, limits(permits.min(1)), vec![]), spec("long", 2, limits(permits), vec![0])];
-    specs.iter_mut().for_each(|spec| spec.rules.order = order);
-    specs
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
-
-    /// Whatever happens in whatever order: what is carried equals what the leases hold, nothing
-    /// is idle while a waiter could use it, and in the end all counters are zero.
-    #[test]
-    fn permits_are_conserved_under_any_order_of_events(
-        history in proptest::collection::vec(moves(), 1..120),
-        shortest_first in any::<bool>(),
-    ) {
-        let aging = Duration::from_micros(if shortest_first { 250 } else { 0 });
-        let order = QueueOrder { aging_per_token: aging };
-        let mut specs = four_backends(3, 1, None, order);
-        let mut fixture = Fixture::new(&specs);
-        let (mut leases, mut tickets): (Vec<Lease>, Vec<Ticket>) = (Vec::new(), Vec::new());
-        for step in history {
-            match step {
-                Move::Enter { home, prompt, slots, priority } => {
-                    let mut request = fixture.request(home, prompt);
-                    request.need.slots = slots;
-                    request.priority = priority;
-                    match fixture.admission.enter(request) {
-                        AdmissionDecision::Granted(lease) => leases.push(lease),
-                        AdmissionDecision::Queued(ticket, _) => tickets.push(ticket),
-                        AdmissionDecision::Shed(_) | AdmissionDecision::Reclassify => {}
-                    }
-                }
-                Move::Poll(index) => {
-                    let waited = any_of(&mut tickets, index).and_then(poll);
-                    if let Some(waited) = waited {
-                        let index = index % tickets.len();
-                        tickets.swap_remove(index);
-                        if let WaitResult::Granted(lease) = waited {
-                            leases.push(lease);
-                        }
-                    }
-                }
-                Move::Abandon(index) if !tickets.is_empty() => {
-                    let index = index % tickets.len();
-                    drop(tickets.swap_remove(index));
-                }
-                Move::FirstToken(index) => {
-                    if let Some(lease) = any_of(&mut leases, index) {
-                        lease.first_token();
-                    }
-                }
-                Move::Finish(index) if !leases.is_empty() => {
-                    let index = index % leases.len();
-                    let lease = leases.swap_remove(index);
-                    lease.success();
-                }
-                Move::Resize { slots, permits, tokens } => {
-                    specs = four_backends(slots, permits, tokens, order);
-                    fixture.layout = fixture.admission.apply(&specs, RULES, fixture.now);
-                }
-                Move::Drain { backend, on } => {
-                    let id = BackendId::new(backend);
-                    fixture.admission.set_draining(id, on);
-                }
-                Move::Fail { backend, hung } => {
-                    let id = BackendId::new(backend);
-                    if hung {
-                        fixture.admission.mark_hung(id, fixture.now);
-                    } else {
-                        fixture.admission.failure(id, BackendFault::Connect, fixture.now);
-                    }
-                }
-                Move::Probe { backend, up } => {
-                    fixture.admission.record_probe(BackendId::new(backend), up, fixture.now);
-                }
-                Move::DropPool => {
-                    fixture.admission.apply(&specs[..1], RULES, fixture.now);
-                    fixture.layout = fixture.admission.apply(&specs, RULES, fixture.now);
-                    for id in 0..4 {
-                        fixture.admission.record_probe(BackendId::new(id), true, fixture.now);
-                    }
-                }
-                Move::Wait(ms) => fixture.now += Duration::from_millis(ms),
-                Move::Abandon(_) | Move::Finish(_) => {}
-            }
-            prop_assert_eq!(fixture.admission.check_invariants(), Ok(()));
-        }
-        drop((leases, tickets));
-        prop_assert_eq!(fixture.admission.load(), (0, 0));
-        prop_assert_eq!(fixture.admission.check_invariants(), Ok(()));
-        for pool in fixture.admission.view() {
-            for backend in pool.backends {
-                prop_assert_eq!(backend.used, CapacityUsage::default());
-            }
-        }
-    }
 }
 
 #[test]

@@ -1,8 +1,9 @@
 //! The requests of one client connection: local responses, refusals before the body, and the request path.
 //!
-//! Order of checks, cheapest first: request line and headers (400, 431), an upgrade (501), the route (404, 405), the key
-//! (401), the announced size (413), the body (413, 408). A request that is refused with its body unread closes the
-//! connection, after the client had time to read the response.
+//! Order of checks, cheapest first: where the request ends and to whom it is addressed (400, 501; see `head.rs`), the size
+//! of the headers (431), the route (404, 405), the key (401), the announced size (413), the body (413, 408, 400). A request
+//! that is refused with its body unread closes the connection, after the client had time to read the response. Bodies
+//! that are still arriving when the gateway stops are refused (503): they would be when they are complete.
 //!
 //! Only the routes of this table reach an engine; its control routes (sleep, LoRA loading, profiling,
 //! metrics) are never reachable from the client port.
@@ -12,23 +13,30 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HeaderName, HeaderValue};
-use http::{HeaderMap, Method, StatusCode};
+use http::{HeaderMap, Method, StatusCode, Version};
 use pingora::apps::{HttpPersistentSettings, HttpServerApp, ReusedHttpStream};
 use pingora::http::RequestHeader;
+use pingora::protocols::Stream;
 use pingora::protocols::http::ServerSession;
 use pingora::server::ShutdownWatch;
 use tokio::time::{Instant, timeout};
 
-use super::body::{self, BodyError};
+use super::body::{self, BodyError, Pace};
+use super::clients::ClientLimits;
 use super::downstream::DownstreamConnection;
-use super::headers;
+use super::head::{self, HeadTimes, NoHead};
+use super::headers::{self, RequestIds};
+use super::http2;
+use super::socket::ClientHandle;
+use crate::config::limits::RETRY_AFTER_MIN;
 use crate::flow::keys::{ApiKey, KeyError};
+use crate::flow::record::client_text;
 use crate::flow::{
-    Downstream, Flow, IncomingRequest, RecordGuard, Recorder, ResponseHead, RoutingTable, Upstream, refuse,
+    Downstream, Flow, IncomingRequest, Outcome, RecordGuard, Recorder, ResponseHead, RoutingTable, Upstream, refuse,
 };
-use sluice_core::openai::{ErrorFormat, Refusal, Route};
+use sluice_core::openai::{ErrorFormat, Refusal, Route, ShedReason};
 
 /// Paths that the gateway serves itself, with GET and HEAD.
 const LOCAL_PATHS: [&str; 3] = ["/health", "/ready", "/v1/models"];
@@ -47,6 +55,7 @@ pub trait LocalRoutes: Send + Sync + 'static {
 pub struct Gateway<U, R, L> {
     flow: Arc<Flow<U, R>>,
     local: L,
+    clients: Arc<ClientLimits>,
     seed: u64,
     /// Requests so far; with the seed it makes a request id.
     served: AtomicU64,
@@ -64,13 +73,29 @@ struct AcceptedRequest {
     /// `None` where no key is required.
     key: Option<ApiKey>,
     body: Bytes,
+    /// The configuration in force when the body was complete.
+    table: Arc<RoutingTable>,
 }
 
 /// Why a request was not accepted.
 enum Rejected {
     Refused(Refusal),
+    /// Refused, and the connection cannot be used again: where the request ends is not known, or there are too many.
+    Unreadable(Refusal),
     /// The client left; no response can reach it.
     ClientGone,
+}
+
+/// What becomes of a connection behind a request.
+enum Next {
+    /// It may be used for another request.
+    Request,
+    /// It is closed; first the client gets this long to finish sending and to read the response.
+    Close { linger: Duration },
+}
+
+impl Next {
+    const CLOSE: Self = Self::Close { linger: Duration::ZERO };
 }
 
 impl From<Refusal> for Rejected {
@@ -81,111 +106,145 @@ impl From<Refusal> for Rejected {
 
 impl<U: Upstream, R: Recorder, L: LocalRoutes> Gateway<U, R, L> {
     /// A gateway whose generated request ids start from `seed`.
-    pub fn new(flow: Arc<Flow<U, R>>, local: L, seed: u64) -> Self {
-        Self { flow, local, seed, served: AtomicU64::new(0) }
+    pub fn new(flow: Arc<Flow<U, R>>, local: L, clients: Arc<ClientLimits>, seed: u64) -> Self {
+        Self { flow, local, clients, seed, served: AtomicU64::new(0) }
     }
 
-    /// Waits for a request and reads its head; false when there is none to serve.
-    async fn read_head(&self, session: &mut ServerSession, shutdown: &ShutdownWatch) -> bool {
-        let (keepalive, header_timeout) = {
+    /// Waits for a request and reads its head.
+    async fn read_head(&self, session: &mut ServerSession, shutdown: &ShutdownWatch) -> Result<(), NoHead> {
+        let times = {
             let server = &self.flow.routing_table().config.server;
-            (server.keepalive, server.header_timeout)
+            HeadTimes { idle: server.keepalive, head: server.header_timeout }
         };
-        session.set_keepalive(Some(keepalive.as_secs().max(1)));
+        // Deadlines are ours: pingora counts each read anew.
+        session.set_keepalive(Some(0));
+        session.set_read_timeout(None);
         // A pipelined request is kept for its turn; bytes after a body are not a client that left.
         session.set_pipelining_enabled(true);
-        let mut stop = shutdown.clone();
-        let read = tokio::select! {
-            biased;
-            read = timeout(keepalive + header_timeout, session.read_request()) => read,
-            // Between requests a connection is closed at once when the gateway stops.
-            _ = stop.wait_for(|stopping| *stopping) => return false,
-        };
-        match read {
-            Ok(Ok(request)) => request,
-            Ok(Err(error)) => {
-                refuse_head(session, &error, &self.flow).await;
-                false
-            }
-            Err(_) => false,
-        }
+        head::read(session, times, shutdown).await
     }
 
-    /// Serves one request; whether the connection may be used for another.
-    async fn serve(&self, session: &mut ServerSession) -> bool {
+    /// Serves one request.
+    async fn serve(&self, session: &mut ServerSession, shutdown: &ShutdownWatch) -> Next {
         let table = self.flow.routing_table();
         let number = self.served.fetch_add(1, Ordering::Relaxed);
-        let request_id = headers::request_id(&session.req_header().headers, self.seed, number);
+        let ids = headers::request_ids(&session.req_header().headers, self.seed, number);
         let path = session.req_header().uri.path_and_query().map_or("/", |path| path.as_str()).to_owned();
         let bare = path.split('?').next().unwrap_or("/");
         let route = Route::from_path(bare);
-        if let Some(response) = self.local_response(session, bare, &table) {
-            return self.send_local(session, response, &request_id).await;
-        }
         let begun = Instant::now();
-        match self.accept(session, &table, route).await {
+        let checked = head::check(session).map_err(Rejected::Unreadable);
+        if checked.is_ok()
+            && !is_refused(session)
+            && let Some(response) = self.local_response(session, bare, &table)
+        {
+            let sent = self.send_local(session, response, &ids.client).await;
+            return if sent { Next::Request } else { Next::CLOSE };
+        }
+        let accepted = match checked {
+            Ok(()) if is_refused(session) => Err(shed(ShedReason::Connections)),
+            Ok(()) => self.accept(session, table, route, shutdown).await,
+            Err(rejected) => Err(rejected),
+        };
+        match accepted {
             Ok(accepted) => {
-                let incoming = incoming(session, table, accepted, path, Arc::clone(&request_id));
+                let incoming = incoming(session, accepted, path, ids);
                 let mut client = DownstreamConnection::new(session);
                 self.flow.run(incoming, &mut client).await;
-                client.is_finished()
+                if client.is_finished() { Next::Request } else { Next::CLOSE }
             }
             Err(rejected) => {
-                let record = RecordGuard::new(self.flow.recorder(), route, request_id, begun);
-                self.reject(session, rejected, route, record).await
+                let mut record = RecordGuard::new(self.flow.recorder(), route, ids.client, begun);
+                if route.is_none() {
+                    // Without its query, which may hold credentials.
+                    record.path = path.split('?').next().map(client_text);
+                }
+                self.reject(session, rejected, record).await
             }
         }
     }
 
-    /// Refuses a request, whose body may not have been read; whether the connection may be used for another.
-    async fn reject(
-        &self,
-        session: &mut ServerSession,
-        rejected: Rejected,
-        route: Option<Route>,
-        mut record: RecordGuard<'_, R>,
-    ) -> bool {
-        let unread = !session.is_body_done();
+    /// Refuses a request, whose body may not have been read.
+    async fn reject(&self, session: &mut ServerSession, rejected: Rejected, mut record: RecordGuard<'_, R>) -> Next {
+        let (refusal, unread) = match rejected {
+            Rejected::Refused(refusal) => (refusal, !session.is_body_done()),
+            Rejected::Unreadable(refusal) => (refusal, true),
+            Rejected::ClientGone => return Next::CLOSE,
+        };
+        if let Refusal::Shed { reason, .. } = refusal {
+            record.outcome = Outcome::Shed(reason);
+        }
         if unread {
             session.set_keepalive(None);
         }
-        let Rejected::Refused(refusal) = rejected else { return false };
+        let format = headers::error_format(&session.req_header().headers, session.req_header().uri.path());
         let mut client = DownstreamConnection::new(session);
-        let format = route.map_or(ErrorFormat::OpenAi, Route::error_format);
         refuse(&mut client, &refusal, format, &mut record).await;
-        let finished = client.is_finished();
-        if unread && finished {
-            body::linger(session).await;
+        match client.is_finished() {
+            true if !unread => Next::Request,
+            // A stop does not wait for clients that go on sending.
+            true if self.flow.is_closing() => Next::Close { linger: LINGER_CLOSING },
+            true => Next::Close { linger: LINGER },
+            false => Next::CLOSE,
         }
-        finished && !unread
     }
 
     /// Checks the head of a request and reads its body.
     async fn accept(
         &self,
         session: &mut ServerSession,
-        table: &RoutingTable,
+        table: Arc<RoutingTable>,
         route: Option<Route>,
+        shutdown: &ShutdownWatch,
     ) -> Result<AcceptedRequest, Rejected> {
-        let (route, key) = self.check_head(session, table, route)?;
+        let (route, key) = self.check_head(session, &table, route)?;
         let limit = table.config.server.max_body.0;
         if body::announced(session).is_some_and(|size| size > limit) {
             return Err(Refusal::BodyTooLarge { limit }.into());
         }
-        match session.get_header(EXPECT).map(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue")) {
+        match expectation(session) {
             Some(true) => session.write_continue_response().await.map_err(|_| Rejected::ClientGone)?,
             Some(false) => return Err(Refusal::ExpectationFailed.into()),
             None => {}
         }
-        match body::read(session, limit, table.config.server.body_timeout).await {
-            Ok(body) => Ok(AcceptedRequest { route, key, body }),
+        let pace = Pace::new(table.config.server.body_timeout, table.config.server.body_min_rate.0);
+        let mut stop = shutdown.clone();
+        let read = tokio::select! {
+            biased;
+            read = body::read(session, limit, pace, self.clients.body()) => read,
+            // It would be refused when it is complete; a client that never ends it would delay the stop.
+            _ = stop.wait_for(|stopping| *stopping) => Err(BodyError::Stopping),
+        };
+        match read {
+            Ok(body) => self.admit(session, table, route, key, body),
             Err(BodyError::TooLarge) => Err(Refusal::BodyTooLarge { limit }.into()),
             Err(BodyError::TooSlow) => Err(Refusal::BodyTimeout.into()),
+            Err(BodyError::Malformed) => {
+                let message = "the chunks of the body are malformed".to_owned();
+                Err(Rejected::Unreadable(Refusal::BadRequest { message, param: None }))
+            }
+            Err(BodyError::NoMemory) => Err(shed(ShedReason::BodyMemory)),
+            Err(BodyError::Stopping) => Err(shed(ShedReason::ShuttingDown)),
             Err(BodyError::ClientGone) => Err(Rejected::ClientGone),
         }
     }
 
-    /// Everything that request line and headers decide, cheapest check first.
+    /// A body may take long: the request is served by the configuration in force when it is complete, and its key must be
+    /// valid then.
+    fn admit(
+        &self,
+        session: &ServerSession,
+        table: Arc<RoutingTable>,
+        route: Route,
+        key: Option<ApiKey>,
+        body: Bytes,
+    ) -> Result<AcceptedRequest, Rejected> {
+        let current = self.flow.routing_table();
+        let key = if Arc::ptr_eq(&table, &current) { key } else { authenticate(session, &current)? };
+        Ok(AcceptedRequest { route, key, body, table: current })
+    }
+
+    /// What request line and headers decide besides where the request ends, cheapest check first.
     fn check_head(
         &self,
         session: &ServerSession,
@@ -195,16 +254,9 @@ impl<U: Upstream, R: Recorder, L: LocalRoutes> Gateway<U, R, L> {
         if headers::too_large(&session.req_header().headers) {
             return Err(Refusal::HeadersTooLarge);
         }
-        if session.is_upgrade_req() {
-            return Err(Refusal::UpgradeRefused);
-        }
-        if body::is_framed_twice(session) {
-            let message = "both Content-Length and Transfer-Encoding were sent; send one of them".to_owned();
-            return Err(Refusal::BadRequest { message, param: None });
-        }
         let route = route.ok_or_else(|| self.not_a_route(session, table))?;
-        if session.req_header().method != Method::POST {
-            return Err(Refusal::MethodNotAllowed { allow: "POST" });
+        if !route.takes(session.req_header().method.as_str()) {
+            return Err(Refusal::MethodNotAllowed { allow: route.methods() });
         }
         Ok((route, authenticate(session, table)?))
     }
@@ -283,18 +335,31 @@ fn authenticate(session: &ServerSession, table: &RoutingTable) -> Result<Option<
 
 fn incoming(
     session: &mut ServerSession,
-    routing: Arc<RoutingTable>,
     accepted: AcceptedRequest,
     path: String,
-    request_id: Arc<str>,
+    ids: RequestIds,
 ) -> Box<IncomingRequest> {
+    let method = session.req_header().method.clone();
     // pingora has read everything that it needs of the headers: they are moved, not copied.
     let sent = take_headers(session);
     let content_type = sent.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned();
+    let AcceptedRequest { route, key, body, table: routing } = accepted;
     let headers = headers::for_engine(sent, routing.keys.is_required());
-    let AcceptedRequest { route, key, body } = accepted;
     let arrived = Instant::now();
-    Box::new(IncomingRequest { route, path, headers, content_type, body, arrived, request_id, routing, key })
+    let RequestIds { client: request_id, upstream: upstream_id } = ids;
+    Box::new(IncomingRequest {
+        route,
+        method,
+        path,
+        headers,
+        content_type,
+        body,
+        arrived,
+        request_id,
+        upstream_id,
+        routing,
+        key,
+    })
 }
 
 /// Takes the headers out of a session and leaves a request line behind, which is all that pingora still looks at.
@@ -320,42 +385,87 @@ impl<U: Upstream, R: Recorder, L: LocalRoutes> HttpServerApp for Gateway<U, R, L
         Self: 'c,
     {
         Box::pin(async move {
-            if !self.read_head(&mut session, shutdown).await {
-                return None;
-            }
-            if self.flow.is_closing() {
-                session.set_keepalive(None);
-            }
-            if !self.serve(&mut session).await {
-                session.shutdown().await;
+            let next = match self.read_head(&mut session, shutdown).await {
+                Ok(()) => {
+                    if self.flow.is_closing() {
+                        session.set_keepalive(None);
+                    }
+                    self.serve(&mut session, shutdown).await
+                }
+                Err(NoHead::Closed) => return None,
+                Err(NoHead::Refused(refusal)) => {
+                    refuse_head(&mut session, &refusal, &self.flow).await;
+                    Next::Close { linger: LINGER }
+                }
+            };
+            if let Next::Close { linger } = next {
+                end(&mut session, linger).await;
                 return None;
             }
             let settings = HttpPersistentSettings::for_session(&session);
-            let reusable = timeout(SETTLE, session.finish()).await.ok()?.ok()??;
-            Some(ReusedHttpStream::from_reusable_stream(reusable, settings))
+            let (stream, ahead) = timeout(SETTLE, session.finish()).await.ok()?.ok()??.into_parts();
+            if let Some(client) = ClientHandle::below(&stream) {
+                client.state.next_request(ahead.as_deref().unwrap_or_default());
+            }
+            Some(reused(stream, ahead, settings))
         })
     }
 }
 
+fn reused(stream: Stream, ahead: Option<BytesMut>, mut settings: HttpPersistentSettings) -> ReusedHttpStream {
+    if let Some(ahead) = ahead {
+        settings.set_pipelined_prefix(ahead);
+    }
+    ReusedHttpStream::new(stream, Some(settings))
+}
+
 /// How long the end of a request may take before its connection is given up.
 const SETTLE: Duration = Duration::from_secs(5);
+/// How long a refused client may go on sending.
+const LINGER: Duration = Duration::from_secs(5);
+/// The same while the gateway stops.
+const LINGER_CLOSING: Duration = Duration::from_secs(1);
 
-/// Refuses a request whose head could not be read.
-async fn refuse_head<U: Upstream, R: Recorder>(session: &mut ServerSession, error: &pingora::Error, flow: &Flow<U, R>) {
-    use pingora::ErrorType::InvalidHTTPHeader;
-    if *error.etype() != InvalidHTTPHeader {
+/// Refuses a request early; no pool is known yet.
+fn shed(reason: ShedReason) -> Rejected {
+    let refusal = Refusal::Shed { reason, retry_after: RETRY_AFTER_MIN.as_secs() };
+    // A connection over the limit is served no second request.
+    if reason == ShedReason::Connections { Rejected::Unreadable(refusal) } else { Rejected::Refused(refusal) }
+}
+
+/// Whether there are too many connections for this one.
+fn is_refused(session: &ServerSession) -> bool {
+    ClientHandle::of(session).is_some_and(|client| client.state.is_refused())
+}
+
+/// Whether the client waits for `100 Continue`; false for another expectation. HTTP/1.0 has none (RFC 9110, 10.1.1).
+fn expectation(session: &ServerSession) -> Option<bool> {
+    let request = session.req_header();
+    let expected = request.headers.get(EXPECT).filter(|_| request.version > Version::HTTP_10)?;
+    Some(expected.as_bytes().eq_ignore_ascii_case(b"100-continue"))
+}
+
+/// Closes our side, lets the client finish within `linger`, and closes the connection with the session.
+async fn end(session: &mut ServerSession, linger: Duration) {
+    if ClientHandle::of(session).is_none() {
+        // A request of HTTP/2 is a stream of its own, which ends with the session.
+        http2::deliver(session).await;
         return;
     }
-    let text = error.to_string();
-    let refusal =
-        if text.contains("larger than") || text.contains("TooManyHeaders") || text.contains("too many headers") {
-            Refusal::HeadersTooLarge
-        } else {
-            Refusal::BadRequest { message: "the request line or a header is malformed".to_owned(), param: None }
-        };
+    let closed = timeout(SETTLE, session.shutdown()).await;
+    if closed.is_ok()
+        && !linger.is_zero()
+        && let Some(client) = ClientHandle::of(session)
+    {
+        client.linger(linger).await;
+    }
+}
+
+/// Refuses a request whose head could not be read.
+async fn refuse_head<U: Upstream, R: Recorder>(session: &mut ServerSession, refusal: &Refusal, flow: &Flow<U, R>) {
     session.set_keepalive(None);
     let mut record = RecordGuard::new(flow.recorder(), None, "-".into(), Instant::now());
-    record.outcome = crate::flow::Outcome::Refused;
+    record.outcome = Outcome::Refused;
     let mut parts = http::Response::new(()).into_parts().0;
     parts.status = StatusCode::from_u16(refusal.status()).unwrap_or(StatusCode::BAD_REQUEST);
     record.status = Some(parts.status);

@@ -5,8 +5,6 @@
 //! A client that takes no byte for [`SEND_TIMEOUT`] is treated as gone: what it does not read fills the
 //! engine's buffers on its behalf.
 
-use std::time::Duration;
-
 use bytes::Bytes;
 use http::header::{CONTENT_LENGTH, HeaderValue, TRANSFER_ENCODING};
 use http::{StatusCode, Version};
@@ -15,16 +13,14 @@ use pingora::protocols::http::ServerSession;
 use tokio::time::timeout;
 
 use super::headers;
-use super::socket::ClientSocket;
+use super::socket::ClientHandle;
+use super::transport::SEND_TIMEOUT;
 use crate::flow::{ClientGone, Downstream, ResponseHead};
-
-/// How long a client may take none of what is sent to it (nginx's `send_timeout`).
-const SEND_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// One client, for the length of one request.
 pub(super) struct DownstreamConnection<'a> {
     session: &'a mut ServerSession,
-    /// The answer has a `Content-Length`.
+    /// The response has a `Content-Length`.
     sized: bool,
     finished: bool,
     aborted: bool,
@@ -37,14 +33,13 @@ impl<'a> DownstreamConnection<'a> {
 
     /// While corked, nothing leaves: more follows at once.
     fn cork(&self, corked: bool) {
-        let socket = self.session.stream().and_then(|stream| (**stream).as_any().downcast_ref::<ClientSocket>());
-        if let Some(socket) = socket {
-            socket.cork(corked);
-            socket.pass(!corked && self.sized);
+        if let Some(client) = ClientHandle::of(self.session) {
+            client.cork(corked);
+            client.pass(!corked && self.sized);
         }
     }
 
-    /// The answer was sent to its end: the connection may be used again.
+    /// The response was sent to its end: the connection may be used again.
     pub(super) fn is_finished(&self) -> bool {
         self.finished && !self.aborted
     }
@@ -86,8 +81,11 @@ impl Downstream for DownstreamConnection<'_> {
     }
 
     async fn gone(&mut self) {
-        // Waits for the end of the client's side; bytes that arrive are the next request, kept for it.
-        while self.session.read_body_or_idle(true).await.is_ok() {}
+        match ClientHandle::of(self.session) {
+            Some(client) => client.left().await,
+            // Not HTTP/1.1: its connection is shared, and what the client sends belongs to this request.
+            None => while self.session.read_body_or_idle(true).await.is_ok() {},
+        }
     }
 }
 

@@ -4,6 +4,11 @@
 //! the fixed list below. `Host` and framing (`Content-Length`, `Transfer-Encoding`) are written anew on
 //! each side. `Expect` was answered here. `Accept-Encoding` is not passed on: engines answer in plain
 //! text by default, and a compressed stream could neither be metered nor have an event taken out.
+//! `X-Data-Parallel-Rank` chooses an engine core inside a backend; it is for a router that knows their load, and a client
+//! could put all its work on one core with it, so it stops here.
+//!
+//! Request ids: the client gets its own id back, and the engine gets one that is unique. vLLM before 0.14 confuses
+//! two running requests of one id, and a client may send one id twice. What the engine gets begins with the client's id.
 //!
 //! Credentials: with keys configured, what the client sent was for us and goes no further; without,
 //! it is for the engine, and Anthropic's `x-api-key` is translated to the bearer token that vLLM reads.
@@ -18,11 +23,14 @@ use http::header::{
 
 use crate::config::limits;
 use sluice_core::base::Rng;
+use sluice_core::openai::ErrorFormat;
 
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+const X_DATA_PARALLEL_RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
+const ANTHROPIC_VERSION: HeaderName = HeaderName::from_static("anthropic-version");
 
 /// Headers of one connection only.
 const HOP_BY_HOP: [HeaderName; 10] = [
@@ -66,7 +74,7 @@ pub(super) fn too_large(headers: &HeaderMap) -> bool {
 /// What of a request's headers goes to an engine.
 pub(super) fn for_engine(mut headers: HeaderMap, ours: bool) -> HeaderMap {
     remove_hop_by_hop(&mut headers);
-    for name in [HOST, CONTENT_LENGTH, EXPECT, ACCEPT_ENCODING] {
+    for name in [HOST, CONTENT_LENGTH, EXPECT, ACCEPT_ENCODING, X_DATA_PARALLEL_RANK] {
         headers.remove(name);
     }
     let api_key = headers.remove(X_API_KEY);
@@ -91,19 +99,39 @@ pub(super) fn client_key(headers: &HeaderMap) -> Option<String> {
     bearer.or_else(anthropic).filter(|key| !key.is_empty())
 }
 
+/// The shape of errors that a client expects which has sent these headers to this path: Anthropic's clients send a version
+/// with every request, to whatever path.
+pub(super) fn error_format(headers: &HeaderMap, path: &str) -> ErrorFormat {
+    let is_anthropic = headers.contains_key(ANTHROPIC_VERSION) || path.starts_with("/v1/messages");
+    if is_anthropic { ErrorFormat::Anthropic } else { ErrorFormat::OpenAi }
+}
+
+/// The ids of one request.
+#[derive(Clone, Debug)]
+pub(super) struct RequestIds {
+    /// Returned to the client.
+    pub(super) client: Arc<str>,
+    /// Sent upstream; no other request has it.
+    pub(super) upstream: Arc<str>,
+}
+
 /// The client's request id if it is usable as one, else a new one: 32 hex digits, fixed by a seed of this process
-/// and the number of the request in it.
+/// and the number of the request in it. Upstream the client's id has 16 such digits behind it.
 ///
 /// Usable: up to [`limits::MAX_REQUEST_ID_BYTES`] visible ASCII characters without quotes, so that it
 /// can go into headers and log lines as it is.
-pub(super) fn request_id(headers: &HeaderMap, seed: u64, number: u64) -> Arc<str> {
+pub(super) fn request_ids(headers: &HeaderMap, seed: u64, number: u64) -> RequestIds {
     let usable = |id: &&str| {
         let plain = |byte: u8| byte.is_ascii_graphic() && byte != b'"' && byte != b'\\';
         !id.is_empty() && id.len() <= limits::MAX_REQUEST_ID_BYTES && id.bytes().all(plain)
     };
+    let unique = Rng::new(!seed ^ number).next_u64();
     match headers.get(X_REQUEST_ID).and_then(|value| value.to_str().ok()).filter(usable) {
-        Some(id) => id.into(),
-        None => format!("{:016x}{:016x}", Rng::new(seed).next_u64(), Rng::new(!seed ^ number).next_u64()).into(),
+        Some(id) => RequestIds { client: id.into(), upstream: format!("{id}-{:016x}", unique).into() },
+        None => {
+            let id: Arc<str> = format!("{:016x}{unique:016x}", Rng::new(seed).next_u64()).into();
+            RequestIds { client: Arc::clone(&id), upstream: id }
+        }
     }
 }
 
@@ -140,9 +168,35 @@ mod tests {
 
     #[test]
     fn a_request_id_is_kept_if_it_can_stand_in_a_log_line() {
-        assert_eq!(&*request_id(&headers(&[("x-request-id", "req-7")]), 1, 2), "req-7");
-        let replaced = request_id(&headers(&[("x-request-id", "a b")]), 1, 2);
-        assert_eq!(replaced.len(), 32);
-        assert_ne!(replaced, request_id(&headers(&[]), 1, 3));
+        let sent = headers(&[("x-request-id", "req-7")]);
+        assert_eq!(&*request_ids(&sent, 1, 2).client, "req-7");
+        let replaced = request_ids(&headers(&[("x-request-id", "a b")]), 1, 2);
+        assert_eq!((replaced.client.len(), &replaced.upstream), (32, &replaced.client));
+        assert_ne!(replaced.client, request_ids(&headers(&[]), 1, 3).client);
+    }
+
+    #[test]
+    fn the_same_id_sent_twice_is_two_ids_upstream() {
+        let sent = headers(&[("x-request-id", "req-7")]);
+        let (one, two) = (request_ids(&sent, 1, 2), request_ids(&sent, 1, 3));
+        assert_eq!(one.client, two.client);
+        assert_ne!(one.upstream, two.upstream);
+        assert!(one.upstream.starts_with("req-7-") && one.upstream.len() == 22);
+    }
+
+    #[test]
+    fn a_client_does_not_choose_the_engine_core() {
+        assert_eq!(
+            for_engine(headers(&[("x-data-parallel-rank", "0"), ("accept", "*/*")]), true),
+            headers(&[("accept", "*/*")])
+        );
+    }
+
+    #[test]
+    fn anthropics_clients_get_errors_in_their_shape_on_every_path() {
+        let version = headers(&[("anthropic-version", "2023-06-01")]);
+        assert_eq!(error_format(&version, "/v1/files"), ErrorFormat::Anthropic);
+        assert_eq!(error_format(&headers(&[]), "/v1/messages/batches"), ErrorFormat::Anthropic);
+        assert_eq!(error_format(&headers(&[]), "/v1/files"), ErrorFormat::OpenAi);
     }
 }

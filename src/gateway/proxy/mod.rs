@@ -8,22 +8,32 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `app.rs` | one connection's requests: routes, local answers, refusals before the body |
+//! | `app.rs` | one connection's requests: routes, local responses, refusals before the body |
+//! | `head.rs` | the head of a request: its deadline and bound, where the request ends |
 //! | `body.rs` | the bounded read of a request body |
+//! | `clients.rs` | what all clients together may hold: connections, bytes of bodies |
 //! | `downstream.rs` | the client as the request path sees it |
 //! | `upstream/` | the engine as the request path sees it: connections, one exchange, HTTP/1.1 from bytes |
-//! | `socket.rs` | the client's socket: what belongs together leaves in one packet |
+//! | `transport.rs` | a client's connection: TLS or not, HTTP/1.1 or HTTP/2 |
+//! | `socket.rs` | the client's socket: what belongs together leaves in one packet, a client that leaves is noticed |
+//! | `http2.rs`, `frames.rs` | a connection with many requests, and its bounds |
 //! | `headers.rs` | what passes from one side to the other |
 //! | `listener.rs` | sockets, and the orderly end of connections |
 
 mod app;
 mod body;
+mod clients;
 mod downstream;
+mod frames;
+mod head;
 mod headers;
+mod http2;
 mod listener;
 mod socket;
+mod transport;
 mod upstream;
 
 pub use app::{Gateway, LocalRoutes};
+pub use clients::ClientLimits;
 pub use listener::{ListenError, Listener, listen};
 pub use upstream::UpstreamConnector;

@@ -1,71 +1,237 @@
-//! A client's socket that can be corked: what belongs together leaves in one packet.
+//! A client's socket: what belongs together leaves in one packet, and a client that leaves is noticed.
 //!
 //! pingora writes a response's head, each chunk and the last chunk apart and flushes after each, which is three system
 //! calls where nginx needs one. Here writes are gathered up to [`GATHER_MAX`] and leave at the flush, and a flush is
 //! skipped while the socket is corked. The caller corks only when more follows at once (the first bytes behind the head, the
 //! end behind the last bytes); nothing is ever held for bytes that are yet to come.
+//!
+//! pingora owns the socket while a request is served, so the request path reaches it through a [`ClientHandle`]. Whether
+//! the client has left is not found by reading: what it sent behind its request (a stray line break, the next request)
+//! would hide the end. The kernel reports the end of the client's side and errors apart from bytes that wait to be read,
+//! so the bytes stay where they are until it is their turn. A client that closes only its sending side counts as gone, as
+//! with nginx (`EPOLLRDHUP`), HAProxy (`abortonclose`) and vLLM's own server: HTTP clients do not do that while they wait
+//! for a response, and HTTP/1.1 has no other way to cancel a request.
+//!
+//! Limits: the end cannot arrive while more bytes wait than the kernel's receive buffer holds (64 KiB and more), nor when
+//! the client's host has vanished; both are found by the keep-alive probes of TCP (see `listener.rs`).
 
 use std::io::{self, IoSlice};
 use std::os::fd::AsRawFd;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::{Context, Poll, ready};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use bytes::{Buf, BytesMut};
+use nix::sys::socket::MsgFlags;
+use pingora::protocols::http::ServerSession;
 use pingora::protocols::raw_connect::ProxyDigest;
 use pingora::protocols::{
     GetProxyDigest, GetSocketDigest, GetTimingDigest, Peek, Shutdown, SocketDigest, Ssl, TimingDigest, UniqueID,
 };
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, Interest, ReadBuf};
 use tokio::net::TcpStream;
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep, timeout_at};
+
+use super::frames::FrameMeter;
+use super::transport::{SEND_TIMEOUT, Transport};
 
 /// Bytes that are gathered; a larger write passes through behind what was gathered before.
 const GATHER_MAX: usize = 16 << 10;
+/// Bytes that are dropped in one system call.
+const LINGER_PIECE: usize = 16 << 10;
+/// System calls in a row. With [`LINGER_PAUSE`], a refused client can make the gateway drop 25 MiB/s.
+const LINGER_PIECES: usize = 16;
+/// Pause after them, in which other requests are served: a client that sends without end always has more to read.
+const LINGER_PAUSE: Duration = Duration::from_millis(10);
 
 /// A client's connection.
 #[derive(Debug)]
 pub(super) struct ClientSocket {
-    stream: TcpStream,
+    stream: Transport,
     gathered: BytesMut,
-    corked: AtomicBool,
-    passing: AtomicBool,
+    state: Arc<SocketState>,
     established: SystemTime,
     socket: Arc<SocketDigest>,
     proxy: Option<Arc<ProxyDigest>>,
+    /// Only with HTTP/2.
+    frames: Option<Box<FrameWatch>>,
 }
 
-impl ClientSocket {
-    pub(super) fn new(stream: TcpStream) -> Self {
-        let socket = Arc::new(SocketDigest::from_raw_fd(stream.as_raw_fd()));
-        Self {
-            stream,
-            gathered: BytesMut::new(),
-            corked: AtomicBool::new(false),
-            passing: AtomicBool::new(false),
-            established: SystemTime::now(),
-            socket,
-            proxy: None,
+/// What a connection is watched for whose reads and writes belong to no single request.
+#[derive(Debug)]
+struct FrameWatch {
+    meter: FrameMeter,
+    flood: Arc<Notify>,
+    /// Since when the client has taken no byte of what is waiting.
+    blocked: Option<Instant>,
+}
+
+/// What the request path and the socket share while pingora owns the socket.
+#[derive(Debug)]
+pub(super) struct SocketState {
+    corked: AtomicBool,
+    passing: AtomicBool,
+    /// Bytes of the next request have been read.
+    begun: AtomicBool,
+    /// Bytes that may still be read for the head.
+    head_room: AtomicUsize,
+    /// There are too many connections: this one's request is refused.
+    refused: bool,
+}
+
+impl SocketState {
+    fn new(refused: bool) -> Self {
+        let [corked, passing, begun] = [const { AtomicBool::new(false) }; 3];
+        Self { corked, passing, begun, head_room: AtomicUsize::new(usize::MAX), refused }
+    }
+
+    /// Whether its request is refused, because there are too many connections.
+    pub(super) fn is_refused(&self) -> bool {
+        self.refused
+    }
+
+    /// The next request begins. `ahead`: bytes of it that were read with the request before.
+    pub(super) fn next_request(&self, ahead: &[u8]) {
+        self.begun.store(holds_request(ahead), Ordering::Relaxed);
+    }
+
+    /// Whether bytes of the next request have been read. Line breaks in front of it are none of it (RFC 9112, 2.2).
+    pub(super) fn has_begun(&self) -> bool {
+        self.begun.load(Ordering::Relaxed)
+    }
+
+    /// Bounds how much is read from now on: reading more is an error, so that a head without end is not collected.
+    pub(super) fn limit_head(&self, bytes: usize) {
+        self.head_room.store(bytes, Ordering::Relaxed);
+    }
+
+    /// The head is over its bound.
+    pub(super) fn is_head_full(&self) -> bool {
+        self.head_room.load(Ordering::Relaxed) == 0
+    }
+
+    fn read(&self, bytes: &[u8]) {
+        let room = self.head_room.load(Ordering::Relaxed);
+        self.head_room.store(room.saturating_sub(bytes.len()), Ordering::Relaxed);
+        if !self.has_begun() && holds_request(bytes) {
+            self.begun.store(true, Ordering::Relaxed);
         }
+    }
+}
+
+fn holds_request(bytes: &[u8]) -> bool {
+    bytes.iter().any(|byte| !matches!(byte, b'\r' | b'\n'))
+}
+
+/// A client's socket while pingora owns it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ClientHandle<'a> {
+    tcp: &'a TcpStream,
+    /// What is shared with it.
+    pub(super) state: &'a Arc<SocketState>,
+}
+
+impl<'a> ClientHandle<'a> {
+    /// The socket of an HTTP/1.1 session.
+    pub(super) fn of(session: &'a ServerSession) -> Option<Self> {
+        Self::below(session.stream()?)
+    }
+
+    /// The socket below a stream of pingora's.
+    pub(super) fn below(stream: &'a pingora::protocols::Stream) -> Option<Self> {
+        let socket: &ClientSocket = (**stream).as_any().downcast_ref()?;
+        Some(Self { tcp: socket.stream.tcp(), state: &socket.state })
     }
 
     /// While corked, a flush does nothing: more follows at once.
     pub(super) fn cork(&self, corked: bool) {
-        self.corked.store(corked, Ordering::Relaxed);
+        self.state.corked.store(corked, Ordering::Relaxed);
     }
 
     /// While passing, writes leave at once: pingora flushes behind every chunk, but in a body of known length only
     /// behind the last byte, and what is there of it must not wait for the rest.
     pub(super) fn pass(&self, passing: bool) {
-        self.passing.store(passing, Ordering::Relaxed);
+        self.state.passing.store(passing, Ordering::Relaxed);
+    }
+
+    /// Resolves when the client has closed its side or the connection is broken, whatever waits to be read.
+    pub(super) async fn left(&self) {
+        // Readiness for reading would be bytes or the end. "Priority" is the end and urgent data, which is not subscribed to.
+        let _ = self.tcp.ready(Interest::PRIORITY | Interest::ERROR).await;
+    }
+
+    /// Reads and drops what the client still sends, until it closes, at most for this time: closing a socket with
+    /// unread bytes resets the connection and discards the response. Call it when nothing more is sent.
+    pub(super) async fn linger(&self, time: Duration) {
+        let until = Instant::now() + time;
+        // A socket that always has bytes is readable at the deadline, too.
+        while Instant::now() < until && timeout_at(until, self.tcp.readable()).await.is_ok() {
+            for _ in 0..LINGER_PIECES {
+                match drop_piece(self.tcp) {
+                    Ok(0) => return,
+                    Ok(_) => {}
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                    Err(_) => return,
+                }
+            }
+            sleep(LINGER_PAUSE).await;
+        }
+    }
+}
+
+/// Not inlined into the future, which would keep the buffer.
+fn drop_piece(tcp: &TcpStream) -> io::Result<usize> {
+    // The kernel drops the bytes without copying them (tcp(7), MSG_TRUNC).
+    tcp.try_io(Interest::READABLE, || {
+        Ok(nix::sys::socket::recv(tcp.as_raw_fd(), &mut [0; LINGER_PIECE], MsgFlags::MSG_TRUNC)?)
+    })
+}
+
+impl ClientSocket {
+    /// The socket of a connection; `refused`: there are too many.
+    pub(super) fn new(stream: Transport, refused: bool) -> Self {
+        let socket = Arc::new(SocketDigest::from_raw_fd(stream.descriptor()));
+        Self {
+            stream,
+            gathered: BytesMut::new(),
+            state: Arc::new(SocketState::new(refused)),
+            established: SystemTime::now(),
+            socket,
+            proxy: None,
+            frames: None,
+        }
+    }
+
+    /// Watches the frames of HTTP/2 from now on, and for a client that takes nothing. Returns what is notified when there
+    /// are too many costly frames; nothing more is read then.
+    pub(super) fn watch_frames(&mut self) -> Arc<Notify> {
+        let flood = Arc::new(Notify::new());
+        let meter = FrameMeter::new(Instant::now());
+        self.frames = Some(Box::new(FrameWatch { meter, flood: Arc::clone(&flood), blocked: None }));
+        flood
+    }
+
+    /// With HTTP/2: notes whether the client takes bytes. Error: it has taken none for [`SEND_TIMEOUT`].
+    fn has_taken(&mut self, some: bool) -> io::Result<()> {
+        let Some(watch) = &mut self.frames else { return Ok(()) };
+        if some {
+            watch.blocked = None;
+            return Ok(());
+        }
+        let since = *watch.blocked.get_or_insert_with(Instant::now);
+        if since.elapsed() < SEND_TIMEOUT { Ok(()) } else { Err(io::ErrorKind::TimedOut.into()) }
     }
 
     /// Writes out what was gathered.
     fn poll_drain(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while !self.gathered.is_empty() {
-            let written = ready!(Pin::new(&mut self.stream).poll_write(cx, &self.gathered))?;
+            let writing = Pin::new(&mut self.stream).poll_write(cx, &self.gathered);
+            self.has_taken(writing.is_ready())?;
+            let written = ready!(writing)?;
             if written == 0 {
                 return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
             }
@@ -79,7 +245,20 @@ impl ClientSocket {
 
 impl AsyncRead for ClientSocket {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(cx, into)
+        if self.state.is_head_full() {
+            return Poll::Ready(Err(io::ErrorKind::FileTooLarge.into()));
+        }
+        let before = into.filled().len();
+        let read = Pin::new(&mut self.stream).poll_read(cx, into);
+        if let Some(watch) = &mut self.frames
+            && !watch.meter.pass(&into.filled()[before..], Instant::now)
+        {
+            into.set_filled(before);
+            watch.flood.notify_one();
+            return Poll::Pending;
+        }
+        self.state.read(&into.filled()[before..]);
+        read
     }
 }
 
@@ -94,12 +273,14 @@ impl AsyncWrite for ClientSocket {
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let total: usize = slices.iter().map(|slice| slice.len()).sum();
-        if self.gathered.len() + total <= GATHER_MAX && !self.passing.load(Ordering::Relaxed) {
+        if self.gathered.len() + total <= GATHER_MAX && !self.state.passing.load(Ordering::Relaxed) {
             slices.iter().for_each(|slice| self.gathered.extend_from_slice(slice));
             return Poll::Ready(Ok(total));
         }
         ready!(self.poll_drain(cx))?;
-        Pin::new(&mut self.stream).poll_write_vectored(cx, slices)
+        let writing = Pin::new(&mut self.stream).poll_write_vectored(cx, slices);
+        self.has_taken(writing.is_ready())?;
+        writing
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -107,7 +288,7 @@ impl AsyncWrite for ClientSocket {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        if self.corked.load(Ordering::Relaxed) {
+        if self.state.corked.load(Ordering::Relaxed) {
             return Poll::Ready(Ok(()));
         }
         ready!(self.poll_drain(cx))?;
@@ -130,7 +311,7 @@ impl Shutdown for ClientSocket {
 
 impl UniqueID for ClientSocket {
     fn id(&self) -> i32 {
-        self.stream.as_raw_fd()
+        self.stream.descriptor()
     }
 }
 
@@ -172,17 +353,17 @@ mod tests {
     async fn pair() -> (ClientSocket, TcpStream) {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
-        (ClientSocket::new(listener.accept().await.unwrap().0), client)
+        (ClientSocket::new(Transport::plain(listener.accept().await.unwrap().0), false), client)
     }
 
     #[tokio::test]
     async fn what_is_corked_leaves_with_what_follows() {
         let (mut socket, mut client) = pair().await;
-        socket.cork(true);
+        socket.state.corked.store(true, Ordering::Relaxed);
         socket.write_all(b"head ").await.unwrap();
         socket.flush().await.unwrap();
         assert!(client.try_read(&mut [0; 8]).is_err(), "nothing has left");
-        socket.cork(false);
+        socket.state.corked.store(false, Ordering::Relaxed);
         socket.write_all(b"body").await.unwrap();
         socket.flush().await.unwrap();
         let mut got = [0; 9];
@@ -205,5 +386,78 @@ mod tests {
         AsyncWriteExt::shutdown(&mut socket).await.unwrap();
         drop(socket);
         assert_eq!(reading.await.unwrap(), [b"first", &large[..], b"last"].concat());
+    }
+
+    /// Resolves within a second, or panics.
+    async fn leaves(socket: &ClientSocket) {
+        let client = ClientHandle { tcp: socket.stream.tcp(), state: &socket.state };
+        tokio::time::timeout(Duration::from_secs(1), client.left()).await.expect("the client has left");
+    }
+
+    async fn stays(socket: &ClientSocket) {
+        let client = ClientHandle { tcp: socket.stream.tcp(), state: &socket.state };
+        let left = tokio::time::timeout(Duration::from_millis(20), client.left()).await;
+        assert!(left.is_err(), "the client is still there");
+    }
+
+    #[tokio::test]
+    async fn a_client_that_leaves_is_noticed_whatever_it_has_sent() {
+        for bytes in [0, 1, 2, 500, 20_000] {
+            let (socket, mut client) = pair().await;
+            client.write_all(&vec![b'\n'; bytes]).await.unwrap();
+            stays(&socket).await;
+            client.shutdown().await.unwrap();
+            leaves(&socket).await;
+            leaves(&socket).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn a_client_that_resets_the_connection_is_noticed() {
+        let (socket, mut client) = pair().await;
+        client.write_all(b"more").await.unwrap();
+        client.set_zero_linger().unwrap();
+        drop(client);
+        leaves(&socket).await;
+    }
+
+    #[tokio::test]
+    async fn what_a_client_has_sent_ahead_is_still_there() {
+        let (mut socket, mut client) = pair().await;
+        client.write_all(b"next").await.unwrap();
+        stays(&socket).await;
+        let mut got = [0; 4];
+        socket.read_exact(&mut got).await.unwrap();
+        assert_eq!(&got, b"next");
+    }
+
+    #[tokio::test]
+    async fn a_refused_client_that_sends_without_end_holds_no_thread_and_is_cut() {
+        let (socket, client) = pair().await;
+        let mut client = client.into_std().unwrap();
+        client.set_nonblocking(false).unwrap();
+        let flood = std::thread::spawn(move || {
+            let mut sent = 0;
+            while let Ok(bytes) = io::Write::write(&mut client, &[0; 64 << 10]) {
+                sent += bytes;
+            }
+            sent
+        });
+        let mut turns = 0_u64;
+        let others = async {
+            loop {
+                turns += 1;
+                tokio::task::yield_now().await;
+            }
+        };
+        let handle = ClientHandle { tcp: socket.stream.tcp(), state: &socket.state };
+        let linger = tokio::time::timeout(Duration::from_secs(20), handle.linger(Duration::from_millis(200)));
+        tokio::select! { biased; ended = linger => ended.expect("it ends in time"), () = others => {} }
+        assert!(turns > 1, "others had no turn");
+        drop(socket);
+        // 20 pauses, and what the two buffers of the connection hold.
+        let most = 21 * LINGER_PIECES * LINGER_PIECE + (16 << 20);
+        let sent = flood.join().unwrap();
+        assert!(sent < most, "{sent} bytes were taken");
     }
 }

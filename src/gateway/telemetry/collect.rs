@@ -7,7 +7,9 @@
 //! |---|---|
 //! | TTFT, ITL | streams, however they ended: a client that left after the first token did see it |
 //! | TPOT, duration | completed ones; a cut-off request is shorter for the wrong reason |
-//! | tokens, estimate ratio | those whose engine reported usage |
+//! | the same, and attainment | only those that generate; others have a family of durations of their own |
+//! | tokens | all; counted by the gateway where the engine reported no usage |
+//! | estimate ratio | those whose engine reported usage |
 //! | queue wait | those that asked for a backend |
 //!
 //! Gauges are read at scrape time from a closure given at construction (admission's view), so nothing here
@@ -15,15 +17,17 @@
 //!
 //! Recording takes about a microsecond and never waits for I/O.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use prometheus::proto::{LabelPair, Metric};
-use prometheus::{Histogram, IntCounterVec, Registry, TextEncoder};
+use prometheus::{Histogram, IntCounterVec, IntGaugeVec, Registry, TextEncoder};
 use tokio::time::Instant;
 
 use super::access_log::{AccessLogError, AccessLogWriter};
+use super::clients::{ClientView, Clients};
 use super::exposition::PoolViews;
 use super::families;
 use super::gauges::Scrape;
@@ -40,6 +44,7 @@ pub struct Telemetry {
     overhead_estimate: Histogram,
     overhead_connect: Histogram,
     reloads: IntCounterVec,
+    certificates: IntGaugeVec,
     access_log: Option<AccessLogWriter>,
 }
 
@@ -67,6 +72,7 @@ impl Telemetry {
         series::register(&registry, Scrape::new(pools, move || attainments(&with_objectives), dropped));
         let overhead = series::histograms(&registry, &families::OVERHEAD_SECONDS);
         let reloads = series::counters(&registry, &families::RELOADS);
+        let certificates = series::gauges(&registry, &families::CERTIFICATE_EXPIRY);
         for result in ["ok", "failed"] {
             reloads.with_label_values(&[result]);
         }
@@ -76,17 +82,33 @@ impl Telemetry {
             registry,
             table,
             reloads,
+            certificates,
             access_log,
         }
     }
 
-    /// Takes over which pools of a configuration have objectives. The counters of its pools exist from here on, at zero,
+    /// Shows what clients hold, which `view` reads, on the metrics page. Called once.
+    pub fn show_clients(&self, view: impl Fn() -> ClientView + Send + Sync + 'static) {
+        series::register(&self.registry, Clients::new(view));
+    }
+
+    /// Takes over which pools of a configuration have objectives, and the dates of its certificates. The counters of its
+    /// pools exist from here on, at zero,
     /// so that a rate sees their first step.
     pub fn configured(&self, config: &Config) {
         for pool in &config.pools {
             let has_objectives = pool.slo.ttft.or(pool.slo.tpot).or(pool.slo.e2el).is_some();
             self.table.pool(Some(&pool.name.as_str().into())).has_objectives.store(has_objectives, Ordering::Relaxed);
         }
+        self.certificates.reset();
+        for file in config.own_certificates() {
+            self.certificate(&file.path, file.content.validity().until);
+        }
+    }
+
+    /// A certificate that the gateway shows, and its last second since 1970.
+    pub(super) fn certificate(&self, path: &Path, until: i64) {
+        self.certificates.with_label_values(&[&path.display().to_string()]).set(until);
     }
 
     /// The metrics page, in Prometheus' text format.
@@ -166,8 +188,10 @@ impl Telemetry {
         retried(record, &series.ran_in);
         if let Some(stats) = &record.stats {
             measured(record, stats, &series);
-        } else if record.outcome == Outcome::Completed {
-            series.duration.observe(seconds(record.total));
+        }
+        if record.outcome == Outcome::Completed {
+            let e2el = record.stats.as_ref().and_then(|stats| stats.e2el).unwrap_or(record.total);
+            self.table.duration(&series, record).observe(seconds(e2el));
         }
         if let Outcome::Shed(reason) = record.outcome {
             series.home.shed(reason).inc();
@@ -199,20 +223,17 @@ fn retried(record: &Record, pool: &PoolSeries) {
 
 /// Counts a request whose response was metered.
 fn measured(record: &Record, stats: &StreamStats, series: &Series) {
-    if record.stream {
+    if record.stream && record.generates() {
         if let Some(ttft) = stats.ttft {
             series.ttft.observe(seconds(ttft));
         }
         series.itl.merge(&stats.itl);
     }
-    if record.outcome == Outcome::Completed {
-        if let Some(tpot) = stats.tpot {
-            series.tpot.observe(seconds(tpot));
-        }
-        series.duration.observe(seconds(stats.e2el.unwrap_or(record.total)));
+    if let Some(tpot) = stats.tpot.filter(|_| record.outcome == Outcome::Completed && record.generates()) {
+        series.tpot.observe(seconds(tpot));
     }
-    series.prompt.inc_by(stats.usage.prompt.unwrap_or(0));
-    series.generation.inc_by(stats.usage.completion.unwrap_or(0));
+    series.prompt.inc_by(record.prompt_tokens());
+    series.generation.inc_by(record.generated_tokens());
     if let (Some(estimate), Some(actual @ 1..)) = (&record.estimate, stats.usage.prompt) {
         series.estimate_ratio.observe(estimate.tokens as f64 / actual as f64);
     }

@@ -47,11 +47,14 @@ const TPOT: &[f64] = &[
     0.0005, 0.001, 0.002, 0.003, 0.004, 0.005, 0.006, 0.007, 0.008, 0.010, 0.012, 0.014, 0.016, 0.018, 0.020, 0.025,
     0.030, 0.040, 0.050, 0.075, 0.100, 0.150, 0.250, 0.500, 1.0, 2.5,
 ];
-/// Whole requests: from an embedding of 5 ms to a long completion of 10 min.
+/// Whole requests that generate: from one token in 5 ms to a long completion of 10 min.
 const DURATION: &[f64] = &[
     0.005, 0.010, 0.025, 0.050, 0.100, 0.200, 0.300, 0.500, 0.750, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 10.0, 13.0, 16.0,
     20.0, 30.0, 45.0, 60.0, 120.0, 300.0, 600.0,
 ];
+/// Calls without generation: a millisecond of tokenizing to a large batch of embeddings.
+const OTHER_DURATION: &[f64] =
+    &[0.001, 0.002, 0.005, 0.010, 0.025, 0.050, 0.100, 0.250, 0.500, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
 /// Waiting for a backend: mostly microseconds, at most the queue's timeout.
 const QUEUE_WAIT: &[f64] =
     &[0.0001, 0.001, 0.005, 0.010, 0.025, 0.050, 0.100, 0.250, 0.500, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0];
@@ -87,13 +90,18 @@ families! {
     TIME_PER_OUTPUT_TOKEN: "sluice_time_per_output_token_seconds" MetricKind::Histogram(TPOT), REQUEST,
         "(E2EL - TTFT) / (completion tokens - 1) of completed streams of two tokens or more";
     REQUEST_DURATION: "sluice_request_duration_seconds" MetricKind::Histogram(DURATION), REQUEST,
-        "E2EL of completed requests: from fully received to the last event with choices, or to the end of the response";
+        "E2EL of completed requests that generate: from fully received to the last event with choices, or to the end of \
+         the response";
+    OTHER_REQUEST_DURATION: "sluice_other_request_duration_seconds" MetricKind::Histogram(OTHER_DURATION),
+        &["route", "pool", "model"],
+        "Duration of completed requests that generate nothing (tokenize, embeddings, rerank, ...): from fully received to \
+         the end of the response";
     QUEUE_WAIT_SECONDS: "sluice_queue_wait_seconds" MetricKind::Histogram(QUEUE_WAIT), &["pool"],
         "Time that a request waited for a backend, whether it got one or not; by home pool";
     PROMPT_TOKENS: "sluice_prompt_tokens_total" MetricKind::Counter, &["pool", "model", "arm"],
-        "Prompt tokens, as counted by the engines";
+        "Prompt tokens as counted by the engines, or as estimated for a response without usage";
     GENERATION_TOKENS: "sluice_generation_tokens_total" MetricKind::Counter, &["pool", "model", "arm"],
-        "Output tokens, as counted by the engines";
+        "Output tokens as counted by the engines, or one per event that carried tokens in a stream without usage";
     ESTIMATE_RATIO: "sluice_prompt_estimate_ratio" MetricKind::Histogram(RATIO), &["model"],
         "Estimated prompt tokens divided by prompt tokens counted by the engine";
     IN_FLIGHT: "sluice_in_flight" MetricKind::Gauge, BACKEND,
@@ -120,12 +128,24 @@ families! {
         "Time added by the gateway: estimate (read, authorize, estimate, place), connect (get a connection); \
          time in the queue has its own family";
     SLO_ATTAINMENT: "sluice_slo_attainment" MetricKind::Gauge, &["pool"],
-        "Share of requests at home in the pool that met all its objectives, decaying with a time constant of 5 min; \
-         refused requests and clients that left do not count; absent after 15 min without requests";
+        "Share of generating requests at home in the pool that met all its objectives, decaying with a time constant of \
+         5 min; refused requests and clients that left do not count; absent after 15 min without requests";
     RELOADS: "sluice_config_reloads_total" MetricKind::Counter, &["result"],
         "Configuration reloads, ok or failed";
+    CERTIFICATE_EXPIRY: "sluice_tls_certificate_expiry_timestamp_seconds" MetricKind::Gauge, &["path"],
+        "When a certificate that the gateway shows ends (the earliest of its chain), seconds since 1970; as last loaded";
     ACCESS_LOG_DROPPED: "sluice_access_log_dropped_total" MetricKind::Counter, &[],
         "Access log lines dropped because they could not be written, or not fast enough";
+    CLIENT_CONNECTIONS: "sluice_client_connections" MetricKind::Gauge, &[],
+        "Open connections of clients, those that are being refused included";
+    CLIENT_CONNECTIONS_MAX: "sluice_client_connections_max" MetricKind::Gauge, &[],
+        "Connections of clients that are served at once: server.max_connections";
+    CONNECTIONS_DROPPED: "sluice_client_connections_dropped_total" MetricKind::Counter, &[],
+        "Connections that were closed without a response, because too many were being refused at once";
+    BODY_BYTES: "sluice_body_bytes" MetricKind::Gauge, &[],
+        "Bytes of request bodies in memory, complete or not";
+    BODY_BYTES_MAX: "sluice_body_bytes_max" MetricKind::Gauge, &[],
+        "Bytes of request bodies that may be in memory at once: server.max_body_memory";
     BUILD_INFO: "sluice_build_info" MetricKind::Gauge, &["version"],
         "Always 1; the label is the version of the gateway";
     PROCESS_CPU: "process_cpu_seconds_total" MetricKind::Counter, &[],

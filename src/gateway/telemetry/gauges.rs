@@ -11,7 +11,7 @@ use super::families::{self, Family};
 use super::process;
 use crate::pool::{BackendView, PoolView};
 
-fn gauge(family: &Family, values: &[&str], value: f64) -> Metric {
+pub(super) fn gauge(family: &Family, values: &[&str], value: f64) -> Metric {
     let mut gauge = Gauge::default();
     gauge.set_value(value);
     let mut metric = Metric::from_label(pairs(family, values));
@@ -19,7 +19,7 @@ fn gauge(family: &Family, values: &[&str], value: f64) -> Metric {
     metric
 }
 
-fn counter(family: &Family, value: f64) -> Metric {
+pub(super) fn counter(family: &Family, value: f64) -> Metric {
     let mut counter = Counter::default();
     counter.set_value(value);
     let mut metric = Metric::from_label(pairs(family, &[]));

@@ -22,11 +22,17 @@ struct Line<'a> {
     time: String,
     request_id: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
+    upstream_id: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     route: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    path: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     key: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     model: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    refused_model: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pool: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -44,6 +50,8 @@ struct Line<'a> {
     prompt_tokens: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     completion_tokens: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_events: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     cached_tokens: Option<u64>,
     queue_ms: f64,
@@ -75,9 +83,12 @@ pub(super) fn line(record: &Record, time: Timestamp) -> Vec<u8> {
     let line = Line {
         time: format!("{time:.3}"),
         request_id: &record.request_id,
+        upstream_id: Some(&*record.upstream_id).filter(|id| **id != *record.request_id),
         route: record.route.map(Route::label),
+        path: record.path.as_deref(),
         key: record.key.as_deref(),
         model: record.model.as_deref(),
+        refused_model: record.refused_model.as_deref(),
         pool: record.pool.as_deref(),
         home: record.home.as_deref(),
         backend: record.backend.as_deref(),
@@ -87,6 +98,7 @@ pub(super) fn line(record: &Record, time: Timestamp) -> Vec<u8> {
         estimate_how: record.estimate.as_ref().map(|estimate| estimate.source.label()),
         prompt_tokens: usage.prompt,
         completion_tokens: usage.completion,
+        token_events: stats.map(|stats| stats.token_events).filter(|n| usage.completion.is_none() && *n > 0),
         cached_tokens: usage.cached,
         queue_ms: ms(record.queue_wait),
         connect_ms: ms(record.connect_time),

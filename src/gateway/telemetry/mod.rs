@@ -16,6 +16,7 @@ pub mod recent;
 mod buckets;
 mod exposition;
 mod gauges;
+mod clients;
 mod line;
 mod process;
 mod series;
@@ -26,6 +27,7 @@ pub mod testing;
 mod tests;
 
 pub use access_log::{AccessLogError, AccessLogWriter};
+pub use clients::ClientView;
 pub use collect::Telemetry;
 pub use exposition::PoolViews;
 pub use recent::{MinuteStats, Quantiles};

@@ -7,8 +7,8 @@
 //! Quantiles come from bins that grow by 2^(1/8), so they are right within 5 % (within a bin its geometric
 //! middle is shown). TTFT of streams, TPOT of completed ones.
 //!
-//! Attainment is the share of requests that met their objectives, each weighted `exp(-age / 300 s)`. A request that was
-//! refused, or whose client left, does not count: clients that cancel would otherwise look like a slow engine.
+//! Attainment is the share of generating requests that met their objectives, each weighted `exp(-age / 300 s)`. A request
+//! that was refused, or whose client left, does not count: clients that cancel would otherwise look like a slow engine.
 //!
 //! Bounds: about 19 KiB per pool, whatever the traffic. Time is a parameter.
 
@@ -52,9 +52,9 @@ pub struct MinuteStats {
     pub refused: u64,
     /// Ran in another pool than their home.
     pub spilled: u64,
-    /// Prompt tokens per second, as engines counted them.
+    /// Prompt tokens per second, as engines counted them, or estimated where they did not.
     pub prompt_tokens_per_second: f64,
-    /// Output tokens per second, as engines counted them.
+    /// Output tokens per second, as engines counted them, or by events where they did not.
     pub generation_tokens_per_second: f64,
     /// Time to first token of streams.
     pub ttft_ms: Option<Quantiles>,
@@ -145,6 +145,7 @@ impl Recent {
 /// before anything could be measured is a miss wherever there was something to meet.
 fn verdict(record: &Record, has_objectives: bool) -> Option<bool> {
     match record.outcome {
+        _ if !record.generates() => None,
         Outcome::Refused | Outcome::ClientGone => None,
         Outcome::Completed => record.slo_met,
         Outcome::Shed(_) | Outcome::UpstreamError(_) | Outcome::Timeout(_) => has_objectives.then_some(false),
@@ -207,8 +208,8 @@ impl Slot {
         }
         counts.spilled += u64::from(record.pool.is_some() && record.pool != record.home);
         let Some(stats) = &record.stats else { return };
-        counts.prompt += stats.usage.prompt.unwrap_or(0);
-        counts.generation += stats.usage.completion.unwrap_or(0);
+        counts.prompt += record.prompt_tokens();
+        counts.generation += record.generated_tokens();
         if let Some(ttft) = stats.ttft.filter(|_| record.stream) {
             self.ttft[bin(ttft)] += 1;
         }
@@ -265,7 +266,7 @@ impl Attainment {
 mod tests {
     use super::super::testing::{completed, record};
     use super::*;
-    use sluice_core::openai::ShedReason;
+    use sluice_core::openai::{Route, ShedReason};
 
     #[test]
     fn quantiles_are_right_within_five_percent() {
@@ -316,6 +317,19 @@ mod tests {
         recent.add(&record(Outcome::Shed(ShedReason::QueueFull)), true, later);
         assert!(recent.attainment(later).unwrap() < share);
         assert_eq!(recent.attainment(later + ATTAINMENT_STALE), None);
+    }
+
+    #[test]
+    fn attainment_counts_generating_requests_only() {
+        let now = Instant::now();
+        let recent = Recent::new(now);
+        let of = |route, outcome, met| Record { route: Some(route), slo_met: met, ..record(outcome) };
+        recent.add(&of(Route::ChatCompletions, Outcome::Completed, Some(false)), true, now);
+        for route in Route::ALL.into_iter().filter(|route| !route.generates()) {
+            recent.add(&of(route, Outcome::Completed, Some(true)), true, now);
+            recent.add(&of(route, Outcome::Shed(ShedReason::QueueFull), None), true, now);
+        }
+        assert_eq!(recent.attainment(now), Some(0.0));
     }
 
     #[test]

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use dashmap::DashMap;
-use prometheus::{Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, Opts, Registry};
+use prometheus::{Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry};
 use tokio::time::Instant;
 
 use super::buckets::{GapCounts, GapHistograms};
@@ -70,7 +70,8 @@ fn text(label: &Option<Arc<str>>) -> &str {
 pub(super) struct Series {
     pub(super) ttft: Histogram,
     pub(super) tpot: Histogram,
-    pub(super) duration: Histogram,
+    duration: Histogram,
+    other_duration: [OnceLock<Histogram>; ROUTES],
     pub(super) itl: Arc<GapCounts>,
     pub(super) prompt: IntCounter,
     pub(super) generation: IntCounter,
@@ -110,6 +111,7 @@ pub(super) struct SeriesTable {
     ttft: HistogramVec,
     tpot: HistogramVec,
     duration: HistogramVec,
+    other_duration: HistogramVec,
     itl: GapHistograms,
     queue_wait: HistogramVec,
     prompt: IntCounterVec,
@@ -131,6 +133,7 @@ impl SeriesTable {
             ttft: histograms(registry, &families::TIME_TO_FIRST_TOKEN),
             tpot: histograms(registry, &families::TIME_PER_OUTPUT_TOKEN),
             duration: histograms(registry, &families::REQUEST_DURATION),
+            other_duration: histograms(registry, &families::OTHER_REQUEST_DURATION),
             itl,
             queue_wait: histograms(registry, &families::QUEUE_WAIT_SECONDS),
             prompt: counters(registry, &families::PROMPT_TOKENS),
@@ -170,6 +173,17 @@ impl SeriesTable {
         })
     }
 
+    /// The histogram of how long a request like this one took.
+    pub(super) fn duration<'a>(&self, series: &'a Series, record: &Record) -> &'a Histogram {
+        if record.generates() {
+            return &series.duration;
+        }
+        let (route, position) = route(record);
+        series.other_duration[position].get_or_init(|| {
+            self.other_duration.with_label_values(&[route, text(&series.labels.pool), text(&series.labels.model)])
+        })
+    }
+
     fn resolve(&self, labels: &SeriesLabels) -> Series {
         let (pool, model, arm, class) =
             (text(&labels.pool), text(&labels.model), text(&labels.arm), text(&labels.class));
@@ -179,6 +193,7 @@ impl SeriesTable {
             ttft: self.ttft.with_label_values(&request),
             tpot: self.tpot.with_label_values(&request),
             duration: self.duration.with_label_values(&request),
+            other_duration: [const { OnceLock::new() }; ROUTES],
             itl: self.itl.row(pairs(&families::INTER_TOKEN_LATENCY, &request)),
             prompt: self.prompt.with_label_values(&[pool, model, arm]),
             generation: self.generation.with_label_values(&[pool, model, arm]),
@@ -262,6 +277,12 @@ pub(super) fn register(registry: &Registry, collector: impl prometheus::core::Co
 
 pub(super) fn counters(registry: &Registry, family: &Family) -> IntCounterVec {
     let vec = IntCounterVec::new(Opts::new(family.name, family.help), family.labels).expect("a valid family");
+    register(registry, vec.clone());
+    vec
+}
+
+pub(super) fn gauges(registry: &Registry, family: &Family) -> IntGaugeVec {
+    let vec = IntGaugeVec::new(Opts::new(family.name, family.help), family.labels).expect("a valid family");
     register(registry, vec.clone());
     vec
 }

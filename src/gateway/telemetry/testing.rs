@@ -22,10 +22,13 @@ use sluice_core::openai::response::TokenUsage;
 /// A request at home in the short pool that ended like this and of which nothing was measured.
 pub fn record(outcome: Outcome) -> Record {
     Record {
+        upstream_id: "req-1".into(),
         request_id: "req-1".into(),
         route: Some(Route::ChatCompletions),
+        path: None,
         key: Some("team-a".into()),
         model: Some("llama".into()),
+        refused_model: None,
         home: Some("short".into()),
         pool: None,
         backend: None,
@@ -81,8 +84,8 @@ pub fn admission(now: Instant) -> Arc<Admission> {
 }
 
 pub fn spec(name: &str, backend: &str, port: u16) -> PoolSpec {
-    let endpoint = Endpoint { host: "127.0.0.1".to_owned(), port, prefix: String::new() };
-    let address = Arc::new(Address { authority: endpoint.authority().into(), endpoint, api_key: None });
+    let endpoint = Endpoint { https: false, host: "127.0.0.1".to_owned(), port, prefix: String::new() };
+    let address = Arc::new(Address { authority: endpoint.authority().into(), endpoint, tls: None, api_key: None });
     PoolSpec {
         name: name.into(),
         rules: PoolRules {

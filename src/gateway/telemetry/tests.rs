@@ -14,11 +14,13 @@ use super::*;
 use crate::flow::record::{RetryReason, Stage, UpstreamFault};
 use crate::flow::{Outcome, Record};
 use crate::pool::HealthRules;
-use sluice_core::openai::ShedReason;
+use sluice_core::openai::{Route, ShedReason, TokenUsage};
 
 fn telemetry() -> Telemetry {
     let admission = admission(Instant::now());
-    Telemetry::with(Box::new(move || admission.view()), None)
+    let telemetry = Telemetry::with(Box::new(move || admission.view()), None);
+    telemetry.show_clients(|| ClientView { connections: 7, connections_max: 64, ..ClientView::default() });
+    telemetry
 }
 
 /// One of each outcome, a spilled and a retried one, one without a route and one of an experiment.
@@ -35,7 +37,17 @@ fn mixed() -> Vec<Record> {
         failed(Outcome::UpstreamError(UpstreamFault::Broken)),
         failed(Outcome::Timeout(Stage::FirstByte)),
         Record { route: None, home: None, model: None, key: None, estimate: None, ..record(Outcome::Refused) },
+        Record { route: Some(Route::Tokenize), stream: false, stats: None, slo_met: None, ..completed(ms(2), ms(1)) },
+        without_usage(completed(ms(40), ms(8))),
     ]
+}
+
+/// The same stream from an engine that was not asked for usage.
+fn without_usage(mut record: Record) -> Record {
+    if let Some(stats) = &mut record.stats {
+        (stats.usage, stats.tpot, stats.token_events) = (TokenUsage::default(), None, 49);
+    }
+    record
 }
 
 /// The page without what differs from run to run: the process's own metrics, and shares that fade with time.
@@ -69,6 +81,7 @@ fn the_page_after_a_mixed_handful_of_requests() {
 fn every_family_of_the_table_is_on_the_page_with_its_labels() {
     let telemetry = telemetry();
     mixed().iter().for_each(|record| telemetry.record(record));
+    telemetry.certificate(std::path::Path::new("tls/server.pem"), 2_208_988_800);
     let page = telemetry.page();
     for family in families::ALL {
         let kind = match family.kind {
@@ -132,6 +145,33 @@ fn a_spilled_request_counts_where_it_ran_and_by_the_class_it_is_of() {
 }
 
 #[test]
+fn calls_that_generate_nothing_do_not_count_as_generating_ones() {
+    let telemetry = telemetry();
+    for route in Route::ALL {
+        let quick = Record { route: Some(route), ..completed(Duration::from_millis(1), Duration::from_millis(1)) };
+        telemetry.record(&quick);
+    }
+    let page = telemetry.page();
+    let generating = Route::ALL.into_iter().filter(|route| route.generates()).count() as f64;
+    let request = "{arm=\"\",class=\"short\",model=\"llama\",pool=\"short\"}";
+    for family in ["request_duration", "time_to_first_token", "time_per_output_token"] {
+        assert_eq!(value(&page, &format!("sluice_{family}_seconds_count{request}")), generating, "{family}");
+    }
+    let other = "sluice_other_request_duration_seconds_count{model=\"llama\",pool=\"short\",route=\"tokenize\"}";
+    assert_eq!(value(&page, other), 1.0);
+}
+
+#[test]
+fn a_stream_without_usage_counts_its_events_as_tokens() {
+    let telemetry = telemetry();
+    telemetry.record(&without_usage(completed(Duration::from_millis(40), Duration::from_millis(8))));
+    let page = telemetry.page();
+    let labels = "{arm=\"\",model=\"llama\",pool=\"short\"}";
+    assert_eq!(value(&page, &format!("sluice_generation_tokens_total{labels}")), 49.0);
+    assert_eq!(value(&page, &format!("sluice_prompt_tokens_total{labels}")), 110.0);
+}
+
+#[test]
 fn a_removed_backend_is_gone_with_the_next_scrape() {
     let now = Instant::now();
     let admission = admission(now);
@@ -177,6 +217,7 @@ fn the_access_log_line_of_a_completed_stream() {
         retries: smallvec![RetryReason::Connect],
         ..completed(Duration::from_micros(30_123), Duration::from_micros(6_500))
     };
-    let lines = [line(&retried, time), line(&mixed()[5], time), line(&mixed()[8], time)].concat();
+    let mixed = mixed();
+    let lines = [&retried, &mixed[5], &mixed[8], &mixed[10]].map(|record| line(record, time)).concat();
     insta::assert_snapshot!(String::from_utf8(lines).unwrap());
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::play::{Life, quantile};
 use crate::engine::{Engine, EngineConfig, Request};
-use crate::machine::{CostModel, Profile};
+use crate::machine::{Constants, CostModel, Gpu, Layout, Model, Profile};
 use crate::virtual_server::{FrontEnd, VirtualServer};
 use sluice_core::base::Rng;
 
@@ -21,7 +21,13 @@ struct Server {
 const DEFAULT: Server = Server { budget: 8192, threshold: 0 };
 
 fn virtual_server(server: Server) -> VirtualServer {
-    let profile = Profile::named("h200-llama-8b").unwrap();
+    let profile = Profile::new(
+        Gpu::load("h200").unwrap(),
+        Model::load("llama-3.1-8b").unwrap(),
+        Layout::default(),
+        &Constants::on_host("quiet").unwrap(),
+    )
+    .unwrap();
     let config = EngineConfig {
         max_num_seqs: 256,
         max_num_batched_tokens: server.budget,

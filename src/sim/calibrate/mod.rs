@@ -7,10 +7,10 @@
 //!
 //! It lies in the simulator and not in the command line (`sluice sim fit` only reads files and prints), because it runs the
 //! engine on virtual time and its tests keep the built-in constants honest. The measurements behind those are in
-//! `tests/fixtures/h200`: 40 cells of one machine within 15 % (half of them within 3 %), 109 of another (half within 2 %; all of
-//! throughput, TPOT and E2EL within 15 %), single steps within 2 %, and recorded requests at their recorded times.
-//! The median TTFT of a burst is the least accurate: it depends on which requests share a prefill step, and two runs of the
-//! same load on the same server differ by a fifth.
+//! `tests/fixtures/h200`: cells of two machines with the host `quiet` (half of them within 4 and 2 %), recorded requests at
+//! their recorded times, single steps over a grid, and mixed traffic through the gateway with the host `busy` (half of the
+//! cells within 3 %). The median TTFT of a burst is the least accurate: it depends on which requests share a prefill step, and
+//! two runs of the same load on the same server differ by a fifth.
 
 mod play;
 pub mod report;
@@ -19,6 +19,10 @@ pub mod search;
 
 #[cfg(test)]
 mod arrangements;
+#[cfg(test)]
+mod grid;
+#[cfg(test)]
+mod mixed;
 #[cfg(test)]
 mod tests;
 

@@ -51,11 +51,25 @@ pub const FITTED: &[FittedConstant] = &[
     constant("step", "sequence_us", 0.5, 100.0),
     constant("step", "lora_layer_us", 1.0, 500.0),
     constant("step", "lora_token_layer_us", 0.005, 5.0),
-    constant("step", "stall_share", 0.01, 1.0),
-    constant("step", "lora_stall_share", 0.01, 1.0),
+    constant("host", "launch_layer_us", 20.0, 5000.0),
+    constant("host", "stall_share", 0.01, 1.0),
+    constant("host", "lora_stall_share", 0.01, 1.0),
     constant("front_end", "request_us", 10.0, 10_000.0),
     constant("front_end", "token_us", 1.0, 1000.0),
     constant("front_end", "in_us", 50.0, 50_000.0),
+];
+
+/// The constants of a host, in the order in which its loads show them.
+pub const HOST: &[FittedConstant] = &[
+    constant("front_end", "request_us", 10.0, 20_000.0),
+    constant("front_end", "token_us", 1.0, 2000.0),
+    constant("host", "launch_layer_us", 20.0, 5000.0),
+    constant("front_end", "first_token_us", 0.01, 50.0),
+    constant("front_end", "in_us", 50.0, 50_000.0),
+    constant("host", "step_us", 50.0, 20_000.0),
+    constant("front_end", "out_us", 50.0, 50_000.0),
+    constant("host", "stall_share", 0.001, 1.0),
+    constant("host", "lora_stall_share", 0.001, 1.0),
 ];
 
 /// What stays the same during a fit.
@@ -67,6 +81,8 @@ pub struct Setting {
     pub model: Model,
     /// How they were put together.
     pub layout: Layout,
+    /// The constants that are fitted.
+    pub fitted: &'static [FittedConstant],
     /// Draws of arrivals and jitter that a cell is the median of.
     pub draws: u64,
     /// Shares by which the search moves constants, the largest first, and times that it goes through them with each.
@@ -78,7 +94,7 @@ pub struct Setting {
 impl Setting {
     /// A thorough search on this machine.
     pub fn new(gpu: Gpu, model: Model, layout: Layout) -> Self {
-        Self { gpu, model, layout, draws: DRAWS, shares: THOROUGH, sweeps: SWEEPS }
+        Self { gpu, model, layout, fitted: FITTED, draws: DRAWS, shares: THOROUGH, sweeps: SWEEPS }
     }
 
     /// What the simulator makes of each row with these constants.
@@ -144,7 +160,7 @@ impl Setting {
         for share in self.shares {
             for _ in 0..self.sweeps {
                 let before = best.0;
-                for parameter in FITTED {
+                for parameter in self.fitted {
                     for factor in [1.0 + share, 1.0 / (1.0 + share)] {
                         let Some(tried) = moved(&best.1, parameter, factor)? else { continue };
                         let distance = self.distance(&tried, rows)?;

@@ -14,6 +14,16 @@ const SECOND: &str = include_str!("../../../tests/fixtures/h200/second.csv");
 const STEPS: &str = include_str!("../../../tests/fixtures/h200/steps.csv");
 const REQUESTS: &str = include_str!("../../../tests/fixtures/h200/requests.csv");
 
+/// The host of both machines.
+fn quiet_constants() -> Constants {
+    Constants::on_host("quiet").unwrap()
+}
+
+fn quiet() -> Profile {
+    let (gpu, model) = (Gpu::load("h200").unwrap(), Model::load("llama-3.1-8b").unwrap());
+    Profile::new(gpu, model, Layout::default(), &quiet_constants()).unwrap()
+}
+
 fn setting() -> Setting {
     Setting::new(Gpu::load("h200").unwrap(), Model::load("llama-3.1-8b").unwrap(), Layout::default())
 }
@@ -26,7 +36,7 @@ fn table_and_spread(title: &str, rows: &[Row], cells: &[[f64; 4]]) -> Spread {
 #[test]
 fn every_cell_of_the_first_machine_is_within_15_percent_and_half_of_them_within_5() {
     let rows = rows::parse(FIRST).unwrap();
-    let cells = setting().play_all(&Constants::fitted(), &rows).unwrap();
+    let cells = setting().play_all(&quiet_constants(), &rows).unwrap();
     let spread = table_and_spread("first.csv", &rows, &cells);
     assert!(spread.cells == 40 && spread.median <= 0.05 && spread.max <= 0.15, "{spread}");
 }
@@ -39,7 +49,7 @@ fn is_a_draw(row: &Row) -> bool {
 #[test]
 fn the_rows_of_the_second_machine_come_out_too() {
     let rows: Vec<Row> = rows::parse(SECOND).unwrap().into_iter().filter(|row| !is_a_draw(row)).collect();
-    let cells = setting().play_all(&Constants::fitted(), &rows).unwrap();
+    let cells = setting().play_all(&quiet_constants(), &rows).unwrap();
     let spread = table_and_spread("second.csv", &rows, &cells);
     assert!(spread.cells > 100 && spread.median <= 0.05, "{spread}");
     for (row, cells) in rows.iter().zip(&cells) {
@@ -52,7 +62,7 @@ fn the_rows_of_the_second_machine_come_out_too() {
 
 #[test]
 fn steps_take_as_long_as_they_took() {
-    let profile = Profile::named("h200-llama-8b").unwrap();
+    let profile = quiet();
     let model = CostModel::new(&profile, 256, 8192);
     let lines = STEPS.lines().filter(|line| line.starts_with(|c: char| c.is_ascii_digit()));
     let mut errors = Vec::new();
@@ -91,7 +101,7 @@ fn recorded(server: &str) -> (Vec<Arrival>, Vec<Life>) {
 
 #[test]
 fn recorded_requests_wait_as_they_waited() {
-    let profile = Profile::named("h200-llama-8b").unwrap();
+    let profile = quiet();
     for (name, max_num_batched_tokens, max_num_seqs) in [("2048/50", 2048, 50), ("8192/256", 8192, 256)] {
         let server = Server { max_num_batched_tokens, max_num_seqs, ..Server::default() };
         let (arrivals, measured) = recorded(name);
@@ -131,6 +141,8 @@ layer_us = 20.0
 sequence_us = 5.0
 lora_layer_us = 30.0
 lora_token_layer_us = 0.2
+
+[host]
 stall_share = 0.2
 lora_stall_share = 0.4
 
@@ -142,7 +154,7 @@ in_us = 3000.0
 
 #[test]
 fn rows_that_the_fit_has_not_seen_are_predicted() {
-    let mut table = Constants::fitted().table();
+    let mut table = quiet_constants().table();
     for (part, guess) in UNSEEN.parse::<toml::Table>().unwrap() {
         table[&part].as_table_mut().unwrap().extend(guess.as_table().unwrap().clone());
     }
@@ -160,15 +172,16 @@ fn rows_that_the_fit_has_not_seen_are_predicted() {
 #[test]
 fn the_same_fit_comes_out_the_same() {
     let rows: Vec<Row> = rows::parse(FIRST).unwrap().into_iter().take(2).collect();
-    let fit = || Setting { draws: 1, ..setting() }.fit(&Constants::fitted(), &rows).unwrap();
+    let fit = || Setting { draws: 1, ..setting() }.fit(&quiet_constants(), &rows).unwrap();
     assert_eq!(fit(), fit());
 }
 
 #[test]
-#[ignore = "slow; fits the built-in constants again and prints them"]
-fn fit_again() {
+#[ignore = "slow; fits the constants of the host again and prints them"]
+fn fit_the_host_again() {
     let mut rows = rows::parse(FIRST).unwrap();
     rows.extend(rows::parse(SECOND).unwrap().into_iter().filter(|row| !is_a_draw(row)));
-    let fitted = setting().fit(&Constants::fitted(), &rows).unwrap();
-    println!("{}\n{}", fitted.table(), report::table(&rows, &setting().play_all(&fitted, &rows).unwrap()));
+    let setting = Setting { fitted: search::HOST, ..setting() };
+    let fitted = setting.fit(&quiet_constants(), &rows).unwrap();
+    println!("{}\n{}", fitted.table(), report::table(&rows, &setting.play_all(&fitted, &rows).unwrap()));
 }

@@ -33,8 +33,10 @@ pub struct Admitted {
 /// What a step did. It becomes visible when `duration` has passed.
 #[derive(Clone, Debug)]
 pub struct StepOutcome {
-    /// How long the forward pass took.
+    /// How long the step took: the GPU's or the CPU's time, whichever is longer.
     pub duration: Duration,
+    /// CPU time to prepare and launch it.
+    pub host: Duration,
     /// What was computed.
     pub load: StepLoad,
     /// Tokens sampled, in running order.

@@ -154,9 +154,9 @@ impl Engine {
         let adapter_loads = self.prepare_adapters();
         let (mut load, emitted) = self.advance();
         (load.adapter_activations, load.adapter_loads) = (adapter_loads.to_gpu, adapter_loads.from_disk);
-        let duration = self.jittered(self.cost.duration(&load));
+        let (gpu, host) = self.jittered(&load);
         let StepPlan { admitted, preempted, .. } = plan;
-        Some(StepOutcome { duration, load, emitted, admitted, preempted, adapter_loads })
+        Some(StepOutcome { duration: gpu.max(host), host, load, emitted, admitted, preempted, adapter_loads })
     }
 
     /// Makes requests that were added since the last step began available to the next plan. For a caller that plans later
@@ -311,15 +311,14 @@ impl Engine {
         self.vacant.push(slot);
     }
 
-    /// Applies log-normal jitter with mean 1 (Box-Muller), which does not change the throughput.
-    fn jittered(&mut self, duration: Duration) -> Duration {
-        let sigma = self.cost.jitter();
-        if sigma <= 0.0 {
-            return duration;
-        }
+    /// What the step takes of the GPU and of the CPU, with log-normal jitter of mean 1 (Box-Muller), which does not change the
+    /// mean of either.
+    fn jittered(&mut self, load: &StepLoad) -> (Duration, Duration) {
         let radius = (-2.0 * (1.0 - self.rng.unit()).ln()).sqrt();
-        let normal = radius * (std::f64::consts::TAU * self.rng.unit()).cos();
-        duration.mul_f64((sigma * normal - sigma * sigma / 2.0).exp())
+        let (sine, cosine) = (std::f64::consts::TAU * self.rng.unit()).sin_cos();
+        let factor = |sigma: f64, normal: f64| (sigma * radius * normal - sigma * sigma / 2.0).exp();
+        let (gpu, host) = self.cost.jitter();
+        (self.cost.gpu(load).mul_f64(factor(gpu, cosine)), self.cost.host(load).mul_f64(factor(host, sine)))
     }
 
     /// Pauses or resumes, from the next plan on.

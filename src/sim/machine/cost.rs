@@ -1,31 +1,36 @@
-//! What one engine step costs: a roofline with named terms.
+//! What one engine step costs: the GPU's time from a roofline with named terms, the CPU's from what it launches.
 //!
 //! ```text
-//! step = max(weight bytes / bandwidth, linear FLOPs / rate)   read all weights, or multiply by them
-//!      + KV bytes of decoding sequences / bandwidth           grows with context: long chats decode slower
-//!      + attention FLOPs of prompt chunks / rate              grows with the square of a long prompt
+//! step = max(GPU, CPU)                            each works on a step of its own (asynchronous scheduling)
+//!
+//! GPU  = max(weight bytes / bandwidth, linear FLOPs / rate)
+//!      + KV bytes of decoding sequences / bandwidth
+//!      + attention FLOPs of prompt chunks / rate x waves taken / waves filled
 //!      + layers x (gap + gap with a prompt + gap with an adapter + adapter x tokens)
 //!      + sequences x cost
-//!      + all-reduces                                          in a group of GPUs
-//!      at least layers x launch                               when no graph is large enough: the CPU launches kernels
-//!      + adapters read from disk and copied into a slot       every sequence waits
+//!      + all-reduces                              in a group of GPUs
+//!      + adapters read from disk and copied into a slot
+//! CPU  = step + sequences x cost + layers x launch x (1 without a graph, a third around attention, 0 in a full graph)
 //! ```
 //!
-//! Units: seconds, bytes, FLOPs, tokens. A sequence that advances by one token reads its whole context from memory (KV
-//! term); a chunk of more tokens is compute bound (attention term: 4 x hidden x layers FLOPs for each pair of query and
-//! key, causal, so half of the square inside the chunk). Steps that fit a CUDA graph are padded to the next captured
-//! size, which costs linear FLOPs. `max` and not a sum, because the weights are read while the tensor cores multiply.
+//! Units: seconds, bytes, FLOPs, tokens. `max` and not a sum, because the weights are read while the tensor cores multiply.
+//! Linear layers: steps that fit a graph are padded to its size, and a share of the time grows with whole tiles of 128 tokens.
+//! Attention: 4 x hidden x layers FLOPs for each pair of query and key, causal; tokens x heads / 128 tiles are spread over the
+//! multiprocessors, and a wave that does not fill them costs more than its share: 640 tokens of a chunk take nearly as long as
+//! 1,024. A sequence that advances by one token reads its context; beside a prompt one kernel serves both and reads slower.
 //!
-//! Where it comes from: 37,000 steps that vLLM 0.22.1 timed on an H200, each with its tokens and contexts. On the
-//! 21,600 of them without a prompt the formula is within 1.3 % on average and 7 % at worst (long contexts of a few
-//! sequences); on those with a prompt the median is 2.5 %. With an adapter a step takes 1.5 ms more, whatever its size,
-//! and 5 us more per token: kernels beside the base model's, not a factor on them.
+//! Where it comes from: 37,000 steps that vLLM 0.22.1 timed on an H200 (`steps.csv`: groups within 1.3 % at the median, nine of
+//! ten within 6 %) and a grid of 13,700 single steps on another (`grid/`: 4 % for decodes, 3 % with graphs around attention, 2 %
+//! without; each chunk size predicted by a fit to the others within 3.3, 2.6 and 1.9 %). Not modelled: sizes for which the
+//! library of linear layers picks a slow kernel (448 tokens: 24 % longer; 832: 8 %). Other GPUs were not measured.
 //!
-//! The constants are in `constants.toml`, see [`Profile`]. Pure: jitter is applied by the engine, which
+//! The constants are in `constants.toml` and `host/*.toml`, see [`Profile`]. Pure: jitter is applied by the engine, which
 //! owns the random generator.
 
 use std::time::Duration;
 
+use super::constants::TILE;
+use super::graphs::{Coverage, Graphs};
 use super::profile::{Profile, Rates, Shape};
 
 /// What one step has to do; the engine fills it while it schedules.
@@ -74,26 +79,25 @@ const RANK: f64 = 16.0;
 pub struct CostModel {
     shape: Shape,
     rates: Rates,
-    /// Largest number of tokens for which a graph was captured; 0 without graphs.
-    largest_graph: u32,
+    graphs: Graphs,
     /// Bytes of one adapter.
     adapter_bytes: f64,
 }
 
 impl CostModel {
-    /// The model for `profile` when at most `max_num_seqs` sequences and `max_num_batched_tokens` tokens make a step:
-    /// graphs are captured up to `min(2 x max_num_seqs, 512, max_num_batched_tokens)` tokens.
+    /// The model for `profile` with the graphs that vLLM captures by default when at most `max_num_seqs` sequences and
+    /// `max_num_batched_tokens` tokens make a step.
     pub fn new(profile: &Profile, max_num_seqs: u32, max_num_batched_tokens: u32) -> Self {
-        let largest_graph = max_num_seqs.saturating_mul(2).min(512).min(max_num_batched_tokens);
+        let graphs = Graphs::chosen(max_num_seqs, max_num_batched_tokens, None);
         let (shape, rates) = (profile.shape.clone(), profile.cost.clone());
         let adapter_bytes = RANK * rates.adapter_bytes_per_rank;
-        Self { shape, rates, largest_graph, adapter_bytes }
+        Self { shape, rates, graphs, adapter_bytes }
     }
 
-    /// The same without graphs (`--enforce-eager`).
+    /// The same with other graphs.
     #[must_use]
-    pub fn eager(self) -> Self {
-        Self { largest_graph: 0, ..self }
+    pub fn with_graphs(self, graphs: Graphs) -> Self {
+        Self { graphs, ..self }
     }
 
     /// The same for adapters of this rank.
@@ -103,15 +107,21 @@ impl CostModel {
         Self { adapter_bytes, ..self }
     }
 
-    /// Standard deviation of the logarithm of a step's length.
-    pub fn jitter(&self) -> f64 {
-        self.rates.step.jitter
+    /// Standard deviations of the logarithms of a step's GPU time and CPU time.
+    pub fn jitter(&self) -> (f64, f64) {
+        (self.rates.step.jitter.max(0.0), self.rates.host.jitter.max(0.0))
     }
 
-    /// How long a step with this load takes, without jitter.
+    /// How long a step with this load takes in a busy engine, without jitter: as long as the GPU or as the CPU needs,
+    /// whichever is slower, since each works on a step of its own.
     pub fn duration(&self, load: &StepLoad) -> Duration {
+        self.gpu(load).max(self.host(load))
+    }
+
+    /// How long the GPU computes this load.
+    pub fn gpu(&self, load: &StepLoad) -> Duration {
         let step = &self.rates.step;
-        let (padded, layers) = (f64::from(self.padded(load.tokens)), f64::from(self.shape.layers));
+        let (padded, layers) = (f64::from(self.padded(load).0), f64::from(self.shape.layers));
         let mut gap = step.layer_us;
         if load.prompts > 0 {
             gap += step.prompt_layer_us;
@@ -119,60 +129,65 @@ impl CostModel {
         if load.adapter {
             gap += step.lora_layer_us + step.lora_token_layer_us * f64::from(load.tokens);
         }
-        let gpu = self.arithmetic(load, padded)
+        let computed = self.linear(load, padded)
+            + self.attention(load)
             + (layers * gap + f64::from(load.sequences) * step.sequence_us) * 1e-6
             + self.rates.reduce_s_per_step
             + self.rates.reduce_s_per_token * padded;
         let moved = self.adapter_bytes * 1e-9;
         let stall = moved * f64::from(load.adapter_loads) / step.adapter_read_gb_per_s
             + moved * f64::from(load.adapter_activations) / step.adapter_copy_gb_per_s;
-        Duration::from_secs_f64(gpu + stall).max(self.launch(load))
+        Duration::from_secs_f64(computed + stall)
     }
 
-    /// CPU time to launch a step: kernel by kernel without a graph, less with one.
-    pub fn launch(&self, load: &StepLoad) -> Duration {
-        let step = &self.rates.step;
-        let share = match load {
-            _ if load.tokens > self.largest_graph => 1.0,
-            _ if load.prompts > 0 => step.piecewise_launch_share,
-            _ => step.graph_launch_share,
+    /// CPU time of the engine's process for a step: kernel by kernel without a graph, less with one.
+    pub fn host(&self, load: &StepLoad) -> Duration {
+        let host = &self.rates.host;
+        let share = match self.padded(load).1 {
+            Coverage::Full => 0.0,
+            Coverage::Piecewise => host.piecewise_share,
+            Coverage::None => 1.0,
         };
-        let layer = step.launch_layer_us + if load.adapter { step.lora_launch_layer_us } else { 0.0 };
-        Duration::from_secs_f64(f64::from(self.shape.layers) * share * layer * 1e-6)
+        let layer = host.launch_layer_us + if load.adapter { host.lora_launch_layer_us } else { 0.0 };
+        let launch = f64::from(self.shape.layers) * share * layer;
+        Duration::from_secs_f64((host.step_us + host.sequence_us * f64::from(load.sequences) + launch) * 1e-6)
     }
 
     /// The share of steps with this load whose launch waits for the GPU.
     pub fn stall_share(&self, load: &StepLoad) -> f64 {
-        match (load.tokens > self.largest_graph && load.prompts > 1, load.adapter) {
+        match (self.padded(load).1 == Coverage::None && load.prompts > 1, load.adapter) {
             (false, _) => 0.0,
-            (true, false) => self.rates.step.stall_share,
-            (true, true) => self.rates.step.lora_stall_share,
+            (true, false) => self.rates.host.stall_share,
+            (true, true) => self.rates.host.lora_stall_share,
         }
     }
 
-    /// Seconds that follow from sizes: weights and linear layers, KV cache, attention of prompts.
-    fn arithmetic(&self, load: &StepLoad, padded: f64) -> f64 {
+    /// Tokens after padding, and the graph.
+    fn padded(&self, load: &StepLoad) -> (u32, Coverage) {
+        self.graphs.pad(load.tokens, load.prompts == 0)
+    }
+
+    /// Seconds to read the weights or to multiply by them: part of the products grows by whole tiles.
+    fn linear(&self, load: &StepLoad, padded: f64) -> f64 {
         let rates = &self.rates;
-        let weights = self.shape.weight_bytes / rates.bytes_per_s;
-        let products = self.shape.linear_parameters * padded + self.shape.head_parameters * f64::from(load.sequences);
-        let linear = 2.0 * products / rates.linear_flops_per_s;
-        let kv = load.context_read as f64 * self.shape.kv_bytes_per_token / rates.bytes_per_s;
-        let flops_per_pair = 4.0 * f64::from(self.shape.hidden) * f64::from(self.shape.layers);
-        weights.max(linear) + kv + load.attention_pairs * flops_per_pair / rates.attention_flops_per_s
+        let tiled = rates.kernel.tile_share * (padded / TILE).ceil() * TILE + (1.0 - rates.kernel.tile_share) * padded;
+        let products = self.shape.linear_parameters * tiled + self.shape.head_parameters * f64::from(load.sequences);
+        (self.shape.weight_bytes / rates.weights_per_s).max(2.0 * products / rates.linear_flops_per_s)
     }
 
-    /// Tokens after padding to the next captured graph size (1, 2, 4, then by 8 to 256, then by 16).
-    fn padded(&self, tokens: u32) -> u32 {
-        if tokens > self.largest_graph {
-            return tokens;
+    /// Seconds of attention: reading the context of decodes, and products of prompts with theirs.
+    fn attention(&self, load: &StepLoad) -> f64 {
+        let Rates { kernel, tiles_at_once, attention_flops_per_s, .. } = &self.rates;
+        let bytes = load.context_read as f64 * self.shape.kv_bytes_per_token;
+        if load.prompts == 0 {
+            return bytes / self.rates.kv_cache_per_s;
         }
-        let size = match tokens {
-            0..=2 => tokens,
-            3..=4 => 4,
-            5..=256 => tokens.next_multiple_of(8),
-            _ => tokens.next_multiple_of(16),
-        };
-        size.min(self.largest_graph)
+        let chunks = f64::from(load.tokens - (load.sequences - load.prompts).min(load.tokens));
+        let waves = chunks.max(1.0) * f64::from(self.shape.heads) / TILE / tiles_at_once;
+        // What tiles take, in full waves: idle multiprocessors cost a share of their time.
+        let taken = (waves + kernel.idle_share * (waves.ceil() - waves)).min(kernel.split_penalty * waves);
+        let flops = 4.0 * f64::from(self.shape.hidden) * f64::from(self.shape.layers) * load.attention_pairs;
+        bytes / self.rates.mixed_kv_cache_per_s + flops * taken / waves / attention_flops_per_s
     }
 }
 
@@ -235,12 +250,6 @@ mod tests {
         );
         let graphs = CostModel::new(&small.unwrap(), 256, 8192);
         let load = StepLoad { tokens: 1, sequences: 1, context_read: 100, ..StepLoad::default() };
-        assert!(graphs.clone().eager().duration(&load) > graphs.duration(&load).mul_f64(2.0));
-    }
-
-    #[test]
-    fn small_steps_are_padded_to_the_captured_graph() {
-        let model = model();
-        assert_eq!([1, 3, 17, 250, 257, 512, 513].map(|n| model.padded(n)), [1, 4, 24, 256, 272, 512, 513]);
+        assert!(graphs.clone().with_graphs(Graphs::none()).duration(&load) > graphs.duration(&load).mul_f64(2.0));
     }
 }

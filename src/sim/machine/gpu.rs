@@ -36,6 +36,8 @@ pub struct Gpu {
     pub bandwidth_gb_per_s: f64,
     /// Peak of dense bf16 products with 32-bit sums, 10^12 FLOP per second.
     pub bf16_tflops: f64,
+    /// Streaming multiprocessors: tiles that are computed at the same time.
+    pub multiprocessors: u32,
     /// The same in fp8; none where the chip has no fp8 arithmetic (weights are unpacked to bf16 then).
     pub fp8_tflops: Option<f64>,
     /// Bandwidth to the other GPUs of a group, one direction, 10^9 bytes per second. Only groups need it.
@@ -45,9 +47,15 @@ pub struct Gpu {
     /// Overrides entries of [`Efficiency`](super::constants::Efficiency) for this GPU; usually empty.
     #[serde(default)]
     pub efficiency: toml::Table,
+    /// Overrides entries of [`KernelConstants`](super::constants::KernelConstants).
+    #[serde(default)]
+    pub kernel: toml::Table,
     /// Overrides entries of [`StepConstants`](super::constants::StepConstants).
     #[serde(default)]
     pub step: toml::Table,
+    /// Overrides entries of [`HostConstants`](super::constants::HostConstants).
+    #[serde(default)]
+    pub host: toml::Table,
     /// Overrides entries of [`FrontEndRates`](super::constants::FrontEndRates).
     #[serde(default)]
     pub front_end: toml::Table,
@@ -70,11 +78,11 @@ impl Gpu {
             "GPU",
             name,
             &text,
-            &["memory_gib", "context_gib", "reserved_gib", "bandwidth_gb_per_s", "bf16_tflops"],
+            &["memory_gib", "context_gib", "reserved_gib", "bandwidth_gb_per_s", "bf16_tflops", "multiprocessors"],
         )?;
         let optional = [gpu.fp8_tflops, gpu.link_gb_per_s].map(|value| value.unwrap_or(1.0));
         let positive = [gpu.memory_gib, gpu.bandwidth_gb_per_s, gpu.bf16_tflops].into_iter().chain(optional);
-        if positive.into_iter().any(|value| !(value.is_finite() && value > 0.0)) {
+        if gpu.multiprocessors == 0 || positive.into_iter().any(|value| !(value.is_finite() && value > 0.0)) {
             let error = "sizes and rates must be above 0".to_owned();
             return Err(ProfileError::Wrong { what: "GPU", name: name.to_owned(), error });
         }
@@ -84,6 +92,12 @@ impl Gpu {
 
     /// The constants that this GPU overrides.
     pub(super) fn overrides(&self) -> Overrides<'_> {
-        Overrides { efficiency: &self.efficiency, step: &self.step, front_end: &self.front_end }
+        Overrides {
+            efficiency: &self.efficiency,
+            kernel: &self.kernel,
+            step: &self.step,
+            host: &self.host,
+            front_end: &self.front_end,
+        }
     }
 }

@@ -5,7 +5,7 @@
 //!          - weights                         layers and output head, embedding table unless tied
 //!          - activations                     peak of one full step: grows with the token budget and with sequences x vocabulary
 //!          - reserved                        what libraries take outside PyTorch while vLLM measures
-//!          - graphs                          for each captured size and layer, twice with LoRA
+//!          - graphs                          vLLM's estimate for all captured sizes; twice with LoRA
 //!          - LoRA slots                      max_loras adapters of max_lora_rank
 //! blocks   = KV bytes / (16 tokens x bytes per token), rounded down
 //! ```
@@ -16,14 +16,19 @@
 //! that vLLM prints when the longest context does not fit.
 
 use super::gpu::{GIB, Gpu};
+use super::graphs::Graphs;
 use super::layout::Layout;
 use super::model::Model;
 
 /// Tokens of a block.
 const BLOCK: u32 = 16;
-/// Graph memory of a model of 32 layers: the first graph, each further piecewise one, each full one.
+/// Graph memory of a model of 32 layers: the first graph, each further piecewise one, each full one. vLLM captures the two
+/// largest sizes, takes what the second one needed for each further one, and sets the sum aside.
 const FIRST_GRAPH: f64 = 134.0 * MIB;
 const PIECEWISE_GRAPH: f64 = 6.0 * MIB;
+/// The same where the two largest sizes are far apart, so that the second cannot reuse the memory of the first: 41 piecewise
+/// and 35 full graphs up to 1,280 tokens were estimated at 16.3 GiB and used 0.92. Measured once.
+const SPARSE_GRAPH: f64 = 410.0 * MIB;
 const FULL_GRAPH: f64 = 2.0 * MIB;
 const GRAPH_LAYERS: f64 = 32.0;
 /// A full step's peak, in bf16 values per token: so many of the hidden width and of the MLP's inner width.
@@ -38,7 +43,7 @@ const LORA_FIXED: f64 = 22.0e6;
 const MIB: f64 = (1u64 << 20) as f64;
 
 /// What decides the size of the cache, named as vLLM's flags; the defaults are those of the measured server.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct MemorySettings {
     /// `--gpu-memory-utilization`, share of the whole memory.
     pub utilisation: f64,
@@ -50,8 +55,8 @@ pub struct MemorySettings {
     pub layout: Layout,
     /// `--max-loras` and `--max-lora-rank` when LoRA is on.
     pub lora: Option<(u32, u32)>,
-    /// False with `--enforce-eager`.
-    pub graphs: bool,
+    /// Captured graphs.
+    pub graphs: Graphs,
     /// `--kv-cache-memory-bytes`: replaces the arithmetic above, not the weights' need.
     pub kv_cache_bytes: Option<u64>,
     /// Bytes that other processes use.
@@ -66,7 +71,7 @@ impl Default for MemorySettings {
             max_num_batched_tokens: 8192,
             layout: Layout::default(),
             lora: None,
-            graphs: true,
+            graphs: Graphs::chosen(256, 8192, None),
             kv_cache_bytes: None,
             occupied_bytes: 0.0,
         }
@@ -193,23 +198,16 @@ fn activation_bytes(model: &Model, settings: &MemorySettings, group: f64) -> f64
     step.max(logits)
 }
 
-/// Piecewise graphs up to the largest size, full ones up to `max_num_seqs`; all of it twice with LoRA.
+/// What vLLM sets aside for graphs; all of it twice with LoRA.
 fn graph_bytes(model: &Model, settings: &MemorySettings) -> f64 {
-    if !settings.graphs {
+    let (piecewise, full) = settings.graphs.counts();
+    if piecewise == 0 {
         return 0.0;
     }
-    let largest = settings.max_num_seqs.saturating_mul(2).min(512).min(settings.max_num_batched_tokens);
-    let piecewise = f64::from(graph_sizes(largest));
-    let full = f64::from(graph_sizes(settings.max_num_seqs.min(largest)));
+    let further = if settings.graphs.is_sparse() { SPARSE_GRAPH } else { PIECEWISE_GRAPH };
     let sets = if settings.lora.is_some() { 2.0 } else { 1.0 };
-    let bytes = FIRST_GRAPH + PIECEWISE_GRAPH * (piecewise - 1.0) + FULL_GRAPH * (full - 1.0);
+    let bytes = FIRST_GRAPH + further * (piecewise as f64 - 1.0) + FULL_GRAPH * full.saturating_sub(1) as f64;
     sets * bytes * f64::from(model.layers) / GRAPH_LAYERS
-}
-
-/// How many sizes are captured: 1, 2, 4, then by 8 to 256, then by 16, up to the largest.
-pub(crate) fn graph_sizes(largest: u32) -> u32 {
-    let small = [1, 2, 4].iter().filter(|size| **size <= largest).count() as u32;
-    small + largest.min(248) / 8 + largest.saturating_sub(240) / 16
 }
 
 #[cfg(test)]
@@ -247,9 +245,10 @@ mod tests {
             utilisation: 0.95,
             max_num_seqs: 64,
             max_num_batched_tokens: 2048,
+            graphs: Graphs::chosen(64, 2048, None),
             ..MemorySettings::default()
         };
-        let refused = budget("rtx3080-10", "llama-3.1-8b", small).unwrap_err();
+        let refused = budget("rtx3080-10", "llama-3.1-8b", small.clone()).unwrap_err();
         assert!(matches!(refused, MemoryError::Weights { .. }), "{refused}");
         let layout = Layout { fp8_weights: true, fp8_kv: true, tensor_parallel: 1 };
         let budget = budget("rtx3080-10", "llama-3.1-8b", MemorySettings { layout, ..small }).unwrap();
@@ -258,16 +257,28 @@ mod tests {
 
     #[test]
     fn every_refusal_says_what_to_do() {
-        let at = |settings| budget("l4", "llama-3.1-8b", settings).unwrap_err().to_string();
+        let at = |settings: MemorySettings| budget("l4", "llama-3.1-8b", settings).unwrap_err().to_string();
         let base = MemorySettings::default();
-        assert!(at(MemorySettings { utilisation: 0.7, ..base }).contains("raise the utilisation"));
-        assert!(at(MemorySettings { occupied_bytes: 8.0 * GIB, ..base }).contains("lower the utilisation"));
+        assert!(at(MemorySettings { utilisation: 0.7, ..base.clone() }).contains("raise the utilisation"));
+        assert!(at(MemorySettings { occupied_bytes: 8.0 * GIB, ..base.clone() }).contains("lower the utilisation"));
         let cache = MemorySettings { kv_cache_bytes: Some(6 << 30), max_num_seqs: 1024, ..base };
         assert!(at(cache).contains("lower max_num_seqs"));
     }
 
     #[test]
-    fn sizes_are_counted_as_vllm_lists_them() {
-        assert_eq!([512, 256, 128, 8, 2].map(graph_sizes), [51, 35, 19, 4, 2]);
+    fn graphs_cost_what_vllm_sets_aside_for_them() {
+        let tokens = |graphs: Graphs| {
+            let settings = MemorySettings { graphs, ..MemorySettings::default() };
+            budget("h200", "llama-3.1-8b", settings).unwrap().tokens()
+        };
+        // vLLM 0.22.1 reported these sizes.
+        assert!(tokens(Graphs::none()).abs_diff(922_256) < 2000, "eager: {}", tokens(Graphs::none()));
+        let wide = tokens(Graphs::chosen(256, 8192, Some(1280)));
+        assert!(wide.abs_diff(914_320) < 500, "99 piecewise graphs: {wide}");
+        let sizes = [1, 2, 4].into_iter().chain((8..=256).step_by(8)).chain([384, 512, 640, 768, 1024, 1280]);
+        let sparse = Graphs::of_sizes(sizes.collect(), 256, 8192);
+        assert_eq!(sparse.counts(), (41, 35));
+        let gib = f64::from(tokens(sparse)) * 131_072.0 / GIB;
+        assert!((95.0..97.0).contains(&gib), "41 piecewise graphs leave 95 GiB: {gib}");
     }
 }

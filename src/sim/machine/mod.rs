@@ -4,19 +4,21 @@
 //! result. All of it is pure arithmetic on sizes and counts, except that `preset` reads files that the user names.
 
 mod constants;
-pub mod cost;
 mod gpu;
+pub mod graphs;
 mod layout;
 pub mod memory;
 mod model;
 mod preset;
 mod profile;
+pub mod cost;
 #[cfg(test)]
 mod tests;
 
-pub use constants::{Constants, Efficiency, FrontEndRates, StepConstants};
+pub use constants::{Constants, Efficiency, FrontEndRates, HostConstants, KernelConstants, StepConstants};
 pub use cost::{CostModel, StepLoad};
 pub use gpu::{GIB, Gpu};
+pub use graphs::Graphs;
 pub use layout::Layout;
 pub use memory::{KvBudget, MemoryError, MemorySettings, kv_budget};
 pub use model::Model;

@@ -2,13 +2,13 @@
 //!
 //! ```text
 //! Gpu (vendor's peaks)  +  Model (sizes)  +  Constants (fitted shares and costs)  -> Profile (rates that steps use)
-//! gpu/*.toml               model/*.toml      constants.toml
+//! gpu/*.toml               model/*.toml      constants.toml, host/*.toml
 //! ```
 //!
 //! A group of `tensor_parallel` GPUs divides weights, KV cache and FLOPs, and pays two all-reduces per layer. Weights
 //! in fp8 halve the bytes of the linear layers; they raise the FLOPs only where the chip multiplies in fp8.
 
-use super::constants::{Constants, FrontEndRates, StepConstants};
+use super::constants::{Constants, FrontEndRates, HostConstants, KernelConstants, StepConstants};
 use super::gpu::Gpu;
 use super::layout::Layout;
 use super::memory::{MemorySettings, kv_budget};
@@ -35,6 +35,8 @@ pub struct Profile {
     pub cost: Rates,
     /// Constants of the API server in front of the engine.
     pub front_end: FrontEndRates,
+    /// The constants that it was made with, the GPU's own included.
+    pub constants: Constants,
 }
 
 /// Dimensions of a model's share on one GPU.
@@ -42,7 +44,9 @@ pub struct Profile {
 pub struct Shape {
     /// Transformer layers.
     pub layers: u32,
-    /// Query heads x head size, all GPUs together.
+    /// Query heads.
+    pub heads: u32,
+    /// Query heads x head size.
     pub hidden: u32,
     /// Parameters that every token is multiplied by.
     pub linear_parameters: f64,
@@ -70,20 +74,30 @@ pub struct Memory {
 /// Rates of the step on one GPU of the group.
 #[derive(Clone, Debug)]
 pub struct Rates {
-    /// Effective bandwidth, bytes per second.
-    pub bytes_per_s: f64,
+    /// Effective bandwidth for weights, bytes per second.
+    pub weights_per_s: f64,
+    /// Effective bandwidth for the KV cache, bytes per second, in steps of decodes only.
+    pub kv_cache_per_s: f64,
+    /// The same beside part of a prompt.
+    pub mixed_kv_cache_per_s: f64,
     /// Effective rate of the linear layers, FLOP per second.
     pub linear_flops_per_s: f64,
-    /// Effective rate of prefill attention, FLOP per second, of the whole group.
+    /// Effective rate of the attention of prompts, FLOP per second.
     pub attention_flops_per_s: f64,
+    /// Attention tiles that are computed at the same time.
+    pub tiles_at_once: f64,
     /// All-reduces in a group, seconds per step.
     pub reduce_s_per_step: f64,
     /// All-reduces in a group, seconds per token.
     pub reduce_s_per_token: f64,
     /// Bytes of an adapter for each rank, on one GPU.
     pub adapter_bytes_per_rank: f64,
+    /// How kernels fill the GPU.
+    pub kernel: KernelConstants,
     /// Costs that do not follow from sizes.
     pub step: StepConstants,
+    /// Costs of the engine's CPU.
+    pub host: HostConstants,
 }
 
 impl Profile {
@@ -125,7 +139,8 @@ impl Profile {
         let (layers, head) = (model.layer_parameters() / share, model.head_parameters() / share);
         let shape = Shape {
             layers: model.layers,
-            hidden: model.heads * model.head_dim,
+            heads: model.heads / group,
+            hidden: model.heads * model.head_dim / group,
             linear_parameters: layers,
             head_parameters: head,
             weight_bytes: layers * weight_element + head * 2.0,
@@ -134,14 +149,20 @@ impl Profile {
         };
         let ring = 2.0 * (share - 1.0) / share;
         let reduces = 2.0 * f64::from(model.layers);
+        let bandwidth = gpu.bandwidth_gb_per_s * 1e9;
         let cost = Rates {
-            bytes_per_s: gpu.bandwidth_gb_per_s * 1e9 * constants.efficiency.bandwidth,
+            weights_per_s: bandwidth * constants.efficiency.bandwidth,
+            kv_cache_per_s: bandwidth * constants.efficiency.kv_cache,
+            mixed_kv_cache_per_s: bandwidth * constants.efficiency.mixed_kv_cache,
             linear_flops_per_s: flops * 1e12 * constants.efficiency.linear,
-            attention_flops_per_s: gpu.bf16_tflops * 1e12 * constants.efficiency.attention * share,
+            attention_flops_per_s: gpu.bf16_tflops * 1e12 * constants.efficiency.attention,
+            tiles_at_once: f64::from(gpu.multiprocessors),
             reduce_s_per_step: reduces * latency,
             reduce_s_per_token: reduces * ring * f64::from(model.hidden) * 2.0 / link,
             adapter_bytes_per_rank: 2.0 * model.adapter_elements_per_rank() / share,
-            step: constants.step,
+            kernel: constants.kernel.clone(),
+            step: constants.step.clone(),
+            host: constants.host.clone(),
         };
         let settings = MemorySettings { layout, ..MemorySettings::default() };
         let memory = Memory {
@@ -149,6 +170,6 @@ impl Profile {
             max_num_seqs: settings.max_num_seqs,
             max_num_batched_tokens: settings.max_num_batched_tokens,
         };
-        Ok(Self { gpu, model, layout, shape, memory, cost, front_end: constants.front_end })
+        Ok(Self { gpu, model, layout, shape, memory, cost, front_end: constants.front_end.clone(), constants })
     }
 }

@@ -46,9 +46,8 @@ fn a_file_of_the_user_is_read_and_all_missing_numbers_are_named() {
         Gpu::load(path.to_str().unwrap())
     };
     let error = load("memory_gib = 178.0\ncontext_gib = 0.5\nreserved_gib = 0.04").unwrap_err().to_string();
-    assert!(error.contains("lacks bandwidth_gb_per_s, bf16_tflops"), "{error}");
-    let whole =
-        "memory_gib = 178\ncontext_gib = 0.5\nreserved_gib = 0.04\nbandwidth_gb_per_s = 8000\nbf16_tflops = 2250\n";
+    assert!(error.contains("lacks bandwidth_gb_per_s, bf16_tflops, multiprocessors"), "{error}");
+    let whole = "memory_gib = 178\ncontext_gib = 0.5\nreserved_gib = 0.04\nbandwidth_gb_per_s = 8000\nbf16_tflops = 2250\nmultiprocessors = 148\n";
     assert_eq!(load(whole).unwrap().bandwidth_gb_per_s, 8000.0);
     assert!(load(&format!("{whole}cores = 3")).unwrap_err().to_string().contains("cores"));
     assert!(load(&whole.replace("178", "'much'")).unwrap_err().to_string().contains("memory_gib"));

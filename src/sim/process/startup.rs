@@ -16,7 +16,6 @@
 use std::time::Duration;
 
 use crate::machine::GIB;
-use crate::machine::memory::graph_sizes;
 use crate::observe::log::{Level, LogSource};
 use crate::process::config::SimConfig;
 use crate::process::refusal::{Refusal, Stage};
@@ -152,9 +151,9 @@ fn sizing(config: &SimConfig) -> Vec<Event> {
 
 /// Adds the capture of CUDA graphs; returns its seconds.
 fn capturing(config: &SimConfig, events: &mut Vec<Event>) -> f64 {
-    let largest = config.engine.max_num_seqs.saturating_mul(2).min(512).min(config.engine.max_num_batched_tokens);
+    let (piecewise, _) = config.graphs.counts();
     let sets = if config.lora { 2.0 } else { 1.0 };
-    let took = sets * f64::from(graph_sizes(largest)) * 2.0 * 0.003 * f64::from(config.profile.shape.layers);
+    let took = sets * piecewise as f64 * 2.0 * 0.003 * f64::from(config.profile.shape.layers);
     let gib = config.budget.map_or(0.0, |budget| budget.graphs) / GIB;
     events.extend([
         core("gpu_model_runner.py:6420", "Capturing CUDA graphs (mixed prefill-decode, PIECEWISE)"),

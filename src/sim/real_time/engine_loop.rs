@@ -185,6 +185,7 @@ impl EngineLoop {
                 if let Some(since) = self.hung_since.take() {
                     self.epoch += since.elapsed();
                 }
+                self.server.end_stall(self.virtual_now());
             }
             Command::Fault(Fault::Stall(extra)) => self.server.stall(extra),
             Command::Fault(Fault::OutOfMemory(running)) => self.out_of_memory_at = Some(running),

@@ -177,7 +177,7 @@ fn requested_tokens(kind: RequestKind, fields: &Map<String, Value>, length: u32)
 }
 
 fn stream_option(fields: &Map<String, Value>, name: &str) -> bool {
-    fields.get("stream_options").is_some_and(|options| options[name].as_bool().unwrap_or(false))
+    fields.get("stream_options").and_then(Value::as_object).is_some_and(|options| options.truth(name))
 }
 
 /// Log probabilities returned where those of the whole vocabulary were requested.

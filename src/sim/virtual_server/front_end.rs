@@ -8,7 +8,8 @@
 //! together after n times the work of one: of 100 simultaneous requests to a real server, the first tenth reached the engine
 //! after 38 ms and the last after 52 ms. Tokens have priority over requests, so requests enter slowly while many streams
 //! decode. The tokens of a step become visible together, when most of them are sent; real clients see them spread around
-//! that time. A first token costs more, in proportion to its prompt.
+//! that time. A first token costs more, in proportion to its prompt: 13 ms for 16,000 tokens, in which no other token leaves.
+//! Several API servers share requests and tokens.
 //!
 //! Pure: time is a parameter. It holds what the caller submitted, without a limit of its own.
 
@@ -17,17 +18,26 @@ use std::time::Duration;
 
 use crate::engine::{Request, SequenceId};
 use crate::machine::FrontEndRates;
+use sluice_core::base::Rng;
 
+/// Most API servers of one engine.
+const MAX_SERVERS: u32 = 64;
 /// Share of a step's tokens that are sent when its median client sees its own: half, plus the time that the engine needs to
 /// pass them on (8 us each).
 const SENT: f64 = 0.75;
 
-/// The API server's thread. With n requests inside, each advances at 1/n of the thread.
-///
-/// With V the work done per request since time zero (dV/dt = 1/n), a request of work S that came at V leaves at V + S.
+/// The API servers in front of an engine (`--api-server-count`), one thread each.
 #[derive(Clone, Debug)]
 pub struct FrontEnd {
     rates: FrontEndRates,
+    threads: Vec<Thread>,
+}
+
+/// The thread of one API server. With n requests inside, each advances at 1/n of the thread.
+///
+/// With V the work done per request since time zero (dV/dt = 1/n), a request of work S that came at V leaves at V + S.
+#[derive(Clone, Debug, Default)]
+struct Thread {
     /// The thread is busy sending tokens until then.
     busy_until: Duration,
     /// Work done per request until `at`, seconds.
@@ -38,57 +48,98 @@ pub struct FrontEnd {
 }
 
 impl FrontEnd {
-    /// An idle server.
+    /// An idle API server.
     pub fn new(rates: &FrontEndRates) -> Self {
-        let (busy_until, at) = (Duration::ZERO, Duration::ZERO);
-        Self { rates: rates.clone(), busy_until, done: 0.0, at, inside: VecDeque::new() }
+        Self::with_servers(rates, 1)
+    }
+
+    /// So many idle API servers, at least one. Which of them a request comes to depends on its id alone, as the kernel's choice
+    /// depends on the connection.
+    pub fn with_servers(rates: &FrontEndRates, servers: u32) -> Self {
+        let servers = servers.clamp(1, MAX_SERVERS) as usize;
+        Self { rates: rates.clone(), threads: vec![Thread::default(); servers] }
+    }
+
+    /// The thread that serves this sequence.
+    fn thread_of(&self, id: SequenceId) -> usize {
+        if self.threads.len() == 1 { 0 } else { Rng::new(id).below(self.threads.len()) }
     }
 
     /// One HTTP request enters at `now` (times never decrease).
     pub(crate) fn enter(&mut self, now: Duration, requests: Vec<Request>) {
-        self.advance(now);
         // The choices of one request share its prompt.
-        let prompt = f64::from(requests.first().map_or(0, |request| request.prompt_tokens));
-        let work = self.rates.request_us + self.rates.request_token_us * prompt;
-        let leaves = self.done + work.max(0.0) * 1e-6;
-        let place = self.inside.partition_point(|(other, _)| *other <= leaves);
-        self.inside.insert(place, (leaves, requests));
+        let (id, prompt) = requests.first().map_or((0, 0), |request| (request.id, request.prompt_tokens));
+        let work = self.rates.request_us + self.rates.request_token_us * f64::from(prompt);
+        let at = self.thread_of(id);
+        self.threads[at].enter(now, work.max(0.0) * 1e-6, requests);
     }
 
     /// When the next request reaches the engine if no other enters.
     pub(crate) fn next_leave(&self) -> Option<Duration> {
         let latency = micros(self.rates.in_us);
-        self.leaves_thread().map(|at| at + latency)
+        self.threads.iter().filter_map(Thread::next_leave).min().map(|at| at + latency)
     }
 
-    fn leaves_thread(&self) -> Option<Duration> {
-        let (tag, _) = self.inside.front()?;
-        let left = (tag - self.done).max(0.0) * self.inside.len() as f64;
-        Some(self.at.max(self.busy_until) + Duration::from_secs_f64(left))
-    }
-
-    /// Removes the first request if it has left the thread by `now`; returns it with the time at which it reaches the engine.
+    /// Removes the first request if it has left its thread by `now`; returns it with the time at which it reaches the engine.
     pub(crate) fn leave(&mut self, now: Duration) -> Option<(Duration, Vec<Request>)> {
-        let at = self.leaves_thread().filter(|at| *at <= now)?;
-        let (tag, requests) = self.inside.pop_front()?;
-        (self.done, self.at) = (tag, at);
+        let thread = self.threads.iter_mut().filter_map(|thread| Some((thread.next_leave()?, thread)));
+        let (at, thread) = thread.min_by_key(|(at, _)| *at).filter(|(at, _)| *at <= now)?;
+        let (tag, requests) = thread.inside.pop_front()?;
+        (thread.done, thread.at) = (tag, at);
         Some((at + micros(self.rates.in_us), requests))
     }
 
-    /// A step whose results were taken at `now` has `tokens` to send; `first_prompts` are the prompts of those that are first
-    /// tokens. Returns when a client sees them.
-    pub(crate) fn send(&mut self, now: Duration, tokens: usize, first_prompts: impl Iterator<Item = u32>) -> Duration {
-        self.advance(now);
-        let mut work = self.rates.token_us * tokens as f64;
-        let mut firsts = 0.0;
-        for prompt in first_prompts {
-            firsts += self.rates.first_us + self.rates.first_token_us * f64::from(prompt);
+    /// Sends `tokens` of a step whose results were taken at `now`: whose each is and, of a first token, its prompt. Returns when
+    /// clients see them.
+    pub(crate) fn send(
+        &mut self,
+        now: Duration,
+        tokens: impl IntoIterator<Item = (SequenceId, Option<u32>)>,
+    ) -> Duration {
+        let mut work = vec![(0.0, 0.0); self.threads.len()];
+        for (id, first_of) in tokens {
+            let (firsts, others) = &mut work[self.thread_of(id)];
+            *others += self.rates.token_us;
+            *firsts +=
+                first_of.map_or(0.0, |prompt| self.rates.first_us + self.rates.first_token_us * f64::from(prompt));
         }
-        work += firsts;
-        let start = self.busy_until.max(now);
-        self.busy_until = start + micros(work);
-        // The engine's outputs are read at once, prompts of first tokens included; then the tokens are sent one by one.
-        start + micros(self.rates.out_us + firsts + (work - firsts) * SENT)
+        let out = micros(self.rates.out_us);
+        let sent = self.threads.iter_mut().zip(work).map(|(thread, (firsts, others))| {
+            thread.advance(now);
+            let start = thread.busy_until.max(now);
+            thread.busy_until = start + micros(firsts + others);
+            // The engine's outputs are read at once, prompts of first tokens included; then the tokens are sent one by one.
+            start + micros(firsts + others * SENT)
+        });
+        sent.max().unwrap_or(now) + out
+    }
+
+    /// Removes a sequence; returns whether it was there. The work of its request remains.
+    pub(crate) fn abort(&mut self, id: SequenceId) -> bool {
+        let before = self.sequences();
+        let inside = self.threads.iter_mut().flat_map(|thread| &mut thread.inside);
+        inside.for_each(|(_, requests)| requests.retain(|request| request.id != id));
+        self.sequences() < before
+    }
+
+    /// Sequences inside.
+    pub(crate) fn sequences(&self) -> usize {
+        self.threads.iter().flat_map(|thread| &thread.inside).map(|(_, requests)| requests.len()).sum()
+    }
+}
+
+impl Thread {
+    fn enter(&mut self, now: Duration, work: f64, requests: Vec<Request>) {
+        self.advance(now);
+        let leaves = self.done + work;
+        let place = self.inside.partition_point(|(other, _)| *other <= leaves);
+        self.inside.insert(place, (leaves, requests));
+    }
+
+    fn next_leave(&self) -> Option<Duration> {
+        let (tag, _) = self.inside.front()?;
+        let left = (tag - self.done).max(0.0) * self.inside.len() as f64;
+        Some(self.at.max(self.busy_until) + Duration::from_secs_f64(left))
     }
 
     /// Advances the clock within an interval in which no request leaves.
@@ -98,18 +149,6 @@ impl FrontEnd {
             self.done += passed.as_secs_f64() / self.inside.len() as f64;
         }
         self.at = self.at.max(now);
-    }
-
-    /// Removes a sequence; returns whether it was there. The work of its request remains.
-    pub(crate) fn abort(&mut self, id: SequenceId) -> bool {
-        let before = self.sequences();
-        self.inside.iter_mut().for_each(|(_, requests)| requests.retain(|request| request.id != id));
-        self.sequences() < before
-    }
-
-    /// Sequences inside.
-    pub(crate) fn sequences(&self) -> usize {
-        self.inside.iter().map(|(_, requests)| requests.len()).sum()
     }
 }
 
@@ -163,17 +202,31 @@ mod tests {
     fn tokens_hold_requests_up_and_are_seen_when_most_are_sent() {
         let rates = FrontEndRates { request_us: 1000.0, token_us: 100.0, out_us: 2000.0, ..NOTHING };
         let mut front_end = FrontEnd::new(&rates);
-        let seen = front_end.send(Duration::ZERO, 100, std::iter::empty());
+        let seen = front_end.send(Duration::ZERO, (0..100).map(|id| (id, None)));
         assert_eq!(seen, Duration::from_micros(2000 + 7500));
         front_end.enter(Duration::ZERO, request(1, 1));
         assert_eq!(front_end.next_leave().unwrap().as_millis(), 10 + 1);
-        assert_eq!(front_end.send(Duration::from_millis(1), 0, std::iter::empty()).as_millis(), 12);
+        assert_eq!(front_end.send(Duration::from_millis(1), []).as_millis(), 12);
     }
 
     #[test]
     fn the_first_token_of_a_long_prompt_is_seen_later() {
         let mut front_end = FrontEnd::new(&FrontEndRates { first_us: 100.0, first_token_us: 0.5, ..NOTHING });
-        let seen = front_end.send(Duration::ZERO, 1, [32_000].into_iter());
+        let seen = front_end.send(Duration::ZERO, [(1, Some(32_000))]);
         assert_eq!(seen, Duration::from_micros(16_100));
+    }
+
+    #[test]
+    fn several_api_servers_share_the_work() {
+        let rates = FrontEndRates { request_us: 1000.0, token_us: 100.0, ..NOTHING };
+        let busy = |servers| {
+            let mut front_end = FrontEnd::with_servers(&rates, servers);
+            (0..64).for_each(|id| front_end.enter(Duration::ZERO, request(id, 1)));
+            let last = std::iter::from_fn(|| front_end.leave(Duration::from_secs(1))).last().unwrap().0;
+            (last, front_end.send(Duration::from_secs(1), (0..64).map(|id| (id, None))) - Duration::from_secs(1))
+        };
+        let ((alone, sent_alone), (shared, sent_shared)) = (busy(1), busy(4));
+        assert_eq!((alone.as_millis(), sent_alone.as_micros()), (64, 4800));
+        assert!(shared < alone / 2 && sent_shared < sent_alone / 2, "{shared:?} {sent_shared:?}");
     }
 }

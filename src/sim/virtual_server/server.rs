@@ -50,6 +50,8 @@ struct UnderWay {
     next_plan: Duration,
     /// Whether its launch blocks until the GPU has finished it.
     stalled: bool,
+    /// By how much a fault makes it longer.
+    extra: Duration,
     outcome: StepOutcome,
 }
 
@@ -61,7 +63,9 @@ pub struct VirtualServer {
     /// Requests that have left the front end's thread, with the time at which they reach the engine, in that order.
     in_front_end: VecDeque<(Duration, Request)>,
     under_way: Option<UnderWay>,
-    /// Steps that have ended and whose tokens are on their way to the clients, in order of time.
+    /// Steps that have ended, with the time at which the engine takes their results, in order of time.
+    computed: VecDeque<(Duration, UnderWay)>,
+    /// Steps whose results were taken and whose tokens are on their way to the clients, in order of time.
     leaving: VecDeque<StepEnd>,
     /// Prompt tokens of the sequences that have no first token yet.
     prompts: HashMap<SequenceId, u32>,
@@ -77,6 +81,7 @@ impl VirtualServer {
             engine,
             in_front_end: VecDeque::new(),
             under_way: None,
+            computed: VecDeque::new(),
             leaving: VecDeque::new(),
             prompts: HashMap::new(),
             refused: Vec::new(),
@@ -111,6 +116,15 @@ impl VirtualServer {
         self.stall += extra;
     }
 
+    /// No step is made longer any more, and one that is ends when it would have ended, or at `now`.
+    pub fn end_stall(&mut self, now: Duration) {
+        self.stall = Duration::ZERO;
+        if let Some(step) = &mut self.under_way {
+            step.ended = (step.ended - std::mem::take(&mut step.extra)).max(now.min(step.ended));
+            step.next_plan = step.next_plan.min(step.ended);
+        }
+    }
+
     /// Pauses or resumes the engine. On resume a step starts at `now` if none is under way.
     pub fn pause(&mut self, now: Duration, pause: Pause) {
         self.engine.pause(pause);
@@ -132,7 +146,7 @@ impl VirtualServer {
 
     /// When the next event happens; `None` if the server is idle.
     pub fn next_at(&self) -> Option<Duration> {
-        let leaving = self.leaving.front().map(|end| end.ended);
+        let tokens = self.tokens_at();
         let engine = match &self.under_way {
             Some(step) => Some(step.ended),
             None => {
@@ -140,23 +154,34 @@ impl VirtualServer {
                 ready.into_iter().chain(self.front_end.next_leave()).min()
             }
         };
-        leaving.into_iter().chain(engine).min()
+        tokens.into_iter().chain(engine).min()
     }
 
-    /// Processes at most one event that is due at `now`: the end of a step, its tokens at the clients, or a start.
+    /// When the next tokens reach the front end or the clients.
+    fn tokens_at(&self) -> Option<Duration> {
+        let leaving = self.leaving.front().map(|end| end.ended);
+        leaving.into_iter().chain(self.computed.front().map(|(taken, _)| *taken)).min()
+    }
+
+    /// Processes at most one event that is due at `now`: the end of a step, its results in the front end, its tokens at the
+    /// clients, or a start.
     pub fn poll(&mut self, now: Duration) -> Option<StepEnd> {
-        let engine_first = match (&self.under_way, self.leaving.front()) {
-            (Some(step), Some(leaving)) => step.ended < leaving.ended,
-            (Some(_), None) => true,
-            (None, _) => false,
-        };
-        if !engine_first && self.leaving.front().is_some_and(|end| end.ended <= now) {
-            return self.leaving.pop_front();
+        let step_ends = self.under_way.as_ref().map(|step| step.ended);
+        let tokens = self.tokens_at();
+        if let Some(at) = tokens.filter(|at| *at <= now && step_ends.is_none_or(|end| *at <= end)) {
+            if self.leaving.front().is_some_and(|end| end.ended == at) {
+                return self.leaving.pop_front();
+            }
+            self.send();
+            return None;
         }
         match self.under_way.take() {
             Some(step) if step.ended <= now => {
                 self.start(step.ended, step.next_plan);
-                self.finish(step);
+                let taken = self.results_taken(step.ended);
+                // Results are taken in order.
+                let taken = self.computed.back().map_or(taken, |(last, _)| taken.max(*last));
+                self.computed.push_back((taken, step));
                 None
             }
             Some(step) => {
@@ -190,18 +215,19 @@ impl VirtualServer {
         match &self.under_way {
             None => ended,
             Some(next) if next.stalled => next.ended,
-            Some(next) => ended.max(next.planned + self.engine.cost().launch(&next.outcome.load)),
+            Some(next) => ended.max(next.planned + next.outcome.host),
         }
     }
 
-    /// Passes the tokens of a step that ended to the front end.
-    fn finish(&mut self, step: UnderWay) {
-        let UnderWay { started, ended, outcome, .. } = step;
+    /// Passes the tokens of the first step whose results were taken to the front end.
+    fn send(&mut self) {
+        let Some((taken, step)) = self.computed.pop_front() else { return };
+        self.drain_front_end(taken);
+        let UnderWay { started, outcome, .. } = step;
         let StepOutcome { load, emitted, admitted, preempted, .. } = outcome;
-        let taken = self.results_taken(ended);
         let prompts = &mut self.prompts;
-        let firsts = emitted.iter().filter(|token| token.first).filter_map(|token| prompts.remove(&token.id));
-        let seen = self.front_end.send(taken, emitted.len(), firsts);
+        let tokens = emitted.iter().map(|token| (token.id, prompts.remove(&token.id).filter(|_| token.first)));
+        let seen = self.front_end.send(taken, tokens);
         // A client sees steps in order.
         let seen = self.leaving.back().map_or(seen, |last| last.ended.max(seen));
         let refused = std::mem::take(&mut self.refused);
@@ -215,13 +241,14 @@ impl VirtualServer {
         self.engine.stage_fresh();
         self.add_ready(at);
         let Some(outcome) = self.engine.step() else { return };
-        let ended = at + outcome.duration + std::mem::take(&mut self.stall);
+        let extra = std::mem::take(&mut self.stall);
+        let ended = at + outcome.duration + extra;
         let cost = self.engine.cost();
         // The duration is jittered already, so its digits can seed this draw.
         let stalled = Rng::new(outcome.duration.as_nanos() as u64).unit() < cost.stall_share(&outcome.load);
-        let launched = if stalled { ended } else { planned + cost.launch(&outcome.load) };
+        let launched = if stalled { ended } else { planned + outcome.host };
         let next_plan = launched.clamp(at, ended);
-        self.under_way = Some(UnderWay { started: at, ended, planned, next_plan, stalled, outcome });
+        self.under_way = Some(UnderWay { started: at, ended, planned, next_plan, stalled, extra, outcome });
     }
 
     /// Adds the requests that reach the engine by `until`.
@@ -325,7 +352,7 @@ mod tests {
         server.submit(Duration::ZERO, [request(1)]);
         let (mut steps, mut together) = (Vec::new(), 0);
         while let Some(at) = server.next_at() {
-            together += u32::from(server.under_way.is_some() && !server.leaving.is_empty());
+            together += u32::from(server.under_way.is_some() && server.tokens_at().is_some());
             steps.extend(server.poll(at));
         }
         assert_eq!(steps.iter().map(|end| end.emitted.len()).sum::<usize>(), 3);

@@ -140,10 +140,10 @@ async fn routing_headers_and_the_first_error_message_are_kept() {
     let engine = MockEngine::start(move |number| if number == 0 { response.clone() } else { shed.clone() }).await;
     let client = LoadClient::new(&[engine.url()], Api::Completions, LIMIT).unwrap();
     for failure in [None, Some(RequestFailure::Status(503)), Some(RequestFailure::Status(503))] {
-        let mut place = RoutingInfo::default();
-        assert_eq!(client.send_with_routing(&request(), Instant::now(), &mut place).await.err(), failure);
-        assert_eq!((place.pool.as_deref(), place.backend.as_deref()), (Some("long"), Some("gpu1")));
-        assert_eq!(place.queue, Some(Duration::from_micros(12_500)));
+        let mut routing = RoutingInfo::default();
+        assert_eq!(client.send_with_routing(&request(), Instant::now(), &mut routing).await.err(), failure);
+        assert_eq!((routing.pool.as_deref(), routing.backend.as_deref()), (Some("long"), Some("gpu1")));
+        assert_eq!(routing.queue, Some(Duration::from_micros(12_500)));
     }
     assert_eq!(client.reasons(), BTreeMap::from([(503, "queue full".to_owned())]));
 }

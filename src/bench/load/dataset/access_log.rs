@@ -1,20 +1,20 @@
 //! The gateway's access log as a workload, to replay recorded traffic.
 //!
-//! A line holds when a request ended and how long it took, so it arrived at `time - total_ms`. Its prompt tokens are the
-//! engine's usage, otherwise the gateway's estimate. Shed and failed requests are traffic too; where the output length is
-//! unknown, the median of the known ones is used. Only requests that generate text are used. Models other than the configured
-//! one are taken as adapters, since adapters are sent as `"model"`.
+//! A line says when a request ended and how long it took, so it arrived at `time - total_ms`. Prompt tokens are those of the
+//! engine's usage, otherwise the gateway's estimate. Shed and failed requests are replayed too: their output length is the
+//! median of the known ones. Requests that do not generate text are left out. A model other than the configured one
+//! becomes an adapter, since adapters are sent as `"model"`.
 //!
-//! The log holds neither prompts nor their shared prefixes, so prompts are generated with the recorded lengths.
+//! The log holds no prompts, so prompts of the recorded lengths are generated. Shared prefixes are lost.
 
 use serde_json::Value;
 
-use super::error::{DatasetError, row};
+use super::error::{DatasetError, bad_row};
 use super::item::{Item, ItemPrompt, Items};
 use super::jsonl::{keys, objects};
 use super::options::ReadOptions;
 
-/// The routes that generate, as the log labels them.
+/// Routes that generate text, as named in the log.
 const GENERATING: [&str; 4] = ["chat_completions", "completions", "responses", "messages"];
 
 pub(super) fn access_log(text: &str, file: &str, options: &ReadOptions<'_>) -> Result<Items, DatasetError> {
@@ -31,7 +31,7 @@ pub(super) fn access_log(text: &str, file: &str, options: &ReadOptions<'_>) -> R
         };
         let time = entry.get("time").and_then(Value::as_str).ok_or_else(|| missing("time"))?;
         let time: jiff::Timestamp =
-            time.parse().map_err(|_| row(file, line, format!("`time` '{time}' is not a time (RFC 3339)")))?;
+            time.parse().map_err(|_| bad_row(file, line, format!("`time` '{time}' is not a time (RFC 3339)")))?;
         let total = entry.get("total_ms").and_then(Value::as_f64).ok_or_else(|| missing("total_ms"))?;
         let route = entry.get("route").and_then(Value::as_str).unwrap_or("");
         if !GENERATING.contains(&route) {
@@ -59,8 +59,8 @@ pub(super) fn access_log(text: &str, file: &str, options: &ReadOptions<'_>) -> R
     outputs.sort_unstable();
     let median = outputs.get(outputs.len() / 2).copied().unwrap_or(1);
     waiting.iter().for_each(|&index| items.list[index].output = u32::try_from(median).unwrap_or(u32::MAX));
-    items.note(other, "requests that do not generate are left out");
+    items.note(other, "requests that generate no text are left out");
     items.note(unknown, "requests of unknown length are left out");
-    items.note(waiting.len(), &format!("requests had no response; {median} tokens (the median) are requested"));
+    items.note(waiting.len(), &format!("requests had no response; their output length is the median, {median} tokens"));
     Ok(items)
 }

@@ -1,8 +1,7 @@
 //! Counts the tokens of a text: exactly with a tokenizer, otherwise by its bytes.
 //!
-//! The estimate of [`BYTES_PER_TOKEN`] bytes is the usual ratio for English. It only decides which conversations are
-//! kept and how long responses may get. A tokenizer is read from a local file; a text that it cannot encode is counted
-//! by bytes.
+//! [`BYTES_PER_TOKEN`] is the usual ratio for English. Counts only decide which conversations are kept and how long
+//! responses may be. A tokenizer is read from a local file; a text that it cannot encode is counted by bytes.
 
 use std::path::Path;
 
@@ -11,7 +10,7 @@ use tokenizers::Tokenizer;
 use super::error::DatasetError;
 use super::item::Items;
 
-/// Bytes taken for one token where there is no tokenizer.
+/// Bytes that count as one token without a tokenizer.
 pub const BYTES_PER_TOKEN: usize = 4;
 
 /// Counts the tokens of a text.
@@ -46,7 +45,7 @@ impl TokenCounter {
         u32::try_from(count).unwrap_or(u32::MAX).max(1)
     }
 
-    /// Ids in the tokenizer's vocabulary without added tokens; `None` without a tokenizer.
+    /// Size of the tokenizer's vocabulary, without added tokens; `None` without a tokenizer.
     pub fn vocabulary(&self) -> Option<u32> {
         match self {
             Self::Bytes => None,
@@ -57,7 +56,7 @@ impl TokenCounter {
     pub(super) fn note_estimate(&self, items: &mut Items) {
         if let Self::Bytes = self {
             items.notes.push(format!(
-                "lengths of texts are estimated at {BYTES_PER_TOKEN} bytes a token; give --tokenizer for exact ones"
+                "text lengths are estimated: {BYTES_PER_TOKEN} bytes per token; give --tokenizer for exact ones"
             ));
         }
     }

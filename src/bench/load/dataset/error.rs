@@ -1,7 +1,7 @@
 //! Why a dataset cannot be read.
 //!
-//! Each error names the file, the line where there is one, and what to do. A row that cannot be read is an error: half
-//! of a trace is not that trace. Only the first fault is reported.
+//! Each error names the file, the line if there is one, and what to do. A row that cannot be read is an error, because a
+//! trace with missing rows is a different load. Only the first error is reported.
 
 /// The longest file that is read, bytes: the larger BurstGPT file has 250 MB.
 pub const MAX_FILE: u64 = 4 << 30;
@@ -13,7 +13,7 @@ pub enum DatasetError {
     #[error("cannot read the dataset {0}: {1}")]
     Io(String, std::io::Error),
     /// Longer than [`MAX_FILE`].
-    #[error("the dataset {0} is larger than {MAX_FILE} bytes; cut it")]
+    #[error("the dataset {0} is larger than {MAX_FILE} bytes; give a part of it")]
     TooLarge(String),
     /// A column or key is missing.
     #[error("the dataset {file} has no column '{missing}' (it has {found}); {hint}")]
@@ -50,6 +50,6 @@ pub enum DatasetError {
     Tokenizer(String, String),
 }
 
-pub(super) fn row(file: &str, line: usize, why: impl Into<String>) -> DatasetError {
+pub(super) fn bad_row(file: &str, line: usize, why: impl Into<String>) -> DatasetError {
     DatasetError::Row { file: file.to_owned(), line, why: why.into() }
 }

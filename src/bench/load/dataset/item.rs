@@ -1,7 +1,7 @@
 //! The requests of a dataset, whatever format they were read from.
 //!
-//! An item has either its text or only its length; a trace may also name the blocks of its prompts, so that shared
-//! prefixes stay shared. Times are seconds from the first request. The reader limits the number of items.
+//! An item has the text of its prompt, or only its length. A trace may name the blocks of its prompts, which preserves shared
+//! prefixes. Times are seconds from the first request. Bounds: [`MAX_ITEMS`] items.
 
 use std::sync::Arc;
 
@@ -39,7 +39,7 @@ pub enum ItemPrompt {
     Made {
         /// Its length. At least 1.
         tokens: u32,
-        /// Names of blocks: equal names are equal tokens.
+        /// Names of blocks: blocks with equal names have equal tokens.
         blocks: Arc<[u64]>,
         /// Tokens in a block.
         block: u32,
@@ -60,16 +60,16 @@ pub struct Items {
 }
 
 impl Items {
-    /// Request number `ordinal`; repeats when there are fewer.
+    /// Request number `ordinal`; after the last item the first follows.
     ///
     /// # Panics
-    /// When there is none; [`load`] never returns that.
+    /// There are no items, which [`load`] never returns.
     pub fn at(&self, ordinal: u64) -> &Item {
         &self.list[(ordinal % self.list.len() as u64) as usize]
     }
 
     /// The arrival times; `None` when the file has none.
-    pub fn moments(&self) -> Option<Vec<f64>> {
+    pub fn times(&self) -> Option<Vec<f64>> {
         self.list.iter().map(|item| item.at).collect()
     }
 

@@ -4,7 +4,7 @@
 
 use serde_json::Value;
 
-use super::error::{DatasetError, row};
+use super::error::{DatasetError, bad_row};
 
 /// Lines that are not blank, numbered from 1.
 fn lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
@@ -15,9 +15,10 @@ fn lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
 pub(super) fn objects(text: &str, file: &str) -> Result<Vec<(usize, Value)>, DatasetError> {
     let mut objects = Vec::new();
     for (line, text) in lines(text) {
-        let value: Value = serde_json::from_str(text).map_err(|error| row(file, line, format!("not JSON: {error}")))?;
+        let value: Value =
+            serde_json::from_str(text).map_err(|error| bad_row(file, line, format!("not JSON: {error}")))?;
         if !value.is_object() {
-            return Err(row(file, line, "not a JSON object"));
+            return Err(bad_row(file, line, "not a JSON object"));
         }
         objects.push((line, value));
     }

@@ -7,12 +7,12 @@
 //! | `burstgpt` | CSV with `Timestamp`, `Request tokens`, `Response tokens`; a class for each `Model` | lengths, times |
 //! | `azure` | CSV `TIMESTAMP,ContextTokens,GeneratedTokens` | lengths, times |
 //! | `mooncake` | JSON lines, `timestamp` in ms, blocks of 512 tokens | lengths, times, shared prefixes |
-//! | `timed_trace` | the same with other units, blocks and key names | lengths, times, shared prefixes |
+//! | `timed_trace` | the same with configurable units, blocks and key names | lengths, times, shared prefixes |
 //! | `access_log` | the gateway's access log | lengths, times, adapters |
 //!
-//! Traces hold no prompts, only lengths, so prompts are generated. Where a trace names the blocks of a prompt, equal
-//! names become equal tokens, so that prefixes are shared as in the recorded traffic. Times are seconds from the first
-//! request of the file.
+//! Traces hold the lengths of prompts, not their text, so prompts are generated. If a trace names the blocks of a prompt,
+//! blocks with equal names get equal tokens: prefixes are shared as in the recorded traffic. Times are seconds from the
+//! first request of the file.
 //!
 //! Bounds: files up to [`MAX_FILE`] bytes, [`MAX_ITEMS`] requests. A row that cannot be read is an error with its line
 //! number.
@@ -28,7 +28,7 @@ mod trace;
 
 use std::path::Path;
 
-use crate::seed::{Purpose, stream};
+use crate::seed::{Purpose, rng_for};
 
 pub use counter::{BYTES_PER_TOKEN, TokenCounter};
 pub use error::{DatasetError, MAX_FILE};
@@ -86,7 +86,7 @@ pub fn parse(text: &str, file: &str, format: &DatasetFormat, options: &ReadOptio
 
 /// Fisher and Yates.
 fn shuffle(list: &mut [Item], seed: u64) {
-    let mut rng = stream(seed, Purpose::Shuffle, 0);
+    let mut rng = rng_for(seed, Purpose::Shuffle, 0);
     for last in (1..list.len()).rev() {
         list.swap(last, rng.below(last + 1));
     }

@@ -1,4 +1,4 @@
-//! How a dataset is to be read: its format, and the options of the user.
+//! How to read a dataset: its format and the user's options.
 //!
 //! The defaults of a timed trace are those of `vllm bench serve`. Nothing here reads a file.
 
@@ -30,7 +30,7 @@ pub struct ReadOptions<'a> {
     pub output: Option<u32>,
     /// The most requests (0: all).
     pub limit: usize,
-    /// Seed to shuffle conversations and prompts with. Traces keep their order.
+    /// Seed for shuffling conversations and prompts; traces keep their order.
     pub shuffle: Option<u64>,
     /// The run's `"model"`; other models of an access log become adapters.
     pub model: &'a str,

@@ -1,14 +1,14 @@
-//! Data sets that hold the prompts themselves: ShareGPT conversations and custom prompts.
+//! Datasets with prompts as text: ShareGPT conversations and custom prompts.
 //!
-//! ShareGPT is read as `vllm bench serve` does: from conversations of two turns or more, the first turn is the prompt,
-//! and the length of the second is the output length. A conversation is kept if the prompt has 4 to 1024 tokens, the
-//! output at least 4, and both together at most 2048. An output length given by the user may be below 4.
+//! ShareGPT is read as by `vllm bench serve`: in a conversation of two turns or more, the first turn is the prompt, and the
+//! second gives the output length. A conversation is kept if the prompt has 4 to 1024 tokens, the output at least 4, and
+//! both together at most 2048. An output length given by the user may be below 4.
 
 use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::error::{DatasetError, row};
+use super::error::{DatasetError, bad_row};
 use super::item::{Item, ItemPrompt, Items};
 use super::jsonl::{keys, objects};
 use super::options::ReadOptions;
@@ -23,7 +23,7 @@ const MAX_BOTH: u32 = 2048;
 /// Reads conversations: one JSON array, or one object a line.
 pub(super) fn sharegpt(text: &str, file: &str, options: &ReadOptions<'_>) -> Result<Items, DatasetError> {
     let entries: Vec<Value> = if text.trim_start().starts_with('[') {
-        serde_json::from_str(text).map_err(|error| row(file, error.line(), format!("not JSON: {error}")))?
+        serde_json::from_str(text).map_err(|error| bad_row(file, error.line(), format!("not JSON: {error}")))?
     } else {
         objects(text, file)?.into_iter().map(|(_, entry)| entry).collect()
     };
@@ -86,14 +86,14 @@ pub(super) fn custom(text: &str, file: &str, options: &ReadOptions<'_>) -> Resul
             hint: hint.into(),
         };
         let prompt = entry.get("prompt").ok_or_else(|| missing("prompt", "each line needs one"))?;
-        let prompt = prompt.as_str().ok_or_else(|| row(file, line, "`prompt` is not a string"))?;
+        let prompt = prompt.as_str().ok_or_else(|| bad_row(file, line, "`prompt` is not a string"))?;
         let output = match options.output {
             Some(output) => output,
             None => {
                 let hint = "add it to each line, or give --custom-output-len";
                 let output = entry.get("output_tokens").ok_or_else(|| missing("output_tokens", hint))?;
                 let output = output.as_u64().filter(|output| *output > 0).and_then(|output| u32::try_from(output).ok());
-                output.ok_or_else(|| row(file, line, "`output_tokens` is not a number above 0"))?
+                output.ok_or_else(|| bad_row(file, line, "`output_tokens` is not a number above 0"))?
             }
         };
         items.list.push(text_item(prompt, options.counter.count(prompt), output));

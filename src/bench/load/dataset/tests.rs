@@ -26,7 +26,7 @@ fn conversation(prompt: usize, response: usize) -> String {
 }
 
 #[test]
-fn sharegpt_keeps_the_conversations_that_the_original_keeps() {
+fn sharegpt_keeps_the_conversations_that_vllm_keeps() {
     let conversations = [
         conversation(16, 20),
         conversation(12, 20),
@@ -61,7 +61,7 @@ fn burstgpt_has_a_class_for_each_model_and_leaves_failures_out() {
                 5,\"a,b\",1,ChatGPT,472,18,490,Conversation log\n45,c,1,GPT-4,1087,230,1317,API log\n118,d,1,ChatGPT,417,0,417,API log\n";
     let items = read(text, &DatasetFormat::BurstGpt).unwrap();
     assert_eq!(lengths(&items), [(472, 18), (1_087, 230)]);
-    assert_eq!(items.moments().unwrap(), [0.0, 40.0]);
+    assert_eq!(items.times().unwrap(), [0.0, 40.0]);
     assert_eq!(items.classes.iter().map(|class| class.name.as_str()).collect::<Vec<_>>(), ["ChatGPT", "GPT-4"]);
     assert!(items.notes[0].contains("1 rows without a response"));
     // The older files have fewer columns.
@@ -70,14 +70,14 @@ fn burstgpt_has_a_class_for_each_model_and_leaves_failures_out() {
 }
 
 #[test]
-fn azure_moments_are_wall_clock_and_may_pass_midnight() {
+fn azure_times_are_wall_clock_and_may_pass_midnight() {
     let text = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 23:59:59.5000000,374,44\n2023-11-17 00:00:00.7500000,396,109\n";
     let items = read(text, &DatasetFormat::Azure).unwrap();
     assert_eq!(lengths(&items), [(374, 44), (396, 109)]);
-    assert_eq!(items.moments().unwrap(), [0.0, 1.25]);
+    assert_eq!(items.times().unwrap(), [0.0, 1.25]);
     let later = "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 00:00:00.009930+00:00,2162,5\n2024-05-10 00:00:00.017335+00:00,2399,6\n";
-    let moments = read(later, &DatasetFormat::Azure).unwrap().moments().unwrap();
-    assert!((moments[1] - 0.007405).abs() < 1e-6, "{moments:?}");
+    let times = read(later, &DatasetFormat::Azure).unwrap().times().unwrap();
+    assert!((times[1] - 0.007405).abs() < 1e-6, "{times:?}");
 }
 
 #[test]
@@ -86,7 +86,7 @@ fn mooncake_has_milliseconds_and_blocks_and_is_sorted() {
                 {\"timestamp\": 24000, \"input_length\": 700, \"output_length\": 1, \"hash_ids\": [\"x\"]}\n";
     let items = read(text, &DatasetFormat::Timed(TraceKeys::mooncake())).unwrap();
     assert_eq!(lengths(&items), [(700, 1), (6_758, 500)]);
-    assert_eq!(items.moments().unwrap(), [0.0, 3.0]);
+    assert_eq!(items.times().unwrap(), [0.0, 3.0]);
     assert!(matches!(&items.list[1].prompt, ItemPrompt::Made { blocks, block: 512, .. } if blocks[..] == [0, 1]));
 }
 
@@ -107,7 +107,7 @@ fn an_access_log_is_replayed() {
     .concat();
     let items = read(&text, &DatasetFormat::AccessLog).unwrap();
     assert_eq!(lengths(&items), [(7_000, 40), (100, 20), (55, 40)]);
-    assert_eq!(items.moments().unwrap(), [0.0, 1.0, 2.0]);
+    assert_eq!(items.times().unwrap(), [0.0, 1.0, 2.0]);
     assert_eq!(items.adapters, ["lora"]);
     assert_eq!(items.list.iter().map(|item| item.adapter).collect::<Vec<_>>(), [Some(0), None, None]);
     assert_eq!(items.notes.len(), 3, "{:?}", items.notes);

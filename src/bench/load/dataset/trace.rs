@@ -1,13 +1,16 @@
 //! Published traces: arrival times and lengths of real requests.
 //!
-//! BurstGPT (CC BY 4.0): rows without a response (0 response tokens) were failures and are left out; each `Model` is a class.
-//! Older files lack the columns of sessions, which are not needed. Azure LLM inference traces (CC BY 4.0): wall clock with
-//! seven digits. Mooncake and similar traces: JSON lines with the names of the prompt's blocks. Bounds: [`MAX_ITEMS`] rows.
+//! - BurstGPT (CC BY 4.0): each `Model` is a class. Rows with 0 response tokens were failures and are left out. Older files
+//!   have no session columns, which are not used.
+//! - Azure LLM inference traces (CC BY 4.0): times are wall clock with seven decimals.
+//! - Mooncake and similar traces: JSON lines that may name the blocks of a prompt.
+//!
+//! Bounds: [`MAX_ITEMS`] rows.
 
 use csv::StringRecord;
 use serde_json::Value;
 
-use super::error::{DatasetError, row};
+use super::error::{DatasetError, bad_row};
 use super::item::{Item, ItemPrompt, Items, MAX_ITEMS};
 use super::jsonl::{keys, objects};
 use super::options::TraceKeys;
@@ -19,7 +22,7 @@ struct Columns<'a> {
 }
 
 /// A row of a CSV file and its line number.
-struct Row {
+struct CsvRow {
     fields: StringRecord,
     line: usize,
 }
@@ -27,7 +30,7 @@ struct Row {
 /// Reads the header of `text`. The rows follow with [`Columns::rows`].
 fn open_csv<'a>(text: &'a str, file: &'a str) -> Result<(Columns<'a>, csv::Reader<&'a [u8]>), DatasetError> {
     let mut reader = csv::ReaderBuilder::new().trim(csv::Trim::All).flexible(true).from_reader(text.as_bytes());
-    let names = reader.headers().map_err(|error| row(file, 1, format!("not CSV: {error}")))?.clone();
+    let names = reader.headers().map_err(|error| bad_row(file, 1, format!("not CSV: {error}")))?.clone();
     if names.is_empty() {
         return Err(DatasetError::Empty { file: file.to_owned(), why: ": it is empty".into() });
     }
@@ -48,19 +51,19 @@ impl Columns<'_> {
         })
     }
 
-    fn rows(&self, reader: csv::Reader<&[u8]>) -> impl Iterator<Item = Result<Row, DatasetError>> {
+    fn rows(&self, reader: csv::Reader<&[u8]>) -> impl Iterator<Item = Result<CsvRow, DatasetError>> {
         reader.into_records().take(MAX_ITEMS).map(|record| {
-            let fields = record.map_err(|error| row(self.file, 0, format!("not CSV: {error}")))?;
+            let fields = record.map_err(|error| bad_row(self.file, 0, format!("not CSV: {error}")))?;
             let line = fields.position().map_or(0, csv::Position::line) as usize;
-            Ok(Row { fields, line })
+            Ok(CsvRow { fields, line })
         })
     }
 
-    fn number(&self, row_of_file: &Row, column: usize) -> Result<f64, DatasetError> {
-        let text = row_of_file.fields.get(column).unwrap_or_default();
+    fn number(&self, row: &CsvRow, column: usize) -> Result<f64, DatasetError> {
+        let text = row.fields.get(column).unwrap_or_default();
         let number = text.parse::<f64>().ok().filter(|number| number.is_finite());
         let why = || format!("'{text}' in column '{}' is not a number", &self.names[column]);
-        number.ok_or_else(|| row(self.file, row_of_file.line, why()))
+        number.ok_or_else(|| bad_row(self.file, row.line, why()))
     }
 }
 
@@ -106,7 +109,7 @@ pub(super) fn azure(text: &str, file: &str) -> Result<Items, DatasetError> {
         let next = next?;
         let written = next.fields.get(timestamp).unwrap_or_default();
         let why = || format!("'{written}' is not a time like 2023-11-16 18:15:46.6805900");
-        let at = wall_clock(written).ok_or_else(|| row(file, next.line, why()))?;
+        let at = wall_clock(written).ok_or_else(|| bad_row(file, next.line, why()))?;
         let input = columns.number(&next, input)?;
         let output = columns.number(&next, output)?;
         let class = items.class("all");
@@ -115,8 +118,8 @@ pub(super) fn azure(text: &str, file: &str) -> Result<Items, DatasetError> {
     Ok(items)
 }
 
-/// Seconds since 1970 of `2023-11-16 18:15:46.6805900`, with or without an offset at its end, which is ignored: it is the
-/// same in all rows, and only differences matter.
+/// Seconds since 1970 of a time like `2023-11-16 18:15:46.6805900`. An offset at its end is ignored: it is the same in all
+/// rows, and only differences matter.
 fn wall_clock(text: &str) -> Option<f64> {
     let (date, time) = text.split_once([' ', 'T'])?;
     let date: jiff::civil::Date = date.parse().ok()?;
@@ -143,7 +146,7 @@ pub(super) fn timed(text: &str, file: &str, labels: &TraceKeys) -> Result<Items,
                     .into(),
             })?;
             let number = value.as_f64().filter(|number| *number >= 0.0);
-            number.ok_or_else(|| row(file, line, format!("`{key}` is not a number of 0 or more")))
+            number.ok_or_else(|| bad_row(file, line, format!("`{key}` is not a number of 0 or more")))
         };
         let at = number(&labels.timestamp)? / labels.per_second;
         let (input, output) = (number(&labels.input)?, number(&labels.output)?);
@@ -160,7 +163,7 @@ pub(super) fn timed(text: &str, file: &str, labels: &TraceKeys) -> Result<Items,
     Ok(items)
 }
 
-/// A name that is not a number.
+/// An id for a block name that is not a number.
 fn hashed(name: &Value) -> u64 {
     xxhash_rust::xxh3::xxh3_64(name.to_string().as_bytes())
 }

@@ -1,14 +1,13 @@
-//! Tests of workloads: what request number n is.
+//! Tests of workloads: the request that each number gives.
 
 use super::*;
-use crate::client::mock::class;
 use crate::load::adapters::AdapterChoice;
 use crate::load::dataset::{DatasetFormat, ReadOptions, TokenCounter, TraceKeys, parse};
 
 fn mixed(api: Api) -> Workload {
     let tokens = if api == Api::Chat { PromptTokens::Words } else { PromptTokens::Ids(1_000..8_000) };
-    let short = class("short", Length::Exactly(20), Length::Exactly(8), 15.0);
-    let long = class("long", Length::Between { min: 300, max: 310 }, Length::Exactly(4), 1.0);
+    let short = Class::new("short", Length::Exactly(20), Length::Exactly(8), 15.0);
+    let long = Class::new("long", Length::Between { min: 300, max: 310 }, Length::Exactly(4), 1.0);
     Workload { api, tokens, ..Workload::of_classes("m", vec![short, long], 7) }
 }
 
@@ -21,7 +20,7 @@ fn ids(request: &LoadRequest) -> Vec<u64> {
 }
 
 #[test]
-fn a_question_is_a_function_of_seed_and_number() {
+fn a_request_is_a_function_of_seed_and_number() {
     let workload = mixed(Api::Completions);
     assert_eq!(workload.request(41), workload.request(41));
     assert_ne!(workload.request(41).body, workload.request(42).body);
@@ -52,14 +51,14 @@ fn chat_prompts_are_one_word_for_each_token() {
 }
 
 #[test]
-fn classes_come_in_the_proportion_of_their_weights() {
+fn classes_are_chosen_in_proportion_to_their_weights() {
     let workload = mixed(Api::Completions);
     let long = (0..16_000).filter(|ordinal| workload.class_of(*ordinal) == 1).count();
     assert!((900..1_100).contains(&long), "{long} of 16000 are long, 1000 expected");
 }
 
 fn prefixed(prompt: Length, prefix: Prefix) -> Workload {
-    let class = Class { prefix, ..class("c", prompt, Length::Exactly(1), 1.0) };
+    let class = Class { prefix, ..Class::new("c", prompt, Length::Exactly(1), 1.0) };
     Workload::of_classes("m", vec![class], 3)
 }
 
@@ -73,7 +72,7 @@ fn an_extra_prefix_comes_before_the_length_and_is_the_same_for_all() {
     assert_ne!(ids(&one)[32..], ids(&two)[32..]);
 }
 
-/// What an endless prefix cache of whole blocks would find, as a share of all prompt tokens.
+/// The hit rate, by tokens, of an unlimited prefix cache of whole blocks.
 fn hit_rate(workload: &Workload, count: u64) -> f64 {
     let mut seen = std::collections::HashSet::new();
     let (mut found, mut all) = (0, 0);
@@ -91,7 +90,7 @@ fn hit_rate(workload: &Workload, count: u64) -> f64 {
 }
 
 #[test]
-fn a_shared_part_gives_the_hit_rate_it_aims_at() {
+fn a_shared_prefix_gives_the_configured_hit_rate() {
     for (share, groups, expected) in [(0.6, 4, 0.6), (0.25, 1, 0.25), (0.0, 1, 0.0), (0.9, 8, 0.9)] {
         let prefix = Prefix { kind: PrefixKind::Share(share), groups, warm: 1.0 };
         let rate = hit_rate(&prefixed(Length::Between { min: 150, max: 650 }, prefix), 800);
@@ -104,7 +103,7 @@ fn a_shared_part_gives_the_hit_rate_it_aims_at() {
 }
 
 #[test]
-fn an_adapter_is_named_as_the_model() {
+fn an_adapter_is_requested_as_the_model() {
     let names = vec!["a".to_owned(), "b".to_owned()];
     let workload =
         Workload { adapters: Adapters { names, choice: AdapterChoice::RoundRobin }, ..mixed(Api::Completions) };
@@ -113,7 +112,7 @@ fn an_adapter_is_named_as_the_model() {
 }
 
 #[test]
-fn some_clients_leave_somewhere_in_the_answer() {
+fn the_configured_share_of_clients_leaves_during_the_response() {
     let workload = Workload { leaving: 0.25, ..mixed(Api::Completions) };
     let leaving: Vec<u32> = (0..4_000).filter_map(|ordinal| workload.request(ordinal).leave_after).collect();
     assert!((880..1_120).contains(&leaving.len()), "{}", leaving.len());
@@ -136,7 +135,7 @@ fn blocks_of_a_trace_with_the_same_name_are_the_same_tokens() {
 }
 
 #[test]
-fn a_workload_that_makes_no_sense_is_refused_by_name() {
+fn an_invalid_workload_is_refused_and_the_error_names_its_class() {
     let change = |change: &dyn Fn(&mut Class)| {
         let mut workload = mixed(Api::Completions);
         if let RequestSource::Classes(classes) = &mut workload.source {
@@ -145,8 +144,8 @@ fn a_workload_that_makes_no_sense_is_refused_by_name() {
         workload.check().unwrap_err()
     };
     assert_eq!(change(&|class| class.weight = 0.0), BenchError::BadWeight("long".into(), 0.0));
-    let backwards = Length::Between { min: 5, max: 4 };
-    assert_eq!(change(&|class| class.prompt = backwards), BenchError::BadLength("long".into(), "prompt"));
+    let reversed = Length::Between { min: 5, max: 4 };
+    assert_eq!(change(&|class| class.prompt = reversed), BenchError::BadLength("long".into(), "prompt"));
     assert!(change(&|class| class.prefix.warm = 1.5).to_string().contains("1.5"));
     let ids_in_chat = Workload { api: Api::Chat, ..mixed(Api::Completions) };
     assert_eq!(ids_in_chat.check(), Err(BenchError::IdsInChat));

@@ -1,10 +1,10 @@
-//! Comparisons of made-up runs whose difference is known.
+//! Comparisons of synthetic runs whose difference is known.
 
 use super::*;
 use crate::result::record::Slo;
 use sluice_core::base::Rng;
 
-/// An open loop at 20 requests per second whose latencies are `slower` times those of another.
+/// An open loop at 20 requests per second. Its latencies are multiplied by `slower`.
 fn run(seed: u64, requests: u64, slower: f64) -> RunResult {
     let mut rng = Rng::new(Rng::new(seed).next_u64());
     let record = |index: u64| {
@@ -36,7 +36,7 @@ fn compared(a: &RunResult, b: &RunResult) -> Comparison {
 }
 
 #[test]
-fn two_runs_of_the_same_are_called_different_no_more_often_than_allowed() {
+fn two_equal_runs_are_rarely_called_different() {
     let mut different = 0;
     for seed in 0..30 {
         let comparison = compared(&run(2 * seed, 1000, 1.0), &run(2 * seed + 1, 1000, 1.0));
@@ -46,7 +46,7 @@ fn two_runs_of_the_same_are_called_different_no_more_often_than_allowed() {
 }
 
 #[test]
-fn a_long_run_against_its_like_is_no_difference_and_a_slower_one_is_worse() {
+fn two_long_equal_runs_have_no_difference_and_a_slower_one_is_worse() {
     let (a, b) = (run(1, 6000, 1.0), run(2, 6000, 1.0));
     let same = compared(&a, &b);
     assert_eq!(same.word(), "no difference", "{:?}", same.rows);
@@ -74,7 +74,7 @@ fn a_tail_of_few_requests_is_undecided() {
 }
 
 #[test]
-fn a_large_difference_is_found_in_few_requests_and_in_a_run_that_never_settles() {
+fn a_large_difference_is_found_in_few_requests_and_in_an_overloaded_run() {
     let few = compared(&run(1, 150, 1.0), &run(2, 150, 1.5));
     assert_eq!(few.word(), "worse");
     assert!(
@@ -107,9 +107,9 @@ fn failures_and_objectives_are_compared_as_shares() {
     assert_eq!((row("failed").verdict, row("within objectives").verdict), (Verdict::Worse, Verdict::Worse));
     assert!((row("failed").change.0.value - 0.1).abs() < 1e-9);
     b.config.slo.ttft = Some(90.0);
-    let apart = compared(&a, &b);
-    assert!(apart.rows.iter().all(|row| row.name != "within objectives"));
-    assert!(apart.notes.iter().any(|note| note.contains("objectives differ")));
+    let differing = compared(&a, &b);
+    assert!(differing.rows.iter().all(|row| row.name != "within objectives"));
+    assert!(differing.notes.iter().any(|note| note.contains("objectives differ")));
 }
 
 #[test]

@@ -59,7 +59,7 @@ async fn a_late_send_is_measured_and_its_lag_recorded() {
 #[tokio::test]
 async fn a_closed_loop_keeps_its_streams_busy_and_counts_its_requests() {
     let engine = MockEngine::start(|_| MockResponse::stream(completion_stream(2), Duration::from_millis(2))).await;
-    let plan = plan(Arrival::ClosedLoop { streams: 4 }, Extent::Requests(30));
+    let plan = plan(Arrival::ClosedLoop { concurrency: 4 }, Extent::Requests(30));
     let (outcome, _) = run_against(&engine, &plan).await;
     assert_eq!(outcome.requests.len(), 30);
     assert_eq!(engine.connections(), 4);
@@ -97,7 +97,7 @@ async fn a_run_that_is_stopped_keeps_what_it_has() {
         MockResponse::stream(completion_stream(1), Duration::from_secs(if number % 2 == 0 { 0 } else { 600 }))
     })
     .await;
-    for arrival in [Arrival::ClosedLoop { streams: 3 }, Arrival::Constant { rate: 20.0 }] {
+    for arrival in [Arrival::ClosedLoop { concurrency: 3 }, Arrival::Constant { rate: 20.0 }] {
         let plan = plan(arrival, Extent::Requests(100_000));
         let client = Arc::new(LoadClient::new(&[engine.url()], plan.workload.api, Duration::from_secs(700)).unwrap());
         let progress = Arc::new(Progress::default());

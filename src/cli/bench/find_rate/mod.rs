@@ -1,9 +1,9 @@
 //! `sluice bench --find-rate`: finds the highest rate at which the objectives hold, on real servers.
 //!
 //! The search is `bench::search`; this command runs its trials. Each trial is a run of the load generator with the configured
-//! workload and prompts of its own. A request is judged from when it was *due*, so a client that lags cannot improve the
-//! result. It counts as missed as soon as it is in flight for longer than its bound on E2EL, so a server that hangs ends a
-//! trial instead of prolonging it. A trial ends at its verdict; requests in flight are abandoned.
+//! workload and prompts of its own. Latencies count from when a request was *due*, so that lag of the client does not improve the
+//! result. A request counts as missed as soon as it is in flight for longer than its bound on E2EL, so that a trial ends when
+//! the server hangs. A trial ends at its verdict; requests in flight are abandoned.
 //!
 //! Ctrl-C ends the search; the trials so far are printed, marked as unfinished. Bounds: `--find-rate-runs` trials.
 
@@ -49,7 +49,7 @@ pub(super) async fn run(args: &BenchArgs, setup: &Setup, stop: &mut StopSignals)
     Ok(if found.best.is_some() && !halted { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The objectives of each class, in order. None is empty.
+/// The objectives of each class, in order; every class has some.
 fn objectives(setup: &Setup) -> anyhow::Result<Vec<Slo>> {
     let plan = &setup.plan;
     if plan.sessions.is_some() || plan.workload.leaving > 0.0 {

@@ -17,13 +17,13 @@ use super::super::signals::StopSignals;
 use crate::bench::result::validity::Delivered;
 use crate::bench::run::progress::RequestEvent;
 use crate::bench::search::{Judge, SystemUnderTest, Trial, TrialLoad, TrialStats, throughput};
-use crate::bench::{self, Arrival, BenchError, Extent, Progress, Record, RunPlan, Slo};
+use crate::bench::{self, Arrival, BenchError, Extent, Progress, RunPlan, Slo};
 use crate::cli::line::Line;
 
 /// Time between two checks for overdue requests.
 const CHECK_EVERY: Duration = Duration::from_millis(50);
 
-/// Seconds beyond its bound after which a request counts as missed; a response in that time gives its exact ratio.
+/// A request counts as missed this many seconds after its bound; a response before that gives its exact ratio.
 const GRACE: f64 = 0.25;
 
 /// Why a search cannot continue.
@@ -50,7 +50,7 @@ impl<'a> Servers<'a> {
 
     fn plan(&self, trial: &Trial) -> RunPlan {
         let load = &self.args.load;
-        let streams = |streams: usize| Arrival::ClosedLoop { streams: u32::try_from(streams).unwrap_or(u32::MAX) };
+        let streams = |streams: usize| Arrival::ClosedLoop { concurrency: u32::try_from(streams).unwrap_or(u32::MAX) };
         let arrival = match trial.load {
             TrialLoad::Stream => streams(1),
             TrialLoad::Saturated(count) => streams(count),
@@ -68,7 +68,7 @@ impl<'a> Servers<'a> {
     }
 }
 
-/// One trial as its observer sees it.
+/// The state of one trial, kept by the observer of its run.
 struct TrialWatch {
     judge: Judge,
     objectives: Arc<[Slo]>,
@@ -98,7 +98,7 @@ impl TrialWatch {
                     // Failures are not throughput.
                     self.ended.extend(record.is_completed().then_some(record.ended));
                     let due = record.due.unwrap_or(record.sent);
-                    self.judge.record(record.index as usize, due, slo_ratio(record, &self.slo(record.class)));
+                    self.judge.record(record.index as usize, due, record.slo_ratio(&self.slo(record.class)));
                 }
             }
         }
@@ -113,18 +113,6 @@ impl TrialWatch {
             self.judge.record(index as usize, at, f64::INFINITY);
         }
     }
-}
-
-/// The largest measure over its bound; infinite for a failure.
-fn slo_ratio(record: &Record, slo: &Slo) -> f64 {
-    if !record.is_completed() {
-        return f64::INFINITY;
-    }
-    let over = |bound: Option<f64>, value: f64| bound.map_or(0.0, |bound| value * 1e3 / bound);
-    let delay = record.delay();
-    over(slo.ttft, delay + record.ttft)
-        .max(over(slo.e2el, delay + record.latency))
-        .max(over(slo.tpot, record.tpot().unwrap_or(0.0)))
 }
 
 impl SystemUnderTest for Servers<'_> {
@@ -185,8 +173,8 @@ impl SystemUnderTest for Servers<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::Outcome;
     use crate::bench::search::{TrialKind, TrialRule, TrialVerdict};
+    use crate::bench::{Outcome, Record};
 
     const SLO: Slo = Slo { ttft: Some(100.0), tpot: Some(20.0), e2el: Some(1000.0) };
 
@@ -207,13 +195,13 @@ mod tests {
 
     #[test]
     fn strain_is_the_worst_measure_over_its_bound_from_when_it_was_due() {
-        assert!((slo_ratio(&completed(0, 0.05, 0.2), &SLO) - 0.75).abs() < 1e-12, "TPOT 15 of 20 ms");
-        assert!((slo_ratio(&completed(0, 0.05, 0.1), &SLO) - 0.5).abs() < 1e-12, "TTFT 50 of 100 ms");
+        assert!((completed(0, 0.05, 0.2).slo_ratio(&SLO) - 0.75).abs() < 1e-12, "TPOT 15 of 20 ms");
+        assert!((completed(0, 0.05, 0.1).slo_ratio(&SLO) - 0.5).abs() < 1e-12, "TTFT 50 of 100 ms");
         let late = Record { due: Some(0.9), ..completed(0, 0.05, 0.1) };
-        assert!((slo_ratio(&late, &SLO) - 1.5).abs() < 1e-9, "and 100 ms late");
+        assert!((late.slo_ratio(&SLO) - 1.5).abs() < 1e-9, "and 100 ms late");
         let failed = Record { outcome: Outcome::Failed("status 503".into()), ..Record::default() };
-        assert_eq!(slo_ratio(&failed, &SLO), f64::INFINITY);
-        assert_eq!(slo_ratio(&completed(0, 9.0, 9.0), &Slo::default()), 0.0);
+        assert_eq!(failed.slo_ratio(&SLO), f64::INFINITY);
+        assert_eq!(completed(0, 9.0, 9.0).slo_ratio(&Slo::default()), 0.0);
     }
 
     #[test]

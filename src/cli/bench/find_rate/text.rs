@@ -1,7 +1,7 @@
 //! The output of a search: a line for each trial as it ends, and the result as text or JSON.
 //!
-//! Lines go to stderr, the result to stdout. Rates are in requests per second, shares in percent; intervals state their
-//! confidence. A search without a result says what to do. Numbers have four significant digits.
+//! Lines go to stderr, the result to stdout. Rates are in requests per second with four significant digits, shares in
+//! percent; intervals state their confidence. When no rate is found, the text says what to do.
 
 use std::io::Write as _;
 

@@ -1,7 +1,7 @@
 //! Simulated engines as the gateway's upstream: virtual servers that tokio's paused clock drives, without sockets.
 //!
-//! Each exchange does what a server would: a request is refused while the engine is dead, tokens arrive as events of a
-//! completion stream, dropping the exchange aborts it. When an engine dies, its streams end.
+//! An engine behaves like a server: it refuses requests while it is dead, sends tokens as events of a completion stream, and
+//! aborts a request when its exchange is dropped. When an engine dies, its streams end.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use serde::Deserialize;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
 
-use crate::flow::{Connection, Exchange, ExchangeError, ResponseHead, SendError, Upstream, UpstreamRequest};
+use crate::flow::{Connection, Exchange, ExchangeError, ResponseHead, Upstream, UpstreamRequest};
 use crate::pool::Address;
 use crate::sim::engine::{Content, SequenceId};
 use crate::sim::{Request, SimConfig, VirtualServer};
@@ -36,14 +36,14 @@ struct Options {
     include_usage: Option<bool>,
 }
 
-/// A generated token.
+/// An event for one generated token.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Token {
     Inner,
     Last,
 }
 
-struct Machine {
+struct EngineState {
     server: VirtualServer,
     streams: HashMap<SequenceId, mpsc::Sender<Token>>,
     alive: bool,
@@ -56,13 +56,13 @@ struct Machine {
 /// One engine.
 pub(super) struct Engine {
     config: SimConfig,
-    machine: Mutex<Machine>,
+    state: Mutex<EngineState>,
     changed: Notify,
 }
 
 impl Engine {
     pub(super) fn new(config: SimConfig) -> Arc<Self> {
-        let machine = Machine {
+        let state = EngineState {
             server: config.virtual_server(),
             streams: HashMap::new(),
             alive: true,
@@ -70,7 +70,7 @@ impl Engine {
             epoch: Instant::now(),
             next: 0,
         };
-        Arc::new(Self { config, machine: Mutex::new(machine), changed: Notify::new() })
+        Arc::new(Self { config, state: Mutex::new(state), changed: Notify::new() })
     }
 
     /// Runs steps when they are due, until the task is dropped.
@@ -91,94 +91,94 @@ impl Engine {
     }
 
     fn catch_up(&self) -> Option<Instant> {
-        let mut machine = self.machine.lock();
-        let machine = &mut *machine;
-        if !machine.alive || machine.hung_since.is_some() {
+        let mut state = self.state.lock();
+        let state = &mut *state;
+        if !state.alive || state.hung_since.is_some() {
             return None;
         }
-        let now = machine.epoch.elapsed();
-        while machine.server.next_at().is_some_and(|at| at <= now) {
-            let Some(end) = machine.server.poll(now) else { continue };
+        let now = state.epoch.elapsed();
+        while state.server.next_at().is_some_and(|at| at <= now) {
+            let Some(end) = state.server.poll(now) else { continue };
             assert!(end.refused.is_empty(), "requests of the test fit");
             for token in end.emitted {
-                let Some(stream) = machine.streams.get(&token.id) else { continue };
+                let Some(stream) = state.streams.get(&token.id) else { continue };
                 // A stream whose client has left is aborted by its drop.
                 let _ = stream.try_send(if token.last { Token::Last } else { Token::Inner });
                 if token.last {
-                    machine.streams.remove(&token.id);
+                    state.streams.remove(&token.id);
                 }
             }
         }
-        machine.server.next_at().map(|at| machine.epoch + at)
+        state.server.next_at().map(|at| state.epoch + at)
     }
 
     /// The engine dies with all its requests.
     pub(super) fn die(&self) {
-        let mut machine = self.machine.lock();
-        machine.streams.clear();
-        (machine.server, machine.epoch) = (self.config.virtual_server(), Instant::now());
-        (machine.alive, machine.hung_since) = (false, None);
+        let mut state = self.state.lock();
+        state.streams.clear();
+        (state.server, state.epoch) = (self.config.virtual_server(), Instant::now());
+        (state.alive, state.hung_since) = (false, None);
     }
 
-    /// A new process replaces it.
+    /// The engine starts again, with an empty server.
     pub(super) fn restart(&self) {
-        let mut machine = self.machine.lock();
-        (machine.alive, machine.epoch) = (true, Instant::now());
+        let mut state = self.state.lock();
+        (state.alive, state.epoch) = (true, Instant::now());
     }
 
     pub(super) fn hang(&self) {
-        self.machine.lock().hung_since.get_or_insert_with(Instant::now);
+        self.state.lock().hung_since.get_or_insert_with(Instant::now);
     }
 
     /// A hung engine continues as if no time had passed.
     pub(super) fn resume(&self) {
-        let mut machine = self.machine.lock();
-        if let Some(since) = machine.hung_since.take() {
-            machine.epoch += since.elapsed();
+        let mut state = self.state.lock();
+        if let Some(since) = state.hung_since.take() {
+            state.epoch += since.elapsed();
         }
         self.changed.notify_one();
     }
 
     pub(super) fn stall(&self, extra: Duration) {
-        self.machine.lock().server.stall(extra);
+        self.state.lock().server.stall(extra);
     }
 
     pub(super) fn is_alive(&self) -> bool {
-        self.machine.lock().alive
+        self.state.lock().alive
     }
 
     pub(super) fn is_hung(&self) -> bool {
-        self.machine.lock().hung_since.is_some()
+        self.state.lock().hung_since.is_some()
     }
 
     /// Checks that no request is left.
     pub(super) fn check_empty(&self) {
-        let machine = self.machine.lock();
-        assert!(machine.streams.is_empty(), "{} streams are left", machine.streams.len());
-        assert_eq!((machine.server.in_front_end(), machine.server.engine().is_empty()), (0, true));
+        let state = self.state.lock();
+        assert!(state.streams.is_empty(), "{} streams are left", state.streams.len());
+        assert_eq!((state.server.in_front_end(), state.server.engine().is_empty()), (0, true));
         // The step after the last abort has released its request.
-        let engine = machine.server.engine();
+        let engine = state.server.engine();
         assert_eq!((engine.running(), engine.waiting()), (0, 0));
     }
 
-    fn time(machine: &Machine) -> Duration {
-        machine.hung_since.unwrap_or_else(Instant::now).saturating_duration_since(machine.epoch)
+    fn time(state: &EngineState) -> Duration {
+        state.hung_since.unwrap_or_else(Instant::now).saturating_duration_since(state.epoch)
     }
 
     fn submit(self: &Arc<Self>, body: &Body) -> Option<Stream> {
-        let mut machine = self.machine.lock();
-        if !machine.alive {
+        let mut state = self.state.lock();
+        if !state.alive {
             return None;
         }
         let (sender, tokens) = mpsc::channel(body.max_tokens as usize + 1);
-        let id = machine.next;
-        machine.next += 1;
+        let id = state.next;
+        state.next += 1;
         let prompt = body.prompt.len() as u32;
-        machine.streams.insert(id, sender);
+        state.streams.insert(id, sender);
         let content = Content::shared(u64::from(body.prompt[0]), prompt, id);
-        let now = Self::time(&machine);
-        machine.server.submit(now, [Request { content, ..Request::new(id, prompt, body.max_tokens) }]);
-        drop(machine);
+        let now = Self::time(&state);
+        state.server.submit(now, [Request { content, ..Request::new(id, prompt, body.max_tokens) }]);
+        drop(state);
         self.changed.notify_one();
         let usage = body.stream_options.as_ref().and_then(|options| options.include_usage).unwrap_or(false);
         let usage = usage.then_some((prompt, body.max_tokens));
@@ -195,10 +195,15 @@ pub(super) struct Engines {
 impl Upstream for Engines {
     type Exchange = Stream;
 
-    async fn send(&self, to: &Address, call: &UpstreamRequest, _connection: Connection) -> Result<Stream, SendError> {
+    async fn send(
+        &self,
+        to: &Address,
+        call: &UpstreamRequest,
+        _connection: Connection,
+    ) -> Result<Stream, ExchangeError> {
         let (_, engine) = self.by_port.iter().find(|(port, _)| *port == to.endpoint.port).unwrap();
         let body: Body = serde_json::from_slice(&call.body.to_bytes()).unwrap();
-        let refused = || SendError { error: ExchangeError::Connect("refused".to_owned()), reused: false };
+        let refused = || ExchangeError::Connect("refused".to_owned());
         let stream = engine.submit(&body).ok_or_else(refused)?;
         *self.open.lock() += 1;
         let mut stream = stream;
@@ -278,11 +283,11 @@ impl Drop for Stream {
         if let Some(open) = &self.open {
             *open.lock() -= 1;
         }
-        let mut machine = self.engine.machine.lock();
+        let mut state = self.engine.state.lock();
         // A stream that ended with its engine is not known to the new one.
-        if machine.streams.remove(&self.id).is_some() {
-            machine.server.abort(self.id);
-            drop(machine);
+        if state.streams.remove(&self.id).is_some() {
+            state.server.abort(self.id);
+            drop(state);
             self.engine.changed.notify_one();
         }
     }

@@ -14,12 +14,11 @@ use super::super::stage::engine_config;
 use super::client::TestClient;
 use super::engine::{Engine, Engines};
 use crate::base::Rng;
-use crate::config::{Config, Surroundings};
+use crate::config::{Config, Machine, Surroundings};
 use crate::flow::routing_table::LearnedState;
-use crate::flow::{Flow, IncomingRequest, Outcome, Record, Recorder, RoutingTable};
+use crate::flow::{Flow, IncomingRequest, Outcome, Record, Recorder, RoutingTable, specs};
 use crate::openai::Route;
 use crate::pool::{Admission, CapacityUsage, PoolLayout};
-use crate::serve::specs;
 
 const PORTS: [u16; 2] = [8001, 8002];
 /// Requests a second, prompt and output tokens of the short and of the long ones: the demo's.
@@ -27,20 +26,20 @@ const KINDS: [(f64, u32, u32); 2] = [(30.0, 200, 128), (2.0, 16_000, 64)];
 /// Limit for all requests to end.
 const DEADLINE: Duration = Duration::from_secs(3600);
 
-/// What happens in a run; all of it follows from the seed.
+/// What happens in a run. Its random times follow from the seed.
 #[derive(Clone, Debug)]
 pub(super) struct Script {
     pub(super) seed: u64,
-    /// How long requests arrive.
+    /// How long requests arrive, seconds.
     pub(super) seconds: u64,
-    /// Faults, at random times in the first third of that.
+    /// Number of faults, at random times in the first third of that.
     pub(super) faults: u32,
     /// Share of the clients that leave, at a random time within two seconds.
     pub(super) leaving: f64,
 }
 
 impl Script {
-    /// Half a minute with two faults, and one client in twenty leaves.
+    /// 36 seconds of requests with two faults; one client in twenty leaves.
     pub(super) fn new(seed: u64) -> Self {
         Self { seed, seconds: 36, faults: 2, leaving: 0.05 }
     }
@@ -48,10 +47,10 @@ impl Script {
 
 /// The result of a request.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Life {
+pub(super) struct EndedRequest {
     pub(super) long: bool,
     pub(super) outcome: Outcome,
-    /// When it came, from the start of the run.
+    /// When it arrived, from the start of the run.
     pub(super) arrived: Duration,
     /// From its arrival.
     pub(super) ttft: Option<Duration>,
@@ -61,11 +60,11 @@ pub(super) struct Life {
     finished: bool,
 }
 
-/// A run that is over.
-pub(super) struct World {
-    pub(super) lives: Vec<Life>,
-    /// When the last fault was over, from the start of the run.
-    pub(super) sound_from: Duration,
+/// A run that has ended.
+pub(super) struct FinishedRun {
+    pub(super) requests: Vec<EndedRequest>,
+    /// When the last fault ended, from the start of the run.
+    pub(super) faults_over: Duration,
     flow: Arc<Flow<Engines, Records>>,
     engines: [Arc<Engine>; 2],
 }
@@ -80,16 +79,16 @@ impl Recorder for Records {
 }
 
 /// Runs a script against an arrangement, on a clock of its own.
-pub(super) fn run(arrangement: Arrangement, script: &Script) -> World {
+pub(super) fn run(arrangement: Arrangement, script: &Script) -> FinishedRun {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
-    runtime.block_on(async { World::raise(arrangement, script.seed).play(script).await })
+    runtime.block_on(async { FinishedRun::raise(arrangement, script.seed).play(script).await })
 }
 
-impl World {
+impl FinishedRun {
     fn raise(arrangement: Arrangement, seed: u64) -> Self {
         let urls = PORTS.map(|port| format!("http://127.0.0.1:{port}"));
         let any = "127.0.0.1:0".parse().unwrap();
-        let around = Surroundings { env: &|_| None, folder: "/".into(), cores: 1 };
+        let around = Surroundings { env: &|_| None, folder: "/".into(), machine: Machine::with_cores(1) };
         let config = Config::parse(&arrangement.config(&urls, any, any), "test", &[], &around).unwrap().config;
         let config = Arc::new(config);
         let now = Instant::now();
@@ -109,7 +108,7 @@ impl World {
             tokio::spawn(Arc::clone(engine).drive());
         }
         tokio::spawn(probe(Arc::clone(&flow), layout, engines.clone()));
-        Self { lives: Vec::new(), sound_from: Duration::ZERO, flow, engines }
+        Self { requests: Vec::new(), faults_over: Duration::ZERO, flow, engines }
     }
 
     async fn play(mut self, script: &Script) -> Self {
@@ -154,7 +153,7 @@ impl World {
         tokio::time::timeout(DEADLINE, all).await.expect("every request ends");
         for fault in faults {
             let over: Instant = fault.await.unwrap();
-            self.sound_from = self.sound_from.max(over - begun);
+            self.faults_over = self.faults_over.max(over - begun);
         }
         // Until the engines have processed the aborts and the last step has ended.
         sleep(Duration::from_secs(5)).await;
@@ -164,7 +163,7 @@ impl World {
         assert_eq!(records.len(), ended.len(), "one record for each request");
         for (record, (number, long, asked, arrives, client, over)) in records.iter().zip(ended) {
             assert_eq!(*record.request_id, *number.to_string());
-            self.lives.push(Life {
+            self.requests.push(EndedRequest {
                 long,
                 outcome: record.outcome,
                 arrived: arrives - begun,
@@ -211,10 +210,10 @@ impl World {
         }
         assert_eq!(*self.flow.upstream().open.lock(), 0, "every exchange was closed");
         self.engines.iter().for_each(|engine| engine.check_empty());
-        for life in &self.lives {
-            let complete = life.outcome == Outcome::Completed;
-            assert_eq!(complete, life.finished, "{life:?}");
-            assert!(life.tokens <= life.asked && (!complete || life.tokens == life.asked), "{life:?}");
+        for request in &self.requests {
+            let complete = request.outcome == Outcome::Completed;
+            assert_eq!(complete, request.finished, "{request:?}");
+            assert!(request.tokens <= request.asked && (!complete || request.tokens == request.asked), "{request:?}");
         }
     }
 }
@@ -222,12 +221,14 @@ impl World {
 async fn ask(flow: &Flow<Engines, Records>, number: u64, body: String, leaves_at: Option<Instant>) -> TestClient {
     let incoming = IncomingRequest {
         route: Route::Completions,
+        method: http::Method::POST,
         path: "/v1/completions".to_owned(),
         headers: HeaderMap::new(),
         content_type: "application/json".to_owned(),
         body: Bytes::from(body),
         arrived: Instant::now(),
         request_id: number.to_string().into(),
+        upstream_id: number.to_string().into(),
         routing: flow.routing_table(),
         key: None,
     };

@@ -27,7 +27,7 @@ fn the_fields_of_a_chat_request_are_read() {
     assert_eq!((view.max_output, view.min_tokens, view.n, view.prompts), (Some(7), 2, 3, 1));
     assert_eq!(view.priority, Some(-4));
     assert_eq!((view.shape.messages, view.shape.media_parts), (2, 1));
-    assert_eq!((view.shape.text.plain, view.shape.text.marks), (5, 1));
+    assert_eq!((view.shape.text.plain, view.shape.text.marks), (5, 2), "a line break joins the parts");
     assert_eq!(view.sequences(), 3);
 }
 
@@ -62,6 +62,8 @@ fn prompts_may_be_text_lists_or_ids() {
     assert_eq!(of(r#"["abc","de"]"#), (2, 0, 5));
     assert_eq!(of("[1,2,3]"), (1, 3, 0));
     assert_eq!(of("[[1,2],[3],[4,5,6]]"), (3, 6, 0));
+    assert_eq!(of("[1.0,2e3,true,4]"), (1, 4, 0));
+    assert_eq!(of("[[1.0,2],[true]]"), (2, 3, 0));
     assert_eq!(of("[]"), (1, 0, 0));
     assert_eq!(of("null"), (1, 0, 0));
 }
@@ -78,9 +80,10 @@ fn every_route_finds_its_prompt() {
             r#"{"instructions":"ab","input":[{"role":"user","content":[{"type":"input_text","text":"cde"}]}]}"#,
         ),
         (Route::Messages, r#"{"system":[{"type":"text","text":"ab"}],"messages":[{"role":"user","content":"cde"}]}"#),
+        (Route::CountTokens, r#"{"system":"ab","messages":[{"role":"user","content":"cde"}]}"#),
         (Route::Tokenize, r#"{"prompt":"abcde"}"#),
-        (Route::Rerank, r#"{"query":"ab","documents":["c",{"text":"de"}]}"#),
-        (Route::Score, r#"{"text_1":"ab","text_2":["c","de"]}"#),
+        (Route::Rerank, r#"{"query":"ab","documents":[{"text":"cde"}]}"#),
+        (Route::Score, r#"{"text_1":"ab","text_2":["cde"]}"#),
         (Route::ChatCompletions, r#"{"messages":[],"tools":["x"]}"#),
     ];
     for (route, body) in cases {
@@ -93,6 +96,13 @@ fn every_route_finds_its_prompt() {
 }
 
 #[test]
+fn the_longest_list_of_prompts_counts_in_whatever_order_the_members_come() {
+    for body in [r#"{"text_1":"q","text_2":["a","b","c"]}"#, r#"{"text_2":["a","b","c"],"text_1":"q"}"#] {
+        assert_eq!(read(Route::Score, body.as_bytes()).unwrap().sequences(), 3, "{body}");
+    }
+}
+
+#[test]
 fn media_is_counted_as_parts_and_never_as_text() {
     let view = read(
         Route::Messages,
@@ -100,7 +110,7 @@ fn media_is_counted_as_parts_and_never_as_text() {
             {"type":"tool_result","content":[{"type":"text","text":"ab"}]}]}]}"#,
     );
     let shape = view.unwrap().shape;
-    assert_eq!((shape.media_parts, shape.text.characters()), (1, 2));
+    assert_eq!((shape.media_parts, shape.text.characters()), (1, 3), "a line break joins the parts");
 }
 
 #[test]
@@ -151,6 +161,62 @@ fn what_is_not_a_json_object_is_refused() {
 }
 
 #[test]
+fn what_python_accepts_is_accepted() {
+    let nested = |key: &str, levels: usize, inside: &str| {
+        format!(r#"{{"model":"m","{key}":{}{inside}{}}}"#, "[".repeat(levels), "]".repeat(levels))
+    };
+    assert_eq!(chat(&nested("metadata", 900, "1")).model.as_deref(), Some("m"));
+    // Text at any depth counts.
+    let text = format!("\"{}\"", "ab ".repeat(1_000));
+    assert!(chat(&nested("messages", 900, &text)).shape.text.plain >= 3_000);
+    assert_eq!(chat("\u{feff}{\"model\":\"m\"}").model.as_deref(), Some("m"));
+}
+
+#[test]
+fn a_body_behind_a_byte_order_mark_can_be_edited() {
+    use crate::openai::{EditedBody, Edits, UsageEdit};
+    for body in ["\u{feff}{\"model\":\"m\"}", "\u{feff} {\"x\":1}"] {
+        let bytes = bytes::Bytes::copy_from_slice(body.as_bytes());
+        let edits = Edits { model: Some("new"), usage: UsageEdit::AtEnd };
+        let edited = EditedBody::new(&bytes, &chat(body).edits, edits).to_bytes();
+        let rest = edited.strip_prefix("\u{feff}".as_bytes()).unwrap();
+        let value: serde_json::Value = serde_json::from_slice(rest).unwrap();
+        assert_eq!((&value["model"], &value["stream_options"]["include_usage"]), (&"new".into(), &true.into()));
+    }
+}
+
+#[test]
+fn the_conversations_of_a_batch_are_counted_and_never_streamed() {
+    let body = r#"{"model":"m","stream":true,"max_tokens":7,"messages":[[{"role":"user","content":"abc"}],
+        [{"role":"user","content":"de"},{"role":"user","content":"f"}]]}"#;
+    let view = read(Route::ChatBatch, body.as_bytes()).unwrap();
+    assert_eq!((view.prompts, view.shape.messages, view.shape.text.characters()), (2, 3, 6));
+    assert_eq!((view.stream, view.max_output, view.sequences()), (false, Some(7), 2));
+}
+
+#[test]
+fn a_prompt_given_as_a_tensor_is_bounded_by_its_bytes() {
+    let of = |body: &str| {
+        let view = read(Route::Completions, body.as_bytes()).unwrap();
+        (view.prompts, view.shape.token_ids, view.shape.is_exact())
+    };
+    let tensor = "A".repeat(40_960);
+    assert_eq!(of(&format!(r#"{{"prompt_embeds":"{tensor}"}}"#)), (1, 30, false));
+    assert_eq!(of(&format!(r#"{{"prompt_embeds":["{tensor}","{tensor}"],"prompt":"x"}}"#)), (2, 60, false));
+    assert_eq!(of(r#"{"prompt":[1,2,3],"prompt_embeds":null}"#), (1, 3, true));
+    let part = format!(r#"{{"messages":[{{"content":[{{"type":"prompt_embeds","data":"{tensor}"}}]}}]}}"#);
+    assert_eq!(chat(&part).shape.token_ids, 30);
+}
+
+#[test]
+fn background_is_read_on_the_route_that_has_it() {
+    let of = |route, body: &str| read(route, body.as_bytes()).unwrap().background;
+    assert!(of(Route::Responses, r#"{"background":"true"}"#));
+    assert!(!of(Route::Responses, r#"{"background":null}"#));
+    assert!(!of(Route::ChatCompletions, r#"{"background":true}"#));
+}
+
+#[test]
 fn the_output_bound_follows_the_route() {
     let bound = |route, body: &str| read(route, body.as_bytes()).unwrap().output_bound();
     assert_eq!(bound(Route::Completions, "{}"), Some(16));
@@ -173,4 +239,86 @@ proptest::proptest! {
             let _ = read(route, &bytes);
         }
     }
+}
+
+#[test]
+fn a_prompt_cannot_be_hidden_where_templates_and_engines_look_for_text() {
+    let hidden = "hide ".repeat(400);
+    let chat = |member: &str| format!(r#"{{"model":"m","messages":[{{"role":"user","content":"hi"}}],{member}}}"#);
+    let message = |member: &str| format!(r#"{{"messages":[{{"role":"tool","content":"hi",{member}}}]}}"#);
+    let part = |member: &str| format!(r#"{{"messages":[{{"content":[{{"type":"text","text":"hi",{member}}}]}}]}}"#);
+    let value = |name: &str| format!(r#""{name}":"{hidden}""#);
+    let cases = [
+        (Route::ChatCompletions, chat(&format!(r#""chat_template_kwargs":{{"date_string":"{hidden}"}}"#))),
+        (Route::ChatCompletions, chat(&value("chat_template"))),
+        (Route::ChatCompletions, chat(&format!(r#""documents":[{{"text":"{hidden}"}}]"#))),
+        (Route::ChatCompletions, chat(&format!(r#""tools":[{{"function":{{"description":"{hidden}"}}}}]"#))),
+        (Route::ChatCompletions, chat(&value("of_a_later_version"))),
+        (Route::ChatCompletions, message(&value("name"))),
+        (Route::ChatCompletions, message(&value("tool_call_id"))),
+        (Route::ChatCompletions, message(&value("reasoning"))),
+        (Route::ChatCompletions, message(&format!(r#""tools":[{{"name":"{hidden}"}}]"#))),
+        (Route::ChatCompletions, format!(r#"{{"messages":[{{"role":"{hidden}","content":"hi"}}]}}"#)),
+        (Route::ChatCompletions, part(&value("extra"))),
+        (Route::ChatCompletions, part(&value("name"))),
+        (Route::Messages, chat(&value("system"))),
+        (Route::Messages, chat(&format!(r#""system":[{{"type":"text","text":"{hidden}"}}]"#))),
+        (Route::Messages, part(&format!(r#""tool":{{"definition":{{"name":"{hidden}"}}}}"#))),
+        (Route::Responses, chat(&format!(r#""previous_input_messages":[{{"content":"{hidden}"}}]"#))),
+        (Route::Responses, chat(&format!(r#""prompt":{{"id":"x","variables":{{"a":"{hidden}"}}}}"#))),
+        (Route::Completions, format!(r#"{{"prompt":"hi","suffix":"{hidden}"}}"#)),
+        (Route::Embeddings, format!(r#"{{"input":["hi"],"messages":[{{"content":[{{"text":"{hidden}"}}]}}]}}"#)),
+        (Route::Rerank, format!(r#"{{"query":"hi","documents":{{"content":[{{"type":"text","text":"{hidden}"}}]}}}}"#)),
+    ];
+    for (route, body) in cases {
+        let view = read(route, body.as_bytes()).unwrap();
+        assert!(view.shape.text.characters() >= hidden.len() as u64, "{route}: {:.90}", body);
+    }
+    let many = format!(r#"{{"messages":[{{"content":[{}]}}]}}"#, vec![r#"{"text":"a"}"#; 1_000].join(","));
+    assert!(
+        read(Route::ChatCompletions, many.as_bytes()).unwrap().shape.text.marks >= 999,
+        "line breaks between parts"
+    );
+}
+
+#[test]
+fn what_never_becomes_prompt_tokens_does_not_count() {
+    let long = "x".repeat(4_000);
+    for name in ["response_format", "metadata", "stop", "prediction", "logit_bias", "user"] {
+        let view =
+            read(Route::ChatCompletions, format!(r#"{{"messages":[],"{name}":["{long}"]}}"#).as_bytes()).unwrap().shape;
+        assert_eq!(view, PromptShape::default(), "{name}");
+    }
+}
+
+#[test]
+fn usage_measures_the_prompt_only_if_nothing_changes_it_on_the_way() {
+    let measures =
+        |member: &str| chat(&format!(r#"{{"messages":[],"temperature":0.5,{member}}}"#)).usage_measures_shape;
+    for member in [r#""truncate_prompt_tokens":null"#, r#""tool_choice":"auto""#, r#""seed":7"#, r#""stop":["a"]"#] {
+        assert!(measures(member), "{member}");
+    }
+    let unknown = format!(r#""unknown":"{}""#, "x".repeat(100));
+    for member in [
+        r#""truncate_prompt_tokens":5"#,
+        r#""truncate_prompt_tokens":-1"#,
+        r#""chat_template":"{{ 1 }}""#,
+        r#""chat_template_kwargs":{}"#,
+        r#""tool_choice":"none""#,
+        r#""previous_response_id":"resp_1""#,
+        r#""truncation":"auto""#,
+        &unknown,
+    ] {
+        assert!(!measures(member), "{member}");
+    }
+}
+
+#[test]
+fn a_query_is_read_with_each_of_its_documents() {
+    let characters = |route, body: &str| read(route, body.as_bytes()).unwrap().shape.text.characters();
+    assert_eq!(characters(Route::Rerank, r#"{"query":"abcd","documents":["e","f","g"]}"#), 3 * 4 + 3);
+    assert_eq!(characters(Route::Rerank, r#"{"documents":["e","f","g"],"query":"abcd"}"#), 3 * 4 + 3);
+    assert_eq!(characters(Route::Score, r#"{"text_1":"abcd","text_2":["e","f","g"]}"#), 3 * 4 + 3);
+    assert_eq!(characters(Route::Score, r#"{"text_1":["ab","cd"],"text_2":["e","f"]}"#), 4 + 2);
+    assert_eq!(characters(Route::Embeddings, r#"{"input":["ab","cd"]}"#), 4);
 }

@@ -3,30 +3,39 @@
 //! A prompt is one string of up to 32 MiB, so its end is searched at memory speed; escapes are decoded only where the text
 //! is needed.
 
-use memchr::memchr_iter;
+use fearless_simd::prelude::*;
+use fearless_simd::{Level, dispatch, u8x64};
 
-/// The first quote behind an even number of backslashes.
-///
-/// Two bytes before a quote rule out almost every escaped one, and comparing three shifted copies needs no branch, so
-/// the compiler vectorises it: code and JSON inside a prompt are full of escaped quotes.
-pub(super) fn closing_quote(rest: &[u8]) -> Option<usize> {
-    const BLOCK: usize = 128;
-    let ends = |quote: &usize| rest[..*quote].iter().rev().take_while(|byte| **byte == b'\\').count() % 2 == 0;
-    let from = |start: usize, len: usize| {
-        memchr_iter(b'"', &rest[start..start + len]).map(|offset| start + offset).find(|quote| ends(quote))
-    };
-    if let Some(quote) = from(0, rest.len().min(2)) {
-        return Some(quote);
-    }
-    let blocks = rest.get(2..)?.chunks(BLOCK).zip(rest[1..].chunks(BLOCK)).zip(rest.chunks(BLOCK));
-    for (index, ((block, before), second)) in blocks.enumerate() {
-        let mut possible = false;
-        for ((byte, before), second) in block.iter().zip(before).zip(second) {
-            possible |= (*byte == b'"') & ((*before != b'\\') | (*second == b'\\'));
+use crate::openai::block::{BLOCK, Blocks, Escapes};
+
+/// The end of a string.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ClosingQuote {
+    pub(super) at: usize,
+    /// There are escapes before it.
+    pub(super) behind_escapes: bool,
+}
+
+/// The first quote that is not escaped. The first byte of `rest` is not escaped.
+pub(super) fn closing_quote(rest: &[u8]) -> Option<ClosingQuote> {
+    dispatch!(Level::new(), simd => first_quote(simd, rest))
+}
+
+#[inline(always)]
+fn first_quote<S: Simd>(simd: S, rest: &[u8]) -> Option<ClosingQuote> {
+    let (mut blocks, mut escapes) = (Blocks::of(rest), Escapes::default());
+    let (mut start, mut has_escapes) = (0, false);
+    while let Some(block) = blocks.next() {
+        let bytes = u8x64::from_slice(simd, block);
+        let backslashes = bytes.simd_eq(b'\\').to_bitmask();
+        let quotes = bytes.simd_eq(b'"').to_bitmask() & !escapes.escaped(backslashes);
+        if quotes != 0 {
+            let at = quotes.trailing_zeros();
+            let behind_escapes = has_escapes || backslashes & ((1 << at) - 1) != 0;
+            return Some(ClosingQuote { at: start + at as usize, behind_escapes });
         }
-        if possible && let Some(quote) = from(2 + index * BLOCK, block.len()) {
-            return Some(quote);
-        }
+        has_escapes |= backslashes != 0;
+        start += BLOCK;
     }
     None
 }

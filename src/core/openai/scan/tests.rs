@@ -2,6 +2,7 @@
 //!
 //! Regressions are named by their symptom and stay.
 
+use super::string::ClosingQuote;
 use super::*;
 use proptest::prelude::*;
 use serde_json::Value;
@@ -21,9 +22,16 @@ fn escapes_are_decoded() {
 #[test]
 fn nesting_is_bounded() {
     let deep = |levels: usize| [vec![b'['; levels], vec![b']'; levels]].concat();
-    assert_eq!(check(&deep(64)), Ok(()));
-    assert_eq!(check(&deep(65)), Err(ScanError::TooDeep { at: 64 }));
-    assert_eq!(check(&vec![b'['; 1 << 20]), Err(ScanError::TooDeep { at: 64 }));
+    assert_eq!(check(&deep(1_000)), Ok(()));
+    assert_eq!(check(&deep(1_001)), Err(ScanError::TooDeep { at: 1_000 }));
+    assert_eq!(check(&deep(1_000_000)), Err(ScanError::TooDeep { at: 1_000 }));
+    assert_eq!(check(&vec![b'['; 1 << 20]), Err(ScanError::TooDeep { at: 1_000 }));
+}
+
+#[test]
+fn a_byte_order_mark_is_skipped_at_the_start_only() {
+    assert_eq!(check(b"\xEF\xBB\xBF {}"), Ok(()));
+    assert!(matches!(check(b" \xEF\xBB\xBF{}"), Err(ScanError::Broken { at: 1, .. })));
 }
 
 #[test]
@@ -154,6 +162,7 @@ proptest! {
                 Some(_) => at += 1,
             }
         };
-        prop_assert_eq!(closing_quote(&text), stepped);
+        let want = stepped.map(|at| ClosingQuote { at, behind_escapes: text[..at].contains(&b'\\') });
+        prop_assert_eq!(closing_quote(&text), want);
     }
 }

@@ -197,7 +197,11 @@ pub fn diagnose<S: AsRef<str>>(lines: &[S], exit: Option<Exit>, phase: StartPhas
     };
     // Read from the whole line: the clipped cause may end before the number.
     let suggestion = found.and_then(|(_, line)| FlagSuggestion::read(class, line));
-    let cause = found.map(|(_, line)| clipped(line)).or_else(|| fallback_cause(lines));
+    let cause = found.map(|(_, line)| clipped(line)).or_else(|| match (class, exit) {
+        // What it happened to log last has nothing to do with a signal from outside.
+        (FailureClass::Killed, Some(exit)) => Some(exit.to_string()),
+        _ => fallback_cause(lines),
+    });
     Diagnosis { class, advice: advice(class, suggestion.as_ref(), cause.as_deref()), cause, suggestion }
 }
 
@@ -317,10 +321,11 @@ fn out_of_memory_in(phase: StartPhase) -> FailureClass {
 fn clipped(line: &str) -> String {
     let line = line.trim();
     let line = line.strip_prefix(FOLDED).unwrap_or(line);
-    match line.char_indices().nth(CAUSE_MAX) {
-        Some((at, _)) => format!("{}…", &line[..at]),
-        None => line.to_owned(),
+    if line.chars().nth(CAUSE_MAX).is_none() {
+        return line.to_owned();
     }
+    // The ellipsis is one of the characters.
+    line.chars().take(CAUSE_MAX - 1).chain(['…']).collect()
 }
 
 /// The first exception of any kind, else the last line that is not empty.

@@ -409,6 +409,16 @@ fn a_killed_process_is_the_cause_unless_an_error_precedes_it() {
 }
 
 #[test]
+fn a_kill_that_left_no_line_quotes_none() {
+    let stats = "(APIServer pid=7) INFO 11-21 03:00:04 [loggers.py:1] Engine 000: Avg prompt throughput: 1.0 tokens/s";
+    let answered = "(APIServer pid=7) INFO:     127.0.0.1:40000 - \"POST /v1/completions HTTP/1.1\" 200 OK";
+    for (exit, text) in [(Exit::Signal(9), "signal 9"), (Exit::Code(137), "exit status 137")] {
+        let found = diagnose(&[stats, answered], Some(exit), StartPhase::Serving);
+        assert_eq!((found.class, found.cause.as_deref()), (FailureClass::Killed, Some(text)));
+    }
+}
+
+#[test]
 fn an_unreachable_hub_is_retried_unless_the_host_is_offline_by_configuration() {
     let of = |lines: &[&str]| diagnose(lines, Some(Exit::Code(1)), StartPhase::Configuring).class;
     let lost = "OSError: We couldn't connect to 'https://huggingface.co' to load the files, and couldn't find them in the cached files.";

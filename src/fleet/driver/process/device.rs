@@ -68,7 +68,12 @@ impl Devices {
     /// The devices that an engine may use: as configured, else those in `CUDA_VISIBLE_DEVICES` of its environment or ours.
     pub(super) fn of(launch: &Launch) -> Self {
         let inherited = || std::env::var("CUDA_VISIBLE_DEVICES").ok();
-        let visible = launch.env.get("CUDA_VISIBLE_DEVICES").cloned().or_else(inherited).unwrap_or_default();
+        let visible = launch
+            .env
+            .get("CUDA_VISIBLE_DEVICES")
+            .map(|list| list.expose().to_owned())
+            .or_else(inherited)
+            .unwrap_or_default();
         // Names such as GPU-1a2b... are no indices: then the devices are not known.
         let indices: Option<Vec<u16>> = visible.split(',').map(|index| index.trim().parse().ok()).collect();
         let indices = if launch.gpu.is_empty() { indices.unwrap_or_default() } else { launch.gpu.clone() };
@@ -198,8 +203,9 @@ mod tests {
     #[test]
     fn the_devices_of_an_engine_are_those_that_it_may_see() {
         let indices = |gpu: &[u16], visible: Option<&str>| {
-            let env = visible.map(|list| ("CUDA_VISIBLE_DEVICES".to_owned(), list.to_owned())).into_iter().collect();
-            let (command, args) = (vec!["vllm".to_owned()], BTreeMap::new());
+            let env =
+                visible.map(|list| ("CUDA_VISIBLE_DEVICES".to_owned(), list.to_owned().into())).into_iter().collect();
+            let (command, args) = (vec!["vllm".to_owned()].into(), BTreeMap::new());
             Devices::of(&Launch { command, port: 1, gpu: gpu.to_vec(), env, args }).indices
         };
         assert_eq!(indices(&[3], Some("5")), [3]);

@@ -7,6 +7,9 @@
 //! [`FILE_MAX`] bytes is copied and truncated; the engine writes in append mode, so it continues at the new beginning. What
 //! it writes between the copy and the truncation (microseconds) is lost from the files.
 //!
+//! The file is for the gateway's user alone, since an engine may print its arguments. In the lines in memory, which are
+//! quoted in failures and shown, the secrets of the engine are masked.
+//!
 //! Bounds: [`LINES_MAX`] lines of [`LINE_MAX`] bytes in memory, [`FILE_MAX`] * ([`OLD_FILES`] + 1) bytes on disk plus what
 //! is written between two reads.
 
@@ -20,7 +23,8 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::driver::StartProgress;
+use crate::driver::{Redactor, StartProgress};
+use crate::state_folder;
 use sluice_core::vllm::logs::{Movement, StartFollower, StartPhase};
 
 /// How often the file is read.
@@ -40,6 +44,7 @@ const READ_MAX: u64 = 4 << 20;
 #[derive(Debug)]
 pub(super) struct EngineLog {
     path: PathBuf,
+    redactor: Redactor,
     progress: watch::Sender<StartProgress>,
     state: Mutex<ReadState>,
 }
@@ -55,9 +60,10 @@ struct ReadState {
 
 impl EngineLog {
     /// The log in `folder` of the backend called `name`, which may hold `/`. Nothing is opened yet.
-    pub(super) fn new(folder: &Path, name: &str) -> Self {
+    pub(super) fn new(folder: &Path, name: &str, redactor: Redactor) -> Self {
         let path = folder.join(format!("{}.log", name.replace('/', ".")));
-        Self { path, progress: watch::Sender::new(StartProgress::begin(Instant::now())), state: Mutex::default() }
+        let progress = watch::Sender::new(StartProgress::begin(Instant::now()));
+        Self { path, redactor, progress, state: Mutex::default() }
     }
 
     /// Where it is.
@@ -68,7 +74,7 @@ impl EngineLog {
     /// Prepares for a start: rotates the old file and resets lines and progress. Returns the file to write to.
     pub(super) fn begin(&self) -> io::Result<File> {
         if let Some(folder) = self.path.parent() {
-            fs::create_dir_all(folder)?;
+            state_folder::open(folder)?;
         }
         if self.path.metadata().is_ok_and(|file| file.len() > 0) {
             self.shift_old_files()?;
@@ -76,7 +82,7 @@ impl EngineLog {
         }
         *self.state.lock() = ReadState::default();
         self.progress.send_replace(StartProgress::begin(Instant::now()));
-        OpenOptions::new().create(true).append(true).open(&self.path)
+        state_folder::options().append(true).open(&self.path)
     }
 
     /// Continues with the file of an engine that runs already. A short file is read from its beginning, because the engine
@@ -140,8 +146,8 @@ impl EngineLog {
     }
 
     fn add_line(&self, state: &mut ReadState, line: &[u8]) {
-        let line = String::from_utf8_lossy(&line[..line.len().min(LINE_MAX)]);
-        let line = line.trim_end();
+        let line = self.redactor.apply(String::from_utf8_lossy(line));
+        let line = line[..line.floor_char_boundary(LINE_MAX)].trim_end();
         if line.is_empty() {
             return;
         }
@@ -201,7 +207,7 @@ impl EngineLog {
     /// The last lines, oldest first; an unfinished one counts.
     pub(super) fn tail(&self, lines: usize) -> Vec<String> {
         let state = self.state.lock();
-        let unfinished = String::from_utf8_lossy(&state.unfinished).trim_end().to_owned();
+        let unfinished = self.redactor.apply(String::from_utf8_lossy(&state.unfinished)).trim_end().to_owned();
         let all: Vec<&String> = state.lines.iter().chain((!unfinished.is_empty()).then_some(&unfinished)).collect();
         all[all.len().saturating_sub(lines)..].iter().map(|line| (*line).clone()).collect()
     }
@@ -220,7 +226,7 @@ mod tests {
 
     fn log() -> (tempfile::TempDir, EngineLog) {
         let folder = tempfile::tempdir().unwrap();
-        let log = EngineLog::new(folder.path(), "short/gpu0");
+        let log = EngineLog::new(folder.path(), "short/gpu0", Redactor::default());
         (folder, log)
     }
 
@@ -274,7 +280,7 @@ mod tests {
     fn an_adopted_engine_is_in_the_phase_that_its_log_shows() {
         let (_folder, log) = log();
         writeln!(log.begin().unwrap(), "old lines\nStarting to load model x...").unwrap();
-        let next = EngineLog::new(log.path().parent().unwrap(), "short/gpu0");
+        let next = EngineLog::new(log.path().parent().unwrap(), "short/gpu0", Redactor::default());
         next.resume();
         assert_eq!(next.progress().borrow().phase, StartPhase::LoadingWeights);
         assert_eq!(next.tail(9), ["old lines", "Starting to load model x..."]);

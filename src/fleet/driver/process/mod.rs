@@ -27,7 +27,7 @@ use tokio::sync::{Mutex, watch};
 
 use crate::driver::{
     AdapterRank, Driver, DriverKind, EngineFailure, EngineIdentity, EngineSettings, EngineStatus, Notice, PortOwner,
-    StartProgress, StopRules, Stopped,
+    Redactor, StartProgress, StopRules, Stopped,
 };
 use crate::launch::{InstalledFlagsCache, LaunchPlan, max_adapter_rank, sequences};
 use device::{Devices, MemoryInUse};
@@ -76,7 +76,7 @@ impl ProcessDriver {
         Self {
             name: name.to_owned(),
             mark_prefix: mark_prefix(&folder, name),
-            log: Arc::new(EngineLog::new(&folder, name)),
+            log: Arc::new(EngineLog::new(&folder, name, Redactor::of_launch(&launch))),
             flags: InstalledFlagsCache::new(&folder),
             devices: Devices::of(&launch),
             launch,
@@ -219,7 +219,7 @@ impl Driver for ProcessDriver {
         let Some(monitor) = running.clone() else {
             return Ok(Stopped { exit: None, forced: false, orphans: 0, memory_back: None });
         };
-        let mut stopped = stop::stop_processes(&monitor, rules).await?;
+        let mut stopped = stop::stop_processes(&monitor, self.launch.port, rules).await?;
         // From here on no process is left; only the memory may still be in use.
         if let Some(baseline) = &monitor.baseline {
             stopped.memory_back = self.wait_for_memory(&monitor, baseline, rules).await?;

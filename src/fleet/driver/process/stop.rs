@@ -3,7 +3,9 @@
 //! 1. SIGTERM to the leader, which ends its own children in order: with `--shutdown-timeout` it lets requests finish, which a
 //!    signal to the whole group would interrupt. Processes that outlive the leader get SIGTERM too.
 //! 2. After the grace period, SIGKILL to the group and to every process, repeatedly, since new ones may have been started.
-//! 3. The leader is reaped last. Until then its process id, and so its session's, cannot be reused.
+//! 3. The engine's port must be free, or held by a process that can be named: a start in the moment in which the kernel closes
+//!    the socket of an engine would find the port taken.
+//! 4. The leader is reaped last. Until then its process id, and so its session's, cannot be reused.
 //!
 //! A process is signalled by its id right after its start time was read. If the id were reused within those microseconds,
 //! the signal would hit another process; today's systems hand out four million ids in turn.
@@ -15,20 +17,21 @@ use nix::unistd::Pid;
 use tokio::time::{Instant, sleep};
 
 use super::monitor::Monitor;
-use super::table::ProcessEntry;
+use super::table::{self, ProcessEntry};
 use crate::driver::{EngineFailure, StopRules, Stopped};
 use sluice_core::vllm::failure::FailureClass;
 
 /// Pause between two scans of the process table.
 const SCAN_INTERVAL: Duration = Duration::from_millis(25);
 
-/// Ends all processes of an engine.
+/// Ends all processes of an engine that was started on `port`.
 ///
 /// # Errors
 /// [`FailureClass::WontDie`] when some are left; a second stop tries again.
-pub(super) async fn stop_processes(monitor: &Monitor, rules: StopRules) -> Result<Stopped, EngineFailure> {
+pub(super) async fn stop_processes(monitor: &Monitor, port: u16, rules: StopRules) -> Result<Stopped, EngineFailure> {
     let orphans = terminate(monitor, rules.grace).await;
     let forced = kill_remaining(monitor, rules.kill).await?;
+    wait_for_port(port, rules.port).await;
     Ok(Stopped { exit: monitor.reap_leader(), forced, orphans, memory_back: None })
 }
 
@@ -75,6 +78,14 @@ async fn kill_remaining(monitor: &Monitor, limit: Duration) -> Result<bool, Engi
         }
     }
     Ok(forced)
+}
+
+/// Waits until no hidden process listens on the port. One that still does after `limit` is reported by the next start.
+async fn wait_for_port(port: u16, limit: Duration) {
+    let deadline = Instant::now() + limit;
+    while table::is_held_in_hiding(port) && Instant::now() < deadline {
+        sleep(SCAN_INTERVAL).await;
+    }
 }
 
 /// The living members. A scan reads one file per process of the system.

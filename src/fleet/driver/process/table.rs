@@ -16,7 +16,6 @@
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
 
-use procfs::net::TcpState;
 use procfs::process::{FDTarget, Process, Stat, all_processes};
 
 use crate::driver::PortOwner;
@@ -25,6 +24,9 @@ use crate::driver::PortOwner;
 pub(crate) const MARK: &str = "SLUICE_ENGINE";
 /// Longest chain of parents that is followed.
 const DEPTH_MAX: usize = 64;
+
+/// For messages: the holder of a socket that no process shows to be its own.
+const HIDDEN_HOLDER: &str = "a process that is ending or belongs to another user";
 
 /// Identifies a process: its id, and when it started (clock ticks since boot).
 pub(crate) type ProcessId = (i32, u64);
@@ -42,6 +44,8 @@ pub(crate) struct ProcessEntry {
     pub(crate) session: i32,
     /// Clock ticks since boot.
     pub(crate) started: u64,
+    /// Threads that have not ended, and the first one even when it has.
+    pub(crate) threads: i64,
 }
 
 impl From<Stat> for ProcessEntry {
@@ -54,6 +58,7 @@ impl From<Stat> for ProcessEntry {
             group: stat.pgrp,
             session: stat.session,
             started: stat.starttime,
+            threads: stat.num_threads,
         }
     }
 }
@@ -64,9 +69,11 @@ impl ProcessEntry {
         Some(Process::new(pid).ok()?.stat().ok()?.into())
     }
 
-    /// Whether it still runs.
+    /// Whether it still runs. The state is that of its first thread: a process whose first thread has ended is shown as `Z`,
+    /// and its descriptors cannot be read, while the other threads keep its memory and its sockets. After SIGKILL that lasts
+    /// as long as the last thread takes to free the memory.
     pub(crate) fn is_alive(&self) -> bool {
-        !matches!(self.state, 'Z' | 'X')
+        !matches!(self.state, 'Z' | 'X') || self.threads > 1
     }
 
     /// What identifies it over time.
@@ -147,13 +154,24 @@ pub(crate) fn members(table: &[ProcessEntry], engine: &Membership<'_>) -> Vec<Pr
 
 /// The sockets that listen on `port` on any local address, by inode. `None` when neither table (IPv4, IPv6) can be read.
 fn listening_sockets(port: u16) -> Option<HashSet<u64>> {
-    let tables = [procfs::net::tcp(), procfs::net::tcp6()];
+    let tables = ["/proc/net/tcp", "/proc/net/tcp6"].map(std::fs::read_to_string);
     if tables.iter().all(Result::is_err) {
         return None;
     }
-    let listening = tables.into_iter().flatten().flatten();
-    let listening = listening.filter(|entry| entry.state == TcpState::Listen && entry.local_address.port() == port);
-    Some(listening.map(|entry| entry.inode).collect())
+    Some(tables.iter().flatten().flat_map(|table| listening_in(table, port)).collect())
+}
+
+/// The sockets that listen on `port` in one table. A line that is cut short or of another form is left out: the kernel
+/// writes the table in pieces, while sockets come and go.
+fn listening_in(table: &str, port: u16) -> impl Iterator<Item = u64> {
+    const LISTEN: &str = "0A";
+    table.lines().filter_map(move |line| {
+        let mut fields = line.split_whitespace();
+        let (local, state) = (fields.nth(1)?, fields.nth(1)?);
+        let at = u16::from_str_radix(local.rsplit_once(':')?.1, 16).ok()?;
+        let inode = fields.nth(5)?.parse().ok()?;
+        (state == LISTEN && at == port).then_some(inode)
+    })
 }
 
 /// Which of the sockets a process holds open; none when its descriptors cannot be read.
@@ -180,8 +198,18 @@ pub(crate) fn port_owner(port: u16, engine: &HashSet<i32>) -> PortOwner {
     if sockets.is_empty() {
         return PortOwner::Engine;
     }
-    let other = all().into_iter().find(|entry| !held_sockets(entry.pid, &sockets).is_empty());
-    PortOwner::Other(other.map_or_else(|| "a process of another user".to_owned(), |entry| entry.describe()))
+    PortOwner::Other(holder(&sockets).map_or_else(|| HIDDEN_HOLDER.to_owned(), |entry| entry.describe()))
+}
+
+/// The process that holds one of these sockets; `None` when no process shows that it does: it belongs to another user, or is
+/// ending and has closed its table of descriptors before the socket.
+fn holder(sockets: &HashSet<u64>) -> Option<ProcessEntry> {
+    all().into_iter().find(|entry| !held_sockets(entry.pid, sockets).is_empty())
+}
+
+/// Whether a socket listens on `port` that no process shows to be its own.
+pub(crate) fn is_held_in_hiding(port: u16) -> bool {
+    listening_sockets(port).is_some_and(|sockets| !sockets.is_empty() && holder(&sockets).is_none())
 }
 
 #[cfg(test)]
@@ -189,7 +217,7 @@ mod tests {
     use super::*;
 
     fn entry(pid: i32, parent: i32, session: i32, started: u64) -> ProcessEntry {
-        ProcessEntry { pid, name: "x".into(), state: 'S', parent, group: session, session, started }
+        ProcessEntry { pid, name: "x".into(), state: 'S', parent, group: session, session, started, threads: 1 }
     }
 
     fn found(table: &[ProcessEntry], known: &[ProcessId]) -> Vec<i32> {
@@ -211,6 +239,18 @@ mod tests {
         assert_eq!(held_sockets(own, &sockets).len(), 1);
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
         assert_eq!(boot_id(), boot.trim(), "the journal compares it with what older gateways wrote");
+    }
+
+    #[test]
+    fn a_line_that_cannot_be_read_hides_no_other() {
+        let table = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n\
+             0: 0100007F:1F40 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 11 1 0 100 0 0 10 0\n\
+             1: 0100007F:1F40 00000000:0000 0A 00000000:000\n\
+             2: garbage\n\
+             3: 0100007F:1F40 0100007F:9999 01 00000000:00000000 00:00000000 00000000     0        0 12 1 0 20 4 30 10 -1\n\
+             4: 00000000000000000000000000000000:1F40 0:0000 0A 00000000:00000000 00:00000000 00000000 0 0 13 1 0 100 0 0 10 0\n\
+             5: 0100007F:1F41 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 14 1 0 100 0 0 10 0\n";
+        assert_eq!(listening_in(table, 0x1F40).collect::<Vec<_>>(), [11, 13]);
     }
 
     #[test]

@@ -15,6 +15,7 @@ use std::path::PathBuf;
 
 use super::*;
 use sluice_core::vllm::failure::Retryable;
+use sluice_gateway::config::ArgValue;
 
 /// Long enough for a loaded machine; only a failing test waits that long.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -52,7 +53,7 @@ impl Rig {
 
     fn driver(folder: &tempfile::TempDir) -> ProcessDriver {
         let launch = Launch {
-            command: vec![folder.path().join("engine").display().to_string()],
+            command: vec![folder.path().join("engine").display().to_string()].into(),
             port: free_port(),
             gpu: Vec::new(),
             env: BTreeMap::new(),
@@ -97,11 +98,27 @@ fn is_alive(pid: i32) -> bool {
 }
 
 fn rules(grace: Duration) -> StopRules {
-    StopRules { grace, kill: DEADLINE, memory: Duration::ZERO }
+    StopRules { grace, kill: DEADLINE, port: DEADLINE, memory: Duration::ZERO }
 }
 
 /// Sleeps without leaving a child behind when the shell gets SIGTERM.
 const SERVE: &str = "while :; do sleep 0.05; done";
+
+#[tokio::test]
+async fn what_an_engine_prints_of_its_secrets_is_not_quoted() {
+    let mut rig = Rig::new("echo \"RuntimeError: no access for $HF_TOKEN with $1\"; exit 3");
+    rig.driver.launch.env.insert("HF_TOKEN".to_owned(), "S3cret-token".to_owned().into());
+    let key = ArgValue::Secret(vec!["S3cret-key".to_owned().into()]);
+    rig.driver.launch.args.insert("api-key".to_owned(), key);
+    let mut driver = ProcessDriver::new("short/gpu0", rig.driver.launch.clone(), &rig.folder.path().join("state"));
+    driver.devices = Devices::new("/nonexistent/nvidia-smi", Vec::new());
+    rig.driver = driver;
+    rig.start().await;
+    let exit = rig.driver.wait_for_exit().await;
+    let said = format!("{} {:?} {:?}", rig.driver.diagnose(Some(exit)), rig.driver.tail(9), rig.driver);
+    assert!(said.contains("no access for ******** with --api-key=********") && !said.contains("S3cret"), "{said}");
+    rig.driver.stop(StopRules::default()).await.unwrap();
+}
 
 #[tokio::test]
 async fn an_engine_starts_writes_its_log_and_stops() {
@@ -140,6 +157,44 @@ async fn an_engine_that_ignores_sigterm_is_killed_with_all_it_keeps_starting() {
     assert_eq!((stopped.exit, stopped.forced), (Some(Exit::Signal(9)), true));
     let left: Vec<ProcessEntry> = table::all().into_iter().filter(|row| row.session == pid && row.is_alive()).collect();
     assert!(left.is_empty(), "{left:?}");
+}
+
+/// A program for `python3` that listens on the port `$1`, ignores SIGTERM and ends its first thread; the second one runs
+/// `$2`. To the process table it then looks as a process does that was killed and whose last thread is not through yet.
+const HALF_ENDED: &str = r#"
+import ctypes, os, platform, signal, socket, sys, threading, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+listener = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+threading.Thread(target=exec, args=(sys.argv[2], globals())).start()
+ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[platform.machine()], 0)
+"#;
+
+#[tokio::test]
+async fn an_engine_whose_first_thread_has_ended_still_runs_and_is_killed() {
+    let rig = Rig::new(&format!("exec python3 -c '{HALF_ENDED}' \"$4\" 'time.sleep(600)'"));
+    let (pid, port) = (rig.start().await, rig.driver.launch.port);
+    let listens = || table::port_owner(port, &HashSet::new()) != PortOwner::Free;
+    let half_ended = || ProcessEntry::read(pid).is_some_and(|entry| entry.state == 'Z');
+    until("its first thread has ended", || (half_ended() && listens()).then_some(())).await;
+    assert!(is_alive(pid) && rig.driver.status().await == EngineStatus::Running);
+    let stopped = rig.driver.stop(rules(Duration::from_millis(100))).await.unwrap();
+    assert_eq!((stopped.exit, stopped.forced), (Some(Exit::Signal(9)), true));
+    assert!(!listens(), "a start would find the port taken");
+}
+
+#[tokio::test]
+async fn a_stop_waits_until_a_port_that_no_process_shows_is_free() {
+    let rig = Rig::new(&format!("echo $$ >$DIR/pid\n{SERVE}"));
+    let (pid, port) = (rig.start().await, rig.driver.launch.port);
+    rig.number("pid").await;
+    // Keeps the port for a moment longer than the engine lives.
+    let then =
+        format!("while ') Z ' not in open('/proc/{pid}/stat').read(): time.sleep(0.01)\ntime.sleep(0.3)\nos._exit(0)");
+    let mut hidden = Command::new("python3").args(["-c", HALF_ENDED, &port.to_string(), &then]).spawn().unwrap();
+    until("the port is held", || table::is_held_in_hiding(port).then_some(())).await;
+    rig.driver.stop(rules(DEADLINE)).await.unwrap();
+    assert_eq!(table::port_owner(port, &HashSet::new()), PortOwner::Free);
+    hidden.wait().unwrap();
 }
 
 #[tokio::test]
@@ -197,7 +252,7 @@ async fn a_taken_port_is_reported_before_a_process_starts() {
 #[tokio::test]
 async fn a_missing_program_is_reported_before_a_process_starts() {
     let mut rig = Rig::new("");
-    rig.driver.launch.command = vec!["vllm-that-is-not-installed".to_owned(), "serve".to_owned()];
+    rig.driver.launch.command = vec!["vllm-that-is-not-installed".to_owned(), "serve".to_owned()].into();
     let failure = rig.driver.check(&EngineSettings::default()).await.unwrap_err();
     assert_eq!(failure.class, FailureClass::ProgramMissing);
     assert_eq!(rig.driver.start(&EngineSettings::default()).await.unwrap_err(), failure);

@@ -380,6 +380,11 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
         self.why = Some(why);
     }
 
+    /// Whether a ramp opens the backend: not one that came back after it was withdrawn.
+    pub(crate) fn opens_in_ramp(&self) -> bool {
+        !self.withdrawn && !self.leaving
+    }
+
     /// The cordon set in admission when the step begins; `None`: no change. A ramp opens the backend itself, together with a
     /// limit on slots; the place of an engine that is shut down may belong to another one by now.
     pub(crate) fn cordon(&self) -> Option<Cordon> {
@@ -388,8 +393,8 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
         }
         match self.step {
             Step::Drain => Some(Cordon::Draining),
+            Step::Serve | Step::Ramp if self.withdrawn => Some(Cordon::Draining),
             Step::Ramp => None,
-            Step::Serve if self.withdrawn => Some(Cordon::Draining),
             Step::Serve => Some(Cordon::Open),
             step if !step.is_coming() => Some(Cordon::Down),
             _ => Some(Cordon::Starting),

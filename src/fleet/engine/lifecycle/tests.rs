@@ -265,9 +265,22 @@ fn a_withdrawn_engine_serves_out_of_rotation_until_it_is_reinstated() {
     assert_eq!(life.cordon(), None, "its place may belong to another engine");
 }
 
+#[test]
+fn an_engine_that_crashes_while_it_is_withdrawn_comes_back_closed() {
+    let mut life = serving();
+    life.withdraw();
+    life.on(lost(), &RULES, 0);
+    while life.step != Step::Ramp {
+        life.on(Event::Done, &RULES, 0);
+    }
+    assert_eq!((life.opens_in_ramp(), life.cordon()), (false, Some(Cordon::Draining)));
+    life.reinstate();
+    assert_eq!((life.opens_in_ramp(), life.cordon()), (true, None));
+}
+
 /// A life cycle, and what may be true of its processes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct World {
+struct LifecycleModel {
     life: Lifecycle<u8>,
     /// A process may run that no stop has confirmed to be gone.
     process: bool,
@@ -278,7 +291,7 @@ struct World {
     changes: u8,
 }
 
-impl World {
+impl LifecycleModel {
     /// The step has just begun: what that means, and what must hold.
     fn enter(&mut self, before: Step) {
         let step = self.life.step;
@@ -292,8 +305,12 @@ impl World {
         }
         if step.in_rotation() {
             assert!(self.process && !self.dead, "in rotation without an engine: {self:?}");
-            // A withdrawn engine gets no new requests once it serves; a ramp opens it all the same.
-            self.busy |= step == Step::Ramp || self.life.cordon() == Some(Cordon::Open);
+            // A withdrawn engine gets no new requests, also when it comes back after a crash.
+            let opens = self.life.cordon() == Some(Cordon::Open) || (step == Step::Ramp && self.life.opens_in_ramp());
+            assert!(!(opens && self.life.withdrawn), "opened although it is withdrawn: {self:?}");
+            let closed = self.life.leaving || self.life.cordon() == Some(Cordon::Draining);
+            assert!(!self.life.withdrawn || closed, "withdrawn and not closed: {self:?}");
+            self.busy |= opens;
         }
         assert!(step != Step::Start || !self.life.adopted, "a fresh engine taken for a warm one: {self:?}");
         if self.life.cordon() == Some(Cordon::Open) {
@@ -349,12 +366,19 @@ impl World {
         }
         push(&|w| drop(w.life.enable()));
         if step == Step::Serve {
-            push(&|w| if w.life.withdrawn { w.life.reinstate() } else { w.life.withdraw() });
+            push(&|w| w.life.withdraw());
             if self.life.blocked.is_none() {
                 push(&|w| {
                     w.life.block(RestartBlocked::StillRunning(1));
                 });
             }
+        }
+        // The change that it was withdrawn for is given up, wherever it is by then.
+        if self.life.withdrawn {
+            push(&|w| {
+                w.life.reinstate();
+                w.busy |= step.in_rotation();
+            });
         }
         // A stop that failed is repeated from outside once the engine is to leave.
         if step == Step::Hold && self.life.leaving {
@@ -403,24 +427,24 @@ impl World {
 /// engine, nothing is stopped under requests, every change has an outcome, and from every state a run of successes serves.
 #[test]
 fn exhaustively_no_order_of_events_breaks_the_rules() {
-    let mut first = World { life: new(0), process: false, dead: false, busy: false, changes: 0 };
+    let mut first = LifecycleModel { life: new(0), process: false, dead: false, busy: false, changes: 0 };
     first.enter(Step::Off);
     let (mut seen, mut open) = (HashSet::from([first.clone()]), VecDeque::from([first]));
-    while let Some(world) = open.pop_front() {
-        for next in world.successors() {
+    while let Some(model) = open.pop_front() {
+        for next in model.successors() {
             if seen.insert(next.clone()) {
                 open.push_back(next);
             }
         }
     }
     assert!(seen.len() > 1_000, "explored only {} states", seen.len());
-    for world in &seen {
-        let mut life = world.life.clone();
+    for model in &seen {
+        let mut life = model.life.clone();
         for _ in 0..16 {
             life.on(Event::Done, &RULES, 0);
         }
         let rest = if life.leaving { Step::Off } else { Step::Serve };
-        assert!(matches!(life.step, Step::Hold | Step::Off) || life.step == rest, "stuck: {world:?} -> {life:?}");
+        assert!(matches!(life.step, Step::Hold | Step::Off) || life.step == rest, "stuck: {model:?} -> {life:?}");
     }
     println!("{} states", seen.len());
 }

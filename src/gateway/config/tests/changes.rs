@@ -104,6 +104,25 @@ fn secrets_and_environments_are_compared_and_not_shown() {
 }
 
 #[test]
+fn secret_flags_and_commands_with_secrets_are_compared_and_not_shown() {
+    let plain = |secret: &str| {
+        let launch =
+            format!("launch={{command=[\"x\", \"--api-key\", \"{secret}\"], args={{hf-token=\"{secret}\", seed=1}}}}");
+        with(&[&format!("pool.long.backend=[{{name=\"b\", {launch}}}]")])
+    };
+    let (one, two) = (plain("one-secret"), plain("two-secret"));
+    assert_eq!(
+        shown(&one, &two),
+        [
+            "pool.long.backend.b.launch.command: changed; the engine is restarted in its turn",
+            "pool.long.backend.b.launch.args.hf-token: changed; the engine is restarted in its turn"
+        ]
+    );
+    let compared = |config: &Config| config.pools[1].backends[0].target.compared();
+    assert!(compared(&one) == compared(&plain("one-secret")) && compared(&one) != compared(&two));
+}
+
+#[test]
 fn what_needs_a_restart_keeps_its_running_value() {
     let running = with(&["log.level=debug"]);
     let mut new = with(&["server.listen=127.0.0.1:9999", "server.keepalive=5s", "access_log={path=\"-\"}"]);

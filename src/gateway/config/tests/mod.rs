@@ -1,18 +1,19 @@
-//! The configuration as a whole: each problem is found, samples are valid, what is printed reads back, and a reload is
-//! described by its differences.
+//! The configuration as a whole: each problem is found, samples are valid, a printed configuration reads back as the
+//! same, and a reload lists the changes.
 //!
-//! Surroundings are fixed: four cores, and the environment variables listed in [`read`]. Files come
-//! from a temporary folder where a test needs them.
+//! [`Surroundings`] are fixed: four cores and 16 GiB, and the environment variables in [`environment`]. A test that needs
+//! files writes them to a temporary folder.
 
 mod changes;
 mod problems;
 mod samples;
+mod tls;
 
 use std::path::Path;
 
-use super::{Config, Flags, Loaded, Problems, Surroundings};
+use super::{Config, Flags, Loaded, Machine, Problems, Surroundings};
 
-/// SHA-256 of "test", to have a digest of something.
+/// SHA-256 of "test", for keys that need a valid digest.
 const DIGEST: &str = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08";
 
 fn environment(name: &str) -> Option<String> {
@@ -26,14 +27,14 @@ fn environment(name: &str) -> Option<String> {
     }
 }
 
-fn around(folder: &Path) -> Surroundings<'static> {
-    Surroundings { env: &environment, folder: folder.to_owned(), cores: 4 }
+fn surroundings(folder: &Path) -> Surroundings<'static> {
+    Surroundings { env: &environment, folder: folder.to_owned(), machine: Machine::with_cores(4) }
 }
 
 /// Reads `text` with `sets` in the fixed surroundings.
 fn read_with(text: &str, sets: &[&str]) -> Result<Loaded, Problems> {
     let sets: Vec<String> = sets.iter().map(|&set| set.to_owned()).collect();
-    Config::parse(text, "test.toml", &sets, &around(Path::new("/nowhere")))
+    Config::parse(text, "test.toml", &sets, &surroundings(Path::new("/nowhere")))
 }
 
 fn read(text: &str) -> Result<Loaded, Problems> {
@@ -53,7 +54,7 @@ fn valid(text: &str) -> Config {
     read(text).unwrap_or_else(|problems| panic!("{problems}")).config
 }
 
-/// Two valid pools, to which tests add mistakes.
+/// A valid configuration of two pools; tests add mistakes to it.
 const TWO_POOLS: &str = r#"
 [[model]]
 name = "m"
@@ -84,7 +85,7 @@ fn flags_with_long_backends_make_two_pools() {
         listen: Some("0.0.0.0:9000".into()),
         admin: None,
     };
-    let loaded = Config::from_flags(&flags, &[], &around(Path::new(""))).unwrap();
+    let loaded = Config::from_flags(&flags, &[], &surroundings(Path::new(""))).unwrap();
     let shown = |pool: &super::Pool| {
         let backends = pool.backends.iter().map(|b| format!("{} at {}", b.name, b.target.endpoint()));
         let permits = pool.long_prefix.map(|long| (long.threshold.to_string(), long.slots));
@@ -105,17 +106,18 @@ fn flags_with_long_backends_make_two_pools() {
 #[test]
 fn flags_without_long_backends_make_one_pool_for_everything() {
     let flags = Flags { backends: vec!["http://127.0.0.1:8000".into()], ..Flags::default() };
-    let config = Config::from_flags(&flags, &["pool.default.slots=7".into()], &around(Path::new(""))).unwrap().config;
+    let config =
+        Config::from_flags(&flags, &["pool.default.slots=7".into()], &surroundings(Path::new(""))).unwrap().config;
     assert_eq!((config.pools.len(), config.pools[0].slots), (1, 7));
     assert_eq!(config.pools[0].models, super::ModelScope::All);
 }
 
 #[test]
-fn a_flag_that_is_no_url_is_a_problem_of_the_command_line() {
-    let flags = Flags { backends: vec!["https://gpu0".into(), "gpu1:80".into()], ..Flags::default() };
-    let problems = Config::from_flags(&flags, &[], &around(Path::new(""))).unwrap_err();
+fn a_flag_that_is_not_a_url_is_reported_at_the_command_line() {
+    let flags = Flags { backends: vec!["ftp://gpu0".into(), "gpu1:80".into()], ..Flags::default() };
+    let problems = Config::from_flags(&flags, &[], &surroundings(Path::new(""))).unwrap_err();
     assert_eq!(problems.errors.len(), 2);
-    assert!(problems.to_string().contains("command line: --backend: https"), "{problems}");
+    assert!(problems.to_string().contains("command line: --backend: 'ftp"), "{problems}");
 }
 
 #[test]
@@ -135,7 +137,7 @@ fn a_number_in_set_that_does_not_fit_is_not_read_as_zero() {
 }
 
 #[test]
-fn objectives_of_a_pool_are_the_general_ones_unless_it_says_otherwise() {
+fn objectives_of_a_pool_default_to_the_general_ones() {
     let loaded = read_with(TWO_POOLS, &["slo={ttft=\"2s\", tpot=\"50ms\"}", "pool.short.slo.ttft=1s"]).unwrap();
     let seconds = std::time::Duration::from_secs;
     assert_eq!(
@@ -147,7 +149,7 @@ fn objectives_of_a_pool_are_the_general_ones_unless_it_says_otherwise() {
 }
 
 #[test]
-fn backends_are_numbered_through_over_all_pools() {
+fn backend_ids_are_consecutive_over_all_pools() {
     let config = valid(TWO_POOLS);
     let numbered: Vec<_> = config.backends().map(|(pool, id, b)| (pool.index(), id.index(), b.name.clone())).collect();
     assert_eq!(numbered, [(0, 0, "a".to_owned()), (1, 1, "b".to_owned())]);

@@ -1,6 +1,6 @@
 //! Each problem has a test that finds it at its key, and one report shows many at once.
 
-use super::{DIGEST, TWO_POOLS, read, read_with};
+use super::{DIGEST, TWO_POOLS, environment, read, read_with};
 use crate::config::{ArgValue, Config, Problems, Target};
 
 /// The errors of `text` with `sets`, each as `path: message`.
@@ -68,8 +68,8 @@ fn values_out_of_bounds_are_named_with_the_bounds() {
     one(&["slo.attainment=1.5"], "slo.attainment", "1.5 is outside");
     one(&["access_log={path=\"-\", sample=2}"], "access_log.sample", "outside 0 to 1");
     one(&["pool.short.backend.a.weight=0"], "pool[0].backend[0].weight", "outside");
-    one(&["health.ejection_base=2m"], "health.ejection_base", "2m is longer than ejection_max (1m)");
-    one(&["fleet.backoff=2m"], "fleet.backoff", "2m is longer than backoff_max (1m)");
+    one(&["health.ejection_base=2m"], "health.ejection_base", "2m is more than ejection_max (1m)");
+    one(&["fleet.backoff=2m"], "fleet.backoff", "2m is more than backoff_max (1m)");
 }
 
 #[test]
@@ -175,7 +175,6 @@ fn models_are_named_as_declared() {
 fn a_backend_has_exactly_one_place() {
     one(&["pool.long.backend.b.launch={command=[\"vllm\"], port=8005}"], "pool[1].backend[0]", "not both");
     one(&["pool.long.backend=[{name=\"b\"}]"], "pool[1].backend[0]", "neither url nor launch");
-    one(&["pool.long.backend.b.url=https://gpu0"], "pool[1].backend[0].url", "terminate TLS in front");
     one(&["pool.long.backend.b.url=http://h/v1"], "pool[1].backend[0].url", "already begin with /v1");
     one(&["pool.long.backend.b.url=http://127.0.0.1:8000/"], "pool[1].backend[0].url", "already backend 'short/a'");
     one(&["pool.long.backend.b.url=http://localhost:8080"], "pool[1].backend[0].url", "gateway's own address");
@@ -246,11 +245,63 @@ fn secrets_that_cannot_be_read_are_errors_without_being_shown() {
 }
 
 #[test]
+fn a_missing_adapter_folder_is_an_error_where_the_gateway_would_load_it() {
+    let with = |backend: &str| {
+        let backend = format!("pool.p.backend=[{{name=\"b\", {backend}}}]");
+        read_with("", &["model=[{name=\"m\", adapter=\"ad\"}]", "pool=[{name=\"p\", models=[\"m\"]}]", &backend])
+    };
+    let report = with("launch={command=[\"vllm\"]}").unwrap_err().to_string();
+    assert!(report.contains("model[0].adapter: there is no folder /nowhere/ad"), "{report}");
+    assert!(with("url=\"http://10.0.0.1:1\"").is_ok());
+}
+
+#[test]
+fn secrets_of_engines_are_resolved_masked_and_warned_about() {
+    let launch = "pool.long.backend=[{name=\"b\", launch={command=[\"vllm\", \"--api-key=hunter2\"], \
+                  env={A=\"env:TOKEN\", HF_TOKEN=\"hunter2\", N=1}, \
+                  args={api_key=[\"hunter2\", \"env:TOKEN\"], seed=\"env:TOKEN\", hf-token=true, \
+                  kv-transfer-config='{\"x\": {\"password\": \"hunter2\"}}', chat-template=\"file:///x\"}}}]";
+    let loaded = read_with(TWO_POOLS, &[launch]).unwrap_or_else(|problems| panic!("{problems}"));
+    let page = format!("{} {:?}", loaded.config, loaded.config);
+    let value = environment("TOKEN").unwrap();
+    assert!(!page.contains("hunter2") && !page.contains(&value), "{page}");
+    for shown in [
+        "A = \"env:TOKEN\"",
+        "N = \"********\"",
+        "api_key = [\"********\", \"env:TOKEN\"]",
+        "hf-token = true",
+        "\"file:///x\"",
+    ] {
+        assert!(page.contains(shown), "no {shown} in {page}");
+    }
+    let crate::config::Target::Launch(launch) = &loaded.config.pools[1].backends[0].target else { panic!() };
+    assert_eq!((launch.env["A"].expose(), launch.env["N"].expose()), (&*value, "1"));
+    assert_eq!(launch.args["seed"].expose(), ArgValue::Text(value.clone()));
+    assert_eq!(launch.args["api_key"].expose(), ArgValue::List(vec!["hunter2".to_owned(), value]));
+    assert!(serde_json::to_string(&launch.args).is_err(), "a secret cannot be stored");
+    let warned: Vec<&str> =
+        loaded.warnings.iter().map(|problem| problem.path()).filter(|path| path.contains("launch")).collect();
+    assert_eq!(warned.len(), 3, "{warned:?}");
+    assert!(
+        read_with(TWO_POOLS, &[&launch_with("api-key=\"env:NOT_SET\"")]).unwrap_err().to_string().contains("NOT_SET")
+    );
+    assert!(
+        read_with(TWO_POOLS, &[&launch_with("api-key=\"\"")]).unwrap_err().to_string().contains("the secret is empty")
+    );
+    let typo = "pool.lnog.backend.b.launch.args.api-key=hunter2";
+    assert!(!read_with(TWO_POOLS, &[typo]).unwrap_err().to_string().contains("hunter2"));
+}
+
+fn launch_with(args: &str) -> String {
+    format!("pool.long.backend=[{{name=\"b\", launch={{command=[\"vllm\"], args={{{args}}}}}}}]")
+}
+
+#[test]
 fn a_secret_in_a_file_loses_its_line_end() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("token"), "letmein\r\n").unwrap();
     let text = format!("[auth]\nadmin_token = \"file:token\"\n{TWO_POOLS}");
-    let config = Config::parse(&text, "x", &[], &super::around(folder.path())).unwrap().config;
+    let config = Config::parse(&text, "x", &[], &super::surroundings(folder.path())).unwrap().config;
     assert_eq!(config.auth.admin_token.unwrap().expose(), "letmein");
 }
 
@@ -304,7 +355,7 @@ fn the_report_of_a_file_with_many_problems() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap();
     let golden = root.join("tests/golden");
     let text = std::fs::read_to_string(golden.join("config_problems.toml")).unwrap();
-    let problems: Problems = Config::parse(&text, "bad.toml", &[], &super::around(&golden)).unwrap_err();
+    let problems: Problems = Config::parse(&text, "bad.toml", &[], &super::surroundings(&golden)).unwrap_err();
     assert!(problems.errors.len() >= 15, "{}", problems.errors.len());
     super::assert_golden("config_problems", &problems.to_string().replace(root.to_str().unwrap(), ""));
 }

@@ -1,12 +1,13 @@
-//! Texts that are shipped or printed: samples are valid, the reference is what the definitions say, and a printed
+//! Shipped and printed configurations: samples are valid, the reference is generated from the definitions, and a printed
 //! configuration reads back as the same.
 
 use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
 
-use super::{around, read, read_with, valid};
+use super::{read, read_with, surroundings, valid};
 use crate::config::{Config, Loaded, Resolved, Situation, limits, reference};
+use crate::tls::testing::Authority;
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join("config")
@@ -17,7 +18,22 @@ fn sample(name: &str) -> String {
 }
 
 fn load(name: &str) -> Loaded {
-    read(&sample(name)).unwrap_or_else(|problems| panic!("config/{name}: {problems}"))
+    let folder = with_files();
+    let loaded = Config::parse(&sample(name), name, &[], &surroundings(folder.path()));
+    loaded.unwrap_or_else(|problems| panic!("config/{name}: {problems}"))
+}
+
+/// A folder with the certificates and adapters that samples and examples name.
+fn with_files() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for adapter in ["adapters/sql", "adapters/support"] {
+        std::fs::create_dir_all(folder.path().join(adapter)).unwrap();
+    }
+    std::fs::create_dir(folder.path().join("tls")).unwrap();
+    for name in ["server", "clients", "engines", "gateway"] {
+        Authority::new().issue(&["a"]).write(&folder.path().join("tls"), name);
+    }
+    folder
 }
 
 #[test]
@@ -25,8 +41,16 @@ fn every_sample_is_valid() {
     let files = folder().read_dir().unwrap().map(|file| file.unwrap().file_name().into_string().unwrap());
     let mut names: Vec<String> = files.filter(|name| name.ends_with(".toml")).collect();
     names.sort();
-    let expected =
-        ["keys.toml", "launch.toml", "lora.toml", "one-pool.toml", "production.toml", "short-long.toml", "sluice.toml"];
+    let expected = [
+        "keys.toml",
+        "launch.toml",
+        "lora.toml",
+        "one-pool.toml",
+        "production.toml",
+        "short-long.toml",
+        "sluice.toml",
+        "tls.toml",
+    ];
     assert_eq!(names, expected);
     for name in names {
         load(&name);
@@ -43,7 +67,7 @@ fn the_reference_is_generated_from_the_definitions() {
 }
 
 #[test]
-fn the_keys_in_force_in_the_reference_have_their_defaults() {
+fn keys_that_the_reference_sets_have_their_defaults() {
     let pool = "[[model]]\nname = \"llama-3.1-8b\"\n[[pool]]\nname = \"default\"\n\
                 [[pool.backend]]\nname = \"gpu0\"\nurl = \"http://127.0.0.1:8000\"\n";
     let config = read(&reference()).unwrap().config;
@@ -53,26 +77,32 @@ fn the_keys_in_force_in_the_reference_have_their_defaults() {
 
 #[test]
 fn every_example_in_the_reference_can_be_read() {
-    // Keys that are commented out have no blank after the "#".
-    let in_force = |line: &str| {
+    // A commented-out key has no space after its "#"; text has one.
+    let uncommented = |line: &str| {
         let rest = line.strip_prefix('#').filter(|rest| rest.starts_with(|first: char| !" \n".contains(first)));
         format!("{}\n", rest.unwrap_or(line))
     };
-    let text: String = reference().lines().map(in_force).collect();
-    let folder = tempfile::tempdir().unwrap();
+    let text: String = reference().lines().map(uncommented).collect();
+    let folder = with_files();
     std::fs::write(folder.path().join("tokenizer.json"), "{}").unwrap();
-    let problems = Config::parse(&text, "sluice.toml", &[], &around(folder.path())).unwrap_err();
-    // All of them together contradict each other in two places.
+    let problems = Config::parse(&text, "sluice.toml", &[], &surroundings(folder.path())).unwrap_err();
+    // Some examples exclude each other; there are no other problems.
     let situations: Vec<_> = problems.errors.iter().map(|problem| problem.situation().clone()).collect();
-    assert!(matches!(&situations[..], [Situation::Gap { .. }, Situation::UrlAndLaunch]), "{problems}");
+    assert!(
+        matches!(
+            &situations[..],
+            [Situation::Gap { .. }, Situation::TlsWithoutHttps, Situation::UrlAndLaunch, Situation::TlsWithoutHttps]
+        ),
+        "{problems}"
+    );
 }
 
 #[test]
-fn the_production_sample_has_nothing_to_warn_about() {
+fn the_production_sample_has_no_warnings() {
     assert_eq!(load("production.toml").warnings, vec![]);
 }
 
-/// A valid file with the given choices; pools tile all lengths.
+/// A valid file with the given choices; its pools cover all prompt lengths.
 fn file(cuts: &[u64], slots: u32, micros: u64, words: (usize, usize, usize), name: &str) -> String {
     let policy = ["least_work", "two_choices", "round_robin", "prefix_affinity"][words.0];
     let order = ["fifo", "shortest_first"][words.1];
@@ -96,7 +126,7 @@ fn file(cuts: &[u64], slots: u32, micros: u64, words: (usize, usize, usize), nam
              queue = {{ order = \"{order}\", timeout = \"{micros}us\" }}\nlong_prefix = {{ threshold = {slots}, slots = 1 }}\n\
              [[pool.backend]]\nname = \"b\"\nurl = \"http://h{index}:8000/p\"\nweight = 0.{slots}1\napi_key = \"env:TOKEN\"\n\
              [[pool.backend]]\nname = \"c\"\nlaunch = {{ command = [\"x\", {quoted}], port = {port}, gpu = [1, 2], \
-             env = {{ {quoted} = {quoted} }}, args = {{ a = {slots}, b = true, c = 1.5, d = {quoted}, e = [{quoted}] }} }}\n\
+             env = {{ {quoted} = \"env:TOKEN\" }}, args = {{ a = {slots}, b = true, c = 1.5, d = {quoted}, e = [{quoted}] }} }}\n\
              [[pool.backend]]\nname = \"d\"\nurl = \"http://d{index}:1\"\ncontrol = {{ start = [\"up\", {quoted}], stop = [\"down\"], \
              status = [{quoted}], timeout = \"{micros}us\", args = {{ a = {slots}, e = [{quoted}] }} }}\n",
             port = 20_000 + index
@@ -123,18 +153,18 @@ proptest! {
     }
 
     #[test]
-    fn no_text_makes_the_reader_panic(text in "(\\[\\[?(pool|server|auth|model)(\\.backend|\\.queue|\\.keys)?\\]?\\]\n|(name|slots|url|models|spill|keys|tokens) = (\"[a-z:/*]{0,6}\"|-?[0-9]{1,21}|\\[\\]|\\[\"[*a]\"\\]|\\{\\}|1e400|nan|2020-01-01)\n){0,12}") {
+    fn reading_never_panics_whatever_the_file(text in "(\\[\\[?(pool|server|auth|model)(\\.backend|\\.queue|\\.keys)?\\]?\\]\n|(name|slots|url|models|spill|keys|tokens) = (\"[a-z:/*]{0,6}\"|-?[0-9]{1,21}|\\[\\]|\\[\"[*a]\"\\]|\\{\\}|1e400|nan|2020-01-01)\n){0,12}") {
         let _ = read(&text);
     }
 
     #[test]
-    fn no_set_makes_the_reader_panic(text in "[a-z0-9.\\[\\]\"= {}]{0,30}") {
+    fn reading_never_panics_whatever_is_set(text in "[a-z0-9.\\[\\]\"= {}]{0,30}") {
         let _ = read_with(super::TWO_POOLS, &[&text]);
     }
 }
 
 #[test]
-fn the_resolved_two_pools_as_sluice_check_prints_them() {
+fn a_resolved_configuration_is_printed_as_by_sluice_check() {
     let loaded = read_with(super::TWO_POOLS, &["pool.short.slots=32"]).unwrap();
     let shown = Resolved { config: &loaded.config, origins: Some(&loaded.origins) }.to_string();
     super::assert_golden("config_resolved", &shown);

@@ -1,4 +1,4 @@
-//! Where one rule of the path meets another: answers that have half begun, refusals that are passed on, numbers no client
+//! Where one rule of the path meets another: responds that have half begun, refusals that are passed on, numbers no client
 //! should send, pools that a reload replaces under a request, and requests that wait while they hold something.
 //!
 //! The engines, the client and the clock are those of the other tests of the path.
@@ -6,9 +6,9 @@
 use super::*;
 
 #[tokio::test(start_paused = true)]
-async fn half_an_event_is_not_yet_an_answer_and_another_backend_may_still_take_over() {
-    let world = World::new(vec![Script::Stream(vec![(1, "data: {\"choi")], false)], vec![good()]);
-    let (client, record) = world.ask(STREAM).await;
+async fn half_an_event_is_no_response_yet_and_another_backend_may_take_over() {
+    let test = TestFlow::new(vec![Script::Stream(vec![(1, "data: {\"choi")], false)], vec![good()]);
+    let (client, record) = test.request(STREAM).await;
     assert_eq!(record.outcome, Outcome::Completed);
     assert_eq!(record.retries.as_slice(), [RetryReason::Broken]);
     assert_eq!(String::from_utf8(client.body).unwrap(), [ROLE, WORD, LAST, DONE].concat());
@@ -17,80 +17,120 @@ async fn half_an_event_is_not_yet_an_answer_and_another_backend_may_still_take_o
 #[tokio::test(start_paused = true)]
 async fn one_502_counts_once_against_its_backend_although_it_is_passed_on() {
     let bad = || vec![Script::Json(502, "{}")];
-    let world = World::new(bad(), bad());
+    let test = TestFlow::new(bad(), bad());
     for _ in 0..2 {
-        let (client, _) = world.ask(STREAM).await;
+        let (client, _) = test.request(STREAM).await;
         assert_eq!(client.head.unwrap().status, 502);
     }
-    let states: Vec<_> = world.flow.admission().view()[0].backends.iter().map(|b| b.state()).collect();
+    let states: Vec<_> = test.flow.admission().view()[0].backends.iter().map(|b| b.state()).collect();
     assert_eq!(states, ["ready", "ready"], "two failures each, three eject");
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_absurd_output_limit_cannot_overflow_the_tokens_of_a_backend() {
-    let world = World::new(vec![good()], vec![good()]);
+    let test = TestFlow::new(vec![good()], vec![good()]);
     let body = r#"{"model":"m","stream":true,"min_tokens":18446744073709551615,"messages":[]}"#;
-    let (mut one, mut two) = (Client::default(), Client::default());
+    let (mut one, mut two) = (TestClient::default(), TestClient::default());
     for _ in 0..4 {
-        tokio::join!(world.flow.run(world.incoming(body), &mut one), world.flow.run(world.incoming(body), &mut two));
-        (one, two) = (Client::default(), Client::default());
+        tokio::join!(test.flow.run(test.incoming(body), &mut one), test.flow.run(test.incoming(body), &mut two));
+        (one, two) = (TestClient::default(), TestClient::default());
     }
-    world.idle();
+    test.idle();
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_retry_follows_a_pool_that_a_reload_has_replaced() {
     let broken = Script::Stream(vec![(100, "data: {\"choi")], false);
-    let world = World::new(vec![broken, good()], vec![good()]);
-    let mut client = Client::default();
+    let test = TestFlow::new(vec![broken, good()], vec![good()]);
+    let mut client = TestClient::default();
     let reload = async {
         sleep(Duration::from_millis(50)).await;
         let config = config_of("q", "");
         let spec = pool_of(&config);
-        let layout = world.flow.admission().apply_with(&[spec], RULES, Instant::now(), |layout| {
-            world.flow.set_routing_table(RoutingTable::new(config, layout, &[], &[None], &LearnedState::default()));
+        let draft = RoutingTable::draft(config, &[], &[None], &LearnedState::default());
+        let layout = test.flow.admission().apply_with(&[spec], RULES, Instant::now(), |layout| {
+            test.flow.set_routing_table(draft.placed(layout));
         });
         for backend in &layout.backends[0] {
-            world.flow.admission().record_probe(*backend, true, Instant::now());
+            test.flow.admission().record_probe(*backend, true, Instant::now());
         }
     };
-    tokio::join!(world.flow.run(world.incoming(STREAM), &mut client), reload);
-    let record = world.records.0.lock().pop().unwrap();
+    tokio::join!(test.flow.run(test.incoming(STREAM), &mut client), reload);
+    let record = test.records.0.lock().pop().unwrap();
     assert_eq!((record.outcome, record.pool.as_deref()), (Outcome::Completed, Some("q")));
-    world.idle();
+    test.idle();
 }
 
 #[tokio::test(start_paused = true)]
 async fn two_requests_that_got_a_503_do_not_wait_for_each_others_slot() {
     let busy = || vec![Script::Json(503, "{}"), good()];
-    let world = World::with(busy(), busy(), "slots = 1");
-    let (mut one, mut two) = (Client::default(), Client::default());
+    let test = TestFlow::with(busy(), busy(), "slots = 1");
+    let (mut one, mut two) = (TestClient::default(), TestClient::default());
     let begun = Instant::now();
-    tokio::join!(world.flow.run(world.incoming(STREAM), &mut one), world.flow.run(world.incoming(STREAM), &mut two));
+    tokio::join!(test.flow.run(test.incoming(STREAM), &mut one), test.flow.run(test.incoming(STREAM), &mut two));
     assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
-    let outcomes: Vec<_> = world.records.0.lock().iter().map(|record| record.outcome).collect();
+    let outcomes: Vec<_> = test.records.0.lock().iter().map(|record| record.outcome).collect();
     assert_eq!(outcomes, [Outcome::Completed, Outcome::Completed]);
-    world.idle();
+    test.idle();
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_task_that_is_dropped_is_recorded_and_frees_everything() {
-    let world = World::new(vec![Script::NeverAnswers], vec![good()]);
+    let test = TestFlow::new(vec![Script::NeverAnswers], vec![good()]);
     {
-        let mut client = Client::default();
-        let running = world.flow.run(world.incoming(STREAM), &mut client);
+        let mut client = TestClient::default();
+        let running = test.flow.run(test.incoming(STREAM), &mut client);
         assert!(tokio::time::timeout(Duration::from_millis(20), running).await.is_err());
     }
-    assert_eq!(world.records.0.lock().len(), 1);
-    world.idle();
+    assert_eq!(test.records.0.lock().len(), 1);
+    test.idle();
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_that_the_engine_gave_up_is_passed_on_and_not_taken_for_a_whole_one() {
+async fn a_response_that_the_engine_broke_off_is_passed_on_and_not_counted_as_complete() {
     let events = [(1, ROLE), (1, WORD), (1, GIVEN_UP), (0, DONE)];
-    let world = World::new(vec![Script::Stream(events.to_vec(), true)], vec![good()]);
-    let (client, record) = world.ask(STREAM).await;
+    let test = TestFlow::new(vec![Script::Stream(events.to_vec(), true)], vec![good()]);
+    let (client, record) = test.request(STREAM).await;
     assert_eq!(record.outcome, Outcome::UpstreamError(UpstreamFault::InStream));
     let text = String::from_utf8(client.body).unwrap();
     assert!(client.finished && text.ends_with(&[GIVEN_UP, DONE].concat()), "{text}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_first_token_of_one_prompt_does_not_return_the_prefill_share_of_the_others() {
+    let text = |pause| (pause, "data: {\"choices\":[{\"index\":0,\"text\":\"w\",\"finish_reason\":null}]}\n\n");
+    let script = Script::Stream(vec![text(10), text(5_000), text(1_000), (0, DONE)], true);
+    let test = TestFlow::new(vec![script], vec![good()]);
+    let held = || test.flow.admission().view()[0].backends.iter().map(|b| b.used.prefill_tokens).sum::<u64>();
+    let mut incoming = test.incoming(STREAM);
+    incoming.route = sluice_core::openai::Route::Completions;
+    let prompts = format!(r#"{{"model":"m","stream":true,"prompt":["x","{}"]}}"#, "word ".repeat(4_000));
+    incoming.body = Bytes::from(prompts);
+    let mut client = TestClient::default();
+    let watching = async {
+        sleep(Duration::from_millis(100)).await;
+        assert!(held() > 2_000, "the long prompt may still be in prefill");
+        sleep(Duration::from_millis(5_000)).await;
+        assert_eq!(held(), 0);
+    };
+    tokio::join!(test.flow.run(incoming, &mut client), watching);
+    test.idle();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_left_before_its_turn_was_noticed_reaches_no_engine() {
+    let test = TestFlow::with(vec![good()], vec![good()], "slots = 1");
+    let held: Vec<_> = (0..2).map(|_| hold(&test)).collect();
+    let mut client = TestClient { leaves_at: Some(Instant::now() + Duration::from_secs(1)), ..TestClient::default() };
+    {
+        let mut waiting = Box::pin(test.flow.run(test.incoming(STREAM), &mut client));
+        assert!(tokio::time::timeout(Duration::ZERO, waiting.as_mut()).await.is_err(), "it waits");
+        // It is granted a lease, and its client leaves, before the request is looked at again.
+        drop(held);
+        sleep(Duration::from_secs(2)).await;
+        waiting.await;
+    }
+    assert!(test.asked().is_empty());
+    assert_eq!(test.records.0.lock()[0].outcome, Outcome::ClientGone);
+    test.idle();
 }

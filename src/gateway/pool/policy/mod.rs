@@ -10,16 +10,23 @@ mod two_choices;
 
 use crate::config::Policy;
 use sluice_core::base::{BackendId, Rng};
+use tokio::time::Instant;
 
 pub use candidate::{Candidate, Speed};
 
 /// Picks one of `candidates` (none when empty). Round robin keeps its turn with the backends and is
 /// decided there; for `prefix_affinity`, until it exists, the configuration says in a warning that least work is used.
-pub fn pick(policy: Policy, candidates: &[Candidate], need_tokens: u64, rng: &mut Rng) -> Option<BackendId> {
+pub fn pick(
+    policy: Policy,
+    candidates: &[Candidate],
+    need_tokens: u64,
+    now: Instant,
+    rng: &mut Rng,
+) -> Option<BackendId> {
     match policy {
-        Policy::TwoChoices => two_choices::pick(candidates, need_tokens, rng),
+        Policy::TwoChoices => two_choices::pick(candidates, need_tokens, now, rng),
         Policy::LeastWork | Policy::RoundRobin | Policy::PrefixAffinity => {
-            least_work::pick(candidates, need_tokens, rng)
+            least_work::pick(candidates, need_tokens, now, rng)
         }
     }
 }

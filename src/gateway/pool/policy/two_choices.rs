@@ -6,8 +6,9 @@
 use super::candidate::Candidate;
 use super::least_work;
 use sluice_core::base::{BackendId, Rng};
+use tokio::time::Instant;
 
-pub(super) fn pick(candidates: &[Candidate], need_tokens: u64, rng: &mut Rng) -> Option<BackendId> {
+pub(super) fn pick(candidates: &[Candidate], need_tokens: u64, now: Instant, rng: &mut Rng) -> Option<BackendId> {
     let count = candidates.len();
     if count < 2 {
         return candidates.first().map(|c| c.id);
@@ -15,7 +16,7 @@ pub(super) fn pick(candidates: &[Candidate], need_tokens: u64, rng: &mut Rng) ->
     let first = rng.below(count);
     let second = (first + 1 + rng.below(count - 1)) % count;
     let pair = [candidates[first], candidates[second]];
-    least_work::pick(&pair, need_tokens, rng)
+    least_work::pick(&pair, need_tokens, now, rng)
 }
 
 #[cfg(test)]
@@ -38,7 +39,7 @@ mod tests {
         let mut rng = Rng::new(7);
         let mut counts = [0; 3];
         for _ in 0..300 {
-            counts[pick(&candidates, 1, &mut rng).expect("there are candidates").index()] += 1;
+            counts[pick(&candidates, 1, Instant::now(), &mut rng).expect("there are candidates").index()] += 1;
         }
         assert_eq!(counts[2], 0);
         assert!(counts[1] > 50, "both of the others are drawn: {counts:?}");

@@ -1,4 +1,4 @@
-//! What a supervisor says of an engine: a cordon beside the operator's drain, a ceiling on slots, a health begun anew.
+//! What a supervisor says of an engine: a cordon beside the operator's drain, a ceiling on slots, another engine.
 
 use super::*;
 
@@ -71,10 +71,50 @@ fn a_ceiling_bounds_the_configured_slots_and_survives_a_reload() {
 
 #[test]
 fn a_fresh_engine_does_not_pay_for_the_faults_of_the_one_before_it() {
-    let (fixture, [first, _]) = pair(4);
+    let (fixture, [first, second]) = pair(4);
+    fixture.admission.set_cordon(second, Cordon::Down);
+    fixture.granted(0, 10).observe_tpot(Duration::from_millis(50), fixture.now);
+    let speed = || fixture.admission.view()[0].backends[0].seconds_per_token;
+    assert_eq!(speed(), Some(0.05));
     fixture.admission.mark_hung(first, fixture.now);
     assert!(matches!(fixture.admission.view()[0].backends[0].phase, Phase::Ejected { .. }));
-    assert!(fixture.admission.reset_health(first, fixture.now));
+    assert!(fixture.admission.engine_replaced(first, fixture.now));
     let view = &fixture.admission.view()[0].backends[0];
     assert_eq!((view.phase, view.hangs), (Phase::Ready, 1));
+    assert_eq!(speed(), None);
+}
+
+#[test]
+fn a_request_that_no_starting_engine_can_serve_in_time_is_refused_at_once_with_the_time_when_one_can() {
+    let (fixture, [first, second]) = pair(4);
+    let admission = &fixture.admission;
+    let queued = |why: &str| match admission.enter(fixture.request(0, 10)) {
+        AdmissionDecision::Queued(ticket, _) => drop(ticket),
+        other => panic!("{why}: {other:?}"),
+    };
+    let pool = fixture.layout.pools[0];
+    let soon = |seconds| fixture.request(0, 10).arrived + Duration::from_secs(seconds);
+    for id in [first, second] {
+        admission.set_cordon(id, Cordon::Starting);
+    }
+    queued("it is not known when one will be ready");
+    assert_eq!(admission.timeout_reason(pool, &[]), ShedReason::EngineStarting);
+    admission.set_ready_at(first, soon(45));
+    queued("the other may be ready at any moment");
+    admission.set_ready_at(second, soon(3_000));
+    match admission.enter(fixture.request(0, 10)) {
+        AdmissionDecision::Shed(ShedReason::EngineStarting) => {}
+        other => panic!("none is ready in time: {other:?}"),
+    }
+    assert_eq!(admission.retry_after(pool, soon(0)), Duration::from_secs(45));
+    admission.set_ready_at(second, soon(0));
+    queued("one is due");
+    admission.set_ready_at(second, soon(3_000));
+    admission.set_cordon(second, Cordon::Down);
+    assert!(matches!(admission.enter(fixture.request(0, 10)), AdmissionDecision::Shed(ShedReason::EngineStarting)));
+    admission.set_cordon(first, Cordon::Open);
+    drop(fixture.granted(0, 10));
+    assert_eq!(admission.timeout_reason(pool, &[]), ShedReason::QueueTimeout);
+    admission.set_cordon(first, Cordon::Starting);
+    queued("what was known of an earlier start does not count");
 }

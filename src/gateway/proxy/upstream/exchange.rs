@@ -1,26 +1,30 @@
-//! One request and its answer on one of pingora's connections.
+//! One request and its response on one of pingora's connections.
 //!
-//! Sending: head and body leave in as few writes as the socket takes; a body of up to [`INLINE_BODY`] is put behind the
-//! head and both are one write, a longer prompt goes out from where it was received.
+//! Sending: nearly every request fits the socket at once. While one does not, the connection is read as well, because an
+//! engine may respond before it has read the whole body (401, 413) and then close or stop reading. After a response other
+//! than a success the rest is not sent (RFC 9112, 9.5); with a success it still is. A connection on which a request was
+//! not sent to its end is not used again. A backend that takes no byte for `timeouts.send` is given up.
 //! Receiving: everything that has arrived is taken at once and nothing is waited for. The read buffer is as large as
 //! what came last, from [`READ_MIN`] to [`READ_MAX`]: 5,000 streams that wait for one token each hold little.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::sync::Arc;
-use std::task::Poll;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
-use bytes::{BufMut, BytesMut};
-use pingora::connectors::TransportConnector;
+use bytes::BytesMut;
 use pingora::protocols::Stream;
-use pingora::upstreams::peer::{HttpPeer, Peer};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use pingora::upstreams::peer::HttpPeer;
+use tokio::io::AsyncReadExt;
+use tokio::time::{Instant, sleep_until};
 
 use super::super::headers;
 use super::connected::Connected;
+use super::gunzip::Gunzip;
+use super::idle::IdleConnections;
+use super::outgoing::Outgoing;
 use super::wire::{Framing, WireError, take_head};
-use crate::config::limits;
 use crate::flow::{Exchange, ExchangeError, ResponseHead, UpstreamRequest};
 use crate::pool::Address;
 
@@ -28,65 +32,128 @@ use crate::pool::Address;
 const READ_MIN: usize = 1 << 10;
 /// The most that is read at once.
 const READ_MAX: usize = 64 << 10;
-/// Interim answers (100 Continue and the like) before one answer: engines send at most one; a read that never waits
+/// Interim responses (100 Continue and the like) before one response: engines send at most one; a read that never waits
 /// would also keep every timer of its task from being looked at.
 const INTERIM_MAX: u32 = 64;
 /// The most that is gathered into one write to the client.
 const COALESCE_MAX: usize = 256 << 10;
-/// Pieces of a body up to this size are copied behind what goes before them, so that both are one write.
-const INLINE_BODY: usize = 64 << 10;
 
-/// One request and its answer.
+/// How far the request was sent.
+enum Sending {
+    /// To its end.
+    Done,
+    /// This is left.
+    Rest(Box<Outgoing>),
+    /// Not to its end, and the rest will not be sent.
+    BrokenOff,
+}
+
+/// What happens first while a request is being sent.
+enum SendEvent {
+    /// The request was sent to its end, or the connection takes no more of it.
+    Sent(Sending),
+    /// This much of a response was read; 0 at the end of the connection.
+    Read(std::io::Result<usize>),
+    /// The pause may have lasted too long.
+    Timer,
+}
+
+/// One request and its response.
 pub struct EngineExchange {
     stream: Stream,
     peer: Arc<HttpPeer>,
-    connector: Arc<TransportConnector>,
+    idle: Arc<IdleConnections>,
     reused: bool,
     connect_time: Duration,
+    sending: Sending,
     /// Read and not yet understood.
     input: BytesMut,
     read_size: usize,
     framing: Framing,
+    /// Takes the body out of a coding that was not asked for.
+    gunzip: Option<Box<Gunzip>>,
     keepalive: bool,
-    /// Interim answers so far.
+    /// Interim responses so far.
     interim: u32,
     /// The connection has ended, or broke; said once what was read before has been passed on.
     ended: Option<ExchangeError>,
 }
 
 impl EngineExchange {
-    pub(super) fn new(connected: Connected, connector: Arc<TransportConnector>, connect_time: Duration) -> Self {
+    pub(super) fn new(connected: Connected, idle: Arc<IdleConnections>, connect_time: Duration) -> Self {
         let Connected { peer, stream, reused } = connected;
         Self {
             stream,
             peer,
-            connector,
+            idle,
             reused,
             connect_time,
+            sending: Sending::BrokenOff,
             input: BytesMut::new(),
             read_size: READ_MIN,
             framing: Framing::UntilClose,
+            gunzip: None,
             keepalive: false,
             interim: 0,
             ended: None,
         }
     }
 
-    /// Sends the whole request.
-    pub(super) async fn write(&mut self, to: &Address, call: &UpstreamRequest) -> Result<(), ExchangeError> {
-        let closed = |error: std::io::Error| ExchangeError::Closed(error.to_string());
-        let mut gathered = request_head(to, call);
-        for piece in call.body.pieces() {
-            if piece.len() <= INLINE_BODY {
-                gathered.extend_from_slice(piece);
-                continue;
+    /// Sends the request, to its end or until the engine responds. A connection that breaks is no error here: the engine
+    /// may have responded before it closed.
+    pub(super) async fn write(
+        &mut self,
+        to: &Address,
+        request: &UpstreamRequest,
+        pause: Duration,
+    ) -> Result<(), ExchangeError> {
+        let mut outgoing = Outgoing::new(to, request);
+        let stream = &mut self.stream;
+        match poll_fn(|cx| Poll::Ready(outgoing.poll_send(cx, stream))).await {
+            Poll::Ready(sent) => {
+                self.sending = Sending::after(sent);
+                Ok(())
             }
-            self.stream.write_all(&gathered).await.map_err(closed)?;
-            gathered.clear();
-            self.stream.write_all(piece).await.map_err(closed)?;
+            // Boxed: only a body that the socket does not take at once pays for it.
+            Poll::Pending => Box::pin(self.write_and_read(Box::new(outgoing), pause)).await,
         }
-        self.stream.write_all(&gathered).await.map_err(closed)?;
-        self.stream.flush().await.map_err(closed)
+    }
+
+    /// Sends the rest of a request and reads at the same time; returns at the first bytes of a response.
+    async fn write_and_read(&mut self, mut outgoing: Box<Outgoing>, pause: Duration) -> Result<(), ExchangeError> {
+        let (mut sent, mut taken_at) = (outgoing.sent(), Instant::now());
+        let mut timer = pin!(sleep_until(taken_at + pause));
+        self.input.reserve(self.read_size);
+        loop {
+            let (stream, input) = (&mut self.stream, &mut self.input);
+            let event = poll_fn(|cx| {
+                if let Poll::Ready(result) = outgoing.poll_send(cx, stream) {
+                    return Poll::Ready(SendEvent::Sent(Sending::after(result)));
+                }
+                if sent != outgoing.sent() {
+                    (sent, taken_at) = (outgoing.sent(), Instant::now());
+                }
+                if let Poll::Ready(read) = pin!(stream.read_buf(input)).poll(cx) {
+                    return Poll::Ready(SendEvent::Read(read));
+                }
+                timer.as_mut().poll(cx).map(|()| SendEvent::Timer)
+            });
+            match event.await {
+                SendEvent::Sent(sending) => {
+                    self.sending = sending;
+                    return Ok(());
+                }
+                SendEvent::Read(Ok(count @ 1..)) => {
+                    self.adapt(count);
+                    self.sending = Sending::Rest(outgoing);
+                    return Ok(());
+                }
+                // What this means is decided where the response should be: the connection may be a stale one.
+                SendEvent::Read(_) => return Ok(()),
+                SendEvent::Timer if taken_at + pause <= Instant::now() => return Err(ExchangeError::NotTaken),
+                SendEvent::Timer => timer.as_mut().reset(taken_at + pause),
+            }
+        }
     }
 
     /// Waits for bytes; false at the end of the connection.
@@ -96,7 +163,12 @@ impl EngineExchange {
             self.input = BytesMut::new();
         }
         self.input.reserve(self.read_size);
-        match self.stream.read_buf(&mut self.input).await {
+        let Self { stream, input, sending, .. } = self;
+        let read = poll_fn(|cx| {
+            sending.poll_rest(cx, stream);
+            pin!(stream.read_buf(input)).poll(cx)
+        });
+        match read.await {
             Ok(count) => {
                 self.adapt(count);
                 Ok(count > 0)
@@ -148,7 +220,16 @@ impl EngineExchange {
     }
 
     fn decode(&mut self, into: &mut BytesMut) -> Result<(), ExchangeError> {
-        self.framing.decode(&mut self.input, into).map_err(malformed)
+        let Some(gunzip) = &mut self.gunzip else {
+            return self.framing.decode(&mut self.input, into).map_err(malformed);
+        };
+        self.framing.decode(&mut self.input, &mut gunzip.coded).map_err(malformed)?;
+        gunzip.decode(into, COALESCE_MAX).map_err(malformed)
+    }
+
+    /// The body was read and decoded to its end.
+    fn is_done(&self) -> bool {
+        self.framing == Framing::Done && self.gunzip.as_ref().is_none_or(|gunzip| gunzip.is_drained())
     }
 
     /// The connection has ended where the framing did not expect it, or just there.
@@ -163,36 +244,30 @@ impl EngineExchange {
     }
 }
 
-fn malformed(error: WireError) -> ExchangeError {
-    ExchangeError::Malformed(error.to_string())
+impl Sending {
+    fn after(sent: std::io::Result<()>) -> Self {
+        if sent.is_ok() { Self::Done } else { Self::BrokenOff }
+    }
+
+    /// Sends more of the rest, if there is one and the socket takes it.
+    fn poll_rest(&mut self, cx: &mut Context<'_>, stream: &mut Stream) {
+        if let Self::Rest(outgoing) = self
+            && let Poll::Ready(sent) = outgoing.poll_send(cx, stream)
+        {
+            *self = Self::after(sent);
+        }
+    }
+
+    /// Sends no more.
+    fn break_off(&mut self) {
+        if !matches!(self, Self::Done) {
+            *self = Self::BrokenOff;
+        }
+    }
 }
 
-/// The head as it goes over the wire. Values come from parsed headers and from the configuration, so they hold no line ends.
-fn request_head(to: &Address, call: &UpstreamRequest) -> BytesMut {
-    let inline = if call.body.len() <= INLINE_BODY { call.body.len() } else { 0 };
-    let mut head = BytesMut::with_capacity(512 + call.path.len() + inline);
-    for part in ["POST ", &to.endpoint.prefix, &call.path, " HTTP/1.1\r\nhost: ", &to.authority, "\r\n"] {
-        head.extend_from_slice(part.as_bytes());
-    }
-    let own_key = to.api_key.as_ref();
-    for (name, value) in &call.headers {
-        if own_key.is_some() && name == http::header::AUTHORIZATION {
-            continue;
-        }
-        head.extend_from_slice(name.as_str().as_bytes());
-        head.extend_from_slice(b": ");
-        head.extend_from_slice(value.as_bytes());
-        head.extend_from_slice(b"\r\n");
-    }
-    if let Some(key) = own_key {
-        for part in ["authorization: Bearer ", key.expose(), "\r\n"] {
-            head.extend_from_slice(part.as_bytes());
-        }
-    }
-    head.extend_from_slice(b"content-length: ");
-    head.put_slice(call.body.len().to_string().as_bytes());
-    head.extend_from_slice(b"\r\n\r\n");
-    head
+fn malformed(error: WireError) -> ExchangeError {
+    ExchangeError::Malformed(error.to_string())
 }
 
 impl Exchange for EngineExchange {
@@ -213,18 +288,30 @@ impl Exchange for EngineExchange {
                 // 100 Continue and the like are between the engine and us.
                 if !head.status.is_informational() {
                     (self.framing, self.keepalive) = (head.framing, head.keepalive);
+                    if !head.status.is_success() {
+                        self.sending.break_off();
+                    }
                     let mut map = head.headers;
                     headers::remove_hop_by_hop(&mut map);
-                    return Ok(ResponseHead { status: head.status, headers: map });
+                    let mut head = ResponseHead { status: head.status, headers: map };
+                    if head.take_gzip() {
+                        self.gunzip = Some(Box::new(Gunzip::new()));
+                    }
+                    return Ok(head);
                 }
                 self.interim += 1;
                 if self.interim > INTERIM_MAX {
-                    return Err(ExchangeError::Malformed(format!("more than {INTERIM_MAX} interim answers")));
+                    return Err(ExchangeError::Malformed(format!("more than {INTERIM_MAX} interim responses")));
                 }
             }
-            if !self.fill().await? {
-                return Err(ExchangeError::Closed("connection ended before an answer".to_owned()));
-            }
+            let ended = match self.fill().await {
+                Ok(true) => continue,
+                Ok(false) => ExchangeError::Closed("connection ended before a response".to_owned()),
+                Err(error) => error,
+            };
+            // Only a connection that ends without a byte may be a stale one.
+            let silent = self.input.is_empty() && self.interim == 0;
+            return Err(if silent { ended } else { ExchangeError::Malformed(ended.to_string()) });
         }
     }
 
@@ -232,17 +319,17 @@ impl Exchange for EngineExchange {
         let before = into.len();
         loop {
             self.decode(into)?;
-            if self.framing == Framing::Done || into.len() > before {
+            if self.is_done() || into.len() > before {
                 break;
             }
             if let Some(broken) = self.ended.take() {
                 return self.connection_ended(broken);
             }
             if !self.fill().await? {
-                return self.connection_ended(ExchangeError::Closed("connection ended inside an answer".to_owned()));
+                return self.connection_ended(ExchangeError::Closed("connection ended inside a response".to_owned()));
             }
         }
-        while self.framing != Framing::Done
+        while !self.is_done()
             && self.ended.is_none()
             && into.len() < COALESCE_MAX
             && self.may_have_more()
@@ -260,12 +347,13 @@ impl Exchange for EngineExchange {
     }
 
     fn at_end(&self) -> bool {
-        self.framing == Framing::Done && self.ended.is_none()
+        self.is_done() && self.ended.is_none()
     }
 
     async fn keep_alive(self) {
-        if self.framing == Framing::Done && self.keepalive && self.input.is_empty() && self.ended.is_none() {
-            self.connector.release_stream(self.stream, self.peer.reuse_hash(), Some(limits::UPSTREAM_IDLE));
+        let whole = self.is_done() && matches!(self.sending, Sending::Done);
+        if whole && self.keepalive && self.input.is_empty() && self.ended.is_none() {
+            self.idle.keep(self.stream, &self.peer);
         }
     }
 }

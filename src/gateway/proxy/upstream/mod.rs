@@ -1,14 +1,19 @@
-//! Connections to engines: pingora's connector behind the [`Upstream`] trait.
+//! Connections to engines: pingora's connector and its pool behind the [`Upstream`] trait.
 //!
-//! Idle connections are kept at most [`limits::UPSTREAM_IDLE`] (vLLM closes its side at 5 s), and pingora checks that
-//! one is still open before it is used again.
+//! Idle connections are kept at most [`limits::UPSTREAM_IDLE`] (vLLM closes its side at 5 s), and one is used again only if
+//! it is still open (`idle.rs`).
+//! An engine with an `https` URL is spoken to inside TLS, for which the connection has the same time once more.
 //! Names are resolved when first needed and again after [`RESOLVE_AGAIN`]; addresses are used as they are.
 //!
-//! Bounds: [`PEERS_MAX`] entries in the peer table; pingora's own pool holds [`POOL_SIZE`] idle connections in all.
+//! Bounds: [`PEERS_MAX`] entries in the peer table.
 
 mod connected;
-mod exchange;
+mod outgoing;
+mod secure;
 mod wire;
+mod gunzip;
+mod idle;
+mod exchange;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -16,28 +21,32 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use dashmap::DashMap;
-use pingora::connectors::{ConnectorOptions, TransportConnector};
+use pingora::connectors::TransportConnector;
+use pingora::protocols::Stream;
 use pingora::upstreams::peer::HttpPeer;
 use tokio::time::{Instant, timeout};
 
 use connected::Connected;
 use exchange::EngineExchange;
+use idle::IdleConnections;
+use secure::SecureStream;
 
-use crate::config::limits;
-use crate::flow::{Connection, ExchangeError, SendError, Upstream, UpstreamRequest};
+use crate::config::{Timeouts, limits};
+use crate::flow::{Connection, ExchangeError, Upstream, UpstreamRequest};
 use crate::pool::Address;
+use crate::tls::ClientTls;
 
 /// How long a resolved name is used.
 const RESOLVE_AGAIN: Duration = Duration::from_secs(10);
-/// Idle connections in all; the oldest is closed first.
-const POOL_SIZE: usize = 4_096;
 /// Peers remembered at most: every backend of a configuration, a few times over for reloads.
 const PEERS_MAX: usize = 4 * limits::MAX_BACKENDS;
 
 /// Connections to all engines.
 pub struct UpstreamConnector {
-    connector: Arc<TransportConnector>,
+    connector: TransportConnector,
+    idle: Arc<IdleConnections>,
     connect_timeout_ms: AtomicU64,
+    send_timeout_ms: AtomicU64,
     peers: DashMap<Arc<str>, (Arc<HttpPeer>, Option<Instant>)>,
 }
 
@@ -48,42 +57,45 @@ impl std::fmt::Debug for UpstreamConnector {
 }
 
 impl UpstreamConnector {
-    /// A connector whose attempts to connect may take `connect_timeout`.
-    pub fn new(connect_timeout: Duration) -> Self {
-        let options = ConnectorOptions::new(POOL_SIZE);
+    /// A connector with these timeouts: `connect` and `send`.
+    pub fn new(timeouts: &Timeouts) -> Self {
         let engines = Self {
-            connector: Arc::new(TransportConnector::new(Some(options))),
+            connector: TransportConnector::new(None),
+            idle: Arc::new(IdleConnections::new()),
             connect_timeout_ms: AtomicU64::new(0),
+            send_timeout_ms: AtomicU64::new(0),
             peers: DashMap::new(),
         };
-        engines.set_connect_timeout(connect_timeout);
+        engines.set_timeouts(timeouts);
         engines
     }
 
-    /// Changes how long connecting may take, for connections from now on.
-    pub fn set_connect_timeout(&self, timeout: Duration) {
-        let ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
-        if self.connect_timeout_ms.swap(ms, Ordering::Relaxed) != ms {
+    /// Changes the timeouts of connections and requests from now on.
+    pub fn set_timeouts(&self, timeouts: &Timeouts) {
+        let ms = |timeout: Duration| u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
+        self.send_timeout_ms.store(ms(timeouts.send), Ordering::Relaxed);
+        if self.connect_timeout_ms.swap(ms(timeouts.connect), Ordering::Relaxed) != ms(timeouts.connect) {
             self.peers.clear();
         }
     }
 
     async fn peer(&self, address: &Address) -> Result<Arc<HttpPeer>, ExchangeError> {
+        let group = address.tls.as_ref().map_or(0, ClientTls::digest);
         if let Some(known) = self.peers.get(&address.authority) {
             let (peer, until) = known.value();
-            if until.is_none_or(|until| Instant::now() < until) {
+            if peer.group_key == group && until.is_none_or(|until| Instant::now() < until) {
                 return Ok(Arc::clone(peer));
             }
         }
-        let limit = Duration::from_millis(self.connect_timeout_ms.load(Ordering::Relaxed));
+        let limit = self.connect_timeout();
         let (host, port) = (address.endpoint.host.as_str(), address.endpoint.port);
         let (socket, until) = match host.parse() {
             Ok(ip) => (SocketAddr::new(ip, port), None),
             Err(_) => (resolve(host, port, limit).await?, Some(Instant::now() + RESOLVE_AGAIN)),
         };
         let mut peer = HttpPeer::new(socket, false, String::new());
+        peer.group_key = group;
         peer.options.connection_timeout = Some(limit);
-        peer.options.idle_timeout = Some(limits::UPSTREAM_IDLE);
         let peer = Arc::new(peer);
         if self.peers.len() >= PEERS_MAX {
             self.peers.clear();
@@ -96,12 +108,30 @@ impl UpstreamConnector {
 impl UpstreamConnector {
     async fn connect(&self, to: &Address, connection: Connection) -> Result<Connected, ExchangeError> {
         let peer = self.peer(to).await?;
-        let connected = match connection {
-            Connection::New => self.connector.new_stream(&*peer).await.map(|stream| (stream, false)),
-            Connection::Any => self.connector.get_stream(&*peer).await,
-        };
-        let (stream, reused) = connected.map_err(|error| ExchangeError::Connect(error.to_string()))?;
-        Ok(Connected { peer, stream, reused })
+        if connection == Connection::Any
+            && let Some(stream) = self.idle.take(&peer).await
+        {
+            return Ok(Connected { peer, stream, reused: true });
+        }
+        let stream = self.connector.new_stream(&*peer).await;
+        let mut stream = stream.map_err(|error| ExchangeError::Connect(error.to_string()))?;
+        if let Some(tls) = &to.tls {
+            stream = self.secure(stream, tls).await?;
+        }
+        Ok(Connected { peer, stream, reused: false })
+    }
+
+    async fn secure(&self, stream: Stream, tls: &ClientTls) -> Result<Stream, ExchangeError> {
+        let failed = |why: String| ExchangeError::Connect(format!("TLS: {why}"));
+        match timeout(self.connect_timeout(), tls.connect(stream)).await {
+            Ok(Ok(secure)) => Ok(Box::new(SecureStream(secure))),
+            Ok(Err(error)) => Err(failed(error.to_string())),
+            Err(_) => Err(failed("the handshake took too long".to_owned())),
+        }
+    }
+
+    fn connect_timeout(&self) -> Duration {
+        Duration::from_millis(self.connect_timeout_ms.load(Ordering::Relaxed))
     }
 }
 
@@ -122,16 +152,13 @@ impl Upstream for UpstreamConnector {
         to: &Address,
         request: &UpstreamRequest,
         connection: Connection,
-    ) -> Result<EngineExchange, SendError> {
+    ) -> Result<EngineExchange, ExchangeError> {
         let begun = Instant::now();
-        let failed = |error| SendError { error, reused: false };
         // Boxed: the state of connecting, over 2 KB, is freed when it ends and not kept for the whole response.
-        let connected = Box::pin(self.connect(to, connection)).await.map_err(failed)?;
-        let reused = connected.reused;
-        let mut exchange = EngineExchange::new(connected, Arc::clone(&self.connector), begun.elapsed());
-        match exchange.write(to, request).await {
-            Ok(()) => Ok(exchange),
-            Err(error) => Err(SendError { error, reused }),
-        }
+        let connected = Box::pin(self.connect(to, connection)).await?;
+        let mut exchange = EngineExchange::new(connected, Arc::clone(&self.idle), begun.elapsed());
+        let pause = Duration::from_millis(self.send_timeout_ms.load(Ordering::Relaxed));
+        exchange.write(to, request, pause).await?;
+        Ok(exchange)
     }
 }

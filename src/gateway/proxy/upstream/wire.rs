@@ -1,11 +1,11 @@
-//! HTTP/1.1 answers, read from bytes: the head, and the body out of its framing.
+//! HTTP/1.1 responses, read from bytes: the head, and the body out of its framing.
 //!
 //! Pure functions of bytes, so that any split and any garbage can be tried in memory. Why not pingora's own
-//! session: it keeps a 64 KiB buffer for every open answer (5,000 open streams are what a gateway is for) and sends
+//! session: it keeps a 64 KiB buffer for every open response (5,000 open streams are what a gateway is for) and sends
 //! head and body apart. Connections, their pool and their checks are still pingora's.
 //!
 //! Framing (RFC 9112, 6.3): 1xx, 204 and 304 have no body; `chunked` last in `Transfer-Encoding`; else one
-//! `Content-Length`; else until the connection closes. An answer with both, with several different lengths or with an
+//! `Content-Length`; else until the connection closes. A response with both, with several different lengths or with an
 //! unknown coding is refused: it can only be misread.
 //! Bounds: [`HEAD_MAX`] bytes and [`HEADERS_MAX`] lines of head, [`LINE_MAX`] bytes of a chunk's size line,
 //! [`TRAILER_MAX`] bytes of trailers (which are dropped).
@@ -14,16 +14,16 @@ use bytes::{Buf, BytesMut};
 use http::header::{CONNECTION, CONTENT_LENGTH, HeaderName, HeaderValue, TRANSFER_ENCODING};
 use http::{HeaderMap, StatusCode};
 
-/// Bytes of an answer's head.
+/// Bytes of a response's head.
 pub(super) const HEAD_MAX: usize = 64 << 10;
-/// Headers of an answer.
+/// Headers of a response.
 const HEADERS_MAX: usize = 128;
 /// Bytes of the line that says how long a chunk is, extensions included.
 const LINE_MAX: usize = 1_024;
 /// Bytes of trailers.
 const TRAILER_MAX: usize = 16 << 10;
 
-/// Why an answer cannot be read.
+/// Why a response cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum WireError {
     #[error("the head is not HTTP/1: {0}")]
@@ -38,6 +38,8 @@ pub(super) enum WireError {
     ChunkEnd,
     #[error("the trailers are larger than {TRAILER_MAX} bytes")]
     TrailersTooLarge,
+    #[error("the body is not valid gzip")]
+    Gzip,
 }
 
 /// A head that has been read.
@@ -65,7 +67,7 @@ pub(super) fn take_head(input: &mut BytesMut) -> Result<Option<ParsedHead>, Wire
     let status = status.ok_or(WireError::NotHttp(httparse::Error::Status))?;
     let first_version = parsed.version == Some(0);
     // Room for what is added on the way to the client. Values are copied: as slices they would keep the whole read buffer
-    // for as long as the answer lasts.
+    // for as long as the response lasts.
     let mut headers = HeaderMap::with_capacity(parsed.headers.len() + 6);
     for line in parsed.headers.iter() {
         let name = HeaderName::from_bytes(line.name.as_bytes());
@@ -280,8 +282,8 @@ mod tests {
             "content-length: +2",
             "content-length: 99999999999999999999999",
         ] {
-            let answer = head(&format!("HTTP/1.1 200 OK\r\n{lines}\r\n\r\n"));
-            assert_eq!(answer.unwrap_err(), WireError::Framing, "{lines}");
+            let response = head(&format!("HTTP/1.1 200 OK\r\n{lines}\r\n\r\n"));
+            assert_eq!(response.unwrap_err(), WireError::Framing, "{lines}");
         }
         assert!(head("HTTP/1.1 200 OK\r\ncontent-length: 2\r\ncontent-length: 2\r\n\r\n").is_ok());
     }

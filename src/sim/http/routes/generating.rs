@@ -1,7 +1,7 @@
-//! Routes that generate: OpenAI's three, Anthropic's, and SageMaker's `/invocations`.
+//! Routes that generate text: OpenAI's three, Anthropic's, and SageMaker's `/invocations`.
 //!
-//! All become one [`GenerateRequest`] and differ in the format of the response. A request is read whole before it is
-//! validated; the server bounds its size.
+//! All become one [`GenerateRequest`] and differ in the format of the response. A request body is read to its end before
+//! it is validated; the server limits its size.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -24,7 +24,7 @@ use crate::unix_time::unix_time;
 use crate::validate::pydantic::ValidationErrors;
 use crate::validate::{GenerateRequest, RequestBody, RequestKind, ServerLimits, json as body_json};
 
-/// Handles one of these routes.
+/// Handles a request for one of these routes.
 ///
 /// # Errors
 /// vLLM's errors.
@@ -44,10 +44,10 @@ pub(super) async fn handle(
             let chat = serde_json::from_slice::<Value>(&sent).is_ok_and(|value| value.get("messages").is_some());
             openai(shared, if chat { RequestKind::Chat } else { RequestKind::Completion }, headers, &sent).await
         }
-        "/v1/responses" => of_responses(shared, headers, &sent).await,
+        "/v1/responses" => openai_responses(shared, headers, &sent).await,
         "/v1/messages" => {
             let body = anthropic::read(&sent, false)?;
-            of_messages(shared, headers, &body).await.or_else(anthropic_error)
+            anthropic_messages(shared, headers, &body).await.or_else(anthropic_error)
         }
         _ => {
             let body = anthropic::read(&sent, true)?;
@@ -96,9 +96,9 @@ fn prepare(
     Ok((model, request))
 }
 
-fn request_id(shared: &ServerState, headers: &HeaderMap, of_body: Option<&String>) -> String {
+fn request_id(shared: &ServerState, headers: &HeaderMap, body_id: Option<&String>) -> String {
     let header = headers.get("x-request-id").and_then(|value| value.to_str().ok()).map(str::to_owned);
-    header.or_else(|| of_body.cloned()).unwrap_or_else(|| fresh_id(shared))
+    header.or_else(|| body_id.cloned()).unwrap_or_else(|| fresh_id(shared))
 }
 
 async fn openai(
@@ -145,7 +145,7 @@ fn report_load(shared: &ServerState, headers: &HeaderMap, reply: &mut Reply) {
     }
 }
 
-async fn of_responses(shared: &Arc<ServerState>, headers: &HeaderMap, sent: &[u8]) -> Result<Reply, ErrorBody> {
+async fn openai_responses(shared: &Arc<ServerState>, headers: &HeaderMap, sent: &[u8]) -> Result<Reply, ErrorBody> {
     let (body, echo) = responses::read(sent)?;
     let (model, request) = prepare(shared, RequestKind::Chat, &body, headers)?;
     let id = request_id(shared, headers, None);
@@ -154,7 +154,11 @@ async fn of_responses(shared: &Arc<ServerState>, headers: &HeaderMap, sent: &[u8
     send(shared, &request, &model, ResponseWriter::Responses(Box::new(writer))).await
 }
 
-async fn of_messages(shared: &Arc<ServerState>, headers: &HeaderMap, body: &RequestBody) -> Result<Reply, ErrorBody> {
+async fn anthropic_messages(
+    shared: &Arc<ServerState>,
+    headers: &HeaderMap,
+    body: &RequestBody,
+) -> Result<Reply, ErrorBody> {
     let (model, request) = prepare(shared, RequestKind::Chat, body, headers)?;
     let id = format!("chatcmpl-{}", request_id(shared, headers, None));
     let writer = anthropic::MessagesWriter::new(id, &model.name);

@@ -9,8 +9,10 @@ use sluice_core::vllm::args::ServeArgs;
 /// Flags of vLLM that change something here, in alphabetical order; the others are accepted and have no effect.
 const SIMULATED: &[&str] = &[
     "api-key",
+    "api-server-count",
     "async-scheduling",
     "compilation-config",
+    "cudagraph-capture-sizes",
     "disable-log-stats",
     "disable-uvicorn-access-log",
     "enable-auto-tool-choice",
@@ -33,6 +35,7 @@ const SIMULATED: &[&str] = &[
     "long-prefill-token-threshold-adaptive",
     "lora-modules",
     "max-cpu-loras",
+    "max-cudagraph-capture-size",
     "max-logprobs",
     "max-lora-rank",
     "max-loras",

@@ -52,6 +52,7 @@ impl SimConfig {
         config.read_scheduler(args, wanted)?;
         let level = args.text("optimization-level");
         config.compiled = args.switch("enforce-eager") != Some(true) && level != Some("0");
+        config.read_graphs(args)?;
         config.read_memory(args, wanted, occupied)?;
         Ok(config)
     }
@@ -71,6 +72,7 @@ impl SimConfig {
         let _ = config.read_scheduler(args, Some(config.max_model_len));
         config.lora = args.switch("enable-lora").unwrap_or(false);
         config.compiled = args.switch("enforce-eager") != Some(true);
+        let _ = config.read_graphs(args);
         config
     }
 
@@ -96,6 +98,7 @@ impl SimConfig {
             return Err(Refusal::Other { kind: "TypeError", text, stage: Stage::Settings });
         }
         self.stream_interval = at_least(args, "SchedulerConfig", "stream_interval", 1, 1)?;
+        self.api_servers = args.int("api-server-count").map_or(1, |count| u32::try_from(count).unwrap_or(1)).max(1);
         let seconds = args.int("sse-keep-alive-interval").unwrap_or(0);
         self.keep_alive = u64::try_from(seconds).ok().filter(|every| *every > 0).map(Duration::from_secs);
         self.track_load = on("enable-server-load-tracking");

@@ -6,7 +6,7 @@
 use std::path::Path;
 
 use super::flags::at_least;
-use crate::machine::{Constants, Layout, Model, Profile};
+use crate::machine::{Layout, Model, Profile};
 use crate::process::model_folder::sizes_of_folder;
 use crate::process::refusal::{Refusal, Stage};
 use crate::validate::TextModel;
@@ -46,7 +46,7 @@ pub(super) fn laid_out(args: &ServeArgs, profile: Profile, model: Option<Model>)
         );
         return Err(Refusal::Other { kind: "ValueError", text, stage: Stage::Settings });
     }
-    Profile::new(gpu, model, layout, &Constants::fitted()).map_err(|error| Refusal::Other {
+    Profile::new(gpu, model, layout, &profile.constants).map_err(|error| Refusal::Other {
         kind: "ValueError",
         text: error.to_string(),
         stage: Stage::Settings,

@@ -6,7 +6,7 @@
 use super::SimConfig;
 use super::flags::at_least;
 use crate::engine::BLOCK_TOKENS;
-use crate::machine::{Layout, Profile};
+use crate::machine::{Graphs, Layout, Profile};
 use crate::machine::{MemoryError, MemorySettings, kv_budget};
 use crate::process::refusal::Refusal;
 use sluice_core::vllm::args::ServeArgs;
@@ -31,7 +31,7 @@ impl SimConfig {
             max_num_batched_tokens: self.engine.max_num_batched_tokens,
             layout: self.profile.layout,
             lora: self.lora.then_some((self.engine.max_loras, rank)),
-            graphs: self.compiled,
+            graphs: self.graphs.clone(),
             kv_cache_bytes: args.int("kv-cache-memory-bytes").and_then(|bytes| u64::try_from(bytes).ok()),
             occupied_bytes: occupied,
         };
@@ -64,12 +64,16 @@ fn hint(profile: &Profile, settings: &MemorySettings, error: MemoryError, wanted
     }
     // The first of these that fits: fewer sequences, then more of the memory, then no graphs.
     let (seqs, share) = (settings.max_num_seqs.min(64), settings.utilisation.max(0.95));
-    let fp8 = MemorySettings { layout, max_num_seqs: seqs, ..*settings };
-    let more = MemorySettings { utilisation: share, ..fp8 };
+    let graphs = match settings.graphs.largest() {
+        0 => Graphs::none(),
+        _ => Graphs::chosen(seqs, settings.max_num_batched_tokens, None),
+    };
+    let fp8 = MemorySettings { layout, max_num_seqs: seqs, graphs, ..settings.clone() };
+    let more = MemorySettings { utilisation: share, ..fp8.clone() };
     let (few, most) =
         (format!("--max-num-seqs {seqs}"), format!("--max-num-seqs {seqs} --gpu-memory-utilization {share}"));
     let eager = format!("{most} --enforce-eager");
-    let ways = [(fp8, few), (more, most), (MemorySettings { graphs: false, ..more }, eager)];
+    let ways = [(fp8, few), (more.clone(), most), (MemorySettings { graphs: Graphs::none(), ..more }, eager)];
     let (budget, flags) =
         ways.into_iter().find_map(|(way, flags)| Some((kv_budget(&profile.gpu, &profile.model, &way).ok()?, flags)))?;
     let fits = budget.longest().min(profile.shape.max_model_len);

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::engine::{BLOCK_TOKENS, Engine, EngineConfig};
-use crate::machine::{CostModel, GIB, KvBudget, MemorySettings, Profile};
+use crate::machine::{CostModel, GIB, Graphs, KvBudget, MemorySettings, Profile};
 use crate::observe::log::Log;
 use crate::process::fault::Fault;
 use crate::validate::TextModel;
@@ -19,6 +19,7 @@ use sluice_core::vllm::version::Version;
 
 mod flags;
 mod from_args;
+mod graphs;
 mod hardware;
 mod memory;
 #[cfg(test)]
@@ -50,8 +51,12 @@ pub struct SimConfig {
     pub budget: Option<KvBudget>,
     /// `--gpu-memory-utilization`.
     pub utilisation: f64,
-    /// Whether steps are compiled and captured as graphs (not with `--enforce-eager` or `-O0`).
+    /// Whether steps are compiled (not with `--enforce-eager` or `-O0`).
     pub compiled: bool,
+    /// Sizes for which steps are captured as graphs.
+    pub graphs: Graphs,
+    /// `--api-server-count`.
+    pub api_servers: u32,
     /// Adapters loaded at the start: name and path.
     pub adapters: Vec<(String, String)>,
     /// Whether `--enable-lora` was given.
@@ -119,6 +124,7 @@ impl SimConfig {
             num_blocks: profile.memory.kv_tokens / BLOCK_TOKENS,
             ..EngineConfig::default()
         };
+        let graphs = Graphs::chosen(engine.max_num_seqs, engine.max_num_batched_tokens, None);
         Self {
             version: Version::COMPARED,
             names: vec![model.to_owned()],
@@ -130,6 +136,8 @@ impl SimConfig {
             budget: None,
             utilisation: MemorySettings::default().utilisation,
             compiled: true,
+            graphs,
+            api_servers: 1,
             adapters: Vec::new(),
             lora: false,
             max_lora_rank: 16,
@@ -167,8 +175,8 @@ impl SimConfig {
         let cost = CostModel::new(&self.profile, engine.max_num_seqs, engine.max_num_batched_tokens);
         // Slots have the size of the largest rank, whatever the adapter in them.
         let cost = cost.with_rank(u32::try_from(self.max_lora_rank).unwrap_or(16));
-        let cost = if self.compiled { cost } else { cost.eager() };
-        VirtualServer::new(Engine::new(engine, cost), FrontEnd::new(&self.profile.front_end))
+        let cost = cost.with_graphs(self.graphs.clone());
+        VirtualServer::new(Engine::new(engine, cost), FrontEnd::with_servers(&self.profile.front_end, self.api_servers))
     }
 
     /// Weights on one GPU, GiB.

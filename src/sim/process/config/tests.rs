@@ -38,6 +38,33 @@ fn the_measured_server_has_its_cache() {
 }
 
 #[test]
+fn graphs_are_captured_as_the_flags_say() {
+    let graphs = |flags: &[&str]| {
+        let config = config(&[&["m", "--max-num-seqs", "256"], flags].concat()).unwrap();
+        (config.graphs.counts(), config.graphs.largest(), config.budget.unwrap().graphs > 10.0 * GIB)
+    };
+    assert_eq!(graphs(&[]), ((51, 35), 512, false));
+    assert_eq!(graphs(&["--max-cudagraph-capture-size", "1280"]), ((99, 35), 1280, false));
+    assert_eq!(graphs(&["--cudagraph-capture-sizes", "1", "8", "64"]), ((3, 3), 64, false));
+    let sparse =
+        ["--cudagraph-capture-sizes", "1", "2", "4", "8", "16", "32", "64", "128", "256", "512", "768", "1024", "1280"];
+    assert_eq!(graphs(&sparse), ((13, 9), 1280, false));
+    let dense: Vec<String> = (1..=40).chain([1280]).map(|size| size.to_string()).collect();
+    let dense: Vec<&str> =
+        std::iter::once("--cudagraph-capture-sizes").chain(dense.iter().map(String::as_str)).collect();
+    assert_eq!(graphs(&dense), ((41, 40), 1280, true), "what vLLM sets aside grows with every size");
+    assert_eq!(graphs(&["--enforce-eager"]), ((0, 0), 0, false));
+    let both = ["m", "--cudagraph-capture-sizes", "8", "16", "--max-cudagraph-capture-size", "32"];
+    let error = config(&both).unwrap_err().to_string();
+    assert!(
+        error.contains("customized max_cudagraph_capture_size(=32) should be consistent with the max value of"),
+        "{error}"
+    );
+    assert!(config(&["m", "--max-cudagraph-capture-size", "0"]).is_err());
+    assert_eq!(config(&["m", "--api-server-count", "4"]).unwrap().api_servers, 4);
+}
+
+#[test]
 fn what_vllm_refuses_is_refused_with_its_message() {
     let text = |flags: &[&str]| config(flags).unwrap_err().to_string();
     assert!(text(&["m", "--max-num-batched-tokens", "512", "--max-num-seqs", "1024"]).contains(
@@ -139,7 +166,12 @@ fn loaded(config: &SimConfig, streams: u64) -> (f64, f64) {
 
 #[test]
 fn beyond_max_num_seqs_only_the_wait_grows() {
-    let config = config(&["m", "--max-num-seqs", "50"]).unwrap();
+    // On a host that launches prompts above the graphs as fast as the GPU computes them: else that bounds the throughput.
+    let (gpu, model) = (Gpu::load("h200").unwrap(), Model::load("llama-3.1-8b").unwrap());
+    let quiet = Constants::on_host("quiet").unwrap();
+    let profile = Profile::new(gpu, model, Layout::default(), &quiet).unwrap();
+    let args = ServeArgs::parse(&["m", "--max-num-seqs", "50"]).unwrap();
+    let config = SimConfig::from_args(&args, profile).unwrap();
     let [(few, _), (some, _), (full, wait), (over, long_wait)] =
         [10, 25, 50, 150].map(|streams| loaded(&config, streams));
     assert!(some > 1.5 * few && full > 1.2 * some, "throughput grows up to the limit: {few} {some} {full}");

@@ -1,4 +1,4 @@
-//! Translates a configuration into the types of [`pool`](crate::pool).
+//! Translates a configuration into the types of [`pool`](crate::pool), which a composition applies to admission.
 //!
 //! Admission depends on no file, key or default: it gets limits, order, weight and address per pool, in the order of the
 //! configuration. Pure. Every valid configuration has a translation, so nothing fails here.
@@ -6,17 +6,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::routing_table::limits_of;
 use crate::config::{self, Config, Order as ConfiguredOrder};
-use crate::flow::routing_table::limits_of;
 use crate::pool::{Address, BackendSpec, HealthRules, PoolRules, PoolSpec, QueueOrder};
 
 /// The pools of a configuration.
-pub(crate) fn pools(config: &Config) -> Vec<PoolSpec> {
+pub fn pools(config: &Config) -> Vec<PoolSpec> {
     config.pools.iter().map(pool).collect()
 }
 
 /// The health rules of a configuration.
-pub(crate) fn health_rules(health: &config::Health) -> HealthRules {
+pub fn health_rules(health: &config::Health) -> HealthRules {
     HealthRules {
         probe_failures: health.failures,
         request_failures: health.failures,
@@ -50,8 +50,12 @@ fn order(queue: &config::Queue) -> QueueOrder {
 }
 
 fn backend(backend: &config::Backend) -> BackendSpec {
+    BackendSpec { name: backend.name.as_str().into(), address: Arc::new(address(backend)), weight: backend.weight }
+}
+
+/// Where a backend is reached, and how.
+pub fn address(backend: &config::Backend) -> Address {
     let endpoint = backend.target.endpoint();
     let authority = endpoint.authority().into();
-    let address = Address { endpoint, authority, api_key: backend.api_key.clone() };
-    BackendSpec { name: backend.name.as_str().into(), address: Arc::new(address), weight: backend.weight }
+    Address { endpoint, authority, tls: backend.connection.clone(), api_key: backend.api_key.clone() }
 }

@@ -8,13 +8,13 @@ use sluice::config::{Config, Surroundings};
 use sluice::serve::{self, Running, Source};
 use tokio::time::{Instant, sleep};
 
-use crate::client::{Client, Response, TIMEOUT, get};
+use crate::client::{Response, TIMEOUT, TestClient, get};
 
 /// Pause between two checks of a condition.
 const LOOK: Duration = Duration::from_millis(5);
 
 /// A gateway with one or more pools.
-pub(crate) struct Gate {
+pub(crate) struct TestGateway {
     running: Running,
 }
 
@@ -30,7 +30,7 @@ pub(crate) fn one_pool(urls: &[String]) -> String {
     text
 }
 
-impl Gate {
+impl TestGateway {
     /// A gateway of one pool; `sets` are values of `--set`.
     pub(crate) async fn over(urls: &[String], sets: &[&str]) -> Self {
         Self::from_text(&one_pool(urls), sets).await
@@ -60,13 +60,13 @@ impl Gate {
     }
 
     /// A connection to the client port.
-    pub(crate) async fn client(&self) -> Client {
-        Client::to(self.address()).await
+    pub(crate) async fn client(&self) -> TestClient {
+        TestClient::to(self.address()).await
     }
 
     /// Sends one request on a new connection and reads the response.
-    pub(crate) async fn ask(&self, request: impl AsRef<[u8]>) -> Response {
-        self.client().await.ask(request).await
+    pub(crate) async fn request(&self, request: impl AsRef<[u8]>) -> Response {
+        self.client().await.request(request).await
     }
 
     /// Requests in flight and waiting.
@@ -86,7 +86,7 @@ impl Gate {
 
     /// The metrics page.
     pub(crate) async fn page(&self) -> String {
-        Client::to(self.admin()).await.ask(get("/metrics")).await.text()
+        TestClient::to(self.admin()).await.request(get("/metrics")).await.text()
     }
 
     /// The sum of a metric's samples whose labels include all of these.

@@ -1,0 +1,228 @@
+//! The open connections of the admin port: how many, how long each may stay in a phase, and which one is closed when there
+//! are too many.
+//!
+//! A connection is idle, sends a head, is served, or is written to. Each phase that waits for the client has a deadline;
+//! the phase in which the gateway works has none. When [`CONNECTIONS_MAX`] are open and a client opens another, the connection
+//! that has waited longest for its client is closed. So connections that are held open cannot block probes of `/health` or
+//! scrapes.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+
+/// Connections at once: enough for a few scrapers and a few browsers with six connections each.
+pub(super) const CONNECTIONS_MAX: usize = 64;
+/// How long a connection may be idle. Above common scrape intervals (15 to 60 s), so that scrapers keep their connection.
+const IDLE_MAX: Duration = Duration::from_secs(75);
+/// How long a client may take to send a request head, from its first byte.
+const HEADER_MAX: Duration = Duration::from_secs(10);
+/// How long a client may take to read a response: as long as Prometheus waits for one by default.
+const WRITE_MAX: Duration = Duration::from_secs(10);
+
+/// What a connection waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// A request.
+    Idle,
+    /// The rest of its head.
+    Head,
+    /// The gateway.
+    Serving,
+    /// The client, to take the response.
+    Writing,
+}
+
+impl Phase {
+    fn limit(self) -> Option<Duration> {
+        match self {
+            Self::Idle => Some(IDLE_MAX),
+            Self::Head => Some(HEADER_MAX),
+            Self::Writing => Some(WRITE_MAX),
+            Self::Serving => None,
+        }
+    }
+}
+
+/// The phase of one connection, and since when.
+#[derive(Debug)]
+pub(super) struct Progress(Mutex<(Phase, Instant)>);
+
+impl Progress {
+    pub(super) fn new(now: Instant) -> Arc<Self> {
+        Arc::new(Self(Mutex::new((Phase::Idle, now))))
+    }
+
+    pub(super) fn phase(&self) -> Phase {
+        self.0.lock().0
+    }
+
+    pub(super) fn enter(&self, phase: Phase) {
+        *self.0.lock() = (phase, Instant::now());
+    }
+
+    /// Enters `to` if the phase is `from`.
+    fn follow(&self, from: Phase, to: Phase) {
+        let mut current = self.0.lock();
+        if current.0 == from {
+            *current = (to, Instant::now());
+        }
+    }
+
+    fn is_late(&self, now: Instant) -> bool {
+        let (phase, since) = *self.0.lock();
+        phase.limit().is_some_and(|limit| now.saturating_duration_since(since) >= limit)
+    }
+
+    /// The smallest rank is closed first: connections that wait for their client before those that wait for the gateway,
+    /// and of these the one that has waited longest.
+    fn rank(&self) -> (bool, Instant) {
+        let (phase, since) = *self.0.lock();
+        (phase == Phase::Serving, since)
+    }
+}
+
+/// Every open connection, at most [`CONNECTIONS_MAX`].
+#[derive(Debug, Default)]
+pub(super) struct Connections(Vec<(Arc<Progress>, JoinHandle<()>)>);
+
+impl Connections {
+    /// Makes room for one more: returns once fewer than [`CONNECTIONS_MAX`] are open.
+    pub(super) async fn make_room(&mut self) {
+        self.0.retain(|(_, task)| !task.is_finished());
+        while self.0.len() >= CONNECTIONS_MAX {
+            let oldest = (0..self.0.len()).min_by_key(|index| self.0[*index].0.rank()).unwrap_or_default();
+            let (progress, task) = self.0.swap_remove(oldest);
+            tracing::debug!(phase = ?progress.phase(), "closed an admin connection to make room for another");
+            end(task).await;
+        }
+    }
+
+    pub(super) fn add(&mut self, progress: Arc<Progress>, task: JoinHandle<()>) {
+        self.0.push((progress, task));
+    }
+
+    /// Closes those that have exceeded the limit of their phase.
+    pub(super) fn close_late(&mut self, now: Instant) {
+        self.0.retain(|(_, task)| !task.is_finished());
+        self.0.iter().filter(|(progress, _)| progress.is_late(now)).for_each(|(_, task)| task.abort());
+    }
+
+    /// Waits until all have ended, at most `limit`, and closes the rest.
+    pub(super) async fn finish(mut self, limit: Duration) {
+        let all = async {
+            for (_, task) in &mut self.0 {
+                let _ = task.await;
+            }
+        };
+        if tokio::time::timeout(limit, all).await.is_err() {
+            self.0.iter().for_each(|(_, task)| task.abort());
+        }
+    }
+}
+
+async fn end(task: JoinHandle<()>) {
+    task.abort();
+    let _ = task.await;
+}
+
+/// A socket that updates the phase of its connection.
+#[derive(Debug)]
+pub(super) struct WatchedSocket {
+    pub(super) socket: TcpStream,
+    pub(super) progress: Arc<Progress>,
+}
+
+impl AsyncRead for WatchedSocket {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        ready!(Pin::new(&mut self.socket).poll_read(cx, buffer))?;
+        if buffer.filled().len() > before {
+            self.progress.follow(Phase::Idle, Phase::Head);
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for WatchedSocket {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.socket).poll_write(cx, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        parts: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.socket).poll_write_vectored(cx, parts)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.socket.is_write_vectored()
+    }
+
+    /// Called when all bytes of a response are written.
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(Pin::new(&mut self.socket).poll_flush(cx))?;
+        self.progress.follow(Phase::Writing, Phase::Idle);
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn each_phase_that_waits_for_the_client_has_its_deadline() {
+        let progress = Progress::new(Instant::now());
+        for (phase, limit) in [(Phase::Idle, IDLE_MAX), (Phase::Head, HEADER_MAX), (Phase::Writing, WRITE_MAX)] {
+            progress.enter(phase);
+            tokio::time::advance(limit - Duration::from_millis(1)).await;
+            assert!(!progress.is_late(Instant::now()), "{phase:?}");
+            tokio::time::advance(Duration::from_millis(1)).await;
+            assert!(progress.is_late(Instant::now()), "{phase:?}");
+        }
+        progress.enter(Phase::Serving);
+        tokio::time::advance(Duration::from_secs(3_600)).await;
+        assert!(!progress.is_late(Instant::now()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_connection_that_has_waited_longest_for_its_client_is_closed_to_make_room() {
+        let mut open = Connections::default();
+        let mut all = Vec::new();
+        for _ in 0..CONNECTIONS_MAX {
+            tokio::time::advance(Duration::from_millis(1)).await;
+            let progress = Progress::new(Instant::now());
+            all.push(Arc::downgrade(&progress));
+            let held = Arc::clone(&progress);
+            open.add(
+                progress,
+                tokio::spawn(async move {
+                    let _held = held;
+                    std::future::pending::<()>().await;
+                }),
+            );
+        }
+        // The oldest waits for the gateway and the second oldest has just begun to wait, so the third is closed.
+        all[0].upgrade().unwrap().enter(Phase::Serving);
+        all[1].upgrade().unwrap().enter(Phase::Writing);
+        open.make_room().await;
+        let gone: Vec<usize> = (0..all.len()).filter(|index| all[*index].upgrade().is_none()).collect();
+        assert_eq!(gone, [2]);
+        open.make_room().await;
+        assert_eq!(open.0.len(), CONNECTIONS_MAX - 1);
+    }
+}

@@ -1,0 +1,163 @@
+//! One conversation: its turns, each a request that contains all before it.
+//!
+//! A turn contains the whole conversation so far, with the responses of the server, so the prefix cache is used as by real
+//! users. All turns have the same class and adapter. Prompts are text, because responses carry no token ids. If the class
+//! has a prefix of a fixed number of tokens, every conversation begins with it as a system prompt, which conversations of
+//! the same prefix share. Bounds: at most [`MAX_TURNS`] turns.
+
+use std::time::Duration;
+
+use crate::load::body::{Prompt, PromptPart, push_words};
+use crate::load::session::{MAX_TURNS, Sessions};
+use crate::load::workload::{LoadRequest, PrefixKind, RequestSource, Workload};
+use crate::seed::{Purpose, rng_for};
+
+/// Numbers of the texts of conversations, as in [`LoadRequest::shared`], have this bit; those of prefixes do not.
+const OF_A_TURN: u64 = 1 << 63;
+
+/// One conversation so far.
+#[derive(Debug)]
+pub struct Conversation {
+    session: u64,
+    class: u32,
+    adapter: Option<u32>,
+    turns: u32,
+    /// Turns begun.
+    begun: u32,
+    /// Role and text of each message.
+    messages: Vec<(&'static str, String)>,
+    tokens: u32,
+    /// The texts of the messages.
+    shared: Vec<(u64, u32)>,
+}
+
+impl Conversation {
+    /// Conversation number `session`, before its first turn.
+    pub fn new(workload: &Workload, sessions: &Sessions, session: u64) -> Self {
+        let mut rng = rng_for(workload.seed, Purpose::Session, session);
+        let class = workload.class_of(session);
+        let mut conversation = Self {
+            session,
+            class,
+            adapter: workload.adapters.of(workload.seed, session),
+            turns: sessions.turns.draw(&mut rng),
+            begun: 0,
+            messages: Vec::new(),
+            tokens: 0,
+            shared: Vec::new(),
+        };
+        if let RequestSource::Classes(classes) = &workload.source
+            && let prefix = classes[class as usize].prefix
+            && let PrefixKind::Extra(_) = prefix.kind
+        {
+            let (text, [system, _]) = prefix.parts(workload.seed, class, session, 0, rng);
+            if system.count > 0 {
+                let count = system.count;
+                conversation.push("system", text, &mut [system], count);
+            }
+        }
+        conversation
+    }
+
+    /// Its class.
+    pub fn class(&self) -> u32 {
+        self.class
+    }
+
+    /// The number of the turn that was begun last, as a number of a request.
+    pub fn ordinal(&self) -> u64 {
+        self.session * u64::from(MAX_TURNS) + u64::from(self.begun.saturating_sub(1))
+    }
+
+    /// Begins the next turn: the user's message, behind all messages so far. `None` after the last turn.
+    pub fn next_turn(&mut self, workload: &Workload, sessions: &Sessions) -> Option<LoadRequest> {
+        if self.begun == self.turns {
+            return None;
+        }
+        self.begun += 1;
+        let turn = self.begun - 1;
+        let output = self.push_user(workload, sessions, turn);
+        let prompt = Prompt::Turns(&self.messages);
+        let lengths = (self.tokens, output);
+        let request = workload.build_request(self.class, self.adapter, self.ordinal(), lengths, prompt);
+        let session = Some((self.session, turn));
+        let keep_text = self.begun < self.turns;
+        Some(LoadRequest { session, keep_text, shared: self.shared.clone(), ..request })
+    }
+
+    /// Adds the response to the turn begun last.
+    pub fn respond(&mut self, text: String, tokens: u64) {
+        let tokens = u32::try_from(tokens).unwrap_or(u32::MAX);
+        self.messages.push(("assistant", text));
+        self.tokens = self.tokens.saturating_add(tokens);
+        self.shared.push((self.response_text(), tokens));
+    }
+
+    /// The number of the text that the response to the turn begun last is, as in [`LoadRequest::shared`].
+    pub fn response_text(&self) -> u64 {
+        OF_A_TURN | (self.ordinal() << 1) | 1
+    }
+
+    /// How long the user waits between the response to the turn begun last and the next turn.
+    pub fn think(&self, workload: &Workload, sessions: &Sessions) -> Duration {
+        let mean = sessions.think;
+        Duration::from_secs_f64(rng_for(workload.seed, Purpose::Think, self.ordinal()).exponential() * mean)
+    }
+
+    /// Adds the user's message of a turn. Returns the output tokens to request.
+    fn push_user(&mut self, workload: &Workload, sessions: &Sessions, turn: u32) -> u32 {
+        let mut rng = rng_for(workload.seed, Purpose::Prompt, self.ordinal());
+        let (mut count, mut output) = (1, 1);
+        if let RequestSource::Classes(classes) = &workload.source {
+            let class = &classes[self.class as usize];
+            let length = sessions.later.filter(|_| turn > 0).unwrap_or(class.prompt);
+            (count, output) = (length.draw(&mut rng), class.output.draw(&mut rng));
+        }
+        self.push("user", OF_A_TURN | (self.ordinal() << 1), &mut [PromptPart { rng, count }], count);
+        output
+    }
+
+    fn push(&mut self, role: &'static str, number: u64, parts: &mut [PromptPart], tokens: u32) {
+        let mut text = String::new();
+        // Completions get all messages as one text.
+        if !self.messages.is_empty() {
+            text.push(' ');
+        }
+        push_words(&mut text, parts);
+        self.messages.push((role, text));
+        self.tokens = self.tokens.saturating_add(tokens);
+        self.shared.push((number, tokens));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::load::length::Length;
+    use crate::load::workload::{Class, Prefix};
+
+    #[test]
+    fn conversations_of_a_class_share_its_system_prompt_and_each_turn_repeats_those_before_it() {
+        let prefix = Prefix { kind: PrefixKind::Extra(4), ..Prefix::default() };
+        let class = Class { prefix, ..Class::new("chat", Length::Exactly(3), Length::Exactly(2), 1.0) };
+        let workload = Workload::of_classes("m", vec![class], 5).with_text_prompts();
+        let sessions = Sessions { turns: Length::Exactly(2), later: None, think: 1.0 };
+        let mut talks = [0, 1].map(|session| Conversation::new(&workload, &sessions, session));
+        let firsts = talks.each_mut().map(|talk| talk.next_turn(&workload, &sessions).unwrap());
+        assert_eq!(firsts[0].shared[0], firsts[1].shared[0]);
+        assert_ne!(firsts[0].shared[1], firsts[1].shared[1]);
+        assert_eq!((firsts[0].prompt_tokens, firsts[0].shared[0].1), (7, 4));
+        let words = |request: &LoadRequest| {
+            let body: serde_json::Value = serde_json::from_slice(&request.body).unwrap();
+            body["prompt"].as_str().unwrap().to_owned()
+        };
+        let [one, other] = firsts.each_ref().map(words);
+        assert_eq!(one.split(' ').take(4).collect::<Vec<_>>(), other.split(' ').take(4).collect::<Vec<_>>());
+        talks[0].respond(" a a".to_owned(), 2);
+        let second = talks[0].next_turn(&workload, &sessions).unwrap();
+        assert_eq!((second.prompt_tokens, second.session), (12, Some((0, 1))));
+        assert!(words(&second).starts_with(&(one + " a a ")));
+        assert_eq!(second.shared[..2], firsts[0].shared);
+        assert!(talks[0].next_turn(&workload, &sessions).is_none());
+    }
+}

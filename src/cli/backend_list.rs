@@ -1,0 +1,233 @@
+//! `sluice backend list`: the backends of a running gateway as a table.
+//!
+//! The table fits [`WIDTH`] columns and is followed by a line for each engine that does not serve: why, and what to do.
+//! A failure that is over is not in it. With `--wide` the table has every column, and the last failure with its age.
+
+use comfy_table::presets::{NOTHING, UTF8_HORIZONTAL_ONLY};
+use comfy_table::{ColumnConstraint, ContentArrangement, Table, Width};
+use serde_json::{Value, json};
+
+use crate::admin::status::{BackendStatus, Status};
+use crate::fleet::EngineView;
+
+/// Columns of a usual terminal window that is shared with nothing else.
+const WIDTH: u16 = 100;
+/// Columns of names in the lines below the table, at most.
+const NAME_WIDTH: u16 = 40;
+
+/// Every backend as JSON.
+pub(super) fn json(status: &Status) -> String {
+    let backends = all(status).map(|(pool, backend)| json!({ "pool": pool, "backend": backend }));
+    Value::Array(backends.collect()).to_string()
+}
+
+/// Every backend as a table.
+pub(super) fn table(status: &Status, wide: bool) -> String {
+    if wide { wide_table(status) } else { narrow_table(status) }
+}
+
+fn all(status: &Status) -> impl Iterator<Item = (&str, &BackendStatus)> {
+    status.pools.iter().flat_map(|pool| pool.backends.iter().map(|backend| (pool.name.as_str(), backend)))
+}
+
+fn narrow_table(status: &Status) -> String {
+    let mut table = fitted(UTF8_HORIZONTAL_ONLY);
+    table.set_header(["backend", "url", "state", "in flight", "engine", "restarts", "last change"]);
+    let mut notes = fitted(NOTHING);
+    for (pool, backend) in all(status) {
+        let name = format!("{pool}/{}", backend.name);
+        let engine = backend.engine.as_ref();
+        let change = engine.and_then(|engine| engine.last_change.as_ref());
+        table.add_row([
+            name.clone(),
+            backend.url.clone(),
+            backend.state.clone(),
+            in_flight(backend),
+            engine.map_or_else(|| "external".to_owned(), doing),
+            engine.map_or_else(|| "-".to_owned(), |engine| engine.restarts.to_string()),
+            change.map_or_else(|| "-".to_owned(), |change| format!("{} {}", change.id, change.outcome)),
+        ]);
+        if let Some(note) = engine.and_then(note) {
+            notes.add_row([name, note]);
+        }
+    }
+    if notes.is_empty() {
+        return table.to_string();
+    }
+    if let Some(names) = notes.column_mut(0) {
+        names.set_constraint(ColumnConstraint::UpperBoundary(Width::Fixed(NAME_WIDTH)));
+    }
+    format!("{table}\n\n{notes}")
+}
+
+fn wide_table(status: &Status) -> String {
+    let mut table = Table::new();
+    table.load_preset(UTF8_HORIZONTAL_ONLY);
+    table.set_header(["backend", "url", "state", "in flight", "engine", "restarts", "last change", "flags"]);
+    for (pool, backend) in all(status) {
+        let engine = backend.engine.clone().unwrap_or_default();
+        let managed = |text: String| if backend.engine.is_some() { text } else { "-".to_owned() };
+        let change = engine.last_change.as_ref().map(|last| match &last.why {
+            Some(why) => format!("{} {}: {why}", last.id, last.outcome),
+            None => format!("{} {}", last.id, last.outcome),
+        });
+        let mut now = activity(&engine);
+        if let Some(why) = engine.why.as_ref().filter(|_| is_over(&engine)) {
+            now += &format!(" for {}, after {why}", age(engine.seconds));
+        }
+        table.add_row([
+            format!("{pool}/{}", backend.name),
+            backend.url.clone(),
+            backend.state.clone(),
+            in_flight(backend),
+            if backend.engine.is_some() { now } else { "external".to_owned() },
+            managed(engine.restarts.to_string()),
+            managed(change.unwrap_or_else(|| "-".to_owned())),
+            managed(engine.settings.clone()),
+        ]);
+    }
+    table.to_string()
+}
+
+fn fitted(preset: &str) -> Table {
+    let mut table = Table::new();
+    table.load_preset(preset).set_content_arrangement(ContentArrangement::Dynamic);
+    let width = table.width().map_or(WIDTH, |terminal| terminal.min(WIDTH));
+    table.set_width(width);
+    table
+}
+
+fn in_flight(backend: &BackendStatus) -> String {
+    match backend.slots.limit {
+        Some(limit) => format!("{}/{limit}", backend.in_flight),
+        None => backend.in_flight.to_string(),
+    }
+}
+
+/// Whether the engine serves again after its last failure.
+fn is_over(engine: &EngineView) -> bool {
+    matches!(engine.step.as_str(), "ramp" | "serve")
+}
+
+/// The step of an engine, with its progress while it is not serving.
+fn doing(engine: &EngineView) -> String {
+    match engine.detail.as_str() {
+        detail if !detail.is_empty() && !is_over(engine) => format!("{}: {detail}", engine.step),
+        _ => engine.step.clone(),
+    }
+}
+
+/// What an operator should know beyond the table.
+fn note(engine: &EngineView) -> Option<String> {
+    match (engine.step.as_str(), engine.detail.as_str(), &engine.why, &engine.waits) {
+        // The command on a line of its own, so that it can be copied.
+        ("hold", ..) => Some(format!("hold: {}\nwhen the cause is fixed: {}", why(engine), enable(engine))),
+        ("ramp" | "serve", "", _, None) => None,
+        ("ramp" | "serve", "", _, Some(_)) => Some(activity(engine)),
+        ("ramp" | "serve", detail, ..) => Some(detail.to_owned()),
+        (_, _, Some(why), _) => Some(why.clone()),
+        (_, _, None, Some(waits)) => Some(waits.clone()),
+        _ => None,
+    }
+}
+
+/// What an engine is doing, such as `start: loading weights, 12 s (20 s in all)`.
+pub(super) fn activity(engine: &EngineView) -> String {
+    let step = &engine.step;
+    match (engine.detail.as_str(), &engine.why, &engine.waits) {
+        _ if step == "hold" => format!("hold: {}; when the cause is fixed, run {}", why(engine), enable(engine)),
+        ("", Some(why), _) if !is_over(engine) => format!("{step}: {why}"),
+        ("", _, Some(waits)) => format!("{step}; its new configuration waits: {waits}"),
+        ("", ..) => step.clone(),
+        (detail, ..) => format!("{step}: {detail}"),
+    }
+}
+
+fn why(engine: &EngineView) -> &str {
+    engine.why.as_deref().unwrap_or("the engine does not run")
+}
+
+/// The command that ends a hold.
+fn enable(engine: &EngineView) -> String {
+    format!("sluice backend enable {}", engine.backend)
+}
+
+/// A time span in its largest unit.
+fn age(seconds: f64) -> String {
+    match seconds as u64 {
+        whole @ 0..60 => format!("{whole} s"),
+        whole @ 60..3_600 => format!("{} min", whole / 60),
+        whole => format!("{} h", whole / 3_600),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::admin::status::{PoolStatus, Used};
+    use crate::fleet::LastChange;
+
+    const DIED: &str = "engine_died: EngineCore encountered an issue. See stack trace above for the root cause; \
+                        the log has the cause: /var/lib/sluice/short.gpu1.log";
+
+    fn engine(name: &str, step: &str, why: Option<&str>) -> BackendStatus {
+        let flags = "gpu-memory-utilization=0.92 max-model-len=131072 max-num-batched-tokens=8192 max-num-seqs=256";
+        BackendStatus {
+            name: name.to_owned(),
+            url: "http://127.0.0.1:8001".to_owned(),
+            state: if step == "serve" { "ready" } else { "down" }.to_owned(),
+            in_flight: 12,
+            slots: Used { used: 12, limit: Some(256) },
+            engine: Some(EngineView {
+                backend: format!("short/{name}"),
+                step: step.to_owned(),
+                seconds: 250.0,
+                settings: flags.to_owned(),
+                last_change: Some(LastChange {
+                    id: 4,
+                    outcome: "rolled_back".to_owned(),
+                    why: Some("kv_too_small: To serve at least one request with the model's max seq len".to_owned()),
+                }),
+                restarts: 1,
+                why: why.map(str::to_owned),
+                ..EngineView::default()
+            }),
+            ..BackendStatus::default()
+        }
+    }
+
+    fn status(backends: Vec<BackendStatus>) -> Status {
+        let pool = PoolStatus { name: "short".to_owned(), backends, ..PoolStatus::default() };
+        Status { pools: vec![pool], ..Status::default() }
+    }
+
+    #[test]
+    fn the_table_and_its_notes_fit_100_columns() {
+        let long = "a".repeat(64);
+        let mut backends = vec![engine(&long, "serve", Some(DIED))];
+        for step in ["serve", "ramp", "start", "backoff", "stop", "hold"] {
+            backends.push(engine(step, step, Some(DIED)));
+        }
+        let text = table(&status(backends), false);
+        let longest = text.lines().map(|line| line.chars().count()).max().unwrap();
+        assert!(longest <= usize::from(WIDTH), "{longest} columns:\n{text}");
+    }
+
+    #[test]
+    fn a_failure_that_is_over_is_shown_with_its_age_in_the_wide_table_only() {
+        let served = status(vec![engine("gpu1", "serve", Some(DIED))]);
+        assert!(!table(&served, false).contains("engine_died"), "{}", table(&served, false));
+        assert!(table(&served, true).contains("serve for 4 min, after engine_died"), "{}", table(&served, true));
+        assert_eq!(activity(served.pools[0].backends[0].engine.as_ref().unwrap()), "serve");
+        let waiting = table(&status(vec![engine("gpu1", "backoff", Some(DIED))]), false);
+        assert!(waiting.contains("engine_died"), "{waiting}");
+    }
+
+    #[test]
+    fn an_engine_on_hold_says_which_command_starts_it() {
+        let text = activity(engine("gpu1", "hold", Some("killed: signal 9")).engine.as_ref().unwrap());
+        assert_eq!(text, "hold: killed: signal 9; when the cause is fixed, run sluice backend enable short/gpu1");
+        let table = table(&status(vec![engine("gpu1", "hold", None)]), false);
+        assert!(table.contains("sluice backend enable short/gpu1"), "{table}");
+    }
+}

@@ -1,0 +1,166 @@
+//! `sluice sim fit --server URL`: measures the constants of a host on a running vLLM with a small load of its own.
+//!
+//! ```text
+//! loads (fixed, below a minute) -> sluice bench -> rows -> fit of [host] and [front_end] -> file for --sim-host
+//! ```
+//!
+//! Each load shows one cost: a burst of short requests the API server's time for a request, many streams its time for a token,
+//! prompts above the largest CUDA graph the engine's time to launch kernels, long prompts their cost at the first token. GPU and
+//! model are taken to be as named: their constants stay. Each load runs [`REPEATS`] times and its medians count, since other
+//! work on the host disturbs it. Nothing else should use the server meanwhile.
+//!
+//! What the loads do not tell apart (the time for a token, for a first token, and the latency to the engine, as long as the API
+//! server keeps up) moves together: their sum is right, the parts may not be.
+//!
+//! Bounds: [`LOADS`] x [`REPEATS`] runs, a request of at most [`LIMIT`].
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+
+use crate::bench::{Api, Arrival, Class, Extent, Length, LoadClient, Metrics, Progress, RunPlan, Workload};
+use crate::sim::calibrate::Row;
+use crate::sim::calibrate::rows::{Load, Server};
+
+/// Longest wait for a response.
+const LIMIT: Duration = Duration::from_secs(30);
+/// Runs of each load.
+const REPEATS: u64 = 3;
+
+/// One load: name, prompt and output tokens, streams, requests.
+type SmallLoad = (&'static str, u32, u32, u32, u32);
+
+/// See the header.
+pub(super) const LOADS: [SmallLoad; 6] = [
+    ("decodes of one stream", 200, 48, 1, 4),
+    ("a burst of short requests", 16, 4, 32, 64),
+    ("tokens of 64 streams", 32, 64, 64, 128),
+    ("prompts above the graphs", 600, 2, 2, 24),
+    ("prompts in a queue", 520, 8, 8, 48),
+    ("long prompts", 8000, 2, 2, 8),
+];
+
+/// The rows of one load each, without what was measured. `server` are the limits that the measured server runs with.
+pub(super) fn rows(server: Server) -> Vec<Row> {
+    let row = |&(name, prompt, output, streams, requests): &SmallLoad| Row {
+        name: name.to_owned(),
+        prompt,
+        output,
+        load: Load::Closed { streams, requests },
+        server,
+        adapters: 0,
+        half_base: false,
+        measured: [None; 4],
+    };
+    LOADS.iter().map(row).collect()
+}
+
+/// Runs the loads against the server at `url` and returns their rows.
+///
+/// # Errors
+/// The server does not answer, serves no model, or fails a request.
+pub(super) async fn measure(url: &str, model: Option<&str>, server: Server) -> anyhow::Result<Vec<Row>> {
+    let client = Arc::new(LoadClient::new(&[url.to_owned()], Api::Completions, LIMIT)?);
+    let model = match model {
+        Some(model) => model.to_owned(),
+        None => served(&client).await.with_context(|| format!("{url} names no model; give --served-model-name"))?,
+    };
+    let mut rows = rows(server);
+    // What a new server does first takes longer.
+    for row in &rows {
+        run(&client, &model, row, REPEATS).await?;
+    }
+    for row in &mut rows {
+        let mut runs = Vec::new();
+        for seed in 0..REPEATS {
+            runs.push(run(&client, &model, row, seed).await?);
+        }
+        row.measured = std::array::from_fn(|cell| {
+            let mut values: Vec<f64> = runs.iter().map(|run| run[cell]).collect();
+            values.sort_by(f64::total_cmp);
+            Some(values[values.len() / 2])
+        });
+    }
+    Ok(rows)
+}
+
+/// The first model of `/v1/models`.
+async fn served(client: &LoadClient) -> Option<String> {
+    let (_, body) = client.get_each("/v1/models", 1 << 20, LIMIT).await.pop()?.ok()?;
+    let list: serde_json::Value = serde_json::from_slice(&body).ok()?;
+    Some(list.get("data")?.get(0)?.get("id")?.as_str()?.to_owned())
+}
+
+/// One run: requests per second, then median TTFT, mean TPOT and mean E2EL in milliseconds.
+async fn run(client: &Arc<LoadClient>, model: &str, row: &Row, seed: u64) -> anyhow::Result<[f64; 4]> {
+    let Load::Closed { streams, requests } = row.load else { bail!("{}: not a closed loop", row.name) };
+    let class = Class::new(&row.name, Length::Exactly(row.prompt), Length::Exactly(row.output), 1.0);
+    let workload = Workload::of_classes(model, vec![class], seed);
+    let arrival = Arrival::ClosedLoop { concurrency: streams };
+    let plan = RunPlan::new(workload, arrival, Extent::Requests(u64::from(requests)));
+    let result = crate::bench::run(&plan, client, &Arc::new(Progress::default())).await?;
+    let metrics = Metrics::of(&result);
+    if metrics.completed < u64::from(requests) {
+        let reason = client.reasons().into_values().next().unwrap_or_default();
+        bail!("{}: {} of {requests} requests failed: {reason}", row.name, metrics.failed);
+    }
+    let ms = 1e3;
+    Ok([
+        metrics.per_second(metrics.completed),
+        metrics.ttft.median() * ms,
+        metrics.tpot.mean() * ms,
+        metrics.e2el.mean() * ms,
+    ])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sim::calibrate::search::HOST;
+    use crate::sim::calibrate::{Setting, Spread, play};
+    use crate::sim::{Constants, Gpu, Layout, Model, Profile, SimConfig};
+
+    fn setting() -> Setting {
+        let (gpu, model) = (Gpu::load("h200").unwrap(), Model::load("llama-3.1-8b").unwrap());
+        Setting { draws: 1, fitted: HOST, ..Setting::new(gpu, model, Layout::default()) }
+    }
+
+    #[test]
+    fn a_host_is_found_again_from_what_its_server_shows() {
+        let known = Constants::on_host("busy").unwrap();
+        let setting = setting();
+        let profile = Profile::new(setting.gpu.clone(), setting.model.clone(), setting.layout, &known).unwrap();
+        let measured = |row: Row| Row { measured: play(&profile, &row, 1).map(Some), ..row };
+        let rows: Vec<Row> = rows(Server::default()).into_iter().map(measured).collect();
+        let start = Constants::on_host("quiet").unwrap();
+        let found = setting.fit(&start, &rows).unwrap();
+        for (what, found, known) in [
+            ("launch", found.host.launch_layer_us, known.host.launch_layer_us),
+            ("request", found.front_end.request_us, known.front_end.request_us),
+        ] {
+            println!("{what}: {found} for {known}");
+            assert!((found / known - 1.0).abs() < 0.1, "{what}: {found} for {known}");
+        }
+        let spread = |constants: &Constants| Spread::of(rows.iter().zip(&setting.play_all(constants, &rows).unwrap()));
+        let (before, after) = (spread(&start), spread(&found));
+        println!("before: {before}; after: {after}");
+        assert!(after.median < before.median && after.max < before.max, "{before}; {after}");
+        assert_eq!((found.efficiency, found.kernel, found.step), (start.efficiency, start.kernel, start.step));
+    }
+
+    #[tokio::test]
+    async fn every_load_is_measured_on_a_server() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        // Fast, so that this takes a second: what it measures is judged on virtual time, above.
+        let config = SimConfig { speed: 20.0, ..SimConfig::new("m", Profile::named("h200-llama-8b").unwrap()) };
+        let handle = crate::sim::spawn(config, listener).unwrap();
+        let rows = measure(&format!("http://{}", handle.addr()), None, Server::default()).await.unwrap();
+        assert!(
+            rows.iter().all(|row| row.measured.iter().all(|cell| cell.is_some_and(|value| value > 0.0))),
+            "{rows:?}"
+        );
+        let refused = measure("http://127.0.0.1:1", None, Server::default()).await.unwrap_err();
+        assert!(format!("{refused:#}").contains("names no model"), "{refused:#}");
+    }
+}

@@ -1,0 +1,117 @@
+//! What the scanner returns: kinds of values, their positions, strings that are still escaped, and errors.
+//!
+//! Plain data, apart from the scanner because it is what other modules pass on.
+
+use std::borrow::Cow;
+
+use super::string::unescape;
+
+/// The deepest nesting that is accepted: that of Python's parser, which stops at 1,000 calls. Requests of real clients stay
+/// below 20 (tool schemas). [`Scanner::skip`] does not recurse.
+pub const MAX_DEPTH: u32 = 1_000;
+
+/// Why bytes are not an acceptable JSON document. The fault is downstream's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ScanError {
+    /// The input ends inside a value.
+    #[error("the JSON ends in the middle of a value at byte {at}; send the whole document")]
+    Truncated {
+        /// Offset of the end.
+        at: usize,
+    },
+    /// Something else stands where `expected` should.
+    #[error("the JSON is broken at byte {at}: expected {expected}")]
+    Broken {
+        /// Offset of the first byte that does not fit.
+        at: usize,
+        /// What would have fitted.
+        expected: &'static str,
+    },
+    /// More than [`MAX_DEPTH`] containers inside each other.
+    #[error("the JSON nests deeper than {MAX_DEPTH} levels at byte {at}; flatten it")]
+    TooDeep {
+        /// Offset of the container that is one too many.
+        at: usize,
+    },
+    /// Bytes after the document.
+    #[error("the JSON goes on after its end at byte {at}; send one document")]
+    Trailing {
+        /// Offset of the first byte after the end that is not blank.
+        at: usize,
+    },
+}
+
+/// The position of a value in its input: bytes `start..end`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Span {
+    /// Offset of the first byte.
+    pub start: usize,
+    /// Offset after the last byte.
+    pub end: usize,
+}
+
+impl Span {
+    /// The bytes of `input` that the span covers.
+    pub fn of(self, input: &[u8]) -> &[u8] {
+        &input[self.start..self.end]
+    }
+}
+
+/// What kind of value comes next, judged by its first byte.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum JsonKind {
+    /// `{`
+    Object,
+    /// `[`
+    Array,
+    /// `"`
+    String,
+    /// A digit or `-` (and `N`, `I`: Python's notation for numbers that JSON does not have)
+    Number,
+    /// `true` or `false`
+    Bool,
+    /// `null`
+    Null,
+}
+
+impl JsonKind {
+    /// The name to use in a message.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Object => "an object",
+            Self::Array => "a list",
+            Self::String => "a string",
+            Self::Number => "a number",
+            Self::Bool => "a boolean",
+            Self::Null => "null",
+        }
+    }
+}
+
+/// A string of the input without its quotes, escapes not decoded.
+#[derive(Clone, Copy, Debug)]
+pub struct Text<'a> {
+    /// The bytes between the quotes.
+    pub raw: &'a [u8],
+    /// Whether `raw` holds at least one escape.
+    pub escaped: bool,
+}
+
+impl<'a> Text<'a> {
+    /// The decoded bytes; borrowed when nothing is escaped.
+    pub fn bytes(self) -> Cow<'a, [u8]> {
+        if !self.escaped {
+            return Cow::Borrowed(self.raw);
+        }
+        Cow::Owned(unescape(self.raw).into_bytes())
+    }
+
+    /// The decoded text; borrowed when nothing is escaped. Invalid UTF-8 and lone surrogates
+    /// become U+FFFD.
+    pub fn decode(self) -> Cow<'a, str> {
+        if !self.escaped {
+            return String::from_utf8_lossy(self.raw);
+        }
+        Cow::Owned(unescape(self.raw))
+    }
+}

@@ -1,0 +1,145 @@
+//! The folder `fleet.state`: its files belong to the gateway's user alone.
+//!
+//! Logs of engines and the output of commands may hold secrets, and the journal decides which process is stopped. So a new
+//! folder gets mode 0700 and every file 0600, whatever the umask. Files of an earlier version are repaired when the folder
+//! is opened; a folder that holds other files too keeps its mode, because it is not the gateway's alone (`/tmp`).
+
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::Path;
+
+/// Mode of every file.
+const FILE_MODE: u32 = 0o600;
+/// Mode of the folder.
+const FOLDER_MODE: u32 = 0o700;
+/// The random key of digests.
+const KEY: &str = "key";
+/// Bytes of that key.
+pub(crate) const KEY_BYTES: usize = 32;
+
+/// Creates the folder, or repairs the modes of what an earlier version left in it.
+///
+/// # Errors
+/// It cannot be created or read.
+pub(crate) fn open(folder: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(folder)?;
+    let mut others = false;
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        // Not followed: a link may lead to a file of another program.
+        let Ok(kind) = entry.file_type() else { continue };
+        let own = kind.is_file() && is_own(&entry.file_name().to_string_lossy());
+        others |= !own;
+        if own {
+            restrict(&entry.path(), FILE_MODE);
+        }
+    }
+    if !others {
+        restrict(folder, FOLDER_MODE);
+    }
+    Ok(())
+}
+
+/// Whether a file is one that the gateway writes there.
+fn is_own(name: &str) -> bool {
+    let is_log = || name.rsplit_once(".log").is_some_and(|(_, age)| age.is_empty() || age.starts_with('.'));
+    let begins = ["journal.", "ports.json", "flags-"].iter().any(|beginning| name.starts_with(beginning));
+    name == "lock" || name == KEY || begins || is_log()
+}
+
+/// Takes all rights beyond `mode` away. A file of another user stays as it is.
+fn restrict(path: &Path, mode: u32) {
+    let wide = path.metadata().is_ok_and(|found| found.mode() & 0o777 & !mode != 0);
+    if wide && let Err(error) = fs::set_permissions(path, Permissions::from_mode(mode)) {
+        tracing::warn!(path = %path.display(), %error, "other users can read it, and its mode cannot be changed");
+    }
+}
+
+/// Options that create a file of the folder.
+pub(crate) fn options() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.create(true).mode(FILE_MODE);
+    options
+}
+
+/// Writes a whole file.
+///
+/// # Errors
+/// The disk's.
+pub(crate) fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    options().write(true).truncate(true).open(path)?.write_all(bytes)
+}
+
+/// The random key of this folder, made at the first call: digests of secrets are keyed with it, so that a digest that gets
+/// out does not let a weak secret be searched for.
+///
+/// # Errors
+/// It cannot be read or written.
+pub(crate) fn key(folder: &Path) -> io::Result<[u8; KEY_BYTES]> {
+    let path = folder.join(KEY);
+    let mut key = [0; KEY_BYTES];
+    match File::open(&path).and_then(|mut file| file.read_exact(&mut key)) {
+        Ok(()) => return Ok(key),
+        // A file that a crash cut short has been of no use yet.
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::UnexpectedEof) => {}
+        Err(error) => return Err(error),
+    }
+    File::open("/dev/urandom")?.read_exact(&mut key)?;
+    write(&path, &key)?;
+    Ok(key)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mode(path: &Path) -> u32 {
+        path.metadata().unwrap().mode() & 0o777
+    }
+
+    #[test]
+    fn what_an_earlier_version_left_readable_is_repaired_and_files_of_others_are_left_alone() {
+        let around = tempfile::tempdir().unwrap();
+        let folder = around.path().join("a/state");
+        open(&folder).unwrap();
+        assert_eq!(mode(&folder), 0o700);
+        let names = [
+            "journal.jsonl",
+            "journal.1.jsonl",
+            "lock",
+            "ports.json",
+            "p.gpu0.log",
+            "p.gpu0.log.2",
+            "p.b.commands.log",
+        ];
+        let loosen = || {
+            names.iter().for_each(|name| fs::write(folder.join(name), "x").unwrap());
+            names
+                .iter()
+                .for_each(|name| fs::set_permissions(folder.join(name), Permissions::from_mode(0o644)).unwrap());
+            fs::set_permissions(&folder, Permissions::from_mode(0o755)).unwrap();
+        };
+        loosen();
+        open(&folder).unwrap();
+        names.iter().for_each(|name| assert_eq!(mode(&folder.join(name)), 0o600, "{name}"));
+        assert_eq!(mode(&folder), 0o700);
+        loosen();
+        let other = folder.join("notes.txt");
+        fs::write(&other, "x").unwrap();
+        fs::set_permissions(&other, Permissions::from_mode(0o644)).unwrap();
+        open(&folder).unwrap();
+        assert_eq!((mode(&folder), mode(&other), mode(&folder.join("lock"))), (0o755, 0o644, 0o600));
+    }
+
+    #[test]
+    fn the_key_stays_the_same_and_is_another_in_another_folder() {
+        let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let made = key(one.path()).unwrap();
+        assert_eq!(made, key(one.path()).unwrap());
+        assert_ne!(made, key(two.path()).unwrap());
+        assert_eq!(mode(&one.path().join(KEY)), 0o600);
+        fs::write(one.path().join(KEY), "cut").unwrap();
+        assert_ne!(made, key(one.path()).unwrap());
+    }
+}

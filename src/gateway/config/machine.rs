@@ -1,0 +1,102 @@
+//! What defaults depend on: the cores, the memory and the files that this machine gives the process.
+//!
+//! Memory is the smallest of the machine's and of every control group that the process is in (v2, or the memory controller
+//! of v1), since a container is killed at its own limit, not at that of its host. Files are the hard limit: `sluice serve`
+//! raises the soft one to it.
+
+use std::path::{Path, PathBuf};
+
+use nix::sys::resource::{Resource, getrlimit};
+
+use super::limits;
+
+/// Memory that is assumed where the system does not say: little enough to be there.
+const MEMORY_UNKNOWN: u64 = 2 << 30;
+
+/// What this machine gives the process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Machine {
+    /// Cores, at most [`limits::MAX_THREADS`].
+    pub cores: usize,
+    /// Bytes of memory.
+    pub memory: u64,
+    /// Files that may be open at once, connections included.
+    pub files: u64,
+}
+
+impl Machine {
+    /// A machine for tests: 16 GiB and 65,536 files.
+    pub const fn with_cores(cores: usize) -> Self {
+        Self { cores, memory: 16 << 30, files: 1 << 16 }
+    }
+
+    /// This one.
+    pub fn of_process() -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from).min(limits::MAX_THREADS);
+        let memory = memory(Path::new("/proc"), Path::new("/sys/fs/cgroup")).unwrap_or(MEMORY_UNKNOWN);
+        let files = getrlimit(Resource::RLIMIT_NOFILE).map_or(1_024, |(_, hard)| hard);
+        Self { cores, memory, files }
+    }
+}
+
+fn memory(proc: &Path, cgroup: &Path) -> Option<u64> {
+    let info = std::fs::read_to_string(proc.join("meminfo")).ok()?;
+    let line = info.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    let machine = line.split_ascii_whitespace().next()?.parse::<u64>().ok()? * 1_024;
+    let groups = std::fs::read_to_string(proc.join("self/cgroup")).unwrap_or_default();
+    let limits = groups.lines().filter_map(|line| group_limit(line, cgroup));
+    Some(limits.fold(machine, u64::min))
+}
+
+/// The limit of a line of `/proc/self/cgroup`, `ID:CONTROLLERS:PATH`, and of the groups around it.
+fn group_limit(line: &str, cgroup: &Path) -> Option<u64> {
+    let mut parts = line.splitn(3, ':').skip(1);
+    let (controllers, path) = (parts.next()?, parts.next()?);
+    let (root, file) = match controllers {
+        "" => (cgroup.to_owned(), "memory.max"),
+        list if list.split(',').any(|name| name == "memory") => (cgroup.join("memory"), "memory.limit_in_bytes"),
+        _ => return None,
+    };
+    // Inside a container the path may be the host's and not exist here; the root then is the container's own group.
+    let folder = root.join(path.trim_start_matches('/'));
+    let around = folder.ancestors().take_while(|at| at.starts_with(&root)).map(PathBuf::from);
+    around.filter_map(|at| std::fs::read_to_string(at.join(file)).ok()?.trim().parse().ok()).min()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(root: &Path, file: &str, text: &str) {
+        let path = root.join(file);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    }
+
+    #[test]
+    fn memory_is_the_smallest_of_the_machine_and_every_group_around_the_process() {
+        let folder = tempfile::tempdir().unwrap();
+        let (proc, cgroup) = (folder.path().join("proc"), folder.path().join("cgroup"));
+        assert_eq!(memory(&proc, &cgroup), None);
+        write(&proc, "meminfo", "MemFree: 1 kB\nMemTotal:       8000 kB\n");
+        assert_eq!(memory(&proc, &cgroup), Some(8_192_000));
+        write(&proc, "self/cgroup", "0::/a/b\n");
+        assert_eq!(memory(&proc, &cgroup), Some(8_192_000));
+        write(&cgroup, "a/b/memory.max", "max\n");
+        write(&cgroup, "a/memory.max", "4000000\n");
+        assert_eq!(memory(&proc, &cgroup), Some(4_000_000), "a group around ours");
+        write(&cgroup, "memory.max", "3000000\n");
+        assert_eq!(memory(&proc, &cgroup), Some(3_000_000), "the root, which is ours inside a container");
+        write(&proc, "self/cgroup", "5:cpu:/x\n4:memory,hugetlb:/a\n");
+        write(&cgroup, "memory/a/memory.limit_in_bytes", "2000000\n");
+        assert_eq!(memory(&proc, &cgroup), Some(2_000_000), "version 1");
+        write(&cgroup, "memory/a/memory.limit_in_bytes", "9223372036854771712\n");
+        assert_eq!(memory(&proc, &cgroup), Some(8_192_000), "no limit");
+    }
+
+    #[test]
+    fn this_machine_is_plausible() {
+        let machine = Machine::of_process();
+        assert!(machine.cores >= 1 && machine.memory > 64 << 20 && machine.files >= 64, "{machine:?}");
+    }
+}

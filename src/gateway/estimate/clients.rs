@@ -1,0 +1,145 @@
+//! How much one client can change estimates: a limit on the samples learned from it, and a correction factor for prompts
+//! that were underestimated.
+//!
+//! Without a tokenizer, text that is unlike the text of other clients (base64, emoji, random letters) has up to four times
+//! as many tokens as estimated. A client could send long prompts that are placed as short ones, without a permit. So when
+//! the engine reports that a prompt was above the boundary below which it was placed, the estimates of the client's later
+//! prompts are multiplied by the same factor (at most [`MAX_FACTOR`]), which decays with a half-life of [`HALF_LIFE`]. The
+//! factor belongs to the client, not to the kind of text, because no client may change the estimates of others.
+//!
+//! Learning is limited for the same reason: each client has [`LEARN_BURST`] samples at once and then one per
+//! [`LEARN_INTERVAL`], so a client that sends a thousand times as much as others does not decide the estimates of all.
+//!
+//! Clients are API keys. On a gateway without keys clients cannot be distinguished: they share one allowance for
+//! learning, and no factor applies. Bounds: [`MAX_CLIENTS`] clients of each model; beyond that the client that
+//! has been idle longest is forgotten. Time is a parameter.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use tokio::time::Instant;
+use xxhash_rust::xxh3::xxh3_64;
+
+/// Clients remembered for each model.
+pub const MAX_CLIENTS: usize = 1_024;
+/// The largest factor: a larger one would estimate more tokens than the text has bytes.
+pub const MAX_FACTOR: f64 = 8.0;
+/// Time in which the excess of a factor over 1 halves.
+pub const HALF_LIFE: Duration = Duration::from_secs(600);
+/// Underestimates up to this factor are usual and do not count.
+pub const USUAL_ERROR: f64 = 1.1;
+/// Samples that are learned from a client at once.
+pub const LEARN_BURST: u32 = 64;
+/// Time from one sample of a client to the next, beyond the burst.
+pub const LEARN_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The client of a request: an API key, or any client of a gateway without keys (the default).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct ClientId(Option<u64>);
+
+impl ClientId {
+    /// The client that uses the key of this name.
+    pub fn of_key(name: &str) -> Self {
+        Self(Some(xxh3_64(name.as_bytes())))
+    }
+}
+
+/// The clients of one model.
+#[derive(Debug, Default)]
+pub struct Clients(HashMap<ClientId, Client>);
+
+#[derive(Clone, Copy, Debug)]
+struct Client {
+    /// When the next sample may be learned, apart from the burst.
+    due: Instant,
+    /// What its estimates were multiplied by at `since`; less later.
+    factor: f64,
+    since: Instant,
+}
+
+impl Client {
+    fn factor(&self, now: Instant) -> f64 {
+        let halves = now.saturating_duration_since(self.since).as_secs_f64() / HALF_LIFE.as_secs_f64();
+        1.0 + (self.factor - 1.0) * (-halves).exp2()
+    }
+}
+
+impl Clients {
+    /// What the estimate of a prompt of this client is multiplied by; at least 1.
+    pub fn factor(&self, client: ClientId, now: Instant) -> f64 {
+        self.0.get(&client).map_or(1.0, |known| known.factor(now))
+    }
+
+    /// A prompt of this client had `ratio` times as many tokens as estimated, and was placed wrongly for that reason.
+    pub fn underestimated(&mut self, client: ClientId, ratio: f64, now: Instant) {
+        if client.0.is_none() || ratio <= USUAL_ERROR {
+            return;
+        }
+        let known = self.known(client, now);
+        known.factor = known.factor(now).max(ratio).min(MAX_FACTOR);
+        known.since = now;
+    }
+
+    /// Whether one more sample of this client may be learned; counts it.
+    pub fn may_teach(&mut self, client: ClientId, now: Instant) -> bool {
+        let known = self.known(client, now);
+        let due = known.due.max(now);
+        let allowed = due.saturating_duration_since(now) < LEARN_INTERVAL * LEARN_BURST;
+        if allowed {
+            known.due = due + LEARN_INTERVAL;
+        }
+        allowed
+    }
+
+    fn known(&mut self, client: ClientId, now: Instant) -> &mut Client {
+        if self.0.len() >= MAX_CLIENTS && !self.0.contains_key(&client) {
+            let idle = self.0.iter().min_by_key(|(_, known)| known.due.max(known.since)).map(|(client, _)| *client);
+            idle.map(|client| self.0.remove(&client));
+        }
+        self.0.entry(client).or_insert(Client { due: now, factor: 1.0, since: now })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn underestimated_prompts_raise_the_estimates_of_their_client_for_a_while() {
+        let (mut clients, now) = (Clients::default(), Instant::now());
+        let (one, other) = (ClientId::of_key("one"), ClientId::of_key("other"));
+        clients.underestimated(one, 1.05, now);
+        assert_eq!(clients.factor(one, now), 1.0);
+        clients.underestimated(one, 3.0, now);
+        clients.underestimated(one, 2.0, now);
+        assert_eq!((clients.factor(one, now), clients.factor(other, now)), (3.0, 1.0));
+        assert_eq!(clients.factor(one, now + HALF_LIFE), 2.0);
+        clients.underestimated(one, 1e9, now);
+        assert_eq!(clients.factor(one, now), MAX_FACTOR);
+        clients.underestimated(ClientId::default(), 3.0, now);
+        assert_eq!(clients.factor(ClientId::default(), now), 1.0, "clients without keys cannot be distinguished");
+    }
+
+    #[test]
+    fn samples_of_each_client_are_learned_at_a_limited_rate() {
+        let (mut clients, now) = (Clients::default(), Instant::now());
+        let mut at = |client, now| (0..1_000).filter(|_| clients.may_teach(client, now)).count();
+        let one = ClientId::of_key("one");
+        assert_eq!(at(one, now), LEARN_BURST as usize);
+        assert_eq!(at(one, now + 10 * LEARN_INTERVAL), 10);
+        assert_eq!(at(ClientId::default(), now), LEARN_BURST as usize);
+    }
+
+    #[test]
+    fn the_client_longest_idle_is_forgotten() {
+        let (mut clients, start) = (Clients::default(), Instant::now());
+        for number in 0..3 * MAX_CLIENTS {
+            let now = start + Duration::from_millis(number as u64);
+            clients.underestimated(ClientId::of_key(&number.to_string()), 2.0, now);
+            assert!(clients.0.len() <= MAX_CLIENTS);
+        }
+        assert_eq!(clients.factor(ClientId::of_key("0"), start), 1.0);
+        let last = (3 * MAX_CLIENTS - 1).to_string();
+        assert!(clients.factor(ClientId::of_key(&last), start) > 1.9);
+    }
+}

@@ -1,0 +1,156 @@
+//! Engines in memory: each request takes the next script of the engine that it reaches.
+//!
+//! They count what is open, and write down every delivery: port, request id and body.
+
+use std::collections::VecDeque;
+
+use bytes::BytesMut;
+use http::header::{CONTENT_TYPE, HeaderValue};
+
+use super::*;
+
+/// What an engine does with one request.
+#[derive(Clone)]
+pub(super) enum Script {
+    NoConnection,
+    StaleConnection,
+    CloseBeforeHead,
+    NeverAnswers,
+    /// Does not read the request.
+    StopsReading,
+    /// A reused connection is closed without a byte; a new one gets this.
+    Stale(u16, &'static str),
+    /// A head of this status, and then the connection is closed.
+    HeadOnly(u16),
+    Json(u16, &'static str),
+    /// Chunks of a stream with the pause before each; `true`: ends in order.
+    Stream(Vec<(u64, &'static str)>, bool),
+}
+
+pub(super) const ROLE: &str =
+    "data: {\"choices\":[{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"}}]}\n\n";
+pub(super) const WORD: &str =
+    "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"w\"},\"finish_reason\":null}]}\n\n";
+pub(super) const LAST: &str =
+    "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"z\"},\"finish_reason\":\"stop\"}]}\n\n";
+pub(super) const USAGE: &str =
+    "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":9,\"total_tokens\":11,\"completion_tokens\":2}}\n\n";
+pub(super) const GIVEN_UP: &str = "data: {\"choices\":[{\"index\":0,\"delta\":{},\"finish_reason\":\"abort\"}]}\n\n";
+pub(super) const DONE: &str = "data: [DONE]\n\n";
+pub(super) const BUSY: &str =
+    "data: {\"error\":{\"message\":\"busy\",\"type\":\"x\",\"code\":503}}\n\ndata: [DONE]\n\n";
+
+pub(super) fn good() -> Script {
+    Script::Stream(vec![(10, ROLE), (0, WORD), (5, LAST), (0, USAGE), (0, DONE)], true)
+}
+
+/// Engines by port; each request takes the next script, the last one stays.
+#[derive(Default)]
+pub(super) struct Engines {
+    pub(super) scripts: Mutex<Vec<(u16, VecDeque<Script>)>>,
+    pub(super) calls: Mutex<Vec<(u16, String, Bytes)>>,
+    pub(super) open: Arc<Mutex<i32>>,
+}
+
+pub(super) struct Served {
+    script: VecDeque<(u64, &'static str)>,
+    in_order: bool,
+    head: Result<ResponseHead, ExchangeError>,
+    responds: bool,
+    reused: bool,
+    open: Arc<Mutex<i32>>,
+}
+
+impl Upstream for Engines {
+    type Exchange = Served;
+
+    async fn send(
+        &self,
+        to: &Address,
+        call: &UpstreamRequest,
+        connection: Connection,
+    ) -> Result<Served, ExchangeError> {
+        let id = call.headers["x-request-id"].to_str().unwrap().to_owned();
+        self.calls.lock().push((to.endpoint.port, id, call.body.to_bytes()));
+        let script = {
+            let mut scripts = self.scripts.lock();
+            let (_, queue) = scripts.iter_mut().find(|(port, _)| *port == to.endpoint.port).unwrap();
+            if queue.len() > 1 { queue.pop_front().unwrap() } else { queue[0].clone() }
+        };
+        let closed = || ExchangeError::Closed("eof".to_owned());
+        let head = |status: u16, kind: &'static str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+            Ok(ResponseHead { status: StatusCode::from_u16(status).unwrap(), headers })
+        };
+        let served = |head, script: Vec<(u64, &'static str)>, in_order, responds, reused| {
+            *self.open.lock() += 1;
+            Ok(Served { script: script.into(), in_order, head, responds, reused, open: Arc::clone(&self.open) })
+        };
+        match script {
+            Script::NoConnection => Err(ExchangeError::Connect("refused".to_owned())),
+            Script::StaleConnection if connection == Connection::Any => {
+                served(Err(closed()), vec![], false, true, true)
+            }
+            Script::StaleConnection => served(head(200, "text/event-stream"), script_of(good()), true, true, false),
+            Script::Stale(..) if connection == Connection::Any => served(Err(closed()), vec![], false, true, true),
+            Script::Stale(status, body) => served(head(status, "application/json"), vec![(1, body)], true, true, false),
+            Script::StopsReading => Err(ExchangeError::NotTaken),
+            Script::HeadOnly(status) => served(head(status, "application/json"), vec![], false, true, false),
+            Script::CloseBeforeHead => served(Err(closed()), vec![], false, true, false),
+            Script::NeverAnswers => served(Err(closed()), vec![], false, false, false),
+            Script::Json(status, body) => served(head(status, "application/json"), vec![(20, body)], true, true, false),
+            Script::Stream(chunks, in_order) => {
+                served(head(200, "text/event-stream; charset=utf-8"), chunks, in_order, true, false)
+            }
+        }
+    }
+}
+
+fn script_of(script: Script) -> Vec<(u64, &'static str)> {
+    if let Script::Stream(chunks, _) = script { chunks } else { vec![] }
+}
+
+impl Exchange for Served {
+    fn reused(&self) -> bool {
+        self.reused
+    }
+
+    fn connect_time(&self) -> Duration {
+        Duration::ZERO
+    }
+
+    async fn head(&mut self) -> Result<ResponseHead, ExchangeError> {
+        if !self.responds {
+            std::future::pending::<()>().await;
+        }
+        // Others get their turn between a request and its response.
+        tokio::task::yield_now().await;
+        self.head.clone()
+    }
+
+    async fn body(&mut self, into: &mut BytesMut) -> Result<bool, ExchangeError> {
+        match self.script.front().copied() {
+            Some((pause, text)) => {
+                sleep(Duration::from_millis(pause)).await;
+                self.script.pop_front();
+                into.extend_from_slice(text.as_bytes());
+                Ok(true)
+            }
+            None if self.in_order => Ok(false),
+            None => Err(ExchangeError::Closed("eof".to_owned())),
+        }
+    }
+
+    fn at_end(&self) -> bool {
+        self.script.is_empty() && self.in_order
+    }
+
+    async fn keep_alive(self) {}
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        *self.open.lock() -= 1;
+    }
+}

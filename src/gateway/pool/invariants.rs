@@ -1,0 +1,39 @@
+//! The invariants that tie queues, tickets, capacity and reservations together, checked by tests after every event.
+//!
+//! - Every queue holds exactly the waiters that wait in it, in both of its orders.
+//! - No backend that is in rotation has room for a waiter, unless it is reserved for one that entered earlier.
+//! - No waiter has two reservations.
+
+use super::capacity::Fit;
+use super::state::{AdmissionState, WaiterState};
+use sluice_core::base::{BackendId, PoolId};
+
+impl AdmissionState {
+    /// See [`super::Admission::check_invariants`].
+    pub(super) fn check_invariants(&self) -> Result<(), String> {
+        let queued: usize = self.pools.iter().map(|pool| pool.queue.len()).sum();
+        let by_entry: usize = self.pools.iter().map(|pool| pool.queue.ids().count()).sum();
+        let waiting = || self.waiters.iter().flatten().filter(|w| matches!(w.state, WaiterState::Waiting));
+        if queued != waiting().count() || queued != by_entry {
+            return Err(format!("{queued} in queues, {by_entry} in order of entry, but {} waiting", waiting().count()));
+        }
+        self.check_ids()?;
+        for (index, backend) in self.backends.iter().enumerate() {
+            let (id, Some(backend)) = (BackendId::new(index), backend) else { continue };
+            for waiter in waiting() {
+                let room = self.allows(&waiter.request, id) && backend.fit(&waiter.request.need) == Fit::Room;
+                if room && !self.is_kept_from(id, waiter.key.serial()) {
+                    return Err(format!("backend {} has room while {:?} waits", backend.name, waiter.request));
+                }
+            }
+        }
+        let mut reserved: Vec<u64> = (0..self.pools.len())
+            .filter_map(|pool| self.reservation(PoolId::new(pool)).map(|reservation| reservation.serial))
+            .collect();
+        reserved.sort_unstable();
+        if reserved.windows(2).any(|pair| pair[0] == pair[1]) {
+            return Err("a waiter has two reservations".to_owned());
+        }
+        Ok(())
+    }
+}

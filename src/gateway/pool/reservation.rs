@@ -1,0 +1,116 @@
+//! Room for wide requests: a backend that is reserved for a waiter which needs more than is free anywhere.
+//!
+//! A request that does not fit holds up no others: they pass it wherever they fit. So that it is served nevertheless, one
+//! backend is reserved for it, the one that has least to finish first:
+//! - at once, others go to other backends as long as those have room;
+//! - once it is *due* (see `dispatch.rs`), requests that entered after it get no room on that backend at all, until it has
+//!   slots and tokens. What runs there finishes, and then it fits: a need that an empty backend cannot grant was refused
+//!   when it entered.
+//!
+//! So a wide request is passed at most `overtakers_max` times on its backend, and then waits for the requests that run
+//! there, and before for the wide ones of its pool that were first. It takes any other backend that has room earlier.
+//!
+//! Bounds: one reservation for a waiter, one reserved backend for a pool. A reservation holds no capacity and is judged
+//! anew at each use: it is void when its waiter no longer waits, and when its backend leaves rotation, the pool or the
+//! range of its limits. So nothing must be undone when a configuration or the health of a backend changes.
+
+use smallvec::SmallVec;
+
+use super::backend::BackendState;
+use super::capacity::{Fit, Need};
+use super::queue::WaiterId;
+use super::state::{AdmissionState, Reservation, Waiter, WaiterState};
+use sluice_core::base::{BackendId, PoolId};
+
+impl AdmissionState {
+    /// The reservation of a pool, if it is valid.
+    pub(super) fn reservation(&self, pool: PoolId) -> Option<Reservation> {
+        let reservation = self.pools.get(pool.index())?.reserved?;
+        let waiter = self.waiting(reservation.waiter)?;
+        let valid = waiter.key.serial() == reservation.serial && self.can_reserve(waiter, pool, reservation.backend);
+        valid.then_some(reservation)
+    }
+
+    /// Whether `backend` is kept from a request that entered as number `serial`, in favour of an earlier one.
+    pub(super) fn is_kept_from(&self, backend: BackendId, serial: u64) -> bool {
+        let Some(pool) = self.backend(backend).map(|b| b.pool) else { return false };
+        let Some(held) = self.reservation(pool).filter(|held| held.backend == backend && held.serial < serial) else {
+            return false;
+        };
+        // One that lacks only a permit keeps no slots idle.
+        let lacks_room =
+            |waiter: &Waiter| self.backend(backend).is_some_and(|b| b.fit(&waiter.request.need) == Fit::Full);
+        self.is_due(held.waiter) && self.waiting(held.waiter).is_some_and(lacks_room)
+    }
+
+    /// Reserves a backend for a waiter that others pass although it may use a backend with some room.
+    pub(super) fn reserve_if_passed(&mut self, id: WaiterId) {
+        let Some(waiter) = self.waiting(id) else { return };
+        let passed_on = |backend: &BackendId| {
+            let passed = |found: &BackendState| !found.is_full() && found.fit(&waiter.request.need) == Fit::Full;
+            self.allows(&waiter.request, *backend) && self.backend(*backend).is_some_and(passed)
+        };
+        let passed = waiter.request.pools().any(|pool| self.members(pool).iter().any(passed_on));
+        if passed {
+            self.reserve(id);
+        }
+    }
+
+    /// Reserves the backend that has least to finish before it has room for a waiter, in the first of its pools that can
+    /// take it at all; nothing if that pool's reservation is for another.
+    pub(super) fn reserve(&mut self, id: WaiterId) {
+        let Some(waiter) = self.waiting(id) else { return };
+        let serial = waiter.key.serial();
+        if waiter.request.pools().any(|pool| self.reservation(pool).is_some_and(|held| held.serial == serial)) {
+            return;
+        }
+        let need = &waiter.request.need;
+        let best = waiter.request.pools().find_map(|pool| {
+            let able = self.members(pool).iter().filter(|backend| self.can_reserve(waiter, pool, **backend));
+            let backend = able.min_by_key(|backend| self.backend(**backend).map(|found| found.shortage(need)))?;
+            Some((pool, *backend))
+        });
+        if let Some((pool, backend)) = best.filter(|(pool, _)| self.reservation(*pool).is_none()) {
+            // One that it had may be void now and would be valid again later.
+            for other in waiter.request.pools().collect::<SmallVec<[PoolId; 4]>>() {
+                self.pools[other.index()].reserved.take_if(|held| held.serial == serial);
+            }
+            self.pools[pool.index()].reserved = Some(Reservation { backend, waiter: id, serial });
+        }
+    }
+
+    /// Ends the reservation of a waiter that waits no longer; the backend it had.
+    pub(super) fn drop_reservation(&mut self, waiter: &Waiter) -> Option<BackendId> {
+        let held = waiter.request.pools().find_map(|pool| {
+            let reserved = &mut self.pools.get_mut(pool.index())?.reserved;
+            reserved.take_if(|reservation| reservation.serial == waiter.key.serial())
+        });
+        held.map(|reservation| reservation.backend)
+    }
+
+    fn waiting(&self, id: WaiterId) -> Option<&Waiter> {
+        self.waiters.get(id as usize)?.as_ref().filter(|waiter| matches!(waiter.state, WaiterState::Waiting))
+    }
+
+    fn can_reserve(&self, waiter: &Waiter, pool: PoolId, backend: BackendId) -> bool {
+        let able = |found: &BackendState| {
+            found.pool == pool && found.in_rotation() && found.limits.exceeded_by(&waiter.request.need).is_none()
+        };
+        self.backend(backend).is_some_and(able) && self.allows(&waiter.request, backend)
+    }
+}
+
+impl BackendState {
+    /// Whether it has no room for any request.
+    pub(super) fn is_full(&self) -> bool {
+        self.fit(&Need { slots: 1, prompt_tokens: 0, output_tokens: 0 }) == Fit::Full
+    }
+
+    /// What must be given back here before `need` fits: slots, then tokens.
+    fn shortage(&self, need: &Need) -> (u64, u64) {
+        let slots = u64::from(self.used.slots) + u64::from(need.slots);
+        let tokens = self.used.tokens.saturating_add(need.tokens());
+        let limit = self.limits.tokens.unwrap_or(u64::MAX);
+        (slots.saturating_sub(self.limits.slots.into()), tokens.saturating_sub(limit))
+    }
+}

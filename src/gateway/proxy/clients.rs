@@ -1,0 +1,297 @@
+//! What all clients together may hold: connections, in all and by address, and the bytes of request bodies.
+//!
+//! | bound | key | beyond it |
+//! |---|---|---|
+//! | connections | `server.max_connections` | 503 to the first request, then the connection is closed |
+//! | connections of one address | `server.max_connections_per_address` | the same |
+//! | connections that are being refused | [`REFUSED_MAX`] | closed at once, and counted |
+//! | bytes of bodies | `server.max_body_memory` | 503 |
+//!
+//! A body is counted as it arrives and until the last of it is freed: while it is read, waits, is sent, and may have to be
+//! sent again. Only bytes that have arrived are counted, so that an announced size reserves nothing; one that there is no
+//! memory for when the request arrives is refused. While a body grows, its buffer may be moved, which takes its size again
+//! for that moment: at most once per thread.
+//!
+//! An address is the one that the connection comes from; IPv6 addresses count by their /64 network, which one host can use
+//! as a whole. The map holds addresses with open connections only.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+
+use crate::config::Server;
+use crate::telemetry::ClientView;
+
+/// Connections that may wait for their refusal at the same time.
+pub(super) const REFUSED_MAX: usize = 1_024;
+/// Bodies up to this size may use all of the memory, larger ones [`LARGE_SHARE`] eighths of it.
+const SMALL_BODY: u64 = 1 << 20;
+const LARGE_SHARE: u64 = 7;
+
+/// The connections and bodies of all clients, with their bounds.
+#[derive(Debug, Default)]
+pub struct ClientLimits {
+    connections_max: AtomicUsize,
+    per_address_max: AtomicUsize,
+    body_max: AtomicU64,
+    body_bytes: AtomicU64,
+    dropped: AtomicU64,
+    open: Mutex<OpenConnections>,
+}
+
+#[derive(Debug, Default)]
+struct OpenConnections {
+    served: usize,
+    refused: usize,
+    by_address: HashMap<IpAddr, usize>,
+}
+
+impl ClientLimits {
+    /// The bounds of a configuration.
+    pub fn new(server: &Server) -> Arc<Self> {
+        let limits = Self::default();
+        limits.configure(server);
+        Arc::new(limits)
+    }
+
+    /// Takes over the bounds of a newer configuration. What is held already stays.
+    pub fn configure(&self, server: &Server) {
+        self.connections_max.store(server.max_connections, Relaxed);
+        self.per_address_max.store(server.connections_per_address(), Relaxed);
+        self.body_max.store(server.max_body_memory.0, Relaxed);
+    }
+
+    /// What is held, for metrics.
+    pub fn view(&self) -> ClientView {
+        let connections = {
+            let open = self.open.lock();
+            open.served + open.refused
+        };
+        ClientView {
+            connections,
+            connections_max: self.connections_max.load(Relaxed),
+            dropped: self.dropped.load(Relaxed),
+            body_bytes: self.body_bytes.load(Relaxed),
+            body_bytes_max: self.body_max.load(Relaxed),
+        }
+    }
+
+    /// Takes a place for a connection from `address`. `None`: it is closed at once.
+    pub(super) fn connected(self: &Arc<Self>, address: IpAddr) -> Option<Place> {
+        let network = network(address);
+        let mut open = self.open.lock();
+        let has_room = open.served < self.connections_max.load(Relaxed);
+        let served = has_room && open.count(network, self.per_address_max.load(Relaxed));
+        if served {
+            open.served += 1;
+        } else if open.refused < REFUSED_MAX {
+            open.refused += 1;
+        } else {
+            self.dropped.fetch_add(1, Relaxed);
+            return None;
+        }
+        Some(Place { limits: Arc::clone(self), network, refused: !served })
+    }
+
+    /// Starts to count a body.
+    pub(super) fn body(self: &Arc<Self>) -> CountedBytes {
+        CountedBytes { limits: Arc::clone(self), bytes: 0 }
+    }
+}
+
+impl OpenConnections {
+    /// Counts one more connection of a network; false when it has as many as it may.
+    fn count(&mut self, network: IpAddr, max: usize) -> bool {
+        let count = self.by_address.entry(network).or_insert(0);
+        if *count >= max {
+            return false;
+        }
+        *count += 1;
+        true
+    }
+}
+
+/// The place of one connection; returned by drop.
+#[derive(Debug)]
+pub(super) struct Place {
+    limits: Arc<ClientLimits>,
+    network: IpAddr,
+    /// There are too many connections: its request is refused.
+    pub(super) refused: bool,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut open = self.limits.open.lock();
+        if self.refused {
+            open.refused -= 1;
+            return;
+        }
+        open.served -= 1;
+        if let Entry::Occupied(mut count) = open.by_address.entry(self.network) {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
+            }
+        }
+    }
+}
+
+/// Bytes of one body that are in memory; returned by drop.
+#[derive(Debug)]
+pub(super) struct CountedBytes {
+    limits: Arc<ClientLimits>,
+    bytes: u64,
+}
+
+impl CountedBytes {
+    /// Whether there is memory for so many more bytes now. Takes none of it.
+    pub(super) fn has_room(&self, bytes: u64) -> bool {
+        self.limits.body_bytes.load(Relaxed).saturating_add(bytes) <= self.max(bytes)
+    }
+
+    /// What all bodies may take for this one to grow to `bytes`.
+    fn max(&self, bytes: u64) -> u64 {
+        let max = self.limits.body_max.load(Relaxed);
+        if bytes > SMALL_BODY { max / 8 * LARGE_SHARE } else { max }
+    }
+
+    /// Counts more bytes; false when there is no memory for them.
+    pub(super) fn grow(&mut self, by: usize) -> bool {
+        let by = by as u64;
+        if self.limits.body_bytes.fetch_add(by, Relaxed) + by > self.max(self.bytes + by) {
+            self.limits.body_bytes.fetch_sub(by, Relaxed);
+            return false;
+        }
+        self.bytes += by;
+        true
+    }
+
+    /// The body, which is counted until its last piece is dropped.
+    pub(super) fn keep(self, body: Bytes) -> Bytes {
+        Bytes::from_owner(CountedBody { body, _counted: self })
+    }
+}
+
+impl Drop for CountedBytes {
+    fn drop(&mut self) {
+        self.limits.body_bytes.fetch_sub(self.bytes, Relaxed);
+    }
+}
+
+struct CountedBody {
+    body: Bytes,
+    /// Dropped behind the bytes.
+    _counted: CountedBytes,
+}
+
+impl AsRef<[u8]> for CountedBody {
+    fn as_ref(&self) -> &[u8] {
+        &self.body
+    }
+}
+
+/// What counts as one address.
+fn network(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V4(address) => address.into(),
+        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn limits(connections: usize, per_address: usize, body: u64) -> Arc<ClientLimits> {
+        let limits = ClientLimits::default();
+        limits.connections_max.store(connections, Relaxed);
+        limits.per_address_max.store(per_address, Relaxed);
+        limits.body_max.store(body, Relaxed);
+        Arc::new(limits)
+    }
+
+    fn address(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn connections_are_bounded_in_all_and_by_address() {
+        let limits = limits(4, 2, 0);
+        let connect = |from: &str| limits.connected(address(from)).unwrap();
+        let (first, second) = (connect("10.0.0.1"), connect("::ffff:10.0.0.1"));
+        assert!(!first.refused && !second.refused);
+        let third = connect("10.0.0.1");
+        assert!(third.refused, "two of one address");
+        let others = [connect("2001:db8::1"), connect("2001:db8::2:0:0:1")];
+        assert!(others.iter().all(|place| !place.refused));
+        assert!(connect("10.0.0.2").refused, "four in all");
+        drop(first);
+        drop(connect("10.0.0.1"));
+        assert!(!connect("10.0.0.1").refused, "a place that is returned is free");
+        assert_eq!(limits.view().connections, 4);
+        drop((second, third, others));
+        assert_eq!(limits.view().connections, 0);
+        assert!(limits.open.lock().by_address.is_empty());
+    }
+
+    #[test]
+    fn a_network_of_ipv6_is_one_address() {
+        let limits = limits(9, 1, 0);
+        let _first = limits.connected(address("2001:db8:0:1::1"));
+        assert!(limits.connected(address("2001:db8:0:1:ffff::9")).unwrap().refused);
+        assert!(!limits.connected(address("2001:db8:0:2::1")).unwrap().refused);
+    }
+
+    #[test]
+    fn connections_that_are_refused_are_bounded_too() {
+        let limits = limits(0, 0, 0);
+        let refused: Vec<Place> = (0..REFUSED_MAX).map(|_| limits.connected(address("::1")).unwrap()).collect();
+        assert!(refused.iter().all(|place| place.refused));
+        assert!(limits.connected(address("::1")).is_none());
+        assert_eq!(limits.view().dropped, 1);
+        drop(refused);
+        assert!(limits.connected(address("::1")).is_some());
+        assert!(limits.open.lock().by_address.is_empty(), "the map holds served connections only");
+    }
+
+    #[test]
+    fn a_body_is_counted_until_its_last_piece_is_dropped() {
+        let limits = limits(0, 0, 100);
+        let mut counted = limits.body();
+        assert!(counted.grow(60) && !counted.grow(41) && counted.grow(40));
+        let body = counted.keep(Bytes::from_static(b"a body"));
+        let piece = body.slice(2..4);
+        drop(body);
+        assert_eq!((limits.view().body_bytes, &piece[..]), (100, &b"bo"[..]));
+        assert!(!limits.body().grow(1));
+        drop(piece);
+        assert_eq!(limits.view().body_bytes, 0);
+    }
+
+    #[test]
+    fn an_announced_size_has_room_or_not_and_takes_none() {
+        let limits = limits(0, 0, 8 * SMALL_BODY);
+        let mut held = limits.body();
+        assert!(held.grow(6 << 20));
+        let body = limits.body();
+        assert!(body.has_room(1 << 20) && body.has_room(SMALL_BODY) && !body.has_room((1 << 20) + 1));
+        assert!(!body.has_room(u64::MAX));
+        assert_eq!(limits.view().body_bytes, 6 << 20);
+    }
+
+    #[test]
+    fn large_bodies_leave_room_for_small_ones() {
+        let limits = limits(0, 0, 8 * SMALL_BODY);
+        let mut large = limits.body();
+        assert!(large.grow(7 << 20));
+        assert!(!large.grow(1) && !limits.body().grow((1 << 20) + 1));
+        let mut small = limits.body();
+        assert!(small.grow(1 << 20) && !limits.body().grow(1));
+    }
+}

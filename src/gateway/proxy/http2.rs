@@ -1,0 +1,176 @@
+//! One client connection that carries HTTP/2: each stream is a request of its own.
+//!
+//! A stream is served by the same code as a request of HTTP/1.1, in its own task; this file drives the connection. A client
+//! that resets a stream ends that request only; one whose connection ends, ends all of them.
+//!
+//! Shutdown: GOAWAY, then the streams that are open finish. A connection that has had no streams for
+//! `server.keepalive` gets GOAWAY, and has [`CLOSE_MAX`] to close.
+//!
+//! Bounds, per connection: [`STREAMS_MAX`] requests at once, counting those that were reset and have not ended yet (others
+//! are refused, which is safe to retry); header lists as for HTTP/1.1; [`WINDOW`] bytes of request bodies that were not read
+//! yet; [`SEND_BUFFER`] bytes of a response that were not sent yet; costly frames as in `frames.rs`; [`REFUSED_MAX`] refused
+//! or malformed streams. A client that breaks one of the last two gets GOAWAY with ENHANCE_YOUR_CALM, and one that takes no
+//! byte for [`SEND_TIMEOUT`] is disconnected. The rest (resets before a request was looked
+//! at, the size and number of continuations, errors that a client provokes) is bounded by h2 itself, from 0.4.5 on.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::task::{Poll, ready};
+use std::time::Duration;
+
+use h2::Reason;
+use pingora::apps::HttpServerApp;
+use pingora::protocols::Digest;
+use pingora::protocols::http::ServerSession;
+use pingora::protocols::http::v2::server::{H2Accept, H2Options, HttpSession, handshake};
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
+use tokio_util::task::TaskTracker;
+
+use super::socket::ClientSocket;
+use super::transport::SEND_TIMEOUT;
+use crate::config::limits;
+
+/// Requests at once on one connection (nginx: 128, Envoy: 100).
+const STREAMS_MAX: u32 = 128;
+/// Streams refused on one connection, or whose head is no valid request.
+const REFUSED_MAX: u32 = 1_000;
+/// Bytes of request bodies that a client may send before they are read: long prompts arrive without waiting for the network.
+const WINDOW: u32 = 1 << 20;
+/// Bytes of one response that the client has not taken yet; below the smallest window that clients grant (64 KiB).
+const SEND_BUFFER: usize = 32 << 10;
+/// How long the last bytes of a response that is broken off may take to leave.
+const LAST_BYTES_MAX: Duration = Duration::from_millis(500);
+/// How long a connection without requests may take to close after GOAWAY.
+const CLOSE_MAX: Duration = Duration::from_secs(1);
+
+/// How long a connection may be silent.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pauses {
+    /// From its first byte to the end of the client's settings.
+    pub(super) preface: Duration,
+    /// Without an open request.
+    pub(super) idle: Duration,
+}
+
+fn options() -> H2Options {
+    let mut options = H2Options::default();
+    options
+        .max_concurrent_streams(STREAMS_MAX)
+        .max_header_list_size(HEADER_LIST_MAX)
+        .initial_window_size(WINDOW)
+        .initial_connection_window_size(WINDOW)
+        .max_send_buffer_size(SEND_BUFFER);
+    options
+}
+
+/// Bytes of a header list: those of HTTP/1.1 and the 32 per field that HTTP/2 adds (RFC 9113, 10.5.1).
+const HEADER_LIST_MAX: u32 = (limits::MAX_HEADER_BYTES + 32 * limits::MAX_HEADERS) as u32;
+
+/// Serves a connection until it ends, and its requests have.
+pub(super) async fn serve<A: HttpServerApp + Send + Sync + 'static>(
+    app: &Arc<A>,
+    socket: ClientSocket,
+    pauses: Pauses,
+    stop: &watch::Receiver<bool>,
+) {
+    let streams = TaskTracker::new();
+    // Its tasks may be waited for although more are to come.
+    streams.close();
+    drive(app, socket, pauses, stop, &streams).await;
+    // The connection has ended: each of them notices that its client is gone.
+    streams.wait().await;
+}
+
+async fn drive<A: HttpServerApp + Send + Sync + 'static>(
+    app: &Arc<A>,
+    mut socket: ClientSocket,
+    pauses: Pauses,
+    stop: &watch::Receiver<bool>,
+    streams: &TaskTracker,
+) {
+    let flood = socket.watch_frames();
+    let socket: pingora::protocols::Stream = Box::new(socket);
+    let Ok(Ok(mut connection)) = timeout(pauses.preface, handshake(socket, Some(options()))).await else {
+        return;
+    };
+    let digest = Arc::new(Digest::default());
+    let (mut stopping, mut leaving, mut refused) = (stop.clone(), false, 0);
+    loop {
+        if refused > REFUSED_MAX {
+            connection.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
+            refused = 0;
+            leaving = true;
+        }
+        let idle = if leaving { CLOSE_MAX } else { pauses.idle };
+        let accepted = tokio::select! {
+            biased;
+            () = flood.notified() => {
+                connection.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
+                // Sends it; the client gets no other chance to read it.
+                let _ = timeout(CLOSE_MAX, HttpSession::from_h2_conn(&mut connection, Arc::clone(&digest))).await;
+                return;
+            }
+            () = stopped(&mut stopping), if !leaving => {
+                connection.graceful_shutdown();
+                leaving = true;
+                continue;
+            }
+            accepted = HttpSession::from_h2_conn(&mut connection, Arc::clone(&digest)) => accepted,
+            () = without_streams(streams, idle) => {
+                if leaving {
+                    return;
+                }
+                connection.graceful_shutdown();
+                leaving = true;
+                continue;
+            }
+            // Polls the connection: only then is a client that reads nothing noticed.
+            () = sleep(SEND_TIMEOUT / 4) => continue,
+        };
+        match accepted {
+            Ok(Some(H2Accept::Session(mut session))) if streams.len() >= STREAMS_MAX as usize => {
+                session.shutdown_with_reason(Reason::REFUSED_STREAM);
+                refused += 1;
+            }
+            Ok(Some(H2Accept::Session(session))) => {
+                let (app, stop) = (Arc::clone(app), stop.clone());
+                streams.spawn(async move {
+                    // A stream is not used again.
+                    let _ = app.process_new_http(ServerSession::new_http2(session), &stop).await;
+                });
+            }
+            Ok(Some(H2Accept::Rejected)) => refused += 1,
+            Ok(None) | Err(_) => return,
+        }
+    }
+}
+
+/// Waits until what was sent of a response has left, at most [`LAST_BYTES_MAX`]. h2 drops what it still holds of a stream that
+/// is reset: without this a client would not learn from the error event why its stream broke off.
+pub(super) async fn deliver(session: &mut ServerSession) {
+    let ServerSession::H2(stream) = session else { return };
+    let Some(mut body) = stream.take_response_body_writer() else { return };
+    body.reserve_capacity(SEND_BUFFER);
+    let left = poll_fn(|cx| {
+        // All of the buffer is free when nothing is in it. It is gone when the client has left.
+        while body.capacity() < SEND_BUFFER {
+            if !matches!(ready!(body.poll_capacity(cx)), Some(Ok(_))) {
+                break;
+            }
+        }
+        Poll::Ready(())
+    });
+    let _ = timeout(LAST_BYTES_MAX, left).await;
+}
+
+/// Waits until the gateway stops. A future of its own: what it holds at its end is not `Send`.
+async fn stopped(stop: &mut watch::Receiver<bool>) {
+    let _ = stop.wait_for(|stopping| *stopping).await;
+}
+
+/// Waits until no request has been open for `pause`.
+async fn without_streams(streams: &TaskTracker, pause: Duration) {
+    streams.wait().await;
+    sleep(pause).await;
+}

@@ -1,0 +1,229 @@
+//! What the bytes of a client's connection go through: TCP, or TLS on it.
+//!
+//! Also decides which HTTP they are. Over TLS the handshake has agreed on it (ALPN). In plain text a client that knows that
+//! we speak HTTP/2 begins with its preface (RFC 9113, 3.4), which is no request of HTTP/1.1; what was read to see that is
+//! given back to the reader.
+//!
+//! Bounds: a handshake, or a preface that has begun, may take the `header_timeout` of the configuration; the first byte may
+//! take as long as an idle connection. [`HANDSHAKES_MAX`] handshakes at once, in all: others wait, within their own time.
+
+use std::io::{self, IoSlice};
+use std::os::fd::{AsRawFd, RawFd};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::{Buf, BytesMut};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, timeout, timeout_at};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+
+use crate::config::Config;
+use crate::tls::H2;
+
+/// How long a client may take none of what is sent to it (nginx's `send_timeout`).
+pub(super) const SEND_TIMEOUT: Duration = Duration::from_secs(60);
+/// TLS handshakes at once: each holds up to about 40 KB, and a signature of 2,048 bit RSA takes a core for a millisecond.
+const HANDSHAKES_MAX: usize = 2_048;
+static HANDSHAKES: Semaphore = Semaphore::const_new(HANDSHAKES_MAX);
+
+/// How a client begins that speaks HTTP/2 without having asked for it.
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+/// Read at once of a connection whose protocol is not known yet: the head of most requests.
+const FIRST_READ: usize = 2 << 10;
+
+/// The versions of HTTP that a connection can carry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Protocol {
+    Http1,
+    Http2,
+}
+
+/// A client's connection, secure or not.
+#[derive(Debug)]
+pub(super) struct Transport {
+    stream: Encryption,
+    /// Read to see which protocol it is, and not yet given to the reader.
+    first: BytesMut,
+}
+
+#[derive(Debug)]
+enum Encryption {
+    None(TcpStream),
+    /// Boxed: its state is over 1 KB.
+    Tls(Box<TlsStream<TcpStream>>),
+}
+
+impl Transport {
+    /// A connection without TLS.
+    pub(super) fn plain(stream: TcpStream) -> Self {
+        Self { stream: Encryption::None(stream), first: BytesMut::new() }
+    }
+
+    /// Makes a new connection secure, as the configuration says, and finds out its protocol. `None`: it ended before, or
+    /// took too long: `idle` until its first byte, `pause` from then on.
+    pub(super) async fn establish(
+        stream: TcpStream,
+        config: Arc<Config>,
+        idle: Duration,
+        pause: Duration,
+    ) -> Option<(Self, Protocol)> {
+        let Some(tls) = &config.server.tls else {
+            let mut plain = Self::plain(stream);
+            let protocol = plain.detect(idle, pause).await.ok()?;
+            return Some((plain, protocol));
+        };
+        let acceptor = TlsAcceptor::from(tls.settings().config());
+        let handshake = async {
+            let _place = HANDSHAKES.acquire().await.ok()?;
+            acceptor.accept(stream).await.inspect_err(|error| tracing::debug!(%error, "TLS handshake failed")).ok()
+        };
+        // Boxed: the state of a handshake is freed when it ends.
+        let stream = timeout(pause, Box::pin(handshake)).await.ok()??;
+        let protocol = if stream.get_ref().1.alpn_protocol() == Some(H2) { Protocol::Http2 } else { Protocol::Http1 };
+        Some((Self { stream: Encryption::Tls(Box::new(stream)), first: BytesMut::new() }, protocol))
+    }
+
+    /// Reads until it is clear whether the client speaks HTTP/2: at its first byte, unless that is a `P`.
+    async fn detect(&mut self, idle: Duration, pause: Duration) -> io::Result<Protocol> {
+        let Encryption::None(stream) = &mut self.stream else { return Ok(Protocol::Http1) };
+        let mut deadline = Instant::now() + idle;
+        loop {
+            // Waits without a buffer: thousands of connections may be silent. It may also return when there is nothing to
+            // read, which is no first byte and leaves no buffer either.
+            timeout_at(deadline, stream.readable()).await??;
+            self.first.reserve(FIRST_READ);
+            match stream.try_read_buf(&mut self.first) {
+                Ok(0) => return Ok(Protocol::Http1),
+                Ok(count) if count == self.first.len() => deadline = Instant::now() + pause,
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    if self.first.is_empty() {
+                        self.first = BytesMut::new();
+                    }
+                    continue;
+                }
+                Err(error) => return Err(error),
+            }
+            let seen = self.first.len().min(PREFACE.len());
+            if self.first[..seen] != PREFACE[..seen] {
+                return Ok(Protocol::Http1);
+            }
+            if seen == PREFACE.len() {
+                return Ok(Protocol::Http2);
+            }
+        }
+    }
+
+    /// The TCP connection.
+    pub(super) fn tcp(&self) -> &TcpStream {
+        match &self.stream {
+            Encryption::None(stream) => stream,
+            Encryption::Tls(stream) => stream.get_ref().0,
+        }
+    }
+
+    /// The descriptor of the socket.
+    pub(super) fn descriptor(&self) -> RawFd {
+        self.tcp().as_raw_fd()
+    }
+}
+
+/// Calls a method of the stream, whichever it is.
+macro_rules! stream {
+    ($transport:expr, $method:ident($($argument:expr),*)) => {
+        match &mut $transport.stream {
+            Encryption::None(stream) => Pin::new(stream).$method($($argument),*),
+            Encryption::Tls(stream) => Pin::new(stream).$method($($argument),*),
+        }
+    };
+}
+
+impl AsyncRead for Transport {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if self.first.is_empty() {
+            return stream!(self, poll_read(cx, into));
+        }
+        let count = self.first.len().min(into.remaining());
+        into.put_slice(&self.first[..count]);
+        self.first.advance(count);
+        if self.first.is_empty() {
+            self.first = BytesMut::new();
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Transport {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        stream!(self, poll_write(cx, bytes))
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        stream!(self, poll_write_vectored(cx, slices))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        stream!(self, poll_flush(cx))
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        stream!(self, poll_shutdown(cx))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncWriteExt;
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    /// How long a test waits for what must not happen.
+    const PAUSE: Duration = Duration::from_millis(20);
+
+    async fn pair() -> (Transport, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        (Transport::plain(listener.accept().await.unwrap().0), client)
+    }
+
+    #[tokio::test]
+    async fn the_protocol_is_known_as_soon_as_the_bytes_show_it() {
+        for (sent, protocol) in
+            [("P", None), ("PO", Some(Protocol::Http1)), ("PRI * HT", None), ("G", Some(Protocol::Http1))]
+        {
+            let (mut transport, mut client) = pair().await;
+            client.write_all(sent.as_bytes()).await.unwrap();
+            transport.tcp().readable().await.unwrap();
+            assert_eq!(transport.detect(PAUSE, PAUSE).await.ok(), protocol, "{sent}");
+            assert_eq!(transport.first, sent);
+        }
+        let (mut transport, mut client) = pair().await;
+        client.write_all(PREFACE).await.unwrap();
+        assert_eq!(transport.detect(PAUSE * 500, PAUSE * 500).await.unwrap(), Protocol::Http2);
+    }
+
+    #[tokio::test]
+    async fn a_wake_without_bytes_leaves_no_buffer_with_a_silent_connection() {
+        let (mut transport, mut client) = pair().await;
+        client.write_all(b"x").await.unwrap();
+        // Takes the only byte: the runtime still believes that there may be more.
+        transport.tcp().readable().await.unwrap();
+        assert_eq!(transport.tcp().try_read(&mut [0]).unwrap(), 1);
+        assert!(transport.detect(PAUSE, PAUSE).await.is_err(), "silent");
+        assert_eq!(transport.first.capacity(), 0);
+    }
+}

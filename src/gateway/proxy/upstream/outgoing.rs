@@ -1,0 +1,113 @@
+//! A request on its way to an engine: its head and its body, as far as the socket has not taken them.
+//!
+//! Head and body leave in as few writes as the socket takes: pieces of up to [`INLINE_BODY`] at the front of the body are
+//! copied behind the head, so that a usual request is one write; a longer prompt goes out from where it was received.
+//! It can be sent bit by bit, whenever the socket has room, so that the response can be read meanwhile.
+//! Nothing is allocated but the buffer of the head.
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use pingora::protocols::Stream;
+use smallvec::SmallVec;
+use tokio::io::AsyncWrite;
+
+use crate::flow::UpstreamRequest;
+use crate::pool::Address;
+
+/// Pieces of a body up to this size are copied behind what goes before them, so that both are one write.
+const INLINE_BODY: usize = 64 << 10;
+
+/// What is left to send of a request.
+#[derive(Debug)]
+pub(super) struct Outgoing {
+    /// The head, and the front of the body behind it.
+    gathered: BytesMut,
+    /// The rest of the body.
+    pieces: SmallVec<[Bytes; 5]>,
+    /// The first of `pieces` that is not sent.
+    next: usize,
+    sent: u64,
+}
+
+impl Outgoing {
+    pub(super) fn new(to: &Address, request: &UpstreamRequest) -> Self {
+        let mut gathered = request_head(to, request);
+        let pieces = request.body.pieces();
+        let inline = pieces.iter().take_while(|piece| piece.len() <= INLINE_BODY).count();
+        for piece in &pieces[..inline] {
+            gathered.extend_from_slice(piece);
+        }
+        Self { gathered, pieces: pieces[inline..].iter().cloned().collect(), next: 0, sent: 0 }
+    }
+
+    /// Bytes that the socket has taken.
+    pub(super) fn sent(&self) -> u64 {
+        self.sent
+    }
+
+    /// Sends until everything has left, which is `Ready`, or the socket takes no more.
+    pub(super) fn poll_send(&mut self, cx: &mut Context<'_>, stream: &mut Stream) -> Poll<io::Result<()>> {
+        while let Some(front) = self.front() {
+            let count = ready!(Pin::new(&mut *stream).poll_write(cx, front))?;
+            if count == 0 {
+                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+            }
+            self.advance(count);
+        }
+        Pin::new(stream).poll_flush(cx)
+    }
+
+    fn front(&self) -> Option<&[u8]> {
+        match self.gathered.is_empty() {
+            false => Some(&self.gathered),
+            true => self.pieces.get(self.next).map(|piece| &piece[..]),
+        }
+    }
+
+    fn advance(&mut self, count: usize) {
+        self.sent += count as u64;
+        if !self.gathered.is_empty() {
+            self.gathered.advance(count);
+        } else if let Some(piece) = self.pieces.get_mut(self.next) {
+            piece.advance(count);
+            self.next += usize::from(piece.is_empty());
+        }
+    }
+}
+
+/// The head as it goes over the wire. Values come from parsed headers and from the configuration, so they hold no line
+/// ends.
+///
+/// `identity`: a compressed stream could neither be metered nor have an event taken out.
+fn request_head(to: &Address, request: &UpstreamRequest) -> BytesMut {
+    let inline = if request.body.len() <= INLINE_BODY { request.body.len() } else { 0 };
+    let mut head = BytesMut::with_capacity(512 + request.path.len() + inline);
+    let fixed = "\r\naccept-encoding: identity\r\n";
+    for part in
+        [request.method.as_str(), " ", &to.endpoint.prefix, &request.path, " HTTP/1.1\r\nhost: ", &to.authority, fixed]
+    {
+        head.extend_from_slice(part.as_bytes());
+    }
+    let own_key = to.api_key.as_ref();
+    for (name, value) in &request.headers {
+        if own_key.is_some() && name == http::header::AUTHORIZATION {
+            continue;
+        }
+        head.extend_from_slice(name.as_str().as_bytes());
+        head.extend_from_slice(b": ");
+        head.extend_from_slice(value.as_bytes());
+        head.extend_from_slice(b"\r\n");
+    }
+    if let Some(key) = own_key {
+        for part in ["authorization: Bearer ", key.expose(), "\r\n"] {
+            head.extend_from_slice(part.as_bytes());
+        }
+    }
+    head.extend_from_slice(b"content-length: ");
+    head.put_slice(request.body.len().to_string().as_bytes());
+    head.extend_from_slice(b"\r\n\r\n");
+    head
+}

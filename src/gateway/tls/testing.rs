@@ -1,0 +1,89 @@
+//! Certificates for tests: an authority, and what it signs.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, date_time_ymd};
+
+static MADE: AtomicUsize = AtomicUsize::new(0);
+
+/// A CA.
+#[derive(Debug)]
+pub struct Authority {
+    issuer: Issuer<'static, KeyPair>,
+    /// Its certificate.
+    pub pem: String,
+}
+
+/// A certificate and its key, in PEM.
+#[derive(Clone, Debug)]
+pub struct Issued {
+    /// The certificate.
+    pub certificate: String,
+    /// Its private key.
+    pub key: String,
+}
+
+fn params(names: &[&str], until: i32) -> CertificateParams {
+    let mut params = CertificateParams::new(names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>()).unwrap();
+    params.not_before = date_time_ymd(2020, 1, 1);
+    params.not_after = date_time_ymd(until, 1, 1);
+    params
+}
+
+impl Authority {
+    /// A CA of its own.
+    pub fn new() -> Self {
+        let key = KeyPair::generate().unwrap();
+        let mut params = params(&[], 2040);
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        // A name of its own: chains are found by it.
+        let number = MADE.fetch_add(1, Ordering::Relaxed);
+        params.distinguished_name.push(DnType::CommonName, format!("CA {number} for tests"));
+        let pem = params.self_signed(&key).unwrap().pem();
+        Self { issuer: Issuer::new(params, key), pem }
+    }
+
+    /// A certificate for these DNS names and IP addresses, valid to the beginning of the year 2040.
+    pub fn issue(&self, names: &[&str]) -> Issued {
+        self.issue_until(names, 2040)
+    }
+
+    /// A certificate that ends at the beginning of a year.
+    pub fn issue_until(&self, names: &[&str], year: i32) -> Issued {
+        let key = KeyPair::generate().unwrap();
+        let certificate = params(names, year).signed_by(&key, &self.issuer).unwrap().pem();
+        Issued { certificate, key: key.serialize_pem() }
+    }
+}
+
+impl Default for Authority {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Issued {
+    /// A certificate that signed itself as `openssl req -x509` makes it: as a CA.
+    pub fn by_itself(names: &[&str]) -> Self {
+        Self::by_itself_until(names, 2040)
+    }
+
+    /// The same, until the beginning of a year.
+    pub fn by_itself_until(names: &[&str], year: i32) -> Self {
+        let key = KeyPair::generate().unwrap();
+        let mut params = params(names, year);
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        Self { certificate: params.self_signed(&key).unwrap().pem(), key: key.serialize_pem() }
+    }
+
+    /// Writes both into a folder, as `NAME.pem` and `NAME.key` (mode 600). Returns the two paths.
+    pub fn write(&self, folder: &Path, name: &str) -> (PathBuf, PathBuf) {
+        use std::os::unix::fs::PermissionsExt as _;
+        let (certificate, key) = (folder.join(format!("{name}.pem")), folder.join(format!("{name}.key")));
+        std::fs::write(&certificate, &self.certificate).unwrap();
+        std::fs::write(&key, &self.key).unwrap();
+        std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o600)).unwrap();
+        (certificate, key)
+    }
+}

@@ -1,0 +1,365 @@
+//! Mixed traffic through the gateway on two H200s beside two simulated engines, at the arrivals of the measured runs.
+//!
+//! `cargo test -p sluice-sim calibrate::mixed -- --nocapture` prints the table. The gateway is imitated: least work, permits for
+//! long prefills that return at the first token, a home side that spills. It chooses when it has the whole body, which for a long
+//! prompt is [`BODY`] later. Arrivals and classes are those of `sluice bench` with its seed; only the jitter and that delay are drawn.
+//!
+//! The constants of the host were fitted to these rows ([`fit_without_each_row`] predicts each from the others); those of the
+//! GPU were not.
+
+use std::cmp::Reverse;
+use std::time::Duration;
+
+use super::play::{Life, mean, quantile};
+use crate::engine::{Engine, EngineConfig, Request};
+use crate::machine::{Constants, CostModel, Gpu, Graphs, Layout, Model, Profile};
+use crate::virtual_server::{FrontEnd, StepEnd, VirtualServer};
+use sluice_core::base::Rng;
+
+const MEASURED: &str = include_str!("../../../tests/fixtures/h200/mixed.csv");
+
+/// Prompt and output tokens of short and long requests.
+const LENGTHS: [(u32, u32); 2] = [(200, 128), (16_000, 64)];
+/// How much later the gateway has read the body of a long request, seconds: from the first draw to the last.
+const BODY: (f64, f64) = (1e-3, 3e-3);
+const REQUESTS: u64 = 1440;
+const RATE: f64 = 32.0;
+const SEED: u64 = 11;
+/// Draws of the jitter and of the body's delay.
+const DRAWS: u64 = 7;
+/// Sizes above 256 that the runs with graphs up to 1,280 tokens are taken to have captured: six, as they had.
+const WIDE: [u32; 6] = [384, 512, 768, 896, 1024, 1280];
+/// TTFT P50 and P99, TPOT, ITL P99, E2EL P50 and P99, of short and of long requests.
+const CELLS: [&str; 6] = ["TTFT50", "TTFT99", "TPOT", "ITL99", "E2EL50", "E2EL99"];
+type Cells = [[f64; 6]; 2];
+/// The cells that are judged: the median TTFT lies on the edge between requests that meet a long prefill and those that do not.
+const JUDGED: [usize; 4] = [1, 2, 4, 5];
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Policy {
+    Robin,
+    Pool,
+    Sides,
+}
+
+/// One arrangement of two engines, and what it measured.
+#[derive(Clone, Debug)]
+struct Arrangement {
+    name: String,
+    policy: Policy,
+    thresholds: [u32; 2],
+    budgets: [u32; 2],
+    permits: [usize; 2],
+    graphs: u32,
+    measured: Cells,
+}
+
+fn arrangements() -> Vec<Arrangement> {
+    let lines: Vec<Vec<&str>> =
+        MEASURED.lines().filter(|line| !line.starts_with('#')).skip(1).map(|line| line.split(',').collect()).collect();
+    let arrangement = |pair: &[Vec<&str>]| {
+        let [short, long] = pair else { panic!("a short and a long line each") };
+        assert_eq!((short[..8].concat(), short[8], long[8]), (long[..8].concat(), "short", "long"));
+        let number = |at: usize| short[at].parse::<u32>().unwrap();
+        let policy = match short[1] {
+            "robin" => Policy::Robin,
+            "pool" => Policy::Pool,
+            _ => Policy::Sides,
+        };
+        // No bound is more permits than long requests.
+        let permits = [5, 6].map(|at| if number(at) == 0 { REQUESTS as usize } else { number(at) as usize });
+        let cells = |line: &[&str]| std::array::from_fn(|cell| line[9 + cell].parse().unwrap());
+        Arrangement {
+            name: short[0].to_owned(),
+            policy,
+            thresholds: [number(2), number(3)],
+            budgets: [8192, number(4)],
+            permits,
+            graphs: number(7),
+            measured: [cells(short), cells(long)],
+        }
+    };
+    lines.chunks(2).map(arrangement).collect()
+}
+
+/// The generator of `sluice bench` for one purpose (1: arrivals, 2: classes) and request.
+fn draw(purpose: u64, ordinal: u64) -> Rng {
+    let first = Rng::new(SEED + purpose).next_u64();
+    Rng::new(Rng::new(first ^ ordinal).next_u64())
+}
+
+/// When each request can be placed, when it was sent, and whether it is long; the latest first.
+fn arrivals(seed: u64) -> Vec<(Duration, f64, bool)> {
+    let body = BODY.0 + (BODY.1 - BODY.0) * seed as f64 / (DRAWS - 1) as f64;
+    let (mut rng, mut at) = (draw(1, 0), 0.0);
+    let mut sent = Vec::new();
+    for ordinal in 0..REQUESTS {
+        at += rng.exponential() / RATE;
+        sent.push((at, draw(2, ordinal).unit() >= 30.0 / 32.0));
+    }
+    let stretch = REQUESTS as f64 / RATE / at;
+    let placed = |(at, long): (f64, bool)| {
+        let sent = at * stretch;
+        (Duration::from_secs_f64(sent + if long { body } else { 0.0 }), sent, long)
+    };
+    let mut arrivals: Vec<_> = sent.into_iter().map(placed).collect();
+    arrivals.sort_by_key(|(placed, ..)| Reverse(*placed));
+    arrivals
+}
+
+/// A backend as the gateway sees it.
+struct Backend {
+    server: VirtualServer,
+    tokens: u64,
+    requests: usize,
+    permits: usize,
+    prefills: usize,
+    seconds_per_token: Option<f64>,
+}
+
+struct Gateway {
+    policy: Policy,
+    backends: Vec<Backend>,
+    lives: Vec<Life>,
+    gaps: [Vec<f64>; 2],
+    /// Long requests without a permit, in order of arrival.
+    queue: Vec<u64>,
+}
+
+impl Gateway {
+    fn new(profile: &Profile, arrangement: &Arrangement, seed: u64) -> Self {
+        let backend = |at: usize| {
+            let (max_num_seqs, budget) = (256, arrangement.budgets[at]);
+            let config = EngineConfig {
+                max_num_seqs,
+                max_num_batched_tokens: budget,
+                long_prefill_token_threshold: arrangement.thresholds[at],
+                num_blocks: profile.memory.kv_tokens / 16,
+                seed: 2 * seed + at as u64,
+                ..EngineConfig::default()
+            };
+            let graphs = match arrangement.graphs {
+                512 => Graphs::chosen(max_num_seqs, budget, None),
+                _ => Graphs::of_sizes(
+                    [1, 2, 4].into_iter().chain((8..=256).step_by(8)).chain(WIDE).collect(),
+                    max_num_seqs,
+                    budget,
+                ),
+            };
+            let cost = CostModel::new(profile, max_num_seqs, budget).with_graphs(graphs);
+            let server = VirtualServer::new(Engine::new(config, cost), FrontEnd::new(&profile.front_end));
+            let permits = arrangement.permits[at];
+            Backend { server, tokens: 0, requests: 0, permits, prefills: 0, seconds_per_token: None }
+        };
+        let backends = vec![backend(0), backend(1)];
+        Self {
+            policy: arrangement.policy,
+            backends,
+            lives: Vec::new(),
+            gaps: [Vec::new(), Vec::new()],
+            queue: Vec::new(),
+        }
+    }
+
+    /// Where a request goes now; none if a long one has to wait for a permit.
+    fn choose(&self, id: u64, long: bool) -> Option<usize> {
+        let fits = |at: &usize| !long || self.backends[*at].prefills < self.backends[*at].permits;
+        let tokens = |at: usize| {
+            self.backends[at].tokens + u64::from(LENGTHS[usize::from(long)].0 + LENGTHS[usize::from(long)].1)
+        };
+        let paces = self.backends.iter().filter_map(|backend| backend.seconds_per_token);
+        let fastest = paces.fold(f64::INFINITY, f64::min);
+        let work =
+            |at: usize| tokens(at) as f64 * self.backends[at].seconds_per_token.unwrap_or(fastest).min(8.0 * fastest);
+        match self.policy {
+            Policy::Robin => Some(id as usize % 2),
+            Policy::Sides if !long => Some(0),
+            Policy::Sides => [1, 0].into_iter().filter(fits).min_by_key(|at| self.backends[*at].prefills),
+            Policy::Pool if fastest.is_infinite() => {
+                (0..2).filter(fits).min_by_key(|at| (tokens(*at), self.backends[*at].requests))
+            }
+            Policy::Pool => (0..2).filter(fits).min_by(|a, b| work(*a).total_cmp(&work(*b))),
+        }
+    }
+
+    fn send(&mut self, now: Duration, id: u64, to: usize) {
+        let long = !self.lives[id as usize].counts;
+        let (prompt_tokens, output_tokens) = LENGTHS[usize::from(long)];
+        let backend = &mut self.backends[to];
+        backend.prefills += usize::from(long);
+        backend.tokens += u64::from(prompt_tokens + output_tokens);
+        backend.requests += 1;
+        backend.server.submit(now, [Request { id, prompt_tokens, output_tokens, ..Request::default() }]);
+    }
+
+    /// Takes in the tokens of a step.
+    fn receive(&mut self, now: Duration, from: usize, end: StepEnd) {
+        for token in end.emitted {
+            let life = &mut self.lives[token.id as usize];
+            let long = !life.counts;
+            let (backend, seen) = (&mut self.backends[from], now.as_secs_f64());
+            life.tokens += 1;
+            if token.first {
+                life.first = seen;
+                backend.prefills -= usize::from(long);
+            } else {
+                self.gaps[usize::from(long)].push((seen - life.last) * 1e3);
+            }
+            life.last = seen;
+            if token.last {
+                let tpot = life.tpot();
+                backend.seconds_per_token =
+                    Some(backend.seconds_per_token.map_or(tpot, |mean| mean + 0.1 * (tpot - mean)));
+                backend.tokens -= u64::from(LENGTHS[usize::from(long)].0 + LENGTHS[usize::from(long)].1);
+                backend.requests -= 1;
+            }
+        }
+        while let Some(id) = self.queue.first().copied()
+            && let Some(to) = self.choose(id, true)
+        {
+            self.queue.remove(0);
+            self.send(now, id, to);
+        }
+    }
+
+    fn run(mut self, seed: u64) -> Cells {
+        let mut arrivals = arrivals(seed);
+        let mut sent = 0;
+        loop {
+            let event = (0..2).filter_map(|at| Some((self.backends[at].server.next_at()?, at))).min();
+            match (event, arrivals.last().copied()) {
+                (None, None) => break,
+                (event, Some((at, began, long))) if event.is_none_or(|(event, _)| at < event) => {
+                    arrivals.pop();
+                    self.lives.push(Life { sent: began, counts: !long, ..Life::default() });
+                    match self.choose(sent, long) {
+                        Some(to) => self.send(at, sent, to),
+                        None => self.queue.push(sent),
+                    }
+                    sent += 1;
+                }
+                (Some((at, from)), _) => {
+                    if let Some(end) = self.backends[from].server.poll(at) {
+                        self.receive(at, from, end);
+                    }
+                }
+                (None, Some(_)) => unreachable!("an arrival without an event before it is taken"),
+            }
+        }
+        let cells = |long: bool| {
+            let lives: Vec<&Life> = self.lives.iter().filter(|life| life.counts != long).collect();
+            let column = |of: fn(&Life) -> f64, q: f64| quantile(lives.iter().map(|life| of(life)).collect(), q);
+            let tpot = mean(lives.iter().map(|life| life.tpot()));
+            let gap = quantile(self.gaps[usize::from(long)].clone(), 0.99);
+            let (ttft, e2el) = (Life::ttft as fn(&Life) -> f64, Life::e2el as fn(&Life) -> f64);
+            [column(ttft, 0.5), column(ttft, 0.99), tpot, gap, column(e2el, 0.5), column(e2el, 0.99)]
+        };
+        [cells(false), cells(true)]
+    }
+}
+
+/// The cells of every draw of every arrangement with these constants.
+fn play_all(constants: &Constants, arrangements: &[Arrangement]) -> Vec<Vec<Cells>> {
+    let (gpu, model) = (Gpu::load("h200").unwrap(), Model::load("llama-3.1-8b").unwrap());
+    let profile = Profile::new(gpu, model, Layout::default(), constants).unwrap();
+    let play = |arrangement: &Arrangement| {
+        (0..DRAWS).map(|seed| Gateway::new(&profile, arrangement, seed).run(seed)).collect()
+    };
+    arrangements.iter().map(play).collect()
+}
+
+/// The median of one cell over all draws.
+fn cell(draws: &[Cells], kind: usize, cell: usize) -> f64 {
+    quantile(draws.iter().map(|draw| draw[kind][cell]).collect(), 0.5)
+}
+
+/// Relative errors of the judged cells.
+fn errors(arrangement: &Arrangement, draws: &[Cells]) -> Vec<f64> {
+    let error = |kind: usize, at: usize| cell(draws, kind, at) / arrangement.measured[kind][at] - 1.0;
+    (0..2).flat_map(|kind| JUDGED.map(|at| error(kind, at))).collect()
+}
+
+fn show(arrangement: &Arrangement, draws: &[Cells]) {
+    for (kind, name) in ["short", "long"].iter().enumerate() {
+        let shown = |at: usize| {
+            let (measured, simulated) = (arrangement.measured[kind][at], cell(draws, kind, at));
+            format!("{measured:7.1} {simulated:7.1} {:+5.1}%", 100.0 * (simulated / measured - 1.0))
+        };
+        let row: Vec<String> = (0..CELLS.len()).map(shown).collect();
+        println!("{:21} {name:5} {}", arrangement.name, row.join(" | "));
+    }
+}
+
+/// Median and largest of these errors, absolute.
+fn spread(errors: impl Iterator<Item = f64>) -> (f64, f64) {
+    let errors: Vec<f64> = errors.map(f64::abs).collect();
+    (quantile(errors.clone(), 0.5), quantile(errors, 1.0))
+}
+
+#[test]
+fn the_load_is_the_one_that_was_sent() {
+    let arrivals = arrivals(0);
+    assert_eq!(arrivals.iter().filter(|(.., long)| *long).count(), 91);
+    assert!((arrivals.iter().map(|(_, sent, _)| *sent).fold(0.0, f64::max) - 45.0).abs() < 1e-9);
+}
+
+#[test]
+fn mixed_traffic_through_the_gateway_comes_out_as_measured() {
+    let arrangements = arrangements();
+    let played = play_all(&Constants::on_host("busy").unwrap(), &arrangements);
+    println!("measured, simulated, error: {}", CELLS.join(", "));
+    arrangements.iter().zip(&played).for_each(|(arrangement, draws)| show(arrangement, draws));
+    let all: Vec<f64> = arrangements.iter().zip(&played).flat_map(|(row, draws)| errors(row, draws)).collect();
+    let beyond = all.iter().filter(|error| error.abs() > 0.125).count();
+    let (median, largest) = spread(all.into_iter());
+    println!("judged cells: median error {:.1} %, largest {:.1} %", 100.0 * median, 100.0 * largest);
+    // The one beyond is the second-worst of 91 long requests where prefills are not cut: one placement decides it.
+    assert!(median <= 0.04 && beyond <= 1 && largest <= 0.18, "{median:.3} {beyond} {largest:.3}");
+}
+
+/// The host's constants that the rows decide.
+const HOST: [(&str, &str); 5] = [
+    ("host", "launch_layer_us"),
+    ("host", "jitter"),
+    ("front_end", "first_token_us"),
+    ("front_end", "token_us"),
+    ("front_end", "in_us"),
+];
+
+fn distance(constants: &Constants, rows: &[Arrangement]) -> f64 {
+    let cells = play_all(constants, rows);
+    let error = |error: f64| error.ln_1p().abs() + 3.0 * (error.ln_1p().abs() - 0.1).max(0.0);
+    rows.iter().zip(&cells).flat_map(|(row, cells)| errors(row, cells)).map(error).sum()
+}
+
+#[test]
+#[ignore = "slow: eight fits; each row predicted by a fit to the others, from a guess"]
+fn fit_without_each_row() {
+    let rows = arrangements();
+    let mut guess = Constants::on_host("busy").unwrap().table();
+    for ((part, key), value) in HOST.iter().zip([500.0, 0.1, 0.8, 34.0, 2300.0]) {
+        guess[*part][*key] = toml::Value::Float(value);
+    }
+    let mut all = Vec::new();
+    for out in 0..rows.len() {
+        let kept: Vec<Arrangement> =
+            rows.iter().enumerate().filter(|(at, _)| *at != out).map(|(_, row)| row.clone()).collect();
+        let parse = |table: &toml::Table| Constants::parse("fit", &table.to_string()).unwrap();
+        let mut best = (distance(&parse(&guess), &kept), guess.clone());
+        for share in [0.3, 0.15, 0.07] {
+            for ((part, key), factor) in HOST.iter().flat_map(|key| [(key, 1.0 + share), (key, 1.0 / (1.0 + share))]) {
+                let mut tried = best.1.clone();
+                tried[*part][*key] = toml::Value::Float(tried[*part][*key].as_float().unwrap() * factor);
+                let distance = distance(&parse(&tried), &kept);
+                if distance < best.0 {
+                    best = (distance, tried);
+                }
+            }
+        }
+        let cells = play_all(&parse(&best.1), &rows[out..=out]);
+        show(&rows[out], &cells[0]);
+        all.extend(errors(&rows[out], &cells[0]));
+    }
+    let (median, largest) = spread(all.into_iter());
+    println!("rows that the fit has not seen: median error {:.1} %, largest {:.1} %", 100.0 * median, 100.0 * largest);
+}

@@ -1,0 +1,128 @@
+//! CUDA graphs: for which numbers of tokens a step was captured, and which part of a step a graph covers.
+//!
+//! vLLM captures each size twice. A *full* graph replays a whole step of decodes; a *piecewise* one replays everything but
+//! the attention of a step that has part of a prompt. A step is padded to the next captured size. A step with more tokens
+//! than the largest size has no graph: the CPU launches its kernels one by one.
+//!
+//! Sizes: 1, 2, 4, then by 8 up to 256, then by 16 up to `min(2 x max_num_seqs, 512)` or `--max-cudagraph-capture-size`; or
+//! those of `--cudagraph-capture-sizes`. None is above `--max-num-batched-tokens`. Full graphs exist up to `--max-num-seqs`.
+
+use std::sync::Arc;
+
+/// The largest size that is captured where no flag names one.
+const DEFAULT_LARGEST: u32 = 512;
+/// Distance between sizes from 256 on.
+const STRIDE: u32 = 16;
+/// Most sizes of a server: a bound on what the flags can ask for.
+pub const MAX_SIZES: usize = 4096;
+
+/// Sizes for which graphs were captured.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Graphs {
+    /// Ascending, without duplicates, above 0.
+    sizes: Arc<[u32]>,
+    /// How many of them are captured as full graphs, the smallest first.
+    full: usize,
+}
+
+/// The graph of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Coverage {
+    /// Covers the step.
+    Full,
+    /// Covers all but the attention.
+    Piecewise,
+    /// No graph.
+    None,
+}
+
+impl Graphs {
+    /// No graphs: `--enforce-eager`.
+    pub fn none() -> Self {
+        Self { sizes: Arc::new([]), full: 0 }
+    }
+
+    /// The sizes that vLLM chooses for these limits. `largest` is `--max-cudagraph-capture-size`.
+    pub fn chosen(max_num_seqs: u32, max_num_batched_tokens: u32, largest: Option<u32>) -> Self {
+        let largest = largest.unwrap_or_else(|| max_num_seqs.saturating_mul(2).min(DEFAULT_LARGEST));
+        let largest = largest.min(max_num_batched_tokens);
+        let small = [1, 2, 4].into_iter().chain((8..256).step_by(8));
+        let mut sizes: Vec<u32> =
+            small.chain((256..=u32::MAX - STRIDE).step_by(STRIDE as usize)).take(MAX_SIZES).collect();
+        sizes.retain(|size| *size <= largest);
+        if max_num_batched_tokens <= largest {
+            sizes.push(max_num_batched_tokens);
+        }
+        Self::of_sizes(sizes, max_num_seqs, max_num_batched_tokens)
+    }
+
+    /// These sizes (`--cudagraph-capture-sizes`), without those above `max_num_batched_tokens`.
+    pub fn of_sizes(mut sizes: Vec<u32>, max_num_seqs: u32, max_num_batched_tokens: u32) -> Self {
+        sizes.retain(|size| (1..=max_num_batched_tokens).contains(size));
+        sizes.sort_unstable();
+        sizes.dedup();
+        sizes.truncate(MAX_SIZES);
+        let full = sizes.partition_point(|size| *size <= max_num_seqs);
+        Self { sizes: sizes.into(), full }
+    }
+
+    /// The tokens of a step after padding, and what its graph covers. `decodes`: every sequence advances by one token.
+    pub fn pad(&self, tokens: u32, decodes: bool) -> (u32, Coverage) {
+        let at = self.sizes.partition_point(|size| *size < tokens);
+        match self.sizes.get(at) {
+            Some(size) if decodes && at < self.full => (*size, Coverage::Full),
+            Some(size) => (*size, Coverage::Piecewise),
+            None => (tokens, Coverage::None),
+        }
+    }
+
+    /// The largest size; 0 without graphs.
+    pub fn largest(&self) -> u32 {
+        self.sizes.last().copied().unwrap_or(0)
+    }
+
+    /// How many piecewise and how many full graphs there are.
+    pub fn counts(&self) -> (usize, usize) {
+        (self.sizes.len(), self.full)
+    }
+
+    /// Whether the two largest sizes are further apart than vLLM's own: then the smaller one's capture does not reuse the
+    /// memory of the larger one.
+    pub fn is_sparse(&self) -> bool {
+        matches!(*self.sizes, [.., below, largest] if largest - below > STRIDE)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_counted_as_vllm_lists_them() {
+        let counts = |seqs| Graphs::chosen(seqs, 8192, None).counts();
+        assert_eq!([1024, 256, 128, 64, 4, 1].map(counts), [(51, 51), (51, 35), (35, 19), (19, 11), (4, 3), (2, 1)]);
+        // 8, 16 .. 248, 256 .. 1280: 99 sizes, as vLLM 0.22.1 logged.
+        let wide = Graphs::chosen(256, 8192, Some(1280));
+        assert_eq!((wide.counts(), wide.largest()), ((99, 35), 1280));
+        assert_eq!(Graphs::chosen(256, 300, None).largest(), 300, "the token budget is captured where it is in reach");
+        assert!(Graphs::chosen(u32::MAX, u32::MAX, Some(u32::MAX)).counts().0 <= MAX_SIZES);
+    }
+
+    #[test]
+    fn steps_are_padded_to_the_next_size_and_the_largest_are_not() {
+        let graphs = Graphs::chosen(256, 8192, None);
+        let padded = |tokens| graphs.pad(tokens, false);
+        assert_eq!([1, 3, 17, 250, 257, 512].map(|tokens| padded(tokens).0), [1, 4, 24, 256, 272, 512]);
+        assert_eq!((padded(513), padded(512).1), ((513, Coverage::None), Coverage::Piecewise));
+        assert_eq!([graphs.pad(256, true).1, graphs.pad(257, true).1], [Coverage::Full, Coverage::Piecewise]);
+        assert_eq!(Graphs::none().pad(1, true), (1, Coverage::None));
+    }
+
+    #[test]
+    fn given_sizes_are_sorted_and_cut_at_the_token_budget() {
+        let graphs = Graphs::of_sizes(vec![1280, 8, 8, 4096, 1, 0], 4, 2048);
+        assert_eq!((graphs.counts(), graphs.largest(), graphs.is_sparse()), ((3, 1), 1280, true));
+        assert!(!Graphs::chosen(256, 8192, None).is_sparse());
+        assert_eq!((graphs.pad(9, true).0, Graphs::of_sizes(vec![9000], 4, 2048)), (1280, Graphs::none()));
+    }
+}

@@ -1,0 +1,39 @@
+//! What the metrics count: tokens of every stream, and latencies of the requests that generate.
+
+use crate::client::{CHAT, STREAMED, chat, post};
+use crate::engine::{Engine, Step, json, response};
+use crate::test_gateway::TestGateway;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_that_generate_nothing_do_not_raise_attainment() {
+    let engine = Engine::start(|_, seen| match seen.head.contains("/tokenize") {
+        true => vec![Step::Send(json(br#"{"count":1,"max_model_len":100,"tokens":[1]}"#))],
+        false => vec![Step::Close],
+    })
+    .await;
+    let gateway = TestGateway::over(&[engine.url()], &["slo.e2el=10s", "retry.attempts=1"]).await;
+    assert_eq!(gateway.request(chat(CHAT)).await.status(), 502);
+    let mut client = gateway.client().await;
+    for _ in 0..20 {
+        assert_eq!(client.request(post("/tokenize", "", br#"{"model":"m","prompt":"hi"}"#)).await.status(), 200);
+    }
+    gateway.recorded("completed", 20.0).await;
+    let page = gateway.page().await;
+    assert!(page.contains("sluice_slo_attainment{pool=\"only\"} 0\n"), "{page}");
+    assert_eq!(gateway.metric("sluice_request_duration_seconds_count", &[]).await, 0.0);
+    assert_eq!(gateway.metric("sluice_other_request_duration_seconds_count", &["route=\"tokenize\""]).await, 20.0);
+    gateway.settled().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_of_two_sequences_counts_its_tokens_although_it_reports_none() {
+    let stream = std::fs::read("tests/fixtures/vllm-0.32/chat-stream-n2-plain.sse").unwrap();
+    let engine = Engine::always(vec![Step::Send(response(200, "text/event-stream", &stream))]).await;
+    let gateway = TestGateway::over(&[engine.url()], &["pool.only.usage=final"]).await;
+    let body = STREAMED.replacen('{', "{\"n\":2,", 1);
+    assert_eq!(gateway.request(chat(&body)).await.body, stream);
+    // As many as vLLM reported for the same request with usage.
+    gateway.counts("sluice_generation_tokens_total", "", 24.0).await;
+    assert!(gateway.metric("sluice_prompt_tokens_total", &[]).await > 0.0);
+    gateway.settled().await;
+}

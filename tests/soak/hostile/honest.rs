@@ -1,0 +1,251 @@
+//! Honest clients: requests at Poisson times, each response checked against its own request.
+//!
+//! Every request is a completion with `echo`, so its response begins with its own prompt, which holds its number: bytes of
+//! another response, missing ones or doubled ones are found. Nine in ten are streamed. One in twenty has a long prompt,
+//! whose TTFT is not counted. A request is sent at its time whether or not earlier ones were answered (open loop), on an
+//! idle connection if there is one.
+//!
+//! A response is *right* (complete and its own), *failed* (an error status with a JSON error, or an error event or a broken
+//! connection inside a stream: engines are made to fail), *shed* (503 or 429 with Retry-After) or *wrong* (all else).
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::bail;
+use parking_lot::Mutex;
+use serde_json::Value;
+use sluice::base::Rng;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep_until, timeout};
+
+use super::{HONEST_KEY, MODEL};
+use crate::reply::Reply;
+
+/// Requests a second.
+const RATE: f64 = 25.0;
+/// Time limit of one response.
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// Most bytes of a response that are kept and checked; no response of theirs is longer.
+const KEPT: usize = 512 << 10;
+/// Wrong responses that are kept for the message.
+const WRONG_KEPT: usize = 8;
+
+/// What the honest clients saw.
+#[derive(Default)]
+pub(super) struct Honest {
+    pub(super) sent: u64,
+    pub(super) right: u64,
+    /// Refused with `Retry-After`.
+    pub(super) shed: u64,
+    /// Failures by kind.
+    failures: BTreeMap<String, u64>,
+    /// The first few wrong responses.
+    pub(super) wrong: Vec<String>,
+    /// Times to first token of right short streams.
+    ttfts: Vec<Duration>,
+}
+
+impl Honest {
+    /// Requests that failed.
+    pub(super) fn failed(&self) -> u64 {
+        self.failures.values().sum()
+    }
+
+    /// A quantile of the time to first token, by nearest rank; zero without any.
+    pub(super) fn ttft(&self, quantile: f64) -> Duration {
+        let mut sorted = self.ttfts.clone();
+        sorted.sort_unstable();
+        let rank = (quantile * sorted.len() as f64).ceil() as usize;
+        sorted.get(rank.saturating_sub(1)).copied().unwrap_or_default()
+    }
+
+    fn count(&mut self, verdict: Verdict) {
+        match verdict {
+            Verdict::Right(ttft) => {
+                self.right += 1;
+                self.ttfts.extend(ttft);
+            }
+            Verdict::Shed => self.shed += 1,
+            Verdict::Failed(kind) => *self.failures.entry(kind).or_default() += 1,
+            Verdict::Wrong(why) if self.wrong.len() < WRONG_KEPT => self.wrong.push(why),
+            Verdict::Wrong(_) => {}
+        }
+    }
+}
+
+impl fmt::Display for Honest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { sent, right, shed, failures, wrong, ttfts } = self;
+        let ms = |quantile| self.ttft(quantile).as_secs_f64() * 1e3;
+        write!(f, "{sent} honest requests, {right} right, {} wrong, {shed} shed, failed {failures:?}", wrong.len())?;
+        let (p50, p90, p99) = (ms(0.5), ms(0.9), ms(0.99));
+        write!(f, "; TTFT of {} streams: P50 {p50:.1} ms, P90 {p90:.1} ms, P99 {p99:.1} ms", ttfts.len())
+    }
+}
+
+enum Verdict {
+    /// With the time to first token of a short stream.
+    Right(Option<Duration>),
+    Shed,
+    Failed(String),
+    Wrong(String),
+}
+
+struct HonestRequest {
+    prompt: String,
+    tokens: u64,
+    stream: bool,
+    short: bool,
+}
+
+impl HonestRequest {
+    fn new(number: u64, rng: &mut Rng) -> Self {
+        let short = rng.below(20) > 0;
+        let words = if short { 10 + rng.below(300) } else { 3_000 + rng.below(3_000) };
+        let word = ["rain", "wind", "snow", "hail"][rng.below(4)];
+        let prompt = format!("request {number} says{}", format!(" {word}").repeat(words));
+        Self { prompt, tokens: 4 + rng.below(60) as u64, stream: rng.below(10) > 0, short }
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        let Self { prompt, tokens, stream, .. } = self;
+        let body = format!(
+            r#"{{"model":"{MODEL}","prompt":"{prompt}","echo":true,"stream":{stream},"max_tokens":{tokens},"ignore_eos":true}}"#
+        );
+        format!(
+            "POST /v1/completions HTTP/1.1\r\nhost: gateway\r\nauthorization: Bearer {HONEST_KEY}\r\n\
+             content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        )
+        .into_bytes()
+    }
+
+    /// Judges a complete response.
+    fn judge(&self, reply: &Reply, ttft: Option<Duration>) -> Verdict {
+        let body = String::from_utf8_lossy(&reply.start);
+        let shown = || format!("status {}: {}", reply.status, body.chars().take(300).collect::<String>());
+        match reply.status {
+            200 if self.stream => match streamed_text(&body) {
+                Ok(text) if !self.is_own(&text) => Verdict::Wrong(shown()),
+                Ok(_) => Verdict::Right(ttft.filter(|_| self.short)),
+                Err(Broken::ErrorEvent) => Verdict::Failed("error event".to_owned()),
+                Err(Broken::Malformed) => Verdict::Wrong(shown()),
+            },
+            200 => match serde_json::from_str::<Value>(&body) {
+                Ok(value) if self.is_own(value["choices"][0]["text"].as_str().unwrap_or_default()) => {
+                    Verdict::Right(None)
+                }
+                _ => Verdict::Wrong(shown()),
+            },
+            429 | 503 if reply.retry_after => Verdict::Shed,
+            500..600 if serde_json::from_str::<Value>(&body).is_ok_and(|value| value["error"].is_object()) => {
+                Verdict::Failed(format!("status {}", reply.status))
+            }
+            _ => Verdict::Wrong(shown()),
+        }
+    }
+
+    /// Whether a text is this prompt and something generated behind it.
+    fn is_own(&self, text: &str) -> bool {
+        text.strip_prefix(&self.prompt).is_some_and(|rest| !rest.is_empty() && !rest.contains("request "))
+    }
+}
+
+enum Broken {
+    /// The gateway or the engine reported an error inside the stream.
+    ErrorEvent,
+    Malformed,
+}
+
+/// The text of all events of a stream that ended with `[DONE]`.
+fn streamed_text(body: &str) -> Result<String, Broken> {
+    let mut text = String::new();
+    let mut finished = false;
+    let mut done = false;
+    for event in body.split_terminator("\n\n") {
+        let data = event.strip_prefix("data: ").ok_or(Broken::Malformed)?;
+        if done {
+            return Err(Broken::Malformed);
+        }
+        if data == "[DONE]" {
+            done = true;
+            continue;
+        }
+        let value: Value = serde_json::from_str(data).map_err(|_| Broken::Malformed)?;
+        if value.get("error").is_some() {
+            return Err(Broken::ErrorEvent);
+        }
+        let choice = &value["choices"][0];
+        text += choice["text"].as_str().ok_or(Broken::Malformed)?;
+        finished |= choice["finish_reason"].is_string();
+    }
+    if done && finished { Ok(text) } else { Err(Broken::Malformed) }
+}
+
+/// Sends honest requests for `length`.
+pub(super) async fn run(port: u16, length: Duration, seed: u64) -> anyhow::Result<Honest> {
+    let honest = Arc::new(Mutex::new(Honest::default()));
+    let idle: Arc<Mutex<Vec<TcpStream>>> = Arc::default();
+    let mut rng = Rng::new(seed ^ 0x40E5);
+    let begin = Instant::now();
+    let mut at = begin;
+    let mut tasks = JoinSet::new();
+    for number in 0.. {
+        at += Duration::from_secs_f64(rng.exponential() / RATE);
+        if at >= begin + length {
+            break;
+        }
+        sleep_until(at).await;
+        let request = HonestRequest::new(number, &mut rng);
+        let (honest, idle) = (Arc::clone(&honest), Arc::clone(&idle));
+        honest.lock().sent += 1;
+        tasks.spawn(async move {
+            let verdict = match timeout(TIMEOUT, send(port, &request, &idle)).await {
+                Ok(Ok(verdict)) => verdict,
+                Ok(Err(why)) => Verdict::Failed(format!("{why:#}")),
+                Err(_) => Verdict::Wrong(format!("no complete response within {TIMEOUT:?}")),
+            };
+            honest.lock().count(verdict);
+        });
+        while tasks.try_join_next().transpose()?.is_some() {}
+    }
+    while tasks.join_next().await.transpose()?.is_some() {}
+    idle.lock().clear();
+    let honest = std::mem::take(&mut *honest.lock());
+    Ok(honest)
+}
+
+async fn send(port: u16, request: &HonestRequest, idle: &Mutex<Vec<TcpStream>>) -> anyhow::Result<Verdict> {
+    let kept = idle.lock().pop();
+    let mut socket = match kept {
+        Some(socket) => socket,
+        None => TcpStream::connect(("127.0.0.1", port)).await?,
+    };
+    let begun = Instant::now();
+    socket.write_all(&request.bytes()).await?;
+    let mut reply = Reply::keeping(KEPT);
+    let mut buffer = vec![0_u8; 16 << 10];
+    let mut ttft = None;
+    while !reply.done() {
+        match socket.read(&mut buffer).await? {
+            0 => {
+                reply.end();
+                if !reply.done() {
+                    bail!("connection closed inside a response with status {}", reply.status);
+                }
+            }
+            count => reply.feed(&buffer[..count])?,
+        }
+        if reply.events > 0 && ttft.is_none() {
+            ttft = Some(begun.elapsed());
+        }
+    }
+    if !reply.close {
+        idle.lock().push(socket);
+    }
+    Ok(request.judge(&reply, ttft))
+}

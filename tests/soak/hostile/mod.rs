@@ -1,0 +1,226 @@
+//! Hostile clients beside honest ones, in front of engines that misbehave: does an attack reach the honest clients?
+//!
+//! Four simulated engines; the same honest requests (`honest.rs`) and the same engine faults twice, from one seed: first
+//! without attackers, then with all of them (`attackers.rs`), on a fresh gateway each time. Honest clients have a key of
+//! their own; the attackers share another key with an in-flight limit, and come from another address, which may open 400
+//! connections.
+//!
+//! What must hold with attackers:
+//! 1. no honest client reads a wrong response: bytes of another request, a stream that ends without an error although
+//!    something is missing, or a status that nothing explains
+//! 2. hardly more honest requests are shed than without attackers ([`MORE`]); in a run of [`MEASURED`] or longer, hardly
+//!    more fail (in a short one, chance decides how many streams a fault cuts)
+//! 3. when all clients have gone every gauge of the gateway is 0, engines run nothing, and descriptors are back
+//! 4. in a run of [`MEASURED`] or longer: resident memory stays below [`MEMORY_BOUND`] at every moment, and P99 TTFT of
+//!    honest streams is at most [`TTFT_RATIO`] times that of the run without attackers. Shorter runs print them: a busy
+//!    machine says nothing about the gateway.
+//!
+//! By default a few seconds; `SLUICE_HOSTILE_SECONDS=600` is the real one (twice that long, on 8 cores or more).
+
+mod attackers;
+mod honest;
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use sha2::{Digest as _, Sha256};
+use sluice::base::Rng;
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::engines::{Engine, Kind};
+use crate::gateway::Gateway;
+use crate::page::{Page, read_to_end};
+use crate::{Footprint, at_rest, block_on, eventually, gauges_are_zero, idle, setting};
+
+use attackers::Attack;
+use honest::Honest;
+
+/// Default length of each of the two runs.
+const SECONDS: u64 = 5;
+/// From this length on the tail is compared.
+const MEASURED: Duration = Duration::from_secs(300);
+/// Time for everything beside the two runs.
+const OVERHEAD: Duration = Duration::from_secs(120);
+/// P99 TTFT with attackers, relative to that without.
+const TTFT_RATIO: f64 = 1.5;
+/// Share of honest requests that may fail or be shed beyond those of the run without attackers.
+const MORE: f64 = 0.005;
+/// Bytes of request bodies that the gateway may buffer, as configured.
+const BUFFERED: u64 = 64 << 20;
+/// Resident memory at any moment: what it starts with and learns (64 MiB), the buffered bodies twice (received and
+/// rewritten), and 64 KiB for each of [`attackers::CONNECTIONS`].
+const MEMORY_BOUND: u64 = (64 << 20) + 2 * BUFFERED + attackers::CONNECTIONS * (64 << 10);
+/// Engines.
+const ENGINES: usize = 4;
+/// The model that all of them serve.
+const MODEL: &str = "m";
+/// Keys of the honest clients and of the attackers.
+const HONEST_KEY: &str = "honest-0123456789abcdef";
+const ATTACKER_KEY: &str = "attacker-0123456789abcdef";
+
+fn config([port, admin]: [u16; 2], engines: &[u16]) -> String {
+    let mut text = format!(
+        "[server]\nlisten = \"127.0.0.1:{port}\"\nadmin = \"127.0.0.1:{admin}\"\nmax_body = \"4MiB\"\n\
+         max_body_memory = {BUFFERED}\nmax_connections_per_address = 400\n\
+         header_timeout = \"5s\"\nbody_timeout = \"10s\"\n\
+         [health]\nprobe_interval = \"500ms\"\nejection_base = \"500ms\"\nejection_max = \"2s\"\nstall = \"5s\"\n\
+         [[auth.keys]]\nname = \"honest\"\nsha256 = \"{}\"\n\
+         [[auth.keys]]\nname = \"attacker\"\nsha256 = \"{}\"\npriority = 10\n\
+         limit = {{ in_flight = 16, sequences = 64, tokens = \"100k\" }}\n\
+         [[model]]\nname = \"{MODEL}\"\n\
+         [[pool]]\nname = \"all\"\nslots = 64\ntokens = \"400k\"\nlong_prefix = {{ threshold = \"2k\", slots = 1 }}\n\
+         queue = {{ length = 256, timeout = \"10s\" }}\n",
+        sha256(HONEST_KEY),
+        sha256(ATTACKER_KEY),
+    );
+    for port in engines {
+        text += &format!("[[pool.backend]]\nname = \"e{port}\"\nurl = \"http://127.0.0.1:{port}\"\n");
+    }
+    text
+}
+
+/// The digest of a key as the configuration wants it.
+fn sha256(key: &str) -> String {
+    Sha256::digest(key).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[test]
+fn attackers_do_not_reach_honest_clients() {
+    let seconds = Duration::from_secs(setting("SLUICE_HOSTILE_SECONDS", SECONDS));
+    let seed = setting("SLUICE_SOAK_SEED", 1);
+    block_on(async {
+        let both = async {
+            let without = run(seconds, seed, false).await.context("without attackers")?;
+            println!("without attackers: {without}");
+            let with = run(seconds, seed, true).await.context("with attackers")?;
+            println!("with attackers: {with}");
+            compare(&without, &with, seconds)
+        };
+        timeout(2 * seconds + OVERHEAD, both).await.expect("took longer than its deadline").unwrap();
+    });
+}
+
+/// What one run showed.
+struct Outcome {
+    honest: Honest,
+    attacks: Vec<(&'static str, u64)>,
+    at_start: Footprint,
+    most: Footprint,
+    at_end: Footprint,
+    /// Processor time that the gateway took, seconds.
+    cpu: u64,
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { honest, attacks, at_start, most, at_end, cpu } = self;
+        write!(f, "{honest}\n  at start {at_start}; at most {most}; at the end {at_end}; {cpu} s of processor time")?;
+        for (attack, times) in attacks {
+            write!(f, "\n  {times:7} x {attack}")?;
+        }
+        Ok(())
+    }
+}
+
+async fn run(length: Duration, seed: u64, attacked: bool) -> anyhow::Result<Outcome> {
+    let mut engines = Vec::new();
+    for _ in 0..ENGINES {
+        engines.push(Engine::start(Kind::Sim { speed: 1 }, MODEL).await?);
+    }
+    let ports = engines.iter().map(|engine| engine.port).collect::<Vec<_>>();
+    let mut gateway = Gateway::start_with(|own| config(own, &ports)).await?;
+    let at_start = Footprint::of(&Page::fetch(gateway.admin).await?);
+    let over = Arc::new(AtomicBool::new(false));
+    let attacks = if attacked { Attack::start_all(gateway.port, seed, &over) } else { Vec::new() };
+    let honest = tokio::spawn(honest::run(gateway.port, length, seed));
+    let most = misbehave(&gateway, &ports, seed, || honest.is_finished()).await?;
+    let honest = honest.await??;
+    over.store(true, Relaxed);
+    let mut counted = Vec::new();
+    for attack in attacks {
+        counted.push((attack.name, attack.stop().await?));
+    }
+    ensure!(gateway.runs()?, "the gateway ended by itself:\n{}", gateway.log());
+    eventually(async || gauges_are_zero(&Page::fetch(gateway.admin).await?)).await.context(gateway.log())?;
+    for engine in &engines {
+        eventually(async || idle(engine).await).await?;
+    }
+    let at_end = eventually(async || at_rest(Page::fetch(gateway.admin).await?, &at_start)).await?;
+    let cpu = Page::fetch(gateway.admin).await?.sum("process_cpu_seconds_total", &[]);
+    gateway.stop().await?;
+    Ok(Outcome { honest, attacks: counted, at_start, most, at_end, cpu })
+}
+
+/// Lets one engine at a time stall, hang or cut its streams until the honest clients are done; the largest footprint.
+async fn misbehave(
+    gateway: &Gateway,
+    engines: &[u16],
+    seed: u64,
+    over: impl Fn() -> bool,
+) -> anyhow::Result<Footprint> {
+    let mut rng = Rng::new(seed ^ 0xFA17);
+    let mut most = Footprint::default();
+    let mut next = Instant::now();
+    let mut undo: Option<(u16, Instant)> = None;
+    while !over() {
+        let now = Instant::now();
+        if let Some((port, _)) = undo.take_if(|(_, until)| now >= *until) {
+            inject(port, "none").await?;
+        }
+        if undo.is_none() && now >= next {
+            let (fault, lasts) = [("stall=300", 0), ("hang", 700), ("reset-midstream=3", 400)][rng.below(3)];
+            let port = engines[rng.below(engines.len())];
+            inject(port, fault).await?;
+            undo = Some((port, now + Duration::from_millis(lasts)));
+            next = now + Duration::from_millis(3_000 + rng.below(4_000) as u64);
+        }
+        let seen = Footprint::of(&Page::fetch(gateway.admin).await?);
+        most = most.max(seen);
+        sleep(Duration::from_millis(100)).await;
+    }
+    for port in engines {
+        inject(*port, "none").await?;
+    }
+    Ok(most)
+}
+
+/// Injects a fault into a simulated engine.
+async fn inject(port: u16, fault: &str) -> anyhow::Result<()> {
+    let mut socket = TcpStream::connect(("127.0.0.1", port)).await?;
+    let length = fault.len();
+    let request =
+        format!("POST /sim/fault HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n");
+    socket.write_all((request + fault).as_bytes()).await?;
+    let reply = read_to_end(&mut socket, 300).await?;
+    ensure!(reply.status == 200, "the fault '{fault}' was refused with {}", reply.status);
+    Ok(())
+}
+
+fn compare(without: &Outcome, with: &Outcome, length: Duration) -> anyhow::Result<()> {
+    for outcome in [without, with] {
+        ensure!(outcome.honest.wrong.is_empty(), "wrong responses: {:?}", outcome.honest.wrong);
+        ensure!(outcome.honest.right > 0, "no honest request succeeded");
+        let within = outcome.most.memory < MEMORY_BOUND;
+        ensure!(length < MEASURED || within, "{} of memory, {MEMORY_BOUND} bytes allowed", outcome.most);
+    }
+    for (attack, times) in &with.attacks {
+        ensure!(*times > 0, "the attack '{attack}' was never made");
+    }
+    let more = (MORE * with.honest.sent as f64).ceil() as u64;
+    let (shed, usual) = (with.honest.shed, without.honest.shed);
+    ensure!(shed <= usual + more, "{shed} honest requests were shed with attackers, {usual} without");
+    let (failed, usual) = (with.honest.failed(), without.honest.failed());
+    ensure!(
+        length < MEASURED || failed <= usual + more,
+        "{failed} honest requests failed with attackers, {usual} without"
+    );
+    let ratio = with.honest.ttft(0.99).as_secs_f64() / without.honest.ttft(0.99).as_secs_f64();
+    println!("P99 TTFT of honest streams: {ratio:.2} times that without attackers");
+    ensure!(length < MEASURED || ratio <= TTFT_RATIO, "P99 TTFT is {ratio:.2} times that without attackers");
+    Ok(())
+}
