@@ -77,6 +77,7 @@ pub use sluice_bench as bench;
 pub use sluice_core::{base, meter, openai, stats, vllm};
 pub use sluice_fleet as fleet;
 pub use sluice_gateway::{config, estimate, experiment, flow, pool, proxy, telemetry};
+pub use sluice_lab as lab;
 pub use sluice_sim as sim;
 
 pub mod admin;

@@ -9,6 +9,7 @@ pub mod bench;
 pub mod check;
 pub mod demo;
 pub mod generate;
+pub mod lab;
 mod line;
 pub mod serve;
 pub mod sim;
@@ -34,6 +35,8 @@ enum Command {
     Demo(demo::DemoArgs),
     /// Generate load and measure latency and throughput as a client
     Bench(Box<bench::BenchArgs>),
+    /// Try a configuration on simulated engines, faster than time
+    Lab(lab::LabArgs),
     /// Validate a configuration and print it with all defaults
     Check(check::CheckArgs),
     /// Show pools and backends of a running gateway
@@ -59,6 +62,7 @@ pub fn run() -> ExitCode {
         Command::Serve(args) => serve::run(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Lab(args) => lab::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Status(args) => status::run(&args),
         Command::Backend(args) => backend::run(&args),

@@ -8,7 +8,7 @@ use crate::source::{Code, Source};
 
 /// Our own crates from the bottom up. A crate may use those before it.
 const CRATES: &[&str] =
-    &["sluice-core", "sluice-gateway", "sluice-fleet", "sluice-bench", "sluice-sim", "sluice"];
+    &["sluice-core", "sluice-gateway", "sluice-fleet", "sluice-bench", "sluice-sim", "sluice-lab", "sluice"];
 /// Crates that check the gateway from outside and must not share its state code; they may use only `INDEPENDENT_USE`.
 const INDEPENDENT: &[&str] = &["sluice-bench", "sluice-sim"];
 const INDEPENDENT_USE: &str = "sluice-core";

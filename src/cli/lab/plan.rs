@@ -1,0 +1,191 @@
+//! `sluice lab plan` and `sluice lab rate`: how many GPUs for this traffic, and how much traffic for these GPUs.
+//!
+//! Both take objectives from the classes of the scenario. What is tried is said on stderr, the answer on stdout.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Args;
+use serde_json::{Value, json};
+
+use crate::bench::search::{SearchResult, TrialReport};
+use crate::lab::plan::{Answer, plan};
+use crate::lab::prices::Prices;
+use crate::lab::rate::{goal, highest_rate};
+use crate::lab::table::{aligned, number};
+use crate::lab::{LabError, Scenario, sweep};
+
+/// The flags of `sluice lab plan`.
+#[derive(Clone, Debug, Args)]
+pub(super) struct PlanArgs {
+    /// The scenario
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+    /// Prices of GPUs: a TOML file with per_hour.GPU = PRICE
+    #[arg(long, value_name = "FILE")]
+    prices: Option<PathBuf>,
+    /// Runs of each trial [default: as the file says]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    seeds: Option<u64>,
+    /// The first seed
+    #[arg(long, value_name = "SEED", default_value_t = 1)]
+    seed: u64,
+    /// Print JSON instead of the table
+    #[arg(long)]
+    json: bool,
+}
+
+/// The flags of `sluice lab rate`.
+#[derive(Clone, Debug, Args)]
+pub(super) struct RateArgs {
+    /// The scenario
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+    /// One search for each value: a key of the gateway, vllm.FLAG, vllm@BACKEND.FLAG, engines or gpu (repeatable)
+    #[arg(long, value_name = "KEY=VALUE,..")]
+    sweep: Vec<String>,
+    /// The seed of the first trial
+    #[arg(long, value_name = "SEED", default_value_t = 1)]
+    seed: u64,
+    /// Print JSON instead of the table
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs `sluice lab plan`.
+pub(super) fn run_plan(args: &PlanArgs) -> ExitCode {
+    finish(answers(args).map(|(prices, answers)| match args.json {
+        true => format!("{:#}\n", Value::Array(answers.iter().map(|answer| answer_json(answer, &prices)).collect())),
+        false => plan_table(&answers, &prices),
+    }))
+}
+
+/// Runs `sluice lab rate`.
+pub(super) fn run_rate(args: &RateArgs) -> ExitCode {
+    finish(rates(args).map(|rates| match args.json {
+        true => format!("{:#}\n", Value::Array(rates.iter().map(|(name, found)| rate_json(name, found)).collect())),
+        false => rate_table(&rates),
+    }))
+}
+
+fn finish(text: Result<String, LabError>) -> ExitCode {
+    match text {
+        Ok(text) => {
+            // A reader that leaves early (`| head`) is no failure.
+            let _ = std::io::stdout().lock().write_all(text.as_bytes());
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("lab: {error}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn answers(args: &PlanArgs) -> Result<(Prices, Vec<Answer>), LabError> {
+    let scenario = Scenario::load(&args.file)?;
+    let prices = args.prices.as_deref().map_or_else(|| Ok(Prices::default()), Prices::load)?;
+    let seeds: Vec<u64> = (0..args.seeds.unwrap_or(scenario.file.seeds)).map(|at| args.seed.wrapping_add(at)).collect();
+    let answers = plan(&scenario, &prices, &seeds, |candidate, load, engines, attainment| {
+        eprintln!("{candidate}, {load}x: {engines} engines, {attainment:.1} % within their objectives");
+    })?;
+    Ok((prices, answers))
+}
+
+fn plan_table(answers: &[Answer], prices: &Prices) -> String {
+    let unit = if prices.currency.is_empty() { "price".to_owned() } else { prices.currency.clone() };
+    let head = ["candidate", "traffic", "engines", "GPUs", "attainment", "one less", "busy"].map(str::to_owned);
+    let costs = ["/h", "/request", "/M tokens", "/M output"].map(|of| format!("{unit}{of}"));
+    let mut rows = vec![head.into_iter().chain(costs).collect::<Vec<_>>()];
+    let mut notes = String::new();
+    for answer in answers {
+        let mut row = vec![answer.candidate.clone(), format!("{}x", answer.load)];
+        match &answer.needs {
+            Ok(need) => {
+                let share = |(share, class): &(f64, String)| format!("{share:.1} % {class}");
+                row.extend([need.engines.to_string(), need.gpus.to_string(), share(&need.attainment)]);
+                row.push(need.with_one_less.as_ref().map_or_else(|| "-".to_owned(), share));
+                row.push(format!("{:.0} %", need.busy));
+                let costs = need.cost.map(|cost| {
+                    [cost.per_hour, cost.per_request, cost.per_million_tokens, cost.per_million_output].map(number)
+                });
+                row.extend(costs.unwrap_or_else(|| ["-"; 4].map(str::to_owned)));
+            }
+            Err(why) => {
+                row.extend(["-"; 9].map(str::to_owned));
+                notes += &format!("{}, {}x: {why}\n", answer.candidate, answer.load);
+            }
+        }
+        rows.push(row);
+    }
+    aligned(&rows) + &notes
+}
+
+fn answer_json(answer: &Answer, prices: &Prices) -> Value {
+    let mut value = json!({ "candidate": answer.candidate, "load": answer.load });
+    match &answer.needs {
+        Ok(need) => {
+            value["engines"] = need.engines.into();
+            value["gpus"] = need.gpus.into();
+            value["attainment"] = need.attainment.0.into();
+            value["attainment_with_one_less"] = json!(need.with_one_less.as_ref().map(|(share, _)| share));
+            value["busy"] = need.busy.into();
+            if let Some(cost) = need.cost {
+                value["cost"] = json!({
+                    "currency": prices.currency,
+                    "per_hour": cost.per_hour,
+                    "per_request": cost.per_request,
+                    "per_million_tokens": cost.per_million_tokens,
+                    "per_million_output_tokens": cost.per_million_output,
+                });
+            }
+        }
+        Err(why) => value["error"] = why.as_str().into(),
+    }
+    value
+}
+
+fn rates(args: &RateArgs) -> Result<Vec<(String, SearchResult)>, LabError> {
+    let scenario = Scenario::load(&args.file)?;
+    let variants = sweep::vary(&scenario.file.variants(), &args.sweep)?;
+    let attainment = scenario.file.plan.attainment / 100.0;
+    let search = |variant: &crate::lab::Variant| {
+        let lab = scenario.lab(variant)?;
+        let report = |trial: &TrialReport| {
+            eprintln!(
+                "{}: {:?}: {:?}, {:.1} %",
+                variant.name,
+                trial.load,
+                trial.verdict,
+                trial.attainment.value * 100.0
+            );
+        };
+        Ok((variant.name.clone(), highest_rate(&lab, &goal(&lab, attainment, args.seed)?, report)?))
+    };
+    variants.iter().map(search).collect()
+}
+
+fn rate_table(rates: &[(String, SearchResult)]) -> String {
+    let mut rows =
+        vec![["variant", "highest rate (/s)", "boundary, 90 %", "attainment", "trials"].map(str::to_owned).to_vec()];
+    for (name, found) in rates {
+        let best = found.best.map_or_else(|| "none".to_owned(), |best| number(best.rate));
+        let boundary = found.boundary.map(|range| format!("{} to {}", number(range.low), number(range.high)));
+        let attainment = found.best.map(|best| format!("{:.1} %", best.attainment.value * 100.0));
+        let [boundary, attainment] = [boundary, attainment].map(|text| text.unwrap_or_else(|| "-".to_owned()));
+        rows.push(vec![name.clone(), best, boundary, attainment, found.trials.len().to_string()]);
+    }
+    aligned(&rows)
+}
+
+fn rate_json(name: &str, found: &SearchResult) -> Value {
+    json!({
+        "variant": name,
+        "rate": found.best.map(|best| best.rate),
+        "attainment": found.best.map(|best| best.attainment.value),
+        "boundary_90": found.boundary.map(|range| [range.low, range.value, range.high]),
+        "ending": format!("{:?}", found.ending),
+        "trials": found.trials.len(),
+    })
+}

@@ -1,0 +1,165 @@
+//! `sluice lab run`: the variants of a scenario, as a table, as JSON and as a page.
+//!
+//! Runs are spread over the cores. What they took is said on stderr, so that stdout holds the result alone.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::Context as _;
+use clap::Args;
+
+use crate::base::Period;
+use crate::bench::report;
+use crate::bench::result::file;
+use crate::lab::study::VariantRuns;
+use crate::lab::{LabError, Measure, Options, Scenario, Study, expect, sweep, table};
+
+/// The flags of `sluice lab run`.
+#[derive(Clone, Debug, Args)]
+pub(super) struct RunArgs {
+    /// The scenario
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+    /// Runs of each variant [default: as the file says]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    seeds: Option<u64>,
+    /// The first seed
+    #[arg(long, value_name = "SEED", default_value_t = 1)]
+    seed: u64,
+    /// Change the gateway's configuration in all variants (repeatable)
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
+    /// One variant for each value: a key of the gateway, vllm.FLAG, vllm@BACKEND.FLAG, load, engines or gpu (repeatable)
+    #[arg(long, value_name = "KEY=VALUE,..")]
+    sweep: Vec<String>,
+    /// Only the variants of these names (repeatable)
+    #[arg(long, value_name = "NAME")]
+    variant: Vec<String>,
+    /// What to compare, such as short.ttft.p99, all.failed or hit_rate (repeatable) [default: as the file says]
+    #[arg(long, value_name = "MEASURE")]
+    measure: Vec<Measure>,
+    /// How long traffic lasts that does not say itself, such as 5m [default: as the file says]
+    #[arg(long, value_name = "TIME")]
+    duration: Option<Period>,
+    /// Threads [default: the cores]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    threads: Option<u16>,
+    /// Print JSON instead of the table
+    #[arg(long)]
+    json: bool,
+    /// Write an HTML page with plots
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+    /// Save the first run of each variant in this folder, with the keys of vllm bench serve
+    #[arg(long, value_name = "FOLDER")]
+    save: Option<PathBuf>,
+}
+
+/// Runs the command.
+pub(super) fn run(args: &RunArgs) -> ExitCode {
+    let begun = Instant::now();
+    let (study, unmet) = match study(args) {
+        Ok(study) => study,
+        Err(error) => {
+            eprintln!("lab: {error}");
+            return ExitCode::from(2);
+        }
+    };
+    let runs = study.variants.len() * study.seeds.len();
+    eprintln!("{runs} runs in {:.1} s", begun.elapsed().as_secs_f64());
+    unmet.iter().for_each(|unmet| eprintln!("expected otherwise: {unmet}"));
+    match show(args, &study) {
+        Ok(()) if unmet.is_empty() => ExitCode::SUCCESS,
+        Ok(()) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("lab: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Runs what the flags say; returns also which expectations of the file are not met.
+fn study(args: &RunArgs) -> Result<(Study, Vec<String>), LabError> {
+    let mut scenario = Scenario::load(&args.file)?;
+    scenario.file.set.extend(args.set.iter().cloned());
+    scenario.file.duration = args.duration.or(scenario.file.duration);
+    // What a file expects is about the file, and not about changes to it.
+    let is_whole = args.set.is_empty() && args.sweep.is_empty() && args.variant.is_empty() && args.duration.is_none();
+    let expected = if is_whole { std::mem::take(&mut scenario.file.expect) } else { Vec::new() };
+    let mut variants = scenario.file.variants();
+    if let Some(unknown) = args.variant.iter().find(|name| !variants.iter().any(|variant| variant.name == **name)) {
+        let names: Vec<&str> = variants.iter().map(|variant| variant.name.as_str()).collect();
+        return Err(LabError::Sweep(format!("no variant is called '{unknown}'; there are: {}", names.join(", "))));
+    }
+    variants.retain(|variant| args.variant.is_empty() || args.variant.contains(&variant.name));
+    let variants = sweep::vary(&variants, &args.sweep)?;
+    let written = scenario.file.measures.iter().map(|text| text.parse()).collect::<Result<Vec<Measure>, _>>()?;
+    let mut measures = if args.measure.is_empty() { written } else { args.measure.clone() };
+    for measure in expect::measures(&expected)? {
+        if !measures.contains(&measure) {
+            measures.push(measure);
+        }
+    }
+    let threads = args.threads.map_or_else(|| std::thread::available_parallelism().map_or(1, usize::from), usize::from);
+    let seeds = args.seeds.unwrap_or(scenario.file.seeds);
+    let keep = args.html.is_some() || args.save.is_some() || is_single(variants.len(), seeds);
+    let study = Study::run(&scenario, &variants, &measures, Options { seed: args.seed, seeds, threads, keep })?;
+    let unmet = expect::unmet(&study, &expected)?;
+    Ok((study, unmet))
+}
+
+/// One run is shown in full.
+fn is_single(variants: usize, seeds: u64) -> bool {
+    variants == 1 && seeds == 1
+}
+
+fn show(args: &RunArgs, study: &Study) -> anyhow::Result<()> {
+    if let Some(folder) = &args.save {
+        std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
+        study.variants.iter().try_for_each(|variant| save(folder, variant))?;
+    }
+    if let Some(path) = &args.html {
+        std::fs::write(path, page(study)).with_context(|| path.display().to_string())?;
+    }
+    let text = if args.json {
+        format!("{:#}\n", table::json(study))
+    } else if let (true, Some(first)) = (
+        is_single(study.variants.len(), study.seeds.len() as u64),
+        study.variants.first().and_then(|one| one.first.as_ref()),
+    ) {
+        report::table::table(&first.result)
+    } else {
+        table::text(study)
+    };
+    // A reader that leaves early (`| head`) is no failure.
+    let _ = std::io::stdout().lock().write_all(text.as_bytes());
+    Ok(())
+}
+
+/// Saves a run as `NAME.json`, for `sluice bench report` and `compare`.
+fn save(folder: &Path, variant: &VariantRuns) -> anyhow::Result<()> {
+    let Some(run) = &variant.first else { return Ok(()) };
+    let name: String =
+        variant.name.chars().map(|letter| if letter.is_ascii_alphanumeric() { letter } else { '-' }).collect();
+    let mut result = run.result.clone();
+    result.config.label = Some(variant.name.clone());
+    Ok(file::save(&result, &folder.join(format!("{name}.json")), true, false)?)
+}
+
+fn page(study: &Study) -> String {
+    let labelled = |variant: &VariantRuns| {
+        let mut result = variant.first.as_ref()?.result.clone();
+        result.config.label = Some(variant.name.clone());
+        Some(result)
+    };
+    let runs: Vec<_> = study.variants.iter().filter_map(labelled).collect();
+    let title = if study.title.is_empty() { "laboratory" } else { &study.title };
+    let note = format!(
+        "Means over {} seeds with the half-width of their 95 % interval, and the change against the first variant; ~: the \
+         change is not certain. Engines are simulated.",
+        study.seeds.len()
+    );
+    report::variants::page(title, &note, &table::rows(study), &runs)
+}

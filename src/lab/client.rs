@@ -1,0 +1,160 @@
+//! The client of one request: [`Downstream`] without a socket, with the clock of `sluice bench`.
+//!
+//! It counts token events in the bytes that it gets, and so measures the gateway from outside. Times are those at which the
+//! gateway passes bytes on: the network between them takes no time.
+
+use std::future::pending;
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::StatusCode;
+use memchr::memmem::Finder;
+use tokio::time::Instant;
+
+use sluice_bench::{Api, Outcome, Record};
+use sluice_gateway::flow::record::{Outcome as GatewayOutcome, Record as GatewayRecord};
+use sluice_gateway::flow::{ClientGone, Downstream, ResponseHead};
+
+/// What only token events of an API contain.
+static TOKEN_EVENTS: LazyLock<[Finder<'static>; 2]> =
+    LazyLock::new(|| ["\"text\":\"", "\"delta\":{\"content\":"].map(Finder::new));
+
+/// A client that measures the response to one request.
+#[derive(Debug)]
+pub(crate) struct LabClient {
+    api: Api,
+    sent: Instant,
+    leave_after: Option<u32>,
+    status: Option<StatusCode>,
+    events: u32,
+    first: Option<Instant>,
+    last: Option<Instant>,
+    gaps: Vec<f64>,
+    finished: bool,
+    aborted: bool,
+    left: bool,
+}
+
+impl LabClient {
+    /// A client that sends now, and leaves after so many token events. It expects `events` of them.
+    pub(crate) fn new(api: Api, leave_after: Option<u32>, events: u32) -> Self {
+        Self {
+            api,
+            sent: Instant::now(),
+            leave_after,
+            status: None,
+            events: 0,
+            first: None,
+            last: None,
+            gaps: Vec::with_capacity(events.saturating_sub(1) as usize),
+            finished: false,
+            aborted: false,
+            left: false,
+        }
+    }
+
+    /// Completes the record of the request: what this client measured and what the gateway says about it.
+    pub(crate) fn complete(self, record: &mut Record, gateway: Option<&GatewayRecord>, output_tokens: u32) {
+        let since = |at: Option<Instant>| at.map_or(0.0, |at| (at - self.sent).as_secs_f64());
+        let routed = gateway.filter(|gateway| gateway.backend.is_some());
+        record.pool = routed.and_then(|gateway| gateway.pool.clone());
+        record.backend = routed.and_then(|gateway| gateway.backend.clone());
+        record.queue_wait = gateway.map(|gateway| gateway.queue_wait.as_secs_f64());
+        let complete = self.finished && !self.aborted && self.status == Some(StatusCode::OK) && self.first.is_some();
+        if complete && !self.left {
+            record.outcome = Outcome::Completed;
+            record.output_tokens = u64::from(output_tokens);
+            (record.ttft, record.latency) = (since(self.first), since(self.last));
+            record.itls = self.gaps;
+        } else if self.left {
+            record.outcome = Outcome::Left;
+        } else {
+            record.outcome = Outcome::Failed(reason(self.status, gateway.map(|gateway| gateway.outcome)).into());
+        }
+    }
+
+    fn count(&mut self, bytes: &[u8]) {
+        let kind = usize::from(self.api == Api::Chat);
+        let events = TOKEN_EVENTS[kind].find_iter(bytes).count();
+        if events == 0 {
+            return;
+        }
+        let now = Instant::now();
+        for _ in 0..events {
+            match self.last.replace(now) {
+                None => self.first = Some(now),
+                Some(last) => self.gaps.push((now - last).as_secs_f64()),
+            }
+        }
+        self.events += events as u32;
+    }
+}
+
+/// Why a response is not complete.
+fn reason(status: Option<StatusCode>, outcome: Option<GatewayOutcome>) -> String {
+    let status = match status {
+        None => "no response".to_owned(),
+        Some(StatusCode::OK) => "stream cut".to_owned(),
+        Some(status) => format!("status {}", status.as_u16()),
+    };
+    match outcome {
+        Some(outcome) if !outcome.detail().is_empty() => format!("{status} ({} {})", outcome.label(), outcome.detail()),
+        Some(outcome) => format!("{status} ({})", outcome.label()),
+        None => status,
+    }
+}
+
+impl Downstream for LabClient {
+    async fn head(&mut self, head: ResponseHead) -> Result<(), ClientGone> {
+        self.status = Some(head.status);
+        Ok(())
+    }
+
+    async fn body(&mut self, bytes: Bytes, last: bool) -> Result<(), ClientGone> {
+        self.count(&bytes);
+        // As in the load generator: one that leaves before the first token leaves with the first bytes.
+        if self.leave_after.is_some_and(|events| self.events >= events) && !last {
+            self.left = true;
+            return Err(ClientGone);
+        }
+        Ok(())
+    }
+
+    async fn finish(&mut self) -> Result<(), ClientGone> {
+        self.finished = true;
+        Ok(())
+    }
+
+    fn abort(&mut self) {
+        self.aborted = true;
+    }
+
+    async fn gone(&mut self) {
+        if !self.left {
+            pending::<()>().await;
+        }
+    }
+}
+
+/// The gateway's record of the request that ended last.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct LastRecord(Arc<parking_lot::Mutex<Option<Box<GatewayRecord>>>>);
+
+impl LastRecord {
+    /// Takes it. The caller's own request must have ended just now.
+    pub(crate) fn take(&self) -> Option<Box<GatewayRecord>> {
+        self.0.lock().take()
+    }
+}
+
+impl sluice_gateway::flow::Recorder for LastRecord {
+    fn record(&self, record: &GatewayRecord) {
+        *self.0.lock() = Some(Box::new(record.clone()));
+    }
+}
+
+/// A duration from the start of the run in seconds, as records have it.
+pub(crate) fn seconds(at: Duration) -> f64 {
+    at.as_secs_f64()
+}

@@ -1,0 +1,80 @@
+//! What the prefix cache sees of a request: the content of its blocks.
+//!
+//! A prompt is known here as a list of texts, each with the tokens taken of it, and a rest that is its own. A block's content
+//! is a hash of the pieces of texts in it, so two prompts share a block exactly if they agree up to its end, as with real
+//! token ids. The response is a text, too, because the next turn of a conversation repeats it.
+
+use std::sync::Arc;
+
+use sluice_sim::Content;
+use sluice_sim::engine::BLOCK_TOKENS;
+
+/// The content of a request whose prompt of `prompt` tokens begins with the texts `shared`, whose own rest is text number
+/// `own`, and which is answered by `output` tokens of text `response`.
+pub(crate) fn content(shared: &[(u64, u32)], prompt: u32, own: u64, response: Option<(u64, u32)>) -> Content {
+    let begins: u32 = shared.iter().map(|(_, tokens)| *tokens).sum();
+    let rest = (own_text(own), prompt.saturating_sub(begins));
+    if begins == 0 && response.is_none() {
+        return Content::shared(0, 0, own);
+    }
+    let texts = shared.iter().copied().chain([rest]).chain(response).filter(|(_, tokens)| *tokens > 0);
+    let (mut blocks, mut block, mut filled) = (Vec::new(), 0, 0);
+    for (text, tokens) in texts {
+        let mut at = 0;
+        while at < tokens {
+            let taken = (tokens - at).min(BLOCK_TOKENS - filled);
+            block = mix(mix(mix(block, text), u64::from(at)), u64::from(taken));
+            (at, filled) = (at + taken, filled + taken);
+            if filled == BLOCK_TOKENS {
+                blocks.push(block);
+                (block, filled) = (0, 0);
+            }
+        }
+    }
+    Content::Blocks { blocks: Arc::from(blocks), tail: own_text(own) }
+}
+
+/// A request's own text, distinguished from the shared ones by its number.
+fn own_text(own: u64) -> u64 {
+    mix(0x0E17, own)
+}
+
+/// Hashes two numbers into one: the finaliser of MurmurHash3 over a multiply-add.
+fn mix(one: u64, two: u64) -> u64 {
+    let mut mixed = one.wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(two).wrapping_add(0x5851_F42D_4C95_7F2D);
+    mixed = (mixed ^ (mixed >> 33)).wrapping_mul(0xFF51_AFD7_ED55_8CCD);
+    mixed = (mixed ^ (mixed >> 33)).wrapping_mul(0xC4CE_B9FE_1A85_EC53);
+    mixed ^ (mixed >> 33)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn blocks(content: Content) -> Vec<u64> {
+        match content {
+            Content::Blocks { blocks, .. } => blocks.to_vec(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_later_turn_begins_with_the_blocks_of_the_one_before_it_and_of_its_response() {
+        let (system, user, response, more) = ((1, 40), (2, 30), (3, 26), (4, 30));
+        let first = blocks(content(&[system, user], 70, 7, Some(response)));
+        let second = blocks(content(&[system, user, response, more], 126, 8, None));
+        assert_eq!((first.len(), second.len()), (6, 7));
+        assert_eq!(first[..], second[..6]);
+        let other = blocks(content(&[system, (5, 30)], 70, 9, None));
+        let same = first.iter().zip(&other).take_while(|(one, two)| one == two).count();
+        assert_eq!(same, 2, "40 shared tokens are two whole blocks");
+    }
+
+    #[test]
+    fn own_prompts_share_nothing() {
+        assert_ne!(content(&[], 100, 1, None), content(&[], 100, 2, None));
+        let (one, two) = (blocks(content(&[(1, 16)], 48, 1, None)), blocks(content(&[(1, 16)], 48, 2, None)));
+        assert_eq!(one[0], two[0]);
+        assert_ne!(one[1], two[1]);
+    }
+}

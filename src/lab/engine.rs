@@ -1,0 +1,247 @@
+//! One simulated engine on the time line of the run, and what is counted of it.
+//!
+//! A virtual server has a clock of its own, which this file ties to the run's: at the usual speed they differ by a constant,
+//! and an engine that is n times slower takes n times as long for everything, API server included. A stopped engine has
+//! no clock; one that starts again has empty caches.
+//!
+//! Bounds: requests in an engine are bounded by the traffic, samples by [`MAX_SAMPLES`].
+
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, DefaultHasher};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::outlet::Outlet;
+use crate::setup::EngineChange;
+use sluice_bench::result::record::{ServerSample, ServerSide};
+use sluice_core::base::Rng;
+use sluice_sim::engine::SequenceId;
+use sluice_sim::virtual_server::StepEnd;
+use sluice_sim::{Content, Request, SimConfig, VirtualServer};
+
+/// The most samples of an engine, one a second.
+const MAX_SAMPLES: usize = 100_000;
+/// Time between samples.
+const SAMPLE_EVERY: Duration = Duration::from_secs(1);
+
+/// What an engine did in a run.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct EngineStats {
+    /// The name of its backend.
+    pub backend: String,
+    /// Requests that reached it.
+    pub requests: u64,
+    /// Steps of the model.
+    pub steps: u64,
+    /// Seconds in which a step was under way.
+    pub busy: f64,
+    /// Tokens that were pushed through the model: prompts without their cached part, and outputs.
+    pub computed_tokens: u64,
+    /// What `/metrics` would have shown.
+    pub side: ServerSide,
+}
+
+/// A request as an engine sees it.
+#[derive(Clone, Debug)]
+pub(crate) struct EngineRequest {
+    pub(crate) prompt_tokens: u32,
+    pub(crate) output_tokens: u32,
+    pub(crate) adapter: Option<u16>,
+    pub(crate) priority: i64,
+    pub(crate) content: Content,
+}
+
+/// The clock of a virtual server on that of the run.
+#[derive(Clone, Copy, Debug)]
+struct Clock {
+    /// The same moment on both.
+    run: Duration,
+    server: Duration,
+    slower: f64,
+}
+
+impl Clock {
+    fn to_server(self, at: Duration) -> Duration {
+        let passed = at.saturating_sub(self.run);
+        self.server + if self.slower == 1.0 { passed } else { passed.div_f64(self.slower) }
+    }
+
+    /// At the earliest when the server's clock shows `at`.
+    fn to_run(self, at: Duration) -> Duration {
+        let left = at.saturating_sub(self.server);
+        self.run + if self.slower == 1.0 { left } else { left.mul_f64(self.slower) }
+    }
+}
+
+/// Sequence numbers are handed out in order: any hash spreads them, and it must not differ between runs.
+type BySequence<T> = HashMap<SequenceId, T, BuildHasherDefault<DefaultHasher>>;
+
+/// One engine. Times are those of the run unless they are said to be the server's.
+#[derive(Debug)]
+pub(crate) struct Engine {
+    pub(crate) config: SimConfig,
+    server: VirtualServer,
+    clock: Clock,
+    slower: f64,
+    up: bool,
+    streams: BySequence<Arc<Outlet>>,
+    next: SequenceId,
+    /// Of the server's next event.
+    next_at: Option<Duration>,
+    stats: EngineStats,
+    /// Start of the last step and when its tokens were seen, on the server's clock.
+    last_step: Option<(Duration, Duration)>,
+    next_sample: Duration,
+}
+
+impl Engine {
+    pub(crate) fn new(backend: &str, config: &SimConfig, seed: u64) -> Self {
+        let config = SimConfig { seed: Rng::new(seed).next_u64(), ..config.clone() };
+        let side = ServerSide { url: backend.to_owned(), ..ServerSide::default() };
+        Self {
+            server: config.virtual_server(),
+            config,
+            clock: Clock { run: Duration::ZERO, server: Duration::ZERO, slower: 1.0 },
+            slower: 1.0,
+            up: true,
+            streams: BySequence::default(),
+            next: 0,
+            next_at: None,
+            stats: EngineStats { backend: backend.to_owned(), side, ..EngineStats::default() },
+            last_step: None,
+            next_sample: Duration::ZERO,
+        }
+    }
+
+    /// Whether it accepts connections.
+    pub(crate) fn is_up(&self) -> bool {
+        self.up
+    }
+
+    /// When it does something next.
+    pub(crate) fn next_at(&self) -> Option<Duration> {
+        self.next_at
+    }
+
+    /// Submits a request whose tokens go to `outlet`.
+    pub(crate) fn submit(&mut self, now: Duration, request: &EngineRequest, outlet: Arc<Outlet>) -> SequenceId {
+        let id = self.next;
+        self.next += 1;
+        self.stats.requests += 1;
+        self.stats.side.prompt_tokens += f64::from(request.prompt_tokens);
+        self.streams.insert(id, outlet);
+        let EngineRequest { prompt_tokens, output_tokens, adapter, priority, ref content } = *request;
+        let content = content.clone();
+        let sequence = Request { id, prompt_tokens, output_tokens, adapter, priority, content, ..Request::default() };
+        self.server.submit(self.clock.to_server(now), [sequence]);
+        self.update_next();
+        id
+    }
+
+    /// Ends a sequence whose client left. Sequences of before a restart are gone already.
+    pub(crate) fn abort(&mut self, id: SequenceId) {
+        if self.streams.remove(&id).is_some() {
+            self.server.abort(id);
+            self.update_next();
+        }
+    }
+
+    /// Processes what is due at `now`; returns whether tokens became visible.
+    pub(crate) fn run_due(&mut self, now: Duration) -> bool {
+        let mut visible = false;
+        while self.next_at.is_some_and(|at| at <= now) {
+            // A slower clock rounds: what is due must not wait for its last nanosecond.
+            let at = self.server.next_at().unwrap_or_default().max(self.clock.to_server(now));
+            if let Some(end) = self.server.poll(at) {
+                visible |= self.show(&end);
+                self.count(&end);
+            }
+            self.update_next();
+        }
+        visible
+    }
+
+    /// Makes a change.
+    pub(crate) fn change(&mut self, now: Duration, change: EngineChange) {
+        match change {
+            EngineChange::Slower(factor) => {
+                self.clock = Clock { run: now, server: self.clock.to_server(now), slower: factor };
+                self.slower = factor;
+            }
+            EngineChange::Stop => {
+                self.up = false;
+                self.replace_server(now);
+                self.streams.drain().for_each(|(_, outlet)| outlet.fail());
+            }
+            EngineChange::Start => self.up = true,
+        }
+        self.update_next();
+    }
+
+    fn replace_server(&mut self, now: Duration) {
+        self.count_caches();
+        self.server = self.config.virtual_server();
+        self.clock = Clock { run: now, server: Duration::ZERO, slower: self.slower };
+        self.last_step = None;
+    }
+
+    fn update_next(&mut self) {
+        self.next_at = self.server.next_at().map(|at| self.clock.to_run(at));
+    }
+
+    /// Passes what a step produced to the streams.
+    fn show(&mut self, end: &StepEnd) -> bool {
+        for admitted in end.admitted.iter().filter(|admitted| !admitted.resumed) {
+            if let Some(outlet) = self.streams.get(&admitted.id) {
+                outlet.admit(admitted.cached_tokens);
+            }
+        }
+        for token in &end.emitted {
+            let outlet = if token.last { self.streams.remove(&token.id) } else { self.streams.get(&token.id).cloned() };
+            outlet.inspect(|outlet| outlet.push(token.last));
+        }
+        for (id, _) in &end.refused {
+            self.streams.remove(id).inspect(|outlet| outlet.fail());
+        }
+        !end.emitted.is_empty() || !end.refused.is_empty()
+    }
+
+    fn count(&mut self, end: &StepEnd) {
+        let engine = self.server.engine();
+        let (running, waiting) = (engine.running() as f64, engine.waiting() as f64);
+        let kv_usage = engine.blocks().usage();
+        let (stats, slower) = (&mut self.stats, self.clock.slower);
+        stats.steps += 1;
+        stats.computed_tokens += u64::from(end.load.tokens);
+        if let Some((started, seen)) = self.last_step.replace((end.started, end.ended)) {
+            stats.busy += seen.min(end.started).saturating_sub(started).as_secs_f64() * slower;
+        }
+        let side = &mut stats.side;
+        side.generation_tokens += end.emitted.len() as f64;
+        side.preemptions += f64::from(end.preempted);
+        side.kv_peak = side.kv_peak.max(kv_usage);
+        side.running_peak = side.running_peak.max(running);
+        side.waiting_peak = side.waiting_peak.max(waiting);
+        let at = self.clock.to_run(end.ended);
+        if at >= self.next_sample && side.samples.len() < MAX_SAMPLES {
+            side.samples.push(ServerSample { at: at.as_secs_f64(), running, waiting, kv_usage });
+            self.next_sample = at + SAMPLE_EVERY;
+        }
+    }
+
+    /// Adds the counters of the server's prefix cache.
+    fn count_caches(&mut self) {
+        let prefix = self.server.engine().prefix();
+        self.stats.side.prefix_queries += prefix.queries as f64;
+        self.stats.side.prefix_hits += prefix.hits as f64;
+    }
+
+    /// What it did, at the end of a run.
+    pub(crate) fn into_stats(mut self) -> EngineStats {
+        self.count_caches();
+        if let Some((started, seen)) = self.last_step {
+            self.stats.busy += seen.saturating_sub(started).as_secs_f64() * self.clock.slower;
+        }
+        self.stats
+    }
+}

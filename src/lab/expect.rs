@@ -1,0 +1,52 @@
+//! Whether a study is what its file expects: the ranges that scenarios assert.
+//!
+//! A range is about the mean over all seeds, or about the change against another variant. Ranges are chosen so that a change
+//! of behaviour breaks them and another seed does not.
+
+use crate::error::LabError;
+use crate::file::Expectation;
+use crate::measure::Measure;
+use crate::study::Study;
+use crate::table::number;
+
+/// The measures that expectations are about, to be added to those of a study.
+///
+/// # Errors
+/// A text that is no measure.
+pub fn measures(expectations: &[Expectation]) -> Result<Vec<Measure>, LabError> {
+    expectations.iter().map(|expected| Ok(expected.measure.parse()?)).collect()
+}
+
+/// The expectations that a study does not meet, each as a sentence.
+///
+/// # Errors
+/// An expectation about a variant or a measure that the study does not have.
+pub fn unmet(study: &Study, expectations: &[Expectation]) -> Result<Vec<String>, LabError> {
+    let mut unmet = Vec::new();
+    for expected in expectations {
+        let of_name = |name: &String| {
+            study
+                .variant(name)
+                .ok_or_else(|| LabError::Sweep(format!("an expectation is about '{name}', which is no variant")))
+        };
+        let variant = expected.variant.as_ref().map_or(Ok(0), of_name)?;
+        let measure: Measure = expected.measure.parse()?;
+        let absent = || LabError::Sweep(format!("{measure} was not measured"));
+        let at = study.measures.iter().position(|other| *other == measure).ok_or_else(absent)?;
+        let (value, relative) = match &expected.than {
+            Some(base) => (1.0 + study.change(of_name(base)?, variant, at).value, format!(" of that of {base}")),
+            None => (study.estimate(variant, at).value, String::new()),
+        };
+        let (low, high) = (expected.min.unwrap_or(f64::NEG_INFINITY), expected.max.unwrap_or(f64::INFINITY));
+        if !(low..=high).contains(&value) {
+            let name = &study.variants[variant].name;
+            let range = match (expected.min, expected.max) {
+                (Some(low), Some(high)) => format!("between {} and {}", number(low), number(high)),
+                (Some(low), None) => format!("at least {}", number(low)),
+                (None, high) => format!("at most {}", number(high.unwrap_or(f64::INFINITY))),
+            };
+            unmet.push(format!("{name}: {measure} is {}{relative}, expected {range}", number(value)));
+        }
+    }
+    Ok(unmet)
+}

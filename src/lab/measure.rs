@@ -1,0 +1,255 @@
+//! The numbers by which runs are compared, each with a name that a user writes.
+//!
+//! | name | unit | of |
+//! |---|---|---|
+//! | `CLASS.ttft.STAT`, `tpot`, `itl`, `e2el`, `queue` | ms | completed requests of a class, or of `all`; `queue`: wait in the gateway |
+//! | `CLASS.attainment` | % | requests that met all objectives of their class |
+//! | `CLASS.failed` | % | requests without a complete response |
+//! | `CLASS.rate`, `CLASS.tokens` | 1/s | completed requests, and their output tokens |
+//! | `hit_rate` | % | prompt tokens that the engines found in their prefix caches |
+//! | `busy` | % | of the run in which an engine had a step under way, mean of all engines |
+//! | `imbalance` | | that of the busiest engine divided by the mean |
+//! | `preemptions` | | sequences that lost their KV blocks |
+//!
+//! STAT is `mean`, `max` or a percentile such as `p99` or `p99.9`. Statistics are those of `sluice bench`.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::error::BadMeasure;
+use crate::run::LabRun;
+use sluice_bench::result::metrics::{Distribution, Metrics};
+use sluice_bench::result::slices::{SliceBy, slices};
+use sluice_core::stats::Sense;
+
+/// All requests, whatever their class.
+const ALL: &str = "all";
+
+/// What is measured.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Measure {
+    /// A class; `all` for all requests, and for what does not belong to requests.
+    class: String,
+    kind: Kind,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Kind {
+    Latency(Latency, Statistic),
+    Attainment,
+    Failed,
+    Rate,
+    Tokens,
+    HitRate,
+    Busy,
+    Imbalance,
+    Preemptions,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Latency {
+    Ttft,
+    Tpot,
+    Itl,
+    E2el,
+    Queue,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Statistic {
+    Mean,
+    Max,
+    Percentile(f64),
+}
+
+const LATENCIES: [(&str, Latency); 5] = [
+    ("ttft", Latency::Ttft),
+    ("tpot", Latency::Tpot),
+    ("itl", Latency::Itl),
+    ("e2el", Latency::E2el),
+    ("queue", Latency::Queue),
+];
+const OF_A_CLASS: [(&str, Kind); 4] =
+    [("attainment", Kind::Attainment), ("failed", Kind::Failed), ("rate", Kind::Rate), ("tokens", Kind::Tokens)];
+const OF_ENGINES: [(&str, Kind); 4] = [
+    ("hit_rate", Kind::HitRate),
+    ("busy", Kind::Busy),
+    ("imbalance", Kind::Imbalance),
+    ("preemptions", Kind::Preemptions),
+];
+
+impl FromStr for Measure {
+    type Err = BadMeasure;
+
+    fn from_str(text: &str) -> Result<Self, BadMeasure> {
+        let bad = || BadMeasure(text.to_owned());
+        let named =
+            |names: &[(&str, Kind)], text: &str| names.iter().find(|(name, _)| *name == text).map(|found| found.1);
+        if let Some(kind) = named(&OF_ENGINES, text) {
+            return Ok(Self { class: ALL.to_owned(), kind });
+        }
+        let (class, rest) = text.split_once('.').filter(|(class, _)| !class.is_empty()).ok_or_else(bad)?;
+        let kind = match rest.split_once('.') {
+            None => named(&OF_A_CLASS, rest).ok_or_else(bad)?,
+            Some((latency, statistic)) => {
+                let latency = LATENCIES.iter().find(|(name, _)| *name == latency).ok_or_else(bad)?.1;
+                Kind::Latency(latency, statistic_of(statistic).ok_or_else(bad)?)
+            }
+        };
+        Ok(Self { class: class.to_owned(), kind })
+    }
+}
+
+fn statistic_of(text: &str) -> Option<Statistic> {
+    match text {
+        "mean" => Some(Statistic::Mean),
+        "max" => Some(Statistic::Max),
+        _ => {
+            let percentile: f64 = text.strip_prefix('p')?.parse().ok()?;
+            (0.0..=100.0).contains(&percentile).then_some(Statistic::Percentile(percentile))
+        }
+    }
+}
+
+impl fmt::Display for Measure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name_of = |kind: Kind| {
+            let names = OF_A_CLASS.iter().chain(&OF_ENGINES);
+            names.clone().find(|(_, other)| *other == kind).map_or("", |(name, _)| *name)
+        };
+        match self.kind {
+            Kind::Latency(latency, statistic) => {
+                let name = LATENCIES.iter().find(|(_, other)| *other == latency).map_or("", |(name, _)| *name);
+                write!(f, "{}.{name}.", self.class)?;
+                match statistic {
+                    Statistic::Mean => f.write_str("mean"),
+                    Statistic::Max => f.write_str("max"),
+                    Statistic::Percentile(percentile) => write!(f, "p{percentile}"),
+                }
+            }
+            kind if OF_ENGINES.iter().any(|(_, other)| *other == kind) => f.write_str(name_of(kind)),
+            kind => write!(f, "{}.{}", self.class, name_of(kind)),
+        }
+    }
+}
+
+impl Measure {
+    /// What is compared when the user names nothing: P99 of TTFT and E2EL of each class, and failures.
+    pub fn usual(classes: &[String]) -> Vec<Self> {
+        let latency = |class: &String, latency| {
+            let kind = Kind::Latency(latency, Statistic::Percentile(99.0));
+            Self { class: class.clone(), kind }
+        };
+        let each = classes.iter().flat_map(|class| [latency(class, Latency::Ttft), latency(class, Latency::E2el)]);
+        each.chain([Self { class: ALL.to_owned(), kind: Kind::Failed }]).collect()
+    }
+
+    /// Its unit; empty for a plain number.
+    pub fn unit(&self) -> &'static str {
+        match self.kind {
+            Kind::Latency(..) => "ms",
+            Kind::Attainment | Kind::Failed | Kind::HitRate | Kind::Busy => "%",
+            Kind::Rate | Kind::Tokens => "/s",
+            Kind::Imbalance | Kind::Preemptions => "",
+        }
+    }
+
+    /// Which direction is good.
+    pub fn sense(&self) -> Sense {
+        match self.kind {
+            Kind::Attainment | Kind::Rate | Kind::Tokens | Kind::HitRate => Sense::HigherIsBetter,
+            _ => Sense::LowerIsBetter,
+        }
+    }
+
+    /// The class that it is about, unless that is all requests.
+    pub fn class(&self) -> Option<&str> {
+        (self.class != ALL).then_some(&self.class)
+    }
+}
+
+/// The statistics of a run from which every measure follows.
+#[derive(Debug)]
+pub struct Measured<'a> {
+    run: &'a LabRun,
+    all: Metrics,
+    classes: Vec<(String, Metrics)>,
+}
+
+impl<'a> Measured<'a> {
+    /// The statistics of `run`.
+    pub fn of(run: &'a LabRun) -> Self {
+        let (all, classes) = (Metrics::of(&run.result), slices(&run.result, SliceBy::Class));
+        Self { run, all, classes }
+    }
+
+    /// The value of a measure in its unit; NaN where there is nothing to measure.
+    pub fn value(&self, measure: &Measure) -> f64 {
+        let class = self.classes.iter().find(|(name, _)| *name == measure.class).map(|(_, metrics)| metrics);
+        let Some(metrics) = class.or((measure.class == ALL).then_some(&self.all)) else { return f64::NAN };
+        match measure.kind {
+            Kind::Latency(latency, statistic) => {
+                let distribution = match latency {
+                    Latency::Ttft => &metrics.ttft,
+                    Latency::Tpot => &metrics.tpot,
+                    Latency::Itl => &metrics.itl,
+                    Latency::E2el => &metrics.e2el,
+                    Latency::Queue => &metrics.queue_wait,
+                };
+                statistic.of(distribution) * 1e3
+            }
+            Kind::Attainment => metrics.attainment() * 100.0,
+            Kind::Failed => 100.0 * (metrics.failed + metrics.unfinished) as f64 / metrics.sent.max(1) as f64,
+            Kind::Rate => metrics.per_second(metrics.completed),
+            Kind::Tokens => metrics.per_second(metrics.output_tokens),
+            Kind::HitRate => self.hit_rate() * 100.0,
+            Kind::Busy => self.mean_busy() / self.run.result.duration * 100.0,
+            Kind::Imbalance => self.busy().fold(0.0, f64::max) / self.mean_busy(),
+            Kind::Preemptions => self.run.engines.iter().map(|engine| engine.side.preemptions).sum(),
+        }
+    }
+
+    fn busy(&self) -> impl Iterator<Item = f64> {
+        self.run.engines.iter().map(|engine| engine.busy)
+    }
+
+    fn mean_busy(&self) -> f64 {
+        self.busy().sum::<f64>() / self.run.engines.len() as f64
+    }
+
+    fn hit_rate(&self) -> f64 {
+        let sides = || self.run.engines.iter().map(|engine| &engine.side);
+        let (hits, queries): (f64, f64) =
+            (sides().map(|side| side.prefix_hits).sum(), sides().map(|side| side.prefix_queries).sum());
+        hits / queries
+    }
+}
+
+impl Statistic {
+    fn of(self, distribution: &Distribution) -> f64 {
+        if distribution.count() == 0 {
+            return f64::NAN;
+        }
+        match self {
+            Self::Mean => distribution.mean(),
+            Self::Max => distribution.max(),
+            Self::Percentile(percentile) => distribution.percentile(percentile),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read_and_written_again() {
+        for text in ["short.ttft.p99", "all.e2el.p99.9", "long.queue.mean", "all.failed", "a.attainment", "hit_rate"] {
+            assert_eq!(text.parse::<Measure>().unwrap().to_string(), text);
+        }
+        for text in ["ttft", "short.ttft", "short.ttft.p101", ".ttft.p9", "short.best", "", "all.hit_rate"] {
+            let error = text.parse::<Measure>().unwrap_err().to_string();
+            assert!(error.starts_with(&format!("'{text}' is not a measure")), "{error}");
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! Passes the progress of one sequence from its engine to the exchange that streams it.
+//!
+//! Tokens that the exchange has not taken yet are added up, as vLLM does for a slow reader, so memory does not grow. With
+//! `--stream-interval` n, tokens become visible n at a time; the first and the last at once.
+
+use std::task::{Context, Poll, Waker};
+
+use parking_lot::Mutex;
+
+/// Progress since it was last taken.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Progress {
+    /// Tokens generated.
+    pub(crate) tokens: u32,
+    /// Whether the last token is among them.
+    pub(crate) last: bool,
+    /// Prompt tokens found in the prefix cache.
+    pub(crate) cached: u32,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    progress: Progress,
+    begun: bool,
+    ready: bool,
+    broken: bool,
+    reader: Option<Waker>,
+}
+
+/// See the header of this file.
+#[derive(Debug)]
+pub(crate) struct Outlet {
+    state: Mutex<State>,
+    interval: u32,
+}
+
+impl Outlet {
+    pub(crate) fn new(interval: u32) -> Self {
+        Self { state: Mutex::default(), interval }
+    }
+
+    /// Records how much of the prompt was cached.
+    pub(crate) fn admit(&self, cached: u32) {
+        self.state.lock().progress.cached = cached;
+    }
+
+    /// Adds a token; wakes the reader if it may see it.
+    pub(crate) fn push(&self, last: bool) {
+        let mut state = self.state.lock();
+        state.progress.tokens += 1;
+        state.progress.last = last;
+        if !state.begun || last || state.progress.tokens >= self.interval {
+            (state.begun, state.ready) = (true, true);
+            let reader = state.reader.take();
+            drop(state);
+            reader.map(Waker::wake).unwrap_or_default();
+        }
+    }
+
+    /// Ends the stream before its end: the engine is gone.
+    pub(crate) fn fail(&self) {
+        let mut state = self.state.lock();
+        state.broken = true;
+        let reader = state.reader.take();
+        drop(state);
+        reader.map(Waker::wake).unwrap_or_default();
+    }
+
+    /// Takes the progress, or registers the reader. `None` when the stream broke.
+    pub(crate) fn poll_take(&self, cx: &mut Context<'_>) -> Poll<Option<Progress>> {
+        let mut state = self.state.lock();
+        if std::mem::take(&mut state.ready) {
+            let progress = state.progress;
+            (state.progress.tokens, state.progress.last) = (0, false);
+            return Poll::Ready(Some(progress));
+        }
+        if state.broken {
+            return Poll::Ready(None);
+        }
+        if !state.reader.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
+            state.reader = Some(cx.waker().clone());
+        }
+        Poll::Pending
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_interval_shows_the_first_the_last_and_every_nth_and_a_break_comes_after_what_was_sent() {
+        let (outlet, mut shown) = (Outlet::new(3), Vec::new());
+        let mut cx = Context::from_waker(Waker::noop());
+        for token in 1..=9 {
+            outlet.push(token == 9);
+            if let Poll::Ready(Some(seen)) = outlet.poll_take(&mut cx) {
+                shown.push((token, seen.tokens, seen.last));
+            }
+        }
+        assert_eq!(shown, [(1, 1, false), (4, 3, false), (7, 3, false), (9, 2, true)]);
+        let outlet = Outlet::new(1);
+        outlet.push(false);
+        outlet.fail();
+        assert!(matches!(outlet.poll_take(&mut cx), Poll::Ready(Some(_))));
+        assert_eq!(outlet.poll_take(&mut cx), Poll::Ready(None));
+    }
+}

@@ -1,0 +1,245 @@
+//! The planner: how many GPUs of which kind does this traffic need, and what does it cost?
+//!
+//! For each candidate and each multiple of the traffic, the number of engines is doubled until the objectives hold, and the
+//! fewest that suffice are then found by bisection. They hold where, in every class with objectives, the share of requests
+//! that meet all of them reaches the target, over the whole run and over its second half: a queue that keeps growing shows
+//! there. It is the mean over the seeds. More engines are taken to be no worse.
+//!
+//! Cost is that of the GPUs alone, for the time in which requests arrive. Bounds: `plan.most` engines.
+
+use crate::error::LabError;
+use crate::file::{CandidateTable, Variant};
+use crate::prices::Prices;
+use crate::run::{LabRun, run};
+use crate::scenario::Scenario;
+use crate::setup::Lab;
+use sluice_bench::result::metrics::Metrics;
+use sluice_bench::{Record, RunResult};
+
+const SECONDS_OF_AN_HOUR: f64 = 3600.0;
+
+/// The answer for one candidate and one multiple of the traffic.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Answer {
+    /// The candidate.
+    pub candidate: String,
+    /// The multiple of the traffic.
+    pub load: f64,
+    /// The fewest engines, or why there is no such number.
+    pub needs: Result<Need, String>,
+}
+
+/// The fewest engines that suffice, and what they do.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Need {
+    /// Engines.
+    pub engines: u32,
+    /// GPUs of all engines.
+    pub gpus: u32,
+    /// The smallest attainment of a class, per cent, and the class.
+    pub attainment: (f64, String),
+    /// The same with one engine less, if there is one less.
+    pub with_one_less: Option<(f64, String)>,
+    /// Mean share of the time in which an engine had a step under way, per cent.
+    pub busy: f64,
+    /// What it costs, if the price of the GPU is known.
+    pub cost: Option<Cost>,
+}
+
+/// What GPUs cost, in the currency of the prices.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Cost {
+    /// For an hour.
+    pub per_hour: f64,
+    /// For a completed request.
+    pub per_request: f64,
+    /// For a million tokens, prompts and outputs.
+    pub per_million_tokens: f64,
+    /// For a million output tokens.
+    pub per_million_output: f64,
+}
+
+/// One number of engines as it was tried.
+struct Tried {
+    attainment: (f64, String),
+    runs: Vec<LabRun>,
+    gpus: u32,
+}
+
+/// Answers for every candidate and multiple of the traffic of the file, in that order. `on_trial` gets what was
+/// tried: candidate, multiple of the traffic, engines, and the smallest attainment of a class in per cent.
+///
+/// # Errors
+/// The traffic has no objectives, or the scenario is not valid whatever the candidate.
+pub fn plan(
+    scenario: &Scenario,
+    prices: &Prices,
+    seeds: &[u64],
+    mut on_trial: impl FnMut(&str, f64, u32, f64),
+) -> Result<Vec<Answer>, LabError> {
+    let goal = &scenario.file.plan;
+    if !(0.0..=100.0).contains(&goal.attainment) || goal.load.iter().any(|load| !(load.is_finite() && *load > 0.0)) {
+        return Err(LabError::Plan(
+            "plan.attainment is a share from 0 to 100, and each plan.load is above 0".to_owned(),
+        ));
+    }
+    let own = CandidateTable { name: "as written".to_owned(), gpu: None, args: Default::default() };
+    let candidates = if goal.candidate.is_empty() { std::slice::from_ref(&own) } else { &goal.candidate };
+    let mut answers = Vec::new();
+    for candidate in candidates {
+        for load in &goal.load {
+            let gpu = candidate.gpu.clone();
+            let base = Variant { gpu, args: candidate.args.clone(), load: Some(*load), ..Variant::default() };
+            let mut search = Search {
+                scenario,
+                base,
+                seeds,
+                on_trial: |engines, attainment: f64| {
+                    on_trial(&candidate.name, *load, engines, attainment);
+                },
+            };
+            let needs = match search.fewest() {
+                // vLLM refuses this model on this GPU: an answer, not a mistake.
+                Err(LabError::Engine { source, .. }) => Err(first_line(&source.to_string())),
+                found => found?.map(|found| found.need(scenario, candidate, prices)),
+            };
+            answers.push(Answer { candidate: candidate.name.clone(), load: *load, needs });
+        }
+    }
+    Ok(answers)
+}
+
+fn first_line(text: &str) -> String {
+    let line = text.lines().map(str::trim).rfind(|line| !line.is_empty()).unwrap_or_default();
+    format!("does not start: {line}")
+}
+
+/// The search for the fewest engines of one candidate.
+struct Search<'a, F> {
+    scenario: &'a Scenario,
+    base: Variant,
+    seeds: &'a [u64],
+    on_trial: F,
+}
+
+/// The fewest engines, and one less.
+struct Found {
+    engines: u32,
+    enough: Tried,
+    with_one_less: Option<(f64, String)>,
+}
+
+impl<F: FnMut(u32, f64)> Search<'_, F> {
+    fn fewest(&mut self) -> Result<Result<Found, String>, LabError> {
+        let (most, target) = (self.scenario.file.plan.most.max(1), self.scenario.file.plan.attainment);
+        let (mut too_few, mut failed) = (0, None);
+        let mut engines = 1;
+        let (mut enough_at, mut enough) = loop {
+            let tried = self.try_out(engines)?;
+            if tried.attainment.0 >= target {
+                break (engines, tried);
+            }
+            let (share, class) = tried.attainment;
+            if engines == most {
+                return Ok(Err(format!("{most} engines are too few: {share:.1} % of '{class}' meet their objectives")));
+            }
+            (too_few, failed) = (engines, Some((share, class)));
+            engines = (engines * 2).min(most);
+        };
+        while enough_at - too_few > 1 {
+            let middle = too_few.midpoint(enough_at);
+            let tried = self.try_out(middle)?;
+            if tried.attainment.0 >= target {
+                (enough_at, enough) = (middle, tried);
+            } else {
+                (too_few, failed) = (middle, Some(tried.attainment));
+            }
+        }
+        Ok(Ok(Found { engines: enough_at, enough, with_one_less: failed }))
+    }
+
+    fn try_out(&mut self, engines: u32) -> Result<Tried, LabError> {
+        let lab = self.scenario.lab(&Variant { count: Some(engines), ..self.base.clone() })?;
+        let each = lab.engines.iter().map(|engine| engine.sim.profile.layout.tensor_parallel.max(1));
+        let gpus = each.sum();
+        let runs = run_all(&lab, self.seeds)?;
+        let attainment = worst_class(&runs)?;
+        (self.on_trial)(engines, attainment.0);
+        Ok(Tried { attainment, runs, gpus })
+    }
+}
+
+/// A run for each seed, on threads of their own.
+fn run_all(lab: &Lab, seeds: &[u64]) -> Result<Vec<LabRun>, LabError> {
+    std::thread::scope(|scope| {
+        let runs: Vec<_> = seeds.iter().map(|seed| scope.spawn(|| run(lab, *seed))).collect();
+        let join = |run: std::thread::ScopedJoinHandle<'_, _>| match run.join() {
+            Ok(run) => run,
+            Err(panic) => std::panic::resume_unwind(panic),
+        };
+        runs.into_iter().map(join).collect()
+    })
+}
+
+/// The class with the smallest share of requests within their objectives, over all or over the later half of a run.
+fn worst_class(runs: &[LabRun]) -> Result<(f64, String), LabError> {
+    let config = &runs[0].result.config;
+    let with_objectives = (0..).zip(&config.classes).filter(|(index, _)| !config.slo_of(*index).is_empty());
+    let shares = with_objectives.map(|(index, class)| {
+        let of_half =
+            |late: bool| runs.iter().map(|run| share(&run.result, index, late)).sum::<f64>() / runs.len() as f64;
+        (of_half(false).min(of_half(true)) * 100.0, class.name.clone())
+    });
+    let worst = shares.min_by(|one, other| one.0.total_cmp(&other.0));
+    worst.ok_or_else(|| LabError::Plan("a plan needs objectives; give a class ttft, tpot or e2el".to_owned()))
+}
+
+/// The share of requests of a class that met their objectives; 1 if there are none.
+fn share(result: &RunResult, class: u32, late: bool) -> f64 {
+    let middle = last_sent(result) / 2.0;
+    let of_class = |record: &&Record| record.class == class && (!late || record.sent >= middle);
+    let (mut met, mut all) = (0.0, 0.0);
+    for record in result.requests.iter().filter(of_class) {
+        all += 1.0;
+        met += f64::from(u8::from(record.meets(result.config.slo_of(class))));
+    }
+    if all > 0.0 { met / all } else { 1.0 }
+}
+
+fn last_sent(result: &RunResult) -> f64 {
+    result.requests.iter().map(|record| record.sent).fold(0.0, f64::max)
+}
+
+impl Found {
+    fn need(self, scenario: &Scenario, candidate: &CandidateTable, prices: &Prices) -> Need {
+        let Tried { attainment, runs, gpus } = self.enough;
+        let of_file = || scenario.file.engine.iter().find_map(|engine| engine.gpu.clone());
+        let gpu = candidate.gpu.clone().or_else(of_file).unwrap_or_else(|| crate::scenario::GPU.to_owned());
+        let per_hour = prices.per_hour.get(&gpu).map(|price| price * f64::from(gpus));
+        let busy = runs.iter().map(|run| {
+            let busy: f64 = run.engines.iter().map(|engine| engine.busy).sum();
+            100.0 * busy / run.engines.len() as f64 / run.result.duration
+        });
+        let busy = busy.sum::<f64>() / runs.len() as f64;
+        let cost = per_hour.map(|per_hour| cost(per_hour, &runs));
+        Need { engines: self.engines, gpus, attainment, with_one_less: self.with_one_less, busy, cost }
+    }
+}
+
+fn cost(per_hour: f64, runs: &[LabRun]) -> Cost {
+    let (mut hours, mut requests, mut input, mut output) = (0.0, 0.0, 0.0, 0.0);
+    for run in runs {
+        let metrics = Metrics::of(&run.result);
+        hours += last_sent(&run.result) / SECONDS_OF_AN_HOUR;
+        requests += metrics.completed as f64;
+        input += metrics.input_tokens as f64;
+        output += metrics.output_tokens as f64;
+    }
+    let paid = per_hour * hours;
+    Cost {
+        per_hour,
+        per_request: paid / requests,
+        per_million_tokens: paid / (input + output) * 1e6,
+        per_million_output: paid / output * 1e6,
+    }
+}

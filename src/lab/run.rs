@@ -1,0 +1,404 @@
+//! Runs a laboratory: the event loop, and the result.
+//!
+//! Each pass of the loop takes the earliest of: the engines' next event, the agenda's, and [`TIMER_STEP`]. What happens then
+//! wakes tasks, the clock jumps there, and all tasks run until none can. What clients cannot see (the end of a step, a request
+//! that reaches its engine) needs no task, so the clock stays behind meanwhile.
+//!
+//! The gateway's own timers (timeouts of queues and streams) have tokio's resolution of 1 ms and fire up to [`TIMER_STEP`]
+//! late; everything else is exact.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::{HeaderMap, Method};
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use crate::agenda::{Agenda, Event};
+use crate::client::{LabClient, LastRecord, seconds};
+use crate::cluster::{Cluster, PlannedRequest};
+use crate::content::content;
+use crate::engine::{Engine, EngineRequest, EngineStats};
+use crate::error::LabError;
+use crate::setup::Lab;
+use crate::upstream::{LabUpstream, WORD};
+use sluice_bench::load::conversation::Conversation;
+use sluice_bench::load::workload::LoadRequest;
+use sluice_bench::result::record::ServerSide;
+use sluice_bench::{Api, Arrival, Extent, Record, RunConfig, RunPlan, RunResult};
+use sluice_core::base::{BackendId, Rng};
+use sluice_core::openai::Route;
+use sluice_gateway::flow::{Flow, IncomingRequest, LearnedState, RoutingTable, specs};
+use sluice_gateway::pool::Admission;
+
+/// The longest jump of the clock while requests are under way, whose timers may fire in between.
+const TIMER_STEP: Duration = Duration::from_millis(10);
+/// Tasks that run before the runtime looks at its timers: more than there can be at one moment, so that all run at it.
+const EVENT_INTERVAL: u32 = 1 << 30;
+/// Requests of the second kind of traffic are numbered from here on, of the third from twice that.
+const NUMBERS: u64 = 1 << 40;
+
+/// The result of a run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LabRun {
+    /// What a load generator would have measured. Its client is ideal: sent when due, no lag.
+    pub result: RunResult,
+    /// What each engine did, in the order of [`Lab::engines`].
+    pub engines: Vec<EngineStats>,
+}
+
+/// Runs a laboratory with a seed. Must not be called inside of an asynchronous runtime.
+///
+/// # Errors
+/// The setup is contradictory. Nothing is wrong any more once virtual time has begun.
+pub fn run(lab: &Lab, seed: u64) -> Result<LabRun, LabError> {
+    let lab = checked(lab, seed)?;
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    let runtime = builder.enable_time().start_paused(true).event_interval(EVENT_INTERVAL).build()?;
+    runtime.block_on(async { Simulation::new(lab, seed)?.run().await })
+}
+
+/// The laboratory with the seed in its traffic, if it makes sense.
+fn checked(lab: &Lab, seed: u64) -> Result<Lab, LabError> {
+    let mut lab = lab.clone();
+    if lab.traffic.is_empty() {
+        return Err(LabError::NoTraffic);
+    }
+    for (place, traffic) in lab.traffic.iter_mut().enumerate() {
+        traffic.workload.seed = seed.wrapping_add(place as u64 * NUMBERS);
+        traffic.workload.check()?;
+        traffic.arrival.check()?;
+        traffic.sessions.as_ref().map_or(Ok(()), |sessions| sessions.check())?;
+        if traffic.max_concurrency.is_some() {
+            return Err(LabError::Concurrency);
+        }
+    }
+    lab.check_engines()?;
+    Ok(lab)
+}
+
+type LabFlow = Flow<LabUpstream, LastRecord>;
+
+/// A request that has ended.
+struct Ended {
+    traffic: usize,
+    record: Record,
+    conversation: Option<Box<Conversation>>,
+}
+
+/// A run under way.
+struct Simulation {
+    lab: Lab,
+    agenda: Agenda,
+    cluster: Arc<Cluster>,
+    flow: Arc<LabFlow>,
+    /// Backends of the gateway with the engine behind each.
+    backends: Vec<(BackendId, usize)>,
+    start: Instant,
+    /// What tokio's clock shows, from the start.
+    clock: Duration,
+    /// The last arrival that was drawn in advance, and how far closed loops have come.
+    last_arrival: Duration,
+    closed: Vec<u64>,
+    records: Vec<Record>,
+    in_flight: BTreeMap<u64, Record>,
+    ended: Arc<Mutex<Vec<Ended>>>,
+}
+
+impl Simulation {
+    fn new(lab: Lab, seed: u64) -> Result<Self, LabError> {
+        let mut seeds = Rng::new(seed);
+        let engines = lab.engines.iter().map(|setup| Engine::new(&setup.backend, &setup.sim, seeds.next_u64()));
+        let addresses = lab.addresses()?;
+        let behind: Vec<usize> = addresses.iter().map(|(_, engine)| *engine).collect();
+        let cluster = Cluster::new(engines.collect(), addresses);
+        let start = Instant::now();
+        let rules = specs::health_rules(&lab.config.health);
+        let admission = Admission::new(start, rules, seeds.next_u64());
+        let layout = admission.apply(&specs::pools(&lab.config), rules, start);
+        let backends: Vec<_> = layout.backends.iter().flatten().copied().zip(behind).collect();
+        for (backend, engine) in &backends {
+            admission.set_max_model_len(*backend, Some(u64::from(lab.engines[*engine].sim.max_model_len)));
+        }
+        let counters = vec![None; lab.config.models.len()];
+        let learned = LearnedState::default();
+        let table = RoutingTable::new(Arc::clone(&lab.config), &layout, &lab.model_names(), &counters, &learned);
+        let flow = Flow::new(admission, LabUpstream(Arc::clone(&cluster)), LastRecord::default(), table);
+        let mut simulation = Self {
+            agenda: Agenda::default(),
+            cluster,
+            flow: Arc::new(flow),
+            backends,
+            start,
+            clock: Duration::ZERO,
+            last_arrival: Duration::ZERO,
+            closed: vec![0; lab.traffic.len()],
+            records: Vec::new(),
+            in_flight: BTreeMap::new(),
+            ended: Arc::default(),
+            lab,
+        };
+        simulation.plan(seed)?;
+        Ok(simulation)
+    }
+
+    /// Enters everything that is known in advance.
+    fn plan(&mut self, seed: u64) -> Result<(), LabError> {
+        self.agenda.add(Duration::ZERO, Event::Probe);
+        for (engine, setup) in self.lab.engines.iter().enumerate() {
+            for (at, change) in &setup.changes {
+                self.agenda.add(*at, Event::Change { engine, change: *change });
+            }
+        }
+        for (traffic, plan) in self.lab.traffic.iter().enumerate() {
+            let schedule = match plan.arrival {
+                Arrival::ClosedLoop { concurrency } => vec![Duration::ZERO; concurrency as usize],
+                _ => plan.arrival.schedule(plan.extent, seed.wrapping_add(traffic as u64 * NUMBERS))?,
+            };
+            self.closed[traffic] = schedule.len() as u64;
+            self.last_arrival = self.last_arrival.max(schedule.last().copied().unwrap_or_default());
+            for (ordinal, at) in (0u64..).zip(schedule) {
+                self.agenda.add(at, Event::Arrival { traffic, ordinal });
+            }
+        }
+        Ok(())
+    }
+
+    async fn run(mut self) -> Result<LabRun, LabError> {
+        let mut deadline = self.last_arrival + self.lab.give_up_after;
+        while self.agenda.has_load() || !self.in_flight.is_empty() {
+            if self.lab.traffic.iter().any(|plan| matches!(plan.arrival, Arrival::ClosedLoop { .. })) {
+                deadline = self.clock + self.lab.give_up_after;
+            }
+            let next = [self.cluster.next_at(), self.agenda.next_at()].into_iter().flatten().min();
+            let limit = if self.in_flight.is_empty() { Duration::MAX } else { self.clock + TIMER_STEP };
+            let now = next.unwrap_or(limit).min(limit);
+            if now > deadline {
+                break;
+            }
+            if self.happen(now) || now == limit {
+                self.run_tasks(now).await;
+            }
+        }
+        Ok(self.result())
+    }
+
+    /// Does what is due at `now`. Returns whether tasks can run.
+    fn happen(&mut self, now: Duration) -> bool {
+        let mut woken = self.cluster.run_due(now);
+        while let Some(event) = self.agenda.take(now) {
+            match event {
+                Event::Arrival { traffic, ordinal } => self.arrive(now, traffic, ordinal),
+                Event::Turn { traffic, conversation } => self.turn(now, traffic, conversation, Some(now)),
+                Event::Change { engine, change } => self.cluster.change(now, engine, change),
+                Event::Probe => self.probe(now),
+            }
+            woken = true;
+        }
+        woken
+    }
+
+    /// Moves the clock to `now` and runs all tasks that can run there.
+    async fn run_tasks(&mut self, now: Duration) {
+        tokio::time::advance(now.saturating_sub(self.clock)).await;
+        self.clock = now.max(self.clock);
+        let ended = std::mem::take(&mut *self.ended.lock());
+        for Ended { traffic, record, conversation } in ended {
+            self.in_flight.remove(&record.index);
+            let completed = record.is_completed();
+            self.records.push(record);
+            let sessions = self.lab.traffic[traffic].sessions;
+            if let (Some(conversation), Some(sessions), true) = (conversation, sessions, completed) {
+                let think = conversation.think(&self.lab.traffic[traffic].workload, &sessions);
+                self.agenda.add(self.clock + think, Event::Turn { traffic, conversation });
+            } else {
+                self.repeat(traffic);
+            }
+        }
+    }
+
+    /// A closed loop sends its next request when one has ended.
+    fn repeat(&mut self, traffic: usize) {
+        let plan = &self.lab.traffic[traffic];
+        let more = match plan.extent {
+            Extent::Requests(count) => self.closed[traffic] < count,
+            Extent::Lasting(length) => self.clock < length,
+        };
+        if more && matches!(plan.arrival, Arrival::ClosedLoop { .. }) {
+            let ordinal = self.closed[traffic];
+            self.closed[traffic] += 1;
+            self.agenda.add(self.clock, Event::Arrival { traffic, ordinal });
+        }
+    }
+
+    /// Health probes, as the gateway's prober makes them, without a network: an engine that runs answers.
+    fn probe(&mut self, now: Duration) {
+        let at = self.start + now;
+        for (backend, engine) in &self.backends {
+            self.flow.admission().record_probe(*backend, self.cluster.is_up(*engine), at);
+        }
+        if self.agenda.has_load() || !self.in_flight.is_empty() {
+            self.agenda.add(now + self.lab.config.health.probe_interval, Event::Probe);
+        }
+    }
+
+    fn arrive(&mut self, now: Duration, traffic: usize, ordinal: u64) {
+        let plan = &self.lab.traffic[traffic];
+        let due = (!matches!(plan.arrival, Arrival::ClosedLoop { .. })).then_some(now);
+        match &plan.sessions {
+            Some(sessions) => {
+                let conversation = Conversation::new(&plan.workload, sessions, ordinal);
+                self.turn(now, traffic, Box::new(conversation), due);
+            }
+            None => {
+                let request = plan.workload.request(ordinal);
+                self.send(now, traffic, ordinal, request, due, None);
+            }
+        }
+    }
+
+    fn turn(&mut self, now: Duration, traffic: usize, mut conversation: Box<Conversation>, due: Option<Duration>) {
+        let plan = &self.lab.traffic[traffic];
+        let next = plan.sessions.and_then(|sessions| conversation.next_turn(&plan.workload, &sessions));
+        match next {
+            Some(request) => self.send(now, traffic, conversation.ordinal(), request, due, Some(conversation)),
+            None => self.repeat(traffic),
+        }
+    }
+
+    fn send(
+        &mut self,
+        now: Duration,
+        traffic: usize,
+        ordinal: u64,
+        request: LoadRequest,
+        due: Option<Duration>,
+        conversation: Option<Box<Conversation>>,
+    ) {
+        let index = traffic as u64 * NUMBERS + ordinal;
+        let record = Record {
+            index,
+            class: self.lab.class_offset(traffic) + request.class,
+            adapter: request.adapter.map(|adapter| self.lab.adapter_id(traffic, adapter)),
+            session: request.session,
+            due: due.map(seconds),
+            sent: seconds(now),
+            prompt_tokens: u64::from(request.prompt_tokens),
+            ..Record::default()
+        };
+        let plan = &self.lab.traffic[traffic];
+        let planned = planned(plan, &request, &record, conversation.as_deref());
+        self.cluster.lock().planned.insert(index, planned);
+        self.in_flight.insert(index, record.clone());
+        let job = Job {
+            flow: Arc::clone(&self.flow),
+            cluster: Arc::clone(&self.cluster),
+            ended: Arc::clone(&self.ended),
+            api: plan.workload.api,
+            start: self.start,
+        };
+        tokio::spawn(job.serve(traffic, request, record, conversation));
+    }
+
+    fn result(self) -> LabRun {
+        let Self { lab, mut records, in_flight, cluster, clock, .. } = self;
+        let duration = records.iter().map(|record| record.ended).fold(0.0, f64::max);
+        let partial = !in_flight.is_empty();
+        records.extend(in_flight.into_values().map(|record| Record { ended: seconds(clock), ..record }));
+        records.sort_unstable_by_key(|record| record.index);
+        let engines = cluster.take_stats();
+        let servers: Vec<ServerSide> = engines.iter().map(|engine| engine.side.clone()).collect();
+        let duration = if partial { seconds(clock) } else { duration };
+        let config = lab.run_config();
+        let result = RunResult { config, duration, partial, requests: records, servers, ..RunResult::default() };
+        LabRun { result, engines }
+    }
+}
+
+/// What an engine reads of a request.
+fn planned(
+    plan: &RunPlan,
+    request: &LoadRequest,
+    record: &Record,
+    conversation: Option<&Conversation>,
+) -> PlannedRequest {
+    let response = conversation.map(|conversation| (conversation.response_text(), request.output_tokens));
+    let names = &plan.workload.adapters.names;
+    let model = request.adapter.and_then(|adapter| names.get(adapter as usize)).unwrap_or(&plan.workload.model);
+    let request = EngineRequest {
+        prompt_tokens: request.prompt_tokens.max(1),
+        output_tokens: request.output_tokens.max(1),
+        adapter: record.adapter.and_then(|adapter| u16::try_from(adapter).ok()),
+        priority: 0,
+        content: content(&request.shared, request.prompt_tokens, record.index, response),
+    };
+    PlannedRequest { request, model: model.as_str().into(), api: plan.workload.api }
+}
+
+/// What a request needs while it is under way.
+struct Job {
+    flow: Arc<LabFlow>,
+    cluster: Arc<Cluster>,
+    ended: Arc<Mutex<Vec<Ended>>>,
+    api: Api,
+    start: Instant,
+}
+
+impl Job {
+    /// Sends a request through the gateway and records how it ended.
+    async fn serve(
+        self,
+        traffic: usize,
+        request: LoadRequest,
+        mut record: Record,
+        mut conversation: Option<Box<Conversation>>,
+    ) {
+        let id: Arc<str> = record.index.to_string().into();
+        let route = match self.api {
+            Api::Completions => Route::Completions,
+            Api::Chat => Route::ChatCompletions,
+        };
+        let incoming = Box::new(IncomingRequest {
+            route,
+            method: Method::POST,
+            path: self.api.path().to_owned(),
+            headers: HeaderMap::new(),
+            content_type: "application/json".to_owned(),
+            body: request.body,
+            arrived: Instant::now(),
+            request_id: Arc::clone(&id),
+            upstream_id: id,
+            routing: self.flow.routing_table(),
+            key: None,
+        });
+        let mut client = LabClient::new(self.api, request.leave_after, request.output_tokens);
+        self.flow.run(incoming, &mut client).await;
+        // The record was written a moment ago, in this task's turn.
+        let gateway = self.flow.recorder().take();
+        client.complete(&mut record, gateway.as_deref(), request.output_tokens);
+        record.ended = seconds(self.start.elapsed());
+        self.cluster.lock().planned.remove(&record.index);
+        if let Some(conversation) = &mut conversation {
+            conversation.respond(WORD.repeat(request.output_tokens as usize), u64::from(request.output_tokens));
+        }
+        self.ended.lock().push(Ended { traffic, record, conversation });
+    }
+}
+
+impl Lab {
+    /// The configuration that a result records.
+    fn run_config(&self) -> RunConfig {
+        let urls = self.engines.iter().map(|engine| engine.backend.clone()).collect();
+        let first = &self.traffic[0];
+        let mut config = first.config(urls, first.workload.api.path());
+        "sluice lab".clone_into(&mut config.backend);
+        config.adapters = self.adapters();
+        for other in &self.traffic[1..] {
+            config.classes.extend(other.workload.class_configs());
+            config.request_rate = config.request_rate.zip(other.arrival.rate()).map(|(one, two)| one + two);
+            "mixed".clone_into(&mut config.arrival);
+        }
+        config
+    }
+}

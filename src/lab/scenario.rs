@@ -1,0 +1,242 @@
+//! From a file and a variant to a laboratory: configuration, engines, traffic.
+//!
+//! Flags of vLLM come from, later ones winning: `launch.args` or `control.args` of the backend in the gateway's configuration,
+//! the file's `[[engine]]`, the variant. Nothing that only a real gateway needs may be missing here: a secret's environment
+//! variable that is not set reads as a made-up one.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use crate::error::LabError;
+use crate::file::{EngineTable, LabFile, Variant};
+use crate::setup::{EngineChange, EngineSetup, Lab};
+use crate::traffic::Traffic;
+use sluice_gateway::config::{ArgValue, Backend, Config, Endpoint, Launch, Machine, Surroundings, Target};
+
+/// The GPU and the model that are simulated unless the file names others.
+pub(crate) const GPU: &str = "h200";
+const MODEL: &str = "llama-3.1-8b";
+/// The first port of the made-up addresses of engines that no configuration names.
+const FIRST_PORT: usize = 8000;
+/// The most engines of one file.
+const MAX_ENGINES: usize = 4096;
+
+/// A file, and the folder at which its paths begin.
+#[derive(Clone, Debug)]
+pub struct Scenario {
+    /// What the file says.
+    pub file: LabFile,
+    /// Its folder.
+    pub folder: PathBuf,
+}
+
+impl Scenario {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// It cannot be read or understood.
+    pub fn load(path: &Path) -> Result<Self, LabError> {
+        let name = path.display().to_string();
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| LabError::File { path: name.clone(), reason: error.to_string() })?;
+        let folder = path.parent().unwrap_or(Path::new(".")).to_owned();
+        Ok(Self { file: LabFile::parse(&text, &name)?, folder })
+    }
+
+    /// The laboratory of one variant.
+    ///
+    /// # Errors
+    /// The configuration, an engine or the traffic is not valid.
+    pub fn lab(&self, variant: &Variant) -> Result<Lab, LabError> {
+        let mut config = self.config(variant)?;
+        self.check_backends(&config)?;
+        let copies = variant.count.map(|count| set_engines(&mut config, count as usize)).transpose()?;
+        settle_ports(&mut config);
+        let engines = self.engines(&config, &copies.unwrap_or_default(), variant)?;
+        let served = || config.models.first().map_or_else(|| self.model(), |model| model.name.clone());
+        let default = self.file.duration.map(|period| period.0);
+        let traffic = Traffic { folder: &self.folder, model: served(), duration: default, load: variant.load };
+        let traffic = self.file.traffic.iter().map(|table| traffic.plan(table)).collect::<Result<_, _>>()?;
+        Ok(Lab::new(config, engines, traffic))
+    }
+
+    fn model(&self) -> String {
+        self.file.engine.iter().find_map(|engine| engine.model.clone()).unwrap_or_else(|| MODEL.to_owned())
+    }
+
+    fn config(&self, variant: &Variant) -> Result<Config, LabError> {
+        let (text, source, folder) = match (&self.file.config, &self.file.gateway) {
+            (Some(_), Some(_)) => return Err(LabError::TwoConfigurations),
+            (Some(path), None) => {
+                let path = self.folder.join(path);
+                let name = path.display().to_string();
+                let text = std::fs::read_to_string(&path)
+                    .map_err(|error| LabError::File { path: name.clone(), reason: error.to_string() })?;
+                (text, name, path.parent().unwrap_or(Path::new(".")).to_owned())
+            }
+            (None, Some(text)) => (text.clone(), "gateway".to_owned(), self.folder.clone()),
+            (None, None) => (self.one_pool()?, "one pool".to_owned(), self.folder.clone()),
+        };
+        let secret = |name: &str| std::env::var(name).ok().or_else(|| Some(format!("lab-{name}")));
+        let folder = std::path::absolute(&folder).unwrap_or(folder);
+        let around = Surroundings { env: &secret, folder, machine: Machine::with_cores(1) };
+        let sets = [&self.file.set[..], &variant.set].concat();
+        let loaded = Config::parse(&text, &source, &sets, &around);
+        loaded.map(|loaded| loaded.config).map_err(|problems| LabError::Config(problems.to_string()))
+    }
+
+    /// A configuration of one pool of all engines, with defaults for everything.
+    fn one_pool(&self) -> Result<String, LabError> {
+        let mut text = format!("[[model]]\nname = \"{0}\"\n[[pool]]\nname = \"all\"\nmodels = [\"*\"]\n", self.model());
+        let engines = self.unconfigured();
+        if engines.is_empty() || engines.len() > MAX_ENGINES {
+            return Err(LabError::EngineCount(engines.len(), MAX_ENGINES));
+        }
+        for (place, (name, _)) in engines.iter().enumerate() {
+            let port = FIRST_PORT + place;
+            text += &format!("[[pool.backend]]\nname = \"{name}\"\nurl = \"http://127.0.0.1:{port}\"\n");
+        }
+        Ok(text)
+    }
+
+    /// The engines of a file without a configuration: names of its own, or gpu0, gpu1, ..
+    fn unconfigured(&self) -> Vec<(String, Option<&EngineTable>)> {
+        if self.file.engine.is_empty() {
+            return vec![("gpu0".to_owned(), None)];
+        }
+        let mut engines = Vec::new();
+        for table in &self.file.engine {
+            let count = table.count.unwrap_or(1) as usize;
+            let from = engines.len();
+            match table.backend.is_empty() {
+                true => {
+                    let places = from..from + count.min(MAX_ENGINES + 1);
+                    engines.extend(places.map(|place| (format!("gpu{place}"), Some(table))));
+                }
+                false => engines.extend(table.backend.iter().map(|name| (name.clone(), Some(table)))),
+            }
+        }
+        engines
+    }
+
+    /// The engines of all backends. `copies`: the backend of which another one is a copy.
+    fn engines(
+        &self,
+        config: &Config,
+        copies: &BTreeMap<String, String>,
+        variant: &Variant,
+    ) -> Result<Vec<EngineSetup>, LabError> {
+        let mut backends: Vec<&Backend> = config.pools.iter().flat_map(|pool| &pool.backends).collect();
+        let mut seen = BTreeSet::new();
+        backends.retain(|backend| seen.insert(&backend.name));
+        let configured = self.file.config.is_some() || self.file.gateway.is_some();
+        let unconfigured = if configured { Vec::new() } else { self.unconfigured() };
+        let default = EngineTable::default();
+        let setup = |backend: &Backend| {
+            let name = copies.get(&backend.name).unwrap_or(&backend.name);
+            let tables = &self.file.engine;
+            let own = tables.iter().find(|table| table.backend.contains(name));
+            let made = || unconfigured.iter().find(|(made, _)| made == name).and_then(|(_, table)| *table);
+            let table = own.or_else(made).or_else(|| tables.iter().find(|table| table.backend.is_empty()));
+            engine(backend, table.unwrap_or(&default), variant)
+        };
+        backends.into_iter().map(setup).collect()
+    }
+
+    /// Engines belong to backends that exist.
+    fn check_backends(&self, config: &Config) -> Result<(), LabError> {
+        let known =
+            |name: &str| config.pools.iter().flat_map(|pool| &pool.backends).any(|backend| backend.name == name);
+        let missing = self.file.engine.iter().flat_map(|table| &table.backend).find(|name| !known(name));
+        missing.map_or(Ok(()), |name| Err(LabError::NoBackend(name.clone())))
+    }
+}
+
+/// Gives the only pool of a configuration `count` backends: those that it has, then copies of them in turn. Returns of
+/// which backend each copy is one.
+fn set_engines(config: &mut Config, count: usize) -> Result<BTreeMap<String, String>, LabError> {
+    let [pool] = &mut config.pools[..] else { return Err(LabError::PoolCount(config.pools.len())) };
+    if count == 0 || count > MAX_ENGINES {
+        return Err(LabError::EngineCount(count, MAX_ENGINES));
+    }
+    let given = pool.backends.clone();
+    let mut copies = BTreeMap::new();
+    pool.backends.truncate(count);
+    for place in given.len()..count {
+        let (of, port) = (&given[place % given.len()], FIRST_PORT + place);
+        let name = format!("{}-{}", of.name, place / given.len() + 1);
+        let host = format!("copy-{port}.invalid");
+        let endpoint = Endpoint { https: false, host, port: 1, prefix: String::new() };
+        copies.insert(name.clone(), of.name.clone());
+        pool.backends.push(Backend { name, target: at(&of.target, endpoint), ..of.clone() });
+    }
+    Ok(copies)
+}
+
+/// Gives engines without a port one of their own: it is their address.
+fn settle_ports(config: &mut Config) {
+    let backends = config.pools.iter_mut().flat_map(|pool| &mut pool.backends);
+    for (port, backend) in (1..=u16::MAX).zip(backends) {
+        if let Target::Launch(launch) = &mut backend.target
+            && launch.port == 0
+        {
+            launch.port = port;
+        }
+    }
+}
+
+/// The same engine elsewhere.
+fn at(target: &Target, endpoint: Endpoint) -> Target {
+    match target {
+        Target::Url(_) => Target::Url(endpoint),
+        Target::Control(_, control) => Target::Control(endpoint, control.clone()),
+        Target::Launch(launch) => Target::Launch(Launch { port: 0, ..launch.clone() }),
+    }
+}
+
+/// The engine of one backend.
+fn engine(backend: &Backend, table: &EngineTable, variant: &Variant) -> Result<EngineSetup, LabError> {
+    let none = BTreeMap::new();
+    let configured = match &backend.target {
+        Target::Url(_) => &none,
+        Target::Launch(launch) => &launch.args,
+        Target::Control(_, control) => &control.args,
+    };
+    let mut flags: BTreeMap<String, &ArgValue> = BTreeMap::new();
+    let of_backend = variant.engine.get(&backend.name).unwrap_or(&none);
+    for (name, value) in [configured, &table.args, &variant.args, of_backend].into_iter().flatten() {
+        flags.insert(name.replace('_', "-"), value);
+    }
+    let model = table.model.as_deref().unwrap_or(MODEL);
+    let gpu = variant.gpu.as_deref().or(table.gpu.as_deref()).unwrap_or(GPU);
+    let mut argv = vec![model.to_owned()];
+    flags.iter().for_each(|(name, value)| push_flag(name, value, &mut argv));
+    let mut setup = EngineSetup::vllm(&backend.name, gpu, model, &argv)?;
+    for change in &table.change {
+        let what = match (change.slower, change.stop, change.start) {
+            (Some(factor), false, false) => EngineChange::Slower(factor),
+            (None, true, false) => EngineChange::Stop,
+            (None, false, true) => EngineChange::Start,
+            _ => return Err(LabError::BadChange(backend.name.clone())),
+        };
+        setup = setup.changing(change.at.0, what);
+    }
+    Ok(setup)
+}
+
+/// Appends a flag as `vllm serve` takes it.
+fn push_flag(name: &str, value: &ArgValue, argv: &mut Vec<String>) {
+    match value {
+        ArgValue::Flag(true) => argv.push(format!("--{name}")),
+        ArgValue::Flag(false) => argv.push(format!("--no-{name}")),
+        ArgValue::Int(number) => argv.push(format!("--{name}={number}")),
+        ArgValue::Float(number) => argv.push(format!("--{name}={number}")),
+        ArgValue::Text(text) => argv.push(format!("--{name}={text}")),
+        ArgValue::List(texts) => {
+            argv.push(format!("--{name}"));
+            argv.extend(texts.iter().cloned());
+        }
+        // A key of a server that is not there.
+        ArgValue::Secret(_) => {}
+    }
+}

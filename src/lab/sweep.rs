@@ -1,0 +1,108 @@
+//! `KEY=VALUE,VALUE`: variants from keys and their values, each combined with each.
+//!
+//! | key | what it varies |
+//! |---|---|
+//! | `vllm.FLAG` | a flag of all engines |
+//! | `vllm@BACKEND.FLAG` | a flag of one engine |
+//! | `load` | by what all rates are multiplied |
+//! | `engines` | the number of engines, where no configuration names them |
+//! | `gpu` | the GPU of all engines |
+//! | anything else | a key of the gateway's configuration, as `--set` takes it |
+//!
+//! Values are separated by commas, or by `|` if one of them contains a comma. Bounds: [`MAX_VARIANTS`].
+
+use crate::error::LabError;
+use crate::file::{AS_WRITTEN, Variant};
+use sluice_gateway::config::ArgValue;
+
+/// The most variants of one sweep.
+pub const MAX_VARIANTS: usize = 1_000;
+
+/// Every variant of `base` with one value of each sweep, in order; the last sweep varies fastest.
+///
+/// # Errors
+/// A sweep that is not `KEY=VALUES`, or too many variants.
+pub fn vary(base: &[Variant], sweeps: &[String]) -> Result<Vec<Variant>, LabError> {
+    let mut variants = base.to_vec();
+    for sweep in sweeps {
+        let bad = || LabError::Sweep(format!("'{sweep}' is not KEY=VALUE,VALUE; write pool.all.slots=64,128"));
+        let (key, values) =
+            sweep.split_once('=').filter(|(key, values)| !key.is_empty() && !values.is_empty()).ok_or_else(bad)?;
+        let separator = if values.contains('|') { '|' } else { ',' };
+        let values: Vec<&str> = values.split(separator).map(str::trim).collect();
+        if variants.len().saturating_mul(values.len()) > MAX_VARIANTS {
+            return Err(LabError::Sweep(format!("more than {MAX_VARIANTS} variants; give fewer values")));
+        }
+        let mut varied = Vec::with_capacity(variants.len() * values.len());
+        for variant in &variants {
+            for value in &values {
+                varied.push(one(variant, key, value)?);
+            }
+        }
+        variants = varied;
+    }
+    Ok(variants)
+}
+
+/// A variant with one more change.
+fn one(variant: &Variant, key: &str, value: &str) -> Result<Variant, LabError> {
+    let mut variant = variant.clone();
+    let name = format!("{}={value}", key.rsplit('.').next().unwrap_or(key));
+    let is_plain = variant == Variant { name: AS_WRITTEN.to_owned(), ..Variant::default() };
+    variant.name = if is_plain { name } else { format!("{}, {name}", variant.name) };
+    let number = |what: &str| LabError::Sweep(format!("{key}: '{value}' is not {what}"));
+    match key {
+        "load" => variant.load = Some(value.parse().map_err(|_| number("a number"))?),
+        "engines" => variant.count = Some(value.parse().map_err(|_| number("a whole number"))?),
+        "gpu" => variant.gpu = Some(value.to_owned()),
+        _ => match key.strip_prefix("vllm").and_then(|rest| rest.split_once('.')) {
+            Some(("", flag)) => _ = variant.args.insert(flag.to_owned(), flag_value(value)),
+            Some((at, flag)) if at.starts_with('@') => {
+                let engine = variant.engine.entry(at[1..].to_owned()).or_default();
+                engine.insert(flag.to_owned(), flag_value(value));
+            }
+            _ => variant.set.push(format!("{key}={value}")),
+        },
+    }
+    Ok(variant)
+}
+
+/// A value as TOML would read it; a text where it would not.
+fn flag_value(text: &str) -> ArgValue {
+    if let Ok(flag) = text.parse() {
+        ArgValue::Flag(flag)
+    } else if let Ok(number) = text.parse() {
+        ArgValue::Int(number)
+    } else if let Ok(number) = text.parse() {
+        ArgValue::Float(number)
+    } else {
+        ArgValue::Text(text.to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plain() -> [Variant; 1] {
+        [Variant { name: AS_WRITTEN.to_owned(), ..Variant::default() }]
+    }
+
+    #[test]
+    fn every_value_is_combined_with_every_other_and_named() {
+        let sweeps =
+            ["pool.all.policy=round_robin,least_work", "vllm.max-num-seqs=64,128", "vllm@gpu1.eager=true", "load=2"];
+        let variants = vary(&plain(), &sweeps.map(str::to_owned)).unwrap();
+        let names: Vec<&str> = variants.iter().map(|variant| variant.name.as_str()).collect();
+        assert_eq!(names[1], "policy=round_robin, max-num-seqs=128, eager=true, load=2");
+        assert_eq!((names.len(), variants[2].set.join(" ")), (4, "pool.all.policy=least_work".to_owned()));
+        assert_eq!(variants[2].args["max-num-seqs"], ArgValue::Int(64));
+        assert_eq!((&variants[0].engine["gpu1"]["eager"], variants[0].load), (&ArgValue::Flag(true), Some(2.0)));
+        for bad in ["slots", "=3", "slots=", "load=much"] {
+            assert!(vary(&plain(), &[bad.to_owned()]).is_err(), "{bad}");
+        }
+        let many = vec!["a=1,2,3,4,5,6,7,8,9,10".to_owned(); 4];
+        assert!(vary(&plain(), &many).is_err());
+        assert_eq!(vary(&plain(), &["a={b=1,c=2}|{b=2}".to_owned()]).unwrap().len(), 2);
+    }
+}

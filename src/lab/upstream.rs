@@ -1,0 +1,257 @@
+//! The gateway's way to the simulated engines: [`Upstream`] without sockets.
+//!
+//! A response is the stream that the simulator's HTTP server sends, in the same bytes: one event for each token or for
+//! `--stream-interval` of them, then usage, then the end marker. The request is recognised by its id, and its body is not
+//! parsed a second time; only whether usage is wanted in every event is read from it, since the gateway may have put that
+//! in. Dropping an exchange aborts the request, as closing the connection does.
+//!
+//! Not simulated: connections (each request has its own, at once), vLLM's own limits on waiting requests.
+
+use std::future::poll_fn;
+use std::sync::{Arc, LazyLock};
+use std::task::Poll;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use http::header::{CONTENT_TYPE, HeaderValue};
+use http::{HeaderMap, StatusCode};
+use memchr::memmem::Finder;
+
+use crate::cluster::{Cluster, PlannedRequest};
+use crate::outlet::{Outlet, Progress};
+use sluice_bench::Api;
+use sluice_gateway::flow::{Connection, Exchange, ExchangeError, ResponseHead, Upstream, UpstreamRequest};
+use sluice_gateway::pool::Address;
+use sluice_sim::engine::SequenceId;
+use sluice_sim::http::wire::{ChunkWriter, Finish, Piece, UsageCounts, UsageOptions};
+use sluice_sim::validate::RequestKind;
+
+/// The header with the number of the request and of its attempt.
+const REQUEST_ID: &str = "x-request-id";
+/// The text of every token: a word and the space before it.
+pub(crate) const WORD: &str = " the";
+/// Bytes at the end of a body in which `stream_options` stands.
+const OPTIONS_WITHIN: usize = 512;
+
+static CONTINUOUS: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"continuous_usage_stats\":true"));
+
+/// The simulated engines as an upstream.
+#[derive(Debug)]
+pub(crate) struct LabUpstream(pub(crate) Arc<Cluster>);
+
+impl Upstream for LabUpstream {
+    type Exchange = LabExchange;
+
+    async fn send(&self, to: &Address, call: &UpstreamRequest, _: Connection) -> Result<LabExchange, ExchangeError> {
+        let refused = || ExchangeError::Connect("connection refused".to_owned());
+        let engine = self.0.at(&to.endpoint).ok_or_else(refused)?;
+        let mut state = self.0.lock();
+        let state = &mut *state;
+        let id = call.headers.get(REQUEST_ID).and_then(|id| id.to_str().ok()).unwrap_or_default();
+        let number = id.split('-').next().and_then(|number| number.parse().ok());
+        let planned = number.and_then(|number: u64| state.planned.get(&number));
+        let planned = planned.ok_or_else(|| ExchangeError::Malformed("a request without its number".to_owned()))?;
+        let server = &mut state.engines[engine];
+        if !server.is_up() {
+            return Err(refused());
+        }
+        if let Some(response) = server.config.refuse(planned) {
+            return Ok(LabExchange::whole(&self.0, engine, response));
+        }
+        let outlet = Arc::new(Outlet::new(server.config.stream_interval.max(1)));
+        let sequence = server.submit(state.now, &planned.request, Arc::clone(&outlet));
+        let stream = TokenStream::new(id, planned, wants_continuous(call), outlet, server.config.prompt_details);
+        Ok(LabExchange { cluster: Arc::clone(&self.0), engine, body: Body::Stream(Box::new(stream), sequence) })
+    }
+}
+
+/// Why an engine does not take a request, as status and body.
+trait Refuse {
+    fn refuse(&self, planned: &PlannedRequest) -> Option<(StatusCode, String)>;
+}
+
+impl Refuse for sluice_sim::SimConfig {
+    fn refuse(&self, planned: &PlannedRequest) -> Option<(StatusCode, String)> {
+        let (status, kind, message) = if planned.request.adapter.is_some() && !self.lora {
+            (StatusCode::NOT_FOUND, "NotFoundError", format!("The model `{}` does not exist.", planned.model))
+        } else if planned.request.prompt_tokens.saturating_add(planned.request.output_tokens) > self.max_model_len {
+            let message = format!("This model's maximum context length is {} tokens.", self.max_model_len);
+            (StatusCode::BAD_REQUEST, "BadRequestError", message)
+        } else {
+            return None;
+        };
+        let code = status.as_u16();
+        let error = serde_json::json!({"error": {"message": message, "type": kind, "param": null, "code": code}});
+        Some((status, error.to_string()))
+    }
+}
+
+fn wants_continuous(call: &UpstreamRequest) -> bool {
+    // The gateway inserts its options at the front or at those of the client, which the load generator puts last.
+    call.body.pieces().iter().any(|piece| {
+        let end = &piece[piece.len().saturating_sub(OPTIONS_WITHIN)..];
+        CONTINUOUS.find(end).is_some()
+    })
+}
+
+/// A stream of tokens in vLLM's bytes.
+#[derive(Debug)]
+struct TokenStream {
+    writer: ChunkWriter,
+    outlet: Arc<Outlet>,
+    kind: RequestKind,
+    continuous: bool,
+    details: bool,
+    prompt: u64,
+    sent: u32,
+    /// The event of one token that is neither the first nor the last, if they are all alike.
+    event: Option<String>,
+    ended: bool,
+}
+
+impl TokenStream {
+    fn new(id: &str, planned: &PlannedRequest, continuous: bool, outlet: Arc<Outlet>, details: bool) -> Self {
+        let (kind, prefix) = match planned.api {
+            Api::Completions => (RequestKind::Completion, "cmpl-"),
+            Api::Chat => (RequestKind::Chat, "chatcmpl-"),
+        };
+        let shown = UsageOptions { at_end: true, continuous };
+        let fingerprint = "vllm-lab".into();
+        Self {
+            writer: ChunkWriter::new(kind, format!("{prefix}{id}"), 0, &planned.model, &fingerprint, shown),
+            outlet,
+            kind,
+            continuous,
+            details,
+            prompt: u64::from(planned.request.prompt_tokens),
+            sent: 0,
+            event: None,
+            ended: false,
+        }
+    }
+
+    fn usage(&self, cached: u32) -> UsageCounts {
+        let cached = self.details.then_some(u64::from(cached));
+        UsageCounts { prompt: self.prompt, completion: u64::from(self.sent), cached }
+    }
+
+    /// Writes the events of some progress.
+    fn write(&mut self, progress: Progress, into: &mut BytesMut) {
+        let mut out = String::new();
+        if self.sent == 0 && self.kind == RequestKind::Chat {
+            self.writer.role(&mut out, 0, None, self.usage(0));
+        }
+        self.sent += progress.tokens;
+        let usage = self.usage(progress.cached);
+        if progress.last || self.continuous || progress.tokens != 1 {
+            let finish = progress.last.then_some(Finish::Length);
+            let text = WORD.repeat(progress.tokens as usize);
+            let piece = Piece { text, finish, stop_reason: "null".to_owned(), ..Piece::default() };
+            self.writer.content(&mut out, 0, &piece, usage);
+            into.extend_from_slice(out.as_bytes());
+        } else {
+            let writer = &self.writer;
+            let event = self.event.get_or_insert_with(|| {
+                let (mut event, text) = (String::new(), WORD.to_owned());
+                writer.content(&mut event, 0, &Piece { text, ..Piece::default() }, usage);
+                event
+            });
+            into.extend_from_slice(out.as_bytes());
+            into.extend_from_slice(event.as_bytes());
+        }
+        if progress.last {
+            let mut end = String::new();
+            self.writer.end(&mut end, usage);
+            into.extend_from_slice(end.as_bytes());
+            self.ended = true;
+        }
+    }
+}
+
+/// What an exchange answers.
+#[derive(Debug)]
+enum Body {
+    /// Tokens as they come, of this sequence.
+    Stream(Box<TokenStream>, SequenceId),
+    /// Status and body, which is taken when it has been read.
+    Whole(StatusCode, Option<Bytes>),
+}
+
+/// One request on an engine.
+#[derive(Debug)]
+pub(crate) struct LabExchange {
+    cluster: Arc<Cluster>,
+    engine: usize,
+    body: Body,
+}
+
+impl LabExchange {
+    fn whole(cluster: &Arc<Cluster>, engine: usize, (status, body): (StatusCode, String)) -> Self {
+        Self { cluster: Arc::clone(cluster), engine, body: Body::Whole(status, Some(body.into())) }
+    }
+}
+
+impl Exchange for LabExchange {
+    fn reused(&self) -> bool {
+        false
+    }
+
+    fn connect_time(&self) -> Duration {
+        Duration::ZERO
+    }
+
+    async fn head(&mut self) -> Result<ResponseHead, ExchangeError> {
+        let (status, kind) = match &self.body {
+            Body::Stream(..) => (StatusCode::OK, "text/event-stream; charset=utf-8"),
+            Body::Whole(status, _) => (*status, "application/json"),
+        };
+        let headers = HeaderMap::from_iter([(CONTENT_TYPE, HeaderValue::from_static(kind))]);
+        Ok(ResponseHead { status, headers })
+    }
+
+    async fn body(&mut self, into: &mut BytesMut) -> Result<bool, ExchangeError> {
+        let stream = match &mut self.body {
+            Body::Stream(stream, _) => stream,
+            Body::Whole(_, body) => {
+                let body = body.take();
+                into.extend_from_slice(body.as_deref().unwrap_or_default());
+                return Ok(body.is_some());
+            }
+        };
+        if stream.ended {
+            return Ok(false);
+        }
+        let outlet = Arc::clone(&stream.outlet);
+        poll_fn(|cx| match outlet.poll_take(cx) {
+            Poll::Ready(Some(progress)) => {
+                stream.write(progress, into);
+                Poll::Ready(Ok(true))
+            }
+            Poll::Ready(None) => Poll::Ready(Err(ExchangeError::Closed("the engine was stopped".to_owned()))),
+            Poll::Pending => Poll::Pending,
+        })
+        .await
+    }
+
+    fn at_end(&self) -> bool {
+        match &self.body {
+            Body::Stream(stream, _) => stream.ended,
+            Body::Whole(_, body) => body.is_none(),
+        }
+    }
+
+    async fn keep_alive(self) {}
+}
+
+impl Drop for LabExchange {
+    fn drop(&mut self) {
+        if let Body::Stream(stream, sequence) = &self.body
+            && !stream.ended
+        {
+            let mut state = self.cluster.lock();
+            if let Some(engine) = state.engines.get_mut(self.engine) {
+                engine.abort(*sequence);
+            }
+        }
+    }
+}
