@@ -7,9 +7,9 @@
 //!                  |                            |                    |
 //!    src/serve  composition, reload, shutdown   |                    |
 //!    src/admin  metrics, status, admin API      |                    |
-//!                  |                      src/lab  all three on      |
-//!        +---------+----------+             virtual time             |
-//!        |                    |          /      |             \       |
+//!                  |                      src/lab  gateway, load and engines
+//!        +---------+----------+           on virtual time            |
+//!        |                    |          /      |             \      |
 //!    src/fleet            src/gateway        src/bench            src/sim
 //!    engine processes     request path       load generator       simulated vLLM
 //!        |   \                |                 |                    |
@@ -26,10 +26,9 @@
 //! ```
 //!
 //! A crate uses only crates below it, so the compiler enforces the layers and a change rebuilds only what is above it.
-//! `bench` and `sim` check the gateway from outside: they use `core` only. `lab` puts gateway, load and engines into one
-//! process on virtual time. Within a crate modules are declared lowest
-//! layer first, and a file uses only modules that are declared above its own. `tests/tidy` checks what the compiler
-//! does not.
+//! `bench` and `sim` check the gateway from outside, so they use `core` only. `lab` runs the gateway's request path, the load
+//! generator and simulated engines in one process on virtual time. Within a crate, modules are declared lowest layer
+//! first, and a file uses only modules that are declared above its own. `tests/tidy` checks what the compiler does not.
 //!
 //! # Words
 //!
@@ -57,7 +56,7 @@
 //! | drain | send no new requests, let running ones finish |
 //! | probe, scrape | check an engine's health; read its metrics page |
 //! | variant, arm | a named vLLM configuration; a variant or model in an experiment, with a share of the traffic |
-//! | scenario, its variants | configuration, engines and traffic of the laboratory; ways to change them that are compared |
+//! | scenario, its variants | input of `sluice lab`: configuration, engines and traffic; changes to them that are compared |
 //! | outcome | how a request ended: completed, client_gone, shed, refused, upstream_error, timeout |
 //! | record | what is kept of a request: exactly one each |
 //! | TTFT, ITL, TPOT, E2EL | time to first token, between tokens, per output token, end to end; defined in [`meter`] |

@@ -1,7 +1,7 @@
-//! The client of one request: [`Downstream`] without a socket, with the clock of `sluice bench`.
+//! The client of one request: [`Downstream`] without a socket.
 //!
-//! It counts token events in the bytes that it gets, and so measures the gateway from outside. Times are those at which the
-//! gateway passes bytes on: the network between them takes no time.
+//! It counts token events in the bytes that it receives, as `sluice bench` does, so it measures the gateway from outside. The
+//! network between gateway and client has no delay.
 
 use std::future::pending;
 use std::sync::{Arc, LazyLock};
@@ -16,7 +16,7 @@ use sluice_bench::{Api, Outcome, Record};
 use sluice_gateway::flow::record::{Outcome as GatewayOutcome, Record as GatewayRecord};
 use sluice_gateway::flow::{ClientGone, Downstream, ResponseHead};
 
-/// What only token events of an API contain.
+/// Text that occurs in each token event and in no other event, by API.
 static TOKEN_EVENTS: LazyLock<[Finder<'static>; 2]> =
     LazyLock::new(|| ["\"text\":\"", "\"delta\":{\"content\":"].map(Finder::new));
 
@@ -37,7 +37,7 @@ pub(crate) struct LabClient {
 }
 
 impl LabClient {
-    /// A client that sends now, and leaves after so many token events. It expects `events` of them.
+    /// A client that sends its request now and disconnects after `leave_after` token events. `events` is the expected number.
     pub(crate) fn new(api: Api, leave_after: Option<u32>, events: u32) -> Self {
         Self {
             api,
@@ -54,7 +54,7 @@ impl LabClient {
         }
     }
 
-    /// Completes the record of the request: what this client measured and what the gateway says about it.
+    /// Fills in the record of the request: what this client measured, and pool, backend and queue wait from the gateway.
     pub(crate) fn complete(self, record: &mut Record, gateway: Option<&GatewayRecord>, output_tokens: u32) {
         let since = |at: Option<Instant>| at.map_or(0.0, |at| (at - self.sent).as_secs_f64());
         let routed = gateway.filter(|gateway| gateway.backend.is_some());
@@ -113,7 +113,7 @@ impl Downstream for LabClient {
 
     async fn body(&mut self, bytes: Bytes, last: bool) -> Result<(), ClientGone> {
         self.count(&bytes);
-        // As in the load generator: one that leaves before the first token leaves with the first bytes.
+        // As in the load generator, a client that leaves before the first token leaves when the first bytes arrive.
         if self.leave_after.is_some_and(|events| self.events >= events) && !last {
             self.left = true;
             return Err(ClientGone);
@@ -142,7 +142,7 @@ impl Downstream for LabClient {
 pub(crate) struct LastRecord(Arc<parking_lot::Mutex<Option<Box<GatewayRecord>>>>);
 
 impl LastRecord {
-    /// Takes it. The caller's own request must have ended just now.
+    /// Takes the record. Only valid right after the caller's own request has ended.
     pub(crate) fn take(&self) -> Option<Box<GatewayRecord>> {
         self.0.lock().take()
     }
@@ -154,7 +154,7 @@ impl sluice_gateway::flow::Recorder for LastRecord {
     }
 }
 
-/// A duration from the start of the run in seconds, as records have it.
+/// Converts a time from the start of the run to seconds, the unit of records.
 pub(crate) fn seconds(at: Duration) -> f64 {
     at.as_secs_f64()
 }

@@ -1,6 +1,6 @@
-//! All engines of a run behind one lock, with the requests that are under way.
+//! All engines of a run, with the requests in flight, behind one lock.
 //!
-//! The lock is never contended: a run has one thread. It exists because the gateway's traits are made for several.
+//! The lock is never contended, because a run has one thread. It is there because the gateway's traits require `Sync`.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,21 +13,21 @@ use crate::setup::EngineChange;
 use sluice_bench::Api;
 use sluice_gateway::config::Endpoint;
 
-/// A request under way: what an engine would read in its body.
+/// A request in flight, as an engine would parse it from the body.
 #[derive(Clone, Debug)]
-pub(crate) struct PlannedRequest {
+pub(crate) struct ParsedRequest {
     pub(crate) request: EngineRequest,
     pub(crate) model: Arc<str>,
     pub(crate) api: Api,
 }
 
-/// What is behind the lock.
+/// The data behind the lock.
 #[derive(Debug, Default)]
 pub(crate) struct ClusterState {
     pub(crate) engines: Vec<Engine>,
-    /// By number of the request.
-    pub(crate) planned: HashMap<u64, PlannedRequest>,
-    /// The time of the run.
+    /// Requests in flight, by their number.
+    pub(crate) requests: HashMap<u64, ParsedRequest>,
+    /// Virtual time since the start of the run.
     pub(crate) now: Duration,
 }
 
@@ -35,12 +35,12 @@ pub(crate) struct ClusterState {
 #[derive(Debug)]
 pub(crate) struct Cluster {
     state: Mutex<ClusterState>,
-    /// The engine at each address. Few: a search is as fast as a map.
+    /// The engine at each address. There are few, so a linear search is as fast as a map.
     addresses: Vec<(Endpoint, usize)>,
 }
 
 impl Cluster {
-    /// Engines, and which of them is reached at which address.
+    /// A cluster of these engines; `addresses` has the index of the engine at each address.
     pub(crate) fn new(engines: Vec<Engine>, addresses: Vec<(Endpoint, usize)>) -> Arc<Self> {
         Arc::new(Self { state: Mutex::new(ClusterState { engines, ..ClusterState::default() }), addresses })
     }
@@ -54,12 +54,12 @@ impl Cluster {
         self.addresses.iter().find(|(known, _)| known == endpoint).map(|(_, engine)| *engine)
     }
 
-    /// When any engine does something next.
+    /// The time of the earliest next event of any engine.
     pub(crate) fn next_at(&self) -> Option<Duration> {
         self.lock().engines.iter().filter_map(Engine::next_at).min()
     }
 
-    /// Processes what is due at `now`; returns whether a client can see some of it.
+    /// Processes all events up to `now`. Returns whether any of them is visible to a client.
     pub(crate) fn run_due(&self, now: Duration) -> bool {
         let mut state = self.lock();
         state.now = now;
@@ -74,7 +74,7 @@ impl Cluster {
         self.lock().engines[engine].is_up()
     }
 
-    /// What the engines did, in their order.
+    /// The statistics of each engine, in their order.
     pub(crate) fn take_stats(&self) -> Vec<EngineStats> {
         std::mem::take(&mut self.lock().engines).into_iter().map(Engine::into_stats).collect()
     }

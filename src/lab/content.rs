@@ -1,29 +1,29 @@
-//! What the prefix cache sees of a request: the content of its blocks.
+//! The hashes of a request's blocks, by which the prefix cache finds shared prefixes.
 //!
-//! A prompt is known here as a list of texts, each with the tokens taken of it, and a rest that is its own. A block's content
-//! is a hash of the pieces of texts in it, so two prompts share a block exactly if they agree up to its end, as with real
-//! token ids. The response is a text, too, because the next turn of a conversation repeats it.
+//! Prompts have no token ids here. A prompt is a list of shared segments, each an id with a number of tokens, followed by
+//! tokens of its own. The hash of a block covers everything up to its end, so two prompts share a block exactly if they agree
+//! up to there, as with real token ids. The response is a segment, too, because the next turn of a conversation repeats it.
 
 use std::sync::Arc;
 
 use sluice_sim::Content;
 use sluice_sim::engine::BLOCK_TOKENS;
 
-/// The content of a request whose prompt of `prompt` tokens begins with the texts `shared`, whose own rest is text number
-/// `own`, and which is answered by `output` tokens of text `response`.
+/// The content of a request. Its prompt has `prompt` tokens: the segments `shared`, then tokens of its own, which `own`
+/// identifies. `response` is the segment of its response.
 pub(crate) fn content(shared: &[(u64, u32)], prompt: u32, own: u64, response: Option<(u64, u32)>) -> Content {
     let begins: u32 = shared.iter().map(|(_, tokens)| *tokens).sum();
-    let rest = (own_text(own), prompt.saturating_sub(begins));
+    let rest = (own_segment(own), prompt.saturating_sub(begins));
     if begins == 0 && response.is_none() {
         return Content::shared(0, 0, own);
     }
-    let texts = shared.iter().copied().chain([rest]).chain(response).filter(|(_, tokens)| *tokens > 0);
+    let segments = shared.iter().copied().chain([rest]).chain(response).filter(|(_, tokens)| *tokens > 0);
     let (mut blocks, mut block, mut filled) = (Vec::new(), 0, 0);
-    for (text, tokens) in texts {
+    for (segment, tokens) in segments {
         let mut at = 0;
         while at < tokens {
             let taken = (tokens - at).min(BLOCK_TOKENS - filled);
-            block = mix(mix(mix(block, text), u64::from(at)), u64::from(taken));
+            block = hash(hash(hash(block, segment), u64::from(at)), u64::from(taken));
             (at, filled) = (at + taken, filled + taken);
             if filled == BLOCK_TOKENS {
                 blocks.push(block);
@@ -31,16 +31,16 @@ pub(crate) fn content(shared: &[(u64, u32)], prompt: u32, own: u64, response: Op
             }
         }
     }
-    Content::Blocks { blocks: Arc::from(blocks), tail: own_text(own) }
+    Content::Blocks { blocks: Arc::from(blocks), tail: own_segment(own) }
 }
 
-/// A request's own text, distinguished from the shared ones by its number.
-fn own_text(own: u64) -> u64 {
-    mix(0x0E17, own)
+/// The id of the segment that belongs to one request only; hashed, so that it differs from the ids of shared segments.
+fn own_segment(own: u64) -> u64 {
+    hash(0x0E17, own)
 }
 
-/// Hashes two numbers into one: the finaliser of MurmurHash3 over a multiply-add.
-fn mix(one: u64, two: u64) -> u64 {
+/// Hashes two numbers into one: a multiply-add, then the finalizer of MurmurHash3.
+fn hash(one: u64, two: u64) -> u64 {
     let mut mixed = one.wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(two).wrapping_add(0x5851_F42D_4C95_7F2D);
     mixed = (mixed ^ (mixed >> 33)).wrapping_mul(0xFF51_AFD7_ED55_8CCD);
     mixed = (mixed ^ (mixed >> 33)).wrapping_mul(0xC4CE_B9FE_1A85_EC53);

@@ -1,17 +1,17 @@
-//! One simulated engine on the time line of the run, and what is counted of it.
+//! One simulated engine in a run, and its statistics.
 //!
-//! A virtual server has a clock of its own, which this file ties to the run's: at the usual speed they differ by a constant,
-//! and an engine that is n times slower takes n times as long for everything, API server included. A stopped engine has
-//! no clock; one that starts again has empty caches.
+//! A [`VirtualServer`] has a clock of its own, which [`Clock`] maps to that of the run. At the usual speed they differ by a
+//! constant. An engine that is n times slower takes n times as long for everything, its API server included. An engine
+//! that starts again is a new virtual server with empty caches.
 //!
-//! Bounds: requests in an engine are bounded by the traffic, samples by [`MAX_SAMPLES`].
+//! Bounds: samples by [`MAX_SAMPLES`]; the number of requests is bounded only by the traffic.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, DefaultHasher};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::outlet::Outlet;
+use crate::output_collector::OutputCollector;
 use crate::setup::EngineChange;
 use sluice_bench::result::record::{ServerSample, ServerSide};
 use sluice_core::base::Rng;
@@ -19,25 +19,25 @@ use sluice_sim::engine::SequenceId;
 use sluice_sim::virtual_server::StepEnd;
 use sluice_sim::{Content, Request, SimConfig, VirtualServer};
 
-/// The most samples of an engine, one a second.
+/// The most samples of one engine.
 const MAX_SAMPLES: usize = 100_000;
-/// Time between samples.
-const SAMPLE_EVERY: Duration = Duration::from_secs(1);
+/// Time between two samples.
+const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What an engine did in a run.
+/// Statistics of an engine over a run.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct EngineStats {
     /// The name of its backend.
     pub backend: String,
-    /// Requests that reached it.
+    /// Requests that it received.
     pub requests: u64,
-    /// Steps of the model.
+    /// Steps.
     pub steps: u64,
-    /// Seconds in which a step was under way.
+    /// Seconds during which a step was running.
     pub busy: f64,
-    /// Tokens that were pushed through the model: prompts without their cached part, and outputs.
+    /// Tokens that the model computed: prompts without their cached part, and outputs.
     pub computed_tokens: u64,
-    /// What `/metrics` would have shown.
+    /// What a load generator would have scraped from `/metrics`.
     pub side: ServerSide,
 }
 
@@ -51,11 +51,12 @@ pub(crate) struct EngineRequest {
     pub(crate) content: Content,
 }
 
-/// The clock of a virtual server on that of the run.
+/// Maps the clock of a virtual server to that of the run.
 #[derive(Clone, Copy, Debug)]
 struct Clock {
-    /// The same moment on both.
+    /// A moment on the clock of the run.
     run: Duration,
+    /// The same moment on the clock of the server.
     server: Duration,
     slower: f64,
 }
@@ -66,17 +67,17 @@ impl Clock {
         self.server + if self.slower == 1.0 { passed } else { passed.div_f64(self.slower) }
     }
 
-    /// At the earliest when the server's clock shows `at`.
+    /// The time of the run at which the server's clock shows `at`.
     fn to_run(self, at: Duration) -> Duration {
         let left = at.saturating_sub(self.server);
         self.run + if self.slower == 1.0 { left } else { left.mul_f64(self.slower) }
     }
 }
 
-/// Sequence numbers are handed out in order: any hash spreads them, and it must not differ between runs.
+/// The hasher has no random seed: the order of iteration must be the same in each run.
 type BySequence<T> = HashMap<SequenceId, T, BuildHasherDefault<DefaultHasher>>;
 
-/// One engine. Times are those of the run unless they are said to be the server's.
+/// One engine. Times are those of the run unless a comment says otherwise.
 #[derive(Debug)]
 pub(crate) struct Engine {
     pub(crate) config: SimConfig,
@@ -84,12 +85,12 @@ pub(crate) struct Engine {
     clock: Clock,
     slower: f64,
     up: bool,
-    streams: BySequence<Arc<Outlet>>,
+    streams: BySequence<Arc<OutputCollector>>,
     next: SequenceId,
-    /// Of the server's next event.
+    /// When the server's next event is due.
     next_at: Option<Duration>,
     stats: EngineStats,
-    /// Start of the last step and when its tokens were seen, on the server's clock.
+    /// Start and end of the last step, on the server's clock.
     last_step: Option<(Duration, Duration)>,
     next_sample: Duration,
 }
@@ -118,18 +119,23 @@ impl Engine {
         self.up
     }
 
-    /// When it does something next.
+    /// When its next event is due.
     pub(crate) fn next_at(&self) -> Option<Duration> {
         self.next_at
     }
 
-    /// Submits a request whose tokens go to `outlet`.
-    pub(crate) fn submit(&mut self, now: Duration, request: &EngineRequest, outlet: Arc<Outlet>) -> SequenceId {
+    /// Submits a request whose tokens go to `collector`.
+    pub(crate) fn submit(
+        &mut self,
+        now: Duration,
+        request: &EngineRequest,
+        collector: Arc<OutputCollector>,
+    ) -> SequenceId {
         let id = self.next;
         self.next += 1;
         self.stats.requests += 1;
         self.stats.side.prompt_tokens += f64::from(request.prompt_tokens);
-        self.streams.insert(id, outlet);
+        self.streams.insert(id, collector);
         let EngineRequest { prompt_tokens, output_tokens, adapter, priority, ref content } = *request;
         let content = content.clone();
         let sequence = Request { id, prompt_tokens, output_tokens, adapter, priority, content, ..Request::default() };
@@ -138,7 +144,7 @@ impl Engine {
         id
     }
 
-    /// Ends a sequence whose client left. Sequences of before a restart are gone already.
+    /// Aborts a sequence whose client disconnected. Does nothing if a restart has already ended it.
     pub(crate) fn abort(&mut self, id: SequenceId) {
         if self.streams.remove(&id).is_some() {
             self.server.abort(id);
@@ -146,14 +152,14 @@ impl Engine {
         }
     }
 
-    /// Processes what is due at `now`; returns whether tokens became visible.
+    /// Processes all events up to `now`. Returns whether tokens or errors were delivered.
     pub(crate) fn run_due(&mut self, now: Duration) -> bool {
         let mut visible = false;
         while self.next_at.is_some_and(|at| at <= now) {
-            // A slower clock rounds: what is due must not wait for its last nanosecond.
+            // With a slower clock, rounding may put `now` a nanosecond before the event that is due.
             let at = self.server.next_at().unwrap_or_default().max(self.clock.to_server(now));
             if let Some(end) = self.server.poll(at) {
-                visible |= self.show(&end);
+                visible |= self.deliver(&end);
                 self.count(&end);
             }
             self.update_next();
@@ -161,7 +167,7 @@ impl Engine {
         visible
     }
 
-    /// Makes a change.
+    /// Applies a change.
     pub(crate) fn change(&mut self, now: Duration, change: EngineChange) {
         match change {
             EngineChange::Slower(factor) => {
@@ -171,7 +177,7 @@ impl Engine {
             EngineChange::Stop => {
                 self.up = false;
                 self.replace_server(now);
-                self.streams.drain().for_each(|(_, outlet)| outlet.fail());
+                self.streams.drain().for_each(|(_, collector)| collector.fail());
             }
             EngineChange::Start => self.up = true,
         }
@@ -189,19 +195,20 @@ impl Engine {
         self.next_at = self.server.next_at().map(|at| self.clock.to_run(at));
     }
 
-    /// Passes what a step produced to the streams.
-    fn show(&mut self, end: &StepEnd) -> bool {
+    /// Passes the tokens and errors of a step to the streams. Returns whether there were any.
+    fn deliver(&mut self, end: &StepEnd) -> bool {
         for admitted in end.admitted.iter().filter(|admitted| !admitted.resumed) {
-            if let Some(outlet) = self.streams.get(&admitted.id) {
-                outlet.admit(admitted.cached_tokens);
+            if let Some(collector) = self.streams.get(&admitted.id) {
+                collector.admit(admitted.cached_tokens);
             }
         }
         for token in &end.emitted {
-            let outlet = if token.last { self.streams.remove(&token.id) } else { self.streams.get(&token.id).cloned() };
-            outlet.inspect(|outlet| outlet.push(token.last));
+            let collector =
+                if token.last { self.streams.remove(&token.id) } else { self.streams.get(&token.id).cloned() };
+            collector.inspect(|collector| collector.push(token.last));
         }
         for (id, _) in &end.refused {
-            self.streams.remove(id).inspect(|outlet| outlet.fail());
+            self.streams.remove(id).inspect(|collector| collector.fail());
         }
         !end.emitted.is_empty() || !end.refused.is_empty()
     }
@@ -225,7 +232,7 @@ impl Engine {
         let at = self.clock.to_run(end.ended);
         if at >= self.next_sample && side.samples.len() < MAX_SAMPLES {
             side.samples.push(ServerSample { at: at.as_secs_f64(), running, waiting, kv_usage });
-            self.next_sample = at + SAMPLE_EVERY;
+            self.next_sample = at + SAMPLE_INTERVAL;
         }
     }
 
@@ -236,7 +243,7 @@ impl Engine {
         self.stats.side.prefix_hits += prefix.hits as f64;
     }
 
-    /// What it did, at the end of a run.
+    /// The statistics at the end of a run.
     pub(crate) fn into_stats(mut self) -> EngineStats {
         self.count_caches();
         if let Some((started, seen)) = self.last_step {

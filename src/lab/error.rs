@@ -1,13 +1,13 @@
-//! Why a run of the laboratory cannot begin.
+//! Why a simulation cannot start.
 //!
-//! Everything is checked before virtual time starts; a run that has begun always ends with a result. Every text says what
-//! to change.
+//! Everything is checked before virtual time starts; a run that has started always ends with a result. Every message says
+//! what to change.
 
 use sluice_bench::BenchError;
 use sluice_core::vllm::args::ArgsError;
 use sluice_sim::{ProfileError, Refusal};
 
-/// Why a run cannot begin.
+/// Why a simulation cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum LabError {
     /// A backend of the configuration has no engine.
@@ -19,10 +19,10 @@ pub enum LabError {
     /// Two engines for one backend.
     #[error("backend \"{0}\" has two engines; describe one for each backend")]
     TwoEngines(String),
-    /// A factor that is not above 0.
-    #[error("the engine of \"{0}\" cannot be slower by {1}; give a number above 0, 1 for its usual speed")]
+    /// A slowdown that is not above 0.
+    #[error("the engine of \"{0}\": slower = {1} is not above 0; 2 doubles all times, 1 is the usual speed")]
     BadFactor(String, f64),
-    /// A file cannot be read or understood.
+    /// A file cannot be read or parsed.
     #[error("{path}: {reason}")]
     File {
         /// Which file.
@@ -33,43 +33,43 @@ pub enum LabError {
     /// The gateway's configuration is not valid.
     #[error("{0}")]
     Config(String),
-    /// Two sources of a configuration.
-    #[error("give the gateway's configuration as a file (config) or as a text (gateway), not both")]
+    /// The file has both `config` and `gateway`.
+    #[error("give the gateway's configuration as the path of a file (config) or inline (gateway), not both")]
     TwoConfigurations,
     /// Too few or too many engines.
     #[error("{0} engines; give between 1 and {1}")]
     EngineCount(usize, usize),
-    /// The number of engines of a configuration of several pools.
-    #[error("the configuration has {0} pools; the number of engines can be varied only where there is one")]
+    /// The number of engines is varied, but there are several pools to add engines to.
+    #[error("the configuration has {0} pools; the number of engines can be varied only with one pool")]
     PoolCount(usize),
-    /// A change that says nothing, or several things.
+    /// A `change` with no action, or with several.
     #[error("a change of the engine of \"{0}\" needs exactly one of slower = FACTOR, stop = true and start = true")]
     BadChange(String),
-    /// A table of traffic, or its trace.
+    /// A `[[traffic]]` table or its trace is not valid.
     #[error("{0}")]
     Traffic(String),
-    /// Something to vary.
+    /// A sweep, or the name of a variant, is not valid.
     #[error("{0}")]
     Sweep(String),
-    /// A plan without a goal.
+    /// `plan` or `rate` has no objectives to search for, or bad bounds.
     #[error("{0}")]
     Plan(String),
-    /// A name of a measure.
+    /// The name of a measure is not valid.
     #[error(transparent)]
     Measure(#[from] BadMeasure),
     /// A measure of a class that the traffic does not have.
-    #[error("the measure '{0}' is of a class that the traffic does not have; its classes are {1}")]
+    #[error("the measure '{0}' names a class that the traffic does not have; its classes are {1}")]
     NoClass(String, String),
     /// There is no traffic.
-    #[error("there is no traffic; give at least one kind of it")]
+    #[error("there is no traffic; add a [[traffic]] table")]
     NoTraffic,
-    /// A limit of the load generator that has no meaning here.
-    #[error("a limit on requests in flight at the client is not simulated; use a closed loop")]
+    /// The load generator's limit on requests in flight.
+    #[error("a limit on requests in flight at the client is not simulated; use concurrency")]
     Concurrency,
-    /// The workload.
+    /// The workload is not valid.
     #[error(transparent)]
     Workload(#[from] BenchError),
-    /// The flags of an engine cannot be read.
+    /// The flags of an engine cannot be parsed.
     #[error("the engine of \"{backend}\": {source}")]
     Flags {
         /// Its backend.
@@ -94,13 +94,13 @@ pub enum LabError {
         source: ProfileError,
     },
     /// The runtime could not be built.
-    #[error("no runtime: {0}")]
+    #[error("cannot build the async runtime: {0}")]
     Runtime(#[from] std::io::Error),
 }
 
-/// A text that names no measure.
+/// A text that is not the name of a measure.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "'{0}' is not a measure; write CLASS.ttft.p99 (or tpot, itl, e2el, queue with mean, max or a percentile), CLASS.attainment, CLASS.failed, CLASS.rate, CLASS.tokens, hit_rate, busy, imbalance or preemptions; the class 'all' is every request"
+    "'{0}' is not a measure; write CLASS.ttft.p99 (or tpot, itl, e2el, queue with mean, max or a percentile), CLASS.attainment, CLASS.failed, CLASS.rate, CLASS.tokens, hit_rate, busy, imbalance or preemptions; the class 'all' means all requests"
 )]
 pub struct BadMeasure(pub(crate) String);

@@ -1,7 +1,7 @@
-//! Whether a study is what its file expects: the ranges that scenarios assert.
+//! Checks a study against the `[[expect]]` ranges of its file.
 //!
-//! A range is about the mean over all seeds, or about the change against another variant. Ranges are chosen so that a change
-//! of behaviour breaks them and another seed does not.
+//! A range is for the mean over all seeds, or for the ratio to another variant. Choose ranges so that another seed stays
+//! inside and a change of behaviour does not.
 
 use crate::error::LabError;
 use crate::file::Expectation;
@@ -9,32 +9,32 @@ use crate::measure::Measure;
 use crate::study::Study;
 use crate::table::number;
 
-/// The measures that expectations are about, to be added to those of a study.
+/// The measures that these expectations need.
 ///
 /// # Errors
-/// A text that is no measure.
+/// A name that is not a measure.
 pub fn measures(expectations: &[Expectation]) -> Result<Vec<Measure>, LabError> {
     expectations.iter().map(|expected| Ok(expected.measure.parse()?)).collect()
 }
 
-/// The expectations that a study does not meet, each as a sentence.
+/// The expectations that a study does not meet, as messages.
 ///
 /// # Errors
-/// An expectation about a variant or a measure that the study does not have.
+/// An expectation for a variant or a measure that the study does not have.
 pub fn unmet(study: &Study, expectations: &[Expectation]) -> Result<Vec<String>, LabError> {
     let mut unmet = Vec::new();
     for expected in expectations {
         let of_name = |name: &String| {
-            study
-                .variant(name)
-                .ok_or_else(|| LabError::Sweep(format!("an expectation is about '{name}', which is no variant")))
+            study.variant(name).ok_or_else(|| {
+                LabError::Sweep(format!("an expectation names the variant '{name}', which does not exist"))
+            })
         };
         let variant = expected.variant.as_ref().map_or(Ok(0), of_name)?;
         let measure: Measure = expected.measure.parse()?;
         let absent = || LabError::Sweep(format!("{measure} was not measured"));
         let at = study.measures.iter().position(|other| *other == measure).ok_or_else(absent)?;
         let (value, relative) = match &expected.than {
-            Some(base) => (1.0 + study.change(of_name(base)?, variant, at).value, format!(" of that of {base}")),
+            Some(base) => (1.0 + study.change(of_name(base)?, variant, at).value, format!(" times that of {base}")),
             None => (study.estimate(variant, at).value, String::new()),
         };
         let (low, high) = (expected.min.unwrap_or(f64::NEG_INFINITY), expected.max.unwrap_or(f64::INFINITY));

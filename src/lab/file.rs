@@ -1,14 +1,14 @@
-//! `lab.toml`: a scenario as a file.
+//! The file format of scenarios.
 //!
 //! ```toml
-//! config = "../one-pool.toml"                 # the gateway's configuration; or its text as `gateway`; or neither: one pool
+//! config = "../one-pool.toml"                 # the gateway's configuration; or `gateway`: inline; neither: one pool
 //! seeds = 5                                   # runs of each variant
-//! duration = "60s"                            # of traffic that does not say its own
+//! duration = "60s"                            # default for every [[traffic]]
 //! measures = ["short.ttft.p99"]               # what is compared; see `measure`
 //!
-//! [[engine]]                                  # of the backends named here, or of all others
-//! backend = ["gpu0", "gpu1"]
-//! gpu = "h200"                                # a preset of the simulator or the path of one, and so is the model
+//! [[engine]]
+//! backend = ["gpu0", "gpu1"]                  # without this key: all backends that no other [[engine]] names
+//! gpu = "h200"                                # a preset of the simulator, or the path of a profile; `model` too
 //! model = "llama-3.1-8b"
 //! args = { max-num-seqs = 256 }               # flags of vLLM; they replace those in the configuration
 //! change = [{ at = "20s", slower = 3.0 }]     # or stop = true, start = true
@@ -16,19 +16,19 @@
 //! [[traffic]]
 //! class = [{ name = "short", rate = 30, in = 200, out = 128 }, { name = "long", rate = 2, in = 16000, out = 64 }]
 //!
-//! [[variant]]                                 # compared with each other
+//! [[variant]]                                 # variants are compared with the first one
 //! name = "round robin"
-//! set = ["pool.all.policy=round_robin"]       # as --set of `sluice serve`
+//! set = ["pool.all.policy=round_robin"]       # like --set of `sluice serve`
 //!
-//! [[expect]]                                  # ranges that a test asserts
+//! [[expect]]                                  # a range that `sluice lab run` and tests check
 //! measure = "short.ttft.p99"
 //! max = 100
 //!
-//! [plan]                                      # what `sluice lab plan` looks for
+//! [plan]                                      # for `sluice lab plan`
 //! candidate = [{ name = "H200, fp8", gpu = "h200", args = { quantization = "fp8" } }]
 //! ```
 //!
-//! Unknown keys are errors. Paths begin at the folder of the file. `scenario` turns a file into a [`Lab`](crate::Lab).
+//! Unknown keys are errors. Paths are relative to the folder of the file. `scenario` turns a file into a [`Lab`](crate::Lab).
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -40,24 +40,24 @@ use sluice_bench::Length;
 use sluice_core::base::Period;
 use sluice_gateway::config::ArgValue;
 
-/// A whole file.
+/// A scenario file.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LabFile {
-    /// Its title in tables and pages.
+    /// Title of the table and of the HTML page.
     #[serde(default)]
     pub title: String,
-    /// The file of the gateway's configuration.
+    /// Path of the gateway's configuration.
     pub config: Option<PathBuf>,
-    /// The text of the gateway's configuration.
+    /// The gateway's configuration, inline.
     pub gateway: Option<String>,
-    /// Changes to it, as `--set` makes them.
+    /// Changes to the configuration: `KEY=VALUE`, like `--set` of `sluice serve`.
     #[serde(default)]
     pub set: Vec<String>,
     /// Number of runs of each variant.
     #[serde(default = "one")]
     pub seeds: u64,
-    /// How long traffic lasts that does not say itself.
+    /// Duration of each traffic that has none of its own.
     pub duration: Option<Period>,
     /// What is compared.
     #[serde(default)]
@@ -67,44 +67,44 @@ pub struct LabFile {
     pub engine: Vec<EngineTable>,
     /// Kinds of traffic.
     pub traffic: Vec<TrafficTable>,
-    /// Variants; none: only the file itself.
+    /// Variants; without any, only the file itself is run.
     #[serde(default)]
     pub variant: Vec<Variant>,
-    /// Ranges that a test asserts.
+    /// Ranges in which results must lie.
     #[serde(default)]
     pub expect: Vec<Expectation>,
-    /// What `plan` looks for.
+    /// Settings of `sluice lab plan`.
     #[serde(default)]
     pub plan: PlanTable,
 }
 
-/// What a planner looks for: the fewest GPUs of each kind with which the objectives of all classes hold.
+/// What the planner searches: the fewest GPUs of each candidate with which all classes meet their objectives.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PlanTable {
-    /// Requests of each class that must meet all their objectives, per cent. Default 99.
+    /// Share of the requests of each class that must meet all their objectives, per cent. Default 99.
     pub attainment: f64,
-    /// Multiples of the traffic. Default 1 and 2.
+    /// Factors by which the traffic is multiplied. Default 1 and 2.
     pub load: Vec<f64>,
     /// The most engines that are tried. Default 256.
-    pub most: u32,
-    /// What could be bought. Default: the engines as the file describes them.
+    pub max_engines: u32,
+    /// Kinds of engine to choose from. Default: the engines of the file.
     pub candidate: Vec<CandidateTable>,
 }
 
 impl Default for PlanTable {
     fn default() -> Self {
-        Self { attainment: 99.0, load: vec![1.0, 2.0], most: 256, candidate: Vec::new() }
+        Self { attainment: 99.0, load: vec![1.0, 2.0], max_engines: 256, candidate: Vec::new() }
     }
 }
 
-/// A kind of engine.
+/// A kind of engine that the planner considers.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CandidateTable {
     /// Its name in tables.
     pub name: String,
-    /// The GPU. Default: as the file says.
+    /// The GPU. Default: that of the file's engines.
     pub gpu: Option<String>,
     /// Flags of vLLM, such as `quantization` and `tensor-parallel-size`.
     #[serde(default)]
@@ -115,39 +115,39 @@ fn one() -> u64 {
     1
 }
 
-/// Engines that are alike.
+/// Engines with the same settings.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EngineTable {
-    /// Their backends; none: all that no other table names.
+    /// Names of their backends. Default: all backends that no other table names.
     #[serde(default)]
     pub backend: Vec<String>,
-    /// How many, where there is no configuration that names them. Default 1.
+    /// Number of engines, in a file without a configuration of the gateway. Default 1.
     pub count: Option<u32>,
-    /// The GPU: a preset of the simulator, or the path of its file. Default `h200`.
+    /// The GPU: a preset of the simulator, or the path of a profile. Default `h200`.
     pub gpu: Option<String>,
-    /// The model, likewise. Default `llama-3.1-8b`.
+    /// The model: a preset or a path, too. Default `llama-3.1-8b`.
     pub model: Option<String>,
     /// Flags of vLLM.
     #[serde(default)]
     pub args: BTreeMap<String, ArgValue>,
-    /// What happens to them during a run.
+    /// Changes during a run.
     #[serde(default)]
     pub change: Vec<ChangeTable>,
 }
 
-/// Something that happens to engines.
+/// A change of engines during a run.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ChangeTable {
     /// When, from the start of the run.
     pub at: Period,
-    /// From then on everything takes so many times as long as usual.
+    /// From then on every operation takes this many times as long.
     pub slower: Option<f64>,
-    /// They stop.
+    /// The engines stop.
     #[serde(default)]
     pub stop: bool,
-    /// They start again.
+    /// The engines start again.
     #[serde(default)]
     pub start: bool,
 }
@@ -156,7 +156,7 @@ pub struct ChangeTable {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TrafficTable {
-    /// The model that requests name. Default: the first of the configuration.
+    /// The model that requests name. Default: the first model of the configuration.
     pub model: Option<String>,
     /// `completions` (default) or `chat`.
     pub api: Option<String>,
@@ -165,26 +165,26 @@ pub struct TrafficTable {
     pub class: Vec<ClassTable>,
     /// Recorded requests instead of classes.
     pub trace: Option<TraceTable>,
-    /// Requests (or conversations) per second, where the classes give none.
+    /// Requests (or conversations) per second, unless the classes have rates.
     pub rate: Option<f64>,
-    /// Shape of the gaps: 1 is Poisson, less is burstier.
+    /// Shape of the gamma-distributed gaps between arrivals: 1 is Poisson, less is burstier.
     pub burstiness: Option<f64>,
-    /// So many at once.
+    /// Requests arrive in bursts of this size.
     pub burst: Option<u32>,
-    /// Pairs of a rate and seconds, in turn: `[[32, 20], [320, 2], [32, 20]]`.
+    /// Rates that follow one another, as pairs of a rate and its seconds: `[[32, 20], [320, 2], [32, 20]]`.
     #[serde(default)]
     pub steps: Vec<(f64, f64)>,
-    /// A fixed number in flight instead of a rate.
+    /// Closed loop: a fixed number of requests in flight instead of a rate.
     pub concurrency: Option<u32>,
-    /// How many requests (or conversations).
+    /// Number of requests (or conversations).
     pub requests: Option<u64>,
-    /// How long they are sent.
+    /// How long requests arrive. Default: that of the file, or 60 s.
     pub duration: Option<Period>,
     /// Conversations instead of single requests.
     pub conversation: Option<ConversationTable>,
     /// LoRA adapters.
     pub adapters: Option<AdaptersTable>,
-    /// Share of clients that leave before the end.
+    /// Share of clients that disconnect before the end of their response, 0 to 1.
     #[serde(default)]
     pub leave: f64,
 }
@@ -195,7 +195,7 @@ pub struct TrafficTable {
 pub struct ClassTable {
     /// Its name in reports.
     pub name: String,
-    /// Requests per second. All classes of a traffic give a rate, or none does.
+    /// Requests per second. Either all classes of a traffic have a rate, or none has.
     pub rate: Option<f64>,
     /// Share of the requests, relative to the other classes. Default 1.
     pub weight: Option<f64>,
@@ -205,9 +205,9 @@ pub struct ClassTable {
     /// Output length.
     #[serde(rename = "out")]
     pub output: LengthText,
-    /// Tokens before the prompt that requests share: a system prompt.
+    /// Tokens of a shared prefix that is added before the prompt, such as a system prompt.
     pub prefix: Option<u32>,
-    /// Share of the prompt that is a shared prefix, instead.
+    /// Share of the prompt that is a shared prefix, 0 to 1. An alternative to `prefix`.
     pub prefix_share: Option<f64>,
     /// Number of different shared prefixes. Default 1.
     pub prefixes: Option<u32>,
@@ -223,11 +223,11 @@ pub struct ClassTable {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ConversationTable {
-    /// Turns of each.
+    /// Turns of a conversation.
     pub turns: LengthText,
     /// Tokens that the user adds from the second turn on. Default: the class's prompt length.
     pub later: Option<LengthText>,
-    /// Mean time between a response and the next turn. Default none.
+    /// Mean time between a response and the next turn. Default 0.
     pub think: Option<Period>,
 }
 
@@ -235,11 +235,11 @@ pub struct ConversationTable {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AdaptersTable {
-    /// Their names.
+    /// Names of the adapters.
     pub names: Vec<String>,
-    /// The k-th in proportion to 1 / k^zipf.
+    /// Exponent of Zipf's law: the k-th adapter is used in proportion to 1 / k^zipf.
     pub zipf: Option<f64>,
-    /// A weight for each, and optionally one for the base model.
+    /// A weight for each adapter, and optionally one more for the base model.
     #[serde(default)]
     pub weights: Vec<f64>,
 }
@@ -252,13 +252,13 @@ pub struct TraceTable {
     pub format: String,
     /// The file.
     pub path: PathBuf,
-    /// Replays it so many times faster. Default 1.
+    /// Replays the trace this many times faster. Default 1.
     pub speed: Option<f64>,
-    /// The most requests taken of it. Default all.
+    /// The most requests that are read from the trace. Default: all.
     pub limit: Option<usize>,
 }
 
-/// A change to the file that gives a variant.
+/// A variant: a name and what it changes.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq)]
 #[serde(deny_unknown_fields)]
 pub struct Variant {
@@ -270,34 +270,34 @@ pub struct Variant {
     /// Flags of all engines.
     #[serde(default)]
     pub args: BTreeMap<String, ArgValue>,
-    /// Flags of the engines of single backends.
+    /// Flags of the engine of one backend, by the backend's name.
     #[serde(default)]
     pub engine: BTreeMap<String, BTreeMap<String, ArgValue>>,
     /// The GPU of all engines.
     pub gpu: Option<String>,
-    /// Number of engines, where there is no configuration that names them.
+    /// Number of engines of the only pool; backends are removed, or copied in turn.
     pub count: Option<u32>,
-    /// Traffic is so many times as much.
+    /// Factor by which rates and concurrency are multiplied.
     pub load: Option<f64>,
 }
 
-/// A range in which the mean over all seeds must lie.
+/// A range in which the mean of a measure over all seeds must lie.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Expectation {
-    /// Of which variant. Default: the first.
+    /// The variant. Default: the first.
     pub variant: Option<String>,
-    /// What.
+    /// The measure.
     pub measure: String,
-    /// Relative to this variant: 0.8 is 20 % less than it has.
+    /// If set, the range is for the ratio to this variant's value: 0.8 means 20 % less.
     pub than: Option<String>,
-    /// Lower end.
+    /// Lower bound.
     pub min: Option<f64>,
-    /// Upper end.
+    /// Upper bound.
     pub max: Option<f64>,
 }
 
-/// A length as a number or a text.
+/// A length, written as a number or as a text.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LengthText(pub Length);
 
@@ -317,20 +317,21 @@ impl<'de> Deserialize<'de> for LengthText {
     }
 }
 
-/// The name of the only variant of a file that has none.
+/// The name of the file itself, where it has no variants.
 pub const AS_WRITTEN: &str = "as written";
 
 impl LabFile {
-    /// Reads the text of a file called `name`.
+    /// Parses the text of a file called `name`.
     ///
     /// # Errors
-    /// What is wrong, with the line or the key.
+    /// What is not valid, with its line or key.
     pub fn parse(text: &str, name: &str) -> Result<Self, LabError> {
-        let wrong = |reason: String| LabError::File { path: name.to_owned(), reason };
-        let table = toml::Deserializer::parse(text).map_err(|error| wrong(error.to_string().trim_end().to_owned()))?;
+        let invalid = |reason: String| LabError::File { path: name.to_owned(), reason };
+        let table =
+            toml::Deserializer::parse(text).map_err(|error| invalid(error.to_string().trim_end().to_owned()))?;
         serde_path_to_error::deserialize(table).map_err(|error| {
             let (path, inner) = (error.path().to_string(), error.into_inner());
-            wrong(format!("{path}: {}", inner.message()))
+            invalid(format!("{path}: {}", inner.message()))
         })
     }
 

@@ -1,30 +1,29 @@
-//! The laboratory: the gateway's request path against simulated engines on virtual time, in one process.
+//! `sluice lab`: a discrete-event simulation of the gateway's request path in front of simulated engines, in one process.
 //!
 //! ```text
-//! agenda (arrivals, turns, changes) ──▶ client ──▶ sluice_gateway::flow ──▶ upstream ──▶ cluster: sluice_sim::VirtualServer
-//!                                         ▲        estimate, admission,                   of each backend
-//!                                         └─────── pump, meter ◀── events as they become visible ──┘
+//! event queue (arrivals, turns, changes) ─▶ client ─▶ sluice_gateway::flow ─▶ upstream ─▶ cluster: a sluice_sim::VirtualServer
+//!                                             ▲       estimate, admission,                for each backend
+//!                                             └────── pump, meter ◀───────── tokens ──────────┘
 //! ```
 //!
-//! The code that decides is the gateway's own: configuration, estimates, pools, retries and meters are those of
-//! `sluice serve`. Requests are those of `sluice bench`, byte for byte, and so are the results. Engines are those of
-//! `sluice sim`. Not part of it: sockets, HTTP parsing, TLS, API keys, exact token counts, probes over the network,
-//! the gateway's own CPU time; of vLLM, limits on waiting requests and the `priority` of a request; responses that are not
-//! streamed.
+//! The gateway is not a model of itself: configuration, estimates, pools, retries and meters are the code of `sluice serve`.
+//! Requests and result files are those of `sluice bench`, byte for byte. Engines are those of `sluice sim`.
 //!
-//! [`run`] is a discrete-event simulation: the clock is tokio's, paused, and jumps from event to event, so that times are
-//! exact to the nanosecond whatever the resolution of timers. All randomness follows from one seed: the same setup gives
-//! byte-identical records.
+//! Not simulated: sockets, HTTP parsing, TLS, API keys, exact token counts, the gateway's CPU time, responses that are not
+//! streamed; of vLLM, its limits on waiting requests and the `priority` of a request.
+//!
+//! The clock of a [`run`] is tokio's paused clock. It jumps from event to event, so times are exact to the nanosecond. All
+//! randomness follows from one seed: the same setup and seed give byte-identical records.
 
 pub mod error;
 pub mod setup;
 mod content;
-mod outlet;
+mod output_collector;
 mod engine;
 mod cluster;
 mod upstream;
 mod client;
-mod agenda;
+mod event_queue;
 pub mod run;
 pub mod measure;
 pub mod file;

@@ -1,17 +1,18 @@
-//! The numbers by which runs are compared, each with a name that a user writes.
+//! Measures: the numbers by which runs are compared, and their names.
 //!
-//! | name | unit | of |
+//! | name | unit | meaning |
 //! |---|---|---|
-//! | `CLASS.ttft.STAT`, `tpot`, `itl`, `e2el`, `queue` | ms | completed requests of a class, or of `all`; `queue`: wait in the gateway |
-//! | `CLASS.attainment` | % | requests that met all objectives of their class |
-//! | `CLASS.failed` | % | requests without a complete response |
+//! | `CLASS.ttft.STAT`, `tpot`, `itl`, `e2el`, `queue` | ms | latency of completed requests; `queue`: wait in the gateway |
+//! | `CLASS.attainment` | % | share of requests that met all objectives of their class |
+//! | `CLASS.failed` | % | share of requests without a complete response |
 //! | `CLASS.rate`, `CLASS.tokens` | 1/s | completed requests, and their output tokens |
-//! | `hit_rate` | % | prompt tokens that the engines found in their prefix caches |
-//! | `busy` | % | of the run in which an engine had a step under way, mean of all engines |
-//! | `imbalance` | | that of the busiest engine divided by the mean |
-//! | `preemptions` | | sequences that lost their KV blocks |
+//! | `hit_rate` | % | share of prompt tokens that the engines found in their prefix caches |
+//! | `busy` | % | share of the time in which an engine was running a step, mean of all engines |
+//! | `imbalance` | | `busy` of the busiest engine divided by the mean |
+//! | `preemptions` | | sequences that were preempted for lack of KV blocks |
 //!
-//! STAT is `mean`, `max` or a percentile such as `p99` or `p99.9`. Statistics are those of `sluice bench`.
+//! CLASS is the name of a class, or `all`. STAT is `mean`, `max` or a percentile such as `p99` or `p99.9`. Formulas are those of
+//! `sluice bench`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -22,13 +23,13 @@ use sluice_bench::result::metrics::{Distribution, Metrics};
 use sluice_bench::result::slices::{SliceBy, slices};
 use sluice_core::stats::Sense;
 
-/// All requests, whatever their class.
+/// The name for the requests of all classes.
 const ALL: &str = "all";
 
-/// What is measured.
+/// A measure.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Measure {
-    /// A class; `all` for all requests, and for what does not belong to requests.
+    /// The name of a class; `all` for all requests and for measures of engines.
     class: String,
     kind: Kind,
 }
@@ -134,8 +135,8 @@ impl fmt::Display for Measure {
 }
 
 impl Measure {
-    /// What is compared when the user names nothing: P99 of TTFT and E2EL of each class, and failures.
-    pub fn usual(classes: &[String]) -> Vec<Self> {
+    /// The measures that are compared by default: P99 of TTFT and E2EL of each class, and failures.
+    pub fn default_for(classes: &[String]) -> Vec<Self> {
         let latency = |class: &String, latency| {
             let kind = Kind::Latency(latency, Statistic::Percentile(99.0));
             Self { class: class.clone(), kind }
@@ -144,7 +145,7 @@ impl Measure {
         each.chain([Self { class: ALL.to_owned(), kind: Kind::Failed }]).collect()
     }
 
-    /// Its unit; empty for a plain number.
+    /// The unit; empty for a plain number.
     pub fn unit(&self) -> &'static str {
         match self.kind {
             Kind::Latency(..) => "ms",
@@ -154,7 +155,7 @@ impl Measure {
         }
     }
 
-    /// Which direction is good.
+    /// Whether a higher or a lower value is better.
     pub fn sense(&self) -> Sense {
         match self.kind {
             Kind::Attainment | Kind::Rate | Kind::Tokens | Kind::HitRate => Sense::HigherIsBetter,
@@ -162,13 +163,13 @@ impl Measure {
         }
     }
 
-    /// The class that it is about, unless that is all requests.
+    /// The class; `None` for all requests and for measures of engines.
     pub fn class(&self) -> Option<&str> {
         (self.class != ALL).then_some(&self.class)
     }
 }
 
-/// The statistics of a run from which every measure follows.
+/// A run with the statistics from which every measure is computed.
 #[derive(Debug)]
 pub struct Measured<'a> {
     run: &'a LabRun,
@@ -183,7 +184,7 @@ impl<'a> Measured<'a> {
         Self { run, all, classes }
     }
 
-    /// The value of a measure in its unit; NaN where there is nothing to measure.
+    /// The value of a measure in its unit; NaN if the run has no data for it.
     pub fn value(&self, measure: &Measure) -> f64 {
         let class = self.classes.iter().find(|(name, _)| *name == measure.class).map(|(_, metrics)| metrics);
         let Some(metrics) = class.or((measure.class == ALL).then_some(&self.all)) else { return f64::NAN };

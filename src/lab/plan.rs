@@ -1,14 +1,16 @@
-//! The planner: how many GPUs of which kind does this traffic need, and what does it cost?
+//! `sluice lab plan`: how many GPUs of which kind this traffic needs, and what they cost.
 //!
-//! For each candidate and each multiple of the traffic, the number of engines is doubled until the objectives hold, and the
-//! fewest that suffice are then found by bisection. They hold where, in every class with objectives, the share of requests
-//! that meet all of them reaches the target, over the whole run and over its second half: a queue that keeps growing shows
-//! there. It is the mean over the seeds. More engines are taken to be no worse.
+//! For each candidate and each load factor, the number of engines is doubled until the objectives are met. The smallest
+//! number that meets them is then found by bisection, which assumes that more engines are never worse.
 //!
-//! Cost is that of the GPUs alone, for the time in which requests arrive. Bounds: `plan.most` engines.
+//! The objectives are met if, in every class with objectives, the share of requests that meet all of them reaches
+//! `plan.attainment`, both over the whole run and over its second half. The second half shows a queue that keeps growing.
+//! Shares are means over the seeds.
+//!
+//! Cost is that of the GPUs alone, for the time during which requests arrive. Bounds: `plan.max_engines` engines.
 
 use crate::error::LabError;
-use crate::file::{CandidateTable, Variant};
+use crate::file::{AS_WRITTEN, CandidateTable, Variant};
 use crate::prices::Prices;
 use crate::run::{LabRun, run};
 use crate::scenario::Scenario;
@@ -16,76 +18,76 @@ use crate::setup::Lab;
 use sluice_bench::result::metrics::Metrics;
 use sluice_bench::{Record, RunResult};
 
-const SECONDS_OF_AN_HOUR: f64 = 3600.0;
+const SECONDS_PER_HOUR: f64 = 3600.0;
 
-/// The answer for one candidate and one multiple of the traffic.
+/// The result for one candidate and one load factor.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Answer {
-    /// The candidate.
+pub struct PlanResult {
+    /// Name of the candidate.
     pub candidate: String,
-    /// The multiple of the traffic.
+    /// Factor by which the traffic was multiplied.
     pub load: f64,
-    /// The fewest engines, or why there is no such number.
-    pub needs: Result<Need, String>,
+    /// What is needed, or why no number of engines suffices.
+    pub needs: Result<Requirement, String>,
 }
 
-/// The fewest engines that suffice, and what they do.
+/// The fewest engines that meet the objectives, and how they do.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Need {
-    /// Engines.
+pub struct Requirement {
+    /// Number of engines.
     pub engines: u32,
-    /// GPUs of all engines.
+    /// Number of GPUs of all engines.
     pub gpus: u32,
-    /// The smallest attainment of a class, per cent, and the class.
+    /// The lowest attainment of all classes, per cent, and the class.
     pub attainment: (f64, String),
-    /// The same with one engine less, if there is one less.
+    /// The same with one engine less; `None` if there is only one.
     pub with_one_less: Option<(f64, String)>,
-    /// Mean share of the time in which an engine had a step under way, per cent.
+    /// Share of the time in which an engine was running a step, mean of all engines, per cent.
     pub busy: f64,
-    /// What it costs, if the price of the GPU is known.
+    /// The cost, if the price of the GPU is known.
     pub cost: Option<Cost>,
 }
 
-/// What GPUs cost, in the currency of the prices.
+/// The cost of the GPUs, in the currency of the prices.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Cost {
-    /// For an hour.
+    /// Per hour.
     pub per_hour: f64,
-    /// For a completed request.
+    /// Per completed request.
     pub per_request: f64,
-    /// For a million tokens, prompts and outputs.
+    /// Per million tokens of prompts and outputs.
     pub per_million_tokens: f64,
-    /// For a million output tokens.
+    /// Per million output tokens.
     pub per_million_output: f64,
 }
 
-/// One number of engines as it was tried.
-struct Tried {
+/// The runs with one number of engines.
+struct Trial {
     attainment: (f64, String),
     runs: Vec<LabRun>,
     gpus: u32,
 }
 
-/// Answers for every candidate and multiple of the traffic of the file, in that order. `on_trial` gets what was
-/// tried: candidate, multiple of the traffic, engines, and the smallest attainment of a class in per cent.
+/// Finds what every candidate needs at every load factor of the file, in that order. `on_trial` is called after each trial
+/// with candidate, load factor, engines, and the lowest attainment of all classes in per cent.
 ///
 /// # Errors
-/// The traffic has no objectives, or the scenario is not valid whatever the candidate.
+/// The traffic has no objectives, or the scenario is not valid with any candidate.
 pub fn plan(
     scenario: &Scenario,
     prices: &Prices,
     seeds: &[u64],
     mut on_trial: impl FnMut(&str, f64, u32, f64),
-) -> Result<Vec<Answer>, LabError> {
+) -> Result<Vec<PlanResult>, LabError> {
     let goal = &scenario.file.plan;
     if !(0.0..=100.0).contains(&goal.attainment) || goal.load.iter().any(|load| !(load.is_finite() && *load > 0.0)) {
         return Err(LabError::Plan(
-            "plan.attainment is a share from 0 to 100, and each plan.load is above 0".to_owned(),
+            "plan.attainment must be from 0 to 100 per cent, and each plan.load above 0".to_owned(),
         ));
     }
-    let own = CandidateTable { name: "as written".to_owned(), gpu: None, args: Default::default() };
+    let own = CandidateTable { name: AS_WRITTEN.to_owned(), gpu: None, args: Default::default() };
     let candidates = if goal.candidate.is_empty() { std::slice::from_ref(&own) } else { &goal.candidate };
-    let mut answers = Vec::new();
+    let mut results = Vec::new();
     for candidate in candidates {
         for load in &goal.load {
             let gpu = candidate.gpu.clone();
@@ -99,17 +101,18 @@ pub fn plan(
                 },
             };
             let needs = match search.fewest() {
-                // vLLM refuses this model on this GPU: an answer, not a mistake.
-                Err(LabError::Engine { source, .. }) => Err(first_line(&source.to_string())),
-                found => found?.map(|found| found.need(scenario, candidate, prices)),
+                // vLLM would not start this model on this GPU: a result, not an error.
+                Err(LabError::Engine { source, .. }) => Err(does_not_start(&source.to_string())),
+                found => found?.map(|found| found.requirement(scenario, candidate, prices)),
             };
-            answers.push(Answer { candidate: candidate.name.clone(), load: *load, needs });
+            results.push(PlanResult { candidate: candidate.name.clone(), load: *load, needs });
         }
     }
-    Ok(answers)
+    Ok(results)
 }
 
-fn first_line(text: &str) -> String {
+/// The last line of the message with which vLLM would refuse to start.
+fn does_not_start(text: &str) -> String {
     let line = text.lines().map(str::trim).rfind(|line| !line.is_empty()).unwrap_or_default();
     format!("does not start: {line}")
 }
@@ -122,54 +125,57 @@ struct Search<'a, F> {
     on_trial: F,
 }
 
-/// The fewest engines, and one less.
+/// The result of a search.
 struct Found {
     engines: u32,
-    enough: Tried,
+    enough: Trial,
     with_one_less: Option<(f64, String)>,
 }
 
 impl<F: FnMut(u32, f64)> Search<'_, F> {
     fn fewest(&mut self) -> Result<Result<Found, String>, LabError> {
-        let (most, target) = (self.scenario.file.plan.most.max(1), self.scenario.file.plan.attainment);
+        let (most, target) = (self.scenario.file.plan.max_engines.max(1), self.scenario.file.plan.attainment);
         let (mut too_few, mut failed) = (0, None);
         let mut engines = 1;
         let (mut enough_at, mut enough) = loop {
-            let tried = self.try_out(engines)?;
-            if tried.attainment.0 >= target {
-                break (engines, tried);
+            let trial = self.trial(engines)?;
+            if trial.attainment.0 >= target {
+                break (engines, trial);
             }
-            let (share, class) = tried.attainment;
+            let (share, class) = trial.attainment;
             if engines == most {
-                return Ok(Err(format!("{most} engines are too few: {share:.1} % of '{class}' meet their objectives")));
+                let s = if most == 1 { "" } else { "s" };
+                return Ok(Err(format!(
+                    "not met with {most} engine{s}: {share:.1} % of '{class}' meet their objectives"
+                )));
             }
             (too_few, failed) = (engines, Some((share, class)));
             engines = (engines * 2).min(most);
         };
         while enough_at - too_few > 1 {
             let middle = too_few.midpoint(enough_at);
-            let tried = self.try_out(middle)?;
-            if tried.attainment.0 >= target {
-                (enough_at, enough) = (middle, tried);
+            let trial = self.trial(middle)?;
+            if trial.attainment.0 >= target {
+                (enough_at, enough) = (middle, trial);
             } else {
-                (too_few, failed) = (middle, Some(tried.attainment));
+                (too_few, failed) = (middle, Some(trial.attainment));
             }
         }
         Ok(Ok(Found { engines: enough_at, enough, with_one_less: failed }))
     }
 
-    fn try_out(&mut self, engines: u32) -> Result<Tried, LabError> {
+    fn trial(&mut self, engines: u32) -> Result<Trial, LabError> {
         let lab = self.scenario.lab(&Variant { count: Some(engines), ..self.base.clone() })?;
         let each = lab.engines.iter().map(|engine| engine.sim.profile.layout.tensor_parallel.max(1));
         let gpus = each.sum();
         let runs = run_all(&lab, self.seeds)?;
         let attainment = worst_class(&runs)?;
         (self.on_trial)(engines, attainment.0);
-        Ok(Tried { attainment, runs, gpus })
+        Ok(Trial { attainment, runs, gpus })
     }
 }
 
-/// A run for each seed, on threads of their own.
+/// Runs every seed, each on a thread of its own.
 fn run_all(lab: &Lab, seeds: &[u64]) -> Result<Vec<LabRun>, LabError> {
     std::thread::scope(|scope| {
         let runs: Vec<_> = seeds.iter().map(|seed| scope.spawn(|| run(lab, *seed))).collect();
@@ -181,7 +187,7 @@ fn run_all(lab: &Lab, seeds: &[u64]) -> Result<Vec<LabRun>, LabError> {
     })
 }
 
-/// The class with the smallest share of requests within their objectives, over all or over the later half of a run.
+/// The lowest attainment of all classes, per cent, and the class. Of the whole run and its second half the lower one counts.
 fn worst_class(runs: &[LabRun]) -> Result<(f64, String), LabError> {
     let config = &runs[0].result.config;
     let with_objectives = (0..).zip(&config.classes).filter(|(index, _)| !config.slo_of(*index).is_empty());
@@ -191,10 +197,10 @@ fn worst_class(runs: &[LabRun]) -> Result<(f64, String), LabError> {
         (of_half(false).min(of_half(true)) * 100.0, class.name.clone())
     });
     let worst = shares.min_by(|one, other| one.0.total_cmp(&other.0));
-    worst.ok_or_else(|| LabError::Plan("a plan needs objectives; give a class ttft, tpot or e2el".to_owned()))
+    worst.ok_or_else(|| LabError::Plan("a plan needs objectives; set ttft, tpot or e2el of a class".to_owned()))
 }
 
-/// The share of requests of a class that met their objectives; 1 if there are none.
+/// The share of requests of a class that met their objectives; 1 if it has no requests. `late`: in the second half only.
 fn share(result: &RunResult, class: u32, late: bool) -> f64 {
     let middle = last_sent(result) / 2.0;
     let of_class = |record: &&Record| record.class == class && (!late || record.sent >= middle);
@@ -211,8 +217,8 @@ fn last_sent(result: &RunResult) -> f64 {
 }
 
 impl Found {
-    fn need(self, scenario: &Scenario, candidate: &CandidateTable, prices: &Prices) -> Need {
-        let Tried { attainment, runs, gpus } = self.enough;
+    fn requirement(self, scenario: &Scenario, candidate: &CandidateTable, prices: &Prices) -> Requirement {
+        let Trial { attainment, runs, gpus } = self.enough;
         let of_file = || scenario.file.engine.iter().find_map(|engine| engine.gpu.clone());
         let gpu = candidate.gpu.clone().or_else(of_file).unwrap_or_else(|| crate::scenario::GPU.to_owned());
         let per_hour = prices.per_hour.get(&gpu).map(|price| price * f64::from(gpus));
@@ -222,7 +228,7 @@ impl Found {
         });
         let busy = busy.sum::<f64>() / runs.len() as f64;
         let cost = per_hour.map(|per_hour| cost(per_hour, &runs));
-        Need { engines: self.engines, gpus, attainment, with_one_less: self.with_one_less, busy, cost }
+        Requirement { engines: self.engines, gpus, attainment, with_one_less: self.with_one_less, busy, cost }
     }
 }
 
@@ -230,7 +236,7 @@ fn cost(per_hour: f64, runs: &[LabRun]) -> Cost {
     let (mut hours, mut requests, mut input, mut output) = (0.0, 0.0, 0.0, 0.0);
     for run in runs {
         let metrics = Metrics::of(&run.result);
-        hours += last_sent(&run.result) / SECONDS_OF_AN_HOUR;
+        hours += last_sent(&run.result) / SECONDS_PER_HOUR;
         requests += metrics.completed as f64;
         input += metrics.input_tokens as f64;
         output += metrics.output_tokens as f64;

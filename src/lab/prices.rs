@@ -1,4 +1,4 @@
-//! Prices of GPUs, as a file of the user.
+//! Prices of GPUs, read from a file.
 //!
 //! ```toml
 //! currency = "USD"
@@ -7,7 +7,7 @@
 //! "h100-80" = 2.50
 //! ```
 //!
-//! Prices differ by provider and month, so none is built in. A GPU is named as in the scenario: by preset or by path.
+//! Prices differ by provider and month, so none are built in. GPUs have the same names as in the scenario: a preset or a path.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -31,13 +31,13 @@ impl Prices {
     /// Reads a file.
     ///
     /// # Errors
-    /// It cannot be read or understood, or a price is not 0 or more.
+    /// The file cannot be read or parsed, or a price is negative.
     pub fn load(path: &Path) -> Result<Self, LabError> {
-        let wrong = |reason: String| LabError::File { path: path.display().to_string(), reason };
-        let text = std::fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
-        let prices: Self = toml::from_str(&text).map_err(|error| wrong(error.to_string().trim_end().to_owned()))?;
+        let invalid = |reason: String| LabError::File { path: path.display().to_string(), reason };
+        let text = std::fs::read_to_string(path).map_err(|error| invalid(error.to_string()))?;
+        let prices: Self = toml::from_str(&text).map_err(|error| invalid(error.to_string().trim_end().to_owned()))?;
         match prices.per_hour.iter().find(|(_, price)| !(price.is_finite() && **price >= 0.0)) {
-            Some((gpu, price)) => Err(wrong(format!("per_hour.{gpu}: {price} is not a price; give 0 or more"))),
+            Some((gpu, price)) => Err(invalid(format!("per_hour.{gpu}: {price} is not a price; give 0 or more"))),
             None => Ok(prices),
         }
     }

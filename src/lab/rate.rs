@@ -1,7 +1,7 @@
-//! The highest rate at which the objectives hold, by the search of `sluice bench --find-rate`.
+//! `sluice lab rate`: the highest rate at which the objectives are met.
 //!
-//! The search is the same, and so are its trials; only the system is simulated. So a laboratory's answer can be put beside a
-//! measured one. The traffic must be one kind with a rate; its rate is replaced.
+//! The search and its trials are those of `sluice bench --find-rate`; only the system under test is simulated. So results can
+//! be compared with measured ones. There must be exactly one `[[traffic]]`, with a rate; the search replaces that rate.
 
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
@@ -14,34 +14,34 @@ use sluice_bench::search::{
 };
 use sluice_bench::{Arrival, Extent, Slo};
 
-/// A laboratory as the system under test.
+/// A simulation as the system under test.
 struct Simulated<'a>(&'a Lab);
 
-/// The goal of a search: this share of requests meets the objectives of the laboratory's classes.
+/// The goal of a search: this share of requests meets the objectives of the traffic's classes.
 ///
 /// # Errors
 /// The traffic is not one kind with a rate and with objectives.
 pub fn goal(lab: &Lab, attainment: f64, seed: u64) -> Result<SearchGoal, LabError> {
     let [traffic] = &lab.traffic[..] else {
-        let text = "a rate can be searched for one kind of traffic only; give one [[traffic]]";
+        let text = "the highest rate can be searched for one kind of traffic only; give one [[traffic]]";
         return Err(LabError::Plan(text.to_owned()));
     };
     if !matches!(traffic.arrival, Arrival::Poisson { .. } | Arrival::Gamma { .. } | Arrival::Burst { .. }) {
-        return Err(LabError::Plan("a rate can be searched only for traffic with a rate".to_owned()));
+        return Err(LabError::Plan("the highest rate can be searched only for traffic with a rate".to_owned()));
     }
     let classes = traffic.workload.class_configs();
     let bounds = classes.iter().flat_map(|class| [class.slo.ttft, class.slo.e2el].into_iter().flatten());
     let longest = bounds.fold(0.0, f64::max) / 1e3;
     if longest <= 0.0 {
-        return Err(LabError::Plan("a rate needs objectives; give a class ttft or e2el".to_owned()));
+        return Err(LabError::Plan("the search needs objectives; set ttft or e2el of a class".to_owned()));
     }
     Ok(SearchGoal { attainment, seed, ..SearchGoal::new(longest) })
 }
 
-/// Searches the highest rate for a [`goal`]. `on_trial` gets each trial.
+/// Searches for the highest rate that meets a [`goal`]. `on_trial` is called after each trial.
 ///
 /// # Errors
-/// The laboratory is not valid.
+/// The setup is not valid.
 pub fn highest_rate(
     lab: &Lab,
     goal: &SearchGoal,
@@ -49,7 +49,7 @@ pub fn highest_rate(
 ) -> Result<SearchResult, LabError> {
     let mut system = Simulated(lab);
     let search = pin!(find_rate(&mut system, goal, on_trial));
-    // Nothing in it waits: a trial is over when it returns.
+    // The search never waits, since a simulated trial runs to its end in one call.
     match search.poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(result) => result,
         Poll::Pending => Err(LabError::Plan("the search did not end".to_owned())),
@@ -66,7 +66,7 @@ impl SystemUnderTest for Simulated<'_> {
         let traffic = &mut lab.traffic[0];
         traffic.arrival = match (trial.load, &traffic.arrival) {
             (TrialLoad::Stream, _) => Arrival::ClosedLoop { concurrency: 1 },
-            // Beyond the slots, a shed request would be followed by the next at the same moment.
+            // With more streams than slots, each shed request would be replaced by another at the same virtual time, forever.
             (TrialLoad::Saturated(streams), _) => {
                 Arrival::ClosedLoop { concurrency: slots.min(u32::try_from(streams).unwrap_or(u32::MAX)) }
             }

@@ -1,11 +1,12 @@
-//! Runs a laboratory: the event loop, and the result.
+//! The event loop of a simulation, and its result.
 //!
-//! Each pass of the loop takes the earliest of: the engines' next event, the agenda's, and [`TIMER_STEP`]. What happens then
-//! wakes tasks, the clock jumps there, and all tasks run until none can. What clients cannot see (the end of a step, a request
-//! that reaches its engine) needs no task, so the clock stays behind meanwhile.
+//! Each iteration finds the time of the next event of the engines or of the event queue, but looks at most [`TIMER_STEP`]
+//! ahead. It processes the events that are due, sets tokio's clock to their time, and runs all tasks until each is blocked.
+//! Events that no client can see (the end of a step, a request that reaches its engine) wake no task. The clock is then set
+//! only at the next event that does.
 //!
 //! The gateway's own timers (timeouts of queues and streams) have tokio's resolution of 1 ms and fire up to [`TIMER_STEP`]
-//! late; everything else is exact.
+//! late. All other times are exact.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,12 +16,12 @@ use http::{HeaderMap, Method};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use crate::agenda::{Agenda, Event};
 use crate::client::{LabClient, LastRecord, seconds};
-use crate::cluster::{Cluster, PlannedRequest};
+use crate::cluster::{Cluster, ParsedRequest};
 use crate::content::content;
 use crate::engine::{Engine, EngineRequest, EngineStats};
 use crate::error::LabError;
+use crate::event_queue::{Event, EventQueue};
 use crate::setup::Lab;
 use crate::upstream::{LabUpstream, WORD};
 use sluice_bench::load::conversation::Conversation;
@@ -32,26 +33,26 @@ use sluice_core::openai::Route;
 use sluice_gateway::flow::{Flow, IncomingRequest, LearnedState, RoutingTable, specs};
 use sluice_gateway::pool::Admission;
 
-/// The longest jump of the clock while requests are under way, whose timers may fire in between.
+/// The longest jump of the clock while requests are in flight, because their timers may fire in between.
 const TIMER_STEP: Duration = Duration::from_millis(10);
-/// Tasks that run before the runtime looks at its timers: more than there can be at one moment, so that all run at it.
+/// tokio checks its timers after this many tasks. It is more than can be ready at once, so all of them run at the same time.
 const EVENT_INTERVAL: u32 = 1 << 30;
-/// Requests of the second kind of traffic are numbered from here on, of the third from twice that.
-const NUMBERS: u64 = 1 << 40;
+/// Requests of traffic number k (from 0) are numbered from k times this.
+const INDEX_STRIDE: u64 = 1 << 40;
 
 /// The result of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LabRun {
-    /// What a load generator would have measured. Its client is ideal: sent when due, no lag.
+    /// What a load generator without any lag of its own would have measured.
     pub result: RunResult,
-    /// What each engine did, in the order of [`Lab::engines`].
+    /// Statistics of each engine, in the order of [`Lab::engines`].
     pub engines: Vec<EngineStats>,
 }
 
-/// Runs a laboratory with a seed. Must not be called inside of an asynchronous runtime.
+/// Runs a simulation with a seed. Must not be called inside an asynchronous runtime.
 ///
 /// # Errors
-/// The setup is contradictory. Nothing is wrong any more once virtual time has begun.
+/// The setup is not valid. After virtual time has started there are no errors.
 pub fn run(lab: &Lab, seed: u64) -> Result<LabRun, LabError> {
     let lab = checked(lab, seed)?;
     let mut builder = tokio::runtime::Builder::new_current_thread();
@@ -59,14 +60,14 @@ pub fn run(lab: &Lab, seed: u64) -> Result<LabRun, LabError> {
     runtime.block_on(async { Simulation::new(lab, seed)?.run().await })
 }
 
-/// The laboratory with the seed in its traffic, if it makes sense.
+/// Checks the setup, and sets the seeds of its traffic.
 fn checked(lab: &Lab, seed: u64) -> Result<Lab, LabError> {
     let mut lab = lab.clone();
     if lab.traffic.is_empty() {
         return Err(LabError::NoTraffic);
     }
     for (place, traffic) in lab.traffic.iter_mut().enumerate() {
-        traffic.workload.seed = seed.wrapping_add(place as u64 * NUMBERS);
+        traffic.workload.seed = seed.wrapping_add(place as u64 * INDEX_STRIDE);
         traffic.workload.check()?;
         traffic.arrival.check()?;
         traffic.sessions.as_ref().map_or(Ok(()), |sessions| sessions.check())?;
@@ -87,20 +88,21 @@ struct Ended {
     conversation: Option<Box<Conversation>>,
 }
 
-/// A run under way.
+/// The state of a running simulation.
 struct Simulation {
     lab: Lab,
-    agenda: Agenda,
+    events: EventQueue,
     cluster: Arc<Cluster>,
     flow: Arc<LabFlow>,
-    /// Backends of the gateway with the engine behind each.
+    /// The gateway's backends, each with the index of its engine.
     backends: Vec<(BackendId, usize)>,
     start: Instant,
-    /// What tokio's clock shows, from the start.
+    /// tokio's clock, from the start.
     clock: Duration,
-    /// The last arrival that was drawn in advance, and how far closed loops have come.
+    /// Time of the last arrival that was drawn in advance.
     last_arrival: Duration,
-    closed: Vec<u64>,
+    /// Arrivals of each traffic that were added to the event queue.
+    arrivals: Vec<u64>,
     records: Vec<Record>,
     in_flight: BTreeMap<u64, Record>,
     ended: Arc<Mutex<Vec<Ended>>>,
@@ -111,13 +113,13 @@ impl Simulation {
         let mut seeds = Rng::new(seed);
         let engines = lab.engines.iter().map(|setup| Engine::new(&setup.backend, &setup.sim, seeds.next_u64()));
         let addresses = lab.addresses()?;
-        let behind: Vec<usize> = addresses.iter().map(|(_, engine)| *engine).collect();
+        let engine_of: Vec<usize> = addresses.iter().map(|(_, engine)| *engine).collect();
         let cluster = Cluster::new(engines.collect(), addresses);
         let start = Instant::now();
         let rules = specs::health_rules(&lab.config.health);
         let admission = Admission::new(start, rules, seeds.next_u64());
         let layout = admission.apply(&specs::pools(&lab.config), rules, start);
-        let backends: Vec<_> = layout.backends.iter().flatten().copied().zip(behind).collect();
+        let backends: Vec<_> = layout.backends.iter().flatten().copied().zip(engine_of).collect();
         for (backend, engine) in &backends {
             admission.set_max_model_len(*backend, Some(u64::from(lab.engines[*engine].sim.max_model_len)));
         }
@@ -126,40 +128,40 @@ impl Simulation {
         let table = RoutingTable::new(Arc::clone(&lab.config), &layout, &lab.model_names(), &counters, &learned);
         let flow = Flow::new(admission, LabUpstream(Arc::clone(&cluster)), LastRecord::default(), table);
         let mut simulation = Self {
-            agenda: Agenda::default(),
+            events: EventQueue::default(),
             cluster,
             flow: Arc::new(flow),
             backends,
             start,
             clock: Duration::ZERO,
             last_arrival: Duration::ZERO,
-            closed: vec![0; lab.traffic.len()],
+            arrivals: vec![0; lab.traffic.len()],
             records: Vec::new(),
             in_flight: BTreeMap::new(),
             ended: Arc::default(),
             lab,
         };
-        simulation.plan(seed)?;
+        simulation.schedule(seed)?;
         Ok(simulation)
     }
 
-    /// Enters everything that is known in advance.
-    fn plan(&mut self, seed: u64) -> Result<(), LabError> {
-        self.agenda.add(Duration::ZERO, Event::Probe);
+    /// Adds all events that are known in advance.
+    fn schedule(&mut self, seed: u64) -> Result<(), LabError> {
+        self.events.add(Duration::ZERO, Event::Probe);
         for (engine, setup) in self.lab.engines.iter().enumerate() {
             for (at, change) in &setup.changes {
-                self.agenda.add(*at, Event::Change { engine, change: *change });
+                self.events.add(*at, Event::Change { engine, change: *change });
             }
         }
         for (traffic, plan) in self.lab.traffic.iter().enumerate() {
             let schedule = match plan.arrival {
                 Arrival::ClosedLoop { concurrency } => vec![Duration::ZERO; concurrency as usize],
-                _ => plan.arrival.schedule(plan.extent, seed.wrapping_add(traffic as u64 * NUMBERS))?,
+                _ => plan.arrival.schedule(plan.extent, seed.wrapping_add(traffic as u64 * INDEX_STRIDE))?,
             };
-            self.closed[traffic] = schedule.len() as u64;
+            self.arrivals[traffic] = schedule.len() as u64;
             self.last_arrival = self.last_arrival.max(schedule.last().copied().unwrap_or_default());
             for (ordinal, at) in (0u64..).zip(schedule) {
-                self.agenda.add(at, Event::Arrival { traffic, ordinal });
+                self.events.add(at, Event::Arrival { traffic, ordinal });
             }
         }
         Ok(())
@@ -167,27 +169,27 @@ impl Simulation {
 
     async fn run(mut self) -> Result<LabRun, LabError> {
         let mut deadline = self.last_arrival + self.lab.give_up_after;
-        while self.agenda.has_load() || !self.in_flight.is_empty() {
+        while self.events.has_requests() || !self.in_flight.is_empty() {
             if self.lab.traffic.iter().any(|plan| matches!(plan.arrival, Arrival::ClosedLoop { .. })) {
                 deadline = self.clock + self.lab.give_up_after;
             }
-            let next = [self.cluster.next_at(), self.agenda.next_at()].into_iter().flatten().min();
+            let next = [self.cluster.next_at(), self.events.next_at()].into_iter().flatten().min();
             let limit = if self.in_flight.is_empty() { Duration::MAX } else { self.clock + TIMER_STEP };
             let now = next.unwrap_or(limit).min(limit);
             if now > deadline {
                 break;
             }
-            if self.happen(now) || now == limit {
+            if self.process_due(now) || now == limit {
                 self.run_tasks(now).await;
             }
         }
         Ok(self.result())
     }
 
-    /// Does what is due at `now`. Returns whether tasks can run.
-    fn happen(&mut self, now: Duration) -> bool {
+    /// Processes all events up to `now`. Returns whether one of them may have woken a task.
+    fn process_due(&mut self, now: Duration) -> bool {
         let mut woken = self.cluster.run_due(now);
-        while let Some(event) = self.agenda.take(now) {
+        while let Some(event) = self.events.take(now) {
             match event {
                 Event::Arrival { traffic, ordinal } => self.arrive(now, traffic, ordinal),
                 Event::Turn { traffic, conversation } => self.turn(now, traffic, conversation, Some(now)),
@@ -199,7 +201,7 @@ impl Simulation {
         woken
     }
 
-    /// Moves the clock to `now` and runs all tasks that can run there.
+    /// Sets the clock to `now` and runs all tasks that are ready.
     async fn run_tasks(&mut self, now: Duration) {
         tokio::time::advance(now.saturating_sub(self.clock)).await;
         self.clock = now.max(self.clock);
@@ -211,35 +213,35 @@ impl Simulation {
             let sessions = self.lab.traffic[traffic].sessions;
             if let (Some(conversation), Some(sessions), true) = (conversation, sessions, completed) {
                 let think = conversation.think(&self.lab.traffic[traffic].workload, &sessions);
-                self.agenda.add(self.clock + think, Event::Turn { traffic, conversation });
+                self.events.add(self.clock + think, Event::Turn { traffic, conversation });
             } else {
                 self.repeat(traffic);
             }
         }
     }
 
-    /// A closed loop sends its next request when one has ended.
+    /// In a closed loop, schedules the next request after one has ended.
     fn repeat(&mut self, traffic: usize) {
         let plan = &self.lab.traffic[traffic];
         let more = match plan.extent {
-            Extent::Requests(count) => self.closed[traffic] < count,
+            Extent::Requests(count) => self.arrivals[traffic] < count,
             Extent::Lasting(length) => self.clock < length,
         };
         if more && matches!(plan.arrival, Arrival::ClosedLoop { .. }) {
-            let ordinal = self.closed[traffic];
-            self.closed[traffic] += 1;
-            self.agenda.add(self.clock, Event::Arrival { traffic, ordinal });
+            let ordinal = self.arrivals[traffic];
+            self.arrivals[traffic] += 1;
+            self.events.add(self.clock, Event::Arrival { traffic, ordinal });
         }
     }
 
-    /// Health probes, as the gateway's prober makes them, without a network: an engine that runs answers.
+    /// The gateway's health probes, without a network: they succeed while the engine is up.
     fn probe(&mut self, now: Duration) {
         let at = self.start + now;
         for (backend, engine) in &self.backends {
             self.flow.admission().record_probe(*backend, self.cluster.is_up(*engine), at);
         }
-        if self.agenda.has_load() || !self.in_flight.is_empty() {
-            self.agenda.add(now + self.lab.config.health.probe_interval, Event::Probe);
+        if self.events.has_requests() || !self.in_flight.is_empty() {
+            self.events.add(now + self.lab.config.health.probe_interval, Event::Probe);
         }
     }
 
@@ -276,7 +278,7 @@ impl Simulation {
         due: Option<Duration>,
         conversation: Option<Box<Conversation>>,
     ) {
-        let index = traffic as u64 * NUMBERS + ordinal;
+        let index = traffic as u64 * INDEX_STRIDE + ordinal;
         let record = Record {
             index,
             class: self.lab.class_offset(traffic) + request.class,
@@ -288,8 +290,8 @@ impl Simulation {
             ..Record::default()
         };
         let plan = &self.lab.traffic[traffic];
-        let planned = planned(plan, &request, &record, conversation.as_deref());
-        self.cluster.lock().planned.insert(index, planned);
+        let parsed = parsed_request(plan, &request, &record, conversation.as_deref());
+        self.cluster.lock().requests.insert(index, parsed);
         self.in_flight.insert(index, record.clone());
         let job = Job {
             flow: Arc::clone(&self.flow),
@@ -316,13 +318,13 @@ impl Simulation {
     }
 }
 
-/// What an engine reads of a request.
-fn planned(
+/// The request as an engine parses it.
+fn parsed_request(
     plan: &RunPlan,
     request: &LoadRequest,
     record: &Record,
     conversation: Option<&Conversation>,
-) -> PlannedRequest {
+) -> ParsedRequest {
     let response = conversation.map(|conversation| (conversation.response_text(), request.output_tokens));
     let names = &plan.workload.adapters.names;
     let model = request.adapter.and_then(|adapter| names.get(adapter as usize)).unwrap_or(&plan.workload.model);
@@ -333,10 +335,10 @@ fn planned(
         priority: 0,
         content: content(&request.shared, request.prompt_tokens, record.index, response),
     };
-    PlannedRequest { request, model: model.as_str().into(), api: plan.workload.api }
+    ParsedRequest { request, model: model.as_str().into(), api: plan.workload.api }
 }
 
-/// What a request needs while it is under way.
+/// What the task of one request needs.
 struct Job {
     flow: Arc<LabFlow>,
     cluster: Arc<Cluster>,
@@ -346,7 +348,7 @@ struct Job {
 }
 
 impl Job {
-    /// Sends a request through the gateway and records how it ended.
+    /// Sends a request through the gateway and records its result.
     async fn serve(
         self,
         traffic: usize,
@@ -374,11 +376,11 @@ impl Job {
         });
         let mut client = LabClient::new(self.api, request.leave_after, request.output_tokens);
         self.flow.run(incoming, &mut client).await;
-        // The record was written a moment ago, in this task's turn.
+        // `run` wrote the record just before it returned; no other task has run since.
         let gateway = self.flow.recorder().take();
         client.complete(&mut record, gateway.as_deref(), request.output_tokens);
         record.ended = seconds(self.start.elapsed());
-        self.cluster.lock().planned.remove(&record.index);
+        self.cluster.lock().requests.remove(&record.index);
         if let Some(conversation) = &mut conversation {
             conversation.respond(WORD.repeat(request.output_tokens as usize), u64::from(request.output_tokens));
         }
@@ -387,7 +389,7 @@ impl Job {
 }
 
 impl Lab {
-    /// The configuration that a result records.
+    /// The configuration that is saved with a result.
     fn run_config(&self) -> RunConfig {
         let urls = self.engines.iter().map(|engine| engine.backend.clone()).collect();
         let first = &self.traffic[0];

@@ -1,8 +1,8 @@
-//! From a file and a variant to a laboratory: configuration, engines, traffic.
+//! Turns a scenario file and a variant into a [`Lab`]: configuration, engines, traffic.
 //!
-//! Flags of vLLM come from, later ones winning: `launch.args` or `control.args` of the backend in the gateway's configuration,
-//! the file's `[[engine]]`, the variant. Nothing that only a real gateway needs may be missing here: a secret's environment
-//! variable that is not set reads as a made-up one.
+//! Flags of vLLM come from three places, of which a later one overrides an earlier one: `launch.args` or `control.args` of the
+//! backend in the gateway's configuration, `[[engine]]` of the file, the variant. Secrets are not used in a simulation, so
+//! an environment variable of a secret that is not set gets a placeholder.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -10,23 +10,23 @@ use std::path::{Path, PathBuf};
 use crate::error::LabError;
 use crate::file::{EngineTable, LabFile, Variant};
 use crate::setup::{EngineChange, EngineSetup, Lab};
-use crate::traffic::Traffic;
+use crate::traffic::TrafficDefaults;
 use sluice_gateway::config::{ArgValue, Backend, Config, Endpoint, Launch, Machine, Surroundings, Target};
 
-/// The GPU and the model that are simulated unless the file names others.
+/// The default GPU and model.
 pub(crate) const GPU: &str = "h200";
 const MODEL: &str = "llama-3.1-8b";
-/// The first port of the made-up addresses of engines that no configuration names.
+/// The first port of the placeholder addresses of engines in a file without a configuration.
 const FIRST_PORT: usize = 8000;
 /// The most engines of one file.
 const MAX_ENGINES: usize = 4096;
 
-/// A file, and the folder at which its paths begin.
+/// A scenario file and its folder.
 #[derive(Clone, Debug)]
 pub struct Scenario {
-    /// What the file says.
+    /// The content of the file.
     pub file: LabFile,
-    /// Its folder.
+    /// The folder to which paths in the file are relative.
     pub folder: PathBuf,
 }
 
@@ -34,7 +34,7 @@ impl Scenario {
     /// Reads a file.
     ///
     /// # Errors
-    /// It cannot be read or understood.
+    /// The file cannot be read or parsed.
     pub fn load(path: &Path) -> Result<Self, LabError> {
         let name = path.display().to_string();
         let text = std::fs::read_to_string(path)
@@ -43,7 +43,7 @@ impl Scenario {
         Ok(Self { file: LabFile::parse(&text, &name)?, folder })
     }
 
-    /// The laboratory of one variant.
+    /// The setup of one variant.
     ///
     /// # Errors
     /// The configuration, an engine or the traffic is not valid.
@@ -51,12 +51,12 @@ impl Scenario {
         let mut config = self.config(variant)?;
         self.check_backends(&config)?;
         let copies = variant.count.map(|count| set_engines(&mut config, count as usize)).transpose()?;
-        settle_ports(&mut config);
+        assign_ports(&mut config);
         let engines = self.engines(&config, &copies.unwrap_or_default(), variant)?;
         let served = || config.models.first().map_or_else(|| self.model(), |model| model.name.clone());
         let default = self.file.duration.map(|period| period.0);
-        let traffic = Traffic { folder: &self.folder, model: served(), duration: default, load: variant.load };
-        let traffic = self.file.traffic.iter().map(|table| traffic.plan(table)).collect::<Result<_, _>>()?;
+        let defaults = TrafficDefaults { folder: &self.folder, model: served(), duration: default, load: variant.load };
+        let traffic = self.file.traffic.iter().map(|table| defaults.plan(table)).collect::<Result<_, _>>()?;
         Ok(Lab::new(config, engines, traffic))
     }
 
@@ -85,7 +85,7 @@ impl Scenario {
         loaded.map(|loaded| loaded.config).map_err(|problems| LabError::Config(problems.to_string()))
     }
 
-    /// A configuration of one pool of all engines, with defaults for everything.
+    /// A configuration with one pool of all engines and defaults for everything else.
     fn one_pool(&self) -> Result<String, LabError> {
         let mut text = format!("[[model]]\nname = \"{0}\"\n[[pool]]\nname = \"all\"\nmodels = [\"*\"]\n", self.model());
         let engines = self.unconfigured();
@@ -99,7 +99,7 @@ impl Scenario {
         Ok(text)
     }
 
-    /// The engines of a file without a configuration: names of its own, or gpu0, gpu1, ..
+    /// The engines of a file without a configuration, named as in the file or gpu0, gpu1, ..
     fn unconfigured(&self) -> Vec<(String, Option<&EngineTable>)> {
         if self.file.engine.is_empty() {
             return vec![("gpu0".to_owned(), None)];
@@ -119,7 +119,7 @@ impl Scenario {
         engines
     }
 
-    /// The engines of all backends. `copies`: the backend of which another one is a copy.
+    /// The engines of all backends. `copies` maps a backend that was copied to its original.
     fn engines(
         &self,
         config: &Config,
@@ -136,14 +136,14 @@ impl Scenario {
             let name = copies.get(&backend.name).unwrap_or(&backend.name);
             let tables = &self.file.engine;
             let own = tables.iter().find(|table| table.backend.contains(name));
-            let made = || unconfigured.iter().find(|(made, _)| made == name).and_then(|(_, table)| *table);
-            let table = own.or_else(made).or_else(|| tables.iter().find(|table| table.backend.is_empty()));
+            let numbered = || unconfigured.iter().find(|(other, _)| other == name).and_then(|(_, table)| *table);
+            let table = own.or_else(numbered).or_else(|| tables.iter().find(|table| table.backend.is_empty()));
             engine(backend, table.unwrap_or(&default), variant)
         };
         backends.into_iter().map(setup).collect()
     }
 
-    /// Engines belong to backends that exist.
+    /// Checks that every backend that the file names exists.
     fn check_backends(&self, config: &Config) -> Result<(), LabError> {
         let known =
             |name: &str| config.pools.iter().flat_map(|pool| &pool.backends).any(|backend| backend.name == name);
@@ -152,8 +152,8 @@ impl Scenario {
     }
 }
 
-/// Gives the only pool of a configuration `count` backends: those that it has, then copies of them in turn. Returns of
-/// which backend each copy is one.
+/// Gives the only pool of a configuration `count` backends: its own, then copies of them in turn. Returns the original of
+/// each copy.
 fn set_engines(config: &mut Config, count: usize) -> Result<BTreeMap<String, String>, LabError> {
     let [pool] = &mut config.pools[..] else { return Err(LabError::PoolCount(config.pools.len())) };
     if count == 0 || count > MAX_ENGINES {
@@ -168,13 +168,13 @@ fn set_engines(config: &mut Config, count: usize) -> Result<BTreeMap<String, Str
         let host = format!("copy-{port}.invalid");
         let endpoint = Endpoint { https: false, host, port: 1, prefix: String::new() };
         copies.insert(name.clone(), of.name.clone());
-        pool.backends.push(Backend { name, target: at(&of.target, endpoint), ..of.clone() });
+        pool.backends.push(Backend { name, target: moved(&of.target, endpoint), ..of.clone() });
     }
     Ok(copies)
 }
 
-/// Gives engines without a port one of their own: it is their address.
-fn settle_ports(config: &mut Config) {
+/// Gives each launched engine without a port a port of its own, so that its address is unique.
+fn assign_ports(config: &mut Config) {
     let backends = config.pools.iter_mut().flat_map(|pool| &mut pool.backends);
     for (port, backend) in (1..=u16::MAX).zip(backends) {
         if let Target::Launch(launch) = &mut backend.target
@@ -185,8 +185,8 @@ fn settle_ports(config: &mut Config) {
     }
 }
 
-/// The same engine elsewhere.
-fn at(target: &Target, endpoint: Endpoint) -> Target {
+/// The same engine at another address.
+fn moved(target: &Target, endpoint: Endpoint) -> Target {
     match target {
         Target::Url(_) => Target::Url(endpoint),
         Target::Control(_, control) => Target::Control(endpoint, control.clone()),
@@ -224,7 +224,7 @@ fn engine(backend: &Backend, table: &EngineTable, variant: &Variant) -> Result<E
     Ok(setup)
 }
 
-/// Appends a flag as `vllm serve` takes it.
+/// Appends a flag in the syntax of `vllm serve`.
 fn push_flag(name: &str, value: &ArgValue, argv: &mut Vec<String>) {
     match value {
         ArgValue::Flag(true) => argv.push(format!("--{name}")),
@@ -236,7 +236,7 @@ fn push_flag(name: &str, value: &ArgValue, argv: &mut Vec<String>) {
             argv.push(format!("--{name}"));
             argv.extend(texts.iter().cloned());
         }
-        // A key of a server that is not there.
+        // No key is needed: there is no server.
         ArgValue::Secret(_) => {}
     }
 }

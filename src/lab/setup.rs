@@ -1,6 +1,6 @@
-//! What a run consists of: a gateway's configuration, an engine for each of its backends, traffic.
+//! The setup of a simulation: the gateway's configuration, an engine for each of its backends, traffic.
 //!
-//! Plain data. A [`Lab`] can be run with any number of seeds, at once on several threads if wanted.
+//! This is plain data. One [`Lab`] can be run with many seeds, on several threads at once.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,54 +11,54 @@ use sluice_core::vllm::args::ServeArgs;
 use sluice_gateway::config::{Config, Endpoint};
 use sluice_sim::{Constants, Gpu, Layout, Model, Profile, SimConfig};
 
-/// Virtual time after the last arrival at which a run ends, whatever still waits.
+/// Virtual time after the last arrival at which a run ends, even if requests are still unfinished.
 pub const GIVE_UP_AFTER: Duration = Duration::from_secs(3600);
 
-/// A gateway, its engines and their traffic.
+/// The setup of a simulation.
 #[derive(Clone, Debug)]
 pub struct Lab {
-    /// The gateway's configuration. Addresses are names here: no connection is made.
+    /// The gateway's configuration. Addresses only identify engines: no connection is made.
     pub config: Arc<Config>,
     /// One engine for each backend of the configuration.
     pub engines: Vec<EngineSetup>,
-    /// Kinds of traffic, side by side. The seeds in them are replaced by that of the run: the first has it unchanged and so
-    /// sends what `sluice bench` sends with this seed.
+    /// Kinds of traffic, sent at the same time. Their seeds are derived from the seed of the run. The first one uses that
+    /// seed itself, so it sends the same requests as `sluice bench --seed`.
     pub traffic: Vec<RunPlan>,
-    /// Virtual time after the last arrival at which requests that still wait or run are given up as unfinished.
+    /// Virtual time after the last arrival at which the run ends. Requests that still wait or run are unfinished.
     pub give_up_after: Duration,
 }
 
 /// The simulated engine of one backend.
 #[derive(Clone, Debug)]
 pub struct EngineSetup {
-    /// The backend's name in the configuration. If several pools have a backend of that name, they share the engine only if
-    /// they share the address.
+    /// The backend's name in the configuration. Backends of that name in several pools share the engine only if they have
+    /// the same address.
     pub backend: String,
-    /// Its settings; the seed in them is replaced.
+    /// Settings of the engine. The seed in them is replaced.
     pub sim: SimConfig,
-    /// What happens to it, at times from the start of the run, in any order.
+    /// Changes during the run, with their times from its start, in any order.
     pub changes: Vec<(Duration, EngineChange)>,
 }
 
-/// Something that happens to an engine during a run.
+/// A change of an engine during a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum EngineChange {
-    /// From now on everything takes so many times as long as usual; above 0, and 1 ends it.
+    /// Every operation takes this many times as long from now on. Above 0; 1 restores the usual speed.
     Slower(f64),
-    /// It stops at once: its streams break, connections are refused and probes fail.
+    /// The engine stops at once: its streams break, connections are refused and probes fail.
     Stop,
-    /// It runs again, with empty caches.
+    /// The engine starts again, with empty caches.
     Start,
 }
 
 impl Lab {
-    /// A laboratory without changes, in which runs end [`GIVE_UP_AFTER`] after the last arrival.
+    /// A setup whose runs end [`GIVE_UP_AFTER`] after the last arrival.
     pub fn new(config: Config, engines: Vec<EngineSetup>, traffic: Vec<RunPlan>) -> Self {
         Self { config: Arc::new(config), engines, traffic, give_up_after: GIVE_UP_AFTER }
     }
 }
 
-/// What the parts of a setup say about each other.
+/// How the parts of a setup refer to each other.
 impl Lab {
     /// Checks that every backend has an engine and every engine a backend.
     pub(crate) fn check_engines(&self) -> Result<(), LabError> {
@@ -82,7 +82,7 @@ impl Lab {
         self.addresses().map(drop)
     }
 
-    /// The address of each backend, pool by pool, with its engine.
+    /// The address and the engine's index of each backend, pool by pool.
     pub(crate) fn addresses(&self) -> Result<Vec<(Endpoint, usize)>, LabError> {
         let backends = self.config.pools.iter().flat_map(|pool| &pool.backends);
         let engine = |backend: &sluice_gateway::config::Backend| {
@@ -113,14 +113,14 @@ impl Lab {
         names
     }
 
-    /// The number, among all adapters, of adapter `adapter` of one kind of traffic.
+    /// The index in [`adapters`](Self::adapters) of adapter `adapter` of one kind of traffic.
     pub(crate) fn adapter_id(&self, traffic: usize, adapter: u32) -> u32 {
         let name = self.traffic[traffic].workload.adapters.names.get(adapter as usize);
         let all = self.adapters();
         name.and_then(|name| all.iter().position(|known| known == name)).unwrap_or(0) as u32
     }
 
-    /// The number, among all classes, of the first class of one kind of traffic.
+    /// The index, among the classes of all traffic, of the first class of one kind of traffic.
     pub(crate) fn class_offset(&self, traffic: usize) -> u32 {
         let before = &self.traffic[..traffic];
         before.iter().map(|traffic| traffic.workload.class_configs().len() as u32).sum()
@@ -128,11 +128,11 @@ impl Lab {
 }
 
 impl EngineSetup {
-    /// vLLM with these flags (`MODEL --flag value ..`) serving `model` on `gpu`, which are names of presets or paths of their
-    /// files.
+    /// vLLM with these flags (`MODEL --flag value ..`) serving `model` on `gpu`. Both are names of presets or paths of
+    /// profiles.
     ///
     /// # Errors
-    /// Flags that cannot be read or that vLLM would refuse; an unknown GPU or model.
+    /// Flags that cannot be parsed or that vLLM would refuse; an unknown GPU or model.
     pub fn vllm<S: AsRef<str>>(backend: &str, gpu: &str, model: &str, flags: &[S]) -> Result<Self, LabError> {
         let name = || backend.to_owned();
         let profile = || Profile::new(Gpu::load(gpu)?, Model::load(model)?, Layout::default(), &Constants::fitted());
@@ -143,7 +143,7 @@ impl EngineSetup {
         Ok(Self { backend: name(), sim, changes: Vec::new() })
     }
 
-    /// The same engine, to which `change` happens at `at`.
+    /// Adds a change at time `at` from the start of the run.
     #[must_use]
     pub fn changing(mut self, at: Duration, change: EngineChange) -> Self {
         self.changes.push((at, change));

@@ -1,9 +1,10 @@
-//! Variants of a scenario, each run with several seeds, and how they compare.
+//! Runs the variants of a scenario with several seeds and compares them.
 //!
-//! Every variant gets the same seeds, so the same requests at the same times: changes are those of pairs, and their
-//! intervals are much narrower than those of the values. Intervals are Student's over the seeds: 95 % for the long-run mean
-//! of the measure, in runs of this length. Runs are independent and spread over threads; the result does not depend on
-//! their number. Bounds: [`MAX_RUNS`] runs; of their requests only the measures are kept, except for the first seed.
+//! Every variant is run with the same seeds, so it gets the same requests at the same times. This makes comparisons paired:
+//! the interval of a change is much narrower than those of the two values. Intervals are Student's t over the seeds, 95 %, for
+//! the mean of the measure over all possible seeds. Runs are spread over threads; the result does not depend on how many.
+//!
+//! Bounds: at most [`MAX_RUNS`] runs. Only the measures of a run are kept and, for the first seed, its requests if asked for.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -22,27 +23,27 @@ pub const MAX_RUNS: usize = 100_000;
 /// Confidence of all intervals.
 const CONFIDENCE: f64 = 0.95;
 
-/// How a study is made.
+/// The options of a study.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// The first seed; the others follow it.
+    /// The first seed; the others are the numbers after it.
     pub seed: u64,
-    /// How many.
+    /// Number of seeds.
     pub seeds: u64,
-    /// Threads.
+    /// Number of threads.
     pub threads: usize,
-    /// Whether to keep the run of the first seed of each variant.
+    /// Whether to keep the first seed's run of each variant.
     pub keep: bool,
 }
 
 /// The runs of one variant.
 #[derive(Clone, Debug)]
 pub struct VariantRuns {
-    /// Its name.
+    /// Name of the variant.
     pub name: String,
-    /// By measure, then by seed.
+    /// Values by measure, then by seed.
     pub values: Vec<Vec<f64>>,
-    /// The run of the first seed, if it was to be kept.
+    /// The run of the first seed, with [`Options::keep`].
     pub first: Option<LabRun>,
 }
 
@@ -53,20 +54,20 @@ pub struct Study {
     pub title: String,
     /// The seeds.
     pub seeds: Vec<u64>,
-    /// What was measured.
+    /// The measures.
     pub measures: Vec<Measure>,
     /// In the order of the file.
     pub variants: Vec<VariantRuns>,
 }
 
-/// What a run leaves behind.
-struct Outcome {
+/// What is kept of a run.
+struct RunValues {
     values: Vec<f64>,
     run: Option<LabRun>,
 }
 
 impl Study {
-    /// Runs `variants` of a scenario. Without measures, the usual ones are taken.
+    /// Runs `variants` of a scenario. An empty list of measures means the default ones.
     ///
     /// # Errors
     /// A variant is not valid.
@@ -78,7 +79,7 @@ impl Study {
     ) -> Result<Self, LabError> {
         let labs: Vec<Lab> = variants.iter().map(|variant| scenario.lab(variant)).collect::<Result<_, _>>()?;
         let classes = classes(&labs);
-        let measures = if measures.is_empty() { Measure::usual(&classes) } else { measures.to_vec() };
+        let measures = if measures.is_empty() { Measure::default_for(&classes) } else { measures.to_vec() };
         for measure in &measures {
             if measure.class().is_some_and(|class| !classes.iter().any(|known| known == class)) {
                 return Err(LabError::NoClass(measure.to_string(), classes.join(", ")));
@@ -92,7 +93,7 @@ impl Study {
         let outcomes = run_all(&labs, &seeds, &measures, options)?;
         let mut outcomes = outcomes.into_iter();
         let collect = |variant: &Variant| {
-            let mut runs: Vec<Outcome> = outcomes.by_ref().take(seeds.len()).collect();
+            let mut runs: Vec<RunValues> = outcomes.by_ref().take(seeds.len()).collect();
             let first = runs.first_mut().and_then(|outcome| outcome.run.take());
             let values =
                 (0..measures.len()).map(|at| runs.iter().map(|outcome| outcome.values[at]).collect()).collect();
@@ -107,8 +108,8 @@ impl Study {
         mean::of_series(&self.variants[variant].values[measure], CONFIDENCE)
     }
 
-    /// By how much a measure of a variant differs from that of variant `base`, as a share of it: 0.1 is 10 % more. The mean of
-    /// the pairs' logarithms, so that halving and doubling cancel; infinite bounds where a value is not above 0.
+    /// The relative change of a measure from variant `base` to `variant`: 0.1 is 10 % more. It is the geometric mean of the
+    /// ratios of pairs, so halving and doubling cancel. If a value is not above 0, it is NaN with infinite bounds.
     pub fn change(&self, base: usize, variant: usize, measure: usize) -> Estimate {
         let (from, to) = (&self.variants[base].values[measure], &self.variants[variant].values[measure]);
         if from == to {
@@ -122,7 +123,7 @@ impl Study {
         Estimate { value: value.exp_m1(), low: low.exp_m1(), high: high.exp_m1() }
     }
 
-    /// The number of the variant of this name.
+    /// The index of the variant with this name.
     pub fn variant(&self, name: &str) -> Option<usize> {
         self.variants.iter().position(|variant| variant.name == name)
     }
@@ -139,11 +140,11 @@ fn classes(labs: &[Lab]) -> Vec<String> {
     names
 }
 
-/// Runs every laboratory with every seed; results in that order.
-fn run_all(labs: &[Lab], seeds: &[u64], measures: &[Measure], options: Options) -> Result<Vec<Outcome>, LabError> {
+/// Runs every setup with every seed, and returns the results in that order.
+fn run_all(labs: &[Lab], seeds: &[u64], measures: &[Measure], options: Options) -> Result<Vec<RunValues>, LabError> {
     let count = labs.len() * seeds.len();
     let next = AtomicUsize::new(0);
-    let done: Mutex<Vec<Option<Result<Outcome, LabError>>>> = Mutex::new((0..count).map(|_| None).collect());
+    let done: Mutex<Vec<Option<Result<RunValues, LabError>>>> = Mutex::new((0..count).map(|_| None).collect());
     let work = || {
         loop {
             let job = next.fetch_add(1, Ordering::Relaxed);
@@ -155,7 +156,7 @@ fn run_all(labs: &[Lab], seeds: &[u64], measures: &[Measure], options: Options) 
                 let measured = Measured::of(&run);
                 let values = measures.iter().map(|measure| measured.value(measure)).collect();
                 drop(measured);
-                Outcome { values, run: (options.keep && seed == 0).then_some(run) }
+                RunValues { values, run: (options.keep && seed == 0).then_some(run) }
             });
             done.lock()[job] = Some(outcome);
         }

@@ -1,13 +1,13 @@
-//! `KEY=VALUE,VALUE`: variants from keys and their values, each combined with each.
+//! `--sweep KEY=VALUE,VALUE`: makes a variant for each combination of values.
 //!
 //! | key | what it varies |
 //! |---|---|
 //! | `vllm.FLAG` | a flag of all engines |
 //! | `vllm@BACKEND.FLAG` | a flag of one engine |
-//! | `load` | by what all rates are multiplied |
-//! | `engines` | the number of engines, where no configuration names them |
+//! | `load` | the factor for all rates |
+//! | `engines` | the number of engines, if there is one pool |
 //! | `gpu` | the GPU of all engines |
-//! | anything else | a key of the gateway's configuration, as `--set` takes it |
+//! | anything else | a key of the gateway's configuration, like `--set` |
 //!
 //! Values are separated by commas, or by `|` if one of them contains a comma. Bounds: [`MAX_VARIANTS`].
 
@@ -18,14 +18,15 @@ use sluice_gateway::config::ArgValue;
 /// The most variants of one sweep.
 pub const MAX_VARIANTS: usize = 1_000;
 
-/// Every variant of `base` with one value of each sweep, in order; the last sweep varies fastest.
+/// Combines every variant of `base` with every combination of values, one from each sweep. The last sweep varies fastest.
 ///
 /// # Errors
 /// A sweep that is not `KEY=VALUES`, or too many variants.
 pub fn vary(base: &[Variant], sweeps: &[String]) -> Result<Vec<Variant>, LabError> {
     let mut variants = base.to_vec();
     for sweep in sweeps {
-        let bad = || LabError::Sweep(format!("'{sweep}' is not KEY=VALUE,VALUE; write pool.all.slots=64,128"));
+        let bad =
+            || LabError::Sweep(format!("'{sweep}' is not KEY=VALUE,VALUE; write for example pool.all.slots=64,128"));
         let (key, values) =
             sweep.split_once('=').filter(|(key, values)| !key.is_empty() && !values.is_empty()).ok_or_else(bad)?;
         let separator = if values.contains('|') { '|' } else { ',' };
@@ -36,7 +37,7 @@ pub fn vary(base: &[Variant], sweeps: &[String]) -> Result<Vec<Variant>, LabErro
         let mut varied = Vec::with_capacity(variants.len() * values.len());
         for variant in &variants {
             for value in &values {
-                varied.push(one(variant, key, value)?);
+                varied.push(with(variant, key, value)?);
             }
         }
         variants = varied;
@@ -44,8 +45,8 @@ pub fn vary(base: &[Variant], sweeps: &[String]) -> Result<Vec<Variant>, LabErro
     Ok(variants)
 }
 
-/// A variant with one more change.
-fn one(variant: &Variant, key: &str, value: &str) -> Result<Variant, LabError> {
+/// Adds a change to a variant.
+fn with(variant: &Variant, key: &str, value: &str) -> Result<Variant, LabError> {
     let mut variant = variant.clone();
     let name = format!("{}={value}", key.rsplit('.').next().unwrap_or(key));
     let is_plain = variant == Variant { name: AS_WRITTEN.to_owned(), ..Variant::default() };
@@ -67,7 +68,7 @@ fn one(variant: &Variant, key: &str, value: &str) -> Result<Variant, LabError> {
     Ok(variant)
 }
 
-/// A value as TOML would read it; a text where it would not.
+/// Parses a value as in TOML; anything else is a text.
 fn flag_value(text: &str) -> ArgValue {
     if let Ok(flag) = text.parse() {
         ArgValue::Flag(flag)

@@ -1,15 +1,14 @@
-//! A study as text and as JSON.
+//! Prints a study as text and as JSON.
 //!
-//! The table has one line for each variant: the mean of each measure over the seeds, its 95 % interval as a half-width, and,
-//! from the second variant on, the change against the first in per cent, marked `~` where the interval of the change
-//! contains zero.
+//! The table has one line for each variant. It shows the mean of each measure over the seeds, the half-width of its 95 %
+//! interval, and the change from the first variant in per cent. `~` marks a change whose interval contains zero.
 
 use serde_json::{Value, json};
 
 use crate::study::Study;
 use sluice_core::stats::Estimate;
 
-/// The rows of the table, the head first.
+/// The rows of the table; the first is the header.
 pub fn rows(study: &Study) -> Vec<Vec<String>> {
     let unit = |measure: &crate::measure::Measure| match measure.unit() {
         "" => measure.to_string(),
@@ -35,15 +34,15 @@ pub fn text(study: &Study) -> String {
     text += &aligned(&rows(study));
     let (seeds, first) = (study.seeds.len(), study.seeds.first().copied().unwrap_or(0));
     text += &match seeds {
-        1 => format!("1 run of each, seed {first}: no intervals; give several seeds\n"),
+        1 => format!("1 run of each variant, seed {first}; for intervals use --seeds 5 or more\n"),
         _ => format!(
-            "{seeds} seeds from {first}; +- is the half-width of the 95 % interval; ~: the change is not certain\n"
+            "{seeds} seeds from {first}; +-: half-width of the 95 % interval; ~: the change may be chance (its interval contains 0)\n"
         ),
     };
     text
 }
 
-/// Rows with their columns aligned: the first to the left, the others to the right.
+/// Aligns columns: the first to the left, the others to the right.
 pub fn aligned(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max();
@@ -95,7 +94,7 @@ fn percent(change: &Estimate) -> Option<String> {
     value.is_finite().then(|| format!("{}{value:+.0} %", if certain || value == 0.0 { "" } else { "~" }))
 }
 
-/// A number with about three digits.
+/// Formats a number with about three digits.
 pub fn number(value: f64) -> String {
     match value.abs() {
         _ if value.is_nan() => "-".to_owned(),

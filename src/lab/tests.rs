@@ -1,4 +1,4 @@
-//! Whole runs: what the laboratory measures, and that it measures it again.
+//! Whole simulations: results, determinism, scenarios, plans.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use sluice_gateway::config::{Config, Machine, Surroundings};
 
 const MODEL: &str = "llama-3.1-8b";
 
-/// A configuration of one pool of so many backends.
+/// A configuration with one pool of this many backends.
 fn config(backends: usize, keys: &str) -> Config {
     let mut text = format!("[[model]]\nname = \"{MODEL}\"\n[[pool]]\nname = \"all\"\nmodels = [\"*\"]\n{keys}\n");
     for index in 0..backends {
@@ -23,13 +23,13 @@ fn config(backends: usize, keys: &str) -> Config {
     Config::parse(&text, "test", &[], &around).unwrap_or_else(|problems| panic!("{problems}")).config
 }
 
-/// So many H200s with these flags of vLLM.
+/// This many H200s with these flags of vLLM.
 fn engines(count: usize, flags: &[&str]) -> Vec<EngineSetup> {
     let flags = [&[MODEL, "--max-num-seqs", "256"], flags].concat();
     (0..count).map(|index| EngineSetup::vllm(&format!("gpu{index}"), "h200", MODEL, &flags).unwrap()).collect()
 }
 
-/// Thirty short and two long requests a second.
+/// Thirty short and two long requests per second.
 fn mixed(seconds: u64) -> RunPlan {
     let short = Class::new("short", Length::Exactly(200), Length::Exactly(128), 30.0);
     let long = Class::new("long", Length::Exactly(16_000), Length::Exactly(64), 2.0);
@@ -169,9 +169,9 @@ fn the_speed() {
     }
 }
 
-/// Every file of `tests/scenarios`, and the samples in `config/lab`, are understood; the scenarios are what they expect.
+/// Every file in `tests/scenarios` is valid and meets its expectations.
 #[test]
-fn scenarios_are_what_they_expect() {
+fn scenarios_meet_their_expectations() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let files = |folder: &str| {
         let entries = std::fs::read_dir(root.join(folder)).unwrap();
@@ -199,17 +199,20 @@ fn scenarios_are_what_they_expect() {
 }
 
 #[test]
-fn the_sample_is_a_valid_experiment() {
-    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../config/lab/mixed.toml");
-    let scenario = Scenario::load(&path).unwrap_or_else(|error| panic!("{error}"));
-    for variant in scenario.file.variants() {
-        let lab = scenario.lab(&variant).unwrap_or_else(|error| panic!("{}: {error}", variant.name));
-        assert_eq!(lab.engines.len(), 2);
+fn the_samples_in_config_are_valid() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../config/lab");
+    for (file, engines) in [("mixed.toml", 2), ("plan.toml", 1)] {
+        let scenario = Scenario::load(&folder.join(file)).unwrap_or_else(|error| panic!("{error}"));
+        for variant in scenario.file.variants() {
+            let lab = scenario.lab(&variant).unwrap_or_else(|error| panic!("{}: {error}", variant.name));
+            assert_eq!(lab.engines.len(), engines, "{file}");
+        }
     }
+    assert!(Prices::load(&folder.join("prices.toml")).unwrap().per_hour.contains_key("h200"));
 }
 
 #[test]
-fn an_experiment_that_makes_no_sense_says_what_to_change() {
+fn an_invalid_scenario_says_what_to_change() {
     let error = |text: &str| {
         let file = match LabFile::parse(text, "lab.toml") {
             Ok(file) => file,
@@ -231,7 +234,7 @@ fn an_experiment_that_makes_no_sense_says_what_to_change() {
         (format!("{traffic}[[engine]]\nargs = {{ max-num-seqs = 0 }}\n"), "would not start"),
         (format!("{traffic}[[engine]]\ncount = 0\n"), "0 engines; give between 1 and"),
         (format!("{traffic}[[engine]]\nchange = [{{ at = \"1s\" }}]\n"), "exactly one of slower"),
-        (format!("{traffic}[[engine]]\nchange = [{{ at = \"1s\", slower = 0.0 }}]\n"), "cannot be slower by 0"),
+        (format!("{traffic}[[engine]]\nchange = [{{ at = \"1s\", slower = 0.0 }}]\n"), "slower = 0 is not above 0"),
         (format!("gateway = \"[[pool]]\"\nconfig = \"x\"\n{traffic}"), "not both"),
         (format!("gateway = \"[pool\"\n{traffic}"), "gateway"),
         (traffic.replace("in = 10", "in = 0"), "'0' is not a length"),
@@ -241,7 +244,7 @@ fn an_experiment_that_makes_no_sense_says_what_to_change() {
     }
 }
 
-/// Short requests of which one engine holds some hundred a second.
+/// Short requests, of which one engine serves about a hundred per second.
 const SMALL: &str =
     "duration = \"20s\"\n[[traffic]]\nclass = [{ name = \"tiny\", rate = 40, in = 2000, out = 4, e2el = \"400ms\" }]\n";
 
@@ -253,31 +256,31 @@ fn scenario(text: &str) -> Scenario {
 fn a_plan_finds_the_fewest_engines_and_their_price() {
     let text = format!("{SMALL}[plan]\nload = [0.1, 3]\ncandidate = [{{ name = \"H200\", gpu = \"h200\" }}]\n");
     let prices = Prices { currency: "X".to_owned(), per_hour: [("h200".to_owned(), 3.6)].into() };
-    let mut tried = Vec::new();
-    let answers = plan(&scenario(&text), &prices, &[1], |_, load, engines, share| tried.push((load, engines, share)));
-    let answers = answers.unwrap();
-    let needs: Vec<_> = answers.iter().map(|answer| answer.needs.as_ref().unwrap()).collect();
+    let mut trials = Vec::new();
+    let results = plan(&scenario(&text), &prices, &[1], |_, load, engines, share| trials.push((load, engines, share)));
+    let results = results.unwrap();
+    let needs: Vec<_> = results.iter().map(|result| result.needs.as_ref().unwrap()).collect();
     assert_eq!((needs[0].engines, needs[0].with_one_less.as_ref()), (1, None));
-    let most = needs[1].engines;
-    assert!(most > 1 && needs[1].gpus == most, "{most}");
-    let share = |engines| tried.iter().find(|(load, at, _)| *load == 3.0 && *at == engines).unwrap().2;
-    assert!(share(most) >= 99.0 && share(most - 1) < 99.0, "{tried:?}");
-    // 3.60 an hour is a thousandth a second: 120 requests of 2004 tokens each.
+    let fewest = needs[1].engines;
+    assert!(fewest > 1 && needs[1].gpus == fewest, "{fewest}");
+    let share = |engines| trials.iter().find(|(load, at, _)| *load == 3.0 && *at == engines).unwrap().2;
+    assert!(share(fewest) >= 99.0 && share(fewest - 1) < 99.0, "{trials:?}");
+    // 3.60 per hour is 0.001 per second; that serves 120 requests of 2,004 tokens per second.
     let cost = needs[1].cost.unwrap();
-    assert_eq!(cost.per_hour, 3.6 * f64::from(most));
-    let expected = 0.001 * f64::from(most) / 120.0;
+    assert_eq!(cost.per_hour, 3.6 * f64::from(fewest));
+    let expected = 0.001 * f64::from(fewest) / 120.0;
     assert!((cost.per_request / expected - 1.0).abs() < 0.2, "{} and {expected}", cost.per_request);
     assert!((cost.per_million_tokens / (cost.per_request / 2004.0 * 1e6) - 1.0).abs() < 1e-9);
     assert!(cost.per_million_output > 400.0 * cost.per_million_tokens);
 }
 
 #[test]
-fn a_plan_says_why_there_is_no_answer() {
-    let answer = |more: &str| plan(&scenario(&format!("{SMALL}{more}")), &Prices::default(), &[1], |_, _, _, _| ());
-    let needs = answer("[plan]\nmost = 1\nload = [6]\n").unwrap().remove(0).needs.unwrap_err();
-    assert!(needs.starts_with("1 engines are too few: "), "{needs}");
+fn a_plan_says_why_no_number_of_engines_suffices() {
+    let results = |more: &str| plan(&scenario(&format!("{SMALL}{more}")), &Prices::default(), &[1], |_, _, _, _| ());
+    let needs = results("[plan]\nmax_engines = 1\nload = [6]\n").unwrap().remove(0).needs.unwrap_err();
+    assert!(needs.starts_with("not met with 1 engine: "), "{needs}");
     let small = "[plan]\nload = [1]\ncandidate = [{ name = \"small\", gpu = \"rtx3080-10\" }]\n";
-    let needs = answer(small).unwrap().remove(0).needs.unwrap_err();
+    let needs = results(small).unwrap().remove(0).needs.unwrap_err();
     assert!(needs.starts_with("does not start: "), "{needs}");
     let aimless = scenario("[[traffic]]\nclass = [{ name = \"a\", rate = 1, in = 10, out = 2 }]\n");
     let error = plan(&aimless, &Prices::default(), &[1], |_, _, _, _| ()).unwrap_err().to_string();

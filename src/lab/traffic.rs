@@ -1,7 +1,7 @@
-//! From a table of traffic to a plan of `sluice bench`.
+//! Turns a `[[traffic]]` table into a run plan of `sluice bench`.
 //!
-//! The plan is the one that the load generator would run: a laboratory's requests can be sent to real engines. `load`
-//! multiplies rates and concurrency, not lengths.
+//! `sluice bench` runs such plans, too, so the same requests can be sent to real engines. `load` multiplies rates and
+//! concurrency, not lengths.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,31 +16,31 @@ use sluice_bench::{
 };
 use sluice_core::base::Period;
 
-/// How long traffic lasts if neither it nor the file says.
+/// Duration of traffic for which neither its table nor the file gives one.
 const DURATION: Duration = Duration::from_secs(60);
 
-/// Requests, and what a file says of them besides.
+/// The requests of a table and, for a trace, what was recorded with them.
 struct Source {
     requests: RequestSource,
-    /// When they arrived, if it was recorded.
+    /// Recorded arrival times, seconds.
     times: Option<Vec<f64>>,
-    /// Adapters that the file names.
+    /// Recorded names of adapters.
     adapters: Vec<String>,
 }
 
-/// What all tables of a file have in common.
-pub(crate) struct Traffic<'a> {
-    /// Where paths begin.
+/// What applies to all `[[traffic]]` tables of a file.
+pub(crate) struct TrafficDefaults<'a> {
+    /// The folder to which paths are relative.
     pub(crate) folder: &'a Path,
-    /// The model of requests that name none.
+    /// The model of a table that names none.
     pub(crate) model: String,
-    /// How long traffic lasts that does not say.
+    /// The duration of a table that has none.
     pub(crate) duration: Option<Duration>,
-    /// By what rates are multiplied.
+    /// Factor for all rates.
     pub(crate) load: Option<f64>,
 }
 
-impl Traffic<'_> {
+impl TrafficDefaults<'_> {
     /// The plan of one table.
     pub(crate) fn plan(&self, table: &TrafficTable) -> Result<RunPlan, LabError> {
         let model = table.model.clone().unwrap_or_else(|| self.model.clone());
@@ -48,7 +48,7 @@ impl Traffic<'_> {
         let api = match table.api.as_deref() {
             None | Some("completions") => Api::Completions,
             Some("chat") => Api::Chat,
-            Some(other) => return Err(wrong(format!("the api 'completions' or 'chat', not '{other}'"))),
+            Some(other) => return Err(needs(format!("the api 'completions' or 'chat', not '{other}'"))),
         };
         let words = api == Api::Chat || table.conversation.is_some();
         let workload = Workload {
@@ -70,13 +70,13 @@ impl Traffic<'_> {
     fn source(&self, table: &TrafficTable, model: &str) -> Result<Source, LabError> {
         let Some(trace) = &table.trace else {
             if table.class.is_empty() {
-                return Err(wrong("at least one class, or a trace".to_owned()));
+                return Err(needs("at least one class, or a trace".to_owned()));
             }
             let requests = RequestSource::Classes(table.class.iter().map(class).collect());
             return Ok(Source { requests, times: None, adapters: Vec::new() });
         };
         if !table.class.is_empty() {
-            return Err(wrong("classes or a trace, not both".to_owned()));
+            return Err(needs("classes or a trace, not both".to_owned()));
         }
         let options = ReadOptions {
             counter: &TokenCounter::Bytes,
@@ -94,7 +94,7 @@ impl Traffic<'_> {
     fn arrival(&self, table: &TrafficTable, times: Option<Vec<f64>>) -> Result<(Arrival, Extent), LabError> {
         let load = self.load.unwrap_or(1.0);
         if !(load.is_finite() && load > 0.0) {
-            return Err(wrong(format!("a load above 0, not {load}")));
+            return Err(needs(format!("a load above 0, not {load}")));
         }
         let lasting = table.duration.map(|Period(time)| time).or(self.duration).unwrap_or(DURATION);
         let extent = table.requests.map_or(Extent::Lasting(lasting), Extent::Requests);
@@ -109,7 +109,7 @@ impl Traffic<'_> {
                 (Some(size), None) => Arrival::Burst { rate, size },
                 (None, Some(burstiness)) => Arrival::Gamma { rate, burstiness },
                 (None, None) => Arrival::Poisson { rate },
-                (Some(_), Some(_)) => return Err(wrong("burst or burstiness, not both".to_owned())),
+                (Some(_), Some(_)) => return Err(needs("burst or burstiness, not both".to_owned())),
             },
             (None, Some(concurrency), true) => {
                 let scaled = (f64::from(concurrency) * load).round().max(1.0);
@@ -118,28 +118,28 @@ impl Traffic<'_> {
             (_, None, false) => {
                 let steps: Vec<(f64, f64)> = table.steps.iter().map(|(rate, time)| (rate * load, *time)).collect();
                 let length = steps.iter().map(|(_, time)| time).sum::<f64>();
-                let length = Duration::try_from_secs_f64(length).map_err(|error| wrong(error.to_string()))?;
+                let length = Duration::try_from_secs_f64(length).map_err(|error| needs(error.to_string()))?;
                 return Ok((Arrival::Steps(steps), Extent::Lasting(length)));
             }
-            _ => return Err(wrong("one of rate (or a rate for each class), steps and concurrency".to_owned())),
+            _ => return Err(needs("one of rate (or a rate for each class), steps and concurrency".to_owned())),
         };
         Ok((arrival, extent))
     }
 }
 
-fn wrong(needs: String) -> LabError {
-    LabError::Traffic(format!("traffic needs {needs}"))
+fn needs(what: String) -> LabError {
+    LabError::Traffic(format!("traffic needs {what}"))
 }
 
-/// The rate of a traffic: its own, or the sum of those of its classes.
+/// The rate of a table: its own, or the sum of those of its classes.
 fn rates(table: &TrafficTable) -> Result<Option<f64>, LabError> {
     let given = table.class.iter().filter_map(|class| class.rate);
     match (given.clone().count(), table.rate) {
         (0, rate) => Ok(rate),
-        // With steps, rates of classes are weights.
+        // With steps, the rates of classes are weights.
         (count, None) if count == table.class.len() => Ok(table.steps.is_empty().then(|| given.sum())),
-        (_, Some(_)) => Err(wrong("a rate of its own or one for each class, not both".to_owned())),
-        (_, None) => Err(wrong("a rate for each of its classes, or for none".to_owned())),
+        (_, Some(_)) => Err(needs("a rate of its own or one for each class, not both".to_owned())),
+        (_, None) => Err(needs("a rate for each of its classes, or for none".to_owned())),
     }
 }
 
@@ -177,7 +177,7 @@ fn adapters(table: &TrafficTable, named: Vec<String>) -> Result<Adapters, LabErr
         (None, true) => AdapterChoice::Even,
         (Some(exponent), true) => AdapterChoice::Zipf(exponent),
         (None, false) => AdapterChoice::Weights(adapters.weights.clone()),
-        (Some(_), false) => return Err(wrong("zipf or weights for its adapters, not both".to_owned())),
+        (Some(_), false) => return Err(needs("zipf or weights for its adapters, not both".to_owned())),
     };
     Ok(Adapters { names: adapters.names.clone(), choice })
 }
@@ -192,7 +192,7 @@ fn format(trace: &TraceTable) -> Result<DatasetFormat, LabError> {
         "custom" => DatasetFormat::Custom,
         other => {
             let known = "access_log, azure, burstgpt, mooncake, sharegpt or custom";
-            return Err(wrong(format!("a trace in the format {known}, not '{other}'")));
+            return Err(needs(format!("a trace in the format {known}, not '{other}'")));
         }
     })
 }

@@ -1,11 +1,11 @@
-//! The gateway's way to the simulated engines: [`Upstream`] without sockets.
+//! Connects the gateway to the simulated engines: [`Upstream`] without sockets.
 //!
-//! A response is the stream that the simulator's HTTP server sends, in the same bytes: one event for each token or for
-//! `--stream-interval` of them, then usage, then the end marker. The request is recognised by its id, and its body is not
-//! parsed a second time; only whether usage is wanted in every event is read from it, since the gateway may have put that
-//! in. Dropping an exchange aborts the request, as closing the connection does.
+//! A response has the same bytes as that of `sluice sim`: one event for each token or for `--stream-interval` of them, then
+//! usage, then `[DONE]`. A request is looked up by its id, so its body need not be parsed again. The exception is
+//! `continuous_usage_stats`, which the gateway may have added: it is searched in the body. Dropping an exchange aborts the
+//! request, as closing the connection does.
 //!
-//! Not simulated: connections (each request has its own, at once), vLLM's own limits on waiting requests.
+//! Not simulated: connections (each request has a new one, without delay), vLLM's own limits on waiting requests.
 
 use std::future::poll_fn;
 use std::sync::{Arc, LazyLock};
@@ -17,8 +17,8 @@ use http::header::{CONTENT_TYPE, HeaderValue};
 use http::{HeaderMap, StatusCode};
 use memchr::memmem::Finder;
 
-use crate::cluster::{Cluster, PlannedRequest};
-use crate::outlet::{Outlet, Progress};
+use crate::cluster::{Cluster, ParsedRequest};
+use crate::output_collector::{OutputCollector, Progress};
 use sluice_bench::Api;
 use sluice_gateway::flow::{Connection, Exchange, ExchangeError, ResponseHead, Upstream, UpstreamRequest};
 use sluice_gateway::pool::Address;
@@ -26,11 +26,11 @@ use sluice_sim::engine::SequenceId;
 use sluice_sim::http::wire::{ChunkWriter, Finish, Piece, UsageCounts, UsageOptions};
 use sluice_sim::validate::RequestKind;
 
-/// The header with the number of the request and of its attempt.
+/// The header with the number of the request, followed by `-` and the number of the attempt in a retry.
 const REQUEST_ID: &str = "x-request-id";
 /// The text of every token: a word and the space before it.
 pub(crate) const WORD: &str = " the";
-/// Bytes at the end of a body in which `stream_options` stands.
+/// The end of a piece of a body that is searched for `stream_options`, bytes.
 const OPTIONS_WITHIN: usize = 512;
 
 static CONTINUOUS: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"continuous_usage_stats\":true"));
@@ -49,32 +49,32 @@ impl Upstream for LabUpstream {
         let state = &mut *state;
         let id = call.headers.get(REQUEST_ID).and_then(|id| id.to_str().ok()).unwrap_or_default();
         let number = id.split('-').next().and_then(|number| number.parse().ok());
-        let planned = number.and_then(|number: u64| state.planned.get(&number));
-        let planned = planned.ok_or_else(|| ExchangeError::Malformed("a request without its number".to_owned()))?;
+        let parsed = number.and_then(|number: u64| state.requests.get(&number));
+        let parsed = parsed.ok_or_else(|| ExchangeError::Malformed("a request without x-request-id".to_owned()))?;
         let server = &mut state.engines[engine];
         if !server.is_up() {
             return Err(refused());
         }
-        if let Some(response) = server.config.refuse(planned) {
+        if let Some(response) = server.config.refuse(parsed) {
             return Ok(LabExchange::whole(&self.0, engine, response));
         }
-        let outlet = Arc::new(Outlet::new(server.config.stream_interval.max(1)));
-        let sequence = server.submit(state.now, &planned.request, Arc::clone(&outlet));
-        let stream = TokenStream::new(id, planned, wants_continuous(call), outlet, server.config.prompt_details);
+        let collector = Arc::new(OutputCollector::new(server.config.stream_interval.max(1)));
+        let sequence = server.submit(state.now, &parsed.request, Arc::clone(&collector));
+        let stream = TokenStream::new(id, parsed, wants_continuous(call), collector, server.config.prompt_details);
         Ok(LabExchange { cluster: Arc::clone(&self.0), engine, body: Body::Stream(Box::new(stream), sequence) })
     }
 }
 
-/// Why an engine does not take a request, as status and body.
+/// Checks that vLLM makes before it accepts a request. `Some`: status and body of the refusal.
 trait Refuse {
-    fn refuse(&self, planned: &PlannedRequest) -> Option<(StatusCode, String)>;
+    fn refuse(&self, parsed: &ParsedRequest) -> Option<(StatusCode, String)>;
 }
 
 impl Refuse for sluice_sim::SimConfig {
-    fn refuse(&self, planned: &PlannedRequest) -> Option<(StatusCode, String)> {
-        let (status, kind, message) = if planned.request.adapter.is_some() && !self.lora {
-            (StatusCode::NOT_FOUND, "NotFoundError", format!("The model `{}` does not exist.", planned.model))
-        } else if planned.request.prompt_tokens.saturating_add(planned.request.output_tokens) > self.max_model_len {
+    fn refuse(&self, parsed: &ParsedRequest) -> Option<(StatusCode, String)> {
+        let (status, kind, message) = if parsed.request.adapter.is_some() && !self.lora {
+            (StatusCode::NOT_FOUND, "NotFoundError", format!("The model `{}` does not exist.", parsed.model))
+        } else if parsed.request.prompt_tokens.saturating_add(parsed.request.output_tokens) > self.max_model_len {
             let message = format!("This model's maximum context length is {} tokens.", self.max_model_len);
             (StatusCode::BAD_REQUEST, "BadRequestError", message)
         } else {
@@ -87,43 +87,43 @@ impl Refuse for sluice_sim::SimConfig {
 }
 
 fn wants_continuous(call: &UpstreamRequest) -> bool {
-    // The gateway inserts its options at the front or at those of the client, which the load generator puts last.
+    // The gateway inserts its options at the front of the body or into those of the client. The load generator puts those last.
     call.body.pieces().iter().any(|piece| {
         let end = &piece[piece.len().saturating_sub(OPTIONS_WITHIN)..];
         CONTINUOUS.find(end).is_some()
     })
 }
 
-/// A stream of tokens in vLLM's bytes.
+/// Writes the events of a streamed response, as vLLM does.
 #[derive(Debug)]
 struct TokenStream {
     writer: ChunkWriter,
-    outlet: Arc<Outlet>,
+    collector: Arc<OutputCollector>,
     kind: RequestKind,
     continuous: bool,
     details: bool,
     prompt: u64,
     sent: u32,
-    /// The event of one token that is neither the first nor the last, if they are all alike.
+    /// The event of one token that is neither the first nor the last. All of these are the same, so it is written once.
     event: Option<String>,
     ended: bool,
 }
 
 impl TokenStream {
-    fn new(id: &str, planned: &PlannedRequest, continuous: bool, outlet: Arc<Outlet>, details: bool) -> Self {
-        let (kind, prefix) = match planned.api {
+    fn new(id: &str, parsed: &ParsedRequest, continuous: bool, collector: Arc<OutputCollector>, details: bool) -> Self {
+        let (kind, prefix) = match parsed.api {
             Api::Completions => (RequestKind::Completion, "cmpl-"),
             Api::Chat => (RequestKind::Chat, "chatcmpl-"),
         };
         let shown = UsageOptions { at_end: true, continuous };
         let fingerprint = "vllm-lab".into();
         Self {
-            writer: ChunkWriter::new(kind, format!("{prefix}{id}"), 0, &planned.model, &fingerprint, shown),
-            outlet,
+            writer: ChunkWriter::new(kind, format!("{prefix}{id}"), 0, &parsed.model, &fingerprint, shown),
+            collector,
             kind,
             continuous,
             details,
-            prompt: u64::from(planned.request.prompt_tokens),
+            prompt: u64::from(parsed.request.prompt_tokens),
             sent: 0,
             event: None,
             ended: false,
@@ -135,7 +135,7 @@ impl TokenStream {
         UsageCounts { prompt: self.prompt, completion: u64::from(self.sent), cached }
     }
 
-    /// Writes the events of some progress.
+    /// Appends the events for this progress.
     fn write(&mut self, progress: Progress, into: &mut BytesMut) {
         let mut out = String::new();
         if self.sent == 0 && self.kind == RequestKind::Chat {
@@ -168,12 +168,12 @@ impl TokenStream {
     }
 }
 
-/// What an exchange answers.
+/// The response of an exchange.
 #[derive(Debug)]
 enum Body {
-    /// Tokens as they come, of this sequence.
+    /// A stream of the tokens of this sequence.
     Stream(Box<TokenStream>, SequenceId),
-    /// Status and body, which is taken when it has been read.
+    /// A status and a body that is sent at once. `None`: the body has been read.
     Whole(StatusCode, Option<Bytes>),
 }
 
@@ -221,8 +221,8 @@ impl Exchange for LabExchange {
         if stream.ended {
             return Ok(false);
         }
-        let outlet = Arc::clone(&stream.outlet);
-        poll_fn(|cx| match outlet.poll_take(cx) {
+        let collector = Arc::clone(&stream.collector);
+        poll_fn(|cx| match collector.poll_take(cx) {
             Poll::Ready(Some(progress)) => {
                 stream.write(progress, into);
                 Poll::Ready(Ok(true))

@@ -1,7 +1,7 @@
 //! A process that behaves like `vllm serve` on a GPU that is not there.
 //!
 //! ```text
-//! socket -> http (routes, vLLM's shapes) -> real_time (clock, inbox, outlets) -> virtual_server -> engine (step loop)
+//! socket -> http (routes, vLLM's shapes) -> real_time (clock, inbox, collectors) -> virtual_server -> engine (step loop)
 //!            |                                 |                                  (front end)        |
 //!         validate, text                    process (flags, faults), observe                  machine (roofline, memory)
 //! ```

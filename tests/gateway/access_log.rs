@@ -13,7 +13,8 @@ async fn a_refused_request_shows_its_path_or_model_bounded_and_escaped() {
     let gateway = TestGateway::over(&["http://127.0.0.1:9".to_owned()], &[&log]).await;
     let text = || std::fs::read_to_string(&path).unwrap_or_default();
     // A line is written after its response was sent: the next connection's request could be logged before it.
-    let logged = async |count: usize| eventually("the request is logged", async || text().matches('\n').count() == count).await;
+    let logged =
+        async |count: usize| eventually("the request is logged", async || text().matches('\n').count() == count).await;
     let long = "x".repeat(1_000);
     gateway.request(post("/v1/nothing?api_key=secret", "", b"{}")).await.is(404, "route_not_found");
     logged(1).await;

@@ -210,7 +210,7 @@ async fn an_engine_that_cannot_be_trusted_gets_no_request() {
     let shown = format!("{right}, certificate = {}, key = {}", file("own.pem"), file("own.key"));
     let named = files.ca.issue(&["gpu0.internal"]);
     let addressed = files.ca.issue(&["127.0.0.1"]);
-    let itself = Issued::by_itself(&["127.0.0.1"]);
+    let itself = Issued::self_signed(&["127.0.0.1"]);
     std::fs::write(files.path("itself.pem"), &itself.certificate).unwrap();
     // The engine's certificate, whether it asks for one, the table, whether it is used.
     let cases = [

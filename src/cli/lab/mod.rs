@@ -1,8 +1,10 @@
-//! `sluice lab`: runs a configuration against simulated engines on virtual time.
+//! `sluice lab`: simulates the gateway and its engines on virtual time.
 //!
-//! The scenario is a file (`sluice_lab::file` describes it). `run` compares its variants, or those of `--sweep`; one variant
-//! and one seed print the table of `sluice bench`. `plan` finds the fewest GPUs for the traffic, `rate` the most traffic. Nothing is bound, started or contacted. Exit codes: 0 done; 1 an
-//! expectation of the file is not met, or a file could not be written; 2 the scenario is not valid.
+//! The scenario is a file (format: `sluice_lab::file`). `run` compares its variants, or those of `--sweep`; a single run prints
+//! the table of `sluice bench`. `plan` finds the fewest GPUs for the traffic, `rate` the highest rate for the engines. No
+//! socket is opened and no process started.
+//!
+//! Exit codes: 0 done; 1 an expectation of the file is not met, or a file could not be written; 2 the scenario is not valid.
 
 mod plan;
 mod run;
@@ -11,7 +13,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 
-/// Try a configuration on simulated engines, faster than time.
+/// Simulate a configuration and its engines, faster than real time.
 #[derive(Clone, Debug, Args)]
 pub struct LabArgs {
     #[command(subcommand)]
@@ -22,9 +24,9 @@ pub struct LabArgs {
 enum LabCommand {
     /// Run the variants of a scenario and compare them
     Run(run::RunArgs),
-    /// The fewest GPUs of each kind for the traffic and its objectives, and what they cost
+    /// Find the fewest GPUs of each kind that meet the objectives, and what they cost
     Plan(plan::PlanArgs),
-    /// The highest rate at which the objectives hold
+    /// Find the highest rate at which the objectives are met
     Rate(plan::RateArgs),
 }
 

@@ -1,6 +1,6 @@
-//! `sluice lab plan` and `sluice lab rate`: how many GPUs for this traffic, and how much traffic for these GPUs.
+//! `sluice lab plan` and `sluice lab rate`: how many GPUs this traffic needs, and how much traffic these GPUs serve.
 //!
-//! Both take objectives from the classes of the scenario. What is tried is said on stderr, the answer on stdout.
+//! Both take objectives from the classes of the scenario. They print each trial on stderr and the result on stdout.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use crate::bench::search::{SearchResult, TrialReport};
-use crate::lab::plan::{Answer, plan};
+use crate::lab::plan::{PlanResult, plan};
 use crate::lab::prices::Prices;
 use crate::lab::rate::{goal, highest_rate};
 use crate::lab::table::{aligned, number};
@@ -25,7 +25,7 @@ pub(super) struct PlanArgs {
     /// Prices of GPUs: a TOML file with per_hour.GPU = PRICE
     #[arg(long, value_name = "FILE")]
     prices: Option<PathBuf>,
-    /// Runs of each trial [default: as the file says]
+    /// Runs of each trial [default: seeds in the file]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     seeds: Option<u64>,
     /// The first seed
@@ -55,9 +55,9 @@ pub(super) struct RateArgs {
 
 /// Runs `sluice lab plan`.
 pub(super) fn run_plan(args: &PlanArgs) -> ExitCode {
-    finish(answers(args).map(|(prices, answers)| match args.json {
-        true => format!("{:#}\n", Value::Array(answers.iter().map(|answer| answer_json(answer, &prices)).collect())),
-        false => plan_table(&answers, &prices),
+    finish(plan_results(args).map(|(prices, results)| match args.json {
+        true => format!("{:#}\n", Value::Array(results.iter().map(|result| result_json(result, &prices)).collect())),
+        false => plan_table(&results, &prices),
     }))
 }
 
@@ -72,7 +72,7 @@ pub(super) fn run_rate(args: &RateArgs) -> ExitCode {
 fn finish(text: Result<String, LabError>) -> ExitCode {
     match text {
         Ok(text) => {
-            // A reader that leaves early (`| head`) is no failure.
+            // A reader that closes the pipe early (`| head`) is not an error.
             let _ = std::io::stdout().lock().write_all(text.as_bytes());
             ExitCode::SUCCESS
         }
@@ -83,25 +83,25 @@ fn finish(text: Result<String, LabError>) -> ExitCode {
     }
 }
 
-fn answers(args: &PlanArgs) -> Result<(Prices, Vec<Answer>), LabError> {
+fn plan_results(args: &PlanArgs) -> Result<(Prices, Vec<PlanResult>), LabError> {
     let scenario = Scenario::load(&args.file)?;
     let prices = args.prices.as_deref().map_or_else(|| Ok(Prices::default()), Prices::load)?;
     let seeds: Vec<u64> = (0..args.seeds.unwrap_or(scenario.file.seeds)).map(|at| args.seed.wrapping_add(at)).collect();
-    let answers = plan(&scenario, &prices, &seeds, |candidate, load, engines, attainment| {
-        eprintln!("{candidate}, {load}x: {engines} engines, {attainment:.1} % within their objectives");
+    let results = plan(&scenario, &prices, &seeds, |candidate, load, engines, attainment| {
+        eprintln!("{candidate}, traffic {load}x, engines {engines}: {attainment:.1} % meet their objectives");
     })?;
-    Ok((prices, answers))
+    Ok((prices, results))
 }
 
-fn plan_table(answers: &[Answer], prices: &Prices) -> String {
+fn plan_table(results: &[PlanResult], prices: &Prices) -> String {
     let unit = if prices.currency.is_empty() { "price".to_owned() } else { prices.currency.clone() };
-    let head = ["candidate", "traffic", "engines", "GPUs", "attainment", "one less", "busy"].map(str::to_owned);
+    let head = ["candidate", "traffic", "engines", "GPUs", "attainment", "with one less", "busy"].map(str::to_owned);
     let costs = ["/h", "/request", "/M tokens", "/M output"].map(|of| format!("{unit}{of}"));
     let mut rows = vec![head.into_iter().chain(costs).collect::<Vec<_>>()];
     let mut notes = String::new();
-    for answer in answers {
-        let mut row = vec![answer.candidate.clone(), format!("{}x", answer.load)];
-        match &answer.needs {
+    for result in results {
+        let mut row = vec![result.candidate.clone(), format!("{}x", result.load)];
+        match &result.needs {
             Ok(need) => {
                 let share = |(share, class): &(f64, String)| format!("{share:.1} % {class}");
                 row.extend([need.engines.to_string(), need.gpus.to_string(), share(&need.attainment)]);
@@ -114,7 +114,7 @@ fn plan_table(answers: &[Answer], prices: &Prices) -> String {
             }
             Err(why) => {
                 row.extend(["-"; 9].map(str::to_owned));
-                notes += &format!("{}, {}x: {why}\n", answer.candidate, answer.load);
+                notes += &format!("{}, {}x: {why}\n", result.candidate, result.load);
             }
         }
         rows.push(row);
@@ -122,9 +122,9 @@ fn plan_table(answers: &[Answer], prices: &Prices) -> String {
     aligned(&rows) + &notes
 }
 
-fn answer_json(answer: &Answer, prices: &Prices) -> Value {
-    let mut value = json!({ "candidate": answer.candidate, "load": answer.load });
-    match &answer.needs {
+fn result_json(result: &PlanResult, prices: &Prices) -> Value {
+    let mut value = json!({ "candidate": result.candidate, "load": result.load });
+    match &result.needs {
         Ok(need) => {
             value["engines"] = need.engines.into();
             value["gpus"] = need.gpus.into();
@@ -168,7 +168,7 @@ fn rates(args: &RateArgs) -> Result<Vec<(String, SearchResult)>, LabError> {
 
 fn rate_table(rates: &[(String, SearchResult)]) -> String {
     let mut rows =
-        vec![["variant", "highest rate (/s)", "boundary, 90 %", "attainment", "trials"].map(str::to_owned).to_vec()];
+        vec![["variant", "highest rate (/s)", "90 % interval", "attainment", "trials"].map(str::to_owned).to_vec()];
     for (name, found) in rates {
         let best = found.best.map_or_else(|| "none".to_owned(), |best| number(best.rate));
         let boundary = found.boundary.map(|range| format!("{} to {}", number(range.low), number(range.high)));

@@ -1,6 +1,6 @@
-//! `sluice lab run`: the variants of a scenario, as a table, as JSON and as a page.
+//! `sluice lab run`: runs the variants of a scenario and prints them as a table, JSON or an HTML page.
 //!
-//! Runs are spread over the cores. What they took is said on stderr, so that stdout holds the result alone.
+//! Runs are spread over the cores. The time they took is printed on stderr, so that stdout has only the result.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ pub(super) struct RunArgs {
     /// The scenario
     #[arg(value_name = "FILE")]
     file: PathBuf,
-    /// Runs of each variant [default: as the file says]
+    /// Runs of each variant [default: seeds in the file]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     seeds: Option<u64>,
     /// The first seed
@@ -34,16 +34,16 @@ pub(super) struct RunArgs {
     /// One variant for each value: a key of the gateway, vllm.FLAG, vllm@BACKEND.FLAG, load, engines or gpu (repeatable)
     #[arg(long, value_name = "KEY=VALUE,..")]
     sweep: Vec<String>,
-    /// Only the variants of these names (repeatable)
+    /// Run only the variant with this name (repeatable)
     #[arg(long, value_name = "NAME")]
     variant: Vec<String>,
-    /// What to compare, such as short.ttft.p99, all.failed or hit_rate (repeatable) [default: as the file says]
+    /// What to compare, such as short.ttft.p99, all.failed or hit_rate (repeatable) [default: measures in the file]
     #[arg(long, value_name = "MEASURE")]
     measure: Vec<Measure>,
-    /// How long traffic lasts that does not say itself, such as 5m [default: as the file says]
+    /// Duration of each traffic that has none of its own, such as 5m [default: duration in the file]
     #[arg(long, value_name = "TIME")]
     duration: Option<Period>,
-    /// Threads [default: the cores]
+    /// Number of threads [default: number of cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     threads: Option<u16>,
     /// Print JSON instead of the table
@@ -52,7 +52,7 @@ pub(super) struct RunArgs {
     /// Write an HTML page with plots
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
-    /// Save the first run of each variant in this folder, with the keys of vllm bench serve
+    /// Save the first run of each variant in this folder, in the format of vllm bench serve
     #[arg(long, value_name = "FOLDER")]
     save: Option<PathBuf>,
 }
@@ -69,7 +69,7 @@ pub(super) fn run(args: &RunArgs) -> ExitCode {
     };
     let runs = study.variants.len() * study.seeds.len();
     eprintln!("{runs} runs in {:.1} s", begun.elapsed().as_secs_f64());
-    unmet.iter().for_each(|unmet| eprintln!("expected otherwise: {unmet}"));
+    unmet.iter().for_each(|unmet| eprintln!("expectation not met: {unmet}"));
     match show(args, &study) {
         Ok(()) if unmet.is_empty() => ExitCode::SUCCESS,
         Ok(()) => ExitCode::FAILURE,
@@ -80,18 +80,19 @@ pub(super) fn run(args: &RunArgs) -> ExitCode {
     }
 }
 
-/// Runs what the flags say; returns also which expectations of the file are not met.
+/// Runs the study. Returns it with the expectations of the file that it does not meet.
 fn study(args: &RunArgs) -> Result<(Study, Vec<String>), LabError> {
     let mut scenario = Scenario::load(&args.file)?;
     scenario.file.set.extend(args.set.iter().cloned());
     scenario.file.duration = args.duration.or(scenario.file.duration);
-    // What a file expects is about the file, and not about changes to it.
-    let is_whole = args.set.is_empty() && args.sweep.is_empty() && args.variant.is_empty() && args.duration.is_none();
-    let expected = if is_whole { std::mem::take(&mut scenario.file.expect) } else { Vec::new() };
+    // Expectations hold for the file as it is, not with changes from flags.
+    let is_unchanged =
+        args.set.is_empty() && args.sweep.is_empty() && args.variant.is_empty() && args.duration.is_none();
+    let expected = if is_unchanged { std::mem::take(&mut scenario.file.expect) } else { Vec::new() };
     let mut variants = scenario.file.variants();
     if let Some(unknown) = args.variant.iter().find(|name| !variants.iter().any(|variant| variant.name == **name)) {
         let names: Vec<&str> = variants.iter().map(|variant| variant.name.as_str()).collect();
-        return Err(LabError::Sweep(format!("no variant is called '{unknown}'; there are: {}", names.join(", "))));
+        return Err(LabError::Sweep(format!("no variant is called '{unknown}'; the file has {}", names.join(", "))));
     }
     variants.retain(|variant| args.variant.is_empty() || args.variant.contains(&variant.name));
     let variants = sweep::vary(&variants, &args.sweep)?;
@@ -110,7 +111,7 @@ fn study(args: &RunArgs) -> Result<(Study, Vec<String>), LabError> {
     Ok((study, unmet))
 }
 
-/// One run is shown in full.
+/// Whether there is only one run, whose full table is printed.
 fn is_single(variants: usize, seeds: u64) -> bool {
     variants == 1 && seeds == 1
 }
@@ -133,7 +134,7 @@ fn show(args: &RunArgs, study: &Study) -> anyhow::Result<()> {
     } else {
         table::text(study)
     };
-    // A reader that leaves early (`| head`) is no failure.
+    // A reader that closes the pipe early (`| head`) is not an error.
     let _ = std::io::stdout().lock().write_all(text.as_bytes());
     Ok(())
 }
@@ -155,10 +156,10 @@ fn page(study: &Study) -> String {
         Some(result)
     };
     let runs: Vec<_> = study.variants.iter().filter_map(labelled).collect();
-    let title = if study.title.is_empty() { "laboratory" } else { &study.title };
+    let title = if study.title.is_empty() { "Simulation" } else { &study.title };
     let note = format!(
-        "Means over {} seeds with the half-width of their 95 % interval, and the change against the first variant; ~: the \
-         change is not certain. Engines are simulated.",
+        "Means over {} seeds with the half-width of their 95 % interval, and the change from the first variant. ~: the \
+         change may be chance (its interval contains 0). Engines are simulated.",
         study.seeds.len()
     );
     report::variants::page(title, &note, &table::rows(study), &runs)

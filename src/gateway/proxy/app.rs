@@ -1,12 +1,12 @@
 //! The requests of one client connection: local responses, refusals before the body, and the request path.
 //!
-//! Order of checks, cheapest first: where the request ends and to whom it is addressed (400, 501; see `head.rs`), the size
-//! of the headers (431), the route (404, 405), the key (401), the announced size (413), the body (413, 408, 400). A request
-//! that is refused with its body unread closes the connection, after the client had time to read the response. Bodies
-//! that are still arriving when the gateway stops are refused (503): they would be when they are complete.
+//! Order of checks, cheapest first: framing and host (400, 501; see `head.rs`), the size of the headers (431), the route (404,
+//! 405), the key (401), the declared size of the body (413), the body (413, 408, 400). If a request is refused before its body
+//! is read, the connection is closed after the client had time to read the response. A request whose body is still arriving
+//! when the gateway stops is refused at once (503); when complete it would be refused, too.
 //!
-//! Only the routes of this table reach an engine; its control routes (sleep, LoRA loading, profiling,
-//! metrics) are never reachable from the client port.
+//! Only the routes of the API reach an engine. Its control routes (sleep, LoRA loading, profiling, metrics) cannot be reached
+//! from the client port.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use pingora::protocols::http::ServerSession;
 use pingora::server::ShutdownWatch;
 use tokio::time::{Instant, timeout};
 
-use super::body::{self, BodyError, Pace};
+use super::body::{self, BodyError, MinRate};
 use super::clients::ClientLimits;
 use super::downstream::DownstreamConnection;
 use super::head::{self, HeadTimes, NoHead};
@@ -41,7 +41,7 @@ use sluice_core::openai::{ErrorFormat, Refusal, Route, ShedReason};
 /// Paths that the gateway serves itself, with GET and HEAD.
 const LOCAL_PATHS: [&str; 3] = ["/health", "/ready", "/v1/models"];
 
-/// What the gateway serves itself, besides refusals.
+/// Responses that the gateway generates itself, besides refusals.
 pub trait LocalRoutes: Send + Sync + 'static {
     /// Whether at least one backend of every pool could take a request.
     fn ready(&self) -> bool;
@@ -57,7 +57,7 @@ pub struct Gateway<U, R, L> {
     local: L,
     clients: Arc<ClientLimits>,
     seed: u64,
-    /// Requests so far; with the seed it makes a request id.
+    /// Number of requests so far. Request ids are generated from it and the seed.
     served: AtomicU64,
 }
 
@@ -80,17 +80,17 @@ struct AcceptedRequest {
 /// Why a request was not accepted.
 enum Rejected {
     Refused(Refusal),
-    /// Refused, and the connection cannot be used again: where the request ends is not known, or there are too many.
+    /// Refused, and the connection is closed: the end of the request is not known, or there are too many connections.
     Unreadable(Refusal),
     /// The client left; no response can reach it.
     ClientGone,
 }
 
-/// What becomes of a connection behind a request.
+/// What happens to a connection after a request.
 enum Next {
-    /// It may be used for another request.
+    /// It is kept for another request.
     Request,
-    /// It is closed; first the client gets this long to finish sending and to read the response.
+    /// It is closed, after the client had this long to finish sending and to read the response.
     Close { linger: Duration },
 }
 
@@ -116,10 +116,10 @@ impl<U: Upstream, R: Recorder, L: LocalRoutes> Gateway<U, R, L> {
             let server = &self.flow.routing_table().config.server;
             HeadTimes { idle: server.keepalive, head: server.header_timeout }
         };
-        // Deadlines are ours: pingora counts each read anew.
+        // `head::read` has its own deadlines: those of pingora restart with each read.
         session.set_keepalive(Some(0));
         session.set_read_timeout(None);
-        // A pipelined request is kept for its turn; bytes after a body are not a client that left.
+        // Keep pipelined requests. Bytes after a body do not mean that the client disconnected.
         session.set_pipelining_enabled(true);
         head::read(session, times, shutdown).await
     }
@@ -156,7 +156,7 @@ impl<U: Upstream, R: Recorder, L: LocalRoutes> Gateway<U, R, L> {
             Err(rejected) => {
                 let mut record = RecordGuard::new(self.flow.recorder(), route, ids.client, begun);
                 if route.is_none() {
-                    // Without its query, which may hold credentials.
+                    // Without the query, which may contain credentials.
                     record.path = path.split('?').next().map(client_text);
                 }
                 self.reject(session, rejected, record).await
@@ -182,7 +182,7 @@ impl<U: Upstream, R: Recorder, L: LocalRoutes> Gateway<U, R, L> {
         refuse(&mut client, &refusal, format, &mut record).await;
         match client.is_finished() {
             true if !unread => Next::Request,
-            // A stop does not wait for clients that go on sending.
+            // A shutdown does not wait for clients that keep sending.
             true if self.flow.is_closing() => Next::Close { linger: LINGER_CLOSING },
             true => Next::Close { linger: LINGER },
             false => Next::CLOSE,
@@ -199,7 +199,7 @@ impl<U: Upstream, R: Recorder, L: LocalRoutes> Gateway<U, R, L> {
     ) -> Result<AcceptedRequest, Rejected> {
         let (route, key) = self.check_head(session, &table, route)?;
         let limit = table.config.server.max_body.0;
-        if body::announced(session).is_some_and(|size| size > limit) {
+        if body::declared_size(session).is_some_and(|size| size > limit) {
             return Err(Refusal::BodyTooLarge { limit }.into());
         }
         match expectation(session) {
@@ -207,12 +207,12 @@ impl<U: Upstream, R: Recorder, L: LocalRoutes> Gateway<U, R, L> {
             Some(false) => return Err(Refusal::ExpectationFailed.into()),
             None => {}
         }
-        let pace = Pace::new(table.config.server.body_timeout, table.config.server.body_min_rate.0);
+        let min_rate = MinRate::new(table.config.server.body_timeout, table.config.server.body_min_rate.0);
         let mut stop = shutdown.clone();
         let read = tokio::select! {
             biased;
-            read = body::read(session, limit, pace, self.clients.body()) => read,
-            // It would be refused when it is complete; a client that never ends it would delay the stop.
+            read = body::read(session, limit, min_rate, self.clients.body()) => read,
+            // It would be refused anyway when complete, and a client that never completes it would delay the shutdown.
             _ = stop.wait_for(|stopping| *stopping) => Err(BodyError::Stopping),
         };
         match read {
@@ -229,8 +229,7 @@ impl<U: Upstream, R: Recorder, L: LocalRoutes> Gateway<U, R, L> {
         }
     }
 
-    /// A body may take long: the request is served by the configuration in force when it is complete, and its key must be
-    /// valid then.
+    /// Checks the key again, and takes the configuration in force, when the body is complete: receiving it may take long.
     fn admit(
         &self,
         session: &ServerSession,
@@ -244,7 +243,7 @@ impl<U: Upstream, R: Recorder, L: LocalRoutes> Gateway<U, R, L> {
         Ok(AcceptedRequest { route, key, body, table: current })
     }
 
-    /// What request line and headers decide besides where the request ends, cheapest check first.
+    /// Checks request line and headers, except framing and host, cheapest check first.
     fn check_head(
         &self,
         session: &ServerSession,
@@ -261,7 +260,7 @@ impl<U: Upstream, R: Recorder, L: LocalRoutes> Gateway<U, R, L> {
         Ok((route, authenticate(session, table)?))
     }
 
-    /// The response of the gateway itself, on the routes that have one.
+    /// The response on routes that the gateway serves itself.
     fn local_response(&self, session: &ServerSession, path: &str, table: &RoutingTable) -> Option<LocalResponse> {
         let method = &session.req_header().method;
         if method != Method::GET && method != Method::HEAD {
@@ -286,7 +285,7 @@ impl<U: Upstream, R: Recorder, L: LocalRoutes> Gateway<U, R, L> {
         Some(LocalResponse { status: StatusCode::OK, body: self.local.models(table, key.as_ref()) })
     }
 
-    /// The refusal of a path that leads to no engine and got no local response either.
+    /// The refusal of a path that is neither a route of the API nor served by the gateway itself.
     fn not_a_route(&self, session: &ServerSession, table: &RoutingTable) -> Refusal {
         let request = session.req_header();
         if !LOCAL_PATHS.contains(&request.uri.path()) {
@@ -340,7 +339,7 @@ fn incoming(
     ids: RequestIds,
 ) -> Box<IncomingRequest> {
     let method = session.req_header().method.clone();
-    // pingora has read everything that it needs of the headers: they are moved, not copied.
+    // pingora no longer needs the headers, so they are moved and not copied.
     let sent = take_headers(session);
     let content_type = sent.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned();
     let AcceptedRequest { route, key, body, table: routing } = accepted;
@@ -362,7 +361,7 @@ fn incoming(
     })
 }
 
-/// Takes the headers out of a session and leaves a request line behind, which is all that pingora still looks at.
+/// Takes the headers out of a session. The request line stays, which is all that pingora still reads.
 fn take_headers(session: &mut ServerSession) -> HeaderMap {
     let version = session.req_header().version;
     let Ok(mut bare) = RequestHeader::build(Method::POST, b"/", Some(0)) else {
@@ -373,7 +372,7 @@ fn take_headers(session: &mut ServerSession) -> HeaderMap {
 }
 
 impl<U: Upstream, R: Recorder, L: LocalRoutes> HttpServerApp for Gateway<U, R, L> {
-    /// Written out and not by `async_trait`, which keeps the session (680 bytes) twice in every open stream.
+    /// Written without `async_trait`, which would store the session (680 bytes) twice for every open stream.
     fn process_new_http<'a, 'b, 'c>(
         self: &'a Arc<Self>,
         mut session: ServerSession,
@@ -419,17 +418,17 @@ fn reused(stream: Stream, ahead: Option<BytesMut>, mut settings: HttpPersistentS
     ReusedHttpStream::new(stream, Some(settings))
 }
 
-/// How long the end of a request may take before its connection is given up.
+/// How long the end of a request may take before its connection is closed.
 const SETTLE: Duration = Duration::from_secs(5);
-/// How long a refused client may go on sending.
+/// How long a refused client may keep sending.
 const LINGER: Duration = Duration::from_secs(5);
-/// The same while the gateway stops.
+/// The same while the gateway shuts down.
 const LINGER_CLOSING: Duration = Duration::from_secs(1);
 
 /// Refuses a request early; no pool is known yet.
 fn shed(reason: ShedReason) -> Rejected {
     let refusal = Refusal::Shed { reason, retry_after: RETRY_AFTER_MIN.as_secs() };
-    // A connection over the limit is served no second request.
+    // A connection over the limit gets one response and is closed.
     if reason == ShedReason::Connections { Rejected::Unreadable(refusal) } else { Rejected::Refused(refusal) }
 }
 
@@ -438,17 +437,17 @@ fn is_refused(session: &ServerSession) -> bool {
     ClientHandle::of(session).is_some_and(|client| client.state.is_refused())
 }
 
-/// Whether the client waits for `100 Continue`; false for another expectation. HTTP/1.0 has none (RFC 9110, 10.1.1).
+/// Whether the client waits for `100 Continue`. `Some(false)`: another expectation. HTTP/1.0 has none (RFC 9110, 10.1.1).
 fn expectation(session: &ServerSession) -> Option<bool> {
     let request = session.req_header();
     let expected = request.headers.get(EXPECT).filter(|_| request.version > Version::HTTP_10)?;
     Some(expected.as_bytes().eq_ignore_ascii_case(b"100-continue"))
 }
 
-/// Closes our side, lets the client finish within `linger`, and closes the connection with the session.
+/// Shuts down the sending side, gives the client up to `linger` to finish, and closes the connection.
 async fn end(session: &mut ServerSession, linger: Duration) {
     if ClientHandle::of(session).is_none() {
-        // A request of HTTP/2 is a stream of its own, which ends with the session.
+        // An HTTP/2 stream ends with its session.
         http2::deliver(session).await;
         return;
     }

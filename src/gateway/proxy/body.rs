@@ -1,8 +1,8 @@
-//! Reading a request body, bounded in size, in time, and together with all others in memory.
+//! Reads a request body. Its size and time are bounded, and so is the memory of all bodies together.
 //!
-//! A body that announces more than the limit, or more than there is memory for now, is refused before a byte of it is read;
-//! one that does not announce its size is refused when it passes either. Memory grows with what arrives, not with what
-//! was announced. A body must arrive at a minimum rate, judged period by period ([`Pace`]).
+//! A body whose declared size is over the limit, or over the memory that is free now, is refused before a byte of it is read.
+//! A body without a declared size is refused when it exceeds either. Memory is allocated as bytes arrive, not for the
+//! declared size. A body must arrive at a minimum rate, which is checked in each period ([`MinRate`]).
 
 use std::time::Duration;
 
@@ -14,12 +14,12 @@ use tokio::time::{Instant, timeout_at};
 
 use super::clients::CountedBytes;
 
-/// Most of an announced size that is allocated at once; pages that no byte has reached yet take no memory. A larger body
-/// is moved as it grows, which leaves its old place behind for a moment.
+/// The most that is allocated at once for a declared size. Untouched pages take no memory. A larger body is copied to a larger
+/// buffer as it grows, so for a moment it is in memory twice.
 const INITIAL_CAPACITY: usize = 4 << 20;
 
-/// Bytes of a body that are read before other requests get their turn, when more of it is always there.
-const TURN: usize = 512 << 10;
+/// Bytes of a body that are read before the task yields to others, if the client sends faster than they are read.
+const YIELD_AFTER: usize = 512 << 10;
 
 /// Why there is no body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,31 +28,31 @@ pub(super) enum BodyError {
     TooLarge,
     /// It arrives below the minimum rate.
     TooSlow,
-    /// The bodies of all requests take up the memory for them.
+    /// The bodies of all requests together would exceed `max_body_memory`.
     NoMemory,
     /// The chunks are malformed.
     Malformed,
-    /// The gateway stops.
+    /// The gateway is shutting down.
     Stopping,
-    /// The client left.
+    /// The client disconnected.
     ClientGone,
 }
 
-/// The size a request announces, if it does.
-pub(super) fn announced(session: &ServerSession) -> Option<u64> {
+/// The declared size of the body (`Content-Length`), if any.
+pub(super) fn declared_size(session: &ServerSession) -> Option<u64> {
     session.get_header(CONTENT_LENGTH)?.to_str().ok()?.trim().parse().ok()
 }
 
-/// What bounds a body besides its size.
+/// The minimum rate of a body.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Pace {
-    /// In each of these periods
+pub(super) struct MinRate {
+    /// Length of a period.
     pub(super) period: Duration,
-    /// this many bytes must arrive, or the end of the body.
+    /// Bytes that must arrive in each period, unless the body ends.
     pub(super) bytes: usize,
 }
 
-impl Pace {
+impl MinRate {
     /// `rate`: bytes per second.
     pub(super) fn new(period: Duration, rate: u64) -> Self {
         Self { period, bytes: (period.as_secs_f64() * rate as f64) as usize }
@@ -63,14 +63,14 @@ impl Pace {
 struct Reading<'a> {
     session: &'a mut ServerSession,
     limit: u64,
-    pace: Pace,
+    min_rate: MinRate,
     counted: CountedBytes,
     received: usize,
-    /// When the period that runs now ends, and what must have been received by then.
+    /// End of the current period, by which `wanted` bytes in all must have arrived.
     deadline: Instant,
     wanted: usize,
-    /// How many bytes are received before other requests get their turn.
-    turn: usize,
+    /// The task yields when this many bytes in all have arrived.
+    yield_at: usize,
 }
 
 impl Reading<'_> {
@@ -89,36 +89,45 @@ impl Reading<'_> {
         if !self.counted.grow(piece.len()) {
             return Err(BodyError::NoMemory);
         }
-        // What came faster earns no time: else a client could send most of a body and then hold it.
+        // Bytes that arrive early do not extend the time. Otherwise a client could send most of a body fast and then pause.
         if self.received >= self.wanted {
-            self.deadline = Instant::now() + self.pace.period;
-            self.wanted = self.received + self.pace.bytes;
+            self.deadline = Instant::now() + self.min_rate.period;
+            self.wanted = self.received + self.min_rate.bytes;
         }
-        if self.received >= self.turn {
-            self.turn = self.received + TURN;
+        if self.received >= self.yield_at {
+            self.yield_at = self.received + YIELD_AFTER;
             yield_now().await;
         }
         Ok(Some(piece))
     }
 }
 
-/// Reads the whole body. Its bytes are counted in `counted` until the body is dropped.
+/// Reads the whole body. Its bytes count in `counted` until the body is dropped.
 pub(super) async fn read(
     session: &mut ServerSession,
     limit: u64,
-    pace: Pace,
+    min_rate: MinRate,
     counted: CountedBytes,
 ) -> Result<Bytes, BodyError> {
-    let size = announced(session);
+    let size = declared_size(session);
     if size.is_some_and(|size| size > limit) {
         return Err(BodyError::TooLarge);
     }
-    // It would be refused in the middle, after its bytes were read for nothing.
+    // Otherwise it would be refused half-way.
     if size.is_some_and(|size| !counted.has_room(size)) {
         return Err(BodyError::NoMemory);
     }
-    let deadline = Instant::now() + pace.period;
-    let mut reading = Reading { session, limit, pace, counted, received: 0, deadline, wanted: pace.bytes, turn: TURN };
+    let deadline = Instant::now() + min_rate.period;
+    let mut reading = Reading {
+        session,
+        limit,
+        min_rate,
+        counted,
+        received: 0,
+        deadline,
+        wanted: min_rate.bytes,
+        yield_at: YIELD_AFTER,
+    };
     let Some(first) = reading.next().await? else { return Ok(Bytes::new()) };
     if size.is_some_and(|size| size == first.len() as u64) {
         return Ok(reading.counted.keep(first));
@@ -128,7 +137,7 @@ pub(super) async fn read(
     body.extend_from_slice(&first);
     while let Some(piece) = reading.next().await? {
         if body.len() + piece.len() > body.capacity() {
-            // Doubling, and the announced size at most: a 400 KB prompt is moved once.
+            // The capacity doubles, up to the declared size: a 400 KB prompt is copied once.
             body.reserve(expected.saturating_sub(body.len()).min(body.len().max(INITIAL_CAPACITY)).max(piece.len()));
         }
         body.extend_from_slice(&piece);
@@ -136,12 +145,12 @@ pub(super) async fn read(
     Ok(reading.counted.keep(body.freeze()))
 }
 
-/// Whether the client left or sent something that is not a body.
+/// Whether the client disconnected or sent a malformed body.
 fn cause(error: &pingora::Error) -> BodyError {
     use pingora::ErrorType::{ConnectionClosed, ReadError};
     match error.etype() {
         ConnectionClosed | ReadError => BodyError::ClientGone,
-        // The body ended before its announced length; pingora keeps the constant to itself.
+        // The body ended before its declared length; pingora does not export this constant.
         other if other.as_str() == "PrematureBodyEnd" => BodyError::ClientGone,
         _ => BodyError::Malformed,
     }

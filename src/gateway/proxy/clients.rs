@@ -1,19 +1,18 @@
-//! What all clients together may hold: connections, in all and by address, and the bytes of request bodies.
+//! Limits on the connections of all clients, in total and per address, and on the memory of their request bodies.
 //!
-//! | bound | key | beyond it |
+//! | limit | key | when exceeded |
 //! |---|---|---|
 //! | connections | `server.max_connections` | 503 to the first request, then the connection is closed |
 //! | connections of one address | `server.max_connections_per_address` | the same |
 //! | connections that are being refused | [`REFUSED_MAX`] | closed at once, and counted |
 //! | bytes of bodies | `server.max_body_memory` | 503 |
 //!
-//! A body is counted as it arrives and until the last of it is freed: while it is read, waits, is sent, and may have to be
-//! sent again. Only bytes that have arrived are counted, so that an announced size reserves nothing; one that there is no
-//! memory for when the request arrives is refused. While a body grows, its buffer may be moved, which takes its size again
-//! for that moment: at most once per thread.
+//! The bytes of a body count from their arrival until they are freed: while the request is read, queued, sent, and may still
+//! be retried. A declared size reserves nothing, but a request that declares more than is free is refused. While a body grows,
+//! it may be copied to a larger buffer; that copy is not counted. There is at most one per thread at a time.
 //!
-//! An address is the one that the connection comes from; IPv6 addresses count by their /64 network, which one host can use
-//! as a whole. The map holds addresses with open connections only.
+//! The address is the peer address of the connection. IPv6 addresses count by their /64 network, because one host can use all
+//! addresses of it. The map contains only addresses with open connections.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -27,13 +26,13 @@ use parking_lot::Mutex;
 use crate::config::Server;
 use crate::telemetry::ClientView;
 
-/// Connections that may wait for their refusal at the same time.
+/// Connections over the limit that may wait for their 503 at the same time.
 pub(super) const REFUSED_MAX: usize = 1_024;
-/// Bodies up to this size may use all of the memory, larger ones [`LARGE_SHARE`] eighths of it.
+/// Bodies up to this size may use all of the memory, larger ones only [`LARGE_SHARE`] eighths of it.
 const SMALL_BODY: u64 = 1 << 20;
 const LARGE_SHARE: u64 = 7;
 
-/// The connections and bodies of all clients, with their bounds.
+/// Counts the connections and bodies of all clients, and enforces the limits.
 #[derive(Debug, Default)]
 pub struct ClientLimits {
     connections_max: AtomicUsize,
@@ -52,21 +51,21 @@ struct OpenConnections {
 }
 
 impl ClientLimits {
-    /// The bounds of a configuration.
+    /// The limits of a configuration.
     pub fn new(server: &Server) -> Arc<Self> {
         let limits = Self::default();
         limits.configure(server);
         Arc::new(limits)
     }
 
-    /// Takes over the bounds of a newer configuration. What is held already stays.
+    /// Applies the limits of a newer configuration. Existing connections and bodies stay.
     pub fn configure(&self, server: &Server) {
         self.connections_max.store(server.max_connections, Relaxed);
         self.per_address_max.store(server.connections_per_address(), Relaxed);
         self.body_max.store(server.max_body_memory.0, Relaxed);
     }
 
-    /// What is held, for metrics.
+    /// The current counts, for metrics.
     pub fn view(&self) -> ClientView {
         let connections = {
             let open = self.open.lock();
@@ -81,8 +80,8 @@ impl ClientLimits {
         }
     }
 
-    /// Takes a place for a connection from `address`. `None`: it is closed at once.
-    pub(super) fn connected(self: &Arc<Self>, address: IpAddr) -> Option<Place> {
+    /// Counts a connection from `address`. `None`: close it at once.
+    pub(super) fn connected(self: &Arc<Self>, address: IpAddr) -> Option<CountedConnection> {
         let network = network(address);
         let mut open = self.open.lock();
         let has_room = open.served < self.connections_max.load(Relaxed);
@@ -95,7 +94,7 @@ impl ClientLimits {
             self.dropped.fetch_add(1, Relaxed);
             return None;
         }
-        Some(Place { limits: Arc::clone(self), network, refused: !served })
+        Some(CountedConnection { limits: Arc::clone(self), network, refused: !served })
     }
 
     /// Starts to count a body.
@@ -105,7 +104,7 @@ impl ClientLimits {
 }
 
 impl OpenConnections {
-    /// Counts one more connection of a network; false when it has as many as it may.
+    /// Counts one more connection of a network. False: it is at its limit.
     fn count(&mut self, network: IpAddr, max: usize) -> bool {
         let count = self.by_address.entry(network).or_insert(0);
         if *count >= max {
@@ -116,16 +115,16 @@ impl OpenConnections {
     }
 }
 
-/// The place of one connection; returned by drop.
+/// A counted connection; dropping it reduces the count.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct CountedConnection {
     limits: Arc<ClientLimits>,
     network: IpAddr,
-    /// There are too many connections: its request is refused.
+    /// The connection is over the limit: its first request is refused.
     pub(super) refused: bool,
 }
 
-impl Drop for Place {
+impl Drop for CountedConnection {
     fn drop(&mut self) {
         let mut open = self.limits.open.lock();
         if self.refused {
@@ -142,7 +141,7 @@ impl Drop for Place {
     }
 }
 
-/// Bytes of one body that are in memory; returned by drop.
+/// The counted bytes of one body; dropping it reduces the count.
 #[derive(Debug)]
 pub(super) struct CountedBytes {
     limits: Arc<ClientLimits>,
@@ -150,18 +149,18 @@ pub(super) struct CountedBytes {
 }
 
 impl CountedBytes {
-    /// Whether there is memory for so many more bytes now. Takes none of it.
+    /// Whether this many more bytes would be within the limit now. Does not count them.
     pub(super) fn has_room(&self, bytes: u64) -> bool {
         self.limits.body_bytes.load(Relaxed).saturating_add(bytes) <= self.max(bytes)
     }
 
-    /// What all bodies may take for this one to grow to `bytes`.
+    /// The limit on all bodies that applies to a body of `bytes`.
     fn max(&self, bytes: u64) -> u64 {
         let max = self.limits.body_max.load(Relaxed);
         if bytes > SMALL_BODY { max / 8 * LARGE_SHARE } else { max }
     }
 
-    /// Counts more bytes; false when there is no memory for them.
+    /// Counts more bytes. False: they would exceed the limit.
     pub(super) fn grow(&mut self, by: usize) -> bool {
         let by = by as u64;
         if self.limits.body_bytes.fetch_add(by, Relaxed) + by > self.max(self.bytes + by) {
@@ -172,7 +171,7 @@ impl CountedBytes {
         true
     }
 
-    /// The body, which is counted until its last piece is dropped.
+    /// Returns the body, which counts until its last slice is dropped.
     pub(super) fn keep(self, body: Bytes) -> Bytes {
         Bytes::from_owner(CountedBody { body, _counted: self })
     }
@@ -186,7 +185,7 @@ impl Drop for CountedBytes {
 
 struct CountedBody {
     body: Bytes,
-    /// Dropped behind the bytes.
+    /// Dropped after the bytes.
     _counted: CountedBytes,
 }
 
@@ -196,7 +195,7 @@ impl AsRef<[u8]> for CountedBody {
     }
 }
 
-/// What counts as one address.
+/// The address for counting: an IPv4 address, or the /64 network of an IPv6 address.
 fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V4(address) => address.into(),
@@ -251,7 +250,8 @@ mod tests {
     #[test]
     fn connections_that_are_refused_are_bounded_too() {
         let limits = limits(0, 0, 0);
-        let refused: Vec<Place> = (0..REFUSED_MAX).map(|_| limits.connected(address("::1")).unwrap()).collect();
+        let refused: Vec<CountedConnection> =
+            (0..REFUSED_MAX).map(|_| limits.connected(address("::1")).unwrap()).collect();
         assert!(refused.iter().all(|place| place.refused));
         assert!(limits.connected(address("::1")).is_none());
         assert_eq!(limits.view().dropped, 1);
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn an_announced_size_has_room_or_not_and_takes_none() {
+    fn a_declared_size_is_checked_and_not_counted() {
         let limits = limits(0, 0, 8 * SMALL_BODY);
         let mut held = limits.body();
         assert!(held.grow(6 << 20));

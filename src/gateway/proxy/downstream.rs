@@ -1,9 +1,10 @@
 //! The client, as the request path sees it: a pingora session behind the [`Downstream`] trait.
 //!
-//! Framing is decided here: the engine's `Content-Length` is kept; without one the body goes out in
-//! chunks to HTTP/1.1 clients and until the connection closes to HTTP/1.0 ones.
-//! A client that takes no byte for [`SEND_TIMEOUT`] is treated as gone: what it does not read fills the
-//! engine's buffers on its behalf.
+//! Framing is decided here: the engine's `Content-Length` is kept. Without one, an HTTP/1.1 client gets chunks, and an HTTP/1.0
+//! client gets the body until the connection closes.
+//!
+//! A client that accepts no byte for [`SEND_TIMEOUT`] is treated as disconnected, because the engine would have to buffer the
+//! response for it.
 
 use bytes::Bytes;
 use http::header::{CONTENT_LENGTH, HeaderValue, TRANSFER_ENCODING};
@@ -17,7 +18,7 @@ use super::socket::ClientHandle;
 use super::transport::SEND_TIMEOUT;
 use crate::flow::{ClientGone, Downstream, ResponseHead};
 
-/// One client, for the length of one request.
+/// One client, during one request.
 pub(super) struct DownstreamConnection<'a> {
     session: &'a mut ServerSession,
     /// The response has a `Content-Length`.
@@ -31,15 +32,15 @@ impl<'a> DownstreamConnection<'a> {
         Self { session, sized: false, finished: false, aborted: false }
     }
 
-    /// While corked, nothing leaves: more follows at once.
+    /// While corked, writes are held back, because more bytes follow at once.
     fn cork(&self, corked: bool) {
         if let Some(client) = ClientHandle::of(self.session) {
             client.cork(corked);
-            client.pass(!corked && self.sized);
+            client.unbuffered(!corked && self.sized);
         }
     }
 
-    /// The response was sent to its end: the connection may be used again.
+    /// Whether the response was sent completely, so that the connection can be used again.
     pub(super) fn is_finished(&self) -> bool {
         self.finished && !self.aborted
     }
@@ -58,7 +59,7 @@ impl Downstream for DownstreamConnection<'_> {
         let (mut parts, ()) = http::Response::new(()).into_parts();
         parts.status = head.status;
         parts.headers = headers;
-        // The first bytes follow at once: the head leaves with them.
+        // The first bytes of the body follow at once; head and body are sent together.
         self.cork(true);
         let sending = self.session.write_response_header(Box::new(ResponseHeader::from(parts)));
         sent(timeout(SEND_TIMEOUT, sending).await)
@@ -83,7 +84,7 @@ impl Downstream for DownstreamConnection<'_> {
     async fn gone(&mut self) {
         match ClientHandle::of(self.session) {
             Some(client) => client.left().await,
-            // Not HTTP/1.1: its connection is shared, and what the client sends belongs to this request.
+            // HTTP/2: only this stream is read, so other requests of the connection are not affected.
             None => while self.session.read_body_or_idle(true).await.is_ok() {},
         }
     }

@@ -1,14 +1,13 @@
-//! A watch over the frames that an HTTP/2 client sends, and over one that reads nothing.
+//! Limits the rate of costly HTTP/2 frames on a connection.
 //!
-//! Some frames cost the server far more than the client and are rare in honest use: a reset of a request just sent
-//! (CVE-2023-44487), pings, settings, priorities, empty data, endless continuations (CVE-2019-9512 to 9518,
-//! CVE-2024-27316). The h2 library bounds several of these by kinds of its own; here they are counted together where they
-//! enter, so that the bound does not depend on what the library does with them: [`BURST`] at once, [`PER_SECOND`] in the
-//! long run. A client that cancels a hundred streams at once stays far below.
-//! Not counted: headers (each opens a request, which has bounds of its own), data with content, and window updates, which
-//! every reader sends for what it has read.
+//! Some frames cost the server far more than the client, and honest clients rarely send them: resets of requests just sent
+//! (CVE-2023-44487), pings, settings, priorities, empty data, endless continuations (CVE-2019-9512 to 9518, CVE-2024-27316).
+//! The h2 library limits several of these one by one. Here all of them are counted together as they arrive, so the limit does
+//! not depend on the library: a token bucket of [`BURST`] frames, refilled with [`PER_SECOND`]. A client that cancels a
+//! hundred streams at once stays far below it.
 //!
-//! Pure, except that time is asked for once per counted frame.
+//! Not counted: headers (each opens a request, which has its own limits), data with content, and window updates, which every
+//! reader sends.
 
 use std::time::Duration;
 
@@ -19,7 +18,7 @@ const BURST: u32 = 1_000;
 /// Counted frames per second, in the long run.
 const PER_SECOND: u32 = 100;
 
-/// Bytes of the head of a frame (RFC 9113, 4.1).
+/// Bytes of a frame header (RFC 9113, 4.1).
 const HEAD: usize = 9;
 /// Bytes that a client sends before its first frame.
 const PREFACE: usize = 24;
@@ -30,15 +29,15 @@ const SETTINGS: u8 = 0x4;
 const PING: u8 = 0x6;
 const CONTINUATION: u8 = 0x9;
 
-/// Follows the frames of one connection.
+/// Counts the costly frames of one connection.
 #[derive(Debug)]
 pub(super) struct FrameMeter {
     /// Bytes left of the preface or of the frame being read.
     skip: usize,
-    /// The head of the next frame as far as it has arrived.
+    /// The received part of the next frame header.
     head: [u8; HEAD],
     have: usize,
-    /// How many more counted frames may arrive now.
+    /// Tokens left in the bucket.
     left: u32,
     filled: Instant,
 }
@@ -48,7 +47,7 @@ impl FrameMeter {
         Self { skip: PREFACE, head: [0; HEAD], have: 0, left: BURST, filled: now }
     }
 
-    /// Follows bytes that arrived; false when there were too many counted frames.
+    /// Parses received bytes. False: there were too many costly frames.
     pub(super) fn pass(&mut self, mut bytes: &[u8], now: impl Fn() -> Instant) -> bool {
         while !bytes.is_empty() {
             let skipped = self.skip.min(bytes.len());
@@ -98,7 +97,7 @@ mod tests {
         [&length[1..], &[kind, flags, 0, 0, 0, 1], &vec![0xAB; payload]].concat()
     }
 
-    /// Passes a connection's bytes in pieces of `size`; whether all were accepted.
+    /// Passes a connection's bytes in pieces of `size`. Returns whether all were accepted.
     fn pass(frames: &[u8], size: usize) -> bool {
         let now = Instant::now();
         let mut meter = FrameMeter::new(now);

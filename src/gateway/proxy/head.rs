@@ -1,10 +1,10 @@
-//! The head of a request: read within its own deadline and bound, and checked where pingora is too lenient.
+//! Reads the head of a request with a deadline and a size limit, and makes the checks that pingora does not make.
 //!
-//! A connection may be idle for `server.keepalive`. From the first byte of a request on, its head has
-//! `server.header_timeout` in all, and [`HEAD_BYTES_MAX`]; pingora by itself counts silence only, and up to 1 MiB.
+//! A connection may be idle for `server.keepalive`. From its first byte on, a head must arrive within
+//! `server.header_timeout` and have at most [`HEAD_BYTES_MAX`]. pingora only limits the pause between reads, and allows 1 MiB.
 //!
-//! What is checked here decides where a request ends or to whom it is addressed. A request that fails is refused and its
-//! connection closed, since it is not known where the next request begins:
+//! The checks concern framing and host. A request that fails one is refused and its connection closed, because the start of
+//! the next request is not known:
 //!
 //! | request | response | as |
 //! |---|---|---|
@@ -13,10 +13,10 @@
 //! | `Transfer-Encoding` with a coding other than `chunked` | 501 | RFC 9112 6.1, nginx |
 //! | `chunked` twice | 400 | RFC 9112 6.1 (nginx: 501) |
 //! | CONNECT | 501 | RFC 9110 9.1 (nginx: 400 or 405) |
-//! | upgrade to a WebSocket | 501 | its client cannot go on without |
+//! | upgrade to a WebSocket | 501 | a WebSocket client cannot continue without it |
 //!
-//! Every other `Upgrade` is ignored, as RFC 9110 (7.8) allows and as nginx and HAProxy do: some clients offer HTTP/2 with
-//! each request.
+//! Every other `Upgrade` is ignored, as RFC 9110 (7.8) allows and nginx and HAProxy do: some clients offer HTTP/2 in every
+//! request.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -35,10 +35,10 @@ use super::socket::ClientHandle;
 use crate::config::limits::MAX_HEADER_BYTES;
 use sluice_core::openai::Refusal;
 
-/// Bytes of a head that are read, the request line and separators included; headers have a bound of their own.
+/// The most bytes of a head, including the request line and separators. Header fields have a limit of their own.
 const HEAD_BYTES_MAX: usize = MAX_HEADER_BYTES + (16 << 10);
 
-/// How long a connection that will be refused may take to send its request.
+/// How long a connection over the limit may take to send the request that will be refused.
 pub(super) const REFUSED_TIME: Duration = Duration::from_secs(2);
 
 /// How long a connection may be idle, and how long a head may take.
@@ -57,16 +57,16 @@ impl HeadTimes {
 /// Why there is no request to serve.
 #[derive(Debug)]
 pub(super) enum NoHead {
-    /// The client closed or was idle for too long, or the gateway stops.
+    /// The client closed the connection or was idle for too long, or the gateway is shutting down.
     Closed,
-    /// What arrived is refused.
+    /// The request is refused.
     Refused(Refusal),
 }
 
 /// Reads the head of the next request.
 pub(super) async fn read(session: &mut ServerSession, times: HeadTimes, stop: &ShutdownWatch) -> Result<(), NoHead> {
     let Some(state) = ClientHandle::of(session).map(|client| Arc::clone(client.state)) else {
-        // A request of HTTP/2 begins with its head, and its connection has deadlines of its own.
+        // An HTTP/2 stream starts with a complete head, and `http2.rs` has the deadlines of the connection.
         return if matches!(session.read_request().await, Ok(true)) { Ok(()) } else { Err(NoHead::Closed) };
     };
     let times = if state.is_refused() { times.at_most(REFUSED_TIME) } else { times };
@@ -77,7 +77,7 @@ pub(super) async fn read(session: &mut ServerSession, times: HeadTimes, stop: &S
     let read = {
         let mut reading = pin!(session.read_request());
         loop {
-            // Bytes are read while `reading` is polled, so the flag is looked at in the same turn.
+            // Polling `reading` reads bytes and sets the flag, so the flag is checked in the same poll.
             let first = poll_fn(|_| if state.has_begun() { Poll::Ready(()) } else { Poll::Pending });
             tokio::select! {
                 biased;
@@ -89,7 +89,7 @@ pub(super) async fn read(session: &mut ServerSession, times: HeadTimes, stop: &S
                 () = timer.as_mut() => {
                     return Err(if begun { NoHead::Refused(Refusal::HeaderTimeout) } else { NoHead::Closed });
                 }
-                // Until a request is complete a connection is closed at once when the gateway stops.
+                // On shutdown, a connection without a complete head is closed at once.
                 _ = stop.wait_for(|stopping| *stopping) => return Err(NoHead::Closed),
             }
         }
@@ -105,7 +105,7 @@ pub(super) async fn read(session: &mut ServerSession, times: HeadTimes, stop: &S
     }
 }
 
-/// What to do about a head that pingora could not read.
+/// Maps pingora's error for a head to a refusal.
 fn refused(error: &pingora::Error) -> NoHead {
     if *error.etype() != pingora::ErrorType::InvalidHTTPHeader {
         return NoHead::Closed;
@@ -115,7 +115,7 @@ fn refused(error: &pingora::Error) -> NoHead {
     NoHead::Refused(if large { Refusal::HeadersTooLarge } else { invalid("the request line or a header is malformed") })
 }
 
-/// Checks what decides where the request ends and to whom it is addressed.
+/// Checks framing and host.
 pub(super) fn check(session: &ServerSession) -> Result<(), Refusal> {
     let request = session.req_header();
     if request.method == Method::CONNECT {
@@ -140,7 +140,7 @@ pub(super) fn check(session: &ServerSession) -> Result<(), Refusal> {
 }
 
 fn check_host(request: &RequestHeader) -> Result<(), Refusal> {
-    // pingora has refused two of them, and one that differs from an absolute target.
+    // pingora has already refused several Host headers, and one that differs from an absolute request target.
     match request.headers.get(HOST) {
         None if request.version == Version::HTTP_11 => Err(invalid("an HTTP/1.1 request must have a Host header")),
         Some(host) if host.is_empty() || !host.as_bytes().iter().all(|&byte| is_host(byte)) => {
@@ -150,12 +150,12 @@ fn check_host(request: &RequestHeader) -> Result<(), Refusal> {
     }
 }
 
-/// Bytes of a host or a port. Those of other alphabets are let through, as by nginx.
+/// Whether a byte may occur in a host or port. Non-ASCII bytes are accepted, as by nginx.
 fn is_host(byte: u8) -> bool {
     byte > b' ' && byte != 0x7f && !b"/\\?#@\"<>".contains(&byte)
 }
 
-/// The only transfer coding of requests is `chunked`, once.
+/// Checks that the only transfer coding is `chunked`, once.
 fn check_coding(headers: &HeaderMap) -> Result<(), Refusal> {
     let values = headers.get_all(TRANSFER_ENCODING).iter();
     let codings = values.flat_map(|value| value.as_bytes().split(|&byte| byte == b',')).map(<[u8]>::trim_ascii);
@@ -167,11 +167,11 @@ fn check_coding(headers: &HeaderMap) -> Result<(), Refusal> {
     }
 }
 
-/// Whether a request says twice, and so perhaps differently, where its body ends.
+/// Whether a request has both a length and a transfer coding, which may contradict each other.
 ///
-/// RFC 9112 (6.3) leaves a server the choice between refusing it and believing the chunks. We refuse, as nginx does:
-/// a proxy in front of the gateway may have used the length. pingora drops the length from the parsed headers, so it
-/// is looked for in the bytes.
+/// RFC 9112 (6.3) allows a server to refuse it or to use the chunks. The gateway refuses, as nginx does, because a proxy in
+/// front of it may have used the length (request smuggling). pingora removes the length from the parsed headers, so the raw
+/// bytes are searched.
 fn is_framed_twice(session: &ServerSession) -> bool {
     let Some(session) = session.as_http1() else { return false };
     let name = CONTENT_LENGTH.as_str().as_bytes();

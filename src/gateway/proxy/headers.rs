@@ -1,17 +1,16 @@
-//! Which headers pass from one side to the other.
+//! Which headers are forwarded.
 //!
 //! Hop-by-hop headers belong to one connection (RFC 9110, 7.6.1): `Connection` and what it names, and
-//! the fixed list below. `Host` and framing (`Content-Length`, `Transfer-Encoding`) are written anew on
-//! each side. `Expect` was answered here. `Accept-Encoding` is not passed on: engines answer in plain
-//! text by default, and a compressed stream could neither be metered nor have an event taken out.
-//! `X-Data-Parallel-Rank` chooses an engine core inside a backend; it is for a router that knows their load, and a client
-//! could put all its work on one core with it, so it stops here.
+//! the fixed list below. `Host` and framing (`Content-Length`, `Transfer-Encoding`) are set anew on each side. `Expect` is
+//! handled by the gateway. `Accept-Encoding` is not forwarded, because a compressed stream can neither be metered nor have its
+//! usage event removed. `X-Data-Parallel-Rank` chooses an engine core inside a backend. It is not forwarded, because a client
+//! could put all its requests on one core.
 //!
-//! Request ids: the client gets its own id back, and the engine gets one that is unique. vLLM before 0.14 confuses
-//! two running requests of one id, and a client may send one id twice. What the engine gets begins with the client's id.
+//! Request ids: the client gets its own id back, and the engine gets a unique id that begins with it. vLLM before 0.14 mixes
+//! up two running requests with the same id, and a client may send an id twice.
 //!
-//! Credentials: with keys configured, what the client sent was for us and goes no further; without,
-//! it is for the engine, and Anthropic's `x-api-key` is translated to the bearer token that vLLM reads.
+//! Credentials: if keys are configured, the client's credentials are for the gateway and are not forwarded. Otherwise they are
+//! for the engine, and Anthropic's `x-api-key` is translated to the bearer token that vLLM reads.
 
 use std::sync::Arc;
 
@@ -46,7 +45,7 @@ const HOP_BY_HOP: [HeaderName; 10] = [
     HeaderName::from_static("http2-settings"),
 ];
 
-/// Takes out what belongs to one connection only.
+/// Removes hop-by-hop headers.
 pub(super) fn remove_hop_by_hop(headers: &mut HeaderMap) {
     if headers.contains_key(CONNECTION) {
         let named: Vec<HeaderName> = headers
@@ -65,20 +64,20 @@ pub(super) fn remove_hop_by_hop(headers: &mut HeaderMap) {
     }
 }
 
-/// Whether a request has more or longer headers than are served here; pingora's own bounds are looser.
+/// Whether a request has more or longer headers than allowed. pingora's own limits are higher.
 pub(super) fn too_large(headers: &HeaderMap) -> bool {
     let bytes = || headers.iter().map(|(name, value)| name.as_str().len() + value.len()).sum::<usize>();
     headers.len() > limits::MAX_HEADERS || bytes() > limits::MAX_HEADER_BYTES
 }
 
-/// What of a request's headers goes to an engine.
-pub(super) fn for_engine(mut headers: HeaderMap, ours: bool) -> HeaderMap {
+/// The headers of a request that are forwarded to an engine. With `keys_configured`, credentials are not forwarded.
+pub(super) fn for_engine(mut headers: HeaderMap, keys_configured: bool) -> HeaderMap {
     remove_hop_by_hop(&mut headers);
     for name in [HOST, CONTENT_LENGTH, EXPECT, ACCEPT_ENCODING, X_DATA_PARALLEL_RANK] {
         headers.remove(name);
     }
     let api_key = headers.remove(X_API_KEY);
-    if ours {
+    if keys_configured {
         headers.remove(AUTHORIZATION);
     } else if let Some(key) = api_key
         && !headers.contains_key(AUTHORIZATION)
@@ -99,8 +98,8 @@ pub(super) fn client_key(headers: &HeaderMap) -> Option<String> {
     bearer.or_else(anthropic).filter(|key| !key.is_empty())
 }
 
-/// The shape of errors that a client expects which has sent these headers to this path: Anthropic's clients send a version
-/// with every request, to whatever path.
+/// The format of errors for a client that sent these headers to this path. Anthropic's clients send `anthropic-version` with
+/// every request, whatever the path.
 pub(super) fn error_format(headers: &HeaderMap, path: &str) -> ErrorFormat {
     let is_anthropic = headers.contains_key(ANTHROPIC_VERSION) || path.starts_with("/v1/messages");
     if is_anthropic { ErrorFormat::Anthropic } else { ErrorFormat::OpenAi }
@@ -115,18 +114,18 @@ pub(super) struct RequestIds {
     pub(super) upstream: Arc<str>,
 }
 
-/// The client's request id if it is usable as one, else a new one: 32 hex digits, fixed by a seed of this process
-/// and the number of the request in it. Upstream the client's id has 16 such digits behind it.
+/// The ids of a request. The client's own id is used if it is valid; otherwise a new one is generated, 32 hex digits from the
+/// seed of this process and the number of the request. The upstream id of a valid client id has 16 such digits appended.
 ///
-/// Usable: up to [`limits::MAX_REQUEST_ID_BYTES`] visible ASCII characters without quotes, so that it
-/// can go into headers and log lines as it is.
+/// Valid: up to [`limits::MAX_REQUEST_ID_BYTES`] visible ASCII characters without quotes, so that it needs no escaping in
+/// headers and log lines.
 pub(super) fn request_ids(headers: &HeaderMap, seed: u64, number: u64) -> RequestIds {
-    let usable = |id: &&str| {
+    let valid = |id: &&str| {
         let plain = |byte: u8| byte.is_ascii_graphic() && byte != b'"' && byte != b'\\';
         !id.is_empty() && id.len() <= limits::MAX_REQUEST_ID_BYTES && id.bytes().all(plain)
     };
     let unique = Rng::new(!seed ^ number).next_u64();
-    match headers.get(X_REQUEST_ID).and_then(|value| value.to_str().ok()).filter(usable) {
+    match headers.get(X_REQUEST_ID).and_then(|value| value.to_str().ok()).filter(valid) {
         Some(id) => RequestIds { client: id.into(), upstream: format!("{id}-{:016x}", unique).into() },
         None => {
             let id: Arc<str> = format!("{:016x}{unique:016x}", Rng::new(seed).next_u64()).into();
@@ -152,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn credentials_for_us_stop_here_and_those_for_the_engine_pass() {
+    fn credentials_for_the_gateway_are_removed_and_those_for_the_engine_forwarded() {
         let sent = [("authorization", "Bearer k"), ("host", "gate"), ("content-length", "9"), ("accept", "*/*")];
         assert_eq!(for_engine(headers(&sent), true), headers(&[("accept", "*/*")]));
         assert_eq!(for_engine(headers(&sent), false), headers(&[("authorization", "Bearer k"), ("accept", "*/*")]));

@@ -1,17 +1,22 @@
-//! One client connection that carries HTTP/2: each stream is a request of its own.
+//! A client connection with HTTP/2, on which each stream is a request.
 //!
-//! A stream is served by the same code as a request of HTTP/1.1, in its own task; this file drives the connection. A client
-//! that resets a stream ends that request only; one whose connection ends, ends all of them.
+//! Each stream is served in its own task, by the same code as an HTTP/1.1 request. This file drives the connection. A reset of
+//! a stream cancels one request; the end of the connection cancels all of them.
 //!
-//! Shutdown: GOAWAY, then the streams that are open finish. A connection that has had no streams for
-//! `server.keepalive` gets GOAWAY, and has [`CLOSE_MAX`] to close.
+//! Shutdown: GOAWAY is sent, and open streams finish. A connection without streams for `server.keepalive` gets GOAWAY, too, and
+//! has [`CLOSE_MAX`] to close.
 //!
-//! Bounds, per connection: [`STREAMS_MAX`] requests at once, counting those that were reset and have not ended yet (others
-//! are refused, which is safe to retry); header lists as for HTTP/1.1; [`WINDOW`] bytes of request bodies that were not read
-//! yet; [`SEND_BUFFER`] bytes of a response that were not sent yet; costly frames as in `frames.rs`; [`REFUSED_MAX`] refused
-//! or malformed streams. A client that breaks one of the last two gets GOAWAY with ENHANCE_YOUR_CALM, and one that takes no
-//! byte for [`SEND_TIMEOUT`] is disconnected. The rest (resets before a request was looked
-//! at, the size and number of continuations, errors that a client provokes) is bounded by h2 itself, from 0.4.5 on.
+//! Limits per connection:
+//! - [`STREAMS_MAX`] requests at once, including reset ones that have not ended yet. Further ones are refused, which is safe to
+//!   retry.
+//! - Header lists as for HTTP/1.1.
+//! - [`WINDOW`] bytes of request bodies that were not read yet, and [`SEND_BUFFER`] bytes of a response that were not sent yet.
+//! - Costly frames as in `frames.rs`, and [`REFUSED_MAX`] refused or malformed streams. Beyond that the client gets GOAWAY
+//!   with ENHANCE_YOUR_CALM.
+//! - A client that accepts no byte for [`SEND_TIMEOUT`] is disconnected.
+//!
+//! h2 itself (from 0.4.5 on) limits resets of streams that were not accepted yet, the size and number of continuations, and
+//! errors that a client provokes.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -33,13 +38,13 @@ use crate::config::limits;
 
 /// Requests at once on one connection (nginx: 128, Envoy: 100).
 const STREAMS_MAX: u32 = 128;
-/// Streams refused on one connection, or whose head is no valid request.
+/// Refused or malformed streams on one connection.
 const REFUSED_MAX: u32 = 1_000;
-/// Bytes of request bodies that a client may send before they are read: long prompts arrive without waiting for the network.
+/// Bytes of request bodies that a client may send before they are read. It is large so that a long prompt needs few round trips.
 const WINDOW: u32 = 1 << 20;
-/// Bytes of one response that the client has not taken yet; below the smallest window that clients grant (64 KiB).
+/// Bytes of one response that are buffered; less than the initial flow-control window of HTTP/2 (64 KiB).
 const SEND_BUFFER: usize = 32 << 10;
-/// How long the last bytes of a response that is broken off may take to leave.
+/// How long the last bytes of an aborted response may take to be sent.
 const LAST_BYTES_MAX: Duration = Duration::from_millis(500);
 /// How long a connection without requests may take to close after GOAWAY.
 const CLOSE_MAX: Duration = Duration::from_secs(1);
@@ -75,10 +80,10 @@ pub(super) async fn serve<A: HttpServerApp + Send + Sync + 'static>(
     stop: &watch::Receiver<bool>,
 ) {
     let streams = TaskTracker::new();
-    // Its tasks may be waited for although more are to come.
+    // `TaskTracker::wait` returns only on a closed tracker; tasks can still be added.
     streams.close();
     drive(app, socket, pauses, stop, &streams).await;
-    // The connection has ended: each of them notices that its client is gone.
+    // The connection has ended, so each request notices that its client has disconnected.
     streams.wait().await;
 }
 
@@ -107,7 +112,7 @@ async fn drive<A: HttpServerApp + Send + Sync + 'static>(
             biased;
             () = flood.notified() => {
                 connection.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
-                // Sends it; the client gets no other chance to read it.
+                // Polls the connection so that GOAWAY is sent.
                 let _ = timeout(CLOSE_MAX, HttpSession::from_h2_conn(&mut connection, Arc::clone(&digest))).await;
                 return;
             }
@@ -125,7 +130,7 @@ async fn drive<A: HttpServerApp + Send + Sync + 'static>(
                 leaving = true;
                 continue;
             }
-            // Polls the connection: only then is a client that reads nothing noticed.
+            // Polls the connection again, which detects a client that reads nothing.
             () = sleep(SEND_TIMEOUT / 4) => continue,
         };
         match accepted {
@@ -136,7 +141,7 @@ async fn drive<A: HttpServerApp + Send + Sync + 'static>(
             Ok(Some(H2Accept::Session(session))) => {
                 let (app, stop) = (Arc::clone(app), stop.clone());
                 streams.spawn(async move {
-                    // A stream is not used again.
+                    // A stream is not reused, so the result is ignored.
                     let _ = app.process_new_http(ServerSession::new_http2(session), &stop).await;
                 });
             }
@@ -146,14 +151,14 @@ async fn drive<A: HttpServerApp + Send + Sync + 'static>(
     }
 }
 
-/// Waits until what was sent of a response has left, at most [`LAST_BYTES_MAX`]. h2 drops what it still holds of a stream that
-/// is reset: without this a client would not learn from the error event why its stream broke off.
+/// Waits until the buffered bytes of a response are sent, at most [`LAST_BYTES_MAX`]. When a stream is reset, h2 drops its
+/// buffer. Without this wait the client would not get the error event that says why its stream was aborted.
 pub(super) async fn deliver(session: &mut ServerSession) {
     let ServerSession::H2(stream) = session else { return };
     let Some(mut body) = stream.take_response_body_writer() else { return };
     body.reserve_capacity(SEND_BUFFER);
     let left = poll_fn(|cx| {
-        // All of the buffer is free when nothing is in it. It is gone when the client has left.
+        // The buffer is empty when its whole capacity is free. `poll_capacity` ends when the client has disconnected.
         while body.capacity() < SEND_BUFFER {
             if !matches!(ready!(body.poll_capacity(cx)), Some(Ok(_))) {
                 break;
@@ -164,7 +169,7 @@ pub(super) async fn deliver(session: &mut ServerSession) {
     let _ = timeout(LAST_BYTES_MAX, left).await;
 }
 
-/// Waits until the gateway stops. A future of its own: what it holds at its end is not `Send`.
+/// Waits until the gateway shuts down. A function of its own, because the guard that `wait_for` returns is not `Send`.
 async fn stopped(stop: &mut watch::Receiver<bool>) {
     let _ = stop.wait_for(|stopping| *stopping).await;
 }

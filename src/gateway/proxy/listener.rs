@@ -1,12 +1,11 @@
-//! The client socket: accepting connections, and ending them in order.
+//! The client port: accepts connections, and closes them on shutdown.
 //!
-//! The accept loop is ours and not pingora's `Server`, for three reasons: a port in use is
-//! an error with exit code 1 and a sentence (not a panic), shutting down ends when the last request
-//! has (not after a fixed grace period), and several gateways can run in one process (tests, demo).
+//! Why not pingora's `Server`: there a port in use is a panic (here an error message and exit code 1), shutdown takes a fixed
+//! grace period (here it ends with the last request), and a process can have only one (tests and the demo run several).
 //!
-//! Bounds: `clients.rs` says how many connections there may be; what is beyond is accepted, refused and closed, since a
-//! client that gets no response cannot tell a busy gateway from a dead one. When the process is out of file descriptors,
-//! accepting pauses for [`ACCEPT_PAUSE`] instead of spinning.
+//! Bounds: `clients.rs` limits the number of connections. Connections over the limit are accepted, get 503 and are closed,
+//! because without a response a client cannot tell a busy gateway from a dead one. When the process is out of file
+//! descriptors, accepting pauses for [`ACCEPT_PAUSE`].
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -20,41 +19,41 @@ use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use tokio_util::task::TaskTracker;
 
-use super::clients::{ClientLimits, Place};
+use super::clients::{ClientLimits, CountedConnection};
 use super::head::REFUSED_TIME;
 use super::http2::{self, Pauses};
 use super::socket::ClientSocket;
 use super::transport::{Protocol, Transport};
 use crate::config::Config;
 
-/// Pause after an accept that failed for want of resources.
+/// Pause after a failed accept, whose usual cause is that no file descriptor is left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// How long requests that are cut may take to tell their clients, which may not read.
+/// How long requests that are aborted on shutdown may take to send their clients an error.
 const CUT_GRACE: Duration = Duration::from_secs(1);
 
-/// Connections that the kernel completes before they are accepted; it takes the smaller one of this and
-/// `net.core.somaxconn`. What does not fit loses its first packet and comes back a second later, which is a second of
-/// TTFT. The standard library's 128 overflow in an ordinary burst.
+/// Backlog of the socket; the kernel uses the smaller of this and `net.core.somaxconn`. When it is full, the kernel drops the
+/// SYN of a client, which retries after a second: that second adds to TTFT. An ordinary burst overflows the 128 of the
+/// standard library.
 const BACKLOG: u32 = 4_096;
 
-/// A connection that is silent for this long is probed (TCP keep-alive).
+/// Seconds of silence after which a connection is probed (TCP keep-alive).
 const PROBE_AFTER: u32 = 30;
 /// Seconds between two probes.
 const PROBE_INTERVAL: u32 = 10;
-/// Probes without an answer until the connection counts as broken: 60 s after the last sign of the client.
+/// Unanswered probes after which the connection is broken: 60 s after the client's last packet.
 const PROBES: u32 = 3;
 
-/// Opens a listening socket with room for a burst of connections. Clients whose host has vanished without closing are
-/// found by probes, as by HAProxy's `option clitcpka`: a request may wait for minutes without a byte in either direction.
+/// Opens a listening socket with a backlog for bursts and with TCP keep-alive (HAProxy: `option clitcpka`). Probes detect a
+/// client whose host has vanished; a request may wait for minutes without a byte in either direction.
 ///
 /// # Errors
-/// Those of `socket`, `bind` and `listen`: the port is in use, or not ours to open.
+/// Those of `socket`, `bind` and `listen`: the port is in use, or the user may not bind it.
 pub fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-    // A restart may take over the port while old connections linger; a port with a listener stays in use.
+    // Allows to bind the port while old connections are in TIME_WAIT. A port with a listener is still an error.
     socket.set_reuseaddr(true)?;
-    // Accepted connections inherit these.
+    // Accepted connections inherit the keep-alive options.
     socket.set_keepalive(true)?;
     setsockopt(&socket, sockopt::TcpKeepIdle, &PROBE_AFTER)?;
     setsockopt(&socket, sockopt::TcpKeepInterval, &PROBE_INTERVAL)?;
@@ -67,9 +66,9 @@ pub fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
 #[derive(Debug, thiserror::Error)]
 #[error("cannot listen on {address}: {source}")]
 pub struct ListenError {
-    /// Where.
+    /// The address.
     pub address: SocketAddr,
-    /// Why.
+    /// The cause.
     pub source: std::io::Error,
 }
 
@@ -81,7 +80,7 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Binds `address`; port 0 takes a free one.
+    /// Binds `address`; port 0 means any free port.
     pub async fn bind(address: SocketAddr) -> Result<Self, ListenError> {
         let failed = |source| ListenError { address, source };
         let socket = listen(address).map_err(failed)?;
@@ -89,14 +88,14 @@ impl Listener {
         Ok(Self { socket, address })
     }
 
-    /// Where it listens.
+    /// The bound address.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Accepts and serves until `stop` says true, then waits for running requests, at most `server.drain_timeout` and until
-    /// `hurry` returns. `configured` gives the configuration in force, which each connection asks for anew.
-    /// Whether all of them ended by then; those that did not are ended by `cut`, and get [`CUT_GRACE`] for it.
+    /// Accepts and serves connections until `stop` is true. Then waits for running requests, at most `server.drain_timeout`
+    /// and until `hurry` returns. Requests that are still running are aborted with `cut` and get [`CUT_GRACE`] to end. Returns
+    /// whether all requests ended before that. `configured` returns the configuration in force for a new connection.
     pub async fn serve<A, C, H, E>(
         self,
         app: Arc<A>,
@@ -120,9 +119,9 @@ impl Listener {
             };
             match accepted {
                 Ok((connection, from)) => {
-                    let Some(place) = limits.connected(from.ip()) else { continue };
+                    let Some(counted) = limits.connected(from.ip()) else { continue };
                     let (app, stop, config) = (Arc::clone(&app), stop.clone(), configured());
-                    tasks.spawn(async move { serve_connection(&app, connection, place, config, stop).await });
+                    tasks.spawn(async move { serve_connection(&app, connection, counted, config, stop).await });
                 }
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept connections; pausing");
@@ -147,26 +146,26 @@ impl Listener {
 async fn serve_connection<A: HttpServerApp + Send + Sync + 'static>(
     app: &Arc<A>,
     connection: TcpStream,
-    place: Place,
+    counted: CountedConnection,
     config: Arc<Config>,
     mut stop: watch::Receiver<bool>,
 ) {
-    // Tokens are small and wanted now.
+    // Tokens are small and must be sent without delay.
     let _ = connection.set_nodelay(true);
-    let max = if place.refused { REFUSED_TIME } else { Duration::MAX };
+    let max = if counted.refused { REFUSED_TIME } else { Duration::MAX };
     let (idle, pause) = (config.server.keepalive.min(max), config.server.header_timeout.min(max));
     let pauses = Pauses { preface: pause, idle };
     let established = tokio::select! {
-        // Boxed: freed when it ends, and not kept for as long as the connection lives.
+        // Boxed, so that its state is freed when it ends and not with the connection.
         established = Box::pin(Transport::establish(connection, config, idle, pause)) => established,
-        // A client that has sent no request yet loses none.
+        // There is no request yet that could be lost.
         _ = stop.wait_for(|stopping| *stopping) => return,
     };
     match established {
-        Some((transport, Protocol::Http1)) => serve_http1(app, transport, &place, &stop).await,
-        // Its requests would each have to be refused: a client of HTTP/2 understands a closed connection.
-        Some((_, Protocol::Http2)) if place.refused => {}
-        // Boxed: it is larger than what a connection of HTTP/1.1 keeps.
+        Some((transport, Protocol::Http1)) => serve_http1(app, transport, &counted, &stop).await,
+        // Over the limit. With HTTP/2 each request would have to be refused, so the connection is just closed.
+        Some((_, Protocol::Http2)) if counted.refused => {}
+        // Boxed, because its state is larger than that of an HTTP/1.1 connection.
         Some((transport, Protocol::Http2)) => {
             Box::pin(http2::serve(app, ClientSocket::new(transport, false), pauses, &stop)).await;
         }
@@ -174,15 +173,15 @@ async fn serve_connection<A: HttpServerApp + Send + Sync + 'static>(
     }
 }
 
-/// Serves requests one after the other. As pingora's own loop, without its part for HTTP/2, which would keep almost 4 KB
-/// more for each open stream.
+/// Serves the requests of a connection one after the other. It replaces pingora's loop, whose HTTP/2 part would add almost
+/// 4 KB for each open stream.
 async fn serve_http1<A: HttpServerApp>(
     app: &Arc<A>,
     transport: Transport,
-    place: &Place,
+    counted: &CountedConnection,
     stop: &watch::Receiver<bool>,
 ) {
-    let mut session = ServerSession::new_http1(Box::new(ClientSocket::new(transport, place.refused)));
+    let mut session = ServerSession::new_http1(Box::new(ClientSocket::new(transport, counted.refused)));
     while let Some(reused) = app.process_new_http(session, stop).await {
         let (stream, settings) = reused.consume();
         session = ServerSession::new_http1(stream);

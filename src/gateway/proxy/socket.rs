@@ -1,19 +1,18 @@
-//! A client's socket: what belongs together leaves in one packet, and a client that leaves is noticed.
+//! A client's socket: gathers small writes into one packet, and detects that the client has disconnected.
 //!
-//! pingora writes a response's head, each chunk and the last chunk apart and flushes after each, which is three system
-//! calls where nginx needs one. Here writes are gathered up to [`GATHER_MAX`] and leave at the flush, and a flush is
-//! skipped while the socket is corked. The caller corks only when more follows at once (the first bytes behind the head, the
-//! end behind the last bytes); nothing is ever held for bytes that are yet to come.
+//! pingora writes the head of a response, each chunk and the last chunk separately and flushes after each. That is three system
+//! calls where nginx needs one. Here writes are gathered, up to [`GATHER_MAX`], and sent at a flush. While the socket is
+//! corked, a flush does nothing. The caller corks only if more bytes follow at once (the first bytes after the head, the end
+//! after the last bytes), so bytes never wait for others that have not arrived yet.
 //!
-//! pingora owns the socket while a request is served, so the request path reaches it through a [`ClientHandle`]. Whether
-//! the client has left is not found by reading: what it sent behind its request (a stray line break, the next request)
-//! would hide the end. The kernel reports the end of the client's side and errors apart from bytes that wait to be read,
-//! so the bytes stay where they are until it is their turn. A client that closes only its sending side counts as gone, as
-//! with nginx (`EPOLLRDHUP`), HAProxy (`abortonclose`) and vLLM's own server: HTTP clients do not do that while they wait
-//! for a response, and HTTP/1.1 has no other way to cancel a request.
+//! pingora owns the socket while a request is served, so the request path reaches it through a [`ClientHandle`]. A disconnect
+//! cannot be detected by reading: bytes after the request (a stray line break, the next request) would come first. Instead
+//! the kernel reports it (`EPOLLRDHUP`), and unread bytes stay in its buffer. A client that only shuts down its sending side
+//! counts as disconnected, as with nginx, HAProxy (`abortonclose`) and vLLM's own server. HTTP clients do not do that while
+//! they wait for a response, and HTTP/1.1 has no other way to cancel a request.
 //!
-//! Limits: the end cannot arrive while more bytes wait than the kernel's receive buffer holds (64 KiB and more), nor when
-//! the client's host has vanished; both are found by the keep-alive probes of TCP (see `listener.rs`).
+//! Limits: a disconnect is not seen while the kernel's receive buffer is full (64 KiB and more of unread bytes), nor if the
+//! client's host has vanished. TCP keep-alive probes find both (see `listener.rs`).
 
 use std::io::{self, IoSlice};
 use std::os::fd::AsRawFd;
@@ -39,13 +38,13 @@ use tokio::time::{Instant, sleep, timeout_at};
 use super::frames::FrameMeter;
 use super::transport::{SEND_TIMEOUT, Transport};
 
-/// Bytes that are gathered; a larger write passes through behind what was gathered before.
+/// The most bytes that are gathered. A larger write is sent directly, after the gathered bytes.
 const GATHER_MAX: usize = 16 << 10;
-/// Bytes that are dropped in one system call.
+/// Bytes that are discarded in one system call.
 const LINGER_PIECE: usize = 16 << 10;
-/// System calls in a row. With [`LINGER_PAUSE`], a refused client can make the gateway drop 25 MiB/s.
+/// System calls in a row. With [`LINGER_PAUSE`], a refused client can make the gateway discard 25 MiB/s.
 const LINGER_PIECES: usize = 16;
-/// Pause after them, in which other requests are served: a client that sends without end always has more to read.
+/// Pause after them, so that a client that sends without end does not keep a thread busy.
 const LINGER_PAUSE: Duration = Duration::from_millis(10);
 
 /// A client's connection.
@@ -61,55 +60,55 @@ pub(super) struct ClientSocket {
     frames: Option<Box<FrameWatch>>,
 }
 
-/// What a connection is watched for whose reads and writes belong to no single request.
+/// What is monitored on an HTTP/2 connection, which no single request can monitor.
 #[derive(Debug)]
 struct FrameWatch {
     meter: FrameMeter,
     flood: Arc<Notify>,
-    /// Since when the client has taken no byte of what is waiting.
+    /// Since when the client has accepted none of the pending bytes.
     blocked: Option<Instant>,
 }
 
-/// What the request path and the socket share while pingora owns the socket.
+/// State that the request path shares with the socket while pingora owns the socket.
 #[derive(Debug)]
 pub(super) struct SocketState {
     corked: AtomicBool,
-    passing: AtomicBool,
+    unbuffered: AtomicBool,
     /// Bytes of the next request have been read.
     begun: AtomicBool,
     /// Bytes that may still be read for the head.
     head_room: AtomicUsize,
-    /// There are too many connections: this one's request is refused.
+    /// The connection is over the limit: its request is refused.
     refused: bool,
 }
 
 impl SocketState {
     fn new(refused: bool) -> Self {
-        let [corked, passing, begun] = [const { AtomicBool::new(false) }; 3];
-        Self { corked, passing, begun, head_room: AtomicUsize::new(usize::MAX), refused }
+        let [corked, unbuffered, begun] = [const { AtomicBool::new(false) }; 3];
+        Self { corked, unbuffered, begun, head_room: AtomicUsize::new(usize::MAX), refused }
     }
 
-    /// Whether its request is refused, because there are too many connections.
+    /// Whether the connection is over the limit, so that its request is refused.
     pub(super) fn is_refused(&self) -> bool {
         self.refused
     }
 
-    /// The next request begins. `ahead`: bytes of it that were read with the request before.
+    /// Starts the next request. `ahead`: bytes of it that were already read with the previous one.
     pub(super) fn next_request(&self, ahead: &[u8]) {
         self.begun.store(holds_request(ahead), Ordering::Relaxed);
     }
 
-    /// Whether bytes of the next request have been read. Line breaks in front of it are none of it (RFC 9112, 2.2).
+    /// Whether bytes of the next request have been read, not counting line breaks in front of it (RFC 9112, 2.2).
     pub(super) fn has_begun(&self) -> bool {
         self.begun.load(Ordering::Relaxed)
     }
 
-    /// Bounds how much is read from now on: reading more is an error, so that a head without end is not collected.
+    /// Limits how much can be read for the head; reading more is an error.
     pub(super) fn limit_head(&self, bytes: usize) {
         self.head_room.store(bytes, Ordering::Relaxed);
     }
 
-    /// The head is over its bound.
+    /// Whether the head has exceeded that limit.
     pub(super) fn is_head_full(&self) -> bool {
         self.head_room.load(Ordering::Relaxed) == 0
     }
@@ -131,7 +130,7 @@ fn holds_request(bytes: &[u8]) -> bool {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ClientHandle<'a> {
     tcp: &'a TcpStream,
-    /// What is shared with it.
+    /// The shared state.
     pub(super) state: &'a Arc<SocketState>,
 }
 
@@ -141,34 +140,35 @@ impl<'a> ClientHandle<'a> {
         Self::below(session.stream()?)
     }
 
-    /// The socket below a stream of pingora's.
+    /// The socket of one of pingora's streams.
     pub(super) fn below(stream: &'a pingora::protocols::Stream) -> Option<Self> {
         let socket: &ClientSocket = (**stream).as_any().downcast_ref()?;
         Some(Self { tcp: socket.stream.tcp(), state: &socket.state })
     }
 
-    /// While corked, a flush does nothing: more follows at once.
+    /// While corked, a flush does nothing, because more bytes follow at once.
     pub(super) fn cork(&self, corked: bool) {
         self.state.corked.store(corked, Ordering::Relaxed);
     }
 
-    /// While passing, writes leave at once: pingora flushes behind every chunk, but in a body of known length only
-    /// behind the last byte, and what is there of it must not wait for the rest.
-    pub(super) fn pass(&self, passing: bool) {
-        self.state.passing.store(passing, Ordering::Relaxed);
+    /// While unbuffered, each write is sent at once. It is for bodies with a known length, which pingora flushes only after
+    /// the last byte.
+    pub(super) fn unbuffered(&self, unbuffered: bool) {
+        self.state.unbuffered.store(unbuffered, Ordering::Relaxed);
     }
 
-    /// Resolves when the client has closed its side or the connection is broken, whatever waits to be read.
+    /// Returns when the client has closed its side or the connection is broken, even if there are unread bytes.
     pub(super) async fn left(&self) {
-        // Readiness for reading would be bytes or the end. "Priority" is the end and urgent data, which is not subscribed to.
+        // Readiness to read would also mean bytes. "Priority" means the end (or urgent data, which is not enabled).
         let _ = self.tcp.ready(Interest::PRIORITY | Interest::ERROR).await;
     }
 
-    /// Reads and drops what the client still sends, until it closes, at most for this time: closing a socket with
-    /// unread bytes resets the connection and discards the response. Call it when nothing more is sent.
+    /// Discards what the client still sends until it closes the connection, at most for this time (lingering close). Closing a
+    /// socket with unread bytes would reset the connection, and the client would lose the response. Call it after the response
+    /// was sent.
     pub(super) async fn linger(&self, time: Duration) {
         let until = Instant::now() + time;
-        // A socket that always has bytes is readable at the deadline, too.
+        // A socket that always has bytes is readable even after the deadline, so the loop checks it, too.
         while Instant::now() < until && timeout_at(until, self.tcp.readable()).await.is_ok() {
             for _ in 0..LINGER_PIECES {
                 match drop_piece(self.tcp) {
@@ -183,7 +183,7 @@ impl<'a> ClientHandle<'a> {
     }
 }
 
-/// Not inlined into the future, which would keep the buffer.
+/// A function of its own, so that the buffer is not part of the future.
 fn drop_piece(tcp: &TcpStream) -> io::Result<usize> {
     // The kernel drops the bytes without copying them (tcp(7), MSG_TRUNC).
     tcp.try_io(Interest::READABLE, || {
@@ -192,7 +192,7 @@ fn drop_piece(tcp: &TcpStream) -> io::Result<usize> {
 }
 
 impl ClientSocket {
-    /// The socket of a connection; `refused`: there are too many.
+    /// The socket of a connection. `refused`: the connection is over the limit.
     pub(super) fn new(stream: Transport, refused: bool) -> Self {
         let socket = Arc::new(SocketDigest::from_raw_fd(stream.descriptor()));
         Self {
@@ -206,8 +206,8 @@ impl ClientSocket {
         }
     }
 
-    /// Watches the frames of HTTP/2 from now on, and for a client that takes nothing. Returns what is notified when there
-    /// are too many costly frames; nothing more is read then.
+    /// Starts to monitor an HTTP/2 connection: its frames, and whether the client accepts bytes. The result is notified when
+    /// there were too many costly frames; after that nothing more is read.
     pub(super) fn watch_frames(&mut self) -> Arc<Notify> {
         let flood = Arc::new(Notify::new());
         let meter = FrameMeter::new(Instant::now());
@@ -215,7 +215,7 @@ impl ClientSocket {
         flood
     }
 
-    /// With HTTP/2: notes whether the client takes bytes. Error: it has taken none for [`SEND_TIMEOUT`].
+    /// With HTTP/2: records whether the client accepted bytes. Error: it has accepted none for [`SEND_TIMEOUT`].
     fn has_taken(&mut self, some: bool) -> io::Result<()> {
         let Some(watch) = &mut self.frames else { return Ok(()) };
         if some {
@@ -226,7 +226,7 @@ impl ClientSocket {
         if since.elapsed() < SEND_TIMEOUT { Ok(()) } else { Err(io::ErrorKind::TimedOut.into()) }
     }
 
-    /// Writes out what was gathered.
+    /// Sends the gathered bytes.
     fn poll_drain(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while !self.gathered.is_empty() {
             let writing = Pin::new(&mut self.stream).poll_write(cx, &self.gathered);
@@ -237,7 +237,7 @@ impl ClientSocket {
             }
             self.gathered.advance(written);
         }
-        // Thousands of connections wait most of the time: they keep nothing.
+        // Frees the buffer: most of thousands of connections are waiting at any time.
         self.gathered = BytesMut::new();
         Poll::Ready(Ok(()))
     }
@@ -273,7 +273,7 @@ impl AsyncWrite for ClientSocket {
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let total: usize = slices.iter().map(|slice| slice.len()).sum();
-        if self.gathered.len() + total <= GATHER_MAX && !self.state.passing.load(Ordering::Relaxed) {
+        if self.gathered.len() + total <= GATHER_MAX && !self.state.unbuffered.load(Ordering::Relaxed) {
             slices.iter().for_each(|slice| self.gathered.extend_from_slice(slice));
             return Poll::Ready(Ok(total));
         }
@@ -304,7 +304,7 @@ impl AsyncWrite for ClientSocket {
 #[async_trait]
 impl Shutdown for ClientSocket {
     async fn shutdown(&mut self) {
-        // The client may have left already; then the error does not matter.
+        // An error means that the client has already disconnected.
         let _ = AsyncWriteExt::shutdown(self).await;
     }
 }

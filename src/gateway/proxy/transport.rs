@@ -1,11 +1,11 @@
-//! What the bytes of a client's connection go through: TCP, or TLS on it.
+//! The transport of a client's connection: TCP, or TLS over TCP.
 //!
-//! Also decides which HTTP they are. Over TLS the handshake has agreed on it (ALPN). In plain text a client that knows that
-//! we speak HTTP/2 begins with its preface (RFC 9113, 3.4), which is no request of HTTP/1.1; what was read to see that is
-//! given back to the reader.
+//! It also detects the version of HTTP. With TLS, ALPN decides. Without TLS, a client with prior knowledge of HTTP/2 starts with
+//! the connection preface (RFC 9113, 3.4), which is not a valid HTTP/1.1 request. The bytes that are read to detect it are
+//! passed on to the reader.
 //!
-//! Bounds: a handshake, or a preface that has begun, may take the `header_timeout` of the configuration; the first byte may
-//! take as long as an idle connection. [`HANDSHAKES_MAX`] handshakes at once, in all: others wait, within their own time.
+//! Bounds: a handshake, and a preface after its first byte, may take `server.header_timeout`; the first byte may take as long
+//! as a connection may be idle. At most [`HANDSHAKES_MAX`] handshakes run at once; the wait for one counts towards its time.
 
 use std::io::{self, IoSlice};
 use std::os::fd::{AsRawFd, RawFd};
@@ -25,15 +25,15 @@ use tokio_rustls::server::TlsStream;
 use crate::config::Config;
 use crate::tls::H2;
 
-/// How long a client may take none of what is sent to it (nginx's `send_timeout`).
+/// How long a client may accept no byte of a response (nginx: `send_timeout`).
 pub(super) const SEND_TIMEOUT: Duration = Duration::from_secs(60);
-/// TLS handshakes at once: each holds up to about 40 KB, and a signature of 2,048 bit RSA takes a core for a millisecond.
+/// TLS handshakes at once. Each takes up to about 40 KB, and an RSA signature of 2,048 bits takes a millisecond of CPU.
 const HANDSHAKES_MAX: usize = 2_048;
 static HANDSHAKES: Semaphore = Semaphore::const_new(HANDSHAKES_MAX);
 
-/// How a client begins that speaks HTTP/2 without having asked for it.
+/// The connection preface of HTTP/2.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// Read at once of a connection whose protocol is not known yet: the head of most requests.
+/// Size of the first read, while the protocol is not known; the head of most requests fits.
 const FIRST_READ: usize = 2 << 10;
 
 /// The versions of HTTP that a connection can carry.
@@ -43,18 +43,18 @@ pub(super) enum Protocol {
     Http2,
 }
 
-/// A client's connection, secure or not.
+/// A client's connection, with or without TLS.
 #[derive(Debug)]
 pub(super) struct Transport {
     stream: Encryption,
-    /// Read to see which protocol it is, and not yet given to the reader.
+    /// Bytes that were read to detect the protocol and not yet passed to the reader.
     first: BytesMut,
 }
 
 #[derive(Debug)]
 enum Encryption {
     None(TcpStream),
-    /// Boxed: its state is over 1 KB.
+    /// Boxed, because its state is over 1 KB.
     Tls(Box<TlsStream<TcpStream>>),
 }
 
@@ -64,8 +64,8 @@ impl Transport {
         Self { stream: Encryption::None(stream), first: BytesMut::new() }
     }
 
-    /// Makes a new connection secure, as the configuration says, and finds out its protocol. `None`: it ended before, or
-    /// took too long: `idle` until its first byte, `pause` from then on.
+    /// Performs the TLS handshake, if TLS is configured, and detects the protocol. `None`: the connection ended or timed out,
+    /// after `idle` without a first byte or `pause` from then on.
     pub(super) async fn establish(
         stream: TcpStream,
         config: Arc<Config>,
@@ -82,19 +82,19 @@ impl Transport {
             let _place = HANDSHAKES.acquire().await.ok()?;
             acceptor.accept(stream).await.inspect_err(|error| tracing::debug!(%error, "TLS handshake failed")).ok()
         };
-        // Boxed: the state of a handshake is freed when it ends.
+        // Boxed, so that the state of the handshake is freed when it ends.
         let stream = timeout(pause, Box::pin(handshake)).await.ok()??;
         let protocol = if stream.get_ref().1.alpn_protocol() == Some(H2) { Protocol::Http2 } else { Protocol::Http1 };
         Some((Self { stream: Encryption::Tls(Box::new(stream)), first: BytesMut::new() }, protocol))
     }
 
-    /// Reads until it is clear whether the client speaks HTTP/2: at its first byte, unless that is a `P`.
+    /// Reads until the protocol is known: one byte is enough unless it is a `P`.
     async fn detect(&mut self, idle: Duration, pause: Duration) -> io::Result<Protocol> {
         let Encryption::None(stream) = &mut self.stream else { return Ok(Protocol::Http1) };
         let mut deadline = Instant::now() + idle;
         loop {
-            // Waits without a buffer: thousands of connections may be silent. It may also return when there is nothing to
-            // read, which is no first byte and leaves no buffer either.
+            // Waits without a buffer, because thousands of connections may be silent. A spurious wake-up is possible; it
+            // must not leave a buffer behind.
             timeout_at(deadline, stream.readable()).await??;
             self.first.reserve(FIRST_READ);
             match stream.try_read_buf(&mut self.first) {
@@ -133,7 +133,7 @@ impl Transport {
     }
 }
 
-/// Calls a method of the stream, whichever it is.
+/// Calls a method of the TCP or TLS stream.
 macro_rules! stream {
     ($transport:expr, $method:ident($($argument:expr),*)) => {
         match &mut $transport.stream {

@@ -1,7 +1,7 @@
-//! TLS towards engines: whose certificates are trusted, which name they must have, and our own certificate.
+//! TLS to engines: which certificates are trusted, the name they must have, and the gateway's client certificate.
 //!
-//! A certificate that stands in the CA file itself is trusted as it is: `vllm serve --ssl-certfile` is most often given a
-//! certificate that signed itself, which no chain leads to. Its dates and its name are still checked.
+//! A certificate that is itself in the CA file is trusted without a chain, because `vllm serve --ssl-certfile` is most often
+//! given a self-signed certificate. Its dates and its name are still checked.
 
 use std::fmt;
 use std::io;
@@ -22,30 +22,30 @@ use super::server::{HTTP_11, roots};
 use super::validity::Validity;
 use super::{TlsError, provider};
 
-/// Whose certificates are trusted.
+/// Which certificates are trusted.
 #[derive(Clone, Copy, Debug)]
 pub enum Roots<'a> {
-    /// Those that the machine trusts.
+    /// Those signed by the machine's CAs.
     System,
-    /// Those of a file.
+    /// Those in a file, or signed by a CA in it.
     File(&'a Certificates),
-    /// All: the connection is encrypted, but may lead to anyone.
+    /// All. The connection is encrypted, but any server can answer it.
     Unverified,
 }
 
-/// How to connect to engines: everything except their name.
+/// TLS settings for a group of engines: everything except the name of the server.
 #[derive(Clone)]
 pub struct ClientSettings {
     config: Arc<ClientConfig>,
-    /// A digest of what they were made of.
+    /// Digest of the settings.
     digest: u64,
 }
 
 impl ClientSettings {
-    /// Settings that trust `trusted` and show `own` to an engine that asks for a certificate.
+    /// Settings that trust `trusted`, and send `own` to an engine that requests a client certificate.
     ///
     /// # Errors
-    /// The own key does not match, a certificate cannot be used, or the machine has no CA certificates.
+    /// The key of `own` does not match, a certificate cannot be used, or the machine has no CA certificates.
     pub fn new(trusted: Roots<'_>, own: Option<(&Certificates, &PrivateKey)>) -> Result<Self, TlsError> {
         let mut digest = Xxh3::new();
         let builder = ClientConfig::builder_with_provider(provider()).with_safe_default_protocol_versions()?;
@@ -62,12 +62,12 @@ impl ClientSettings {
         Ok(Self { config: Arc::new(config), digest: digest.digest() })
     }
 
-    /// Connections to an engine that must have the certificate of `name`, a DNS name or an IP address. `None`: not a name.
+    /// Settings for an engine whose certificate must be for `name`, a DNS name or an IP address. `None`: `name` is neither.
     pub fn to(&self, name: &str) -> Option<ClientTls> {
         let server = ServerName::try_from(name.to_owned()).ok()?;
         let mut digest = Xxh3::with_seed(self.digest);
         digest.update(name.as_bytes());
-        // 0 is what connections without TLS have.
+        // 0 means no TLS.
         Some(ClientTls { config: Arc::clone(&self.config), name: server, digest: digest.digest().max(1) })
     }
 }
@@ -78,7 +78,7 @@ impl fmt::Debug for ClientSettings {
     }
 }
 
-/// How to connect to one engine.
+/// TLS settings for one engine.
 #[derive(Clone)]
 pub struct ClientTls {
     config: Arc<ClientConfig>,
@@ -87,15 +87,15 @@ pub struct ClientTls {
 }
 
 impl ClientTls {
-    /// A digest of CA, name, certificate and key, never 0: connections with another one are not exchangeable.
+    /// Digest of CA, name, certificate and key; never 0. A connection is reused only for the same digest.
     pub fn digest(&self) -> u64 {
         self.digest
     }
 
-    /// Makes a connection secure. The caller limits the time.
+    /// Performs the handshake on a connection. The caller limits its time.
     ///
     /// # Errors
-    /// The connection broke, or one side refuses the other's certificate.
+    /// The connection broke, or one side rejected the other's certificate.
     pub async fn connect<S: AsyncRead + AsyncWrite + Unpin>(&self, stream: S) -> io::Result<TlsStream<S>> {
         TlsConnector::from(Arc::clone(&self.config)).connect(self.name.clone(), stream).await
     }
@@ -140,12 +140,12 @@ fn system() -> Result<RootCertStore, TlsError> {
     if usable == 0 { Err(TlsError::NoRoots) } else { Ok(roots) }
 }
 
-/// Checks an engine's certificate.
+/// Verifies the certificate of an engine.
 #[derive(Debug)]
 struct Verifier {
-    /// Follows chains to a CA; `None`: every certificate is accepted.
+    /// Verifies chains to a CA. `None`: every certificate is accepted.
     chains: Option<Arc<WebPkiServerVerifier>>,
-    /// Certificates that are trusted as they are.
+    /// Certificates that are trusted without a chain.
     pinned: Vec<CertificateDer<'static>>,
 }
 

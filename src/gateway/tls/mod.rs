@@ -1,15 +1,15 @@
-//! TLS on both sides: the settings of a server, of a client, and what is known about a certificate.
+//! TLS settings for both sides (clients and engines), and the validity of certificates.
 //!
-//! rustls with ring's cryptography, on byte streams that this crate owns on both sides; pingora knows nothing of TLS. Why
-//! not pingora's own TLS: its `rustls` feature is marked experimental, has no client certificates towards engines per
-//! backend and cannot exchange a certificate under a running listener; its `openssl` feature would make the wheel and the
-//! Debian package depend on the libssl of each machine. Why ring and not aws-lc: aws-lc is most of a minute of a cold build.
+//! TLS is rustls with ring, on byte streams that this crate owns; pingora does not know of it. Why not pingora's own TLS: its
+//! `rustls` feature is marked experimental, has no client certificates per backend and cannot replace the certificate of a
+//! running listener. Its `openssl` feature would make the wheel and the Debian package depend on the libssl of each machine.
+//! Why ring and not aws-lc: aws-lc takes most of a minute of a cold build.
 //!
-//! TLS 1.2 and 1.3, with rustls' choice of ciphers and groups; there is no key to weaken them. Early data is off: a request
-//! in it could be replayed. A name is checked against the certificate's alternative names (the common name alone does not
-//! count, as in every current client).
+//! TLS 1.2 and 1.3, with rustls' defaults for ciphers and groups, which no configuration key can weaken. Early data is off,
+//! because a request in it could be replayed. Names are checked against the certificate's subject alternative names; the
+//! common name is ignored, as in all current clients.
 //!
-//! Pure except for `client::system`, which reads the CA certificates of the machine: files are read by `config`.
+//! Pure, except that `client::system` reads the CA certificates of the machine. `config` reads all other files.
 
 mod pem;
 mod validity;
@@ -26,14 +26,14 @@ use std::sync::Arc;
 
 use rustls::crypto::CryptoProvider;
 
-/// Why TLS cannot be set up with what was given.
+/// Why a certificate, key or CA cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TlsError {
     /// No certificate in a file.
-    #[error("it has no certificate in PEM form (-----BEGIN CERTIFICATE-----)")]
+    #[error("it has no certificate in PEM format (-----BEGIN CERTIFICATE-----)")]
     NoCertificate,
     /// No private key in a file.
-    #[error("it has no private key in PEM form (PKCS#8, PKCS#1 or SEC1, without a passphrase)")]
+    #[error("it has no private key in PEM format (PKCS#8, PKCS#1 or SEC1, without a passphrase)")]
     NoKey,
     /// PEM or DER that cannot be read.
     #[error("it is malformed: {0}")]
@@ -45,7 +45,7 @@ pub enum TlsError {
     #[error("it cannot be used: {0}")]
     Unusable(String),
     /// The machine has no CA certificates.
-    #[error("this machine has no CA certificates to check the engine's certificate with; set tls.ca")]
+    #[error("this machine has no CA certificates to verify the engine's certificate with; set tls.ca")]
     NoRoots,
 }
 
@@ -58,7 +58,7 @@ impl From<rustls::Error> for TlsError {
     }
 }
 
-/// The cryptography of both sides.
+/// The cryptography provider for both sides.
 fn provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
 }

@@ -1,7 +1,8 @@
-//! Certificates and private keys out of PEM text.
+//! Reads certificates and private keys from PEM.
 //!
-//! A file of certificates holds one or more, the server's own first and then its chain; other PEM blocks in it (a key, as
-//! HAProxy keeps them together) are skipped. Of a key file the first private key counts. Debug prints no key.
+//! A certificate file has one or more certificates: the server's own first, then its chain. Other PEM blocks are skipped, such as
+//! the private key in a combined file as HAProxy uses it. From a key file the first private key is read. `Debug` prints no
+//! key.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use super::TlsError;
 use super::validity::Validity;
 
-/// Certificates of one file, at least one.
+/// The certificates of one file; at least one.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Certificates(Arc<[CertificateDer<'static>]>);
 
@@ -20,7 +21,7 @@ impl Certificates {
     /// Reads all certificates of a PEM text.
     ///
     /// # Errors
-    /// The text is not PEM, has no certificate, or one without readable dates.
+    /// The text is not PEM, or has no certificate, or has one whose dates cannot be read.
     pub fn parse(text: &[u8]) -> Result<Self, TlsError> {
         let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(text).collect();
         let found = found.map_err(|error| TlsError::Malformed(error.to_string()))?;
@@ -33,14 +34,14 @@ impl Certificates {
         Ok(Self(found.into()))
     }
 
-    /// The time in which all of them are valid: from the latest beginning to the earliest end.
+    /// The period in which all of them are valid.
     pub fn validity(&self) -> Validity {
         let all = self.0.iter().filter_map(|certificate| Validity::of(certificate));
         all.reduce(|one, other| Validity { from: one.from.max(other.from), until: one.until.min(other.until) })
             .unwrap_or(Validity { from: 0, until: 0 })
     }
 
-    /// All of them in DER, one behind the other.
+    /// All of them in DER, concatenated.
     pub(crate) fn bytes(&self) -> Vec<u8> {
         self.0.iter().flat_map(|certificate| certificate.iter().copied()).collect()
     }
@@ -62,7 +63,7 @@ impl fmt::Debug for Certificates {
     }
 }
 
-/// A private key, never printed and wiped from memory when dropped.
+/// A private key. It is never printed, and it is wiped from memory when dropped.
 #[derive(Clone, PartialEq, Eq)]
 pub struct PrivateKey(Arc<PrivateKeyDer<'static>>);
 
@@ -79,12 +80,12 @@ impl PrivateKey {
         })
     }
 
-    /// The key in DER, to compare it by.
+    /// The key in DER, for comparison.
     pub(crate) fn bytes(&self) -> &[u8] {
         self.0.secret_der()
     }
 
-    /// The key in DER, for what signs with it.
+    /// The key in DER, for rustls.
     pub(super) fn der(&self) -> &PrivateKeyDer<'static> {
         &self.0
     }

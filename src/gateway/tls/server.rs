@@ -1,7 +1,7 @@
-//! TLS towards clients: certificate, key, and which client certificates are asked for.
+//! TLS to clients: certificate, key, and verification of client certificates.
 //!
-//! Offers HTTP/2 and HTTP/1.1 (ALPN); a client that asks for neither gets HTTP/1.1. Sessions are resumed by tickets, whose
-//! keys live as long as these settings: a reload that changes the certificate or the CA ends resumption of the old ones.
+//! HTTP/2 and HTTP/1.1 are offered by ALPN; a client without ALPN gets HTTP/1.1. Sessions are resumed with tickets. The ticket
+//! keys belong to these settings, so after a reload that changes the certificate or the CA, old sessions are not resumed.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,29 +12,29 @@ use rustls::{RootCertStore, ServerConfig};
 use super::pem::{Certificates, PrivateKey};
 use super::{TlsError, provider};
 
-/// What ALPN calls HTTP/2.
+/// ALPN name of HTTP/2.
 pub(crate) const H2: &[u8] = b"h2";
-/// What ALPN calls HTTP/1.1.
+/// ALPN name of HTTP/1.1.
 pub(super) const HTTP_11: &[u8] = b"http/1.1";
 
-/// Which certificates clients show.
+/// How client certificates are verified.
 #[derive(Clone, Copy, Debug)]
 pub struct ClientCertificates<'a> {
-    /// Who must have signed them.
+    /// The CA that must have signed them.
     pub ca: &'a Certificates,
-    /// A client without one is refused.
+    /// Whether a client without a certificate is rejected.
     pub required: bool,
 }
 
-/// Settings of a TLS server, checked.
+/// Valid settings of a TLS server.
 #[derive(Clone)]
 pub struct ServerTls(Arc<ServerConfig>);
 
 impl ServerTls {
-    /// Settings for the server with this certificate chain and key.
+    /// Settings with this certificate chain and key.
     ///
     /// # Errors
-    /// The key does not match, or is of a kind that is not supported; a CA cannot be read.
+    /// The key does not match or its type is not supported, or a CA cannot be read.
     pub fn new(
         certificates: &Certificates,
         key: &PrivateKey,
@@ -68,7 +68,7 @@ impl fmt::Debug for ServerTls {
     }
 }
 
-/// CA certificates as rustls keeps them.
+/// The CA certificates as a root store of rustls.
 pub(super) fn roots(ca: &Certificates) -> Result<RootCertStore, TlsError> {
     let mut roots = RootCertStore::empty();
     for certificate in ca.iter() {

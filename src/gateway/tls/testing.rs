@@ -1,11 +1,11 @@
-//! Certificates for tests: an authority, and what it signs.
+//! Certificates for tests: a CA, and certificates that it signs.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, date_time_ymd};
 
-static MADE: AtomicUsize = AtomicUsize::new(0);
+static AUTHORITIES: AtomicUsize = AtomicUsize::new(0);
 
 /// A CA.
 #[derive(Debug)]
@@ -32,13 +32,13 @@ fn params(names: &[&str], until: i32) -> CertificateParams {
 }
 
 impl Authority {
-    /// A CA of its own.
+    /// A new CA.
     pub fn new() -> Self {
         let key = KeyPair::generate().unwrap();
         let mut params = params(&[], 2040);
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        // A name of its own: chains are found by it.
-        let number = MADE.fetch_add(1, Ordering::Relaxed);
+        // Each CA needs its own name, because a chain is built by issuer names.
+        let number = AUTHORITIES.fetch_add(1, Ordering::Relaxed);
         params.distinguished_name.push(DnType::CommonName, format!("CA {number} for tests"));
         let pem = params.self_signed(&key).unwrap().pem();
         Self { issuer: Issuer::new(params, key), pem }
@@ -49,7 +49,7 @@ impl Authority {
         self.issue_until(names, 2040)
     }
 
-    /// A certificate that ends at the beginning of a year.
+    /// A certificate that expires at the beginning of this year.
     pub fn issue_until(&self, names: &[&str], year: i32) -> Issued {
         let key = KeyPair::generate().unwrap();
         let certificate = params(names, year).signed_by(&key, &self.issuer).unwrap().pem();
@@ -64,20 +64,20 @@ impl Default for Authority {
 }
 
 impl Issued {
-    /// A certificate that signed itself as `openssl req -x509` makes it: as a CA.
-    pub fn by_itself(names: &[&str]) -> Self {
-        Self::by_itself_until(names, 2040)
+    /// A self-signed certificate. Like those of `openssl req -x509`, it is marked as a CA.
+    pub fn self_signed(names: &[&str]) -> Self {
+        Self::self_signed_until(names, 2040)
     }
 
-    /// The same, until the beginning of a year.
-    pub fn by_itself_until(names: &[&str], year: i32) -> Self {
+    /// A self-signed certificate that expires at the beginning of this year.
+    pub fn self_signed_until(names: &[&str], year: i32) -> Self {
         let key = KeyPair::generate().unwrap();
         let mut params = params(names, year);
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         Self { certificate: params.self_signed(&key).unwrap().pem(), key: key.serialize_pem() }
     }
 
-    /// Writes both into a folder, as `NAME.pem` and `NAME.key` (mode 600). Returns the two paths.
+    /// Writes certificate and key into a folder, as `NAME.pem` and `NAME.key` (mode 600). Returns the two paths.
     pub fn write(&self, folder: &Path, name: &str) -> (PathBuf, PathBuf) {
         use std::os::unix::fs::PermissionsExt as _;
         let (certificate, key) = (folder.join(format!("{name}.pem")), folder.join(format!("{name}.key")));

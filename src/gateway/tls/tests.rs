@@ -1,4 +1,4 @@
-//! Handshakes in memory between the settings of both sides: who trusts whom, and what is said when it is not so.
+//! Handshakes in memory: which certificates are accepted, and the error when one is not.
 
 use rustls::ProtocolVersion;
 use rustls::pki_types::ServerName;
@@ -28,8 +28,8 @@ fn client(trusted: &str, own: Option<&Issued>) -> ClientTls {
     ClientSettings::new(Roots::File(&certificates(trusted)), own).unwrap().to("gpu0.internal").unwrap()
 }
 
-/// Connects, sends a word and reads it back. Error: the error that the client gets.
-async fn meet(server: &ServerTls, client: &ClientTls) -> Result<ProtocolVersion, String> {
+/// Connects, sends a word and reads it back. Returns the version of TLS, or the client's error.
+async fn handshake(server: &ServerTls, client: &ClientTls) -> Result<ProtocolVersion, String> {
     let (near, far) = duplex(64 << 10);
     let acceptor = TlsAcceptor::from(server.config());
     let echo = tokio::spawn(async move {
@@ -57,48 +57,49 @@ async fn meet(server: &ServerTls, client: &ClientTls) -> Result<ProtocolVersion,
 async fn an_engine_is_trusted_for_its_ca_and_its_name() {
     let (ca, other) = (Authority::new(), Authority::new());
     let right = server(&ca.issue(&["gpu0.internal"]), None);
-    assert_eq!(meet(&right, &client(&ca.pem, None)).await, Ok(ProtocolVersion::TLSv1_3));
-    let why = meet(&right, &client(&other.pem, None)).await.unwrap_err();
+    assert_eq!(handshake(&right, &client(&ca.pem, None)).await, Ok(ProtocolVersion::TLSv1_3));
+    let why = handshake(&right, &client(&other.pem, None)).await.unwrap_err();
     assert!(why.contains("UnknownIssuer"), "{why}");
-    let why = meet(&server(&ca.issue(&["gpu1.internal"]), None), &client(&ca.pem, None)).await.unwrap_err();
+    let why = handshake(&server(&ca.issue(&["gpu1.internal"]), None), &client(&ca.pem, None)).await.unwrap_err();
     assert!(why.contains("not valid for name \"gpu0.internal\""), "{why}");
-    let why = meet(&server(&ca.issue_until(&["gpu0.internal"], 2021), None), &client(&ca.pem, None)).await.unwrap_err();
+    let why =
+        handshake(&server(&ca.issue_until(&["gpu0.internal"], 2021), None), &client(&ca.pem, None)).await.unwrap_err();
     assert!(why.contains("expired"), "{why}");
 }
 
 #[tokio::test]
-async fn a_certificate_that_signed_itself_is_trusted_when_it_is_given_as_ca() {
-    let (own, other) = (Issued::by_itself(&["gpu0.internal"]), Issued::by_itself(&["gpu0.internal"]));
-    assert!(meet(&server(&own, None), &client(&own.certificate, None)).await.is_ok());
-    assert!(meet(&server(&own, None), &client(&other.certificate, None)).await.is_err());
-    let named = Issued::by_itself(&["gpu1.internal"]);
-    let why = meet(&server(&named, None), &client(&named.certificate, None)).await.unwrap_err();
+async fn a_self_signed_certificate_is_trusted_if_it_is_in_the_ca_file() {
+    let (own, other) = (Issued::self_signed(&["gpu0.internal"]), Issued::self_signed(&["gpu0.internal"]));
+    assert!(handshake(&server(&own, None), &client(&own.certificate, None)).await.is_ok());
+    assert!(handshake(&server(&own, None), &client(&other.certificate, None)).await.is_err());
+    let named = Issued::self_signed(&["gpu1.internal"]);
+    let why = handshake(&server(&named, None), &client(&named.certificate, None)).await.unwrap_err();
     assert!(why.contains("gpu1.internal"), "{why}");
-    let ended = Issued::by_itself_until(&["gpu0.internal"], 2021);
-    let why = meet(&server(&ended, None), &client(&ended.certificate, None)).await.unwrap_err();
+    let ended = Issued::self_signed_until(&["gpu0.internal"], 2021);
+    let why = handshake(&server(&ended, None), &client(&ended.certificate, None)).await.unwrap_err();
     assert!(why.contains("Expired"), "{why}");
 }
 
 #[tokio::test]
 async fn without_verification_any_certificate_is_accepted() {
-    let unverified = server(&Issued::by_itself(&["anything"]), None);
+    let unverified = server(&Issued::self_signed(&["anything"]), None);
     let unverifying = ClientSettings::new(Roots::Unverified, None).unwrap().to("10.0.0.1").unwrap();
-    assert!(meet(&unverified, &unverifying).await.is_ok());
+    assert!(handshake(&unverified, &unverifying).await.is_ok());
 }
 
 #[tokio::test]
-async fn a_client_certificate_is_asked_for_and_checked() {
+async fn a_client_certificate_is_requested_and_verified() {
     let (ca, clients, other) = (Authority::new(), Authority::new(), Authority::new());
     let issued = ca.issue(&["gpu0.internal"]);
     let (shown, wrong) = (clients.issue(&["gateway"]), other.issue(&["gateway"]));
     let required = server(&issued, Some((&clients, true)));
-    assert!(meet(&required, &client(&ca.pem, Some(&shown))).await.is_ok());
-    let why = meet(&required, &client(&ca.pem, None)).await.unwrap_err();
+    assert!(handshake(&required, &client(&ca.pem, Some(&shown))).await.is_ok());
+    let why = handshake(&required, &client(&ca.pem, None)).await.unwrap_err();
     assert!(why.contains("CertificateRequired"), "{why}");
-    assert!(meet(&required, &client(&ca.pem, Some(&wrong))).await.is_err());
+    assert!(handshake(&required, &client(&ca.pem, Some(&wrong))).await.is_err());
     let optional = server(&issued, Some((&clients, false)));
-    assert!(meet(&optional, &client(&ca.pem, None)).await.is_ok());
-    assert!(meet(&optional, &client(&ca.pem, Some(&wrong))).await.is_err());
+    assert!(handshake(&optional, &client(&ca.pem, None)).await.is_ok());
+    assert!(handshake(&optional, &client(&ca.pem, Some(&wrong))).await.is_err());
 }
 
 #[test]
@@ -113,7 +114,7 @@ fn a_key_of_another_certificate_is_refused() {
 }
 
 #[test]
-fn connections_are_exchangeable_when_everything_is_the_same() {
+fn connections_are_reused_only_with_the_same_settings() {
     let (ca, other) = (Authority::new(), Authority::new());
     let own = ca.issue(&["gateway"]);
     let digest = |trusted: &str, own| client(trusted, own).digest();
@@ -130,7 +131,7 @@ fn connections_are_exchangeable_when_everything_is_the_same() {
 fn certificates_and_keys_are_found_among_other_blocks() {
     let ca = Authority::new();
     let issued = ca.issue_until(&["a"], 2031);
-    // As HAProxy keeps them: everything in one file, with comments.
+    // A combined file as for HAProxy, with comments.
     let together = format!("# note\n{}{}{}", issued.key, issued.certificate, ca.pem);
     let (found, alone) = (certificates(&together), certificates(&issued.certificate));
     assert_eq!((found.iter().count(), alone.iter().count()), (2, 1));

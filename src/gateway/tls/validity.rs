@@ -1,12 +1,12 @@
-//! From when to when a certificate is valid, read from its DER.
+//! Reads the validity period of a certificate from its DER.
 //!
-//! rustls checks the dates of others' certificates and shows none of them; a gateway also has to say when its own ends.
-//! Read is only the way to the dates (RFC 5280, 4.1): the version and serial number, the algorithm and the issuer are
-//! skipped by their lengths. A parser of whole certificates would be a dozen crates.
+//! rustls verifies the dates of a peer's certificate but does not expose them, and a metric must show when the gateway's own
+//! certificate expires. The fields before the dates (RFC 5280, 4.1: version, serial number, algorithm, issuer) are skipped by
+//! their lengths. A full parser of certificates would add a dozen crates.
 
 use jiff::civil::DateTime;
 
-/// The time in which a certificate is valid, in seconds since 1970.
+/// The period in which a certificate is valid, in Unix seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Validity {
     /// The first second.
@@ -17,7 +17,7 @@ pub struct Validity {
 
 const EPOCH: DateTime = DateTime::constant(1970, 1, 1, 0, 0, 0, 0);
 
-/// Tags of DER that are met on the way.
+/// DER tags.
 const SEQUENCE: u8 = 0x30;
 const VERSION: u8 = 0xA0;
 const UTC_TIME: u8 = 0x17;
@@ -41,7 +41,7 @@ impl Validity {
         Some(Self { from: seconds(from_tag, from)?, until: seconds(until_tag, until)? })
     }
 
-    /// Whether `now`, in seconds since 1970, lies in it.
+    /// Whether `now`, in Unix seconds, is in the period.
     pub fn contains(&self, now: i64) -> bool {
         (self.from..=self.until).contains(&now)
     }
@@ -76,7 +76,7 @@ fn seconds(tag: u8, text: &[u8]) -> Option<i64> {
     };
     let part = |index: usize| i8::try_from(number(&rest[2 * index..2 * index + 2])).ok();
     let time = DateTime::new(year, part(0)?, part(1)?, part(2)?, part(3)?, part(4)?, 0).ok()?;
-    // Not by way of a timestamp, whose range ends a day before that of certificates.
+    // Not through `Timestamp`, whose range ends a day before the largest date of a certificate.
     Some(time.duration_since(EPOCH).as_secs())
 }
 
@@ -93,7 +93,7 @@ mod tests {
         assert_eq!(seconds(UTC_TIME, b"700101000000Z"), Some(0));
         assert_eq!(seconds(UTC_TIME, b"491231235959Z"), seconds(GENERALIZED_TIME, b"20491231235959Z"));
         assert_eq!(seconds(GENERALIZED_TIME, b"20260102030405Z"), Some(1_767_323_045));
-        // "99991231235959Z" is how a certificate says that it does not end.
+        // This date marks a certificate without an expiry date (RFC 5280, 4.1.2.5).
         assert_eq!(seconds(GENERALIZED_TIME, b"99991231235959Z"), Some(253_402_300_799));
         for wrong in [&b"7001010000Z"[..], b"700101000000", b"701301000000Z", b"7001010000+0Z", b""] {
             assert_eq!(seconds(UTC_TIME, wrong), None);

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use crate::http::wire::{CompleteChoice, Finish, Piece};
-use crate::real_time::outlet::Progress;
+use crate::real_time::output_collector::Progress;
 use crate::text::logprobs;
 use crate::text::planned_output::PlannedOutput;
 use crate::validate::{GenerateRequest, Prompt, RequestKind, TextModel};

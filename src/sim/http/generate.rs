@@ -15,7 +15,7 @@ use crate::http::response_body::ResponseBody;
 use crate::http::response_writer::ResponseWriter;
 use crate::real_time::command::{Command, Submission};
 use crate::real_time::concurrency_limit::LimitReached;
-use crate::real_time::outlet::Outlet;
+use crate::real_time::output_collector::OutputCollector;
 use crate::real_time::state::ServerState;
 use crate::text::planned_output::{self, PlannedOutput};
 use crate::unix_time::unix_time;
@@ -104,9 +104,9 @@ pub(crate) fn start(
         }
     }
     let interval = request.stream_interval.max(shared.config.stream_interval);
-    let outlet = Arc::new(Outlet::new(choices.len(), if request.stream { interval } else { u32::MAX }));
-    let body = ResponseBody::new(Arc::clone(shared), Arc::clone(&outlet), format, ids, choices, prompt_tokens);
-    shared.send(Command::Submit(submissions, outlet));
+    let collector = Arc::new(OutputCollector::new(choices.len(), if request.stream { interval } else { u32::MAX }));
+    let body = ResponseBody::new(Arc::clone(shared), Arc::clone(&collector), format, ids, choices, prompt_tokens);
+    shared.send(Command::Submit(submissions, collector));
     Ok(body)
 }
 

@@ -1,4 +1,4 @@
-//! The body of a generating response: takes tokens from an outlet and writes SSE events or one JSON body.
+//! The body of a generating response: takes tokens from a collector and writes SSE events or one JSON body.
 //!
 //! Dropping it before its end aborts its sequences in the engine: hyper drops the body when the client closes the
 //! connection, streamed or not, which is the only signal that HTTP/1.1 has. A stream without new tokens gets keep-alive
@@ -19,7 +19,7 @@ use crate::http::error_body::ErrorBody;
 use crate::http::response_writer::ResponseWriter;
 use crate::http::wire::{Finish, UsageCounts};
 use crate::real_time::command::Command;
-use crate::real_time::outlet::{Broken, Outlet, Progress};
+use crate::real_time::output_collector::{Broken, OutputCollector, Progress};
 use crate::real_time::state::ServerState;
 
 /// Aborts its sequences when it is dropped before they ended.
@@ -42,7 +42,7 @@ impl Drop for Abort {
 #[derive(Debug)]
 pub(crate) struct ResponseBody {
     abort: Abort,
-    outlet: Arc<Outlet>,
+    collector: Arc<OutputCollector>,
     format: ResponseWriter,
     choices: Vec<Choice>,
     /// Tokens of all distinct prompts.
@@ -57,7 +57,7 @@ pub(crate) struct ResponseBody {
 impl ResponseBody {
     pub(crate) fn new(
         shared: Arc<ServerState>,
-        outlet: Arc<Outlet>,
+        collector: Arc<OutputCollector>,
         format: ResponseWriter,
         ids: Vec<SequenceId>,
         choices: Vec<Choice>,
@@ -69,7 +69,7 @@ impl ResponseBody {
         let keep_alive = every.map(|every| (every, Box::pin(tokio::time::sleep(every))));
         Self {
             abort,
-            outlet,
+            collector,
             format,
             choices,
             prompt_tokens,
@@ -122,7 +122,7 @@ impl ResponseBody {
     /// When the engine fails or refuses it.
     pub(crate) async fn complete(mut self) -> Result<String, Broken> {
         while !self.is_complete() {
-            std::future::poll_fn(|cx| self.outlet.poll_take(cx, &mut self.news)).await?;
+            std::future::poll_fn(|cx| self.collector.poll_take(cx, &mut self.news)).await?;
             for (choice, news) in self.choices.iter_mut().zip(&self.news) {
                 choice.record(*news);
             }
@@ -167,7 +167,7 @@ impl Body for ResponseBody {
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }
-        let bytes = match this.outlet.poll_take(cx, &mut this.news) {
+        let bytes = match this.collector.poll_take(cx, &mut this.news) {
             Poll::Pending => return this.poll_keep_alive(cx).map(|comment| Some(Ok(Frame::data(comment)))),
             Poll::Ready(Ok(())) if this.abort.shared.garbage.load(Ordering::Relaxed) => {
                 for (choice, news) in this.choices.iter_mut().zip(&this.news) {

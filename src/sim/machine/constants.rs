@@ -5,9 +5,10 @@
 //! host/*.toml      [host] [front_end]             what belongs to the CPU: the engine's process and the API server
 //! ```
 //!
-//! Those of the GPU were fitted on an H200 and are applied to others as shares of the peak: no other GPU was measured. Hosts
-//! with the same GPU differ twofold. `sluice sim fit` writes such files from your own measurements, and with `--server` the
-//! host's from a running engine in a minute. A GPU whose software behaves differently overrides single constants in its file.
+//! The constants of the GPU were fitted on an H200. Other GPUs were not measured: they get the same shares of their own peaks.
+//! CPU costs differ by a factor of two between hosts with the same GPU, so there is one file per host. `sluice sim fit`
+//! writes such files from your own measurements; with `--server` it measures the host of a running engine in a minute. The
+//! file of a GPU can override single constants.
 
 use serde::{Deserialize, Serialize};
 
@@ -15,7 +16,7 @@ use super::preset::{ProfileError, find, parse};
 
 const FITTED: &str = include_str!("constants.toml");
 const HOSTS: &[(&str, &str)] = &[("busy", include_str!("host/busy.toml")), ("quiet", include_str!("host/quiet.toml"))];
-/// The host without another choice.
+/// The default host.
 const HOST: &str = "busy";
 
 /// All fitted constants.
@@ -38,47 +39,48 @@ pub struct Constants {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Efficiency {
-    /// Of the bandwidth, reading weights.
+    /// Of the bandwidth, while reading weights.
     pub bandwidth: f64,
-    /// Of the bandwidth, reading the KV cache in a step of decodes only.
+    /// Of the bandwidth, while reading the KV cache in a step that only decodes.
     pub kv_cache: f64,
-    /// The same beside part of a prompt, where one kernel serves both.
+    /// The same in a step that also prefills, where one kernel does both.
     pub mixed_kv_cache: f64,
     /// Of the FLOPs, in linear layers with many tokens.
     pub linear: f64,
-    /// Of the FLOPs, in the attention of prompts that fill the GPU.
+    /// Of the FLOPs, in the attention of prompts long enough to use all multiprocessors.
     pub attention: f64,
 }
 
-/// How kernels fill the GPU. Products are made in tiles of [`TILE`] rows, and a tile costs its time even if it is not full.
+/// How kernels use the GPU. Matrices are multiplied in tiles of [`TILE`] rows; a tile takes the same time if it is not full.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KernelConstants {
     /// Share of the linear layers' time that grows with whole tiles of tokens; the rest grows with tokens.
     pub tile_share: f64,
-    /// Share of its time that a wave of attention tiles takes for the multiprocessors which it leaves idle.
+    /// How much an idle multiprocessor costs in the last wave of attention tiles, as a share of a busy one. With 0 a partly
+    /// filled wave takes time in proportion to its tiles, with 1 as long as a full wave.
     pub idle_share: f64,
-    /// Most times that attention which fills less than one wave takes longer than its share of a full wave: then contexts are
-    /// split over the idle multiprocessors.
+    /// Upper bound on that cost, as a factor over the time in proportion to tiles. It applies to less than a wave, where
+    /// contexts are split over the idle multiprocessors.
     pub split_penalty: f64,
 }
 
-/// Rows of a tile: tokens in linear layers; tokens x query heads in attention.
+/// Rows of a tile. A row is a token in linear layers, and a token of one query head in attention.
 pub(super) const TILE: f64 = 128.0;
 
-/// Costs of a step that do not follow from sizes, microseconds. Those per layer are gaps between kernels.
+/// Fixed costs of a step on the GPU, in microseconds unless stated otherwise. Those per layer are gaps between kernels.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StepConstants {
-    /// Each layer of any step.
+    /// Per layer, in every step.
     pub layer_us: f64,
-    /// Each layer of a step with part of a prompt, on top: its attention runs outside the graphs.
+    /// Added per layer in a step that prefills: its attention runs outside the CUDA graphs.
     pub prompt_layer_us: f64,
-    /// Each sequence in a step: sampler, block tables.
+    /// Per sequence: sampler, block tables.
     pub sequence_us: f64,
-    /// Each layer of a step with an adapter, on top.
+    /// Added per layer in a step with an adapter.
     pub lora_layer_us: f64,
-    /// Each layer and token of a step with an adapter, on top.
+    /// Added per layer and token in a step with an adapter.
     pub lora_token_layer_us: f64,
     /// Rate at which an adapter is read from disk, 10^9 bytes per second. All sequences wait meanwhile.
     pub adapter_read_gb_per_s: f64,
@@ -88,24 +90,24 @@ pub struct StepConstants {
     pub jitter: f64,
 }
 
-/// CPU time of the engine's process for a step, microseconds. It prepares a step while the GPU computes the one before, so
-/// a step takes at least this long.
+/// CPU time of the engine process per step, in microseconds unless stated otherwise. The process prepares a step while the GPU
+/// computes the one before, so a step takes at least this long.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HostConstants {
-    /// Any step: schedule, prepare inputs, sample, take results.
+    /// Per step: schedule, prepare inputs, sample, process results.
     pub step_us: f64,
-    /// Each sequence in it.
+    /// Per sequence.
     pub sequence_us: f64,
-    /// To launch the kernels of one layer, one by one: a step that no graph covers.
+    /// Per layer in a step without a CUDA graph, whose kernels are launched one by one.
     pub launch_layer_us: f64,
-    /// What an adapter adds to that.
+    /// Added to `launch_layer_us` in a step with an adapter.
     pub lora_launch_layer_us: f64,
-    /// The share of the launch that remains where graphs cover all but the attention.
+    /// Share of the launch cost that remains with piecewise graphs, which cover all but the attention.
     pub piecewise_share: f64,
-    /// Share of the steps without a graph and with several prompts whose launch blocks until the GPU has finished them,
-    /// so that the results of the previous step are delivered late. Observed, cause unknown; more frequent soon after a
-    /// server's start.
+    /// Of the steps with several prompts and without a graph, the share in which the launch blocks until the GPU has finished.
+    /// The results of the previous step are then delivered late. This was observed; its cause is unknown. It is more
+    /// frequent soon after a server has started.
     pub stall_share: f64,
     /// The same with an adapter.
     pub lora_stall_share: f64,
@@ -113,27 +115,27 @@ pub struct HostConstants {
     pub jitter: f64,
 }
 
-/// Costs of the API server, whose single thread handles requests and tokens; microseconds.
+/// Costs of the API server, in microseconds. One thread handles requests and tokens.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FrontEndRates {
-    /// Thread time to accept a request.
+    /// Thread time per request, when it is received.
     pub request_us: f64,
-    /// Thread time for each token of its prompt.
+    /// Thread time per prompt token, when the request is received.
     pub request_token_us: f64,
-    /// Thread time to send one token.
+    /// Thread time per token sent.
     pub token_us: f64,
-    /// Thread time for a first token, on top.
+    /// Added thread time for a first token.
     pub first_us: f64,
-    /// Thread time for each token of the prompt when the first token is sent.
+    /// Thread time per prompt token, when the first token is sent.
     pub first_token_us: f64,
-    /// From the client to the engine, whatever the load.
+    /// Delay from the client to the engine, independent of load.
     pub in_us: f64,
-    /// From the end of a step to the client, whatever the load.
+    /// Delay from the end of a step to the client, independent of load.
     pub out_us: f64,
 }
 
-/// Constants that a GPU's file replaces, by table.
+/// Constants that the file of a GPU overrides, by table.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Overrides<'a> {
     pub(super) efficiency: &'a toml::Table,
@@ -144,10 +146,10 @@ pub(super) struct Overrides<'a> {
 }
 
 impl Constants {
-    /// The built-in set, on the default host.
+    /// The built-in constants, with the default host.
     ///
     /// # Panics
-    /// Never: a test reads it.
+    /// Never: a test parses them.
     pub fn fitted() -> Self {
         Self::on_host(HOST).expect("the built-in constants are read by a test")
     }
@@ -157,11 +159,11 @@ impl Constants {
         HOSTS.iter().map(|(name, _)| *name)
     }
 
-    /// The built-in set on this host: a built-in one, or the path of a file that `sluice sim fit` wrote. The tables of the file
-    /// replace the built-in ones.
+    /// The built-in constants with those of a host: the name of a built-in host, or the path of a file that `sluice sim fit`
+    /// wrote. The tables of the file replace the built-in ones.
     ///
     /// # Errors
-    /// An unknown name, an unreadable file, missing or wrong numbers.
+    /// An unknown name, an unreadable file, missing or invalid numbers.
     pub fn on_host(host: &str) -> Result<Self, ProfileError> {
         let read = |name: &str, text: &str| parse::<toml::Table>("host", name, text, &[]);
         let mut table = read("(built in)", FITTED)?;
@@ -169,10 +171,10 @@ impl Constants {
         Self::parse(host, &table.to_string())
     }
 
-    /// Reads a set that `sluice sim fit` wrote.
+    /// Parses constants that `sluice sim fit` wrote.
     ///
     /// # Errors
-    /// Missing or wrong numbers, with their keys.
+    /// Missing or invalid numbers, with their keys.
     pub fn parse(name: &str, text: &str) -> Result<Self, ProfileError> {
         let constants: Self = parse("constants", name, text, &["efficiency", "kernel", "step", "host", "front_end"])?;
         let Efficiency { bandwidth, kv_cache, mixed_kv_cache, linear, attention } = constants.efficiency;
@@ -189,18 +191,18 @@ impl Constants {
         Ok(constants)
     }
 
-    /// This set as the tables of its file.
+    /// The constants as TOML tables.
     ///
     /// # Panics
-    /// Never: it holds numbers only.
+    /// Never: there are only numbers.
     pub fn table(&self) -> toml::Table {
         toml::Table::try_from(self).expect("numbers in tables")
     }
 
-    /// This set with some constants replaced; `name` is the file of the overrides, for errors.
+    /// Replaces some constants. `name` is the file of the overrides, for error messages.
     ///
     /// # Errors
-    /// When an override has a key that does not exist or a value out of its range.
+    /// An override has an unknown key or a value out of range.
     pub(super) fn with_overrides(&self, overrides: Overrides<'_>, name: &str) -> Result<Self, ProfileError> {
         let Overrides { efficiency, kernel, step, host, front_end } = overrides;
         let parts =

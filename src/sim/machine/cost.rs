@@ -1,31 +1,36 @@
-//! What one engine step costs: the GPU's time from a roofline with named terms, the CPU's from what it launches.
+//! The time of one engine step: a roofline model of the GPU, and the CPU time to prepare and launch the step.
 //!
 //! ```text
-//! step = max(GPU, CPU)                            each works on a step of its own (asynchronous scheduling)
+//! step = max(GPU, CPU)                            they overlap: the CPU prepares the next step (asynchronous scheduling)
 //!
 //! GPU  = max(weight bytes / bandwidth, linear FLOPs / rate)
 //!      + KV bytes of decoding sequences / bandwidth
-//!      + attention FLOPs of prompt chunks / rate x waves taken / waves filled
+//!      + attention FLOPs of prompt chunks / rate x (time of the waves / time in proportion to tiles)
 //!      + layers x (gap + gap with a prompt + gap with an adapter + adapter x tokens)
 //!      + sequences x cost
-//!      + all-reduces                              in a group of GPUs
+//!      + all-reduces                              in a tensor-parallel group
 //!      + adapters read from disk and copied into a slot
-//! CPU  = step + sequences x cost + layers x launch x (1 without a graph, a third around attention, 0 in a full graph)
+//! CPU  = step + sequences x cost + layers x launch x (1 without a graph, a third with a piecewise graph, 0 with a full graph)
 //! ```
 //!
-//! Units: seconds, bytes, FLOPs, tokens. `max` and not a sum, because the weights are read while the tensor cores multiply.
-//! Linear layers: steps that fit a graph are padded to its size, and a share of the time grows with whole tiles of 128 tokens.
-//! Attention: 4 x hidden x layers FLOPs for each pair of query and key, causal; tokens x heads / 128 tiles are spread over the
-//! multiprocessors, and a wave that does not fill them costs more than its share: 640 tokens of a chunk take nearly as long as
-//! 1,024. A sequence that advances by one token reads its context; beside a prompt one kernel serves both and reads slower.
+//! Units: seconds, bytes, FLOPs, tokens.
 //!
-//! Where it comes from: 37,000 steps that vLLM 0.22.1 timed on an H200 (`steps.csv`: groups within 1.3 % at the median, nine of
-//! ten within 6 %) and a grid of 13,700 single steps on another (`grid/`: 4 % for decodes, 3 % with graphs around attention, 2 %
-//! without; each chunk size predicted by a fit to the others within 3.3, 2.6 and 1.9 %). Not modelled: sizes for which the
-//! library of linear layers picks a slow kernel (448 tokens: 24 % longer; 832: 8 %). Other GPUs were not measured.
+//! Linear layers: `max` and not a sum, because the weights are read while the tensor cores multiply. A step that fits a graph
+//! is padded to its size. A share of the time grows in whole tiles of 128 tokens.
 //!
-//! The constants are in `constants.toml` and `host/*.toml`, see [`Profile`]. Pure: jitter is applied by the engine, which
-//! owns the random generator.
+//! Attention of prompts: 4 x hidden x layers FLOPs for each causal pair of query and key, in tokens x heads / 128 tiles. A wave
+//! is as many tiles as there are multiprocessors. A partly filled wave takes longer than in proportion to its tiles: a chunk of
+//! 640 tokens takes nearly as long as one of 1,024.
+//!
+//! Attention of decodes: each sequence reads its context. In a step that also prefills, one kernel does both and reads slower.
+//!
+//! Accuracy: fitted to 37,000 steps that vLLM 0.22.1 timed on an H200 (`steps.csv`: median error of groups 1.3 %, nine of ten
+//! within 6 %) and to a grid of 13,700 single steps on another H200 (`grid/`: 4 % for decodes, 3 % with piecewise graphs, 2 %
+//! without graphs; in cross-validation by chunk size 3.3, 2.6 and 1.9 %). Not modelled: sizes for which the library of linear
+//! layers picks a slow kernel (448 tokens: 24 % longer; 832: 8 %). Other GPUs were not measured.
+//!
+//! The constants are in `constants.toml` and `host/*.toml`, see [`Profile`]. The functions are pure: the engine, which owns the
+//! random generator, applies jitter.
 
 use std::time::Duration;
 
@@ -33,12 +38,12 @@ use super::constants::TILE;
 use super::graphs::{Coverage, Graphs};
 use super::profile::{Profile, Rates, Shape};
 
-/// What one step has to do; the engine fills it while it schedules.
+/// The work of one step. The engine fills it while it schedules.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct StepLoad {
-    /// Tokens pushed through the model.
+    /// Tokens that the model computes.
     pub tokens: u32,
-    /// Sequences scheduled.
+    /// Scheduled sequences.
     pub sequences: u32,
     /// Context tokens read by the sequences that advance by one token.
     pub context_read: u64,
@@ -48,15 +53,15 @@ pub struct StepLoad {
     pub prompts: u32,
     /// Whether a sequence in the step uses a LoRA adapter.
     pub adapter: bool,
-    /// Adapters that were not in a GPU slot and are put into one by this step, from the host's cache. The engine
-    /// counts them when it admits the first sequence of such an adapter.
+    /// Adapters that this step copies from host memory into a GPU slot. The engine counts an adapter when it admits the
+    /// first sequence that needs it.
     pub adapter_activations: u32,
-    /// Those of them that were not in the host's cache (`--max-cpu-loras`) either and are read from disk first.
+    /// Those of them that are not in host memory (`--max-cpu-loras`) and are read from disk first.
     pub adapter_loads: u32,
 }
 
 impl StepLoad {
-    /// Adds a sequence that has `computed` tokens behind it and advances by `chunk` tokens.
+    /// Adds a sequence of which `computed` tokens are computed and that advances by `chunk` tokens.
     pub fn add(&mut self, computed: u32, chunk: u32, adapter: bool) {
         self.tokens += chunk;
         self.sequences += 1;
@@ -71,7 +76,7 @@ impl StepLoad {
     }
 }
 
-/// Rank of adapters unless the server sets another.
+/// Default rank of adapters.
 const RANK: f64 = 16.0;
 
 /// Turns a [`StepLoad`] into a duration.
@@ -94,13 +99,13 @@ impl CostModel {
         Self { shape, rates, graphs, adapter_bytes }
     }
 
-    /// The same with other graphs.
+    /// Replaces the graphs.
     #[must_use]
     pub fn with_graphs(self, graphs: Graphs) -> Self {
         Self { graphs, ..self }
     }
 
-    /// The same for adapters of this rank.
+    /// Sets the rank of adapters.
     #[must_use]
     pub fn with_rank(self, rank: u32) -> Self {
         let adapter_bytes = f64::from(rank) * self.rates.adapter_bytes_per_rank;
@@ -112,13 +117,12 @@ impl CostModel {
         (self.rates.step.jitter.max(0.0), self.rates.host.jitter.max(0.0))
     }
 
-    /// How long a step with this load takes in a busy engine, without jitter: as long as the GPU or as the CPU needs,
-    /// whichever is slower, since each works on a step of its own.
+    /// The time of a step in a busy engine, without jitter: the longer of GPU time and CPU time, because they overlap.
     pub fn duration(&self, load: &StepLoad) -> Duration {
         self.gpu(load).max(self.host(load))
     }
 
-    /// How long the GPU computes this load.
+    /// GPU time of a step.
     pub fn gpu(&self, load: &StepLoad) -> Duration {
         let step = &self.rates.step;
         let (padded, layers) = (f64::from(self.padded(load).0), f64::from(self.shape.layers));
@@ -140,7 +144,7 @@ impl CostModel {
         Duration::from_secs_f64(computed + stall)
     }
 
-    /// CPU time of the engine's process for a step: kernel by kernel without a graph, less with one.
+    /// CPU time of the engine process for a step. Without a graph it launches the kernels one by one.
     pub fn host(&self, load: &StepLoad) -> Duration {
         let host = &self.rates.host;
         let share = match self.padded(load).1 {
@@ -153,7 +157,7 @@ impl CostModel {
         Duration::from_secs_f64((host.step_us + host.sequence_us * f64::from(load.sequences) + launch) * 1e-6)
     }
 
-    /// The share of steps with this load whose launch waits for the GPU.
+    /// The share of steps with this load whose launch blocks until the GPU has finished.
     pub fn stall_share(&self, load: &StepLoad) -> f64 {
         match (self.padded(load).1 == Coverage::None && load.prompts > 1, load.adapter) {
             (false, _) => 0.0,
@@ -162,12 +166,12 @@ impl CostModel {
         }
     }
 
-    /// Tokens after padding, and the graph.
+    /// The number of tokens after padding, and the coverage of the graph.
     fn padded(&self, load: &StepLoad) -> (u32, Coverage) {
         self.graphs.pad(load.tokens, load.prompts == 0)
     }
 
-    /// Seconds to read the weights or to multiply by them: part of the products grows by whole tiles.
+    /// Seconds in linear layers.
     fn linear(&self, load: &StepLoad, padded: f64) -> f64 {
         let rates = &self.rates;
         let tiled = rates.kernel.tile_share * (padded / TILE).ceil() * TILE + (1.0 - rates.kernel.tile_share) * padded;
@@ -175,7 +179,7 @@ impl CostModel {
         (self.shape.weight_bytes / rates.weights_per_s).max(2.0 * products / rates.linear_flops_per_s)
     }
 
-    /// Seconds of attention: reading the context of decodes, and products of prompts with theirs.
+    /// Seconds in attention, of decodes and of prompt chunks.
     fn attention(&self, load: &StepLoad) -> f64 {
         let Rates { kernel, tiles_at_once, attention_flops_per_s, .. } = &self.rates;
         let bytes = load.context_read as f64 * self.shape.kv_bytes_per_token;
@@ -184,7 +188,7 @@ impl CostModel {
         }
         let chunks = f64::from(load.tokens - (load.sequences - load.prompts).min(load.tokens));
         let waves = chunks.max(1.0) * f64::from(self.shape.heads) / TILE / tiles_at_once;
-        // What tiles take, in full waves: idle multiprocessors cost a share of their time.
+        // The time of all tiles, in units of a full wave.
         let taken = (waves + kernel.idle_share * (waves.ceil() - waves)).min(kernel.split_penalty * waves);
         let flops = 4.0 * f64::from(self.shape.hidden) * f64::from(self.shape.layers) * load.attention_pairs;
         bytes / self.rates.mixed_kv_cache_per_s + flops * taken / waves / attention_flops_per_s

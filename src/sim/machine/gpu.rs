@@ -1,7 +1,7 @@
 //! A GPU as the vendor describes it: memory, bandwidth, FLOPs. A few lines of TOML, built in or from a file of the user.
 //!
-//! Nothing here is measured. The share of the peaks that an engine reaches is in [`Constants`]; a GPU whose software behaves
-//! differently may override single constants in its own file.
+//! Nothing here is measured. The shares of the peaks that an engine reaches are in [`Constants`]; the file of a GPU can
+//! override single constants.
 
 use serde::Deserialize;
 
@@ -23,26 +23,26 @@ pub const GIB: f64 = (1u64 << 30) as f64;
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Gpu {
-    /// Name that the driver shows.
+    /// Name as shown by the driver.
     #[serde(default)]
     pub title: String,
     /// Memory that PyTorch sees, GiB.
     pub memory_gib: f64,
-    /// Memory of the CUDA context, GiB: never free, and not counted by vLLM.
+    /// Memory of the CUDA context, GiB. It is never free, and vLLM does not count it.
     pub context_gib: f64,
-    /// Memory that libraries take outside PyTorch while vLLM measures, GiB.
+    /// Memory that libraries allocate outside PyTorch while vLLM profiles its memory, GiB.
     pub reserved_gib: f64,
     /// Peak memory bandwidth, 10^9 bytes per second.
     pub bandwidth_gb_per_s: f64,
-    /// Peak of dense bf16 products with 32-bit sums, 10^12 FLOP per second.
+    /// Peak rate of dense bf16 matrix products with fp32 accumulation, 10^12 FLOP per second.
     pub bf16_tflops: f64,
-    /// Streaming multiprocessors: tiles that are computed at the same time.
+    /// Number of streaming multiprocessors. Each computes one tile at a time.
     pub multiprocessors: u32,
-    /// The same in fp8; none where the chip has no fp8 arithmetic (weights are unpacked to bf16 then).
+    /// Peak rate in fp8, 10^12 FLOP per second. `None`: the chip has no fp8 arithmetic, so weights are unpacked to bf16.
     pub fp8_tflops: Option<f64>,
-    /// Bandwidth to the other GPUs of a group, one direction, 10^9 bytes per second. Only groups need it.
+    /// Bandwidth to the other GPUs of a tensor-parallel group, one direction, 10^9 bytes per second.
     pub link_gb_per_s: Option<f64>,
-    /// One all-reduce of a few kilobytes in a group, microseconds. Only groups need it.
+    /// Time of an all-reduce of a few kilobytes in a tensor-parallel group, microseconds.
     pub link_latency_us: Option<f64>,
     /// Overrides entries of [`Efficiency`](super::constants::Efficiency) for this GPU; usually empty.
     #[serde(default)]
@@ -71,7 +71,7 @@ impl Gpu {
     /// punctuation are ignored.
     ///
     /// # Errors
-    /// An unknown name (with those that exist), an unreadable file, missing or wrong numbers (with their keys).
+    /// An unknown name (with the known ones), an unreadable file, missing or invalid numbers (with their keys).
     pub fn load(name: &str) -> Result<Self, ProfileError> {
         let text = find("GPU", name, GPUS)?;
         let gpu: Self = parse(

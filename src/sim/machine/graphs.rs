@@ -1,19 +1,19 @@
-//! CUDA graphs: for which numbers of tokens a step was captured, and which part of a step a graph covers.
+//! CUDA graphs: the sizes (tokens of a step) that are captured, and which part of a step a graph covers.
 //!
-//! vLLM captures each size twice. A *full* graph replays a whole step of decodes; a *piecewise* one replays everything but
-//! the attention of a step that has part of a prompt. A step is padded to the next captured size. A step with more tokens
-//! than the largest size has no graph: the CPU launches its kernels one by one.
+//! vLLM captures most sizes twice. A *full* graph replays a whole step; it is used for steps that only decode. A *piecewise*
+//! graph replays everything but the attention; it is used for steps that also prefill. A step is padded to the next captured
+//! size. A step with more tokens than the largest size has no graph: the CPU launches its kernels one by one.
 //!
 //! Sizes: 1, 2, 4, then by 8 up to 256, then by 16 up to `min(2 x max_num_seqs, 512)` or `--max-cudagraph-capture-size`; or
 //! those of `--cudagraph-capture-sizes`. None is above `--max-num-batched-tokens`. Full graphs exist up to `--max-num-seqs`.
 
 use std::sync::Arc;
 
-/// The largest size that is captured where no flag names one.
+/// The largest size that is captured by default.
 const DEFAULT_LARGEST: u32 = 512;
 /// Distance between sizes from 256 on.
 const STRIDE: u32 = 16;
-/// Most sizes of a server: a bound on what the flags can ask for.
+/// The most sizes that flags can request.
 pub const MAX_SIZES: usize = 4096;
 
 /// Sizes for which graphs were captured.
@@ -21,18 +21,18 @@ pub const MAX_SIZES: usize = 4096;
 pub struct Graphs {
     /// Ascending, without duplicates, above 0.
     sizes: Arc<[u32]>,
-    /// How many of them are captured as full graphs, the smallest first.
+    /// How many of them, the smallest first, are also captured as full graphs.
     full: usize,
 }
 
-/// The graph of a step.
+/// Which part of a step its graph covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Coverage {
-    /// Covers the step.
+    /// All of it.
     Full,
-    /// Covers all but the attention.
+    /// All but the attention.
     Piecewise,
-    /// No graph.
+    /// Nothing: there is no graph of this size.
     None,
 }
 
@@ -56,7 +56,7 @@ impl Graphs {
         Self::of_sizes(sizes, max_num_seqs, max_num_batched_tokens)
     }
 
-    /// These sizes (`--cudagraph-capture-sizes`), without those above `max_num_batched_tokens`.
+    /// The given sizes (`--cudagraph-capture-sizes`), except those above `max_num_batched_tokens`.
     pub fn of_sizes(mut sizes: Vec<u32>, max_num_seqs: u32, max_num_batched_tokens: u32) -> Self {
         sizes.retain(|size| (1..=max_num_batched_tokens).contains(size));
         sizes.sort_unstable();
@@ -66,7 +66,7 @@ impl Graphs {
         Self { sizes: sizes.into(), full }
     }
 
-    /// The tokens of a step after padding, and what its graph covers. `decodes`: every sequence advances by one token.
+    /// The tokens of a step after padding, and the coverage of its graph. `decodes`: every sequence advances by one token.
     pub fn pad(&self, tokens: u32, decodes: bool) -> (u32, Coverage) {
         let at = self.sizes.partition_point(|size| *size < tokens);
         match self.sizes.get(at) {
@@ -81,13 +81,13 @@ impl Graphs {
         self.sizes.last().copied().unwrap_or(0)
     }
 
-    /// How many piecewise and how many full graphs there are.
+    /// The numbers of piecewise and of full graphs.
     pub fn counts(&self) -> (usize, usize) {
         (self.sizes.len(), self.full)
     }
 
-    /// Whether the two largest sizes are further apart than vLLM's own: then the smaller one's capture does not reuse the
-    /// memory of the larger one.
+    /// Whether the two largest sizes are further apart than in vLLM's own list. Then capturing the smaller one does not reuse
+    /// the memory of the larger one.
     pub fn is_sparse(&self) -> bool {
         matches!(*self.sizes, [.., below, largest] if largest - below > STRIDE)
     }

@@ -1,4 +1,4 @@
-//! How many tokens of KV cache a GPU has room for: vLLM's arithmetic at start-up.
+//! The size of the KV cache, computed as vLLM does at start-up.
 //!
 //! ```text
 //! KV bytes = utilisation x memory            what vLLM may use in all
@@ -10,10 +10,9 @@
 //! blocks   = KV bytes / (16 tokens x bytes per token), rounded down
 //! ```
 //!
-//! Per GPU of a group. The parts are those that vLLM 0.22.1 measured on an H200 with Llama-3.1-8B (weights 15.00 GiB,
-//! activations 1.17 GiB at 8192 tokens); together they give its 916,816 tokens at 0.92, and 912,000 with one
-//! adapter slot of rank 16. An engine refuses to start where this is an error; [`KvBudget::longest`] is the estimate
-//! that vLLM prints when the longest context does not fit.
+//! All sizes are per GPU of a tensor-parallel group. The parts match what vLLM 0.22.1 reported on an H200 with Llama-3.1-8B
+//! (weights 15.00 GiB, activations 1.17 GiB at 8,192 tokens). Together they give the 916,816 tokens that it reported at a
+//! utilisation of 0.92, and 912,000 with one adapter slot of rank 16. An error means that vLLM would refuse to start.
 
 use super::gpu::{GIB, Gpu};
 use super::graphs::Graphs;
@@ -22,30 +21,32 @@ use super::model::Model;
 
 /// Tokens of a block.
 const BLOCK: u32 = 16;
-/// Graph memory of a model of 32 layers: the first graph, each further piecewise one, each full one. vLLM captures the two
-/// largest sizes, takes what the second one needed for each further one, and sets the sum aside.
+/// Memory that vLLM reserves for the first (largest) graph of a model with [`GRAPH_LAYERS`] layers. It captures the two largest
+/// sizes and assumes that every further graph needs as much as the second one.
 const FIRST_GRAPH: f64 = 134.0 * MIB;
+/// Memory for each further piecewise graph.
 const PIECEWISE_GRAPH: f64 = 6.0 * MIB;
-/// The same where the two largest sizes are far apart, so that the second cannot reuse the memory of the first: 41 piecewise
-/// and 35 full graphs up to 1,280 tokens were estimated at 16.3 GiB and used 0.92. Measured once.
+/// The same with [`Graphs::is_sparse`] sizes, where the second graph cannot reuse the memory of the first. Measured once: vLLM
+/// estimated 16.3 GiB for 41 piecewise and 35 full graphs up to 1,280 tokens, which then used 0.92 GiB.
 const SPARSE_GRAPH: f64 = 410.0 * MIB;
+/// Memory for each full graph.
 const FULL_GRAPH: f64 = 2.0 * MIB;
 const GRAPH_LAYERS: f64 = 32.0;
-/// A full step's peak, in bf16 values per token: so many of the hidden width and of the MLP's inner width.
+/// Peak memory of a full step, in bf16 values per token: this many times the hidden width and the MLP's inner width.
 const HIDDEN_COPIES: f64 = 8.2;
 const INNER_COPIES: f64 = 3.0;
-/// Copies of the logits in 32 bit while the sampler warms up.
+/// Copies of the fp32 logits during the warm-up of the sampler.
 const LOGIT_COPIES: f64 = 3.0;
-/// Norms, tables of the position encoding.
+/// Bytes of norms and of the tables of the position encoding.
 const EXTRA_WEIGHTS: f64 = 51.0e6;
-/// Buffers of LoRA that do not depend on the number of slots.
+/// Bytes of LoRA buffers that do not depend on the number of slots.
 const LORA_FIXED: f64 = 22.0e6;
 const MIB: f64 = (1u64 << 20) as f64;
 
-/// What decides the size of the cache, named as vLLM's flags; the defaults are those of the measured server.
+/// Settings that determine the size of the cache, named like vLLM's flags. The defaults are those of the measured server.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MemorySettings {
-    /// `--gpu-memory-utilization`, share of the whole memory.
+    /// `--gpu-memory-utilization`: share of the GPU's memory.
     pub utilisation: f64,
     /// `--max-num-seqs`.
     pub max_num_seqs: u32,
@@ -53,11 +54,11 @@ pub struct MemorySettings {
     pub max_num_batched_tokens: u32,
     /// Group size and number formats.
     pub layout: Layout,
-    /// `--max-loras` and `--max-lora-rank` when LoRA is on.
+    /// `--max-loras` and `--max-lora-rank`, if LoRA is enabled.
     pub lora: Option<(u32, u32)>,
-    /// Captured graphs.
+    /// CUDA graphs.
     pub graphs: Graphs,
-    /// `--kv-cache-memory-bytes`: replaces the arithmetic above, not the weights' need.
+    /// `--kv-cache-memory-bytes`: the size of the cache. The weights must still fit.
     pub kv_cache_bytes: Option<u64>,
     /// Bytes that other processes use.
     pub occupied_bytes: f64,
@@ -81,11 +82,11 @@ impl Default for MemorySettings {
 /// Where the memory of one GPU goes, bytes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct KvBudget {
-    /// Blocks of 16 tokens, the null block included.
+    /// Blocks of 16 tokens, including the null block.
     pub blocks: u32,
-    /// Bytes for the cache.
+    /// Bytes available for the cache.
     pub available: f64,
-    /// Bytes of one token in the cache.
+    /// Bytes per token in the cache.
     pub per_token: f64,
     /// Bytes of the weights.
     pub weights: f64,
@@ -98,12 +99,13 @@ pub struct KvBudget {
 }
 
 impl KvBudget {
-    /// Tokens in all blocks, as vLLM logs them.
+    /// Tokens in all blocks: the number that vLLM logs.
     pub fn tokens(&self) -> u32 {
         self.blocks.saturating_mul(BLOCK)
     }
 
-    /// The longest context that the cache holds, tokens: the estimate in vLLM's refusal. One block is kept empty.
+    /// The longest context that fits the cache, in tokens. vLLM prints this estimate when `--max-model-len` does not fit.
+    /// One block is kept empty.
     pub fn longest(&self) -> u32 {
         self.blocks.saturating_sub(1).saturating_mul(BLOCK)
     }
@@ -112,8 +114,8 @@ impl KvBudget {
 /// Why an engine does not start. Sizes are in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 pub enum MemoryError {
-    /// Less is free than the utilisation asks for.
-    #[error("{free:.2} of {total:.2} GiB are free and {wanted:.2} GiB are asked for; lower the utilisation", free = free / GIB, total = total / GIB, wanted = wanted / GIB)]
+    /// Less memory is free than the utilisation asks for.
+    #[error("{free:.2} of {total:.2} GiB are free, but {wanted:.2} GiB are requested; lower the utilisation", free = free / GIB, total = total / GIB, wanted = wanted / GIB)]
     Occupied {
         /// Free memory.
         free: f64,
@@ -123,7 +125,7 @@ pub enum MemoryError {
         wanted: f64,
     },
     /// The weights do not fit: PyTorch's out-of-memory error while they load.
-    #[error("the weights need {weights:.2} GiB and {free:.2} GiB are free; use more GPUs or --quantization fp8", weights = weights / GIB, free = free / GIB)]
+    #[error("the weights need {weights:.2} GiB, but only {free:.2} GiB are free; use more GPUs or --quantization fp8", weights = weights / GIB, free = free / GIB)]
     Weights {
         /// Needed bytes.
         weights: f64,
@@ -144,10 +146,10 @@ pub enum MemoryError {
     },
 }
 
-/// The cache that `model` has on `gpu` with these settings.
+/// The memory of `model` on `gpu` with these settings.
 ///
 /// # Errors
-/// What keeps vLLM from starting; of several reasons the one that vLLM reports.
+/// Why vLLM would not start. If there are several reasons: the one that vLLM reports.
 pub fn kv_budget(gpu: &Gpu, model: &Model, settings: &MemorySettings) -> Result<KvBudget, MemoryError> {
     let total = gpu.memory_gib * GIB;
     let free = total - settings.occupied_bytes;
@@ -183,13 +185,13 @@ pub fn kv_budget(gpu: &Gpu, model: &Model, settings: &MemorySettings) -> Result<
     Ok(KvBudget { blocks, available, per_token, weights, activations, graphs, lora })
 }
 
-/// Bytes of all parameters; embeddings and the output head stay in bf16.
+/// Bytes of all parameters. Embeddings and the output head are always bf16.
 fn weight_bytes(model: &Model, fp8: bool) -> f64 {
     let tables = if model.tied_embeddings { 1.0 } else { 2.0 };
     model.layer_parameters() * if fp8 { 1.0 } else { 2.0 } + tables * model.head_parameters() * 2.0 + EXTRA_WEIGHTS
 }
 
-/// The larger of a full step's peak and the sampler's.
+/// Peak bytes of a full step or of the sampler, whichever is larger.
 fn activation_bytes(model: &Model, settings: &MemorySettings, group: f64) -> f64 {
     let tokens = f64::from(settings.max_num_batched_tokens);
     let (hidden, inner) = (f64::from(model.hidden), f64::from(model.intermediate) / group);
@@ -198,7 +200,7 @@ fn activation_bytes(model: &Model, settings: &MemorySettings, group: f64) -> f64
     step.max(logits)
 }
 
-/// What vLLM sets aside for graphs; all of it twice with LoRA.
+/// Bytes that vLLM reserves for graphs; twice as much with LoRA.
 fn graph_bytes(model: &Model, settings: &MemorySettings) -> f64 {
     let (piecewise, full) = settings.graphs.counts();
     if piecewise == 0 {

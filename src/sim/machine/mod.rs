@@ -1,7 +1,7 @@
-//! The simulated machine: GPU and model as data, how long a step takes on them, and how much memory the KV cache gets.
+//! The simulated machine: GPU and model as data, the time of a step on them, and the size of the KV cache.
 //!
-//! `gpu`, `model` and `constants` are read from TOML; `profile` combines them; `cost` and `memory` are formulas over the
-//! result. All of it is pure arithmetic on sizes and counts, except that `preset` reads files that the user names.
+//! `gpu`, `model` and `constants` are read from TOML. `profile` combines them. `cost` and `memory` compute times and sizes from
+//! the result. Everything is pure arithmetic, except that `preset` reads files of the user.
 
 mod constants;
 mod gpu;

@@ -33,7 +33,7 @@ pub struct Model {
     pub vocabulary: u32,
     /// Whether the output head is the embedding table.
     pub tied_embeddings: bool,
-    /// Longest context the model was made for, tokens.
+    /// Longest context that the model supports, tokens.
     pub max_model_len: u32,
 }
 
@@ -72,9 +72,9 @@ impl Model {
         Ok(model)
     }
 
-    /// The built-in model that a served name refers to, such as `meta-llama/Llama-3.1-8B-Instruct`.
+    /// The built-in model for a model name as given to vLLM, such as `meta-llama/Llama-3.1-8B-Instruct`.
     ///
-    /// Case, folders and suffixes after the size are ignored.
+    /// Case, the organisation and what follows the size are ignored.
     pub fn of_served(name: &str) -> Option<Self> {
         let plain = |text: &str| text.to_ascii_lowercase().replace(['_', '.', '-'], "");
         let wanted = plain(name);
@@ -82,7 +82,7 @@ impl Model {
         Self::load(known).ok()
     }
 
-    /// Parameters of the layers, which every token passes through.
+    /// Parameters of the layers, by which every token is multiplied.
     pub fn layer_parameters(&self) -> f64 {
         let [hidden, heads, kv_heads, dim, inner] =
             [self.hidden, self.heads, self.kv_heads, self.head_dim, self.intermediate].map(f64::from);
@@ -90,17 +90,17 @@ impl Model {
         f64::from(self.layers) * (attention + 3.0 * hidden * inner)
     }
 
-    /// Parameters of the output head, which only sampled tokens pass through.
+    /// Parameters of the output head, by which only sampled tokens are multiplied.
     pub fn head_parameters(&self) -> f64 {
         f64::from(self.hidden) * f64::from(self.vocabulary)
     }
 
-    /// Bytes of KV cache per token at this many bytes per element: keys and values of every layer.
+    /// Bytes of KV cache per token, with `element` bytes per value: keys and values of every layer.
     pub fn kv_bytes_per_token(&self, element: f64) -> f64 {
         2.0 * f64::from(self.layers) * f64::from(self.kv_heads) * f64::from(self.head_dim) * element
     }
 
-    /// Elements that one rank of an adapter adds: a row in and a column out for each linear layer.
+    /// Parameters that one rank of an adapter adds: for each linear layer, a row of A and a column of B.
     pub fn adapter_elements_per_rank(&self) -> f64 {
         let [hidden, heads, kv_heads, dim, inner] =
             [self.hidden, self.heads, self.kv_heads, self.head_dim, self.intermediate].map(f64::from);

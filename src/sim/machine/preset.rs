@@ -1,11 +1,11 @@
 //! TOML files of GPUs, models and constants: built in, or at a path that the user gives.
 //!
-//! A name without `/` that does not end in `.toml` is a built-in preset; anything else is the path of a file. All missing
-//! keys are reported at once, a wrong value by its key. At most one file is read for each call.
+//! A name with `/` or ending in `.toml` is the path of a file; any other name is a built-in preset. All missing keys are
+//! reported at once; an invalid value is reported with its key. Each call reads at most one file.
 
 use serde::de::DeserializeOwned;
 
-/// Why a profile cannot be used. Each text says what to do.
+/// Why a profile cannot be used. Each message says what to do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProfileError {
     /// No built-in preset has this name.
@@ -28,7 +28,7 @@ pub enum ProfileError {
         /// What the operating system said.
         error: String,
     },
-    /// Numbers are missing.
+    /// Keys are missing.
     #[error("the {what} profile {name} lacks {keys}; give each as a number")]
     Missing {
         /// `GPU`, `model` or `constants`.
@@ -50,7 +50,7 @@ pub enum ProfileError {
     },
 }
 
-/// The text of a preset: the built-in one with this name, or the file at this path.
+/// The text of a built-in preset, or of the file at this path.
 pub(super) fn find(what: &'static str, name: &str, built_in: &[(&str, &'static str)]) -> Result<String, ProfileError> {
     if let Some((_, text)) = built_in.iter().find(|(known, _)| *known == name) {
         return Ok((*text).to_owned());
@@ -62,7 +62,7 @@ pub(super) fn find(what: &'static str, name: &str, built_in: &[(&str, &'static s
             error: error.to_string(),
         });
     }
-    // "RTX-3080" and "H100" match too: only letters and digits count, and a prefix is enough if it is unambiguous.
+    // "RTX-3080" and "H100" match, too: only letters and digits are compared, and an unambiguous prefix is enough.
     let plain = |name: &str| name.to_lowercase().replace(|c: char| !c.is_ascii_alphanumeric(), "");
     let matches = |known: &str| plain(known).starts_with(&plain(name)) && !plain(name).is_empty();
     let mut matching = built_in.iter().filter(|(known, _)| matches(known));

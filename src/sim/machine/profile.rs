@@ -1,12 +1,12 @@
-//! A simulated machine: a GPU, a model and the fitted constants, combined into the rates that steps use.
+//! A profile: a GPU, a model and the fitted constants, combined into the rates that determine the time of a step.
 //!
 //! ```text
-//! Gpu (vendor's peaks)  +  Model (sizes)  +  Constants (fitted shares and costs)  -> Profile (rates that steps use)
+//! Gpu (vendor's peaks)  +  Model (sizes)  +  Constants (fitted shares and costs)  -> Profile (effective rates)
 //! gpu/*.toml               model/*.toml      constants.toml, host/*.toml
 //! ```
 //!
-//! A group of `tensor_parallel` GPUs divides weights, KV cache and FLOPs, and pays two all-reduces per layer. Weights
-//! in fp8 halve the bytes of the linear layers; they raise the FLOPs only where the chip multiplies in fp8.
+//! A group of `tensor_parallel` GPUs divides weights, KV cache and FLOPs, and adds two all-reduces per layer. With fp8 weights
+//! the linear layers have half the bytes; their rate is higher only on a chip with fp8 arithmetic.
 
 use super::constants::{Constants, FrontEndRates, HostConstants, KernelConstants, StepConstants};
 use super::gpu::Gpu;
@@ -25,17 +25,17 @@ pub struct Profile {
     pub gpu: Gpu,
     /// The model.
     pub model: Model,
-    /// How they are put together.
+    /// Group size and number formats.
     pub layout: Layout,
     /// The model's dimensions on one GPU of the group.
     pub shape: Shape,
-    /// What fits with the defaults of vLLM.
+    /// Size of the KV cache with vLLM's defaults, and these defaults.
     pub memory: Memory,
-    /// Constants of the step.
+    /// Rates and costs of a step.
     pub cost: Rates,
-    /// Constants of the API server in front of the engine.
+    /// Costs of the API server in front of the engine.
     pub front_end: FrontEndRates,
-    /// The constants that it was made with, the GPU's own included.
+    /// The constants of the profile, with the overrides of the GPU.
     pub constants: Constants,
 }
 
@@ -56,7 +56,7 @@ pub struct Shape {
     pub weight_bytes: f64,
     /// Bytes of KV cache per token.
     pub kv_bytes_per_token: f64,
-    /// Longest context the model was made for, tokens.
+    /// Longest context that the model supports, tokens.
     pub max_model_len: u32,
 }
 
@@ -71,14 +71,14 @@ pub struct Memory {
     pub max_num_batched_tokens: u32,
 }
 
-/// Rates of the step on one GPU of the group.
+/// Rates and costs of a step on one GPU of the group.
 #[derive(Clone, Debug)]
 pub struct Rates {
     /// Effective bandwidth for weights, bytes per second.
     pub weights_per_s: f64,
-    /// Effective bandwidth for the KV cache, bytes per second, in steps of decodes only.
+    /// Effective bandwidth for the KV cache, bytes per second, in steps that only decode.
     pub kv_cache_per_s: f64,
-    /// The same beside part of a prompt.
+    /// The same in steps that also prefill.
     pub mixed_kv_cache_per_s: f64,
     /// Effective rate of the linear layers, FLOP per second.
     pub linear_flops_per_s: f64,
@@ -92,9 +92,9 @@ pub struct Rates {
     pub reduce_s_per_token: f64,
     /// Bytes of an adapter for each rank, on one GPU.
     pub adapter_bytes_per_rank: f64,
-    /// How kernels fill the GPU.
+    /// How kernels use the GPU.
     pub kernel: KernelConstants,
-    /// Costs that do not follow from sizes.
+    /// Fixed costs of a step.
     pub step: StepConstants,
     /// Costs of the engine's CPU.
     pub host: HostConstants,
@@ -111,15 +111,15 @@ impl Profile {
         Self::new(gpu, model, Layout::default(), &Constants::fitted()).ok()
     }
 
-    /// Joins a GPU, a model and constants.
+    /// Combines a GPU, a model and constants.
     ///
     /// # Errors
-    /// When the group cannot divide the model's heads, has no link, or the GPU's own constants are wrong.
+    /// The group cannot divide the model's heads, the GPU has no link for a group, or its constants are invalid.
     pub fn new(gpu: Gpu, model: Model, layout: Layout, constants: &Constants) -> Result<Self, ProfileError> {
         let wrong = |error: String| ProfileError::Wrong { what: "GPU", name: gpu.title.clone(), error };
         let group = layout.tensor_parallel.max(1);
         if !model.heads.is_multiple_of(group) {
-            return Err(wrong(format!("{} heads do not divide by a group of {group}; choose a divisor", model.heads)));
+            return Err(wrong(format!("{} heads cannot be divided among {group} GPUs; choose a divisor", model.heads)));
         }
         let (latency, link) = match (group, gpu.link_latency_us, gpu.link_gb_per_s) {
             (1, ..) => (0.0, f64::INFINITY),
@@ -128,7 +128,7 @@ impl Profile {
         };
         let constants = constants.with_overrides(gpu.overrides(), &gpu.title)?;
         let share = f64::from(group);
-        // Fewer key heads than GPUs: each GPU keeps a copy.
+        // With fewer key heads than GPUs, heads are replicated.
         let kv_share = f64::from(group.min(model.kv_heads));
         let weight_element = if layout.fp8_weights { 1.0 } else { 2.0 };
         let kv_element = if layout.fp8_kv { 1.0 } else { 2.0 };

@@ -1,4 +1,4 @@
-//! Tests of profiles: what is built in reads, what is wrong is named.
+//! Tests of profiles: built-in presets, files of the user, errors, published numbers.
 
 use super::*;
 
@@ -79,7 +79,7 @@ fn decode_ms(gpu: Gpu, model: &str, tensor_parallel: u32, streams: u32, context:
     CostModel::new(&profile, 256, 8192).duration(&load).as_secs_f64() * 1e3
 }
 
-/// Numbers that others published, none of which was fitted: constants from an H200 carry over to these within 20 %.
+/// Published numbers to which nothing was fitted: the constants of an H200 predict them within 20 %.
 #[test]
 fn other_gpus_and_models_come_near_to_published_numbers() {
     let load = |name: &str| Gpu::load(name).unwrap();
@@ -108,5 +108,5 @@ fn a_group_divides_the_work_and_pays_for_communication() {
     let (gpu, model) = (Gpu::load("h200").unwrap(), Model::load("qwen2.5-7b").unwrap());
     let layout = Layout { tensor_parallel: 3, ..Layout::default() };
     let error = Profile::new(gpu, model, layout, &Constants::fitted()).unwrap_err().to_string();
-    assert!(error.contains("28 heads do not divide by a group of 3"), "{error}");
+    assert!(error.contains("28 heads cannot be divided among 3 GPUs"), "{error}");
 }

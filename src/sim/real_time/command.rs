@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use tokio::sync::oneshot;
 
-use super::outlet::Outlet;
+use super::output_collector::OutputCollector;
 use crate::engine::{Request, SequenceId};
 use crate::http::wire::Finish;
 use crate::process::fault::Fault;
@@ -24,7 +24,7 @@ pub(crate) struct Submission {
 /// What the HTTP side sends to the engine loop.
 #[derive(Debug)]
 pub(crate) enum Command {
-    Submit(Vec<Submission>, Arc<Outlet>),
+    Submit(Vec<Submission>, Arc<OutputCollector>),
     Abort(Vec<SequenceId>),
     Fault(Fault),
     Control(Control, Option<oneshot::Sender<bool>>),

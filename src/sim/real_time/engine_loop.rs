@@ -5,7 +5,7 @@
 //! makes it fire up to half a millisecond early or late, so that gaps between tokens are right on average. If the whole
 //! process was suspended for more than [`MAX_LAG`], the clock is set back instead of running the missed steps in a burst.
 //!
-//! Requests, aborts and faults come in through an inbox that is emptied between steps; tokens leave through the outlet of
+//! Requests, aborts and faults come in through an inbox that is emptied between steps; tokens leave through the collector of
 //! each request.
 
 use std::collections::HashMap;
@@ -16,7 +16,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::command::{Command, Control, Submission};
-use super::outlet::{Broken, Outlet};
+use super::output_collector::{Broken, OutputCollector};
 use super::state::ServerState;
 use crate::engine::{Pause, Request, SequenceId};
 use crate::http::wire::Finish;
@@ -34,7 +34,7 @@ const MAX_LAG: Duration = Duration::from_millis(250);
 /// A sequence that is under way, and what the statistics need of it.
 #[derive(Debug)]
 struct TrackedSequence {
-    outlet: Arc<Outlet>,
+    collector: Arc<OutputCollector>,
     choice: usize,
     finish: Finish,
     prompt: u32,
@@ -169,7 +169,7 @@ impl EngineLoop {
 
     fn execute(&mut self, command: Command) {
         match command {
-            Command::Submit(submissions, outlet) => self.submit(submissions, &outlet),
+            Command::Submit(submissions, collector) => self.submit(submissions, &collector),
             Command::Abort(ids) => {
                 for id in ids {
                     self.server.abort(id);
@@ -240,13 +240,13 @@ impl EngineLoop {
 
     fn end_aborted(&mut self, id: SequenceId) {
         if let Some(tracked) = self.tracked.get(&id) {
-            tracked.outlet.end(tracked.choice, Finish::Abort);
-            tracked.outlet.wake();
+            tracked.collector.end(tracked.choice, Finish::Abort);
+            tracked.collector.wake();
         }
         self.forget(id, Ended::Abort, None);
     }
 
-    fn submit(&mut self, submissions: Vec<Submission>, outlet: &Arc<Outlet>) {
+    fn submit(&mut self, submissions: Vec<Submission>, collector: &Arc<OutputCollector>) {
         let now = self.virtual_now();
         let mut requests = Vec::with_capacity(submissions.len());
         for (choice, submission) in submissions.into_iter().enumerate() {
@@ -254,7 +254,7 @@ impl EngineLoop {
             self.tracked.insert(
                 request.id,
                 TrackedSequence {
-                    outlet: Arc::clone(outlet),
+                    collector: Arc::clone(collector),
                     choice,
                     finish,
                     prompt: request.prompt_tokens,
@@ -285,7 +285,7 @@ impl EngineLoop {
                 tracked.preempted += u32::from(admitted.resumed);
                 if !admitted.resumed {
                     tracked.cached = admitted.cached_tokens;
-                    tracked.outlet.admit(tracked.choice, admitted.cached_tokens);
+                    tracked.collector.admit(tracked.choice, admitted.cached_tokens);
                 }
             }
         }
@@ -301,7 +301,7 @@ impl EngineLoop {
                 stats.next_token(end.ended.saturating_sub(tracked.last));
             }
             tracked.last = end.ended;
-            tracked.outlet.push(tracked.choice, token.last.then_some(tracked.finish));
+            tracked.collector.push(tracked.choice, token.last.then_some(tracked.finish));
             if token.last {
                 finished.push(token.id);
             }
@@ -309,7 +309,7 @@ impl EngineLoop {
         drop(stats);
         for token in &end.emitted {
             if let Some(tracked) = self.tracked.get(&token.id) {
-                tracked.outlet.wake();
+                tracked.collector.wake();
             }
         }
         for id in finished {
@@ -343,7 +343,7 @@ impl EngineLoop {
             Finished { ended, prompt, generated, max_tokens, n, cached, preempted, arrived, scheduled, first, now };
         self.shared.stats.lock().finish(&finished);
         if let Some(broken) = broken {
-            tracked.outlet.fail(broken);
+            tracked.collector.fail(broken);
         }
     }
 

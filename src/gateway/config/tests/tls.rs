@@ -48,8 +48,8 @@ fn every_problem_with_the_files_has_its_path() {
         &read("certificate = \"no.pem\"\nkey = \"server.pem\"\nclient_ca = \"server.key\"\n"),
         &[
             ("server.tls.certificate", "no.pem: No such file"),
-            ("server.tls.key", "no private key in PEM form"),
-            ("server.tls.client_ca", "no certificate in PEM form"),
+            ("server.tls.key", "no private key in PEM format"),
+            ("server.tls.client_ca", "no certificate in PEM format"),
         ],
     );
     are(
@@ -91,7 +91,7 @@ fn with_table(text: &str, table: &str) -> String {
 fn a_backend_is_connected_to_as_its_own_table_says_or_that_of_its_pool() {
     let (folder, _) = folder();
     let folder = folder.path();
-    Issued::by_itself(&["x"]).write(folder, "other");
+    Issued::self_signed(&["x"]).write(folder, "other");
     let pools = |lines: [&str; 3]| {
         format!(
             "[[pool]]\nname = \"p\"\n{}\n[[pool.backend]]\nname = \"a\"\nurl = \"https://gpu0:1\"\n{}\n\

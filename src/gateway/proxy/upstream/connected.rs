@@ -1,7 +1,7 @@
-//! A connection to an engine that was established or taken from the idle ones.
+//! A new or reused connection to an engine.
 //!
-//! Carries what its exchange needs: the peer, by which pingora files idle connections, and whether it was reused, which
-//! decides what a failure means (see `flow::exchange`).
+//! It also holds the peer, which is the key of pingora's pool of idle connections, and whether it was reused, which decides
+//! how a failure is handled (see `flow::exchange`).
 
 use std::sync::Arc;
 

@@ -1,11 +1,12 @@
 //! One request and its response on one of pingora's connections.
 //!
-//! Sending: nearly every request fits the socket at once. While one does not, the connection is read as well, because an
-//! engine may respond before it has read the whole body (401, 413) and then close or stop reading. After a response other
-//! than a success the rest is not sent (RFC 9112, 9.5); with a success it still is. A connection on which a request was
-//! not sent to its end is not used again. A backend that takes no byte for `timeouts.send` is given up.
-//! Receiving: everything that has arrived is taken at once and nothing is waited for. The read buffer is as large as
-//! what came last, from [`READ_MIN`] to [`READ_MAX`]: 5,000 streams that wait for one token each hold little.
+//! Sending: nearly every request fits into the socket buffer at once. Otherwise the connection is read while the rest is sent,
+//! because an engine may respond before it has read the whole body (401, 413) and then close or stop reading. After an error
+//! response the rest is not sent (RFC 9112, 9.5); after a success it is. A connection on which a request was not sent
+//! completely is not reused. If the backend accepts no byte for `timeouts.send`, the attempt fails.
+//!
+//! Receiving: a read takes all bytes that have arrived and waits for no more. The size of the read buffer adapts to the last
+//! read, from [`READ_MIN`] to [`READ_MAX`], so that 5,000 streams that each wait for a token use little memory.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -28,33 +29,33 @@ use super::wire::{Framing, WireError, take_head};
 use crate::flow::{Exchange, ExchangeError, ResponseHead, UpstreamRequest};
 use crate::pool::Address;
 
-/// The least that is read at once: more than any event of one token.
+/// Smallest size of a read; larger than any event of one token.
 const READ_MIN: usize = 1 << 10;
-/// The most that is read at once.
+/// Largest size of a read.
 const READ_MAX: usize = 64 << 10;
-/// Interim responses (100 Continue and the like) before one response: engines send at most one; a read that never waits
-/// would also keep every timer of its task from being looked at.
+/// Interim responses (such as 100 Continue) before one response. Engines send at most one. Without a limit, an endless
+/// sequence of them would keep the task busy, so that its timers never fire.
 const INTERIM_MAX: u32 = 64;
-/// The most that is gathered into one write to the client.
+/// The most bytes that are gathered into one write to the client.
 const COALESCE_MAX: usize = 256 << 10;
 
 /// How far the request was sent.
 enum Sending {
-    /// To its end.
+    /// Completely.
     Done,
-    /// This is left.
+    /// Partly; this is the rest.
     Rest(Box<Outgoing>),
-    /// Not to its end, and the rest will not be sent.
+    /// Partly, and the rest will not be sent.
     BrokenOff,
 }
 
 /// What happens first while a request is being sent.
 enum SendEvent {
-    /// The request was sent to its end, or the connection takes no more of it.
+    /// The request was sent completely, or the connection failed.
     Sent(Sending),
     /// This much of a response was read; 0 at the end of the connection.
     Read(std::io::Result<usize>),
-    /// The pause may have lasted too long.
+    /// The limit on the pause may have expired.
     Timer,
 }
 
@@ -66,16 +67,16 @@ pub struct EngineExchange {
     reused: bool,
     connect_time: Duration,
     sending: Sending,
-    /// Read and not yet understood.
+    /// Bytes that were read and not yet parsed.
     input: BytesMut,
     read_size: usize,
     framing: Framing,
-    /// Takes the body out of a coding that was not asked for.
+    /// Decompresses the body, if the engine compressed it although it was not asked to.
     gunzip: Option<Box<Gunzip>>,
     keepalive: bool,
     /// Interim responses so far.
     interim: u32,
-    /// The connection has ended, or broke; said once what was read before has been passed on.
+    /// The connection has ended or failed. The error is returned after the bytes that were read before.
     ended: Option<ExchangeError>,
 }
 
@@ -99,8 +100,8 @@ impl EngineExchange {
         }
     }
 
-    /// Sends the request, to its end or until the engine responds. A connection that breaks is no error here: the engine
-    /// may have responded before it closed.
+    /// Sends the request until it is complete or the engine responds. A failing connection is not an error yet, because the
+    /// engine may have responded before it closed.
     pub(super) async fn write(
         &mut self,
         to: &Address,
@@ -114,12 +115,12 @@ impl EngineExchange {
                 self.sending = Sending::after(sent);
                 Ok(())
             }
-            // Boxed: only a body that the socket does not take at once pays for it.
+            // Boxed, so that the common case, a body that is sent at once, needs no room for this state.
             Poll::Pending => Box::pin(self.write_and_read(Box::new(outgoing), pause)).await,
         }
     }
 
-    /// Sends the rest of a request and reads at the same time; returns at the first bytes of a response.
+    /// Sends the rest of a request and reads at the same time. Returns at the first bytes of a response.
     async fn write_and_read(&mut self, mut outgoing: Box<Outgoing>, pause: Duration) -> Result<(), ExchangeError> {
         let (mut sent, mut taken_at) = (outgoing.sent(), Instant::now());
         let mut timer = pin!(sleep_until(taken_at + pause));
@@ -148,7 +149,7 @@ impl EngineExchange {
                     self.sending = Sending::Rest(outgoing);
                     return Ok(());
                 }
-                // What this means is decided where the response should be: the connection may be a stale one.
+                // `head` decides what this means: the connection may be stale.
                 SendEvent::Read(_) => return Ok(()),
                 SendEvent::Timer if taken_at + pause <= Instant::now() => return Err(ExchangeError::NotTaken),
                 SendEvent::Timer => timer.as_mut().reset(taken_at + pause),
@@ -159,7 +160,7 @@ impl EngineExchange {
     /// Waits for bytes; false at the end of the connection.
     async fn fill(&mut self) -> Result<bool, ExchangeError> {
         if self.input.is_empty() && self.input.capacity() > READ_MAX {
-            // A buffer that a burst has blown up is let go.
+            // Frees a buffer that has grown in a burst.
             self.input = BytesMut::new();
         }
         self.input.reserve(self.read_size);
@@ -177,7 +178,7 @@ impl EngineExchange {
         }
     }
 
-    /// Takes bytes that are there already; false when there are none, or no more will come.
+    /// Reads bytes that have already arrived. False: there are none.
     async fn fill_ready(&mut self) -> bool {
         self.input.reserve(self.read_size);
         let (stream, input) = (&mut self.stream, &mut self.input);
@@ -205,7 +206,7 @@ impl EngineExchange {
         }
     }
 
-    /// The next read is as large as this one made use of.
+    /// Adapts the size of the next read to what this one returned.
     fn adapt(&mut self, count: usize) {
         self.read_size = if count >= self.read_size {
             (self.read_size * 4).min(READ_MAX)
@@ -214,7 +215,7 @@ impl EngineExchange {
         };
     }
 
-    /// The last read took all there was room for: there may be more.
+    /// Whether the last read filled its buffer, so that more bytes may have arrived.
     fn may_have_more(&self) -> bool {
         self.input.capacity() == self.input.len()
     }
@@ -227,12 +228,12 @@ impl EngineExchange {
         gunzip.decode(into, COALESCE_MAX).map_err(malformed)
     }
 
-    /// The body was read and decoded to its end.
+    /// Whether the body was read and decoded completely.
     fn is_done(&self) -> bool {
         self.framing == Framing::Done && self.gunzip.as_ref().is_none_or(|gunzip| gunzip.is_drained())
     }
 
-    /// The connection has ended where the framing did not expect it, or just there.
+    /// Handles the end of the connection: the regular end of a body without a length, or the error `broken`.
     fn connection_ended(&mut self, broken: ExchangeError) -> Result<bool, ExchangeError> {
         match self.framing {
             Framing::UntilClose => {
@@ -249,7 +250,7 @@ impl Sending {
         if sent.is_ok() { Self::Done } else { Self::BrokenOff }
     }
 
-    /// Sends more of the rest, if there is one and the socket takes it.
+    /// Sends more of the rest, if there is one and the socket accepts it.
     fn poll_rest(&mut self, cx: &mut Context<'_>, stream: &mut Stream) {
         if let Self::Rest(outgoing) = self
             && let Poll::Ready(sent) = outgoing.poll_send(cx, stream)
@@ -258,7 +259,7 @@ impl Sending {
         }
     }
 
-    /// Sends no more.
+    /// Stops sending.
     fn break_off(&mut self) {
         if !matches!(self, Self::Done) {
             *self = Self::BrokenOff;
@@ -285,7 +286,7 @@ impl Exchange for EngineExchange {
                 if head.status == http::StatusCode::SWITCHING_PROTOCOLS {
                     return Err(ExchangeError::Malformed("the engine switched protocols".to_owned()));
                 }
-                // 100 Continue and the like are between the engine and us.
+                // Interim responses are not forwarded.
                 if !head.status.is_informational() {
                     (self.framing, self.keepalive) = (head.framing, head.keepalive);
                     if !head.status.is_success() {
@@ -309,7 +310,7 @@ impl Exchange for EngineExchange {
                 Ok(false) => ExchangeError::Closed("connection ended before a response".to_owned()),
                 Err(error) => error,
             };
-            // Only a connection that ends without a byte may be a stale one.
+            // A connection is stale only if it ends without a single byte.
             let silent = self.input.is_empty() && self.interim == 0;
             return Err(if silent { ended } else { ExchangeError::Malformed(ended.to_string()) });
         }
@@ -335,11 +336,11 @@ impl Exchange for EngineExchange {
             && self.may_have_more()
             && self.fill_ready().await
         {
-            // What was gathered before a broken chunk still goes to the client; the next call says what is wrong.
+            // Bytes before a malformed chunk are still forwarded; the next call returns the error.
             if let Err(broken) = self.decode(into) {
                 self.ended = Some(broken);
                 self.framing = Framing::Length(u64::MAX);
-                // Nothing behind it can be understood.
+                // Nothing after it can be parsed.
                 self.input.clear();
             }
         }

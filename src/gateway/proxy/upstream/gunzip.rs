@@ -1,11 +1,11 @@
-//! Takes a stream of events out of gzip.
+//! Decompresses event streams that arrive with gzip.
 //!
-//! Engines are asked for uncompressed responses. One that compresses all the same (a proxy in front of it, as a rule)
-//! would send what can neither be metered nor have injected usage taken out, to a client that did not ask for it either.
-//! Only streams of events are decoded, and only gzip; all else is passed on as it is.
+//! Engines are asked for uncompressed responses, but a proxy in front of an engine may compress all the same. A compressed
+//! stream cannot be metered, its usage event cannot be removed, and the client did not ask for compression. Only event
+//! streams with gzip are decompressed; everything else is forwarded as it is.
 //!
-//! Bounds: what is decoded at once is given by the caller, so that a few bytes cannot become many; what is not decoded yet
-//! is no more than was read.
+//! Bounds: the caller limits the size of the output per call, so a few bytes cannot expand without limit. The undecoded input is
+//! at most what was read.
 
 use bytes::{Buf, BytesMut};
 use flate2::{Decompress, FlushDecompress, Status};
@@ -22,7 +22,7 @@ pub(super) struct Gunzip {
     inflate: Decompress,
     /// Received and not yet decoded.
     pub(super) coded: BytesMut,
-    /// The last step filled its buffer: more may come out without more going in.
+    /// The last step filled its buffer, so there may be more output without more input.
     full: bool,
 }
 
@@ -31,12 +31,12 @@ impl Gunzip {
         Self { inflate: Decompress::new_gzip(WINDOW_BITS), coded: BytesMut::new(), full: false }
     }
 
-    /// Whether everything that was received has been decoded.
+    /// Whether all received bytes have been decoded.
     pub(super) fn is_drained(&self) -> bool {
         self.coded.is_empty() && !self.full
     }
 
-    /// Appends to `out` what can be decoded, until `out` has `most` bytes or a step more.
+    /// Decodes into `out`, until it has about `most` bytes (at most one step more).
     pub(super) fn decode(&mut self, out: &mut BytesMut, most: usize) -> Result<(), WireError> {
         let mut step = [0; STEP];
         while !self.is_drained() && out.len() < most {
@@ -49,7 +49,7 @@ impl Gunzip {
             out.extend_from_slice(&step[..made]);
             self.full = made == STEP;
             if status == Status::StreamEnd {
-                // Nothing behind the end belongs to the response.
+                // Bytes after the end of the gzip stream are ignored.
                 self.full = false;
                 self.coded.clear();
             } else if taken == 0 && made == 0 && !self.coded.is_empty() {

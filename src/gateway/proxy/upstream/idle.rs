@@ -1,9 +1,10 @@
-//! Idle connections to engines, kept for the next request.
+//! Idle connections to engines.
 //!
-//! Which connections are kept, and which is given up when there are too many, is left to pingora's pool. The task that
-//! watches an idle connection owns it and hands it over to the request that wants it. Why not pingora's connector for this
-//! too: there the pool and the task share the connection, and the task unlocks it before it lets go of it. A request that comes
-//! between the two finds the connection in use, loses it and opens another one: on two busy cores one request in four.
+//! pingora's pool decides which connections are kept. Each idle connection is owned by a task that watches it, and is sent to
+//! the request that takes it. Why not pingora's connector, which does the same: there the pool and the task share the
+//! connection through a lock and a reference count. The task releases the lock before its reference. A request that takes the
+//! connection in between fails to get sole ownership, drops it and opens a new one. On two busy cores that happened to one
+//! request in four.
 //!
 //! Bounds: [`IDLE_MAX`] connections in all, each for [`limits::UPSTREAM_IDLE`].
 
@@ -31,11 +32,11 @@ impl IdleConnections {
         Self(Arc::new(ConnectionPool::new(IDLE_MAX)))
     }
 
-    /// A connection to `peer` that is open.
+    /// Takes an open connection to `peer`.
     pub(super) async fn take(&self, peer: &HttpPeer) -> Option<Stream> {
         let key = peer.reuse_hash();
         loop {
-            // An error: it has just been closed. There may be another one.
+            // On error this connection has just been closed; try the next one.
             let Ok(mut stream) = self.0.get(&key)?.await else { continue };
             if peer.matches_fd(stream.id()) && is_quiet(&mut stream) {
                 return Some(stream);
@@ -43,7 +44,7 @@ impl IdleConnections {
         }
     }
 
-    /// Keeps a connection to `peer` on which no response is outstanding.
+    /// Keeps a connection to `peer` that has no response outstanding.
     pub(super) fn keep(&self, mut stream: Stream, peer: &HttpPeer) {
         let meta = ConnectionMeta::new(peer.reuse_hash(), stream.id());
         let (hand_over, taken) = oneshot::channel();
@@ -54,18 +55,18 @@ impl IdleConnections {
             tokio::select! {
                 biased;
                 Ok(_) = wanted => {
-                    // An error: the request ended before it got the connection, which is closed then.
+                    // On error the request ended before it received the connection, which is then closed.
                     let _ = hand_over.send(stream);
                 }
                 () = evicted.notified() => {}
-                // The engine closed it or sent what was not asked for, or it was idle for too long.
+                // The engine closed it or sent unexpected bytes, or it was idle for too long.
                 _ = timeout(limits::UPSTREAM_IDLE, stream.read(&mut byte)) => pool.pop_closed(&meta),
             }
         });
     }
 }
 
-/// Whether a connection is open and nothing has arrived on it.
+/// Whether a connection is open and no bytes have arrived on it.
 fn is_quiet(stream: &mut Stream) -> bool {
     let mut byte = [0];
     let mut context = Context::from_waker(Waker::noop());
@@ -79,7 +80,7 @@ mod tests {
 
     use super::*;
 
-    /// A connection as pingora makes it, its peer, and the engine's side.
+    /// A connection opened by pingora, its peer, and the engine's end of it.
     async fn connected(listener: &TcpListener) -> (Stream, HttpPeer, TcpStream) {
         let peer = HttpPeer::new(listener.local_addr().unwrap(), false, String::new());
         let stream = pingora::connectors::TransportConnector::new(None).new_stream(&peer).await.unwrap();

@@ -1,9 +1,10 @@
 //! Connections to engines: pingora's connector and its pool behind the [`Upstream`] trait.
 //!
-//! Idle connections are kept at most [`limits::UPSTREAM_IDLE`] (vLLM closes its side at 5 s), and one is used again only if
-//! it is still open (`idle.rs`).
-//! An engine with an `https` URL is spoken to inside TLS, for which the connection has the same time once more.
-//! Names are resolved when first needed and again after [`RESOLVE_AGAIN`]; addresses are used as they are.
+//! Idle connections are kept for at most [`limits::UPSTREAM_IDLE`], because vLLM closes them after 5 s. A connection is reused only
+//! if it is still open (`idle.rs`).
+//!
+//! For an `https` URL, the connect timeout applies to the TCP connection and once more to the TLS handshake. Host names are
+//! resolved when first needed and again after [`RESOLVE_AGAIN`].
 //!
 //! Bounds: [`PEERS_MAX`] entries in the peer table.
 
@@ -38,7 +39,7 @@ use crate::tls::ClientTls;
 
 /// How long a resolved name is used.
 const RESOLVE_AGAIN: Duration = Duration::from_secs(10);
-/// Peers remembered at most: every backend of a configuration, a few times over for reloads.
+/// Entries of the peer table: all backends of a configuration, and those of a few earlier ones.
 const PEERS_MAX: usize = 4 * limits::MAX_BACKENDS;
 
 /// Connections to all engines.
@@ -70,7 +71,7 @@ impl UpstreamConnector {
         engines
     }
 
-    /// Changes the timeouts of connections and requests from now on.
+    /// Changes the timeouts of future connections and requests.
     pub fn set_timeouts(&self, timeouts: &Timeouts) {
         let ms = |timeout: Duration| u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
         self.send_timeout_ms.store(ms(timeouts.send), Ordering::Relaxed);
@@ -154,7 +155,7 @@ impl Upstream for UpstreamConnector {
         connection: Connection,
     ) -> Result<EngineExchange, ExchangeError> {
         let begun = Instant::now();
-        // Boxed: the state of connecting, over 2 KB, is freed when it ends and not kept for the whole response.
+        // Boxed, so that the state of connecting (over 2 KB) is freed when it ends and not with the response.
         let connected = Box::pin(self.connect(to, connection)).await?;
         let mut exchange = EngineExchange::new(connected, Arc::clone(&self.idle), begun.elapsed());
         let pause = Duration::from_millis(self.send_timeout_ms.load(Ordering::Relaxed));

@@ -1,9 +1,8 @@
-//! A request on its way to an engine: its head and its body, as far as the socket has not taken them.
+//! The part of a request that is still to be sent to an engine.
 //!
-//! Head and body leave in as few writes as the socket takes: pieces of up to [`INLINE_BODY`] at the front of the body are
-//! copied behind the head, so that a usual request is one write; a longer prompt goes out from where it was received.
-//! It can be sent bit by bit, whenever the socket has room, so that the response can be read meanwhile.
-//! Nothing is allocated but the buffer of the head.
+//! Pieces of up to [`INLINE_BODY`] at the front of the body are copied behind the head, so a usual request is one write. A
+//! longer prompt is sent from the buffer in which it was received. Sending can be interrupted whenever the socket is full, so
+//! that the response can be read in between. Only the buffer of the head is allocated.
 
 use std::io;
 use std::pin::Pin;
@@ -17,13 +16,13 @@ use tokio::io::AsyncWrite;
 use crate::flow::UpstreamRequest;
 use crate::pool::Address;
 
-/// Pieces of a body up to this size are copied behind what goes before them, so that both are one write.
+/// Pieces of a body up to this size are copied behind the head.
 const INLINE_BODY: usize = 64 << 10;
 
-/// What is left to send of a request.
+/// A request that is being sent.
 #[derive(Debug)]
 pub(super) struct Outgoing {
-    /// The head, and the front of the body behind it.
+    /// The head, followed by the front of the body.
     gathered: BytesMut,
     /// The rest of the body.
     pieces: SmallVec<[Bytes; 5]>,
@@ -43,12 +42,12 @@ impl Outgoing {
         Self { gathered, pieces: pieces[inline..].iter().cloned().collect(), next: 0, sent: 0 }
     }
 
-    /// Bytes that the socket has taken.
+    /// Bytes that the socket has accepted.
     pub(super) fn sent(&self) -> u64 {
         self.sent
     }
 
-    /// Sends until everything has left, which is `Ready`, or the socket takes no more.
+    /// Sends until everything is sent (`Ready`) or the socket is full (`Pending`).
     pub(super) fn poll_send(&mut self, cx: &mut Context<'_>, stream: &mut Stream) -> Poll<io::Result<()>> {
         while let Some(front) = self.front() {
             let count = ready!(Pin::new(&mut *stream).poll_write(cx, front))?;
@@ -78,10 +77,9 @@ impl Outgoing {
     }
 }
 
-/// The head as it goes over the wire. Values come from parsed headers and from the configuration, so they hold no line
-/// ends.
+/// Writes the head. Values come from parsed headers and from the configuration, so they contain no line breaks.
 ///
-/// `identity`: a compressed stream could neither be metered nor have an event taken out.
+/// `Accept-Encoding: identity`, because a compressed stream can neither be metered nor have its usage event removed.
 fn request_head(to: &Address, request: &UpstreamRequest) -> BytesMut {
     let inline = if request.body.len() <= INLINE_BODY { request.body.len() } else { 0 };
     let mut head = BytesMut::with_capacity(512 + request.path.len() + inline);

@@ -1,7 +1,7 @@
-//! A connection to an engine inside TLS, in the form that pingora keeps idle connections in.
+//! A TLS connection to an engine, as a stream for pingora's pool.
 //!
-//! pingora opens the connection; TLS is put on it here; and it goes into the same pool as plain ones, filed under a digest
-//! of CA, name and certificate (`HttpPeer::group_key`), so that a connection is reused only where it would be opened alike.
+//! pingora opens the TCP connection, and TLS is added here. The connection goes into the same pool as plain ones. Its key
+//! includes a digest of CA, name and certificate (`HttpPeer::group_key`), so it is reused only with the same TLS settings.
 
 use std::io;
 use std::pin::Pin;
@@ -49,7 +49,7 @@ impl AsyncWrite for SecureStream {
 #[async_trait]
 impl Shutdown for SecureStream {
     async fn shutdown(&mut self) {
-        // The engine may have closed already; then the error does not matter.
+        // An error means that the engine has already closed the connection.
         let _ = AsyncWriteExt::shutdown(self).await;
     }
 }

@@ -1,12 +1,12 @@
-//! HTTP/1.1 responses, read from bytes: the head, and the body out of its framing.
+//! Parses HTTP/1.1 responses: the head, and the framing of the body.
 //!
-//! Pure functions of bytes, so that any split and any garbage can be tried in memory. Why not pingora's own
-//! session: it keeps a 64 KiB buffer for every open response (5,000 open streams are what a gateway is for) and sends
-//! head and body apart. Connections, their pool and their checks are still pingora's.
+//! These are pure functions of bytes, so that any split and any malformed input can be tested in memory. Why not pingora's own
+//! session: it keeps a 64 KiB buffer for every open response, of which there may be 5,000, and sends head and body of a
+//! request in separate writes. Connections and their pool are still pingora's.
 //!
-//! Framing (RFC 9112, 6.3): 1xx, 204 and 304 have no body; `chunked` last in `Transfer-Encoding`; else one
-//! `Content-Length`; else until the connection closes. A response with both, with several different lengths or with an
-//! unknown coding is refused: it can only be misread.
+//! Framing (RFC 9112, 6.3): 1xx, 204 and 304 have no body. Otherwise the body is `chunked`, or has a `Content-Length`, or ends
+//! with the connection. A response with both, with several different lengths or with an unknown coding is an error, because
+//! its end is ambiguous.
 //! Bounds: [`HEAD_MAX`] bytes and [`HEADERS_MAX`] lines of head, [`LINE_MAX`] bytes of a chunk's size line,
 //! [`TRAILER_MAX`] bytes of trailers (which are dropped).
 
@@ -18,7 +18,7 @@ use http::{HeaderMap, StatusCode};
 pub(super) const HEAD_MAX: usize = 64 << 10;
 /// Headers of a response.
 const HEADERS_MAX: usize = 128;
-/// Bytes of the line that says how long a chunk is, extensions included.
+/// Bytes of the line with the size of a chunk, including extensions.
 const LINE_MAX: usize = 1_024;
 /// Bytes of trailers.
 const TRAILER_MAX: usize = 16 << 10;
@@ -42,17 +42,17 @@ pub(super) enum WireError {
     Gzip,
 }
 
-/// A head that has been read.
+/// A parsed head.
 #[derive(Debug)]
 pub(super) struct ParsedHead {
     pub(super) status: StatusCode,
     pub(super) headers: HeaderMap,
     pub(super) framing: Framing,
-    /// The connection may serve another request afterwards.
+    /// Whether the connection can be reused afterwards.
     pub(super) keepalive: bool,
 }
 
-/// Takes a head off the front of `input`; `None` while it is incomplete.
+/// Parses a head at the front of `input` and removes it. `None`: it is incomplete.
 pub(super) fn take_head(input: &mut BytesMut) -> Result<Option<ParsedHead>, WireError> {
     let mut lines = [httparse::EMPTY_HEADER; HEADERS_MAX];
     let mut parsed = httparse::Response::new(&mut lines);
@@ -66,8 +66,8 @@ pub(super) fn take_head(input: &mut BytesMut) -> Result<Option<ParsedHead>, Wire
     let status = parsed.code.and_then(|code| StatusCode::from_u16(code).ok());
     let status = status.ok_or(WireError::NotHttp(httparse::Error::Status))?;
     let first_version = parsed.version == Some(0);
-    // Room for what is added on the way to the client. Values are copied: as slices they would keep the whole read buffer
-    // for as long as the response lasts.
+    // With room for headers that are added for the client. Values are copied, because slices would keep the whole read buffer
+    // alive until the response ends.
     let mut headers = HeaderMap::with_capacity(parsed.headers.len() + 6);
     for line in parsed.headers.iter() {
         let name = HeaderName::from_bytes(line.name.as_bytes());
@@ -94,15 +94,15 @@ fn keeps_alive(first_version: bool, headers: &HeaderMap) -> bool {
 pub(super) enum Framing {
     /// This many bytes are left.
     Length(u64),
-    /// Chunks.
+    /// Chunks, and the position in them.
     Chunked(Chunk),
-    /// Everything until the connection closes.
+    /// Until the connection closes.
     UntilClose,
     /// Nothing is left.
     Done,
 }
 
-/// Where in the chunks the next byte stands.
+/// Position of the next byte in a chunked body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Chunk {
     /// At a size line.
@@ -141,8 +141,8 @@ impl Framing {
         }
     }
 
-    /// Moves what can be moved of the body from `input` to `out`. Stops when more input is needed or at
-    /// [`Framing::Done`]; what follows the body stays in `input`.
+    /// Moves the body from `input` to `out` until more input is needed or the body ends ([`Framing::Done`]). Bytes after the
+    /// body stay in `input`.
     pub(super) fn decode(&mut self, input: &mut BytesMut, out: &mut BytesMut) -> Result<(), WireError> {
         loop {
             match self {
@@ -220,7 +220,7 @@ impl Chunk {
     }
 }
 
-/// Moves at most `most` bytes; returns how many.
+/// Moves at most `most` bytes and returns their number.
 fn pass(input: &mut BytesMut, out: &mut BytesMut, most: u64) -> u64 {
     let count = input.len().min(usize::try_from(most).unwrap_or(usize::MAX));
     out.extend_from_slice(&input[..count]);
@@ -228,7 +228,7 @@ fn pass(input: &mut BytesMut, out: &mut BytesMut, most: u64) -> u64 {
     count as u64
 }
 
-/// The size in a line without its `\n`: hexadecimal digits, then nothing, blanks or an extension.
+/// Parses a size line without its `\n`: hexadecimal digits, then nothing, blanks or an extension.
 fn chunk_size(line: &[u8]) -> Option<u64> {
     let line = line.strip_suffix(b"\r").unwrap_or(line);
     let digits = line.iter().take_while(|byte| byte.is_ascii_hexdigit()).count();

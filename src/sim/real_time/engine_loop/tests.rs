@@ -12,19 +12,19 @@ fn start() -> (Arc<ServerState>, tokio::task::JoinHandle<()>) {
     (shared, engine_loop)
 }
 
-fn submit(shared: &ServerState, output_tokens: u32) -> Arc<Outlet> {
-    let outlet = Arc::new(Outlet::new(1, 1));
+fn submit(shared: &ServerState, output_tokens: u32) -> Arc<OutputCollector> {
+    let collector = Arc::new(OutputCollector::new(1, 1));
     let request = Request { id: 1, prompt_tokens: 16, output_tokens, adapter: None, ..Request::default() };
     *shared.concurrency.lock() = ConcurrencyLimit { in_flight: 1, prefill_tokens: 16 };
     let submission = Submission { request, finish: Finish::Length, max_tokens: output_tokens, n: 1 };
-    shared.send(Command::Submit(vec![submission], Arc::clone(&outlet)));
-    outlet
+    shared.send(Command::Submit(vec![submission], Arc::clone(&collector)));
+    collector
 }
 
-async fn tokens(outlet: &Outlet, wanted: u32) {
+async fn tokens(collector: &OutputCollector, wanted: u32) {
     let (mut seen, mut news) = (0, Vec::new());
     while seen < wanted {
-        std::future::poll_fn(|cx| outlet.poll_take(cx, &mut news)).await.unwrap();
+        std::future::poll_fn(|cx| collector.poll_take(cx, &mut news)).await.unwrap();
         seen += news[0].tokens;
     }
 }
@@ -32,10 +32,10 @@ async fn tokens(outlet: &Outlet, wanted: u32) {
 #[tokio::test(start_paused = true)]
 async fn tokens_come_at_the_pace_of_the_gpu() {
     let (shared, _engine_loop) = start();
-    let outlet = submit(&shared, 1001);
-    tokens(&outlet, 1).await;
+    let collector = submit(&shared, 1001);
+    tokens(&collector, 1).await;
     let first = Instant::now();
-    tokens(&outlet, 1000).await;
+    tokens(&collector, 1000).await;
     let pace = first.elapsed().as_secs_f64();
     assert!((4.7..5.0).contains(&pace), "ms per token: {pace}");
 }
@@ -46,11 +46,11 @@ async fn a_minute_of_hanging_costs_no_time_afterwards() {
     shared.fault(Fault::Hang);
     tokio::task::yield_now().await;
     tokio::time::advance(Duration::from_secs(60)).await;
-    let outlet = submit(&shared, 2);
+    let collector = submit(&shared, 2);
     tokio::task::yield_now().await;
     let resumed = Instant::now();
     shared.fault(Fault::None);
-    tokens(&outlet, 2).await;
+    tokens(&collector, 2).await;
     assert!(resumed.elapsed() < Duration::from_millis(100), "{:?}", resumed.elapsed());
     assert_eq!(shared.concurrency.lock().in_flight, 0);
 }
@@ -58,19 +58,19 @@ async fn a_minute_of_hanging_costs_no_time_afterwards() {
 #[tokio::test(start_paused = true)]
 async fn a_pause_of_the_process_is_not_made_up_for_in_a_burst() {
     let (shared, _engine_loop) = start();
-    let outlet = submit(&shared, 1000);
-    tokens(&outlet, 1).await;
+    let collector = submit(&shared, 1000);
+    tokens(&collector, 1).await;
     tokio::time::advance(Duration::from_secs(3)).await;
     let after = Instant::now();
-    tokens(&outlet, 900).await;
+    tokens(&collector, 900).await;
     assert!(after.elapsed() > Duration::from_secs(4), "{:?}", after.elapsed());
 }
 
 #[tokio::test(start_paused = true)]
 async fn aborts_during_a_hang_are_counted() {
     let (shared, _engine_loop) = start();
-    let outlet = submit(&shared, 1000);
-    tokens(&outlet, 2).await;
+    let collector = submit(&shared, 1000);
+    tokens(&collector, 2).await;
     shared.fault(Fault::Hang);
     shared.send(Command::Abort(vec![1]));
     tokio::time::sleep(Duration::from_secs(5)).await;
@@ -81,14 +81,14 @@ async fn aborts_during_a_hang_are_counted() {
 #[tokio::test(start_paused = true)]
 async fn a_stall_ends_when_all_faults_do() {
     let (shared, _engine_loop) = start();
-    let outlet = submit(&shared, 1000);
-    tokens(&outlet, 2).await;
+    let collector = submit(&shared, 1000);
+    tokens(&collector, 2).await;
     for _ in 0..2 {
         shared.fault(Fault::Stall(Duration::from_secs(3_600)));
     }
     tokio::time::sleep(Duration::from_secs(1)).await;
     shared.fault(Fault::None);
     let after = Instant::now();
-    tokens(&outlet, 100).await;
+    tokens(&collector, 100).await;
     assert!(after.elapsed() < Duration::from_secs(2), "{:?}", after.elapsed());
 }

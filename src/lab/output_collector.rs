@@ -1,7 +1,8 @@
-//! Passes the progress of one sequence from its engine to the exchange that streams it.
+//! Passes the progress of one sequence from its engine to the exchange that streams the response.
 //!
-//! Tokens that the exchange has not taken yet are added up, as vLLM does for a slow reader, so memory does not grow. With
-//! `--stream-interval` n, tokens become visible n at a time; the first and the last at once.
+//! Tokens that the exchange has not taken yet are counted, not queued, as vLLM's output collector merges outputs for a slow
+//! client. So memory does not grow. With `--stream-interval` n, tokens are delivered n at a time; the first and the last are
+//! delivered at once.
 
 use std::task::{Context, Poll, Waker};
 
@@ -29,12 +30,12 @@ struct State {
 
 /// See the header of this file.
 #[derive(Debug)]
-pub(crate) struct Outlet {
+pub(crate) struct OutputCollector {
     state: Mutex<State>,
     interval: u32,
 }
 
-impl Outlet {
+impl OutputCollector {
     pub(crate) fn new(interval: u32) -> Self {
         Self { state: Mutex::default(), interval }
     }
@@ -44,7 +45,7 @@ impl Outlet {
         self.state.lock().progress.cached = cached;
     }
 
-    /// Adds a token; wakes the reader if it may see it.
+    /// Adds a token. Wakes the reader if the token is to be delivered now.
     pub(crate) fn push(&self, last: bool) {
         let mut state = self.state.lock();
         state.progress.tokens += 1;
@@ -57,7 +58,7 @@ impl Outlet {
         }
     }
 
-    /// Ends the stream before its end: the engine is gone.
+    /// Breaks the stream, because the engine stopped or refused the request.
     pub(crate) fn fail(&self) {
         let mut state = self.state.lock();
         state.broken = true;
@@ -90,19 +91,19 @@ mod tests {
 
     #[test]
     fn an_interval_shows_the_first_the_last_and_every_nth_and_a_break_comes_after_what_was_sent() {
-        let (outlet, mut shown) = (Outlet::new(3), Vec::new());
+        let (collector, mut shown) = (OutputCollector::new(3), Vec::new());
         let mut cx = Context::from_waker(Waker::noop());
         for token in 1..=9 {
-            outlet.push(token == 9);
-            if let Poll::Ready(Some(seen)) = outlet.poll_take(&mut cx) {
+            collector.push(token == 9);
+            if let Poll::Ready(Some(seen)) = collector.poll_take(&mut cx) {
                 shown.push((token, seen.tokens, seen.last));
             }
         }
         assert_eq!(shown, [(1, 1, false), (4, 3, false), (7, 3, false), (9, 2, true)]);
-        let outlet = Outlet::new(1);
-        outlet.push(false);
-        outlet.fail();
-        assert!(matches!(outlet.poll_take(&mut cx), Poll::Ready(Some(_))));
-        assert_eq!(outlet.poll_take(&mut cx), Poll::Ready(None));
+        let collector = OutputCollector::new(1);
+        collector.push(false);
+        collector.fail();
+        assert!(matches!(collector.poll_take(&mut cx), Poll::Ready(Some(_))));
+        assert_eq!(collector.poll_take(&mut cx), Poll::Ready(None));
     }
 }

@@ -1,7 +1,8 @@
-//! What happens when, apart from what engines and the gateway do: arrivals, later turns, changes of engines, probes.
+//! The event queue of the simulation: arrivals, later turns of conversations, changes of engines, probes. The events of an
+//! engine are in its virtual server.
 //!
-//! Arrivals are drawn before the run begins, as `sluice bench` draws them. Events of one moment happen in the order in which
-//! they were entered, so a run does not depend on chance.
+//! Arrivals are drawn before the run starts, as `sluice bench` draws them. Events with the same time are taken in the order
+//! in which they were added, so a run is deterministic.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -10,72 +11,72 @@ use std::time::Duration;
 use crate::setup::EngineChange;
 use sluice_bench::load::conversation::Conversation;
 
-/// Something that happens at a certain time.
+/// An event.
 #[derive(Debug)]
 pub(crate) enum Event {
     /// A request, or the first turn of a conversation, of one kind of traffic.
     Arrival {
-        /// Which traffic.
+        /// Index of the traffic.
         traffic: usize,
-        /// Its number there.
+        /// Number of the request or conversation in this traffic.
         ordinal: u64,
     },
     /// The next turn of a conversation.
     Turn {
-        /// Which traffic.
+        /// Index of the traffic.
         traffic: usize,
         /// The conversation so far.
         conversation: Box<Conversation>,
     },
     /// A change of an engine.
     Change {
-        /// Which engine.
+        /// Index of the engine.
         engine: usize,
-        /// What happens to it.
+        /// The change.
         change: EngineChange,
     },
     /// The gateway's health probes.
     Probe,
 }
 
-/// Events by time.
+/// Events, ordered by time.
 #[derive(Debug, Default)]
-pub(crate) struct Agenda {
+pub(crate) struct EventQueue {
     order: BinaryHeap<Reverse<(Duration, usize)>>,
-    /// By number of entry.
+    /// Events in the order in which they were added; `None` once taken.
     events: Vec<Option<Event>>,
-    /// Entries that are not [`Event::Probe`] or [`Event::Change`].
-    loads: usize,
+    /// Number of events in the queue that send a request.
+    requests: usize,
 }
 
-impl Agenda {
-    /// Enters an event.
+impl EventQueue {
+    /// Adds an event.
     pub(crate) fn add(&mut self, at: Duration, event: Event) {
-        self.loads += usize::from(is_load(&event));
+        self.requests += usize::from(is_request(&event));
         self.order.push(Reverse((at, self.events.len())));
         self.events.push(Some(event));
     }
 
-    /// When the next event happens.
+    /// The time of the next event.
     pub(crate) fn next_at(&self) -> Option<Duration> {
         self.order.peek().map(|Reverse((at, _))| *at)
     }
 
-    /// Takes the next event that happens at `now` or before.
+    /// Takes the next event that is due at `now`.
     pub(crate) fn take(&mut self, now: Duration) -> Option<Event> {
         self.next_at().filter(|at| *at <= now)?;
         let Reverse((_, entry)) = self.order.pop()?;
         let event = self.events[entry].take();
-        self.loads -= usize::from(event.as_ref().is_some_and(is_load));
+        self.requests -= usize::from(event.as_ref().is_some_and(is_request));
         event
     }
 
-    /// Whether requests are still to come.
-    pub(crate) fn has_load(&self) -> bool {
-        self.loads > 0
+    /// Whether requests are still to be sent.
+    pub(crate) fn has_requests(&self) -> bool {
+        self.requests > 0
     }
 }
 
-fn is_load(event: &Event) -> bool {
+fn is_request(event: &Event) -> bool {
     matches!(event, Event::Arrival { .. } | Event::Turn { .. })
 }

@@ -52,10 +52,10 @@ struct State {
 
 /// See the header of this file.
 #[derive(Debug)]
-pub(crate) struct Outlet(Mutex<State>);
+pub(crate) struct OutputCollector(Mutex<State>);
 
-impl Outlet {
-    /// An outlet for this many choices, whose tokens are delivered `interval` at a time.
+impl OutputCollector {
+    /// A collector for this many choices, whose tokens are delivered `interval` at a time.
     pub(crate) fn new(choices: usize, interval: u32) -> Self {
         Self(Mutex::new(State { choices: vec![Pending::default(); choices], interval, ..State::default() }))
     }
@@ -96,7 +96,7 @@ impl Outlet {
         self.wake();
     }
 
-    /// Wakes the reader; separate from [`Outlet::push`] so that a step's tokens for all choices leave together.
+    /// Wakes the reader; separate from [`OutputCollector::push`] so that a step's tokens for all choices leave together.
     pub(crate) fn wake(&self) {
         let waker = self.0.lock().reader.take();
         if let Some(waker) = waker {
@@ -132,24 +132,24 @@ mod tests {
 
     #[test]
     fn tokens_of_a_slow_reader_are_added_up() {
-        let (outlet, mut seen) = (Outlet::new(2, 1), Vec::new());
+        let (collector, mut seen) = (OutputCollector::new(2, 1), Vec::new());
         let mut cx = Context::from_waker(Waker::noop());
-        assert!(outlet.poll_take(&mut cx, &mut seen).is_pending());
-        outlet.push(1, None);
-        outlet.push(1, Some(Finish::Length));
-        outlet.fail(Broken::EngineDead);
-        assert!(outlet.poll_take(&mut cx, &mut seen).is_ready());
+        assert!(collector.poll_take(&mut cx, &mut seen).is_pending());
+        collector.push(1, None);
+        collector.push(1, Some(Finish::Length));
+        collector.fail(Broken::EngineDead);
+        assert!(collector.poll_take(&mut cx, &mut seen).is_ready());
         assert_eq!(seen, [Progress::default(), Progress { tokens: 2, finish: Some(Finish::Length), cached: 0 }]);
-        assert_eq!(outlet.poll_take(&mut cx, &mut seen), Poll::Ready(Err(Broken::EngineDead)));
+        assert_eq!(collector.poll_take(&mut cx, &mut seen), Poll::Ready(Err(Broken::EngineDead)));
     }
 
     #[test]
     fn an_interval_shows_the_first_the_last_and_every_nth() {
-        let (outlet, mut seen, mut shown) = (Outlet::new(1, 3), Vec::new(), Vec::new());
+        let (collector, mut seen, mut shown) = (OutputCollector::new(1, 3), Vec::new(), Vec::new());
         let mut cx = Context::from_waker(Waker::noop());
         for token in 1..=9 {
-            outlet.push(0, (token == 9).then_some(Finish::Stop));
-            if outlet.poll_take(&mut cx, &mut seen).is_ready() {
+            collector.push(0, (token == 9).then_some(Finish::Stop));
+            if collector.poll_take(&mut cx, &mut seen).is_ready() {
                 shown.push((token, seen[0].tokens));
             }
         }
