@@ -64,7 +64,8 @@
 //!
 //! # Invariants
 //!
-//! 1. Response bytes are never changed or delayed, except that usage events which the gateway requested are removed.
+//! 1. Response bytes are never changed or delayed, except that usage events which the gateway requested are removed and event
+//!    streams with gzip are decompressed.
 //! 2. Every queue, map, buffer, label set and retry has a bound with a name.
 //! 3. No request is retried after the first response byte has reached the client.
 //! 4. `config`, `estimate`, `pool`, `experiment` and `flow` use no metrics library, socket, child process or

@@ -123,7 +123,7 @@ async fn serve(config: Config, source: Source) -> ExitCode {
     tracing::info!("metrics and live page on http://{}", running.admin_address());
     wait_for_stop(&running, &mut signals).await;
     let (in_flight, waiting) = running.app().admission().load();
-    tracing::info!(in_flight, waiting, "stopping: no new requests; a second signal cuts those that run");
+    tracing::info!(in_flight, waiting, "stopping: no new requests; a second signal aborts running requests");
     let app = Arc::clone(running.app());
     let mut stopping = std::pin::pin!(running.stop());
     let orderly = tokio::select! {

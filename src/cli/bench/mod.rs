@@ -17,7 +17,7 @@
 
 mod args;
 mod error;
-mod find_rate;
+pub(super) mod find_rate;
 mod plan;
 mod requests;
 mod show;

@@ -10,6 +10,7 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use crate::bench::search::{SearchResult, TrialReport};
+use crate::cli::bench::find_rate::text;
 use crate::lab::plan::{PlanResult, plan};
 use crate::lab::prices::Prices;
 use crate::lab::rate::{goal, highest_rate};
@@ -152,15 +153,8 @@ fn rates(args: &RateArgs) -> Result<Vec<(String, SearchResult)>, LabError> {
     let attainment = scenario.file.plan.attainment / 100.0;
     let search = |variant: &crate::lab::Variant| {
         let lab = scenario.lab(variant)?;
-        let report = |trial: &TrialReport| {
-            eprintln!(
-                "{}: {:?}: {:?}, {:.1} %",
-                variant.name,
-                trial.load,
-                trial.verdict,
-                trial.attainment.value * 100.0
-            );
-        };
+        eprintln!("{}\n{}", variant.name, text::HEADER);
+        let report = |trial: &TrialReport| eprintln!("{}", text::report(trial));
         Ok((variant.name.clone(), highest_rate(&lab, &goal(&lab, attainment, args.seed)?, report)?))
     };
     variants.iter().map(search).collect()
@@ -185,7 +179,7 @@ fn rate_json(name: &str, found: &SearchResult) -> Value {
         "rate": found.best.map(|best| best.rate),
         "attainment": found.best.map(|best| best.attainment.value),
         "boundary_90": found.boundary.map(|range| [range.low, range.value, range.high]),
-        "ending": format!("{:?}", found.ending),
+        "ending": text::ending(found.ending),
         "trials": found.trials.len(),
     })
 }

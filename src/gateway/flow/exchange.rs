@@ -34,13 +34,13 @@ impl ResponseHead {
         self.status.is_success() && essence.trim_ascii().eq_ignore_ascii_case(b"text/event-stream")
     }
 
-    /// Whether the body is in a content coding, although none was asked for.
+    /// Whether the body is compressed, although the gateway did not ask for it.
     pub fn is_coded(&self) -> bool {
         let identity = |value: &HeaderValue| value.as_bytes().trim_ascii().eq_ignore_ascii_case(b"identity");
         self.headers.get_all(CONTENT_ENCODING).iter().any(|value| !identity(value))
     }
 
-    /// Whether this is a stream of events in gzip; then the head is changed to that of the stream as it is decoded.
+    /// Whether this is an event stream with gzip. If so, changes the head to that of the decompressed stream.
     pub fn take_gzip(&mut self) -> bool {
         let gzip = |value: &HeaderValue| {
             let coding = value.as_bytes().trim_ascii();
@@ -95,7 +95,8 @@ pub trait Downstream: Send {
     /// Sends the head. Called at most once, before any body.
     fn head(&mut self, head: ResponseHead) -> impl Future<Output = Result<(), ClientGone>> + Send;
 
-    /// Sends body bytes now. Only the `last` ones, which [`Downstream::finish`] follows at once, may be held for it.
+    /// Sends body bytes without delay. Only if `last` is set may they be held back, because [`Downstream::finish`] follows at
+    /// once.
     fn body(&mut self, bytes: Bytes, last: bool) -> impl Future<Output = Result<(), ClientGone>> + Send;
 
     /// Ends a complete response.
@@ -113,8 +114,8 @@ pub trait Upstream: Send + Sync + 'static {
     /// One request and its response on one connection.
     type Exchange: Exchange;
 
-    /// Connects and sends the request: to its end, or until the backend responds. The response may come first; what is
-    /// left of the request is then sent while the response is read, as far as that makes sense.
+    /// Connects and sends the request until it is complete or the backend responds. If the response comes first, the rest of
+    /// the request is sent while the response is read, unless the response is an error.
     fn send(
         &self,
         to: &Address,

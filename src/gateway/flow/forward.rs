@@ -176,9 +176,10 @@ impl<'a, U: Upstream> Attempts<'a, U> {
             let (reason, response) = (RetryReason::Status, Some(response));
             return AttemptResult::Failed(FailedAttempt { reason, outcome, response, busy: None });
         }
-        // What was injected could not be taken out again.
+        // The injected usage could not be removed from a compressed stream.
         if response.head.is_event_stream() && response.head.is_coded() && self.prepared.injected.is_some() {
-            let error = ExchangeError::Malformed("a stream in a content coding that was not asked for".to_owned());
+            let error =
+                ExchangeError::Malformed("the stream is compressed, although Accept-Encoding was identity".to_owned());
             return WaitError::Broken(error).into_result(lease);
         }
         let Backends { cut, .. } = self.backends;
@@ -261,9 +262,9 @@ impl<'a, U: Upstream> Attempts<'a, U> {
         }
     }
 
-    /// Each attempt has an id of its own. vLLM names a request after it: before 0.14 two running requests of one id were
-    /// confused, and today still where ids are not randomized, are given to KV connectors, or are aborted from outside. The
-    /// engine may still be at work on an attempt whose connection broke.
+    /// Gives each attempt an id of its own. The engine may still be working on an earlier attempt whose connection broke, and
+    /// vLLM identifies requests by this id. Before 0.14 it mixed up two running requests with the same id. It still does where
+    /// ids are not randomized, are passed to KV connectors, or are aborted from outside.
     fn set_request_id(&mut self) {
         let id = &self.incoming.upstream_id;
         let value = match self.made {
@@ -276,7 +277,7 @@ impl<'a, U: Upstream> Attempts<'a, U> {
     }
 }
 
-/// Whether the status says that another backend should be tried. A 502 also counts against this one's health.
+/// Whether another backend should be tried after this status. A 502 also counts against the health of this one.
 fn is_unavailable(status: StatusCode, lease: &Lease) -> bool {
     if status == StatusCode::BAD_GATEWAY {
         lease.failure(BackendFault::Response, Instant::now());

@@ -4,11 +4,14 @@
 //! time. What a key uses survives a reload: it is kept by digest in a side table, so that changing a limit neither resets
 //! nor releases anything.
 //!
-//! At once, from the decision until the response has ended: requests (`in_flight`), sequences (`sequences`: prompts times
-//! `n`) and tokens (`tokens`: estimated prompt and expected output, as on a backend).
-//! Rate: the generic cell rate algorithm (ITU-T I.371). Each request is due `60 s / rate` after the one before it, and
-//! due times may be ahead of the clock by at most [`BURST`]; for tokens each is due after its own tokens' time, and a
-//! whole minute's may be used at once. Exact, one timestamp per key and rate, no timer.
+//! Limits on concurrency, counted from admission to the end of the response: requests (`in_flight`), sequences (`sequences`:
+//! prompts times `n`) and tokens (`tokens`: estimated prompt and expected output, as on a backend).
+//!
+//! Limits on rate use the generic cell rate algorithm (ITU-T I.371). A request is due `60 s / rate` after the one before it,
+//! and its due time may be ahead of the clock by at most [`BURST`]. For tokens the distance is that of all tokens of a request,
+//! and the tokens of a whole minute may be used at once. The algorithm is exact and needs one timestamp per key and rate, and
+//! no timer.
+//!
 //! Bounds: the side table holds at most `MAX_KEYS` digests, those of the configuration.
 
 use std::collections::HashMap;
@@ -29,9 +32,9 @@ use sluice_core::openai::{LimitUnit, TooLarge};
 
 /// How much of a key's rate may be used at once.
 const BURST: Duration = Duration::from_secs(10);
-/// The span of the rates.
+/// The unit of time of the rates.
 const MINUTE: Duration = Duration::from_secs(60);
-/// When to try again after a limit on what runs at once: as soon as `Retry-After` can say.
+/// `Retry-After` when a limit on concurrency is exceeded: the smallest value that the header allows.
 const SOON: Duration = Duration::from_secs(1);
 
 /// What a key has used; survives reloads.
@@ -70,16 +73,16 @@ pub struct KeyLimitExceeded {
     pub retry_after: Duration,
 }
 
-/// Why a request is more than its key may use.
+/// Why a request exceeds the limits of its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyNeedError {
-    /// Together with what the key uses now.
+    /// Together with the other requests of the key.
     Exceeded(KeyLimitExceeded),
-    /// By itself, whatever else is running.
+    /// On its own, even if no other request is running.
     TooLarge(TooLarge),
 }
 
-/// A configured key. A clone is the same key.
+/// A configured key. Clones share the same counters.
 #[derive(Clone, Debug)]
 pub struct ApiKey {
     name: Arc<str>,
@@ -164,7 +167,7 @@ impl ApiKey {
         }
         if let Some(rate) = self.key.limit.requests_per_minute {
             let interval = MINUTE / rate.max(1);
-            // Due times up to the burst are ahead after this request; the first one is never refused.
+            // At least one interval is allowed, so that the first request is never refused.
             advance(&self.counters.due, interval, BURST.max(interval), now)?;
         }
         Ok(counted)
@@ -172,7 +175,7 @@ impl ApiKey {
 }
 
 impl InFlight {
-    /// Counts what the request takes against the key's limits on sequences and tokens. Called once.
+    /// Counts the sequences and tokens of the request against the key's limits. Called once.
     pub fn take(&mut self, need: &Need, now: Instant) -> Result<(), KeyNeedError> {
         let (limit, counters) = (&self.key.limit, &self.counters);
         let (sequences, tokens) = (u64::from(need.slots), need.tokens());

@@ -51,7 +51,7 @@ use crate::pool::Admission;
 use forward::{Attempts, Backends};
 use router::Router;
 use sluice_core::openai::{Refusal, Route, ShedReason};
-use stored::{MadeResponses, Watched};
+use stored::{IdCapture, StoredResponses};
 
 pub use exchange::{
     ClientGone, Connection, Downstream, Exchange, ExchangeError, ResponseHead, Upstream, UpstreamRequest,
@@ -69,7 +69,7 @@ pub struct Flow<U, R> {
     recorder: R,
     experiments: Experiments,
     router: Router,
-    made: MadeResponses,
+    stored: StoredResponses,
     closing: AtomicBool,
     /// Cancelled by [`Flow::cut`].
     cut: CancellationToken,
@@ -84,7 +84,7 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
             recorder,
             experiments: Experiments::default(),
             router: Router::new(table),
-            made: MadeResponses::default(),
+            stored: StoredResponses::default(),
             closing: AtomicBool::new(false),
             cut: CancellationToken::new(),
         }
@@ -154,8 +154,8 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
             }
             Route::Responses => {
                 let key = incoming.key.as_ref().map(|key| Arc::clone(key.name()));
-                let mut watched = Watched::new(down, &self.made, key);
-                Box::pin(self.serve(&mut incoming, &mut watched, &mut record)).await
+                let mut client = IdCapture::new(down, &self.stored, key);
+                Box::pin(self.serve(&mut incoming, &mut client, &mut record)).await
             }
             _ => self.serve(&mut incoming, down, &mut record).await,
         };
@@ -174,7 +174,7 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
         if self.is_closing() {
             return Err(respond::shed(ShedReason::ShuttingDown, RETRY_AFTER_MIN, record));
         }
-        let serving = stored::serve(&self.made, &self.admission, &self.upstream, incoming, down, record);
+        let serving = stored::serve(&self.stored, &self.admission, &self.upstream, incoming, down, record);
         let served = tokio::select! {
             biased;
             served = serving => Some(served),

@@ -114,7 +114,7 @@ fn read(incoming: &IncomingRequest) -> Result<RequestView<'_>, Refusal> {
         true => multipart::read(incoming.route, &incoming.content_type, &incoming.body)?,
         false => request::read(incoming.route, &incoming.body)?,
     };
-    // The engine would generate behind the end of the exchange: outside its limits, unmeasured, and not to be aborted.
+    // The engine would generate after the exchange has ended: outside all limits, not measured, and without a way to abort it.
     if view.background {
         let message = "'background' is not supported; leave it out and read the response, streamed if it takes long";
         return Err(Refusal::BadRequest { message: message.to_owned(), param: Some("background") });
@@ -122,8 +122,8 @@ fn read(incoming: &IncomingRequest) -> Result<RequestView<'_>, Refusal> {
     Ok(view)
 }
 
-/// The model of a request that names none: the only one that the client may use. vLLM takes its base model, which need not
-/// be one that the client may use; so the name is put in.
+/// The model for a request that names none: the only one that the client may use. Its name is added to the request, because
+/// vLLM would use its base model, which may not be allowed for the client.
 fn only_model<'a>(table: &'a RoutingTable, key: Option<&ApiKey>) -> Option<&'a str> {
     let mut models = table.models_for(key);
     models.next().filter(|_| models.next().is_none()).map(|model| &*model.name)
@@ -156,8 +156,8 @@ fn key_refusal(error: KeyNeedError) -> Refusal {
     }
 }
 
-/// The estimate of the prompt's length; an exact count where that can change a decision: where a boundary lies between
-/// what the estimate's spread leaves possible and the most that the bytes can hold.
+/// Estimates the prompt's length. Counts exactly if that can change a decision: if a boundary lies between the shortest
+/// length within the estimate's spread and the longest that the bytes allow.
 async fn estimate(
     table: &RoutingTable,
     model: &ModelRoute,

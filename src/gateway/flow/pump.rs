@@ -1,13 +1,13 @@
-//! The response: bytes from the backend to the client, measured as they pass, with both ends watched.
+//! Forwards the response from the backend to the client, and measures it on the way.
 //!
 //! All bytes that are ready are forwarded in one write, and the pump never waits for more. The head is held until the
 //! first body bytes arrive: vLLM sends its 200 before the request is even queued, and until then another backend can
 //! still take over.
 //!
-//! At the first token the lease's prefill share is returned; with several prompts, whose first token says nothing about the
-//! others, not before the prefill of all should be over. A response that breaks after bytes have reached the client
-//! ends with an SSE `error` event and a closed connection, never with a fake finish. When the client leaves, the
-//! exchange is dropped; that closes the upstream connection, and the engine aborts the request.
+//! At the first token the prefill share of the lease is returned. With several prompts, the first token of one says nothing
+//! about the others, so the share is returned when the prefill of all should be over. A response that breaks after bytes
+//! have reached the client ends with an SSE `error` event and a closed connection, never as if it were complete. When the
+//! client disconnects, the exchange is dropped. That closes the upstream connection, and the engine aborts the request.
 //!
 //! Bounds: one chunk buffer, no larger than what the upstream side gathers; a backend may be silent for `timeouts.idle`;
 //! the downstream side limits how long a client may not read.
@@ -90,7 +90,7 @@ impl SilenceTimer<'_> {
 
     fn set_limit(&mut self, limit: Instant) {
         self.limit = limit;
-        // Only the deadline of the first byte can lie behind the new limit: at most one more timer operation.
+        // Only the deadline of the first byte can be later than the new limit, so this resets the timer at most once.
         if limit < self.timer.deadline() {
             self.timer.as_mut().reset(limit);
         }
@@ -103,7 +103,7 @@ pub(super) struct Pump<'a, 'r, D, R: Recorder> {
     meter: ResponseMeter,
     /// Held until the first body bytes.
     head: Option<ResponseHead>,
-    /// Dropped once it can no longer be sent again.
+    /// Dropped when a retry is no longer possible.
     request: &'a mut UpstreamRequest,
     status: StatusCode,
     lease: &'a mut Lease,
@@ -148,7 +148,7 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
                     if self.head.is_some() && self.meter.is_busy_before_content() {
                         return AttemptResult::Failed(self.busy_backend());
                     }
-                    // A stream that ends without its end marker gets an error event behind its last bytes.
+                    // A stream that ends without its end marker gets an error event after its last bytes.
                     let last = exchange.at_end() && (!self.meter.is_stream() || self.meter.is_done());
                     // Without bytes the head waits for them: until then another backend can take over.
                     if !forward.is_empty() && self.send(forward, last).await == Err(ClientGone) {
@@ -210,7 +210,7 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
         self.lease.record_progress(now);
         let forward = self.meter.feed(chunk, now);
         if let Some(tokens) = self.meter.prompt_tokens().filter(|tokens| *tokens > self.context.prompt_tokens) {
-            // Longer than estimated: charged once, while it still runs.
+            // The prompt was longer than estimated: the lease is charged once, while the request still runs.
             self.context.prompt_tokens = tokens;
             self.lease.charge(tokens);
         }
@@ -316,8 +316,7 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
     async fn interrupted<X>(&mut self, why: Interruption, now: Instant) -> AttemptResult<X> {
         let nothing_sent = self.head.is_some();
         let (reason, outcome) = match why {
-            // The status is the response, and no fault: an engine that refuses a body which it has not read may well reset
-            // the connection behind it.
+            // The 4xx counts as the response. An engine that refuses a body without reading it may reset the connection.
             Interruption::Broken | Interruption::Silent if self.status.is_client_error() => {
                 return self.refused_without_body(now).await;
             }
@@ -343,7 +342,7 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
         AttemptResult::Finished
     }
 
-    /// A 4xx whose body breaks off: the status is passed on, with an empty body if none of it was.
+    /// Handles a 4xx whose body is incomplete: the status is forwarded, with an empty body if no byte was forwarded yet.
     async fn refused_without_body<X>(&mut self, now: Instant) -> AttemptResult<X> {
         if let Some(head) = &mut self.head {
             head.headers.remove(CONTENT_TYPE);

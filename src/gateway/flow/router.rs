@@ -3,9 +3,8 @@
 //! Readers load the current table without a lock. A request that learns from admission that its table is out of date
 //! waits here for the next one: admission applies a reload a moment before the table is replaced.
 //!
-//! A table that was replaced is kept until no request uses it, and is dropped by [`Router::drop_unused`]: with 10,000 keys
-//! that takes milliseconds, which the last request that used it must not pay. At most one table is kept for each reload
-//! whose requests still run.
+//! A replaced table is kept until no request uses it, and then dropped by [`Router::drop_unused`]. With 10,000 keys that takes
+//! milliseconds, which must not delay a request. At most one table is kept for each reload with running requests.
 
 use std::sync::Arc;
 

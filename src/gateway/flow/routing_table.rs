@@ -84,8 +84,8 @@ pub struct ModelMatch<'a> {
     pub is_alias: bool,
 }
 
-/// A routing table that has everything but the ids of admission. It takes long to build (10,000 keys: some 10 ms), and to
-/// give it its ids takes no time, so it is built before the lock of admission is taken.
+/// A routing table without the ids that admission assigns. Building it takes long (about 10 ms with 10,000 keys), so it is done
+/// before the lock of admission is taken. Adding the ids under the lock takes almost no time.
 #[derive(Debug)]
 pub struct RoutingDraft(RoutingTable);
 

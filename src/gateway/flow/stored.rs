@@ -1,15 +1,15 @@
-//! Stored responses: which backend made which, and reading, deleting or cancelling them there.
+//! Stored responses: reading, deleting and cancelling them at the backend that generated them.
 //!
-//! An engine keeps the responses of `/v1/responses` in the memory of its process, so `/v1/responses/{id}` must go to the
-//! backend that made the response, and only for the key that it was made for. The ids are read from the first bytes of
-//! responses as they pass ([`Watched`]). An id that is not known is refused (404) and asked of no engine: it was made
-//! through another gateway, too long ago, or before this one started.
+//! An engine keeps the responses of `/v1/responses` in its memory. So a request for `/v1/responses/{id}` must go to the backend
+//! that generated the response, and it must come with the same API key. [`IdCapture`] reads the id from the first bytes of each
+//! response. A request with an unknown id gets 404 and is sent to no engine: the response was generated through another
+//! gateway, too long ago, or before this one started.
 //!
-//! Such a request generates nothing and waits for no capacity; it counts against its key's limits. It is sent once, on a new
-//! connection. Whether the engine stores responses at all is its own matter (vLLM: `VLLM_ENABLE_RESPONSES_API_STORE`): if
-//! not, the client gets the engine's 404, as it gets its 405 for a DELETE.
+//! Such a request generates nothing and needs no lease, but counts against the limits of its key. It is sent once, on a new
+//! connection. vLLM stores responses only with `VLLM_ENABLE_RESPONSES_API_STORE`. Otherwise the client gets the engine's 404
+//! (for DELETE its 405).
 //!
-//! Bounds: [`MAX_RESPONSES`] ids for [`LIFETIME`]; the oldest go first. The first key of an id keeps it.
+//! Bounds: [`MAX_RESPONSES`] ids for [`LIFETIME`]; the oldest are removed first. An id keeps its first key.
 
 use std::collections::{HashMap, VecDeque};
 use std::future::Future;
@@ -30,60 +30,60 @@ use crate::pool::{Address, Admission};
 use sluice_core::openai::route::{is_response_id, stored_response};
 use sluice_core::openai::{EditedBody, Refusal};
 
-/// Responses whose backend is remembered: about 200 bytes each.
+/// The most responses that are remembered, at about 200 bytes each.
 pub(super) const MAX_RESPONSES: usize = 65_536;
-/// How long it is remembered.
+/// How long a response is remembered.
 pub(super) const LIFETIME: Duration = Duration::from_secs(24 * 3600);
-/// Bytes at the start of a response in which its id is looked for; vLLM's has it in the first hundred.
+/// The start of a response that is searched for its id, bytes. vLLM writes the id within the first hundred.
 const ID_WITHIN: usize = 4 << 10;
 
-/// Who made a response.
+/// The backend and the key of a response.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Maker {
+pub(super) struct ResponseOwner {
     /// The name of the client's key, where keys are required.
     pub(super) key: Option<Arc<str>>,
     pub(super) pool: Arc<str>,
     pub(super) backend: Arc<str>,
 }
 
-/// The makers of responses, by id.
+/// The owners of responses, by id.
 #[derive(Debug, Default)]
-pub(super) struct MadeResponses {
+pub(super) struct StoredResponses {
     table: Mutex<Table>,
 }
 
 #[derive(Debug, Default)]
 struct Table {
-    by_id: HashMap<Arc<str>, Maker>,
+    by_id: HashMap<Arc<str>, ResponseOwner>,
     /// Ids in the order in which they were first seen.
     by_age: VecDeque<(Instant, Arc<str>)>,
 }
 
-impl MadeResponses {
-    fn remember(&self, id: &str, maker: Maker, now: Instant) {
+impl StoredResponses {
+    fn remember(&self, id: &str, owner: ResponseOwner, now: Instant) {
         let mut table = self.table.lock();
         table.forget(now, MAX_RESPONSES - 1);
         match table.by_id.get_mut(id) {
-            // An engine may use an id again, since clients can choose it; that does not make it another client's.
-            Some(known) if known.key == maker.key => *known = maker,
+            // Clients can choose ids, so an id may occur again. It stays with its first key.
+            Some(known) if known.key == owner.key => *known = owner,
             Some(_) => {}
             None => {
                 let id: Arc<str> = id.into();
                 table.by_age.push_back((now, Arc::clone(&id)));
-                table.by_id.insert(id, maker);
+                table.by_id.insert(id, owner);
             }
         }
     }
 
-    fn find(&self, id: &str, key: Option<&Arc<str>>, now: Instant) -> Option<Maker> {
+    fn find(&self, id: &str, key: Option<&Arc<str>>, now: Instant) -> Option<ResponseOwner> {
         let mut table = self.table.lock();
         table.forget(now, MAX_RESPONSES);
-        table.by_id.get(id).filter(|maker| maker.key.as_ref() == key).cloned()
+        table.by_id.get(id).filter(|owner| owner.key.as_ref() == key).cloned()
     }
 }
 
 impl Table {
-    /// Removes what is too old, and the oldest beyond `most`.
+    /// Removes expired entries, and the oldest beyond `most`.
     fn forget(&mut self, now: Instant, most: usize) {
         while let Some((since, _)) = self.by_age.front() {
             if self.by_age.len() <= most && now.saturating_duration_since(*since) < LIFETIME {
@@ -96,37 +96,37 @@ impl Table {
     }
 }
 
-/// A client whose response is searched for its id, which is remembered before the client can know it.
-pub(super) struct Watched<'a, D> {
+/// Wraps a client and remembers the id of its response, before the client receives it.
+pub(super) struct IdCapture<'a, D> {
     down: &'a mut D,
-    made: &'a MadeResponses,
+    stored: &'a StoredResponses,
     key: Option<Arc<str>>,
     /// Set between the head of a success and the first bytes of its body.
-    maker: Option<Maker>,
+    owner: Option<ResponseOwner>,
 }
 
-impl<'a, D> Watched<'a, D> {
-    pub(super) fn new(down: &'a mut D, made: &'a MadeResponses, key: Option<Arc<str>>) -> Self {
-        Self { down, made, key, maker: None }
+impl<'a, D> IdCapture<'a, D> {
+    pub(super) fn new(down: &'a mut D, stored: &'a StoredResponses, key: Option<Arc<str>>) -> Self {
+        Self { down, stored, key, owner: None }
     }
 }
 
-impl<D: Downstream> Downstream for Watched<'_, D> {
+impl<D: Downstream> Downstream for IdCapture<'_, D> {
     async fn head(&mut self, head: ResponseHead) -> Result<(), ClientGone> {
         let name = |name| head.headers.get(name).and_then(|value| value.to_str().ok()).map(Arc::from);
         if head.status.is_success()
             && let (Some(pool), Some(backend)) = (name(respond::POOL), name(respond::BACKEND))
         {
-            self.maker = Some(Maker { key: self.key.take(), pool, backend });
+            self.owner = Some(ResponseOwner { key: self.key.take(), pool, backend });
         }
         self.down.head(head).await
     }
 
     fn body(&mut self, bytes: Bytes, last: bool) -> impl Future<Output = Result<(), ClientGone>> + Send {
-        if let Some(maker) = self.maker.take()
+        if let Some(owner) = self.owner.take()
             && let Some(id) = response_id(&bytes)
         {
-            self.made.remember(id, maker, Instant::now());
+            self.stored.remember(id, owner, Instant::now());
         }
         self.down.body(bytes, last)
     }
@@ -155,7 +155,7 @@ fn response_id(bytes: &[u8]) -> Option<&str> {
 
 /// Serves a request that names a stored response; an error is a refusal that has not been sent.
 pub(super) async fn serve<U: Upstream, D: Downstream, R: Recorder>(
-    made: &MadeResponses,
+    stored: &StoredResponses,
     admission: &Admission,
     upstream: &U,
     incoming: &mut IncomingRequest,
@@ -168,9 +168,9 @@ pub(super) async fn serve<U: Upstream, D: Downstream, R: Recorder>(
     let path = incoming.path.split('?').next().unwrap_or_default();
     let (id, _) = stored_response(path).ok_or(Refusal::UnknownRoute)?;
     let unknown = || Refusal::UnknownResponse { id: id.to_owned() };
-    let maker = made.find(id, record.key.as_ref(), Instant::now()).ok_or_else(unknown)?;
-    let address = address_of(admission, &maker).ok_or_else(unknown)?;
-    (record.pool, record.backend) = (Some(maker.pool), Some(maker.backend));
+    let owner = stored.find(id, record.key.as_ref(), Instant::now()).ok_or_else(unknown)?;
+    let address = address_of(admission, &owner).ok_or_else(unknown)?;
+    (record.pool, record.backend) = (Some(owner.pool), Some(owner.backend));
     let mut request = UpstreamRequest {
         method: incoming.method.clone(),
         path: std::mem::take(&mut incoming.path),
@@ -205,11 +205,11 @@ pub(super) async fn serve<U: Upstream, D: Downstream, R: Recorder>(
     Ok(())
 }
 
-/// Where the maker is reached; `None` when it is no longer configured.
-fn address_of(admission: &Admission, maker: &Maker) -> Option<Arc<Address>> {
+/// The address of the backend; `None` if it is no longer configured.
+fn address_of(admission: &Admission, owner: &ResponseOwner) -> Option<Arc<Address>> {
     let pools = admission.view();
-    let pool = pools.iter().find(|pool| pool.name == maker.pool)?;
-    let backend = pool.backends.iter().find(|backend| backend.name == maker.backend && !backend.removed)?;
+    let pool = pools.iter().find(|pool| pool.name == owner.pool)?;
+    let backend = pool.backends.iter().find(|backend| backend.name == owner.backend && !backend.removed)?;
     Some(Arc::clone(&backend.address))
 }
 
@@ -239,7 +239,7 @@ async fn pass_on<X: Exchange, D: Downstream, R: Recorder>(
     }
 }
 
-/// Copies head and body; an error is the outcome of a response that was cut.
+/// Copies head and body. An error is the outcome of an incomplete response.
 async fn copy<X: Exchange, D: Downstream>(
     exchange: &mut X,
     head: ResponseHead,
@@ -270,37 +270,37 @@ async fn copy<X: Exchange, D: Downstream>(
 mod tests {
     use super::*;
 
-    fn maker(key: &str, backend: &str) -> Maker {
-        Maker { key: Some(key.into()), pool: "p".into(), backend: backend.into() }
+    fn owner(key: &str, backend: &str) -> ResponseOwner {
+        ResponseOwner { key: Some(key.into()), pool: "p".into(), backend: backend.into() }
     }
 
-    fn found(made: &MadeResponses, id: &str, key: &str, now: Instant) -> Option<Arc<str>> {
-        made.find(id, Some(&key.into()), now).map(|maker| maker.backend)
+    fn found(stored: &StoredResponses, id: &str, key: &str, now: Instant) -> Option<Arc<str>> {
+        stored.find(id, Some(&key.into()), now).map(|owner| owner.backend)
     }
 
     #[test]
     fn only_the_key_that_made_a_response_finds_it_and_keeps_it() {
-        let (made, now) = (MadeResponses::default(), Instant::now());
-        made.remember("r", maker("mine", "b0"), now);
-        made.remember("r", maker("theirs", "b1"), now);
-        assert_eq!(found(&made, "r", "mine", now).as_deref(), Some("b0"));
-        assert_eq!(found(&made, "r", "theirs", now), None);
-        assert_eq!(made.find("r", None, now), None);
-        made.remember("r", maker("mine", "b1"), now);
-        assert_eq!(found(&made, "r", "mine", now).as_deref(), Some("b1"));
+        let (stored, now) = (StoredResponses::default(), Instant::now());
+        stored.remember("r", owner("mine", "b0"), now);
+        stored.remember("r", owner("theirs", "b1"), now);
+        assert_eq!(found(&stored, "r", "mine", now).as_deref(), Some("b0"));
+        assert_eq!(found(&stored, "r", "theirs", now), None);
+        assert_eq!(stored.find("r", None, now), None);
+        stored.remember("r", owner("mine", "b1"), now);
+        assert_eq!(found(&stored, "r", "mine", now).as_deref(), Some("b1"));
     }
 
     #[test]
     fn responses_are_forgotten_after_their_lifetime_and_the_oldest_beyond_the_bound() {
-        let (made, now) = (MadeResponses::default(), Instant::now());
+        let (stored, now) = (StoredResponses::default(), Instant::now());
         for number in 0..=MAX_RESPONSES {
-            made.remember(&format!("r{number}"), maker("k", "b"), now);
+            stored.remember(&format!("r{number}"), owner("k", "b"), now);
         }
-        assert_eq!(found(&made, "r0", "k", now), None);
-        assert!(found(&made, "r1", "k", now).is_some());
-        assert_eq!(made.table.lock().by_id.len(), MAX_RESPONSES);
-        assert_eq!(found(&made, "r1", "k", now + LIFETIME), None);
-        assert_eq!(made.table.lock().by_id.len(), 0);
+        assert_eq!(found(&stored, "r0", "k", now), None);
+        assert!(found(&stored, "r1", "k", now).is_some());
+        assert_eq!(stored.table.lock().by_id.len(), MAX_RESPONSES);
+        assert_eq!(found(&stored, "r1", "k", now + LIFETIME), None);
+        assert_eq!(stored.table.lock().by_id.len(), 0);
     }
 
     #[test]

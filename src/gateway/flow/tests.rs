@@ -21,7 +21,7 @@ mod edges;
 
 use engines::{BUSY, DONE, Engines, GIVEN_UP, LAST, ROLE, Script, WORD, good};
 
-/// A client that writes down what it gets and may leave.
+/// A client that records what it receives, and may disconnect.
 #[derive(Default)]
 struct TestClient {
     head: Option<ResponseHead>,

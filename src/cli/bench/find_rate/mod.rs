@@ -11,7 +11,7 @@ pub(super) mod args;
 mod servers;
 #[cfg(test)]
 mod tests;
-mod text;
+pub(in crate::cli) mod text;
 
 use std::process::ExitCode;
 

@@ -14,7 +14,7 @@ use crate::bench::search::{
 use crate::stats::Estimate;
 
 /// The header of the lines.
-pub(super) const HEADER: &str = "run                        requests  within objectives     took  finding";
+pub(in crate::cli) const HEADER: &str = "run                        requests  within objectives     took  finding";
 
 /// A load in words.
 pub(super) fn load(load: &TrialLoad) -> String {
@@ -41,7 +41,7 @@ fn kind(report: &TrialReport) -> &'static str {
 }
 
 /// The line of one trial.
-pub(super) fn report(report: &TrialReport) -> String {
+pub(in crate::cli) fn report(report: &TrialReport) -> String {
     let verdict = match (report.load, report.verdict) {
         (TrialLoad::Rate(_), TrialVerdict::Holds) => "holds".to_owned(),
         (TrialLoad::Rate(_), TrialVerdict::Fails) => "fails".to_owned(),
@@ -114,16 +114,20 @@ fn as_text(found: &SearchResult, goal: &SearchGoal, halted: bool) -> String {
     text + why + "\n"
 }
 
-fn as_json(found: &SearchResult, goal: &SearchGoal, halted: bool) -> Value {
-    let end = |value: f64| if value.is_finite() { json!(value) } else { Value::Null };
-    let estimate = |of: &Estimate| json!({"value": end(of.value), "low": end(of.low), "high": end(of.high)});
-    let ending = match found.ending {
-        _ if halted => "stopped",
+/// The word for the end of a search in JSON.
+pub(in crate::cli) fn ending(end: SearchEnd) -> &'static str {
+    match end {
         SearchEnd::Found => "found",
         SearchEnd::NoRate => "no_rate",
         SearchEnd::ClientLimit => "client_limit",
         SearchEnd::TrialLimit => "out_of_runs",
-    };
+    }
+}
+
+fn as_json(found: &SearchResult, goal: &SearchGoal, halted: bool) -> Value {
+    let end = |value: f64| if value.is_finite() { json!(value) } else { Value::Null };
+    let estimate = |of: &Estimate| json!({"value": end(of.value), "low": end(of.low), "high": end(of.high)});
+    let ending = if halted { "stopped" } else { ending(found.ending) };
     let report = |report: &TrialReport| {
         let rate = if let TrialLoad::Rate(rate) = report.load { json!(rate) } else { Value::Null };
         json!({

@@ -1,7 +1,5 @@
-//! What a backend may do wrong before its response begins: how often the request is delivered then, under which ids, what
-//! the client gets, and what counts against the backend.
-//!
-//! The engines, the client and the clock are those of the other tests of the path.
+//! Faults of a backend before its response begins: how often and with which ids the request is sent, what the client gets, and
+//! what counts against the backend.
 
 use super::*;
 

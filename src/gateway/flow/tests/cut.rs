@@ -1,6 +1,4 @@
-//! What clients get when the gateway ends what still runs after `server.drain_timeout`, wherever their requests are.
-//!
-//! The engines, the client and the clock are those of the other tests of the path.
+//! Requests that still run when `server.drain_timeout` has passed: what their clients get.
 
 use super::*;
 use sluice_core::openai::Route;

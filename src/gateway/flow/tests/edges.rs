@@ -1,7 +1,5 @@
-//! Where one rule of the path meets another: responds that have half begun, refusals that are passed on, numbers no client
-//! should send, pools that a reload replaces under a request, and requests that wait while they hold something.
-//!
-//! The engines, the client and the clock are those of the other tests of the path.
+//! Edge cases: incomplete first events, forwarded refusals, absurd numbers, pools that a reload replaces, and requests that
+//! wait while they hold capacity.
 
 use super::*;
 

@@ -1,6 +1,6 @@
-//! Engines in memory: each request takes the next script of the engine that it reaches.
+//! Scripted engines in memory: each request takes the next script of its engine.
 //!
-//! They count what is open, and write down every delivery: port, request id and body.
+//! They count open exchanges, and record each request that they receive: port, request id and body.
 
 use std::collections::VecDeque;
 
@@ -124,7 +124,7 @@ impl Exchange for Served {
         if !self.responds {
             std::future::pending::<()>().await;
         }
-        // Others get their turn between a request and its response.
+        // Lets other tasks run between a request and its response.
         tokio::task::yield_now().await;
         self.head.clone()
     }
