@@ -69,7 +69,7 @@ impl Progress {
     }
 
     /// Enters `to` if the phase is `from`.
-    fn follow(&self, from: Phase, to: Phase) {
+    fn enter_from(&self, from: Phase, to: Phase) {
         let mut current = self.0.lock();
         if current.0 == from {
             *current = (to, Instant::now());
@@ -81,8 +81,8 @@ impl Progress {
         phase.limit().is_some_and(|limit| now.saturating_duration_since(since) >= limit)
     }
 
-    /// The smallest rank is closed first: connections that wait for their client before those that wait for the gateway,
-    /// and of these the one that has waited longest.
+    /// The order in which connections are closed to make room, lowest first: those that wait for their client, the longest
+    /// wait first, then those that wait for the gateway.
     fn rank(&self) -> (bool, Instant) {
         let (phase, since) = *self.0.lock();
         (phase == Phase::Serving, since)
@@ -145,7 +145,7 @@ impl AsyncRead for WatchedSocket {
         let before = buffer.filled().len();
         ready!(Pin::new(&mut self.socket).poll_read(cx, buffer))?;
         if buffer.filled().len() > before {
-            self.progress.follow(Phase::Idle, Phase::Head);
+            self.progress.enter_from(Phase::Idle, Phase::Head);
         }
         Poll::Ready(Ok(()))
     }
@@ -171,7 +171,7 @@ impl AsyncWrite for WatchedSocket {
     /// Called when all bytes of a response are written.
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         ready!(Pin::new(&mut self.socket).poll_flush(cx))?;
-        self.progress.follow(Phase::Writing, Phase::Idle);
+        self.progress.enter_from(Phase::Writing, Phase::Idle);
         Poll::Ready(Ok(()))
     }
 

@@ -1,7 +1,7 @@
 //! `sluice backend list`: the backends of a running gateway as a table.
 //!
-//! The table fits [`WIDTH`] columns and is followed by a line for each engine that does not serve: why, and what to do.
-//! A failure that is over is not in it. With `--wide` the table has every column, and the last failure with its age.
+//! The table fits [`WIDTH`] columns. Below it there is a line for each engine that does not serve, with the cause and what to
+//! do. Past failures are shown only with `--wide`, with their age, in a table with every column.
 
 use comfy_table::presets::{NOTHING, UTF8_HORIZONTAL_ONLY};
 use comfy_table::{ColumnConstraint, ContentArrangement, Table, Width};
@@ -10,9 +10,9 @@ use serde_json::{Value, json};
 use crate::admin::status::{BackendStatus, Status};
 use crate::fleet::EngineView;
 
-/// Columns of a usual terminal window that is shared with nothing else.
+/// Columns of a usual terminal window.
 const WIDTH: u16 = 100;
-/// Columns of names in the lines below the table, at most.
+/// The most columns for a name in the lines below the table.
 const NAME_WIDTH: u16 = 40;
 
 /// Every backend as JSON.

@@ -1,8 +1,8 @@
-//! The folder `fleet.state`: its files belong to the gateway's user alone.
+//! The folder `fleet.state`: only the gateway's user can read its files.
 //!
-//! Logs of engines and the output of commands may hold secrets, and the journal decides which process is stopped. So a new
-//! folder gets mode 0700 and every file 0600, whatever the umask. Files of an earlier version are repaired when the folder
-//! is opened; a folder that holds other files too keeps its mode, because it is not the gateway's alone (`/tmp`).
+//! Logs of engines and the output of commands may contain secrets, and the journal determines which processes are stopped. So a
+//! new folder gets mode 0700 and every file 0600, whatever the umask. Modes of files from an earlier version are corrected when
+//! the folder is opened. A folder that also contains other files (such as `/tmp`) keeps its mode.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Read, Write};
@@ -18,7 +18,7 @@ const KEY: &str = "key";
 /// Bytes of that key.
 pub(crate) const KEY_BYTES: usize = 32;
 
-/// Creates the folder, or repairs the modes of what an earlier version left in it.
+/// Creates the folder, or corrects the modes of files that an earlier version wrote.
 ///
 /// # Errors
 /// It cannot be created or read.
@@ -27,7 +27,7 @@ pub(crate) fn open(folder: &Path) -> io::Result<()> {
     let mut others = false;
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
-        // Not followed: a link may lead to a file of another program.
+        // Links are not followed: the target may belong to another program.
         let Ok(kind) = entry.file_type() else { continue };
         let own = kind.is_file() && is_own(&entry.file_name().to_string_lossy());
         others |= !own;
@@ -48,7 +48,7 @@ fn is_own(name: &str) -> bool {
     name == "lock" || name == KEY || begins || is_log()
 }
 
-/// Takes all rights beyond `mode` away. A file of another user stays as it is.
+/// Removes all permissions beyond `mode`. A file of another user stays as it is.
 fn restrict(path: &Path, mode: u32) {
     let wide = path.metadata().is_ok_and(|found| found.mode() & 0o777 & !mode != 0);
     if wide && let Err(error) = fs::set_permissions(path, Permissions::from_mode(mode)) {
@@ -66,13 +66,13 @@ pub(crate) fn options() -> OpenOptions {
 /// Writes a whole file.
 ///
 /// # Errors
-/// The disk's.
+/// The file cannot be written.
 pub(crate) fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     options().write(true).truncate(true).open(path)?.write_all(bytes)
 }
 
-/// The random key of this folder, made at the first call: digests of secrets are keyed with it, so that a digest that gets
-/// out does not let a weak secret be searched for.
+/// The random key of this folder, created at the first call. Digests of secrets are keyed with it, so that a weak secret cannot
+/// be guessed from a leaked digest.
 ///
 /// # Errors
 /// It cannot be read or written.
@@ -81,7 +81,7 @@ pub(crate) fn key(folder: &Path) -> io::Result<[u8; KEY_BYTES]> {
     let mut key = [0; KEY_BYTES];
     match File::open(&path).and_then(|mut file| file.read_exact(&mut key)) {
         Ok(()) => return Ok(key),
-        // A file that a crash cut short has been of no use yet.
+        // A file that is too short was being written when the gateway crashed; its key was never used.
         Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::UnexpectedEof) => {}
         Err(error) => return Err(error),
     }

@@ -325,7 +325,7 @@ fn parsed_request(
     record: &Record,
     conversation: Option<&Conversation>,
 ) -> ParsedRequest {
-    let response = conversation.map(|conversation| (conversation.response_text(), request.output_tokens));
+    let response = conversation.map(|conversation| (conversation.response_segment(), request.output_tokens));
     let names = &plan.workload.adapters.names;
     let model = request.adapter.and_then(|adapter| names.get(adapter as usize)).unwrap_or(&plan.workload.model);
     let request = EngineRequest {

@@ -1,16 +1,17 @@
-//! Says at each start and reload which of the gateway's certificates end soon.
+//! Warns at each start and reload about certificates of the gateway that expire soon.
 //!
-//! The metric `sluice_tls_certificate_expiry_timestamp_seconds` says it all the time; this is for those who have no alert
-//! on it. Renewal is left to what made the certificates, which then sends SIGHUP.
+//! The metric `sluice_tls_certificate_expiry_timestamp_seconds` always shows the dates; this warning is for operators without an
+//! alert on it. The gateway does not renew certificates; send SIGHUP after a renewal.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::config::Config;
 
-/// A certificate that ends within this time is warned of: renewal (of 90 days, with 30 left) must have failed.
+/// Time before the expiry from which there is a warning. Certificates for 90 days are usually renewed 30 days before they
+/// expire, so at this time renewal must have failed.
 const SOON_SECONDS: i64 = 14 * 24 * 3_600;
 
-/// Warns of every certificate that the gateway shows and that ends soon, has ended, or is not valid yet.
+/// Warns about each certificate of the gateway that expires soon, has expired, or is not valid yet.
 pub(super) fn warn(config: &Config) {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let now = i64::try_from(now).unwrap_or(i64::MAX);

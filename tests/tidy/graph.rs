@@ -1,7 +1,7 @@
-//! Which file uses which: layers between modules, and circles among files.
+//! Which file uses which: layers between modules, and import cycles among files.
 //!
 //! An import is followed through re-exports to the file that defines the name, so that a type which `mod.rs` re-exports
-//! does not count as a use of `mod.rs`. Names that a macro or another crate defines end at the last file that is known.
+//! does not count as a use of `mod.rs`. A name that a macro or another crate defines counts as defined in the last known file.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -58,7 +58,7 @@ impl<'a> Files<'a> {
         Some([&self.absolute(file, &alias.path, false)?[..], &path[1..]].concat())
     }
 
-    /// The file that defines what stands at a path from the root of the crate.
+    /// The file that defines the item at a path from the root of the crate.
     fn resolve(&self, folder: &str, path: &[String], seen: &mut BTreeSet<(usize, String)>) -> Option<usize> {
         let deepest = (0..=path.len()).rev().find(|&depth| self.by_module.contains_key(&(folder, &path[..depth])))?;
         let file = self.by_module[&(folder, &path[..deepest])];
@@ -79,12 +79,12 @@ impl<'a> Files<'a> {
         Some(defined.unwrap_or(file))
     }
 
-    /// The files that a file uses, each with one of the paths by which it does.
+    /// The files that a file uses, each with one of the paths that refer to it.
     fn uses(&self, file: usize) -> BTreeMap<usize, String> {
         let (source, code) = (&self.sources[file], self.code(file));
         let named: BTreeSet<&str> = code.paths.iter().filter_map(|path| path.first().map(String::as_str)).collect();
-        // A re-export that the file does not use itself is no use, and neither is the import of a module: what is taken
-        // from the module is found where it is named.
+        // Two kinds of import do not count: a re-export that the file does not use itself, and the import of a module, whose
+        // items are counted where they are named.
         let imports = code.imports.iter().filter(|import| !import.public || named.contains(&*import.name));
         let imports = imports.filter(|import| {
             let module = self.absolute(file, &import.path, false);
@@ -106,7 +106,7 @@ impl<'a> Files<'a> {
 
 /// Modules are declared lowest layer first in `lib.rs`; a file uses only modules that are declared above its own.
 ///
-/// `exempt` holds the folders of the crates that do not declare their modules so, each with the reason.
+/// `exempt` has the folders of crates with another order, each with the reason.
 pub(crate) fn layers(sources: &[Source], exempt: &BTreeMap<String, String>) -> Vec<String> {
     let files = Files::new(sources, Part::All);
     let mut complaints = Vec::new();
@@ -132,7 +132,7 @@ pub(crate) fn layers(sources: &[Source], exempt: &BTreeMap<String, String>) -> V
 }
 
 /// No file uses, directly or through others, a file that uses it.
-pub(crate) fn circles(sources: &[Source], excused: &BTreeMap<String, String>) -> Vec<String> {
+pub(crate) fn cycles(sources: &[Source], excused: &BTreeMap<String, String>) -> Vec<String> {
     let files = Files::new(sources, Part::Product);
     let uses: Vec<BTreeMap<usize, String>> = (0..sources.len()).map(|file| files.uses(file)).collect();
     let mut graph = DiGraphMap::<usize, ()>::new();
@@ -145,22 +145,22 @@ pub(crate) fn circles(sources: &[Source], excused: &BTreeMap<String, String>) ->
     found.iter_mut().for_each(|files| files.sort_unstable());
     found.sort();
     let mut complaints = Vec::new();
-    for circle in &found {
-        if circle.iter().all(|file| excused.contains_key(&sources[*file].path)) {
+    for cycle in &found {
+        if cycle.iter().all(|file| excused.contains_key(&sources[*file].path)) {
             continue;
         }
         let edge = |file: usize| {
-            let used = uses[file].iter().filter(|(used, _)| circle.contains(used));
+            let used = uses[file].iter().filter(|(used, _)| cycle.contains(used));
             let used: Vec<String> = used.map(|(used, path)| format!("{} ({path})", sources[*used].path)).collect();
             format!("\n    {} uses {}", sources[file].path, used.join(", "))
         };
-        let edges: String = circle.iter().map(|file| edge(*file)).collect();
-        complaints.push(format!("files in a circle; move what they share into a file of its own:{edges}"));
+        let edges: String = cycle.iter().map(|file| edge(*file)).collect();
+        complaints.push(format!("import cycle; move what they share into a file of its own:{edges}"));
     }
-    let in_circles: BTreeSet<&str> = found.iter().flatten().map(|file| &*sources[*file].path).collect();
-    let stale = excused.keys().filter(|path| !in_circles.contains(path.as_str()));
+    let in_cycles: BTreeSet<&str> = found.iter().flatten().map(|file| &*sources[*file].path).collect();
+    let stale = excused.keys().filter(|path| !in_cycles.contains(path.as_str()));
     complaints
-        .extend(stale.map(|path| format!("{path}: excused as part of a circle but is in none; remove the excuse")));
+        .extend(stale.map(|path| format!("{path}: excused as part of a cycle but is in none; remove the excuse")));
     complaints
 }
 
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_circle_is_caught_through_re_exports_and_a_stale_excuse_too() {
+    fn a_cycle_is_caught_through_re_exports_and_a_stale_excuse_too() {
         let files = [
             ("core/lib.rs", "pub mod pool;"),
             ("core/pool/mod.rs", "mod lease; mod state;\npub use lease::Lease;\npub struct Config;"),
@@ -201,17 +201,17 @@ mod tests {
             ("core/pool/state.rs", "pub fn step(_: super::Lease) {}"),
         ];
         let sources = parse(files);
-        one_complaint(&circles(&sources, &BTreeMap::new()), "core/pool/lease.rs uses core/pool/state.rs");
+        one_complaint(&cycles(&sources, &BTreeMap::new()), "core/pool/lease.rs uses core/pool/state.rs");
         let excuse = |path: &str| (path.to_owned(), "why".to_owned());
         let two = [excuse("core/pool/lease.rs"), excuse("core/pool/state.rs")];
-        clean(&circles(&sources, &BTreeMap::from(two.clone())));
+        clean(&cycles(&sources, &BTreeMap::from(two.clone())));
         let three = [&two[..], &[excuse("core/pool/mod.rs")]].concat();
-        one_complaint(&circles(&sources, &BTreeMap::from_iter(three)), "core/pool/mod.rs: excused");
+        one_complaint(&cycles(&sources, &BTreeMap::from_iter(three)), "core/pool/mod.rs: excused");
     }
 
     #[test]
-    fn a_parent_that_re_exports_and_a_test_that_looks_up_are_no_circle() {
-        clean(&circles(
+    fn a_parent_that_re_exports_and_a_test_that_looks_up_are_no_cycle() {
+        clean(&cycles(
             &parse([
                 ("lib.rs", "pub mod pool;"),
                 ("pool/mod.rs", "mod lease; pub use lease::Lease;"),
@@ -224,6 +224,6 @@ mod tests {
             ("pool/mod.rs", "mod lease; use lease::Lease; pub struct Pool(Lease);"),
             ("pool/lease.rs", "struct Lease(super::Pool);"),
         ];
-        one_complaint(&circles(&parse(files), &BTreeMap::new()), "pool/mod.rs uses pool/lease.rs (lease::Lease)");
+        one_complaint(&cycles(&parse(files), &BTreeMap::new()), "pool/mod.rs uses pool/lease.rs (lease::Lease)");
     }
 }

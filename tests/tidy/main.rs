@@ -2,7 +2,7 @@
 //!
 //! Crates are layers that the compiler enforces once the manifests are right; inside a crate this test does: `lib.rs`
 //! declares the modules lowest layer first, and a file uses only modules declared above its own. The other rules keep
-//! files free of circles, keep what is replaceable in one place (pingora, prometheus, starting processes), keep clocks
+//! forbid import cycles among files, keep what is replaceable in one place (pingora, prometheus, starting processes), keep clocks
 //! and chance out of the modules that are tested on paused time, and keep files and functions small enough to read.
 //!
 //! Every rule is a function from sources to complaints. It runs twice: on the tree, where it must find nothing that
@@ -25,8 +25,8 @@ use source::{Source, parse, root, rust_files};
 struct Excuses {
     /// Crates whose `lib.rs` does not declare its modules lowest layer first, by folder.
     unordered: BTreeMap<String, String>,
-    /// Files in circles.
-    circles: BTreeMap<String, String>,
+    /// Files in cycles.
+    cycles: BTreeMap<String, String>,
     /// Functions that are too long.
     functions: BTreeMap<String, String>,
     words: Words,
@@ -80,7 +80,7 @@ fn modules_use_only_modules_declared_above() {
 
 #[test]
 fn no_files_use_each_other() {
-    clean(&graph::circles(&SOURCES, &EXCUSES.circles));
+    clean(&graph::cycles(&SOURCES, &EXCUSES.cycles));
 }
 
 #[test]

@@ -12,8 +12,8 @@ use crate::load::session::{MAX_TURNS, Sessions};
 use crate::load::workload::{LoadRequest, PrefixKind, RequestSource, Workload};
 use crate::seed::{Purpose, rng_for};
 
-/// Numbers of the texts of conversations, as in [`LoadRequest::shared`], have this bit; those of prefixes do not.
-const OF_A_TURN: u64 = 1 << 63;
+/// A bit of the segment ids (see [`LoadRequest::shared`]) of messages in conversations. Those of prefixes do not have it.
+const MESSAGE: u64 = 1 << 63;
 
 /// One conversation so far.
 #[derive(Debug)]
@@ -27,7 +27,7 @@ pub struct Conversation {
     /// Role and text of each message.
     messages: Vec<(&'static str, String)>,
     tokens: u32,
-    /// The texts of the messages.
+    /// The segments of the messages, as in [`LoadRequest::shared`].
     shared: Vec<(u64, u32)>,
 }
 
@@ -64,12 +64,12 @@ impl Conversation {
         self.class
     }
 
-    /// The number of the turn that was begun last, as a number of a request.
+    /// The request number of the current turn.
     pub fn ordinal(&self) -> u64 {
         self.session * u64::from(MAX_TURNS) + u64::from(self.begun.saturating_sub(1))
     }
 
-    /// Begins the next turn: the user's message, behind all messages so far. `None` after the last turn.
+    /// Begins the next turn, by adding a user's message. `None` after the last turn.
     pub fn next_turn(&mut self, workload: &Workload, sessions: &Sessions) -> Option<LoadRequest> {
         if self.begun == self.turns {
             return None;
@@ -85,20 +85,20 @@ impl Conversation {
         Some(LoadRequest { session, keep_text, shared: self.shared.clone(), ..request })
     }
 
-    /// Adds the response to the turn begun last.
+    /// Adds the response to the current turn.
     pub fn respond(&mut self, text: String, tokens: u64) {
         let tokens = u32::try_from(tokens).unwrap_or(u32::MAX);
         self.messages.push(("assistant", text));
         self.tokens = self.tokens.saturating_add(tokens);
-        self.shared.push((self.response_text(), tokens));
+        self.shared.push((self.response_segment(), tokens));
     }
 
-    /// The number of the text that the response to the turn begun last is, as in [`LoadRequest::shared`].
-    pub fn response_text(&self) -> u64 {
-        OF_A_TURN | (self.ordinal() << 1) | 1
+    /// The segment id of the response to the current turn, as in [`LoadRequest::shared`].
+    pub fn response_segment(&self) -> u64 {
+        MESSAGE | (self.ordinal() << 1) | 1
     }
 
-    /// How long the user waits between the response to the turn begun last and the next turn.
+    /// How long the user waits between the response to the current turn and the next turn.
     pub fn think(&self, workload: &Workload, sessions: &Sessions) -> Duration {
         let mean = sessions.think;
         Duration::from_secs_f64(rng_for(workload.seed, Purpose::Think, self.ordinal()).exponential() * mean)
@@ -113,11 +113,11 @@ impl Conversation {
             let length = sessions.later.filter(|_| turn > 0).unwrap_or(class.prompt);
             (count, output) = (length.draw(&mut rng), class.output.draw(&mut rng));
         }
-        self.push("user", OF_A_TURN | (self.ordinal() << 1), &mut [PromptPart { rng, count }], count);
+        self.push("user", MESSAGE | (self.ordinal() << 1), &mut [PromptPart { rng, count }], count);
         output
     }
 
-    fn push(&mut self, role: &'static str, number: u64, parts: &mut [PromptPart], tokens: u32) {
+    fn push(&mut self, role: &'static str, segment: u64, parts: &mut [PromptPart], tokens: u32) {
         let mut text = String::new();
         // Completions get all messages as one text.
         if !self.messages.is_empty() {
@@ -126,7 +126,7 @@ impl Conversation {
         push_words(&mut text, parts);
         self.messages.push((role, text));
         self.tokens = self.tokens.saturating_add(tokens);
-        self.shared.push((number, tokens));
+        self.shared.push((segment, tokens));
     }
 }
 

@@ -120,8 +120,8 @@ pub struct LoadRequest {
     pub leave_after: Option<u32>,
     /// Whether to keep the text of the response.
     pub keep_text: bool,
-    /// What its prompt begins with that others have, too: numbers of texts, each with the tokens taken of it, in order.
-    /// The rest of the prompt is its own.
+    /// The shared beginning of its prompt: segments in order, each an id and a number of tokens. Prompts with the same
+    /// segments begin with the same tokens. The rest of the prompt is unique.
     pub shared: Vec<(u64, u32)>,
     /// The JSON body.
     pub body: Bytes,
@@ -298,7 +298,8 @@ impl Class {
 }
 
 impl Prefix {
-    /// The number of the prefix; the shared prefix and the rest of a prompt of `length` tokens. `own` draws the rest.
+    /// The segment id of the shared prefix, and the two parts of a prompt of `length` tokens: the prefix, and the rest, which is
+    /// drawn from `own`.
     pub(super) fn parts(self, seed: u64, class: u32, ordinal: u64, length: u32, own: Rng) -> (u64, [PromptPart; 2]) {
         let mut rng = rng_for(seed, Purpose::Prefix, ordinal);
         let group = rng.below(self.groups as usize) as u64;

@@ -2,9 +2,9 @@
 //!
 //! Each metric has both values, the change with an interval, and a verdict by
 //! [`stats::compare`](sluice_core::stats::compare): better, worse, no difference (the whole interval is inside the margin), or
-//! undecided. The intervals account for clustering of requests within a run. All of
-//! them together hold with [`CompareOptions::confidence`]: each is wider than for one metric alone, as if [`APART`] of the
-//! metrics were independent.
+//! undecided. The intervals account for clustering of requests within a run. They are simultaneous: all of them hold together
+//! with [`CompareOptions::confidence`]. Each is wider than for one metric alone, corrected as for [`INDEPENDENT_METRICS`]
+//! comparisons.
 //!
 //! | metric | change | interval from |
 //! |---|---|---|
@@ -29,7 +29,7 @@ use sluice_core::stats::{Change, Estimate, Sense, Verdict, mean, percentile, pro
 pub const WINDOWS: usize = 10;
 /// The number of effectively independent metrics; the others follow from them. With it, two runs of the same configuration
 /// are called different in about 1 of 20 comparisons (tests).
-pub const APART: usize = 5;
+pub const INDEPENDENT_METRICS: usize = 5;
 /// The most gaps between tokens that are used. If there are more, those of every n-th request are used.
 const MOST_GAPS: usize = 1_000_000;
 
@@ -55,11 +55,11 @@ impl Default for CompareOptions {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Unit {
-    /// In each second.
+    /// Per second.
     PerSecond,
-    /// Of requests.
+    /// Share of requests.
     Share,
-    /// A latency.
+    /// Seconds of a latency.
     Seconds,
 }
 
@@ -129,7 +129,7 @@ pub fn compare(a: &RunResult, b: &RunResult, options: CompareOptions) -> Result<
         }
     }
     let pairs = pairs(a, b);
-    let confidence = each_of(APART, options.confidence);
+    let confidence = each_of(INDEPENDENT_METRICS, options.confidence);
     let rows = pairs.into_iter().map(|pair| {
         let [(a, rough), (b, rough_too)] = [a, b].map(|result| (pair.estimate)(result, confidence));
         let (change, margin) = match pair.unit {

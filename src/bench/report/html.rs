@@ -126,7 +126,7 @@ pub(super) fn one(page: &mut Page, run: &RunResult, metrics: &Metrics) {
     let thin = run.requests.len() > charts::MOST_DOTS;
     let note =
         if thin { "There are more requests than dots: each dot is the slowest request of its interval." } else { "" };
-    page.section("Course and distributions".to_owned(), note);
+    page.section("Over time, and distributions".to_owned(), note);
     page.plots(&run_plots(run));
     page.section("Latencies".to_owned(), "Completed requests only; milliseconds.");
     page.table(&latency_table(metrics));

@@ -1,7 +1,7 @@
-//! A page that compares variants of a setup: their table, the distributions of their latencies over one another, each run.
+//! An HTML page that compares variants: a table, plots of their latency distributions, and a section for each run.
 //!
-//! The table comes from the caller, who knows what the variants are and over how many runs its numbers are. Plots show one
-//! run of each of the first few variants, class by class.
+//! The caller provides the table, because only the caller knows the variants and the number of runs. Plots show one run of
+//! each of the first few variants, by class.
 
 use super::charts::{MOST_CLASSES, distribution};
 use super::html;
@@ -11,8 +11,8 @@ use crate::result::metrics::Metrics;
 use crate::result::record::RunResult;
 use crate::result::slices::{SliceBy, slices};
 
-/// The HTML of variants: a title, a note about the table, its rows (the first is the head), and a run of each variant, whose
-/// label names it.
+/// The page. `note` describes the table, whose first row is the header. `runs` has one run of each variant; its label is the
+/// name of the variant.
 pub fn page(title: &str, note: &str, rows: &[Vec<String>], runs: &[RunResult]) -> String {
     let mut page = Page::new(title);
     html::warnings(&mut page, runs);

@@ -4,13 +4,13 @@
 //! loads (fixed, below a minute) -> sluice bench -> rows -> fit of [host] and [front_end] -> file for --sim-host
 //! ```
 //!
-//! Each load shows one cost: a burst of short requests the API server's time for a request, many streams its time for a token,
-//! prompts above the largest CUDA graph the engine's time to launch kernels, long prompts their cost at the first token. GPU and
-//! model are taken to be as named: their constants stay. Each load runs [`REPEATS`] times and its medians count, since other
-//! work on the host disturbs it. Nothing else should use the server meanwhile.
+//! Each load measures one cost. A burst of short requests measures the API server's time per request, and many streams its time
+//! per token. Prompts above the largest CUDA graph measure the engine's time to launch kernels, and long prompts their cost at
+//! the first token. The constants of GPU and model stay. Other work on the host disturbs the measurement, so each load runs
+//! [`REPEATS`] times and the medians are used. Nothing else should use the server at the same time.
 //!
-//! What the loads do not tell apart (the time for a token, for a first token, and the latency to the engine, as long as the API
-//! server keeps up) moves together: their sum is right, the parts may not be.
+//! The loads do not separate the times per token, per first token and to reach the engine while the API server is not saturated.
+//! The sum of these is right; the parts may not be.
 //!
 //! Bounds: [`LOADS`] x [`REPEATS`] runs, a request of at most [`LIMIT`].
 
@@ -31,7 +31,7 @@ const REPEATS: u64 = 3;
 /// One load: name, prompt and output tokens, streams, requests.
 type SmallLoad = (&'static str, u32, u32, u32, u32);
 
-/// See the header.
+/// The loads.
 pub(super) const LOADS: [SmallLoad; 6] = [
     ("decodes of one stream", 200, 48, 1, 4),
     ("a burst of short requests", 16, 4, 32, 64),
@@ -41,7 +41,7 @@ pub(super) const LOADS: [SmallLoad; 6] = [
     ("long prompts", 8000, 2, 2, 8),
 ];
 
-/// The rows of one load each, without what was measured. `server` are the limits that the measured server runs with.
+/// One row for each load, without measurements. `server` are the limits of the measured server.
 pub(super) fn rows(server: Server) -> Vec<Row> {
     let row = |&(name, prompt, output, streams, requests): &SmallLoad| Row {
         name: name.to_owned(),
@@ -67,7 +67,7 @@ pub(super) async fn measure(url: &str, model: Option<&str>, server: Server) -> a
         None => served(&client).await.with_context(|| format!("{url} names no model; give --served-model-name"))?,
     };
     let mut rows = rows(server);
-    // What a new server does first takes longer.
+    // Warm-up: the first requests to a new server take longer.
     for row in &rows {
         run(&client, &model, row, REPEATS).await?;
     }

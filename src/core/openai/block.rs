@@ -1,15 +1,15 @@
-//! Text in blocks of 64 bytes, as sets of places: bit n of a word is byte n of the block.
+//! Processes text in blocks of 64 bytes with bit masks: bit n of a mask is for byte n of the block.
 //!
-//! A vector comparison gives such a set, say of all quotes, and sets combine by one instruction for 64 bytes. So long
-//! texts are searched and counted at the same speed whatever they hold: there is no branch for each escape, which a client
-//! could send 200,000 of. The processor's widest vectors are chosen when the gateway runs (`fearless_simd`).
+//! A vector comparison gives a mask, for example of all quotes, and masks are combined with one instruction for 64 bytes. So the
+//! speed does not depend on the content: there is no branch for each escape, of which a client could send 200,000. The widest
+//! vectors of the processor are chosen at run time (`fearless_simd`).
 
 /// Bytes of a block.
 pub(super) const BLOCK: usize = 64;
-/// Fills the last block. It is the inside of a character, and nothing that is searched for.
+/// Fills the last block: a UTF-8 continuation byte, which is never searched for or counted.
 const FILLER: u8 = 0x80;
 
-/// Takes a text apart into blocks; the last is filled up with bytes that belong to no character of their own.
+/// Splits a text into blocks; the last one is filled up with [`FILLER`].
 pub(super) struct Blocks<'a> {
     rest: &'a [u8],
     last: [u8; BLOCK],
@@ -21,7 +21,7 @@ impl<'a> Blocks<'a> {
         Self { rest: text, last: [FILLER; BLOCK] }
     }
 
-    /// The next block; not an `Iterator`, whose blocks would have to be copied.
+    /// The next block. Not an `Iterator`, because its items would have to be copies.
     #[inline(always)]
     pub(super) fn next(&mut self) -> Option<&[u8; BLOCK]> {
         if let Some((block, rest)) = self.rest.split_first_chunk() {
@@ -37,19 +37,19 @@ impl<'a> Blocks<'a> {
     }
 }
 
-/// The last places of a block that [`behind`] may need in the next one.
+/// Bits of a block that [`behind`] may need in the next one.
 const TAIL: usize = 6;
 
-/// Those of the places that are among the last of their block.
+/// The last [`TAIL`] bits of a mask.
 #[inline(always)]
 pub(super) const fn tail(set: u64) -> u64 {
     set >> (BLOCK - TAIL)
 }
 
-/// The places so many bytes (0 to 6) behind those of a set; `before`: the [`tail`] of the set in the block before.
+/// Shifts a mask by `bytes` (0 to 6) towards the end of the text. `before`: the [`tail`] of the mask of the previous block.
 #[inline(always)]
 pub(super) const fn behind(set: u64, before: u64, bytes: usize) -> u64 {
-    // With all of `before` this would be a double shift, which takes AMD's processors seven times as long.
+    // With the whole mask as `before` this would be a double shift, which is seven times as slow on AMD processors.
     set << bytes | before >> (TAIL - bytes)
 }
 
@@ -61,16 +61,16 @@ pub(super) struct Escapes {
 }
 
 impl Escapes {
-    /// The places behind a backslash that is not escaped itself, given all backslashes.
+    /// The mask of escaped bytes: those after a backslash that is not escaped itself. `backslashes`: all backslashes.
     #[inline(always)]
     pub(super) fn escaped(&mut self, backslashes: u64) -> u64 {
         const ODD: u64 = 0xAAAA_AAAA_AAAA_AAAA;
         if self.open | backslashes >> (BLOCK - 1) | backslashes & backslashes << 1 == 0 {
-            // No runs, and none that ends here or goes on in the next block. Does not make blocks wait for each other.
+            // There are no runs of backslashes, in this block or across its ends. This path has no dependency between blocks.
             return backslashes << 1;
         }
-        // In a run of backslashes the first, third, ... escape. The subtraction borrows through the run, so that its end
-        // shows whether it began at an odd place (after simdjson, `json_escape_scanner`).
+        // In a run of backslashes, the first, third, ... escape the next byte. The subtraction borrows through the run, so that
+        // its end shows whether it began at an odd bit (method of simdjson's `json_escape_scanner`).
         let free = backslashes & !self.open;
         let ends = (free << 1 | ODD).wrapping_sub(free) ^ ODD;
         let escaped = ends ^ (backslashes | self.open);

@@ -1,8 +1,8 @@
 //! What a flag of `vllm serve` affects, and whether a client of the admin API may change it.
 //!
-//! `flag_effect.txt` lists every flag of `flags.txt` once. Only flags of the scheduler and of memory are tunable: the worst
-//! that they do is an engine that does not start. A flag that is not in the list, such as one of a newer vLLM or of
-//! another program, is not tunable, and neither is an abbreviation, since another version may read it differently.
+//! `flag_effect.txt` lists every flag of `flags.txt` once. Only flags of the scheduler and of memory are tunable: at worst the
+//! engine does not start. A flag that is not in the list (of a newer vLLM or another program) is not tunable. Neither is an
+//! abbreviation, because another version of vLLM may expand it differently.
 
 use std::collections::HashMap;
 use std::sync::OnceLock;
@@ -16,23 +16,23 @@ pub enum FlagEffect {
     Scheduling,
     /// How much memory is used, and for what.
     Memory,
-    /// It may run code.
+    /// It can load code.
     Code,
     /// It names files or models.
     Files,
-    /// Where the engine listens, what it connects to.
+    /// Where the engine listens, and what it connects to.
     Network,
-    /// What clients may do, what is revealed of their requests.
+    /// What clients may do, and what is revealed of their requests.
     Exposure,
     /// Devices, processes and hosts.
     Placement,
     /// Kernels and communication.
     Kernels,
-    /// What the model answers.
+    /// The content of responses.
     Answers,
     /// The engine's own logs and metrics.
     Observation,
-    /// Not a flag of the vLLM that is known here.
+    /// Not in the list.
     Unknown,
 }
 
@@ -64,7 +64,7 @@ impl FlagEffect {
         matches!(self, Self::Scheduling | Self::Memory)
     }
 
-    /// What it does, to follow the name of the flag.
+    /// A predicate for a message, to follow the name of the flag.
     pub fn sentence(self) -> &'static str {
         match self {
             Self::Scheduling => "changes scheduling",

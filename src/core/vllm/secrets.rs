@@ -1,8 +1,8 @@
 //! Which flags, variables and words of a command hold secrets.
 //!
-//! The flags of vLLM that do are listed. Of a name that is not in the table of flags (a newer version, a key of a JSON
-//! value, a variable) the last words decide: `kv-transfer-config.password`, `WANDB_API_KEY`. A value that is masked without
-//! need costs a look into the file; one that is shown cannot be taken back.
+//! Flags of vLLM with secrets are listed. For other names (flags of a newer version, keys of a JSON value, variables) the last
+//! words decide: `kv-transfer-config.password`, `WANDB_API_KEY`. In doubt a value is masked, because a secret that was shown
+//! cannot be taken back.
 
 use super::flags::{Arity, lookup};
 
@@ -28,8 +28,7 @@ const ENDINGS: &[&str] = &[
     "session-token",
 ];
 
-/// What else the name of a variable with a secret ends with. Names of flags and of JSON values may end so without one:
-/// `eos_token`.
+/// More last words of variables with secrets. Flags and JSON keys that end with them may not be secrets: `eos_token`.
 const VARIABLE_ENDINGS: &[&str] = &["authorization", "credentials", "key", "pass", "token"];
 
 /// Whether `name` ends with one of these, as a word of its own.
@@ -69,8 +68,8 @@ pub fn is_secret_variable(name: &str) -> bool {
 
 /// The words of a command with `mask` in place of secrets, and the secrets.
 ///
-/// Found are `--api-key X`, `--api-key=X`, `NAME=X` and the same inside a word that a shell interprets. What follows a secret
-/// within one word is masked too, since only a shell knows where the secret ends.
+/// It recognises `--api-key X`, `--api-key=X`, `NAME=X`, and the same inside a word that a shell interprets. The rest of such a
+/// word after a secret is masked, too, because only the shell knows where the secret ends.
 pub fn mask_command(words: &[String], mask: &str) -> (Vec<String>, Vec<String>) {
     let (mut shown, mut secrets) = (Vec::new(), Vec::new());
     // How many of the next words are values of a secret flag.

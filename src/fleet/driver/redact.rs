@@ -1,16 +1,15 @@
-//! Takes the secrets of an engine out of what it prints.
+//! Masks the secrets of an engine in its output.
 //!
-//! A program may print its own arguments or environment, and the last lines of its log are quoted in failures, in the
-//! journal and in the admin API. Known are the secrets of `args` and of the command, and of the variables those that are
-//! references or have the name of a secret. Bound: a secret of fewer than [`LENGTH_MIN`] bytes stays, because it would take
-//! ordinary words apart.
+//! A program may print its arguments or environment, and the last lines of its log are quoted in failures, in the journal and in
+//! the admin API. Masked are the secrets in `args` and commands, and the variables that are references or have the name of a
+//! secret. Secrets of fewer than [`LENGTH_MIN`] bytes are not masked, because parts of ordinary words could match.
 
 use std::borrow::Cow;
 
 use sluice_core::vllm::secrets::is_secret_variable;
 use sluice_gateway::config::{ArgValue, Control, Launch, MASK};
 
-/// Shorter secrets are not looked for.
+/// Shorter secrets are not masked.
 const LENGTH_MIN: usize = 6;
 
 /// The secrets of one engine. Never shown.

@@ -1,8 +1,8 @@
-//! `[admin]`: by which names the admin port is reached, and which flags of engines may be changed through it.
+//! `[admin]`: the host names of the admin port, and the flags of engines that may be changed through it.
 //!
-//! The address of the port is `server.admin`, its token `auth.admin_token`. A page in the operator's browser can reach the
-//! port under a name of its author's choice (DNS rebinding), so names are accepted only when they are listed here; a
-//! list of flags keeps one accepted request from running code.
+//! The address of the port is `server.admin`, its token `auth.admin_token`. With DNS rebinding, a malicious page in the operator's
+//! browser can reach the port under a name of its own, so only listed names are accepted. Only listed flags can be changed,
+//! because some flags make an engine run code.
 
 use std::net::SocketAddr;
 
@@ -30,7 +30,7 @@ impl Admin {
         let host = host.trim_end_matches('.');
         let bare = host.trim_start_matches('[').trim_end_matches(']');
         let is_own = match bare.parse::<std::net::IpAddr>() {
-            // A browser resolves no address, so a page can be at this address only when this machine served it.
+            // An address involves no DNS, so only a page that this machine served can have it as its origin.
             Ok(address) => {
                 let address = address.to_canonical();
                 address.is_loopback() || address == listen.ip().to_canonical() || listen.ip().is_unspecified()

@@ -1,8 +1,8 @@
-//! What defaults depend on: the cores, the memory and the files that this machine gives the process.
+//! The resources on which defaults depend: cores, memory and open files.
 //!
-//! Memory is the smallest of the machine's and of every control group that the process is in (v2, or the memory controller
-//! of v1), since a container is killed at its own limit, not at that of its host. Files are the hard limit: `sluice serve`
-//! raises the soft one to it.
+//! Memory is the smallest of the machine's memory and the limits of all control groups of the process (v2, or the memory
+//! controller of v1), because a container is killed at its own limit. The number of open files is the hard limit, to which
+//! `sluice serve` raises the soft limit.
 
 use std::path::{Path, PathBuf};
 
@@ -10,10 +10,10 @@ use nix::sys::resource::{Resource, getrlimit};
 
 use super::limits;
 
-/// Memory that is assumed where the system does not say: little enough to be there.
+/// Memory that is assumed if it cannot be read.
 const MEMORY_UNKNOWN: u64 = 2 << 30;
 
-/// What this machine gives the process.
+/// The resources of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Machine {
     /// Cores, at most [`limits::MAX_THREADS`].
@@ -30,7 +30,7 @@ impl Machine {
         Self { cores, memory: 16 << 30, files: 1 << 16 }
     }
 
-    /// This one.
+    /// The resources of this process.
     pub fn of_process() -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from).min(limits::MAX_THREADS);
         let memory = memory(Path::new("/proc"), Path::new("/sys/fs/cgroup")).unwrap_or(MEMORY_UNKNOWN);
@@ -57,7 +57,7 @@ fn group_limit(line: &str, cgroup: &Path) -> Option<u64> {
         list if list.split(',').any(|name| name == "memory") => (cgroup.join("memory"), "memory.limit_in_bytes"),
         _ => return None,
     };
-    // Inside a container the path may be the host's and not exist here; the root then is the container's own group.
+    // Inside a container the path may be that of the host, which does not exist here. Then the root is the container's group.
     let folder = root.join(path.trim_start_matches('/'));
     let around = folder.ancestors().take_while(|at| at.starts_with(&root)).map(PathBuf::from);
     around.filter_map(|at| std::fs::read_to_string(at.join(file)).ok()?.trim().parse().ok()).min()

@@ -25,7 +25,7 @@ pub struct Problem {
 
 /// What is wrong (or, for warnings, worth knowing).
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[expect(missing_docs, reason = "the message is the documentation of each situation, and its fields stand in it")]
+#[expect(missing_docs, reason = "the message documents each situation and its fields")]
 pub enum Situation {
     #[error("cannot read {path}: {reason}")]
     Unreadable { path: String, reason: String },
@@ -65,7 +65,7 @@ pub enum Situation {
     NameTooLong { bytes: usize, max: usize },
     #[error("'{name}' may contain only letters, digits and . _ : / -, since it becomes a metric label and a header")]
     NameLetters { name: String },
-    #[error("'{name}' may not contain blanks at its ends or control characters")]
+    #[error("'{name}' may not contain control characters, or blanks at its beginning or end")]
     ModelNameLetters { name: String },
     #[error("'{name}' is used twice; it is already at {first}")]
     Duplicate { name: String, first: String },
@@ -233,7 +233,7 @@ impl fmt::Display for Problem {
     }
 }
 
-/// The flag behind a key of the configuration that flags stand for.
+/// The command-line flag that set a key.
 fn flag(path: &str) -> Option<&'static str> {
     match path {
         "server.listen" => Some("--listen"),
@@ -310,7 +310,7 @@ pub enum Suggestion {
 const MOST_LISTED: usize = 16;
 
 impl Suggestion {
-    /// What to say about `wrong` where only `known` exists.
+    /// A suggestion for the unknown name `wrong`.
     pub fn for_name<'a>(wrong: &str, known: impl IntoIterator<Item = &'a str>) -> Self {
         let known: Vec<&str> = known.into_iter().collect();
         match nearest(wrong, &known) {
@@ -324,7 +324,7 @@ impl fmt::Display for Suggestion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Near(name) => write!(f, "did you mean '{name}'?"),
-            Self::OneOf(names) if names.is_empty() => f.write_str("there is none to choose from"),
+            Self::OneOf(names) if names.is_empty() => f.write_str("there are none"),
             Self::OneOf(names) => {
                 write!(f, "known: {}", names[..names.len().min(MOST_LISTED)].join(", "))?;
                 if names.len() > MOST_LISTED { write!(f, ", and {} more", names.len() - MOST_LISTED) } else { Ok(()) }

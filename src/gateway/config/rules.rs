@@ -66,7 +66,7 @@ fn check_order(path: &str, value: Duration, max_key: &'static str, max: Duration
     }
 }
 
-/// One body of the largest size must fit. Where the memory was not written, it is raised.
+/// The memory for bodies must be enough for one of the largest size. The default is raised if it is not.
 fn check_body_memory(server: &mut Server, report: &mut Report<'_>) {
     let (value, max) = (server.max_body, server.max_body_memory);
     if value <= max {
@@ -99,7 +99,7 @@ fn check_models(models: &[Model], pools: &[Pool], report: &mut Report<'_>) {
             let situation = Situation::FileMissing { path: file.display().to_string() };
             report.add_at(&format!("{path}.tokenizer"), situation);
         }
-        // An engine that commands start may run on another machine.
+        // An engine with `control` commands may run on another machine.
         let loaded_here = launched(ModelId::new(index));
         if let Some(folder) = model.adapter.as_ref().filter(|folder| loaded_here && !folder.is_dir()) {
             let situation = Situation::FolderMissing { path: folder.display().to_string() };
@@ -171,7 +171,7 @@ fn check_commands(backend: &Backend, path: &str, report: &mut Report<'_>) {
     }
 }
 
-/// Decides for each backend with an https url how it is connected to: as its own table says, or that of its pool.
+/// Sets the TLS settings of each backend with an https url, from its own `tls` table or from that of its pool.
 fn connect_with_tls(pool: &mut Pool, path: &str, report: &mut Report<'_>) {
     let tables_say = report.is_sound(&format!("{path}.tls"));
     let mut used = false;
@@ -204,7 +204,7 @@ fn connect_with_tls(pool: &mut Pool, path: &str, report: &mut Report<'_>) {
     }
 }
 
-/// What a pool inherits was decided where it was written for all.
+/// A pool without objectives gets the general ones, with their origins.
 fn inherit_objectives(own: &mut Slo, general: &Slo, path: &str, report: &mut Report<'_>) {
     for key in Slo::FIELDS.iter().map(|field| field.key.name) {
         let path = format!("{path}.slo.{key}");
@@ -216,7 +216,7 @@ fn inherit_objectives(own: &mut Slo, general: &Slo, path: &str, report: &mut Rep
     }
 }
 
-/// A backend is listed once, since its limits have one owner; and it is not the gateway.
+/// Each backend must be listed once, because limits belong to one pool, and must not be the gateway itself.
 fn check_endpoints(pools: &[Pool], server: &Server, report: &mut Report<'_>) {
     let mut seen: BTreeMap<Endpoint, String> = BTreeMap::new();
     let mut count = 0;
@@ -224,7 +224,7 @@ fn check_endpoints(pools: &[Pool], server: &Server, report: &mut Report<'_>) {
         for (number, backend) in pool.backends.iter().enumerate() {
             count += 1;
             let endpoint = backend.target.endpoint();
-            // A port that is chosen later is chosen so that it is free.
+            // Port 0: a free port is chosen later.
             if endpoint.port == 0 {
                 continue;
             }
@@ -247,8 +247,8 @@ fn check_endpoints(pools: &[Pool], server: &Server, report: &mut Report<'_>) {
     }
 }
 
-/// Whether `address` certainly leads to a socket of the gateway. When it listens on all addresses, only loopback is judged:
-/// another machine may well use the same port.
+/// Whether `address` certainly leads to a socket of the gateway. If the gateway listens on all addresses, only loopback
+/// addresses count, because another machine may use the same port.
 fn is_own(address: SocketAddr, own: SocketAddr) -> bool {
     let same_host = address.ip() == own.ip() || (own.ip().is_unspecified() && address.ip().is_loopback());
     own.port() != 0 && address.port() == own.port() && same_host

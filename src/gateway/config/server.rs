@@ -36,19 +36,19 @@ table! {
         pub threads: usize = of_machine(OfMachine::Cores).within("1", "1024").example("8").needs_restart();
         /// The headers of a request must arrive within this time.
         pub header_timeout: Duration = duration("10s");
-        /// While a request body arrives, each of these periods must bring body_timeout * body_min_rate bytes or the end
-        /// of the body; 408 otherwise. So a pause is never longer.
+        /// At least body_timeout * body_min_rate bytes of a request body must arrive in each period of this length, unless
+        /// the body ends; otherwise the client gets 408. So a client cannot pause for longer.
         pub body_timeout: Duration = duration("30s");
         /// Bytes per second that a client must send of a request body. Lower it for clients on very slow networks.
         pub body_min_rate: ByteSize = default("8KiB").within("1", "1GiB");
-        /// Memory for all request bodies together, from their first byte until they are no longer needed; 503 when it is
-        /// used up. Bodies over 1 MiB can use seven eighths of it, so that small requests are still served.
+        /// Memory for all request bodies together, from their first byte until they are no longer needed. When it is used up,
+        /// requests get 503. Bodies over 1 MiB can use only seven eighths of it, so that small requests are still served.
         pub max_body_memory: ByteSize = of_machine(OfMachine::BodyMemory).within("1", "16384GiB").example("4GiB");
         /// Client connections at once. One more gets 503 to its first request and is closed.
         pub max_connections: usize =
             of_machine(OfMachine::Connections).within("1", limits::MAX_CONNECTIONS).example("65536");
-        /// Connections at once from one IP address (of IPv6, from one /64 network). A load balancer in front is one
-        /// address.
+        /// Client connections at once from one IP address (with IPv6, from one /64 network). A load balancer in front counts
+        /// as one address.
         pub max_connections_per_address: Option<usize> =
             optional("three quarters of max_connections, so that one address cannot lock out the others")
                 .within("1", limits::MAX_CONNECTIONS)
@@ -97,7 +97,7 @@ table! {
 }
 
 table! {
-    /// How often a request may be tried.
+    /// Retries of requests.
     pub struct Retry {
         /// Attempts per request, the first included; 1 means no retry. No request is delivered to engines more often. A retry
         /// happens only before the first byte of the response, and goes to another backend if there is one; after an idle

@@ -1,9 +1,8 @@
 //! `[server.tls]` and `[pool.tls]`: certificates and private keys of the gateway, and the CAs that it trusts.
 //!
-//! The files are read together with the configuration, and the settings of rustls are built here. So a key that does not
-//! match its certificate is reported like any other problem of the configuration, and fails a reload, which then changes
-//! nothing. Two configurations are compared by the content of the files, so a certificate that was renewed in place is a
-//! change.
+//! The files are read with the configuration, and rustls' settings are built here. So a key that does not match its certificate
+//! is reported like any other problem, and a reload with such a key changes nothing. Configurations are compared by the content
+//! of the files, so a certificate that was renewed in place counts as a change.
 
 use std::io::Read as _;
 use std::os::unix::fs::PermissionsExt as _;
@@ -45,10 +44,10 @@ table! {
         ca: Option<PemFile<Certificates>> = optional("the CAs that this machine trusts").example("tls/engines.pem");
         /// The name or IP address that the certificate of an engine must have.
         server_name: Option<ServerName> = optional("the host of the url").example("gpu0.internal");
-        /// Whether certificates of engines are checked. none: encrypted, but any server that answers gets prompts and keys.
+        /// Whether certificates of engines are verified. With none, any server that answers at the url gets prompts and keys.
         verify: VerifyEngine = default("required");
-        /// PEM file of the certificate that is shown to an engine that asks for one, followed by its chain.
-        certificate: Option<PemFile<Certificates>> = optional("none is shown").example("tls/gateway.pem");
+        /// PEM file of the client certificate for engines that require one, followed by its chain.
+        certificate: Option<PemFile<Certificates>> = optional("none is sent").example("tls/gateway.pem");
         /// PEM file of the private key of that certificate.
         key: Option<PemFile<PrivateKey>> = optional("none").example("tls/gateway.key");
     }
@@ -65,7 +64,7 @@ words! {
 }
 
 words! {
-    /// What happens to an engine whose certificate is signed by no trusted CA, or issued for another name.
+    /// What happens to an engine whose certificate is not signed by a trusted CA, or is for another name.
     pub enum VerifyEngine {
         /// It gets no request.
         Required = "required",
@@ -149,12 +148,12 @@ pub struct UpstreamTls {
 }
 
 impl UpstreamTls {
-    /// How to connect to the engine on `host` without a `tls` table: with the CAs that this machine trusts.
+    /// The TLS settings for the engine on `host` without a `tls` table: the CAs of this machine.
     pub(super) fn system(host: &str) -> Result<Option<ClientTls>, TlsError> {
         Ok(ClientSettings::new(Roots::System, None)?.to(host))
     }
 
-    /// How to connect to the engine on `host`; `None`: `host` cannot be a name in a certificate.
+    /// The TLS settings for the engine on `host`. `None`: `host` cannot be a name in a certificate.
     pub(super) fn to(&self, host: &str) -> Option<ClientTls> {
         self.settings.to(self.table.server_name.as_ref().map_or(host, |name| &name.0))
     }
@@ -223,13 +222,13 @@ pub struct PemFile<T> {
 
 /// What a PEM file can hold.
 pub(super) trait Pem: Sized {
-    /// Whether a file that every user may read or write is warned about.
+    /// Whether to warn if all users may read or write the file.
     const SECRET: bool;
 
     /// Parses the text of a file.
     fn from_pem(text: &[u8]) -> Result<Self, TlsError>;
 
-    /// The bytes by which two of them are compared.
+    /// Its bytes, for comparison.
     fn bytes(&self) -> Vec<u8>;
 }
 

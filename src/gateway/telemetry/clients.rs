@@ -1,7 +1,7 @@
-//! What all clients hold, with its bounds: connections, and bytes of request bodies.
+//! Metrics of client connections and request bodies, with their limits.
 //!
-//! Read at scrape time from `proxy::ClientLimits`, which counts it; nothing is counted here, so nothing can drift. The
-//! bounds are shown beside the values, so that an alert can be written without knowing the configuration.
+//! The values are read from `proxy::ClientLimits` at scrape time. The limits are metrics, too, so that an alert does not depend
+//! on the configuration.
 
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::{MetricFamily, MetricType};
@@ -10,18 +10,18 @@ use super::exposition::{describe, family_of};
 use super::families::{self, Family};
 use super::gauges::{counter, gauge};
 
-/// Connections and bodies of all clients, and their bounds.
+/// Connections and bodies of all clients, and their limits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClientView {
-    /// Open connections, those being refused included.
+    /// Open connections, including those over the limit that get a 503.
     pub connections: usize,
-    /// How many are served at once.
+    /// Limit on connections that are served.
     pub connections_max: usize,
-    /// Connections that were closed without a response, since too many were being refused already.
+    /// Connections that were closed without a response, because too many were already waiting for a 503.
     pub dropped: u64,
     /// Bytes of request bodies in memory.
     pub body_bytes: u64,
-    /// How many there may be.
+    /// Limit on these bytes.
     pub body_bytes_max: u64,
 }
 
@@ -33,7 +33,7 @@ const GAUGES: [(Family, Value); 4] = [
     (families::BODY_BYTES_MAX, |view| view.body_bytes_max as f64),
 ];
 
-/// The collector of what clients hold.
+/// The collector of these metrics.
 pub(super) struct Clients<F> {
     view: F,
     descs: Vec<Desc>,

@@ -1,4 +1,4 @@
-//! The arrangements measured on two H200s beside what the simulator makes of the same load, on virtual time.
+//! Compares arrangements measured on two H200s with simulations of the same load.
 //!
 //! `cargo test -p sluice-sim calibrate::arrangements -- --nocapture` prints the table. Poisson arrivals for 20 s; the measurement
 //! is one draw of them and the simulation the median of several, shown with the lowest and the highest.
@@ -44,12 +44,12 @@ fn virtual_server(server: Server) -> VirtualServer {
 #[derive(Clone, Copy)]
 enum Routing {
     RoundRobin,
-    /// Where the fewest requests are; the first on a tie.
+    /// To the server with the fewest requests; the first on a tie.
     FewestInFlight,
     Split,
-    /// By length, and at most so many long requests at once; others wait.
+    /// By length, with at most this many long requests at once; others wait.
     LongInFlight(usize),
-    /// Long prefill permits on the long and on the short side; they return at the first token.
+    /// With long prefill permits on the long and on the short server, which are returned at the first token.
     Permits(usize, usize),
 }
 
@@ -148,7 +148,7 @@ fn open_loop(servers: &[Server], rates: (f64, f64), routing: Routing, draw: u64)
     lives.into_values().collect()
 }
 
-/// Draws of the arrivals; the measurement is one such draw.
+/// Number of draws of the arrivals. The measurement is one draw.
 const DRAWS: u64 = 15;
 
 /// Median over draws of: short TTFT p50 and p99, short E2EL p99, long TTFT p50 and p99, long E2EL p99; ms.

@@ -1,9 +1,9 @@
-//! Single steps of real vLLM over a grid of chunk, context and decodes, beside the cost model.
+//! Compares single steps of real vLLM, over a grid of chunk, context and decodes, with the cost model.
 //!
-//! The engine of the measurement was synchronous: a step has the host's work before and after the GPU's, where a server overlaps
-//! them. What it took there follows the time of its scheduler: 1.6 ms and 1.6 times `schedule_ms` (fitted). Cells are medians of
-//! the steps with like numbers. Steps that wait for the host to launch kernels say nothing about the GPU, and this host's speed
-//! changed twofold while it was measured: without graphs only steps of 1,024 tokens or more are judged.
+//! The measured engine was synchronous: host and GPU worked one after the other, while in a server they overlap. The host's part
+//! is modelled as 1.6 ms plus 1.6 times `schedule_ms` (fitted). A cell is the median of the steps with the same numbers. Steps
+//! that wait for the host to launch kernels are not informative, and the speed of this host varied by a factor of two. So
+//! without graphs only steps of 1,024 tokens or more are compared.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -15,11 +15,11 @@ const DEFAULT: &[u8] = include_bytes!("../../../tests/fixtures/h200/grid/grid-de
 const WIDE: &[u8] = include_bytes!("../../../tests/fixtures/h200/grid/grid-graphs1280.csv.gz");
 const EAGER: &[u8] = include_bytes!("../../../tests/fixtures/h200/grid/grid-eager.csv.gz");
 
-/// Steps at the begin of each file that warmed the engine up.
+/// Warm-up steps at the beginning of each file.
 const WARM_UP: usize = 60;
 const HOST_MS: f64 = 1.6;
 const HOST_PER_SCHEDULE: f64 = 1.64;
-/// Tokens from which a step without graphs is long enough for the host to launch it meanwhile.
+/// Tokens from which a step without graphs takes longer on the GPU than its launch on the host.
 const GPU_BOUND: u32 = 1024;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -1,11 +1,12 @@
-//! Mixed traffic through the gateway on two H200s beside two simulated engines, at the arrivals of the measured runs.
+//! Compares mixed traffic through the gateway on two H200s with two simulated engines, with the same arrivals.
 //!
-//! `cargo test -p sluice-sim calibrate::mixed -- --nocapture` prints the table. The gateway is imitated: least work, permits for
-//! long prefills that return at the first token, a home side that spills. It chooses when it has the whole body, which for a long
-//! prompt is [`BODY`] later. Arrivals and classes are those of `sluice bench` with its seed; only the jitter and that delay are drawn.
+//! `cargo test -p sluice-sim calibrate::mixed -- --nocapture` prints the table. The gateway is replaced by a simple model: least
+//! work, permits for long prefills until the first token, and spilling. It places a request when the whole body has arrived,
+//! which takes [`BODY`] for a long prompt. Arrivals and classes are those of `sluice bench` with the same seed; only jitter and
+//! the delay of bodies are random.
 //!
-//! The constants of the host were fitted to these rows ([`fit_without_each_row`] predicts each from the others); those of the
-//! GPU were not.
+//! The constants of the host were fitted to these rows ([`fit_without_each_row`] predicts each row from the others); those of
+//! the GPU were not.
 
 use std::cmp::Reverse;
 use std::time::Duration;
@@ -20,19 +21,20 @@ const MEASURED: &str = include_str!("../../../tests/fixtures/h200/mixed.csv");
 
 /// Prompt and output tokens of short and long requests.
 const LENGTHS: [(u32, u32); 2] = [(200, 128), (16_000, 64)];
-/// How much later the gateway has read the body of a long request, seconds: from the first draw to the last.
+/// Range of the time to receive the body of a long request, seconds.
 const BODY: (f64, f64) = (1e-3, 3e-3);
 const REQUESTS: u64 = 1440;
 const RATE: f64 = 32.0;
 const SEED: u64 = 11;
 /// Draws of the jitter and of the body's delay.
 const DRAWS: u64 = 7;
-/// Sizes above 256 that the runs with graphs up to 1,280 tokens are taken to have captured: six, as they had.
+/// Assumed graph sizes above 256 for the runs with graphs up to 1,280 tokens. Their number, six, is known.
 const WIDE: [u32; 6] = [384, 512, 768, 896, 1024, 1280];
 /// TTFT P50 and P99, TPOT, ITL P99, E2EL P50 and P99, of short and of long requests.
 const CELLS: [&str; 6] = ["TTFT50", "TTFT99", "TPOT", "ITL99", "E2EL50", "E2EL99"];
 type Cells = [[f64; 6]; 2];
-/// The cells that are judged: the median TTFT lies on the edge between requests that meet a long prefill and those that do not.
+/// The cells that are compared. The median TTFT is not, because it lies between requests that meet a long prefill and those
+/// that do not.
 const JUDGED: [usize; 4] = [1, 2, 4, 5];
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -88,7 +90,7 @@ fn draw(purpose: u64, ordinal: u64) -> Rng {
     Rng::new(Rng::new(first ^ ordinal).next_u64())
 }
 
-/// When each request can be placed, when it was sent, and whether it is long; the latest first.
+/// For each request: when it can be placed, when it was sent, and whether it is long. The latest is first.
 fn arrivals(seed: u64) -> Vec<(Duration, f64, bool)> {
     let body = BODY.0 + (BODY.1 - BODY.0) * seed as f64 / (DRAWS - 1) as f64;
     let (mut rng, mut at) = (draw(1, 0), 0.0);
@@ -161,7 +163,7 @@ impl Gateway {
         }
     }
 
-    /// Where a request goes now; none if a long one has to wait for a permit.
+    /// The backend for a request; `None` if a long one must wait for a permit.
     fn choose(&self, id: u64, long: bool) -> Option<usize> {
         let fits = |at: &usize| !long || self.backends[*at].prefills < self.backends[*at].permits;
         let tokens = |at: usize| {
@@ -317,7 +319,7 @@ fn mixed_traffic_through_the_gateway_comes_out_as_measured() {
     assert!(median <= 0.04 && beyond <= 1 && largest <= 0.18, "{median:.3} {beyond} {largest:.3}");
 }
 
-/// The host's constants that the rows decide.
+/// The host's constants that are fitted to the rows.
 const HOST: [(&str, &str); 5] = [
     ("host", "launch_layer_us"),
     ("host", "jitter"),

@@ -1,12 +1,12 @@
-//! Calibration: fits the constants of the simulator to measured load tests, and reports how far the two are apart.
+//! Calibration: fits the constants of the simulator to measured load tests, and reports the errors.
 //!
 //! ```text
 //! CSV -> rows -> play (closed loop, Poisson; virtual time) -> report (measured, simulated, error)
 //!                  ^------ search (moves constants) <-------- distance
 //! ```
 //!
-//! It lies in the simulator and not in the command line (`sluice sim fit` only reads files and prints), because it runs the
-//! engine on virtual time and its tests keep the built-in constants honest. The measurements behind those are in
+//! It is in this crate and not in the command line (`sluice sim fit` only reads files and prints), because it runs the engine on
+//! virtual time and its tests check the built-in constants. The measurements are in
 //! `tests/fixtures/h200`: cells of two machines with the host `quiet` (half of them within 4 and 2 %), recorded requests at
 //! their recorded times, single steps over a grid, and mixed traffic through the gateway with the host `busy` (half of the
 //! cells within 3 %). The median TTFT of a burst is the least accurate: it depends on which requests share a prefill step, and

@@ -16,14 +16,14 @@ use sluice_core::base::Rng;
 /// A client program starts and finishes streams one after the other.
 const CLIENT_GAP: Duration = Duration::from_micros(50);
 
-/// One request as its client sees it; seconds of virtual time.
+/// The times of one request as its client sees them, seconds of virtual time.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Life {
     pub(super) sent: f64,
     pub(super) first: f64,
     pub(super) last: f64,
     pub(super) tokens: u32,
-    /// Whether it is measured, or belongs to the load beside.
+    /// Whether it is measured, or part of the background load.
     pub(super) counts: bool,
 }
 
@@ -66,7 +66,7 @@ pub(super) struct Arrival {
     pub(super) output: u32,
 }
 
-/// What the clients of recorded requests would have seen of this server.
+/// Simulates recorded requests on a server.
 #[cfg(test)]
 pub(super) fn replay(profile: &Profile, server: super::rows::Server, arrivals: &[Arrival]) -> Vec<Life> {
     let load = Load::Closed { streams: 1, requests: 1 };

@@ -1,26 +1,26 @@
-//! The search for constants: which set makes played rows come out nearest to measured ones.
+//! Searches for the constants with which simulated rows are closest to the measured ones.
 //!
-//! The distance is the mean over all measured cells of |log(simulated / measured)|, with what lies beyond
-//! [`TOLERATED`] counted [`STRESS`] times more, so that no row is given up for the others. The median TTFT of a single
-//! stream is left out: it is a handful of latencies and not a queue.
+//! The distance is the mean over all measured cells of |log(simulated / measured)|. The part beyond [`TOLERATED`] has
+//! [`STRESS`] times the weight, so that no row is sacrificed for the others. The median TTFT of a single stream is left out,
+//! because it depends on a few latencies and not on queueing.
 //!
-//! The search goes through the constants one by one, moves each up and down by a share, keeps what helps, and halves the
-//! share when nothing does: no derivatives, because a queue has none, and no chance. Constants that no row
-//! depends on stay where they were. Bounds: a few shares, each at most [`SWEEPS`] times through the constants.
+//! The method is a pattern search. It moves each constant up and down by a share and keeps improvements; when there are none,
+//! the share is reduced. It needs no derivatives and is deterministic. Constants on which no row depends do not change. Bounds:
+//! a few shares, each with at most [`SWEEPS`] passes through the constants.
 
 use super::play::play;
 use super::rows::Row;
 use crate::machine::{Constants, Gpu, Layout, Model, Profile, ProfileError};
 
-/// Errors beyond this weigh more.
+/// Errors beyond this have a higher weight.
 const TOLERATED: f64 = 0.12;
-/// How much more.
+/// That weight.
 const STRESS: f64 = 3.0;
 /// Shares by which a thorough search moves constants.
 const THOROUGH: &[f64] = &[0.25, 0.12, 0.06, 0.03];
-/// Most times through all constants with one share.
+/// The most passes through all constants with one share.
 const SWEEPS: usize = 3;
-/// Smallest gain that counts; less is rounding.
+/// The smallest improvement that is accepted; less may be rounding.
 const GAIN: f64 = 1e-5;
 /// Draws of arrivals and jitter that a cell is the median of.
 const DRAWS: u64 = 3;
@@ -72,32 +72,32 @@ pub const HOST: &[FittedConstant] = &[
     constant("host", "lora_stall_share", 0.001, 1.0),
 ];
 
-/// What stays the same during a fit.
+/// The settings of a fit.
 #[derive(Clone, Debug)]
 pub struct Setting {
     /// The GPU that the rows were measured on.
     pub gpu: Gpu,
     /// The model that it served.
     pub model: Model,
-    /// How they were put together.
+    /// Group size and number formats.
     pub layout: Layout,
     /// The constants that are fitted.
     pub fitted: &'static [FittedConstant],
     /// Draws of arrivals and jitter that a cell is the median of.
     pub draws: u64,
-    /// Shares by which the search moves constants, the largest first, and times that it goes through them with each.
+    /// Shares by which the search moves constants, the largest first.
     pub shares: &'static [f64],
-    /// See `shares`.
+    /// The most passes through the constants with each share.
     pub sweeps: usize,
 }
 
 impl Setting {
-    /// A thorough search on this machine.
+    /// The settings of a thorough search.
     pub fn new(gpu: Gpu, model: Model, layout: Layout) -> Self {
         Self { gpu, model, layout, fitted: FITTED, draws: DRAWS, shares: THOROUGH, sweeps: SWEEPS }
     }
 
-    /// What the simulator makes of each row with these constants.
+    /// Simulates each row with these constants.
     ///
     /// # Errors
     /// When GPU, model and constants do not go together.
@@ -135,8 +135,8 @@ impl Setting {
         Ok(sum / f64::max(cells, 1.0))
     }
 
-    /// Leaves every third row out, fits to the others, predicts those left out; three times, so that each row is predicted
-    /// by a fit that has not seen it. Returns the rows, third by third, and their cells.
+    /// Three-fold cross-validation: predicts each third of the rows with constants that were fitted to the other two. Returns
+    /// the rows, third by third, and their cells.
     ///
     /// # Errors
     /// When GPU, model and constants do not go together.
@@ -194,7 +194,7 @@ pub fn errors(row: &Row, simulated: &[f64; 4]) -> [Option<f64>; 4] {
     })
 }
 
-/// `constants` with one of them multiplied; none where its range ends.
+/// Multiplies one of the constants. `None`: it is at the end of its range.
 fn moved(
     constants: &Constants,
     FittedConstant { table: part, key, low, high }: &FittedConstant,
@@ -204,7 +204,7 @@ fn moved(
     let Some(value) = table.get_mut(*part).and_then(|part| part.get_mut(*key)) else { return Ok(None) };
     let old = value.as_float().unwrap_or(*low);
     let new = (old * factor).clamp(*low, *high);
-    // Four digits: what is written is what was tried.
+    // Rounded to four digits, so that the file has exactly the values that were tried.
     let digits = 10f64.powi(3 - new.abs().log10().floor() as i32);
     let new = (new * digits).round() / digits;
     if (new - old).abs() < 1e-12 {

@@ -1,4 +1,4 @@
-//! How near the simulator comes to real engines: the rows, steps and requests in `tests/fixtures/h200`.
+//! The accuracy of the simulator on the measurements in `tests/fixtures/h200`.
 //!
 //! `cargo test -p sluice-sim calibrate -- --nocapture` prints every table. `first.csv` and `second.csv` are from two machines, and
 //! where they measured the same load they differ by 3 % in TPOT and by up to 27 % in the median TTFT of a burst.
@@ -41,7 +41,7 @@ fn every_cell_of_the_first_machine_is_within_15_percent_and_half_of_them_within_
     assert!(spread.cells == 40 && spread.median <= 0.05 && spread.max <= 0.15, "{spread}");
 }
 
-/// Chance decides these rows, or they repeat a row with another client.
+/// Rows that are too random to compare, or that repeat another row.
 fn is_a_draw(row: &Row) -> bool {
     matches!(row.load, Load::Open { .. }) || row.adapters > row.server.max_loras
 }
@@ -113,7 +113,7 @@ fn recorded_requests_wait_as_they_waited() {
             };
             println!("\n{name} {}", if long { "16000/64" } else { "200/128" });
             for (what, of, q, allowed) in [
-                // Half of the short ones meet no long prompt: their median lies on the edge between 20 ms and hundreds.
+                // Half of the short requests meet no long prompt, so their median can be 20 ms or hundreds.
                 ("TTFT p50", Life::ttft as fn(&Life) -> f64, 0.5, 0.40),
                 ("TTFT p90", Life::ttft, 0.9, 0.15),
                 ("TTFT p99", Life::ttft, 0.99, 0.20),
@@ -129,7 +129,7 @@ fn recorded_requests_wait_as_they_waited() {
     }
 }
 
-/// Where a fit begins that has seen no row: shares that are commonly reached, and no software at all but a guess.
+/// Starting point of a fit: typical shares of the peaks, and guesses for software.
 const UNSEEN: &str = "
 [efficiency]
 bandwidth = 0.75

@@ -4,14 +4,14 @@
 //! client -> in_us -> thread (shared by the requests in it) -> engine ... step end -> out_us -> thread (tokens) -> client
 //! ```
 //!
-//! An event loop serves the requests inside it in turns (processor sharing), so a burst of n reaches the engine
-//! together after n times the work of one: of 100 simultaneous requests to a real server, the first tenth reached the engine
-//! after 38 ms and the last after 52 ms. Tokens have priority over requests, so requests enter slowly while many streams
-//! decode. The tokens of a step become visible together, when most of them are sent; real clients see them spread around
-//! that time. A first token costs more, in proportion to its prompt: 13 ms for 16,000 tokens, in which no other token leaves.
-//! Several API servers share requests and tokens.
+//! The event loop is modelled as processor sharing. So a burst of n requests reaches the engine together, after n times the work
+//! of one. (Of 100 simultaneous requests to a real server, the first tenth reached the engine after 38 ms and the last after
+//! 52 ms.) Tokens have priority over requests, so requests are accepted slowly while many streams decode. The tokens of a step
+//! become visible together, when most of them are sent; real clients see them spread around that time. A first token costs more,
+//! in proportion to its prompt: 13 ms for 16,000 tokens, during which no other token is sent. Several API servers share requests
+//! and tokens.
 //!
-//! Pure: time is a parameter. It holds what the caller submitted, without a limit of its own.
+//! Time is a parameter. The number of requests is limited only by the caller.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -22,8 +22,8 @@ use sluice_core::base::Rng;
 
 /// Most API servers of one engine.
 const MAX_SERVERS: u32 = 64;
-/// Share of a step's tokens that are sent when its median client sees its own: half, plus the time that the engine needs to
-/// pass them on (8 us each).
+/// Share of the tokens of a step after which they count as visible: half of them (the median client), plus the time that the
+/// engine needs to pass them on (8 us each).
 const SENT: f64 = 0.75;
 
 /// The API servers in front of an engine (`--api-server-count`), one thread each.
@@ -38,7 +38,7 @@ pub struct FrontEnd {
 /// With V the work done per request since time zero (dV/dt = 1/n), a request of work S that came at V leaves at V + S.
 #[derive(Clone, Debug, Default)]
 struct Thread {
-    /// The thread is busy sending tokens until then.
+    /// The time until which the thread is busy sending tokens.
     busy_until: Duration,
     /// Work done per request until `at`, seconds.
     done: f64,
@@ -53,8 +53,8 @@ impl FrontEnd {
         Self::with_servers(rates, 1)
     }
 
-    /// So many idle API servers, at least one. Which of them a request comes to depends on its id alone, as the kernel's choice
-    /// depends on the connection.
+    /// This many idle API servers, at least one. The server of a request depends only on its id, as the kernel's choice depends
+    /// on the connection.
     pub fn with_servers(rates: &FrontEndRates, servers: u32) -> Self {
         let servers = servers.clamp(1, MAX_SERVERS) as usize;
         Self { rates: rates.clone(), threads: vec![Thread::default(); servers] }
@@ -89,8 +89,8 @@ impl FrontEnd {
         Some((at + micros(self.rates.in_us), requests))
     }
 
-    /// Sends `tokens` of a step whose results were taken at `now`: whose each is and, of a first token, its prompt. Returns when
-    /// clients see them.
+    /// Sends the tokens of a step whose results were taken at `now`. Each token has its sequence and, if it is a first token, the
+    /// length of its prompt. Returns when clients see them.
     pub(crate) fn send(
         &mut self,
         now: Duration,

@@ -1,6 +1,6 @@
-//! One simulated server on virtual time: the API server's thread in front, the engine behind it.
+//! A simulated server on virtual time: the API server and the engine.
 //!
-//! The engine loop runs it on the real clock; tests, the demo and the calibration run it as fast as they can.
+//! The engine loop of `sluice sim` runs it on the real clock. Tests, `sluice lab` and the calibration run it as fast as possible.
 
 mod front_end;
 mod server;

@@ -4,14 +4,14 @@
 //! submit(t) -> front end (shared thread, then latency) -> engine -> step ends -> front end (tokens) -> emissions
 //! ```
 //!
-//! Steps follow each other without a gap: the next one starts when the last one ended, whenever [`VirtualServer::poll`] is called.
-//! So a driver that is late does not slow the engine down. What a step produced is reported when a client sees it, while
-//! later steps run: the engine looks at results only after it has launched the next step, which takes the CPU 10 ms
-//! without a graph and, now and then, as long as the GPU takes for it ([`CostModel::stall_share`]).
+//! Steps follow each other without a gap: the next one starts when the last one ended, even if [`VirtualServer::poll`] is called
+//! later. So a late caller does not slow the engine down. The tokens of a step are reported when clients see them, while later
+//! steps already run. The engine processes results only after it has launched the next step. Without a graph that takes the CPU
+//! 10 ms, and sometimes as long as the GPU takes for the step ([`CostModel::stall_share`]).
 //!
 //! [`CostModel::stall_share`]: crate::machine::CostModel::stall_share
 //!
-//! The server drives a server against the real clock, tests drive it against a number: both see the same engine.
+//! Time is a parameter: `sluice sim` passes the real clock, tests and simulations pass virtual time.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
@@ -21,7 +21,7 @@ use crate::engine::{Admitted, Emitted, Engine, EngineError, Pause, Request, Sequ
 use crate::machine::StepLoad;
 use sluice_core::base::Rng;
 
-/// The end of a step, with the virtual time at which its tokens became visible.
+/// The result of a step, with the virtual time at which its tokens became visible.
 #[derive(Debug)]
 pub struct StepEnd {
     /// When the step started.
@@ -42,30 +42,30 @@ pub struct StepEnd {
 
 /// The step that the GPU is computing.
 #[derive(Debug)]
-struct UnderWay {
+struct RunningStep {
     started: Duration,
     ended: Duration,
-    /// When its plan was made, and when the next step is planned, which is when the CPU has launched this one.
+    /// When the step was planned, and when the next step is planned, after the CPU has launched this one.
     planned: Duration,
     next_plan: Duration,
     /// Whether its launch blocks until the GPU has finished it.
     stalled: bool,
-    /// By how much a fault makes it longer.
+    /// Added duration from an injected fault.
     extra: Duration,
     outcome: StepOutcome,
 }
 
-/// A front end and an engine on one time line. See the header of this file.
+/// An engine with its front end. See the header of this file.
 #[derive(Debug)]
 pub struct VirtualServer {
     front_end: FrontEnd,
     engine: Engine,
     /// Requests that have left the front end's thread, with the time at which they reach the engine, in that order.
     in_front_end: VecDeque<(Duration, Request)>,
-    under_way: Option<UnderWay>,
+    under_way: Option<RunningStep>,
     /// Steps that have ended, with the time at which the engine takes their results, in order of time.
-    computed: VecDeque<(Duration, UnderWay)>,
-    /// Steps whose results were taken and whose tokens are on their way to the clients, in order of time.
+    computed: VecDeque<(Duration, RunningStep)>,
+    /// Steps whose results were taken and whose tokens are being sent to the clients, in order of time.
     leaving: VecDeque<StepEnd>,
     /// Prompt tokens of the sequences that have no first token yet.
     prompts: HashMap<SequenceId, u32>,
@@ -116,7 +116,7 @@ impl VirtualServer {
         self.stall += extra;
     }
 
-    /// No step is made longer any more, and one that is ends when it would have ended, or at `now`.
+    /// Ends an injected stall. A step that it makes longer ends when it would have ended without it, but not before `now`.
     pub fn end_stall(&mut self, now: Duration) {
         self.stall = Duration::ZERO;
         if let Some(step) = &mut self.under_way {
@@ -223,7 +223,7 @@ impl VirtualServer {
     fn send(&mut self) {
         let Some((taken, step)) = self.computed.pop_front() else { return };
         self.drain_front_end(taken);
-        let UnderWay { started, outcome, .. } = step;
+        let RunningStep { started, outcome, .. } = step;
         let StepOutcome { load, emitted, admitted, preempted, .. } = outcome;
         let prompts = &mut self.prompts;
         let tokens = emitted.iter().map(|token| (token.id, prompts.remove(&token.id).filter(|_| token.first)));
@@ -244,11 +244,11 @@ impl VirtualServer {
         let extra = std::mem::take(&mut self.stall);
         let ended = at + outcome.duration + extra;
         let cost = self.engine.cost();
-        // The duration is jittered already, so its digits can seed this draw.
+        // The duration has jitter, so its digits can seed this draw.
         let stalled = Rng::new(outcome.duration.as_nanos() as u64).unit() < cost.stall_share(&outcome.load);
         let launched = if stalled { ended } else { planned + outcome.host };
         let next_plan = launched.clamp(at, ended);
-        self.under_way = Some(UnderWay { started: at, ended, planned, next_plan, stalled, extra, outcome });
+        self.under_way = Some(RunningStep { started: at, ended, planned, next_plan, stalled, extra, outcome });
     }
 
     /// Adds the requests that reach the engine by `until`.

@@ -1,8 +1,7 @@
-//! Counts the characters of a text by kind, block by block (see [`super::super::block`]).
+//! Counts the characters of a text by kind, in blocks (see [`super::super::block`]).
 //!
-//! Bytes that are no character of their own are left out of the sums: the inside of a UTF-8 sequence, and the second byte of
-//! an escape, whose backslash stands for it. The digits of `\uXXXX` are counted first and taken back where the escape ends,
-//! because it may begin in the block before.
+//! UTF-8 continuation bytes do not count. An escape counts once, by its backslash. The digits of `\uXXXX` are first counted as
+//! characters and subtracted where the escape ends, because it may begin in the previous block.
 
 use fearless_simd::prelude::*;
 use fearless_simd::{Level, dispatch, u8x64};
@@ -18,12 +17,12 @@ pub struct TextShape {
     pub marks: u64,
     /// Characters outside ASCII.
     pub wide: u64,
-    /// Blanks (and raw line breaks and tabs) directly behind another one.
+    /// Blanks (and raw line breaks and tabs) directly after another one.
     pub blanks: u64,
 }
 
 impl TextShape {
-    /// Counts the raw inside of a JSON string (or any raw JSON).
+    /// Counts the undecoded content of a JSON string (or any raw JSON).
     pub fn of(raw: &[u8]) -> Self {
         dispatch!(Level::new(), simd => count(simd, raw, true))
     }
@@ -41,7 +40,7 @@ impl TextShape {
         self.blanks = self.blanks.saturating_add(other.blanks);
     }
 
-    /// What was counted since `before`, an earlier state of the same counts.
+    /// The difference to `before`, an earlier state of the same counts.
     pub fn since(self, before: Self) -> Self {
         Self {
             plain: self.plain - before.plain,
@@ -122,14 +121,14 @@ struct CodeUnits {
     plain: u64,
     /// Escapes that stand for a character outside ASCII, or for its first half.
     wide: u64,
-    /// Escapes that complete such a character, and are none of their own.
+    /// Escapes that are the second half of such a character.
     completed: u64,
     last: Digits,
     /// Where high surrogates ended.
     last_high: u64,
 }
 
-/// Places of a block by the digit there; of the block before only the [`tail`], in which an escape may have begun.
+/// Masks of a block by the value of the hexadecimal digit; of the previous block only the [`tail`], where an escape may begin.
 #[derive(Default)]
 struct Digits {
     /// Not a digit, but the escaped `u` in front of four.
@@ -147,8 +146,8 @@ struct Digits {
 }
 
 impl CodeUnits {
-    /// Counts the escapes that end in this block. `u`: the escaped ones in it. Returns 0 if the next block needs nothing of
-    /// this one. A function of its own, so that the sums of all other texts stay in registers.
+    /// Counts the escapes that end in this block. `u`: the mask of escaped `u`s. Returns 0 if the next block needs nothing from
+    /// this one. Not inlined, so that the sums stay in registers for texts without such escapes.
     #[inline(never)]
     fn count<S: Simd>(&mut self, simd: S, block: &[u8; BLOCK], u: u64) -> u64 {
         simd.vectorize(
@@ -178,7 +177,7 @@ impl CodeUnits {
             four,
             eight,
         };
-        // Places behind the digit by so many bytes: 0 is the last digit of a code unit, 3 its first.
+        // The mask of a digit `bytes` before the end: 0 is the last digit of a code unit, 3 its first.
         let back = |bytes, of: fn(&Digits) -> u64| behind(of(&now), of(&self.last), bytes);
         let ends = (0..DIGITS).fold(back(DIGITS, |d| d.u), |ends, n| ends & back(n, |d| d.hex));
         let ascii = ends & back(3, |d| d.zero) & back(2, |d| d.zero) & !back(1, |d| d.eight);
