@@ -1,7 +1,7 @@
 //! The options of a restart as a URL query: written by the CLI, read by the admin port.
 //!
 //! A query, because the admin port reads no bodies. `set=FLAG=VALUE` changes one flag: `true`, `false` and numbers are
-//! typed, everything else is text. An unknown key is an error: a misspelt `hold` must not start a restart without it.
+//! typed, everything else is text. An unknown key is an error, because a misspelt `hold` must not be ignored.
 
 use std::fmt::Write as _;
 

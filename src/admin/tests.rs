@@ -20,7 +20,7 @@ use crate::telemetry::{Telemetry, testing};
 const TOKEN: &str = "open sesame";
 const DEADLINE: Duration = Duration::from_secs(20);
 
-/// A gateway with state and without traffic.
+/// A fake gateway behind the admin port.
 struct Fake {
     admission: Arc<Admission>,
     telemetry: Telemetry,
@@ -91,12 +91,12 @@ async fn served(token: Option<&str>, reload: fn() -> Result<Vec<String>, ReloadE
     Served { address, control, _end: end }
 }
 
-/// Sends a request as our own clients do, with these further header lines. Returns status, head and body.
+/// Sends a request with `x-sluice-admin`, as `sluice` does, and more header lines. Returns status, head and body.
 async fn send(served: &Served, request: &str, headers: &str) -> (u16, String, String) {
     send_bare(served, request, &format!("x-sluice-admin: 1\r\n{headers}")).await
 }
 
-/// The same without our header.
+/// The same without `x-sluice-admin`.
 async fn send_bare(served: &Served, request: &str, headers: &str) -> (u16, String, String) {
     let mut socket = TcpStream::connect(&served.address).await.unwrap();
     let text = format!("{request} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n{headers}\r\n", served.address);

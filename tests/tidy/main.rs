@@ -1,9 +1,10 @@
 //! The project rules that a compiler does not check.
 //!
-//! Crates are layers that the compiler enforces once the manifests are right; inside a crate this test does: `lib.rs`
-//! declares the modules lowest layer first, and a file uses only modules declared above its own. The other rules keep
-//! forbid import cycles among files, keep what is replaceable in one place (pingora, prometheus, starting processes), keep clocks
-//! and chance out of the modules that are tested on paused time, and keep files and functions small enough to read.
+//! Layers: the compiler enforces those between crates, if their manifests are right. This test checks the manifests, and the
+//! layers inside a crate: `lib.rs` declares the modules lowest layer first, and a file uses only modules declared above its own.
+//! Other rules forbid import cycles among files, restrict replaceable libraries (pingora, prometheus) and starting processes to
+//! one module, forbid clocks and randomness in modules that are tested on paused time, and limit the length of files and
+//! functions.
 //!
 //! Every rule is a function from sources to complaints. It runs twice: on the tree, where it must find nothing that
 //! `excuses.toml` does not list, and on a bad snippet, where it must find something. An excuse that is no longer needed
@@ -19,13 +20,13 @@ use std::sync::LazyLock;
 
 use source::{Source, parse, root, rust_files};
 
-/// What is known to break a rule, with the reason.
+/// Exceptions to the rules, with their reasons.
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Excuses {
     /// Crates whose `lib.rs` does not declare its modules lowest layer first, by folder.
     unordered: BTreeMap<String, String>,
-    /// Files in cycles.
+    /// Files in import cycles.
     cycles: BTreeMap<String, String>,
     /// Functions that are too long.
     functions: BTreeMap<String, String>,
@@ -36,7 +37,7 @@ struct Excuses {
 #[serde(deny_unknown_fields)]
 struct Words {
     banned: Vec<String>,
-    /// How many of them each file still has.
+    /// Number of banned words that each file still has.
     files: BTreeMap<String, usize>,
 }
 

@@ -2,7 +2,8 @@
 //!
 //! In an open loop the due time of every request is fixed in advance, whatever the server does. Independent users behave like
 //! that, and only such a load shows how queues build up. A closed loop keeps a fixed number of requests in flight (its
-//! *concurrency*): it sends the next request when one has ended. It has no schedule, and hides the waits of an open loop.
+//! *concurrency*): it sends the next request when one has ended. It has no schedule. A slow server slows its clients down, so a
+//! closed loop does not show the queueing that an open loop shows.
 //!
 //! With rate r in requests per second:
 //!
@@ -381,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn recorded_moments_and_all_at_once_are_as_they_are() {
+    fn recorded_times_are_not_changed_and_at_once_is_all_zero() {
         let recorded = Arrival::Recorded([0.0, 0.5, 0.5, 7.25].into());
         let times = |arrival: &Arrival, count| arrival.schedule(Extent::Requests(count), 0).unwrap();
         assert_eq!(times(&recorded, 9), [0, 500, 500, 7_250].map(Duration::from_millis));

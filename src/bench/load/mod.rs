@@ -1,9 +1,8 @@
 //! What is sent, and when: the workload, and the schedule of its requests.
 //!
 //! `workload` draws the requests: classes, lengths (`length`), prompts and bodies (`body`), adapters, or the items of a
-//! `dataset`. `session` and
-//! `conversation` chain requests into conversations. `arrival` decides when each request is due. Everything
-//! random follows from the seed of the run. Dataset files are read here; there is no other I/O.
+//! `dataset`. `session` and `conversation` chain requests into conversations. `arrival` decides when each request is due. All
+//! randomness follows from the seed of the run. The only I/O is reading dataset files.
 
 pub mod length;
 pub mod body;

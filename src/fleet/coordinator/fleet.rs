@@ -1,7 +1,7 @@
-//! The fleet: all engines that this gateway runs, as the rest of the gateway uses them.
+//! The fleet: all engines that this gateway runs, and the interface to them for the rest of the gateway.
 //!
-//! A configuration is applied and commands are given here; the parts of the coordinator carry them out. What an engine does
-//! is seen in [`Fleet::views`].
+//! It accepts configurations and commands, which the other parts of the coordinator carry out. [`Fleet::views`] has the state
+//! of each engine.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ use sluice_gateway::pool::Admission;
 #[derive(Debug)]
 pub struct Fleet {
     registry: Arc<Registry>,
-    /// The reconciler runs.
+    /// Whether the reconciler is running.
     reconciling: AtomicBool,
 }
 
@@ -44,8 +44,8 @@ impl Fleet {
         self.registry.open_journal(folder)
     }
 
-    /// A digest of a setting that may hold secrets, to be compared and stored. It is keyed with what the folder of the journal
-    /// holds, so that a secret cannot be searched for by its digest alone.
+    /// A digest of a setting that may contain secrets, for comparison and storage. It is keyed with a random key in the folder
+    /// of the journal, so that a secret cannot be guessed from its digest.
     pub fn digest(&self, bytes: &[u8]) -> String {
         let key = self.registry.digest_key();
         let inner = Sha256::new().chain_update(key).chain_update(bytes).finalize();
@@ -53,8 +53,8 @@ impl Fleet {
         digest[..8].iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// Takes over a configuration: new engines are started, removed ones stopped, changed ones restarted one after the
-    /// other. Returns at once; the reconciler does it. Needs an open journal where there is an engine.
+    /// Applies a configuration: new engines are started, removed ones stopped, changed ones restarted one after the other.
+    /// Returns at once; the reconciler does the work. If there are engines, the journal must be open.
     pub fn apply(&self, engines: Vec<EngineSpec>, external: Vec<ExternalBackend>) {
         if self.registry.is_closing() {
             return;
@@ -71,12 +71,12 @@ impl Fleet {
     /// Restarts an engine. Returns once the change has begun; [`Fleet::views`] shows its progress.
     ///
     /// # Errors
-    /// It does not begin, and nothing was touched.
+    /// The change is refused; nothing has changed.
     pub async fn restart(&self, name: &str, request: RestartRequest) -> Result<ChangeStarted, RestartError> {
         change::restart(&self.registry, name, request).await
     }
 
-    /// Lets an engine that holds, or waits for its next attempt, try now. No effect on an external backend.
+    /// Makes an engine on hold, or in backoff, start now. No effect on an external backend.
     ///
     /// # Errors
     /// It is being shut down.
@@ -87,14 +87,14 @@ impl Fleet {
         }
     }
 
-    /// Every engine as it stands, in the order of names: managed ones, those that are being stopped, and those that wait for
-    /// another one to be gone.
+    /// The state of every engine, by name: managed ones, those that are being stopped, and those that wait for another one to
+    /// stop.
     pub fn views(&self) -> Vec<EngineView> {
         self.registry.table().views()
     }
 
-    /// Cuts the shutdown short, whether it has begun or not: engines are not drained any more, and those that do not end
-    /// within two seconds after SIGTERM are killed.
+    /// Speeds up the current or next shutdown: engines are not drained, and those that do not stop within two seconds after
+    /// SIGTERM are killed.
     pub fn hurry(&self) {
         self.registry.hurry.cancel();
     }
@@ -104,7 +104,7 @@ impl Fleet {
         self.registry.hurry.clone().cancelled_owned()
     }
 
-    /// Engines that this gateway has started or found and not stopped: `pool/backend (pid 71)`.
+    /// Running engines that this gateway has started or taken over, such as `pool/backend (pid 71)`.
     pub fn running(&self) -> Vec<String> {
         self.registry.table().running()
     }
@@ -120,7 +120,7 @@ impl Fleet {
         self.registry.tasks.wait().await;
     }
 
-    /// Ends all engine tasks; the engines go on, and the journal says where they are.
+    /// Ends all engine tasks. The engines keep running, and the journal has their processes.
     pub fn abandon(&self) {
         self.registry.close();
         for engine in std::mem::take(&mut self.registry.table().managed).into_values() {

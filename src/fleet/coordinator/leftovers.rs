@@ -1,7 +1,7 @@
-//! Engines of an earlier gateway that are no longer configured as they were: they are stopped.
+//! Stops engines of an earlier gateway that are no longer configured, or are configured differently ("leftovers").
 //!
-//! A gateway that is killed leaves its engines running; the journal names them. Until a leftover is gone, no engine starts
-//! that could be on its device. A stop that fails is tried again until it succeeds or the gateway stops.
+//! A gateway that is killed leaves its engines running; the journal has their processes. Until a leftover has stopped, no engine
+//! is started on its device. A stop that fails is repeated until it succeeds or the gateway stops.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -20,15 +20,14 @@ use crate::engine::lifecycle::Step;
 use sluice_core::vllm::failure::FailureClass;
 use sluice_gateway::config::{Launch, Words};
 
-/// Engines of an earlier gateway that run and that no gateway manages. A gateway without engines leaves them alone: it may
-/// have been started beside the folder of another one.
+/// Running engines of an earlier gateway that no gateway manages. A gateway without engines does not stop them, because the
+/// folder may belong to another gateway.
 pub fn unattended(folder: &Path) -> Vec<String> {
     let records = Journal::read_last(folder).into_values().filter(|record| record.lifecycle.step.may_run());
     records.map(|record| record.backend).filter(|name| is_running(folder, name)).collect()
 }
 
-/// Begins to stop the engines of an earlier gateway that are no longer configured, or have another program, port or device
-/// now.
+/// Starts to stop the engines of an earlier gateway that are no longer configured, or now have another program, port or device.
 pub(super) fn stop_leftovers(registry: &Arc<Registry>) {
     for record in registry.take_earlier_records() {
         let Some(journal) = registry.journal() else { return };
@@ -84,7 +83,7 @@ async fn stop_until_gone(registry: &Registry, journal: &Arc<Mutex<Journal>>, rec
     }
 }
 
-/// What a stop has found.
+/// The result of a stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stopped {
     Running,
@@ -98,7 +97,7 @@ async fn stop(engine: &ProcessDriver, trace: Option<&EngineIdentity>) -> Result<
             "a command started it, and its stop command is no longer configured; stop it where it runs",
         ));
     }
-    // After a stop that failed, the driver has the engine already.
+    // After a failed stop, the driver already knows the engine.
     let mut present = engine.status().await != EngineStatus::Absent;
     if let Some(trace) = trace.filter(|_| !present) {
         present = engine.adopt(trace).await?;
@@ -123,7 +122,7 @@ fn write_stopped(journal: &Mutex<Journal>, mut record: Record) -> std::io::Resul
     Ok(())
 }
 
-/// A driver that can find and stop an engine of which only the name is known.
+/// A driver that can find and stop an engine by its name.
 fn driver_of(name: &str, folder: &Path) -> ProcessDriver {
     let (command, gpu) = (Words::default(), Vec::new());
     ProcessDriver::new(name, Launch { command, port: 0, gpu, env: BTreeMap::new(), args: BTreeMap::new() }, folder)

@@ -1,9 +1,9 @@
 //! Applies a new configuration to one engine.
 //!
-//! Other flags alone are a planned change like one on request, with the same checks. Another program, device or environment
-//! needs another driver: the old engine is stopped and a new one started in its place. Either waits until other backends can
-//! carry the load, and the engine shows what it waits for. Ends early, with nothing half done, when a newer configuration is
-//! applied.
+//! If only flags differ, the engine is restarted as by `sluice backend restart`, with the same checks. Another program, device
+//! or environment needs another driver, so the old engine is stopped and a new one is started in its place. Both wait until
+//! other backends can carry the load, and the status of the engine shows what it waits for. When a newer configuration is
+//! applied, the rollout ends early and leaves nothing half done.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use crate::engine::preflight::{check_replacement, check_settings};
 use crate::engine::spec::EngineSpec;
 use sluice_gateway::pool::Cordon;
 
-/// Between two looks at a condition.
+/// Time between two checks of a condition.
 const POLL: Duration = Duration::from_millis(200);
 
 /// Why the configuration was not applied.
@@ -27,7 +27,7 @@ const POLL: Duration = Duration::from_millis(200);
 pub(super) enum RolloutError {
     /// A newer configuration was applied, or the gateway stops.
     Outdated,
-    /// Another engine has to have its turn first; nothing serves here meanwhile.
+    /// Another engine must be changed first. Meanwhile this one does not serve.
     Retry,
     Failed(String),
 }
@@ -54,7 +54,7 @@ impl From<RestartBlocked> for NotWithdrawn {
     }
 }
 
-/// Applies the configuration of one engine, to its end.
+/// Applies the configuration of one engine. Returns when it is done.
 pub(super) async fn roll_out(registry: Arc<Registry>, generation: u64, spec: EngineSpec) -> Result<(), RolloutError> {
     let context = registry.context(&spec.name).ok_or_else(RolloutError::gone)?;
     let rollout = Rollout { registry: &registry, generation };
@@ -110,10 +110,10 @@ impl Rollout<'_> {
 
     /// Stops the engine and waits until the new one in its place serves.
     async fn replace(&self, context: &EngineContext, spec: &EngineSpec) -> Result<(), RolloutError> {
-        // EngineSettings that cannot work are found while the old engine still runs.
+        // Settings that cannot work are detected while the old engine still runs.
         let driver = (self.registry.maker)(spec);
         check_settings(&*driver, spec, &spec.settings).await.map_err(RolloutError::failed)?;
-        // An engine that moves has had no requests at its old place since the reload: waiting would gain nothing.
+        // An engine whose address changes has received no requests at the old one since the reload, so waiting is pointless.
         if context.spec().backend == spec.backend {
             self.withdraw_when_possible(context).await?;
         }
@@ -179,7 +179,8 @@ impl Rollout<'_> {
         withdrawn
     }
 
-    /// An engine whose device another one waits for needs no replacement: requests wait in the queue.
+    /// Checks that other backends can serve the requests. Not required if another engine waits for this one's device; then
+    /// requests wait in the queue.
     async fn check_replacement(&self, context: &EngineContext) -> Result<(), RestartBlocked> {
         if self.registry.table().is_awaited(context) {
             return Ok(());
@@ -202,7 +203,7 @@ impl Rollout<'_> {
     }
 }
 
-/// The engine stays, and is given requests again.
+/// Puts the engine back in rotation.
 fn reinstate(context: &EngineContext) {
     context.state.lock().lifecycle.reinstate();
     if context.step().in_rotation() {

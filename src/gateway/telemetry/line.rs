@@ -4,7 +4,7 @@
 //! milliseconds with three decimals, `time` is when the request was over, RFC 3339 in UTC. The prompt, the
 //! answer and the API key are never in it; `key` is the key's name.
 //!
-//! Keys are only ever added: people have queries on them.
+//! Keys are never renamed or removed, because users have queries on them.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use serde::Serialize;
 use crate::flow::Record;
 use sluice_core::openai::Route;
 
-/// Room for a usual line, so that it is written without growing: they have 450 to 650 bytes.
+/// Initial capacity of a line. Usual lines have 450 to 650 bytes.
 const LINE_BYTES: usize = 768;
 
 #[derive(Serialize)]

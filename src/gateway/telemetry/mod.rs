@@ -1,7 +1,7 @@
 //! What the operator sees: metrics, the access log, the gateway's own log.
 //!
-//! [`families`] every metric in one table · [`collect`] records into metrics, pages out of them · [`recent`] the
-//! last minute, for the live page · [`access_log`] one JSON line per sampled request · [`log`] tracing set up.
+//! [`families`] has every metric in one table · [`collect`] updates metrics from records and renders them · [`recent`] has the
+//! last minute for the live page · [`access_log`] writes one JSON line per sampled request · [`log`] configures tracing.
 //!
 //! The request path hands over one finished record and does not wait: recording costs about a microsecond and takes no
 //! lock that is held across I/O; when the access log cannot keep up, lines are dropped and counted. What admission

@@ -1,4 +1,4 @@
-//! What the system says about our own process: CPU, memory, descriptors, start.
+//! Metrics of the gateway's own process: CPU, memory, file descriptors, start time.
 //!
 //! Read from `/proc` at scrape time (four small files). A system without `/proc` has no such metrics; nothing else
 //! depends on them. Ticks of `/proc/self/stat` are 1/100 s on every Linux (USER_HZ is part of its ABI).
@@ -12,7 +12,7 @@ const UTIME: usize = 11;
 const STIME: usize = 12;
 const START: usize = 19;
 
-/// Our process now.
+/// The state of the gateway's process.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Process {
     /// User and system.
@@ -24,7 +24,7 @@ pub(super) struct Process {
     pub(super) start_seconds: f64,
 }
 
-/// `None` when the system does not say.
+/// Reads the state. `None`: there is no readable `/proc`.
 pub(super) fn read() -> Option<Process> {
     let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_ascii_whitespace().collect();

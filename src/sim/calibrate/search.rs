@@ -1,7 +1,7 @@
 //! Searches for the constants with which simulated rows are closest to the measured ones.
 //!
-//! The distance is the mean over all measured cells of |log(simulated / measured)|. The part beyond [`TOLERATED`] has
-//! [`STRESS`] times the weight, so that no row is sacrificed for the others. The median TTFT of a single stream is left out,
+//! The distance is the mean over all measured cells of |log(simulated / measured)|. The part beyond [`TOLERATED`] is added again
+//! with the factor [`STRESS`], so that no row is sacrificed for the others. The median TTFT of a single stream is left out,
 //! because it depends on a few latencies and not on queueing.
 //!
 //! The method is a pattern search. It moves each constant up and down by a share and keeps improvements; when there are none,
@@ -14,7 +14,7 @@ use crate::machine::{Constants, Gpu, Layout, Model, Profile, ProfileError};
 
 /// Errors beyond this have a higher weight.
 const TOLERATED: f64 = 0.12;
-/// That weight.
+/// Factor for the part of an error beyond [`TOLERATED`].
 const STRESS: f64 = 3.0;
 /// Shares by which a thorough search moves constants.
 const THOROUGH: &[f64] = &[0.25, 0.12, 0.06, 0.03];

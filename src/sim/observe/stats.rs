@@ -85,10 +85,10 @@ pub(crate) enum Ended {
 /// `finished_reason`, in order of [`Ended`].
 pub(crate) const REASONS: [&str; 5] = ["stop", "length", "abort", "error", "repetition"];
 
-/// A sequence that ended, for the histograms. Durations are `None` where it did not get that far.
+/// A sequence that ended, for the histograms. Times are `None` if it did not get that far.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Finished {
-    /// How.
+    /// How it ended.
     pub(crate) ended: Ended,
     /// Prompt tokens.
     pub(crate) prompt: u32,
@@ -100,15 +100,15 @@ pub(crate) struct Finished {
     pub(crate) n: u32,
     /// Prompt tokens found in the prefix cache.
     pub(crate) cached: u32,
-    /// Times it lost its blocks.
+    /// How often it was preempted.
     pub(crate) preempted: u32,
-    /// When it arrived, was first scheduled, emitted its first token; and now.
+    /// When it arrived.
     pub(crate) arrived: Duration,
-    /// First time in a step.
+    /// When it was first in a step.
     pub(crate) scheduled: Option<Duration>,
-    /// First token.
+    /// When it emitted its first token.
     pub(crate) first: Option<Duration>,
-    /// The end.
+    /// When it ended.
     pub(crate) now: Duration,
 }
 
@@ -136,9 +136,9 @@ pub(crate) struct Stats {
     pub(crate) prefix: (u64, u64),
     /// Sleep level, if it sleeps.
     pub(crate) sleep: Option<u8>,
-    /// Prompt tokens of requests that got their first token which were in the prefix cache.
+    /// Prompt tokens found in the prefix cache, of requests with a first token.
     pub(crate) cached_tokens: u64,
-    /// Prompt tokens of requests that got their first token.
+    /// Prompt tokens of requests with a first token.
     pub(crate) prompt_tokens: u64,
     /// Tokens generated.
     pub(crate) generation_tokens: u64,

@@ -1,7 +1,7 @@
 //! Published traces: arrival times and lengths of real requests.
 //!
-//! - BurstGPT (CC BY 4.0): each `Model` is a class. Rows with 0 response tokens were failures and are left out. Older files
-//!   have no session columns, which are not used.
+//! - BurstGPT (CC BY 4.0): each `Model` is a class. Rows with 0 response tokens were failures and are left out. Session columns,
+//!   which only newer files have, are not used.
 //! - Azure LLM inference traces (CC BY 4.0): times are wall clock with seven decimals.
 //! - Mooncake and similar traces: JSON lines that may name the blocks of a prompt.
 //!

@@ -17,8 +17,8 @@ use crate::process::refusal::{Refusal, Stage};
 use sluice_core::vllm::args::ServeArgs;
 
 impl SimConfig {
-    /// The settings that these flags give on the profile's GPU. If the model is a folder, its sizes are read from there; else
-    /// they are the profile's.
+    /// The settings for these flags on the GPU of `profile`. If the model is a folder, its sizes are read from there; otherwise
+    /// they come from `profile`.
     ///
     /// # Errors
     /// What vLLM would refuse at start-up.
@@ -26,7 +26,7 @@ impl SimConfig {
         Self::with_occupied(args, profile, 0.0)
     }
 
-    /// The same on a GPU of which another process uses this many bytes.
+    /// The same on a GPU on which another process occupies this many bytes.
     ///
     /// # Errors
     /// What vLLM refuses at start-up.
@@ -36,7 +36,7 @@ impl SimConfig {
         let profile = laid_out(args, profile, model)?;
         let mut config = Self::new(name, profile);
         config.texts = Arc::new(texts);
-        // A made-up model serves tests of gateways and has more routes. A folder is served exactly as by vLLM.
+        // A model that is a folder is served exactly as by vLLM. Any other model has additional routes for tests of gateways.
         config.on_disk = Path::new(name).is_dir();
         let pooling = args.text("runner") == Some("pooling") || args.text("convert") == Some("embed");
         config.embeddings = pooling || !config.on_disk;
@@ -57,7 +57,7 @@ impl SimConfig {
         Ok(config)
     }
 
-    /// The valid settings nearest to flags that are refused: they determine what the start logs until it fails.
+    /// Valid settings close to flags that vLLM refuses. They determine what the start logs before it fails.
     pub fn sketch(args: &ServeArgs, profile: Profile) -> Self {
         let name = args.model().unwrap_or_default();
         let profile = laid_out(args, profile.clone(), None).unwrap_or(profile);
