@@ -119,16 +119,17 @@ impl Journal {
     /// # Errors
     /// The folder cannot be used, or is in use.
     pub(crate) fn open(folder: &Path) -> Result<Self, JournalError> {
-        Self::with_size(folder, FILE_BYTES)
+        Self::open_with(folder, FILE_BYTES, || std::thread::sleep(LOCK_PAUSE))
     }
 
-    fn with_size(folder: &Path, bytes_max: u64) -> Result<Self, JournalError> {
+    /// `pause` is called between two attempts to lock the folder.
+    fn open_with(folder: &Path, bytes_max: u64, pause: impl FnMut()) -> Result<Self, JournalError> {
         let at = |path: PathBuf| move |source| JournalError::Unusable { path, source };
         state_folder::open(folder).map_err(at(folder.to_owned()))?;
         let lock_path = folder.join(LOCK);
         let lock = state_folder::options().truncate(false).write(true).open(&lock_path);
         let lock = lock.map_err(at(lock_path.clone()))?;
-        match take(&lock) {
+        match take(&lock, pause) {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => return Err(JournalError::Taken { path: folder.to_owned() }),
             Err(TryLockError::Error(source)) => return Err(at(lock_path)(source)),
@@ -260,11 +261,11 @@ fn open_at_line_end(path: &Path) -> io::Result<(File, u64)> {
 }
 
 /// Locks a file, for which another process may have to finish its start first ([`LOCK_WAIT`]).
-fn take(lock: &File) -> Result<(), TryLockError> {
+fn take(lock: &File, mut pause: impl FnMut()) -> Result<(), TryLockError> {
     let until = Instant::now() + LOCK_WAIT;
     loop {
         match lock.try_lock() {
-            Err(TryLockError::WouldBlock) if Instant::now() < until => std::thread::sleep(LOCK_PAUSE),
+            Err(TryLockError::WouldBlock) if Instant::now() < until => pause(),
             other => return other,
         }
     }
@@ -310,14 +311,14 @@ mod tests {
     fn two_files_of_bounded_size_hold_the_last_line_of_each_backend_however_much_is_written() {
         let folder = tempfile::tempdir().unwrap();
         let bytes_max = 4_096;
-        let mut journal = Journal::with_size(folder.path(), bytes_max).unwrap();
+        let mut journal = Journal::open_with(folder.path(), bytes_max, || ()).unwrap();
         journal.write(record("p/quiet", Step::Hold)).unwrap();
         (0..200).for_each(|_| journal.write(record("p/busy", Step::Serve)).unwrap());
         drop(journal);
         for name in NAMES {
             assert!(std::fs::metadata(folder.path().join(name)).unwrap().len() <= bytes_max);
         }
-        let journal = Journal::with_size(folder.path(), bytes_max).unwrap();
+        let journal = Journal::open_with(folder.path(), bytes_max, || ()).unwrap();
         assert_eq!(journal.last()["p/quiet"].lifecycle.step, Step::Hold);
         assert_eq!(journal.last().len(), 2);
     }
@@ -377,16 +378,11 @@ mod tests {
     fn a_lock_that_a_process_shares_until_it_runs_its_program_is_waited_for() {
         let folder = tempfile::tempdir().unwrap();
         let journal = Journal::open(folder.path()).unwrap();
-        let shared = journal._lock.try_clone().unwrap();
+        let mut shared = Some(journal._lock.try_clone().unwrap());
         drop(journal);
-        let (opening, opened) = std::sync::mpsc::channel();
-        let runs = std::thread::spawn(move || {
-            opened.recv().unwrap();
-            drop(shared);
-        });
         assert!(matches!(Journal::open(folder.path()), Err(JournalError::Taken { .. })), "it stays taken");
-        opening.send(()).unwrap();
-        Journal::open(folder.path()).expect("it is free soon");
-        runs.join().unwrap();
+        // The process runs its program after the first attempt.
+        Journal::open_with(folder.path(), FILE_BYTES, || drop(shared.take())).expect("it is free soon");
+        assert!(shared.is_none(), "there was a second attempt");
     }
 }
