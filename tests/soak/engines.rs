@@ -80,6 +80,14 @@ impl Engine {
         Ok(engine)
     }
 
+    /// The id of its process.
+    pub(crate) fn process(&self) -> anyhow::Result<u32> {
+        match &self.running {
+            Running::Mock(..) => Ok(std::process::id()),
+            Running::Sim(child, _) => child.id().context("the engine has ended"),
+        }
+    }
+
     /// Kills it: connections break without a response.
     pub(crate) async fn kill(&mut self) {
         match &mut self.running {

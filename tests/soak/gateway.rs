@@ -176,6 +176,11 @@ impl Gateway {
         Ok(kill(self.pid()?, Signal::SIGHUP)?)
     }
 
+    /// The id of its process.
+    pub(crate) fn process(&self) -> anyhow::Result<u32> {
+        self.child.id().context("the gateway has ended")
+    }
+
     /// Whether the process still runs.
     pub(crate) fn runs(&mut self) -> anyhow::Result<bool> {
         Ok(self.child.try_wait()?.is_none())
@@ -202,7 +207,7 @@ impl Gateway {
     }
 
     fn pid(&self) -> anyhow::Result<Pid> {
-        Ok(Pid::from_raw(i32::try_from(self.child.id().context("the gateway has ended")?)?))
+        Ok(Pid::from_raw(i32::try_from(self.process()?)?))
     }
 }
 

@@ -20,6 +20,10 @@ use super::{ATTACKER_KEY, MODEL};
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 /// Longest single step of an attack.
 const STEP: Duration = Duration::from_secs(30);
+/// Cores from which on the attack is whole. Attackers, honest clients, engines and the gateway share one machine: with fewer
+/// cores, connections attempt as much less often. Their number, and so what they hold, stays: connections, buffered bodies,
+/// and all that their key may have in flight.
+const WHOLE: f64 = 16.0;
 /// Connections of all attacks together, at most.
 pub(super) const CONNECTIONS: u64 = 512;
 
@@ -34,7 +38,7 @@ enum Kind {
     HeldBody,
     /// Sends a body far beyond the limit, by its length or in chunks without end.
     OversizedBody,
-    /// Requests a long stream and reads nothing.
+    /// Requests a stream that is longer than the buffers of its connection, and reads nothing.
     StoppedReader,
     /// Closes its sending side after the request and reads the response.
     HalfClose,
@@ -68,6 +72,25 @@ const ATTACKS: [(Kind, &str, usize); 12] = [
     (Kind::Silent, "silent connection", 128),
 ];
 
+/// How much longer than in the whole attack the pauses between two attempts of a connection are.
+fn slower() -> f64 {
+    (WHOLE / cores() as f64).max(1.0)
+}
+
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, |cores| cores.get())
+}
+
+/// How large the attack is on this machine.
+pub(super) fn scale() -> String {
+    let connections: usize = ATTACKS.iter().map(|(_, _, connections)| connections).sum();
+    format!(
+        "{} cores: {connections} connections attack, with pauses {:.1} times as long as on {WHOLE}",
+        cores(),
+        slower()
+    )
+}
+
 /// A running attack.
 pub(super) struct Attack {
     pub(super) name: &'static str,
@@ -78,6 +101,7 @@ pub(super) struct Attack {
 impl Attack {
     /// Starts all of them; each goes on until `over`.
     pub(super) fn start_all(port: u16, seed: u64, over: &Arc<AtomicBool>) -> Vec<Self> {
+        let slower = slower();
         let start = |(kind, name, connections): (Kind, &'static str, usize)| {
             let times = Arc::new(AtomicU64::new(0));
             let mut tasks = JoinSet::new();
@@ -90,7 +114,7 @@ impl Attack {
                             times.fetch_add(1, Relaxed);
                         }
                         // A refused or closed connection is opened again, but not in a busy loop.
-                        sleep(Duration::from_millis(50 + rng.below(100) as u64)).await;
+                        sleep(Duration::from_millis(50 + rng.below(100) as u64).mul_f64(slower)).await;
                     }
                 });
             }
@@ -143,7 +167,7 @@ async fn once(kind: Kind, port: u16, rng: &mut Rng, over: &AtomicBool) -> std::i
             flood(&mut socket, &chunk, over).await;
         }
         Kind::StoppedReader => {
-            socket.write_all(&completion(r#""stream":true,"max_tokens":3000,"ignore_eos":true"#)).await?;
+            socket.write_all(&completion(r#""stream":true,"max_tokens":3000,"logprobs":5,"ignore_eos":true"#)).await?;
             let until = Instant::now() + Duration::from_secs(20);
             while Instant::now() < until && !over.load(Relaxed) {
                 sleep(Duration::from_millis(100)).await;

@@ -5,6 +5,10 @@
 //! whose TTFT is not counted. A request is sent at its time whether or not earlier ones were answered (open loop), on an
 //! idle connection if there is one.
 //!
+//! Beside them [`READERS`] clients each read one long stream after the other, so that every engine decodes at every moment.
+//! Without them most faults would hit an idle engine, and only in the run with attackers would there be requests to hurt.
+//! Their TTFT is not counted.
+//!
 //! A response is *right* (complete and its own), *failed* (an error status with a JSON error, or an error event or a broken
 //! connection inside a stream: engines are made to fail), *shed* (503 or 429 with Retry-After) or *wrong* (all else).
 
@@ -20,17 +24,22 @@ use sluice::base::Rng;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
+use super::machine::Threads;
 use super::{HONEST_KEY, MODEL};
 use crate::reply::Reply;
 
 /// Requests a second.
 const RATE: f64 = 25.0;
+/// Clients that read long streams: as many as the attackers may have requests in flight.
+const READERS: u64 = 16;
+/// Number of their first request.
+const READERS_FROM: u64 = 1 << 32;
 /// Time limit of one response.
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// Most bytes of a response that are kept and checked; no response of theirs is longer.
-const KEPT: usize = 512 << 10;
+const KEPT: usize = 1 << 20;
 /// Wrong responses that are kept for the message.
 const WRONG_KEPT: usize = 8;
 
@@ -45,8 +54,10 @@ pub(super) struct Honest {
     failures: BTreeMap<String, u64>,
     /// The first few wrong responses.
     pub(super) wrong: Vec<String>,
-    /// Times to first token of right short streams.
-    ttfts: Vec<Duration>,
+    /// Right short streams: when they were sent, and the time to their first token.
+    ttfts: Vec<(Instant, Duration)>,
+    /// What their thread did.
+    pub(super) threads: Threads,
 }
 
 impl Honest {
@@ -55,12 +66,17 @@ impl Honest {
         self.failures.values().sum()
     }
 
-    /// A quantile of the time to first token, by nearest rank; zero without any.
-    pub(super) fn ttft(&self, quantile: f64) -> Duration {
-        let mut sorted = self.ttfts.clone();
-        sorted.sort_unstable();
-        let rank = (quantile * sorted.len() as f64).ceil() as usize;
-        sorted.get(rank.saturating_sub(1)).copied().unwrap_or_default()
+    /// Times to first token.
+    pub(super) fn all(&self) -> Ttfts {
+        Ttfts::of(self.ttfts.iter())
+    }
+
+    /// Times to first token of the streams that had theirs outside of these periods.
+    pub(super) fn outside(&self, periods: &[(Instant, Instant)]) -> Ttfts {
+        let within = |(sent, ttft): &&(Instant, Duration)| {
+            periods.iter().any(|(begin, end)| sent < end && *sent + *ttft > *begin)
+        };
+        Ttfts::of(self.ttfts.iter().filter(|stream| !within(stream)))
     }
 
     fn count(&mut self, verdict: Verdict) {
@@ -79,17 +95,38 @@ impl Honest {
 
 impl fmt::Display for Honest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { sent, right, shed, failures, wrong, ttfts } = self;
-        let ms = |quantile| self.ttft(quantile).as_secs_f64() * 1e3;
-        write!(f, "{sent} honest requests, {right} right, {} wrong, {shed} shed, failed {failures:?}", wrong.len())?;
-        let (p50, p90, p99) = (ms(0.5), ms(0.9), ms(0.99));
-        write!(f, "; TTFT of {} streams: P50 {p50:.1} ms, P90 {p90:.1} ms, P99 {p99:.1} ms", ttfts.len())
+        let Self { sent, right, shed, failures, wrong, .. } = self;
+        write!(f, "{sent} honest requests, {right} right, {} wrong, {shed} shed, failed {failures:?}", wrong.len())
+    }
+}
+
+/// Times to first token, in order.
+pub(super) struct Ttfts(Vec<Duration>);
+
+impl Ttfts {
+    fn of<'a>(streams: impl Iterator<Item = &'a (Instant, Duration)>) -> Self {
+        let mut sorted: Vec<Duration> = streams.map(|(_, ttft)| *ttft).collect();
+        sorted.sort_unstable();
+        Self(sorted)
+    }
+
+    /// A quantile by nearest rank; zero without any.
+    pub(super) fn quantile(&self, quantile: f64) -> Duration {
+        let rank = (quantile * self.0.len() as f64).ceil() as usize;
+        self.0.get(rank.saturating_sub(1)).copied().unwrap_or_default()
+    }
+}
+
+impl fmt::Display for Ttfts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [p50, p90, p99, p999] = [0.5, 0.9, 0.99, 0.999].map(|quantile| self.quantile(quantile).as_secs_f64() * 1e3);
+        write!(f, "TTFT of {} streams: P50 {p50:.1}, P90 {p90:.1}, P99 {p99:.1}, P99.9 {p999:.1} ms", self.0.len())
     }
 }
 
 enum Verdict {
     /// With the time to first token of a short stream.
-    Right(Option<Duration>),
+    Right(Option<(Instant, Duration)>),
     Shed,
     Failed(String),
     Wrong(String),
@@ -99,7 +136,8 @@ struct HonestRequest {
     prompt: String,
     tokens: u64,
     stream: bool,
-    short: bool,
+    /// Whether its TTFT counts.
+    counts: bool,
 }
 
 impl HonestRequest {
@@ -108,7 +146,12 @@ impl HonestRequest {
         let words = if short { 10 + rng.below(300) } else { 3_000 + rng.below(3_000) };
         let word = ["rain", "wind", "snow", "hail"][rng.below(4)];
         let prompt = format!("request {number} says{}", format!(" {word}").repeat(words));
-        Self { prompt, tokens: 4 + rng.below(60) as u64, stream: rng.below(10) > 0, short }
+        Self { prompt, tokens: 4 + rng.below(60) as u64, stream: rng.below(10) > 0, counts: short }
+    }
+
+    fn long_stream(number: u64, rng: &mut Rng) -> Self {
+        let prompt = format!("request {number} asks for more");
+        Self { prompt, tokens: 2_000 + rng.below(1_000) as u64, stream: true, counts: false }
     }
 
     fn bytes(&self) -> Vec<u8> {
@@ -125,13 +168,13 @@ impl HonestRequest {
     }
 
     /// Judges a complete response.
-    fn judge(&self, reply: &Reply, ttft: Option<Duration>) -> Verdict {
+    fn judge(&self, reply: &Reply, ttft: Option<(Instant, Duration)>) -> Verdict {
         let body = String::from_utf8_lossy(&reply.start);
         let shown = || format!("status {}: {}", reply.status, body.chars().take(300).collect::<String>());
         match reply.status {
             200 if self.stream => match streamed_text(&body) {
                 Ok(text) if !self.is_own(&text) => Verdict::Wrong(shown()),
-                Ok(_) => Verdict::Right(ttft.filter(|_| self.short)),
+                Ok(_) => Verdict::Right(ttft.filter(|_| self.counts)),
                 Err(Broken::ErrorEvent) => Verdict::Failed("error event".to_owned()),
                 Err(Broken::Malformed) => Verdict::Wrong(shown()),
             },
@@ -186,37 +229,67 @@ fn streamed_text(body: &str) -> Result<String, Broken> {
     if done && finished { Ok(text) } else { Err(Broken::Malformed) }
 }
 
-/// Sends honest requests for `length`.
-pub(super) async fn run(port: u16, length: Duration, seed: u64) -> anyhow::Result<Honest> {
-    let honest = Arc::new(Mutex::new(Honest::default()));
-    let idle: Arc<Mutex<Vec<TcpStream>>> = Arc::default();
+/// Sends honest requests for `length`, from this thread alone: no attacker's work delays what it measures.
+pub(super) fn run(port: u16, length: Duration, seed: u64) -> anyhow::Result<Honest> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let mut honest = runtime.block_on(send_all(port, length, seed))?;
+    honest.threads = Threads::own()?;
+    Ok(honest)
+}
+
+async fn send_all(port: u16, length: Duration, seed: u64) -> anyhow::Result<Honest> {
     let mut rng = Rng::new(seed ^ 0x40E5);
     let begin = Instant::now();
+    let end = begin + length;
+    let clients = Clients { port, honest: Arc::default(), idle: Arc::default() };
+    let (mut readers, mut tasks) = (JoinSet::new(), JoinSet::new());
+    for reader in 0..READERS {
+        let (clients, mut rng) = (clients.clone(), Rng::new(seed ^ reader));
+        readers.spawn(async move {
+            for number in READERS_FROM + (reader << 24).. {
+                clients.ask(&HonestRequest::long_stream(number, &mut rng)).await;
+                // A refused one is not sent again in a busy loop.
+                sleep(Duration::from_millis(20)).await;
+            }
+        });
+    }
     let mut at = begin;
-    let mut tasks = JoinSet::new();
     for number in 0.. {
         at += Duration::from_secs_f64(rng.exponential() / RATE);
-        if at >= begin + length {
+        if at >= end {
             break;
         }
         sleep_until(at).await;
-        let request = HonestRequest::new(number, &mut rng);
-        let (honest, idle) = (Arc::clone(&honest), Arc::clone(&idle));
-        honest.lock().sent += 1;
-        tasks.spawn(async move {
-            let verdict = match timeout(TIMEOUT, send(port, &request, &idle)).await {
-                Ok(Ok(verdict)) => verdict,
-                Ok(Err(why)) => Verdict::Failed(format!("{why:#}")),
-                Err(_) => Verdict::Wrong(format!("no complete response within {TIMEOUT:?}")),
-            };
-            honest.lock().count(verdict);
-        });
+        let (clients, request) = (clients.clone(), HonestRequest::new(number, &mut rng));
+        tasks.spawn(async move { clients.ask(&request).await });
         while tasks.try_join_next().transpose()?.is_some() {}
     }
     while tasks.join_next().await.transpose()?.is_some() {}
-    idle.lock().clear();
-    let honest = std::mem::take(&mut *honest.lock());
+    // They leave in the middle of their streams.
+    readers.shutdown().await;
+    let honest = std::mem::take(&mut *clients.honest.lock());
     Ok(honest)
+}
+
+/// What all clients share.
+#[derive(Clone)]
+struct Clients {
+    port: u16,
+    honest: Arc<Mutex<Honest>>,
+    idle: Arc<Mutex<Vec<TcpStream>>>,
+}
+
+impl Clients {
+    /// Sends a request and counts how it ended.
+    async fn ask(&self, request: &HonestRequest) {
+        self.honest.lock().sent += 1;
+        let verdict = match timeout(TIMEOUT, send(self.port, request, &self.idle)).await {
+            Ok(Ok(verdict)) => verdict,
+            Ok(Err(why)) => Verdict::Failed(format!("{why:#}")),
+            Err(_) => Verdict::Wrong(format!("no complete response within {TIMEOUT:?}")),
+        };
+        self.honest.lock().count(verdict);
+    }
 }
 
 async fn send(port: u16, request: &HonestRequest, idle: &Mutex<Vec<TcpStream>>) -> anyhow::Result<Verdict> {
@@ -241,7 +314,7 @@ async fn send(port: u16, request: &HonestRequest, idle: &Mutex<Vec<TcpStream>>) 
             count => reply.feed(&buffer[..count])?,
         }
         if reply.events > 0 && ttft.is_none() {
-            ttft = Some(begun.elapsed());
+            ttft = Some((begun, begun.elapsed()));
         }
     }
     if !reply.close {

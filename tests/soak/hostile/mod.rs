@@ -12,20 +12,25 @@
 //!    more fail (in a short one, chance decides how many streams a fault cuts)
 //! 3. when all clients have gone every gauge of the gateway is 0, engines run nothing, and descriptors are back
 //! 4. in a run of [`MEASURED`] or longer: resident memory stays below [`MEMORY_BOUND`] at every moment, and P99 TTFT of
-//!    honest streams is at most [`TTFT_RATIO`] times that of the run without attackers. Shorter runs print them: a busy
-//!    machine says nothing about the gateway.
+//!    honest streams is at most [`TTFT_RATIO`] times that of the run without attackers, both over all streams and over those
+//!    during which no engine misbehaved
 //!
-//! By default a few seconds; `SLUICE_HOSTILE_SECONDS=600` is the real one (twice that long, on 8 cores or more).
+//! Attackers, honest clients, engines and the gateway share the machine. What its scheduler delays is not the gateway's
+//! doing, so the pace of the attacks follows the number of cores (`attackers.rs`), and a long run on a machine that was full
+//! all the same fails without a verdict on the tail (`machine.rs`). Shorter runs print what they measured.
+//!
+//! By default a few seconds; `SLUICE_HOSTILE_SECONDS=600` is the real one (twice that long).
 
 mod attackers;
 mod honest;
+mod machine;
 
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, anyhow, ensure};
 use sha2::{Digest as _, Sha256};
 use sluice::base::Rng;
 use tokio::io::AsyncWriteExt;
@@ -39,6 +44,7 @@ use crate::{Footprint, at_rest, block_on, eventually, gauges_are_zero, idle, set
 
 use attackers::Attack;
 use honest::Honest;
+use machine::{Load, Watch};
 
 /// Default length of each of the two runs.
 const SECONDS: u64 = 5;
@@ -57,6 +63,8 @@ const BUFFERED: u64 = 64 << 20;
 const MEMORY_BOUND: u64 = (64 << 20) + 2 * BUFFERED + attackers::CONNECTIONS * (64 << 10);
 /// Engines.
 const ENGINES: usize = 4;
+/// Time after a fault in which an engine catches up and the gateway keeps requests away from it.
+const AFTERMATH: Duration = Duration::from_secs(2);
 /// The model that all of them serve.
 const MODEL: &str = "m";
 /// Keys of the honest clients and of the attackers.
@@ -97,6 +105,7 @@ fn attackers_do_not_reach_honest_clients() {
         let both = async {
             let without = run(seconds, seed, false).await.context("without attackers")?;
             println!("without attackers: {without}");
+            println!("{}", attackers::scale());
             let with = run(seconds, seed, true).await.context("with attackers")?;
             println!("with attackers: {with}");
             compare(&without, &with, seconds)
@@ -108,18 +117,20 @@ fn attackers_do_not_reach_honest_clients() {
 /// What one run showed.
 struct Outcome {
     honest: Honest,
+    /// When engines misbehaved.
+    faults: Vec<(Instant, Instant)>,
     attacks: Vec<(&'static str, u64)>,
     at_start: Footprint,
     most: Footprint,
     at_end: Footprint,
-    /// Processor time that the gateway took, seconds.
-    cpu: u64,
+    load: Load,
 }
 
 impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { honest, attacks, at_start, most, at_end, cpu } = self;
-        write!(f, "{honest}\n  at start {at_start}; at most {most}; at the end {at_end}; {cpu} s of processor time")?;
+        let Self { honest, faults, attacks, at_start, most, at_end, load } = self;
+        write!(f, "{honest}\n  {}; while no engine misbehaved: {}", honest.all(), honest.outside(faults))?;
+        write!(f, "\n  at start {at_start}; at most {most}; at the end {at_end}\n  {load}")?;
         for (attack, times) in attacks {
             write!(f, "\n  {times:7} x {attack}")?;
         }
@@ -135,11 +146,15 @@ async fn run(length: Duration, seed: u64, attacked: bool) -> anyhow::Result<Outc
     let ports = engines.iter().map(|engine| engine.port).collect::<Vec<_>>();
     let mut gateway = Gateway::start_with(|own| config(own, &ports)).await?;
     let at_start = Footprint::of(&Page::fetch(gateway.admin).await?);
+    let processes = engines.iter().map(Engine::process).collect::<anyhow::Result<_>>()?;
+    let watch = Watch::start(gateway.process()?, processes)?;
     let over = Arc::new(AtomicBool::new(false));
     let attacks = if attacked { Attack::start_all(gateway.port, seed, &over) } else { Vec::new() };
-    let honest = tokio::spawn(honest::run(gateway.port, length, seed));
-    let most = misbehave(&gateway, &ports, seed, || honest.is_finished()).await?;
-    let honest = honest.await??;
+    let port = gateway.port;
+    let honest = std::thread::spawn(move || honest::run(port, length, seed));
+    let (most, faults) = misbehave(&gateway, &ports, seed, || honest.is_finished()).await?;
+    let honest = honest.join().map_err(|_| anyhow!("the honest clients panicked"))??;
+    let load = watch.end(honest.threads)?;
     over.store(true, Relaxed);
     let mut counted = Vec::new();
     for attack in attacks {
@@ -151,9 +166,8 @@ async fn run(length: Duration, seed: u64, attacked: bool) -> anyhow::Result<Outc
         eventually(async || idle(engine).await).await?;
     }
     let at_end = eventually(async || at_rest(Page::fetch(gateway.admin).await?, &at_start)).await?;
-    let cpu = Page::fetch(gateway.admin).await?.sum("process_cpu_seconds_total", &[]);
     gateway.stop().await?;
-    Ok(Outcome { honest, attacks: counted, at_start, most, at_end, cpu })
+    Ok(Outcome { honest, faults, attacks: counted, at_start, most, at_end, load })
 }
 
 /// Lets one engine at a time stall, hang or cut its streams until the honest clients are done; the largest footprint.
@@ -162,8 +176,9 @@ async fn misbehave(
     engines: &[u16],
     seed: u64,
     over: impl Fn() -> bool,
-) -> anyhow::Result<Footprint> {
+) -> anyhow::Result<(Footprint, Vec<(Instant, Instant)>)> {
     let mut rng = Rng::new(seed ^ 0xFA17);
+    let mut faults = Vec::new();
     let mut most = Footprint::default();
     let mut next = Instant::now();
     let mut undo: Option<(u16, Instant)> = None;
@@ -176,7 +191,9 @@ async fn misbehave(
             let (fault, lasts) = [("stall=300", 0), ("hang", 700), ("reset-midstream=3", 400)][rng.below(3)];
             let port = engines[rng.below(engines.len())];
             inject(port, fault).await?;
-            undo = Some((port, now + Duration::from_millis(lasts)));
+            let end = now + Duration::from_millis(lasts);
+            undo = Some((port, end));
+            faults.push((now, end + AFTERMATH));
             next = now + Duration::from_millis(3_000 + rng.below(4_000) as u64);
         }
         let seen = Footprint::of(&Page::fetch(gateway.admin).await?);
@@ -186,7 +203,7 @@ async fn misbehave(
     for port in engines {
         inject(*port, "none").await?;
     }
-    Ok(most)
+    Ok((most, faults))
 }
 
 /// Injects a fault into a simulated engine.
@@ -219,8 +236,26 @@ fn compare(without: &Outcome, with: &Outcome, length: Duration) -> anyhow::Resul
         length < MEASURED || failed <= usual + more,
         "{failed} honest requests failed with attackers, {usual} without"
     );
-    let ratio = with.honest.ttft(0.99).as_secs_f64() / without.honest.ttft(0.99).as_secs_f64();
-    println!("P99 TTFT of honest streams: {ratio:.2} times that without attackers");
-    ensure!(length < MEASURED || ratio <= TTFT_RATIO, "P99 TTFT is {ratio:.2} times that without attackers");
+    tail(without, with, length >= MEASURED)
+}
+
+/// Compares the tails: of all streams, and of those during which no engine misbehaved, since faults of 700 ms could hide
+/// what attackers add.
+fn tail(without: &Outcome, with: &Outcome, judged: bool) -> anyhow::Result<()> {
+    let p99 = |ttfts: honest::Ttfts| ttfts.quantile(0.99).as_secs_f64();
+    let all = [with, without].map(|outcome| p99(outcome.honest.all()));
+    let quiet = [with, without].map(|outcome| p99(outcome.honest.outside(&outcome.faults)));
+    let ratios = [all, quiet].map(|[with, without]| with / without);
+    println!(
+        "P99 TTFT of honest streams: {:.2} times that without attackers; while no engine misbehaved: {:.2} times",
+        ratios[0], ratios[1]
+    );
+    for (what, outcome) in [("without", without), ("with", with)] {
+        if let Some(why) = outcome.load.full() {
+            println!("not judged: {what} attackers the machine was full: {why}");
+            ensure!(!judged, "the machine was too full {what} attackers to judge P99 TTFT: {why}");
+        }
+    }
+    ensure!(!judged || ratios.iter().all(|ratio| *ratio <= TTFT_RATIO), "P99 TTFT is {ratios:.2?} times that without");
     Ok(())
 }
