@@ -6,7 +6,8 @@
 //!                  +----------+-----------------+--------------------+
 //!                  |                            |                    |
 //!    src/serve  composition, reload, shutdown   |                    |
-//!    src/admin  metrics, status, admin API      |                    |
+//!    src/admin  metrics, status, admin API   src/tune  search for    |
+//!                  |                            |      settings      |
 //!                  |                      src/lab  gateway, load and engines
 //!        +---------+----------+           on virtual time            |
 //!        |                    |          /      |             \      |
@@ -27,8 +28,9 @@
 //!
 //! A crate uses only crates below it, so the compiler enforces the layers and a change rebuilds only what is above it.
 //! `bench` and `sim` check the gateway from outside, so they use `core` only. `lab` runs the gateway's request path, the load
-//! generator and simulated engines in one process on virtual time. Within a crate, modules are declared lowest layer
-//! first, and a file uses only modules that are declared above its own. `tests/tidy` checks what the compiler does not.
+//! generator and simulated engines in one process on virtual time, and `tune` searches for settings with it. Within a crate,
+//! modules are declared lowest layer first, and a file uses only modules that are declared above its own. `tests/tidy`
+//! checks what the compiler does not.
 //!
 //! # Words
 //!
@@ -57,6 +59,8 @@
 //! | probe, scrape | check an engine's health; read its metrics page |
 //! | variant, arm | a named vLLM configuration; a variant or model in an experiment, with a share of the traffic |
 //! | scenario, its variants | input of `sluice lab`: configuration, engines and traffic; changes to them that are compared |
+//! | setting, space | keys and values that differ from the defaults; the settings that a tuner may try |
+//! | trial | one setting, or one load of a search for a rate, and what came of it |
 //! | outcome | how a request ended: completed, client_gone, shed, refused, upstream_error, timeout |
 //! | record | what is kept of a request: exactly one each |
 //! | TTFT, ITL, TPOT, E2EL | time to first token, between tokens, per output token, end to end; defined in [`meter`] |
@@ -79,6 +83,7 @@ pub use sluice_fleet as fleet;
 pub use sluice_gateway::{config, estimate, experiment, flow, pool, proxy, telemetry};
 pub use sluice_lab as lab;
 pub use sluice_sim as sim;
+pub use sluice_tune as tune;
 
 pub mod admin;
 pub mod serve;

@@ -14,6 +14,7 @@ mod line;
 pub mod serve;
 pub mod sim;
 pub mod status;
+pub mod tune;
 
 use std::process::ExitCode;
 
@@ -37,6 +38,8 @@ enum Command {
     Bench(Box<bench::BenchArgs>),
     /// Try a configuration on simulated engines, faster than time
     Lab(lab::LabArgs),
+    /// Find the best settings of vLLM and of the gateway on simulated engines
+    Tune(tune::TuneArgs),
     /// Validate a configuration and print it with all defaults
     Check(check::CheckArgs),
     /// Show pools and backends of a running gateway
@@ -63,6 +66,7 @@ pub fn run() -> ExitCode {
         Command::Demo(args) => demo::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Lab(args) => lab::run(&args),
+        Command::Tune(args) => tune::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Status(args) => status::run(&args),
         Command::Backend(args) => backend::run(&args),

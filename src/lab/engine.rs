@@ -37,6 +37,10 @@ pub struct EngineStats {
     pub busy: f64,
     /// Tokens that the model computed: prompts without their cached part, and outputs.
     pub computed_tokens: u64,
+    /// The most sequences that waited because other adapters had all slots (`--max-loras`).
+    pub deferred_peak: u64,
+    /// Seconds of steps during which a sequence waited for that reason.
+    pub deferred: f64,
     /// What a load generator would have scraped from `/metrics`.
     pub side: ServerSide,
 }
@@ -92,6 +96,8 @@ pub(crate) struct Engine {
     stats: EngineStats,
     /// Start and end of the last step, on the server's clock.
     last_step: Option<(Duration, Duration)>,
+    /// Whether a sequence waited for an adapter slot after that step.
+    was_deferring: bool,
     next_sample: Duration,
 }
 
@@ -110,6 +116,7 @@ impl Engine {
             next_at: None,
             stats: EngineStats { backend: backend.to_owned(), side, ..EngineStats::default() },
             last_step: None,
+            was_deferring: false,
             next_sample: Duration::ZERO,
         }
     }
@@ -217,12 +224,17 @@ impl Engine {
         let engine = self.server.engine();
         let (running, waiting) = (engine.running() as f64, engine.waiting() as f64);
         let kv_usage = engine.blocks().usage();
+        let deferred = engine.deferred();
         let (stats, slower) = (&mut self.stats, self.clock.slower);
         stats.steps += 1;
         stats.computed_tokens += u64::from(end.load.tokens);
         if let Some((started, seen)) = self.last_step.replace((end.started, end.ended)) {
-            stats.busy += seen.min(end.started).saturating_sub(started).as_secs_f64() * slower;
+            let lasted = seen.min(end.started).saturating_sub(started).as_secs_f64() * slower;
+            stats.busy += lasted;
+            stats.deferred += if self.was_deferring { lasted } else { 0.0 };
         }
+        self.was_deferring = deferred > 0;
+        stats.deferred_peak = stats.deferred_peak.max(deferred as u64);
         let side = &mut stats.side;
         side.generation_tokens += end.emitted.len() as f64;
         side.preemptions += f64::from(end.preempted);

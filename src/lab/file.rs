@@ -329,9 +329,21 @@ impl LabFile {
         let invalid = |reason: String| LabError::File { path: name.to_owned(), reason };
         let table =
             toml::Deserializer::parse(text).map_err(|error| invalid(error.to_string().trim_end().to_owned()))?;
-        serde_path_to_error::deserialize(table).map_err(|error| {
+        Self::read(table, name)
+    }
+
+    /// The same for the tables that a file of another kind shares with this one.
+    ///
+    /// # Errors
+    /// What is not valid, with its key.
+    pub fn of_table(table: toml::Table, name: &str) -> Result<Self, LabError> {
+        Self::read(table, name)
+    }
+
+    fn read<'de, D: serde::Deserializer<'de, Error = toml::de::Error>>(from: D, name: &str) -> Result<Self, LabError> {
+        serde_path_to_error::deserialize(from).map_err(|error| {
             let (path, inner) = (error.path().to_string(), error.into_inner());
-            invalid(format!("{path}: {}", inner.message()))
+            LabError::File { path: name.to_owned(), reason: format!("{path}: {}", inner.message()) }
         })
     }
 

@@ -7,15 +7,30 @@ use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
 use crate::error::LabError;
-use crate::run::run;
+use crate::run::{LabRun, Progress, run_until};
 use crate::setup::Lab;
 use sluice_bench::search::{
     Judge, SearchGoal, SearchResult, SystemUnderTest, Trial, TrialLoad, TrialReport, TrialStats, find_rate, throughput,
 };
-use sluice_bench::{Arrival, Extent, Slo};
+use sluice_bench::{Arrival, Extent, Record, Slo};
+
+/// Adapters with a smaller share of the requests are not judged for themselves: it would take too many requests.
+pub const RARE: f64 = 0.05;
 
 /// A simulation as the system under test.
-struct Simulated<'a>(&'a Lab);
+#[derive(Clone, Debug)]
+pub struct Simulated {
+    lab: Lab,
+    /// Of each class.
+    slos: Vec<Slo>,
+    /// The shortest bound on E2EL, seconds: nothing younger is overdue.
+    shortest: f64,
+    /// Names of the groups, class by class; empty: all requests are one group.
+    groups: Vec<String>,
+    /// The group, within its class, of each adapter.
+    adapter_groups: Vec<usize>,
+    last: Option<LabRun>,
+}
 
 /// The goal of a search: this share of requests meets the objectives of the traffic's classes.
 ///
@@ -47,7 +62,7 @@ pub fn highest_rate(
     goal: &SearchGoal,
     on_trial: impl FnMut(&TrialReport),
 ) -> Result<SearchResult, LabError> {
-    let mut system = Simulated(lab);
+    let mut system = Simulated::new(lab, false);
     let search = pin!(find_rate(&mut system, goal, on_trial));
     // The search never waits, since a simulated trial runs to its end in one call.
     match search.poll(&mut Context::from_waker(Waker::noop())) {
@@ -56,11 +71,11 @@ pub fn highest_rate(
     }
 }
 
-impl SystemUnderTest for Simulated<'_> {
+impl SystemUnderTest for Simulated {
     type Error = LabError;
 
     async fn run(&mut self, trial: &Trial, judge: &mut Judge) -> Result<TrialStats, LabError> {
-        let mut lab = self.0.clone();
+        let mut lab = self.lab.clone();
         let slots = lab.config.pools.iter().map(|pool| pool.slots.saturating_mul(pool.backends.len() as u32));
         let slots = slots.sum::<u32>().max(1);
         let traffic = &mut lab.traffic[0];
@@ -77,20 +92,82 @@ impl SystemUnderTest for Simulated<'_> {
             (TrialLoad::Rate(rate), _) => Arrival::Poisson { rate },
         };
         traffic.extent = Extent::Requests(trial.requests as u64);
-        let result = run(&lab, trial.seed)?.result;
-        let slo = |class: u32| -> Slo { *result.config.slo_of(class) };
-        let mut ended = Vec::with_capacity(result.requests.len());
-        for record in &result.requests {
-            judge.record(
-                record.index as usize,
-                record.due.unwrap_or(record.sent),
-                record.slo_ratio(&slo(record.class)),
-            );
-            if record.is_completed() {
-                ended.push(record.ended);
+        let is_open = matches!(trial.load, TrialLoad::Rate(_));
+        let mut done = |progress: &Progress<'_>| {
+            for record in progress.ended {
+                self.record(judge, record, record.slo_ratio(self.slo(record.class)));
+            }
+            let overdue = |record: &&Record| {
+                let due = record.due.unwrap_or(record.sent);
+                self.slo(record.class).e2el.is_some_and(|bound| progress.now - due > bound / 1e3)
+            };
+            // They are in the order due: the first that is not overdue by any bound ends the search for others.
+            let old = |record: &&Record| progress.now - record.due.unwrap_or(record.sent) > self.shortest;
+            for record in progress.in_flight.values().take_while(old).filter(overdue) {
+                self.record(judge, record, f64::INFINITY);
+            }
+            is_open && judge.verdict().is_some()
+        };
+        let run = run_until(&lab, trial.seed, &mut done)?;
+        let mut ended: Vec<f64> =
+            run.result.requests.iter().filter(|record| record.is_completed()).map(|record| record.ended).collect();
+        ended.sort_by(f64::total_cmp);
+        let seconds = ended.last().copied().unwrap_or(run.result.duration);
+        self.last = Some(run);
+        Ok(TrialStats { throughput: throughput(&ended, trial.warmup), delivered: 1.0, seconds })
+    }
+}
+
+impl Simulated {
+    /// The laboratory as a system. `by_group` is whether every class and adapter must meet its objectives for itself; adapters
+    /// with fewer than [`RARE`] of the requests are one group with the base model.
+    pub fn new(lab: &Lab, by_group: bool) -> Self {
+        let classes: Vec<_> = lab.traffic.iter().flat_map(|traffic| traffic.workload.class_configs()).collect();
+        let slos: Vec<Slo> = classes.iter().map(|class| class.slo).collect();
+        let shortest =
+            slos.iter().filter_map(|slo| slo.e2el).reduce(f64::min).map_or(f64::INFINITY, |bound| bound / 1e3);
+        let (mut groups, mut adapter_groups) = (Vec::new(), vec![0; lab.adapters().len()]);
+        if by_group {
+            let shares = lab.traffic.first().map(|traffic| traffic.workload.adapters.shares()).unwrap_or_default();
+            let mut names = vec![String::new()];
+            for (place, name) in lab.adapters().iter().enumerate() {
+                if shares.get(place).is_some_and(|share| *share >= RARE) {
+                    adapter_groups[place] = names.len();
+                    names.push(name.clone());
+                }
+            }
+            for class in &classes {
+                let name = |adapter: &String| match adapter.as_str() {
+                    "" => class.name.clone(),
+                    adapter => format!("{} {adapter}", class.name),
+                };
+                groups.extend(names.iter().map(name));
             }
         }
-        ended.sort_by(f64::total_cmp);
-        Ok(TrialStats { throughput: throughput(&ended, trial.warmup), delivered: 1.0, seconds: result.duration })
+        Self { lab: lab.clone(), slos, shortest, groups, adapter_groups, last: None }
+    }
+
+    /// The name of a group of requests; empty if all are one.
+    pub fn group(&self, group: usize) -> &str {
+        self.groups.get(group).map_or("", String::as_str)
+    }
+
+    /// The last run.
+    pub fn last(&self) -> Option<&LabRun> {
+        self.last.as_ref()
+    }
+
+    fn slo(&self, class: u32) -> &Slo {
+        &self.slos[class as usize]
+    }
+
+    fn record(&self, judge: &mut Judge, record: &Record, ratio: f64) {
+        let (index, due) = (record.index as usize, record.due.unwrap_or(record.sent));
+        if self.groups.is_empty() {
+            return judge.record(index, due, ratio);
+        }
+        let per_class = self.groups.len() / self.slos.len().max(1);
+        let adapter = record.adapter.and_then(|adapter| self.adapter_groups.get(adapter as usize)).copied();
+        judge.record_in(record.class as usize * per_class + adapter.unwrap_or(0), index, due, ratio);
     }
 }

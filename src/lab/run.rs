@@ -54,10 +54,29 @@ pub struct LabRun {
 /// # Errors
 /// The setup is not valid. After virtual time has started there are no errors.
 pub fn run(lab: &Lab, seed: u64) -> Result<LabRun, LabError> {
+    run_until(lab, seed, &mut |_| false)
+}
+
+/// The state of a run, for the caller of [`run_until`].
+#[derive(Debug)]
+pub struct Progress<'a> {
+    /// Seconds from the start.
+    pub now: f64,
+    /// Requests that have ended since the last call.
+    pub ended: &'a [Record],
+    /// Requests in flight, by number.
+    pub in_flight: &'a BTreeMap<u64, Record>,
+}
+
+/// Runs a simulation until `done` returns true; it is called whenever requests have ended. Requests in flight are unfinished then.
+///
+/// # Errors
+/// Those of [`run`].
+pub fn run_until(lab: &Lab, seed: u64, done: &mut dyn FnMut(&Progress<'_>) -> bool) -> Result<LabRun, LabError> {
     let lab = checked(lab, seed)?;
     let mut builder = tokio::runtime::Builder::new_current_thread();
     let runtime = builder.enable_time().start_paused(true).event_interval(EVENT_INTERVAL).build()?;
-    runtime.block_on(async { Simulation::new(lab, seed)?.run().await })
+    runtime.block_on(async { Simulation::new(lab, seed)?.run(done).await })
 }
 
 /// Checks the setup, and sets the seeds of its traffic.
@@ -167,7 +186,7 @@ impl Simulation {
         Ok(())
     }
 
-    async fn run(mut self) -> Result<LabRun, LabError> {
+    async fn run(mut self, done: &mut dyn FnMut(&Progress<'_>) -> bool) -> Result<LabRun, LabError> {
         let mut deadline = self.last_arrival + self.lab.give_up_after;
         while self.events.has_requests() || !self.in_flight.is_empty() {
             if self.lab.traffic.iter().any(|plan| matches!(plan.arrival, Arrival::ClosedLoop { .. })) {
@@ -180,7 +199,13 @@ impl Simulation {
                 break;
             }
             if self.process_due(now) || now == limit {
+                let before = self.records.len();
                 self.run_tasks(now).await;
+                let ended = &self.records[before..];
+                let progress = Progress { now: seconds(self.clock), ended, in_flight: &self.in_flight };
+                if !ended.is_empty() && done(&progress) {
+                    break;
+                }
             }
         }
         Ok(self.result())

@@ -16,7 +16,7 @@ use crate::measure::{Measure, Measured};
 use crate::run::{LabRun, run};
 use crate::scenario::Scenario;
 use crate::setup::Lab;
-use sluice_core::stats::{Estimate, mean};
+use sluice_core::stats::{Change, Estimate, mean};
 
 /// The most runs of one study.
 pub const MAX_RUNS: usize = 100_000;
@@ -115,12 +115,7 @@ impl Study {
         if from == to {
             return Estimate { value: 0.0, low: 0.0, high: 0.0 };
         }
-        let logs: Vec<f64> = from.iter().zip(to).map(|(from, to)| (to / from).ln()).collect();
-        if logs.iter().any(|log| !log.is_finite()) {
-            return Estimate { value: f64::NAN, low: f64::NEG_INFINITY, high: f64::INFINITY };
-        }
-        let Estimate { value, low, high } = mean::of_series(&logs, CONFIDENCE);
-        Estimate { value: value.exp_m1(), low: low.exp_m1(), high: high.exp_m1() }
+        Change::of_pairs(from, to, CONFIDENCE).0
     }
 
     /// The index of the variant with this name.

@@ -51,25 +51,55 @@ fn with(variant: &Variant, key: &str, value: &str) -> Result<Variant, LabError> 
     let name = format!("{}={value}", key.rsplit('.').next().unwrap_or(key));
     let is_plain = variant == Variant { name: AS_WRITTEN.to_owned(), ..Variant::default() };
     variant.name = if is_plain { name } else { format!("{}, {name}", variant.name) };
-    let number = |what: &str| LabError::Sweep(format!("{key}: '{value}' is not {what}"));
-    match key {
-        "load" => variant.load = Some(value.parse().map_err(|_| number("a number"))?),
-        "engines" => variant.count = Some(value.parse().map_err(|_| number("a whole number"))?),
-        "gpu" => variant.gpu = Some(value.to_owned()),
-        _ => match key.strip_prefix("vllm").and_then(|rest| rest.split_once('.')) {
-            Some(("", flag)) => _ = variant.args.insert(flag.to_owned(), flag_value(value)),
-            Some((at, flag)) if at.starts_with('@') => {
-                let engine = variant.engine.entry(at[1..].to_owned()).or_default();
-                engine.insert(flag.to_owned(), flag_value(value));
-            }
-            _ => variant.set.push(format!("{key}={value}")),
-        },
-    }
+    change(&mut variant, key, &flag_value(value))?;
     Ok(variant)
 }
 
+/// Gives a key of a variant a value.
+///
+/// # Errors
+/// The key cannot have it.
+pub fn change(variant: &mut Variant, key: &str, value: &ArgValue) -> Result<(), LabError> {
+    let text = shown(value);
+    let number = |what: &str| LabError::Sweep(format!("{key}: '{text}' is not {what}"));
+    match key {
+        "load" => variant.load = Some(text.parse().map_err(|_| number("a number"))?),
+        "engines" => variant.count = Some(text.parse().map_err(|_| number("a whole number"))?),
+        "gpu" => variant.gpu = Some(text),
+        _ => match flag_of(key) {
+            Some((None, flag)) => _ = variant.args.insert(flag.to_owned(), value.clone()),
+            Some((Some(backend), flag)) => {
+                variant.engine.entry(backend.to_owned()).or_default().insert(flag.to_owned(), value.clone());
+            }
+            None => variant.set.push(format!("{key}={text}")),
+        },
+    }
+    Ok(())
+}
+
+/// A value as text.
+pub fn shown(value: &ArgValue) -> String {
+    match value {
+        ArgValue::Flag(flag) => flag.to_string(),
+        ArgValue::Int(number) => number.to_string(),
+        ArgValue::Float(number) => number.to_string(),
+        ArgValue::Text(text) => text.clone(),
+        ArgValue::List(values) => values.join(" "),
+        ArgValue::Secret(_) => "(secret)".to_owned(),
+    }
+}
+
+/// The flag of vLLM that a key names, and the backend if it is of one alone.
+pub fn flag_of(key: &str) -> Option<(Option<&str>, &str)> {
+    let (at, flag) = key.strip_prefix("vllm")?.split_once('.')?;
+    match at {
+        "" => Some((None, flag)),
+        _ => Some((Some(at.strip_prefix('@')?), flag)),
+    }
+}
+
 /// Parses a value as in TOML; anything else is a text.
-fn flag_value(text: &str) -> ArgValue {
+pub fn flag_value(text: &str) -> ArgValue {
     if let Ok(flag) = text.parse() {
         ArgValue::Flag(flag)
     } else if let Ok(number) = text.parse() {

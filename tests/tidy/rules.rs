@@ -7,8 +7,16 @@ use std::collections::BTreeMap;
 use crate::source::{Code, Source};
 
 /// Our own crates from the bottom up. A crate may use those before it.
-const CRATES: &[&str] =
-    &["sluice-core", "sluice-gateway", "sluice-fleet", "sluice-bench", "sluice-sim", "sluice-lab", "sluice"];
+const CRATES: &[&str] = &[
+    "sluice-core",
+    "sluice-gateway",
+    "sluice-fleet",
+    "sluice-bench",
+    "sluice-sim",
+    "sluice-lab",
+    "sluice-tune",
+    "sluice",
+];
 /// Crates that check the gateway from outside and must not share its state code; they may use only `INDEPENDENT_USE`.
 const INDEPENDENT: &[&str] = &["sluice-bench", "sluice-sim"];
 const INDEPENDENT_USE: &str = "sluice-core";

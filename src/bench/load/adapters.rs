@@ -78,11 +78,29 @@ impl Adapters {
             AdapterChoice::Even => rng.below(count),
             AdapterChoice::Named => return None,
             AdapterChoice::RoundRobin => (ordinal % count as u64) as usize,
-            AdapterChoice::Zipf(s) => pick(rng.unit(), (1..=count).map(|k| (k as f64).powf(-s))),
+            AdapterChoice::Zipf(s) => pick(rng.unit(), zipf(count, *s)),
             AdapterChoice::Weights(weights) => pick(rng.unit(), weights.iter().copied()),
         };
         (index < count).then_some(index as u32)
     }
+
+    /// The share of the requests of each name; empty if a dataset decides it.
+    pub fn shares(&self) -> Vec<f64> {
+        let count = self.names.len();
+        let weights: Vec<f64> = match &self.choice {
+            AdapterChoice::Named => return Vec::new(),
+            AdapterChoice::Even | AdapterChoice::RoundRobin => vec![1.0; count],
+            AdapterChoice::Zipf(s) => zipf(count, *s).collect(),
+            AdapterChoice::Weights(weights) => weights.clone(),
+        };
+        let total: f64 = weights.iter().sum();
+        weights.iter().take(count).map(|weight| weight / total).collect()
+    }
+}
+
+/// The weights of Zipf's law with exponent `s`.
+fn zipf(count: usize, s: f64) -> impl Iterator<Item = f64> + Clone {
+    (1..=count).map(move |k| (k as f64).powf(-s))
 }
 
 /// The index of a weight, each with a probability in proportion to it. `unit` is a random number in [0, 1).
@@ -106,10 +124,12 @@ mod tests {
     fn shares(choice: AdapterChoice) -> [f64; 4] {
         let adapters = Adapters { names: vec!["a".into(), "b".into(), "c".into()], choice };
         adapters.check().unwrap();
+        let promised = adapters.shares();
         let mut counts = [0.0; 4];
         for ordinal in 0..30_000 {
             counts[adapters.of(5, ordinal).map_or(3, |index| index as usize)] += 1.0 / 30_000.0;
         }
+        assert!(promised.iter().zip(counts).all(|(share, seen)| (share - seen).abs() < 0.01), "{promised:?}");
         counts
     }
 

@@ -77,12 +77,12 @@ pub async fn find_rate<S: SystemUnderTest>(
         goal,
         on_trial,
         trials: Vec::new(),
-        points: Vec::new(),
+        points: vec![Vec::new()],
         drain_rate: f64::INFINITY,
         client_late: false,
     };
     match search.run().await {
-        Ok((best, ending)) => Ok(search.into_result(Some(best), ending)),
+        Ok((best, ending)) => Ok(search.into_result(best, ending)),
         Err(Stop::End(ending)) => Ok(search.into_result(None, ending)),
         Err(Stop::System(error)) => Err(error),
     }
@@ -105,7 +105,8 @@ struct Search<'a, S, F> {
     goal: &'a SearchGoal,
     on_trial: F,
     trials: Vec<TrialReport>,
-    points: Vec<RatePoint>,
+    /// By group.
+    points: Vec<Vec<RatePoint>>,
     /// Throughput of the server while it has a backlog.
     drain_rate: f64,
     /// A rate failed that the client did not deliver, so the failure may be the client's.
@@ -113,8 +114,9 @@ struct Search<'a, S, F> {
 }
 
 impl<S: SystemUnderTest, F: FnMut(&TrialReport)> Search<'_, S, F> {
-    async fn run(&mut self) -> Result<(ProvenRate, SearchEnd), Stop<S::Error>> {
+    async fn run(&mut self) -> Result<(Option<ProvenRate>, SearchEnd), Stop<S::Error>> {
         let capacity = self.measure_capacity().await?;
+        self.pass_floor().await?;
         let rate = self.bracket_boundary(&capacity).await?;
         let rate = self.sample_boundary(rate).await?;
         let ending = match self.is_known() {
@@ -122,8 +124,22 @@ impl<S: SystemUnderTest, F: FnMut(&TrialReport)> Search<'_, S, F> {
             true => SearchEnd::Found,
             false => SearchEnd::TrialLimit,
         };
-        let best = self.prove(rate).await?;
+        let best = if self.goal.prove { Some(self.prove(rate).await?) } else { None };
         Ok((best, ending))
+    }
+
+    /// Ends the search if the highest rate is not above the floor of the goal.
+    async fn pass_floor(&mut self) -> Result<(), Stop<S::Error>> {
+        let Some(floor) = self.goal.floor else { return Ok(()) };
+        if self.drain_rate * DRAIN_SHARE <= floor {
+            return Err(Stop::End(SearchEnd::BelowFloor));
+        }
+        let report = self.trial(TrialLoad::Rate(floor), TrialKind::Look).await?;
+        self.check_limits(&report)?;
+        match report.verdict {
+            TrialVerdict::Holds => Ok(()),
+            TrialVerdict::Fails => Err(Stop::End(SearchEnd::BelowFloor)),
+        }
     }
 
     async fn measure_capacity(&mut self) -> Result<Capacity, Stop<S::Error>> {
@@ -193,18 +209,23 @@ impl<S: SystemUnderTest, F: FnMut(&TrialReport)> Search<'_, S, F> {
         let trial = Trial { load, requests: judge.max_requests(), warmup: rule.warmup, seed };
         let stats = self.system.run(&trial, &mut judge).await.map_err(Stop::System)?;
         let verdict = judge.close();
-        let hits = judge.hits();
+        let requests = judge.hits().len();
         // The end of a look depends on its misses, so looks would bias the curve.
         if let (TrialLoad::Rate(requested), TrialKind::Sample | TrialKind::Proof) = (load, kind) {
-            self.points.push(RatePoint {
-                rate: judge.rate().unwrap_or(requested),
-                requests: hits.len() as f64,
-                misses: hits.iter().filter(|hit| !**hit).count() as f64,
-                effect: proportion::dependence(&hits).effect,
-            });
+            self.points.resize(self.points.len().max(judge.groups()), Vec::new());
+            for (group, points) in self.points.iter_mut().enumerate() {
+                let hits = judge.hits_of(group);
+                points.push(RatePoint {
+                    rate: judge.rate().unwrap_or(requested),
+                    requests: hits.len() as f64,
+                    misses: hits.iter().filter(|hit| !**hit).count() as f64,
+                    effect: proportion::dependence(&hits).effect,
+                });
+            }
         }
         self.client_late |= verdict == TrialVerdict::Fails && stats.delivered < DELIVERED;
-        let report = TrialReport { load, kind, verdict, requests: hits.len(), attainment: judge.attainment(), stats };
+        let (group, attainment) = judge.worst();
+        let report = TrialReport { load, kind, verdict, requests, group, attainment, stats };
         (self.on_trial)(&report);
         self.trials.push(report);
         Ok(report)
@@ -225,34 +246,40 @@ impl<S: SystemUnderTest, F: FnMut(&TrialReport)> Search<'_, S, F> {
         1.0 - self.goal.attainment
     }
 
-    fn curve(&self) -> Option<Curve> {
-        Curve::fit(&self.points, self.allowed_misses())
+    /// The curve of each group that had requests.
+    fn curves(&self) -> Vec<Curve> {
+        self.points.iter().filter_map(|points| Curve::fit(points, self.allowed_misses())).collect()
     }
 
-    /// The given quantile of the estimated boundary.
+    /// The given quantile of the estimated boundary: that of the group with the lowest.
     fn boundary(&self, quantile: f64) -> Option<f64> {
-        Some(self.curve()?.rate(self.allowed_misses(), quantile))
+        lowest(&self.curves(), self.allowed_misses(), quantile)
     }
 
     fn is_known(&self) -> bool {
-        let Some(curve) = self.curve() else { return false };
-        let at = |quantile| curve.rate(self.allowed_misses(), quantile);
-        (at(0.95) / at(0.05)).ln() <= 2.0 * self.goal.tolerance
+        let curves = self.curves();
+        let at = |quantile| lowest(&curves, self.allowed_misses(), quantile);
+        at(0.95).zip(at(0.05)).is_some_and(|(high, low)| (high / low).ln() <= 2.0 * self.goal.tolerance)
     }
 
     /// The rate to report, by the three rules in the header.
     fn safe_rate(&self) -> Option<f64> {
-        let curve = self.curve()?;
-        let within_slack = curve.rate(self.allowed_misses() + self.goal.slack, SLACK_RISK);
-        let by_misses = curve.rate(self.allowed_misses(), 0.5).min(within_slack) * (1.0 - UNDETECTED_OVERLOAD);
+        let curves = self.curves();
+        let within_slack = lowest(&curves, self.allowed_misses() + self.goal.slack, SLACK_RISK)?;
+        let middle = lowest(&curves, self.allowed_misses(), 0.5)?;
+        let by_misses = middle.min(within_slack) * (1.0 - UNDETECTED_OVERLOAD);
         Some(by_misses.min(self.drain_rate * DRAIN_SHARE))
     }
 
     fn into_result(self, best: Option<ProvenRate>, ending: SearchEnd) -> SearchResult {
-        let boundary = self.curve().map(|curve| {
-            let [low, value, high] = [0.05, 0.5, 0.95].map(|quantile| curve.rate(self.allowed_misses(), quantile));
-            Estimate { value, low, high }
-        });
-        SearchResult { best, boundary, ending, trials: self.trials }
+        let curves = self.curves();
+        let [low, value, high] = [0.05, 0.5, 0.95].map(|quantile| lowest(&curves, self.allowed_misses(), quantile));
+        let boundary = value.zip(low.zip(high)).map(|(value, (low, high))| Estimate { value, low, high });
+        SearchResult { best, boundary, safe: self.safe_rate(), ending, trials: self.trials }
     }
+}
+
+/// The lowest of the curves' quantiles of the rate with the share `misses` of misses.
+fn lowest(curves: &[Curve], misses: f64, quantile: f64) -> Option<f64> {
+    curves.iter().map(|curve| curve.rate(misses, quantile)).reduce(f64::min)
 }

@@ -15,6 +15,9 @@
 //! - A **proof** runs its full length and fails as a look does. It holds when the share of hits reaches the target and SLO
 //!   ratios do not grow. While they grow, it continues, to at most [`MAX_EXTENSION`] times its length, and then fails.
 //!
+//! Requests may belong to *groups*, such as classes and adapters. The objectives hold when they hold in every group, so the
+//! worst group decides. Without groups all requests are one.
+//!
 //! SLO ratios grow when a line fitted to them ([`Trend`]) rises significantly and by more than a quarter of its mean. A
 //! queue that keeps growing has a long-run attainment of 0, whatever the attainment so far.
 
@@ -41,10 +44,22 @@ struct JudgedRequest {
     /// When it was due, seconds from the start.
     due: f64,
     slo_ratio: f64,
+    group: usize,
+}
+
+/// What is counted of one group.
+#[derive(Clone, Debug)]
+struct Group {
+    /// Known misses that count, whether or not all requests before them are known.
+    misses: usize,
+    /// Requests before which all are known, and the misses among them; without the warm-up.
+    counted: usize,
+    missed: usize,
+    wald: RatioTest,
 }
 
 impl JudgedRequest {
-    const UNKNOWN: Self = Self { due: f64::NAN, slo_ratio: f64::NAN };
+    const UNKNOWN: Self = Self { due: f64::NAN, slo_ratio: f64::NAN, group: 0 };
 
     fn is_known(&self) -> bool {
         !self.slo_ratio.is_nan()
@@ -63,9 +78,7 @@ pub struct Judge {
     requests: Vec<JudgedRequest>,
     /// All requests before this one are known.
     known: usize,
-    /// Known misses that count, whether or not all requests before them are known.
-    misses: usize,
-    wald: RatioTest,
+    groups: Vec<Group>,
     verdict: Option<TrialVerdict>,
     /// Whether misses after unknown requests decided: then all known requests count.
     ended_by_known_misses: bool,
@@ -74,13 +87,11 @@ pub struct Judge {
 impl Judge {
     /// A judge of a trial that has not begun.
     pub fn new(rule: TrialRule) -> Self {
-        let allowed = 1.0 - rule.target;
         Self {
             rule: TrialRule { length: rule.length.max(1), ..rule },
             requests: Vec::new(),
             known: 0,
-            misses: 0,
-            wald: RatioTest::new(allowed / 2.0, allowed * 2.0, LOOK_ERROR),
+            groups: Vec::new(),
             verdict: None,
             ended_by_known_misses: false,
         }
@@ -97,6 +108,11 @@ impl Judge {
     ///
     /// Only the first record of a request counts. Records after the verdict do not change it.
     pub fn record(&mut self, ordinal: usize, due: f64, slo_ratio: f64) {
+        self.record_in(0, ordinal, due, slo_ratio);
+    }
+
+    /// The same for a request of a `group`. Groups are numbered from 0, and every number below the largest is one.
+    pub fn record_in(&mut self, group: usize, ordinal: usize, due: f64, slo_ratio: f64) {
         if ordinal >= self.max_requests() {
             return;
         }
@@ -108,9 +124,14 @@ impl Judge {
         }
         // A ratio that is not a number was not measured, which is not a hit.
         let slo_ratio = if slo_ratio.is_nan() { f64::INFINITY } else { slo_ratio };
-        self.requests[ordinal] = JudgedRequest { due, slo_ratio };
+        self.requests[ordinal] = JudgedRequest { due, slo_ratio, group };
+        let allowed = 1.0 - self.rule.target;
+        let wald = || RatioTest::new(allowed / 2.0, allowed * 2.0, LOOK_ERROR);
+        while self.groups.len() <= group {
+            self.groups.push(Group { misses: 0, counted: 0, missed: 0, wald: wald() });
+        }
         if ordinal >= self.rule.warmup && slo_ratio > 1.0 {
-            self.misses += 1;
+            self.groups[group].misses += 1;
         }
         self.advance();
     }
@@ -137,10 +158,36 @@ impl Judge {
         self.series().map(|request| request.is_hit()).collect()
     }
 
-    /// Attainment of the requests counted.
+    /// The same for the requests of one group.
+    pub fn hits_of(&self, group: usize) -> Vec<bool> {
+        self.series().filter(|request| request.group == group).map(|request| request.is_hit()).collect()
+    }
+
+    /// Their SLO ratios, limited to [`MAX_SLO_RATIO`].
+    pub(super) fn ratios_of(&self, group: usize) -> Vec<f64> {
+        let requests = self.series().filter(|request| request.group == group);
+        requests.map(|request| request.slo_ratio.min(MAX_SLO_RATIO)).collect()
+    }
+
+    /// Number of groups, at least 1.
+    pub fn groups(&self) -> usize {
+        self.groups.len().max(1)
+    }
+
+    /// The group with the lowest attainment, and its attainment, of the requests counted.
+    pub fn worst(&self) -> (usize, Estimate) {
+        let of_group = |group: usize| {
+            (group, proportion::of_series_with(&self.hits_of(group), &self.ratios_of(group), CONFIDENCE))
+        };
+        // A group without a request says nothing.
+        let counted = (0..self.groups()).filter(|group| self.series().any(|request| request.group == *group));
+        let worst = counted.map(of_group).min_by(|one, other| one.1.value.total_cmp(&other.1.value));
+        worst.unwrap_or_else(|| (0, proportion::of_series(&[], CONFIDENCE)))
+    }
+
+    /// Attainment of the worst group.
     pub fn attainment(&self) -> Estimate {
-        let slo_ratios: Vec<f64> = self.series().map(|request| request.slo_ratio.min(MAX_SLO_RATIO)).collect();
-        proportion::of_series_with(&self.hits(), &slo_ratios, CONFIDENCE)
+        self.worst().1
     }
 
     /// Requests per second among those counted, by when they were due. This is the load that the server really had; chance
@@ -161,21 +208,37 @@ impl Judge {
     }
 
     fn holds_so_far(&self) -> bool {
-        let hits = self.series().filter(JudgedRequest::is_hit).count();
-        hits as f64 >= self.rule.target * self.counted() as f64
+        let holds = |group: &Group| (group.counted - group.missed) as f64 >= self.rule.target * group.counted as f64;
+        self.groups.iter().all(holds)
+    }
+
+    /// Whether a group has more misses than its share of the full length allows. With one group that is exact; with several,
+    /// the share is that of the requests so far.
+    fn has_too_many_misses(&self) -> bool {
+        let times = if self.rule.kind == TrialKind::Sample { HOPELESS } else { 1.0 };
+        let allowed = (1.0 - self.rule.target) * self.rule.length as f64 * times;
+        let total: usize = self.groups.iter().map(|group| group.counted).sum();
+        self.groups.iter().any(|group| {
+            let share = match (self.groups.len(), total) {
+                (0 | 1, _) | (_, 0) => 1.0,
+                _ => group.counted.max(group.misses) as f64 / total.max(group.misses) as f64,
+            };
+            group.misses as f64 > allowed * share + 1e-9
+        })
     }
 
     fn advance(&mut self) {
         while let Some(request) = self.requests.get(self.known).copied().filter(JudgedRequest::is_known) {
             if self.known >= self.rule.warmup {
-                self.wald.add(request.is_hit());
+                let group = &mut self.groups[request.group];
+                group.wald.add(request.is_hit());
+                group.counted += 1;
+                group.missed += usize::from(!request.is_hit());
             }
             self.known += 1;
             self.decide();
         }
-        let times = if self.rule.kind == TrialKind::Sample { HOPELESS } else { 1.0 };
-        let allowed = (1.0 - self.rule.target) * self.rule.length as f64 * times;
-        if self.verdict.is_none() && self.misses as f64 > allowed + 1e-9 && self.counted() <= self.rule.length {
+        if self.verdict.is_none() && self.counted() <= self.rule.length && self.has_too_many_misses() {
             (self.verdict, self.ended_by_known_misses) = (Some(TrialVerdict::Fails), true);
         }
     }
@@ -191,7 +254,8 @@ impl Judge {
             TrialKind::Look | TrialKind::Sample if counted >= length => by_share(self.holds_so_far()),
             TrialKind::Sample => None,
             TrialKind::Look => {
-                let early = counted as f64 >= EARLIEST * length as f64 && self.wald.state() == TestState::Acceptable;
+                let acceptable = |group: &Group| group.counted == 0 || group.wald.state() == TestState::Acceptable;
+                let early = counted as f64 >= EARLIEST * length as f64 && self.groups.iter().all(acceptable);
                 early.then_some(TrialVerdict::Holds)
             }
             TrialKind::Proof if counted == length || counted == 2 * length || counted == MAX_EXTENSION * length => {
@@ -207,7 +271,7 @@ impl Judge {
     }
 
     /// Whether SLO ratios rise through the series, as the header defines it.
-    fn is_growing(&self) -> bool {
+    pub(super) fn is_growing(&self) -> bool {
         let bounded: Vec<f64> = self.series().map(|request| request.slo_ratio.min(MAX_SLO_RATIO)).collect();
         Trend::of_series(&bounded).is_some_and(|trend| trend.is_rising() && trend.rise > trend.mean / 4.0)
     }

@@ -124,3 +124,58 @@ fn few_runs_give_a_proven_rate_or_none_and_say_so() {
     assert_eq!(found.ending, SearchEnd::TrialLimit);
     assert!(found.trials.len() <= 12);
 }
+
+#[test]
+fn a_search_with_a_floor_above_the_capacity_gives_up_and_one_below_it_goes_on() {
+    let search = |floor: f64| {
+        let goal = SearchGoal { floor: Some(floor), prove: false, ..SearchGoal::new(10.0) };
+        at_once(find_rate(&mut Queue::new(10.0, 1), &goal, |_| ())).unwrap()
+    };
+    let boundary = Queue::new(10.0, 1).boundary(0.99);
+    let (saturated, failed) = (search(1.1), search(1.3 * boundary));
+    assert_eq!(
+        (saturated.ending, saturated.trials.len()),
+        (SearchEnd::BelowFloor, 2),
+        "the saturated throughput is below"
+    );
+    assert_eq!((failed.ending, failed.trials.len()), (SearchEnd::BelowFloor, 3), "a look at the floor fails");
+    let found = search(0.8 * boundary);
+    assert!(found.ending != SearchEnd::BelowFloor && found.best.is_none(), "{:?}", found.ending);
+    assert!((found.boundary.unwrap().value / boundary - 1.0).abs() < 0.1, "{:?}", found.boundary);
+}
+
+#[test]
+fn the_worst_group_decides() {
+    let rule = TrialRule { kind: TrialKind::Look, target: 0.9, warmup: 0, length: 400 };
+    // One of twenty requests is of the second group, and a third of these miss: 98 % of all hit.
+    let judged = |grouped: bool| {
+        let mut judge = Judge::new(rule);
+        for ordinal in 0..400 {
+            let group = usize::from(ordinal % 20 == 0);
+            let ratio = if ordinal % 60 == 0 { 2.0 } else { 0.5 };
+            judge.record_in(if grouped { group } else { 0 }, ordinal, ordinal as f64, ratio);
+        }
+        (judge.close(), judge.worst())
+    };
+    assert_eq!(judged(false).0, TrialVerdict::Holds);
+    let (verdict, (group, attainment)) = judged(true);
+    assert_eq!((verdict, group), (TrialVerdict::Fails, 1));
+    assert!((attainment.value - 2.0 / 3.0).abs() < 0.1, "{attainment:?}");
+}
+
+#[test]
+fn a_validated_rate_is_lowered_to_where_it_holds() {
+    let (mut too_high, mut far) = (0, 0);
+    for seed in 0..10 {
+        let mut queue = Queue::new(10.0, seed);
+        let boundary = queue.boundary(0.99);
+        let found = at_once(validate(&mut queue, &SearchGoal::new(10.0), 1.12 * boundary, 3)).unwrap().unwrap();
+        too_high += usize::from(queue.attainment(found.rate) < 0.98);
+        far += usize::from(found.rate < 0.93 * boundary);
+        assert!(found.attainment.value >= 0.99 && found.attainment.low >= 0.98 && found.proofs > 3, "{found:?}");
+    }
+    assert!(too_high == 0 && far <= 1, "{too_high} too high, {far} far below");
+    let goal = SearchGoal::new(10.0);
+    let hopeless = at_once(validate(&mut Queue::new(10.0, 1), &goal, 3.0, 3)).unwrap();
+    assert_eq!(hopeless, None);
+}

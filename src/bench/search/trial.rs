@@ -23,6 +23,10 @@ pub struct SearchGoal {
     pub requests: usize,
     /// The most trials.
     pub max_trials: usize,
+    /// Gives up early, after two trials or three, on a system whose highest rate is not above this one.
+    pub floor: Option<f64>,
+    /// Whether the rate is proven in the end. Without a proof the search returns the boundary alone.
+    pub prove: bool,
     /// Seed of the loads.
     pub seed: u64,
 }
@@ -35,7 +39,17 @@ impl SearchGoal {
 
     /// 99 % attainment with the default thoroughness, for objectives of at most `longest_bound` seconds.
     pub fn new(longest_bound: f64) -> Self {
-        Self { attainment: 0.99, slack: 0.01, longest_bound, tolerance: 0.035, requests: 1500, max_trials: 40, seed: 0 }
+        Self {
+            attainment: 0.99,
+            slack: 0.01,
+            longest_bound,
+            tolerance: 0.035,
+            requests: 1500,
+            max_trials: 40,
+            floor: None,
+            prove: true,
+            seed: 0,
+        }
     }
 
     /// How a trial at `rate` is judged.
@@ -126,7 +140,9 @@ pub struct TrialReport {
     pub verdict: TrialVerdict,
     /// Requests that counted.
     pub requests: usize,
-    /// The share of them that met their objectives.
+    /// The group of requests with the lowest attainment.
+    pub group: usize,
+    /// The share of its requests that met their objectives.
     pub attainment: Estimate,
     /// Throughput, delivery and duration.
     pub stats: TrialStats,
@@ -139,6 +155,8 @@ pub enum SearchEnd {
     Found,
     /// Even a request alone does not meet the objectives often enough.
     NoRate,
+    /// The highest rate is not above [`SearchGoal::floor`].
+    BelowFloor,
     /// The client could not send as fast as requested. The server may sustain a higher rate.
     ClientLimit,
     /// The limit on trials was reached. The reported rate is proven, but a higher one may hold too.
@@ -161,6 +179,8 @@ pub struct SearchResult {
     pub best: Option<ProvenRate>,
     /// The highest rate as estimated from all trials together (90 %).
     pub boundary: Option<Estimate>,
+    /// The rate that the search would prove next: the boundary with its safety margins.
+    pub safe: Option<f64>,
     /// Why the search ended.
     pub ending: SearchEnd,
     /// All trials, in order.

@@ -63,6 +63,20 @@ impl Change {
         Self(Estimate { value: value.exp_m1(), low: low.exp_m1(), high: high.exp_m1() })
     }
 
+    /// b / a - 1 of pairs, each of which was measured under the same conditions: from the mean of the pairs' logarithms, so that
+    /// halving and doubling cancel. Unbounded for fewer than two pairs, or where a value is not above 0.
+    pub fn of_pairs(a: &[f64], b: &[f64], confidence: f64) -> Self {
+        if a == b && a.len() > 1 {
+            return Self(Estimate { value: 0.0, low: 0.0, high: 0.0 });
+        }
+        let logs: Vec<f64> = a.iter().zip(b).map(|(a, b)| (b / a).ln()).collect();
+        if logs.is_empty() || logs.iter().any(|log| !log.is_finite()) {
+            return Self(Estimate { value: f64::NAN, low: f64::NEG_INFINITY, high: f64::INFINITY });
+        }
+        let Estimate { value, low, high } = super::mean::of_series(&logs, confidence);
+        Self(Estimate { value: value.exp_m1(), low: low.exp_m1(), high: high.exp_m1() })
+    }
+
     /// b - a.
     pub fn difference(a: &Estimate, b: &Estimate) -> Self {
         Self(difference(a, b))
@@ -190,5 +204,25 @@ mod tests {
     fn many_intervals_share_the_error() {
         assert!((each_of(10, 0.95) - 0.995).abs() < 1e-12);
         assert_eq!(each_of(0, 0.95), each_of(1, 0.95));
+    }
+
+    #[test]
+    fn the_change_of_pairs_is_covered_and_needs_two() {
+        let pairs = |seed| {
+            let (shared, a, b) =
+                (exponentials(seed, 8), exponentials(seed + 10_000, 8), exponentials(seed + 20_000, 8));
+            let with = |own: &[f64], factor: f64| -> Vec<f64> {
+                shared.iter().zip(own).map(|(shared, own)| (shared + 0.1 * own).exp() * factor).collect()
+            };
+            (with(&a, 1.0), with(&b, 1.07))
+        };
+        let covered = coverage(2000, 0.07, |seed| {
+            let (a, b) = pairs(seed);
+            Change::of_pairs(&a, &b, 0.95).0
+        });
+        assert!((0.93..0.98).contains(&covered), "{covered}");
+        assert!(!Change::of_pairs(&[1.0], &[2.0], 0.95).0.is_bounded());
+        assert!(!Change::of_pairs(&[1.0, 0.0], &[2.0, 1.0], 0.95).0.is_bounded());
+        assert_eq!(Change::of_pairs(&[1.0, 2.0], &[1.0, 2.0], 0.95).0.high, 0.0);
     }
 }

@@ -39,7 +39,7 @@ pub(super) async fn run(args: &BenchArgs, setup: &Setup, stop: &mut StopSignals)
         Ok(found) => (found, false),
         Err(SearchError::Bench(error)) => return Err(usage(error)),
         Err(SearchError::Interrupted) => {
-            (SearchResult { best: None, boundary: None, ending: SearchEnd::TrialLimit, trials }, true)
+            (SearchResult { best: None, boundary: None, safe: None, ending: SearchEnd::TrialLimit, trials }, true)
         }
     };
     for (status, reason) in setup.client.reasons() {

@@ -102,6 +102,7 @@ fn as_text(found: &SearchResult, goal: &SearchGoal, halted: bool) -> String {
             "Requests fail or miss their objectives even at a very low rate. Loosen the \
              objectives, shorten the requests, or use a faster server; where they fail, the warnings say why."
         }
+        SearchEnd::BelowFloor => "The highest rate is not above the rate that was asked for.",
         SearchEnd::ClientLimit => {
             "This client could not send as fast as required, so the server may sustain a higher rate. Use a faster \
              machine for the client, or longer requests."
@@ -119,6 +120,7 @@ pub(in crate::cli) fn ending(end: SearchEnd) -> &'static str {
     match end {
         SearchEnd::Found => "found",
         SearchEnd::NoRate => "no_rate",
+        SearchEnd::BelowFloor => "below_floor",
         SearchEnd::ClientLimit => "client_limit",
         SearchEnd::TrialLimit => "out_of_runs",
     }
@@ -167,6 +169,7 @@ mod tests {
             kind: TrialKind::Proof,
             verdict: TrialVerdict::Holds,
             requests: 4500,
+            group: 0,
             attainment,
             stats,
         };
@@ -174,6 +177,7 @@ mod tests {
         SearchResult {
             best: Some(ProvenRate { rate: 31.416, attainment }),
             boundary,
+            safe: None,
             ending: SearchEnd::Found,
             trials: vec![report],
         }
@@ -201,7 +205,7 @@ mod tests {
 
     #[test]
     fn a_search_without_a_result_says_what_to_do() {
-        let nothing = |ending| SearchResult { best: None, boundary: None, ending, trials: Vec::new() };
+        let nothing = |ending| SearchResult { best: None, boundary: None, safe: None, ending, trials: Vec::new() };
         let text = |ending| as_text(&nothing(ending), &SearchGoal::new(2.0), false);
         assert!(text(SearchEnd::NoRate).contains("Loosen the objectives"));
         assert!(text(SearchEnd::ClientLimit).contains("faster machine"));

@@ -1,0 +1,86 @@
+//! A page of tables and dots that the caller fills: for results that are not runs of the load generator.
+//!
+//! It has the look of every other page and, like them, needs nothing but itself. Plots without a finite point are left out.
+
+use super::page::Page;
+use super::plot::{Axis, Draw, Plot, Series};
+
+/// A part of a page.
+#[derive(Clone, Debug, Default)]
+pub struct Section {
+    /// Its title.
+    pub title: String,
+    /// A sentence below it.
+    pub note: String,
+    /// A table; the first row is the head. Empty: none.
+    pub rows: Vec<Vec<String>>,
+    /// Plots of dots.
+    pub dots: Vec<Dots>,
+}
+
+/// A plot of dots.
+#[derive(Clone, Debug, Default)]
+pub struct Dots {
+    /// Its title.
+    pub title: String,
+    /// The label of the horizontal axis.
+    pub x: String,
+    /// The label of the vertical axis.
+    pub y: String,
+    /// Names and points of its series.
+    pub series: Vec<(String, Vec<(f64, f64)>)>,
+}
+
+/// The HTML of sections.
+pub fn page(title: &str, sections: &[Section]) -> String {
+    let mut page = Page::new(title);
+    page.warnings(&[]);
+    for section in sections {
+        let plots: Vec<Plot> = section.dots.iter().map(plot).filter(|plot| !plot.is_empty()).collect();
+        if section.rows.is_empty() && plots.is_empty() {
+            continue;
+        }
+        page.section(section.title.clone(), &section.note);
+        if !section.rows.is_empty() {
+            page.table(&section.rows);
+        }
+        if !plots.is_empty() {
+            page.plots(&plots);
+        }
+    }
+    page.end()
+}
+
+fn plot(dots: &Dots) -> Plot {
+    let series = dots.series.iter().enumerate().filter(|(_, (_, points))| !points.is_empty());
+    let series = series.map(|(color, (name, points))| {
+        let (name, points) = (name.clone(), points.clone());
+        Series { name, draw: Draw::Dots, color, points }
+    });
+    let axis = |label: &String| Axis { label: label.clone(), ..Axis::default() };
+    Plot { title: dots.title.clone(), x: axis(&dots.x), y: axis(&dots.y), series: series.collect(), marks: Vec::new() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sections_have_tables_and_dots_and_empty_ones_are_left_out() {
+        let dots = Dots {
+            title: "response".to_owned(),
+            series: vec![("a".to_owned(), vec![(1.0, 2.0), (2.0, 3.0)])],
+            ..Dots::default()
+        };
+        let full = Section {
+            title: "<full>".to_owned(),
+            rows: vec![vec!["head".to_owned()]],
+            dots: vec![dots],
+            ..Section::default()
+        };
+        let empty = Section { title: "empty".to_owned(), dots: vec![Dots::default()], ..Section::default() };
+        let page = page("title", &[full, empty]);
+        assert!(page.contains("&lt;full&gt;") && page.contains("response") && page.contains("<th>head</th>"));
+        assert!(!page.contains("empty"));
+    }
+}

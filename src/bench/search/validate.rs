@@ -1,0 +1,104 @@
+//! Proves a rate with several loads of its own, and lowers it until it holds.
+//!
+//! One proof near the boundary is a matter of chance: at the boundary itself half of them fail. So the requests of several proofs, each
+//! with other arrivals and prompts, are counted together, group by group. The rate holds when the share of hits of every group
+//! reaches the target, its long-run share is above the target less the slack with 97.5 %, and latencies grow in no proof. If
+//! only the second is missing, there are more proofs, at most [`MORE`] times as many. Otherwise the rate is lowered by
+//! [`STEP_DOWN`] and all proofs are repeated. Bounds: [`MAX_STEPS`] rates.
+
+use sluice_core::stats::{Estimate, proportion};
+
+use super::judge::Judge;
+use super::system::SystemUnderTest;
+use super::trial::{SearchGoal, Trial, TrialKind, TrialLoad, TrialRule, TrialVerdict};
+
+/// A rate that does not hold is lowered to this share.
+const STEP_DOWN: f64 = 0.985;
+/// The most rates that are tried.
+const MAX_STEPS: usize = 20;
+/// At most so many times the proofs that were asked for, at one rate.
+const MORE: usize = 4;
+/// Confidence of the attainment's interval.
+const CONFIDENCE: f64 = 0.95;
+
+/// A rate that several proofs support.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ValidatedRate {
+    /// Requests per second.
+    pub rate: f64,
+    /// Attainment of the worst group over all proofs.
+    pub attainment: Estimate,
+    /// The group.
+    pub group: usize,
+    /// Requests that counted.
+    pub requests: usize,
+    /// Proofs that were run, at all rates.
+    pub proofs: usize,
+}
+
+/// Proves `rate` with `repeats` loads from the seed of the goal on; `None` if none of [`MAX_STEPS`] rates holds.
+///
+/// # Errors
+/// Those of the system.
+pub async fn validate<S: SystemUnderTest>(
+    system: &mut S,
+    goal: &SearchGoal,
+    mut rate: f64,
+    repeats: usize,
+) -> Result<Option<ValidatedRate>, S::Error> {
+    let mut proofs = 0;
+    for _ in 0..MAX_STEPS {
+        let mut pooled = Pooled::default();
+        let mut own = 0;
+        while own < repeats.max(1) * MORE {
+            // A sample counts every miss, where a proof ends at the first that is too many for it alone.
+            let rule = TrialRule { kind: TrialKind::Sample, ..goal.rule(rate, TrialKind::Proof) };
+            let mut judge = Judge::new(rule);
+            let seed = goal.seed.wrapping_add(proofs as u64);
+            let trial =
+                Trial { load: TrialLoad::Rate(rate), requests: judge.max_requests(), warmup: rule.warmup, seed };
+            system.run(&trial, &mut judge).await?;
+            (proofs, own) = (proofs + 1, own + 1);
+            let ended_early = judge.close() == TrialVerdict::Fails && judge.hits().len() < rule.length;
+            if ended_early || judge.is_growing() {
+                break;
+            }
+            pooled.add(&judge);
+            let Some((group, attainment)) = pooled.worst().filter(|_| own >= repeats) else { continue };
+            if attainment.value < goal.attainment {
+                break;
+            }
+            if attainment.low >= goal.attainment - goal.slack {
+                return Ok(Some(ValidatedRate { rate, attainment, group, requests: pooled.count(), proofs }));
+            }
+        }
+        rate *= STEP_DOWN;
+    }
+    Ok(None)
+}
+
+/// The requests of several proofs, by group: whether each was a hit, and its SLO ratio.
+#[derive(Default)]
+struct Pooled(Vec<(Vec<bool>, Vec<f64>)>);
+
+impl Pooled {
+    fn add(&mut self, judge: &Judge) {
+        self.0.resize(self.0.len().max(judge.groups()), Default::default());
+        for (group, (hits, ratios)) in self.0.iter_mut().enumerate() {
+            hits.extend(judge.hits_of(group));
+            ratios.extend(judge.ratios_of(group));
+        }
+    }
+
+    fn count(&self) -> usize {
+        self.0.iter().map(|(hits, _)| hits.len()).sum()
+    }
+
+    /// The group with the lowest attainment.
+    fn worst(&self) -> Option<(usize, Estimate)> {
+        let counted = self.0.iter().enumerate().filter(|(_, (hits, _))| !hits.is_empty());
+        let shares =
+            counted.map(|(group, (hits, ratios))| (group, proportion::of_series_with(hits, ratios, CONFIDENCE)));
+        shares.min_by(|one, other| one.1.value.total_cmp(&other.1.value))
+    }
+}

@@ -1,0 +1,219 @@
+//! `sluice tune`: the settings that are best for a workload and its objectives, tried on simulated engines.
+//!
+//! What is tuned is a file (`sluice_tune::file` describes it). Every trial is written to a journal before the next one begins, so that a
+//! tuning that was ended resumes with `--resume`. Progress goes to stderr, the result to stdout. Exit codes: 0 a setting was
+//! found, the default included; 1 none was, or a file could not be written; 2 the file is not valid.
+
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use clap::Args;
+
+use crate::base::Period;
+use crate::lab::table::number;
+use crate::tune::report::{json, page, result_txt, table};
+use crate::tune::setting::name;
+use crate::tune::{
+    Budget, Effort, Goal, Header, Journal, Laboratory, Method, Outcome, Plan, Progress, Report, Space, Trial,
+    TuneError, TuneFile, at_once, tune,
+};
+
+/// Find the best settings of vLLM and of the gateway, with proof.
+#[derive(Clone, Debug, Args)]
+pub struct TuneArgs {
+    /// What is tuned
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+    /// Continue the journal of an earlier run
+    #[arg(long)]
+    resume: bool,
+    /// The journal [default: FILE with the ending .journal]
+    #[arg(long, value_name = "FILE")]
+    journal: Option<PathBuf>,
+    /// When the search ends at the latest: engine time such as 2h, or trials such as 45 (repeatable)
+    #[arg(long, value_name = "TIME|TRIALS", value_parser = limit)]
+    budget: Vec<Limit>,
+    /// race, halving, random, model or auto-tune [default: race up to 60 settings, else model]
+    #[arg(long, value_name = "METHOD")]
+    method: Option<Method>,
+    /// The seed of loads and of the search
+    #[arg(long, value_name = "SEED", default_value_t = 1)]
+    seed: u64,
+    /// Print the settings of the space, and try none
+    #[arg(long)]
+    list: bool,
+    /// Print JSON instead of the table
+    #[arg(long)]
+    json: bool,
+    /// Write an HTML page with plots
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+    /// Write the result.txt of vLLM's auto_tune.sh
+    #[arg(long, value_name = "FILE")]
+    result: Option<PathBuf>,
+    /// Write the winner as lines for sluice.toml
+    #[arg(long, value_name = "FILE")]
+    patch: Option<PathBuf>,
+}
+
+/// A limit of the search.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Limit {
+    Trials(usize),
+    Time(Period),
+}
+
+fn limit(text: &str) -> Result<Limit, String> {
+    match text.parse::<usize>() {
+        Ok(0) => Err("0 trials find nothing".to_owned()),
+        Ok(trials) => Ok(Limit::Trials(trials)),
+        Err(_) => text
+            .parse()
+            .map(Limit::Time)
+            .map_err(|_| "it is neither a number of trials nor a time; write 45 or 2h".to_owned()),
+    }
+}
+
+/// Runs the command.
+pub fn run(args: &TuneArgs) -> ExitCode {
+    match tuned(args) {
+        Ok(None) => ExitCode::SUCCESS,
+        Ok(Some((report, goal))) => match show(args, &report, &goal) {
+            Ok(()) if report.winner.is_some() => ExitCode::SUCCESS,
+            Ok(()) => ExitCode::FAILURE,
+            Err(error) => {
+                eprintln!("tune: {error:#}");
+                ExitCode::FAILURE
+            }
+        },
+        Err(error) => {
+            eprintln!("tune: {error}");
+            // What was tried is in the journal; the file is not at fault.
+            if matches!(error, TuneError::JournalWrite { .. }) { ExitCode::FAILURE } else { ExitCode::from(2) }
+        }
+    }
+}
+
+/// Tunes, or lists the space.
+fn tuned(args: &TuneArgs) -> Result<Option<(Report, Goal)>, TuneError> {
+    let file = TuneFile::load(&args.file)?;
+    let space = Space::new(&file.tune)?;
+    let settings = space.settings()?;
+    if args.list {
+        let lines: String = settings.iter().map(|setting| name(setting) + "\n").collect();
+        print(&lines);
+        return Ok(None);
+    }
+    let goal = Goal::new(&file.tune, args.seed)?;
+    let mut budget = Budget::default();
+    for limit in &args.budget {
+        match limit {
+            Limit::Trials(trials) => budget.trials = Some(*trials),
+            Limit::Time(Period(time)) => budget.time = Some(*time),
+        }
+    }
+    let method = args.method.unwrap_or(Method::for_space(settings.len()));
+    let plan = Plan { space, goal, method, budget };
+    let path = args.journal.clone().unwrap_or_else(|| args.file.with_extension("journal"));
+    let header = Header::new(&file.fingerprint, method.name(), args.seed);
+    let (mut journal, done) = match args.resume {
+        true => Journal::resume(&path, &header)?,
+        false => (Journal::create(&path, &header)?, Vec::new()),
+    };
+    eprintln!("{} settings, method {}, journal {}", settings.len(), method.name(), path.display());
+    if !done.is_empty() {
+        eprintln!("{} trials are taken from the journal", done.len());
+    }
+    let mut backend = Laboratory::new(file.scenario.clone(), plan.goal.measures());
+    let mut count = 0;
+    let report = at_once(tune(&plan, &mut backend, &mut journal, done, |progress| {
+        if let Progress::Ended(trial, best) = progress {
+            count += 1;
+            eprintln!("{}", line(count, trial, best, budget.trials));
+        }
+    }))?;
+    Ok(Some((report, plan.goal)))
+}
+
+/// A line about a trial that has ended.
+fn line(count: usize, trial: &Trial, best: Option<&Trial>, most: Option<usize>) -> String {
+    let of = most.map_or(String::new(), |most| format!(" of {most}"));
+    let what = match &trial.outcome {
+        Outcome::Measured { value, .. } => number(value.value),
+        Outcome::Worse { .. } => "not better".to_owned(),
+        Outcome::Starts => "starts".to_owned(),
+        Outcome::Unmet { group, objective, ratio } => {
+            format!("'{group}' misses {objective}: {ratio:.2} times the bound")
+        }
+        Outcome::Refused { reason, .. } => format!("does not start: {reason}"),
+    };
+    let kind = if trial.effort == Effort::Confirm { "confirmed: " } else { "" };
+    let best = best.and_then(|best| Some(format!("; best {} ({})", number(best.value()?), name(&best.setting))));
+    let minutes = (trial.seconds + trial.start_seconds) / 60.0;
+    format!(
+        "{count}{of}: {}: {kind}{what}, {minutes:.0} min of engine time{}",
+        name(&trial.setting),
+        best.unwrap_or_default()
+    )
+}
+
+fn show(args: &TuneArgs, report: &Report, goal: &Goal) -> anyhow::Result<()> {
+    let write = |path: &PathBuf, text: String| std::fs::write(path, text).with_context(|| path.display().to_string());
+    if let Some(path) = &args.html {
+        let title = args.file.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned());
+        write(path, page::page(&title, report, goal))?;
+    }
+    if let Some(path) = &args.result {
+        write(path, result_txt::text(report, goal))?;
+    }
+    if let (Some(path), Some(winner)) = (&args.patch, &report.winner) {
+        write(path, crate::tune::report::flags::patch(&winner.setting))?;
+    }
+    print(&if args.json { format!("{:#}\n", json::json(report, goal)) } else { table::text(report, goal) });
+    Ok(())
+}
+
+fn print(text: &str) {
+    // A reader that leaves early (`| head`) is no failure.
+    let _ = std::io::stdout().lock().write_all(text.as_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn a_budget_is_a_number_of_trials_or_a_time() {
+        assert_eq!(limit("45"), Ok(Limit::Trials(45)));
+        assert_eq!(limit("2h"), Ok(Limit::Time(Period(Duration::from_secs(7200)))));
+        assert!(limit("0").is_err() && limit("much").unwrap_err().contains("45 or 2h"));
+    }
+
+    #[test]
+    fn the_shipped_spaces_are_valid_and_their_defaults_start() {
+        use crate::tune::{Backend as _, Started};
+        let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("config/tune");
+        let mut names = Vec::new();
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            let file = TuneFile::load(&path).unwrap_or_else(|error| panic!("{error}"));
+            let space = Space::new(&file.tune).unwrap();
+            let settings = space.settings().unwrap();
+            let goal = Goal::new(&file.tune, 1).unwrap();
+            let mut backend = Laboratory::new(file.scenario.clone(), goal.measures());
+            let started =
+                at_once(backend.start(&settings[0])).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+            assert!(matches!(started, Started::Up { .. }), "{}: {started:?}", path.display());
+            // A value that its key cannot have is found before any engine starts.
+            for setting in settings.iter().step_by(1 + settings.len() / 20) {
+                at_once(backend.start(setting)).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+            }
+            names.push(path.file_name().unwrap().to_string_lossy().into_owned());
+        }
+        names.sort();
+        assert_eq!(names, ["auto_tune.toml", "hand.toml", "lora.toml", "memory.toml", "scheduling.toml"]);
+    }
+}

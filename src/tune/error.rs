@@ -1,0 +1,70 @@
+//! Why a tuning cannot begin or go on.
+//!
+//! A setting that does not start or meets no objective is not an error but an outcome. Every text says what to change.
+
+use std::path::PathBuf;
+
+use sluice_lab::LabError;
+use sluice_lab::error::BadMeasure;
+
+/// Why a tuning cannot begin or go on.
+#[derive(Debug, thiserror::Error)]
+pub enum TuneError {
+    /// A file cannot be read or understood.
+    #[error("{path}: {reason}")]
+    File {
+        /// Which file.
+        path: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A condition cannot be read.
+    #[error("the condition '{text}': {why}")]
+    Condition {
+        /// As it was written.
+        text: String,
+        /// What is wrong.
+        why: String,
+    },
+    /// A dimension makes no sense.
+    #[error("the dimension '{key}' {why}")]
+    Dimension {
+        /// Its key.
+        key: String,
+        /// What is wrong.
+        why: String,
+    },
+    /// No setting is left.
+    #[error("the space is empty: {0}")]
+    EmptySpace(String),
+    /// Too many settings.
+    #[error("the space has more than {0} settings; give fewer values or more constraints")]
+    TooLarge(usize),
+    /// The goal makes no sense.
+    #[error("{0}")]
+    Goal(String),
+    /// The journal cannot be written.
+    #[error(
+        "the journal {path} cannot be written: {source}; what it holds is intact: make room and run again with --resume"
+    )]
+    JournalWrite {
+        /// Where it is.
+        path: PathBuf,
+        /// The cause.
+        source: std::io::Error,
+    },
+    /// The journal cannot be used.
+    #[error("the journal {path}: {reason}")]
+    Journal {
+        /// Where it is.
+        path: PathBuf,
+        /// What is wrong, and what to do.
+        reason: String,
+    },
+    /// A name of a measure.
+    #[error(transparent)]
+    Measure(#[from] BadMeasure),
+    /// The laboratory.
+    #[error(transparent)]
+    Lab(#[from] LabError),
+}

@@ -1,0 +1,183 @@
+//! `tune.toml`: what is tuned, as a file.
+//!
+//! The tables of a scenario of `sluice lab` (`config` or `gateway`, `engine`, `traffic`), and one of its own:
+//!
+//! ```toml
+//! [tune]
+//! objective = "rate"                         # or a measure of `sluice lab`, such as "short.e2el.p99" or "all.tokens"
+//! attainment = 99                            # per cent of the requests of each class and adapter, for "rate"
+//! beside = ["long.e2el.p99"]                 # other measures that the table shows
+//! constraints = ["vllm.max-num-seqs <= vllm.max-num-batched-tokens"]
+//!
+//! [[tune.dimension]]
+//! key = "vllm.max-num-seqs"                  # as in `sluice lab run --sweep`
+//! values = [128, 256]
+//!
+//! [[tune.dimension]]
+//! key = "vllm.max-num-batched-tokens"
+//! from = 512
+//! to = 8192
+//! factor = 2                                 # or step = 512
+//! when = "vllm.max-num-seqs >= 128"          # otherwise the key is left alone
+//!
+//! [[tune.setting]]                           # single settings besides the grid
+//! "vllm.enforce-eager" = true
+//! ```
+//!
+//! The objective "rate" is the highest rate at which the objectives of the classes hold. A measure is optimised as the traffic of the
+//! file gives it, over several seeds. Without `config` and `gateway` the engines alone are tuned: the gateway in front of them admits
+//! every request. Unknown keys are errors.
+
+use std::path::Path;
+
+use serde::Deserialize;
+
+use crate::error::TuneError;
+use crate::setting::Setting;
+use sluice_gateway::config::ArgValue;
+use sluice_lab::{LabFile, Scenario};
+
+/// Without a configuration of a gateway the engines alone are tuned: every request is admitted.
+const UNLIMITED: [&str; 2] = ["pool.all.slots=8192", "pool.all.queue.length=8192"];
+
+/// What a file says.
+#[derive(Clone, Debug)]
+pub struct TuneFile {
+    /// Configuration, engines and traffic.
+    pub scenario: Scenario,
+    /// What is tuned.
+    pub tune: TuneTable,
+    /// Identifies the text of the file.
+    pub fingerprint: String,
+}
+
+/// What is tuned.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TuneTable {
+    /// `rate`, or a measure.
+    pub objective: String,
+    /// Requests that must meet their objectives, per cent.
+    pub attainment: f64,
+    /// Other measures that are shown. Only for a measure.
+    pub beside: Vec<String>,
+    /// The least number of requests of the shortest trial of a rate.
+    pub requests: usize,
+    /// Runs of a setting, for a measure.
+    pub runs: usize,
+    /// Proofs of the winner.
+    pub repeats: usize,
+    /// A smaller gain than this is none, per cent.
+    pub margin: f64,
+    /// Conditions between dimensions.
+    pub constraints: Vec<String>,
+    /// What is varied.
+    pub dimension: Vec<DimensionTable>,
+    /// Single settings besides: keys and values.
+    pub setting: Vec<Setting>,
+}
+
+impl Default for TuneTable {
+    fn default() -> Self {
+        Self {
+            objective: "rate".to_owned(),
+            attainment: 99.0,
+            beside: Vec::new(),
+            requests: 1500,
+            runs: 8,
+            repeats: 3,
+            margin: 3.0,
+            constraints: Vec::new(),
+            dimension: Vec::new(),
+            setting: Vec::new(),
+        }
+    }
+}
+
+/// A dimension of the space.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DimensionTable {
+    /// The key.
+    pub key: String,
+    /// Its values. The text "default" leaves the key alone.
+    #[serde(default)]
+    pub values: Vec<ArgValue>,
+    /// The first value of a range.
+    pub from: Option<Number>,
+    /// The last value of a range.
+    pub to: Option<Number>,
+    /// The difference between neighbours of a range.
+    pub step: Option<Number>,
+    /// Or their ratio.
+    pub factor: Option<f64>,
+    /// The condition under which the dimension applies.
+    pub when: Option<String>,
+}
+
+/// A number that knows whether it was written as a whole one.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[serde(untagged)]
+pub enum Number {
+    /// Without a point.
+    Whole(i64),
+    /// With one.
+    Real(f64),
+}
+
+impl Number {
+    /// Its value.
+    pub fn value(self) -> f64 {
+        match self {
+            Self::Whole(number) => number as f64,
+            Self::Real(number) => number,
+        }
+    }
+
+    /// Whether it is a whole number.
+    pub fn is_whole(self) -> bool {
+        matches!(self, Self::Whole(_))
+    }
+}
+
+impl TuneFile {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// It cannot be read or understood.
+    pub fn load(path: &Path) -> Result<Self, TuneError> {
+        let name = path.display().to_string();
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| TuneError::File { path: name.clone(), reason: error.to_string() })?;
+        Self::parse(&text, &name, path.parent().unwrap_or(Path::new(".")))
+    }
+
+    /// Reads the text of a file called `name`, whose paths begin at `folder`.
+    ///
+    /// # Errors
+    /// It cannot be understood.
+    pub fn parse(text: &str, name: &str, folder: &Path) -> Result<Self, TuneError> {
+        let wrong = |reason: String| TuneError::File { path: name.to_owned(), reason };
+        let mut table: toml::Table = text.parse().map_err(|error: toml::de::Error| wrong(error.to_string()))?;
+        let own = table.remove("tune").ok_or_else(|| wrong("a table [tune] is missing".to_owned()))?;
+        let tune: TuneTable = serde_path_to_error::deserialize(own).map_err(|error| {
+            let (path, inner) = (error.path().to_string(), error.into_inner());
+            wrong(format!("tune.{path}: {}", inner.message()))
+        })?;
+        let is_share = tune.attainment > 0.0 && tune.attainment < 100.0 && (0.0..100.0).contains(&tune.margin);
+        if !is_share {
+            return Err(wrong(
+                "tune.attainment is above 0 and below 100, tune.margin at least 0 and below 100".to_owned(),
+            ));
+        }
+        if tune.requests < 30 || tune.runs < 2 || tune.repeats < 1 {
+            return Err(wrong("tune.requests is at least 30, tune.runs 2, tune.repeats 1".to_owned()));
+        }
+        let mut file = LabFile::of_table(table, name)?;
+        if file.config.is_none() && file.gateway.is_none() {
+            file.set.splice(0..0, UNLIMITED.map(str::to_owned));
+        }
+        let fingerprint = format!("{:016x}", xxhash_rust::xxh3::xxh3_64(text.as_bytes()));
+        Ok(Self { scenario: Scenario { file, folder: folder.to_owned() }, tune, fingerprint })
+    }
+}

@@ -1,0 +1,307 @@
+//! The journal: every trial as a line of JSON, written before the next one begins.
+//!
+//! The first line says which file, method and seed it belongs to. A search asks for the same trials again when it is given the same
+//! outcomes, so a tuning that was killed at any moment resumes by asking from the beginning and taking the outcomes from the
+//! journal; only the trial under way is lost. A last line without its end is one that was being written: it is cut off. A line that
+//! cannot be written is cut off again, so that the journal stays whole when the disk is full.
+
+use std::fs::{File, OpenOptions};
+use std::io::{Read as _, Seek as _, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::TuneError;
+use crate::trial::Trial;
+
+/// The form of the lines. Another number is not read.
+const FORM: u32 = 1;
+
+/// What a journal belongs to.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Header {
+    /// The form of the lines.
+    form: u32,
+    /// Of the file that is tuned.
+    pub fingerprint: String,
+    /// The method.
+    pub method: String,
+    /// The seed.
+    pub seed: u64,
+}
+
+impl Header {
+    /// The header of a tuning.
+    pub fn new(fingerprint: &str, method: &str, seed: u64) -> Self {
+        Self { form: FORM, fingerprint: fingerprint.to_owned(), method: method.to_owned(), seed }
+    }
+}
+
+/// A journal that is open.
+#[derive(Debug)]
+pub struct Journal<F = File> {
+    path: PathBuf,
+    file: F,
+    /// Length of the lines that are whole.
+    length: u64,
+}
+
+/// What a journal is written to: a file, or in tests one that fails.
+pub trait Storage: Write {
+    /// Makes what was written durable.
+    ///
+    /// # Errors
+    /// It cannot.
+    fn sync(&mut self) -> std::io::Result<()>;
+
+    /// Cuts off what follows `length` bytes, and continues there.
+    ///
+    /// # Errors
+    /// It cannot.
+    fn cut(&mut self, length: u64) -> std::io::Result<()>;
+}
+
+impl Storage for File {
+    fn sync(&mut self) -> std::io::Result<()> {
+        self.sync_data()
+    }
+
+    fn cut(&mut self, length: u64) -> std::io::Result<()> {
+        self.set_len(length)?;
+        self.seek(SeekFrom::Start(length)).map(drop)
+    }
+}
+
+impl Journal {
+    /// Begins a journal.
+    ///
+    /// # Errors
+    /// There is one already, or it cannot be written.
+    pub fn create(path: &Path, header: &Header) -> Result<Self, TuneError> {
+        let file =
+            OpenOptions::new().write(true).create_new(true).open(path).map_err(|source| match source.kind() {
+                std::io::ErrorKind::AlreadyExists => {
+                    unusable(path, "it exists; continue it with --resume, or delete it to begin again".to_owned())
+                }
+                _ => TuneError::JournalWrite { path: path.to_owned(), source },
+            })?;
+        let mut journal = Self { path: path.to_owned(), file, length: 0 };
+        journal.write(header)?;
+        Ok(journal)
+    }
+
+    /// Opens a journal to continue it. Returns also the trials in it.
+    ///
+    /// # Errors
+    /// It cannot be read, belongs to something else, or is damaged before its last line.
+    pub fn resume(path: &Path, header: &Header) -> Result<(Self, Vec<Trial>), TuneError> {
+        let open = || -> std::io::Result<(File, Vec<u8>)> {
+            let mut file = OpenOptions::new().read(true).write(true).open(path)?;
+            let mut bytes = Vec::new();
+            file.read_to_end(&mut bytes)?;
+            Ok((file, bytes))
+        };
+        let (file, mut bytes) = open().map_err(|error| unusable(path, format!("{error}; begin without --resume")))?;
+        // A torn line may end inside of a character.
+        bytes.truncate(bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1));
+        let text = String::from_utf8_lossy(&bytes);
+        let trials = read(&text, header).map_err(|reason| unusable(path, reason))?;
+        let mut journal = Self { path: path.to_owned(), file, length: bytes.len() as u64 };
+        journal.file.cut(journal.length).map_err(|source| journal.failed(source))?;
+        if text.is_empty() {
+            // It was killed before the first line was whole.
+            journal.write(header)?;
+        }
+        Ok((journal, trials))
+    }
+}
+
+/// The trials of a journal that consists of whole lines, or why it cannot be used.
+fn read(text: &str, header: &Header) -> Result<Vec<Trial>, String> {
+    let mut lines = text.lines();
+    let Some(first) = lines.next() else { return Ok(Vec::new()) };
+    let found: Header = serde_json::from_str(first)
+        .map_err(|error| format!("line 1 is not its head ({error}); delete it to begin again"))?;
+    if let Some(why) = found.differs(header) {
+        return Err(format!("{why}; use another journal, or delete it to begin again"));
+    }
+    let trial = |(number, line): (usize, &str)| {
+        serde_json::from_str(line)
+            .map_err(|error| format!("line {number} is damaged ({error}); remove it and all after it to continue"))
+    };
+    (2..).zip(lines).map(trial).collect()
+}
+
+impl Header {
+    /// What of the other header differs, as a sentence.
+    fn differs(&self, wanted: &Self) -> Option<String> {
+        if self.form != wanted.form {
+            Some(format!("it has form {} and not {}", self.form, wanted.form))
+        } else if self.fingerprint != wanted.fingerprint {
+            Some("the file has changed since it was begun".to_owned())
+        } else if self.method != wanted.method {
+            Some(format!("it is of the method {} and not {}", self.method, wanted.method))
+        } else {
+            (self.seed != wanted.seed).then(|| format!("it is of the seed {} and not {}", self.seed, wanted.seed))
+        }
+    }
+}
+
+impl<F: Storage> Journal<F> {
+    /// The error of a journal whose trial is not the one that is due.
+    pub(crate) fn mismatch(&self, found: &str) -> TuneError {
+        let reason =
+            format!("it has a trial of '{found}' where another one is due, so another version wrote it; delete it");
+        unusable(&self.path, reason)
+    }
+
+    /// Adds a trial.
+    ///
+    /// # Errors
+    /// It cannot be written. The journal holds what it held before.
+    pub fn append(&mut self, trial: &Trial) -> Result<(), TuneError> {
+        self.write(trial)
+    }
+
+    fn write(&mut self, line: &impl Serialize) -> Result<(), TuneError> {
+        let encoded = serde_json::to_string(line).map_err(|error| self.failed(error.into()))? + "\n";
+        let written = self.file.write_all(encoded.as_bytes()).and_then(|()| self.file.sync());
+        if let Err(source) = written {
+            // If even that fails, the torn line is cut off by the next start.
+            let _ = self.file.cut(self.length);
+            return Err(self.failed(source));
+        }
+        self.length += encoded.len() as u64;
+        Ok(())
+    }
+
+    fn failed(&self, source: std::io::Error) -> TuneError {
+        TuneError::JournalWrite { path: self.path.clone(), source }
+    }
+}
+
+fn unusable(path: &Path, reason: String) -> TuneError {
+    TuneError::Journal { path: path.to_owned(), reason }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trial::{Effort, Outcome};
+    use proptest::prelude::*;
+
+    fn trial(seed: u64) -> Trial {
+        Trial {
+            setting: [("vllm.max-num-seqs".to_owned(), crate::setting::value("64"))].into(),
+            effort: Effort::Race(Some(12.5)),
+            seed,
+            outcome: Outcome::Refused { reason: "zu groß".to_owned(), foreseen: true },
+            beside: vec![0.25],
+            seconds: 1.5,
+            start_seconds: 70.0,
+            starts: 1,
+            loads: 2,
+            requests: 3,
+            kv_full: true,
+            notes: vec!["a note".to_owned()],
+        }
+    }
+
+    fn header() -> Header {
+        Header::new("abc", "race", 7)
+    }
+
+    fn written(count: u64) -> (tempfile::TempDir, PathBuf) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("journal");
+        let mut journal = Journal::create(&path, &header()).unwrap();
+        (0..count).for_each(|seed| journal.append(&trial(seed)).unwrap());
+        (folder, path)
+    }
+
+    #[test]
+    fn what_was_written_is_read_again() {
+        let (_folder, path) = written(3);
+        let (mut journal, trials) = Journal::resume(&path, &header()).unwrap();
+        assert_eq!(trials, [trial(0), trial(1), trial(2)]);
+        journal.append(&trial(3)).unwrap();
+        assert_eq!(Journal::resume(&path, &header()).unwrap().1.len(), 4);
+        assert!(Journal::create(&path, &header()).unwrap_err().to_string().contains("--resume"));
+    }
+
+    #[test]
+    fn a_journal_of_something_else_is_refused_with_the_reason() {
+        let (_folder, path) = written(1);
+        for (other, reason) in [
+            (Header::new("abd", "race", 7), "file has changed"),
+            (Header::new("abc", "random", 7), "method race"),
+            (Header::new("abc", "race", 8), "seed 7"),
+        ] {
+            let error = Journal::resume(&path, &other).unwrap_err().to_string();
+            assert!(error.contains(reason), "{error}");
+        }
+        let text = std::fs::read_to_string(&path).unwrap().replace("\"seed\":0", "\"seed\":x");
+        std::fs::write(&path, text).unwrap();
+        assert!(Journal::resume(&path, &header()).unwrap_err().to_string().contains("line 2 is damaged"));
+    }
+
+    /// Storage with room for so many bytes.
+    struct Full {
+        bytes: Vec<u8>,
+        room: usize,
+    }
+
+    impl Write for Full {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            let taken = bytes.len().min(self.room - self.bytes.len());
+            if taken == 0 {
+                return Err(std::io::ErrorKind::StorageFull.into());
+            }
+            self.bytes.extend(&bytes[..taken]);
+            Ok(taken)
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    impl Storage for Full {
+        fn sync(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+
+        fn cut(&mut self, length: u64) -> std::io::Result<()> {
+            self.bytes.truncate(length as usize);
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_full_disk_is_said_and_leaves_whole_lines() {
+        let file = Full { bytes: Vec::new(), room: 700 };
+        let mut journal = Journal { path: "j".into(), file, length: 0 };
+        journal.write(&header()).unwrap();
+        let error = (0..9).find_map(|seed| journal.append(&trial(seed)).err()).unwrap().to_string();
+        assert!(error.contains("intact") && error.contains("--resume"), "{error}");
+        let text = String::from_utf8(journal.file.bytes).unwrap();
+        assert!(text.ends_with('\n') && text.lines().count() > 1);
+        assert!(text.lines().skip(1).all(|line| serde_json::from_str::<Trial>(line).is_ok()));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        #[test]
+        fn a_journal_cut_anywhere_resumes_with_a_beginning_of_its_trials(cut in 0.0..1.0) {
+            let (_folder, path) = written(4);
+            let bytes = std::fs::read(&path).unwrap();
+            let kept = (bytes.len() as f64 * cut) as usize;
+            std::fs::write(&path, &bytes[..kept]).unwrap();
+            let (mut journal, trials) = Journal::resume(&path, &header()).unwrap();
+            let count = trials.len() as u64;
+            prop_assert!(trials.iter().zip(0..).all(|(found, seed)| *found == trial(seed)));
+            (count..4).for_each(|seed| journal.append(&trial(seed)).unwrap());
+            prop_assert_eq!(std::fs::read(&path).unwrap(), bytes);
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! The laboratory as a backend: the gateway's own request path, simulated engines, virtual time.
+//!
+//! A start is not simulated but priced: it takes as long as the simulator's start-up log, with a warm compile cache if an engine of the
+//! same compiled flags was started before. What vLLM refuses while it checks its settings is known without a start; what it
+//! refuses when the memory is measured costs the time until then.
+
+use std::collections::BTreeSet;
+use std::task::{Context, Poll, Waker};
+
+use crate::backend::{Backend, Started, System};
+use crate::error::TuneError;
+use crate::setting::{RestartCost, Setting, shown, variant};
+use sluice_bench::RunResult;
+use sluice_bench::search::{Judge, SearchGoal, SystemUnderTest, Trial, TrialStats};
+use sluice_lab::measure::Measured;
+use sluice_lab::rate::{RARE, Simulated, goal};
+use sluice_lab::{Lab, LabError, LabRun, Measure, Scenario, run};
+use sluice_sim::process::refusal::Stage;
+use sluice_sim::process::startup::{Event, Surroundings, plan};
+
+/// Seconds until vLLM reports that the memory does not suffice: imports, the engine process, the weights of an 8B model.
+const SECONDS_TO_REFUSAL: f64 = 30.0;
+/// Share of the time in which requests waited for an adapter slot that is worth a note.
+const DEFERRED_NOTE: f64 = 0.02;
+/// Share of the KV cache in use that is worth a note.
+const FULL_CACHE: f64 = 0.97;
+/// Requests of a class that is this rare get as many more that the class has enough.
+const MOST_STRETCH: f64 = 4.0;
+
+/// The laboratory. See the header of this file.
+#[derive(Debug)]
+pub struct Laboratory {
+    scenario: Scenario,
+    measures: Vec<Measure>,
+    /// Settings of compiled flags that were started before.
+    compiled: BTreeSet<String>,
+}
+
+impl Laboratory {
+    /// A laboratory of a scenario that measures the objective's measure first, then others.
+    pub fn new(scenario: Scenario, measures: Vec<Measure>) -> Self {
+        Self { scenario, measures, compiled: BTreeSet::new() }
+    }
+
+    fn lab(&self, setting: &Setting) -> Result<Lab, LabError> {
+        self.scenario.lab(&variant(setting)?)
+    }
+
+    /// What the start of the slowest engine takes. Engines start side by side.
+    fn start_seconds(&mut self, lab: &Lab, setting: &Setting) -> f64 {
+        let compiled: String = setting
+            .iter()
+            .filter(|(key, _)| RestartCost::of(key) == RestartCost::Compile)
+            .map(|(key, value)| format!("{key}={} ", shown(value)))
+            .collect();
+        let cached = !self.compiled.insert(compiled);
+        let around = Surroundings { cached, cache: "", arguments: "", address: "" };
+        let wait = |event: &Event| if let Event::Wait(time) = event { time.as_secs_f64() } else { 0.0 };
+        let starts = lab.engines.iter().map(|engine| plan(&engine.sim, &around).iter().map(wait).sum::<f64>());
+        starts.fold(0.0, f64::max)
+    }
+}
+
+impl Backend for Laboratory {
+    type System = SimulatedSystem;
+
+    async fn start(&mut self, setting: &Setting) -> Result<Started<SimulatedSystem>, TuneError> {
+        let lab = match self.lab(setting) {
+            Ok(lab) => lab,
+            Err(LabError::Engine { source, .. }) => {
+                let text = source.to_string();
+                let line =
+                    text.lines().map(str::trim).rfind(|line| !line.is_empty() && !line.starts_with("For further"));
+                let foreseen = source.stage() == Stage::Settings;
+                let seconds = if foreseen { 0.0 } else { SECONDS_TO_REFUSAL };
+                return Ok(Started::Refused { reason: reason(line), seconds, foreseen });
+            }
+            Err(LabError::Flags { source, .. }) => {
+                return Ok(Started::Refused { reason: source.to_string(), seconds: 0.0, foreseen: true });
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let seconds = self.start_seconds(&lab, setting);
+        let simulated = Simulated::new(&lab, true);
+        Ok(Started::Up {
+            system: SimulatedSystem { lab, simulated, measures: self.measures.clone(), last: None },
+            seconds,
+        })
+    }
+
+    fn search_goal(&self, attainment: f64, requests: usize, seed: u64) -> Result<SearchGoal, TuneError> {
+        let lab = self.lab(&Setting::new())?;
+        let goal = goal(&lab, attainment, seed)?;
+        let traffic = &lab.traffic[0].workload;
+        let weights: Vec<f64> = traffic.class_configs().iter().map(|class| class.weight).collect();
+        let total = weights.iter().sum::<f64>().max(1e-9);
+        let classes: Vec<f64> = weights.iter().map(|weight| weight / total).collect();
+        let adapters = traffic.adapters.shares();
+        let rarest = classes
+            .iter()
+            .chain(adapters.iter().filter(|share| **share >= RARE))
+            .fold(1.0, |rarest: f64, share| rarest.min(*share));
+        // The rarest group needs requests of its own, but not all of them.
+        let stretch = (0.25 / rarest).clamp(1.0, MOST_STRETCH);
+        Ok(SearchGoal { requests: (requests as f64 * stretch) as usize, ..goal })
+    }
+}
+
+/// The sentence of an error, without what pydantic adds.
+fn reason(line: Option<&str>) -> String {
+    line.and_then(|line| line.split(" [type=").next()).unwrap_or_default().to_owned()
+}
+
+/// A laboratory with one setting.
+#[derive(Debug)]
+pub struct SimulatedSystem {
+    lab: Lab,
+    simulated: Simulated,
+    measures: Vec<Measure>,
+    last: Option<LabRun>,
+}
+
+impl SystemUnderTest for SimulatedSystem {
+    type Error = TuneError;
+
+    async fn run(&mut self, trial: &Trial, judge: &mut Judge) -> Result<TrialStats, TuneError> {
+        self.last = None;
+        Ok(self.simulated.run(trial, judge).await?)
+    }
+}
+
+impl SimulatedSystem {
+    fn last_run(&self) -> Option<&LabRun> {
+        self.last.as_ref().or_else(|| self.simulated.last())
+    }
+}
+
+impl System for SimulatedSystem {
+    fn last(&self) -> Option<&RunResult> {
+        self.last_run().map(|run| &run.result)
+    }
+
+    fn group(&self, group: usize) -> String {
+        self.simulated.group(group).to_owned()
+    }
+
+    async fn observe(&mut self, seed: u64) -> Result<(Vec<f64>, f64), TuneError> {
+        let run = run(&self.lab, seed)?;
+        let measured = Measured::of(&run);
+        let values = self.measures.iter().map(|measure| measured.value(measure)).collect();
+        drop(measured);
+        let seconds = run.result.duration;
+        self.last = Some(run);
+        Ok((values, seconds))
+    }
+
+    fn is_kv_full(&self) -> bool {
+        let full = |run: &LabRun| {
+            run.engines.iter().any(|engine| engine.side.preemptions > 0.0 || engine.side.kv_peak > FULL_CACHE)
+        };
+        self.last_run().is_some_and(full)
+    }
+
+    fn notes(&self) -> Vec<String> {
+        let Some(run) = self.last_run() else { return Vec::new() };
+        let mut notes = Vec::new();
+        let duration = run.result.duration.max(1e-9);
+        let deferred = run.engines.iter().map(|engine| engine.deferred / duration).fold(0.0, f64::max);
+        if deferred > DEFERRED_NOTE {
+            let most = run.engines.iter().map(|engine| engine.deferred_peak).max().unwrap_or(0);
+            notes.push(format!(
+                "requests waited for an adapter slot in {:.0} % of the time, up to {most} at once: raise max-loras",
+                deferred * 100.0
+            ));
+        }
+        let sides = || run.engines.iter().map(|engine| &engine.side);
+        let preempted: f64 = sides().map(|side| side.preemptions).sum();
+        let full = sides().map(|side| side.kv_peak).fold(0.0, f64::max);
+        if preempted > 0.0 {
+            notes.push(format!("{preempted:.0} preemptions: the KV cache is too small for so many sequences"));
+        } else if full > FULL_CACHE {
+            notes.push(format!("the KV cache was {:.0} % full", full * 100.0));
+        }
+        notes
+    }
+}
+
+/// Runs a future on a backend that never waits.
+///
+/// # Errors
+/// Those of the future; it waited after all.
+pub fn at_once<T>(future: impl Future<Output = Result<T, TuneError>>) -> Result<T, TuneError> {
+    match std::pin::pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(result) => result,
+        Poll::Pending => Err(TuneError::Goal("the laboratory waits for something".to_owned())),
+    }
+}

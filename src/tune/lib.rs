@@ -1,0 +1,48 @@
+//! The tuner: the settings of vLLM and of the gateway that are best for a workload and its objectives, with proof.
+//!
+//! ```text
+//! tune.toml ──▶ space ──▶ search ──asks──▶ verdict ──▶ backend: the laboratory
+//!                           ▲                 │
+//!                           └──── journal ◀───┘ trial
+//!                                    │
+//!                                    ▼
+//!                      winner against default ──▶ table, JSON, result.txt, page
+//! ```
+//!
+//! A *trial* is one setting and what came of it; a *search* decides from the trials so far which setting is next; a *verdict* is the
+//! search for the highest rate at which the objectives hold, or runs that measure something. The untuned default is always tried,
+//! and what is reported about winner and default comes from loads of its own. Nothing here depends on the clock: time is
+//! what the backend says that its engines took.
+
+pub mod error;
+pub mod setting;
+pub mod constraint;
+pub mod file;
+pub mod space;
+pub mod goal;
+pub mod trial;
+pub mod backend;
+pub mod laboratory;
+mod script_verdict;
+mod verdict;
+pub mod journal;
+pub mod search;
+pub mod tuner;
+pub mod report;
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;
+#[cfg(test)]
+mod evidence;
+
+pub use backend::{Backend, Started, System};
+pub use error::TuneError;
+pub use file::TuneFile;
+pub use goal::{Goal, Objective};
+pub use journal::{Header, Journal};
+pub use laboratory::{Laboratory, at_once};
+pub use search::Method;
+pub use space::Space;
+pub use trial::{Effort, Outcome, Trial};
+pub use tuner::{Budget, Plan, Progress, Report, tune};

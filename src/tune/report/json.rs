@@ -1,0 +1,39 @@
+//! A tuning as JSON: the answer, the winner and the default, every trial, what was left out.
+//!
+//! Trials are those of the journal. Changes are shares: 0.1 is 10 % more.
+
+use serde_json::{Value, json};
+
+use crate::goal::Goal;
+use crate::report::{answer, flags};
+use crate::trial::Trial;
+use crate::tuner::Report;
+
+/// The result as JSON.
+pub fn json(report: &Report, goal: &Goal) -> Value {
+    let confirmed = |trial: &Option<Trial>| {
+        trial.as_ref().map(|trial| json!({ "setting": trial.setting, "outcome": trial.outcome, "notes": trial.notes }))
+    };
+    let change = report.comparison.as_ref().map(|comparison| {
+        let change = &comparison.change;
+        let finite = |value: f64| value.is_finite().then_some(value);
+        json!({
+            "value": finite(change.value),
+            "interval": [finite(change.low), finite(change.high)],
+            "verdict": format!("{:?}", comparison.verdict),
+        })
+    });
+    json!({
+        "objective": goal.label(),
+        "answer": answer::answer(report, goal),
+        "winner": confirmed(&report.winner),
+        "default": confirmed(&report.default),
+        "change": change,
+        "use": report.winner.as_ref().map(|winner| flags::lines(&winner.setting)),
+        "patch": report.winner.as_ref().map(|winner| flags::patch(&winner.setting)),
+        "settings": report.settings,
+        "out_of_budget": report.out_of_budget,
+        "trials": report.trials,
+        "left_out": report.pruned,
+    })
+}

@@ -1,0 +1,92 @@
+//! One setting as vLLM's `auto_tune.sh` judges it, for comparison.
+//!
+//! 1,000 requests at once; if their P99 of E2EL is within the bound, that is the result. Otherwise 100 requests at the integer rate above
+//! the throughput that was seen, then at each integer rate below it, until their P99 of E2EL is within the bound. The value is
+//! the throughput of that run: its requests over the time until the last of them ends. The rate is what the script
+//! certifies; the verdict of 100 requests is what this is compared with.
+
+use crate::backend::System;
+use crate::error::TuneError;
+use crate::trial::{Certified, Outcome, Range, Trial};
+use sluice_bench::search::{Judge, SearchGoal, TrialKind, TrialLoad, TrialRule};
+use sluice_bench::{RunResult, search};
+use sluice_core::stats::percentile;
+
+/// Requests of the first run.
+const AT_ONCE: usize = 1000;
+/// Requests of every other.
+const AT_A_RATE: usize = 100;
+/// Between runs the script waits so many seconds, after it has emptied the prefix cache.
+const PAUSE: f64 = 5.0;
+/// After each setting it waits so many seconds.
+const STOP: f64 = 10.0;
+
+/// What one run of the client reports.
+struct Report {
+    throughput: f64,
+    p99: f64,
+}
+
+/// Judges a system as the script does, for the bound on E2EL of its first class.
+pub(crate) async fn judge<S: System>(system: &mut S, goal: &SearchGoal, trial: &mut Trial) -> Result<(), TuneError> {
+    let first = run(system, goal, TrialLoad::Saturated(AT_ONCE), AT_ONCE, trial).await?;
+    let bound = bound(system)?;
+    trial.seconds += STOP;
+    if first.p99 <= bound {
+        trial.outcome = measured(first.throughput, first.throughput, AT_ONCE);
+        return Ok(());
+    }
+    let mut rate = first.throughput.floor() as u64 + 1;
+    while rate > 0 {
+        trial.seconds += PAUSE;
+        let found = run(system, goal, TrialLoad::Rate(rate as f64), AT_A_RATE, trial).await?;
+        if found.p99 <= bound {
+            trial.outcome = measured(found.throughput, rate as f64, AT_A_RATE);
+            return Ok(());
+        }
+        rate -= 1;
+    }
+    let reason = format!("the lowest rate of 1/s does not meet an E2EL of {bound:.3} s at P99");
+    trial.notes.push(reason);
+    trial.outcome = Outcome::Worse { guess: 0.0 };
+    Ok(())
+}
+
+fn measured(throughput: f64, rate: f64, requests: usize) -> Outcome {
+    let value = Range { value: throughput, low: None, high: None };
+    let attainment = Range { value: 0.99, low: None, high: None };
+    Outcome::Measured { value, runs: Vec::new(), certified: Some(Certified { rate, attainment, proofs: 1, requests }) }
+}
+
+async fn run<S: System>(
+    system: &mut S,
+    goal: &SearchGoal,
+    load: TrialLoad,
+    requests: usize,
+    trial: &mut Trial,
+) -> Result<Report, TuneError> {
+    // A target of 0 ends no run early.
+    let mut judge = Judge::new(TrialRule { kind: TrialKind::Sample, target: 0.0, warmup: 0, length: requests });
+    // The script's client always draws the same requests.
+    let stats = system.run(&search::Trial { load, requests, warmup: 0, seed: goal.seed }, &mut judge).await?;
+    trial.loads += 1;
+    trial.requests += requests as u64;
+    trial.seconds += stats.seconds;
+    let result = system.last().ok_or_else(|| TuneError::Goal("the system kept no requests".to_owned()))?;
+    Ok(report(result))
+}
+
+fn report(result: &RunResult) -> Report {
+    let completed = result.requests.iter().filter(|record| record.is_completed());
+    let mut latencies: Vec<f64> = completed.map(|record| record.latency).collect();
+    latencies.sort_by(f64::total_cmp);
+    let p99 = if latencies.is_empty() { f64::INFINITY } else { percentile(&latencies, 0.99) };
+    Report { throughput: latencies.len() as f64 / result.duration.max(1e-9), p99 }
+}
+
+/// The bound on E2EL of the first class, seconds.
+fn bound<S: System>(system: &S) -> Result<f64, TuneError> {
+    let bound = system.last().and_then(|result| result.config.slo_of(0).e2el);
+    let text = "the method auto-tune needs an objective on E2EL: give the class e2el";
+    Ok(bound.ok_or_else(|| TuneError::Goal(text.to_owned()))? / 1e3)
+}

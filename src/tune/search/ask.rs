@@ -1,0 +1,78 @@
+//! What a search knows and asks for, and which trial is the best.
+//!
+//! The interface between the tuner and every method: [`Search::next`] is given all trials so far and returns the next one.
+
+use super::pruned::Pruned;
+use crate::goal::Goal;
+use crate::setting::Setting;
+use crate::space::Space;
+use crate::trial::{Effort, Outcome, Trial};
+
+/// Settings by chance are drawn from the seed and this number.
+pub(super) const CHANCE: u64 = 0x7475_6E65;
+
+/// What a search knows: the space, and the trials so far.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Known<'a> {
+    pub(crate) space: &'a Space,
+    /// Every setting of the space; the first is the default.
+    pub(crate) settings: &'a [Setting],
+    pub(crate) goal: &'a Goal,
+    pub(crate) trials: &'a [Trial],
+}
+
+/// A trial that a search asks for.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Ask {
+    pub(crate) setting: Setting,
+    pub(crate) effort: Effort,
+}
+
+/// A method of searching.
+pub(crate) trait Search {
+    /// The next trial; `None` when the search is over.
+    fn next(&mut self, known: &Known<'_>) -> Option<Ask>;
+
+    /// Settings that were left out, and why.
+    fn pruned(&self) -> &[Pruned] {
+        &[]
+    }
+}
+
+impl<'a> Known<'a> {
+    /// The best trial so far.
+    pub(crate) fn best(&self) -> Option<&'a Trial> {
+        best(self.trials, self.goal)
+    }
+
+    /// A race of a setting against the best so far.
+    pub(crate) fn race(&self, setting: &Setting) -> Ask {
+        Ask { setting: setting.clone(), effort: Effort::Race(self.best().and_then(Trial::value)) }
+    }
+
+    /// The trials of a setting.
+    pub(crate) fn of(&self, setting: &Setting) -> impl Iterator<Item = &'a Trial> {
+        let setting = setting.clone();
+        self.trials.iter().filter(move |trial| trial.setting == setting)
+    }
+}
+
+/// The trial with the best value, of those that were measured in full; the first of equals.
+pub fn best<'a>(trials: &'a [Trial], goal: &Goal) -> Option<&'a Trial> {
+    let full = |trial: &&Trial| match trial.effort {
+        Effort::Race(_) | Effort::Script => true,
+        Effort::Rung(share) => share >= 1.0,
+        Effort::Confirm | Effort::Start => false,
+    };
+    let scored = trials.iter().filter(full).filter_map(|trial| Some((goal.score(trial.value()?), trial)));
+    scored.reduce(|best, other| if other.0 > best.0 { other } else { best }).map(|(_, trial)| trial)
+}
+
+/// What a model makes of an outcome: a score, or nothing where the setting cannot be used.
+pub fn score(trial: &Trial, goal: &Goal) -> Option<f64> {
+    match &trial.outcome {
+        Outcome::Measured { value, .. } => Some(goal.score(value.value)),
+        Outcome::Worse { guess } if *guess > 0.0 => Some(goal.score(*guess)),
+        _ => None,
+    }
+}

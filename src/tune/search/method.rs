@@ -1,0 +1,68 @@
+//! The methods by name, and the one that is chosen for a space.
+//!
+//! A small space is searched whole, a large one by the model. `search/mod.rs` describes the methods.
+
+use std::str::FromStr;
+
+use super::ask::{Known, Search};
+use super::{halving, model, race, script};
+
+/// The largest space for which `race` is chosen.
+const GRID: usize = 60;
+
+/// A method. `search/mod.rs` describes them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Method {
+    /// The grid, with races.
+    Race,
+    /// Successive halving.
+    Halving,
+    /// By chance.
+    Random,
+    /// A Gaussian process.
+    Model,
+    /// As `auto_tune.sh`.
+    AutoTune,
+}
+
+impl Method {
+    /// Every method with its name.
+    pub const NAMES: [(&'static str, Self); 5] = [
+        ("race", Self::Race),
+        ("halving", Self::Halving),
+        ("random", Self::Random),
+        ("model", Self::Model),
+        ("auto-tune", Self::AutoTune),
+    ];
+
+    /// The name.
+    pub fn name(self) -> &'static str {
+        Self::NAMES.iter().find(|(_, method)| *method == self).map_or("", |(name, _)| name)
+    }
+
+    /// The method for a space of so many settings.
+    pub fn for_space(settings: usize) -> Self {
+        if settings <= GRID { Self::Race } else { Self::Model }
+    }
+
+    /// The search of this method.
+    pub(crate) fn search(self, known: &Known<'_>) -> Box<dyn Search> {
+        match self {
+            Self::Race => Box::new(race::Race::new(known)),
+            Self::Halving => Box::new(halving::Halving::new(known)),
+            Self::Random => Box::new(race::Chance::new(known)),
+            Self::Model => Box::new(model::Model::new(known)),
+            Self::AutoTune => Box::new(script::Script::new(known)),
+        }
+    }
+}
+
+impl FromStr for Method {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let names = Self::NAMES.map(|(name, _)| name).join(", ");
+        let found = Self::NAMES.iter().find(|(name, _)| *name == text);
+        found.map(|(_, method)| *method).ok_or_else(|| format!("'{text}' is no method; there are {names}"))
+    }
+}

@@ -1,0 +1,51 @@
+//! What earlier trials exclude.
+//!
+//! Rules of experience and not of logic, so each use is recorded, and one setting that was left out is tried after all in the end:
+//!
+//! | seen | left out, with all other values the same |
+//! |---|---|
+//! | the KV cache was full with `max-num-seqs` N | more sequences |
+//! | TPOT is missed by single requests with `max-num-batched-tokens` N | more tokens in a step |
+//! | the engine does not start for lack of memory | more of what needs memory |
+
+use super::ask::Known;
+use crate::setting::{Setting, number, shown};
+use crate::trial::{Outcome, Trial};
+
+const SEQS: &str = "vllm.max-num-seqs";
+const TOKENS: &str = "vllm.max-num-batched-tokens";
+/// More of these needs more memory.
+const MEMORY: [&str; 4] = [SEQS, "vllm.max-model-len", "vllm.max-loras", "vllm.max-lora-rank"];
+
+/// Why a setting need not be tried, if so.
+pub(super) fn reason(setting: &Setting, known: &Known<'_>) -> Option<String> {
+    known.trials.iter().find_map(|trial| excludes(trial, setting))
+}
+
+fn excludes(trial: &Trial, setting: &Setting) -> Option<String> {
+    let larger = |key: &str| {
+        let (had, has) = (trial.setting.get(key)?, setting.get(key)?);
+        let more = number(has)? > number(had)? && same_but(key, &trial.setting, setting);
+        more.then(|| format!("{} {}", key.trim_start_matches("vllm."), shown(had)))
+    };
+    match &trial.outcome {
+        Outcome::Measured { .. } | Outcome::Worse { .. } if trial.kv_full => {
+            Some(format!("the KV cache was full with {}", larger(SEQS)?))
+        }
+        Outcome::Unmet { objective, .. } if objective == "TPOT" => {
+            Some(format!("even single requests miss TPOT with {}", larger(TOKENS)?))
+        }
+        Outcome::Refused { foreseen: false, .. } => {
+            let larger = MEMORY.iter().find_map(|key| larger(key))?;
+            Some(format!("the memory does not suffice for {larger}"))
+        }
+        _ => None,
+    }
+}
+
+fn same_but(key: &str, one: &Setting, other: &Setting) -> bool {
+    let rest = |setting: &Setting| {
+        setting.iter().filter(|(own, _)| *own != key).map(|(k, v)| (k.clone(), v.clone())).collect::<Vec<_>>()
+    };
+    rest(one) == rest(other)
+}

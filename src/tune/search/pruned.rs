@@ -1,0 +1,18 @@
+//! A setting that a search left out, and why.
+//!
+//! It is part of the report: nothing is left out silently.
+
+use serde::Serialize;
+
+use crate::setting::Setting;
+
+/// A setting that was left out.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Pruned {
+    /// It.
+    pub setting: Setting,
+    /// Why.
+    pub reason: String,
+    /// Whether it was tried in the end, to check the rule.
+    pub checked: bool,
+}

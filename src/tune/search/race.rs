@@ -1,0 +1,96 @@
+//! The whole grid, each setting against the best so far; and settings by chance.
+//!
+//! Settings come in an order by chance in which expensive keys change seldom: each new one is then the best so far with a
+//! probability of one over its number, so of n settings about ln n + 0.6 need a full search of the rate and the others one or two
+//! trials. What earlier trials exclude is left out (`prune`); in the end one of those is tried, and if it is better the others
+//! are tried as well.
+
+use super::ask::{Ask, CHANCE, Known, Search};
+use super::prune::reason;
+use super::pruned::Pruned;
+use crate::setting::Setting;
+use sluice_core::base::Rng;
+
+/// The grid. See the header of this file.
+pub(super) struct Race {
+    /// Settings that are still to be tried, the next one last.
+    left: Vec<Setting>,
+    pruned: Vec<Pruned>,
+    /// Where the trials begin after which a check is known to be better; none before the check.
+    check: Check,
+}
+
+enum Check {
+    Open,
+    /// The setting was asked for, with the best value before it.
+    Asked(usize, Option<f64>),
+    Done,
+}
+
+impl Race {
+    pub(super) fn new(known: &Known<'_>) -> Self {
+        let order = known.space.order(known.settings, known.goal.seed);
+        let others = order.into_iter().filter(|at| *at != 0).map(|at| known.settings[at].clone());
+        let left = std::iter::once(known.settings[0].clone()).chain(others);
+        let mut left: Vec<Setting> = left.collect();
+        left.reverse();
+        Self { left, pruned: Vec::new(), check: Check::Open }
+    }
+
+    /// Asks for one of the settings that were left out; if it was better, puts the others back.
+    fn check(&mut self, known: &Known<'_>) -> Option<Ask> {
+        let best = known.best().and_then(|trial| trial.value());
+        match self.check {
+            Check::Open if !self.pruned.is_empty() => {
+                let at = Rng::new(known.goal.seed ^ CHANCE).below(self.pruned.len());
+                self.pruned[at].checked = true;
+                self.check = Check::Asked(at, best);
+                Some(known.race(&self.pruned[at].setting))
+            }
+            Check::Asked(at, before) if best != before => {
+                let others = self.pruned.drain(..).enumerate().filter(|(place, _)| *place != at);
+                self.left = others.map(|(_, pruned)| pruned.setting).collect();
+                self.check = Check::Done;
+                self.next(known)
+            }
+            _ => None,
+        }
+    }
+}
+
+impl Search for Race {
+    fn next(&mut self, known: &Known<'_>) -> Option<Ask> {
+        while let Some(setting) = self.left.pop() {
+            let reason = if matches!(self.check, Check::Open) { reason(&setting, known) } else { None };
+            match reason {
+                Some(reason) => self.pruned.push(Pruned { setting, reason, checked: false }),
+                None => return Some(known.race(&setting)),
+            }
+        }
+        self.check(known)
+    }
+
+    fn pruned(&self) -> &[Pruned] {
+        &self.pruned
+    }
+}
+
+/// Settings by chance, each once, the default first.
+pub(super) struct Chance {
+    left: Vec<Setting>,
+}
+
+impl Chance {
+    pub(super) fn new(known: &Known<'_>) -> Self {
+        let (mut left, mut rng) = (known.settings[1..].to_vec(), Rng::new(known.goal.seed ^ CHANCE));
+        (1..left.len()).for_each(|at| left.swap(at, rng.below(at + 1)));
+        left.push(known.settings[0].clone());
+        Self { left }
+    }
+}
+
+impl Search for Chance {
+    fn next(&mut self, known: &Known<'_>) -> Option<Ask> {
+        self.left.pop().map(|setting| known.race(&setting))
+    }
+}

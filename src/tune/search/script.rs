@@ -1,0 +1,69 @@
+//! What vLLM's `auto_tune.sh` tries: the memory, then the grid in the order of the file.
+//!
+//! First the largest `gpu-memory-utilization` from 0.98 down to 0.90 in steps of 0.01 with which an engine of the last setting of the
+//! grid starts; then every setting with it, in order, without a default. What a trial consists of is in `script_verdict`.
+
+use super::ask::{Ask, Known, Search};
+use crate::setting::Setting;
+use crate::trial::{Effort, Outcome};
+use sluice_gateway::config::ArgValue;
+
+const MEMORY: &str = "vllm.gpu-memory-utilization";
+/// Per cent.
+const MOST: u32 = 98;
+const LEAST: u32 = 90;
+
+/// The search. See the header of this file.
+pub(super) struct Script {
+    /// The settings of the grid, the next one last.
+    left: Vec<Setting>,
+    last: Setting,
+    memory: Memory,
+}
+
+enum Memory {
+    /// To be tried next, per cent.
+    Trying(u32),
+    /// Was asked for.
+    Asked(u32),
+    Found(f64),
+}
+
+impl Script {
+    pub(super) fn new(known: &Known<'_>) -> Self {
+        let mut left = known.settings[1..].to_vec();
+        let last = left.last().cloned().unwrap_or_default();
+        left.reverse();
+        Self { left, last, memory: Memory::Trying(MOST) }
+    }
+}
+
+fn with_memory(setting: &Setting, share: f64) -> Setting {
+    let mut setting = setting.clone();
+    setting.insert(MEMORY.to_owned(), ArgValue::Float(share));
+    setting
+}
+
+impl Search for Script {
+    fn next(&mut self, known: &Known<'_>) -> Option<Ask> {
+        loop {
+            match self.memory {
+                Memory::Trying(percent) if percent < LEAST => return None,
+                Memory::Trying(percent) => {
+                    self.memory = Memory::Asked(percent);
+                    let setting = with_memory(&self.last, f64::from(percent) / 100.0);
+                    return Some(Ask { setting, effort: Effort::Start });
+                }
+                Memory::Asked(percent) => {
+                    let refused = known.trials.last().is_some_and(|t| matches!(t.outcome, Outcome::Refused { .. }));
+                    self.memory =
+                        if refused { Memory::Trying(percent - 1) } else { Memory::Found(f64::from(percent) / 100.0) };
+                }
+                Memory::Found(share) => {
+                    let setting = self.left.pop()?;
+                    return Some(Ask { setting: with_memory(&setting, share), effort: Effort::Script });
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! A setting: keys and values that differ from the defaults.
+//!
+//! Keys are those of `sluice lab run --sweep`: `vllm.FLAG` for a flag of every engine, `vllm@BACKEND.FLAG` for one engine, anything
+//! else for a key of the gateway. The empty setting is the untuned default.
+//!
+//! A change of a setting costs a restart, or nothing ([`RestartCost`]).
+
+use std::collections::BTreeMap;
+
+use sluice_gateway::config::ArgValue;
+use sluice_lab::Variant;
+use sluice_lab::error::LabError;
+pub use sluice_lab::sweep::shown;
+use sluice_lab::sweep::{self, flag_of};
+
+/// Keys and values; empty for the defaults.
+pub type Setting = BTreeMap<String, ArgValue>;
+
+/// What a change of a key costs. In this order: dimensions that cost more vary less often.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum RestartCost {
+    /// A key of the gateway: a reload.
+    None,
+    /// A flag of vLLM that its compile cache does not depend on.
+    Restart,
+    /// A flag that needs a compilation the first time.
+    Compile,
+}
+
+/// Flags on which the key of vLLM's compile cache does not depend (0.33).
+const NOT_COMPILED: [&str; 18] = [
+    "api-server-count",
+    "enable-chunked-prefill",
+    "enable-prefix-caching",
+    "enforce-eager",
+    "gpu-memory-utilization",
+    "kv-cache-memory-bytes",
+    "long-prefill-token-threshold",
+    "long-prefill-token-threshold-adaptive",
+    "max-cpu-loras",
+    "max-num-active-seqs",
+    "max-num-queued-reqs",
+    "max-num-queued-tokens",
+    "prefill-schedule-interval",
+    "scheduler-reserve-full-isl",
+    "scheduling-policy",
+    "seed",
+    "stream-interval",
+    "watermark",
+];
+
+impl RestartCost {
+    /// The cost of changing `key`.
+    pub fn of(key: &str) -> Self {
+        match flag_of(key) {
+            None => Self::None,
+            Some((_, flag)) if NOT_COMPILED.contains(&flag) => Self::Restart,
+            Some(_) => Self::Compile,
+        }
+    }
+}
+
+/// The variant of a scenario that has a setting.
+///
+/// # Errors
+/// A value that its key cannot have.
+pub fn variant(setting: &Setting) -> Result<Variant, LabError> {
+    let mut variant = Variant { name: name(setting), ..Variant::default() };
+    setting.iter().try_for_each(|(key, value)| sweep::change(&mut variant, key, value))?;
+    Ok(variant)
+}
+
+/// The flags of vLLM in a setting, as `vllm serve` takes them: those of every engine, then those of single backends.
+pub fn flags(setting: &Setting) -> Vec<(Option<String>, String)> {
+    let mut flags: Vec<(Option<String>, String)> = setting
+        .iter()
+        .filter_map(|(key, value)| {
+            let (backend, flag) = flag_of(key)?;
+            let text = match value {
+                ArgValue::Flag(true) => format!("--{flag}"),
+                ArgValue::Flag(false) => format!("--no-{flag}"),
+                ArgValue::List(values) => format!("--{flag} {}", values.join(" ")),
+                value => format!("--{flag}={}", shown(value)),
+            };
+            Some((backend.map(str::to_owned), text))
+        })
+        .collect();
+    flags.sort();
+    flags
+}
+
+/// The name of a setting in tables: `max-num-seqs=128 policy=least_work`, or `defaults`.
+pub fn name(setting: &Setting) -> String {
+    if setting.is_empty() {
+        return "defaults".to_owned();
+    }
+    let part = |(key, value): (&String, &ArgValue)| {
+        let key = match flag_of(key) {
+            Some((None, flag)) => flag.to_owned(),
+            Some((Some(backend), flag)) => format!("{backend}:{flag}"),
+            None => key.rsplit('.').next().unwrap_or(key).to_owned(),
+        };
+        format!("{key}={}", shown(value))
+    };
+    setting.iter().map(part).collect::<Vec<_>>().join(" ")
+}
+
+/// A text as the value that it would be in TOML.
+pub fn value(text: &str) -> ArgValue {
+    sweep::flag_value(text)
+}
+
+/// A value as a number.
+pub fn number(value: &ArgValue) -> Option<f64> {
+    match value {
+        ArgValue::Int(number) => Some(*number as f64),
+        ArgValue::Float(number) => Some(*number),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_setting_becomes_a_variant_flags_and_a_name() {
+        let pairs =
+            [("vllm.max-num-seqs", "64"), ("vllm@gpu1.enforce-eager", "true"), ("pool.all.policy", "least_work")];
+        let setting: Setting = pairs.iter().map(|(key, text)| ((*key).to_owned(), value(text))).collect();
+        let variant = variant(&setting).unwrap();
+        assert_eq!(variant.args["max-num-seqs"], ArgValue::Int(64));
+        assert_eq!(variant.engine["gpu1"]["enforce-eager"], ArgValue::Flag(true));
+        assert_eq!(variant.set, ["pool.all.policy=least_work"]);
+        assert_eq!(name(&setting), "policy=least_work max-num-seqs=64 gpu1:enforce-eager=true");
+        let gpu1 = Some("gpu1".to_owned());
+        assert_eq!(flags(&setting), [(None, "--max-num-seqs=64".to_owned()), (gpu1, "--enforce-eager".to_owned())]);
+        assert_eq!(name(&Setting::new()), "defaults");
+    }
+
+    #[test]
+    fn keys_of_the_gateway_cost_nothing_and_compiled_flags_most() {
+        assert_eq!(RestartCost::of("pool.all.slots"), RestartCost::None);
+        assert_eq!(RestartCost::of("vllm.gpu-memory-utilization"), RestartCost::Restart);
+        assert_eq!(RestartCost::of("vllm@gpu0.max-num-seqs"), RestartCost::Compile);
+    }
+}

@@ -1,0 +1,241 @@
+//! Whole tunings: of queues whose capacity is known, and of the laboratory.
+
+use std::path::Path;
+
+use crate::report::{answer, json, result_txt, table};
+use crate::setting::{number, value};
+use crate::testing::{Queues, capacity};
+use crate::*;
+
+/// A file of one simulated engine.
+pub(crate) fn file(engine: &str, class: &str, tune: &str) -> TuneFile {
+    let text = format!("[[engine]]\n{engine}\n[[traffic]]\n{class}\n{tune}");
+    TuneFile::parse(&text, "test", Path::new(".")).unwrap_or_else(|error| panic!("{error}\n{text}"))
+}
+
+pub(crate) fn plan(file: &TuneFile, method: Option<Method>, seed: u64, budget: Budget) -> Plan {
+    let space = Space::new(&file.tune).unwrap();
+    let settings = space.settings().map_or(1, |settings| settings.len());
+    let goal = Goal::new(&file.tune, seed).unwrap();
+    Plan { space, goal, method: method.unwrap_or(Method::for_space(settings)), budget }
+}
+
+fn tuned_at<B: Backend>(
+    plan: &Plan,
+    fingerprint: &str,
+    backend: &mut B,
+    journal: &Path,
+    resume: bool,
+) -> Result<Report, TuneError> {
+    let header = Header::new(fingerprint, plan.method.name(), plan.goal.seed);
+    let (mut journal, done) = match resume {
+        true => Journal::resume(journal, &header)?,
+        false => (Journal::create(journal, &header)?, Vec::new()),
+    };
+    at_once(tune(plan, backend, &mut journal, done, |_| ()))
+}
+
+/// A tuning without a journal's past.
+pub(crate) fn tuned<B: Backend>(plan: &Plan, backend: &mut B) -> Report {
+    let folder = tempfile::tempdir().unwrap();
+    tuned_at(plan, "", backend, &folder.path().join("journal"), false).unwrap()
+}
+
+pub(crate) fn laboratory(file: &TuneFile, plan: &Plan) -> Laboratory {
+    Laboratory::new(file.scenario.clone(), plan.goal.measures())
+}
+
+const CLASS: &str = "rate = 1\nclass = [{ name = \"a\", in = 500, out = 20, e2el = \"500ms\" }]";
+const GRID: &str = "[[tune.dimension]]\nkey = \"vllm.max-num-seqs\"\nvalues = [4, 128]\n\
+    [[tune.dimension]]\nkey = \"vllm.max-num-batched-tokens\"\nvalues = [64, 2048]\n";
+
+fn grid(tune: &str) -> TuneFile {
+    let tune = format!(
+        "[tune]\nrequests = 400\nconstraints = [\"vllm.max-num-seqs <= vllm.max-num-batched-tokens\"]\n{tune}\n{GRID}"
+    );
+    file("args = { max-num-seqs = 16, stream-interval = 100 }", CLASS, &tune)
+}
+
+/// A dimension of a space of queues.
+fn dimension(key: &str, count: usize) -> String {
+    format!("[[tune.dimension]]\nkey = \"vllm.{key}\"\nfrom = 1\nto = {count}\nstep = 1\n")
+}
+
+fn of(setting: &setting::Setting, key: &str) -> f64 {
+    setting.get(&format!("vllm.{key}")).and_then(number).unwrap_or(2.0)
+}
+
+/// The best service rate is at a = 4, b = 2.
+fn hill(setting: &setting::Setting) -> Option<f64> {
+    let (a, b) = (of(setting, "a"), of(setting, "b"));
+    (a + b < 9.0).then(|| 20.0 * (-0.03 * (a - 4.0).powi(2) - 0.05 * (b - 2.0).powi(2)).exp())
+}
+
+fn hills(tune: &str) -> TuneFile {
+    file("", CLASS, &format!("[tune]\nrequests = 400\n{tune}\n{}{}", dimension("a", 5), dimension("b", 5)))
+}
+
+#[test]
+fn every_method_finds_a_setting_near_the_best_and_certifies_what_it_can_do() {
+    let mut file = hills("");
+    file.tune.requests = 1500;
+    for method in [Method::Race, Method::Halving, Method::Model, Method::Random] {
+        let (mut near, mut right, mut high) = (0, 0, 0);
+        for seed in 0..4 {
+            let plan = plan(&file, Some(method), seed, Budget::default());
+            let report = tuned(&plan, &mut Queues::new(hill));
+            let winner = report.winner.as_ref().unwrap();
+            let Outcome::Measured { certified: Some(certified), .. } = &winner.outcome else { panic!("{winner:?}") };
+            let own = capacity(hill(&winner.setting).unwrap(), 0.99);
+            near += usize::from(own > 0.95 * capacity(20.0, 0.99));
+            right += usize::from((certified.rate / own - 1.0).abs() < 0.05);
+            high += usize::from(certified.rate > capacity(hill(&winner.setting).unwrap(), 0.98));
+            assert!(certified.attainment.value >= 0.99, "{certified:?}");
+        }
+        // A queue of exponential work is the hardest case: of 100 searches 9 alone would be too high.
+        let found = format!("{}: {near} near the best, {right} within 5 %, {high} too high", method.name());
+        assert!(near == 4 && right >= 3 && high <= 1, "{found}");
+    }
+}
+
+#[test]
+fn defaults_that_are_as_good_are_called_so() {
+    let plan = plan(&hills(""), Some(Method::Race), 1, Budget::default());
+    let flat = |_: &setting::Setting| Some(20.0);
+    let report = tuned(&plan, &mut Queues::new(flat));
+    let answer = answer::answer(&report, &plan.goal).join("\n");
+    assert!(answer.contains("the defaults are as good"), "{answer}");
+    // A race against an equal ends early nearly always: far fewer runs than full searches would need.
+    let worse = report.trials.iter().filter(|trial| matches!(trial.outcome, Outcome::Worse { .. })).count();
+    assert!(worse >= 22, "{worse} of 25");
+}
+
+#[test]
+fn a_rule_that_excludes_a_better_setting_is_found_out_by_the_check() {
+    // It does not start with 2 of max-loras, but does with more: against the rule.
+    let tune = format!("[tune]\nrequests = 400\n{}", dimension("max-loras", 4));
+    let plan = plan(&file("", CLASS, &tune), Some(Method::Race), 1, Budget::default());
+    let service = |setting: &setting::Setting| match of(setting, "max-loras") as u32 {
+        2 if !setting.is_empty() => None,
+        3 | 4 => Some(30.0),
+        _ => Some(10.0),
+    };
+    let report = tuned(&plan, &mut Queues::new(service));
+    let winner = report.winner.unwrap();
+    assert!(of(&winner.setting, "max-loras") >= 3.0, "{winner:?}");
+}
+
+#[test]
+fn a_refusal_for_lack_of_memory_excludes_what_needs_more_and_one_is_checked() {
+    let tune = format!("[tune]\nrequests = 400\n{}", dimension("max-loras", 6));
+    let plan = plan(&file("", CLASS, &tune), Some(Method::Race), 2, Budget::default());
+    let service = |setting: &setting::Setting| (of(setting, "max-loras") < 3.0).then_some(10.0);
+    let mut queues = Queues::new(service);
+    let report = tuned(&plan, &mut queues);
+    assert_eq!(report.pruned.iter().filter(|pruned| pruned.checked).count(), usize::from(!report.pruned.is_empty()));
+    let refused = report.trials.iter().filter(|trial| matches!(trial.outcome, Outcome::Refused { .. })).count();
+    let unchecked = report.pruned.iter().filter(|pruned| !pruned.checked).count();
+    assert!(refused + unchecked == 4 && !report.pruned.is_empty(), "{:?}", report.pruned);
+    assert!(report.pruned[0].reason.contains("memory does not suffice for max-loras"), "{:?}", report.pruned);
+}
+
+#[test]
+fn a_tuning_that_was_killed_resumes_to_the_same_result_without_repeating_a_trial() {
+    let file = hills("");
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("journal");
+    for method in [Method::Race, Method::Model, Method::Halving] {
+        let plan = plan(&file, Some(method), 1, Budget { trials: Some(14), time: None });
+        let mut first = Queues::new(hill);
+        let whole = tuned_at(&plan, "x", &mut first, &path, false).unwrap();
+        let bytes = std::fs::read(&path).unwrap();
+        for share in [0.0, 0.3, 0.7, 1.0] {
+            std::fs::write(&path, &bytes[..(bytes.len() as f64 * share) as usize]).unwrap();
+            let mut second = Queues::new(hill);
+            let resumed = tuned_at(&plan, "x", &mut second, &path, true).unwrap();
+            let same = resumed.winner.as_ref().map(|trial| &trial.setting)
+                == whole.winner.as_ref().map(|trial| &trial.setting);
+            assert!(same, "{} at {share}", method.name());
+            assert_eq!(resumed.trials.len(), whole.trials.len());
+            let left = first.started.len() as f64 * (1.0 - share);
+            assert!(second.started.len() as f64 <= left + 2.0, "{} starts at {share}", second.started.len());
+        }
+        std::fs::remove_file(&path).unwrap();
+    }
+}
+
+#[test]
+fn a_budget_ends_the_search_and_is_said() {
+    for budget in [
+        Budget { trials: Some(3), time: None },
+        Budget { trials: None, time: Some(std::time::Duration::from_secs(60)) },
+    ] {
+        let plan = plan(&hills(""), Some(Method::Race), 1, budget);
+        let report = tuned(&plan, &mut Queues::new(hill));
+        assert!(report.out_of_budget && report.trials.iter().filter(|trial| trial.is_search()).count() <= 3);
+        assert!(answer::answer(&report, &plan.goal).join("\n").contains("the budget ended the search"));
+    }
+}
+
+#[test]
+fn what_cannot_be_met_and_what_never_starts_is_said_with_its_reason() {
+    let plan = plan(&hills(""), Some(Method::Race), 1, Budget::default());
+    let slow = tuned(&plan, &mut Queues::new(|_: &setting::Setting| Some(1.0)));
+    let text = answer::answer(&slow, &plan.goal).join("\n");
+    assert!(text.contains("no setting meets the objectives") && text.contains("of 'all' miss E2EL by "), "{text}");
+    let dead = tuned(&plan, &mut Queues::new(|_: &setting::Setting| None));
+    let text = answer::answer(&dead, &plan.goal).join("\n");
+    assert!(text.contains("no engine starts") && text.contains("no room"), "{text}");
+}
+
+#[test]
+fn a_measure_is_tuned_by_pairs_of_runs() {
+    let plan = plan(&hills("objective = \"a.e2el.p99\"\nruns = 8\n"), Some(Method::Race), 1, Budget::default());
+    let report = tuned(&plan, &mut Queues::new(hill));
+    let (winner, comparison) = (report.winner.unwrap(), report.comparison.unwrap());
+    assert_eq!(winner.setting, [("vllm.a".to_owned(), value("4")), ("vllm.b".to_owned(), value("2"))].into());
+    let truth = hill(&setting::Setting::new()).unwrap() / hill(&winner.setting).unwrap() - 1.0;
+    // The noise is that of the pairs: none.
+    assert!((comparison.change.value - truth).abs() < 1e-9, "{comparison:?}");
+}
+
+#[test]
+fn a_grid_is_tuned_on_simulated_engines_and_the_report_says_what_was_found() {
+    let mut file = grid("objective = \"a.e2el.p99\"\nruns = 2\n");
+    file.tune.constraints.clear();
+    file.scenario.file.traffic[0].rate = Some(60.0);
+    file.scenario.file.duration = Some(sluice_core::base::Period(std::time::Duration::from_secs(4)));
+    let plan = plan(&file, None, 1, Budget::default());
+    let report = tuned(&plan, &mut laboratory(&file, &plan));
+    let text = table::text(&report, &plan.goal);
+    println!("{text}");
+    assert!(text.contains("not started: Value error, max_num_batched_tokens (64) must be greater"), "{text}");
+    assert!(text.contains("vllm serve: --max-num-batched-tokens=2048 --max-num-seqs=128"), "{text}");
+    let json = json::json(&report, &plan.goal);
+    assert_eq!(json["winner"]["setting"]["vllm.max-num-seqs"], 128);
+    let script = result_txt::text(&report, &plan.goal);
+    assert!(script.contains("\nbest_max_num_seqs: 128, best_num_batched_tokens: 2048, best_throughput: "), "{script}");
+}
+
+#[test]
+fn a_rate_is_found_on_a_simulated_engine() {
+    let mut file = grid("");
+    file.tune.requests = 100;
+    file.tune.repeats = 1;
+    file.tune.dimension.truncate(1);
+    file.scenario.file.traffic[0].class[0].e2el =
+        Some(sluice_core::base::Period(std::time::Duration::from_millis(250)));
+    let plan = plan(&file, None, 1, Budget { trials: Some(1), time: None });
+    let report = tuned(&plan, &mut laboratory(&file, &plan));
+    let text = table::text(&report, &plan.goal);
+    println!("{text}");
+    assert!(text.contains("requests/s certified") && text.contains("the budget ended"), "{text}");
+}
+
+#[test]
+fn a_space_without_a_setting_is_refused_with_the_constraint() {
+    let tune = "[tune]\nconstraints = [\"vllm.max-num-seqs > 500\"]\n".to_owned() + GRID;
+    let file = file("", CLASS, &tune);
+    let error = Space::new(&file.tune).unwrap().settings().unwrap_err().to_string();
+    assert!(error.contains("all of its 4 settings break") && error.contains("max-num-seqs > 500"), "{error}");
+}

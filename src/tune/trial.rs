@@ -1,0 +1,156 @@
+//! A trial: one setting, how thoroughly it was tried, and what came of it.
+//!
+//! Trials are what searches learn from and what the journal holds. Rates are in requests per second, measures in their own
+//! unit, times in seconds of the engines.
+
+use serde::{Deserialize, Serialize};
+
+use crate::setting::Setting;
+use sluice_core::stats::Estimate;
+
+/// How thoroughly a setting is tried.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Effort {
+    /// Against the best so far, and only as long as it may be better. `None`: there is none yet.
+    Race(Option<f64>),
+    /// This share of the usual number of requests or runs, without a comparison.
+    Rung(f64),
+    /// With loads of its own, and proven.
+    Confirm,
+    /// As vLLM's `auto_tune.sh` does.
+    Script,
+    /// Whether it starts.
+    Start,
+}
+
+/// A value and its range; an end that is not known is `None`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Range {
+    /// The value.
+    pub value: f64,
+    /// Lower end.
+    pub low: Option<f64>,
+    /// Upper end.
+    pub high: Option<f64>,
+}
+
+impl From<Estimate> for Range {
+    fn from(estimate: Estimate) -> Self {
+        let finite = |value: f64| value.is_finite().then_some(value);
+        Self { value: estimate.value, low: finite(estimate.low), high: finite(estimate.high) }
+    }
+}
+
+impl From<Range> for Estimate {
+    fn from(range: Range) -> Self {
+        let (low, high) = (range.low.unwrap_or(f64::NEG_INFINITY), range.high.unwrap_or(f64::INFINITY));
+        Self { value: range.value, low, high }
+    }
+}
+
+/// A rate that was proven.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Certified {
+    /// Requests per second.
+    pub rate: f64,
+    /// Share of the requests of the worst class and adapter that met their objectives, over all proofs.
+    pub attainment: Range,
+    /// Proofs.
+    pub proofs: usize,
+    /// Requests that counted in them.
+    pub requests: usize,
+}
+
+/// What came of a trial.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "is", rename_all = "snake_case")]
+pub enum Outcome {
+    /// The value of the objective.
+    Measured {
+        /// It, and where it lies (90 % for a rate, 95 % for a measure).
+        value: Range,
+        /// Of each run, for a measure.
+        runs: Vec<f64>,
+        /// What was proven of it, for a rate.
+        certified: Option<Certified>,
+    },
+    /// Not better than the best so far. The guess is a rough one.
+    Worse {
+        /// About where its value lies.
+        guess: f64,
+    },
+    /// No rate meets the objectives: even single requests miss them.
+    Unmet {
+        /// The requests that miss them most.
+        group: String,
+        /// The objective that they miss by most.
+        objective: String,
+        /// By how much: 1.2 is 20 % beyond the bound.
+        ratio: f64,
+    },
+    /// It starts; nothing was measured.
+    Starts,
+    /// The engine does not start.
+    Refused {
+        /// What it says.
+        reason: String,
+        /// Whether that was known without a start.
+        foreseen: bool,
+    },
+}
+
+/// A trial. See the header of this file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Trial {
+    /// What was tried.
+    pub setting: Setting,
+    /// How thoroughly.
+    pub effort: Effort,
+    /// The seed of its loads.
+    pub seed: u64,
+    /// What came of it.
+    pub outcome: Outcome,
+    /// Other measures, in the order of the file.
+    #[serde(default)]
+    pub beside: Vec<f64>,
+    /// Seconds under load.
+    pub seconds: f64,
+    /// Seconds of starts.
+    pub start_seconds: f64,
+    /// Starts of the engines.
+    pub starts: u32,
+    /// Runs of the load generator.
+    pub loads: u32,
+    /// Requests sent.
+    pub requests: u64,
+    /// Whether the KV cache was full, so that more sequences do not help.
+    #[serde(default)]
+    pub kv_full: bool,
+    /// What was seen besides: why it is not better.
+    #[serde(default)]
+    pub notes: Vec<String>,
+}
+
+impl Trial {
+    /// The measured value.
+    pub fn value(&self) -> Option<f64> {
+        match &self.outcome {
+            Outcome::Measured { value, .. } => Some(value.value),
+            _ => None,
+        }
+    }
+
+    /// The runs of a measure.
+    pub fn runs(&self) -> &[f64] {
+        match &self.outcome {
+            Outcome::Measured { runs, .. } => runs,
+            _ => &[],
+        }
+    }
+
+    /// Whether it counts in the search, and not for the winner alone.
+    pub fn is_search(&self) -> bool {
+        self.effort != Effort::Confirm
+    }
+}
