@@ -10,7 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::StatusCode;
 use memchr::memmem::Finder;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep_until};
 
 use sluice_bench::{Api, Outcome, Record};
 use sluice_gateway::flow::record::{Outcome as GatewayOutcome, Record as GatewayRecord};
@@ -26,6 +26,7 @@ pub(crate) struct LabClient {
     api: Api,
     sent: Instant,
     leave_after: Option<u32>,
+    leave_at: Option<Instant>,
     status: Option<StatusCode>,
     events: u32,
     first: Option<Instant>,
@@ -37,12 +38,15 @@ pub(crate) struct LabClient {
 }
 
 impl LabClient {
-    /// A client that sends its request now and disconnects after `leave_after` token events. `events` is the expected number.
-    pub(crate) fn new(api: Api, leave_after: Option<u32>, events: u32) -> Self {
+    /// A client that sends its request now and disconnects after `leave_after` token events or the time `timeout`. `events` is
+    /// the expected number.
+    pub(crate) fn new(api: Api, leave_after: Option<u32>, timeout: Option<Duration>, events: u32) -> Self {
+        let sent = Instant::now();
         Self {
             api,
-            sent: Instant::now(),
+            sent,
             leave_after,
+            leave_at: timeout.map(|timeout| sent + timeout),
             status: None,
             events: 0,
             first: None,
@@ -131,9 +135,12 @@ impl Downstream for LabClient {
     }
 
     async fn gone(&mut self) {
-        if !self.left {
-            pending::<()>().await;
+        match self.leave_at {
+            _ if self.left => {}
+            Some(at) => sleep_until(at).await,
+            None => pending().await,
         }
+        self.left = true;
     }
 }
 

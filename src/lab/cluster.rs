@@ -74,6 +74,10 @@ impl Cluster {
         self.lock().engines[engine].is_up()
     }
 
+    pub(crate) fn is_hung(&self, engine: usize) -> bool {
+        self.lock().engines[engine].is_hung()
+    }
+
     /// The statistics of each engine, in their order.
     pub(crate) fn take_stats(&self) -> Vec<EngineStats> {
         std::mem::take(&mut self.lock().engines).into_iter().map(Engine::into_stats).collect()

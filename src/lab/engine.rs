@@ -89,6 +89,8 @@ pub(crate) struct Engine {
     clock: Clock,
     slower: f64,
     up: bool,
+    /// Its clock stands still.
+    hung: bool,
     streams: BySequence<Arc<OutputCollector>>,
     next: SequenceId,
     /// When the server's next event is due.
@@ -111,6 +113,7 @@ impl Engine {
             clock: Clock { run: Duration::ZERO, server: Duration::ZERO, slower: 1.0 },
             slower: 1.0,
             up: true,
+            hung: false,
             streams: BySequence::default(),
             next: 0,
             next_at: None,
@@ -124,6 +127,17 @@ impl Engine {
     /// Whether it accepts connections.
     pub(crate) fn is_up(&self) -> bool {
         self.up
+    }
+
+    /// Whether it has hung: it accepts requests and generates nothing.
+    pub(crate) fn is_hung(&self) -> bool {
+        self.hung
+    }
+
+    /// Whether no stream waits for its tokens.
+    #[cfg(test)]
+    pub(crate) fn is_idle(&self) -> bool {
+        self.streams.is_empty()
     }
 
     /// When its next event is due.
@@ -146,7 +160,8 @@ impl Engine {
         let EngineRequest { prompt_tokens, output_tokens, adapter, priority, ref content } = *request;
         let content = content.clone();
         let sequence = Request { id, prompt_tokens, output_tokens, adapter, priority, content, ..Request::default() };
-        self.server.submit(self.clock.to_server(now), [sequence]);
+        let at = self.clock_at(now).server;
+        self.server.submit(at, [sequence]);
         self.update_next();
         id
     }
@@ -178,17 +193,32 @@ impl Engine {
     pub(crate) fn change(&mut self, now: Duration, change: EngineChange) {
         match change {
             EngineChange::Slower(factor) => {
-                self.clock = Clock { run: now, server: self.clock.to_server(now), slower: factor };
+                self.clock = Clock { slower: factor, ..self.clock_at(now) };
                 self.slower = factor;
             }
+            EngineChange::Hang => {
+                self.clock = self.clock_at(now);
+                self.hung = true;
+            }
+            EngineChange::Resume => {
+                self.clock = self.clock_at(now);
+                self.hung = false;
+            }
+            EngineChange::Stall(time) => self.clock = Clock { run: now + time, ..self.clock_at(now) },
             EngineChange::Stop => {
-                self.up = false;
+                (self.up, self.hung) = (false, false);
                 self.replace_server(now);
                 self.streams.drain().for_each(|(_, collector)| collector.fail());
             }
             EngineChange::Start => self.up = true,
         }
         self.update_next();
+    }
+
+    /// The same clock, with `now` as the moment that both sides share. It stands still while the engine has hung.
+    fn clock_at(&self, now: Duration) -> Clock {
+        let server = if self.hung { self.clock.server } else { self.clock.to_server(now) };
+        Clock { run: now.max(self.clock.run), server, slower: self.slower }
     }
 
     fn replace_server(&mut self, now: Duration) {
@@ -199,7 +229,8 @@ impl Engine {
     }
 
     fn update_next(&mut self) {
-        self.next_at = self.server.next_at().map(|at| self.clock.to_run(at));
+        let next = self.server.next_at().filter(|_| !self.hung);
+        self.next_at = next.map(|at| self.clock.to_run(at));
     }
 
     /// Passes the tokens and errors of a step to the streams. Returns whether there were any.

@@ -11,7 +11,7 @@
 //! gpu = "h200"                                # a preset of the simulator, or the path of a profile; `model` too
 //! model = "llama-3.1-8b"
 //! args = { max-num-seqs = 256 }               # flags of vLLM; they replace those in the configuration
-//! change = [{ at = "20s", slower = 3.0 }]     # or stop = true, start = true
+//! change = [{ at = "20s", slower = 3.0 }]     # or stop, start, hang, resume = true, or stall = "300ms"
 //!
 //! [[traffic]]
 //! class = [{ name = "short", rate = 30, in = 200, out = 128 }, { name = "long", rate = 2, in = 16000, out = 64 }]
@@ -59,6 +59,8 @@ pub struct LabFile {
     pub seeds: u64,
     /// Duration of each traffic that has none of its own.
     pub duration: Option<Period>,
+    /// Time after which a client that has no complete response leaves. Default: it waits.
+    pub client_timeout: Option<Period>,
     /// What is compared.
     #[serde(default)]
     pub measures: Vec<String>,
@@ -150,6 +152,14 @@ pub struct ChangeTable {
     /// The engines start again.
     #[serde(default)]
     pub start: bool,
+    /// They accept requests and generate nothing.
+    #[serde(default)]
+    pub hang: bool,
+    /// They go on after a hang.
+    #[serde(default)]
+    pub resume: bool,
+    /// What they do next is so much later.
+    pub stall: Option<Period>,
 }
 
 /// One kind of traffic.

@@ -259,11 +259,16 @@ impl Simulation {
         }
     }
 
-    /// The gateway's health probes, without a network: they succeed while the engine is up.
+    /// Probes as the gateway's prober makes them, without a network: an engine that runs answers, and a silent one that has
+    /// hung shows no progress.
     fn probe(&mut self, now: Duration) {
-        let at = self.start + now;
+        let (admission, at) = (self.flow.admission(), self.start + now);
+        let silent = admission.silent_backends(self.lab.config.health.stall, at);
         for (backend, engine) in &self.backends {
-            self.flow.admission().record_probe(*backend, self.cluster.is_up(*engine), at);
+            admission.record_probe(*backend, self.cluster.is_up(*engine), at);
+            if self.cluster.is_hung(*engine) && silent.contains(backend) {
+                admission.mark_hung(*backend, at);
+            }
         }
         if self.events.has_requests() || !self.in_flight.is_empty() {
             self.events.add(now + self.lab.config.health.probe_interval, Event::Probe);
@@ -324,11 +329,14 @@ impl Simulation {
             ended: Arc::clone(&self.ended),
             api: plan.workload.api,
             start: self.start,
+            client_timeout: self.lab.client_timeout,
         };
         tokio::spawn(job.serve(traffic, request, record, conversation));
     }
 
     fn result(self) -> LabRun {
+        #[cfg(test)]
+        self.check_released();
         let Self { lab, mut records, in_flight, cluster, clock, .. } = self;
         let duration = records.iter().map(|record| record.ended).fold(0.0, f64::max);
         let partial = !in_flight.is_empty();
@@ -340,6 +348,23 @@ impl Simulation {
         let config = lab.run_config();
         let result = RunResult { config, duration, partial, requests: records, servers, ..RunResult::default() };
         LabRun { result, engines }
+    }
+}
+
+/// Checks, in every test, that a run which has ended holds nothing.
+#[cfg(test)]
+impl Simulation {
+    fn check_released(&self) {
+        if !self.in_flight.is_empty() {
+            return;
+        }
+        let admission = self.flow.admission();
+        assert_eq!((admission.load(), admission.check_invariants()), ((0, 0), Ok(())));
+        for backend in admission.view().iter().flat_map(|pool| &pool.backends) {
+            assert_eq!(backend.used, sluice_gateway::pool::CapacityUsage::default(), "{} holds capacity", backend.name);
+        }
+        let state = self.cluster.lock();
+        assert!(state.requests.is_empty() && state.engines.iter().all(Engine::is_idle), "an exchange was not closed");
     }
 }
 
@@ -370,6 +395,7 @@ struct Job {
     ended: Arc<Mutex<Vec<Ended>>>,
     api: Api,
     start: Instant,
+    client_timeout: Option<Duration>,
 }
 
 impl Job {
@@ -399,7 +425,7 @@ impl Job {
             routing: self.flow.routing_table(),
             key: None,
         });
-        let mut client = LabClient::new(self.api, request.leave_after, request.output_tokens);
+        let mut client = LabClient::new(self.api, request.leave_after, self.client_timeout, request.output_tokens);
         self.flow.run(incoming, &mut client).await;
         // `run` wrote the record just before it returned; no other task has run since.
         let gateway = self.flow.recorder().take();

@@ -57,7 +57,8 @@ impl Scenario {
         let default = self.file.duration.map(|period| period.0);
         let defaults = TrafficDefaults { folder: &self.folder, model: served(), duration: default, load: variant.load };
         let traffic = self.file.traffic.iter().map(|table| defaults.plan(table)).collect::<Result<_, _>>()?;
-        Ok(Lab::new(config, engines, traffic))
+        let client_timeout = self.file.client_timeout.map(|period| period.0);
+        Ok(Lab { client_timeout, ..Lab::new(config, engines, traffic) })
     }
 
     fn model(&self) -> String {
@@ -213,11 +214,17 @@ fn engine(backend: &Backend, table: &EngineTable, variant: &Variant) -> Result<E
     flags.iter().for_each(|(name, value)| push_flag(name, value, &mut argv));
     let mut setup = EngineSetup::vllm(&backend.name, gpu, model, &argv)?;
     for change in &table.change {
-        let what = match (change.slower, change.stop, change.start) {
-            (Some(factor), false, false) => EngineChange::Slower(factor),
-            (None, true, false) => EngineChange::Stop,
-            (None, false, true) => EngineChange::Start,
-            _ => return Err(LabError::BadChange(backend.name.clone())),
+        let stated = [
+            change.slower.map(EngineChange::Slower),
+            change.stop.then_some(EngineChange::Stop),
+            change.start.then_some(EngineChange::Start),
+            change.hang.then_some(EngineChange::Hang),
+            change.resume.then_some(EngineChange::Resume),
+            change.stall.map(|period| EngineChange::Stall(period.0)),
+        ];
+        let mut stated = stated.into_iter().flatten();
+        let (Some(what), None) = (stated.next(), stated.next()) else {
+            return Err(LabError::BadChange(backend.name.clone()));
         };
         setup = setup.changing(change.at.0, what);
     }

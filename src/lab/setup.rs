@@ -24,6 +24,8 @@ pub struct Lab {
     /// Kinds of traffic, sent at the same time. Their seeds are derived from the seed of the run. The first one uses that
     /// seed itself, so it sends the same requests as `sluice bench --seed`.
     pub traffic: Vec<RunPlan>,
+    /// Time after which a client that has no complete response leaves.
+    pub client_timeout: Option<Duration>,
     /// Virtual time after the last arrival at which the run ends. Requests that still wait or run are unfinished.
     pub give_up_after: Duration,
 }
@@ -49,12 +51,18 @@ pub enum EngineChange {
     Stop,
     /// The engine starts again, with empty caches.
     Start,
+    /// No step ends from now on. The API server still answers: requests are accepted, and the probe of `/health` succeeds.
+    Hang,
+    /// Steps go on after a hang.
+    Resume,
+    /// Everything that the engine does next is so much later.
+    Stall(Duration),
 }
 
 impl Lab {
     /// A setup whose runs end [`GIVE_UP_AFTER`] after the last arrival.
     pub fn new(config: Config, engines: Vec<EngineSetup>, traffic: Vec<RunPlan>) -> Self {
-        Self { config: Arc::new(config), engines, traffic, give_up_after: GIVE_UP_AFTER }
+        Self { config: Arc::new(config), engines, traffic, client_timeout: None, give_up_after: GIVE_UP_AFTER }
     }
 }
 

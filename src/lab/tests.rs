@@ -1,5 +1,7 @@
 //! Whole simulations: results, determinism, scenarios, plans.
 
+mod faults;
+
 use std::time::Duration;
 
 use crate::plan::plan;

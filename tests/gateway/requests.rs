@@ -2,7 +2,7 @@
 
 use crate::client::{CHAT, chat, get, post};
 use crate::engine::{COMPLETION, Engine, Step, completion, json};
-use crate::test_gateway::{TestGateway, eventually, one_pool};
+use crate::test_gateway::{TestGateway, access_log, eventually, one_pool};
 
 async fn plain() -> (Engine, TestGateway) {
     let engine = Engine::always(completion()).await;
@@ -18,22 +18,20 @@ async fn the_same_request_id_sent_twice_is_two_ids_at_the_engine_and_in_the_log(
     let text = one_pool(&[engine.url()]) + &format!("[access_log]\npath = \"{}\"\n", log.display());
     let gateway = TestGateway::from_text(&text, &[]).await;
     let request = post("/v1/chat/completions", "x-request-id: mine-7\r\n", CHAT.as_bytes());
-    for _ in 0..2 {
+    for lines in 1..=2 {
         assert_eq!(gateway.request(&request).await.head.header("x-request-id"), Some("mine-7"));
+        access_log(&log, lines).await;
     }
     let ids: Vec<String> = engine.seen().iter().map(|seen| seen.header("x-request-id").unwrap().to_owned()).collect();
     assert!(ids[0] != ids[1] && ids.iter().all(|id| id.starts_with("mine-7-")), "{ids:?}");
-    let lines = || std::fs::read_to_string(&log).unwrap_or_default();
-    eventually("both requests are logged", async || lines().lines().count() == 2).await;
-    for (line, id) in lines().lines().zip(&ids) {
+    for (line, id) in access_log(&log, 2).await.lines().zip(&ids) {
         let line: serde_json::Value = serde_json::from_str(line).unwrap();
         assert_eq!((line["request_id"].as_str(), line["upstream_id"].as_str()), (Some("mine-7"), Some(id.as_str())));
     }
     // An id of the gateway is unique as it is.
     let own = gateway.request(chat(CHAT)).await;
     assert_eq!(own.head.header("x-request-id"), engine.seen()[2].header("x-request-id"));
-    eventually("it is logged", async || lines().lines().count() == 3).await;
-    assert!(!lines().lines().last().unwrap().contains("upstream_id"));
+    assert!(!access_log(&log, 3).await.lines().last().unwrap().contains("upstream_id"));
     gateway.settled().await;
 }
 

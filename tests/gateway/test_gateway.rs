@@ -152,6 +152,14 @@ pub(crate) async fn eventually(what: &str, condition: impl AsyncFnMut() -> bool)
     eventually_within(TIMEOUT, what, condition).await;
 }
 
+/// Waits until the access log has so many lines, and returns it. A line is written after its response was sent, so the lines
+/// of requests on several connections come in any order, unless each is waited for.
+pub(crate) async fn access_log(path: &Path, lines: usize) -> String {
+    let text = || std::fs::read_to_string(path).unwrap_or_default();
+    eventually("the requests are logged", async || text().matches('\n').count() == lines).await;
+    text()
+}
+
 /// The same within a given time.
 pub(crate) async fn eventually_within(within: Duration, what: &str, mut condition: impl AsyncFnMut() -> bool) {
     let deadline = Instant::now() + within;

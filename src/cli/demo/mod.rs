@@ -20,8 +20,6 @@
 mod arrangement;
 mod compare;
 mod stage;
-#[cfg(test)]
-mod system;
 
 use std::io::Write as _;
 use std::process::ExitCode;

@@ -1,0 +1,114 @@
+//! Engines that die, hang and stall at random times, and clients that give up: what must hold whatever happens.
+//!
+//! Every request ends, a completed response has every token, and soon after the last fault none fails. That nothing is held at
+//! the end is checked in every run of every test (`check_released`).
+
+use std::time::Duration;
+
+use super::{config, engines, mixed};
+use crate::{EngineChange, Lab, run};
+use sluice_bench::{Outcome, Record};
+use sluice_core::base::Rng;
+use sluice_gateway::config::{Config, Machine, Surroundings};
+
+/// How long requests arrive. Faults begin in the first third.
+const SECONDS: u64 = 36;
+/// Requests may fail for this long after the last fault: a round of probes and the first ejection.
+const RECOVERY: f64 = 7.0;
+
+/// A short and a long pool, whose long prompts may spill.
+const TWO_POOLS: &str = r#"
+[[model]]
+name = "llama-3.1-8b"
+[[pool]]
+name = "short"
+models = ["*"]
+prompt_tokens = { max = "5k" }
+long_prefix = { threshold = "5k", slots = 1 }
+[[pool.backend]]
+name = "gpu0"
+url = "http://127.0.0.1:8000"
+[[pool]]
+name = "long"
+models = ["*"]
+prompt_tokens = { min = "5k" }
+long_prefix = { threshold = "5k", slots = 2 }
+spill = ["short"]
+[[pool.backend]]
+name = "gpu1"
+url = "http://127.0.0.1:8001"
+"#;
+
+/// The configurations that are tried.
+fn configurations() -> [Config; 3] {
+    let around = Surroundings { env: &|_| None, folder: "/".into(), machine: Machine::with_cores(1) };
+    let two = Config::parse(TWO_POOLS, "test", &[], &around).unwrap_or_else(|problems| panic!("{problems}")).config;
+    [config(2, "policy = \"round_robin\""), config(2, "long_prefix = { threshold = \"5k\", slots = 1 }"), two]
+}
+
+/// Two engines with two faults at random times, and when the last fault has ended, in seconds.
+fn faulty(config: Config, seed: u64, client_timeout: Option<Duration>) -> (Lab, f64) {
+    let mut rng = Rng::new(seed);
+    let mut engines = engines(2, &[]);
+    let mut over = 0.0_f64;
+    for _ in 0..2 {
+        let at = Duration::from_secs_f64(rng.unit() * SECONDS as f64 / 3.0);
+        let lasts = Duration::from_secs_f64(1.0 + 9.0 * rng.unit());
+        let engine = &mut engines[rng.below(2)].changes;
+        match rng.below(3) {
+            0 => engine.extend([(at, EngineChange::Stop), (at + lasts, EngineChange::Start)]),
+            1 => engine.extend([(at, EngineChange::Hang), (at + lasts, EngineChange::Resume)]),
+            _ => engine.push((at, EngineChange::Stall(lasts))),
+        }
+        over = over.max((at + lasts).as_secs_f64());
+    }
+    (Lab { client_timeout, ..Lab::new(config, engines, vec![mixed(SECONDS)]) }, over)
+}
+
+#[test]
+fn whatever_fails_every_request_ends_and_service_comes_back() {
+    let mut failed = 0;
+    for seed in 0..3 {
+        for config in configurations() {
+            let (lab, over) = faulty(config, seed, None);
+            let run = run(&lab, seed).unwrap();
+            assert!(!run.result.partial, "seed {seed}: a request has not ended");
+            let requests = &run.result.requests;
+            for record in requests.iter().filter(|record| record.is_completed()) {
+                assert_eq!(record.itls.len() as u64 + 1, record.output_tokens, "seed {seed}: {record:?}");
+            }
+            let late: Vec<&Record> = requests.iter().filter(|r| r.is_failed() && r.sent > over + RECOVERY).collect();
+            assert!(late.is_empty(), "seed {seed}, faults over at {over:.1} s: {:?}", late[0]);
+            assert!(requests.iter().any(|record| record.sent > over + RECOVERY), "the run is too short");
+            failed += requests.iter().filter(|record| record.is_failed()).count();
+        }
+    }
+    assert!(failed > 0, "no fault was noticed");
+}
+
+#[test]
+fn clients_that_give_up_leave_nothing_behind() {
+    let timeout = Duration::from_millis(1_500);
+    for seed in 0..3 {
+        for config in configurations() {
+            let (lab, _) = faulty(config, seed, Some(timeout));
+            let run = run(&lab, seed).unwrap();
+            assert!(!run.result.partial, "seed {seed}: a request has not ended");
+            let left = run.result.requests.iter().filter(|record| record.outcome == Outcome::Left);
+            let mut left = left.map(|record| record.ended - record.sent).peekable();
+            assert!(left.peek().is_some(), "seed {seed}: every request was served in time");
+            // The timer of a client has the resolution of the run.
+            assert!(left.all(|after| (1.5..1.55).contains(&after)), "seed {seed}");
+        }
+    }
+}
+
+#[test]
+fn faults_and_clients_that_give_up_repeat_with_their_seed() {
+    let outcome = |seed| {
+        let (lab, _) = faulty(configurations()[1].clone(), seed, Some(Duration::from_secs(2)));
+        run(&lab, seed).unwrap()
+    };
+    assert!(outcome(1) == outcome(1), "a second run differs");
+    assert!(outcome(1) != outcome(2));
+}
