@@ -134,10 +134,9 @@ impl Engine {
         self.hung
     }
 
-    /// Whether no stream waits for its tokens.
-    #[cfg(test)]
-    pub(crate) fn is_idle(&self) -> bool {
-        self.streams.is_empty()
+    /// Requests for which it generates tokens.
+    pub(crate) fn streams(&self) -> usize {
+        self.streams.len()
     }
 
     /// When its next event is due.

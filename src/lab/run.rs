@@ -364,7 +364,10 @@ impl Simulation {
             assert_eq!(backend.used, sluice_gateway::pool::CapacityUsage::default(), "{} holds capacity", backend.name);
         }
         let state = self.cluster.lock();
-        assert!(state.requests.is_empty() && state.engines.iter().all(Engine::is_idle), "an exchange was not closed");
+        assert!(
+            state.requests.is_empty() && state.engines.iter().all(|engine| engine.streams() == 0),
+            "an exchange was not closed"
+        );
     }
 }
 
@@ -431,7 +434,12 @@ impl Job {
         let gateway = self.flow.recorder().take();
         client.complete(&mut record, gateway.as_deref(), request.output_tokens);
         record.ended = seconds(self.start.elapsed());
-        self.cluster.lock().requests.remove(&record.index);
+        {
+            let mut state = self.cluster.lock();
+            state.requests.remove(&record.index);
+            let streams: usize = state.engines.iter().map(Engine::streams).sum();
+            debug_assert!(streams <= state.requests.len(), "an engine generates for a client that is gone");
+        }
         if let Some(conversation) = &mut conversation {
             conversation.respond(WORD.repeat(request.output_tokens as usize), u64::from(request.output_tokens));
         }

@@ -1,5 +1,7 @@
 //! Backends leave rotation when they fail or hang, and return after successful requests.
 
+use std::time::Duration;
+
 use sluice::sim::{self, Fault, Handle, Profile, SimConfig};
 
 use crate::client::{CHAT, STREAMED, chat, get};
@@ -129,6 +131,28 @@ async fn an_engine_that_hangs_behind_a_healthy_port_is_detected_and_its_waiting_
     for engine in engines {
         engine.kill().await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn heads_of_streams_do_not_hide_that_an_engine_hangs() {
+    let engine = sim().await;
+    let text = one_pool(&[format!("http://{}", engine.addr())])
+        + "[health]\nstall = \"300ms\"\nprobe_interval = \"100ms\"\nejection_base = \"60s\"\n";
+    let gateway = TestGateway::from_text(&text, &[]).await;
+    assert_eq!(gateway.request(chat(STREAMED)).await.status(), 200);
+    engine.fault(Fault::Hang);
+    // The API server sends the head of every new stream.
+    let mut clients = Vec::new();
+    eventually("it is ejected while requests arrive", async || {
+        let mut client = gateway.client().await;
+        client.send(chat(STREAMED)).await;
+        clients.push(client);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        gateway.state(0) == "ejected"
+    })
+    .await;
+    drop(clients);
+    gateway.settled().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -145,7 +145,8 @@ table! {
         pub ejection_base: Duration = duration("5s");
         /// Longest time out of rotation.
         pub ejection_max: Duration = duration("60s");
-        /// A backend with running requests that sends no byte for this long is treated as stuck, whatever its probe says.
+        /// A backend with running requests that sends nothing for this long but the heads of streams, which vLLM sends before
+        /// its engine has begun, is treated as stuck, whatever its probe says.
         pub stall: Duration = duration("30s");
     }
 }

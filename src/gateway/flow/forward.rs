@@ -91,7 +91,11 @@ impl<'a, U: Upstream> Attempts<'a, U> {
             Err(AdmitError::ClientGone) => return Ok(()),
             Err(AdmitError::Refused(limit)) => return Err(Refusal::ExceedsBackend(limit)),
             Err(AdmitError::Shed { reason, home }) => {
-                let retry_after = self.backends.admission.retry_after(home, Instant::now());
+                // The drain rate of a gateway that stops says nothing of the one that takes over.
+                let retry_after = match reason {
+                    ShedReason::ShuttingDown => RETRY_AFTER_MIN,
+                    _ => self.backends.admission.retry_after(home, Instant::now()),
+                };
                 return Err(respond::shed(reason, retry_after, record));
             }
         };

@@ -130,7 +130,10 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
         } else {
             ResponseMeter::body(context.arrived)
         };
-        lease.record_progress(Instant::now());
+        // The head of a stream says nothing of the engine: vLLM's API server sends it before the engine has begun.
+        if !meter.is_stream() {
+            lease.record_progress(Instant::now());
+        }
         Self { context, meter, head: Some(head), request, status, lease, down, record, prefilling: true }
     }
 

@@ -17,7 +17,7 @@ use super::prefill_rate::PrefillRate;
 use super::spec::{Address, BackendSpec};
 use sluice_core::base::PoolId;
 
-/// When a backend last sent bytes.
+/// When a backend last sent bytes that show that its engine works.
 #[derive(Debug)]
 pub(super) struct Progress {
     epoch: Instant,

