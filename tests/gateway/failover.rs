@@ -65,8 +65,9 @@ async fn a_failure_before_the_first_byte_is_retried_on_the_other_backend() {
 async fn a_refused_connection_is_retried_on_the_other_backend() {
     let gone = Engine::always(completion()).await;
     let stays = Engine::always(completion()).await;
-    // Probes are rare, so that a request notices first.
-    let gateway = TestGateway::over(&[gone.url(), stays.url()], &["health.probe_interval=1h"]).await;
+    // Probes are rare, so that a request notices first; in turn, so that three do.
+    let sets = ["health.probe_interval=1h", "pool.only.policy=round_robin"];
+    let gateway = TestGateway::over(&[gone.url(), stays.url()], &sets).await;
     gone.end().await;
     for _ in 0..10 {
         assert_eq!(gateway.request(chat(CHAT)).await.text(), COMPLETION);
