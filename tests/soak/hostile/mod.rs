@@ -2,8 +2,8 @@
 //!
 //! Four simulated engines; the same honest requests (`honest.rs`) and the same engine faults twice, from one seed: first
 //! without attackers, then with all of them (`attackers.rs`), on a fresh gateway each time. Honest clients have a key of
-//! their own; the attackers share another key with an in-flight limit, and come from another address, which may open 400
-//! connections.
+//! their own; the attackers share another key with an in-flight limit, and come from another address, which may open
+//! fewer connections than they try to ([`PER_ADDRESS`]).
 //!
 //! What must hold with attackers:
 //! 1. no honest client reads a wrong response: bytes of another request, a stream that ends without an error although
@@ -58,6 +58,10 @@ const TTFT_RATIO: f64 = 1.5;
 const MORE: f64 = 0.005;
 /// Bytes of request bodies that the gateway may buffer, as configured.
 const BUFFERED: u64 = 64 << 20;
+/// Connections that one address may have, as configured: fewer than the attackers that hold theirs for seconds (304).
+const PER_ADDRESS: u64 = 288;
+/// Reasons for which attackers must have been refused: otherwise they did not reach these bounds.
+const REACHED: [&str; 2] = ["body_memory_full", "too_many_connections"];
 /// Resident memory at any moment: what it starts with and learns (64 MiB), the buffered bodies twice (received and
 /// rewritten), and 64 KiB for each of [`attackers::CONNECTIONS`].
 const MEMORY_BOUND: u64 = (64 << 20) + 2 * BUFFERED + attackers::CONNECTIONS * (64 << 10);
@@ -74,7 +78,7 @@ const ATTACKER_KEY: &str = "attacker-0123456789abcdef";
 fn config([port, admin]: [u16; 2], engines: &[u16]) -> String {
     let mut text = format!(
         "[server]\nlisten = \"127.0.0.1:{port}\"\nadmin = \"127.0.0.1:{admin}\"\nmax_body = \"4MiB\"\n\
-         max_body_memory = {BUFFERED}\nmax_connections_per_address = 400\n\
+         max_body_memory = {BUFFERED}\nmax_connections_per_address = {PER_ADDRESS}\n\
          header_timeout = \"5s\"\nbody_timeout = \"10s\"\n\
          [health]\nprobe_interval = \"500ms\"\nejection_base = \"500ms\"\nejection_max = \"2s\"\nstall = \"5s\"\n\
          [[auth.keys]]\nname = \"honest\"\nsha256 = \"{}\"\n\
@@ -120,6 +124,8 @@ struct Outcome {
     /// When engines misbehaved.
     faults: Vec<(Instant, Instant)>,
     attacks: Vec<(&'static str, u64)>,
+    /// Requests refused for each of [`REACHED`].
+    refused: [u64; 2],
     at_start: Footprint,
     most: Footprint,
     at_end: Footprint,
@@ -128,9 +134,12 @@ struct Outcome {
 
 impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { honest, faults, attacks, at_start, most, at_end, load } = self;
+        let Self { honest, faults, attacks, refused, at_start, most, at_end, load } = self;
         write!(f, "{honest}\n  {}; while no engine misbehaved: {}", honest.all(), honest.outside(faults))?;
         write!(f, "\n  at start {at_start}; at most {most}; at the end {at_end}\n  {load}")?;
+        for (reason, times) in REACHED.iter().zip(refused) {
+            write!(f, "\n  {times:7} refused: {reason}")?;
+        }
         for (attack, times) in attacks {
             write!(f, "\n  {times:7} x {attack}")?;
         }
@@ -165,9 +174,11 @@ async fn run(length: Duration, seed: u64, attacked: bool) -> anyhow::Result<Outc
     for engine in &engines {
         eventually(async || idle(engine).await).await?;
     }
+    let page = Page::fetch(gateway.admin).await?;
+    let refused = REACHED.map(|reason| page.sum("sluice_shed_total", &[("reason", reason)]));
     let at_end = eventually(async || at_rest(Page::fetch(gateway.admin).await?, &at_start)).await?;
     gateway.stop().await?;
-    Ok(Outcome { honest, faults, attacks: counted, at_start, most, at_end, load })
+    Ok(Outcome { honest, faults, attacks: counted, refused, at_start, most, at_end, load })
 }
 
 /// Lets one engine at a time stall, hang or cut its streams until the honest clients are done; the largest footprint.
@@ -227,6 +238,9 @@ fn compare(without: &Outcome, with: &Outcome, length: Duration) -> anyhow::Resul
     }
     for (attack, times) in &with.attacks {
         ensure!(*times > 0, "the attack '{attack}' was never made");
+    }
+    for (reason, times) in REACHED.iter().zip(with.refused) {
+        ensure!(times > 0, "no attacker was refused for {reason}");
     }
     let more = (MORE * with.honest.sent as f64).ceil() as u64;
     let (shed, usual) = (with.honest.shed, without.honest.shed);
