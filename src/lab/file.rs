@@ -274,6 +274,10 @@ pub struct TraceTable {
 pub struct Variant {
     /// Its name in tables.
     pub name: String,
+    /// Another configuration of the gateway, for the same engines: its file, or its text as `gateway`.
+    pub config: Option<PathBuf>,
+    /// See `config`.
+    pub gateway: Option<String>,
     /// Changes to the gateway's configuration.
     #[serde(default)]
     pub set: Vec<String>,

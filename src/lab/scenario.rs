@@ -65,8 +65,16 @@ impl Scenario {
         self.file.engine.iter().find_map(|engine| engine.model.clone()).unwrap_or_else(|| MODEL.to_owned())
     }
 
+    /// The file or the text of the gateway's configuration: the variant's own, or that of all.
+    fn configured<'a>(&'a self, variant: &'a Variant) -> (&'a Option<PathBuf>, &'a Option<String>) {
+        match (&variant.config, &variant.gateway) {
+            (None, None) => (&self.file.config, &self.file.gateway),
+            own => own,
+        }
+    }
+
     fn config(&self, variant: &Variant) -> Result<Config, LabError> {
-        let (text, source, folder) = match (&self.file.config, &self.file.gateway) {
+        let (text, source, folder) = match self.configured(variant) {
             (Some(_), Some(_)) => return Err(LabError::TwoConfigurations),
             (Some(path), None) => {
                 let path = self.folder.join(path);
@@ -130,8 +138,7 @@ impl Scenario {
         let mut backends: Vec<&Backend> = config.pools.iter().flat_map(|pool| &pool.backends).collect();
         let mut seen = BTreeSet::new();
         backends.retain(|backend| seen.insert(&backend.name));
-        let configured = self.file.config.is_some() || self.file.gateway.is_some();
-        let unconfigured = if configured { Vec::new() } else { self.unconfigured() };
+        let unconfigured = if self.configured(variant) == (&None, &None) { self.unconfigured() } else { Vec::new() };
         let default = EngineTable::default();
         let setup = |backend: &Backend| {
             let name = copies.get(&backend.name).unwrap_or(&backend.name);

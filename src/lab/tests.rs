@@ -213,6 +213,30 @@ fn the_samples_in_config_are_valid() {
     assert!(Prices::load(&folder.join("prices.toml")).unwrap().per_hour.contains_key("h200"));
 }
 
+/// Every placement scenario compares the default policy, which is named first, with the same four others.
+#[test]
+fn the_placement_scenarios_are_valid() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../config/lab/placement");
+    let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let files: Vec<_> = files.filter(|path| path.extension().is_some_and(|end| end == "toml")).collect();
+    assert!(files.len() >= 10, "{files:?}");
+    for path in files {
+        let scenario = Scenario::load(&path).unwrap_or_else(|error| panic!("{error}"));
+        let variants = scenario.file.variants();
+        let names: Vec<&str> = variants.iter().map(|variant| variant.name.as_str()).collect();
+        assert_eq!(
+            names,
+            ["least_work", "round_robin", "fewest_requests", "two_choices", "split"],
+            "{}",
+            path.display()
+        );
+        for variant in &variants {
+            let lab = scenario.lab(variant).unwrap_or_else(|error| panic!("{}: {error}", variant.name));
+            assert_eq!(lab.config.pools.len(), if variant.name == "split" { 2 } else { 1 });
+        }
+    }
+}
+
 #[test]
 fn an_invalid_scenario_says_what_to_change() {
     let error = |text: &str| {

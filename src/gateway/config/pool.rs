@@ -31,7 +31,15 @@ table! {
         pub name: String = required("name the pool, such as \"short\"").check(check_name).example("default");
         /// Names or aliases of models; "*": all declared models, and those that the backends report.
         pub models: ModelScope = default("[\"*\"]").at_most(limits::MAX_MODELS + limits::MAX_ALIASES);
-        /// How a backend with room is picked. prefix_affinity sends prompts with the same beginning to the same backend.
+        /// How a backend with room is picked. least_work predicts where the first token comes soonest and other requests are
+        /// delayed least. It follows, for each engine, the prompt tokens before their first token, the sequences that decode
+        /// and the tokens outstanding, and learns from streams how fast the engine is beside the others and how long short
+        /// prompts wait there while a long one is in prefill. Short prompts (below 1,024 tokens) stay away from an engine in
+        /// a long prefill for as long as that costs more than the other choice, and from each other; long ones go where the
+        /// last long one is longest ago. Equal engines get work in turn, unequal ones by their speed. What was learned is
+        /// forgotten with the engine, or after a minute without observations. There is nothing to set. For comparison:
+        /// fewest_requests (in flight; nginx's least_conn), two_choices (the better of two random ones by the same prediction),
+        /// round_robin. All respect `weight`. prefix_affinity is least_work today.
         pub policy: Policy = default("least_work");
         /// Sequences in flight per backend: a request takes its prompts or inputs times n, and gets 400 when that is more
         /// than this. Lower it when the engine's own queue grows.
@@ -123,8 +131,10 @@ table! {
 words! {
     /// How a backend with room is picked.
     pub enum Policy {
-        /// The backend with the least outstanding work in relation to its weight.
+        /// Where the first token is predicted soonest.
         LeastWork = "least_work",
+        /// The fewest in flight in relation to the weight.
+        FewestRequests = "fewest_requests",
         /// The better of two random backends.
         TwoChoices = "two_choices",
         /// In turn, by weight.

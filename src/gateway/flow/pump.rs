@@ -382,7 +382,8 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
         let completed = self.record.outcome == Outcome::Completed;
         let now = Instant::now();
         if completed && let Some(tpot) = stats.tpot {
-            self.lease.observe_tpot(tpot, now);
+            let tokens = stats.generated() / u64::from(self.context.feedback.sequences.max(1));
+            self.lease.observe_decode(tokens, tpot, now);
         }
         self.context.feedback.learn(stats.usage, completed, now);
         let judged = self.context.route.generates() && !self.context.objectives.is_empty();

@@ -10,12 +10,20 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::capacity::{BackendLimits, CapacityUsage, Fit, Need};
+use super::capacity::{BackendLimits, CapacityUsage, Fit, Held, Need};
+use super::engine_load::{DecodeStart, EngineLoad, Learned};
 use super::health::BackendHealth;
-use super::policy::Speed;
+use super::policy::Candidate;
 use super::prefill_rate::PrefillRate;
 use super::spec::{Address, BackendSpec};
-use sluice_core::base::PoolId;
+use sluice_core::base::{BackendId, PoolId};
+
+/// Below this a TPOT is a measurement error (several tokens in one event).
+const TPOT_MIN: Duration = Duration::from_micros(100);
+/// Above this an engine is stuck rather than slow.
+const TPOT_MAX: Duration = Duration::from_secs(2);
+/// Weight of one TPOT in the mean: about the last 20 requests count.
+const TPOT_WEIGHT: f64 = 0.1;
 
 /// When a backend last sent bytes that show that its engine works.
 #[derive(Debug)]
@@ -97,7 +105,9 @@ pub(super) struct BackendState {
     pub(super) ready_at: Option<Instant>,
     /// No longer configured: finishes its requests, then its slot in the table is free.
     pub(super) removed: bool,
-    pub(super) speed: Speed,
+    /// Decayed mean of the TPOT of finished requests, seconds: for views. The policies use `load`.
+    pub(super) seconds_per_token: Option<f64>,
+    pub(super) load: EngineLoad,
     pub(super) prefill_rate: PrefillRate,
     /// The engine's own context limit, once reported.
     pub(super) max_model_len: Option<u64>,
@@ -128,7 +138,8 @@ impl BackendState {
             cordon: Cordon::Open,
             ready_at: None,
             removed: false,
-            speed: Speed::default(),
+            seconds_per_token: None,
+            load: EngineLoad::new(now),
             prefill_rate: PrefillRate::new(now),
             max_model_len: None,
             pulse: Arc::new(Progress::new(now)),
@@ -141,7 +152,8 @@ impl BackendState {
     /// Copies what is known of the same engine under another name or in another pool.
     pub(super) fn inherit(&mut self, known: &Self) {
         self.health = known.health.clone();
-        self.speed = known.speed;
+        self.seconds_per_token = known.seconds_per_token;
+        self.load.learned = known.load.learned;
         self.prefill_rate = known.prefill_rate;
         self.max_model_len = known.max_model_len;
         self.draining = known.draining;
@@ -166,10 +178,50 @@ impl BackendState {
     /// Its engine was replaced by one that is ready: neither the health nor the speed of the old one counts.
     pub(super) fn engine_replaced(&mut self, now: Instant) {
         self.health = BackendHealth::default();
-        self.speed = Speed::default();
+        self.seconds_per_token = None;
+        self.load.learned = Learned::default();
         self.prefill_rate = PrefillRate::new(now);
         self.health.probe_ok(now);
         self.max_model_len = None;
+    }
+
+    /// What the policies see of it.
+    pub(super) fn candidate(&self, id: BackendId, now: Instant) -> Candidate {
+        Candidate {
+            id,
+            weight: self.weight,
+            requests: self.used.requests,
+            sequences: self.used.slots,
+            tokens: self.used.tokens,
+            backlog: self.load.backlog(&self.used, now),
+            recent: self.load.recent(now),
+            small_tokens: self.used.prefill_tokens - self.used.large_prefill_tokens,
+            interference: self.load.learned.interference,
+            decode: self.load.learned.decode,
+            prefill: self.load.learned.prefill,
+            granted: self.load.granted,
+        }
+    }
+
+    /// Takes what `need` asks for, as the request with this number; also how many seconds of prefill were before it.
+    pub(super) fn take(&mut self, need: &Need, now: Instant, serial: u64) -> (Held, f64) {
+        let ahead = self.load.backlog(&self.used, now);
+        self.load.add(need, &self.used, now, serial);
+        (self.used.take(&self.limits, need), ahead)
+    }
+
+    /// Returns the prefill share of `held`: its first token was seen.
+    pub(super) fn end_prefill(&mut self, held: &mut Held) -> DecodeStart {
+        let before = self.used.prefill_tokens;
+        self.used.end_prefill(held);
+        self.load.end_prefill(before - self.used.prefill_tokens, &self.used)
+    }
+
+    /// Notes the TPOT of a finished request.
+    pub(super) fn observe_tpot(&mut self, tpot: Duration) {
+        let sample = tpot.clamp(TPOT_MIN, TPOT_MAX).as_secs_f64();
+        self.seconds_per_token =
+            Some(self.seconds_per_token.map_or(sample, |mean| mean + TPOT_WEIGHT * (sample - mean)));
     }
 
     /// How long it has had requests in flight without sending a byte; `None` while no request waits for one.

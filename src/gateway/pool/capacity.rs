@@ -19,6 +19,9 @@
 use crate::config::limits::MAX_TOKENS;
 use sluice_core::openai::{LimitUnit, TooLarge};
 
+/// Prompts of at least this many tokens are large to the policies: their prefill takes longer than a few steps.
+pub(super) const LARGE_PROMPT: u64 = 1_024;
+
 /// The limits of one backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BackendLimits {
@@ -84,6 +87,8 @@ pub struct CapacityUsage {
     pub tokens: u64,
     /// Prompt tokens whose first output token has not been seen.
     pub prefill_tokens: u64,
+    /// Those of prompts of at least 1,024 tokens.
+    pub large_prefill_tokens: u64,
     /// Long prompts in prefill.
     pub long_prefills: u32,
 }
@@ -104,6 +109,10 @@ impl Held {
     /// Whether a prefill permit is among what is held.
     pub fn permit(&self) -> bool {
         self.permit
+    }
+
+    fn large_prefill_tokens(&self) -> u64 {
+        if self.prefill_tokens >= LARGE_PROMPT { self.prefill_tokens } else { 0 }
     }
 }
 
@@ -154,6 +163,7 @@ impl CapacityUsage {
         self.slots += held.slots;
         self.tokens += held.tokens;
         self.prefill_tokens += held.prefill_tokens;
+        self.large_prefill_tokens += held.large_prefill_tokens();
         self.long_prefills += u32::from(held.permit);
         held
     }
@@ -166,8 +176,10 @@ impl CapacityUsage {
         held.tokens += more;
         self.tokens += more;
         if held.prefilling {
+            self.large_prefill_tokens -= held.large_prefill_tokens();
             held.prefill_tokens += more;
             self.prefill_tokens += more;
+            self.large_prefill_tokens += held.large_prefill_tokens();
             let permit = !held.permit && limits.is_long(held.prompt_tokens);
             held.permit |= permit;
             self.long_prefills += u32::from(permit);
@@ -177,6 +189,7 @@ impl CapacityUsage {
     /// The first token was seen: the prefill share of `held` goes back. Idempotent.
     pub fn end_prefill(&mut self, held: &mut Held) {
         held.prefilling = false;
+        self.large_prefill_tokens -= held.large_prefill_tokens();
         self.prefill_tokens -= std::mem::take(&mut held.prefill_tokens);
         self.long_prefills -= u32::from(std::mem::take(&mut held.permit));
     }

@@ -69,13 +69,7 @@ impl AdmissionState {
         let mut candidates: SmallVec<[Candidate; 8]> = self
             .with_room(pool, request)
             .filter(|(_, backend)| backend.prefills_beside(&request.need) == least)
-            .map(|(id, backend)| Candidate {
-                id,
-                weight: backend.weight,
-                tokens: backend.used.tokens,
-                requests: backend.used.requests,
-                speed: backend.speed,
-            })
+            .map(|(id, backend)| backend.candidate(id, self.latest))
             .collect();
         // A reserved backend is used when no other has room.
         if candidates.len() > 1
@@ -85,7 +79,7 @@ impl AdmissionState {
         }
         match self.pools.get(pool.index())?.rules.policy {
             Policy::RoundRobin => self.next_in_turn(&candidates),
-            policy => policy::pick(policy, &candidates, request.need.tokens(), self.latest, &mut self.rng),
+            policy => policy::pick(policy, &candidates, &request.need, self.latest, &mut self.rng),
         }
     }
 

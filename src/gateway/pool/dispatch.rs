@@ -150,11 +150,12 @@ impl AdmissionState {
     fn grant_to_waiter(&mut self, backend: BackendId, id: WaiterId, wakers: &mut Wakers) -> Option<BackendId> {
         let found = self.backends.get_mut(backend.index())?.as_mut()?;
         let mut waiter = self.waiters[id as usize].take()?;
-        let (pool, held) = (found.pool, found.used.take(&found.limits, &waiter.request.need));
+        self.grants += 1;
+        let (pool, (held, ahead)) = (found.pool, found.take(&waiter.request.need, self.latest, self.grants));
         self.pools[waiter.request.home.index()].queue.remove(waiter.lane, &waiter.key);
         let reserved = self.drop_reservation(&waiter);
         wakers.extend(waiter.waker.take());
-        waiter.state = WaiterState::Granted(backend, held);
+        waiter.state = WaiterState::Granted(backend, held, ahead);
         self.waiters[id as usize] = Some(waiter);
         self.count_grant(pool);
         reserved

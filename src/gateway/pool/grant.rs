@@ -27,6 +27,8 @@ pub(super) struct Grant {
     pub(super) pulse: Arc<Progress>,
     pub(super) cut: CancellationToken,
     pub(super) prefill_time: Duration,
+    /// Seconds of prefill of large prompts that were before it.
+    pub(super) ahead: f64,
 }
 
 /// What became of a request that entered.

@@ -15,6 +15,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::backend::ClientWait;
+use super::engine_load::DecodeStart;
 use super::grant::{Grant, WaiterOutcome};
 use super::health::BackendFault;
 use super::queue::WaiterId;
@@ -29,11 +30,13 @@ pub struct Lease {
     grant: Grant,
     /// Everything was returned: the id may refer to another backend by now.
     released: bool,
+    /// Since its first token.
+    decoding: Option<DecodeStart>,
 }
 
 impl Lease {
     pub(super) fn new(shared: Arc<SharedState>, grant: Grant) -> Self {
-        Self { shared, grant, released: false }
+        Self { shared, grant, released: false, decoding: None }
     }
 
     /// The backend to use.
@@ -94,7 +97,8 @@ impl Lease {
         if self.released {
             return;
         }
-        self.shared.end_prefill(self.grant.backend, &mut self.grant.held);
+        let start = self.shared.end_prefill(self.grant.backend, &mut self.grant.held);
+        self.decoding = self.decoding.or(start);
     }
 
     /// The engine counted `prompt_tokens` in the prompt: if that is more than was estimated, the lease holds the
@@ -109,14 +113,14 @@ impl Lease {
     /// Notes the prefill rate that the time to first token of one prompt shows.
     pub fn observe_prefill(&self, prompt_tokens: u64, ttft: Duration, now: Instant) {
         if !self.released {
-            self.shared.observe_prefill(self.grant.backend, prompt_tokens, ttft, now);
+            self.shared.observe_prefill(self.grant.backend, prompt_tokens, self.grant.ahead, ttft, now);
         }
     }
 
-    /// Notes the decoding speed of one finished request.
-    pub fn observe_tpot(&self, tpot: Duration, now: Instant) {
+    /// Notes the decoding speed of one finished request, of which each sequence had `tokens` tokens.
+    pub fn observe_decode(&self, tokens: u64, tpot: Duration, now: Instant) {
         if !self.released {
-            self.shared.observe_tpot(self.grant.backend, tpot, now);
+            self.shared.observe_decode(self.grant.backend, self.decoding, tokens, tpot, now);
         }
     }
 

@@ -10,6 +10,7 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
 use super::capacity::Held;
+use super::engine_load::DecodeStart;
 use super::grant::WaiterOutcome;
 use super::health::BackendFault;
 use super::queue::WaiterId;
@@ -41,15 +42,15 @@ impl SharedState {
         result
     }
 
-    pub(super) fn end_prefill(&self, backend: BackendId, held: &mut Held) {
+    pub(super) fn end_prefill(&self, backend: BackendId, held: &mut Held) -> Option<DecodeStart> {
         if *held == Held::default() {
-            return;
+            return None;
         }
         self.update(|state, wakers| {
-            let Some(found) = state.backend_mut(backend) else { return };
-            found.used.end_prefill(held);
+            let start = state.backend_mut(backend)?.end_prefill(held);
             state.dispatch(backend, wakers);
-        });
+            Some(start)
+        })
     }
 
     /// Takes more for a prompt that was estimated as too short.
@@ -71,15 +72,33 @@ impl SharedState {
         self.update(|state, wakers| state.leave(id, wakers));
     }
 
-    pub(super) fn observe_prefill(&self, backend: BackendId, prompt_tokens: u64, ttft: Duration, now: Instant) {
+    pub(super) fn observe_prefill(
+        &self,
+        backend: BackendId,
+        prompt_tokens: u64,
+        ahead: f64,
+        ttft: Duration,
+        now: Instant,
+    ) {
         if let Some(found) = self.state.lock().backend_mut(backend) {
             found.prefill_rate.observe(prompt_tokens, ttft, now);
+            found.load.observe_first_token(prompt_tokens, ahead, ttft, now);
         }
     }
 
-    pub(super) fn observe_tpot(&self, backend: BackendId, tpot: Duration, now: Instant) {
+    pub(super) fn observe_decode(
+        &self,
+        backend: BackendId,
+        start: Option<DecodeStart>,
+        tokens: u64,
+        tpot: Duration,
+        now: Instant,
+    ) {
         if let Some(found) = self.state.lock().backend_mut(backend) {
-            found.speed.observe(tpot, now);
+            found.observe_tpot(tpot);
+            if let Some(start) = start {
+                found.load.observe_decode(start, tokens, tpot, &found.used, now);
+            }
         }
     }
 

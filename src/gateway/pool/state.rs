@@ -67,8 +67,8 @@ pub(super) struct Waiter {
 #[derive(Debug)]
 pub(super) enum WaiterState {
     Waiting,
-    /// Holds capacity on a backend until the ticket takes it.
-    Granted(BackendId, Held),
+    /// Holds capacity on a backend until the ticket takes it; with the seconds of prefill before it.
+    Granted(BackendId, Held, f64),
     Reclassify,
 }
 
@@ -86,6 +86,8 @@ pub(super) struct AdmissionState {
     pub(super) waiters: Vec<Option<Waiter>>,
     free: Vec<WaiterId>,
     serial: u64,
+    /// Requests that were granted a backend, ever.
+    pub(super) grants: u64,
     pub(super) rng: Rng,
 }
 
@@ -101,6 +103,7 @@ impl AdmissionState {
             waiters: Vec::new(),
             free: Vec::new(),
             serial: 0,
+            grants: 0,
             rng: Rng::new(seed),
         }
     }
@@ -204,12 +207,13 @@ impl AdmissionState {
     }
 
     fn grant(&mut self, backend: BackendId, request: &AdmissionRequest) -> Grant {
+        self.grants += 1;
         let found = self.backends[backend.index()].as_mut().expect("picked from the members of a pool");
-        let held = found.used.take(&found.limits, &request.need);
-        self.grant_of(backend, held, request.need.prompt_tokens)
+        let taken = found.take(&request.need, self.latest, self.grants);
+        self.grant_of(backend, taken, request.need.prompt_tokens)
     }
 
-    fn grant_of(&self, backend: BackendId, held: Held, prompt_tokens: u64) -> Grant {
+    fn grant_of(&self, backend: BackendId, (held, ahead): (Held, f64), prompt_tokens: u64) -> Grant {
         let found = self.backend(backend).expect("a backend stays while anything is held on it");
         Grant {
             backend,
@@ -221,6 +225,7 @@ impl AdmissionState {
             pulse: Arc::clone(&found.pulse),
             cut: found.cut.clone(),
             prefill_time: found.prefill_rate.time_for(prompt_tokens),
+            ahead,
         }
     }
 
@@ -269,8 +274,8 @@ impl AdmissionState {
         let outcome = match &waiter.state {
             WaiterState::Waiting => return None,
             WaiterState::Reclassify => WaiterOutcome::Reclassify,
-            WaiterState::Granted(backend, held) => {
-                WaiterOutcome::Granted(self.grant_of(*backend, *held, waiter.request.need.prompt_tokens))
+            WaiterState::Granted(backend, held, ahead) => {
+                WaiterOutcome::Granted(self.grant_of(*backend, (*held, *ahead), waiter.request.need.prompt_tokens))
             }
         };
         self.waiters[id as usize] = None;
@@ -284,7 +289,7 @@ impl AdmissionState {
         self.free.push(id);
         match waiter.state {
             WaiterState::Reclassify => {}
-            WaiterState::Granted(backend, held) => self.release(backend, held, wakers),
+            WaiterState::Granted(backend, held, _) => self.release(backend, held, wakers),
             WaiterState::Waiting => {
                 self.pools[waiter.request.home.index()].queue.remove(waiter.lane, &waiter.key);
                 // Its backend is free for the waiters that it was reserved against.

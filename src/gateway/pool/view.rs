@@ -113,7 +113,7 @@ impl AdmissionState {
                     hangs: b.hangs,
                     limits: b.limits,
                     used: b.used,
-                    seconds_per_token: b.speed.seconds_per_token(),
+                    seconds_per_token: b.seconds_per_token,
                     prefill_rate: b.prefill_rate.tokens_per_second(),
                     max_model_len: b.max_model_len,
                 };

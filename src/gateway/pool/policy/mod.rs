@@ -4,29 +4,27 @@
 //! a pure function of its arguments and a random generator. Work is measured against the configured weight:
 //! a backend of weight 2 carries twice the work before it looks as busy.
 
+mod pace;
 mod candidate;
+pub(super) mod cost;
 mod least_work;
+mod fewest_requests;
 mod two_choices;
 
+use super::capacity::Need;
 use crate::config::Policy;
 use sluice_core::base::{BackendId, Rng};
 use tokio::time::Instant;
 
-pub use candidate::{Candidate, Speed};
+pub use candidate::Candidate;
+pub use pace::Pace;
 
 /// Picks one of `candidates` (none when empty). Round robin keeps its turn with the backends and is
 /// decided there; for `prefix_affinity`, until it exists, the configuration says in a warning that least work is used.
-pub fn pick(
-    policy: Policy,
-    candidates: &[Candidate],
-    need_tokens: u64,
-    now: Instant,
-    rng: &mut Rng,
-) -> Option<BackendId> {
+pub fn pick(policy: Policy, candidates: &[Candidate], need: &Need, now: Instant, rng: &mut Rng) -> Option<BackendId> {
     match policy {
-        Policy::TwoChoices => two_choices::pick(candidates, need_tokens, now, rng),
-        Policy::LeastWork | Policy::RoundRobin | Policy::PrefixAffinity => {
-            least_work::pick(candidates, need_tokens, now, rng)
-        }
+        Policy::TwoChoices => two_choices::pick(candidates, need, now, rng),
+        Policy::FewestRequests => fewest_requests::pick(candidates),
+        Policy::LeastWork | Policy::RoundRobin | Policy::PrefixAffinity => least_work::pick(candidates, need, now),
     }
 }

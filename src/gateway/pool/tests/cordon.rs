@@ -73,7 +73,7 @@ fn a_ceiling_bounds_the_configured_slots_and_survives_a_reload() {
 fn a_fresh_engine_does_not_pay_for_the_faults_of_the_one_before_it() {
     let (fixture, [first, second]) = pair(4);
     fixture.admission.set_cordon(second, Cordon::Down);
-    fixture.granted(0, 10).observe_tpot(Duration::from_millis(50), fixture.now);
+    fixture.granted(0, 10).observe_decode(100, Duration::from_millis(50), fixture.now);
     let speed = || fixture.admission.view()[0].backends[0].seconds_per_token;
     assert_eq!(speed(), Some(0.05));
     fixture.admission.mark_hung(first, fixture.now);

@@ -1,0 +1,217 @@
+//! The prefill work that an engine has, and what was learned of the engine from its streams.
+//!
+//! Work is followed as a fluid: it is added when a request is granted and runs off with time at the engine's own pace, never
+//! above what still waits for its first token. A prefill that takes longer than predicted counts with [`OVERDUE`] of it.
+//! Prompts from [`LARGE_PROMPT`] on are kept apart: only they keep an engine busy for longer than a few steps.
+//!
+//! Learned per engine, and forgotten with it: the paces of prefill and decoding (see `policy/pace.rs`), and how much longer
+//! small prompts wait for their first token while a large one is in prefill. Only streams teach: a response that is sent at
+//! once shows neither. All state is of fixed size.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::capacity::{CapacityUsage, LARGE_PROMPT, Need};
+use super::policy::Pace;
+use super::policy::cost::{FIRST_TOKEN, PROMPT_TOKEN, SEQUENCE, STEP};
+
+/// The share of a prefill that is still to come when it should be over.
+const OVERDUE: f64 = 0.3;
+/// Weight of one observation of a time to first token: about the last 20 count.
+const WEIGHT: f64 = 0.05;
+/// The time to first token of a small prompt that meets no large one, seconds; before the first was seen.
+const UNDISTURBED: f64 = 0.03;
+/// How much longer it waits for a large one, seconds; before the first was seen.
+const INTERFERENCE: f64 = 0.1;
+/// Outputs below this many tokens say more about their first steps than about the pace.
+const OUTPUT_MIN: u64 = 8;
+
+/// What is known of one engine.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Learned {
+    pub(super) decode: Pace,
+    pub(super) prefill: Pace,
+    undisturbed: f64,
+    /// How much longer small prompts wait while a large one is in prefill, seconds.
+    pub(super) interference: f64,
+}
+
+impl Default for Learned {
+    fn default() -> Self {
+        let (decode, prefill) = (Pace::default(), Pace::default());
+        Self { decode, prefill, undisturbed: UNDISTURBED, interference: INTERFERENCE }
+    }
+}
+
+/// The prefill work of one engine.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct EngineLoad {
+    pub(super) learned: Learned,
+    /// Seconds of work at `at`: of large prompts, and of small ones.
+    large: f64,
+    small: f64,
+    at: Instant,
+    /// Prompt tokens whose first token was seen, ever.
+    prefilled: u64,
+    /// The number of the last request that was granted it.
+    pub(super) granted: u64,
+}
+
+/// An engine's state when a request began to decode.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct DecodeStart {
+    prefilled: u64,
+    sequences: u32,
+}
+
+impl EngineLoad {
+    pub(super) fn new(now: Instant) -> Self {
+        Self { learned: Learned::default(), large: 0.0, small: 0.0, at: now, prefilled: 0, granted: 0 }
+    }
+
+    /// Seconds of prefill of `tokens` at this engine's pace.
+    fn prefill(&self, tokens: u64) -> f64 {
+        tokens as f64 * PROMPT_TOKEN * self.learned.prefill.ratio().unwrap_or(1.0)
+    }
+
+    /// Seconds until the prefills of large prompts are expected to be over.
+    pub(super) fn backlog(&self, used: &CapacityUsage, now: Instant) -> f64 {
+        let waiting = self.prefill(used.large_prefill_tokens);
+        (self.large - self.age(now)).clamp(OVERDUE * waiting, waiting)
+    }
+
+    /// Seconds of prefill of small prompts that came a moment ago.
+    pub(super) fn recent(&self, now: Instant) -> f64 {
+        (self.small - self.age(now)).max(0.0)
+    }
+
+    fn age(&self, now: Instant) -> f64 {
+        now.saturating_duration_since(self.at).as_secs_f64()
+    }
+
+    /// A request is granted the engine, which carries `used` without it.
+    pub(super) fn add(&mut self, need: &Need, used: &CapacityUsage, now: Instant, serial: u64) {
+        (self.large, self.small) = (self.backlog(used, now), self.recent(now));
+        let own = self.prefill(need.prompt_tokens);
+        if need.prompt_tokens >= LARGE_PROMPT {
+            self.large += own
+        } else {
+            self.small += own
+        }
+        self.at = self.at.max(now);
+        self.granted = serial;
+    }
+
+    /// The first token of a prompt of `tokens` was seen; the engine carries `used` from now on.
+    pub(super) fn end_prefill(&mut self, tokens: u64, used: &CapacityUsage) -> DecodeStart {
+        self.prefilled = self.prefilled.saturating_add(tokens);
+        self.large = self.large.min(self.prefill(used.large_prefill_tokens));
+        DecodeStart { prefilled: self.prefilled, sequences: used.slots }
+    }
+
+    /// Learns from the time to first token of one prompt, before which there was a backlog of `ahead` seconds.
+    pub(super) fn observe_first_token(&mut self, prompt_tokens: u64, ahead: f64, ttft: Duration, now: Instant) {
+        let (ttft, learned) = (ttft.as_secs_f64(), &mut self.learned);
+        if prompt_tokens >= LARGE_PROMPT {
+            // The backlog is in this engine's time, the expectation in that of the reference.
+            let ahead = ahead / learned.prefill.ratio().unwrap_or(1.0);
+            learned.prefill.observe(ttft, prompt_tokens as f64 * PROMPT_TOKEN + FIRST_TOKEN + ahead, now);
+        } else if ahead > 0.0 {
+            let longer = (ttft - learned.undisturbed).max(0.0);
+            learned.interference += WEIGHT * (longer - learned.interference);
+        } else {
+            learned.undisturbed += WEIGHT * (ttft - learned.undisturbed);
+        }
+    }
+
+    /// Learns from the TPOT of a response of `tokens` tokens. Prefills beside it are part of what it should have taken.
+    pub(super) fn observe_decode(
+        &mut self,
+        start: DecodeStart,
+        tokens: u64,
+        tpot: Duration,
+        used: &CapacityUsage,
+        now: Instant,
+    ) {
+        if tokens < OUTPUT_MIN {
+            return;
+        }
+        let steps = tokens.saturating_sub(1) as f64;
+        let sequences = (f64::from(start.sequences) + f64::from(used.slots)) / 2.0;
+        let beside = self.prefilled.saturating_sub(start.prefilled) as f64;
+        let expected = steps * (STEP + SEQUENCE * sequences) + beside * PROMPT_TOKEN;
+        self.learned.decode.observe(steps * tpot.as_secs_f64(), expected, now);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pool::capacity::BackendLimits;
+
+    const LIMITS: BackendLimits = BackendLimits { slots: 64, tokens: None, prefill_tokens: None, long_prefix: None };
+    const LARGE: Need = Need { slots: 1, prompt_tokens: 16_000, output_tokens: 64 };
+    const SMALL: Need = Need { slots: 1, prompt_tokens: 200, output_tokens: 128 };
+
+    fn ms(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    #[test]
+    fn a_backlog_runs_off_and_is_over_when_the_first_token_is_seen() {
+        let now = Instant::now();
+        let (mut load, mut used) = (EngineLoad::new(now), CapacityUsage::default());
+        load.add(&LARGE, &used, now, 1);
+        let mut held = used.take(&LIMITS, &LARGE);
+        let whole = load.backlog(&used, now);
+        assert!((whole - 16_000.0 * PROMPT_TOKEN).abs() < 1e-9);
+        assert!((load.backlog(&used, now + ms(100)) - (whole - 0.1)).abs() < 1e-9);
+        assert!((load.backlog(&used, now + ms(60_000)) - OVERDUE * whole).abs() < 1e-9, "overdue");
+        let before = used.prefill_tokens;
+        used.end_prefill(&mut held);
+        load.end_prefill(before - used.prefill_tokens, &used);
+        assert_eq!(load.backlog(&used, now + ms(100)), 0.0);
+    }
+
+    #[test]
+    fn small_prompts_are_no_backlog_and_are_over_in_a_moment() {
+        let now = Instant::now();
+        let (mut load, mut used) = (EngineLoad::new(now), CapacityUsage::default());
+        load.add(&SMALL, &used, now, 1);
+        used.take(&LIMITS, &SMALL);
+        assert_eq!(load.backlog(&used, now), 0.0);
+        assert!(load.recent(now) > 0.005 && load.recent(now + ms(5)) > 0.0);
+        assert_eq!(load.recent(now + ms(10)), 0.0);
+    }
+
+    #[test]
+    fn how_long_small_prompts_wait_for_large_ones_is_learned() {
+        let now = Instant::now();
+        let mut in_order = EngineLoad::new(now);
+        let mut in_pieces = in_order;
+        for _ in 0..100 {
+            for (load, beside) in [(&mut in_order, 280), (&mut in_pieces, 45)] {
+                load.observe_first_token(200, 0.0, ms(25), now);
+                load.observe_first_token(200, 0.2, ms(beside), now);
+            }
+        }
+        assert!((in_order.learned.interference - 0.255).abs() < 0.01, "{in_order:?}");
+        assert!((in_pieces.learned.interference - 0.020).abs() < 0.01, "{in_pieces:?}");
+    }
+
+    #[test]
+    fn a_busy_engine_is_not_taken_for_a_slow_one() {
+        let now = Instant::now();
+        let used = |slots| CapacityUsage { slots, ..CapacityUsage::default() };
+        let mut paces = [(1, 0, 5_021), (100, 0, 7_100), (100, 48_000, 7_100 + 11_716)].map(|(slots, beside, us)| {
+            let mut load = EngineLoad::new(now);
+            let start = load.end_prefill(0, &used(slots));
+            load.end_prefill(beside, &used(slots));
+            load.observe_decode(start, 128, Duration::from_micros(us), &used(slots), now);
+            load.learned.decode.ratio().unwrap()
+        });
+        paces.sort_by(f64::total_cmp);
+        assert!(paces[2] / paces[0] < 1.01, "{paces:?}");
+    }
+}

@@ -1,0 +1,124 @@
+//! How many times longer than the reference an engine takes for the same work, from decayed sums of both.
+//!
+//! The reference knows the load (see `cost.rs`), so equal engines have about the same pace however busy they are. Their
+//! difference is then noise, and counts as none up to [`NOISE`]: work goes to the emptier one of two equal engines, not to
+//! the luckier. A pace ages: a backend that was slow once gets few requests, so little would correct it. Without
+//! observations it counts as less and less slower than the fastest ([`HALF_LIFE`]) and as unmeasured after [`FORGOTTEN`]:
+//! then it gets a request and is measured again, at the cost of that one request. An unmeasured engine counts as the fastest.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// What an observation keeps of those before it: about the last twenty count.
+const KEEP: f64 = 0.95;
+/// One observation counts as at most so many times more or less than what was known: a single odd one cannot exile an engine.
+const ODD: f64 = 8.0;
+/// No backend counts as more than so many times slower than the fastest.
+const SPREAD_MAX: f64 = 8.0;
+/// Differences below this factor are noise.
+const NOISE: f64 = 1.25;
+/// The time after which an engine that is not observed counts as half as much slower than the fastest.
+const HALF_LIFE: Duration = Duration::from_secs(10);
+/// The time after which an engine that is not observed counts as unmeasured.
+const FORGOTTEN: Duration = Duration::from_secs(60);
+
+/// The pace of one engine at one kind of work; 2 is twice as long as the reference.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Pace {
+    observed: f64,
+    expected: f64,
+    at: Option<Instant>,
+}
+
+impl Pace {
+    /// Takes in that work which the reference does in `expected` seconds took `observed` seconds. Both are above 0.
+    pub fn observe(&mut self, observed: f64, expected: f64, now: Instant) {
+        if !(observed.is_finite() && expected.is_finite() && observed > 0.0 && expected > 0.0) {
+            return;
+        }
+        if self.at.is_none_or(|at| now.saturating_duration_since(at) >= FORGOTTEN) {
+            *self = Self::default();
+        }
+        let known = self.ratio().unwrap_or(observed / expected);
+        let likely = (expected * known / ODD, expected * known * ODD);
+        self.observed = KEEP * self.observed + observed.clamp(likely.0, likely.1);
+        self.expected = KEEP * self.expected + expected;
+        self.at = Some(now);
+    }
+
+    /// Observed time by expected time; `None` before the first observation.
+    pub fn ratio(&self) -> Option<f64> {
+        (self.expected > 0.0).then(|| self.observed / self.expected)
+    }
+
+    /// The pace that counts now, where `fastest` is that of the fastest engine.
+    pub(super) fn factor(&self, fastest: f64, now: Instant) -> f64 {
+        let (Some(ratio), Some(at)) = (self.ratio(), self.at) else { return fastest };
+        let age = now.saturating_duration_since(at);
+        if age >= FORGOTTEN {
+            return fastest;
+        }
+        let slower = ratio.min(fastest * SPREAD_MAX) - fastest;
+        let aged = fastest + slower * 0.5_f64.powf(age.div_duration_f64(HALF_LIFE));
+        if aged < fastest * NOISE { fastest } else { aged }
+    }
+}
+
+/// The smallest ratio; 1 if none is measured.
+pub(super) fn fastest(paces: impl Iterator<Item = Pace>) -> f64 {
+    let least = paces.filter_map(|pace| pace.ratio()).fold(f64::INFINITY, f64::min);
+    if least.is_finite() { least } else { 1.0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn paced(ratio: f64, now: Instant) -> Pace {
+        let mut pace = Pace::default();
+        (0..100).for_each(|_| pace.observe(ratio, 1.0, now));
+        pace
+    }
+
+    #[test]
+    fn equal_engines_count_as_equal_and_slower_ones_as_slower() {
+        let now = Instant::now();
+        assert_eq!(paced(1.2, now).factor(1.0, now), 1.0, "noise");
+        assert!((paced(3.0, now).factor(1.0, now) - 3.0).abs() < 1e-9);
+        assert_eq!(paced(100.0, now).factor(1.0, now), SPREAD_MAX);
+        assert_eq!(Pace::default().factor(2.0, now), 2.0, "unmeasured: as the fastest");
+    }
+
+    #[test]
+    fn what_is_not_observed_is_forgotten() {
+        let now = Instant::now();
+        let slow = paced(5.0, now);
+        assert!((slow.factor(1.0, now + HALF_LIFE) - 3.0).abs() < 1e-9);
+        assert_eq!(slow.factor(1.0, now + FORGOTTEN), 1.0);
+        let mut again = slow;
+        again.observe(1.0, 1.0, now + FORGOTTEN);
+        assert_eq!(again.ratio(), Some(1.0), "after a pause the past says little");
+    }
+
+    #[test]
+    fn one_odd_observation_counts_little_and_an_impossible_one_not_at_all() {
+        let now = Instant::now();
+        let mut pace = paced(1.0, now);
+        pace.observe(1e9, 1.0, now);
+        assert!(pace.ratio().unwrap() < 1.5, "{pace:?}");
+        let before = pace;
+        for (observed, expected) in [(0.0, 1.0), (1.0, 0.0), (f64::NAN, 1.0), (f64::INFINITY, 1.0), (-1.0, 1.0)] {
+            pace.observe(observed, expected, now);
+        }
+        assert_eq!(pace, before);
+    }
+
+    #[test]
+    fn an_engine_that_becomes_three_times_slower_is_known_within_twenty_requests() {
+        let now = Instant::now();
+        let mut pace = paced(1.0, now);
+        (0..20).for_each(|_| pace.observe(3.0, 1.0, now));
+        assert!(pace.factor(1.0, now) > 2.0, "{pace:?}");
+    }
+}
