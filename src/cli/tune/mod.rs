@@ -29,7 +29,7 @@ pub struct TuneArgs {
     /// Continue the journal of an earlier run
     #[arg(long)]
     resume: bool,
-    /// The journal [default: FILE with the ending .journal]
+    /// The journal [default: the name of FILE with the ending .journal, in the working directory]
     #[arg(long, value_name = "FILE")]
     journal: Option<PathBuf>,
     /// When the search ends at the latest: engine time such as 2h, or trials such as 45 (repeatable)
@@ -116,7 +116,8 @@ fn tuned(args: &TuneArgs) -> Result<Option<(Report, Goal)>, TuneError> {
     }
     let method = args.method.unwrap_or(Method::for_space(settings.len()));
     let plan = Plan { space, goal, method, budget };
-    let path = args.journal.clone().unwrap_or_else(|| args.file.with_extension("journal"));
+    let own = || PathBuf::from(args.file.file_stem().unwrap_or_default()).with_extension("journal");
+    let path = args.journal.clone().unwrap_or_else(own);
     let header = Header::new(&file.fingerprint, method.name(), args.seed);
     let (mut journal, done) = match args.resume {
         true => Journal::resume(&path, &header)?,
@@ -149,14 +150,13 @@ fn line(count: usize, trial: &Trial, best: Option<&Trial>, most: Option<usize>) 
         }
         Outcome::Refused { reason, .. } => format!("does not start: {reason}"),
     };
-    let kind = if trial.effort == Effort::Confirm { "confirmed: " } else { "" };
     let best = best.and_then(|best| Some(format!("; best {} ({})", number(best.value()?), name(&best.setting))));
     let minutes = (trial.seconds + trial.start_seconds) / 60.0;
-    format!(
-        "{count}{of}: {}: {kind}{what}, {minutes:.0} min of engine time{}",
-        name(&trial.setting),
-        best.unwrap_or_default()
-    )
+    let which = match trial.effort {
+        Effort::Confirm => "confirmation".to_owned(),
+        _ => format!("{count}{of}"),
+    };
+    format!("{which}: {}: {what}, {minutes:.0} min of engine time{}", name(&trial.setting), best.unwrap_or_default())
 }
 
 fn show(args: &TuneArgs, report: &Report, goal: &Goal) -> anyhow::Result<()> {
