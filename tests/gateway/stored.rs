@@ -2,7 +2,7 @@
 
 use sha2::{Digest, Sha256};
 
-use crate::client::post;
+use crate::client::{TestClient, change, post};
 use crate::engine::{Engine, LAST, ReceivedRequest, STREAM, Step, chunk, json, response, send};
 use crate::test_gateway::{TestGateway, one_pool};
 
@@ -61,6 +61,68 @@ async fn a_stored_response_is_found_at_the_backend_that_made_it_and_by_its_key_o
         gateway.request(post(&path, "authorization: Bearer mine\r\n", b"{}")).await.is(405, "method_not_allowed");
         assert_eq!(engine.count(), before + 3);
     }
+    gateway.settled().await;
+}
+
+fn ask(body: &str, key: &str) -> Vec<u8> {
+    post("/v1/responses", &format!("authorization: Bearer {key}\r\n"), body.as_bytes())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_response_is_continued_at_the_backend_that_made_it_and_by_its_key_only() {
+    let (one, two) = (engine("one").await, engine("two").await);
+    let gateway = gateway(&[&one, &two]).await;
+    for _ in 0..2 {
+        assert_eq!(gateway.request(ask(r#"{"model":"m","input":"x"}"#, "mine")).await.status(), 200);
+    }
+    assert_eq!((one.count(), two.count()), (1, 1));
+    let next = |id: &str| format!(r#"{{"model":"m","input":"y","previous_response_id":{id}}}"#);
+    for _ in 0..3 {
+        let continued = gateway.request(ask(&next(r#""resp_two""#), "mine")).await;
+        assert_eq!((continued.status(), continued.json()["id"].as_str()), (200, Some("resp_two")));
+    }
+    assert_eq!((one.count(), two.count()), (1, 4), "in turn they would go to both");
+    // The engine would tell another key what the conversation was about.
+    for id in [r#""resp_two""#, r#""resp\u005ftwo""#, r#""resp_other""#, r#""""#] {
+        gateway.request(ask(&next(id), "theirs")).await.is(404, "response_not_found");
+    }
+    gateway.request(ask(&next("[7]"), "theirs")).await.is(400, "invalid_request");
+    // The engine would store their response in place of mine.
+    let replacing = r#"{"model":"m","input":"y","request_id":"resp_two"}"#;
+    gateway.request(ask(replacing, "theirs")).await.is(400, "invalid_request");
+    assert_eq!((one.count(), two.count()), (1, 4));
+    assert_eq!(gateway.request(ask(&next("null"), "theirs")).await.status(), 200);
+    assert_eq!(gateway.request(ask(replacing, "mine")).await.status(), 200);
+    gateway.settled().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_response_is_continued_at_no_other_backend_while_its_own_is_away() {
+    let (one, two) = (engine("one").await, engine("two").await);
+    let gateway = gateway(&[&one, &two]).await;
+    assert_eq!(gateway.request(ask(r#"{"model":"m","input":"x"}"#, "mine")).await.status(), 200);
+    let (made_by, other) = if one.count() == 1 { (0, &two) } else { (1, &one) };
+    let id = ["resp_one", "resp_two"][made_by];
+    let next = ask(&format!(r#"{{"model":"m","input":"y","previous_response_id":"{id}"}}"#), "mine");
+    let admin = async |what: &str| {
+        let path = format!("/admin/backends/only/b{made_by}/{what}");
+        assert_eq!(TestClient::to(gateway.admin()).await.request(change(&path)).await.status(), 200);
+    };
+    admin("drain").await;
+    gateway.request(&next).await.is(503, "no_backend");
+    admin("enable").await;
+    assert_eq!(gateway.request(&next).await.json()["id"].as_str(), Some(id));
+    assert_eq!(other.count(), 0);
+    gateway.settled().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_keys_a_response_that_is_unknown_here_is_continued_by_any_engine() {
+    let one = engine("one").await;
+    let gateway = TestGateway::over(&[one.url()], &[]).await;
+    let next = post("/v1/responses", "", br#"{"model":"m","input":"y","previous_response_id":"resp_other"}"#);
+    assert_eq!(gateway.request(next).await.status(), 200);
+    assert_eq!(one.count(), 1);
     gateway.settled().await;
 }
 

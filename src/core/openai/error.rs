@@ -171,7 +171,7 @@ pub enum Refusal {
     },
     /// 404: no stored response of this id is known for this key.
     UnknownResponse {
-        /// The id in the path.
+        /// The id in the path, or of the response that the request continues.
         id: String,
     },
     /// 404: the path is not served.

@@ -53,6 +53,10 @@ pub struct RequestView<'a> {
     pub priority: Option<i64>,
     /// Whether the response is to be generated after the exchange is over (`background` of `/v1/responses`).
     pub background: bool,
+    /// The stored response that the prompt continues (`previous_response_id` of `/v1/responses`).
+    pub previous_response: Option<Cow<'a, str>>,
+    /// The id under which the engine shall store the response (`request_id` of `/v1/responses`).
+    pub response_id: Option<Cow<'a, str>>,
     /// Whether the client requested the usage event at the end of a stream.
     pub include_usage: bool,
     /// Whether the client requested usage in every event.
@@ -79,6 +83,8 @@ impl<'a> RequestView<'a> {
             shape: PromptShape::default(),
             priority: None,
             background: false,
+            previous_response: None,
+            response_id: None,
             include_usage: false,
             continuous_usage: false,
             usage_measures_shape: true,
@@ -178,6 +184,7 @@ fn field<'a>(
         b"background" if view.route == Route::Responses => {
             view.background = boolean(scanner, "background")?.unwrap_or(false);
         }
+        b"request_id" if view.route == Route::Responses => view.response_id = text(scanner, "request_id")?,
         b"stream_options" => {
             let options = stream_options(scanner)?;
             view.include_usage = options.include.unwrap_or(false);
@@ -205,6 +212,9 @@ fn field<'a>(
         | b"previous_response_id"
         | b"previous_input_messages"
         | b"tool_choice" => {
+            if key == b"previous_response_id" && view.route == Route::Responses {
+                view.previous_response = text(&mut scanner.clone(), "previous_response_id")?;
+            }
             view.usage_measures_shape &= is_default(scanner.clone(), key)?;
             prompt::other(scanner, key, &mut view.shape)?;
         }
@@ -223,6 +233,14 @@ fn is_default(mut scanner: Scanner<'_>, key: &[u8]) -> Result<bool, RequestError
         }
         JsonKind::Object | JsonKind::Array | JsonKind::Number | JsonKind::Bool => false,
     })
+}
+
+fn text<'a>(scanner: &mut Scanner<'a>, param: &'static str) -> Result<Option<Cow<'a, str>>, RequestError> {
+    match scanner.kind()? {
+        JsonKind::Null => scanner.skip().map(|_| None).map_err(Into::into),
+        JsonKind::String => Ok(Some(scanner.text()?.decode())),
+        kind => Err(RequestError::WrongType { param, expected: "a string", got: kind.name() }),
+    }
 }
 
 fn model<'a>(scanner: &mut Scanner<'a>) -> Result<(Span, Option<Cow<'a, str>>), RequestError> {

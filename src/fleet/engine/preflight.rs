@@ -219,6 +219,7 @@ mod tests {
             priority: 0,
             arrived: Instant::now(),
             avoid: [].into_iter().collect(),
+            only: None,
         };
         let mut held = Vec::new();
         for _ in 0..2 {

@@ -41,6 +41,7 @@ pub(super) struct LeaseRequest<'a> {
     pub(super) arrived: Instant,
     pub(super) model: &'a str,
     pub(super) avoid: &'a [BackendId],
+    pub(super) only: Option<&'a Arc<str>>,
 }
 
 /// A placement and the routing table that its positions refer to.
@@ -58,6 +59,10 @@ impl PlacedRequest {
 
     /// Classifies the request by a newer table; false when no pool there serves it.
     fn reclassify(&mut self, table: Arc<RoutingTable>, request: &LeaseRequest<'_>) -> bool {
+        // Its pool was removed, and with it the only backend that can serve it.
+        if request.only.is_some() {
+            return false;
+        }
         let model = table.model(request.model);
         let Some(placement) = model.and_then(|m| classify::place(&table, m.route, request.need.prompt_tokens)) else {
             return false;
@@ -110,6 +115,7 @@ async fn enter<D: Downstream>(
         priority: request.priority,
         arrived: request.arrived,
         avoid: request.avoid.into(),
+        only: request.only.cloned(),
     });
     match decision {
         AdmissionDecision::Granted(lease) => Ok(WaitResult::Granted(lease)),

@@ -30,6 +30,12 @@ pub fn place(table: &RoutingTable, model: &ModelRoute, tokens: u64) -> Option<Pl
     Some(Placement { home, spill })
 }
 
+/// The placement of a request that only the pool `name` can serve. `None` when it does not serve `model`.
+pub fn place_in(table: &RoutingTable, model: &ModelRoute, name: &str) -> Option<Placement> {
+    let home = *model.pools.iter().find(|index| *table.pools[**index].name == *name)?;
+    Some(Placement { home, spill: SmallVec::new() })
+}
+
 /// The most tokens that one request may take on any backend of its pools; `None` is no limit.
 pub fn tokens_limit(table: &RoutingTable, placement: &Placement) -> Option<u64> {
     let home = &table.pools[placement.home];

@@ -143,6 +143,7 @@ impl<'a, U: Upstream> Attempts<'a, U> {
             arrived: self.incoming.arrived,
             model: record.model.as_deref().unwrap_or_default(),
             avoid: &self.avoid,
+            only: self.prepared.only.as_ref(),
         };
         let Backends { admission, router, cut, .. } = self.backends;
         let admitted = admit::admit(admission, router, cut, &mut self.placed, request, down).await;

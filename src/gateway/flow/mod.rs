@@ -29,6 +29,7 @@ pub mod record;
 mod router;
 mod feedback;
 mod respond;
+mod response_owners;
 mod prepare;
 mod admit;
 mod attempt;
@@ -49,9 +50,10 @@ use crate::config::limits::RETRY_AFTER_MIN;
 use crate::experiment::Experiments;
 use crate::pool::Admission;
 use forward::{Attempts, Backends};
+use response_owners::ResponseOwners;
 use router::Router;
 use sluice_core::openai::{Refusal, Route, ShedReason};
-use stored::{IdCapture, StoredResponses};
+use stored::IdCapture;
 
 pub use exchange::{
     ClientGone, Connection, Downstream, Exchange, ExchangeError, ResponseHead, Upstream, UpstreamRequest,
@@ -69,7 +71,7 @@ pub struct Flow<U, R> {
     recorder: R,
     experiments: Experiments,
     router: Router,
-    stored: StoredResponses,
+    owners: ResponseOwners,
     closing: AtomicBool,
     /// Cancelled by [`Flow::cut`].
     cut: CancellationToken,
@@ -84,7 +86,7 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
             recorder,
             experiments: Experiments::default(),
             router: Router::new(table),
-            stored: StoredResponses::default(),
+            owners: ResponseOwners::default(),
             closing: AtomicBool::new(false),
             cut: CancellationToken::new(),
         }
@@ -154,7 +156,7 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
             }
             Route::Responses => {
                 let key = incoming.key.as_ref().map(|key| Arc::clone(key.name()));
-                let mut client = IdCapture::new(down, &self.stored, key);
+                let mut client = IdCapture::new(down, &self.owners, key);
                 Box::pin(self.serve(&mut incoming, &mut client, &mut record)).await
             }
             _ => self.serve(&mut incoming, down, &mut record).await,
@@ -174,7 +176,7 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
         if self.is_closing() {
             return Err(respond::shed(ShedReason::ShuttingDown, RETRY_AFTER_MIN, record));
         }
-        let serving = stored::serve(&self.stored, &self.admission, &self.upstream, incoming, down, record);
+        let serving = stored::serve(&self.owners, &self.admission, &self.upstream, incoming, down, record);
         let served = tokio::select! {
             biased;
             served = serving => Some(served),
@@ -203,7 +205,7 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
         if self.is_closing() {
             return Err(respond::shed(ShedReason::ShuttingDown, RETRY_AFTER_MIN, record));
         }
-        let prepared = prepare::prepare(&self.experiments, incoming, record).await?;
+        let prepared = prepare::prepare(&self.experiments, (&self.owners, &self.admission), incoming, record).await?;
         let Self { admission, router, upstream, cut, .. } = self;
         let backends = Backends { admission, router, upstream, cut };
         Attempts::new(backends, incoming, prepared).run(down, record).await

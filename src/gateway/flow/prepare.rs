@@ -14,12 +14,13 @@ use super::incoming::IncomingRequest;
 use super::keys::{ApiKey, InFlight, KeyNeedError};
 use super::record::{RecordGuard, Recorder, client_text};
 use super::respond::whole_seconds;
+use super::response_owners::{self, ResponseOwner, ResponseOwners};
 use super::routing_table::{ModelMatch, ModelRoute, RoutingTable};
 use crate::config::UsageInjection;
 use crate::config::limits::MAX_TOKENS;
 use crate::estimate::{ClientId, EstimateSource, OutputBounds, Prompt, PromptEstimate};
 use crate::experiment::Experiments;
-use crate::pool::Need;
+use crate::pool::{Admission, Need};
 use sluice_core::openai::{EditedBody, Edits, Refusal, RequestView, multipart, request};
 
 /// A request that is ready to be admitted.
@@ -28,6 +29,8 @@ pub(super) struct PreparedRequest {
     pub(super) placement: Placement,
     pub(super) need: Need,
     pub(super) priority: i32,
+    /// The only backend that can serve it.
+    pub(super) only: Option<Arc<str>>,
     pub(super) stream: bool,
     pub(super) prompts: u32,
     /// The body as it goes upstream.
@@ -41,6 +44,7 @@ pub(super) struct PreparedRequest {
 /// Reads, authorizes, estimates, classifies and assigns a request; an error is the refusal to send.
 pub(super) async fn prepare<R: Recorder>(
     experiments: &Experiments,
+    (owners, admission): (&ResponseOwners, &Admission),
     incoming: &IncomingRequest,
     record: &mut RecordGuard<'_, R>,
 ) -> Result<PreparedRequest, Refusal> {
@@ -60,8 +64,10 @@ pub(super) async fn prepare<R: Recorder>(
     };
     let (estimate, exact) = estimate(table, model.route, &prompt, incoming).await;
     record.estimate = Some(estimate);
-    let placement =
-        classify::place(table, model.route, estimate.tokens).ok_or_else(|| unknown_model(table, key, name))?;
+    owners.check_new(view.response_id.as_deref(), key)?;
+    let continued = response_owners::continued(owners, admission, view.previous_response.as_deref(), key)?;
+    let placement = place(table, model.route, estimate.tokens, continued.as_ref())
+        .ok_or_else(|| unknown_model(table, key, name))?;
     let sequences = u32::try_from(view.sequences()).unwrap_or(u32::MAX);
     let limits = [classify::tokens_limit(table, &placement), key.and_then(ApiKey::tokens_limit)];
     let need = need(model.route, &view, estimate, sequences, limits.into_iter().flatten().min());
@@ -81,6 +87,7 @@ pub(super) async fn prepare<R: Recorder>(
         placement,
         need,
         priority: key.map_or(0, ApiKey::priority),
+        only: continued.map(|owner| owner.backend),
         stream: view.stream,
         prompts: view.prompts,
         body,
@@ -99,6 +106,19 @@ pub(super) async fn prepare<R: Recorder>(
         },
         _in_flight: in_flight,
     })
+}
+
+/// The pools of a request: those of its length, or the one of the backend that holds the response that it continues.
+fn place(
+    table: &RoutingTable,
+    model: &ModelRoute,
+    tokens: u64,
+    continued: Option<&ResponseOwner>,
+) -> Option<Placement> {
+    match continued {
+        None => classify::place(table, model, tokens),
+        Some(owner) => classify::place_in(table, model, &owner.pool),
+    }
 }
 
 fn read(incoming: &IncomingRequest) -> Result<RequestView<'_>, Refusal> {

@@ -1,17 +1,13 @@
-//! Stored responses: reading, deleting and cancelling them at the backend that generated them.
+//! Requests for `/v1/responses/{id}`: reading, deleting and cancelling a stored response at the backend that generated it.
 //!
-//! An engine keeps the responses of `/v1/responses` in its memory. So a request for `/v1/responses/{id}` must go to the backend
-//! that generated the response, and it must come with the same API key. [`IdCapture`] reads the id from the first bytes of each
-//! response. A request with an unknown id gets 404 and is sent to no engine: the response was generated through another
-//! gateway, too long ago, or before this one started.
+//! [`IdCapture`] reads the id from the first bytes of each response, for the table in `response_owners.rs`. A request with an
+//! unknown id gets 404 and is sent to no engine: the response was generated through another gateway, too long ago, or before
+//! this one started.
 //!
 //! Such a request generates nothing and needs no lease, but counts against the limits of its key. It is sent once, on a new
 //! connection. vLLM stores responses only with `VLLM_ENABLE_RESPONSES_API_STORE`. Otherwise the client gets the engine's 404
 //! (for DELETE its 405).
-//!
-//! Bounds: [`MAX_RESPONSES`] ids for [`LIFETIME`]; the oldest are removed first. An id keeps its first key.
 
-use std::collections::{HashMap, VecDeque};
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
@@ -19,95 +15,32 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http::header::HeaderValue;
-use parking_lot::Mutex;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::exchange::{ClientGone, Connection, Downstream, Exchange, ResponseHead, Upstream, UpstreamRequest};
 use super::incoming::IncomingRequest;
 use super::record::{Outcome, RecordGuard, Recorder, Stage, UpstreamFault};
 use super::respond::{self, REQUEST_ID};
-use crate::pool::{Address, Admission};
+use super::response_owners::{self, ResponseOwner, ResponseOwners};
+use crate::pool::Admission;
 use sluice_core::openai::route::{is_response_id, stored_response};
 use sluice_core::openai::{EditedBody, Refusal};
 
-/// The most responses that are remembered, at about 200 bytes each.
-pub(super) const MAX_RESPONSES: usize = 65_536;
-/// How long a response is remembered.
-pub(super) const LIFETIME: Duration = Duration::from_secs(24 * 3600);
 /// The start of a response that is searched for its id, bytes. vLLM writes the id within the first hundred.
 const ID_WITHIN: usize = 4 << 10;
-
-/// The backend and the key of a response.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct ResponseOwner {
-    /// The name of the client's key, where keys are required.
-    pub(super) key: Option<Arc<str>>,
-    pub(super) pool: Arc<str>,
-    pub(super) backend: Arc<str>,
-}
-
-/// The owners of responses, by id.
-#[derive(Debug, Default)]
-pub(super) struct StoredResponses {
-    table: Mutex<Table>,
-}
-
-#[derive(Debug, Default)]
-struct Table {
-    by_id: HashMap<Arc<str>, ResponseOwner>,
-    /// Ids in the order in which they were first seen.
-    by_age: VecDeque<(Instant, Arc<str>)>,
-}
-
-impl StoredResponses {
-    fn remember(&self, id: &str, owner: ResponseOwner, now: Instant) {
-        let mut table = self.table.lock();
-        table.forget(now, MAX_RESPONSES - 1);
-        match table.by_id.get_mut(id) {
-            // Clients can choose ids, so an id may occur again. It stays with its first key.
-            Some(known) if known.key == owner.key => *known = owner,
-            Some(_) => {}
-            None => {
-                let id: Arc<str> = id.into();
-                table.by_age.push_back((now, Arc::clone(&id)));
-                table.by_id.insert(id, owner);
-            }
-        }
-    }
-
-    fn find(&self, id: &str, key: Option<&Arc<str>>, now: Instant) -> Option<ResponseOwner> {
-        let mut table = self.table.lock();
-        table.forget(now, MAX_RESPONSES);
-        table.by_id.get(id).filter(|owner| owner.key.as_ref() == key).cloned()
-    }
-}
-
-impl Table {
-    /// Removes expired entries, and the oldest beyond `most`.
-    fn forget(&mut self, now: Instant, most: usize) {
-        while let Some((since, _)) = self.by_age.front() {
-            if self.by_age.len() <= most && now.saturating_duration_since(*since) < LIFETIME {
-                return;
-            }
-            if let Some((_, id)) = self.by_age.pop_front() {
-                self.by_id.remove(&id);
-            }
-        }
-    }
-}
 
 /// Wraps a client and remembers the id of its response, before the client receives it.
 pub(super) struct IdCapture<'a, D> {
     down: &'a mut D,
-    stored: &'a StoredResponses,
+    owners: &'a ResponseOwners,
     key: Option<Arc<str>>,
     /// Set between the head of a success and the first bytes of its body.
     owner: Option<ResponseOwner>,
 }
 
 impl<'a, D> IdCapture<'a, D> {
-    pub(super) fn new(down: &'a mut D, stored: &'a StoredResponses, key: Option<Arc<str>>) -> Self {
-        Self { down, stored, key, owner: None }
+    pub(super) fn new(down: &'a mut D, owners: &'a ResponseOwners, key: Option<Arc<str>>) -> Self {
+        Self { down, owners, key, owner: None }
     }
 }
 
@@ -126,7 +59,7 @@ impl<D: Downstream> Downstream for IdCapture<'_, D> {
         if let Some(owner) = self.owner.take()
             && let Some(id) = response_id(&bytes)
         {
-            self.stored.remember(id, owner, Instant::now());
+            self.owners.remember(id, owner, Instant::now());
         }
         self.down.body(bytes, last)
     }
@@ -155,7 +88,7 @@ fn response_id(bytes: &[u8]) -> Option<&str> {
 
 /// Serves a request that names a stored response; an error is a refusal that has not been sent.
 pub(super) async fn serve<U: Upstream, D: Downstream, R: Recorder>(
-    stored: &StoredResponses,
+    owners: &ResponseOwners,
     admission: &Admission,
     upstream: &U,
     incoming: &mut IncomingRequest,
@@ -168,8 +101,7 @@ pub(super) async fn serve<U: Upstream, D: Downstream, R: Recorder>(
     let path = incoming.path.split('?').next().unwrap_or_default();
     let (id, _) = stored_response(path).ok_or(Refusal::UnknownRoute)?;
     let unknown = || Refusal::UnknownResponse { id: id.to_owned() };
-    let owner = stored.find(id, record.key.as_ref(), Instant::now()).ok_or_else(unknown)?;
-    let address = address_of(admission, &owner).ok_or_else(unknown)?;
+    let (owner, address) = response_owners::held(owners, admission, id, key).ok_or_else(unknown)?;
     (record.pool, record.backend) = (Some(owner.pool), Some(owner.backend));
     let mut request = UpstreamRequest {
         method: incoming.method.clone(),
@@ -203,14 +135,6 @@ pub(super) async fn serve<U: Upstream, D: Downstream, R: Recorder>(
         }
     }
     Ok(())
-}
-
-/// The address of the backend; `None` if it is no longer configured.
-fn address_of(admission: &Admission, owner: &ResponseOwner) -> Option<Arc<Address>> {
-    let pools = admission.view();
-    let pool = pools.iter().find(|pool| pool.name == owner.pool)?;
-    let backend = pool.backends.iter().find(|backend| backend.name == owner.backend && !backend.removed)?;
-    Some(Arc::clone(&backend.address))
 }
 
 /// Sends the engine's response to the client. It may be a stream of the events of a running response.
@@ -269,39 +193,6 @@ async fn copy<X: Exchange, D: Downstream>(
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn owner(key: &str, backend: &str) -> ResponseOwner {
-        ResponseOwner { key: Some(key.into()), pool: "p".into(), backend: backend.into() }
-    }
-
-    fn found(stored: &StoredResponses, id: &str, key: &str, now: Instant) -> Option<Arc<str>> {
-        stored.find(id, Some(&key.into()), now).map(|owner| owner.backend)
-    }
-
-    #[test]
-    fn only_the_key_that_made_a_response_finds_it_and_keeps_it() {
-        let (stored, now) = (StoredResponses::default(), Instant::now());
-        stored.remember("r", owner("mine", "b0"), now);
-        stored.remember("r", owner("theirs", "b1"), now);
-        assert_eq!(found(&stored, "r", "mine", now).as_deref(), Some("b0"));
-        assert_eq!(found(&stored, "r", "theirs", now), None);
-        assert_eq!(stored.find("r", None, now), None);
-        stored.remember("r", owner("mine", "b1"), now);
-        assert_eq!(found(&stored, "r", "mine", now).as_deref(), Some("b1"));
-    }
-
-    #[test]
-    fn responses_are_forgotten_after_their_lifetime_and_the_oldest_beyond_the_bound() {
-        let (stored, now) = (StoredResponses::default(), Instant::now());
-        for number in 0..=MAX_RESPONSES {
-            stored.remember(&format!("r{number}"), owner("k", "b"), now);
-        }
-        assert_eq!(found(&stored, "r0", "k", now), None);
-        assert!(found(&stored, "r1", "k", now).is_some());
-        assert_eq!(stored.table.lock().by_id.len(), MAX_RESPONSES);
-        assert_eq!(found(&stored, "r1", "k", now + LIFETIME), None);
-        assert_eq!(stored.table.lock().by_id.len(), 0);
-    }
 
     #[test]
     fn the_id_is_found_in_bodies_and_first_events() {

@@ -333,6 +333,7 @@ fn hold(test: &TestFlow) -> crate::pool::Lease {
         priority: 0,
         arrived: Instant::now(),
         avoid: Default::default(),
+        only: None,
     };
     match test.flow.admission().enter(ask) {
         crate::pool::AdmissionDecision::Granted(lease) => lease,

@@ -27,7 +27,11 @@ impl AdmissionState {
                 && self.pools[found.pool.index()].fed_by.contains(&request.home)
                 && found.max_model_len.is_none_or(|len| request.need.prompt_tokens <= len / 100 * SPILL_LEN_PERCENT)
         };
-        found.could_serve(&request.need) && !request.avoid.contains(&backend) && (home || spilled_in_reach())
+        let possible = request.only.as_ref().is_none_or(|name| *name == found.name);
+        possible
+            && found.could_serve(&request.need)
+            && !request.avoid.contains(&backend)
+            && (home || spilled_in_reach())
     }
 
     /// Pools in the order in which they are tried: home first and then the spill list, but a prompt that needs a permit

@@ -2,6 +2,8 @@
 //!
 //! Made by the request path from the placement and the estimate; admission keeps it while the request waits.
 
+use std::sync::Arc;
+
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
@@ -26,6 +28,8 @@ pub struct AdmissionRequest {
     pub arrived: Instant,
     /// Backends that have failed this request.
     pub avoid: SmallVec<[BackendId; 2]>,
+    /// The only backend that can serve it, by name: it holds what the request continues.
+    pub only: Option<Arc<str>>,
 }
 
 impl AdmissionRequest {

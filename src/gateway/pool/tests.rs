@@ -83,6 +83,7 @@ impl Fixture {
             priority: 0,
             arrived: self.now,
             avoid: smallvec![],
+            only: None,
         }
     }
 

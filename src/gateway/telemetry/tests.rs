@@ -200,6 +200,7 @@ fn a_backend_that_moved_is_shown_once_while_its_old_place_drains() {
         priority: 0,
         arrived: now,
         avoid: SmallVec::new(),
+        only: None,
     };
     let lease = admission.enter(ask);
     admission.apply(&[spec("short", "gpu0", 9000)], rules, now);

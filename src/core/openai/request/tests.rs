@@ -217,6 +217,23 @@ fn background_is_read_on_the_route_that_has_it() {
 }
 
 #[test]
+fn ids_of_responses_are_read_on_the_route_that_has_them() {
+    let of = |route, body: &'static str| read(route, body.as_bytes()).map(|view| view.previous_response);
+    let id = |id: &'static str| Ok(Some(id.into()));
+    assert_eq!(of(Route::Responses, r#"{"previous_response_id":"resp_1"}"#), id("resp_1"));
+    assert_eq!(of(Route::Responses, r#"{"previous\u005fresponse_id":"resp\u005f1"}"#), id("resp_1"));
+    assert_eq!(of(Route::Responses, r#"{"previous_response_id":"a","previous_response_id":"b"}"#), id("b"));
+    assert_eq!(of(Route::Responses, r#"{"previous_response_id":null}"#), Ok(None));
+    assert!(of(Route::Responses, r#"{"previous_response_id":["resp_1"]}"#).is_err());
+    assert_eq!(of(Route::ChatCompletions, r#"{"previous_response_id":"resp_1"}"#), Ok(None));
+    let chosen = |route, body: &'static str| read(route, body.as_bytes()).map(|view| view.response_id);
+    assert_eq!(chosen(Route::Responses, r#"{"request_id":"resp_1","input":"x"}"#), id("resp_1"));
+    assert_eq!(chosen(Route::Responses, r#"{"request_id":null,"input":"x"}"#), Ok(None));
+    assert!(chosen(Route::Responses, r#"{"request_id":7}"#).is_err());
+    assert_eq!(chosen(Route::ChatCompletions, r#"{"request_id":"resp_1"}"#), Ok(None));
+}
+
+#[test]
 fn the_output_bound_follows_the_route() {
     let bound = |route, body: &str| read(route, body.as_bytes()).unwrap().output_bound();
     assert_eq!(bound(Route::Completions, "{}"), Some(16));
