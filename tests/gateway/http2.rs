@@ -11,7 +11,7 @@ use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use crate::client::{CHAT, STREAMED, TIMEOUT, chat};
+use crate::client::{CHAT, STREAMED, TIMEOUT, TestClient, chat};
 use crate::engine::{COMPLETION, Engine, STREAM, Step, chunk, completion, ending, event, gated_stream, send};
 use crate::test_gateway::{TestGateway, eventually, eventually_within};
 use crate::tunnel::{Files, connect};
@@ -400,6 +400,32 @@ async fn streams_beyond_the_bound_are_refused_and_can_be_tried_again() {
     };
     let found = raw(&gateway, heads, |found| refused(found) >= 72).await;
     assert_eq!(refused(&found), 72, "REFUSED_STREAM");
+    gateway.settled().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_that_share_a_connection_count_as_connections() {
+    let engine = Engine::always(gated_stream()).await;
+    let limits = ["server.max_connections=4", "server.max_connections_per_address=4"];
+    let gateway = TestGateway::over(&[engine.url()], &limits).await;
+    let (client, _driver) = plain(&gateway).await;
+    let mut running = Vec::new();
+    for _ in 0..3 {
+        let mut body = client.chat(STREAMED).await.head().await.into_body();
+        until(&mut body, "one").await;
+        running.push(body);
+    }
+    let refused = timeout(TIMEOUT, client.chat(STREAMED).await.response).await.unwrap().unwrap_err();
+    assert_eq!(refused.reason(), Some(Reason::REFUSED_STREAM));
+    let mut other = TestClient::to(gateway.address()).await;
+    other.request(chat(CHAT)).await.is(503, "too_many_connections");
+    drop(running.pop());
+    eventually("there is room", async || {
+        let response = timeout(TIMEOUT, client.chat(STREAMED).await.response).await.unwrap();
+        response.is_ok()
+    })
+    .await;
+    drop(running);
     gateway.settled().await;
 }
 

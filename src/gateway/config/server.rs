@@ -44,7 +44,8 @@ table! {
         /// Memory for all request bodies together, from their first byte until they are no longer needed. When it is used up,
         /// requests get 503. Bodies over 1 MiB can use only seven eighths of it, so that small requests are still served.
         pub max_body_memory: ByteSize = of_machine(OfMachine::BodyMemory).within("1", "16384GiB").example("4GiB");
-        /// Client connections at once. One more gets 503 to its first request and is closed.
+        /// Client connections at once. One more gets 503 to its first request and is closed. A request on a connection with
+        /// HTTP/2 counts as a connection, too; one more is refused in a way that is safe to retry.
         pub max_connections: usize =
             of_machine(OfMachine::Connections).within("1", limits::MAX_CONNECTIONS).example("65536");
         /// Client connections at once from one IP address (with IPv6, from one /64 network). A load balancer in front counts

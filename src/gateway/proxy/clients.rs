@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | connections | `server.max_connections` | 503 to the first request, then the connection is closed |
 //! | connections of one address | `server.max_connections_per_address` | the same |
+//! | requests on connections with HTTP/2 | the same two, as if each came on a connection of its own | refused, safe to retry |
 //! | connections that are being refused | [`REFUSED_MAX`] | closed at once, and counted |
 //! | bytes of bodies | `server.max_body_memory` | 503 |
 //!
@@ -45,6 +46,7 @@ pub struct ClientLimits {
 
 #[derive(Debug, Default)]
 struct OpenConnections {
+    /// Connections, and requests on connections with HTTP/2.
     served: usize,
     refused: usize,
     by_address: HashMap<IpAddr, usize>,
@@ -84,17 +86,21 @@ impl ClientLimits {
     pub(super) fn connected(self: &Arc<Self>, address: IpAddr) -> Option<CountedConnection> {
         let network = network(address);
         let mut open = self.open.lock();
-        let has_room = open.served < self.connections_max.load(Relaxed);
-        let served = has_room && open.count(network, self.per_address_max.load(Relaxed));
-        if served {
-            open.served += 1;
-        } else if open.refused < REFUSED_MAX {
-            open.refused += 1;
-        } else {
+        let served = self.count(&mut open, network);
+        if !served && open.refused >= REFUSED_MAX {
             self.dropped.fetch_add(1, Relaxed);
             return None;
         }
+        open.refused += usize::from(!served);
         Some(CountedConnection { limits: Arc::clone(self), network, refused: !served })
+    }
+
+    /// Counts a connection or request that is served. False: there are too many.
+    fn count(&self, open: &mut OpenConnections, network: IpAddr) -> bool {
+        let has_room = open.served < self.connections_max.load(Relaxed);
+        let counted = has_room && open.count(network, self.per_address_max.load(Relaxed));
+        open.served += usize::from(counted);
+        counted
     }
 
     /// Starts to count a body.
@@ -113,6 +119,17 @@ impl OpenConnections {
         *count += 1;
         true
     }
+
+    /// Returns what [`ClientLimits::count`] has counted.
+    fn release(&mut self, network: IpAddr) {
+        self.served -= 1;
+        if let Entry::Occupied(mut count) = self.by_address.entry(network) {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
+            }
+        }
+    }
 }
 
 /// A counted connection; dropping it reduces the count.
@@ -127,17 +144,36 @@ pub(super) struct CountedConnection {
 impl Drop for CountedConnection {
     fn drop(&mut self) {
         let mut open = self.limits.open.lock();
-        if self.refused {
-            open.refused -= 1;
-            return;
+        match self.refused {
+            true => open.refused -= 1,
+            false => open.release(self.network),
         }
-        open.served -= 1;
-        if let Entry::Occupied(mut count) = open.by_address.entry(self.network) {
-            *count.get_mut() -= 1;
-            if *count.get() == 0 {
-                count.remove();
-            }
-        }
+    }
+}
+
+impl CountedConnection {
+    /// The address for counting: that of the client, or its network.
+    pub(super) fn network(&self) -> IpAddr {
+        self.network
+    }
+
+    /// Counts a request on this connection, where it is one of several. `None`: there are too many.
+    pub(super) fn request(&self) -> Option<CountedRequest> {
+        let counted = self.limits.count(&mut self.limits.open.lock(), self.network);
+        counted.then(|| CountedRequest { limits: Arc::clone(&self.limits), network: self.network })
+    }
+}
+
+/// A counted request on a connection with HTTP/2; dropping it reduces the count.
+#[derive(Debug)]
+pub(super) struct CountedRequest {
+    limits: Arc<ClientLimits>,
+    network: IpAddr,
+}
+
+impl Drop for CountedRequest {
+    fn drop(&mut self) {
+        self.limits.open.lock().release(self.network);
     }
 }
 
@@ -237,6 +273,21 @@ mod tests {
         drop((second, third, others));
         assert_eq!(limits.view().connections, 0);
         assert!(limits.open.lock().by_address.is_empty());
+    }
+
+    #[test]
+    fn requests_that_share_a_connection_count_as_connections() {
+        let limits = limits(4, 3, 0);
+        let connection = limits.connected(address("10.0.0.1")).unwrap();
+        let (first, second) = (connection.request().unwrap(), connection.request());
+        assert!(second.is_some() && connection.request().is_none(), "three of one address");
+        let other = limits.connected(address("10.0.0.2")).unwrap();
+        assert!(!other.refused && other.request().is_none(), "four in all");
+        assert_eq!(limits.view().connections, 4);
+        drop(first);
+        assert!(connection.request().is_some(), "a place that is returned is free");
+        drop((connection, second, other));
+        assert!(limits.view().connections == 0 && limits.open.lock().by_address.is_empty());
     }
 
     #[test]

@@ -8,7 +8,8 @@
 //!
 //! Limits per connection:
 //! - [`STREAMS_MAX`] requests at once, including reset ones that have not ended yet. Further ones are refused, which is safe to
-//!   retry.
+//!   retry. So are those above `server.max_connections` or its share for one address: each request counts like a connection
+//!   with HTTP/1.1, because it takes as much memory.
 //! - Header lists as for HTTP/1.1.
 //! - [`WINDOW`] bytes of request bodies that were not read yet, and [`SEND_BUFFER`] bytes of a response that were not sent yet.
 //! - Costly frames as in `frames.rs`, and [`REFUSED_MAX`] refused or malformed streams. Beyond that the client gets GOAWAY
@@ -23,15 +24,18 @@ use std::sync::Arc;
 use std::task::{Poll, ready};
 use std::time::Duration;
 
+use bytes::Bytes;
 use h2::Reason;
+use h2::server::Connection;
 use pingora::apps::HttpServerApp;
-use pingora::protocols::Digest;
 use pingora::protocols::http::ServerSession;
 use pingora::protocols::http::v2::server::{H2Accept, H2Options, HttpSession, handshake};
+use pingora::protocols::{Digest, Stream};
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use tokio_util::task::TaskTracker;
 
+use super::clients::CountedConnection;
 use super::socket::ClientSocket;
 use super::transport::SEND_TIMEOUT;
 use crate::config::limits;
@@ -76,13 +80,14 @@ const HEADER_LIST_MAX: u32 = (limits::MAX_HEADER_BYTES + 32 * limits::MAX_HEADER
 pub(super) async fn serve<A: HttpServerApp + Send + Sync + 'static>(
     app: &Arc<A>,
     socket: ClientSocket,
+    counted: &CountedConnection,
     pauses: Pauses,
     stop: &watch::Receiver<bool>,
 ) {
     let streams = TaskTracker::new();
     // `TaskTracker::wait` returns only on a closed tracker; tasks can still be added.
     streams.close();
-    drive(app, socket, pauses, stop, &streams).await;
+    drive(app, socket, counted, pauses, stop, &streams).await;
     // The connection has ended, so each request notices that its client has disconnected.
     streams.wait().await;
 }
@@ -90,12 +95,13 @@ pub(super) async fn serve<A: HttpServerApp + Send + Sync + 'static>(
 async fn drive<A: HttpServerApp + Send + Sync + 'static>(
     app: &Arc<A>,
     mut socket: ClientSocket,
+    counted: &CountedConnection,
     pauses: Pauses,
     stop: &watch::Receiver<bool>,
     streams: &TaskTracker,
 ) {
     let flood = socket.watch_frames();
-    let socket: pingora::protocols::Stream = Box::new(socket);
+    let socket: Stream = Box::new(socket);
     let Ok(Ok(mut connection)) = timeout(pauses.preface, handshake(socket, Some(options()))).await else {
         return;
     };
@@ -121,7 +127,7 @@ async fn drive<A: HttpServerApp + Send + Sync + 'static>(
                 leaving = true;
                 continue;
             }
-            accepted = HttpSession::from_h2_conn(&mut connection, Arc::clone(&digest)) => accepted,
+            accepted = next_stream(&mut connection, &digest) => accepted,
             () = without_streams(streams, idle) => {
                 if leaving {
                     return;
@@ -130,23 +136,38 @@ async fn drive<A: HttpServerApp + Send + Sync + 'static>(
                 leaving = true;
                 continue;
             }
-            // Polls the connection again, which detects a client that reads nothing.
-            () = sleep(SEND_TIMEOUT / 4) => continue,
         };
         match accepted {
-            Ok(Some(H2Accept::Session(mut session))) if streams.len() >= STREAMS_MAX as usize => {
-                session.shutdown_with_reason(Reason::REFUSED_STREAM);
-                refused += 1;
-            }
-            Ok(Some(H2Accept::Session(session))) => {
+            Ok(Some(H2Accept::Session(mut session))) => {
+                let has_room = streams.len() < STREAMS_MAX as usize;
+                let Some(counted) = has_room.then(|| counted.request()).flatten() else {
+                    session.shutdown_with_reason(Reason::REFUSED_STREAM);
+                    refused += 1;
+                    continue;
+                };
                 let (app, stop) = (Arc::clone(app), stop.clone());
                 streams.spawn(async move {
+                    let _counted = counted;
                     // A stream is not reused, so the result is ignored.
                     let _ = app.process_new_http(ServerSession::new_http2(session), &stop).await;
                 });
             }
             Ok(Some(H2Accept::Rejected)) => refused += 1,
             Ok(None) | Err(_) => return,
+        }
+    }
+}
+
+/// The next stream. Polls the connection again from time to time, which detects a client that reads nothing. It does so by
+/// itself, because in the loop above that would start the time without requests again.
+async fn next_stream(
+    connection: &mut Connection<Stream, Bytes>,
+    digest: &Arc<Digest>,
+) -> pingora::Result<Option<H2Accept>> {
+    loop {
+        let accepting = HttpSession::from_h2_conn(connection, Arc::clone(digest));
+        if let Ok(accepted) = timeout(SEND_TIMEOUT / 4, accepting).await {
+            return accepted;
         }
     }
 }
@@ -178,4 +199,53 @@ async fn stopped(stop: &mut watch::Receiver<bool>) {
 async fn without_streams(streams: &TaskTracker, pause: Duration) {
     streams.wait().await;
     sleep(pause).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::Pin;
+
+    use pingora::apps::ReusedHttpStream;
+    use tokio::net::{TcpListener, TcpStream};
+
+    use super::super::clients::ClientLimits;
+    use super::super::transport::Transport;
+    use super::*;
+
+    /// Serves nothing.
+    struct NoApp;
+
+    impl HttpServerApp for NoApp {
+        fn process_new_http<'a, 'b, 'c>(
+            self: &'a Arc<Self>,
+            _session: ServerSession,
+            _shutdown: &'b watch::Receiver<bool>,
+        ) -> Pin<Box<dyn Future<Output = Option<ReusedHttpStream>> + Send + 'c>>
+        where
+            'a: 'c,
+            'b: 'c,
+            Self: 'c,
+        {
+            Box::pin(async { None })
+        }
+    }
+
+    #[tokio::test]
+    async fn a_connection_without_requests_is_closed_however_long_it_may_be_idle() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let server = Transport::plain(listener.accept().await.unwrap().0);
+        let pauses = Pauses { preface: Duration::from_secs(10), idle: 2 * SEND_TIMEOUT };
+        let (_stop, stopping) = watch::channel(false);
+        let counted = Arc::new(ClientLimits::default()).connected([127, 0, 0, 1].into()).unwrap();
+        let serving = tokio::spawn(async move {
+            serve(&Arc::new(NoApp), ClientSocket::new(server, false), &counted, pauses, &stopping).await;
+        });
+        let (_requests, connection) = h2::client::handshake(client).await.unwrap();
+        let _driver = tokio::spawn(connection);
+        tokio::time::pause();
+        let begun = tokio::time::Instant::now();
+        timeout(4 * SEND_TIMEOUT, serving).await.expect("the connection is closed").unwrap();
+        assert!(begun.elapsed() >= pauses.idle, "closed after {:?}", begun.elapsed());
+    }
 }

@@ -157,7 +157,7 @@ async fn serve_connection<A: HttpServerApp + Send + Sync + 'static>(
     let pauses = Pauses { preface: pause, idle };
     let established = tokio::select! {
         // Boxed, so that its state is freed when it ends and not with the connection.
-        established = Box::pin(Transport::establish(connection, config, idle, pause)) => established,
+        established = Box::pin(Transport::establish(connection, counted.network(), config, idle, pause)) => established,
         // There is no request yet that could be lost.
         _ = stop.wait_for(|stopping| *stopping) => return,
     };
@@ -167,7 +167,7 @@ async fn serve_connection<A: HttpServerApp + Send + Sync + 'static>(
         Some((_, Protocol::Http2)) if counted.refused => {}
         // Boxed, because its state is larger than that of an HTTP/1.1 connection.
         Some((transport, Protocol::Http2)) => {
-            Box::pin(http2::serve(app, ClientSocket::new(transport, false), pauses, &stop)).await;
+            Box::pin(http2::serve(app, ClientSocket::new(transport, false), &counted, pauses, &stop)).await;
         }
         None => {}
     }

@@ -5,9 +5,13 @@
 //! passed on to the reader.
 //!
 //! Bounds: a handshake, and a preface after its first byte, may take `server.header_timeout`; the first byte may take as long
-//! as a connection may be idle. At most [`HANDSHAKES_MAX`] handshakes run at once; the wait for one counts towards its time.
+//! as a connection may be idle. At most [`HANDSHAKES_MAX`] handshakes run at once, and [`HANDSHAKES_SHARE`] of addresses that
+//! share a place in a table; the wait for one counts towards its time. So clients that stop inside a handshake keep out no
+//! clients of other addresses, and those that send nothing hold no place at all.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, IoSlice};
+use std::net::IpAddr;
 use std::os::fd::{AsRawFd, RawFd};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -17,7 +21,7 @@ use std::time::Duration;
 use bytes::{Buf, BytesMut};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
@@ -29,7 +33,14 @@ use crate::tls::H2;
 pub(super) const SEND_TIMEOUT: Duration = Duration::from_secs(60);
 /// TLS handshakes at once. Each takes up to about 40 KB, and an RSA signature of 2,048 bits takes a millisecond of CPU.
 const HANDSHAKES_MAX: usize = 2_048;
-static HANDSHAKES: Semaphore = Semaphore::const_new(HANDSHAKES_MAX);
+/// Those of one address, which a load balancer may be: in 50 ms each, 5,000 in a second.
+const HANDSHAKES_SHARE: usize = 256;
+/// Places of the table of addresses.
+const HANDSHAKE_SHARES: usize = 64;
+static HANDSHAKES: Handshakes = Handshakes {
+    all: Semaphore::const_new(HANDSHAKES_MAX),
+    shares: [const { Semaphore::const_new(HANDSHAKES_SHARE) }; HANDSHAKE_SHARES],
+};
 
 /// The connection preface of HTTP/2.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -66,8 +77,10 @@ impl Transport {
 
     /// Performs the TLS handshake, if TLS is configured, and detects the protocol. `None`: the connection ended or timed out,
     /// after `idle` without a first byte or `pause` from then on.
+    /// `from`: the client's address or network.
     pub(super) async fn establish(
         stream: TcpStream,
+        from: IpAddr,
         config: Arc<Config>,
         idle: Duration,
         pause: Duration,
@@ -78,10 +91,7 @@ impl Transport {
             return Some((plain, protocol));
         };
         let acceptor = TlsAcceptor::from(tls.settings().config());
-        let handshake = async {
-            let _place = HANDSHAKES.acquire().await.ok()?;
-            acceptor.accept(stream).await.inspect_err(|error| tracing::debug!(%error, "TLS handshake failed")).ok()
-        };
+        let handshake = handshake(stream, from, acceptor, &HANDSHAKES);
         // Boxed, so that the state of the handshake is freed when it ends.
         let stream = timeout(pause, Box::pin(handshake)).await.ok()??;
         let protocol = if stream.get_ref().1.alpn_protocol() == Some(H2) { Protocol::Http2 } else { Protocol::Http1 };
@@ -130,6 +140,41 @@ impl Transport {
     /// The descriptor of the socket.
     pub(super) fn descriptor(&self) -> RawFd {
         self.tcp().as_raw_fd()
+    }
+}
+
+/// Performs a TLS handshake as its server.
+async fn handshake(
+    stream: TcpStream,
+    from: IpAddr,
+    acceptor: TlsAcceptor,
+    handshakes: &Handshakes,
+) -> Option<TlsStream<TcpStream>> {
+    // A client that sends nothing holds no place.
+    stream.readable().await.ok()?;
+    let _places = handshakes.begin(from).await?;
+    acceptor.accept(stream).await.inspect_err(|error| tracing::debug!(%error, "TLS handshake failed")).ok()
+}
+
+/// Limits the TLS handshakes in progress.
+#[derive(Debug)]
+struct Handshakes {
+    all: Semaphore,
+    /// By the hash of the address. A map of addresses would need a bound of its own.
+    shares: [Semaphore; HANDSHAKE_SHARES],
+}
+
+impl Handshakes {
+    /// Waits for a place. The share comes first: a client that waits for it holds nothing that others need.
+    async fn begin(&self, from: IpAddr) -> Option<[SemaphorePermit<'_>; 2]> {
+        let share = self.share(from).acquire().await.ok()?;
+        Some([share, self.all.acquire().await.ok()?])
+    }
+
+    fn share(&self, from: IpAddr) -> &Semaphore {
+        let mut hasher = DefaultHasher::new();
+        from.hash(&mut hasher);
+        &self.shares[hasher.finish() as usize % HANDSHAKE_SHARES]
     }
 }
 
@@ -190,14 +235,21 @@ mod tests {
     use tokio::net::TcpListener;
 
     use super::*;
+    use crate::tls::testing::Issued;
+    use crate::tls::{Certificates, ClientSettings, PrivateKey, Roots, ServerTls};
 
     /// How long a test waits for what must not happen.
     const PAUSE: Duration = Duration::from_millis(20);
 
-    async fn pair() -> (Transport, TcpStream) {
+    async fn tcp_pair() -> (TcpStream, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
-        (Transport::plain(listener.accept().await.unwrap().0), client)
+        (listener.accept().await.unwrap().0, client)
+    }
+
+    async fn pair() -> (Transport, TcpStream) {
+        let (server, client) = tcp_pair().await;
+        (Transport::plain(server), client)
     }
 
     #[tokio::test]
@@ -214,6 +266,53 @@ mod tests {
         let (mut transport, mut client) = pair().await;
         client.write_all(PREFACE).await.unwrap();
         assert_eq!(transport.detect(PAUSE * 500, PAUSE * 500).await.unwrap(), Protocol::Http2);
+    }
+
+    #[tokio::test]
+    async fn clients_that_stop_in_a_handshake_keep_out_no_client_of_another_address() {
+        let issued = Issued::self_signed(&["localhost"]);
+        let certificates = Certificates::parse(issued.certificate.as_bytes()).unwrap();
+        let key = PrivateKey::parse(issued.key.as_bytes()).unwrap();
+        let acceptor = TlsAcceptor::from(ServerTls::new(&certificates, &key, None).unwrap().config());
+        let trusting = ClientSettings::new(Roots::File(&certificates), None).unwrap().to("localhost").unwrap();
+        let handshakes =
+            Arc::new(Handshakes { all: Semaphore::new(4), shares: std::array::from_fn(|_| Semaphore::new(2)) });
+        let start = async |from: IpAddr| {
+            let (server, client) = tcp_pair().await;
+            let (acceptor, handshakes) = (acceptor.clone(), Arc::clone(&handshakes));
+            let served = tokio::spawn(async move { handshake(server, from, acceptor, &handshakes).await.is_some() });
+            (served, client)
+        };
+        let of_share = |shared: bool, with: IpAddr| {
+            let mut others = (1..).map(|number: u32| IpAddr::from(number.to_be_bytes()));
+            others.find(|other| std::ptr::eq(handshakes.share(*other), handshakes.share(with)) == shared).unwrap()
+        };
+        let hostile = IpAddr::from([10, 0, 0, 1]);
+        let mut stopped = Vec::new();
+        for sent in [&b""[..], b"", b"", b"\x16", b"\x16\x03", b"\x16\x03\x01"] {
+            let (served, mut client) = start(hostile).await;
+            client.write_all(sent).await.unwrap();
+            stopped.push((served, client));
+        }
+        let until = async |what: &str, condition: &dyn Fn() -> bool| {
+            let waiting = async {
+                while !condition() {
+                    tokio::task::yield_now().await;
+                }
+            };
+            timeout(Duration::from_secs(20), waiting).await.expect(what);
+        };
+        until("two take the share", &|| handshakes.share(hostile).available_permits() == 0).await;
+        assert_eq!(handshakes.all.available_permits(), 2, "the third waits for the share, and silent ones for nothing");
+        let (served, client) = start(of_share(false, hostile)).await;
+        let connected = timeout(Duration::from_secs(20), trusting.connect(client)).await.expect("it is served");
+        assert!(connected.is_ok() && served.await.unwrap());
+        let (waiting, mut client) = start(of_share(true, hostile)).await;
+        client.write_all(b"\x16").await.unwrap();
+        // A place that is returned goes to those that wait.
+        drop((stopped, client));
+        assert!(!timeout(Duration::from_secs(20), waiting).await.expect("it gets a place").unwrap());
+        until("all is returned", &|| handshakes.all.available_permits() == 4).await;
     }
 
     #[tokio::test]

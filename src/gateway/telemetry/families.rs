@@ -137,9 +137,9 @@ families! {
     ACCESS_LOG_DROPPED: "sluice_access_log_dropped_total" MetricKind::Counter, &[],
         "Access log lines dropped because they could not be written, or not fast enough";
     CLIENT_CONNECTIONS: "sluice_client_connections" MetricKind::Gauge, &[],
-        "Open connections of clients, those that are being refused included";
+        "Open connections of clients and requests on connections with HTTP/2, those that are being refused included";
     CLIENT_CONNECTIONS_MAX: "sluice_client_connections_max" MetricKind::Gauge, &[],
-        "Connections of clients that are served at once: server.max_connections";
+        "How many of them are served at once: server.max_connections";
     CONNECTIONS_DROPPED: "sluice_client_connections_dropped_total" MetricKind::Counter, &[],
         "Connections that were closed without a response, because too many were being refused at once";
     BODY_BYTES: "sluice_body_bytes" MetricKind::Gauge, &[],
