@@ -118,6 +118,20 @@ fn code(body: &str) -> String {
 }
 
 #[tokio::test]
+async fn a_connection_that_waits_too_long_for_its_client_is_closed() {
+    let served = served(None, no_changes).await;
+    for sent in [&b""[..], b"GET /health HTTP/1.1\r\nhost: "] {
+        let mut socket = TcpStream::connect(&served.address).await.unwrap();
+        socket.write_all(sent).await.unwrap();
+        tokio::time::pause();
+        let mut rest = Vec::new();
+        let ended = timeout(Duration::from_secs(600), socket.read_to_end(&mut rest)).await;
+        assert!(ended.is_ok(), "{} bytes of a request were sent", sent.len());
+        tokio::time::resume();
+    }
+}
+
+#[tokio::test]
 async fn the_page_metrics_and_health_need_no_token_and_the_rest_does() {
     let served = served(Some(TOKEN), no_changes).await;
     for open in ["GET /", "GET /metrics", "GET /health", "HEAD /health", "GET /health?verbose=1"] {

@@ -152,11 +152,9 @@ async fn one(
     }
     let from = Instant::now();
     let id = rig.restart(name, &[format!("max-num-seqs={seqs}")], &[]).await?;
+    let mut port = None;
     match fault {
-        Fault::PortTaken => {
-            let at = ENGINES.iter().position(|engine| *engine == name).unwrap_or(0);
-            take_port(rig.ports[at]).await?;
-        }
+        Fault::PortTaken => port = take_port(rig, name, id).await?,
         Fault::GatewayKilled => {
             sleep(Duration::from_millis(rng.below(1_500) as u64)).await;
             let from = Instant::now();
@@ -168,6 +166,13 @@ async fn one(
         _ => {}
     }
     let last = ended(rig, name, id, fault).await?;
+    if fault == Fault::PortTaken {
+        // While the port is taken, neither the new settings nor the old ones start; the old ones do when it is free.
+        let (outcome, why) = if port.is_some() { ("failed", "is held by") } else { ("done", "") };
+        let said = last.why.as_deref().unwrap_or_default();
+        ensure!(last.outcome == outcome && said.contains(why), "the port was taken: {}, {last:?}", port.is_some());
+    }
+    drop(port);
     if matches!(fault, Fault::OomUnderLoad | Fault::HangsUnderLoad) {
         let before = restarts_of(rig, name).await?;
         if fault == Fault::OomUnderLoad {
@@ -215,8 +220,8 @@ async fn judge(rig: &Rig, fault: Fault, name: &str, seqs: usize, last: &LastChan
         Fault::OomUnderLoad | Fault::HangsUnderLoad => (&["done"], ""),
         Fault::StartFails => (&["rolled_back"], "out of memory"),
         Fault::StartHangs => (&["rolled_back"], "no progress"),
-        // The port may be held so long that the old settings do not start at once either.
-        Fault::PortTaken => (&["rolled_back", "done", "failed"], ""),
+        // Which of them is checked where the port is taken.
+        Fault::PortTaken => (&["failed", "done"], ""),
         Fault::GatewayKilled => (&["done", "aborted", "rolled_back"], ""),
     };
     ensure!(outcomes.contains(&last.outcome.as_str()), "{fault:?} ended as {last:?}");
@@ -251,19 +256,25 @@ async fn restarts_of(rig: &Rig, name: &str) -> anyhow::Result<usize> {
     Ok(backend.engine.as_ref().context("the gateway runs it")?.restarts)
 }
 
-/// Holds a port for a while, as soon as it is free.
-async fn take_port(port: u16) -> anyhow::Result<()> {
+/// Takes the port of an engine as soon as it is free. `None`: the next engine was faster.
+async fn take_port(rig: &Rig, name: &str, id: u64) -> anyhow::Result<Option<TcpListener>> {
+    let port = rig.ports[ENGINES.iter().position(|engine| *engine == name).unwrap_or(0)];
     let deadline = Instant::now() + TIMEOUT;
-    let held = loop {
-        match TcpListener::bind(("127.0.0.1", port)) {
-            Ok(held) => break held,
-            Err(error) => ensure!(Instant::now() < deadline, "port {port} never came free: {error}"),
+    loop {
+        for _ in 0..100 {
+            match TcpListener::bind(("127.0.0.1", port)) {
+                Ok(held) => return Ok(Some(held)),
+                Err(error) => ensure!(Instant::now() < deadline, "port {port} never came free: {error}"),
+            }
+            sleep(Duration::from_millis(1)).await;
         }
-        sleep(Duration::from_millis(1)).await;
-    };
-    sleep(Duration::from_millis(700)).await;
-    drop(held);
-    Ok(())
+        let status = rig.status().await?;
+        let backend = status.pools[0].backends.iter().find(|backend| backend.name == name);
+        let engine = backend.and_then(|backend| backend.engine.clone()).context("the gateway runs it")?;
+        if engine.last_change.is_some_and(|last| last.id == id) {
+            return Ok(None);
+        }
+    }
 }
 
 /// Makes a simulated engine hang.
