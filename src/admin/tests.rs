@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 
 use super::status::find;
@@ -73,7 +74,8 @@ impl Control for Fake {
 struct Served {
     address: String,
     control: Arc<Fake>,
-    _end: watch::Sender<bool>,
+    end: watch::Sender<bool>,
+    serving: JoinHandle<()>,
 }
 
 async fn served(token: Option<&str>, reload: fn() -> Result<Vec<String>, ReloadError>) -> Served {
@@ -87,8 +89,8 @@ async fn served(token: Option<&str>, reload: fn() -> Result<Vec<String>, ReloadE
     let socket = bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
     let address = socket.address().to_string();
     let (end, ending) = watch::channel(false);
-    tokio::spawn(socket.serve(Arc::clone(&control) as Arc<dyn Control>, ending));
-    Served { address, control, _end: end }
+    let serving = tokio::spawn(socket.serve(Arc::clone(&control) as Arc<dyn Control>, ending));
+    Served { address, control, end, serving }
 }
 
 /// Sends a request with `x-sluice-admin`, as `sluice` does, and more header lines. Returns status, head and body.
@@ -129,6 +131,19 @@ async fn a_connection_that_waits_too_long_for_its_client_is_closed() {
         assert!(ended.is_ok(), "{} bytes of a request were sent", sent.len());
         tokio::time::resume();
     }
+}
+
+#[tokio::test]
+async fn a_client_that_never_reads_does_not_hold_up_a_stop() {
+    let served = served(None, no_changes).await;
+    let mut socket = TcpStream::connect(&served.address).await.unwrap();
+    let request = format!("GET / HTTP/1.1\r\nHost: {}\r\n\r\n", served.address);
+    socket.write_all(request.repeat(1_000).as_bytes()).await.unwrap();
+    tokio::time::pause();
+    // Paused time advances only when every task waits: the 17 MB of the responses fill the buffers.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    served.end.send_replace(true);
+    timeout(Duration::from_secs(5), served.serving).await.expect("the stop waits for the client").unwrap();
 }
 
 #[tokio::test]
