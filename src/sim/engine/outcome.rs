@@ -33,7 +33,7 @@ pub struct Admitted {
 /// What a step did. It becomes visible when `duration` has passed.
 #[derive(Clone, Debug)]
 pub struct StepOutcome {
-    /// How long the step took: the GPU's or the CPU's time, whichever is longer.
+    /// How long the step took, of GPU and CPU time ([`CostModel`](crate::machine::CostModel)).
     pub duration: Duration,
     /// CPU time to prepare and launch it.
     pub host: Duration,

@@ -154,9 +154,11 @@ impl Engine {
         let adapter_loads = self.prepare_adapters();
         let (mut load, emitted) = self.advance();
         (load.adapter_activations, load.adapter_loads) = (adapter_loads.to_gpu, adapter_loads.from_disk);
-        let (gpu, host) = self.jittered(&load);
+        let (gpu, preparation, launch) = self.jittered(&load);
+        let host = preparation + launch;
+        let duration = if self.plans_ahead() { gpu.max(host) } else { preparation + gpu.max(launch) };
         let StepPlan { admitted, preempted, .. } = plan;
-        Some(StepOutcome { duration: gpu.max(host), host, load, emitted, admitted, preempted, adapter_loads })
+        Some(StepOutcome { duration, host, load, emitted, admitted, preempted, adapter_loads })
     }
 
     /// Makes requests that were added since the last step began available to the next plan. For a caller that plans later
@@ -166,6 +168,11 @@ impl Engine {
             self.sequences[slot as usize].place = Some(Place::Staged);
             self.staged.push(slot);
         }
+    }
+
+    /// Whether a step is planned while the one before it runs: asynchronous scheduling.
+    pub fn plans_ahead(&self) -> bool {
+        self.config.async_scheduling
     }
 
     /// The cost model of its steps.
@@ -311,14 +318,16 @@ impl Engine {
         self.vacant.push(slot);
     }
 
-    /// What the step takes of the GPU and of the CPU, with log-normal jitter of mean 1 (Box-Muller), which does not change the
-    /// mean of either.
-    fn jittered(&mut self, load: &StepLoad) -> (Duration, Duration) {
+    /// What the step takes of the GPU, and of the CPU for its preparation and its launch, with log-normal jitter of mean 1
+    /// (Box-Muller), which does not change the mean of any.
+    fn jittered(&mut self, load: &StepLoad) -> (Duration, Duration, Duration) {
         let radius = (-2.0 * (1.0 - self.rng.unit()).ln()).sqrt();
         let (sine, cosine) = (std::f64::consts::TAU * self.rng.unit()).sin_cos();
         let factor = |sigma: f64, normal: f64| (sigma * radius * normal - sigma * sigma / 2.0).exp();
         let (gpu, host) = self.cost.jitter();
-        (self.cost.gpu(load).mul_f64(factor(gpu, cosine)), self.cost.host(load).mul_f64(factor(host, sine)))
+        let (gpu, host) = (factor(gpu, cosine), factor(host, sine));
+        let cost = &self.cost;
+        (cost.gpu(load).mul_f64(gpu), cost.preparation(load).mul_f64(host), cost.launch(load).mul_f64(host))
     }
 
     /// Pauses or resumes, from the next plan on.

@@ -1,7 +1,8 @@
 //! The time of one engine step: a roofline model of the GPU, and the CPU time to prepare and launch the step.
 //!
 //! ```text
-//! step = max(GPU, CPU)                            they overlap: the CPU prepares the next step (asynchronous scheduling)
+//! step = max(GPU, preparation + launch)           with asynchronous scheduling: the CPU prepares the next step meanwhile
+//!      = preparation + max(GPU, launch)           without: the CPU begins when the tokens of the last step are known
 //!
 //! GPU  = max(weight bytes / bandwidth, linear FLOPs / rate)
 //!      + KV bytes of decoding sequences / bandwidth
@@ -10,7 +11,9 @@
 //!      + sequences x cost
 //!      + all-reduces                              in a tensor-parallel group
 //!      + adapters read from disk and copied into a slot
-//! CPU  = step + sequences x cost + layers x launch x (1 without a graph, a third with a piecewise graph, 0 with a full graph)
+//!
+//! preparation = step + sequences x cost          scheduler, inputs, results
+//! launch      = layers x launch x (1 without a graph, a third with a piecewise graph, 0 with a full graph)
 //! ```
 //!
 //! Units: seconds, bytes, FLOPs, tokens.
@@ -117,7 +120,7 @@ impl CostModel {
         (self.rates.step.jitter.max(0.0), self.rates.host.jitter.max(0.0))
     }
 
-    /// The time of a step in a busy engine, without jitter: the longer of GPU time and CPU time, because they overlap.
+    /// The time of a step in a busy engine with asynchronous scheduling, without jitter: the longer of GPU time and CPU time.
     pub fn duration(&self, load: &StepLoad) -> Duration {
         self.gpu(load).max(self.host(load))
     }
@@ -144,8 +147,19 @@ impl CostModel {
         Duration::from_secs_f64(computed + stall)
     }
 
-    /// CPU time of the engine process for a step. Without a graph it launches the kernels one by one.
+    /// CPU time of the engine process for a step.
     pub fn host(&self, load: &StepLoad) -> Duration {
+        self.preparation(load) + self.launch(load)
+    }
+
+    /// CPU time before the first kernel of a step and after its last one.
+    pub fn preparation(&self, load: &StepLoad) -> Duration {
+        let host = &self.rates.host;
+        Duration::from_secs_f64((host.step_us + host.sequence_us * f64::from(load.sequences)) * 1e-6)
+    }
+
+    /// CPU time to launch the kernels of a step: without a graph, one by one.
+    pub fn launch(&self, load: &StepLoad) -> Duration {
         let host = &self.rates.host;
         let share = match self.padded(load).1 {
             Coverage::Full => 0.0,
@@ -153,8 +167,7 @@ impl CostModel {
             Coverage::None => 1.0,
         };
         let layer = host.launch_layer_us + if load.adapter { host.lora_launch_layer_us } else { 0.0 };
-        let launch = f64::from(self.shape.layers) * share * layer;
-        Duration::from_secs_f64((host.step_us + host.sequence_us * f64::from(load.sequences) + launch) * 1e-6)
+        Duration::from_secs_f64(f64::from(self.shape.layers) * share * layer * 1e-6)
     }
 
     /// The share of steps with this load whose launch blocks until the GPU has finished.

@@ -210,9 +210,11 @@ impl VirtualServer {
         }
     }
 
-    /// When the engine processes the results of a step that ended: once the next one is launched.
+    /// When the engine processes the results of a step that ended: at once, or, when it plans ahead, once the next one is
+    /// launched.
     fn results_taken(&self, ended: Duration) -> Duration {
         match &self.under_way {
+            _ if !self.engine.plans_ahead() => ended,
             None => ended,
             Some(next) if next.stalled => next.ended,
             Some(next) => ended.max(next.planned + next.outcome.host),
@@ -247,7 +249,7 @@ impl VirtualServer {
         // The duration has jitter, so its digits can seed this draw.
         let stalled = Rng::new(outcome.duration.as_nanos() as u64).unit() < cost.stall_share(&outcome.load);
         let launched = if stalled { ended } else { planned + outcome.host };
-        let next_plan = launched.clamp(at, ended);
+        let next_plan = if self.engine.plans_ahead() { launched.clamp(at, ended) } else { ended };
         self.under_way = Some(RunningStep { started: at, ended, planned, next_plan, stalled, extra, outcome });
     }
 
