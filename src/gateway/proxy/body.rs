@@ -14,9 +14,10 @@ use tokio::time::{Instant, timeout_at};
 
 use super::clients::CountedBytes;
 
-/// The most that is allocated at once for a declared size. Untouched pages take no memory. A larger body is copied to a larger
-/// buffer as it grows, so for a moment it is in memory twice.
-const INITIAL_CAPACITY: usize = 4 << 20;
+/// The most that is allocated for a declared size before its bytes arrive. Beyond it a buffer is at most twice as large as
+/// what it has received: an allocator hands out memory that was used before, so what a client declares and never sends
+/// would be resident, and would not count.
+const INITIAL_CAPACITY: usize = 128 << 10;
 
 /// Bytes of a body that are read before the task yields to others, if the client sends faster than they are read.
 const YIELD_AFTER: usize = 512 << 10;
@@ -134,15 +135,19 @@ pub(super) async fn read(
     }
     let expected = size.map_or(first.len() * 2, |size| usize::try_from(size).unwrap_or(usize::MAX));
     let mut body = BytesMut::with_capacity(expected.min(INITIAL_CAPACITY));
-    body.extend_from_slice(&first);
+    append(&mut body, &first, expected);
     while let Some(piece) = reading.next().await? {
-        if body.len() + piece.len() > body.capacity() {
-            // The capacity doubles, up to the declared size: a 400 KB prompt is copied once.
-            body.reserve(expected.saturating_sub(body.len()).min(body.len().max(INITIAL_CAPACITY)).max(piece.len()));
-        }
-        body.extend_from_slice(&piece);
+        append(&mut body, &piece, expected);
     }
     Ok(reading.counted.keep(body.freeze()))
+}
+
+/// Adds a piece to a body of which `expected` bytes are expected; a buffer that is too small doubles.
+fn append(body: &mut BytesMut, piece: &[u8], expected: usize) {
+    if body.len() + piece.len() > body.capacity() {
+        body.reserve(expected.saturating_sub(body.len()).min(body.len()).max(piece.len()));
+    }
+    body.extend_from_slice(piece);
 }
 
 /// Whether the client disconnected or sent a malformed body.
@@ -153,5 +158,21 @@ fn cause(error: &pingora::Error) -> BodyError {
         // The body ended before its declared length; pingora does not export this constant.
         other if other.as_str() == "PrematureBodyEnd" => BodyError::ClientGone,
         _ => BodyError::Malformed,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_declared_and_not_sent_takes_no_memory() {
+        let (declared, piece) = (64 << 20, [0; 60_000]);
+        let mut body = BytesMut::with_capacity(INITIAL_CAPACITY);
+        while body.len() + piece.len() <= declared {
+            append(&mut body, &piece, declared);
+            let most = INITIAL_CAPACITY.max(2 * body.len());
+            assert!(body.capacity() <= most, "{} bytes allocated for {} received", body.capacity(), body.len());
+        }
     }
 }
