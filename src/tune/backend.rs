@@ -14,7 +14,7 @@ pub enum Started<S> {
     Up {
         /// The system.
         system: S,
-        /// What the start took, seconds of the engines.
+        /// What the start took, seconds of the engines; 0 if they were running.
         seconds: f64,
     },
     /// It does not start.
@@ -62,6 +62,11 @@ pub trait System: SystemUnderTest<Error = TuneError> {
 
     /// Whether the KV cache was full in the last trial.
     fn is_kv_full(&self) -> bool;
+
+    /// The share of prompt tokens that the engines found in their prefix caches in the last trial; `None` if that is not known.
+    fn hit_rate(&self) -> Option<f64> {
+        None
+    }
 
     /// What was seen in the last trial that explains a bad value.
     fn notes(&self) -> Vec<String>;

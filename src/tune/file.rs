@@ -7,6 +7,9 @@
 //! objective = "rate"                         # or a measure of `sluice lab`, such as "short.e2el.p99" or "all.tokens"
 //! attainment = 99                            # per cent of the requests of each class and adapter, for "rate"
 //! beside = ["long.e2el.p99"]                 # other measures that the table shows
+//! against = "long.e2el.p99"                  # a second measure: every setting that no other one beats in both
+//! emulate = true                             # a smaller max-num-seqs by the gateway's cap: no start, but not quite the same
+//! hit_rate = 60                              # per cent of the prompt tokens that must come from the prefix cache, as measured
 //! constraints = ["vllm.max-num-seqs <= vllm.max-num-batched-tokens"]
 //!
 //! [[tune.dimension]]
@@ -57,8 +60,12 @@ pub struct TuneFile {
 pub struct TuneTable {
     /// `rate`, or a measure.
     pub objective: String,
+    /// A second measure: then the front of both is searched.
+    pub against: Option<String>,
     /// Requests that must meet their objectives, per cent.
     pub attainment: f64,
+    /// The least share of prompt tokens that the engines must find in their prefix caches, per cent.
+    pub hit_rate: Option<f64>,
     /// Other measures that are shown. Only for a measure.
     pub beside: Vec<String>,
     /// The least number of requests of the shortest trial of a rate.
@@ -69,6 +76,8 @@ pub struct TuneTable {
     pub repeats: usize,
     /// A smaller gain than this is none, per cent.
     pub margin: f64,
+    /// Whether the search caps engines in the gateway in place of starting them with a smaller `max-num-seqs`.
+    pub emulate: bool,
     /// Conditions between dimensions.
     pub constraints: Vec<String>,
     /// What is varied.
@@ -81,12 +90,15 @@ impl Default for TuneTable {
     fn default() -> Self {
         Self {
             objective: "rate".to_owned(),
+            against: None,
             attainment: 99.0,
+            hit_rate: None,
             beside: Vec::new(),
             requests: 1500,
             runs: 8,
             repeats: 3,
             margin: 3.0,
+            emulate: false,
             constraints: Vec::new(),
             dimension: Vec::new(),
             setting: Vec::new(),
@@ -169,6 +181,9 @@ impl TuneFile {
             return Err(wrong(
                 "tune.attainment is above 0 and below 100, tune.margin at least 0 and below 100".to_owned(),
             ));
+        }
+        if tune.hit_rate.is_some_and(|share| !(0.0..=100.0).contains(&share)) {
+            return Err(wrong("tune.hit_rate is from 0 to 100".to_owned()));
         }
         if tune.requests < 30 || tune.runs < 2 || tune.repeats < 1 {
             return Err(wrong("tune.requests is at least 30, tune.runs 2, tune.repeats 1".to_owned()));

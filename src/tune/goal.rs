@@ -24,6 +24,8 @@ pub enum Objective {
 pub struct Goal {
     /// What is optimised.
     pub objective: Objective,
+    /// A second measure. Then every setting is wanted that no other one beats in both: the front.
+    pub against: Option<Measure>,
     /// Other measures.
     pub beside: Vec<Measure>,
     /// The least number of requests of the shortest trial of a rate.
@@ -34,6 +36,8 @@ pub struct Goal {
     pub repeats: usize,
     /// A smaller gain than this share is none.
     pub margin: f64,
+    /// The least share of prompt tokens that the engines must find in their prefix caches.
+    pub hit_rate: Option<f64>,
     /// The first seed.
     pub seed: u64,
 }
@@ -42,19 +46,22 @@ impl Goal {
     /// The goal of a table.
     ///
     /// # Errors
-    /// The objective is neither a rate nor a measure.
+    /// The objective is neither a rate nor a measure, or a rate beside other measures.
     pub fn new(table: &TuneTable, seed: u64) -> Result<Self, TuneError> {
         let objective = match table.objective.as_str() {
             "rate" => Objective::Rate { attainment: table.attainment / 100.0 },
             measure => Objective::Measure(measure.parse()?),
         };
         let beside = table.beside.iter().map(|text| text.parse()).collect::<Result<Vec<Measure>, _>>()?;
-        if matches!(objective, Objective::Rate { .. }) && !beside.is_empty() {
-            let text = "tune.beside is for a measure as the objective; each trial of a rate has a load of its own";
-            return Err(TuneError::Goal(text.to_owned()));
+        let against = table.against.as_ref().map(|text| text.parse()).transpose()?;
+        let others = [("tune.beside", !beside.is_empty()), ("tune.against", against.is_some())];
+        if let (Objective::Rate { .. }, Some((key, _))) = (&objective, others.iter().find(|(_, given)| *given)) {
+            let text = "is for a measure as the objective; each trial of a rate has a load of its own";
+            return Err(TuneError::Goal(format!("{key} {text}")));
         }
         let TuneTable { requests, runs, repeats, margin, .. } = *table;
-        Ok(Self { objective, beside, requests, runs, repeats, margin: margin / 100.0, seed })
+        let (margin, hit_rate) = (margin / 100.0, table.hit_rate.map(|share| share / 100.0));
+        Ok(Self { objective, against, beside, requests, runs, repeats, margin, hit_rate, seed })
     }
 
     /// Which direction is good.
@@ -65,29 +72,39 @@ impl Goal {
         }
     }
 
-    /// A value as a score: its logarithm, so that more is better and ratios count.
+    /// A value of the objective as a score: its logarithm, so that more is better and ratios count.
     pub fn score(&self, value: f64) -> f64 {
-        let logarithm = value.max(1e-12).ln();
-        if self.sense() == Sense::HigherIsBetter { logarithm } else { -logarithm }
+        score_of(self.sense(), value)
     }
 
-    /// What a run with the traffic as it is measures: the objective first.
+    /// What a run with the traffic as it is measures: the objective, the second measure of a front, the others.
     pub fn measures(&self) -> Vec<Measure> {
         let own = match &self.objective {
             Objective::Rate { .. } => None,
             Objective::Measure(measure) => Some(measure.clone()),
         };
-        own.into_iter().chain(self.beside.iter().cloned()).collect()
+        own.into_iter().chain(self.against.clone()).chain(self.beside.iter().cloned()).collect()
     }
 
     /// The objective in a table's head.
     pub fn label(&self) -> String {
         match &self.objective {
             Objective::Rate { attainment } => format!("rate at {} % (/s)", attainment * 100.0),
-            Objective::Measure(measure) => match measure.unit() {
-                "" => measure.to_string(),
-                unit => format!("{measure} ({unit})"),
-            },
+            Objective::Measure(measure) => label_of(measure),
         }
+    }
+}
+
+/// A value as a score, if this is the good direction.
+pub fn score_of(sense: Sense, value: f64) -> f64 {
+    let logarithm = value.max(1e-12).ln();
+    if sense == Sense::HigherIsBetter { logarithm } else { -logarithm }
+}
+
+/// A measure in a table's head.
+pub fn label_of(measure: &Measure) -> String {
+    match measure.unit() {
+        "" => measure.to_string(),
+        unit => format!("{measure} ({unit})"),
     }
 }

@@ -196,6 +196,7 @@ mod tests {
             effort: Effort::Race(Some(12.5)),
             seed,
             outcome: Outcome::Refused { reason: "zu groß".to_owned(), foreseen: true },
+            against: vec![0.5],
             beside: vec![0.25],
             seconds: 1.5,
             start_seconds: 70.0,

@@ -10,8 +10,10 @@ use std::task::{Context, Poll, Waker};
 use crate::backend::{Backend, Started, System};
 use crate::error::TuneError;
 use crate::setting::{RestartCost, Setting, shown, variant};
-use sluice_bench::RunResult;
+use sluice_bench::result::record::ServerSide;
 use sluice_bench::search::{Judge, SearchGoal, SystemUnderTest, Trial, TrialStats};
+use sluice_bench::{PromptTokens, RunResult};
+use sluice_gateway::config::ArgValue;
 use sluice_lab::measure::Measured;
 use sluice_lab::rate::{RARE, Simulated, goal};
 use sluice_lab::{Lab, LabError, LabRun, Measure, Scenario, run};
@@ -34,16 +36,25 @@ pub struct Laboratory {
     measures: Vec<Measure>,
     /// Settings of compiled flags that were started before.
     compiled: BTreeSet<String>,
+    /// The flags of the engines that run. With other keys of the gateway they need no start.
+    running: Option<Setting>,
 }
 
 impl Laboratory {
     /// A laboratory of a scenario that measures the objective's measure first, then others.
     pub fn new(scenario: Scenario, measures: Vec<Measure>) -> Self {
-        Self { scenario, measures, compiled: BTreeSet::new() }
+        Self { scenario, measures, compiled: BTreeSet::new(), running: None }
     }
 
     fn lab(&self, setting: &Setting) -> Result<Lab, LabError> {
-        self.scenario.lab(&variant(setting)?)
+        let mut lab = self.scenario.lab(&variant(setting)?)?;
+        // One engine gets every request whatever its ids are, and writing them would be half of the work.
+        for traffic in lab.traffic.iter_mut().filter(|_| lab.engines.len() == 1) {
+            if let PromptTokens::Ids(ids) = &mut traffic.workload.tokens {
+                *ids = ids.start..ids.start + 1;
+            }
+        }
+        Ok(lab)
     }
 
     /// What the start of the slowest engine takes. Engines start side by side.
@@ -72,6 +83,9 @@ impl Backend for Laboratory {
                 let line =
                     text.lines().map(str::trim).rfind(|line| !line.is_empty() && !line.starts_with("For further"));
                 let foreseen = source.stage() == Stage::Settings;
+                if !foreseen {
+                    self.running = None;
+                }
                 let seconds = if foreseen { 0.0 } else { SECONDS_TO_REFUSAL };
                 return Ok(Started::Refused { reason: reason(line), seconds, foreseen });
             }
@@ -80,7 +94,11 @@ impl Backend for Laboratory {
             }
             Err(error) => return Err(error.into()),
         };
-        let seconds = self.start_seconds(&lab, setting);
+        let flags: Setting =
+            setting.iter().filter(|(key, _)| RestartCost::of(key) != RestartCost::None).map(copied).collect();
+        let runs = self.running.as_ref() == Some(&flags);
+        let seconds = if runs { 0.0 } else { self.start_seconds(&lab, setting) };
+        self.running = Some(flags);
         let simulated = Simulated::new(&lab, true);
         Ok(Started::Up {
             system: SimulatedSystem { lab, simulated, measures: self.measures.clone(), last: None },
@@ -104,6 +122,10 @@ impl Backend for Laboratory {
         let stretch = (0.25 / rarest).clamp(1.0, MOST_STRETCH);
         Ok(SearchGoal { requests: (requests as f64 * stretch) as usize, ..goal })
     }
+}
+
+fn copied((key, value): (&String, &ArgValue)) -> (String, ArgValue) {
+    (key.clone(), value.clone())
 }
 
 /// The sentence of an error, without what pydantic adds.
@@ -159,6 +181,13 @@ impl System for SimulatedSystem {
             run.engines.iter().any(|engine| engine.side.preemptions > 0.0 || engine.side.kv_peak > FULL_CACHE)
         };
         self.last_run().is_some_and(full)
+    }
+
+    fn hit_rate(&self) -> Option<f64> {
+        let sides = || self.last_run().into_iter().flat_map(|run| &run.engines).map(|engine| &engine.side);
+        let sum = |of: fn(&ServerSide) -> f64| sides().map(of).sum::<f64>();
+        let queries = sum(|side| side.prefix_queries);
+        (queries > 0.0).then(|| sum(|side| side.prefix_hits) / queries)
     }
 
     fn notes(&self) -> Vec<String> {

@@ -19,10 +19,14 @@ pub mod setting;
 pub mod constraint;
 pub mod file;
 pub mod space;
+pub mod emulation;
 pub mod goal;
 pub mod trial;
 pub mod backend;
 pub mod laboratory;
+#[cfg(test)]
+mod testing;
+mod front;
 mod script_verdict;
 mod verdict;
 pub mod journal;
@@ -30,13 +34,12 @@ pub mod search;
 pub mod tuner;
 pub mod report;
 #[cfg(test)]
-mod testing;
-#[cfg(test)]
 mod tests;
 #[cfg(test)]
 mod evidence;
 
 pub use backend::{Backend, Started, System};
+pub use emulation::Emulation;
 pub use error::TuneError;
 pub use file::TuneFile;
 pub use goal::{Goal, Objective};

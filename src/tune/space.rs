@@ -7,7 +7,8 @@
 //!
 //! Bounds: [`MAX_SETTINGS`] settings, [`MAX_VALUES`] values of a dimension.
 
-use std::collections::BTreeSet;
+use std::cmp::Ordering;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::constraint::Condition;
 use crate::error::TuneError;
@@ -24,6 +25,8 @@ pub const MAX_VALUES: usize = 1_000;
 const DEFAULT: &str = "default";
 /// Distance between two values without an order, where 1 is the length of a dimension with one.
 const UNORDERED: f64 = 0.7;
+/// The dearest first.
+const COSTS: [RestartCost; 3] = [RestartCost::Compile, RestartCost::Restart, RestartCost::None];
 
 /// A key and the values that it may have.
 #[derive(Clone, Debug, PartialEq)]
@@ -174,15 +177,39 @@ impl Space {
     /// Settings, by their number in `settings`, in an order by chance in which expensive keys change as seldom as possible.
     pub fn order(&self, settings: &[Setting], seed: u64) -> Vec<usize> {
         let rank = |setting: &Setting, cost: RestartCost| {
-            let costly = self.dimensions.iter().filter(|dimension| dimension.cost >= cost);
-            let text: String =
-                costly.map(|dimension| setting.get(&dimension.key).map_or("-".to_owned(), shown) + " ").collect();
+            let text = self.costly(setting, cost);
             Rng::new(seed ^ xxhash_rust::xxh3::xxh3_64(text.as_bytes())).next_u64()
         };
-        let costs = [RestartCost::Compile, RestartCost::Restart, RestartCost::None];
         let mut order: Vec<usize> = (0..settings.len()).collect();
-        order.sort_by_cached_key(|at| costs.map(|cost| rank(&settings[*at], cost)));
+        order.sort_by_cached_key(|at| COSTS.map(|cost| rank(&settings[*at], cost)));
         order
+    }
+
+    /// The same, but the settings with the best of `scores` as early as that allows. Equals stay in the order of `order`.
+    pub fn best_first(&self, settings: &[Setting], order: &[usize], scores: &[f64]) -> Vec<usize> {
+        // Of each group of settings with the same costly values: its best score, and its first place.
+        let mut groups: BTreeMap<(RestartCost, String), (f64, usize)> = BTreeMap::new();
+        for (place, at) in order.iter().enumerate() {
+            for cost in COSTS {
+                let group = (cost, self.costly(&settings[*at], cost));
+                let (best, _) = groups.entry(group).or_insert((f64::NEG_INFINITY, place));
+                *best = best.max(scores[*at]);
+            }
+        }
+        let key = |at: &usize| COSTS.map(|cost| groups[&(cost, self.costly(&settings[*at], cost))]);
+        let by_level = |one: &[(f64, usize); 3], other: &[(f64, usize); 3]| {
+            let levels = one.iter().zip(other).map(|(one, other)| other.0.total_cmp(&one.0).then(one.1.cmp(&other.1)));
+            levels.fold(Ordering::Equal, Ordering::then)
+        };
+        let mut keyed: Vec<([(f64, usize); 3], usize)> = order.iter().map(|at| (key(at), *at)).collect();
+        keyed.sort_by(|one, other| by_level(&one.0, &other.0));
+        keyed.into_iter().map(|(_, at)| at).collect()
+    }
+
+    /// The values of the dimensions whose change costs at least so much.
+    fn costly(&self, setting: &Setting, cost: RestartCost) -> String {
+        let costly = self.dimensions.iter().filter(|dimension| dimension.cost >= cost);
+        costly.map(|dimension| setting.get(&dimension.key).map_or("-".to_owned(), shown) + " ").collect()
     }
 
     /// Where a setting lies: an ordered dimension from 0 to 1, one coordinate for each value of another. A key that is left alone

@@ -5,7 +5,10 @@
 
 use crate::backend::{Backend, Started, System};
 use crate::error::TuneError;
+use crate::file::TuneTable;
+use crate::goal::Goal;
 use crate::setting::Setting;
+use crate::trial::{self, Effort, Range};
 use sluice_bench::result::record::ClassConfig;
 use sluice_bench::search::{Judge, SearchGoal, SystemUnderTest, Trial, TrialLoad, TrialStats, throughput};
 use sluice_bench::{Outcome, Record, RunConfig, RunResult, Slo};
@@ -14,16 +17,34 @@ use sluice_core::base::Rng;
 /// The objective, seconds.
 pub(crate) const BOUND: f64 = 2.0;
 
+/// A goal of two measures, both latencies.
+pub(crate) fn paired_goal() -> Goal {
+    let measure = |text: &str| text.to_owned();
+    let (objective, against) = (measure("all.ttft.p99"), Some(measure("all.e2el.p99")));
+    Goal::new(&TuneTable { objective, against, ..TuneTable::default() }, 1).unwrap()
+}
+
+/// A trial in which these were measured.
+pub(crate) fn paired_trial(value: f64, against: f64) -> trial::Trial {
+    let mut trial = trial::Trial::new(&Setting::new(), Effort::Race(None), 1);
+    let range = Range { value, low: None, high: None };
+    trial.outcome = trial::Outcome::Measured { value: range, runs: vec![value; 2], certified: None };
+    trial.against = vec![against; 2];
+    trial
+}
+
 /// Queues. See the header of this file.
 pub(crate) struct Queues<F> {
     pub(crate) service: F,
+    /// The second measure of a setting.
+    pub(crate) other: fn(&Setting) -> f64,
     /// Starts so far.
     pub(crate) started: Vec<Setting>,
 }
 
 impl<F: Fn(&Setting) -> Option<f64>> Queues<F> {
     pub(crate) fn new(service: F) -> Self {
-        Self { service, started: Vec::new() }
+        Self { service, other: |_| 1.0, started: Vec::new() }
     }
 }
 
@@ -38,7 +59,7 @@ impl<F: Fn(&Setting) -> Option<f64>> Backend for Queues<F> {
     async fn start(&mut self, setting: &Setting) -> Result<Started<Queue>, TuneError> {
         self.started.push(setting.clone());
         Ok(match (self.service)(setting) {
-            Some(service) => Started::Up { system: Queue { service, last: RunResult::default() }, seconds: 60.0 },
+            Some(service) => Started::Up { system: Queue::new(service, (self.other)(setting)), seconds: 60.0 },
             None => Started::Refused { reason: "no room".to_owned(), seconds: 20.0, foreseen: false },
         })
     }
@@ -51,7 +72,14 @@ impl<F: Fn(&Setting) -> Option<f64>> Backend for Queues<F> {
 /// One queue.
 pub(crate) struct Queue {
     service: f64,
+    other: f64,
     last: RunResult,
+}
+
+impl Queue {
+    pub(crate) fn new(service: f64, other: f64) -> Self {
+        Self { service, other, last: RunResult::default() }
+    }
 }
 
 impl SystemUnderTest for Queue {
@@ -92,11 +120,11 @@ impl System for Queue {
         String::new()
     }
 
-    /// The mean work of 200 requests, whose noise runs of the same seed share.
+    /// The mean work of 200 requests, whose noise runs of the same seed share; and the second measure with that noise.
     async fn observe(&mut self, seed: u64) -> Result<(Vec<f64>, f64), TuneError> {
         let mut rng = Rng::new(Rng::new(seed).next_u64());
         let mean = (0..200).map(|_| rng.exponential()).sum::<f64>() / 200.0;
-        Ok((vec![mean / self.service], 60.0))
+        Ok((vec![mean / self.service, mean * self.other], 60.0))
     }
 
     fn is_kv_full(&self) -> bool {

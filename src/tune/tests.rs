@@ -4,8 +4,9 @@ use std::path::Path;
 
 use crate::report::{answer, json, result_txt, table};
 use crate::setting::{number, value};
-use crate::testing::{Queues, capacity};
+use crate::testing::{BOUND, Queue, Queues, capacity};
 use crate::*;
+use sluice_bench::search::{Judge, SystemUnderTest as _, TrialKind, TrialLoad, TrialRule};
 
 /// A file of one simulated engine.
 pub(crate) fn file(engine: &str, class: &str, tune: &str) -> TuneFile {
@@ -17,7 +18,7 @@ pub(crate) fn plan(file: &TuneFile, method: Option<Method>, seed: u64, budget: B
     let space = Space::new(&file.tune).unwrap();
     let settings = space.settings().map_or(1, |settings| settings.len());
     let goal = Goal::new(&file.tune, seed).unwrap();
-    Plan { space, goal, method: method.unwrap_or(Method::for_space(settings)), budget }
+    Plan { space, goal, method: method.unwrap_or(Method::for_space(settings)), budget, prior: None, emulation: None }
 }
 
 fn tuned_at<B: Backend>(
@@ -238,4 +239,204 @@ fn a_space_without_a_setting_is_refused_with_the_constraint() {
     let file = file("", CLASS, &tune);
     let error = Space::new(&file.tune).unwrap().settings().unwrap_err().to_string();
     assert!(error.contains("all of its 4 settings break") && error.contains("max-num-seqs > 500"), "{error}");
+}
+
+/// What the script makes of a queue: the rate that it certifies and the throughput there, worked out by hand.
+fn script_on(service: f64, seed: u64) -> (f64, f64, u32) {
+    let run = |load: TrialLoad, requests: usize| {
+        let mut queue = Queue::new(service, 1.0);
+        let rule = TrialRule { kind: TrialKind::Sample, target: 0.0, warmup: 0, length: requests };
+        let trial = sluice_bench::search::Trial { load, requests, warmup: 0, seed };
+        at_once(queue.run(&trial, &mut Judge::new(rule))).unwrap();
+        let result = queue.last().unwrap();
+        let mut latencies: Vec<f64> = result.requests.iter().map(|record| record.latency).collect();
+        latencies.sort_by(f64::total_cmp);
+        // Linear interpolation between ranks, as numpy does it.
+        let at = (requests - 1) as f64 * 0.99;
+        let (low, part) = (at.floor() as usize, at.fract());
+        (requests as f64 / result.duration, latencies[low] * (1.0 - part) + latencies[low + 1] * part)
+    };
+    let (most, _) = run(TrialLoad::Saturated(1000), 1000);
+    let (mut rate, mut runs) = (most.floor() + 1.0, 2);
+    loop {
+        let (throughput, p99) = run(TrialLoad::Rate(rate), 100);
+        if p99 <= BOUND {
+            return (rate, throughput, runs);
+        }
+        (rate, runs) = (rate - 1.0, runs + 1);
+    }
+}
+
+#[test]
+fn the_script_goes_through_its_steps_in_its_order_with_its_arithmetic() {
+    let tune = format!("[tune]\n{}", dimension("a", 3));
+    let plan = plan(&file("", CLASS, &tune), Some(Method::AutoTune), 5, Budget::default());
+    let service = |setting: &setting::Setting| match setting.get("vllm.gpu-memory-utilization").and_then(number) {
+        Some(share) if share > 0.945 => None,
+        // Slower than the first, and much faster.
+        _ => Some([8.0, 7.0, 12.5][of(setting, "a") as usize - 1]),
+    };
+    let mut queues = Queues::new(service);
+    let report = tuned(&plan, &mut queues);
+    let started: Vec<(f64, f64)> =
+        queues.started.iter().map(|setting| (of(setting, "gpu-memory-utilization"), of(setting, "a"))).collect();
+    // The memory with the last setting of the grid, then the grid in order, without the default.
+    let memory = [0.98, 0.97, 0.96, 0.95, 0.94].map(|share| (share, 3.0));
+    assert_eq!(started, [&memory[..], &[(0.94, 1.0), (0.94, 2.0), (0.94, 3.0)]].concat());
+    for (trial, service) in report.trials[5..].iter().zip([8.0, 7.0, 12.5]) {
+        let Outcome::Measured { value, certified: Some(certified), .. } = &trial.outcome else { panic!("{trial:?}") };
+        let (rate, throughput, runs) = script_on(service, 5);
+        assert_eq!((certified.rate, trial.loads), (rate, runs));
+        assert!((value.value - throughput).abs() < 1e-9, "{value:?} {throughput}");
+        // Pauses of 5 s before every rate, 10 s at the end.
+        let load = trial.requests as f64 / trial.seconds;
+        assert!(trial.requests == 1000 + 100 * u64::from(runs - 1) && load < 12.5, "{trial:?}");
+    }
+    assert_eq!(of(&report.winner.unwrap().setting, "a"), 3.0);
+    assert!(report.default.is_none() && report.comparison.is_none());
+}
+
+#[test]
+fn the_script_says_when_no_rate_is_left_and_needs_a_bound_on_e2el() {
+    let plan = plan(&hills(""), Some(Method::AutoTune), 1, Budget::default());
+    let report = tuned(&plan, &mut Queues::new(|_: &setting::Setting| Some(1.5)));
+    assert!(report.winner.is_none());
+    let text = table::text(&report, &plan.goal);
+    assert!(text.contains("the lowest rate of 1/s does not meet an E2EL of 2.000 s"), "{text}");
+    let script = result_txt::text(&report, &plan.goal);
+    assert!(
+        script.ends_with(
+            "best_max_num_seqs: 0, best_num_batched_tokens: 0, best_throughput: 0, profile saved in: none\n"
+        )
+    );
+}
+
+/// The best of the first measure is at a = 1, that of the second at a = 5; both are best at b = 2.
+fn trade(setting: &setting::Setting) -> Option<f64> {
+    (!setting.is_empty()).then(|| (-0.1 * of(setting, "a") - 0.2 * (of(setting, "b") - 2.0).abs()).exp()).or(Some(0.1))
+}
+
+fn against(setting: &setting::Setting) -> f64 {
+    let value = (-0.1 * of(setting, "a") + 0.2 * (of(setting, "b") - 2.0).abs()).exp();
+    if setting.is_empty() { 10.0 } else { value }
+}
+
+#[test]
+fn a_front_holds_every_compromise_and_nothing_that_another_setting_beats() {
+    let file = hills("objective = \"a.ttft.p99\"\nagainst = \"a.e2el.p99\"\nruns = 8\n");
+    for (method, trials, least) in [(Method::Race, 26, 5), (Method::Random, 26, 5), (Method::Model, 18, 4)] {
+        let plan = plan(&file, Some(method), 3, Budget { trials: Some(trials), time: None });
+        let mut queues = Queues::new(trade);
+        queues.other = against;
+        let report = tuned(&plan, &mut queues);
+        let text = table::text(&report, &plan.goal);
+        let front: Vec<(f64, f64)> =
+            report.front.iter().map(|trial| (of(&trial.setting, "a"), of(&trial.setting, "b"))).collect();
+        assert!(front.len() >= least && front.iter().all(|(_, b)| *b == 2.0), "{}: {text}", method.name());
+        assert!(front.windows(2).all(|two| two[0].0 < two[1].0), "{front:?}");
+        assert!(text.contains("settings are not beaten in both a.ttft.p99 and a.e2el.p99"), "{text}");
+        // What is beaten in both loses its race after two of eight runs.
+        let lost = report.trials.iter().filter(|trial| matches!(trial.outcome, Outcome::Worse { .. })).count();
+        assert!(lost >= 5, "{}: {lost} lost", method.name());
+    }
+    let plan = plan(&file, Some(Method::Halving), 3, Budget::default());
+    let folder = tempfile::tempdir().unwrap();
+    let error = tuned_at(&plan, "", &mut Queues::new(trade), &folder.path().join("j"), false).unwrap_err().to_string();
+    assert!(error.contains("use race, random or model"), "{error}");
+}
+
+/// Two policies and two numbers of sequences, for a class with shared prompts.
+fn small(tune: &str) -> TuneFile {
+    let class =
+        "requests = 60\nrate = 30\nclass = [{ name = \"a\", in = 512, out = 10, prefix_share = 0.5, e2el = \"2s\" }]";
+    let tune = format!(
+        "[tune]\nobjective = \"a.e2el.p99\"\nruns = 2\n{tune}\n\
+         [[tune.dimension]]\nkey = \"pool.all.policy\"\nvalues = [\"round_robin\", \"least_work\"]\n\
+         [[tune.dimension]]\nkey = \"vllm.max-num-seqs\"\nvalues = [4, 32]\n"
+    );
+    file("args = { stream-interval = 100, max-cudagraph-capture-size = 512 }", class, &tune)
+}
+
+#[test]
+fn a_key_of_the_gateway_and_an_emulated_limit_need_no_start() {
+    let starts = |emulate: bool| {
+        let file = small(&format!("emulate = {emulate}"));
+        let mut plan = plan(&file, Some(Method::Race), 1, Budget::default());
+        plan.emulation = Emulation::new(&file, &mut plan.space).unwrap();
+        let report = tuned(&plan, &mut laboratory(&file, &plan));
+        let search = || report.trials.iter().filter(|trial| trial.is_search());
+        let capped =
+            search().filter(|trial| trial.notes.iter().any(|note| note.contains("cap of the gateway"))).count();
+        // The winner runs with its own flag.
+        let winner = report.winner.as_ref().unwrap();
+        assert!(winner.notes.iter().all(|note| !note.contains("cap of the gateway")), "{winner:?}");
+        (search().map(|trial| trial.starts).sum::<u32>(), capped)
+    };
+    // The default, then one for each number of sequences; each with both policies.
+    assert_eq!(starts(false), (3, 0));
+    assert_eq!(starts(true), (2, 2));
+}
+
+#[test]
+fn too_few_hits_in_the_prefix_cache_make_a_setting_unusable() {
+    let outcome = |hit_rate: u32| {
+        let file = small(&format!("hit_rate = {hit_rate}"));
+        let plan = plan(&file, Some(Method::Race), 1, Budget::default());
+        let report = tuned(&plan, &mut laboratory(&file, &plan));
+        (report.winner.is_some(), table::text(&report, &plan.goal))
+    };
+    assert!(outcome(30).0);
+    let (found, text) = outcome(80);
+    assert!(
+        !found && text.contains("cold cache") && text.contains("and not at least 80 %: give the classes prefixes"),
+        "{text}"
+    );
+    let plan = plan(&small("hit_rate = 30"), Some(Method::Race), 1, Budget::default());
+    let folder = tempfile::tempdir().unwrap();
+    let unknown =
+        tuned_at(&plan, "", &mut Queues::new(|_: &setting::Setting| Some(1.0)), &folder.path().join("j"), false);
+    assert!(unknown.unwrap_err().to_string().contains("do not report"));
+}
+
+#[test]
+fn a_simulation_orders_the_settings_and_is_shown_beside_what_was_measured() {
+    let file = small("");
+    let mut plan = plan(&file, Some(Method::Race), 1, Budget::default());
+    plan.prior = Some(file.scenario.clone());
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("journal");
+    let report = tuned_at(&plan, "x", &mut laboratory(&file, &plan), &path, false).unwrap();
+    assert_eq!((report.predicted.len(), report.trials[0].setting.len()), (5, 0));
+    let predicted = |setting: &setting::Setting| {
+        report.predicted.iter().find(|trial| trial.setting == *setting).and_then(Trial::value).unwrap()
+    };
+    // 4 sequences are far too few: both settings with 32 come first.
+    let seqs: Vec<f64> =
+        report.trials[1..5].iter().map(|trial| number(&trial.setting["vllm.max-num-seqs"]).unwrap()).collect();
+    assert_eq!(seqs, [32.0, 32.0, 4.0, 4.0]);
+    let text = table::text(&report, &plan.goal);
+    assert!(text.contains("  predicted  ") && text.contains("the laboratory's prediction of "), "{text}");
+    let winner = report.winner.as_ref().unwrap();
+    assert!((predicted(&winner.setting) / winner.value().unwrap() - 1.0).abs() < 0.3, "{text}");
+    // Killed among the predictions, it goes on with the next one.
+    let whole = std::fs::read_to_string(&path).unwrap();
+    std::fs::write(&path, whole.lines().take(3).map(|line| format!("{line}\n")).collect::<String>()).unwrap();
+    let resumed = tuned_at(&plan, "x", &mut laboratory(&file, &plan), &path, true).unwrap();
+    assert_eq!(resumed.predicted.len(), 5);
+    assert_eq!(std::fs::read_to_string(&path).unwrap().lines().count(), whole.lines().count());
+}
+
+#[test]
+fn a_prediction_that_is_wrong_costs_trials_and_decides_nothing() {
+    // The laboratory knows none of these flags, so it predicts that no engine starts.
+    let file = hills("");
+    for method in [Method::Race, Method::Model] {
+        let mut plan = plan(&file, Some(method), 2, Budget::default());
+        plan.prior = Some(file.scenario.clone());
+        let report = tuned(&plan, &mut Queues::new(hill));
+        let own = capacity(hill(&report.winner.as_ref().unwrap().setting).unwrap(), 0.99);
+        assert!(own > 0.95 * capacity(20.0, 0.99), "{}: {own}", method.name());
+        let text = table::text(&report, &plan.goal);
+        assert!(text.contains("does not start"), "{text}");
+    }
 }

@@ -18,6 +18,8 @@ pub enum Effort {
     Rung(f64),
     /// With loads of its own, and proven.
     Confirm,
+    /// Roughly and by simulation alone, before any engine starts.
+    Predict,
     /// As vLLM's `auto_tune.sh` does.
     Script,
     /// Whether it starts.
@@ -89,6 +91,13 @@ pub enum Outcome {
         /// By how much: 1.2 is 20 % beyond the bound.
         ratio: f64,
     },
+    /// Too few prompt tokens came from the prefix caches, so what was measured is not the workload that was meant.
+    ColdCache {
+        /// The share that did.
+        hit_rate: f64,
+        /// The least share.
+        wanted: f64,
+    },
     /// It starts; nothing was measured.
     Starts,
     /// The engine does not start.
@@ -111,6 +120,9 @@ pub struct Trial {
     pub seed: u64,
     /// What came of it.
     pub outcome: Outcome,
+    /// The runs of the second measure, for a front.
+    #[serde(default)]
+    pub against: Vec<f64>,
     /// Other measures, in the order of the file.
     #[serde(default)]
     pub beside: Vec<f64>,
@@ -133,6 +145,25 @@ pub struct Trial {
 }
 
 impl Trial {
+    /// A trial of which nothing is known yet.
+    pub fn new(setting: &Setting, effort: Effort, seed: u64) -> Self {
+        Self {
+            setting: setting.clone(),
+            effort,
+            seed,
+            outcome: Outcome::Worse { guess: 0.0 },
+            against: Vec::new(),
+            beside: Vec::new(),
+            seconds: 0.0,
+            start_seconds: 0.0,
+            starts: 0,
+            loads: 0,
+            requests: 0,
+            kv_full: false,
+            notes: Vec::new(),
+        }
+    }
+
     /// The measured value.
     pub fn value(&self) -> Option<f64> {
         match &self.outcome {
@@ -151,6 +182,6 @@ impl Trial {
 
     /// Whether it counts in the search, and not for the winner alone.
     pub fn is_search(&self) -> bool {
-        self.effort != Effort::Confirm
+        !matches!(self.effort, Effort::Confirm | Effort::Predict)
     }
 }

@@ -1,24 +1,38 @@
-//! A tuning: trials as the search asks for them, then the winner against the default.
+//! A tuning: what a simulation predicts, trials as the search asks for them, then the winner against the default.
+//!
+//! With [`Plan::prior`], every setting is first tried roughly in the laboratory, before any engine starts. That costs no engine time. It
+//! says which settings to try first, and the report shows predicted values beside measured ones; it decides nothing.
 //!
 //! The best of many noisy values is too good by chance. So the winner and the default are measured once more, with loads of their
 //! own, and only that is reported: a certified rate for each, and the change between them with its interval. The winner wins
-//! if that interval is above zero and the gain not within the margin; otherwise the default is as good.
+//! if that interval is above zero and the gain not within the margin; otherwise the default is as good. For a front of two measures
+//! its members are measured once more, and those that no other one beats then are reported.
 
 use std::time::Duration;
 
 use crate::backend::Backend;
+use crate::emulation::Emulation;
 use crate::error::TuneError;
+use crate::front::{front, pair};
 use crate::goal::{Goal, Objective};
 use crate::journal::Journal;
+use crate::laboratory::Laboratory;
 use crate::search::{Ask, Known, Method, Pruned, best};
 use crate::setting::Setting;
 use crate::space::Space;
 use crate::trial::{Effort, Outcome, Trial};
 use crate::verdict::{Incumbent, judge};
 use sluice_core::stats::{Change, Estimate, Verdict};
+use sluice_lab::Scenario;
 
 /// Settings that cannot be confirmed before the tuning ends without a winner.
 const CONFIRMATIONS: usize = 3;
+/// Members of a front that are confirmed.
+const MEMBERS: usize = 6;
+/// Settings that are predicted; of more, as many by chance.
+pub const MOST_PREDICTED: usize = 500;
+/// The seeds of predictions begin this far from those of the search.
+const PREDICTIONS: u64 = 1 << 32;
 /// Confidence of the change between the winner and the default.
 const CONFIDENCE: f64 = 0.95;
 
@@ -42,6 +56,10 @@ pub struct Plan {
     pub method: Method,
     /// When the search ends.
     pub budget: Budget,
+    /// What predicts the values of settings.
+    pub prior: Option<Scenario>,
+    /// What runs in place of a smaller `max-num-seqs` in the search.
+    pub emulation: Option<Emulation>,
 }
 
 /// The winner against the default.
@@ -58,6 +76,8 @@ pub struct Comparison {
 pub struct Report {
     /// Every trial, in order.
     pub trials: Vec<Trial>,
+    /// What was predicted of the settings; empty without [`Plan::prior`].
+    pub predicted: Vec<Trial>,
     /// What was left out.
     pub pruned: Vec<Pruned>,
     /// Settings of the space.
@@ -68,13 +88,27 @@ pub struct Report {
     pub default: Option<Trial>,
     /// The winner against the default.
     pub comparison: Option<Comparison>,
+    /// The confirmed settings of a front that no other one beats in both measures, the best in the objective first. The winner is
+    /// the one of them with the best product of both.
+    pub front: Vec<Trial>,
     /// Whether the budget ended the search.
     pub out_of_budget: bool,
+}
+
+/// What confirmations found.
+#[derive(Default)]
+struct Confirmed {
+    winner: Option<Trial>,
+    default: Option<Trial>,
+    comparison: Option<Comparison>,
+    front: Vec<Trial>,
 }
 
 /// What happens in a tuning.
 #[derive(Debug)]
 pub enum Progress<'a> {
+    /// A setting was predicted: how many of how many.
+    Predicted(usize, usize),
     /// A trial begins: its setting and effort.
     Begins(&'a Setting, Effort),
     /// It has ended; the best so far.
@@ -105,8 +139,10 @@ pub async fn tune<B: Backend>(
 ) -> Result<Report, TuneError> {
     let settings = plan.space.settings()?;
     let replay = done.into_iter();
+    plan.method.check(&plan.goal)?;
     let mut tuning = Tuning { plan, backend, journal, replay, trials: Vec::new(), on_progress };
-    let start = Known { space: &plan.space, settings: &settings, goal: &plan.goal, trials: &[] };
+    let predicted = tuning.predict(&settings).await?;
+    let start = Known { space: &plan.space, settings: &settings, goal: &plan.goal, trials: &[], predicted: &predicted };
     let mut search = plan.method.search(&start);
     let mut out_of_budget = false;
     loop {
@@ -123,13 +159,14 @@ pub async fn tune<B: Backend>(
         }
     }
     let pruned = search.pruned().to_vec();
-    let (winner, default, comparison) = match plan.method {
+    let Confirmed { winner, default, comparison, front } = match plan.method {
         // The script confirms nothing.
-        Method::AutoTune => (best(&tuning.trials, &plan.goal).cloned(), None, None),
+        Method::AutoTune => Confirmed { winner: best(&tuning.trials, &plan.goal).cloned(), ..Confirmed::default() },
+        _ if plan.goal.against.is_some() => tuning.confirm_front().await?,
         _ => tuning.confirm().await?,
     };
-    let trials = tuning.trials;
-    Ok(Report { trials, pruned, settings: settings.len(), winner, default, comparison, out_of_budget })
+    let (trials, settings) = (tuning.trials, settings.len());
+    Ok(Report { trials, predicted, pruned, settings, winner, default, comparison, front, out_of_budget })
 }
 
 impl<B: Backend, F: FnMut(Progress<'_>)> Tuning<'_, B, F> {
@@ -142,16 +179,11 @@ impl<B: Backend, F: FnMut(Progress<'_>)> Tuning<'_, B, F> {
     /// Runs a trial, or takes it from the journal.
     async fn try_out(&mut self, ask: &Ask) -> Result<(), TuneError> {
         (self.on_progress)(Progress::Begins(&ask.setting, ask.effort));
-        let trial = match self.replay.next() {
-            Some(trial) if is_same(&trial, ask) => trial,
-            Some(trial) => return Err(self.journal.mismatch(&crate::setting::name(&trial.setting))),
+        let trial = match self.replayed(ask)? {
+            Some(trial) => trial,
             None => {
-                let own = best(&self.trials, &self.plan.goal);
-                let incumbent = Incumbent {
-                    value: own.and_then(Trial::value),
-                    runs: own.map(|trial| trial.runs().to_vec()).unwrap_or_default(),
-                };
-                let trial = judge(self.backend, &self.plan.goal, &ask.setting, ask.effort, &incumbent).await?;
+                let incumbent = self.incumbent();
+                let trial = self.judge(ask, &incumbent).await?;
                 self.journal.append(&trial)?;
                 trial
             }
@@ -164,8 +196,92 @@ impl<B: Backend, F: FnMut(Progress<'_>)> Tuning<'_, B, F> {
         Ok(())
     }
 
+    /// Tries a setting, or in the search what stands in for it.
+    async fn judge(&mut self, ask: &Ask, best: &Incumbent) -> Result<Trial, TuneError> {
+        let emulation =
+            self.plan.emulation.as_ref().filter(|_| matches!(ask.effort, Effort::Race(_) | Effort::Rung(_)));
+        let stand_in = emulation.and_then(|emulation| emulation.stand_in(&self.plan.space, &ask.setting));
+        let runs = stand_in.as_ref().unwrap_or(&ask.setting);
+        let mut trial = judge(self.backend, &self.plan.goal, runs, ask.effort, best).await?;
+        if stand_in.is_some() {
+            trial.setting = ask.setting.clone();
+            trial.notes.push("max-num-seqs was a cap of the gateway".to_owned());
+        }
+        Ok(trial)
+    }
+
+    /// The trial of the journal that is due, if there is one left.
+    fn replayed(&mut self, ask: &Ask) -> Result<Option<Trial>, TuneError> {
+        match self.replay.next() {
+            Some(trial) if !is_same(&trial, ask) => Err(self.journal.mismatch(&crate::setting::name(&trial.setting))),
+            trial => Ok(trial),
+        }
+    }
+
+    fn incumbent(&self) -> Incumbent {
+        let goal = &self.plan.goal;
+        let own = best(&self.trials, goal);
+        let members = front(self.trials.iter().filter(|trial| trial.is_search()), goal);
+        Incumbent {
+            value: own.and_then(Trial::value),
+            runs: own.map(|trial| trial.runs().to_vec()).unwrap_or_default(),
+            front: members.into_iter().map(|trial| [trial.runs().to_vec(), trial.against.clone()]).collect(),
+        }
+    }
+
+    /// Tries every setting roughly in the laboratory, with loads of its own.
+    async fn predict(&mut self, settings: &[Setting]) -> Result<Vec<Trial>, TuneError> {
+        let Some(scenario) = &self.plan.prior else { return Ok(Vec::new()) };
+        let goal =
+            Goal { seed: self.plan.goal.seed.wrapping_add(PREDICTIONS), hit_rate: None, ..self.plan.goal.clone() };
+        let mut laboratory = Laboratory::new(scenario.clone(), goal.measures());
+        let mut order = self.plan.space.order(settings, goal.seed);
+        order.truncate(MOST_PREDICTED);
+        let mut predicted = Vec::new();
+        for (done, at) in (1..).zip(&order) {
+            let ask = Ask { setting: settings[*at].clone(), effort: Effort::Predict };
+            let trial = match self.replayed(&ask)? {
+                Some(trial) => trial,
+                None => {
+                    let trial = judge(&mut laboratory, &goal, &ask.setting, ask.effort, &Incumbent::default()).await?;
+                    self.journal.append(&trial)?;
+                    trial
+                }
+            };
+            predicted.push(trial);
+            (self.on_progress)(Progress::Predicted(done, order.len()));
+        }
+        Ok(predicted)
+    }
+
+    /// Measures the members of the front and the default once more.
+    async fn confirm_front(&mut self) -> Result<Confirmed, TuneError> {
+        let goal = &self.plan.goal;
+        let members = front(self.trials.iter().filter(|trial| trial.is_search()), goal);
+        // Of many, some that are spread evenly, both ends included.
+        let step = (members.len().saturating_sub(1) as f64 / (MEMBERS - 1) as f64).max(1.0);
+        let places = (0..MEMBERS).map(|number| (number as f64 * step).round() as usize);
+        let mut chosen: Vec<Setting> =
+            places.filter_map(|place| members.get(place)).map(|trial| trial.setting.clone()).collect();
+        if !chosen.contains(&Setting::new()) && !chosen.is_empty() {
+            chosen.push(Setting::new());
+        }
+        let begin = self.trials.len();
+        for setting in chosen {
+            self.try_out(&Ask { setting, effort: Effort::Confirm }).await?;
+        }
+        let confirmed = &self.trials[begin..];
+        let front: Vec<Trial> = front(confirmed.iter(), goal).into_iter().cloned().collect();
+        let product = |trial: &Trial| pair(trial, goal).map_or(f64::NEG_INFINITY, |pair| pair[0] + pair[1]);
+        let winner = front.iter().max_by(|one, other| product(one).total_cmp(&product(other))).cloned();
+        let default = confirmed.iter().find(|trial| trial.setting.is_empty() && self.holds(trial)).cloned();
+        let both = winner.as_ref().filter(|won| !won.setting.is_empty()).zip(default.as_ref());
+        let comparison = both.and_then(|(won, default)| self.compare(default, won));
+        Ok(Confirmed { winner, default, comparison, front })
+    }
+
     /// Measures the best setting and the default once more. If the best does not hold, the next best.
-    async fn confirm(&mut self) -> Result<(Option<Trial>, Option<Trial>, Option<Comparison>), TuneError> {
+    async fn confirm(&mut self) -> Result<Confirmed, TuneError> {
         let mut candidates: Vec<(f64, Setting)> = Vec::new();
         let mut left = self.trials.clone();
         while let Some(best) = best(&left, &self.plan.goal) {
@@ -182,16 +298,16 @@ impl<B: Backend, F: FnMut(Progress<'_>)> Tuning<'_, B, F> {
                 break;
             }
         }
-        let Some(won) = &winner else { return Ok((None, None, None)) };
+        let Some(won) = &winner else { return Ok(Confirmed::default()) };
         let untuned = Setting::new();
         let usable = self.trials.iter().any(|trial| trial.setting == untuned && trial.value().is_some());
         if won.setting.is_empty() || !usable {
-            return Ok((winner, None, None));
+            return Ok(Confirmed { winner, ..Confirmed::default() });
         }
         self.try_out(&Ask { setting: untuned, effort: Effort::Confirm }).await?;
         let default = self.trials.last().cloned();
         let comparison = default.as_ref().and_then(|default| self.compare(default, won));
-        Ok((winner, default, comparison))
+        Ok(Confirmed { winner, default, comparison, front: Vec::new() })
     }
 
     fn holds(&self, trial: &Trial) -> bool {

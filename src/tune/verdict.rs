@@ -27,12 +27,16 @@ const CONFIDENCE: f64 = 0.95;
 const COARSE: f64 = 0.05;
 /// The most trials of a rate search in a race.
 const RACE_TRIALS: usize = 30;
+/// The trials of a rate search that predicts.
+const PREDICT_TRIALS: usize = 12;
 /// The confirmation knows the rate to this share, 90 %.
 const FINE: f64 = 0.025;
 /// Its most trials.
 const CONFIRM_TRIALS: usize = 60;
 /// The proofs of a confirmation have seeds from here on.
 const PROOF_SEEDS: u64 = 1 << 20;
+/// By how much a request that does not complete misses its objectives. JSON has no infinity, and neither do percentiles.
+const NEVER: f64 = 1e9;
 /// The seeds of a confirmation begin this far from those of the search.
 pub(crate) const HOLDOUT: u64 = 1 << 24;
 
@@ -41,6 +45,8 @@ pub(crate) const HOLDOUT: u64 = 1 << 24;
 pub(crate) struct Incumbent {
     pub(crate) value: Option<f64>,
     pub(crate) runs: Vec<f64>,
+    /// The runs of every member of a front, of both measures.
+    pub(crate) front: Vec<[Vec<f64>; 2]>,
 }
 
 /// Tries a setting.
@@ -54,23 +60,10 @@ pub(crate) async fn judge<B: Backend>(
     effort: Effort,
     best: &Incumbent,
 ) -> Result<Trial, TuneError> {
-    let mut trial = Trial {
-        setting: setting.clone(),
-        effort,
-        seed: goal.seed,
-        outcome: Outcome::Worse { guess: 0.0 },
-        beside: Vec::new(),
-        seconds: 0.0,
-        start_seconds: 0.0,
-        starts: 0,
-        loads: 0,
-        requests: 0,
-        kv_full: false,
-        notes: Vec::new(),
-    };
+    let mut trial = Trial::new(setting, effort, goal.seed);
     let mut system = match backend.start(setting).await? {
         Started::Up { system, seconds } => {
-            (trial.starts, trial.start_seconds) = (1, seconds);
+            (trial.starts, trial.start_seconds) = (u32::from(seconds > 0.0), seconds);
             system
         }
         Started::Refused { reason, seconds, foreseen } => {
@@ -95,6 +88,14 @@ pub(crate) async fn judge<B: Backend>(
         }
         Objective::Measure(_) => measure(&mut system, goal, effort, best, &mut trial).await?,
     }
+    if let (Some(wanted), Outcome::Measured { .. }) = (goal.hit_rate, &trial.outcome) {
+        let unknown =
+            "tune.hit_rate is set, but the engines do not report how much of the prompts their prefix caches held";
+        let hit_rate = system.hit_rate().ok_or_else(|| TuneError::Goal(unknown.to_owned()))?;
+        if hit_rate < wanted {
+            trial.outcome = Outcome::ColdCache { hit_rate, wanted };
+        }
+    }
     Ok(trial)
 }
 
@@ -110,6 +111,10 @@ async fn rate<S: System>(
         Effort::Race(_) => {
             let floor = best.value.map(|best| best * (1.0 + goal.margin));
             SearchGoal { floor, prove: false, tolerance: COARSE, max_trials: RACE_TRIALS, ..search }
+        }
+        Effort::Predict => {
+            let requests = search.requests / 3;
+            SearchGoal { requests, prove: false, tolerance: COARSE, max_trials: PREDICT_TRIALS, ..search }
         }
         Effort::Rung(share) => {
             let requests = ((search.requests as f64 * share) as usize).max(30);
@@ -180,9 +185,7 @@ fn guess(found: &SearchResult, floor: f64) -> f64 {
 fn unmet<S: System>(system: &S, attainment: f64, found: &SearchResult) -> Outcome {
     let group = found.trials.last().map(|run| system.group(run.group)).unwrap_or_default();
     let (class, objective, ratio) =
-        system.last().and_then(|result| binding(result, attainment)).unwrap_or((String::new(), "E2EL", f64::INFINITY));
-    // JSON has no infinity.
-    let ratio = ratio.min(1e9);
+        system.last().and_then(|result| binding(result, attainment)).unwrap_or((String::new(), "E2EL", NEVER));
     Outcome::Unmet { group: if group.is_empty() { class } else { group }, objective: objective.to_owned(), ratio }
 }
 
@@ -194,13 +197,13 @@ fn binding(result: &RunResult, attainment: f64) -> Option<(String, &'static str,
         for (name, bound) in [("TTFT", slo.ttft), ("TPOT", slo.tpot), ("E2EL", slo.e2el)] {
             let Some(bound) = bound else { continue };
             let value = |record: &sluice_bench::Record| match name {
-                _ if !record.is_completed() => f64::INFINITY,
+                _ if !record.is_completed() => NEVER,
                 "TTFT" => record.ttft,
                 "TPOT" => record.tpot().unwrap_or(0.0),
                 _ => record.latency,
             };
             let records = result.requests.iter().filter(|record| record.class == index);
-            let mut values: Vec<f64> = records.map(|record| value(record) * 1e3 / bound).collect();
+            let mut values: Vec<f64> = records.map(|record| (value(record) * 1e3 / bound).min(NEVER)).collect();
             values.sort_by(f64::total_cmp);
             if !values.is_empty() {
                 let ratio = percentile(&values, attainment);
@@ -223,8 +226,10 @@ async fn measure<S: System>(
     let (runs, holdout) = match effort {
         Effort::Rung(share) => (((goal.runs as f64 * share).round() as usize).max(1), 0),
         Effort::Confirm => (2 * goal.runs, HOLDOUT),
+        Effort::Predict => (1, 0),
         _ => (goal.runs, 0),
     };
+    let others = usize::from(goal.against.is_some());
     let mut values: Vec<Vec<f64>> = Vec::new();
     for run in 0..runs {
         let (observed, seconds) = system.observe(goal.seed.wrapping_add(holdout).wrapping_add(run as u64)).await?;
@@ -232,17 +237,18 @@ async fn measure<S: System>(
         trial.seconds += seconds;
         trial.requests += system.last().map_or(0, |result| result.requests.len() as u64);
         values.push(observed);
-        let of_objective: Vec<f64> = values.iter().map(|values| values[0]).collect();
         let is_look = matches!(effort, Effort::Race(_)) && (run + 1).is_power_of_two() && run > 0 && run + 1 < runs;
-        if is_look && is_worse(&of_objective, &best.runs, goal.sense()) {
-            trial.outcome = Outcome::Worse { guess: mean::of_series(&of_objective, CONFIDENCE).value };
+        if is_look && has_lost(goal, &values, best) {
+            trial.outcome = Outcome::Worse { guess: mean::of_series(&series(&values, 0), CONFIDENCE).value };
+            trial.against = (0..others).flat_map(|_| series(&values, 1)).collect();
             trial.notes = system.notes();
             return Ok(());
         }
     }
-    let series = |at: usize| values.iter().map(|values| values[at]).collect::<Vec<f64>>();
-    let own = series(0);
-    trial.beside = (1..=goal.beside.len()).map(|at| mean::of_series(&series(at), CONFIDENCE).value).collect();
+    let own = series(&values, 0);
+    trial.against = (0..others).flat_map(|_| series(&values, 1)).collect();
+    let beside = (1 + others..).take(goal.beside.len());
+    trial.beside = beside.map(|at| mean::of_series(&series(&values, at), CONFIDENCE).value).collect();
     trial.notes = system.notes();
     let value = mean::of_series(&own, CONFIDENCE);
     trial.outcome = match value.value.is_finite() {
@@ -253,9 +259,25 @@ async fn measure<S: System>(
     Ok(())
 }
 
-/// Whether pairs of runs show that the values are worse than those of the best.
-fn is_worse(values: &[f64], best: &[f64], sense: Sense) -> bool {
-    let Change(change) = Change::of_pairs(&best[..values.len().min(best.len())], values, each_of(LOOKS, CONFIDENCE));
+/// One of the observed values, run by run.
+fn series(values: &[Vec<f64>], at: usize) -> Vec<f64> {
+    values.iter().map(|values| values[at]).collect()
+}
+
+/// Whether a race is lost: the values are certainly worse than those of the best, or than those of one member of the front in
+/// both measures.
+fn has_lost(goal: &Goal, values: &[Vec<f64>], best: &Incumbent) -> bool {
+    let own = series(values, 0);
+    let Some(against) = &goal.against else { return is_worse(&own, &best.runs, goal.sense(), LOOKS) };
+    let (other, looks) = (series(values, 1), LOOKS * best.front.len());
+    best.front
+        .iter()
+        .any(|[one, two]| is_worse(&own, one, goal.sense(), looks) && is_worse(&other, two, against.sense(), looks))
+}
+
+/// Whether pairs of runs show that the values are worse than those of the best, if that is asked `looks` times.
+fn is_worse(values: &[f64], best: &[f64], sense: Sense, looks: usize) -> bool {
+    let Change(change) = Change::of_pairs(&best[..values.len().min(best.len())], values, each_of(looks, CONFIDENCE));
     match sense {
         Sense::LowerIsBetter => change.low > 0.0,
         Sense::HigherIsBetter => change.high < 0.0,
@@ -265,6 +287,11 @@ fn is_worse(values: &[f64], best: &[f64], sense: Sense) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::laboratory::at_once;
+    use crate::testing::{Queues, capacity, paired_goal};
+    use proptest::prelude::*;
+    use sluice_bench::result::record::ClassConfig;
+    use sluice_bench::{Record, RunConfig, Slo};
     use sluice_core::base::Rng;
 
     /// Pairs of runs with a noise in common and one of their own, and a true ratio.
@@ -284,7 +311,7 @@ mod tests {
             let seeds = 0..2000;
             let ends = |seed: &u64| {
                 let (best, values) = pairs(*seed, 8, ratio);
-                [2, 4].iter().any(|count| is_worse(&values[..*count], &best[..*count], Sense::LowerIsBetter))
+                [2, 4].iter().any(|count| is_worse(&values[..*count], &best[..*count], Sense::LowerIsBetter, LOOKS))
             };
             seeds.filter(ends).count() as f64 / 2000.0
         };
@@ -292,5 +319,104 @@ mod tests {
         assert!(ended(1.0) < 0.025, "{}", ended(1.0));
         assert!(ended(1.5) > 0.95, "{}", ended(1.5));
         assert!(ended(0.7) == 0.0);
+    }
+
+    fn rate_goal(seed: u64) -> Goal {
+        Goal::new(&crate::file::TuneTable { requests: 400, ..Default::default() }, seed).unwrap()
+    }
+
+    fn judged(service: f64, effort: Effort, goal: &Goal, best: Option<f64>) -> Trial {
+        let mut queues = Queues::new(move |_: &Setting| Some(service));
+        let best = Incumbent { value: best, ..Incumbent::default() };
+        at_once(judge(&mut queues, goal, &Setting::new(), effort, &best)).unwrap()
+    }
+
+    fn values() -> impl Strategy<Value = Vec<f64>> {
+        proptest::collection::vec(0.1f64..10.0, 2..8)
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(32))]
+
+        #[test]
+        fn being_worse_has_a_direction_survives_a_loss_and_ignores_the_unit(
+            best in values(), values in values(), loss in 1.0..3.0f64, unit in 0.01..100.0f64,
+        ) {
+            let count = best.len().min(values.len());
+            let (best, values) = (&best[..count], &values[..count]);
+            let scaled = |values: &[f64], factor: f64| values.iter().map(|value| value * factor).collect::<Vec<f64>>();
+            let lower = |values: &[f64], best: &[f64]| is_worse(values, best, Sense::LowerIsBetter, LOOKS);
+            prop_assert!(!lower(best, best));
+            prop_assert!(!(lower(values, best) && lower(best, values)));
+            let inverse = |values: &[f64]| values.iter().map(|value| 1.0 / value).collect::<Vec<f64>>();
+            let higher = is_worse(&inverse(values), &inverse(best), Sense::HigherIsBetter, LOOKS);
+            prop_assert_eq!(lower(values, best), higher);
+            prop_assert_eq!(lower(values, best), lower(&scaled(values, unit), &scaled(best, unit)));
+            prop_assert!(!lower(values, best) || lower(&scaled(values, loss), best));
+            // The more often it is asked, the harder it is to be worse.
+            prop_assert!(!is_worse(values, best, Sense::LowerIsBetter, 50) || lower(values, best));
+        }
+
+        #[test]
+        fn a_race_of_a_front_is_lost_only_by_losing_both_measures(
+            values in proptest::collection::vec((0.1f64..10.0, 0.1f64..10.0), 2..6), members in proptest::collection::vec(0.2f64..5.0, 1..4),
+        ) {
+            let goal = paired_goal();
+            let rows: Vec<Vec<f64>> = values.iter().map(|(one, two)| vec![*one, *two]).collect();
+            let member = |factor: &f64| [series(&rows, 0), series(&rows, 1)].map(|runs| runs.iter().map(|v| v * factor).collect());
+            let best = Incumbent { front: members.iter().map(member).collect(), ..Incumbent::default() };
+            // Pairs without noise: lost exactly if a member is better, which all of a smaller factor are.
+            prop_assert_eq!(has_lost(&goal, &rows, &best), members.iter().any(|factor| *factor < 1.0));
+            let mut traded = best.clone();
+            traded.front.iter_mut().for_each(|[_, other]| other.iter_mut().for_each(|value| *value *= 100.0));
+            prop_assert!(!has_lost(&goal, &rows, &traded));
+        }
+
+        #[test]
+        fn the_binding_objective_is_the_one_that_is_missed_by_most(
+            ttft in 10.0..2000.0f64, e2el in 10.0..2000.0f64, times in proptest::collection::vec(0.01..3.0f64, 1..60),
+        ) {
+            let slo = Slo { ttft: Some(ttft), e2el: Some(e2el), ..Slo::default() };
+            let class = ClassConfig { name: "a".to_owned(), slo, ..ClassConfig::default() };
+            let record = |time: &f64| Record {
+                outcome: sluice_bench::Outcome::Completed, ttft: time / 2.0, latency: *time, ..Record::default()
+            };
+            let requests: Vec<Record> = times.iter().map(record).collect();
+            let mut result = RunResult { config: RunConfig { classes: vec![class], ..RunConfig::default() }, requests, ..RunResult::default() };
+            let longest = times.iter().copied().fold(0.0, f64::max) * 1e3;
+            let (_, name, ratio) = binding(&result, 1.0).unwrap();
+            let expected = f64::max(longest / 2.0 / ttft, longest / e2el);
+            prop_assert!((ratio / expected - 1.0).abs() < 1e-9, "{} {}", ratio, expected);
+            prop_assert_eq!(name == "TTFT", longest / 2.0 / ttft >= longest / e2el);
+            // A request that does not complete misses by more than any other.
+            result.requests[0].outcome = sluice_bench::Outcome::Left;
+            prop_assert_eq!(binding(&result, 1.0).unwrap().2, NEVER);
+        }
+    }
+
+    // Each case is a search.
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(8))]
+
+        #[test]
+        fn a_race_is_lost_below_the_best_and_won_above_it(service in 6.0..200.0f64, seed in 0u64..1000) {
+            let goal = rate_goal(seed);
+            let own = capacity(service, 0.99);
+            let lost = judged(service, Effort::Race(Some(1.3 * own)), &goal, Some(1.3 * own));
+            let Outcome::Worse { guess } = lost.outcome else { panic!("{lost:?}") };
+            prop_assert!(lost.loads <= 3 && guess > 0.0 && guess <= 1.3 * own * 1.04, "{:?}", lost);
+            let won = judged(service, Effort::Race(Some(0.6 * own)), &goal, Some(0.6 * own));
+            let value = won.value();
+            prop_assert!(value.is_some_and(|value| (0.85..1.15).contains(&(value / own))), "{:?} for {}", won, own);
+            prop_assert_eq!(won.requests > 0, won.seconds > 0.0);
+        }
+
+        #[test]
+        fn what_is_certified_was_measured_at_that_rate_and_holds(service in 6.0..200.0f64, seed in 0u64..1000) {
+            let trial = judged(service, Effort::Confirm, &rate_goal(seed), None);
+            let Outcome::Measured { value, certified: Some(certified), .. } = &trial.outcome else { panic!("{trial:?}") };
+            prop_assert!(certified.attainment.value >= 0.99 && certified.attainment.low >= Some(0.98), "{:?}", certified);
+            prop_assert!(certified.rate < service && certified.rate <= value.value && certified.proofs >= 3, "{:?}", trial);
+        }
     }
 }

@@ -16,7 +16,7 @@ use crate::lab::table::number;
 use crate::tune::report::{json, page, result_txt, table};
 use crate::tune::setting::name;
 use crate::tune::{
-    Budget, Effort, Goal, Header, Journal, Laboratory, Method, Outcome, Plan, Progress, Report, Space, Trial,
+    Budget, Effort, Emulation, Goal, Header, Journal, Laboratory, Method, Outcome, Plan, Progress, Report, Space, Trial,
     TuneError, TuneFile, at_once, tune,
 };
 
@@ -38,6 +38,9 @@ pub struct TuneArgs {
     /// race, halving, random, model or auto-tune [default: race up to 60 settings, else model]
     #[arg(long, value_name = "METHOD")]
     method: Option<Method>,
+    /// Do not simulate the settings first: try them in an order by chance, and show no predicted values
+    #[arg(long)]
+    no_prior: bool,
     /// The seed of loads and of the search
     #[arg(long, value_name = "SEED", default_value_t = 1)]
     seed: u64,
@@ -99,7 +102,8 @@ pub fn run(args: &TuneArgs) -> ExitCode {
 /// Tunes, or lists the space.
 fn tuned(args: &TuneArgs) -> Result<Option<(Report, Goal)>, TuneError> {
     let file = TuneFile::load(&args.file)?;
-    let space = Space::new(&file.tune)?;
+    let mut space = Space::new(&file.tune)?;
+    let emulation = Emulation::new(&file, &mut space)?;
     let settings = space.settings()?;
     if args.list {
         let lines: String = settings.iter().map(|setting| name(setting) + "\n").collect();
@@ -115,7 +119,8 @@ fn tuned(args: &TuneArgs) -> Result<Option<(Report, Goal)>, TuneError> {
         }
     }
     let method = args.method.unwrap_or(Method::for_space(settings.len()));
-    let plan = Plan { space, goal, method, budget };
+    let prior = (!args.no_prior).then(|| file.scenario.clone());
+    let plan = Plan { space, goal, method, budget, prior, emulation };
     let own = || PathBuf::from(args.file.file_stem().unwrap_or_default()).with_extension("journal");
     let path = args.journal.clone().unwrap_or_else(own);
     let header = Header::new(&file.fingerprint, method.name(), args.seed);
@@ -145,6 +150,9 @@ fn line(count: usize, trial: &Trial, best: Option<&Trial>, most: Option<usize>) 
         Outcome::Measured { value, .. } => number(value.value),
         Outcome::Worse { .. } => "not better".to_owned(),
         Outcome::Starts => "starts".to_owned(),
+        Outcome::ColdCache { hit_rate, wanted } => {
+            format!("its prefix caches held {:.0} % of the prompts and not {:.0} %", hit_rate * 100.0, wanted * 100.0)
+        }
         Outcome::Unmet { group, objective, ratio } => {
             format!("'{group}' misses {objective}: {ratio:.2} times the bound")
         }

@@ -5,6 +5,7 @@
 //! or what the engine says when it does not start.
 
 use crate::goal::{Goal, Objective};
+use crate::report::front;
 use crate::setting::name;
 use crate::trial::{Outcome, Range, Trial};
 use crate::tuner::{Comparison, Report};
@@ -14,6 +15,12 @@ use sluice_lab::table::number;
 /// The sentences, one a line.
 pub fn answer(report: &Report, goal: &Goal) -> Vec<String> {
     let Some(winner) = &report.winner else { return vec![why_none(report)] };
+    if goal.against.is_some() {
+        let mut lines = front::lines(report, goal);
+        lines.push(format!("the best compromise, by the product of both: {}", name(&winner.setting)));
+        lines.extend(ended_early(report));
+        return lines;
+    }
     let mut lines = vec![format!("best: {}: {}", name(&winner.setting), value(winner, goal))];
     match (&report.default, &report.comparison) {
         (Some(default), comparison) => {
@@ -26,10 +33,13 @@ pub fn answer(report: &Report, goal: &Goal) -> Vec<String> {
         (None, _) => lines.extend(default_is_unusable(report)),
     }
     lines.extend(winner.notes.iter().map(|note| format!("with it, {note}")));
-    if report.out_of_budget {
-        lines.push("the budget ended the search: a better setting may not have been tried".to_owned());
-    }
+    lines.extend(ended_early(report));
     lines
+}
+
+fn ended_early(report: &Report) -> Option<String> {
+    let text = "the budget ended the search: a better setting may not have been tried";
+    report.out_of_budget.then(|| text.to_owned())
 }
 
 /// The value of a confirmation, in the unit of the objective.
@@ -102,6 +112,15 @@ fn why_none(report: &Report) -> String {
             "no setting meets the objectives. The nearest is {}: {missed}. Loosen that objective, shorten these requests, or \
              use a faster GPU",
             name(&trial.setting)
+        );
+    }
+    let cold = report.trials.iter().find_map(|trial| match trial.outcome {
+        Outcome::ColdCache { hit_rate, wanted } => Some((hit_rate * 100.0, wanted * 100.0)),
+        _ => None,
+    });
+    if let Some((hit_rate, wanted)) = cold {
+        return format!(
+            "the prefix caches held {hit_rate:.0} % of the prompts and not at least {wanted:.0} %: give the classes prefixes              (prefix_share, prefixes) as your traffic has them, enable prefix caching, or lower tune.hit_rate"
         );
     }
     let refused = report.trials.iter().find_map(|trial| match &trial.outcome {

@@ -33,7 +33,9 @@ pub fn json(report: &Report, goal: &Goal) -> Value {
         "patch": report.winner.as_ref().map(|winner| flags::patch(&winner.setting)),
         "settings": report.settings,
         "out_of_budget": report.out_of_budget,
+        "front": report.front.iter().map(|trial| &trial.setting).collect::<Vec<_>>(),
         "trials": report.trials,
+        "predicted": report.predicted,
         "left_out": report.pruned,
     })
 }

@@ -2,6 +2,8 @@
 //!
 //! `answer` says in sentences what came out; every other form contains it.
 
+pub mod front;
+pub mod predicted;
 pub mod answer;
 pub mod flags;
 pub mod table;

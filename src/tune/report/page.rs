@@ -3,7 +3,7 @@
 //! A dot is one setting with a value; settings that lost a race lie about where their value does. The page is that of `sluice bench`.
 
 use crate::goal::Goal;
-use crate::report::{answer, flags, table};
+use crate::report::{answer, flags, predicted, table};
 use crate::search::score;
 use crate::setting::number;
 use crate::trial::{Outcome, Trial};
@@ -18,7 +18,11 @@ pub fn page(title: &str, report: &Report, goal: &Goal) -> String {
     let head = vec!["Answer".to_owned()];
     let mut sections = vec![Section {
         title: "Result".to_owned(),
-        note: table::cost(report),
+        note: [Some(table::cost(report)), predicted::agreement(report, goal)]
+            .into_iter()
+            .flatten()
+            .collect::<Vec<_>>()
+            .join(". "),
         rows: std::iter::once(head).chain(rows).collect(),
         dots: Vec::new(),
     }];

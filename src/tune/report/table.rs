@@ -2,8 +2,8 @@
 //!
 //! A setting has one row, with its most thorough trial of the search.
 
-use crate::goal::Goal;
-use crate::report::{answer, flags};
+use crate::goal::{Goal, label_of};
+use crate::report::{answer, flags, predicted};
 use crate::search::score;
 use crate::setting::name;
 use crate::trial::{Outcome, Trial};
@@ -13,6 +13,8 @@ use sluice_lab::table::{aligned, number};
 /// The rows, the head first: setting, value, its interval, other measures, note.
 pub fn rows(report: &Report, goal: &Goal) -> Vec<Vec<String>> {
     let mut head = vec!["setting".to_owned(), goal.label(), "interval".to_owned()];
+    head.extend(has_predictions(report).then(|| "predicted".to_owned()));
+    head.extend(goal.against.as_ref().map(label_of));
     head.extend(goal.beside.iter().map(ToString::to_string));
     head.push("note".to_owned());
     let mut shown: Vec<&Trial> = Vec::new();
@@ -26,24 +28,29 @@ pub fn rows(report: &Report, goal: &Goal) -> Vec<Vec<String>> {
     let rank = |trial: &Trial| match trial.outcome {
         Outcome::Measured { .. } => 0,
         Outcome::Worse { .. } | Outcome::Starts => 1,
-        Outcome::Unmet { .. } => 2,
+        Outcome::Unmet { .. } | Outcome::ColdCache { .. } => 2,
         Outcome::Refused { .. } => 3,
     };
     let value = |trial: &Trial| score(trial, goal).unwrap_or(f64::NEG_INFINITY);
     shown.sort_by(|one, other| rank(one).cmp(&rank(other)).then(value(other).total_cmp(&value(one))));
     let mut rows = vec![head];
-    rows.extend(shown.into_iter().map(|trial| row(trial, goal)));
+    rows.extend(shown.into_iter().map(|trial| row(report, trial, goal)));
     for pruned in &report.pruned {
         let checked = if pruned.checked { "; tried after all, as a check" } else { "" };
         let mut row = vec![name(&pruned.setting), "left out".to_owned(), "-".to_owned()];
-        row.extend(goal.beside.iter().map(|_| "-".to_owned()));
+        row.extend(has_predictions(report).then(|| predicted::cell(report, &pruned.setting)));
+        row.extend(goal.against.iter().chain(&goal.beside).map(|_| "-".to_owned()));
         row.push(format!("{}{checked}", pruned.reason));
         rows.push(row);
     }
     rows
 }
 
-fn row(trial: &Trial, goal: &Goal) -> Vec<String> {
+fn has_predictions(report: &Report) -> bool {
+    !report.predicted.is_empty()
+}
+
+fn row(report: &Report, trial: &Trial, goal: &Goal) -> Vec<String> {
     let dash = || "-".to_owned();
     let mut notes = trial.notes.clone();
     let (value, range) = match &trial.outcome {
@@ -60,12 +67,20 @@ fn row(trial: &Trial, goal: &Goal) -> Vec<String> {
             notes.insert(0, format!("single requests of '{group}' take {ratio:.2} times their {objective}"));
             ("none".to_owned(), dash())
         }
+        Outcome::ColdCache { hit_rate, wanted } => {
+            let (found, wanted) = (hit_rate * 100.0, wanted * 100.0);
+            notes.insert(0, format!("the prefix caches held {found:.0} % of the prompts and not {wanted:.0} %"));
+            ("cold cache".to_owned(), dash())
+        }
         Outcome::Refused { reason, foreseen } => {
             notes.insert(0, format!("{}{reason}", if *foreseen { "not started: " } else { "" }));
             ("does not start".to_owned(), dash())
         }
     };
     let mut row = vec![name(&trial.setting), value, range];
+    row.extend(has_predictions(report).then(|| predicted::cell(report, &trial.setting)));
+    let against = || trial.against.iter().sum::<f64>() / trial.against.len() as f64;
+    row.extend(goal.against.as_ref().map(|_| number(against())));
     row.extend((0..goal.beside.len()).map(|at| trial.beside.get(at).map_or_else(dash, |value| number(*value))));
     row.push(notes.join("; "));
     row
@@ -97,7 +112,9 @@ pub fn text(report: &Report, goal: &Goal) -> String {
         text += format!("{line}  {note}").trim_end();
         text.push('\n');
     }
-    text += &format!("{}\n\n", cost(report));
+    text += &format!("{}\n", cost(report));
+    predicted::agreement(report, goal).iter().for_each(|line| text += &format!("{line}\n"));
+    text.push('\n');
     for line in answer::answer(report, goal) {
         text += &format!("{line}\n");
     }

@@ -3,6 +3,7 @@
 //! The interface between the tuner and every method: [`Search::next`] is given all trials so far and returns the next one.
 
 use super::pruned::Pruned;
+use crate::front::front;
 use crate::goal::Goal;
 use crate::setting::Setting;
 use crate::space::Space;
@@ -19,6 +20,8 @@ pub(crate) struct Known<'a> {
     pub(crate) settings: &'a [Setting],
     pub(crate) goal: &'a Goal,
     pub(crate) trials: &'a [Trial],
+    /// What a simulation makes of the settings, at most one trial for each; empty without one.
+    pub(crate) predicted: &'a [Trial],
 }
 
 /// A trial that a search asks for.
@@ -45,9 +48,28 @@ impl<'a> Known<'a> {
         best(self.trials, self.goal)
     }
 
+    /// Whether a setting is the best so far, or a member of the front.
+    pub(crate) fn leads(&self, setting: &Setting) -> bool {
+        let best = self.best().filter(|_| self.goal.against.is_none()).into_iter();
+        best.chain(front(self.trials.iter(), self.goal)).any(|trial| trial.setting == *setting)
+    }
+
     /// A race of a setting against the best so far.
     pub(crate) fn race(&self, setting: &Setting) -> Ask {
         Ask { setting: setting.clone(), effort: Effort::Race(self.best().and_then(Trial::value)) }
+    }
+
+    /// Every setting, by its number, in the order of [`Space::order`], but the best predicted ones as early as that allows.
+    pub(crate) fn order(&self) -> Vec<usize> {
+        let by_chance = self.space.order(self.settings, self.goal.seed);
+        let scores: Vec<f64> =
+            self.settings.iter().map(|setting| self.prediction(setting).unwrap_or(f64::NEG_INFINITY)).collect();
+        if self.predicted.is_empty() { by_chance } else { self.space.best_first(self.settings, &by_chance, &scores) }
+    }
+
+    /// The score that was predicted for a setting.
+    pub(crate) fn prediction(&self, setting: &Setting) -> Option<f64> {
+        score(self.predicted.iter().find(|trial| trial.setting == *setting)?, self.goal)
     }
 
     /// The trials of a setting.
@@ -62,7 +84,7 @@ pub fn best<'a>(trials: &'a [Trial], goal: &Goal) -> Option<&'a Trial> {
     let full = |trial: &&Trial| match trial.effort {
         Effort::Race(_) | Effort::Script => true,
         Effort::Rung(share) => share >= 1.0,
-        Effort::Confirm | Effort::Start => false,
+        Effort::Confirm | Effort::Start | Effort::Predict => false,
     };
     let scored = trials.iter().filter(full).filter_map(|trial| Some((goal.score(trial.value()?), trial)));
     scored.reduce(|best, other| if other.0 > best.0 { other } else { best }).map(|(_, trial)| trial)

@@ -6,6 +6,8 @@ use std::str::FromStr;
 
 use super::ask::{Known, Search};
 use super::{halving, model, race, script};
+use crate::error::TuneError;
+use crate::goal::Goal;
 
 /// The largest space for which `race` is chosen.
 const GRID: usize = 60;
@@ -43,6 +45,20 @@ impl Method {
     /// The method for a space of so many settings.
     pub fn for_space(settings: usize) -> Self {
         if settings <= GRID { Self::Race } else { Self::Model }
+    }
+
+    /// Whether the method can search for a goal.
+    ///
+    /// # Errors
+    /// It compares settings by one number, and the goal has two measures.
+    pub(crate) fn check(self, goal: &Goal) -> Result<(), TuneError> {
+        match self {
+            Self::Halving | Self::AutoTune if goal.against.is_some() => {
+                let text = "compares settings by one measure; with tune.against use race, random or model";
+                Err(TuneError::Goal(format!("the method {} {text}", self.name())))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// The search of this method.

@@ -1,50 +1,114 @@
 //! Where a Gaussian process expects the largest gain, and the engine to start.
 //!
-//! It begins with the default and [`DESIGN`] settings for each dimension, spread evenly (the additive recurrence of Roberts 2018, mapped to
-//! the nearest settings). From then on it asks for the setting with the largest *expected improvement x probability of starting*. The
-//! process is fitted to the scores; its guesses for settings that lost a race are rough, which the noise absorbs. The
-//! probability is the share of started settings among those that were tried, weighted by how alike the process finds them.
-//! It ends when the largest product is below [`SMALL`].
+//! It begins with the default, the [`PREDICTED`] settings that a simulation predicts to be best, and [`DESIGN`] settings for each
+//! dimension, spread evenly (the additive recurrence of Roberts 2018, mapped to the nearest settings). From then on it asks for the
+//! setting with the largest *expected improvement x probability of starting*. The process is fitted to the scores, or, with a
+//! simulation, to what they differ from the prediction. Its guesses for settings that lost a race are rough, which the noise
+//! absorbs. The probability is the share of started settings among those that were tried, weighted by how alike the process
+//! finds them. It ends when the largest product is below [`SMALL`].
+//!
+//! For a front of two measures each trial weighs them differently ([`Weight`]), and the search ends when none of [`WEIGHTS`] weights
+//! promises a gain.
 
 use super::ask::{Ask, Known, Search, score};
 use super::gaussian::Gaussian;
+use crate::front::{Weight, pair};
 use crate::setting::Setting;
 use crate::trial::{Outcome, Trial};
 
 /// Settings for each dimension that the search begins with.
 const DESIGN: usize = 2;
+/// Settings that are predicted to be best, with which it begins.
+const PREDICTED: usize = 3;
 /// An expected gain of the score below this one ends the search: 0.2 %.
 const SMALL: f64 = 0.002;
 /// The weight of the belief that a setting starts, in trials.
 const PRIOR: f64 = 0.5;
+/// Weights of two measures that are tried before the search ends.
+const WEIGHTS: usize = 8;
+/// Multiples of it, less their whole part, are spread evenly: the golden ratio.
+const GOLDEN: f64 = 0.618_033_988_749_895;
 
 /// The search. See the header of this file.
 pub(super) struct Model {
     coordinates: Vec<Vec<f64>>,
     /// Settings of the beginning, the next one last.
     design: Vec<usize>,
+    /// The place of each setting's prediction.
+    predicted: Vec<Option<usize>>,
 }
 
 impl Model {
     pub(super) fn new(known: &Known<'_>) -> Self {
         let coordinates: Vec<Vec<f64>> =
             known.settings.iter().map(|setting| known.space.coordinates(setting)).collect();
-        let design = design(&coordinates, DESIGN * known.space.dimensions.len(), known.goal.seed);
-        Self { coordinates, design }
+        let mut first = vec![0];
+        let predicted = if known.predicted.is_empty() { Vec::new() } else { by_prediction(known) };
+        first.extend(predicted.into_iter().filter(|at| *at != 0).take(PREDICTED));
+        let design = design(&coordinates, first, DESIGN * known.space.dimensions.len(), known.goal.seed);
+        let place = |setting: &Setting| known.predicted.iter().position(|trial| trial.setting == *setting);
+        let predicted = known.settings.iter().map(place).collect();
+        Self { coordinates, design, predicted }
     }
 
     fn place(known: &Known<'_>, setting: &Setting) -> Option<usize> {
         known.settings.iter().position(|own| own == setting)
     }
+
+    /// The setting with the largest expected gain, and that gain.
+    fn most(&self, known: &Known<'_>, tried: &[(usize, &Trial)], weight: Option<Weight>) -> Option<(f64, usize)> {
+        let score = |trial: &Trial| match weight {
+            Some(weight) => pair(trial, known.goal).map(|pair| weight.score(pair)),
+            None => score(trial, known.goal),
+        };
+        let predicted = |at: usize| self.predicted[at].and_then(|place| score(&known.predicted[place]));
+        let all: Vec<f64> = (0..known.settings.len()).filter_map(predicted).collect();
+        let usual = all.iter().sum::<f64>() / all.len().max(1) as f64;
+        let prior = |at: usize| predicted(at).unwrap_or(usual);
+        // The default may lie anywhere in the space: it says nothing about its neighbours.
+        let (points, differences): (Vec<Vec<f64>>, Vec<f64>) = tried
+            .iter()
+            .filter(|(at, _)| *at != 0)
+            .filter_map(|(at, trial)| Some((self.coordinates[*at].clone(), score(trial)? - prior(*at))))
+            .unzip();
+        let measured = tried.iter().filter(|(_, trial)| trial.value().is_some());
+        let best = measured.filter_map(|(_, trial)| score(trial)).reduce(f64::max);
+        let mut open = (1..known.settings.len()).filter(|at| !tried.iter().any(|(own, _)| own == at));
+        let Some((process, best)) = Gaussian::fit(&points, &differences).zip(best) else {
+            // Nothing to learn from yet.
+            return open.next().map(|at| (f64::INFINITY, at));
+        };
+        let starts = |point: &[f64]| {
+            let (mut up, mut all) = (PRIOR, PRIOR);
+            for (at, trial) in tried {
+                let weight = process.likeness(point, &self.coordinates[*at]);
+                all += weight;
+                up += if matches!(trial.outcome, Outcome::Refused { .. }) { 0.0 } else { weight };
+            }
+            up / all
+        };
+        let gain = |at: usize| {
+            let point = &self.coordinates[at];
+            process.expected_improvement(point, best - prior(at)) * starts(point)
+        };
+        open.map(|at| (gain(at), at)).max_by(|one, other| one.0.total_cmp(&other.0))
+    }
 }
 
-/// `count` settings that are spread evenly, the default as the last.
-fn design(coordinates: &[Vec<f64>], count: usize, seed: u64) -> Vec<usize> {
+/// Settings with a prediction, the best first.
+fn by_prediction(known: &Known<'_>) -> Vec<usize> {
+    let scored = known.settings.iter().enumerate().filter_map(|(at, setting)| Some((known.prediction(setting)?, at)));
+    let mut scored: Vec<(f64, usize)> = scored.collect();
+    scored.sort_by(|one, other| other.0.total_cmp(&one.0));
+    scored.into_iter().map(|(_, at)| at).collect()
+}
+
+/// The settings `chosen` and `count` others that are spread evenly, in reverse order.
+fn design(coordinates: &[Vec<f64>], mut chosen: Vec<usize>, count: usize, seed: u64) -> Vec<usize> {
     let dimensions = coordinates.first().map_or(0, Vec::len);
     // The root of x^(d+1) = x + 1.
     let root = (0..64).fold(2.0f64, |x, _| (1.0 + x).powf(1.0 / (dimensions as f64 + 1.0)));
     let offset = (seed % 1024) as f64 / 1024.0;
-    let mut chosen: Vec<usize> = vec![0];
     for number in 1..=count {
         let at = |axis: usize| (offset + number as f64 / root.powi(axis as i32 + 1)).fract();
         let distance =
@@ -63,34 +127,12 @@ impl Search for Model {
         }
         let tried: Vec<(usize, &Trial)> =
             known.trials.iter().filter_map(|trial| Some((Self::place(known, &trial.setting)?, trial))).collect();
-        // The default may lie anywhere in the space: it says nothing about its neighbours.
-        let scored: Vec<(&Vec<f64>, f64)> = tried
-            .iter()
-            .filter(|(at, _)| *at != 0)
-            .filter_map(|(at, trial)| Some((&self.coordinates[*at], score(trial, known.goal)?)))
-            .collect();
-        let (points, scores): (Vec<Vec<f64>>, Vec<f64>) =
-            scored.into_iter().map(|(point, score)| (point.clone(), score)).unzip();
-        let best = known.best().and_then(|trial| score(trial, known.goal));
-        let open: Vec<usize> = (1..known.settings.len()).filter(|at| !tried.iter().any(|(own, _)| own == at)).collect();
-        let Some((process, best)) = Gaussian::fit(&points, &scores).zip(best) else {
-            // Nothing to learn from yet.
-            return open.first().map(|at| known.race(&known.settings[*at]));
-        };
-        let starts = |point: &[f64]| {
-            let (mut up, mut all) = (PRIOR, PRIOR);
-            for (at, trial) in &tried {
-                let weight = process.likeness(point, &self.coordinates[*at]);
-                all += weight;
-                up += if matches!(trial.outcome, Outcome::Refused { .. }) { 0.0 } else { weight };
-            }
-            up / all
-        };
-        let gain = |at: usize| {
-            let point = &self.coordinates[at];
-            process.expected_improvement(point, best) * starts(point)
-        };
-        let most = open.into_iter().map(|at| (gain(at), at)).max_by(|one, other| one.0.total_cmp(&other.0))?;
-        (most.0 >= SMALL).then(|| known.race(&known.settings[most.1]))
+        let pairs = || known.trials.iter().filter_map(|trial| pair(trial, known.goal));
+        let weights = if known.goal.against.is_some() { WEIGHTS } else { 1 };
+        (0..weights).find_map(|attempt| {
+            let share = ((known.trials.len() + attempt) as f64 * GOLDEN).fract();
+            let (gain, at) = self.most(known, &tried, Weight::new(share, pairs()))?;
+            (gain >= SMALL).then(|| known.race(&known.settings[at]))
+        })
     }
 }

@@ -1,0 +1,65 @@
+//! A front of two measures in sentences: every member, with its change from the default in both.
+//!
+//! Values are those of the confirmations, changes are of pairs of runs with the same loads.
+
+use crate::goal::{Goal, Objective};
+use crate::setting::name;
+use crate::trial::Trial;
+use crate::tuner::Report;
+use sluice_core::stats::{Change, Sense, Verdict};
+use sluice_lab::Measure;
+use sluice_lab::table::number;
+
+/// Confidence of changes.
+const CONFIDENCE: f64 = 0.95;
+
+/// The sentences, one a line.
+pub fn lines(report: &Report, goal: &Goal) -> Vec<String> {
+    let (Objective::Measure(own), Some(other)) = (&goal.objective, &goal.against) else { return Vec::new() };
+    let mut lines = vec![match report.front.len() {
+        1 => format!("one setting is the best in both {own} and {other}"),
+        count => format!("{count} settings are not beaten in both {own} and {other} by another one"),
+    }];
+    let default = report.default.as_ref();
+    let mut gains = false;
+    for member in &report.front {
+        let mut text = name(&member.setting);
+        for (measure, runs, of) in [(own, member.runs(), runs_of as Runs), (other, &member.against[..], against_of)] {
+            text += &format!("; {measure} {} {}", number(mean(runs)), measure.unit());
+            if let Some(default) = default.filter(|_| !member.setting.is_empty()) {
+                let change = Change::of_pairs(of(default), runs, CONFIDENCE);
+                gains |= is_gain(&change, measure, goal.margin);
+                text += &format!(" ({})", percent(&change));
+            }
+        }
+        lines.push(text);
+    }
+    if default.is_some() && !gains {
+        lines.push("the defaults are as good: no setting is certainly better than them in one of both".to_owned());
+    }
+    lines
+}
+
+type Runs = fn(&Trial) -> &[f64];
+
+fn runs_of(trial: &Trial) -> &[f64] {
+    trial.runs()
+}
+
+fn against_of(trial: &Trial) -> &[f64] {
+    &trial.against
+}
+
+fn mean(runs: &[f64]) -> f64 {
+    runs.iter().sum::<f64>() / runs.len() as f64
+}
+
+fn is_gain(change: &Change, measure: &Measure, margin: f64) -> bool {
+    let sense: Sense = measure.sense();
+    change.verdict(sense, margin) == Verdict::Better
+}
+
+fn percent(Change(change): &Change) -> String {
+    let [value, low, high] = [change.value, change.low, change.high].map(|share| format!("{:+.1} %", share * 100.0));
+    format!("{value} from the default, between {low} and {high}")
+}
