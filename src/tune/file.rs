@@ -9,6 +9,7 @@
 //! beside = ["long.e2el.p99"]                 # other measures that the table shows
 //! against = "long.e2el.p99"                  # a second measure: every setting that no other one beats in both
 //! emulate = true                             # a smaller max-num-seqs by the gateway's cap: no start, but not quite the same
+//! complete = true                            # every setting in full, also one that is certainly worse
 //! hit_rate = 60                              # per cent of the prompt tokens that must come from the prefix cache, as measured
 //! constraints = ["vllm.max-num-seqs <= vllm.max-num-batched-tokens"]
 //!
@@ -78,6 +79,8 @@ pub struct TuneTable {
     pub margin: f64,
     /// Whether the search caps engines in the gateway in place of starting them with a smaller `max-num-seqs`.
     pub emulate: bool,
+    /// Whether every setting is measured in full, also one that is certainly worse: for a table of experiments.
+    pub complete: bool,
     /// Conditions between dimensions.
     pub constraints: Vec<String>,
     /// What is varied.
@@ -99,6 +102,7 @@ impl Default for TuneTable {
             repeats: 3,
             margin: 3.0,
             emulate: false,
+            complete: false,
             constraints: Vec::new(),
             dimension: Vec::new(),
             setting: Vec::new(),

@@ -38,6 +38,8 @@ pub struct Goal {
     pub margin: f64,
     /// The least share of prompt tokens that the engines must find in their prefix caches.
     pub hit_rate: Option<f64>,
+    /// Whether every setting is measured in full, also one that is certainly worse.
+    pub complete: bool,
     /// The first seed.
     pub seed: u64,
 }
@@ -59,9 +61,9 @@ impl Goal {
             let text = "is for a measure as the objective; each trial of a rate has a load of its own";
             return Err(TuneError::Goal(format!("{key} {text}")));
         }
-        let TuneTable { requests, runs, repeats, margin, .. } = *table;
+        let TuneTable { requests, runs, repeats, margin, complete, .. } = *table;
         let (margin, hit_rate) = (margin / 100.0, table.hit_rate.map(|share| share / 100.0));
-        Ok(Self { objective, against, beside, requests, runs, repeats, margin, hit_rate, seed })
+        Ok(Self { objective, against, beside, requests, runs, repeats, margin, hit_rate, complete, seed })
     }
 
     /// Which direction is good.

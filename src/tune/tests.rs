@@ -196,6 +196,10 @@ fn a_measure_is_tuned_by_pairs_of_runs() {
     let (winner, comparison) = (report.winner.unwrap(), report.comparison.unwrap());
     assert_eq!(winner.setting, [("vllm.a".to_owned(), value("4")), ("vllm.b".to_owned(), value("2"))].into());
     let truth = hill(&setting::Setting::new()).unwrap() / hill(&winner.setting).unwrap() - 1.0;
+    let lost = |trials: &[Trial]| trials.iter().filter(|trial| matches!(trial.outcome, Outcome::Worse { .. })).count();
+    assert!(lost(&report.trials) > 10);
+    let complete = Plan { goal: Goal { complete: true, ..plan.goal.clone() }, ..plan.clone() };
+    assert_eq!(lost(&tuned(&complete, &mut Queues::new(hill)).trials), 0);
     // The noise is that of the pairs: none.
     assert!((comparison.change.value - truth).abs() < 1e-9, "{comparison:?}");
 }

@@ -109,7 +109,7 @@ async fn rate<S: System>(
 ) -> Result<(), TuneError> {
     let search = match effort {
         Effort::Race(_) => {
-            let floor = best.value.map(|best| best * (1.0 + goal.margin));
+            let floor = best.value.filter(|_| !goal.complete).map(|best| best * (1.0 + goal.margin));
             SearchGoal { floor, prove: false, tolerance: COARSE, max_trials: RACE_TRIALS, ..search }
         }
         Effort::Predict => {
@@ -197,7 +197,7 @@ fn binding(result: &RunResult, attainment: f64) -> Option<(String, &'static str,
         for (name, bound) in [("TTFT", slo.ttft), ("TPOT", slo.tpot), ("E2EL", slo.e2el)] {
             let Some(bound) = bound else { continue };
             let value = |record: &sluice_bench::Record| match name {
-                _ if !record.is_completed() => NEVER,
+                _ if !record.is_completed() => f64::INFINITY,
                 "TTFT" => record.ttft,
                 "TPOT" => record.tpot().unwrap_or(0.0),
                 _ => record.latency,
@@ -237,7 +237,8 @@ async fn measure<S: System>(
         trial.seconds += seconds;
         trial.requests += system.last().map_or(0, |result| result.requests.len() as u64);
         values.push(observed);
-        let is_look = matches!(effort, Effort::Race(_)) && (run + 1).is_power_of_two() && run > 0 && run + 1 < runs;
+        let may_end = matches!(effort, Effort::Race(_)) && !goal.complete;
+        let is_look = may_end && (run + 1).is_power_of_two() && run > 0 && run + 1 < runs;
         if is_look && has_lost(goal, &values, best) {
             trial.outcome = Outcome::Worse { guess: mean::of_series(&series(&values, 0), CONFIDENCE).value };
             trial.against = (0..others).flat_map(|_| series(&values, 1)).collect();

@@ -16,8 +16,8 @@ use crate::lab::table::number;
 use crate::tune::report::{json, page, result_txt, table};
 use crate::tune::setting::name;
 use crate::tune::{
-    Budget, Effort, Emulation, Goal, Header, Journal, Laboratory, Method, Outcome, Plan, Progress, Report, Space, Trial,
-    TuneError, TuneFile, at_once, tune,
+    Budget, Effort, Emulation, Goal, Header, Journal, Laboratory, Method, Outcome, Plan, Progress, Report, Space,
+    Trial, TuneError, TuneFile, at_once, tune,
 };
 
 /// Find the best settings of vLLM and of the gateway, with proof.
