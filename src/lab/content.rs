@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use sluice_core::base::hash_two;
 use sluice_sim::Content;
 use sluice_sim::engine::BLOCK_TOKENS;
 
@@ -23,7 +24,7 @@ pub(crate) fn content(shared: &[(u64, u32)], prompt: u32, own: u64, response: Op
         let mut at = 0;
         while at < tokens {
             let taken = (tokens - at).min(BLOCK_TOKENS - filled);
-            block = hash(hash(hash(block, segment), u64::from(at)), u64::from(taken));
+            block = hash_two(hash_two(hash_two(block, segment), u64::from(at)), u64::from(taken));
             (at, filled) = (at + taken, filled + taken);
             if filled == BLOCK_TOKENS {
                 blocks.push(block);
@@ -36,15 +37,7 @@ pub(crate) fn content(shared: &[(u64, u32)], prompt: u32, own: u64, response: Op
 
 /// The id of the segment that belongs to one request only; hashed, so that it differs from the ids of shared segments.
 fn own_segment(own: u64) -> u64 {
-    hash(0x0E17, own)
-}
-
-/// Hashes two numbers into one: a multiply-add, then the finalizer of MurmurHash3.
-fn hash(one: u64, two: u64) -> u64 {
-    let mut mixed = one.wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(two).wrapping_add(0x5851_F42D_4C95_7F2D);
-    mixed = (mixed ^ (mixed >> 33)).wrapping_mul(0xFF51_AFD7_ED55_8CCD);
-    mixed = (mixed ^ (mixed >> 33)).wrapping_mul(0xC4CE_B9FE_1A85_EC53);
-    mixed ^ (mixed >> 33)
+    hash_two(0x0E17, own)
 }
 
 #[cfg(test)]

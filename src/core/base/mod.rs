@@ -3,10 +3,12 @@
 //! Nothing here reads a clock, opens a file or draws from global randomness. Time and chance are parameters everywhere,
 //! so that whole-system tests can run on virtual time from a seed.
 
+pub mod hash;
 pub mod ids;
 pub mod rng;
 pub mod units;
 
+pub use hash::hash_two;
 pub use ids::{BackendId, ModelId, PoolId};
 pub use rng::Rng;
 pub use units::{ByteSize, Period, Tokens};

@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use super::blocks::BLOCK_TOKENS;
 use super::id::SequenceId;
+use sluice_core::base::hash_two;
 
 /// The content of a sequence, prompt and generated tokens, block by block.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -48,7 +49,7 @@ impl Content {
     /// The content of block `index` (0 is the first) of the sequence with this id.
     fn block(&self, index: u32, id: SequenceId) -> u64 {
         // Heads, tails and ids are numbered independently.
-        let of = |kind: u64, text: u64| mix(mix(kind, text), u64::from(index));
+        let of = |kind: u64, text: u64| hash_two(hash_two(kind, text), u64::from(index));
         match self {
             Self::Own => of(1, id),
             Self::Text { head, tokens, tail } => {
@@ -73,7 +74,7 @@ impl Chain {
     /// The chain before the first block. Salt and adapter are part of every later hash.
     pub(super) fn new(salt: u64, adapter: Option<u16>) -> Self {
         let adapter = adapter.map_or(0, |id| u64::from(id) + 1);
-        Self { hash: mix(salt, adapter), blocks: 0 }
+        Self { hash: hash_two(salt, adapter), blocks: 0 }
     }
 
     /// Blocks hashed so far.
@@ -83,17 +84,9 @@ impl Chain {
 
     /// The chain one block longer, and that block's hash (never 0).
     pub(super) fn next(self, content: &Content, id: SequenceId) -> (Self, u64) {
-        let hash = mix(self.hash, content.block(self.blocks, id)).max(1);
+        let hash = hash_two(self.hash, content.block(self.blocks, id)).max(1);
         (Self { hash, blocks: self.blocks + 1 }, hash)
     }
-}
-
-/// Hashes two numbers into one: the finaliser of MurmurHash3 over a multiply-add.
-fn mix(one: u64, two: u64) -> u64 {
-    let mut mixed = one.wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(two).wrapping_add(0x5851_F42D_4C95_7F2D);
-    mixed = (mixed ^ (mixed >> 33)).wrapping_mul(0xFF51_AFD7_ED55_8CCD);
-    mixed = (mixed ^ (mixed >> 33)).wrapping_mul(0xC4CE_B9FE_1A85_EC53);
-    mixed ^ (mixed >> 33)
 }
 
 #[cfg(test)]
