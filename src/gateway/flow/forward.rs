@@ -34,10 +34,9 @@ use super::pump::{Pump, ResponseContext};
 use super::record::{Outcome, RecordGuard, Recorder, RetryReason, Stage, UpstreamFault};
 use super::respond::{self, REQUEST_ID};
 use super::router::Router;
-use crate::config::limits::RETRY_AFTER_MIN;
 use crate::pool::{Admission, BackendFault, Lease};
 use sluice_core::base::BackendId;
-use sluice_core::openai::{Refusal, ShedReason};
+use sluice_core::openai::Refusal;
 
 /// The parts of the gateway that attempts need.
 pub(super) struct Backends<'a, U> {
@@ -91,12 +90,8 @@ impl<'a, U: Upstream> Attempts<'a, U> {
             Err(AdmitError::ClientGone) => return Ok(()),
             Err(AdmitError::Refused(limit)) => return Err(Refusal::ExceedsBackend(limit)),
             Err(AdmitError::Shed { reason, home }) => {
-                // The drain rate of a gateway that stops says nothing of the one that takes over.
-                let retry_after = match reason {
-                    ShedReason::ShuttingDown => RETRY_AFTER_MIN,
-                    _ => self.backends.admission.retry_after(home, Instant::now()),
-                };
-                return Err(respond::shed(reason, retry_after, record));
+                let room_in = self.backends.admission.retry_after(home, Instant::now());
+                return Err(respond::shed(reason, room_in, record));
             }
         };
         loop {
@@ -105,7 +100,7 @@ impl<'a, U: Upstream> Attempts<'a, U> {
                 AttemptResult::Failed(failed) => failed,
             };
             if self.backends.cut.is_cancelled() {
-                return Err(respond::shed(ShedReason::ShuttingDown, RETRY_AFTER_MIN, record));
+                return Err(respond::shut_down(record));
             }
             self.avoid.push(lease.backend());
             // The failed backend does no more work for this request. Two requests that each kept a slot while waiting

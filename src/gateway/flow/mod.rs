@@ -46,13 +46,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio_util::sync::CancellationToken;
 
-use crate::config::limits::RETRY_AFTER_MIN;
 use crate::experiment::Experiments;
 use crate::pool::Admission;
 use forward::{Attempts, Backends};
 use response_owners::ResponseOwners;
 use router::Router;
-use sluice_core::openai::{Refusal, Route, ShedReason};
+use sluice_core::openai::{Refusal, Route};
 use stored::IdCapture;
 
 pub use exchange::{
@@ -151,6 +150,7 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
             RecordGuard::new(&self.recorder, Some(incoming.route), Arc::clone(&incoming.request_id), incoming.arrived);
         record.upstream_id = Arc::clone(&incoming.upstream_id);
         let served = match incoming.route {
+            _ if self.is_closing() => Err(respond::shut_down(&mut record)),
             Route::StoredResponse | Route::CancelResponse => {
                 Box::pin(self.serve_stored(&mut incoming, down, &mut record)).await
             }
@@ -173,9 +173,6 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
         down: &mut D,
         record: &mut RecordGuard<'_, R>,
     ) -> Result<(), Refusal> {
-        if self.is_closing() {
-            return Err(respond::shed(ShedReason::ShuttingDown, RETRY_AFTER_MIN, record));
-        }
         let serving = stored::serve(&self.owners, &self.admission, &self.upstream, incoming, down, record);
         let served = tokio::select! {
             biased;
@@ -185,7 +182,7 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
         if let Some(served) = served {
             return served;
         }
-        let refusal = respond::shed(ShedReason::ShuttingDown, RETRY_AFTER_MIN, record);
+        let refusal = respond::shut_down(record);
         match record.status {
             None => Err(refusal),
             Some(_) => {
@@ -202,9 +199,6 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
         down: &mut D,
         record: &mut RecordGuard<'_, R>,
     ) -> Result<(), Refusal> {
-        if self.is_closing() {
-            return Err(respond::shed(ShedReason::ShuttingDown, RETRY_AFTER_MIN, record));
-        }
         let prepared = prepare::prepare(&self.experiments, (&self.owners, &self.admission), incoming, record).await?;
         let Self { admission, router, upstream, cut, .. } = self;
         let backends = Backends { admission, router, upstream, cut };

@@ -11,6 +11,7 @@ use http::{HeaderMap, StatusCode};
 
 use super::exchange::{Downstream, ResponseHead};
 use super::record::{Outcome, Record, RecordGuard, Recorder};
+use crate::config::limits::RETRY_AFTER_MIN;
 use sluice_core::openai::{ErrorFormat, Refusal, ShedReason};
 
 /// The id of the request: the client's own if it sent a valid one.
@@ -22,10 +23,17 @@ pub(super) const POOL: HeaderName = HeaderName::from_static("x-sluice-pool");
 const ARM: HeaderName = HeaderName::from_static("x-sluice-arm");
 const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
 
-/// Records the request as shed and returns its refusal.
-pub(super) fn shed<R: Recorder>(reason: ShedReason, retry_after: Duration, record: &mut RecordGuard<'_, R>) -> Refusal {
+/// Records the request as shed and returns its refusal. `room_in`: when a pool is expected to have room.
+pub(super) fn shed<R: Recorder>(reason: ShedReason, room_in: Duration, record: &mut RecordGuard<'_, R>) -> Refusal {
     record.outcome = Outcome::Shed(reason);
+    // How fast a gateway that shuts down serves its queue says nothing about the gateway that takes over.
+    let retry_after = if reason == ShedReason::ShuttingDown { RETRY_AFTER_MIN } else { room_in };
     Refusal::Shed { reason, retry_after: whole_seconds(retry_after) }
+}
+
+/// [`shed`], because the gateway shuts down.
+pub(super) fn shut_down<R: Recorder>(record: &mut RecordGuard<'_, R>) -> Refusal {
+    shed(ShedReason::ShuttingDown, RETRY_AFTER_MIN, record)
 }
 
 /// `Retry-After` is in whole seconds, rounded up: a client that returns too early is refused again.

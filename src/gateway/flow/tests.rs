@@ -12,6 +12,7 @@ use super::*;
 use crate::config::{Config, Machine, Surroundings};
 use crate::flow::record::{RetryReason, Stage, UpstreamFault};
 use crate::pool::{Address, BackendSpec, HealthRules, PoolRules, PoolSpec, QueueOrder};
+use sluice_core::openai::ShedReason;
 
 mod engines;
 
