@@ -4,8 +4,9 @@
 //! client. So memory does not grow. With `--stream-interval` n, tokens are delivered n at a time; the first and the last are
 //! delivered at once.
 
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 
+use atomic_waker::AtomicWaker;
 use parking_lot::Mutex;
 
 /// Progress since it was last taken.
@@ -25,19 +26,19 @@ struct State {
     begun: bool,
     ready: bool,
     broken: bool,
-    reader: Option<Waker>,
 }
 
 /// See the header of this file.
 #[derive(Debug)]
 pub(crate) struct OutputCollector {
     state: Mutex<State>,
+    reader: AtomicWaker,
     interval: u32,
 }
 
 impl OutputCollector {
     pub(crate) fn new(interval: u32) -> Self {
-        Self { state: Mutex::default(), interval }
+        Self { state: Mutex::default(), reader: AtomicWaker::new(), interval }
     }
 
     /// Records how much of the prompt was cached.
@@ -52,41 +53,34 @@ impl OutputCollector {
         state.progress.last = last;
         if !state.begun || last || state.progress.tokens >= self.interval {
             (state.begun, state.ready) = (true, true);
-            let reader = state.reader.take();
             drop(state);
-            reader.map(Waker::wake).unwrap_or_default();
+            self.reader.wake();
         }
     }
 
     /// Breaks the stream, because the engine stopped or refused the request.
     pub(crate) fn fail(&self) {
-        let mut state = self.state.lock();
-        state.broken = true;
-        let reader = state.reader.take();
-        drop(state);
-        reader.map(Waker::wake).unwrap_or_default();
+        self.state.lock().broken = true;
+        self.reader.wake();
     }
 
-    /// Takes the progress, or registers the reader. `None` when the stream broke.
+    /// Takes the progress; without any, wakes the caller when there is some. `None` when the stream broke.
     pub(crate) fn poll_take(&self, cx: &mut Context<'_>) -> Poll<Option<Progress>> {
+        self.reader.register(cx.waker());
         let mut state = self.state.lock();
         if std::mem::take(&mut state.ready) {
             let progress = state.progress;
             (state.progress.tokens, state.progress.last) = (0, false);
             return Poll::Ready(Some(progress));
         }
-        if state.broken {
-            return Poll::Ready(None);
-        }
-        if !state.reader.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
-            state.reader = Some(cx.waker().clone());
-        }
-        Poll::Pending
+        if state.broken { Poll::Ready(None) } else { Poll::Pending }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::task::Waker;
+
     use super::*;
 
     #[test]

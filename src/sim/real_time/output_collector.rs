@@ -6,8 +6,9 @@
 //!
 //! With a stream interval of n, tokens are delivered n at a time; the first and the last are delivered at once.
 
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 
+use atomic_waker::AtomicWaker;
 use parking_lot::Mutex;
 
 use crate::http::wire::Finish;
@@ -47,29 +48,32 @@ struct State {
     interval: u32,
     ready: bool,
     broken: Option<Broken>,
-    reader: Option<Waker>,
 }
 
 /// See the header of this file.
 #[derive(Debug)]
-pub(crate) struct OutputCollector(Mutex<State>);
+pub(crate) struct OutputCollector {
+    state: Mutex<State>,
+    reader: AtomicWaker,
+}
 
 impl OutputCollector {
     /// A collector for this many choices, whose tokens are delivered `interval` at a time.
     pub(crate) fn new(choices: usize, interval: u32) -> Self {
-        Self(Mutex::new(State { choices: vec![Pending::default(); choices], interval, ..State::default() }))
+        let state = State { choices: vec![Pending::default(); choices], interval, ..State::default() };
+        Self { state: Mutex::new(state), reader: AtomicWaker::new() }
     }
 
     /// Records how many prompt tokens of a choice were found in the prefix cache.
     pub(crate) fn admit(&self, choice: usize, cached: u32) {
-        if let Some(slot) = self.0.lock().choices.get_mut(choice) {
+        if let Some(slot) = self.state.lock().choices.get_mut(choice) {
             slot.progress.cached = cached;
         }
     }
 
     /// Adds one token to a choice.
     pub(crate) fn push(&self, choice: usize, finish: Option<Finish>) {
-        let mut state = self.0.lock();
+        let mut state = self.state.lock();
         let interval = state.interval;
         if let Some(slot) = state.choices.get_mut(choice) {
             slot.progress.tokens += 1;
@@ -82,7 +86,7 @@ impl OutputCollector {
 
     /// Ends a choice without another token.
     pub(crate) fn end(&self, choice: usize, finish: Finish) {
-        let mut state = self.0.lock();
+        let mut state = self.state.lock();
         if let Some(slot) = state.choices.get_mut(choice) {
             slot.progress.finish = Some(finish);
             slot.due = true;
@@ -92,21 +96,20 @@ impl OutputCollector {
 
     /// Fails the response.
     pub(crate) fn fail(&self, broken: Broken) {
-        self.0.lock().broken.get_or_insert(broken);
+        self.state.lock().broken.get_or_insert(broken);
         self.wake();
     }
 
     /// Wakes the reader; separate from [`OutputCollector::push`] so that a step's tokens for all choices leave together.
     pub(crate) fn wake(&self) {
-        let waker = self.0.lock().reader.take();
-        if let Some(waker) = waker {
-            waker.wake();
-        }
+        self.reader.wake();
     }
 
-    /// Takes the progress of all choices into `into` (one entry each), or registers the reader.
+    /// Takes the progress of all choices into `into` (one entry each); without any, wakes the caller when
+    /// there is some.
     pub(crate) fn poll_take(&self, cx: &mut Context<'_>, into: &mut Vec<Progress>) -> Poll<Result<(), Broken>> {
-        let mut state = self.0.lock();
+        self.reader.register(cx.waker());
+        let mut state = self.state.lock();
         if state.ready {
             state.ready = false;
             into.clear();
@@ -116,18 +119,14 @@ impl OutputCollector {
             }));
             return Poll::Ready(Ok(()));
         }
-        if let Some(broken) = &state.broken {
-            return Poll::Ready(Err(broken.clone()));
-        }
-        if !state.reader.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
-            state.reader = Some(cx.waker().clone());
-        }
-        Poll::Pending
+        state.broken.clone().map_or(Poll::Pending, |broken| Poll::Ready(Err(broken)))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::task::Waker;
+
     use super::*;
 
     #[test]
