@@ -32,7 +32,8 @@ impl Drop for Server {
 fn start(streams: u32, port: u16) -> Server {
     let program = std::env::var("SLUICE_BIN").unwrap_or_else(|_| "target/release/sluice".to_owned());
     let seqs = streams.to_string();
-    let arguments = ["sim", "m", "--host", "127.0.0.1", "--max-num-seqs", &seqs, "--port", &port.to_string()];
+    let arguments =
+        ["sim", "m", "--host", "127.0.0.1", "--max-num-seqs", &seqs, "--port", &port.to_string(), "--sim-orphan", "0"];
     let mut command = Command::new("taskset");
     command.args(["-c", "0", &program]).args(arguments).stdout(Stdio::null()).stderr(Stdio::null());
     Server(command.spawn().expect("taskset and the release build of sluice"))

@@ -275,6 +275,17 @@ impl Sim {
     }
 }
 
+/// The soak kills engines at any time, also between the start of the second process and its first instruction.
+#[test]
+fn an_engine_whose_parent_was_killed_before_it_ran_ends_too() {
+    let mut engine = Command::new(env!("CARGO_BIN_EXE_sluice"))
+        .envs([("SLUICE_SIM_PROCESS", "engine"), ("SLUICE_SIM_PARENT", "0"), ("SLUICE_SIM_ORPHAN", "0")])
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    until("it ends", || engine.try_wait().unwrap());
+}
+
 #[test]
 fn a_killed_engine_ends_the_server() {
     let mut sim = Sim::start(&["--tensor-parallel-size", "2"]);

@@ -251,7 +251,7 @@ async fn a_backend_that_becomes_external_gets_requests_again() {
         rig.reconfigure(&rig.described("b")?, &url).await?;
         rig.until("its engine is gone", async |rig| Ok(rig.processes_of("b")?.is_empty())).await?;
         let mut theirs = tokio::process::Command::new(crate::rig::binary())
-            .args(["sim", "m", "--port", &port.to_string(), "--sim-startup", "0"])
+            .args(["sim", "m", "--port", &port.to_string(), "--sim-startup", "0", "--sim-orphan", "0"])
             .stdout(std::process::Stdio::null())
             .stderr(std::process::Stdio::null())
             .kill_on_drop(true)

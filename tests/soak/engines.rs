@@ -136,7 +136,8 @@ impl Engine {
 fn sim(port: u16, model: &str, speed: u32) -> anyhow::Result<Child> {
     Command::new(crate::binary())
         .args(["sim", model, "--host", "127.0.0.1", "--port", &port.to_string(), "--sim-speed", &speed.to_string()])
-        .args(["--max-model-len", "131072"])
+        // A killed engine leaves its second process behind, which would wait for five minutes.
+        .args(["--max-model-len", "131072", "--sim-orphan", "0"])
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null())

@@ -21,6 +21,8 @@ use tokio::process::{Child, Command};
 
 /// Environment variable with the role of a child.
 const ROLE: &str = "SLUICE_SIM_PROCESS";
+/// The process that started the child. The child cannot ask for it: the parent may have been killed before the child runs.
+const PARENT: &str = "SLUICE_SIM_PARENT";
 const DEVICE: &str = "SLUICE_SIM_DEVICE";
 const BYTES: &str = "SLUICE_SIM_BYTES";
 const WORKERS: &str = "SLUICE_SIM_WORKERS";
@@ -66,7 +68,8 @@ fn open(device: &Path) -> anyhow::Result<File> {
 
 fn command(name: &str, role: &str) -> anyhow::Result<Command> {
     let mut command = Command::new(std::env::current_exe()?);
-    command.arg0(name).env(ROLE, role).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    command.arg0(name).env(ROLE, role).env(PARENT, std::process::id().to_string());
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     Ok(command)
 }
 
@@ -107,8 +110,12 @@ fn number(name: &str) -> f64 {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(0.0)
 }
 
+/// Whether the parent has ended: another process is the parent now.
+fn is_orphan() -> bool {
+    f64::from(parent_id()) != number(PARENT)
+}
+
 fn engine() -> ExitCode {
-    let parent = parent_id();
     let mut held = None;
     if let Some(device) = std::env::var_os(DEVICE) {
         let Ok(mut file) = open(Path::new(&device)) else { return ExitCode::FAILURE };
@@ -135,7 +142,7 @@ fn engine() -> ExitCode {
     let mut orphaned: Option<Instant> = None;
     loop {
         std::thread::sleep(CHECK_INTERVAL);
-        if parent_id() != parent && orphaned.get_or_insert_with(Instant::now).elapsed() > orphan_for {
+        if is_orphan() && orphaned.get_or_insert_with(Instant::now).elapsed() > orphan_for {
             break;
         }
     }
@@ -149,8 +156,7 @@ fn engine() -> ExitCode {
 
 /// Runs a worker, which ends when the engine's process does, as in vLLM.
 fn worker() -> ExitCode {
-    let parent = parent_id();
-    while parent_id() == parent {
+    while !is_orphan() {
         std::thread::sleep(CHECK_INTERVAL);
     }
     ExitCode::SUCCESS
