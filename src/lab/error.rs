@@ -43,7 +43,9 @@ pub enum LabError {
     #[error("the configuration has {0} pools; the number of engines can be varied only with one pool")]
     PoolCount(usize),
     /// A `change` with no action, or with several.
-    #[error("a change of the engine of \"{0}\" needs exactly one of slower = FACTOR, stop = true and start = true")]
+    #[error(
+        "a change of the engine of \"{0}\" needs exactly one of slower = FACTOR, stall = \"300ms\" and stop, start, hang or resume = true"
+    )]
     BadChange(String),
     /// A `[[traffic]]` table or its trace is not valid.
     #[error("{0}")]

@@ -33,7 +33,7 @@ pub fn unmet(study: &Study, expectations: &[Expectation]) -> Result<Vec<String>,
         let measure: Measure = expected.measure.parse()?;
         let absent = || LabError::Sweep(format!("{measure} was not measured"));
         let at = study.measures.iter().position(|other| *other == measure).ok_or_else(absent)?;
-        let (value, relative) = match &expected.than {
+        let (value, relative) = match &expected.relative_to {
             Some(base) => (1.0 + study.change(of_name(base)?, variant, at).value, format!(" times that of {base}")),
             None => (study.estimate(variant, at).value, String::new()),
         };

@@ -304,7 +304,7 @@ pub struct Expectation {
     /// The measure.
     pub measure: String,
     /// If set, the range is for the ratio to this variant's value: 0.8 means 20 % less.
-    pub than: Option<String>,
+    pub relative_to: Option<String>,
     /// Lower bound.
     pub min: Option<f64>,
     /// Upper bound.

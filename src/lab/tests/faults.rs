@@ -16,28 +16,8 @@ const SECONDS: u64 = 36;
 /// Requests may fail for this long after the last fault: a round of probes and the first ejection.
 const RECOVERY: f64 = 7.0;
 
-/// A short and a long pool, whose long prompts may spill.
-const TWO_POOLS: &str = r#"
-[[model]]
-name = "llama-3.1-8b"
-[[pool]]
-name = "short"
-models = ["*"]
-prompt_tokens = { max = "5k" }
-long_prefix = { threshold = "5k", slots = 1 }
-[[pool.backend]]
-name = "gpu0"
-url = "http://127.0.0.1:8000"
-[[pool]]
-name = "long"
-models = ["*"]
-prompt_tokens = { min = "5k" }
-long_prefix = { threshold = "5k", slots = 2 }
-spill = ["short"]
-[[pool.backend]]
-name = "gpu1"
-url = "http://127.0.0.1:8001"
-"#;
+/// The sample with a short and a long pool, whose long prompts may spill.
+const TWO_POOLS: &str = include_str!("../../../config/short-long.toml");
 
 /// The configurations that are tried.
 fn configurations() -> [Config; 3] {
