@@ -14,9 +14,9 @@ use crate::admin::status::LastReload;
 use crate::config::Config;
 use crate::estimate::ExactCounter;
 use crate::fleet::{Fleet, JournalError, PortsError, Prober, ReportedModels};
-use crate::flow::{Flow, LearnedState, RoutingTable};
+use crate::flow::{LearnedState, RoutingTable};
 use crate::pool::{Admission, PoolLayout};
-use crate::proxy::{ClientLimits, ListenError, UpstreamConnector};
+use crate::proxy::{ClientLimits, ListenError, ProxyFlow};
 use crate::telemetry::Telemetry;
 
 /// Where a reload reads the configuration.
@@ -61,7 +61,7 @@ pub enum StartError {
 /// The parts of a running gateway.
 #[derive(Debug)]
 pub struct App {
-    pub(crate) flow: Arc<Flow<UpstreamConnector, Arc<Telemetry>>>,
+    pub(crate) flow: Arc<ProxyFlow>,
     pub(crate) admission: Arc<Admission>,
     pub(crate) telemetry: Arc<Telemetry>,
     pub(crate) learned: LearnedState,

@@ -90,12 +90,9 @@ pub async fn start(mut config: Config, source: Source) -> Result<Running, StartE
     tracing::debug!(complete = first.is_ok(), "first probe done");
     let (stop, stopping) = watch::channel(false);
     let (end, ending) = watch::channel(false);
-    let models = ModelList::new(Arc::clone(&app));
-    let gateway = Arc::new(Gateway::new(Arc::clone(&app.flow), models, Arc::clone(&clients), seed()));
-    let configured = Arc::clone(&app);
-    let flow = Arc::clone(&app.flow);
-    let (configured, hurry) = (move || configured.config.load_full(), app.fleet.hurried());
-    let serving = tokio::spawn(listener.serve(gateway, clients, stopping, configured, hurry, move || flow.cut()));
+    let models = Box::new(ModelList::new(Arc::clone(&app)));
+    let gateway = Arc::new(Gateway::new(Arc::clone(&app.flow), models, clients, seed()));
+    let serving = tokio::spawn(listener.serve(gateway, stopping, Box::pin(app.fleet.hurried())));
     let tasks = vec![
         tokio::spawn(Arc::clone(&app).keep_probing(prober, ending.clone())),
         tokio::spawn(admin_socket.serve(Arc::clone(&app) as Arc<dyn admin::Control>, ending)),

@@ -11,6 +11,7 @@
 //! Connections for the first requests are opened in advance. Opening hundreds at once would overflow the server's accept
 //! queue; the kernel then retries after a second, which would count as TTFT.
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -35,9 +36,19 @@ use crate::run::sender::{RequestSender, join};
 
 /// Runs `plan` against the servers of `client`.
 ///
+/// The future is boxed, so that the load generator is compiled with this crate and not again with each caller.
+///
 /// # Errors
 /// The plan is invalid. No request has been sent then.
-pub async fn run(plan: &RunPlan, client: &Arc<LoadClient>, progress: &Arc<Progress>) -> Result<RunResult, BenchError> {
+pub fn run<'a>(
+    plan: &'a RunPlan,
+    client: &'a Arc<LoadClient>,
+    progress: &'a Arc<Progress>,
+) -> Pin<Box<dyn Future<Output = Result<RunResult, BenchError>> + Send + 'a>> {
+    Box::pin(run_plan(plan, client, progress))
+}
+
+async fn run_plan(plan: &RunPlan, client: &Arc<LoadClient>, progress: &Arc<Progress>) -> Result<RunResult, BenchError> {
     plan.workload.check()?;
     plan.sessions.as_ref().map_or(Ok(()), Sessions::check)?;
     let schedule = plan.arrival.schedule(plan.extent, plan.workload.seed)?;

@@ -241,7 +241,7 @@ async fn measure(
 ) -> Result<RunResult, bench::BenchError> {
     let progress = Arc::new(Progress::default());
     let line = (!args.output.disable_tqdm).then(|| Line::start(title, plan.extent, progress.clone()));
-    let mut running = std::pin::pin!(bench::run(plan, client, &progress));
+    let mut running = bench::run(plan, client, &progress);
     let result = tokio::select! {
         result = &mut running => result,
         () = stop.received() => {

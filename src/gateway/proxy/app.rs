@@ -30,19 +30,19 @@ use super::head::{self, HeadTimes, NoHead};
 use super::headers::{self, RequestIds};
 use super::http2;
 use super::socket::ClientHandle;
+use super::upstream::UpstreamConnector;
 use crate::config::limits::RETRY_AFTER_MIN;
 use crate::flow::keys::{ApiKey, KeyError};
 use crate::flow::record::client_text;
-use crate::flow::{
-    Downstream, Flow, IncomingRequest, Outcome, RecordGuard, Recorder, ResponseHead, RoutingTable, Upstream, refuse,
-};
+use crate::flow::{Downstream, Flow, IncomingRequest, Outcome, RecordGuard, ResponseHead, RoutingTable, refuse};
+use crate::telemetry::Telemetry;
 use sluice_core::openai::{ErrorFormat, Refusal, Route, ShedReason};
 
 /// Paths that the gateway serves itself, with GET and HEAD.
 const LOCAL_PATHS: [&str; 3] = ["/health", "/ready", "/v1/models"];
 
 /// Responses that the gateway generates itself, besides refusals.
-pub trait LocalRoutes: Send + Sync + 'static {
+pub trait LocalRoutes: std::fmt::Debug + Send + Sync {
     /// Whether at least one backend of every pool could take a request.
     fn ready(&self) -> bool;
 
@@ -50,12 +50,15 @@ pub trait LocalRoutes: Send + Sync + 'static {
     fn models(&self, table: &RoutingTable, key: Option<&ApiKey>) -> Bytes;
 }
 
+/// The request path between sockets. Not generic here, so that it is compiled once, with this crate.
+pub type ProxyFlow = Flow<UpstreamConnector, Arc<Telemetry>>;
+
 /// The client side of the gateway.
 #[derive(Debug)]
-pub struct Gateway<U, R, L> {
-    flow: Arc<Flow<U, R>>,
-    local: L,
-    clients: Arc<ClientLimits>,
+pub struct Gateway {
+    pub(super) flow: Arc<ProxyFlow>,
+    local: Box<dyn LocalRoutes>,
+    pub(super) clients: Arc<ClientLimits>,
     seed: u64,
     /// Number of requests so far. Request ids are generated from it and the seed.
     served: AtomicU64,
@@ -104,9 +107,9 @@ impl From<Refusal> for Rejected {
     }
 }
 
-impl<U: Upstream, R: Recorder, L: LocalRoutes> Gateway<U, R, L> {
+impl Gateway {
     /// A gateway whose generated request ids start from `seed`.
-    pub fn new(flow: Arc<Flow<U, R>>, local: L, clients: Arc<ClientLimits>, seed: u64) -> Self {
+    pub fn new(flow: Arc<ProxyFlow>, local: Box<dyn LocalRoutes>, clients: Arc<ClientLimits>, seed: u64) -> Self {
         Self { flow, local, clients, seed, served: AtomicU64::new(0) }
     }
 
@@ -165,7 +168,12 @@ impl<U: Upstream, R: Recorder, L: LocalRoutes> Gateway<U, R, L> {
     }
 
     /// Refuses a request, whose body may not have been read.
-    async fn reject(&self, session: &mut ServerSession, rejected: Rejected, mut record: RecordGuard<'_, R>) -> Next {
+    async fn reject(
+        &self,
+        session: &mut ServerSession,
+        rejected: Rejected,
+        mut record: RecordGuard<'_, Arc<Telemetry>>,
+    ) -> Next {
         let (refusal, unread) = match rejected {
             Rejected::Refused(refusal) => (refusal, !session.is_body_done()),
             Rejected::Unreadable(refusal) => (refusal, true),
@@ -371,7 +379,7 @@ fn take_headers(session: &mut ServerSession) -> HeaderMap {
     http::request::Parts::from(std::mem::replace(session.req_header_mut(), bare)).headers
 }
 
-impl<U: Upstream, R: Recorder, L: LocalRoutes> HttpServerApp for Gateway<U, R, L> {
+impl HttpServerApp for Gateway {
     /// Written without `async_trait`, which would store the session (680 bytes) twice for every open stream.
     fn process_new_http<'a, 'b, 'c>(
         self: &'a Arc<Self>,
@@ -461,7 +469,7 @@ async fn end(session: &mut ServerSession, linger: Duration) {
 }
 
 /// Refuses a request whose head could not be read.
-async fn refuse_head<U: Upstream, R: Recorder>(session: &mut ServerSession, refusal: &Refusal, flow: &Flow<U, R>) {
+async fn refuse_head(session: &mut ServerSession, refusal: &Refusal, flow: &ProxyFlow) {
     session.set_keepalive(None);
     let mut record = RecordGuard::new(flow.recorder(), None, "-".into(), Instant::now());
     record.outcome = Outcome::Refused;

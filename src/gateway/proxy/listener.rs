@@ -8,6 +8,7 @@
 //! descriptors, accepting pauses for [`ACCEPT_PAUSE`].
 
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,7 +20,8 @@ use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use tokio_util::task::TaskTracker;
 
-use super::clients::{ClientLimits, CountedConnection};
+use super::app::Gateway;
+use super::clients::CountedConnection;
 use super::head::REFUSED_TIME;
 use super::http2::{self, Pauses};
 use super::socket::ClientSocket;
@@ -72,6 +74,9 @@ pub struct ListenError {
     pub source: std::io::Error,
 }
 
+/// A future of any type.
+type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
 /// A bound client socket.
 #[derive(Debug)]
 pub struct Listener {
@@ -94,23 +99,15 @@ impl Listener {
     }
 
     /// Accepts and serves connections until `stop` is true. Then waits for running requests, at most `server.drain_timeout`
-    /// and until `hurry` returns. Requests that are still running are aborted with `cut` and get [`CUT_GRACE`] to end. Returns
-    /// whether all requests ended before that. `configured` returns the configuration in force for a new connection.
-    pub async fn serve<A, C, H, E>(
-        self,
-        app: Arc<A>,
-        limits: Arc<ClientLimits>,
-        mut stop: watch::Receiver<bool>,
-        configured: C,
-        hurry: H,
-        cut: E,
-    ) -> bool
-    where
-        A: HttpServerApp + Send + Sync + 'static,
-        C: Fn() -> Arc<Config> + Send + Sync,
-        H: Future<Output = ()> + Send,
-        E: FnOnce() + Send,
-    {
+    /// and until `hurry` is ready. Requests that are still running are then aborted and get [`CUT_GRACE`] to end. Returns
+    /// whether all requests ended before that.
+    ///
+    /// The future is boxed, so that the request path is compiled with this crate and not again with its caller.
+    pub fn serve(self, gateway: Arc<Gateway>, stop: watch::Receiver<bool>, hurry: BoxFuture<()>) -> BoxFuture<bool> {
+        Box::pin(self.accept(gateway, stop, hurry))
+    }
+
+    async fn accept(self, gateway: Arc<Gateway>, mut stop: watch::Receiver<bool>, hurry: BoxFuture<()>) -> bool {
         let tasks = TaskTracker::new();
         loop {
             let accepted = tokio::select! {
@@ -119,9 +116,10 @@ impl Listener {
             };
             match accepted {
                 Ok((connection, from)) => {
-                    let Some(counted) = limits.connected(from.ip()) else { continue };
-                    let (app, stop, config) = (Arc::clone(&app), stop.clone(), configured());
-                    tasks.spawn(async move { serve_connection(&app, connection, counted, config, stop).await });
+                    let Some(counted) = gateway.clients.connected(from.ip()) else { continue };
+                    let (gateway, stop) = (Arc::clone(&gateway), stop.clone());
+                    let config = Arc::clone(&gateway.flow.routing_table().config);
+                    tasks.spawn(async move { serve_connection(&gateway, connection, counted, config, stop).await });
                 }
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept connections; pausing");
@@ -131,20 +129,22 @@ impl Listener {
         }
         drop(self.socket);
         tasks.close();
+        let drain_timeout = gateway.flow.routing_table().config.server.drain_timeout;
         tokio::select! {
             biased;
             () = tasks.wait() => return true,
-            () = sleep(configured().server.drain_timeout) => cut(),
-            () = hurry => cut(),
+            () = sleep(drain_timeout) => {}
+            () = hurry => {}
         }
+        gateway.flow.cut();
         let _ = timeout(CUT_GRACE, tasks.wait()).await;
         false
     }
 }
 
 /// Serves a connection: TLS where it is configured, then the protocol that the client speaks.
-async fn serve_connection<A: HttpServerApp + Send + Sync + 'static>(
-    app: &Arc<A>,
+async fn serve_connection(
+    gateway: &Arc<Gateway>,
     connection: TcpStream,
     counted: CountedConnection,
     config: Arc<Config>,
@@ -162,12 +162,12 @@ async fn serve_connection<A: HttpServerApp + Send + Sync + 'static>(
         _ = stop.wait_for(|stopping| *stopping) => return,
     };
     match established {
-        Some((transport, Protocol::Http1)) => serve_http1(app, transport, &counted, &stop).await,
+        Some((transport, Protocol::Http1)) => serve_http1(gateway, transport, &counted, &stop).await,
         // Over the limit. With HTTP/2 each request would have to be refused, so the connection is just closed.
         Some((_, Protocol::Http2)) if counted.refused => {}
         // Boxed, because its state is larger than that of an HTTP/1.1 connection.
         Some((transport, Protocol::Http2)) => {
-            Box::pin(http2::serve(app, ClientSocket::new(transport, false), &counted, pauses, &stop)).await;
+            Box::pin(http2::serve(gateway, ClientSocket::new(transport, false), &counted, pauses, &stop)).await;
         }
         None => {}
     }
@@ -175,14 +175,14 @@ async fn serve_connection<A: HttpServerApp + Send + Sync + 'static>(
 
 /// Serves the requests of a connection one after the other. It replaces pingora's loop, whose HTTP/2 part would add almost
 /// 4 KB for each open stream.
-async fn serve_http1<A: HttpServerApp>(
-    app: &Arc<A>,
+async fn serve_http1(
+    gateway: &Arc<Gateway>,
     transport: Transport,
     counted: &CountedConnection,
     stop: &watch::Receiver<bool>,
 ) {
     let mut session = ServerSession::new_http1(Box::new(ClientSocket::new(transport, counted.refused)));
-    while let Some(reused) = app.process_new_http(session, stop).await {
+    while let Some(reused) = gateway.process_new_http(session, stop).await {
         let (stream, settings) = reused.consume();
         session = ServerSession::new_http1(stream);
         if let Some(settings) = settings {

@@ -32,7 +32,7 @@ mod socket;
 mod transport;
 mod upstream;
 
-pub use app::{Gateway, LocalRoutes};
+pub use app::{Gateway, LocalRoutes, ProxyFlow};
 pub use clients::ClientLimits;
 pub use listener::{ListenError, Listener, listen};
 pub use upstream::UpstreamConnector;

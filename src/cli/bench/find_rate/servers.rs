@@ -135,7 +135,7 @@ impl SystemUnderTest for Servers<'_> {
         let line = (!quiet).then(|| Line::start(&title, plan.extent, progress.clone()));
         let mut halted = false;
         let result = {
-            let mut running = std::pin::pin!(bench::run(&plan, &self.setup.client, &progress));
+            let mut running = bench::run(&plan, &self.setup.client, &progress);
             let mut ticks = tokio::time::interval(CHECK_EVERY);
             loop {
                 tokio::select! {
