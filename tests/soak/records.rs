@@ -12,7 +12,7 @@ use anyhow::{Context as _, ensure};
 use serde_json::Value;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Totals of one model's lines.
+/// What the lines about one model add up to.
 #[derive(Default, Debug)]
 pub(crate) struct Records {
     /// Lines by outcome, shed ones with their reason.

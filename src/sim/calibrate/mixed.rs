@@ -1,9 +1,10 @@
 //! Compares mixed traffic through the gateway on two H200s with two simulated engines, with the same arrivals.
 //!
-//! `cargo test -p sluice-sim calibrate::mixed -- --nocapture` prints the table. The gateway is replaced by a simple model: least
-//! work, permits for long prefills until the first token, and spilling. It places a request when the whole body has arrived,
-//! which takes [`BODY`] for a long prompt. Arrivals and classes are those of `sluice bench` with the same seed; only jitter and
-//! the delay of bodies are random.
+//! `cargo test -p sluice-sim calibrate::mixed -- --nocapture` prints the table. The gateway is that of the measurement, as a
+//! simple model: least work by tokens and pace, permits for long prefills until the first token, and spilling. (The laboratory
+//! places requests as the gateway does today, so it cannot reproduce these rows.) A request is placed when its whole body has
+//! arrived, which takes [`BODY`] for a long prompt. Arrivals and classes are those of `sluice bench` with the same seed; only
+//! jitter and the delay of bodies are random.
 //!
 //! The constants of the host were fitted to these rows ([`fit_without_each_row`] predicts each row from the others); those of
 //! the GPU were not.

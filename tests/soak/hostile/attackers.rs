@@ -1,7 +1,7 @@
-//! Attackers: each attack is a number of connections that repeat one thing until the run is over.
+//! Attackers: each attack has a number of connections that repeat one kind of misuse until the run is over.
 //!
-//! They come from [`ADDRESS`], so that limits per client address apply to them and not to the honest clients. Whatever the
-//! gateway responds is read and dropped, or not read at all: the honest clients and the accounts afterwards are the judges.
+//! They come from [`ADDRESS`], so that limits per client address apply to them and not to the honest clients. What the gateway
+//! responds to attackers is not checked. The test checks what the honest clients received and, afterwards, the gateway's metrics.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -20,14 +20,14 @@ use super::{ATTACKER_KEY, MODEL};
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 /// Longest single step of an attack.
 const STEP: Duration = Duration::from_secs(30);
-/// Cores from which on the attack is whole. Attackers, honest clients, engines and the gateway share one machine: with fewer
-/// cores, connections attempt as much less often. Their number, and so what they hold, stays: connections, buffered bodies,
-/// and all that their key may have in flight.
-const WHOLE: f64 = 16.0;
+/// Cores that the attack needs at full speed. Attackers, honest clients, engines and the gateway share one machine, so with
+/// fewer cores each connection pauses longer between two attempts. The number of connections does not change, and so neither
+/// does what they occupy: connections, buffered bodies, and every request that their key may have in flight.
+const FULL_SPEED_CORES: f64 = 16.0;
 /// Connections of all attacks together, at most.
 pub(super) const CONNECTIONS: u64 = 512;
 
-/// What one connection of an attack does, once.
+/// What a connection of an attack does in one attempt.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
     /// Sends a head byte by byte.
@@ -65,16 +65,16 @@ const ATTACKS: [(Kind, &str, usize); 12] = [
     (Kind::StoppedReader, "stopped reader", 24),
     (Kind::HalfClose, "half close", 8),
     (Kind::Pipeliner, "pipeliner", 8),
-    (Kind::ByteAndLeave, "byte more, then gone", 32),
+    (Kind::ByteAndLeave, "one byte more, then leaves", 32),
     (Kind::Wide, "wide request", 16),
     (Kind::Malformed, "malformed", 8),
     (Kind::Reset, "reset", 8),
     (Kind::Silent, "silent connection", 128),
 ];
 
-/// How much longer than in the whole attack the pauses between two attempts of a connection are.
+/// Factor by which the pauses between two attempts are longer than at full speed.
 fn slower() -> f64 {
-    (WHOLE / cores() as f64).max(1.0)
+    (FULL_SPEED_CORES / cores() as f64).max(1.0)
 }
 
 fn cores() -> usize {
@@ -85,7 +85,7 @@ fn cores() -> usize {
 pub(super) fn scale() -> String {
     let connections: usize = ATTACKS.iter().map(|(_, _, connections)| connections).sum();
     format!(
-        "{} cores: {connections} connections attack, with pauses {:.1} times as long as on {WHOLE}",
+        "{} cores: {connections} connections attack, with pauses {:.1} times as long as on {FULL_SPEED_CORES}",
         cores(),
         slower()
     )
@@ -99,7 +99,7 @@ pub(super) struct Attack {
 }
 
 impl Attack {
-    /// Starts all of them; each goes on until `over`.
+    /// Starts all attacks. Each is repeated until `over` is set.
     pub(super) fn start_all(port: u16, seed: u64, over: &Arc<AtomicBool>) -> Vec<Self> {
         let slower = slower();
         let start = |(kind, name, connections): (Kind, &'static str, usize)| {
@@ -123,7 +123,7 @@ impl Attack {
         ATTACKS.map(start).into()
     }
 
-    /// Waits until its connections are closed; how often the attack was made to its end.
+    /// Waits until its connections are closed. Returns the number of attempts that the gateway did not cut short.
     pub(super) async fn stop(mut self) -> anyhow::Result<u64> {
         while self.tasks.join_next().await.transpose()?.is_some() {}
         Ok(self.times.load(Relaxed))
@@ -132,14 +132,14 @@ impl Attack {
 
 async fn connect(port: u16) -> std::io::Result<TcpStream> {
     let socket = TcpSocket::new_v4()?;
-    // A reader that stops fills little of its own memory.
+    // Small, so that a reader that stops soon blocks the gateway's writes.
     socket.set_recv_buffer_size(4 << 10)?;
     socket.set_reuseaddr(true)?;
     socket.bind(SocketAddr::from((ADDRESS, 0)))?;
     socket.connect(SocketAddr::from((Ipv4Addr::LOCALHOST, port))).await
 }
 
-/// One attack on a connection of its own, which ends with it. An error means that the gateway ended it first.
+/// One attempt, on a new connection. An error means that the gateway closed the connection first.
 async fn once(kind: Kind, port: u16, rng: &mut Rng, over: &AtomicBool) -> std::io::Result<()> {
     let mut socket = connect(port).await?;
     match kind {
@@ -153,7 +153,7 @@ async fn once(kind: Kind, port: u16, rng: &mut Rng, over: &AtomicBool) -> std::i
         }
         Kind::HeldBody => {
             socket.write_all(&head("/v1/completions", "content-length: 3145728")).await?;
-            // A gateway that has enough of them refuses in the middle.
+            // When the memory for bodies is used up, the gateway refuses before the end of the body.
             let _ = socket.write_all(&vec![b' '; 3_000_000]).await;
             hold(&mut socket, Duration::from_secs(15), over).await;
         }

@@ -6,8 +6,8 @@
 //! idle connection if there is one.
 //!
 //! Beside them [`READERS`] clients each read one long stream after the other, so that every engine decodes at every moment.
-//! Without them most faults would hit an idle engine, and only in the run with attackers would there be requests to hurt.
-//! Their TTFT is not counted.
+//! Without these readers most faults of the run without attackers would hit an idle engine and cut no stream, so the failures
+//! of the two runs could not be compared. Their TTFT is not counted.
 //!
 //! A response is *right* (complete and its own), *failed* (an error status with a JSON error, or an error event or a broken
 //! connection inside a stream: engines are made to fail), *shed* (503 or 429 with Retry-After) or *wrong* (all else).
@@ -71,7 +71,7 @@ impl Honest {
         Ttfts::of(self.ttfts.iter())
     }
 
-    /// Times to first token of the streams that had theirs outside of these periods.
+    /// Times to first token of the streams that did not wait for theirs during any of these periods.
     pub(super) fn outside(&self, periods: &[(Instant, Instant)]) -> Ttfts {
         let within = |(sent, ttft): &&(Instant, Duration)| {
             periods.iter().any(|(begin, end)| sent < end && *sent + *ttft > *begin)
@@ -192,7 +192,7 @@ impl HonestRequest {
         }
     }
 
-    /// Whether a text is this prompt and something generated behind it.
+    /// Whether a text is this prompt followed by generated text.
     fn is_own(&self, text: &str) -> bool {
         text.strip_prefix(&self.prompt).is_some_and(|rest| !rest.is_empty() && !rest.contains("request "))
     }

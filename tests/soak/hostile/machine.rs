@@ -1,7 +1,7 @@
-//! What the machine had left while clients, attackers, engines and the gateway shared its cores.
+//! How busy the machine was while clients, attackers, engines and the gateway shared its cores.
 //!
-//! A response that is late because a thread waited for a core says nothing about the gateway. The kernel counts both sides of
-//! it: the time of all cores and how much of it was idle (`/proc/stat`, in ticks), and for each thread the time on a core,
+//! A response that is late because a thread waited for a core says nothing about the gateway. The kernel has the numbers that
+//! show it: the time of all cores and how much of it was idle (`/proc/stat`, in ticks), and for each thread the time on a core,
 //! the time it was ready but had none, and how often it was put on one (`/proc/PID/task/TID/schedstat`, nanoseconds).
 
 use std::fmt;
@@ -12,13 +12,13 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 
-/// Share of the cores' time that must be idle, or the machine counts as full.
+/// If a smaller share of the cores' time is idle, the machine counts as full.
 const IDLE: f64 = 0.25;
 /// Mean time from ready until on a core of the gateway's threads, the engines', and the honest clients', above which the
 /// machine counts as full: the TTFT that is compared is hundreds of times as long.
 const WAIT: Duration = Duration::from_micros(100);
 
-/// What threads did, until now or between two moments.
+/// What threads did, since they started or between two moments.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Threads {
     /// Nanoseconds on a core.
@@ -102,7 +102,7 @@ impl Watch {
         Ok(Self { gateway, engines, ticks: ticks()?, threads })
     }
 
-    /// What was counted since the start. `honest`: the thread of the honest clients.
+    /// The load since the start. `honest` is the thread of the honest clients, which has ended.
     pub(super) fn end(&self, honest: Threads) -> anyhow::Result<Load> {
         let [all, idle] = ticks()?;
         let idle = idle.saturating_sub(self.ticks[1]) as f64 / all.saturating_sub(self.ticks[0]).max(1) as f64;
@@ -133,7 +133,7 @@ pub(super) struct Load {
     gateway: Threads,
     engines: Threads,
     honest: Threads,
-    /// And what else runs in the test's process.
+    /// The attackers, and everything else in the test's process except the honest clients.
     attackers: Threads,
 }
 
@@ -142,7 +142,7 @@ impl Load {
     pub(super) fn full(&self) -> Option<String> {
         let waits = [("the gateway", self.gateway), ("the engines", self.engines), ("the honest clients", self.honest)];
         let late = waits.into_iter().find(|(_, threads)| threads.wait() > WAIT);
-        let late = late.map(|(who, threads)| format!("{who} waited {:?} for a core in the mean", threads.wait()));
+        let late = late.map(|(who, threads)| format!("{who} waited {:?} for a core on average", threads.wait()));
         if self.idle < IDLE { Some(format!("the cores were idle for {:.0} %", self.idle * 1e2)) } else { late }
     }
 }
