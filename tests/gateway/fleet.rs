@@ -245,16 +245,16 @@ fn make_executable(path: &Path) {
 
 #[tokio::test]
 async fn missing_models_and_starts_without_progress_are_different_failures() {
-    // A hundredth of the time limits of a real start.
-    let hasty = ReadyRules { start_timeout_scale: 0.01, ..ReadyRules::default() };
     let rig = Rig::new("--sim-startup 0");
     rig.start(&EngineSettings::default()).await;
-    let failure = rig.ready(&["m", "an-adapter"], hasty).await.unwrap_err();
+    let failure = rig.ready(&["m", "an-adapter"], ReadyRules::default()).await.unwrap_err();
     assert_eq!(failure.class, FailureClass::WrongModels, "{failure}\n{}", rig.log());
     assert!(failure.to_string().contains("does not serve an-adapter"), "{failure}");
     rig.stop().await;
     let stuck = Rig::new("--sim-startup 0 --sim-fault slow-start=600");
     let trace = stuck.start(&EngineSettings::default()).await;
+    // A hundredth of the time limits of a real start.
+    let hasty = ReadyRules { start_timeout_scale: 0.01, ..ReadyRules::default() };
     let failure = stuck.ready(&["m"], hasty).await.unwrap_err();
     assert_eq!((failure.class, failure.retry()), (FailureClass::Timeout, Retryable::Later), "{failure}");
     assert!(failure.to_string().contains("no progress for"), "{failure}");

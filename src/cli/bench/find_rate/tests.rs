@@ -2,7 +2,6 @@
 //!
 //! The tests are here and not beside the search because the load generator may not depend on the simulator.
 
-use std::collections::HashMap;
 use std::convert::Infallible;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -100,9 +99,9 @@ impl SystemUnderTest for Simulated {
     async fn run(&mut self, trial: &Trial, judge: &mut Judge) -> Result<TrialStats, Infallible> {
         let seed = Rng::new((self.seed << 32) ^ trial.seed).next_u64();
         let (mut rng, mut server) = (Rng::new(seed), self.virtual_server(seed));
-        // Due time and TTFT of each request in flight.
-        let mut open: HashMap<u64, (f64, f64)> = HashMap::new();
-        let (mut sent, mut now, mut due) = (0, 0.0, 0.0);
+        // Due time and TTFT of each request. A list by number: hashing was half of the time of these tests.
+        let mut requests: Vec<(f64, f64)> = Vec::new();
+        let (mut in_flight, mut now, mut due) = (0, 0.0, 0.0);
         let mut ends = Vec::new();
         let gap = |rng: &mut Rng| if let TrialLoad::Rate(rate) = trial.load { rng.exponential() / rate } else { 0.0 };
         due += gap(&mut rng);
@@ -112,15 +111,15 @@ impl SystemUnderTest for Simulated {
                 TrialLoad::Saturated(streams) => streams,
                 TrialLoad::Rate(_) => usize::MAX,
             };
-            let may_send = sent < trial.requests && open.len() < room;
+            let may_send = requests.len() < trial.requests && in_flight < room;
             if room < usize::MAX {
                 due = now;
             }
             let step = server.next_at();
             if may_send && step.is_none_or(|at| due <= at.as_secs_f64()) {
-                server.submit(Duration::from_secs_f64(due), [self.request(&mut rng, sent as u64)]);
-                open.insert(sent as u64, (due, f64::NAN));
-                sent += 1;
+                server.submit(Duration::from_secs_f64(due), [self.request(&mut rng, requests.len() as u64)]);
+                requests.push((due, f64::NAN));
+                in_flight += 1;
                 due += gap(&mut rng);
                 continue;
             }
@@ -128,14 +127,14 @@ impl SystemUnderTest for Simulated {
             let Some(end) = server.poll(at) else { continue };
             now = end.ended.as_secs_f64();
             for token in end.emitted {
-                let Some((due, first)) = open.get_mut(&token.id) else { continue };
+                let (due, first) = &mut requests[token.id as usize];
                 if token.first {
                     *first = now - *due;
                 }
                 if token.last {
                     let slo_ratio = (*first / self.scenario.ttft).max((now - *due) / self.scenario.e2el);
                     judge.record(token.id as usize, *due, slo_ratio);
-                    open.remove(&token.id);
+                    in_flight -= 1;
                     ends.push(now);
                 }
             }
