@@ -228,7 +228,7 @@ impl VirtualServer {
         let RunningStep { started, outcome, .. } = step;
         let StepOutcome { load, emitted, admitted, preempted, .. } = outcome;
         let prompts = &mut self.prompts;
-        let tokens = emitted.iter().map(|token| (token.id, prompts.remove(&token.id).filter(|_| token.first)));
+        let tokens = emitted.iter().map(|token| (token.id, token.first.then(|| prompts.remove(&token.id)).flatten()));
         let seen = self.front_end.send(taken, tokens);
         // A client sees steps in order.
         let seen = self.leaving.back().map_or(seen, |last| last.ended.max(seen));
