@@ -44,7 +44,7 @@ use sluice_lab::{LabFile, Scenario};
 /// Without a configuration of a gateway the engines alone are tuned: every request is admitted.
 const UNLIMITED: [&str; 2] = ["pool.all.slots=8192", "pool.all.queue.length=8192"];
 
-/// What a file says.
+/// A parsed file.
 #[derive(Clone, Debug)]
 pub struct TuneFile {
     /// Configuration, engines and traffic.
@@ -73,9 +73,9 @@ pub struct TuneTable {
     pub requests: usize,
     /// Runs of a setting, for a measure.
     pub runs: usize,
-    /// Proofs of the winner.
+    /// Number of runs with new loads that prove the winner.
     pub repeats: usize,
-    /// A smaller gain than this is none, per cent.
+    /// A gain below this counts as no gain, per cent.
     pub margin: f64,
     /// Whether the search caps engines in the gateway in place of starting them with a smaller `max-num-seqs`.
     pub emulate: bool,

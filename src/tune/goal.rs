@@ -32,9 +32,9 @@ pub struct Goal {
     pub requests: usize,
     /// Runs of a setting, for a measure.
     pub runs: usize,
-    /// Proofs of the winner.
+    /// Number of runs with new loads that prove the winner.
     pub repeats: usize,
-    /// A smaller gain than this share is none.
+    /// A gain below this share counts as no gain.
     pub margin: f64,
     /// The least share of prompt tokens that the engines must find in their prefix caches.
     pub hit_rate: Option<f64>,

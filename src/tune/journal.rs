@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::TuneError;
 use crate::trial::Trial;
 
-/// The form of the lines. Another number is not read.
+/// Version of the format of the lines. A journal with another version is refused.
 const FORM: u32 = 1;
 
 /// What a journal belongs to.
@@ -136,7 +136,7 @@ impl Header {
     /// What of the other header differs, as a sentence.
     fn differs(&self, wanted: &Self) -> Option<String> {
         if self.form != wanted.form {
-            Some(format!("it has form {} and not {}", self.form, wanted.form))
+            Some(format!("its format has version {} and not {}", self.form, wanted.form))
         } else if self.fingerprint != wanted.fingerprint {
             Some("the file has changed since it was begun".to_owned())
         } else if self.method != wanted.method {

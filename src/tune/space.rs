@@ -174,7 +174,8 @@ impl Space {
         self.broken(setting).is_none()
     }
 
-    /// Settings, by their number in `settings`, in an order by chance in which expensive keys change as seldom as possible.
+    /// Settings, by their number in `settings`, in a random order in which keys whose change is expensive change
+    /// as seldom as possible.
     pub fn order(&self, settings: &[Setting], seed: u64) -> Vec<usize> {
         let rank = |setting: &Setting, cost: RestartCost| {
             let text = self.costly(setting, cost);

@@ -1,4 +1,4 @@
-//! A backend whose capacity is known by formula: one server, exponential work, arrivals by chance.
+//! A backend whose capacity is known by formula: one server, exponential work, random (Poisson) arrivals.
 //!
 //! The time in the system is exponential with rate mu - load, so with an objective of `BOUND` seconds the highest rate with a share a
 //! of hits is mu + ln(1 - a) / BOUND. A setting determines mu, the service rate; `None` does not start.

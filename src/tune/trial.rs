@@ -70,7 +70,7 @@ pub struct Certified {
 pub enum Outcome {
     /// The value of the objective.
     Measured {
-        /// It, and where it lies (90 % for a rate, 95 % for a measure).
+        /// The value and its interval (90 % for a rate, 95 % for a measure).
         value: Range,
         /// Of each run, for a measure.
         runs: Vec<f64>,

@@ -126,7 +126,7 @@ struct Tuning<'a, B, F> {
     on_progress: F,
 }
 
-/// Tunes. `done` are the trials of a journal that is continued.
+/// Runs a tuning. `done` are the trials of a journal that is continued.
 ///
 /// # Errors
 /// The space is empty, the goal makes no sense, the backend fails, or the journal cannot be written.

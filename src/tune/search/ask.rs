@@ -9,7 +9,7 @@ use crate::setting::Setting;
 use crate::space::Space;
 use crate::trial::{Effort, Outcome, Trial};
 
-/// Settings by chance are drawn from the seed and this number.
+/// Combined with the seed for random choices.
 pub(super) const CHANCE: u64 = 0x7475_6E65;
 
 /// What a search knows: the space, and the trials so far.

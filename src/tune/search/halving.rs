@@ -2,7 +2,7 @@
 //!
 //! Every setting is tried with a [`FIRST`] of the usual requests or runs, the best third of them with three times as many, until
 //! one round has the full effort (Jamieson and Talwalkar 2016). The default stays to the end. A setting that cannot be used leaves
-//! at once. Bounds: [`MOST`] settings in the first round, by chance if there are more.
+//! at once. Bounds: [`MOST`] settings in the first round, chosen at random if there are more.
 
 use super::ask::{Ask, Known, Search, score};
 use super::race::Chance;

@@ -19,7 +19,7 @@ pub enum Method {
     Race,
     /// Successive halving.
     Halving,
-    /// By chance.
+    /// Settings in random order.
     Random,
     /// A Gaussian process.
     Model,

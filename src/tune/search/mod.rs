@@ -1,13 +1,13 @@
 //! Which setting to try next: one interface, several methods.
 //!
-//! A search asks for a trial and is given its outcome; it keeps no clock and draws its chance from the seed, so that the same outcomes
-//! lead to the same questions. That is what makes a tuning resumable.
+//! A search asks for a trial and is given its outcome. It reads no clock, and its randomness comes from the seed, so the same
+//! outcomes lead to the same trials. That makes a tuning resumable.
 //!
 //! | method | asks for |
 //! |---|---|
 //! | `race` | every setting of the grid, against the best so far; leaves out what earlier trials exclude |
 //! | `halving` | every setting with a few requests, the best third with three times as many, and so on |
-//! | `random` | settings by chance, against the best so far: for comparison |
+//! | `random` | settings at random, against the best so far: for comparison |
 //! | `model` | where a Gaussian process expects the largest gain, and the engine to start |
 //! | `auto-tune` | what vLLM's `auto_tune.sh` tries: for comparison |
 

@@ -1,6 +1,6 @@
 //! What earlier trials exclude.
 //!
-//! Rules of experience and not of logic, so each use is recorded, and one setting that was left out is tried after all in the end:
+//! These are rules of thumb. So each use is recorded, and at the end one setting that was left out is tried after all:
 //!
 //! | seen | left out, with all other values the same |
 //! |---|---|

@@ -9,7 +9,7 @@ use crate::setting::Setting;
 /// A setting that was left out.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Pruned {
-    /// It.
+    /// The setting.
     pub setting: Setting,
     /// Why.
     pub reason: String,

@@ -1,9 +1,10 @@
-//! The whole grid, each setting against the best so far; and settings by chance.
+//! The whole grid, each setting against the best so far; and settings in random order.
 //!
-//! Settings come in an order in which expensive keys change seldom: by chance, or the best first if a simulation has predicted them. By
-//! chance each new one is the best so far with a probability of one over its number, so of n settings about ln n + 0.6 need a full
-//! search of the rate and the others one or two trials; with a good prediction the first one does. What earlier trials exclude is left out (`prune`); in the end one of those is tried, and if it is better the others
-//! are tried as well.
+//! The order of the grid is the predicted one, best first, if a simulation has predicted the settings. Otherwise it is random,
+//! except that keys whose change is expensive change seldom: the n-th setting of a random order is better than all before it with
+//! probability 1/n, so of n settings about ln n + 0.6 need a full search of the rate, and the others one or two trials. After a
+//! good prediction only the first needs it. Settings that earlier trials exclude are left out (`prune`). At the end one of these
+//! is tried, and if it is the best, the others are tried as well.
 
 use super::ask::{Ask, CHANCE, Known, Search};
 use super::prune::reason;
@@ -16,7 +17,7 @@ pub(super) struct Race {
     /// Settings that are still to be tried, the next one last.
     left: Vec<Setting>,
     pruned: Vec<Pruned>,
-    /// Where the trials begin after which a check is known to be better; none before the check.
+    /// Whether one of the settings that were left out was tried.
     check: Check,
 }
 
@@ -74,7 +75,7 @@ impl Search for Race {
     }
 }
 
-/// Settings by chance, each once, the default first.
+/// All settings in random order, the default first.
 pub(super) struct Chance {
     left: Vec<Setting>,
 }
