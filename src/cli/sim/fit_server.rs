@@ -156,10 +156,11 @@ mod tests {
         let config = SimConfig { speed: 20.0, ..SimConfig::new("m", Profile::named("h200-llama-8b").unwrap()) };
         let handle = crate::sim::spawn(config, listener).unwrap();
         let rows = measure(&format!("http://{}", handle.addr()), None, Server::default()).await.unwrap();
-        assert!(
-            rows.iter().all(|row| row.measured.iter().all(|cell| cell.is_some_and(|value| value > 0.0))),
-            "{rows:?}"
-        );
+        for row in &rows {
+            let [rate, ttft, tpot, e2el] = row.measured.map(|cell| cell.unwrap());
+            // On a busy machine the tokens of a short response may arrive together: a TPOT of 0.
+            assert!(rate > 0.0 && ttft > 0.0 && tpot >= 0.0 && e2el > 0.0, "{row:?}");
+        }
         let refused = measure("http://127.0.0.1:1", None, Server::default()).await.unwrap_err();
         assert!(format!("{refused:#}").contains("names no model"), "{refused:#}");
     }
