@@ -1,4 +1,6 @@
 //! A hash of numbers, for content that is described by numbers instead of bytes.
+//!
+//! The simulator's prefix cache and the laboratory's prompts compare such content block by block. The same on every machine.
 
 /// Hashes two numbers into one: a multiply-add, then the finalizer of MurmurHash3. Any change of one bit of either changes
 /// each bit of the result with probability about 1/2. Not for secrets: the input can be computed from the result.

@@ -13,7 +13,11 @@ use tokio::time::{Instant, sleep, timeout};
 
 use std::path::PathBuf;
 
+#[path = "../../../../tests/common/ports.rs"]
+mod ports;
+
 use super::*;
+use ports::free_port;
 use sluice_core::vllm::failure::Retryable;
 use sluice_gateway::config::ArgValue;
 
@@ -76,10 +80,6 @@ impl Rig {
         let path = self.folder.path().join(name);
         until(name, || fs::read_to_string(&path).ok()?.strip_suffix('\n')?.parse().ok()).await
     }
-}
-
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 async fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
