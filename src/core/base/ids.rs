@@ -22,6 +22,7 @@ macro_rules! dense_id {
             }
 
             /// The position in the table this id indexes.
+            #[inline]
             pub fn index(self) -> usize {
                 usize::from(self.0)
             }

@@ -14,6 +14,7 @@ use super::backend::BackendState;
 use super::drain_rate::DrainRate;
 use super::health::HealthRules;
 use super::queue::WaitQueue;
+use super::room::Rooms;
 use super::spec::{BackendSpec, PoolLayout, PoolSpec};
 use super::state::{AdmissionState, PoolState, Wakers};
 use sluice_core::base::{BackendId, PoolId};
@@ -63,6 +64,7 @@ impl AdmissionState {
             reserved: None,
             drain: DrainRate::new(now),
             removed: false,
+            rooms: Rooms::default(),
         });
         PoolId::new(self.pools.len() - 1)
     }
@@ -78,7 +80,8 @@ impl AdmissionState {
                 backend.removed = false;
             }
         }
-        self.pools[pool.index()].members = ids.clone();
+        let found = &mut self.pools[pool.index()];
+        (found.members, found.rooms) = (ids.clone(), Rooms::default());
         ids
     }
 

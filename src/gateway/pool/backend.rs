@@ -115,6 +115,8 @@ pub(super) struct BackendState {
     pub(super) cut: CancellationToken,
     /// How often it was found hung.
     pub(super) hangs: u64,
+    /// It is noted as changed; see `room.rs`.
+    pub(super) changed: bool,
     /// Since when it has been seen carrying something, at the pace of the liveness check.
     busy_since: Option<Instant>,
 }
@@ -145,6 +147,7 @@ impl BackendState {
             pulse: Arc::new(Progress::new(now)),
             cut: CancellationToken::new(),
             hangs: 0,
+            changed: false,
             busy_since: None,
         }
     }
@@ -187,14 +190,15 @@ impl BackendState {
 
     /// What the policies see of it.
     pub(super) fn candidate(&self, id: BackendId, now: Instant) -> Candidate {
+        let (backlog, recent) = self.load.remaining(&self.used, now);
         Candidate {
             id,
             weight: self.weight,
             requests: self.used.requests,
             sequences: self.used.slots,
             tokens: self.used.tokens,
-            backlog: self.load.backlog(&self.used, now),
-            recent: self.load.recent(now),
+            backlog,
+            recent,
             small_tokens: self.used.prefill_tokens - self.used.large_prefill_tokens,
             interference: self.load.learned.interference,
             decode: self.load.learned.decode,
@@ -205,7 +209,7 @@ impl BackendState {
 
     /// Takes what `need` asks for, as the request with this number; also how many seconds of prefill were before it.
     pub(super) fn take(&mut self, need: &Need, now: Instant, serial: u64) -> (Held, f64) {
-        let ahead = self.load.backlog(&self.used, now);
+        let (ahead, _) = self.load.remaining(&self.used, now);
         self.load.add(need, &self.used, now, serial);
         (self.used.take(&self.limits, need), ahead)
     }
@@ -262,6 +266,11 @@ impl BackendState {
             _ if !self.in_rotation() => Fit::Full,
             _ => self.used.fit(&self.limits, need),
         }
+    }
+
+    /// Whether a long prompt would find a permit.
+    pub(super) fn has_permit(&self) -> bool {
+        self.limits.long_prefix.is_none_or(|long| self.used.long_prefills < long.slots)
     }
 
     /// Long prefills that `need` would run beside here; 0 if it is not long itself.

@@ -5,10 +5,10 @@
 
 use smallvec::SmallVec;
 
-use super::backend::BackendState;
 use super::capacity::Fit;
 use super::policy::{self, Candidate};
 use super::request::AdmissionRequest;
+use super::room::{COMPARED, Positions};
 use super::state::AdmissionState;
 use crate::config::Policy;
 use sluice_core::base::{BackendId, PoolId};
@@ -16,6 +16,9 @@ use sluice_core::base::{BackendId, PoolId};
 /// Share of an engine's context limit that a spilled prompt's estimate may reach: at home the
 /// engine's own 400 is the truth, but a request must not be refused because it was spilled.
 const SPILL_LEN_PERCENT: u64 = 90;
+
+/// What a request is compared on.
+type Candidates = SmallVec<[Candidate; COMPARED]>;
 
 impl AdmissionState {
     /// Whether this request may use this backend at all.
@@ -39,42 +42,72 @@ impl AdmissionState {
     /// them while a permit of another lies idle; in a hundred simulated draws of the product's own load this rule beat
     /// round robin on all four tails in 79, home first in 51.
     pub(super) fn in_order_of_prefills(
-        &self,
+        &mut self,
         reachable: &[PoolId],
         request: &AdmissionRequest,
     ) -> SmallVec<[PoolId; 4]> {
         let mut pools = SmallVec::from_slice(reachable);
-        if reachable.len() > 1 {
-            pools.sort_by_cached_key(|pool| self.least_prefills(*pool, request).unwrap_or(u32::MAX));
+        let prompt_tokens = request.need.prompt_tokens;
+        let is_long = |pool: &PoolId| self.pools[pool.index()].rules.limits.is_long(prompt_tokens);
+        if reachable.len() > 1 && reachable.iter().any(is_long) {
+            pools.sort_by_cached_key(|pool| self.find(*pool, request, &mut Candidates::new()).unwrap_or(u32::MAX));
         }
         pools
     }
 
-    /// The fewest long prefills on a backend of this pool that has room; 0 where the request needs no permit.
-    fn least_prefills(&self, pool: PoolId, request: &AdmissionRequest) -> Option<u32> {
-        self.with_room(pool, request).map(|(_, backend)| backend.prefills_beside(&request.need)).min()
+    /// Judges the backends that have changed; see `room.rs`.
+    fn update_rooms(&mut self) {
+        while let Some(id) = self.changed.pop() {
+            let Some(backend) = self.backends.get_mut(id.index()).and_then(Option::as_mut) else { continue };
+            backend.changed = false;
+            // The position of one that is no longer configured may be another's.
+            if let Some(pool) = self.pools.get_mut(backend.pool.index()).filter(|_| !backend.removed) {
+                pool.rooms.judge(backend.position, !backend.is_full(), backend.has_permit());
+            }
+        }
     }
 
-    /// Backends of a pool that could take the request now.
-    fn with_room<'s>(
-        &'s self,
-        pool: PoolId,
-        request: &'s AdmissionRequest,
-    ) -> impl Iterator<Item = (BackendId, &'s BackendState)> + 's {
-        self.members(pool)
-            .iter()
-            .filter(|id| self.allows(request, **id))
-            .filter_map(|id| self.backend(*id).map(|backend| (*id, backend)))
-            .filter(|(_, backend)| backend.fit(&request.need) == Fit::Room)
+    /// The positions of a pool at which a prompt of so many tokens may find room.
+    pub(super) fn open_positions(&mut self, pool: PoolId, prompt_tokens: u64) -> Positions {
+        self.update_rooms();
+        let Some(found) = self.pools.get(pool.index()) else { return Positions::default() };
+        found.rooms.open(found.rules.limits.is_long(prompt_tokens))
+    }
+
+    /// Adds the backends of a pool that take the request now beside the fewest long prefills: the best in a small pool; in a
+    /// larger one those of [`COMPARED`] random ones, or the first that is found after so many. Returns that number.
+    fn find(&mut self, pool: PoolId, request: &AdmissionRequest, found: &mut Candidates) -> Option<u32> {
+        let mut open = self.open_positions(pool, request.need.prompt_tokens);
+        let (mut least, mut rng) = (None, self.rng.clone());
+        let members = self.members(pool);
+        let all = members.len() <= COMPARED;
+        for drawn in 1.. {
+            let position = if all { open.first() } else { open.draw(members.len(), &mut rng) };
+            let Some(id) = position.map(|position| members[position]) else { break };
+            if let Some(backend) = self.backend(id)
+                && backend.fit(&request.need) == Fit::Room
+                && self.allows(request, id)
+            {
+                let beside = backend.prefills_beside(&request.need);
+                if least.is_none_or(|least| beside < least) {
+                    least = Some(beside);
+                    found.clear();
+                }
+                if least == Some(beside) {
+                    found.push(backend.candidate(id, self.latest));
+                }
+            }
+            if !all && drawn >= COMPARED && least.is_some() {
+                break;
+            }
+        }
+        self.rng = rng;
+        least
     }
 
     pub(super) fn pick(&mut self, pool: PoolId, request: &AdmissionRequest) -> Option<BackendId> {
-        let least = self.least_prefills(pool, request)?;
-        let mut candidates: SmallVec<[Candidate; 8]> = self
-            .with_room(pool, request)
-            .filter(|(_, backend)| backend.prefills_beside(&request.need) == least)
-            .map(|(id, backend)| backend.candidate(id, self.latest))
-            .collect();
+        let mut candidates = Candidates::new();
+        self.find(pool, request, &mut candidates)?;
         // A reserved backend is used when no other has room.
         if candidates.len() > 1
             && let Some(reservation) = self.reservation(pool)

@@ -75,15 +75,11 @@ impl EngineLoad {
         tokens as f64 * PROMPT_TOKEN * self.learned.prefill.ratio().unwrap_or(1.0)
     }
 
-    /// Seconds until the prefills of large prompts are expected to be over.
-    pub(super) fn backlog(&self, used: &CapacityUsage, now: Instant) -> f64 {
-        let waiting = self.prefill(used.large_prefill_tokens);
-        (self.large - self.age(now)).clamp(OVERDUE * waiting, waiting)
-    }
-
-    /// Seconds of prefill of small prompts that came a moment ago.
-    pub(super) fn recent(&self, now: Instant) -> f64 {
-        (self.small - self.age(now)).max(0.0)
+    /// Seconds until the prefills of large prompts are expected to be over, and of prefill of small prompts that came a
+    /// moment ago.
+    pub(super) fn remaining(&self, used: &CapacityUsage, now: Instant) -> (f64, f64) {
+        let (waiting, age) = (self.prefill(used.large_prefill_tokens), self.age(now));
+        ((self.large - age).clamp(OVERDUE * waiting, waiting), (self.small - age).max(0.0))
     }
 
     fn age(&self, now: Instant) -> f64 {
@@ -92,7 +88,7 @@ impl EngineLoad {
 
     /// A request is granted the engine, which carries `used` without it.
     pub(super) fn add(&mut self, need: &Need, used: &CapacityUsage, now: Instant, serial: u64) {
-        (self.large, self.small) = (self.backlog(used, now), self.recent(now));
+        (self.large, self.small) = self.remaining(used, now);
         let own = self.prefill(need.prompt_tokens);
         if need.prompt_tokens >= LARGE_PROMPT {
             self.large += own
@@ -164,14 +160,14 @@ mod tests {
         let (mut load, mut used) = (EngineLoad::new(now), CapacityUsage::default());
         load.add(&LARGE, &used, now, 1);
         let mut held = used.take(&LIMITS, &LARGE);
-        let whole = load.backlog(&used, now);
+        let whole = load.remaining(&used, now).0;
         assert!((whole - 16_000.0 * PROMPT_TOKEN).abs() < 1e-9);
-        assert!((load.backlog(&used, now + ms(100)) - (whole - 0.1)).abs() < 1e-9);
-        assert!((load.backlog(&used, now + ms(60_000)) - OVERDUE * whole).abs() < 1e-9, "overdue");
+        assert!((load.remaining(&used, now + ms(100)).0 - (whole - 0.1)).abs() < 1e-9);
+        assert!((load.remaining(&used, now + ms(60_000)).0 - OVERDUE * whole).abs() < 1e-9, "overdue");
         let before = used.prefill_tokens;
         used.end_prefill(&mut held);
         load.end_prefill(before - used.prefill_tokens, &used);
-        assert_eq!(load.backlog(&used, now + ms(100)), 0.0);
+        assert_eq!(load.remaining(&used, now + ms(100)).0, 0.0);
     }
 
     #[test]
@@ -180,9 +176,9 @@ mod tests {
         let (mut load, mut used) = (EngineLoad::new(now), CapacityUsage::default());
         load.add(&SMALL, &used, now, 1);
         used.take(&LIMITS, &SMALL);
-        assert_eq!(load.backlog(&used, now), 0.0);
-        assert!(load.recent(now) > 0.005 && load.recent(now + ms(5)) > 0.0);
-        assert_eq!(load.recent(now + ms(10)), 0.0);
+        assert_eq!(load.remaining(&used, now).0, 0.0);
+        assert!(load.remaining(&used, now).1 > 0.005 && load.remaining(&used, now + ms(5)).1 > 0.0);
+        assert_eq!(load.remaining(&used, now + ms(10)).1, 0.0);
     }
 
     #[test]

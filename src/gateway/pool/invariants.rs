@@ -2,6 +2,7 @@
 //!
 //! - Every queue holds exactly the waiters that wait in it, in both of its orders.
 //! - No backend that is in rotation has room for a waiter, unless it is reserved for one that entered earlier.
+//! - The index of rooms says of each backend what is true of it, unless that is noted as changed.
 //! - No waiter has two reservations.
 
 use super::capacity::Fit;
@@ -20,6 +21,11 @@ impl AdmissionState {
         self.check_ids()?;
         for (index, backend) in self.backends.iter().enumerate() {
             let (id, Some(backend)) = (BackendId::new(index), backend) else { continue };
+            let rooms = &self.pools[backend.pool.index()].rooms;
+            let judged = !backend.changed && !backend.removed;
+            if judged && !rooms.agree(backend.position, !backend.is_full(), backend.has_permit()) {
+                return Err(format!("the index of rooms is wrong about backend {}", backend.name));
+            }
             for waiter in waiting() {
                 let room = self.allows(&waiter.request, id) && backend.fit(&waiter.request.need) == Fit::Room;
                 if room && !self.is_kept_from(id, waiter.key.serial()) {

@@ -22,6 +22,7 @@ mod engine_load;
 mod backend;
 mod request;
 mod grant;
+mod room;
 mod state;
 mod starting;
 mod choice;

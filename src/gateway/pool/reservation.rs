@@ -46,14 +46,20 @@ impl AdmissionState {
     /// Reserves a backend for a waiter that others pass although it may use a backend with some room.
     pub(super) fn reserve_if_passed(&mut self, id: WaiterId) {
         let Some(waiter) = self.waiting(id) else { return };
-        let passed_on = |backend: &BackendId| {
-            let passed = |found: &BackendState| !found.is_full() && found.fit(&waiter.request.need) == Fit::Full;
-            self.allows(&waiter.request, *backend) && self.backend(*backend).is_some_and(passed)
-        };
-        let passed = waiter.request.pools().any(|pool| self.members(pool).iter().any(passed_on));
-        if passed {
+        let pools: SmallVec<[PoolId; 4]> = waiter.request.pools().collect();
+        if pools.into_iter().any(|pool| self.is_passed(id, pool)) {
             self.reserve(id);
         }
+    }
+
+    /// Whether a backend of this pool that the waiter may use has some room, and not enough.
+    fn is_passed(&mut self, id: WaiterId, pool: PoolId) -> bool {
+        let mut open = self.open_positions(pool, 0);
+        let Some(waiter) = self.waiting(id) else { return false };
+        std::iter::from_fn(|| open.first()).map(|position| self.members(pool)[position]).any(|backend| {
+            let short = |found: &BackendState| found.fit(&waiter.request.need) == Fit::Full;
+            self.backend(backend).is_some_and(short) && self.allows(&waiter.request, backend)
+        })
     }
 
     /// Reserves the backend that has least to finish before it has room for a waiter, in the first of its pools that can
@@ -65,12 +71,14 @@ impl AdmissionState {
             return;
         }
         let need = &waiter.request.need;
-        let best = waiter.request.pools().find_map(|pool| {
-            let able = self.members(pool).iter().filter(|backend| self.can_reserve(waiter, pool, **backend));
-            let backend = able.min_by_key(|backend| self.backend(**backend).map(|found| found.shortage(need)))?;
-            Some((pool, *backend))
+        let able = |pool, backend: &BackendId| self.can_reserve(waiter, pool, *backend);
+        let first = waiter.request.pools().find(|pool| self.members(*pool).iter().any(|backend| able(*pool, backend)));
+        let best = first.filter(|pool| self.reservation(*pool).is_none()).and_then(|pool| {
+            let able = self.members(pool).iter().filter(|backend| able(pool, backend));
+            let shortage = |backend: &&BackendId| self.backend(**backend).map(|found| found.shortage(need));
+            Some((pool, *able.min_by_key(shortage)?))
         });
-        if let Some((pool, backend)) = best.filter(|(pool, _)| self.reservation(*pool).is_none()) {
+        if let Some((pool, backend)) = best {
             // One that it had may be void now and would be valid again later.
             for other in waiter.request.pools().collect::<SmallVec<[PoolId; 4]>>() {
                 self.pools[other.index()].reserved.take_if(|held| held.serial == serial);

@@ -18,6 +18,7 @@ use super::grant::{Entered, Grant, WaiterOutcome};
 use super::health::{BackendFault, HealthRules, Phase};
 use super::queue::{Lane, QueuePosition, WaitQueue, WaiterId};
 use super::request::AdmissionRequest;
+use super::room::Rooms;
 use super::spec::PoolRules;
 use crate::config::limits::{RETRY_AFTER_MAX, RETRY_AFTER_MIN};
 use sluice_core::base::{BackendId, PoolId, Rng};
@@ -39,6 +40,8 @@ pub(super) struct PoolState {
     pub(super) reserved: Option<Reservation>,
     pub(super) drain: DrainRate,
     pub(super) removed: bool,
+    /// Which of its members may have room.
+    pub(super) rooms: Rooms,
 }
 
 /// A backend that is kept for one waiter. Valid only while [`AdmissionState::reservation`] says so.
@@ -89,6 +92,8 @@ pub(super) struct AdmissionState {
     /// Requests that were granted a backend, ever.
     pub(super) grants: u64,
     pub(super) rng: Rng,
+    /// Backends that may have changed since the rooms of the pools were last judged, each once.
+    pub(super) changed: Vec<BackendId>,
 }
 
 impl AdmissionState {
@@ -105,6 +110,7 @@ impl AdmissionState {
             serial: 0,
             grants: 0,
             rng: Rng::new(seed),
+            changed: Vec::new(),
         }
     }
 
@@ -113,7 +119,11 @@ impl AdmissionState {
     }
 
     pub(super) fn backend_mut(&mut self, id: BackendId) -> Option<&mut BackendState> {
-        self.backends.get_mut(id.index())?.as_mut()
+        let backend = self.backends.get_mut(id.index())?.as_mut()?;
+        if !std::mem::replace(&mut backend.changed, true) {
+            self.changed.push(id);
+        }
+        Some(backend)
     }
 
     /// Whether a pool is no longer configured.
@@ -208,8 +218,9 @@ impl AdmissionState {
 
     fn grant(&mut self, backend: BackendId, request: &AdmissionRequest) -> Grant {
         self.grants += 1;
-        let found = self.backends[backend.index()].as_mut().expect("picked from the members of a pool");
-        let taken = found.take(&request.need, self.latest, self.grants);
+        let (latest, serial) = (self.latest, self.grants);
+        let found = self.backend_mut(backend).expect("picked from the members of a pool");
+        let taken = found.take(&request.need, latest, serial);
         self.grant_of(backend, taken, request.need.prompt_tokens)
     }
 

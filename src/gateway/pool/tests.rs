@@ -2,6 +2,7 @@
 
 mod conservation;
 mod cordon;
+mod large;
 mod overtaking;
 mod wide;
 

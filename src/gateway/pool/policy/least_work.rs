@@ -43,8 +43,8 @@ struct Common {
 
 pub(super) fn pick(candidates: &[Candidate], need: &Need, now: Instant) -> Option<BackendId> {
     let common = Common {
-        decode: fastest(candidates.iter().map(|c| c.decode)),
-        prefill: fastest(candidates.iter().map(|c| c.prefill)),
+        decode: fastest(candidates.iter().map(|c| &c.decode)),
+        prefill: fastest(candidates.iter().map(|c| &c.prefill)),
         interference: candidates.iter().map(|c| c.interference).sum::<f64>() / candidates.len().max(1) as f64,
     };
     candidates

@@ -28,6 +28,8 @@ const FORGOTTEN: Duration = Duration::from_secs(60);
 pub struct Pace {
     observed: f64,
     expected: f64,
+    /// Of the two sums; 0 before the first observation.
+    ratio: f64,
     at: Option<Instant>,
 }
 
@@ -44,30 +46,31 @@ impl Pace {
         let likely = (expected * known / ODD, expected * known * ODD);
         self.observed = KEEP * self.observed + observed.clamp(likely.0, likely.1);
         self.expected = KEEP * self.expected + expected;
+        self.ratio = self.observed / self.expected;
         self.at = Some(now);
     }
 
     /// Observed time by expected time; `None` before the first observation.
     pub fn ratio(&self) -> Option<f64> {
-        (self.expected > 0.0).then(|| self.observed / self.expected)
+        (self.ratio > 0.0).then_some(self.ratio)
     }
 
     /// The pace that counts now, where `fastest` is that of the fastest engine.
     pub(super) fn factor(&self, fastest: f64, now: Instant) -> f64 {
-        let (Some(ratio), Some(at)) = (self.ratio(), self.at) else { return fastest };
+        let Some(at) = self.at.filter(|_| self.ratio >= fastest * NOISE) else { return fastest };
         let age = now.saturating_duration_since(at);
         if age >= FORGOTTEN {
             return fastest;
         }
-        let slower = ratio.min(fastest * SPREAD_MAX) - fastest;
+        let slower = self.ratio.min(fastest * SPREAD_MAX) - fastest;
         let aged = fastest + slower * 0.5_f64.powf(age.div_duration_f64(HALF_LIFE));
         if aged < fastest * NOISE { fastest } else { aged }
     }
 }
 
 /// The smallest ratio; 1 if none is measured.
-pub(super) fn fastest(paces: impl Iterator<Item = Pace>) -> f64 {
-    let least = paces.filter_map(|pace| pace.ratio()).fold(f64::INFINITY, f64::min);
+pub(super) fn fastest<'a>(paces: impl Iterator<Item = &'a Pace>) -> f64 {
+    let least = paces.filter_map(Pace::ratio).fold(f64::INFINITY, f64::min);
     if least.is_finite() { least } else { 1.0 }
 }
 

@@ -1,0 +1,188 @@
+//! The CPU time that admission takes for one request, by the number of backends of its pool.
+//!
+//! One request is its whole life in admission: entering, the first token, what is learned from its stream, its success and
+//! the return of its lease. Every backend carries [`BESIDE`] others meanwhile. Of every 16 prompts one is large. Three
+//! states of the pool:
+//!
+//! - `room`: every backend has room, so the policy compares them.
+//! - `full`: none has; each request waits, and is granted the room that the oldest one leaves.
+//! - `one free`: a single backend has room, and it is to be found.
+//!
+//! CPU time of this thread, so that other processes change it little: the median of [`ROUNDS`] rounds, in which all sizes
+//! alternate. `cargo bench --bench admission [POLICY]`.
+
+use std::collections::VecDeque;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::time::TimeValLike;
+use sluice::config::{Endpoint, Policy};
+use sluice::pool::{
+    Address, Admission, AdmissionDecision, AdmissionRequest, BackendLimits, BackendSpec, HealthRules, Lease, Need,
+    PoolLayout, PoolRules, PoolSpec, QueueOrder, Ticket, WaitResult,
+};
+use tokio::time::Instant;
+
+/// Backends of the pool.
+const SIZES: [usize; 4] = [2, 16, 64, 256];
+/// Requests that each backend carries beside the measured one.
+const BESIDE: usize = 8;
+/// Rounds, of which the median counts.
+const ROUNDS: usize = 9;
+/// Requests in a round.
+const REQUESTS: u32 = 200_000;
+
+/// What is free when a request enters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Room {
+    Everywhere,
+    Nowhere,
+    OnOne,
+}
+
+struct Bench {
+    admission: Arc<Admission>,
+    layout: PoolLayout,
+    running: VecDeque<Lease>,
+    waiting: Option<Ticket>,
+    room: Room,
+    now: Instant,
+    count: u32,
+}
+
+impl Bench {
+    fn new(policy: Policy, backends: usize, room: Room) -> Self {
+        let now = Instant::now();
+        let rules = HealthRules {
+            probe_failures: 2,
+            request_failures: 3,
+            eject_base: Duration::from_secs(1),
+            eject_max: Duration::from_secs(30),
+        };
+        let admission = Admission::new(now, rules, 1);
+        let slots = if room == Room::Everywhere { 4 * BESIDE } else { BESIDE };
+        let layout = admission.apply(&[pool(policy, backends, slots as u32)], rules, now);
+        for backend in layout.backends.iter().flatten() {
+            admission.record_probe(*backend, true, now);
+        }
+        let mut bench = Self { admission, layout, running: VecDeque::new(), waiting: None, room, now, count: 0 };
+        let filled = backends * BESIDE - usize::from(room == Room::OnOne);
+        (0..filled).for_each(|_| bench.enter());
+        bench.waiting = (room == Room::Nowhere).then(|| bench.queue());
+        bench
+    }
+
+    /// The next request; one in 16 is large. A thousand of them take a second.
+    fn request(&mut self) -> AdmissionRequest {
+        self.count += 1;
+        self.now += Duration::from_millis(1);
+        let (prompt_tokens, output_tokens) = if self.count % 16 == 0 { (16_000, 64) } else { (200, 128) };
+        AdmissionRequest {
+            layout: self.layout.number,
+            home: self.layout.pools[0],
+            spill: [].into_iter().collect(),
+            need: Need { slots: 1, prompt_tokens, output_tokens },
+            priority: 0,
+            arrived: self.now,
+            avoid: [].into_iter().collect(),
+            only: None,
+        }
+    }
+
+    fn enter(&mut self) {
+        let request = self.request();
+        match self.admission.enter(request) {
+            AdmissionDecision::Granted(lease) => self.begin(lease),
+            other => panic!("there is room: {other:?}"),
+        }
+    }
+
+    fn queue(&mut self) -> Ticket {
+        let request = self.request();
+        match self.admission.enter(request) {
+            AdmissionDecision::Queued(ticket, _) => ticket,
+            other => panic!("there is no room: {other:?}"),
+        }
+    }
+
+    fn begin(&mut self, mut lease: Lease) {
+        lease.observe_prefill(200, Duration::from_millis(30), self.now);
+        lease.first_token();
+        self.running.push_back(lease);
+    }
+
+    fn end_oldest(&mut self) {
+        let lease = self.running.pop_front().expect("requests run");
+        lease.observe_decode(128, Duration::from_millis(8), self.now);
+        lease.success();
+    }
+
+    fn one_request(&mut self) {
+        if self.room != Room::Nowhere {
+            self.enter();
+            self.end_oldest();
+            return;
+        }
+        let next = self.queue();
+        let mut ticket = self.waiting.replace(next).expect("one waits");
+        self.end_oldest();
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        match std::pin::Pin::new(&mut ticket).poll(&mut context) {
+            std::task::Poll::Ready(WaitResult::Granted(lease)) => self.begin(lease),
+            other => panic!("the oldest waiter has the room: {other:?}"),
+        }
+    }
+
+    /// Nanoseconds of CPU time for one request.
+    fn measure(&mut self) -> f64 {
+        let begun = cpu_time();
+        (0..REQUESTS).for_each(|_| self.one_request());
+        (cpu_time() - begun).as_nanos() as f64 / f64::from(REQUESTS)
+    }
+}
+
+fn pool(policy: Policy, backends: usize, slots: u32) -> PoolSpec {
+    let backend = |number: usize| {
+        let host = format!("10.0.{}.{}", number / 250, number % 250 + 1);
+        let endpoint = Endpoint { https: false, host, port: 8000, prefix: String::new() };
+        let address = Address { authority: endpoint.authority().into(), endpoint, tls: None, api_key: None };
+        BackendSpec { name: format!("gpu{number}").into(), address: Arc::new(address), weight: 1.0 }
+    };
+    let rules = PoolRules {
+        policy,
+        limits: BackendLimits { slots, tokens: None, prefill_tokens: None, long_prefix: None },
+        queue_length: 64,
+        queue_timeout: Duration::from_secs(600),
+        order: QueueOrder::FIFO,
+    };
+    PoolSpec { name: "all".into(), rules, backends: (0..backends).map(backend).collect(), spill: Vec::new() }
+}
+
+fn cpu_time() -> Duration {
+    let usage = getrusage(UsageWho::RUSAGE_THREAD).expect("Linux has it");
+    let microseconds = usage.user_time().num_microseconds() + usage.system_time().num_microseconds();
+    Duration::from_micros(microseconds.unsigned_abs())
+}
+
+fn main() {
+    let named = std::env::args().skip(1).find(|arg| !arg.starts_with("--"));
+    let policies = [Policy::LeastWork, Policy::FewestRequests, Policy::TwoChoices, Policy::RoundRobin];
+    let policy = match named {
+        Some(name) => policies.into_iter().find(|policy| policy.word() == name).expect("the name of a policy"),
+        None => Policy::LeastWork,
+    };
+    println!("nanoseconds of CPU time per request, {policy:?}");
+    for (label, room) in [("room", Room::Everywhere), ("full", Room::Nowhere), ("one free", Room::OnOne)] {
+        let mut benches = SIZES.map(|size| Bench::new(policy, size, room));
+        let mut rounds = SIZES.map(|_| Vec::with_capacity(ROUNDS));
+        for _ in 0..ROUNDS {
+            benches.iter_mut().zip(&mut rounds).for_each(|(bench, times)| times.push(bench.measure()));
+        }
+        for (size, times) in SIZES.iter().zip(&mut rounds) {
+            times.sort_by(f64::total_cmp);
+            println!("{label:>8} {size:>4} backends {:>8.0}", times[ROUNDS / 2]);
+        }
+    }
+}
