@@ -50,6 +50,7 @@ fn record() -> Record {
         total: Duration::from_millis(410),
         stats: Some(stats),
         backend_ttft: Some(Duration::from_millis(29)),
+        expected_cached: 0,
         slo_met: Some(true),
     }
 }

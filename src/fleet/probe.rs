@@ -4,7 +4,8 @@
 //! - `GET /health`: status 200 is a success, any other response a failure. vLLM's API server responds without asking its
 //!   engine, so a success only means that the API server runs;
 //! - after the first success, after each recovery and every [`MODELS_INTERVAL`]: `GET /v1/models`, for the names it serves
-//!   (LoRA adapters are loaded and unloaded at run time) and its context limit.
+//!   (LoRA adapters are loaded and unloaded at run time) and its context limit;
+//! - after the first success and after each recovery: `GET /metrics`, for the size of its prefix cache.
 //!
 //! **Progress**: a backend with requests in flight that has sent no byte for `health.stall` is suspected. Its `/metrics` are
 //! read, and again at each later probe. If no counter of the engine's work changes for a third of `health.stall`, or there is
@@ -161,6 +162,8 @@ struct ProbeResult {
     address: Arc<Address>,
     up: Result<(), String>,
     models: Option<ServedModels>,
+    /// Tokens that its prefix cache holds.
+    cache_tokens: Option<u64>,
     activity: Option<Activity>,
 }
 
@@ -203,12 +206,13 @@ impl Prober {
             let state = self.states.entry(backend.id).or_default();
             let models_due = backend.phase == Phase::Starting
                 || state.models_at.is_none_or(|at| now.saturating_duration_since(at) >= MODELS_INTERVAL);
+            let due = Due { models: models_due, cache: models_due && state.models_at.is_none() };
             let suspect = silent.contains(&backend.id);
             if !suspect {
                 state.suspected = None;
             }
             let about = (backend.id, Arc::clone(&backend.name));
-            probes.spawn(probe(about, Arc::clone(&backend.address), rules.probe_timeout, models_due, suspect));
+            probes.spawn(probe(about, Arc::clone(&backend.address), rules.probe_timeout, due, suspect));
         }
         self.states.retain(|id, _| known.contains(id));
         self.changed |= self.reported.retain(&known);
@@ -248,6 +252,9 @@ impl Prober {
             self.admission.mark_hung(result.id, now);
             state.suspected = None;
         }
+        if let Some(tokens) = result.cache_tokens {
+            self.admission.set_cache_size(result.id, tokens);
+        }
         let Some(models) = result.models else { return false };
         state.models_at = Some(now);
         self.admission.set_max_model_len(result.id, models.max_model_len);
@@ -255,11 +262,18 @@ impl Prober {
     }
 }
 
+/// What else a probe reads.
+#[derive(Clone, Copy, Debug)]
+struct Due {
+    models: bool,
+    cache: bool,
+}
+
 async fn probe(
     (id, name): (BackendId, Arc<str>),
     address: Arc<Address>,
     limit: Duration,
-    models: bool,
+    due: Due,
     suspect: bool,
 ) -> ProbeResult {
     let up = match fetch(&address, "/health", limit, HEALTH_BYTES).await {
@@ -267,15 +281,19 @@ async fn probe(
         Ok((status, _)) => Err(format!("/health responds with status {status}")),
         Err(error) => Err(error.to_string()),
     };
-    let models = match models && up.is_ok() {
+    let models = match due.models && up.is_ok() {
         true => read_models(&address, limit).await,
+        false => None,
+    };
+    let cache_tokens = match due.cache && up.is_ok() {
+        true => read_metrics(&address, limit).await.ok().flatten().and_then(|page| page.cache_tokens),
         false => None,
     };
     let activity = match suspect {
         true => Some(read_activity(&address, limit).await),
         false => None,
     };
-    ProbeResult { id, name, address, up, models, activity }
+    ProbeResult { id, name, address, up, models, cache_tokens, activity }
 }
 
 async fn read_models(address: &Address, limit: Duration) -> Option<ServedModels> {
@@ -301,14 +319,18 @@ async fn read_models(address: &Address, limit: Duration) -> Option<ServedModels>
 }
 
 async fn read_activity(address: &Address, limit: Duration) -> Activity {
-    let Ok((status, body)) = fetch(address, "/metrics", limit, METRICS_BYTES).await else {
-        return Activity::NoResponse;
-    };
-    let page = metrics::MetricsSnapshot::parse(std::str::from_utf8(&body).unwrap_or_default());
-    match status.is_success() && page.samples > 0 {
-        true => Activity::Counters(WorkCounters { progress: page.progress(), kv_usage: page.kv_usage }),
-        false => Activity::NoCounters,
+    match read_metrics(address, limit).await {
+        Err(()) => Activity::NoResponse,
+        Ok(None) => Activity::NoCounters,
+        Ok(Some(page)) => Activity::Counters(WorkCounters { progress: page.progress(), kv_usage: page.kv_usage }),
     }
+}
+
+/// vLLM's metrics. `None`: the response is something else; an error: there is none.
+async fn read_metrics(address: &Address, limit: Duration) -> Result<Option<metrics::MetricsSnapshot>, ()> {
+    let (status, body) = fetch(address, "/metrics", limit, METRICS_BYTES).await.map_err(drop)?;
+    let page = metrics::MetricsSnapshot::parse(std::str::from_utf8(&body).unwrap_or_default());
+    Ok(Some(page).filter(|page| status.is_success() && page.samples > 0))
 }
 
 #[cfg(test)]
@@ -407,8 +429,15 @@ mod tests {
         }
         let new = prober.admission.view()[0].backends[0].clone();
         assert_eq!(new.id, old.id, "ids are reused");
-        let result =
-            ProbeResult { id: old.id, name: old.name, address: old.address, up: Ok(()), models: None, activity: None };
+        let result = ProbeResult {
+            id: old.id,
+            name: old.name,
+            address: old.address,
+            up: Ok(()),
+            models: None,
+            cache_tokens: None,
+            activity: None,
+        };
         prober.apply(result, Duration::ZERO);
         assert_eq!(prober.admission.view()[0].backends[0].phase, Phase::Starting);
     }

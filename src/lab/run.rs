@@ -32,6 +32,7 @@ use sluice_core::base::{BackendId, Rng};
 use sluice_core::openai::Route;
 use sluice_gateway::flow::{Flow, IncomingRequest, LearnedState, RoutingTable, specs};
 use sluice_gateway::pool::Admission;
+use sluice_sim::engine::BLOCK_TOKENS;
 
 /// The longest jump of the clock while requests are in flight, because their timers may fire in between.
 const TIMER_STEP: Duration = Duration::from_millis(10);
@@ -140,7 +141,10 @@ impl Simulation {
         let layout = admission.apply(&specs::pools(&lab.config), rules, start);
         let backends: Vec<_> = layout.backends.iter().flatten().copied().zip(engine_of).collect();
         for (backend, engine) in &backends {
-            admission.set_max_model_len(*backend, Some(u64::from(lab.engines[*engine].sim.max_model_len)));
+            let sim = &lab.engines[*engine].sim;
+            admission.set_max_model_len(*backend, Some(u64::from(sim.max_model_len)));
+            let blocks = if sim.engine.prefix_caching { sim.engine.num_blocks } else { 0 };
+            admission.set_cache_size(*backend, u64::from(blocks) * u64::from(BLOCK_TOKENS));
         }
         let counters = vec![None; lab.config.models.len()];
         let learned = LearnedState::default();

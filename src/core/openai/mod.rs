@@ -1,7 +1,7 @@
 //! The bytes of OpenAI-compatible requests and responses: read once, without trees, and edited in place.
 //!
 //! [`route`] served paths · [`scan`] pull scanner over JSON · [`request`], [`request_error`] the fields of a request ·
-//! [`prompt`], [`shape`] where the prompt is and what it looks like · [`multipart`] the audio routes ·
+//! [`prompt`], [`shape`] where the prompt is and what it looks like · [`prefix`] hashes of its beginnings · [`multipart`] the audio routes ·
 //! [`rewrite`] edits without copying · [`sse`] events of a stream · [`event`] what one can mean · [`chunk`], [`fast`] read
 //! it · [`response`] usage and error of a whole response · [`error`] the table from refusals to HTTP.
 //!
@@ -15,6 +15,7 @@ pub mod event;
 mod fast;
 pub mod multipart;
 pub mod prompt;
+pub mod prefix;
 pub mod request;
 pub mod request_error;
 pub mod rewrite;
@@ -25,6 +26,7 @@ pub mod sse;
 
 pub use error::{ErrorFormat, LimitUnit, Refusal, ShedReason, TooLarge};
 pub use event::{Dialect, EventKind, StreamEvent};
+pub use prefix::{Beginning, PromptParts, PromptPrefix};
 pub use request::RequestView;
 pub use request_error::RequestError;
 pub use response::{TokenUsage, UpstreamError};

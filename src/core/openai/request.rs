@@ -14,6 +14,7 @@
 
 use std::borrow::Cow;
 
+use super::prefix::PromptParts;
 use super::prompt;
 use super::request_error::RequestError;
 use super::rewrite::{EditPoints, OptionsPoints};
@@ -49,6 +50,8 @@ pub struct RequestView<'a> {
     pub prompts: u32,
     /// What the prompt looks like, all prompts together.
     pub shape: PromptShape,
+    /// Where the prompt is; empty for a form.
+    pub prompt_parts: PromptParts,
     /// Scheduling priority (lower is earlier), when given.
     pub priority: Option<i64>,
     /// Whether the response is to be generated after the exchange is over (`background` of `/v1/responses`).
@@ -81,6 +84,7 @@ impl<'a> RequestView<'a> {
             n: 1,
             prompts: 1,
             shape: PromptShape::default(),
+            prompt_parts: PromptParts::default(),
             priority: None,
             background: false,
             previous_response: None,
@@ -133,14 +137,19 @@ pub fn read(route: Route, body: &[u8]) -> Result<RequestView<'_>, RequestError> 
         view.edits.saw_member();
         let key = key.bytes();
         let (before, mut prompts) = (view.shape.text, 1);
-        if prompt::member(scanner, route, &key, &mut view.shape, &mut prompts)? {
+        scanner.kind()?;
+        let start = scanner.position();
+        let is_prompt = prompt::member(scanner, route, &key, &mut view.shape, &mut prompts)?;
+        if !is_prompt {
+            field(scanner, &key, &mut view, &mut limits)?;
+        } else {
             if prompts == 1 {
                 single.add(view.shape.text.since(before));
             }
             view.prompts = view.prompts.max(prompts);
-            return Ok(());
         }
-        field(scanner, &key, &mut view, &mut limits)
+        view.prompt_parts.add(&key, Span { start, end: scanner.position() }, is_prompt);
+        Ok::<_, RequestError>(())
     })?;
     scanner.end()?;
     // An engine that does not stream on this route ignores the field.

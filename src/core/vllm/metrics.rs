@@ -45,6 +45,8 @@ pub struct MetricsSnapshot {
     pub ttft: (f64, f64),
     /// Value of `num_gpu_blocks`, where the page shows it.
     pub gpu_blocks: Option<u64>,
+    /// Tokens that one engine's prefix cache holds, where the page shows it: those of its KV cache, 0 where it is off.
+    pub cache_tokens: Option<u64>,
     progress: f64,
 }
 
@@ -117,6 +119,10 @@ impl MetricsSnapshot {
             }
             "cache_config_info" => {
                 let blocks = label(labels, "num_gpu_blocks").and_then(|blocks| blocks.parse::<u64>().ok());
+                let size = label(labels, "block_size").and_then(|size| size.parse::<u64>().ok());
+                let on = label(labels, "enable_prefix_caching") != Some("False");
+                let tokens = blocks.zip(size).map(|(blocks, size)| if on { blocks.saturating_mul(size) } else { 0 });
+                self.cache_tokens = self.cache_tokens.or(tokens);
                 self.gpu_blocks = match (self.gpu_blocks, blocks) {
                     (Some(sum), Some(more)) => Some(sum.saturating_add(more)),
                     (known, new) => known.or(new),
@@ -215,6 +221,10 @@ mod tests {
         assert_eq!((snapshot.running, snapshot.kv_usage, snapshot.iterations), (7.0, 0.5, 9.0));
         assert_eq!((snapshot.success.abort, snapshot.success.stop), (2.0, 5.0));
         assert_eq!((snapshot.gpu_blocks, snapshot.samples), (Some(57301), 8));
+        assert_eq!(snapshot.cache_tokens, Some(57_301 * 16));
+        let off =
+            "vllm:cache_config_info{block_size=\"16\",enable_prefix_caching=\"False\",num_gpu_blocks=\"9\"} 1.0\n";
+        assert_eq!(MetricsSnapshot::parse(off).cache_tokens, Some(0));
         assert_eq!(snapshot.progress(), 9.0);
     }
 

@@ -218,6 +218,7 @@ mod tests {
             need: Need { slots: 1, prompt_tokens: 1, output_tokens: 1 },
             priority: 0,
             arrived: Instant::now(),
+            prefix: Default::default(),
             avoid: [].into_iter().collect(),
             only: None,
         };

@@ -174,8 +174,8 @@ pub enum Situation {
         "a secret in the words of a command, which every user of the machine can see; use launch.env, or args with \"env:NAME\""
     )]
     PlainSecretInCommand,
-    #[error("prefix_affinity is not available yet; this pool picks by least_work")]
-    AffinityNotYet,
+    #[error("prefix_affinity is part of least_work, by which this pool picks; write least_work")]
+    AffinityIsLeastWork,
 }
 
 impl Situation {
@@ -187,7 +187,7 @@ impl Situation {
                 | Self::AdminOpen { .. }
                 | Self::PlainSecret
                 | Self::PlainSecretInCommand
-                | Self::AffinityNotYet
+                | Self::AffinityIsLeastWork
                 | Self::NotVerified
                 | Self::KeyForAllUsers { .. }
         )

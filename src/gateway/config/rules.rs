@@ -144,7 +144,7 @@ fn check_pool(pool: &Pool, path: &str, report: &mut Report<'_>) {
         }
     }
     if pool.policy == Policy::PrefixAffinity {
-        report.add_at(&at("policy"), Situation::AffinityNotYet);
+        report.add_at(&at("policy"), Situation::AffinityIsLeastWork);
     }
     if pool.backends.is_empty() && report.is_sound(&at("backend")) {
         report.add_at(&at("backend"), Situation::NoBackend);

@@ -17,7 +17,7 @@ use super::router::Router;
 use super::routing_table::{PoolRoute, RoutingTable};
 use crate::pool::{Admission, AdmissionDecision, AdmissionRequest, Lease, Need, WaitResult};
 use sluice_core::base::{BackendId, PoolId};
-use sluice_core::openai::{ShedReason, TooLarge};
+use sluice_core::openai::{PromptPrefix, ShedReason, TooLarge};
 
 /// How often a waiting request follows its pool through reloads.
 const REENTRIES_MAX: usize = 8;
@@ -40,6 +40,7 @@ pub(super) struct LeaseRequest<'a> {
     pub(super) priority: i32,
     pub(super) arrived: Instant,
     pub(super) model: &'a str,
+    pub(super) prefix: &'a Arc<PromptPrefix>,
     pub(super) avoid: &'a [BackendId],
     pub(super) only: Option<&'a Arc<str>>,
 }
@@ -114,6 +115,7 @@ async fn enter<D: Downstream>(
         need: request.need,
         priority: request.priority,
         arrived: request.arrived,
+        prefix: Arc::clone(request.prefix),
         avoid: request.avoid.into(),
         only: request.only.cloned(),
     });

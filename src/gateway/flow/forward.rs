@@ -137,6 +137,7 @@ impl<'a, U: Upstream> Attempts<'a, U> {
             priority: self.prepared.priority,
             arrived: self.incoming.arrived,
             model: record.model.as_deref().unwrap_or_default(),
+            prefix: &self.prepared.prefix,
             avoid: &self.avoid,
             only: self.prepared.only.as_ref(),
         };
@@ -146,6 +147,7 @@ impl<'a, U: Upstream> Attempts<'a, U> {
         let lease = admitted?;
         record.pool = Some(Arc::clone(lease.pool_name()));
         record.backend = Some(Arc::clone(lease.name()));
+        record.expected_cached = lease.expected_cached();
         Ok(lease)
     }
 

@@ -21,13 +21,15 @@ use crate::config::limits::MAX_TOKENS;
 use crate::estimate::{ClientId, EstimateSource, OutputBounds, Prompt, PromptEstimate};
 use crate::experiment::Experiments;
 use crate::pool::{Admission, Need};
-use sluice_core::openai::{EditedBody, Edits, Refusal, RequestView, multipart, request};
+use sluice_core::openai::{EditedBody, Edits, PromptPrefix, Refusal, RequestView, multipart, request};
 
 /// A request that is ready to be admitted.
 #[derive(Debug)]
 pub(super) struct PreparedRequest {
     pub(super) placement: Placement,
     pub(super) need: Need,
+    /// The beginnings of the prompt.
+    pub(super) prefix: Arc<PromptPrefix>,
     pub(super) priority: i32,
     /// The only backend that can serve it.
     pub(super) only: Option<Arc<str>>,
@@ -76,6 +78,7 @@ pub(super) async fn prepare<R: Recorder>(
     }
     let home = &table.pools[placement.home];
     record.home = Some(Arc::clone(&home.name));
+    let prefix = Arc::new(PromptPrefix::new(&incoming.body, &view.prompt_parts, &model.route.name));
     let arm = experiments.assign();
     record.arm = arm.map(|arm| Arc::clone(&arm.name));
     let own_name = (model.is_alias || view.model.is_none()).then_some(&*model.route.name);
@@ -86,6 +89,7 @@ pub(super) async fn prepare<R: Recorder>(
     Ok(PreparedRequest {
         placement,
         need,
+        prefix,
         priority: key.map_or(0, ApiKey::priority),
         only: continued.map(|owner| owner.backend),
         stream: view.stream,

@@ -385,6 +385,9 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
             let tokens = stats.generated() / u64::from(self.context.feedback.sequences.max(1));
             self.lease.observe_decode(tokens, tpot, now);
         }
+        if completed && let Some(prompt_tokens) = stats.usage.prompt {
+            self.lease.observe_cached(prompt_tokens, stats.usage.cached);
+        }
         self.context.feedback.learn(stats.usage, completed, now);
         let judged = self.context.route.generates() && !self.context.objectives.is_empty();
         if judged && self.record.outcome != Outcome::ClientGone {

@@ -178,6 +178,8 @@ pub struct Record {
     pub stats: Option<StreamStats>,
     /// TTFT from when the request had been sent upstream.
     pub backend_ttft: Option<Duration>,
+    /// Prompt tokens that the engine was expected to have in its prefix cache.
+    pub expected_cached: u64,
     /// Whether every objective of its pool was met; `None` without objectives.
     pub slo_met: Option<bool>,
 }
@@ -251,6 +253,7 @@ impl<'a, R: Recorder> RecordGuard<'a, R> {
             total: Duration::ZERO,
             stats: None,
             backend_ttft: None,
+            expected_cached: 0,
             slo_met: None,
         };
         Self { recorder, record, arrived }

@@ -333,6 +333,7 @@ fn hold(test: &TestFlow) -> crate::pool::Lease {
         need: crate::pool::Need { slots: 1, prompt_tokens: 1, output_tokens: 1 },
         priority: 0,
         arrived: Instant::now(),
+        prefix: Default::default(),
         avoid: Default::default(),
         only: None,
     };

@@ -144,6 +144,15 @@ impl Admission {
         });
     }
 
+    /// The tokens that the engine's prefix cache holds, as its metrics say: those of its KV cache, 0 where it is off.
+    pub fn set_cache_size(&self, backend: BackendId, tokens: u64) {
+        self.shared.update(|state, _| {
+            if let Some(found) = state.backend_mut(backend) {
+                found.cache.set_size(tokens);
+            }
+        });
+    }
+
     /// Takes a backend out of rotation, or back in. Running requests finish. False if unknown.
     pub fn set_draining(&self, backend: BackendId, draining: bool) -> bool {
         self.shared.update(|state, wakers| {

@@ -13,6 +13,7 @@ use tokio::time::Instant;
 use super::backend::BackendState;
 use super::drain_rate::DrainRate;
 use super::health::HealthRules;
+use super::prefix::PrefixTable;
 use super::queue::WaitQueue;
 use super::room::Rooms;
 use super::spec::{BackendSpec, PoolLayout, PoolSpec};
@@ -65,6 +66,7 @@ impl AdmissionState {
             drain: DrainRate::new(now),
             removed: false,
             rooms: Rooms::default(),
+            prefixes: PrefixTable::default(),
         });
         PoolId::new(self.pools.len() - 1)
     }
@@ -91,7 +93,7 @@ impl AdmissionState {
         if let Some(index) = self.backends.iter().position(|slot| slot.as_ref().is_some_and(same)) {
             return BackendId::new(index);
         }
-        let mut backend = BackendState::new(spec, pool, now);
+        let mut backend = BackendState::new(spec, pool, self.layout, now);
         let engine = self.backends.iter().flatten().filter(|b| b.address.endpoint == spec.address.endpoint);
         if let Some(known) = engine.max_by_key(|b| !b.removed) {
             backend.inherit(known);

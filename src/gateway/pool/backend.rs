@@ -15,6 +15,7 @@ use super::engine_load::{DecodeStart, EngineLoad, Learned};
 use super::health::BackendHealth;
 use super::policy::Candidate;
 use super::prefill_rate::PrefillRate;
+use super::prefix::EngineCache;
 use super::spec::{Address, BackendSpec};
 use sluice_core::base::{BackendId, PoolId};
 
@@ -108,6 +109,7 @@ pub(super) struct BackendState {
     /// Decayed mean of the TPOT of finished requests, seconds: for views. The policies use `load`.
     pub(super) seconds_per_token: Option<f64>,
     pub(super) load: EngineLoad,
+    pub(super) cache: EngineCache,
     pub(super) prefill_rate: PrefillRate,
     /// The engine's own context limit, once reported.
     pub(super) max_model_len: Option<u64>,
@@ -122,7 +124,8 @@ pub(super) struct BackendState {
 }
 
 impl BackendState {
-    pub(super) fn new(spec: &BackendSpec, pool: PoolId, now: Instant) -> Self {
+    /// A backend that appears with the layout of this number.
+    pub(super) fn new(spec: &BackendSpec, pool: PoolId, layout: u64, now: Instant) -> Self {
         let limits = BackendLimits { slots: 1, tokens: None, prefill_tokens: None, long_prefix: None };
         Self {
             name: Arc::clone(&spec.name),
@@ -142,6 +145,7 @@ impl BackendState {
             removed: false,
             seconds_per_token: None,
             load: EngineLoad::new(now),
+            cache: EngineCache::new(layout),
             prefill_rate: PrefillRate::new(now),
             max_model_len: None,
             pulse: Arc::new(Progress::new(now)),
@@ -183,6 +187,7 @@ impl BackendState {
         self.health = BackendHealth::default();
         self.seconds_per_token = None;
         self.load.learned = Learned::default();
+        self.cache.clear();
         self.prefill_rate = PrefillRate::new(now);
         self.health.probe_ok(now);
         self.max_model_len = None;
@@ -199,7 +204,8 @@ impl BackendState {
             tokens: self.used.tokens,
             backlog,
             recent,
-            small_tokens: self.used.prefill_tokens - self.used.large_prefill_tokens,
+            cached: 0,
+            small_tokens: self.used.computed_prefill_tokens() - self.used.large_prefill_tokens,
             interference: self.load.learned.interference,
             decode: self.load.learned.decode,
             prefill: self.load.learned.prefill,
@@ -207,18 +213,22 @@ impl BackendState {
         }
     }
 
-    /// Takes what `need` asks for, as the request with this number; also how many seconds of prefill were before it.
-    pub(super) fn take(&mut self, need: &Need, now: Instant, serial: u64) -> (Held, f64) {
+    /// Takes what `need` asks for, as the request with this number, of whose prompt the engine is expected to have `cached`
+    /// tokens; also how many seconds of prefill were before it.
+    pub(super) fn take(&mut self, need: &Need, cached: u64, now: Instant, serial: u64) -> (Held, f64) {
         let (ahead, _) = self.load.remaining(&self.used, now);
-        self.load.add(need, &self.used, now, serial);
-        (self.used.take(&self.limits, need), ahead)
+        self.load.add(need.prompt_tokens - cached, &self.used, now, serial);
+        self.cache.write(need.tokens() - cached);
+        let mut held = self.used.take(&self.limits, need);
+        self.used.expect_cached(&mut held, cached);
+        (held, ahead)
     }
 
     /// Returns the prefill share of `held`: its first token was seen.
     pub(super) fn end_prefill(&mut self, held: &mut Held) -> DecodeStart {
-        let before = self.used.prefill_tokens;
+        let before = self.used.computed_prefill_tokens();
         self.used.end_prefill(held);
-        self.load.end_prefill(before - self.used.prefill_tokens, &self.used)
+        self.load.end_prefill(before - self.used.computed_prefill_tokens(), &self.used)
     }
 
     /// Notes the TPOT of a finished request.

@@ -87,8 +87,10 @@ pub struct CapacityUsage {
     pub tokens: u64,
     /// Prompt tokens whose first output token has not been seen.
     pub prefill_tokens: u64,
-    /// Those of prompts of at least 1,024 tokens.
+    /// Those to compute of prompts of which at least 1,024 are.
     pub large_prefill_tokens: u64,
+    /// Prompt tokens in prefill that the engine is expected to have in its prefix cache.
+    pub cached_prefill_tokens: u64,
     /// Long prompts in prefill.
     pub long_prefills: u32,
 }
@@ -101,6 +103,8 @@ pub struct Held {
     /// The prompt's part of `tokens`.
     prompt_tokens: u64,
     prefill_tokens: u64,
+    /// Those of the prompt that the engine is expected to have.
+    cached_tokens: u64,
     permit: bool,
     prefilling: bool,
 }
@@ -111,8 +115,18 @@ impl Held {
         self.permit
     }
 
+    /// The expected tokens of the prompt in the engine's prefix cache.
+    pub fn cached_tokens(&self) -> u64 {
+        self.cached_tokens
+    }
+
+    fn cached_prefill_tokens(&self) -> u64 {
+        self.cached_tokens.min(self.prefill_tokens)
+    }
+
     fn large_prefill_tokens(&self) -> u64 {
-        if self.prefill_tokens >= LARGE_PROMPT { self.prefill_tokens } else { 0 }
+        let computed = self.prefill_tokens - self.cached_prefill_tokens();
+        if computed >= LARGE_PROMPT { computed } else { 0 }
     }
 }
 
@@ -156,6 +170,7 @@ impl CapacityUsage {
             tokens: need.tokens(),
             prompt_tokens: need.prompt_tokens,
             prefill_tokens: need.prompt_tokens,
+            cached_tokens: 0,
             permit: limits.is_long(need.prompt_tokens),
             prefilling: true,
         };
@@ -166,6 +181,19 @@ impl CapacityUsage {
         self.large_prefill_tokens += held.large_prefill_tokens();
         self.long_prefills += u32::from(held.permit);
         held
+    }
+
+    /// The engine is expected to have `cached` tokens of the prompt that was just taken.
+    pub fn expect_cached(&mut self, held: &mut Held, cached: u64) {
+        self.large_prefill_tokens -= held.large_prefill_tokens();
+        held.cached_tokens = cached.min(held.prompt_tokens);
+        self.cached_prefill_tokens += held.cached_prefill_tokens();
+        self.large_prefill_tokens += held.large_prefill_tokens();
+    }
+
+    /// Prompt tokens in prefill that are to be computed.
+    pub(super) fn computed_prefill_tokens(&self) -> u64 {
+        self.prefill_tokens - self.cached_prefill_tokens
     }
 
     /// The prompt has more tokens than was estimated: takes the difference, and during prefill also a permit if it is
@@ -190,6 +218,7 @@ impl CapacityUsage {
     pub fn end_prefill(&mut self, held: &mut Held) {
         held.prefilling = false;
         self.large_prefill_tokens -= held.large_prefill_tokens();
+        self.cached_prefill_tokens -= held.cached_prefill_tokens();
         self.prefill_tokens -= std::mem::take(&mut held.prefill_tokens);
         self.long_prefills -= u32::from(std::mem::take(&mut held.permit));
     }

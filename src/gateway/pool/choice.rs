@@ -5,8 +5,10 @@
 
 use smallvec::SmallVec;
 
-use super::capacity::Fit;
+use super::backend::BackendState;
+use super::capacity::{Fit, Held};
 use super::policy::{self, Candidate};
+use super::prefix::CachedBytes;
 use super::request::AdmissionRequest;
 use super::room::{COMPARED, Positions};
 use super::state::AdmissionState;
@@ -78,27 +80,41 @@ impl AdmissionState {
     /// larger one those of [`COMPARED`] random ones, or the first that is found after so many. Returns that number.
     fn find(&mut self, pool: PoolId, request: &AdmissionRequest, found: &mut Candidates) -> Option<u32> {
         let mut open = self.open_positions(pool, request.need.prompt_tokens);
-        let (mut least, mut rng) = (None, self.rng.clone());
+        let mut rng = self.rng.clone();
+        let cached = self.cached_bytes(pool, request);
         let members = self.members(pool);
-        let all = members.len() <= COMPARED;
-        for drawn in 1.. {
-            let position = if all { open.first() } else { open.draw(members.len(), &mut rng) };
-            let Some(id) = position.map(|position| members[position]) else { break };
-            if let Some(backend) = self.backend(id)
-                && backend.fit(&request.need) == Fit::Room
-                && self.allows(request, id)
-            {
-                let beside = backend.prefills_beside(&request.need);
-                if least.is_none_or(|least| beside < least) {
-                    least = Some(beside);
-                    found.clear();
-                }
-                if least == Some(beside) {
-                    found.push(backend.candidate(id, self.latest));
-                }
+        let mut least = None;
+        let mut offer = |id: BackendId| {
+            let able = |backend: &&BackendState| backend.fit(&request.need) == Fit::Room && self.allows(request, id);
+            let Some(backend) = self.backend(id).filter(able) else { return least };
+            let beside = backend.prefills_beside(&request.need);
+            if least.is_none_or(|least| beside < least) {
+                least = Some(beside);
+                found.clear();
             }
-            if !all && drawn >= COMPARED && least.is_some() {
-                break;
+            if least == Some(beside) {
+                let expected = backend.cache.expect(&request.prefix, cached.on(id), request.need.prompt_tokens);
+                found.push(Candidate { cached: expected, ..backend.candidate(id, self.latest) });
+            }
+            least
+        };
+        if members.len() <= COMPARED {
+            while let Some(position) = open.first() {
+                offer(members[position]);
+            }
+        } else {
+            // The engines that have most of the prompt are compared in any case, once.
+            cached.owners().for_each(|id| {
+                if self.backend(id).is_some_and(|owner| open.take(owner.position)) {
+                    offer(id);
+                }
+            });
+            let mut drawn = 0;
+            while let Some(position) = open.draw(members.len(), &mut rng) {
+                drawn += 1;
+                if offer(members[position]).is_some() && drawn >= COMPARED {
+                    break;
+                }
             }
         }
         self.rng = rng;
@@ -118,6 +134,35 @@ impl AdmissionState {
             Policy::RoundRobin => self.next_in_turn(&candidates),
             policy => policy::pick(policy, &candidates, &request.need, self.latest, &mut self.rng),
         }
+    }
+
+    /// Takes what a request asks for on a backend, as `BackendState::take`.
+    pub(super) fn take(&mut self, backend: BackendId, request: &AdmissionRequest) -> Option<(Held, f64)> {
+        let pool = self.backend(backend)?.pool;
+        let mut expected = 0;
+        if self.follows_prefixes(pool, request) {
+            let Self { pools, backends, .. } = self;
+            let cache = |id: BackendId| backends.get(id.index())?.as_ref().map(|found| &found.cache);
+            let bytes = pools[pool.index()].prefixes.put(&request.prefix, backend, cache);
+            expected = cache(backend)?.expect(&request.prefix, bytes, request.need.prompt_tokens);
+        }
+        self.grants += 1;
+        let (latest, serial) = (self.latest, self.grants);
+        Some(self.backend_mut(backend)?.take(&request.need, expected, latest, serial))
+    }
+
+    /// Whether the policy of a pool predicts what its engines have of this prompt.
+    fn follows_prefixes(&self, pool: PoolId, request: &AdmissionRequest) -> bool {
+        let policy = self.pools.get(pool.index()).map(|pool| pool.rules.policy);
+        !request.prefix.beginnings.is_empty() && policy.is_some_and(policy::predicts)
+    }
+
+    /// How much of the prompt the engines of a pool are likely to have.
+    fn cached_bytes(&self, pool: PoolId, request: &AdmissionRequest) -> CachedBytes {
+        if !self.follows_prefixes(pool, request) {
+            return CachedBytes::default();
+        }
+        self.pools[pool.index()].prefixes.find(&request.prefix, |id| self.backend(id).map(|found| &found.cache))
     }
 
     /// Smooth weighted round robin, as nginx does it: each candidate is owed its weight per round,

@@ -148,11 +148,9 @@ impl AdmissionState {
 
     /// Takes the waiter out of its queue; the backend that was reserved for it.
     fn grant_to_waiter(&mut self, backend: BackendId, id: WaiterId, wakers: &mut Wakers) -> Option<BackendId> {
+        let pool = self.backend(backend)?.pool;
         let mut waiter = self.waiters[id as usize].take()?;
-        self.grants += 1;
-        let (latest, serial) = (self.latest, self.grants);
-        let found = self.backend_mut(backend)?;
-        let (pool, (held, ahead)) = (found.pool, found.take(&waiter.request.need, latest, serial));
+        let (held, ahead) = self.take(backend, &waiter.request)?;
         self.pools[waiter.request.home.index()].queue.remove(waiter.lane, &waiter.key);
         let reserved = self.drop_reservation(&waiter);
         wakers.extend(waiter.waker.take());

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::capacity::{CapacityUsage, LARGE_PROMPT, Need};
+use super::capacity::{CapacityUsage, LARGE_PROMPT};
 use super::policy::Pace;
 use super::policy::cost::{FIRST_TOKEN, PROMPT_TOKEN, SEQUENCE, STEP};
 
@@ -52,7 +52,7 @@ pub(super) struct EngineLoad {
     large: f64,
     small: f64,
     at: Instant,
-    /// Prompt tokens whose first token was seen, ever.
+    /// Computed prompt tokens whose first token was seen, ever.
     prefilled: u64,
     /// The number of the last request that was granted it.
     pub(super) granted: u64,
@@ -86,11 +86,11 @@ impl EngineLoad {
         now.saturating_duration_since(self.at).as_secs_f64()
     }
 
-    /// A request is granted the engine, which carries `used` without it.
-    pub(super) fn add(&mut self, need: &Need, used: &CapacityUsage, now: Instant, serial: u64) {
+    /// A request with so many prompt tokens to compute is granted the engine, which carries `used` without it.
+    pub(super) fn add(&mut self, computed_tokens: u64, used: &CapacityUsage, now: Instant, serial: u64) {
         (self.large, self.small) = self.remaining(used, now);
-        let own = self.prefill(need.prompt_tokens);
-        if need.prompt_tokens >= LARGE_PROMPT {
+        let own = self.prefill(computed_tokens);
+        if computed_tokens >= LARGE_PROMPT {
             self.large += own
         } else {
             self.small += own
@@ -99,20 +99,20 @@ impl EngineLoad {
         self.granted = serial;
     }
 
-    /// The first token of a prompt of `tokens` was seen; the engine carries `used` from now on.
+    /// The first token of a prompt of which `tokens` were computed was seen; the engine carries `used` from now on.
     pub(super) fn end_prefill(&mut self, tokens: u64, used: &CapacityUsage) -> DecodeStart {
         self.prefilled = self.prefilled.saturating_add(tokens);
         self.large = self.large.min(self.prefill(used.large_prefill_tokens));
         DecodeStart { prefilled: self.prefilled, sequences: used.slots }
     }
 
-    /// Learns from the time to first token of one prompt, before which there was a backlog of `ahead` seconds.
-    pub(super) fn observe_first_token(&mut self, prompt_tokens: u64, ahead: f64, ttft: Duration, now: Instant) {
+    /// Learns from the time to first token of one prompt, of which `computed_tokens` were not in the prefix cache and before which there was a backlog of `ahead` seconds.
+    pub(super) fn observe_first_token(&mut self, computed_tokens: u64, ahead: f64, ttft: Duration, now: Instant) {
         let (ttft, learned) = (ttft.as_secs_f64(), &mut self.learned);
-        if prompt_tokens >= LARGE_PROMPT {
+        if computed_tokens >= LARGE_PROMPT {
             // The backlog is in this engine's time, the expectation in that of the reference.
             let ahead = ahead / learned.prefill.ratio().unwrap_or(1.0);
-            learned.prefill.observe(ttft, prompt_tokens as f64 * PROMPT_TOKEN + FIRST_TOKEN + ahead, now);
+            learned.prefill.observe(ttft, computed_tokens as f64 * PROMPT_TOKEN + FIRST_TOKEN + ahead, now);
         } else if ahead > 0.0 {
             let longer = (ttft - learned.undisturbed).max(0.0);
             learned.interference += WEIGHT * (longer - learned.interference);
@@ -144,7 +144,7 @@ impl EngineLoad {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pool::capacity::BackendLimits;
+    use crate::pool::capacity::{BackendLimits, Need};
 
     const LIMITS: BackendLimits = BackendLimits { slots: 64, tokens: None, prefill_tokens: None, long_prefix: None };
     const LARGE: Need = Need { slots: 1, prompt_tokens: 16_000, output_tokens: 64 };
@@ -158,7 +158,7 @@ mod tests {
     fn a_backlog_runs_off_and_is_over_when_the_first_token_is_seen() {
         let now = Instant::now();
         let (mut load, mut used) = (EngineLoad::new(now), CapacityUsage::default());
-        load.add(&LARGE, &used, now, 1);
+        load.add(LARGE.prompt_tokens, &used, now, 1);
         let mut held = used.take(&LIMITS, &LARGE);
         let whole = load.remaining(&used, now).0;
         assert!((whole - 16_000.0 * PROMPT_TOKEN).abs() < 1e-9);
@@ -174,7 +174,7 @@ mod tests {
     fn small_prompts_are_no_backlog_and_are_over_in_a_moment() {
         let now = Instant::now();
         let (mut load, mut used) = (EngineLoad::new(now), CapacityUsage::default());
-        load.add(&SMALL, &used, now, 1);
+        load.add(SMALL.prompt_tokens, &used, now, 1);
         used.take(&LIMITS, &SMALL);
         assert_eq!(load.remaining(&used, now).0, 0.0);
         assert!(load.remaining(&used, now).1 > 0.005 && load.remaining(&used, now + ms(5)).1 > 0.0);

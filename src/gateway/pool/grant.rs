@@ -13,7 +13,7 @@ use super::capacity::Held;
 use super::queue::WaiterId;
 use super::spec::Address;
 use sluice_core::base::{BackendId, PoolId};
-use sluice_core::openai::{ShedReason, TooLarge};
+use sluice_core::openai::{PromptPrefix, ShedReason, TooLarge};
 
 /// Capacity that was taken on a backend for one request.
 #[derive(Debug)]
@@ -29,6 +29,8 @@ pub(super) struct Grant {
     pub(super) prefill_time: Duration,
     /// Seconds of prefill of large prompts that were before it.
     pub(super) ahead: f64,
+    /// The beginnings of its prompt.
+    pub(super) prefix: Arc<PromptPrefix>,
 }
 
 /// What became of a request that entered.

@@ -113,7 +113,20 @@ impl Lease {
     /// Notes the prefill rate that the time to first token of one prompt shows.
     pub fn observe_prefill(&self, prompt_tokens: u64, ttft: Duration, now: Instant) {
         if !self.released {
-            self.shared.observe_prefill(self.grant.backend, prompt_tokens, self.grant.ahead, ttft, now);
+            let expected = (self.grant.held.cached_tokens(), self.grant.ahead);
+            self.shared.observe_prefill(self.grant.backend, prompt_tokens, expected, ttft, now);
+        }
+    }
+
+    /// Prompt tokens that the engine is expected to have in its prefix cache.
+    pub fn expected_cached(&self) -> u64 {
+        self.grant.held.cached_tokens()
+    }
+
+    /// Notes how many of the prompt's tokens the engine says it had in its prefix cache; `None`: it did not say.
+    pub fn observe_cached(&self, prompt_tokens: u64, cached: Option<u64>) {
+        if !self.released {
+            self.shared.observe_cached(&self.grant, prompt_tokens, cached);
         }
     }
 

@@ -18,6 +18,7 @@ pub mod health;
 mod breaker;
 mod drain_rate;
 mod prefill_rate;
+mod prefix;
 mod engine_load;
 mod backend;
 mod request;

@@ -9,6 +9,7 @@ use tokio::time::Instant;
 
 use super::capacity::Need;
 use sluice_core::base::{BackendId, PoolId};
+use sluice_core::openai::PromptPrefix;
 
 /// A request for a lease.
 #[derive(Clone, Debug)]
@@ -26,6 +27,8 @@ pub struct AdmissionRequest {
     pub priority: i32,
     /// When the request was received; unchanged by retries and reloads.
     pub arrived: Instant,
+    /// The beginnings of its prompt, by which engines are found that have them.
+    pub prefix: Arc<PromptPrefix>,
     /// Backends that have failed this request.
     pub avoid: SmallVec<[BackendId; 2]>,
     /// The only backend that can serve it, by name: it holds what the request continues.

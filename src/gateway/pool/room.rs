@@ -52,6 +52,15 @@ impl Positions {
         Some(position)
     }
 
+    /// Takes out a position; whether it was there.
+    pub(super) fn take(&mut self, position: usize) -> bool {
+        let present = self.next(position) == Some(position);
+        if present {
+            self.put(position, false);
+        }
+        present
+    }
+
     /// Takes out the first position.
     pub(super) fn first(&mut self) -> Option<usize> {
         let position = self.next(0)?;

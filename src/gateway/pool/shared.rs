@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use super::capacity::Held;
 use super::engine_load::DecodeStart;
-use super::grant::WaiterOutcome;
+use super::grant::{Grant, WaiterOutcome};
 use super::health::BackendFault;
 use super::queue::WaiterId;
 use super::state::{AdmissionState, Wakers};
@@ -76,13 +76,25 @@ impl SharedState {
         &self,
         backend: BackendId,
         prompt_tokens: u64,
-        ahead: f64,
+        (cached, ahead): (u64, f64),
         ttft: Duration,
         now: Instant,
     ) {
         if let Some(found) = self.state.lock().backend_mut(backend) {
             found.prefill_rate.observe(prompt_tokens, ttft, now);
-            found.load.observe_first_token(prompt_tokens, ahead, ttft, now);
+            found.load.observe_first_token(prompt_tokens.saturating_sub(cached), ahead, ttft, now);
+        }
+    }
+
+    pub(super) fn observe_cached(&self, grant: &Grant, prompt_tokens: u64, cached: Option<u64>) {
+        let mut state = self.state.lock();
+        let expected = grant.held.cached_tokens();
+        let had = state.backend_mut(grant.backend).and_then(|found| found.cache.observe(expected, cached));
+        if let Some(had) = had
+            && let Some(pool) = state.pools.get_mut(grant.pool.index())
+        {
+            let share = had as f64 / prompt_tokens.max(1) as f64;
+            pool.prefixes.forget(&grant.prefix, grant.backend, (share * grant.prefix.bytes as f64) as u32);
         }
     }
 

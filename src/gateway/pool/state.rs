@@ -16,6 +16,7 @@ use super::capacity::Held;
 use super::drain_rate::DrainRate;
 use super::grant::{Entered, Grant, WaiterOutcome};
 use super::health::{BackendFault, HealthRules, Phase};
+use super::prefix::PrefixTable;
 use super::queue::{Lane, QueuePosition, WaitQueue, WaiterId};
 use super::request::AdmissionRequest;
 use super::room::Rooms;
@@ -42,6 +43,8 @@ pub(super) struct PoolState {
     pub(super) removed: bool,
     /// Which of its members may have room.
     pub(super) rooms: Rooms,
+    /// What its members are likely to have in their prefix caches.
+    pub(super) prefixes: PrefixTable,
 }
 
 /// A backend that is kept for one waiter. Valid only while [`AdmissionState::reservation`] says so.
@@ -217,14 +220,11 @@ impl AdmissionState {
     }
 
     fn grant(&mut self, backend: BackendId, request: &AdmissionRequest) -> Grant {
-        self.grants += 1;
-        let (latest, serial) = (self.latest, self.grants);
-        let found = self.backend_mut(backend).expect("picked from the members of a pool");
-        let taken = found.take(&request.need, latest, serial);
-        self.grant_of(backend, taken, request.need.prompt_tokens)
+        let taken = self.take(backend, request).expect("picked from the members of a pool");
+        self.grant_of(backend, taken, request)
     }
 
-    fn grant_of(&self, backend: BackendId, (held, ahead): (Held, f64), prompt_tokens: u64) -> Grant {
+    fn grant_of(&self, backend: BackendId, (held, ahead): (Held, f64), request: &AdmissionRequest) -> Grant {
         let found = self.backend(backend).expect("a backend stays while anything is held on it");
         Grant {
             backend,
@@ -235,8 +235,9 @@ impl AdmissionState {
             held,
             pulse: Arc::clone(&found.pulse),
             cut: found.cut.clone(),
-            prefill_time: found.prefill_rate.time_for(prompt_tokens),
+            prefill_time: found.prefill_rate.time_for(request.need.prompt_tokens),
             ahead,
+            prefix: Arc::clone(&request.prefix),
         }
     }
 
@@ -286,7 +287,7 @@ impl AdmissionState {
             WaiterState::Waiting => return None,
             WaiterState::Reclassify => WaiterOutcome::Reclassify,
             WaiterState::Granted(backend, held, ahead) => {
-                WaiterOutcome::Granted(self.grant_of(*backend, (*held, *ahead), waiter.request.need.prompt_tokens))
+                WaiterOutcome::Granted(self.grant_of(*backend, (*held, *ahead), &waiter.request))
             }
         };
         self.waiters[id as usize] = None;
@@ -356,6 +357,11 @@ impl AdmissionState {
             found.health.probe_missed(&rules);
         }
         let after = found.health.phase();
+        // An engine that was away has probably started again.
+        let was_away = matches!(before, Phase::Down | Phase::Ejected { fault: BackendFault::Connect, .. });
+        if was_away && before != after {
+            found.cache.clear();
+        }
         self.dispatch(backend, wakers);
         (before != after).then_some((before, after))
     }

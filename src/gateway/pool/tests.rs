@@ -4,6 +4,7 @@ mod conservation;
 mod cordon;
 mod large;
 mod overtaking;
+mod prefixes;
 mod wide;
 
 use std::future::Future;
@@ -83,6 +84,7 @@ impl Fixture {
             need: Need { slots: 1, prompt_tokens, output_tokens: 10 },
             priority: 0,
             arrived: self.now,
+            prefix: Arc::default(),
             avoid: smallvec![],
             only: None,
         }

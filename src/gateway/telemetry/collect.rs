@@ -233,6 +233,8 @@ fn measured(record: &Record, stats: &StreamStats, series: &Series) {
         series.tpot.observe(seconds(tpot));
     }
     series.prompt.inc_by(record.prompt_tokens());
+    series.cached.inc_by(stats.usage.cached.unwrap_or(0));
+    series.expected_cached.inc_by(record.expected_cached);
     series.generation.inc_by(record.generated_tokens());
     if let (Some(estimate), Some(actual @ 1..)) = (&record.estimate, stats.usage.prompt) {
         series.estimate_ratio.observe(estimate.tokens as f64 / actual as f64);

@@ -100,6 +100,10 @@ families! {
         "Time that a request waited for a backend, whether it got one or not; by home pool";
     PROMPT_TOKENS: "sluice_prompt_tokens_total" MetricKind::Counter, &["pool", "model", "arm"],
         "Prompt tokens as counted by the engines, or as estimated for a response without usage";
+    CACHED_TOKENS: "sluice_cached_prompt_tokens_total" MetricKind::Counter, &["pool", "model", "arm"],
+        "Prompt tokens that engines report as found in their prefix caches (vLLM: with --enable-prompt-tokens-details)";
+    EXPECTED_CACHED_TOKENS: "sluice_expected_cached_prompt_tokens_total" MetricKind::Counter, &["pool", "model", "arm"],
+        "Prompt tokens that the engine was expected to have in its prefix cache when it was chosen";
     GENERATION_TOKENS: "sluice_generation_tokens_total" MetricKind::Counter, &["pool", "model", "arm"],
         "Output tokens as counted by the engines, or one per event that carried tokens in a stream without usage";
     ESTIMATE_RATIO: "sluice_prompt_estimate_ratio" MetricKind::Histogram(RATIO), &["model"],

@@ -44,6 +44,7 @@ pub fn record(outcome: Outcome) -> Record {
         total: Duration::from_millis(800),
         stats: None,
         backend_ttft: None,
+        expected_cached: 0,
         slo_met: None,
     }
 }
@@ -65,6 +66,7 @@ pub fn completed(ttft: Duration, tpot: Duration) -> Record {
         backend: Some("gpu0".into()),
         stats: Some(stats),
         backend_ttft: Some(ttft),
+        expected_cached: 48,
         slo_met: Some(true),
         ..record(Outcome::Completed)
     }

@@ -222,9 +222,9 @@ fn launch_is_checked_as_far_as_that_is_possible_without_starting_it() {
 }
 
 #[test]
-fn a_policy_that_is_not_available_yet_gives_a_warning() {
+fn prefix_affinity_is_least_work_and_a_warning_says_so() {
     let loaded = read_with(TWO_POOLS, &["pool.long.policy=prefix_affinity"]).unwrap();
-    assert!(loaded.warnings.iter().any(|warning| warning.to_string().contains("picks by least_work")));
+    assert!(loaded.warnings.iter().any(|warning| warning.to_string().contains("write least_work")));
 }
 
 #[test]

@@ -23,6 +23,8 @@ pub struct Candidate {
     pub backlog: f64,
     /// Seconds of prefill of small prompts that reached it a moment ago.
     pub recent: f64,
+    /// Tokens of the request's prompt that it is expected to have in its prefix cache.
+    pub cached: u64,
     /// Tokens of small prompts that wait for their first token.
     pub small_tokens: u64,
     /// How much longer small prompts wait for their first token while a large one is in prefill, on average, seconds.

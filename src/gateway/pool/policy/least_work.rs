@@ -7,6 +7,9 @@
 //! wait of a small prompt = min(backlog, 2 x interference) + recent + WAITING x small prompts before their first token
 //! ```
 //!
+//! Own prefill is what the engine is not expected to have in its prefix cache (`prefix.rs`), and a prompt is small or large by
+//! that: a conversation goes where it was, unless the wait there is longer than to compute it again elsewhere.
+//!
 //! Everything is in seconds at the engine's own pace, the lowest cost wins, and of equal ones the least recently used.
 //! Each term answers a measured fault of simpler rules (`config/lab/placement`):
 //!
@@ -58,14 +61,15 @@ pub(super) fn pick(candidates: &[Candidate], need: &Need, now: Instant) -> Optio
 fn cost(candidate: &Candidate, need: &Need, common: &Common, now: Instant) -> f64 {
     let prompt_token = PROMPT_TOKEN * candidate.prefill.factor(common.prefill, now);
     let output = need.output_tokens as f64 * candidate.decode.factor(common.decode, now);
-    let wait = if need.prompt_tokens >= LARGE_PROMPT {
+    let computed = need.prompt_tokens - candidate.cached.min(need.prompt_tokens);
+    let wait = if computed >= LARGE_PROMPT {
         candidate.backlog + candidate.tokens as f64 * prompt_token
     } else {
         candidate.backlog.min(2.0 * common.interference)
             + candidate.recent
             + WAITING * candidate.small_tokens as f64 * prompt_token
     };
-    let own = need.prompt_tokens as f64 * prompt_token;
+    let own = computed as f64 * prompt_token;
     let sequences = f64::from(candidate.sequences) + f64::from(need.slots);
     (wait + own + CROWD * output * SEQUENCE * sequences) / candidate.weight + output * STEP
 }
@@ -88,6 +92,7 @@ mod tests {
             tokens: 0,
             backlog: 0.0,
             recent: 0.0,
+            cached: 0,
             small_tokens: 0,
             interference: 0.1,
             decode: Pace::default(),
@@ -142,6 +147,19 @@ mod tests {
         let busy = Candidate { tokens: 4_000, sequences: 12, ..candidate(1) };
         assert_eq!(chosen(&[decoding, busy], &LARGE, now), 1);
         assert_eq!(chosen(&[decoding, Candidate { backlog: 0.5, ..busy }], &LARGE, now), 0);
+    }
+
+    #[test]
+    fn a_prompt_goes_where_its_beginning_is_unless_the_wait_there_is_longer_than_to_compute_it() {
+        let now = Instant::now();
+        let owner = Candidate { cached: 150, sequences: 10, ..candidate(0) };
+        assert_eq!(chosen(&[owner, candidate(1)], &SMALL, now), 0);
+        assert_eq!(chosen(&[Candidate { recent: 0.01, ..owner }, candidate(1)], &SMALL, now), 1);
+        let owner = Candidate { cached: 15_900, backlog: 0.4, tokens: 40_000, ..candidate(0) };
+        assert_eq!(chosen(&[owner, candidate(1)], &LARGE, now), 0, "what is left is a small prompt");
+        let in_order = |engine| Candidate { interference: 0.4, ..engine };
+        let behind = Candidate { backlog: 0.8, ..owner };
+        assert_eq!(chosen(&[in_order(behind), in_order(candidate(1))], &LARGE, now), 1);
     }
 
     #[test]

@@ -19,8 +19,13 @@ use tokio::time::Instant;
 pub use candidate::Candidate;
 pub use pace::Pace;
 
+/// Whether a policy predicts what an engine has of a prompt.
+pub(super) fn predicts(policy: Policy) -> bool {
+    matches!(policy, Policy::LeastWork | Policy::PrefixAffinity | Policy::TwoChoices)
+}
+
 /// Picks one of `candidates` (none when empty). Round robin keeps its turn with the backends and is
-/// decided there; for `prefix_affinity`, until it exists, the configuration says in a warning that least work is used.
+/// decided there; `prefix_affinity` is another word for `least_work`, which the configuration says in a warning.
 pub fn pick(policy: Policy, candidates: &[Candidate], need: &Need, now: Instant, rng: &mut Rng) -> Option<BackendId> {
     match policy {
         Policy::TwoChoices => two_choices::pick(candidates, need, now, rng),

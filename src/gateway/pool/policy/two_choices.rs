@@ -37,6 +37,7 @@ mod tests {
                 tokens: 0,
                 backlog: 0.0,
                 recent: 0.0,
+                cached: 0,
                 small_tokens: 0,
                 interference: 0.0,
                 decode: Pace::default(),

@@ -1,0 +1,263 @@
+//! Which engines are likely to have the beginning of a prompt in their prefix cache.
+//!
+//! A request that is granted a backend leaves its beginnings there ([`PromptPrefix`]). A later one that shares them is
+//! predicted to find as much in that engine's cache, until the engine has written as many tokens since as its KV cache
+//! holds: blocks are evicted least recently used, and this counts what came after. A beginning that more than [`HOLDERS`]
+//! engines have, such as a system prompt, counts as known to all of the pool, so that it draws no request to some of them.
+//!
+//! What does not come true is forgotten: an engine that reports fewer cached tokens than half of what was predicted loses the
+//! beginnings beyond them, and the share of predictions that come true scales those to come. (vLLM reports cached tokens with
+//! `--enable-prompt-tokens-details`, and leaves out a 0.) An engine that starts again has nothing.
+//!
+//! Bounds: two generations of [`GENERATION`] beginnings for each pool, 17 MB, allocated with the first request. A
+//! beginning that is not used while the younger one fills is forgotten.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+
+use smallvec::SmallVec;
+
+use sluice_core::base::BackendId;
+use sluice_core::openai::PromptPrefix;
+
+/// Beginnings of one generation.
+const GENERATION: usize = 65_536;
+/// Engines that are remembered for a beginning; with more it counts as known to all.
+const HOLDERS: usize = 4;
+/// Tokens that engines are assumed to keep until they have reported the size of their KV cache.
+const KV_TOKENS: u64 = 262_144;
+/// What an engine writes is counted in blocks of so many tokens.
+const BLOCK: u64 = 16;
+/// The most blocks that an engine may have; a cache that was emptied has written this much at once.
+const BLOCKS_MAX: u32 = 1 << 28;
+/// Weight of one prediction in the share of those that come true: about the last 20 count.
+const WEIGHT: f64 = 0.05;
+
+/// What is known of the prefix cache of one engine.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct EngineCache {
+    /// Blocks written so far; wraps around.
+    written: u32,
+    /// Blocks that the cache holds; 0 where it is off.
+    blocks: u32,
+    /// The share of predicted tokens that the engine had.
+    trust: f64,
+    /// It has reported cached tokens, so a response without them means none.
+    reports: bool,
+}
+
+impl EngineCache {
+    /// That of a backend which appears with the layout of this number: ids of backends are used again.
+    pub(super) fn new(layout: u64) -> Self {
+        let written = (layout as u32).wrapping_mul(BLOCKS_MAX);
+        Self { written, blocks: (KV_TOKENS / BLOCK) as u32, trust: 1.0, reports: false }
+    }
+
+    /// Its engine has a KV cache of so many tokens, 0 without prefix caching.
+    pub(super) fn set_size(&mut self, tokens: u64) {
+        self.blocks = u32::try_from(tokens / BLOCK).unwrap_or(u32::MAX).min(BLOCKS_MAX - 1);
+    }
+
+    /// It is empty.
+    pub(super) fn clear(&mut self) {
+        self.written = self.written.wrapping_add(BLOCKS_MAX);
+    }
+
+    /// The engine writes so many tokens.
+    pub(super) fn write(&mut self, tokens: u64) {
+        self.written = self.written.wrapping_add(u32::try_from(tokens.div_ceil(BLOCK)).unwrap_or(BLOCKS_MAX));
+    }
+
+    fn keeps(&self, written: u32) -> bool {
+        self.written.wrapping_sub(written) < self.blocks
+    }
+
+    /// The tokens of a prompt of `prompt_tokens` that the engine is predicted to have, if it has its first `bytes`.
+    pub(super) fn expect(&self, prefix: &PromptPrefix, bytes: u32, prompt_tokens: u64) -> u64 {
+        let tokens = (prompt_tokens as f64 * prefix.share(bytes) * self.trust) as u64;
+        // The last token is always computed.
+        tokens.min(prompt_tokens.saturating_sub(1))
+    }
+
+    /// Learns from the cached tokens that the engine reported. Returns how many of the prompt it had, if fewer than half of
+    /// the `expected` ones.
+    pub(super) fn observe(&mut self, expected: u64, reported: Option<u64>) -> Option<u64> {
+        self.reports |= reported.is_some();
+        if expected == 0 || !self.reports {
+            return None;
+        }
+        let had = reported.unwrap_or(0);
+        let unscaled = expected as f64 / self.trust;
+        self.trust += WEIGHT * ((had as f64 / unscaled).min(1.0) - self.trust);
+        self.trust = self.trust.max(WEIGHT);
+        (had < expected / 2).then_some(had)
+    }
+}
+
+/// Takes a hash as it is.
+#[derive(Clone, Copy, Debug, Default)]
+struct AsIs(u64);
+
+impl Hasher for AsIs {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.0 = (self.0 << 8) | u64::from(*byte));
+    }
+
+    fn write_u64(&mut self, hash: u64) {
+        self.0 = hash;
+    }
+}
+
+/// The engines that have one beginning.
+#[derive(Clone, Debug, Default)]
+struct Holders {
+    /// Each with what it had written when it last took the beginning.
+    few: SmallVec<[(BackendId, u32); HOLDERS]>,
+    /// All have it.
+    everywhere: bool,
+}
+
+impl Holders {
+    fn put(&mut self, backend: BackendId, written: u32) {
+        if let Some(known) = self.few.iter_mut().find(|(id, _)| *id == backend) {
+            known.1 = written;
+        } else if self.few.len() == HOLDERS {
+            (self.few, self.everywhere) = (SmallVec::new(), true);
+        } else if !self.everywhere {
+            self.few.push((backend, written));
+        }
+    }
+}
+
+type Generation = HashMap<u64, Holders, BuildHasherDefault<AsIs>>;
+
+/// Bytes of one prompt that engines are likely to have.
+#[derive(Clone, Debug, Default)]
+pub(super) struct CachedBytes {
+    of: SmallVec<[(BackendId, u32); 8]>,
+    everywhere: u32,
+}
+
+impl CachedBytes {
+    /// Those of one engine.
+    pub(super) fn on(&self, backend: BackendId) -> u32 {
+        let own = self.of.iter().find(|(id, _)| *id == backend);
+        own.map_or(self.everywhere, |(_, bytes)| self.everywhere.max(*bytes))
+    }
+
+    /// The engines that have more than all have.
+    pub(super) fn owners(&self) -> impl Iterator<Item = BackendId> + '_ {
+        self.of.iter().filter(|(_, bytes)| *bytes > self.everywhere).map(|(id, _)| *id)
+    }
+}
+
+/// The beginnings of the prompts that went to the backends of one pool.
+#[derive(Clone, Debug, Default)]
+pub(super) struct PrefixTable {
+    young: Generation,
+    old: Generation,
+}
+
+impl PrefixTable {
+    /// How much of a prompt each engine is likely to have; `cache` finds that of a backend.
+    pub(super) fn find<'c>(
+        &self,
+        prefix: &PromptPrefix,
+        cache: impl Fn(BackendId) -> Option<&'c EngineCache>,
+    ) -> CachedBytes {
+        let mut found = CachedBytes::default();
+        for beginning in &prefix.beginnings {
+            let Some(holders) = self.young.get(&beginning.hash).or_else(|| self.old.get(&beginning.hash)) else {
+                break;
+            };
+            if holders.everywhere {
+                found.everywhere = beginning.end;
+            }
+            for &(id, written) in &holders.few {
+                if !cache(id).is_some_and(|cache| cache.keeps(written)) {
+                    continue;
+                }
+                match found.of.iter_mut().find(|(known, _)| *known == id) {
+                    Some((_, bytes)) => *bytes = beginning.end,
+                    None => found.of.push((id, beginning.end)),
+                }
+            }
+        }
+        found
+    }
+
+    /// A prompt goes to `backend`; how many bytes of it the engine is likely to have already.
+    pub(super) fn put<'c>(
+        &mut self,
+        prefix: &PromptPrefix,
+        backend: BackendId,
+        cache: impl Fn(BackendId) -> Option<&'c EngineCache>,
+    ) -> u32 {
+        let Some(written) = cache(backend).map(|cache| cache.written) else { return 0 };
+        let (mut had, mut whole) = (0, true);
+        for beginning in &prefix.beginnings {
+            if self.young.len() >= GENERATION {
+                self.old.clear();
+                std::mem::swap(&mut self.young, &mut self.old);
+            }
+            if self.young.capacity() == 0 {
+                self.young.reserve(GENERATION);
+            }
+            let old = &mut self.old;
+            let holders = self.young.entry(beginning.hash).or_insert_with(|| {
+                // One that moves is not in both.
+                old.remove(&beginning.hash).unwrap_or_default()
+            });
+            holders.few.retain(|(id, written)| cache(*id).is_some_and(|cache| cache.keeps(*written)));
+            whole &= holders.everywhere || holders.few.iter().any(|(id, _)| *id == backend);
+            if whole {
+                had = beginning.end;
+            }
+            holders.put(backend, written);
+        }
+        had
+    }
+
+    /// `backend` had only the first `bytes` of a prompt.
+    pub(super) fn forget(&mut self, prefix: &PromptPrefix, backend: BackendId, bytes: u32) {
+        for beginning in prefix.beginnings.iter().filter(|beginning| beginning.end > bytes) {
+            for generation in [&mut self.young, &mut self.old] {
+                if let Some(holders) = generation.get_mut(&beginning.hash) {
+                    holders.few.retain(|(id, _)| *id != backend);
+                    holders.everywhere = false;
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sluice_core::openai::Beginning;
+
+    #[test]
+    fn the_table_is_bounded_and_keeps_what_is_used() {
+        let (mut table, cache) = (PrefixTable::default(), EngineCache::new(1));
+        let prompt = |hash: u64| {
+            let begin = |part: u64| Beginning { hash: (hash * 4 + part).wrapping_mul(0x9E37_79B9_7F4A_7C15), end: 512 };
+            PromptPrefix { beginnings: (0..4).map(begin).collect(), bytes: 2_048 }
+        };
+        let (kept, dropped, home) = (prompt(0), prompt(1), BackendId::new(3));
+        table.put(&dropped, home, |_| Some(&cache));
+        for other in 2..100_000 {
+            table.put(&prompt(other), home, |_| Some(&cache));
+            if other % 1_000 == 0 {
+                table.put(&kept, home, |_| Some(&cache));
+            }
+        }
+        assert!(table.young.len() <= GENERATION && table.old.len() <= GENERATION);
+        assert!(table.young.capacity() < 2 * GENERATION, "never allocated again");
+        let find = |prompt: &PromptPrefix| table.find(prompt, |_| Some(&cache)).on(home);
+        assert_eq!((find(&kept), find(&dropped)), (512, 0));
+    }
+}
