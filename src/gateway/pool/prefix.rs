@@ -3,7 +3,8 @@
 //! A request that is granted a backend leaves its beginnings there ([`PromptPrefix`]). A later one that shares them is
 //! predicted to find as much in that engine's cache, until the engine has written as many tokens since as its KV cache
 //! holds: blocks are evicted least recently used, and this counts what came after. A beginning that more than [`HOLDERS`]
-//! engines have, such as a system prompt, counts as known to all of the pool, so that it draws no request to some of them.
+//! engines have, or that goes on in more than that many ways, such as a system prompt, counts as known to all of the pool: each
+//! engine computes it once, and it draws no request to some of them. Conversations stay where they are by their own part.
 //!
 //! What does not come true is forgotten: an engine that reports fewer cached tokens than half of what was predicted loses the
 //! beginnings beyond them, and the share of predictions that come true scales those to come. (vLLM reports cached tokens with
@@ -117,11 +118,22 @@ impl Hasher for AsIs {
 struct Holders {
     /// Each with what it had written when it last took the beginning.
     few: SmallVec<[(BackendId, u32); HOLDERS]>,
-    /// All have it.
+    /// All have it, or soon will.
     everywhere: bool,
+    /// Different beginnings that were seen to go on from it.
+    continued: u8,
 }
 
 impl Holders {
+    /// Another beginning goes on from this one. One that many share is worth a copy on each engine, which one request pays
+    /// for: it must not draw all of them to the first.
+    fn continue_differently(&mut self) {
+        self.continued = self.continued.saturating_add(1);
+        if usize::from(self.continued) > HOLDERS {
+            (self.few, self.everywhere) = (SmallVec::new(), true);
+        }
+    }
+
     fn put(&mut self, backend: BackendId, written: u32) {
         if let Some(known) = self.few.iter_mut().find(|(id, _)| *id == backend) {
             known.1 = written;
@@ -198,7 +210,7 @@ impl PrefixTable {
         cache: impl Fn(BackendId) -> Option<&'c EngineCache>,
     ) -> u32 {
         let Some(written) = cache(backend).map(|cache| cache.written) else { return 0 };
-        let (mut had, mut whole) = (0, true);
+        let (mut had, mut whole, mut before) = (0, true, None);
         for beginning in &prefix.beginnings {
             if self.young.len() >= GENERATION {
                 self.old.clear();
@@ -208,9 +220,12 @@ impl PrefixTable {
                 self.young.reserve(GENERATION);
             }
             let old = &mut self.old;
+            let mut is_new = false;
             let holders = self.young.entry(beginning.hash).or_insert_with(|| {
                 // One that moves is not in both.
-                old.remove(&beginning.hash).unwrap_or_default()
+                let known = old.remove(&beginning.hash);
+                is_new = known.is_none();
+                known.unwrap_or_default()
             });
             holders.few.retain(|(id, written)| cache(*id).is_some_and(|cache| cache.keeps(*written)));
             whole &= holders.everywhere || holders.few.iter().any(|(id, _)| *id == backend);
@@ -218,6 +233,10 @@ impl PrefixTable {
                 had = beginning.end;
             }
             holders.put(backend, written);
+            if let Some(common) = before.filter(|_| is_new).and_then(|hash| self.young.get_mut(&hash)) {
+                common.continue_differently();
+            }
+            before = Some(beginning.hash);
         }
         had
     }
@@ -228,7 +247,7 @@ impl PrefixTable {
             for generation in [&mut self.young, &mut self.old] {
                 if let Some(holders) = generation.get_mut(&beginning.hash) {
                     holders.few.retain(|(id, _)| *id != backend);
-                    holders.everywhere = false;
+                    (holders.everywhere, holders.continued) = (false, 0);
                 }
             }
         }
