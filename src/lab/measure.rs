@@ -19,7 +19,9 @@ use std::str::FromStr;
 
 use crate::error::BadMeasure;
 use crate::run::LabRun;
+use sluice_bench::RunResult;
 use sluice_bench::result::metrics::{Distribution, Metrics};
+use sluice_bench::result::record::ServerSide;
 use sluice_bench::result::slices::{SliceBy, slices};
 use sluice_core::stats::Sense;
 
@@ -163,6 +165,11 @@ impl Measure {
         }
     }
 
+    /// Whether only simulated engines show it.
+    pub fn is_simulated(&self) -> bool {
+        matches!(self.kind, Kind::Busy | Kind::Imbalance)
+    }
+
     /// The class; `None` for all requests and for measures of engines.
     pub fn class(&self) -> Option<&str> {
         (self.class != ALL).then_some(&self.class)
@@ -172,7 +179,10 @@ impl Measure {
 /// A run with the statistics from which every measure is computed.
 #[derive(Debug)]
 pub struct Measured<'a> {
-    run: &'a LabRun,
+    seconds: f64,
+    /// Of each simulated engine; none of real ones.
+    busy: Vec<f64>,
+    servers: Vec<&'a ServerSide>,
     all: Metrics,
     classes: Vec<(String, Metrics)>,
 }
@@ -180,8 +190,14 @@ pub struct Measured<'a> {
 impl<'a> Measured<'a> {
     /// The statistics of `run`.
     pub fn of(run: &'a LabRun) -> Self {
-        let (all, classes) = (Metrics::of(&run.result), slices(&run.result, SliceBy::Class));
-        Self { run, all, classes }
+        let busy = run.engines.iter().map(|engine| engine.busy).collect();
+        Self { busy, servers: run.engines.iter().map(|engine| &engine.side).collect(), ..Self::of_real(&run.result) }
+    }
+
+    /// The statistics of a run with real engines, whose `busy` and `imbalance` are not known.
+    pub fn of_real(result: &'a RunResult) -> Self {
+        let (all, classes) = (Metrics::of(result), slices(result, SliceBy::Class));
+        Self { seconds: result.duration, busy: Vec::new(), servers: result.servers.iter().collect(), all, classes }
     }
 
     /// The value of a measure in its unit; NaN if the run has no data for it.
@@ -204,22 +220,18 @@ impl<'a> Measured<'a> {
             Kind::Rate => metrics.per_second(metrics.completed),
             Kind::Tokens => metrics.per_second(metrics.output_tokens),
             Kind::HitRate => self.hit_rate() * 100.0,
-            Kind::Busy => self.mean_busy() / self.run.result.duration * 100.0,
-            Kind::Imbalance => self.busy().fold(0.0, f64::max) / self.mean_busy(),
-            Kind::Preemptions => self.run.engines.iter().map(|engine| engine.side.preemptions).sum(),
+            Kind::Busy => self.mean_busy() / self.seconds * 100.0,
+            Kind::Imbalance => self.busy.iter().copied().fold(0.0, f64::max) / self.mean_busy(),
+            Kind::Preemptions => self.servers.iter().map(|side| side.preemptions).sum(),
         }
     }
 
-    fn busy(&self) -> impl Iterator<Item = f64> {
-        self.run.engines.iter().map(|engine| engine.busy)
-    }
-
     fn mean_busy(&self) -> f64 {
-        self.busy().sum::<f64>() / self.run.engines.len() as f64
+        self.busy.iter().sum::<f64>() / self.busy.len() as f64
     }
 
     fn hit_rate(&self) -> f64 {
-        let sides = || self.run.engines.iter().map(|engine| &engine.side);
+        let sides = || self.servers.iter();
         let (hits, queries): (f64, f64) =
             (sides().map(|side| side.prefix_hits).sum(), sides().map(|side| side.prefix_queries).sum());
         hits / queries

@@ -11,6 +11,7 @@ use crate::error::LabError;
 use crate::file::{EngineTable, LabFile, Variant};
 use crate::setup::{EngineChange, EngineSetup, Lab};
 use crate::traffic::TrafficDefaults;
+use sluice_bench::RunPlan;
 use sluice_gateway::config::{ArgValue, Backend, Config, Endpoint, Launch, Machine, Surroundings, Target};
 
 /// The default GPU and model.
@@ -48,17 +49,33 @@ impl Scenario {
     /// # Errors
     /// The configuration, an engine or the traffic is not valid.
     pub fn lab(&self, variant: &Variant) -> Result<Lab, LabError> {
-        let mut config = self.config(variant)?;
+        let secret = |name: &str| std::env::var(name).ok().or_else(|| Some(format!("lab-{name}")));
+        let mut config = self.config(variant, &secret, Machine::with_cores(1))?;
         self.check_backends(&config)?;
         let copies = variant.count.map(|count| set_engines(&mut config, count as usize)).transpose()?;
         assign_ports(&mut config);
         let engines = self.engines(&config, &copies.unwrap_or_default(), variant)?;
-        let served = || config.models.first().map_or_else(|| self.model(), |model| model.name.clone());
-        let default = self.file.duration.map(|period| period.0);
-        let defaults = TrafficDefaults { folder: &self.folder, model: served(), duration: default, load: variant.load };
-        let traffic = self.file.traffic.iter().map(|table| defaults.plan(table)).collect::<Result<_, _>>()?;
+        let traffic = self.traffic(&config, variant)?;
         let client_timeout = self.file.client_timeout.map(|period| period.0);
         Ok(Lab { client_timeout, ..Lab::new(config, engines, traffic) })
+    }
+
+    /// Configuration and traffic of one variant for real engines: with the secrets and the size of this machine.
+    ///
+    /// # Errors
+    /// The configuration or the traffic is not valid.
+    pub fn deployment(&self, variant: &Variant) -> Result<(Config, Vec<RunPlan>), LabError> {
+        let secret = |name: &str| std::env::var(name).ok();
+        let config = self.config(variant, &secret, Machine::of_process())?;
+        let traffic = self.traffic(&config, variant)?;
+        Ok((config, traffic))
+    }
+
+    fn traffic(&self, config: &Config, variant: &Variant) -> Result<Vec<RunPlan>, LabError> {
+        let model = config.models.first().map_or_else(|| self.model(), |model| model.name.clone());
+        let duration = self.file.duration.map(|period| period.0);
+        let defaults = TrafficDefaults { folder: &self.folder, model, duration, load: variant.load };
+        self.file.traffic.iter().map(|table| defaults.plan(table)).collect()
     }
 
     fn model(&self) -> String {
@@ -73,7 +90,12 @@ impl Scenario {
         }
     }
 
-    fn config(&self, variant: &Variant) -> Result<Config, LabError> {
+    fn config(
+        &self,
+        variant: &Variant,
+        env: &dyn Fn(&str) -> Option<String>,
+        machine: Machine,
+    ) -> Result<Config, LabError> {
         let (text, source, folder) = match self.configured(variant) {
             (Some(_), Some(_)) => return Err(LabError::TwoConfigurations),
             (Some(path), None) => {
@@ -86,9 +108,8 @@ impl Scenario {
             (None, Some(text)) => (text.clone(), "gateway".to_owned(), self.folder.clone()),
             (None, None) => (self.one_pool()?, "one pool".to_owned(), self.folder.clone()),
         };
-        let secret = |name: &str| std::env::var(name).ok().or_else(|| Some(format!("lab-{name}")));
         let folder = std::path::absolute(&folder).unwrap_or(folder);
-        let around = Surroundings { env: &secret, folder, machine: Machine::with_cores(1) };
+        let around = Surroundings { env, folder, machine };
         let sets = [&self.file.set[..], &variant.set].concat();
         let loaded = Config::parse(&text, &source, &sets, &around);
         loaded.map(|loaded| loaded.config).map_err(|problems| LabError::Config(problems.to_string()))

@@ -318,7 +318,7 @@ fn the_highest_rate_holds_and_a_higher_one_does_not() {
     let scenario = scenario(SMALL);
     let lab = |load: f64| scenario.lab(&Variant { load: Some(load), ..Variant::default() }).unwrap();
     let one = lab(1.0);
-    let goal = SearchGoal { requests: 300, tolerance: 0.1, ..rate::goal(&one, 0.99, 1).unwrap() };
+    let goal = SearchGoal { requests: 300, tolerance: 0.1, ..rate::goal(&one.traffic, 0.99, 1).unwrap() };
     let found = rate::highest_rate(&one, &goal, |_| ()).unwrap();
     let best = found.best.unwrap().rate;
     let attainment = |rate: f64| {

@@ -1,11 +1,18 @@
-//! Where settings are tried: the laboratory today, real engines by the same trait.
+//! Where settings are tried: the laboratory, or real engines.
 //!
 //! A backend brings up a *system* with a setting. The system runs trials of the rate search, and runs with the traffic as it is.
 
 use crate::error::TuneError;
 use crate::setting::Setting;
-use sluice_bench::RunResult;
-use sluice_bench::search::{SearchGoal, SystemUnderTest};
+use sluice_bench::result::record::ServerSide;
+use sluice_bench::search::{RARE, SearchGoal, SystemUnderTest};
+use sluice_bench::{RunPlan, RunResult};
+use sluice_lab::rate::goal;
+
+/// Share of the KV cache in use that is worth a note.
+pub(crate) const FULL_CACHE: f64 = 0.97;
+/// Requests of a class that is this rare get as many more that the class has enough.
+const MOST_STRETCH: f64 = 4.0;
 
 /// The result of a start.
 #[derive(Debug)]
@@ -39,6 +46,9 @@ pub trait Backend {
     /// The backend itself is at fault, or the tuning makes no sense; a setting that is refused is no error.
     fn start(&mut self, setting: &Setting) -> impl Future<Output = Result<Started<Self::System>, TuneError>>;
 
+    /// Whether its loads take real time, so that each is worth a line of the journal.
+    const REAL: bool = false;
+
     /// The least that a rate search needs to know of the workload: its objectives' longest bound.
     ///
     /// # Errors
@@ -70,4 +80,44 @@ pub trait System: SystemUnderTest<Error = TuneError> {
 
     /// What was seen in the last trial that explains a bad value.
     fn notes(&self) -> Vec<String>;
+}
+
+/// What a rate search needs to know of traffic. The rarest group gets enough requests of its own.
+///
+/// # Errors
+/// The traffic has no rate that could be searched, or no objectives.
+pub(crate) fn search_goal(
+    traffic: &[RunPlan],
+    attainment: f64,
+    requests: usize,
+    seed: u64,
+) -> Result<SearchGoal, TuneError> {
+    let goal = goal(traffic, attainment, seed)?;
+    let workload = &traffic[0].workload;
+    let weights: Vec<f64> = workload.class_configs().iter().map(|class| class.weight).collect();
+    let total = weights.iter().sum::<f64>().max(1e-9);
+    let classes: Vec<f64> = weights.iter().map(|weight| weight / total).collect();
+    let adapters = workload.adapters.shares();
+    let rarest = classes
+        .iter()
+        .chain(adapters.iter().filter(|share| **share >= RARE))
+        .fold(1.0, |rarest: f64, share| rarest.min(*share));
+    // The rarest group needs requests of its own, but not all of them.
+    let stretch = (0.25 / rarest).clamp(1.0, MOST_STRETCH);
+    Ok(SearchGoal { requests: (requests as f64 * stretch) as usize, ..goal })
+}
+
+/// Whether the KV cache of an engine was full.
+pub(crate) fn is_cache_full(sides: &[&ServerSide]) -> bool {
+    sides.iter().any(|side| side.preemptions > 0.0 || side.kv_peak > FULL_CACHE)
+}
+
+/// What is worth a note about the KV caches of engines.
+pub(crate) fn cache_notes(sides: &[&ServerSide]) -> Option<String> {
+    let preempted: f64 = sides.iter().map(|side| side.preemptions).sum();
+    let full = sides.iter().map(|side| side.kv_peak).fold(0.0, f64::max);
+    if preempted > 0.0 {
+        return Some(format!("{preempted:.0} preemptions: the KV cache is too small for so many sequences"));
+    }
+    (full > FULL_CACHE).then(|| format!("the KV cache was {:.0} % full", full * 100.0))
 }

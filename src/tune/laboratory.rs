@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 use std::task::{Context, Poll, Waker};
 
-use crate::backend::{Backend, Started, System};
+use crate::backend::{Backend, Started, System, cache_notes, is_cache_full, search_goal};
 use crate::error::TuneError;
 use crate::setting::{RestartCost, Setting, shown, variant};
 use sluice_bench::result::record::ServerSide;
@@ -15,7 +15,7 @@ use sluice_bench::search::{Judge, SearchGoal, SystemUnderTest, Trial, TrialStats
 use sluice_bench::{PromptTokens, RunResult};
 use sluice_gateway::config::ArgValue;
 use sluice_lab::measure::Measured;
-use sluice_lab::rate::{RARE, Simulated, goal};
+use sluice_lab::rate::Simulated;
 use sluice_lab::{Lab, LabError, LabRun, Measure, Scenario, run};
 use sluice_sim::process::refusal::Stage;
 use sluice_sim::process::startup::{Event, Surroundings, plan};
@@ -24,10 +24,6 @@ use sluice_sim::process::startup::{Event, Surroundings, plan};
 const SECONDS_TO_REFUSAL: f64 = 30.0;
 /// Share of the time in which requests waited for an adapter slot that is worth a note.
 const DEFERRED_NOTE: f64 = 0.02;
-/// Share of the KV cache in use that is worth a note.
-const FULL_CACHE: f64 = 0.97;
-/// Requests of a class that is this rare get as many more that the class has enough.
-const MOST_STRETCH: f64 = 4.0;
 
 /// The laboratory. See the header of this file.
 #[derive(Debug)]
@@ -107,20 +103,7 @@ impl Backend for Laboratory {
     }
 
     fn search_goal(&self, attainment: f64, requests: usize, seed: u64) -> Result<SearchGoal, TuneError> {
-        let lab = self.lab(&Setting::new())?;
-        let goal = goal(&lab, attainment, seed)?;
-        let traffic = &lab.traffic[0].workload;
-        let weights: Vec<f64> = traffic.class_configs().iter().map(|class| class.weight).collect();
-        let total = weights.iter().sum::<f64>().max(1e-9);
-        let classes: Vec<f64> = weights.iter().map(|weight| weight / total).collect();
-        let adapters = traffic.adapters.shares();
-        let rarest = classes
-            .iter()
-            .chain(adapters.iter().filter(|share| **share >= RARE))
-            .fold(1.0, |rarest: f64, share| rarest.min(*share));
-        // The rarest group needs requests of its own, but not all of them.
-        let stretch = (0.25 / rarest).clamp(1.0, MOST_STRETCH);
-        Ok(SearchGoal { requests: (requests as f64 * stretch) as usize, ..goal })
+        search_goal(&self.lab(&Setting::new())?.traffic, attainment, requests, seed)
     }
 }
 
@@ -177,10 +160,7 @@ impl System for SimulatedSystem {
     }
 
     fn is_kv_full(&self) -> bool {
-        let full = |run: &LabRun| {
-            run.engines.iter().any(|engine| engine.side.preemptions > 0.0 || engine.side.kv_peak > FULL_CACHE)
-        };
-        self.last_run().is_some_and(full)
+        self.last_run().is_some_and(|run| is_cache_full(&sides(run)))
     }
 
     fn hit_rate(&self) -> Option<f64> {
@@ -202,16 +182,13 @@ impl System for SimulatedSystem {
                 deferred * 100.0
             ));
         }
-        let sides = || run.engines.iter().map(|engine| &engine.side);
-        let preempted: f64 = sides().map(|side| side.preemptions).sum();
-        let full = sides().map(|side| side.kv_peak).fold(0.0, f64::max);
-        if preempted > 0.0 {
-            notes.push(format!("{preempted:.0} preemptions: the KV cache is too small for so many sequences"));
-        } else if full > FULL_CACHE {
-            notes.push(format!("the KV cache was {:.0} % full", full * 100.0));
-        }
+        notes.extend(cache_notes(&sides(run)));
         notes
     }
+}
+
+fn sides(run: &LabRun) -> Vec<&ServerSide> {
+    run.engines.iter().map(|engine| &engine.side).collect()
 }
 
 /// Runs a future on a backend that never waits.

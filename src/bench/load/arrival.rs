@@ -93,6 +93,17 @@ pub enum Extent {
 }
 
 impl Arrival {
+    /// Arrivals of the same kind at `rate` requests per second; where there is no rate, Poisson arrivals.
+    #[must_use]
+    pub fn at_rate(&self, rate: f64) -> Self {
+        match *self {
+            Self::Gamma { burstiness, .. } => Self::Gamma { rate, burstiness },
+            Self::Constant { .. } => Self::Constant { rate },
+            Self::Burst { size, .. } => Self::Burst { rate, size },
+            _ => Self::Poisson { rate },
+        }
+    }
+
     /// Checks that all numbers are above 0.
     ///
     /// # Errors

@@ -38,16 +38,29 @@ pub struct Progress {
 #[derive(Clone, Copy, Debug)]
 pub enum RequestEvent<'a> {
     /// It was sent.
-    Sent {
-        /// Its number in the workload.
-        index: u64,
-        /// Index of its class.
-        class: u32,
-        /// When it was due, or sent in a closed loop; seconds from the start.
-        at: f64,
-    },
+    Sent(InFlight),
     /// It has ended.
     Ended(&'a Record),
+}
+
+/// A request in flight.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct InFlight {
+    /// Its number in the workload.
+    pub index: u64,
+    /// Index of its class.
+    pub class: u32,
+    /// Index of its adapter; `None`: the base model.
+    pub adapter: Option<u32>,
+    /// When it was due, or sent in a closed loop; seconds from the start.
+    pub due: f64,
+}
+
+impl From<&Record> for InFlight {
+    fn from(record: &Record) -> Self {
+        let due = record.due.unwrap_or(record.sent);
+        Self { index: record.index, class: record.class, adapter: record.adapter, due }
+    }
 }
 
 /// Called for each request, on the task that sends it, so it must be fast.

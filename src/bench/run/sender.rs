@@ -16,7 +16,7 @@ use crate::client::load_client::{LoadClient, RoutingInfo, Timing};
 use crate::load::workload::LoadRequest;
 use crate::result::record::{Outcome, Record};
 use crate::run::plan::RunPlan;
-use crate::run::progress::{Progress, RequestEvent};
+use crate::run::progress::{InFlight, Progress, RequestEvent};
 
 /// Resolution of the runtime's timers.
 pub(super) const TIMER_GRAIN: Duration = Duration::from_millis(1);
@@ -98,8 +98,9 @@ impl RequestSender {
         }
         let sent = Instant::now();
         self.progress.record_sent();
-        let at = due.unwrap_or(sent).saturating_duration_since(self.start).as_secs_f64();
-        self.progress.notify(RequestEvent::Sent { index: ordinal, class: request.class, at });
+        let due_at = due.unwrap_or(sent).saturating_duration_since(self.start).as_secs_f64();
+        let (class, adapter) = (request.class, request.adapter);
+        self.progress.notify(RequestEvent::Sent(InFlight { index: ordinal, class, adapter, due: due_at }));
         let mut routing = RoutingInfo::default();
         let exchange = tokio::select! {
             response = self.client.send_with_routing(&request, sent, &mut routing) => match response {

@@ -39,15 +39,15 @@ const TRUSTED: f64 = 6.0;
 
 /// The counts of one trial.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct RatePoint {
+pub struct RatePoint {
     /// Requests per second that were sent.
-    pub(super) rate: f64,
+    pub rate: f64,
     /// Requests that counted.
-    pub(super) requests: f64,
+    pub requests: f64,
     /// Of them, those that missed an objective.
-    pub(super) misses: f64,
+    pub misses: f64,
     /// Design effect of hits and misses inside the trial, 1 or more.
-    pub(super) effect: f64,
+    pub effect: f64,
 }
 
 /// One pair on the grid.

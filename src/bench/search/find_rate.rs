@@ -70,11 +70,30 @@ const STEP_DOWN: f64 = 0.985;
 pub async fn find_rate<S: SystemUnderTest>(
     system: &mut S,
     goal: &SearchGoal,
-    on_trial: impl FnMut(&TrialReport),
+    mut on_trial: impl FnMut(&TrialReport),
+) -> Result<SearchResult, S::Error> {
+    let on_trial = |record: &TrialRecord| {
+        on_trial(&record.report);
+        Ok(())
+    };
+    resume_rate(system, goal, Vec::new(), on_trial).await
+}
+
+/// The same for a search that was ended: `past` are its trials, in order, which are not run again. `on_trial` is called for the
+/// others, and its error ends the search.
+///
+/// # Errors
+/// Those of the system and of `on_trial`.
+pub async fn resume_rate<S: SystemUnderTest>(
+    system: &mut S,
+    goal: &SearchGoal,
+    past: Vec<TrialRecord>,
+    on_trial: impl FnMut(&TrialRecord) -> Result<(), S::Error>,
 ) -> Result<SearchResult, S::Error> {
     let mut search = Search {
         system,
         goal,
+        past: past.into_iter(),
         on_trial,
         trials: Vec::new(),
         points: vec![Vec::new()],
@@ -85,6 +104,26 @@ pub async fn find_rate<S: SystemUnderTest>(
         Ok((best, ending)) => Ok(search.into_result(best, ending)),
         Err(Stop::End(ending)) => Ok(search.into_result(None, ending)),
         Err(Stop::System(error)) => Err(error),
+    }
+}
+
+/// All that a search keeps of a trial.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TrialRecord {
+    /// What is shown of it.
+    pub report: TrialReport,
+    /// The counts of each group, for the curve; none of a look.
+    pub points: Vec<RatePoint>,
+}
+
+impl TrialRecord {
+    /// Whether it is a trial of this load. Rates that were written as text may differ in the last bit.
+    fn is_of(&self, load: TrialLoad, kind: TrialKind) -> bool {
+        let same = match (self.report.load, load) {
+            (TrialLoad::Rate(one), TrialLoad::Rate(other)) => (one / other - 1.0).abs() < 1e-9,
+            (one, other) => one == other,
+        };
+        same && self.report.kind == kind
     }
 }
 
@@ -103,6 +142,7 @@ struct Capacity {
 struct Search<'a, S, F> {
     system: &'a mut S,
     goal: &'a SearchGoal,
+    past: std::vec::IntoIter<TrialRecord>,
     on_trial: F,
     trials: Vec<TrialReport>,
     /// By group.
@@ -113,7 +153,7 @@ struct Search<'a, S, F> {
     client_late: bool,
 }
 
-impl<S: SystemUnderTest, F: FnMut(&TrialReport)> Search<'_, S, F> {
+impl<S: SystemUnderTest, F: FnMut(&TrialRecord) -> Result<(), S::Error>> Search<'_, S, F> {
     async fn run(&mut self) -> Result<(Option<ProvenRate>, SearchEnd), Stop<S::Error>> {
         let capacity = self.measure_capacity().await?;
         self.pass_floor().await?;
@@ -196,7 +236,27 @@ impl<S: SystemUnderTest, F: FnMut(&TrialReport)> Search<'_, S, F> {
         }
     }
 
+    /// Runs a trial, or takes it from the past.
     async fn trial(&mut self, load: TrialLoad, kind: TrialKind) -> Result<TrialReport, Stop<S::Error>> {
+        let past = self.past.next().filter(|past| past.is_of(load, kind));
+        let TrialRecord { report, points } = match past {
+            Some(past) => past,
+            None => {
+                // The past is that of another search from here on.
+                self.past = Vec::new().into_iter();
+                let record = self.run_trial(load, kind).await?;
+                (self.on_trial)(&record).map_err(Stop::System)?;
+                record
+            }
+        };
+        self.points.resize(self.points.len().max(points.len()), Vec::new());
+        self.points.iter_mut().zip(points).for_each(|(points, point)| points.push(point));
+        self.client_late |= report.verdict == TrialVerdict::Fails && report.stats.delivered < DELIVERED;
+        self.trials.push(report);
+        Ok(report)
+    }
+
+    async fn run_trial(&mut self, load: TrialLoad, kind: TrialKind) -> Result<TrialRecord, Stop<S::Error>> {
         // The first two trials measure throughput: a target of 0 never ends them.
         let endless = |warmup, length| TrialRule { kind, target: 0.0, warmup, length };
         let rule = match load {
@@ -211,24 +271,25 @@ impl<S: SystemUnderTest, F: FnMut(&TrialReport)> Search<'_, S, F> {
         let verdict = judge.close();
         let requests = judge.hits().len();
         // The end of a look depends on its misses, so looks would bias the curve.
-        if let (TrialLoad::Rate(requested), TrialKind::Sample | TrialKind::Proof) = (load, kind) {
-            self.points.resize(self.points.len().max(judge.groups()), Vec::new());
-            for (group, points) in self.points.iter_mut().enumerate() {
-                let hits = judge.hits_of(group);
-                points.push(RatePoint {
-                    rate: judge.rate().unwrap_or(requested),
-                    requests: hits.len() as f64,
-                    misses: hits.iter().filter(|hit| !**hit).count() as f64,
-                    effect: proportion::dependence(&hits).effect,
-                });
+        let point = |requested: f64, group: usize| {
+            let hits = judge.hits_of(group);
+            RatePoint {
+                rate: judge.rate().unwrap_or(requested),
+                requests: hits.len() as f64,
+                misses: hits.iter().filter(|hit| !**hit).count() as f64,
+                effect: proportion::dependence(&hits).effect,
             }
-        }
-        self.client_late |= verdict == TrialVerdict::Fails && stats.delivered < DELIVERED;
+        };
+        let points = match (load, kind) {
+            (TrialLoad::Rate(requested), TrialKind::Sample | TrialKind::Proof) => {
+                // A group of an earlier trial may have had no request in this one.
+                (0..judge.groups().max(self.points.len())).map(|group| point(requested, group)).collect()
+            }
+            _ => Vec::new(),
+        };
         let (group, attainment) = judge.worst();
         let report = TrialReport { load, kind, verdict, requests, group, attainment, stats };
-        (self.on_trial)(&report);
-        self.trials.push(report);
-        Ok(report)
+        Ok(TrialRecord { report, points })
     }
 
     /// Ends the search when the client was too slow for a rate that holds, or no trial is left.

@@ -3,11 +3,14 @@
 //! `find_rate` is the algorithm and `trial` its types. `judge` decides one trial, `bracket` finds a rate that holds and a
 //! slightly higher one that fails, and `curve` estimates the boundary between them from all trials. `validate`
 //! proves a rate again with other loads. There are no sockets
-//! and no clock here; the caller provides the [`SystemUnderTest`] (`system`).
+//! and no clock in these; the caller provides the [`SystemUnderTest`] (`system`). `live` runs trials against real servers, and
+//! `groups` says which requests are judged for themselves.
 
 mod trial;
 mod judge;
 mod system;
+mod groups;
+mod live;
 mod bracket;
 mod curve;
 mod find_rate;
@@ -15,8 +18,11 @@ mod validate;
 #[cfg(test)]
 mod tests;
 
-pub use find_rate::find_rate;
+pub use curve::RatePoint;
+pub use find_rate::{TrialRecord, find_rate, resume_rate};
+pub use groups::{Groups, RARE};
 pub use judge::Judge;
+pub use live::LiveTrial;
 pub use system::SystemUnderTest;
 pub use trial::{
     DELIVERED, ProvenRate, SearchEnd, SearchGoal, SearchResult, Trial, TrialKind, TrialLoad, TrialReport, TrialRule,

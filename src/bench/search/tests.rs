@@ -145,6 +145,29 @@ fn a_search_with_a_floor_above_the_capacity_gives_up_and_one_below_it_goes_on() 
 }
 
 #[test]
+fn a_search_that_was_ended_goes_on_from_its_records_to_the_same_result() {
+    let goal = SearchGoal { requests: 300, ..SearchGoal::new(10.0) };
+    let search = |past: Vec<TrialRecord>| {
+        let mut run = Vec::new();
+        let found = at_once(resume_rate(&mut Queue::new(10.0, 1), &goal, past, |record| {
+            run.push(record.clone());
+            Ok(())
+        }));
+        (found.unwrap(), run)
+    };
+    let (whole, records) = search(Vec::new());
+    for known in [1, 3, records.len() / 2, records.len() - 1] {
+        let (resumed, run) = search(records[..known].to_vec());
+        assert_eq!((&resumed, run.len()), (&whole, records.len() - known), "after {known}");
+    }
+    // Records of another search are not used from where they differ.
+    let mut other = records.clone();
+    other[2].report.load = TrialLoad::Rate(0.123);
+    let (resumed, run) = search(other);
+    assert_eq!((resumed, run.len()), (whole, records.len() - 2));
+}
+
+#[test]
 fn the_worst_group_decides() {
     let rule = TrialRule { kind: TrialKind::Look, target: 0.9, warmup: 0, length: 400 };
     // One of twenty requests is of the second group, and a third of these miss: 98 % of all hit.

@@ -21,7 +21,7 @@ pub(super) mod find_rate;
 mod plan;
 mod requests;
 mod show;
-mod signals;
+pub(in crate::cli) mod signals;
 mod tools;
 mod values;
 

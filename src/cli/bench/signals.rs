@@ -5,18 +5,18 @@
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// Listens for Ctrl-C and SIGTERM.
-pub(super) struct StopSignals {
+pub(in crate::cli) struct StopSignals {
     interrupt: Signal,
     terminate: Signal,
 }
 
 impl StopSignals {
-    pub(super) fn listen() -> std::io::Result<Self> {
+    pub(in crate::cli) fn listen() -> std::io::Result<Self> {
         Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
     }
 
     /// Returns when one of them arrives.
-    pub(super) async fn received(&mut self) {
+    pub(in crate::cli) async fn received(&mut self) {
         tokio::select! {
             _ = self.interrupt.recv() => {}
             _ = self.terminate.recv() => {}

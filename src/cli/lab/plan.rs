@@ -155,7 +155,7 @@ fn rates(args: &RateArgs) -> Result<Vec<(String, SearchResult)>, LabError> {
         let lab = scenario.lab(variant)?;
         eprintln!("{}\n{}", variant.name, text::HEADER);
         let report = |trial: &TrialReport| eprintln!("{}", text::report(trial));
-        Ok((variant.name.clone(), highest_rate(&lab, &goal(&lab, attainment, args.seed)?, report)?))
+        Ok((variant.name.clone(), highest_rate(&lab, &goal(&lab.traffic, attainment, args.seed)?, report)?))
     };
     variants.iter().map(search).collect()
 }
