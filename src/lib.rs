@@ -28,7 +28,8 @@
 //!
 //! A crate uses only crates below it, so the compiler enforces the layers and a change rebuilds only what is above it.
 //! `bench` and `sim` check the gateway from outside, so they use `core` only. `lab` runs the gateway's request path, the load
-//! generator and simulated engines in one process on virtual time, and `tune` searches for settings with it. Within a crate,
+//! generator and simulated engines in one process on virtual time; `tune` searches for settings with it, or with real engines of
+//! `fleet`. Within a crate,
 //! modules are declared lowest layer first, and a file uses only modules that are declared above its own. `tests/tidy`
 //! checks what the compiler does not.
 //!

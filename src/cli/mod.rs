@@ -38,7 +38,7 @@ enum Command {
     Bench(Box<bench::BenchArgs>),
     /// Try a configuration on simulated engines, faster than time
     Lab(lab::LabArgs),
-    /// Find the best settings of vLLM and of the gateway on simulated engines
+    /// Find the best settings of vLLM and of the gateway, on simulated engines or on real ones
     Tune(tune::TuneArgs),
     /// Validate a configuration and print it with all defaults
     Check(check::CheckArgs),

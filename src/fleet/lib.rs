@@ -2,8 +2,8 @@
 //!
 //! The [prober](Prober) queries `/health` and `/v1/models`, and, when an engine with requests in flight has gone silent, its
 //! counters. A [`driver`] starts and stops engines; `engine` is the life cycle of one engine, each step written to the
-//! journal before it begins; `coordinator` is the [`Fleet`]: configuration changes and restarts over all engines. This is
-//! the only place that spawns an engine.
+//! journal before it begins; `coordinator` is the [`Fleet`]: configuration changes and restarts over all engines. The
+//! [trial engines](TrialEngines) of a tuner have no life cycle. This is the only place that spawns an engine.
 
 mod coordinator;
 pub mod driver;
@@ -14,6 +14,7 @@ pub mod ports;
 mod probe;
 mod ready;
 mod state_folder;
+mod trial_engines;
 
 pub use coordinator::{ChangeStarted, DriverMaker, ExternalBackend, Fleet, RestartError, RestartRequest, unattended};
 pub use driver::{CommandDriver, ExternalDriver, ProcessDriver};
@@ -26,3 +27,4 @@ pub use launch::adapter_rank;
 pub use ports::PortsError;
 pub use probe::{Prober, ReportedModels};
 pub use ready::{Ready, ReadyRules, wait_until_ready};
+pub use trial_engines::{TrialEngines, TrialFailure, TrialSpec};

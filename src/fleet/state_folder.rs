@@ -9,6 +9,8 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
+use sha2::{Digest, Sha256};
+
 /// Mode of every file.
 const FILE_MODE: u32 = 0o600;
 /// Mode of the folder.
@@ -88,6 +90,13 @@ pub(crate) fn key(folder: &Path) -> io::Result<[u8; KEY_BYTES]> {
     File::open("/dev/urandom")?.read_exact(&mut key)?;
     write(&path, &key)?;
     Ok(key)
+}
+
+/// A digest of bytes that may contain secrets, by the `key` of the folder.
+pub(crate) fn digest(key: &[u8; KEY_BYTES], bytes: &[u8]) -> String {
+    let inner = Sha256::new().chain_update(key).chain_update(bytes).finalize();
+    let digest = Sha256::new().chain_update(key).chain_update(inner).finalize();
+    digest[..8].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use crate::base::BackendId;
-use crate::config::{ArgValue, Backend, Config, Launch, Model, ModelScope, Pool, Target};
+use crate::config::{Backend, Config, Launch, Model, ModelScope, Pool, Target};
 use crate::fleet::driver::{EngineSettings, SharedDriver};
 use crate::fleet::{
     CommandDriver, EngineSpec, ExternalBackend, ExternalDriver, Fleet, PortsError, ProcessDriver, ports,
@@ -20,7 +20,7 @@ pub(super) fn engines(config: &Config, layout: &PoolLayout, fleet: &Fleet) -> Ve
     let mut engines = Vec::new();
     for (pool, ids) in config.pools.iter().zip(&layout.backends) {
         for (backend, id) in pool.backends.iter().zip(ids) {
-            let Some((target, args)) = without_settings(&backend.target) else { continue };
+            let Some((target, args)) = backend.target.without_settings() else { continue };
             let served: Vec<&Model> = served(config, pool);
             engines.push(EngineSpec {
                 name: format!("{}/{}", pool.name, backend.name).into(),
@@ -118,20 +118,6 @@ pub(super) fn external_backends(config: &Config, layout: &PoolLayout) -> Vec<Ext
     let other =
         |(backend, id): (&Backend, &BackendId)| ExternalBackend { backend: *id, endpoint: backend.target.endpoint() };
     theirs.map(other).collect()
-}
-
-/// The target without the flags that are settings, and these; `None` for an external backend. Secret flags stay with the
-/// target, as the environment does.
-fn without_settings(target: &Target) -> Option<(Target, BTreeMap<String, ArgValue>)> {
-    let mut target = target.clone();
-    let args = match &mut target {
-        Target::Url(_) => return None,
-        Target::Launch(launch) => &mut launch.args,
-        Target::Control(_, control) => &mut control.args,
-    };
-    let (secret, settings) = std::mem::take(args).into_iter().partition(|(name, value)| value.is_secret(name));
-    *args = secret;
-    Some((target, settings))
 }
 
 /// The models that every backend of a pool serves.

@@ -112,6 +112,13 @@ pub(crate) fn is_cache_full(sides: &[&ServerSide]) -> bool {
     sides.iter().any(|side| side.preemptions > 0.0 || side.kv_peak > FULL_CACHE)
 }
 
+/// The share of prompt tokens that engines found in their prefix caches.
+pub(crate) fn cache_hits(sides: &[&ServerSide]) -> Option<f64> {
+    let sum = |of: fn(&ServerSide) -> f64| sides.iter().map(|side| of(side)).sum::<f64>();
+    let queries = sum(|side| side.prefix_queries);
+    (queries > 0.0).then(|| sum(|side| side.prefix_hits) / queries)
+}
+
 /// What is worth a note about the KV caches of engines.
 pub(crate) fn cache_notes(sides: &[&ServerSide]) -> Option<String> {
     let preempted: f64 = sides.iter().map(|side| side.preemptions).sum();

@@ -4,6 +4,8 @@
 
 use std::path::PathBuf;
 
+use sluice_bench::BenchError;
+use sluice_fleet::{JournalError, PortsError};
 use sluice_lab::LabError;
 use sluice_lab::error::BadMeasure;
 
@@ -40,6 +42,24 @@ pub enum TuneError {
     /// Too many settings.
     #[error("the space has more than {0} settings; give fewer values or more constraints")]
     TooLarge(usize),
+    /// The engines of the configuration cannot be tuned.
+    #[error("{0}")]
+    Deployment(String),
+    /// An engine does not start or stop, for a reason that is not the setting's.
+    #[error("{0}")]
+    Engine(String),
+    /// An engine ended under load.
+    #[error("an engine ended under load: {0}")]
+    Died(String),
+    /// The folder of the engines cannot be used.
+    #[error(transparent)]
+    Folder(#[from] JournalError),
+    /// An engine has no port.
+    #[error(transparent)]
+    Ports(#[from] PortsError),
+    /// The load cannot be sent.
+    #[error(transparent)]
+    Load(#[from] BenchError),
     /// The goal makes no sense.
     #[error("{0}")]
     Goal(String),

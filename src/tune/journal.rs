@@ -1,8 +1,11 @@
 //! The journal: every trial as a line of JSON, written before the next one begins.
 //!
+//! With real engines each load of a rate search has a line too, before the trial's own; those after the last trial are of the
+//! trial under way, which goes on from there.
+//!
 //! The first line says which file, method and seed it belongs to. A search asks for the same trials again when it is given the same
 //! outcomes, so a tuning that was killed at any moment resumes by asking from the beginning and taking the outcomes from the
-//! journal; only the trial under way is lost. A last line without its end is one that was being written: it is cut off. A line that
+//! journal; only what was under way is lost. A last line without its end is one that was being written: it is cut off. A line that
 //! cannot be written is cut off again, so that the journal stays whole when the disk is full.
 
 use std::fs::{File, OpenOptions};
@@ -12,7 +15,9 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::error::TuneError;
+use crate::load_line::LoadLine;
 use crate::trial::Trial;
+use sluice_bench::search::TrialRecord;
 
 /// Version of the format of the lines. A journal with another version is refused.
 const FORM: u32 = 1;
@@ -28,12 +33,21 @@ pub struct Header {
     pub method: String,
     /// The seed.
     pub seed: u64,
+    /// Whether the engines are real.
+    #[serde(default)]
+    real: bool,
 }
 
 impl Header {
     /// The header of a tuning.
     pub fn new(fingerprint: &str, method: &str, seed: u64) -> Self {
-        Self { form: FORM, fingerprint: fingerprint.to_owned(), method: method.to_owned(), seed }
+        Self { form: FORM, fingerprint: fingerprint.to_owned(), method: method.to_owned(), seed, real: false }
+    }
+
+    /// The same, of real engines or not.
+    #[must_use]
+    pub fn of_real_engines(self, real: bool) -> Self {
+        Self { real, ..self }
     }
 }
 
@@ -44,6 +58,8 @@ pub struct Journal<F = File> {
     file: F,
     /// Length of the lines that are whole.
     length: u64,
+    /// Loads of the trial under way when the tuning was ended.
+    loads: Vec<LoadLine>,
 }
 
 /// What a journal is written to: a file, or in tests one that fails.
@@ -85,7 +101,7 @@ impl Journal {
                 }
                 _ => TuneError::JournalWrite { path: path.to_owned(), source },
             })?;
-        let mut journal = Self { path: path.to_owned(), file, length: 0 };
+        let mut journal = Self { path: path.to_owned(), file, length: 0, loads: Vec::new() };
         journal.write(header)?;
         Ok(journal)
     }
@@ -105,8 +121,8 @@ impl Journal {
         // A torn line may end inside of a character.
         bytes.truncate(bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1));
         let text = String::from_utf8_lossy(&bytes);
-        let trials = read(&text, header).map_err(|reason| unusable(path, reason))?;
-        let mut journal = Self { path: path.to_owned(), file, length: bytes.len() as u64 };
+        let (trials, loads) = read(&text, header).map_err(|reason| unusable(path, reason))?;
+        let mut journal = Self { path: path.to_owned(), file, length: bytes.len() as u64, loads };
         journal.file.cut(journal.length).map_err(|source| journal.failed(source))?;
         if text.is_empty() {
             // It was killed before the first line was whole.
@@ -116,20 +132,26 @@ impl Journal {
     }
 }
 
-/// The trials of a journal that consists of whole lines, or why it cannot be used.
-fn read(text: &str, header: &Header) -> Result<Vec<Trial>, String> {
+/// The trials of a journal that consists of whole lines and the loads after them, or why it cannot be used.
+fn read(text: &str, header: &Header) -> Result<(Vec<Trial>, Vec<LoadLine>), String> {
     let mut lines = text.lines();
-    let Some(first) = lines.next() else { return Ok(Vec::new()) };
+    let Some(first) = lines.next() else { return Ok(Default::default()) };
     let found: Header = serde_json::from_str(first)
         .map_err(|error| format!("line 1 is not its head ({error}); delete it to begin again"))?;
     if let Some(why) = found.differs(header) {
         return Err(format!("{why}; use another journal, or delete it to begin again"));
     }
-    let trial = |(number, line): (usize, &str)| {
-        serde_json::from_str(line)
-            .map_err(|error| format!("line {number} is damaged ({error}); remove it and all after it to continue"))
-    };
-    (2..).zip(lines).map(trial).collect()
+    let (mut trials, mut loads) = (Vec::new(), Vec::new());
+    for (number, line) in (2..).zip(lines) {
+        let read = if line.starts_with(LoadLine::BEGINS) {
+            serde_json::from_str(line).map(|load| loads.push(load))
+        } else {
+            loads.clear();
+            serde_json::from_str(line).map(|trial| trials.push(trial))
+        };
+        read.map_err(|error| format!("line {number} is damaged ({error}); remove it and all after it to continue"))?;
+    }
+    Ok((trials, loads))
 }
 
 impl Header {
@@ -141,6 +163,9 @@ impl Header {
             Some("the file has changed since it was begun".to_owned())
         } else if self.method != wanted.method {
             Some(format!("it is of the method {} and not {}", self.method, wanted.method))
+        } else if self.real != wanted.real {
+            let [engines, others] = if self.real { ["real", "simulated"] } else { ["simulated", "real"] };
+            Some(format!("it is of {engines} engines and not of {others} ones"))
         } else {
             (self.seed != wanted.seed).then(|| format!("it is of the seed {} and not {}", self.seed, wanted.seed))
         }
@@ -161,6 +186,22 @@ impl<F: Storage> Journal<F> {
     /// It cannot be written. The journal holds what it held before.
     pub fn append(&mut self, trial: &Trial) -> Result<(), TuneError> {
         self.write(trial)
+    }
+
+    /// Adds a load of a rate search.
+    ///
+    /// # Errors
+    /// It cannot be written. The journal holds what it held before.
+    pub(crate) fn append_load(&mut self, load: &LoadLine) -> Result<(), TuneError> {
+        self.write(load)
+    }
+
+    /// The loads of the trial that was under way, if it is of the setting called `of`; nothing the second time. The last one
+    /// is left out: what is only seen while a load runs, such as the state of the KV cache, is seen in it again.
+    pub(crate) fn take_loads(&mut self, of: &str) -> Vec<TrialRecord> {
+        let mut loads = std::mem::take(&mut self.loads);
+        loads.pop();
+        loads.iter().filter(|load| load.is_of(of)).map(LoadLine::record).collect()
     }
 
     fn write(&mut self, line: &impl Serialize) -> Result<(), TuneError> {
@@ -189,6 +230,7 @@ mod tests {
     use super::*;
     use crate::trial::{Effort, Outcome};
     use proptest::prelude::*;
+    use sluice_bench::search::{RatePoint, TrialKind, TrialLoad, TrialReport, TrialStats, TrialVerdict};
 
     fn trial(seed: u64) -> Trial {
         Trial {
@@ -218,6 +260,40 @@ mod tests {
         let mut journal = Journal::create(&path, &header()).unwrap();
         (0..count).for_each(|seed| journal.append(&trial(seed)).unwrap());
         (folder, path)
+    }
+
+    fn load(rate: f64) -> TrialRecord {
+        let estimate = |value| sluice_core::stats::Estimate { value, low: 0.5, high: f64::INFINITY };
+        let report = TrialReport {
+            load: TrialLoad::Rate(rate),
+            kind: TrialKind::Sample,
+            verdict: TrialVerdict::Holds,
+            requests: 30,
+            group: 1,
+            attainment: estimate(0.99),
+            stats: TrialStats { throughput: estimate(4.0), delivered: 1.0, seconds: 2.5 },
+        };
+        TrialRecord { report, points: vec![RatePoint { rate, requests: 30.0, misses: 1.0, effect: 1.5 }] }
+    }
+
+    #[test]
+    fn the_loads_of_the_trial_under_way_are_read_again_but_for_the_last() {
+        let (_folder, path) = written(1);
+        let mut journal = Journal::resume(&path, &header()).unwrap().0;
+        let write = |journal: &mut Journal, of: &str, rates: &[f64]| {
+            let lines = rates.iter().map(|rate| LoadLine::new(of.to_owned(), &load(*rate)));
+            lines.for_each(|line| journal.append_load(&line).unwrap());
+        };
+        write(&mut journal, "a", &[1.0, 2.0, 3.0]);
+        let (mut resumed, trials) = Journal::resume(&path, &header()).unwrap();
+        assert_eq!((resumed.take_loads("a"), trials.len()), (vec![load(1.0), load(2.0)], 1));
+        assert!(resumed.take_loads("a").is_empty(), "they are of one trial only");
+        assert!(Journal::resume(&path, &header()).unwrap().0.take_loads("b").is_empty());
+        // After the trial they have no more use.
+        journal.append(&trial(1)).unwrap();
+        write(&mut journal, "c", &[4.0, 5.0]);
+        let (mut resumed, trials) = Journal::resume(&path, &header()).unwrap();
+        assert_eq!((resumed.take_loads("c"), trials.len()), (vec![load(4.0)], 2));
     }
 
     #[test]
@@ -281,7 +357,7 @@ mod tests {
     #[test]
     fn a_full_disk_is_said_and_leaves_whole_lines() {
         let file = Full { bytes: Vec::new(), room: 700 };
-        let mut journal = Journal { path: "j".into(), file, length: 0 };
+        let mut journal = Journal { path: "j".into(), file, length: 0, loads: Vec::new() };
         journal.write(&header()).unwrap();
         let error = (0..9).find_map(|seed| journal.append(&trial(seed)).err()).unwrap().to_string();
         assert!(error.contains("intact") && error.contains("--resume"), "{error}");

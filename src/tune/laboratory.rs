@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 use std::task::{Context, Poll, Waker};
 
-use crate::backend::{Backend, Started, System, cache_notes, is_cache_full, search_goal};
+use crate::backend::{Backend, Started, System, cache_hits, cache_notes, is_cache_full, search_goal};
 use crate::error::TuneError;
 use crate::setting::{RestartCost, Setting, shown, variant};
 use sluice_bench::result::record::ServerSide;
@@ -164,10 +164,7 @@ impl System for SimulatedSystem {
     }
 
     fn hit_rate(&self) -> Option<f64> {
-        let sides = || self.last_run().into_iter().flat_map(|run| &run.engines).map(|engine| &engine.side);
-        let sum = |of: fn(&ServerSide) -> f64| sides().map(of).sum::<f64>();
-        let queries = sum(|side| side.prefix_queries);
-        (queries > 0.0).then(|| sum(|side| side.prefix_hits) / queries)
+        self.last_run().and_then(|run| cache_hits(&sides(run)))
     }
 
     fn notes(&self) -> Vec<String> {

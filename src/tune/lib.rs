@@ -1,7 +1,7 @@
 //! The tuner: the settings of vLLM and of the gateway that are best for a workload and its objectives, with proof.
 //!
 //! ```text
-//! tune.toml ──▶ space ──▶ search ──asks──▶ verdict ──▶ backend: the laboratory
+//! tune.toml ──▶ space ──▶ search ──asks──▶ verdict ──▶ backend: the laboratory, or real engines
 //!                           ▲                 │
 //!                           └──── journal ◀───┘ trial
 //!                                    │
@@ -22,13 +22,16 @@ pub mod space;
 pub mod emulation;
 pub mod goal;
 pub mod trial;
+mod learned;
 pub mod backend;
 pub mod laboratory;
+pub mod real;
 #[cfg(test)]
 mod testing;
 mod front;
 mod script_verdict;
 mod verdict;
+mod load_line;
 pub mod journal;
 pub mod search;
 pub mod tuner;
@@ -45,6 +48,7 @@ pub use file::TuneFile;
 pub use goal::{Goal, Objective};
 pub use journal::{Header, Journal};
 pub use laboratory::{Laboratory, at_once};
+pub use real::{OwnGateway, RealEngines};
 pub use search::Method;
 pub use space::Space;
 pub use trial::{Effort, Outcome, Trial};

@@ -169,6 +169,12 @@ impl Space {
         self.constraints.iter().position(|constraint| constraint.holds(setting) == Some(false))
     }
 
+    /// Every key that a setting may have.
+    pub fn keys(&self) -> impl Iterator<Item = &str> {
+        let singles = self.singles.iter().flat_map(|setting| setting.keys());
+        self.dimensions.iter().map(|dimension| &dimension.key).chain(singles).map(String::as_str)
+    }
+
     /// Whether no constraint is broken.
     pub fn allows(&self, setting: &Setting) -> bool {
         self.broken(setting).is_none()

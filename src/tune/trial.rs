@@ -145,6 +145,11 @@ pub struct Trial {
 }
 
 impl Trial {
+    /// A setting that does not start.
+    pub(crate) fn refused(setting: &Setting, effort: Effort, reason: String, foreseen: bool) -> Self {
+        Self { outcome: Outcome::Refused { reason, foreseen }, ..Self::new(setting, effort, 0) }
+    }
+
     /// A trial of which nothing is known yet.
     pub fn new(setting: &Setting, effort: Effort, seed: u64) -> Self {
         Self {

@@ -17,11 +17,14 @@ use crate::front::{front, pair};
 use crate::goal::{Goal, Objective};
 use crate::journal::Journal;
 use crate::laboratory::Laboratory;
+use crate::learned::refusal;
+use crate::load_line::LoadLine;
 use crate::search::{Ask, Known, Method, Pruned, best};
 use crate::setting::Setting;
 use crate::space::Space;
 use crate::trial::{Effort, Outcome, Trial};
-use crate::verdict::{Incumbent, judge};
+use crate::verdict::{Incumbent, Loads, judge};
+use sluice_bench::search::{TrialRecord, TrialReport};
 use sluice_core::stats::{Change, Estimate, Verdict};
 use sluice_lab::Scenario;
 
@@ -111,6 +114,8 @@ pub enum Progress<'a> {
     Predicted(usize, usize),
     /// A trial begins: its setting and effort.
     Begins(&'a Setting, Effort),
+    /// A load of the search for its rate has ended.
+    Load(&'a TrialReport),
     /// It has ended; the best so far.
     Ended(&'a Trial, Option<&'a Trial>),
 }
@@ -183,7 +188,10 @@ impl<B: Backend, F: FnMut(Progress<'_>)> Tuning<'_, B, F> {
             Some(trial) => trial,
             None => {
                 let incumbent = self.incumbent();
-                let trial = self.judge(ask, &incumbent).await?;
+                let trial = match refusal(&self.trials, &ask.setting) {
+                    Some(reason) => Trial::refused(&ask.setting, ask.effort, reason, true),
+                    None => self.judge(ask, &incumbent).await?,
+                };
                 self.journal.append(&trial)?;
                 trial
             }
@@ -202,7 +210,15 @@ impl<B: Backend, F: FnMut(Progress<'_>)> Tuning<'_, B, F> {
             self.plan.emulation.as_ref().filter(|_| matches!(ask.effort, Effort::Race(_) | Effort::Rung(_)));
         let stand_in = emulation.and_then(|emulation| emulation.stand_in(&self.plan.space, &ask.setting));
         let runs = stand_in.as_ref().unwrap_or(&ask.setting);
-        let mut trial = judge(self.backend, &self.plan.goal, runs, ask.effort, best).await?;
+        let Self { plan, backend, journal, on_progress, .. } = self;
+        let of = crate::setting::name(&ask.setting);
+        let past = journal.take_loads(&of);
+        let mut on_load = |record: &TrialRecord| {
+            on_progress(Progress::Load(&record.report));
+            if B::REAL { journal.append_load(&LoadLine::new(of.clone(), record)) } else { Ok(()) }
+        };
+        let loads = Loads { past, on_load: &mut on_load };
+        let mut trial = judge(*backend, &plan.goal, runs, ask.effort, best, loads).await?;
         if stand_in.is_some() {
             trial.setting = ask.setting.clone();
             trial.notes.push("max-num-seqs was a cap of the gateway".to_owned());
@@ -243,7 +259,9 @@ impl<B: Backend, F: FnMut(Progress<'_>)> Tuning<'_, B, F> {
             let trial = match self.replayed(&ask)? {
                 Some(trial) => trial,
                 None => {
-                    let trial = judge(&mut laboratory, &goal, &ask.setting, ask.effort, &Incumbent::default()).await?;
+                    let loads = Loads { past: Vec::new(), on_load: &mut |_| Ok(()) };
+                    let trial =
+                        judge(&mut laboratory, &goal, &ask.setting, ask.effort, &Incumbent::default(), loads).await?;
                     self.journal.append(&trial)?;
                     trial
                 }

@@ -15,7 +15,7 @@ use crate::script_verdict;
 use crate::setting::Setting;
 use crate::trial::{Certified, Effort, Outcome, Trial};
 use sluice_bench::RunResult;
-use sluice_bench::search::{SearchEnd, SearchGoal, SearchResult, TrialLoad, find_rate, validate};
+use sluice_bench::search::{SearchEnd, SearchGoal, SearchResult, TrialLoad, TrialRecord, resume_rate, validate};
 use sluice_core::stats::compare::each_of;
 use sluice_core::stats::{Change, Sense, mean, percentile};
 
@@ -49,6 +49,12 @@ pub(crate) struct Incumbent {
     pub(crate) front: Vec<[Vec<f64>; 2]>,
 }
 
+/// The loads of a rate search that was ended, and where new ones go.
+pub(crate) struct Loads<'a> {
+    pub(crate) past: Vec<TrialRecord>,
+    pub(crate) on_load: &'a mut dyn FnMut(&TrialRecord) -> Result<(), TuneError>,
+}
+
 /// Tries a setting.
 ///
 /// # Errors
@@ -59,6 +65,7 @@ pub(crate) async fn judge<B: Backend>(
     setting: &Setting,
     effort: Effort,
     best: &Incumbent,
+    loads: Loads<'_>,
 ) -> Result<Trial, TuneError> {
     let mut trial = Trial::new(setting, effort, goal.seed);
     let mut system = match backend.start(setting).await? {
@@ -76,17 +83,37 @@ pub(crate) async fn judge<B: Backend>(
         trial.outcome = Outcome::Starts;
         return Ok(trial);
     }
+    match measured(backend, &mut system, goal, best, loads, &mut trial).await {
+        // It serves no load, whatever was measured before.
+        Err(TuneError::Died(reason)) => {
+            trial.outcome = Outcome::Refused { reason: format!("it ends under load: {reason}"), foreseen: false };
+        }
+        outcome => outcome?,
+    }
+    Ok(trial)
+}
+
+/// Measures a system as thoroughly as the trial asks.
+async fn measured<B: Backend>(
+    backend: &B,
+    system: &mut B::System,
+    goal: &Goal,
+    best: &Incumbent,
+    loads: Loads<'_>,
+    trial: &mut Trial,
+) -> Result<(), TuneError> {
+    let effort = trial.effort;
     match &goal.objective {
         Objective::Rate { attainment } if effort == Effort::Script => {
             let search = backend.search_goal(*attainment, goal.requests, goal.seed)?;
-            script_verdict::judge(&mut system, &search, &mut trial).await?;
+            script_verdict::judge(system, &search, trial).await?;
         }
         Objective::Rate { attainment } => {
             let seed = goal.seed.wrapping_add(if effort == Effort::Confirm { HOLDOUT } else { 0 });
             let search = backend.search_goal(*attainment, goal.requests, seed)?;
-            rate(&mut system, goal, search, effort, best, &mut trial).await?;
+            rate(system, goal, search, best, loads, trial).await?;
         }
-        Objective::Measure(_) => measure(&mut system, goal, effort, best, &mut trial).await?,
+        Objective::Measure(_) => measure(system, goal, effort, best, trial).await?,
     }
     if let (Some(wanted), Outcome::Measured { .. }) = (goal.hit_rate, &trial.outcome) {
         let unknown =
@@ -96,17 +123,18 @@ pub(crate) async fn judge<B: Backend>(
             trial.outcome = Outcome::ColdCache { hit_rate, wanted };
         }
     }
-    Ok(trial)
+    Ok(())
 }
 
 async fn rate<S: System>(
     system: &mut S,
     goal: &Goal,
     search: SearchGoal,
-    effort: Effort,
     best: &Incumbent,
+    loads: Loads<'_>,
     trial: &mut Trial,
 ) -> Result<(), TuneError> {
+    let effort = trial.effort;
     let search = match effort {
         Effort::Race(_) => {
             let floor = best.value.filter(|_| !goal.complete).map(|best| best * (1.0 + goal.margin));
@@ -123,7 +151,7 @@ async fn rate<S: System>(
         _ => SearchGoal { prove: false, tolerance: FINE, max_trials: CONFIRM_TRIALS, ..search },
     };
     let mut notes = Vec::new();
-    let found = find_rate(system, &search, |_| ()).await?;
+    let found = resume_rate(system, &search, loads.past, loads.on_load).await?;
     notes.extend(system.notes());
     let kv_full = system.is_kv_full();
     count(trial, &found);

@@ -1,8 +1,12 @@
-//! `sluice tune`: the settings that are best for a workload and its objectives, tried on simulated engines.
+//! `sluice tune`: the settings that are best for a workload and its objectives, tried on simulated engines or on real ones.
 //!
 //! What is tuned is a file (`sluice_tune::file` describes it). Every trial is written to a journal before the next one begins, so that a
 //! tuning that was ended resumes with `--resume`. Progress goes to stderr, the result to stdout. Exit codes: 0 a setting was
-//! found, the default included; 1 none was, or a file could not be written; 2 the file is not valid.
+//! found, the default included; 1 none was, a file could not be written, the machine is in the way of a real engine, or the
+//! tuning was interrupted; 2 the file is not valid.
+
+mod progress;
+mod real;
 
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -12,13 +16,13 @@ use anyhow::Context as _;
 use clap::Args;
 
 use crate::base::Period;
-use crate::lab::table::number;
 use crate::tune::report::{json, page, result_txt, table};
 use crate::tune::setting::name;
 use crate::tune::{
-    Budget, Effort, Emulation, Goal, Header, Journal, Laboratory, Method, Outcome, Plan, Progress, Report, Space,
-    Trial, TuneError, TuneFile, at_once, tune,
+    Budget, Emulation, Goal, Header, Journal, Laboratory, Method, Plan, Report, Space, TuneError, TuneFile, at_once, tune,
 };
+use progress::Shown;
+use real::Ended;
 
 /// Find the best settings of vLLM and of the gateway, with proof.
 #[derive(Clone, Debug, Args)]
@@ -41,6 +45,12 @@ pub struct TuneArgs {
     /// Do not simulate the settings first: try them in an order by chance, and show no predicted values
     #[arg(long)]
     no_prior: bool,
+    /// Start, restart and stop the engines that the configuration of FILE launches, in place of simulating them
+    #[arg(long)]
+    real: bool,
+    /// Logs and journal of the real engines [default: the name of FILE with the ending .engines, in the working directory]
+    #[arg(long, value_name = "FOLDER", requires = "real")]
+    engines: Option<PathBuf>,
     /// The seed of loads and of the search
     #[arg(long, value_name = "SEED", default_value_t = 1)]
     seed: u64,
@@ -93,14 +103,23 @@ pub fn run(args: &TuneArgs) -> ExitCode {
         },
         Err(error) => {
             eprintln!("tune: {error}");
-            // What was tried is in the journal; the file is not at fault.
-            if matches!(error, TuneError::JournalWrite { .. }) { ExitCode::FAILURE } else { ExitCode::from(2) }
+            if error.is_of_file() { ExitCode::from(2) } else { ExitCode::FAILURE }
         }
     }
 }
 
+impl Ended {
+    /// Whether the file is at fault. Otherwise what was tried is in the journal, and worth to be continued.
+    fn is_of_file(&self) -> bool {
+        use TuneError::{Died, Engine, Folder, JournalWrite, Ports};
+        let outside =
+            |error: &TuneError| matches!(error, JournalWrite { .. } | Engine(_) | Died(_) | Folder(_) | Ports(_));
+        matches!(self, Self::Failed(error) if !outside(error))
+    }
+}
+
 /// Tunes, or lists the space.
-fn tuned(args: &TuneArgs) -> Result<Option<(Report, Goal)>, TuneError> {
+fn tuned(args: &TuneArgs) -> Result<Option<(Report, Goal)>, Ended> {
     let file = TuneFile::load(&args.file)?;
     let mut space = Space::new(&file.tune)?;
     let emulation = Emulation::new(&file, &mut space)?;
@@ -121,9 +140,9 @@ fn tuned(args: &TuneArgs) -> Result<Option<(Report, Goal)>, TuneError> {
     let method = args.method.unwrap_or(Method::for_space(settings.len()));
     let prior = (!args.no_prior).then(|| file.scenario.clone());
     let plan = Plan { space, goal, method, budget, prior, emulation };
-    let own = || PathBuf::from(args.file.file_stem().unwrap_or_default()).with_extension("journal");
-    let path = args.journal.clone().unwrap_or_else(own);
-    let header = Header::new(&file.fingerprint, method.name(), args.seed);
+    let own = |ending| PathBuf::from(args.file.file_stem().unwrap_or_default()).with_extension(ending);
+    let path = args.journal.clone().unwrap_or_else(|| own("journal"));
+    let header = Header::new(&file.fingerprint, method.name(), args.seed).of_real_engines(args.real);
     let (mut journal, done) = match args.resume {
         true => Journal::resume(&path, &header)?,
         false => (Journal::create(&path, &header)?, Vec::new()),
@@ -132,39 +151,18 @@ fn tuned(args: &TuneArgs) -> Result<Option<(Report, Goal)>, TuneError> {
     if !done.is_empty() {
         eprintln!("{} trials are taken from the journal", done.len());
     }
-    let mut backend = Laboratory::new(file.scenario.clone(), plan.goal.measures());
-    let mut count = 0;
-    let report = at_once(tune(&plan, &mut backend, &mut journal, done, |progress| {
-        if let Progress::Ended(trial, best) = progress {
-            count += 1;
-            eprintln!("{}", line(count, trial, best, budget.trials));
+    let mut shown = Shown::new(&plan, settings.len(), done.len(), args.real);
+    let report = match args.real {
+        true => {
+            let folder = args.engines.clone().unwrap_or_else(|| own("engines"));
+            real::tuned(&plan, file.scenario, &folder, &mut journal, done, &mut shown)?
         }
-    }))?;
+        false => {
+            let mut backend = Laboratory::new(file.scenario, plan.goal.measures());
+            at_once(tune(&plan, &mut backend, &mut journal, done, |progress| shown.show(&progress)))?
+        }
+    };
     Ok(Some((report, plan.goal)))
-}
-
-/// A line about a trial that has ended.
-fn line(count: usize, trial: &Trial, best: Option<&Trial>, most: Option<usize>) -> String {
-    let of = most.map_or(String::new(), |most| format!(" of {most}"));
-    let what = match &trial.outcome {
-        Outcome::Measured { value, .. } => number(value.value),
-        Outcome::Worse { .. } => "not better".to_owned(),
-        Outcome::Starts => "starts".to_owned(),
-        Outcome::ColdCache { hit_rate, wanted } => {
-            format!("its prefix caches held {:.0} % of the prompts and not {:.0} %", hit_rate * 100.0, wanted * 100.0)
-        }
-        Outcome::Unmet { group, objective, ratio } => {
-            format!("'{group}' misses {objective}: {ratio:.2} times the bound")
-        }
-        Outcome::Refused { reason, .. } => format!("does not start: {reason}"),
-    };
-    let best = best.and_then(|best| Some(format!("; best {} ({})", number(best.value()?), name(&best.setting))));
-    let minutes = (trial.seconds + trial.start_seconds) / 60.0;
-    let which = match trial.effort {
-        Effort::Confirm => "confirmation".to_owned(),
-        _ => format!("{count}{of}"),
-    };
-    format!("{which}: {}: {what}, {minutes:.0} min of engine time{}", name(&trial.setting), best.unwrap_or_default())
 }
 
 fn show(args: &TuneArgs, report: &Report, goal: &Goal) -> anyhow::Result<()> {

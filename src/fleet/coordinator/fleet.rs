@@ -7,8 +7,6 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use sha2::{Digest, Sha256};
-
 use super::change::{self, ChangeStarted, RestartError, RestartRequest};
 use super::engine_table::ExternalBackend;
 use super::registry::{DriverMaker, Registry};
@@ -19,6 +17,7 @@ use crate::engine::lifecycle::ChangeRefused;
 use crate::engine::spec::EngineSpec;
 use crate::engine::view::EngineView;
 use crate::probe::ReportedModels;
+use crate::state_folder;
 use sluice_gateway::pool::Admission;
 
 /// All engines that this gateway runs.
@@ -47,10 +46,7 @@ impl Fleet {
     /// A digest of a setting that may contain secrets, for comparison and storage. It is keyed with a random key in the folder
     /// of the journal, so that a secret cannot be guessed from its digest.
     pub fn digest(&self, bytes: &[u8]) -> String {
-        let key = self.registry.digest_key();
-        let inner = Sha256::new().chain_update(key).chain_update(bytes).finalize();
-        let digest = Sha256::new().chain_update(key).chain_update(inner).finalize();
-        digest[..8].iter().map(|byte| format!("{byte:02x}")).collect()
+        state_folder::digest(&self.registry.digest_key(), bytes)
     }
 
     /// Applies a configuration: new engines are started, removed ones stopped, changed ones restarted one after the other.

@@ -124,6 +124,20 @@ impl Target {
         bytes
     }
 
+    /// The target without the flags that are settings, and these; `None` for an external backend. Secret flags stay with the
+    /// target, as the environment does.
+    pub fn without_settings(&self) -> Option<(Self, BTreeMap<String, ArgValue>)> {
+        let mut target = self.clone();
+        let args = match &mut target {
+            Self::Url(_) => return None,
+            Self::Launch(launch) => &mut launch.args,
+            Self::Control(_, control) => &mut control.args,
+        };
+        let (secret, settings) = std::mem::take(args).into_iter().partition(|(name, value)| value.is_secret(name));
+        *args = secret;
+        Some((target, settings))
+    }
+
     /// Where requests go.
     pub fn endpoint(&self) -> Endpoint {
         match self {

@@ -1,0 +1,117 @@
+//! The progress of a tuning on stderr: a line for each trial that has ended, with the best so far and the time that is left.
+//!
+//! What an engine says when it does not start is shortened to [`REASON`] characters here; the report has all of it. The time left
+//! is that of the trials so far, per trial, times those that the budget or a grid leaves; a search that may end earlier or
+//! leaves settings out needs less.
+
+use std::time::{Duration, Instant};
+
+use crate::cli::bench::find_rate::text;
+use crate::lab::table::number;
+use crate::tune::setting::name;
+use crate::tune::{Budget, Effort, Method, Outcome, Plan, Progress, Trial};
+
+/// The longest reason in a line, characters.
+const REASON: usize = 100;
+
+/// What is shown.
+#[derive(Debug)]
+pub(super) struct Shown {
+    budget: Budget,
+    /// Whether trials take long enough that what happens in them is shown.
+    real: bool,
+    /// Trials of the search at most.
+    most: Option<usize>,
+    /// Trials of the journal: they take no time.
+    replayed: usize,
+    count: usize,
+    engine_seconds: f64,
+    began: Instant,
+}
+
+impl Shown {
+    /// Progress of a tuning of so many settings, of whose trials so many are in the journal.
+    pub(super) fn new(plan: &Plan, settings: usize, replayed: usize, real: bool) -> Self {
+        let grid = matches!(plan.method, Method::Race | Method::Random | Method::AutoTune).then_some(settings);
+        let most = plan.budget.trials.into_iter().chain(grid).min();
+        Self { budget: plan.budget, real, most, replayed, count: 0, engine_seconds: 0.0, began: Instant::now() }
+    }
+
+    /// Shows what happens.
+    pub(super) fn show(&mut self, progress: &Progress<'_>) {
+        match progress {
+            Progress::Begins(setting, _) if self.real && self.count >= self.replayed => {
+                eprintln!("{} ..", name(setting));
+            }
+            Progress::Load(report) if self.real => eprintln!("    {}", text::report(report)),
+            Progress::Predicted(..) | Progress::Begins(..) | Progress::Load(_) => {}
+            Progress::Ended(trial, best) => {
+                self.count += 1;
+                self.engine_seconds += trial.seconds + trial.start_seconds;
+                eprintln!("{}", self.line(trial, *best, self.began.elapsed()));
+            }
+        }
+    }
+
+    fn line(&self, trial: &Trial, best: Option<&Trial>, elapsed: Duration) -> String {
+        let of = self.most.map_or(String::new(), |most| format!(" of {most}"));
+        let which = match trial.effort {
+            Effort::Confirm => "confirmation".to_owned(),
+            _ => format!("{}{of}", self.count),
+        };
+        let time = minutes(trial.seconds + trial.start_seconds);
+        let mut line = format!("{which}: {}: {}, {time} of engine time", name(&trial.setting), what(trial));
+        if let Some((value, best)) = best.and_then(|best| Some((best.value()?, best))) {
+            line += &format!("; best {} ({})", number(value), name(&best.setting));
+        }
+        if let Some(left) = self.left(elapsed).filter(|_| trial.effort != Effort::Confirm) {
+            line += &format!("; at most about {} left", minutes(left.as_secs_f64()));
+        }
+        line
+    }
+
+    /// The time that the search may still take, without the confirmations.
+    fn left(&self, elapsed: Duration) -> Option<Duration> {
+        let fresh = self.count.checked_sub(self.replayed).filter(|fresh| *fresh > 0)?;
+        let by_trials = self.most.map(|most| elapsed.mul_f64(most.saturating_sub(self.count) as f64 / fresh as f64));
+        let speed = elapsed.as_secs_f64() / self.engine_seconds.max(1e-9);
+        let unspent = |most: Duration| (most.as_secs_f64() - self.engine_seconds).max(0.0);
+        let by_time = self.budget.time.filter(|_| self.replayed == 0).map(|most| {
+            // Simulated time passes faster than real time.
+            Duration::from_secs_f64(unspent(most) * speed.min(1.0))
+        });
+        by_trials.into_iter().chain(by_time).min()
+    }
+}
+
+/// What came of a trial, in a few words.
+fn what(trial: &Trial) -> String {
+    match &trial.outcome {
+        Outcome::Measured { value, .. } => number(value.value),
+        Outcome::Worse { .. } => "not better".to_owned(),
+        Outcome::Starts => "starts".to_owned(),
+        Outcome::ColdCache { hit_rate, wanted } => {
+            format!("its prefix caches held {:.0} % of the prompts and not {:.0} %", hit_rate * 100.0, wanted * 100.0)
+        }
+        Outcome::Unmet { group, objective, ratio } => {
+            format!("'{group}' misses {objective}: {ratio:.2} times the bound")
+        }
+        Outcome::Refused { reason, .. } => format!("does not start: {}", shortened(reason)),
+    }
+}
+
+/// The first sentence or clause of a reason, cut at a word.
+fn shortened(reason: &str) -> String {
+    let line = reason.lines().next().unwrap_or_default();
+    if line.chars().count() <= REASON {
+        return line.to_owned();
+    }
+    let cut: String = line.chars().take(REASON).collect();
+    let whole = cut.rsplit_once(' ').map_or(cut.as_str(), |(whole, _)| whole);
+    format!("{} ..", whole.trim_end_matches([',', ';', ':', '.']))
+}
+
+/// A time in words: seconds below two minutes.
+fn minutes(seconds: f64) -> String {
+    if seconds < 120.0 { format!("{seconds:.0} s") } else { format!("{:.0} min", seconds / 60.0) }
+}

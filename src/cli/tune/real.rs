@@ -1,0 +1,119 @@
+//! `sluice tune --real`: the tuning on real engines, until it ends or a signal arrives.
+//!
+//! However it ends, the gateway and the engines of the tuner are stopped before the command returns; a second signal does not
+//! cut that short, because an engine without its parent would hold its device. The own gateway runs in this process.
+
+use std::path::Path;
+use std::time::Duration;
+
+use super::super::bench::signals::StopSignals;
+use super::super::serve::raise_file_limit;
+use super::progress::Shown;
+use crate::config::Config;
+use crate::lab::Scenario;
+use crate::pool::Phase;
+use crate::serve::{Running, Source, start};
+use crate::tune::{Journal, OwnGateway, Plan, RealEngines, Report, Trial, TuneError, tune};
+use tokio::time::{Instant, sleep};
+
+/// How long the backends may take to be ready in the gateway; their engines serve already.
+const READY_LIMIT: Duration = Duration::from_secs(30);
+/// Between two looks at them.
+const READY_POLL: Duration = Duration::from_millis(20);
+
+/// How a tuning ended without a report.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Ended {
+    /// It cannot begin or go on.
+    #[error(transparent)]
+    Failed(#[from] TuneError),
+    /// The system refuses something that the command needs.
+    #[error("{0}")]
+    System(#[from] std::io::Error),
+    /// Ctrl-C or SIGTERM.
+    #[error("interrupted; the engines were stopped, and what was tried is in the journal: continue with --resume")]
+    Interrupted,
+}
+
+/// Tunes the engines of a scenario; their logs and journal are in `folder`.
+pub(super) fn tuned(
+    plan: &Plan,
+    scenario: Scenario,
+    folder: &Path,
+    journal: &mut Journal,
+    done: Vec<Trial>,
+    shown: &mut Shown,
+) -> Result<Report, Ended> {
+    raise_file_limit();
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let outcome = runtime.block_on(async {
+        let mut stop = StopSignals::listen()?;
+        let measures = plan.goal.measures();
+        let mut engines = RealEngines::open(scenario, &plan.space, measures, folder, PrivateGateway::default())?;
+        let outcome = tokio::select! {
+            report = search(plan, &mut engines, journal, done, shown) => report.map_err(Ended::from),
+            () = stop.received() => Err(Ended::Interrupted),
+        };
+        eprintln!("stopping the engines");
+        let stopped = engines.stop().await;
+        let report = outcome?;
+        stopped?;
+        Ok(report)
+    });
+    runtime.shutdown_background();
+    outcome
+}
+
+async fn search(
+    plan: &Plan,
+    engines: &mut RealEngines<PrivateGateway>,
+    journal: &mut Journal,
+    done: Vec<Trial>,
+    shown: &mut Shown,
+) -> Result<Report, TuneError> {
+    engines.recover().await?.iter().for_each(|line| eprintln!("{line}"));
+    tune(plan, engines, journal, done, |progress| shown.show(&progress)).await
+}
+
+/// The gateway before the engines.
+#[derive(Debug, Default)]
+struct PrivateGateway(Option<Running>);
+
+impl OwnGateway for PrivateGateway {
+    async fn serve(&mut self, config: Config) -> Result<String, String> {
+        let running = match self.0.take() {
+            None => start(config, Source::Fixed).await.map_err(|error| format!("the tuner's gateway: {error}"))?,
+            Some(running) => {
+                let applied = running.app().apply(config);
+                let running = self.0.insert(running);
+                applied.map_err(|error| format!("the tuner's gateway: {error}"))?;
+                return ready(running).await;
+            }
+        };
+        ready(self.0.insert(running)).await
+    }
+
+    async fn stop(&mut self) {
+        if let Some(running) = self.0.take() {
+            running.app().fleet.hurry();
+            running.stop().await;
+        }
+    }
+}
+
+/// The address of a gateway, once every backend is ready.
+async fn ready(gateway: &Running) -> Result<String, String> {
+    let deadline = Instant::now() + READY_LIMIT;
+    loop {
+        let view = gateway.app().admission().view();
+        let backends = view.iter().flat_map(|pool| &pool.backends);
+        let waiting = backends.clone().find(|backend| !backend.removed && backend.phase != Phase::Ready);
+        match waiting {
+            None => return Ok(format!("http://{}", gateway.client_address())),
+            Some(backend) if Instant::now() > deadline => {
+                return Err(format!("the tuner's gateway does not find {} ready: {:?}", backend.name, backend.phase));
+            }
+            Some(_) => sleep(READY_POLL).await,
+        }
+    }
+}

@@ -1,0 +1,305 @@
+//! Engines that are tried with one setting after another, without a gateway around them: for the tuner.
+//!
+//! Started, found again and stopped as those of a gateway ([`ProcessDriver`], the journal, [`wait_until_ready`]), but without a
+//! life cycle: a failure is reported and nothing is repeated, because the settings are what is being tried.
+//!
+//! The journal has a line before each start and each stop, so a tuner that is killed leaves no engine that the next one, or a
+//! gateway with the same folder, does not find. The next one takes over an engine of the same description and stops
+//! every other ([`TrialEngines::recover`]). Only engines whose settings change are restarted, and all of these are stopped before
+//! the first is started, since they may share a device.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::driver::{Driver, EngineFailure, EngineIdentity, EngineSettings, EngineStatus, ProcessDriver, StopRules};
+use crate::engine::journal::{Journal, JournalError, Record, Setup};
+use crate::engine::lifecycle::{Lifecycle, Step};
+use crate::ready::{ReadyRules, wait_until_ready};
+use crate::state_folder;
+use sluice_core::vllm::failure::FailureClass;
+use sluice_gateway::config::{Launch, Target, Words};
+use sluice_gateway::pool::Address;
+
+/// An engine as it is configured.
+#[derive(Clone, Debug)]
+pub struct TrialSpec {
+    /// `pool/backend`.
+    pub name: String,
+    /// Where it is reached.
+    pub address: Arc<Address>,
+    /// How it is started. Its flags are the settings, secret ones excepted.
+    pub launch: Launch,
+    /// Names that it must serve once it is ready.
+    pub models: Vec<String>,
+    /// From SIGTERM to SIGKILL.
+    pub grace: Duration,
+    /// Multiplies how long a phase of its start may show no progress.
+    pub start_timeout_scale: f64,
+}
+
+/// A failure of one of several engines.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{engine}: {failure}")]
+pub struct TrialFailure {
+    /// `pool/backend`.
+    pub engine: String,
+    /// What happened.
+    pub failure: EngineFailure,
+}
+
+/// Engines of one deployment. See the header of this file.
+#[derive(Debug)]
+pub struct TrialEngines {
+    journal: Journal,
+    engines: Vec<TrialEngine>,
+}
+
+#[derive(Debug)]
+struct TrialEngine {
+    spec: TrialSpec,
+    driver: ProcessDriver,
+    /// Program, port, devices and environment, as a digest.
+    identity: String,
+    /// What it runs with, if it runs and is ready.
+    running: Option<EngineSettings>,
+    models: Vec<String>,
+}
+
+impl TrialEngines {
+    /// Opens the journal in `folder`, which also gets the engines' logs. Starts nothing.
+    ///
+    /// # Errors
+    /// The folder cannot be used, or a gateway or another tuner uses it.
+    pub fn open(folder: &Path, specs: Vec<TrialSpec>) -> Result<Self, JournalError> {
+        let journal = Journal::open(folder)?;
+        let key =
+            state_folder::key(folder).map_err(|source| JournalError::Unusable { path: folder.to_owned(), source })?;
+        let engine = |spec: TrialSpec| TrialEngine {
+            driver: ProcessDriver::new(&spec.name, spec.launch.clone(), folder),
+            identity: state_folder::digest(&key, &Target::Launch(spec.launch.clone()).compared()),
+            running: None,
+            models: Vec::new(),
+            spec,
+        };
+        Ok(Self { journal, engines: specs.into_iter().map(engine).collect() })
+    }
+
+    /// Finds what an earlier tuner or gateway left: an engine of the same description is taken over, every other one is stopped.
+    /// Returns a line about each that was found.
+    ///
+    /// # Errors
+    /// An engine that does not stop.
+    pub async fn recover(&mut self) -> Result<Vec<String>, TrialFailure> {
+        let mut found = Vec::new();
+        let records: Vec<Record> = self.journal.last().values().cloned().collect();
+        for record in records.iter().filter(|record| record.lifecycle.step.may_run()) {
+            if self.engines.iter().any(|engine| engine.spec.name == record.backend) {
+                continue;
+            }
+            let mut other = TrialEngine::unknown(&record.backend, self.journal.folder());
+            if other.find(record.trace.as_ref()).await?.is_some() {
+                other.stop(&mut self.journal).await?;
+                found.push(format!("{}: its engine was stopped: it is not configured any more", record.backend));
+            }
+        }
+        for engine in &mut self.engines {
+            let record = records.iter().find(|record| record.backend == engine.spec.name);
+            let trace = record.and_then(|record| record.trace.as_ref());
+            let Some(trace) = engine.find(trace).await? else { continue };
+            let same =
+                record.filter(|record| record.trace.as_ref() == Some(&trace) && record.identity == engine.identity);
+            let name = engine.spec.name.clone();
+            let settings = same.map(|record| record.lifecycle.wanted.settings.clone());
+            let line = match (settings, engine.ready().await) {
+                (Some(settings), Ok(())) => {
+                    engine.running = Some(settings);
+                    format!("{name}: its engine runs already and is used")
+                }
+                (_, Err(failure)) => {
+                    format!("{name}: an engine was left that is not ready ({}); it is stopped", failure.class)
+                }
+                (None, Ok(())) => format!("{name}: an engine was left with other settings; it is stopped"),
+            };
+            if engine.running.is_none() {
+                engine.stop(&mut self.journal).await?;
+            }
+            found.push(line);
+        }
+        Ok(found)
+    }
+
+    /// The engines' names, in order.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.engines.iter().map(|engine| engine.spec.name.as_str())
+    }
+
+    /// The names of the models that the engines serve.
+    pub fn models(&self) -> Vec<String> {
+        self.engines.iter().flat_map(|engine| engine.models.iter().cloned()).collect()
+    }
+
+    /// The engines whose settings are not these.
+    pub fn changed(&self, settings: &[EngineSettings]) -> usize {
+        self.engines.iter().zip(settings).filter(|(engine, settings)| !engine.runs_with(settings)).count()
+    }
+
+    /// Checks settings, one for each engine, without starting anything.
+    ///
+    /// # Errors
+    /// What is wrong with them.
+    pub async fn check(&self, settings: &[EngineSettings]) -> Result<(), TrialFailure> {
+        for (engine, settings) in self.engines.iter().zip(settings) {
+            engine.driver.check(settings).await.map_err(|failure| engine.failure(failure))?;
+        }
+        Ok(())
+    }
+
+    /// Makes every engine run with its settings, ready to serve. Those that already do are left alone.
+    ///
+    /// # Errors
+    /// The first that does not stop, or start; it is stopped then.
+    pub async fn run(&mut self, settings: &[EngineSettings]) -> Result<(), TrialFailure> {
+        let mut due = Vec::new();
+        for (engine, settings) in self.engines.iter_mut().zip(settings) {
+            if !engine.runs_with(settings) {
+                engine.stop(&mut self.journal).await?;
+                due.push((engine, settings));
+            }
+        }
+        for (engine, settings) in &mut due {
+            engine.start(settings, &mut self.journal).await?;
+        }
+        let mut failed = Ok(());
+        for (engine, settings) in due {
+            match engine.ready().await {
+                Ok(()) => engine.running = Some(settings.clone()),
+                Err(failure) => {
+                    let failure = engine.failure(failure);
+                    engine.stop(&mut self.journal).await?;
+                    failed = failed.and(Err(failure));
+                }
+            }
+        }
+        failed
+    }
+
+    /// Returns when an engine that should run has ended.
+    pub async fn lost(&self) -> TrialFailure {
+        let ends = self.engines.iter().filter(|engine| engine.running.is_some()).map(|engine| {
+            Box::pin(async move {
+                let exit = engine.driver.wait_for_exit().await;
+                engine.failure(engine.driver.diagnose(Some(exit)))
+            })
+        });
+        first(ends.collect()).await
+    }
+
+    /// Stops every engine, the one whose start was given up included.
+    ///
+    /// # Errors
+    /// The first that does not stop; the others are stopped.
+    pub async fn stop(&mut self) -> Result<(), TrialFailure> {
+        let mut failed = Ok(());
+        for engine in &mut self.engines {
+            failed = failed.and(engine.stop(&mut self.journal).await);
+        }
+        failed
+    }
+}
+
+/// The output of the first future that ends; pending without any.
+async fn first<T>(mut futures: Vec<std::pin::Pin<Box<impl Future<Output = T>>>>) -> T {
+    std::future::poll_fn(|context| {
+        let ready = futures.iter_mut().find_map(|future| match future.as_mut().poll(context) {
+            std::task::Poll::Ready(value) => Some(value),
+            std::task::Poll::Pending => None,
+        });
+        ready.map_or(std::task::Poll::Pending, std::task::Poll::Ready)
+    })
+    .await
+}
+
+impl TrialEngine {
+    /// An engine of which only the name is known: it can be found and stopped.
+    fn unknown(name: &str, folder: &Path) -> Self {
+        let (command, gpu) = (Words::default(), Vec::new());
+        let launch = Launch { command, port: 0, gpu, env: BTreeMap::new(), args: BTreeMap::new() };
+        let driver = ProcessDriver::new(name, launch.clone(), folder);
+        let endpoint = Target::Launch(launch.clone()).endpoint();
+        let address = Address { authority: endpoint.authority().into(), endpoint, tls: None, api_key: None };
+        let spec = TrialSpec {
+            name: name.to_owned(),
+            address: Arc::new(address),
+            launch,
+            models: Vec::new(),
+            grace: StopRules::default().grace,
+            start_timeout_scale: 1.0,
+        };
+        Self { spec, driver, identity: String::new(), running: None, models: Vec::new() }
+    }
+
+    fn failure(&self, failure: EngineFailure) -> TrialFailure {
+        TrialFailure { engine: self.spec.name.clone(), failure }
+    }
+
+    fn runs_with(&self, settings: &EngineSettings) -> bool {
+        self.running.as_ref() == Some(settings)
+    }
+
+    /// Takes control of a running engine of this name, whose trace may be known.
+    async fn find(&self, trace: Option<&EngineIdentity>) -> Result<Option<EngineIdentity>, TrialFailure> {
+        for trace in [trace.cloned(), self.driver.find_running().await].into_iter().flatten() {
+            if self.driver.adopt(&trace).await.map_err(|failure| self.failure(failure))? {
+                return Ok(Some(trace));
+            }
+        }
+        Ok(None)
+    }
+
+    async fn start(&mut self, settings: &EngineSettings, journal: &mut Journal) -> Result<(), TrialFailure> {
+        self.write(Step::Start, settings, None, journal)?;
+        let trace = self.driver.start(settings).await.map_err(|failure| self.failure(failure))?;
+        self.write(Step::Start, settings, Some(trace), journal)
+    }
+
+    /// Waits until it is ready. There is no limit on the whole start, only on a phase without progress.
+    async fn ready(&mut self) -> Result<(), EngineFailure> {
+        let rules = ReadyRules { start_timeout_scale: self.spec.start_timeout_scale, ..ReadyRules::default() };
+        let ready = wait_until_ready(&self.driver, &self.spec.address, &self.spec.models, rules).await?;
+        self.driver.mark_ready();
+        self.models = ready.models;
+        Ok(())
+    }
+
+    async fn stop(&mut self, journal: &mut Journal) -> Result<(), TrialFailure> {
+        self.running = None;
+        if self.driver.status().await == EngineStatus::Absent {
+            return Ok(());
+        }
+        let rules = StopRules { grace: self.spec.grace, ..StopRules::default() };
+        self.driver.stop(rules).await.map_err(|failure| self.failure(failure))?;
+        self.write(Step::Off, &EngineSettings::default(), None, journal)
+    }
+
+    fn write(
+        &self,
+        step: Step,
+        settings: &EngineSettings,
+        trace: Option<EngineIdentity>,
+        journal: &mut Journal,
+    ) -> Result<(), TrialFailure> {
+        let setup = Setup { settings: settings.clone(), configured: self.identity.clone() };
+        let mut lifecycle = Lifecycle::new(setup);
+        lifecycle.step = step;
+        let (at, backend) = (jiff::Timestamp::now().to_string(), self.spec.name.clone());
+        let identity = self.identity.clone();
+        let record = Record { at, backend, lifecycle, trace, identity, start_ms: None, golden: Vec::new() };
+        journal.write(record).map_err(|error| {
+            let cause =
+                format!("the journal of the engines in {} cannot be written: {error}", journal.folder().display());
+            self.failure(EngineFailure::new(FailureClass::CommandFailed, cause))
+        })
+    }
+}

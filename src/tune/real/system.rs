@@ -1,0 +1,120 @@
+//! A deployment that serves: trials and runs are sent to it by the load generator.
+//!
+//! An engine that ends meanwhile ends the trial at once: the setting does not serve, and the reason is what its log says. The same
+//! load sent twice to one engine would be found in its prefix cache, so the token ids of each run are moved by another
+//! number; lengths and times stay those of the seed.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+use tokio::sync::Mutex;
+
+use crate::backend::{System, cache_hits, cache_notes, is_cache_full};
+use crate::error::TuneError;
+use sluice_bench::result::record::ServerSide;
+use sluice_bench::search::{Groups, Judge, LiveTrial, SystemUnderTest, Trial, TrialStats};
+use sluice_bench::{Arrival, Extent, LoadClient, PromptTokens, RunPlan, RunResult, run};
+use sluice_fleet::TrialEngines;
+use sluice_lab::Measure;
+use sluice_lab::measure::Measured;
+
+/// The token ids of a run are moved by less than this.
+const MOVES: u32 = 1_000;
+
+/// A deployment with a setting.
+#[derive(Debug)]
+pub struct RealSystem {
+    pub(super) engines: Arc<Mutex<TrialEngines>>,
+    pub(super) plan: RunPlan,
+    pub(super) client: Arc<LoadClient>,
+    pub(super) groups: Arc<Groups>,
+    pub(super) measures: Vec<Measure>,
+    pub(super) last: Option<RunResult>,
+    /// Runs so far, of all settings.
+    pub(super) runs: Arc<AtomicU32>,
+}
+
+impl RealSystem {
+    /// The traffic with prompts that no run before had.
+    fn fresh(&self) -> RunPlan {
+        let mut plan = self.plan.clone();
+        let by = self.runs.fetch_add(1, Relaxed).wrapping_add(std::process::id()) % MOVES;
+        if let PromptTokens::Ids(ids) = &mut plan.workload.tokens {
+            ids.start += by.min((ids.end - ids.start) / 2);
+        }
+        plan
+    }
+
+    fn sides(&self) -> Vec<&ServerSide> {
+        self.last.iter().flat_map(|result| &result.servers).collect()
+    }
+
+    /// The output of `load`, unless an engine ends before.
+    async fn unless_lost<T>(&self, load: impl Future<Output = T>) -> Result<T, TuneError> {
+        let engines = self.engines.lock().await;
+        tokio::select! {
+            done = load => Ok(done),
+            failure = engines.lost() => Err(TuneError::Died(failure.to_string())),
+        }
+    }
+
+    /// A few requests that are not measured: the first ones of a fresh engine take longer.
+    pub(super) async fn warm_up(&self, requests: u64, concurrency: u32) -> Result<(), TuneError> {
+        let arrival = Arrival::ClosedLoop { concurrency };
+        let extent = Extent::Requests(requests);
+        let plan = RunPlan { arrival, extent, sessions: None, scrape: Vec::new(), ..self.fresh() };
+        self.unless_lost(run(&plan, &self.client, &Arc::default())).await??;
+        Ok(())
+    }
+}
+
+impl SystemUnderTest for RealSystem {
+    type Error = TuneError;
+
+    async fn run(&mut self, trial: &Trial, judge: &mut Judge) -> Result<TrialStats, TuneError> {
+        self.last = None;
+        let live = LiveTrial::new(&self.fresh(), trial, judge, &self.groups);
+        let (stats, result) = self.unless_lost(live.run(&self.client, judge)).await??;
+        self.last = Some(result);
+        Ok(stats)
+    }
+}
+
+impl System for RealSystem {
+    fn last(&self) -> Option<&RunResult> {
+        self.last.as_ref()
+    }
+
+    fn group(&self, group: usize) -> String {
+        self.groups.name(group).to_owned()
+    }
+
+    async fn observe(&mut self, seed: u64) -> Result<(Vec<f64>, f64), TuneError> {
+        self.last = None;
+        let mut plan = self.fresh();
+        plan.workload.seed = seed;
+        let result = self.unless_lost(run(&plan, &self.client, &Arc::default())).await??;
+        let measured = Measured::of_real(&result);
+        let values = self.measures.iter().map(|measure| measured.value(measure)).collect();
+        drop(measured);
+        let seconds = result.duration;
+        self.last = Some(result);
+        Ok((values, seconds))
+    }
+
+    fn is_kv_full(&self) -> bool {
+        is_cache_full(&self.sides())
+    }
+
+    fn hit_rate(&self) -> Option<f64> {
+        cache_hits(&self.sides())
+    }
+
+    fn notes(&self) -> Vec<String> {
+        let mut notes: Vec<String> = cache_notes(&self.sides()).into_iter().collect();
+        for (status, reason) in self.client.reasons() {
+            notes.push(format!("the first response with status {status} said: {reason}"));
+        }
+        notes
+    }
+}

@@ -1,0 +1,142 @@
+"""`sluice tune --real` on a real vLLM server: a grid of 2 x 2, a tuner that is killed, and one that finishes its work.
+
+Usage: tune.py ROOT      (ROOT from ./setup; `./tune` does both steps)
+
+1. the tuner starts vLLM with its default flags and measures it;
+2. when a trial is in the journal and an engine runs, the tuner gets SIGKILL: the engine is left;
+3. `--resume` finds that engine, tries the rest of the grid, confirms the winner and exits with 0: what the journal had is
+   unchanged, the table has every setting, and no process is left.
+
+A row of the grid has the flags of the default, so it costs no start. The last line is `tune: passed` or `tune: failed`, the exit
+status 1 when it failed. Logs stay in ROOT/tune/. About four minutes on two cores.
+"""
+
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+from engine import START_SECONDS, Failed, free_port, until
+from gateway import binary
+
+SEQS, TOKENS = (4, 32), (512, 2048)
+# Of the first start, with the list of flags, and its trial; of the whole rest of the grid.
+TRIAL_SECONDS, REST_SECONDS = 2 * START_SECONDS, 5 * START_SECONDS
+
+
+def check(condition, message):
+    if not condition:
+        raise Failed(message)
+
+
+class Tuning:
+    """A folder with a tuning of one engine."""
+
+    def __init__(self, root):
+        self.folder = root / "tune"
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir()
+        env = {
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_CACHE_ROOT": str(root / "cache"),
+            "PYTHONUNBUFFERED": "1",
+            "PYTHONDONTWRITEBYTECODE": "",
+            "TUNE_TEST": str(self.folder),
+        }
+        env = ", ".join(f"{k} = {json.dumps(v)}" for k, v in env.items())
+        command = json.dumps([str(root / "venv/bin/vllm"), "serve", str(root / "tiny")])
+        args = ('served-model-name = "tiny", load-format = "dummy", enforce-eager = true, seed = 0, max-model-len = 4096, '
+                f"max-num-seqs = {SEQS[0]}, max-num-batched-tokens = {TOKENS[0]}")
+        (self.folder / "sluice.toml").write_text("\n".join([
+            "[fleet]", "start_timeout_scale = 4",
+            "[[model]]", 'name = "tiny"', "[[pool]]", 'name = "p"',
+            "[[pool.backend]]", 'name = "cpu"', "[pool.backend.launch]", f"command = {command}",
+            f"port = {free_port()}", f"env = {{ {env} }}", f"args = {{ {args} }}", ""]))
+        (self.folder / "grid.toml").write_text("\n".join([
+            'config = "sluice.toml"',
+            "[[traffic]]", "concurrency = 32", "requests = 160",
+            'class = [{ name = "chat", in = 100, out = 32, e2el = "10s" }]',
+            "[tune]", 'objective = "all.tokens"', 'beside = ["chat.e2el.p99"]', "runs = 2",
+            "[[tune.dimension]]", 'key = "vllm.max-num-seqs"', f"values = {list(SEQS)}",
+            "[[tune.dimension]]", 'key = "vllm.max-num-batched-tokens"', f"values = {list(TOKENS)}", ""]))
+
+    def begin(self, name, *flags):
+        with open(self.folder / f"{name}.out", "wb") as out, open(self.folder / f"{name}.err", "wb") as err:
+            return subprocess.Popen([binary(), "tune", "grid.toml", "--real", *flags], cwd=self.folder, stdin=subprocess.DEVNULL,
+                                    stdout=out, stderr=err)
+
+    def text(self, name):
+        return (self.folder / name).read_text() if (self.folder / name).exists() else ""
+
+    def trials(self):
+        return [json.loads(line) for line in self.text("grid.journal").splitlines(True)[1:] if line.endswith("\n")]
+
+    def processes(self):
+        """pid -> command line of every process of our engines, by their environment."""
+        mark, found = f"TUNE_TEST={self.folder}".encode(), {}
+        for entry in pathlib.Path("/proc").iterdir():
+            if entry.name.isdigit():
+                try:
+                    if mark in (entry / "environ").read_bytes().split(b"\0"):
+                        found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+                except OSError:
+                    pass
+        return found
+
+
+def run(tuning):
+    tuner = tuning.begin("killed")
+    try:
+        until("a trial is in the journal", lambda: tuning.trials() or tuner.poll() is not None, TRIAL_SECONDS, 0.1)
+        until("an engine runs", lambda: tuning.processes() or tuner.poll() is not None, TRIAL_SECONDS, 0.1)
+        check(tuner.poll() is None, f"the tuner ended with {tuner.poll()}: {tuning.text('killed.err')}")
+    finally:
+        tuner.kill()
+        tuner.wait()
+    left = tuning.processes()
+    check(left, "no engine was left by the tuner that was killed")
+    before = tuning.text("grid.journal")
+    print(f"tune: killed after {len(tuning.trials())} trials; {len(left)} processes of an engine are left", flush=True)
+    rest = tuning.begin("resumed", "--resume")
+    try:
+        status = rest.wait(REST_SECONDS)
+    finally:
+        if rest.poll() is None:
+            rest.terminate()
+            rest.wait(60)
+    out, err = tuning.text("resumed.out"), tuning.text("resumed.err")
+    print(err + out, flush=True)
+    check(status == 0, f"the tuner that was resumed ended with {status}")
+    check("p/cpu: its engine runs already" in err or "p/cpu: an engine was left" in err, "it did not find the engine")
+    check(tuning.text("grid.journal").startswith(before[:before.rindex("\n") + 1]), "the journal has lost trials")
+    tried = {(t["setting"].get("vllm.max-num-seqs"), t["setting"].get("vllm.max-num-batched-tokens")) for t in tuning.trials()}
+    check(tried == {(None, None), *((s, t) for s in SEQS for t in TOKENS)}, f"not the grid: {tried}")
+    unmeasured = [t for t in tuning.trials() if t["outcome"]["is"] not in ("measured", "worse")]
+    check(not unmeasured, f"not measured: {unmeasured}")
+    check("best: max-num-batched-tokens=" in out and f"max-num-seqs={SEQS[1]}" in out, "four sequences at once are not better than 32")
+    check(not tuning.processes(), f"left behind: {tuning.processes()}")
+
+
+def main():
+    began, tuning = time.monotonic(), Tuning(pathlib.Path(sys.argv[1]).resolve())
+    try:
+        run(tuning)
+        result = "passed"
+    except (Failed, subprocess.TimeoutExpired) as error:
+        print(f"tune: {error}", flush=True)
+        result = "failed"
+    finally:
+        for pid in tuning.processes():
+            os.kill(pid, signal.SIGKILL)
+    print(f"tune: {result} after {time.monotonic() - began:.0f} s", flush=True)
+    sys.exit(result != "passed")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,219 @@
+//! `sluice tune` as a user runs it: real processes in place of engines, arguments, messages, exit codes, the journal.
+
+#[path = "../common/ports.rs"]
+mod ports;
+mod rig;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use rig::{Rig, end, until};
+
+/// Requests that are measured in a second or so.
+const LOAD: &str = "[[traffic]]\nconcurrency = 6\nrequests = 18\n\
+    class = [{ name = \"a\", in = 100, out = 30, e2el = \"60s\" }]\n";
+/// A measure, by two runs.
+const TUNE: &str = "[tune]\nobjective = \"a.e2el.mean\"\nruns = 2\n";
+const GRID: &str = "[[tune.dimension]]\nkey = \"vllm.max-num-seqs\"\nvalues = [1, 6]\n\
+    [[tune.dimension]]\nkey = \"vllm.max-num-batched-tokens\"\nvalues = [512, 1024]\n";
+const FLAGS: &str = "--sim-speed 2 --max-num-seqs 2 --max-model-len 2048";
+
+fn grid() -> Rig {
+    Rig::real(1, FLAGS, &format!("{LOAD}{TUNE}{GRID}"))
+}
+
+fn signal(child: &std::process::Child, signal: Signal) {
+    kill(Pid::from_raw(child.id() as i32), signal).unwrap();
+}
+
+#[test]
+fn a_grid_is_tuned_on_processes_and_no_process_is_left() {
+    let rig = grid();
+    let ran = rig.tune(&["--real"]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    // With one sequence at a time requests wait six times as long.
+    let rows: Vec<&str> = ran.out.lines().filter(|line| line.starts_with("max-num-")).collect();
+    assert_eq!(rows.len(), 4, "{}", ran.out);
+    assert!(ran.out.contains("best: max-num-batched-tokens=") && ran.out.contains("max-num-seqs=6"), "{}", ran.out);
+    assert!(ran.out.contains("vllm serve: --max-num-batched-tokens="), "{}", ran.out);
+    assert!(ran.err.contains("1 of 5: defaults: ") && ran.err.contains("; best "), "{}", ran.err);
+    // The default, four settings, and the winner and the default again; the winner may be what ran last.
+    assert!(rig.trials() == 7 && [6, 7].contains(&rig.starts()), "{} starts\n{}", rig.starts(), ran.err);
+    assert_eq!(rig.engines(), Vec::<i32>::new());
+}
+
+#[test]
+fn a_tuner_that_is_killed_resumes_and_leaves_no_engine() {
+    let rig = grid();
+    let child = rig.begin(&["--real"]);
+    until("two trials ended and an engine runs", || rig.trials() >= 2 && !rig.engines().is_empty());
+    signal(&child, Signal::SIGKILL);
+    let killed = end(child);
+    assert_eq!(killed.code, None);
+    let before = rig.read("t.journal");
+    assert!(!rig.engines().is_empty(), "nothing is left to be found: {killed:?}");
+    let ran = rig.tune(&["--real", "--resume"]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert!(ran.err.contains("trials are taken from the journal"), "{}", ran.err);
+    assert!(
+        ran.err.contains("p/e0: its engine runs already and is used") || ran.err.contains("p/e0: an engine was left"),
+        "{}",
+        ran.err
+    );
+    let whole = before.rfind('\n').map_or("", |end| &before[..=end]);
+    assert!(rig.read("t.journal").starts_with(whole), "what was tried before is not in the journal any more");
+    assert_eq!((rig.trials(), rig.engines()), (7, vec![]), "{}", ran.err);
+}
+
+#[test]
+fn a_signal_stops_the_engines_and_the_tuning_goes_on_later() {
+    let rig = grid();
+    for stop in [Signal::SIGTERM, Signal::SIGINT] {
+        let resume = rig.path("t.journal").exists();
+        let had = rig.trials();
+        let child = rig.begin(if resume { &["--real", "--resume"] } else { &["--real"] });
+        until("another trial ended and an engine runs", || rig.trials() > had && !rig.engines().is_empty());
+        signal(&child, stop);
+        let ran = end(child);
+        assert_eq!((ran.code, rig.engines()), (Some(1), vec![]), "{ran:?}");
+        assert!(ran.err.contains("interrupted") && ran.err.contains("--resume"), "{}", ran.err);
+    }
+    assert_eq!(rig.tune(&["--real", "--resume"]).code, Some(0));
+}
+
+#[test]
+fn keys_of_the_gateway_cost_no_start() {
+    let space = "[[tune.dimension]]\nkey = \"pool.p.policy\"\nvalues = [\"round_robin\", \"least_work\"]\n\
+        [[tune.dimension]]\nkey = \"vllm.max-num-seqs\"\nvalues = [2, 6]\n\
+        [[tune.dimension]]\nkey = \"pool.p.slots\"\nvalues = [4, 8]\n";
+    let rig = Rig::real(2, FLAGS, &format!("{LOAD}{TUNE}{space}"));
+    let ran = rig.tune(&["--real", "--budget", "9"]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert!(ran.out.contains("sluice serve: --set pool.p."), "{}", ran.out);
+    // Two engines: the default, both values of the flag, and at most two confirmations.
+    let starts = rig.starts() / 2;
+    assert!((3..=5).contains(&starts) && rig.trials() >= 9, "{starts} starts, {} trials\n{}", rig.trials(), ran.err);
+    assert_eq!(rig.engines(), Vec::<i32>::new());
+}
+
+#[test]
+fn what_the_engine_refuses_is_learned_and_reported() {
+    let space = "[[tune.dimension]]\nkey = \"vllm.max-model-len\"\nvalues = [2048, 70000, 90000, 131072]\n";
+    let flags = "--sim-speed 20 --sim-gpu rtx3080-10 --sim-model llama-3.2-1b --gpu-memory-utilization 0.5 --max-model-len 2048";
+    let rig = Rig::real(1, flags, &format!("{LOAD}{TUNE}{space}"));
+    let ran = rig.tune(&["--real"]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    // The first refusal says the longest that would fit; the other two are not started.
+    let refusals = ran.out.matches("estimated maximum model length").count();
+    assert!(
+        refusals == 1 && ran.out.matches("does not start").count() + ran.out.matches("left out").count() >= 3,
+        "{}",
+        ran.out
+    );
+    // Progress lines are short; the report has the whole text.
+    assert!(ran.err.lines().all(|line| line.chars().count() < 300), "{}", ran.err);
+    assert_eq!(rig.engines(), Vec::<i32>::new());
+}
+
+#[test]
+fn an_engine_that_dies_under_load_loses_and_the_tuning_goes_on() {
+    let space = "[[tune.dimension]]\nkey = \"vllm.max-num-seqs\"\nvalues = [2, 6]\n";
+    let rig = Rig::real(1, &format!("{FLAGS} --sim-fault oom=3"), &format!("{LOAD}{TUNE}{space}"));
+    let ran = rig.tune(&["--real"]);
+    assert_eq!((ran.code, rig.engines()), (Some(0), vec![]), "{ran:?}");
+    let died = ran.out.lines().find(|line| line.starts_with("max-num-seqs=6")).unwrap_or_default();
+    assert!(died.contains("it ends under load: p/e0: out_of_memory"), "{}", ran.out);
+}
+
+#[test]
+fn a_server_that_never_starts_and_a_program_that_is_missing_are_named() {
+    let never = Rig::real(1, "--max-model-len 999999999", &format!("{LOAD}{TUNE}{GRID}"));
+    let ran = never.tune(&["--real"]);
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    assert!(ran.out.contains("no engine starts. With defaults, it says: p/e0: "), "{}", ran.out);
+    let missing = grid();
+    let config = missing.read("sluice.toml").replace(env!("CARGO_BIN_EXE_sluice"), "/nowhere/vllm");
+    std::fs::write(missing.path("sluice.toml"), config).unwrap();
+    let ran = missing.tune(&["--real"]);
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    assert!(ran.err.contains("program_missing") && ran.err.contains("/nowhere/vllm"), "{}", ran.err);
+}
+
+#[test]
+fn engines_that_could_not_be_tuned_are_refused_before_any_starts() {
+    let without = Rig::new(&format!("{LOAD}{TUNE}{GRID}"));
+    let ran = without.tune(&["--real"]);
+    assert_eq!(ran.code, Some(2), "{ran:?}");
+    assert!(ran.err.contains("no backend of the configuration has launch"), "{}", ran.err);
+    let busy = Rig::real(1, FLAGS, &format!("{LOAD}[tune]\nobjective = \"busy\"\n{GRID}"));
+    let ran = busy.tune(&["--real"]);
+    assert_eq!((ran.code, busy.starts()), (Some(2), 0), "{ran:?}");
+    assert!(ran.err.contains("busy is known of simulated engines only"), "{}", ran.err);
+}
+
+/// A space of simulated engines on virtual time.
+fn simulated(class: &str, tune: &str) -> Rig {
+    Rig::new(&format!(
+        "duration = \"3s\"\n[[engine]]\nargs = {{ stream-interval = 100 }}\n[[traffic]]\nrate = 20\nclass = [{class}]\n{tune}"
+    ))
+}
+
+const CLASS: &str = "{ name = \"a\", in = 200, out = 10, e2el = \"1s\" }";
+
+#[test]
+fn bad_input_exits_with_2_and_says_what_to_change() {
+    let many = "[[tune.dimension]]\nkey = \"vllm.max-num-seqs\"\nvalues = [1, 2]\n";
+    for (tune, args, expected) in [
+        ("", &[][..], "a table [tune] is missing"),
+        ("[tune]\n", &[], "the space is empty: it has no dimension"),
+        (
+            &format!("[tune]\nconstraints = [\"vllm.max-num-seqs > 5\"]\n{many}"),
+            &[],
+            "all of its 2 settings break a constraint",
+        ),
+        (&format!("[tune]\nobjectiv = \"rate\"\n{many}"), &[], "unknown field `objectiv`"),
+        (&format!("[tune]\nobjective = \"fast\"\n{many}"), &[], "'fast' is not a measure"),
+        (&format!("[tune]\n{many}"), &["--budget", "0"], "0 trials find nothing"),
+        (&format!("[tune]\n{many}"), &["--method", "guess"], "'guess' is no method; there are race,"),
+        (&format!("[tune]\n{many}"), &["--engines", "x"], "--real"),
+        (&format!("[tune]\n{many}"), &["--resume"], "begin without --resume"),
+    ] {
+        let rig = simulated(CLASS, tune);
+        let ran = rig.tune(args);
+        assert_eq!(ran.code, Some(2), "{tune}: {ran:?}");
+        assert!(ran.err.contains(expected), "{tune}: {}", ran.err);
+        assert_eq!(rig.trials(), 0);
+    }
+}
+
+#[test]
+fn objectives_that_no_setting_meets_are_named_with_what_is_missing() {
+    let class = "{ name = \"chat\", in = 200, out = 100, e2el = \"100ms\" }";
+    let rig = simulated(class, &format!("[tune]\nrequests = 30\n{GRID}"));
+    let ran = rig.tune(&[]);
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    assert!(ran.out.contains("even single requests of 'chat' miss E2EL by "), "{}", ran.out);
+}
+
+#[test]
+fn a_full_disk_ends_the_tuning_with_a_whole_journal_that_is_continued() {
+    let rig = simulated(
+        CLASS,
+        "[tune]\nobjective = \"a.e2el.p99\"\nruns = 2\n\
+        [[tune.dimension]]\nkey = \"vllm.max-num-seqs\"\nvalues = [1, 2, 4, 8]\n",
+    );
+    let ran = rig.tune_on_full_disk(2, &[]);
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    assert!(ran.err.contains("cannot be written") && ran.err.contains("--resume"), "{}", ran.err);
+    let (had, text) = (rig.trials(), rig.read("t.journal"));
+    assert!(had >= 1 && text.ends_with('\n'), "{text}");
+    let ran = rig.tune(&["--resume"]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert!(ran.err.contains(&format!("{had} trials are taken from the journal")), "{}", ran.err);
+    assert!(rig.read("t.journal").starts_with(&text));
+    // A journal of another kind of engine, or of a file that has changed, is not continued.
+    let ran = rig.tune(&["--resume", "--seed", "2"]);
+    assert!(ran.code == Some(2) && ran.err.contains("it is of the seed 1 and not 2"), "{ran:?}");
+    let ran = rig.tune(&["--resume", "--real"]);
+    assert!(ran.code == Some(2) && ran.err.contains("it is of simulated engines and not of real ones"), "{ran:?}");
+}

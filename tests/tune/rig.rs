@@ -1,0 +1,147 @@
+//! A folder with a tuning, `sluice sim` in place of `vllm serve`, and the command run in it.
+//!
+//! Engines carry the folder in a mark of their environment, by which a test finds them, and ends them if it fails.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tempfile::TempDir;
+
+use crate::ports::free_port;
+
+/// Time limit of every wait.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(120);
+
+/// A tuning in a folder of its own.
+pub(crate) struct Rig {
+    folder: TempDir,
+}
+
+/// What a command left.
+#[derive(Debug)]
+pub(crate) struct Ran {
+    pub(crate) code: Option<i32>,
+    pub(crate) out: String,
+    pub(crate) err: String,
+}
+
+impl Rig {
+    /// A file `t.toml`.
+    pub(crate) fn new(tune: &str) -> Self {
+        let rig = Self { folder: TempDir::new().unwrap() };
+        std::fs::write(rig.path("t.toml"), tune).unwrap();
+        rig
+    }
+
+    /// The same with a configuration `sluice.toml` that launches `engines` simulated engines with these flags.
+    pub(crate) fn real(engines: usize, flags: &str, tune: &str) -> Self {
+        let rig = Self::new(&format!("config = \"sluice.toml\"\n{tune}"));
+        let program = env!("CARGO_BIN_EXE_sluice");
+        let words = format!("sim model --served-model-name m --sim-startup 0 {flags}");
+        let words: Vec<String> = words.split_whitespace().map(|word| format!("{word:?}")).collect();
+        let mut text = "[[model]]\nname = \"m\"\n[[pool]]\nname = \"p\"\n".to_owned();
+        for engine in 0..engines {
+            text += &format!(
+                "[[pool.backend]]\nname = \"e{engine}\"\n[pool.backend.launch]\nport = {}\ncommand = [{program:?}, {}]\n\
+                 env = {{ VLLM_CACHE_ROOT = {:?} }}\n",
+                free_port(),
+                words.join(", "),
+                rig.path("cache")
+            );
+        }
+        std::fs::write(rig.path("sluice.toml"), text).unwrap();
+        rig
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    pub(crate) fn read(&self, name: &str) -> String {
+        std::fs::read_to_string(self.path(name)).unwrap_or_default()
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_sluice"));
+        command.args(["tune", "t.toml"]).args(args).current_dir(self.folder.path()).stdin(Stdio::null());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+
+    /// Runs `sluice tune t.toml ARGS` to its end.
+    pub(crate) fn tune(&self, args: &[&str]) -> Ran {
+        ran(self.command(args).output().unwrap())
+    }
+
+    /// The same with no file growing beyond `blocks` of 512 bytes: what a full disk looks like to a program.
+    pub(crate) fn tune_on_full_disk(&self, blocks: u32, args: &[&str]) -> Ran {
+        let mut shell = Command::new("sh");
+        let script = format!("trap '' XFSZ; ulimit -f {blocks}; exec \"$@\"");
+        shell.args(["-c", &script, "sh", env!("CARGO_BIN_EXE_sluice"), "tune", "t.toml"]).args(args);
+        ran(shell.current_dir(self.folder.path()).stdin(Stdio::null()).output().unwrap())
+    }
+
+    /// Starts it.
+    pub(crate) fn begin(&self, args: &[&str]) -> Child {
+        self.command(args).spawn().unwrap()
+    }
+
+    /// Trials in the journal.
+    pub(crate) fn trials(&self) -> usize {
+        self.read("t.journal").lines().count().saturating_sub(1)
+    }
+
+    /// Starts of engines so far, as their journal has them.
+    pub(crate) fn starts(&self) -> usize {
+        let journal = self.read("t.engines/journal.jsonl");
+        journal.lines().filter(|line| line.contains("\"step\":\"start\"") && line.contains("\"trace\"")).count()
+    }
+
+    /// Living processes of this folder's engines.
+    pub(crate) fn engines(&self) -> Vec<i32> {
+        let mark = format!("SLUICE_ENGINE={}", self.folder.path().canonicalize().unwrap().display());
+        let entries = std::fs::read_dir("/proc").unwrap().flatten();
+        let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+        pids.filter(|pid| has_mark(*pid, mark.as_bytes()) && is_alive(*pid)).collect()
+    }
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        for pid in self.engines() {
+            let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+        }
+    }
+}
+
+fn has_mark(pid: i32, mark: &[u8]) -> bool {
+    let environ = std::fs::read(Path::new("/proc").join(pid.to_string()).join("environ")).unwrap_or_default();
+    environ.split(|byte| *byte == 0).any(|variable| variable.starts_with(mark))
+}
+
+fn is_alive(pid: i32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit(')').next().is_some_and(|rest| !rest.is_empty() && !rest.trim_start().starts_with(['Z', 'X']))
+}
+
+fn ran(output: Output) -> Ran {
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    Ran { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+}
+
+/// Waits for a condition.
+pub(crate) fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !condition() {
+        assert!(began.elapsed() < TIMEOUT, "after {TIMEOUT:?} still not: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// The end of a command that was started.
+pub(crate) fn end(child: Child) -> Ran {
+    ran(child.wait_with_output().unwrap())
+}
