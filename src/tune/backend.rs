@@ -70,6 +70,12 @@ pub trait System: SystemUnderTest<Error = TuneError> {
     /// The load could not be sent.
     fn observe(&mut self, seed: u64) -> impl Future<Output = Result<(Vec<f64>, f64), TuneError>>;
 
+    /// The worst load: every sequence runs and every step is full. Returns the seconds it took.
+    ///
+    /// # Errors
+    /// [`TuneError::Died`] if an engine ends.
+    fn stress(&mut self, seed: u64) -> impl Future<Output = Result<f64, TuneError>>;
+
     /// Whether the KV cache was full in the last trial.
     fn is_kv_full(&self) -> bool;
 

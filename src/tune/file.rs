@@ -24,6 +24,11 @@
 //! factor = 2                                 # or step = 512
 //! when = "vllm.max-num-seqs >= 128"          # otherwise the key is left alone
 //!
+//! [tune.memory]                              # first: the most memory with which engines start, and live under the worst load
+//! from = 0.8                                 # of gpu-memory-utilization; every setting but the default gets what is found
+//! to = 0.98
+//! step = 0.01
+//!
 //! [[tune.setting]]                           # single settings besides the grid
 //! "vllm.enforce-eager" = true
 //! ```
@@ -87,6 +92,8 @@ pub struct TuneTable {
     pub dimension: Vec<DimensionTable>,
     /// Single settings besides: keys and values.
     pub setting: Vec<Setting>,
+    /// Whether the memory of the engines is found first.
+    pub memory: Option<MemoryTable>,
 }
 
 impl Default for TuneTable {
@@ -106,8 +113,21 @@ impl Default for TuneTable {
             constraints: Vec::new(),
             dimension: Vec::new(),
             setting: Vec::new(),
+            memory: None,
         }
     }
+}
+
+/// Values of `gpu-memory-utilization`.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MemoryTable {
+    /// The smallest, above 0.
+    pub from: f64,
+    /// The largest, at most 1.
+    pub to: f64,
+    /// The difference between neighbours.
+    pub step: f64,
 }
 
 /// A dimension of the space.

@@ -3,7 +3,7 @@
 //! Values are compared by their logarithms, so that ratios count: a rate of 11 is as far above 10 as 110 above 100.
 
 use crate::error::TuneError;
-use crate::file::TuneTable;
+use crate::file::{MemoryTable, TuneTable};
 use sluice_core::stats::Sense;
 use sluice_lab::Measure;
 
@@ -42,6 +42,8 @@ pub struct Goal {
     pub complete: bool,
     /// The first seed.
     pub seed: u64,
+    /// The values of `gpu-memory-utilization` of which the largest is found first.
+    pub memory: Option<MemoryTable>,
 }
 
 impl Goal {
@@ -61,9 +63,9 @@ impl Goal {
             let text = "is for a measure as the objective; each trial of a rate has a load of its own";
             return Err(TuneError::Goal(format!("{key} {text}")));
         }
-        let TuneTable { requests, runs, repeats, margin, complete, .. } = *table;
+        let TuneTable { requests, runs, repeats, margin, complete, memory, .. } = *table;
         let (margin, hit_rate) = (margin / 100.0, table.hit_rate.map(|share| share / 100.0));
-        Ok(Self { objective, against, beside, requests, runs, repeats, margin, hit_rate, complete, seed })
+        Ok(Self { objective, against, beside, requests, runs, repeats, margin, hit_rate, complete, seed, memory })
     }
 
     /// Which direction is good.

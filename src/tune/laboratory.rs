@@ -159,6 +159,11 @@ impl System for SimulatedSystem {
         Ok((values, seconds))
     }
 
+    /// A simulated engine runs out of memory at the start only.
+    async fn stress(&mut self, _: u64) -> Result<f64, TuneError> {
+        Ok(0.0)
+    }
+
     fn is_kv_full(&self) -> bool {
         self.last_run().is_some_and(|run| is_cache_full(&sides(run)))
     }

@@ -23,6 +23,7 @@ pub mod emulation;
 pub mod goal;
 pub mod trial;
 mod learned;
+mod memory;
 pub mod backend;
 pub mod laboratory;
 pub mod real;

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::trial::Range;
 use sluice_bench::search::{RatePoint, TrialKind, TrialLoad, TrialRecord, TrialReport, TrialStats, TrialVerdict};
 
-/// A line of the journal. The name of its only key tells it from a trial.
+/// A line of the journal. Its only key, which no trial has, distinguishes it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct LoadLine {
     load: Load,

@@ -127,6 +127,10 @@ impl System for Queue {
         Ok((vec![mean / self.service, mean * self.other], 60.0))
     }
 
+    async fn stress(&mut self, _: u64) -> Result<f64, TuneError> {
+        if self.service < 1.0 { Err(TuneError::Died("out of memory".to_owned())) } else { Ok(10.0) }
+    }
+
     fn is_kv_full(&self) -> bool {
         false
     }

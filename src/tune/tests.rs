@@ -166,6 +166,32 @@ fn a_tuning_that_was_killed_resumes_to_the_same_result_without_repeating_a_trial
 }
 
 #[test]
+fn the_memory_is_what_the_hungriest_setting_lives_with_and_every_setting_but_the_default_gets_it() {
+    let tune = format!(
+        "[tune]\nrequests = 400\n[tune.memory]\nfrom = 0.5\nto = 0.98\nstep = 0.02\n{}",
+        dimension("max-num-seqs", 4)
+    );
+    let plan = plan(&file("", CLASS, &tune), Some(Method::Race), 1, Budget::default());
+    let share = |setting: &setting::Setting| setting.get("vllm.gpu-memory-utilization").and_then(number);
+    // With four sequences it starts up to 0.94 and lives under load up to 0.86.
+    let service = |setting: &setting::Setting| match (share(setting), of(setting, "max-num-seqs") as u32) {
+        (Some(share), 4) if share > 0.94 => None,
+        (Some(share), 4) if share > 0.86 => Some(0.5),
+        (Some(_), _) => Some(20.0),
+        (None, _) => Some(10.0),
+    };
+    let report = tuned(&plan, &mut Queues::new(service));
+    let stressed: Vec<&Trial> = report.trials.iter().filter(|trial| trial.effort == Effort::Stress).collect();
+    assert!(stressed.len() <= 6 && share(&stressed[0].setting) == Some(0.98), "{stressed:?}");
+    assert!(stressed.iter().all(|trial| of(&trial.setting, "max-num-seqs") == 4.0));
+    let searched = report.trials.iter().filter(|trial| matches!(trial.effort, Effort::Race(_)));
+    let shares: Vec<Option<f64>> = searched.map(|trial| share(&trial.setting)).collect();
+    assert_eq!(shares, [None, Some(0.86), Some(0.86), Some(0.86), Some(0.86)]);
+    let text = table::text(&report, &plan.goal);
+    assert!(text.contains("it ends under load: out of memory"), "{text}");
+}
+
+#[test]
 fn a_budget_ends_the_search_and_is_said() {
     for budget in [
         Budget { trials: Some(3), time: None },

@@ -24,6 +24,8 @@ pub enum Effort {
     Script,
     /// Whether it starts.
     Start,
+    /// Whether it starts and lives under the worst load.
+    Stress,
 }
 
 /// A value and its range; an end that is not known is `None`.

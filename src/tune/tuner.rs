@@ -19,6 +19,7 @@ use crate::journal::Journal;
 use crate::laboratory::Laboratory;
 use crate::learned::refusal;
 use crate::load_line::LoadLine;
+use crate::memory::{Bisection, SHARE, hungriest, with_share};
 use crate::search::{Ask, Known, Method, Pruned, best};
 use crate::setting::Setting;
 use crate::space::Space;
@@ -142,10 +143,14 @@ pub async fn tune<B: Backend>(
     done: Vec<Trial>,
     on_progress: impl FnMut(Progress<'_>),
 ) -> Result<Report, TuneError> {
-    let settings = plan.space.settings()?;
+    let mut settings = plan.space.settings()?;
     let replay = done.into_iter();
     plan.method.check(&plan.goal)?;
     let mut tuning = Tuning { plan, backend, journal, replay, trials: Vec::new(), on_progress };
+    if let Some(share) = tuning.find_memory(&settings).await? {
+        settings[1..].iter_mut().for_each(|setting| *setting = with_share(setting, share));
+    }
+    let before = tuning.trials.len();
     let predicted = tuning.predict(&settings).await?;
     let start = Known { space: &plan.space, settings: &settings, goal: &plan.goal, trials: &[], predicted: &predicted };
     let mut search = plan.method.search(&start);
@@ -156,7 +161,7 @@ pub async fn tune<B: Backend>(
             break;
         }
         let trials = std::mem::take(&mut tuning.trials);
-        let ask = search.next(&Known { trials: &trials, ..start });
+        let ask = search.next(&Known { trials: &trials[before..], ..start });
         tuning.trials = trials;
         match ask {
             Some(ask) => tuning.try_out(&ask).await?,
@@ -177,8 +182,26 @@ pub async fn tune<B: Backend>(
 impl<B: Backend, F: FnMut(Progress<'_>)> Tuning<'_, B, F> {
     fn is_out_of_budget(&self) -> bool {
         let Budget { trials, time } = self.plan.budget;
+        let tried = self.trials.iter().filter(|trial| trial.effort != Effort::Stress).count();
         let spent: f64 = self.trials.iter().map(|trial| trial.seconds + trial.start_seconds).sum();
-        trials.is_some_and(|most| self.trials.len() >= most) || time.is_some_and(|most| spent >= most.as_secs_f64())
+        trials.is_some_and(|most| tried >= most) || time.is_some_and(|most| spent >= most.as_secs_f64())
+    }
+
+    /// The largest share of the memory with which the engines live, if it is to be found and there is one.
+    async fn find_memory(&mut self, settings: &[Setting]) -> Result<Option<f64>, TuneError> {
+        let Some(table) = &self.plan.goal.memory else { return Ok(None) };
+        if settings.iter().any(|setting| setting.contains_key(SHARE)) {
+            let text = format!("{SHARE} is a dimension and is found by tune.memory as well; leave out one of them");
+            return Err(TuneError::Goal(text));
+        }
+        let mut bisection = Bisection::new(table)?;
+        let hungriest = hungriest(settings);
+        while let Some(share) = bisection.next() {
+            self.try_out(&Ask { setting: with_share(&hungriest, share), effort: Effort::Stress }).await?;
+            let lived = self.trials.last().is_some_and(|trial| trial.outcome == Outcome::Starts);
+            bisection.record(share, lived);
+        }
+        Ok(bisection.found())
     }
 
     /// Runs a trial, or takes it from the journal.

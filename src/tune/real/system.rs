@@ -18,6 +18,8 @@ use sluice_fleet::TrialEngines;
 use sluice_lab::Measure;
 use sluice_lab::measure::Measured;
 
+/// Requests in flight in the worst load: more than engines run at once by default on any but the largest GPUs.
+const STRESS: u32 = 512;
 /// The token ids of a run are moved by less than this.
 const MOVES: u32 = 1_000;
 
@@ -100,6 +102,18 @@ impl System for RealSystem {
         let seconds = result.duration;
         self.last = Some(result);
         Ok((values, seconds))
+    }
+
+    async fn stress(&mut self, seed: u64) -> Result<f64, TuneError> {
+        self.last = None;
+        let arrival = Arrival::ClosedLoop { concurrency: STRESS };
+        let extent = Extent::Requests(2 * u64::from(STRESS));
+        let mut plan = RunPlan { arrival, extent, sessions: None, ..self.fresh() };
+        plan.workload.seed = seed;
+        let result = self.unless_lost(run(&plan, &self.client, &Arc::default())).await??;
+        let seconds = result.duration;
+        self.last = Some(result);
+        Ok(seconds)
     }
 
     fn is_kv_full(&self) -> bool {

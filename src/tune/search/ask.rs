@@ -84,7 +84,7 @@ pub fn best<'a>(trials: &'a [Trial], goal: &Goal) -> Option<&'a Trial> {
     let full = |trial: &&Trial| match trial.effort {
         Effort::Race(_) | Effort::Script => true,
         Effort::Rung(share) => share >= 1.0,
-        Effort::Confirm | Effort::Start | Effort::Predict => false,
+        Effort::Confirm | Effort::Start | Effort::Predict | Effort::Stress => false,
     };
     let scored = trials.iter().filter(full).filter_map(|trial| Some((goal.score(trial.value()?), trial)));
     scored.reduce(|best, other| if other.0 > best.0 { other } else { best }).map(|(_, trial)| trial)
