@@ -16,6 +16,7 @@ const LOAD: &str = "[[traffic]]\nconcurrency = 6\nrequests = 18\n\
 const TUNE: &str = "[tune]\nobjective = \"a.e2el.mean\"\nruns = 2\n";
 const GRID: &str = "[[tune.dimension]]\nkey = \"vllm.max-num-seqs\"\nvalues = [1, 6]\n\
     [[tune.dimension]]\nkey = \"vllm.max-num-batched-tokens\"\nvalues = [512, 1024]\n";
+const FAST: &str = "--sim-speed 200 --max-num-seqs 2 --max-model-len 2048";
 const FLAGS: &str = "--sim-speed 2 --max-num-seqs 2 --max-model-len 2048";
 
 fn grid() -> Rig {
@@ -149,6 +150,56 @@ fn engines_that_could_not_be_tuned_are_refused_before_any_starts() {
     let ran = busy.tune(&["--real"]);
     assert_eq!((ran.code, busy.starts()), (Some(2), 0), "{ran:?}");
     assert!(ran.err.contains("busy is known of simulated engines only"), "{}", ran.err);
+}
+
+#[test]
+fn the_memory_is_what_the_engine_lives_with_under_load_and_not_at_the_start() {
+    let rig = Rig::real(
+        1,
+        FAST,
+        &format!(
+            "{LOAD}{TUNE}[tune.memory]\nfrom = 0.9\nto = 0.98\nstep = 0.02\n\
+        [[tune.dimension]]\nkey = \"vllm.max-num-seqs\"\nvalues = [6]\n"
+        ),
+    );
+    // It starts with any share, and above 0.94 it runs out of memory as soon as requests come.
+    let script = format!(
+        "#!/bin/sh\nfault=none\ncase \"$*\" in *utilization=0.96* | *utilization=0.98*) \
+         fault=oom=3;; esac\nexec {} \"$@\" --sim-fault $fault\n",
+        env!("CARGO_BIN_EXE_sluice")
+    );
+    rig.script("engine.sh", &script);
+    let config = rig.read("sluice.toml").replace(env!("CARGO_BIN_EXE_sluice"), rig.path("engine.sh").to_str().unwrap());
+    std::fs::write(rig.path("sluice.toml"), config).unwrap();
+    let ran = rig.tune(&["--real"]);
+    assert_eq!((ran.code, rig.engines()), (Some(0), vec![]), "{ran:?}");
+    assert!(ran.out.contains("it lives under the worst load") && ran.out.contains("out_of_memory"), "{}", ran.out);
+    assert!(ran.out.contains("vllm serve: --gpu-memory-utilization=0.94 --max-num-seqs=6"), "{}", ran.out);
+}
+
+#[test]
+fn the_variables_of_auto_tune_are_taken_and_its_files_are_written() {
+    let rig = Rig::new("");
+    rig.script("bin/vllm", &format!("#!/bin/sh\nshift 2\nexec {} sim {FAST} \"$@\"\n", env!("CARGO_BIN_EXE_sluice")));
+    let variables = [
+        ("BASE", rig.path("base")),
+        ("MODEL", "m".into()),
+        ("INPUT_LEN", "20".into()),
+        ("MAX_MODEL_LEN", "2048".into()),
+        ("NUM_SEQS_LIST", "4".into()),
+        ("NUM_BATCHED_TOKENS_LIST", "512".into()),
+        ("OUTPUT_LEN", "2".into()),
+        ("VLLM_CACHE_ROOT", rig.path("cache")),
+    ];
+    let ran = rig.tune_compat(&variables);
+    assert_eq!((ran.code, rig.engines()), (Some(0), vec![]), "{ran:?}");
+    let line = ran.out.lines().find_map(|line| line.strip_prefix("RESULT_FILE=")).unwrap_or_else(|| panic!("{ran:?}"));
+    let result = std::fs::read_to_string(line).unwrap();
+    assert!(result.contains("max_num_seqs: 4, max_num_batched_tokens: 512, request_rate: "), "{result}");
+    assert!(result.contains("best_max_num_seqs: "), "{result}");
+    let variables = [("INPUT_LEN", "5000".into())];
+    let ran = rig.tune_compat(&variables);
+    assert!(ran.code == Some(2) && ran.err.contains("raise MAX_MODEL_LEN"), "{ran:?}");
 }
 
 /// A space of simulated engines on virtual time.

@@ -2,6 +2,7 @@
 //!
 //! Engines carry the folder in a mark of their environment, by which a test finds them, and ends them if it fails.
 
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -82,6 +83,26 @@ impl Rig {
         let script = format!("trap '' XFSZ; ulimit -f {blocks}; exec \"$@\"");
         shell.args(["-c", &script, "sh", env!("CARGO_BIN_EXE_sluice"), "tune", "t.toml"]).args(args);
         ran(shell.current_dir(self.folder.path()).stdin(Stdio::null()).output().unwrap())
+    }
+
+    /// Runs `sluice tune --auto-tune-compat` with these variables, `bin` first in the path.
+    pub(crate) fn tune_compat(&self, variables: &[(&str, PathBuf)]) -> Ran {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_sluice"));
+        let path = format!("{}:{}", self.path("bin").display(), std::env::var("PATH").unwrap_or_default());
+        command
+            .args(["tune", "--auto-tune-compat"])
+            .current_dir(self.folder.path())
+            .stdin(Stdio::null())
+            .env("PATH", path);
+        ran(command.envs(variables.iter().cloned()).output().unwrap())
+    }
+
+    /// Writes a program.
+    pub(crate) fn script(&self, name: &str, text: &str) {
+        let path = self.path(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(&path, text).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
     }
 
     /// Starts it.

@@ -5,11 +5,12 @@
 //! found, the default included; 1 none was, a file could not be written, the machine is in the way of a real engine, or the
 //! tuning was interrupted; 2 the file is not valid.
 
+mod compat;
 mod progress;
 mod real;
 
 use std::io::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context as _;
@@ -28,8 +29,11 @@ use real::Ended;
 #[derive(Clone, Debug, Args)]
 pub struct TuneArgs {
     /// What is tuned
-    #[arg(value_name = "FILE")]
-    file: PathBuf,
+    #[arg(value_name = "FILE", required_unless_present = "auto_tune_compat")]
+    file: Option<PathBuf>,
+    /// Take the environment variables of vLLM's auto_tune.sh in place of FILE, tune real engines, and write its files
+    #[arg(long, conflicts_with_all = ["file", "journal", "engines", "result"])]
+    auto_tune_compat: bool,
     /// Continue the journal of an earlier run
     #[arg(long)]
     resume: bool,
@@ -91,6 +95,43 @@ fn limit(text: &str) -> Result<Limit, String> {
 
 /// Runs the command.
 pub fn run(args: &TuneArgs) -> ExitCode {
+    if !args.auto_tune_compat {
+        return run_file(args);
+    }
+    match of_variables(args) {
+        Ok(args) => run_file(&args),
+        Err(error) => {
+            eprintln!("tune: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// The arguments that do what the variables of `auto_tune.sh` ask for, in a folder of their own.
+fn of_variables(args: &TuneArgs) -> anyhow::Result<TuneArgs> {
+    let compat = compat::Compat::new(&|name| std::env::var(name).ok())?;
+    let tag = jiff::Zoned::now().strftime("%Y_%m_%d_%H_%M").to_string();
+    let folder = compat.folder(&tag, args.resume)?;
+    let result = folder.join("result.txt");
+    // Scripts around it look for this line.
+    print(&format!("RESULT_FILE={}\n", result.display()));
+    Ok(TuneArgs {
+        file: Some(folder.join("tune.toml")),
+        real: true,
+        journal: Some(folder.join("journal")),
+        engines: Some(folder.join("engines")),
+        result: Some(result),
+        ..args.clone()
+    })
+}
+
+impl TuneArgs {
+    fn file(&self) -> &Path {
+        self.file.as_deref().expect("clap requires the file, or the variables give it")
+    }
+}
+
+fn run_file(args: &TuneArgs) -> ExitCode {
     match tuned(args) {
         Ok(None) => ExitCode::SUCCESS,
         Ok(Some((report, goal))) => match show(args, &report, &goal) {
@@ -120,7 +161,7 @@ impl Ended {
 
 /// Tunes, or lists the space.
 fn tuned(args: &TuneArgs) -> Result<Option<(Report, Goal)>, Ended> {
-    let file = TuneFile::load(&args.file)?;
+    let file = TuneFile::load(args.file())?;
     let mut space = Space::new(&file.tune)?;
     let emulation = Emulation::new(&file, &mut space)?;
     let settings = space.settings()?;
@@ -138,9 +179,11 @@ fn tuned(args: &TuneArgs) -> Result<Option<(Report, Goal)>, Ended> {
         }
     }
     let method = args.method.unwrap_or(Method::for_space(settings.len()));
-    let prior = (!args.no_prior).then(|| file.scenario.clone());
+    // Real engines are predicted only if the file describes them.
+    let described = !args.real || !file.scenario.file.engine.is_empty();
+    let prior = (!args.no_prior && described).then(|| file.scenario.clone());
     let plan = Plan { space, goal, method, budget, prior, emulation };
-    let own = |ending| PathBuf::from(args.file.file_stem().unwrap_or_default()).with_extension(ending);
+    let own = |ending| PathBuf::from(args.file().file_stem().unwrap_or_default()).with_extension(ending);
     let path = args.journal.clone().unwrap_or_else(|| own("journal"));
     let header = Header::new(&file.fingerprint, method.name(), args.seed).of_real_engines(args.real);
     let (mut journal, done) = match args.resume {
@@ -168,7 +211,7 @@ fn tuned(args: &TuneArgs) -> Result<Option<(Report, Goal)>, Ended> {
 fn show(args: &TuneArgs, report: &Report, goal: &Goal) -> anyhow::Result<()> {
     let write = |path: &PathBuf, text: String| std::fs::write(path, text).with_context(|| path.display().to_string());
     if let Some(path) = &args.html {
-        let title = args.file.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned());
+        let title = args.file().file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned());
         write(path, page::page(&title, report, goal))?;
     }
     if let Some(path) = &args.result {
