@@ -12,6 +12,7 @@ use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 use super::driver::process::is_running;
+use super::state_folder;
 
 const FILE: &str = "ports.json";
 
@@ -65,6 +66,7 @@ pub fn assign(
 ) -> Result<BTreeMap<String, u16>, PortsError> {
     let path = folder.join(FILE);
     let unusable = |source| PortsError::Unusable { path: path.clone(), source };
+    state_folder::open(folder).map_err(unusable)?;
     let before: BTreeMap<String, u16> = match std::fs::read(&path) {
         // A file that is not valid JSON is begun anew; running engines are then found by their marks and moved.
         Ok(text) => serde_json::from_slice(&text).unwrap_or_default(),

@@ -16,11 +16,19 @@ use std::time::Duration;
 use crate::driver::{Driver, EngineFailure, EngineIdentity, EngineSettings, EngineStatus, ProcessDriver, StopRules};
 use crate::engine::journal::{Journal, JournalError, Record, Setup};
 use crate::engine::lifecycle::{Lifecycle, Step};
+use crate::http::fetch;
 use crate::ready::{ReadyRules, wait_until_ready};
 use crate::state_folder;
 use sluice_core::vllm::failure::FailureClass;
 use sluice_gateway::config::{Launch, Target, Words};
 use sluice_gateway::pool::Address;
+
+/// For the response to a health check; a busy engine responds late.
+const HEALTH_LIMIT: Duration = Duration::from_secs(10);
+/// The most that is read of it.
+const HEALTH_BYTES: usize = 1 << 16;
+/// From a failed health check until the engine has ended by itself.
+const END_LIMIT: Duration = Duration::from_secs(10);
 
 /// An engine as it is configured.
 #[derive(Clone, Debug)]
@@ -140,8 +148,13 @@ impl TrialEngines {
         self.engines.iter().flat_map(|engine| engine.models.iter().cloned()).collect()
     }
 
-    /// The engines whose settings are not these.
-    pub fn changed(&self, settings: &[EngineSettings]) -> usize {
+    /// The number of engines that do not run with these settings. One that has ended runs with none.
+    pub async fn changed(&mut self, settings: &[EngineSettings]) -> usize {
+        for engine in &mut self.engines {
+            if engine.driver.status().await != EngineStatus::Running {
+                engine.running = None;
+            }
+        }
         self.engines.iter().zip(settings).filter(|(engine, settings)| !engine.runs_with(settings)).count()
     }
 
@@ -194,6 +207,21 @@ impl TrialEngines {
             })
         });
         first(ends.collect()).await
+    }
+
+    /// What is wrong with an engine that should run: it has ended, or does not say that it is healthy. When the process that
+    /// computes dies, the server before it answers for a while, with errors; its end is waited for, because the reason is in
+    /// its log then.
+    pub async fn ill(&self) -> Option<TrialFailure> {
+        for engine in self.engines.iter().filter(|engine| engine.running.is_some()) {
+            let health = fetch(&engine.spec.address, "/health", HEALTH_LIMIT, HEALTH_BYTES).await;
+            if health.is_ok_and(|(status, _)| status.is_success()) {
+                continue;
+            }
+            let exit = tokio::time::timeout(END_LIMIT, engine.driver.wait_for_exit()).await;
+            return Some(engine.failure(engine.driver.diagnose(exit.ok())));
+        }
+        None
     }
 
     /// Stops every engine, the one whose start was given up included.

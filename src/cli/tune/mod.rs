@@ -20,7 +20,8 @@ use crate::base::Period;
 use crate::tune::report::{json, page, result_txt, table};
 use crate::tune::setting::name;
 use crate::tune::{
-    Budget, Emulation, Goal, Header, Journal, Laboratory, Method, Plan, Report, Space, TuneError, TuneFile, at_once, tune,
+    Budget, Emulation, Goal, Header, Journal, Laboratory, Method, Plan, Report, Space, TuneError, TuneFile, at_once,
+    tune,
 };
 use progress::Shown;
 use real::Ended;

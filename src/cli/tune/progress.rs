@@ -64,7 +64,7 @@ impl Shown {
         if let Some((value, best)) = best.and_then(|best| Some((best.value()?, best))) {
             line += &format!("; best {} ({})", number(value), name(&best.setting));
         }
-        if let Some(left) = self.left(elapsed).filter(|_| trial.effort != Effort::Confirm) {
+        if let Some(left) = self.left(elapsed).filter(|left| trial.effort != Effort::Confirm && !left.is_zero()) {
             line += &format!("; at most about {} left", minutes(left.as_secs_f64()));
         }
         line

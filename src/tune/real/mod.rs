@@ -169,7 +169,7 @@ impl<G: OwnGateway> Backend for RealEngines<G> {
         if let Err(failure) = engines.check(&deployment.settings).await {
             return refused(&failure, 0.0, true);
         }
-        let changed = engines.changed(&deployment.settings);
+        let changed = engines.changed(&deployment.settings).await;
         if changed > 0 {
             if let Some(gateway) = &mut self.gateway {
                 gateway.stop().await;

@@ -54,10 +54,14 @@ impl RealSystem {
     /// The output of `load`, unless an engine ends before.
     async fn unless_lost<T>(&self, load: impl Future<Output = T>) -> Result<T, TuneError> {
         let engines = self.engines.lock().await;
-        tokio::select! {
-            done = load => Ok(done),
-            failure = engines.lost() => Err(TuneError::Died(failure.to_string())),
-        }
+        let failure = tokio::select! {
+            done = load => match engines.ill().await {
+                None => return Ok(done),
+                Some(failure) => failure,
+            },
+            failure = engines.lost() => failure,
+        };
+        Err(TuneError::Died(failure.to_string()))
     }
 
     /// A few requests that are not measured: the first ones of a fresh engine take longer.
