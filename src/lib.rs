@@ -59,6 +59,8 @@
 //! | drain | send no new requests, let running ones finish |
 //! | probe, scrape | check an engine's health; read its metrics page |
 //! | variant, arm | a named vLLM configuration; a variant or model in an experiment, with a share of the traffic |
+//! | unit, layer | what stays in one arm (a user, a session, a request); experiments that divide the units among themselves |
+//! | confidence sequence | an interval that contains the truth at all times together with the stated confidence |
 //! | scenario, its variants | input of `sluice lab`: configuration, engines and traffic; changes to them that are compared |
 //! | setting, space | keys and values that differ from the defaults; the settings that a tuner may try |
 //! | trial | one setting, or one load of a search for a rate, and what came of it |

@@ -9,6 +9,7 @@
 //! | POST `/admin/reload` | the list of changes, or the problems | yes |
 //! | POST `/admin/backends/{pool}/{backend}/drain`, `/enable` | the backend's new state | yes |
 //! | POST `/admin/backends/{pool}/{backend}/restart` | 202 and the number of the change; `/admin/status` shows its progress | yes |
+//! | GET, POST `/admin/experiments/..` | experiments, see [`experiments`] | yes |
 //!
 //! The options of a restart are in the query: `set=FLAG=VALUE` (encoded, repeatable), `reset`, `hold`, `cut`.
 //!
@@ -24,9 +25,10 @@ pub mod access;
 pub mod client;
 mod connections;
 mod error;
+mod restart_query;
+mod experiments;
 pub mod status;
 mod control;
-mod restart_query;
 pub mod routes;
 pub mod server;
 
@@ -37,6 +39,7 @@ pub use access::Access;
 pub use client::{AdminClient, AdminClientError, RESTART_TIMEOUT};
 pub use control::Control;
 pub use error::{BackendRestartError, NoSuchBackend, ReloadError};
+pub use experiments::{ExperimentControl, ExperimentError, Order};
 pub(crate) use restart_query::encode;
 pub use restart_query::{RestartQueryError, flag, query};
 pub use server::{Socket, bind};

@@ -16,6 +16,7 @@ use tokio::sync::Semaphore;
 use super::access::{Denied, Protection};
 use super::control::Control;
 use super::error::{BackendRestartError, ReloadError};
+use super::experiments::ExperimentRoute;
 use super::restart_query::{self, decode};
 use crate::fleet::{ChangeStarted, RestartBlocked, RestartError};
 
@@ -59,6 +60,7 @@ enum Route {
     Reload,
     SetDraining { pool: String, backend: String, draining: bool },
     Restart { pool: String, backend: String },
+    Experiments(ExperimentRoute),
 }
 
 impl Route {
@@ -69,6 +71,7 @@ impl Route {
             "/health" => Self::Health,
             "/admin/status" => Self::Status,
             "/admin/reload" => Self::Reload,
+            _ if path.starts_with("/admin/experiments") => Self::Experiments(ExperimentRoute::of(path)?),
             _ => {
                 // Names may contain a slash, which then comes encoded.
                 let mut parts = path.strip_prefix("/admin/backends/")?.split('/');
@@ -89,7 +92,10 @@ impl Route {
     fn allows(&self, method: &Method) -> bool {
         match self {
             Self::Page | Self::Metrics | Self::Health | Self::Status => matches!(*method, Method::GET | Method::HEAD),
-            Self::Reload | Self::SetDraining { .. } | Self::Restart { .. } => *method == Method::POST,
+            Self::Experiments(route) if !route.is_change() => matches!(*method, Method::GET | Method::HEAD),
+            Self::Reload | Self::SetDraining { .. } | Self::Restart { .. } | Self::Experiments(_) => {
+                *method == Method::POST
+            }
         }
     }
 
@@ -102,7 +108,8 @@ impl Route {
             Self::Health => Protection::None,
             Self::Page | Self::Metrics => Protection::Host,
             Self::Status => Protection::Token,
-            Self::Reload | Self::SetDraining { .. } | Self::Restart { .. } => Protection::Change,
+            Self::Experiments(route) if !route.is_change() => Protection::Token,
+            Self::Reload | Self::SetDraining { .. } | Self::Restart { .. } | Self::Experiments(_) => Protection::Change,
         }
     }
 }
@@ -164,6 +171,7 @@ impl Admin {
             Route::Reload => self.reload(),
             Route::SetDraining { pool, backend, draining } => self.set_draining(&pool, &backend, draining),
             Route::Restart { pool, backend } => self.restart(&pool, &backend, query),
+            Route::Experiments(route) => self.experiments(route),
         }
     }
 
@@ -190,6 +198,24 @@ impl Admin {
                 json(StatusCode::OK, &json!({ "pool": pool, "backend": backend, "draining": draining }))
             }
             Err(unknown) => error(StatusCode::NOT_FOUND, "no_such_backend", &unknown.to_string()),
+        }
+    }
+
+    fn experiments(&self, route: ExperimentRoute) -> AdminResponse {
+        let result = match route {
+            ExperimentRoute::List => return json(StatusCode::OK, &self.control.experiments()),
+            ExperimentRoute::Show(name) => self.control.experiment(&name),
+            ExperimentRoute::Order(name, order) => {
+                tracing::info!(name, ?order, "order for an experiment through the admin api");
+                self.control.order(&name, order)
+            }
+        };
+        match result {
+            Ok(report) => json(StatusCode::OK, &report),
+            Err(refused) if refused.is_unknown() => {
+                error(StatusCode::NOT_FOUND, "no_such_experiment", &refused.to_string())
+            }
+            Err(refused) => error(StatusCode::CONFLICT, "arm_not_ready", &refused.to_string()),
         }
     }
 

@@ -13,6 +13,7 @@ use tokio::time::{Instant, timeout};
 use super::status::find;
 use super::*;
 use crate::config::{Admin, Secret};
+use crate::experiment::ExperimentReport;
 use crate::fleet::{ChangeStarted, RestartError, RestartRequest};
 use crate::flow::Outcome;
 use crate::pool::Admission;
@@ -67,6 +68,23 @@ impl Control for Fake {
             Ok(ChangeStarted { change: 7, notices: vec!["x is dropped".to_owned()] })
         } else {
             Err(RestartError::NotManaged(name).into())
+        }
+    }
+}
+
+impl ExperimentControl for Fake {
+    fn experiments(&self) -> Vec<ExperimentReport> {
+        vec![]
+    }
+
+    fn experiment(&self, name: &str) -> Result<ExperimentReport, ExperimentError> {
+        Err(ExperimentError::Unknown { name: name.to_owned(), known: "x".to_owned() })
+    }
+
+    fn order(&self, name: &str, order: Order) -> Result<ExperimentReport, ExperimentError> {
+        match order {
+            Order::Start => Err(ExperimentError::NotReady { name: name.to_owned(), arm: "b".to_owned() }),
+            Order::Stop | Order::Promote(_) => self.experiment(name),
         }
     }
 }
@@ -305,4 +323,26 @@ async fn errors_of_the_client_say_what_to_do_next() {
     let unused = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().to_string();
     let error = AdminClient::new(&unused, None).unwrap().get::<Status>("/admin/status").await.unwrap_err().to_string();
     assert!(error.contains("no response from the admin port") && error.contains("is sluice serve running"), "{error}");
+}
+
+#[tokio::test]
+async fn experiments_are_listed_with_the_token_and_changed_only_by_post() {
+    let served = served(Some(TOKEN), no_changes).await;
+    let token = format!("Authorization: Bearer {TOKEN}\r\n");
+    for (request, headers, want) in [
+        ("GET /admin/experiments", "", 401),
+        ("GET /admin/experiments", token.as_str(), 200),
+        ("POST /admin/experiments", token.as_str(), 405),
+        ("GET /admin/experiments/y", token.as_str(), 404),
+        ("GET /admin/experiments/y/start", token.as_str(), 405),
+        ("POST /admin/experiments/y/start", "", 401),
+        ("POST /admin/experiments/y/start", token.as_str(), 409),
+        ("POST /admin/experiments/y/stop", token.as_str(), 404),
+        ("POST /admin/experiments/y/pause", token.as_str(), 404),
+    ] {
+        let (status, _, body) = send(&served, request, headers).await;
+        assert_eq!(status, want, "{request}: {body}");
+    }
+    let (_, _, body) = send(&served, "POST /admin/experiments/y/start", &token).await;
+    assert!(body.contains("experiment.y.arm.b: none of its backends is ready"), "{body}");
 }

@@ -8,6 +8,7 @@ pub mod backend;
 pub mod bench;
 pub mod check;
 pub mod demo;
+pub mod experiment;
 pub mod generate;
 pub mod lab;
 mod line;
@@ -44,6 +45,8 @@ enum Command {
     Check(check::CheckArgs),
     /// Show pools and backends of a running gateway
     Status(status::StatusArgs),
+    /// Show, start, stop and promote experiments of a running gateway
+    Experiment(experiment::ExperimentArgs),
     /// Drain, restart and enable backends of a running gateway
     Backend(backend::BackendArgs),
     /// Simulate `vllm serve` on a GPU of your choice
@@ -69,6 +72,7 @@ pub fn run() -> ExitCode {
         Command::Tune(args) => tune::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Status(args) => status::run(&args),
+        Command::Experiment(args) => experiment::run(&args),
         Command::Backend(args) => backend::run(&args),
         Command::Sim(args) => sim::run(args.args),
         Command::Completions(args) => generate::completions(&args, Cli::command()),

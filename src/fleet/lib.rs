@@ -27,4 +27,5 @@ pub use launch::adapter_rank;
 pub use ports::PortsError;
 pub use probe::{Prober, ReportedModels};
 pub use ready::{Ready, ReadyRules, wait_until_ready};
+pub use state_folder::{read as read_state, replace as replace_state};
 pub use trial_engines::{TrialEngines, TrialFailure, TrialSpec};

@@ -46,7 +46,8 @@ pub(crate) fn open(folder: &Path) -> io::Result<()> {
 /// Whether a file is one that the gateway writes there.
 fn is_own(name: &str) -> bool {
     let is_log = || name.rsplit_once(".log").is_some_and(|(_, age)| age.is_empty() || age.starts_with('.'));
-    let begins = ["journal.", "ports.json", "flags-"].iter().any(|beginning| name.starts_with(beginning));
+    let begins =
+        ["journal.", "ports.json", "flags-", "experiments."].iter().any(|beginning| name.starts_with(beginning));
     name == "lock" || name == KEY || begins || is_log()
 }
 
@@ -71,6 +72,31 @@ pub(crate) fn options() -> OpenOptions {
 /// The file cannot be written.
 pub(crate) fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     options().write(true).truncate(true).open(path)?.write_all(bytes)
+}
+
+/// A file of the folder; `None` where there is none.
+///
+/// # Errors
+/// It cannot be read.
+pub fn read(folder: &Path, name: &str) -> io::Result<Option<Vec<u8>>> {
+    match fs::read(folder.join(name)) {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Replaces a file of the folder, or leaves it as it was. Creates the folder.
+///
+/// # Errors
+/// The folder or the file cannot be written.
+pub fn replace(folder: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(folder)?;
+    let draft = folder.join(format!("{name}.tmp"));
+    let mut file = options().write(true).truncate(true).open(&draft)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    fs::rename(draft, folder.join(name))
 }
 
 /// The random key of this folder, created at the first call. Digests of secrets are keyed with it, so that a weak secret cannot

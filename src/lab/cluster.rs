@@ -11,6 +11,7 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::engine::{Engine, EngineRequest, EngineStats};
 use crate::setup::EngineChange;
 use sluice_bench::Api;
+use sluice_core::openai::{EditedBody, Route, request};
 use sluice_gateway::config::Endpoint;
 
 /// A request in flight, as an engine would parse it from the body.
@@ -37,12 +38,18 @@ pub(crate) struct Cluster {
     state: Mutex<ClusterState>,
     /// The engine at each address. There are few, so a linear search is as fast as a map.
     addresses: Vec<(Endpoint, usize)>,
+    /// Model names that arms of experiments send, with the number of the adapter where it is one.
+    arms: Vec<(Arc<str>, Option<u16>)>,
 }
 
 impl Cluster {
-    /// A cluster of these engines; `addresses` has the index of the engine at each address.
-    pub(crate) fn new(engines: Vec<Engine>, addresses: Vec<(Endpoint, usize)>) -> Arc<Self> {
-        Arc::new(Self { state: Mutex::new(ClusterState { engines, ..ClusterState::default() }), addresses })
+    /// A cluster of these engines; `addresses` has the index of the engine at each address, `arms` the models of arms.
+    pub(crate) fn new(
+        engines: Vec<Engine>,
+        addresses: Vec<(Endpoint, usize)>,
+        arms: Vec<(Arc<str>, Option<u16>)>,
+    ) -> Arc<Self> {
+        Arc::new(Self { state: Mutex::new(ClusterState { engines, ..ClusterState::default() }), addresses, arms })
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, ClusterState> {
@@ -52,6 +59,20 @@ impl Cluster {
     /// The engine at an address.
     pub(crate) fn at(&self, endpoint: &Endpoint) -> Option<usize> {
         self.addresses.iter().find(|(known, _)| known == endpoint).map(|(_, engine)| *engine)
+    }
+
+    /// The model of an arm that a body names.
+    pub(crate) fn arm_model(&self, api: Api, body: &EditedBody) -> Option<&(Arc<str>, Option<u16>)> {
+        if self.arms.is_empty() {
+            return None;
+        }
+        let route = match api {
+            Api::Completions => Route::Completions,
+            Api::Chat => Route::ChatCompletions,
+        };
+        let body = body.to_bytes();
+        let view = request::read(route, &body).ok()?;
+        self.arms.iter().find(|(name, _)| view.model.as_deref() == Some(&**name))
     }
 
     /// The time of the earliest next event of any engine.

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::{HeaderMap, Method};
+use jiff::Timestamp;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
@@ -30,6 +31,7 @@ use sluice_bench::result::record::ServerSide;
 use sluice_bench::{Api, Arrival, Extent, Record, RunConfig, RunPlan, RunResult};
 use sluice_core::base::{BackendId, Rng};
 use sluice_core::openai::Route;
+use sluice_gateway::experiment::ExperimentReport;
 use sluice_gateway::flow::{Flow, IncomingRequest, LearnedState, RoutingTable, specs};
 use sluice_gateway::pool::Admission;
 use sluice_sim::engine::BLOCK_TOKENS;
@@ -48,6 +50,8 @@ pub struct LabRun {
     pub result: RunResult,
     /// Statistics of each engine, in the order of [`Lab::engines`].
     pub engines: Vec<EngineStats>,
+    /// The experiments of the configuration at the end.
+    pub experiments: Vec<ExperimentReport>,
 }
 
 /// Runs a simulation with a seed. Must not be called inside an asynchronous runtime.
@@ -114,6 +118,7 @@ struct Simulation {
     events: EventQueue,
     cluster: Arc<Cluster>,
     flow: Arc<LabFlow>,
+    learned: LearnedState,
     /// The gateway's backends, each with the index of its engine.
     backends: Vec<(BackendId, usize)>,
     start: Instant,
@@ -134,7 +139,7 @@ impl Simulation {
         let engines = lab.engines.iter().map(|setup| Engine::new(&setup.backend, &setup.sim, seeds.next_u64()));
         let addresses = lab.addresses()?;
         let engine_of: Vec<usize> = addresses.iter().map(|(_, engine)| *engine).collect();
-        let cluster = Cluster::new(engines.collect(), addresses);
+        let cluster = Cluster::new(engines.collect(), addresses, lab.arm_models());
         let start = Instant::now();
         let rules = specs::health_rules(&lab.config.health);
         let admission = Admission::new(start, rules, seeds.next_u64());
@@ -154,6 +159,7 @@ impl Simulation {
             events: EventQueue::default(),
             cluster,
             flow: Arc::new(flow),
+            learned,
             backends,
             start,
             clock: Duration::ZERO,
@@ -263,10 +269,11 @@ impl Simulation {
         }
     }
 
-    /// Probes as the gateway's prober makes them, without a network: an engine that runs answers, and a silent one that has
+    /// Moves experiments on, and probes as the gateway's prober does, without a network: an engine that runs answers, and a silent one that has
     /// hung shows no progress.
     fn probe(&mut self, now: Duration) {
         let (admission, at) = (self.flow.admission(), self.start + now);
+        self.learned.experiments.advance(Timestamp::UNIX_EPOCH + now);
         let silent = admission.silent_backends(self.lab.config.health.stall, at);
         for (backend, engine) in &self.backends {
             admission.record_probe(*backend, self.cluster.is_up(*engine), at);
@@ -341,7 +348,9 @@ impl Simulation {
     fn result(self) -> LabRun {
         #[cfg(test)]
         self.check_released();
-        let Self { lab, mut records, in_flight, cluster, clock, .. } = self;
+        let Self { lab, mut records, in_flight, cluster, clock, learned, .. } = self;
+        let experiments = learned.experiments.all();
+        let experiments = experiments.iter().map(|experiment| ExperimentReport::new(experiment, false)).collect();
         let duration = records.iter().map(|record| record.ended).fold(0.0, f64::max);
         let partial = !in_flight.is_empty();
         records.extend(in_flight.into_values().map(|record| Record { ended: seconds(clock), ..record }));
@@ -351,7 +360,7 @@ impl Simulation {
         let duration = if partial { seconds(clock) } else { duration };
         let config = lab.run_config();
         let result = RunResult { config, duration, partial, requests: records, servers, ..RunResult::default() };
-        LabRun { result, engines }
+        LabRun { result, engines, experiments }
     }
 }
 

@@ -121,6 +121,22 @@ impl Lab {
         names
     }
 
+    /// The models that arms of experiments send, each with its number as an adapter, unless an engine has it as its own.
+    pub(crate) fn arm_models(&self) -> Vec<(Arc<str>, Option<u16>)> {
+        let mut adapters = self.adapters();
+        let mut models = Vec::new();
+        let arms = self.config.experiments.iter().flat_map(|experiment| &experiment.arms);
+        for name in arms.filter_map(|arm| arm.model.as_deref()) {
+            let is_own = self.engines.iter().any(|engine| engine.sim.names.iter().any(|own| own == name));
+            if !is_own && !adapters.iter().any(|known| known == name) {
+                adapters.push(name.to_owned());
+            }
+            let number = adapters.iter().position(|known| known == name).and_then(|number| u16::try_from(number).ok());
+            models.push((name.into(), number.filter(|_| !is_own)));
+        }
+        models
+    }
+
     /// The index in [`adapters`](Self::adapters) of adapter `adapter` of one kind of traffic.
     pub(crate) fn adapter_id(&self, traffic: usize, adapter: u32) -> u32 {
         let name = self.traffic[traffic].workload.adapters.names.get(adapter as usize);

@@ -1,5 +1,6 @@
 //! Whole simulations: results, determinism, scenarios, plans.
 
+mod experiments;
 mod faults;
 
 use std::time::Duration;

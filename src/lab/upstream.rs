@@ -1,8 +1,9 @@
 //! Connects the gateway to the simulated engines: [`Upstream`] without sockets.
 //!
 //! A response has the same bytes as that of `sluice sim`: one event for each token or for `--stream-interval` of them, then
-//! usage, then `[DONE]`. A request is looked up by its id, so its body need not be parsed again. The exception is
-//! `continuous_usage_stats`, which the gateway may have added: it is searched in the body. Dropping an exchange aborts the
+//! usage, then `[DONE]`. A request is looked up by its id, so its body need not be parsed again. The exceptions are
+//! `continuous_usage_stats`, which the gateway may have added: it is searched in the body; and the model, if there are
+//! experiments, whose arms may change it. Dropping an exchange aborts the
 //! request, as closing the connection does.
 //!
 //! Not simulated: connections (each request has a new one, without delay), vLLM's own limits on waiting requests.
@@ -18,6 +19,7 @@ use http::{HeaderMap, StatusCode};
 use memchr::memmem::Finder;
 
 use crate::cluster::{Cluster, ParsedRequest};
+use crate::engine::EngineRequest;
 use crate::output_collector::{OutputCollector, Progress};
 use sluice_bench::Api;
 use sluice_gateway::flow::{Connection, Exchange, ExchangeError, ResponseHead, Upstream, UpstreamRequest};
@@ -51,6 +53,12 @@ impl Upstream for LabUpstream {
         let number = id.split('-').next().and_then(|number| number.parse().ok());
         let parsed = number.and_then(|number: u64| state.requests.get(&number));
         let parsed = parsed.ok_or_else(|| ExchangeError::Malformed("a request without x-request-id".to_owned()))?;
+        // Only an arm of an experiment changes the model on the way.
+        let renamed = self.0.arm_model(parsed.api, &call.body).map(|(model, adapter)| {
+            let request = EngineRequest { adapter: *adapter, ..parsed.request.clone() };
+            ParsedRequest { request, model: Arc::clone(model), api: parsed.api }
+        });
+        let parsed = renamed.as_ref().unwrap_or(parsed);
         let server = &mut state.engines[engine];
         if !server.is_up() {
             return Err(refused());

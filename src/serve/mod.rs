@@ -12,6 +12,7 @@ mod app;
 mod control;
 mod certificates;
 mod engines;
+mod experiments;
 mod local;
 mod reload;
 mod start;

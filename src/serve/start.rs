@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use super::app::{App, Loaded, Source, StartError, load_counters};
 use super::local::ModelList;
-use super::{certificates, engines};
+use super::{certificates, engines, experiments};
 use crate::admin;
 use crate::config::{Config, OnExit};
 use crate::fleet::{Fleet, Prober, ReportedModels, unattended};
@@ -59,7 +59,8 @@ pub async fn start(mut config: Config, source: Source) -> Result<Running, StartE
     let view = Arc::clone(&admission);
     let telemetry = Telemetry::new(&config, Box::new(move || view.view())).map_err(StartError::AccessLog)?;
     let telemetry = Arc::new(telemetry);
-    let learned = LearnedState::default();
+    let (learned, state) = (LearnedState::default(), config.fleet.state.clone());
+    experiments::restore(&learned.experiments, &state);
     let routing = RoutingTable::new(Arc::clone(&config), &layout, &[], &counters, &learned);
     let upstream = UpstreamConnector::new(&config.timeouts);
     let flow = Arc::new(Flow::new(Arc::clone(&admission), upstream, Arc::clone(&telemetry), routing));
@@ -95,6 +96,7 @@ pub async fn start(mut config: Config, source: Source) -> Result<Running, StartE
     let serving = tokio::spawn(listener.serve(gateway, stopping, Box::pin(app.fleet.hurried())));
     let tasks = vec![
         tokio::spawn(Arc::clone(&app).keep_probing(prober, ending.clone())),
+        tokio::spawn(Arc::clone(&app).keep_experiments(state, ending.clone())),
         tokio::spawn(admin_socket.serve(Arc::clone(&app) as Arc<dyn admin::Control>, ending)),
     ];
     Ok(Running { app, client, admin, stop, end, serving, tasks })

@@ -10,7 +10,7 @@
 //! `broken` (engines that do), `early` (engines that do not read to the end), `cut` (requests that outlive
 //! `drain_timeout`), `bodies` (bytes arrive unchanged and at once), `stream_options` (whatever a client writes there),
 //! `forms` (multipart), `requests` (what reaches an engine, and what does not), `stored` (stored responses),
-//! `leaving` (clients that go), `length` (how long a prompt is taken for), `counting` (what the metrics count), `failover`,
+//! `leaving` (clients that go), `experiments`, `length` (how long a prompt is taken for), `counting` (what the metrics count), `failover`,
 //! `fleet`, `health`, `reload`, `reload_keys`, `stop`,
 //! `secrets` (of engines, shown nowhere), `tls` and `http2` (`tunnel.rs` puts TLS
 //! around what speaks plain text here), `wide`; and `simulator` (the simulated engine process).
@@ -30,6 +30,7 @@ mod counting;
 mod cut;
 mod early;
 mod errors;
+mod experiments;
 mod failover;
 mod fleet;
 mod forms;

@@ -28,7 +28,7 @@ pub const MAX_SEQUENCES: u32 = 16_384;
 /// The output bound of `/v1/completions` when the client gives none (OpenAI's and vLLM's default).
 pub const COMPLETIONS_DEFAULT_OUTPUT: u64 = 16;
 
-/// The fields of a request that the gateway acts on. Borrows only the model's name from the body.
+/// The fields of a request that the gateway acts on. Borrows only names from the body: of the model, the user, the session.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RequestView<'a> {
     /// The route the body was read for.
@@ -54,6 +54,12 @@ pub struct RequestView<'a> {
     pub prompt_parts: PromptParts,
     /// Scheduling priority (lower is earlier), when given.
     pub priority: Option<i64>,
+    /// The end user that the client names: `user` or `safety_identifier`.
+    pub user: Option<Cow<'a, str>>,
+    /// The conversation that the client names: `session_id` or `prompt_cache_key`.
+    pub session: Option<Cow<'a, str>>,
+    /// Where the value of the first member with prompt text begins in the body.
+    pub prompt_start: Option<usize>,
     /// Whether the response is to be generated after the exchange is over (`background` of `/v1/responses`).
     pub background: bool,
     /// The stored response that the prompt continues (`previous_response_id` of `/v1/responses`).
@@ -86,6 +92,9 @@ impl<'a> RequestView<'a> {
             shape: PromptShape::default(),
             prompt_parts: PromptParts::default(),
             priority: None,
+            user: None,
+            session: None,
+            prompt_start: None,
             background: false,
             previous_response: None,
             response_id: None,
@@ -147,6 +156,7 @@ pub fn read(route: Route, body: &[u8]) -> Result<RequestView<'_>, RequestError> 
                 single.add(view.shape.text.since(before));
             }
             view.prompts = view.prompts.max(prompts);
+            view.prompt_start.get_or_insert(start);
         }
         view.prompt_parts.add(&key, Span { start, end: scanner.position() }, is_prompt);
         Ok::<_, RequestError>(())
@@ -211,6 +221,8 @@ fn field<'a>(
             let clamp = |n: i128| n.clamp(i64::MIN.into(), i64::MAX.into()) as i64;
             view.priority = integer(scanner, "priority")?.map(clamp);
         }
+        b"user" | b"safety_identifier" => view.user = name(scanner)?.or(view.user.take()),
+        b"session_id" | b"prompt_cache_key" => view.session = name(scanner)?.or(view.session.take()),
         // With `tool_choice: "none"` engines leave the tools out of the prompt.
         b"truncate_prompt_tokens"
         | b"truncation"
@@ -250,6 +262,16 @@ fn text<'a>(scanner: &mut Scanner<'a>, param: &'static str) -> Result<Option<Cow
         JsonKind::String => Ok(Some(scanner.text()?.decode())),
         kind => Err(RequestError::WrongType { param, expected: "a string", got: kind.name() }),
     }
+}
+
+/// A name that the client gives; `None` where it is empty or not a string, which the engine judges.
+fn name<'a>(scanner: &mut Scanner<'a>) -> Result<Option<Cow<'a, str>>, RequestError> {
+    if scanner.kind()? != JsonKind::String {
+        scanner.skip()?;
+        return Ok(None);
+    }
+    let name = scanner.text()?.decode();
+    Ok((!name.is_empty()).then_some(name))
 }
 
 fn model<'a>(scanner: &mut Scanner<'a>) -> Result<(Span, Option<Cow<'a, str>>), RequestError> {

@@ -10,6 +10,7 @@
 //! | `mean` | what is the long-run mean? | batch means and Student's t |
 //! | `compare` | is B better than A? | an interval of the ratio or difference, and a verdict with a margin |
 //! | `sequential` | can the test stop already? | Wald's probability ratio test |
+//! | `always_valid` | what is known now, if it is looked at all the time? | confidence sequences |
 //! | `trend` | does it still grow? | a line through batch means |
 //!
 //! Requests of one run wait in the same queues, so their latencies are correlated: 1,000 values may carry no more
@@ -18,6 +19,7 @@
 //!
 //! Pure: no clock, no global randomness. Values are `f64` in the caller's unit. NaN is a caller's mistake and sorts last.
 
+pub mod always_valid;
 pub mod compare;
 pub mod dependence;
 pub mod mean;

@@ -4,7 +4,7 @@
 //! cover every prompt length exactly once. Pools sorted by where they begin, each must begin where the one before ended.
 //! Spilling in circles is fine and useful (two pools that help each other), since a request spills at most once.
 //!
-//! Pools whose models or range already have a problem are left out: what they would cover is not known.
+//! Pools that only arms of experiments name are left out. Pools whose models or range already have a problem are left out: what they would cover is not known.
 
 use std::collections::BTreeSet;
 
@@ -34,7 +34,7 @@ pub(super) fn check(config: &Config, report: &mut Report<'_>) {
     // Models served by the same pools have the same gaps: those are reported once.
     let mut judged = BTreeSet::new();
     for (index, model) in config.models.iter().enumerate() {
-        let serves = |pool: &Pool| pool.models.includes(ModelId::new(index));
+        let serves = |pool: &Pool| !pool.arms_only && pool.models.includes(ModelId::new(index));
         if all_sound && !config.pools.iter().any(serves) {
             let path = format!("model[{index}]");
             let origin = report.origins.of(&format!("{path}.name"));
@@ -42,7 +42,7 @@ pub(super) fn check(config: &Config, report: &mut Report<'_>) {
         }
         check_cover(&format!("model '{}'", model.name), &candidates, serves, &mut judged, report);
     }
-    let open = |pool: &Pool| pool.models == ModelScope::All;
+    let open = |pool: &Pool| !pool.arms_only && pool.models == ModelScope::All;
     check_cover("models of pools with \"*\"", &candidates, open, &mut judged, report);
     for candidate in candidates.iter().filter(|candidate| candidate.sound) {
         check_spill(&config.models, candidate, &candidates, report);

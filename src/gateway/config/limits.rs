@@ -20,6 +20,12 @@ pub const MAX_MODELS: usize = 512;
 pub const MAX_ALIASES: usize = 4_096;
 /// API keys: one lookup per request, one small counter block each.
 pub const MAX_KEYS: usize = 10_000;
+/// Experiments: each request is compared with all of them until one wants it.
+pub const MAX_EXPERIMENTS: usize = 16;
+/// Arms of an experiment: each has its own measurements, and more of them take longer to tell apart.
+pub const MAX_ARMS: usize = 8;
+/// Steps of a ramp.
+pub const MAX_RAMP_STEPS: usize = 32;
 /// Names of the admin port: each is compared with the host of every admin request.
 pub const MAX_ADMIN_HOSTS: usize = 64;
 /// Further flags that the admin API may change: vLLM has about 320.

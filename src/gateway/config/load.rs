@@ -9,6 +9,7 @@ use std::io::Read as _;
 use std::path::Path;
 
 use super::coverage;
+use super::experiment_rules;
 use super::file::{Document, Entry, Value};
 use super::key::KeySpec;
 use super::limits;
@@ -120,6 +121,7 @@ fn finish(
     if let Some(config) = &mut config {
         rules::apply(config, &mut report);
         coverage::check(config, &mut report);
+        experiment_rules::check(config, &mut report);
     }
     let Report { origins, problems: found, .. } = report;
     problems.extend(found);

@@ -1,13 +1,13 @@
 //! The configuration: what the operator wrote, checked, in the form the gateway works with.
 //!
 //! A table of the file is declared once, with `table!`: each key has its documentation, type, default and bounds in one
-//! place (`server.rs`, `tls.rs`, `auth.rs`, `model.rs`, `pool.rs`, `backend.rs`, `fleet.rs`; `root.rs` puts them together). From these
+//! place (`server.rs`, `tls.rs`, `auth.rs`, `model.rs`, `pool.rs`, `backend.rs`, `fleet.rs`, `experiment.rs`; `root.rs` puts them together). From these
 //! definitions come reading, `sluice check`, the changes of a reload and the reference file. **To add a key, add a field.**
 //!
 //! ```text
 //!   file.rs  TOML with the line of every value  <- set.rs applies --set
 //!      |     key.rs, table.rs, setting.rs, value.rs read it by the definitions; report.rs collects every problem
-//!   root.rs  Config                             <- rules.rs, coverage.rs check what concerns several keys
+//!   root.rs  Config                             <- rules.rs, coverage.rs, experiment_rules.rs check what concerns several keys
 //!      |
 //!   show.rs the resolved page    diff.rs what a reload changes    reference.rs config/sluice.toml
 //! ```
@@ -40,8 +40,10 @@ mod admin;
 mod backend;
 mod pool;
 mod fleet;
+mod experiment;
 mod root;
 mod rules;
+mod experiment_rules;
 mod coverage;
 mod load;
 mod show;
@@ -55,6 +57,7 @@ mod tests;
 pub use admin::Admin;
 pub use auth::{Auth, Key, KeyLimit};
 pub use backend::{ArgValue, Backend, Control, Launch, Target};
+pub use experiment::{Arm, Experiment, Guardrail, RampStep, Sticky, Traffic};
 pub use fleet::{Fleet, OnExit, OnStart};
 pub use load::{Flags, Loaded};
 pub use machine::Machine;

@@ -51,6 +51,9 @@ table! {
         /// Prompt tokens per backend of requests that still wait for their first token. A prompt above this runs when no other
         /// is in prefill.
         pub prefill_tokens: Option<Tokens> = optional("not limited").within("1", limits::TOKENS).example("16k");
+        /// Requests come here only where an arm of an experiment names this pool. Its prompt_tokens then do not count, and it
+        /// does not make its models available.
+        pub arms_only: bool = default("false");
         /// Pools where a request may go when this one has no room, in order of preference. They must serve its models.
         pub spill: Vec<PoolId> = default("[]").at_most(limits::MAX_POOLS);
         /// Usage requested from the engine for streams: one event at the end, in every event (exact tokens per event, but

@@ -101,6 +101,39 @@ pub enum Situation {
     #[error("pool '{to}' does not serve {model}, which this pool would spill to it")]
     SpillWithoutModel { to: String, model: String },
 
+    #[error("an experiment compares at least two arms; add [[experiment.arm]], the control first")]
+    FewArms,
+    #[error("the weights of the arms add up to {sum}; they are percentages and must add up to 100")]
+    WeightsSum { sum: String },
+    #[error("no API key is called '{name}'; {suggestion} (keys are declared in [[auth.keys]])")]
+    UnknownKeyName { name: String, suggestion: Suggestion },
+    #[error("the pool has no backend '{name}'; {suggestion}")]
+    UnknownBackend { name: String, suggestion: Suggestion },
+    #[error("names of backends belong to a pool; add pool to the arm")]
+    BackendsWithoutPool,
+    #[error(
+        "pool '{pool}' does not serve model '{model}', which requests of this arm are for; add it to the pool's models"
+    )]
+    ArmPoolWithoutModel { pool: String, model: String },
+    #[error(
+        "'{first}' already has units of this part of the layer; let traffic.from of one be traffic.to of the other"
+    )]
+    SameTraffic { first: String },
+    #[error(
+        "requests could belong to '{first}' too, and each takes part in one experiment only; use its layer '{layer}' with another part of the traffic"
+    )]
+    OtherLayer { first: String, layer: String },
+    #[error("traffic.from must be below traffic.to")]
+    EmptyTraffic,
+    #[error("a later step must have a larger share, and come later (after) than the one before")]
+    RampOrder,
+    #[error("'{found}' is not a step of a ramp; write a percentage and a time, such as \"5%\" or \"25% after 2h\"")]
+    Ramp { found: String },
+    #[error("'{found}' is not a time; write one such as \"2026-01-31T12:00:00Z\"")]
+    Time { found: String },
+    #[error("'{found}' is not the name of a header; write one such as \"x-user-id\"")]
+    Header { found: String },
+
     #[error("give either url (an engine that runs already) or launch (one that the gateway starts), not both")]
     UrlAndLaunch,
     #[error("the backend has neither url nor launch; add for example url = \"http://127.0.0.1:8000\"")]

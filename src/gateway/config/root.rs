@@ -6,6 +6,7 @@
 use super::admin::Admin;
 use super::auth::Auth;
 use super::backend::Backend;
+use super::experiment::Experiment;
 use super::fleet::Fleet;
 use super::limits;
 use super::model::Model;
@@ -42,6 +43,8 @@ table! {
         pub health: Health = table();
         /// How engines that the gateway runs (pool.backend.launch and control) are started, restarted and healed.
         pub fleet: Fleet = table();
+        /// One table per experiment: arms that serve the same requests in different ways and are compared.
+        pub experiments as "experiment": Vec<Experiment> = tables(limits::MAX_EXPERIMENTS);
         /// Where one line per request goes. Absent: none is written.
         pub access_log: Option<AccessLog> = optional("none").needs_restart();
         /// The gateway's own log, on stderr.

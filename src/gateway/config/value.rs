@@ -94,6 +94,20 @@ impl Scalar for PathBuf {
     }
 }
 
+impl Scalar for bool {
+    fn parse(written: &Entry, _: &Report<'_>) -> Result<Self, Situation> {
+        if let Value::Bool(flag) = written.value { Ok(flag) } else { Err(wrong_type("true or false", written)) }
+    }
+
+    fn text(&self, _: &Names) -> String {
+        self.to_string()
+    }
+
+    fn toml(&self, names: &Names) -> String {
+        self.text(names)
+    }
+}
+
 impl Scalar for f64 {
     fn parse(written: &Entry, _: &Report<'_>) -> Result<Self, Situation> {
         match written.value {

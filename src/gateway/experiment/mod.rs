@@ -1,28 +1,35 @@
-//! Experiments: which arm a request is assigned to. The seat, before there are any.
+//! Experiments: which arm serves a request.
 //!
-//! The path of a request asks here once, after its class is known and before it is admitted. An arm
-//! may later rewrite the model (a LoRA adapter against its base) or name a variant; today nothing is
-//! running, so every request is assigned to no arm, at no cost. Metrics and records already carry
-//! the arm, so that what is measured now and what is measured in an experiment are one series.
+//! The path of a request asks here once ([`ExperimentSet::assign`]), after its class is known and before it is admitted. What
+//! was assigned travels with the request's record, so that metrics and measurements are of the same requests.
+//!
+//! ```text
+//!   request --> assign: unit, plan, state --> arm          finished request --> ledger --> compare --> verdict
+//! ```
+//!
+//! [`plan`] is an experiment as configured, [`unit`] says how a unit finds its arm, [`ledger`] what is kept of finished
+//! requests, [`compare`] and [`verdict`] what follows from it, [`state`] what outlives a reload, [`report`] what an operator sees.
+//! Pure: no clock, no sockets,
+//! no metrics library.
 
-use std::sync::Arc;
+pub mod unit;
+pub mod plan;
+pub mod ledger;
+pub mod compare;
+pub mod verdict;
+pub mod state;
+pub mod assign;
+pub mod report;
 
-/// An arm of a running experiment: a variant or a model with a share of the traffic.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Arm {
-    /// Its name, a label of metrics and a response header.
-    pub name: Arc<str>,
-    /// The model name to send upstream instead of the client's.
-    pub model: Option<Arc<str>>,
-}
+#[cfg(test)]
+mod tests;
+#[cfg(test)]
+mod evidence;
 
-/// The experiments that are running.
-#[derive(Clone, Debug, Default)]
-pub struct Experiments {}
-
-impl Experiments {
-    /// The arm of a request; `None` when no experiment covers it.
-    pub fn assign(&self) -> Option<&Arm> {
-        None
-    }
-}
+pub use assign::{Assigned, Experiment, ExperimentSet, Experiments, Saved, Subject};
+pub use ledger::{ArmLedger, Ending, Observation, Quantity};
+pub use plan::{ArmPlan, ExperimentPlan};
+pub use report::ExperimentReport;
+pub use state::{Decision, ExperimentState, Moment, Phase, Progress};
+pub use unit::{Unit, UnitHash};
+pub use verdict::{Comparison, Conclusion, Finding};

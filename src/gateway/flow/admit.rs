@@ -43,6 +43,8 @@ pub(super) struct LeaseRequest<'a> {
     pub(super) prefix: &'a Arc<PromptPrefix>,
     pub(super) avoid: &'a [BackendId],
     pub(super) only: Option<&'a Arc<str>>,
+    /// The arm of an experiment determines the placement: it is not classified again.
+    pub(super) pinned: bool,
 }
 
 /// A placement and the routing table that its positions refer to.
@@ -91,7 +93,7 @@ pub(super) async fn admit<D: Downstream>(
             newer = router.newer_than(&placed.table) => newer,
             () = down.gone() => return Err(AdmitError::ClientGone),
         };
-        if !placed.reclassify(newer, &request) {
+        if request.pinned || !placed.reclassify(newer, &request) {
             break;
         }
     }

@@ -67,6 +67,9 @@ pub struct UpstreamRequest {
     pub headers: HeaderMap,
     /// The body, in pieces.
     pub body: EditedBody,
+    /// The body as it would be without the experiment that the request is in, where that is another one; sent when the arm
+    /// cannot serve it.
+    pub body_without_arm: Option<EditedBody>,
 }
 
 /// Why an exchange with a backend failed.

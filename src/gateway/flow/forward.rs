@@ -13,6 +13,10 @@
 //!
 //! A 503 of the engine is its own admission control: a reason to try another backend, not a fault.
 //!
+//! A request in the arm of an experiment falls back when its arm cannot serve it: it has no backend that is ready or may still
+//! be tried, it has no room in time, or its engine does not know the arm's model. From then on it is served as if there were
+//! no experiment, with one attempt more than `retry.attempts` if need be.
+//!
 //! When the gateway stops and `server.drain_timeout` has passed, every attempt is cut (see [`super::Flow::cut`]).
 
 use std::pin::pin;
@@ -26,7 +30,9 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::admit::{self, AdmitError, LeaseRequest, PlacedRequest};
+use super::assign::ArmTarget;
 use super::attempt::{AttemptResult, FailedAttempt, ResponseStart, WaitError, guarded};
+use super::classify;
 use super::exchange::{Connection, Downstream, Exchange, ExchangeError, ResponseHead, Upstream, UpstreamRequest};
 use super::incoming::IncomingRequest;
 use super::prepare::PreparedRequest;
@@ -74,6 +80,7 @@ impl<'a, U: Upstream> Attempts<'a, U> {
             path: std::mem::take(&mut incoming.path),
             headers: std::mem::take(&mut incoming.headers),
             body: std::mem::take(&mut prepared.body),
+            body_without_arm: prepared.arm.as_mut().and_then(|arm| arm.body_without.take()),
         };
         let placed = PlacedRequest { table: Arc::clone(&incoming.routing), placement: prepared.placement.clone() };
         Self { backends, incoming, prepared, placed, request, made: 0, avoid: SmallVec::new() }
@@ -85,7 +92,10 @@ impl<'a, U: Upstream> Attempts<'a, U> {
         down: &mut D,
         record: &mut RecordGuard<'_, R>,
     ) -> Result<(), Refusal> {
-        let mut lease = match self.admit(down, record).await {
+        if self.prepared.arm.as_ref().is_some_and(|arm| !self.is_ready(arm)) {
+            self.fall_back(record);
+        }
+        let mut lease = match self.admit_to_any(down, record).await {
             Ok(lease) => lease,
             Err(AdmitError::ClientGone) => return Ok(()),
             Err(AdmitError::Refused(limit)) => return Err(Refusal::ExceedsBackend(limit)),
@@ -102,15 +112,20 @@ impl<'a, U: Upstream> Attempts<'a, U> {
             if self.backends.cut.is_cancelled() {
                 return Err(respond::shut_down(record));
             }
-            self.avoid.push(lease.backend());
+            let unknown_model = is_unknown_model(&failed);
+            if !unknown_model {
+                self.avoid.push(lease.backend());
+            }
             // The failed backend does no more work for this request. Two requests that each kept a slot while waiting
             // for the other's backend would deadlock.
             lease.release();
             let released = failed.response.is_some().then_some(lease);
-            if !self.may_try_again() {
+            // Falling back is one more attempt: a request fails for its arm only if it fails without it.
+            let is_over = unknown_model || !self.may_try_again();
+            if is_over && !self.fall_back(record) {
                 return Box::pin(self.give_up(failed, released, down, record)).await;
             }
-            lease = match self.admit(down, record).await {
+            lease = match self.admit_to_any(down, record).await {
                 Ok(lease) => lease,
                 Err(AdmitError::ClientGone) => return Ok(()),
                 Err(AdmitError::Refused(_) | AdmitError::Shed { .. }) => {
@@ -125,6 +140,51 @@ impl<'a, U: Upstream> Attempts<'a, U> {
         self.made < self.placed.table.config.retry.attempts
     }
 
+    /// Waits for a lease; where the arm of the request cannot serve it, on any backend.
+    async fn admit_to_any<D: Downstream, R: Recorder>(
+        &mut self,
+        down: &mut D,
+        record: &mut RecordGuard<'_, R>,
+    ) -> Result<Lease, AdmitError> {
+        match self.admit(down, record).await {
+            Err(AdmitError::Shed { reason: ShedReason::ShuttingDown, home }) => {
+                Err(AdmitError::Shed { reason: ShedReason::ShuttingDown, home })
+            }
+            Err(AdmitError::Shed { .. } | AdmitError::Refused(_)) if self.fall_back(record) => {
+                self.admit(down, record).await
+            }
+            other => other,
+        }
+    }
+
+    /// Whether a backend of an arm is ready, if it has backends of its own.
+    fn is_ready(&self, arm: &ArmTarget) -> bool {
+        arm.backends.is_empty() || self.backends.admission.is_any_in_rotation(&arm.backends)
+    }
+
+    /// From now on the request is served as if there were no experiment. False if it is already.
+    fn fall_back<R: Recorder>(&mut self, record: &mut RecordGuard<'_, R>) -> bool {
+        let table = self.backends.router.current();
+        let tokens = self.prepared.need.prompt_tokens;
+        let model = record.model.as_deref().and_then(|name| table.model(name));
+        let Some(placement) = model.and_then(|model| classify::place(&table, model.route, tokens)) else {
+            return false;
+        };
+        if self.prepared.arm.take().is_none() {
+            return false;
+        }
+        self.placed = PlacedRequest { table, placement };
+        if let Some(body) = self.request.body_without_arm.take() {
+            self.request.body = body;
+        }
+        record.home = Some(Arc::clone(&self.placed.home().name));
+        record.arm = None;
+        if let Some(assigned) = &mut record.assigned {
+            assigned.fell_back = true;
+        }
+        true
+    }
+
     /// Waits for a lease on a backend that has not failed this request.
     async fn admit<D: Downstream, R: Recorder>(
         &mut self,
@@ -132,14 +192,17 @@ impl<'a, U: Upstream> Attempts<'a, U> {
         record: &mut RecordGuard<'_, R>,
     ) -> Result<Lease, AdmitError> {
         let begun = Instant::now();
+        let others = self.prepared.arm.iter().flat_map(|arm| &arm.others);
+        let avoid: SmallVec<[BackendId; 4]> = self.avoid.iter().chain(others).copied().collect();
         let request = LeaseRequest {
             need: self.prepared.need,
             priority: self.prepared.priority,
             arrived: self.incoming.arrived,
             model: record.model.as_deref().unwrap_or_default(),
             prefix: &self.prepared.prefix,
-            avoid: &self.avoid,
+            avoid: &avoid,
             only: self.prepared.only.as_ref(),
+            pinned: self.prepared.arm.is_some(),
         };
         let Backends { admission, router, cut, .. } = self.backends;
         let admitted = admit::admit(admission, router, cut, &mut self.placed, request, down).await;
@@ -173,7 +236,7 @@ impl<'a, U: Upstream> Attempts<'a, U> {
                 Err(error) => return error.into_result(lease),
             }
         };
-        if is_unavailable(response.head.status, lease) {
+        if is_unavailable(response.head.status, lease) || self.lacks_model(response.head.status) {
             let outcome = Outcome::UpstreamError(UpstreamFault::Status);
             let (reason, response) = (RetryReason::Status, Some(response));
             return AttemptResult::Failed(FailedAttempt { reason, outcome, response, busy: None });
@@ -215,6 +278,11 @@ impl<'a, U: Upstream> Attempts<'a, U> {
         let sent = Instant::now();
         let head = self.wait_for_head(&mut exchange, lease, down, sent, deadline).await?;
         Ok(ResponseStart { exchange, head, sent })
+    }
+
+    /// Whether this status says that the engine does not know the model that the arm sent.
+    fn lacks_model(&self, status: StatusCode) -> bool {
+        status == StatusCode::NOT_FOUND && self.prepared.arm.as_ref().is_some_and(|arm| arm.model.is_some())
     }
 
     /// A response that is not streamed shows no first token: its prefill share is returned when the prefill should be
@@ -277,6 +345,11 @@ impl<'a, U: Upstream> Attempts<'a, U> {
             self.request.headers.insert(REQUEST_ID, value);
         }
     }
+}
+
+/// Whether the engine of an arm does not know the arm's model.
+fn is_unknown_model<X>(failed: &FailedAttempt<X>) -> bool {
+    failed.response.as_ref().is_some_and(|response| response.head.status == StatusCode::NOT_FOUND)
 }
 
 /// Whether another backend should be tried after this status. A 502 also counts against the health of this one.

@@ -7,7 +7,8 @@
 //! | stage | file | decides |
 //! |---|---|---|
 //! | read, authorize | `prepare.rs` | is the request valid, and may this key use the model? |
-//! | estimate, classify, assign | `prepare.rs`, `classify.rs` | how long is the prompt, which pools may serve it? |
+//! | estimate, classify | `prepare.rs`, `classify.rs` | how long is the prompt, which pools may serve it? |
+//! | assign | `assign.rs` | is it in an arm of an experiment, which may serve it in another way? |
 //! | admit | `admit.rs` | a lease on a backend with room, or shed |
 //! | forward | `forward.rs`, `attempt.rs` | send; try another backend while the client has received nothing |
 //! | meter | `pump.rs`, `response_meter.rs` | pass bytes on, measure them, watch both ends |
@@ -30,6 +31,7 @@ mod router;
 mod feedback;
 mod respond;
 mod response_owners;
+mod assign;
 mod prepare;
 mod admit;
 mod attempt;
@@ -46,7 +48,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio_util::sync::CancellationToken;
 
-use crate::experiment::Experiments;
 use crate::pool::Admission;
 use forward::{Attempts, Backends};
 use response_owners::ResponseOwners;
@@ -68,7 +69,6 @@ pub struct Flow<U, R> {
     admission: Arc<Admission>,
     upstream: U,
     recorder: R,
-    experiments: Experiments,
     router: Router,
     owners: ResponseOwners,
     closing: AtomicBool,
@@ -83,7 +83,6 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
             admission,
             upstream,
             recorder,
-            experiments: Experiments::default(),
             router: Router::new(table),
             owners: ResponseOwners::default(),
             closing: AtomicBool::new(false),
@@ -199,7 +198,7 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
         down: &mut D,
         record: &mut RecordGuard<'_, R>,
     ) -> Result<(), Refusal> {
-        let prepared = prepare::prepare(&self.experiments, (&self.owners, &self.admission), incoming, record).await?;
+        let prepared = prepare::prepare((&self.owners, &self.admission), incoming, record).await?;
         let Self { admission, router, upstream, cut, .. } = self;
         let backends = Backends { admission, router, upstream, cut };
         Attempts::new(backends, incoming, prepared).run(down, record).await

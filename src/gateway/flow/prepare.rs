@@ -8,6 +8,7 @@ use std::sync::Arc;
 use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 use tokio::time::Instant;
 
+use super::assign::{self, ArmTarget};
 use super::classify::{self, Placement};
 use super::feedback::{ExactCount, Feedback, InjectedUsage};
 use super::incoming::IncomingRequest;
@@ -19,7 +20,6 @@ use super::routing_table::{ModelMatch, ModelRoute, RoutingTable};
 use crate::config::UsageInjection;
 use crate::config::limits::MAX_TOKENS;
 use crate::estimate::{ClientId, EstimateSource, OutputBounds, Prompt, PromptEstimate};
-use crate::experiment::Experiments;
 use crate::pool::{Admission, Need};
 use sluice_core::openai::{EditedBody, Edits, PromptPrefix, Refusal, RequestView, multipart, request};
 
@@ -37,6 +37,8 @@ pub(super) struct PreparedRequest {
     pub(super) prompts: u32,
     /// The body as it goes upstream.
     pub(super) body: EditedBody,
+    /// Where the arm of an experiment serves it, if that is not where any request would be served.
+    pub(super) arm: Option<ArmTarget>,
     pub(super) injected: InjectedUsage,
     pub(super) feedback: Feedback,
     /// Counts against the key's limit while the request lives.
@@ -45,7 +47,6 @@ pub(super) struct PreparedRequest {
 
 /// Reads, authorizes, estimates, classifies and assigns a request; an error is the refusal to send.
 pub(super) async fn prepare<R: Recorder>(
-    experiments: &Experiments,
     (owners, admission): (&ResponseOwners, &Admission),
     incoming: &IncomingRequest,
     record: &mut RecordGuard<'_, R>,
@@ -76,15 +77,26 @@ pub(super) async fn prepare<R: Recorder>(
     if let Some(in_flight) = &mut in_flight {
         in_flight.take(&need, incoming.arrived).map_err(key_refusal)?;
     }
+    let own_name = (model.is_alias || view.model.is_none()).then_some(&*model.route.name);
+    // What continues a response is served where that response is.
+    let assigned = match &continued {
+        None => assign::assign(incoming, &view, model.route, placement.home, record),
+        Some(_) => None,
+    };
+    let mut arm = assigned.and_then(|assigned| ArmTarget::of(&assigned, table, estimate.tokens));
+    let placement = arm.as_mut().and_then(ArmTarget::take_placement).unwrap_or(placement);
     let home = &table.pools[placement.home];
     record.home = Some(Arc::clone(&home.name));
-    let prefix = Arc::new(PromptPrefix::new(&incoming.body, &view.prompt_parts, &model.route.name));
-    let arm = experiments.assign();
-    record.arm = arm.map(|arm| Arc::clone(&arm.name));
-    let own_name = (model.is_alias || view.model.is_none()).then_some(&*model.route.name);
-    let rename = arm.and_then(|arm| arm.model.as_deref()).or(own_name);
+    let served = arm.as_ref().and_then(|arm| arm.model.as_deref()).unwrap_or(&model.route.name);
+    let prefix = Arc::new(PromptPrefix::new(&incoming.body, &view.prompt_parts, served));
     let injected = injected_usage(home.usage, &view);
-    let body = EditedBody::new(&incoming.body, &view.edits, Edits { model: rename, usage: injected.edit() });
+    let body_for = |name: Option<&str>| {
+        EditedBody::new(&incoming.body, &view.edits, Edits { model: name, usage: injected.edit() })
+    };
+    let body = body_for(arm.as_ref().and_then(|arm| arm.model.as_deref()).or(own_name));
+    if let Some(arm) = arm.as_mut().filter(|arm| arm.model.is_some()) {
+        arm.body_without = Some(body_for(own_name));
+    }
     record.estimate_time = begun.elapsed();
     Ok(PreparedRequest {
         placement,
@@ -95,6 +107,7 @@ pub(super) async fn prepare<R: Recorder>(
         stream: view.stream,
         prompts: view.prompts,
         body,
+        arm,
         injected,
         feedback: Feedback {
             estimator: Arc::clone(&model.route.estimator),

@@ -14,6 +14,7 @@ use http::StatusCode;
 use smallvec::SmallVec;
 
 use crate::estimate::PromptEstimate;
+use crate::experiment::{Assigned, Ending, Observation, ledger};
 use sluice_core::meter::StreamStats;
 use sluice_core::openai::{Route, ShedReason};
 
@@ -154,8 +155,10 @@ pub struct Record {
     pub pool: Option<Arc<str>>,
     /// The backend it ran on, the last one tried.
     pub backend: Option<Arc<str>>,
-    /// The arm of an experiment.
+    /// The label of the arm of an experiment that served it.
     pub arm: Option<Arc<str>>,
+    /// The arm that it was assigned to, whether that could serve it or not.
+    pub assigned: Option<Assigned>,
     /// A streamed response was requested.
     pub stream: bool,
     /// The prompt's length as estimated.
@@ -189,6 +192,47 @@ impl Record {
     /// `/tokenize` or `/v1/embeddings` takes milliseconds and says nothing about them.
     pub fn generates(&self) -> bool {
         self.route.is_some_and(Route::generates)
+    }
+
+    /// What an experiment keeps of it.
+    fn observation(&self, assigned: &Assigned) -> Observation {
+        let stats = self.stats.as_ref().filter(|_| self.generates());
+        let completed = stats.filter(|_| self.outcome == Outcome::Completed);
+        let seconds = |time: Duration| time.as_secs_f64();
+        let ttft = stats.and_then(|stats| stats.ttft);
+        let e2el = completed.and_then(|stats| stats.e2el);
+        let backend_ttft = self.backend_ttft.filter(|_| ttft.is_some());
+        let decode = e2el.zip(ttft).map(|(e2el, ttft)| e2el.saturating_sub(ttft));
+        let itl = stats.map(|stats| &stats.itl).filter(|itl| itl.count() > 0);
+        let tokens = self.generated_tokens();
+        Observation {
+            class: ledger::length_class(self.estimate.map_or(0, |estimate| estimate.tokens)),
+            group: assigned.group(),
+            values: [
+                ttft.map(seconds),
+                completed.and_then(|stats| stats.tpot).map(seconds),
+                e2el.map(seconds),
+                itl.map(|itl| itl.max_seconds()),
+                self.backend.as_ref().map(|_| seconds(self.queue_wait)),
+                backend_ttft.map(seconds),
+                backend_ttft.zip(decode).map(|(prefill, decode)| seconds(prefill + decode)),
+                completed.filter(|_| tokens > 0).map(|_| tokens as f64 / 1e3),
+            ],
+            ending: match self.outcome {
+                Outcome::Completed => Ending::Completed,
+                Outcome::UpstreamError(_) => Ending::Failed,
+                Outcome::Shed(ShedReason::ShuttingDown) | Outcome::Timeout(Stage::Drain) => Ending::Other,
+                Outcome::Shed(_) | Outcome::Timeout(_) => Ending::Failed,
+                Outcome::ClientGone | Outcome::Refused => Ending::Other,
+            },
+            missed: self.slo_met.map(|met| !met),
+            fell_back: assigned.fell_back,
+        }
+    }
+
+    /// The label of the arm that should have served it and could not.
+    pub fn fell_back_from(&self) -> Option<&str> {
+        self.assigned.as_ref().filter(|assigned| assigned.fell_back).map(|assigned| &*assigned.arm().label)
     }
 
     /// Prompt tokens: as the engine counted them, or else the estimate, if output shows that the prompt was read.
@@ -242,6 +286,7 @@ impl<'a, R: Recorder> RecordGuard<'a, R> {
             pool: None,
             backend: None,
             arm: None,
+            assigned: None,
             stream: false,
             estimate: None,
             status: None,
@@ -278,5 +323,8 @@ impl<R: Recorder> Drop for RecordGuard<'_, R> {
     fn drop(&mut self) {
         self.record.total = self.arrived.elapsed();
         self.recorder.record(&self.record);
+        if let Some(assigned) = &self.record.assigned {
+            assigned.observe(&self.record.observation(assigned));
+        }
     }
 }

@@ -16,8 +16,9 @@ use std::time::Duration;
 use super::keys::{ApiKey, KeyUsage, Keyring};
 use crate::config::{Config, PromptRange, Timeouts, UsageInjection, limits};
 use crate::estimate::{ExactCounter, ModelEstimator};
+use crate::experiment::{ExperimentSet, Experiments};
 use crate::pool::{Admission, BackendLimits, LongPrefix, PoolLayout};
-use sluice_core::base::{ModelId, PoolId};
+use sluice_core::base::{BackendId, ModelId, PoolId};
 use sluice_core::meter::slo::Objectives;
 
 /// The label of models that are neither declared nor reported.
@@ -34,6 +35,8 @@ pub struct RoutingTable {
     pub pools: Vec<PoolRoute>,
     /// API keys of clients.
     pub keys: Keyring,
+    /// Experiments.
+    pub experiments: ExperimentSet,
     models: Vec<ModelRoute>,
     by_name: HashMap<String, usize>,
     other: Option<usize>,
@@ -44,6 +47,8 @@ pub struct RoutingTable {
 pub struct PoolRoute {
     /// Its id in admission.
     pub id: PoolId,
+    /// The ids of its backends, in the order of the configuration.
+    pub backends: Vec<BackendId>,
     /// Its name, a label.
     pub name: Arc<str>,
     /// Prompt lengths whose home it is.
@@ -95,6 +100,8 @@ pub struct LearnedState {
     estimators: parking_lot::Mutex<HashMap<String, Arc<ModelEstimator>>>,
     /// Usage of API keys.
     pub key_usage: KeyUsage,
+    /// What experiments are doing.
+    pub experiments: Experiments,
 }
 
 impl LearnedState {
@@ -136,11 +143,13 @@ impl RoutingTable {
         debug_assert!(!Admission::is_applying(), "a routing table is built while all requests wait for the lock");
         let pools = config.pools.iter().map(PoolRoute::new).collect();
         let keys = Keyring::new(&config.auth, &learned.key_usage);
+        let experiments = learned.experiments.configure(&config);
         let (models, by_name, other, layout) = (Vec::new(), HashMap::new(), None, 0);
-        let mut table = Self { pools, keys, models, by_name, other, config, layout };
+        let mut table = Self { pools, keys, experiments, models, by_name, other, config, layout };
         table.declare(counters, learned);
         let open: Vec<usize> = (0..table.pools.len())
-            .filter(|index| matches!(table.config.pools[*index].models, crate::config::ModelScope::All))
+            .filter(|index| table.config.pools[*index].models == crate::config::ModelScope::All)
+            .filter(|index| !table.config.pools[*index].arms_only)
             .collect();
         if !open.is_empty() {
             for name in reported.iter().take(limits::MAX_MODELS) {
@@ -185,7 +194,10 @@ impl RoutingTable {
     fn declare(&mut self, counters: &[Option<Arc<ExactCounter>>], learned: &LearnedState) {
         for (index, model) in self.config.models.iter().enumerate() {
             let id = ModelId::new(index);
-            let serves = |pool: &usize| self.config.pools[*pool].models.includes(id);
+            let serves = |pool: &usize| {
+                let pool = &self.config.pools[*pool];
+                !pool.arms_only && pool.models.includes(id)
+            };
             self.models.push(ModelRoute {
                 name: model.name.as_str().into(),
                 declared: Some(id),
@@ -208,15 +220,19 @@ impl RoutingDraft {
         for (pool, id) in self.0.pools.iter_mut().zip(&layout.pools) {
             pool.id = *id;
         }
+        for (pool, backends) in self.0.pools.iter_mut().zip(&layout.backends) {
+            pool.backends.clone_from(backends);
+        }
         self.0
     }
 }
 
 impl PoolRoute {
-    /// Without its id.
+    /// Without its id and those of its backends.
     fn new(pool: &crate::config::Pool) -> Self {
         Self {
             id: PoolId::new(0),
+            backends: Vec::new(),
             name: pool.name.as_str().into(),
             range: pool.prompt_tokens,
             limits: limits_of(pool),

@@ -108,6 +108,7 @@ pub(super) async fn serve<U: Upstream, D: Downstream, R: Recorder>(
         path: std::mem::take(&mut incoming.path),
         headers: std::mem::take(&mut incoming.headers),
         body: EditedBody::default(),
+        body_without_arm: None,
     };
     if let Ok(value) = HeaderValue::from_str(&incoming.upstream_id) {
         request.headers.insert(REQUEST_ID, value);

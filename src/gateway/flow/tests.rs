@@ -16,6 +16,7 @@ use sluice_core::openai::ShedReason;
 
 mod engines;
 
+mod arms;
 mod backends;
 mod cut;
 mod edges;
@@ -83,7 +84,11 @@ impl TestFlow {
     }
 
     fn with(first: Vec<Script>, second: Vec<Script>, extra: &str) -> Self {
-        let config = config_of("p", extra);
+        Self::of(config_of("p", extra), &LearnedState::default(), first, second)
+    }
+
+    /// The same with a configuration of one pool, and what is learned.
+    fn of(config: Arc<Config>, learned: &LearnedState, first: Vec<Script>, second: Vec<Script>) -> Self {
         let now = Instant::now();
         let admission = Admission::new(now, RULES, 1);
         let layout = admission.apply(&[pool_of(&config)], RULES, now);
@@ -93,7 +98,7 @@ impl TestFlow {
         let records = Records::default();
         let engines = Engines::default();
         *engines.scripts.lock() = vec![(PORTS[0], first.into()), (PORTS[1], second.into())];
-        let plan = RoutingTable::new(config, &layout, &[], &[None], &LearnedState::default());
+        let plan = RoutingTable::new(config, &layout, &[], &[None], learned);
         Self { flow: Flow::new(admission, engines, records.clone(), plan), records }
     }
 

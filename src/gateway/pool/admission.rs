@@ -153,6 +153,12 @@ impl Admission {
         });
     }
 
+    /// Whether one of these backends gets work if it has room.
+    pub fn is_any_in_rotation(&self, backends: &[BackendId]) -> bool {
+        let state = self.shared.lock();
+        backends.iter().any(|id| state.backend(*id).is_some_and(|backend| backend.in_rotation()))
+    }
+
     /// Takes a backend out of rotation, or back in. Running requests finish. False if unknown.
     pub fn set_draining(&self, backend: BackendId, draining: bool) -> bool {
         self.shared.update(|state, wakers| {

@@ -41,6 +41,8 @@ struct Line<'a> {
     backend: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     arm: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fell_back_from: Option<&'a str>,
     stream: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     estimate_tokens: Option<u64>,
@@ -93,6 +95,7 @@ pub(super) fn line(record: &Record, time: Timestamp) -> Vec<u8> {
         home: record.home.as_deref(),
         backend: record.backend.as_deref(),
         arm: record.arm.as_deref(),
+        fell_back_from: record.fell_back_from(),
         stream: record.stream,
         estimate_tokens: record.estimate.as_ref().map(|estimate| estimate.tokens),
         estimate_how: record.estimate.as_ref().map(|estimate| estimate.source.label()),

@@ -33,6 +33,7 @@ pub fn record(outcome: Outcome) -> Record {
         pool: None,
         backend: None,
         arm: None,
+        assigned: None,
         stream: true,
         estimate: Some(PromptEstimate { tokens: 110, spread: 0.1, source: EstimateSource::Learned }),
         status: Some(StatusCode::OK),

@@ -339,3 +339,18 @@ fn a_query_is_read_with_each_of_its_documents() {
     assert_eq!(characters(Route::Score, r#"{"text_1":["ab","cd"],"text_2":["e","f"]}"#), 4 + 2);
     assert_eq!(characters(Route::Embeddings, r#"{"input":["ab","cd"]}"#), 4);
 }
+
+#[test]
+fn what_a_client_calls_its_user_and_session_is_read_and_never_refused() {
+    let view = read(
+        Route::ChatCompletions,
+        br#"{"user":"u1","messages":[{"role":"user","content":"hi"}],"prompt_cache_key":"s"}"#,
+    );
+    let view = view.unwrap();
+    assert_eq!((view.user.as_deref(), view.session.as_deref(), view.prompt_start), (Some("u1"), Some("s"), Some(24)));
+    for odd in ["7", "null", "{\"id\":1}", "\"\""] {
+        let body = format!("{{\"safety_identifier\":{odd},\"prompt\":\"x\"}}");
+        let view = read(Route::Completions, body.as_bytes()).unwrap();
+        assert_eq!((view.user, view.usage_measures_shape), (None, true), "{odd}");
+    }
+}

@@ -42,6 +42,7 @@ fn every_sample_is_valid() {
     let mut names: Vec<String> = files.filter(|name| name.ends_with(".toml")).collect();
     names.sort();
     let expected = [
+        "experiment.toml",
         "keys.toml",
         "launch.toml",
         "lora.toml",
@@ -91,7 +92,13 @@ fn every_example_in_the_reference_can_be_read() {
     assert!(
         matches!(
             &situations[..],
-            [Situation::Gap { .. }, Situation::TlsWithoutHttps, Situation::UrlAndLaunch, Situation::TlsWithoutHttps]
+            [
+                Situation::Gap { .. },
+                Situation::TlsWithoutHttps,
+                Situation::UrlAndLaunch,
+                Situation::TlsWithoutHttps,
+                Situation::FewArms
+            ]
         ),
         "{problems}"
     );

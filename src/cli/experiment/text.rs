@@ -1,0 +1,179 @@
+//! Experiments as text: a table of all, and one with its arms, quantities and verdicts.
+//!
+//! Latencies are in milliseconds. An interval behind a change holds at all times, whenever it is looked at.
+
+use comfy_table::Table;
+use comfy_table::presets::UTF8_HORIZONTAL_ONLY;
+
+use crate::experiment::report::{ArmReport, ChangeReport, ComparisonReport, Range, RateReport};
+use crate::experiment::{ExperimentReport, Quantity};
+
+/// All experiments, one row each.
+pub(super) fn list(all: &[ExperimentReport]) -> String {
+    if all.is_empty() {
+        return "there are no experiments; declare them in [[experiment]] of the configuration".to_owned();
+    }
+    let mut table = table(&["experiment", "phase", "units", "requests", "verdict"]);
+    for report in all {
+        let requests: Vec<String> = report.arms.iter().map(|arm| format!("{} {}", arm.name, arm.requests)).collect();
+        table.add_row([
+            report.name.clone(),
+            phase_of(report),
+            percent(report.exposure),
+            requests.join("\n"),
+            verdicts(report).join("\n"),
+        ]);
+    }
+    table.to_string()
+}
+
+/// What an experiment is doing, in one line.
+pub(super) fn phase(report: &ExperimentReport) -> String {
+    let why = report.why.as_ref().map_or_else(String::new, |why| format!(" ({why})"));
+    format!("{} is {}{why}", report.name, phase_of(report))
+}
+
+fn phase_of(report: &ExperimentReport) -> String {
+    report.promoted.as_ref().map_or_else(|| report.phase.clone(), |arm| format!("promoted: {arm}"))
+}
+
+/// A sentence for each arm: what was decided, or else what is known now.
+pub(super) fn verdicts(report: &ExperimentReport) -> Vec<String> {
+    let sentence = |comparison: &ComparisonReport| match &comparison.decided {
+        Some(decided) => format!("{} (after {} requests)", decided.sentence, decided.requests),
+        None => comparison.sentence.clone(),
+    };
+    let mismatches = report.comparisons.iter().filter_map(|comparison| {
+        let mismatch = comparison.mismatch?;
+        Some(format!(
+            "do not trust this: {} of the requests are in {}, which is not what was configured; \
+             check what is sticky, and whether something before the gateway drops requests",
+            percent(mismatch.value),
+            comparison.arm
+        ))
+    });
+    let stops = report.arms.iter().filter_map(|arm| arm.stopped.clone());
+    mismatches.chain(stops).chain(report.comparisons.iter().map(sentence)).collect()
+}
+
+/// One experiment.
+pub(super) fn show(report: &ExperimentReport) -> String {
+    let mut text = format!(
+        "{}: {} of the units ({}) take part; confidence {} at all times together\n",
+        phase(report),
+        percent(report.exposure),
+        report.sticky,
+        percent(report.confidence)
+    );
+    verdicts(report).iter().for_each(|line| text += &format!("{line}\n"));
+    text += &format!("\n{}\n", rows_as_table(&arm_rows(report)));
+    for comparison in &report.comparisons {
+        text += &format!("\n{}\n", rows_as_table(&comparison_rows(report, comparison)));
+    }
+    text.trim_end().to_owned()
+}
+
+/// The arms, the head first.
+pub(super) fn arm_rows(report: &ExperimentReport) -> Vec<Vec<String>> {
+    let head = ["arm", "share", "model", "requests", "failed", "missed", "fell back"];
+    let row = |arm: &ArmReport| {
+        vec![
+            arm.name.clone(),
+            percent(arm.share),
+            arm.model.clone().unwrap_or_else(|| "as sent".to_owned()),
+            arm.requests.to_string(),
+            arm.failed.to_string(),
+            if arm.missed.1 > 0 { format!("{} of {}", arm.missed.0, arm.missed.1) } else { "-".to_owned() },
+            arm.fell_back.to_string(),
+        ]
+    };
+    std::iter::once(head.map(str::to_owned).to_vec()).chain(report.arms.iter().map(row)).collect()
+}
+
+/// An arm beside the control, the head first.
+pub(super) fn comparison_rows(report: &ExperimentReport, comparison: &ComparisonReport) -> Vec<Vec<String>> {
+    let control = &report.arms[0];
+    let arm = report.arms.iter().find(|arm| arm.name == comparison.arm);
+    let head = ["", "change", "interval", "P50", "P95", "requests", "planned", "verdict"];
+    let mut rows = vec![head.map(str::to_owned).to_vec()];
+    rows[0][0] = format!("{} beside {}", comparison.arm, control.name);
+    for change in &comparison.changes {
+        let both = |pick: fn(&crate::experiment::report::QuantityReport) -> f64| {
+            let of = |arm: &ArmReport| {
+                let found = arm.quantities.iter().find(|one| one.quantity == change.quantity);
+                found.map_or_else(|| "-".to_owned(), |one| value(change.quantity, pick(one)))
+            };
+            format!("{} / {}", arm.map_or_else(|| "-".to_owned(), of), of(control))
+        };
+        rows.push(vec![
+            change.quantity.label().to_owned(),
+            change.change.map_or_else(|| "-".to_owned(), |range| signed(range.value)),
+            change.change.map_or_else(|| "-".to_owned(), interval),
+            both(|one| one.p50.value),
+            both(|one| one.p95.value),
+            change.used.to_string(),
+            planned(change),
+            change.conclusion.map_or_else(String::new, |conclusion| conclusion.words().to_owned()),
+        ]);
+    }
+    rows.push(rate_row("errors", &comparison.failures));
+    rows.push(rate_row("missed objectives", &comparison.misses));
+    rows
+}
+
+fn rate_row(name: &str, rates: &RateReport) -> Vec<String> {
+    let times = |range: Range| {
+        let end = |end: Option<f64>| end.map_or_else(|| "..".to_owned(), |end| format!("{end:.2}"));
+        format!("x {} to {}", end(range.low), end(range.high))
+    };
+    vec![
+        name.to_owned(),
+        format!("{} / {}", percent(rates.arm), percent(rates.control)),
+        rates.times.map_or_else(|| "-".to_owned(), times),
+        String::new(),
+        String::new(),
+        String::new(),
+        String::new(),
+        if rates.worse { "worse" } else { "no harm found" }.to_owned(),
+    ]
+}
+
+fn planned(change: &ChangeReport) -> String {
+    change.planned.map_or_else(|| "-".to_owned(), |planned| planned.max(1).to_string())
+}
+
+fn interval(range: Range) -> String {
+    match (range.low, range.high) {
+        (Some(low), Some(high)) => format!("{} to {}", signed(low), signed(high)),
+        _ => "too few requests".to_owned(),
+    }
+}
+
+fn value(quantity: Quantity, value: f64) -> String {
+    match quantity {
+        Quantity::Tokens => format!("{:.0}", value * 1e3),
+        _ => format!("{:.1} ms", value * 1e3),
+    }
+}
+
+fn signed(share: f64) -> String {
+    format!("{:+.1} %", share * 100.0)
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.1} %", share * 100.0)
+}
+
+fn table(head: &[&str]) -> Table {
+    let mut table = Table::new();
+    table.load_preset(UTF8_HORIZONTAL_ONLY);
+    table.set_header(head);
+    table
+}
+
+fn rows_as_table(rows: &[Vec<String>]) -> Table {
+    let head: Vec<&str> = rows[0].iter().map(String::as_str).collect();
+    let mut table = table(&head);
+    table.add_rows(&rows[1..]);
+    table
+}

@@ -1,0 +1,169 @@
+//! `[[experiment]]`: arms that serve the same requests in different ways, side by side, and are compared.
+//!
+//! The first arm is the control: what the others are compared with. An arm may differ in the model name that is sent upstream
+//! (a LoRA adapter against its base), in the pool, or in the backends (the same model with other settings of vLLM). An arm
+//! without any of them serves requests as if there were no experiment.
+//!
+//! A request takes part in at most one experiment. Experiments that could want the same request must be in one layer, with
+//! parts of its traffic that do not overlap (`experiment_rules.rs` checks that). How units are assigned is in
+//! [`experiment`](crate::experiment).
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use super::file::Entry;
+use super::limits;
+use super::model::ModelScope;
+use super::problem::Situation;
+use super::report::{Names, Report};
+use super::setting::Scalar;
+use super::table::table;
+use super::value::{check_model_name, check_name, not_empty, words};
+use sluice_core::base::{Period, PoolId};
+
+table! {
+    /// A comparison of ways to serve the same requests.
+    pub struct Experiment {
+        /// Part of the label of its arms. Unique.
+        pub name: String = required("name the experiment").check(check_name).example("sql-adapter");
+        /// Requests for these models take part. "*": for all declared models.
+        pub models: ModelScope = default("[\"*\"]").at_most(limits::MAX_MODELS + limits::MAX_ALIASES);
+        /// Only requests with these API keys take part (auth.keys.name). None: all.
+        pub keys: Vec<String> = default("[]").at_most(limits::MAX_KEYS);
+        /// Only requests whose home is one of these pools take part, as it would be without the experiment. None: all.
+        pub classes: Vec<PoolId> = default("[]").at_most(limits::MAX_POOLS);
+        /// What stays in one arm: all requests with the same header, the same end user (user or safety_identifier of the
+        /// body), API key, session (session_id or prompt_cache_key of the body, or the header x-session-id) or beginning of
+        /// the prompt (its first 1,024 bytes), or each request by itself. A request without it takes no part.
+        pub sticky: Sticky = default("request");
+        /// The header for sticky = "header".
+        pub header: String = default("x-user-id").check(check_header);
+        /// Determines, with `sticky`, the arm of each unit. Gateways with the same salt agree on every unit. Another one
+        /// assigns anew.
+        pub salt: Option<String> = optional("the name").check(not_empty).example("sql-adapter-2");
+        /// Experiments in one layer divide its units among themselves.
+        pub layer: String = default("default").check(check_name);
+        /// The part of the layer's units that belongs to this experiment.
+        pub traffic: Traffic = table();
+        /// When the ramp begins, such as "2026-01-31T12:00:00Z". Gateways with the same time are at the same step.
+        pub begins: Option<Timestamp> = optional("when the experiment was first started").example("2026-01-31T12:00:00Z");
+        /// Steps by which more of the units that belong to the experiment take part, in all arms together. A unit that takes
+        /// part stays in its arm at every later step. None: all at once.
+        pub ramp: Vec<RampStep> =
+            default("[]").at_most(limits::MAX_RAMP_STEPS).example("[\"2%\", \"10% after 30m\", \"100% after 2h\"]");
+        /// Whether it runs from the beginning; otherwise `sluice experiment start` starts it. What was started or stopped by
+        /// hand stays so.
+        pub running: bool = default("true");
+        /// Changes of TTFT, TPOT and E2EL up to this share are too small to matter: arms that differ by less are called equal.
+        pub min_effect: f64 = default("0.05").within("0.001", "1");
+        /// How sure verdicts are, all of an experiment together and whenever they are looked at: in an experiment whose arms do
+        /// not differ, the chance that they are ever called different is at most 1 minus this.
+        pub confidence: f64 = default("0.95").within("0.5", "0.9999");
+        /// What stops an arm at once; its requests are then served as without the experiment.
+        pub guardrail: Guardrail = table();
+        /// Whether an arm that is better gets all units as soon as that is known. Otherwise `sluice experiment promote` does it.
+        pub promote: bool = default("false");
+        /// One table per arm; the first is the control.
+        pub arms as "arm": Vec<Arm> = tables(limits::MAX_ARMS);
+    }
+}
+
+table! {
+    /// Units from `from` to below `to`, as shares of all units of a layer.
+    pub struct Traffic {
+        /// Where the part begins.
+        pub from: f64 = default("0.0").within("0", "1");
+        /// Where it ends.
+        pub to: f64 = default("1.0").within("0", "1");
+    }
+}
+
+/// One step of a ramp, written `5%` or `25% after 2h`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RampStep {
+    /// Share of the experiment's units that take part, in all arms together; above 0, at most 1.
+    pub share: f64,
+    /// How long after the begin.
+    pub after: Duration,
+}
+
+table! {
+    /// What stops an arm at once, where it is sure that the arm is worse than the control.
+    pub struct Guardrail {
+        /// More requests that failed than in the control by this share of all.
+        pub errors: f64 = default("0.01").within("0", "1");
+        /// More requests that missed an objective ([slo]) than in the control by this share.
+        pub slo_misses: f64 = default("0.05").within("0", "1");
+    }
+}
+
+table! {
+    /// One way to serve the requests of an experiment.
+    pub struct Arm {
+        /// With the name of the experiment, a label of metrics and a response header. Unique in the experiment.
+        pub name: String = required("name the arm").check(check_name).example("base");
+        /// Percent of the units that take part. The arms of an experiment add up to 100.
+        pub weight: f64 = required("write its percentage of the units").within("0.01", "100").example("50");
+        /// The model name that is sent upstream, such as a LoRA adapter. Must be declared.
+        pub model: Option<String> = optional("the one that the client sent").check(check_model_name).example("sql");
+        /// The pool that serves it.
+        pub pool: Option<String> = optional("by prompt length, as without the experiment").check(check_name).example("canary");
+        /// Backends of that pool that serve it.
+        pub backends: Vec<String> = default("[]").at_most(limits::MAX_BACKENDS);
+    }
+}
+
+words! {
+    /// What stays in one arm.
+    pub enum Sticky {
+        /// Requests with the same value of a header.
+        Header = "header",
+        /// Requests of one end user.
+        User = "user",
+        /// Requests with one API key.
+        Key = "key",
+        /// Requests of one session.
+        Session = "session",
+        /// Requests whose prompts begin alike.
+        Prefix = "prefix",
+        /// Nothing: each request by itself.
+        Request = "request",
+    }
+}
+
+impl Scalar for Timestamp {
+    fn parse(written: &Entry, report: &Report<'_>) -> Result<Self, Situation> {
+        let text = String::parse(written, report)?;
+        text.parse().map_err(|_| Situation::Time { found: text })
+    }
+
+    fn text(&self, _: &Names) -> String {
+        self.to_string()
+    }
+}
+
+impl Scalar for RampStep {
+    fn parse(written: &Entry, report: &Report<'_>) -> Result<Self, Situation> {
+        let text = String::parse(written, report)?;
+        let (share, after) = text.split_once(" after ").unwrap_or((&text, "0s"));
+        let percent = share.trim().strip_suffix('%').and_then(|number| number.trim_end().parse::<f64>().ok());
+        let after = after.trim().parse::<Period>().ok();
+        match (percent.filter(|percent| *percent > 0.0 && *percent <= 100.0), after) {
+            (Some(percent), Some(Period(after))) => Ok(Self { share: percent / 100.0, after }),
+            _ => Err(Situation::Ramp { found: text }),
+        }
+    }
+
+    fn text(&self, _: &Names) -> String {
+        let percent = (self.share * 100.0 * 1e9).round() / 1e9;
+        if self.after.is_zero() { format!("{percent}%") } else { format!("{percent}% after {}", Period(self.after)) }
+    }
+}
+
+fn check_header(name: &str) -> Result<(), Situation> {
+    match http::HeaderName::try_from(name) {
+        Ok(_) => Ok(()),
+        Err(_) => Err(Situation::Header { found: name.to_owned() }),
+    }
+}

@@ -1,0 +1,193 @@
+//! Which arm a request is in, if any.
+//!
+//! [`Experiments`] lives as long as the gateway and keeps the state of each experiment by name; [`ExperimentSet`] belongs to
+//! one routing table. When a reload changes what an experiment is (its arms, weights, salt, what is sticky), it is another
+//! one of the same name and begins anew; the ramp, keys and parts of the layer may change without that.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+
+use super::ledger::Observation;
+use super::plan::{ArmPlan, ExperimentPlan};
+use super::state::{ExperimentState, Phase, Progress};
+use super::unit::Unit;
+use crate::config::Config;
+use sluice_core::base::ModelId;
+
+/// One experiment: as configured, and what it is doing.
+#[derive(Clone, Debug)]
+pub struct Experiment {
+    /// As configured.
+    pub plan: Arc<ExperimentPlan>,
+    /// What it is doing.
+    pub state: Arc<ExperimentState>,
+}
+
+/// The experiments of the gateway, across reloads.
+#[derive(Debug, Default)]
+pub struct Experiments {
+    known: Mutex<HashMap<Arc<str>, Experiment>>,
+    /// What an earlier gateway saved, until its experiment is configured.
+    saved: Mutex<Vec<Saved>>,
+}
+
+/// An experiment as it is saved.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Saved {
+    name: String,
+    identity: u64,
+    phase: Phase,
+    progress: Progress,
+}
+
+/// The experiments of one configuration.
+#[derive(Clone, Debug, Default)]
+pub struct ExperimentSet(Vec<Experiment>);
+
+/// What is asked about one request.
+pub struct Subject<'a> {
+    /// The model that it is for.
+    pub model: ModelId,
+    /// The name of its API key.
+    pub key: Option<&'a str>,
+    /// The position of its home pool.
+    pub class: usize,
+}
+
+/// The arm of a request.
+#[derive(Clone, Debug)]
+pub struct Assigned {
+    experiment: Experiment,
+    /// The position of the arm.
+    pub arm: usize,
+    /// The unit.
+    unit: Unit,
+    /// Whether it is measured; not after an arm was promoted.
+    measured: bool,
+    /// The arm could not serve the request, which was then served as without the experiment.
+    pub fell_back: bool,
+}
+
+impl Assigned {
+    /// The arm.
+    pub fn arm(&self) -> &ArmPlan {
+        &self.experiment.plan.arms[self.arm]
+    }
+
+    /// The group of its unit.
+    pub fn group(&self) -> usize {
+        self.experiment.plan.hash.group(self.unit)
+    }
+
+    /// Adds the finished request to the measurements of its arm.
+    pub fn observe(&self, observation: &Observation) {
+        if self.measured {
+            self.experiment.state.observe(&self.experiment.plan, self.arm, observation);
+        }
+    }
+}
+
+impl Experiments {
+    /// The experiments of a configuration, with the state that they had before where they are the same.
+    pub fn configure(&self, config: &Config) -> ExperimentSet {
+        let (mut known, mut saved) = (self.known.lock(), self.saved.lock());
+        let mut set = Vec::new();
+        for plan in ExperimentPlan::all(config) {
+            let plan = Arc::new(plan);
+            let same = known.get(&plan.name).filter(|known| known.plan.identity == plan.identity);
+            let state = match same {
+                Some(same) => Arc::clone(&same.state),
+                None => {
+                    let exposure = plan.exposure(Duration::ZERO);
+                    let is_same = |saved: &mut Saved| *saved.name == *plan.name && saved.identity == plan.identity;
+                    Arc::new(match saved.extract_if(.., is_same).next() {
+                        Some(saved) => ExperimentState::resume(&plan, saved.phase, exposure, saved.progress),
+                        None => ExperimentState::new(&plan, exposure),
+                    })
+                }
+            };
+            let experiment = Experiment { plan: Arc::clone(&plan), state };
+            set.push(experiment.clone());
+            known.insert(Arc::clone(&plan.name), experiment);
+        }
+        known.retain(|name, _| set.iter().any(|experiment| experiment.plan.name == *name));
+        ExperimentSet(set)
+    }
+
+    /// Experiments that are configured from now on go on where these were.
+    pub fn restore(&self, saved: Vec<Saved>) {
+        *self.saved.lock() = saved;
+    }
+
+    /// All experiments, to be restored by a later gateway.
+    pub fn save(&self) -> Vec<Saved> {
+        let save = |Experiment { plan, state }: Experiment| Saved {
+            name: plan.name.to_string(),
+            identity: plan.identity,
+            phase: state.phase(),
+            progress: state.progress(),
+        };
+        self.all().into_iter().map(save).collect()
+    }
+
+    /// The experiment of that name.
+    pub fn find(&self, name: &str) -> Option<Experiment> {
+        self.known.lock().get(name).cloned()
+    }
+
+    /// All experiments, by name.
+    pub fn all(&self) -> Vec<Experiment> {
+        let mut all: Vec<Experiment> = self.known.lock().values().cloned().collect();
+        all.sort_by(|one, other| one.plan.name.cmp(&other.plan.name));
+        all
+    }
+
+    /// Moves every ramp on to where it should be at `now`, and looks at what was measured.
+    pub fn advance(&self, now: Timestamp) {
+        for Experiment { plan, state } in self.all().iter().filter(|one| one.state.phase() == Phase::Running) {
+            let begins = plan.begins.unwrap_or_else(|| state.since(now));
+            // Before its begin no unit takes part.
+            let share = Duration::try_from(now.duration_since(begins)).map(|since| plan.exposure(since));
+            state.set_exposure(share.unwrap_or(0.0));
+            state.review(plan, now);
+        }
+    }
+}
+
+impl ExperimentSet {
+    /// The arm of a request: of the first experiment that it belongs to. `unit` says what is sticky about the request, and
+    /// `may_use` whether its key may use a model: a request that may not use the models of all arms takes part in none, since
+    /// the arms would otherwise have requests of different kinds.
+    pub fn assign(
+        &self,
+        subject: &Subject<'_>,
+        unit: impl Fn(&ExperimentPlan) -> Option<Unit>,
+        may_use: impl Fn(ModelId) -> bool,
+    ) -> Option<Assigned> {
+        self.0.iter().find_map(|experiment| {
+            let Experiment { plan, state } = experiment;
+            let phase = state.phase();
+            if phase == Phase::Stopped || !plan.is_for(subject.model, subject.key, subject.class) {
+                return None;
+            }
+            let unit = unit(plan)?;
+            let position = plan.position(plan.hash.place(unit))?;
+            let arm = match phase {
+                Phase::Promoted(arm) => arm,
+                _ if position < state.exposure() => plan.arm_of(plan.hash.draw(unit)),
+                _ => return None,
+            };
+            let mut models = plan.arms.iter().filter_map(|arm| arm.model.as_ref());
+            if state.is_stopped(arm) || !models.all(|(_, id)| may_use(*id)) {
+                return None;
+            }
+            let measured = phase == Phase::Running;
+            Some(Assigned { experiment: experiment.clone(), arm, unit, measured, fell_back: false })
+        })
+    }
+}

@@ -1,0 +1,261 @@
+//! What was measured of each arm, in bounded memory.
+//!
+//! Requests are separated by the length of their prompts (five *length classes*), so that arms with unequal mixes can be
+//! compared, and by the group of their unit (64 of them, see [`unit`](super::unit)), so that the spread between groups shows how
+//! much chance there is, including what requests of one unit have in common. Of each quantity a group keeps a count and the
+//! sum of logarithms: the ratio of two geometric means is the factor by which one arm is slower, and the heaviest tail cannot
+//! dominate it. Quantiles come from histograms with bins of 5 %.
+//!
+//! Bounds: about 110 KiB for each arm, whatever the number of requests.
+
+use serde::{Deserialize, Serialize};
+
+use super::unit::GROUPS;
+
+/// Upper bounds of prompt tokens of the length classes; the last class has none.
+pub const LENGTHS: [u64; 4] = [512, 2_048, 8_192, 32_768];
+/// Number of length classes.
+pub const CLASSES: usize = LENGTHS.len() + 1;
+/// Ratio of the bounds of a bin.
+const BIN: f64 = 1.05;
+/// The smallest value that is distinguished from smaller ones; 10 us, or 0.01 tokens.
+const SMALLEST: f64 = 1e-5;
+/// Bins up to 1,000 s, or a million tokens.
+const BINS: usize = 378;
+
+/// The length class of a prompt.
+pub fn length_class(tokens: u64) -> usize {
+    LENGTHS.partition_point(|bound| *bound <= tokens)
+}
+
+/// A quantity that is measured of each request, in seconds unless it says otherwise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Quantity {
+    /// Time to first token.
+    Ttft,
+    /// Time per output token.
+    Tpot,
+    /// End-to-end latency.
+    E2el,
+    /// Longest gap between events with output.
+    Itl,
+    /// Time in the queue of the gateway.
+    Queue,
+    /// TTFT from when the request was sent upstream.
+    BackendTtft,
+    /// Time of prefill and decoding: backend TTFT and all after the first token.
+    Cost,
+    /// Tokens generated, thousands.
+    Tokens,
+}
+
+impl Quantity {
+    /// All of them.
+    pub const ALL: [Self; 8] =
+        [Self::Ttft, Self::Tpot, Self::E2el, Self::Itl, Self::Queue, Self::BackendTtft, Self::Cost, Self::Tokens];
+    /// Those that decide which arm is better.
+    pub const JUDGED: [Self; 3] = [Self::Ttft, Self::Tpot, Self::E2el];
+
+    /// What it is called.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Ttft => "TTFT",
+            Self::Tpot => "TPOT",
+            Self::E2el => "E2EL",
+            Self::Itl => "longest ITL",
+            Self::Queue => "queue",
+            Self::BackendTtft => "backend TTFT",
+            Self::Cost => "cost",
+            Self::Tokens => "tokens out",
+        }
+    }
+}
+
+/// How a request ended, as far as its arm is concerned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// Complete.
+    Completed,
+    /// The arm failed: an error, a timeout, no capacity, or it could not serve the request at all.
+    Failed,
+    /// The client left, or its request was refused: says nothing about the arm.
+    Other,
+}
+
+/// One finished request.
+#[derive(Clone, Copy, Debug)]
+pub struct Observation {
+    /// Length class of its prompt.
+    pub class: usize,
+    /// Group of its unit.
+    pub group: usize,
+    /// What was measured, in the order of [`Quantity::ALL`].
+    pub values: [Option<f64>; Quantity::ALL.len()],
+    /// How it ended.
+    pub ending: Ending,
+    /// Whether it missed an objective; `None` without objectives.
+    pub missed: Option<bool>,
+    /// Another than its arm served it.
+    pub fell_back: bool,
+}
+
+impl Observation {
+    /// Whether the arm failed.
+    pub fn is_failure(&self) -> bool {
+        self.ending == Ending::Failed || self.fell_back
+    }
+}
+
+/// Count and sum of logarithms.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Cell(pub(super) f64, pub(super) f64);
+
+/// One quantity of one arm in one length class.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Sums {
+    /// By group.
+    pub(super) cells: Vec<Cell>,
+    /// Sum of squares of logarithms.
+    pub(super) squares: f64,
+    /// Count and plain sum.
+    pub(super) total: Cell,
+    bins: Vec<u32>,
+}
+
+impl Default for Sums {
+    fn default() -> Self {
+        Self { cells: vec![Cell::default(); GROUPS], squares: 0.0, total: Cell::default(), bins: vec![0; BINS] }
+    }
+}
+
+impl Sums {
+    fn add(&mut self, group: usize, value: f64) {
+        let log = value.max(SMALLEST).ln();
+        let cell = &mut self.cells[group];
+        (cell.0, cell.1) = (cell.0 + 1.0, cell.1 + log);
+        self.squares += log * log;
+        self.total = Cell(self.total.0 + 1.0, self.total.1 + value);
+        let bin = ((log - SMALLEST.ln()) / BIN.ln()) as usize;
+        self.bins[bin.min(BINS - 1)] += 1;
+    }
+}
+
+/// One quantity of one arm.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct ByClass(pub(super) [Sums; CLASSES]);
+
+impl ByClass {
+    pub(super) fn count(&self) -> f64 {
+        self.0.iter().map(|sums| sums.total.0).sum()
+    }
+
+    /// The value below which a share `rank` of all values is, to a bin. `None` without values.
+    pub(super) fn value_at(&self, rank: f64) -> Option<f64> {
+        let count = self.count();
+        let wanted = rank.clamp(0.0, 1.0) * count;
+        let mut below = 0.0;
+        let bin = (0..BINS).find(|bin| {
+            below += self.0.iter().map(|sums| f64::from(sums.bins[*bin])).sum::<f64>();
+            below > 0.0 && below >= wanted
+        })?;
+        Some(SMALLEST * BIN.powf(bin as f64 + 0.5))
+    }
+}
+
+/// Counts of one kind of event, by group.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Counts(pub(super) Vec<f64>);
+
+impl Default for Counts {
+    fn default() -> Self {
+        Self(vec![0.0; GROUPS])
+    }
+}
+
+impl Counts {
+    pub(super) fn total(&self) -> f64 {
+        self.0.iter().sum()
+    }
+}
+
+/// What was measured of one arm.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ArmLedger {
+    pub(super) quantities: [ByClass; Quantity::ALL.len()],
+    /// All requests that were assigned to it.
+    pub(super) requests: Counts,
+    /// Those that ended well or badly.
+    pub(super) ended: Counts,
+    /// Those that failed.
+    pub(super) failed: Counts,
+    /// Those with objectives.
+    pub(super) judged: Counts,
+    /// Those that missed one.
+    pub(super) missed: Counts,
+    /// Those that were served without it.
+    pub(super) fell_back: f64,
+}
+
+impl ArmLedger {
+    /// Counts one finished request.
+    pub fn add(&mut self, observation: &Observation) {
+        let group = observation.group;
+        self.requests.0[group] += 1.0;
+        let failed = observation.is_failure();
+        if failed || observation.ending == Ending::Completed {
+            self.ended.0[group] += 1.0;
+            self.failed.0[group] += f64::from(u8::from(failed));
+        }
+        if observation.fell_back {
+            self.fell_back += 1.0;
+            return;
+        }
+        if let Some(missed) = observation.missed {
+            self.judged.0[group] += 1.0;
+            self.missed.0[group] += f64::from(u8::from(missed));
+        }
+        for (quantity, value) in self.quantities.iter_mut().zip(observation.values) {
+            if let Some(value) = value {
+                quantity.0[observation.class].add(group, value);
+            }
+        }
+    }
+
+    /// Requests that were assigned to it.
+    pub fn requests(&self) -> u64 {
+        self.requests.total() as u64
+    }
+
+    /// Requests that failed.
+    pub fn failed(&self) -> u64 {
+        self.failed.total() as u64
+    }
+
+    /// Requests that missed an objective, and those that had one.
+    pub fn missed(&self) -> (u64, u64) {
+        (self.missed.total() as u64, self.judged.total() as u64)
+    }
+
+    /// Requests that another than it served.
+    pub fn fell_back(&self) -> u64 {
+        self.fell_back as u64
+    }
+
+    /// The mean of a quantity; `None` without values.
+    pub fn mean(&self, quantity: Quantity) -> Option<f64> {
+        let sums = &self.quantities[quantity as usize].0;
+        let (count, sum) = sums.iter().fold((0.0, 0.0), |(count, sum), one| (count + one.total.0, sum + one.total.1));
+        (count > 0.0).then(|| sum / count)
+    }
+
+    /// Values of a quantity.
+    pub fn count(&self, quantity: Quantity) -> u64 {
+        self.quantities[quantity as usize].count() as u64
+    }
+
+    /// Values of a quantity in each length class.
+    pub fn counts(&self, quantity: Quantity) -> [u64; CLASSES] {
+        std::array::from_fn(|class| self.quantities[quantity as usize].0[class].total.0 as u64)
+    }
+}

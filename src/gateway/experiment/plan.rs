@@ -1,0 +1,172 @@
+//! An experiment as configured, in the form that assignment reads.
+//!
+//! Built from a valid configuration, so nothing fails here. Names of pools and backends have become positions in the
+//! configuration. The *identity* of a plan says whether measurements of an earlier configuration are of the same experiment.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use super::unit::UnitHash;
+use crate::config::{self, Config, Guardrail, ModelScope, RampStep, Sticky, Traffic};
+use sluice_core::base::ModelId;
+
+/// One experiment.
+#[derive(Clone, Debug)]
+pub struct ExperimentPlan {
+    /// Its name.
+    pub name: Arc<str>,
+    /// Its arms; the first is the control.
+    pub arms: Vec<ArmPlan>,
+    /// What stays in one arm.
+    pub sticky: Sticky,
+    /// The header for [`Sticky::Header`], in lower case.
+    pub header: Box<str>,
+    /// Finds the arm of a unit.
+    pub hash: UnitHash,
+    /// When the ramp begins; `None`: when it was first started.
+    pub begins: Option<Timestamp>,
+    /// Whether it runs without having been started by hand.
+    pub running: bool,
+    /// Changes with everything that decides which unit is in which arm and what the arms are.
+    pub identity: u64,
+    /// How it is judged.
+    pub rules: Rules,
+    models: ModelScope,
+    keys: Vec<String>,
+    classes: Vec<usize>,
+    traffic: Traffic,
+    ramp: Vec<RampStep>,
+}
+
+/// How an experiment is judged.
+#[derive(Clone, Debug)]
+pub struct Rules {
+    /// Changes up to this share are too small to matter.
+    pub min_effect: f64,
+    /// Of all verdicts together.
+    pub confidence: f64,
+    /// What stops an arm at once.
+    pub guardrail: Guardrail,
+    /// Whether a better arm gets all units at once.
+    pub promote: bool,
+}
+
+/// One arm.
+#[derive(Clone, Debug)]
+pub struct ArmPlan {
+    /// Its name.
+    pub name: Arc<str>,
+    /// `EXPERIMENT/ARM`: its label in metrics and the response header.
+    pub label: Arc<str>,
+    /// Share of the units that take part.
+    pub share: f64,
+    /// Draws below this, and not below that of the arm before, belong to it.
+    until: f64,
+    /// The model name to send upstream instead of the client's, with its declaration.
+    pub model: Option<(Arc<str>, ModelId)>,
+    /// Position of the pool that serves it.
+    pub pool: Option<usize>,
+    /// Positions of the backends in that pool; empty: all.
+    pub backends: Vec<usize>,
+}
+
+impl ExperimentPlan {
+    /// All experiments of a configuration.
+    pub fn all(config: &Config) -> Vec<Self> {
+        config.experiments.iter().map(|experiment| Self::new(experiment, config)).collect()
+    }
+
+    fn new(experiment: &config::Experiment, config: &Config) -> Self {
+        let mut until = 0.0;
+        let arms: Vec<ArmPlan> = experiment
+            .arms
+            .iter()
+            .map(|arm| {
+                until += arm.weight / 100.0;
+                ArmPlan::new(experiment, arm, until, config)
+            })
+            .collect();
+        let salt = experiment.salt.as_deref().unwrap_or(&experiment.name);
+        Self {
+            name: experiment.name.as_str().into(),
+            arms,
+            sticky: experiment.sticky,
+            header: experiment.header.to_ascii_lowercase().into(),
+            hash: UnitHash::new(&experiment.layer, salt),
+            begins: experiment.begins,
+            running: experiment.running,
+            identity: identity(experiment, salt, config),
+            rules: Rules {
+                min_effect: experiment.min_effect,
+                confidence: experiment.confidence,
+                guardrail: experiment.guardrail.clone(),
+                promote: experiment.promote,
+            },
+            models: experiment.models.clone(),
+            keys: experiment.keys.clone(),
+            classes: experiment.classes.iter().map(|pool| pool.index()).collect(),
+            traffic: experiment.traffic.clone(),
+            ramp: experiment.ramp.clone(),
+        }
+    }
+
+    /// Whether requests of this model, key and class (the position of the home pool) may take part.
+    pub fn is_for(&self, model: ModelId, key: Option<&str>, class: usize) -> bool {
+        self.models.includes(model)
+            && (self.keys.is_empty() || key.is_some_and(|key| self.keys.iter().any(|name| name == key)))
+            && (self.classes.is_empty() || self.classes.contains(&class))
+    }
+
+    /// The share of its units that take part this long after the ramp began.
+    pub fn exposure(&self, since: Duration) -> f64 {
+        if self.ramp.is_empty() {
+            return 1.0;
+        }
+        self.ramp.iter().take_while(|step| step.after <= since).last().map_or(0.0, |step| step.share)
+    }
+
+    /// Where a place in the layer is within the experiment's own part of it, in `[0, 1)`; `None` outside.
+    pub fn position(&self, place: f64) -> Option<f64> {
+        let Traffic { from, to } = self.traffic;
+        (from <= place && place < to).then(|| (place - from) / (to - from))
+    }
+
+    /// The arm of a draw.
+    pub fn arm_of(&self, draw: f64) -> usize {
+        // Rounding may leave the last range a little below 1.
+        self.arms.iter().position(|arm| draw < arm.until).unwrap_or(self.arms.len() - 1)
+    }
+}
+
+/// By names, so that it survives what only changes positions in the file.
+fn identity(experiment: &config::Experiment, salt: &str, config: &Config) -> u64 {
+    let models = match &experiment.models {
+        ModelScope::All => vec!["*"],
+        ModelScope::Only(models) => models.iter().map(|id| config.models[id.index()].name.as_str()).collect(),
+    };
+    let mut what = format!("{salt:?} {} {:?} {models:?}", experiment.sticky.word(), experiment.header);
+    for config::Arm { name, weight, model, pool, backends } in &experiment.arms {
+        what += &format!(" {name:?} {weight} {model:?} {pool:?} {backends:?}");
+    }
+    xxhash_rust::xxh3::xxh3_64(what.as_bytes())
+}
+
+impl ArmPlan {
+    fn new(experiment: &config::Experiment, arm: &config::Arm, until: f64, config: &Config) -> Self {
+        let pool = arm.pool.as_deref().and_then(|name| config.pool_named(name)).map(|pool| pool.index());
+        let backends = pool.map_or(&[][..], |pool| &config.pools[pool].backends);
+        let position = |name: &String| backends.iter().position(|backend| backend.name == *name);
+        let model = arm.model.as_deref().and_then(|name| config.model_named(name));
+        Self {
+            name: arm.name.as_str().into(),
+            label: format!("{}/{}", experiment.name, arm.name).into(),
+            share: arm.weight / 100.0,
+            until,
+            model: model.map(|id| (config.models[id.index()].name.as_str().into(), id)),
+            pool,
+            backends: arm.backends.iter().filter_map(position).collect(),
+        }
+    }
+}

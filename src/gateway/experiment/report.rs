@@ -1,0 +1,238 @@
+//! An experiment as the admin API shows it: plain numbers and texts, which the command line reads back.
+//!
+//! Latencies are in seconds, tokens in thousands; changes and shares are fractions. What is not known, or not bounded, is absent.
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use super::assign::Experiment;
+use super::compare::{Rates, quantile};
+use super::ledger::{ArmLedger, CLASSES, Quantity};
+use super::state::{Decision, Moment, Phase};
+use super::verdict::{Comparison, Conclusion, compare};
+use crate::config::Sticky;
+use sluice_core::stats::Estimate;
+use sluice_core::stats::compare::each_of;
+
+/// A value and the range that contains the true one.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Range {
+    /// What was measured.
+    pub value: f64,
+    /// Lower end.
+    pub low: Option<f64>,
+    /// Upper end.
+    pub high: Option<f64>,
+}
+
+/// One experiment.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ExperimentReport {
+    /// Its name.
+    pub name: String,
+    /// `running`, `stopped` or `promoted`.
+    pub phase: String,
+    /// The arm that was promoted.
+    pub promoted: Option<String>,
+    /// Why it is doing that, if an operator did not ask for it.
+    pub why: Option<String>,
+    /// What stays in one arm.
+    pub sticky: String,
+    /// Share of its units that take part now.
+    pub exposure: f64,
+    /// When it was first started, RFC 3339.
+    pub since: Option<String>,
+    /// How sure all verdicts together are.
+    pub confidence: f64,
+    /// Changes up to this share are too small to matter.
+    pub min_effect: f64,
+    /// Its arms; the first is the control.
+    pub arms: Vec<ArmReport>,
+    /// The other arms beside the control.
+    pub comparisons: Vec<ComparisonReport>,
+    /// The confidence sequences over time.
+    pub history: Vec<Moment>,
+}
+
+/// One arm.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ArmReport {
+    /// Its name.
+    pub name: String,
+    /// Share of the units that take part.
+    pub share: f64,
+    /// The model name that is sent upstream.
+    pub model: Option<String>,
+    /// Why it was stopped.
+    pub stopped: Option<String>,
+    /// Requests that were assigned to it.
+    pub requests: u64,
+    /// Those that failed.
+    pub failed: u64,
+    /// Those that missed an objective, and those that had one.
+    pub missed: (u64, u64),
+    /// Those that were served without it, because it could not serve them.
+    pub fell_back: u64,
+    /// Completed requests by length of the prompt: below 512, 2,048, 8,192, 32,768 tokens, and more.
+    pub lengths: [u64; CLASSES],
+    /// What was measured.
+    pub quantities: Vec<QuantityReport>,
+}
+
+/// One quantity of one arm.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct QuantityReport {
+    /// Which.
+    pub quantity: Quantity,
+    /// Values.
+    pub count: u64,
+    /// Their mean.
+    pub mean: f64,
+    /// The median.
+    pub p50: Range,
+    /// The 95th percentile.
+    pub p95: Range,
+}
+
+/// An arm beside the control.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ComparisonReport {
+    /// The arm.
+    pub arm: String,
+    /// What follows now.
+    pub conclusion: Conclusion,
+    /// In words.
+    pub sentence: String,
+    /// The first conclusion, which stands.
+    pub decided: Option<Decision>,
+    /// Quantities.
+    pub changes: Vec<ChangeReport>,
+    /// Failures.
+    pub failures: RateReport,
+    /// Missed objectives.
+    pub misses: RateReport,
+    /// Share of both arms' requests that is in the arm, where it is for sure not what was configured.
+    pub mismatch: Option<Range>,
+}
+
+/// A quantity of an arm over that of the control, minus 1.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ChangeReport {
+    /// Which.
+    pub quantity: Quantity,
+    /// The change of the geometric mean at equal lengths of prompts.
+    pub change: Option<Range>,
+    /// What follows for it, if it is judged.
+    pub conclusion: Option<Conclusion>,
+    /// Values in the arm with fewer.
+    pub used: u64,
+    /// How many of them tell a change of `min_effect`, as far as can be seen.
+    pub planned: Option<u64>,
+}
+
+/// How often something happens.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RateReport {
+    /// Share in the control.
+    pub control: f64,
+    /// Share in the arm.
+    pub arm: f64,
+    /// How many times as often as in the control.
+    pub times: Option<Range>,
+    /// More often than in the control for sure.
+    pub worse: bool,
+}
+
+impl Range {
+    /// `None` where the value is not finite.
+    fn of(estimate: Estimate) -> Option<Self> {
+        let finite = |value: f64| value.is_finite().then_some(value);
+        Some(Self { value: finite(estimate.value)?, low: finite(estimate.low), high: finite(estimate.high) })
+    }
+}
+
+impl ExperimentReport {
+    /// The experiment now; without what takes long to read and to compute if it is `short`.
+    pub fn new(experiment: &Experiment, short: bool) -> Self {
+        let Experiment { plan, state } = experiment;
+        let progress = state.progress();
+        let phase = state.phase();
+        let comparisons = compare(plan, &progress.arms);
+        let report = |comparison: &Comparison| ComparisonReport {
+            arm: plan.arms[comparison.arm].name.to_string(),
+            conclusion: comparison.conclusion,
+            sentence: comparison.sentence(plan),
+            decided: progress.decisions[comparison.arm].clone(),
+            changes: comparison.findings.iter().map(ChangeReport::new).collect(),
+            failures: RateReport::new(comparison.failures),
+            misses: RateReport::new(comparison.misses),
+            mismatch: comparison.mismatch.and_then(Range::of),
+        };
+        let (clustered, confidence) = (plan.sticky != Sticky::Request, each_of(plan.arms.len(), plan.rules.confidence));
+        let arms =
+            plan.arms.iter().zip(&progress.arms).zip(&progress.stops).map(|((arm, ledger), stopped)| ArmReport {
+                name: arm.name.to_string(),
+                share: arm.share,
+                model: arm.model.as_ref().map(|(name, _)| name.to_string()),
+                stopped: stopped.clone(),
+                requests: ledger.requests(),
+                failed: ledger.failed(),
+                missed: ledger.missed(),
+                fell_back: ledger.fell_back(),
+                lengths: ledger.counts(Quantity::E2el),
+                quantities: if short { Vec::new() } else { quantities(ledger, clustered, confidence) },
+            });
+        Self {
+            name: plan.name.to_string(),
+            phase: phase.label().to_owned(),
+            promoted: match phase {
+                Phase::Promoted(arm) => plan.arms.get(arm).map(|arm| arm.name.to_string()),
+                Phase::Running | Phase::Stopped => None,
+            },
+            why: progress.why.clone(),
+            sticky: plan.sticky.word().to_owned(),
+            exposure: state.exposure(),
+            since: progress
+                .since
+                .and_then(|since| Timestamp::from_millisecond(since).ok())
+                .map(|since| format!("{since:.0}")),
+            confidence: plan.rules.confidence,
+            min_effect: plan.rules.min_effect,
+            arms: arms.collect(),
+            comparisons: comparisons.iter().map(report).collect(),
+            history: if short { Vec::new() } else { progress.history.clone() },
+        }
+    }
+}
+
+fn quantities(ledger: &ArmLedger, clustered: bool, confidence: f64) -> Vec<QuantityReport> {
+    let of = |quantity: Quantity| {
+        let range = |q: f64| Range::of(quantile(ledger, quantity, q, clustered, confidence)?);
+        Some(QuantityReport {
+            quantity,
+            count: ledger.count(quantity),
+            mean: ledger.mean(quantity)?,
+            p50: range(0.5)?,
+            p95: range(0.95)?,
+        })
+    };
+    Quantity::ALL.into_iter().filter_map(of).collect()
+}
+
+impl ChangeReport {
+    fn new(finding: &super::verdict::Finding) -> Self {
+        Self {
+            quantity: finding.quantity,
+            change: Range::of(finding.ratio.change),
+            conclusion: finding.conclusion,
+            used: finding.used,
+            planned: finding.planned,
+        }
+    }
+}
+
+impl RateReport {
+    fn new((rates, worse): (Rates, bool)) -> Self {
+        Self { control: rates.control, arm: rates.arm, times: Range::of(rates.times), worse }
+    }
+}

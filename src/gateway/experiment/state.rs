@@ -1,0 +1,260 @@
+//! What an experiment is doing and what it has measured: kept across reloads, as long as it is the same experiment.
+//!
+//! Whether and where a request takes part is read without a lock; finished requests are added under one, about a microsecond
+//! each. A guardrail is looked at with every request that failed or missed an objective, everything else by
+//! [`ExperimentState::review`], once a second.
+//!
+//! Bounds: the ledger of each arm (see [`ledger`](super::ledger)) and [`HISTORY`] moments.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use jiff::Timestamp;
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+
+use super::ledger::{ArmLedger, Observation, Quantity};
+use super::plan::ExperimentPlan;
+use super::verdict::{self, Comparison, Conclusion};
+
+/// Moments that are kept of the confidence sequences; when there are more, every second one is dropped.
+pub const HISTORY: usize = 256;
+
+/// What an experiment is doing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Phase {
+    /// Requests take part.
+    #[default]
+    Running,
+    /// No request takes part.
+    Stopped,
+    /// All of its units are in this arm, whatever the ramp says.
+    Promoted(usize),
+}
+
+impl Phase {
+    /// In a word.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Running => "running",
+            Self::Stopped => "stopped",
+            Self::Promoted(_) => "promoted",
+        }
+    }
+}
+
+/// What was concluded about an arm, and when.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Decision {
+    /// What.
+    pub conclusion: Conclusion,
+    /// In words.
+    pub sentence: String,
+    /// When, milliseconds since 1970.
+    pub at: i64,
+    /// Requests of the arm until then.
+    pub requests: u64,
+}
+
+/// The confidence sequences at one moment.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Moment {
+    /// When, milliseconds since 1970.
+    pub at: i64,
+    /// Value, lower and upper end of the change of each quantity that is judged, of each arm but the control; absent where it is
+    /// not bounded.
+    pub changes: Vec<[Option<[f64; 3]>; Quantity::JUDGED.len()]>,
+}
+
+/// What an experiment has measured and concluded.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Progress {
+    /// Of each arm.
+    pub arms: Vec<ArmLedger>,
+    /// Why each arm was stopped.
+    pub stops: Vec<Option<String>>,
+    /// The first conclusion about each arm.
+    pub decisions: Vec<Option<Decision>>,
+    /// The confidence sequences over time.
+    pub history: Vec<Moment>,
+    /// When it was first started, milliseconds since 1970.
+    pub since: Option<i64>,
+    /// Why it is doing what it does, if that was not asked for.
+    pub why: Option<String>,
+}
+
+/// The state of one experiment.
+#[derive(Debug)]
+pub struct ExperimentState {
+    /// 0: running, 1: stopped, 2 and more: promoted.
+    phase: AtomicU32,
+    /// Arms that were stopped, as bits.
+    stopped: AtomicU32,
+    /// Share of its units that take part, as bits.
+    exposure: AtomicU64,
+    progress: Mutex<Progress>,
+}
+
+impl ExperimentState {
+    /// A state that begins anew.
+    pub fn new(plan: &ExperimentPlan, exposure: f64) -> Self {
+        let phase = if plan.running { Phase::Running } else { Phase::Stopped };
+        Self::resume(plan, phase, exposure, Progress::default())
+    }
+
+    /// A state that goes on with what was saved.
+    pub fn resume(plan: &ExperimentPlan, phase: Phase, exposure: f64, mut progress: Progress) -> Self {
+        let arms = plan.arms.len();
+        progress.arms.resize(arms, ArmLedger::default());
+        progress.stops.resize(arms, None);
+        progress.decisions.resize(arms, None);
+        let stopped = progress.stops.iter().enumerate().filter(|(_, why)| why.is_some()).map(|(arm, _)| 1 << arm).sum();
+        let state = Self {
+            phase: AtomicU32::new(0),
+            stopped: AtomicU32::new(stopped),
+            exposure: AtomicU64::new(exposure.to_bits()),
+            progress: Mutex::new(progress),
+        };
+        state.set_phase(phase);
+        state
+    }
+
+    /// What it is doing.
+    pub fn phase(&self) -> Phase {
+        match self.phase.load(Ordering::Acquire) {
+            0 => Phase::Running,
+            1 => Phase::Stopped,
+            arm => Phase::Promoted(arm as usize - 2),
+        }
+    }
+
+    fn set_phase(&self, phase: Phase) {
+        let number = match phase {
+            Phase::Running => 0,
+            Phase::Stopped => 1,
+            Phase::Promoted(arm) => arm as u32 + 2,
+        };
+        self.phase.store(number, Ordering::Release);
+    }
+
+    /// Does what an operator wants, for requests from now on. Starting it again starts the arms that were stopped.
+    pub fn order(&self, phase: Phase) {
+        let mut progress = self.progress.lock();
+        progress.why = None;
+        if phase == Phase::Running {
+            progress.stops.fill(None);
+            self.stopped.store(0, Ordering::Release);
+        }
+        self.set_phase(phase);
+    }
+
+    /// Whether requests of an arm are served as without the experiment.
+    pub fn is_stopped(&self, arm: usize) -> bool {
+        self.stopped.load(Ordering::Acquire) & (1 << arm) != 0
+    }
+
+    /// The share of its units that take part.
+    pub fn exposure(&self) -> f64 {
+        f64::from_bits(self.exposure.load(Ordering::Acquire))
+    }
+
+    /// Sets the share of its units that take part.
+    pub fn set_exposure(&self, share: f64) {
+        self.exposure.store(share.to_bits(), Ordering::Release);
+    }
+
+    /// A copy of what it has measured and concluded.
+    pub fn progress(&self) -> Progress {
+        self.progress.lock().clone()
+    }
+
+    /// When it was first started; `now` if that was never.
+    pub fn since(&self, now: Timestamp) -> Timestamp {
+        let since = *self.progress.lock().since.get_or_insert(now.as_millisecond());
+        Timestamp::from_millisecond(since).unwrap_or(now)
+    }
+
+    /// Adds a finished request of an arm, and stops the arm if that breaks a guardrail.
+    pub fn observe(&self, plan: &ExperimentPlan, arm: usize, observation: &Observation) {
+        let mut progress = self.progress.lock();
+        progress.arms[arm].add(observation);
+        let bad = observation.is_failure() || observation.missed == Some(true);
+        if arm > 0
+            && bad
+            && progress.stops[arm].is_none()
+            && self.phase() == Phase::Running
+            && let Some(broken) = verdict::guard(plan, &progress.arms, arm)
+        {
+            self.stop_arm(plan, arm, broken, &mut progress);
+        }
+    }
+
+    fn stop_arm(&self, plan: &ExperimentPlan, arm: usize, broken: &str, progress: &mut Progress) {
+        let (experiment, name, requests) = (&plan.name, &plan.arms[arm].name, progress.arms[arm].requests());
+        let why = format!("{name} was stopped after {requests} requests: it broke guardrail.{broken}");
+        tracing::warn!("experiment {experiment}: {why}; its requests are served as without the experiment");
+        progress.stops[arm] = Some(why.clone());
+        self.stopped.fetch_or(1 << arm, Ordering::AcqRel);
+        if progress.stops[1..].iter().all(Option::is_some) {
+            progress.why = Some(why);
+            self.set_phase(Phase::Stopped);
+        }
+    }
+
+    /// Looks at what was measured: notes conclusions and the confidence sequences, and promotes an arm if that is wanted.
+    pub fn review(&self, plan: &ExperimentPlan, now: Timestamp) -> Vec<Comparison> {
+        let mut progress = self.progress.lock();
+        let comparisons = verdict::compare(plan, &progress.arms);
+        if self.phase() != Phase::Running {
+            return comparisons;
+        }
+        for comparison in &comparisons {
+            let (arm, conclusion) = (comparison.arm, comparison.conclusion);
+            if let Some(broken) = comparison.broken.filter(|_| progress.stops[arm].is_none()) {
+                self.stop_arm(plan, arm, broken, &mut progress);
+            }
+            if conclusion == Conclusion::NotYet || progress.decisions[arm].is_some() {
+                continue;
+            }
+            let (sentence, requests) = (comparison.sentence(plan), progress.arms[arm].requests());
+            tracing::info!("experiment {}: {sentence}", plan.name);
+            progress.decisions[arm] =
+                Some(Decision { conclusion, sentence: sentence.clone(), at: now.as_millisecond(), requests });
+            if conclusion == Conclusion::Better && plan.rules.promote && progress.stops[arm].is_none() {
+                progress.why = Some(format!("{} was promoted: {sentence}", plan.arms[arm].name));
+                self.set_phase(Phase::Promoted(arm));
+            }
+        }
+        progress.note(moment(&comparisons, now));
+        comparisons
+    }
+}
+
+impl Progress {
+    /// Keeps a moment, unless the last one is too near for how much time there is to show.
+    fn note(&mut self, moment: Moment) {
+        let span = |history: &[Moment]| Some(history.last()?.at - history.first()?.at);
+        let near = span(&self.history).unwrap_or_default() * 2 / HISTORY as i64;
+        if self.history.last().is_some_and(|last| moment.at - last.at < near) {
+            return;
+        }
+        self.history.push(moment);
+        if self.history.len() > HISTORY {
+            let mut number = 0;
+            self.history.retain(|_| {
+                number += 1;
+                number % 2 == 1
+            });
+        }
+    }
+}
+
+fn moment(comparisons: &[Comparison], at: Timestamp) -> Moment {
+    let of = |comparison: &Comparison| {
+        Quantity::JUDGED.map(|quantity| {
+            let change = comparison.findings[quantity as usize].ratio.change;
+            change.is_bounded().then_some([change.value, change.low, change.high])
+        })
+    };
+    Moment { at: at.as_millisecond(), changes: comparisons.iter().map(of).collect() }
+}

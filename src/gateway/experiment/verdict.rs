@@ -1,0 +1,243 @@
+//! What can be said about an experiment now, in words and numbers.
+//!
+//! Each arm is compared with the control in five ways: TTFT, TPOT, E2EL, failures and missed objectives. Each comparison may be
+//! wrong with a part of 1 - confidence (Bonferroni), at any time, so that an experiment whose arms do not differ is
+//! called "better" or "worse" with a probability of at most 1 - confidence, however often it is looked at.
+//!
+//! | verdict | when |
+//! |---|---|
+//! | worse | something is worse: a latency for sure and not within the minimum effect, or failures or misses for sure |
+//! | better | otherwise, a latency is better for sure |
+//! | no difference within x % | otherwise, every latency is within the minimum effect for sure |
+//! | not yet | anything else |
+//!
+//! The mix of requests is checked at a level of its own ([`MISMATCH`]): when it is wrong, what was measured is not to be
+//! trusted, whatever it says.
+
+use serde::{Deserialize, Serialize};
+
+use super::compare::{Pair, Rates, Ratio};
+use super::ledger::{ArmLedger, Quantity};
+use super::plan::ExperimentPlan;
+use crate::config::Sticky;
+use sluice_core::stats::compare::each_of;
+use sluice_core::stats::{Change, Estimate, Sense, Verdict, always_valid};
+
+/// The part of 1 - confidence for failures: an arm that fails must be stopped after few requests.
+const FAILURES_PART: f64 = 0.4;
+/// The part for each other comparison.
+const OTHERS_PART: f64 = (1.0 - FAILURES_PART) / (Quantity::JUDGED.len() + 1) as f64;
+/// How sure it must be that the mix is wrong: it is checked in every experiment, and a wrong alarm costs trust.
+const MISMATCH: f64 = 0.999;
+/// A multiple of the minimum effect that is found soonest.
+const SOONEST: f64 = 2.0;
+
+/// The conclusion about an arm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Conclusion {
+    /// Better than the control.
+    Better,
+    /// Worse than the control.
+    Worse,
+    /// No difference that matters.
+    NoDifference,
+    /// More requests are needed.
+    NotYet,
+}
+
+impl Conclusion {
+    /// In words.
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::Better => "better",
+            Self::Worse => "worse",
+            Self::NoDifference => "no difference",
+            Self::NotYet => "not yet",
+        }
+    }
+}
+
+/// One quantity of an arm beside the control.
+#[derive(Clone, Debug)]
+pub struct Finding {
+    /// The quantity.
+    pub quantity: Quantity,
+    /// The arm over the control, minus 1.
+    pub ratio: Ratio,
+    /// What follows for it; `None` for a quantity that is only shown.
+    pub conclusion: Option<Conclusion>,
+    /// Values in the arm with fewer, so far.
+    pub used: u64,
+    /// How many of them will tell a change of the minimum effect, as far as can be seen.
+    pub planned: Option<u64>,
+}
+
+/// One arm beside the control.
+#[derive(Clone, Debug)]
+pub struct Comparison {
+    /// Position of the arm.
+    pub arm: usize,
+    /// What follows.
+    pub conclusion: Conclusion,
+    /// Every quantity, in the order of [`Quantity::ALL`].
+    pub findings: Vec<Finding>,
+    /// Failures, and whether they are more for sure.
+    pub failures: (Rates, bool),
+    /// Missed objectives, and whether they are more for sure.
+    pub misses: (Rates, bool),
+    /// Share of both arms' requests in the arm, where that is not as configured.
+    pub mismatch: Option<Estimate>,
+    /// The guardrail that the arm has broken.
+    pub broken: Option<&'static str>,
+}
+
+/// Compares every arm with the control.
+pub fn compare(plan: &ExperimentPlan, arms: &[ArmLedger]) -> Vec<Comparison> {
+    let others = 1..arms.len().min(plan.arms.len());
+    others.map(|arm| of_arm(plan, arms, arm)).collect()
+}
+
+fn of_arm(plan: &ExperimentPlan, arms: &[ArmLedger], arm: usize) -> Comparison {
+    let pair = pair(plan, arms, arm, OTHERS_PART);
+    let findings: Vec<Finding> = Quantity::ALL.iter().map(|quantity| finding(plan, &pair, *quantity)).collect();
+    let (failures, misses) = harm(plan, arms, arm);
+    let judged = || findings.iter().filter_map(|finding| finding.conclusion);
+    let conclusion = match () {
+        () if failures.1 || misses.1 || judged().any(|one| one == Conclusion::Worse) => Conclusion::Worse,
+        () if judged().any(|one| one == Conclusion::Better) => Conclusion::Better,
+        () if judged().all(|one| one == Conclusion::NoDifference) => Conclusion::NoDifference,
+        () => Conclusion::NotYet,
+    };
+    let expected = plan.arms[arm].share / (plan.arms[0].share + plan.arms[arm].share);
+    let mix = Pair { confidence: MISMATCH, ..pair }.mix();
+    Comparison {
+        arm,
+        conclusion,
+        findings,
+        failures,
+        misses,
+        mismatch: (!mix.contains(expected)).then_some(mix),
+        broken: broken(plan, failures, misses),
+    }
+}
+
+/// The comparison of an arm that may be wrong with this part of 1 - confidence.
+fn pair<'a>(plan: &ExperimentPlan, arms: &'a [ArmLedger], arm: usize, part: f64) -> Pair<'a> {
+    let confidence = 1.0 - part * (1.0 - each_of(plan.arms.len() - 1, plan.rules.confidence));
+    let clustered = plan.sticky != Sticky::Request;
+    Pair { control: &arms[0], arm: &arms[arm], clustered, confidence }
+}
+
+/// The guardrail that an arm has broken. Cheap: asked after every request that failed or missed an objective.
+pub fn guard(plan: &ExperimentPlan, arms: &[ArmLedger], arm: usize) -> Option<&'static str> {
+    let (failures, misses) = harm(plan, arms, arm);
+    broken(plan, failures, misses)
+}
+
+/// Failures and missed objectives, and whether they are more than in the control for sure.
+fn harm(plan: &ExperimentPlan, arms: &[ArmLedger], arm: usize) -> ((Rates, bool), (Rates, bool)) {
+    let sure = |pair: &Pair<'_>, rates: Rates| (rates, rates.evidence > -(1.0 - pair.confidence).ln());
+    let [failures, misses] = [FAILURES_PART, OTHERS_PART].map(|part| pair(plan, arms, arm, part));
+    (sure(&failures, failures.failures()), sure(&misses, misses.misses()))
+}
+
+fn broken(plan: &ExperimentPlan, failures: (Rates, bool), misses: (Rates, bool)) -> Option<&'static str> {
+    let guardrail = &plan.rules.guardrail;
+    let by = |(rates, sure): (Rates, bool), most: f64| sure && rates.arm - rates.control >= most;
+    match () {
+        () if by(failures, guardrail.errors) => Some("errors"),
+        () if by(misses, guardrail.slo_misses) => Some("slo_misses"),
+        () => None,
+    }
+}
+
+fn finding(plan: &ExperimentPlan, pair: &Pair<'_>, quantity: Quantity) -> Finding {
+    let (margin, effect) = (plan.rules.min_effect, SOONEST * plan.rules.min_effect);
+    let ratio = pair.ratio(quantity, effect);
+    let conclusion = Quantity::JUDGED.contains(&quantity).then(|| {
+        match Change(ratio.change).verdict(Sense::LowerIsBetter, margin) {
+            Verdict::Better => Conclusion::Better,
+            Verdict::Worse => Conclusion::Worse,
+            Verdict::NoDifference => Conclusion::NoDifference,
+            Verdict::Undecided => Conclusion::NotYet,
+        }
+    });
+    let used = pair.control.count(quantity).min(pair.arm.count(quantity));
+    let needed = always_valid::variance_for(margin, ratio.freedom, effect, pair.confidence);
+    let planned = used as f64 * ratio.variance / needed;
+    Finding {
+        quantity,
+        ratio,
+        conclusion,
+        used,
+        planned: (ratio.freedom >= 1.0 && planned.is_finite()).then_some(planned as u64),
+    }
+}
+
+impl Comparison {
+    /// The conclusion in one sentence.
+    pub fn sentence(&self, plan: &ExperimentPlan) -> String {
+        let (control, arm) = (&plan.arms[0].name, &plan.arms[self.arm].name);
+        let with = |wanted: Conclusion| {
+            let is = move |finding: &&Finding| finding.conclusion == Some(wanted);
+            self.findings.iter().filter(is).map(|finding| change(finding.quantity.label(), &finding.ratio.change))
+        };
+        let rates = [("errors", self.failures), ("missed objectives", self.misses)];
+        let rates = rates
+            .iter()
+            .filter(|(_, (_, sure))| *sure)
+            .map(|(what, (rates, _))| format!("{what} {} instead of {}", percent(rates.arm), percent(rates.control)));
+        let list = |parts: Vec<String>| parts.join(", ");
+        match self.conclusion {
+            Conclusion::Worse => {
+                let mut text =
+                    format!("{arm} is worse than {control}: {}", list(with(Conclusion::Worse).chain(rates).collect()));
+                let better: Vec<String> = with(Conclusion::Better).collect();
+                if !better.is_empty() {
+                    text += &format!("; but {}", list(better));
+                }
+                text
+            }
+            Conclusion::Better => {
+                format!("{arm} is better than {control}: {}", list(with(Conclusion::Better).collect()))
+            }
+            Conclusion::NoDifference => {
+                format!("no difference between {arm} and {control} within {}", percent(plan.rules.min_effect))
+            }
+            Conclusion::NotYet => {
+                let open = self.findings.iter().filter(|finding| finding.conclusion == Some(Conclusion::NotYet));
+                let parts: Vec<String> = open.map(Finding::progress).collect();
+                format!("not yet known whether {arm} differs from {control}: {}", list(parts))
+            }
+        }
+    }
+}
+
+impl Finding {
+    fn progress(&self) -> String {
+        let change = change(self.quantity.label(), &self.ratio.change);
+        match self.planned {
+            Some(planned) if planned > self.used => format!("{change}, {} of about {planned} requests", self.used),
+            _ => format!("{change}, {} requests", self.used),
+        }
+    }
+}
+
+/// `TTFT +5.0 % (3.0 % to 7.1 %)`.
+fn change(what: &str, change: &Estimate) -> String {
+    if !change.value.is_finite() {
+        return format!("{what} unknown");
+    }
+    let sign = if change.value >= 0.0 { "+" } else { "" };
+    let range = if change.high.is_finite() {
+        format!("{} to {}", percent(change.low), percent(change.high))
+    } else {
+        "too few requests".to_owned()
+    };
+    format!("{what} {sign}{} ({range})", percent(change.value))
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.1} %", share * 100.0)
+}

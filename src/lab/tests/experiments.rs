@@ -1,0 +1,83 @@
+//! Experiments on simulated engines: what a LoRA adapter costs is found, by name and with an interval that holds it.
+
+use super::{MODEL, engines};
+use crate::{Lab, LabRun, run};
+use sluice_bench::{Arrival, Class, Extent, Length, RunPlan, Workload};
+use sluice_gateway::config::{Config, Machine, Surroundings};
+use sluice_gateway::experiment::report::Range;
+use sluice_gateway::experiment::{Conclusion, Quantity};
+
+/// Base on gpu0 against an adapter on gpu1, half of the requests each.
+const ADAPTER: &str = r#"
+[[model]]
+name = "llama-3.1-8b"
+[[model]]
+name = "sql"
+[[pool]]
+name = "main"
+models = ["llama-3.1-8b", "sql"]
+[[pool.backend]]
+name = "gpu0"
+url = "http://127.0.0.1:8000"
+[[pool]]
+name = "lora"
+models = ["sql"]
+arms_only = true
+[[pool.backend]]
+name = "gpu1"
+url = "http://127.0.0.1:8001"
+[[experiment]]
+name = "adapter"
+models = ["llama-3.1-8b"]
+[[experiment.arm]]
+name = "base"
+weight = 50
+[[experiment.arm]]
+name = "sql"
+weight = 50
+model = "sql"
+pool = "lora"
+"#;
+
+/// Requests of so many clients, each of which sends one after the other.
+fn with_clients(concurrency: u32, requests: u64, flags: &[&str]) -> LabRun {
+    let around = Surroundings { env: &|_| None, folder: "/".into(), machine: Machine::with_cores(1) };
+    let config = Config::parse(ADAPTER, "test", &[], &around).unwrap_or_else(|problems| panic!("{problems}")).config;
+    let class = Class::new("all", Length::Exactly(200), Length::Exactly(128), 1.0);
+    let workload = Workload::of_classes(MODEL, vec![class], 0);
+    let plan = RunPlan::new(workload, Arrival::ClosedLoop { concurrency }, Extent::Requests(requests));
+    let mut both = engines(2, &[]);
+    both[1] = engines(2, flags).remove(1);
+    run(&Lab::new(config, both, vec![plan]), 1).unwrap()
+}
+
+/// What was found about a quantity.
+fn change(run: &LabRun, quantity: Quantity) -> (Range, Option<Conclusion>) {
+    let comparison = &run.experiments[0].comparisons[0];
+    let found = comparison.changes.iter().find(|change| change.quantity == quantity).unwrap();
+    (found.change.unwrap(), found.conclusion)
+}
+
+#[test]
+fn an_adapter_is_found_to_be_slower_per_token_by_what_it_costs_on_an_h200() {
+    // One stream on each engine at a time, mostly. With many clients in a closed loop the slower engine would get ever more.
+    let requests = 600;
+    let run = with_clients(2, requests, &["--enable-lora", "--max-lora-rank", "16"]);
+    let (tpot, conclusion) = change(&run, Quantity::Tpot);
+    println!("{}", run.experiments[0].comparisons[0].sentence);
+    assert_eq!(conclusion, Some(Conclusion::Worse));
+    let (low, high) = (tpot.low.unwrap(), tpot.high.unwrap());
+    assert!((0.29..0.36).contains(&tpot.value) && high - low < 0.05 && low > 0.0, "{tpot:?}");
+    let arms = &run.experiments[0].arms;
+    assert!(arms.iter().all(|arm| arm.fell_back == 0 && arm.failed == 0));
+    assert_eq!(arms.iter().map(|arm| arm.requests).sum::<u64>(), requests);
+}
+
+#[test]
+fn an_arm_whose_engine_does_not_know_the_adapter_falls_back_and_is_stopped() {
+    let run = with_clients(20, 2_000, &[]);
+    let arms = &run.experiments[0].arms;
+    assert!(arms[1].fell_back > 0, "the engine does not know the adapter");
+    assert!(run.result.requests.iter().all(sluice_bench::Record::is_completed), "and every request is served");
+    assert_eq!(run.experiments[0].phase, "stopped", "{:?}", run.experiments[0].why);
+}

@@ -1,0 +1,138 @@
+//! Keeps experiments going, carries out what operators want of them, and saves them.
+//!
+//! Ramps follow the calendar clock of the machine, since a ramp may have a date to begin at. What was measured is saved every
+//! [`SAVE_INTERVAL`] and when the gateway stops, in the folder of the engines' journal (`fleet.state`), so that the next
+//! gateway goes on where this one was; after a crash without the last seconds. One task for all experiments.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::app::App;
+use crate::admin::{ExperimentControl, ExperimentError, Order};
+use crate::experiment::{Experiment, ExperimentReport, Experiments, Phase, Saved};
+use crate::fleet;
+
+/// Between two looks at the clock: steps of a ramp are minutes and more.
+const INTERVAL: Duration = Duration::from_secs(1);
+/// Between two saves.
+const SAVE_INTERVAL: Duration = Duration::from_secs(10);
+/// Where experiments are saved.
+const FILE: &str = "experiments.json";
+
+/// Reads what an earlier gateway saved in `folder`. A file that cannot be read is reported and left out: experiments begin anew.
+pub(super) fn restore(experiments: &Experiments, folder: &Path) {
+    let read = match fleet::read_state(folder, FILE) {
+        Ok(read) => read,
+        Err(error) => {
+            return tracing::warn!(folder = %folder.display(), %error, "cannot read {FILE}; experiments begin anew");
+        }
+    };
+    match read.map(|bytes| serde_json::from_slice::<Vec<Saved>>(&bytes)) {
+        Some(Ok(saved)) => experiments.restore(saved),
+        Some(Err(error)) => {
+            tracing::warn!(folder = %folder.display(), %error, "cannot read {FILE}; experiments begin anew");
+        }
+        None => {}
+    }
+}
+
+fn save(experiments: &Experiments, folder: &Path) {
+    let saved = experiments.save();
+    if saved.is_empty() {
+        return;
+    }
+    // Cannot fail: no map keys.
+    let bytes = serde_json::to_vec(&saved).unwrap_or_default();
+    if let Err(error) = fleet::replace_state(folder, FILE, &bytes) {
+        tracing::warn!(folder = %folder.display(), %error, "experiments cannot be saved; a restart of the gateway begins them anew");
+    }
+}
+
+impl App {
+    /// Moves experiments on until `end` is true, and saves them.
+    pub(super) async fn keep_experiments(self: Arc<Self>, folder: PathBuf, mut end: watch::Receiver<bool>) {
+        let mut saved = Instant::now();
+        loop {
+            let ending = tokio::select! {
+                () = tokio::time::sleep(INTERVAL) => false,
+                _ = end.wait_for(|ending| *ending) => true,
+            };
+            let due = ending || saved.elapsed() >= SAVE_INTERVAL;
+            let (app, folder) = (Arc::clone(&self), folder.clone());
+            let turn = tokio::task::spawn_blocking(move || {
+                app.learned.experiments.advance(Timestamp::now());
+                if due {
+                    save(&app.learned.experiments, &folder);
+                }
+            });
+            if let Err(error) = turn.await {
+                tracing::error!(%error, "experiments could not be reviewed");
+            }
+            if ending {
+                return;
+            }
+            if due {
+                saved = Instant::now();
+            }
+        }
+    }
+
+    fn find_experiment(&self, name: &str) -> Result<Experiment, ExperimentError> {
+        self.learned.experiments.find(name).ok_or_else(|| {
+            let known: Vec<String> =
+                self.learned.experiments.all().iter().map(|one| one.plan.name.to_string()).collect();
+            let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+            ExperimentError::Unknown { name: name.to_owned(), known }
+        })
+    }
+
+    /// An arm with a pool or backends of its own, none of which is ready.
+    fn arm_that_is_not_ready(&self, experiment: &Experiment) -> Option<String> {
+        let table = self.flow.routing_table();
+        let not_ready = experiment.plan.arms.iter().find(|arm| {
+            let Some(pool) = arm.pool.and_then(|pool| table.pools.get(pool)) else { return false };
+            let own = |position: &usize| arm.backends.is_empty() || arm.backends.contains(position);
+            let backends: Vec<_> =
+                pool.backends.iter().enumerate().filter(|(at, _)| own(at)).map(|(_, id)| *id).collect();
+            !self.admission.is_any_in_rotation(&backends)
+        });
+        not_ready.map(|arm| arm.name.to_string())
+    }
+}
+
+impl ExperimentControl for App {
+    fn experiments(&self) -> Vec<ExperimentReport> {
+        self.learned.experiments.all().iter().map(|experiment| ExperimentReport::new(experiment, true)).collect()
+    }
+
+    fn experiment(&self, name: &str) -> Result<ExperimentReport, ExperimentError> {
+        Ok(ExperimentReport::new(&self.find_experiment(name)?, false))
+    }
+
+    fn order(&self, name: &str, order: Order) -> Result<ExperimentReport, ExperimentError> {
+        let experiment = self.find_experiment(name)?;
+        let phase = match order {
+            Order::Stop => Phase::Stopped,
+            Order::Start => match self.arm_that_is_not_ready(&experiment) {
+                Some(arm) => return Err(ExperimentError::NotReady { name: name.to_owned(), arm }),
+                None => Phase::Running,
+            },
+            Order::Promote(arm) => {
+                let arms = &experiment.plan.arms;
+                let known = || arms.iter().map(|arm| &*arm.name).collect::<Vec<_>>().join(", ");
+                let position = arms.iter().position(|one| *one.name == *arm).ok_or_else(|| {
+                    ExperimentError::UnknownArm { name: name.to_owned(), arm: arm.clone(), known: known() }
+                })?;
+                Phase::Promoted(position)
+            }
+        };
+        experiment.state.order(phase);
+        save(&self.learned.experiments, &self.config.load().fleet.state);
+        Ok(ExperimentReport::new(&experiment, true))
+    }
+}

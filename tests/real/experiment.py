@@ -1,0 +1,189 @@
+"""An experiment on a real vLLM server: the base model against a LoRA adapter that is loaded while requests run.
+
+Usage: experiment.py ROOT      (ROOT from ./setup; `./experiment` does both steps)
+
+Steps build on each other; each prints one line. The last line is `N passed, N failed`. Logs stay in ROOT/experiment/.
+
+1. the adapter is not loaded: its users are served by the base model, and that is counted;
+2. it is loaded at run time: each user stays in one arm, the adapter's requests name it upstream, and responses pass unchanged;
+3. half of the users are in each arm, everything is measured, and a report is written;
+4. a stop under load loses no request.
+"""
+
+import concurrent.futures
+import json
+import pathlib
+import subprocess
+import sys
+import time
+import traceback
+
+from engine import Failed, Vllm, free_port, get, until
+from gateway import Gateway, binary, model, pool
+from wire import post
+
+CHAT = "/v1/chat/completions"
+USERS = 60
+ROUNDS = 4
+CLIENTS = 4
+BODY = {
+    "model": "tiny",
+    "max_tokens": 8,
+    "temperature": 0,
+    "ignore_eos": True,
+    "messages": [{"role": "user", "content": "The quick brown fox jumps over the lazy dog."}],
+}
+ARMS = """
+[[experiment]]
+name = "x"
+models = ["tiny"]
+sticky = "header"
+header = "x-user-id"
+[[experiment.arm]]
+name = "base"
+weight = 50
+[[experiment.arm]]
+name = "lora"
+weight = 50
+model = "ad"
+"""
+
+
+def check(holds, what):
+    if not holds:
+        raise Failed(str(what))
+
+
+class Rig:
+    def __init__(self, root):
+        self.root, self.folder = root, root / "experiment"
+        self.folder.mkdir(exist_ok=True)
+        state = self.folder / "state"
+        if (state / "experiments.json").exists():
+            (state / "experiments.json").unlink()
+        flags = ["--enable-lora", "--max-loras", "2", "--max-lora-rank", "8"]
+        env = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
+        self.engine = Vllm("engine", root, self.folder, 8192, *flags, env=env, port=free_port())
+        self.gate, self.arms = None, {}
+        self.engine.healthy()
+        pools = [pool("p", {"e0": self.engine.url}, models='["tiny", "ad"]', usage='"off"')]
+        extra = f'{ARMS}\n[fleet]\nstate = {json.dumps(str(state))}'
+        self.gate = Gateway(self.folder, "gate", pools, [model("tiny"), model("ad")], extra)
+
+    def send(self, user, url=None, **changes):
+        return post(url or self.gate.url, CHAT, {**BODY, **changes}, headers={"x-user-id": f"user-{user}"})
+
+    def all_users(self):
+        """The responses to one request of each user, a few at once."""
+        with concurrent.futures.ThreadPoolExecutor(CLIENTS) as clients:
+            return list(clients.map(self.send, range(USERS)))
+
+    def report(self):
+        return json.loads(get(self.gate.admin + "/admin/experiments/x")[1])
+
+    def sluice(self, *arguments):
+        done = subprocess.run([binary(), "experiment", "--admin", self.gate.admin, *arguments], capture_output=True, text=True,
+                              timeout=60, stdin=subprocess.DEVNULL)
+        check(done.returncode == 0, f"{arguments}: {done.stdout}{done.stderr}")
+        return done.stdout
+
+    def stop(self):
+        for process in (self.gate, self.engine):
+            if process:
+                process.terminate()
+
+
+def an_adapter_that_is_not_loaded_is_served_by_the_base(rig):
+    # Few enough that the guardrail does not stop the arm.
+    users = range(6)
+    for user in users:
+        answer = rig.send(user)
+        check(answer.status == 200 and answer.json()["model"] == "tiny", f"user {user}: {answer.status} {answer.body}")
+    until("all are counted", lambda: sum(arm["requests"] for arm in rig.report()["arms"]) == len(users), 5)
+    arms = rig.report()["arms"]
+    check(arms[1]["fell_back"] == arms[1]["requests"] > 0 and arms[0]["fell_back"] == 0, arms)
+    check(rig.report()["phase"] == "running", rig.report())
+
+
+def users_stay_in_their_arm_and_bytes_pass_unchanged(rig):
+    adapter = {"lora_name": "ad", "lora_path": str(rig.root / "lora")}
+    answer = post(rig.engine.url, "/v1/load_lora_adapter", adapter)
+    check(answer.status == 200, f"{answer.status} {answer.body}")
+    direct = {name: rig.send(0, rig.engine.url, model=name).json()["choices"] for name in ("tiny", "ad")}
+    check(direct["tiny"] != direct["ad"], "base and adapter respond alike, so that nothing could be distinguished")
+    for number in range(ROUNDS):
+        for user, answer in enumerate(rig.all_users()):
+            check(answer.status == 200, f"user {user}: {answer.status} {answer.body}")
+            arm, said = answer.headers["x-sluice-arm"], answer.json()
+            check(rig.arms.setdefault(user, arm) == arm, f"user {user} moved from {rig.arms[user]} to {arm} in round {number}")
+            name = {"x/base": "tiny", "x/lora": "ad"}[arm]
+            # The engine's own words: the model is not renamed back, and the text is that of the adapter.
+            check(said["model"] == name and said["choices"] == direct[name], f"user {user} in {arm}: {said}, direct {direct[name]}")
+
+
+def both_arms_are_measured_and_reported(rig):
+    lora = sum(arm == "x/lora" for arm in rig.arms.values())
+    check(USERS // 4 <= lora <= USERS * 3 // 4, f"{lora} of {USERS} users have the adapter")
+    until("all are counted", lambda: sum(arm["requests"] for arm in rig.report()["arms"]) == 6 + USERS * ROUNDS, 5)
+    report = rig.report()
+    check(report["arms"][1]["requests"] - report["arms"][1]["fell_back"] == lora * ROUNDS, report["arms"])
+    listed = rig.sluice("list")
+    check("x" in listed and "lora" in listed, listed)
+    print("  " + report["comparisons"][0]["sentence"])
+    page = rig.folder / "report.html"
+    rig.sluice("report", "x", "--format", "html", "--output", str(page))
+    html = page.read_text()
+    check("lora beside base" in html and "E2EL" in html and "http://" not in html.replace("http://www.w3.org", ""), html[:2000])
+
+
+def a_stop_under_load_loses_nothing(rig):
+    ends = time.monotonic() + 60
+
+    def client(number):
+        count = after = 0
+        while after < 5 and time.monotonic() < ends:
+            answer = rig.send(number * 1000 + count)
+            check(answer.status == 200, f"{answer.status} {answer.body}")
+            count, after = count + 1, after + (rig.stopped and "x-sluice-arm" not in answer.headers)
+        return after
+
+    rig.stopped = False
+    with concurrent.futures.ThreadPoolExecutor(CLIENTS) as clients:
+        running = [clients.submit(client, number) for number in range(CLIENTS)]
+        seen = sum(arm["requests"] for arm in rig.report()["arms"])
+        until("the load has begun", lambda: sum(arm["requests"] for arm in rig.report()["arms"]) > seen + 10, 30)
+        check("stopped" in rig.sluice("stop", "x"), "the command says so")
+        rig.stopped = True
+        check([task.result() for task in running] == [5] * CLIENTS, "requests after the stop are in no arm")
+    rig.gate.idle()
+
+
+STEPS = (
+    an_adapter_that_is_not_loaded_is_served_by_the_base,
+    users_stay_in_their_arm_and_bytes_pass_unchanged,
+    both_arms_are_measured_and_reported,
+    a_stop_under_load_loses_nothing,
+)
+
+
+def main():
+    rig, passed = Rig(pathlib.Path(sys.argv[1])), 0
+    try:
+        for step in STEPS:
+            began = time.monotonic()
+            try:
+                step(rig)
+            except (AssertionError, Failed, OSError, KeyError, ValueError, subprocess.SubprocessError):
+                print(f"FAIL {step.__name__}\n{traceback.format_exc()}\n{rig.gate.tail(40)}", flush=True)
+                break  # the steps build on each other
+            passed += 1
+            print(f"ok   {step.__name__} ({time.monotonic() - began:.0f} s)", flush=True)
+    finally:
+        rig.stop()
+    failed = len(STEPS) - passed
+    print(f"{passed} passed, {failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
