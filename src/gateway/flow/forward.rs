@@ -42,7 +42,7 @@ use super::respond::{self, REQUEST_ID};
 use super::router::Router;
 use crate::pool::{Admission, BackendFault, Lease};
 use sluice_core::base::BackendId;
-use sluice_core::openai::Refusal;
+use sluice_core::openai::{Refusal, ShedReason};
 
 /// The parts of the gateway that attempts need.
 pub(super) struct Backends<'a, U> {
