@@ -274,6 +274,10 @@ impl System for Row {
         Ok((vec![self.0[seed as usize % self.0.len()]], 60.0))
     }
 
+    async fn stress(&mut self, _: u64) -> Result<f64, TuneError> {
+        Ok(0.0)
+    }
+
     fn is_kv_full(&self) -> bool {
         false
     }

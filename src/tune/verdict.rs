@@ -365,7 +365,8 @@ mod tests {
     fn judged(service: f64, effort: Effort, goal: &Goal, best: Option<f64>) -> Trial {
         let mut queues = Queues::new(move |_: &Setting| Some(service));
         let best = Incumbent { value: best, ..Incumbent::default() };
-        at_once(judge(&mut queues, goal, &Setting::new(), effort, &best)).unwrap()
+        let loads = Loads { past: Vec::new(), on_load: &mut |_| Ok(()) };
+        at_once(judge(&mut queues, goal, &Setting::new(), effort, &best, loads)).unwrap()
     }
 
     fn values() -> impl Strategy<Value = Vec<f64>> {
