@@ -78,7 +78,7 @@ impl Bench {
     fn request(&mut self) -> AdmissionRequest {
         self.count += 1;
         self.now += Duration::from_millis(1);
-        let (prompt_tokens, output_tokens) = if self.count % 16 == 0 { (16_000, 64) } else { (200, 128) };
+        let (prompt_tokens, output_tokens) = if self.count.is_multiple_of(16) { (16_000, 64) } else { (200, 128) };
         AdmissionRequest {
             layout: self.layout.number,
             home: self.layout.pools[0],

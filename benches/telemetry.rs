@@ -39,6 +39,7 @@ fn record() -> Record {
         pool: Some("short".into()),
         backend: Some("gpu0".into()),
         arm: None,
+        assigned: None,
         stream: true,
         estimate: None,
         status: Some(StatusCode::OK),

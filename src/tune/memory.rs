@@ -101,7 +101,7 @@ mod tests {
                 tried.push(share);
                 bisection.record(share, share <= limit);
             }
-            let expected = (50..=99).map(|share| f64::from(share) / 100.0).filter(|share| *share <= limit).last();
+            let expected = (50..=99).map(|share| f64::from(share) / 100.0).rfind(|share| *share <= limit);
             prop_assert_eq!(bisection.found(), expected);
             prop_assert!(tried.len() <= 7 && tried[0] == 0.99, "{:?}", tried);
         }

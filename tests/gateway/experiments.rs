@@ -54,10 +54,10 @@ async fn users_stay_in_their_arm_and_only_the_model_is_renamed() {
         ([Engine::always(completion()).await, Engine::always(completion()).await], tempfile::tempdir().unwrap());
     let gateway = start(engines.each_ref().map(Engine::url), state.path()).await;
     let mut arms = vec![Vec::new(); 2];
-    for round in 0..2 {
+    for arms in &mut arms {
         for user in 0..20 {
             let response = gateway.request(of_user(user)).await;
-            arms[round].push(response.head.header("x-sluice-arm").unwrap().to_owned());
+            arms.push(response.head.header("x-sluice-arm").unwrap().to_owned());
         }
     }
     assert_eq!(arms[0], arms[1]);
