@@ -256,12 +256,16 @@ async fn a_backend_that_becomes_external_gets_requests_again() {
             .stderr(std::process::Stdio::null())
             .kill_on_drop(true)
             .spawn()?;
+        // Probes may have failed in between: then only a request that it serves ends its probation.
+        let load = Load::on(rig.port);
         rig.until("it is in rotation", async |rig| {
             let status = rig.status().await?;
             let backend = status.pools[0].backends.iter().find(|backend| backend.name == "b");
             Ok(backend.is_some_and(|backend| backend.state == "ready" && backend.engine.is_none()))
         })
         .await?;
+        let losses = load.end().await;
+        ensure!(losses.is_empty(), "{losses:#?}\n{}", rig.log());
         theirs.kill().await?;
         rig.stop().await
     };
