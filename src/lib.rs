@@ -29,9 +29,8 @@
 //! A crate uses only crates below it, so the compiler enforces the layers and a change rebuilds only what is above it.
 //! `bench` and `sim` check the gateway from outside, so they use `core` only. `lab` runs the gateway's request path, the load
 //! generator and simulated engines in one process on virtual time; `tune` searches for settings with it, or with real engines of
-//! `fleet`. Within a crate,
-//! modules are declared lowest layer first, and a file uses only modules that are declared above its own. `tests/tidy`
-//! checks what the compiler does not.
+//! `fleet`. Within a crate (except `fleet` and `sim`) modules are declared lowest layer first, and a file uses only modules
+//! that are declared above its own. `tests/tidy` checks what the compiler does not.
 //!
 //! # Words
 //!
@@ -50,7 +49,7 @@
 //! | lease | the right to use a backend: slot, tokens and prefill tokens, returned by drop |
 //! | overtake | to be granted room in which a request that entered earlier would have fit |
 //! | wide request | one that needs more sequences or tokens than a backend has free; a backend is reserved for it |
-//! | due (waiter) | overtaken often or long enough: before all that entered later |
+//! | overtaking limit | how many requests may overtake a waiter, and for how long; then it goes before all that entered later |
 //! | grant | capacity already taken on a backend for one request; a lease wraps it and returns it |
 //! | spill | send a request to another pool, because its own has no room |
 //! | shed | refuse a request early, with a reason and `Retry-After` |

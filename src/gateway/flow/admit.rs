@@ -1,4 +1,4 @@
-//! Waiting for a lease: until it is granted, the queue's deadline passes, the client leaves, or the gateway cuts
+//! Waiting for a lease: until it is granted, the queue's deadline passes, the client leaves, or the gateway aborts
 //! all requests.
 //!
 //! A client that leaves while queued leaves the queue at once: its ticket is dropped with the wait.
@@ -79,13 +79,13 @@ impl PlacedRequest {
 pub(super) async fn admit<D: Downstream>(
     admission: &Arc<Admission>,
     router: &Router,
-    cut: &CancellationToken,
+    abort: &CancellationToken,
     placed: &mut PlacedRequest,
     request: LeaseRequest<'_>,
     down: &mut D,
 ) -> Result<Lease, AdmitError> {
     for _ in 0..REENTRIES_MAX {
-        if let WaitResult::Granted(lease) = enter(admission, cut, placed, &request, down).await? {
+        if let WaitResult::Granted(lease) = enter(admission, abort, placed, &request, down).await? {
             return Ok(lease);
         }
         let newer = tokio::select! {
@@ -103,7 +103,7 @@ pub(super) async fn admit<D: Downstream>(
 /// Enters admission once, and waits in the queue if there is no room.
 async fn enter<D: Downstream>(
     admission: &Arc<Admission>,
-    cut: &CancellationToken,
+    abort: &CancellationToken,
     placed: &PlacedRequest,
     request: &LeaseRequest<'_>,
     down: &mut D,
@@ -128,7 +128,7 @@ async fn enter<D: Downstream>(
         AdmissionDecision::Reclassify => Ok(WaitResult::Reclassify),
         AdmissionDecision::Queued(ticket, deadline) => tokio::select! {
             biased;
-            () = cut.cancelled() => Err(shed(ShedReason::ShuttingDown)),
+            () = abort.cancelled() => Err(shed(ShedReason::ShuttingDown)),
             // Before the lease: when many clients leave at once, none may be given the room of another.
             () = down.gone() => Err(AdmitError::ClientGone),
             waited = timeout_at(deadline, ticket) => waited.map_err(|_| shed(admission.timeout_reason(home, &placed.placement.spill))),

@@ -113,7 +113,7 @@ impl WaitError {
     }
 }
 
-/// Waits for `wanted` until the client leaves, the backend is found hung (or the gateway cuts all requests), or the
+/// Waits for `wanted` until the client leaves, the backend is found hung (or the gateway aborts all requests), or the
 /// stage's deadline passes.
 pub(super) async fn guarded<T, D: Downstream>(
     wanted: Pin<&mut impl Future<Output = Result<T, WaitError>>>,
@@ -125,7 +125,7 @@ pub(super) async fn guarded<T, D: Downstream>(
         biased;
         result = wanted => result,
         () = down.gone() => Err(WaitError::ClientGone),
-        () = lease.cut_token().cancelled() => Err(WaitError::Hung),
+        () = lease.abort_token().cancelled() => Err(WaitError::Hung),
         () = sleep_until(deadline) => Err(WaitError::TimedOut(stage)),
     }
 }

@@ -17,7 +17,7 @@
 //! be tried, it has no room in time, or its engine does not know the arm's model. From then on it is served as if there were
 //! no experiment, with one attempt more than `retry.attempts` if need be.
 //!
-//! When the gateway stops and `server.drain_timeout` has passed, every attempt is cut (see [`super::Flow::cut`]).
+//! When the gateway stops and `server.drain_timeout` has passed, every attempt is aborted (see [`super::Flow::abort_all`]).
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -49,8 +49,8 @@ pub(super) struct Backends<'a, U> {
     pub(super) admission: &'a Arc<Admission>,
     pub(super) router: &'a Router,
     pub(super) upstream: &'a U,
-    /// Cancelled when the gateway cuts all requests.
-    pub(super) cut: &'a CancellationToken,
+    /// Cancelled when the gateway aborts all requests.
+    pub(super) abort: &'a CancellationToken,
 }
 
 /// All attempts of one request.
@@ -109,7 +109,7 @@ impl<'a, U: Upstream> Attempts<'a, U> {
                 AttemptResult::Finished => return Ok(()),
                 AttemptResult::Failed(failed) => failed,
             };
-            if self.backends.cut.is_cancelled() {
+            if self.backends.abort.is_cancelled() {
                 return Err(respond::shut_down(record));
             }
             let unknown_model = is_unknown_model(&failed);
@@ -204,8 +204,8 @@ impl<'a, U: Upstream> Attempts<'a, U> {
             only: self.prepared.only.as_ref(),
             pinned: self.prepared.arm.is_some(),
         };
-        let Backends { admission, router, cut, .. } = self.backends;
-        let admitted = admit::admit(admission, router, cut, &mut self.placed, request, down).await;
+        let Backends { admission, router, abort, .. } = self.backends;
+        let admitted = admit::admit(admission, router, abort, &mut self.placed, request, down).await;
         record.queue_wait += begun.elapsed();
         let lease = admitted?;
         record.pool = Some(Arc::clone(lease.pool_name()));
@@ -247,9 +247,9 @@ impl<'a, U: Upstream> Attempts<'a, U> {
                 ExchangeError::Malformed("the stream is compressed, although Accept-Encoding was identity".to_owned());
             return WaitError::Broken(error).into_result(lease);
         }
-        let Backends { cut, .. } = self.backends;
+        let Backends { abort, .. } = self.backends;
         let times = (response.sent, deadline);
-        let context = response_context(self.incoming, &self.prepared, &self.placed, cut, lease, times);
+        let context = response_context(self.incoming, &self.prepared, &self.placed, abort, lease, times);
         let mut pump = Pump::new(response.head, context, &mut self.request, lease, down, record);
         let result = pump.run(&mut response.exchange).await;
         if matches!(result, AttemptResult::Finished) {
@@ -319,8 +319,8 @@ impl<'a, U: Upstream> Attempts<'a, U> {
         let (Some(mut response), Some(mut lease)) = (failed.response, released) else { return Err(refusal) };
         let now = Instant::now();
         let deadline = now + self.placed.table.timeouts().idle;
-        let Backends { cut, .. } = self.backends;
-        let context = response_context(self.incoming, &self.prepared, &self.placed, cut, &lease, (now, deadline));
+        let Backends { abort, .. } = self.backends;
+        let context = response_context(self.incoming, &self.prepared, &self.placed, abort, &lease, (now, deadline));
         let mut request = UpstreamRequest::default();
         let mut pump = Pump::new(response.head, context, &mut request, &mut lease, down, record);
         match pump.run(&mut response.exchange).await {
@@ -372,7 +372,7 @@ fn response_context<'a>(
     incoming: &IncomingRequest,
     prepared: &'a PreparedRequest,
     placed: &'a PlacedRequest,
-    cut: &'a CancellationToken,
+    abort: &'a CancellationToken,
     lease: &Lease,
     (sent, deadline): (Instant, Instant),
 ) -> ResponseContext<'a> {
@@ -387,7 +387,7 @@ fn response_context<'a>(
         feedback: &prepared.feedback,
         idle: placed.table.timeouts().idle,
         objectives: &placed.home().objectives,
-        cut,
+        abort,
     }
 }
 

@@ -72,8 +72,8 @@ pub struct Flow<U, R> {
     router: Router,
     owners: ResponseOwners,
     closing: AtomicBool,
-    /// Cancelled by [`Flow::cut`].
-    cut: CancellationToken,
+    /// Cancelled by [`Flow::abort_all`].
+    abort: CancellationToken,
 }
 
 impl<U: Upstream, R: Recorder> Flow<U, R> {
@@ -86,7 +86,7 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
             router: Router::new(table),
             owners: ResponseOwners::default(),
             closing: AtomicBool::new(false),
-            cut: CancellationToken::new(),
+            abort: CancellationToken::new(),
         }
     }
 
@@ -137,10 +137,10 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
     }
 
     /// Ends every request that waits or runs: a stream with an error event, a request without a response with a 503.
-    pub fn cut(&self) {
-        // In this order: a request that finds its backend cut looks here for the reason.
-        self.cut.cancel();
-        self.admission.cut();
+    pub fn abort_all(&self) {
+        // In this order: a request whose attempt is aborted looks here for the reason.
+        self.abort.cancel();
+        self.admission.abort_all();
     }
 
     /// Serves one request to its end.
@@ -176,7 +176,7 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
         let served = tokio::select! {
             biased;
             served = serving => Some(served),
-            () = self.cut.cancelled() => None,
+            () = self.abort.cancelled() => None,
         };
         if let Some(served) = served {
             return served;
@@ -199,8 +199,8 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
         record: &mut RecordGuard<'_, R>,
     ) -> Result<(), Refusal> {
         let prepared = prepare::prepare((&self.owners, &self.admission), incoming, record).await?;
-        let Self { admission, router, upstream, cut, .. } = self;
-        let backends = Backends { admission, router, upstream, cut };
+        let Self { admission, router, upstream, abort, .. } = self;
+        let backends = Backends { admission, router, upstream, abort };
         Attempts::new(backends, incoming, prepared).run(down, record).await
     }
 }

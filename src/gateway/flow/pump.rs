@@ -48,8 +48,8 @@ pub(super) struct ResponseContext<'a> {
     pub(super) feedback: &'a Feedback,
     pub(super) idle: Duration,
     pub(super) objectives: &'a Objectives,
-    /// Cancelled when the gateway cuts all requests.
-    pub(super) cut: &'a CancellationToken,
+    /// Cancelled when the gateway aborts all requests.
+    pub(super) abort: &'a CancellationToken,
 }
 
 /// The next thing to happen to a response.
@@ -185,13 +185,13 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
                 }
             },
             () = self.down.gone() => PumpEvent::ClientGone,
-            () = self.lease.cut_token().cancelled() => PumpEvent::Interrupted(self.why_cut()),
+            () = self.lease.abort_token().cancelled() => PumpEvent::Interrupted(self.why_aborted()),
             () = silence.expired() => PumpEvent::Interrupted(Interruption::Silent),
         }
     }
 
-    fn why_cut(&self) -> Interruption {
-        if self.context.cut.is_cancelled() { Interruption::Stopping } else { Interruption::Hung }
+    fn why_aborted(&self) -> Interruption {
+        if self.context.abort.is_cancelled() { Interruption::Stopping } else { Interruption::Hung }
     }
 
     /// The backend's own admission control, in a stream of which nothing was passed on.

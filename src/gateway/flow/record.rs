@@ -46,7 +46,7 @@ pub enum UpstreamFault {
     Status,
     /// An error event inside the stream.
     InStream,
-    /// It was found hung, and its streams were cut.
+    /// It was found hung, and its streams were aborted.
     Hung,
 }
 

@@ -106,14 +106,14 @@ pub(super) fn continued(
     key: Option<&ApiKey>,
 ) -> Result<Option<ResponseOwner>, Refusal> {
     let Some(id) = id else { return Ok(None) };
-    match held(owners, admission, id, key) {
+    match locate(owners, admission, id, key) {
         None if key.is_some() => Err(Refusal::UnknownResponse { id: id.to_owned() }),
-        held => Ok(held.map(|(owner, _)| owner)),
+        located => Ok(located.map(|(owner, _)| owner)),
     }
 }
 
 /// The owner of a response, if this key made it, and the address of its backend.
-pub(super) fn held(
+pub(super) fn locate(
     owners: &ResponseOwners,
     admission: &Admission,
     id: &str,

@@ -4,7 +4,7 @@
 //! unknown id gets 404 and is sent to no engine: the response was generated through another gateway, too long ago, or before
 //! this one started.
 //!
-//! Such a request generates nothing and needs no lease, but counts against the limits of its key. It is sent once, on a new
+//! A request for a stored response generates nothing and needs no lease, but counts against the limits of its key. It is sent once, on a new
 //! connection. vLLM stores responses only with `VLLM_ENABLE_RESPONSES_API_STORE`. Otherwise the client gets the engine's 404
 //! (for DELETE its 405).
 
@@ -101,7 +101,7 @@ pub(super) async fn serve<U: Upstream, D: Downstream, R: Recorder>(
     let path = incoming.path.split('?').next().unwrap_or_default();
     let (id, _) = stored_response(path).ok_or(Refusal::UnknownRoute)?;
     let unknown = || Refusal::UnknownResponse { id: id.to_owned() };
-    let (owner, address) = response_owners::held(owners, admission, id, key).ok_or_else(unknown)?;
+    let (owner, address) = response_owners::locate(owners, admission, id, key).ok_or_else(unknown)?;
     (record.pool, record.backend) = (Some(owner.pool), Some(owner.backend));
     let mut request = UpstreamRequest {
         method: incoming.method.clone(),

@@ -18,7 +18,7 @@ mod engines;
 
 mod arms;
 mod backends;
-mod cut;
+mod abort;
 mod edges;
 
 use engines::{BUSY, DONE, Engines, GIVEN_UP, LAST, ROLE, Script, WORD, good};

@@ -8,7 +8,7 @@
 //! Rules:
 //! - The home pool first, then the spill list in its order. A prompt that needs a permit goes where the fewest long
 //!   prefills run, home on a tie. A waiter takes whichever of its backends has room first.
-//! - On one backend, requests at home there precede requests that spill to it, until these are due.
+//! - On one backend, requests at home there precede requests that spill to it, until these reach their overtaking limit.
 //! - No backend has room that a waiter could use, unless it is reserved for one that entered earlier.
 //! - A request is overtaken by a bounded number of others, whatever the order (see `dispatch.rs`), and one that fits
 //!   nowhere yet holds up none (see `reservation.rs`). One that would not fit on an empty backend either is refused.
@@ -230,8 +230,8 @@ impl Admission {
     }
 
     /// Cancels all exchanges, those of later leases included: the gateway ends.
-    pub fn cut(&self) {
-        self.shared.update(|state, _| state.cut());
+    pub fn abort_all(&self) {
+        self.shared.update(|state, _| state.abort_all());
     }
 
     /// A snapshot of all pools, for metrics and the admin API.

@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::capacity::{BackendLimits, CapacityUsage, Fit, Held, Need};
+use super::capacity::{Allocation, BackendLimits, CapacityUsage, Fit, Need};
 use super::engine_load::{DecodeStart, EngineLoad, Learned};
 use super::health::BackendHealth;
 use super::policy::Candidate;
@@ -113,8 +113,8 @@ pub(super) struct BackendState {
     pub(super) prefill_rate: PrefillRate,
     /// The engine's own context limit, once reported.
     pub(super) max_model_len: Option<u64>,
-    pub(super) pulse: Arc<Progress>,
-    pub(super) cut: CancellationToken,
+    pub(super) progress: Arc<Progress>,
+    pub(super) abort: CancellationToken,
     /// How often it was found hung.
     pub(super) hangs: u64,
     /// It is noted as changed; see `room.rs`.
@@ -148,8 +148,8 @@ impl BackendState {
             cache: EngineCache::new(layout),
             prefill_rate: PrefillRate::new(now),
             max_model_len: None,
-            pulse: Arc::new(Progress::new(now)),
-            cut: CancellationToken::new(),
+            progress: Arc::new(Progress::new(now)),
+            abort: CancellationToken::new(),
             hangs: 0,
             changed: false,
             busy_since: None,
@@ -215,19 +215,19 @@ impl BackendState {
 
     /// Takes what `need` asks for, as the request with this number, of whose prompt the engine is expected to have `cached`
     /// tokens; also how many seconds of prefill were before it.
-    pub(super) fn take(&mut self, need: &Need, cached: u64, now: Instant, serial: u64) -> (Held, f64) {
+    pub(super) fn take(&mut self, need: &Need, cached: u64, now: Instant, serial: u64) -> (Allocation, f64) {
         let (ahead, _) = self.load.remaining(&self.used, now);
         self.load.add(need.prompt_tokens - cached, &self.used, now, serial);
         self.cache.write(need.tokens() - cached);
-        let mut held = self.used.take(&self.limits, need);
-        self.used.expect_cached(&mut held, cached);
-        (held, ahead)
+        let mut allocation = self.used.take(&self.limits, need);
+        self.used.expect_cached(&mut allocation, cached);
+        (allocation, ahead)
     }
 
-    /// Returns the prefill share of `held`: its first token was seen.
-    pub(super) fn end_prefill(&mut self, held: &mut Held) -> DecodeStart {
+    /// Returns the prefill share of `allocation`: its first token was seen.
+    pub(super) fn end_prefill(&mut self, allocation: &mut Allocation) -> DecodeStart {
         let before = self.used.computed_prefill_tokens();
-        self.used.end_prefill(held);
+        self.used.end_prefill(allocation);
         self.load.end_prefill(before - self.used.computed_prefill_tokens(), &self.used)
     }
 
@@ -240,12 +240,12 @@ impl BackendState {
 
     /// How long it has had requests in flight without sending a byte; `None` while no request waits for one.
     pub(super) fn silence(&mut self, now: Instant) -> Option<Duration> {
-        if self.used.requests <= self.pulse.at_client.load(Ordering::Relaxed) {
+        if self.used.requests <= self.progress.at_client.load(Ordering::Relaxed) {
             self.busy_since = None;
             return None;
         }
         let busy_since = *self.busy_since.get_or_insert(now);
-        Some(now.saturating_duration_since(self.pulse.last().max(busy_since)))
+        Some(now.saturating_duration_since(self.progress.last().max(busy_since)))
     }
 
     /// Whether new work may go here at all, room or not.

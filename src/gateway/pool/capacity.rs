@@ -8,7 +8,7 @@
 //!   mechanism this product is built around: it bounds how many long prompts are in prefill at
 //!   once without bounding how many are decoding.
 //!
-//! Arithmetic only: no clock, no lock. Every amount taken is held in a [`Held`] and given back
+//! Arithmetic only: no clock, no lock. Every amount taken is kept in an [`Allocation`] and given back
 //! exactly once; `used` may exceed a limit that was lowered under load, and then nothing more is
 //! admitted until it has fallen.
 //!
@@ -95,9 +95,9 @@ pub struct CapacityUsage {
     pub long_prefills: u32,
 }
 
-/// What one lease holds; the exact amounts that go back.
+/// What was taken for one lease: the exact amounts that go back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Held {
+pub struct Allocation {
     slots: u32,
     tokens: u64,
     /// The prompt's part of `tokens`.
@@ -109,8 +109,8 @@ pub struct Held {
     prefilling: bool,
 }
 
-impl Held {
-    /// Whether a prefill permit is among what is held.
+impl Allocation {
+    /// Whether a prefill permit is among what was taken.
     pub fn permit(&self) -> bool {
         self.permit
     }
@@ -164,8 +164,8 @@ impl CapacityUsage {
     }
 
     /// Takes what `need` asks for. The caller has checked [`CapacityUsage::fit`].
-    pub fn take(&mut self, limits: &BackendLimits, need: &Need) -> Held {
-        let held = Held {
+    pub fn take(&mut self, limits: &BackendLimits, need: &Need) -> Allocation {
+        let allocation = Allocation {
             slots: need.slots,
             tokens: need.tokens(),
             prompt_tokens: need.prompt_tokens,
@@ -175,20 +175,20 @@ impl CapacityUsage {
             prefilling: true,
         };
         self.requests += 1;
-        self.slots += held.slots;
-        self.tokens += held.tokens;
-        self.prefill_tokens += held.prefill_tokens;
-        self.large_prefill_tokens += held.large_prefill_tokens();
-        self.long_prefills += u32::from(held.permit);
-        held
+        self.slots += allocation.slots;
+        self.tokens += allocation.tokens;
+        self.prefill_tokens += allocation.prefill_tokens;
+        self.large_prefill_tokens += allocation.large_prefill_tokens();
+        self.long_prefills += u32::from(allocation.permit);
+        allocation
     }
 
     /// The engine is expected to have `cached` tokens of the prompt that was just taken.
-    pub fn expect_cached(&mut self, held: &mut Held, cached: u64) {
-        self.large_prefill_tokens -= held.large_prefill_tokens();
-        held.cached_tokens = cached.min(held.prompt_tokens);
-        self.cached_prefill_tokens += held.cached_prefill_tokens();
-        self.large_prefill_tokens += held.large_prefill_tokens();
+    pub fn expect_cached(&mut self, allocation: &mut Allocation, cached: u64) {
+        self.large_prefill_tokens -= allocation.large_prefill_tokens();
+        allocation.cached_tokens = cached.min(allocation.prompt_tokens);
+        self.cached_prefill_tokens += allocation.cached_prefill_tokens();
+        self.large_prefill_tokens += allocation.large_prefill_tokens();
     }
 
     /// Prompt tokens in prefill that are to be computed.
@@ -198,37 +198,37 @@ impl CapacityUsage {
 
     /// The prompt has more tokens than was estimated: takes the difference, and during prefill also a permit if it is
     /// long, room or not. Never takes less than before.
-    pub fn charge(&mut self, limits: &BackendLimits, held: &mut Held, prompt_tokens: u64) {
-        let more = prompt_tokens.min(MAX_TOKENS.0).saturating_sub(held.prompt_tokens);
-        held.prompt_tokens += more;
-        held.tokens += more;
+    pub fn charge(&mut self, limits: &BackendLimits, allocation: &mut Allocation, prompt_tokens: u64) {
+        let more = prompt_tokens.min(MAX_TOKENS.0).saturating_sub(allocation.prompt_tokens);
+        allocation.prompt_tokens += more;
+        allocation.tokens += more;
         self.tokens += more;
-        if held.prefilling {
-            self.large_prefill_tokens -= held.large_prefill_tokens();
-            held.prefill_tokens += more;
+        if allocation.prefilling {
+            self.large_prefill_tokens -= allocation.large_prefill_tokens();
+            allocation.prefill_tokens += more;
             self.prefill_tokens += more;
-            self.large_prefill_tokens += held.large_prefill_tokens();
-            let permit = !held.permit && limits.is_long(held.prompt_tokens);
-            held.permit |= permit;
+            self.large_prefill_tokens += allocation.large_prefill_tokens();
+            let permit = !allocation.permit && limits.is_long(allocation.prompt_tokens);
+            allocation.permit |= permit;
             self.long_prefills += u32::from(permit);
         }
     }
 
-    /// The first token was seen: the prefill share of `held` goes back. Idempotent.
-    pub fn end_prefill(&mut self, held: &mut Held) {
-        held.prefilling = false;
-        self.large_prefill_tokens -= held.large_prefill_tokens();
-        self.cached_prefill_tokens -= held.cached_prefill_tokens();
-        self.prefill_tokens -= std::mem::take(&mut held.prefill_tokens);
-        self.long_prefills -= u32::from(std::mem::take(&mut held.permit));
+    /// The first token was seen: the prefill share of `allocation` goes back. Idempotent.
+    pub fn end_prefill(&mut self, allocation: &mut Allocation) {
+        allocation.prefilling = false;
+        self.large_prefill_tokens -= allocation.large_prefill_tokens();
+        self.cached_prefill_tokens -= allocation.cached_prefill_tokens();
+        self.prefill_tokens -= std::mem::take(&mut allocation.prefill_tokens);
+        self.long_prefills -= u32::from(std::mem::take(&mut allocation.permit));
     }
 
     /// Everything that is still held goes back.
-    pub fn release(&mut self, mut held: Held) {
-        self.end_prefill(&mut held);
+    pub fn release(&mut self, mut allocation: Allocation) {
+        self.end_prefill(&mut allocation);
         self.requests -= 1;
-        self.slots -= held.slots;
-        self.tokens -= held.tokens;
+        self.slots -= allocation.slots;
+        self.tokens -= allocation.tokens;
     }
 }
 
@@ -250,31 +250,31 @@ mod tests {
     #[test]
     fn a_long_prompt_takes_the_permit_and_returns_it_at_the_first_token() {
         let mut used = CapacityUsage::default();
-        let mut held = used.take(&LIMITS, &need(1, 101, 10));
+        let mut allocation = used.take(&LIMITS, &need(1, 101, 10));
         assert_eq!(used.fit(&LIMITS, &need(1, 101, 10)), Fit::NoPermit);
         assert_eq!(used.fit(&LIMITS, &need(1, 100, 10)), Fit::Room);
-        used.end_prefill(&mut held);
+        used.end_prefill(&mut allocation);
         assert_eq!(used.fit(&LIMITS, &need(1, 101, 10)), Fit::Room);
         assert_eq!((used.slots, used.tokens, used.prefill_tokens), (1, 111, 0));
-        used.end_prefill(&mut held);
-        used.release(held);
+        used.end_prefill(&mut allocation);
+        used.release(allocation);
         assert_eq!(used, CapacityUsage::default());
     }
 
     #[test]
     fn a_prompt_found_to_be_long_is_charged_as_long_from_then_on() {
         let mut used = CapacityUsage::default();
-        let mut held = used.take(&LIMITS, &need(1, 50, 10));
-        used.charge(&LIMITS, &mut held, 40);
+        let mut allocation = used.take(&LIMITS, &need(1, 50, 10));
+        used.charge(&LIMITS, &mut allocation, 40);
         assert_eq!((used.tokens, used.prefill_tokens, used.long_prefills), (60, 50, 0), "never less than before");
-        used.charge(&LIMITS, &mut held, 5_000);
-        used.charge(&LIMITS, &mut held, 5_000);
+        used.charge(&LIMITS, &mut allocation, 5_000);
+        used.charge(&LIMITS, &mut allocation, 5_000);
         assert_eq!((used.tokens, used.prefill_tokens, used.long_prefills), (5_010, 5_000, 1), "room or not");
         assert_eq!(used.fit(&LIMITS, &need(1, 1, 1)), Fit::Full);
-        used.end_prefill(&mut held);
-        used.charge(&LIMITS, &mut held, u64::MAX);
+        used.end_prefill(&mut allocation);
+        used.charge(&LIMITS, &mut allocation, u64::MAX);
         assert_eq!((used.tokens, used.prefill_tokens, used.long_prefills), (MAX_TOKENS.0 + 10, 0, 0));
-        used.release(held);
+        used.release(allocation);
         assert_eq!(used, CapacityUsage::default());
     }
 
@@ -305,10 +305,10 @@ mod tests {
         let limits = BackendLimits { prefill_tokens: Some(50), ..LIMITS };
         let mut used = CapacityUsage::default();
         assert_eq!((limits.exceeded_by(&need(1, 90, 1)), used.fit(&limits, &need(1, 90, 1))), (None, Fit::Room));
-        let mut held = used.take(&limits, &need(1, 10, 1));
+        let mut allocation = used.take(&limits, &need(1, 10, 1));
         assert_eq!(used.fit(&limits, &need(1, 90, 1)), Fit::Full);
         assert_eq!(used.fit(&limits, &need(1, 40, 1)), Fit::Room);
-        used.end_prefill(&mut held);
+        used.end_prefill(&mut allocation);
         assert_eq!(used.fit(&limits, &need(1, 90, 1)), Fit::Room);
     }
 

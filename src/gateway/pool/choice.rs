@@ -6,7 +6,7 @@
 use smallvec::SmallVec;
 
 use super::backend::BackendState;
-use super::capacity::{Fit, Held};
+use super::capacity::{Allocation, Fit};
 use super::policy::{self, Candidate};
 use super::prefix::CachedBytes;
 use super::request::AdmissionRequest;
@@ -137,7 +137,7 @@ impl AdmissionState {
     }
 
     /// Takes what a request asks for on a backend, as `BackendState::take`.
-    pub(super) fn take(&mut self, backend: BackendId, request: &AdmissionRequest) -> Option<(Held, f64)> {
+    pub(super) fn take(&mut self, backend: BackendId, request: &AdmissionRequest) -> Option<(Allocation, f64)> {
         let pool = self.backend(backend)?.pool;
         let mut expected = 0;
         if self.follows_prefixes(pool, request) {

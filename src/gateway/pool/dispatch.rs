@@ -1,8 +1,8 @@
-//! Which waiter gets the room of a backend: the line, and how many may overtake a request in it.
+//! Which waiter gets the room of a backend, and how many requests may overtake a waiter.
 //!
-//! The line of a backend: first the waiters that are *due*, in the order in which they entered, then the queue of its
-//! pool in its configured order, then the queues of the pools that spill into it. A waiter is due when it has been
-//! overtaken often or long enough.
+//! The *candidates* of a backend are its waiters in the order in which they are served: first those that have reached their
+//! *overtaking limit*, in the order in which they entered; then the queue of the backend's pool in its configured order;
+//! then the queues of the pools that spill into it.
 //!
 //! A request `w` is *overtaken* by `r` when `r` entered after it and is granted room in which `w` would have fit. With
 //! `Q` the length and `T` the timeout of w's queue, for every order, priority and length, and beside reservations:
@@ -11,10 +11,11 @@
 //!   overtakers(w) <= Q, and each of them arrived less than T / 4 after w
 //! ```
 //!
-//! because all grants on the backends of w's pools count towards `Q`, a due waiter is before all that entered after it,
-//! and the latest arrival is the clock. The count begins again when a reload moves `w` to another queue.
+//! `Q` and `T / 4` are the overtaking limit. It holds because all grants on the backends of w's pools count towards `Q`, a
+//! waiter at the limit is served before all that entered after it, and the latest arrival is the clock. The count begins
+//! again when a reload moves `w` to another queue.
 //!
-//! A waiter for which there is no room here is passed and holds up no others: either it lacks only a permit, which others
+//! A waiter for which there is no room here is skipped and delays no others: either it lacks only a permit, which others
 //! do not take from it, or it is wide, and a backend is reserved for it (`reservation.rs`).
 //!
 //! Bounds: one dispatch looks at [`SCAN_MAX`] waiters.
@@ -29,21 +30,21 @@ use sluice_core::base::{BackendId, PoolId};
 /// Waiters that one dispatch looks at: bounds the time under the lock where many do not fit.
 const SCAN_MAX: usize = 1_024;
 
-/// One queue in the line of a backend.
+/// One queue whose waiters are candidates of a backend.
 struct Source {
     pool: PoolId,
     /// Its long lane is left out: there is no permit.
     skip_long: bool,
-    /// The serial of its last due waiter that was looked at. One for each queue: a waiter of one may become due after a
-    /// later one of another.
-    due: u64,
+    /// The serial of its last waiter at the overtaking limit that was looked at. One for each queue: a waiter of one queue
+    /// may reach the limit after a later one of another.
+    last_at_limit: u64,
 }
 
-/// A place in the line of a backend.
-struct Line {
+/// The candidates of a backend, and how many of them have been looked at.
+struct Candidates {
     /// The backend's own pool and those that spill into it.
     sources: SmallVec<[Source; 4]>,
-    /// The source of the last other waiter, and its position there.
+    /// The source of the last candidate below the limit, and its position there.
     source: usize,
     after: Option<QueuePosition>,
 }
@@ -56,7 +57,7 @@ enum Offer {
     Blocked,
     /// There is no permit.
     NoPermit,
-    /// The backend is not for this waiter.
+    /// This waiter may not use the backend, or it is reserved for an earlier one.
     Passed,
 }
 
@@ -71,17 +72,17 @@ impl AdmissionState {
         }
     }
 
-    /// Serves the line of one backend; the first waiter that does not fit.
+    /// Serves the candidates of one backend. Returns the first that does not fit.
     fn serve(
         &mut self,
         backend: BackendId,
         freed: &mut SmallVec<[BackendId; 2]>,
         wakers: &mut Wakers,
     ) -> Option<WaiterId> {
-        let mut line = self.line_of(backend)?;
+        let mut candidates = self.candidates_of(backend)?;
         let mut blocked = None;
         for _ in 0..SCAN_MAX {
-            let Some((source, id)) = self.next_in_line(&mut line) else { break };
+            let Some((source, id)) = self.next_candidate(&mut candidates) else { break };
             match self.offer(backend, id, wakers) {
                 Offer::Granted(reserved) => {
                     freed.extend(reserved);
@@ -90,47 +91,49 @@ impl AdmissionState {
                     }
                 }
                 Offer::Blocked => blocked = blocked.or(Some(id)),
-                Offer::NoPermit => line.sources[source].skip_long |= self.is_lane_without_permit(id, backend),
+                Offer::NoPermit => candidates.sources[source].skip_long |= self.is_lane_without_permit(id, backend),
                 Offer::Passed => {}
             }
         }
         blocked
     }
 
-    /// The line of a backend that has room.
-    fn line_of(&self, backend: BackendId) -> Option<Line> {
+    /// The candidates of a backend; `None` if it has no room.
+    fn candidates_of(&self, backend: BackendId) -> Option<Candidates> {
         let home = self.backend(backend).filter(|found| !found.is_full())?.pool;
         let feeders = self.pools.get(home.index())?.fed_by.iter().copied();
-        let sources = std::iter::once(home).chain(feeders).map(|pool| Source { pool, skip_long: false, due: 0 });
-        Some(Line { sources: sources.collect(), source: 0, after: None })
+        let sources =
+            std::iter::once(home).chain(feeders).map(|pool| Source { pool, skip_long: false, last_at_limit: 0 });
+        Some(Candidates { sources: sources.collect(), source: 0, after: None })
     }
 
-    /// The next waiter and the position of its queue among the sources.
-    fn next_in_line(&self, line: &mut Line) -> Option<(usize, WaiterId)> {
+    /// The next candidate, with the position of its queue among the sources.
+    fn next_candidate(&self, candidates: &mut Candidates) -> Option<(usize, WaiterId)> {
         let first = |(index, source): (usize, &Source)| {
-            let (serial, id) = self.pools[source.pool.index()].queue.entered_after(source.due, source.skip_long)?;
-            self.is_due(id).then_some((serial, index, id))
+            let (serial, id) =
+                self.pools[source.pool.index()].queue.entered_after(source.last_at_limit, source.skip_long)?;
+            self.has_reached_overtaking_limit(id).then_some((serial, index, id))
         };
-        if let Some((serial, index, id)) = line.sources.iter().enumerate().filter_map(first).min() {
-            line.sources[index].due = serial;
+        if let Some((serial, index, id)) = candidates.sources.iter().enumerate().filter_map(first).min() {
+            candidates.sources[index].last_at_limit = serial;
             return Some((index, id));
         }
-        while let Some(Source { pool, skip_long, .. }) = line.sources.get(line.source) {
-            if let Some((key, id)) = self.pools[pool.index()].queue.next_after(line.after, *skip_long) {
-                line.after = Some(key);
-                return Some((line.source, id));
+        while let Some(Source { pool, skip_long, .. }) = candidates.sources.get(candidates.source) {
+            if let Some((key, id)) = self.pools[pool.index()].queue.next_after(candidates.after, *skip_long) {
+                candidates.after = Some(key);
+                return Some((candidates.source, id));
             }
-            (line.source, line.after) = (line.source + 1, None);
+            (candidates.source, candidates.after) = (candidates.source + 1, None);
         }
         None
     }
 
-    /// Whether a waiter has been overtaken often or long enough.
-    pub(super) fn is_due(&self, id: WaiterId) -> bool {
+    /// Whether no request that entered later may overtake this waiter any more.
+    pub(super) fn has_reached_overtaking_limit(&self, id: WaiterId) -> bool {
         let Some(waiter) = self.waiters[id as usize].as_ref() else { return false };
         let pool = &self.pools[waiter.request.home.index()];
         let overtaken = pool.queue.grants().saturating_sub(waiter.grants_before);
-        overtaken >= pool.rules.overtakers_max() || self.latest >= waiter.due_at
+        overtaken >= pool.rules.overtakers_max() || self.latest >= waiter.not_overtaken_after
     }
 
     fn offer(&mut self, backend: BackendId, id: WaiterId, wakers: &mut Wakers) -> Offer {
@@ -146,15 +149,15 @@ impl AdmissionState {
         }
     }
 
-    /// Takes the waiter out of its queue; the backend that was reserved for it.
+    /// Takes the waiter out of its queue. Returns the backend that was reserved for it.
     fn grant_to_waiter(&mut self, backend: BackendId, id: WaiterId, wakers: &mut Wakers) -> Option<BackendId> {
         let pool = self.backend(backend)?.pool;
         let mut waiter = self.waiters[id as usize].take()?;
-        let (held, ahead) = self.take(backend, &waiter.request)?;
+        let (allocation, ahead) = self.take(backend, &waiter.request)?;
         self.pools[waiter.request.home.index()].queue.remove(waiter.lane, &waiter.key);
         let reserved = self.drop_reservation(&waiter);
         wakers.extend(waiter.waker.take());
-        waiter.state = WaiterState::Granted(backend, held, ahead);
+        waiter.state = WaiterState::Granted(backend, allocation, ahead);
         self.waiters[id as usize] = Some(waiter);
         self.count_grant(pool);
         reserved

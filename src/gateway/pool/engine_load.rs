@@ -159,13 +159,13 @@ mod tests {
         let now = Instant::now();
         let (mut load, mut used) = (EngineLoad::new(now), CapacityUsage::default());
         load.add(LARGE.prompt_tokens, &used, now, 1);
-        let mut held = used.take(&LIMITS, &LARGE);
+        let mut allocation = used.take(&LIMITS, &LARGE);
         let whole = load.remaining(&used, now).0;
         assert!((whole - 16_000.0 * PROMPT_TOKEN).abs() < 1e-9);
         assert!((load.remaining(&used, now + ms(100)).0 - (whole - 0.1)).abs() < 1e-9);
         assert!((load.remaining(&used, now + ms(60_000)).0 - OVERDUE * whole).abs() < 1e-9, "overdue");
         let before = used.prefill_tokens;
-        used.end_prefill(&mut held);
+        used.end_prefill(&mut allocation);
         load.end_prefill(before - used.prefill_tokens, &used);
         assert_eq!(load.remaining(&used, now + ms(100)).0, 0.0);
     }

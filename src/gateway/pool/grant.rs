@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::backend::Progress;
-use super::capacity::Held;
+use super::capacity::Allocation;
 use super::queue::WaiterId;
 use super::spec::Address;
 use sluice_core::base::{BackendId, PoolId};
@@ -23,9 +23,9 @@ pub(super) struct Grant {
     pub(super) pool_name: Arc<str>,
     pub(super) name: Arc<str>,
     pub(super) address: Arc<Address>,
-    pub(super) held: Held,
-    pub(super) pulse: Arc<Progress>,
-    pub(super) cut: CancellationToken,
+    pub(super) allocation: Allocation,
+    pub(super) progress: Arc<Progress>,
+    pub(super) abort: CancellationToken,
     pub(super) prefill_time: Duration,
     /// Seconds of prefill of large prompts that were before it.
     pub(super) ahead: f64,

@@ -71,24 +71,24 @@ impl Lease {
 
     /// Records that the backend sent bytes which show that its engine works.
     pub fn record_progress(&self, now: Instant) {
-        self.grant.pulse.record_progress(now);
+        self.grant.progress.record_progress(now);
     }
 
     /// Marks the request as waiting for its client until the guard is dropped: this time is not the backend's silence.
     pub fn client_wait(&self) -> ClientWait<'_> {
-        self.grant.pulse.client_wait()
+        self.grant.progress.client_wait()
     }
 
-    /// Cancelled when the backend is found hung, or when all exchanges are cut.
-    pub fn cut_token(&self) -> &CancellationToken {
-        &self.grant.cut
+    /// Cancelled when the backend is found hung, or when all exchanges are aborted.
+    pub fn abort_token(&self) -> &CancellationToken {
+        &self.grant.abort
     }
 
     /// Returns everything before the lease is dropped: the backend has finished the request, although its response may
     /// still be on its way to the client. Later reports are ignored.
     pub fn release(&mut self) {
         if !std::mem::replace(&mut self.released, true) {
-            self.shared.release(self.grant.backend, std::mem::take(&mut self.grant.held));
+            self.shared.release(self.grant.backend, std::mem::take(&mut self.grant.allocation));
         }
     }
 
@@ -97,7 +97,7 @@ impl Lease {
         if self.released {
             return;
         }
-        let start = self.shared.end_prefill(self.grant.backend, &mut self.grant.held);
+        let start = self.shared.end_prefill(self.grant.backend, &mut self.grant.allocation);
         self.decoding = self.decoding.or(start);
     }
 
@@ -106,21 +106,21 @@ impl Lease {
     /// waits: usage may exceed a limit by this, and the backend admits nothing more until it has fallen.
     pub fn charge(&mut self, prompt_tokens: u64) {
         if !self.released {
-            self.shared.charge(self.grant.backend, &mut self.grant.held, prompt_tokens);
+            self.shared.charge(self.grant.backend, &mut self.grant.allocation, prompt_tokens);
         }
     }
 
     /// Notes the prefill rate that the time to first token of one prompt shows.
     pub fn observe_prefill(&self, prompt_tokens: u64, ttft: Duration, now: Instant) {
         if !self.released {
-            let expected = (self.grant.held.cached_tokens(), self.grant.ahead);
+            let expected = (self.grant.allocation.cached_tokens(), self.grant.ahead);
             self.shared.observe_prefill(self.grant.backend, prompt_tokens, expected, ttft, now);
         }
     }
 
     /// Prompt tokens that the engine is expected to have in its prefix cache.
     pub fn expected_cached(&self) -> u64 {
-        self.grant.held.cached_tokens()
+        self.grant.allocation.cached_tokens()
     }
 
     /// Notes how many of the prompt's tokens the engine says it had in its prefix cache; `None`: it did not say.

@@ -154,7 +154,7 @@ impl WaitQueue {
 mod tests {
     use super::*;
 
-    fn line(queue: &WaitQueue, skip_long: bool) -> Vec<WaiterId> {
+    fn order(queue: &WaitQueue, skip_long: bool) -> Vec<WaiterId> {
         let mut out = Vec::new();
         let mut after = None;
         while let Some((key, id)) = queue.next_after(after, skip_long) {
@@ -171,15 +171,15 @@ mod tests {
             let serial = serial as u64;
             queue.insert(lane, QueueOrder::FIFO.key(0, Duration::from_millis(serial), 9, serial), serial as u32);
         }
-        assert_eq!(line(&queue, false), [0, 1, 2]);
-        assert_eq!(line(&queue, true), [0, 2]);
+        assert_eq!(order(&queue, false), [0, 1, 2]);
+        assert_eq!(order(&queue, true), [0, 2]);
         assert_eq!((queue.entered_after(0, false), queue.entered_after(0, true)), (Some((1, 1)), Some((2, 2))));
     }
 
     #[test]
     fn a_short_prompt_overtakes_a_long_one_only_within_its_age() {
         let order = QueueOrder { aging_per_token: Duration::from_micros(250) };
-        let long = order.key(0, Duration::ZERO, 16_000, 0); // due at 4 s
+        let long = order.key(0, Duration::ZERO, 16_000, 0); // sorts like an arrival at 4 s
         let soon = order.key(0, Duration::from_secs(3), 200, 1);
         let late = order.key(0, Duration::from_secs(4), 200, 2);
         assert!(soon < long);

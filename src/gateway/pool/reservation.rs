@@ -3,7 +3,7 @@
 //! A request that does not fit holds up no others: they pass it wherever they fit. So that it is served nevertheless, one
 //! backend is reserved for it, the one that has least to finish first:
 //! - at once, others go to other backends as long as those have room;
-//! - once it is *due* (see `dispatch.rs`), requests that entered after it get no room on that backend at all, until it has
+//! - once it has reached its *overtaking limit* (see `dispatch.rs`), requests that entered after it get no room on that backend at all, until it has
 //!   slots and tokens. What runs there finishes, and then it fits: a need that an empty backend cannot grant was refused
 //!   when it entered.
 //!
@@ -34,13 +34,15 @@ impl AdmissionState {
     /// Whether `backend` is kept from a request that entered as number `serial`, in favour of an earlier one.
     pub(super) fn is_kept_from(&self, backend: BackendId, serial: u64) -> bool {
         let Some(pool) = self.backend(backend).map(|b| b.pool) else { return false };
-        let Some(held) = self.reservation(pool).filter(|held| held.backend == backend && held.serial < serial) else {
+        let Some(reserved) =
+            self.reservation(pool).filter(|reservation| reservation.backend == backend && reservation.serial < serial)
+        else {
             return false;
         };
         // One that lacks only a permit keeps no slots idle.
         let lacks_room =
             |waiter: &Waiter| self.backend(backend).is_some_and(|b| b.fit(&waiter.request.need) == Fit::Full);
-        self.is_due(held.waiter) && self.waiting(held.waiter).is_some_and(lacks_room)
+        self.has_reached_overtaking_limit(reserved.waiter) && self.waiting(reserved.waiter).is_some_and(lacks_room)
     }
 
     /// Reserves a backend for a waiter that others pass although it may use a backend with some room.
@@ -67,7 +69,11 @@ impl AdmissionState {
     pub(super) fn reserve(&mut self, id: WaiterId) {
         let Some(waiter) = self.waiting(id) else { return };
         let serial = waiter.key.serial();
-        if waiter.request.pools().any(|pool| self.reservation(pool).is_some_and(|held| held.serial == serial)) {
+        if waiter
+            .request
+            .pools()
+            .any(|pool| self.reservation(pool).is_some_and(|reservation| reservation.serial == serial))
+        {
             return;
         }
         let need = &waiter.request.need;
@@ -81,7 +87,7 @@ impl AdmissionState {
         if let Some((pool, backend)) = best {
             // One that it had may be void now and would be valid again later.
             for other in waiter.request.pools().collect::<SmallVec<[PoolId; 4]>>() {
-                self.pools[other.index()].reserved.take_if(|held| held.serial == serial);
+                self.pools[other.index()].reserved.take_if(|reservation| reservation.serial == serial);
             }
             self.pools[pool.index()].reserved = Some(Reservation { backend, waiter: id, serial });
         }
@@ -89,11 +95,11 @@ impl AdmissionState {
 
     /// Ends the reservation of a waiter that waits no longer; the backend it had.
     pub(super) fn drop_reservation(&mut self, waiter: &Waiter) -> Option<BackendId> {
-        let held = waiter.request.pools().find_map(|pool| {
+        let ended = waiter.request.pools().find_map(|pool| {
             let reserved = &mut self.pools.get_mut(pool.index())?.reserved;
             reserved.take_if(|reservation| reservation.serial == waiter.key.serial())
         });
-        held.map(|reservation| reservation.backend)
+        ended.map(|reservation| reservation.backend)
     }
 
     fn waiting(&self, id: WaiterId) -> Option<&Waiter> {

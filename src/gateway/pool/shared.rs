@@ -9,7 +9,7 @@ use std::time::Duration;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
-use super::capacity::Held;
+use super::capacity::Allocation;
 use super::engine_load::DecodeStart;
 use super::grant::{Grant, WaiterOutcome};
 use super::health::BackendFault;
@@ -42,26 +42,26 @@ impl SharedState {
         result
     }
 
-    pub(super) fn end_prefill(&self, backend: BackendId, held: &mut Held) -> Option<DecodeStart> {
-        if *held == Held::default() {
+    pub(super) fn end_prefill(&self, backend: BackendId, allocation: &mut Allocation) -> Option<DecodeStart> {
+        if *allocation == Allocation::default() {
             return None;
         }
         self.update(|state, wakers| {
-            let start = state.backend_mut(backend)?.end_prefill(held);
+            let start = state.backend_mut(backend)?.end_prefill(allocation);
             state.dispatch(backend, wakers);
             Some(start)
         })
     }
 
     /// Takes more for a prompt that was estimated as too short.
-    pub(super) fn charge(&self, backend: BackendId, held: &mut Held, prompt_tokens: u64) {
+    pub(super) fn charge(&self, backend: BackendId, allocation: &mut Allocation, prompt_tokens: u64) {
         if let Some(found) = self.state.lock().backend_mut(backend) {
-            found.used.charge(&found.limits, held, prompt_tokens);
+            found.used.charge(&found.limits, allocation, prompt_tokens);
         }
     }
 
-    pub(super) fn release(&self, backend: BackendId, held: Held) {
-        self.update(|state, wakers| state.release(backend, held, wakers));
+    pub(super) fn release(&self, backend: BackendId, allocation: Allocation) {
+        self.update(|state, wakers| state.release(backend, allocation, wakers));
     }
 
     pub(super) fn poll_waiter(&self, id: WaiterId, waker: &Waker) -> Option<WaiterOutcome> {
@@ -88,7 +88,7 @@ impl SharedState {
 
     pub(super) fn observe_cached(&self, grant: &Grant, prompt_tokens: u64, cached: Option<u64>) {
         let mut state = self.state.lock();
-        let expected = grant.held.cached_tokens();
+        let expected = grant.allocation.cached_tokens();
         let had = state.backend_mut(grant.backend).and_then(|found| found.cache.observe(expected, cached));
         if let Some(had) = had
             && let Some(pool) = state.pools.get_mut(grant.pool.index())

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::backend::BackendState;
-use super::capacity::Held;
+use super::capacity::Allocation;
 use super::drain_rate::DrainRate;
 use super::grant::{Entered, Grant, WaiterOutcome};
 use super::health::{BackendFault, HealthRules, Phase};
@@ -67,14 +67,14 @@ pub(super) struct Waiter {
     /// Its queue's count of grants when it entered.
     pub(super) grants_before: u64,
     /// No request that arrives after this overtakes it.
-    pub(super) due_at: Instant,
+    pub(super) not_overtaken_after: Instant,
 }
 
 #[derive(Debug)]
 pub(super) enum WaiterState {
     Waiting,
     /// Holds capacity on a backend until the ticket takes it; with the seconds of prefill before it.
-    Granted(BackendId, Held, f64),
+    Granted(BackendId, Allocation, f64),
     Reclassify,
 }
 
@@ -82,7 +82,7 @@ pub(super) enum WaiterState {
 #[derive(Debug)]
 pub(super) struct AdmissionState {
     epoch: Instant,
-    /// The latest arrival of any request: the clock by which waiters become due.
+    /// The latest arrival of any request: the clock of the overtaking limit.
     pub(super) latest: Instant,
     pub(super) rules: HealthRules,
     /// The number of the layout in force.
@@ -224,7 +224,12 @@ impl AdmissionState {
         self.grant_of(backend, taken, request)
     }
 
-    fn grant_of(&self, backend: BackendId, (held, ahead): (Held, f64), request: &AdmissionRequest) -> Grant {
+    fn grant_of(
+        &self,
+        backend: BackendId,
+        (allocation, ahead): (Allocation, f64),
+        request: &AdmissionRequest,
+    ) -> Grant {
         let found = self.backend(backend).expect("a backend stays while anything is held on it");
         Grant {
             backend,
@@ -232,9 +237,9 @@ impl AdmissionState {
             pool_name: Arc::clone(&self.pools[found.pool.index()].name),
             name: Arc::clone(&found.name),
             address: Arc::clone(&found.address),
-            held,
-            pulse: Arc::clone(&found.pulse),
-            cut: found.cut.clone(),
+            allocation,
+            progress: Arc::clone(&found.progress),
+            abort: found.abort.clone(),
             prefill_time: found.prefill_rate.time_for(request.need.prompt_tokens),
             ahead,
             prefix: Arc::clone(&request.prefix),
@@ -248,9 +253,10 @@ impl AdmissionState {
         let arrived = request.arrived.saturating_duration_since(self.epoch);
         let key = rules.order.key(request.priority, arrived, request.need.prompt_tokens, self.serial);
         let (home, since) = (request.home, request.arrived);
-        let due_at = since + rules.overtaken_for();
+        let not_overtaken_after = since + rules.overtaken_for();
         let grants_before = self.pools[home.index()].queue.grants();
-        let waiter = Waiter { request, lane, key, state: WaiterState::Waiting, waker: None, grants_before, due_at };
+        let waiter =
+            Waiter { request, lane, key, state: WaiterState::Waiting, waker: None, grants_before, not_overtaken_after };
         let id = match self.free.pop() {
             Some(id) => {
                 self.waiters[id as usize] = Some(waiter);
@@ -286,8 +292,8 @@ impl AdmissionState {
         let outcome = match &waiter.state {
             WaiterState::Waiting => return None,
             WaiterState::Reclassify => WaiterOutcome::Reclassify,
-            WaiterState::Granted(backend, held, ahead) => {
-                WaiterOutcome::Granted(self.grant_of(*backend, (*held, *ahead), &waiter.request))
+            WaiterState::Granted(backend, allocation, ahead) => {
+                WaiterOutcome::Granted(self.grant_of(*backend, (*allocation, *ahead), &waiter.request))
             }
         };
         self.waiters[id as usize] = None;
@@ -301,7 +307,7 @@ impl AdmissionState {
         self.free.push(id);
         match waiter.state {
             WaiterState::Reclassify => {}
-            WaiterState::Granted(backend, held, _) => self.release(backend, held, wakers),
+            WaiterState::Granted(backend, allocation, _) => self.release(backend, allocation, wakers),
             WaiterState::Waiting => {
                 self.pools[waiter.request.home.index()].queue.remove(waiter.lane, &waiter.key);
                 // Its backend is free for the waiters that it was reserved against.
@@ -312,9 +318,9 @@ impl AdmissionState {
         }
     }
 
-    pub(super) fn release(&mut self, backend: BackendId, held: Held, wakers: &mut Wakers) {
+    pub(super) fn release(&mut self, backend: BackendId, allocation: Allocation, wakers: &mut Wakers) {
         let Some(found) = self.backend_mut(backend) else { return };
-        found.used.release(held);
+        found.used.release(allocation);
         let (pool, gone) = (found.pool, found.removed && found.used.requests == 0);
         self.pools[pool.index()].drain.departed();
         if gone {
@@ -392,13 +398,13 @@ impl AdmissionState {
         self.failure(backend, BackendFault::Hung, now);
         if let Some(found) = self.backend_mut(backend) {
             found.hangs += 1;
-            std::mem::replace(&mut found.cut, CancellationToken::new()).cancel();
+            std::mem::replace(&mut found.abort, CancellationToken::new()).cancel();
         }
     }
 
     /// Cancels the exchanges of every backend, for good.
-    pub(super) fn cut(&self) {
-        self.backends.iter().flatten().for_each(|backend| backend.cut.cancel());
+    pub(super) fn abort_all(&self) {
+        self.backends.iter().flatten().for_each(|backend| backend.abort.cancel());
     }
 
     /// Sends the waiters of a pool back to be classified: all of one that is no longer configured, and otherwise those

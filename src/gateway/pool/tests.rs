@@ -310,7 +310,7 @@ fn a_hung_backend_is_taken_out_and_its_exchanges_are_cut() {
     lease.record_progress(later);
     assert!(fixture.admission.silent_backends(limit, later).is_empty());
     fixture.admission.mark_hung(lease.backend(), later);
-    assert!(lease.cut_token().is_cancelled());
+    assert!(lease.abort_token().is_cancelled());
     assert!(matches!(fixture.admission.enter(fixture.request(0, 10)), AdmissionDecision::Shed(ShedReason::NoBackend)));
 }
 

@@ -32,7 +32,7 @@ use crate::config::Config;
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// How long requests that are aborted on shutdown may take to send their clients an error.
-const CUT_GRACE: Duration = Duration::from_secs(1);
+const ABORT_GRACE: Duration = Duration::from_secs(1);
 
 /// Backlog of the socket; the kernel uses the smaller of this and `net.core.somaxconn`. When it is full, the kernel drops the
 /// SYN of a client, which retries after a second: that second adds to TTFT. An ordinary burst overflows the 128 of the
@@ -99,15 +99,25 @@ impl Listener {
     }
 
     /// Accepts and serves connections until `stop` is true. Then waits for running requests, at most `server.drain_timeout`
-    /// and until `hurry` is ready. Requests that are still running are then aborted and get [`CUT_GRACE`] to end. Returns
+    /// and until `fast_shutdown` completes. Requests that are still running are then aborted and get [`ABORT_GRACE`] to end. Returns
     /// whether all requests ended before that.
     ///
     /// The future is boxed, so that the request path is compiled with this crate and not again with its caller.
-    pub fn serve(self, gateway: Arc<Gateway>, stop: watch::Receiver<bool>, hurry: BoxFuture<()>) -> BoxFuture<bool> {
-        Box::pin(self.accept(gateway, stop, hurry))
+    pub fn serve(
+        self,
+        gateway: Arc<Gateway>,
+        stop: watch::Receiver<bool>,
+        fast_shutdown: BoxFuture<()>,
+    ) -> BoxFuture<bool> {
+        Box::pin(self.accept(gateway, stop, fast_shutdown))
     }
 
-    async fn accept(self, gateway: Arc<Gateway>, mut stop: watch::Receiver<bool>, hurry: BoxFuture<()>) -> bool {
+    async fn accept(
+        self,
+        gateway: Arc<Gateway>,
+        mut stop: watch::Receiver<bool>,
+        fast_shutdown: BoxFuture<()>,
+    ) -> bool {
         let tasks = TaskTracker::new();
         loop {
             let accepted = tokio::select! {
@@ -134,10 +144,10 @@ impl Listener {
             biased;
             () = tasks.wait() => return true,
             () = sleep(drain_timeout) => {}
-            () = hurry => {}
+            () = fast_shutdown => {}
         }
-        gateway.flow.cut();
-        let _ = timeout(CUT_GRACE, tasks.wait()).await;
+        gateway.flow.abort_all();
+        let _ = timeout(ABORT_GRACE, tasks.wait()).await;
         false
     }
 }

@@ -35,7 +35,7 @@ use crate::flow::Record;
 /// Bytes of lines that wait to be written: about 7,000 lines, half a second at 14,000 requests per second.
 const BUFFER_BYTES: usize = 4 << 20;
 /// Bytes at which the writer stops waiting for more.
-const HURRY_BYTES: usize = 512 << 10;
+const BATCH_BYTES: usize = 512 << 10;
 /// How long the writer waits for more lines after the first.
 const LINGER: Duration = Duration::from_millis(100);
 /// Between two checks that the path still names the open file.
@@ -93,7 +93,7 @@ struct State {
     buffer: Vec<u8>,
     lines: u64,
     writing: bool,
-    hurry: bool,
+    flush_now: bool,
     reopen: bool,
     closing: bool,
 }
@@ -150,7 +150,7 @@ impl AccessLogWriter {
         let deadline = Instant::now() + FLUSH_TIMEOUT;
         let mut state = shared.state.lock();
         while !state.buffer.is_empty() || state.writing {
-            state.hurry = true;
+            state.flush_now = true;
             shared.wake.notify_one();
             if shared.idle.wait_until(&mut state, deadline).timed_out() {
                 return;
@@ -180,7 +180,7 @@ impl Shared {
         let before = state.buffer.len();
         state.buffer.extend_from_slice(line);
         state.lines += 1;
-        let wakes = before == 0 || (before < HURRY_BYTES && state.buffer.len() >= HURRY_BYTES);
+        let wakes = before == 0 || (before < BATCH_BYTES && state.buffer.len() >= BATCH_BYTES);
         drop(state);
         if wakes {
             self.wake.notify_one();
@@ -198,13 +198,13 @@ impl Shared {
             if state.buffer.is_empty() {
                 return;
             }
-            if !state.closing && !state.hurry && state.buffer.len() < HURRY_BYTES {
+            if !state.closing && !state.flush_now && state.buffer.len() < BATCH_BYTES {
                 self.wake.wait_for(&mut state, LINGER);
             }
             std::mem::swap(&mut state.buffer, &mut batch);
             let lines = std::mem::take(&mut state.lines);
             let reopen = std::mem::take(&mut state.reopen);
-            state.hurry = false;
+            state.flush_now = false;
             state.writing = true;
             drop(state);
             let written = output.write(&batch, reopen);

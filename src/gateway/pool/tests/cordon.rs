@@ -108,7 +108,7 @@ fn a_request_that_no_starting_engine_can_serve_in_time_is_refused_at_once_with_t
     }
     assert_eq!(admission.retry_after(pool, soon(0)), Duration::from_secs(45));
     admission.set_ready_at(second, soon(0));
-    queued("one is due");
+    queued("one is about to be ready");
     admission.set_ready_at(second, soon(3_000));
     admission.set_cordon(second, Cordon::Down);
     assert!(matches!(admission.enter(fixture.request(0, 10)), AdmissionDecision::Shed(ShedReason::EngineStarting)));

@@ -5,24 +5,24 @@ use sluice_core::openai::Route;
 
 const MESSAGE: &str = "event: message_start\ndata: {\"type\":\"message_start\",\"message\":{}}\n\n";
 
-/// Runs a request and cuts everything 50 ms later.
-async fn cut(test: &TestFlow, route: Route, body: &'static str) -> (TestClient, Record) {
+/// Runs a request and aborts everything 50 ms later.
+async fn run_and_abort(test: &TestFlow, route: Route, body: &'static str) -> (TestClient, Record) {
     let mut client = TestClient::default();
     let mut incoming = test.incoming(body);
     incoming.route = route;
-    let cutting = async {
+    let aborting = async {
         sleep(Duration::from_millis(50)).await;
         test.flow.close();
-        test.flow.cut();
+        test.flow.abort_all();
     };
     let begun = Instant::now();
-    tokio::join!(test.flow.run(incoming, &mut client), cutting);
+    tokio::join!(test.flow.run(incoming, &mut client), aborting);
     assert_eq!(begun.elapsed().as_millis(), 50, "at once");
     (client, test.records.0.lock().pop().unwrap())
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stream_that_is_cut_ends_with_an_error_event_in_the_shape_of_its_api() {
+async fn a_stream_that_is_aborted_ends_with_an_error_event_in_the_shape_of_its_api() {
     for (route, first, shape) in [
         (Route::ChatCompletions, WORD, r#"data: {"error":{"#),
         (
@@ -33,7 +33,7 @@ async fn a_stream_that_is_cut_ends_with_an_error_event_in_the_shape_of_its_api()
     ] {
         let script = || vec![Script::Stream(vec![(1, first), (3_600_000, first)], true)];
         let test = TestFlow::new(script(), script());
-        let (client, record) = cut(&test, route, STREAM).await;
+        let (client, record) = run_and_abort(&test, route, STREAM).await;
         let text = String::from_utf8(client.body).unwrap();
         assert!(text.starts_with(first) && text.contains("\n\nevent: error\n") && text.contains(shape), "{text}");
         assert!(text.contains("shutting down") && !text.contains("[DONE]"), "{text}");
@@ -45,10 +45,10 @@ async fn a_stream_that_is_cut_ends_with_an_error_event_in_the_shape_of_its_api()
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_that_is_cut_before_its_response_is_shed_and_not_sent_again() {
+async fn a_request_that_is_aborted_before_its_response_is_shed_and_not_sent_again() {
     for script in [Script::NeverAnswers, Script::Stream(vec![(3_600_000, WORD)], true)] {
         let test = TestFlow::new(vec![script], vec![good()]);
-        let (client, record) = cut(&test, Route::ChatCompletions, STREAM).await;
+        let (client, record) = run_and_abort(&test, Route::ChatCompletions, STREAM).await;
         let head = client.head.unwrap();
         assert_eq!((head.status, head.headers["retry-after"].as_bytes()), (StatusCode::SERVICE_UNAVAILABLE, &b"1"[..]));
         assert_eq!(record.outcome, Outcome::Shed(ShedReason::ShuttingDown));
@@ -58,10 +58,10 @@ async fn a_request_that_is_cut_before_its_response_is_shed_and_not_sent_again() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_that_waits_for_a_lease_is_shed_when_everything_is_cut() {
+async fn a_request_that_waits_for_a_lease_is_shed_when_everything_is_aborted() {
     let test = TestFlow::with(vec![good()], vec![good()], "slots = 1");
     let held: Vec<_> = (0..2).map(|_| hold(&test)).collect();
-    let (client, record) = cut(&test, Route::ChatCompletions, STREAM).await;
+    let (client, record) = run_and_abort(&test, Route::ChatCompletions, STREAM).await;
     assert_eq!(client.head.unwrap().status, StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(record.outcome, Outcome::Shed(ShedReason::ShuttingDown));
     drop(held);
