@@ -131,7 +131,7 @@ async fn serve(config: Config, source: Source) -> ExitCode {
         () = signals.stop() => {
             let (in_flight, waiting) = app.admission().load();
             tracing::warn!(in_flight, waiting, "second signal: requests are cut, engines are killed soon; a third one ends sluice at once");
-            app.fleet.hurry();
+            app.fleet.shut_down_fast();
             tokio::select! {
                 _ = &mut stopping => false,
                 () = signals.stop() => {

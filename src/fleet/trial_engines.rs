@@ -5,7 +5,7 @@
 //!
 //! The journal has a line before each start and each stop, so a tuner that is killed leaves no engine that the next one, or a
 //! gateway with the same folder, does not find. The next one takes over an engine of the same description and stops
-//! every other ([`TrialEngines::recover`]). Only engines whose settings change are restarted, and all of these are stopped before
+//! every other ([`TrialEngines::adopt_leftovers`]). Only engines whose settings change are restarted, and all of these are stopped before
 //! the first is started, since they may share a device.
 
 use std::collections::BTreeMap;
@@ -99,7 +99,7 @@ impl TrialEngines {
     ///
     /// # Errors
     /// An engine that does not stop.
-    pub async fn recover(&mut self) -> Result<Vec<String>, TrialFailure> {
+    pub async fn adopt_leftovers(&mut self) -> Result<Vec<String>, TrialFailure> {
         let mut found = Vec::new();
         let records: Vec<Record> = self.journal.last().values().cloned().collect();
         for record in records.iter().filter(|record| record.lifecycle.step.may_run()) {

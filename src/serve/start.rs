@@ -93,7 +93,7 @@ pub async fn start(mut config: Config, source: Source) -> Result<Running, StartE
     let (end, ending) = watch::channel(false);
     let models = Box::new(ModelList::new(Arc::clone(&app)));
     let gateway = Arc::new(Gateway::new(Arc::clone(&app.flow), models, clients, seed()));
-    let serving = tokio::spawn(listener.serve(gateway, stopping, Box::pin(app.fleet.hurried())));
+    let serving = tokio::spawn(listener.serve(gateway, stopping, Box::pin(app.fleet.fast_shutdown())));
     let tasks = vec![
         tokio::spawn(Arc::clone(&app).keep_probing(prober, ending.clone())),
         tokio::spawn(Arc::clone(&app).keep_experiments(state, ending.clone())),
@@ -127,7 +127,7 @@ impl Running {
         &self.app
     }
 
-    /// Stops in order; [`Fleet::hurry`] cuts every wait in it short. Returns whether all running requests ended within `server.drain_timeout`.
+    /// Stops in order; [`Fleet::shut_down_fast`] shortens every wait in it. Returns whether all running requests ended within `server.drain_timeout`.
     pub async fn stop(self) -> bool {
         self.app.flow.close();
         self.stop.send_replace(true);

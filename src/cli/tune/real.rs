@@ -71,7 +71,7 @@ async fn search(
     done: Vec<Trial>,
     shown: &mut Shown,
 ) -> Result<Report, TuneError> {
-    engines.recover().await?.iter().for_each(|line| eprintln!("{line}"));
+    engines.adopt_leftovers().await?.iter().for_each(|line| eprintln!("{line}"));
     tune(plan, engines, journal, done, |progress| shown.show(&progress)).await
 }
 
@@ -95,7 +95,7 @@ impl OwnGateway for PrivateGateway {
 
     async fn stop(&mut self) {
         if let Some(running) = self.0.take() {
-            running.app().fleet.hurry();
+            running.app().fleet.shut_down_fast();
             running.stop().await;
         }
     }

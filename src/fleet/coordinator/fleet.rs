@@ -91,13 +91,13 @@ impl Fleet {
 
     /// Speeds up the current or next shutdown: engines are not drained, and those that do not stop within two seconds after
     /// SIGTERM are killed.
-    pub fn hurry(&self) {
-        self.registry.hurry.cancel();
+    pub fn shut_down_fast(&self) {
+        self.registry.fast_shutdown.cancel();
     }
 
-    /// Returns once [`Fleet::hurry`] was called.
-    pub fn hurried(&self) -> impl Future<Output = ()> + Send + use<> {
-        self.registry.hurry.clone().cancelled_owned()
+    /// Completes once [`Fleet::shut_down_fast`] was called.
+    pub fn fast_shutdown(&self) -> impl Future<Output = ()> + Send + use<> {
+        self.registry.fast_shutdown.clone().cancelled_owned()
     }
 
     /// Running engines that this gateway has started or taken over, such as `pool/backend (pid 71)`.

@@ -45,8 +45,8 @@ pub(super) struct Registry {
     /// Held from the preflight of a change until the change has begun: two that pass it together would both begin.
     pub(super) change_lock: tokio::sync::Mutex<()>,
     next_change: AtomicU64,
-    /// Cancelled when a shutdown is cut short.
-    pub(super) hurry: CancellationToken,
+    /// Cancelled when a shutdown must be fast.
+    pub(super) fast_shutdown: CancellationToken,
     /// No engine is started any more.
     closing: AtomicBool,
 }
@@ -71,7 +71,7 @@ impl Registry {
             tasks: TaskTracker::new(),
             change_lock: tokio::sync::Mutex::default(),
             next_change: AtomicU64::new(1),
-            hurry: CancellationToken::new(),
+            fast_shutdown: CancellationToken::new(),
             closing: AtomicBool::new(false),
         }
     }
@@ -173,7 +173,8 @@ impl Registry {
         }
         let driver = (self.maker)(&spec);
         let (admission, reported) = (Arc::clone(&self.admission), Arc::clone(&self.reported));
-        let context = Arc::new(EngineContext::new(spec, driver, admission, reported, journal, self.hurry.clone()));
+        let context =
+            Arc::new(EngineContext::new(spec, driver, admission, reported, journal, self.fast_shutdown.clone()));
         table.managed.insert(name.to_owned(), engine_task::spawn(context));
         None
     }

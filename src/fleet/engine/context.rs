@@ -49,8 +49,8 @@ pub(crate) struct EngineContext {
     pub(crate) admission: Arc<Admission>,
     pub(crate) reported: Arc<ReportedModels>,
     pub(crate) journal: Arc<Mutex<Journal>>,
-    /// Cancelled when the shutdown of the gateway is cut short.
-    pub(crate) hurry: CancellationToken,
+    /// Cancelled when the shutdown of the gateway must be fast.
+    pub(crate) fast_shutdown: CancellationToken,
     pub(crate) state: Mutex<EngineState>,
     /// The configured adapters have changed.
     pub(crate) adapters_changed: Notify,
@@ -66,7 +66,7 @@ impl EngineContext {
         admission: Arc<Admission>,
         reported: Arc<ReportedModels>,
         journal: Arc<Mutex<Journal>>,
-        hurry: CancellationToken,
+        fast_shutdown: CancellationToken,
     ) -> Self {
         let state = EngineState {
             lifecycle: Lifecycle::new(spec.setup()),
@@ -83,7 +83,7 @@ impl EngineContext {
             admission,
             reported,
             journal,
-            hurry,
+            fast_shutdown,
             state: Mutex::new(state),
             adapters_changed: Notify::new(),
             identity: spec.identity.clone(),

@@ -22,8 +22,8 @@ use sluice_gateway::pool::{Cordon, Phase};
 const POLL: Duration = Duration::from_millis(50);
 /// Between two looks at the health of an engine, and two updates of a progress text.
 const WATCH: Duration = Duration::from_millis(200);
-/// Time from SIGTERM to SIGKILL, and from there to the end of the wait, once the shutdown is cut short.
-const HURRIED_GRACE: Duration = Duration::from_secs(2);
+/// Time from SIGTERM to SIGKILL, and from there to the end of the wait, once the shutdown must be fast.
+const FAST_STOP_GRACE: Duration = Duration::from_secs(2);
 /// Divisors of the slots of a fresh engine, one after the other.
 const RAMP: [u32; 3] = [8, 4, 2];
 
@@ -112,7 +112,7 @@ async fn drain(context: &Arc<EngineContext>) -> Result<(), StepFailure> {
     let emptied = async {
         tokio::select! {
             emptied = timeout(limit, emptied) => emptied,
-            () = context.hurry.cancelled(), if leaving => Ok(()),
+            () = context.fast_shutdown.cancelled(), if leaving => Ok(()),
         }
     };
     if emptied.await.is_err() {
@@ -148,8 +148,8 @@ async fn stop(context: &EngineContext) -> Result<(), StepFailure> {
     let stopped = tokio::select! {
         biased;
         // A stop may be dropped and repeated: it signals what it finds.
-        () = context.hurry.cancelled(), if context.is_leaving() => {
-            let rules = StopRules { grace: HURRIED_GRACE, kill: HURRIED_GRACE, port: Duration::ZERO, memory: Duration::ZERO };
+        () = context.fast_shutdown.cancelled(), if context.is_leaving() => {
+            let rules = StopRules { grace: FAST_STOP_GRACE, kill: FAST_STOP_GRACE, port: Duration::ZERO, memory: Duration::ZERO };
             context.driver.stop(rules).await?
         }
         stopped = context.driver.stop(spec.stop_rules()) => stopped?,

@@ -45,7 +45,7 @@ impl EngineHandle {
         self.send(|result| Command::Change { request, result }).await
     }
 
-    /// Tries again now, where the engine holds or waits for its next attempt.
+    /// Tries again now, where the engine is in `Hold` or waits for its next attempt.
     ///
     /// # Errors
     /// It is being shut down.

@@ -100,8 +100,8 @@ impl<G: OwnGateway> RealEngines<G> {
     ///
     /// # Errors
     /// An engine does not stop.
-    pub async fn recover(&mut self) -> Result<Vec<String>, TuneError> {
-        self.engines.lock().await.recover().await.map_err(|failure| TuneError::Engine(failure.to_string()))
+    pub async fn adopt_leftovers(&mut self) -> Result<Vec<String>, TuneError> {
+        self.engines.lock().await.adopt_leftovers().await.map_err(|failure| TuneError::Engine(failure.to_string()))
     }
 
     /// Stops the gateway and every engine.

@@ -244,7 +244,7 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
             (Step::Stop, Event::Done) => self.stopped(),
             // The stop goes on.
             (Step::Stop, Event::EngineLost(_)) => {}
-            (Step::Stop, Event::Failed(failure)) => self.hold(failure.why),
+            (Step::Stop, Event::Failed(failure)) => self.stop_trying(failure.why),
             (Step::Backoff, Event::Done) => self.step = Step::Start,
             (Step::Backoff, Event::Failed(_) | Event::EngineLost(_)) => {}
             (Step::Start | Step::Adopt, Event::Done) => self.step = Step::Adapters,
@@ -414,12 +414,12 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
             AfterStop::Backoff => self.step = Step::Backoff,
             AfterStop::Hold => {
                 let why = self.why.clone().unwrap_or_default();
-                self.hold(why);
+                self.stop_trying(why);
             }
         }
     }
 
-    fn hold(&mut self, why: String) {
+    fn stop_trying(&mut self, why: String) {
         self.step = Step::Hold;
         self.why = Some(why.clone());
         self.end(Outcome::Held(why));

@@ -144,9 +144,9 @@ fn crashes_are_restarted_after_doubling_waits_until_the_budget_is_spent() {
     }
     assert_eq!(waits, [10, 20]);
     life.enable().unwrap();
-    assert_eq!(life.step, Step::Stop, "a stop that failed may be why it holds");
+    assert_eq!(life.step, Step::Stop, "a stop that failed may be why it is in `Hold`");
     up(&mut life);
-    // A window later the same number of crashes is no reason to hold.
+    // A window later the same number of crashes is no reason for `Hold`.
     for round in 1..10u64 {
         life.on(lost(), &RULES, round * RULES.window_ms);
         up(&mut life);
