@@ -70,11 +70,11 @@ pub trait Storage: Write {
     /// It cannot.
     fn sync(&mut self) -> std::io::Result<()>;
 
-    /// Cuts off what follows `length` bytes, and continues there.
+    /// Removes what follows the first `length` bytes. The next write continues there.
     ///
     /// # Errors
     /// It cannot.
-    fn cut(&mut self, length: u64) -> std::io::Result<()>;
+    fn truncate(&mut self, length: u64) -> std::io::Result<()>;
 }
 
 impl Storage for File {
@@ -82,7 +82,7 @@ impl Storage for File {
         self.sync_data()
     }
 
-    fn cut(&mut self, length: u64) -> std::io::Result<()> {
+    fn truncate(&mut self, length: u64) -> std::io::Result<()> {
         self.set_len(length)?;
         self.seek(SeekFrom::Start(length)).map(drop)
     }
@@ -123,7 +123,7 @@ impl Journal {
         let text = String::from_utf8_lossy(&bytes);
         let (trials, loads) = read(&text, header).map_err(|reason| unusable(path, reason))?;
         let mut journal = Self { path: path.to_owned(), file, length: bytes.len() as u64, loads };
-        journal.file.cut(journal.length).map_err(|source| journal.failed(source))?;
+        journal.file.truncate(journal.length).map_err(|source| journal.failed(source))?;
         if text.is_empty() {
             // It was killed before the first line was whole.
             journal.write(header)?;
@@ -209,7 +209,7 @@ impl<F: Storage> Journal<F> {
         let written = self.file.write_all(encoded.as_bytes()).and_then(|()| self.file.sync());
         if let Err(source) = written {
             // If even that fails, the torn line is cut off by the next start.
-            let _ = self.file.cut(self.length);
+            let _ = self.file.truncate(self.length);
             return Err(self.failed(source));
         }
         self.length += encoded.len() as u64;
@@ -348,7 +348,7 @@ mod tests {
             Ok(())
         }
 
-        fn cut(&mut self, length: u64) -> std::io::Result<()> {
+        fn truncate(&mut self, length: u64) -> std::io::Result<()> {
             self.bytes.truncate(length as usize);
             Ok(())
         }

@@ -135,7 +135,7 @@ pub(super) fn in_flight(run: &RunResult) -> Plot {
     }
 }
 
-/// Cuts the points into at most `most` parts and keeps the largest of each.
+/// Divides the points into at most `most` parts and keeps the largest of each.
 fn thinned(points: Vec<(f64, f64)>, most: usize) -> Vec<(f64, f64)> {
     if points.len() <= most {
         return points;

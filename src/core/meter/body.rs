@@ -19,7 +19,7 @@ pub const KEEP: usize = 64 << 10;
 pub struct BodyMeter {
     start: Instant,
     kept: Vec<u8>,
-    cut: bool,
+    truncated: bool,
 }
 
 /// What was measured of one response.
@@ -36,7 +36,7 @@ pub struct BodyStats {
 impl BodyMeter {
     /// A meter for a request that was received at `start`.
     pub fn new(start: Instant) -> Self {
-        Self { start, kept: Vec::new(), cut: false }
+        Self { start, kept: Vec::new(), truncated: false }
     }
 
     /// Takes the next chunk.
@@ -46,7 +46,7 @@ impl BodyMeter {
             return;
         }
         // Drop half of the buffer at once rather than shift it for each chunk.
-        self.cut = true;
+        self.truncated = true;
         let chunk = &chunk[chunk.len().saturating_sub(KEEP / 2)..];
         let surplus = self.kept.len().saturating_sub(KEEP / 2);
         self.kept.drain(..surplus);
@@ -55,7 +55,7 @@ impl BodyMeter {
 
     /// Ends the response.
     pub fn finish(&self, now: Instant) -> BodyStats {
-        let read = if self.cut {
+        let read = if self.truncated {
             ResponseSummary { usage: response::usage_in_tail(&self.kept), error: None }
         } else {
             response::read(&self.kept)

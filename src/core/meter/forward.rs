@@ -1,7 +1,7 @@
 //! The bytes that a meter passes on for one chunk.
 //!
 //! Slices of the received chunk, so that forwarding copies nothing. Two pieces without allocation: a chunk out of which
-//! one event is cut leaves the part before it and the part after it.
+//! part of an event is removed leaves the part before it and the part after it.
 
 use bytes::Bytes;
 use smallvec::SmallVec;

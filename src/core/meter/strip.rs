@@ -1,7 +1,7 @@
 //! Removes injected usage from a stream, so that the client receives what it would have received without it.
 //!
 //! Exact token counts need `include_usage` (one more event at the end) or `continuous_usage_stats` (one more member in
-//! every event). If the client did not request them, the event, or the member with its comma, is cut out. Everything
+//! every event). If the client did not request them, the event, or the member with its comma, is removed. Everything
 //! around it is forwarded as slices of the received chunk.
 //!
 //! vLLM (0.32) writes `system_fingerprint` into the last event: the usage event if usage was requested, else the event
@@ -58,7 +58,7 @@ enum Action {
     /// It is removed.
     Remove,
     /// It is forwarded without these bytes.
-    Cut(Span),
+    RemovePart(Span),
     /// It is held until the next event arrives, then forwarded without these bytes.
     Hold(Option<Span>),
 }
@@ -102,7 +102,7 @@ impl Stripper {
         if removes_final && event.finish && event.kind != EventKind::Done {
             return Action::Hold(member);
         }
-        member.map_or(Action::Keep, Action::Cut)
+        member.map_or(Action::Keep, Action::RemovePart)
     }
 }
 
@@ -130,11 +130,11 @@ impl ChunkStripper<'_> {
             Action::Keep if raw.split => self.push(Bytes::copy_from_slice(held_part(raw))),
             Action::Keep => {}
             Action::Remove => self.leave_out(start, raw.end),
-            Action::Cut(span) if raw.split => {
+            Action::RemovePart(span) if raw.split => {
                 self.push(without(raw.bytes, span).into());
                 self.leave_out(start, raw.end);
             }
-            Action::Cut(span) => self.leave_out(start + span.start, start + span.end),
+            Action::RemovePart(span) => self.leave_out(start + span.start, start + span.end),
             Action::Hold(span) => {
                 self.stripper.held = without(raw.bytes, span.unwrap_or_default());
                 self.leave_out(start, raw.end);

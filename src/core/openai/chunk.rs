@@ -48,7 +48,7 @@ pub fn read_by_scanning(dialect: Dialect, event: &[u8]) -> StreamEvent {
     read.unwrap_or_default()
 }
 
-/// The span of the member `usage` in an event of the choices dialect, with its comma: what to cut so that the event
+/// The span of the member `usage` in an event of the choices dialect, with its comma: what to remove so that the event
 /// reads as if usage had not been requested. `None` when there is no such member.
 pub fn usage_member(event: &[u8]) -> Option<Span> {
     let json = memchr::memchr(b'{', event)?;

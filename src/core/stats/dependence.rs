@@ -3,7 +3,7 @@
 //! With n values of variance s^2, the mean of independent ones has the variance s^2 / n. Waiting times are not
 //! independent, and the variance of their mean is D s^2 / n with D > 1: the *design effect*. So n values are worth n / D.
 //!
-//! D by batch means: cut the series into [`BATCHES`] runs of m values, S^2 the variance of the batch means:
+//! D by batch means: divide the series into [`BATCHES`] runs of m values, S^2 the variance of the batch means:
 //! D = m S^2 / s^2. D is never below 1: a queue correlates neighbours positively, so an estimate below 1 is chance. S^2 has
 //! only BATCHES - 1 degrees of freedom, so users of D replace the normal quantile by Student's t
 //! ([`Dependence::inflation`]).
@@ -15,7 +15,7 @@
 
 use super::{two_sided_t, two_sided_z};
 
-/// Batches that a series is cut into.
+/// Batches that a series is divided into.
 pub const BATCHES: usize = 10;
 
 /// The effect of dependence on the information in a series.

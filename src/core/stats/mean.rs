@@ -1,6 +1,6 @@
 //! The long-run mean of a series in time order, by batch means.
 //!
-//! The series is cut into [`BATCHES`] runs; their means are nearly independent and nearly normal, so
+//! The series is divided into [`BATCHES`] runs; their means are nearly independent and nearly normal, so
 //! mean +- t s / sqrt(BATCHES) covers, with Student's t of BATCHES - 1 degrees (Law, *Simulation Modeling and
 //! Analysis*, 9.5). Fewer than two values per batch: each value is a batch of its own.
 //!

@@ -50,8 +50,8 @@ pub(crate) struct ResponseBody {
     news: Vec<Progress>,
     keep_alive: Option<(Duration, Pin<Box<Sleep>>)>,
     ended: bool,
-    /// The connection is cut as soon as the bytes sent so far have left.
-    cutting: bool,
+    /// The connection is closed as soon as the bytes sent so far have left.
+    breaking_off: bool,
 }
 
 impl ResponseBody {
@@ -76,7 +76,7 @@ impl ResponseBody {
             news: Vec::new(),
             keep_alive,
             ended: false,
-            cutting: false,
+            breaking_off: false,
         }
     }
 
@@ -144,9 +144,9 @@ impl ResponseBody {
     }
 }
 
-/// A connection that is cut by an injected fault.
+/// A connection that an injected fault breaks off.
 #[derive(Debug, thiserror::Error)]
-#[error("the simulated server cuts this stream")]
+#[error("the simulated server breaks off this stream")]
 pub(crate) struct Disconnect;
 
 impl Body for ResponseBody {
@@ -158,9 +158,9 @@ impl Body for ResponseBody {
             return Poll::Ready(None);
         }
         let this = &mut *self;
-        let cut_at = this.abort.shared.reset_after.load(Ordering::Relaxed);
-        if cut_at > 0 && this.choices.iter().any(|choice| choice.tokens() >= cut_at) {
-            if std::mem::replace(&mut this.cutting, true) {
+        let break_off_at = this.abort.shared.reset_after.load(Ordering::Relaxed);
+        if break_off_at > 0 && this.choices.iter().any(|choice| choice.tokens() >= break_off_at) {
+            if std::mem::replace(&mut this.breaking_off, true) {
                 return Poll::Ready(Some(Err(Disconnect)));
             }
             // hyper flushes its buffer when the body has nothing more to send at once.

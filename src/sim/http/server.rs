@@ -138,9 +138,9 @@ impl Handle {
         self.tasks.wait().await;
     }
 
-    /// Stops as after SIGKILL: connections are cut immediately.
+    /// Stops as after SIGKILL: connections are closed immediately.
     pub async fn kill(self) {
-        self.shared.cut.cancel();
+        self.shared.killed.cancel();
         self.shutdown().await;
     }
 }
@@ -167,13 +167,13 @@ async fn accept(listener: TcpListener, shared: Arc<ServerState>, tasks: TaskTrac
             tokio::pin!(connection);
             tokio::select! {
                 biased;
-                () = shared.cut.cancelled() => return,
+                () = shared.killed.cancelled() => return,
                 // A connection breaks by the client or by an injected fault; neither is an error here.
                 _ = connection.as_mut() => return,
                 () = shared.stop.cancelled() => {}
             }
             connection.as_mut().graceful_shutdown();
-            // A client that does not read the rest in time is cut off.
+            // A client that does not read the rest in time is disconnected.
             let _ = tokio::time::timeout(CLOSE_TIMEOUT, connection).await;
         });
     }

@@ -236,7 +236,7 @@ async fn a_dead_engine_fails_every_route() {
 }
 
 #[tokio::test]
-async fn faults_cut_streams_and_corrupt_bodies() {
+async fn faults_break_off_streams_and_corrupt_bodies() {
     let handle = server(|config| config.fault = Some(Fault::ResetMidstream(3))).await;
     let body = r#"{"prompt":"x","max_tokens":100,"ignore_eos":true,"stream":true}"#;
     let (_, _, text, ended) = receive(send(&handle, "POST", COMPLETION, body).await).await;
@@ -265,7 +265,7 @@ async fn an_idle_connection_is_closed_after_five_seconds() {
 }
 
 #[tokio::test]
-async fn a_shutdown_ends_streams_with_an_error_and_a_kill_cuts_them() {
+async fn a_shutdown_ends_streams_with_an_error_and_a_kill_breaks_them_off() {
     for kill in [false, true] {
         let handle = server(|_| {}).await;
         let body = r#"{"prompt":"x","max_tokens":8000,"ignore_eos":true,"stream":true}"#;

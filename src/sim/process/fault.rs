@@ -5,7 +5,7 @@
 //! | `hang` | no step runs any more; `/health` stays 200, streams stay open |
 //! | `die` | the engine is dead: streams end with an error event, `/health` says 503, the process ends 5 s later |
 //! | `stall=MS` | the next step takes MS longer (simulated time) |
-//! | `reset-midstream[=TOKENS]` | each stream is cut after that many tokens (default 8), without `[DONE]` |
+//! | `reset-midstream[=TOKENS]` | each stream breaks off after that many tokens (default 8), without `[DONE]` |
 //! | `garbage` | generating routes and `/metrics` return bytes that are neither JSON nor SSE nor Prometheus |
 //! | `oom[=SEQUENCES]` | the GPU runs out of memory as soon as more sequences run at once (default 32): the engine dies |
 //! | `slow-start[=SECONDS]` | the start takes that much longer, real time (default 60); at the start only |
@@ -14,7 +14,7 @@
 use std::str::FromStr;
 use std::time::Duration;
 
-/// Tokens after which `reset-midstream` cuts a stream.
+/// Tokens after which `reset-midstream` breaks off a stream.
 const RESET_AFTER: u32 = 8;
 
 /// Sequences that fit the memory with `oom`.
@@ -33,7 +33,7 @@ pub enum Fault {
     Die,
     /// The next step takes longer.
     Stall(Duration),
-    /// Streams are cut after this many tokens.
+    /// Streams break off after this many tokens.
     ResetMidstream(u32),
     /// Responses are garbage.
     Garbage,

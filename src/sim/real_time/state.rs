@@ -37,12 +37,12 @@ pub(crate) struct ServerState {
     /// When the server started, Unix seconds.
     pub(crate) started: f64,
     pub(crate) fingerprint: Arc<str>,
-    /// Tokens after which streams are cut; 0 means never.
+    /// Tokens after which a stream is broken off; 0 means never.
     pub(crate) reset_after: AtomicU32,
     pub(crate) dead: CancellationToken,
     pub(crate) stop: CancellationToken,
     /// Closes connections immediately, in the middle of a response if need be.
-    pub(crate) cut: CancellationToken,
+    pub(crate) killed: CancellationToken,
     /// Commands that the engine loop has not taken yet.
     pub(super) inbox: Mutex<Vec<Command>>,
     /// Signalled when a command is added to the inbox.
@@ -72,7 +72,7 @@ impl ServerState {
             reset_after: AtomicU32::new(0),
             dead: CancellationToken::new(),
             stop: CancellationToken::new(),
-            cut: CancellationToken::new(),
+            killed: CancellationToken::new(),
             inbox: Mutex::default(),
             arrived: Notify::new(),
         }

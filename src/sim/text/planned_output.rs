@@ -61,13 +61,13 @@ impl PlannedOutput {
         };
         let mut output = Self { texts: Arc::clone(texts), seed, forced: forced.into(), tokens, end, held_back };
         if !request.stop.is_empty() || !request.stop_token_ids.is_empty() {
-            output.cut(request);
+            output.end_at_stop(request);
         }
         output
     }
 
     /// Finds the first stop string or token and ends the output there.
-    fn cut(&mut self, request: &GenerateRequest) {
+    fn end_at_stop(&mut self, request: &GenerateRequest) {
         let mut text = String::new();
         for position in 0..self.tokens {
             let token = self.token(position);
