@@ -12,6 +12,7 @@ use std::time::Duration;
 use clap::Subcommand;
 use serde_json::Value;
 
+use super::admin_command::{exit_code, usage, with_client};
 use super::backend_list::{self, activity};
 use crate::admin::status::{BackendStatus, Status};
 use crate::admin::{AdminClient, AdminClientError, RESTART_TIMEOUT, encode, flag, query};
@@ -99,33 +100,12 @@ enum Failed {
 
 /// Runs the command.
 pub fn run(args: &BackendArgs) -> ExitCode {
-    let usage = |error: &dyn std::fmt::Display| {
-        eprintln!("{error}");
-        ExitCode::from(2)
-    };
     if let Command::Restart { set, .. } = &args.command
         && let Some(error) = set.iter().find_map(|set| flag(set).err())
     {
         return usage(&error);
     }
-    let client = match AdminClient::new(&args.admin, args.token.as_deref()) {
-        Ok(client) => client,
-        Err(error) => return usage(&error),
-    };
-    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
-        Ok(runtime) => runtime,
-        Err(error) => {
-            eprintln!("cannot start: {error}");
-            return ExitCode::FAILURE;
-        }
-    };
-    match runtime.block_on(act(&client, &args.command)) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error}");
-            ExitCode::FAILURE
-        }
-    }
+    with_client(&args.admin, args.token.as_deref(), async |client| exit_code(act(client, &args.command).await))
 }
 
 async fn act(client: &AdminClient, command: &Command) -> Result<(), Failed> {

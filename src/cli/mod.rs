@@ -3,6 +3,7 @@
 //! Each has a clap `Args` struct and a `run` that returns the exit code: 0 ok, 1 failed while running,
 //! 2 wrong usage (clap's own), 78 configuration error. Results go to stdout, everything else to stderr.
 
+mod admin_command;
 mod backend_list;
 pub mod backend;
 pub mod bench;
@@ -21,7 +22,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
 
-/// A gateway in front of vLLM that keeps the tail short.
+/// A gateway in front of vLLM that keeps tail latency low
 #[derive(Debug, Parser)]
 #[command(name = "sluice", version, about, max_term_width = 100)]
 pub struct Cli {
@@ -37,7 +38,7 @@ enum Command {
     Demo(demo::DemoArgs),
     /// Generate load and measure latency and throughput as a client
     Bench(Box<bench::BenchArgs>),
-    /// Try a configuration on simulated engines, faster than time
+    /// Try a configuration on simulated engines, faster than real time
     Lab(lab::LabArgs),
     /// Find the best settings of vLLM and of the gateway, on simulated engines or on real ones
     Tune(tune::TuneArgs),

@@ -12,6 +12,7 @@ use std::time::Duration;
 use comfy_table::presets::UTF8_HORIZONTAL_ONLY;
 use comfy_table::{Attribute, Cell, CellAlignment, Color, ContentArrangement, Table};
 
+use super::admin_command::with_client;
 use super::backend_list::activity;
 use crate::admin::status::{BackendStatus, PoolStatus, Status, Used};
 use crate::admin::{AdminClient, AdminClientError};
@@ -42,22 +43,10 @@ pub struct StatusArgs {
 
 /// Runs the command.
 pub fn run(args: &StatusArgs) -> ExitCode {
-    let client = match AdminClient::new(&args.admin, args.token.as_deref()) {
-        Ok(client) => client,
-        Err(error) => {
-            eprintln!("{error}");
-            return ExitCode::from(2);
-        }
-    };
-    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
-        Ok(runtime) => runtime,
-        Err(error) => {
-            eprintln!("cannot start: {error}");
-            return ExitCode::FAILURE;
-        }
-    };
-    runtime
-        .block_on(async { if args.watch { watch(&client, args.json).await } else { once(&client, args.json).await } })
+    with_client(&args.admin, args.token.as_deref(), async |client| match args.watch {
+        true => watch(client, args.json).await,
+        false => once(client, args.json).await,
+    })
 }
 
 async fn once(client: &AdminClient, json: bool) -> ExitCode {

@@ -13,13 +13,14 @@
 //!
 //! Rates divide by the duration of the whole run, ramp-up and drain included; `steady` computes rates without them. Goodput
 //! counts completed requests that met all their objectives. Latencies are those of completed requests only. For peaks,
-//! time is cut into seconds from the first send of a completed request. The peak of output tokens counts token *events*
+//! time is divided into seconds from the first send of a completed request. The peak of output tokens counts token *events*
 //! in a second. The peak of concurrent requests counts all requests in flight during any part of a second, so it can be
 //! higher than the requests in flight at any one time.
 //!
 //! Memory: 8 bytes for each value.
 
 use crate::result::record::{Outcome, Record, RunConfig, RunResult, Slo};
+use sluice_core::stats::percentile;
 
 /// The distribution of one measure, in seconds.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -79,17 +80,11 @@ impl Distribution {
 
     /// The percentile `p` in 0..=100; values outside are taken as the nearer end.
     pub fn percentile(&self, p: f64) -> f64 {
-        let Some(last) = self.sorted.len().checked_sub(1) else { return 0.0 };
-        let position = last as f64 * (p.clamp(0.0, 100.0) / 100.0);
-        let below = (position.floor() as usize).min(last);
-        let fraction = position - below as f64;
-        let low = self.sorted[below];
-        let high = self.sorted[(below + 1).min(last)];
-        if fraction < 0.5 { low + (high - low) * fraction } else { high - (high - low) * (1.0 - fraction) }
+        percentile(&self.sorted, p / 100.0)
     }
 }
 
-/// The numbers of a set of requests.
+/// The statistics of a set of requests.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Metrics {
     /// Seconds that rates divide by.
@@ -100,7 +95,7 @@ pub struct Metrics {
     pub completed: u64,
     /// Those that failed.
     pub failed: u64,
-    /// Those that the client left on purpose.
+    /// Those that the client abandoned on purpose.
     pub left: u64,
     /// Those in flight when the run was ended early.
     pub unfinished: u64,

@@ -11,6 +11,7 @@ use std::process::ExitCode;
 
 use clap::{Subcommand, ValueEnum};
 
+use super::admin_command::{exit_code, with_client};
 use crate::admin::{AdminClient, AdminClientError, encode};
 use crate::config;
 use crate::experiment::ExperimentReport;
@@ -95,27 +96,7 @@ enum Failed {
 
 /// Runs the command.
 pub fn run(args: &ExperimentArgs) -> ExitCode {
-    let client = match AdminClient::new(&args.admin, args.token.as_deref()) {
-        Ok(client) => client,
-        Err(error) => {
-            eprintln!("{error}");
-            return ExitCode::from(2);
-        }
-    };
-    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
-        Ok(runtime) => runtime,
-        Err(error) => {
-            eprintln!("cannot start: {error}");
-            return ExitCode::FAILURE;
-        }
-    };
-    match runtime.block_on(act(&client, &args.command)) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error}");
-            ExitCode::FAILURE
-        }
-    }
+    with_client(&args.admin, args.token.as_deref(), async |client| exit_code(act(client, &args.command).await))
 }
 
 async fn act(client: &AdminClient, command: &Command) -> Result<(), Failed> {
