@@ -28,13 +28,13 @@ pub struct Status {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct About {
-    /// Of the gateway's build.
+    /// The gateway's version.
     pub version: String,
-    /// Since it was started.
+    /// Time since the gateway was started.
     pub uptime_seconds: f64,
     /// The address of the client port.
     pub listen: String,
-    /// The file; absent when it was started by flags.
+    /// The configuration file; absent when the gateway was started with flags only.
     pub config: Option<String>,
     /// New requests are shed; running ones finish.
     pub shutting_down: bool,
@@ -70,9 +70,9 @@ pub struct PoolStatus {
 /// How much of a limit is used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Used {
-    /// Now.
+    /// How much is used now.
     pub used: u64,
-    /// At most; absent without a limit.
+    /// The limit; absent if there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<u64>,
 }

@@ -24,7 +24,7 @@ pub enum BenchError {
     /// More requests than one run may hold.
     #[error("this would send {0} requests, and the limit is {1}; shorten the run or lower the rate")]
     TooManyRequests(u64, u64),
-    /// A request due too late, with the limit; both in seconds from the start.
+    /// A request that would be due too long after the start: when, and the limit; both in seconds.
     #[error(
         "a request would be due {0:.3e} s after the start, and the limit is {1:.0e} s; raise the rate or the trace's speed"
     )]

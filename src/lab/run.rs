@@ -269,8 +269,8 @@ impl Simulation {
         }
     }
 
-    /// Moves experiments on, and probes as the gateway's prober does, without a network: an engine that runs answers, and a silent one that has
-    /// hung shows no progress.
+    /// Advances the ramps of experiments, and probes the engines as the gateway's prober does, without a network: a running
+    /// engine answers, and a hung one shows no progress.
     fn probe(&mut self, now: Duration) {
         let (admission, at) = (self.flow.admission(), self.start + now);
         self.learned.experiments.advance(Timestamp::UNIX_EPOCH + now);

@@ -1,10 +1,9 @@
 //! Connects the gateway to the simulated engines: [`Upstream`] without sockets.
 //!
 //! A response has the same bytes as that of `sluice sim`: one event for each token or for `--stream-interval` of them, then
-//! usage, then `[DONE]`. A request is looked up by its id, so its body need not be parsed again. The exceptions are
-//! `continuous_usage_stats`, which the gateway may have added: it is searched in the body; and the model, if there are
-//! experiments, whose arms may change it. Dropping an exchange aborts the
-//! request, as closing the connection does.
+//! usage, then `[DONE]`. A request is looked up by its id, so its body need not be parsed again, with two exceptions: the body
+//! is searched for `continuous_usage_stats`, which the gateway may have added, and, if there are experiments, for the model,
+//! which an arm may have changed. Dropping an exchange aborts the request, as closing the connection does.
 //!
 //! Not simulated: connections (each request has a new one, without delay), vLLM's own limits on waiting requests.
 

@@ -3,7 +3,7 @@
 //! An engine with N sequences at most and one with more behind a cap of N serve the same requests at once; the others wait, in the engine or in
 //! the gateway, and TTFT and E2EL include both waits. That is honest only if the engines are equal otherwise. vLLM captures CUDA
 //! graphs for steps of up to twice `max-num-seqs`, at most [`MOST_CAPTURED`] tokens: with 512 tokens in a step, an engine of 256
-//! sequences replays graphs where one of 128 does not, which made the simulated capacity 8.2 and 4.3 requests/s. So a limit is
+//! sequences replays graphs where one of 128 does not: their simulated capacities were 8.2 and 4.3 requests/s. So a limit is
 //! emulated only where both capture the same sizes: from 256 on, or where `max-cudagraph-capture-size` is given. The memory
 //! that is reserved still differs a little, so `tune.emulate = true` must ask for it, it is used in the search only, and the
 //! winner and the default are confirmed with their real flags.

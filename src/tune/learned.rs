@@ -10,9 +10,9 @@ use sluice_core::vllm::failure::{Diagnosis, FailureClass};
 use sluice_gateway::config::ArgValue;
 use sluice_lab::sweep::flag_of;
 
-/// The flag of which vLLM says the largest value.
+/// The flag whose largest possible value vLLM reports when it refuses to start.
 const LENGTH: &str = "max-model-len";
-/// More of it leaves more memory for the KV cache.
+/// The flag of which a larger value leaves more memory for the KV cache.
 const SHARE: &str = "gpu-memory-utilization";
 
 /// Why a setting would not start, as an earlier trial shows.

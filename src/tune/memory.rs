@@ -1,4 +1,4 @@
-//! The largest `gpu-memory-utilization` at which the engines start and live under the worst load, by bisection.
+//! The largest `gpu-memory-utilization` at which the engines start and survive the worst load, by bisection.
 //!
 //! An engine that starts with much memory may still run out of it when every sequence runs and every step is full: vLLM measures
 //! its memory with one kind of step only, and the allocator fragments. So each share is tried with the setting of the space that
@@ -58,13 +58,13 @@ impl Bisection {
         (low < self.failed).then(|| self.shares[at.max(low)])
     }
 
-    /// Records whether the engines lived with a share that was tried.
+    /// Records whether the engines survived with a share that was tried.
     pub(crate) fn record(&mut self, share: f64, lived: bool) {
         let Some(at) = self.shares.iter().position(|other| *other == share) else { return };
         if lived { self.held = Some(at) } else { self.failed = at }
     }
 
-    /// The largest share with which they lived.
+    /// The largest share with which they survived.
     pub(crate) fn found(&self) -> Option<f64> {
         self.held.map(|held| self.shares[held])
     }

@@ -12,19 +12,19 @@ use sluice_core::stats::Estimate;
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Effort {
-    /// Against the best so far, and only as long as it may be better. `None`: there is none yet.
+    /// Compared with the value of the best so far, and ended once it cannot be better. `None`: there is no best yet.
     Race(Option<f64>),
-    /// This share of the usual number of requests or runs, without a comparison.
+    /// With this share of the usual number of requests or runs, without a comparison.
     Rung(f64),
-    /// With loads of its own, and proven.
+    /// With loads that no earlier trial had, and verified: what the report states.
     Confirm,
     /// Roughly and by simulation alone, before any engine starts.
     Predict,
     /// As vLLM's `auto_tune.sh` does.
     Script,
-    /// Whether it starts.
+    /// Started only, to see whether it starts.
     Start,
-    /// Whether it starts and lives under the worst load.
+    /// Started and put under the worst load, to see whether it survives.
     Stress,
 }
 
@@ -60,7 +60,7 @@ pub struct Certified {
     pub rate: f64,
     /// Share of the requests of the worst class and adapter that met their objectives, over all proofs.
     pub attainment: Range,
-    /// Proofs.
+    /// Proofs that were run.
     pub proofs: usize,
     /// Requests that counted in them.
     pub requests: usize,

@@ -88,7 +88,7 @@ pub struct Report {
     pub settings: usize,
     /// The confirmation of the winner. `None`: no setting meets the goal.
     pub winner: Option<Trial>,
-    /// The confirmation of the default, unless the winner is the default, or the default meets nothing.
+    /// The confirmation of the default; `None` if the winner is the default, or the default does not meet the goal.
     pub default: Option<Trial>,
     /// The winner against the default.
     pub comparison: Option<Comparison>,
@@ -111,13 +111,13 @@ struct Confirmed {
 /// What happens in a tuning.
 #[derive(Debug)]
 pub enum Progress<'a> {
-    /// A setting was predicted: how many of how many.
+    /// A setting was predicted: how many are done, and how many there are.
     Predicted(usize, usize),
     /// A trial begins: its setting and effort.
     Begins(&'a Setting, Effort),
     /// A load of the search for its rate has ended.
     Load(&'a TrialReport),
-    /// It has ended; the best so far.
+    /// The trial has ended; with it the best so far.
     Ended(&'a Trial, Option<&'a Trial>),
 }
 

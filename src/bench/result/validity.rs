@@ -1,24 +1,24 @@
 //! Warnings about the validity of a run: whether its load was delivered, and whether the client was the limit.
 //!
-//! When the load generator cannot keep up, latencies are its own and not the server's. So a result has the delivered share
-//! of the load, the lag of the client and its CPU time. A warning is given when less than [`DELIVERED`] of the rate was
-//! sent, the P99 of requests' lag is above [`LATE`], the P99 of timers' lag is above [`TICK`], or the CPU time is above
-//! [`CPU`] of the machine. Numbers are not corrected.
+//! When the load generator cannot keep up, it measures its own delays and not the server's. So a result has the delivered
+//! share of the load, the lag of the client and its CPU time. There is a warning when less than [`MIN_DELIVERED`] of the rate
+//! was sent, requests were sent later than [`MAX_REQUEST_LAG`] (P99), timers fired later than [`MAX_TIMER_LAG`] (P99), or the
+//! client used more than [`MAX_CPU`] of the machine. Results are reported as measured, not corrected.
 
 use crate::result::metrics::Distribution;
 use crate::result::record::{Outcome, Record, RunResult};
 use crate::result::steady;
 
-/// Share of the configured rate that must have been sent.
-pub const DELIVERED: f64 = 0.98;
-/// Lag of requests at their P99 that is too much, seconds.
-pub const LATE: f64 = 0.005;
-/// Lag of timers at their P99 that is too much, seconds.
-pub const TICK: f64 = 0.005;
-/// Share of the machine's CPU time that is too much for a client.
-pub const CPU: f64 = 0.85;
-/// Fewest completed requests for a P99.
-const FEW: u64 = 100;
+/// Below this share of the scheduled rate there is a warning.
+pub const MIN_DELIVERED: f64 = 0.98;
+/// Above this P99 lag of requests there is a warning, seconds.
+pub const MAX_REQUEST_LAG: f64 = 0.005;
+/// Above this P99 lag of timers there is a warning, seconds.
+pub const MAX_TIMER_LAG: f64 = 0.005;
+/// Above this share of the machine's CPU time there is a warning.
+pub const MAX_CPU: f64 = 0.85;
+/// Below this number of completed requests there is a warning about P99.
+const MIN_FOR_P99: u64 = 100;
 
 /// Configured and delivered load of an open loop.
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -59,8 +59,8 @@ pub fn warnings(result: &RunResult) -> Vec<String> {
         ));
     }
     let queued = Distribution::of(result.requests.iter().map(|record| record.queued).collect());
-    let limited = result.config.request_rate.is_some() && queued.percentile(99.0) > LATE;
-    if let Some(delivered) = Delivered::of(result).filter(|delivered| delivered.share() < DELIVERED) {
+    let limited = result.config.request_rate.is_some() && queued.percentile(99.0) > MAX_REQUEST_LAG;
+    if let Some(delivered) = Delivered::of(result).filter(|delivered| delivered.share() < MIN_DELIVERED) {
         let why = match limited {
             true => "--max-concurrency held requests back",
             false => "this client could not send them in time; use a faster machine or several clients",
@@ -77,21 +77,21 @@ pub fn warnings(result: &RunResult) -> Vec<String> {
         ));
     }
     let lag = Distribution::of(result.requests.iter().map(Record::lag).collect());
-    if lag.percentile(99.0) > LATE {
+    if lag.percentile(99.0) > MAX_REQUEST_LAG {
         warnings.push(format!(
             "this client was the bottleneck: requests were sent {:.1} ms late (P99)",
             lag.percentile(99.0) * 1e3
         ));
     }
     let client = &result.client;
-    if client.lag_p99 > TICK {
+    if client.lag_p99 > MAX_TIMER_LAG {
         warnings.push(format!(
             "this machine was busy: timers were {:.1} ms late (P99), and every latency may be too long by as much",
             client.lag_p99 * 1e3
         ));
     }
     let share = client.cpu_seconds / (result.duration * f64::from(client.cores.max(1)));
-    if result.duration > 1.0 && share > CPU {
+    if result.duration > 1.0 && share > MAX_CPU {
         warnings.push(format!("this process used {:.0} % of the machine's CPU", share * 100.0));
     }
     if let Some((first, last)) = steady::growth(result) {
@@ -109,8 +109,8 @@ fn few(result: &RunResult, warnings: &mut Vec<String>) {
     let completed = result.requests.iter().filter(|record| record.is_completed()).count() as u64;
     if completed == 0 && !result.requests.is_empty() {
         warnings.push("no request got a complete response: there are no latencies".to_owned());
-    } else if completed < FEW && completed > 0 {
-        warnings.push(format!("the P99 of {completed} requests is close to their maximum; send {FEW} or more"));
+    } else if completed < MIN_FOR_P99 && completed > 0 {
+        warnings.push(format!("the P99 of {completed} requests is close to their maximum; send {MIN_FOR_P99} or more"));
     }
 }
 
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_that_the_client_cannot_deliver_is_said() {
+    fn a_rate_that_the_client_cannot_deliver_is_reported() {
         let warnings = warnings(&run(0.25, 0.0));
         assert!(warnings[0].starts_with("the load was not delivered: 80.00 of 100.00"), "{warnings:?}");
         assert!(warnings[0].contains("use a faster machine"));
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_busy_machine_and_few_requests_are_said() {
+    fn a_busy_machine_and_few_requests_are_reported() {
         let client = ClientHealth { lag_p99: 0.02, cpu_seconds: 19.0, cores: 2, ..ClientHealth::default() };
         let mut result = RunResult { client, ..run(0.0, 0.0) };
         let said = warnings(&result);

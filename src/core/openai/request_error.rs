@@ -5,7 +5,7 @@
 
 use super::scan::ScanError;
 
-/// Why a body is refused with status 400. The fault is downstream's.
+/// Why a body is refused with status 400. The client is at fault.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
     /// Not UTF-8.

@@ -1,8 +1,8 @@
 //! A command line of vLLM as flags and values.
 //!
-//! The table of vLLM's flags says how many values a flag takes and what `-tp` and similar forms are short for; what is left
-//! is the positional model. A flag that is not in the table takes the next word, unless that is a flag too. A negative
-//! number is a value.
+//! The table of vLLM's flags says how many values a flag takes and what `-tp` and similar forms are short for. The first word
+//! that belongs to no flag is the model. A flag that is not in the table takes the next word as its value, unless that word
+//! is a flag. A negative number is a value.
 
 use std::collections::BTreeMap;
 

@@ -100,9 +100,9 @@ table! {
 table! {
     /// Retries of requests.
     pub struct Retry {
-        /// Attempts per request, the first included; 1 means no retry. No request is delivered to engines more often. A retry
-        /// happens only before the first byte of the response, and goes to another backend if there is one; after an idle
-        /// connection that the backend had closed, to the same one.
+        /// Attempts per request, the first included; 1 means no retry. A retry happens only before the first byte of the
+        /// response. It goes to another backend if there is one, but to the same backend if that had only closed an idle
+        /// connection.
         pub attempts: u32 = default("2").within("1", "8");
     }
 }
@@ -146,8 +146,8 @@ table! {
         pub ejection_base: Duration = duration("5s");
         /// Longest time out of rotation.
         pub ejection_max: Duration = duration("60s");
-        /// A backend with running requests that sends nothing for this long but the heads of streams, which vLLM sends before
-        /// its engine has begun, is treated as stuck, whatever its probe says.
+        /// A backend with running requests from which nothing arrives for this long is treated as stuck, whatever its probe
+        /// says. Heads of streams do not count: vLLM sends them before its engine has begun.
         pub stall: Duration = duration("30s");
     }
 }

@@ -1,8 +1,8 @@
 //! Which arm a request is in, if any.
 //!
 //! [`Experiments`] lives as long as the gateway and keeps the state of each experiment by name; [`ExperimentSet`] belongs to
-//! one routing table. When a reload changes what an experiment is (its arms, weights, salt, what is sticky), it is another
-//! one of the same name and begins anew; the ramp, keys and parts of the layer may change without that.
+//! one routing table. When a reload changes the identity of an experiment (its arms, weights, salt, what is sticky), it is another
+//! one of the same name and starts from zero; the ramp, keys and parts of the layer may change without that.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -49,7 +49,7 @@ pub struct Saved {
 #[derive(Clone, Debug, Default)]
 pub struct ExperimentSet(Vec<Experiment>);
 
-/// What is asked about one request.
+/// The facts about a request that decide whether it takes part.
 pub struct Subject<'a> {
     /// The model that it is for.
     pub model: ModelId,
@@ -69,7 +69,7 @@ pub struct Assigned {
     unit: Unit,
     /// Whether it is measured; not after an arm was promoted.
     measured: bool,
-    /// The arm could not serve the request, which was then served as without the experiment.
+    /// The arm could not serve the request, so it was served as if there were no experiment.
     pub fell_back: bool,
 }
 

@@ -9,10 +9,10 @@
 //! - *How many times as slow*: within each length class the difference of the means of logarithms, averaged over the classes
 //!   with the share of both arms' requests in each (post-stratification), so that unequal mixes do not decide. Its variance is
 //!   that of the sum over groups of their parts in it (linearization).
-//! - *How many times as many*: of the failures of both arms a share would be in the second arm that is its share of the
+//! - *How many times as many*: if the arms do not differ, the second arm has the same share of the failures as of the
 //!   requests. Exact for rare events, and without a model of how often they happen. If failures of one unit come
 //!   together, they count less, by the design effect between groups.
-//! - *The mix*: the share of requests in each arm against what was configured (sample ratio mismatch), likewise.
+//! - *The mix*: the share of requests in each arm against the configured share (sample ratio mismatch), by the same test.
 
 use sluice_core::stats::{Estimate, always_valid};
 
@@ -27,9 +27,9 @@ const VALUES_MIN: f64 = 100.0;
 /// The second arm over the first, minus 1, with the variance of its logarithm.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Ratio {
-    /// Unbounded where there is too little.
+    /// The change. Unbounded while there are too few values.
     pub change: Estimate,
-    /// Of the logarithm.
+    /// Variance of the logarithm of the ratio.
     pub variance: f64,
     /// Degrees of freedom of the variance.
     pub freedom: f64,
@@ -44,7 +44,7 @@ pub struct Pair<'a> {
     pub arm: &'a ArmLedger,
     /// Whether a unit may have several requests, which may have something in common.
     pub clustered: bool,
-    /// Of every interval, by itself and at all times.
+    /// Confidence of each single interval, at all times.
     pub confidence: f64,
 }
 
@@ -55,12 +55,12 @@ impl Pair<'_> {
         ratio(control, arm, effect, self.confidence)
     }
 
-    /// Failures.
+    /// How often requests fail.
     pub fn failures(&self) -> Rates {
         self.rates((&self.control.failed, &self.control.ended), (&self.arm.failed, &self.arm.ended))
     }
 
-    /// Missed objectives.
+    /// How often requests miss their objectives.
     pub fn misses(&self) -> Rates {
         self.rates((&self.control.missed, &self.control.judged), (&self.arm.missed, &self.arm.judged))
     }
@@ -72,7 +72,7 @@ impl Pair<'_> {
         always_valid::share(other / effect, (one + other) / effect, self.confidence)
     }
 
-    /// Of the requests that are judged, those with the event, in control and arm.
+    /// How often an event happens. For control and arm: requests with the event, and all that could have it.
     fn rates(&self, control: (&Counts, &Counts), arm: (&Counts, &Counts)) -> Rates {
         let [(events, all), (arm_events, arm_all)] = [control, arm].map(|(events, all)| (events.total(), all.total()));
         let expected = arm_all / (all + arm_all);

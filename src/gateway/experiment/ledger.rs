@@ -57,7 +57,7 @@ impl Quantity {
     /// Those that decide which arm is better.
     pub const JUDGED: [Self; 3] = [Self::Ttft, Self::Tpot, Self::E2el];
 
-    /// What it is called.
+    /// Its name.
     pub fn label(self) -> &'static str {
         match self {
             Self::Ttft => "TTFT",
@@ -75,7 +75,7 @@ impl Quantity {
 /// How a request ended, as far as its arm is concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// Complete.
+    /// It got its complete response.
     Completed,
     /// The arm failed: an error, a timeout, no capacity, or it could not serve the request at all.
     Failed,
@@ -96,7 +96,7 @@ pub struct Observation {
     pub ending: Ending,
     /// Whether it missed an objective; `None` without objectives.
     pub missed: Option<bool>,
-    /// Another than its arm served it.
+    /// Its arm could not serve it; it was served as if there were no experiment.
     pub fell_back: bool,
 }
 
@@ -114,7 +114,7 @@ pub(super) struct Cell(pub(super) f64, pub(super) f64);
 /// One quantity of one arm in one length class.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Sums {
-    /// By group.
+    /// One cell for each group.
     pub(super) cells: Vec<Cell>,
     /// Sum of squares of logarithms.
     pub(super) squares: f64,
@@ -150,7 +150,7 @@ impl ByClass {
         self.0.iter().map(|sums| sums.total.0).sum()
     }
 
-    /// The value below which a share `rank` of all values is, to a bin. `None` without values.
+    /// The quantile `rank` (0 to 1), to the width of a bin. `None` without values.
     pub(super) fn value_at(&self, rank: f64) -> Option<f64> {
         let count = self.count();
         let wanted = rank.clamp(0.0, 1.0) * count;
@@ -193,7 +193,7 @@ pub struct ArmLedger {
     pub(super) judged: Counts,
     /// Those that missed one.
     pub(super) missed: Counts,
-    /// Those that were served without it.
+    /// Those that it could not serve.
     pub(super) fell_back: f64,
 }
 
@@ -237,7 +237,7 @@ impl ArmLedger {
         (self.missed.total() as u64, self.judged.total() as u64)
     }
 
-    /// Requests that another than it served.
+    /// Requests that it could not serve.
     pub fn fell_back(&self) -> u64 {
         self.fell_back as u64
     }

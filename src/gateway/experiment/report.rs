@@ -34,7 +34,7 @@ pub struct ExperimentReport {
     pub phase: String,
     /// The arm that was promoted.
     pub promoted: Option<String>,
-    /// Why it is doing that, if an operator did not ask for it.
+    /// Why it is in that state, unless an operator put it there.
     pub why: Option<String>,
     /// What stays in one arm.
     pub sticky: String,
@@ -42,7 +42,7 @@ pub struct ExperimentReport {
     pub exposure: f64,
     /// When it was first started, RFC 3339.
     pub since: Option<String>,
-    /// How sure all verdicts together are.
+    /// Confidence of all verdicts together.
     pub confidence: f64,
     /// Changes up to this share are too small to matter.
     pub min_effect: f64,
@@ -82,7 +82,7 @@ pub struct ArmReport {
 /// One quantity of one arm.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct QuantityReport {
-    /// Which.
+    /// The quantity.
     pub quantity: Quantity,
     /// Values.
     pub count: u64,
@@ -99,9 +99,9 @@ pub struct QuantityReport {
 pub struct ComparisonReport {
     /// The arm.
     pub arm: String,
-    /// What follows now.
+    /// The conclusion now.
     pub conclusion: Conclusion,
-    /// In words.
+    /// The same as a sentence for the operator.
     pub sentence: String,
     /// The first conclusion, which stands.
     pub decided: Option<Decision>,
@@ -111,22 +111,22 @@ pub struct ComparisonReport {
     pub failures: RateReport,
     /// Missed objectives.
     pub misses: RateReport,
-    /// Share of both arms' requests that is in the arm, where it is for sure not what was configured.
+    /// Share of both arms' requests that is in the arm; absent unless it certainly differs from the configured share.
     pub mismatch: Option<Range>,
 }
 
 /// A quantity of an arm over that of the control, minus 1.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ChangeReport {
-    /// Which.
+    /// The quantity.
     pub quantity: Quantity,
     /// The change of the geometric mean at equal lengths of prompts.
     pub change: Option<Range>,
-    /// What follows for it, if it is judged.
+    /// The conclusion about it, if it is judged.
     pub conclusion: Option<Conclusion>,
-    /// Values in the arm with fewer.
+    /// Values so far, in the arm that has fewer.
     pub used: u64,
-    /// How many of them tell a change of `min_effect`, as far as can be seen.
+    /// Estimate of how many values are needed to detect a change of `min_effect`.
     pub planned: Option<u64>,
 }
 
@@ -139,7 +139,7 @@ pub struct RateReport {
     pub arm: f64,
     /// How many times as often as in the control.
     pub times: Option<Range>,
-    /// More often than in the control for sure.
+    /// Whether it certainly happens more often than in the control.
     pub worse: bool,
 }
 

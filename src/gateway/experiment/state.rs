@@ -16,7 +16,7 @@ use super::ledger::{ArmLedger, Observation, Quantity};
 use super::plan::ExperimentPlan;
 use super::verdict::{self, Comparison, Conclusion};
 
-/// Moments that are kept of the confidence sequences; when there are more, every second one is dropped.
+/// How many [`Moment`]s are kept; when there are more, every second one is dropped.
 pub const HISTORY: usize = 256;
 
 /// What an experiment is doing.
@@ -33,7 +33,7 @@ pub enum Phase {
 }
 
 impl Phase {
-    /// In a word.
+    /// Its name in the admin API.
     pub fn label(self) -> &'static str {
         match self {
             Self::Running => "running",
@@ -46,9 +46,9 @@ impl Phase {
 /// What was concluded about an arm, and when.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Decision {
-    /// What.
+    /// The conclusion.
     pub conclusion: Conclusion,
-    /// In words.
+    /// The same as a sentence for the operator.
     pub sentence: String,
     /// When, milliseconds since 1970.
     pub at: i64,
@@ -61,15 +61,15 @@ pub struct Decision {
 pub struct Moment {
     /// When, milliseconds since 1970.
     pub at: i64,
-    /// Value, lower and upper end of the change of each quantity that is judged, of each arm but the control; absent where it is
-    /// not bounded.
+    /// For each arm but the control, and each quantity that is judged: the change and its lower and upper bound; absent where
+    /// it is not bounded.
     pub changes: Vec<[Option<[f64; 3]>; Quantity::JUDGED.len()]>,
 }
 
 /// What an experiment has measured and concluded.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Progress {
-    /// Of each arm.
+    /// The measurements of each arm.
     pub arms: Vec<ArmLedger>,
     /// Why each arm was stopped.
     pub stops: Vec<Option<String>>,
@@ -79,7 +79,7 @@ pub struct Progress {
     pub history: Vec<Moment>,
     /// When it was first started, milliseconds since 1970.
     pub since: Option<i64>,
-    /// Why it is doing what it does, if that was not asked for.
+    /// Why it is in its phase, unless an operator put it there.
     pub why: Option<String>,
 }
 
@@ -168,7 +168,7 @@ impl ExperimentState {
         self.progress.lock().clone()
     }
 
-    /// When it was first started; `now` if that was never.
+    /// When it was first started; `now` if it never was.
     pub fn since(&self, now: Timestamp) -> Timestamp {
         let since = *self.progress.lock().since.get_or_insert(now.as_millisecond());
         Timestamp::from_millisecond(since).unwrap_or(now)
@@ -201,7 +201,7 @@ impl ExperimentState {
         }
     }
 
-    /// Looks at what was measured: notes conclusions and the confidence sequences, and promotes an arm if that is wanted.
+    /// Judges what was measured: records conclusions and confidence sequences, and promotes an arm if that is configured.
     pub fn review(&self, plan: &ExperimentPlan, now: Timestamp) -> Vec<Comparison> {
         let mut progress = self.progress.lock();
         let comparisons = verdict::compare(plan, &progress.arms);
@@ -231,7 +231,7 @@ impl ExperimentState {
 }
 
 impl Progress {
-    /// Keeps a moment, unless the last one is too near for how much time there is to show.
+    /// Adds a [`Moment`], unless the last one is too recent for the spacing of the history.
     fn note(&mut self, moment: Moment) {
         let span = |history: &[Moment]| Some(history.last()?.at - history.first()?.at);
         let near = span(&self.history).unwrap_or_default() * 2 / HISTORY as i64;

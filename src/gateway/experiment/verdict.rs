@@ -6,13 +6,13 @@
 //!
 //! | verdict | when |
 //! |---|---|
-//! | worse | something is worse: a latency for sure and not within the minimum effect, or failures or misses for sure |
-//! | better | otherwise, a latency is better for sure |
-//! | no difference within x % | otherwise, every latency is within the minimum effect for sure |
+//! | worse | a latency is certainly worse and not within the minimum effect, or there are certainly more failures or misses |
+//! | better | otherwise, a latency is certainly better |
+//! | no difference within x % | otherwise, every latency is certainly within the minimum effect |
 //! | not yet | anything else |
 //!
-//! The mix of requests is checked at a level of its own ([`MISMATCH`]): when it is wrong, what was measured is not to be
-//! trusted, whatever it says.
+//! The mix of requests is checked with a confidence of its own ([`MISMATCH`]): when it is wrong, no measurement of the
+//! experiment can be trusted.
 
 use serde::{Deserialize, Serialize};
 
@@ -27,9 +27,9 @@ use sluice_core::stats::{Change, Estimate, Sense, Verdict, always_valid};
 const FAILURES_PART: f64 = 0.4;
 /// The part for each other comparison.
 const OTHERS_PART: f64 = (1.0 - FAILURES_PART) / (Quantity::JUDGED.len() + 1) as f64;
-/// How sure it must be that the mix is wrong: it is checked in every experiment, and a wrong alarm costs trust.
+/// Confidence with which the mix must be wrong: it is checked in every experiment, and a false alarm costs trust.
 const MISMATCH: f64 = 0.999;
-/// A multiple of the minimum effect that is found soonest.
+/// The effect that is detected soonest, as a multiple of the minimum effect.
 const SOONEST: f64 = 2.0;
 
 /// The conclusion about an arm.
@@ -65,11 +65,11 @@ pub struct Finding {
     pub quantity: Quantity,
     /// The arm over the control, minus 1.
     pub ratio: Ratio,
-    /// What follows for it; `None` for a quantity that is only shown.
+    /// The conclusion about it; `None` for a quantity that is only shown.
     pub conclusion: Option<Conclusion>,
-    /// Values in the arm with fewer, so far.
+    /// Values so far, in the arm that has fewer.
     pub used: u64,
-    /// How many of them will tell a change of the minimum effect, as far as can be seen.
+    /// Estimate of how many values are needed to detect a change of the minimum effect.
     pub planned: Option<u64>,
 }
 
@@ -78,13 +78,13 @@ pub struct Finding {
 pub struct Comparison {
     /// Position of the arm.
     pub arm: usize,
-    /// What follows.
+    /// The conclusion about the arm.
     pub conclusion: Conclusion,
     /// Every quantity, in the order of [`Quantity::ALL`].
     pub findings: Vec<Finding>,
-    /// Failures, and whether they are more for sure.
+    /// Failures, and whether there are certainly more than in the control.
     pub failures: (Rates, bool),
-    /// Missed objectives, and whether they are more for sure.
+    /// Missed objectives, and whether there are certainly more than in the control.
     pub misses: (Rates, bool),
     /// Share of both arms' requests in the arm, where that is not as configured.
     pub mismatch: Option<Estimate>,

@@ -7,10 +7,10 @@
 //! Limits on concurrency, counted from admission to the end of the response: requests (`in_flight`), sequences (`sequences`:
 //! prompts times `n`) and tokens (`tokens`: estimated prompt and expected output, as on a backend).
 //!
-//! Limits on rate use the generic cell rate algorithm (ITU-T I.371). A request is due `60 s / rate` after the one before it,
-//! and its due time may be ahead of the clock by at most [`BURST`]. For tokens the distance is that of all tokens of a request,
-//! and the tokens of a whole minute may be used at once. The algorithm is exact and needs one timestamp per key and rate, and
-//! no timer.
+//! Limits on rate use the generic cell rate algorithm (ITU-T I.371). Each request moves the key's due time on by `60 s / rate`,
+//! and is refused if the due time would then be more than [`BURST`] ahead of the clock. For a limit on tokens, a request moves
+//! the due time on by `60 s / rate` for each of its tokens, and the tokens of a whole minute may be used at once. The
+//! algorithm is exact and needs one timestamp per key and rate, and no timer.
 //!
 //! Bounds: the side table holds at most `MAX_KEYS` digests, those of the configuration.
 
@@ -76,9 +76,9 @@ pub struct KeyLimitExceeded {
 /// Why a request exceeds the limits of its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyNeedError {
-    /// Together with the other requests of the key.
+    /// Its need, together with that of the other requests of the key, is above a limit.
     Exceeded(KeyLimitExceeded),
-    /// On its own, even if no other request is running.
+    /// Its need alone is above a limit, even if no other request is running.
     TooLarge(TooLarge),
 }
 

@@ -63,7 +63,7 @@ impl ErrorBody {
         format!("{{\"error\":{{\"message\":{message},\"type\":{kind},\"param\":{param},\"code\":{}}}}}", self.status)
     }
 
-    /// The object as an event of a stream that has begun, with the end of the stream.
+    /// The object as an event of a stream that has begun, followed by `[DONE]`.
     pub(crate) fn event(&self) -> String {
         let param = json!(self.param);
         let (message, kind) = (json!(self.message), json!(self.kind));

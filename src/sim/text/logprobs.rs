@@ -27,7 +27,7 @@ fn bytes(text: &str) -> String {
     format!("[{}]", list.join(","))
 }
 
-/// The drawn token at a position and its alternatives, `alternatives` in all (at least the drawn token).
+/// The token drawn at a position, then other likely tokens by rank: `alternatives` tokens together, at least one.
 fn ranked(output: &PlannedOutput, position: u32, alternatives: u32) -> Vec<u32> {
     let mut tokens = vec![output.token(position)];
     let mut rank = 1;
@@ -70,7 +70,7 @@ struct Row {
 }
 
 /// Log probabilities of a completion: four parallel lists. `echoed` are prompt tokens before the output, `offset` is where
-/// the text begins. Returns also where it ends.
+/// the text begins, in characters. Returns the JSON and the offset at which the text ends.
 pub(crate) fn completion(
     output: &PlannedOutput,
     positions: std::ops::Range<u32>,
@@ -114,7 +114,7 @@ pub(crate) fn completion(
     (text, at)
 }
 
-/// Log probabilities of a prompt: null for the first token, then `{"id":{"logprob":..,"rank":..,"decoded_token":..}}` for each.
+/// Log probabilities of a prompt: `null` for the first token, then `{"id":{"logprob":..,"rank":..,"decoded_token":..}}` for each.
 pub(crate) fn prompt(vocabulary: &Vocabulary, ids: &[u32], alternatives: u32) -> String {
     let entry = |id: u32, rank: u32| {
         let text = quoted(&vocabulary.piece(id));
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prompts_first_token_has_none() {
+    fn the_first_token_of_a_prompt_has_no_log_probability() {
         let vocabulary = Vocabulary::made_up();
         let rows: Value = serde_json::from_str(&prompt(&vocabulary, &[5, 6, 7], 1)).unwrap();
         assert!(rows[0].is_null() && rows[1]["6"]["rank"] == 2 && rows.as_array().unwrap().len() == 3);

@@ -6,7 +6,7 @@
 //! idle connection if there is one.
 //!
 //! Beside them [`READERS`] clients each read one long stream after the other, so that every engine decodes at every moment.
-//! Without these readers most faults of the run without attackers would hit an idle engine and cut no stream, so the failures
+//! Without these readers most faults of the run without attackers would hit an idle engine and break off no stream, so the failures
 //! of the two runs could not be compared. Their TTFT is not counted.
 //!
 //! A response is *right* (complete and its own), *failed* (an error status with a JSON error, or an error event or a broken
@@ -43,7 +43,7 @@ const KEPT: usize = 1 << 20;
 /// Wrong responses that are kept for the message.
 const WRONG_KEPT: usize = 8;
 
-/// What the honest clients saw.
+/// What the honest clients received.
 #[derive(Default)]
 pub(super) struct Honest {
     pub(super) sent: u64,
@@ -56,7 +56,7 @@ pub(super) struct Honest {
     pub(super) wrong: Vec<String>,
     /// Right short streams: when they were sent, and the time to their first token.
     ttfts: Vec<(Instant, Duration)>,
-    /// What their thread did.
+    /// Scheduling of the thread that runs them.
     pub(super) threads: Threads,
 }
 

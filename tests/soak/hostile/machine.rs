@@ -12,13 +12,13 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 
-/// If a smaller share of the cores' time is idle, the machine counts as full.
+/// Below this idle share of the cores' time the machine counts as full.
 const IDLE: f64 = 0.25;
-/// Mean time from ready until on a core of the gateway's threads, the engines', and the honest clients', above which the
+/// Mean scheduling delay of the threads of the gateway, the engines or the honest clients, above which the
 /// machine counts as full: the TTFT that is compared is hundreds of times as long.
 const WAIT: Duration = Duration::from_micros(100);
 
-/// What threads did, since they started or between two moments.
+/// How threads were scheduled, since they started or between two moments.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Threads {
     /// Nanoseconds on a core.

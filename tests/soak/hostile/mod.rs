@@ -8,10 +8,10 @@
 //! What must hold with attackers:
 //! 1. no honest client reads a wrong response: bytes of another request, a stream that ends without an error although
 //!    something is missing, or a status that nothing explains
-//! 2. hardly more honest requests are shed than without attackers ([`MORE`]); in a run of [`MEASURED`] or longer, hardly
-//!    more fail (in a short one, chance decides how many streams a fault cuts)
+//! 2. hardly more honest requests are shed than without attackers ([`MAX_EXTRA`]); in a run of [`FULL_LENGTH`] or longer, hardly
+//!    more fail (in a short one, chance decides how many streams a fault breaks off)
 //! 3. when all clients have gone every gauge of the gateway is 0, engines run nothing, and descriptors are back
-//! 4. in a run of [`MEASURED`] or longer: resident memory stays below [`MEMORY_BOUND`] at every moment, and P99 TTFT of
+//! 4. in a run of [`FULL_LENGTH`] or longer: resident memory stays below [`MEMORY_BOUND`] at every moment, and P99 TTFT of
 //!    honest streams is at most [`TTFT_RATIO`] times that of the run without attackers, both over all streams and over those
 //!    during which no engine misbehaved
 //!
@@ -48,20 +48,20 @@ use machine::{Load, Watch};
 
 /// Default length of each of the two runs.
 const SECONDS: u64 = 5;
-/// From this length on the tail is compared.
-const MEASURED: Duration = Duration::from_secs(300);
+/// From this length on, failures, memory and the tail are judged; shorter runs only print them.
+const FULL_LENGTH: Duration = Duration::from_secs(300);
 /// Time for everything beside the two runs.
 const OVERHEAD: Duration = Duration::from_secs(120);
 /// P99 TTFT with attackers, relative to that without.
 const TTFT_RATIO: f64 = 1.5;
 /// Share of honest requests that may fail or be shed beyond those of the run without attackers.
-const MORE: f64 = 0.005;
+const MAX_EXTRA: f64 = 0.005;
 /// Bytes of request bodies that the gateway may buffer, as configured.
 const BUFFERED: u64 = 64 << 20;
 /// Connections that one address may have, as configured: fewer than the attackers that hold theirs for seconds (304).
 const PER_ADDRESS: u64 = 288;
 /// Bounds that the attackers must reach: reasons of `sluice_shed_total` that must not be 0.
-const REACHED: [&str; 2] = ["body_memory_full", "too_many_connections"];
+const LIMITS_REACHED: [&str; 2] = ["body_memory_full", "too_many_connections"];
 /// Resident memory at any moment: what it starts with and learns (64 MiB), the buffered bodies twice (received and
 /// rewritten), and 64 KiB for each of [`attackers::CONNECTIONS`].
 const MEMORY_BOUND: u64 = (64 << 20) + 2 * BUFFERED + attackers::CONNECTIONS * (64 << 10);
@@ -124,7 +124,7 @@ struct Outcome {
     /// When engines misbehaved.
     faults: Vec<(Instant, Instant)>,
     attacks: Vec<(&'static str, u64)>,
-    /// Requests refused for each of [`REACHED`].
+    /// Requests refused for each of [`LIMITS_REACHED`].
     refused: [u64; 2],
     at_start: Footprint,
     most: Footprint,
@@ -137,7 +137,7 @@ impl fmt::Display for Outcome {
         let Self { honest, faults, attacks, refused, at_start, most, at_end, load } = self;
         write!(f, "{honest}\n  {}; while no engine misbehaved: {}", honest.all(), honest.outside(faults))?;
         write!(f, "\n  at start {at_start}; at most {most}; at the end {at_end}\n  {load}")?;
-        for (reason, times) in REACHED.iter().zip(refused) {
+        for (reason, times) in LIMITS_REACHED.iter().zip(refused) {
             write!(f, "\n  {times:7} refused: {reason}")?;
         }
         for (attack, times) in attacks {
@@ -161,7 +161,7 @@ async fn run(length: Duration, seed: u64, attacked: bool) -> anyhow::Result<Outc
     let attacks = if attacked { Attack::start_all(gateway.port, seed, &over) } else { Vec::new() };
     let port = gateway.port;
     let honest = std::thread::spawn(move || honest::run(port, length, seed));
-    let (most, faults) = misbehave(&gateway, &ports, seed, || honest.is_finished()).await?;
+    let (most, faults) = inject_faults(&gateway, &ports, seed, || honest.is_finished()).await?;
     let honest = honest.join().map_err(|_| anyhow!("the honest clients panicked"))??;
     let load = watch.end(honest.threads)?;
     over.store(true, Relaxed);
@@ -175,15 +175,15 @@ async fn run(length: Duration, seed: u64, attacked: bool) -> anyhow::Result<Outc
         eventually(async || idle(engine).await).await?;
     }
     let page = Page::fetch(gateway.admin).await?;
-    let refused = REACHED.map(|reason| page.sum("sluice_shed_total", &[("reason", reason)]));
+    let refused = LIMITS_REACHED.map(|reason| page.sum("sluice_shed_total", &[("reason", reason)]));
     let at_end = eventually(async || at_rest(Page::fetch(gateway.admin).await?, &at_start)).await?;
     gateway.stop().await?;
     Ok(Outcome { honest, faults, attacks: counted, refused, at_start, most, at_end, load })
 }
 
-/// Lets one engine at a time stall, hang or cut its streams until the honest clients are done. Returns the largest footprint of
+/// Lets one engine at a time stall, hang or break off its streams until the honest clients are done. Returns the largest footprint of
 /// the gateway and the periods in which a fault had effects.
-async fn misbehave(
+async fn inject_faults(
     gateway: &Gateway,
     engines: &[u16],
     seed: u64,
@@ -235,23 +235,23 @@ fn compare(without: &Outcome, with: &Outcome, length: Duration) -> anyhow::Resul
         ensure!(outcome.honest.wrong.is_empty(), "wrong responses: {:?}", outcome.honest.wrong);
         ensure!(outcome.honest.right > 0, "no honest request succeeded");
         let within = outcome.most.memory < MEMORY_BOUND;
-        ensure!(length < MEASURED || within, "{} of memory, {MEMORY_BOUND} bytes allowed", outcome.most);
+        ensure!(length < FULL_LENGTH || within, "{} of memory, {MEMORY_BOUND} bytes allowed", outcome.most);
     }
     for (attack, times) in &with.attacks {
         ensure!(*times > 0, "the attack '{attack}' was never made");
     }
-    for (reason, times) in REACHED.iter().zip(with.refused) {
+    for (reason, times) in LIMITS_REACHED.iter().zip(with.refused) {
         ensure!(times > 0, "no attacker was refused for {reason}");
     }
-    let more = (MORE * with.honest.sent as f64).ceil() as u64;
+    let more = (MAX_EXTRA * with.honest.sent as f64).ceil() as u64;
     let (shed, usual) = (with.honest.shed, without.honest.shed);
     ensure!(shed <= usual + more, "{shed} honest requests were shed with attackers, {usual} without");
     let (failed, usual) = (with.honest.failed(), without.honest.failed());
     ensure!(
-        length < MEASURED || failed <= usual + more,
+        length < FULL_LENGTH || failed <= usual + more,
         "{failed} honest requests failed with attackers, {usual} without"
     );
-    tail(without, with, length >= MEASURED)
+    tail(without, with, length >= FULL_LENGTH)
 }
 
 /// Compares the tails of all streams, and of those during which no engine misbehaved: faults of 700 ms could hide what

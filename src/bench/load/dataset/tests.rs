@@ -39,7 +39,7 @@ fn sharegpt_keeps_the_conversations_that_vllm_keeps() {
     assert_eq!(lengths(&items), [(4, 5), (1_024, 1_024)]);
     assert!(items.notes[0].contains("2 of 6 conversations"), "{:?}", items.notes);
     assert!(items.notes[1].contains("--tokenizer"));
-    // One object a line, and a given length of answers.
+    // One JSON object per line, and a given output length.
     let options = ReadOptions { counter: &TokenCounter::Bytes, output: Some(2), limit: 1, shuffle: Some(1), model: "" };
     let items = parse(&conversations.join("\n"), "file", &DatasetFormat::ShareGpt, &options).unwrap();
     assert_eq!((items.list.len(), items.list[0].output), (1, 2));

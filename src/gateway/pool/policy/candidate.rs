@@ -33,6 +33,6 @@ pub struct Candidate {
     pub decode: Pace,
     /// Pace of prefill.
     pub prefill: Pace,
-    /// Grows with every request that any backend is granted: that of its last one.
+    /// The number of the last request that it was granted, counted over all backends: lower is less recently used.
     pub granted: u64,
 }

@@ -1,4 +1,4 @@
-//! Least work: where the request is predicted to have its first token soonest, and to crowd others least.
+//! Least work: where the request is predicted to get its first token soonest and to delay others least.
 //!
 //! ```text
 //! cost = (wait + own prefill + CROWD x output tokens x SEQUENCE x sequences) / weight + output tokens x STEP
@@ -17,8 +17,8 @@
 //!   a large one; in pieces it waits a step or two. `interference` is the mean of what it waited, as observed. A prefill is met
 //!   in its middle on average, so no more than twice that is predicted.
 //! - Prompts that meet in one step delay each other, and such a step is often above the largest CUDA graph. Those that came
-//!   within their own prefill time (`recent`), and those not yet answered, keep the next one away: as good as turns where
-//!   all requests are alike.
+//!   within their own prefill time (`recent`), and those not yet answered, keep the next one away. Where all requests are
+//!   alike, this is as good as round robin.
 //! - Each large prefill delays all decodes beside it. Outstanding tokens keep the next large prompt away from engines that
 //!   had one not long ago, so that it is not always the same requests that are delayed.
 //! - More sequences make every step longer, by little: a second of decoding counts a tenth of a second of waiting.

@@ -19,13 +19,13 @@ use tokio::time::Instant;
 pub use candidate::Candidate;
 pub use pace::Pace;
 
-/// Whether a policy predicts what an engine has of a prompt.
+/// Whether a policy predicts how much of a prompt an engine has in its prefix cache.
 pub(super) fn predicts(policy: Policy) -> bool {
     matches!(policy, Policy::LeastWork | Policy::PrefixAffinity | Policy::TwoChoices)
 }
 
 /// Picks one of `candidates` (none when empty). Round robin keeps its turn with the backends and is
-/// decided there; `prefix_affinity` is another word for `least_work`, which the configuration says in a warning.
+/// decided there; `prefix_affinity` is an old name of `least_work`; the configuration warns about it.
 pub fn pick(policy: Policy, candidates: &[Candidate], need: &Need, now: Instant, rng: &mut Rng) -> Option<BackendId> {
     match policy {
         Policy::TwoChoices => two_choices::pick(candidates, need, now, rng),

@@ -2,9 +2,9 @@
 //!
 //! The reference knows the load (see `cost.rs`), so equal engines have about the same pace however busy they are. Their
 //! difference is then noise, and counts as none up to [`NOISE`]: work goes to the emptier one of two equal engines, not to
-//! the luckier. A pace ages: a backend that was slow once gets few requests, so little would correct it. Without
-//! observations it counts as less and less slower than the fastest ([`HALF_LIFE`]) and as unmeasured after [`FORGOTTEN`]:
-//! then it gets a request and is measured again, at the cost of that one request. An unmeasured engine counts as the fastest.
+//! the luckier. A pace ages: a backend that was once slow gets few requests, so few observations would correct its pace.
+//! While there are none, its difference from the fastest is halved every [`HALF_LIFE`], and after [`FORGOTTEN`] it counts as
+//! unmeasured. An unmeasured engine counts as the fastest, so it gets one request and is measured again.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 /// What an observation keeps of those before it: about the last twenty count.
 const KEEP: f64 = 0.95;
-/// One observation counts as at most so many times more or less than what was known: a single odd one cannot exile an engine.
+/// One observation counts as at most this factor above or below the known pace, so that a single outlier cannot starve an engine.
 const ODD: f64 = 8.0;
 /// No backend counts as more than so many times slower than the fastest.
 const SPREAD_MAX: f64 = 8.0;
@@ -34,7 +34,7 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// Takes in that work which the reference does in `expected` seconds took `observed` seconds. Both are above 0.
+    /// Records that work for which the reference needs `expected` seconds took `observed` seconds. Both are above 0.
     pub fn observe(&mut self, observed: f64, expected: f64, now: Instant) {
         if !(observed.is_finite() && expected.is_finite() && observed > 0.0 && expected > 0.0) {
             return;
@@ -50,7 +50,7 @@ impl Pace {
         self.at = Some(now);
     }
 
-    /// Observed time by expected time; `None` before the first observation.
+    /// Observed time divided by expected time; `None` before the first observation.
     pub fn ratio(&self) -> Option<f64> {
         (self.ratio > 0.0).then_some(self.ratio)
     }

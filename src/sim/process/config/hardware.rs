@@ -1,7 +1,8 @@
-//! GPU and model behind a server: what the model's name or folder says, the group and number formats of the flags, and the
-//! limits that vLLM takes for a GPU where none are given.
+//! GPU and model behind a server: sizes from the model's name or folder, tensor parallelism and number formats from the flags,
+//! and vLLM's defaults for the GPU.
 //!
-//! Invalid combinations are refused with vLLM's messages: a folder that does not exist, heads that the group does not divide.
+//! Invalid combinations are refused with vLLM's messages: a folder that does not exist, or a tensor parallel size that does
+//! not divide the number of attention heads.
 
 use std::path::Path;
 
@@ -12,7 +13,7 @@ use crate::process::refusal::{Refusal, Stage};
 use crate::validate::TextModel;
 use sluice_core::vllm::args::ServeArgs;
 
-/// Tokenizer and sizes of a model that is a folder; made-up tokens and no sizes for a name.
+/// Tokenizer and sizes of a model in a folder; a model that is only named gets made-up tokens and no sizes.
 pub(super) fn model_of(name: &str) -> Result<(TextModel, Option<Model>), Refusal> {
     let folder = Path::new(name);
     if folder.is_dir() {
@@ -25,8 +26,8 @@ pub(super) fn model_of(name: &str) -> Result<(TextModel, Option<Model>), Refusal
     Ok((TextModel::made_up(), None))
 }
 
-/// The profile's GPU with the model and the layout of the flags. Heads that the group does not divide are refused with
-/// vLLM's message.
+/// The profile's GPU with the model and the layout of the flags. A tensor parallel size that does not divide the number of
+/// attention heads is refused with vLLM's message.
 pub(super) fn laid_out(args: &ServeArgs, profile: Profile, model: Option<Model>) -> Result<Profile, Refusal> {
     let fp8 = |flag| args.text(flag).is_some_and(|text: &str| text.starts_with("fp8"));
     let group = at_least(args, "ParallelConfig", "tensor_parallel_size", 1, profile.layout.tensor_parallel)?;
