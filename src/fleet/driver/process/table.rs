@@ -15,6 +15,8 @@
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{BufRead, BufReader};
 
 use procfs::process::{FDTarget, Process, Stat, all_processes};
 
@@ -154,24 +156,29 @@ pub(crate) fn members(table: &[ProcessEntry], engine: &Membership<'_>) -> Vec<Pr
 
 /// The sockets that listen on `port` on any local address, by inode. `None` when neither table (IPv4, IPv6) can be read.
 fn listening_sockets(port: u16) -> Option<HashSet<u64>> {
-    let tables = ["/proc/net/tcp", "/proc/net/tcp6"].map(std::fs::read_to_string);
-    if tables.iter().all(Result::is_err) {
+    let tables: Vec<File> = ["/proc/net/tcp", "/proc/net/tcp6"].into_iter().flat_map(File::open).collect();
+    if tables.is_empty() {
         return None;
     }
-    Some(tables.iter().flatten().flat_map(|table| listening_in(table, port)).collect())
+    Some(tables.into_iter().flat_map(|table| listening_in(BufReader::new(table), port)).collect())
 }
 
 /// The sockets that listen on `port` in one table. A line that is cut short or of another form is left out: the kernel
 /// writes the table in pieces, while sockets come and go.
-fn listening_in(table: &str, port: u16) -> impl Iterator<Item = u64> {
+///
+/// The kernel lists the sockets that listen before all others. The rest is not read: with thousands of connections it takes
+/// the kernel milliseconds to write.
+fn listening_in(table: impl BufRead, port: u16) -> impl Iterator<Item = u64> {
     const LISTEN: &str = "0A";
-    table.lines().filter_map(move |line| {
+    let read = |line: std::io::Result<String>| {
+        let line = line.ok()?;
         let mut fields = line.split_whitespace();
         let (local, state) = (fields.nth(1)?, fields.nth(1)?);
-        let at = u16::from_str_radix(local.rsplit_once(':')?.1, 16).ok()?;
-        let inode = fields.nth(5)?.parse().ok()?;
-        (state == LISTEN && at == port).then_some(inode)
-    })
+        let port = u16::from_str_radix(local.rsplit_once(':')?.1, 16).ok()?;
+        Some((port, state == LISTEN, fields.nth(5).and_then(|inode| inode.parse().ok())))
+    };
+    let entries = table.lines().filter_map(read).take_while(|(_, listens, _)| *listens);
+    entries.filter_map(move |(at, _, inode)| inode.filter(|_| at == port))
 }
 
 /// Which of the sockets a process holds open; none when its descriptors cannot be read.
@@ -247,10 +254,10 @@ mod tests {
              0: 0100007F:1F40 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 11 1 0 100 0 0 10 0\n\
              1: 0100007F:1F40 00000000:0000 0A 00000000:000\n\
              2: garbage\n\
-             3: 0100007F:1F40 0100007F:9999 01 00000000:00000000 00:00000000 00000000     0        0 12 1 0 20 4 30 10 -1\n\
-             4: 00000000000000000000000000000000:1F40 0:0000 0A 00000000:00000000 00:00000000 00000000 0 0 13 1 0 100 0 0 10 0\n\
-             5: 0100007F:1F41 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 14 1 0 100 0 0 10 0\n";
-        assert_eq!(listening_in(table, 0x1F40).collect::<Vec<_>>(), [11, 13]);
+             3: 00000000000000000000000000000000:1F40 0:0000 0A 00000000:00000000 00:00000000 00000000 0 0 13 1 0 100 0 0 10 0\n\
+             4: 0100007F:1F41 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 14 1 0 100 0 0 10 0\n\
+             5: 0100007F:1F40 0100007F:9999 01 00000000:00000000 00:00000000 00000000     0        0 12 1 0 20 4 30 10 -1\n";
+        assert_eq!(listening_in(table.as_bytes(), 0x1F40).collect::<Vec<_>>(), [11, 13]);
     }
 
     #[test]
