@@ -19,6 +19,16 @@ pub enum LabError {
     /// Two engines for one backend.
     #[error("backend \"{0}\" has two engines; describe one for each backend")]
     TwoEngines(String),
+    /// Several `[[engine]]` tables that are each for all other backends.
+    #[error(
+        "{0} [[engine]] tables have no key 'backend', so each is for all backends that no other table names; give all but one of them backend = [\"NAME\"]"
+    )]
+    TwoDefaults(usize),
+    /// The number of engines is given, but each backend of the configuration has one.
+    #[error(
+        "count = {0} in [[engine]] is for files without a configuration of the gateway; remove it, or add backends to the configuration"
+    )]
+    CountWithConfiguration(u32),
     /// A slowdown that is not above 0.
     #[error("the engine of \"{0}\": slower = {1} is not above 0; 2 doubles all times, 1 is the usual speed")]
     BadFactor(String, f64),

@@ -121,10 +121,11 @@ fn one() -> u64 {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EngineTable {
-    /// Names of their backends. Default: all backends that no other table names.
+    /// Names of their backends. Default: all backends that no other table names; with a configuration of the gateway, one
+    /// table at most.
     #[serde(default)]
     pub backend: Vec<String>,
-    /// Number of engines, in a file without a configuration of the gateway. Default 1.
+    /// Number of engines. Only in a file without a configuration of the gateway. Default 1.
     pub count: Option<u32>,
     /// The GPU: a preset of the simulator, or the path of a profile. Default `h200`.
     pub gpu: Option<String>,

@@ -51,7 +51,7 @@ impl Scenario {
     pub fn lab(&self, variant: &Variant) -> Result<Lab, LabError> {
         let secret = |name: &str| std::env::var(name).ok().or_else(|| Some(format!("lab-{name}")));
         let mut config = self.config(variant, &secret, Machine::with_cores(1))?;
-        self.check_backends(&config)?;
+        self.check_tables(&config, self.configured(variant) != (&None, &None))?;
         let copies = variant.count.map(|count| set_engines(&mut config, count as usize)).transpose()?;
         assign_ports(&mut config);
         let engines = self.engines(&config, &copies.unwrap_or_default(), variant)?;
@@ -172,12 +172,30 @@ impl Scenario {
         backends.into_iter().map(setup).collect()
     }
 
-    /// Checks that every backend that the file names exists.
-    fn check_backends(&self, config: &Config) -> Result<(), LabError> {
+    /// Checks that every backend that the file names exists and has one `[[engine]]`. With a configuration of the gateway, one
+    /// table is for all others.
+    fn check_tables(&self, config: &Config, is_configured: bool) -> Result<(), LabError> {
         let known =
             |name: &str| config.pools.iter().flat_map(|pool| &pool.backends).any(|backend| backend.name == name);
-        let missing = self.file.engine.iter().flat_map(|table| &table.backend).find(|name| !known(name));
-        missing.map_or(Ok(()), |name| Err(LabError::NoBackend(name.clone())))
+        let mut named = BTreeSet::new();
+        for name in self.file.engine.iter().flat_map(|table| &table.backend) {
+            if !known(name) {
+                return Err(LabError::NoBackend(name.clone()));
+            }
+            if !named.insert(name) {
+                return Err(LabError::TwoEngines(name.clone()));
+            }
+        }
+        if !is_configured {
+            return Ok(());
+        }
+        if let Some(count) = self.file.engine.iter().find_map(|table| table.count) {
+            return Err(LabError::CountWithConfiguration(count));
+        }
+        match self.file.engine.iter().filter(|table| table.backend.is_empty()).count() {
+            0 | 1 => Ok(()),
+            defaults => Err(LabError::TwoDefaults(defaults)),
+        }
     }
 }
 

@@ -251,6 +251,9 @@ fn an_invalid_scenario_says_what_to_change() {
     };
     let class = "class = [{ name = \"a\", rate = 1, in = 10, out = 2 }]";
     let traffic = format!("[[traffic]]\n{class}\n");
+    let pool =
+        "[[model]]\nname = \"m\"\n[[pool]]\nname = \"all\"\n[[pool.backend]]\nname = \"g\"\nurl = \"http://g:1\"";
+    let configured = |engines: &str| format!("gateway = '''{pool}'''\n{traffic}{engines}");
     for (text, says) in [
         (traffic.replace("rate", "weight"), "traffic needs one of rate"),
         (format!("{traffic}rate = 3\n"), "a rate of its own or one for each class"),
@@ -262,6 +265,9 @@ fn an_invalid_scenario_says_what_to_change() {
         (format!("{traffic}[[engine]]\ncount = 0\n"), "0 engines; give between 1 and"),
         (format!("{traffic}[[engine]]\nchange = [{{ at = \"1s\" }}]\n"), "exactly one of slower"),
         (format!("{traffic}[[engine]]\nchange = [{{ at = \"1s\", slower = 0.0 }}]\n"), "slower = 0 is not above 0"),
+        (configured("[[engine]]\n[[engine]]\n"), "2 [[engine]] tables have no key 'backend'"),
+        (configured("[[engine]]\ncount = 2\n"), "count = 2 in [[engine]] is for files without a configuration"),
+        (configured("[[engine]]\nbackend = [\"g\"]\n[[engine]]\nbackend = [\"g\"]\n"), "backend \"g\" has two engines"),
         (format!("gateway = \"[[pool]]\"\nconfig = \"x\"\n{traffic}"), "not both"),
         (format!("gateway = \"[pool\"\n{traffic}"), "gateway"),
         (traffic.replace("in = 10", "in = 0"), "'0' is not a length"),
