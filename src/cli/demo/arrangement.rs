@@ -1,11 +1,11 @@
 //! The three arrangements of the same two engines, each as flags for the engines and a configuration
 //! for the gateway: exactly what a user would write.
 //!
-//! They are the ones measured on real GPUs: round robin over two engines with vLLM's defaults; one
-//! engine for each side of 5,000 prompt tokens; and the same split with prefill permits, where at most
-//! two long prompts are in prefill on the long side, one on the short side, and a long prompt that
-//! gets no permit in its own pool spills to the short side. There the engines' flags suit their pool: small prefill
-//! chunks for short requests, small steps for long prompts.
+//! They are measured on real GPUs (README, `benches/README.md`): round robin over two engines with vLLM's defaults; one engine
+//! for each side of 5,000 prompt tokens, where at most two long prompts are in prefill on the long side, one on the short
+//! side, and a long prompt that gets no permit in its own pool spills to the short side; and one pool of both engines with one
+//! permit each, which was best in three of four columns. The engines' flags suit the arrangement: small prefill chunks beside
+//! short requests, small steps on the long side.
 //!
 //! Limits that are not part of the comparison (slots, tokens, queue) are alike in all three and wide
 //! enough for no request to be refused: an arrangement must not win by shedding load.
@@ -23,9 +23,9 @@ pub(super) const PROFILE: &str = "h200-llama-8b";
 pub(super) enum Arrangement {
     /// One pool, requests in turn.
     RoundRobin,
-    /// Short prompts to one engine, long ones to the other.
+    /// Short prompts to one engine, long ones to the other, with permits for long prefills and spill to the short side.
     Split,
-    /// The split, with permits for long prefills and spill to the short side.
+    /// One pool, with one permit for a long prefill on each engine.
     Permits,
 }
 
@@ -42,15 +42,16 @@ impl Arrangement {
         match self {
             Self::RoundRobin => "round robin",
             Self::Split => "split by length",
-            Self::Permits => "prefill permits with spill",
+            Self::Permits => "one pool with permits",
         }
     }
 
     /// The model and the flags of `vllm serve` of each engine.
     pub(super) fn engine_args(self) -> [Vec<String>; 2] {
         let own: [&[&str]; 2] = match self {
-            Self::RoundRobin | Self::Split => [&[], &[]],
-            Self::Permits => [&["--long-prefill-token-threshold", "512"], &["--max-num-batched-tokens", "2048"]],
+            Self::RoundRobin => [&[], &[]],
+            Self::Split => [&["--long-prefill-token-threshold", "512"], &["--max-num-batched-tokens", "2048"]],
+            Self::Permits => [&["--long-prefill-token-threshold", "256"]; 2],
         };
         // As in the measurement on GPUs; vLLM's default for this GPU is larger today.
         own.map(|own| [MODEL, "--max-num-seqs", "256"].iter().chain(own).map(|arg| (*arg).to_owned()).collect())
@@ -64,15 +65,14 @@ impl Arrangement {
         match self {
             Self::RoundRobin => pool(&mut text, "all", "policy = \"round_robin\"\n", &[&gpu0, &gpu1]),
             Self::Split => {
-                pool(&mut text, "short", "prompt_tokens = { max = \"5k\" }\n", &[&gpu0]);
-                pool(&mut text, "long", "prompt_tokens = { min = \"5k\" }\n", &[&gpu1]);
-            }
-            Self::Permits => {
                 let short = "prompt_tokens = { max = \"5k\" }\nlong_prefix = { threshold = \"5k\", slots = 1 }\n";
                 let long = "prompt_tokens = { min = \"5k\" }\nlong_prefix = { threshold = \"5k\", slots = 2 }\n\
                             spill = [\"short\"]\n";
                 pool(&mut text, "short", short, &[&gpu0]);
                 pool(&mut text, "long", long, &[&gpu1]);
+            }
+            Self::Permits => {
+                pool(&mut text, "all", "long_prefix = { threshold = \"5k\", slots = 1 }\n", &[&gpu0, &gpu1]);
             }
         }
         text
@@ -120,16 +120,31 @@ mod tests {
     }
 
     #[test]
-    fn permits_are_two_on_the_long_side_one_on_the_short_side_and_spill_goes_one_way() {
-        let pools = config(Arrangement::Permits)["pool"].as_array().unwrap().clone();
+    fn the_split_has_two_permits_on_the_long_side_one_on_the_short_side_and_spill_goes_one_way() {
+        let pools = config(Arrangement::Split)["pool"].as_array().unwrap().clone();
         let [short, long] = &pools[..] else { panic!("two pools expected") };
         assert_eq!(short["long_prefix"]["slots"].as_integer(), Some(1));
         assert_eq!(long["long_prefix"]["slots"].as_integer(), Some(2));
         assert_eq!(long["spill"][0].as_str(), Some("short"));
         assert!(short.get("spill").is_none());
-        let [short, long] = Arrangement::Permits.engine_args();
+        let [short, long] = Arrangement::Split.engine_args();
         assert!(short.ends_with(&["--long-prefill-token-threshold".into(), "512".into()]));
         assert!(long.ends_with(&["--max-num-batched-tokens".into(), "2048".into()]));
+    }
+
+    #[test]
+    fn the_last_one_is_what_the_sample_one_pool_says() {
+        let sample: toml::Table = include_str!("../../../config/one-pool.toml").parse().unwrap();
+        let (demo, sample) = (config(Arrangement::Permits)["pool"].clone(), sample["pool"].clone());
+        assert_eq!(demo.as_array().unwrap().len(), sample.as_array().unwrap().len());
+        assert_eq!(demo[0]["long_prefix"], sample[0]["long_prefix"]);
+        assert_eq!((demo[0].get("policy"), sample[0].get("policy")), (None, None), "the default");
+        for args in Arrangement::Permits.engine_args() {
+            assert!(args.ends_with(&["--long-prefill-token-threshold".into(), "256".into()]));
+        }
+        assert!(
+            include_str!("../../../config/one-pool.toml").contains("--port 8001 --long-prefill-token-threshold 256")
+        );
     }
 
     #[test]

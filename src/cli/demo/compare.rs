@@ -248,7 +248,7 @@ mod tests {
         let comparison = comparison(row(Arrangement::Permits, (88.2, 1885.3), (950.0, 2785.5), 0));
         assert_eq!(
             comparison.verdict(),
-            "prefill permits with spill against round robin: short TTFT P99 10.9x lower, short E2EL P99 2.4x lower, \
+            "one pool with permits against round robin: short TTFT P99 10.9x lower, short E2EL P99 2.4x lower, \
              long TTFT P99 1.1x lower, long E2EL P99 1.5x lower: better in all four."
         );
         assert_eq!(comparison.json()["better_in_all"], true);
@@ -267,7 +267,7 @@ mod tests {
         let comparison = comparison(row(Arrangement::Permits, (1.0, 1.0), (1.0, 1.0), 3));
         assert!(comparison.verdict().starts_with("No verdict: 3 requests failed"));
         assert_eq!(comparison.json()["ratios"], Value::Null);
-        assert!(comparison.to_string().contains("prefill permits with spill: 3 failed: status 503"));
+        assert!(comparison.to_string().contains("one pool with permits: 3 failed: status 503"));
     }
 
     #[test]
