@@ -83,13 +83,14 @@ fn evidence(hits: f64, count: f64, p: f64) -> f64 {
 }
 
 /// ln of the evidence that `hits` of `count` independent events are more than a share of `most`: above ln(1/a) with a
-/// probability of at most a, whenever it is looked at, if the true share is `most` or less. Mixes shares from `most` to 1.
-pub fn excess(hits: f64, count: f64, most: f64) -> f64 {
-    if count <= 0.0 || !(0.0..1.0).contains(&most) {
+/// probability of at most a, whenever it is looked at, if the true share is `most` or less. Mixes shares from `from`, which
+/// is `most` or more, to 1: a share above `from` is found soonest.
+pub fn excess(hits: f64, count: f64, most: f64, from: f64) -> f64 {
+    if count <= 0.0 || !(0.0..1.0).contains(&most) || !(most..1.0).contains(&from) {
         return 0.0;
     }
-    let above = 1.0 - beta_reg(hits + 1.0, count - hits + 1.0, most);
-    evidence(hits, count, most) + above.max(f64::MIN_POSITIVE).ln() - (1.0 - most).ln()
+    let above = 1.0 - beta_reg(hits + 1.0, count - hits + 1.0, from);
+    evidence(hits, count, most) + above.max(f64::MIN_POSITIVE).ln() - (1.0 - from).ln()
 }
 
 /// The ranks, as shares of `count` values in order, between which the true quantile `q` is, at all times with `confidence`.
@@ -137,21 +138,25 @@ mod tests {
 
     #[test]
     fn an_excess_is_seldom_found_where_there_is_none_and_soon_where_there_is() {
-        let found = |seed: u64, truth: f64| {
+        let found = |seed: u64, truth: f64, from: f64| {
             let mut rng = Rng::new(Rng::new(seed).next_u64());
             let mut hits = 0.0;
             (1..=400).find(|count| {
                 hits += f64::from(u8::from(rng.unit() < truth));
-                excess(hits, f64::from(*count), 0.5) > f64::ln(20.0)
+                excess(hits, f64::from(*count), 0.5, from) > f64::ln(20.0)
             })
         };
-        let wrong = (0..1_000).filter(|seed| found(*seed, 0.5).is_some()).count();
-        assert!((5..=50).contains(&wrong), "{wrong} of 1000");
-        let below = (0..1_000).filter(|seed| found(*seed, 0.4).is_some()).count();
-        assert!(below < wrong / 2, "{below} of 1000 below the share");
-        let mut counts: Vec<i32> = (0..1_000).map(|seed| found(seed, 0.8).unwrap_or(i32::MAX)).collect();
-        counts.sort_unstable();
-        assert!(counts[500] < 40 && counts[990] < 150, "median {}, P99 {}", counts[500], counts[990]);
+        let medians = [0.5, 0.8].map(|from| {
+            let wrong = (0..1_000).filter(|seed| found(*seed, 0.5, from).is_some()).count();
+            assert!((5..=50).contains(&wrong), "{wrong} of 1000");
+            let below = (0..1_000).filter(|seed| found(*seed, 0.4, from).is_some()).count();
+            assert!(below < wrong / 2, "{below} of 1000 below the share");
+            let mut counts: Vec<i32> = (0..1_000).map(|seed| found(seed, 0.85, from).unwrap_or(i32::MAX)).collect();
+            counts.sort_unstable();
+            assert!(counts[500] < 30 && counts[990] < 100, "median {}, P99 {}", counts[500], counts[990]);
+            counts[500]
+        });
+        assert!(medians[1] < medians[0], "a large share is found sooner where it is looked for: {medians:?}");
     }
 
     #[test]

@@ -11,7 +11,8 @@
 //!   that of the sum over groups of their parts in it (linearization).
 //! - *How many times as many*: if the arms do not differ, the second arm has the same share of the failures as of the
 //!   requests. Exact for rare events, and without a model of how often they happen. If failures of one unit come
-//!   together, they count less, by the design effect between groups.
+//!   together, they count less, by the design effect: the variance of the ratio of both rates between groups, each beside its
+//!   own number of requests, over that of independent failures.
 //! - *The mix*: the share of requests in each arm against the configured share (sample ratio mismatch), by the same test.
 
 use sluice_core::stats::{Estimate, always_valid};
@@ -23,6 +24,10 @@ use super::unit::GROUPS;
 const GROUPS_MIN: usize = 12;
 /// Values that an arm must have before anything is said: the logarithms of that many are normal enough on average.
 const VALUES_MIN: f64 = 100.0;
+/// The same of groups with requests, before an arm is stopped for its failures: it must be stopped after few requests.
+const SURGE_GROUPS_MIN: usize = 5;
+/// How many times as often as in the control is found soonest by [`Rates::surge`]: an arm that is broken fails that often.
+const SEVERAL: f64 = 4.0;
 
 /// The second arm over the first, minus 1, with the variance of its logarithm.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -68,7 +73,8 @@ impl Pair<'_> {
     /// The share of both arms' requests that is in the second.
     pub fn mix(&self) -> Estimate {
         let (one, other) = (self.control.requests.total(), self.arm.requests.total());
-        let effect = self.effect(&self.control.requests, &self.arm.requests, other / (one + other));
+        let share = other / (one + other);
+        let effect = if self.clustered { of_units(&self.control.requests, &self.arm.requests, share) } else { 1.0 };
         always_valid::share(other / effect, (one + other) / effect, self.confidence)
     }
 
@@ -76,8 +82,12 @@ impl Pair<'_> {
     fn rates(&self, control: (&Counts, &Counts), arm: (&Counts, &Counts)) -> Rates {
         let [(events, all), (arm_events, arm_all)] = [control, arm].map(|(events, all)| (events.total(), all.total()));
         let expected = arm_all / (all + arm_all);
-        let effect = self.effect(control.0, arm.0, arm_events / (events + arm_events));
+        let effect = if self.clustered { together([control, arm]) } else { 1.0 };
         let (hits, count) = (arm_events / effect, (events + arm_events) / effect);
+        let many = SEVERAL * expected / (SEVERAL * expected + 1.0 - expected);
+        // With few units, the arms' shares of the requests still change much, and no variance is known.
+        let units = [control.1, arm.1].map(Counts::groups).into_iter().min().unwrap_or_default();
+        let enough = |least: usize| if self.clustered && units < least { 0.0 } else { 1.0 };
         let share = always_valid::share(hits, count, self.confidence);
         // A share s of the events in the arm: s / (1 - s) times as many, for as many requests in both.
         let times = |share: f64| share / (1.0 - share) * (1.0 - expected) / expected;
@@ -86,12 +96,9 @@ impl Pair<'_> {
             control: rate(events, all),
             arm: rate(arm_events, arm_all),
             times: Estimate { value: times(share.value), low: times(share.low), high: times(share.high) },
-            evidence: always_valid::excess(hits, count, expected),
+            evidence: enough(GROUPS_MIN) * always_valid::excess(hits, count, expected, expected),
+            surge: enough(SURGE_GROUPS_MIN) * always_valid::excess(hits, count, expected, many),
         }
-    }
-
-    fn effect(&self, control: &Counts, arm: &Counts, share: f64) -> f64 {
-        if self.clustered { design_effect(control, arm, share) } else { 1.0 }
     }
 }
 
@@ -156,11 +163,32 @@ pub struct Rates {
     pub times: Estimate,
     /// ln of the evidence that it is more often than in the control.
     pub evidence: f64,
+    /// The same, where [`SEVERAL`] times as often and more is found soonest.
+    pub surge: f64,
 }
 
-/// How many events are worth one independent event: the variance, between groups, of the arm's events beyond its share, over
-/// what independent events would have. 1 or more.
-fn design_effect(control: &Counts, arm: &Counts, share: f64) -> f64 {
+/// How many events are worth one independent event, since those of one unit may come together: the variance of the
+/// logarithm of the ratio of both rates, over what it is for independent events. The variance of a rate is that of what the
+/// groups have beyond the rate times their requests. 1 or more. Each side: the events and all requests.
+fn together(sides: [(&Counts, &Counts); 2]) -> f64 {
+    let (mut variance, mut independent) = (0.0, 0.0);
+    for (events, all) in sides {
+        let (count, rate) = (events.total(), events.total() / all.total());
+        if count <= 0.0 {
+            continue;
+        }
+        let groups = all.groups() as f64;
+        let spread: f64 = events.0.iter().zip(&all.0).map(|(one, all)| (one - rate * all).powi(2)).sum();
+        // A single group shows nothing: as if all were of one unit.
+        variance += if groups > 1.0 { spread * groups / (groups - 1.0) / (count * count) } else { 1.0 };
+        independent += 1.0 / count;
+    }
+    if independent > 0.0 { (variance / independent).max(1.0) } else { 1.0 }
+}
+
+/// How many requests are worth one independent request, since those of one unit are in one arm: the variance, between
+/// groups, of the arm's requests beyond its share, over what independent requests would have. 1 or more.
+fn of_units(control: &Counts, arm: &Counts, share: f64) -> f64 {
     if !(share > 0.0 && share < 1.0) {
         // One arm has none: the groups of the other show whether its events come together.
         return dispersion(if share > 0.0 { arm } else { control });

@@ -177,6 +177,11 @@ impl Counts {
     pub(super) fn total(&self) -> f64 {
         self.0.iter().sum()
     }
+
+    /// Groups that have any.
+    pub(super) fn groups(&self) -> usize {
+        self.0.iter().filter(|count| **count > 0.0).count()
+    }
 }
 
 /// What was measured of one arm.

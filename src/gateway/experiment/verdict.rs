@@ -11,6 +11,10 @@
 //! | no difference within x % | otherwise, every latency is certainly within the minimum effect |
 //! | not yet | anything else |
 //!
+//! A guardrail stops an arm when harm is certain by these comparisons, or by a test of failures of its own, which finds an arm
+//! that fails several times as often soonest. That test has another 1 - confidence: if the arms do not differ, that is the chance
+//! that it ever stops one. A stop is no verdict: it sends the requests of the arm back.
+//!
 //! The mix of requests is checked with a confidence of its own ([`MISMATCH`]): when it is wrong, no measurement of the
 //! experiment can be trusted.
 
@@ -145,8 +149,10 @@ fn harm(plan: &ExperimentPlan, arms: &[ArmLedger], arm: usize) -> ((Rates, bool)
 fn broken(plan: &ExperimentPlan, failures: (Rates, bool), misses: (Rates, bool)) -> Option<&'static str> {
     let guardrail = &plan.rules.guardrail;
     let by = |(rates, sure): (Rates, bool), most: f64| sure && rates.arm - rates.control >= most;
+    let chance = 1.0 - each_of(plan.arms.len() - 1, plan.rules.confidence);
+    let surge = failures.0.surge > -chance.ln();
     match () {
-        () if by(failures, guardrail.errors) => Some("errors"),
+        () if by((failures.0, failures.1 || surge), guardrail.errors) => Some("errors"),
         () if by(misses, guardrail.slo_misses) => Some("slo_misses"),
         () => None,
     }
@@ -225,7 +231,7 @@ impl Finding {
 }
 
 /// `TTFT +5.0 % (3.0 % to 7.1 %)`.
-fn change(what: &str, change: &Estimate) -> String {
+pub(super) fn change(what: &str, change: &Estimate) -> String {
     if !change.value.is_finite() {
         return format!("{what} unknown");
     }
@@ -238,6 +244,6 @@ fn change(what: &str, change: &Estimate) -> String {
     format!("{what} {sign}{} ({range})", percent(change.value))
 }
 
-fn percent(share: f64) -> String {
+pub(super) fn percent(share: f64) -> String {
     format!("{:.1} %", share * 100.0)
 }
