@@ -25,7 +25,7 @@ pub use engine::view::{EngineView, LastChange};
 pub use http::{FetchError, fetch, post};
 pub use launch::adapter_rank;
 pub use ports::PortsError;
-pub use probe::{Prober, ReportedModels};
+pub use probe::{Prober, ReportedModels, scrape};
 pub use ready::{Ready, ReadyRules, wait_until_ready};
 pub use state_folder::{read as read_state, replace as replace_state};
 pub use trial_engines::{TrialEngines, TrialFailure, TrialSpec};

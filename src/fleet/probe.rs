@@ -286,7 +286,7 @@ async fn probe(
         false => None,
     };
     let cache_tokens = match due.cache && up.is_ok() {
-        true => read_metrics(&address, limit).await.ok().flatten().and_then(|page| page.cache_tokens),
+        true => scrape(&address, limit).await.and_then(|page| page.cache_tokens),
         false => None,
     };
     let activity = match suspect {
@@ -324,6 +324,11 @@ async fn read_activity(address: &Address, limit: Duration) -> Activity {
         Ok(None) => Activity::NoCounters,
         Ok(Some(page)) => Activity::Counters(WorkCounters { progress: page.progress(), kv_usage: page.kv_usage }),
     }
+}
+
+/// vLLM's metrics, read from an engine within `limit`; `None` where there are none.
+pub async fn scrape(address: &Address, limit: Duration) -> Option<metrics::MetricsSnapshot> {
+    read_metrics(address, limit).await.ok().flatten()
 }
 
 /// vLLM's metrics. `None`: the response is something else; an error: there is none.

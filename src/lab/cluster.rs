@@ -13,6 +13,7 @@ use crate::setup::EngineChange;
 use sluice_bench::Api;
 use sluice_core::openai::{EditedBody, Route, request};
 use sluice_gateway::config::Endpoint;
+use sluice_gateway::experiment::EngineAdapters;
 
 /// A request in flight, as an engine would parse it from the body.
 #[derive(Clone, Debug)]
@@ -73,6 +74,15 @@ impl Cluster {
         let body = body.to_bytes();
         let view = request::read(route, &body).ok()?;
         self.arms.iter().find(|(name, _)| view.model.as_deref() == Some(&**name))
+    }
+
+    /// What the engines show of the adapters of `traffic` and of arms.
+    pub(crate) fn adapters(&self, traffic: &[String]) -> Vec<EngineAdapters> {
+        let name_of = |id: u16| {
+            let of_arm = || self.arms.iter().find(|(_, number)| *number == Some(id)).map(|(name, _)| name.to_string());
+            traffic.get(usize::from(id)).cloned().or_else(of_arm)
+        };
+        self.lock().engines.iter().filter_map(|engine| engine.adapters(name_of)).collect()
     }
 
     /// The time of the earliest next event of any engine.

@@ -15,6 +15,7 @@ use crate::output_collector::OutputCollector;
 use crate::setup::EngineChange;
 use sluice_bench::result::record::{ServerSample, ServerSide};
 use sluice_core::base::Rng;
+use sluice_gateway::experiment::EngineAdapters;
 use sluice_sim::engine::SequenceId;
 use sluice_sim::virtual_server::StepEnd;
 use sluice_sim::{Content, Request, SimConfig, VirtualServer};
@@ -142,6 +143,23 @@ impl Engine {
     /// When its next event is due.
     pub(crate) fn next_at(&self) -> Option<Duration> {
         self.next_at
+    }
+
+    /// What its metrics show of its adapters, as they are called; `None` without adapters.
+    pub(crate) fn adapters(&self, name_of: impl Fn(u16) -> Option<String>) -> Option<EngineAdapters> {
+        let (engine, flags) = (self.server.engine(), &self.config.engine);
+        let (running, waiting) = engine.adapters();
+        let mut ids: Vec<u16> = running.into_iter().chain(waiting).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        self.config.lora.then(|| EngineAdapters {
+            backend: self.stats.backend.clone(),
+            slots: u64::from(flags.max_loras),
+            host: Some(u64::from(flags.max_cpu_loras.max(flags.max_loras))),
+            rank: u32::try_from(self.config.max_lora_rank).ok(),
+            in_use: ids.into_iter().filter_map(|id| Some((name_of(id)?, None))).collect(),
+            defers: Some(engine.deferred() > 0),
+        })
     }
 
     /// Submits a request whose tokens go to `collector`.

@@ -274,6 +274,9 @@ impl Simulation {
     fn probe(&mut self, now: Duration) {
         let (admission, at) = (self.flow.admission(), self.start + now);
         self.learned.experiments.advance(Timestamp::UNIX_EPOCH + now);
+        if !self.learned.experiments.arm_models().is_empty() {
+            self.learned.experiments.note_adapters(&self.cluster.adapters(&self.lab.adapters()));
+        }
         let silent = admission.silent_backends(self.lab.config.health.stall, at);
         for (backend, engine) in &self.backends {
             admission.record_probe(*backend, self.cluster.is_up(*engine), at);

@@ -2,23 +2,29 @@
 //!
 //! Ramps follow the calendar clock of the machine, since a ramp may have a date to begin at. What was measured is saved every
 //! [`SAVE_INTERVAL`] and when the gateway stops, in the folder of the engines' journal (`fleet.state`), so that the next
-//! gateway goes on where this one was; after a crash without the last seconds. One task for all experiments.
+//! gateway goes on where this one was; after a crash without the last seconds. One task for all experiments, and one that looks
+//! at the engines that serve adapters of their arms.
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
 use tokio::sync::watch;
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::app::App;
 use crate::admin::{ExperimentControl, ExperimentError, Order};
-use crate::experiment::{Experiment, ExperimentReport, Experiments, Phase, Saved};
+use crate::experiment::{EngineAdapters, Experiment, ExperimentReport, Experiments, Phase, Saved};
 use crate::fleet;
+use crate::vllm::metrics::MetricsSnapshot;
 
 /// Between two looks at the clock: steps of a ramp are minutes and more.
 const INTERVAL: Duration = Duration::from_secs(1);
+/// Between two looks at the engines that serve adapters of experiments.
+const LOOK_INTERVAL: Duration = Duration::from_secs(2);
 /// Between two saves.
 const SAVE_INTERVAL: Duration = Duration::from_secs(10);
 /// Where experiments are saved.
@@ -80,6 +86,57 @@ impl App {
                 saved = Instant::now();
             }
         }
+    }
+
+    /// Looks at the engines that serve adapters of running experiments, until `end` is true.
+    pub(super) async fn keep_looking_at_adapters(self: Arc<Self>, mut end: watch::Receiver<bool>) {
+        loop {
+            tokio::select! {
+                () = tokio::time::sleep(LOOK_INTERVAL) => {}
+                _ = end.wait_for(|ending| *ending) => return,
+            }
+            tokio::select! {
+                () = self.look_at_adapters() => {}
+                _ = end.wait_for(|ending| *ending) => return,
+            }
+        }
+    }
+
+    async fn look_at_adapters(&self) {
+        let models = self.learned.experiments.arm_models();
+        if models.is_empty() {
+            return;
+        }
+        let limit = self.config.load().health.probe_timeout;
+        let (mut pages, mut asked) = (JoinSet::new(), HashSet::new());
+        for pool in self.admission.view() {
+            for backend in pool.backends {
+                let served = self.reported.of(backend.id);
+                let serves = models.iter().any(|model| served.iter().any(|name| **name == **model));
+                // A backend of two pools is one engine.
+                if serves && asked.insert(Arc::clone(&backend.address.authority)) {
+                    let name = format!("{}/{}", pool.name, backend.name);
+                    pages.spawn(async move { (name, fleet::scrape(&backend.address, limit).await) });
+                }
+            }
+        }
+        let seen = pages.join_all().await;
+        let seen: Vec<_> = seen.into_iter().filter_map(|(name, page)| self.adapters_of(name, page?)).collect();
+        self.learned.experiments.note_adapters(&seen);
+    }
+
+    /// What an engine shows of its adapters. `None`: it has none. One that has no requests keeps showing its last ones.
+    fn adapters_of(&self, backend: String, page: MetricsSnapshot) -> Option<EngineAdapters> {
+        let adapters = page.adapters.filter(|_| page.running + page.waiting > 0.0)?;
+        let config = self.config.load();
+        let rank_of = |name: &str| {
+            let model = config.model_named(name)?;
+            fleet::adapter_rank(config.models[model.index()].adapter.as_deref()?)
+        };
+        let in_use = adapters.names.into_iter().map(|name| (name.clone(), rank_of(&name))).collect();
+        let (host, rank) = self.fleet.adapter_limits(&backend);
+        let defers = page.deferred.map(|deferred| deferred > 0.0);
+        Some(EngineAdapters { backend, slots: adapters.slots, host, rank, in_use, defers })
     }
 
     fn find_experiment(&self, name: &str) -> Result<Experiment, ExperimentError> {

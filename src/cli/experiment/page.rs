@@ -2,13 +2,14 @@
 //!
 //! The page is that of `sluice bench`: it needs nothing but itself.
 
-use super::text::{arm_rows, comparison_rows, verdicts};
+use super::text::{arm_rows, causes, comparison_rows, verdicts};
 use crate::bench::report::sections::{Dots, Section, page as page_of};
 use crate::experiment::{ExperimentReport, Moment, Quantity};
 
 /// The HTML.
 pub(super) fn page(report: &ExperimentReport) -> String {
     let head = vec!["Verdict".to_owned()];
+    let lines = verdicts(report).into_iter().chain(report.comparisons.iter().flat_map(causes));
     let mut sections = vec![
         Section {
             title: "Verdict".to_owned(),
@@ -17,7 +18,7 @@ pub(super) fn page(report: &ExperimentReport) -> String {
                 super::text::phase(report),
                 report.confidence * 100.0
             ),
-            rows: std::iter::once(head).chain(verdicts(report).into_iter().map(|line| vec![line])).collect(),
+            rows: std::iter::once(head).chain(lines.map(|line| vec![line])).collect(),
             dots: Vec::new(),
         },
         Section { title: "Arms".to_owned(), rows: arm_rows(report), ..Section::default() },

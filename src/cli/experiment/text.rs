@@ -56,6 +56,11 @@ pub(super) fn verdicts(report: &ExperimentReport) -> Vec<String> {
     mismatches.chain(stops).chain(report.comparisons.iter().map(sentence)).collect()
 }
 
+/// Why an adapter is as slow as it is, one line for each cause.
+pub(super) fn causes(comparison: &ComparisonReport) -> impl Iterator<Item = String> {
+    comparison.diagnosis.iter().map(|cause| format!("{}: {}", comparison.arm, cause.sentence))
+}
+
 /// One experiment.
 pub(super) fn show(report: &ExperimentReport) -> String {
     let mut text = format!(
@@ -69,6 +74,7 @@ pub(super) fn show(report: &ExperimentReport) -> String {
     text += &format!("\n{}\n", rows_as_table(&arm_rows(report)));
     for comparison in &report.comparisons {
         text += &format!("\n{}\n", rows_as_table(&comparison_rows(report, comparison)));
+        causes(comparison).for_each(|line| text += &format!("{line}\n"));
     }
     text.trim_end().to_owned()
 }

@@ -5,6 +5,8 @@
 //! Ray the colon of `vllm:` is an underscore. Lines that cannot be parsed are skipped: [`MetricsSnapshot::samples`] says how many
 //! lines of vLLM's were read, 0 means that this is not vLLM's page. Bounds: reads at most [`MAX_PAGE`] bytes.
 
+/// Names of adapters that are read of a page, at most.
+pub const MAX_ADAPTERS: usize = 64;
 /// Longest page that is read, bytes; a real one has about 100 kB.
 pub const MAX_PAGE: usize = 8 << 20;
 
@@ -47,7 +49,21 @@ pub struct MetricsSnapshot {
     pub gpu_blocks: Option<u64>,
     /// Tokens that one engine's prefix cache holds, where the page shows it: those of its KV cache, 0 where it is off.
     pub cache_tokens: Option<u64>,
+    /// Requests that wait for something that passes, such as an adapter slot; `None` before 0.20.
+    pub deferred: Option<f64>,
+    /// Adapters with requests, where the engine serves adapters and has had a request for one.
+    pub adapters: Option<AdaptersInUse>,
     progress: f64,
+}
+
+/// The latest sample of `lora_requests_info`. Its value is the time, and those of other moments stay on the page.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct AdaptersInUse {
+    /// Adapters that one step may use (`--max-loras`).
+    pub slots: u64,
+    /// Those with requests that run or wait, sorted; at most [`MAX_ADAPTERS`]. vLLM lists each of them under both.
+    pub names: Vec<String>,
+    at: f64,
 }
 
 /// Finished requests by `finished_reason`.
@@ -117,6 +133,10 @@ impl MetricsSnapshot {
                 };
                 *slot += value;
             }
+            "num_requests_waiting_by_reason" if label(labels, "reason") == Some("deferred") => {
+                self.deferred = Some(self.deferred.unwrap_or_default() + value);
+            }
+            "lora_requests_info" => self.add_adapters(labels, value),
             "cache_config_info" => {
                 let blocks = label(labels, "num_gpu_blocks").and_then(|blocks| blocks.parse::<u64>().ok());
                 let size = label(labels, "block_size").and_then(|size| size.parse::<u64>().ok());
@@ -130,6 +150,20 @@ impl MetricsSnapshot {
             }
             _ => {}
         }
+    }
+
+    fn add_adapters(&mut self, labels: &str, at: f64) {
+        let Some(slots) = label(labels, "max_lora").and_then(|slots| slots.parse().ok()) else { return };
+        if self.adapters.as_ref().is_some_and(|known| known.at > at) {
+            return;
+        }
+        let lists = ["running_lora_adapters", "waiting_lora_adapters"].map(|name| label(labels, name).unwrap_or(""));
+        let mut names: Vec<String> =
+            lists.iter().flat_map(|list| list.split(',')).filter(|name| !name.is_empty()).map(str::to_owned).collect();
+        names.sort_unstable();
+        names.dedup();
+        names.truncate(MAX_ADAPTERS);
+        self.adapters = Some(AdaptersInUse { slots, names, at });
     }
 
     /// A number that grows while the engine works and is constant while it does not: the sum of all `_total`, `_count` and
@@ -234,6 +268,28 @@ mod tests {
         let both = format!("{old}vllm:kv_cache_usage_perc 0.7\nvllm:prefix_cache_hits_total 128\n");
         assert_eq!((MetricsSnapshot::parse(old).kv_usage, MetricsSnapshot::parse(old).prefix_hits), (0.5, 8.0));
         assert_eq!((MetricsSnapshot::parse(&both).kv_usage, MetricsSnapshot::parse(&both).prefix_hits), (0.7, 128.0));
+    }
+
+    #[test]
+    fn the_latest_sample_says_which_adapters_have_requests() {
+        let at = |running: &str, waiting: &str, at: u32| {
+            format!(
+                "vllm:lora_requests_info{{max_lora=\"1\",running_lora_adapters=\"{running}\",\
+                 waiting_lora_adapters=\"{waiting}\"}} 1.76{at}e+09\n"
+            )
+        };
+        let deferred = "vllm:num_requests_waiting_by_reason{engine=\"0\",reason=\"capacity\"} 4.0\n\
+             vllm:num_requests_waiting_by_reason{engine=\"0\",reason=\"deferred\"} 3.0\n";
+        let page = at("", "", 1) + &at("sql", "chat,sql", 5) + &at("chat", "", 4) + deferred;
+        let snapshot = MetricsSnapshot::parse(&page);
+        let adapters = snapshot.adapters.unwrap();
+        assert_eq!(
+            (adapters.slots, adapters.names.join(" "), snapshot.deferred),
+            (1, "chat sql".to_owned(), Some(3.0))
+        );
+        let idle = MetricsSnapshot::parse(&(page + &at("", "", 6)));
+        assert_eq!(idle.adapters.unwrap().names, [""; 0]);
+        assert_eq!(MetricsSnapshot::parse("vllm:num_requests_waiting 3\n").adapters, None);
     }
 
     #[test]

@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use crate::driver::AdapterRank;
 use crate::driver::process::is_running;
 use crate::engine::context::EngineContext;
 use crate::engine::engine_task::ManagedEngine;
@@ -133,6 +134,19 @@ impl EngineTable {
         let stopping = self.stopping.iter().filter_map(|stopping| stopping.context.as_deref());
         let managed = self.managed.values().map(|engine| &*engine.handle.context);
         managed.chain(stopping).filter_map(EngineContext::describe_running).collect()
+    }
+
+    /// See [`Fleet::adapter_limits`](super::Fleet::adapter_limits).
+    pub(super) fn adapter_limits(&self, name: &str) -> Option<(Option<u64>, Option<u32>)> {
+        let context = &self.managed.get(name)?.handle.context;
+        let state = context.state.lock();
+        let settings = &state.lifecycle.wanted.settings;
+        let host = settings.int("max-cpu-loras").and_then(|host| u64::try_from(host).ok());
+        let rank = match context.driver.adapter_rank(settings) {
+            AdapterRank::UpTo(rank) => u32::try_from(rank).ok(),
+            AdapterRank::None(_) | AdapterRank::Unknown => None,
+        };
+        Some((host, rank))
     }
 
     /// Every engine, in the order of names: managed ones, those that are being stopped, those that wait for others.

@@ -89,6 +89,12 @@ impl Fleet {
         self.registry.table().views()
     }
 
+    /// The limits of adapters of a managed engine, `pool/backend`: how many it keeps in host memory, if its settings say so,
+    /// and the rank that it computes with, if that is known.
+    pub fn adapter_limits(&self, name: &str) -> (Option<u64>, Option<u32>) {
+        self.registry.table().adapter_limits(name).unwrap_or_default()
+    }
+
     /// Speeds up the current or next shutdown: engines are not drained, and those that do not stop within two seconds after
     /// SIGTERM are killed.
     pub fn shut_down_fast(&self) {

@@ -12,6 +12,7 @@ use jiff::Timestamp;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
+use super::diagnosis::EngineAdapters;
 use super::ledger::Observation;
 use super::plan::{ArmPlan, ExperimentPlan};
 use super::state::{ExperimentState, Phase, Progress};
@@ -155,6 +156,21 @@ impl Experiments {
             let share = Duration::try_from(now.duration_since(begins)).map(|since| plan.exposure(since));
             state.set_exposure(share.unwrap_or(0.0));
             state.review(plan, now);
+        }
+    }
+
+    /// The models of the arms that are measured now: adapters, if engines serve them as such.
+    pub fn arm_models(&self) -> Vec<Arc<str>> {
+        let running = self.all().into_iter().filter(|one| one.state.phase() == Phase::Running);
+        let models =
+            running.flat_map(|one| one.plan.arms.iter().filter_map(|arm| arm.model.clone()).collect::<Vec<_>>());
+        models.map(|(name, _)| name).collect()
+    }
+
+    /// Adds a look at engines that serve adapters.
+    pub fn note_adapters(&self, seen: &[EngineAdapters]) {
+        for Experiment { plan, state } in self.all().iter().filter(|one| one.state.phase() == Phase::Running) {
+            state.note_adapters(plan, seen);
         }
     }
 }

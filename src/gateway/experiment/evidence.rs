@@ -111,6 +111,7 @@ impl Simulated {
             ending: if failed { Ending::Failed } else { Ending::Completed },
             missed: Some(failed || ttft > 5.0),
             fell_back: false,
+            cached: None,
         };
         self.state.observe(&self.plan, arm, &observation);
     }

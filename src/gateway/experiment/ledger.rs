@@ -98,6 +98,8 @@ pub struct Observation {
     pub missed: Option<bool>,
     /// Its arm could not serve it; it was served as if there were no experiment.
     pub fell_back: bool,
+    /// Prompt tokens that the engine had in its prefix cache, and all of them, where the engine says so.
+    pub cached: Option<(u64, u64)>,
 }
 
 impl Observation {
@@ -200,6 +202,12 @@ pub struct ArmLedger {
     pub(super) missed: Counts,
     /// Those that it could not serve.
     pub(super) fell_back: f64,
+    /// Prompts of which it is known how much was in the prefix cache.
+    #[serde(default)]
+    pub(super) cached_prompts: f64,
+    /// Tokens of these prompts that were there, and all of them.
+    #[serde(default)]
+    cached: (f64, f64),
 }
 
 impl ArmLedger {
@@ -215,6 +223,10 @@ impl ArmLedger {
         if observation.fell_back {
             self.fell_back += 1.0;
             return;
+        }
+        if let Some((cached, all)) = observation.cached {
+            self.cached_prompts += 1.0;
+            self.cached = (self.cached.0 + cached as f64, self.cached.1 + all as f64);
         }
         if let Some(missed) = observation.missed {
             self.judged.0[group] += 1.0;
@@ -245,6 +257,12 @@ impl ArmLedger {
     /// Requests that it could not serve.
     pub fn fell_back(&self) -> u64 {
         self.fell_back as u64
+    }
+
+    /// The share of prompt tokens that were in the prefix cache; `None` where no engine said so.
+    pub fn cached_share(&self) -> Option<f64> {
+        let (cached, all) = self.cached;
+        (all > 0.0).then(|| cached / all)
     }
 
     /// The mean of a quantity; `None` without values.

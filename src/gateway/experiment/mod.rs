@@ -8,7 +8,7 @@
 //! ```
 //!
 //! [`plan`] is an experiment as configured, [`unit`] says how a unit finds its arm, [`ledger`] what is kept of finished
-//! requests, [`compare`] and [`verdict`] what follows from it, [`state`] what outlives a reload, [`report`] what an operator sees.
+//! requests, [`compare`] and [`verdict`] what follows from it, [`diagnosis`] why an adapter is slow, [`state`] what outlives a reload, [`report`] what an operator sees.
 //! Pure: no clock, no sockets,
 //! no metrics library.
 
@@ -17,6 +17,7 @@ pub mod plan;
 pub mod ledger;
 pub mod compare;
 pub mod verdict;
+pub mod diagnosis;
 pub mod state;
 pub mod assign;
 pub mod report;
@@ -27,6 +28,7 @@ mod tests;
 mod evidence;
 
 pub use assign::{Assigned, Experiment, ExperimentSet, Experiments, Saved, Subject};
+pub use diagnosis::{Cause, Diagnosis, EngineAdapters};
 pub use ledger::{ArmLedger, Ending, Observation, Quantity};
 pub use plan::{ArmPlan, ExperimentPlan};
 pub use report::ExperimentReport;

@@ -154,6 +154,12 @@ fn identity(experiment: &config::Experiment, salt: &str, config: &Config) -> u64
 }
 
 impl ArmPlan {
+    /// Whether requests of both may be on one engine. Not known for pools that are chosen by prompt length, beside a named one.
+    pub(super) fn shares_engines(&self, other: &Self) -> bool {
+        let any_of_both = self.backends.is_empty() || other.backends.is_empty();
+        self.pool == other.pool && (any_of_both || self.backends.iter().any(|one| other.backends.contains(one)))
+    }
+
     fn new(experiment: &config::Experiment, arm: &config::Arm, until: f64, config: &Config) -> Self {
         let pool = arm.pool.as_deref().and_then(|name| config.pool_named(name)).map(|pool| pool.index());
         let backends = pool.map_or(&[][..], |pool| &config.pools[pool].backends);

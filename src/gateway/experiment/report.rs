@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::assign::Experiment;
 use super::compare::{Rates, quantile};
+use super::diagnosis::{Diagnosis, diagnose};
 use super::ledger::{ArmLedger, CLASSES, Quantity};
 use super::state::{Decision, Moment, Phase};
 use super::verdict::{Comparison, Conclusion, compare};
@@ -113,6 +114,9 @@ pub struct ComparisonReport {
     pub misses: RateReport,
     /// Share of both arms' requests that is in the arm; absent unless it certainly differs from the configured share.
     pub mismatch: Option<Range>,
+    /// Why the arm is as slow as it is, if it has a model of its own: causes that are known of adapters.
+    #[serde(default)]
+    pub diagnosis: Vec<Diagnosis>,
 }
 
 /// A quantity of an arm over that of the control, minus 1.
@@ -167,6 +171,7 @@ impl ExperimentReport {
             failures: RateReport::new(comparison.failures),
             misses: RateReport::new(comparison.misses),
             mismatch: comparison.mismatch.and_then(Range::of),
+            diagnosis: diagnose(plan, &progress.arms, &progress.engines[comparison.arm], comparison),
         };
         let (clustered, confidence) = (plan.sticky != Sticky::Request, each_of(plan.arms.len(), plan.rules.confidence));
         let arms =

@@ -12,6 +12,7 @@ use jiff::Timestamp;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
+use super::diagnosis::{EngineAdapters, EngineLooks};
 use super::ledger::{ArmLedger, Observation, Quantity};
 use super::plan::ExperimentPlan;
 use super::verdict::{self, Comparison, Conclusion};
@@ -75,6 +76,9 @@ pub struct Progress {
     pub stops: Vec<Option<String>>,
     /// The first conclusion about each arm.
     pub decisions: Vec<Option<Decision>>,
+    /// What each arm has seen of the engines that serve its adapter.
+    #[serde(default)]
+    pub engines: Vec<Vec<EngineLooks>>,
     /// The confidence sequences over time.
     pub history: Vec<Moment>,
     /// When it was first started, milliseconds since 1970.
@@ -108,6 +112,7 @@ impl ExperimentState {
         progress.arms.resize(arms, ArmLedger::default());
         progress.stops.resize(arms, None);
         progress.decisions.resize(arms, None);
+        progress.engines.resize(arms, Vec::new());
         let stopped = progress.stops.iter().enumerate().filter(|(_, why)| why.is_some()).map(|(arm, _)| 1 << arm).sum();
         let state = Self {
             phase: AtomicU32::new(0),
@@ -186,6 +191,16 @@ impl ExperimentState {
             && let Some(broken) = verdict::guard(plan, &progress.arms, arm)
         {
             self.stop_arm(plan, arm, broken, &mut progress);
+        }
+    }
+
+    /// Adds a look at the engines to what the arms have seen of those that serve their adapters.
+    pub fn note_adapters(&self, plan: &ExperimentPlan, seen: &[EngineAdapters]) {
+        let mut progress = self.progress.lock();
+        for (arm, looks) in plan.arms.iter().zip(&mut progress.engines) {
+            if let Some((adapter, _)) = &arm.model {
+                seen.iter().for_each(|engine| EngineLooks::note(looks, adapter, engine));
+            }
         }
     }
 

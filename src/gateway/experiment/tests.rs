@@ -16,7 +16,7 @@ pub(super) fn config(experiments: &str) -> Config {
         .config
 }
 
-fn experiment(name: &str, keys: &str) -> String {
+pub(super) fn experiment(name: &str, keys: &str) -> String {
     format!(
         "[[experiment]]\nname = \"{name}\"\nmodels = [\"m\"]\n{keys}\n[[experiment.arm]]\nname = \"base\"\nweight = 60\n\
          [[experiment.arm]]\nname = \"lora\"\nweight = 40\nmodel = \"lora\"\n"
@@ -165,6 +165,7 @@ fn a_later_gateway_goes_on_with_what_was_saved() {
         ending: Ending::Completed,
         missed: Some(false),
         fell_back: false,
+        cached: None,
     };
     (0..500).for_each(|_| x.state.observe(&x.plan, 1, &observation));
     first.find("y").unwrap().state.order(Phase::Promoted(1));

@@ -227,6 +227,7 @@ impl Record {
             },
             missed: self.slo_met.map(|met| !met),
             fell_back: assigned.fell_back,
+            cached: stats.and_then(|stats| stats.usage.cached.zip(stats.usage.prompt)),
         }
     }
 

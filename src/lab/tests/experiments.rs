@@ -1,11 +1,11 @@
 //! Experiments on simulated engines: what a LoRA adapter costs is found, by name and with an interval that holds it.
 
 use super::{MODEL, engines};
-use crate::{Lab, LabRun, run};
+use crate::{EngineSetup, Lab, LabRun, run};
 use sluice_bench::{Arrival, Class, Extent, Length, RunPlan, Workload};
 use sluice_gateway::config::{Config, Machine, Surroundings};
 use sluice_gateway::experiment::report::Range;
-use sluice_gateway::experiment::{Conclusion, Quantity};
+use sluice_gateway::experiment::{Cause, Conclusion, Quantity};
 
 /// Base on gpu0 against an adapter on gpu1, half of the requests each.
 const ADAPTER: &str = r#"
@@ -39,16 +39,47 @@ model = "sql"
 pool = "lora"
 "#;
 
+/// Two adapters on one engine, half of the requests each.
+const TWO_ADAPTERS: &str = r#"
+[[model]]
+name = "llama-3.1-8b"
+[[model]]
+name = "sql"
+[[model]]
+name = "chat"
+[[pool]]
+name = "main"
+models = ["*"]
+[[pool.backend]]
+name = "gpu0"
+url = "http://127.0.0.1:8000"
+[[experiment]]
+name = "adapter"
+models = ["llama-3.1-8b"]
+[[experiment.arm]]
+name = "sql"
+weight = 50
+model = "sql"
+[[experiment.arm]]
+name = "chat"
+weight = 50
+model = "chat"
+"#;
+
 /// Requests of so many clients, each of which sends one after the other.
 fn with_clients(concurrency: u32, requests: u64, flags: &[&str]) -> LabRun {
-    let around = Surroundings { env: &|_| None, folder: "/".into(), machine: Machine::with_cores(1) };
-    let config = Config::parse(ADAPTER, "test", &[], &around).unwrap_or_else(|problems| panic!("{problems}")).config;
-    let class = Class::new("all", Length::Exactly(200), Length::Exactly(128), 1.0);
-    let workload = Workload::of_classes(MODEL, vec![class], 0);
-    let plan = RunPlan::new(workload, Arrival::ClosedLoop { concurrency }, Extent::Requests(requests));
     let mut both = engines(2, &[]);
     both[1] = engines(2, flags).remove(1);
-    run(&Lab::new(config, both, vec![plan]), 1).unwrap()
+    run_on(ADAPTER, both, Arrival::ClosedLoop { concurrency }, requests)
+}
+
+fn run_on(config: &str, engines: Vec<EngineSetup>, arrival: Arrival, requests: u64) -> LabRun {
+    let around = Surroundings { env: &|_| None, folder: "/".into(), machine: Machine::with_cores(1) };
+    let config = Config::parse(config, "test", &[], &around).unwrap_or_else(|problems| panic!("{problems}")).config;
+    let class = Class::new("all", Length::Exactly(200), Length::Exactly(128), 1.0);
+    let workload = Workload::of_classes(MODEL, vec![class], 0);
+    let plan = RunPlan::new(workload, arrival, Extent::Requests(requests));
+    run(&Lab::new(config, engines, vec![plan]), 1).unwrap()
 }
 
 /// What was found about a quantity.
@@ -71,6 +102,28 @@ fn an_adapter_is_found_to_be_slower_per_token_by_what_it_costs_on_an_h200() {
     let arms = &run.experiments[0].arms;
     assert!(arms.iter().all(|arm| arm.fell_back == 0 && arm.failed == 0));
     assert_eq!(arms.iter().map(|arm| arm.requests).sum::<u64>(), requests);
+    let causes: Vec<Cause> = run.experiments[0].comparisons[0].diagnosis.iter().map(|found| found.cause).collect();
+    assert_eq!(causes, [Cause::Kernels]);
+}
+
+#[test]
+fn two_adapters_wait_for_one_slot_which_is_named_and_with_two_the_wait_is_gone() {
+    let with_slots = |slots: &str| {
+        let flags = ["--enable-lora", "--max-loras", slots, "--max-cpu-loras", "4", "--max-lora-rank", "16"];
+        let run = run_on(TWO_ADAPTERS, engines(1, &flags), Arrival::Poisson { rate: 4.0 }, 2_000);
+        let report = &run.experiments[0];
+        let ttft = report.arms.iter().map(|arm| arm.quantities[Quantity::Ttft as usize].mean).fold(0.0, f64::max);
+        let slots = report.comparisons[0].diagnosis.iter().find(|found| found.cause == Cause::Slots);
+        println!("mean TTFT {ttft:.3} s, {:.0} s deferred: {slots:?}", run.engines[0].deferred);
+        (ttft, run.engines[0].deferred, slots.map(|found| found.sentence.clone()))
+    };
+    let (slow, deferred, cause) = with_slots("1");
+    let cause = cause.expect("the slot limit is named");
+    assert!(cause.contains("gpu0 has max-loras 1, and up to 2 adapters"), "{cause}");
+    assert!(slow > 0.3 && deferred > 100.0, "{slow} {deferred}");
+    let (fast, deferred, cause) = with_slots("2");
+    assert_eq!((cause, deferred), (None, 0.0));
+    assert!(fast < 0.05, "{fast}");
 }
 
 #[test]
