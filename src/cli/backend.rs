@@ -87,7 +87,7 @@ enum Command {
 
 /// Why a command failed.
 #[derive(Debug, thiserror::Error)]
-enum Failed {
+pub(in crate::cli) enum Failed {
     #[error(transparent)]
     Client(#[from] AdminClientError),
     #[error("there is no backend '{name}'; there are: {known}")]
@@ -153,7 +153,7 @@ async fn act(client: &AdminClient, command: &Command) -> Result<(), Failed> {
 }
 
 /// How change `id` ended, if it has.
-fn outcome(backend: &BackendStatus, id: u64) -> Option<Result<(), String>> {
+pub(in crate::cli) fn outcome(backend: &BackendStatus, id: u64) -> Option<Result<(), String>> {
     let Some(engine) = &backend.engine else { return Some(Err("the gateway no longer runs this engine".to_owned())) };
     let last = engine.last_change.as_ref().filter(|last| last.id >= id)?;
     let why = last.why.clone().unwrap_or_default();
@@ -178,9 +178,9 @@ fn why(backend: &BackendStatus) -> String {
 
 /// A backend by its names, without encoding.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Path {
-    pool: String,
-    backend: String,
+pub(in crate::cli) struct Path {
+    pub(in crate::cli) pool: String,
+    pub(in crate::cli) backend: String,
 }
 
 impl std::fmt::Display for Path {
@@ -190,7 +190,7 @@ impl std::fmt::Display for Path {
 }
 
 /// Finds the backend by `backend` or `pool/backend`.
-fn path(status: &Status, name: &str) -> Result<Path, Failed> {
+pub(in crate::cli) fn path(status: &Status, name: &str) -> Result<Path, Failed> {
     let all = status.pools.iter().flat_map(|pool| {
         let backends = pool.backends.iter().filter(|backend| backend.state != "removed");
         backends.map(|backend| Path { pool: pool.name.clone(), backend: backend.name.clone() })
@@ -205,7 +205,7 @@ fn path(status: &Status, name: &str) -> Result<Path, Failed> {
     }
 }
 
-async fn post(client: &AdminClient, path: &Path, action: &str) -> Result<Value, AdminClientError> {
+pub(in crate::cli) async fn post(client: &AdminClient, path: &Path, action: &str) -> Result<Value, AdminClientError> {
     let path = format!("/admin/backends/{}/{}{action}", encode(&path.pool), encode(&path.backend));
     // Before a restart the gateway may run vLLM to list its flags.
     client.post_within(&path, RESTART_TIMEOUT).await

@@ -49,7 +49,7 @@ pub use file::TuneFile;
 pub use goal::{Goal, Objective};
 pub use journal::{Header, Journal};
 pub use laboratory::{Laboratory, at_once};
-pub use real::{OwnGateway, RealEngines};
+pub use real::{BenchEngine, Flags, InPlace, OwnGateway, RealEngines, Watch};
 pub use search::Method;
 pub use space::Space;
 pub use trial::{Effort, Outcome, Trial};

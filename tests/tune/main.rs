@@ -20,7 +20,11 @@ const FAST: &str = "--sim-speed 200 --max-num-seqs 2 --max-model-len 2048";
 const FLAGS: &str = "--sim-speed 2 --max-num-seqs 2 --max-model-len 2048";
 
 fn grid() -> Rig {
-    Rig::real(1, FLAGS, &format!("{LOAD}{TUNE}{GRID}"))
+    grid_of(1)
+}
+
+fn grid_of(engines: usize) -> Rig {
+    Rig::real(engines, FLAGS, &format!("{LOAD}{TUNE}{GRID}"))
 }
 
 fn signal(child: &std::process::Child, signal: Signal) {
@@ -64,6 +68,29 @@ fn a_tuner_that_is_killed_resumes_and_leaves_no_engine() {
     let whole = before.rfind('\n').map_or("", |end| &before[..=end]);
     assert!(rig.read("t.journal").starts_with(whole), "what was tried before is not in the journal any more");
     assert_eq!((rig.trials(), rig.engines()), (7, vec![]), "{}", ran.err);
+}
+
+#[test]
+fn a_rate_search_that_was_killed_goes_on_after_its_last_load() {
+    let class = "[[traffic]]\nrate = 5\nclass = [{ name = \"a\", in = 20, out = 5, e2el = \"500ms\" }]\n";
+    let space = "[[tune.dimension]]\nkey = \"vllm.max-num-seqs\"\nvalues = [6]\n";
+    let rig = Rig::real(1, FAST, &format!("{class}[tune]\nrequests = 30\n{space}"));
+    let loads = |sent: &str| rig.read("t.journal").matches(&format!("\"sent\":{sent}")).count();
+    let child = rig.begin(&["--real"]);
+    until("a rate was tried", || loads("{\"rate\":") >= 1 && rig.read("t.journal").ends_with('\n'));
+    signal(&child, Signal::SIGKILL);
+    end(child);
+    let before = rig.read("t.journal");
+    let before = before.rfind('\n').map_or("", |end| &before[..=end]).to_owned();
+    let tried = before.matches("\"sent\":{\"rate\":").count();
+    let child = rig.begin(&["--real", "--resume"]);
+    until("two more were tried", || loads("{\"rate\":") >= tried + 2);
+    signal(&child, Signal::SIGTERM);
+    let ran = end(child);
+    assert_eq!((ran.code, rig.engines()), (Some(1), vec![]), "{ran:?}");
+    assert!(rig.read("t.journal").starts_with(&before));
+    // What comes before the rates was not repeated.
+    assert_eq!((loads("\"stream\""), loads("{\"saturated\":")), (1, 1), "{}", rig.read("t.journal"));
 }
 
 #[test]
@@ -209,6 +236,65 @@ fn the_variables_of_auto_tune_are_taken_and_its_files_are_written() {
     let variables = [("INPUT_LEN", "5000".into())];
     let ran = rig.tune_compat(&variables);
     assert!(ran.code == Some(2) && ran.err.contains("raise MAX_MODEL_LEN"), "{ran:?}");
+}
+
+/// A gateway that ends, with its engines, when the test does.
+struct Gateway<'a>(&'a Rig, std::process::Child, String);
+
+impl Gateway<'_> {
+    /// What is shown of a backend: its state, and the flags of its engine.
+    fn shown(&self, name: &str) -> [String; 2] {
+        let backend = self.0.backend(&self.2, name);
+        [&backend["state"], &backend["engine"]["settings"]].map(|value| value.as_str().unwrap_or_default().to_owned())
+    }
+
+    /// The step of its engine's life.
+    fn step(&self, name: &str) -> String {
+        self.0.backend(&self.2, name)["engine"]["step"].as_str().unwrap_or_default().to_owned()
+    }
+}
+
+impl Drop for Gateway<'_> {
+    fn drop(&mut self) {
+        signal(&self.1, Signal::SIGTERM);
+        let _ = self.1.wait();
+    }
+}
+
+#[test]
+fn an_engine_of_a_gateway_that_serves_is_tuned_in_place_and_given_back() {
+    let rig = grid_of(2);
+    let (child, admin) = rig.serve();
+    let gateway = Gateway(&rig, child, admin);
+    let ready = |name: &str| gateway.shown(name)[0] == "ready" && gateway.step(name) == "serve";
+    until("both backends are ready", || ready("e0") && ready("e1"));
+    let before = ["e0", "e1"].map(|name| gateway.shown(name));
+    let args = ["--gateway", &gateway.2, "--backend", "e0"];
+    // It is interrupted while it tries a setting, and goes on later.
+    let child = rig.begin(&args);
+    until("a setting is tried", || rig.trials() >= 2 && gateway.shown("e0")[1] != before[0][1]);
+    assert_eq!((gateway.shown("e0")[0].as_str(), ready("e1")), ("draining", true));
+    signal(&child, Signal::SIGINT);
+    let ran = end(child);
+    assert!(ran.code == Some(1) && ran.err.contains("giving p/e0 back"), "{ran:?}");
+    until("it is given back", || ["e0", "e1"].map(|name| gateway.shown(name)) == before);
+    let ran = rig.tune(&[&args[..], &["--resume"]].concat());
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert!(ran.out.contains("best: max-num-batched-tokens=") && ran.out.contains("max-num-seqs=6"), "{}", ran.out);
+    until("it is given back", || ["e0", "e1"].map(|name| gateway.shown(name)) == before);
+}
+
+#[test]
+fn a_backend_that_cannot_be_spared_is_left_alone() {
+    let rig = grid_of(1);
+    let (child, admin) = rig.serve();
+    let gateway = Gateway(&rig, child, admin);
+    until("the backend is ready", || gateway.step("e0") == "serve");
+    let ran = rig.tune(&["--gateway", &gateway.2, "--backend", "e0"]);
+    assert!(ran.code == Some(1) && ran.err.contains("no other backend of its pool is ready"), "{ran:?}");
+    let ran = rig.tune(&["--gateway", &gateway.2, "--backend", "e9", "--resume"]);
+    assert!(ran.code == Some(1) && ran.err.contains("there is no backend 'e9'"), "{ran:?}");
+    assert_eq!(gateway.shown("e0")[0], "ready");
 }
 
 /// A space of simulated engines on virtual time.

@@ -97,6 +97,30 @@ impl Rig {
         ran(command.envs(variables.iter().cloned()).output().unwrap())
     }
 
+    /// Starts a gateway with the configuration; its engines are marked as those of this folder. Returns it and its admin port.
+    pub(crate) fn serve(&self) -> (Child, String) {
+        let (listen, admin) = (free_port(), free_port());
+        let head = format!(
+            "[server]\nlisten = \"127.0.0.1:{listen}\"\nadmin = \"127.0.0.1:{admin}\"\n[fleet]\nramp = \"0s\"\nstate = {:?}\n",
+            self.path("state").canonicalize().unwrap_or(self.path("state"))
+        );
+        std::fs::write(self.path("sluice.toml"), head + &self.read("sluice.toml")).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_sluice"));
+        command.args(["serve", "--config", "sluice.toml"]).current_dir(self.folder.path()).stdin(Stdio::null());
+        let log = std::fs::File::create(self.path("serve.log")).unwrap();
+        (command.stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap(), format!("http://127.0.0.1:{admin}"))
+    }
+
+    /// The backend of this name as the gateway reports it; null while the gateway does not respond.
+    pub(crate) fn backend(&self, admin: &str, name: &str) -> serde_json::Value {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_sluice"));
+        let ran = ran(command.args(["backend", "--admin", admin, "list", "--json"]).output().unwrap());
+        let list: serde_json::Value = serde_json::from_str(&ran.out).unwrap_or_default();
+        let all = list.as_array().cloned().unwrap_or_default();
+        let own = all.into_iter().map(|one| one["backend"].clone()).find(|backend| backend["name"] == name);
+        own.unwrap_or_default()
+    }
+
     /// Writes a program.
     pub(crate) fn script(&self, name: &str, text: &str) {
         let path = self.path(name);

@@ -8,6 +8,7 @@
 mod compat;
 mod progress;
 mod real;
+mod in_place;
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -16,6 +17,7 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use clap::Args;
 
+use crate::admin::AdminClient;
 use crate::base::Period;
 use crate::tune::report::{json, page, result_txt, table};
 use crate::tune::setting::name;
@@ -33,7 +35,7 @@ pub struct TuneArgs {
     #[arg(value_name = "FILE", required_unless_present = "auto_tune_compat")]
     file: Option<PathBuf>,
     /// Take the environment variables of vLLM's auto_tune.sh in place of FILE, tune real engines, and write its files
-    #[arg(long, conflicts_with_all = ["file", "journal", "engines", "result"])]
+    #[arg(long, conflicts_with_all = ["file", "journal", "engines", "result", "gateway"])]
     auto_tune_compat: bool,
     /// Continue the journal of an earlier run
     #[arg(long)]
@@ -56,6 +58,15 @@ pub struct TuneArgs {
     /// Logs and journal of the real engines [default: the name of FILE with the ending .engines, in the working directory]
     #[arg(long, value_name = "FOLDER", requires = "real")]
     engines: Option<PathBuf>,
+    /// Tune one engine of a running gateway in place, through its admin port: other backends serve meanwhile
+    #[arg(long, value_name = "URL", conflicts_with = "real", requires = "backend")]
+    gateway: Option<String>,
+    /// The backend that is tuned in place, such as gpu0 or short/gpu0
+    #[arg(long, value_name = "NAME", requires = "gateway")]
+    backend: Option<String>,
+    /// The gateway's admin token, if it has one
+    #[arg(long, value_name = "TOKEN", env = "SLUICE_ADMIN_TOKEN", hide_env_values = true)]
+    token: Option<String>,
     /// The seed of loads and of the search
     #[arg(long, value_name = "SEED", default_value_t = 1)]
     seed: u64,
@@ -181,12 +192,19 @@ fn tuned(args: &TuneArgs) -> Result<Option<(Report, Goal)>, Ended> {
     }
     let method = args.method.unwrap_or(Method::for_space(settings.len()));
     // Real engines are predicted only if the file describes them.
-    let described = !args.real || !file.scenario.file.engine.is_empty();
+    let is_real = args.real || args.gateway.is_some();
+    let described = !is_real || !file.scenario.file.engine.is_empty();
     let prior = (!args.no_prior && described).then(|| file.scenario.clone());
+    let bench = args.gateway.as_ref().zip(args.backend.clone()).map(|(url, backend)| {
+        let admin = AdminClient::new(url, args.token.as_deref());
+        let admin = admin.map_err(|error| TuneError::Deployment(error.to_string()))?;
+        Ok::<_, TuneError>(in_place::Bench { admin, backend })
+    });
+    let bench = bench.transpose()?;
     let plan = Plan { space, goal, method, budget, prior, emulation };
     let own = |ending| PathBuf::from(args.file().file_stem().unwrap_or_default()).with_extension(ending);
     let path = args.journal.clone().unwrap_or_else(|| own("journal"));
-    let header = Header::new(&file.fingerprint, method.name(), args.seed).of_real_engines(args.real);
+    let header = Header::new(&file.fingerprint, method.name(), args.seed).of_real_engines(is_real);
     let (mut journal, done) = match args.resume {
         true => Journal::resume(&path, &header)?,
         false => (Journal::create(&path, &header)?, Vec::new()),
@@ -195,13 +213,14 @@ fn tuned(args: &TuneArgs) -> Result<Option<(Report, Goal)>, Ended> {
     if !done.is_empty() {
         eprintln!("{} trials are taken from the journal", done.len());
     }
-    let mut shown = Shown::new(&plan, settings.len(), done.len(), args.real);
-    let report = match args.real {
-        true => {
+    let mut shown = Shown::new(&plan, settings.len(), done.len(), is_real);
+    let report = match (&bench, args.real) {
+        (Some(bench), _) => in_place::tuned(&plan, file.scenario, bench.clone(), &mut journal, done, &mut shown)?,
+        (None, true) => {
             let folder = args.engines.clone().unwrap_or_else(|| own("engines"));
             real::tuned(&plan, file.scenario, &folder, &mut journal, done, &mut shown)?
         }
-        false => {
+        (None, false) => {
             let mut backend = Laboratory::new(file.scenario, plan.goal.measures());
             at_once(tune(&plan, &mut backend, &mut journal, done, |progress| shown.show(&progress)))?
         }

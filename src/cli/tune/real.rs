@@ -31,7 +31,9 @@ pub(super) enum Ended {
     #[error("{0}")]
     System(#[from] std::io::Error),
     /// Ctrl-C or SIGTERM.
-    #[error("interrupted; the engines were stopped, and what was tried is in the journal: continue with --resume")]
+    #[error(
+        "interrupted; the engines are as they were before, and what was tried is in the journal: continue with --resume"
+    )]
     Interrupted,
 }
 

@@ -10,6 +10,7 @@
 
 mod deployment;
 mod system;
+mod in_place;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -25,13 +26,15 @@ use crate::error::TuneError;
 use crate::setting::Setting;
 use crate::space::Space;
 use deployment::Deployment;
+pub use in_place::{BenchEngine, Flags, InPlace};
 use sluice_bench::LoadClient;
 use sluice_bench::search::{Groups, SearchGoal};
 use sluice_core::vllm::failure::FailureClass;
 use sluice_fleet::{TrialEngines, TrialFailure, TrialSpec};
 use sluice_gateway::config::Config;
 use sluice_lab::{Measure, Scenario};
-pub use system::RealSystem;
+use system::OwnEngines;
+pub use system::{RealSystem, Watch};
 
 /// Requests to a fresh engine before it is measured, and how many of them at once.
 const WARM_UP: (u64, u32) = (16, 8);
@@ -145,7 +148,7 @@ impl<G: OwnGateway> RealEngines<G> {
             plan.workload.model = served.into_iter().next().unwrap_or_default();
         }
         Ok(RealSystem {
-            engines: self.engines.clone(),
+            watch: OwnEngines(self.engines.clone()),
             client,
             groups: Arc::new(Groups::of(&plan.workload)),
             plan,

@@ -1,6 +1,6 @@
 //! A deployment that serves: trials and runs are sent to it by the load generator.
 //!
-//! An engine that ends meanwhile ends the trial at once: the setting does not serve, and the reason is what its log says. The same
+//! An engine that ends meanwhile ([`Watch`]) ends the trial at once: the setting does not serve, and the reason is what its log says. The same
 //! load sent twice to one engine would be found in its prefix cache, so the token ids of each run are moved by another
 //! number; lengths and times stay those of the seed.
 
@@ -23,10 +23,37 @@ const STRESS: u32 = 512;
 /// The token ids of a run are moved by less than this.
 const MOVES: u32 = 1_000;
 
+/// Engines under load.
+pub trait Watch {
+    /// The output of `load`, unless an engine ends before.
+    ///
+    /// # Errors
+    /// [`TuneError::Died`] with what is known of the reason.
+    fn unless_lost<T>(&self, load: impl Future<Output = T>) -> impl Future<Output = Result<T, TuneError>>;
+}
+
+/// Engines that the tuner runs itself.
+#[derive(Clone, Debug)]
+pub struct OwnEngines(pub(super) Arc<Mutex<TrialEngines>>);
+
+impl Watch for OwnEngines {
+    async fn unless_lost<T>(&self, load: impl Future<Output = T>) -> Result<T, TuneError> {
+        let engines = self.0.lock().await;
+        let failure = tokio::select! {
+            done = load => match engines.ill().await {
+                None => return Ok(done),
+                Some(failure) => failure,
+            },
+            failure = engines.lost() => failure,
+        };
+        Err(TuneError::Died(failure.to_string()))
+    }
+}
+
 /// A deployment with a setting.
 #[derive(Debug)]
-pub struct RealSystem {
-    pub(super) engines: Arc<Mutex<TrialEngines>>,
+pub struct RealSystem<W = OwnEngines> {
+    pub(super) watch: W,
     pub(super) plan: RunPlan,
     pub(super) client: Arc<LoadClient>,
     pub(super) groups: Arc<Groups>,
@@ -36,7 +63,7 @@ pub struct RealSystem {
     pub(super) runs: Arc<AtomicU32>,
 }
 
-impl RealSystem {
+impl<W: Watch> RealSystem<W> {
     /// The traffic with prompts that no run before had.
     fn fresh(&self) -> RunPlan {
         let mut plan = self.plan.clone();
@@ -51,42 +78,29 @@ impl RealSystem {
         self.last.iter().flat_map(|result| &result.servers).collect()
     }
 
-    /// The output of `load`, unless an engine ends before.
-    async fn unless_lost<T>(&self, load: impl Future<Output = T>) -> Result<T, TuneError> {
-        let engines = self.engines.lock().await;
-        let failure = tokio::select! {
-            done = load => match engines.ill().await {
-                None => return Ok(done),
-                Some(failure) => failure,
-            },
-            failure = engines.lost() => failure,
-        };
-        Err(TuneError::Died(failure.to_string()))
-    }
-
     /// A few requests that are not measured: the first ones of a fresh engine take longer.
     pub(super) async fn warm_up(&self, requests: u64, concurrency: u32) -> Result<(), TuneError> {
         let arrival = Arrival::ClosedLoop { concurrency };
         let extent = Extent::Requests(requests);
         let plan = RunPlan { arrival, extent, sessions: None, scrape: Vec::new(), ..self.fresh() };
-        self.unless_lost(run(&plan, &self.client, &Arc::default())).await??;
+        self.watch.unless_lost(run(&plan, &self.client, &Arc::default())).await??;
         Ok(())
     }
 }
 
-impl SystemUnderTest for RealSystem {
+impl<W: Watch> SystemUnderTest for RealSystem<W> {
     type Error = TuneError;
 
     async fn run(&mut self, trial: &Trial, judge: &mut Judge) -> Result<TrialStats, TuneError> {
         self.last = None;
         let live = LiveTrial::new(&self.fresh(), trial, judge, &self.groups);
-        let (stats, result) = self.unless_lost(live.run(&self.client, judge)).await??;
+        let (stats, result) = self.watch.unless_lost(live.run(&self.client, judge)).await??;
         self.last = Some(result);
         Ok(stats)
     }
 }
 
-impl System for RealSystem {
+impl<W: Watch> System for RealSystem<W> {
     fn last(&self) -> Option<&RunResult> {
         self.last.as_ref()
     }
@@ -99,7 +113,7 @@ impl System for RealSystem {
         self.last = None;
         let mut plan = self.fresh();
         plan.workload.seed = seed;
-        let result = self.unless_lost(run(&plan, &self.client, &Arc::default())).await??;
+        let result = self.watch.unless_lost(run(&plan, &self.client, &Arc::default())).await??;
         let measured = Measured::of_real(&result);
         let values = self.measures.iter().map(|measure| measured.value(measure)).collect();
         drop(measured);
@@ -114,7 +128,7 @@ impl System for RealSystem {
         let extent = Extent::Requests(2 * u64::from(STRESS));
         let mut plan = RunPlan { arrival, extent, sessions: None, ..self.fresh() };
         plan.workload.seed = seed;
-        let result = self.unless_lost(run(&plan, &self.client, &Arc::default())).await??;
+        let result = self.watch.unless_lost(run(&plan, &self.client, &Arc::default())).await??;
         let seconds = result.duration;
         self.last = Some(result);
         Ok(seconds)
