@@ -37,10 +37,11 @@ table! {
         /// prompts wait there while a long one is in prefill. Short prompts (below 1,024 tokens) stay away from an engine in
         /// a long prefill for as long as that costs more than the other choice, and from each other; long ones go where the
         /// last long one is longest ago. A prompt whose beginning went to an engine before is expected to be in that engine's
-        /// prefix cache, so a conversation stays where it is unless the wait there is longer than to compute it again. Equal engines get work in turn, unequal ones by their speed. What was learned is
-        /// forgotten with the engine, or after a minute without observations. There is nothing to set. For comparison:
-        /// fewest_requests (in flight; nginx's least_conn), two_choices (the better of two random ones by the same prediction),
-        /// round_robin. All respect `weight`. prefix_affinity is least_work, with a warning.
+        /// prefix cache, so a conversation stays where it is unless the wait there is longer than to compute it again. Equal
+        /// engines get work in turn, unequal ones by their speed. What was learned is forgotten with the engine, or after a
+        /// minute without observations. There is nothing to set. For comparison:
+        /// fewest_requests (in flight; nginx's least_conn), two_choices (the one of two random ones with fewer in flight;
+        /// nginx's random two least_conn), round_robin. All respect `weight`. prefix_affinity is least_work, with a warning.
         pub policy: Policy = default("least_work");
         /// Sequences in flight per backend: a request takes its prompts or inputs times n, and gets 400 when that is more
         /// than this. Lower it when the engine's own queue grows.
@@ -139,7 +140,7 @@ words! {
         LeastWork = "least_work",
         /// The fewest in flight in relation to the weight.
         FewestRequests = "fewest_requests",
-        /// The better of two random backends.
+        /// Of two random backends the one with fewer in flight in relation to the weight.
         TwoChoices = "two_choices",
         /// In turn, by weight.
         RoundRobin = "round_robin",

@@ -83,7 +83,7 @@ impl AdmissionState {
             }
         }
         let found = &mut self.pools[pool.index()];
-        (found.members, found.rooms) = (ids.clone(), Rooms::default());
+        (found.members, found.rooms) = (ids.clone(), Rooms::new(ids.len()));
         ids
     }
 
@@ -124,6 +124,7 @@ impl AdmissionState {
             if !layout.pools.contains(&PoolId::new(index)) {
                 self.pools[index].removed = true;
                 self.pools[index].members.clear();
+                self.pools[index].rooms = Rooms::default();
                 self.pools[index].fed_by.clear();
             }
         }

@@ -193,22 +193,29 @@ impl BackendState {
         self.max_model_len = None;
     }
 
-    /// What the policies see of it.
-    pub(super) fn candidate(&self, id: BackendId, now: Instant) -> Candidate {
-        let (backlog, recent) = self.load.remaining(&self.used, now);
+    /// What a choice sees of it until it changes, with times in seconds since `epoch`.
+    pub(super) fn candidate(&self, id: BackendId, epoch: Instant) -> Candidate {
+        let used = &self.used;
+        let left = |limit: Option<u64>, used: u64| limit.map_or(u64::MAX, |limit| limit.saturating_sub(used));
+        let trial_is_taken = self.health.allowance().is_some_and(|requests| used.requests >= requests);
+        let closed = trial_is_taken || !self.in_rotation();
         Candidate {
             id,
+            free_slots: if closed { 0 } else { self.limits.slots.saturating_sub(used.slots) },
+            free_tokens: left(self.limits.tokens, used.tokens),
+            // A prompt above the limit runs when no other is in prefill.
+            free_prefill: left(self.limits.prefill_tokens.filter(|_| used.prefill_tokens > 0), used.prefill_tokens),
             weight: self.weight,
-            requests: self.used.requests,
-            sequences: self.used.slots,
-            tokens: self.used.tokens,
-            backlog,
-            recent,
-            cached: 0,
-            small_tokens: self.used.computed_prefill_tokens() - self.used.large_prefill_tokens,
+            requests: used.requests,
+            sequences: used.slots,
+            long_prefills: used.long_prefills,
+            tokens: used.tokens,
+            backlog: self.load.backlog(used, epoch),
+            small_tokens: used.computed_prefill_tokens() - used.large_prefill_tokens,
             interference: self.load.learned.interference,
-            decode: self.load.learned.decode,
-            prefill: self.load.learned.prefill,
+            trust: self.cache.trust(),
+            decode: self.load.learned.decode.seen(epoch),
+            prefill: self.load.learned.prefill.seen(epoch),
             granted: self.load.granted,
         }
     }
@@ -281,10 +288,5 @@ impl BackendState {
     /// Whether a long prompt would find a permit.
     pub(super) fn has_permit(&self) -> bool {
         self.limits.long_prefix.is_none_or(|long| self.used.long_prefills < long.slots)
-    }
-
-    /// Long prefills that `need` would run beside here; 0 if it is not long itself.
-    pub(super) fn prefills_beside(&self, need: &Need) -> u32 {
-        if self.limits.is_long(need.prompt_tokens) { self.used.long_prefills } else { 0 }
     }
 }

@@ -5,22 +5,21 @@
 
 use smallvec::SmallVec;
 
-use super::backend::BackendState;
-use super::capacity::{Allocation, Fit};
-use super::policy::{self, Candidate};
+use super::capacity::Allocation;
+use super::policy::{self, Candidate, Offer};
 use super::prefix::CachedBytes;
 use super::request::AdmissionRequest;
 use super::room::{COMPARED, Positions};
 use super::state::AdmissionState;
 use crate::config::Policy;
-use sluice_core::base::{BackendId, PoolId};
+use sluice_core::base::{BackendId, PoolId, Rng};
 
 /// Share of an engine's context limit that a spilled prompt's estimate may reach: at home the
 /// engine's own 400 is the truth, but a request must not be refused because it was spilled.
 const SPILL_LEN_PERCENT: u64 = 90;
 
 /// What a request is compared on.
-type Candidates = SmallVec<[Candidate; COMPARED]>;
+type Offers<'c> = SmallVec<[Offer<'c>; COMPARED]>;
 
 impl AdmissionState {
     /// Whether this request may use this backend at all.
@@ -49,12 +48,24 @@ impl AdmissionState {
         request: &AdmissionRequest,
     ) -> SmallVec<[PoolId; 4]> {
         let mut pools = SmallVec::from_slice(reachable);
-        let prompt_tokens = request.need.prompt_tokens;
-        let is_long = |pool: &PoolId| self.pools[pool.index()].rules.limits.is_long(prompt_tokens);
-        if reachable.len() > 1 && reachable.iter().any(is_long) {
-            pools.sort_by_cached_key(|pool| self.find(*pool, request, &mut Candidates::new()).unwrap_or(u32::MAX));
+        if reachable.len() > 1 && reachable.iter().any(|pool| self.is_long(*pool, request)) {
+            self.update_rooms();
+            pools.sort_by_cached_key(|pool| {
+                let beside = |offer: &Offer<'_>| self.prefills_beside(*pool, request, offer.candidate);
+                self.find(*pool, request, &mut self.rng.clone()).first().map_or(u32::MAX, beside)
+            });
         }
         pools
+    }
+
+    /// Whether a request needs a permit in a pool.
+    fn is_long(&self, pool: PoolId, request: &AdmissionRequest) -> bool {
+        self.pools.get(pool.index()).is_some_and(|pool| pool.rules.limits.is_long(request.need.prompt_tokens))
+    }
+
+    /// Long prefills beside which a request would run on a backend; 0 if it is not long itself.
+    fn prefills_beside(&self, pool: PoolId, request: &AdmissionRequest, candidate: &Candidate) -> u32 {
+        if self.is_long(pool, request) { candidate.long_prefills } else { 0 }
     }
 
     /// Judges the backends that have changed; see `room.rs`.
@@ -64,7 +75,8 @@ impl AdmissionState {
             backend.changed = false;
             // The position of one that is no longer configured may be another's.
             if let Some(pool) = self.pools.get_mut(backend.pool.index()).filter(|_| !backend.removed) {
-                pool.rooms.judge(backend.position, !backend.is_full(), backend.has_permit());
+                let candidate = backend.candidate(id, self.epoch);
+                pool.rooms.judge(backend.position, candidate, !backend.is_full(), backend.has_permit());
             }
         }
     }
@@ -76,64 +88,80 @@ impl AdmissionState {
         found.rooms.open(found.rules.limits.is_long(prompt_tokens))
     }
 
-    /// Adds the backends of a pool that take the request now beside the fewest long prefills: the best in a small pool; in a
-    /// larger one those of [`COMPARED`] random ones, or the first that is found after so many. Returns that number.
-    fn find(&mut self, pool: PoolId, request: &AdmissionRequest, found: &mut Candidates) -> Option<u32> {
-        let mut open = self.open_positions(pool, request.need.prompt_tokens);
-        let mut rng = self.rng.clone();
+    /// The backends of a pool that take the request now beside the fewest long prefills, of those that are open and
+    /// compared ([`COMPARED`]). Rooms are up to date.
+    fn find(&self, pool: PoolId, request: &AdmissionRequest, rng: &mut Rng) -> Offers<'_> {
+        let Some(state) = self.pools.get(pool.index()) else { return Offers::new() };
+        let is_long = self.is_long(pool, request);
         let cached = self.cached_bytes(pool, request);
-        let members = self.members(pool);
-        let mut least = None;
-        let mut offer = |id: BackendId| {
-            let able = |backend: &&BackendState| backend.fit(&request.need) == Fit::Room && self.allows(request, id);
-            let Some(backend) = self.backend(id).filter(able) else { return least };
-            let beside = backend.prefills_beside(&request.need);
-            if least.is_none_or(|least| beside < least) {
-                least = Some(beside);
+        // Room is all that a request asks for at home, unless it was elsewhere before.
+        let is_plain = request.home == pool && request.only.is_none() && request.avoid.is_empty();
+        let (mut found, mut least) = (Offers::new(), u32::MAX);
+        let mut offer = |position: usize| {
+            let candidate = state.rooms.candidate(position);
+            if !candidate.has_room(&request.need) || !(is_plain || self.allows(request, candidate.id)) {
+                return false;
+            }
+            let beside = if is_long { candidate.long_prefills } else { 0 };
+            if beside < least {
+                least = beside;
                 found.clear();
             }
-            if least == Some(beside) {
-                let expected = backend.cache.expect(&request.prefix, cached.on(id), request.need.prompt_tokens);
-                found.push(Candidate { cached: expected, ..backend.candidate(id, self.latest) });
+            if beside == least {
+                found.push(Offer { candidate, cached: cached.tokens_on(candidate, request) });
             }
-            least
+            true
         };
-        if members.len() <= COMPARED {
-            while let Some(position) = open.first() {
-                offer(members[position]);
-            }
-        } else {
-            // The engines that have most of the prompt are compared in any case, once.
-            cached.owners().for_each(|id| {
-                if self.backend(id).is_some_and(|owner| open.take(owner.position)) {
-                    offer(id);
-                }
+        let mut open = state.rooms.open(is_long);
+        if open.count() <= COMPARED {
+            open.iter().for_each(|position| {
+                offer(position);
             });
-            let mut drawn = 0;
-            while let Some(position) = open.draw(members.len(), &mut rng) {
-                drawn += 1;
-                if offer(members[position]).is_some() && drawn >= COMPARED {
-                    break;
-                }
+            return found;
+        }
+        // The engines that have most of the prompt are compared in any case, once.
+        for position in cached.owners().filter_map(|id| self.backend(id)).map(|owner| owner.position) {
+            if open.take(position) {
+                offer(position);
             }
         }
-        self.rng = rng;
-        least
+        let mut some = false;
+        for (met, position) in open.walk(rng).enumerate() {
+            some |= offer(position);
+            if some && met + 1 >= COMPARED {
+                break;
+            }
+        }
+        found
+    }
+
+    /// The same, less a reserved backend: that is used when no other has room.
+    fn offers(&self, pool: PoolId, request: &AdmissionRequest, rng: &mut Rng) -> Offers<'_> {
+        let mut offers = self.find(pool, request, rng);
+        if offers.len() > 1
+            && let Some(reservation) = self.reservation(pool)
+        {
+            offers.retain(|offer| offer.candidate.id != reservation.backend);
+        }
+        offers
     }
 
     pub(super) fn pick(&mut self, pool: PoolId, request: &AdmissionRequest) -> Option<BackendId> {
-        let mut candidates = Candidates::new();
-        self.find(pool, request, &mut candidates)?;
-        // A reserved backend is used when no other has room.
-        if candidates.len() > 1
-            && let Some(reservation) = self.reservation(pool)
-        {
-            candidates.retain(|candidate| candidate.id != reservation.backend);
+        self.update_rooms();
+        let policy = self.pools.get(pool.index())?.rules.policy;
+        let mut rng = self.rng.clone();
+        if policy == Policy::RoundRobin {
+            let weight = |offer: &Offer<'_>| (offer.candidate.id, offer.candidate.weight);
+            let weights = self.offers(pool, request, &mut rng).iter().map(weight).collect();
+            self.rng = rng;
+            return self.next_in_turn(weights);
         }
-        match self.pools.get(pool.index())?.rules.policy {
-            Policy::RoundRobin => self.next_in_turn(&candidates),
-            policy => policy::pick(policy, &candidates, &request.need, self.latest, &mut self.rng),
-        }
+        let now = self.latest.saturating_duration_since(self.epoch).as_secs_f64();
+        let offers = self.offers(pool, request, &mut rng);
+        let chosen = policy::pick(policy, &offers, &request.need, now, &mut rng);
+        drop(offers);
+        self.rng = rng;
+        chosen
     }
 
     /// Takes what a request asks for on a backend, as `BackendState::take`.
@@ -165,17 +193,17 @@ impl AdmissionState {
         self.pools[pool.index()].prefixes.find(&request.prefix, |id| self.backend(id).map(|found| &found.cache))
     }
 
-    /// Smooth weighted round robin, as nginx does it: each candidate is owed its weight per round,
-    /// the one owed most is served and pays for the round.
-    fn next_in_turn(&mut self, candidates: &[Candidate]) -> Option<BackendId> {
-        let round: f64 = candidates.iter().map(|c| c.weight).sum();
-        for candidate in candidates {
-            if let Some(backend) = self.backend_mut(candidate.id) {
-                backend.turn += candidate.weight;
+    /// Smooth weighted round robin, as nginx does it: each backend is owed its weight per round, the one owed most is served
+    /// and pays for the round.
+    fn next_in_turn(&mut self, weights: SmallVec<[(BackendId, f64); COMPARED]>) -> Option<BackendId> {
+        let round: f64 = weights.iter().map(|(_, weight)| weight).sum();
+        for (id, weight) in &weights {
+            if let Some(backend) = self.backend_mut(*id) {
+                backend.turn += weight;
             }
         }
         let owed = |id: BackendId| self.backend(id).map_or(0.0, |backend| backend.turn);
-        let next = candidates.iter().map(|c| c.id).rev().max_by(|a, b| owed(*a).total_cmp(&owed(*b)))?;
+        let next = weights.iter().map(|(id, _)| *id).rev().max_by(|a, b| owed(*a).total_cmp(&owed(*b)))?;
         if let Some(backend) = self.backend_mut(next) {
             backend.turn -= round;
         }

@@ -1,7 +1,8 @@
 //! The prefill work that an engine has, and what was learned of the engine from its streams.
 //!
 //! Work is followed as a fluid: it is added when a request is granted and runs off with time at the engine's own pace, never
-//! above what still waits for its first token. A prefill that takes longer than predicted counts with [`OVERDUE`] of it.
+//! above what still waits for its first token. A prefill that takes longer than predicted counts with a part of it
+//! (`policy/candidate.rs`).
 //! Prompts from [`LARGE_PROMPT`] on are kept apart: only they keep an engine busy for longer than a few steps.
 //!
 //! Learned per engine, and forgotten with it: the paces of prefill and decoding (see `policy/pace.rs`), and how much longer
@@ -13,11 +14,9 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::capacity::{CapacityUsage, LARGE_PROMPT};
-use super::policy::Pace;
 use super::policy::cost::{FIRST_TOKEN, PROMPT_TOKEN, SEQUENCE, STEP};
+use super::policy::{Backlog, Pace};
 
-/// The share of a prefill that is still to come when it should be over.
-const OVERDUE: f64 = 0.3;
 /// Weight of one observation of a time to first token: about the last 20 count.
 const WEIGHT: f64 = 0.05;
 /// The time to first token of a small prompt that meets no large one, seconds; before the first was seen.
@@ -78,12 +77,15 @@ impl EngineLoad {
     /// Seconds until the prefills of large prompts are expected to be over, and of prefill of small prompts that came a
     /// moment ago.
     pub(super) fn remaining(&self, used: &CapacityUsage, now: Instant) -> (f64, f64) {
-        let (waiting, age) = (self.prefill(used.large_prefill_tokens), self.age(now));
-        ((self.large - age).clamp(OVERDUE * waiting, waiting), (self.small - age).max(0.0))
+        let (backlog, age) = (self.backlog(used, self.at), now.saturating_duration_since(self.at).as_secs_f64());
+        (backlog.large(age), backlog.small(age))
     }
 
-    fn age(&self, now: Instant) -> f64 {
-        now.saturating_duration_since(self.at).as_secs_f64()
+    /// The same at any time, in seconds since `epoch`, as long as the engine carries `used`.
+    pub(super) fn backlog(&self, used: &CapacityUsage, epoch: Instant) -> Backlog {
+        let at = self.at.saturating_duration_since(epoch).as_secs_f64();
+        let large_waiting = self.prefill(used.large_prefill_tokens);
+        Backlog { large_until: at + self.large, large_waiting, small_until: at + self.small }
     }
 
     /// A request with so many prompt tokens to compute is granted the engine, which carries `used` without it.
@@ -106,7 +108,8 @@ impl EngineLoad {
         DecodeStart { prefilled: self.prefilled, sequences: used.slots }
     }
 
-    /// Learns from the time to first token of one prompt, of which `computed_tokens` were not in the prefix cache and before which there was a backlog of `ahead` seconds.
+    /// Learns from the time to first token of one prompt, of which `computed_tokens` were not in the prefix cache and before
+    /// which there was a backlog of `ahead` seconds.
     pub(super) fn observe_first_token(&mut self, computed_tokens: u64, ahead: f64, ttft: Duration, now: Instant) {
         let (ttft, learned) = (ttft.as_secs_f64(), &mut self.learned);
         if computed_tokens >= LARGE_PROMPT {
@@ -163,7 +166,7 @@ mod tests {
         let whole = load.remaining(&used, now).0;
         assert!((whole - 16_000.0 * PROMPT_TOKEN).abs() < 1e-9);
         assert!((load.remaining(&used, now + ms(100)).0 - (whole - 0.1)).abs() < 1e-9);
-        assert!((load.remaining(&used, now + ms(60_000)).0 - OVERDUE * whole).abs() < 1e-9, "overdue");
+        assert!((load.remaining(&used, now + ms(60_000)).0 - 0.3 * whole).abs() < 1e-9, "overdue");
         let before = used.prefill_tokens;
         used.end_prefill(&mut allocation);
         load.end_prefill(before - used.prefill_tokens, &used);

@@ -23,10 +23,16 @@ impl AdmissionState {
             let (id, Some(backend)) = (BackendId::new(index), backend) else { continue };
             let rooms = &self.pools[backend.pool.index()].rooms;
             let judged = !backend.changed && !backend.removed;
-            if judged && !rooms.agree(backend.position, !backend.is_full(), backend.has_permit()) {
+            let candidate = backend.candidate(id, self.epoch);
+            if judged && !rooms.agree(backend.position, &candidate, !backend.is_full(), backend.has_permit()) {
                 return Err(format!("the index of rooms is wrong about backend {}", backend.name));
             }
             for waiter in waiting() {
+                let (need, permit) = (&waiter.request.need, backend.has_permit());
+                let is_long = backend.limits.is_long(need.prompt_tokens);
+                if (candidate.has_room(need) && (permit || !is_long)) != (backend.fit(need) == Fit::Room) {
+                    return Err(format!("the candidate of {} is wrong about {need:?}", backend.name));
+                }
                 let room = self.allows(&waiter.request, id) && backend.fit(&waiter.request.need) == Fit::Room;
                 if room && !self.is_kept_from(id, waiter.key.serial()) {
                     return Err(format!("backend {} has room while {:?} waits", backend.name, waiter.request));

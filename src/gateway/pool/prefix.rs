@@ -18,6 +18,8 @@ use std::hash::{BuildHasherDefault, Hasher};
 
 use smallvec::SmallVec;
 
+use super::policy::Candidate;
+use super::request::AdmissionRequest;
 use sluice_core::base::BackendId;
 use sluice_core::openai::PromptPrefix;
 
@@ -73,11 +75,14 @@ impl EngineCache {
         self.written.wrapping_sub(written) < self.blocks
     }
 
+    /// The share of predicted tokens that the engine had.
+    pub(super) fn trust(&self) -> f64 {
+        self.trust
+    }
+
     /// The tokens of a prompt of `prompt_tokens` that the engine is predicted to have, if it has its first `bytes`.
     pub(super) fn expect(&self, prefix: &PromptPrefix, bytes: u32, prompt_tokens: u64) -> u64 {
-        let tokens = (prompt_tokens as f64 * prefix.share(bytes) * self.trust) as u64;
-        // The last token is always computed.
-        tokens.min(prompt_tokens.saturating_sub(1))
+        expected_tokens(prefix, bytes, prompt_tokens, self.trust)
     }
 
     /// Learns from the cached tokens that the engine reported. Returns how many of the prompt it had, if fewer than half of
@@ -93,6 +98,13 @@ impl EngineCache {
         self.trust = self.trust.max(WEIGHT);
         (had < expected / 2).then_some(had)
     }
+}
+
+/// The tokens of a prompt of `prompt_tokens` that an engine of this trust is predicted to have, if it has its first `bytes`.
+pub(super) fn expected_tokens(prefix: &PromptPrefix, bytes: u32, prompt_tokens: u64, trust: f64) -> u64 {
+    let tokens = (prompt_tokens as f64 * prefix.share(bytes) * trust) as u64;
+    // The last token is always computed.
+    tokens.min(prompt_tokens.saturating_sub(1))
 }
 
 /// Takes a hash as it is.
@@ -159,6 +171,14 @@ impl CachedBytes {
     pub(super) fn on(&self, backend: BackendId) -> u32 {
         let own = self.of.iter().find(|(id, _)| *id == backend);
         own.map_or(self.everywhere, |(_, bytes)| self.everywhere.max(*bytes))
+    }
+
+    /// The tokens of that prompt that a backend is expected to have.
+    pub(super) fn tokens_on(&self, candidate: &Candidate, request: &AdmissionRequest) -> u64 {
+        if self.of.is_empty() && self.everywhere == 0 {
+            return 0;
+        }
+        expected_tokens(&request.prefix, self.on(candidate.id), request.need.prompt_tokens, candidate.trust)
     }
 
     /// The engines that have more than all have.

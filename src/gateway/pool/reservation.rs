@@ -56,9 +56,9 @@ impl AdmissionState {
 
     /// Whether a backend of this pool that the waiter may use has some room, and not enough.
     fn is_passed(&mut self, id: WaiterId, pool: PoolId) -> bool {
-        let mut open = self.open_positions(pool, 0);
+        let open = self.open_positions(pool, 0);
         let Some(waiter) = self.waiting(id) else { return false };
-        std::iter::from_fn(|| open.first()).map(|position| self.members(pool)[position]).any(|backend| {
+        open.iter().map(|position| self.members(pool)[position]).any(|backend| {
             let short = |found: &BackendState| found.fit(&waiter.request.need) == Fit::Full;
             self.backend(backend).is_some_and(short) && self.allows(&waiter.request, backend)
         })

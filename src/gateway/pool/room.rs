@@ -1,15 +1,18 @@
-//! Which backends of a pool may have room: an index, so that a choice takes as long among 256 backends as among two.
+//! What is known of the backends of a pool, side by side: which may have room, and what a choice compares them by. A choice
+//! takes as long among 256 backends as among two.
 //!
 //! A position of a pool is *open* unless its backend has no room for any request, and has a *permit* unless all of them are
-//! taken. Whether a given request fits is decided on the backend itself. The index is brought up to date before each use:
+//! taken. Whether a given request fits is said by the candidate at that position. All is brought up to date before each use:
 //! `AdmissionState::backend_mut`, the only way to change a backend that is in use, notes which ones may have changed.
 //!
-//! A request is compared on all open backends of a pool of up to [`COMPARED`], and on that many random ones of a larger pool:
-//! the best of so many is nearly as good as the best of all (Mitzenmacher, "The power of two choices in randomized load
-//! balancing", 2001), and where fewer fit, the search goes on until the open ones are used up.
+//! A request is compared on all open backends if they are at most [`COMPARED`], and otherwise on that many of a random walk
+//! through the pool: the best of so many is nearly as good as the best of all (Mitzenmacher, "The power of two choices in
+//! randomized load balancing", 2001), and positions at a random distance from each other are as good as independent ones
+//! (Mitzenmacher, "Balanced allocations and double hashing", 2014). Where fewer fit, the walk goes on through all.
 
 use smallvec::SmallVec;
 
+use super::policy::Candidate;
 use sluice_core::base::Rng;
 
 /// Backends of a larger pool on which one request is compared.
@@ -36,62 +39,87 @@ impl Positions {
         Self(self.0.iter().zip(&other.0).map(|(one, other)| one & other).collect())
     }
 
-    /// The first position from `start` on.
-    fn next(&self, start: usize) -> Option<usize> {
-        let mut words = self.0.iter().enumerate().skip(start / 64);
-        let (first, word) = words.next()?;
-        let ahead = word & (u64::MAX << (start % 64));
-        let rest = std::iter::once((first, ahead)).chain(words.map(|(index, word)| (index, *word)));
-        rest.into_iter().find(|(_, word)| *word != 0).map(|(index, word)| index * 64 + word.trailing_zeros() as usize)
+    fn contains(&self, position: usize) -> bool {
+        self.0.get(position / 64).is_some_and(|word| word >> (position % 64) & 1 == 1)
     }
 
-    /// Takes out the first position from a random one on, of `len`.
-    pub(super) fn draw(&mut self, len: usize, rng: &mut Rng) -> Option<usize> {
-        let position = self.next(rng.below(len)).or_else(|| self.next(0))?;
-        self.put(position, false);
-        Some(position)
+    /// How many there are.
+    pub(super) fn count(&self) -> usize {
+        self.0.iter().map(|word| word.count_ones() as usize).sum()
+    }
+
+    /// All of them, in order.
+    pub(super) fn iter(&self) -> impl Iterator<Item = usize> + '_ {
+        self.0.iter().enumerate().flat_map(|(index, word)| {
+            let mut left = *word;
+            std::iter::from_fn(move || {
+                let bit = left.trailing_zeros() as usize;
+                left &= left.wrapping_sub(1);
+                (bit < 64).then_some(index * 64 + bit)
+            })
+        })
+    }
+
+    /// All of them once, in a random order: steps of a random odd width around a circle of a power of two positions meet each.
+    pub(super) fn walk(&self, rng: &mut Rng) -> impl Iterator<Item = usize> + '_ {
+        let circle = (self.0.len() * 64).next_power_of_two();
+        let random = rng.next_u64() as usize;
+        let (mut at, width) = (random >> 32, random | 1);
+        (0..circle).filter_map(move |_| {
+            at = at.wrapping_add(width) & (circle - 1);
+            self.contains(at).then_some(at)
+        })
     }
 
     /// Takes out a position; whether it was there.
     pub(super) fn take(&mut self, position: usize) -> bool {
-        let present = self.next(position) == Some(position);
+        let present = self.contains(position);
         if present {
             self.put(position, false);
         }
         present
     }
-
-    /// Takes out the first position.
-    pub(super) fn first(&mut self) -> Option<usize> {
-        let position = self.next(0)?;
-        self.put(position, false);
-        Some(position)
-    }
 }
 
-/// The index of one pool.
+/// The backends of one pool by position.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Rooms {
     open: Positions,
     permits: Positions,
+    candidates: Vec<Candidate>,
 }
 
 impl Rooms {
+    /// That of a pool of so many backends, of which nothing is known yet.
+    pub(super) fn new(backends: usize) -> Self {
+        Self { candidates: Vec::with_capacity(backends), ..Self::default() }
+    }
+
     /// Notes what the backend at a position has.
-    pub(super) fn judge(&mut self, position: usize, open: bool, permit: bool) {
+    pub(super) fn judge(&mut self, position: usize, candidate: Candidate, open: bool, permit: bool) {
+        if self.candidates.len() <= position {
+            // What is between is not open until it is judged itself.
+            self.candidates.resize(position + 1, candidate);
+        }
+        self.candidates[position] = candidate;
         self.open.put(position, open);
         self.permits.put(position, permit);
     }
 
     /// Whether that is what it says of a position (for tests).
-    pub(super) fn agree(&self, position: usize, open: bool, permit: bool) -> bool {
-        let same = |set: &Positions, present| (set.next(position) == Some(position)) == present;
-        same(&self.open, open) && same(&self.permits, permit)
+    pub(super) fn agree(&self, position: usize, candidate: &Candidate, open: bool, permit: bool) -> bool {
+        let known = self.candidates.get(position) == Some(candidate);
+        known && self.open.contains(position) == open && self.permits.contains(position) == permit
     }
 
     /// The positions at which a request may find room; `long`: it needs a permit.
     pub(super) fn open(&self, long: bool) -> Positions {
         if long { self.open.both(&self.permits) } else { self.open.clone() }
+    }
+
+    /// The backend at a position that was judged.
+    pub(super) fn candidate(&self, position: usize) -> &Candidate {
+        &self.candidates[position]
     }
 }
 
@@ -99,27 +127,34 @@ impl Rooms {
 mod tests {
     use super::*;
 
-    #[test]
-    fn every_position_is_drawn_once_and_each_as_often_as_the_others() {
+    fn positions(present: impl IntoIterator<Item = usize>) -> Positions {
         let mut all = Positions::default();
-        (0..200).for_each(|position| all.put(position, true));
-        let (mut rng, mut first) = (Rng::new(1), [0; 200]);
-        for _ in 0..20_000 {
-            first[all.clone().draw(200, &mut rng).unwrap()] += 1;
-        }
-        assert!(first.iter().all(|count| (50..150).contains(count)), "{first:?}");
-        let mut drawn: Vec<usize> = std::iter::from_fn(|| all.draw(200, &mut rng)).collect();
-        drawn.sort_unstable();
-        assert_eq!(drawn, (0..200).collect::<Vec<_>>());
-        assert_eq!((all.draw(200, &mut rng), all.first(), Positions::default().first()), (None, None, None));
+        present.into_iter().for_each(|position| all.put(position, true));
+        all
     }
 
     #[test]
-    fn the_next_position_may_be_in_another_word() {
-        let mut some = Positions::default();
-        [3, 64, 191].iter().for_each(|position| some.put(*position, true));
-        let next = [0, 3, 4, 64, 65, 128, 191, 192, 1_000].map(|start| some.next(start));
-        let expected = [Some(3), Some(3), Some(64), Some(64), Some(191), Some(191), Some(191), None, None];
-        assert_eq!(next, expected);
+    fn a_walk_meets_every_position_once_and_begins_with_each_as_often() {
+        for size in [1, 17, 64, 200, 256] {
+            let (all, mut rng, mut met) = (positions(0..size), Rng::new(1), vec![0; size]);
+            let walks = 2_000;
+            for _ in 0..walks {
+                let mut walk: Vec<usize> = all.walk(&mut rng).collect();
+                walk.iter().take(16).for_each(|position| met[*position] += 1);
+                walk.sort_unstable();
+                assert!(walk.into_iter().eq(0..size));
+            }
+            let mean = walks * size.min(16) / size;
+            assert!(met.iter().all(|count| (mean * 7 / 10..=mean * 13 / 10).contains(count)), "{size}: {met:?}");
+        }
+    }
+
+    #[test]
+    fn positions_are_found_in_every_word() {
+        let mut some = positions([3, 64, 191]);
+        assert_eq!((some.iter().collect::<Vec<_>>(), some.count()), (vec![3, 64, 191], 3));
+        assert!(some.take(64) && !some.take(64) && !some.take(65) && !some.take(1_000));
+        assert_eq!(some.iter().collect::<Vec<_>>(), [3, 191]);
+        assert_eq!(Positions::default().walk(&mut Rng::new(1)).count() + Positions::default().iter().count(), 0);
     }
 }

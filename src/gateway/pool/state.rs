@@ -81,7 +81,8 @@ pub(super) enum WaiterState {
 /// Everything behind the lock.
 #[derive(Debug)]
 pub(super) struct AdmissionState {
-    epoch: Instant,
+    /// From which the choice counts its seconds.
+    pub(super) epoch: Instant,
     /// The latest arrival of any request: the clock of the overtaking limit.
     pub(super) latest: Instant,
     pub(super) rules: HealthRules,

@@ -269,6 +269,15 @@ fn a_request_that_enters_a_just_removed_pool_is_reclassified_instead_of_queued()
 }
 
 #[test]
+fn a_request_whose_spill_pool_was_just_removed_stays_at_home() {
+    let fixture = Fixture::new(&two_pools());
+    drop(fixture.granted(0, 10));
+    fixture.admission.apply(&[spec("long", 1, limits(4, 2), vec![])], RULES, fixture.now);
+    let lease = fixture.granted(1, 16_000);
+    assert_eq!(lease.pool(), fixture.layout.pools[1]);
+}
+
+#[test]
 fn a_request_that_a_reload_bars_from_its_pool_is_reclassified_instead_of_shed() {
     let mut pools = two_pools();
     let fixture = Fixture::new(&pools);

@@ -1,38 +1,114 @@
-//! What a policy sees of a backend: its weight, its load and its observed pace.
+//! What a policy sees of a backend: what it has room for, its weight, its load and its observed pace.
 //!
-//! A candidate is a copy; policies change nothing. Times are in seconds of the engine's work.
+//! A candidate holds until its backend changes, however much time passes: what runs off with time is stored with the time
+//! when it is over. So the candidates of a pool lie side by side (`room.rs`), and a choice copies none. Times are in
+//! seconds since admission began; work is in seconds of the engine.
 
+use super::pace::SeenPace;
+use crate::pool::capacity::Need;
 use sluice_core::base::BackendId;
 
-use super::pace::Pace;
+/// The share of a prefill that is still to come when it should be over.
+pub(in crate::pool) const OVERDUE: f64 = 0.3;
 
-/// A backend that could take the request now.
-#[derive(Clone, Copy, Debug)]
+/// A backend.
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Candidate {
     /// The backend.
     pub id: BackendId,
+    /// Sequences for which it has room; 0 out of rotation.
+    pub free_slots: u32,
+    /// Tokens for which it has room.
+    pub free_tokens: u64,
+    /// The longest prompt that its limit of prefill tokens lets in now.
+    pub free_prefill: u64,
     /// Share of new work relative to the others.
     pub weight: f64,
     /// Requests in flight.
     pub requests: u32,
     /// Sequences in flight.
     pub sequences: u32,
+    /// Long prompts in prefill.
+    pub long_prefills: u32,
     /// Outstanding prompt and output tokens.
     pub tokens: u64,
-    /// Seconds until the prefills of large prompts that it has are expected to be over.
-    pub backlog: f64,
-    /// Seconds of prefill of small prompts that reached it a moment ago.
-    pub recent: f64,
-    /// Tokens of the request's prompt that it is expected to have in its prefix cache.
-    pub cached: u64,
+    /// Prefill work.
+    pub backlog: Backlog,
     /// Tokens of small prompts that wait for their first token.
     pub small_tokens: u64,
     /// How much longer small prompts wait for their first token while a large one is in prefill, on average, seconds.
     pub interference: f64,
+    /// The share of predicted cached tokens that the engine had.
+    pub trust: f64,
     /// Pace of decoding.
-    pub decode: Pace,
+    pub decode: SeenPace,
     /// Pace of prefill.
-    pub prefill: Pace,
+    pub prefill: SeenPace,
     /// The number of the last request that it was granted, counted over all backends: lower is less recently used.
     pub granted: u64,
+}
+
+impl Candidate {
+    /// Whether there is room, apart from a permit for a long prompt.
+    pub fn has_room(&self, need: &Need) -> bool {
+        (need.slots <= self.free_slots)
+            & (need.tokens() <= self.free_tokens)
+            & (need.prompt_tokens <= self.free_prefill)
+    }
+
+    /// One without load, for tests.
+    #[cfg(test)]
+    pub(in crate::pool) fn idle(position: usize) -> Self {
+        Self {
+            id: BackendId::new(position),
+            free_slots: u32::MAX,
+            free_tokens: u64::MAX,
+            free_prefill: u64::MAX,
+            weight: 1.0,
+            requests: 0,
+            sequences: 0,
+            long_prefills: 0,
+            tokens: 0,
+            backlog: Backlog::default(),
+            small_tokens: 0,
+            interference: 0.1,
+            trust: 1.0,
+            decode: SeenPace::default(),
+            prefill: SeenPace::default(),
+            granted: 0,
+        }
+    }
+}
+
+/// Prefill work that runs off with time.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Backlog {
+    /// When the prefills of large prompts are expected to be over.
+    pub large_until: f64,
+    /// Seconds of prefill of large prompts that wait for their first token. No more than this is left, and no less than
+    /// [`OVERDUE`] of it.
+    pub large_waiting: f64,
+    /// When the prefills of the small prompts that reached it a moment ago are over.
+    pub small_until: f64,
+}
+
+impl Backlog {
+    /// Seconds until the prefills of large prompts are expected to be over.
+    pub fn large(&self, now: f64) -> f64 {
+        (self.large_until - now).max(OVERDUE * self.large_waiting).min(self.large_waiting)
+    }
+
+    /// Seconds of prefill of small prompts that reached it a moment ago.
+    pub fn small(&self, now: f64) -> f64 {
+        (self.small_until - now).max(0.0)
+    }
+}
+
+/// A backend that could take a request.
+#[derive(Clone, Copy, Debug)]
+pub struct Offer<'c> {
+    /// The backend.
+    pub candidate: &'c Candidate,
+    /// Tokens of the request's prompt that it is expected to have in its prefix cache.
+    pub cached: u64,
 }

@@ -23,50 +23,63 @@
 //!   had one not long ago, so that it is not always the same requests that are delayed.
 //! - More sequences make every step longer, by little: a second of decoding counts a tenth of a second of waiting.
 
-use super::candidate::Candidate;
+use super::candidate::Offer;
 use super::cost::{PROMPT_TOKEN, SEQUENCE, STEP};
 use super::pace::fastest;
 use crate::pool::capacity::{LARGE_PROMPT, Need};
 use sluice_core::base::BackendId;
-use tokio::time::Instant;
 
 /// The weight of delaying decodes, beside that of waiting for the first token.
 const CROWD: f64 = 0.1;
 /// The share of small prompts without a first token that still are to be computed: the tokens of the others are on their way.
 const WAITING: f64 = 0.3;
 
-/// What all candidates are compared with.
+/// What all backends are compared with.
 #[derive(Clone, Copy, Debug)]
 struct Common {
     decode: f64,
     prefill: f64,
-    /// Mean over the candidates: engines of a pool have the same flags, and the noise of each would be a preference.
+    /// The longest that a small prompt is predicted to wait for large ones: twice the mean over the backends, because engines
+    /// of a pool have the same flags, and the noise of each would be a preference.
     interference: f64,
+    now: f64,
 }
 
-pub(super) fn pick(candidates: &[Candidate], need: &Need, now: Instant) -> Option<BackendId> {
+pub(super) fn pick(offers: &[Offer<'_>], need: &Need, now: f64) -> Option<BackendId> {
+    let (first, others) = offers.split_first()?;
+    if others.is_empty() {
+        return Some(first.candidate.id);
+    }
+    let candidates = || offers.iter().map(|offer| offer.candidate);
     let common = Common {
-        decode: fastest(candidates.iter().map(|c| &c.decode)),
-        prefill: fastest(candidates.iter().map(|c| &c.prefill)),
-        interference: candidates.iter().map(|c| c.interference).sum::<f64>() / candidates.len().max(1) as f64,
+        decode: fastest(candidates().map(|candidate| candidate.decode)),
+        prefill: fastest(candidates().map(|candidate| candidate.prefill)),
+        interference: 2.0 * candidates().map(|candidate| candidate.interference).sum::<f64>() / offers.len() as f64,
+        now,
     };
-    candidates
-        .iter()
-        .map(|candidate| (cost(candidate, need, &common, now), candidate))
-        .min_by(|(a, ca), (b, cb)| a.total_cmp(b).then(ca.granted.cmp(&cb.granted)))
-        .map(|(_, candidate)| candidate.id)
+    let mut best = (cost(first, need, &common), first.candidate);
+    for offer in others {
+        let (cost, candidate) = (cost(offer, need, &common), offer.candidate);
+        if cost < best.0 || (cost == best.0 && candidate.granted < best.1.granted) {
+            best = (cost, candidate);
+        }
+    }
+    Some(best.1.id)
 }
 
 /// What the request costs here, seconds.
-fn cost(candidate: &Candidate, need: &Need, common: &Common, now: Instant) -> f64 {
-    let prompt_token = PROMPT_TOKEN * candidate.prefill.factor(common.prefill, now);
-    let output = need.output_tokens as f64 * candidate.decode.factor(common.decode, now);
-    let computed = need.prompt_tokens - candidate.cached.min(need.prompt_tokens);
+#[inline]
+fn cost(offer: &Offer<'_>, need: &Need, common: &Common) -> f64 {
+    let candidate = offer.candidate;
+    let prompt_token = PROMPT_TOKEN * candidate.prefill.factor(common.prefill, common.now);
+    let output = need.output_tokens as f64 * candidate.decode.factor(common.decode, common.now);
+    let computed = need.prompt_tokens.saturating_sub(offer.cached);
+    let large = candidate.backlog.large(common.now);
     let wait = if computed >= LARGE_PROMPT {
-        candidate.backlog + candidate.tokens as f64 * prompt_token
+        large + candidate.tokens as f64 * prompt_token
     } else {
-        candidate.backlog.min(2.0 * common.interference)
-            + candidate.recent
+        large.min(common.interference)
+            + candidate.backlog.small(common.now)
             + WAITING * candidate.small_tokens as f64 * prompt_token
     };
     let own = computed as f64 * prompt_token;
@@ -76,110 +89,109 @@ fn cost(candidate: &Candidate, need: &Need, common: &Common, now: Instant) -> f6
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use proptest::prelude::*;
+    use tokio::time::Instant;
 
-    use super::super::pace::Pace;
+    use super::super::{Backlog, Candidate, Pace, SeenPace};
     use super::*;
 
+    /// When a choice is made.
+    const NOW: f64 = 100.0;
+
     fn candidate(position: usize) -> Candidate {
-        Candidate {
-            id: BackendId::new(position),
-            weight: 1.0,
-            requests: 0,
-            sequences: 0,
-            tokens: 0,
-            backlog: 0.0,
-            recent: 0.0,
-            cached: 0,
-            small_tokens: 0,
-            interference: 0.1,
-            decode: Pace::default(),
-            prefill: Pace::default(),
-            granted: 0,
-        }
+        Candidate::idle(position)
+    }
+
+    /// Seconds of work of large and of small prompts.
+    fn work(large: f64, small: f64) -> Backlog {
+        Backlog { large_until: NOW + large, large_waiting: large, small_until: NOW + small }
     }
 
     const SMALL: Need = Need { slots: 1, prompt_tokens: 200, output_tokens: 128 };
     const LARGE: Need = Need { slots: 1, prompt_tokens: 16_000, output_tokens: 64 };
 
-    fn chosen(candidates: &[Candidate], need: &Need, now: Instant) -> usize {
-        pick(candidates, need, now).expect("there are candidates").index()
+    /// The one that is chosen at `now`, where each is expected to have so many tokens of the prompt.
+    fn chosen_at(candidates: &[(Candidate, u64)], need: &Need, now: f64) -> usize {
+        let offers: Vec<Offer<'_>> =
+            candidates.iter().map(|(candidate, cached)| Offer { candidate, cached: *cached }).collect();
+        pick(&offers, need, now).expect("there are candidates").index()
     }
 
-    fn paced(ratio: f64, now: Instant) -> Pace {
-        let mut pace = Pace::default();
+    fn chosen(candidates: &[Candidate], need: &Need) -> usize {
+        let uncached: Vec<_> = candidates.iter().map(|candidate| (*candidate, 0)).collect();
+        chosen_at(&uncached, need, NOW)
+    }
+
+    /// An engine that was seen to take so many times as long until now.
+    fn paced(ratio: f64) -> SeenPace {
+        let (epoch, mut pace) = (Instant::now(), Pace::default());
+        let now = epoch + std::time::Duration::from_secs_f64(NOW);
         (0..100).for_each(|_| pace.observe(ratio, 1.0, now));
-        pace
+        pace.seen(epoch)
     }
 
     #[test]
     fn of_equal_ones_the_least_recently_used_takes_the_request() {
         let used = |position, granted| Candidate { granted, ..candidate(position) };
-        assert_eq!(chosen(&[used(0, 7), used(1, 5), used(2, 6)], &SMALL, Instant::now()), 1);
+        assert_eq!(chosen(&[used(0, 7), used(1, 5), used(2, 6)], &SMALL), 1);
     }
 
     #[test]
     fn a_small_prompt_avoids_a_prefill_as_far_as_it_was_seen_to_wait_for_one() {
-        let now = Instant::now();
         let engines = |interference, sequences| {
             let both = |position| Candidate { interference, ..candidate(position) };
-            [Candidate { backlog: 0.5, ..both(0) }, Candidate { sequences, ..both(1) }]
+            [Candidate { backlog: work(0.5, 0.0), ..both(0) }, Candidate { sequences, ..both(1) }]
         };
-        assert_eq!(chosen(&engines(0.25, 60), &SMALL, now), 1, "it would wait for half a second");
-        assert_eq!(chosen(&engines(0.005, 60), &SMALL, now), 0, "it would wait for a step");
+        assert_eq!(chosen(&engines(0.25, 60), &SMALL), 1, "it would wait for half a second");
+        assert_eq!(chosen(&engines(0.005, 60), &SMALL), 0, "it would wait for a step");
     }
 
     #[test]
     fn small_prompts_that_came_a_moment_ago_keep_the_next_one_away() {
-        let now = Instant::now();
         let busy = Candidate { sequences: 9, ..candidate(0) };
-        assert_eq!(chosen(&[busy, Candidate { recent: 0.006, ..candidate(1) }], &SMALL, now), 0);
-        assert_eq!(chosen(&[busy, Candidate { small_tokens: 600, ..candidate(1) }], &SMALL, now), 0);
-        assert_eq!(chosen(&[busy, candidate(1)], &SMALL, now), 1);
+        assert_eq!(chosen(&[busy, Candidate { backlog: work(0.0, 0.006), ..candidate(1) }], &SMALL), 0);
+        assert_eq!(chosen(&[busy, Candidate { small_tokens: 600, ..candidate(1) }], &SMALL), 0);
+        assert_eq!(chosen(&[busy, candidate(1)], &SMALL), 1);
     }
 
     #[test]
     fn a_large_prompt_goes_where_the_last_one_is_longest_ago() {
-        let now = Instant::now();
         let decoding = Candidate { tokens: 16_064, sequences: 3, ..candidate(0) };
         let busy = Candidate { tokens: 4_000, sequences: 12, ..candidate(1) };
-        assert_eq!(chosen(&[decoding, busy], &LARGE, now), 1);
-        assert_eq!(chosen(&[decoding, Candidate { backlog: 0.5, ..busy }], &LARGE, now), 0);
+        assert_eq!(chosen(&[decoding, busy], &LARGE), 1);
+        assert_eq!(chosen(&[decoding, Candidate { backlog: work(0.5, 0.0), ..busy }], &LARGE), 0);
     }
 
     #[test]
     fn a_prompt_goes_where_its_beginning_is_unless_the_wait_there_is_longer_than_to_compute_it() {
-        let now = Instant::now();
-        let owner = Candidate { cached: 150, sequences: 10, ..candidate(0) };
-        assert_eq!(chosen(&[owner, candidate(1)], &SMALL, now), 0);
-        assert_eq!(chosen(&[Candidate { recent: 0.01, ..owner }, candidate(1)], &SMALL, now), 1);
-        let owner = Candidate { cached: 15_900, backlog: 0.4, tokens: 40_000, ..candidate(0) };
-        assert_eq!(chosen(&[owner, candidate(1)], &LARGE, now), 0, "what is left is a small prompt");
+        let owner = Candidate { sequences: 10, ..candidate(0) };
+        let other = (candidate(1), 0);
+        assert_eq!(chosen_at(&[(owner, 150), other], &SMALL, NOW), 0);
+        assert_eq!(chosen_at(&[(Candidate { backlog: work(0.0, 0.01), ..owner }, 150), other], &SMALL, NOW), 1);
+        let owner = Candidate { backlog: work(0.4, 0.0), tokens: 40_000, ..candidate(0) };
+        assert_eq!(chosen_at(&[(owner, 15_900), other], &LARGE, NOW), 0, "what is left is a small prompt");
         let in_order = |engine| Candidate { interference: 0.4, ..engine };
-        let behind = Candidate { backlog: 0.8, ..owner };
-        assert_eq!(chosen(&[in_order(behind), in_order(candidate(1))], &LARGE, now), 1);
+        let behind = Candidate { backlog: work(0.8, 0.0), ..owner };
+        assert_eq!(chosen_at(&[(in_order(behind), 15_900), (in_order(other.0), 0)], &LARGE, NOW), 1);
     }
 
     #[test]
     fn a_slow_engine_is_used_when_the_fast_one_is_behind() {
-        let now = Instant::now();
-        let slow = Candidate { prefill: paced(3.0, now), decode: paced(3.0, now), ..candidate(0) };
-        let fast = Candidate { prefill: paced(1.0, now), decode: paced(1.0, now), ..candidate(1) };
-        assert_eq!(chosen(&[slow, Candidate { sequences: 40, ..fast }], &SMALL, now), 1);
-        let behind = Candidate { tokens: 100_000, backlog: 3.0, ..fast };
-        assert_eq!(chosen(&[slow, behind], &LARGE, now), 0);
-        assert_eq!(chosen(&[slow, fast], &SMALL, now + Duration::from_secs(60)), 0, "as good as unmeasured: in turn");
+        let slow = Candidate { prefill: paced(3.0), decode: paced(3.0), ..candidate(0) };
+        let fast = Candidate { prefill: paced(1.0), decode: paced(1.0), ..candidate(1) };
+        assert_eq!(chosen(&[slow, Candidate { sequences: 40, ..fast }], &SMALL), 1);
+        let behind = Candidate { tokens: 100_000, backlog: work(3.0, 0.0), ..fast };
+        assert_eq!(chosen(&[slow, behind], &LARGE), 0);
+        let later = chosen_at(&[(slow, 0), (fast, 0)], &SMALL, NOW + 60.0);
+        assert_eq!(later, 0, "as good as unmeasured: in turn");
     }
 
     #[test]
     fn twice_the_weight_carries_twice_the_work() {
-        let now = Instant::now();
         let mut engines = [Candidate { weight: 2.0, ..candidate(0) }, candidate(1)];
         let mut counts = [0_u64; 2];
         for turn in 1..=300 {
-            let at = chosen(&engines, &LARGE, now);
+            let at = chosen(&engines, &LARGE);
             counts[at] += 1;
             engines[at].tokens += LARGE.tokens();
             engines[at].granted = turn;
@@ -190,17 +202,10 @@ mod tests {
     fn any_candidate() -> impl Strategy<Value = Candidate> {
         let loads = (0..300u32, 0..1_000_000u64, 0.0..30.0f64, 0.0..1.0f64, 0..50_000u64);
         (loads, 0.0..2.0f64, 0.1..10.0f64, 0.01..50.0f64, 0.01..50.0f64, 0..9u64).prop_map(
-            |((sequences, tokens, backlog, recent, small_tokens), interference, weight, decode, prefill, granted)| {
-                let now = Instant::now();
-                let load = Candidate { sequences, tokens, backlog, recent, small_tokens, ..candidate(0) };
-                Candidate {
-                    interference,
-                    weight,
-                    granted,
-                    decode: paced(decode, now),
-                    prefill: paced(prefill, now),
-                    ..load
-                }
+            |((sequences, tokens, large, small, small_tokens), interference, weight, decode, prefill, granted)| {
+                let backlog = work(large, small);
+                let load = Candidate { sequences, tokens, backlog, small_tokens, ..candidate(0) };
+                Candidate { interference, weight, granted, decode: paced(decode), prefill: paced(prefill), ..load }
             },
         )
     }
@@ -216,15 +221,16 @@ mod tests {
         ) {
             engines.iter_mut().enumerate().for_each(|(at, engine)| engine.id = BackendId::new(at));
             let need = Need { slots: need.0, prompt_tokens: need.1, output_tokens: need.2 };
-            let (now, loaded) = (Instant::now(), which.index(engines.len()));
-            let before = chosen(&engines, &need, now);
+            let loaded = which.index(engines.len());
+            let before = chosen(&engines, &need);
             let engine = &mut engines[loaded];
             engine.sequences += more.0;
             engine.tokens += more.1;
-            engine.backlog += more.2;
-            engine.recent += more.3;
+            engine.backlog.large_until += more.2;
+            engine.backlog.large_waiting += more.2;
+            engine.backlog.small_until += more.3;
             engine.small_tokens += more.4;
-            let after = chosen(&engines, &need, now);
+            let after = chosen(&engines, &need);
             prop_assert!(after == before || before == loaded, "{before} {after} {loaded}");
         }
     }

@@ -1,6 +1,6 @@
 //! Which of several backends with room takes a request: a closed set, chosen per pool.
 //!
-//! A policy sees only candidates that fit (admission has checked), and returns one of them. It is
+//! A policy sees only backends that fit (admission has checked), and returns one of them. It is
 //! a pure function of its arguments and a random generator. Work is measured against the configured weight:
 //! a backend of weight 2 carries twice the work before it looks as busy.
 
@@ -14,22 +14,21 @@ mod two_choices;
 use super::capacity::Need;
 use crate::config::Policy;
 use sluice_core::base::{BackendId, Rng};
-use tokio::time::Instant;
 
-pub use candidate::Candidate;
-pub use pace::Pace;
+pub use candidate::{Backlog, Candidate, Offer};
+pub use pace::{Pace, SeenPace};
 
 /// Whether a policy predicts how much of a prompt an engine has in its prefix cache.
 pub(super) fn predicts(policy: Policy) -> bool {
-    matches!(policy, Policy::LeastWork | Policy::PrefixAffinity | Policy::TwoChoices)
+    matches!(policy, Policy::LeastWork | Policy::PrefixAffinity)
 }
 
-/// Picks one of `candidates` (none when empty). Round robin keeps its turn with the backends and is
-/// decided there; `prefix_affinity` is an old name of `least_work`; the configuration warns about it.
-pub fn pick(policy: Policy, candidates: &[Candidate], need: &Need, now: Instant, rng: &mut Rng) -> Option<BackendId> {
+/// Picks one of `offers` (none when empty) at `now`, in seconds since admission began. Round robin keeps its turn with the
+/// backends and is decided there; `prefix_affinity` is an old name of `least_work`; the configuration warns about it.
+pub fn pick(policy: Policy, offers: &[Offer<'_>], need: &Need, now: f64, rng: &mut Rng) -> Option<BackendId> {
     match policy {
-        Policy::TwoChoices => two_choices::pick(candidates, need, now, rng),
-        Policy::FewestRequests => fewest_requests::pick(candidates),
-        Policy::LeastWork | Policy::RoundRobin | Policy::PrefixAffinity => least_work::pick(candidates, need, now),
+        Policy::TwoChoices => two_choices::pick(offers, rng),
+        Policy::FewestRequests => fewest_requests::pick(offers),
+        Policy::LeastWork | Policy::RoundRobin | Policy::PrefixAffinity => least_work::pick(offers, need, now),
     }
 }

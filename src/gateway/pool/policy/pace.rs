@@ -55,23 +55,52 @@ impl Pace {
         (self.ratio > 0.0).then_some(self.ratio)
     }
 
-    /// The pace that counts now, where `fastest` is that of the fastest engine.
-    pub(super) fn factor(&self, fastest: f64, now: Instant) -> f64 {
-        let Some(at) = self.at.filter(|_| self.ratio >= fastest * NOISE) else { return fastest };
-        let age = now.saturating_duration_since(at);
-        if age >= FORGOTTEN {
+    /// What the policies see of it, with times in seconds since `epoch`.
+    pub fn seen(&self, epoch: Instant) -> SeenPace {
+        let at = self.at.map_or(0.0, |at| at.saturating_duration_since(epoch).as_secs_f64());
+        SeenPace { ratio: self.ratio().unwrap_or(f64::INFINITY), at }
+    }
+}
+
+/// The pace of one engine at one kind of work, as it was when it was last observed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SeenPace {
+    /// Infinite if none was observed.
+    ratio: f64,
+    /// When that was, seconds.
+    at: f64,
+}
+
+impl Default for SeenPace {
+    fn default() -> Self {
+        Self { ratio: f64::INFINITY, at: 0.0 }
+    }
+}
+
+impl SeenPace {
+    /// The pace that counts at `now`, where `fastest` is that of the fastest engine.
+    #[inline]
+    pub(super) fn factor(self, fastest: f64, now: f64) -> f64 {
+        // Nearly always: engines of a pool are alike.
+        if self.ratio < fastest * NOISE { fastest } else { self.slower(fastest, now) }
+    }
+
+    #[cold]
+    fn slower(self, fastest: f64, now: f64) -> f64 {
+        let age = (now - self.at).max(0.0);
+        if self.ratio.is_infinite() || age >= FORGOTTEN.as_secs_f64() {
             return fastest;
         }
         let slower = self.ratio.min(fastest * SPREAD_MAX) - fastest;
-        let aged = fastest + slower * 0.5_f64.powf(age.div_duration_f64(HALF_LIFE));
+        let aged = fastest + slower * (-age / HALF_LIFE.as_secs_f64()).exp2();
         if aged < fastest * NOISE { fastest } else { aged }
     }
 }
 
 /// The smallest ratio; 1 if none is measured.
-pub(super) fn fastest<'a>(paces: impl Iterator<Item = &'a Pace>) -> f64 {
-    let least = paces.filter_map(Pace::ratio).fold(f64::INFINITY, f64::min);
-    if least.is_finite() { least } else { 1.0 }
+pub(super) fn fastest(paces: impl Iterator<Item = SeenPace>) -> f64 {
+    let least = paces.fold(f64::INFINITY, |least, pace| if pace.ratio < least { pace.ratio } else { least });
+    if least < f64::INFINITY { least } else { 1.0 }
 }
 
 #[cfg(test)]
@@ -84,21 +113,30 @@ mod tests {
         pace
     }
 
+    /// The pace that counts at `now`, beside an engine with the pace `fastest`.
+    fn factor(pace: &Pace, fastest: f64, now: Instant) -> f64 {
+        let epoch = now - Duration::from_secs(3_600);
+        pace.seen(epoch).factor(fastest, (now - epoch).as_secs_f64())
+    }
+
     #[test]
     fn equal_engines_count_as_equal_and_slower_ones_as_slower() {
         let now = Instant::now();
-        assert_eq!(paced(1.2, now).factor(1.0, now), 1.0, "noise");
-        assert!((paced(3.0, now).factor(1.0, now) - 3.0).abs() < 1e-9);
-        assert_eq!(paced(100.0, now).factor(1.0, now), SPREAD_MAX);
-        assert_eq!(Pace::default().factor(2.0, now), 2.0, "unmeasured: as the fastest");
+        assert_eq!(factor(&paced(1.2, now), 1.0, now), 1.0, "noise");
+        assert!((factor(&paced(3.0, now), 1.0, now) - 3.0).abs() < 1e-9);
+        assert_eq!(factor(&paced(100.0, now), 1.0, now), SPREAD_MAX);
+        assert_eq!(factor(&Pace::default(), 2.0, now), 2.0, "unmeasured: as the fastest");
+        let paces = [Pace::default(), paced(3.0, now), paced(2.0, now)].map(|pace| pace.seen(now));
+        assert!((fastest(paces.into_iter()) - 2.0).abs() < 1e-9);
+        assert_eq!(fastest(paces[..1].iter().copied()), 1.0, "none is measured");
     }
 
     #[test]
     fn what_is_not_observed_is_forgotten() {
         let now = Instant::now();
         let slow = paced(5.0, now);
-        assert!((slow.factor(1.0, now + HALF_LIFE) - 3.0).abs() < 1e-9);
-        assert_eq!(slow.factor(1.0, now + FORGOTTEN), 1.0);
+        assert!((factor(&slow, 1.0, now + HALF_LIFE) - 3.0).abs() < 1e-9);
+        assert_eq!(factor(&slow, 1.0, now + FORGOTTEN), 1.0);
         let mut again = slow;
         again.observe(1.0, 1.0, now + FORGOTTEN);
         assert_eq!(again.ratio(), Some(1.0), "after a pause the past says little");
@@ -122,6 +160,6 @@ mod tests {
         let now = Instant::now();
         let mut pace = paced(1.0, now);
         (0..20).for_each(|_| pace.observe(3.0, 1.0, now));
-        assert!(pace.factor(1.0, now) > 2.0, "{pace:?}");
+        assert!(factor(&pace, 1.0, now) > 2.0, "{pace:?}");
     }
 }

@@ -1,57 +1,65 @@
-//! Two choices: draw two different backends, keep the one with less work.
+//! Two choices: of two random backends the one with fewer requests in flight, as nginx's `random two least_conn`.
 //!
-//! Nearly as even as comparing all of them, and without herding when the figures are stale
-//! (Mitzenmacher, "The power of two choices in randomized load balancing", 2001).
+//! A backend is drawn as often as its weight says, and requests are compared in relation to it. It knows nothing of what
+//! requests cost: nearly as even as comparing all backends, and without herding when the figures are stale (Mitzenmacher,
+//! "The power of two choices in randomized load balancing", 2001). A tie goes to the one that was drawn first.
 
-use super::candidate::Candidate;
-use super::least_work;
-use crate::pool::capacity::Need;
+use super::candidate::Offer;
+use super::fewest_requests::share;
 use sluice_core::base::{BackendId, Rng};
-use tokio::time::Instant;
 
-pub(super) fn pick(candidates: &[Candidate], need: &Need, now: Instant, rng: &mut Rng) -> Option<BackendId> {
-    let count = candidates.len();
-    if count < 2 {
-        return candidates.first().map(|c| c.id);
+pub(super) fn pick(offers: &[Offer<'_>], rng: &mut Rng) -> Option<BackendId> {
+    let first = draw(offers, None, rng)?;
+    let second = draw(offers, Some(first), rng).unwrap_or(first);
+    let [first, second] = [first, second].map(|drawn| offers[drawn].candidate);
+    Some(if share(second) < share(first) { second.id } else { first.id })
+}
+
+/// The position of a random one other than `drawn`.
+fn draw(offers: &[Offer<'_>], drawn: Option<usize>, rng: &mut Rng) -> Option<usize> {
+    let others = || offers.iter().enumerate().filter(|(position, _)| Some(*position) != drawn);
+    let mut left = rng.unit() * others().map(|(_, offer)| offer.candidate.weight).sum::<f64>();
+    let mut last = None;
+    for (position, offer) in others() {
+        last = Some(position);
+        left -= offer.candidate.weight;
+        if left < 0.0 {
+            break;
+        }
     }
-    let first = rng.below(count);
-    let second = (first + 1 + rng.below(count - 1)) % count;
-    let pair = [candidates[first], candidates[second]];
-    least_work::pick(&pair, need, now)
+    last
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::Pace;
+    use super::super::Candidate;
     use super::*;
 
-    #[test]
-    fn the_busiest_of_three_is_never_chosen() {
-        let sequences = [5, 10, 1_000];
-        let candidates: Vec<_> = (0..3)
-            .map(|i| Candidate {
-                id: BackendId::new(i),
-                weight: 1.0,
-                requests: 0,
-                sequences: sequences[i],
-                tokens: 0,
-                backlog: 0.0,
-                recent: 0.0,
-                cached: 0,
-                small_tokens: 0,
-                interference: 0.0,
-                decode: Pace::default(),
-                prefill: Pace::default(),
-                granted: 0,
-            })
-            .collect();
-        let need = Need { slots: 1, prompt_tokens: 100, output_tokens: 100 };
-        let mut rng = Rng::new(7);
-        let mut counts = [0; 3];
-        for _ in 0..300 {
-            counts[pick(&candidates, &need, Instant::now(), &mut rng).expect("there are candidates").index()] += 1;
+    /// How often each of these backends, by weight and requests in flight, is chosen of 3,000 times.
+    fn chosen<const N: usize>(backends: [(f64, u32); N]) -> [u32; N] {
+        let candidate =
+            |at: usize| Candidate { weight: backends[at].0, requests: backends[at].1, ..Candidate::idle(at) };
+        let candidates: Vec<Candidate> = (0..N).map(candidate).collect();
+        let offers: Vec<Offer<'_>> = candidates.iter().map(|candidate| Offer { candidate, cached: 0 }).collect();
+        let (mut rng, mut counts) = (Rng::new(7), [0; N]);
+        for _ in 0..3_000 {
+            counts[pick(&offers, &mut rng).expect("there are candidates").index()] += 1;
         }
-        assert_eq!(counts[2], 0);
-        assert!(counts[1] > 50, "both of the others are drawn: {counts:?}");
+        counts
+    }
+
+    #[test]
+    fn of_two_random_ones_the_one_with_fewer_requests_is_chosen() {
+        let [few, more, most] = chosen([(1.0, 5), (1.0, 10), (1.0, 1_000)]);
+        assert_eq!(most, 0);
+        assert!((900..1_100).contains(&more) && few + more == 3_000, "one draw in three leaves out the best: {more}");
+        assert_eq!(chosen([(1.0, 9)]), [3_000], "the only one");
+    }
+
+    #[test]
+    fn equal_ones_are_drawn_by_weight_and_requests_count_in_relation_to_it() {
+        let [heavy, light] = chosen([(3.0, 0), (1.0, 0)]);
+        assert!((2_150..2_350).contains(&heavy), "{heavy} {light}");
+        assert_eq!(chosen([(3.0, 5), (1.0, 2)]), [3_000, 0]);
     }
 }
