@@ -2,6 +2,7 @@
 
 mod experiments;
 mod faults;
+mod measured;
 
 use std::time::Duration;
 
