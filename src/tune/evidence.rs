@@ -205,9 +205,7 @@ fn truths(workload: &str, file: &TuneFile) -> BTreeMap<String, f64> {
 
 fn measured_truths(workload: &str, file: &TuneFile) -> BTreeMap<String, f64> {
     let settings = plan(file, None, 0, Budget::default()).space.settings().unwrap();
-    // What the first search finds is about right.
-    let first = plan(file, Some(Method::Race), 0, Budget { trials: Some(1), time: None });
-    let first = tuned(&first, &mut laboratory(file, &first)).trials[0].value().unwrap();
+    let first = 5.0;
     let truth = |near: &mut f64, setting: &Setting| {
         *near = capacity(&file.scenario, setting, *near);
         println!("{workload}: {}: true capacity {near:.2}", name(setting));

@@ -6,12 +6,9 @@
 //! - the first setting is measured at saturation and bracketed to 8 %: about six trials;
 //! - each other one is first tried at the rate of the best so far plus half the margin. If that fails, which takes a few bounds of
 //!   an overloaded system, it has lost. Otherwise its bracket begins there, or where a simulation expects its boundary;
-//! - the winner is sampled with new loads from the boundary that the search found, until it is known to 3 % (90 %), and then
-//!   proven: several long loads whose requests count together (`sluice_bench::search::validate`).
-//!
-//! With a boundary known to 5 % (90 %), a standard deviation of 3 %, a setting that is better by the margin of 3 % loses its race in
-//! about one of three cases, and one that is better by 8 % in one of a hundred; both are much rarer where attainment falls
-//! steeply, as engines with many requests at once do, since there a bracket of 8 % is as wide as it ever is.
+//! - the winner is measured at saturation and sampled with new loads from the boundary that the search found, until it is known
+//!   to 4 % (90 %). Then it is proven from there downwards: several long loads whose requests count together
+//!   (`sluice_bench::search::validate`).
 //!
 //! A measure is judged by runs with the same seeds for every setting, so that changes are those of pairs. In a race the runs end when
 //! the setting is certainly worse than the best: the interval of the pairs' mean logarithm, at a confidence that holds for
@@ -33,17 +30,17 @@ const LOOKS: usize = 3;
 /// Confidence of intervals.
 const CONFIDENCE: f64 = 0.95;
 /// A rate search of a race and of a rung knows the rate to this share, 90 %.
-const COARSE: f64 = 0.05;
+const COARSE: f64 = 0.08;
 /// The most trials of a rate search in a race.
 const RACE_TRIALS: usize = 18;
 /// The trials of a rate search that predicts.
 const PREDICT_TRIALS: usize = 12;
 /// The confirmation knows the rate to this share, 90 %.
-const FINE: f64 = 0.03;
+const FINE: f64 = 0.04;
 /// Its most trials.
 const CONFIRM_TRIALS: usize = 40;
 /// Its least number of samples.
-const CONFIRM_SAMPLES: usize = 3;
+const CONFIRM_SAMPLES: usize = 4;
 /// How steeply misses grow with the rate, at least: the power. For a guess of where a setting that lost would hold.
 const GENTLE: f64 = 20.0;
 /// A guess from misses is at least this share of the rate that failed.
@@ -193,9 +190,13 @@ async fn rate<S: System>(
         }
         (_, None) => Outcome::Worse { guess: 0.0 },
         (_, Some(value)) => {
-            let certified = match found.safe.filter(|_| effort == Effort::Confirm) {
-                Some(safe) => certify(system, goal, &search, safe, trial).await?,
-                None => None,
+            let certified = match effort {
+                Effort::Confirm => {
+                    // The proofs step down from the middle, where a margin for what is not known would be added to theirs.
+                    let first = value.value * (1.0 - search.pace.undetected / 2.0);
+                    certify(system, goal, &search, first.min(found.cap), trial).await?
+                }
+                _ => None,
             };
             Outcome::Measured { value: value.into(), runs: Vec::new(), certified }
         }

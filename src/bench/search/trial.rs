@@ -249,6 +249,8 @@ pub struct SearchResult {
     pub boundary: Option<Estimate>,
     /// The rate that the search would prove next: the boundary with its safety margins.
     pub safe: Option<f64>,
+    /// The highest rate that the throughput at saturation allows; infinite if that was not measured.
+    pub cap: f64,
     /// Why the search ended.
     pub ending: SearchEnd,
     /// All trials, in order.
