@@ -50,6 +50,8 @@ pub(super) struct EngineLoad {
     /// Seconds of work at `at`: of large prompts, and of small ones.
     large: f64,
     small: f64,
+    /// Seconds of work of the small prompts that came lately, answered or not, as it counts at `at`.
+    lately: f64,
     at: Instant,
     /// Computed prompt tokens whose first token was seen, ever.
     prefilled: u64,
@@ -66,7 +68,7 @@ pub(super) struct DecodeStart {
 
 impl EngineLoad {
     pub(super) fn new(now: Instant) -> Self {
-        Self { learned: Learned::default(), large: 0.0, small: 0.0, at: now, prefilled: 0, granted: 0 }
+        Self { learned: Learned::default(), large: 0.0, small: 0.0, lately: 0.0, at: now, prefilled: 0, granted: 0 }
     }
 
     /// Seconds of prefill of `tokens` at this engine's pace.
@@ -77,25 +79,32 @@ impl EngineLoad {
     /// Seconds until the prefills of large prompts are expected to be over, and of prefill of small prompts that came a
     /// moment ago.
     pub(super) fn remaining(&self, used: &CapacityUsage, now: Instant) -> (f64, f64) {
-        let (backlog, age) = (self.backlog(used, self.at), now.saturating_duration_since(self.at).as_secs_f64());
+        let (backlog, age) = (self.backlog(used, self.at), self.age(now));
         (backlog.large(age), backlog.small(age))
+    }
+
+    fn age(&self, now: Instant) -> f64 {
+        now.saturating_duration_since(self.at).as_secs_f64()
     }
 
     /// The same at any time, in seconds since `epoch`, as long as the engine carries `used`.
     pub(super) fn backlog(&self, used: &CapacityUsage, epoch: Instant) -> Backlog {
         let at = self.at.saturating_duration_since(epoch).as_secs_f64();
         let large_waiting = self.prefill(used.large_prefill_tokens);
-        Backlog { large_until: at + self.large, large_waiting, small_until: at + self.small }
+        let (large_until, small_until) = (at + self.large, at + self.small);
+        Backlog { large_until, large_waiting, small_until, lately: self.lately, at }
     }
 
     /// A request with so many prompt tokens to compute is granted the engine, which carries `used` without it.
     pub(super) fn add(&mut self, computed_tokens: u64, used: &CapacityUsage, now: Instant, serial: u64) {
-        (self.large, self.small) = self.remaining(used, now);
+        let (backlog, age) = (self.backlog(used, self.at), self.age(now));
+        (self.large, self.small, self.lately) = (backlog.large(age), backlog.small(age), backlog.lately(age));
         let own = self.prefill(computed_tokens);
         if computed_tokens >= LARGE_PROMPT {
             self.large += own
         } else {
-            self.small += own
+            self.small += own;
+            self.lately += own;
         }
         self.at = self.at.max(now);
         self.granted = serial;
@@ -171,6 +180,41 @@ mod tests {
         used.end_prefill(&mut allocation);
         load.end_prefill(before - used.prefill_tokens, &used);
         assert_eq!(load.remaining(&used, now + ms(100)).0, 0.0);
+    }
+
+    /// What was noted at one time says at any later one what the engine itself says then.
+    #[test]
+    fn a_noted_backlog_runs_off_as_the_engines_own() {
+        let epoch = Instant::now();
+        let now = epoch + ms(3_600_000);
+        let (mut load, mut used) = (EngineLoad::new(epoch), CapacityUsage::default());
+        for (need, later) in [(LARGE, 0), (SMALL, 20), (SMALL, 21), (LARGE, 400), (SMALL, 403)] {
+            load.add(need.prompt_tokens, &used, now + ms(later), 1);
+            used.take(&LIMITS, &need);
+            let noted = load.backlog(&used, epoch);
+            for age in [0, 1, 3, 5, 10, 300, 2_000] {
+                let at = now + ms(later + age);
+                let (large, small) = load.remaining(&used, at);
+                let seconds = (at - epoch).as_secs_f64();
+                assert!((noted.large(seconds) - large).abs() < 1e-9 && (noted.small(seconds) - small).abs() < 1e-9);
+            }
+        }
+    }
+
+    #[test]
+    fn small_prompts_of_a_moment_ago_count_less_and_less_answered_or_not() {
+        let now = Instant::now();
+        let (mut load, mut used) = (EngineLoad::new(now), CapacityUsage::default());
+        load.add(SMALL.prompt_tokens, &used, now, 1);
+        let mut held = used.take(&LIMITS, &SMALL);
+        let own = 200.0 * PROMPT_TOKEN;
+        let lately = |load: &EngineLoad, used: &CapacityUsage, at| load.backlog(used, now).lately(f64::from(at) * 1e-3);
+        used.end_prefill(&mut held);
+        load.end_prefill(200, &used);
+        assert!((lately(&load, &used, 25) - own / 2.0).abs() < 1e-9);
+        load.add(SMALL.prompt_tokens, &used, now + ms(25), 2);
+        assert!((lately(&load, &used, 25) - own * 1.5).abs() < 1e-9);
+        assert_eq!(lately(&load, &used, 80), 0.0);
     }
 
     #[test]

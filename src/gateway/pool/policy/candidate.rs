@@ -10,6 +10,9 @@ use sluice_core::base::BackendId;
 
 /// The share of a prefill that is still to come when it should be over.
 pub(in crate::pool) const OVERDUE: f64 = 0.3;
+/// About as long as a busy engine takes to the first token of a small prompt, seconds. Not learned: where requests wait for
+/// something else, such as an adapter, it must not grow with their wait.
+const LATELY: f64 = 0.05;
 
 /// A backend.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -31,11 +34,11 @@ pub struct Candidate {
     /// Long prompts in prefill.
     pub long_prefills: u32,
     /// Outstanding prompt and output tokens.
-    pub tokens: u64,
+    pub tokens: f64,
     /// Prefill work.
     pub backlog: Backlog,
     /// Tokens of small prompts that wait for their first token.
-    pub small_tokens: u64,
+    pub small_tokens: f64,
     /// How much longer small prompts wait for their first token while a large one is in prefill, on average, seconds.
     pub interference: f64,
     /// The share of predicted cached tokens that the engine had.
@@ -68,9 +71,9 @@ impl Candidate {
             requests: 0,
             sequences: 0,
             long_prefills: 0,
-            tokens: 0,
+            tokens: 0.0,
             backlog: Backlog::default(),
-            small_tokens: 0,
+            small_tokens: 0.0,
             interference: 0.1,
             trust: 1.0,
             decode: SeenPace::default(),
@@ -90,6 +93,10 @@ pub struct Backlog {
     pub large_waiting: f64,
     /// When the prefills of the small prompts that reached it a moment ago are over.
     pub small_until: f64,
+    /// Seconds of prefill of the small prompts that came lately, as it counts at `at`.
+    pub lately: f64,
+    /// When it was noted.
+    pub at: f64,
 }
 
 impl Backlog {
@@ -101,6 +108,11 @@ impl Backlog {
     /// Seconds of prefill of small prompts that reached it a moment ago.
     pub fn small(&self, now: f64) -> f64 {
         (self.small_until - now).max(0.0)
+    }
+
+    /// Seconds of prefill of the small prompts that reached it within about as long as a first token takes, answered or not.
+    pub fn lately(&self, now: f64) -> f64 {
+        self.lately * (1.0 - (now - self.at).max(0.0) / LATELY).max(0.0)
     }
 }
 

@@ -4,7 +4,7 @@
 //! cost = (wait + own prefill + CROWD x output tokens x SEQUENCE x sequences) / weight + output tokens x STEP
 //!
 //! wait of a large prompt = backlog of large prompts + prefill of as many tokens as are outstanding
-//! wait of a small prompt = min(backlog, 2 x interference) + recent + WAITING x small prompts before their first token
+//! wait of a small prompt = min(backlog, 2 x interference) + recent + WAITING x max(lately, small prompts without a first token)
 //! ```
 //!
 //! Own prefill is what the engine is not expected to have in its prefix cache (`prefix.rs`), and a prompt is small or large by
@@ -19,6 +19,9 @@
 //! - Prompts that meet in one step delay each other, and such a step is often above the largest CUDA graph. Those that came
 //!   within their own prefill time (`recent`), and those not yet answered, keep the next one away. Where all requests are
 //!   alike, this is as good as round robin.
+//! - First tokens come in groups, one for each step. By those not yet answered, an engine that has just ended a step looks
+//!   empty and would get all that come until the other one ends its own. So those that came within about the time of a first
+//!   token (`lately`) count as well, answered or not. Where more wait, such as for an adapter, those count.
 //! - Each large prefill delays all decodes beside it. Outstanding tokens keep the next large prompt away from engines that
 //!   had one not long ago, so that it is not always the same requests that are delayed.
 //! - More sequences make every step longer, by little: a second of decoding counts a tenth of a second of waiting.
@@ -37,6 +40,10 @@ const WAITING: f64 = 0.3;
 /// What all backends are compared with.
 #[derive(Clone, Copy, Debug)]
 struct Common {
+    prompt_tokens: f64,
+    output_tokens: f64,
+    /// Sequences of the request.
+    slots: f64,
     decode: f64,
     prefill: f64,
     /// The longest that a small prompt is predicted to wait for large ones: twice the mean over the backends, because engines
@@ -52,14 +59,17 @@ pub(super) fn pick(offers: &[Offer<'_>], need: &Need, now: f64) -> Option<Backen
     }
     let candidates = || offers.iter().map(|offer| offer.candidate);
     let common = Common {
+        prompt_tokens: need.prompt_tokens as f64,
+        output_tokens: need.output_tokens as f64,
+        slots: f64::from(need.slots),
         decode: fastest(candidates().map(|candidate| candidate.decode)),
         prefill: fastest(candidates().map(|candidate| candidate.prefill)),
         interference: 2.0 * candidates().map(|candidate| candidate.interference).sum::<f64>() / offers.len() as f64,
         now,
     };
-    let mut best = (cost(first, need, &common), first.candidate);
+    let mut best = (cost(first, &common), first.candidate);
     for offer in others {
-        let (cost, candidate) = (cost(offer, need, &common), offer.candidate);
+        let (cost, candidate) = (cost(offer, &common), offer.candidate);
         if cost < best.0 || (cost == best.0 && candidate.granted < best.1.granted) {
             best = (cost, candidate);
         }
@@ -69,21 +79,20 @@ pub(super) fn pick(offers: &[Offer<'_>], need: &Need, now: f64) -> Option<Backen
 
 /// What the request costs here, seconds.
 #[inline]
-fn cost(offer: &Offer<'_>, need: &Need, common: &Common) -> f64 {
-    let candidate = offer.candidate;
-    let prompt_token = PROMPT_TOKEN * candidate.prefill.factor(common.prefill, common.now);
-    let output = need.output_tokens as f64 * candidate.decode.factor(common.decode, common.now);
-    let computed = need.prompt_tokens.saturating_sub(offer.cached);
-    let large = candidate.backlog.large(common.now);
-    let wait = if computed >= LARGE_PROMPT {
-        large + candidate.tokens as f64 * prompt_token
+fn cost(offer: &Offer<'_>, common: &Common) -> f64 {
+    let Offer { candidate, cached } = offer;
+    let (backlog, now) = (&candidate.backlog, common.now);
+    let prompt_token = PROMPT_TOKEN * candidate.prefill.factor(common.prefill, now);
+    let output = common.output_tokens * candidate.decode.factor(common.decode, now);
+    let computed = (common.prompt_tokens - *cached as f64).max(0.0);
+    let wait = if computed >= LARGE_PROMPT as f64 {
+        backlog.large(now) + candidate.tokens * prompt_token
     } else {
-        large.min(common.interference)
-            + candidate.backlog.small(common.now)
-            + WAITING * candidate.small_tokens as f64 * prompt_token
+        let waiting = candidate.small_tokens * prompt_token;
+        backlog.large(now).min(common.interference) + backlog.small(now) + WAITING * waiting.max(backlog.lately(now))
     };
-    let own = computed as f64 * prompt_token;
-    let sequences = f64::from(candidate.sequences) + f64::from(need.slots);
+    let own = computed * prompt_token;
+    let sequences = f64::from(candidate.sequences) + common.slots;
     (wait + own + CROWD * output * SEQUENCE * sequences) / candidate.weight + output * STEP
 }
 
@@ -104,7 +113,7 @@ mod tests {
 
     /// Seconds of work of large and of small prompts.
     fn work(large: f64, small: f64) -> Backlog {
-        Backlog { large_until: NOW + large, large_waiting: large, small_until: NOW + small }
+        Backlog { large_until: NOW + large, large_waiting: large, small_until: NOW + small, lately: small, at: NOW }
     }
 
     const SMALL: Need = Need { slots: 1, prompt_tokens: 200, output_tokens: 128 };
@@ -150,14 +159,25 @@ mod tests {
     fn small_prompts_that_came_a_moment_ago_keep_the_next_one_away() {
         let busy = Candidate { sequences: 9, ..candidate(0) };
         assert_eq!(chosen(&[busy, Candidate { backlog: work(0.0, 0.006), ..candidate(1) }], &SMALL), 0);
-        assert_eq!(chosen(&[busy, Candidate { small_tokens: 600, ..candidate(1) }], &SMALL), 0);
+        assert_eq!(chosen(&[busy, Candidate { small_tokens: 600.0, ..candidate(1) }], &SMALL), 0);
         assert_eq!(chosen(&[busy, candidate(1)], &SMALL), 1);
+    }
+
+    /// First tokens come in groups: after one the engine is not emptier than the other, whose step is not over.
+    #[test]
+    fn the_end_of_a_step_attracts_nothing_and_a_queue_repels() {
+        let lately = Backlog { lately: 0.02, at: NOW, ..Backlog::default() };
+        let ended = Candidate { backlog: lately, granted: 2, ..candidate(0) };
+        let running = Candidate { small_tokens: 600.0, granted: 1, ..ended };
+        assert_eq!(chosen(&[ended, Candidate { id: BackendId::new(1), ..running }], &SMALL), 1, "in turn");
+        let queued = Candidate { id: BackendId::new(1), small_tokens: 3_000.0, granted: 1, ..ended };
+        assert_eq!(chosen(&[ended, queued], &SMALL), 0);
     }
 
     #[test]
     fn a_large_prompt_goes_where_the_last_one_is_longest_ago() {
-        let decoding = Candidate { tokens: 16_064, sequences: 3, ..candidate(0) };
-        let busy = Candidate { tokens: 4_000, sequences: 12, ..candidate(1) };
+        let decoding = Candidate { tokens: 16_064.0, sequences: 3, ..candidate(0) };
+        let busy = Candidate { tokens: 4_000.0, sequences: 12, ..candidate(1) };
         assert_eq!(chosen(&[decoding, busy], &LARGE), 1);
         assert_eq!(chosen(&[decoding, Candidate { backlog: work(0.5, 0.0), ..busy }], &LARGE), 0);
     }
@@ -168,7 +188,7 @@ mod tests {
         let other = (candidate(1), 0);
         assert_eq!(chosen_at(&[(owner, 150), other], &SMALL, NOW), 0);
         assert_eq!(chosen_at(&[(Candidate { backlog: work(0.0, 0.01), ..owner }, 150), other], &SMALL, NOW), 1);
-        let owner = Candidate { backlog: work(0.4, 0.0), tokens: 40_000, ..candidate(0) };
+        let owner = Candidate { backlog: work(0.4, 0.0), tokens: 40_000.0, ..candidate(0) };
         assert_eq!(chosen_at(&[(owner, 15_900), other], &LARGE, NOW), 0, "what is left is a small prompt");
         let in_order = |engine| Candidate { interference: 0.4, ..engine };
         let behind = Candidate { backlog: work(0.8, 0.0), ..owner };
@@ -180,7 +200,7 @@ mod tests {
         let slow = Candidate { prefill: paced(3.0), decode: paced(3.0), ..candidate(0) };
         let fast = Candidate { prefill: paced(1.0), decode: paced(1.0), ..candidate(1) };
         assert_eq!(chosen(&[slow, Candidate { sequences: 40, ..fast }], &SMALL), 1);
-        let behind = Candidate { tokens: 100_000, backlog: work(3.0, 0.0), ..fast };
+        let behind = Candidate { tokens: 100_000.0, backlog: work(3.0, 0.0), ..fast };
         assert_eq!(chosen(&[slow, behind], &LARGE), 0);
         let later = chosen_at(&[(slow, 0), (fast, 0)], &SMALL, NOW + 60.0);
         assert_eq!(later, 0, "as good as unmeasured: in turn");
@@ -193,7 +213,7 @@ mod tests {
         for turn in 1..=300 {
             let at = chosen(&engines, &LARGE);
             counts[at] += 1;
-            engines[at].tokens += LARGE.tokens();
+            engines[at].tokens += LARGE.tokens() as f64;
             engines[at].granted = turn;
         }
         assert!((195..=205).contains(&counts[0]), "{counts:?}");
@@ -204,6 +224,7 @@ mod tests {
         (loads, 0.0..2.0f64, 0.1..10.0f64, 0.01..50.0f64, 0.01..50.0f64, 0..9u64).prop_map(
             |((sequences, tokens, large, small, small_tokens), interference, weight, decode, prefill, granted)| {
                 let backlog = work(large, small);
+                let (tokens, small_tokens) = (tokens as f64, small_tokens as f64);
                 let load = Candidate { sequences, tokens, backlog, small_tokens, ..candidate(0) };
                 Candidate { interference, weight, granted, decode: paced(decode), prefill: paced(prefill), ..load }
             },
@@ -225,11 +246,12 @@ mod tests {
             let before = chosen(&engines, &need);
             let engine = &mut engines[loaded];
             engine.sequences += more.0;
-            engine.tokens += more.1;
+            engine.tokens += more.1 as f64;
             engine.backlog.large_until += more.2;
             engine.backlog.large_waiting += more.2;
             engine.backlog.small_until += more.3;
-            engine.small_tokens += more.4;
+            engine.backlog.lately += more.3;
+            engine.small_tokens += more.4 as f64;
             let after = chosen(&engines, &need);
             prop_assert!(after == before || before == loaded, "{before} {after} {loaded}");
         }
