@@ -11,8 +11,7 @@
 //! | `two_mixes` | two mixes of lengths on two engines: which settings are best for each |
 //! | `adapters` | tuned without and with LoRA adapters, served with them |
 //!
-//! `SLUICE_TUNE_SEEDS` is the number of seeds, `SLUICE_TUNE_PART` one of the workloads, `SLUICE_TUNE_TRUTHS` a folder in which the
-//! true capacities are kept.
+//! `SLUICE_TUNE_SEEDS` is the number of seeds, `SLUICE_TUNE_PART` one of the workloads.
 
 use std::collections::BTreeMap;
 
@@ -126,8 +125,6 @@ struct Found {
     starts: f64,
     runs: f64,
     minutes: f64,
-    /// Of them, starts.
-    starting: f64,
 }
 
 fn grid_seed(file: &TuneFile, method: Method, seed: u64, truths: &BTreeMap<String, f64>) -> Option<(String, Found)> {
@@ -147,16 +144,7 @@ fn grid_seed(file: &TuneFile, method: Method, seed: u64, truths: &BTreeMap<Strin
         starts: sum(|trial| f64::from(trial.starts)),
         runs: sum(|trial| f64::from(trial.loads)),
         minutes: sum(|trial| trial.seconds + trial.start_seconds) / 60.0,
-        starting: sum(|trial| trial.start_seconds) / 60.0,
     };
-    for trial in &report.trials {
-        let minutes = trial.seconds / 60.0;
-        let outcome = match &trial.outcome {
-            Outcome::Measured { value, .. } => format!("{:.2}", value.value),
-            other => format!("{other:?}").chars().take(24).collect(),
-        };
-        println!("    {:?} {}: {outcome}; {} runs, {minutes:.1} min", trial.effort, name(&trial.setting), trial.loads);
-    }
     Some((name(&chosen), found))
 }
 
@@ -170,7 +158,7 @@ fn grid_row(found: &[Found]) -> String {
     let median = |of: fn(&Found) -> f64| sorted(of)[found.len() / 2];
     let (rates, shares, chosen) = (sorted(|f| f.rate), sorted(|f| f.attainment), sorted(|f| f.chosen));
     format!(
-        "{} of {} | {:.3} ({:.3} to {:.3}) | {} | {:.2} % | {} | {:.1} % | {:.0} | {:.0} | {:.0} min ({:.0})",
+        "{} of {} | {:.3} ({:.3} to {:.3}) | {} | {:.2} % | {} | {:.1} % | {:.0} | {:.0} | {:.0} min",
         rates.iter().filter(|rate| (**rate - 1.0).abs() <= 0.05).count(),
         found.len(),
         rates[rates.len() / 2],
@@ -183,29 +171,15 @@ fn grid_row(found: &[Found]) -> String {
         median(|f| f.starts),
         median(|f| f.runs),
         median(|f| f.minutes),
-        median(|f| f.starting),
     )
 }
 
-/// The true capacity of every setting of the grid: as it was kept, or by long runs.
+/// The true capacity of every setting of the grid.
 fn truths(workload: &str, file: &TuneFile) -> BTreeMap<String, f64> {
-    let folder = std::env::var_os("SLUICE_TUNE_TRUTHS").map(std::path::PathBuf::from);
-    let path = folder.map(|folder| folder.join(format!("{}.json", workload.replace(['/', ' ', ','], "-"))));
-    let kept = path.as_ref().and_then(|path| std::fs::read_to_string(path).ok());
-    kept.map_or_else(
-        || {
-            let found = measured_truths(workload, file);
-            let text = serde_json::to_string(&found).unwrap();
-            path.iter().for_each(|path| std::fs::write(path, &text).unwrap());
-            found
-        },
-        |text| serde_json::from_str(&text).unwrap(),
-    )
-}
-
-fn measured_truths(workload: &str, file: &TuneFile) -> BTreeMap<String, f64> {
     let settings = plan(file, None, 0, Budget::default()).space.settings().unwrap();
-    let first = 5.0;
+    // What the first search finds is about right.
+    let first = plan(file, Some(Method::Race), 0, Budget { trials: Some(1), time: None });
+    let first = tuned(&first, &mut laboratory(file, &first)).trials[0].value().unwrap();
     let truth = |near: &mut f64, setting: &Setting| {
         *near = capacity(&file.scenario, setting, *near);
         println!("{workload}: {}: true capacity {near:.2}", name(setting));

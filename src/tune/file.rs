@@ -105,7 +105,7 @@ impl Default for TuneTable {
             attainment: 99.0,
             hit_rate: None,
             beside: Vec::new(),
-            requests: 500,
+            requests: 1500,
             runs: 8,
             repeats: 3,
             margin: 3.0,

@@ -459,8 +459,7 @@ fn a_simulation_orders_the_settings_and_is_shown_beside_what_was_measured() {
 #[test]
 fn a_prediction_that_is_wrong_costs_trials_and_decides_nothing() {
     // The laboratory knows none of these flags, so it predicts that no engine starts.
-    let mut file = hills("");
-    file.tune.requests = 1500;
+    let file = hills("");
     for method in [Method::Race, Method::Model] {
         let mut plan = plan(&file, Some(method), 2, Budget::default());
         plan.prior = Some(file.scenario.clone());

@@ -4,11 +4,9 @@
 //! says which settings to try first, and the report shows predicted values beside measured ones; it decides nothing.
 //!
 //! The best of many noisy values is too good by chance. So the winner and the default are measured once more, with loads of their
-//! own, and only that is reported: a certified rate for the winner, the boundary or the measure of the default, and the change between
-//! them with its interval. The winner wins if that interval is above zero and the gain not within the margin; otherwise the
-//! default is as good. The default's rate in the search was not chosen for being high: if the winner's is above it for
-//! certain, the default is not measured again. For a front of two measures its members are measured once more, and those
-//! that no other one beats then are reported.
+//! own, and only that is reported: a certified rate for each, and the change between them with its interval. The winner wins
+//! if that interval is above zero and the gain not within the margin; otherwise the default is as good. For a front of two measures
+//! its members are measured once more, and those that no other one beats then are reported.
 
 use std::time::Duration;
 
@@ -131,7 +129,6 @@ struct Tuning<'a, B, F> {
     /// Trials of the journal that were not asked for yet.
     replay: std::vec::IntoIter<Trial>,
     trials: Vec<Trial>,
-    predicted: Vec<Trial>,
     on_progress: F,
 }
 
@@ -149,13 +146,12 @@ pub async fn tune<B: Backend>(
     let mut settings = plan.space.settings()?;
     let replay = done.into_iter();
     plan.method.check(&plan.goal)?;
-    let mut tuning = Tuning { plan, backend, journal, replay, trials: Vec::new(), predicted: Vec::new(), on_progress };
+    let mut tuning = Tuning { plan, backend, journal, replay, trials: Vec::new(), on_progress };
     if let Some(share) = tuning.find_memory(&settings).await? {
         settings[1..].iter_mut().for_each(|setting| *setting = with_share(setting, share));
     }
     let before = tuning.trials.len();
     let predicted = tuning.predict(&settings).await?;
-    tuning.predicted.clone_from(&predicted);
     let start = Known { space: &plan.space, settings: &settings, goal: &plan.goal, trials: &[], predicted: &predicted };
     let mut search = plan.method.search(&start);
     let mut out_of_budget = false;
@@ -214,7 +210,7 @@ impl<B: Backend, F: FnMut(Progress<'_>)> Tuning<'_, B, F> {
         let trial = match self.replayed(ask)? {
             Some(trial) => trial,
             None => {
-                let incumbent = self.incumbent(&ask.setting);
+                let incumbent = self.incumbent();
                 let trial = match refusal(&self.trials, &ask.setting) {
                     Some(reason) => Trial::refused(&ask.setting, ask.effort, reason, true),
                     None => self.judge(ask, &incumbent).await?,
@@ -261,30 +257,12 @@ impl<B: Backend, F: FnMut(Progress<'_>)> Tuning<'_, B, F> {
         }
     }
 
-    /// The rate that is expected of a setting: what it was measured with, or what is predicted, corrected by how far measured
-    /// rates are from their predictions (the median).
-    fn expected(&self, setting: &Setting) -> Option<f64> {
-        if !matches!(self.plan.goal.objective, Objective::Rate { .. }) {
-            return None;
-        }
-        let measured = self.trials.iter().rev().filter(|trial| trial.value().is_some());
-        if let Some(own) = measured.clone().find(|trial| trial.setting == *setting) {
-            return own.value();
-        }
-        let prediction = |setting: &Setting| self.predicted.iter().find(|own| own.setting == *setting)?.value();
-        let mut ratios: Vec<f64> =
-            measured.filter_map(|trial| Some(trial.value()? / prediction(&trial.setting)?)).collect();
-        ratios.sort_by(f64::total_cmp);
-        Some(prediction(setting)? * ratios.get(ratios.len() / 2).unwrap_or(&1.0)).filter(|rate| *rate > 0.0)
-    }
-
-    fn incumbent(&self, setting: &Setting) -> Incumbent {
+    fn incumbent(&self) -> Incumbent {
         let goal = &self.plan.goal;
         let own = best(&self.trials, goal);
         let members = front(self.trials.iter().filter(|trial| trial.is_search()), goal);
         Incumbent {
             value: own.and_then(Trial::value),
-            expected: self.expected(setting),
             runs: own.map(|trial| trial.runs().to_vec()).unwrap_or_default(),
             front: members.into_iter().map(|trial| [trial.runs().to_vec(), trial.against.clone()]).collect(),
         }
@@ -363,14 +341,9 @@ impl<B: Backend, F: FnMut(Progress<'_>)> Tuning<'_, B, F> {
         }
         let Some(won) = &winner else { return Ok(Confirmed::default()) };
         let untuned = Setting::new();
-        let searched = self.trials.iter().find(|trial| trial.setting == untuned && trial.value().is_some()).cloned();
-        let Some(searched) = searched.filter(|_| !won.setting.is_empty()) else {
+        let usable = self.trials.iter().any(|trial| trial.setting == untuned && trial.value().is_some());
+        if won.setting.is_empty() || !usable {
             return Ok(Confirmed { winner, ..Confirmed::default() });
-        };
-        let is_rate = matches!(self.plan.goal.objective, Objective::Rate { .. });
-        let comparison = self.compare(&searched, won).filter(|found| is_rate && found.verdict == Verdict::Better);
-        if comparison.is_some() && !matches!(searched.effort, Effort::Rung(share) if share < 1.0) {
-            return Ok(Confirmed { winner, default: Some(searched), comparison, front: Vec::new() });
         }
         self.try_out(&Ask { setting: untuned, effort: Effort::Confirm }).await?;
         let default = self.trials.last().cloned();

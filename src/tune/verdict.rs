@@ -1,14 +1,8 @@
 //! The verdict about one setting: how good it is, as thoroughly as asked.
 //!
-//! A rate is judged by the search of `sluice bench --find-rate` (`sluice_bench::search`) with its short trials: warm-up, a horizon of many
-//! times the longest bound, overdue requests as misses, trials that end as soon as they can decide. What it costs:
-//!
-//! - the first setting is measured at saturation and bracketed to 8 %: about six trials;
-//! - each other one is first tried at the rate of the best so far plus half the margin. If that fails, which takes a few bounds of
-//!   an overloaded system, it has lost. Otherwise its bracket begins there, or where a simulation expects its boundary;
-//! - the winner is measured at saturation and sampled with new loads from the boundary that the search found, until it is known
-//!   to 4 % (90 %). Then it is proven from there downwards: several long loads whose requests count together
-//!   (`sluice_bench::search::validate`).
+//! A rate is judged by the search of `sluice bench --find-rate` (`sluice_bench::search`): warm-up, a horizon of many times the longest
+//! bound, overdue requests as misses, early ends, a bracket from saturation. In a race it gives up as soon as the rate is not
+//! above the best so far by the margin: when the throughput at saturation is not, or when one trial there fails.
 //!
 //! A measure is judged by runs with the same seeds for every setting, so that changes are those of pairs. In a race the runs end when
 //! the setting is certainly worse than the best: the interval of the pairs' mean logarithm, at a confidence that holds for
@@ -21,7 +15,7 @@ use crate::script_verdict;
 use crate::setting::Setting;
 use crate::trial::{Certified, Effort, Outcome, Trial};
 use sluice_bench::RunResult;
-use sluice_bench::search::{Begin, Pace, SearchEnd, SearchGoal, SearchResult, TrialRecord, resume_rate, validate};
+use sluice_bench::search::{SearchEnd, SearchGoal, SearchResult, TrialLoad, TrialRecord, resume_rate, validate};
 use sluice_core::stats::compare::each_of;
 use sluice_core::stats::{Change, Sense, mean, percentile};
 
@@ -30,21 +24,15 @@ const LOOKS: usize = 3;
 /// Confidence of intervals.
 const CONFIDENCE: f64 = 0.95;
 /// A rate search of a race and of a rung knows the rate to this share, 90 %.
-const COARSE: f64 = 0.08;
+const COARSE: f64 = 0.05;
 /// The most trials of a rate search in a race.
-const RACE_TRIALS: usize = 18;
+const RACE_TRIALS: usize = 30;
 /// The trials of a rate search that predicts.
 const PREDICT_TRIALS: usize = 12;
 /// The confirmation knows the rate to this share, 90 %.
-const FINE: f64 = 0.04;
+const FINE: f64 = 0.025;
 /// Its most trials.
-const CONFIRM_TRIALS: usize = 40;
-/// Its least number of samples.
-const CONFIRM_SAMPLES: usize = 4;
-/// How steeply misses grow with the rate, at least: the power. For a guess of where a setting that lost would hold.
-const GENTLE: f64 = 20.0;
-/// A guess from misses is at least this share of the rate that failed.
-const LEAST_GUESS: f64 = 0.5;
+const CONFIRM_TRIALS: usize = 60;
 /// The proofs of a confirmation have seeds from here on.
 const PROOF_SEEDS: u64 = 1 << 20;
 /// By how much a request that does not complete misses its objectives. JSON has no infinity, and neither do percentiles.
@@ -57,8 +45,6 @@ pub(crate) const HOLDOUT: u64 = 1 << 24;
 pub(crate) struct Incumbent {
     pub(crate) value: Option<f64>,
     pub(crate) runs: Vec<f64>,
-    /// The rate that is expected of the setting to be tried, by earlier trials or a simulation.
-    pub(crate) expected: Option<f64>,
     /// The runs of every member of a front, of both measures.
     pub(crate) front: Vec<[Vec<f64>; 2]>,
 }
@@ -157,26 +143,20 @@ async fn rate<S: System>(
     trial: &mut Trial,
 ) -> Result<(), TuneError> {
     let effort = trial.effort;
-    let begin = best.expected.map_or(Begin::Unknown, Begin::Near);
-    let search = SearchGoal { prove: false, pace: Pace::QUICK, begin, ..search };
     let search = match effort {
         Effort::Race(_) => {
-            let floor = best.value.filter(|_| !goal.complete).map(|best| best * (1.0 + goal.margin / 2.0));
-            SearchGoal { floor, tolerance: COARSE, max_trials: RACE_TRIALS, ..search }
+            let floor = best.value.filter(|_| !goal.complete).map(|best| best * (1.0 + goal.margin));
+            SearchGoal { floor, prove: false, tolerance: COARSE, max_trials: RACE_TRIALS, ..search }
         }
         Effort::Predict => {
             let requests = search.requests / 3;
-            SearchGoal { requests, tolerance: COARSE, max_trials: PREDICT_TRIALS, ..search }
+            SearchGoal { requests, prove: false, tolerance: COARSE, max_trials: PREDICT_TRIALS, ..search }
         }
         Effort::Rung(share) => {
             let requests = ((search.requests as f64 * share) as usize).max(30);
-            SearchGoal { requests, tolerance: COARSE / share.sqrt(), max_trials: RACE_TRIALS, ..search }
+            SearchGoal { requests, prove: false, tolerance: COARSE / share.sqrt(), max_trials: RACE_TRIALS, ..search }
         }
-        _ => {
-            let pace = Pace { samples: CONFIRM_SAMPLES, ..Pace::QUICK };
-            let begin = best.expected.map_or(Begin::Unknown, Begin::At);
-            SearchGoal { tolerance: FINE, max_trials: CONFIRM_TRIALS, pace, begin, ..search }
-        }
+        _ => SearchGoal { prove: false, tolerance: FINE, max_trials: CONFIRM_TRIALS, ..search },
     };
     let mut notes = Vec::new();
     let found = resume_rate(system, &search, loads.past, loads.on_load).await?;
@@ -185,18 +165,12 @@ async fn rate<S: System>(
     count(trial, &found);
     trial.outcome = match (found.ending, found.boundary) {
         (SearchEnd::NoRate, _) => unmet(system, search.attainment, &found),
-        (SearchEnd::BelowFloor, _) => {
-            Outcome::Worse { guess: guess(&found, search.floor.unwrap_or(0.0), search.attainment) }
-        }
+        (SearchEnd::BelowFloor, _) => Outcome::Worse { guess: guess(&found, search.floor.unwrap_or(0.0)) },
         (_, None) => Outcome::Worse { guess: 0.0 },
         (_, Some(value)) => {
-            let certified = match effort {
-                Effort::Confirm => {
-                    // The proofs step down from the middle, where a margin for what is not known would be added to theirs.
-                    let first = value.value * (1.0 - search.pace.undetected / 2.0);
-                    certify(system, goal, &search, first.min(found.cap), trial).await?
-                }
-                _ => None,
+            let certified = match found.safe.filter(|_| effort == Effort::Confirm) {
+                Some(safe) => certify(system, goal, &search, safe, trial).await?,
+                None => None,
             };
             Outcome::Measured { value: value.into(), runs: Vec::new(), certified }
         }
@@ -221,8 +195,8 @@ async fn certify<S: System>(
     let proven = validate(system, &search, safe, goal.repeats).await?;
     Ok(proven.map(|proven| {
         trial.loads += proven.proofs as u32;
-        trial.requests += proven.sent as u64;
-        trial.seconds += proven.seconds;
+        trial.requests += proven.requests as u64;
+        trial.seconds += proven.requests as f64 / proven.rate;
         let (proofs, requests) = (proven.proofs, proven.requests);
         Certified { rate: proven.rate, attainment: proven.attainment.into(), proofs, requests }
     }))
@@ -234,11 +208,13 @@ fn count(trial: &mut Trial, found: &SearchResult) {
     trial.requests += found.trials.iter().map(|run| run.requests as u64).sum::<u64>();
 }
 
-/// About where the highest rate of a search that gave up lies: below the rate that failed, the more the more requests missed.
-fn guess(found: &SearchResult, floor: f64, attainment: f64) -> f64 {
-    let misses = found.trials.last().map_or(1.0, |run| 1.0 - run.attainment.value);
-    let excess = (misses / (1.0 - attainment)).max(1.0);
-    floor * excess.powf(-1.0 / GENTLE).max(LEAST_GUESS)
+/// About where the highest rate of a search that gave up lies: below the throughput at saturation, and below a rate that failed.
+fn guess(found: &SearchResult, floor: f64) -> f64 {
+    let most = found.trials.iter().find_map(|run| match run.load {
+        TrialLoad::Saturated(_) => Some(run.stats.throughput.value),
+        _ => None,
+    });
+    most.unwrap_or(floor).min(floor)
 }
 
 /// The objective that single requests miss by most.
@@ -461,12 +437,12 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(8))]
 
         #[test]
-        fn a_race_is_lost_below_the_best_and_won_above_it(service in 20.0..200.0f64, seed in 0u64..1000) {
+        fn a_race_is_lost_below_the_best_and_won_above_it(service in 6.0..200.0f64, seed in 0u64..1000) {
             let goal = rate_goal(seed);
             let own = capacity(service, 0.99);
             let lost = judged(service, Effort::Race(Some(1.3 * own)), &goal, Some(1.3 * own));
             let Outcome::Worse { guess } = lost.outcome else { panic!("{lost:?}") };
-            prop_assert!(lost.loads == 1 && guess > 0.0 && guess <= 1.3 * own * 1.04, "{:?}", lost);
+            prop_assert!(lost.loads <= 3 && guess > 0.0 && guess <= 1.3 * own * 1.04, "{:?}", lost);
             let won = judged(service, Effort::Race(Some(0.6 * own)), &goal, Some(0.6 * own));
             let value = won.value();
             prop_assert!(value.is_some_and(|value| (0.85..1.15).contains(&(value / own))), "{:?} for {}", won, own);

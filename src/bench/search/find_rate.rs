@@ -25,17 +25,6 @@
 //! service times, 85, 90 and 91 were within 5 %, and 0, 9 and 0 were too high. A search sends 60,000 to 150,000 requests; [`SearchGoal::requests`] and
 //! [`SearchGoal::tolerance`] trade accuracy for time.
 //!
-//! A tuner searches many systems, most of which are worse than one that it knows. For it ([`Pace::QUICK`]) trials are shorter, and
-//! end where they can be shorter still:
-//!
-//! - a system is first tried at the rate to beat ([`SearchGoal::floor`]), without any measurement of its capacity. An overloaded one
-//!   has too many misses after a few bounds, one that is not near its limit holds after half of the look;
-//! - the bracket begins where the boundary is expected ([`Begin`]), and ends at 8 %;
-//! - two samples are taken inside it, more only while the boundary is not known within the tolerance. Where attainment falls steeply, as
-//!   with engines that batch (b = 30 and more), few misses say much: ten of them know the boundary to ln(1 + 1/sqrt(10))/b = 1 %;
-//! - what a short trial could miss, a queue that grows so slowly that it does not reach the bound in time, is found by the trend
-//!   of the SLO ratios (`judge`): a look that grows continues to twice its length, and then fails.
-//!
 //! Rates are compared by ratio, so 0.05 and 5,000 requests per second take the same number of trials. Bounds:
 //! [`SearchGoal::max_trials`] trials.
 
@@ -46,16 +35,22 @@ use super::curve::{Curve, RatePoint};
 use super::judge::Judge;
 use super::system::SystemUnderTest;
 use super::trial::{
-    Begin, DELIVERED, ProvenRate, SearchEnd, SearchGoal, SearchResult, Trial, TrialKind, TrialLoad, TrialReport,
-    TrialRule, TrialVerdict,
+    DELIVERED, ProvenRate, SearchEnd, SearchGoal, SearchResult, Trial, TrialKind, TrialLoad, TrialReport, TrialRule,
+    TrialVerdict,
 };
 
+/// Requests that count in the trial with one stream.
+const STREAM_REQUESTS: usize = 30;
 /// Warm-up requests before them.
 const STREAM_WARMUP: usize = 2;
 /// The rate of the first look, as a share of the saturated throughput.
 const FIRST_SHARE: f64 = 0.8;
+/// The least number of samples.
+const SAMPLES: usize = 6;
 /// The probability that the attainment at the reported rate is below the target by more than the slack.
 const SLACK_RISK: f64 = 0.01;
+/// Half of the smallest overload that a sample can detect: its queue must grow past the longest bound while it lasts.
+const UNDETECTED_OVERLOAD: f64 = 0.5 / (3.0 * SearchGoal::SPANS);
 /// The reported rate is at most this share of the saturated throughput.
 const DRAIN_SHARE: f64 = 0.97;
 /// The lower end of the interval of the saturated throughput is used, but at least this share of its value: responses of
@@ -138,6 +133,12 @@ enum Stop<E> {
     System(E),
 }
 
+/// Results of the first two trials, requests per second.
+struct Capacity {
+    one_stream: f64,
+    most: f64,
+}
+
 struct Search<'a, S, F> {
     system: &'a mut S,
     goal: &'a SearchGoal,
@@ -154,16 +155,9 @@ struct Search<'a, S, F> {
 
 impl<S: SystemUnderTest, F: FnMut(&TrialRecord) -> Result<(), S::Error>> Search<'_, S, F> {
     async fn run(&mut self) -> Result<(Option<ProvenRate>, SearchEnd), Stop<S::Error>> {
-        let rate = match (self.goal.begin, self.goal.floor) {
-            (Begin::At(rate), _) => {
-                self.saturate().await?;
-                rate
-            }
-            (begin, floor) => {
-                let bracket = self.first_bracket(begin, floor).await?;
-                self.bracket_boundary(bracket).await?
-            }
-        };
+        let capacity = self.measure_capacity().await?;
+        self.pass_floor().await?;
+        let rate = self.bracket_boundary(&capacity).await?;
         let rate = self.sample_boundary(rate).await?;
         let ending = match self.is_known() {
             _ if self.client_late => SearchEnd::ClientLimit,
@@ -174,77 +168,57 @@ impl<S: SystemUnderTest, F: FnMut(&TrialRecord) -> Result<(), S::Error>> Search<
         Ok((best, ending))
     }
 
-    /// The bracket to begin with. Ends the search if the floor of the goal does not hold.
-    async fn first_bracket(&mut self, begin: Begin, floor: Option<f64>) -> Result<Bracket, Stop<S::Error>> {
-        let width = self.goal.pace.bracket;
-        if let Some(floor) = floor {
-            let report = self.trial(TrialLoad::Rate(floor), TrialKind::Look).await?;
-            self.check_limits(&report)?;
-            if report.verdict == TrialVerdict::Fails {
-                return Err(Stop::End(SearchEnd::BelowFloor));
-            }
-            // What holds there may be much better or just so.
-            let expected = if let Begin::Near(rate) = begin { rate } else { floor };
-            return Ok(Bracket::near(expected.max(floor * width), width).with(Some(floor), None));
+    /// Ends the search if the highest rate is not above the floor of the goal.
+    async fn pass_floor(&mut self) -> Result<(), Stop<S::Error>> {
+        let Some(floor) = self.goal.floor else { return Ok(()) };
+        if self.drain_rate * DRAIN_SHARE <= floor {
+            return Err(Stop::End(SearchEnd::BelowFloor));
         }
-        if let Begin::Near(rate) = begin {
-            return Ok(Bracket::near(rate, width));
+        let report = self.trial(TrialLoad::Rate(floor), TrialKind::Look).await?;
+        self.check_limits(&report)?;
+        match report.verdict {
+            TrialVerdict::Holds => Ok(()),
+            TrialVerdict::Fails => Err(Stop::End(SearchEnd::BelowFloor)),
         }
-        let one_stream = self.one_stream().await?;
-        let most = self.saturate().await?.max(one_stream);
-        self.drain_rate = self.drain_rate.min(most);
-        let bracket = Bracket::new(one_stream, most * FIRST_SHARE, width);
-        // More than the throughput at saturation never holds.
-        Ok(if self.goal.pace.is_capped { bracket.with(None, Some(most)) } else { bracket })
     }
 
-    /// Requests per second when each is sent after the one before it. Ends the search if even these miss their objectives.
-    async fn one_stream(&mut self) -> Result<f64, Stop<S::Error>> {
+    async fn measure_capacity(&mut self) -> Result<Capacity, Stop<S::Error>> {
         let alone = self.trial(TrialLoad::Stream, TrialKind::Sample).await?;
         let one_stream = alone.stats.throughput.value;
         if alone.attainment.high < self.goal.attainment || one_stream <= 0.0 {
             return Err(Stop::End(SearchEnd::NoRate));
         }
-        Ok(one_stream)
-    }
-
-    /// Measures the throughput at saturation.
-    async fn saturate(&mut self) -> Result<f64, Stop<S::Error>> {
-        let streams = self.goal.requests.clamp(1, self.goal.pace.saturated.0);
+        let streams = self.goal.requests.max(1);
         let full = self.trial(TrialLoad::Saturated(streams), TrialKind::Sample).await?.stats.throughput;
-        self.drain_rate = full.value.min(full.low.max(full.value * DRAIN_LOW_LIMIT));
-        Ok(full.value)
+        let most = full.value.max(one_stream);
+        self.drain_rate = most.min(full.low.max(full.value * DRAIN_LOW_LIMIT));
+        Ok(Capacity { one_stream, most })
     }
 
     /// Takes looks until one rate holds and one slightly above it fails. Returns the middle of the two.
-    async fn bracket_boundary(&mut self, mut bracket: Bracket) -> Result<f64, Stop<S::Error>> {
-        let mut rate = 0.0;
-        while let Some(next) = bracket.next() {
-            rate = next;
+    async fn bracket_boundary(&mut self, capacity: &Capacity) -> Result<f64, Stop<S::Error>> {
+        let first = capacity.most * FIRST_SHARE;
+        let mut bracket = Bracket::new(capacity.one_stream, first);
+        while let Some(rate) = bracket.next() {
             let report = self.trial(TrialLoad::Rate(rate), TrialKind::Look).await?;
             self.check_limits(&report)?;
             bracket.record(rate, report.verdict);
         }
         if bracket.is_hopeless() {
-            // Where the boundary was expected, single requests were not tried yet: they say what is missed.
-            if let Begin::Near(_) = self.goal.begin {
-                self.one_stream().await?;
-            }
             return Err(Stop::End(SearchEnd::NoRate));
         }
-        Ok(bracket.middle().unwrap_or(rate))
+        Ok(bracket.middle().unwrap_or(first))
     }
 
     /// Takes samples around `rate` until the boundary is known or the trials run out. Returns the rate to try next.
     async fn sample_boundary(&mut self, mut rate: f64) -> Result<f64, Stop<S::Error>> {
-        for (taken, quantile) in (0..).zip(std::iter::once(0.5).chain(SAMPLE_QUANTILES.into_iter().cycle())) {
-            let is_over = self.trials.len() + PROOF_RESERVE >= self.goal.max_trials;
-            if taken >= self.goal.pace.samples && self.is_known() || taken > 0 && is_over {
-                break;
-            }
-            rate = if taken == 0 { rate } else { self.boundary(quantile).unwrap_or(rate) };
+        for (taken, quantile) in (1..).zip(SAMPLE_QUANTILES.into_iter().cycle()) {
             let report = self.trial(TrialLoad::Rate(rate), TrialKind::Sample).await?;
             self.check_limits(&report)?;
+            if taken >= SAMPLES && self.is_known() || self.trials.len() + PROOF_RESERVE >= self.goal.max_trials {
+                break;
+            }
+            rate = self.boundary(quantile).unwrap_or(rate);
         }
         Ok(rate)
     }
@@ -287,8 +261,8 @@ impl<S: SystemUnderTest, F: FnMut(&TrialRecord) -> Result<(), S::Error>> Search<
         let endless = |warmup, length| TrialRule { kind, target: 0.0, warmup, length };
         let rule = match load {
             TrialLoad::Rate(rate) => self.goal.rule(rate, kind),
-            TrialLoad::Stream => endless(STREAM_WARMUP, self.goal.pace.stream),
-            TrialLoad::Saturated(streams) => endless(streams, self.goal.pace.saturated.1 * streams),
+            TrialLoad::Stream => endless(STREAM_WARMUP, STREAM_REQUESTS),
+            TrialLoad::Saturated(streams) => endless(streams, 3 * streams),
         };
         let mut judge = Judge::new(rule);
         let seed = self.goal.seed.wrapping_add(self.trials.len() as u64);
@@ -296,6 +270,7 @@ impl<S: SystemUnderTest, F: FnMut(&TrialRecord) -> Result<(), S::Error>> Search<
         let stats = self.system.run(&trial, &mut judge).await.map_err(Stop::System)?;
         let verdict = judge.close();
         let requests = judge.hits().len();
+        // The end of a look depends on its misses, so looks would bias the curve.
         let point = |requested: f64, group: usize| {
             let hits = judge.hits_of(group);
             RatePoint {
@@ -306,7 +281,6 @@ impl<S: SystemUnderTest, F: FnMut(&TrialRecord) -> Result<(), S::Error>> Search<
             }
         };
         let points = match (load, kind) {
-            // The end of a look depends on its misses, which come in clusters, so looks would bias the curve.
             (TrialLoad::Rate(requested), TrialKind::Sample | TrialKind::Proof) => {
                 // A group of an earlier trial may have had no request in this one.
                 (0..judge.groups().max(self.points.len())).map(|group| point(requested, group)).collect()
@@ -354,7 +328,7 @@ impl<S: SystemUnderTest, F: FnMut(&TrialRecord) -> Result<(), S::Error>> Search<
         let curves = self.curves();
         let within_slack = lowest(&curves, self.allowed_misses() + self.goal.slack, SLACK_RISK)?;
         let middle = lowest(&curves, self.allowed_misses(), 0.5)?;
-        let by_misses = middle.min(within_slack) * (1.0 - self.goal.pace.undetected / 2.0);
+        let by_misses = middle.min(within_slack) * (1.0 - UNDETECTED_OVERLOAD);
         Some(by_misses.min(self.drain_rate * DRAIN_SHARE))
     }
 
@@ -362,8 +336,7 @@ impl<S: SystemUnderTest, F: FnMut(&TrialRecord) -> Result<(), S::Error>> Search<
         let curves = self.curves();
         let [low, value, high] = [0.05, 0.5, 0.95].map(|quantile| lowest(&curves, self.allowed_misses(), quantile));
         let boundary = value.zip(low.zip(high)).map(|(value, (low, high))| Estimate { value, low, high });
-        let cap = self.drain_rate * DRAIN_SHARE;
-        SearchResult { best, boundary, safe: self.safe_rate(), cap, ending, trials: self.trials }
+        SearchResult { best, boundary, safe: self.safe_rate(), ending, trials: self.trials }
     }
 }
 

@@ -10,8 +10,7 @@
 //!
 //! - A **look** ends as soon as it can decide. It fails when it has more misses than its full length allows. After
 //!   [`EARLIEST`] of the length it holds when Wald's test prefers half the allowed share of misses to twice that share. At
-//!   its full length the share of hits decides. It does not hold while SLO ratios grow: then it continues, to at most
-//!   [`MAX_LOOK`] times its length, and then fails.
+//!   its full length the share of hits decides.
 //! - A **sample** runs its full length to count misses. It ends early at [`HOPELESS`] times the allowed misses.
 //! - A **proof** runs its full length and fails as a look does. It holds when the share of hits reaches the target and SLO
 //!   ratios do not grow. While they grow, it continues, to at most [`MAX_EXTENSION`] times its length, and then fails.
@@ -32,10 +31,6 @@ const MAX_EXTENSION: usize = 4;
 const CONFIDENCE: f64 = 0.95;
 /// A look may hold after this share of its length.
 const EARLIEST: f64 = 0.5;
-/// A look continues to at most this many times its length.
-const MAX_LOOK: usize = 2;
-/// Whether a look may hold is asked so many times in its length.
-const LOOK_CHECKS: usize = 10;
 /// A sample ends at this many times the allowed misses.
 const HOPELESS: f64 = 10.0;
 /// Both error probabilities of Wald's test.
@@ -104,12 +99,7 @@ impl Judge {
 
     /// The most requests that the trial may need, the warm-up included.
     pub fn max_requests(&self) -> usize {
-        let times = match self.rule.kind {
-            TrialKind::Proof => MAX_EXTENSION,
-            // A target of 0 asks for no verdict.
-            TrialKind::Look if self.rule.target > 0.0 => MAX_LOOK,
-            _ => 1,
-        };
+        let times = if self.rule.kind == TrialKind::Proof { MAX_EXTENSION } else { 1 };
         self.rule.warmup + self.rule.length * times
     }
 
@@ -261,16 +251,12 @@ impl Judge {
         let (counted, length) = (self.counted(), self.rule.length);
         let by_share = |holds| Some(if holds { TrialVerdict::Holds } else { TrialVerdict::Fails });
         self.verdict = match self.rule.kind {
-            TrialKind::Sample if counted >= length => by_share(self.holds_so_far()),
+            TrialKind::Look | TrialKind::Sample if counted >= length => by_share(self.holds_so_far()),
             TrialKind::Sample => None,
-            TrialKind::Look if counted >= MAX_LOOK * length => by_share(self.holds_so_far() && !self.is_growing()),
-            TrialKind::Look if counted >= length && !self.holds_so_far() => by_share(false),
             TrialKind::Look => {
                 let acceptable = |group: &Group| group.counted == 0 || group.wald.state() == TestState::Acceptable;
-                let is_full = counted >= length;
                 let early = counted as f64 >= EARLIEST * length as f64 && self.groups.iter().all(acceptable);
-                let is_asked = counted > 0 && counted * LOOK_CHECKS / length != (counted - 1) * LOOK_CHECKS / length;
-                (is_asked && (is_full || early) && !self.is_growing()).then_some(TrialVerdict::Holds)
+                early.then_some(TrialVerdict::Holds)
             }
             TrialKind::Proof if counted == length || counted == 2 * length || counted == MAX_EXTENSION * length => {
                 let is_growing = self.holds_so_far() && self.is_growing();

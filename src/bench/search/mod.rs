@@ -25,7 +25,7 @@ pub use judge::Judge;
 pub use live::LiveTrial;
 pub use system::SystemUnderTest;
 pub use trial::{
-    Begin, DELIVERED, Pace, ProvenRate, SearchEnd, SearchGoal, SearchResult, Trial, TrialKind, TrialLoad, TrialReport,
-    TrialRule, TrialStats, TrialVerdict, throughput,
+    DELIVERED, ProvenRate, SearchEnd, SearchGoal, SearchResult, Trial, TrialKind, TrialLoad, TrialReport, TrialRule,
+    TrialStats, TrialVerdict, throughput,
 };
 pub use validate::{ValidatedRate, validate};

@@ -132,8 +132,13 @@ fn a_search_with_a_floor_above_the_capacity_gives_up_and_one_below_it_goes_on() 
         at_once(find_rate(&mut Queue::new(10.0, 1), &goal, |_| ())).unwrap()
     };
     let boundary = Queue::new(10.0, 1).boundary(0.99);
-    let failed = search(1.3 * boundary);
-    assert_eq!((failed.ending, failed.trials.len()), (SearchEnd::BelowFloor, 1), "a look at the floor fails");
+    let (saturated, failed) = (search(1.1), search(1.3 * boundary));
+    assert_eq!(
+        (saturated.ending, saturated.trials.len()),
+        (SearchEnd::BelowFloor, 2),
+        "the saturated throughput is below"
+    );
+    assert_eq!((failed.ending, failed.trials.len()), (SearchEnd::BelowFloor, 3), "a look at the floor fails");
     let found = search(0.8 * boundary);
     assert!(found.ending != SearchEnd::BelowFloor && found.best.is_none(), "{:?}", found.ending);
     assert!((found.boundary.unwrap().value / boundary - 1.0).abs() < 0.1, "{:?}", found.boundary);

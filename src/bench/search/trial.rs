@@ -8,73 +8,6 @@ use sluice_core::stats::{Estimate, mean};
 /// The share of the due requests that a trial must have sent. Below it the client is too slow for a verdict.
 pub const DELIVERED: f64 = 0.97;
 
-/// How long the trials of a search are, and which of them it needs.
-///
-/// [`Pace::THOROUGH`] measures one system well. [`Pace::QUICK`] is for a tuner, which searches many systems of which most are worse
-/// than one that it knows: shorter trials, and fewer of them. What a short trial could miss, a queue that grows slowly, it finds
-/// by the trend of its latencies.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Pace {
-    /// A look lasts at least this many times the longest bound, so that queues have time to grow.
-    pub spans: f64,
-    /// The warm-up of a trial, in multiples of the longest bound.
-    pub warmup: f64,
-    /// A sample and a proof are so many times as long as a look.
-    pub long: usize,
-    /// The least number of samples.
-    pub samples: usize,
-    /// Requests that count in the trial with one stream.
-    pub stream: usize,
-    /// The most streams of the saturated trial, and requests that count in it for each.
-    pub saturated: (usize, usize),
-    /// The ends of a bracket are at most this far apart, as a ratio.
-    pub bracket: f64,
-    /// Whether the throughput at saturation is taken for a rate that fails.
-    pub is_capped: bool,
-    /// The overload that trials cannot detect, of which half is subtracted, as a share of the rate.
-    pub undetected: f64,
-}
-
-impl Pace {
-    /// For one system: 60,000 to 150,000 requests.
-    pub const THOROUGH: Self = Self {
-        spans: 20.0,
-        warmup: 4.0,
-        long: 3,
-        samples: 6,
-        stream: 30,
-        saturated: (usize::MAX, 3),
-        bracket: 1.15,
-        is_capped: false,
-        // The queue must grow past the longest bound while a sample lasts.
-        undetected: 1.0 / 60.0,
-    };
-    /// For many systems.
-    pub const QUICK: Self = Self {
-        spans: 10.0,
-        warmup: 2.0,
-        long: 2,
-        samples: 2,
-        stream: 8,
-        saturated: (256, 3),
-        bracket: 1.08,
-        is_capped: true,
-        // The queue must grow by a quarter of the longest bound, which is a trend, while a proof lasts.
-        undetected: 0.25 / 20.0,
-    };
-}
-
-/// What a search knows of its system when it begins.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Begin {
-    /// Nothing: it measures the throughput at saturation, and begins below it.
-    Unknown,
-    /// The boundary is expected near this rate: it begins there with looks.
-    Near(f64),
-    /// The boundary was found at this rate with other loads: it begins there with samples.
-    At(f64),
-}
-
 /// The objective of a search, and how thorough it is.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SearchGoal {
@@ -82,19 +15,15 @@ pub struct SearchGoal {
     pub attainment: f64,
     /// The long-run attainment at the reported rate may be below the target by at most this much.
     pub slack: f64,
-    /// The longest bound of an objective, seconds. Trials last a multiple of it ([`Pace`]).
+    /// The longest bound of an objective, seconds. Trials last a multiple of it, so that queues have time to grow.
     pub longest_bound: f64,
     /// Samples are taken until the rate is known to this share either way (90 %).
     pub tolerance: f64,
-    /// The least number of requests of a look. Samples and proofs have [`Pace::long`] times as many.
+    /// The least number of requests of a look. A sample and a proof have three times as many.
     pub requests: usize,
-    /// How long trials are.
-    pub pace: Pace,
-    /// Where it begins.
-    pub begin: Begin,
     /// The most trials.
     pub max_trials: usize,
-    /// Gives up after one look on a system that does not hold this rate.
+    /// Gives up early, after two trials or three, on a system whose highest rate is not above this one.
     pub floor: Option<f64>,
     /// Whether the rate is proven in the end. Without a proof the search returns the boundary alone.
     pub prove: bool,
@@ -103,6 +32,11 @@ pub struct SearchGoal {
 }
 
 impl SearchGoal {
+    /// A look lasts at least this many times the longest bound; a sample and a proof three times that.
+    pub const SPANS: f64 = 20.0;
+    /// The warm-up of a trial, in multiples of the longest bound.
+    const WARMUP_SPANS: f64 = 4.0;
+
     /// 99 % attainment with the default thoroughness, for objectives of at most `longest_bound` seconds.
     pub fn new(longest_bound: f64) -> Self {
         Self {
@@ -111,8 +45,6 @@ impl SearchGoal {
             longest_bound,
             tolerance: 0.035,
             requests: 1500,
-            pace: Pace::THOROUGH,
-            begin: Begin::Unknown,
             max_trials: 40,
             floor: None,
             prove: true,
@@ -123,9 +55,9 @@ impl SearchGoal {
     /// How a trial at `rate` is judged.
     pub(super) fn rule(&self, rate: f64, kind: TrialKind) -> TrialRule {
         let requests_in = |spans: f64| (spans * self.longest_bound * rate).ceil().max(0.0) as usize;
-        let times = if kind == TrialKind::Look { 1 } else { self.pace.long };
-        let length = times * self.requests.max(requests_in(self.pace.spans)).max(1);
-        TrialRule { kind, target: self.attainment, warmup: requests_in(self.pace.warmup), length }
+        let times = if kind == TrialKind::Look { 1 } else { 3 };
+        let length = times * self.requests.max(requests_in(Self::SPANS)).max(1);
+        TrialRule { kind, target: self.attainment, warmup: requests_in(Self::WARMUP_SPANS), length }
     }
 }
 
@@ -249,8 +181,6 @@ pub struct SearchResult {
     pub boundary: Option<Estimate>,
     /// The rate that the search would prove next: the boundary with its safety margins.
     pub safe: Option<f64>,
-    /// The highest rate that the throughput at saturation allows; infinite if that was not measured.
-    pub cap: f64,
     /// Why the search ended.
     pub ending: SearchEnd,
     /// All trials, in order.

@@ -178,7 +178,6 @@ mod tests {
             best: Some(ProvenRate { rate: 31.416, attainment }),
             boundary,
             safe: None,
-            cap: f64::INFINITY,
             ending: SearchEnd::Found,
             trials: vec![report],
         }
@@ -206,14 +205,7 @@ mod tests {
 
     #[test]
     fn a_search_without_a_result_says_what_to_do() {
-        let nothing = |ending| SearchResult {
-            best: None,
-            boundary: None,
-            safe: None,
-            cap: f64::INFINITY,
-            ending,
-            trials: Vec::new(),
-        };
+        let nothing = |ending| SearchResult { best: None, boundary: None, safe: None, ending, trials: Vec::new() };
         let text = |ending| as_text(&nothing(ending), &SearchGoal::new(2.0), false);
         assert!(text(SearchEnd::NoRate).contains("Loosen the objectives"));
         assert!(text(SearchEnd::ClientLimit).contains("faster machine"));
