@@ -1,6 +1,6 @@
 //! Why an operation of the admin API is refused.
 //!
-//! The messages are shown to the operator as they are: they name what is wrong and what to do about it.
+//! The operator reads these messages unchanged, so each names what is wrong and, where that is not obvious, what to do.
 
 use crate::fleet::RestartError;
 
@@ -18,7 +18,7 @@ pub enum ReloadError {
     NoFile,
 }
 
-/// Why a restart does not start.
+/// Why a restart of an engine is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum BackendRestartError {
     /// There is no such backend.

@@ -1,7 +1,8 @@
 //! The options of a restart as a URL query: written by the CLI, read by the admin port.
 //!
-//! A query, because the admin port reads no bodies. `set=FLAG=VALUE` changes one flag: `true`, `false` and numbers are
-//! typed, everything else is text. An unknown key is an error, because a misspelt `hold` must not be ignored.
+//! They are in the query, because the admin port reads no bodies. `set=FLAG=VALUE` changes one flag: `true`, `false` and numbers
+//! become booleans and numbers, everything else is text. An unknown key is an error, because a misspelt `hold` must not be
+//! ignored.
 
 use std::fmt::Write as _;
 
@@ -69,7 +70,7 @@ pub(super) fn parse(query: &str) -> Result<RestartRequest, RestartQueryError> {
     Ok(request)
 }
 
-/// Writes a query of `FLAG=VALUE` texts and switches, with its question mark; empty without options.
+/// Writes a query with its question mark, from `FLAG=VALUE` texts and switches such as `hold`; empty without any.
 pub fn query(sets: &[String], switches: &[&str]) -> String {
     let sets = sets.iter().map(|set| format!("set={}", encode(set)));
     let parts: Vec<String> = sets.chain(switches.iter().map(|&switch| switch.to_owned())).collect();

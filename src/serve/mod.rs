@@ -1,9 +1,9 @@
 //! Composition: builds a running gateway from a configuration.
 //!
-//! [`start`] returns a [`Running`] gateway, which reloads and stops in order. A process may run several: the demo and the
-//! tests do.
+//! [`start`] returns a [`Running`] gateway, which can reload and stop gracefully. One process may run several gateways: the demo
+//! and the tests do.
 //!
-//! Engines that the gateway runs start while it already serves: requests wait for them as the queue allows.
+//! The gateway already serves while it starts its engines: requests wait in the queue of their pool, within its limits.
 //!
 //! Stopping: `/ready` returns 503, new requests are shed, and the client socket closes. Running and waiting requests have
 //! `server.drain_timeout` to end. Then the engines stop (`fleet.on_exit`). The admin socket closes last.

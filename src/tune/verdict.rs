@@ -4,9 +4,9 @@
 //! bound, overdue requests as misses, early ends, a bracket from saturation. In a race it gives up as soon as the rate is not
 //! above the best so far by the margin: when the throughput at saturation is not, or when one trial there fails.
 //!
-//! A measure is judged by runs with the same seeds for every setting, so that changes are those of pairs. In a race the runs end when
-//! the setting is certainly worse than the best: the interval of the pairs' mean logarithm, at a confidence that holds for
-//! all looks at once ([`LOOKS`], Bonferroni), is below zero.
+//! A measure is compared by runs that have the same seeds for every setting, so that run n of one setting and run n of another
+//! are a pair. In a race the runs end when the setting is certainly worse than the best: when the interval of the pairs' mean
+//! log ratio lies on the worse side of zero. Its confidence is Bonferroni-corrected for all [`LOOKS`].
 
 use crate::backend::{Backend, Started, System};
 use crate::error::TuneError;
@@ -19,28 +19,30 @@ use sluice_bench::search::{SearchEnd, SearchGoal, SearchResult, TrialLoad, Trial
 use sluice_core::stats::compare::each_of;
 use sluice_core::stats::{Change, Sense, mean, percentile};
 
-/// Runs after which a race of a measure is looked at, as powers of two from 2 on.
+/// Looks at a race of a measure, after each of which it may end: after 2, 4 and 8 runs, if more are to come. With over 16 runs
+/// there are more looks.
 const LOOKS: usize = 3;
 /// Confidence of intervals.
 const CONFIDENCE: f64 = 0.95;
-/// A rate search of a race and of a rung knows the rate to this share, 90 %.
+/// Tolerance of the rate searches of races and full rungs: they end when the rate is known to this share (90 %).
 const COARSE: f64 = 0.05;
 /// The most trials of a rate search in a race.
 const RACE_TRIALS: usize = 30;
 /// The trials of a rate search that predicts.
 const PREDICT_TRIALS: usize = 12;
-/// The confirmation knows the rate to this share, 90 %.
+/// Tolerance of the confirmation's rate search (90 %).
 const FINE: f64 = 0.025;
-/// Its most trials.
+/// The most trials of the confirmation.
 const CONFIRM_TRIALS: usize = 60;
-/// The proofs of a confirmation have seeds from here on.
+/// The seeds of a confirmation's proofs begin this far after those of its search.
 const PROOF_SEEDS: u64 = 1 << 20;
-/// By how much a request that does not complete misses its objectives. JSON has no infinity, and neither do percentiles.
+/// The measured value over its bound, for a request that does not complete. Finite, because JSON has no infinity and a percentile
+/// between two infinite values is NaN.
 const NEVER: f64 = 1e9;
-/// The seeds of a confirmation begin this far from those of the search.
+/// The seeds of a confirmation begin this far after those of the search.
 pub(crate) const HOLDOUT: u64 = 1 << 24;
 
-/// The best so far, for a race: its value, and its runs.
+/// What is known before a trial: the best setting so far, for a race, and the expected rate of the setting to be tried.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Incumbent {
     pub(crate) value: Option<f64>,
@@ -49,7 +51,7 @@ pub(crate) struct Incumbent {
     pub(crate) front: Vec<[Vec<f64>; 2]>,
 }
 
-/// The loads of a rate search that was ended, and where new ones go.
+/// The loads that an interrupted rate search has already run, and the callback that writes new ones to the journal.
 pub(crate) struct Loads<'a> {
     pub(crate) past: Vec<TrialRecord>,
     pub(crate) on_load: &'a mut dyn FnMut(&TrialRecord) -> Result<(), TuneError>,
@@ -84,7 +86,7 @@ pub(crate) async fn judge<B: Backend>(
         return Ok(trial);
     }
     match measured(backend, &mut system, goal, best, loads, &mut trial).await {
-        // It serves no load, whatever was measured before.
+        // An engine that ends under load cannot be used, whatever was measured before.
         Err(TuneError::Died(reason)) => {
             trial.outcome = Outcome::Refused { reason: format!("it ends under load: {reason}"), foreseen: false };
         }
@@ -208,7 +210,7 @@ fn count(trial: &mut Trial, found: &SearchResult) {
     trial.requests += found.trials.iter().map(|run| run.requests as u64).sum::<u64>();
 }
 
-/// About where the highest rate of a search that gave up lies: below the throughput at saturation, and below a rate that failed.
+/// A rough guess of a losing setting's highest rate: at most the throughput at saturation, and at most the rate that failed.
 fn guess(found: &SearchResult, floor: f64) -> f64 {
     let most = found.trials.iter().find_map(|run| match run.load {
         TrialLoad::Saturated(_) => Some(run.stats.throughput.value),
@@ -217,7 +219,7 @@ fn guess(found: &SearchResult, floor: f64) -> f64 {
     most.unwrap_or(floor).min(floor)
 }
 
-/// The objective that single requests miss by most.
+/// The outcome for a system that misses objectives at every rate: names the objective that is missed by most.
 fn unmet<S: System>(system: &S, attainment: f64, found: &SearchResult) -> Outcome {
     let group = found.trials.last().map(|run| system.group(run.group)).unwrap_or_default();
     let (class, objective, ratio) =
@@ -301,8 +303,8 @@ fn series(values: &[Vec<f64>], at: usize) -> Vec<f64> {
     values.iter().map(|values| values[at]).collect()
 }
 
-/// Whether a race is lost: the values are certainly worse than those of the best, or than those of one member of the front in
-/// both measures.
+/// Whether a race is lost: the values are certainly worse than those of the best. With two measures: worse in both than those of
+/// one member of the front.
 fn has_lost(goal: &Goal, values: &[Vec<f64>], best: &Incumbent) -> bool {
     let own = series(values, 0);
     let Some(against) = &goal.against else { return is_worse(&own, &best.runs, goal.sense(), LOOKS) };
@@ -312,7 +314,8 @@ fn has_lost(goal: &Goal, values: &[Vec<f64>], best: &Incumbent) -> bool {
         .any(|[one, two]| is_worse(&own, one, goal.sense(), looks) && is_worse(&other, two, against.sense(), looks))
 }
 
-/// Whether pairs of runs show that the values are worse than those of the best, if that is asked `looks` times.
+/// Whether pairs of runs show that the values are worse than those of the best. The confidence holds for `looks` such questions
+/// together.
 fn is_worse(values: &[f64], best: &[f64], sense: Sense, looks: usize) -> bool {
     let Change(change) = Change::of_pairs(&best[..values.len().min(best.len())], values, each_of(looks, CONFIDENCE));
     match sense {
@@ -331,7 +334,7 @@ mod tests {
     use sluice_bench::{Record, RunConfig, Slo};
     use sluice_core::base::Rng;
 
-    /// Pairs of runs with a noise in common and one of their own, and a true ratio.
+    /// Pairs of runs whose true ratio is `ratio`. The noise of a run has a part that its pair shares and a part of its own.
     fn pairs(seed: u64, count: usize, ratio: f64) -> (Vec<f64>, Vec<f64>) {
         let mut rng = Rng::new(Rng::new(seed).next_u64());
         let mut noise = |size: f64| ((0..12).map(|_| rng.unit()).sum::<f64>() - 6.0) * size;

@@ -1,8 +1,8 @@
 //! One server: its address and its idle connections.
 //!
-//! Idle connections are kept for [`IDLE_LIMIT`] (vLLM closes them after 5 s); the last used is reused first. If a reused
-//! connection breaks before the first byte of a response, the request is sent again on a new connection, as in every HTTP
-//! client, and keeps its start time. In no other case is a request sent twice.
+//! Idle connections are kept for [`IDLE_LIMIT`] (vLLM closes them after 5 s); the most recently used one is reused first. If a
+//! reused connection breaks before the first byte of a response, the request is sent again on a new connection, as HTTP clients
+//! do, and the latency still counts from the first send. In no other case is a request sent twice.
 //!
 //! A connection has no task of its own: the task that waits for a response polls it ([`HttpConnection::drive`]). With a
 //! second task, writing a request and reading the clock would wait for the scheduler, which takes milliseconds with 500
@@ -37,7 +37,7 @@ type HyperConnection = Connection<TokioIo<TcpStream>, Full<Bytes>>;
 #[derive(Debug)]
 pub(crate) struct HttpConnection {
     sender: SendRequest<Full<Bytes>>,
-    /// `None` once it is closed: the sender notices that only when the connection is dropped.
+    /// `None` once it is closed: `sender` notices the end only after this half is dropped.
     connection: Option<Pin<Box<HyperConnection>>>,
 }
 
@@ -112,7 +112,7 @@ impl Target {
     pub(crate) fn request(&self, method: Method, path: &str, headers: &HeaderMap, body: Bytes) -> Request<Full<Bytes>> {
         let mut request = Request::new(Full::new(body));
         *request.method_mut() = method;
-        // The base was parsed as part of a URI when the target was made; a path follows it.
+        // Parsing does not fail: `new` has parsed the base as part of a URI, and `path` is a valid path.
         *request.uri_mut() = format!("{}{path}", self.base).parse().unwrap_or_default();
         *request.headers_mut() = headers.clone();
         request.headers_mut().insert(HOST, self.host.clone());

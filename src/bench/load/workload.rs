@@ -4,12 +4,11 @@
 //! (`dataset`). With classes, each request draws its class by weight, then its two lengths. Requests do not depend on when
 //! they are sent, nor in which order, so several server configurations can be tested with exactly the same requests.
 //!
-//! Shared prefixes: `Extra` adds shared tokens before a prompt of the class's length (`--random-prefix-len`). `Share` makes a
-//! share of that prompt the prefix: with `Share(0.6)`, the server should find 60 % of the prompt tokens in its prefix cache,
-//! except when a prefix is used for the first time. The cache holds whole blocks of [`BLOCK`] tokens, so the length of a
-//! prefix is rounded to a multiple of that: up or down at random, so that the mean is exact. `run::scrape` measures the
-//! real hit rate. Bounds: at most
-//! [`MAX_REQUESTS`](super::arrival::MAX_REQUESTS) requests a run.
+//! Shared prefixes: `Extra` adds shared tokens before a prompt of the class's length (`--random-prefix-len`). `Share` replaces
+//! the first part of that prompt by shared tokens: with `Share(0.6)`, the server should find 60 % of the prompt tokens in its
+//! prefix cache, except when a prefix is used for the first time. The cache holds whole blocks of [`BLOCK`] tokens, so the
+//! length of such a prefix is a multiple of that, rounded up or down at random, so that the mean is exact. `run::scrape`
+//! measures the real hit rate. Bounds: at most [`MAX_REQUESTS`](super::arrival::MAX_REQUESTS) requests a run.
 
 use std::sync::Arc;
 
@@ -120,7 +119,7 @@ pub struct LoadRequest {
     pub leave_after: Option<u32>,
     /// Whether to keep the text of the response.
     pub keep_text: bool,
-    /// The shared beginning of its prompt: segments in order, each an id and a number of tokens. Prompts with the same
+    /// The shared beginning of the prompt: segments in order, each an id and a number of tokens. Prompts with the same
     /// segments begin with the same tokens. The rest of the prompt is unique.
     pub shared: Vec<(u64, u32)>,
     /// The JSON body.
@@ -197,10 +196,10 @@ impl Workload {
         }
     }
 
-    /// Request number `ordinal`, with the class at index `class` instead of its own (for warm-up).
+    /// Request number `ordinal`, with the class at index `class` instead of its own (for warm-up). Items keep their class.
     ///
     /// # Panics
-    /// When there is no such class.
+    /// When requests are generated and there is no such class.
     pub fn request_in_class(&self, class: u32, ordinal: u64) -> LoadRequest {
         let RequestSource::Classes(classes) = &self.source else { return self.request(ordinal) };
         let shape = &classes[class as usize];
@@ -298,8 +297,8 @@ impl Class {
 }
 
 impl Prefix {
-    /// The segment id of the shared prefix, and the two parts of a prompt of `length` tokens: the prefix, and the rest, which is
-    /// drawn from `own`.
+    /// The segment id of the shared prefix, and the two parts of a prompt: the prefix, and the rest, which is drawn from `own`.
+    /// Both parts together have `length` tokens; with [`PrefixKind::Extra`] the prefix is added to that.
     pub(super) fn parts(self, seed: u64, class: u32, ordinal: u64, length: u32, own: Rng) -> (u64, [PromptPart; 2]) {
         let mut rng = rng_for(seed, Purpose::Prefix, ordinal);
         let group = rng.below(self.groups as usize) as u64;

@@ -3,20 +3,21 @@
 //! Each metric has both values, the change with an interval, and a verdict by
 //! [`stats::compare`](sluice_core::stats::compare): better, worse, no difference (the whole interval is inside the margin), or
 //! undecided. The intervals account for clustering of requests within a run. They are simultaneous: all of them hold together
-//! with [`CompareOptions::confidence`]. Each is wider than for one metric alone, corrected as for [`INDEPENDENT_METRICS`]
-//! comparisons.
+//! with [`CompareOptions::confidence`]. To that end each is widened by Bonferroni's correction for [`INDEPENDENT_METRICS`]
+//! intervals.
 //!
 //! | metric | change | interval from |
 //! |---|---|---|
-//! | completed requests and output tokens per second | ratio | counts in [`WINDOWS`] windows of the run, without ramp-up and drain |
-//! | failed (if any); within objectives (if both runs have the same) | difference in points | Wilson, effective number of requests |
-//! | P50 and P99 of TTFT, TPOT, ITL, E2EL | ratio | order statistics, effective number of values; if those give no bound, ten windows of the run ([`ComparedMetric::rough`]) |
+//! | completed requests and output tokens per second | ratio | counts in all but the first and last of [`WINDOWS`] windows |
+//! | failed (if any); within objectives (if both runs have the same) | difference | Wilson, effective number of requests |
+//! | P50 and P99 of TTFT, TPOT, ITL, E2EL | ratio | order statistics, effective number of values |
 //!
-//! Values are in order of time: requests by when they were sent, gaps between tokens by when they ended. Only completed
-//! requests have latencies, so a run with more failures can look faster; the table shows failures first.
+//! If order statistics give no bound, the interval comes from consecutive sections of the run and is marked as approximate
+//! ([`ComparedMetric::rough`]). Values are in order of time: requests by when they were sent, gaps between tokens by when they
+//! ended. Only completed requests have latencies, so a run with more failures can look faster; the table shows failures first.
 //!
 //! The intervals cannot account for other differences between the runs, such as the age of the server, its caches, or
-//! the machine. The text therefore advises to repeat a comparison.
+//! the machine. `sluice bench compare` therefore advises the user to repeat the comparison.
 
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -27,10 +28,10 @@ use sluice_core::stats::{Change, Estimate, Sense, Verdict, mean, percentile, pro
 
 /// Windows of a run in which completed requests are counted.
 pub const WINDOWS: usize = 10;
-/// The number of effectively independent metrics; the others follow from them. With it, two runs of the same configuration
-/// are called different in about 1 of 20 comparisons (tests).
+/// The number of effectively independent metrics; the others are correlated with them. With this number, two runs of the same
+/// configuration are called different in about 1 of 20 comparisons (a test checks that).
 pub const INDEPENDENT_METRICS: usize = 5;
-/// The most gaps between tokens that are used. If there are more, those of every n-th request are used.
+/// About the most gaps between tokens that are used. If a run has more, only those of every n-th request are used.
 const MOST_GAPS: usize = 1_000_000;
 
 /// How to compare.
@@ -96,7 +97,7 @@ pub struct Comparison {
 /// Why two results cannot be compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CompareError {
-    /// A file with statistics only has no intervals.
+    /// The file has only summary statistics, from which no interval can be computed.
     #[error("result {0} holds no single requests, so its uncertainty is unknown; save it with --save-detailed")]
     NoRequests(char),
     /// No request completed.
@@ -275,7 +276,8 @@ fn rate(run: &RunResult, of: impl Fn(&Record) -> u64, confidence: f64) -> Estima
         windows[((ended / length) as usize).min(WINDOWS - 1)] += of(record) as f64;
     }
     let value = windows.iter().sum::<f64>() / run.duration;
-    // The client drew the arrivals of an open loop, so only the deviation from them is variance of the server.
+    // In an open loop the load generator draws the arrivals. Their randomness is not the server's, so it is subtracted: only
+    // the difference between completions and arrivals of a window counts.
     if run.config.request_rate.is_some() {
         let each = windows.iter().sum::<f64>() / run.requests.len().max(1) as f64;
         for record in &run.requests {

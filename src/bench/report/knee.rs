@@ -14,9 +14,9 @@
 const FLAT: f64 = 0.25;
 /// Throughput at the knee divided by the highest throughput: at least this.
 const HIGH: f64 = 0.85;
-/// The fewest points that a knee is searched in.
+/// With fewer points there is no knee.
 const POINTS: usize = 5;
-/// Positions between the second and the last but one point that are tried as the knee.
+/// The range from the second point to the last but one is divided into so many steps, each of which is tried as the knee.
 const POSITIONS: usize = 400;
 
 /// The knee of points (concurrency, throughput), which are in order of concurrency; `None` where there is none.
@@ -40,7 +40,7 @@ pub fn knee(points: &[(f64, f64)]) -> Option<f64> {
     accepted.then_some(at)
 }
 
-/// y = start + slope x + bend max(0, x - at), and the sum of its squared errors.
+/// Two lines that meet at `at`: y = start + slope x + bend max(0, x - at). With the sum of squared errors.
 struct Fit {
     start: f64,
     slope: f64,

@@ -1,9 +1,10 @@
-//! `sluice tune --gateway URL --backend NAME`: tunes one engine of a gateway that serves, through its admin API.
+//! `sluice tune --gateway URL --backend NAME`: tunes one engine of a running gateway through its admin API.
 //!
-//! The backend is taken out of rotation and its requests finish first; then the gateway restarts its engine with each setting, and the
-//! load goes to the engine alone. However it ends, the engine gets the flags that it had and the backend is put back into
-//! rotation before the command returns. A tuner that is killed cannot do that: `--resume` goes on with the same backend,
-//! and `sluice backend restart NAME --reset`, then `sluice backend enable NAME` give it back.
+//! The backend is taken out of rotation, and its running requests finish. Then the gateway restarts its engine with each setting,
+//! and the tuner sends its load directly to the engine. However the tuning ends, the engine gets the flags that it had at the
+//! start, and the backend is put back into rotation before the command returns. A tuner that is killed cannot do that. Then
+//! `sluice backend restart NAME --reset` and `sluice backend enable NAME` give the backend back. Until then the tuner refuses it,
+//! since it would take the flags of the interrupted trial for the engine's own.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -25,9 +26,9 @@ use crate::tune::{BenchEngine, Flags, InPlace, Journal, Plan, Report, Trial, Tun
 
 /// Between two polls of the gateway.
 const POLL: Duration = Duration::from_millis(250);
-/// For requests in flight when the backend leaves the rotation.
+/// How long requests that are in flight when the backend leaves the rotation may take to finish.
 const DRAIN_LIMIT: Duration = Duration::from_secs(900);
-/// A gateway that does not respond for this long is lost.
+/// If the gateway does not respond for this long, the tuning ends with an error.
 const SILENCE_LIMIT: Duration = Duration::from_secs(30);
 
 /// The gateway and the backend that is tuned.
@@ -43,9 +44,9 @@ struct AdminEngine {
     client: AdminClient,
     path: Path,
     url: String,
-    /// Its own flags.
+    /// The flags that it had when the tuning began.
     own: Flags,
-    /// Unplanned restarts before the tuning.
+    /// The gateway's count of unplanned restarts after the last planned one: if it grows, the engine has ended.
     restarts: usize,
 }
 
@@ -83,7 +84,7 @@ fn failed(error: impl std::fmt::Display) -> TuneError {
 }
 
 impl AdminEngine {
-    /// Finds the backend, and whether it can be spared. Changes nothing.
+    /// Finds the backend, and checks that another backend of its pool is ready to serve meanwhile. Changes nothing.
     async fn find(bench: Bench) -> Result<Self, TuneError> {
         let client = bench.admin;
         let (status, path) = loop {
@@ -91,7 +92,7 @@ impl AdminEngine {
             let path = path(&status, &bench.backend).map_err(failed)?;
             let all = status.pools.iter().filter(|pool| pool.name == path.pool).flat_map(|pool| &pool.backends);
             let engine = all.filter(|own| own.name == path.backend).find_map(|own| own.engine.as_ref());
-            // It serves already, with a share of its slots that grows.
+            // In the step "ramp" an engine serves with a growing share of its slots: wait until it is over.
             if engine.is_none_or(|engine| engine.step != "ramp") {
                 break (status, path);
             }
@@ -99,7 +100,9 @@ impl AdminEngine {
         };
         let pool = status.pools.iter().find(|pool| pool.name == path.pool);
         let backends = || pool.into_iter().flat_map(|pool| &pool.backends);
-        let backend = backends().find(|backend| backend.name == path.backend).ok_or_else(|| failed("it has left"))?;
+        let backend = backends()
+            .find(|backend| backend.name == path.backend)
+            .ok_or_else(|| failed(format!("{path} is no longer configured")))?;
         let Some(engine) = &backend.engine else {
             let text =
                 "another program runs its engine, so the gateway cannot restart it; tune a backend that has launch";
@@ -107,6 +110,12 @@ impl AdminEngine {
         };
         if engine.step != "serve" || engine.change.is_some() {
             return Err(failed(format!("{path}: its engine is in the step '{}'; wait until it serves", engine.step)));
+        }
+        if backend.state == "draining" {
+            let name = &path.backend;
+            let text = "it is out of rotation. If a tuning of it was killed, its engine still has the flags of a trial: give it back with";
+            let commands = format!("`sluice backend restart {name} --reset` and `sluice backend enable {name}`");
+            return Err(failed(format!("{path}: {text} {commands}, then tune it")));
         }
         let is_ready = |other: &&BackendStatus| other.name != path.backend && other.state == "ready";
         if backends().find(is_ready).is_none() {
@@ -117,7 +126,7 @@ impl AdminEngine {
         Ok(Self { url: backend.url.trim_end_matches('/').to_owned(), restarts: engine.restarts, own, client, path })
     }
 
-    /// Takes the backend out of rotation and waits for its requests.
+    /// Takes the backend out of rotation and waits until its requests have finished.
     async fn take(&self) -> Result<(), TuneError> {
         post(&self.client, &self.path, "/drain").await.map_err(failed)?;
         eprintln!("{} is out of rotation until the tuning ends", self.path);
@@ -131,7 +140,7 @@ impl AdminEngine {
         Ok(())
     }
 
-    /// Restarts the engine with its own flags, unless it runs with them, and puts the backend back into rotation.
+    /// Restarts the engine with its own flags, unless it already has them, and puts the backend back into rotation.
     async fn give_back(&mut self) -> Result<(), TuneError> {
         // A restart that was interrupted must end first.
         while self.engine().await?.change.is_some() {
@@ -169,7 +178,7 @@ impl AdminEngine {
     }
 }
 
-/// The flags of `name=value` texts with spaces between. Lists and tables are left to the configuration.
+/// Parses `name=value` texts with spaces between. Leaves out lists and tables: for these the engine uses the configuration.
 fn own_flags(line: &str) -> Flags {
     let flags = line.split(' ').filter_map(|text| flag(text).ok());
     let is_plain =
@@ -189,7 +198,7 @@ impl BenchEngine for AdminEngine {
     async fn restart(&mut self, flags: &Flags) -> Result<Option<String>, TuneError> {
         let all: BTreeMap<&String, &ArgValue> = self.own.iter().chain(flags).collect();
         let sets: Vec<String> = all.iter().map(|(name, value)| format!("{name}={}", shown(value))).collect();
-        // Others serve its models: that was checked before it left the rotation.
+        // With `hold` the gateway does not require that another backend can serve the models; `find` has checked for one.
         let started = post(&self.client, &self.path, &format!("/restart{}", query(&sets, &["reset", "hold"]))).await;
         let started: Value = match started {
             Ok(started) => started,

@@ -1,9 +1,9 @@
 //! `sluice tune`: the settings that are best for a workload and its objectives, tried on simulated engines or on real ones.
 //!
-//! What is tuned is a file (`sluice_tune::file` describes it). Every trial is written to a journal before the next one begins, so that a
-//! tuning that was ended resumes with `--resume`. Progress goes to stderr, the result to stdout. Exit codes: 0 a setting was
-//! found, the default included; 1 none was, a file could not be written, the machine is in the way of a real engine, or the
-//! tuning was interrupted; 2 the file is not valid.
+//! A file describes what is tuned (`sluice_tune::file`). Every trial is written to a journal before the next one begins, so an
+//! interrupted tuning continues with `--resume`. Progress goes to stderr, the result to stdout. Exit codes: 0 a setting was found
+//! (that may be the default); 1 none was found, a file could not be written, the machine or the gateway prevents a real engine
+//! from running, or the tuning was interrupted; 2 the file is not valid.
 
 mod compat;
 mod progress;

@@ -1,7 +1,7 @@
-//! Rules about several keys: names used twice, addresses that clash, waits in the wrong order, commands, permits.
+//! Rules about several keys: names used twice, addresses that clash, a base delay above its maximum, empty commands, permits.
 //!
-//! A rule about one value is a bound or a check in its definition. Rules about the ranges of pools and where they spill are
-//! in `coverage.rs`. No rule is applied to a value that already has a problem, so one mistake gives one message.
+//! A rule about one value is a bound or a check in the definition of its key. Rules about the prompt lengths of pools and about
+//! spilling are in `coverage.rs`. No rule is applied to a value that already has a problem, so one mistake gives one message.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -20,7 +20,8 @@ use super::tls::UpstreamTls;
 use super::value::Endpoint;
 use sluice_core::base::{ModelId, Period};
 
-/// Applies every rule, and gives pools the general objectives where they have none of their own.
+/// Applies every rule. Sets what depends on several keys: the objectives that pools inherit from `slo`, the TLS settings of
+/// backends, and the default of `server.max_body_memory`.
 pub(super) fn apply(config: &mut Config, report: &mut Report<'_>) {
     let Config { server, health, fleet, models, auth, pools, slo, .. } = config;
     if ["server.listen", "server.admin"].iter().all(|path| report.is_sound(path))
@@ -66,7 +67,8 @@ fn check_order(path: &str, value: Duration, max_key: &'static str, max: Duration
     }
 }
 
-/// The memory for bodies must be enough for one of the largest size. The default is raised if it is not.
+/// `server.max_body_memory` must be enough for one body of `server.max_body`. If it is not, the default is raised; a value
+/// that was written is a problem.
 fn check_body_memory(server: &mut Server, report: &mut Report<'_>) {
     let (value, max) = (server.max_body, server.max_body_memory);
     if value <= max {
@@ -204,7 +206,7 @@ fn connect_with_tls(pool: &mut Pool, path: &str, report: &mut Report<'_>) {
     }
 }
 
-/// A pool without objectives gets the general ones, with their origins.
+/// A pool inherits every objective that it does not set from the general `slo`, with the place where that was set.
 fn inherit_objectives(own: &mut Slo, general: &Slo, path: &str, report: &mut Report<'_>) {
     for key in Slo::FIELDS.iter().map(|field| field.key.name) {
         let path = format!("{path}.slo.{key}");
@@ -216,7 +218,8 @@ fn inherit_objectives(own: &mut Slo, general: &Slo, path: &str, report: &mut Rep
     }
 }
 
-/// Each backend must be listed once, because limits belong to one pool, and must not be the gateway itself.
+/// Each backend must be listed once, because a backend in two pools would get twice its limits, and must not be the gateway
+/// itself.
 fn check_endpoints(pools: &[Pool], server: &Server, report: &mut Report<'_>) {
     let mut seen: BTreeMap<Endpoint, String> = BTreeMap::new();
     let mut count = 0;

@@ -10,9 +10,9 @@
 //! }
 //! ```
 //!
-//! This declares the struct and everything that is done with it: reading, showing, comparing, documenting. The sentence
-//! above a key is its documentation, here and in the reference file. A key that is not called like its field is named
-//! after `as`. A table that is not a plain struct (a backend) wraps one that is.
+//! This declares the struct and generates the code that reads, shows, compares and documents it. The doc comment of a field is
+//! also its documentation in the reference file. If a key has another name than its field, write `field as "key": type`. A table
+//! that is not a plain struct (a backend) wraps one that is.
 
 use super::file::{Entry, Table, Value};
 use super::key::{Fallback, Field, KeySpec};
@@ -78,7 +78,7 @@ macro_rules! table {
 }
 pub(super) use table;
 
-/// The table that was written, after reporting the keys that do not exist.
+/// The table as written in the file. Reports its unknown keys.
 pub(super) fn open<'w>(
     written: &'w Entry,
     place: &Place,
@@ -97,7 +97,7 @@ pub(super) fn open<'w>(
     Some(table)
 }
 
-/// The value of one key: as written, or its default.
+/// The value of one key: as written, or its default. If a required key is missing, reports that and returns a placeholder.
 pub(super) fn field<T: Setting>(
     table: &Table,
     place: &Place,

@@ -1,15 +1,16 @@
-//! Why an arm with another model, such as a LoRA adapter, is as slow as it is: the causes that are known of vLLM, each with what
-//! shows it and what to set.
+//! Why an arm with another model, such as a LoRA adapter, is slow: five known causes in vLLM. Each has a symptom that can be
+//! observed, and most have a flag to change.
 //!
-//! | cause | what shows it |
+//! | cause | symptom |
 //! |---|---|
-//! | slots | adapters with requests are more than the engine's slots (`--max-loras`): requests of the others are deferred |
-//! | cold loads | more adapters are used than host memory keeps (`--max-cpu-loras`): one that returns is read from disk, while all wait |
+//! | slots | more adapters have requests than the engine has slots (`--max-loras`): requests of the others are deferred |
+//! | cold loads | more adapters are used than host memory holds (`--max-cpu-loras`): some are read from disk again, all wait |
 //! | rank | the engine computes with a larger rank (`--max-lora-rank`) than that of the adapter |
-//! | kernels | TPOT is worse for sure: a step with any adapter runs the adapters' kernels for all of its requests |
-//! | prefix cache | the arm finds less of its prompts there: neither base nor other adapters share theirs with it |
+//! | kernels | TPOT is worse, and statistically certain: a step with any adapter runs the LoRA kernels for all of its requests |
+//! | prefix cache | fewer prompt tokens are cached than in the control: an adapter shares no blocks with base or other adapters |
 //!
-//! Engines are looked at every few seconds. Bounds: [`MAX_ENGINES`] engines for each arm, with [`MAX_NAMES`] adapters each.
+//! The gateway reads the metrics of engines every few seconds (a *look*). Bounds: [`MAX_ENGINES`] engines for each arm, with
+//! [`MAX_NAMES`] adapters each.
 
 use serde::{Deserialize, Serialize};
 
@@ -21,25 +22,26 @@ use super::verdict::{Comparison, Conclusion, change, percent};
 const MAX_ENGINES: usize = 16;
 /// Adapters that are remembered for each engine.
 const MAX_NAMES: usize = 64;
-/// Looks at an engine before anything is said about it.
+/// The fewest looks at an engine from which a cause is concluded.
 const LOOKS_MIN: u64 = 10;
-/// Share of the looks in which there must have been too few slots.
+/// The least share of looks with too few slots from which that cause is concluded.
 const CROWDED_MIN: f64 = 0.05;
-/// Prompts with a known share in the prefix cache that an arm must have before anything is said.
+/// The fewest prompts with a known cached share, in each arm, from which anything about the prefix cache is concluded.
 const PROMPTS_MIN: f64 = 100.0;
-/// How much less of its prompts an arm must find there.
+/// The cached share of an arm's prompt tokens must be this much below the control's, as a difference.
 const CACHED_MIN: f64 = 0.1;
 
-/// What an engine shows of its adapters at one moment.
+/// What the metrics of an engine say about its adapters at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EngineAdapters {
     /// The name of its backend.
     pub backend: String,
     /// Adapters that one step may use (`--max-loras`).
     pub slots: u64,
-    /// Adapters in host memory (`--max-cpu-loras`); `None`: not known, so that vLLM's default, as many as slots, is assumed.
+    /// The most adapters in host memory (`--max-cpu-loras`). `None`: not known; then vLLM's default, the number of slots, is
+    /// assumed.
     pub host: Option<u64>,
-    /// The rank that it computes with (`--max-lora-rank`), where that is known.
+    /// The rank with which the engine computes (`--max-lora-rank`), where that is known.
     pub rank: Option<u32>,
     /// Adapters with requests that run or wait, each with its own rank where that is known.
     pub in_use: Vec<(String, Option<u32>)>,
@@ -47,7 +49,7 @@ pub struct EngineAdapters {
     pub defers: Option<bool>,
 }
 
-/// What was seen of one engine by an arm whose adapter it serves.
+/// What the looks at one engine have shown, for an arm whose adapter the engine serves.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EngineLooks {
     backend: String,
@@ -58,7 +60,7 @@ pub struct EngineLooks {
     own_rank: Option<u32>,
     /// Looks at which the arm's adapter had requests.
     looks: u64,
-    /// Those at which there were more adapters than slots.
+    /// Those of them at which more adapters had requests than there are slots.
     crowded: u64,
     /// The most adapters with requests at once.
     most: u64,
@@ -67,11 +69,11 @@ pub struct EngineLooks {
 }
 
 impl EngineLooks {
-    /// Adds a look at an engine to what an arm has seen of its engines.
+    /// Adds a look at an engine to `all`, the looks of one arm at its engines.
     pub(super) fn note(all: &mut Vec<Self>, adapter: &str, engine: &EngineAdapters) {
         let own = engine.in_use.iter().find(|(name, _)| name == adapter);
         let same = |known: &Self| known.backend == engine.backend;
-        // Started with other flags, it is another engine.
+        // An engine that was restarted with other flags counts as a new engine.
         all.retain(|known| {
             !same(known) || (known.slots, known.host, known.rank) == (engine.slots, engine.host, engine.rank)
         });
@@ -118,19 +120,19 @@ impl EngineLooks {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Cause {
-    /// Too few adapters may be in one step.
+    /// The engine has too few adapter slots for one step.
     Slots,
     /// Adapters are read from disk again and again.
     ColdLoads,
     /// The engine computes with a larger rank than that of the adapter.
     Rank,
-    /// What adapters cost in each step.
+    /// The LoRA kernels make each step longer.
     Kernels,
     /// Prompts are not found in the prefix cache.
     PrefixCache,
 }
 
-/// Why an arm is as slow as it is.
+/// One reason why an arm is slow.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Diagnosis {
     /// The cause.
@@ -139,7 +141,7 @@ pub struct Diagnosis {
     pub sentence: String,
 }
 
-/// The causes that are found for an arm; none for an arm that serves the model which the client asked for.
+/// The causes that are found for an arm; none if the arm serves the model that the client has requested.
 pub fn diagnose(
     plan: &ExperimentPlan,
     arms: &[ArmLedger],
@@ -230,7 +232,7 @@ mod tests {
     use crate::experiment::verdict::compare;
     use crate::experiment::{Ending, ExperimentReport, Experiments, Observation, tests};
 
-    /// An engine with adapters in use; the arm's own is "lora", of rank 16.
+    /// An engine with adapters in use; that of the arm is "lora", of rank 16.
     fn engine(backend: &str, slots: u64, host: Option<u64>, in_use: &[&str]) -> EngineAdapters {
         let in_use = in_use.iter().map(|name| ((*name).to_owned(), (*name == "lora").then_some(16))).collect();
         EngineAdapters { backend: backend.to_owned(), slots, host, rank: Some(16), in_use, defers: None }

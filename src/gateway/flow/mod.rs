@@ -1,15 +1,15 @@
 //! The request path: read, estimate, classify, assign, admit, forward, meter, record.
 //!
-//! [`Flow::run`] takes one request that was received whole and ends with exactly one record. It is written against
-//! two small traits ([`exchange`]) and tokio's clock, so that the same code serves real traffic behind pingora and runs
-//! in memory on paused time.
+//! [`Flow::run`] takes one completely received request and ends with exactly one record. It knows the client and the engine
+//! only as two small traits ([`exchange`]), and time only from tokio's clock, so that the same code serves real traffic behind
+//! pingora and runs in memory on paused time.
 //!
 //! | stage | file | decides |
 //! |---|---|---|
 //! | read, authorize | `prepare.rs` | is the request valid, and may this key use the model? |
 //! | estimate, classify | `prepare.rs`, `classify.rs` | how long is the prompt, which pools may serve it? |
 //! | assign | `assign.rs` | is it in an arm of an experiment, which may serve it in another way? |
-//! | admit | `admit.rs` | a lease on a backend with room, or shed |
+//! | admit | `admit.rs` | which backend serves it (a lease), or is it shed? |
 //! | forward | `forward.rs`, `attempt.rs` | send; try another backend while the client has received nothing |
 //! | meter | `pump.rs`, `response_meter.rs` | pass bytes on, measure them, watch both ends |
 //! | record | `record.rs` | exactly one record |
@@ -111,7 +111,7 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
         self.router.drop_unused();
     }
 
-    /// The owner of capacity.
+    /// Admission, which owns the capacity of the backends.
     pub fn admission(&self) -> &Arc<Admission> {
         &self.admission
     }
@@ -136,9 +136,10 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
         self.closing.load(Ordering::Acquire)
     }
 
-    /// Ends every request that waits or runs: a stream with an error event, a request without a response with a 503.
+    /// Ends every request that waits or runs. A client whose stream has begun receives an error event; a client without a
+    /// response receives a 503.
     pub fn abort_all(&self) {
-        // In this order: a request whose attempt is aborted looks here for the reason.
+        // In this order: a request whose attempt admission aborts checks `abort` to learn that this is a shutdown.
         self.abort.cancel();
         self.admission.abort_all();
     }
@@ -191,7 +192,7 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
         }
     }
 
-    /// Every stage up to the response; an error is a refusal that has not been sent.
+    /// All stages, until the response has ended; an error is a refusal that has not been sent.
     async fn serve<D: Downstream>(
         &self,
         incoming: &mut IncomingRequest,

@@ -1,7 +1,7 @@
 //! From a request's bytes to what admission needs: model, prompt estimate, placement, and the body to send.
 //!
-//! Every refusal that needs no backend happens here, cheapest check first and before the request counts against a
-//! limit. The body is read once, in place, and not copied.
+//! Every refusal that needs no backend happens here, cheapest check first. A request that cannot be read, or whose model its key
+//! may not use, does not count against the key's limits. The body is read once, in place, and not copied.
 
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ use sluice_core::openai::{EditedBody, Edits, PromptPrefix, Refusal, RequestView,
 pub(super) struct PreparedRequest {
     pub(super) placement: Placement,
     pub(super) need: Need,
-    /// The beginnings of the prompt.
+    /// Hashes of the beginnings of the prompt, to find it in prefix caches.
     pub(super) prefix: Arc<PromptPrefix>,
     pub(super) priority: i32,
     /// The only backend that can serve it.
@@ -37,7 +37,7 @@ pub(super) struct PreparedRequest {
     pub(super) prompts: u32,
     /// The body as it goes upstream.
     pub(super) body: EditedBody,
-    /// Where the arm of an experiment serves it, if that is not where any request would be served.
+    /// Where and how the arm of an experiment serves it, if that differs from requests without an experiment.
     pub(super) arm: Option<ArmTarget>,
     pub(super) injected: InjectedUsage,
     pub(super) feedback: Feedback,
@@ -78,7 +78,7 @@ pub(super) async fn prepare<R: Recorder>(
         in_flight.take(&need, incoming.arrived).map_err(key_refusal)?;
     }
     let own_name = (model.is_alias || view.model.is_none()).then_some(&*model.route.name);
-    // What continues a response is served where that response is.
+    // A request that continues a stored response takes part in no experiment: only the backend with that response can serve it.
     let assigned = match &continued {
         None => assign::assign(incoming, &view, model.route, placement.home, record),
         Some(_) => None,
@@ -125,7 +125,8 @@ pub(super) async fn prepare<R: Recorder>(
     })
 }
 
-/// The pools of a request: those of its length, or the one of the backend that holds the response that it continues.
+/// The pools of a request: those for its prompt length. A request that continues a stored response has one pool: that of the
+/// backend with the response.
 fn place(
     table: &RoutingTable,
     model: &ModelRoute,
@@ -193,8 +194,8 @@ fn key_refusal(error: KeyNeedError) -> Refusal {
     }
 }
 
-/// Estimates the prompt's length. Counts exactly if that can change a decision: if a boundary lies between the shortest
-/// length within the estimate's spread and the longest that the bytes allow.
+/// Estimates the prompt's length. Counts exactly if that can change the pool or the need for a permit: if a boundary of either
+/// lies above the estimate less its spread, and not above the length that the bytes allow at most.
 async fn estimate(
     table: &RoutingTable,
     model: &ModelRoute,
@@ -217,15 +218,16 @@ async fn estimate(
     }
 }
 
-/// Standard deviations by which a prompt is shorter than its estimate at most, when a limit is at stake: about 2 %
-/// are shorter still.
+/// Where an estimate exceeds a limit, the prompt may be shorter by up to so many standard deviations (about 2 % of prompts are
+/// shorter still).
 const DEVIATIONS: f64 = 2.0;
 
 /// What the request takes of a backend. Clients influence these numbers, so each is bounded: the sum over all requests
 /// of a backend must not overflow.
 ///
-/// What is only expected never exceeds `limit`, the most tokens that one request may take: no request is refused for an
-/// uncertain estimate or a long response that it did not demand. `min_tokens` is a demand.
+/// `limit` is the most tokens that one request may take. Only certain tokens may exceed it: the shortest likely prompt and the
+/// output that the client demands (`min_tokens`). So no request is refused because its estimate is uncertain, or for a long
+/// response that it did not demand.
 fn need(
     model: &ModelRoute,
     view: &RequestView<'_>,
@@ -244,11 +246,11 @@ fn need(
     Need { slots: sequences, prompt_tokens, output_tokens }
 }
 
-/// Usage is injected if the pool is configured so, the response is a stream that can carry it, and the client did not
-/// request it itself.
+/// The gateway requests usage itself if the pool is configured so, the response is a stream that can carry it, and the client
+/// did not request the same.
 fn injected_usage(configured: UsageInjection, view: &RequestView<'_>) -> InjectedUsage {
-    // With several sequences, the events that end one precede the usage event by far; the bytes that requesting usage
-    // changes in them could not be restored (see `meter::strip`).
+    // A request for usage changes the bytes of the event that ends a sequence. To restore them, the gateway holds that event until
+    // the usage event arrives, which for several sequences may be much later (see `meter::strip`).
     if !view.stream || !view.route.has_stream_options() || view.sequences() > 1 {
         return InjectedUsage::Nothing;
     }

@@ -1,7 +1,7 @@
 //! Refusals that the gateway sends itself, and the headers that it adds to every response.
 //!
-//! The mapping from refusals to HTTP is in `openai::error`; this file sends them. Of the engine's headers only those of
-//! the same name are replaced, so that the request id is the same from end to end.
+//! The mapping from refusals to HTTP is in `openai::error`; this file sends them. The gateway's headers replace those of the
+//! engine that have the same name, so that the client gets its own request id back. `Server-Timing` is added to the engine's.
 
 use std::time::Duration;
 
@@ -41,7 +41,7 @@ pub(super) fn whole_seconds(time: Duration) -> u64 {
     time.as_secs() + u64::from(time.subsec_nanos() > 0)
 }
 
-/// Sends a refusal. An outcome that was set already is kept.
+/// Sends a refusal. If no outcome was set before, it is `Refused`. If the client has gone meanwhile, it is `ClientGone`.
 pub async fn refuse<D: Downstream, R: Recorder>(
     down: &mut D,
     refusal: &Refusal,

@@ -1,13 +1,13 @@
-//! The prefill work that an engine has, and what was learned of the engine from its streams.
+//! The prefill work that an engine has to do, and what its streams have shown about the engine.
 //!
-//! Work is followed as a fluid: it is added when a request is granted and runs off with time at the engine's own pace, never
-//! above what still waits for its first token. A prefill that takes longer than predicted counts with a part of it
-//! (`policy/candidate.rs`).
-//! Prompts from [`LARGE_PROMPT`] on are kept apart: only they keep an engine busy for longer than a few steps.
+//! Outstanding prefill is modelled as a fluid, in seconds at the engine's own pace: a granted request adds its prefill, and the
+//! sum falls by one second per second. Prompts of [`LARGE_PROMPT`] tokens and more have a sum of their own: only they keep an
+//! engine busy for longer than a few steps. That sum is never more than the prefill of those that still wait for their first
+//! token. If these take longer than predicted, a part of their prefill stays in the sum (`policy/candidate.rs`).
 //!
-//! Learned per engine, and forgotten with it: the paces of prefill and decoding (see `policy/pace.rs`), and how much longer
-//! small prompts wait for their first token while a large one is in prefill. Only streams teach: a response that is sent at
-//! once shows neither. All state is of fixed size.
+//! Learned for each engine, and forgotten when it is replaced: the paces of prefill and decoding (see `policy/pace.rs`), and how
+//! much longer small prompts wait for their first token while a large one is in prefill. Only streams are used: without
+//! streaming a response shows neither its first token nor its TPOT. All state is of fixed size.
 
 use std::time::Duration;
 
@@ -19,14 +19,14 @@ use super::policy::{Backlog, Pace};
 
 /// Weight of one observation of a time to first token: about the last 20 count.
 const WEIGHT: f64 = 0.05;
-/// The time to first token of a small prompt that meets no large one, seconds; before the first was seen.
+/// The time to first token of a small prompt without a large one ahead, seconds: what is assumed before the first observation.
 const UNDISTURBED: f64 = 0.03;
-/// How much longer it waits for a large one, seconds; before the first was seen.
+/// How much longer a small prompt waits behind a large one, seconds: what is assumed before the first observation.
 const INTERFERENCE: f64 = 0.1;
-/// Outputs below this many tokens say more about their first steps than about the pace.
+/// Outputs with fewer tokens are ignored: their first steps, which are not typical, decide their TPOT.
 const OUTPUT_MIN: u64 = 8;
 
-/// What is known of one engine.
+/// What was learned about one engine.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Learned {
     pub(super) decode: Pace,
@@ -47,15 +47,15 @@ impl Default for Learned {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct EngineLoad {
     pub(super) learned: Learned,
-    /// Seconds of work at `at`: of large prompts, and of small ones.
+    /// Seconds of outstanding prefill at the time `at`: of large prompts, and of small ones.
     large: f64,
     small: f64,
-    /// Seconds of work of the small prompts that came lately, answered or not, as it counts at `at`.
+    /// Seconds of prefill of the small prompts that arrived lately, answered or not: the decayed sum at the time `at`.
     lately: f64,
     at: Instant,
-    /// Computed prompt tokens whose first token was seen, ever.
+    /// The prompt tokens that the engine has computed so far: those of prompts whose first token was seen.
     prefilled: u64,
-    /// The number of the last request that was granted it.
+    /// The number of the last request that was granted this engine.
     pub(super) granted: u64,
 }
 
@@ -76,8 +76,7 @@ impl EngineLoad {
         tokens as f64 * PROMPT_TOKEN * self.learned.prefill.ratio().unwrap_or(1.0)
     }
 
-    /// Seconds until the prefills of large prompts are expected to be over, and of prefill of small prompts that came a
-    /// moment ago.
+    /// Two times in seconds: until the prefills of large prompts are expected to be over, and until those of small prompts are.
     pub(super) fn remaining(&self, used: &CapacityUsage, now: Instant) -> (f64, f64) {
         let (backlog, age) = (self.backlog(used, self.at), self.age(now));
         (backlog.large(age), backlog.small(age))
@@ -87,7 +86,7 @@ impl EngineLoad {
         now.saturating_duration_since(self.at).as_secs_f64()
     }
 
-    /// The same at any time, in seconds since `epoch`, as long as the engine carries `used`.
+    /// The outstanding prefill as a function of time, in seconds since `epoch`. It holds as long as the engine carries `used`.
     pub(super) fn backlog(&self, used: &CapacityUsage, epoch: Instant) -> Backlog {
         let at = self.at.saturating_duration_since(epoch).as_secs_f64();
         let large_waiting = self.prefill(used.large_prefill_tokens);
@@ -95,7 +94,7 @@ impl EngineLoad {
         Backlog { large_until, large_waiting, small_until, lately: self.lately, at }
     }
 
-    /// A request with so many prompt tokens to compute is granted the engine, which carries `used` without it.
+    /// Adds a request that was granted this engine and has so many prompt tokens to compute. `used` is without the request.
     pub(super) fn add(&mut self, computed_tokens: u64, used: &CapacityUsage, now: Instant, serial: u64) {
         let (backlog, age) = (self.backlog(used, self.at), self.age(now));
         (self.large, self.small, self.lately) = (backlog.large(age), backlog.small(age), backlog.lately(age));
@@ -110,7 +109,7 @@ impl EngineLoad {
         self.granted = serial;
     }
 
-    /// The first token of a prompt of which `tokens` were computed was seen; the engine carries `used` from now on.
+    /// Ends a prefill of `tokens` computed tokens, because its first token was seen. `used` is without that prefill.
     pub(super) fn end_prefill(&mut self, tokens: u64, used: &CapacityUsage) -> DecodeStart {
         self.prefilled = self.prefilled.saturating_add(tokens);
         self.large = self.large.min(self.prefill(used.large_prefill_tokens));
@@ -122,7 +121,7 @@ impl EngineLoad {
     pub(super) fn observe_first_token(&mut self, computed_tokens: u64, ahead: f64, ttft: Duration, now: Instant) {
         let (ttft, learned) = (ttft.as_secs_f64(), &mut self.learned);
         if computed_tokens >= LARGE_PROMPT {
-            // The backlog is in this engine's time, the expectation in that of the reference.
+            // `ahead` is in seconds of this engine; `observe` takes the seconds that the reference needs.
             let ahead = ahead / learned.prefill.ratio().unwrap_or(1.0);
             learned.prefill.observe(ttft, computed_tokens as f64 * PROMPT_TOKEN + FIRST_TOKEN + ahead, now);
         } else if ahead > 0.0 {
@@ -133,7 +132,8 @@ impl EngineLoad {
         }
     }
 
-    /// Learns from the TPOT of a response of `tokens` tokens. Prefills beside it are part of what it should have taken.
+    /// Learns from the TPOT of a response of `tokens` tokens. The expected time includes the prefills that ended on the engine
+    /// meanwhile.
     pub(super) fn observe_decode(
         &mut self,
         start: DecodeStart,
@@ -182,7 +182,7 @@ mod tests {
         assert_eq!(load.remaining(&used, now + ms(100)).0, 0.0);
     }
 
-    /// What was noted at one time says at any later one what the engine itself says then.
+    /// A [`Backlog`] that was noted once gives the same seconds at any later time as the engine's own state.
     #[test]
     fn a_noted_backlog_runs_off_as_the_engines_own() {
         let epoch = Instant::now();

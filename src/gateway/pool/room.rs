@@ -1,24 +1,26 @@
-//! What is known of the backends of a pool, side by side: which may have room, and what a choice compares them by. A choice
-//! takes as long among 256 backends as among two.
+//! An index of the backends of one pool: which may have room, and the data by which a choice compares them. A choice takes
+//! about as long among 256 backends as among 16.
 //!
-//! A position of a pool is *open* unless its backend has no room for any request, and has a *permit* unless all of them are
-//! taken. Whether a given request fits is said by the candidate at that position. All is brought up to date before each use:
-//! `AdmissionState::backend_mut`, the only way to change a backend that is in use, notes which ones may have changed.
+//! Backends have positions in their pool. A position is *open* unless its backend has no room for any request at all, and has a
+//! *permit* unless all permits of its backend are taken. Whether a given request fits, its [`Candidate`] decides. The index is
+//! updated before each use: `AdmissionState::backend_mut`, the only way to change a backend that is in use, notes which ones
+//! may have changed.
 //!
-//! A request is compared on all open backends if they are at most [`COMPARED`], and otherwise on that many of a random walk
-//! through the pool: the best of so many is nearly as good as the best of all (Mitzenmacher, "The power of two choices in
-//! randomized load balancing", 2001), and positions at a random distance from each other are as good as independent ones
-//! (Mitzenmacher, "Balanced allocations and double hashing", 2014). Where fewer fit, the walk goes on through all.
+//! With at most [`COMPARED`] open backends a choice compares all of them. With more it compares the backends that have most of
+//! the prompt in their prefix cache, and the first [`COMPARED`] of a random walk: the best of so many is nearly as good as the
+//! best of all (Mitzenmacher, "The power of two choices in randomized load balancing", 2001), and positions at a random distance
+//! from each other are as good as independent ones (Mitzenmacher, "Balanced allocations and double hashing", 2014). If none
+//! of those on the walk has room for the request, the walk continues until one has.
 
 use smallvec::SmallVec;
 
 use super::policy::Candidate;
 use sluice_core::base::Rng;
 
-/// Backends of a larger pool on which one request is compared.
+/// Up to this many open backends, a choice compares all of them; with more, this many of a random walk.
 pub(super) const COMPARED: usize = 16;
 
-/// A set of positions in a pool. Up to 256 take no allocation.
+/// A set of positions in a pool, as a bitmap. Positions below 256 need no allocation.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Positions(SmallVec<[u64; 4]>);
 
@@ -60,7 +62,7 @@ impl Positions {
         })
     }
 
-    /// All of them once, in a random order: steps of a random odd width around a circle of a power of two positions meet each.
+    /// All of them once, in a random order: steps of a random odd width, modulo a power of two, reach every position.
     pub(super) fn walk(&self, rng: &mut Rng) -> impl Iterator<Item = usize> + '_ {
         let circle = (self.0.len() * 64).next_power_of_two();
         let random = rng.next_u64() as usize;
@@ -71,7 +73,7 @@ impl Positions {
         })
     }
 
-    /// Takes out a position; whether it was there.
+    /// Removes a position. Returns whether it was there.
     pub(super) fn take(&mut self, position: usize) -> bool {
         let present = self.contains(position);
         if present {
@@ -90,15 +92,15 @@ pub(super) struct Rooms {
 }
 
 impl Rooms {
-    /// That of a pool of so many backends, of which nothing is known yet.
+    /// The index of a pool of so many backends, before any of them was noted.
     pub(super) fn new(backends: usize) -> Self {
         Self { candidates: Vec::with_capacity(backends), ..Self::default() }
     }
 
-    /// Notes what the backend at a position has.
+    /// Notes the state of the backend at a position: its candidate, whether it is open, and whether it has a permit.
     pub(super) fn judge(&mut self, position: usize, candidate: Candidate, open: bool, permit: bool) {
         if self.candidates.len() <= position {
-            // What is between is not open until it is judged itself.
+            // Positions in between get a copy as a filler. They are not open until they are noted themselves.
             self.candidates.resize(position + 1, candidate);
         }
         self.candidates[position] = candidate;
@@ -106,7 +108,7 @@ impl Rooms {
         self.permits.put(position, permit);
     }
 
-    /// Whether that is what it says of a position (for tests).
+    /// Whether the index has exactly this state for a position (to check invariants in tests).
     pub(super) fn agree(&self, position: usize, candidate: &Candidate, open: bool, permit: bool) -> bool {
         let known = self.candidates.get(position) == Some(candidate);
         known && self.open.contains(position) == open && self.permits.contains(position) == permit
@@ -117,7 +119,7 @@ impl Rooms {
         if long { self.open.both(&self.permits) } else { self.open.clone() }
     }
 
-    /// The backend at a position that was judged.
+    /// The backend at a position that was noted before.
     pub(super) fn candidate(&self, position: usize) -> &Candidate {
         &self.candidates[position]
     }

@@ -1,8 +1,8 @@
 //! Reads certificates and private keys from PEM.
 //!
-//! A certificate file has one or more certificates: the server's own first, then its chain. Other PEM blocks are skipped, such as
-//! the private key in a combined file as HAProxy uses it. From a key file the first private key is read. `Debug` prints no
-//! key.
+//! A certificate file has one or more certificates: the server's own first, then its chain. Other PEM blocks are skipped, so a
+//! combined file with a private key, as HAProxy uses it, can be read too. Of a key file the first private key is read. `Debug`
+//! prints no key.
 
 use std::fmt;
 use std::sync::Arc;
@@ -63,7 +63,7 @@ impl fmt::Debug for Certificates {
     }
 }
 
-/// A private key. It is never printed, and it is wiped from memory when dropped.
+/// A private key. It is never printed. It is not wiped from memory when it is dropped.
 #[derive(Clone, PartialEq, Eq)]
 pub struct PrivateKey(Arc<PrivateKeyDer<'static>>);
 

@@ -22,8 +22,8 @@ use crate::unix_time::unix_time;
 use crate::validate::{GenerateRequest, Prompt};
 use sluice_core::base::Rng;
 
-/// Output tokens that enter the prefix cache, so that the next turn of a chat finds them. Longer outputs are not
-/// continued.
+/// The output tokens of a sequence that enter the prefix cache, at most, so that the next turn of a chat finds them. The rest
+/// of a longer output is not cached.
 const CACHED_OUTPUT: u32 = 8192;
 
 /// The model of a request: the name that the response shows, and the adapter (`None` for the base model).
@@ -42,7 +42,7 @@ pub(crate) fn resolve_model(shared: &ServerState, name: Option<&str>) -> Result<
     let base = names.first().cloned().unwrap_or_default();
     let Some(name) = name else { return Ok(ResolvedModel { name: base, adapter: None }) };
     if names.iter().any(|known| known == name) {
-        // The response to an alias shows the first name.
+        // As in vLLM, the response shows the first served name, whichever the client sent.
         return Ok(ResolvedModel { name: base, adapter: None });
     }
     let adapters = shared.adapters.lock();
@@ -57,7 +57,7 @@ pub(crate) fn resolve_model(shared: &ServerState, name: Option<&str>) -> Result<
 /// Starts generating; dropping the returned body aborts it.
 ///
 /// # Errors
-/// Admission limits (503), a dead engine (500).
+/// Admission limits (503), a dead engine or one that shuts down (500).
 pub(crate) fn start(
     shared: &Arc<ServerState>,
     request: &GenerateRequest,

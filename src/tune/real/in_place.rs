@@ -1,9 +1,9 @@
-//! One engine of a gateway that serves, as a backend: taken out of rotation, restarted with one setting after another, and measured
-//! directly while the others serve the clients.
+//! Tunes one engine of a running gateway: it is taken out of rotation, restarted with one setting after another, and measured
+//! directly, while the other engines serve the clients.
 //!
-//! The gateway stops and starts its engine itself ([`BenchEngine`]), so its own checks, its roll-back and its journal hold. A setting
-//! with which the engine does not start is rolled back by the gateway and is an outcome. Only flags of vLLM can be tried: keys of
-//! the gateway would change what its clients get.
+//! The gateway stops and starts the engine itself ([`BenchEngine`]), so its checks, its roll-back and its journal apply. If the
+//! engine does not start with a setting, the gateway rolls it back, and the trial ends as refused. Only flags of vLLM can be
+//! tried: a change of the gateway's keys would affect its clients.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,10 +21,11 @@ use sluice_bench::{LoadClient, RunPlan};
 use sluice_gateway::config::ArgValue;
 use sluice_lab::{Measure, Scenario, Variant};
 
-/// Flags and values.
+/// Flags of vLLM with their values.
 pub type Flags = BTreeMap<String, ArgValue>;
 
-/// An engine that a gateway runs and has out of rotation. The caller provides it: the gateway's API is above this crate.
+/// An engine that a gateway runs and has taken out of rotation. The caller implements it, because this crate may not use the
+/// gateway's admin API.
 pub trait BenchEngine: Clone + Watch {
     /// The name of its backend.
     fn name(&self) -> &str;
@@ -32,10 +33,10 @@ pub trait BenchEngine: Clone + Watch {
     /// Its address, `http://host:port`.
     fn url(&self) -> &str;
 
-    /// Restarts it with these flags over its own. Returns why it does not start with them, if so.
+    /// Restarts it with its own flags, overridden by `flags`. Returns the reason if it does not start with them.
     ///
     /// # Errors
-    /// The gateway does not respond, or refuses for a reason that is not the setting's.
+    /// The gateway does not respond, or refuses the restart for a reason other than the setting.
     fn restart(&mut self, flags: &Flags) -> impl Future<Output = Result<Option<String>, TuneError>>;
 }
 
@@ -46,16 +47,17 @@ pub struct InPlace<E> {
     measures: Vec<Measure>,
     engine: E,
     traffic: RunPlan,
-    /// The flags over its own that it runs with; `None` after a start that failed.
+    /// The flags that override its own now; `None` after a start that failed.
     running: Option<Flags>,
     runs: Arc<AtomicU32>,
 }
 
 impl<E: BenchEngine> InPlace<E> {
-    /// The engine runs with its own flags.
+    /// Expects an engine that runs with its own flags.
     ///
     /// # Errors
-    /// The space has a key that cannot be tried in place, or the traffic is not one kind with a model.
+    /// The space has a key of the gateway, a measure is known of simulated engines only, there is not exactly one `[[traffic]]`,
+    /// or no model is known.
     pub fn new(scenario: Scenario, space: &Space, measures: Vec<Measure>, engine: E) -> Result<Self, TuneError> {
         if let Some(key) = space.keys().find(|key| RestartCost::of(key) == RestartCost::None) {
             let text =

@@ -1,8 +1,8 @@
 //! A deployment that serves: trials and runs are sent to it by the load generator.
 //!
-//! An engine that ends meanwhile ([`Watch`]) ends the trial at once: the setting does not serve, and the reason is what its log says. The same
-//! load sent twice to one engine would be found in its prefix cache, so the token ids of each run are moved by another
-//! number; lengths and times stay those of the seed.
+//! If an engine ends meanwhile ([`Watch`]), the trial ends at once: the setting cannot serve, and the reason is the one in the
+//! engine's log. If the same load were sent to an engine twice, its prefix cache would have the prompts, so each run shifts the
+//! token ids by another number. Lengths and times stay those of the seed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -23,12 +23,12 @@ const STRESS: u32 = 512;
 /// The token ids of a run are moved by less than this.
 const MOVES: u32 = 1_000;
 
-/// Engines under load.
+/// Watches engines while they are under load.
 pub trait Watch {
-    /// The output of `load`, unless an engine ends before.
+    /// Runs `load` and returns its output, unless an engine ends before that.
     ///
     /// # Errors
-    /// [`TuneError::Died`] with what is known of the reason.
+    /// [`TuneError::Died`] with the reason, as far as it is known.
     fn unless_lost<T>(&self, load: impl Future<Output = T>) -> impl Future<Output = Result<T, TuneError>>;
 }
 
@@ -64,7 +64,7 @@ pub struct RealSystem<W = OwnEngines> {
 }
 
 impl<W: Watch> RealSystem<W> {
-    /// The traffic with prompts that no run before had.
+    /// The traffic, with prompts that differ from those of the runs before.
     fn fresh(&self) -> RunPlan {
         let mut plan = self.plan.clone();
         let by = self.runs.fetch_add(1, Relaxed).wrapping_add(std::process::id()) % MOVES;

@@ -1,7 +1,8 @@
 //! What vLLM's `auto_tune.sh` tries: the memory, then the grid in the order of the file.
 //!
-//! First the largest `gpu-memory-utilization` from 0.98 down to 0.90 in steps of 0.01 with which an engine of the last setting of the
-//! grid starts; then every setting with it, in order, without a default. What a trial consists of is in `script_verdict`.
+//! First it looks for the memory: with the last setting of the grid it tries `gpu-memory-utilization` from 0.98 down to 0.90 in
+//! steps of 0.01, until an engine starts. Then it tries every setting of the grid with that memory, in order, but not vLLM's
+//! defaults. `script_verdict` has the loads of a trial.
 
 use super::ask::{Ask, Known, Search};
 use crate::setting::Setting;
@@ -22,9 +23,9 @@ pub(super) struct Script {
 }
 
 enum Memory {
-    /// To be tried next, per cent.
+    /// The next trial starts an engine with this share, per cent.
     Trying(u32),
-    /// Was asked for.
+    /// The last trial was that with this share, per cent.
     Asked(u32),
     Found(f64),
 }

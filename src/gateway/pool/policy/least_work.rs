@@ -7,24 +7,28 @@
 //! wait of a small prompt = min(backlog, 2 x interference) + recent + WAITING x max(lately, small prompts without a first token)
 //! ```
 //!
-//! Own prefill is what the engine is not expected to have in its prefix cache (`prefix.rs`), and a prompt is small or large by
-//! that: a conversation goes where it was, unless the wait there is longer than to compute it again elsewhere.
+//! Own prefill is the time to compute the prompt tokens that the engine is not expected to have in its prefix cache
+//! (`prefix.rs`). Their number also decides whether the prompt counts as small or large. So the next turn of a conversation goes
+//! to the same engine, unless waiting there takes longer than computing the whole prompt on another engine.
 //!
-//! Everything is in seconds at the engine's own pace, the lowest cost wins, and of equal ones the least recently used.
-//! Each term answers a measured fault of simpler rules (`config/lab/placement`):
+//! Everything is in seconds at the engine's own pace. The lowest cost wins; among equals, the least recently used backend.
+//! Each term corrects a measured fault of simpler rules (`config/lab/placement`):
 //!
-//! - An engine computes prompts in their order or in pieces, as its flags say. In order, a small prompt waits for the rest of
-//!   a large one; in pieces it waits a step or two. `interference` is the mean of what it waited, as observed. A prefill is met
-//!   in its middle on average, so no more than twice that is predicted.
-//! - Prompts that meet in one step delay each other, and such a step is often above the largest CUDA graph. Those that came
-//!   within their own prefill time (`recent`), and those not yet answered, keep the next one away. Where all requests are
-//!   alike, this is as good as round robin.
-//! - First tokens come in groups, one for each step. By those not yet answered, an engine that has just ended a step looks
-//!   empty and would get all that come until the other one ends its own. So those that came within about the time of a first
-//!   token (`lately`) count as well, answered or not. Where more wait, such as for an adapter, those count.
-//! - Each large prefill delays all decodes beside it. Outstanding tokens keep the next large prompt away from engines that
-//!   had one not long ago, so that it is not always the same requests that are delayed.
-//! - More sequences make every step longer, by little: a second of decoding counts a tenth of a second of waiting.
+//! - Depending on its flags, an engine computes prompts one after another, or large ones in chunks that share steps with small
+//!   ones. In the first case a small prompt waits for the rest of a large one, in the second for a step or two. `interference` is
+//!   the observed mean of that wait. On average a small prompt arrives in the middle of a large prefill, so the predicted wait is
+//!   at most twice that mean.
+//! - Prompts that are computed in the same step delay each other, and such a step often has more tokens than the largest CUDA
+//!   graph. So small prompts make an engine more expensive for the next one while their own prefill lasts (`recent`) and while
+//!   they have no first token. Where all requests are alike, this is as good as round robin.
+//! - An engine sends first tokens in groups, one group for each step. If only prompts without a first token counted, an engine
+//!   that has just ended a step would look empty and would get all requests until another engine ends its step. So the small
+//!   prompts that arrived within about the time to one first token (`lately`) count as well, answered or not. Where more wait
+//!   for their first token, as with requests that wait for an adapter, those count instead.
+//! - A large prefill delays all decodes on its engine. An engine that had a large prompt not long ago still has many outstanding
+//!   tokens, so the next large prompt goes elsewhere, and the delays do not always hit the same requests.
+//! - More sequences make every step a little longer. A second by which decoding gets longer costs as much as a tenth of a second
+//!   of waiting for the first token ([`CROWD`]).
 
 use super::candidate::Offer;
 use super::cost::{PROMPT_TOKEN, SEQUENCE, STEP};
@@ -32,12 +36,13 @@ use super::pace::fastest;
 use crate::pool::capacity::{LARGE_PROMPT, Need};
 use sluice_core::base::BackendId;
 
-/// The weight of delaying decodes, beside that of waiting for the first token.
+/// The cost of a second by which decoding gets longer, relative to a second of waiting for the first token.
 const CROWD: f64 = 0.1;
-/// The share of small prompts without a first token that still are to be computed: the tokens of the others are on their way.
+/// The share of the small prompts without a first token that the engine still has to compute. Those of the others are computed,
+/// and their first tokens are on the way to the gateway.
 const WAITING: f64 = 0.3;
 
-/// What all backends are compared with.
+/// What is the same for all backends of one choice.
 #[derive(Clone, Copy, Debug)]
 struct Common {
     prompt_tokens: f64,
@@ -46,8 +51,8 @@ struct Common {
     slots: f64,
     decode: f64,
     prefill: f64,
-    /// The longest that a small prompt is predicted to wait for large ones: twice the mean over the backends, because engines
-    /// of a pool have the same flags, and the noise of each would be a preference.
+    /// The longest predicted wait of a small prompt for large ones: twice the mean over the backends. It is one number for all:
+    /// engines of a pool have the same flags, so differences between them are noise, which must not decide the choice.
     interference: f64,
     now: f64,
 }
@@ -77,7 +82,7 @@ pub(super) fn pick(offers: &[Offer<'_>], need: &Need, now: f64) -> Option<Backen
     Some(best.1.id)
 }
 
-/// What the request costs here, seconds.
+/// What the request costs on one backend, seconds.
 #[inline]
 fn cost(offer: &Offer<'_>, common: &Common) -> f64 {
     let Offer { candidate, cached } = offer;
@@ -119,7 +124,7 @@ mod tests {
     const SMALL: Need = Need { slots: 1, prompt_tokens: 200, output_tokens: 128 };
     const LARGE: Need = Need { slots: 1, prompt_tokens: 16_000, output_tokens: 64 };
 
-    /// The one that is chosen at `now`, where each is expected to have so many tokens of the prompt.
+    /// The backend that is chosen at `now`. Each candidate has the number of prompt tokens that it is expected to have cached.
     fn chosen_at(candidates: &[(Candidate, u64)], need: &Need, now: f64) -> usize {
         let offers: Vec<Offer<'_>> =
             candidates.iter().map(|(candidate, cached)| Offer { candidate, cached: *cached }).collect();
@@ -131,7 +136,7 @@ mod tests {
         chosen_at(&uncached, need, NOW)
     }
 
-    /// An engine that was seen to take so many times as long until now.
+    /// The pace of an engine that was observed, until now, to take `ratio` times as long as the reference.
     fn paced(ratio: f64) -> SeenPace {
         let (epoch, mut pace) = (Instant::now(), Pace::default());
         let now = epoch + std::time::Duration::from_secs_f64(NOW);
@@ -163,7 +168,7 @@ mod tests {
         assert_eq!(chosen(&[busy, candidate(1)], &SMALL), 1);
     }
 
-    /// First tokens come in groups: after one the engine is not emptier than the other, whose step is not over.
+    /// An engine that has just sent the first tokens of a step is not emptier than one whose step is still running.
     #[test]
     fn the_end_of_a_step_attracts_nothing_and_a_queue_repels() {
         let lately = Backlog { lately: 0.02, at: NOW, ..Backlog::default() };

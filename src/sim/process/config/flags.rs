@@ -1,7 +1,6 @@
 //! Which flags of vLLM have an effect here, and how single values are read.
 //!
-//! The list of flags is also the source of the warning about flags without effect. A value out of its range is refused with
-//! vLLM's message.
+//! The simulator warns about every flag that is not in this list. A value out of its range is refused with vLLM's message.
 
 use crate::process::refusal::Refusal;
 use sluice_core::vllm::args::ServeArgs;
@@ -75,7 +74,7 @@ pub(super) fn allowed(name: &str) -> bool {
     std::env::var(name).is_ok_and(|value| ["1", "true"].contains(&value.trim().to_lowercase().as_str()))
 }
 
-/// A whole number that has a lower bound; the flag is the field with dashes.
+/// The value of a flag that is a whole number with a lower bound. The flag's name is that of the field, with dashes.
 pub(super) fn at_least(
     args: &ServeArgs,
     class: &'static str,
