@@ -283,7 +283,18 @@ fn an_engine_of_a_gateway_that_serves_is_tuned_in_place_and_given_back() {
     let ran = end(child);
     assert!(ran.code == Some(1) && ran.err.contains("giving p/e0 back"), "{ran:?}");
     until("it is given back", || ["e0", "e1"].map(|name| gateway.shown(name)) == before);
-    let ran = rig.tune(&[&args[..], &["--resume"]].concat());
+    // A tuner that is killed cannot give it back, and the flags of its trial are not the engine's own.
+    let resume = [&args[..], &["--resume"]].concat();
+    let child = rig.begin(&resume);
+    until("another setting is tried", || gateway.shown("e0")[1] != before[0][1]);
+    signal(&child, Signal::SIGKILL);
+    end(child);
+    until("the restart is over", || gateway.step("e0") == "serve");
+    let ran = rig.tune(&resume);
+    assert!(ran.code == Some(1) && ran.err.contains("`sluice backend restart e0 --reset`"), "{ran:?}");
+    rig.give_back(&gateway.2, "e0");
+    until("it is given back", || ["e0", "e1"].map(|name| gateway.shown(name)) == before);
+    let ran = rig.tune(&resume);
     assert_eq!(ran.code, Some(0), "{ran:?}");
     assert!(ran.out.contains("best: max-num-batched-tokens=") && ran.out.contains("max-num-seqs=6"), "{}", ran.out);
     until("it is given back", || ["e0", "e1"].map(|name| gateway.shown(name)) == before);

@@ -121,6 +121,15 @@ impl Rig {
         own.unwrap_or_default()
     }
 
+    /// What a user does with a backend that a killed tuner has left.
+    pub(crate) fn give_back(&self, admin: &str, name: &str) {
+        for action in [&["restart", name, "--reset", "--wait"][..], &["enable", name]] {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_sluice"));
+            let ran = ran(command.args(["backend", "--admin", admin]).args(action).output().unwrap());
+            assert_eq!(ran.code, Some(0), "{action:?}: {ran:?}");
+        }
+    }
+
     /// Writes a program.
     pub(crate) fn script(&self, name: &str, text: &str) {
         let path = self.path(name);
