@@ -19,8 +19,7 @@ use sluice_bench::search::{SearchEnd, SearchGoal, SearchResult, TrialLoad, Trial
 use sluice_core::stats::compare::each_of;
 use sluice_core::stats::{Change, Sense, mean, percentile};
 
-/// Looks at a race of a measure, after each of which it may end: after 2, 4 and 8 runs, if more are to come. With over 16 runs
-/// there are more looks.
+/// Looks at a race of a measure, after each of which it may end: after 2, 4 and 8 runs, if more are to come.
 const LOOKS: usize = 3;
 /// Confidence of intervals.
 const CONFIDENCE: f64 = 0.95;
@@ -276,7 +275,7 @@ async fn measure<S: System>(
         trial.requests += system.last().map_or(0, |result| result.requests.len() as u64);
         values.push(observed);
         let may_end = matches!(effort, Effort::Race(_)) && !goal.complete;
-        let is_look = may_end && (run + 1).is_power_of_two() && run > 0 && run + 1 < runs;
+        let is_look = may_end && (run + 1).is_power_of_two() && (2..runs.min((1 << LOOKS) + 1)).contains(&(run + 1));
         if is_look && has_lost(goal, &values, best) {
             trial.outcome = Outcome::Worse { guess: mean::of_series(&series(&values, 0), CONFIDENCE).value };
             trial.against = (0..others).flat_map(|_| series(&values, 1)).collect();
