@@ -98,7 +98,9 @@ pub struct Comparison {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CompareError {
     /// The file has only summary statistics, from which no interval can be computed.
-    #[error("result {0} holds no single requests, so its uncertainty is unknown; save it with --save-detailed")]
+    #[error(
+        "result {0} has only totals, not each request, so its uncertainty is unknown; save it with --save-detailed"
+    )]
     NoRequests(char),
     /// No request completed.
     #[error("result {0} has no completed request")]
@@ -119,7 +121,7 @@ struct MetricSpec {
 /// Compares `b` with `a`.
 ///
 /// # Errors
-/// One of them holds no single requests, or completed none.
+/// One of them has only totals, or completed no request.
 pub fn compare(a: &RunResult, b: &RunResult, options: CompareOptions) -> Result<Comparison, CompareError> {
     for (name, result) in [('A', a), ('B', b)] {
         if result.requests.is_empty() {

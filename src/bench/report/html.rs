@@ -104,7 +104,7 @@ pub(super) fn warnings(page: &mut Page, runs: &[RunResult]) {
         all.extend(run.warnings.iter().map(|warning| format!("{before}{warning}")));
         if run.requests.is_empty() {
             all.push(format!(
-                "{before}the file holds no single requests, so nothing can be drawn; save with --save-detailed"
+                "{before}the file has only totals, not each request, so nothing can be drawn; save with --save-detailed"
             ));
         }
     }

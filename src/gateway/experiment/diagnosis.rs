@@ -165,8 +165,8 @@ fn slots(looks: &EngineLooks) -> Option<String> {
     let crowding = looks.crowding();
     (looks.looks >= LOOKS_MIN && crowding >= CROWDED_MIN).then(|| {
         format!(
-            "too few adapter slots: {backend} has max-loras {slots}, and up to {most} adapters had requests at once ({} of {} looks), \
-             so that requests of one wait until the others have none left; start it with max-loras {most}, or keep the adapters on engines of their own",
+            "too few adapter slots: {backend} has max-loras {slots}, and up to {most} adapters had requests at once (more than \
+             there are slots in {} of {} scrapes), so that requests of one wait until the others have none left; start it with max-loras {most}, or keep the adapters on engines of their own",
             percent(crowding),
             looks.looks
         )
@@ -218,7 +218,7 @@ fn prefix_cache(plan: &ExperimentPlan, arms: &[ArmLedger], arm: usize) -> Option
     let (control, own) = (control.cached_share()?, own.cached_share()?);
     (enough && control - own >= CACHED_MIN).then(|| {
         format!(
-            "prefix cache: {} of its prompt tokens were there, and {} of those of {}: an adapter shares no cached prompts with the base or other adapters",
+            "prefix cache: {} of its prompt tokens were cached, and {} of those of {}: an adapter shares no cached prompts with the base or other adapters",
             percent(own),
             percent(control),
             plan.arms[0].name
@@ -330,6 +330,6 @@ mod tests {
         let found = diagnose(&x.plan, &progress.arms, &[], comparison);
         assert_eq!(kinds(&found), [Cause::Kernels, Cause::PrefixCache]);
         assert!(found[0].sentence.contains("TPOT +30") && found[0].sentence.contains("share engines"), "{found:?}");
-        assert!(found[1].sentence.contains("10.0 % of its prompt tokens were there, and 60.0 %"), "{found:?}");
+        assert!(found[1].sentence.contains("10.0 % of its prompt tokens were cached, and 60.0 %"), "{found:?}");
     }
 }

@@ -68,8 +68,8 @@ fn errors(row: &MeasuredRow, constants: &Constants) -> [f64; 5] {
     let permits = "long_prefix = { threshold = \"5k\", slots = 1 }";
     let run = run(&Lab::new(config(2, permits), engines, vec![load]), row.seed).unwrap();
     let tail = |class, of: fn(&sluice_bench::Record) -> f64| percentile(&run, class, of, 0.99);
-    let (ttft, e2el): (fn(&sluice_bench::Record) -> f64, fn(&sluice_bench::Record) -> f64) =
-        (|record| record.ttft, |record| record.latency);
+    let ttft = |record: &sluice_bench::Record| record.ttft;
+    let e2el = |record: &sluice_bench::Record| record.latency;
     let short: Vec<_> = run.result.requests.iter().filter(|record| record.class == 0).collect();
     let tpot =
         |record: &&sluice_bench::Record| (record.latency - record.ttft) * 1e3 / (record.output_tokens - 1) as f64;
