@@ -47,6 +47,8 @@ async fn terminate(monitor: &Monitor, grace: Duration) -> u32 {
     let mut left = members(monitor).await;
     while !left.is_empty() && Instant::now() < deadline {
         if orphans.is_none() && monitor.exit().is_some() {
+            // The list may be older than the exit, and have the leader and its last children.
+            left = members(monitor).await;
             orphans = Some(u32::try_from(left.len()).unwrap_or(u32::MAX));
             left.iter().for_each(|entry| signal(entry, Signal::SIGTERM));
         }
