@@ -90,7 +90,8 @@ impl RequestSender {
     ) -> Option<SentRequest> {
         request.keep_text |= self.plan.keep_texts;
         if let Some(due) = due {
-            self.wait_until(due - TIMER_GRAIN).await;
+            // The runtime's timer may be late by its resolution. Never before the start: the times of a record count from it.
+            self.wait_until((due - TIMER_GRAIN).max(self.start)).await;
         }
         let slot = self.acquire_slot(due).await?;
         if self.progress.is_stopped() {

@@ -36,6 +36,19 @@ async fn every_scheduled_request_is_sent_once_and_near_its_time() {
 }
 
 #[tokio::test]
+async fn a_request_that_is_due_at_the_start_is_not_sent_before_it() {
+    let engine = MockEngine::start(|_| MockResponse::stream(completion_stream(2), Duration::ZERO)).await;
+    let burst = plan(Arrival::Burst { rate: 1_000.0, size: 8 }, Extent::Requests(8));
+    for _ in 0..40 {
+        let (outcome, _) = run_against(&engine, &burst).await;
+        for record in &outcome.requests {
+            // The response ends after its last token, so the record is consistent only if `sent` is not cut off at 0.
+            assert!(record.ended >= record.sent + record.latency, "{record:?}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_late_send_is_measured_and_its_lag_recorded() {
     // Three requests due at once, one at a time, 50 ms or more each: the last waits for two.
     let pause = Duration::from_millis(25);
