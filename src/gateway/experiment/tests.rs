@@ -158,16 +158,16 @@ fn a_later_gateway_goes_on_with_what_was_saved() {
     let first = Experiments::default();
     first.configure(&config(&text));
     let x = first.find("x").unwrap();
-    let observation = Observation {
+    let observation = |ordinal: u32| Observation {
         class: 1,
         group: 3,
-        values: [Some(0.1); Quantity::ALL.len()],
+        values: [Some(f64::from(ordinal).sqrt() / 1000.0); Quantity::ALL.len()],
         ending: Ending::Completed,
         missed: Some(false),
         fell_back: false,
         cached: None,
     };
-    (0..500).for_each(|_| x.state.observe(&x.plan, 1, &observation));
+    (0..500).for_each(|ordinal| x.state.observe(&x.plan, 1, &observation(ordinal)));
     first.find("y").unwrap().state.order(Phase::Promoted(1));
     let saved = serde_json::to_vec(&first.save()).unwrap();
     let second = Experiments::default();
