@@ -105,13 +105,13 @@ async fn a_body_is_counted_while_it_waits_and_is_sent_and_until_it_is_not_needed
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_body_that_trickles_is_408_although_it_never_pauses() {
-    let sets = ["server.body_timeout=400ms", "server.body_min_rate=10KiB"];
+    let sets = ["server.body_timeout=1500ms", "server.body_min_rate=10KiB"];
     let (engine, gateway) = plain(&sets).await;
     let begun = Instant::now();
     // Most of it at once earns no time for the rest.
     for sent in [0, 100_000] {
         let mut client = begin(&gateway, 200_000, sent).await;
-        while client.try_send(b" ").await.is_ok() && begun.elapsed() < Duration::from_secs(8) {
+        while client.try_send(b" ").await.is_ok() && begun.elapsed() < Duration::from_secs(20) {
             if client.has_response().await {
                 break;
             }
@@ -121,16 +121,16 @@ async fn a_body_that_trickles_is_408_although_it_never_pauses() {
         assert!(response.is(408, "body_timeout").head.retry_after() >= 1);
         client.closed().await;
     }
-    assert!(begun.elapsed() < Duration::from_secs(8), "each byte extended the deadline");
+    assert!(begun.elapsed() < Duration::from_secs(20), "each byte extended the deadline");
     // A client that keeps to the rate may take longer than the period.
     let request = chat(&long(40_000));
     let mut client = gateway.client().await;
     let begun = Instant::now();
     for piece in request.chunks(2_500) {
         client.send(piece).await;
-        tokio::time::sleep(Duration::from_millis(50)).await;
+        tokio::time::sleep(Duration::from_millis(110)).await;
     }
-    assert!(begun.elapsed() > Duration::from_millis(400));
+    assert!(begun.elapsed() > Duration::from_millis(1_500));
     assert_eq!(client.response().await.text(), COMPLETION);
     assert_eq!(engine.count(), 1);
     gateway.settled().await;
