@@ -19,6 +19,9 @@ use super::clients::CountedBytes;
 /// would be resident, and would not count.
 const INITIAL_CAPACITY: usize = 128 << 10;
 
+/// A smaller piece is not kept as it is, because what its allocation takes beside its bytes would not count.
+const PIECE_MIN: usize = 4 << 10;
+
 /// Bytes of a body that are read before the task yields to others, if the client sends faster than they are read.
 const YIELD_AFTER: usize = 512 << 10;
 
@@ -134,20 +137,51 @@ pub(super) async fn read(
         return Ok(reading.counted.keep(first));
     }
     let expected = size.map_or(first.len() * 2, |size| usize::try_from(size).unwrap_or(usize::MAX));
-    let mut body = BytesMut::with_capacity(expected.min(INITIAL_CAPACITY));
-    append(&mut body, &first, expected);
+    let mut body = BodyBuffer { expected, ..BodyBuffer::default() };
+    body.append(first);
     while let Some(piece) = reading.next().await? {
-        append(&mut body, &piece, expected);
+        body.append(piece);
     }
-    Ok(reading.counted.keep(body.freeze()))
+    Ok(reading.counted.keep(body.buffer.freeze()))
 }
 
-/// Adds a piece to a body of which `expected` bytes are expected; a buffer that is too small doubles.
-fn append(body: &mut BytesMut, piece: &[u8], expected: usize) {
-    if body.len() + piece.len() > body.capacity() {
-        body.reserve(expected.saturating_sub(body.len()).min(body.len()).max(piece.len()));
+/// A body as far as it was received.
+///
+/// The first half of a long body is kept in pieces, so that each byte is copied once: a buffer of the declared size may be
+/// allocated when half of it is there.
+#[derive(Default)]
+struct BodyBuffer {
+    /// Bytes that are expected in all.
+    expected: usize,
+    /// The pieces so far; empty when there is a buffer.
+    pieces: Vec<Bytes>,
+    /// Bytes of the pieces.
+    held: usize,
+    buffer: BytesMut,
+}
+
+impl BodyBuffer {
+    fn append(&mut self, piece: Bytes) {
+        let received = self.held + self.buffer.len() + piece.len();
+        if self.buffer.is_empty() && piece.len() >= PIECE_MIN && received < self.expected / 2 {
+            self.held = received;
+            self.pieces.push(piece);
+            return;
+        }
+        if received > self.buffer.capacity() {
+            let capacity = self.expected.min(INITIAL_CAPACITY.max(2 * received)).max(received);
+            self.buffer.reserve(capacity - self.buffer.len());
+        }
+        self.pieces.drain(..).for_each(|piece| self.buffer.extend_from_slice(&piece));
+        self.held = 0;
+        self.buffer.extend_from_slice(&piece);
     }
-    body.extend_from_slice(piece);
+
+    /// Bytes that are allocated.
+    #[cfg(test)]
+    fn allocated(&self) -> usize {
+        self.held + self.buffer.capacity()
+    }
 }
 
 /// Whether the client disconnected or sent a malformed body.
@@ -167,12 +201,26 @@ mod tests {
 
     #[test]
     fn what_is_declared_and_not_sent_takes_no_memory() {
-        let (declared, piece) = (64 << 20, [0; 60_000]);
-        let mut body = BytesMut::with_capacity(INITIAL_CAPACITY);
-        while body.len() + piece.len() <= declared {
-            append(&mut body, &piece, declared);
-            let most = INITIAL_CAPACITY.max(2 * body.len());
-            assert!(body.capacity() <= most, "{} bytes allocated for {} received", body.capacity(), body.len());
+        for (expected, length) in [(8 << 20, 60_000), (8 << 20, 1_000), (400_000, 65_536), (20_000, 16_384), (2, 1)] {
+            let mut body = BodyBuffer { expected, ..BodyBuffer::default() };
+            let sent: Vec<u8> = (0..expected).map(|n| (n / 100) as u8).collect();
+            for piece in sent.chunks(length) {
+                body.append(Bytes::copy_from_slice(piece));
+                let received = body.held + body.buffer.len();
+                let most = INITIAL_CAPACITY.max(2 * received);
+                assert!(body.allocated() <= most, "{} bytes allocated for {received} received", body.allocated());
+            }
+            assert!(body.buffer == sent, "{expected} in pieces of {length}");
         }
+    }
+
+    #[test]
+    fn a_body_without_a_declared_size_grows_with_what_arrives() {
+        let mut body = BodyBuffer { expected: 120_000, ..BodyBuffer::default() };
+        for _ in 0..100 {
+            body.append(Bytes::from_static(&[7; 60_000]));
+            assert!(body.allocated() <= INITIAL_CAPACITY.max(2 * body.buffer.len() + 120_000));
+        }
+        assert!(body.buffer.len() == 6_000_000 && body.buffer.iter().all(|byte| *byte == 7));
     }
 }
